@@ -1,0 +1,1 @@
+"""Facts: devices, links, nodes, models and their prices."""

@@ -1,0 +1,88 @@
+"""The `gnomon` command: a table of verbs, each imported only when it is called."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+
+import click
+
+from gnomon import __version__
+from gnomon.core.errors import GnomonError
+
+VERBS = {
+    "simulate": "Simulate a serving deployment: latency, throughput, utilisation, cost.",
+    "compare": "Run several variants on the same requests and print paired differences.",
+    "workload": "Look at or export the requests of a workload.",
+    "search": "Find the best deployment for a model, a workload and an SLO.",
+    "bench": "The workload suite x schedulers x models, as a table.",
+    "route": "Train a router inside the simulator and compare it with the heuristics.",
+    "pipeline": "Pipeline-parallel training: schedules, contention, priorities.",
+    "posttrain": "RL post-training: placements and elastic scheduling.",
+    "profile": "Measure operators on a GPU.",
+    "engine": "Run the reference engine on a GPU.",
+    "verify": "Hold the simulator against recorded and published results.",
+    "convert": "Turn another tool's command line into a scenario.",
+    "catalog": "Devices, nodes, models and timing sources that are built in.",
+    "time": "The seconds of one iteration, operator by operator.",
+    "ui": "Explore in a web page.",
+    "completion": "Print the shell completion script.",
+}
+
+
+class Verbs(click.Group):
+    """Sub-commands looked up in `VERBS`; `gnomon.cli.<verb>` holds `command`."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The verbs whose module is there, in the order of the table."""
+        return [verb for verb in VERBS if find_spec(f"gnomon.cli.{verb}")]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the verb's module."""
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        command: click.Command = import_module(f"gnomon.cli.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the verbs without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(verb, VERBS[verb]) for verb in self.list_commands(ctx)])
+
+
+@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="gnomon")
+def gnomon() -> None:
+    """Gnomon tells how long an LLM system will take before anyone buys the GPUs.
+
+    \b
+    Start here:
+      gnomon simulate                        Llama-3-8B on one GPU under a chat load
+      gnomon time --model llama-3-70b --device h100 --tensor-parallel 8
+      gnomon catalog models
+    """
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line; a user's mistake is one paragraph and exit code 2."""
+    try:
+        gnomon.main(args=arguments, prog_name="gnomon", standalone_mode=False)
+    except GnomonError as error:
+        click.echo(f"gnomon: {error}", err=True)
+        sys.exit(2)
+    except click.exceptions.Exit as stop:
+        sys.exit(stop.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(2)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("gnomon: stopped.", err=True)
+        sys.exit(130)
+    except BrokenPipeError:  # `gnomon ... | head`
+        sys.stderr.close()
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""From other tools' command lines to scenarios."""

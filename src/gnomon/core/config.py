@@ -1,0 +1,235 @@
+"""Scenarios: frozen pydantic models, read from YAML or JSON with the line of every mistake.
+
+A model's field doc strings are its help texts; every leaf field is a dotted flag on the command line
+(`--replica.tensor-parallel 4`). Unknown keys are errors that name the nearest known key.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, Union, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from gnomon.core.errors import ConfigError, GnomonError, nearest
+from gnomon.core.files import write_text
+
+
+class Config(BaseModel):
+    """Base of every configuration: frozen, unknown keys refused, doc strings under fields as help."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True)
+
+
+C = TypeVar("C", bound=Config)
+Path_ = tuple[str | int, ...]
+
+
+@dataclass(frozen=True)
+class Field:
+    """One leaf of a configuration, as the command line sees it."""
+
+    dotted: str
+    annotation: Any
+    default: Any
+    help: str
+
+    @property
+    def flag(self) -> str:
+        """The command-line flag, e.g. `--replica.tensor-parallel`."""
+        return "--" + self.dotted.replace("_", "-")
+
+
+def load(model: type[C], path: str | Path | None = None, overrides: Mapping[str, Any] | None = None) -> C:
+    """Read `path` (YAML or JSON) into `model`, with dotted `overrides` on top.
+
+    `overrides` maps dotted keys to values; strings are read as YAML, so `"4"` is a number and `"[1, 2]"` a list.
+    """
+    data: dict[str, Any] = {}
+    lines: dict[Path_, int] = {}
+    if path is not None:
+        data, lines = _read(Path(path))
+    for dotted, value in (overrides or {}).items():
+        _override(model, data, dotted, value)
+    return build(model, data, where=str(path) if path is not None else None, lines=lines)
+
+
+def build(
+    model: type[C],
+    data: Mapping[str, Any],
+    *,
+    where: str | None = None,
+    lines: Mapping[Path_, int] | None = None,
+) -> C:
+    """Validate `data` into `model`; the error names the file, the line and the key."""
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        raise _explain(model, error, where, lines or {}) from None
+
+
+def dump(config: Config) -> str:
+    """The configuration as YAML that `load` reads back to an equal one."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def save(config: Config, path: str | Path) -> Path:
+    """Write the fully resolved configuration, so that the run can be repeated."""
+    return write_text(path, dump(config))
+
+
+def fields(model: type[BaseModel], prefix: str = "") -> Iterator[Field]:
+    """Every leaf field of `model` with its dotted name; sub-models are walked into, unions of models too."""
+    seen: set[str] = set()
+    for name, info in model.model_fields.items():
+        dotted = f"{prefix}{name}"
+        inner = submodels(info.annotation)
+        if not inner:
+            yield Field(dotted, info.annotation, info.get_default(call_default_factory=True), info.description or "")
+            continue
+        for one in inner:
+            for leaf in fields(one, f"{dotted}."):
+                if leaf.dotted not in seen:
+                    seen.add(leaf.dotted)
+                    yield leaf
+
+
+def submodels(annotation: Any) -> list[type[BaseModel]]:
+    """The models inside an annotation such as `Model`, `Model | None` or a discriminated union."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    origin = get_origin(annotation)
+    if origin is typing.Annotated:
+        return submodels(get_args(annotation)[0])
+    if origin in (Union, types.UnionType):
+        return [m for arg in get_args(annotation) for m in submodels(arg)]
+    return []
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[Path_, int]]:
+    """Parse a YAML (or JSON, its subset) file; also return the line of every key."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError("no such file.", where=str(path), fix="Check the path.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot be read: {error}.", where=str(path)) from None
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{path}:{mark.line + 1}" if mark else str(path)
+        problem = getattr(error, "problem", None) or "not valid YAML"
+        raise ConfigError(f"{problem}.", where=where, fix="Check the indentation and the quotes.") from None
+    if data is None:
+        return {}, {}
+    if not isinstance(data, dict):
+        raise ConfigError("the file must hold a mapping of keys to values.", where=str(path))
+    return data, dict(_key_lines(root))
+
+
+def _key_lines(node: yaml.Node | None, path: Path_ = ()) -> Iterator[tuple[Path_, int]]:
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            here = (*path, str(key.value))
+            yield here, key.start_mark.line + 1
+            yield from _key_lines(value, here)
+    elif isinstance(node, yaml.SequenceNode):
+        for index, value in enumerate(node.value):
+            here = (*path, index)
+            yield here, value.start_mark.line + 1
+            yield from _key_lines(value, here)
+
+
+def _override(model: type[BaseModel], data: dict[str, Any], dotted: str, value: Any) -> None:
+    """Put `value` at `dotted` in `data`, making the mappings on the way."""
+    keys = dotted.replace("-", "_").split(".")
+    _check_dotted(model, keys, dotted)
+    at = data
+    for key in keys[:-1]:
+        inner = at.get(key)
+        if not isinstance(inner, dict):
+            # A section written in short (`router: random`) is spelled out, so that one field of it can change.
+            inner = {"name": inner} if isinstance(inner, str) else {}
+            at[key] = inner
+        at = inner
+    if isinstance(value, str):
+        try:
+            value = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise ConfigError(f"cannot read the value {value!r}.", where=f"--{dotted}") from None
+    at[keys[-1]] = value
+
+
+def _check_dotted(model: type[BaseModel], keys: list[str], dotted: str) -> None:
+    """Refuse an override whose key no model on the way has."""
+    models = [model]
+    for depth, key in enumerate(keys):
+        known = {name: info for m in models for name, info in m.model_fields.items()}
+        if key not in known:
+            if any(m.model_config.get("extra") == "allow" for m in models):
+                return
+            prefix = "".join(f"{k}." for k in keys[:depth])
+            near = nearest(key, known)
+            fix = f"Did you mean --{(prefix + near[0]).replace('_', '-')}?" if near else f"Known: {', '.join(known)}."
+            raise ConfigError(f"there is no option --{dotted}.", fix=fix)
+        annotation = known[key].annotation
+        models = submodels(annotation)
+        if not models and depth < len(keys) - 1:
+            if get_origin(annotation) is dict or annotation is dict or annotation is Any:
+                return
+            raise ConfigError(f"there is no option --{dotted}.", fix=f"--{'.'.join(keys[: depth + 1])} takes a value.")
+
+
+def _explain(
+    model: type[BaseModel], error: ValidationError, where: str | None, lines: Mapping[Path_, int]
+) -> GnomonError:
+    """The first mistake of a validation error, in one paragraph."""
+    first = error.errors()[0]
+    cause = first.get("ctx", {}).get("error")
+    path = tuple(part for part in first["loc"] if not _is_union_tag(part))
+    key = ".".join(str(part) for part in path)
+    place = _place(where, path, lines)
+    if isinstance(cause, GnomonError):
+        return type(cause)(cause.what, where=place, fix=cause.fix) if type(cause) is ConfigError else cause
+    if first["type"] == "extra_forbidden":
+        known = [name for m in _models_at(model, path[:-1]) for name in m.model_fields]
+        near = nearest(str(path[-1]), known)
+        fix = f"Did you mean {near[0]!r}?" if near else f"Known keys: {', '.join(known)}."
+        return ConfigError(f"unknown key {key!r}.", where=place, fix=fix)
+    message = first["msg"].removeprefix("Value error, ").rstrip(".")
+    given = "" if first["type"] == "missing" else f" (given: {first['input']!r})"
+    more = f" {error.error_count() - 1} more mistakes follow." if error.error_count() > 1 else ""
+    subject = f"{key}: " if key else ""
+    return ConfigError(f"{subject}{message}{given}.{more}", where=place)
+
+
+def _is_union_tag(part: str | int) -> bool:
+    """Pydantic puts the union member's name into the location; users never wrote it."""
+    return isinstance(part, str) and (part[:1].isupper() or "[" in part or part in {"int", "float", "str", "bool"})
+
+
+def _place(where: str | None, path: Path_, lines: Mapping[Path_, int]) -> str | None:
+    if where is None:
+        return None
+    for length in range(len(path), 0, -1):
+        if path[:length] in lines:
+            return f"{where}:{lines[path[:length]]}"
+    return where
+
+
+def _models_at(model: type[BaseModel], path: Path_) -> list[type[BaseModel]]:
+    models: list[type[BaseModel]] = [model]
+    for part in path:
+        if isinstance(part, int):
+            continue
+        models = [
+            inner for m in models if part in m.model_fields for inner in submodels(m.model_fields[part].annotation)
+        ]
+    return models or [model]

@@ -1,0 +1,59 @@
+"""One tree of user errors: what was wrong, where, and what would be right.
+
+The command line prints a `GnomonError` as one paragraph and exits with code 2. Broken invariants are
+`AssertionError`s instead: those are our faults, not the user's.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class GnomonError(Exception):
+    """A mistake in what the user gave us.
+
+    `what` says what is wrong, `where` the file, line or key, and `fix` what would be right.
+    """
+
+    def __init__(self, what: str, *, where: str | None = None, fix: str | None = None) -> None:
+        self.what, self.where, self.fix = what, where, fix
+        super().__init__(" ".join(part for part in (f"{where}: {what}" if where else what, fix) if part))
+
+
+class ConfigError(GnomonError):
+    """A scenario, a search space or a command line that cannot be used as it stands."""
+
+
+class UnknownNameError(GnomonError):
+    """A name that no registry or catalog knows."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str], *, where: str | None = None) -> None:
+        names = sorted(known)
+        near = nearest(name, names)
+        guess = f"Did you mean {' or '.join(repr(n) for n in near)}? " if near else ""
+        listing = f"Known: {', '.join(names)}." if names else f"There is no {kind} yet."
+        super().__init__(f"unknown {kind} {name!r}.", where=where, fix=f"{guess}{listing}")
+
+
+class DataError(GnomonError):
+    """A profile, trace, schedule or recorded run that cannot be read."""
+
+
+class DoesNotFitError(GnomonError):
+    """A model that does not fit into the memory it was given."""
+
+
+class MissingExtraError(GnomonError):
+    """A feature whose optional dependency is not installed."""
+
+    def __init__(self, feature: str, extra: str) -> None:
+        super().__init__(
+            f"{feature} needs a package that is not installed.", fix=f"Run: pip install 'gnomon-sim[{extra}]'"
+        )
+
+
+def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
+    """The known names that look most like `name`, best first."""
+    by_folded = {k.casefold(): k for k in known}
+    return [by_folded[k] for k in difflib.get_close_matches(name.casefold(), by_folded, n=count, cutoff=0.5)]

@@ -1,0 +1,88 @@
+"""Compilation of hot loops with Numba, or none of it.
+
+`@jit` compiles a helper, `@compiled(signature)` a function of a fixed signature that can be passed around as a
+value (a batching policy, a router) without recompiling its caller. Both cache on disk, in a folder named by a
+hash of the package's sources, because Numba does not notice a change in a helper of another file.
+With `GNOMON_JIT=0` both return the plain Python function, for a debugger; results are identical.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+ENABLED = os.environ.get("GNOMON_JIT", "1") != "0"
+
+
+def cache_home() -> Path:
+    """Where Gnomon keeps what it can make again: compiled code, trained estimators."""
+    home = os.environ.get("GNOMON_CACHE")
+    if home:
+        return Path(home)
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "gnomon"
+
+
+@cache
+def _sources_hash() -> str:
+    """A hash of every source file of the package: changes when any helper changes."""
+    digest = hashlib.sha256()
+    package = Path(__file__).parent.parent
+    for path in sorted(package.rglob("*.py")):
+        digest.update(str(path.relative_to(package)).encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+@cache
+def compiled_code_folder() -> Path:
+    """The folder of compiled code for exactly this version of the sources."""
+    return cache_home() / f"compiled-{_sources_hash()}"
+
+
+@cache
+def _numba() -> Any:
+    import numba
+
+    folder = compiled_code_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        numba.config.CACHE_DIR = str(folder)
+    except OSError:  # A read-only home: compile in memory only.
+        numba.config.CACHE_DIR = ""
+    return numba
+
+
+def is_compiled_already() -> bool:
+    """Whether an earlier run left compiled code, so that this one starts at once."""
+    return not ENABLED or any(compiled_code_folder().rglob("*.nbi"))
+
+
+def jit(function: F) -> F:
+    """Compile `function` on first call (types inferred), or return it unchanged under GNOMON_JIT=0."""
+    if not ENABLED:
+        return function
+    return _numba().njit(cache=True, error_model="numpy")(function)
+
+
+def inline(function: F) -> F:
+    """Compile `function` so that its body is pasted into its callers."""
+    if not ENABLED:
+        return function
+    return _numba().njit(cache=True, error_model="numpy", inline="always")(function)
+
+
+def compiled(signature: Any) -> Callable[[F], F]:
+    """Compile `function` for one signature, as a value that compiled code can call through a pointer."""
+
+    def decorate(function: F) -> F:
+        if not ENABLED:
+            return function
+        return _numba().cfunc(signature, cache=True, error_model="numpy")(function)
+
+    return decorate

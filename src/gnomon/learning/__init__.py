@@ -1,0 +1,1 @@
+"""A router trained inside the simulator."""

@@ -1,0 +1,1 @@
+"""Pipeline-parallel training: schedules as data, execution with contention."""

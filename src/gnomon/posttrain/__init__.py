@@ -1,0 +1,1 @@
+"""Elastic scheduling of RL post-training."""

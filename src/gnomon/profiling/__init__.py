@@ -1,0 +1,1 @@
+"""Measures operators on a GPU. Imports PyTorch, Triton, NumPy and the standard library only."""

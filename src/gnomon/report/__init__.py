@@ -1,0 +1,1 @@
+"""Tables, HTML, traces and columnar files made from records."""

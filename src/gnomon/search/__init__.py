@@ -1,0 +1,1 @@
+"""The best deployment for a model, a workload and an SLO."""

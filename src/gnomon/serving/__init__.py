@@ -1,0 +1,1 @@
+"""Request serving on replicas: routers, batching policies, the compiled engine."""

@@ -1,0 +1,168 @@
+"""What a compiled engine reads: the seconds of one iteration as dense arrays, and the one function that reads them.
+
+Every timing source is baked into an `IterationTables` once; the engine then needs plain indexing and linear
+interpolation only. Pipeline stages may differ (the first embeds, the last has the head), hence the leading
+`stage` axis. Attention is per stage too, i.e. already multiplied by the layers of that stage.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gnomon.core.jit import jit
+
+Floats = NDArray[np.float64]
+
+
+class IterationTables(NamedTuple):
+    """The seconds of one iteration, by what is in the batch. All arrays are float64 and C-contiguous."""
+
+    token_s: Floats
+    """[stage, tokens]: everything that depends on the number of tokens: projections, norms, MLP, tensor-parallel
+    communication, sending activations on. Index = tokens in the iteration, exact, 0..max_tokens."""
+    expert_s: Floats
+    """[stage, group tokens]: experts shared by a data-parallel group in lockstep; shape [stage, 0] when the experts
+    are inside `token_s`."""
+    sequence_s: Floats
+    """[stage, sequences]: head and sampler."""
+    prefill_s: Floats
+    """[stage, chunk axis, kv axis]: attention of prefill chunks."""
+    decode_s: Floats
+    """[stage, sequences, kv axis]: attention of decodes; sequences exact, kv = mean KV length."""
+    mixed_s: Floats
+    """[stage, chunk, kv before the chunk, decodes, kv of decodes] on the axes below when the source measured mixed
+    batches, else size 0 in the second axis: prefill and decode times then add."""
+    chunk_axis: Floats
+    """Grid of chunk sizes: 0, then geometric from 1 with `POINTS_PER_OCTAVE` points per octave."""
+    kv_axis: Floats
+    """Grid of KV lengths, same form."""
+    decodes_axis: Floats
+    """Grid of decode counts for `mixed_s`, same form."""
+    skew: Floats
+    """[decodes axis, skew axis]: how far the time of a skewed batch lies from that at its mean KV length towards that
+    at its maximum; size 0 where not measured. Skew axis = 8 equal bins of 1 - mean/max over [0, 1]."""
+    host_s: Floats
+    """[3]: host seconds per iteration, host seconds per sequence, and 1.0 where they hide behind the GPU's work
+    (asynchronous scheduling: an iteration takes the longer of the two) else 0.0 (they add)."""
+    work: Floats
+    """[8]: FLOPs per token, per query-key pair, per sequence (head); bytes of weights read per iteration, KV bytes per
+    token; peak FLOP/s and bytes/s of the replica (all its GPUs); spare."""
+
+
+class Shape(NamedTuple):
+    """What one iteration contains, as far as its time depends on it."""
+
+    tokens: int
+    """All tokens of the iteration."""
+    sequences: int
+    """Requests in the batch (each samples once)."""
+    chunks_squared: float
+    """Sum of chunk squared over the prefill chunks: they cost as one chunk of its root."""
+    chunks_kv: float
+    """Sum of chunk x KV tokens before it."""
+    decodes: int
+    """Requests that decode."""
+    decode_kv: float
+    """Sum of their KV lengths."""
+    decode_kv_max: float
+    """The longest of them."""
+
+
+POINTS_PER_OCTAVE = 2
+
+
+def geometric_axis(maximum: float) -> Floats:
+    """0, 1, then `POINTS_PER_OCTAVE` points per octave up to at least `maximum`."""
+    steps = int(np.ceil(np.log2(max(maximum, 2.0)) * POINTS_PER_OCTAVE))
+    return np.concatenate([[0.0], 2.0 ** (np.arange(steps + 1) / POINTS_PER_OCTAVE)])
+
+
+@jit
+def _cell(axis: Floats, value: float) -> tuple[int, float]:
+    """The cell of a geometric axis that holds `value`, and the fraction of the way through it."""
+    if value <= 1.0:
+        return 0, value
+    cell = int(np.log2(value) * POINTS_PER_OCTAVE) + 1
+    cell = min(cell, axis.size - 2)
+    return cell, (value - axis[cell]) / (axis[cell + 1] - axis[cell])
+
+
+@jit
+def _on_plane(table: Floats, i: int, u: float, j: int, v: float) -> float:
+    low = table[i, j] + v * (table[i, j + 1] - table[i, j])
+    high = table[i + 1, j] + v * (table[i + 1, j + 1] - table[i + 1, j])
+    return low + u * (high - low)
+
+
+@jit
+def _decode_s(tables: IterationTables, stage: int, decodes: int, kv: float) -> float:
+    cell, fraction = _cell(tables.kv_axis, kv)
+    row = tables.decode_s[stage, decodes]
+    return row[cell] + fraction * (row[cell + 1] - row[cell])
+
+
+@jit
+def _mixed_s(tables: IterationTables, stage: int, chunk: float, kv: float, decodes: int, decode_kv: float) -> float:
+    c, u = _cell(tables.chunk_axis, chunk)
+    k, v = _cell(tables.kv_axis, kv)
+    n, w = _cell(tables.decodes_axis, float(decodes))
+    d, x = _cell(tables.kv_axis, decode_kv)
+    table = tables.mixed_s[stage]
+    total = 0.0
+    for a in range(2):
+        for b in range(2):
+            weight = (u if a else 1.0 - u) * (v if b else 1.0 - v)
+            if weight != 0.0:
+                total += weight * _on_plane(table[c + a, k + b], n, w, d, x)
+    return total
+
+
+@jit
+def _attention_at(
+    tables: IterationTables, stage: int, chunk: float, kv: float, decodes: int, decode_kv: float
+) -> float:
+    if chunk == 0.0:
+        return _decode_s(tables, stage, decodes, decode_kv)
+    if decodes > 0 and tables.mixed_s.shape[1] > 0:
+        return _mixed_s(tables, stage, chunk, kv, decodes, decode_kv)
+    c, u = _cell(tables.chunk_axis, chunk)
+    k, v = _cell(tables.kv_axis, kv)
+    total = _on_plane(tables.prefill_s[stage], c, u, k, v)
+    if decodes > 0:
+        total += _decode_s(tables, stage, decodes, decode_kv)
+    return total
+
+
+@jit
+def attention_s(tables: IterationTables, stage: int, shape: Shape) -> float:
+    """Seconds of attention in one stage."""
+    chunk = np.sqrt(shape.chunks_squared)
+    kv = shape.chunks_kv / chunk if chunk > 0.0 else 0.0
+    mean = shape.decode_kv / shape.decodes if shape.decodes > 0 else 0.0
+    seconds = _attention_at(tables, stage, chunk, kv, shape.decodes, mean)
+    if tables.skew.shape[0] > 0 and shape.decodes > 1 and shape.decode_kv_max > mean:
+        n, w = _cell(tables.decodes_axis, float(shape.decodes))
+        s = min(int(8.0 * (1.0 - mean / shape.decode_kv_max)), tables.skew.shape[1] - 1)
+        towards_max = tables.skew[n, s] + w * (tables.skew[n + 1, s] - tables.skew[n, s])
+        longest = _attention_at(tables, stage, chunk, kv, shape.decodes, shape.decode_kv_max)
+        seconds += towards_max * (longest - seconds)
+    return seconds
+
+
+@jit
+def stage_s(tables: IterationTables, stage: int, shape: Shape, group_tokens: int) -> float:
+    """Seconds of one iteration in one pipeline stage, without host time."""
+    seconds = tables.token_s[stage, shape.tokens] + tables.sequence_s[stage, shape.sequences]
+    if tables.expert_s.shape[1] > 0:
+        seconds += tables.expert_s[stage, group_tokens]
+    return seconds + attention_s(tables, stage, shape)
+
+
+@jit
+def with_host_s(tables: IterationTables, gpu_s: float, sequences: int) -> float:
+    """Add the host's time to a (first-stage) iteration, exposed or hidden."""
+    host = tables.host_s[0] + tables.host_s[1] * sequences
+    return max(gpu_s, host) if tables.host_s[2] > 0.0 else gpu_s + host

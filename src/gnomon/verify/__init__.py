@@ -1,0 +1,1 @@
+"""Proofs: our results held against recorded and published ones."""

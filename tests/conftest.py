@@ -1,0 +1,42 @@
+"""What the tests share: the reference data (skipped with a reason where absent) and the command line."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+
+@pytest.fixture(scope="session")
+def reference() -> Path:
+    """The folder of reference data named by $GNOMON_REFERENCE."""
+    folder = os.environ.get("GNOMON_REFERENCE")
+    if not folder or not Path(folder).is_dir():
+        pytest.skip("$GNOMON_REFERENCE does not name a folder of reference data")
+    return Path(folder)
+
+
+class CommandLine:
+    """Runs `gnomon ...` in this process: `cli("catalog", "models").output`."""
+
+    def __call__(self, *arguments: str, code: int = 0) -> Result:
+        import click
+
+        from gnomon.cli.main import main
+
+        @click.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})
+        @click.argument("words", nargs=-1, type=click.UNPROCESSED)
+        def run(words: tuple[str, ...]) -> None:
+            main(list(words))
+
+        result = CliRunner().invoke(run, list(arguments))
+        assert result.exit_code == code, f"exit code {result.exit_code}:\n{result.output}\n{result.exception!r}"
+        return result
+
+
+@pytest.fixture(scope="session")
+def cli() -> CommandLine:
+    """The command line, checked for its exit code (`code=2` for a user's mistake)."""
+    return CommandLine()

@@ -1,0 +1,99 @@
+"""Errors, registries, configuration, random streams, files, units."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gnomon.core import config, units
+from gnomon.core.errors import ConfigError, GnomonError, UnknownNameError
+from gnomon.core.files import write_text, written_whole
+from gnomon.core.registry import Registry
+from gnomon.core.streams import stream
+
+
+class Wheel(config.Config):
+    spokes: int = 32
+    """How many spokes."""
+
+
+class Bicycle(config.Config):
+    front: Wheel = Wheel()
+    name: str = "mule"
+    """What to call it."""
+
+
+def test_registry_refuses_duplicates_and_names_the_nearest() -> None:
+    things: Registry[int] = Registry("thing")
+    things.add("round_robin", 1)
+    with pytest.raises(GnomonError, match="registered already"):
+        things.add("round_robin", 2)
+    with pytest.raises(UnknownNameError, match=r"unknown thing 'round_robbin'.*Did you mean 'round_robin'"):
+        things["round_robbin"]
+
+
+def test_config_reads_yaml_and_overrides(tmp_path: Path) -> None:
+    path = tmp_path / "b.yaml"
+    path.write_text("front:\n  spokes: 28\n")
+    assert config.load(Bicycle, path).front.spokes == 28
+    assert config.load(Bicycle, path, {"front.spokes": "24", "name": "x"}) == Bicycle(front=Wheel(spokes=24), name="x")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("front:\n  spoke: 3\n", r"b\.yaml:2: unknown key 'front\.spoke'\. Did you mean 'spokes'\?"),
+        ("name: a\nfront:\n  spokes: many\n", r"b\.yaml:3: front\.spokes: .*valid integer.*'many'"),
+        ("front: [\n", r"b\.yaml:2: "),
+        ("- 1\n", "mapping"),
+    ],
+)
+def test_config_errors_name_file_line_and_key(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "b.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        config.load(Bicycle, path)
+
+
+def test_unknown_override_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"no option --front\.spoks\. Did you mean --front\.spokes\?"):
+        config.load(Bicycle, None, {"front.spoks": "3"})
+
+
+def test_config_round_trips(tmp_path: Path) -> None:
+    original = Bicycle(front=Wheel(spokes=20))
+    assert config.load(Bicycle, config.save(original, tmp_path / "saved.yaml")) == original
+
+
+def test_fields_are_dotted_with_help() -> None:
+    leaf = next(f for f in config.fields(Bicycle) if f.dotted == "front.spokes")
+    assert (leaf.flag, leaf.default, leaf.help) == ("--front.spokes", 32, "How many spokes.")
+
+
+def test_streams_are_named_and_repeatable() -> None:
+    assert np.array_equal(stream(1, "a").random(3), stream(1, "a").random(3))
+    assert not np.array_equal(stream(1, "a").random(3), stream(1, "b").random(3))
+    assert not np.array_equal(stream(1, "a").random(3), stream(2, "a").random(3))
+
+
+def test_a_failed_write_leaves_nothing_behind(tmp_path: Path) -> None:
+    write_text(tmp_path / "f.txt", "old")
+
+    def fail() -> None:
+        with written_whole(tmp_path / "f.txt") as temporary:
+            temporary.write_text("half")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert [p.name for p in tmp_path.iterdir()] == ["f.txt"]
+    assert (tmp_path / "f.txt").read_text() == "old"
+
+
+def test_units() -> None:
+    assert units.seconds(0.0123) == "12.3 ms"
+    assert units.count(4_560_000) == "4.56M"
+    assert units.count(45_600) == "45.6k"
+    assert units.size(16 * units.GIB) == "16.0 GiB"
