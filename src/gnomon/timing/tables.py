@@ -47,6 +47,9 @@ class IterationTables(NamedTuple):
     host_s: Floats
     """[3]: host seconds per iteration, host seconds per sequence, and 1.0 where they hide behind the GPU's work
     (asynchronous scheduling: an iteration takes the longer of the two) else 0.0 (they add)."""
+    measured: Floats
+    """[4]: the largest tokens, chunk, KV length and decodes that the source covers (inf for a formula). Beyond them
+    the tables hold an extrapolation by the roofline's shape; engines count such iterations and say so."""
     work: Floats
     """[8]: FLOPs per token, per query-key pair, per sequence (head); bytes of weights read per iteration, KV bytes per
     token; peak FLOP/s and bytes/s of the replica (all its GPUs); spare."""
