@@ -1,0 +1,130 @@
+"""When requests arrive: processes of a mean rate, batches, closed loops."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator
+
+from gnomon.core.config import Config
+from gnomon.core.streams import stream
+from gnomon.workload.requests import ArrivalShape, Floats, Profile
+
+
+class Poisson(Config):
+    """Independent arrivals: exponential gaps."""
+
+    process: Literal["poisson"] = "poisson"
+    """How requests arrive: poisson, gamma, fixed_interval, piecewise, diurnal, batch, closed_loop or trace."""
+
+
+class Gamma(Config):
+    """Gamma-distributed gaps: burstier than Poisson for `cv` above 1, more regular below."""
+
+    process: Literal["gamma"] = "gamma"
+    cv: PositiveFloat
+    """Coefficient of variation of the gaps; 1 is Poisson."""
+
+
+class FixedInterval(Config):
+    """One request every 1 / rate seconds, the first at 0."""
+
+    process: Literal["fixed_interval"] = "fixed_interval"
+
+
+class Piecewise(Config):
+    """Poisson arrivals whose rate follows a repeating step function."""
+
+    process: Literal["piecewise"] = "piecewise"
+    pieces: tuple[tuple[PositiveFloat, Annotated[float, Field(ge=0)]], ...]
+    """Steps of [seconds, relative rate], repeated; scaled so that the mean over one round is the workload's rate."""
+
+    @field_validator("pieces")
+    @classmethod
+    def _some_rate(cls, pieces: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
+        if not any(factor for _, factor in pieces):
+            raise ValueError("at least one piece needs a rate above 0")
+        return pieces
+
+
+class Diurnal(Config):
+    """Poisson arrivals whose rate swings like a cosine, with the peak at time 0 plus `peak_s`."""
+
+    process: Literal["diurnal"] = "diurnal"
+    period_s: PositiveFloat = 86400.0
+    """Length of one swing in seconds."""
+    peak_to_trough: Annotated[float, Field(ge=1)] = 3.0
+    """Highest rate over lowest rate."""
+    peak_s: float = 43200.0
+    """When the rate is highest, in seconds from the start."""
+
+
+class Batch(Config):
+    """Every request is there at time 0."""
+
+    process: Literal["batch"] = "batch"
+
+
+class ClosedLoop(Config):
+    """A fixed number of users: the next request is sent when one is answered."""
+
+    process: Literal["closed_loop"] = "closed_loop"
+    concurrency: PositiveInt
+    """Users, each with one request in flight."""
+    think_s: Annotated[float, Field(ge=0)] = 0.0
+    """Mean pause between an answer and the next request, in seconds."""
+    think: Literal["fixed", "exponential"] = "fixed"
+    """How the pause varies around its mean."""
+
+
+class Recorded(Config):
+    """Arrivals as recorded in the workload's trace."""
+
+    process: Literal["trace"] = "trace"
+
+
+Arrivals = Annotated[
+    Poisson | Gamma | FixedInterval | Piecewise | Diurnal | Batch | ClosedLoop | Recorded,
+    Field(discriminator="process"),
+]
+OpenLoop = Poisson | Gamma | FixedInterval | Piecewise | Diurnal
+
+# A day in minutes: the cosine is followed by steps this fine.
+DIURNAL_STEPS = 1440
+
+
+def unit_shape(arrivals: OpenLoop, num_requests: int, seed: int) -> ArrivalShape:
+    """`num_requests` arrivals at a mean rate of one per second."""
+    if isinstance(arrivals, FixedInterval):
+        return ArrivalShape(np.arange(num_requests, dtype=np.float64), 1.0)
+    gaps = _gaps(arrivals, num_requests, seed)
+    return ArrivalShape(np.cumsum(gaps), 1.0, _profile(arrivals))
+
+
+def think_times(arrivals: ClosedLoop, num_requests: int, seed: int) -> Floats:
+    """The pause before every request of a closed loop."""
+    if arrivals.think == "exponential":
+        return stream(seed, "think time").exponential(arrivals.think_s, num_requests)
+    return np.full(num_requests, arrivals.think_s)
+
+
+def _gaps(arrivals: OpenLoop, num_requests: int, seed: int) -> Floats:
+    random = stream(seed, "arrivals")
+    if isinstance(arrivals, Gamma):
+        shape = arrivals.cv**-2
+        return random.gamma(shape, 1 / shape, num_requests)
+    return random.standard_exponential(num_requests)
+
+
+def _profile(arrivals: OpenLoop) -> Profile | None:
+    if isinstance(arrivals, Piecewise):
+        durations, factors = np.array(arrivals.pieces, dtype=np.float64).T
+        return Profile(durations, factors)
+    if isinstance(arrivals, Diurnal):
+        step_s = arrivals.period_s / DIURNAL_STEPS
+        middles_s = (np.arange(DIURNAL_STEPS) + 0.5) * step_s
+        swing = (arrivals.peak_to_trough - 1) / (arrivals.peak_to_trough + 1)
+        factors = 1 + swing * np.cos(2 * np.pi * (middles_s - arrivals.peak_s) / arrivals.period_s)
+        return Profile(np.full(DIURNAL_STEPS, step_s), factors)
+    return None

@@ -1,0 +1,138 @@
+"""One model for every workload: where requests come from, when they arrive, how long they are."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+
+from gnomon.core.config import Config
+from gnomon.workload.arrivals import Arrivals, Poisson
+from gnomon.workload.lengths import FromPreset, Lengths
+from gnomon.workload.presets import preset
+from gnomon.workload.requests import OverLong
+
+DEFAULT_PRESET = "chat-1m"
+DEFAULT_RATE = 6.45
+DEFAULT_NUM_REQUESTS = 10_000
+
+# Processes whose mean rate is a choice of the user.
+RATED = ("poisson", "gamma", "fixed_interval", "piecewise", "diurnal")
+
+
+class TraceConfig(Config):
+    """A recorded trace and the part of it that is used."""
+
+    file: str
+    """Trace file: Azure LLM, Mooncake, BurstGPT, Vidur, or any CSV with a header."""
+    format: str = "auto"
+    """Format of the file; `auto` tells it from the header (see `gnomon workload formats`)."""
+    columns: dict[str, str] = Field(default_factory=dict)
+    """For other CSVs: which column holds `arrival`, `prompt`, `output` (and `session`, `priority`)."""
+    start_s: Annotated[float, Field(ge=0)] = 0.0
+    """Leave out what arrived before this many seconds after the trace's first request."""
+    end_s: PositiveFloat | None = None
+    """Leave out what arrived at or after this many seconds."""
+    time_scale: PositiveFloat = 1.0
+    """Multiply all gaps: 0.5 sends the trace twice as fast."""
+
+
+class SessionsConfig(Config):
+    """Conversations that share prefixes: every turn's prompt repeats what was said before.
+
+    The drawn prompt length is what the user adds in one turn; the prompt is the shared prefix, the conversation so far
+    (prompts and answers), and that.
+    """
+
+    num_active: PositiveInt = 64
+    """Conversations open at a time; a new one starts when one has had all its turns."""
+    turns: PositiveInt = 5
+    """Requests per conversation."""
+    shared_prefix_tokens: Annotated[int, Field(ge=0)] = 0
+    """Tokens at the start of every prompt that conversations have in common (a system prompt)."""
+    num_shared_prefixes: PositiveInt = 1
+    """Different shared prefixes, each used by an equal share of the conversations."""
+    block_tokens: PositiveInt = 16
+    """Tokens per hashed block; best equal to the KV block size."""
+
+
+class WorkloadConfig(Config):
+    """Requests: arrivals at a rate, lengths from a preset, a distribution or a trace."""
+
+    preset: str | None = None
+    """Named lengths: chat-1m (if nothing else is chosen), arxiv-4k, bwb-4k, azure-conv or azure-code."""
+    rate: PositiveFloat | None = None
+    """Mean requests per second (if not given: 6.45, or as recorded in the trace)."""
+    num_requests: PositiveInt | None = None
+    """How many requests (if not given: 10,000, or the whole trace)."""
+    arrivals: Arrivals = Field(default_factory=Poisson)
+    """How they arrive (if not given: poisson, or as recorded in the trace)."""
+    lengths: Lengths = Field(default_factory=FromPreset)
+    """How long they are (if not given: those of the preset or of the trace)."""
+    trace: TraceConfig | None = None
+    """A recorded trace for arrivals, lengths or both."""
+    prompt_scale: PositiveFloat = 1.0
+    """Multiply prompt lengths."""
+    output_scale: PositiveFloat = 1.0
+    """Multiply output lengths."""
+    max_tokens: Annotated[int, Field(ge=2)] | None = None
+    """Most prompt + output tokens of a request."""
+    over_long: OverLong = "reject"
+    """What happens to longer ones: reject (refused and counted), truncate (prompt first), or drop (never sent)."""
+    sessions: SessionsConfig | None = None
+    """Conversations with shared prefixes; without it every prompt is new (or as the trace says)."""
+    priority_shares: tuple[Annotated[float, Field(ge=0)], ...] = ()
+    """Shares of the requests with priority 0, 1, ...; without it all have 0."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, data: Any) -> Any:
+        """Spell out what follows from the choices made, so that a saved scenario says all of it."""
+        if not isinstance(data, dict):
+            return data
+        full = dict(data)
+        for key, inner in (("arrivals", "process"), ("lengths", "distribution"), ("trace", "file")):
+            full[key] = _spelled_out(full.get(key), inner)
+        traced = full["trace"] is not None
+        full["arrivals"] = full["arrivals"] or {"process": "trace" if traced else "poisson"}
+        if full["lengths"] is None:
+            full["lengths"] = {"distribution": "trace" if traced and not full.get("preset") else "preset"}
+        if _tag(full["lengths"], "distribution") == "preset":
+            full["preset"] = full.get("preset") or DEFAULT_PRESET
+        if _tag(full["arrivals"], "process") in RATED and full.get("rate") is None:
+            full["rate"] = DEFAULT_RATE
+        if not traced and full.get("num_requests") is None:
+            full["num_requests"] = DEFAULT_NUM_REQUESTS
+        return full
+
+    @model_validator(mode="after")
+    def _consistent(self) -> WorkloadConfig:
+        process, distribution = self.arrivals.process, self.lengths.distribution
+        if self.preset is not None:
+            preset(self.preset)
+            if distribution != "preset":
+                raise ValueError(f"the preset {self.preset!r} is not used: lengths.distribution is {distribution!r}")
+        if self.trace is None and "trace" in (process, distribution):
+            raise ValueError("a trace is named but none is given: set trace.file")
+        if self.trace is not None and "trace" not in (process, distribution):
+            raise ValueError("the trace is not used: neither arrivals nor lengths come from it")
+        if process in ("batch", "closed_loop") and self.rate is not None:
+            raise ValueError(f"{process} arrivals have no rate: leave it out")
+        if self.trace is not None and self.rate is not None and self.trace.time_scale != 1:
+            raise ValueError("rate and trace.time_scale both change the speed: give one of them")
+        if self.priority_shares and not sum(self.priority_shares):
+            raise ValueError("priority_shares need a share above 0")
+        return self
+
+
+def _spelled_out(section: Any, key: str) -> Any:
+    """`arrivals: batch` means `arrivals: {process: batch}`; overrides spell such a section as `{name: batch}`."""
+    if isinstance(section, str):
+        return {key: section}
+    if isinstance(section, dict) and "name" in section:
+        return {key: section["name"], **{k: v for k, v in section.items() if k != "name"}}
+    return section
+
+
+def _tag(section: Any, key: str) -> Any:
+    return section.get(key) if isinstance(section, dict) else getattr(section, key, None)

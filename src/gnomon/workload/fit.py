@@ -1,0 +1,104 @@
+"""Fitting presets: to recorded lengths, or to published statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import NormalDist
+
+import numpy as np
+
+from gnomon.workload.lengths import Z90
+from gnomon.workload.presets import Knots, Preset, marginal, preset_lengths
+from gnomon.workload.requests import Floats, Tokens
+
+NORMAL = NormalDist()
+# Denser towards the ends, where the tails are decided.
+PROBABILITIES = (
+    *(0.001, 0.005, 0.01, 0.025, 0.05, 0.075),
+    *(round(0.1 + 0.05 * k, 2) for k in range(17)),
+    *(0.925, 0.95, 0.975, 0.99, 0.995, 0.999),
+)
+PERCENTILES = (1, 10, 25, 50, 75, 90, 95, 99)
+
+
+def fit(prompt: Tokens, output: Tokens, *, description: str, source: str) -> Preset:
+    """A preset whose marginals follow the quantiles of recorded lengths, with their correlation."""
+    return Preset(
+        description=description,
+        source=source,
+        prompt=_quantile_knots(prompt),
+        output=_quantile_knots(output),
+        rank_correlation=round(float(np.corrcoef(_scores(prompt), _scores(output))[0, 1]), 3),
+        max_tokens=int((prompt + output).max()),
+    )
+
+
+def fit_published(mean: float, median: float, p90: float, longest: int) -> Knots:
+    """A distribution with this mean, median and 90th percentile, no longer than `longest`.
+
+    Log-normal between the median and the 90th percentile; the spread is multiplied by a factor below the median and
+    divided by it above the 90th percentile, and the factor is the one that makes the mean right.
+    """
+    spread = np.log(p90 / median) / Z90
+    scores = np.array([NORMAL.inv_cdf((k + 0.5) / 20_000) for k in range(20_000)])
+
+    def knots(factor: float) -> Knots:
+        lowest = max(-4.0, -np.log(median) / (spread * factor))
+        highest = min(5.0, Z90 + np.log(longest / p90) / (spread / factor))
+        ends = (
+            (lowest, median * np.exp(lowest * spread * factor)),
+            (highest, p90 * np.exp((highest - Z90) * spread / factor)),
+        )
+        return tuple((round(float(z), 4), round(float(x), 2)) for z, x in (ends[0], (0, median), (Z90, p90), ends[1]))
+
+    low, high = 0.1, 10.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        # The larger the factor, the smaller the mean.
+        low, high = (middle, high) if marginal(knots(middle), scores).mean() > mean else (low, middle)
+    return knots(low)
+
+
+def quality(preset: Preset, prompt: Tokens, output: Tokens, num_draws: int = 200_000) -> list[dict[str, str | float]]:
+    """How close draws of a preset are to recorded lengths: Kolmogorov-Smirnov distance, mean, percentiles."""
+    drawn = preset_lengths(preset, num_draws, seed=0)
+    rows: list[dict[str, str | float]] = []
+    for name, recorded, fitted in (("prompt", prompt, drawn[0]), ("output", output, drawn[1])):
+        distance = ks_distance(recorded, fitted)
+        rows.append({"length": name, "of": "recorded", "KS": None, **statistics(recorded)})  # type: ignore[dict-item]
+        rows.append({"length": name, "of": "preset", "KS": round(distance, 4), **statistics(fitted)})
+    return rows
+
+
+def statistics(lengths: Tokens) -> Mapping[str, float]:
+    """Mean and percentiles."""
+    return {
+        "mean": round(float(lengths.mean()), 1),
+        **{f"p{q}": float(np.percentile(lengths, q)) for q in PERCENTILES},
+    }
+
+
+def ks_distance(one: Tokens, other: Tokens) -> float:
+    """Largest difference of the two empirical distribution functions."""
+    one, other = np.sort(one), np.sort(other)
+    at = np.union1d(one, other)
+    difference = np.searchsorted(one, at, side="right") / len(one) - np.searchsorted(other, at, side="right") / len(
+        other
+    )
+    return float(np.abs(difference).max())
+
+
+def _quantile_knots(lengths: Tokens) -> Knots:
+    inner = [(NORMAL.inv_cdf(p), float(np.quantile(lengths, p))) for p in PROBABILITIES]
+    edge = NORMAL.inv_cdf(0.5 / len(lengths))
+    ends = [(edge, float(lengths.min())), (-edge, float(lengths.max()))]
+    inside = [(z, x) for z, x in inner if edge < z < -edge]
+    return tuple((round(z, 4), round(x, 1)) for z, x in [ends[0], *inside, ends[1]])
+
+
+def _scores(lengths: Tokens) -> Floats:
+    """Normal scores of mean ranks (equal lengths share a score)."""
+    _, where, counts = np.unique(lengths, return_inverse=True, return_counts=True)
+    ranks = np.cumsum(counts) - counts / 2
+    at = np.array([NORMAL.inv_cdf(r / len(lengths)) for r in ranks])
+    return at[where]

@@ -1,0 +1,172 @@
+"""How long prompts and outputs are: distributions that need no data."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+
+from gnomon.core.config import Config
+from gnomon.core.streams import stream
+from gnomon.workload.requests import Floats, Tokens
+
+Range = tuple[PositiveInt, PositiveInt]
+Correlation = Annotated[float, Field(gt=-1, lt=1)]
+
+# The standard normal's 90th percentile.
+Z90 = 1.2815515655446004
+
+
+class Fixed(Config):
+    """Every request alike."""
+
+    distribution: Literal["fixed"] = "fixed"
+    """How lengths vary: fixed, uniform, zipf, lognormal, empirical, preset or trace."""
+    prompt: PositiveInt
+    """Prompt tokens."""
+    output: PositiveInt
+    """Output tokens."""
+
+
+class Uniform(Config):
+    """Uniform between two bounds (both included): prompt and output each, or their total split by a ratio."""
+
+    distribution: Literal["uniform"] = "uniform"
+    prompt: Range | None = None
+    """Least and most prompt tokens."""
+    output: Range | None = None
+    """Least and most output tokens."""
+    total: Range | None = None
+    """Least and most prompt + output tokens, instead of `prompt` and `output`."""
+    prompt_to_output: PositiveFloat | None = None
+    """Prompt tokens per output token (P:D ratio) that splits `total`."""
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Uniform:
+        each = self.prompt is not None and self.output is not None
+        split = self.total is not None and self.prompt_to_output is not None
+        given = [v for v in (self.prompt, self.output, self.total, self.prompt_to_output) if v is not None]
+        if each == split or len(given) != 2:
+            raise ValueError("give either prompt and output, or total and prompt_to_output")
+        for low, high in (r for r in (self.prompt, self.output, self.total) if r is not None):
+            if low > high:
+                raise ValueError(f"the range [{low}, {high}] is empty")
+        return self
+
+
+class Zipf(Config):
+    """Zipf-distributed totals (rank r of the range has probability r^-theta), split by a ratio."""
+
+    distribution: Literal["zipf"] = "zipf"
+    total: Range
+    theta: Annotated[float, Field(ge=0)] = 0.6
+    """Skew: 0 is uniform."""
+    scramble: bool = False
+    """Scatter the popular totals over the range instead of putting them at its short end."""
+    prompt_to_output: PositiveFloat = 20.0
+
+    @model_validator(mode="after")
+    def _some_range(self) -> Zipf:
+        if self.total[0] > self.total[1]:
+            raise ValueError(f"the range [{self.total[0]}, {self.total[1]}] is empty")
+        return self
+
+
+class Lognormal(Config):
+    """Log-normal prompts and outputs, given by what people know of their traffic: median and 90th percentile."""
+
+    distribution: Literal["lognormal"] = "lognormal"
+    prompt_median: PositiveFloat
+    """Median prompt tokens."""
+    prompt_p90: PositiveFloat
+    """90th percentile of prompt tokens."""
+    output_median: PositiveFloat
+    """Median output tokens."""
+    output_p90: PositiveFloat
+    """90th percentile of output tokens."""
+    rank_correlation: Correlation = 0.0
+    """Correlation of prompt and output, of their normal scores."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Lognormal:
+        if self.prompt_p90 < self.prompt_median or self.output_p90 < self.output_median:
+            raise ValueError("the 90th percentile cannot be below the median")
+        return self
+
+
+class Empirical(Config):
+    """Pairs of lengths drawn again and again from a file of requests, whatever their recorded arrivals."""
+
+    distribution: Literal["empirical"] = "empirical"
+    file: str
+    """A trace or a CSV of prompt and output lengths."""
+    format: str = "auto"
+    """Format of the file; see `gnomon workload formats`."""
+
+
+class FromPreset(Config):
+    """Lengths of the workload's preset."""
+
+    distribution: Literal["preset"] = "preset"
+
+
+class Recorded(Config):
+    """Lengths as recorded in the workload's trace, in its order."""
+
+    distribution: Literal["trace"] = "trace"
+
+
+Lengths = Annotated[
+    Fixed | Uniform | Zipf | Lognormal | Empirical | FromPreset | Recorded, Field(discriminator="distribution")
+]
+
+
+def normal_scores(num_requests: int, seed: int, correlation: float) -> tuple[Floats, Floats]:
+    """Standard normal scores for prompts and outputs, each of its own stream, with the given correlation."""
+    prompt = stream(seed, "prompt lengths").standard_normal(num_requests)
+    own = stream(seed, "output lengths").standard_normal(num_requests)
+    return prompt, correlation * prompt + np.sqrt(1 - correlation**2) * own
+
+
+def lognormal_lengths(config: Lognormal, num_requests: int, seed: int) -> tuple[Tokens, Tokens]:
+    """Draw log-normal pairs."""
+    prompt, output = normal_scores(num_requests, seed, config.rank_correlation)
+    return (
+        tokens(config.prompt_median * (config.prompt_p90 / config.prompt_median) ** (prompt / Z90)),
+        tokens(config.output_median * (config.output_p90 / config.output_median) ** (output / Z90)),
+    )
+
+
+def uniform_lengths(config: Uniform, num_requests: int, seed: int) -> tuple[Tokens, Tokens]:
+    """Draw uniform pairs, or uniform totals split by the ratio."""
+    random = stream(seed, "prompt lengths")
+    if config.total is not None and config.prompt_to_output is not None:
+        return split(random.integers(*config.total, num_requests, endpoint=True), config.prompt_to_output)
+    assert config.prompt is not None
+    assert config.output is not None
+    prompt = random.integers(*config.prompt, num_requests, endpoint=True)
+    output = stream(seed, "output lengths").integers(*config.output, num_requests, endpoint=True)
+    return tokens(prompt), tokens(output)
+
+
+def zipf_lengths(config: Zipf, num_requests: int, seed: int) -> tuple[Tokens, Tokens]:
+    """Draw Zipf totals by their cumulated probabilities, and split them."""
+    low, high = config.total
+    values = np.arange(low, high + 1)
+    if config.scramble:
+        values = stream(seed, "zipf order").permutation(values)
+    cumulated = np.cumsum(np.arange(1, len(values) + 1, dtype=np.float64) ** -config.theta)
+    draws = stream(seed, "prompt lengths").random(num_requests) * cumulated[-1]
+    return split(values[np.searchsorted(cumulated, draws, side="right")], config.prompt_to_output)
+
+
+def split(total: np.ndarray, prompt_to_output: float) -> tuple[Tokens, Tokens]:
+    """Split totals by the P:D ratio, at least one token each."""
+    output = tokens(total / (1 + prompt_to_output))
+    return np.maximum(total - output, 1).astype(np.int32), output
+
+
+def tokens(values: np.ndarray) -> Tokens:
+    """Whole numbers of tokens, at least one."""
+    return np.maximum(np.rint(np.minimum(values, 2**30)), 1).astype(np.int32)

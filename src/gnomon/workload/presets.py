@@ -1,0 +1,68 @@
+"""Named length distributions: fitted once, shipped as small data files, so that they need no download."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+
+import numpy as np
+import yaml
+
+from gnomon.core.config import Config, build
+from gnomon.core.errors import UnknownNameError
+from gnomon.workload.lengths import Correlation, normal_scores, tokens
+from gnomon.workload.requests import Floats, Tokens
+
+Knots = tuple[tuple[float, float], ...]
+
+
+class Preset(Config):
+    """Two marginal distributions and their correlation.
+
+    A marginal is a list of knots [normal score, tokens]: a standard normal draw is looked up between them, linearly in
+    the logarithm of the tokens. Two knots are a log-normal distribution; more bend it to what was measured.
+    """
+
+    description: str
+    """What the requests are."""
+    source: str
+    """Where the numbers come from."""
+    prompt: Knots
+    output: Knots
+    rank_correlation: Correlation = 0.0
+    """Correlation of the normal scores of prompt and output."""
+    max_tokens: int
+    """Most prompt + output tokens; longer prompts are shortened."""
+
+
+@cache
+def presets() -> dict[str, Preset]:
+    """Every preset by its name."""
+    folder = files("gnomon.workload") / "presets_data"
+    found = sorted((f for f in folder.iterdir() if f.name.endswith(".yaml")), key=lambda f: f.name)
+    return {
+        f.name.removesuffix(".yaml"): build(Preset, yaml.safe_load(f.read_text(encoding="utf-8")), where=f.name)
+        for f in found
+    }
+
+
+def preset(name: str) -> Preset:
+    """One preset by its name."""
+    known = presets()
+    if name not in known:
+        raise UnknownNameError("workload preset", name, known)
+    return known[name]
+
+
+def preset_lengths(chosen: Preset, num_requests: int, seed: int) -> tuple[Tokens, Tokens]:
+    """Draw pairs of lengths from a preset."""
+    prompt_score, output_score = normal_scores(num_requests, seed, chosen.rank_correlation)
+    output = np.minimum(marginal(chosen.output, output_score), chosen.max_tokens - 1)
+    prompt = np.minimum(marginal(chosen.prompt, prompt_score), chosen.max_tokens - output)
+    return prompt.astype(np.int32), output.astype(np.int32)
+
+
+def marginal(knots: Knots, scores: Floats) -> Tokens:
+    """Tokens of normal scores; beyond the last knots the length stays at the last knot's."""
+    at, size = np.array(knots, dtype=np.float64).T
+    return tokens(np.exp(np.interp(scores, at, np.log(size))))

@@ -1,0 +1,176 @@
+"""The requests of one run: plain arrays, one entry per request, in order of arrival."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gnomon.core.errors import ConfigError
+
+Floats = NDArray[np.float64]
+Tokens = NDArray[np.int32]
+
+OverLong = Literal["reject", "truncate", "drop"]
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A mean rate that changes over time and repeats: `factors[k]` times the mean during `durations_s[k]`.
+
+    The factors are normalised so that their time-weighted mean is one.
+    """
+
+    durations_s: Floats
+    factors: Floats
+
+    def warp(self, uniform_s: Floats) -> Floats:
+        """Move arrivals of a constant rate to where a rate of this profile has accumulated as many."""
+        edges_s = np.concatenate(([0.0], np.cumsum(self.durations_s)))
+        shares = self.durations_s * self.factors
+        accumulated = np.concatenate(([0.0], np.cumsum(shares))) * (edges_s[-1] / shares.sum())
+        whole, rest = np.divmod(uniform_s, edges_s[-1])
+        return whole * edges_s[-1] + np.interp(rest, accumulated, edges_s)
+
+
+@dataclass(frozen=True)
+class ArrivalShape:
+    """Arrivals up to their mean rate: what stays the same when the load changes (common random numbers)."""
+
+    times_s: Floats
+    rate: float
+    """Mean rate of `times_s`, per second."""
+    profile: Profile | None = None
+
+    def at(self, rate: float) -> Floats:
+        """The same arrivals at another mean rate; at the shape's own rate they are `times_s` exactly."""
+        scaled = self.times_s * (self.rate / rate)
+        return scaled if self.profile is None else self.profile.warp(scaled)
+
+
+@dataclass(frozen=True, eq=False)
+class Requests:
+    """Requests as a structure of arrays.
+
+    Open loop: `arrival_s` is finite and sorted. Closed loop (`concurrency` > 0): the first `concurrency` requests
+    arrive at 0, the others have `arrival_s = inf`; whenever a request finishes at time T, the next request i in
+    index order that was not yet released arrives at T + `think_s[i]`.
+    """
+
+    arrival_s: Floats
+    prompt_tokens: Tokens
+    output_tokens: Tokens
+    """At least 1: counts the token that the prefill produces."""
+    session: NDArray[np.int32]
+    """Conversation of the request; -1 for none."""
+    priority: NDArray[np.int8]
+    """0 is the least urgent."""
+    prefix_offsets: NDArray[np.int64]
+    """`prefix_hashes[prefix_offsets[i]:prefix_offsets[i + 1]]` are the block hashes of prompt i."""
+    prefix_hashes: NDArray[np.int64]
+    """Equal hashes: equal content from the start of the prompt to the end of that block."""
+    prefix_block_tokens: int = 16
+    """Prompt tokens per hashed block."""
+    concurrency: int = 0
+    """Requests in flight of a closed loop; 0 for an open loop."""
+    think_s: Floats = field(default_factory=lambda: np.empty(0))
+    """Closed loop: pause before request i arrives, after the completion that releases it; else empty."""
+    shape: ArrivalShape | None = None
+    """What `with_rate` rescales; None where arrivals have no rate (batch, closed loop)."""
+    rate: float | None = None
+    """Mean arrivals per second that was asked for or recorded."""
+    num_rejected: int = 0
+    """Requests that arrived but were refused for their length; they are not in the arrays."""
+    notes: tuple[str, ...] = ()
+    """What was rejected, truncated or dropped, in sentences for the summary."""
+
+    def __len__(self) -> int:
+        return len(self.arrival_s)
+
+    @property
+    def total_tokens(self) -> NDArray[np.int32]:
+        """Prompt plus output tokens of every request."""
+        return self.prompt_tokens + self.output_tokens
+
+    def prefix(self, index: int) -> NDArray[np.int64]:
+        """The block hashes of one prompt."""
+        return self.prefix_hashes[self.prefix_offsets[index] : self.prefix_offsets[index + 1]]
+
+    def take(self, index: NDArray[np.int64]) -> Requests:
+        """The requests of these increasing indices."""
+        counts = np.diff(self.prefix_offsets)[index]
+        offsets = np.concatenate(([0], np.cumsum(counts)))
+        within = np.arange(offsets[-1]) - np.repeat(offsets[:-1], counts)
+        hashes = self.prefix_hashes[np.repeat(self.prefix_offsets[index], counts) + within]
+        shape = self.shape and replace(self.shape, times_s=self.shape.times_s[index])
+        return replace(
+            self,
+            arrival_s=self._released(index),
+            prompt_tokens=self.prompt_tokens[index],
+            output_tokens=self.output_tokens[index],
+            session=self.session[index],
+            priority=self.priority[index],
+            prefix_offsets=offsets,
+            prefix_hashes=hashes,
+            think_s=self.think_s[index] if len(self.think_s) else self.think_s,
+            shape=shape,
+        )
+
+    def _released(self, index: NDArray[np.int64]) -> Floats:
+        """Arrivals of the chosen; a closed loop starts with the first `concurrency` of those that are left."""
+        if not self.concurrency:
+            return self.arrival_s[index]
+        return np.where(np.arange(len(index)) < self.concurrency, 0.0, np.inf)
+
+
+def with_rate(requests: Requests, rate: float) -> Requests:
+    """The same requests at another mean arrival rate: bit for bit what `generate` gives at that rate."""
+    if requests.shape is None:
+        raise ConfigError(
+            "these requests have no arrival rate to change.",
+            fix="Use an open-loop process (poisson, gamma, fixed_interval, piecewise, diurnal) or a trace.",
+        )
+    return replace(requests, arrival_s=requests.shape.at(rate), rate=rate)
+
+
+def limit_lengths(requests: Requests, max_tokens: int, over_long: OverLong) -> Requests:
+    """Apply a limit on prompt + output tokens, and note what it did.
+
+    - `reject`: the request is refused on arrival; it leaves the arrays and is counted in `num_rejected`.
+    - `truncate`: the prompt is shortened (to no less than one token), then the output.
+    - `drop`: the request is left out as if it had never been sent.
+    """
+    total = requests.total_tokens
+    too_long = total > max_tokens
+    count = int(too_long.sum())
+    if not count:
+        return requests
+    said = f"{count:,} of {len(requests):,} requests longer than {max_tokens:,} tokens"
+    if over_long == "truncate":
+        note = (*requests.notes, f"{said}: truncated.")
+        return replace(_truncated(requests, max_tokens), notes=note)
+    verb, rejected = ("rejected", count) if over_long == "reject" else ("dropped", 0)
+    return replace(
+        requests.take(np.flatnonzero(~too_long)),
+        num_rejected=requests.num_rejected + rejected,
+        notes=(*requests.notes, f"{said}: {verb}."),
+    )
+
+
+def _truncated(requests: Requests, max_tokens: int) -> Requests:
+    excess = np.maximum(requests.total_tokens - max_tokens, 0)
+    prompt = np.maximum(requests.prompt_tokens - excess, 1)
+    output = np.minimum(requests.output_tokens, max_tokens - prompt)
+    kept_blocks = -(-prompt // requests.prefix_block_tokens)
+    counts = np.minimum(np.diff(requests.prefix_offsets), kept_blocks)
+    offsets = np.concatenate(([0], np.cumsum(counts)))
+    within = np.arange(offsets[-1]) - np.repeat(offsets[:-1], counts)
+    return replace(
+        requests,
+        prompt_tokens=prompt.astype(np.int32),
+        output_tokens=output.astype(np.int32),
+        prefix_offsets=offsets,
+        prefix_hashes=requests.prefix_hashes[np.repeat(requests.prefix_offsets[:-1], counts) + within],
+    )
