@@ -1,1 +1,33 @@
-"""Facts: devices, links, nodes, models and their prices."""
+"""Facts: devices, links, nodes, models and their prices.
+
+Everything is a YAML file under `data/`, with the source of each fact beside it; adding one needs no code.
+"""
+
+from gnomon.catalog.devices import DTYPE_BYTES, Device, Dtype, RooflineConstants, device, device_names
+from gnomon.catalog.memory import MemoryPlan, plan_memory
+from gnomon.catalog.model_library import model, model_names
+from gnomon.catalog.models import LatentAttention, Model
+from gnomon.catalog.nodes import Link, Node, default_node, node, node_names
+from gnomon.catalog.parallelism import Parallelism, tensor_degrees
+
+__all__ = [
+    "DTYPE_BYTES",
+    "Device",
+    "Dtype",
+    "LatentAttention",
+    "Link",
+    "MemoryPlan",
+    "Model",
+    "Node",
+    "Parallelism",
+    "RooflineConstants",
+    "default_node",
+    "device",
+    "device_names",
+    "model",
+    "model_names",
+    "node",
+    "node_names",
+    "plan_memory",
+    "tensor_degrees",
+]

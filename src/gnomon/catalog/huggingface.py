@@ -1,0 +1,141 @@
+"""A Hugging Face `config.json` as a `Model`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from gnomon.catalog.models import LatentAttention, Model
+from gnomon.core.errors import ConfigError
+
+# What a family's code fixes without saying it in config.json.
+_FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {},
+    "mixtral": {},
+    "internlm": {},
+    "phi": {
+        "is_gated": False,
+        "qkv_bias": True,
+        "o_bias": True,
+        "mlp_bias": True,
+        "head_bias": True,
+        "norm_bias": True,
+        "parallel_attention": True,
+    },
+    "qwen": {"qkv_bias": True},
+    "qwen2": {"qkv_bias": True},
+    "qwen2_moe": {"qkv_bias": True},
+    "qwen3": {"qk_norm": True},
+    "qwen3_moe": {"qk_norm": True},
+    "deepseek_v2": {},
+    "deepseek_v3": {"router_bias": True},
+    "kimi_k2": {"router_bias": True},
+}
+
+_REQUIRED = {
+    "num_hidden_layers": "number of layers",
+    "hidden_size": "width of the residual stream",
+    "num_attention_heads": "number of attention heads",
+    "vocab_size": "number of tokens in the vocabulary",
+    "max_position_embeddings": "longest context",
+    "intermediate_size": "width of the MLP",
+}
+
+
+def parse_config(config: Mapping[str, Any], *, name: str, where: str) -> Model:
+    """The shape that a `config.json` describes; `where` (its path) goes into errors.
+
+    Read: dense and mixture-of-experts decoders with multi-head, grouped-query, multi-query or multi-head latent
+    attention. An unknown `model_type` is read as a Llama-like decoder from the keys it has.
+    """
+    config = config.get("text_config", config)
+    family = str(config.get("model_type", ""))
+    missing = [key for key in _REQUIRED if config.get(key) is None and not _replaced(config, key)]
+    if missing:
+        listing = ", ".join(f"{key!r} ({_REQUIRED[key]})" for key in missing)
+        raise ConfigError(
+            f"the model configuration lacks {listing}.",
+            where=where,
+            fix="Take config.json from the model's Hugging Face repository.",
+        )
+    facts = {
+        "name": name,
+        "hf_id": str(config.get("_name_or_path", "")),
+        "model_type": family,
+        "num_layers": config["num_hidden_layers"],
+        "hidden_size": config["hidden_size"],
+        "vocab_size": config["vocab_size"],
+        "max_context_tokens": config.get("max_position_embeddings") or config.get("seq_length"),
+        "tied_embeddings": bool(config.get("tie_word_embeddings", False)),
+        **_attention(config, where),
+        **_FAMILIES.get(family, {}),
+        **_biases(config, family),
+        **_mlp(config, family),
+    }
+    try:
+        return Model.model_validate(facts)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(f"{key} = {first['input']!r} makes no sense: {first['msg']}.", where=where) from None
+
+
+def _replaced(config: Mapping[str, Any], key: str) -> bool:
+    """Whether another key of `config` says the same."""
+    if key == "max_position_embeddings":
+        return config.get("seq_length") is not None
+    return key == "intermediate_size" and config.get("moe_intermediate_size") is not None
+
+
+def _attention(config: Mapping[str, Any], where: str) -> dict[str, Any]:
+    heads, hidden = config["num_attention_heads"], config["hidden_size"]
+    for key, value in (("num_attention_heads", heads), ("hidden_size", hidden)):
+        if not isinstance(value, int) or value <= 0:
+            raise ConfigError(f"{key} must be a positive whole number, not {value!r}.", where=where)
+    facts: dict[str, Any] = {
+        "num_heads": heads,
+        "num_kv_heads": config.get("num_key_value_heads") or heads,
+        "head_dim": config.get("head_dim") or config.get("kv_channels") or hidden // heads,
+    }
+    if config.get("kv_lora_rank"):
+        facts["mla"] = LatentAttention(
+            q_rank=config.get("q_lora_rank") or 0,
+            kv_rank=config["kv_lora_rank"],
+            rope_dim=config["qk_rope_head_dim"],
+            nope_dim=config["qk_nope_head_dim"],
+            v_dim=config["v_head_dim"],
+        )
+    return facts
+
+
+def _biases(config: Mapping[str, Any], family: str) -> dict[str, bool]:
+    """Biases that the file itself switches on."""
+    if family.startswith("qwen"):
+        return {"qkv_bias": True, "o_bias": True} if config.get("attention_bias") else {}
+    has_bias = bool(config.get("attention_bias", config.get("bias", False)))
+    facts = {"qkv_bias": True, "o_bias": True} if has_bias else {}
+    return facts | ({"mlp_bias": True} if config.get("mlp_bias") else {})
+
+
+def _mlp(config: Mapping[str, Any], family: str) -> dict[str, Any]:
+    ffn = config.get("intermediate_size") or 0
+    if family == "qwen":  # The first Qwen counts gate and up together.
+        ffn //= 2
+    experts = config.get("n_routed_experts") or config.get("num_experts") or config.get("num_local_experts") or 0
+    if experts <= 1:
+        return {"ffn_size": ffn}
+    width = config.get("moe_intermediate_size") or ffn
+    shared = config.get("n_shared_experts") or 0
+    if config.get("shared_expert_intermediate_size"):
+        shared = config["shared_expert_intermediate_size"] // width
+    return {
+        "ffn_size": ffn,
+        "num_experts": experts,
+        "experts_per_token": config.get("num_experts_per_tok", 1),
+        "expert_ffn_size": width,
+        "num_shared_experts": shared,
+        "num_dense_layers": config.get("first_k_dense_replace") or 0,
+    }

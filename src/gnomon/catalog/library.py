@@ -1,0 +1,60 @@
+"""A folder of YAML files, one thing each, found by name or alias."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import yaml
+
+from gnomon.core.config import Config, load
+from gnomon.core.errors import GnomonError, UnknownNameError
+
+DATA = Path(__file__).parent / "data"
+
+C = TypeVar("C", bound=Config)
+
+
+def folded(name: str) -> str:
+    """A name without what people write differently: case, blanks, dashes, underscores."""
+    return "".join(c for c in name.casefold() if c not in " -_")
+
+
+class Library(Generic[C]):
+    """The files of one folder. A file's stem is its name; `aliases` inside it are other names for it."""
+
+    def __init__(self, kind: str, folder: Path, entry: type[C]) -> None:
+        self.kind, self.folder, self.entry = kind, folder, entry
+        self._read: dict[str, C] = {}
+
+    @property
+    def names(self) -> list[str]:
+        """Every name, sorted."""
+        return sorted(path.stem for path in self.folder.glob("*.yaml"))
+
+    def __getitem__(self, name: str) -> C:
+        stem = self.resolve(name)
+        if stem is None:
+            raise UnknownNameError(self.kind, name, self.names)
+        if stem not in self._read:
+            self._read[stem] = load(self.entry, self.folder / f"{stem}.yaml")
+        return self._read[stem]
+
+    def resolve(self, name: str) -> str | None:
+        """The file that `name` or an alias of it stands for, or None."""
+        if (self.folder / f"{name}.yaml").is_file():
+            return name
+        return self._by_folded.get(folded(name))
+
+    @cached_property
+    def _by_folded(self) -> dict[str, str]:
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        table: dict[str, str] = {}
+        for stem in self.names:
+            text = (self.folder / f"{stem}.yaml").read_text(encoding="utf-8")
+            aliases = yaml.load(text, Loader=loader).get("aliases", [])
+            for alias in (stem, *aliases):
+                if table.setdefault(folded(alias), stem) != stem:
+                    raise GnomonError(f"{self.kind} name {alias!r} stands for both {table[folded(alias)]} and {stem}.")
+        return table

@@ -1,0 +1,72 @@
+"""Servers: how many GPUs, and the links between them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+
+from gnomon.catalog.devices import Device
+from gnomon.catalog.library import DATA, Library
+from gnomon.core.config import Config
+
+Topology = Literal["all_to_all", "pairwise", "pcie"]
+
+
+class Link(Config):
+    """A way for bytes between two GPUs, as collectives experience it."""
+
+    bandwidth_bytes_s: PositiveFloat
+    """Bytes per second and GPU in one direction that a large collective reaches (not the data sheet's peak)."""
+    latency_s: NonNegativeFloat
+    """Seconds of the smallest collective over two GPUs."""
+    step_s: NonNegativeFloat = 0.0
+    """Further seconds for every GPU beyond two in the group."""
+
+
+class Node(Config):
+    """One server."""
+
+    name: str
+    aliases: tuple[str, ...] = ()
+    device: str
+    num_gpus: PositiveInt
+    topology: Topology
+    """all_to_all: NVLink between all GPUs; pairwise: NVLink inside each pair, PCIe beyond; pcie: no NVLink."""
+    link: Link
+    """Between the GPUs that NVLink joins (or all of them, where there is none)."""
+    far_link: Link | None = None
+    """Between GPUs of different pairs, where the topology is pairwise."""
+    send_link: Link | None = None
+    """For one GPU sending to one other, where that differs from the collectives' link."""
+    network: Link
+    """Between nodes, per GPU."""
+    sources: dict[str, str]
+    """Where each fact comes from."""
+
+    def link_for(self, num_ranks: int) -> Link:
+        """The slowest link that a group of `num_ranks` GPUs, placed side by side, has to cross."""
+        if num_ranks > self.num_gpus:
+            return self.network
+        if self.topology == "pairwise" and num_ranks > 2:
+            assert self.far_link is not None, f"{self.name}: a pairwise node names its far_link"
+            return self.far_link
+        return self.link
+
+
+NODES = Library("node", DATA / "nodes", Node)
+
+
+def node(name: str) -> Node:
+    """The node called `name`, e.g. "h100_dgx" or "a100_pairwise_nvlink"."""
+    return NODES[name]
+
+
+def node_names() -> list[str]:
+    """Every catalogued node."""
+    return NODES.names
+
+
+def default_node(device: Device, num_gpus: int = 1) -> Node:
+    """The node in which `device` usually comes; groups larger than it cross its network."""
+    return NODES[device.default_node]

@@ -1,0 +1,87 @@
+"""How one copy of a model is spread over GPUs."""
+
+from __future__ import annotations
+
+from pydantic import PositiveInt
+
+from gnomon.catalog.models import Model
+from gnomon.core.config import Config
+from gnomon.core.errors import ConfigError
+
+
+class Parallelism(Config):
+    """Degrees of parallelism of one replica."""
+
+    tensor_parallel: PositiveInt = 1
+    """GPUs that share every layer."""
+    pipeline_parallel: PositiveInt = 1
+    """Stages into which the layers are cut."""
+    data_parallel: PositiveInt = 1
+    """Attention groups that run in lockstep and share the experts of a mixture-of-experts model. (Independent copies
+    of a model are replicas, not data parallelism.)"""
+    expert_parallel: bool = False
+    """Whole experts on each of the tensor_parallel x data_parallel ranks, instead of a slice of every expert."""
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of one replica."""
+        return self.tensor_parallel * self.pipeline_parallel * self.data_parallel
+
+    @property
+    def num_expert_ranks(self) -> int:
+        """Ranks over which the experts of a layer are spread."""
+        return self.tensor_parallel * self.data_parallel
+
+    def layers_of_stage(self, model: Model, stage: int) -> range:
+        """The layers of one pipeline stage. Leftover layers go to stages before the last, which has the head."""
+        base, left = divmod(model.num_layers, self.pipeline_parallel)
+        sizes = [base] * self.pipeline_parallel
+        for extra in range(left):
+            sizes[-(2 + extra) % self.pipeline_parallel] += 1
+        first = sum(sizes[:stage])
+        return range(first, first + sizes[stage])
+
+    def check(self, model: Model) -> None:
+        """Refuse degrees that `model` cannot be cut into."""
+        if model.num_heads % self.tensor_parallel:
+            raise ConfigError(
+                f"tensor parallelism {self.tensor_parallel} does not divide the {model.num_heads} attention heads of"
+                f" {model.name}.",
+                where="tensor_parallel",
+                fix=f"Use one of {', '.join(map(str, tensor_degrees(model)))}.",
+            )
+        kv = model.num_kv_heads
+        if kv % self.tensor_parallel and self.tensor_parallel % kv:
+            raise ConfigError(
+                f"tensor parallelism {self.tensor_parallel} neither divides the {kv} KV heads of {model.name} nor is a"
+                " multiple of them.",
+                where="tensor_parallel",
+                fix=f"Use one of {', '.join(map(str, tensor_degrees(model)))}.",
+            )
+        if self.pipeline_parallel > model.num_layers:
+            raise ConfigError(
+                f"{model.name} has {model.num_layers} layers, too few for {self.pipeline_parallel} pipeline stages.",
+                where="pipeline_parallel",
+            )
+        self._check_experts(model)
+
+    def _check_experts(self, model: Model) -> None:
+        if not model.num_experts:
+            if self.data_parallel > 1 or self.expert_parallel:
+                raise ConfigError(
+                    f"{model.name} has no experts to share.",
+                    where="data_parallel" if self.data_parallel > 1 else "expert_parallel",
+                    fix="Run several replicas instead (num_replicas), with data_parallel 1 and expert_parallel false.",
+                )
+        elif self.expert_parallel and model.num_experts % self.num_expert_ranks:
+            raise ConfigError(
+                f"{self.num_expert_ranks} ranks do not divide the {model.num_experts} experts of {model.name}.",
+                where="expert_parallel",
+                fix="Change tensor_parallel or data_parallel.",
+            )
+
+
+def tensor_degrees(model: Model, up_to: int = 64) -> list[int]:
+    """The tensor-parallel degrees that `model` allows, powers of two and others alike."""
+    kv = model.num_kv_heads
+    return [t for t in range(1, up_to + 1) if model.num_heads % t == 0 and (kv % t == 0 or t % kv == 0)]

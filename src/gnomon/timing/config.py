@@ -1,0 +1,63 @@
+"""The `timing` section of a scenario."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, NonNegativeFloat, PositiveInt
+
+from gnomon.catalog.devices import Dtype
+from gnomon.core.config import Config
+
+CAPTURE_SIZES = (1, 2, 4, *range(8, 513, 8))
+"""The token counts for which vLLM captures CUDA graphs by default."""
+
+
+class HostConfig(Config):
+    """Time of the engine's own code around an iteration: scheduling, input preparation, sampling, detokenising."""
+
+    per_iteration_s: NonNegativeFloat = 0.0
+    """Seconds per iteration."""
+    per_sequence_s: NonNegativeFloat = 0.0
+    """Seconds per sequence of the batch."""
+    asynchronous: bool = False
+    """Hidden behind the GPU's work: an iteration takes the longer of the two rather than their sum."""
+
+
+class TableConfig(Config):
+    """Explicit seconds of one iteration, for the source `table`. Each of the first two is one number per token or
+    sequence, [constant, slope], or a list of three or more: the seconds at 0, 1, 2, ... and on in a straight line."""
+
+    per_token: float | tuple[float, ...] = 0.0
+    """Seconds by tokens in the iteration."""
+    per_sequence: float | tuple[float, ...] = 0.0
+    """Seconds by sequences in the iteration."""
+    per_prefill_token: NonNegativeFloat = 0.0
+    """Seconds per prompt token of the iteration. (Chunks of several requests in one iteration count as their
+    root sum of squares, as attention does.)"""
+    per_decode: NonNegativeFloat = 0.0
+    """Seconds per decoding sequence."""
+    per_decode_kv_token: NonNegativeFloat = 0.0
+    """Seconds per KV token read by decodes."""
+
+
+class TimingConfig(Config):
+    """Where the seconds of an iteration come from."""
+
+    source: str = "roofline"
+    """roofline, profile, silicon, table, or a registered one (`gnomon catalog sources`)."""
+    path: str | None = None
+    """Folder of the measurements, for the source profile."""
+    estimator: str = "grid"
+    """How to read between measured points: grid, forest, linear, polynomial."""
+    dtype: Dtype = "bf16"
+    """Number format of the weights and multiplications."""
+    kv_dtype: Dtype = "bf16"
+    """Number format of the KV cache."""
+    host: HostConfig = HostConfig()
+    graph_sizes: tuple[PositiveInt, ...] | Literal["vllm"] | None = None
+    """Token counts to which small iterations are padded by CUDA graphs, e.g. [1, 2, 4, 8]; "vllm" for its defaults."""
+    scale: float = Field(1.0, gt=0)
+    """Factor on all times of the GPU, e.g. to carry a source's uncertainty into a result."""
+    table: TableConfig | None = None
+    """The seconds themselves, for the source table."""
