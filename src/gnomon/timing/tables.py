@@ -42,17 +42,60 @@ class IterationTables(NamedTuple):
     decodes_axis: Floats
     """Grid of decode counts for `mixed_s`, same form."""
     skew: Floats
-    """[decodes axis, skew axis]: how far the time of a skewed batch lies from that at its mean KV length towards that
-    at its maximum; size 0 where not measured. Skew axis = 8 equal bins of 1 - mean/max over [0, 1]."""
+    """[stage, decodes axis, skew bin]: how far the time of a skewed batch lies from that at its mean KV length towards
+    that at its maximum; size 0 in the second axis where not measured. 8 equal bins of 1 - mean/max over [0, 1]."""
     host_s: Floats
-    """[3]: host seconds per iteration, host seconds per sequence, and 1.0 where they hide behind the GPU's work
-    (asynchronous scheduling: an iteration takes the longer of the two) else 0.0 (they add)."""
+    """[stage, 3]: host seconds per iteration, host seconds per sequence, and 1.0 where they hide behind the GPU's work
+    (asynchronous scheduling: an iteration takes the longer of the two) else 0.0 (they add). Only stage 0 is read."""
     measured: Floats
-    """[4]: the largest tokens, chunk, KV length and decodes that the source covers (inf for a formula). Beyond them
-    the tables hold an extrapolation by the roofline's shape; engines count such iterations and say so."""
+    """[stage, 4]: the largest tokens, chunk, KV length and decodes that the source covers (inf for a formula). Beyond
+    them the tables hold an extrapolation by the roofline's shape; engines count such iterations and say so."""
     work: Floats
-    """[8]: FLOPs per token, per query-key pair, per sequence (head); bytes of weights read per iteration, KV bytes per
-    token; peak FLOP/s and bytes/s of the replica (all its GPUs); spare."""
+    """[stage, 8]: of the whole replica (all stages and ranks), repeated for every stage: FLOPs per token, per query-key
+    pair, per sequence (head); bytes of weights read per iteration, KV bytes per token; peak FLOP/s and bytes/s; spare."""
+
+
+def stack(kinds: list[IterationTables]) -> IterationTables:
+    """The tables of several kinds of replica one below the other: a kind's stages start at the sum of those before.
+
+    All must have been baked with the same maxima, so that they share their axes.
+    """
+    if len(kinds) == 1:
+        return kinds[0]
+    assert all(k.token_s.shape[1:] == kinds[0].token_s.shape[1:] for k in kinds), "baked with different maxima"
+    with_mixed = [_with_mixed(k) for k in kinds] if any(k.mixed_s.shape[1] for k in kinds) else kinds
+    with_skew = [_with_skew(k) for k in with_mixed] if any(k.skew.shape[1] for k in kinds) else with_mixed
+    with_experts = [_with_experts(k) for k in with_skew] if any(k.expert_s.shape[1] for k in kinds) else with_skew
+    axes = {"chunk_axis", "kv_axis", "decodes_axis"}
+    columns = {
+        name: getattr(kinds[0], name) if name in axes else np.concatenate([getattr(k, name) for k in with_experts])
+        for name in IterationTables._fields
+    }
+    return IterationTables(**columns)
+
+
+def _with_mixed(tables: IterationTables) -> IterationTables:
+    """Spell out that prefill and decode times add, beside a kind for which mixed batches were measured."""
+    if tables.mixed_s.shape[1]:
+        return tables
+    counts = np.minimum(np.rint(tables.decodes_axis).astype(int), tables.decode_s.shape[1] - 1)
+    return tables._replace(
+        mixed_s=np.ascontiguousarray(
+            tables.prefill_s[:, :, :, None, None] + tables.decode_s[:, counts][:, None, None, :, :]
+        )
+    )
+
+
+def _with_skew(tables: IterationTables) -> IterationTables:
+    if tables.skew.shape[1]:
+        return tables
+    return tables._replace(skew=np.zeros((tables.token_s.shape[0], tables.decodes_axis.size, 8)))
+
+
+def _with_experts(tables: IterationTables) -> IterationTables:
+    if tables.expert_s.shape[1]:
+        return tables
+    return tables._replace(expert_s=np.zeros_like(tables.token_s))
 
 
 class Shape(NamedTuple):
@@ -146,10 +189,11 @@ def attention_s(tables: IterationTables, stage: int, shape: Shape) -> float:
     kv = shape.chunks_kv / chunk if chunk > 0.0 else 0.0
     mean = shape.decode_kv / shape.decodes if shape.decodes > 0 else 0.0
     seconds = _attention_at(tables, stage, chunk, kv, shape.decodes, mean)
-    if tables.skew.shape[0] > 0 and shape.decodes > 1 and shape.decode_kv_max > mean:
+    if tables.skew.shape[1] > 0 and shape.decodes > 1 and shape.decode_kv_max > mean:
         n, w = _cell(tables.decodes_axis, float(shape.decodes))
-        s = min(int(8.0 * (1.0 - mean / shape.decode_kv_max)), tables.skew.shape[1] - 1)
-        towards_max = tables.skew[n, s] + w * (tables.skew[n + 1, s] - tables.skew[n, s])
+        skew = tables.skew[stage]
+        s = min(int(8.0 * (1.0 - mean / shape.decode_kv_max)), skew.shape[1] - 1)
+        towards_max = skew[n, s] + w * (skew[n + 1, s] - skew[n, s])
         longest = _attention_at(tables, stage, chunk, kv, shape.decodes, shape.decode_kv_max)
         seconds += towards_max * (longest - seconds)
     return seconds
@@ -165,7 +209,7 @@ def stage_s(tables: IterationTables, stage: int, shape: Shape, group_tokens: int
 
 
 @jit
-def with_host_s(tables: IterationTables, gpu_s: float, sequences: int) -> float:
-    """Add the host's time to a (first-stage) iteration, exposed or hidden."""
-    host = tables.host_s[0] + tables.host_s[1] * sequences
-    return max(gpu_s, host) if tables.host_s[2] > 0.0 else gpu_s + host
+def with_host_s(tables: IterationTables, stage: int, gpu_s: float, sequences: int) -> float:
+    """Add the host's time to an iteration of a (first) stage, exposed or hidden."""
+    host = tables.host_s[stage, 0] + tables.host_s[stage, 1] * sequences
+    return max(gpu_s, host) if tables.host_s[stage, 2] > 0.0 else gpu_s + host
