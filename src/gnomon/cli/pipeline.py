@@ -1,0 +1,43 @@
+"""`gnomon pipeline`: a table of sub-commands, each imported only when it is called."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import click
+
+COMMANDS = {
+    "run": "Run one training step and show where its time goes.",
+}
+
+
+class Commands(click.Group):
+    """Sub-commands looked up in `COMMANDS`; `gnomon.cli.pipeline_<name>` holds `command`."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """In the order of the table."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the sub-command's module."""
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = import_module(f"gnomon.cli.pipeline_{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the sub-commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.command(cls=Commands)
+def command() -> None:
+    """Pipeline-parallel training: schedules, contention, priorities.
+
+    \b
+    Examples:
+      gnomon pipeline run                                  the communication-priority study
+      gnomon pipeline run --tier grad_prop=a --open        gradients first, and look at it
+      gnomon pipeline run --schedule zb-h1 --stages 8 -n 32
+    """

@@ -1,0 +1,367 @@
+"""The fluid engine: a graph of tasks on compute channels and shared links, run to its end.
+
+A task is work on one rank's compute channel (exclusive, not pre-empted), on its egress link (shared with the other
+ready transfers of that rank, limited again by the receiver's ingress), or on nothing at all (a latency). Everything
+else is data: a schedule's order is edges of the graph, a straggler is more work, a slow link is more work.
+The rules of sharing are those of the communication-priority study; see `docs/pipeline.md`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gnomon.core.jit import jit
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Records = Any
+"""A `np.recarray`: `tasks[k].share` reads the same compiled and in plain Python."""
+
+COMPUTE, LINK, FREE = 0, 1, 2
+FWD_PROP, GRAD_PROP, GRAD_SYNC = 0, 1, 2
+NUM_TYPES = 3
+NO_TIER = 1 << 30
+EPSILON = 1e-9
+"""The shortest step, and the work at which a task counts as done."""
+
+TASK = np.dtype(
+    [
+        # What is to be done.
+        ("work", np.float64),  # Seconds at rate 1.
+        ("channel", np.int64),  # COMPUTE, LINK or FREE.
+        ("rank", np.int64),  # Whose compute channel or egress link.
+        ("order", np.int64),  # Among ready tasks of one rank (of one tier) the smallest goes first.
+        ("type", np.int64),  # Of a transfer: FWD_PROP, GRAD_PROP or GRAD_SYNC.
+        ("receiver", np.int64),  # Of a transfer: whose ingress it enters, or -1.
+        ("impact", np.float64),  # Of compute: the rate it loses while the rank's GRAD_SYNC has the whole link.
+        ("first_successor", np.int64),  # Its row in `TaskGraph.successors`: from here
+        ("end_successor", np.int64),  # to before here.
+        ("missing", np.int64),  # Predecessors that are not done.
+        # What happens.
+        ("remaining", np.float64),
+        ("share", np.float64),  # Of the link, now.
+        ("fixed", np.bool_),  # Its share was set by the receiver.
+        ("throttled", np.bool_),  # A positive share was ever cut by back-pressure.
+        ("ready", np.float64),  # When the last predecessor was done.
+        ("start", np.float64),  # When it first ran at a positive rate.
+        ("end", np.float64),
+    ],
+    align=True,
+)
+
+RANK = np.dtype(
+    [
+        ("running", np.int64),  # The task on the compute channel, or -1.
+        ("first", np.int64),  # The best candidate found so far, for the compute channel or the link.
+        ("left", np.float64),  # Of its egress link.
+        ("ingress", np.float64),  # Sum of the shares that come in.
+        ("sync_share", np.float64),  # Share of its own GRAD_SYNC.
+    ]
+)
+
+
+class TaskGraph(NamedTuple):
+    """Tasks (a record array of `TASK`) and who waits for whom."""
+
+    tasks: Records
+    successors: Ints
+
+
+class Trace(NamedTuple):
+    """What happened."""
+
+    total_time: float
+    tasks: Records
+    """The tasks with `ready`, `start`, `end` and `throttled` filled in; NaN where a task never ran."""
+    segments: Floats
+    """Rows (task, from, to, share): every stretch of a transfer at one share; empty unless asked for."""
+
+
+class Queues(NamedTuple):
+    """Ready tasks per channel: waiting for compute, on a link, counting down. `length` says how many of each."""
+
+    tasks: Ints
+    length: Ints
+
+
+@jit
+def _enqueue(tasks: Records, queues: Queues, index: int, now: float) -> None:
+    task = tasks[index]
+    task.ready = now
+    queues.tasks[task.channel, queues.length[task.channel]] = index
+    queues.length[task.channel] += 1
+
+
+@jit
+def _dispatch(tasks: Records, ranks: Records, queues: Queues, now: float) -> None:
+    """Every free compute channel takes the first of its ready tasks."""
+    for r in range(ranks.size):
+        ranks[r].first = -1
+    for k in range(queues.length[COMPUTE]):
+        index = queues.tasks[COMPUTE, k]
+        rank = ranks[tasks[index].rank]
+        if rank.running < 0 and (rank.first < 0 or tasks[index].order < tasks[rank.first].order):
+            rank.first = index
+    kept = 0
+    for k in range(queues.length[COMPUTE]):
+        index = queues.tasks[COMPUTE, k]
+        rank = ranks[tasks[index].rank]
+        if rank.first == index:
+            rank.running = index
+            tasks[index].start = now
+        else:
+            queues.tasks[COMPUTE, kept] = index
+            kept += 1
+    queues.length[COMPUTE] = kept
+
+
+@jit
+def _divide(tasks: Records, ranks: Records, queues: Queues, present: Ints, weights: Floats, tiers: Ints) -> None:
+    """Give each sender's `left` capacity to its unfixed transfers: exclusive tier, else weights, else equally."""
+    for r in range(ranks.size):
+        ranks[r].first = -1
+        for kind in range(NUM_TYPES):
+            present[r, kind] = 0
+    for k in range(queues.length[LINK]):
+        index = queues.tasks[LINK, k]
+        task = tasks[index]
+        if task.fixed:
+            continue
+        present[task.rank, task.type] += 1
+        if tiers[task.type] != NO_TIER:
+            sender = ranks[task.rank]
+            if sender.first < 0 or _pre_empts(task, tasks[sender.first], tiers):
+                sender.first = index
+    for k in range(queues.length[LINK]):
+        index = queues.tasks[LINK, k]
+        task = tasks[index]
+        if task.fixed:
+            continue
+        sender = ranks[task.rank]
+        if sender.first >= 0:
+            task.share = sender.left if sender.first == index else 0.0
+            continue
+        total, count = 0.0, 0
+        for kind in range(NUM_TYPES):
+            count += present[task.rank, kind]
+            if present[task.rank, kind] > 0 and weights[kind] > EPSILON:
+                total += weights[kind]
+        if total == 0.0:
+            task.share = sender.left / count
+        elif weights[task.type] > EPSILON:
+            task.share = sender.left * weights[task.type] / total / present[task.rank, task.type]
+        else:
+            task.share = 0.0
+
+
+@jit
+def _pre_empts(one: Any, other: Any, tiers: Ints) -> bool:
+    """Whether transfer `one` goes before `other`, both of exclusive types."""
+    mine, theirs = tiers[one.type], tiers[other.type]
+    return mine < theirs or (mine == theirs and one.order < other.order)
+
+
+@jit
+def _push_back(tasks: Records, ranks: Records, queues: Queues) -> bool:
+    """Let every overloaded receiver scale what comes in and fix it; False when none is overloaded."""
+    for r in range(ranks.size):
+        ranks[r].ingress = 0.0
+        ranks[r].left = 1.0
+    for k in range(queues.length[LINK]):
+        task = tasks[queues.tasks[LINK, k]]
+        if task.receiver >= 0:
+            ranks[task.receiver].ingress += task.share
+    overloaded = False
+    for r in range(ranks.size):
+        overloaded = overloaded or ranks[r].ingress > 1.0 + EPSILON
+    if not overloaded:
+        return False
+    for k in range(queues.length[LINK]):
+        task = tasks[queues.tasks[LINK, k]]
+        if task.receiver >= 0 and task.share > 0.0 and ranks[task.receiver].ingress > 1.0 + EPSILON:
+            task.share /= ranks[task.receiver].ingress
+            task.fixed = True
+            task.throttled = True
+        if task.fixed:
+            ranks[task.rank].left -= task.share
+    for r in range(ranks.size):
+        ranks[r].left = max(ranks[r].left, 0.0)
+    return True
+
+
+@jit
+def _share_links(tasks: Records, ranks: Records, queues: Queues, present: Ints, weights: Floats, tiers: Ints) -> None:
+    """Set the share of every ready transfer: the senders divide their links, then the receivers push back."""
+    for r in range(ranks.size):
+        ranks[r].left = 1.0
+        ranks[r].sync_share = 0.0
+    for k in range(queues.length[LINK]):
+        tasks[queues.tasks[LINK, k]].fixed = False
+    _divide(tasks, ranks, queues, present, weights, tiers)
+    for _ in range(2 * ranks.size):
+        if not _push_back(tasks, ranks, queues):
+            break
+        _divide(tasks, ranks, queues, present, weights, tiers)
+    for k in range(queues.length[LINK]):
+        task = tasks[queues.tasks[LINK, k]]
+        if task.type == GRAD_SYNC:
+            ranks[task.rank].sync_share += task.share
+
+
+@jit
+def _set_compute_rates(tasks: Records, ranks: Records) -> None:
+    for r in range(ranks.size):
+        if ranks[r].running >= 0:
+            task = tasks[ranks[r].running]
+            task.share = 1.0 - ranks[r].sync_share * task.impact
+
+
+@jit
+def _time_to_next_completion(tasks: Records, ranks: Records, queues: Queues) -> float:
+    step = np.inf
+    for r in range(ranks.size):
+        if ranks[r].running >= 0:
+            task = tasks[ranks[r].running]
+            step = min(step, task.remaining / task.share)
+    for channel in range(LINK, FREE + 1):
+        for k in range(queues.length[channel]):
+            task = tasks[queues.tasks[channel, k]]
+            if task.share > 0.0:
+                step = min(step, task.remaining / task.share)
+    return max(step, EPSILON)
+
+
+@jit
+def _advance(tasks: Records, ranks: Records, queues: Queues, step: float, now: float, done: Ints) -> int:
+    """Work for `step` up to `now`; write the tasks that are then done into `done` and return how many."""
+    num_done = 0
+    for r in range(ranks.size):
+        if ranks[r].running < 0:
+            continue
+        task = tasks[ranks[r].running]
+        task.remaining -= step * task.share
+        if task.remaining <= EPSILON:
+            task.end = now
+            done[num_done] = ranks[r].running
+            num_done += 1
+            ranks[r].running = -1
+    for channel in range(LINK, FREE + 1):
+        kept = 0
+        for k in range(queues.length[channel]):
+            index = queues.tasks[channel, k]
+            task = tasks[index]
+            if task.share > 0.0:
+                if np.isnan(task.start):
+                    task.start = now - step
+                task.remaining -= step * task.share
+                if task.remaining <= EPSILON:
+                    task.end = now
+                    done[num_done] = index
+                    num_done += 1
+                    continue
+            queues.tasks[channel, kept] = index
+            kept += 1
+        queues.length[channel] = kept
+    return num_done
+
+
+@jit
+def _release(tasks: Records, queues: Queues, successors: Ints, done: Ints, num_done: int, now: float) -> bool:
+    """Queue the tasks that waited for nothing else; True when the set of ready transfers has changed."""
+    links_changed = False
+    for k in range(num_done):
+        task = tasks[done[k]]
+        links_changed = links_changed or task.channel == LINK
+        for at in range(task.first_successor, task.end_successor):
+            successor = tasks[successors[at]]
+            successor.missing -= 1
+            if successor.missing == 0:
+                _enqueue(tasks, queues, successors[at], now)
+                links_changed = links_changed or successor.channel == LINK
+    return links_changed
+
+
+@jit
+def _record(
+    tasks: Records, queues: Queues, segments: Floats, num_segments: int, last: Ints, now: float, step: float
+) -> int:
+    """Append the shares of this step, or stretch a transfer's last segment while its share stays the same."""
+    for k in range(queues.length[LINK]):
+        index = queues.tasks[LINK, k]
+        before = last[index]
+        if before >= 0 and segments[before, 3] == tasks[index].share and segments[before, 2] == now:
+            segments[before, 2] = now + step
+            continue
+        last[index] = num_segments
+        segments[num_segments, 0] = index
+        segments[num_segments, 1] = now
+        segments[num_segments, 2] = now + step
+        segments[num_segments, 3] = tasks[index].share
+        num_segments += 1
+    return num_segments
+
+
+@jit
+def _run(
+    template: Records, successors: Ints, ranks: Records, weights: Floats, tiers: Ints, record: bool
+) -> tuple[float, Records, Floats]:
+    tasks = template.copy()
+    num_tasks = tasks.size
+    queues = Queues(np.empty((3, num_tasks), np.int64), np.zeros(3, np.int64))
+    present = np.empty((ranks.size, NUM_TYPES), np.int64)
+    done = np.empty(num_tasks, np.int64)
+    last = np.full(num_tasks if record else 0, -1, np.int64)
+    segments, num_segments = np.empty((64 if record else 0, 4)), 0
+    for r in range(ranks.size):
+        ranks[r].running = -1
+        ranks[r].sync_share = 0.0
+    for index in range(num_tasks):
+        tasks[index].share = 1.0
+        if tasks[index].missing == 0:
+            _enqueue(tasks, queues, index, 0.0)
+    now, links_changed = 0.0, True
+    while True:
+        _dispatch(tasks, ranks, queues, now)
+        if links_changed:
+            _share_links(tasks, ranks, queues, present, weights, tiers)
+        _set_compute_rates(tasks, ranks)
+        step = _time_to_next_completion(tasks, ranks, queues)
+        if np.isinf(step):
+            return now, tasks, segments[:num_segments]
+        if record:
+            while num_segments + queues.length[LINK] > segments.shape[0]:
+                segments = np.concatenate((segments, np.empty_like(segments)))
+            num_segments = _record(tasks, queues, segments, num_segments, last, now, step)
+        now += step
+        num_done = _advance(tasks, ranks, queues, step, now, done)
+        links_changed = _release(tasks, queues, successors, done, num_done, now)
+
+
+@jit
+def _run_many(template: Records, successors: Ints, ranks: Records, weights: Floats, tiers: Ints) -> Floats:
+    totals = np.empty(weights.shape[0])
+    for row in range(totals.size):
+        totals[row] = _run(template, successors, ranks, weights[row], tiers[row], False)[0]
+    return totals
+
+
+def run(graph: TaskGraph, num_ranks: int, weights: Floats, tiers: Ints, *, record: bool = False) -> Trace:
+    """Run the graph until no task can go on.
+
+    `weights` and `tiers` are per transfer type; a tier of NO_TIER shares by weight. The graph must not have a cycle
+    (`gnomon.pipeline.validate` names it): the tasks in one, and those after it, end at NaN.
+    """
+    total, tasks, segments = _run(graph.tasks, graph.successors, _ranks(num_ranks), weights, tiers, record)
+    return Trace(float(total), tasks.view(np.recarray), segments)
+
+
+def run_many(graph: TaskGraph, num_ranks: int, weights: Floats, tiers: Ints) -> Floats:
+    """The total time for each row of `weights` and `tiers`."""
+    return _run_many(graph.tasks, graph.successors, _ranks(num_ranks), weights, tiers)
+
+
+def _ranks(count: int) -> Records:
+    return np.zeros(count, RANK).view(np.recarray)

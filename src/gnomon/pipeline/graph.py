@@ -1,0 +1,56 @@
+"""Building task graphs: tasks are added one by one, edges by number, and frozen into arrays."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gnomon.pipeline.fluid import COMPUTE, FREE, LINK, TASK, TaskGraph
+
+_COLUMNS = ("work", "channel", "rank", "order", "type", "receiver", "impact")
+
+
+class GraphBuilder:
+    """Collects tasks and edges; `build` turns them into the arrays the engine runs."""
+
+    def __init__(self) -> None:
+        self.labels: list[tuple[str, int, int]] = []
+        """(kind, micro-batch, stage) of every task, for people and pictures."""
+        self._rows: list[tuple[float, int, int, int, int, int, float]] = []
+        self._edges: list[tuple[int, int]] = []
+
+    def compute(self, label: tuple[str, int, int], rank: int, work: float, order: int, impact: float = 0.0) -> int:
+        """Work on the compute channel of `rank`; returns the task's number."""
+        return self._add(label, (work, COMPUTE, rank, order, 0, -1, impact))
+
+    def transfer(
+        self, label: tuple[str, int, int], sender: int, receiver: int, kind: int, work: float, order: int
+    ) -> int:
+        """A transfer on the egress link of `sender`; `receiver` -1 enters nobody's ingress."""
+        return self._add(label, (work, LINK, sender, order, kind, receiver, 0.0))
+
+    def free(self, label: tuple[str, int, int], rank: int, work: float, kind: int = 0) -> int:
+        """Time that passes on nothing: a latency, or a transfer on an ideal network."""
+        return self._add(label, (work, FREE, rank, 0, kind, -1, 0.0))
+
+    def after(self, task: int, *predecessors: int) -> None:
+        """Let `task` wait for `predecessors`."""
+        self._edges.extend((predecessor, task) for predecessor in predecessors)
+
+    def build(self) -> TaskGraph:
+        """The arrays."""
+        edges = np.array(self._edges, dtype=np.int64).reshape(-1, 2)
+        edges = edges[np.argsort(edges[:, 0], kind="stable")]
+        rows = np.searchsorted(edges[:, 0], np.arange(len(self._rows) + 1))
+        tasks = np.zeros(len(self._rows), TASK).view(np.recarray)
+        for name, column in zip(_COLUMNS, zip(*self._rows, strict=True), strict=True):
+            tasks[name] = column
+        tasks.remaining = tasks.work
+        tasks.first_successor, tasks.end_successor = rows[:-1], rows[1:]
+        tasks.missing = np.bincount(edges[:, 1], minlength=tasks.size)
+        tasks.ready = tasks.start = tasks.end = np.nan
+        return TaskGraph(tasks, np.ascontiguousarray(edges[:, 1]))
+
+    def _add(self, label: tuple[str, int, int], row: tuple[float, int, int, int, int, int, float]) -> int:
+        self.labels.append(label)
+        self._rows.append(row)
+        return len(self._rows) - 1
