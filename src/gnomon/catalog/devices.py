@@ -69,6 +69,8 @@ class Device(Config):
     default_node: str
     """The node in which this device usually comes."""
     roofline: RooflineConstants = RooflineConstants()
+    roofline_error: float = Field(0.25, ge=0)
+    """Median relative error of the roofline against measured kernels; a guess where nothing was measured."""
     sources: dict[str, str]
     """Where each fact comes from."""
 

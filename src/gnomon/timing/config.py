@@ -25,9 +25,14 @@ class HostConfig(Config):
 
 
 class TableConfig(Config):
-    """Explicit seconds of one iteration, for the source `table`. Each of the first two is one number per token or
-    sequence, [constant, slope], or a list of three or more: the seconds at 0, 1, 2, ... and on in a straight line."""
+    """Explicit seconds of one iteration in one pipeline stage, for the source `table`.
 
+    `per_token` and `per_sequence` are one number (seconds each), [constant, slope], or a list of three or more: the
+    seconds at 0, 1, 2, ... and on in a straight line.
+    """
+
+    per_iteration: NonNegativeFloat = 0.0
+    """Seconds of every iteration that has tokens."""
     per_token: float | tuple[float, ...] = 0.0
     """Seconds by tokens in the iteration."""
     per_sequence: float | tuple[float, ...] = 0.0

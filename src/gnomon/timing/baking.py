@@ -1,0 +1,281 @@
+"""Any source into the dense tables that the compiled engine reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gnomon.catalog.devices import Device
+from gnomon.catalog.models import Model
+from gnomon.catalog.nodes import Node, default_node
+from gnomon.catalog.parallelism import Parallelism
+from gnomon.core.errors import ConfigError
+from gnomon.timing.config import CAPTURE_SIZES, TimingConfig
+from gnomon.timing.operators import Communication, Floats, Operator, mixed_attention, stage_operators
+from gnomon.timing.roofline import Roofline
+from gnomon.timing.source import Context, Source, make_source
+from gnomon.timing.table import each_stage, given_tables
+from gnomon.timing.tables import IterationTables, geometric_axis
+
+
+@dataclass(frozen=True)
+class Baked:
+    """The tables of one replica, and what is to be said about them."""
+
+    tables: IterationTables
+    notes: list[str]
+    """Operators taken from the roofline, shapes beyond the measured range."""
+    uncertainty: float
+    """Relative error to expect of an iteration's time."""
+
+
+def iteration_tables(
+    model: Model,
+    device: Device,
+    parallelism: Parallelism,
+    *,
+    node: Node | None = None,
+    config: TimingConfig | None = None,
+    max_tokens: int,
+    max_sequences: int,
+    max_kv_tokens: int,
+) -> Baked:
+    """The seconds of every possible iteration of one replica.
+
+    `max_tokens` and `max_sequences` bound one iteration, `max_kv_tokens` the KV length of one request. Raises
+    GnomonError where the parallelism does not suit the model or the source cannot be read.
+    """
+    config = config or TimingConfig()
+    for name, value in (("max_tokens", max_tokens), ("max_sequences", max_sequences), ("max_kv_tokens", max_kv_tokens)):
+        if value < 1:
+            raise ConfigError(f"must be positive, not {value}.", where=name)
+    parallelism.check(model)
+    work = _work(model, device, parallelism, config)
+    host_s = np.array([config.host.per_iteration_s, config.host.per_sequence_s, float(config.host.asynchronous)])
+    if config.source == "table":
+        tables = given_tables(
+            config.table,
+            parallelism.pipeline_parallel,
+            max_tokens=max_tokens,
+            max_sequences=max_sequences,
+            max_kv_tokens=max_kv_tokens,
+            host_s=host_s,
+            work=work,
+        )
+        return Baked(tables, [], 0.0)
+    node = node or default_node(device, parallelism.num_gpus)
+    timer = Timer(Context(model, device, node, parallelism, config))
+    oven = _Oven(timer, max_tokens, max_sequences, max_kv_tokens)
+    tables = oven.bake(host_s, work)
+    return Baked(tables, timer.notes(), oven.uncertainty())
+
+
+class Timer:
+    """A source backed by the roofline: for operators it lacks, and in shape beyond its range."""
+
+    def __init__(self, context: Context, source_name: str | None = None) -> None:
+        self.context = context
+        self.source: Source = make_source(context, source_name)
+        self.roofline = Roofline(context.device, context.node, context.config.dtype)
+        self.fallbacks: dict[str, None] = {}
+        self.beyond: dict[str, str] = {}
+
+    def operators(self, stage: int) -> list[Operator]:
+        """What one rank of a stage runs."""
+        c = self.context
+        return stage_operators(c.model, c.parallelism, stage, dtype=c.config.dtype, kv_dtype=c.config.kv_dtype)
+
+    def seconds(self, operator: Operator, *sizes: Floats) -> Floats:
+        """Seconds of one call. Sizes outside the measured range take the roofline's shape from its edge on."""
+        measured = self.source.measured(operator)
+        if measured is None:
+            if not operator.is_fused:
+                self.fallbacks[operator.name] = None
+            return self.context.config.scale * self.roofline.seconds(operator, *sizes)
+        inside = [np.clip(size, low, high) for size, (low, high) in zip(sizes, measured, strict=True)]
+        seconds = self.source.seconds(operator, *inside)
+        is_outside = np.any([a != b for a, b in zip(sizes, inside, strict=True)], axis=0)
+        if is_outside.any():
+            at_edge = self.roofline.seconds(operator, *inside)
+            there = self.roofline.seconds(operator, *sizes)
+            seconds = seconds * np.where(is_outside & (at_edge > 0), there / np.maximum(at_edge, 1e-12), 1.0)
+            self._note_beyond(operator, sizes, measured)
+        return self.context.config.scale * seconds
+
+    def uncertainty(self, operator: Operator) -> float:
+        """Relative error to expect of this operator's time."""
+        source = self.source if self.source.measured(operator) is not None else self.roofline
+        return source.uncertainty(operator)
+
+    def _note_beyond(
+        self, operator: Operator, sizes: tuple[Floats, ...], measured: tuple[tuple[float, float], ...]
+    ) -> None:
+        if any(size.max() > high for size, (_, high) in zip(sizes, measured, strict=True)):
+            limits = ", ".join(f"{high:g}" for _, high in measured)
+            self.beyond[operator.name] = limits
+
+    def notes(self) -> list[str]:
+        """What a user should know about these times."""
+        notes = []
+        if self.fallbacks:
+            notes.append(f"{self.source.name} has no {', '.join(self.fallbacks)}: taken from the roofline.")
+        if self.beyond:
+            listing = ", ".join(f"{name} (to {limits})" for name, limits in self.beyond.items())
+            notes.append(f"{self.source.name} is extrapolated by the roofline's shape beyond its range: {listing}.")
+        return notes
+
+
+@dataclass
+class _Oven:
+    """Fills the tables; the seconds of one call are computed once and multiplied by each stage's count."""
+
+    timer: Timer
+    max_tokens: int
+    max_sequences: int
+    max_kv_tokens: int
+    _calls: dict[tuple[str, object, str], Floats] = field(default_factory=dict)
+
+    def bake(self, host_s: Floats, work: Floats) -> IterationTables:
+        parallelism = self.timer.context.parallelism
+        stages = [self.timer.operators(stage) for stage in range(parallelism.pipeline_parallel)]
+        self.chunk_axis, self.kv_axis = geometric_axis(self.max_tokens), geometric_axis(self.max_kv_tokens)
+        self.decodes_axis = geometric_axis(self.max_sequences)
+        group_tokens = self.max_tokens * parallelism.data_parallel
+        has_shared = any(one.is_shared for operators in stages for one in operators)
+        skew = self.timer.source.skew(self.decodes_axis)
+        tokens = self._stack(stages, "token", self.max_tokens)
+        return IterationTables(
+            token_s=np.ascontiguousarray(tokens[:, self._padding()]),
+            expert_s=self._stack(stages, "shared", group_tokens) if has_shared else np.zeros((len(stages), 0)),
+            sequence_s=self._stack(stages, "sequence", self.max_sequences),
+            prefill_s=self._attention(stages, "attention_prefill", self.chunk_axis, self.kv_axis),
+            decode_s=self._attention(stages, "attention_decode", np.arange(self.max_sequences + 1.0), self.kv_axis),
+            mixed_s=self._mixed(stages),
+            chunk_axis=self.chunk_axis,
+            kv_axis=self.kv_axis,
+            decodes_axis=self.decodes_axis,
+            skew=each_stage(np.zeros((0, 8)) if skew is None else skew, len(stages)),
+            host_s=each_stage(host_s, len(stages)),
+            measured=each_stage(self._measured(stages), len(stages)),
+            work=each_stage(work, len(stages)),
+        )
+
+    def _stack(self, stages: list[list[Operator]], axis: str, maximum: int) -> Floats:
+        """[stage, 0..maximum] of the operators on one axis; an empty iteration takes no time."""
+        out = np.zeros((len(stages), maximum + 1))
+        at = np.arange(1.0, maximum + 1.0)
+        for stage, operators in enumerate(stages):
+            for one in operators:
+                if axis_of(one) == axis:
+                    out[stage, 1:] += one.count * self._call(one, axis, at)
+        return out
+
+    def _call(self, operator: Operator, axis: str, at: Floats) -> Floats:
+        key = (operator.name, operator.work, axis)
+        if key not in self._calls:
+            work = operator.work
+            sizes = at * work.bytes_each if isinstance(work, Communication) else at
+            self._calls[key] = self.timer.seconds(operator, sizes)
+        return self._calls[key]
+
+    def _attention(self, stages: list[list[Operator]], kind: str, rows: Floats, kv: Floats) -> Floats:
+        """[stage, rows, kv]; no rows, no time."""
+        first = next(one for one in stages[0] if one.kind == kind)
+        grid = np.meshgrid(rows[1:], kv, indexing="ij")
+        plane = np.zeros((rows.size, kv.size))
+        plane[1:] = self.timer.seconds(first, *grid)
+        return np.stack([plane * _count(operators, kind) for operators in stages])
+
+    def _mixed(self, stages: list[list[Operator]]) -> Floats:
+        """[stage, chunk, kv, decodes, kv] where the source measured both in one kernel."""
+        operator = mixed_attention(stages[0])
+        if self.timer.source.measured(operator) is None or self.timer.source.name == "roofline":
+            return each_stage(np.zeros((0, 0, 0, 0)), len(stages))
+        grid = np.meshgrid(self.chunk_axis, self.kv_axis, self.decodes_axis, self.kv_axis, indexing="ij")
+        block = self.timer.seconds(operator, *grid)
+        return np.stack([block * _count(operators, "attention_prefill") for operators in stages])
+
+    def _padding(self) -> NDArray[np.int64]:
+        """The token count that each iteration is padded to by CUDA graphs."""
+        sizes = self.timer.context.config.graph_sizes
+        at = np.arange(self.max_tokens + 1)
+        if sizes is None:
+            return at
+        captured = np.unique(np.array(CAPTURE_SIZES if sizes == "vllm" else sizes))
+        captured = captured[captured <= self.max_tokens]
+        if captured.size == 0:
+            return at
+        padded = captured[np.minimum(np.searchsorted(captured, at), captured.size - 1)]
+        return np.where((at > 0) & (at <= captured[-1]), padded, at)
+
+    def _measured(self, stages: list[list[Operator]]) -> Floats:
+        """The largest tokens, chunk, KV length and decodes that every measured operator covers."""
+        limits = np.full(4, np.inf)
+        for one in {one.name: one for operators in stages for one in operators}.values():
+            covered = self.timer.source.measured(one)
+            if covered is None:
+                continue
+            highs = [high for _, high in covered]
+            if one.kind == "attention_prefill":
+                limits[1:3] = np.minimum(limits[1:3], highs)
+            elif one.kind == "attention_decode":
+                limits[[3, 2]] = np.minimum(limits[[3, 2]], highs)
+            elif axis_of(one) == "token":
+                each = one.work.bytes_each if isinstance(one.work, Communication) else 1.0
+                limits[0] = min(limits[0], highs[0] / each)
+        return limits
+
+    def uncertainty(self) -> float:
+        """Operators' uncertainties, weighted by their time in a typical iteration (errors taken as of one sign)."""
+        timer, operators = self.timer, self.timer.operators(0)
+        shape = {"token": min(512, self.max_tokens), "shared": min(512, self.max_tokens)}
+        rows = float(min(64, self.max_sequences))
+        kv = float(min(1024, self.max_kv_tokens))
+        total = weighted = 0.0
+        sizes: tuple[Floats, ...]
+        for one in operators:
+            if one.kind.startswith("attention"):
+                sizes = (np.array([rows]), np.array([kv]))
+            else:
+                at = float(shape.get(axis_of(one), rows))
+                sizes = (np.array([at * one.work.bytes_each if isinstance(one.work, Communication) else at]),)
+            seconds = one.count * float(timer.seconds(one, *sizes)[0])
+            total += seconds
+            weighted += seconds * timer.uncertainty(one)
+        return weighted / total if total > 0 else 0.0
+
+
+def axis_of(operator: Operator) -> str:
+    """What an operator's time is tabulated by: token, shared (tokens of the group), sequence or attention."""
+    if operator.is_shared:
+        return "shared"
+    if isinstance(operator.work, Communication):
+        return operator.work.per
+    return operator.kind
+
+
+def _count(operators: list[Operator], kind: str) -> int:
+    return sum(one.count for one in operators if one.kind == kind)
+
+
+def _work(model: Model, device: Device, parallelism: Parallelism, config: TimingConfig) -> Floats:
+    """FLOPs and bytes from which an engine computes MFU and memory traffic; see `IterationTables.work`."""
+    num_gpus = parallelism.tensor_parallel * parallelism.pipeline_parallel
+    body = model.num_active_parameters - model.num_embedding_parameters - model.num_head_parameters
+    stages = range(parallelism.pipeline_parallel)
+    weights = sum(model.weight_bytes_of_stage(parallelism, s, config.dtype) for s in stages)
+    kv = model.kv_bytes_per_token(config.kv_dtype, parallelism.tensor_parallel)
+    return np.array(
+        [
+            2.0 * body,
+            2.0 * model.num_layers * model.num_heads * (model.qk_head_dim + model.v_head_dim),
+            2.0 * model.vocab_size * model.hidden_size,
+            weights * parallelism.tensor_parallel,
+            kv * parallelism.tensor_parallel,
+            device.flops(config.dtype) * num_gpus,
+            device.bandwidth_bytes_s * num_gpus,
+            0.0,
+        ]
+    )
