@@ -8,6 +8,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from gnomon.core.config import Config
 from gnomon.workload.arrivals import Arrivals, Poisson
+from gnomon.workload.formats import FORMATS, TimeUnit, TraceFormat
 from gnomon.workload.lengths import FromPreset, Lengths
 from gnomon.workload.presets import preset
 from gnomon.workload.requests import OverLong
@@ -20,6 +21,30 @@ DEFAULT_NUM_REQUESTS = 10_000
 RATED = ("poisson", "gamma", "fixed_interval", "piecewise", "diurnal")
 
 
+class ColumnsConfig(Config):
+    """Which column of a CSV means what."""
+
+    prompt: str
+    """Column of prompt tokens."""
+    output: str
+    """Column of output tokens."""
+    arrival: str | None = None
+    """Column of arrival times."""
+    session: str | None = None
+    """Column of conversations."""
+    priority: str | None = None
+    """Column of priorities (0 is the least urgent)."""
+    time_unit: TimeUnit = "s"
+    """Unit of arrival times: s, ms, us or datetime."""
+
+    def as_format(self) -> TraceFormat:
+        """The trace format these columns make."""
+        roles = {"prompt": self.prompt, "output": self.output, "arrival": self.arrival}
+        roles |= {"session": self.session, "priority": self.priority}
+        named = {role: name for role, name in roles.items() if name is not None}
+        return TraceFormat("columns named by the user", named, time_unit=self.time_unit)
+
+
 class TraceConfig(Config):
     """A recorded trace and the part of it that is used."""
 
@@ -27,14 +52,24 @@ class TraceConfig(Config):
     """Trace file: Azure LLM, Mooncake, BurstGPT, Vidur, or any CSV with a header."""
     format: str = "auto"
     """Format of the file; `auto` tells it from the header (see `gnomon workload formats`)."""
-    columns: dict[str, str] = Field(default_factory=dict)
-    """For other CSVs: which column holds `arrival`, `prompt`, `output` (and `session`, `priority`)."""
+    columns: ColumnsConfig | None = None
+    """The columns of a CSV of another format."""
     start_s: Annotated[float, Field(ge=0)] = 0.0
     """Leave out what arrived before this many seconds after the trace's first request."""
     end_s: PositiveFloat | None = None
     """Leave out what arrived at or after this many seconds."""
     time_scale: PositiveFloat = 1.0
     """Multiply all gaps: 0.5 sends the trace twice as fast."""
+
+    @model_validator(mode="after")
+    def _known_format(self) -> TraceConfig:
+        if self.format != "auto":
+            FORMATS[self.format]
+        if self.columns is not None and self.format != "auto":
+            raise ValueError("format and columns both say how to read the file: give one of them")
+        if self.end_s is not None and self.end_s <= self.start_s:
+            raise ValueError("end_s must be after start_s")
+        return self
 
 
 class SessionsConfig(Config):
@@ -116,8 +151,10 @@ class WorkloadConfig(Config):
             raise ValueError("a trace is named but none is given: set trace.file")
         if self.trace is not None and "trace" not in (process, distribution):
             raise ValueError("the trace is not used: neither arrivals nor lengths come from it")
+        if self.sessions is not None and distribution == "trace":
+            raise ValueError("sessions need drawn lengths: a trace's prompts hold their conversations already")
         if process in ("batch", "closed_loop") and self.rate is not None:
-            raise ValueError(f"{process} arrivals have no rate: leave it out")
+            raise ValueError(f"{process} arrivals have no rate: leave rate out")
         if self.trace is not None and self.rate is not None and self.trace.time_scale != 1:
             raise ValueError("rate and trace.time_scale both change the speed: give one of them")
         if self.priority_shares and not sum(self.priority_shares):

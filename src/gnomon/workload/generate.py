@@ -5,13 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
+from gnomon.core.errors import ConfigError, DataError
 from gnomon.core.streams import stream
 from gnomon.workload import arrivals as arrival
 from gnomon.workload import lengths as length
 from gnomon.workload.config import WorkloadConfig
 from gnomon.workload.presets import preset, preset_lengths
-from gnomon.workload.requests import Requests, Tokens, limit_lengths
+from gnomon.workload.requests import ArrivalShape, Requests, Tokens, limit_lengths
+from gnomon.workload.sessions import with_sessions
+from gnomon.workload.traces import Trace, read_requests, read_trace
 
 
 def generate(config: WorkloadConfig, seed: int) -> Requests:
@@ -21,67 +25,139 @@ def generate(config: WorkloadConfig, seed: int) -> Requests:
     moves the same requests closer together, changing the lengths leaves arrivals alone, and fewer requests are the
     first of more.
     """
-    assert config.num_requests is not None
-    num_requests = config.num_requests
-    prompt, output = _lengths(config, num_requests, seed)
-    requests = Requests(
-        arrival_s=np.zeros(num_requests),
-        prompt_tokens=_scaled(prompt, config.prompt_scale),
-        output_tokens=_scaled(output, config.output_scale),
-        session=np.full(num_requests, -1, dtype=np.int32),
-        priority=_priorities(config, num_requests, seed),
-        prefix_offsets=np.zeros(num_requests + 1, dtype=np.int64),
-        prefix_hashes=np.empty(0, dtype=np.int64),
-    )
-    requests = _with_arrivals(requests, config, seed)
+    trace = read_trace(config.trace) if config.trace is not None else None
+    count = _count(config, trace)
+    requests = _recorded(trace, count) if config.lengths.distribution == "trace" else _drawn(config, count, seed)
+    requests = _scaled(requests, config.prompt_scale, config.output_scale)
+    if config.priority_shares:
+        requests = replace(requests, priority=_priorities(config.priority_shares, count, seed))
+    if config.sessions is not None:
+        requests = with_sessions(requests, config.sessions, seed)
+    requests = _with_arrivals(requests, config, trace, seed)
+    if trace is not None:
+        requests = replace(requests, notes=(*trace.notes, *requests.notes))
     return requests if config.max_tokens is None else limit_lengths(requests, config.max_tokens, config.over_long)
 
 
-def _with_arrivals(requests: Requests, config: WorkloadConfig, seed: int) -> Requests:
-    count, arrivals = len(requests), config.arrivals
-    if isinstance(arrivals, arrival.Batch):
-        return requests
-    if isinstance(arrivals, arrival.ClosedLoop):
-        return replace(
-            requests,
-            arrival_s=np.where(np.arange(count) < arrivals.concurrency, 0.0, np.inf),
-            concurrency=arrivals.concurrency,
-            think_s=arrival.think_times(arrivals, count, seed),
+def _count(config: WorkloadConfig, trace: Trace | None) -> int:
+    if trace is None:
+        assert config.num_requests is not None
+        return config.num_requests
+    if config.num_requests is not None and config.num_requests > len(trace):
+        raise ConfigError(
+            f"the trace holds {len(trace):,} requests, fewer than num_requests = {config.num_requests:,}.",
+            fix="Ask for fewer, or draw lengths from the file: --workload.lengths.distribution empirical.",
         )
-    assert not isinstance(arrivals, arrival.Recorded)
-    assert config.rate is not None
-    shape = arrival.unit_shape(arrivals, count, seed)
-    return replace(requests, arrival_s=shape.at(config.rate), rate=config.rate, shape=shape)
+    return config.num_requests or len(trace)
 
 
-def _lengths(config: WorkloadConfig, num_requests: int, seed: int) -> tuple[Tokens, Tokens]:
+def _recorded(trace: Trace | None, count: int) -> Requests:
+    """The trace's requests without their arrivals."""
+    assert trace is not None
+    first = trace.take(np.arange(count))
+    return Requests(
+        arrival_s=np.zeros(count),
+        prompt_tokens=first.prompt_tokens,
+        output_tokens=first.output_tokens,
+        session=first.session,
+        priority=first.priority,
+        prefix_offsets=first.prefix_offsets,
+        prefix_hashes=first.prefix_hashes,
+        prefix_block_tokens=first.prefix_block_tokens,
+    )
+
+
+def _drawn(config: WorkloadConfig, count: int, seed: int) -> Requests:
+    """Requests of a distribution, without arrivals."""
+    prompt, output = _lengths(config, count, seed)
+    return Requests(
+        arrival_s=np.zeros(count),
+        prompt_tokens=prompt,
+        output_tokens=output,
+        session=np.full(count, -1, dtype=np.int32),
+        priority=np.zeros(count, dtype=np.int8),
+        prefix_offsets=np.zeros(count + 1, dtype=np.int64),
+        prefix_hashes=np.empty(0, dtype=np.int64),
+    )
+
+
+def _lengths(config: WorkloadConfig, count: int, seed: int) -> tuple[Tokens, Tokens]:
     lengths = config.lengths
     match lengths:
         case length.Fixed():
-            return (
-                np.full(num_requests, lengths.prompt, dtype=np.int32),
-                np.full(num_requests, lengths.output, dtype=np.int32),
-            )
+            return np.full(count, lengths.prompt, dtype=np.int32), np.full(count, lengths.output, dtype=np.int32)
         case length.Uniform():
-            return length.uniform_lengths(lengths, num_requests, seed)
+            return length.uniform_lengths(lengths, count, seed)
         case length.Zipf():
-            return length.zipf_lengths(lengths, num_requests, seed)
+            return length.zipf_lengths(lengths, count, seed)
         case length.Lognormal():
-            return length.lognormal_lengths(lengths, num_requests, seed)
+            return length.lognormal_lengths(lengths, count, seed)
+        case length.Empirical():
+            recorded = read_requests(lengths.file, lengths.format)
+            chosen = stream(seed, "prompt lengths").integers(0, len(recorded), count)
+            return recorded.prompt_tokens[chosen], recorded.output_tokens[chosen]
         case length.FromPreset():
             assert config.preset is not None
-            return preset_lengths(preset(config.preset), num_requests, seed)
+            return preset_lengths(preset(config.preset), count, seed)
+        case length.Recorded():
+            raise AssertionError("a trace's lengths are not drawn")
+
+
+def _scaled(requests: Requests, prompt_scale: float, output_scale: float) -> Requests:
+    """Lengths multiplied; hashed blocks grow with the prompts, so that the shared part stays."""
+    if prompt_scale == 1 and output_scale == 1:
+        return requests
+    return replace(
+        requests,
+        prompt_tokens=length.tokens(requests.prompt_tokens * prompt_scale),
+        output_tokens=length.tokens(requests.output_tokens * output_scale),
+        prefix_block_tokens=max(1, round(requests.prefix_block_tokens * prompt_scale))
+        if len(requests.prefix_hashes)
+        else requests.prefix_block_tokens,
+    )
+
+
+def _with_arrivals(requests: Requests, config: WorkloadConfig, trace: Trace | None, seed: int) -> Requests:
+    count, arrivals = len(requests), config.arrivals
+    match arrivals:
+        case arrival.Batch():
+            return requests
+        case arrival.ClosedLoop():
+            return replace(
+                requests,
+                arrival_s=np.where(np.arange(count) < arrivals.concurrency, 0.0, np.inf),
+                concurrency=arrivals.concurrency,
+                think_s=arrival.think_times(arrivals, count, seed),
+            )
+        case arrival.Recorded():
+            assert trace is not None
+            return _with_recorded_arrivals(requests, trace, config.rate)
         case _:
-            raise NotImplementedError(lengths.distribution)
+            assert config.rate is not None
+            shape = arrival.unit_shape(arrivals, count, seed)
+            return replace(requests, arrival_s=shape.at(config.rate), rate=config.rate, shape=shape)
 
 
-def _scaled(counts: Tokens, scale: float) -> Tokens:
-    return counts if scale == 1 else length.tokens(counts * scale)
+def _with_recorded_arrivals(requests: Requests, trace: Trace, rate: float | None) -> Requests:
+    if not len(trace.arrival_s):
+        raise DataError(
+            "the file has no arrival times.",
+            where=str(trace.path),
+            fix="Choose a process, such as --workload.arrivals.process poisson, or draw from the file with "
+            "--workload.lengths.distribution empirical.",
+        )
+    times_s = trace.arrival_s[: len(requests)]
+    span_s = float(times_s[-1] - times_s[0])
+    if span_s == 0:
+        if rate is not None:
+            raise ConfigError("all requests of the trace arrive at once: there is no rate to change.")
+        return replace(requests, arrival_s=times_s)
+    shape = ArrivalShape(times_s, (len(times_s) - 1) / span_s)
+    rate = shape.rate if rate is None else rate
+    return replace(requests, arrival_s=shape.at(rate), rate=rate, shape=shape)
 
 
-def _priorities(config: WorkloadConfig, num_requests: int, seed: int) -> np.ndarray:
-    if not config.priority_shares:
-        return np.zeros(num_requests, dtype=np.int8)
-    cumulated = np.cumsum(config.priority_shares)
-    draws = stream(seed, "priorities").random(num_requests) * cumulated[-1]
+def _priorities(shares: tuple[float, ...], count: int, seed: int) -> NDArray[np.int8]:
+    cumulated = np.cumsum(shares)
+    draws = stream(seed, "priorities").random(count) * cumulated[-1]
     return np.searchsorted(cumulated, draws, side="right").astype(np.int8)

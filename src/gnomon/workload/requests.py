@@ -100,10 +100,7 @@ class Requests:
 
     def take(self, index: NDArray[np.int64]) -> Requests:
         """The requests of these increasing indices."""
-        counts = np.diff(self.prefix_offsets)[index]
-        offsets = np.concatenate(([0], np.cumsum(counts)))
-        within = np.arange(offsets[-1]) - np.repeat(offsets[:-1], counts)
-        hashes = self.prefix_hashes[np.repeat(self.prefix_offsets[index], counts) + within]
+        offsets, hashes = gathered(self.prefix_offsets, self.prefix_hashes, index)
         shape = self.shape and replace(self.shape, times_s=self.shape.times_s[index])
         return replace(
             self,
@@ -165,12 +162,26 @@ def _truncated(requests: Requests, max_tokens: int) -> Requests:
     output = np.minimum(requests.output_tokens, max_tokens - prompt)
     kept_blocks = -(-prompt // requests.prefix_block_tokens)
     counts = np.minimum(np.diff(requests.prefix_offsets), kept_blocks)
-    offsets = np.concatenate(([0], np.cumsum(counts)))
-    within = np.arange(offsets[-1]) - np.repeat(offsets[:-1], counts)
+    offsets, hashes = _rows(requests.prefix_hashes, requests.prefix_offsets[:-1], counts)
     return replace(
         requests,
         prompt_tokens=prompt.astype(np.int32),
         output_tokens=output.astype(np.int32),
         prefix_offsets=offsets,
-        prefix_hashes=requests.prefix_hashes[np.repeat(requests.prefix_offsets[:-1], counts) + within],
+        prefix_hashes=hashes,
     )
+
+
+def gathered(
+    offsets: NDArray[np.int64], values: NDArray[np.int64], index: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The rows `index` of lists stored as offsets and values."""
+    return _rows(values, offsets[index], np.diff(offsets)[index])
+
+
+def _rows(
+    values: NDArray[np.int64], starts: NDArray[np.int64], counts: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    offsets = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
+    within = np.arange(offsets[-1]) - np.repeat(offsets[:-1], counts)
+    return offsets, values[np.repeat(starts, counts) + within]

@@ -1,0 +1,160 @@
+"""Recorded requests: read, checked, cut to a window."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gnomon.core.errors import DataError
+from gnomon.workload.config import TraceConfig
+from gnomon.workload.formats import FORMATS, TimeUnit, TraceFormat
+from gnomon.workload.requests import Floats, Tokens, gathered
+from gnomon.workload.table import Table, read_table
+
+T = TypeVar("T")
+
+SECONDS_PER: dict[TimeUnit, float] = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """Requests as recorded, in order of arrival; `arrival_s` is empty if the file has lengths only."""
+
+    path: Path
+    arrival_s: Floats
+    prompt_tokens: Tokens
+    output_tokens: Tokens
+    session: NDArray[np.int32]
+    priority: NDArray[np.int8]
+    prefix_offsets: NDArray[np.int64]
+    prefix_hashes: NDArray[np.int64]
+    prefix_block_tokens: int
+    notes: tuple[str, ...] = field(default=())
+
+    def __len__(self) -> int:
+        return len(self.prompt_tokens)
+
+    def take(self, index: NDArray[np.int64]) -> Trace:
+        """The chosen requests in the order of `index`."""
+        offsets, hashes = gathered(self.prefix_offsets, self.prefix_hashes, index)
+        return replace(
+            self,
+            arrival_s=self.arrival_s[index] if len(self.arrival_s) else self.arrival_s,
+            prompt_tokens=self.prompt_tokens[index],
+            output_tokens=self.output_tokens[index],
+            session=self.session[index],
+            priority=self.priority[index],
+            prefix_offsets=offsets,
+            prefix_hashes=hashes,
+        )
+
+
+def read_trace(config: TraceConfig) -> Trace:
+    """The window of a trace that a workload uses; its first moment is 0."""
+    trace = read_requests(config.file, config.format, None if config.columns is None else config.columns.as_format())
+    if not len(trace.arrival_s):
+        return trace
+    ends_s = np.inf if config.end_s is None else config.end_s
+    inside = np.flatnonzero((trace.arrival_s >= config.start_s) & (trace.arrival_s < ends_s))
+    if not len(inside):
+        raise DataError(
+            f"no request arrives from {config.start_s:g} s to {ends_s:g} s.",
+            where=config.file,
+            fix=f"The trace covers 0 s to {trace.arrival_s[-1]:g} s.",
+        )
+    trace = trace if len(inside) == len(trace) else trace.take(inside)
+    return replace(trace, arrival_s=(trace.arrival_s - config.start_s) * config.time_scale)
+
+
+def read_requests(path: str, format: str = "auto", own: TraceFormat | None = None) -> Trace:
+    """A whole file of requests: in the named format, one told by its columns, or the user's `own`."""
+    table = read_table(path)
+    known = own or (_detected(table) if format == "auto" else FORMATS[format])
+    _check_columns(table, known, own is not None)
+    trace = _without_empty(_read(table, known))
+    if not len(trace.arrival_s):
+        return trace
+    order = np.argsort(trace.arrival_s, kind="stable")
+    trace = trace if (order[1:] > order[:-1]).all() else trace.take(order)
+    return replace(trace, arrival_s=trace.arrival_s - trace.arrival_s[0])
+
+
+def _detected(table: Table) -> TraceFormat:
+    fitting = [FORMATS[name] for name in FORMATS if FORMATS[name].fits(table.names)]
+    if not fitting:
+        raise DataError(
+            f"no known trace format has the columns {', '.join(table.names)}.",
+            where=str(table.path),
+            fix=f"Known formats: {', '.join(FORMATS)}. Or name your columns: --workload.trace.columns.prompt NAME, "
+            "--workload.trace.columns.output NAME, --workload.trace.columns.arrival NAME.",
+        )
+    return fitting[0]
+
+
+def _check_columns(table: Table, known: TraceFormat, all_needed: bool) -> None:
+    """Refuse a file without the needed columns; of columns that the user named, every one is needed."""
+    needed = [name for role, name in known.columns.items() if all_needed or role in ("prompt", "output")]
+    missing = [name for name in needed if name not in table.names]
+    if missing:
+        raise DataError(
+            f"there is no column {missing[0]!r}.",
+            where=f"{table.path}:1",
+            fix=f"The file has: {', '.join(table.names)}.",
+        )
+
+
+def _read(table: Table, known: TraceFormat) -> Trace:
+    count = len(table.frame)
+
+    def column(role: str, read: Callable[[str], T], otherwise: T) -> T:
+        name = known.columns.get(role)
+        return read(name) if name in table.names and name is not None else otherwise
+
+    none = np.full(count, -1, dtype=np.int32)
+    no_prefixes = np.zeros(count + 1, dtype=np.int64), np.empty(0, dtype=np.int64)
+    offsets, hashes = column("prefix", table.lists, no_prefixes)
+    blocks = column("prefix_block_tokens", table.counts, np.full(1, known.block_tokens))
+    return Trace(
+        path=table.path,
+        arrival_s=column("arrival", lambda name: _arrivals(table, name, known.time_unit), np.empty(0)),
+        prompt_tokens=table.counts(known.columns["prompt"]).astype(np.int32),
+        output_tokens=table.counts(known.columns["output"]).astype(np.int32),
+        session=column("session", lambda name: _sessions(table, name), none),
+        priority=column("priority", lambda name: table.counts(name).astype(np.int8), np.zeros(count, dtype=np.int8)),
+        prefix_offsets=offsets,
+        prefix_hashes=hashes,
+        prefix_block_tokens=int(blocks[0]),
+    )
+
+
+def _arrivals(table: Table, name: str, unit: TimeUnit) -> Floats:
+    return table.moments_s(name) if unit == "datetime" else table.numbers(name) * SECONDS_PER[unit]
+
+
+def _sessions(table: Table, name: str) -> NDArray[np.int32]:
+    """Whole numbers stay as they are; other session names are numbered in order of appearance; empty ones are -1."""
+    import polars as pl
+
+    values = table.frame[name]
+    numbers = values.cast(pl.Int32, strict=False)
+    if numbers.null_count() == values.null_count():
+        return numbers.fill_null(-1).to_numpy()
+    firsts = {value: index for index, value in enumerate(values.unique(maintain_order=True).drop_nulls())}
+    return np.array([-1 if value is None else firsts[value] for value in values], dtype=np.int32)
+
+
+def _without_empty(trace: Trace) -> Trace:
+    """Drop requests without prompt or output tokens (failed ones, in most traces), and say so."""
+    whole = (trace.prompt_tokens > 0) & (trace.output_tokens > 0)
+    dropped = len(trace) - int(whole.sum())
+    if not dropped:
+        return trace
+    if dropped == len(trace):
+        raise DataError("no request has both prompt and output tokens.", where=str(trace.path))
+    note = f"{dropped:,} of {len(trace):,} requests of {trace.path.name} without prompt or output tokens: dropped."
+    return replace(trace.take(np.flatnonzero(whole)), notes=(note,))
