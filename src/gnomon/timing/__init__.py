@@ -1,19 +1,24 @@
 """From a model and a device to the seconds of one iteration."""
 
-from gnomon.timing.baking import Baked, Timer, iteration_tables
+from gnomon.timing.baking import Baked, iteration_tables
+from gnomon.timing.breakdown import Batch, OperatorTime, breakdown
 from gnomon.timing.config import HostConfig, TableConfig, TimingConfig
 from gnomon.timing.operators import Operator, stage_operators
 from gnomon.timing.source import Context, Source, make_source, register_source, source_names
+from gnomon.timing.timer import Timer
 
 __all__ = [
     "Baked",
+    "Batch",
     "Context",
     "HostConfig",
     "Operator",
+    "OperatorTime",
     "Source",
     "TableConfig",
     "Timer",
     "TimingConfig",
+    "breakdown",
     "iteration_tables",
     "make_source",
     "register_source",

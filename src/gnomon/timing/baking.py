@@ -12,12 +12,13 @@ from gnomon.catalog.models import Model
 from gnomon.catalog.nodes import Node, default_node
 from gnomon.catalog.parallelism import Parallelism
 from gnomon.core.errors import ConfigError
+from gnomon.timing.breakdown import Batch, expected_error
 from gnomon.timing.config import CAPTURE_SIZES, TimingConfig
-from gnomon.timing.operators import Communication, Floats, Operator, mixed_attention, stage_operators
-from gnomon.timing.roofline import Roofline
-from gnomon.timing.source import Context, Source, make_source
+from gnomon.timing.operators import Floats, Operator, mixed_attention
+from gnomon.timing.source import Context
 from gnomon.timing.table import each_stage, given_tables
 from gnomon.timing.tables import IterationTables, geometric_axis
+from gnomon.timing.timer import Timer, axis_of, message_bytes
 
 
 @dataclass(frozen=True)
@@ -69,62 +70,8 @@ def iteration_tables(
     timer = Timer(Context(model, device, node, parallelism, config))
     oven = _Oven(timer, max_tokens, max_sequences, max_kv_tokens)
     tables = oven.bake(host_s, work)
-    return Baked(tables, timer.notes(), oven.uncertainty())
-
-
-class Timer:
-    """A source backed by the roofline: for operators it lacks, and in shape beyond its range."""
-
-    def __init__(self, context: Context, source_name: str | None = None) -> None:
-        self.context = context
-        self.source: Source = make_source(context, source_name)
-        self.roofline = Roofline(context.device, context.node, context.config.dtype)
-        self.fallbacks: dict[str, None] = {}
-        self.beyond: dict[str, str] = {}
-
-    def operators(self, stage: int) -> list[Operator]:
-        """What one rank of a stage runs."""
-        c = self.context
-        return stage_operators(c.model, c.parallelism, stage, dtype=c.config.dtype, kv_dtype=c.config.kv_dtype)
-
-    def seconds(self, operator: Operator, *sizes: Floats) -> Floats:
-        """Seconds of one call. Sizes outside the measured range take the roofline's shape from its edge on."""
-        measured = self.source.measured(operator)
-        if measured is None:
-            if not operator.is_fused:
-                self.fallbacks[operator.name] = None
-            return self.context.config.scale * self.roofline.seconds(operator, *sizes)
-        inside = [np.clip(size, low, high) for size, (low, high) in zip(sizes, measured, strict=True)]
-        seconds = self.source.seconds(operator, *inside)
-        is_outside = np.any([a != b for a, b in zip(sizes, inside, strict=True)], axis=0)
-        if is_outside.any():
-            at_edge = self.roofline.seconds(operator, *inside)
-            there = self.roofline.seconds(operator, *sizes)
-            seconds = seconds * np.where(is_outside & (at_edge > 0), there / np.maximum(at_edge, 1e-12), 1.0)
-            self._note_beyond(operator, sizes, measured)
-        return self.context.config.scale * seconds
-
-    def uncertainty(self, operator: Operator) -> float:
-        """Relative error to expect of this operator's time."""
-        source = self.source if self.source.measured(operator) is not None else self.roofline
-        return source.uncertainty(operator)
-
-    def _note_beyond(
-        self, operator: Operator, sizes: tuple[Floats, ...], measured: tuple[tuple[float, float], ...]
-    ) -> None:
-        if any(size.max() > high for size, (_, high) in zip(sizes, measured, strict=True)):
-            limits = ", ".join(f"{high:g}" for _, high in measured)
-            self.beyond[operator.name] = limits
-
-    def notes(self) -> list[str]:
-        """What a user should know about these times."""
-        notes = []
-        if self.fallbacks:
-            notes.append(f"{self.source.name} has no {', '.join(self.fallbacks)}: taken from the roofline.")
-        if self.beyond:
-            listing = ", ".join(f"{name} (to {limits})" for name, limits in self.beyond.items())
-            notes.append(f"{self.source.name} is extrapolated by the roofline's shape beyond its range: {listing}.")
-        return notes
+    typical = Batch(prefill=min(512, max_tokens), decode=min(64, max_sequences), kv=min(1024, max_kv_tokens))
+    return Baked(tables, timer.notes(), expected_error(timer, typical))
 
 
 @dataclass
@@ -175,9 +122,7 @@ class _Oven:
     def _call(self, operator: Operator, axis: str, at: Floats) -> Floats:
         key = (operator.name, operator.work, axis)
         if key not in self._calls:
-            work = operator.work
-            sizes = at * work.bytes_each if isinstance(work, Communication) else at
-            self._calls[key] = self.timer.seconds(operator, sizes)
+            self._calls[key] = self.timer.seconds(operator, at * message_bytes(operator))
         return self._calls[key]
 
     def _attention(self, stages: list[list[Operator]], kind: str, rows: Floats, kv: Floats) -> Floats:
@@ -191,7 +136,7 @@ class _Oven:
     def _mixed(self, stages: list[list[Operator]]) -> Floats:
         """[stage, chunk, kv, decodes, kv] where the source measured both in one kernel."""
         operator = mixed_attention(stages[0])
-        if self.timer.source.measured(operator) is None or self.timer.source.name == "roofline":
+        if self.timer.source.measured(operator) is None:
             return each_stage(np.zeros((0, 0, 0, 0)), len(stages))
         grid = np.meshgrid(self.chunk_axis, self.kv_axis, self.decodes_axis, self.kv_axis, indexing="ij")
         block = self.timer.seconds(operator, *grid)
@@ -223,37 +168,8 @@ class _Oven:
             elif one.kind == "attention_decode":
                 limits[[3, 2]] = np.minimum(limits[[3, 2]], highs)
             elif axis_of(one) == "token":
-                each = one.work.bytes_each if isinstance(one.work, Communication) else 1.0
-                limits[0] = min(limits[0], highs[0] / each)
+                limits[0] = min(limits[0], highs[0] / message_bytes(one))
         return limits
-
-    def uncertainty(self) -> float:
-        """Operators' uncertainties, weighted by their time in a typical iteration (errors taken as of one sign)."""
-        timer, operators = self.timer, self.timer.operators(0)
-        shape = {"token": min(512, self.max_tokens), "shared": min(512, self.max_tokens)}
-        rows = float(min(64, self.max_sequences))
-        kv = float(min(1024, self.max_kv_tokens))
-        total = weighted = 0.0
-        sizes: tuple[Floats, ...]
-        for one in operators:
-            if one.kind.startswith("attention"):
-                sizes = (np.array([rows]), np.array([kv]))
-            else:
-                at = float(shape.get(axis_of(one), rows))
-                sizes = (np.array([at * one.work.bytes_each if isinstance(one.work, Communication) else at]),)
-            seconds = one.count * float(timer.seconds(one, *sizes)[0])
-            total += seconds
-            weighted += seconds * timer.uncertainty(one)
-        return weighted / total if total > 0 else 0.0
-
-
-def axis_of(operator: Operator) -> str:
-    """What an operator's time is tabulated by: token, shared (tokens of the group), sequence or attention."""
-    if operator.is_shared:
-        return "shared"
-    if isinstance(operator.work, Communication):
-        return operator.work.per
-    return operator.kind
 
 
 def _count(operators: list[Operator], kind: str) -> int:

@@ -48,8 +48,10 @@ class Roofline:
         self._constants = device.roofline
 
     def measured(self, operator: Operator) -> Range | None:
-        """A formula covers everything."""
-        return (ANY,) * {"attention_prefill": 2, "attention_decode": 2, "attention_mixed": 4}.get(operator.kind, 1)
+        """A formula covers everything; a mixed batch is the sum of its parts, so it needs no table of its own."""
+        if operator.kind == "attention_mixed":
+            return None
+        return (ANY, ANY) if operator.kind.startswith("attention") else (ANY,)
 
     def seconds(self, operator: Operator, *sizes: Floats) -> Floats:
         """Seconds of one call; nothing for an operator that is part of its neighbour's kernel."""

@@ -1,0 +1,139 @@
+"""`gnomon catalog`: what is built in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from gnomon.cli.printing import json_option, print_rows
+
+
+@click.group()
+def command() -> None:
+    """List the devices, nodes, models and timing sources that are built in.
+
+    \b
+    Examples:
+      gnomon catalog devices
+      gnomon catalog models --json
+    """
+
+
+@command.command()
+@json_option
+def devices(as_json: bool) -> None:
+    """GPUs: peak FLOP/s, memory, bandwidth, price.
+
+    \b
+    Example:
+      gnomon catalog devices
+    """
+    from gnomon import catalog
+
+    rows: list[dict[str, Any]] = []
+    for name in catalog.device_names():
+        d = catalog.device(name)
+        if as_json:
+            rows.append(d.model_dump(mode="json"))
+            continue
+        rows.append(
+            {
+                "device": d.name,
+                "bf16 TFLOP/s": round(d.peak_flops["bf16"] / 1e12),
+                "fp8 TFLOP/s": round(d.peak_flops["fp8"] / 1e12) if "fp8" in d.peak_flops else None,
+                "memory GB": round(d.memory_gb),
+                "GB/s": round(d.bandwidth_bytes_s / 1e9),
+                "SMs": d.num_sms,
+                "$/h": f"{d.price_per_hour:.2f}",
+                "roofline error": f"{d.roofline_error:.0%}" if d.sources.get("roofline") else "not calibrated",
+                "usual node": d.default_node,
+            }
+        )
+    numbers = ("bf16 TFLOP/s", "fp8 TFLOP/s", "memory GB", "GB/s", "SMs", "$/h")
+    print_rows(rows, as_json=as_json, right=numbers, caption="Dense FLOP/s. Sources of every number: --json.")
+
+
+@command.command()
+@json_option
+def nodes(as_json: bool) -> None:
+    """Servers: GPUs and the links between them.
+
+    \b
+    Example:
+      gnomon catalog nodes
+    """
+    from gnomon import catalog
+
+    rows: list[dict[str, Any]] = []
+    for name in catalog.node_names():
+        n = catalog.node(name)
+        if as_json:
+            rows.append(n.model_dump(mode="json"))
+            continue
+        rows.append(
+            {
+                "node": n.name,
+                "device": n.device,
+                "GPUs": n.num_gpus,
+                "topology": n.topology,
+                "link GB/s": round(n.link.bandwidth_bytes_s / 1e9, 1),
+                "latency µs": round(n.link.latency_s * 1e6, 1),
+                "far link GB/s": round(n.far_link.bandwidth_bytes_s / 1e9, 1) if n.far_link else None,
+                "network GB/s": round(n.network.bandwidth_bytes_s / 1e9, 1),
+            }
+        )
+    numbers = ("GPUs", "link GB/s", "latency µs", "far link GB/s", "network GB/s")
+    print_rows(rows, as_json=as_json, right=numbers, caption="Bandwidth per GPU and direction that collectives reach.")
+
+
+@command.command()
+@json_option
+def models(as_json: bool) -> None:
+    """Language models: shape, parameters, KV cache.
+
+    \b
+    Example:
+      gnomon catalog models
+    """
+    from gnomon import catalog
+
+    rows: list[dict[str, Any]] = []
+    for name in catalog.model_names():
+        m = catalog.model(name)
+        if as_json:
+            sizes = {"num_parameters": m.num_parameters, "num_active_parameters": m.num_active_parameters}
+            rows.append(m.model_dump(mode="json") | sizes)
+            continue
+        rows.append(
+            {
+                "model": m.name,
+                "parameters": f"{m.num_parameters / 1e9:.2f} B",
+                "active": f"{m.num_active_parameters / 1e9:.2f} B" if m.is_moe else None,
+                "layers": m.num_layers,
+                "hidden": m.hidden_size,
+                "heads": m.num_heads,
+                "KV heads": 1 if m.mla else m.num_kv_heads,
+                "KV KiB/token": round(m.kv_bytes_per_token() / 1024, 1),
+                "context": m.max_context_tokens,
+                "Hugging Face": m.hf_id,
+            }
+        )
+    numbers = ("parameters", "active", "layers", "hidden", "heads", "KV heads", "KV KiB/token", "context")
+    caption = "Any other model: give the path of its Hugging Face config.json instead of a name."
+    print_rows(rows, as_json=as_json, right=numbers, caption=caption)
+
+
+@command.command()
+@json_option
+def sources(as_json: bool) -> None:
+    """Where the seconds of operators can come from.
+
+    \b
+    Example:
+      gnomon catalog sources
+    """
+    from gnomon.timing.source import source_names
+
+    rows = [{"source": name, "what": what} for name, what in source_names().items()]
+    print_rows(rows, as_json=as_json)

@@ -1,0 +1,126 @@
+"""One iteration, operator by operator: seconds, work, and what limits each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from gnomon.core.errors import ConfigError
+from gnomon.timing.operators import Floats, Operator, mixed_attention
+from gnomon.timing.timer import Timer, axis_of, message_bytes
+
+Limit = Literal["compute", "memory", "network", "latency"]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one iteration holds: a chunk of a prompt, and equal decodes."""
+
+    prefill: int = 0
+    """Prompt tokens in the chunk."""
+    prefill_kv: int = 0
+    """KV tokens before the chunk."""
+    decode: int = 0
+    """Sequences that decode one token each."""
+    kv: int = 0
+    """KV tokens of each decoding sequence."""
+
+    def __post_init__(self) -> None:
+        for name in ("prefill", "prefill_kv", "decode", "kv"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"must not be negative, got {getattr(self, name)}.", where=name.replace("_", "-"))
+        if self.tokens == 0:
+            raise ConfigError("an iteration needs tokens.", fix="Give a prefill chunk, some decodes, or both.")
+
+    @property
+    def tokens(self) -> int:
+        """All tokens of the iteration."""
+        return self.prefill + self.decode
+
+    @property
+    def sequences(self) -> int:
+        """Sequences that sample."""
+        return self.decode + (1 if self.prefill else 0)
+
+
+@dataclass(frozen=True)
+class OperatorTime:
+    """All calls of one operator in one iteration, on one rank."""
+
+    name: str
+    calls: int
+    seconds: float
+    flops: float
+    bytes: float
+    mfu: float
+    """FLOPs over what the peak would do in that time."""
+    limit: Limit
+
+
+def breakdown(timer: Timer, batch: Batch) -> list[OperatorTime]:
+    """The operators of one iteration in order of execution; pipeline stages add up."""
+    device = timer.context.device
+    peak = device.flops(timer.context.config.dtype)
+    rows: dict[str, OperatorTime] = {}
+    for operator, sizes in _calls(timer, batch):
+        before = rows.get(operator.name)
+        calls = operator.count + (before.calls if before else 0)
+        seconds = operator.count * float(timer.seconds(operator, *sizes)[0]) + (before.seconds if before else 0.0)
+        flops = operator.count * float(operator.flops(*sizes)[0]) + (before.flops if before else 0.0)
+        moved = operator.count * float(operator.bytes(*sizes)[0]) + (before.bytes if before else 0.0)
+        if seconds > 0.0:
+            mfu = flops / (peak * seconds)
+            limit = _limit(operator, seconds, flops / peak, moved / device.bandwidth_bytes_s)
+            rows[operator.name] = OperatorTime(operator.name, calls, seconds, flops, moved, mfu, limit)
+    return list(rows.values())
+
+
+def expected_error(timer: Timer, batch: Batch) -> float:
+    """The source's relative error for one iteration: operators' errors weighted by time, all of one sign."""
+    total = weighted = 0.0
+    for operator, sizes in _calls(timer, batch):
+        seconds = operator.count * float(timer.seconds(operator, *sizes)[0])
+        total += seconds
+        weighted += seconds * timer.uncertainty(operator)
+    return weighted / total if total > 0.0 else 0.0
+
+
+def _calls(timer: Timer, batch: Batch) -> list[tuple[Operator, tuple[Floats, ...]]]:
+    """Every operator of every stage with its sizes; a chunk and decodes in one kernel where that was measured."""
+    calls = []
+    for stage in range(timer.context.parallelism.pipeline_parallel):
+        operators = timer.operators(stage)
+        mixed = mixed_attention(operators)
+        is_mixed = batch.prefill > 0 and batch.decode > 0 and timer.source.measured(mixed) is not None
+        for one in operators:
+            if one.kind == "attention_prefill" and is_mixed:
+                calls.append((mixed, _arrays(batch.prefill, batch.prefill_kv, batch.decode, batch.kv)))
+            elif one.kind == "attention_prefill" and batch.prefill:
+                calls.append((one, _arrays(batch.prefill, batch.prefill_kv)))
+            elif one.kind == "attention_decode" and batch.decode and not is_mixed:
+                calls.append((one, _arrays(batch.decode, batch.kv)))
+            elif not one.kind.startswith("attention"):
+                calls.append((one, _arrays(_rows(timer, one, batch) * message_bytes(one))))
+    return calls
+
+
+def _rows(timer: Timer, operator: Operator, batch: Batch) -> int:
+    axis = axis_of(operator)
+    if axis == "shared":
+        return batch.tokens * timer.context.parallelism.data_parallel
+    return batch.sequences if axis == "sequence" else batch.tokens
+
+
+def _arrays(*sizes: float) -> tuple[Floats, ...]:
+    return tuple(np.array([float(size)]) for size in sizes)
+
+
+def _limit(operator: Operator, seconds: float, compute_s: float, memory_s: float) -> Limit:
+    """The resource that is busiest; "latency" where none is busy for even a quarter of the time."""
+    if operator.kind == "communication":
+        return "network"
+    if max(compute_s, memory_s) < 0.25 * seconds:
+        return "latency"
+    return "compute" if compute_s > memory_s else "memory"

@@ -1,0 +1,76 @@
+"""A source backed by the roofline: every operator has a time, and what is not measured is said."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gnomon.timing.operators import Communication, Floats, Operator, stage_operators
+from gnomon.timing.roofline import Roofline
+from gnomon.timing.source import Context, Range, Source, make_source
+
+
+class Timer:
+    """The configured source; the roofline for operators that it lacks, and for the shape beyond its range."""
+
+    def __init__(self, context: Context, source_name: str | None = None) -> None:
+        self.context = context
+        self.source: Source = make_source(context, source_name)
+        self.roofline = Roofline(context.device, context.node, context.config.dtype)
+        self.fallbacks: dict[str, None] = {}
+        self.beyond: dict[str, str] = {}
+
+    def operators(self, stage: int) -> list[Operator]:
+        """What one rank of a stage runs."""
+        c = self.context
+        return stage_operators(c.model, c.parallelism, stage, dtype=c.config.dtype, kv_dtype=c.config.kv_dtype)
+
+    def seconds(self, operator: Operator, *sizes: Floats) -> Floats:
+        """Seconds of one call. Sizes outside the measured range take the roofline's shape from its edge on."""
+        measured = self.source.measured(operator)
+        if measured is None:
+            if not operator.is_fused:
+                self.fallbacks[operator.name] = None
+            return self.context.config.scale * self.roofline.seconds(operator, *sizes)
+        inside = [np.clip(size, low, high) for size, (low, high) in zip(sizes, measured, strict=True)]
+        seconds = self.source.seconds(operator, *inside)
+        is_outside = np.any([a != b for a, b in zip(sizes, inside, strict=True)], axis=0)
+        if is_outside.any():
+            at_edge = self.roofline.seconds(operator, *inside)
+            there = self.roofline.seconds(operator, *sizes)
+            seconds = seconds * np.where(is_outside & (at_edge > 0), there / np.maximum(at_edge, 1e-12), 1.0)
+            self._note_beyond(operator, sizes, measured)
+        return self.context.config.scale * seconds
+
+    def uncertainty(self, operator: Operator) -> float:
+        """Relative error to expect of this operator's time."""
+        source = self.source if self.source.measured(operator) is not None else self.roofline
+        return source.uncertainty(operator)
+
+    def _note_beyond(self, operator: Operator, sizes: tuple[Floats, ...], measured: Range) -> None:
+        if any(size.max() > high for size, (_, high) in zip(sizes, measured, strict=True)):
+            limits = ", ".join(f"{high:g}" for _, high in measured)
+            self.beyond[operator.name] = limits
+
+    def notes(self) -> list[str]:
+        """What a user should know about these times."""
+        notes = []
+        if self.fallbacks:
+            notes.append(f"{self.source.name} has no {', '.join(self.fallbacks)}: taken from the roofline.")
+        if self.beyond:
+            listing = ", ".join(f"{name} (to {limits})" for name, limits in self.beyond.items())
+            notes.append(f"{self.source.name} is extrapolated by the roofline's shape beyond its range: {listing}.")
+        return notes
+
+
+def axis_of(operator: Operator) -> str:
+    """What an operator's time is tabulated by: token, shared (tokens of the group), sequence or attention."""
+    if operator.is_shared:
+        return "shared"
+    if isinstance(operator.work, Communication):
+        return operator.work.per
+    return operator.kind
+
+
+def message_bytes(operator: Operator) -> float:
+    """What turns tokens (or sequences) into the size an operator is asked by: bytes for communication, else one."""
+    return operator.work.bytes_each if isinstance(operator.work, Communication) else 1.0
