@@ -112,15 +112,14 @@ def models(as_json: bool) -> None:
                 "active": f"{m.num_active_parameters / 1e9:.2f} B" if m.is_moe else None,
                 "layers": m.num_layers,
                 "hidden": m.hidden_size,
-                "heads": m.num_heads,
-                "KV heads": 1 if m.mla else m.num_kv_heads,
-                "KV KiB/token": round(m.kv_bytes_per_token() / 1024, 1),
+                "heads": f"{m.num_heads}/{1 if m.mla else m.num_kv_heads}",
+                "KV KiB": round(m.kv_bytes_per_token() / 1024, 1),
                 "context": m.max_context_tokens,
                 "Hugging Face": m.hf_id,
             }
         )
-    numbers = ("parameters", "active", "layers", "hidden", "heads", "KV heads", "KV KiB/token", "context")
-    caption = "Any other model: give the path of its Hugging Face config.json instead of a name."
+    numbers = ("parameters", "active", "layers", "hidden", "heads", "KV KiB", "context")
+    caption = "Heads: query/KV. KV cache per token, in 16 bits. Any other model: give the path of its Hugging Face config.json instead of a name."
     print_rows(rows, as_json=as_json, right=numbers, caption=caption)
 
 

@@ -23,16 +23,28 @@ def print_rows(
     if as_json:
         click.echo(json.dumps(list(rows), indent=1, default=str))
         return
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=title, caption=caption, title_justify="left", caption_justify="left", header_style="bold")
-    for name in rows[0] if rows else ():
+    table = Table(
+        title=title,
+        caption=caption,
+        title_justify="left",
+        caption_justify="left",
+        header_style="bold",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    for index, name in enumerate(rows[0] if rows else ()):
         numeric = name in right if right is not None else all(isinstance(r[name], int | float) for r in rows)
-        table.add_column(name, justify="right" if numeric else "left")
+        table.add_column(name, justify="right" if numeric else "left", no_wrap=numeric or index == 0)
     for row in rows:
         table.add_row(*(_cell(value) for value in row.values()))
-    Console().print(table)
+    console = Console()
+    if not console.is_terminal:  # A file or a pipe has no width to respect.
+        console.width = 200
+    console.print(table)
 
 
 def print_json(value: Any) -> None:
