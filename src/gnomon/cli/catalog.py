@@ -108,18 +108,21 @@ def models(as_json: bool) -> None:
         rows.append(
             {
                 "model": m.name,
-                "parameters": f"{m.num_parameters / 1e9:.2f} B",
-                "active": f"{m.num_active_parameters / 1e9:.2f} B" if m.is_moe else None,
+                "billions": f"{m.num_parameters / 1e9:.2f}",
+                "active": f"{m.num_active_parameters / 1e9:.2f}" if m.is_moe else None,
                 "layers": m.num_layers,
                 "hidden": m.hidden_size,
                 "heads": f"{m.num_heads}/{1 if m.mla else m.num_kv_heads}",
                 "KV KiB": round(m.kv_bytes_per_token() / 1024, 1),
                 "context": m.max_context_tokens,
-                "Hugging Face": m.hf_id,
             }
         )
-    numbers = ("parameters", "active", "layers", "hidden", "heads", "KV KiB", "context")
-    caption = "Heads: query/KV. KV cache per token, in 16 bits. Any other model: give the path of its Hugging Face config.json instead of a name."
+    numbers = ("billions", "active", "layers", "hidden", "heads", "KV KiB", "context")
+    caption = (
+        "Billions of parameters. Heads: query/KV. KV cache per token in 16 bits. Hugging Face names: --json.
+"
+        "Any other model: give the path of its config.json instead of a name."
+    )
     print_rows(rows, as_json=as_json, right=numbers, caption=caption)
 
 
