@@ -119,8 +119,7 @@ def models(as_json: bool) -> None:
         )
     numbers = ("billions", "active", "layers", "hidden", "heads", "KV KiB", "context")
     caption = (
-        "Billions of parameters. Heads: query/KV. KV cache per token in 16 bits. Hugging Face names: --json.
-"
+        "Billions of parameters. Heads: query/KV. KV cache per token in 16 bits. Hugging Face names: --json. "
         "Any other model: give the path of its config.json instead of a name."
     )
     print_rows(rows, as_json=as_json, right=numbers, caption=caption)
