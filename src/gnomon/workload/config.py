@@ -55,7 +55,7 @@ class TraceConfig(Config):
     columns: ColumnsConfig | None = None
     """The columns of a CSV of another format."""
     start_s: Annotated[float, Field(ge=0)] = 0.0
-    """Leave out what arrived before this many seconds after the trace's first request."""
+    """Leave out what arrived before this many seconds of the trace."""
     end_s: PositiveFloat | None = None
     """Leave out what arrived at or after this many seconds."""
     time_scale: PositiveFloat = 1.0
@@ -95,7 +95,7 @@ class WorkloadConfig(Config):
     """Requests: arrivals at a rate, lengths from a preset, a distribution or a trace."""
 
     preset: str | None = None
-    """Named lengths: chat-1m (if nothing else is chosen), arxiv-4k, bwb-4k, azure-conv or azure-code."""
+    """Named lengths: chat-1m (if nothing else is chosen), arxiv-4k, bwb-4k, azure-conv, azure-code, or a file."""
     rate: PositiveFloat | None = None
     """Mean requests per second (if not given: 6.45, or as recorded in the trace)."""
     num_requests: PositiveInt | None = None

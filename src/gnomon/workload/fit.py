@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 
+from gnomon.core.errors import DataError
 from gnomon.workload.lengths import Z90
 from gnomon.workload.presets import Knots, Preset, marginal, preset_lengths
 from gnomon.workload.requests import Floats, Tokens
@@ -14,21 +17,25 @@ from gnomon.workload.requests import Floats, Tokens
 NORMAL = NormalDist()
 # Denser towards the ends, where the tails are decided.
 PROBABILITIES = (
-    *(0.001, 0.005, 0.01, 0.025, 0.05, 0.075),
-    *(round(0.1 + 0.05 * k, 2) for k in range(17)),
-    *(0.925, 0.95, 0.975, 0.99, 0.995, 0.999),
+    *(0.001, 0.005, 0.01),
+    *(round(0.02 * k, 2) for k in range(1, 50)),
+    *(0.99, 0.995, 0.999),
 )
+# Fewer requests say little about a distribution.
+FEWEST = 20
 PERCENTILES = (1, 10, 25, 50, 75, 90, 95, 99)
 
 
 def fit(prompt: Tokens, output: Tokens, *, description: str, source: str) -> Preset:
     """A preset whose marginals follow the quantiles of recorded lengths, with their correlation."""
+    if len(prompt) < FEWEST:
+        raise DataError(f"{len(prompt)} requests are too few for a fit.", where=source, fix=f"Give {FEWEST} or more.")
     return Preset(
         description=description,
         source=source,
         prompt=_quantile_knots(prompt),
         output=_quantile_knots(output),
-        rank_correlation=round(float(np.corrcoef(_scores(prompt), _scores(output))[0, 1]), 3),
+        rank_correlation=round(_correlation(_scores(prompt), _scores(output)), 3),
         max_tokens=int((prompt + output).max()),
     )
 
@@ -59,13 +66,19 @@ def fit_published(mean: float, median: float, p90: float, longest: int) -> Knots
     return knots(low)
 
 
-def quality(preset: Preset, prompt: Tokens, output: Tokens, num_draws: int = 200_000) -> list[dict[str, str | float]]:
+def preset_yaml(preset: Preset) -> str:
+    """A preset as the YAML that `--workload.preset FILE.yaml` reads, one line of knots per marginal."""
+    lines = [f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in preset.model_dump(mode="json").items()]
+    return "\n".join(lines) + "\n"
+
+
+def quality(preset: Preset, prompt: Tokens, output: Tokens, num_draws: int = 200_000) -> list[dict[str, Any]]:
     """How close draws of a preset are to recorded lengths: Kolmogorov-Smirnov distance, mean, percentiles."""
     drawn = preset_lengths(preset, num_draws, seed=0)
-    rows: list[dict[str, str | float]] = []
+    rows: list[dict[str, Any]] = []
     for name, recorded, fitted in (("prompt", prompt, drawn[0]), ("output", output, drawn[1])):
         distance = ks_distance(recorded, fitted)
-        rows.append({"length": name, "of": "recorded", "KS": None, **statistics(recorded)})  # type: ignore[dict-item]
+        rows.append({"length": name, "of": "recorded", "KS": None, **statistics(recorded)})
         rows.append({"length": name, "of": "preset", "KS": round(distance, 4), **statistics(fitted)})
     return rows
 
@@ -94,6 +107,11 @@ def _quantile_knots(lengths: Tokens) -> Knots:
     ends = [(edge, float(lengths.min())), (-edge, float(lengths.max()))]
     inside = [(z, x) for z, x in inner if edge < z < -edge]
     return tuple((round(z, 4), round(x, 1)) for z, x in [ends[0], *inside, ends[1]])
+
+
+def _correlation(one: Floats, other: Floats) -> float:
+    """Correlation; 0 where one of the two never varies."""
+    return float(np.corrcoef(one, other)[0, 1]) if one.std() and other.std() else 0.0
 
 
 def _scores(lengths: Tokens) -> Floats:

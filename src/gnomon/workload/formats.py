@@ -25,6 +25,9 @@ class TraceFormat:
     block_tokens: int = 16
     """Tokens per hashed block, where no column says it."""
 
+    from_start: bool = False
+    """Times count from the start of the run; else from an epoch, and the first request is moved to 0."""
+
     def fits(self, names: Collection[str]) -> bool:
         """Whether a file with these column names is of this format."""
         return self.columns["prompt"] in names and self.columns["output"] in names
@@ -44,6 +47,7 @@ FORMATS.add(
             "prefix": "prefix_hashes",
             "prefix_block_tokens": "prefix_block_tokens",
         },
+        from_start=True,
     ),
 )
 FORMATS.add(
@@ -80,5 +84,6 @@ FORMATS.add(
     TraceFormat(
         "Vidur's processed traces and length statistics (github.com/microsoft/vidur).",
         {"arrival": "arrived_at", "prompt": "num_prefill_tokens", "output": "num_decode_tokens"},
+        from_start=True,
     ),
 )

@@ -12,7 +12,7 @@ from gnomon.core.streams import stream
 from gnomon.workload.requests import Floats, Tokens
 
 Range = tuple[PositiveInt, PositiveInt]
-Correlation = Annotated[float, Field(gt=-1, lt=1)]
+Correlation = Annotated[float, Field(ge=-1, le=1)]
 
 # The standard normal's 90th percentile.
 Z90 = 1.2815515655446004

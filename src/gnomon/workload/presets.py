@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from functools import cache
 from importlib.resources import files
+from typing import Annotated
 
 import numpy as np
 import yaml
+from pydantic import Field, field_validator
 
-from gnomon.core.config import Config, build
+from gnomon.core.config import Config, build, load
 from gnomon.core.errors import UnknownNameError
 from gnomon.workload.lengths import Correlation, normal_scores, tokens
 from gnomon.workload.requests import Floats, Tokens
@@ -31,8 +33,16 @@ class Preset(Config):
     output: Knots
     rank_correlation: Correlation = 0.0
     """Correlation of the normal scores of prompt and output."""
-    max_tokens: int
+    max_tokens: Annotated[int, Field(ge=2)]
     """Most prompt + output tokens; longer prompts are shortened."""
+
+    @field_validator("prompt", "output")
+    @classmethod
+    def _increasing(cls, knots: Knots) -> Knots:
+        scores = [score for score, _ in knots]
+        if len(knots) < 2 or scores != sorted(set(scores)) or any(size <= 0 for _, size in knots):
+            raise ValueError("knots need increasing scores and positive tokens, two knots at least")
+        return knots
 
 
 @cache
@@ -47,7 +57,9 @@ def presets() -> dict[str, Preset]:
 
 
 def preset(name: str) -> Preset:
-    """One preset by its name."""
+    """One preset by its name, or by the path of a file that `gnomon workload fit` wrote."""
+    if name.endswith((".yaml", ".yml")):
+        return load(Preset, name)
     known = presets()
     if name not in known:
         raise UnknownNameError("workload preset", name, known)

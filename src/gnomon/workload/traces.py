@@ -55,7 +55,7 @@ class Trace:
 
 
 def read_trace(config: TraceConfig) -> Trace:
-    """The window of a trace that a workload uses; its first moment is 0."""
+    """The part of a trace that a workload uses; the window's start becomes time 0."""
     trace = read_requests(config.file, config.format, None if config.columns is None else config.columns.as_format())
     if not len(trace.arrival_s):
         return trace
@@ -81,7 +81,7 @@ def read_requests(path: str, format: str = "auto", own: TraceFormat | None = Non
         return trace
     order = np.argsort(trace.arrival_s, kind="stable")
     trace = trace if (order[1:] > order[:-1]).all() else trace.take(order)
-    return replace(trace, arrival_s=trace.arrival_s - trace.arrival_s[0])
+    return trace if known.from_start else replace(trace, arrival_s=trace.arrival_s - trace.arrival_s[0])
 
 
 def _detected(table: Table) -> TraceFormat:

@@ -1,0 +1,95 @@
+"""What a workload looks like: rates, percentiles, histograms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gnomon.workload.requests import Floats, Requests
+
+PERCENTILES = (1, 10, 25, 50, 75, 90, 95, 99)
+
+
+def describe(requests: Requests) -> dict[str, Any]:
+    """Counts, rates, percentiles and notes, ready for JSON; rates are None where the server decides arrivals."""
+    prompt, output = int(requests.prompt_tokens.sum()), int(requests.output_tokens.sum())
+    summary: dict[str, Any] = {
+        "num_requests": len(requests),
+        "num_rejected": requests.num_rejected,
+        "prompt_tokens": prompt,
+        "output_tokens": output,
+        "prompt_to_output": prompt / max(output, 1),
+        "concurrency": requests.concurrency or None,
+        **_rates(requests, prompt, output),
+        "num_sessions": len(np.unique(requests.session[requests.session >= 0])),
+        "reusable_prefix_share": _reusable_prefix_share(requests),
+        "percentiles": percentile_rows(requests),
+        "notes": list(requests.notes),
+    }
+    return summary
+
+
+def percentile_rows(requests: Requests) -> list[dict[str, Any]]:
+    """Mean and percentiles of lengths, P:D ratios and gaps."""
+    series: dict[str, Any] = {
+        "prompt tokens": requests.prompt_tokens,
+        "output tokens": requests.output_tokens,
+        "prompt + output": requests.total_tokens,
+        "prompt : output": requests.prompt_tokens / requests.output_tokens,
+    }
+    gaps = gaps_s(requests)
+    if len(gaps):
+        series["gap (s)"] = gaps
+    return [{"": name, **_statistics(values)} for name, values in series.items() if len(values)]
+
+
+def gaps_s(requests: Requests) -> Floats:
+    """Seconds between arrivals; empty for a batch or a closed loop."""
+    if requests.concurrency or not len(requests) or requests.arrival_s[-1] == 0:
+        return np.empty(0)
+    return np.diff(requests.arrival_s)
+
+
+def histogram(values: Any, num_bins: int = 12) -> list[tuple[float, float, int]]:
+    """(low, high, count) of equal steps in the logarithm, which suits lengths and gaps."""
+    values = np.asarray(values, dtype=np.float64)
+    values = values[values > 0]
+    if not len(values):
+        return []
+    low, high = values.min(), values.max()
+    if low == high:
+        return [(float(low), float(high), len(values))]
+    edges = np.geomspace(low, high, num_bins + 1)
+    edges[0], edges[-1] = low, high
+    counts, _ = np.histogram(values, edges)
+    return [(float(a), float(b), int(c)) for a, b, c in zip(edges[:-1], edges[1:], counts, strict=True)]
+
+
+def _statistics(values: Any) -> dict[str, float]:
+    points = np.percentile(values, PERCENTILES)
+    return {
+        "mean": float(np.mean(values)),
+        **{f"p{q}": float(x) for q, x in zip(PERCENTILES, points, strict=True)},
+        "max": float(np.max(values)),
+    }
+
+
+def _rates(requests: Requests, prompt: int, output: int) -> dict[str, float | None]:
+    gaps = gaps_s(requests)
+    names = ("duration_s", "requests_per_s", "gap_cv", "prompt_tokens_per_s", "output_tokens_per_s")
+    if not len(gaps) or gaps.sum() == 0:
+        return dict.fromkeys(names)
+    duration_s = float(requests.arrival_s[-1])
+    cv = float(gaps.std() / gaps.mean())
+    return dict(
+        zip(names, (duration_s, 1 / float(gaps.mean()), cv, prompt / duration_s, output / duration_s), strict=True)
+    )
+
+
+def _reusable_prefix_share(requests: Requests) -> float:
+    """Share of prompt tokens whose block an earlier request had: the hits of an endless prefix cache."""
+    if not len(requests.prefix_hashes):
+        return 0.0
+    repeated = len(requests.prefix_hashes) - len(np.unique(requests.prefix_hashes))
+    return min(1.0, repeated * requests.prefix_block_tokens / int(requests.prompt_tokens.sum()))

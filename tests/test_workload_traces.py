@@ -1,0 +1,247 @@
+"""Trace formats, their windows and scales, and the mistakes in them; conversations."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+from gnomon.core.config import build
+from gnomon.core.errors import ConfigError, DataError, UnknownNameError
+from gnomon.workload import WorkloadConfig, generate, with_rate
+from gnomon.workload.formats import FORMATS, TraceFormat
+
+AZURE_2023 = """TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:15:46.6805900,374,44
+2023-11-16 18:15:50.9951690,396,109
+2023-11-16 18:15:51.2222000,879,55
+"""
+AZURE_2024 = """TIMESTAMP,ContextTokens,GeneratedTokens
+2024-05-10 00:00:00.009930+00:00,2162,5
+2024-05-10 00:00:00.509930+00:00,2399,6
+"""
+BURSTGPT = """Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
+5,ChatGPT,472,18,490,Conversation log
+45,ChatGPT,1087,230,1317,Conversation log
+118,GPT-4,417,0,417,API log
+120,GPT-4,20,30,50,API log
+"""
+VIDUR = "arrived_at,num_prefill_tokens,num_decode_tokens\n10.0,100,20\n10.5,50,10\n"
+PLAIN = "when,in,out,who,level\n2000,100,20,anna,1\n1000,50,10,bob,0\n3000,70,10,anna,0\n"
+MOONCAKE = [
+    {"timestamp": 0, "input_length": 1200, "output_length": 52, "hash_ids": [1, 2, 3]},
+    {"timestamp": 3000, "input_length": 1500, "output_length": 26, "hash_ids": [1, 2, 9]},
+    {"timestamp": 4000, "input_length": 400, "output_length": 10, "hash_ids": []},
+]
+
+
+@pytest.fixture
+def trace(tmp_path):
+    """Write a trace and generate its requests."""
+
+    def run(text, name="trace.csv", options=None, **choices):
+        path = tmp_path / name
+        path.write_text(text)
+        config = build(WorkloadConfig, {"trace": {"file": str(path), **(options or {})}, **choices})
+        return generate(config, seed=0)
+
+    return run
+
+
+def mooncake() -> str:
+    return "\n".join(json.dumps(row) for row in MOONCAKE)
+
+
+def test_azure_2023(trace):
+    requests = trace(AZURE_2023)
+    assert requests.arrival_s == pytest.approx([0, 4.314579, 4.54161], abs=1e-9)
+    assert requests.prompt_tokens.tolist() == [374, 396, 879]
+    assert requests.output_tokens.tolist() == [44, 109, 55]
+    assert requests.notes == ()
+
+
+def test_azure_2024_has_time_zones(trace):
+    assert trace(AZURE_2024).arrival_s.tolist() == [0, 0.5]
+
+
+def test_burstgpt_failures_are_dropped_and_said(trace):
+    requests = trace(BURSTGPT)
+    assert requests.arrival_s.tolist() == [0, 40, 115]
+    assert requests.notes == ("1 of 4 requests of trace.csv without prompt or output tokens: dropped.",)
+
+
+def test_vidur_and_lengths_without_arrivals(trace):
+    assert trace(VIDUR).arrival_s.tolist() == [10, 10.5]  # counted from the start of the run
+    lengths_only = "num_prefill_tokens,num_decode_tokens,pd_ratio\n100,20,5\n50,10,5\n"
+    with pytest.raises(DataError, match="no arrival times"):
+        trace(lengths_only)
+    requests = trace(lengths_only, rate=2.0, arrivals="fixed_interval")
+    assert requests.arrival_s.tolist() == [0, 0.5]
+    assert requests.prompt_tokens.tolist() == [100, 50]
+
+
+def test_mooncake_blocks(trace):
+    requests = trace(mooncake(), "trace.jsonl")
+    assert requests.arrival_s.tolist() == [0, 3, 4]
+    assert requests.prefix_block_tokens == 512
+    assert [requests.prefix(i).tolist() for i in range(3)] == [[1, 2, 3], [1, 2, 9], []]
+    double = trace(mooncake(), "trace.jsonl", prompt_scale=2)
+    assert double.prompt_tokens.tolist() == [2400, 3000, 800]
+    assert double.prefix_block_tokens == 1024
+    cut = trace(mooncake(), "trace.jsonl", max_tokens=1000, over_long="truncate")
+    assert cut.prompt_tokens.tolist() == [948, 974, 400]
+    assert [cut.prefix(i).tolist() for i in range(3)] == [[1, 2], [1, 2], []]
+
+
+def test_named_columns_are_sorted_by_arrival(trace):
+    columns = {"arrival": "when", "prompt": "in", "output": "out", "session": "who", "priority": "level"}
+    requests = trace(PLAIN, options={"columns": {**columns, "time_unit": "ms"}})
+    assert requests.arrival_s.tolist() == [0, 1, 2]
+    assert requests.prompt_tokens.tolist() == [50, 100, 70]
+    assert requests.session.tolist() == [1, 0, 0]
+    assert requests.priority.tolist() == [0, 1, 0]
+
+
+def test_gzipped_traces(tmp_path):
+    path = tmp_path / "trace.csv.gz"
+    path.write_bytes(gzip.compress(VIDUR.encode()))
+    assert len(generate(build(WorkloadConfig, {"trace": str(path)}), 0)) == 2
+
+
+def test_windows_and_speed(trace):
+    windowed = trace(AZURE_2023, options={"start_s": 4.0, "end_s": 4.5})
+    assert windowed.prompt_tokens.tolist() == [396]
+    assert windowed.arrival_s == pytest.approx([0.314579])
+    assert trace(AZURE_2023, options={"time_scale": 2}).arrival_s[1] == pytest.approx(8.629158)
+    assert trace(AZURE_2023, num_requests=2).prompt_tokens.tolist() == [374, 396]
+    with pytest.raises(DataError, match=r"covers 0 s to 4\.54"):
+        trace(AZURE_2023, options={"start_s": 90})
+    with pytest.raises(ConfigError, match="holds 3 requests"):
+        trace(AZURE_2023, num_requests=4)
+
+
+def test_a_rate_rescales_recorded_arrivals(trace):
+    recorded, faster = trace(AZURE_2023), trace(AZURE_2023, rate=10.0)
+    assert recorded.rate == pytest.approx(2 / 4.54161)
+    assert (with_rate(recorded, recorded.rate).arrival_s == recorded.arrival_s).all()
+    assert faster.arrival_s[-1] == pytest.approx(0.2)
+    assert (with_rate(recorded, 10.0).arrival_s == faster.arrival_s).all()
+
+
+def test_recorded_arrivals_with_other_lengths(trace):
+    requests = trace(AZURE_2023, preset="arxiv-4k")
+    assert requests.arrival_s[1] == pytest.approx(4.314579)
+    assert requests.prompt_tokens.tolist() != [374, 396, 879]
+
+
+def test_empirical_lengths_keep_pairs_together(tmp_path):
+    path = tmp_path / "lengths.csv"
+    path.write_text("num_prefill_tokens,num_decode_tokens\n100,1\n200,2\n300,3\n")
+    config = build(WorkloadConfig, {"lengths": {"distribution": "empirical", "file": str(path)}, "num_requests": 3000})
+    requests = generate(config, 0)
+    assert (requests.prompt_tokens == 100 * requests.output_tokens).all()
+    assert np.bincount(requests.output_tokens)[1:] / 3000 == pytest.approx([1 / 3] * 3, abs=0.03)
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "message"),
+    [
+        (VIDUR + "11,x,3\n", ":4", "'num_prefill_tokens': 'x' is not a number"),
+        (VIDUR + "11,,3\n", ":4", "an empty value is not a number"),
+        (VIDUR + "11,-5,3\n", ":4", "whole number"),
+        (VIDUR + "11,5.5,3\n", ":4", "whole number"),
+        (VIDUR + "inf,5,3\n", ":4", "'arrived_at'"),
+        (VIDUR + "11,99999999999,3\n", ":4", "too large"),
+        (VIDUR + "1,2,3,4\n", ":4", "cannot be read"),
+        (AZURE_2023 + "yesterday,1,2\n", ":5", "'yesterday' is not a date"),
+        ("a,b\n1,2\n", "trace.csv", "no known trace format has the columns a, b"),
+        ("arrived_at,num_prefill_tokens,num_decode_tokens\n", "trace.csv", "no requests"),
+        ("arrived_at,num_prefill_tokens,num_decode_tokens\n1,2,0\n", "trace.csv", "no request has both"),
+        ("", "trace.csv", "cannot be read"),
+    ],
+)
+def test_bad_files_are_named_by_line_and_column(trace, text, where, message):
+    with pytest.raises(DataError, match=message) as caught:
+        trace(text)
+    assert caught.value.where.endswith(where)
+
+
+def test_bad_json_lines(trace):
+    with pytest.raises(DataError, match="not valid JSON") as caught:
+        trace(mooncake() + "\n{oops\n", "trace.jsonl")
+    assert ":4:" in caught.value.where
+    bad = json.dumps({**MOONCAKE[0], "hash_ids": [1, "x"]})
+    with pytest.raises(DataError, match="list of whole numbers"):
+        trace(bad, "trace.jsonl")
+
+
+def test_missing_files_columns_and_formats(trace, tmp_path):
+    with pytest.raises(DataError, match="no such file"):
+        generate(build(WorkloadConfig, {"trace": str(tmp_path / "none.csv")}), 0)
+    with pytest.raises(DataError, match="no column 'length'"):
+        trace(VIDUR, options={"columns": {"prompt": "length", "output": "num_decode_tokens"}})
+    with pytest.raises(DataError, match="ContextTokens"):
+        trace(VIDUR, options={"format": "azure"})
+    with pytest.raises(UnknownNameError, match="azure"):
+        trace(VIDUR, options={"format": "azur"})
+
+
+def test_a_format_of_ones_own(trace):
+    FORMATS.add("ours", TraceFormat("Our gateway's log.", {"arrival": "t", "prompt": "p", "output": "o"}))
+    try:
+        assert trace("t,p,o\n0,5,6\n").prompt_tokens.tolist() == [5]
+    finally:
+        FORMATS.remove("ours")
+
+
+def sessions(**options):
+    return build(
+        WorkloadConfig,
+        {
+            "num_requests": 300,
+            "lengths": {"distribution": "fixed", "prompt": 20, "output": 12},
+            "sessions": {"num_active": 4, "turns": 3, "block_tokens": 8, **options},
+        },
+    )
+
+
+def test_every_turn_repeats_the_conversation():
+    requests = generate(sessions(), 0)
+    for session in np.unique(requests.session):
+        turns = np.flatnonzero(requests.session == session)
+        assert len(turns) <= 3
+        assert requests.prompt_tokens[turns].tolist() == [20, 52, 84][: len(turns)]
+        for earlier, later in itertools.pairwise(turns):
+            before, after = requests.prefix(earlier), requests.prefix(later)
+            assert (after[: len(before)] == before).all()
+        assert [len(requests.prefix(i)) for i in turns] == [2, 6, 10][: len(turns)]
+    assert (requests.prefix_hashes >= 0).all()
+
+
+def test_only_shared_prefixes_are_shared_between_conversations():
+    requests = generate(sessions(shared_prefix_tokens=30, num_shared_prefixes=2), 0)
+    owners: dict[int, set[int]] = {}
+    for i in range(len(requests)):
+        for block in requests.prefix(i):
+            owners.setdefault(int(block), set()).add(int(requests.session[i]))
+    shared = [block for block, users in owners.items() if len(users) > 1]
+    assert len(shared) == 6  # two prefixes of three full blocks each
+    assert requests.prompt_tokens.min() == 50
+
+
+def test_fewer_sessions_requests_are_the_first_of_more():
+    few = generate(sessions().model_copy(update={"num_requests": 50}), 0)
+    many = generate(sessions(), 0)
+    assert (few.prompt_tokens == many.prompt_tokens[:50]).all()
+    assert (few.prefix_hashes == many.prefix_hashes[: len(few.prefix_hashes)]).all()
+
+
+def test_reference_traces(reference):
+    config = build(WorkloadConfig, {"trace": str(reference / "traces" / "splitwise_conv.csv")})
+    requests = generate(config, 0)
+    assert len(requests) == 19366
+    assert requests.rate == pytest.approx(5.53013641)
+    assert requests.prompt_tokens.mean() == pytest.approx(1154.6974, abs=1e-4)
