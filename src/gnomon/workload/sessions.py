@@ -12,6 +12,9 @@ from gnomon.workload.config import SessionsConfig
 from gnomon.workload.lengths import tokens
 from gnomon.workload.requests import Requests
 
+# Requests hashed at a time: their blocks fit the processor's cache.
+CHUNK = 512
+
 
 def with_sessions(requests: Requests, config: SessionsConfig, seed: int) -> Requests:
     """Deal the requests out to conversations, in order of arrival.
@@ -56,14 +59,19 @@ def _hash_blocks(
     session: NDArray[np.int64], prompt: NDArray[np.int32], config: SessionsConfig
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Hashes of full prompt blocks: by shared prefix where a block lies inside it, else by conversation."""
-    counts = prompt // config.block_tokens
-    offsets = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
-    block = np.arange(offsets[-1]) - np.repeat(offsets[:-1], counts)
-    owner = np.repeat(session, counts)
-    shared = block < config.shared_prefix_tokens // config.block_tokens
-    # Negative owners: the shared prefixes, apart from all conversations.
-    owner[shared] = -1 - owner[shared] % config.num_shared_prefixes
-    return offsets, _mixed(owner, block)
+    counts = (prompt // config.block_tokens).astype(np.int64)
+    offsets = np.concatenate(([0], np.cumsum(counts)))
+    hashes = np.empty(offsets[-1], dtype=np.int64)
+    for first in range(0, len(prompt), CHUNK):
+        some = slice(first, first + CHUNK)
+        into = slice(offsets[first], offsets[min(first + CHUNK, len(prompt))])
+        block = np.arange(into.stop - into.start) - np.repeat(offsets[:-1][some] - into.start, counts[some])
+        owner = np.repeat(session[some], counts[some])
+        shared = block < config.shared_prefix_tokens // config.block_tokens
+        # Negative owners: the shared prefixes, apart from all conversations.
+        owner[shared] = -1 - owner[shared] % config.num_shared_prefixes
+        hashes[into] = _mixed(owner, block)
+    return offsets, hashes
 
 
 def _mixed(owner: NDArray[np.int64], block: NDArray[np.int64]) -> NDArray[np.int64]:
