@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator
@@ -12,14 +12,20 @@ from gnomon.core.streams import stream
 from gnomon.workload.requests import ArrivalShape, Floats, Profile
 
 
-class Poisson(Config):
+class Process(Config):
+    """One kind of arrivals, chosen by `process`."""
+
+    shorthand: ClassVar[str] = "process"
+
+
+class Poisson(Process):
     """Independent arrivals: exponential gaps."""
 
     process: Literal["poisson"] = "poisson"
     """How requests arrive: poisson, gamma, fixed_interval, piecewise, diurnal, batch, closed_loop or trace."""
 
 
-class Gamma(Config):
+class Gamma(Process):
     """Gamma-distributed gaps: burstier than Poisson for `cv` above 1, more regular below."""
 
     process: Literal["gamma"] = "gamma"
@@ -27,13 +33,13 @@ class Gamma(Config):
     """Coefficient of variation of the gaps; 1 is Poisson."""
 
 
-class FixedInterval(Config):
+class FixedInterval(Process):
     """One request every 1 / rate seconds, the first at 0."""
 
     process: Literal["fixed_interval"] = "fixed_interval"
 
 
-class Piecewise(Config):
+class Piecewise(Process):
     """Poisson arrivals whose rate follows a repeating step function."""
 
     process: Literal["piecewise"] = "piecewise"
@@ -48,7 +54,7 @@ class Piecewise(Config):
         return pieces
 
 
-class Diurnal(Config):
+class Diurnal(Process):
     """Poisson arrivals whose rate swings like a cosine, with the peak at time 0 plus `peak_s`."""
 
     process: Literal["diurnal"] = "diurnal"
@@ -60,13 +66,13 @@ class Diurnal(Config):
     """When the rate is highest, in seconds from the start."""
 
 
-class Batch(Config):
+class Batch(Process):
     """Every request is there at time 0."""
 
     process: Literal["batch"] = "batch"
 
 
-class ClosedLoop(Config):
+class ClosedLoop(Process):
     """A fixed number of users: the next request is sent when one is answered."""
 
     process: Literal["closed_loop"] = "closed_loop"
@@ -78,7 +84,7 @@ class ClosedLoop(Config):
     """How the pause varies around its mean."""
 
 
-class Recorded(Config):
+class Recorded(Process):
     """Arrivals as recorded in the workload's trace."""
 
     process: Literal["trace"] = "trace"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from gnomon.core.config import Config
+from gnomon.core.config import Config, submodels
+from gnomon.core.errors import ConfigError, UnknownNameError
 from gnomon.workload.arrivals import Arrivals, Poisson
 from gnomon.workload.formats import FORMATS, TimeUnit, TraceFormat
 from gnomon.workload.lengths import FromPreset, Lengths
@@ -47,6 +48,8 @@ class ColumnsConfig(Config):
 
 class TraceConfig(Config):
     """A recorded trace and the part of it that is used."""
+
+    shorthand: ClassVar[str] = "file"
 
     file: str
     """Trace file: Azure LLM, Mooncake, BurstGPT, Vidur, or any CSV with a header."""
@@ -128,6 +131,8 @@ class WorkloadConfig(Config):
         full = dict(data)
         for key, inner in (("arrivals", "process"), ("lengths", "distribution"), ("trace", "file")):
             full[key] = _spelled_out(full.get(key), inner)
+        _check_tag(full["arrivals"], "arrivals.process", Arrivals)
+        _check_tag(full["lengths"], "lengths.distribution", Lengths)
         traced = full["trace"] is not None
         full["arrivals"] = full["arrivals"] or {"process": "trace" if traced else "poisson"}
         if full["lengths"] is None:
@@ -163,13 +168,21 @@ class WorkloadConfig(Config):
 
 
 def _spelled_out(section: Any, key: str) -> Any:
-    """`arrivals: batch` means `arrivals: {process: batch}`; overrides spell such a section as `{name: batch}`."""
-    if isinstance(section, str):
-        return {key: section}
-    if isinstance(section, dict) and "name" in section:
-        return {key: section["name"], **{k: v for k, v in section.items() if k != "name"}}
-    return section
+    """`arrivals: batch` means `arrivals: {process: batch}`."""
+    return {key: section} if isinstance(section, str) else section
 
 
 def _tag(section: Any, key: str) -> Any:
     return section.get(key) if isinstance(section, dict) else getattr(section, key, None)
+
+
+def _check_tag(section: Any, dotted: str, union: Any) -> None:
+    """Refuse a section that does not say of which kind it is, or says one that does not exist."""
+    if not isinstance(section, dict):
+        return
+    key = dotted.split(".")[-1]
+    known = [member.model_fields[key].default for member in submodels(union)]
+    if key not in section:
+        raise ConfigError(f"workload.{dotted} is missing.", fix=f"Known: {', '.join(known)}.")
+    if section[key] not in known:
+        raise UnknownNameError(f"workload.{dotted}", str(section[key]), known)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
@@ -18,7 +18,13 @@ Correlation = Annotated[float, Field(ge=-1, le=1)]
 Z90 = 1.2815515655446004
 
 
-class Fixed(Config):
+class Distribution(Config):
+    """One kind of lengths, chosen by `distribution`."""
+
+    shorthand: ClassVar[str] = "distribution"
+
+
+class Fixed(Distribution):
     """Every request alike."""
 
     distribution: Literal["fixed"] = "fixed"
@@ -29,7 +35,7 @@ class Fixed(Config):
     """Output tokens."""
 
 
-class Uniform(Config):
+class Uniform(Distribution):
     """Uniform between two bounds (both included): prompt and output each, or their total split by a ratio."""
 
     distribution: Literal["uniform"] = "uniform"
@@ -55,7 +61,7 @@ class Uniform(Config):
         return self
 
 
-class Zipf(Config):
+class Zipf(Distribution):
     """Zipf-distributed totals (rank r of the range has probability r^-theta), split by a ratio."""
 
     distribution: Literal["zipf"] = "zipf"
@@ -73,7 +79,7 @@ class Zipf(Config):
         return self
 
 
-class Lognormal(Config):
+class Lognormal(Distribution):
     """Log-normal prompts and outputs, given by what people know of their traffic: median and 90th percentile."""
 
     distribution: Literal["lognormal"] = "lognormal"
@@ -95,7 +101,7 @@ class Lognormal(Config):
         return self
 
 
-class Empirical(Config):
+class Empirical(Distribution):
     """Pairs of lengths drawn again and again from a file of requests, whatever their recorded arrivals."""
 
     distribution: Literal["empirical"] = "empirical"
@@ -105,13 +111,13 @@ class Empirical(Config):
     """Format of the file; see `gnomon workload formats`."""
 
 
-class FromPreset(Config):
+class FromPreset(Distribution):
     """Lengths of the workload's preset."""
 
     distribution: Literal["preset"] = "preset"
 
 
-class Recorded(Config):
+class Recorded(Distribution):
     """Lengths as recorded in the workload's trace, in its order."""
 
     distribution: Literal["trace"] = "trace"
