@@ -1,0 +1,82 @@
+"""Requests for the engine: arrivals and lengths, drawn from a seed or read from a file."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Log-normal prompt and output lengths: medians, spread (sigma of the logarithm), and caps."""
+
+    prompt_median: int
+    prompt_sigma: float
+    prompt_most: int
+    output_median: int
+    output_sigma: float
+    output_most: int
+
+
+MIXES = {
+    "chat": Lengths(400, 0.8, 4000, 150, 0.7, 800),
+    "summary": Lengths(1600, 0.5, 6000, 60, 0.6, 300),
+}
+"""Two shapes of load: outputs as important as prompts, and long prompts with short answers."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Arrival times in seconds, ascending from 0, and lengths in tokens."""
+
+    arrived_s: list[float]
+    prompt_tokens: list[int]
+    output_tokens: list[int]
+
+    def __len__(self) -> int:
+        return len(self.arrived_s)
+
+
+def poisson(mix: str, rate: float, duration_s: float, seed: int) -> Workload:
+    """Poisson arrivals at `rate` per second for `duration_s`, lengths of `mix`."""
+    rng = np.random.default_rng(seed)
+    count = int(rng.poisson(rate * duration_s))
+    arrived = np.sort(rng.uniform(0.0, duration_s, count))
+    prompts, outputs = draw(MIXES[mix], count, rng)
+    return Workload([round(float(t), 6) for t in arrived], prompts, outputs)
+
+
+def draw(lengths: Lengths, count: int, rng: np.random.Generator) -> tuple[list[int], list[int]]:
+    """`count` prompt and output lengths."""
+
+    def one(median: int, sigma: float, most: int) -> list[int]:
+        drawn = median * np.exp(sigma * rng.standard_normal(count))
+        return np.clip(np.rint(drawn), 2, most).astype(int).tolist()
+
+    return (
+        one(lengths.prompt_median, lengths.prompt_sigma, lengths.prompt_most),
+        one(lengths.output_median, lengths.output_sigma, lengths.output_most),
+    )
+
+
+def mean_lengths(mix: str) -> tuple[float, float]:
+    """Mean prompt and output length of a mix, from a large sample."""
+    prompts, outputs = draw(MIXES[mix], 100_000, np.random.default_rng(0))
+    return float(np.mean(prompts)), float(np.mean(outputs))
+
+
+def read(path: str | Path) -> Workload:
+    """From a CSV file (or .csv.gz) with the columns arrived_s, prompt_tokens, output_tokens."""
+    opened = gzip.open(path, "rt") if str(path).endswith(".gz") else open(path)  # noqa: SIM115
+    with opened as file:
+        rows = list(csv.DictReader(file))
+    rows.sort(key=lambda row: float(row["arrived_s"]))
+    return Workload(
+        [float(row["arrived_s"]) for row in rows],
+        [int(row["prompt_tokens"]) for row in rows],
+        [int(row["output_tokens"]) for row in rows],
+    )

@@ -1,0 +1,81 @@
+"""The engine's loop: requests arrive on the clock whether or not the engine keeps up (open loop)."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from gnomon.engine.load import Workload
+from gnomon.engine.runner import Iteration, Runner
+from gnomon.engine.scheduler import Request, Scheduler
+from gnomon.engine.shape import EngineConfig
+
+
+@dataclass(frozen=True)
+class Step:
+    """One iteration on the run's clock: when its scheduling began, and when its tokens were booked."""
+
+    start_s: float
+    end_s: float
+    iteration: Iteration
+
+
+@dataclass(frozen=True)
+class Served:
+    """A finished run."""
+
+    requests: list[Request]
+    steps: list[Step]
+
+
+def make_requests(workload: Workload, vocab_size: int, config: EngineConfig, seed: int = 0) -> list[Request]:
+    """Requests with random prompts; one that is too long for the engine is an error."""
+    rng = np.random.default_rng(seed)
+    requests = []
+    for index, (arrived, prompt, output) in enumerate(
+        zip(workload.arrived_s, workload.prompt_tokens, workload.output_tokens, strict=True)
+    ):
+        if prompt + output > config.max_model_len:
+            raise ValueError(f"request {index} has {prompt + output} tokens; max_model_len is {config.max_model_len}")
+        requests.append(Request(index, arrived, rng.integers(0, vocab_size, prompt).tolist(), output))
+    return requests
+
+
+def serve(runner: Runner, requests: list[Request], clock: Callable[[], float] = time.perf_counter) -> Served:
+    """Serve `requests` (ascending arrivals) to the end."""
+    scheduler = Scheduler(runner.config, runner.num_blocks)
+    steps: list[Step] = []
+    arrived = 0
+    gc.collect()
+    gc.disable()  # A collection of a large heap would stall an iteration by milliseconds.
+    begun = clock()
+    try:
+        while arrived < len(requests) or scheduler.waiting or scheduler.running:
+            now = clock() - begun
+            while arrived < len(requests) and requests[arrived].arrived_s <= now:
+                scheduler.add(requests[arrived])
+                arrived += 1
+            if not scheduler.waiting and not scheduler.running:
+                _sleep_until(begun + requests[arrived].arrived_s, clock)
+                continue
+            batch = scheduler.next_batch(now)
+            if not batch.requests:
+                raise RuntimeError(f"request {scheduler.waiting[0].index} needs more KV blocks than there are")
+            sampled, iteration = runner.run(batch, scheduler.tables)
+            end = clock() - begun
+            scheduler.finish(batch, sampled, end)
+            steps.append(Step(now, end, iteration))
+    finally:
+        gc.enable()
+    return Served(requests, steps)
+
+
+def _sleep_until(instant: float, clock: Callable[[], float]) -> None:
+    """Sleep through most of the time and watch the clock for the last of it: sleeping alone is late by 0.1 ms."""
+    while (left := instant - clock()) > 0:
+        if left > 2e-3:
+            time.sleep(left - 1e-3)

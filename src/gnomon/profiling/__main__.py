@@ -1,0 +1,90 @@
+"""`python -m gnomon.profiling`: measure on this machine's GPU, with nothing of Gnomon but this folder and kernels."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import fields
+from pathlib import Path
+
+from gnomon.profiling import bundle, collectives, quality
+from gnomon.profiling.machine import facts
+from gnomon.profiling.session import Limits, Session, Shapes
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Parse, measure, write the bundle."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.what == "collectives":
+        return collectives.main(options)
+    try:
+        measure(options.what, Shapes.read(options.shapes), options.out, options.device_name, _limits(options))
+    except RuntimeError as error:
+        print(f"gnomon.profiling: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def measure(what: str, shapes: Shapes, out: Path, device_name: str, limits: Limits) -> dict[str, object]:
+    """Measure `shapes` (`what`: compute, attention, all) into the bundle `out`; returns the quality report."""
+    import torch
+
+    from gnomon.profiling.pool import Pool
+    from gnomon.profiling.timer import GraphTimer
+
+    timer = GraphTimer()
+    journal = bundle.Journal(out)
+    session = Session(Pool(torch.device("cuda"), shapes.dtype), timer, journal, limits)
+    begun = time.monotonic()
+    if what in ("compute", "all"):
+        session.compute(shapes)
+    if what in ("attention", "all"):
+        session.attention(shapes)
+    return finish(journal, session, shapes, out, device_name, timer.effort.repeats, time.monotonic() - begun)
+
+
+def finish(
+    journal: bundle.Journal, session: Session, shapes: Shapes, out: Path, device_name: str, repeats: int, took_s: float
+) -> dict[str, object]:
+    """Write CSV files, manifest and quality report from the journal."""
+    about = {
+        "device": device_name,
+        "dtype": shapes.dtype,
+        "models": shapes.models,
+        "tensor_parallel": shapes.tensor_parallel,
+        "node": None,
+        **facts(),
+        "method": f"cuda graph replays, median of {repeats}, weights rotating past the L2 cache",
+        "took_s": round(took_s, 1),
+    }
+    bundle.write(out, journal.rows, about)
+    verdict = quality.report(journal.rows, session.held_out)
+    (out / "quality.json").write_text(json.dumps(verdict, indent=1) + "\n", encoding="utf-8")
+    return verdict
+
+
+def _limits(options: argparse.Namespace) -> Limits:
+    given = {f.name: getattr(options, f.name) for f in fields(Limits) if getattr(options, f.name, None) is not None}
+    return Limits(**given)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("gnomon.profiling", description=__doc__)
+    commands = parser.add_subparsers(dest="what", required=True)
+    for what in ("compute", "attention", "all"):
+        command = commands.add_parser(what)
+        command.add_argument("--shapes", type=Path, required=True, help="JSON from `gnomon profile shapes`")
+        command.add_argument("--out", type=Path, required=True, help="folder of the bundle; an old one is resumed")
+        command.add_argument("--device-name", required=True, help="the device's name in Gnomon's catalog, e.g. h200")
+        for limit in fields(Limits):
+            kind = float if "float" in str(limit.type) else int
+            command.add_argument(f"--{limit.name.replace('_', '-')}", type=kind)
+    collectives.add_parser(commands)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

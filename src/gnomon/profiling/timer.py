@@ -1,0 +1,91 @@
+"""Seconds of one call on the GPU: CUDA graph replays between events. The only module that reads a GPU's clock."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+Call = Callable[[int], None]
+"""Run the operator once; the argument counts up, so that the call can rotate among buffers."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """The median of the repeats, and their relative spread (inter-quartile range over median)."""
+
+    seconds: float
+    spread: float
+
+
+class Timer(Protocol):
+    """What measures; tests put a formula in its place."""
+
+    def __call__(self, call: Call, expected_s: float) -> Timing:
+        """Time `call`, which should take about `expected_s`."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long a measurement may take."""
+
+    replay_s: float = 500e-6
+    """Length of one timed replay: calls are repeated inside the graph until it is this long."""
+    warm_s: float = 4e-3
+    """Replays before the first timed one, so that clocks and caches settle."""
+    repeats: int = 9
+    most_calls: int = 100
+    """Most calls in one graph."""
+    most_s: float = 0.25
+    """Slow calls are repeated less often than `repeats` to stay within this, but at least three times."""
+
+
+class GraphTimer:
+    """Captures calls into a CUDA graph and times its replays."""
+
+    def __init__(self, effort: Effort | None = None) -> None:
+        if not torch.cuda.is_available():
+            raise RuntimeError("no CUDA device: profiling needs a GPU (PyTorch sees none)")
+        self.effort = effort or Effort()
+
+    def __call__(self, call: Call, expected_s: float) -> Timing:
+        """Time `call`."""
+        effort = self.effort
+        calls = max(2, min(effort.most_calls, math.ceil(effort.replay_s / expected_s)))
+        graph = _capture(call, calls)
+        once = _replay_s(graph, 1)[0]
+        for _ in range(min(50, math.ceil(effort.warm_s / once))):
+            graph.replay()
+        repeats = max(3, min(effort.repeats, int(effort.most_s / once)))
+        return summarise([seconds / calls for seconds in _replay_s(graph, repeats)])
+
+
+def summarise(samples: list[float]) -> Timing:
+    """Median and relative inter-quartile range."""
+    median = statistics.median(samples)
+    low, _, high = statistics.quantiles(samples, n=4, method="inclusive")
+    return Timing(median, (high - low) / median)
+
+
+def _capture(call: Call, calls: int) -> torch.cuda.CUDAGraph:
+    call(0)  # Compiles kernels and lets cuBLAS choose, outside the capture.
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for index in range(calls):
+            call(index)
+    return graph
+
+
+def _replay_s(graph: torch.cuda.CUDAGraph, repeats: int) -> list[float]:
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
+    events[0].record()
+    for event in events[1:]:
+        graph.replay()
+        event.record()
+    events[-1].synchronize()
+    return [first.elapsed_time(second) * 1e-3 for first, second in zip(events, events[1:], strict=False)]
