@@ -27,20 +27,23 @@ DTYPE_BYTES: dict[str, float] = {
 class RooflineConstants(Config):
     """How far real kernels stay from a device's data sheet; fitted by `benchmarks/calibrate_roofline.py`."""
 
-    gemm_efficiency: float = Field(0.75, gt=0, le=1)
-    """Share of the peak FLOP/s that a large, whole-wave matrix multiplication reaches."""
+    gemm_efficiency: float = Field(0.75, gt=0, le=1.25)
+    """Share of the peak FLOP/s that a large, whole-wave matrix multiplication reaches; above 1 where the card clocks
+    higher than its data sheet."""
     gemm_bandwidth: float = Field(0.85, gt=0, le=1)
     """Share of the memory bandwidth at which weights stream in."""
     gemm_floor_s: float = Field(5e-6, ge=0)
     """Seconds that a matrix multiplication takes beyond its work: launch, prologue, epilogue."""
-    gemm_overlap: float = Field(3.0, ge=1)
-    """Sharpness of the corner between memory- and compute-bound: the p of a p-norm (1 = sum, large = the longer)."""
-    elementwise_bandwidth: float = Field(0.75, gt=0, le=4)
-    """Share of the memory bandwidth of norms, activations and copies; above 1 where their data stay in the cache."""
+    elementwise_bandwidth: float = Field(0.75, gt=0, le=1)
+    """Share of the memory bandwidth of norms, activations and copies."""
+    cache_bandwidth: float = Field(1.5, gt=0, le=10)
+    """The same while their data fit into the L2 cache, again over the memory's bandwidth."""
     elementwise_floor_s: float = Field(3e-6, ge=0)
     """Seconds of the smallest element-wise kernel."""
-    prefill_efficiency: float = Field(0.55, gt=0, le=1)
+    prefill_efficiency: float = Field(0.55, gt=0, le=1.25)
     """Share of the peak FLOP/s that attention over a long prompt reaches."""
+    prefill_tile: PositiveInt = 128
+    """Prompt rows that one SM takes at a time."""
     decode_bandwidth: float = Field(0.75, gt=0, le=1)
     """Share of the memory bandwidth at which decoding attention reads the KV cache."""
     attention_floor_s: float = Field(8e-6, ge=0)

@@ -34,6 +34,10 @@ from gnomon.timing.source import ANY, Context, Range, register_source
 _TILES = ((256, 128, 1.0), (128, 128, 0.93), (64, 128, 0.75), (64, 64, 0.6), (32, 64, 0.4), (16, 64, 0.25))
 # A tile's loop over k may be split over idle SMs, up to this many ways.
 _MAX_SPLIT = 8
+# Sharpness of the corner between memory- and compute-bound: the p of a p-norm (1 = their sum, large = the longer).
+_OVERLAP = 3.0
+# A decode costs as if its KV were this much longer: start, softmax and merge of each sequence's blocks.
+_DECODE_EXTRA_KV = 64.0
 
 
 class Roofline:
@@ -102,14 +106,17 @@ class Roofline:
         return best
 
     def _overlapped(self, compute: Floats, memory: Floats) -> Floats:
-        p = self._constants.gemm_overlap
         longer = np.maximum(np.maximum(compute, memory), 1e-12)
-        return longer * ((compute / longer) ** p + (memory / longer) ** p) ** (1.0 / p)
+        shorter = np.minimum(compute, memory)
+        return longer * (1.0 + (shorter / longer) ** _OVERLAP) ** (1.0 / _OVERLAP)
 
     def elementwise_s(self, work: Elementwise, rows: Floats) -> Floats:
-        """Bytes over bandwidth, on top of a floor."""
+        """Bytes over bandwidth, the cache's while they fit and the memory's beyond twice that, on top of a floor."""
         c = self._constants
-        return c.elementwise_floor_s + work.bytes(rows) / (c.elementwise_bandwidth * self.device.bandwidth_bytes_s)
+        moved = work.bytes(rows)
+        cached = np.clip(2.0 - moved / self.device.l2_bytes, 0.0, 1.0)
+        per_byte = cached / c.cache_bandwidth + (1.0 - cached) / c.elementwise_bandwidth
+        return c.elementwise_floor_s + moved * per_byte / self.device.bandwidth_bytes_s
 
     def experts_s(self, work: Experts, tokens: Floats) -> Floats:
         """A grouped multiplication: the touched experts' weights stream in; each expert's rows fill up tiles of 16."""
@@ -122,18 +129,18 @@ class Roofline:
         return self._overlapped(compute, memory) + 3.0 * c.gemm_floor_s
 
     def prefill_s(self, work: Prefill, chunk: Floats, kv: Floats) -> Floats:
-        """Compute over a floor; rows pad up to a tile."""
-        c = self._constants
-        padded = np.ceil(chunk / 128.0) * 128.0
-        flops = work.flops_per_pair * padded * (kv + 0.5 * chunk + 64.0)
-        compute = flops / (self._attention_peak * c.prefill_efficiency)
+        """Tiles of rows of one head, one per SM at a time, in waves over the SMs."""
+        c, sms = self._constants, self.device.num_sms
+        waves = np.ceil(np.ceil(chunk / c.prefill_tile) * work.num_heads / sms)
+        pairs = c.prefill_tile * (kv + 0.5 * chunk + 0.5 * c.prefill_tile)
+        tile_s = pairs * work.flops_per_pair / work.num_heads / (self._attention_peak / sms * c.prefill_efficiency)
         memory = work.bytes(chunk, kv) / (c.decode_bandwidth * self.device.bandwidth_bytes_s)
-        return c.attention_floor_s + np.maximum(compute, memory)
+        return c.attention_floor_s + np.maximum(waves * tile_s, memory)
 
     def decode_s(self, work: Decode, sequences: Floats, kv: Floats) -> Floats:
         """The KV cache streams in, on top of a floor."""
         c = self._constants
-        memory = work.bytes(sequences, kv) / (c.decode_bandwidth * self.device.bandwidth_bytes_s)
+        memory = work.bytes(sequences, kv + _DECODE_EXTRA_KV) / (c.decode_bandwidth * self.device.bandwidth_bytes_s)
         compute = work.flops(sequences, kv) / (self._attention_peak * c.prefill_efficiency)
         return c.attention_floor_s + np.maximum(memory, compute)
 
