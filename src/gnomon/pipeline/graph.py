@@ -2,35 +2,50 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from gnomon.pipeline.fluid import COMPUTE, FREE, LINK, TASK, TaskGraph
 
 _COLUMNS = ("work", "channel", "rank", "order", "type", "receiver", "impact")
+Row = tuple[float, int, int, int, int, int, float]
+
+
+class Label(NamedTuple):
+    """What a task is, for people and pictures."""
+
+    kind: str
+    """forward, backward, input_grad, weight_grad, overlap; fwd_prop, grad_prop, grad_sync."""
+    microbatch: int
+    stage: int
+    other: Label | None = None
+    """Of an overlap: the backward that runs beside the forward."""
+
+    def __str__(self) -> str:
+        text = f"{self.kind} {self.microbatch} at stage {self.stage}"
+        return f"{text} with {self.other}" if self.other else text
 
 
 class GraphBuilder:
     """Collects tasks and edges; `build` turns them into the arrays the engine runs."""
 
     def __init__(self) -> None:
-        self.labels: list[tuple[str, int, int]] = []
-        """(kind, micro-batch, stage) of every task, for people and pictures."""
-        self._rows: list[tuple[float, int, int, int, int, int, float]] = []
+        self.labels: list[Label] = []
+        self._rows: list[Row] = []
         self._edges: list[tuple[int, int]] = []
 
-    def compute(self, label: tuple[str, int, int], rank: int, work: float, order: int, impact: float = 0.0) -> int:
+    def compute(self, label: Label, rank: int, work: float, order: int, impact: float = 0.0) -> int:
         """Work on the compute channel of `rank`; returns the task's number."""
         return self._add(label, (work, COMPUTE, rank, order, 0, -1, impact))
 
-    def transfer(
-        self, label: tuple[str, int, int], sender: int, receiver: int, kind: int, work: float, order: int
-    ) -> int:
+    def transfer(self, label: Label, sender: int, receiver: int, kind: int, work: float, order: int) -> int:
         """A transfer on the egress link of `sender`; `receiver` -1 enters nobody's ingress."""
         return self._add(label, (work, LINK, sender, order, kind, receiver, 0.0))
 
-    def free(self, label: tuple[str, int, int], rank: int, work: float, kind: int = 0) -> int:
-        """Time that passes on nothing: a latency, or a transfer on an ideal network."""
-        return self._add(label, (work, FREE, rank, 0, kind, -1, 0.0))
+    def free(self, label: Label, rank: int, work: float, kind: int, receiver: int = -1) -> int:
+        """Time that passes on no shared resource: a latency, or a transfer on an ideal network."""
+        return self._add(label, (work, FREE, rank, 0, kind, receiver, 0.0))
 
     def after(self, task: int, *predecessors: int) -> None:
         """Let `task` wait for `predecessors`."""
@@ -50,7 +65,7 @@ class GraphBuilder:
         tasks.ready = tasks.start = tasks.end = np.nan
         return TaskGraph(tasks, np.ascontiguousarray(edges[:, 1]))
 
-    def _add(self, label: tuple[str, int, int], row: tuple[float, int, int, int, int, int, float]) -> int:
+    def _add(self, label: Label, row: Row) -> int:
         self.labels.append(label)
         self._rows.append(row)
         return len(self._rows) - 1

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import lru_cache
-from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import model_validator
@@ -13,12 +12,13 @@ from pydantic import model_validator
 from gnomon.core.config import Config
 from gnomon.core.errors import ConfigError
 from gnomon.pipeline import fluid
-from gnomon.pipeline.fluid import FWD_PROP, GRAD_PROP, GRAD_SYNC, NO_TIER, Floats, Ints, TaskGraph, Trace
-from gnomon.pipeline.graph import GraphBuilder
+from gnomon.pipeline.costs import TRANSFERS, Priority, StepCosts, check_impact, check_priority, priorities
+from gnomon.pipeline.execution import Run, step_graph
+from gnomon.pipeline.fluid import FWD_PROP, GRAD_PROP, GRAD_SYNC, Floats, TaskGraph
+from gnomon.pipeline.graph import GraphBuilder, Label
+from gnomon.pipeline.zoo import Plan, make
 
-TRANSFERS = ("fwd_prop", "grad_prop", "grad_sync")
-Priority = float | str
-"""A weight in [0, 1], or the letter of an exclusive tier: 'a' goes before 'b'."""
+KINDS = ("forward", "backward", *TRANSFERS)
 
 
 class Study(Config):
@@ -33,9 +33,9 @@ class Study(Config):
     bwd_len: float = 2.0
     """Time of a backward pass."""
     prop_len: float = 1.0
-    """Time to send activations, or their gradients, at the full link."""
+    """Time to send activations, or their gradients, over an idle link."""
     sync_base_len: float = 2.0
-    """Time to synchronise one micro-batch's gradients at the full link."""
+    """Time to synchronise one micro-batch's gradients over an idle link."""
     fwd_impact: float = 0.2
     """Share of its rate that a forward loses while grad_sync has the whole link."""
     bwd_impact: float = 0.2
@@ -67,60 +67,25 @@ class Study(Config):
             if not 0.0 <= getattr(self, name) < np.inf:
                 raise ConfigError(f"{name} must be a length of at least 0 (given: {getattr(self, name)}).")
         for name in ("fwd_impact", "bwd_impact"):
-            if not 0.0 <= getattr(self, name) < 1.0:
-                raise ConfigError(f"{name} must be in [0, 1) (given: {getattr(self, name)}).")
+            check_impact(name, getattr(self, name))
         for name in TRANSFERS:
-            _check_priority(name, getattr(self, name))
+            check_priority(name, getattr(self, name))
         return self
 
 
-@dataclass(frozen=True)
-class StudyResult:
-    """A run of the study, with everything a picture needs."""
-
-    study: Study
-    graph: TaskGraph
-    labels: list[tuple[str, int, int]]
-    trace: Trace
-
-    @property
-    def total_time(self) -> float:
-        """The make-span of the step."""
-        return float(self.trace.total_time)
-
-    @property
-    def throttled(self) -> list[tuple[str, int, int]]:
-        """(type, micro-batch, stage) of the transfers that back-pressure slowed, sorted."""
-        return sorted(self.labels[task] for task in np.flatnonzero(self.trace.tasks.throttled))
-
-
-def simulate(study: Study, *, record: bool = True) -> StudyResult:
-    """Run one configuration; `record` keeps the shares over time."""
+def simulate(study: Study, *, record: bool = True) -> Run:
+    """Run one configuration; `record` keeps the shares of links over time."""
     graph, labels = study_graph(study)
     weights, tiers = priorities(study.fwd_prop, study.grad_prop, study.grad_sync)
     trace = fluid.run(graph, study.stages, weights, tiers, record=record)
-    return StudyResult(study, graph, labels, trace)
+    return Run(f"1F1B, {study.dispatch} dispatch", study.stages, graph, labels, trace)
 
 
-def priorities(*values: Priority) -> tuple[Floats, Ints]:
-    """Weights and tiers as the engine reads them, from weights and tier letters in the order of `TRANSFERS`."""
-    weights = np.array([0.0 if isinstance(v, str) else v for v in values])
-    tiers = np.array([ord(v) - ord("a") if isinstance(v, str) else NO_TIER for v in values], dtype=np.int64)
-    return weights, tiers
-
-
-def _check_priority(name: str, value: Priority) -> None:
-    if isinstance(value, str):
-        good = len(value) == 1 and "a" <= value <= "z"
-    else:
-        good = 0.0 <= value < np.inf
-    if not good:
-        raise ConfigError(f"{name} must be a weight of at least 0 or a tier letter a-z (given: {value!r}).")
-
-
-def study_graph(study: Study) -> tuple[TaskGraph, list[tuple[str, int, int]]]:
-    """Tasks and dependencies of one study; structures are cached, lengths filled in."""
-    graph, labels, units = _structure(study.n, study.stages, study.sync_freq, study.dispatch, study.ideal)
+def study_graph(study: Study) -> tuple[TaskGraph, list[Label]]:
+    """Tasks and dependencies of one study; `strict` is the 1F1B schedule, `greedy` has a graph of its own."""
+    if study.dispatch == "strict":
+        return step_graph(make("1f1b", Plan(study.stages, study.n)), step_costs(study))
+    graph, labels, units = _greedy_structure(study.n, study.stages, study.sync_freq, study.ideal)
     lengths = np.array([study.fwd_len, study.bwd_len, study.prop_len, study.prop_len, study.sync_base_len])
     impacts = np.array([study.fwd_impact, study.bwd_impact, 0.0, 0.0, 0.0])
     tasks = graph.tasks.copy()
@@ -129,27 +94,41 @@ def study_graph(study: Study) -> tuple[TaskGraph, list[tuple[str, int, int]]]:
     return graph._replace(tasks=tasks), labels
 
 
+def step_costs(study: Study) -> StepCosts:
+    """The study's lengths as the costs of any schedule with one stage per GPU."""
+    return StepCosts(
+        forward=study.fwd_len,
+        input_grad=study.bwd_len / 2,
+        weight_grad=study.bwd_len / 2,
+        send=study.prop_len,
+        sync=study.sync_base_len,
+        sync_freq=study.sync_freq,
+        fwd_impact=study.fwd_impact,
+        bwd_impact=study.bwd_impact,
+        fwd_prop=study.fwd_prop,
+        grad_prop=study.grad_prop,
+        grad_sync=study.grad_sync,
+        contention=not study.ideal,
+    )
+
+
 @lru_cache(maxsize=64)
-def _structure(
-    n: int, stages: int, sync_freq: int, dispatch: str, ideal: bool
-) -> tuple[TaskGraph, list[tuple[str, int, int]], Floats]:
-    """The graph without lengths, and per task how many of each length it takes (forward, backward, 3 transfers)."""
+def _greedy_structure(n: int, stages: int, sync_freq: int, ideal: bool) -> tuple[TaskGraph, list[Label], Floats]:
+    """The graph without lengths, and per task how many of each length of `KINDS` it takes."""
     b = GraphBuilder()
-    last = stages - 1
-    fwd = [[b.compute(("forward", i, j), j, 1.0, i) for j in range(stages)] for i in range(n)]
-    bwd = [[b.compute(("backward", i, j), j, 1.0, n + i) for j in range(stages)] for i in range(n)]
+    fwd = [[b.compute(Label("forward", i, j), j, 1.0, i) for j in range(stages)] for i in range(n)]
+    bwd = [[b.compute(Label("backward", i, j), j, 1.0, n + i) for j in range(stages)] for i in range(n)]
 
     def send(kind: int, i: int, sender: int, receiver: int) -> int:
-        label = (TRANSFERS[kind], i, sender)
+        label = Label(TRANSFERS[kind], i, sender)
         if ideal:
-            return b.free(label, sender, 1.0, kind)
+            return b.free(label, sender, 1.0, kind, receiver)
         return b.transfer(label, sender, receiver, kind, 1.0, i * len(TRANSFERS) + kind)
 
-    gradients: dict[int, int] = {}
     for i in range(n):
         for j in range(stages):
             b.after(bwd[i][j], fwd[i][j])
-            if j < last:
+            if j < stages - 1:
                 prop = send(FWD_PROP, i, j, j + 1)
                 b.after(prop, fwd[i][j])
                 b.after(fwd[i][j + 1], prop)
@@ -157,26 +136,25 @@ def _structure(
                 prop = send(GRAD_PROP, i, j, j - 1)
                 b.after(prop, bwd[i][j])
                 b.after(bwd[i][j - 1], prop)
+    gradients: dict[int, int] = {}
     for j in range(stages):
-        _sync_gradients(b, n, j, sync_freq, bwd, send, gradients)
-    if dispatch == "greedy":
-        _greedy_edges(b, n, stages, fwd, bwd)
-    else:
-        for j in range(stages):
-            order = _strict_order(n, stages - j - 1, [fwd[i][j] for i in range(n)], [bwd[i][j] for i in range(n)])
-            for before, task in pairwise(order):
-                b.after(task, before)
-    kinds = ("forward", "backward", *TRANSFERS)
-    units = np.zeros((len(b.labels), len(kinds)))
-    for task, (kind, _, _) in enumerate(b.labels):
-        units[task, kinds.index(kind)] = gradients.get(task, 1)
+        gradients |= _sync_gradients(b, n, j, sync_freq, bwd, send)
+    # What holds forwards back where ranks are free to choose: p in flight, and one at the last stage.
+    for i in range(1, n):
+        b.after(fwd[i][0], fwd[i - 1][0] if i < stages else bwd[i - stages][0])
+        if stages > 1:
+            b.after(fwd[i][-1], bwd[i - 1][-1])
+    units = np.zeros((len(b.labels), len(KINDS)))
+    for task, label in enumerate(b.labels):
+        units[task, KINDS.index(label.kind)] = gradients.get(task, 1)
     return b.build(), b.labels, units
 
 
 def _sync_gradients(
-    b: GraphBuilder, n: int, stage: int, sync_freq: int, bwd: list[list[int]], send: Any, gradients: dict[int, int]
-) -> None:
+    b: GraphBuilder, n: int, stage: int, sync_freq: int, bwd: list[list[int]], send: Callable[[int, int, int, int], int]
+) -> dict[int, int]:
     """Add the grad_syncs of one stage: each waits for the one before, but a leftover one does not."""
+    gradients: dict[int, int] = {}
     previous = None
     for i in range(sync_freq - 1, n, sync_freq):
         sync = send(GRAD_SYNC, i, stage, -1)
@@ -189,24 +167,4 @@ def _sync_gradients(
         sync = send(GRAD_SYNC, n - 1, stage, -1)
         gradients[sync] = n % sync_freq
         b.after(sync, bwd[n - 1][stage])
-
-
-def _greedy_edges(b: GraphBuilder, n: int, stages: int, fwd: list[list[int]], bwd: list[list[int]]) -> None:
-    """What holds forwards back when ranks are free to choose: p micro-batches in flight, one at the last stage."""
-    for i in range(1, n):
-        if i < stages:
-            b.after(fwd[i][0], fwd[i - 1][0])
-        else:
-            b.after(fwd[i][0], bwd[i - stages][0])
-        if stages > 1:
-            b.after(fwd[i][-1], bwd[i - 1][-1])
-
-
-def _strict_order(n: int, warm_up: int, fwd: list[int], bwd: list[int]) -> list[int]:
-    """1F1B: `warm_up` forwards, then one forward and one backward in turn, then the rest."""
-    warm_up = min(warm_up, n)
-    order = fwd[:warm_up]
-    for i in range(n):
-        order += fwd[warm_up + i : warm_up + i + 1]
-        order.append(bwd[i])
-    return order
+    return gradients

@@ -1,0 +1,109 @@
+"""What the passes and transfers of one training step take, in any one unit of time."""
+
+from __future__ import annotations
+
+import numpy as np
+from pydantic import model_validator
+
+from gnomon.core.config import Config
+from gnomon.core.errors import ConfigError
+from gnomon.pipeline.fluid import NO_TIER, Floats, Ints
+
+TRANSFERS = ("fwd_prop", "grad_prop", "grad_sync")
+Priority = float | str
+"""A weight of at least 0, or the letter of an exclusive tier: 'a' goes before 'b'."""
+PerStage = float | tuple[float, ...]
+"""One number for all stages, or one for each."""
+
+
+class StepCosts(Config):
+    """Times of one training step, per stage and micro-batch, and how its transfers share the network."""
+
+    forward: PerStage = 1.0
+    """Forward pass of one micro-batch through one stage."""
+    input_grad: PerStage = 1.0
+    """Gradient with respect to the stage's input."""
+    weight_grad: PerStage = 1.0
+    """Gradient with respect to the stage's weights; a full backward is both, one after the other."""
+    overlapped: PerStage | None = None
+    """An overlapped forward and full backward together, by the forward's stage; their sum unless given."""
+    send: PerStage = 0.0
+    """Activations of one micro-batch (or their gradient) leaving a stage over an idle link."""
+    latency: float = 0.0
+    """Added to every transfer between ranks; it keeps no link busy."""
+    sync: PerStage = 0.0
+    """Synchronising the gradients of one micro-batch on a stage over an idle link; 0 for none."""
+    sync_freq: int | None = None
+    """Synchronise after every this many micro-batches; once, at the end, unless given."""
+    fwd_impact: float = 0.0
+    """Share of its rate that a forward loses while grad_sync has the whole link."""
+    bwd_impact: float = 0.0
+    """The same for a backward."""
+    fwd_prop: Priority = 1.0
+    """Weight of activations on a link, or an exclusive tier."""
+    grad_prop: Priority = 1.0
+    """Weight of activation gradients on a link, or an exclusive tier."""
+    grad_sync: Priority = 1.0
+    """Weight of gradient synchronisation on a link, or an exclusive tier."""
+    contention: bool = True
+    """Whether transfers share links; if not, each runs at full rate, whatever else is sent."""
+    stragglers: dict[int, float] = {}
+    """Ranks whose passes take this many times as long."""
+    link_speed: dict[str, float] = {}
+    """Relative speed of single links, such as `1-2: 0.5` for what rank 1 sends to rank 2."""
+    jitter: float = 0.0
+    """Spread of a pass's time: the standard deviation of its logarithm, with the mean unchanged."""
+
+    @model_validator(mode="after")
+    def _sensible(self) -> StepCosts:
+        for name in ("forward", "input_grad", "weight_grad", "send", "sync", "latency", "jitter"):
+            values = np.atleast_1d(getattr(self, name))
+            if not (np.isfinite(values).all() and (values >= 0).all()):
+                raise ConfigError(f"{name} must be at least 0 (given: {getattr(self, name)}).")
+        for name in ("fwd_impact", "bwd_impact"):
+            check_impact(name, getattr(self, name))
+        for name in TRANSFERS:
+            check_priority(name, getattr(self, name))
+        if self.sync_freq is not None and self.sync_freq < 1:
+            raise ConfigError(f"sync_freq must be at least 1 (given: {self.sync_freq}).")
+        for name in ("stragglers", "link_speed"):
+            for key, factor in getattr(self, name).items():
+                if not 0.0 < factor < np.inf:
+                    raise ConfigError(f"{name} of {key} must be a positive factor (given: {factor}).")
+        return self
+
+    def per_stage(self, name: str, num_stages: int) -> Floats:
+        """The field `name` as one number per stage."""
+        values = np.atleast_1d(np.asarray(getattr(self, name), dtype=np.float64))
+        if values.size not in (1, num_stages):
+            raise ConfigError(
+                f"{name} has {values.size} numbers for {num_stages} stages.", fix="Give one number, or one per stage."
+            )
+        return np.broadcast_to(values, num_stages)
+
+    def speed_of(self, sender: int, receiver: int) -> float:
+        """Relative speed of one link."""
+        return self.link_speed.get(f"{sender}-{receiver}", 1.0)
+
+
+def priorities(*values: Priority) -> tuple[Floats, Ints]:
+    """Weights and tiers as the engine reads them, from weights and tier letters in the order of `TRANSFERS`."""
+    weights = np.array([0.0 if isinstance(v, str) else v for v in values], dtype=np.float64)
+    tiers = np.array([ord(v) - ord("a") if isinstance(v, str) else NO_TIER for v in values], dtype=np.int64)
+    return weights, tiers
+
+
+def check_priority(name: str, value: Priority) -> None:
+    """Refuse what is neither a weight nor the letter of a tier."""
+    if isinstance(value, str):
+        good = len(value) == 1 and "a" <= value <= "z"
+    else:
+        good = 0.0 <= value < np.inf
+    if not good:
+        raise ConfigError(f"{name} must be a weight of at least 0 or a tier letter a-z (given: {value!r}).")
+
+
+def check_impact(name: str, value: float) -> None:
+    """Refuse an impact that would stop compute altogether."""
+    if not 0.0 <= value < 1.0:
+        raise ConfigError(f"{name} must be in [0, 1) (given: {value}).")

@@ -1,0 +1,225 @@
+"""Executing a schedule: its lists become a task graph, and the fluid engine runs it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+
+from gnomon.core.errors import ConfigError
+from gnomon.core.streams import stream
+from gnomon.pipeline import fluid
+from gnomon.pipeline.costs import StepCosts, priorities
+from gnomon.pipeline.fluid import COMPUTE, FWD_PROP, GRAD_PROP, GRAD_SYNC, NUM_TYPES, Floats, TaskGraph, Trace
+from gnomon.pipeline.graph import GraphBuilder, Label
+from gnomon.pipeline.schedule import Action, Schedule, provides, upstream
+
+KIND = {"F": "forward", "I": "input_grad", "W": "weight_grad", "B": "backward"}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished training step: its tasks, what they are, and when they ran."""
+
+    title: str
+    num_ranks: int
+    graph: TaskGraph
+    labels: list[Label]
+    trace: Trace
+
+    @property
+    def total_time(self) -> float:
+        """The make-span."""
+        return self.trace.total_time
+
+    @property
+    def throttled(self) -> list[tuple[str, int, int]]:
+        """(type, micro-batch, stage) of the transfers that back-pressure slowed, sorted."""
+        return sorted(self.labels[task][:3] for task in np.flatnonzero(self.trace.tasks.throttled))
+
+    @cached_property
+    def computes(self) -> list[list[int]]:
+        """For every rank its passes (numbers of tasks), by start."""
+        tasks = self.trace.tasks
+        lists: list[list[int]] = [[] for _ in range(self.num_ranks)]
+        for task in np.flatnonzero(tasks.channel == COMPUTE):
+            lists[tasks.rank[task]].append(int(task))
+        return [sorted(numbers, key=lambda task: tasks.start[task]) for numbers in lists]
+
+    @property
+    def busy(self) -> Floats:
+        """Seconds of compute per rank."""
+        tasks = self.trace.tasks
+        return np.array([sum(tasks.end[k] - tasks.start[k] for k in numbers) for numbers in self.computes])
+
+    @property
+    def spans(self) -> Floats:
+        """From the first start to the last end of each rank's passes."""
+        tasks = self.trace.tasks
+        return np.array([tasks.end[numbers[-1]] - tasks.start[numbers[0]] for numbers in self.computes])
+
+    @property
+    def bubble(self) -> float:
+        """Idle share of all ranks' time."""
+        return 1.0 - float(self.busy.sum()) / (self.num_ranks * self.total_time)
+
+
+def execute(schedule: Schedule, costs: StepCosts, *, record: bool = True, seed: int = 0) -> Run:
+    """Run one training step of a valid schedule; `record` keeps the shares of links over time."""
+    graph, labels = step_graph(schedule, costs)
+    if costs.jitter > 0.0:
+        graph = jittered(graph, costs.jitter, seed, 0)
+    trace = _run(graph, schedule.num_ranks, costs, record)
+    return Run(schedule.name, schedule.num_ranks, graph, labels, trace)
+
+
+def monte_carlo(schedule: Schedule, costs: StepCosts, *, draws: int, seed: int = 0) -> Floats:
+    """The total times of `draws` steps that differ in their jitter."""
+    graph, _ = step_graph(schedule, costs)
+    runs = (_run(jittered(graph, costs.jitter, seed, draw), schedule.num_ranks, costs, False) for draw in range(draws))
+    return np.array([trace.total_time for trace in runs])
+
+
+def jittered(graph: TaskGraph, spread: float, seed: int, draw: int) -> TaskGraph:
+    """The graph with every pass's work multiplied by a log-normal factor of mean 1."""
+    tasks = graph.tasks.copy()
+    normal = stream(seed, "pipeline-jitter", draw).standard_normal(tasks.size)
+    factor = np.where(tasks.channel == COMPUTE, np.exp(spread * normal - spread**2 / 2), 1.0)
+    tasks.work = tasks.remaining = tasks.work * factor
+    return graph._replace(tasks=tasks)
+
+
+def _run(graph: TaskGraph, num_ranks: int, costs: StepCosts, record: bool) -> Trace:
+    weights, tiers = priorities(costs.fwd_prop, costs.grad_prop, costs.grad_sync)
+    trace = fluid.run(graph, num_ranks, weights, tiers, record=record)
+    assert not np.isnan(trace.tasks.end).any(), "a task never ran: the schedule was not validated"
+    return trace
+
+
+def step_graph(schedule: Schedule, costs: StepCosts, *, wrap_for: int | None = None) -> tuple[TaskGraph, list[Label]]:
+    """The tasks and dependencies of one training step.
+
+    With `wrap_for` = p, a result that goes from the last rank back to the first one is waited for only by
+    micro-batches that are multiples of p: the convention of the published interleaved figures, not a real schedule.
+    """
+    return _StepGraph(schedule, costs, wrap_for).build()
+
+
+class _StepGraph:
+    """Turns one schedule into a graph: passes in their order, transfers between ranks, gradient synchronisation."""
+
+    def __init__(self, schedule: Schedule, costs: StepCosts, wrap_for: int | None) -> None:
+        self.schedule, self.costs, self.wrap_for = schedule, costs, wrap_for
+        self.num_stages = schedule.num_stages
+        names = ("forward", "input_grad", "weight_grad", "send", "sync")
+        self.times = {name: costs.per_stage(name, self.num_stages) for name in names}
+        unknown = [rank for rank in costs.stragglers if not 0 <= rank < schedule.num_ranks]
+        if unknown:
+            raise ConfigError(
+                f"there is no rank {unknown[0]} to straggle.", fix=f"Ranks: 0 to {schedule.num_ranks - 1}."
+            )
+        self.builder = GraphBuilder()
+        self.home: dict[tuple[str, int, int], tuple[int, int]] = {}
+        """(rank, task) of every result."""
+
+    def build(self) -> tuple[TaskGraph, list[Label]]:
+        tasks: list[tuple[Action, int]] = []
+        for rank, actions in enumerate(self.schedule.ranks):
+            mine = [(action, self._pass(rank, at, action)) for at, action in enumerate(actions) if action.computes]
+            for (_, before), (_, task) in pairwise(mine):
+                self.builder.after(task, before)
+            tasks += mine
+        for action, task in tasks:
+            for part in action.computes:
+                for need in upstream(part, self.num_stages):
+                    self._wait(task, part, need)
+        for rank in range(self.schedule.num_ranks):
+            for stage in self.schedule.stages_of(rank):
+                if self.times["sync"][stage] > 0.0:
+                    self._synchronise(rank, stage)
+        return self.builder.build(), self.builder.labels
+
+    def _pass(self, rank: int, at: int, action: Action) -> int:
+        parts = [Label(KIND[part.kind], part.microbatch, part.stage) for part in action.computes]
+        label = parts[0] if len(parts) == 1 else Label("overlap", *parts[0][1:3], other=parts[1])
+        work = sum(self._seconds(part) for part in action.computes)
+        if action.parts and self.costs.overlapped is not None:
+            work = self.costs.per_stage("overlapped", self.num_stages)[action.stage]
+        forward = all(part.kind == "F" for part in action.computes)
+        impact = self.costs.fwd_impact if forward else self.costs.bwd_impact
+        task = self.builder.compute(label, rank, work * self.costs.stragglers.get(rank, 1.0), at, impact)
+        for part in action.computes:
+            self.home[provides(part)] = (rank, task)
+            if part.kind == "B":
+                self.home["W", part.stage, part.microbatch] = (rank, task)
+        return task
+
+    def _seconds(self, part: Action) -> float:
+        if part.kind == "B":
+            return float(self.times["input_grad"][part.stage] + self.times["weight_grad"][part.stage])
+        return float(self.times[KIND[part.kind]][part.stage])
+
+    def _wait(self, task: int, part: Action, need: tuple[str, int, int]) -> None:
+        """Let `task` wait for a result: at once on its own rank, else after the transfer."""
+        sender, source = self.home[need]
+        receiver = self.home[provides(part)][0]
+        _, from_stage, microbatch = need
+        if sender == receiver:
+            if source != task:
+                self.builder.after(task, source)
+            return
+        wraps = abs(sender - receiver) == self.schedule.num_ranks - 1 > 1
+        if self.wrap_for and wraps and microbatch % self.wrap_for:
+            return
+        kind = FWD_PROP if part.kind == "F" else GRAD_PROP
+        label = Label(("fwd_prop", "grad_prop")[kind], microbatch, from_stage)
+        seconds = self.times["send"][from_stage] / self.costs.speed_of(sender, receiver)
+        last = source
+        if seconds > 0.0:
+            last = self._transfer(label, sender, receiver, kind, seconds, microbatch)
+            self.builder.after(last, source)
+        if self.costs.latency > 0.0:
+            latency = self.builder.free(label, sender, self.costs.latency, kind, receiver)
+            self.builder.after(latency, last)
+            last = latency
+        self.builder.after(task, last)
+
+    def _transfer(self, label: Label, sender: int, receiver: int, kind: int, seconds: float, number: int) -> int:
+        if not self.costs.contention:
+            return self.builder.free(label, sender, seconds, kind, receiver)
+        return self.builder.transfer(label, sender, receiver, kind, seconds, number * NUM_TYPES + kind)
+
+    def _synchronise(self, rank: int, stage: int) -> None:
+        """Gradient synchronisation of one stage: every `sync_freq` micro-batches, each after the one before.
+
+        What is left at the end (fewer than `sync_freq`) waits for its gradients only. A schedule with REDUCE_GRAD
+        actions says itself when: there, and nowhere else.
+        """
+        done, groups = self._gradient_groups(rank, stage)
+        previous = None
+        for group in groups:
+            label = Label("grad_sync", done[group[-1]], stage)
+            work = self.times["sync"][stage] * len(group)
+            sync = self._transfer(label, rank, -1, GRAD_SYNC, work, done[group[-1]])
+            self.builder.after(sync, self.home["W", stage, done[group[-1]]][1])
+            leftover = self.costs.sync_freq is not None and len(group) < self.costs.sync_freq
+            if previous is not None and not leftover:
+                self.builder.after(sync, previous)
+            previous = sync
+
+    def _gradient_groups(self, rank: int, stage: int) -> tuple[list[int], list[range]]:
+        """Micro-batches in the order their weight gradients are ready, and which of them sync together."""
+        done: list[int] = []
+        cuts: list[int] = []
+        for action in self.schedule.ranks[rank]:
+            done += [part.microbatch for part in action.computes if part.stage == stage and part.kind in "WB"]
+            if action.kind == "REDUCE_GRAD" and action.stage == stage and done:
+                cuts.append(len(done))
+        if not cuts:
+            every = self.costs.sync_freq or len(done)
+            cuts = list(range(every, len(done) + 1, every))
+            if len(done) % every:
+                cuts.append(len(done))
+        return done, [range(start, end) for start, end in pairwise([0, *cuts])]

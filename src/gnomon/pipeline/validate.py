@@ -1,0 +1,119 @@
+"""Is a schedule one training step, and can it run? A deadlock is named by its cycle."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from itertools import pairwise
+
+from gnomon.core.errors import DataError
+from gnomon.pipeline.schedule import Action, Schedule, provides, upstream
+
+Node = tuple[int, int]
+"""(rank, position in its list)."""
+
+
+def validate(schedule: Schedule, *, where: str | None = None) -> None:
+    """Raise `DataError` unless every pass is there once, transfers match, and the order can be executed."""
+    where = where or schedule.name
+    _check_complete(schedule, where)
+    _check_transfers(schedule, where)
+    cycle = find_cycle(schedule)
+    if cycle:
+        steps = " -> ".join(f"{schedule.ranks[rank][at]} (rank {rank})" for rank, at in cycle)
+        raise DataError(
+            f"the schedule deadlocks: {steps}, where each waits for the one before it.",
+            where=where,
+            fix="Move one of these actions within its rank so that the circle opens.",
+        )
+
+
+def _check_complete(schedule: Schedule, where: str) -> None:
+    counts = Counter((part.kind, part.stage, part.microbatch) for _, part in schedule.passes())
+    for (kind, stage, microbatch), count in counts.items():
+        if count > 1:
+            raise DataError(f"{stage}{kind}{microbatch} is there {count} times.", where=where, fix="Keep one of them.")
+    for stage in range(schedule.num_stages):
+        for microbatch in range(schedule.num_microbatches):
+            has = {kind for kind in "FIWB" if (kind, stage, microbatch) in counts}
+            if "F" not in has:
+                raise DataError(f"{stage}F{microbatch} is missing.", where=where)
+            if has not in ({"F", "B"}, {"F", "I", "W"}):
+                found = ", ".join(f"{stage}{kind}{microbatch}" for kind in "IWB" if kind in has) or "neither"
+                raise DataError(
+                    f"stage {stage}, micro-batch {microbatch} needs either B or both I and W; found {found}.",
+                    where=where,
+                )
+
+
+def _check_transfers(schedule: Schedule, where: str) -> None:
+    """Explicit SEND and RECV actions, where a schedule has them, must come in pairs and on the right side."""
+    for rank, actions in enumerate(schedule.ranks):
+        seen: set[tuple[str, int, int]] = set()
+        for action in actions:
+            direction, _, what = action.kind.partition("_")
+            if direction in ("SEND", "RECV") and what in ("F", "B"):
+                needed = ("F" if what == "F" else "G", action.stage, action.microbatch)
+                if direction == "SEND" and needed not in seen:
+                    raise DataError(f"rank {rank} sends {action} before it has computed it.", where=where)
+                if direction == "RECV" and needed in seen:
+                    raise DataError(f"rank {rank} receives {action} after it has used it.", where=where)
+            seen.update(provides(part) for part in action.computes)
+    for what, step in (("F", 1), ("B", -1)):
+        sent = Counter(
+            (a.stage + step, a.microbatch) for row in schedule.ranks for a in row if a.kind == f"SEND_{what}"
+        )
+        got = Counter((a.stage, a.microbatch) for row in schedule.ranks for a in row if a.kind == f"RECV_{what}")
+        if sent != got:
+            stage, microbatch = next(iter((sent - got) or (got - sent)))
+            missing = f"{stage}RECV_{what}{microbatch}" if (sent - got) else f"{stage - step}SEND_{what}{microbatch}"
+            raise DataError(f"{missing} is missing.", where=where, fix="Every SEND needs its RECV.")
+
+
+def predecessors(schedule: Schedule) -> dict[Node, list[Node]]:
+    """For every action that computes: the one before it on its rank, and those whose results it needs."""
+    home: dict[tuple[str, int, int], Node] = {}
+    order: dict[int, list[Node]] = {}
+    for rank, actions in enumerate(schedule.ranks):
+        order[rank] = [(rank, at) for at, action in enumerate(actions) if action.computes]
+        for node in order[rank]:
+            home.update((provides(part), node) for part in _action(schedule, node).computes)
+    before: dict[Node, list[Node]] = {node: [] for nodes in order.values() for node in nodes}
+    for nodes in order.values():
+        for earlier, later in pairwise(nodes):
+            before[later].append(earlier)
+    for node, needs in before.items():
+        for part in _action(schedule, node).computes:
+            needs.extend(home[need] for need in upstream(part, schedule.num_stages))
+    return before
+
+
+def find_cycle(schedule: Schedule) -> list[Node] | None:
+    """Actions that wait for each other in a circle, the first repeated at the end; None when there is none."""
+    before = predecessors(schedule)
+    waiting = {node: len(needs) for node, needs in before.items()}
+    after: dict[Node, list[Node]] = {node: [] for node in before}
+    for node, needs in before.items():
+        for need in needs:
+            after[need].append(node)
+    free = deque(node for node, count in waiting.items() if count == 0)
+    while free:
+        node = free.popleft()
+        del waiting[node]
+        for later in after[node]:
+            waiting[later] -= 1
+            if waiting[later] == 0:
+                free.append(later)
+    if not waiting:
+        return None
+    # Every stuck action waits for a stuck one: walking back must come round.
+    path: dict[Node, None] = {}
+    node = next(iter(waiting))
+    while node not in path:
+        path[node] = None
+        node = next(need for need in before[node] if need in waiting)
+    circle = list(path)[list(path).index(node) :]
+    return [node, *reversed(circle)]
+
+
+def _action(schedule: Schedule, node: Node) -> Action:
+    return schedule.ranks[node[0]][node[1]]
