@@ -9,9 +9,9 @@ from __future__ import annotations
 from importlib import import_module
 
 from gnomon.core.errors import UnknownNameError
-from gnomon.timing.estimators.interface import Bound, Estimator, Factory, Floats
+from gnomon.timing.estimators.interface import Bound, Estimator, Factory, Floats, Formula
 
-__all__ = ["DEFAULT", "Bound", "Estimator", "Factory", "Floats", "estimator", "estimator_names"]
+__all__ = ["DEFAULT", "Bound", "Estimator", "Factory", "Floats", "Formula", "estimator", "estimator_names"]
 
 DEFAULT = "grid"
 

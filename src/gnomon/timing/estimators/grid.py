@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnomon.core.errors import DataError
-from gnomon.timing.estimators.interface import Bound, Floats
+from gnomon.timing.estimators.interface import Bound, Floats, Formula
 
 Cells = NDArray[np.intp]
 
@@ -31,6 +31,7 @@ class Grid:
 
     def __init__(self, bound: Bound | None = None) -> None:
         self._bound = bound
+        self._formula: Formula = lambda x: np.ones(len(x))
         self._axes: list[Floats] = []
         self._values: Floats = np.empty(0)
 
@@ -44,7 +45,9 @@ class Grid:
                 fix="Measure on common values of each size, or use another estimator (timing.estimator).",
             )
         self._axes = [np.log1p(level) for level in levels]
-        ratio = np.log(y) - (np.log(self._bound(x)) if self._bound else 0.0)
+        if self._bound is not None:
+            self._formula = self._bound.fitted(x, y)
+        ratio = np.log(y) - np.log(self._formula(x))
         self._values = filled(_laid_out(np.stack(cells), ratio, shape), self._axes)
         return self
 
@@ -58,7 +61,7 @@ class Grid:
             at = tuple(u if high else low for high, low, u in zip(corner, lower, upper, strict=True))
             share = np.prod([w if high else 1.0 - w for high, w in zip(corner, weight, strict=True)], axis=0)
             total += share * self._values[at]
-        return np.exp(total) * (self._bound(x) if self._bound else 1.0)
+        return np.exp(total) * self._formula(x)
 
 
 def _laid_out(cells: Cells, values: Floats, shape: tuple[int, ...]) -> Floats:

@@ -10,8 +10,15 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-Bound = Callable[[Floats], Floats]
-"""Seconds of a formula at points [rows, sizes]; positive. Estimators that use it learn the ratio to it."""
+Formula = Callable[[Floats], Floats]
+"""Seconds at points [rows, sizes]; positive."""
+
+
+class Bound(Protocol):
+    """A formula that has the right shape, so that measured time over it changes slowly."""
+
+    def fitted(self, x: Floats, y: Floats) -> Formula:
+        """The formula with its coefficients (if it has any) fitted to the measurements."""
 
 
 class Estimator(Protocol):

@@ -13,31 +13,26 @@ from gnomon.timing.estimators.interface import Bound, Floats
 
 
 class Linear:
-    """constant + slope x size + ..., with the bound (where given) as one more size."""
+    """constant + slope x size + ...; the bound is not used."""
 
     degree = 1
 
     def __init__(self, bound: Bound | None = None) -> None:
-        self._bound = bound
-        self._scale: Floats = np.ones(1)
-        self._coefficients: Floats = np.empty(0)
+        self._scale = np.ones(1)
+        self._coefficients = np.empty(0)
         self._smallest = 0.0
 
     def fit(self, x: Floats, y: Floats) -> Linear:
         """Minimise the squared relative error."""
-        sizes = self._sizes(x)
-        self._scale = np.maximum(sizes.max(axis=0), 1e-30).astype(np.float64)
-        features = self._features(sizes) / y[:, None]
+        self._scale = np.maximum(x, 1.0).max(axis=0)
+        features = self._features(x) / y[:, None]
         self._coefficients = np.linalg.lstsq(features, np.ones(len(y)), rcond=None)[0]
         self._smallest = float(y.min())
         return self
 
     def predict(self, x: Floats) -> Floats:
         """Seconds at each point, never below half of the smallest time seen."""
-        return np.maximum(self._features(self._sizes(x)) @ self._coefficients, 0.5 * self._smallest)
-
-    def _sizes(self, x: Floats) -> Floats:
-        return np.column_stack([x, self._bound(x)]) if self._bound else x
+        return np.maximum(self._features(x) @ self._coefficients, 0.5 * self._smallest)
 
     def _features(self, sizes: Floats) -> Floats:
         scaled = sizes / self._scale

@@ -1,0 +1,45 @@
+"""The source `profile`: measured bundles in Gnomon's own format or in the layouts of Vidur and LLMServingSim."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gnomon.core.errors import ConfigError, DataError
+from gnomon.timing.profile import native, servingsim, vidur
+from gnomon.timing.profile.measured import Measured
+from gnomon.timing.profile.samples import Bundle
+from gnomon.timing.roofline import Roofline
+from gnomon.timing.source import Context, register_source
+
+__all__ = ["Measured", "make", "read_bundle"]
+
+
+def read_bundle(path: str | Path, context: Context) -> Bundle:
+    """The measurements below `path` for one rank of the context's deployment; the layout is recognised."""
+    path = Path(path)
+    if not path.is_dir():
+        raise DataError("no such folder.", where=str(path), fix="timing.path names a folder of measurements.")
+    c = context
+    degree = c.parallelism.tensor_parallel
+    if root := native.find_root(path):
+        return native.read(root, c.device, c.config.dtype, c.config.kv_dtype)
+    if root := vidur.find_root(path):
+        return vidur.read(root, c.model, c.device, c.node, degree)
+    if root := servingsim.find_root(path):
+        return servingsim.read(root, c.model, c.device, c.config.dtype, degree)
+    raise DataError(
+        "is no folder of measurements.",
+        where=str(path),
+        fix="It needs manifest.json (Gnomon), compute/ (Vidur) or <device>/<model>/<variant>/tp<N>/ (LLMServingSim).",
+    )
+
+
+@register_source("profile")
+def make(context: Context) -> Measured:
+    """The measurements in the folder that `timing.path` names."""
+    if context.config.path is None:
+        raise ConfigError(
+            "the source profile needs a folder of measurements.", where="timing.path", fix="Set timing.path."
+        )
+    roofline = Roofline(context.device, context.node, context.config.dtype)
+    return Measured("profile", read_bundle(context.config.path, context), roofline, context.config.estimator)

@@ -1,0 +1,118 @@
+"""The source made of measurements: a bundle, an estimator per operator, and the roofline as their shape."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gnomon.timing.estimators import Bound, Estimator, estimator
+from gnomon.timing.estimators.bounds import Fixed, priced_work
+from gnomon.timing.estimators.validation import shuffled
+from gnomon.timing.operators import Experts, Floats, Operator
+from gnomon.timing.profile.samples import Bundle, Samples
+from gnomon.timing.profile.shapes import from_neighbours
+from gnomon.timing.profile.skew import skew_table
+from gnomon.timing.roofline import Roofline
+from gnomon.timing.source import ANY, Range
+
+MIN_ROWS = 3
+"""Fewer measurements than this say nothing about a shape."""
+
+
+class Measured:
+    """Seconds of operators between measured points."""
+
+    def __init__(self, name: str, bundle: Bundle, roofline: Roofline, estimator_name: str = "grid") -> None:
+        self.name, self.bundle = name, bundle
+        self._roofline = roofline
+        self._factory = estimator(estimator_name)
+        self._samples: dict[Operator, Samples | None] = {}
+        self._fitted: dict[Operator, Estimator] = {}
+
+    def samples(self, operator: Operator) -> Samples | None:
+        """What was measured of an operator, or of the shapes nearest to it."""
+        if operator not in self._samples:
+            found = self.bundle.find(operator) or from_neighbours(self.bundle, operator, self._roofline.seconds)
+            self._samples[operator] = found if found is not None and len(found.seconds) >= MIN_ROWS else None
+        return self._samples[operator]
+
+    def measured(self, operator: Operator) -> Range | None:
+        """Smallest and largest sizes that were measured."""
+        if operator.name in self.bundle.included:
+            return (ANY,)
+        samples = self.samples(operator)
+        if samples is None:
+            return None
+        lows, highs = samples.sizes.min(axis=0), samples.sizes.max(axis=0)
+        if isinstance(operator.work, Experts):  # Measured by the rows of all local experts; asked by tokens.
+            per_token = _tokens_here(operator.work, np.ones(1))[0]
+            return ((float(lows[0] / per_token), float(highs[0] / per_token)),)
+        return tuple((float(low), float(high)) for low, high in zip(lows, highs, strict=True))
+
+    def seconds(self, operator: Operator, *sizes: Floats) -> Floats:
+        """Seconds of one call between measured points."""
+        if operator.name in self.bundle.included:
+            return np.zeros_like(sizes[0])
+        samples = self.samples(operator)
+        assert samples is not None, f"{operator.name} was not measured"
+        if operator not in self._fitted:
+            self._fitted[operator] = self._make(operator, samples).fit(samples.sizes, samples.seconds)
+        points = _points(operator, samples, sizes)
+        seconds = self._fitted[operator].predict(points).reshape(np.shape(sizes[0]))
+        return seconds * self._slice(operator, samples, sizes[0])
+
+    def uncertainty(self, operator: Operator) -> float:
+        """The held-out median error of the estimator on this operator's measurements (five folds)."""
+        samples = self.samples(operator)
+        if samples is None or len(samples.seconds) < 10:
+            return 0.0 if operator.name in self.bundle.included else self._roofline.uncertainty(operator)
+        return shuffled(lambda: self._make(operator, samples), samples.sizes, samples.seconds).median
+
+    def skew(self, decodes: Floats) -> Floats | None:
+        """How far skewed KV lengths move a decode towards its longest, where that was measured."""
+        return None if self.bundle.skew is None else skew_table(self.bundle.skew, decodes)
+
+    def _make(self, operator: Operator, samples: Samples) -> Estimator:
+        return self._factory(bound_of(operator, self._roofline, samples))
+
+    def _slice(self, operator: Operator, samples: Samples, tokens: Floats) -> Floats:
+        """What part of the measured shape the operator's own is, by the roofline."""
+        whole, work = samples.measured_as, operator.work
+        if not isinstance(whole, Experts) or not isinstance(work, Experts) or whole.ffn == work.ffn:
+            return np.ones_like(tokens)
+        local = Experts(
+            work.num_experts,
+            work.num_local,
+            work.per_token,
+            work.hidden,
+            whole.ffn,
+            work.projections,
+            work.weight_bytes,
+        )
+        return self._roofline.experts_s(work, tokens) / self._roofline.experts_s(local, tokens)
+
+
+def bound_of(operator: Operator, roofline: Roofline, samples: Samples) -> Bound:
+    """The shape that an operator's time follows: its work at fitted prices, else the roofline."""
+    if isinstance(operator.work, Experts) and samples.sizes.shape[1] == 1:
+        return Fixed(lambda x: roofline.seconds(operator, *x.T))
+    return priced_work(operator.work) or Fixed(lambda x: roofline.seconds(_unfused(operator), *x.T))
+
+
+def _unfused(operator: Operator) -> Operator:
+    """A fused operator that was measured after all has the shape of any other."""
+    from dataclasses import replace
+
+    return replace(operator, is_fused=False) if operator.is_fused else operator
+
+
+def _points(operator: Operator, samples: Samples, sizes: tuple[Floats, ...]) -> Floats:
+    """The sizes as rows of the samples' columns."""
+    if isinstance(operator.work, Experts) and samples.sizes.shape[1] == 2:
+        tokens = np.ravel(sizes[0])
+        return np.column_stack([_tokens_here(operator.work, tokens), operator.work.touched(tokens)])
+    return np.column_stack([np.ravel(size) for size in sizes])
+
+
+def _tokens_here(work: Experts, tokens: Floats) -> Floats:
+    """Tokens that would give a rank with all experts as many rows as the local experts have."""
+    return work.routed(tokens) / work.per_token
