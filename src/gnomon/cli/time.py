@@ -105,8 +105,7 @@ def _check_room(model: Model, device: Device, parallelism: Parallelism, config: 
         parallelism,
         dtype=config.dtype,
         kv_dtype=config.kv_dtype,
-        max_batched_tokens=max(batch.tokens, 1),
-        max_sequences=max(batch.sequences, 1),
+        max_batched_tokens=batch.tokens,
     )
     needed = batch.prefill + batch.prefill_kv + batch.decode * batch.kv
     if needed > plan.num_kv_tokens:

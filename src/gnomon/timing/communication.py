@@ -12,25 +12,21 @@ from gnomon.catalog.nodes import Link, Node
 from gnomon.timing.operators import Collective, Communication, Floats
 
 
-def collective_s(collective: Collective, num_bytes: Floats, num_ranks: int, node: Node) -> Floats:
-    """Seconds of one collective among `num_ranks` GPUs that sit side by side."""
+def collective_s(collective: Collective, num_bytes: Floats, num_ranks: int, node: Node, stride: int = 1) -> Floats:
+    """Seconds of one collective among `num_ranks` GPUs, each `stride` away from the next."""
     if num_ranks <= 1:
         return np.zeros_like(num_bytes)
-    link = node.link_for(num_ranks)
+    link = node.link_for(num_ranks * stride)
     if collective == "send_recv":
-        return _transfer_s(num_bytes, node.send_link or link)
+        return _transfer_s(num_bytes, node.send_link if node.send_link and link is node.link else link)
     if collective == "all_reduce" and num_ranks > node.num_gpus:
         return _across_nodes_s(num_bytes, num_ranks, node)
     return _latency_s(link, num_ranks) + _ring_share(collective, num_ranks) * num_bytes / link.bandwidth_bytes_s
 
 
 def communication_s(work: Communication, num_bytes: Floats, node: Node) -> Floats:
-    """Seconds of an operator's collective; a handover to a pipeline neighbour may leave the pair or the node."""
-    if work.collective == "send_recv":
-        reach = 2 * work.stride
-        far = node.link_for(reach) if reach > 2 else node.send_link or node.link
-        return _transfer_s(num_bytes, far)
-    return collective_s(work.collective, num_bytes, work.num_ranks, node)
+    """Seconds of an operator's collective."""
+    return collective_s(work.collective, num_bytes, work.num_ranks, node, work.stride)
 
 
 def _latency_s(link: Link, num_ranks: int) -> float:

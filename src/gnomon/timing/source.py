@@ -15,7 +15,7 @@ from gnomon.catalog.devices import Device
 from gnomon.catalog.models import Model
 from gnomon.catalog.nodes import Node
 from gnomon.catalog.parallelism import Parallelism
-from gnomon.core.errors import UnknownNameError
+from gnomon.core.errors import ConfigError, UnknownNameError
 from gnomon.timing.operators import Floats, Operator
 
 if TYPE_CHECKING:
@@ -89,6 +89,8 @@ def source_names() -> dict[str, str]:
 def make_source(context: Context, name: str | None = None) -> Source:
     """The source that the configuration (or `name`) asks for."""
     name = name or context.config.source
+    if name == "table":
+        raise ConfigError("the source 'table' has no operators: it gives whole iterations.", where="timing.source")
     if name in _BUILT_IN and name not in _FACTORIES:
         import_module(f"gnomon.timing.{name}")
     if name not in _FACTORIES:

@@ -60,7 +60,7 @@ def given_tables(
 
 def each_stage(one: Floats, num_stages: int) -> Floats:
     """[stage, ...]: the same for every pipeline stage."""
-    return np.ascontiguousarray(np.broadcast_to(one, (num_stages, *one.shape)))
+    return np.repeat(one[None], num_stages, axis=0)
 
 
 def curve(given: float | tuple[float, ...], maximum: int, where: str) -> Floats:

@@ -1,0 +1,202 @@
+"""Devices, nodes and models: names, published sizes, parallelism, and the errors of bad input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gnomon import catalog
+from gnomon.catalog.devices import DEVICES
+from gnomon.catalog.model_library import MODELS
+from gnomon.catalog.nodes import NODES
+from gnomon.core.errors import ConfigError, UnknownNameError
+
+LLAMA = {
+    "model_type": "llama",
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 128,
+    "vocab_size": 100,
+    "max_position_embeddings": 512,
+}
+
+
+@pytest.mark.parametrize("name", catalog.model_names())
+def test_parameter_counts_are_the_published_ones(name: str) -> None:
+    assert catalog.model(name).num_parameters == pytest.approx(MODELS[name].published_parameters, rel=0.005)
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [("mixtral-8x7b", 12.9), ("deepseek-v3", 37.5), ("qwen3-30b-a3b", 3.35), ("qwen3-235b-a22b", 22.2)],
+)
+def test_active_parameters(name: str, billions: float) -> None:
+    assert catalog.model(name).num_active_parameters == pytest.approx(billions * 1e9, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("alias", "name"),
+    [
+        ("a100", "a100-80gb"),
+        ("A100", "a100-80gb"),
+        ("RTXPRO6000", "rtx-pro-6000"),
+        ("NVIDIA GeForce RTX 4090", "rtx-4090"),
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+    ],
+)
+def test_devices_answer_to_their_aliases(alias: str, name: str) -> None:
+    assert catalog.device(alias).name == name
+
+
+@pytest.mark.parametrize(
+    ("alias", "name"),
+    [
+        ("meta-llama/Meta-Llama-3-8B", "llama-3-8b"),
+        ("Qwen/Qwen3-30B-A3B-Instruct-2507", "qwen3-30b-a3b"),
+        ("codellama/CodeLlama-34b-Instruct-hf", "codellama-34b"),
+        ("LLaMA_3.1-8B", "llama-3.1-8b"),
+    ],
+)
+def test_models_answer_to_their_hugging_face_names(alias: str, name: str) -> None:
+    assert catalog.model(alias).name == name
+
+
+def test_every_entry_is_named_after_its_file_and_says_where_its_facts_come_from() -> None:
+    for library in (DEVICES, NODES, MODELS):
+        for name in library.names:
+            assert library[name].name == name
+            assert all(text.strip() for text in library[name].sources.values())
+    for name in catalog.device_names():
+        facts = {
+            "peak_flops",
+            "memory_gb",
+            "memory_bytes",
+            "bandwidth_bytes_s",
+            "num_sms",
+            "l2_bytes",
+            "price_per_hour",
+        }
+        assert facts <= set(catalog.device(name).sources)
+
+
+def test_every_device_comes_in_a_node_and_every_node_has_a_device() -> None:
+    for name in catalog.device_names():
+        assert catalog.default_node(catalog.device(name)).device == name
+    for name in catalog.node_names():
+        node = catalog.node(name)
+        assert catalog.device(node.device).name == node.device
+        assert (node.far_link is not None) == (node.topology == "pairwise")
+
+
+def test_roofline_has_at_most_ten_constants() -> None:
+    assert len(catalog.RooflineConstants.model_fields) <= 10
+
+
+def test_unknown_names_are_answered_with_the_nearest() -> None:
+    with pytest.raises(UnknownNameError, match=r"Did you mean 'h100'"):
+        catalog.device("h10")
+    with pytest.raises(ConfigError, match=r"unknown model 'lama-3-8b'.*llama-3-8b.*config\.json"):
+        catalog.model("lama-3-8b")
+
+
+def test_a_config_json_is_read_from_a_file_or_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    model = catalog.model(tmp_path)
+    assert model == catalog.model(tmp_path / "config.json")
+    attention = 64 * 64 * 2 + 2 * 64 * 32
+    assert model.num_parameters == 2 * (attention + 3 * 64 * 128 + 2 * 64) + 2 * 100 * 64 + 64
+    assert (model.head_dim, model.is_gated, model.tied_embeddings) == (16, True, False)
+
+
+def test_missing_keys_are_all_named_with_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({k: v for k, v in LLAMA.items() if k not in ("hidden_size", "vocab_size")}))
+    with pytest.raises(ConfigError, match=r"config\.json: .*'hidden_size' .*'vocab_size'"):
+        catalog.model(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_size": -64}, "positive whole number"),
+        ({"num_hidden_layers": 0}, "num_layers = 0"),
+        ({"vocab_size": "many"}, "vocab_size = 'many'"),
+    ],
+)
+def test_values_that_make_no_sense_are_refused(tmp_path: Path, change: dict[str, object], message: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LLAMA | change))
+    with pytest.raises(ConfigError, match=message):
+        catalog.model(path)
+
+
+@pytest.mark.parametrize("text", ["{", "[1, 2]"])
+def test_files_that_are_not_a_configuration_are_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        catalog.model(path)
+    with pytest.raises(ConfigError, match="no such file"):
+        catalog.model(tmp_path / "missing.json")
+
+
+def test_layers_are_split_over_stages_without_loss() -> None:
+    model = catalog.model("deepseek-v3")
+    for stages in (1, 2, 3, 4, 7, 61):
+        cut = catalog.Parallelism(pipeline_parallel=stages)
+        layers = [layer for stage in range(stages) for layer in cut.layers_of_stage(model, stage)]
+        assert layers == list(range(61))
+        sizes = [len(cut.layers_of_stage(model, stage)) for stage in range(stages)]
+        assert max(sizes) - min(sizes) <= 1
+        assert sizes[-1] == min(sizes)
+
+
+@pytest.mark.parametrize(
+    ("name", "degrees", "message"),
+    [
+        ("llama-3-8b", {"tensor_parallel": 3}, r"does not divide the 32 attention heads.*1, 2, 4, 8, 16, 32"),
+        ("qwen2.5-7b", {"tensor_parallel": 7}, "neither divides the 4 KV heads"),
+        ("llama-3-8b", {"pipeline_parallel": 33}, "32 layers"),
+        ("llama-3-8b", {"expert_parallel": True}, "no experts"),
+        ("llama-3-8b", {"data_parallel": 2}, "num_replicas"),
+        ("mixtral-8x7b", {"tensor_parallel": 16, "expert_parallel": True}, "do not divide the 8 experts"),
+    ],
+)
+def test_parallelism_that_does_not_suit_the_model_is_refused(
+    name: str, degrees: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        catalog.Parallelism(**degrees).check(catalog.model(name))
+
+
+def test_few_kv_heads_are_replicated() -> None:
+    model = catalog.model("qwen2.5-7b")
+    catalog.Parallelism(tensor_parallel=28 // 7).check(model)
+    assert model.kv_bytes_per_token("bf16", 4) == model.kv_bytes_per_token("bf16", 1) / 4
+    assert model.kv_bytes_per_token("bf16", 28) == model.kv_bytes_per_token("bf16", 4)
+    assert catalog.model("llama-3-8b").kv_bytes_per_token() == 2 * 32 * 8 * 128 * 2
+    assert catalog.model("deepseek-v3").kv_bytes_per_token("bf16", 8) == 61 * 576 * 2
+
+
+@pytest.mark.parametrize("name", ["llama-3-8b", "mixtral-8x7b", "deepseek-v3", "llama-3.2-1b"])
+def test_weights_of_all_ranks_add_up(name: str) -> None:
+    model = catalog.model(name)
+    assert model.weight_bytes_per_rank(catalog.Parallelism()) == 2 * model.num_parameters
+    for stages in (1, 2):
+        cut = catalog.Parallelism(tensor_parallel=2, pipeline_parallel=stages)
+        total = 2 * sum(model.weight_bytes_of_stage(cut, stage) for stage in range(stages))
+        copied = 2 * model.num_embedding_parameters if model.tied_embeddings and stages > 1 else 0
+        assert total == pytest.approx(2 * model.num_parameters + copied)
+
+
+def test_expert_ranks_hold_their_share_of_experts_only() -> None:
+    model = catalog.model("qwen3-30b-a3b")
+    alone = model.weight_bytes_per_rank(catalog.Parallelism())
+    shared = model.weight_bytes_per_rank(catalog.Parallelism(data_parallel=4, expert_parallel=True))
+    experts = 2 * 48 * 128 * 3 * 2048 * 768
+    assert shared == pytest.approx(alone - experts + experts / 4)

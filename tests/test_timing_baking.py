@@ -1,0 +1,244 @@
+"""Baking: tables equal the operators' sum, ranges are reported, explicit tables are exact."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from gnomon import catalog
+from gnomon.core.config import load
+from gnomon.core.errors import ConfigError, UnknownNameError
+from gnomon.timing import Baked, Batch, Context, Timer, TimingConfig, breakdown, iteration_tables, register_source
+from gnomon.timing import source as sources
+from gnomon.timing.operators import Floats, Operator
+from gnomon.timing.speculative import draft_s, expected_tokens, verification_s
+from gnomon.timing.tables import Shape, stage_s, with_host_s
+
+SIZES = {"max_tokens": 4096, "max_sequences": 128, "max_kv_tokens": 8192}
+
+
+def bake(
+    name: str = "llama-3-8b", device: str = "h100", config: TimingConfig | None = None, **degrees: object
+) -> Baked:
+    return iteration_tables(
+        catalog.model(name), catalog.device(device), catalog.Parallelism(**degrees), config=config, **SIZES
+    )
+
+
+def timer(name: str, config: TimingConfig | None = None, device: str = "h100", **degrees: object) -> Timer:
+    d, cut = catalog.device(device), catalog.Parallelism(**degrees)
+    return Timer(Context(catalog.model(name), d, catalog.default_node(d), cut, config or TimingConfig()))
+
+
+@pytest.mark.parametrize(
+    ("name", "degrees"),
+    [
+        ("llama-3-8b", {}),
+        ("llama-3-70b", {"tensor_parallel": 4, "pipeline_parallel": 2}),
+        ("mixtral-8x7b", {"tensor_parallel": 2, "expert_parallel": True}),
+        ("deepseek-v3", {"data_parallel": 8, "tensor_parallel": 2, "expert_parallel": True}),
+    ],
+)
+def test_tables_hold_the_sum_of_the_operators(name: str, degrees: dict[str, object]) -> None:
+    batch = Batch(prefill=512, prefill_kv=1024, decode=64, kv=2048)  # On the tables' grid.
+    tables = bake(name, **degrees).tables
+    shape = Shape(batch.tokens, batch.sequences, 512.0**2, 512.0 * 1024.0, 64, 64 * 2048.0, 2048.0)
+    group = batch.tokens * int(degrees.get("data_parallel", 1))  # type: ignore[call-overload]
+    baked = sum(stage_s(tables, stage, shape, group) for stage in range(tables.token_s.shape[0]))
+    assert baked == pytest.approx(sum(row.seconds for row in breakdown(timer(name, **degrees), batch)), rel=1e-9)
+
+
+def test_arrays_are_contiguous_doubles_with_a_stage_axis() -> None:
+    tables = bake("llama-3-70b", tensor_parallel=4, pipeline_parallel=3).tables
+    for name, array in tables._asdict().items():
+        assert array.dtype == np.float64, name
+        assert array.flags.c_contiguous, name
+        assert array.flags.writeable, name  # Compiled code tells the two apart.
+        assert name.endswith("_axis") or array.shape[0] == 3, name
+        assert np.isfinite(array).all() or name == "measured", name
+
+
+def test_empty_parts_cost_nothing() -> None:
+    tables = bake().tables
+    assert tables.token_s[0, 0] == tables.sequence_s[0, 0] == 0
+    assert (tables.prefill_s[0, 0] == 0).all()
+    assert (tables.decode_s[0, 0] == 0).all()
+
+
+def test_shared_experts_have_their_own_table() -> None:
+    assert bake("qwen3-30b-a3b").tables.expert_s.shape == (1, 0)
+    grouped = bake("qwen3-30b-a3b", data_parallel=2, expert_parallel=True).tables
+    assert grouped.expert_s.shape == (1, 2 * 4096 + 1)
+    assert (np.diff(grouped.expert_s[0]) > -1e-9).all()
+
+
+def test_work_counts_the_whole_replica() -> None:
+    model, device = catalog.model("llama-3-8b"), catalog.device("h100")
+    work = bake(tensor_parallel=2).tables.work[0]
+    assert work[0] == pytest.approx(2 * 6.98e9, rel=0.01)
+    assert work[1] == 4 * 32 * 4096
+    assert work[3] == pytest.approx(2 * model.num_parameters)
+    assert work[4] == model.kv_bytes_per_token()
+    assert work[5] == 2 * device.flops("bf16")
+    assert work[6] == 2 * device.bandwidth_bytes_s
+
+
+def test_graph_padding_rounds_small_iterations_up() -> None:
+    plain = bake().tables.token_s[0]
+    padded = bake(config=TimingConfig(graph_sizes="vllm")).tables.token_s[0]
+    assert padded[0] == 0
+    assert padded[3] == plain[4]
+    assert padded[9] == plain[16]
+    assert padded[512] == plain[512]
+    assert padded[513] == plain[513]
+
+
+def test_host_time_adds_or_hides() -> None:
+    host = {"per_iteration_s": 1e-3, "per_sequence_s": 1e-6}
+    adds = bake(config=TimingConfig.model_validate({"host": host})).tables
+    hides = bake(config=TimingConfig.model_validate({"host": host | {"asynchronous": True}})).tables
+    assert with_host_s(adds, 0, 0.01, 100) == pytest.approx(0.0111)
+    assert with_host_s(hides, 0, 0.01, 100) == 0.01
+    assert with_host_s(hides, 0, 0.0001, 100) == pytest.approx(0.0011)
+
+
+def test_scale_scales_the_gpu() -> None:
+    assert bake(config=TimingConfig(scale=1.1)).tables.token_s == pytest.approx(1.1 * bake().tables.token_s)
+
+
+def test_baking_is_quick() -> None:
+    bake()
+    start = time.perf_counter()
+    iteration_tables(
+        catalog.model("llama-3-8b"),
+        catalog.device("a100"),
+        catalog.Parallelism(),
+        max_tokens=8192,
+        max_sequences=256,
+        max_kv_tokens=8192,
+    )
+    assert time.perf_counter() - start < 0.5  # About 15 ms; the bound only catches a loop over tokens.
+
+
+class Partial:
+    """A source that measured one operator, up to 1,000 tokens, at exactly a microsecond per token."""
+
+    name = "partial"
+
+    def __init__(self, context: Context) -> None:
+        pass
+
+    def measured(self, operator: Operator) -> tuple[tuple[float, float], ...] | None:
+        return ((16.0, 1000.0),) if operator.name == "up_proj" else None
+
+    def seconds(self, operator: Operator, *sizes: Floats) -> Floats:
+        assert sizes[0].min() >= 16.0
+        assert sizes[0].max() <= 1000.0
+        return 1e-6 * sizes[0]
+
+    def uncertainty(self, operator: Operator) -> float:
+        return 0.02
+
+    def skew(self, decodes: Floats) -> Floats | None:
+        return np.full((decodes.size, 8), 0.5)
+
+
+@pytest.fixture
+def partial() -> Iterator[None]:
+    register_source("partial")(Partial)
+    yield
+    sources._FACTORIES.pop("partial")
+
+
+@pytest.mark.usefixtures("partial")
+def test_what_a_source_lacks_is_taken_from_the_roofline_and_said() -> None:
+    baked = bake(config=TimingConfig(source="partial"))
+    assert any("no embedding, attn_norm, qkv_proj" in note and "roofline" in note for note in baked.notes)
+    assert not any("residual_add" in note for note in baked.notes)  # Fused: nothing is missing.
+    assert any("up_proj (to 1000)" in note for note in baked.notes)
+    assert baked.tables.measured[0, 0] == 1000
+    assert 0.02 < baked.uncertainty < catalog.device("h100").roofline_error
+    assert baked.tables.skew.shape[0] == 1
+
+
+@pytest.mark.usefixtures("partial")
+def test_beyond_its_range_a_source_follows_the_shape_of_the_roofline() -> None:
+    one = timer("llama-3-8b", TimingConfig(source="partial"))
+    up = next(op for op in one.operators(0) if op.name == "up_proj")
+    at = np.array([8.0, 16.0, 500.0, 1000.0, 2000.0, 8000.0])
+    seconds, formula = one.seconds(up, at), one.roofline.seconds(up, at)
+    assert seconds[1:4] == pytest.approx(at[1:4] * 1e-6)
+    assert seconds[4:] == pytest.approx(1e-3 * formula[4:] / formula[3])
+    assert seconds[0] == pytest.approx(16e-6 * formula[0] / formula[1])
+
+
+def test_unknown_source_is_an_error_with_the_list() -> None:
+    with pytest.raises(UnknownNameError, match=r"unknown timing source 'rooflin'.*Did you mean 'roofline'"):
+        bake(config=TimingConfig(source="rooflin"))
+
+
+@pytest.mark.parametrize("size", ["max_tokens", "max_sequences", "max_kv_tokens"])
+def test_sizes_must_be_positive(size: str) -> None:
+    one = catalog.model("llama-3-8b"), catalog.device("h100"), catalog.Parallelism()
+    with pytest.raises(ConfigError, match=size):
+        iteration_tables(*one, **SIZES | {size: 0})
+
+
+def table(**seconds: object) -> TimingConfig:
+    return TimingConfig.model_validate({"source": "table", "table": seconds})
+
+
+def test_a_service_time_proportional_to_the_prompt_is_one_line_of_yaml(tmp_path: object) -> None:
+    path = f"{tmp_path}/timing.yaml"
+    with open(path, "w") as file:
+        file.write("source: table\ntable: {per_token: 1.0e-3}\n")
+    tables = bake(config=load(TimingConfig, path)).tables
+    for prompt in (1, 7, 700, 4096):
+        shape = Shape(prompt, 1, float(prompt) ** 2, 0.0, 0, 0.0, 0.0)
+        assert stage_s(tables, 0, shape, prompt) == pytest.approx(prompt * 1e-3, rel=1e-12)
+
+
+def test_given_seconds_are_exact_between_grid_points() -> None:
+    given = table(per_iteration=0.5, per_token=[0.1, 0.01], per_sequence=2.0, per_decode=0.25, per_decode_kv_token=1e-4)
+    tables = bake(config=given).tables
+    shape = Shape(10, 3, 0.0, 0.0, 3, 3 * 777.0, 777.0)
+    assert stage_s(tables, 0, shape, 10) == pytest.approx(0.5 + 0.1 + 0.1 + 6.0 + 0.75 + 3 * 777 * 1e-4)
+
+
+def test_listed_seconds_go_on_in_a_straight_line() -> None:
+    tokens = bake(config=table(per_token=[0.0, 1.0, 3.0])).tables.token_s[0]
+    assert tokens[:5].tolist() == [0.0, 1.0, 3.0, 5.0, 7.0]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "message"),
+    [
+        ({"per_token": -1.0}, "negative"),
+        ({"per_token": [1.0]}, "two values"),
+        ({"per_token": [0.0, 5.0, 1.0]}, "negative"),
+    ],
+)
+def test_senseless_tables_are_refused(seconds: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        bake(config=table(**seconds))
+    with pytest.raises(ConfigError, match=r"timing\.table"):
+        bake(config=TimingConfig(source="table"))
+
+
+def test_speculation_yields_the_textbook_number_of_tokens() -> None:
+    assert expected_tokens(0.0, 4) == 1.0
+    assert expected_tokens(1.0, 4) == 5.0
+    assert expected_tokens(0.8, 3) == pytest.approx(1 + 0.8 + 0.64 + 0.512)
+    with pytest.raises(ConfigError):
+        expected_tokens(1.2, 3)
+
+
+def test_verifying_a_few_tokens_costs_little_more_than_one_decode() -> None:
+    target, draft = bake("llama-3-70b", tensor_parallel=4).tables, bake("llama-3.2-1b").tables
+    one = verification_s(target, 8, 8 * 1024.0, 1024.0, 0)
+    assert one < verification_s(target, 8, 8 * 1024.0, 1024.0, 3) < 1.3 * one
+    assert draft_s(draft, 8, 8 * 1024.0, 1024.0, 3) == pytest.approx(3 * draft_s(draft, 8, 8 * 1024.0, 1024.0, 1))
+    assert draft_s(draft, 8, 8 * 1024.0, 1024.0, 3) < one

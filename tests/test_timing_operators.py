@@ -1,0 +1,110 @@
+"""The operator graph: work conserved under every parallelism."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gnomon import catalog
+from gnomon.timing.operators import Communication, Experts, Gemm, Operator, mixed_attention, stage_operators
+
+ONE = np.array([1.0])
+
+
+def all_operators(name: str, **degrees: object) -> list[Operator]:
+    model, cut = catalog.model(name), catalog.Parallelism(**degrees)
+    cut.check(model)
+    return [one for stage in range(cut.pipeline_parallel) for one in stage_operators(model, cut, stage)]
+
+
+def token_flops(operators: list[Operator], tokens: float = 1.0) -> float:
+    rows = np.array([tokens])
+    return sum(one.count * float(one.flops(rows)[0]) for one in operators if one.kind == "token")
+
+
+@pytest.mark.parametrize("name", ["llama-2-7b", "llama-3-70b", "phi-2", "qwen3-32b", "mixtral-8x7b", "deepseek-v3"])
+def test_flops_per_token_are_two_per_active_weight(name: str) -> None:
+    model = catalog.model(name)
+    weights = model.num_active_parameters - model.num_embedding_parameters - model.num_head_parameters
+    assert token_flops(all_operators(name)) == pytest.approx(2 * weights, rel=0.002)  # Norms and biases are not GEMMs.
+
+
+@pytest.mark.parametrize(
+    ("name", "degrees", "ranks"),
+    [
+        ("llama-3-70b", {"tensor_parallel": 8}, 8),
+        ("llama-3-70b", {"tensor_parallel": 2, "pipeline_parallel": 4}, 2),
+        ("qwen3-30b-a3b", {"tensor_parallel": 4, "expert_parallel": True}, 4),
+    ],
+)
+def test_ranks_share_the_work(name: str, degrees: dict[str, object], ranks: int) -> None:
+    router = 2 * 48 * 128 * 2048 * (ranks - 1) if name.startswith("qwen") else 0  # Every rank routes all tokens.
+    assert ranks * token_flops(all_operators(name, **degrees)) == pytest.approx(
+        token_flops(all_operators(name)) + router
+    )
+
+
+def test_kv_heads_too_few_for_the_ranks_are_projected_on_each() -> None:
+    qkv = next(one for one in all_operators("llama-3-8b", tensor_parallel=16) if one.name == "qkv_proj")
+    assert qkv.work == Gemm((32 // 16 + 2) * 128, 4096)
+
+
+def test_communication_of_a_tensor_parallel_layer() -> None:
+    operators = all_operators("llama-3-8b", tensor_parallel=4)
+    comms = {one.name: one for one in operators if one.kind == "communication"}
+    assert comms["attn_all_reduce"].count == comms["mlp_all_reduce"].count == 32
+    assert comms["attn_all_reduce"].work == Communication("all_reduce", 4, 4096 * 2.0)
+    assert comms["logits_all_gather"].work == Communication("all_gather", 4, 128256 / 4 * 2.0, "sequence")
+    assert not any(one.kind == "communication" for one in all_operators("llama-3-8b"))
+
+
+def test_stages_hand_over_and_only_the_ends_embed_and_sample() -> None:
+    model, cut = catalog.model("llama-3-8b"), catalog.Parallelism(pipeline_parallel=2, tensor_parallel=2)
+    first, last = ({one.name for one in stage_operators(model, cut, stage)} for stage in (0, 1))
+    assert {"embedding", "send_recv"} <= first - last
+    assert {"lm_head", "sampler", "final_norm"} <= last - first
+
+
+def test_parallel_attention_has_one_norm_and_one_all_reduce() -> None:
+    names = [one.name for one in all_operators("phi-2", tensor_parallel=2)]
+    assert "mlp_norm" not in names
+    assert "attn_all_reduce" not in names
+    assert "mlp_all_reduce" in names
+
+
+def test_experts_touched_grow_from_top_k_to_all() -> None:
+    work = next(one.work for one in all_operators("qwen3-30b-a3b") if one.name == "experts")
+    assert isinstance(work, Experts)
+    touched = work.touched(np.array([1.0, 16.0, 4096.0]))
+    assert touched[0] == pytest.approx(8)
+    assert 64 < touched[1] < 128
+    assert touched[2] == pytest.approx(128)
+
+
+def test_a_group_that_shares_experts_exchanges_tokens() -> None:
+    operators = all_operators("deepseek-v3", data_parallel=8, expert_parallel=True)
+    shared = {one.name: one for one in operators if one.is_shared}
+    assert set(shared) == {"expert_dispatch", "experts", "expert_combine"}
+    work = shared["expert_dispatch"].work
+    assert isinstance(work, Communication)
+    assert (work.collective, work.num_ranks) == ("all_to_all", 8)
+    assert {one.count for one in shared.values()} == {58}  # The first three layers are dense.
+
+
+def test_attention_flops_and_bytes() -> None:
+    operators = {one.name: one for one in all_operators("llama-3-8b")}
+    prefill, decode = operators["attention_prefill"], operators["attention_decode"]
+    chunk, kv = np.array([512.0]), np.array([1024.0])
+    assert prefill.flops(chunk, kv)[0] == 4 * 32 * 128 * 512 * (1024 + 256)
+    assert decode.flops(ONE, kv)[0] == 4 * 32 * 128 * 1024
+    assert decode.bytes(ONE, kv)[0] == pytest.approx(1024 * 4096 + 2 * 4096 * 2)
+    mixed = mixed_attention(list(operators.values()))
+    both = prefill.flops(chunk, kv) + decode.flops(ONE, kv)
+    assert mixed.flops(chunk, kv, ONE, kv) == pytest.approx(both)
+
+
+def test_latent_attention_decodes_over_the_latent() -> None:
+    operators = {one.name: one for one in all_operators("deepseek-v3", tensor_parallel=8)}
+    kv = np.array([1000.0])
+    assert operators["attention_decode"].flops(ONE, kv)[0] == 2 * 16 * (576 + 512) * 1000
+    assert operators["attention_prefill"].flops(ONE, kv)[0] == pytest.approx(2 * 16 * (192 + 128) * 1000.5)

@@ -1,0 +1,120 @@
+"""The roofline and communication: limits, monotony, and errors against measured kernels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gnomon import catalog
+from gnomon.core.errors import ConfigError
+from gnomon.timing.communication import collective_s
+from gnomon.timing.operators import Communication, Gemm, stage_operators
+from gnomon.timing.roofline import Roofline
+
+
+def roofline(name: str = "h100", dtype: str = "bf16") -> Roofline:
+    device = catalog.device(name)
+    return Roofline(device, catalog.default_node(device), dtype)
+
+
+@pytest.mark.parametrize("name", catalog.device_names())
+def test_no_kernel_beats_the_data_sheet_by_more_than_its_clock(name: str) -> None:
+    device, work = catalog.device(name), Gemm(8192, 8192)
+    rows = np.array([1.0, 64.0, 8192.0])
+    seconds = roofline(name).gemm_s(work, rows)
+    assert (work.flops(rows) / seconds <= 1.25 * device.flops("bf16")).all()
+    assert (work.bytes(rows) / seconds <= device.bandwidth_bytes_s).all()
+    assert work.flops(rows)[-1] / seconds[-1] > 0.5 * device.flops("bf16")
+
+
+def test_a_row_beyond_a_wave_costs_a_wave() -> None:
+    seconds = roofline().gemm_s(Gemm(8192, 8192), np.arange(1.0, 4097.0))
+    steps = np.diff(seconds)
+    assert steps.max() > 20 * np.median(steps)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from(["h100", "a40", "rtx-4090"]), st.integers(64, 32768), st.integers(64, 16384))
+def test_more_rows_never_take_less_time(name: str, n: int, k: int) -> None:
+    seconds = roofline(name).gemm_s(Gemm(n, k), np.arange(1.0, 2049.0))
+    assert (np.diff(seconds) > -1e-12).all()
+
+
+@pytest.mark.parametrize("name", ["llama-3-8b", "mixtral-8x7b", "deepseek-v3"])
+def test_every_operator_takes_some_time_at_every_size(name: str) -> None:
+    source = roofline()
+    for one in stage_operators(catalog.model(name), catalog.Parallelism(tensor_parallel=8)):
+        sizes = [np.array([1.0, 100.0, 10000.0])] * (2 if one.kind.startswith("attention") else 1)
+        seconds = source.seconds(one, *sizes)
+        assert (seconds == 0).all() if one.is_fused else (seconds > 1e-7).all()
+
+
+def test_fewer_bits_are_faster_where_the_device_has_them() -> None:
+    rows = np.array([4096.0])
+    full = roofline("h100").gemm_s(Gemm(8192, 8192), rows)
+    assert roofline("h100", "fp8").gemm_s(Gemm(8192, 8192, 1.0), rows) < 0.6 * full
+    with pytest.raises(ConfigError, match="no fp8 arithmetic"):
+        roofline("a100", "fp8")
+
+
+BYTES = np.array([1e3, 1e6, 1e8])
+
+
+def test_four_gpus_in_nvlink_pairs_are_slower_than_in_a_dgx() -> None:
+    for pairs, dgx in (("a100_pairwise_nvlink", "a100_dgx"), ("h100_pairwise_nvlink", "h100_dgx")):
+        slow = collective_s("all_reduce", BYTES, 4, catalog.node(pairs))
+        fast = collective_s("all_reduce", BYTES, 4, catalog.node(dgx))
+        assert slow[-1] > 2 * fast[-1]
+
+
+def test_pcie_all_reduce_is_latency_plus_sixteen_gigabytes_a_second() -> None:
+    seconds = collective_s("all_reduce", BYTES, 2, catalog.node("rtxpro6000_pcie"))
+    assert seconds == pytest.approx(25e-6 + BYTES / 16e9)
+
+
+@pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv"])
+def test_collectives_grow_with_bytes_and_cost_nothing_alone(collective: str) -> None:
+    node = catalog.node("h100_hgx")
+    assert (collective_s(collective, BYTES, 1, node) == 0).all()  # type: ignore[arg-type]
+    for ranks in (2, 4, 8, 16):
+        assert (np.diff(collective_s(collective, BYTES, ranks, node)) > 0).all()  # type: ignore[arg-type]
+
+
+def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather() -> None:
+    node = catalog.node("h100_hgx")
+    both = collective_s("reduce_scatter", BYTES, 8, node) + collective_s("all_gather", BYTES / 8, 8, node)
+    one = collective_s("all_reduce", BYTES, 8, node)
+    assert both[-1] == pytest.approx(one[-1], rel=0.05)
+
+
+def test_groups_beyond_the_node_cross_the_network() -> None:
+    node = catalog.node("h100_hgx")
+    assert collective_s("all_reduce", BYTES, 16, node)[-1] > 1.5 * collective_s("all_reduce", BYTES, 8, node)[-1]
+    near = Communication("send_recv", 2, 1.0, stride=4)
+    far = Communication("send_recv", 2, 1.0, stride=8)
+    device = catalog.device("h100")
+    source = Roofline(device, node)
+    operators = [
+        stage_operators(catalog.model("llama-3-8b"), catalog.Parallelism(tensor_parallel=t, pipeline_parallel=2))[-1]
+        for t in (4, 8)
+    ]
+    assert [one.work.stride for one in operators] == [near.stride, far.stride]  # type: ignore[union-attr]
+    times = [source.seconds(one, BYTES)[-1] for one in operators]
+    assert times[1] > 5 * times[0]
+
+
+def test_median_error_against_measured_kernels_is_below_fifteen_percent(reference: Path) -> None:
+    """The devices whose measurements are CSV files; the rest is in `benchmarks/calibrate_roofline.py`."""
+    pytest.importorskip("benchmarks.measured_kernels")
+    from benchmarks.measured_kernels import samples_of
+
+    for name in ("a40", "rtx-4090", "rtx-pro-6000"):
+        source = roofline(name)
+        errors = [source.seconds(s.operator, *s.sizes) / s.seconds - 1 for s in samples_of(name, reference)]
+        median = np.median(np.abs(np.concatenate(errors)))
+        assert median < 0.15
+        assert median == pytest.approx(catalog.device(name).roofline_error, abs=0.005)
