@@ -1,1 +1,7 @@
-"""From other tools' command lines to scenarios."""
+"""From other tools' command lines to scenarios, and back."""
+
+from gnomon.convert.conversion import Conversion, as_yaml, convert
+from gnomon.convert.options import TOOLS
+from gnomon.convert.vllm import vllm_flags
+
+__all__ = ["TOOLS", "Conversion", "as_yaml", "convert", "vllm_flags"]

@@ -1,0 +1,50 @@
+"""`gnomon convert`: another tool's command line as a scenario."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from gnomon.cli.printing import json_option, print_json
+
+
+@click.command()
+@click.argument("tool", type=click.Choice(["vidur", "vllm"]))
+@click.argument("command_line", metavar="COMMAND")
+@click.option("--device", default=None, help="The GPU, which vLLM's command line does not say.")
+@click.option("--out", type=click.Path(path_type=Path), help="Write the scenario to this file.")
+@json_option
+def command(tool: str, command_line: str, device: str | None, out: Path | None, as_json: bool) -> None:
+    """Print the scenario that COMMAND of another simulator or engine means.
+
+    Every option is mapped, or named as having no counterpart. COMMAND is one quoted word, or - to read it from the
+    standard input.
+
+    \b
+    Examples:
+      gnomon convert vllm "vllm serve meta-llama/Llama-3.1-8B --tensor-parallel-size 2 --max-num-seqs 256"
+      gnomon convert vidur "python -m vidur.main --replica_config_device a100" --out scenario.yaml
+    """
+    from gnomon.convert import as_yaml, convert
+    from gnomon.core.files import write_text
+
+    conversion = convert(tool, sys.stdin.read() if command_line == "-" else command_line, device=device)
+    if out is not None:
+        write_text(out, as_yaml(conversion))
+    if as_json:
+        print_json(
+            {
+                "scenario": conversion.values,
+                "mapped": [{"option": given, "keys": keys} for given, keys in conversion.mapped],
+                "without_counterpart": [{"option": given, "why": why} for given, why in conversion.without],
+                "notes": conversion.notes,
+            }
+        )
+    elif out is None:
+        click.echo(as_yaml(conversion), nl=False)
+    else:
+        click.echo(
+            f"Wrote {out}: {len(conversion.mapped)} options mapped, {len(conversion.without)} without counterpart."
+        )

@@ -1,0 +1,162 @@
+"""Another tool's command line as a scenario, with an account of every option."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from gnomon.convert.command_line import Given, read_command_line
+from gnomon.convert.options import Option, OptionMap, option_map
+from gnomon.convert.readers import READERS
+from gnomon.convert.vidur import finish_vidur
+from gnomon.convert.vllm import finish_vllm
+from gnomon.core.config import build
+from gnomon.serving.scenario import Scenario
+
+FINISHERS: dict[str, Callable[[dict[str, Any]], list[str]]] = {"vidur": finish_vidur, "vllm": finish_vllm}
+
+
+@dataclass
+class Conversion:
+    """A scenario and what became of every option."""
+
+    tool: str
+    values: dict[str, Any]
+    """The scenario's keys that follow from the command, nested."""
+    mapped: list[tuple[str, str]] = field(default_factory=list)
+    """(option as given, scenario keys)"""
+    without: list[tuple[str, str]] = field(default_factory=list)
+    """(option as given, why it has no counterpart)"""
+    notes: list[str] = field(default_factory=list)
+    """What the command does not say and the reader should know."""
+
+    @property
+    def scenario(self) -> Scenario:
+        """The scenario itself."""
+        return build(Scenario, self.values)
+
+
+def convert(tool: str, command: str, *, device: str | None = None) -> Conversion:
+    """Turn a command line of `tool` ("vidur" or "vllm") into a scenario.
+
+    `device` names the GPU, which vLLM's command line does not say.
+    """
+    known = option_map(tool)
+    given = _merged(read_command_line(command, known))
+    result = Conversion(tool, {})
+    flat: dict[str, Any] = {**known.scenario, **({"device": device} if device else {})}
+    for option in _defaults(known, given):
+        _apply(flat, option, option.default)
+    for spelled, name, value in given:
+        _account(result, flat, known, given, spelled, name, value)
+    nested = _nested(flat)
+    result.notes += FINISHERS[tool](nested)
+    result.values = {key: nested[key] for key in Scenario.model_fields if key in nested}
+    assert result.scenario is not None  # A mistake in a value is named before anything is printed.
+    return result
+
+
+def as_yaml(conversion: Conversion) -> str:
+    """The scenario as YAML, with what became of every option as comments above it."""
+    lines = [f"# From a {conversion.tool} command line."]
+    if conversion.mapped:
+        lines += ["# Mapped:", *(f"#   {given} -> {keys}" for given, keys in conversion.mapped)]
+    if conversion.without:
+        lines += ["# Without a counterpart:", *(f"#   {given}: {why}" for given, why in conversion.without)]
+    lines += [f"# Note: {note}" for note in conversion.notes]
+    return "\n".join(lines) + "\n" + yaml.safe_dump(conversion.values, sort_keys=False, allow_unicode=True)
+
+
+def _merged(given: Given) -> Given:
+    """Put the dotted parts of one JSON option (`--speculative-config.num_speculative_tokens 3`) together."""
+    merged: dict[str, tuple[str, str, Any]] = {}
+    for spelled, name, value in given:
+        head, _, part = name.partition(".")
+        if part:
+            before = merged[head][2] if head in merged and isinstance(merged[head][2], dict) else {}
+            merged[head] = (spelled.split(".")[0], head, {**before, part: value})
+        else:
+            merged[head] = (spelled, head, value)
+    return list(merged.values())
+
+
+def _defaults(known: OptionMap, given: Given) -> list[Option]:
+    """Options that were not given but stand for something."""
+    names = {name for _, name, _ in given}
+    return [
+        option
+        for name, option in known.all_options().items()
+        if name not in names and option.default is not None and option.none is None and _is_chosen(known, given, name)
+    ]
+
+
+def _is_chosen(known: OptionMap, given: Given, name: str) -> bool:
+    """Whether the option's group is the one in use (and its selector's group too)."""
+    selected = known.selected_by().get(name)
+    if selected is None:
+        return True
+    selector, choice = selected
+    return _chosen(known, given, selector) == choice and _is_chosen(known, given, selector)
+
+
+def _chosen(known: OptionMap, given: Given, selector: str) -> str:
+    chosen = next((value for _, name, value in given if name == selector), known.all_options()[selector].default)
+    return str(chosen).lower()
+
+
+def _account(
+    result: Conversion, flat: dict[str, Any], known: OptionMap, given: Given, spelled: str, name: str, value: Any
+) -> None:
+    """Apply one given option, and note what became of it."""
+    shown = spelled if isinstance(value, bool) or spelled == value else f"{spelled} {value}"
+    options = known.all_options()
+    option = options.get(name)
+    if option is None:
+        near = difflib.get_close_matches(name, options, n=1, cutoff=0.8)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        result.without.append((shown, f"not an option of {result.tool} that is known here{hint}"))
+    elif option.none is not None or str(value).lower() in option.refused:
+        result.without.append((shown, option.none or option.refused[str(value).lower()]))
+    elif not _is_chosen(known, given, name):
+        selector = known.selected_by()[name][0]
+        result.without.append((shown, f"not in use: {selector} is {_chosen(known, given, selector)}"))
+    else:
+        keys = _apply(flat, option, value)
+        result.mapped.append((shown, ", ".join(keys) or "what a scenario does anyway"))
+
+
+def _apply(flat: dict[str, Any], option: Option, value: Any) -> list[str]:
+    """Put an option's value into the flat scenario; return the keys that were set."""
+    if option.values is not None:
+        named = str(value).lower()
+        value = option.values.get(named, named)
+    elif option.read is not None:
+        value = READERS[option.read](value)
+    if value is None or (option.flag and value is False and not option.targets):
+        return []
+    keys = {**dict.fromkeys(option.targets, value), **option.sets}
+    flat.update(keys)
+    return list(keys)
+
+
+def _nested(flat: dict[str, Any]) -> dict[str, Any]:
+    """Dotted keys as nested mappings; numbered parts as lists."""
+    nested: dict[str, Any] = {}
+    for dotted, value in flat.items():
+        at, parts = nested, dotted.split(".")
+        for part in parts[:-1]:
+            at = at.setdefault(part, {})
+        at[parts[-1]] = value
+    return {key: _listed(value) for key, value in nested.items()}
+
+
+def _listed(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    if value and all(key.isdigit() for key in value):
+        return [value[key] for key in sorted(value, key=int)]
+    return {key: _listed(inner) for key, inner in value.items()}

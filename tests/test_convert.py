@@ -1,0 +1,283 @@
+"""Other tools' command lines as scenarios, and back."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+
+from gnomon.convert import TOOLS, as_yaml, convert, vllm_flags
+from gnomon.convert.options import option_map
+from gnomon.convert.readers import READERS, tokens
+from gnomon.core.config import build, fields, load
+from gnomon.core.errors import ConfigError, GnomonError
+from gnomon.serving.scenario import Scenario
+
+# The example of Vidur's README.
+VIDUR = r"""python -m vidur.main \
+--replica_config_device a100 \
+--replica_config_model_name meta-llama/Meta-Llama-3-8B \
+--cluster_config_num_replicas 1 \
+--replica_config_tensor_parallel_size 1 \
+--replica_config_num_pipeline_stages 1 \
+--request_generator_config_type synthetic \
+--synthetic_request_generator_config_num_requests 512 \
+--length_generator_config_type trace \
+--trace_request_length_generator_config_max_tokens 16384 \
+--trace_request_length_generator_config_trace_file TRACE \
+--interval_generator_config_type poisson \
+--poisson_request_interval_generator_config_qps 6.45 \
+--replica_scheduler_config_type sarathi \
+--sarathi_scheduler_config_batch_size_cap 512 \
+--sarathi_scheduler_config_chunk_size 256 \
+--random_forrest_execution_time_predictor_config_prediction_max_prefill_chunk_size 16384 \
+--random_forrest_execution_time_predictor_config_prediction_max_batch_size 512 \
+--random_forrest_execution_time_predictor_config_prediction_max_tokens_per_request 16384
+"""
+
+
+def known_keys() -> set[str]:
+    return {leaf.dotted for leaf in fields(Scenario)}
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_every_target_is_a_key_of_the_scenario(tool):
+    known = option_map(tool)
+    keys = {key for option in known.all_options().values() for key in (*option.targets, *option.sets)}
+    keys |= set(known.scenario)
+    for key in keys:
+        plain = key.removesuffix(".0").removesuffix(".1")
+        assert any(leaf == plain or leaf.startswith(plain + ".") for leaf in known_keys()), key
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_every_reader_exists(tool):
+    for option in option_map(tool).all_options().values():
+        assert option.read is None or option.read in READERS
+
+
+def test_vidur_readme_example():
+    result = convert("vidur", VIDUR)
+    scenario = result.values
+    assert scenario["model"] == "meta-llama/Meta-Llama-3-8B"
+    assert scenario["batching"] == {
+        "policy": "sarathi", "max_sequences": 512, "max_batch_tokens": 256, "block_size": 16, "watermark": 0.01,
+    }  # fmt: skip
+    assert scenario["workload"]["lengths"] == {"distribution": "empirical", "file": "TRACE"}
+    assert scenario["workload"]["rate"] == 6.45
+    assert scenario["workload"]["max_tokens"] == scenario["replica"]["max_request_tokens"] == 16384
+    assert scenario["replica"]["planner"] == "vidur"
+    assert scenario["node"] == "a100_pairwise_nvlink"
+    assert len(result.mapped) + len(result.without) == 18
+    assert {given.split()[0].rsplit("_prediction_")[-1] for given, _ in result.without} == {
+        "max_prefill_chunk_size",
+        "max_batch_size",
+        "max_tokens_per_request",
+    }
+
+
+def test_vidur_defaults_are_written_out():
+    scenario = convert("vidur", "python -m vidur.main").scenario
+    assert scenario.model == "meta-llama/Llama-2-7b-hf"
+    assert (scenario.workload.rate, scenario.workload.num_requests, scenario.seed) == (0.5, 128, 42)
+    assert (scenario.workload.lengths.prompt, scenario.workload.lengths.output) == (2048, 512)
+    assert (scenario.batching.policy, scenario.batching.max_batch_tokens) == ("sarathi", 512)
+
+
+@pytest.mark.parametrize("policy", ["vllm", "sarathi", "orca", "faster_transformer", "lightllm", "vllm_v1"])
+def test_vidur_schedulers(policy):
+    result = convert(
+        "vidur",
+        f"python -m vidur.main --replica_scheduler_config_type {policy} "
+        f"--{policy}_scheduler_config_batch_size_cap 7 --{policy}_scheduler_config_num_blocks 99",
+    )
+    assert result.scenario.batching.policy == policy
+    assert result.scenario.batching.max_sequences == 7
+    assert result.scenario.replica.num_kv_blocks == 99
+    assert not result.without
+
+
+def test_vidur_options_of_what_is_not_in_use_are_named():
+    result = convert("vidur", "vidur.main --vllm_scheduler_config_batch_size_cap 7 --log_level debug")
+    assert result.without[0] == (
+        "--vllm_scheduler_config_batch_size_cap 7",
+        "not in use: replica_scheduler_config_type is sarathi",
+    )
+    assert result.without[1][0] == "--log_level debug"
+
+
+def test_vidur_workloads():
+    def workload(options: str):
+        return convert("vidur", f"python -m vidur.main {options}").scenario.workload
+
+    uniform = workload("--length_generator_config_type UNIFORM --uniform_request_length_generator_config_min_tokens 10")
+    assert (uniform.lengths.total, uniform.lengths.prompt_to_output) == ((10, 4096), 20)
+    zipf = workload("--length_generator_config_type zipf --zipf_request_length_generator_config_scramble")
+    assert (zipf.lengths.theta, zipf.lengths.scramble) == (0.6, True)
+    gamma = workload("--interval_generator_config_type gamma --gamma_request_interval_generator_config_cv 2")
+    assert (gamma.arrivals.cv, gamma.rate) == (2, 0.2)
+    assert workload("--interval_generator_config_type static").arrivals.process == "batch"
+    replay = workload(
+        "--request_generator_config_type trace_replay --trace_request_generator_config_trace_file t.csv "
+        "--trace_request_generator_config_time_scale_factor 2"
+    )
+    assert (replay.arrivals.process, replay.trace.file, replay.trace.time_scale, replay.rate) == (
+        "trace", "t.csv", 2, None,
+    )  # fmt: skip
+
+
+def test_vidur_interval_traces_are_refused_by_name():
+    result = convert("vidur", "vidur.main --interval_generator_config_type trace")
+    assert "poisson is used instead" in result.without[0][1]
+    assert result.scenario.workload.arrivals.process == "poisson"
+
+
+def test_vidur_router_network_and_measurements():
+    result = convert(
+        "vidur",
+        "vidur.main --global_scheduler_config_type lor --cluster_config_num_replicas 4 --replica_config_device h100 "
+        "--replica_config_memory_margin_fraction 0.2 --time_limit 60 "
+        "--random_forrest_execution_time_predictor_config_compute_input_file "
+        "./data/profiling/compute/{DEVICE}/{MODEL}/mlp.csv --no-metrics_config_store_plots",
+    )
+    scenario = result.scenario
+    assert (scenario.router.name, scenario.num_replicas, scenario.node) == ("vidur_lor", 4, None)
+    assert scenario.replica.memory_utilization == 0.8
+    assert (scenario.timing.source, scenario.timing.path) == ("profile", "./data/profiling")
+    assert scenario.time_limit_s == 60
+    assert result.without == [("--no-metrics_config_store_plots", "plots are in the report")]
+
+
+def test_vllm_options():
+    result = convert(
+        "vllm",
+        "CUDA_VISIBLE_DEVICES=0,1 vllm serve Qwen/Qwen3-32B --tensor-parallel-size 2 --max-num-seqs=128 "
+        "--max_num_batched_tokens 2048 --max-model-len 32K --gpu-memory-utilization 0.85 --no-enable-prefix-caching "
+        "--kv-cache-dtype fp8 --enforce-eager --trust-remote-code --port 8000 --num-gpu-blocks-override 500",
+        device="rtx-pro-6000",
+    )
+    scenario = result.scenario
+    assert (scenario.model, scenario.device) == ("Qwen/Qwen3-32B", "rtx-pro-6000")
+    assert (scenario.batching.max_sequences, scenario.batching.max_batch_tokens) == (128, 2048)
+    assert scenario.batching.prefix_cache is False
+    assert scenario.replica.max_request_tokens == 32768
+    assert scenario.replica.memory_utilization == 0.85
+    assert scenario.replica.num_kv_blocks == 500
+    assert (scenario.timing.kv_dtype, scenario.timing.graph_sizes) == ("fp8", ())
+    assert [given for given, _ in result.without] == ["--trust-remote-code", "--port 8000"]
+
+
+@pytest.mark.parametrize(
+    ("device", "expected"), [("h100", (1024, 8192)), ("a100-80gb", (256, 2048)), ("rtx-4090", (256, 2048))]
+)
+def test_vllm_batch_defaults_follow_the_gpu(device, expected):
+    batching = convert("vllm", "vllm serve meta-llama/Llama-3.1-8B", device=device).scenario.batching
+    assert (batching.max_sequences, batching.max_batch_tokens) == expected
+
+
+def test_vllm_data_parallel_dense_and_experts():
+    dense = convert("vllm", "vllm serve meta-llama/Llama-3.1-8B -dp 4 --enable-expert-parallel").scenario
+    assert (dense.num_replicas, dense.replica.data_parallel, dense.router.name) == (4, 1, "vllm_dp")
+    experts = convert("vllm", "vllm serve mistralai/Mixtral-8x7B-v0.1 -dp 4 --enable-expert-parallel").scenario
+    assert (experts.num_replicas, experts.replica.data_parallel, experts.replica.expert_parallel) == (1, 4, True)
+
+
+def test_vllm_speculation():
+    json_form = convert("vllm", """vllm serve llama-3-8b --speculative-config '{"num_speculative_tokens": 3}'""")
+    dotted = convert("vllm", "vllm serve llama-3-8b --speculative-config.num_speculative_tokens 3")
+    assert json_form.values == dotted.values
+    assert dotted.scenario.replica.speculative.num_tokens == 3
+    eagle = convert(
+        "vllm", """vllm serve llama-3-8b -sc '{"num_speculative_tokens": 2, "method": "eagle", "model": "some/head"}'"""
+    )
+    assert eagle.scenario.replica.speculative.draft_model is None
+    assert any("some/head" in note for note in eagle.notes)
+    with pytest.raises(ConfigError, match="num_speculative_tokens"):
+        convert("vllm", "vllm serve llama-3-8b --speculative-config '{}'")
+
+
+def test_unknown_options_are_named_with_a_guess():
+    result = convert("vllm", "vllm serve llama-3-8b --max-num-seq 4 --brand-new 1 2")
+    assert result.without[0][1].endswith("did you mean max_num_seqs?")
+    assert result.without[1][0] == "--brand-new [1, 2]"
+
+
+def test_weight_only_quantization_is_refused_by_name():
+    result = convert("vllm", "vllm serve llama-3-8b --quantization awq")
+    assert result.without == [("--quantization awq", "4-bit weights are not modelled")]
+    assert convert("vllm", "vllm serve llama-3-8b -q fp8").scenario.timing.dtype == "fp8"
+
+
+@pytest.mark.parametrize(("text", "number"), [("4096", 4096), ("32k", 32000), ("32K", 32768), ("1.5m", 1_500_000)])
+def test_short_numbers(text, number):
+    assert tokens(text) == number
+
+
+@pytest.mark.parametrize(
+    ("tool", "command", "message"),
+    [
+        ("vidur", "ls -l", "does not start the tool"),
+        ("vllm", "vllm serve 'open", "cannot be read"),
+        ("vllm", "vllm serve a b", "belongs to no option"),
+        ("vllm", "vllm serve no-such-model", "no-such-model"),
+        ("vllm", "vllm serve llama-3-8b -tp two", "tensor_parallel"),
+        ("vllm", "vllm serve llama-3-8b --max-model-len long", "not a number of tokens"),
+        ("sglang", "python -m sglang.launch_server", "unknown tool"),
+    ],
+)
+def test_mistakes_are_named(tool, command, message):
+    with pytest.raises(GnomonError, match=message):
+        convert(tool, command)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "vllm serve meta-llama/Llama-3.1-8B --tensor-parallel-size 2 --max-num-seqs 64 --max-num-batched-tokens 4096",
+        "vllm serve Qwen/Qwen3-32B --no-enable-prefix-caching --dtype float16 --quantization fp8 --block-size 32",
+        "vllm serve mistralai/Mixtral-8x7B-v0.1 -dp 2 --enable-expert-parallel --max-model-len 4096 --seed 3",
+        "vllm serve meta-llama/Llama-3.1-8B -dp 2 --enforce-eager --async-scheduling --num-gpu-blocks-override 900",
+        """vllm serve llama-3-8b --speculative-config '{"num_speculative_tokens": 3}'""",
+    ],
+)
+def test_there_and_back(command):
+    scenario = convert("vllm", command).scenario
+    back = vllm_flags(scenario)
+    quoted = " ".join(f"'{word}'" for word in back)
+    assert convert("vllm", quoted).scenario.model_copy(update={"model": scenario.model}) == scenario
+
+
+def test_default_scenario_as_a_vllm_command():
+    words = vllm_flags(Scenario())
+    assert words[:3] == ["vllm", "serve", "meta-llama/Meta-Llama-3-8B"]
+    assert "--enforce-eager" not in words
+    assert "--watermark" not in words
+
+
+def test_command(cli, tmp_path):
+    out = tmp_path / "scenario.yaml"
+    command = "vllm serve meta-llama/Llama-3.1-8B --tensor-parallel-size 2 --max-num-seqs 256 --port 80"
+    printed = cli("convert", "vllm", command).output
+    assert yaml.safe_load(printed)["replica"]["tensor_parallel"] == 2
+    assert "#   --port 80: of the server's front end" in printed
+    cli("convert", "vllm", command, "--out", str(out))
+    assert load(Scenario, out) == build(Scenario, yaml.safe_load(printed))
+    told = json.loads(cli("convert", "vllm", command, "--json").output)
+    assert told["without_counterpart"] == [{"option": "--port 80", "why": "of the server's front end"}]
+    assert "does not start" in cli("convert", "vidur", "ls", code=2).output
+
+
+def test_converted_scenarios_simulate(tmp_path):
+    from gnomon.serving.simulate import run
+
+    trace = tmp_path / "lengths.csv"
+    trace.write_text("num_prefill_tokens,num_decode_tokens\n300,20\n40,8\n")
+    vidur = convert("vidur", VIDUR.replace("TRACE", str(trace)).replace("num_requests 512", "num_requests 30"))
+    out = tmp_path / "scenario.yaml"
+    out.write_text(as_yaml(vidur))
+    assert (run(load(Scenario, out)).cluster.requests.finished_s > 0).all()
+    vllm = convert("vllm", "vllm serve meta-llama/Llama-3.1-8B --tensor-parallel-size 2 --max-num-seqs 256")
+    out.write_text(as_yaml(vllm))
+    small = load(Scenario, out, {"workload.num_requests": 30})
+    assert (run(small).cluster.requests.finished_s > 0).all()
