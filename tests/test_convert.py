@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import yaml
@@ -281,3 +282,14 @@ def test_converted_scenarios_simulate(tmp_path):
     out.write_text(as_yaml(vllm))
     small = load(Scenario, out, {"workload.num_requests": 30})
     assert (run(small).cluster.requests.finished_s > 0).all()
+
+
+def test_the_page_names_every_option():
+    page = (Path(__file__).parent.parent / "docs" / "coming-from-elsewhere.md").read_text()
+    vidur = option_map("vidur")
+    for name in vidur.options:
+        assert f"`{name.removeprefix('metrics_config_').removeprefix('replica_config_')}`" in page, name
+    for name in (name for group in vidur.groups for name in group.options):
+        assert f"`{name}`" in page, name
+    for name in option_map("vllm").options:
+        assert f"`--{name.replace('_', '-')}`" in page, name
