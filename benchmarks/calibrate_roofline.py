@@ -19,7 +19,7 @@ from benchmarks.measured_kernels import DEVICES, Sample, samples_of
 from gnomon import catalog
 from gnomon.catalog import Device, RooflineConstants
 from gnomon.cli.printing import json_option, print_rows
-from gnomon.timing.operators import Elementwise, Floats, Gemm
+from gnomon.timing.operators import Elementwise, Experts, Floats, Gemm
 from gnomon.timing.roofline import Roofline
 
 # The constants that each group of operators decides, with their bounds.
@@ -40,8 +40,15 @@ PREFILL_TILES = (64, 128)
 
 
 def _group(sample: Sample) -> str:
-    work = sample.operator.work
-    return "gemm" if isinstance(work, Gemm) else "elementwise" if isinstance(work, Elementwise) else "attention"
+    match sample.operator.work:
+        case Gemm():
+            return "gemm"
+        case Elementwise():
+            return "elementwise"
+        case Experts():
+            return "experts"
+        case _:
+            return "attention"
 
 
 def _roofline(device: Device, constants: RooflineConstants) -> Roofline:

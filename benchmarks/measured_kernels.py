@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 
 from gnomon import catalog
-from gnomon.timing.operators import Decode, Floats, Gemm, Operator, Prefill, stage_operators
+from gnomon.timing.operators import Decode, Experts, Floats, Gemm, Operator, Prefill, stage_operators
 
 VIDUR = {
     "emb": "embedding",
@@ -140,6 +140,23 @@ def _silicon(system: str, version: str) -> Iterator[Sample]:
         if "window_size" in rows.columns:
             rows = rows.filter(pl.col("window_size") == 0)
         yield from _silicon_attention(rows, kind)
+    yield from _silicon_experts(folder / "moe" / version / "moe_perf.parquet")
+
+
+def _silicon_experts(path: Path) -> Iterator[Sample]:
+    """Evenly routed experts in 16 bits, slices of 128 and more."""
+    if not path.exists():
+        return
+    rows = pl.read_parquet(path).filter(
+        (pl.col("moe_dtype") == "bfloat16")
+        & (pl.col("distribution") == "balanced")
+        & (pl.col("inter_size") >= 128 * pl.col("moe_tp_size"))
+    )
+    shape = ["num_experts", "moe_ep_size", "topk", "hidden_size", "inter_size", "moe_tp_size"]
+    for (experts, ep, per_token, hidden, ffn, tp), group in sorted(rows.group_by(shape)):
+        work = Experts(experts, experts // ep, per_token, hidden, ffn // tp, 3)
+        operator = Operator("experts", "token", 1, work)
+        yield Sample("silicon MoE", operator, (_floats(group, "num_tokens"),), _floats(group, "latency") * 1e-3)
 
 
 def _silicon_attention(rows: pl.DataFrame, kind: str) -> Iterator[Sample]:

@@ -57,7 +57,7 @@ def test_devices_answer_to_their_aliases(alias: str, name: str) -> None:
     ("alias", "name"),
     [
         ("meta-llama/Meta-Llama-3-8B", "llama-3-8b"),
-        ("Qwen/Qwen3-30B-A3B-Instruct-2507", "qwen3-30b-a3b"),
+        ("Qwen/Qwen3-30B-A3B-Instruct-2507", "qwen3-30b-a3b-2507"),
         ("codellama/CodeLlama-34b-Instruct-hf", "codellama-34b"),
         ("LLaMA_3.1-8B", "llama-3.1-8b"),
     ],

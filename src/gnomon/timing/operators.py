@@ -95,9 +95,9 @@ class Experts:
         return 2.0 * self.routed(tokens) * self.projections * self.hidden * self.ffn
 
     def bytes(self, tokens: Floats) -> Floats:
-        """The touched experts' weights, and each row in, through and out."""
+        """The touched experts' weights, and each row through up-projection, activation, down-projection and sum."""
         weights = self.touched(tokens) * self.projections * self.hidden * self.ffn * self.weight_bytes
-        return weights + self.routed(tokens) * 2 * (self.hidden + self.ffn) * ACTIVATION_BYTES
+        return weights + self.routed(tokens) * (3 * self.hidden + 2 * self.projections * self.ffn) * ACTIVATION_BYTES
 
 
 @dataclass(frozen=True)

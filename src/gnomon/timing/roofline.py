@@ -36,6 +36,10 @@ _TILES = ((256, 128, 1.0), (128, 128, 0.93), (64, 128, 0.75), (64, 64, 0.6), (32
 _MAX_SPLIT = 8
 # Sharpness of the corner between memory- and compute-bound: the p of a p-norm (1 = their sum, large = the longer).
 _OVERLAP = 3.0
+# Grouped multiplications of experts: share of a dense one's rate, and seconds of sorting, launching and summing; both
+# from the vLLM 0.24 tables of aiconfigurator-core 0.12 (H100, H200, B200, L40S, RTX PRO 6000) taken together.
+_EXPERT_RATE = 0.41
+_EXPERT_FLOOR_S = 20e-6
 # A decode costs as if its KV were this much longer: start, softmax and merge of each sequence's blocks.
 _DECODE_EXTRA_KV = 64.0
 
@@ -124,9 +128,9 @@ class Roofline:
         touched = np.maximum(work.touched(tokens), 1e-9)
         per_expert = np.ceil(work.routed(tokens) / touched / 16.0) * 16.0
         padded_flops = 2.0 * touched * per_expert * work.projections * work.hidden * work.ffn
-        compute = padded_flops / (self._peak * c.gemm_efficiency * 0.75)
+        compute = padded_flops / (self._peak * c.gemm_efficiency * _EXPERT_RATE)
         memory = work.bytes(tokens) / (c.gemm_bandwidth * self.device.bandwidth_bytes_s)
-        return self._overlapped(compute, memory) + 3.0 * c.gemm_floor_s
+        return self._overlapped(compute, memory) + _EXPERT_FLOOR_S
 
     def prefill_s(self, work: Prefill, chunk: Floats, kv: Floats) -> Floats:
         """Tiles of rows of one head, one per SM at a time, in waves over the SMs."""
