@@ -113,28 +113,25 @@ def _fill_from_crosses(grid: Floats) -> None:
     neighbour in the row, times what the same move does in a neighbouring row: a[i,j'] + a[i',j] - a[i',j'] in
     logarithms. The median over the neighbours at up to REACH steps tells steps from noise.
     """
-    holes = np.argwhere(np.isnan(grid))
-    if grid.ndim < 2 or holes.size == 0:
+    if grid.ndim < 2 or not np.isnan(grid).any():
         return
+    padded = np.pad(grid, REACH, constant_values=np.nan)
+    strides = [int(np.prod(padded.shape[d + 1 :])) for d in range(grid.ndim)]
+    holes = np.argwhere(np.isnan(grid))
+    at = np.ravel_multi_index(tuple(holes.T + REACH), padded.shape)
+    values = padded.ravel()
     shifts = [step for step in range(-REACH, REACH + 1) if step]
-    candidates = []
-    for first, second in combinations(range(grid.ndim), 2):
-        for along, across in product(shifts, repeat=2):
-            in_row, in_column = holes.copy(), holes.copy()
-            in_row[:, first] += along
-            in_column[:, second] += across
-            both = in_row + in_column - holes
-            candidates.append(_at(grid, in_row) + _at(grid, in_column) - _at(grid, both))
-    values = np.stack(candidates)
-    is_supported = np.count_nonzero(~np.isnan(values), axis=0) >= MIN_CROSSES
-    grid[tuple(holes[is_supported].T)] = np.nanmedian(values[:, is_supported], axis=0)
-
-
-def _at(grid: Floats, cells: Cells) -> Floats:
-    """The values of `cells`, NaN outside the grid."""
-    inside = np.all((cells >= 0) & (cells < grid.shape), axis=1)
-    values: Floats = grid[tuple(np.where(inside[:, None], cells, 0).T)]
-    return np.where(inside, values, np.nan)
+    candidates = [
+        values[at + along * first] + values[at + across * second] - values[at + along * first + across * second]
+        for first, second in combinations(strides, 2)
+        for along, across in product(shifts, repeat=2)
+    ]
+    crosses = np.sort(np.stack(candidates, axis=1), axis=1)  # NaN go last.
+    counts = np.count_nonzero(~np.isnan(crosses), axis=1)
+    is_supported = counts >= MIN_CROSSES
+    rows, counts = np.flatnonzero(is_supported), counts[is_supported]
+    median = 0.5 * (crosses[rows, (counts - 1) // 2] + crosses[rows, counts // 2])
+    grid[tuple(holes[is_supported].T)] = median
 
 
 def _roughness(grid: Floats, dimension: int, axis: Floats) -> float:

@@ -18,15 +18,16 @@ class Linear:
     degree = 1
 
     def __init__(self, bound: Bound | None = None) -> None:
-        self._scale = np.ones(1)
-        self._coefficients = np.empty(0)
+        self._scale: Floats = np.ones(1)
+        self._coefficients: Floats = np.empty(0)
         self._smallest = 0.0
 
     def fit(self, x: Floats, y: Floats) -> Linear:
         """Minimise the squared relative error."""
-        self._scale = np.maximum(x, 1.0).max(axis=0)
+        self._scale = np.array([max(column.max(), 1.0) for column in x.T])
         features = self._features(x) / y[:, None]
-        self._coefficients = np.linalg.lstsq(features, np.ones(len(y)), rcond=None)[0]
+        solution = np.linalg.lstsq(features, np.ones(len(y)), rcond=None)[0]
+        self._coefficients = solution.astype(np.float64)
         self._smallest = float(y.min())
         return self
 

@@ -37,15 +37,24 @@ def held_out_errors(
     return np.abs(predicted - y) / y
 
 
+def a_fifth(make: Callable[[], Estimator], x: Floats, y: Floats) -> HeldOut:
+    """One of the five shuffled folds: a fair estimate in a fifth of the time."""
+    order = np.random.default_rng(0).permutation(len(y))
+    held_out, kept = np.array_split(order, [len(y) // SHUFFLED_FOLDS])
+    predicted = make().fit(x[kept], y[kept]).predict(x[held_out])
+    return summary(np.abs(predicted - y[held_out]) / y[held_out])
+
+
 def shuffled(make: Callable[[], Estimator], x: Floats, y: Floats) -> HeldOut:
     """Five folds at random: the error between measured points."""
-    return _summary(held_out_errors(make, x, y, num_folds=SHUFFLED_FOLDS, shuffle=True))
+    return summary(held_out_errors(make, x, y, num_folds=SHUFFLED_FOLDS, shuffle=True))
 
 
 def unshuffled(make: Callable[[], Estimator], x: Floats, y: Floats) -> HeldOut:
     """Ten folds of consecutive rows: the error across gaps and beyond the ends."""
-    return _summary(held_out_errors(make, x, y, num_folds=UNSHUFFLED_FOLDS, shuffle=False))
+    return summary(held_out_errors(make, x, y, num_folds=UNSHUFFLED_FOLDS, shuffle=False))
 
 
-def _summary(errors: Floats) -> HeldOut:
+def summary(errors: Floats) -> HeldOut:
+    """Median and mean."""
     return HeldOut(float(np.median(errors)), float(np.mean(errors)))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from gnomon.timing.estimators import Bound, Estimator, estimator
 from gnomon.timing.estimators.bounds import Fixed, priced_work
-from gnomon.timing.estimators.validation import shuffled
+from gnomon.timing.estimators.validation import a_fifth
 from gnomon.timing.operators import Experts, Floats, Operator
 from gnomon.timing.profile.samples import Bundle, Samples
 from gnomon.timing.profile.shapes import from_neighbours
@@ -43,7 +45,9 @@ class Measured:
         if samples is None:
             return None
         lows, highs = samples.sizes.min(axis=0), samples.sizes.max(axis=0)
-        if isinstance(operator.work, Experts):  # Measured by the rows of all local experts; asked by tokens.
+        if (
+            isinstance(operator.work, Experts) and samples.sizes.shape[1] == 2
+        ):  # Measured by the rows of all local experts; asked by tokens.
             per_token = _tokens_here(operator.work, np.ones(1))[0]
             return ((float(lows[0] / per_token), float(highs[0] / per_token)),)
         return tuple((float(low), float(high)) for low, high in zip(lows, highs, strict=True))
@@ -61,11 +65,11 @@ class Measured:
         return seconds * self._slice(operator, samples, sizes[0])
 
     def uncertainty(self, operator: Operator) -> float:
-        """The held-out median error of the estimator on this operator's measurements (five folds)."""
+        """The held-out median error of the estimator on this operator's measurements (a fifth of them left out)."""
         samples = self.samples(operator)
         if samples is None or len(samples.seconds) < 10:
             return 0.0 if operator.name in self.bundle.included else self._roofline.uncertainty(operator)
-        return shuffled(lambda: self._make(operator, samples), samples.sizes, samples.seconds).median
+        return a_fifth(lambda: self._make(operator, samples), samples.sizes, samples.seconds).median
 
     def skew(self, decodes: Floats) -> Floats | None:
         """How far skewed KV lengths move a decode towards its longest, where that was measured."""
@@ -100,8 +104,6 @@ def bound_of(operator: Operator, roofline: Roofline, samples: Samples) -> Bound:
 
 def _unfused(operator: Operator) -> Operator:
     """A fused operator that was measured after all has the shape of any other."""
-    from dataclasses import replace
-
     return replace(operator, is_fused=False) if operator.is_fused else operator
 
 

@@ -107,7 +107,9 @@ def shape_keys(operator: Operator) -> tuple[Key, ...]:
         case Elementwise():
             return _elementwise_keys(operator.name, work.bytes_each)
         case Prefill() | Decode() | Mixed():
-            return ((operator.kind, work.num_heads, work.num_kv_heads, work.qk_dim),)
+            heads = (work.num_heads, work.num_kv_heads, work.qk_dim)
+            # Latent attention is another kernel: no ordinary shape may stand in for it.
+            return ((operator.kind, *heads),) if work.qk_dim == work.v_dim else ((operator.kind, *heads, work.v_dim),)
         case Experts():
             return (("experts", work.num_local, work.per_token, work.hidden, work.ffn),)
         case Communication():

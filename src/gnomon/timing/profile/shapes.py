@@ -29,10 +29,15 @@ def from_neighbours(bundle: Bundle, operator: Operator, formula: Seconds) -> Sam
     if not shapes or not isinstance(operator.work, Gemm | Prefill | Decode | Mixed):
         return None
     distance = np.abs(np.log2(np.array([key[1:] for key in shapes], dtype=float) / np.array(wanted, dtype=float)))
-    near = np.flatnonzero(distance.max(axis=1) <= np.log2(FARTHEST) + 1e-9)
+    is_near = distance.max(axis=1) <= np.log2(FARTHEST) + 1e-9
+    if not isinstance(operator.work, Gemm):
+        is_near &= distance[:, 2] == 0.0  # Another head dimension is another kernel.
+    near = np.flatnonzero(is_near)
     near = near[np.argsort(distance[near].sum(axis=1), kind="stable")][:NUM_NEIGHBOURS]
     if near.size == 0:
         return None
+    if distance[near[0]].max() == 0.0:
+        return bundle.samples[shapes[near[0]]]
     weights = 1.0 / (distance[near] ** 2).sum(axis=1)
     return _blended(bundle, operator, formula, [shapes[i] for i in near], weights / weights.sum())
 

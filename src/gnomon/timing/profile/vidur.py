@@ -13,6 +13,7 @@ import numpy as np
 
 from gnomon.catalog.devices import DEVICES, Device
 from gnomon.catalog.model_library import MODELS
+from gnomon.catalog.model_library import model as model_called
 from gnomon.catalog.models import Model
 from gnomon.catalog.nodes import NODES, Node
 from gnomon.core.errors import DataError
@@ -85,6 +86,29 @@ def read_mlp(path: Path, tensor_parallel: int | None) -> dict[str, Samples]:
         columns.require("time_stats.mlp_up_proj.median")
     tokens = columns.sizes("num_tokens")
     return {name: Samples(tokens, *_timed(columns, name)) for name in names}
+
+
+def degrees(path: Path) -> list[int]:
+    """The tensor-parallel degrees of an mlp.csv."""
+    column = read_csv(path, ("num_tensor_parallel_workers",)).sizes("num_tensor_parallel_workers")
+    return [int(degree) for degree in np.unique(column)]
+
+
+def attention_shape(path: Path) -> tuple[Model, int, Device]:
+    """The model, degree and device of an attention file: from its columns, and from the names on its path."""
+    columns = read_csv(path, ("n_embd", "n_q_head", "n_kv_head", "num_tensor_parallel_workers"))
+    hidden, heads, kv_heads, degree = (
+        int(value) for value in columns.sizes("n_embd", "n_q_head", "n_kv_head", "num_tensor_parallel_workers")[0]
+    )
+    words = [*path.parts[-4:-1], *path.name.split("_")]
+    gpu = next((name for word in words if (name := DEVICES.resolve(word))), None)
+    if gpu is None:
+        raise DataError("does not say on which device it was measured.", where=str(path), fix="Put it into its name.")
+    for name in MODELS.names:
+        shape = model_called(name)
+        if (shape.hidden_size, shape.num_heads, shape.num_kv_heads) == (hidden, heads, kv_heads):
+            return shape, degree, DEVICES[gpu]
+    raise DataError(f"is of no known model ({heads} heads of {hidden}).", where=str(path))
 
 
 def read_attention(path: Path, model: Model | None, tensor_parallel: int | None) -> dict[str, Samples]:

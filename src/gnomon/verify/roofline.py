@@ -1,0 +1,129 @@
+"""The roofline alone against every measured table: Vidur's, LLMServingSim's, and those of aiconfigurator-core."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gnomon.catalog.devices import device
+from gnomon.catalog.model_library import model
+from gnomon.catalog.nodes import default_node
+from gnomon.catalog.parallelism import Parallelism
+from gnomon.core.errors import MissingExtraError
+from gnomon.timing import silicon
+from gnomon.timing.operators import (
+    Decode,
+    Floats,
+    Gemm,
+    Kind,
+    Operator,
+    Prefill,
+    Work,
+    mixed_attention,
+    stage_operators,
+)
+from gnomon.timing.profile import servingsim
+from gnomon.timing.roofline import Roofline
+from gnomon.verify.timing import Table, vidur_tables
+
+SILICON_DEVICES = ("a100-80gb", "h100", "h200", "b200", "l40s")
+MIN_WIDTH = 512
+"""Matrix products with fewer rows or columns of weights than this are no layers of any model."""
+
+
+def roofline_errors(data: Path) -> list[dict[str, Any]]:
+    """One row per device, data set and kind of operator; then one per device over all of its tables.
+
+    Mixed batches are left out of the latter: they are so many that nothing else would count.
+    """
+    errors: dict[tuple[str, str, str], list[Floats]] = {}
+    for table, origin in [*_vidur(data), *_servingsim(data), *_silicon()]:
+        key = (table.roofline.device.name, origin, _kind(table.operator))
+        errors.setdefault(key, []).append(_errors(table))
+    rows = [_row(*key, found) for key, found in sorted(errors.items())]
+    for name in sorted({key[0] for key in errors}):
+        kept = [key for key in errors if key[0] == name and key[2] != "attention_mixed"]
+        rows.append(_row(name, "all", "all but mixed", [one for key in kept for one in errors[key]]))
+    return rows
+
+
+def _row(device_name: str, origin: str, kind: str, found: list[Floats]) -> dict[str, Any]:
+    pooled = np.concatenate(found)
+    return {
+        "device": device_name,
+        "measured by": origin,
+        "operators": kind,
+        "tables": len(found),
+        "points": len(pooled),
+        "median": round(100 * float(np.median(np.abs(pooled))), 1),
+        "mean": round(100 * float(np.mean(np.abs(pooled))), 1),
+        "bias (median)": round(100 * float(np.median(pooled)), 1),
+    }
+
+
+def _kind(operator: Operator) -> str:
+    if operator.kind in ("token", "sequence"):
+        return "gemm" if isinstance(operator.work, Gemm) else "elementwise"
+    return operator.kind
+
+
+def _errors(table: Table) -> Floats:
+    operator = replace(table.operator, is_fused=False)
+    predicted = table.roofline.seconds(operator, *table.samples.sizes.T)
+    return predicted / table.samples.seconds - 1.0
+
+
+def _vidur(data: Path) -> Iterator[tuple[Table, str]]:
+    for table in vidur_tables(data):
+        yield table, "Vidur"
+
+
+def _servingsim(data: Path) -> Iterator[tuple[Table, str]]:
+    for path in sorted(data.glob("**/tp*/dense.csv")):
+        *_, device_name, owner, name, _variant, degree, _ = path.parts
+        gpu, shape = device(device_name), model(f"{owner}/{name}")
+        roofline = Roofline(gpu, default_node(gpu))
+        bundle = servingsim.read(path.parents[4], shape, gpu, "bf16", int(degree.removeprefix("tp")))
+        graph = stage_operators(shape, Parallelism(tensor_parallel=int(degree.removeprefix("tp"))))
+        for operator in (*graph, mixed_attention(graph)):
+            samples = bundle.find(operator)
+            if samples is not None and operator.name != "experts":
+                yield Table(operator, operator.kind, str(path.parent), samples, roofline), "LLMServingSim"
+
+
+def _silicon() -> Iterator[tuple[Table, str]]:
+    try:
+        silicon.data_folder()
+    except MissingExtraError:
+        return
+    for name in SILICON_DEVICES:
+        gpu = device(name)
+        roofline = Roofline(gpu, default_node(gpu))
+        bundle = silicon.read_bundle(gpu)
+        for key, samples in bundle.samples.items():
+            work = _work(*key)
+            if work is not None:
+                operator = Operator(str(key[0]), _KINDS[str(key[0])], 1, work)
+                yield Table(operator, operator.kind, bundle.where, samples, roofline), "silicon (vLLM)"
+
+
+_KINDS: dict[str, Kind] = {
+    "gemm": "token",
+    "attention_prefill": "attention_prefill",
+    "attention_decode": "attention_decode",
+}
+
+
+def _work(kind: str | int, *shape: str | int) -> Work | None:
+    numbers = [int(value) for value in shape]
+    if kind == "gemm" and min(numbers) >= MIN_WIDTH:
+        return Gemm(*numbers)
+    if kind in ("attention_prefill", "attention_decode") and numbers[2] == 128:
+        heads, kv_heads, dim = numbers
+        made = Prefill if kind == "attention_prefill" else Decode
+        return made(heads, kv_heads, dim, dim, 2.0 * kv_heads * dim * 2.0)
+    return None
