@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gnomon.core.config import build, dump, load
 from gnomon.core.errors import ConfigError, GnomonError, UnknownNameError
@@ -82,6 +84,8 @@ def test_with_rate_equals_generating_at_that_rate_bit_for_bit():
         fast = generate(workload(rate=9.1, num_requests=1000, arrivals=arrivals), 5)
         assert (with_rate(slow, 9.1).arrival_s == fast.arrival_s).all()
         assert with_rate(slow, 9.1).rate == 9.1
+    with pytest.raises(ConfigError, match="above 0"):
+        with_rate(slow, 0.0)
     with pytest.raises(ConfigError, match="no arrival rate"):
         with_rate(generate(workload(num_requests=5, arrivals="batch"), 0), 2.0)
 
@@ -230,6 +234,8 @@ def test_short_form_can_be_changed_by_a_flag(tmp_path):
     [
         ({"preset": "chat-2m"}, "chat-1m"),
         ({"rate": -1}, "rate"),
+        ({"rate": float("inf")}, "finite"),
+        ({"arrivals": {"process": "gamma", "cv": float("nan")}}, "cv"),
         ({"arrivals": "batch", "rate": 2}, "no rate"),
         ({"arrivals": "trace"}, r"set trace\.file"),
         ({"arrivals": {"process": "gamma"}}, "cv"),
@@ -248,3 +254,56 @@ def test_mistakes_are_named(choices, message):
     with pytest.raises(GnomonError, match=message) as caught:
         workload(**choices)
     assert isinstance(caught.value, ConfigError | UnknownNameError)
+
+
+LENGTHS = st.sampled_from(
+    [
+        None,
+        {"distribution": "fixed", "prompt": 700, "output": 1},
+        {"distribution": "uniform", "prompt": [1, 900], "output": [1, 300]},
+        {"distribution": "zipf", "total": [2, 2000]},
+    ]
+)
+ARRIVALS = st.sampled_from(
+    ["poisson", "fixed_interval", "diurnal", "batch", {"process": "closed_loop", "concurrency": 3}]
+)
+
+
+@given(
+    seed=st.integers(0, 2**40),
+    num_requests=st.integers(1, 60),
+    lengths=LENGTHS,
+    arrivals=ARRIVALS,
+    sessions=st.sampled_from([None, {"num_active": 2, "turns": 3, "shared_prefix_tokens": 40}]),
+    max_tokens=st.sampled_from([None, 2, 500, 1500]),
+    over_long=st.sampled_from(["reject", "truncate", "drop"]),
+)
+def test_requests_are_always_well_formed(seed, num_requests, lengths, arrivals, sessions, max_tokens, over_long):
+    requests = generate(
+        workload(
+            num_requests=num_requests,
+            lengths=lengths,
+            arrivals=arrivals,
+            sessions=sessions,
+            max_tokens=max_tokens,
+            over_long=over_long,
+        ),
+        seed,
+    )
+    count = len(requests)
+    assert count == num_requests or over_long != "truncate"
+    assert count + requests.num_rejected == num_requests or over_long == "drop"
+    assert (requests.arrival_s[1:] >= requests.arrival_s[:-1]).all()
+    assert (requests.prompt_tokens >= 1).all()
+    assert (requests.output_tokens >= 1).all()
+    assert max_tokens is None or (requests.total_tokens <= max_tokens).all()
+    assert (requests.arrival_s.dtype, requests.prompt_tokens.dtype, requests.prefix_hashes.dtype) == (
+        np.float64, np.int32, np.int64,
+    )  # fmt: skip
+    assert len(requests.prefix_offsets) == count + 1
+    assert requests.prefix_offsets[-1] == len(requests.prefix_hashes)
+    blocks = np.diff(requests.prefix_offsets)
+    assert (blocks >= 0).all()
+    assert (blocks * requests.prefix_block_tokens < requests.prompt_tokens + requests.prefix_block_tokens).all()
+    for name in ("output_tokens", "session", "priority"):
+        assert len(getattr(requests, name)) == count

@@ -151,10 +151,11 @@ def test_empirical_lengths_keep_pairs_together(tmp_path):
     [
         (VIDUR + "11,x,3\n", ":4", "'num_prefill_tokens': 'x' is not a number"),
         (VIDUR + "11,,3\n", ":4", "an empty value is not a number"),
-        (VIDUR + "11,-5,3\n", ":4", "whole number"),
+        (VIDUR + "11,-5,3\n", ":4", "'-5' is below 0"),
+        (VIDUR + "-1,5,3\n", ":4", "'arrived_at': '-1' is below 0"),
         (VIDUR + "11,5.5,3\n", ":4", "whole number"),
         (VIDUR + "inf,5,3\n", ":4", "'arrived_at'"),
-        (VIDUR + "11,99999999999,3\n", ":4", "too large"),
+        (VIDUR + "11,99999999999,3\n", ":4", "is above"),
         (VIDUR + "1,2,3,4\n", ":4", "cannot be read"),
         (AZURE_2023 + "yesterday,1,2\n", ":5", "'yesterday' is not a date"),
         ("a,b\n1,2\n", "trace.csv", "no known trace format has the columns a, b"),
@@ -173,6 +174,9 @@ def test_bad_json_lines(trace):
     with pytest.raises(DataError, match="not valid JSON") as caught:
         trace(mooncake() + "\n{oops\n", "trace.jsonl")
     assert ":4:" in caught.value.where
+    many = json.dumps({**MOONCAKE[0], "hash_ids": [1, 2, 3, 4]})
+    with pytest.raises(DataError, match="more blocks than the prompt"):
+        trace(many, "trace.jsonl")
     bad = json.dumps({**MOONCAKE[0], "hash_ids": [1, "x"]})
     with pytest.raises(DataError, match="list of whole numbers"):
         trace(bad, "trace.jsonl")

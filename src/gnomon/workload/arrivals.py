@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field, PositiveFloat, PositiveInt, field_validator
+from pydantic import ConfigDict, Field, PositiveFloat, PositiveInt, field_validator
 
 from gnomon.core.config import Config
 from gnomon.core.streams import stream
@@ -15,6 +15,7 @@ from gnomon.workload.requests import ArrivalShape, Floats, Profile
 class Process(Config):
     """One kind of arrivals, chosen by `process`."""
 
+    model_config = ConfigDict(allow_inf_nan=False)
     shorthand: ClassVar[str] = "process"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
 from gnomon.core.config import Config, submodels
 from gnomon.core.errors import ConfigError, UnknownNameError
@@ -49,6 +49,7 @@ class ColumnsConfig(Config):
 class TraceConfig(Config):
     """A recorded trace and the part of it that is used."""
 
+    model_config = ConfigDict(allow_inf_nan=False)
     shorthand: ClassVar[str] = "file"
 
     file: str
@@ -96,6 +97,8 @@ class SessionsConfig(Config):
 
 class WorkloadConfig(Config):
     """Requests: arrivals at a rate, lengths from a preset, a distribution or a trace."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
 
     preset: str | None = None
     """Named lengths: chat-1m (if nothing else is chosen), arxiv-4k, bwb-4k, azure-conv, azure-code, or a file."""

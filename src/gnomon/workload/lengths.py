@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
 from gnomon.core.config import Config
 from gnomon.core.streams import stream
@@ -21,6 +21,7 @@ Z90 = 1.2815515655446004
 class Distribution(Config):
     """One kind of lengths, chosen by `distribution`."""
 
+    model_config = ConfigDict(allow_inf_nan=False)
     shorthand: ClassVar[str] = "distribution"
 
 

@@ -53,7 +53,9 @@ def write_page(requests: Requests, path: str | Path, title: str) -> Path:
         figure.update_xaxes(title_text=x, row=row, col=column, type="linear" if x == "seconds" and row == 1 else "log")
         figure.update_yaxes(title_text=y, row=row, col=column, type="log" if row == 2 and column == 1 else "linear")
     figure.update_layout(title=title, template="plotly_white", height=800, showlegend=True)
-    return write_text(path, figure.to_html(include_plotlyjs=True, full_html=True, div_id="workload"))
+    return write_text(
+        path, figure.to_html(include_plotlyjs=True, full_html=True, div_id="workload", config={"responsive": True})
+    )
 
 
 def _curve(values: Any) -> dict[str, list[float]]:

@@ -129,6 +129,8 @@ def with_rate(requests: Requests, rate: float) -> Requests:
             "these requests have no arrival rate to change.",
             fix="Use an open-loop process (poisson, gamma, fixed_interval, piecewise, diurnal) or a trace.",
         )
+    if not 0 < rate < np.inf:
+        raise ConfigError(f"a rate must be above 0 and finite, not {rate}.", where="rate")
     return replace(requests, arrival_s=requests.shape.at(rate), rate=rate)
 
 

@@ -33,22 +33,23 @@ class Table:
         """The file's columns."""
         return [name for name in self.frame.columns if name != LINE]
 
-    def numbers(self, column: str) -> NDArray[np.float64]:
-        """A column of finite numbers."""
+    def numbers(self, column: str, least: float = -np.inf) -> NDArray[np.float64]:
+        """A column of finite numbers, none below `least`."""
         import polars as pl
 
         values = self.frame[column]
         if values.dtype == pl.String:
             values = values.str.strip_chars()
         numbers = values.cast(pl.Float64, strict=False)
-        self._refuse(column, ~numbers.is_finite().fill_null(False), "is not a number")
+        self.refuse(column, ~numbers.is_finite().fill_null(False), "is not a number")
+        self.refuse(column, numbers < least, f"is below {least:g}")
         return numbers.to_numpy()
 
-    def counts(self, column: str) -> NDArray[np.int64]:
-        """A column of whole numbers of at least 0."""
-        numbers = self.numbers(column)
-        self._refuse(column, (numbers < 0) | (numbers != np.rint(numbers)), "is not a whole number of at least 0")
-        self._refuse(column, numbers > 2**30, "is too large")
+    def counts(self, column: str, most: int = 2**30) -> NDArray[np.int64]:
+        """A column of whole numbers from 0 to `most`."""
+        numbers = self.numbers(column, least=0)
+        self.refuse(column, numbers != np.rint(numbers), "is not a whole number")
+        self.refuse(column, numbers > most, f"is above {most:,}")
         return numbers.astype(np.int64)
 
     def moments_s(self, column: str) -> NDArray[np.float64]:
@@ -57,7 +58,7 @@ class Table:
 
         text = self.frame[column].cast(pl.String).str.strip_chars().str.replace(r"(Z|[+-]\d\d:?\d\d)$", "")
         moments = text.str.replace("T", " ").str.to_datetime("%Y-%m-%d %H:%M:%S%.f", time_unit="ns", strict=False)
-        self._refuse(column, moments.is_null(), "is not a date with a time, such as 2023-11-16 18:15:46.68")
+        self.refuse(column, moments.is_null(), "is not a date with a time, such as 2023-11-16 18:15:46.68")
         nanoseconds = moments.cast(pl.Int64).to_numpy()
         return (nanoseconds - nanoseconds.min(initial=nanoseconds[0] if len(nanoseconds) else 0)) / 1e9
 
@@ -71,12 +72,13 @@ class Table:
             lists = text.str.replace_all(",", " ").str.replace_all(r"\s+", " ").str.split(" ")
             lists = lists.list.eval(pl.element().filter(pl.element() != "").cast(pl.Int64, strict=False))
         has_gap = lists.list.eval(pl.element().is_null()).list.any().fill_null(False)
-        self._refuse(column, has_gap, "is not a list of whole numbers")
+        self.refuse(column, has_gap, "is not a list of whole numbers")
         offsets = np.concatenate(([0], np.cumsum(lists.list.len().fill_null(0).to_numpy()))).astype(np.int64)
         values = lists.explode().drop_nulls().cast(pl.Int64).to_numpy()
         return offsets, values
 
-    def _refuse(self, column: str, bad: Any, problem: str) -> None:
+    def refuse(self, column: str, bad: Any, problem: str) -> None:
+        """Raise an error for the first bad row of a column, if there is one."""
         wrong = np.flatnonzero(np.asarray(bad))
         if not len(wrong):
             return

@@ -118,22 +118,33 @@ def _read(table: Table, known: TraceFormat) -> Trace:
     none = np.full(count, -1, dtype=np.int32)
     no_prefixes = np.zeros(count + 1, dtype=np.int64), np.empty(0, dtype=np.int64)
     offsets, hashes = column("prefix", table.lists, no_prefixes)
-    blocks = column("prefix_block_tokens", table.counts, np.full(1, known.block_tokens))
+    block_tokens = int(column("prefix_block_tokens", table.counts, np.full(1, known.block_tokens))[0])
+    prompt = table.counts(known.columns["prompt"]).astype(np.int32)
+    if len(hashes):
+        table.refuse(
+            known.columns["prefix"],
+            np.diff(offsets) > -(-prompt // block_tokens),
+            f"has more blocks than the prompt has, of {block_tokens} tokens each",
+        )
     return Trace(
         path=table.path,
-        arrival_s=column("arrival", lambda name: _arrivals(table, name, known.time_unit), np.empty(0)),
-        prompt_tokens=table.counts(known.columns["prompt"]).astype(np.int32),
+        arrival_s=column("arrival", lambda name: _arrivals(table, name, known), np.empty(0)),
+        prompt_tokens=prompt,
         output_tokens=table.counts(known.columns["output"]).astype(np.int32),
         session=column("session", lambda name: _sessions(table, name), none),
-        priority=column("priority", lambda name: table.counts(name).astype(np.int8), np.zeros(count, dtype=np.int8)),
+        priority=column(
+            "priority", lambda name: table.counts(name, most=127).astype(np.int8), np.zeros(count, dtype=np.int8)
+        ),
         prefix_offsets=offsets,
         prefix_hashes=hashes,
-        prefix_block_tokens=int(blocks[0]),
+        prefix_block_tokens=block_tokens,
     )
 
 
-def _arrivals(table: Table, name: str, unit: TimeUnit) -> Floats:
-    return table.moments_s(name) if unit == "datetime" else table.numbers(name) * SECONDS_PER[unit]
+def _arrivals(table: Table, name: str, known: TraceFormat) -> Floats:
+    if known.time_unit == "datetime":
+        return table.moments_s(name)
+    return table.numbers(name, least=0 if known.from_start else -np.inf) * SECONDS_PER[known.time_unit]
 
 
 def _sessions(table: Table, name: str) -> NDArray[np.int32]:
