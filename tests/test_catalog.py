@@ -113,6 +113,26 @@ def test_a_config_json_is_read_from_a_file_or_its_folder(tmp_path: Path) -> None
     assert (model.head_dim, model.is_gated, model.tied_embeddings) == (16, True, False)
 
 
+def test_what_is_not_modelled_is_noted(tmp_path: Path) -> None:
+    assert not any(catalog.model(name).notes for name in catalog.model_names())
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LLAMA | {"model_type": "novelty", "sliding_window": 4096}))
+    first, second = catalog.model(path).notes
+    assert "'novelty' is not known" in first
+    assert "full attention" in second
+
+
+def test_a_device_of_ones_own_is_a_file(tmp_path: Path) -> None:
+    from gnomon.core.config import save
+
+    path = tmp_path / "mine.yaml"
+    save(catalog.device("h100").model_copy(update={"name": "mine", "price_per_hour": 1.0}), path)
+    assert catalog.device(str(path)).price_per_hour == 1.0
+    path.write_text(path.read_text().replace("num_sms: 132", "num_sms: -1"))
+    with pytest.raises(ConfigError, match=r"mine\.yaml:\d+"):
+        catalog.device(str(path))
+
+
 def test_missing_keys_are_all_named_with_the_file(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps({k: v for k, v in LLAMA.items() if k not in ("hidden_size", "vocab_size")}))

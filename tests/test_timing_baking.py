@@ -158,7 +158,7 @@ def test_what_a_source_lacks_is_taken_from_the_roofline_and_said() -> None:
     baked = bake(config=TimingConfig(source="partial"))
     assert any("no embedding, attn_norm, qkv_proj" in note and "roofline" in note for note in baked.notes)
     assert not any("residual_add" in note for note in baked.notes)  # Fused: nothing is missing.
-    assert any("up_proj (to 1000)" in note for note in baked.notes)
+    assert any("up_proj (to 1,000 tokens)" in note for note in baked.notes)
     assert baked.tables.measured[0, 0] == 1000
     assert 0.02 < baked.uncertainty < catalog.device("h100").roofline_error
     assert baked.tables.skew.shape[0] == 1

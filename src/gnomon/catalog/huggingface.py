@@ -49,7 +49,7 @@ def parse_config(config: Mapping[str, Any], *, name: str, where: str) -> Model:
     """The shape that a `config.json` describes; `where` (its path) goes into errors.
 
     Read: dense and mixture-of-experts decoders with multi-head, grouped-query, multi-query or multi-head latent
-    attention. An unknown `model_type` is read as a Llama-like decoder from the keys it has.
+    attention. An unknown `model_type` is read as a Llama-like decoder from the keys it has, which its notes say.
     """
     config = config.get("text_config", config)
     family = str(config.get("model_type", ""))
@@ -74,6 +74,7 @@ def parse_config(config: Mapping[str, Any], *, name: str, where: str) -> Model:
         **_FAMILIES.get(family, {}),
         **_biases(config, family),
         **_mlp(config, family),
+        "notes": _notes(config, family),
     }
     try:
         return Model.model_validate(facts)
@@ -88,6 +89,16 @@ def _replaced(config: Mapping[str, Any], key: str) -> bool:
     if key == "max_position_embeddings":
         return config.get("seq_length") is not None
     return key == "intermediate_size" and config.get("moe_intermediate_size") is not None
+
+
+def _notes(config: Mapping[str, Any], family: str) -> tuple[str, ...]:
+    notes = []
+    if family not in _FAMILIES:
+        notes.append(f"model_type {family!r} is not known: read as a Llama-like decoder.")
+    windowed = config.get("sliding_window") and config.get("use_sliding_window", True)
+    if windowed or any(kind != "full_attention" for kind in config.get("layer_types") or ()):
+        notes.append("sliding-window or linear attention is not modelled: taken as full attention.")
+    return tuple(notes)
 
 
 def _attention(config: Mapping[str, Any], where: str) -> dict[str, Any]:

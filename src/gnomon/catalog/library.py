@@ -22,7 +22,10 @@ def folded(name: str) -> str:
 
 
 class Library(Generic[C]):
-    """The files of one folder. A file's stem is its name; `aliases` inside it are other names for it."""
+    """The files of one folder. A file's stem is its name; `aliases` inside it are other names for it.
+
+    Users may give the path of a file of their own instead of a name.
+    """
 
     def __init__(self, kind: str, folder: Path, entry: type[C]) -> None:
         self.kind, self.folder, self.entry = kind, folder, entry
@@ -34,6 +37,9 @@ class Library(Generic[C]):
         return sorted(path.stem for path in self.folder.glob("*.yaml"))
 
     def __getitem__(self, name: str) -> C:
+        """The thing called `name`; a name that ends in .yaml is the path of a file of one's own."""
+        if name.endswith((".yaml", ".yml")):
+            return load(self.entry, name)
         stem = self.resolve(name)
         if stem is None:
             raise UnknownNameError(self.kind, name, self.names)

@@ -68,6 +68,8 @@ class Model(Config):
     """First layers that have a dense MLP instead of experts."""
     router_bias: bool = False
     mla: LatentAttention | None = None
+    notes: tuple[str, ...] = ()
+    """What of its `config.json` is not modelled."""
 
     @property
     def is_moe(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from gnomon.core.units import size
 from gnomon.timing.operators import Communication, Floats, Operator, stage_operators
 from gnomon.timing.roofline import Roofline
 from gnomon.timing.source import Context, Range, Source, make_source
@@ -48,18 +49,29 @@ class Timer:
 
     def _note_beyond(self, operator: Operator, sizes: tuple[Floats, ...], measured: Range) -> None:
         if any(size.max() > high for size, (_, high) in zip(sizes, measured, strict=True)):
-            limits = ", ".join(f"{high:g}" for _, high in measured)
-            self.beyond[operator.name] = limits
+            self.beyond[operator.name] = _limits(operator, measured)
 
     def notes(self) -> list[str]:
         """What a user should know about these times."""
-        notes = []
+        notes = list(self.context.model.notes)
         if self.fallbacks:
             notes.append(f"{self.source.name} has no {', '.join(self.fallbacks)}: taken from the roofline.")
         if self.beyond:
             listing = ", ".join(f"{name} (to {limits})" for name, limits in self.beyond.items())
             notes.append(f"{self.source.name} is extrapolated by the roofline's shape beyond its range: {listing}.")
         return notes
+
+
+def _limits(operator: Operator, measured: Range) -> str:
+    """The largest measured sizes in words."""
+    if operator.kind == "communication":
+        return size(measured[0][1])
+    words = {"token": ("tokens",), "sequence": ("sequences",), "attention_prefill": ("chunk", "KV")}.get(
+        operator.kind, ("decodes", "KV")
+    )
+    if operator.kind == "attention_mixed":
+        words = ("chunk", "KV", "decodes", "their KV")
+    return ", ".join(f"{high:,.0f} {word}" for (_, high), word in zip(measured, words, strict=True))
 
 
 def axis_of(operator: Operator) -> str:
