@@ -130,7 +130,7 @@ def test_vidur_workloads():
 
 def test_vidur_interval_traces_are_refused_by_name():
     result = convert("vidur", "vidur.main --interval_generator_config_type trace")
-    assert "poisson is used instead" in result.without[0][1]
+    assert "poisson at the default rate is used instead" in result.without[0][1]
     assert result.scenario.workload.arrivals.process == "poisson"
 
 
@@ -207,7 +207,7 @@ def test_unknown_options_are_named_with_a_guess():
 def test_weight_only_quantization_is_refused_by_name():
     result = convert("vllm", "vllm serve llama-3-8b --quantization awq")
     assert result.without == [("--quantization awq", "4-bit weights are not modelled")]
-    assert convert("vllm", "vllm serve llama-3-8b -q fp8").scenario.timing.dtype == "fp8"
+    assert convert("vllm", "vllm serve llama-3-8b -q fp8 --dtype float16").scenario.timing.dtype == "fp8"
 
 
 @pytest.mark.parametrize(("text", "number"), [("4096", 4096), ("32k", 32000), ("32K", 32768), ("1.5m", 1_500_000)])
@@ -223,6 +223,7 @@ def test_short_numbers(text, number):
         ("vllm", "vllm serve a b", "belongs to no option"),
         ("vllm", "vllm serve no-such-model", "no-such-model"),
         ("vllm", "vllm serve llama-3-8b -tp two", "tensor_parallel"),
+        ("vllm", "vllm serve llama-3-8b -dp two", "data_parallel"),
         ("vllm", "vllm serve llama-3-8b --max-model-len long", "not a number of tokens"),
         ("sglang", "python -m sglang.launch_server", "unknown tool"),
     ],

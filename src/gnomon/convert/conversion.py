@@ -47,16 +47,26 @@ def convert(tool: str, command: str, *, device: str | None = None) -> Conversion
     """
     known = option_map(tool)
     given = _merged(read_command_line(command, known))
-    result = Conversion(tool, {})
     flat: dict[str, Any] = {**known.scenario, **({"device": device} if device else {})}
     for option in _defaults(known, given):
         _apply(flat, option, option.default)
-    for spelled, name, value in given:
-        _account(result, flat, known, given, spelled, name, value)
+    # In the map's order, not the command's: where two options set one key, the later in the map decides.
+    order = list(known.all_options())
+    reasons = {name: _reason(known, given, name, value) for _, name, value in given}
+    counting = sorted((g for g in given if reasons[g[1]] is None), key=lambda g: order.index(g[1]))
+    keys = {name: _apply(flat, known.all_options()[name], value) for _, name, value in counting}
+
     nested = _nested(flat)
-    result.notes += FINISHERS[tool](nested)
-    result.values = {key: nested[key] for key in Scenario.model_fields if key in nested}
-    assert result.scenario is not None  # A mistake in a value is named before anything is printed.
+    build(Scenario, nested)  # A mistake in a value is named before anything is concluded from it.
+    notes = FINISHERS[tool](nested)
+    result = Conversion(tool, {key: nested[key] for key in Scenario.model_fields if key in nested}, notes=notes)
+    for spelled, name, value in given:
+        shown = spelled if isinstance(value, bool) or spelled == value else f"{spelled} {value}"
+        reason = reasons[name]
+        if reason is None:
+            result.mapped.append((shown, ", ".join(keys[name]) or "what a scenario does anyway"))
+        else:
+            result.without.append((shown, reason))
     return result
 
 
@@ -108,25 +118,19 @@ def _chosen(known: OptionMap, given: Given, selector: str) -> str:
     return str(chosen).lower()
 
 
-def _account(
-    result: Conversion, flat: dict[str, Any], known: OptionMap, given: Given, spelled: str, name: str, value: Any
-) -> None:
-    """Apply one given option, and note what became of it."""
-    shown = spelled if isinstance(value, bool) or spelled == value else f"{spelled} {value}"
+def _reason(known: OptionMap, given: Given, name: str, value: Any) -> str | None:
+    """Why an option has no counterpart; None if it has one."""
     options = known.all_options()
     option = options.get(name)
     if option is None:
         near = difflib.get_close_matches(name, options, n=1, cutoff=0.8)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        result.without.append((shown, f"not an option of {result.tool} that is known here{hint}"))
-    elif option.none is not None or str(value).lower() in option.refused:
-        result.without.append((shown, option.none or option.refused[str(value).lower()]))
-    elif not _is_chosen(known, given, name):
+        return "not an option that is known here" + (f"; did you mean {near[0]}?" if near else "")
+    if option.none is not None:
+        return option.none
+    if not _is_chosen(known, given, name):
         selector = known.selected_by()[name][0]
-        result.without.append((shown, f"not in use: {selector} is {_chosen(known, given, selector)}"))
-    else:
-        keys = _apply(flat, option, value)
-        result.mapped.append((shown, ", ".join(keys) or "what a scenario does anyway"))
+        return f"not in use: {selector} is {_chosen(known, given, selector)}"
+    return option.refused.get(str(value).lower())
 
 
 def _apply(flat: dict[str, Any], option: Option, value: Any) -> list[str]:
@@ -136,7 +140,7 @@ def _apply(flat: dict[str, Any], option: Option, value: Any) -> list[str]:
         value = option.values.get(named, named)
     elif option.read is not None:
         value = READERS[option.read](value)
-    if value is None or (option.flag and value is False and not option.targets):
+    if value is None:
         return []
     keys = {**dict.fromkeys(option.targets, value), **option.sets}
     flat.update(keys)

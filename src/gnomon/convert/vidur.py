@@ -11,19 +11,12 @@ VIDUR_NODE = "a100_pairwise_nvlink"
 
 def finish_vidur(values: dict[str, Any]) -> list[str]:
     """Complete a converted scenario in place; return notes for the reader."""
-    notes = [
-        "Vidur caps Poisson gaps at 3 / qps, which sends about 5 % more load; Gnomon does not.",
-        "Times come from the roofline; for Vidur's measurements add timing.source: profile and timing.path.",
-    ]
-    if values.get("timing", {}).get("source") == "profile":
-        notes.pop()
     # Vidur's default network is that of its default device.
     if "node" not in values and catalog.device(values["device"]).name == catalog.device("a100").name:
         values["node"] = VIDUR_NODE
-    arrivals = values["workload"].get("arrivals", {}).get("process")
-    if arrivals == "batch":
-        notes.pop(0)
-    if values["workload"].get("trace"):
-        values["workload"].pop("rate", None)
-        notes.pop(0)
+    notes = []
+    if values["workload"].get("arrivals", {}).get("process") == "poisson":
+        notes.append("Vidur caps Poisson gaps at 3 / qps, which sends about 5 % more load; Gnomon does not.")
+    if values["timing"].get("source") != "profile":
+        notes.append("times are the roofline's; for Vidur's measurements set timing.source: profile and timing.path.")
     return notes
