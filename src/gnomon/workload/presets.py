@@ -45,25 +45,32 @@ class Preset(Config):
         return knots
 
 
-@cache
+FOLDER = files("gnomon.workload") / "presets_data"
+
+
+def preset_names() -> list[str]:
+    """The presets that are built in."""
+    return sorted(f.name.removesuffix(".yaml") for f in FOLDER.iterdir() if f.name.endswith(".yaml"))
+
+
 def presets() -> dict[str, Preset]:
-    """Every preset by its name."""
-    folder = files("gnomon.workload") / "presets_data"
-    found = sorted((f for f in folder.iterdir() if f.name.endswith(".yaml")), key=lambda f: f.name)
-    return {
-        f.name.removesuffix(".yaml"): build(Preset, yaml.safe_load(f.read_text(encoding="utf-8")), where=f.name)
-        for f in found
-    }
+    """Every built-in preset by its name."""
+    return {name: _built_in(name) for name in preset_names()}
 
 
 def preset(name: str) -> Preset:
     """One preset by its name, or by the path of a file that `gnomon workload fit` wrote."""
     if name.endswith((".yaml", ".yml")):
         return load(Preset, name)
-    known = presets()
-    if name not in known:
-        raise UnknownNameError("workload preset", name, known)
-    return known[name]
+    if name not in preset_names():
+        raise UnknownNameError("workload preset", name, preset_names())
+    return _built_in(name)
+
+
+@cache
+def _built_in(name: str) -> Preset:
+    text = (FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
+    return build(Preset, yaml.safe_load(text), where=f"{name}.yaml")
 
 
 def preset_lengths(chosen: Preset, num_requests: int, seed: int) -> tuple[Tokens, Tokens]:
