@@ -11,10 +11,10 @@ import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, Union, get_args, get_origin
+from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from gnomon.core.errors import ConfigError, GnomonError, nearest
 from gnomon.core.files import write_text
@@ -24,6 +24,14 @@ class Config(BaseModel):
     """Base of every configuration: frozen, unknown keys refused, doc strings under fields as help."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True)
+
+    shorthand: ClassVar[str | None] = None
+    """The field that a bare string sets: with "name", `router: random` means `router: {name: random}`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _spell_out(cls, data: Any) -> Any:
+        return {cls.shorthand: data} if cls.shorthand and isinstance(data, str) else data
 
 
 C = TypeVar("C", bound=Config)
@@ -54,7 +62,7 @@ def load(model: type[C], path: str | Path | None = None, overrides: Mapping[str,
     lines: dict[Path_, int] = {}
     if path is not None:
         data, lines = _read(Path(path))
-    for dotted, value in (overrides or {}).items():
+    for dotted, value in sorted((overrides or {}).items(), key=lambda item: item[0].count(".")):
         _override(model, data, dotted, value)
     return build(model, data, where=str(path) if path is not None else None, lines=lines)
 
@@ -92,11 +100,19 @@ def fields(model: type[BaseModel], prefix: str = "") -> Iterator[Field]:
         if not inner:
             yield Field(dotted, info.annotation, info.get_default(call_default_factory=True), info.description or "")
             continue
+        short = _shorthand(inner)
+        if short:
+            yield Field(dotted, str, None, f"Short for --{dotted}.{short}.".replace("_", "-"))
         for one in inner:
             for leaf in fields(one, f"{dotted}."):
                 if leaf.dotted not in seen:
                     seen.add(leaf.dotted)
                     yield leaf
+
+
+def _shorthand(models: list[type[BaseModel]]) -> str | None:
+    """The field that a bare string sets in one of these models."""
+    return next((m.shorthand for m in models if issubclass(m, Config) and m.shorthand), None)
 
 
 def submodels(annotation: Any) -> list[type[BaseModel]]:
@@ -151,12 +167,14 @@ def _override(model: type[BaseModel], data: dict[str, Any], dotted: str, value: 
     """Put `value` at `dotted` in `data`, making the mappings on the way."""
     keys = dotted.replace("-", "_").split(".")
     _check_dotted(model, keys, dotted)
-    at = data
+    at, models = data, [model]
     for key in keys[:-1]:
+        models = [m for one in models if key in one.model_fields for m in submodels(one.model_fields[key].annotation)]
         inner = at.get(key)
         if not isinstance(inner, dict):
             # A section written in short (`router: random`) is spelled out, so that one field of it can change.
-            inner = {"name": inner} if isinstance(inner, str) else {}
+            short = _shorthand(models)
+            inner = {short: inner} if short and isinstance(inner, str) else {}
             at[key] = inner
         at = inner
     if isinstance(value, str):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import warnings
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -48,7 +49,10 @@ def compiled_code_folder() -> Path:
 @cache
 def _numba() -> Any:
     import numba
+    from numba.core.errors import NumbaExperimentalFeatureWarning
 
+    # Policies and routers are passed to the engine as first-class functions, which work but are called experimental.
+    warnings.filterwarnings("ignore", category=NumbaExperimentalFeatureWarning)
     folder = compiled_code_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -68,6 +72,20 @@ def jit(function: F) -> F:
     if not ENABLED:
         return function
     return _numba().njit(cache=True, error_model="numpy")(function)
+
+
+def inner(function: F) -> F:
+    """Like `jit`, for a function that only compiled code calls: compiles in half the time, has no way in from Python."""
+    if not ENABLED:
+        return function
+    options = {
+        "cache": True,
+        "error_model": "numpy",
+        "no_cpython_wrapper": True,
+        "no_cfunc_wrapper": True,
+        "forceinline": True,
+    }
+    return _numba().njit(**options)(function)
 
 
 def inline(function: F) -> F:

@@ -58,10 +58,11 @@ class IterationTables(NamedTuple):
 def stack(kinds: list[IterationTables]) -> IterationTables:
     """The tables of several kinds of replica one below the other: a kind's stages start at the sum of those before.
 
-    All must have been baked with the same maxima, so that they share their axes.
+    All must have been baked with the same maxima, so that they share their axes. The arrays are writable, whatever
+    they were: compiled code tells the two apart.
     """
     if len(kinds) == 1:
-        return kinds[0]
+        return IterationTables(*(np.require(array, np.float64, ["C", "W"]) for array in kinds[0]))
     assert all(k.token_s.shape[1:] == kinds[0].token_s.shape[1:] for k in kinds), "baked with different maxima"
     with_mixed = [_with_mixed(k) for k in kinds] if any(k.mixed_s.shape[1] for k in kinds) else kinds
     with_skew = [_with_skew(k) for k in with_mixed] if any(k.skew.shape[1] for k in kinds) else with_mixed

@@ -1,0 +1,36 @@
+"""Arrays lent to compiled code without reference counts.
+
+Numba counts references of every array in a named tuple at every call, which costs more than the work itself when a
+state of thirty arrays goes through small functions. `borrow(bundle)` turns the arrays of a (nested) named tuple into
+bare pointers with a shape: they are read and written with `a[i]`, `a[i, j]`, give rows with fewer indices, and have
+`.size` and `.shape`, but are not counted, not sliced, not checked. Whoever calls keeps the arrays alive.
+In plain Python `borrow` returns its argument.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any, TypeVar
+
+from gnomon.core.jit import ENABLED
+
+T = TypeVar("T")
+
+
+def borrow(bundle: T) -> T:
+    """The same named tuple with its arrays borrowed; to be called in compiled code."""
+    return bundle
+
+
+def borrowed_type(bundle: Any) -> Any:
+    """The Numba type of `borrow(bundle)` for an example bundle, to write a signature with."""
+    import numba
+
+    from gnomon.core.borrowed_array import borrowed
+
+    return borrowed(numba.typeof(bundle))
+
+
+if ENABLED:
+    # Compiled code from the disk cache may meet a borrowed array before anything asks for its type.
+    import_module("gnomon.core.borrowed_array")

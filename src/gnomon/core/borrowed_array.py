@@ -1,0 +1,183 @@
+"""The Numba type behind `gnomon.core.borrow`: a pointer and a shape. Imported only when something is compiled."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.core.typing.templates import AbstractTemplate, AttributeTemplate, infer_getattr, infer_global, signature
+from numba.extending import intrinsic, lower_builtin, lower_getattr, models, overload, register_model
+
+from gnomon.core.borrow import borrow
+
+
+class Borrowed(types.Type):  # type: ignore[misc]
+    """An array of `ndim` dimensions, C-contiguous, that belongs to somebody else."""
+
+    def __init__(self, dtype: Any, ndim: int) -> None:
+        self.dtype, self.ndim = dtype, ndim
+        super().__init__(name=f"Borrowed({dtype}, {ndim}d)")
+
+
+@register_model(Borrowed)
+class BorrowedModel(models.StructModel):  # type: ignore[misc]
+    """How it lies in registers: an address and the extents."""
+
+    def __init__(self, manager: Any, kind: Any) -> None:
+        super().__init__(manager, kind, [("data", types.voidptr), ("shape", types.UniTuple(types.intp, kind.ndim))])
+
+
+def borrowed(kind: Any) -> Any:
+    """The type of a bundle once its arrays are borrowed."""
+    if isinstance(kind, types.Array):
+        return Borrowed(kind.dtype, kind.ndim)
+    if isinstance(kind, types.BaseTuple) and hasattr(kind, "instance_class"):
+        inner = [borrowed(t) for t in kind.types]
+        if len(set(inner)) == 1:
+            return types.NamedUniTuple(inner[0], len(inner), kind.instance_class)
+        return types.NamedTuple(inner, kind.instance_class)
+    return kind
+
+
+# borrow(bundle)
+
+
+def _lend(context: Any, builder: Any, kind: Any, value: Any) -> Any:
+    if isinstance(kind, types.Array):
+        array = context.make_array(kind)(context, builder, value)
+        view = cgutils.create_struct_proxy(borrowed(kind))(context, builder)
+        view.data = builder.bitcast(array.data, cgutils.voidptr_t)
+        view.shape = array.shape
+        return view._getvalue()
+    if isinstance(kind, types.BaseTuple):
+        items = [_lend(context, builder, t, builder.extract_value(value, i)) for i, t in enumerate(kind.types)]
+        return context.make_tuple(builder, borrowed(kind), items)
+    return value
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _lend_bundle(typing: Any, bundle: Any) -> Any:
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return _lend(context, builder, sig.args[0], args[0])
+
+    return borrowed(bundle)(bundle), generate
+
+
+@overload(borrow, strict=False)  # type: ignore[untyped-decorator]
+def _borrow(bundle: Any) -> Any:
+    return lambda bundle: _lend_bundle(bundle)
+
+
+# view[i], view[i, j], view[i] = value
+
+
+def _num_indices(index: Any) -> int:
+    return len(index) if isinstance(index, types.BaseTuple) else 1
+
+
+@infer_global(operator.getitem)
+class GetItem(AbstractTemplate):  # type: ignore[misc]
+    """As many indices as dimensions give an element, fewer give a row."""
+
+    def generic(self, args: Any, kws: Any) -> Any:
+        """The type of `view[index]`."""
+        view, index = args
+        if not isinstance(view, Borrowed):
+            return None
+        left = view.ndim - _num_indices(index)
+        return signature(view.dtype if left == 0 else Borrowed(view.dtype, left), view, index)
+
+
+@infer_global(operator.setitem)
+class SetItem(AbstractTemplate):  # type: ignore[misc]
+    """Only elements can be written."""
+
+    def generic(self, args: Any, kws: Any) -> Any:
+        """The type of `view[index] = value`."""
+        view, index, _ = args
+        if not isinstance(view, Borrowed) or _num_indices(index) != view.ndim:
+            return None
+        return signature(types.none, view, index, view.dtype)
+
+
+def _item_bytes(dtype: Any) -> int:
+    return int(dtype.size if isinstance(dtype, types.Record) else dtype.bitwidth // 8)
+
+
+def _locate(context: Any, builder: Any, kind: Any, value: Any, index_kind: Any, index: Any) -> tuple[Any, Any]:
+    """The address of an element or row, and the extents that the indices leave."""
+    view = cgutils.create_struct_proxy(kind)(context, builder, value=value)
+    shape = cgutils.unpack_tuple(builder, view.shape, kind.ndim)
+    is_tuple = isinstance(index_kind, types.BaseTuple)
+    kinds = list(index_kind.types) if is_tuple else [index_kind]
+    given = cgutils.unpack_tuple(builder, index, len(kinds)) if is_tuple else [index]
+    offset = ir.Constant(context.get_value_type(types.intp), 0)
+    for axis in range(kind.ndim):
+        if axis:
+            offset = builder.mul(offset, shape[axis])
+        if axis < len(given):
+            offset = builder.add(offset, context.cast(builder, given[axis], kinds[axis], types.intp))
+    offset = builder.mul(offset, ir.Constant(offset.type, _item_bytes(kind.dtype)))
+    return builder.gep(view.data, [offset]), shape[len(given) :]
+
+
+@lower_builtin(operator.getitem, Borrowed, types.Integer)  # type: ignore[untyped-decorator]
+@lower_builtin(operator.getitem, Borrowed, types.BaseTuple)  # type: ignore[untyped-decorator]
+def _get(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    address, extents = _locate(context, builder, sig.args[0], args[0], sig.args[1], args[1])
+    if isinstance(sig.return_type, Borrowed):
+        row = cgutils.create_struct_proxy(sig.return_type)(context, builder)
+        row.data = address
+        row.shape = cgutils.pack_array(builder, extents)
+        return row._getvalue()
+    pointer = builder.bitcast(address, context.get_data_type(sig.return_type).as_pointer())
+    return context.unpack_value(builder, sig.return_type, pointer)
+
+
+@lower_builtin(operator.setitem, Borrowed, types.Integer, types.Any)  # type: ignore[untyped-decorator]
+@lower_builtin(operator.setitem, Borrowed, types.BaseTuple, types.Any)  # type: ignore[untyped-decorator]
+def _set(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    kind, index_kind, _ = sig.args
+    address, _ = _locate(context, builder, kind, args[0], index_kind, args[1])
+    if isinstance(kind.dtype, types.Record):
+        source = builder.bitcast(args[2], cgutils.voidptr_t)
+        cgutils.raw_memcpy(builder, address, source, ir.Constant(ir.IntType(64), 1), _item_bytes(kind.dtype))
+    else:
+        pointer = builder.bitcast(address, context.get_data_type(kind.dtype).as_pointer())
+        context.pack_value(builder, kind.dtype, args[2], pointer)
+    return context.get_dummy_value()
+
+
+# view.size, view.shape
+
+
+@infer_getattr
+class BorrowedAttributes(AttributeTemplate):  # type: ignore[misc]
+    """`size` and `shape`, as arrays have them."""
+
+    key = Borrowed
+
+    def resolve_size(self, view: Any) -> Any:
+        """Number of elements."""
+        return types.intp
+
+    def resolve_shape(self, view: Any) -> Any:
+        """Extent of each dimension."""
+        return types.UniTuple(types.intp, view.ndim)
+
+
+@lower_getattr(Borrowed, "size")  # type: ignore[untyped-decorator]
+def _size(context: Any, builder: Any, kind: Any, value: Any) -> Any:
+    view = cgutils.create_struct_proxy(kind)(context, builder, value=value)
+    total = ir.Constant(context.get_value_type(types.intp), 1)
+    for extent in cgutils.unpack_tuple(builder, view.shape, kind.ndim):
+        total = builder.mul(total, extent)
+    return total
+
+
+@lower_getattr(Borrowed, "shape")  # type: ignore[untyped-decorator]
+def _shape(context: Any, builder: Any, kind: Any, value: Any) -> Any:
+    return cgutils.create_struct_proxy(kind)(context, builder, value=value).shape

@@ -1,0 +1,158 @@
+"""One function over many items: in this process, in local processes, or on a Ray cluster.
+
+Results come in the order of the items, failures are values, and Ctrl-C stops the workers. At most a few items per
+worker are under way, so that an endless stream of items needs no more memory than a short one.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import get_context
+from typing import Any, Generic, TypeVar
+
+from gnomon.core.errors import GnomonError, MissingExtraError
+
+Item = TypeVar("Item")
+Value = TypeVar("Value")
+WINDOW = 4
+"""Items under way per worker."""
+
+
+@dataclass(frozen=True)
+class Outcome(Generic[Value]):
+    """What became of one item: a value, or the error that stopped it."""
+
+    index: int
+    value: Value | None = None
+    error: str | None = None
+    """One line: the kind of error and its message."""
+    details: str | None = None
+    """The traceback, for a mistake of ours."""
+
+    def unwrap(self) -> Value:
+        """The value; raises if there is none."""
+        if self.error is not None:
+            raise GnomonError(f"item {self.index} failed: {self.error}")
+        return self.value  # type: ignore[return-value]
+
+
+def default_jobs() -> int:
+    """The cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def map_ordered(
+    function: Callable[[Item], Value], items: Iterable[Item], *, jobs: int | None = None, ray: str | None = None
+) -> Iterator[Outcome[Value]]:
+    """Yield the outcome of `function(item)` for every item, in order.
+
+    `jobs` local processes (all cores unless given; with 1, this process). `ray` names a cluster instead: `auto`,
+    `local`, or an address such as `ray://head:10001`. For processes, `function` must be importable.
+    """
+    if ray is not None:
+        yield from _on_ray(function, items, ray)
+    elif (jobs or default_jobs()) == 1:
+        yield from (_outcome(index, _attempt(function, item)) for index, item in enumerate(items))
+    else:
+        yield from _on_processes(function, items, jobs or default_jobs())
+
+
+@contextmanager
+def progress_bar(label: str, total: float) -> Iterator[Callable[[float], None]]:
+    """A progress bar on stderr where that is a terminal; yields `advance(amount)`."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(label, total=total)
+        yield lambda amount: progress.advance(task, amount)
+
+
+def _attempt(function: Callable[[Item], Value], item: Item) -> tuple[Value | None, str | None, str | None]:
+    try:
+        return function(item), None, None
+    except GnomonError as error:
+        return None, str(error), None
+    except Exception as error:
+        return None, f"{type(error).__name__}: {error}", traceback.format_exc()
+
+
+def _outcome(index: int, attempt: tuple[Value | None, str | None, str | None]) -> Outcome[Value]:
+    return Outcome(index, *attempt)
+
+
+def _ignore_interrupt() -> None:
+    """Ctrl-C reaches every process of the terminal; the parent alone decides what it means."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _on_processes(function: Callable[[Item], Value], items: Iterable[Item], jobs: int) -> Iterator[Outcome[Value]]:
+    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_ignore_interrupt)
+    pending: deque[Future[Any]] = deque()
+    index = 0
+    try:
+        for item in items:
+            pending.append(pool.submit(_attempt, function, item))
+            if len(pending) >= WINDOW * jobs:
+                yield _outcome(index, _result(pending.popleft()))
+                index += 1
+        while pending:
+            yield _outcome(index, _result(pending.popleft()))
+            index += 1
+    except BaseException:  # Ctrl-C, or a caller that stops early: do not wait for work nobody wants.
+        for process in list((pool._processes or {}).values()):
+            process.terminate()
+        pool.shutdown(wait=True, cancel_futures=True)
+        raise
+    pool.shutdown()
+
+
+def _result(future: Future[Any]) -> tuple[Any, str | None, str | None]:
+    try:
+        result: tuple[Any, str | None, str | None] = future.result()
+    except Exception as error:  # The worker died, or the item could not be sent to it.
+        return None, f"{type(error).__name__}: {error}", None
+    return result
+
+
+def _on_ray(function: Callable[[Item], Value], items: Iterable[Item], address: str) -> Iterator[Outcome[Value]]:
+    try:
+        import ray
+    except ImportError:
+        raise MissingExtraError("running on a Ray cluster", "ray") from None
+    if not ray.is_initialized():
+        ray.init(address=None if address == "local" else address, log_to_driver=False, include_dashboard=False)
+    remote = ray.remote(_attempt)
+    window = WINDOW * max(int(ray.cluster_resources().get("CPU", 1)), 1)
+    pending: deque[Any] = deque()
+    index = 0
+    try:
+        for item in items:
+            pending.append(remote.remote(function, item))
+            if len(pending) >= window:
+                yield _outcome(index, _ray_result(ray, pending.popleft()))
+                index += 1
+        while pending:
+            yield _outcome(index, _ray_result(ray, pending.popleft()))
+            index += 1
+    except BaseException:
+        for reference in pending:
+            ray.cancel(reference, force=True)
+        raise
+
+
+def _ray_result(ray: Any, reference: Any) -> tuple[Any, str | None, str | None]:
+    try:
+        result: tuple[Any, str | None, str | None] = ray.get(reference)
+    except ray.exceptions.RayError as error:
+        return None, f"{type(error).__name__}: {error}", None
+    return result

@@ -1,0 +1,263 @@
+"""Running a cluster: route arrivals to replicas, let them run, drain them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gnomon.core.borrow import borrow, borrowed_type
+from gnomon.core.jit import inner, jit
+from gnomon.serving.engine import NEVER, Policies, advance, receive, wake
+from gnomon.serving.log import Log
+from gnomon.serving.state import FLIGHT, NONE, NOT_ARRIVED, REPLICA, REQUEST, Cluster, Floats, Ints
+from gnomon.timing.tables import IterationTables
+
+
+class Fleet(NamedTuple):
+    """What a router sees: all replicas, as they are at the moment of the arrival."""
+
+    cluster: Cluster
+    tables: IterationTables
+    draws: Floats
+    """[request, 2]: uniform random numbers for each arrival."""
+    parameters: Floats
+    """The router's options, in the order of its `parameters`."""
+    memory: Floats
+    """The router's own memory, zero at the start."""
+
+
+Router = Callable[[Fleet, int], int]
+
+
+@inner
+def _advance_all(fleet: Fleet, policies: Policies, log: Log, until: float) -> None:
+    replicas = fleet.cluster.replicas
+    r = 0
+    while r < replicas.size:
+        if replicas[r].next_end_s < until:
+            advance(fleet.cluster, fleet.tables, policies, log, r, until)
+        r += replicas[r].group_size
+
+
+@jit
+def advance_all(fleet: Fleet, policies: Policies, log: Log, until: float) -> None:
+    """Bring every replica up to `until`."""
+    _advance_all(borrow(fleet), policies, borrow(log), until)
+
+
+@inner
+def _wake_receivers(fleet: Fleet, policies: Policies, log: Log, first: int, last: int, now: float) -> None:
+    """Wake the groups that received requests `first` to `last` at this instant, each once."""
+    replicas, requests = fleet.cluster.replicas, fleet.cluster.requests
+    for request_id in range(first, last):
+        group = replicas[requests[request_id].replica].group_first
+        if replicas[group].woken != last:
+            replicas[group].woken = last
+            wake(fleet.cluster, fleet.tables, policies, log, group, now, now)
+
+
+@inner
+def _together_until(requests: Any, first: int) -> int:
+    """One past the last request that arrives at the same instant as `first`."""
+    last = first + 1
+    while last < requests.size and requests[last].arrival_s == requests[first].arrival_s:
+        last += 1
+    return last
+
+
+@inner
+def _serve_open_loop(
+    fleet: Fleet, policies: Policies, router: Router, sees_state: bool, log: Log, first: int, last: int
+) -> int:
+    cluster = fleet.cluster
+    while first < last:
+        now = cluster.requests[first].arrival_s
+        after = _together_until(cluster.requests, first)
+        if sees_state:
+            _advance_all(fleet, policies, log, now)
+        for request_id in range(first, after):
+            r = router(fleet, request_id)
+            if not sees_state:
+                advance(cluster, fleet.tables, policies, log, cluster.replicas[r].group_first, now)
+            receive(cluster, r, request_id)
+        _wake_receivers(fleet, policies, log, first, after, now)
+        first = after
+    return first
+
+
+@jit
+def serve_open_loop(
+    fleet: Fleet, policies: Policies, router: Router, sees_state: bool, log: Log, first: int, last: int
+) -> int:
+    """Serve arrivals from `first` to at least `last`; returns the next one.
+
+    A router that looks at the replicas gets all of them at the moment of the arrival; for one that does not, only the
+    chosen replica is brought up to date.
+    """
+    return _serve_open_loop(borrow(fleet), policies, router, sees_state, borrow(log), first, last)
+
+
+@inner
+def _num_ended(replicas: Any, first: int) -> int:
+    """Requests that have left a group, finished or rejected."""
+    ended = 0
+    for r in range(first, first + replicas[first].group_size):
+        ended += replicas[r].num_finished + replicas[r].num_rejected
+    return ended
+
+
+@inner
+def _serve_closed_loop(
+    fleet: Fleet, policies: Policies, router: Router, log: Log, think_s: Floats, loop: Ints, stop_s: float, last: int
+) -> None:
+    cluster, requests, replicas = fleet.cluster, fleet.cluster.requests, fleet.cluster.replicas
+    while True:
+        # The earliest arrival among those released, and the earliest end of a batch.
+        arrival, next_arrival = NEVER, NONE
+        for i in range(loop[1], loop[0]):
+            if requests[i].status == NOT_ARRIVED and requests[i].arrival_s < arrival:
+                arrival, next_arrival = requests[i].arrival_s, i
+        end, group, later_end, r = NEVER, NONE, NEVER, 0
+        while r < replicas.size:
+            if replicas[r].next_end_s < end:
+                end, group, later_end = replicas[r].next_end_s, r, end
+            elif replicas[r].next_end_s < later_end:
+                later_end = replicas[r].next_end_s
+            r += replicas[r].group_size
+        now = min(arrival, end)
+        if now == NEVER or now >= stop_s or (loop[0] >= last and last < requests.size):
+            return
+        # Run ahead only until the next thing that happens anywhere else; an end in this group stops it by itself.
+        until = min(arrival, later_end, stop_s)
+        if arrival <= end:
+            r = router(fleet, next_arrival)
+            group, until = replicas[r].group_first, now
+            receive(cluster, r, next_arrival)
+            while loop[1] < loop[0] and requests[loop[1]].status != NOT_ARRIVED:
+                loop[1] += 1
+        before = _num_ended(replicas, group)
+        wake(cluster, fleet.tables, policies, log, group, now, until)
+        for _ in range(_num_ended(replicas, group) - before):
+            if loop[0] < requests.size:
+                requests[loop[0]].arrival_s = now + think_s[loop[0]]
+                loop[0] += 1
+
+
+@jit
+def serve_closed_loop(
+    fleet: Fleet, policies: Policies, router: Router, log: Log, think_s: Floats, loop: Ints, stop_s: float, last: int
+) -> None:
+    """Serve a closed loop until request `last` has been released, or everything before `stop_s` has happened.
+
+    `loop` holds how many requests were released so far, and from where on some have not arrived. Whenever a request
+    ends, the next one is released and arrives after its pause. Replicas advance event by event, because any end may
+    send an arrival anywhere.
+    """
+    _serve_closed_loop(borrow(fleet), policies, router, borrow(log), think_s, loop, stop_s, last)
+
+
+@inner
+def _receive_and_wake(
+    fleet: Fleet, policies: Policies, log: Log, first: int, last: int, targets: Ints, now: float
+) -> None:
+    for request_id in range(first, last):
+        receive(fleet.cluster, targets[request_id - first], request_id)
+    _wake_receivers(fleet, policies, log, first, last, now)
+
+
+@jit
+def receive_and_wake(
+    fleet: Fleet, policies: Policies, log: Log, first: int, last: int, targets: Ints, now: float
+) -> None:
+    """Deliver the requests that arrive at this instant to the replicas chosen for them."""
+    _receive_and_wake(borrow(fleet), policies, borrow(log), first, last, targets, now)
+
+
+def serve_plain_router(fleet: Fleet, policies: Policies, router: Router, log: Log, first: int, last: int) -> int:
+    """`serve_open_loop` for a router written in plain Python, asked at arrivals only.
+
+    Of requests that arrive at the very same instant, each sees the replicas as they were before all of them.
+    """
+    arrival_s = fleet.cluster.requests.arrival_s
+    while first < last:
+        now = arrival_s[first]
+        after = int(np.searchsorted(arrival_s, now, side="right"))
+        advance_all(fleet, policies, log, now)
+        targets = np.array([router(fleet, request_id) for request_id in range(first, after)], np.int64)
+        receive_and_wake(fleet, policies, log, first, after, targets, now)
+        first = after
+    return first
+
+
+@cache
+def fleet_type() -> Any:
+    """The Numba type of a `Fleet`: the signature that all compiled routers share."""
+    return borrowed_type(_smallest_fleet())
+
+
+def _smallest_fleet() -> Fleet:
+    def floats(*shape: int) -> Floats:
+        return np.zeros(shape)
+
+    tables = IterationTables(
+        token_s=floats(1, 1), expert_s=floats(1, 0), sequence_s=floats(1, 1), prefill_s=floats(1, 1, 1),
+        decode_s=floats(1, 1, 1), mixed_s=floats(1, 0, 1, 1, 1), chunk_axis=floats(1), kv_axis=floats(1),
+        decodes_axis=floats(1), skew=floats(1, 0, 8), host_s=floats(1, 3), measured=floats(1, 4), work=floats(1, 8),
+    )  # fmt: skip
+    return Fleet(new_cluster(1, 1, 1, 1, 1, 1), tables, floats(1, 2), floats(1), floats(1))
+
+
+def new_cluster(
+    num_replicas: int,
+    num_requests: int,
+    max_stages: int,
+    max_running: int,
+    block_size: int,
+    max_in_batch: int,
+    *,
+    cached_blocks: int = 0,
+    blocks_per_request: int = 0,
+    num_parameters: int = 8,
+    prefix_hashes: Ints | None = None,
+    recorded: tuple[Ints, Floats] | None = None,
+) -> Cluster:
+    """Empty arrays for a cluster; `cached_blocks` > 0 makes room for prefix caches of that many blocks."""
+    slots = 1 << (2 * cached_blocks).bit_length() if cached_blocks else 0
+    rows = max_running if cached_blocks else 0
+    links = cached_blocks + 1 if cached_blocks else 0
+    order = np.arange(links, dtype=np.int64)
+
+    def ints(*shape: int) -> Ints:
+        return np.zeros(shape, np.int64)
+
+    def each(row: Ints) -> Ints:
+        return np.tile(row, (num_replicas, 1))
+
+    first, seconds = recorded if recorded is not None else (ints(0), np.zeros((0, 1)))
+    return Cluster(
+        replicas=np.zeros(num_replicas, REPLICA).view(np.recarray),
+        requests=np.zeros(num_requests, REQUEST).view(np.recarray),
+        flights=np.zeros((num_replicas, max_stages), FLIGHT).view(np.recarray),
+        running=ints(num_replicas, max_running),
+        flight_requests=ints(num_replicas, max_stages, max_in_batch),
+        flight_tokens=ints(num_replicas, max_stages, max_in_batch),
+        stage_free_s=np.zeros((num_replicas, max_stages)),
+        stage_start_s=np.zeros((num_replicas, max_stages, max_stages)),
+        stage_end_s=np.zeros((num_replicas, max_stages, max_stages)),
+        parameters=np.zeros((num_replicas, num_parameters)),
+        block_key=ints(num_replicas, cached_blocks),
+        block_users=ints(num_replicas, cached_blocks),
+        newer=each(np.roll(order, -1)),
+        older=each(np.roll(order, 1)),
+        slot_key=ints(num_replicas, slots),
+        slot_block=ints(num_replicas, slots),
+        tables=ints(num_replicas, rows, blocks_per_request),
+        free_rows=each(np.arange(rows, dtype=np.int64)),
+        prefix_hashes=prefix_hashes if prefix_hashes is not None else ints(0),
+        growth=ints(num_replicas, block_size),
+        recorded_first=first,
+        recorded_s=seconds,
+    )

@@ -1,0 +1,139 @@
+"""What the engine writes down: iterations, and the gaps between tokens. Metrics are made from it afterwards.
+
+The arrays have a fixed size, so that a run of any length fits in memory. When the iteration rows are full, every other
+one is dropped and from then on half as many are written; when the gaps are full, neighbours in size are merged. Both
+are said in the summary. Replica accounts (time, work, tokens) stay exact.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gnomon.core.jit import inner
+from gnomon.serving.state import NONE, Cluster, Floats, Ints
+
+# One iteration, one row per pipeline stage.
+ITERATION = np.dtype(
+    [
+        ("replica", np.int32),
+        ("stage", np.int32),
+        ("number", np.int64),  # of the replica's iterations, from 1
+        ("start_s", np.float64),
+        ("end_s", np.float64),
+        ("size", np.int32),
+        ("tokens", np.int32),
+        ("prefill_tokens", np.int32),
+        ("decodes", np.int32),
+        ("decode_kv", np.float64),
+        ("used_blocks", np.int32),  # right after the end was handled
+        ("waiting", np.int32),
+        ("first_member", np.int64),  # where its requests start among the members, if those are kept
+    ],
+    align=True,
+)
+
+
+class Log(NamedTuple):
+    """The engine's notebook; `used` says how much of each array is written."""
+
+    iterations: Any
+    """`ITERATION` records."""
+    members: Ints
+    """[entry, (request, tokens)] of every batch; size 0 unless asked for."""
+    gap_s: Floats
+    """Seconds between a token and the one before it; `gap_count` tokens in a row share one entry."""
+    gap_count: Ints
+    used: Ints
+    """[5]: iterations, members, gaps; one in how many iterations is kept; how often gaps were merged."""
+
+
+def new_log(max_iterations: int = 1_000_000, max_gaps: int = 8_000_000, max_members: int = 0) -> Log:
+    """An empty log. Memory is taken as it is written."""
+    return Log(
+        np.empty(max(max_iterations, 64), ITERATION).view(np.recarray),
+        np.empty((max_members, 2), np.int64),
+        np.empty(max_gaps),
+        np.empty(max_gaps, np.int64),
+        np.array([0, 0, 0, 1, 0], np.int64),
+    )
+
+
+@inner
+def log_gap(log: Log, gap: float, count: int) -> None:
+    """Note that `count` tokens came `gap` seconds after the ones before them."""
+    used = log.used[2]
+    if used > 0 and log.gap_s[used - 1] == gap:
+        log.gap_count[used - 1] += count
+        return
+    if used == log.gap_s.size:
+        _merge_gaps(log)
+        used = log.used[2]
+    log.gap_s[used] = gap
+    log.gap_count[used] = count
+    log.used[2] = used + 1
+
+
+@inner
+def _merge_gaps(log: Log) -> None:
+    """Halve the gaps: in order of size, each pair of neighbours becomes its weighted mean."""
+    gaps, counts = np.empty(log.gap_s.size), np.empty(log.gap_s.size, np.int64)
+    for i in range(gaps.size):
+        gaps[i], counts[i] = log.gap_s[i], log.gap_count[i]
+    order = np.argsort(gaps)
+    half = gaps.size // 2
+    for i in range(half):
+        a, b = order[2 * i], order[2 * i + 1]
+        log.gap_count[i] = counts[a] + counts[b]
+        log.gap_s[i] = (gaps[a] * counts[a] + gaps[b] * counts[b]) / log.gap_count[i]
+    log.used[2] = half
+    log.used[4] += 1
+
+
+@inner
+def log_iteration(cluster: Cluster, log: Log, r: int, position: int) -> None:
+    """Write the batch at `position` of replica `r`: one row per stage, and its members if they are kept."""
+    state, flight = cluster.replicas[r], cluster.flights[r, position]
+    flight_number = flight.number
+    if (flight_number - 1) % log.used[3] != 0:
+        return
+    if log.used[0] + state.num_stages > log.iterations.size:
+        _drop_every_other(log)
+        if (flight_number - 1) % log.used[3] != 0:
+            return
+    first_member = NONE
+    if log.used[1] + flight.size <= log.members.shape[0]:
+        first_member = log.used[1]
+        for i in range(flight.size):
+            log.members[first_member + i, 0] = cluster.flight_requests[r, position, i]
+            log.members[first_member + i, 1] = cluster.flight_tokens[r, position, i]
+        log.used[1] += flight.size
+    for stage in range(state.num_stages):
+        row = log.iterations[log.used[0]]
+        row.replica = r
+        row.stage = stage
+        row.number = flight_number
+        row.start_s = cluster.stage_start_s[r, position, stage]
+        row.end_s = cluster.stage_end_s[r, position, stage]
+        row.size = flight.size
+        row.tokens = flight.tokens
+        row.prefill_tokens = flight.prefill_tokens
+        row.decodes = flight.decodes
+        row.decode_kv = flight.decode_kv
+        row.used_blocks = state.num_blocks - state.free_blocks
+        row.waiting = state.num_waiting
+        row.first_member = first_member
+        log.used[0] += 1
+
+
+@inner
+def _drop_every_other(log: Log) -> None:
+    """Keep the rows of every second iteration that was kept so far."""
+    log.used[3] *= 2
+    kept = 0
+    for i in range(log.used[0]):
+        if (log.iterations[i].number - 1) % log.used[3] == 0:
+            log.iterations[kept] = log.iterations[i]
+            kept += 1
+    log.used[0] = kept

@@ -1,0 +1,34 @@
+"""FasterTransformer: request-level batching. A batch is run to its end before the next is admitted.
+
+With the limits of Vidur's `faster_transformer` replica scheduler, whose runs it replays exactly, but for one fault that
+is not copied: there, requests that finish early keep their blocks for ever.
+"""
+
+from __future__ import annotations
+
+from gnomon.serving.policies import batching_policy
+from gnomon.serving.policies.orca import admit_whole_prompts
+from gnomon.serving.state import Replica
+from gnomon.serving.verbs import keep_running, place
+
+
+@batching_policy("faster_transformer")
+def faster_transformer(replica: Replica) -> None:
+    """Go on with the batch that has waited longest; admit a new one only when there is none.
+
+    Finished requests drop out of later iterations. With pipeline stages, that many batches are under way at a time.
+    """
+    state, requests, running = replica.state, replica.requests, replica.running
+    if state.num_running > 0:
+        cohort = requests[running[0]].cohort
+        size = 0
+        while size < state.num_running and requests[running[size]].cohort == cohort:
+            place(replica, running[size], 1)
+            size += 1
+        keep_running(replica, size, state.num_running)
+    else:
+        admit_whole_prompts(replica)
+        state.counter += 1
+        for i in range(state.batch_size):
+            requests[replica.batch[i]].cohort = state.counter
+    state.repeatable = 1

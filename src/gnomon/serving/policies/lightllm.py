@@ -1,0 +1,80 @@
+"""LightLLM: token-level memory, and a prefill only every so many decode iterations.
+
+With the limits of Vidur's `lightllm` replica scheduler, whose runs it replays exactly. Blocks are single tokens and
+there is no pipeline parallelism.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gnomon.core.jit import inner
+from gnomon.serving.policies import batching_policy
+from gnomon.serving.state import Floats, Replica
+from gnomon.serving.verbs import hold, keep_running, place, pop_waiting
+
+
+@inner
+def peak_tokens(has: Floats, left: Floats) -> float:
+    """The most memory the requests will ever need together.
+
+    Request k holds `has[k]` tokens and will produce `left[k]` more. Sorted by what is left, longest first, memory
+    peaks when one of them finishes: max over k of `left[k] * k + sum(has[:k])`, k counted from 1.
+    """
+    order = np.argsort(-left)
+    peak, held = 0.0, 0.0
+    for k in range(order.size):
+        held += has[order[k]]
+        peak = max(peak, left[order[k]] * (k + 1) + held)
+    return peak
+
+
+@inner
+def _admit(replica: Replica) -> None:
+    """Place whole prompts while their sum, the caps and the predicted peak of memory allow."""
+    state, requests = replica.state, replica.requests
+    has = np.empty(state.max_running + 1)
+    left = np.empty(state.max_running + 1)
+    count, tokens = 0, 0
+    for i in range(state.num_running):
+        request = requests[replica.running[i]]
+        has[count] = request.processed
+        left[count] = max(0, request.total_tokens - request.processed - 1)
+        count += 1
+    while state.num_waiting > 0:
+        r = state.first_waiting
+        request = requests[r]
+        if tokens + request.prefill_tokens > state.max_batch_tokens:
+            break
+        if state.num_holding == state.max_running or state.batch_size == state.max_in_batch:
+            break
+        has[count] = request.prefill_tokens + 1
+        left[count] = max(0, request.total_tokens - request.prefill_tokens - 2)
+        if peak_tokens(has[: count + 1], left[: count + 1]) >= state.num_blocks:
+            break
+        count += 1
+        tokens += request.prefill_tokens
+        pop_waiting(replica)
+        hold(replica, r, request.prefill_tokens)
+        place(replica, r, request.prefill_tokens)
+
+
+@batching_policy("lightllm")
+def lightllm(replica: Replica) -> None:
+    """Prefill when nothing runs or the counter is full; else one token, and one block, for every running request."""
+    state = replica.state
+    if state.num_running == 0:
+        _admit(replica)
+        if state.batch_size > 0:
+            state.counter = 0
+        return
+    if state.counter >= state.max_waiting_iterations:
+        state.counter = 0
+        _admit(replica)
+        if state.batch_size > 0:
+            return
+    for i in range(state.num_running):
+        hold(replica, replica.running[i], 1)
+        place(replica, replica.running[i], 1)
+    keep_running(replica, state.num_running, state.num_running)
+    state.counter += 1

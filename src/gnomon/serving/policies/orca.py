@@ -1,0 +1,37 @@
+"""Orca: iteration-level scheduling, with memory reserved for the longest possible request.
+
+From: G. Yu et al., "Orca: A Distributed Serving System for Transformer-Based Generative Models" (OSDI 2022), with the
+limits of Vidur's `orca` replica scheduler, whose runs it replays exactly.
+"""
+
+from __future__ import annotations
+
+from gnomon.core.jit import inner
+from gnomon.serving.policies import batching_policy
+from gnomon.serving.state import Replica
+from gnomon.serving.verbs import hold, is_decoding, keep_running, place, pop_waiting, prefill_left
+
+
+@inner
+def admit_whole_prompts(replica: Replica) -> None:
+    """Admit waiting requests while blocks for the longest possible request are free, and place their prompts."""
+    state = replica.state
+    reserved = state.max_request_tokens // state.block_size
+    while state.num_waiting > 0 and state.batch_size < state.max_in_batch and state.free_blocks >= reserved:
+        r = pop_waiting(replica)
+        hold(replica, r, reserved)
+        place(replica, r, prefill_left(replica, r))
+
+
+@batching_policy("orca")
+def orca(replica: Replica) -> None:
+    """One token for each running request, then whole prompts of new ones, in one mixed batch."""
+    state, running = replica.state, replica.running
+    first = 0
+    while first < state.num_running and state.batch_size < state.max_in_batch:
+        r = running[first]
+        place(replica, r, 1 if is_decoding(replica, r) else prefill_left(replica, r))
+        first += 1
+    keep_running(replica, first, state.num_running)
+    admit_whole_prompts(replica)
+    state.repeatable = 1

@@ -1,0 +1,146 @@
+"""SGLang: prefills before decodes, chunked, with memory kept for part of the outputs to come.
+
+From: L. Zheng et al., "SGLang: Efficient Execution of Structured Language Model Programs" (NeurIPS 2024), and the
+scheduler of its runtime (`schedule_policy.py`, `schedule_batch.py`): the share of future outputs that admission keeps
+memory for starts at 0.7, falls to 0.098 over 600 iterations, and rises again when requests had to be retracted.
+"""
+
+from __future__ import annotations
+
+from gnomon.core.jit import inner
+from gnomon.serving import prefix_cache
+from gnomon.serving.policies import batching_policy
+from gnomon.serving.state import Replica
+from gnomon.serving.verbs import (
+    blocks_for,
+    grow_for_decode,
+    hold,
+    hold_cached,
+    is_decoding,
+    keep_running,
+    place,
+    pop_waiting,
+    preempt,
+    prefill_left,
+)
+
+_FIRST_RATIO, _LEAST_RATIO, _FALL_PER_ITERATION = 0.7, 0.098, 0.602 / 600
+_RETRACT_AHEAD = 20  # decode steps for which a retraction makes room
+
+
+@inner
+def _ratio(replica: Replica) -> float:
+    """The share of outputs to come that admission keeps memory for, at this iteration."""
+    state = replica.state
+    first = state.reserve_ratio if state.reserve_ratio > 0.0 else _FIRST_RATIO
+    return max(_LEAST_RATIO, first - _FALL_PER_ITERATION * (state.num_iterations - state.counter))
+
+
+@inner
+def _output_left(replica: Replica, r: int) -> int:
+    request = replica.requests[r]
+    return request.total_tokens - max(request.processed, request.prefill_tokens)
+
+
+@inner
+def _compute_prefill(replica: Replica, r: int, tokens: int) -> None:
+    if replica.state.prefix_cache != 0:
+        prefix_cache.key_full_blocks(replica, r, replica.requests[r].processed + tokens)
+    place(replica, r, tokens)
+
+
+@inner
+def _place_prefills(replica: Replica) -> None:
+    """The chunk in progress, then new requests, within the chunk and the memory that outputs to come leave free."""
+    state, running = replica.state, replica.running
+    budget = min(state.max_batch_tokens, state.max_chunk_tokens)
+    kept = 0
+    spare = float(state.free_blocks * state.block_size)
+    for i in range(state.num_running):
+        r = running[i]
+        spare -= _ratio(replica) * _output_left(replica, r)
+        if is_decoding(replica, r):
+            running[kept] = r
+            kept += 1
+            continue
+        tokens = min(prefill_left(replica, r), budget)
+        _compute_prefill(replica, r, tokens)
+        budget -= tokens
+    keep_running(replica, 0, kept)
+
+    while state.num_waiting > 0 and budget > 0 and state.num_holding < state.max_running:
+        r = state.first_waiting
+        hits = prefix_cache.count_hits(replica, r) if state.prefix_cache != 0 else 0
+        left = prefill_left(replica, r) - hits * state.block_size
+        taken = prefix_cache.count_free_hits(replica, r, hits) if hits > 0 else 0
+        needed = blocks_for(replica, replica.requests[r].prefill_tokens) - hits
+        if needed + taken > state.free_blocks:
+            break
+        # An idle replica takes whatever fits at all.
+        if left + taken * state.block_size + _output_left(replica, r) >= spare and state.num_holding > 0:
+            break
+        pop_waiting(replica)
+        state.cache_queries += replica.requests[r].prefill_tokens
+        state.cache_hits += hits * state.block_size
+        if replica.requests[r].num_restarts == 0:
+            replica.requests[r].cached_tokens = hits * state.block_size
+        hold_cached(replica, r, hits)
+        hold(replica, r, needed)
+        tokens = min(left, budget)
+        _compute_prefill(replica, r, tokens)
+        budget -= tokens
+        spare -= left + taken * state.block_size + _ratio(replica) * _output_left(replica, r)
+
+
+@inner
+def _retract(replica: Replica) -> None:
+    """Pre-empt the requests that have produced least until every other one can grow by a block."""
+    state, running = replica.state, replica.running
+    retracted = False
+    while state.num_running > 1 and state.free_blocks < state.num_running:
+        least, at = 1 << 62, 0
+        for i in range(state.num_running):
+            request = replica.requests[running[i]]
+            produced = request.processed - request.prompt_tokens
+            if produced <= least:
+                least, at = produced, i
+        r = running[at]
+        for i in range(at, state.num_running - 1):
+            running[i] = running[i + 1]
+        state.num_running -= 1
+        preempt(replica, r)
+        retracted = True
+    if retracted:
+        produced, total = 0, 0
+        for i in range(state.num_running):
+            request = replica.requests[running[i]]
+            produced += request.processed - request.prompt_tokens
+            total += request.output_tokens
+        state.reserve_ratio = min(1.0, (produced + _RETRACT_AHEAD * state.num_running) / max(total, 1))
+        state.counter = state.num_iterations
+
+
+@batching_policy("sglang")
+def sglang(replica: Replica) -> None:
+    """A prefill-only batch if any request can be prefilled, else one token for every running request."""
+    state, running = replica.state, replica.running
+    _place_prefills(replica)
+    if state.batch_size > 0:
+        return
+    _retract(replica)
+    first = 0
+    while first < state.num_running and state.batch_size < state.max_in_batch:
+        r = running[first]
+        if state.free_blocks < 1 and state.num_running == 1:
+            break
+        grow_for_decode(replica, r)
+        if state.prefix_cache != 0:
+            prefix_cache.key_full_blocks(replica, r, replica.requests[r].processed)
+        place(replica, r, 1)
+        first += 1
+    if state.batch_size == 0 and state.num_running > 0:
+        preempt(replica, running[0])
+        first = 1
+    keep_running(replica, first, state.num_running)
+    # Admission depends on a ratio that falls with time: only an empty queue makes the next batch certain.
+    state.repeatable = 1 if state.num_waiting == 0 else 0

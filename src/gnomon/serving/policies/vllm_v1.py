@@ -1,0 +1,102 @@
+"""The scheduler of vLLM v1: one token budget, running requests first, chunked prefill, prefix cache.
+
+After vLLM's `v1/core/sched/scheduler.py` (0.19): there is no prefill or decode phase, each request just catches up
+with its tokens. Optional speculative decoding makes a decode compute `num_speculative` more tokens.
+"""
+
+from __future__ import annotations
+
+from gnomon.core.jit import inner
+from gnomon.serving import prefix_cache
+from gnomon.serving.policies import batching_policy
+from gnomon.serving.state import Replica
+from gnomon.serving.verbs import (
+    blocks_for,
+    blocks_missing,
+    computed,
+    hold,
+    hold_cached,
+    is_decoding,
+    keep_running,
+    place,
+    pop_waiting,
+    preempt,
+    prefill_left,
+    sort_running_by_admission,
+)
+
+
+@inner
+def continue_running(replica: Replica) -> bool:
+    """Give every running request its tokens, in order of admission; returns whether nobody was pre-empted.
+
+    When blocks run out, the request admitted last makes room, if need be the one at hand itself.
+    """
+    state, running = replica.state, replica.running
+    sort_running_by_admission(replica)
+    budget = state.max_batch_tokens
+    first, last = 0, state.num_running
+    all_kept = True
+    while first < last and budget > 0:
+        r = running[first]
+        if is_decoding(replica, r):
+            tokens = min(1 + state.num_speculative, budget)
+        else:
+            tokens = min(prefill_left(replica, r), state.max_chunk_tokens, budget)
+        after = computed(replica, r) + tokens
+        missing = blocks_missing(replica, r, after)
+        while missing > state.free_blocks and first < last:
+            last -= 1
+            preempt(replica, running[last])
+            all_kept = False
+        if first == last:
+            break
+        if missing > 0:
+            hold(replica, r, missing)
+        if state.prefix_cache != 0 and not is_decoding(replica, r):
+            prefix_cache.key_full_blocks(replica, r, after)
+        place(replica, r, tokens)
+        budget -= tokens
+        first += 1
+    keep_running(replica, first, last)
+    return all_kept
+
+
+@inner
+def admit_waiting(replica: Replica, budget: int) -> None:
+    """Admit waiting requests first come, first served, while there are tokens, places and blocks for them."""
+    state = replica.state
+    while state.num_waiting > 0 and budget > 0 and state.num_holding < state.max_running:
+        r = state.first_waiting
+        hits = prefix_cache.count_hits(replica, r) if state.prefix_cache != 0 else 0
+        tokens = min(prefill_left(replica, r) - hits * state.block_size, budget, state.max_chunk_tokens)
+        must_fit = hits * state.block_size + tokens
+        if state.reserve_full_prompt != 0:
+            must_fit = replica.requests[r].prefill_tokens
+        taken = prefix_cache.count_free_hits(replica, r, hits) if hits > 0 else 0
+        if blocks_for(replica, must_fit) - hits + taken > state.free_blocks - state.watermark_blocks:
+            break
+        pop_waiting(replica)
+        state.cache_queries += replica.requests[r].prefill_tokens
+        state.cache_hits += hits * state.block_size
+        if replica.requests[r].num_restarts == 0:
+            replica.requests[r].cached_tokens = hits * state.block_size
+        hold_cached(replica, r, hits)
+        after = hits * state.block_size + tokens
+        hold(replica, r, blocks_missing(replica, r, after))
+        if state.prefix_cache != 0:
+            prefix_cache.key_full_blocks(replica, r, after)
+        place(replica, r, tokens)
+        budget -= tokens
+
+
+@batching_policy("vllm_v1")
+def vllm_v1(replica: Replica) -> None:
+    """Running requests first; if none had to be pre-empted, waiting ones with what is left of the token budget."""
+    state = replica.state
+    if continue_running(replica):
+        used = 0
+        for i in range(state.batch_size):
+            used += replica.batch_tokens[i]
+        admit_waiting(replica, state.max_batch_tokens - used)
+    state.repeatable = 1

@@ -1,0 +1,159 @@
+"""KV blocks that can be found again by what they hold.
+
+A full block carries a key: the workload's prefix hash where requests share a prefix, else one of the request's own
+(so that a pre-empted request finds its blocks again). Free blocks keep their key and wait in a list, oldest first,
+until they are taken for something else; whoever asks for the key before that gets the block back. This is the
+automatic prefix caching of vLLM v1.
+"""
+
+from __future__ import annotations
+
+from gnomon.core.jit import inner
+from gnomon.serving.state import NONE, Replica
+
+_PRIME = 2_147_483_647
+
+
+@inner
+def key_of(replica: Replica, r: int, position: int) -> int:
+    """The key of block `position` of request `r`: negative for shared prefixes, positive for its own."""
+    request = replica.requests[r]
+    per_hash = replica.state.blocks_per_hash
+    if position < request.prefix_count * per_hash:
+        shared = replica.prefix_hashes[request.prefix_first + position // per_hash]
+        return -(shared * per_hash + position % per_hash) - 1
+    return (r + 1) * 16_777_216 + position + 1
+
+
+@inner
+def _home(replica: Replica, key: int) -> int:
+    """The slot where the search for `key` starts. Products stay below 2**63: plain Python must agree."""
+    return (key % _PRIME * 1_000_003) % _PRIME & (replica.slot_key.size - 1)
+
+
+@inner
+def _slot_of(replica: Replica, key: int) -> int:
+    """The slot that holds `key`, or the empty one where it belongs."""
+    mask = replica.slot_key.size - 1
+    slot = _home(replica, key)
+    while replica.slot_key[slot] != 0 and replica.slot_key[slot] != key:
+        slot = (slot + 1) & mask
+    return slot
+
+
+@inner
+def find(replica: Replica, key: int) -> int:
+    """The block that holds `key`, or NONE."""
+    slot = _slot_of(replica, key)
+    return replica.slot_block[slot] if replica.slot_key[slot] == key else NONE
+
+
+@inner
+def remember(replica: Replica, key: int, block: int) -> None:
+    """Let `block` be found under `key`, unless another block already is."""
+    slot = _slot_of(replica, key)
+    if replica.slot_key[slot] == 0:
+        replica.slot_key[slot] = key
+        replica.slot_block[slot] = block
+        replica.block_key[block] = key
+
+
+@inner
+def forget(replica: Replica, block: int) -> None:
+    """The block is about to hold something else. Entries behind the hole move up, so that probing stays unbroken."""
+    key = replica.block_key[block]
+    if key == 0:
+        return
+    replica.block_key[block] = 0
+    mask = replica.slot_key.size - 1
+    hole = _slot_of(replica, key)
+    slot = (hole + 1) & mask
+    while replica.slot_key[slot] != 0:
+        home = _home(replica, replica.slot_key[slot])
+        if ((slot - home) & mask) >= ((slot - hole) & mask):
+            replica.slot_key[hole] = replica.slot_key[slot]
+            replica.slot_block[hole] = replica.slot_block[slot]
+            hole = slot
+        slot = (slot + 1) & mask
+    replica.slot_key[hole] = 0
+
+
+@inner
+def _unlink(replica: Replica, block: int) -> None:
+    replica.newer[replica.older[block]] = replica.newer[block]
+    replica.older[replica.newer[block]] = replica.older[block]
+
+
+@inner
+def take_oldest(replica: Replica) -> int:
+    """Take the free block that has waited longest; what it held is forgotten."""
+    end = replica.newer.size - 1
+    block = replica.newer[end]
+    assert block != end
+    _unlink(replica, block)
+    forget(replica, block)
+    replica.block_users[block] = 1
+    return block
+
+
+@inner
+def share(replica: Replica, block: int) -> None:
+    """Hold a block that was found by its key."""
+    if replica.block_users[block] == 0:
+        _unlink(replica, block)
+        replica.state.free_blocks -= 1
+    replica.block_users[block] += 1
+
+
+@inner
+def release(replica: Replica, block: int) -> None:
+    """Let go of a block; the last holder puts it behind all other free ones."""
+    replica.block_users[block] -= 1
+    if replica.block_users[block] > 0:
+        return
+    end = replica.newer.size - 1
+    newest = replica.older[end]
+    replica.newer[newest] = block
+    replica.older[block] = newest
+    replica.newer[block] = end
+    replica.older[end] = block
+    replica.state.free_blocks += 1
+
+
+@inner
+def count_hits(replica: Replica, r: int) -> int:
+    """How many leading blocks of request `r` are there already. At least one token is left to compute."""
+    full = (replica.requests[r].prefill_tokens - 1) // replica.state.block_size
+    for position in range(full):
+        if find(replica, key_of(replica, r, position)) == NONE:
+            return position
+    return full
+
+
+@inner
+def count_free_hits(replica: Replica, r: int, hits: int) -> int:
+    """How many of these hits nobody holds: taking them uses up free blocks."""
+    free = 0
+    for position in range(hits):
+        if replica.block_users[find(replica, key_of(replica, r, position))] == 0:
+            free += 1
+    return free
+
+
+@inner
+def key_full_blocks(replica: Replica, r: int, num_tokens: int) -> None:
+    """Make the blocks of a shared prefix that `num_tokens` tokens fill findable."""
+    request = replica.requests[r]
+    shared = request.prefix_count * replica.state.blocks_per_hash
+    full = min(num_tokens // replica.state.block_size, shared, request.num_blocks)
+    for position in range(request.keyed_blocks, full):
+        remember(replica, key_of(replica, r, position), replica.tables[request.table, position])
+    request.keyed_blocks = max(request.keyed_blocks, full)
+
+
+@inner
+def key_own_blocks(replica: Replica, r: int, num_tokens: int) -> None:
+    """Make all full blocks findable. Only a request that will come back needs that for those it shares with nobody."""
+    request = replica.requests[r]
+    for position in range(request.keyed_blocks, num_tokens // replica.state.block_size):
+        remember(replica, key_of(replica, r, position), replica.tables[request.table, position])

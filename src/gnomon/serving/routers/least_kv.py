@@ -1,0 +1,18 @@
+"""The replica whose KV cache is least used."""
+
+from __future__ import annotations
+
+from gnomon.serving.routers import Fleet, router
+
+
+@router("least_kv")
+def least_kv(fleet: Fleet, request_id: int) -> int:
+    """Smallest share of KV blocks in use, prompts that wait counted as if they were in."""
+    replicas = fleet.cluster.replicas
+    best, least = 0, 1e300
+    for r in range(replicas.size):
+        state = replicas[r]
+        used = state.num_blocks - state.free_blocks + state.waiting_tokens / state.block_size
+        if used / state.num_blocks < least:
+            best, least = r, used / state.num_blocks
+    return best

@@ -1,0 +1,20 @@
+"""The better of two random replicas.
+
+From: M. Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing" (2001).
+"""
+
+from __future__ import annotations
+
+from gnomon.serving.routers import Fleet, router
+
+
+@router("power_of_two")
+def power_of_two(fleet: Fleet, request_id: int) -> int:
+    """Of two different random replicas, the one with fewer outstanding requests."""
+    replicas = fleet.cluster.replicas
+    count = replicas.size
+    a = int(fleet.draws[request_id, 0] * count)
+    if count == 1:
+        return a
+    b = (a + 1 + int(fleet.draws[request_id, 1] * (count - 1))) % count
+    return a if replicas[a].num_outstanding <= replicas[b].num_outstanding else b

@@ -1,0 +1,28 @@
+"""The replica that holds most of the prompt in its prefix cache, unless it is too busy."""
+
+from __future__ import annotations
+
+from gnomon.serving import prefix_cache
+from gnomon.serving.routers import Fleet, router
+from gnomon.serving.state import replica_view
+
+
+@router("prefix_aware", load_weight=1.0)
+def prefix_aware(fleet: Fleet, request_id: int) -> int:
+    """Least tokens to prefill: the prompt less what is cached there, plus `load_weight` x what is queued there.
+
+    Ties go to fewer outstanding requests, then to the lowest id.
+    """
+    cluster, replicas = fleet.cluster, fleet.cluster.replicas
+    prompt = cluster.requests[request_id].prompt_tokens
+    best, least = 0, 1e300
+    for r in range(replicas.size):
+        state = replicas[r]
+        cached = 0
+        if state.prefix_cache != 0:
+            cached = prefix_cache.count_hits(replica_view(cluster, r), request_id) * state.block_size
+        cost = prompt - cached + fleet.parameters[0] * state.prefill_left
+        fewer = cost == least and state.num_outstanding < replicas[best].num_outstanding
+        if cost < least or fewer:
+            best, least = r, cost
+    return best

@@ -1,0 +1,11 @@
+"""Any replica, with equal chances."""
+
+from __future__ import annotations
+
+from gnomon.serving.routers import Fleet, router
+
+
+@router("random", sees_state=False)
+def random(fleet: Fleet, request_id: int) -> int:
+    """A uniformly random replica."""
+    return int(fleet.draws[request_id, 0] * fleet.cluster.replicas.size)

@@ -1,0 +1,16 @@
+"""Vidur's "least outstanding requests", which counts waiting ones only."""
+
+from __future__ import annotations
+
+from gnomon.serving.routers import Fleet, router
+
+
+@router("vidur_lor")
+def vidur_lor(fleet: Fleet, request_id: int) -> int:
+    """Fewest waiting requests; ties to the lowest id."""
+    replicas = fleet.cluster.replicas
+    best = 0
+    for r in range(1, replicas.size):
+        if replicas[r].num_waiting < replicas[best].num_waiting:
+            best = r
+    return best

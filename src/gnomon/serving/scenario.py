@@ -1,0 +1,177 @@
+"""A serving scenario: everything that decides what happens, as one frozen model."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from gnomon.catalog import Parallelism
+from gnomon.core.config import Config
+from gnomon.core.errors import ConfigError
+from gnomon.timing import TimingConfig
+from gnomon.workload import WorkloadConfig
+
+Share = Annotated[float, Field(gt=0, le=1)]
+
+
+class SpeculativeConfig(Config):
+    """Speculative decoding: a cheap draft, checked by the model several tokens at a time."""
+
+    num_tokens: PositiveInt
+    """Tokens drafted per iteration."""
+    acceptance: Annotated[float, Field(ge=0, le=1)] = 0.7
+    """Chance that a drafted token is accepted, given that those before it were."""
+    draft_model: str | None = None
+    """Model that drafts, one token at a time; without it drafting is taken to be free (multi-token prediction)."""
+
+
+class ReplicaConfig(Parallelism):
+    """One copy of the model: how it is spread over GPUs, and its memory."""
+
+    memory_utilization: Share = 0.9
+    """Share of each GPU's memory that may be used."""
+    num_kv_blocks: NonNegativeInt | None = None
+    """KV blocks, if known; else planned from what weights and activations leave free."""
+    planner: Literal["gnomon", "vidur"] = "gnomon"
+    """How KV blocks are planned: as vLLM finds them, or by Vidur's formula."""
+    max_request_tokens: PositiveInt | None = None
+    """Longest prompt + output that is accepted; the model's context if not given."""
+    speculative: SpeculativeConfig | None = None
+    """Speculative decoding (policy vllm_v1)."""
+
+    @property
+    def parallelism(self) -> Parallelism:
+        """The degrees of parallelism alone."""
+        return Parallelism(**{name: getattr(self, name) for name in Parallelism.model_fields})
+
+
+class BatchingConfig(Config):
+    """What one iteration of a replica runs. What is not given follows the policy's own custom."""
+
+    shorthand: ClassVar[str] = "policy"
+
+    policy: str = "vllm_v1"
+    """vllm_v1, sglang, vllm, sarathi, orca, faster_transformer, lightllm, or your own."""
+    file: str | None = None
+    """Python file that registers your own policy."""
+    max_sequences: PositiveInt | None = None
+    """Requests that may run at once (batch cap). [256 for vllm_v1 and sglang, else 128]"""
+    max_batch_tokens: PositiveInt | None = None
+    """Tokens of one iteration: the budget of vllm_v1 [8192] and sglang [8192], the chunk of sarathi [512], the most of
+    a prefill batch for vllm and lightllm [4096]."""
+    max_chunk_tokens: PositiveInt | None = None
+    """Most tokens of one prompt in one iteration (vllm_v1: long_prefill_token_threshold)."""
+    block_size: PositiveInt | None = None
+    """Tokens per KV block. [16; 1 for lightllm]"""
+    watermark: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """Share of the blocks that admission leaves free. [0 for vllm_v1 and sglang, else 0.01]"""
+    max_waiting_iterations: NonNegativeInt = 10
+    """lightllm: decode iterations between prefills."""
+    prefix_cache: bool | None = None
+    """Find KV blocks again by what they hold. [true for vllm_v1 and sglang; the others have none]"""
+    reserve_full_prompt: bool = True
+    """vllm_v1: admit a request only if its whole prompt fits, not just its first chunk."""
+    parameters: tuple[float, ...] = ()
+    """Numbers for your own policy."""
+
+    def resolved(self) -> BatchingConfig:
+        """The same with the policy's customs filled in."""
+        custom = {**_CUSTOM, **_CUSTOMS.get(self.policy, {})}
+        return self.model_copy(update={key: value for key, value in custom.items() if getattr(self, key) is None})
+
+
+_CUSTOM: dict[str, Any] = {
+    "max_sequences": 128, "max_batch_tokens": 4096, "block_size": 16, "watermark": 0.01, "prefix_cache": False,
+}  # fmt: skip
+_MODERN: dict[str, Any] = {"max_sequences": 256, "max_batch_tokens": 8192, "watermark": 0.0, "prefix_cache": True}
+_CUSTOMS: dict[str, dict[str, Any]] = {
+    "vllm_v1": _MODERN,
+    "sglang": _MODERN,
+    "sarathi": {"max_batch_tokens": 512},
+    "lightllm": {"block_size": 1},
+}
+
+
+class RouterConfig(Config):
+    """Which replica gets an arriving request."""
+
+    shorthand: ClassVar[str] = "name"
+
+    name: str = "round_robin"
+    """random, round_robin, least_outstanding, power_of_two, least_kv, least_prefill_tokens, lmetric, sticky_session,
+    prefix_aware, lookahead, vidur_lor, vllm_dp, or your own."""
+    file: str | None = None
+    """Python file that registers your own router."""
+    options: dict[str, float] = Field(default_factory=dict)
+    """Options of the router, e.g. {load_weight: 2}."""
+
+
+class PoolConfig(Config):
+    """Replicas of one kind in a fleet of several kinds. What is not given is as in the scenario."""
+
+    num_replicas: PositiveInt = 1
+    device: str | None = None
+    node: str | None = None
+    replica: ReplicaConfig | None = None
+    batching: BatchingConfig | None = None
+    timing: TimingConfig | None = None
+
+
+class SloConfig(Config):
+    """Latency that a request must meet to count as good."""
+
+    ttft_s: PositiveFloat | None = None
+    """Seconds to the first token."""
+    tpot_s: PositiveFloat | None = None
+    """Mean seconds per output token after the first."""
+    e2e_s: PositiveFloat | None = None
+    """Seconds from arrival to the last token."""
+
+
+class Scenario(Config):
+    """A model on GPUs under a load."""
+
+    model: str = "llama-3-8b"
+    """Built-in model (`gnomon catalog models`), or the path of a Hugging Face config.json."""
+    device: str = "h100"
+    """GPU (`gnomon catalog devices`)."""
+    node: str | None = None
+    """How the GPUs are linked (`gnomon catalog nodes`); the usual one for the device if not given."""
+    num_replicas: PositiveInt = 1
+    """Copies of the model."""
+    replica: ReplicaConfig = ReplicaConfig()
+    batching: BatchingConfig = BatchingConfig()
+    router: RouterConfig = RouterConfig()
+    workload: WorkloadConfig = WorkloadConfig()
+    timing: TimingConfig = TimingConfig()
+    pools: tuple[PoolConfig, ...] = ()
+    """Replicas of several kinds, instead of `num_replicas` equal ones."""
+    slo: SloConfig = SloConfig()
+    price_per_gpu_hour: NonNegativeFloat | None = None
+    """US dollars; the catalog's price if not given."""
+    time_limit_s: PositiveFloat | None = None
+    """Stop here, whatever is still running."""
+    seed: NonNegativeInt = 0
+    """Every random draw follows from it."""
+
+    @model_validator(mode="after")
+    def _one_kind_or_pools(self) -> Scenario:
+        if self.pools and self.num_replicas != 1:
+            raise ConfigError("num_replicas and pools both say how many replicas there are.", fix="Give one of them.")
+        return self
+
+    def kinds(self) -> list[PoolConfig]:
+        """Every kind of replica, with nothing left open."""
+        pools = self.pools or (PoolConfig(num_replicas=self.num_replicas),)
+        return [
+            PoolConfig(
+                num_replicas=pool.num_replicas,
+                device=pool.device or self.device,
+                node=pool.node or (self.node if pool.device in (None, self.device) else None),
+                replica=pool.replica or self.replica,
+                batching=(pool.batching or self.batching).resolved(),
+                timing=pool.timing or self.timing,
+            )
+            for pool in pools
+        ]

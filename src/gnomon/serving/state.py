@@ -1,0 +1,230 @@
+"""What the engine works on: requests, replicas and their in-flight batches, as plain arrays.
+
+Everything here is a NumPy record array, so that `requests[r].processed` reads the same in compiled code and in a
+debugger. A policy sees one `Replica`: a bundle of views on those arrays. Token counts follow one convention:
+
+* `processed` counts prompt tokens computed plus tokens produced. It jumps by one extra when prefill completes,
+  because that iteration also produces the first token. Hence `processed > prefill_tokens` means "decoding".
+* `prefill_tokens` is what must be prefilled before decoding: the prompt, or after a pre-emption everything
+  produced so far. `prompt_tokens` and `output_tokens` never change.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gnomon.core.jit import inline
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+NONE = -1
+
+# Life of a request.
+NOT_ARRIVED, WAITING, RUNNING, IN_FLIGHT, FINISHED, REJECTED = range(6)
+
+REQUEST = np.dtype(
+    [
+        # What every iteration looks at, in one cache line.
+        ("processed", np.int64),
+        ("prefill_tokens", np.int64),
+        ("total_tokens", np.int64),  # prompt + output
+        ("num_blocks", np.int64),  # KV blocks held
+        ("last_token_s", np.float64),
+        ("first_token_s", np.float64),
+        ("status", np.int64),
+        ("admission", np.int64),  # position in the replica's order of admissions
+        # The rest.
+        ("arrival_s", np.float64),
+        ("prompt_tokens", np.int64),
+        ("output_tokens", np.int64),
+        ("replica", np.int64),
+        ("cohort", np.int64),  # the batch it was admitted with (faster_transformer)
+        ("table", np.int64),  # row of the replica's block tables (prefix caching)
+        ("keyed_blocks", np.int64),  # leading blocks that others may find by their key
+        ("next_waiting", np.int64),  # the request behind this one in the waiting queue
+        ("scheduled_s", np.float64),  # first time in a batch
+        ("finished_s", np.float64),
+        ("preempted_at_s", np.float64),
+        ("preempted_s", np.float64),  # total time between pre-emptions and being scheduled again
+        ("num_restarts", np.int64),
+        ("cached_tokens", np.int64),  # prompt tokens found in the prefix cache at first admission
+        ("draw", np.int64),  # state of the request's own random sequence (speculative decoding)
+        ("session", np.int64),
+        ("prefix_first", np.int64),  # where its prefix hashes start, and how many there are
+        ("prefix_count", np.int64),
+    ],
+    align=True,
+)
+
+REPLICA = np.dtype(
+    [
+        ("id", np.int64),
+        ("row", np.int64),  # its first row (stage 0) in the iteration tables
+        ("policy", np.int64),  # which of the cluster's policies
+        ("num_stages", np.int64),
+        ("group_first", np.int64),  # data-parallel ranks that step together are one group
+        ("group_size", np.int64),
+        # Limits, from the batching configuration.
+        ("block_size", np.int64),
+        ("num_blocks", np.int64),
+        ("watermark_blocks", np.int64),
+        ("max_running", np.int64),
+        ("max_in_batch", np.int64),
+        ("max_batch_tokens", np.int64),
+        ("max_request_tokens", np.int64),
+        ("max_chunk_tokens", np.int64),  # of one prompt in one iteration
+        ("max_waiting_iterations", np.int64),
+        ("reserve_full_prompt", np.int64),
+        ("prefix_cache", np.int64),
+        ("blocks_per_hash", np.int64),  # blocks that one prefix hash of the workload covers
+        ("num_speculative", np.int64),
+        ("acceptance", np.float64),
+        # State.
+        ("now_s", np.float64),
+        ("free_blocks", np.int64),
+        ("num_waiting", np.int64),
+        ("first_waiting", np.int64),
+        ("last_waiting", np.int64),
+        ("num_running", np.int64),  # entries of `running`: hold blocks, are not in flight
+        ("num_holding", np.int64),  # requests that hold blocks, in flight or not
+        ("num_admitted", np.int64),
+        ("num_in_flight", np.int64),  # batches
+        ("oldest", np.int64),  # ring position of the oldest in-flight batch
+        ("batch_size", np.int64),  # of the batch being formed
+        ("repeatable", np.int64),  # the policy would choose the same decodes again
+        ("counter", np.int64),  # for policies that count iterations
+        ("reserve_ratio", np.float64),  # share of outputs to come for which sglang keeps memory
+        ("woken", np.int64),  # the last instant it was woken at, by the number of arrivals so far
+        ("next_end_s", np.float64),  # end of the oldest in-flight batch, inf if none
+        ("waiting_tokens", np.int64),  # prefill tokens of the waiting requests
+        ("prefill_left", np.int64),  # prefill tokens not computed yet, waiting ones included
+        ("decode_left", np.int64),  # output tokens not produced yet, waiting ones included
+        ("num_outstanding", np.int64),  # waiting + running + in flight
+        # Accounts.
+        ("num_iterations", np.int64),
+        ("num_finished", np.int64),
+        ("num_rejected", np.int64),
+        ("num_preemptions", np.int64),
+        ("num_beyond_measured", np.int64),
+        ("busy_s", np.float64),  # of stage 0
+        ("tokens_computed", np.int64),
+        ("flops", np.float64),
+        ("bytes", np.float64),
+        ("kv_block_s", np.float64),  # integral of blocks in use over busy time
+        ("peak_blocks", np.int64),
+        ("cache_queries", np.int64),  # tokens looked up in the prefix cache, and found
+        ("cache_hits", np.int64),
+    ],
+    align=True,
+)
+
+# One in-flight batch of a replica.
+FLIGHT = np.dtype(
+    [
+        ("number", np.int64),  # of the replica's batches, from 1
+        ("size", np.int64),
+        ("start_s", np.float64),
+        ("end_s", np.float64),
+        ("tokens", np.int64),
+        ("prefill_tokens", np.int64),
+        ("decodes", np.int64),
+        ("decode_kv", np.float64),
+        ("decode_kv_max", np.float64),
+    ],
+    align=True,
+)
+
+
+class Replica(NamedTuple):
+    """One replica, as a batching policy sees it. All fields are views: writing to them changes the simulation."""
+
+    state: Any
+    """One `REPLICA` record."""
+    requests: Any
+    """All requests of the simulation (`REQUEST` records); policies index it with the ids below."""
+    running: Ints
+    """Requests that hold blocks and are not in flight; the first `state.num_running` entries count."""
+    batch: Ints
+    """The batch being formed: its first `state.batch_size` entries are request ids."""
+    batch_tokens: Ints
+    """How many tokens each of them computes."""
+    parameters: Floats
+    """Free parameters of a user's own policy (`batching.parameters` in the scenario)."""
+    block_key: Ints
+    """Prefix cache: the hash of what each block holds, 0 for nothing."""
+    block_users: Ints
+    """Prefix cache: how many requests hold each block."""
+    newer: Ints
+    """Prefix cache: free blocks as a doubly linked list, oldest first; the last entry is the list's own."""
+    older: Ints
+    slot_key: Ints
+    """Prefix cache: hash table from keys to blocks, linear probing."""
+    slot_block: Ints
+    tables: Ints
+    """Prefix cache: [row, position]: the blocks of each request that holds some."""
+    free_rows: Ints
+    """Prefix cache: rows of `tables` that nobody uses."""
+    prefix_hashes: Ints
+    """Hashes of the prompts' blocks that may be shared between requests."""
+
+
+class Cluster(NamedTuple):
+    """All replicas, as the engine sees them: the arrays that `Replica` views are cut from."""
+
+    replicas: Any
+    requests: Any
+    flights: Any
+    """[replica, ring position] `FLIGHT` records."""
+    running: Ints
+    flight_requests: Ints
+    """[replica, ring position, place in the batch]"""
+    flight_tokens: Ints
+    stage_free_s: Floats
+    """[replica, stage]: when the stage has done all batches given to it."""
+    stage_start_s: Floats
+    """[replica, ring position, stage]"""
+    stage_end_s: Floats
+    parameters: Floats
+    block_key: Ints
+    block_users: Ints
+    newer: Ints
+    older: Ints
+    slot_key: Ints
+    slot_block: Ints
+    tables: Ints
+    free_rows: Ints
+    prefix_hashes: Ints
+    growth: Ints
+    """[replica, step modulo block size]: scratch for run-ahead decodes."""
+    recorded_first: Ints
+    """[replica]: where its recorded stage times start; size 0 unless times are replayed."""
+    recorded_s: Floats
+    """[batch, stage]"""
+
+
+@inline
+def replica_view(cluster: Cluster, r: int) -> Replica:
+    """The views that belong to replica `r`, with the next free ring position as the batch to form."""
+    state = cluster.replicas[r]
+    position = (state.oldest + state.num_in_flight) % cluster.flights.shape[1]
+    return Replica(
+        state,
+        cluster.requests,
+        cluster.running[r],
+        cluster.flight_requests[r, position],
+        cluster.flight_tokens[r, position],
+        cluster.parameters[r],
+        cluster.block_key[r],
+        cluster.block_users[r],
+        cluster.newer[r],
+        cluster.older[r],
+        cluster.slot_key[r],
+        cluster.slot_block[r],
+        cluster.tables[r],
+        cluster.free_rows[r],
+        cluster.prefix_hashes,
+    )

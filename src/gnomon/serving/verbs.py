@@ -1,0 +1,228 @@
+"""The verbs of batching policies: look at the queue, hold blocks, place requests into the batch, pre-empt.
+
+Every verb keeps the books (free blocks, queue lengths, work left), so that a policy is only its decision.
+"""
+
+from __future__ import annotations
+
+from gnomon.core.jit import inner
+from gnomon.serving import prefix_cache
+from gnomon.serving.state import IN_FLIGHT, NONE, RUNNING, WAITING, Replica
+
+
+@inner
+def blocks_for(replica: Replica, tokens: int) -> int:
+    """Blocks that `tokens` tokens need."""
+    return (tokens + replica.state.block_size - 1) // replica.state.block_size
+
+
+@inner
+def is_decoding(replica: Replica, r: int) -> bool:
+    """Whether the prefill of request `r` is complete."""
+    return replica.requests[r].processed > replica.requests[r].prefill_tokens
+
+
+@inner
+def prefill_left(replica: Replica, r: int) -> int:
+    """Prefill tokens of request `r` that are not computed yet."""
+    return replica.requests[r].prefill_tokens - replica.requests[r].processed
+
+
+@inner
+def computed(replica: Replica, r: int) -> int:
+    """Tokens of request `r` whose KV is there: of those processed, the newest is only sampled yet."""
+    processed = replica.requests[r].processed
+    return processed - 1 if is_decoding(replica, r) else processed
+
+
+# The waiting queue.
+
+
+@inner
+def push_waiting(replica: Replica, r: int) -> None:
+    """Put request `r` at the end of the waiting queue."""
+    state = replica.state
+    replica.requests[r].next_waiting = NONE
+    if state.num_waiting == 0:
+        state.first_waiting = r
+    else:
+        replica.requests[state.last_waiting].next_waiting = r
+    state.last_waiting = r
+    _count_waiting(replica, r)
+
+
+@inner
+def push_waiting_front(replica: Replica, r: int) -> None:
+    """Put request `r` before all others that wait."""
+    state = replica.state
+    replica.requests[r].next_waiting = state.first_waiting if state.num_waiting > 0 else NONE
+    if state.num_waiting == 0:
+        state.last_waiting = r
+    state.first_waiting = r
+    _count_waiting(replica, r)
+
+
+@inner
+def _count_waiting(replica: Replica, r: int) -> None:
+    replica.requests[r].status = WAITING
+    replica.state.num_waiting += 1
+    replica.state.waiting_tokens += replica.requests[r].prefill_tokens
+
+
+@inner
+def pop_waiting(replica: Replica) -> int:
+    """Take the first request out of the waiting queue; it is scheduled now."""
+    state = replica.state
+    r = state.first_waiting
+    request = replica.requests[r]
+    state.first_waiting = request.next_waiting
+    state.num_waiting -= 1
+    state.waiting_tokens -= request.prefill_tokens
+    request.status = RUNNING
+    if request.scheduled_s < 0.0:
+        request.scheduled_s = state.now_s
+    if request.preempted_at_s >= 0.0:
+        request.preempted_s += state.now_s - request.preempted_at_s
+        request.preempted_at_s = -1.0
+    return r
+
+
+# Blocks.
+
+
+@inner
+def hold(replica: Replica, r: int, blocks: int) -> None:
+    """Give request `r` this many more blocks; the policy has checked that they are free."""
+    state, request = replica.state, replica.requests[r]
+    assert blocks <= state.free_blocks
+    if request.num_blocks == 0:
+        _begin_holding(replica, r)
+    if state.prefix_cache != 0:
+        for position in range(request.num_blocks, request.num_blocks + blocks):
+            replica.tables[request.table, position] = prefix_cache.take_oldest(replica)
+    state.free_blocks -= blocks
+    request.num_blocks += blocks
+    state.peak_blocks = max(state.peak_blocks, state.num_blocks - state.free_blocks)
+
+
+@inner
+def blocks_missing(replica: Replica, r: int, tokens: int) -> int:
+    """Blocks that request `r` lacks to hold `tokens` tokens."""
+    held = replica.requests[r].num_blocks
+    if tokens <= held * replica.state.block_size:
+        return 0
+    return blocks_for(replica, tokens) - held
+
+
+@inner
+def hold_cached(replica: Replica, r: int, hits: int) -> None:
+    """Give request `r` its first `hits` blocks from the prefix cache: that much prefill is done."""
+    state, request = replica.state, replica.requests[r]
+    if hits == 0:
+        return
+    _begin_holding(replica, r)
+    for position in range(hits):
+        block = prefix_cache.find(replica, prefix_cache.key_of(replica, r, position))
+        prefix_cache.share(replica, block)
+        replica.tables[request.table, position] = block
+    request.num_blocks = hits
+    request.keyed_blocks = hits
+    request.processed = hits * state.block_size
+    state.prefill_left -= request.processed
+
+
+@inner
+def _begin_holding(replica: Replica, r: int) -> None:
+    state, request = replica.state, replica.requests[r]
+    if state.prefix_cache != 0:
+        request.table = replica.free_rows[state.num_holding]
+    request.keyed_blocks = 0
+    request.admission = state.num_admitted
+    state.num_admitted += 1
+    state.num_holding += 1
+
+
+@inner
+def let_go(replica: Replica, r: int) -> None:
+    """Free all blocks of request `r`, its last one first."""
+    state, request = replica.state, replica.requests[r]
+    if request.num_blocks == 0:
+        return
+    state.num_holding -= 1
+    if state.prefix_cache != 0:
+        for position in range(request.num_blocks - 1, -1, -1):
+            prefix_cache.release(replica, replica.tables[request.table, position])
+        replica.free_rows[state.num_holding] = request.table
+    else:
+        state.free_blocks += request.num_blocks
+    request.num_blocks = 0
+
+
+@inner
+def grow_for_decode(replica: Replica, r: int) -> None:
+    """Hold one more block when the tokens so far overflow those held."""
+    request = replica.requests[r]
+    if request.processed > request.num_blocks * replica.state.block_size:
+        hold(replica, r, 1)
+
+
+# The batch, and the list of running requests.
+
+
+@inner
+def place(replica: Replica, r: int, tokens: int) -> None:
+    """Add request `r` to the batch, computing `tokens` tokens."""
+    state = replica.state
+    replica.batch[state.batch_size] = r
+    replica.batch_tokens[state.batch_size] = tokens
+    state.batch_size += 1
+    replica.requests[r].status = IN_FLIGHT
+
+
+@inner
+def preempt(replica: Replica, r: int) -> None:
+    """Free the blocks of request `r` and send it to the front of the queue, to be prefilled again with its output."""
+    state, request = replica.state, replica.requests[r]
+    if state.prefix_cache != 0:
+        prefix_cache.key_own_blocks(replica, r, computed(replica, r))
+    state.prefill_left -= max(0, request.prefill_tokens - request.processed)
+    request.prefill_tokens = max(request.prefill_tokens, request.processed)
+    request.processed = 0
+    request.num_restarts += 1
+    state.prefill_left += request.prefill_tokens
+    state.num_preemptions += 1
+    let_go(replica, r)
+    request.preempted_at_s = state.now_s
+    push_waiting_front(replica, r)
+
+
+@inner
+def keep_running(replica: Replica, first: int, last: int) -> None:
+    """Only `running[first:last]` stay in the list of running requests."""
+    for i in range(first, last):
+        replica.running[i - first] = replica.running[i]
+    replica.state.num_running = max(0, last - first)
+
+
+@inner
+def sort_running_by_arrival(replica: Replica) -> None:
+    """Order the running list by arrival (ids are given in order of arrival). It is nearly sorted already."""
+    running = replica.running
+    for i in range(1, replica.state.num_running):
+        r, j = running[i], i - 1
+        while j >= 0 and running[j] > r:
+            running[j + 1] = running[j]
+            j -= 1
+        running[j + 1] = r
+
+
+@inner
+def sort_running_by_admission(replica: Replica) -> None:
+    """Order the running list by admission. It is nearly sorted already."""
+    running, requests = replica.running, replica.requests
+    for i in range(1, replica.state.num_running):
+        r, j = running[i], i - 1
+        while j >= 0 and requests[running[j]].admission > requests[r].admission:
+            running[j + 1] = running[j]
+            j -= 1
+        running[j + 1] = r
