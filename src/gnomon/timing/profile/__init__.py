@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from gnomon.core.errors import ConfigError, DataError
+from gnomon.timing.operators import Operator, stage_operators
 from gnomon.timing.profile import native, servingsim, vidur
 from gnomon.timing.profile.measured import Measured
 from gnomon.timing.profile.samples import Bundle
+from gnomon.timing.profile.skew import skew_between
 from gnomon.timing.roofline import Roofline
 from gnomon.timing.source import Context, register_source
 
@@ -42,4 +44,14 @@ def make(context: Context) -> Measured:
             "the source profile needs a folder of measurements.", where="timing.path", fix="Set timing.path."
         )
     roofline = Roofline(context.device, context.node, context.config.dtype)
-    return Measured("profile", read_bundle(context.config.path, context), roofline, context.config.estimator)
+    source = Measured("profile", read_bundle(context.config.path, context), roofline, context.config.estimator)
+    if source.bundle.skew is None:
+        source.bundle.skew = skew_between(source.bundle, source, _decode(context))
+    return source
+
+
+def _decode(context: Context) -> Operator:
+    """The decode attention of one rank."""
+    c = context
+    graph = stage_operators(c.model, c.parallelism, dtype=c.config.dtype, kv_dtype=c.config.kv_dtype)
+    return next(one for one in graph if one.kind == "attention_decode")

@@ -50,6 +50,8 @@ def read(root: Path, device: Device, dtype: str, kv_dtype: str) -> Bundle:
     _read_gemm(bundle, files["gemm"], dtype)
     if "attention" in files:
         _read_attention(bundle, files["attention"], kv_dtype)
+    if "skew" in files:
+        _read_skew(bundle, files["skew"], kv_dtype)
     if "elementwise" in files:
         _read_elementwise(bundle, files["elementwise"])
     if "moe" in files:
@@ -141,6 +143,13 @@ def _read_attention(bundle: Bundle, columns: Columns, dtype: str) -> None:
         if rows.any():
             part = columns.where(rows)
             _add_groups(bundle, part, kind, part.sizes("heads", "kv_heads", "head_dim"), *sizes)
+
+
+def _read_skew(bundle: Bundle, columns: Columns, dtype: str) -> None:
+    columns = _of_dtype(columns, dtype)
+    if columns.frame.height:
+        sizes = ("chunk", "kv", "decodes", "long_decodes", "decode_kv", "long_kv")
+        _add_groups(bundle, columns, "skew", columns.sizes("heads", "kv_heads", "head_dim"), *sizes)
 
 
 def _read_elementwise(bundle: Bundle, columns: Columns) -> None:

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from gnomon.catalog.devices import DEVICES, Device
-from gnomon.catalog.model_library import MODELS
+from gnomon.catalog.devices import Device
 from gnomon.catalog.models import Model
 from gnomon.core.errors import DataError
 from gnomon.timing.operators import Experts, Floats
 from gnomon.timing.profile.csvfile import Columns, read_csv
+from gnomon.timing.profile.naming import folders_of
 from gnomon.timing.profile.samples import Bundle, Samples, SkewSamples
 
 US = 1e-6
@@ -68,13 +68,8 @@ def read(root: Path, model: Model, device: Device, dtype: str, tensor_parallel: 
 
 def degree_folder(root: Path, model: Model, device: Device, dtype: str, tensor_parallel: int) -> Path:
     """`tp<N>` of one model on one device in one variant, whatever spelling the names have."""
-    found = [path.parent for path in sorted(root.glob("**/tp*/dense.csv"))]
-    suitable = [path for path in found if _is_of(path, model, device)]
-    if not suitable:
-        known = sorted({"/".join(path.parts[-5:-2]) for path in found})
-        raise DataError(
-            f"has no profile of {model.name} on {device.name}.", where=str(root), fix=f"It has: {', '.join(known)}."
-        )
+    found = (path.parent for path in sorted(root.glob("**/tp*/dense.csv")))
+    suitable = folders_of(root, found, lambda path: (path.parts[-5], "/".join(path.parts[-4:-2])), model, device)
     for path in suitable:
         if path.parent.name.startswith(dtype) and path.name == f"tp{tensor_parallel}":
             return path
@@ -83,12 +78,6 @@ def degree_folder(root: Path, model: Model, device: Device, dtype: str, tensor_p
         where=str(root),
         fix=f"It has: {', '.join('/'.join(path.parts[-2:]) for path in suitable)}.",
     )
-
-
-def _is_of(folder: Path, model: Model, device: Device) -> bool:
-    *_, device_name, owner, name, _variant, _degree = folder.parts
-    full = f"{owner}/{name}"
-    return DEVICES.resolve(device_name) == device.name and (full == model.hf_id or MODELS.resolve(full) == model.name)
 
 
 def read_layers(path: Path, size: str) -> dict[str, Samples]:

@@ -18,6 +18,7 @@ from gnomon.catalog.models import Model
 from gnomon.catalog.nodes import NODES, Node
 from gnomon.core.errors import DataError
 from gnomon.timing.profile.csvfile import Columns, read_csv
+from gnomon.timing.profile.naming import folders_of
 from gnomon.timing.profile.samples import Bundle, Samples
 
 MS = 1e-3
@@ -64,16 +65,8 @@ def read(root: Path, model: Model, device: Device, node: Node, tensor_parallel: 
 
 def model_folder(root: Path, model: Model, device: Device) -> Path:
     """The folder of one model on one device, whatever spelling its names have."""
-    profiled = [path.parent for path in sorted((root / "compute").glob("*/*/*/mlp.csv"))]
-    on_device = [path for path in profiled if DEVICES.resolve(path.parts[-3]) == device.name]
-    for path in on_device:
-        name = "/".join(path.parts[-2:])
-        if name == model.hf_id or MODELS.resolve(name) == model.name:
-            return path
-    known = sorted({"/".join(path.parts[-3:]) for path in (on_device or profiled)})
-    raise DataError(
-        f"has no profile of {model.name} on {device.name}.", where=str(root), fix=f"It has: {', '.join(known)}."
-    )
+    profiled = (path.parent for path in sorted((root / "compute").glob("*/*/*/mlp.csv")))
+    return folders_of(root, profiled, lambda path: (path.parts[-3], "/".join(path.parts[-2:])), model, device)[0]
 
 
 def read_mlp(path: Path, tensor_parallel: int | None) -> dict[str, Samples]:
