@@ -63,7 +63,7 @@ def relative_errors(roofline: Roofline, sample: Sample) -> Floats:
 def _thinned(samples: list[Sample], group: str, seed: int = 0) -> list[Sample]:
     """At most 150 points of at most 150 samples of a group, so that a fit takes seconds."""
     rng = np.random.default_rng(seed)
-    chosen = [s for s in samples if _group(s) == group]
+    chosen = [s for s in samples if _group(s) == group and s.operator.kind != "attention_mixed"]
     if len(chosen) > 150:
         chosen = [chosen[i] for i in rng.choice(len(chosen), 150, replace=False)]
     out = []

@@ -11,7 +11,16 @@ import numpy as np
 import polars as pl
 
 from gnomon import catalog
-from gnomon.timing.operators import Decode, Experts, Floats, Gemm, Operator, Prefill, stage_operators
+from gnomon.timing.operators import (
+    Decode,
+    Experts,
+    Floats,
+    Gemm,
+    Operator,
+    Prefill,
+    mixed_attention,
+    stage_operators,
+)
 
 VIDUR = {
     "emb": "embedding",
@@ -119,6 +128,10 @@ def _vllm(reference: Path, device: str) -> Iterator[Sample]:
         ):
             sizes = (_floats(rows, first), _floats(rows, second))
             yield Sample("vLLM profile", operators[name], sizes, _floats(rows, "time_us") * 1e-6)
+        rows = attention.filter((pl.col("n_decode") > 0) & (pl.col("prefill_chunk") > 0))
+        sizes = tuple(_floats(rows, size) for size in ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode"))
+        mixed = mixed_attention(list(operators.values()))
+        yield Sample("vLLM profile", mixed, sizes, _floats(rows, "time_us") * 1e-6)
 
 
 def _silicon(system: str, version: str) -> Iterator[Sample]:

@@ -51,6 +51,19 @@ def test_tables_hold_the_sum_of_the_operators(name: str, degrees: dict[str, obje
     assert baked == pytest.approx(sum(row.seconds for row in breakdown(timer(name, **degrees), batch)), rel=1e-9)
 
 
+def test_a_mixed_batch_on_flash_attention_2_is_dearer_than_its_parts() -> None:
+    batch = Batch(prefill=512, prefill_kv=1024, decode=64, kv=2048)
+    shape = Shape(576, 65, 512.0**2, 512.0 * 1024.0, 64, 64 * 2048.0, 2048.0)
+    together, apart = TimingConfig(), TimingConfig(separate_attention=True)
+    totals = []
+    for config in (together, apart):
+        rows = breakdown(timer("llama-3-8b", config, "a100"), batch)
+        totals.append(sum(row.seconds for row in rows))
+        assert stage_s(bake("llama-3-8b", "a100", config).tables, 0, shape, 0) == pytest.approx(totals[-1], rel=1e-9)
+    assert totals[0] > 1.05 * totals[1]
+    assert bake("llama-3-8b", "h100").tables.mixed_s.shape[1] == 0
+
+
 def test_arrays_are_contiguous_doubles_with_a_stage_axis() -> None:
     tables = bake("llama-3-70b", tensor_parallel=4, pipeline_parallel=3).tables
     for name, array in tables._asdict().items():

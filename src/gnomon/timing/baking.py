@@ -136,9 +136,10 @@ class _Oven:
     def _mixed(self, stages: list[list[Operator]]) -> Floats:
         """[stage, chunk, kv, decodes, kv] where the source measured both in one kernel."""
         operator = mixed_attention(stages[0])
-        if self.timer.source.measured(operator) is None:
+        if not self.timer.has_mixed_attention(operator):
             return each_stage(np.zeros((0, 0, 0, 0)), len(stages))
-        grid = np.meshgrid(self.chunk_axis, self.kv_axis, self.decodes_axis, self.kv_axis, indexing="ij")
+        axes = (self.chunk_axis, self.kv_axis, self.decodes_axis, self.kv_axis)
+        grid = np.meshgrid(*axes, indexing="ij", copy=False)
         block = self.timer.seconds(operator, *grid)
         return np.stack([block * _count(operators, "attention_prefill") for operators in stages])
 

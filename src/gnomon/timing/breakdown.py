@@ -93,7 +93,7 @@ def _calls(timer: Timer, batch: Batch) -> list[tuple[Operator, tuple[Floats, ...
     for stage in range(timer.context.parallelism.pipeline_parallel):
         operators = timer.operators(stage)
         mixed = mixed_attention(operators)
-        is_mixed = batch.prefill > 0 and batch.decode > 0 and timer.source.measured(mixed) is not None
+        is_mixed = batch.prefill > 0 and batch.decode > 0 and timer.has_mixed_attention(mixed)
         for one in operators:
             if one.kind == "attention_prefill" and is_mixed:
                 calls.append((mixed, _arrays(batch.prefill, batch.prefill_kv, batch.decode, batch.kv)))

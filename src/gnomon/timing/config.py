@@ -59,6 +59,8 @@ class TimingConfig(Config):
     """Number format of the weights and multiplications."""
     kv_dtype: Dtype = "bf16"
     """Number format of the KV cache."""
+    separate_attention: bool = False
+    """Prefill and decode attention always run as two kernels (SGLang, Vidur), even where vLLM's single one is timed."""
     host: HostConfig = HostConfig()
     graph_sizes: tuple[PositiveInt, ...] | Literal["vllm"] | None = None
     """Token counts to which small iterations are padded by CUDA graphs, e.g. [1, 2, 4, 8]; "vllm" for its defaults."""

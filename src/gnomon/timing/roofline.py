@@ -3,7 +3,8 @@
 - A matrix multiplication is cut into tiles that run in waves over the SMs; the best of a few tile shapes counts, as
   library heuristics would choose. Its weights stream in meanwhile; the two overlap (p-norm), plus a floor.
 - Norms, activations and copies move bytes.
-- Prefill attention computes, decode attention reads the KV cache.
+- Prefill attention computes in tiles, decode attention reads the KV cache; where the kernel is FlashAttention-2,
+  decodes that share a batch with a chunk run as tiles too.
 - Collectives: see `gnomon.timing.communication`.
 
 The constants are per device (`RooflineConstants` in its catalog file, at most ten).
@@ -17,6 +18,7 @@ from gnomon.catalog.devices import Device
 from gnomon.catalog.nodes import Node
 from gnomon.timing.communication import communication_s
 from gnomon.timing.operators import (
+    Attention,
     Communication,
     Decode,
     Elementwise,
@@ -31,17 +33,34 @@ from gnomon.timing.source import ANY, Context, Range, register_source
 
 # Tiles that libraries choose from: rows x columns, and the share of the full tile's rate that a smaller one reaches
 # (it reads more per multiplication).
-_TILES = ((256, 128, 1.0), (128, 128, 0.93), (64, 128, 0.75), (64, 64, 0.6), (32, 64, 0.4), (16, 64, 0.25))
+_TILES = (
+    (256, 128, 1.0),
+    (128, 256, 1.0),
+    (128, 192, 0.97),
+    (128, 128, 0.93),
+    (128, 96, 0.88),
+    (128, 64, 0.8),
+    (64, 128, 0.8),
+    (64, 64, 0.65),
+    (32, 64, 0.45),
+    (16, 64, 0.3),
+)
 # A tile's loop over k may be split over idle SMs, up to this many ways.
 _MAX_SPLIT = 8
 # Sharpness of the corner between memory- and compute-bound: the p of a p-norm (1 = their sum, large = the longer).
-_OVERLAP = 3.0
+_OVERLAP = 4.0
 # Grouped multiplications of experts: share of a dense one's rate, and seconds of sorting, launching and summing; both
 # from the vLLM 0.24 tables of aiconfigurator-core 0.12 (H100, H200, B200, L40S, RTX PRO 6000) taken together.
 _EXPERT_RATE = 0.41
 _EXPERT_FLOOR_S = 20e-6
 # A decode costs as if its KV were this much longer: start, softmax and merge of each sequence's blocks.
 _DECODE_EXTRA_KV = 64.0
+# FlashAttention-2 on a batch of both, from the vLLM 0.19 profiles on RTX 4090 and RTX PRO 6000: every sequence is given
+# as many tiles as the chunk has, and the empty ones cost this much each; query heads read their shared KV this many
+# times; a decode's tile costs as if its KV were this much longer.
+_EMPTY_TILE_S = 6.5e-7
+_MIXED_REREAD = 1.65
+_MIXED_EXTRA_KV = 115.0
 
 
 class Roofline:
@@ -56,9 +75,9 @@ class Roofline:
         self._constants = device.roofline
 
     def measured(self, operator: Operator) -> Range | None:
-        """A formula covers everything; a mixed batch is the sum of its parts, so it needs no table of its own."""
+        """A formula covers everything; a mixed batch has its own time only where that is not the sum of its parts."""
         if operator.kind == "attention_mixed":
-            return None
+            return (ANY,) * 4 if self._is_flash_2 else None
         return (ANY, ANY) if operator.kind.startswith("attention") else (ANY,)
 
     def seconds(self, operator: Operator, *sizes: Floats) -> Floats:
@@ -136,10 +155,15 @@ class Roofline:
         """Tiles of rows of one head, one per SM at a time, in waves over the SMs."""
         c, sms = self._constants, self.device.num_sms
         waves = np.ceil(np.ceil(chunk / c.prefill_tile) * work.num_heads / sms)
-        pairs = c.prefill_tile * (kv + 0.5 * chunk + 0.5 * c.prefill_tile)
-        tile_s = pairs * work.flops_per_pair / work.num_heads / (self._attention_peak / sms * c.prefill_efficiency)
+        tile_s = self._attention_tile_s(work, kv + 0.5 * chunk)
         memory = work.bytes(chunk, kv) / (c.decode_bandwidth * self.device.bandwidth_bytes_s)
         return c.attention_floor_s + np.maximum(waves * tile_s, memory)
+
+    def _attention_tile_s(self, work: Attention, kv: Floats) -> Floats:
+        """Seconds in which one SM takes a tile of rows of one head over `kv` (and half of the tile's own) keys."""
+        c = self._constants
+        rate = self._attention_peak / self.device.num_sms * c.prefill_efficiency
+        return c.prefill_tile * (kv + 0.5 * c.prefill_tile) * (work.flops_per_pair / work.num_heads / rate)
 
     def decode_s(self, work: Decode, sequences: Floats, kv: Floats) -> Floats:
         """The KV cache streams in, on top of a floor."""
@@ -149,10 +173,33 @@ class Roofline:
         return c.attention_floor_s + np.maximum(memory, compute)
 
     def mixed_s(self, work: Mixed, chunk: Floats, kv: Floats, sequences: Floats, decode_kv: Floats) -> Floats:
-        """Both parts one after the other, under one floor."""
+        """A chunk and decodes together.
+
+        FlashAttention-2 gives every decode and head a tile of its own, nearly empty: dearer than two kernels. For later
+        versions the parts add, under one floor.
+        """
         shape = (work.num_heads, work.num_kv_heads, work.qk_dim, work.v_dim, work.kv_bytes)
-        both = self.prefill_s(Prefill(*shape), chunk, kv) + self.decode_s(Decode(*shape), sequences, decode_kv)
-        return both - self._constants.attention_floor_s
+        if not self._is_flash_2:
+            both = self.prefill_s(Prefill(*shape), chunk, kv) + self.decode_s(Decode(*shape), sequences, decode_kv)
+            return both - self._constants.attention_floor_s
+        c, sms = self._constants, self.device.num_sms
+        tiles_each = np.ceil(chunk / c.prefill_tile)
+        chunk_tiles, decode_tiles = tiles_each * work.num_heads, sequences * work.num_heads
+        chunk_tile_s = self._attention_tile_s(work, kv + 0.5 * chunk)
+        decode_tile_s = self._attention_tile_s(work, decode_kv + _MIXED_EXTRA_KV)
+        num_tiles = np.maximum(chunk_tiles + decode_tiles, 1.0)
+        waves_s = np.ceil(num_tiles / sms) * (chunk_tiles * chunk_tile_s + decode_tiles * decode_tile_s) / num_tiles
+        longest_s = np.maximum(chunk_tile_s, decode_tile_s)
+        moved = work.bytes(chunk, kv, sequences, _MIXED_REREAD * decode_kv)
+        memory_s = moved / (c.decode_bandwidth * self.device.bandwidth_bytes_s)
+        empty_s = np.maximum(tiles_each - 1.0, 0.0) * decode_tiles * _EMPTY_TILE_S / sms
+        return c.attention_floor_s + np.maximum(np.maximum(waves_s, longest_s), memory_s) + empty_s
+
+    @property
+    def _is_flash_2(self) -> bool:
+        """Whether the device's attention kernel takes tiles of 64 rows: FlashAttention-2, on GPUs before Hopper and on
+        consumer ones."""
+        return self._constants.prefill_tile == 64
 
 
 @register_source("roofline")

@@ -32,6 +32,8 @@ class Timer:
             if not operator.is_fused:
                 self.fallbacks[operator.name] = None
             return self.context.config.scale * self.roofline.seconds(operator, *sizes)
+        if all(size.min() >= low and size.max() <= high for size, (low, high) in zip(sizes, measured, strict=True)):
+            return self.context.config.scale * self.source.seconds(operator, *sizes)
         inside = [np.clip(size, low, high) for size, (low, high) in zip(sizes, measured, strict=True)]
         seconds = self.source.seconds(operator, *inside)
         is_outside = np.any([a != b for a, b in zip(sizes, inside, strict=True)], axis=0)
@@ -41,6 +43,10 @@ class Timer:
             seconds = seconds * np.where(is_outside & (at_edge > 0), there / np.maximum(at_edge, 1e-12), 1.0)
             self._note_beyond(operator, sizes, measured)
         return self.context.config.scale * seconds
+
+    def has_mixed_attention(self, operator: Operator) -> bool:
+        """Whether a chunk and decodes in one batch are timed as one kernel, rather than added."""
+        return not self.context.config.separate_attention and self.source.measured(operator) is not None
 
     def uncertainty(self, operator: Operator) -> float:
         """Relative error to expect of this operator's time."""
