@@ -143,9 +143,9 @@ def _mlp_tables(root: Path) -> Iterator[Table]:
         device_name, name = path.parts[-4], "/".join(path.parts[-3:-1])
         gpu, shape = device(device_name), model(name)
         roofline = Roofline(gpu, default_node(gpu))
-        for degree in vidur.degrees(path):
+        for degree, columns in vidur.read_mlp(path).items():
             graph = {one.name: one for one in stage_operators(shape, Parallelism(tensor_parallel=degree))}
-            for column, samples in vidur.read_mlp(path, degree).items():
+            for column, samples in columns.items():
                 operator = graph.get(vidur.OPERATORS[column][0])
                 if operator is not None:
                     yield Table(operator, "mlp", f"{device_name}/{name}/tp{degree}", samples, roofline)

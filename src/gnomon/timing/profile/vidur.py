@@ -50,7 +50,14 @@ def read(root: Path, model: Model, device: Device, node: Node, tensor_parallel: 
     """Everything that was measured for one rank."""
     folder = model_folder(root, model, device)
     bundle = Bundle(str(folder))
-    for name, samples in read_mlp(folder / "mlp.csv", tensor_parallel).items():
+    degrees = read_mlp(folder / "mlp.csv")
+    if tensor_parallel not in degrees:
+        raise DataError(
+            f"tensor parallelism {tensor_parallel} was not measured.",
+            where=str(folder / "mlp.csv"),
+            fix=f"It has: {', '.join(map(str, degrees))}.",
+        )
+    for name, samples in degrees[tensor_parallel].items():
         for operator in OPERATORS[name]:
             bundle.add(("name", operator), samples)
     for path in attention_files(root, folder):
@@ -69,22 +76,19 @@ def model_folder(root: Path, model: Model, device: Device) -> Path:
     return folders_of(root, profiled, lambda path: (path.parts[-3], "/".join(path.parts[-2:])), model, device)[0]
 
 
-def read_mlp(path: Path, tensor_parallel: int | None) -> dict[str, Samples]:
-    """The operators of mlp.csv by their names there; all degrees must be the same unless one is chosen."""
+def read_mlp(path: Path) -> dict[int, dict[str, Samples]]:
+    """The operators of mlp.csv by tensor-parallel degree and by their names there."""
     columns = read_csv(path, ("num_tokens", "num_tensor_parallel_workers"))
-    if tensor_parallel is not None:
-        columns = _of_degree(columns, tensor_parallel)
     names = [name for name in OPERATORS if columns.has(f"time_stats.{name}.median")]
     if not names:
         columns.require("time_stats.mlp_up_proj.median")
-    tokens = columns.sizes("num_tokens")
-    return {name: Samples(tokens, *_timed(columns, name)) for name in names}
-
-
-def degrees(path: Path) -> list[int]:
-    """The tensor-parallel degrees of an mlp.csv."""
-    column = read_csv(path, ("num_tensor_parallel_workers",)).sizes("num_tensor_parallel_workers")
-    return [int(degree) for degree in np.unique(column)]
+    degrees = columns.sizes("num_tensor_parallel_workers")[:, 0]
+    found = {}
+    for degree in np.unique(degrees):
+        rows = columns.where(degrees == degree)
+        tokens = rows.sizes("num_tokens")
+        found[int(degree)] = {name: Samples(tokens, *_timed(rows, name)) for name in names}
+    return found
 
 
 def attention_shape(path: Path) -> tuple[Model, int, Device]:
@@ -152,16 +156,6 @@ def network_files(root: Path, node: Node) -> Iterator[tuple[Path, str]]:
         for stem, collective in (("all_reduce", "all_reduce"), ("allreduce", "all_reduce"), ("send_recv", "send_recv")):
             if (folder / f"{stem}.csv").is_file():
                 yield folder / f"{stem}.csv", collective
-
-
-def _of_degree(columns: Columns, tensor_parallel: int) -> Columns:
-    degrees = columns.sizes("num_tensor_parallel_workers")[:, 0]
-    if tensor_parallel not in degrees:
-        known = ", ".join(str(int(degree)) for degree in np.unique(degrees))
-        raise DataError(
-            f"tensor parallelism {tensor_parallel} was not measured.", where=str(columns.path), fix=f"It has: {known}."
-        )
-    return columns.where(degrees == tensor_parallel)
 
 
 def _timed(columns: Columns, name: str) -> tuple[np.ndarray, str, np.ndarray | None]:
