@@ -11,7 +11,7 @@ from gnomon.timing.estimators.bounds import Fixed, priced_work
 from gnomon.timing.estimators.validation import a_fifth
 from gnomon.timing.operators import Experts, Floats, Operator
 from gnomon.timing.profile.samples import Bundle, Samples
-from gnomon.timing.profile.shapes import from_neighbours
+from gnomon.timing.profile.shapes import BETWEEN_ERROR, from_neighbours
 from gnomon.timing.profile.skew import skew_table
 from gnomon.timing.roofline import Roofline
 from gnomon.timing.source import ANY, Range
@@ -69,7 +69,8 @@ class Measured:
         samples = self.samples(operator)
         if samples is None or len(samples.seconds) < 10:
             return 0.0 if operator.name in self.bundle.included else self._roofline.uncertainty(operator)
-        return a_fifth(lambda: self._make(operator, samples), samples.sizes, samples.seconds).median
+        error = a_fifth(lambda: self._make(operator, samples), samples.sizes, samples.seconds).median
+        return error + BETWEEN_ERROR if samples.is_between else error
 
     def skew(self, decodes: Floats) -> Floats | None:
         """How far skewed KV lengths move a decode towards its longest, where that was measured."""

@@ -36,6 +36,8 @@ class Samples:
     """Relative spread of the repeats behind each row."""
     measured_as: Work | None = None
     """The shape that was measured, where the operator's own is a slice of it."""
+    is_between: bool = False
+    """Not measured itself, but made from measured shapes around it."""
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,9 @@ NUM_NEIGHBOURS = 4
 FARTHEST = 2.0
 """Shapes more than this factor away in any dimension say nothing."""
 
+BETWEEN_ERROR = 0.03
+"""Median error of a shape that is left out and made from its neighbours: see `benchmarks/between_measurements.py`."""
+
 Seconds = Callable[..., Floats]
 """Seconds of an operator at its sizes, by formula."""
 
@@ -61,7 +64,7 @@ def _blended(bundle: Bundle, operator: Operator, formula: Seconds, shapes: list[
         log_ratio[known] += weight * np.log(measured / formula(like, *sizes[known].T))
         total[known] += weight
     seconds = np.exp(log_ratio / total) * formula(operator, *sizes.T)
-    return Samples(sizes, seconds, f"{bundle.where} (between measured shapes)")
+    return Samples(sizes, seconds, f"{bundle.where} (between measured shapes)", is_between=True)
 
 
 def _shaped(work: Work, shape: Key) -> Work:
