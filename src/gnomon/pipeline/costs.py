@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from gnomon.core.config import Config
 from gnomon.core.errors import ConfigError
@@ -29,6 +29,8 @@ class StepCosts(Config):
     """An overlapped forward and full backward together, by the forward's stage; their sum unless given."""
     send: PerStage = 0.0
     """Activations of one micro-batch (or their gradient) leaving a stage over an idle link."""
+    send_grad: PerStage | None = None
+    """Gradients of activations leaving a stage, where that differs from `send`."""
     latency: float = 0.0
     """Added to every transfer between ranks; it keeps no link busy."""
     sync: PerStage = 0.0
@@ -47,9 +49,9 @@ class StepCosts(Config):
     """Weight of gradient synchronisation on a link, or an exclusive tier."""
     contention: bool = True
     """Whether transfers share links; if not, each runs at full rate, whatever else is sent."""
-    stragglers: dict[int, float] = {}
+    stragglers: dict[int, float] = Field(default_factory=dict)
     """Ranks whose passes take this many times as long."""
-    link_speed: dict[str, float] = {}
+    link_speed: dict[str, float] = Field(default_factory=dict)
     """Relative speed of single links, such as `1-2: 0.5` for what rank 1 sends to rank 2."""
     jitter: float = 0.0
     """Spread of a pass's time: the standard deviation of its logarithm, with the mean unchanged."""
@@ -57,7 +59,7 @@ class StepCosts(Config):
     @model_validator(mode="after")
     def _sensible(self) -> StepCosts:
         for name in ("forward", "input_grad", "weight_grad", "send", "sync", "latency", "jitter"):
-            values = np.atleast_1d(getattr(self, name))
+            values = np.atleast_1d(np.asarray(getattr(self, name), dtype=np.float64))
             if not (np.isfinite(values).all() and (values >= 0).all()):
                 raise ConfigError(f"{name} must be at least 0 (given: {getattr(self, name)}).")
         for name in ("fwd_impact", "bwd_impact"):
@@ -104,6 +106,6 @@ def check_priority(name: str, value: Priority) -> None:
 
 
 def check_impact(name: str, value: float) -> None:
-    """Refuse an impact that would stop compute altogether."""
-    if not 0.0 <= value < 1.0:
-        raise ConfigError(f"{name} must be in [0, 1) (given: {value}).")
+    """Refuse an impact that is no share."""
+    if not 0.0 <= value <= 1.0:
+        raise ConfigError(f"{name} must be between 0 and 1 (given: {value}).")

@@ -2,68 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
 
 from gnomon.core.errors import ConfigError
 from gnomon.core.streams import stream
-from gnomon.pipeline import fluid
 from gnomon.pipeline.costs import StepCosts, priorities
-from gnomon.pipeline.fluid import COMPUTE, FWD_PROP, GRAD_PROP, GRAD_SYNC, NUM_TYPES, Floats, TaskGraph, Trace
+from gnomon.pipeline.fluid import COMPUTE, FWD_PROP, GRAD_PROP, GRAD_SYNC, NUM_TYPES, Floats, Ints, TaskGraph
 from gnomon.pipeline.graph import GraphBuilder, Label
+from gnomon.pipeline.run import Run, run_graph
 from gnomon.pipeline.schedule import Action, Schedule, provides, upstream
 
 KIND = {"F": "forward", "I": "input_grad", "W": "weight_grad", "B": "backward"}
-
-
-@dataclass(frozen=True)
-class Run:
-    """A finished training step: its tasks, what they are, and when they ran."""
-
-    title: str
-    num_ranks: int
-    graph: TaskGraph
-    labels: list[Label]
-    trace: Trace
-
-    @property
-    def total_time(self) -> float:
-        """The make-span."""
-        return self.trace.total_time
-
-    @property
-    def throttled(self) -> list[tuple[str, int, int]]:
-        """(type, micro-batch, stage) of the transfers that back-pressure slowed, sorted."""
-        return sorted(self.labels[task][:3] for task in np.flatnonzero(self.trace.tasks.throttled))
-
-    @cached_property
-    def computes(self) -> list[list[int]]:
-        """For every rank its passes (numbers of tasks), by start."""
-        tasks = self.trace.tasks
-        lists: list[list[int]] = [[] for _ in range(self.num_ranks)]
-        for task in np.flatnonzero(tasks.channel == COMPUTE):
-            lists[tasks.rank[task]].append(int(task))
-        return [sorted(numbers, key=lambda task: tasks.start[task]) for numbers in lists]
-
-    @property
-    def busy(self) -> Floats:
-        """Seconds of compute per rank."""
-        tasks = self.trace.tasks
-        return np.array([sum(tasks.end[k] - tasks.start[k] for k in numbers) for numbers in self.computes])
-
-    @property
-    def spans(self) -> Floats:
-        """From the first start to the last end of each rank's passes."""
-        tasks = self.trace.tasks
-        return np.array([tasks.end[numbers[-1]] - tasks.start[numbers[0]] for numbers in self.computes])
-
-    @property
-    def bubble(self) -> float:
-        """Idle share of all ranks' time."""
-        return 1.0 - float(self.busy.sum()) / (self.num_ranks * self.total_time)
 
 
 def execute(schedule: Schedule, costs: StepCosts, *, record: bool = True, seed: int = 0) -> Run:
@@ -71,15 +22,19 @@ def execute(schedule: Schedule, costs: StepCosts, *, record: bool = True, seed: 
     graph, labels = step_graph(schedule, costs)
     if costs.jitter > 0.0:
         graph = jittered(graph, costs.jitter, seed, 0)
-    trace = _run(graph, schedule.num_ranks, costs, record)
-    return Run(schedule.name, schedule.num_ranks, graph, labels, trace)
+    return run_graph(schedule.name, schedule.num_ranks, graph, labels, _priorities(costs), record=record)
 
 
 def monte_carlo(schedule: Schedule, costs: StepCosts, *, draws: int, seed: int = 0) -> Floats:
     """The total times of `draws` steps that differ in their jitter."""
-    graph, _ = step_graph(schedule, costs)
-    runs = (_run(jittered(graph, costs.jitter, seed, draw), schedule.num_ranks, costs, False) for draw in range(draws))
-    return np.array([trace.total_time for trace in runs])
+    graph, labels = step_graph(schedule, costs)
+    first = run_graph(schedule.name, schedule.num_ranks, graph, labels, _priorities(costs), record=False)
+    graphs = (jittered(graph, costs.jitter, seed, draw) for draw in range(draws))
+    return np.array([first.again(one).total_time for one in graphs])
+
+
+def _priorities(costs: StepCosts) -> tuple[Floats, Ints]:
+    return priorities(costs.fwd_prop, costs.grad_prop, costs.grad_sync)
 
 
 def jittered(graph: TaskGraph, spread: float, seed: int, draw: int) -> TaskGraph:
@@ -89,13 +44,6 @@ def jittered(graph: TaskGraph, spread: float, seed: int, draw: int) -> TaskGraph
     factor = np.where(tasks.channel == COMPUTE, np.exp(spread * normal - spread**2 / 2), 1.0)
     tasks.work = tasks.remaining = tasks.work * factor
     return graph._replace(tasks=tasks)
-
-
-def _run(graph: TaskGraph, num_ranks: int, costs: StepCosts, record: bool) -> Trace:
-    weights, tiers = priorities(costs.fwd_prop, costs.grad_prop, costs.grad_sync)
-    trace = fluid.run(graph, num_ranks, weights, tiers, record=record)
-    assert not np.isnan(trace.tasks.end).any(), "a task never ran: the schedule was not validated"
-    return trace
 
 
 def step_graph(schedule: Schedule, costs: StepCosts, *, wrap_for: int | None = None) -> tuple[TaskGraph, list[Label]]:
@@ -115,6 +63,8 @@ class _StepGraph:
         self.num_stages = schedule.num_stages
         names = ("forward", "input_grad", "weight_grad", "send", "sync")
         self.times = {name: costs.per_stage(name, self.num_stages) for name in names}
+        back = "send" if costs.send_grad is None else "send_grad"
+        self.times["send_grad"] = costs.per_stage(back, self.num_stages)
         unknown = [rank for rank in costs.stragglers if not 0 <= rank < schedule.num_ranks]
         if unknown:
             raise ConfigError(
@@ -175,12 +125,15 @@ class _StepGraph:
             return
         kind = FWD_PROP if part.kind == "F" else GRAD_PROP
         label = Label(("fwd_prop", "grad_prop")[kind], microbatch, from_stage)
-        seconds = self.times["send"][from_stage] / self.costs.speed_of(sender, receiver)
+        seconds = self.times["send" if part.kind == "F" else "send_grad"][from_stage] / self.costs.speed_of(
+            sender, receiver
+        )
         last = source
         if seconds > 0.0:
             last = self._transfer(label, sender, receiver, kind, seconds, microbatch)
             self.builder.after(last, source)
         if self.costs.latency > 0.0:
+            label = Label("latency", microbatch, from_stage)
             latency = self.builder.free(label, sender, self.costs.latency, kind, receiver)
             self.builder.after(latency, last)
             last = latency

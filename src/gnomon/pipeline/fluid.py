@@ -225,7 +225,8 @@ def _time_to_next_completion(tasks: Records, ranks: Records, queues: Queues) -> 
     for r in range(ranks.size):
         if ranks[r].running >= 0:
             task = tasks[ranks[r].running]
-            step = min(step, task.remaining / task.share)
+            if task.share > 0.0:
+                step = min(step, task.remaining / task.share)
     for channel in range(LINK, FREE + 1):
         for k in range(queues.length[channel]):
             task = tasks[queues.tasks[channel, k]]

@@ -16,7 +16,7 @@ class Label(NamedTuple):
     """What a task is, for people and pictures."""
 
     kind: str
-    """forward, backward, input_grad, weight_grad, overlap; fwd_prop, grad_prop, grad_sync."""
+    """forward, backward, input_grad, weight_grad, overlap; fwd_prop, grad_prop, grad_sync, latency."""
     microbatch: int
     stage: int
     other: Label | None = None

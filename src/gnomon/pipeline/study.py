@@ -11,11 +11,11 @@ from pydantic import model_validator
 
 from gnomon.core.config import Config
 from gnomon.core.errors import ConfigError
-from gnomon.pipeline import fluid
 from gnomon.pipeline.costs import TRANSFERS, Priority, StepCosts, check_impact, check_priority, priorities
-from gnomon.pipeline.execution import Run, step_graph
+from gnomon.pipeline.execution import step_graph
 from gnomon.pipeline.fluid import FWD_PROP, GRAD_PROP, GRAD_SYNC, Floats, TaskGraph
 from gnomon.pipeline.graph import GraphBuilder, Label
+from gnomon.pipeline.run import Run, run_graph
 from gnomon.pipeline.zoo import Plan, make
 
 KINDS = ("forward", "backward", *TRANSFERS)
@@ -34,6 +34,8 @@ class Study(Config):
     """Time of a backward pass."""
     prop_len: float = 1.0
     """Time to send activations, or their gradients, over an idle link."""
+    grad_prop_len: float | None = None
+    """Time to send gradients of activations, where it differs from `prop_len`."""
     sync_base_len: float = 2.0
     """Time to synchronise one micro-batch's gradients over an idle link."""
     fwd_impact: float = 0.2
@@ -63,8 +65,8 @@ class Study(Config):
                 f"sync_freq {self.sync_freq} is more than the {self.n} micro-batches.",
                 fix="Choose sync_freq between 1 and n.",
             )
-        for name in ("fwd_len", "bwd_len", "prop_len", "sync_base_len"):
-            if not 0.0 <= getattr(self, name) < np.inf:
+        for name in ("fwd_len", "bwd_len", "prop_len", "grad_prop_len", "sync_base_len"):
+            if getattr(self, name) is not None and not 0.0 <= getattr(self, name) < np.inf:
                 raise ConfigError(f"{name} must be a length of at least 0 (given: {getattr(self, name)}).")
         for name in ("fwd_impact", "bwd_impact"):
             check_impact(name, getattr(self, name))
@@ -76,9 +78,9 @@ class Study(Config):
 def simulate(study: Study, *, record: bool = True) -> Run:
     """Run one configuration; `record` keeps the shares of links over time."""
     graph, labels = study_graph(study)
-    weights, tiers = priorities(study.fwd_prop, study.grad_prop, study.grad_sync)
-    trace = fluid.run(graph, study.stages, weights, tiers, record=record)
-    return Run(f"1F1B, {study.dispatch} dispatch", study.stages, graph, labels, trace)
+    title = f"1F1B, {study.dispatch} dispatch"
+    wanted = priorities(study.fwd_prop, study.grad_prop, study.grad_sync)
+    return run_graph(title, study.stages, graph, labels, wanted, record=record)
 
 
 def study_graph(study: Study) -> tuple[TaskGraph, list[Label]]:
@@ -86,7 +88,8 @@ def study_graph(study: Study) -> tuple[TaskGraph, list[Label]]:
     if study.dispatch == "strict":
         return step_graph(make("1f1b", Plan(study.stages, study.n)), step_costs(study))
     graph, labels, units = _greedy_structure(study.n, study.stages, study.sync_freq, study.ideal)
-    lengths = np.array([study.fwd_len, study.bwd_len, study.prop_len, study.prop_len, study.sync_base_len])
+    back = study.prop_len if study.grad_prop_len is None else study.grad_prop_len
+    lengths = np.array([study.fwd_len, study.bwd_len, study.prop_len, back, study.sync_base_len])
     impacts = np.array([study.fwd_impact, study.bwd_impact, 0.0, 0.0, 0.0])
     tasks = graph.tasks.copy()
     tasks.work = tasks.remaining = units @ lengths
@@ -94,14 +97,22 @@ def study_graph(study: Study) -> tuple[TaskGraph, list[Label]]:
     return graph._replace(tasks=tasks), labels
 
 
-def step_costs(study: Study) -> StepCosts:
-    """The study's lengths as the costs of any schedule with one stage per GPU."""
+def step_costs(study: Study, *, pieces: float = 1.0, weight_grad_len: float | None = None) -> StepCosts:
+    """The study's lengths as the costs of any schedule.
+
+    The lengths are those of a whole GPU, which a schedule may cut into `pieces` stages. Of a backward the weight
+    gradient takes `weight_grad_len`, half of it unless given.
+    """
+    weight_grad = study.bwd_len / 2 if weight_grad_len is None else weight_grad_len
+    if weight_grad > study.bwd_len:
+        raise ConfigError(f"a weight gradient of {weight_grad:g} is longer than the backward ({study.bwd_len:g}).")
     return StepCosts(
-        forward=study.fwd_len,
-        input_grad=study.bwd_len / 2,
-        weight_grad=study.bwd_len / 2,
+        forward=study.fwd_len / pieces,
+        input_grad=(study.bwd_len - weight_grad) / pieces,
+        weight_grad=weight_grad / pieces,
         send=study.prop_len,
-        sync=study.sync_base_len,
+        send_grad=study.grad_prop_len,
+        sync=study.sync_base_len / pieces,
         sync_freq=study.sync_freq,
         fwd_impact=study.fwd_impact,
         bwd_impact=study.bwd_impact,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gnomon.pipeline.schedule import Schedule
-from gnomon.pipeline.zoo import classic, dualpipe, zero_bubble, zero_bubble_auto, zero_bubble_v
+from gnomon.pipeline.zoo import classic, controllable_memory, dualpipe, zero_bubble, zero_bubble_auto, zero_bubble_v
 from gnomon.pipeline.zoo.plan import SCHEDULES, Family, Plan
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "Family",
     "Plan",
     "classic",
+    "controllable_memory",
     "dualpipe",
     "make",
     "zero_bubble",

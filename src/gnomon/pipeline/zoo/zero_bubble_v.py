@@ -66,13 +66,12 @@ def _pack(plan: Plan, limit: float, overrun_backward: bool, overrun_forward: boo
             timeline.fill_gap(leg, rank, overrun_long=overrun, overrun_short=False, allowance=allowance[rank])
             timeline.put(leg, rank)
         for rank in range(plan.ranks):
-            leg = _next_forward(timeline, rank)
-            if leg is not None:
+            if (forward := _next_forward(timeline, rank)) is not None:
                 timeline.make_room(rank, "F")
                 timeline.fill_gap(
-                    leg, rank, overrun_long=overrun_forward, overrun_short=False, allowance=allowance[rank]
+                    forward, rank, overrun_long=overrun_forward, overrun_short=False, allowance=allowance[rank]
                 )
-                timeline.put(leg, rank)
+                timeline.put(forward, rank)
     for rank in range(plan.ranks):
         timeline.put_all_weights(rank)
     return timeline

@@ -1,0 +1,135 @@
+"""Options that several `gnomon pipeline` commands share, and what they mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gnomon.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gnomon.pipeline.study import Study
+    from gnomon.pipeline.training import Training
+    from gnomon.pipeline.zoo import Plan
+
+STUDY = ("n", "stages", "fwd_len", "bwd_len", "prop_len", "sync_base_len", "fwd_impact", "bwd_impact", "sync_freq")
+TRAINING = ("model", "device", "node", "tensor_parallel", "data_parallel", "micro_batch", "sequence", "recompute",
+            "shard_optimizer")  # fmt: skip
+
+
+def option(*names: str, **settings: Any) -> Callable[[Any], Any]:
+    """An option that shows its default and also answers to its spelling with underscores."""
+    legacy = [name.replace("-", "_").replace("__", "--", 1) for name in names if name.count("-") > 2]
+    return click.option(*names, *legacy, show_default=settings.get("default") is not None, **settings)
+
+
+def study_options(function: Any) -> Any:
+    """The parameters of the study, which every schedule understands."""
+    for decorate in reversed(
+        (
+            option("-n", "--num-groups", "n", type=int, default=8, help="Micro-batches."),
+            option("--stages", "--num-gpus", "stages", type=int, default=4, help="Pipeline ranks."),
+            option("--fwd-len", type=float, default=1.0, help="A forward on one GPU."),
+            option("--bwd-len", type=float, default=2.0, help="A full backward on one GPU."),
+            option("--prop-len", type=float, default=1.0, help="Sending activations over an idle link."),
+            option("--sync-base-len", type=float, default=2.0, help="Synchronising one micro-batch's gradients."),
+            option("--fwd-impact", type=float, default=0.2, help="Rate a forward loses to grad_sync."),
+            option("--bwd-impact", type=float, default=0.2, help="Rate a backward loses to grad_sync."),
+            option(
+                "--sync-freq", type=int, default=None, help="Synchronise every this many micro-batches.  [default: 1]"
+            ),
+            option(
+                "--priority", "priorities", multiple=True, metavar="TYPE=WEIGHT", help="Link share, e.g. fwd_prop=0.5."
+            ),
+            option("--tier", "tiers", multiple=True, metavar="TYPE=LETTER", help="Exclusive tier, e.g. grad_prop=a."),
+            option("--sync-solo-w", hidden=True, default=None),
+        )
+    ):
+        function = decorate(function)
+    return function
+
+
+def training_options(function: Any) -> Any:
+    """A model on a GPU instead of lengths."""
+    for decorate in reversed(
+        (
+            option("--model", default=None, help="Take the costs from this model (see `gnomon catalog models`)."),
+            option("--device", default="h100", help="GPU."),
+            option("--node", default=None, help="Links between GPUs; the device's usual node if not given."),
+            option("--tensor-parallel", type=int, default=1, help="GPUs per rank."),
+            option("--data-parallel", type=int, default=1, help="Pipelines that synchronise their gradients."),
+            option("--micro-batch", type=int, default=1, help="Sequences per micro-batch."),
+            option("--sequence", type=int, default=4096, help="Tokens per sequence."),
+            option("--recompute", is_flag=True, help="Recompute activations in the backward."),
+            option("--shard-optimizer", is_flag=True, help="Spread the optimizer over the data-parallel pipelines."),
+            option("--source", default="roofline", help="Timing source (see `gnomon catalog sources`)."),
+            option("--path", default=None, help="Folder of measurements, for the source profile."),
+        )
+    ):
+        function = decorate(function)
+    return function
+
+
+def study_of(given: dict[str, Any], **more: Any) -> Study:
+    """The study that the options describe."""
+    from gnomon.core.config import build
+    from gnomon.pipeline.costs import TRANSFERS
+    from gnomon.pipeline.study import Study
+
+    kinds = dict(pair(text, "--priority") for text in given["priorities"])
+    kinds |= dict(pair(text, "--tier") for text in given["tiers"])
+    for name in kinds:
+        if name not in TRANSFERS:
+            raise ConfigError(f"there is no transfer {name!r}.", fix=f"Known: {', '.join(TRANSFERS)}.")
+    weights = {name: number(kinds[name], "--priority") for name, _ in (pair(t, "") for t in given["priorities"])}
+    letters = dict(pair(text, "--tier") for text in given["tiers"])
+    values = {name: given[name] for name in STUDY} | {"sync_freq": given["sync_freq"] or 1}
+    return build(Study, values | weights | letters | more)
+
+
+def study_plan(study: Study, plan: Plan, weight_grad_len: float | None, latency: float | None) -> Plan:
+    """The plan with the study's lengths, for schedules that are made to measure."""
+    weight_grad = study.bwd_len / 2 if weight_grad_len is None else weight_grad_len
+    return replace(
+        plan,
+        forward=study.fwd_len,
+        input_grad=max(study.bwd_len - weight_grad, 0.0),
+        weight_grad=weight_grad,
+        hop=study.prop_len + (latency or 0.0),
+    )
+
+
+def training_of(given: dict[str, Any]) -> Training:
+    """The training that the options describe."""
+    from gnomon.core.config import build
+    from gnomon.pipeline.training import Training
+
+    timing = {"source": given["source"], "path": given["path"]}
+    return build(Training, {name: given[name] for name in TRAINING} | {"timing": timing})
+
+
+def pair(text: str, option: str) -> tuple[str, str]:
+    """Split NAME=VALUE."""
+    name, sign, value = text.partition("=")
+    if not sign:
+        raise ConfigError(f"{text!r} is not NAME=VALUE.", where=option, fix="For example: fwd_prop=0.5")
+    return name.strip(), value.strip()
+
+
+def number(text: str, option: str) -> float:
+    """Read a number, or say which option has none."""
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(f"{text!r} is not a number.", where=option) from None
+
+
+def say_if_compiling() -> None:
+    """The first run after a change compiles the engine, which takes some seconds: say so."""
+    from gnomon.core.jit import is_compiled_already
+
+    if not is_compiled_already():
+        click.echo("compiling the engine (once, some seconds) ...", err=True)

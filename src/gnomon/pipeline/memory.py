@@ -1,0 +1,61 @@
+"""Activations held by each rank over the training step."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from gnomon.pipeline.fluid import Floats
+from gnomon.pipeline.graph import Label
+from gnomon.pipeline.run import Run
+
+
+class Curve(NamedTuple):
+    """A step function: `values[k]` holds from `times[k]` on."""
+
+    times: Floats
+    values: Floats
+
+    @property
+    def peak(self) -> float:
+        """The largest value."""
+        return float(self.values.max(initial=0.0))
+
+
+def activations(run: Run, *, per_stage: Floats | None = None, weight_grad_memory: float = 1.0) -> list[Curve]:
+    """For every rank what it holds: a forward's activations from its start to the end of its gradients.
+
+    `per_stage` is the size of one micro-batch's activations on each stage (1 unless given). Of them the share
+    `weight_grad_memory` stays after the input gradient until the weight gradient is done.
+    """
+    curves = []
+    for numbers in run.computes:
+        changes: list[tuple[float, float]] = []
+        for task in numbers:
+            start, end = float(run.trace.tasks.start[task]), float(run.trace.tasks.end[task])
+            label = run.labels[task]
+            for part in (label, label.other) if label.other else (label,):
+                size = 1.0 if per_stage is None else float(per_stage[part.stage])
+                at = start if part.kind in ("forward", "overlap") else end
+                changes.append((at, size * _change(part, weight_grad_memory)))
+        curves.append(_curve(changes))
+    return curves
+
+
+def _change(label: Label, weight_grad_memory: float) -> float:
+    """What a pass adds to the memory, in its stage's activations."""
+    changes = {
+        "forward": 1.0,
+        "overlap": 1.0,
+        "backward": -1.0,
+        "input_grad": weight_grad_memory - 1.0,
+        "weight_grad": -weight_grad_memory,
+    }
+    return changes[label.kind]
+
+
+def _curve(changes: list[tuple[float, float]]) -> Curve:
+    changes.sort()  # At one instant what is released comes before what is taken.
+    times = np.array([0.0] + [at for at, _ in changes])
+    return Curve(times, np.cumsum([0.0] + [change for _, change in changes]))

@@ -1,0 +1,221 @@
+"""Costs of a real model on a real GPU: the operators and times of serving, run forward and backward.
+
+A micro-batch of `micro_batch` sequences passes a stage as one prompt pass over all its tokens, without a KV cache and
+with the head over every token. The backward pass follows operator by operator:
+
+- a matrix multiplication becomes two of the same FLOPs: the input gradient with n and k swapped, the weight gradient
+  with the tokens as its k;
+- attention takes 2.5 times its forward (five multiplications instead of two, arXiv 2307.08691), element-wise operators
+  1.5 times (two tensors in and one out, instead of one and one), collectives again what they took.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from pydantic import PositiveInt
+
+from gnomon import catalog
+from gnomon.core.config import Config
+from gnomon.pipeline.costs import StepCosts
+from gnomon.pipeline.fluid import Floats
+from gnomon.pipeline.schedule import Schedule
+from gnomon.timing import Context, Operator, Timer, TimingConfig
+from gnomon.timing.communication import collective_s
+from gnomon.timing.operators import ACTIVATION_BYTES, Communication, Elementwise, Experts, Gemm, Prefill
+
+ATTENTION_BACKWARD = 2.5
+ELEMENTWISE_BACKWARD = 1.5
+WEIGHT_GRAD_MEMORY = 32 / 34
+"""Share of a layer's activations that its weight gradients need (arXiv 2401.10241: M_W = 32h of M_B = 34h)."""
+WEIGHT_AND_GRADIENT_BYTES = 4.0
+OPTIMIZER_BYTES = 12.0
+"""Per parameter in mixed-precision Adam (arXiv 1910.02054): bf16 weight and gradient; float32 weight, two moments."""
+SERVING_ONLY = ("kv_write", "attention_decode", "sampler", "logits_all_gather", "send_recv")
+"""Operators that a training pass does not have (or, for `send_recv`, that the network simulates)."""
+
+
+class Training(Config):
+    """A model in training."""
+
+    model: str = "llama-3-8b"
+    """Name in the catalog."""
+    device: str = "h100"
+    """GPU, by its name in the catalog."""
+    node: str | None = None
+    """Links between GPUs; the device's usual node unless given."""
+    tensor_parallel: PositiveInt = 1
+    """GPUs that share every layer: one rank of the pipeline."""
+    data_parallel: PositiveInt = 1
+    """Copies of the whole pipeline, which synchronise their gradients."""
+    micro_batch: PositiveInt = 1
+    """Sequences per micro-batch."""
+    sequence: PositiveInt = 4096
+    """Tokens per sequence."""
+    recompute: bool = False
+    """Keep only the input of each layer and run its forward again before the backward."""
+    shard_optimizer: bool = False
+    """Spread the optimizer's state over the data-parallel copies (ZeRO-1)."""
+    timing: TimingConfig = TimingConfig()
+
+
+@dataclass(frozen=True)
+class StageCost:
+    """One stage of one micro-batch, on one GPU."""
+
+    forward: float
+    input_grad: float
+    weight_grad: float
+    flops: float
+    """Of the forward pass."""
+    activation_bytes: float
+    parameters: float
+
+
+class TrainingCosts:
+    """The costs of `training` cut into stages."""
+
+    def __init__(self, training: Training, num_stages: int) -> None:
+        self.training = training
+        self.model, self.device = catalog.model(training.model), catalog.device(training.device)
+        self.node = catalog.node(training.node) if training.node else catalog.default_node(self.device)
+        self.parallelism = catalog.Parallelism(tensor_parallel=training.tensor_parallel, pipeline_parallel=num_stages)
+        self.parallelism.check(self.model)
+        self.timer = Timer(Context(self.model, self.device, self.node, self.parallelism, training.timing))
+        self.tokens = training.micro_batch * training.sequence
+
+    @cached_property
+    def stages(self) -> list[StageCost]:
+        """Every stage."""
+        return [self._stage(stage) for stage in range(self.parallelism.pipeline_parallel)]
+
+    def step_costs(self, schedule: Schedule, sync_freq: int | None = None) -> StepCosts:
+        """The costs of a training step in seconds: passes, transfers, and gradient synchronisation.
+
+        Gradients are synchronised once per step, or after every `sync_freq` micro-batches.
+        """
+        t, gpus = self.training, self.node.num_gpus
+        message = self.model.hidden_size * ACTIVATION_BYTES * self.tokens
+        across = _ranks_cross_nodes(schedule.num_ranks, t.tensor_parallel, gpus)
+        stride = gpus if across else t.tensor_parallel
+        latency, send = self._send_s(message, stride)
+        near = self._send_s(message, t.tensor_parallel)[1]
+        speeds = {
+            f"{a}-{b}": send / near
+            for a in range(schedule.num_ranks)
+            for b in range(schedule.num_ranks)
+            if across and a != b and near > 0 and (a * t.tensor_parallel) // gpus == (b * t.tensor_parallel) // gpus
+        }
+        every = sync_freq or schedule.num_microbatches
+        return StepCosts(
+            forward=tuple(s.forward for s in self.stages),
+            input_grad=tuple(s.input_grad for s in self.stages),
+            weight_grad=tuple(s.weight_grad for s in self.stages),
+            send=send,
+            latency=latency,
+            link_speed=speeds,
+            sync=tuple(self._sync_s(s, schedule.num_ranks) / every for s in self.stages),
+            sync_freq=every,
+        )
+
+    def activation_bytes(self) -> Floats:
+        """Of one micro-batch on each stage."""
+        return np.array([stage.activation_bytes for stage in self.stages])
+
+    def static_bytes(self, schedule: Schedule) -> Floats:
+        """Weights, gradients and optimizer state on each rank."""
+        shards = self.training.data_parallel if self.training.shard_optimizer else 1
+        each = WEIGHT_AND_GRADIENT_BYTES + OPTIMIZER_BYTES / shards
+        ranks = range(schedule.num_ranks)
+        return np.array([each * sum(self.stages[s].parameters for s in schedule.stages_of(rank)) for rank in ranks])
+
+    def step_flops(self, num_microbatches: int) -> float:
+        """Of one pipeline's step, over all GPUs: forward and twice that for backward; recomputation is not counted."""
+        forward = sum(stage.flops for stage in self.stages)
+        return 3.0 * forward * num_microbatches * self.training.tensor_parallel
+
+    def _stage(self, stage: int) -> StageCost:
+        forward = input_grad = weight_grad = flops = 0.0
+        for operator in self.timer.operators(stage):
+            if operator.name in SERVING_ONLY:
+                continue
+            f, i, w = (operator.count * seconds for seconds in self._passes(operator))
+            forward, input_grad, weight_grad = forward + f, input_grad + i, weight_grad + w
+            flops += operator.count * self._flops(operator)
+        if self.training.recompute:
+            input_grad += forward
+        layers = self.parallelism.layers_of_stage(self.model, stage)
+        parameters = self.model.weight_bytes_of_stage(self.parallelism, stage, "bf16") / 2.0
+        return StageCost(forward, input_grad, weight_grad, flops, sum(map(self._layer_bytes, layers)), parameters)
+
+    def _passes(self, operator: Operator) -> tuple[float, float, float]:
+        """Seconds of one call: forward, input gradient, weight gradient."""
+        work, tokens = operator.work, float(self.tokens)
+        match work:
+            case Gemm():
+                forward = self._seconds(operator, tokens)
+                transposed = self._like(operator, Gemm(work.k, work.n, work.weight_bytes), tokens, forward)
+                by_tokens = Gemm(work.n, self.tokens, work.weight_bytes)
+                return forward, transposed, self._like(operator, by_tokens, float(work.k), forward)
+            case Experts():
+                forward = self._seconds(operator, tokens)
+                return forward, forward, forward
+            case Elementwise():
+                forward = self._seconds(operator, tokens)
+                return forward, ELEMENTWISE_BACKWARD * forward, 0.0
+            case Prefill():
+                forward = self.training.micro_batch * self._seconds(operator, float(self.training.sequence), 0.0)
+                return forward, ATTENTION_BACKWARD * forward, 0.0
+            case Communication():
+                forward = self._seconds(operator, work.bytes_each * tokens)
+                return forward, forward, 0.0
+        raise AssertionError(f"{operator.name}: a training pass has no {operator.kind}")
+
+    def _seconds(self, operator: Operator, *sizes: float) -> float:
+        return float(self.timer.seconds(operator, *(np.array([size]) for size in sizes))[0])
+
+    def _like(self, operator: Operator, work: Gemm, rows: float, forward: float) -> float:
+        """Seconds of another multiplication, from the forward one's by the ratio that the roofline has for the two."""
+        roofline = self.timer.roofline
+        before = roofline.seconds(operator, np.array([float(self.tokens)]))
+        after = roofline.seconds(replace(operator, work=work), np.array([rows]))
+        return forward * float(after[0] / before[0])
+
+    def _flops(self, operator: Operator) -> float:
+        if isinstance(operator.work, Prefill):
+            sizes = (np.array([float(self.training.sequence)]), np.zeros(1))
+            return self.training.micro_batch * float(operator.flops(*sizes)[0])
+        return float(operator.flops(np.array([float(self.tokens)]))[0])
+
+    def _layer_bytes(self, layer: int) -> float:
+        """What one layer keeps of one micro-batch on one GPU: the inputs of its norms and multiplications.
+
+        With a GELU MLP of 4h this is sbh(8 + 24/t), i.e. arXiv 2205.05198 without dropout, under an attention kernel
+        that keeps no scores.
+        """
+        m, t = self.model, self.training.tensor_parallel
+        if self.training.recompute:
+            return m.hidden_size * ACTIVATION_BYTES * self.tokens
+        norms = 2 if m.parallel_attention else 4  # Each norm keeps its input, and its output is the next's input.
+        attention = m.q_size + m.num_kv_heads * (m.qk_head_dim + m.v_head_dim) + m.num_heads * m.v_head_dim
+        width = m.ffn_size
+        if m.has_experts(layer):
+            width = m.expert_ffn_size * (m.experts_per_token + m.num_shared_experts)
+        elements = norms * m.hidden_size + (attention + m.num_projections * width) / t
+        return elements * ACTIVATION_BYTES * self.tokens
+
+    def _send_s(self, message: float, stride: int) -> tuple[float, float]:
+        """Latency, and seconds that the message keeps a link busy."""
+        none, whole = collective_s("send_recv", np.array([0.0, message]), 2, self.node, stride)
+        return float(none), float(whole - none)
+
+    def _sync_s(self, stage: StageCost, num_ranks: int) -> float:
+        gradients = np.array([stage.parameters * ACTIVATION_BYTES])
+        stride = self.training.tensor_parallel * num_ranks
+        return float(collective_s("all_reduce", gradients, self.training.data_parallel, self.node, stride)[0])
+
+
+def _ranks_cross_nodes(num_ranks: int, tensor_parallel: int, gpus_per_node: int) -> bool:
+    return num_ranks * tensor_parallel > gpus_per_node

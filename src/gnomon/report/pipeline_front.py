@@ -1,0 +1,71 @@
+"""The Pareto front of a schedule search as a self-contained HTML page."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from pathlib import Path
+
+from gnomon.core.files import write_text
+from gnomon.pipeline.search import Found
+
+
+def write_front(found: Found, path: str | Path, unit: str) -> Path:
+    """Draw every candidate by memory and time, the front joined by a line, the limit as a dashed one."""
+    front = [one for one in found.candidates if one.is_on_front]
+    rest = [one for one in found.candidates if not one.is_on_front]
+    traces = [
+        {
+            "type": "scatter",
+            "mode": mode,
+            "name": name,
+            "x": [one.memory for one in members],
+            "y": [one.total_time for one in members],
+            "text": [one.name for one in members],
+            "textposition": "top right",
+            "textfont": {"size": 11, "color": "#2B3440" if members is front else "#9AA5B1"},
+            "line": {"shape": "hv", "color": "#4C78A8", "width": 2},
+            "marker": {"size": 10, "color": colour},
+            "hovertemplate": "%{text}<br>%{x:.4g} " + unit + "<br>%{y:.5g}<extra></extra>",
+        }
+        for name, members, mode, colour in (
+            ("front", front, "lines+markers+text", "#4C78A8"),
+            ("others", rest, "markers+text", "#C5CCD6"),
+        )
+    ]
+    shapes = []
+    if found.limit is not None:
+        line = {"color": "#E45756", "width": 2, "dash": "dash"}
+        shapes.append(
+            {"type": "line", "x0": found.limit, "x1": found.limit, "y0": 0, "y1": 1, "yref": "paper", "line": line}
+        )
+    axis = {"gridcolor": "#EEF1F4", "zeroline": False, "linecolor": "#C5CCD6", "ticks": "outside"}
+    layout = {
+        "height": 620,
+        "margin": {"l": 70, "r": 30, "t": 30, "b": 60},
+        "font": {"family": "Inter, system-ui, sans-serif", "size": 13, "color": "#2B3440"},
+        "plot_bgcolor": "#FFFFFF",
+        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom"},
+        "xaxis": axis | {"title": {"text": f"peak memory of a rank ({unit})"}},
+        "yaxis": axis | {"title": {"text": "make-span"}},
+        "shapes": shapes,
+    }
+    best = found.best
+    heading = f"Best within the limit: {best.name}" if best else "No schedule fits the limit"
+    figure = json.dumps({"data": traces, "layout": layout}).replace("</", "<\\/")
+    library = resources.files("plotly").joinpath("package_data", "plotly.min.js").read_text(encoding="utf-8")
+    return write_text(path, _PAGE.replace("@TITLE@", heading).replace("@FIGURE@", figure).replace("@PLOTLY@", library))
+
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>@TITLE@</title><style>
+body { margin: 0; background: #F4F6F8; color: #2B3440; font: 14px/1.45 Inter, system-ui, sans-serif; }
+main { max-width: 1200px; margin: 0 auto; padding: 20px clamp(8px, 2vw, 28px); }
+h1 { font-size: 21px; font-weight: 650; }
+section { background: #fff; border: 1px solid #E2E7ED; border-radius: 12px; padding: 14px; }
+</style></head><body><main><h1>@TITLE@</h1><section><div id="plot"></div></section></main>
+<script>@PLOTLY@</script>
+<script>const f = @FIGURE@; Plotly.newPlot("plot", f.data, f.layout, {responsive: true, displaylogo: false});</script>
+</body></html>
+"""

@@ -1,0 +1,201 @@
+"""A finished training step as bars and curves, for every kind of picture."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+
+from gnomon.pipeline.explain import critical_path
+from gnomon.pipeline.fluid import FREE, LINK
+from gnomon.pipeline.memory import Curve
+from gnomon.pipeline.run import Run
+
+View = Literal["single_channel", "dual_channel"]
+
+COLOURS = {
+    "forward": "#4C78A8",
+    "backward": "#54A24B",
+    "input_grad": "#72B7B2",
+    "weight_grad": "#9D7CBF",
+    "overlap": "#2F7F86",
+    "fwd_prop": "#8CB8E0",
+    "grad_prop": "#F2A65A",
+    "grad_sync": "#E45756",
+    "latency": "#C9C9C9",
+}
+NAMES = {
+    "forward": "forward",
+    "backward": "backward",
+    "input_grad": "input gradient",
+    "weight_grad": "weight gradient",
+    "overlap": "forward and backward",
+    "fwd_prop": "activations",
+    "grad_prop": "gradients of activations",
+    "grad_sync": "gradient synchronisation",
+    "latency": "latency",
+}
+LANES: dict[View, tuple[tuple[str, tuple[str, ...]], ...]] = {
+    "single_channel": (("link", ("fwd_prop", "grad_prop", "grad_sync", "latency")),),
+    "dual_channel": (("down", ("fwd_prop",)), ("up", ("grad_prop", "grad_sync"))),
+}
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One rectangle: on lane number `lane`, between `low` and `high` of its height."""
+
+    task: int
+    kind: str
+    lane: int
+    start: float
+    end: float
+    low: float
+    high: float
+    text: str
+    hover: str
+    throttled: bool
+    critical: bool
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One row of the picture; GPUs are counted from 1."""
+
+    gpu: int
+    name: str
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Lanes from the top down, and what is on them."""
+
+    lanes: list[Lane]
+    bars: list[Bar]
+
+    @property
+    def kinds(self) -> list[str]:
+        """The kinds there are, in the order of the legend."""
+        present = {bar.kind for bar in self.bars}
+        return [kind for kind in COLOURS if kind in present]
+
+
+def timeline(run: Run, view: View = "single_channel") -> Timeline:
+    """The bars of a run: passes on compute lanes, transfers as high as their share on link lanes."""
+    has_links = bool(len(run.trace.segments)) or bool((run.trace.tasks.channel == FREE).any())
+    kinds = LANES[view] if has_links else ()
+    lanes = []
+    for rank in range(run.num_ranks):
+        lanes += [Lane(rank + 1, "compute"), *(Lane(rank + 1, name) for name, _ in kinds)]
+    on_path = {step.task for step in critical_path(run)}
+    per_rank = 1 + len(kinds)
+    bars = [_pass(run, task, rank * per_rank, on_path) for rank, row in enumerate(run.computes) for task in row]
+    for offset, (_, members) in enumerate(kinds, start=1):
+        for rank in range(run.num_ranks):
+            bars += _link(run, rank, members, rank * per_rank + offset, on_path)
+    return Timeline(lanes, bars)
+
+
+def link_use(run: Run) -> list[Curve]:
+    """For every rank how much of its egress link is in use over time."""
+    changes: list[list[tuple[float, float]]] = [[] for _ in range(run.num_ranks)]
+    for task, start, end, share in run.trace.segments:
+        rank = int(run.trace.tasks.rank[int(task)])
+        changes[rank] += [(start, share), (end, -share)]
+    return [_curve(sorted(row)) for row in changes]
+
+
+def bandwidth(run: Run) -> dict[str, Curve]:
+    """How much of all egress links each kind of transfer uses over time, on common times."""
+    segments = run.trace.segments
+    times = np.unique(np.concatenate([[0.0], segments[:, 1], segments[:, 2]]))
+    kinds = np.array([run.labels[int(task)].kind for task in segments[:, 0]])
+    curves = {}
+    for kind in (kind for kind in COLOURS if (kinds == kind).any()):
+        change = np.zeros(times.size)
+        mine = segments[kinds == kind]
+        np.add.at(change, np.searchsorted(times, mine[:, 1]), mine[:, 3])
+        np.subtract.at(change, np.searchsorted(times, mine[:, 2]), mine[:, 3])
+        curves[kind] = Curve(times, np.clip(np.round(np.cumsum(change), 9), 0.0, None) / run.num_ranks)
+    return curves
+
+
+def _curve(changes: list[tuple[float, float]]) -> Curve:
+    times, values, level = [0.0], [0.0], 0.0
+    for at, change in changes:
+        level += change
+        if at == times[-1]:
+            values[-1] = level
+        else:
+            times.append(at)
+            values.append(level)
+    return Curve(np.array(times), np.clip(np.round(values, 9), 0.0, None))
+
+
+def _pass(run: Run, task: int, lane: int, on_path: set[int]) -> Bar:
+    label, row = run.labels[task], run.trace.tasks[task]
+    text = str(label.microbatch) if label.other is None else f"{label.microbatch}|{label.other.microbatch}"
+    hover = f"{_sentence(run, task)}<br>{row.start:.6g} to {row.end:.6g} ({row.end - row.start:.6g})"
+    slowed = row.end - row.start - row.work
+    if slowed > 1e-6 * max(row.work, 1e-12):
+        hover += f"<br>slowed by synchronisation: {slowed:.4g}"
+    return Bar(task, label.kind, lane, row.start, row.end, 0.0, 1.0, text, hover, False, task in on_path)
+
+
+def _link(run: Run, rank: int, kinds: tuple[str, ...], lane: int, on_path: set[int]) -> Iterator[Bar]:
+    """Transfers of one lane, stacked by share at every moment; latencies as a thin line at the bottom."""
+    tasks = run.trace.tasks
+    pieces: dict[tuple[float, float], list[tuple[int, float]]] = defaultdict(list)
+    segments = [
+        (int(task), start, end, share)
+        for task, start, end, share in run.trace.segments
+        if share > 0.0 and tasks.rank[int(task)] == rank and run.labels[int(task)].kind in kinds
+    ]
+    cuts = np.unique([at for _, start, end, _ in segments for at in (start, end)])
+    for task, start, end, share in segments:
+        inside = cuts[np.searchsorted(cuts, start) : np.searchsorted(cuts, end) + 1]
+        for a, b in pairwise(inside):
+            pieces[float(a), float(b)].append((task, share))
+    stretched: dict[int, tuple[float, float, float, float]] = {}
+    for (start, end), members in sorted(pieces.items()):
+        low = 0.0
+        for task, share in sorted(members, key=lambda member: (tasks.type[member[0]], tasks.order[member[0]])):
+            before = stretched.get(task)
+            if before and before[1:] == (start, low, share):
+                stretched[task] = (before[0], end, low, share)
+            else:
+                if before:
+                    yield _transfer(run, task, lane, *before, on_path)
+                stretched[task] = (start, end, low, share)
+            low += share
+    for task, piece in stretched.items():
+        yield _transfer(run, task, lane, *piece, on_path)
+    for task in np.flatnonzero((tasks.channel == FREE) & (tasks.rank == rank)).tolist():
+        if run.labels[task].kind in kinds:
+            yield _transfer(run, task, lane, float(tasks.start[task]), float(tasks.end[task]), 0.0, 0.25, on_path)
+
+
+def _transfer(
+    run: Run, task: int, lane: int, start: float, end: float, low: float, share: float, on_path: set[int]
+) -> Bar:
+    row, label = run.trace.tasks[task], run.labels[task]
+    hover = f"{_sentence(run, task)}<br>ready {row.ready:.6g}, done {row.end:.6g}"
+    if row.channel == LINK:
+        hover += f"<br>{share:.3g} of the link from {start:.6g} to {end:.6g}"
+    if row.throttled:
+        hover += "<br>slowed by its receiver"
+    high = min(low + share, 1.0)
+    throttled = bool(row.throttled)
+    return Bar(task, label.kind, lane, start, end, low, high, str(label.microbatch), hover, throttled, task in on_path)
+
+
+def _sentence(run: Run, task: int) -> str:
+    label = run.labels[task]
+    text = f"<b>{NAMES[label.kind]}</b> of micro-batch {label.microbatch}, stage {label.stage}"
+    if label.other:
+        text += f" and {label.other.microbatch}, stage {label.other.stage}"
+    return text

@@ -1,0 +1,286 @@
+"""The pipeline simulator against recorded runs, sweeps, published bubble tables and schedules."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gnomon.core import config
+from gnomon.core.errors import ConfigError, DataError, GnomonError
+from gnomon.pipeline import pytorch_csv, sweep
+from gnomon.pipeline.costs import StepCosts
+from gnomon.pipeline.execution import execute, step_graph
+from gnomon.pipeline.fluid import NO_TIER
+from gnomon.pipeline.run import run_graph
+from gnomon.pipeline.schedule import Schedule
+from gnomon.pipeline.study import Study, simulate
+from gnomon.pipeline.sweep_config import SweepConfig, priority_grid
+from gnomon.pipeline.validate import validate
+from gnomon.pipeline.zoo import SCHEDULES, Plan, make
+
+RUN_TOLERANCE = 1e-6
+SWEEP_TOLERANCE = 1e-4
+PRINTED_DIGITS = 0.5e-4 + 1e-9
+"""A value that rounds to the four digits printed."""
+HEURISTIC_TOLERANCE = 0.005
+"""For packed schedules, whose heuristics differ in detail."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One expected value and what came out."""
+
+    what: str
+    expected: float | str | None
+    obtained: float | str
+    tolerance: float = 0.0
+
+    @property
+    def difference(self) -> float | None:
+        """Obtained less expected, for numbers."""
+        if isinstance(self.expected, int | float) and isinstance(self.obtained, int | float):
+            return self.obtained - self.expected
+        return None
+
+    @property
+    def ok(self) -> bool:
+        """Within the tolerance; a value without expectation is for information."""
+        if self.expected is None:
+            return True
+        if self.difference is not None:
+            return abs(self.difference) <= self.tolerance
+        return self.expected == self.obtained
+
+
+def verify(path: str | Path) -> list[Check]:
+    """Every check of one file: a run list, a sweep CSV, bubble tables, or a PyTorch schedule CSV."""
+    path = Path(path)
+    if path.suffix.lower() == ".csv":
+        return list(_sweep(path) if _first_line(path) == ",".join(sweep.COLUMNS) else _schedule(path))
+    data = _json(path)
+    if isinstance(data, list):
+        return list(_runs(data, path))
+    if isinstance(data, dict) and any(_is_table(value) for value in data.values()):
+        return list(_tables(data, path))
+    raise DataError(
+        "this is neither a list of runs nor bubble tables.",
+        where=str(path),
+        fix="Give a run list (JSON), a sweep CSV, bubble tables (JSON) or a schedule (CSV).",
+    )
+
+
+def is_sweep_config(path: str | Path) -> bool:
+    """Whether the file is a sweep's configuration, which stands beside its CSV and has no results of its own."""
+    try:
+        config.load(SweepConfig, path)
+    except GnomonError:
+        return False
+    return True
+
+
+def _runs(runs: list[Any], path: Path) -> Iterator[Check]:
+    for number, run in enumerate(runs):
+        where = f"{path}, run {number}"
+        try:
+            study = _study(run)
+            expected = float(run["total_time"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(f"the run cannot be read: {error!r}.", where=where) from None
+        except ConfigError as error:
+            raise DataError(error.what, where=where, fix=error.fix) from None
+        result = simulate(study, record=False)
+        yield Check(f"run {number}: total_time", expected, result.total_time, RUN_TOLERANCE)
+        if "throttled" in run:
+            throttled = sorted(str(task) for task in result.throttled)
+            yield Check(f"run {number}: throttled", _list(sorted(run["throttled"])), _list(throttled))
+
+
+def _study(run: dict[str, Any]) -> Study:
+    lengths, tiers, weights = run["lengths"], run["tiers"], run["priorities"]
+    return config.build(
+        Study,
+        {
+            "n": run["n"],
+            "stages": run["num_gpus"],
+            "fwd_len": lengths["forward"],
+            "bwd_len": lengths["backward"],
+            "prop_len": lengths["fwd_prop"],
+            "grad_prop_len": lengths["grad_prop"],
+            "sync_base_len": lengths["grad_sync"],
+            "fwd_impact": run["fwd_impact"],
+            "bwd_impact": run["bwd_impact"],
+            "sync_freq": run["sync_freq"],
+            "ideal": run.get("is_ideal", False),
+            **{kind: tiers.get(kind) or weights[kind] for kind in ("fwd_prop", "grad_prop", "grad_sync")},
+        },
+    )
+
+
+def _sweep(path: Path) -> Iterator[Check]:
+    tables = sweep.read_csv(path)
+    beside = _config_beside(path)
+    stages = beside.stages if beside else 4
+    for table in tables:
+        given = table.parameters | {
+            "n": int(table.parameters["n"]),
+            "sync_freq": int(table.parameters["sync_freq"]),
+            "stages": stages,
+        }
+        name = " ".join(f"{key}={value:g}" for key, value in table.parameters.items())
+        for cells, expected in zip(table.priorities, table.total_time, strict=True):
+            kinds = dict(zip(("fwd_prop", "grad_prop", "grad_sync"), map(sweep.as_priority, cells), strict=True))
+            total = simulate(config.build(Study, given | kinds, where=str(path)), record=False).total_time
+            yield Check(f"{name} | {' '.join(cells)}", float(expected), round(total, 4), SWEEP_TOLERANCE)
+    if beside:
+        yield from _completeness(tables, beside)
+
+
+def _completeness(tables: list[sweep.SweepTable], beside: SweepConfig) -> Iterator[Check]:
+    """The rows must be those of the configuration beside the CSV: every combination, every priority."""
+    weights = {float(cell) for table in tables for row in table.priorities for cell in row if not cell.isalpha()}
+    step = min((weight for weight in weights if weight > 0), default=1.0)
+    yield Check("configurations", len(beside.studies()), len(tables))
+    yield Check("rows", len(beside.studies()) * len(priority_grid(step)), sum(len(t.priorities) for t in tables))
+
+
+def _config_beside(path: Path) -> SweepConfig | None:
+    stem = path.stem.split("_step")[0]
+    for name in (f"{stem}.json", f"{stem}_config.json", f"{path.stem}.json"):
+        if (path.parent / name).is_file():
+            return config.load(SweepConfig, path.parent / name)
+    return None
+
+
+def _tables(data: dict[str, Any], path: Path) -> Iterator[Check]:
+    for name, rows in data.items():
+        if not _is_table(rows):
+            continue
+        for number, row in enumerate(rows):
+            where = f"{path}, {name}[{number}]"
+            try:
+                yield from _table_row(row, f"{name} {row.get('model', '')} p={row['p']} m={row['m']}", where)
+            except (KeyError, TypeError, ValueError) as error:
+                raise DataError(f"the row cannot be read: {error!r}.", where=where) from None
+
+
+def _table_row(row: dict[str, Any], name: str, where: str) -> Iterator[Check]:
+    # Per-chunk times are those of half a rank: a V has two chunks.
+    if "chunk_TF_us" in row:
+        times = [2.0 * float(row[f"chunk_{key}_us"]) for key in ("TF", "TB", "TW")]
+        hop = float(row["Tcomm_us"])
+    else:
+        times = [float(row[key]) for key in ("TF", "TB", "TW")]
+        hop = float(row["Tcomm"])
+    plan = Plan(
+        int(row["p"]),
+        int(row["m"]),
+        chunks=int(row.get("v", 2)),
+        forward=times[0],
+        input_grad=times[1],
+        weight_grad=times[2],
+        hop=hop,
+        weight_grad_memory=_weight_memory(row),
+    )
+    for schedule, expected in row["bubble"].items():
+        kind = {"1f1b-i": "interleaved"}.get(schedule.lower(), schedule.lower())
+        if kind not in SCHEDULES:
+            raise DataError(f"there is no schedule {schedule!r}.", where=where, fix=f"Known: {', '.join(SCHEDULES)}.")
+        packed = kind.startswith(("zb-1p", "zb-2p", "zb-v", "zb-auto", "v-"))
+        tolerance = HEURISTIC_TOLERANCE if packed else PRINTED_DIGITS
+        if kind == "interleaved":
+            yield Check(f"{name} {schedule} (published)", expected, bubble(kind, plan, published=True), tolerance)
+            yield Check(f"{name} {schedule} (strict)", None, bubble(kind, plan))
+        else:
+            yield Check(f"{name} {schedule}", expected, bubble(kind, plan), tolerance)
+
+
+def _weight_memory(row: dict[str, Any]) -> float:
+    """M_W / M_B with M_B = 34h + 5as and M_W = 32h (arXiv 2401.10241); 1 where the row does not say."""
+    if not all(key in row for key in "has"):
+        return 1.0
+    h, a, s = (float(row[key]) for key in "has")
+    return 32 * h / (34 * h + 5 * a * s)
+
+
+def bubble(kind: str, plan: Plan, *, published: bool = False) -> float:
+    """(cost - m(TF+TB+TW)) / cost, with the paper's conventions.
+
+    The cost is the make-span, but for ZB-H2 and the packed schedules the longest span of a rank, since the next step
+    can begin there before the others end. `published` leaves out what the published interleaved figures leave out.
+    """
+    schedule = make(kind, plan)
+    pieces = schedule.num_stages // plan.ranks
+    costs = StepCosts(
+        forward=plan.forward / pieces,
+        input_grad=plan.input_grad / pieces,
+        weight_grad=plan.weight_grad / pieces,
+        latency=plan.hop,
+    )
+    wrap_for = plan.ranks if published else None
+    graph, labels = step_graph(schedule, costs, wrap_for=wrap_for)
+    run = run_graph(kind, plan.ranks, graph, labels, _no_priorities(), record=False)
+    cost = run.total_time if kind in ("gpipe", "1f1b", "interleaved", "zb-h1") else float(run.spans.max())
+    return 1.0 - plan.microbatches * (plan.forward + plan.input_grad + plan.weight_grad) / cost
+
+
+def _no_priorities() -> Any:
+    import numpy as np
+
+    return np.ones(3), np.full(3, NO_TIER, dtype=np.int64)
+
+
+def _schedule(path: Path) -> Iterator[Check]:
+    schedule = pytorch_csv.read(path)
+    try:
+        validate(schedule, where=str(path))
+    except DataError as error:
+        yield Check("valid", "yes", f"no: {error.what}")
+        return
+    yield Check("valid", "yes", "yes")
+    if schedule.num_stages == 2 * schedule.num_ranks and _is_dualpipe_v(schedule):
+        yield from _dualpipe_v(schedule)
+
+
+def _is_dualpipe_v(schedule: Schedule) -> bool:
+    plan = Plan(schedule.num_ranks, schedule.num_microbatches)
+    return plan.microbatches >= 2 * plan.ranks and make("dualpipe-v", plan).ranks == schedule.ranks
+
+
+def _dualpipe_v(schedule: Schedule) -> Iterator[Check]:
+    """Make-span and worst idle time by the closed form (PP/2-1)(F&B+B-3W), with PP virtual stages."""
+    stages = schedule.num_stages
+    for f, i, w, both in ((1, 1, 1, 3), (1, 1, 1, 2), (2, 2, 1, 5), (3, 3, 2, 7)):
+        run = execute(schedule, StepCosts(forward=f, input_grad=i, weight_grad=w, overlapped=both), record=False)
+        idle = (stages // 2 - 1) * (both + i + w - 3 * w)
+        worst = float((run.total_time - run.busy).max())
+        yield Check(f"DualPipeV (F, I, W, F&B) = ({f}, {i}, {w}, {both}): idle", idle, worst, RUN_TOLERANCE)
+        busy = float(run.busy[run.busy.argmin()])
+        yield Check(f"DualPipeV ({f}, {i}, {w}, {both}): make-span", idle + busy, run.total_time, RUN_TOLERANCE)
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(row, dict) and "bubble" in row for row in value)
+
+
+def _list(items: list[str]) -> str:
+    return "; ".join(items) or "none"
+
+
+def _first_line(path: Path) -> str:
+    try:
+        with path.open(encoding="utf-8") as file:
+            return file.readline().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"cannot be read: {error}.", where=str(path)) from None
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"cannot be read: {error}.", where=str(path)) from None
+    except json.JSONDecodeError as error:
+        raise DataError(f"not valid JSON: {error.msg}.", where=f"{path}:{error.lineno}") from None
