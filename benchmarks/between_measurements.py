@@ -3,8 +3,8 @@
     python benchmarks/between_measurements.py REFERENCE
 
 1. Mixed attention (a chunk and decodes in one call) is measured on a grid with a factor of two between points. Every
-   other point of one axis is left out and predicted: by the grid estimator over fitted prices (the default), over
-   nothing, and by straight lines between raw points.
+   other point of one axis is left out and predicted: by the grid estimator over its bound (the default), over
+   none, and by straight lines between raw points.
 2. Skewed decodes: at their mean length, and with the fitted alpha, for decodes alone and for mixed batches, with one
    alpha for both or one for each.
 3. A GEMM or attention shape is left out and made from its neighbours (needs the extra [silicon]).
@@ -19,12 +19,14 @@ from pathlib import Path
 import numpy as np
 
 from gnomon.catalog.devices import device
+from gnomon.catalog.model_library import model
 from gnomon.catalog.nodes import default_node
+from gnomon.catalog.parallelism import Parallelism
 from gnomon.timing import silicon
-from gnomon.timing.estimators.bounds import priced_work
 from gnomon.timing.estimators.grid import Grid, filled
-from gnomon.timing.operators import Decode, Floats, Gemm, Kind, Mixed, Operator, Prefill
+from gnomon.timing.operators import Decode, Floats, Gemm, Kind, Operator, Prefill, mixed_attention, stage_operators
 from gnomon.timing.profile import servingsim
+from gnomon.timing.profile.measured import bound_of
 from gnomon.timing.profile.samples import Samples, SkewSamples
 from gnomon.timing.profile.shapes import from_neighbours
 from gnomon.timing.profile.skew import skew_table
@@ -61,10 +63,10 @@ class Straight:
         return total
 
 
-def thinned(samples: Samples) -> None:
+def thinned(samples: Samples, operator: Operator, roofline: Roofline) -> None:
     x, y = samples.sizes, samples.seconds
-    bound = priced_work(Mixed(1, 1, 1, 1, 1))
-    for name, make in (("prices", lambda: Grid(bound)), ("none", Grid), ("straight", Straight)):
+    bound = bound_of(operator, roofline, samples)
+    for name, make in (("default", lambda: Grid(bound)), ("none", Grid), ("straight", Straight)):
         errors = []
         for axis in range(4):
             levels = np.unique(x[:, axis])
@@ -132,7 +134,10 @@ def _attention(kind: str, heads: int, kv_heads: int, dim: int) -> Prefill | Deco
 def main(reference: Path) -> None:
     for path in sorted(reference.glob("vllm/profiles/**/attention.csv")):
         print("/".join(path.parts[-6:-1]))
-        thinned(servingsim.read_attention(path)["attention_mixed"])
+        gpu, shape = device(path.parts[-6]), model("/".join(path.parts[-5:-3]))
+        degree = Parallelism(tensor_parallel=int(path.parts[-2].removeprefix("tp")))
+        operator = mixed_attention(stage_operators(shape, degree))
+        thinned(servingsim.read_attention(path)["attention_mixed"], operator, Roofline(gpu, default_node(gpu)))
         skewed(servingsim.read_skew(path.with_name("skew.csv")))
     for name in ("h100", "h200", "a100-80gb"):
         print(f"{name}, each shape from its neighbours")

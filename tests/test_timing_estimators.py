@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from gnomon.core.errors import DataError, MissingExtraError, UnknownNameError
 from gnomon.timing.estimators import estimator, estimator_names
-from gnomon.timing.estimators.bounds import Fixed, Priced, priced_work
+from gnomon.timing.estimators.bounds import Fixed, Priced, bound_for
 from gnomon.timing.estimators.grid import Grid, filled
 from gnomon.timing.estimators.validation import a_fifth, held_out_errors, shuffled, unshuffled
-from gnomon.timing.operators import Decode, Floats, Gemm, Mixed
+from gnomon.timing.operators import Decode, Elementwise, Floats
 
 
 def kernel(x: Floats) -> Floats:
@@ -76,7 +76,7 @@ def test_holes_are_filled_by_what_rows_and_columns_agree_on() -> None:
 
 def test_a_row_that_was_never_measured_is_interpolated_between_its_neighbours() -> None:
     x = POINTS[POINTS[:, 0] != 8]
-    made = Grid(priced_work(Decode(1, 1, 1, 1, 1))).fit(x, kernel(x))
+    made = Grid(bound_for(Decode(1, 1, 1, 1, 1))).fit(x, kernel(x))
     at = POINTS[POINTS[:, 0] == 8]
     assert made.predict(at) == pytest.approx(kernel(at), rel=0.02)
 
@@ -97,10 +97,10 @@ def test_points_that_share_no_values_are_refused() -> None:
         Grid().fit(x, np.ones(300))
 
 
-def test_priced_work_finds_the_prices_and_none_is_negative() -> None:
+def test_bound_for_finds_the_prices_and_none_is_negative() -> None:
     x = plane([1, 2, 4, 8], [16, 64, 256, 1024])
     truth = 1e-5 + 3e-9 * x[:, 0] * x[:, 1]
-    bound = priced_work(Decode(1, 1, 1, 1, 1))
+    bound = bound_for(Decode(1, 1, 1, 1, 1))
     assert bound is not None
     formula = bound.fitted(x, truth)
     assert formula(np.array([[100.0, 10000.0]])) == pytest.approx([1e-5 + 3e-3])
@@ -109,9 +109,20 @@ def test_priced_work_finds_the_prices_and_none_is_negative() -> None:
     assert decreasing(np.array([[1e6, 0.0]]))[0] > 0
 
 
-def test_a_tiled_product_has_no_price_per_amount_but_mixed_attention_has() -> None:
-    assert priced_work(Gemm(8, 8)) is None
-    assert priced_work(Mixed(1, 1, 1, 1, 1)) is not None
+def test_a_wrong_roofline_is_outvoted_by_the_amounts_of_work() -> None:
+    x = plane([1, 2, 4, 8], [16, 64, 256, 1024])
+    truth = kernel(x)
+    wrong = bound_for(Decode(1, 1, 1, 1, 1), lambda at: np.sqrt(at[:, 0]))
+    assert wrong is not None
+    far = np.array([[64.0, 8192.0]])
+    assert wrong.fitted(x, truth)(far) == pytest.approx(kernel(far), rel=0.1)
+
+
+def test_element_wise_kernels_take_the_roofline_as_it_is() -> None:
+    roofline = bound_for(Elementwise(4.0), kernel)
+    assert roofline is not None
+    assert roofline.fitted(POINTS, np.ones(len(POINTS)))(POINTS) == pytest.approx(kernel(POINTS))
+    assert bound_for(Elementwise(4.0)) is None
 
 
 def test_held_out_points_are_not_seen() -> None:
@@ -138,7 +149,7 @@ def test_consecutive_folds_are_harder_than_shuffled_ones() -> None:
     """Steps of 64 KV tokens, measured every 32: a gap of many steps is guessed less well than a single hole."""
     x = np.array([(d, k) for k in range(32, 2048, 32) for d in (1, 2, 4, 8, 16, 32, 64)], dtype=float)
     y = kernel(x)
-    bound = priced_work(Decode(1, 1, 1, 1, 1))
+    bound = bound_for(Decode(1, 1, 1, 1, 1))
     within, across = shuffled(lambda: Grid(bound), x, y), unshuffled(lambda: Grid(bound), x, y)
     assert within.mean < 0.01 < across.mean < 0.1
 

@@ -90,13 +90,13 @@ def vidur_tables(data: Path) -> list[Table]:
 
 
 def sample(tables: Sequence[Table], every: int = 12) -> list[Table]:
-    """Few enough tables to train forests on: all of attention, and every n-th of the rest of each operator."""
+    """Few enough tables to train forests on: all of attention and communication, every n-th of the others."""
     kept: list[Table] = []
     seen: dict[str, int] = {}
     for table in tables:
         index = seen.setdefault(table.operator.name, 0)
         seen[table.operator.name] += 1
-        step = {"mlp": every, "all_reduce": 4, "send_recv": 4}.get(table.group, 1)
+        step = every if table.group == "mlp" else 1
         if index % step == 0:
             kept.append(table)
     return kept

@@ -1,7 +1,7 @@
 """Bounds: the shape that a kernel's time follows.
 
-A roofline is a bound as it stands. For attention and communication the amounts of work alone (pairs, KV tokens read,
-bytes, a constant) do better once their prices are fitted to the measurements: no device constant is needed.
+A roofline is a bound as it stands. It does better as one of several amounts (a constant, tokens, pairs, KV tokens
+read, bytes) whose prices are fitted to the measurements: where the device's constants are off, the amounts take over.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gnomon.timing.estimators.interface import Floats, Formula
-from gnomon.timing.operators import Communication, Decode, Experts, Mixed, Prefill, Work
+from gnomon.timing.operators import Communication, Decode, Experts, Gemm, Mixed, Prefill, Work
 
 
 @dataclass(frozen=True)
@@ -40,21 +40,15 @@ class Priced:
         return lambda points: np.maximum(amounts(points) @ prices, smallest)
 
 
-def priced_work(work: Work) -> Priced | None:
-    """The amounts of work of one operator, or None where a price per amount says too little (tiled GEMMs)."""
-    match work:
-        case Prefill():
-            return Priced(_prefill)
-        case Decode():
-            return Priced(_decode)
-        case Mixed():
-            return Priced(lambda x: np.column_stack([_prefill(x[:, :2]), _decode(x[:, 2:])[:, 1:]]))
-        case Communication():
-            return Priced(lambda x: np.column_stack([np.ones(len(x)), x[:, 0]]))
-        case Experts():  # Points are (tokens, touched experts).
-            return Priced(lambda x: np.column_stack([np.ones(len(x)), x[:, 0], x[:, 1]]))
-        case _:
-            return None
+def bound_for(work: Work, roofline: Formula | None = None) -> Fixed | Priced | None:
+    """The bound for one operator: its amounts of work and the roofline, priced; the roofline alone where that is best
+    (element-wise kernels: a floor and bytes, which it has already)."""
+    amounts = _AMOUNTS.get(type(work))
+    if amounts is None:
+        return Fixed(roofline) if roofline else None
+    if roofline is None:
+        return Priced(amounts)
+    return Priced(lambda x: np.column_stack([amounts(x), roofline(x)]))
 
 
 def _prefill(x: Floats) -> Floats:
@@ -65,6 +59,25 @@ def _prefill(x: Floats) -> Floats:
 def _decode(x: Floats) -> Floats:
     sequences, kv = x.T
     return np.column_stack([np.ones(len(x)), sequences * kv, sequences])
+
+
+def _mixed(x: Floats) -> Floats:
+    return np.column_stack([_prefill(x[:, :2]), _decode(x[:, 2:])[:, 1:]])
+
+
+def _linear(x: Floats) -> Floats:
+    """A constant and each size: tokens, bytes, or tokens and touched experts."""
+    return np.column_stack([np.ones(len(x)), x])
+
+
+_AMOUNTS: dict[type[Work], Formula] = {
+    Gemm: _linear,
+    Prefill: _prefill,
+    Decode: _decode,
+    Mixed: _mixed,
+    Communication: _linear,
+    Experts: _linear,
+}
 
 
 def _non_negative(relative: Floats) -> Floats:

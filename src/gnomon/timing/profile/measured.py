@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from gnomon.timing.estimators import Bound, Estimator, estimator
-from gnomon.timing.estimators.bounds import Fixed, priced_work
+from gnomon.timing.estimators.bounds import bound_for
 from gnomon.timing.estimators.validation import a_fifth
 from gnomon.timing.operators import Experts, Floats, Operator
 from gnomon.timing.profile.samples import Bundle, Samples
@@ -96,16 +96,13 @@ class Measured:
         return self._roofline.experts_s(work, tokens) / self._roofline.experts_s(local, tokens)
 
 
-def bound_of(operator: Operator, roofline: Roofline, samples: Samples) -> Bound:
-    """The shape that an operator's time follows: its work at fitted prices, else the roofline."""
-    if isinstance(operator.work, Experts) and samples.sizes.shape[1] == 1:
-        return Fixed(lambda x: roofline.seconds(operator, *x.T))
-    return priced_work(operator.work) or Fixed(lambda x: roofline.seconds(_unfused(operator), *x.T))
-
-
-def _unfused(operator: Operator) -> Operator:
-    """A fused operator that was measured after all has the shape of any other."""
-    return replace(operator, is_fused=False) if operator.is_fused else operator
+def bound_of(operator: Operator, roofline: Roofline, samples: Samples) -> Bound | None:
+    """The shape that an operator's time follows."""
+    if isinstance(operator.work, Experts) and samples.sizes.shape[1] == 2:
+        return bound_for(operator.work)  # The roofline's experts go by tokens alone.
+    # A fused operator that was measured after all has the shape of any other.
+    alone = replace(operator, is_fused=False)
+    return bound_for(operator.work, lambda x: roofline.seconds(alone, *x.T))
 
 
 def _points(operator: Operator, samples: Samples, sizes: tuple[Floats, ...]) -> Floats:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from gnomon.catalog.devices import DEVICES, Device
+from gnomon.catalog.library import folded
 from gnomon.catalog.model_library import MODELS
 from gnomon.catalog.model_library import model as model_called
 from gnomon.catalog.models import Model
@@ -101,7 +102,9 @@ def attention_shape(path: Path) -> tuple[Model, int, Device]:
     gpu = next((name for word in words if (name := DEVICES.resolve(word))), None)
     if gpu is None:
         raise DataError("does not say on which device it was measured.", where=str(path), fix="Put it into its name.")
-    for name in MODELS.names:
+    # Several models share these numbers; the one that the path names comes first.
+    spelled = folded(str(path))
+    for name in sorted(MODELS.names, key=lambda name: folded(name) not in spelled):
         shape = model_called(name)
         if (shape.hidden_size, shape.num_heads, shape.num_kv_heads) == (hidden, heads, kv_heads):
             return shape, degree, DEVICES[gpu]
