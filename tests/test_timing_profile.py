@@ -16,10 +16,11 @@ from gnomon.catalog.model_library import model
 from gnomon.catalog.nodes import default_node, node
 from gnomon.catalog.parallelism import Parallelism
 from gnomon.core.errors import ConfigError, DataError
+from gnomon.profiling import bundle as written
 from gnomon.timing.baking import iteration_tables
 from gnomon.timing.config import TimingConfig
 from gnomon.timing.operators import Floats, Operator, mixed_attention, stage_operators
-from gnomon.timing.profile import Measured, make
+from gnomon.timing.profile import Measured, make, native
 from gnomon.timing.source import Context, make_source
 
 MODEL = "qwen2.5-0.5b"  # 14 heads of 64, 2 KV heads, hidden 896, MLP 4864, vocabulary 151936
@@ -120,6 +121,14 @@ def test_own_format_is_found_by_shape(bundle: Path) -> None:
     assert 0 < source.uncertainty(operators["attention_decode"]) < 0.2
 
 
+def test_what_the_profiler_writes_is_read(tmp_path: Path) -> None:
+    rows = {"gemm": {("bf16", m, 1152, 896): (1e-5 + m * 1e-7, 0.01) for m in TOKENS}, "attention": {}}
+    written.write(tmp_path, rows, {"device": "NVIDIA H100 80GB HBM3", "dtype": "bf16"})
+    c = context(tmp_path)
+    assert make_source(c).seconds(graph(c)["qkv_proj"], at(64)) == pytest.approx([1e-5 + 64e-7])
+    assert set(written.COLUMNS.items()) == set(native.KEYS.items())
+
+
 def test_own_format_gathers_count_what_one_rank_contributes(bundle: Path) -> None:
     c = context(bundle, degree=2)
     source, operators = make_source(c), graph(c)
@@ -166,7 +175,7 @@ def test_baking_a_bundle_says_what_is_missing_and_what_lies_beyond(bundle: Path)
         ({"gemm.csv": "dtype,m,n,k,seconds\nbf16,1,8,8,0\n"}, {}, "'seconds' is not positive"),
         ({"gemm.csv": "dtype,m,n,k,seconds\nbf16,1,8,8,250\n"}, {}, "longer than any kernel.*unit is seconds"),
         ({"gemm.csv": "dtype,m,n,k,seconds,note\nbf16,1,8,8,1e-5,x\n"}, {}, "unknown column 'note'"),
-        ({"attention.csv": ATTENTION}, {}, "no gemm.csv"),
+        ({}, {}, "lists no files"),
         ({"gemm.csv": GEMM, "extra.csv": GEMM}, {}, "unknown file 'extra'"),
         ({"gemm.csv": GEMM}, {"device": "a40"}, "measured on a40, not on h100"),
         ({"gemm.csv": GEMM}, {"version": 7}, "version 7"),

@@ -41,23 +41,26 @@ def read(root: Path, device: Device, dtype: str, kv_dtype: str) -> Bundle:
     """All shapes of the bundle that were measured in these number formats."""
     manifest = read_manifest(root)
     name = str(manifest["device"])
-    if DEVICES.resolve(name) not in (device.name, None) or (DEVICES.resolve(name) is None and name != device.name):
+    if (DEVICES.resolve(name) or name) != device.name:
         raise DataError(
             f"was measured on {name}, not on {device.name}.", where=str(root), fix=f"Use device {name}, or another one."
         )
-    files = {file.split(".")[0]: _checked(root, file, manifest) for file in manifest["files"]}
     bundle = Bundle(str(root))
-    _read_gemm(bundle, files["gemm"], dtype)
-    if "attention" in files:
-        _read_attention(bundle, files["attention"], kv_dtype)
-    if "skew" in files:
-        _read_skew(bundle, files["skew"], kv_dtype)
-    if "elementwise" in files:
-        _read_elementwise(bundle, files["elementwise"])
-    if "moe" in files:
-        _read_experts(bundle, files["moe"], dtype)
-    if "collective" in files:
-        _read_collectives(bundle, files["collective"])
+    for file in manifest["files"]:
+        columns = _checked(root, file, manifest)
+        match file.split(".")[0]:
+            case "gemm":
+                _read_gemm(bundle, columns, dtype)
+            case "attention":
+                _read_attention(bundle, columns, kv_dtype)
+            case "skew":
+                _read_skew(bundle, columns, kv_dtype)
+            case "elementwise":
+                _read_elementwise(bundle, columns)
+            case "moe":
+                _read_experts(bundle, columns, dtype)
+            case "collective":
+                _read_collectives(bundle, columns)
     return bundle
 
 
@@ -78,8 +81,8 @@ def read_manifest(root: Path) -> dict[str, Any]:
         if key not in manifest:
             raise DataError(f"has no key {key!r}.", where=str(path), fix="See the profile format in the documentation.")
     names = [file.split(".")[0] for file in manifest["files"]]
-    if "gemm" not in names:
-        raise DataError("lists no gemm.csv or gemm.csv.gz.", where=str(path), fix="A bundle needs matrix products.")
+    if not names:
+        raise DataError("lists no files.", where=str(path), fix=f"A bundle has one of: {', '.join(KEYS)}.")
     for name in names:
         if name not in KEYS:
             raise DataError(f"lists an unknown file {name!r}.", where=str(path), fix=f"Known: {', '.join(KEYS)}.")
