@@ -276,6 +276,15 @@ def test_vidur_without_a_column_is_refused(tmp_path: Path) -> None:
         make(vidur_context(root))
 
 
+def test_times_in_another_unit_are_refused(tmp_path: Path) -> None:
+    """Milliseconds where seconds belong: still a number, but no kernel takes a tenth of a second for one token."""
+    rows = "".join(f"bf16,{m},1152,896,{10 + 0.1 * m}\n" for m in TOKENS)
+    folder = write_bundle(tmp_path / "bundle", {"gemm.csv": "dtype,m,n,k,seconds\n" + rows})
+    c = context(folder)
+    with pytest.raises(DataError, match=r"gemm.csv: the times of qkv_proj are .* unit is seconds in Gnomon's"):
+        make_source(c).measured(graph(c)["qkv_proj"])
+
+
 # LLMServingSim's layout
 
 

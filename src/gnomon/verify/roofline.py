@@ -36,18 +36,15 @@ MIN_WIDTH = 512
 
 
 def roofline_errors(data: Path) -> list[dict[str, Any]]:
-    """One row per device, data set and kind of operator; then one per device over all of its tables.
-
-    Mixed batches are left out of the latter: they are so many that nothing else would count.
-    """
+    """One row per device, data set and kind of operator; then one per device over all of its tables."""
     errors: dict[tuple[str, str, str], list[Floats]] = {}
     for table, origin in [*_vidur(data), *_servingsim(data), *_silicon()]:
         key = (table.roofline.device.name, origin, _kind(table.operator))
         errors.setdefault(key, []).append(_errors(table))
     rows = [_row(*key, found) for key, found in sorted(errors.items())]
     for name in sorted({key[0] for key in errors}):
-        kept = [key for key in errors if key[0] == name and key[2] != "attention_mixed"]
-        rows.append(_row(name, "all", "all but mixed", [one for key in kept for one in errors[key]]))
+        found = [one for key, tables in errors.items() if key[0] == name for one in tables]
+        rows.append(_row(name, "all", "all", found))
     return rows
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from gnomon.core.errors import DataError
 from gnomon.timing.estimators import Bound, Estimator, estimator
 from gnomon.timing.estimators.bounds import bound_for
 from gnomon.timing.estimators.validation import a_fifth
@@ -18,6 +19,9 @@ from gnomon.timing.source import ANY, Range
 
 MIN_ROWS = 3
 """Fewer measurements than this say nothing about a shape."""
+
+
+FARTHEST_FROM_ROOFLINE = 100.0
 
 
 class Measured:
@@ -34,7 +38,11 @@ class Measured:
         """What was measured of an operator, or of the shapes nearest to it."""
         if operator not in self._samples:
             found = self.bundle.find(operator) or from_neighbours(self.bundle, operator, self._roofline.seconds)
-            self._samples[operator] = found if found is not None and len(found.seconds) >= MIN_ROWS else None
+            if found is not None and len(found.seconds) < MIN_ROWS:
+                found = None
+            if found is not None:
+                _refuse_other_units(operator, found, self._roofline)
+            self._samples[operator] = found
         return self._samples[operator]
 
     def measured(self, operator: Operator) -> Range | None:
@@ -94,6 +102,20 @@ class Measured:
             work.weight_bytes,
         )
         return self._roofline.experts_s(work, tokens) / self._roofline.experts_s(local, tokens)
+
+
+def _refuse_other_units(operator: Operator, samples: Samples, roofline: Roofline) -> None:
+    """No kernel is this far from its roofline: times in another unit are at least a thousand times off."""
+    if samples.sizes.shape[1] != len(roofline.measured(operator) or ()):
+        return
+    expected = roofline.seconds(replace(operator, is_fused=False), *samples.sizes.T)
+    ratio = float(np.median(samples.seconds / expected))
+    if not 1.0 / FARTHEST_FROM_ROOFLINE < ratio < FARTHEST_FROM_ROOFLINE:
+        raise DataError(
+            f"the times of {operator.name} are {ratio:.3g} times what {roofline.device.name} would need.",
+            where=samples.where,
+            fix="The unit is seconds in Gnomon's format, milliseconds in Vidur's, microseconds in LLMServingSim's.",
+        )
 
 
 def bound_of(operator: Operator, roofline: Roofline, samples: Samples) -> Bound | None:
