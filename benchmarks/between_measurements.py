@@ -23,7 +23,8 @@ from gnomon.catalog.model_library import model
 from gnomon.catalog.nodes import default_node
 from gnomon.catalog.parallelism import Parallelism
 from gnomon.timing import silicon
-from gnomon.timing.estimators.grid import Grid, filled
+from gnomon.timing.estimators.grid import Grid
+from gnomon.timing.estimators.holes import filled
 from gnomon.timing.operators import Decode, Floats, Gemm, Kind, Operator, Prefill, mixed_attention, stage_operators
 from gnomon.timing.profile import servingsim
 from gnomon.timing.profile.measured import bound_of

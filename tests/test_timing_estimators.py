@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from gnomon.core.errors import DataError, MissingExtraError, UnknownNameError
 from gnomon.timing.estimators import estimator, estimator_names
 from gnomon.timing.estimators.bounds import Fixed, Priced, bound_for
-from gnomon.timing.estimators.grid import Grid, filled
+from gnomon.timing.estimators.grid import Grid
+from gnomon.timing.estimators.holes import filled
 from gnomon.timing.estimators.validation import a_fifth, held_out_errors, shuffled, unshuffled
 from gnomon.timing.operators import Decode, Elementwise, Floats
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from gnomon.timing.estimators.grid import filled
+from gnomon.timing.estimators.holes import filled
 from gnomon.timing.operators import Floats, Operator
 from gnomon.timing.profile.samples import Bundle, SkewSamples, shape_keys
 from gnomon.timing.source import Source
