@@ -8,7 +8,10 @@ from typing import Any
 __version__ = "0.1.0"
 
 # Loaded on first use, so that `import gnomon` and `gnomon --help` stay fast.
-_LAZY: dict[str, str] = {}
+_LAZY: dict[str, str] = {
+    "Result": "gnomon.api",
+    "simulate": "gnomon.api",
+}
 
 __all__ = ["__version__", *_LAZY]
 

@@ -1,0 +1,51 @@
+"""The folder of a run: the scenario to run it again, the summary, the tables, the report, the trace."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from gnomon.core.config import save
+from gnomon.core.files import write_text, written_whole
+from gnomon.report.serving_frames import iteration_frame, request_frame
+from gnomon.report.serving_html import write_report
+from gnomon.report.serving_trace import write_trace
+from gnomon.serving.metrics import Summary
+from gnomon.serving.simulate import Run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+EXTRAS = ("csv", "events", "operators")
+"""What is written only on request: the tables as CSV, every request's events as JSON, operator-level times."""
+
+
+def write_run(run: Run, summary: Summary, folder: str | Path, extras: tuple[str, ...] = ()) -> Path:
+    """Write everything about a run into `folder`, made if missing; files of the same name are replaced."""
+    from gnomon.report.serving_events import write_events
+    from gnomon.report.serving_operators import operator_frame
+
+    folder = Path(folder)
+    requests, iterations = request_frame(run), iteration_frame(run)
+    save(run.scenario, folder / "scenario.yaml")
+    write_text(folder / "summary.json", json.dumps(summary.to_dict(), indent=1))
+    frames: dict[str, pl.DataFrame] = {"requests": requests, "iterations": iterations}
+    if "operators" in extras:
+        frames["operators"] = operator_frame(run)
+    for name, frame in frames.items():
+        _write(folder / f"{name}.parquet", frame.write_parquet)
+        if "csv" in extras:
+            _write(folder / f"{name}.csv", frame.write_csv)
+    if "events" in extras:
+        write_events(requests, folder / "events.json")
+    write_trace(run, folder / "trace.json.gz")
+    write_report(run, summary, folder / "report.html")
+    return folder
+
+
+def _write(path: Path, write: Callable[[Path], None]) -> None:
+    with written_whole(path) as temporary:
+        write(temporary)

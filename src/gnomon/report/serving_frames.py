@@ -1,0 +1,58 @@
+"""The tables of a serving run as data frames: one row per request, one per iteration and stage."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from gnomon.serving.metrics import request_times
+from gnomon.serving.simulate import Run
+from gnomon.serving.state import FINISHED, IN_FLIGHT, NOT_ARRIVED, REJECTED, RUNNING, WAITING
+
+STATUS = {
+    NOT_ARRIVED: "not_arrived",
+    WAITING: "waiting",
+    RUNNING: "running",
+    IN_FLIGHT: "running",
+    FINISHED: "finished",
+    REJECTED: "rejected",
+}
+
+
+def request_frame(run: Run) -> pl.DataFrame:
+    """Every request: lengths, where it ran, stamps and latencies; null where something did not happen."""
+    q, times = run.cluster.requests, request_times(run)
+    stamps = ("scheduled_s", "first_token_s", "finished_s")
+    names = np.array([STATUS[code] for code in sorted(STATUS)])
+    columns = {
+        "request": np.arange(q.size),
+        "status": pl.Series(names[q.status], dtype=pl.Categorical),
+        "replica": q.replica,
+        "arrival_s": np.where(np.isfinite(q.arrival_s), q.arrival_s, np.nan),
+        "prompt_tokens": q.prompt_tokens,
+        "output_tokens": q.output_tokens,
+        **{stamp: np.where(q[stamp] >= 0, q[stamp], np.nan) for stamp in stamps},
+        "scheduling_delay_s": times.scheduling_delay_s,
+        "ttft_s": times.ttft_s,
+        "tpot_s": times.tpot_s,
+        "e2e_s": times.e2e_s,
+        "normalized_s": times.normalized_s,
+        "preempted_s": q.preempted_s,
+        "num_restarts": q.num_restarts,
+        "cached_tokens": q.cached_tokens,
+        "session": q.session,
+    }
+    frame = pl.DataFrame({name: _contiguous(values) for name, values in columns.items()}, nan_to_null=True)
+    return frame.with_columns(pl.col("replica", "session").replace(-1, None))
+
+
+def iteration_frame(run: Run) -> pl.DataFrame:
+    """Every iteration that was kept, one row per pipeline stage."""
+    rows = run.log.iterations[: run.log.used[0]]
+    names = [name for name in rows.dtype.names or () if name != "first_member"]
+    frame = pl.DataFrame({name: np.ascontiguousarray(rows[name]) for name in names})
+    return frame.rename({"number": "iteration"}).with_columns(duration_s=pl.col("end_s") - pl.col("start_s"))
+
+
+def _contiguous(values: object) -> object:
+    return np.ascontiguousarray(values) if isinstance(values, np.ndarray) else values

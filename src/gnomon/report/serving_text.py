@@ -1,0 +1,190 @@
+"""A serving run in words: the scenario in a sentence, the summary as tables for a terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from gnomon.core import units
+from gnomon.serving.metrics import Summary
+from gnomon.serving.percentiles import STATISTICS
+from gnomon.serving.scenario import PoolConfig, Scenario
+from gnomon.serving.usage import Utilization
+
+LATENCIES = {
+    "ttft_s": "time to first token",
+    "tbt_s": "time between tokens",
+    "tpot_s": "time per output token",
+    "e2e_s": "end to end",
+    "scheduling_delay_s": "scheduling delay",
+    "normalized_s": "end to end per output token",
+}
+
+Row = dict[str, Any]
+
+
+def title(scenario: Scenario) -> str:
+    """The deployment in one line."""
+    return f"{scenario.model} on {' + '.join(_pool(pool) for pool in scenario.kinds())}"
+
+
+def _pool(pool: PoolConfig) -> str:
+    replica = pool.replica
+    assert replica is not None
+    degrees = [
+        f"{short} {value}"
+        for short, value in (
+            ("TP", replica.tensor_parallel),
+            ("PP", replica.pipeline_parallel),
+            ("DP", replica.data_parallel),
+        )
+        if value > 1
+    ]
+    degrees += ["EP"] if replica.expert_parallel else []
+    count = pool.num_replicas
+    gpus = f"{replica.num_gpus} x {pool.device}" if replica.num_gpus > 1 else f"{pool.device}"
+    one = f"{gpus} ({', '.join(degrees)})" if degrees else gpus
+    return f"{count} x [{one}]" if count > 1 else one
+
+
+def policy_words(scenario: Scenario) -> str:
+    """How batches are formed and requests routed, in one line."""
+    kinds = scenario.kinds()
+    policies = list(dict.fromkeys(pool.batching.policy for pool in kinds if pool.batching))
+    words = f"batching {' and '.join(policies)}"
+    num_replicas = sum(pool.num_replicas * (pool.replica.data_parallel if pool.replica else 1) for pool in kinds)
+    return f"{words}, routed by {scenario.router.name}" if num_replicas > 1 else words
+
+
+def workload_words(scenario: Scenario) -> str:
+    """The load in one line."""
+    w = scenario.workload
+    lengths = w.preset or (w.trace and Path(w.trace.file).name) or f"{w.lengths.distribution} lengths"
+    count = f"{w.num_requests:,} requests" if w.num_requests else "requests"
+    arrivals = w.arrivals
+    if arrivals.process == "closed_loop":
+        how = f"{arrivals.concurrency} at a time"
+    elif arrivals.process == "batch":
+        how = "all at once"
+    elif arrivals.process == "trace":
+        how = f"as recorded, {w.rate:g} per second" if w.rate else "as recorded"
+    else:
+        how = f"{arrivals.process.replace('_', ' ')} arrivals, {w.rate:g} per second"
+    return f"{count} of {lengths}, {how}"
+
+
+def latency_rows(summary: Summary) -> list[Row]:
+    """Percentiles of every latency, formatted."""
+    rows = []
+    for name, words in LATENCIES.items():
+        spread = getattr(summary.latency, name)
+        values = {s: getattr(spread, s) for s in STATISTICS}
+        row: Row = {"latency": words}
+        rows.append(row | {s: units.seconds(v) if v is not None else None for s, v in values.items()})
+    return rows
+
+
+def figure_rows(summary: Summary) -> list[tuple[str, str]]:
+    """The other figures as (name, value) pairs, in the order of the terminal table."""
+    t, c, i, use, cost = (
+        summary.throughput, summary.requests, summary.iterations, summary.utilization, summary.cost,
+    )  # fmt: skip
+    offered = f" of {t.offered_requests_per_s:.4g} offered" if t.offered_requests_per_s else ""
+    rows = [
+        (
+            "requests",
+            f"{c.finished:,} of {c.offered:,} finished in {units.seconds(summary.duration_s)}{_lost(summary)}",
+        ),
+        ("throughput", f"{t.requests_per_s:.4g} requests/s{offered}"),
+        ("tokens", f"{t.output_tokens_per_s:,.0f} output/s, {t.prompt_tokens_per_s:,.0f} prompt/s"),
+    ]
+    if summary.slo is not None:
+        rows.append(("SLO", slo_words(summary)))
+    rows += [
+        ("GPUs", f"{use_words(use)}"),
+        ("KV cache", f"{use.kv_mean:.1%} mean, {use.kv_peak:.1%} peak{_preempted(summary)}"),
+        ("batches", f"{i.count:,}, mean {i.mean_size:.3g} requests, {i.mean_tokens:,.4g} tokens, "
+                    f"{units.seconds(i.mean_duration_s)}"),
+        ("lengths", f"{summary.prompt_tokens.mean:,.0f} prompt and {summary.output_tokens.mean:,.0f} output tokens in "
+                    f"the mean, P:D {summary.prompt_to_output:.3g}"),
+    ]  # fmt: skip
+    if summary.prefix_hit_rate:
+        rows.append(("prefix cache", f"{summary.prefix_hit_rate:.1%} of prompt tokens found"))
+    rows.append(("cost", cost_words(summary)))
+    rows.append(("timing", f"expected error {summary.timing_error:.0%} per iteration"))
+    assert cost.num_gpus > 0
+    return rows
+
+
+def use_words(use: Utilization) -> str:
+    """Time and work shares in one line."""
+    rest = f", {use.bubble:.1%} bubble" if use.bubble else ""
+    rest += f", {use.idle:.1%} idle" if use.idle is not None else ""
+    return f"{use.busy:.1%} busy{rest}; MFU {use.mfu:.1%}, memory bandwidth {use.hbm:.1%}"
+
+
+def slo_words(summary: Summary) -> str:
+    """Targets, attainment, goodput."""
+    slo = summary.slo
+    assert slo is not None
+    targets = [
+        f"{name} ≤ {units.seconds(limit)}{f' met by {share:.1%}' if share is not None else ''}"
+        for name, limit, share in (
+            ("TTFT", slo.ttft_s, slo.ttft_attainment),
+            ("TPOT", slo.tpot_s, slo.tpot_attainment),
+            ("E2E", slo.e2e_s, slo.e2e_attainment),
+        )
+        if limit is not None
+    ]
+    every = f"all by {slo.attainment:.1%}, " if len(targets) > 1 else ""
+    return f"{', '.join(targets)}; {every}goodput {slo.goodput_requests_per_s:.4g} requests/s"
+
+
+def cost_words(summary: Summary) -> str:
+    """Dollars per hour and per million tokens."""
+    cost = summary.cost
+    million = cost.per_million_output_tokens
+    per = f", ${million:.3g} per million output tokens" if million is not None else ""
+    gpus = "GPU" if cost.num_gpus == 1 else "GPUs"
+    return f"{cost.num_gpus} {gpus}, ${cost.per_hour:,.2f} per hour{per}"
+
+
+def replica_rows(summary: Summary, limit: int | None = None) -> list[Row]:
+    """One formatted row per replica."""
+    return [
+        {
+            "replica": use.replica,
+            "device": f"{use.num_gpus} x {use.device}" if use.num_gpus > 1 else use.device,
+            "finished": use.finished,
+            "batches": use.iterations,
+            "tokens": use.tokens,
+            "busy": f"{use.utilization.busy:.1%}",
+            "MFU": f"{use.utilization.mfu:.1%}",
+            "HBM": f"{use.utilization.hbm:.1%}",
+            "KV mean": f"{use.utilization.kv_mean:.1%}",
+            "KV peak": f"{use.utilization.kv_peak:.1%}",
+            "pre-emptions": use.preemptions,
+            "prefix hits": f"{use.prefix_hit_rate:.1%}" if use.prefix_hit_rate is not None else None,
+        }
+        for use in summary.replicas[:limit]
+    ]
+
+
+def _lost(summary: Summary) -> str:
+    c = summary.requests
+    parts = [
+        f"{count:,} {words}"
+        for count, words in (
+            (c.rejected, "rejected"),
+            (c.too_long, "too long"),
+            (c.unfinished, "unfinished"),
+            (c.not_arrived, "not arrived"),
+        )
+        if count
+    ]
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def _preempted(summary: Summary) -> str:
+    c = summary.requests
+    return f"; {c.preemptions:,} pre-emptions of {c.preempted:,} requests" if c.preemptions else ""

@@ -1,0 +1,110 @@
+"""A serving run as a trace for Perfetto (ui.perfetto.dev) or chrome://tracing: a lane per replica and stage."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from gnomon.core.files import written_whole
+from gnomon.serving.simulate import Run
+
+MAX_ROWS = 100_000
+"""Iterations (times stages) in a trace: about as many as a browser shows without effort."""
+MAX_COUNTERS = 20_000
+"""Points of each counter."""
+
+
+def write_trace(run: Run, path: str | Path, max_rows: int = MAX_ROWS) -> Path:
+    """Write a trace, compressed if the name ends in .gz; a stretch from the middle of the run if it is too long.
+
+    A process is a replica, a thread a pipeline stage; beside them the KV blocks in use and the requests that wait.
+    What is left out is said in the trace's metadata and in the names of its processes.
+    """
+    rows = shown_rows(run, max_rows)
+    said = _said(run, len(rows))
+    lines = [json.dumps(name) for name in _names(run, said)]
+    lines += [line for frame in (_slices(rows), *_counters(rows)) for line in frame.write_ndjson().splitlines()]
+    head = json.dumps({"displayTimeUnit": "ms", "otherData": {"what": said}})
+    text = head[:-1] + ', "traceEvents": [\n' + ",\n".join(lines) + "\n]}\n"
+    with written_whole(path) as temporary:
+        if Path(path).suffix == ".gz":
+            temporary.write_bytes(gzip.compress(text.encode(), compresslevel=1, mtime=0))
+        else:
+            temporary.write_text(text, encoding="utf-8")
+    return Path(path)
+
+
+def shown_rows(run: Run, max_rows: int = MAX_ROWS) -> pl.DataFrame:
+    """The iterations that go into the trace: all, or an unbroken stretch from the middle of the run."""
+    log = run.log.iterations[: run.log.used[0]]
+    if len(log) > max_rows:
+        # Cut by time, so that every lane covers the same stretch.
+        starts = np.sort(log["start_s"])
+        first = (len(log) - max_rows) // 2
+        log = log[(log["start_s"] >= starts[first]) & (log["start_s"] < starts[first + max_rows])]
+    names = (
+        "replica",
+        "stage",
+        "number",
+        "start_s",
+        "end_s",
+        "size",
+        "prefill_tokens",
+        "decodes",
+        "used_blocks",
+        "waiting",
+    )
+    return pl.DataFrame({name: np.ascontiguousarray(log[name]) for name in names})
+
+
+def _said(run: Run, shown: int) -> str:
+    """What a reader should know about what is left out."""
+    total, one_in = int(run.log.used[0]), int(run.log.used[3])
+    said = "every iteration" if one_in == 1 else f"one in {one_in} iterations"
+    return said if shown == total else f"{said}, {shown:,} of {total:,} rows from the middle of the run"
+
+
+def _names(run: Run, said: str) -> list[dict[str, Any]]:
+    kinds = run.kind_of_replica
+    events: list[dict[str, Any]] = []
+    for r, stages in enumerate(run.cluster.replicas.num_stages.tolist()):
+        name = f"replica {r} ({run.kinds[kinds[r]].device.name}; {said})"
+        events.append({"ph": "M", "name": "process_name", "pid": r, "args": {"name": name}})
+        events += [
+            {"ph": "M", "name": "thread_name", "pid": r, "tid": stage, "args": {"name": f"stage {stage}"}}
+            for stage in range(stages)
+        ]
+    return events
+
+
+def _slices(rows: pl.DataFrame) -> pl.DataFrame:
+    """One complete event per iteration and stage, named by what it holds (Perfetto colours by name)."""
+    has_prefill, has_decodes = pl.col("prefill_tokens") > 0, pl.col("decodes") > 0
+    name = pl.when(has_prefill & has_decodes).then(pl.lit("mixed"))
+    return rows.select(
+        ph=pl.lit("X"),
+        name=name.when(has_prefill).then(pl.lit("prefill")).otherwise(pl.lit("decode")),
+        ts=_microseconds("start_s"),
+        dur=((pl.col("end_s") - pl.col("start_s")) * 1e6).round(3),
+        pid="replica",
+        tid="stage",
+        args=pl.struct(requests="size", prefill_tokens="prefill_tokens", decodes="decodes", iteration="number"),
+    )
+
+
+def _counters(rows: pl.DataFrame) -> list[pl.DataFrame]:
+    first = rows.filter(pl.col("stage") == 0)
+    some = first.gather_every(max(1, len(first) // MAX_COUNTERS))
+    return [
+        some.select(ph=pl.lit("C"), name=pl.lit(name), ts=_microseconds("end_s"), pid="replica", args=pl.struct(value))
+        for name, value in (("KV blocks", "used_blocks"), ("waiting requests", "waiting"))
+    ]
+
+
+def _microseconds(column: str) -> pl.Expr:
+    return (pl.col(column) * 1e6).round(3)

@@ -1,0 +1,375 @@
+"""The summary of a run as plain data: every figure that the table, the report and `summary.json` show.
+
+Nothing here is simulated: all of it is computed from the engine's records. `docs/metrics.md` defines each figure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from gnomon.serving.percentiles import Percentiles, percentiles, weighted_percentiles
+from gnomon.serving.saturation import Saturation, saturation
+from gnomon.serving.scenario import SloConfig
+from gnomon.serving.simulate import Run
+from gnomon.serving.state import FINISHED, NOT_ARRIVED, REJECTED, Floats
+from gnomon.serving.usage import ReplicaUse, Utilization, overall, replica_uses
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What became of the requests."""
+
+    offered: int
+    """Requests of the workload, those too long included."""
+    finished: int
+    rejected: int
+    """Refused by a replica: they can never be admitted."""
+    too_long: int
+    """Refused on arrival: longer than the model or the scenario allows."""
+    unfinished: int
+    """Arrived but not done at the time limit."""
+    not_arrived: int
+    """Not yet arrived at the time limit."""
+    preempted: int
+    """Requests that were pre-empted at least once."""
+    preemptions: int
+    """Pre-emptions, each a restart."""
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Seconds, over finished requests; `tbt_s` over all gaps between tokens."""
+
+    ttft_s: Percentiles
+    tbt_s: Percentiles
+    tpot_s: Percentiles
+    e2e_s: Percentiles
+    scheduling_delay_s: Percentiles
+    normalized_s: Percentiles
+    """E2E per output token."""
+    preempted_s: Percentiles
+    """Time between pre-emption and being scheduled again, over the pre-empted requests."""
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """Per second of the run, from the first arrival to the last end."""
+
+    requests_per_s: float
+    output_tokens_per_s: float
+    prompt_tokens_per_s: float
+    tokens_per_s: float
+    output_tokens_per_s_per_gpu: float
+    offered_requests_per_s: float | None
+    """Arrivals per second while they lasted; None where all came at once."""
+
+
+@dataclass(frozen=True)
+class Slo:
+    """How many of the requests that arrived met the scenario's latency targets."""
+
+    ttft_s: float | None
+    tpot_s: float | None
+    e2e_s: float | None
+    attainment: float
+    """Share of the requests that met every target; rejected and unfinished ones did not."""
+    ttft_attainment: float | None
+    tpot_attainment: float | None
+    e2e_attainment: float | None
+    goodput_requests_per_s: float
+    """Requests per second that met every target."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What the GPUs cost, in US dollars."""
+
+    num_gpus: int
+    per_hour: float
+    per_million_output_tokens: float | None
+    per_million_tokens: float | None
+    """Prompt and output tokens of finished requests."""
+    per_thousand_requests: float | None
+
+
+@dataclass(frozen=True)
+class Iterations:
+    """What the batches were like."""
+
+    count: int
+    mean_size: float
+    """Requests per iteration."""
+    mean_tokens: float
+    mean_duration_s: float
+    """Seconds of the first pipeline stage."""
+    beyond_measured: int
+    """Iterations outside the range that the timing source has measured."""
+    kept_one_in: int
+    """The table of iterations holds one in this many."""
+    gaps_merged: int
+    """How often neighbouring gaps between tokens were merged to save memory; 0: TBT percentiles are exact."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """All figures of a run."""
+
+    duration_s: float
+    """From the first arrival to the last end."""
+    requests: Counts
+    latency: Latency
+    throughput: Throughput
+    slo: Slo | None
+    utilization: Utilization
+    cost: Cost
+    iterations: Iterations
+    prompt_tokens: Percentiles
+    output_tokens: Percentiles
+    prompt_to_output: float
+    """Prompt tokens over output tokens of the whole workload (P:D)."""
+    prompt_to_output_per_request: Percentiles
+    prefix_hit_rate: float | None
+    """Share of the looked-up prompt tokens that a prefix cache held."""
+    saturation: Saturation | None
+    timing_error: float
+    """Relative error to expect of the iteration times, as their source states it."""
+    replicas: list[ReplicaUse] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Nested plain data, as in summary.json."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class RequestTimes:
+    """Latencies of every request, NaN where there is none."""
+
+    scheduling_delay_s: Floats
+    ttft_s: Floats
+    tpot_s: Floats
+    e2e_s: Floats
+    normalized_s: Floats
+
+
+def request_times(run: Run) -> RequestTimes:
+    """Latencies from the requests' stamps; TTFT of unfinished requests counts, the rest needs their end."""
+    q = run.cluster.requests
+    done = q.status == FINISHED
+    served = q.status != REJECTED
+
+    def since_arrival(stamp_s: Floats, known: Any) -> Floats:
+        return np.subtract(stamp_s, q.arrival_s, out=np.full(q.size, np.nan), where=known)
+
+    e2e = since_arrival(q.finished_s, done)
+    after_first = np.where(done & (q.output_tokens > 1), q.finished_s - q.first_token_s, np.nan)
+    return RequestTimes(
+        scheduling_delay_s=since_arrival(q.scheduled_s, served & (q.scheduled_s >= 0)),
+        ttft_s=since_arrival(q.first_token_s, served & (q.first_token_s >= 0)),
+        tpot_s=after_first / np.maximum(q.output_tokens - 1, 1),
+        e2e_s=e2e,
+        normalized_s=e2e / q.output_tokens,
+    )
+
+
+def summarize(run: Run) -> Summary:
+    """Compute every figure."""
+    q = run.cluster.requests
+    done = q.status == FINISHED
+    times, start_s, end_s = request_times(run), *_span(run)
+    duration_s = end_s - start_s
+    uses = replica_uses(run, duration_s)
+    is_open = not run.requests.concurrency
+    arrived = int(np.count_nonzero(q.status != NOT_ARRIVED))
+    trend = saturation(q, arrived) if is_open else None
+    counts = _counts(run)
+    found = run.cluster.replicas
+    summary = Summary(
+        duration_s=duration_s,
+        requests=counts,
+        latency=_latency(run, times, done),
+        throughput=_throughput(run, done, duration_s, arrived),
+        slo=_slo(run.scenario.slo, times, done, arrived + counts.too_long, duration_s),
+        utilization=overall(uses),
+        cost=_cost(run, done, duration_s),
+        iterations=_iterations(run),
+        prompt_tokens=percentiles(q.prompt_tokens.astype(np.float64)),
+        output_tokens=percentiles(q.output_tokens.astype(np.float64)),
+        prompt_to_output=float(q.prompt_tokens.sum() / q.output_tokens.sum()),
+        prompt_to_output_per_request=percentiles(q.prompt_tokens / q.output_tokens),
+        prefix_hit_rate=_ratio(found.cache_hits.sum(), found.cache_queries.sum()),
+        saturation=trend,
+        timing_error=float(run.uncertainty),
+        replicas=uses,
+        notes=list(run.notes),
+    )
+    summary.warnings.extend(_warnings(run, summary))
+    return summary
+
+
+def _span(run: Run) -> tuple[float, float]:
+    """The first arrival and the last end; the time limit where it cut something off."""
+    q = run.cluster.requests
+    ended = q.finished_s[(q.status == FINISHED) | (q.status == REJECTED)]
+    start = float(q.arrival_s.min())
+    cut = run.scenario.time_limit_s is not None and ended.size < q.size
+    if cut:
+        assert run.scenario.time_limit_s is not None
+        return min(start, run.scenario.time_limit_s), run.scenario.time_limit_s
+    return start, float(ended.max()) if ended.size else start
+
+
+def _counts(run: Run) -> Counts:
+    q = run.cluster.requests
+    finished, rejected, not_arrived = (int(np.count_nonzero(q.status == s)) for s in (FINISHED, REJECTED, NOT_ARRIVED))
+    return Counts(
+        offered=q.size + run.requests.num_rejected,
+        finished=finished,
+        rejected=rejected,
+        too_long=run.requests.num_rejected,
+        unfinished=q.size - finished - rejected - not_arrived,
+        not_arrived=not_arrived,
+        preempted=int(np.count_nonzero(q.num_restarts)),
+        preemptions=int(run.cluster.replicas.num_preemptions.sum()),
+    )
+
+
+def _latency(run: Run, times: RequestTimes, done: Any) -> Latency:
+    q, log = run.cluster.requests, run.log
+    gaps = log.used[2]
+    return Latency(
+        ttft_s=percentiles(times.ttft_s[done]),
+        tbt_s=weighted_percentiles(log.gap_s[:gaps], log.gap_count[:gaps]),
+        tpot_s=percentiles(times.tpot_s[done]),
+        e2e_s=percentiles(times.e2e_s[done]),
+        scheduling_delay_s=percentiles(times.scheduling_delay_s[done]),
+        normalized_s=percentiles(times.normalized_s[done]),
+        preempted_s=percentiles(q.preempted_s[done & (q.num_restarts > 0)]),
+    )
+
+
+def _throughput(run: Run, done: Any, duration_s: float, arrived: int) -> Throughput:
+    q = run.cluster.requests
+    span = max(duration_s, 1e-12)
+    prompt, output = float(q.prompt_tokens[done].sum()), float(q.output_tokens[done].sum())
+    num_gpus = sum(kind.num_gpus for kind in run.kinds)
+    arrivals_s = q.arrival_s[np.isfinite(q.arrival_s)][:arrived] if not run.requests.concurrency else np.zeros(1)
+    spread = float(np.ptp(arrivals_s)) if arrivals_s.size else 0.0
+    return Throughput(
+        requests_per_s=float(np.count_nonzero(done)) / span,
+        output_tokens_per_s=output / span,
+        prompt_tokens_per_s=prompt / span,
+        tokens_per_s=(prompt + output) / span,
+        output_tokens_per_s_per_gpu=output / span / num_gpus,
+        offered_requests_per_s=(arrived - 1) / spread if spread > 0 else None,
+    )
+
+
+def _slo(slo: SloConfig, times: RequestTimes, done: Any, arrived: int, duration_s: float) -> Slo | None:
+    """None where no target is set. One output token has no TPOT, hence meets it."""
+    limits = {"ttft": slo.ttft_s, "tpot": slo.tpot_s, "e2e": slo.e2e_s}
+    if all(limit is None for limit in limits.values()):
+        return None
+    seconds = {"ttft": times.ttft_s, "tpot": np.nan_to_num(times.tpot_s, nan=0.0), "e2e": times.e2e_s}
+    met = {name: done & (seconds[name] <= limit) for name, limit in limits.items() if limit is not None}
+    good = np.logical_and.reduce(list(met.values()))
+    shares = {name: float(m.sum()) / max(arrived, 1) for name, m in met.items()}
+    return Slo(
+        **{f"{name}_s": limit for name, limit in limits.items()},
+        attainment=float(good.sum()) / max(arrived, 1),
+        ttft_attainment=shares.get("ttft"),
+        tpot_attainment=shares.get("tpot"),
+        e2e_attainment=shares.get("e2e"),
+        goodput_requests_per_s=float(good.sum()) / max(duration_s, 1e-12),
+    )
+
+
+def _cost(run: Run, done: Any, duration_s: float) -> Cost:
+    q, price = run.cluster.requests, run.scenario.price_per_gpu_hour
+    per_hour = sum(k.num_gpus * (price if price is not None else k.device.price_per_hour) for k in run.kinds)
+    spent = per_hour * duration_s / 3600
+    output = float(q.output_tokens[done].sum())
+    return Cost(
+        num_gpus=sum(kind.num_gpus for kind in run.kinds),
+        per_hour=per_hour,
+        per_million_output_tokens=_ratio(spent * 1e6, output),
+        per_million_tokens=_ratio(spent * 1e6, output + float(q.prompt_tokens[done].sum())),
+        per_thousand_requests=_ratio(spent * 1e3, float(np.count_nonzero(done))),
+    )
+
+
+def _iterations(run: Run) -> Iterations:
+    replicas, log = run.cluster.replicas, run.log
+    rows = log.iterations[: log.used[0]]
+    first = rows[rows.stage == 0]
+    count = int(replicas.num_iterations.sum())
+    return Iterations(
+        count=count,
+        mean_size=float(first["size"].mean()) if len(first) else 0.0,
+        mean_tokens=float(replicas.tokens_computed.sum()) / max(count, 1),
+        mean_duration_s=float(replicas.busy_s.sum()) / max(count, 1),
+        beyond_measured=int(replicas.num_beyond_measured.sum()),
+        kept_one_in=int(log.used[3]),
+        gaps_merged=int(log.used[4]),
+    )
+
+
+def _warnings(run: Run, summary: Summary) -> list[str]:
+    """What a reader must know before believing the figures."""
+    found, counts, trend = [], summary.requests, summary.saturation
+    if trend is not None and trend.is_saturated:
+        found.append(
+            f"Saturated: {trend.arrivals_per_s:.3g} requests arrive per second, about {trend.capacity_per_s:.3g} are "
+            f"taken up, and {trend.waiting_at_end:,} waited when the last one arrived. Latencies grow with the length "
+            "of the run; lower the rate or add replicas."
+        )
+    if counts.rejected:
+        found.append(_why_rejected(run))
+    if counts.unfinished or counts.not_arrived:
+        found.append(
+            f"Stopped at the time limit of {run.scenario.time_limit_s:g} s: {counts.unfinished:,} requests were not "
+            f"finished, {counts.not_arrived:,} had not arrived."
+        )
+    beyond, count = summary.iterations.beyond_measured, summary.iterations.count
+    if beyond:
+        found.append(
+            f"{beyond:,} of {count:,} iterations ({beyond / count:.1%}) lie outside what the timing source measured; "
+            "their times are extrapolated."
+        )
+    if summary.iterations.kept_one_in > 1:
+        found.append(
+            f"The table of iterations holds one in {summary.iterations.kept_one_in}; sums and means per replica are "
+            "exact."
+        )
+    if summary.iterations.gaps_merged:
+        found.append(
+            "Gaps between tokens were merged with neighbours of nearly equal length: TBT percentiles are rounded."
+        )
+    return found
+
+
+def _why_rejected(run: Run) -> str:
+    """The rejected request that needs most, against what its replica has."""
+    q = run.cluster.requests
+    refused = np.flatnonzero(q.status == REJECTED)
+    worst = q[refused[np.argmax(q.prefill_tokens[refused])]]
+    replica = run.cluster.replicas[worst.replica]
+    kind = run.kinds[run.kind_of_replica[worst.replica]]
+    assert kind.config.batching is not None
+    tokens, kept = int(worst.prefill_tokens), int(replica.watermark_blocks)
+    if kind.config.batching.policy == "orca":
+        tokens, kept = int(replica.max_request_tokens), 0
+    needed = -(-tokens // int(replica.block_size))
+    free = f", {kept:,} of which stay free" if kept else ""
+    return (
+        f"{refused.size:,} requests were rejected because they can never be admitted: the largest needs {needed:,} KV "
+        f"blocks ({tokens:,} tokens), replica {int(worst.replica)} has {int(replica.num_blocks):,}{free}."
+    )
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return float(part) / float(whole) if whole else None

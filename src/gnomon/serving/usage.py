@@ -1,0 +1,147 @@
+"""How busy the replicas were: time, arithmetic, memory traffic and KV cache, from the engine's accounts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from gnomon.serving.simulate import Run
+from gnomon.serving.state import Floats
+
+
+@dataclass(frozen=True)
+class Utilization:
+    """Shares of what was there; for the whole fleet each GPU counts the same."""
+
+    mfu: float
+    """FLOPs of the model over what the GPUs' peak would do in the whole run."""
+    hbm: float
+    """Bytes of weights and KV read over what the memory bandwidth would carry in the whole run."""
+    busy: float
+    """Share of the run in which a stage computes (mean over pipeline stages)."""
+    bubble: float | None
+    """Share in which a stage waits while its replica has a batch in another one; None where rows were left out."""
+    idle: float | None
+    """Share in which the replica has nothing to do."""
+    kv_mean: float
+    """KV blocks in use over blocks there are, averaged over busy time."""
+    kv_peak: float
+    """The most KV blocks in use at once, over blocks there are."""
+
+
+@dataclass(frozen=True)
+class ReplicaUse:
+    """One replica (of data-parallel ranks: one rank)."""
+
+    replica: int
+    device: str
+    num_gpus: int
+    num_kv_blocks: int
+    finished: int
+    rejected: int
+    preemptions: int
+    iterations: int
+    tokens: int
+    """Tokens computed, prompt and output, repeated ones included."""
+    prefix_hit_rate: float | None
+    """Share of the looked-up prompt tokens that the prefix cache held; None without lookups."""
+    utilization: Utilization
+
+
+def replica_uses(run: Run, duration_s: float) -> list[ReplicaUse]:
+    """Every replica's account."""
+    replicas, kinds = run.cluster.replicas, run.kind_of_replica
+    work = run.tables.work[np.minimum(replicas.row, len(run.tables.work) - 1)]
+    span = max(duration_s, 1e-12)
+    busy, active = _busy_and_active(run, span)
+    blocks = np.maximum(replicas.num_blocks, 1)
+    kv_mean = np.where(replicas.busy_s > 0, replicas.kv_block_s / np.maximum(replicas.busy_s, 1e-12), 0.0) / blocks
+    shares = np.column_stack([
+        replicas.flops / np.maximum(work[:, 5], 1.0) / span,
+        replicas.bytes / np.maximum(work[:, 6], 1.0) / span,
+        busy, active, kv_mean, replicas.peak_blocks / blocks,
+    ])  # fmt: skip
+    rows = []
+    for r, (mfu, hbm, is_busy, is_active, mean, peak) in enumerate(shares.tolist()):
+        kind, account = run.kinds[kinds[r]], replicas[r]
+        assert kind.config.replica is not None
+        known = not np.isnan(is_active)
+        rows.append(
+            ReplicaUse(
+                replica=r,
+                device=kind.device.name,
+                num_gpus=kind.config.replica.num_gpus // kind.config.replica.data_parallel,
+                num_kv_blocks=int(account.num_blocks),
+                finished=int(account.num_finished),
+                rejected=int(account.num_rejected),
+                preemptions=int(account.num_preemptions),
+                iterations=int(account.num_iterations),
+                tokens=int(account.tokens_computed),
+                prefix_hit_rate=float(account.cache_hits / account.cache_queries) if account.cache_queries else None,
+                utilization=Utilization(
+                    mfu=mfu,
+                    hbm=hbm,
+                    busy=is_busy,
+                    bubble=max(is_active - is_busy, 0.0) if known else None,
+                    idle=max(1.0 - is_active, 0.0) if known else None,
+                    kv_mean=mean,
+                    kv_peak=peak,
+                ),
+            )
+        )
+    return rows
+
+
+def overall(uses: list[ReplicaUse]) -> Utilization:
+    """The fleet's shares: the mean over GPUs; for the KV cache over blocks, and the highest peak of any replica."""
+    gpus = np.array([use.num_gpus for use in uses], dtype=np.float64)
+    blocks = np.array([max(use.num_kv_blocks, 1) for use in uses], dtype=np.float64)
+
+    def mean(name: str, weights: Floats) -> float:
+        return float(np.average([getattr(use.utilization, name) for use in uses], weights=weights))
+
+    known = all(use.utilization.idle is not None for use in uses)
+    return Utilization(
+        mfu=mean("mfu", gpus),
+        hbm=mean("hbm", gpus),
+        busy=mean("busy", gpus),
+        bubble=mean("bubble", gpus) if known else None,
+        idle=mean("idle", gpus) if known else None,
+        kv_mean=mean("kv_mean", blocks),
+        kv_peak=max(use.utilization.kv_peak for use in uses),
+    )
+
+
+def _busy_and_active(run: Run, span_s: float) -> tuple[Floats, Floats]:
+    """Per replica: share of time a stage computes, and share of time it has a batch in flight (NaN if not known)."""
+    replicas = run.cluster.replicas
+    busy = replicas.busy_s / span_s
+    active = busy.copy()
+    if replicas.num_stages.max() == 1:
+        return busy, active
+    rows = run.log.iterations[: run.log.used[0]]
+    for r in np.flatnonzero(replicas.num_stages > 1):
+        mine = rows[rows.replica == r]
+        stages = int(replicas.num_stages[r])
+        # Later stages are known from the log; where it was thinned, they are scaled by the first stage's account.
+        first = mine.stage == 0
+        seconds = mine.end_s - mine.start_s
+        logged = float(seconds[first].sum())
+        scale = float(replicas.busy_s[r]) / logged if logged > 0 else 0.0
+        busy[r] = float(seconds.sum()) * scale / stages / span_s
+        active[r] = (
+            np.nan
+            if run.log.used[3] > 1
+            else _covered_s(mine[first].start_s, mine[mine.stage == stages - 1].end_s) / span_s
+        )
+    return busy, active
+
+
+def _covered_s(start_s: Floats, end_s: Floats) -> float:
+    """Length of the union of intervals given in order of their starts."""
+    if not start_s.size:
+        return 0.0
+    latest = np.maximum.accumulate(end_s)
+    gaps = np.maximum(start_s[1:] - latest[:-1], 0.0)
+    return float(latest[-1] - start_s[0] - gaps.sum())
