@@ -75,7 +75,7 @@ def jit(function: F) -> F:
 
 
 def inner(function: F) -> F:
-    """Like `jit`, for a function that only compiled code calls: compiles in half the time, has no way in from Python."""
+    """Like `jit`, for a function that only compiled code calls: inlined, and without the slow way in from Python."""
     if not ENABLED:
         return function
     options = {

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from gnomon.core.borrow import borrow, borrowed_type
+from gnomon.core.borrow import borrow
 from gnomon.core.jit import inner, jit
-from gnomon.serving.engine import NEVER, Policies, advance, receive, wake
+from gnomon.serving.engine import NEVER, Policies, receive
 from gnomon.serving.log import Log
 from gnomon.serving.state import FLIGHT, NONE, NOT_ARRIVED, REPLICA, REQUEST, Cluster, Floats, Ints
 from gnomon.timing.tables import IterationTables
@@ -30,33 +29,41 @@ class Fleet(NamedTuple):
 
 
 Router = Callable[[Fleet, int], int]
+Proceed = Callable[[Cluster, IterationTables, Policies, Log, int, float, float], None]
+
+
+class Engine(NamedTuple):
+    """The compiled functions that the loops below call through pointers."""
+
+    proceed: Proceed
+    policies: Policies
+    router: Router
 
 
 @inner
-def _advance_all(fleet: Fleet, policies: Policies, log: Log, until: float) -> None:
+def _advance_all(fleet: Fleet, engine: Engine, log: Log, until: float) -> None:
     replicas = fleet.cluster.replicas
     r = 0
     while r < replicas.size:
         if replicas[r].next_end_s < until:
-            advance(fleet.cluster, fleet.tables, policies, log, r, until)
+            engine.proceed(fleet.cluster, fleet.tables, engine.policies, log, r, NEVER, until)
         r += replicas[r].group_size
 
 
 @jit
-def advance_all(fleet: Fleet, policies: Policies, log: Log, until: float) -> None:
+def advance_all(fleet: Fleet, engine: Engine, log: Log, until: float) -> None:
     """Bring every replica up to `until`."""
-    _advance_all(borrow(fleet), policies, borrow(log), until)
+    _advance_all(borrow(fleet), engine, borrow(log), until)
 
 
 @inner
-def _wake_receivers(fleet: Fleet, policies: Policies, log: Log, first: int, last: int, now: float) -> None:
-    """Wake the groups that received requests `first` to `last` at this instant, each once."""
+def _wake_receivers(fleet: Fleet, engine: Engine, log: Log, first: int, last: int, now: float) -> None:
     replicas, requests = fleet.cluster.replicas, fleet.cluster.requests
     for request_id in range(first, last):
         group = replicas[requests[request_id].replica].group_first
         if replicas[group].woken != last:
             replicas[group].woken = last
-            wake(fleet.cluster, fleet.tables, policies, log, group, now, now)
+            engine.proceed(fleet.cluster, fleet.tables, engine.policies, log, group, now, now)
 
 
 @inner
@@ -69,35 +76,32 @@ def _together_until(requests: Any, first: int) -> int:
 
 
 @inner
-def _serve_open_loop(
-    fleet: Fleet, policies: Policies, router: Router, sees_state: bool, log: Log, first: int, last: int
-) -> int:
+def _serve_open_loop(fleet: Fleet, engine: Engine, sees_state: bool, log: Log, first: int, last: int) -> int:
     cluster = fleet.cluster
     while first < last:
         now = cluster.requests[first].arrival_s
         after = _together_until(cluster.requests, first)
         if sees_state:
-            _advance_all(fleet, policies, log, now)
+            _advance_all(fleet, engine, log, now)
         for request_id in range(first, after):
-            r = router(fleet, request_id)
+            r = engine.router(fleet, request_id)
             if not sees_state:
-                advance(cluster, fleet.tables, policies, log, cluster.replicas[r].group_first, now)
+                group = cluster.replicas[r].group_first
+                engine.proceed(cluster, fleet.tables, engine.policies, log, group, NEVER, now)
             receive(cluster, r, request_id)
-        _wake_receivers(fleet, policies, log, first, after, now)
+        _wake_receivers(fleet, engine, log, first, after, now)
         first = after
     return first
 
 
 @jit
-def serve_open_loop(
-    fleet: Fleet, policies: Policies, router: Router, sees_state: bool, log: Log, first: int, last: int
-) -> int:
+def serve_open_loop(fleet: Fleet, engine: Engine, sees_state: bool, log: Log, first: int, last: int) -> int:
     """Serve arrivals from `first` to at least `last`; returns the next one.
 
     A router that looks at the replicas gets all of them at the moment of the arrival; for one that does not, only the
     chosen replica is brought up to date.
     """
-    return _serve_open_loop(borrow(fleet), policies, router, sees_state, borrow(log), first, last)
+    return _serve_open_loop(borrow(fleet), engine, sees_state, borrow(log), first, last)
 
 
 @inner
@@ -111,7 +115,7 @@ def _num_ended(replicas: Any, first: int) -> int:
 
 @inner
 def _serve_closed_loop(
-    fleet: Fleet, policies: Policies, router: Router, log: Log, think_s: Floats, loop: Ints, stop_s: float, last: int
+    fleet: Fleet, engine: Engine, log: Log, think_s: Floats, loop: Ints, stop_s: float, last: int
 ) -> None:
     cluster, requests, replicas = fleet.cluster, fleet.cluster.requests, fleet.cluster.replicas
     while True:
@@ -133,13 +137,13 @@ def _serve_closed_loop(
         # Run ahead only until the next thing that happens anywhere else; an end in this group stops it by itself.
         until = min(arrival, later_end, stop_s)
         if arrival <= end:
-            r = router(fleet, next_arrival)
+            r = engine.router(fleet, next_arrival)
             group, until = replicas[r].group_first, now
             receive(cluster, r, next_arrival)
             while loop[1] < loop[0] and requests[loop[1]].status != NOT_ARRIVED:
                 loop[1] += 1
         before = _num_ended(replicas, group)
-        wake(cluster, fleet.tables, policies, log, group, now, until)
+        engine.proceed(cluster, fleet.tables, engine.policies, log, group, now, until)
         for _ in range(_num_ended(replicas, group) - before):
             if loop[0] < requests.size:
                 requests[loop[0]].arrival_s = now + think_s[loop[0]]
@@ -148,7 +152,7 @@ def _serve_closed_loop(
 
 @jit
 def serve_closed_loop(
-    fleet: Fleet, policies: Policies, router: Router, log: Log, think_s: Floats, loop: Ints, stop_s: float, last: int
+    fleet: Fleet, engine: Engine, log: Log, think_s: Floats, loop: Ints, stop_s: float, last: int
 ) -> None:
     """Serve a closed loop until request `last` has been released, or everything before `stop_s` has happened.
 
@@ -156,58 +160,33 @@ def serve_closed_loop(
     ends, the next one is released and arrives after its pause. Replicas advance event by event, because any end may
     send an arrival anywhere.
     """
-    _serve_closed_loop(borrow(fleet), policies, router, borrow(log), think_s, loop, stop_s, last)
-
-
-@inner
-def _receive_and_wake(
-    fleet: Fleet, policies: Policies, log: Log, first: int, last: int, targets: Ints, now: float
-) -> None:
-    for request_id in range(first, last):
-        receive(fleet.cluster, targets[request_id - first], request_id)
-    _wake_receivers(fleet, policies, log, first, last, now)
+    _serve_closed_loop(borrow(fleet), engine, borrow(log), think_s, loop, stop_s, last)
 
 
 @jit
-def receive_and_wake(
-    fleet: Fleet, policies: Policies, log: Log, first: int, last: int, targets: Ints, now: float
-) -> None:
-    """Deliver the requests that arrive at this instant to the replicas chosen for them."""
-    _receive_and_wake(borrow(fleet), policies, borrow(log), first, last, targets, now)
+def deliver(fleet: Fleet, r: int, request_id: int) -> None:
+    """Put an arrived request into the queue of replica `r`."""
+    receive(borrow(fleet).cluster, r, request_id)
 
 
-def serve_plain_router(fleet: Fleet, policies: Policies, router: Router, log: Log, first: int, last: int) -> int:
-    """`serve_open_loop` for a router written in plain Python, asked at arrivals only.
+@jit
+def wake_receivers(fleet: Fleet, engine: Engine, log: Log, first: int, last: int, now: float) -> None:
+    """Wake the groups that received requests `first` to `last` at this instant, each once."""
+    _wake_receivers(borrow(fleet), engine, borrow(log), first, last, now)
 
-    Of requests that arrive at the very same instant, each sees the replicas as they were before all of them.
-    """
+
+def serve_plain_router(fleet: Fleet, engine: Engine, route: Router, log: Log, first: int, last: int) -> int:
+    """`serve_open_loop` for a router written in plain Python, asked at arrivals only."""
     arrival_s = fleet.cluster.requests.arrival_s
     while first < last:
         now = arrival_s[first]
         after = int(np.searchsorted(arrival_s, now, side="right"))
-        advance_all(fleet, policies, log, now)
-        targets = np.array([router(fleet, request_id) for request_id in range(first, after)], np.int64)
-        receive_and_wake(fleet, policies, log, first, after, targets, now)
+        advance_all(fleet, engine, log, now)
+        for request_id in range(first, after):
+            deliver(fleet, int(route(fleet, request_id)), request_id)
+        wake_receivers(fleet, engine, log, first, after, now)
         first = after
     return first
-
-
-@cache
-def fleet_type() -> Any:
-    """The Numba type of a `Fleet`: the signature that all compiled routers share."""
-    return borrowed_type(_smallest_fleet())
-
-
-def _smallest_fleet() -> Fleet:
-    def floats(*shape: int) -> Floats:
-        return np.zeros(shape)
-
-    tables = IterationTables(
-        token_s=floats(1, 1), expert_s=floats(1, 0), sequence_s=floats(1, 1), prefill_s=floats(1, 1, 1),
-        decode_s=floats(1, 1, 1), mixed_s=floats(1, 0, 1, 1, 1), chunk_axis=floats(1), kv_axis=floats(1),
-        decodes_axis=floats(1), skew=floats(1, 0, 8), host_s=floats(1, 3), measured=floats(1, 4), work=floats(1, 8),
-    )  # fmt: skip
-    return Fleet(new_cluster(1, 1, 1, 1, 1, 1), tables, floats(1, 2), floats(1), floats(1))
 
 
 def new_cluster(
@@ -242,6 +221,8 @@ def new_cluster(
         requests=np.zeros(num_requests, REQUEST).view(np.recarray),
         flights=np.zeros((num_replicas, max_stages), FLIGHT).view(np.recarray),
         running=ints(num_replicas, max_running),
+        stepping=ints(num_replicas, max_running, 3),
+        growth=ints(num_replicas, block_size),
         flight_requests=ints(num_replicas, max_stages, max_in_batch),
         flight_tokens=ints(num_replicas, max_stages, max_in_batch),
         stage_free_s=np.zeros((num_replicas, max_stages)),
@@ -256,8 +237,8 @@ def new_cluster(
         slot_block=ints(num_replicas, slots),
         tables=ints(num_replicas, rows, blocks_per_request),
         free_rows=each(np.arange(rows, dtype=np.int64)),
+        loose_blocks=ints(num_replicas, cached_blocks),
         prefix_hashes=prefix_hashes if prefix_hashes is not None else ints(0),
-        growth=ints(num_replicas, block_size),
         recorded_first=first,
         recorded_s=seconds,
     )

@@ -1,7 +1,7 @@
 """The engine: replicas that run ahead between outside events.
 
-A replica meets the outside only at arrivals. Between them it runs alone: `advance(cluster, ..., until)` handles every
-batch end before `until`. Batches are formed at arrivals and at batch ends, while fewer than `num_stages` are in flight;
+A replica meets the outside only at arrivals. Between them it runs alone: `proceed(..., until)` handles every batch end
+before `until`. Batches are formed at arrivals and at batch ends, while fewer than `num_stages` are in flight;
 a formed batch is frozen, and since stages serve batches first come first served, all its stage times are known at
 once. At one instant: arrivals are queued, then batch ends are handled, then batches are formed.
 
@@ -16,10 +16,10 @@ from collections.abc import Callable
 from typing import Any
 
 from gnomon.core.jit import inner
-from gnomon.serving import prefix_cache
+from gnomon.serving import stepping
 from gnomon.serving.log import Log, log_gap, log_iteration
-from gnomon.serving.state import FINISHED, NONE, REJECTED, RUNNING, Cluster, Replica, replica_view
-from gnomon.serving.verbs import hold, let_go, pop_waiting, push_waiting
+from gnomon.serving.state import NONE, REJECTED, RUNNING, Cluster, Replica, replica_view
+from gnomon.serving.verbs import finish, pop_waiting, push_waiting
 from gnomon.timing.tables import IterationTables, Shape, stage_s, with_host_s
 
 Policies = tuple[Callable[[Replica], None], ...]
@@ -44,8 +44,8 @@ def _accepted(replica: Replica, r: int) -> int:
 
 
 @inner
-def _end_for_request(replica: Replica, log: Log, r: int, tokens: int, now: float) -> None:
-    """Count what the batch computed for request `r`, stamp its tokens, and free it when done."""
+def _end_for_request(replica: Replica, log: Log, r: int, tokens: int, may_step: bool, now: float) -> None:
+    """Count what the batch computed for request `r`, stamp its tokens, and say where it goes from here."""
     state, request = replica.state, replica.requests[r]
     produced = 0
     if request.processed > request.prefill_tokens:
@@ -70,15 +70,21 @@ def _end_for_request(replica: Replica, log: Log, r: int, tokens: int, now: float
             log_gap(log, 0.0, produced - 1)
         request.last_token_s = now
     if request.processed >= request.total_tokens:
-        request.status = FINISHED
-        request.finished_s = now
-        state.num_finished += 1
-        state.num_outstanding -= 1
-        let_go(replica, r)
+        finish(replica, r, now)
+    elif may_step and produced > 0 and stepping.may_join(replica, r):
+        stepping.join(replica, r)
     else:
         request.status = RUNNING
         replica.running[state.num_running] = r
         state.num_running += 1
+
+
+@inner
+def _may_step(state: Any, log: Log) -> bool:
+    """Whether decodes may step together from now on: the policy agrees, it left nobody out of the batch that ends, one
+    batch is in flight at a time, each decode gives one token, and nobody wants to know who was in which batch."""
+    is_simple = state.num_stages == 1 and state.num_speculative == 0 and log.members.shape[0] == 0
+    return is_simple and state.steppable != 0 and state.num_running == 0
 
 
 @inner
@@ -88,10 +94,16 @@ def _end_oldest_batch(cluster: Cluster, log: Log, r: int) -> None:
     position = state.oldest
     flight = cluster.flights[r, position]
     replica = replica_view(cluster, r)
-    for i in range(flight.size):
-        _end_for_request(
-            replica, log, cluster.flight_requests[r, position, i], cluster.flight_tokens[r, position, i], flight.end_s
-        )
+    may_step = _may_step(state, log)
+    if flight.num_stepping > 0:
+        stepping.end_step(replica, log, flight.end_s)
+    elif state.num_stepping == 0:
+        state.last_step_s = flight.end_s
+    if not may_step and state.num_stepping > 0:
+        stepping.dissolve(replica, state.num_running)
+    for i in range(flight.num_stepping, flight.size):
+        request_id, tokens = cluster.flight_requests[r, position, i], cluster.flight_tokens[r, position, i]
+        _end_for_request(replica, log, request_id, tokens, may_step, flight.end_s)
     if flight.size > 0:
         log_iteration(cluster, log, r, position)
     state.num_in_flight -= 1
@@ -105,9 +117,13 @@ def _end_oldest_batch(cluster: Cluster, log: Log, r: int) -> None:
 @inner
 def _shape(replica: Replica) -> Shape:
     """What the batch just formed contains, as far as its time depends on it."""
-    tokens, decodes, decode_kv, longest = 0, 0, 0.0, 0.0
+    state = replica.state
+    together = state.num_stepping if state.in_step != 0 else 0
+    tokens, decodes = together, together
+    decode_kv = float(state.step_kv) if together > 0 else 0.0
+    longest = float(state.step_kv_max) if together > 0 else 0.0
     squared, chunks_kv = 0.0, 0.0
-    for i in range(replica.state.batch_size):
+    for i in range(together, state.batch_size):
         request = replica.requests[replica.batch[i]]
         count = replica.batch_tokens[i]
         tokens += count
@@ -118,7 +134,7 @@ def _shape(replica: Replica) -> Shape:
         else:
             squared += float(count) * count
             chunks_kv += float(count) * request.processed
-    return Shape(tokens, replica.state.batch_size, squared, chunks_kv, decodes, decode_kv, longest)
+    return Shape(tokens, state.batch_size, squared, chunks_kv, decodes, decode_kv, longest)
 
 
 @inner
@@ -150,7 +166,7 @@ def _choose_batch(cluster: Cluster, policies: Policies, r: int, now: float) -> i
     replica = replica_view(cluster, r)
     state.now_s = now
     state.batch_size = 0
-    state.repeatable = 0
+    state.in_step = 0
     policies[state.policy](replica)
     return state.batch_size
 
@@ -200,13 +216,13 @@ def _take_off(cluster: Cluster, tables: IterationTables, r: int, position: int, 
     """Put the batch among those in flight."""
     state, flight = cluster.replicas[r], cluster.flights[r, position]
     flight.size = state.batch_size
+    flight.num_stepping = state.num_stepping if state.in_step != 0 else 0
     flight.start_s = cluster.stage_start_s[r, position, 0]
     flight.end_s = end_s
     flight.tokens = shape.tokens
     flight.prefill_tokens = shape.tokens - shape.decodes * (1 + state.num_speculative)
     flight.decodes = shape.decodes
     flight.decode_kv = shape.decode_kv
-    flight.decode_kv_max = shape.decode_kv_max
     _account(state, tables, shape, cluster.stage_end_s[r, position, 0] - flight.start_s)
     flight.number = state.num_iterations
     state.num_in_flight += 1
@@ -260,8 +276,9 @@ def _form_batches(cluster: Cluster, tables: IterationTables, policies: Policies,
         for r in range(first, first + leader.group_size):
             size = _choose_batch(cluster, policies, r, now)
             formed += size
-            waiting += cluster.replicas[r].num_waiting + cluster.replicas[r].num_running
-            if size == 0 and cluster.replicas[r].num_waiting > 0 and cluster.replicas[r].num_running == 0:
+            state = cluster.replicas[r]
+            waiting += state.num_waiting + state.num_running + state.num_stepping
+            if size == 0 and state.num_waiting > 0 and state.num_running + state.num_stepping == 0:
                 stuck = r
         if formed > 0:
             if leader.group_size == 1:
@@ -280,118 +297,31 @@ def _form_batches(cluster: Cluster, tables: IterationTables, policies: Policies,
             last_chance = True
 
 
-# Running ahead.
-
-
-@inner
-def _steps_ahead(cluster: Cluster, r: int) -> int:
-    """How many times the batch in flight will be chosen again unless something arrives.
-
-    It must be all decodes of everything that runs, nobody may finish, and blocks must last. Also notes in
-    `cluster.growth` how many requests need one more block at each step (modulo the block size).
-    """
-    state, growth = cluster.replicas[r], cluster.growth[r]
-    size, block_size = state.batch_size, state.block_size
-    if state.num_running > 0 or state.num_speculative > 0 or cluster.recorded_first.size > 0:
-        return 0
-    steps = (state.free_blocks - 1) // size * block_size
-    for i in range(block_size):
-        growth[i] = 0
-    for i in range(size):
-        request = cluster.requests[cluster.flight_requests[r, state.oldest, i]]
-        if request.processed <= request.prefill_tokens:
-            return 0
-        steps = min(steps, request.total_tokens - request.processed - 1)
-        next_growth = request.num_blocks * block_size - request.processed + 1
-        if next_growth <= block_size:
-            growth[next_growth % block_size] += 1
-        else:
-            steps = min(steps, next_growth - 1)
-    return max(steps, 0)
-
-
-@inner
-def _run_ahead(cluster: Cluster, tables: IterationTables, log: Log, r: int, steps: int, until: float) -> None:
-    """Repeat the batch in flight up to `steps` times, while its ends come before `until`.
-
-    Leaves the same state and the same records as ending and forming it again each time would.
-    """
-    state = cluster.replicas[r]
-    position = state.oldest
-    flight = cluster.flights[r, position]
-    size = flight.size
-    longest = flight.decode_kv_max
-    done = 0
-    while done < steps and flight.end_s < until:
-        now = flight.end_s
-        if done == 0:
-            for i in range(size):
-                log_gap(log, now - cluster.requests[cluster.flight_requests[r, position, i]].last_token_s, 1)
-        else:
-            log_gap(log, now - flight.start_s, size)
-        log_iteration(cluster, log, r, position)
-        done += 1
-        state.free_blocks -= cluster.growth[r, done % state.block_size]
-        shape = Shape(size, size, 0.0, 0.0, size, flight.decode_kv + size, longest + done)
-        seconds = with_host_s(tables, state.row, stage_s(tables, state.row, shape, size), size)
-        flight.start_s = now
-        flight.end_s = now + seconds
-        flight.decode_kv = shape.decode_kv
-        cluster.stage_start_s[r, position, 0] = now
-        cluster.stage_end_s[r, position, 0] = flight.end_s
-        _account(state, tables, shape, seconds)
-        flight.number = state.num_iterations
-    if done > 0:
-        _settle(cluster, r, position, done, flight.start_s)
-
-
-@inner
-def _settle(cluster: Cluster, r: int, position: int, done: int, now: float) -> None:
-    """Give the requests of a repeated batch the tokens and blocks of `done` repetitions."""
-    state = cluster.replicas[r]
-    replica = replica_view(cluster, r)
-    cluster.stage_free_s[r, 0] = cluster.stage_end_s[r, position, 0]
-    state.next_end_s = cluster.flights[r, position].end_s
-    state.decode_left -= done * cluster.flights[r, position].size
-    state.peak_blocks = max(state.peak_blocks, state.num_blocks - state.free_blocks)
-    for i in range(cluster.flights[r, position].size):
-        q = cluster.flight_requests[r, position, i]
-        request = cluster.requests[q]
-        request.processed += done
-        request.last_token_s = now
-        more = (request.processed + state.block_size - 1) // state.block_size - request.num_blocks
-        if more > 0:
-            state.free_blocks += more  # Counted step by step above; `hold` counts it again.
-            hold(replica, q, more)
-        if state.prefix_cache != 0:
-            prefix_cache.key_full_blocks(replica, q, request.processed)
-
-
 # The outside.
 
 
 @inner
-def wake(
-    cluster: Cluster, tables: IterationTables, policies: Policies, log: Log, first: int, now: float, until: float
-) -> None:
-    """Handle the group's batch ends up to `now`, form batches at `now`, and run ahead to `until` where possible."""
-    size = cluster.replicas[first].group_size
-    for r in range(first, first + size):
+def _wake(cluster: Cluster, tables: IterationTables, policies: Policies, log: Log, first: int, now: float) -> None:
+    """Handle the group's batch ends up to `now`, and form batches at `now`."""
+    for r in range(first, first + cluster.replicas[first].group_size):
         while cluster.replicas[r].next_end_s <= now:
             _end_oldest_batch(cluster, log, r)
-    before = cluster.replicas[first].num_iterations
     _form_batches(cluster, tables, policies, first, now)
-    leader = cluster.replicas[first]
-    may_repeat = leader.num_iterations > before and leader.next_end_s < until and leader.repeatable != 0
-    if may_repeat and size == 1 and leader.num_stages == 1:
-        _run_ahead(cluster, tables, log, first, _steps_ahead(cluster, first), until)
 
 
-@inner
-def advance(cluster: Cluster, tables: IterationTables, policies: Policies, log: Log, first: int, until: float) -> None:
-    """Run a group alone: handle everything that happens in it before `until`."""
+def proceed(
+    cluster: Cluster, tables: IterationTables, policies: Policies, log: Log, first: int, now: float, until: float
+) -> None:
+    """Run a group alone: wake it at `now` if something arrived there (else NEVER), and handle all that happens in it
+    before `until`.
+
+    This is the one way into the engine; the loops over arrivals call it through a pointer (`callable_proceed`), so
+    that they compile without it.
+    """
+    if now != NEVER:
+        _wake(cluster, tables, policies, log, first, now)
     while cluster.replicas[first].next_end_s < until:
-        wake(cluster, tables, policies, log, first, cluster.replicas[first].next_end_s, until)
+        _wake(cluster, tables, policies, log, first, cluster.replicas[first].next_end_s)
 
 
 @inner

@@ -1,8 +1,8 @@
 """What the engine writes down: iterations, and the gaps between tokens. Metrics are made from it afterwards.
 
 The arrays have a fixed size, so that a run of any length fits in memory. When the iteration rows are full, every other
-one is dropped and from then on half as many are written; when the gaps are full, neighbours in size are merged. Both
-are said in the summary. Replica accounts (time, work, tokens) stay exact.
+one is dropped and from then on half as many are written; when the gaps are full, those of nearly the same size are
+merged. Both are said in the summary. Replica accounts (time, work, tokens) stay exact.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ import numpy as np
 
 from gnomon.core.jit import inner
 from gnomon.serving.state import NONE, Cluster, Floats, Ints
+
+# Gaps are merged in bins of a logarithmic scale, from a microsecond to three hours.
+_SHORTEST_S, _BINS_PER_OCTAVE, _NUM_BINS = 1e-6, 256, 256 * 34
 
 # One iteration, one row per pipeline stage.
 ITERATION = np.dtype(
@@ -77,17 +80,20 @@ def log_gap(log: Log, gap: float, count: int) -> None:
 
 @inner
 def _merge_gaps(log: Log) -> None:
-    """Halve the gaps: in order of size, each pair of neighbours becomes its weighted mean."""
-    gaps, counts = np.empty(log.gap_s.size), np.empty(log.gap_s.size, np.int64)
-    for i in range(gaps.size):
-        gaps[i], counts[i] = log.gap_s[i], log.gap_count[i]
-    order = np.argsort(gaps)
-    half = gaps.size // 2
-    for i in range(half):
-        a, b = order[2 * i], order[2 * i + 1]
-        log.gap_count[i] = counts[a] + counts[b]
-        log.gap_s[i] = (gaps[a] * counts[a] + gaps[b] * counts[b]) / log.gap_count[i]
-    log.used[2] = half
+    """Merge gaps of nearly the same size (within 0.3 %) into their weighted mean."""
+    sums, counts = np.zeros(_NUM_BINS), np.zeros(_NUM_BINS, np.int64)
+    for i in range(log.used[2]):
+        octaves = np.log2(max(log.gap_s[i], _SHORTEST_S) / _SHORTEST_S)
+        at = min(int(octaves * _BINS_PER_OCTAVE), _NUM_BINS - 1)
+        sums[at] += log.gap_s[i] * log.gap_count[i]
+        counts[at] += log.gap_count[i]
+    kept = 0
+    for at in range(_NUM_BINS):
+        if counts[at] > 0:
+            log.gap_s[kept] = sums[at] / counts[at]
+            log.gap_count[kept] = counts[at]
+            kept += 1
+    log.used[2] = kept
     log.used[4] += 1
 
 

@@ -16,6 +16,7 @@ from gnomon.catalog import Device, MemoryPlan, Model
 from gnomon.core.errors import ConfigError, GnomonError, UnknownNameError
 from gnomon.core.streams import stream
 from gnomon.serving.cluster import (
+    Engine,
     Fleet,
     advance_all,
     new_cluster,
@@ -23,17 +24,17 @@ from gnomon.serving.cluster import (
     serve_open_loop,
     serve_plain_router,
 )
+from gnomon.serving.compilation import MAX_POLICIES, callable_policy, callable_proceed, callable_router
 from gnomon.serving.engine import NEVER
 from gnomon.serving.log import Log, new_log
-from gnomon.serving.policies import callable_policy, policy_names
-from gnomon.serving.routers import callable_router, find_router, router_names
+from gnomon.serving.policies import policy_names
+from gnomon.serving.routers import find_router, router_names
 from gnomon.serving.scenario import PoolConfig, Scenario
 from gnomon.serving.state import Cluster, Floats, Ints
+from gnomon.serving.stepping import NEVER_STEP
 from gnomon.timing.tables import IterationTables, stack
 from gnomon.workload import Requests, generate, limit_lengths
 
-MAX_POLICIES = 4
-"""Different policies in one fleet: a fixed number, so that the engine is compiled once."""
 _CLASSIC = ("orca", "faster_transformer")
 
 
@@ -92,10 +93,13 @@ def run(
     *,
     requests: Requests | None = None,
     recording: Recording | None = None,
-    on_progress: Callable[[int, int], None] | None = None,
+    forced_replicas: Ints | None = None,
     keep_members: int = 0,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> Run:
-    """Simulate a scenario. `requests` replaces its workload (paired comparisons, recorded runs).
+    """Simulate a scenario. `requests` replaces its workload (paired comparisons, recorded runs), `recording` its
+    timing, and `forced_replicas` the choices of its router. `keep_members` > 0 records who was in which batch, up to
+    that many entries; decodes are then handled one by one, which is slower.
 
     `on_progress(done, total)` is called now and then with the number of requests that have arrived.
     """
@@ -108,8 +112,8 @@ def run(
         raise ConfigError("there is no request to serve.", where="workload", fix=" ".join(offered.notes) or None)
     tables, baked_notes, uncertainty = _tables(scenario, model, kinds, offered, recording)
     cluster = _cluster(scenario, model, kinds, offered, recording)
-    log = new_log(max_members=recording.num_members + 1024 if recording else keep_members)
-    _serve(scenario, kinds, offered, cluster, tables, log, on_progress)
+    log = new_log(max_members=recording.num_members if recording else keep_members)
+    _serve(scenario, kinds, offered, cluster, tables, log, forced_replicas, on_progress)
     notes = [*offered.notes, *baked_notes]
     return Run(scenario, model, kinds, offered, cluster, log, tables, notes, uncertainty)
 
@@ -314,6 +318,7 @@ def _fill_replicas(
         table.acceptance = replica.speculative.acceptance
     table.first_waiting = table.last_waiting = -1
     table.next_end_s = NEVER
+    table.next_finish = NEVER_STEP
     cluster.parameters[first : first + count, : len(batching.parameters)] = batching.parameters
     if batching.prefix_cache and requests.prefix_block_tokens % batching.block_size and len(requests.prefix_hashes):
         raise ConfigError(
@@ -337,6 +342,7 @@ def _serve(
     cluster: Cluster,
     tables: IterationTables,
     log: Log,
+    forced_replicas: Ints | None,
     on_progress: Callable[[int, int], None] | None,
 ) -> None:
     """Run the cluster, in slices so that progress can be shown."""
@@ -357,7 +363,8 @@ def _serve(
         np.array(options or [0.0]),
         np.zeros(spec.memory * num_replicas + 8),
     )
-    route = callable_router(spec)
+    spec_route = spec if spec.is_compiled and forced_replicas is None else find_router("round_robin")
+    engine = Engine(callable_proceed(), policies, callable_router(spec_route))
     stop_s = scenario.time_limit_s or NEVER
     if requests.concurrency:
         if not spec.is_compiled:
@@ -365,16 +372,18 @@ def _serve(
         loop = np.array([min(requests.concurrency, total), 0], np.int64)
         think_s = requests.think_s if len(requests.think_s) else np.zeros(total)
         for last in _slices(total, on_progress):
-            serve_closed_loop(fleet, policies, route, log, think_s, loop, stop_s, last)
+            serve_closed_loop(fleet, engine, log, think_s, loop, stop_s, last)
         return
     arriving = int(np.searchsorted(requests.arrival_s, stop_s, side="left"))
     done = 0
     for last in _slices(arriving, on_progress):
-        if spec.is_compiled:
-            done = serve_open_loop(fleet, policies, route, spec.sees_state, log, done, last)
+        if forced_replicas is not None:
+            done = serve_plain_router(fleet, engine, lambda _, i: forced_replicas[i], log, done, last)
+        elif spec.is_compiled:
+            done = serve_open_loop(fleet, engine, spec.sees_state, log, done, last)
         else:
-            done = serve_plain_router(fleet, policies, route, log, done, last)
-    advance_all(fleet, policies, log, stop_s)
+            done = serve_plain_router(fleet, engine, spec.route, log, done, last)
+    advance_all(fleet, engine, log, stop_s)
 
 
 def _slices(total: int, on_progress: Callable[[int, int], None] | None) -> Any:

@@ -36,8 +36,9 @@ REQUEST = np.dtype(
         ("last_token_s", np.float64),
         ("first_token_s", np.float64),
         ("status", np.int64),
-        ("admission", np.int64),  # position in the replica's order of admissions
+        ("joined", np.int64),  # the step at which it began to step with the other decodes
         # The rest.
+        ("admission", np.int64),  # position in the replica's order of admissions
         ("arrival_s", np.float64),
         ("prompt_tokens", np.int64),
         ("output_tokens", np.int64),
@@ -95,7 +96,18 @@ REPLICA = np.dtype(
         ("num_in_flight", np.int64),  # batches
         ("oldest", np.int64),  # ring position of the oldest in-flight batch
         ("batch_size", np.int64),  # of the batch being formed
-        ("repeatable", np.int64),  # the policy would choose the same decodes again
+        ("steppable", np.int64),  # the policy would choose the same decodes again
+        # Decodes that step together.
+        ("num_stepping", np.int64),
+        ("steps", np.int64),
+        ("in_step", np.int64),  # they are part of the batch being formed or in flight
+        ("step_kv", np.int64),  # sum and maximum of their lengths
+        ("step_kv_max", np.int64),
+        ("next_finish", np.int64),  # the step after which the first of them is done
+        ("last_step_s", np.float64),
+        ("num_off_beat", np.int64),  # those whose last token came at another moment
+        ("num_loose", np.int64),  # blocks taken for them that nobody's table lists yet
+        # The rest.
         ("counter", np.int64),  # for policies that count iterations
         ("reserve_ratio", np.float64),  # share of outputs to come for which sglang keeps memory
         ("woken", np.int64),  # the last instant it was woken at, by the number of arrivals so far
@@ -127,6 +139,7 @@ FLIGHT = np.dtype(
     [
         ("number", np.int64),  # of the replica's batches, from 1
         ("size", np.int64),
+        ("num_stepping", np.int64),  # of them, those that step together: the first entries, not written out
         ("start_s", np.float64),
         ("end_s", np.float64),
         ("tokens", np.int64),
@@ -148,8 +161,13 @@ class Replica(NamedTuple):
     """All requests of the simulation (`REQUEST` records); policies index it with the ids below."""
     running: Ints
     """Requests that hold blocks and are not in flight; the first `state.num_running` entries count."""
+    stepping: Ints
+    """[member, column]: requests whose decodes step together (see `gnomon.serving.stepping`)."""
+    growth: Ints
+    """How many of them need one more block at each step, modulo the block size."""
     batch: Ints
-    """The batch being formed: its first `state.batch_size` entries are request ids."""
+    """The batch being formed: its first `state.batch_size` entries are request ids (but for those that step
+    together, which are not written out)."""
     batch_tokens: Ints
     """How many tokens each of them computes."""
     parameters: Floats
@@ -168,6 +186,8 @@ class Replica(NamedTuple):
     """Prefix cache: [row, position]: the blocks of each request that holds some."""
     free_rows: Ints
     """Prefix cache: rows of `tables` that nobody uses."""
+    loose_blocks: Ints
+    """Prefix cache: blocks taken for requests that step together and not listed in `tables` yet."""
     prefix_hashes: Ints
     """Hashes of the prompts' blocks that may be shared between requests."""
 
@@ -180,6 +200,8 @@ class Cluster(NamedTuple):
     flights: Any
     """[replica, ring position] `FLIGHT` records."""
     running: Ints
+    stepping: Ints
+    growth: Ints
     flight_requests: Ints
     """[replica, ring position, place in the batch]"""
     flight_tokens: Ints
@@ -197,9 +219,8 @@ class Cluster(NamedTuple):
     slot_block: Ints
     tables: Ints
     free_rows: Ints
+    loose_blocks: Ints
     prefix_hashes: Ints
-    growth: Ints
-    """[replica, step modulo block size]: scratch for run-ahead decodes."""
     recorded_first: Ints
     """[replica]: where its recorded stage times start; size 0 unless times are replayed."""
     recorded_s: Floats
@@ -215,6 +236,8 @@ def replica_view(cluster: Cluster, r: int) -> Replica:
         state,
         cluster.requests,
         cluster.running[r],
+        cluster.stepping[r],
+        cluster.growth[r],
         cluster.flight_requests[r, position],
         cluster.flight_tokens[r, position],
         cluster.parameters[r],
@@ -226,5 +249,6 @@ def replica_view(cluster: Cluster, r: int) -> Replica:
         cluster.slot_block[r],
         cluster.tables[r],
         cluster.free_rows[r],
+        cluster.loose_blocks[r],
         cluster.prefix_hashes,
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from gnomon.core.jit import inner
 from gnomon.serving import prefix_cache
-from gnomon.serving.state import IN_FLIGHT, NONE, RUNNING, WAITING, Replica
+from gnomon.serving.state import FINISHED, IN_FLIGHT, NONE, RUNNING, WAITING, Replica
 
 
 @inner
@@ -177,6 +177,17 @@ def place(replica: Replica, r: int, tokens: int) -> None:
     replica.batch_tokens[state.batch_size] = tokens
     state.batch_size += 1
     replica.requests[r].status = IN_FLIGHT
+
+
+@inner
+def finish(replica: Replica, r: int, now: float) -> None:
+    """Request `r` has all its tokens: stamp it and free its blocks."""
+    state, request = replica.state, replica.requests[r]
+    request.status = FINISHED
+    request.finished_s = now
+    state.num_finished += 1
+    state.num_outstanding -= 1
+    let_go(replica, r)
 
 
 @inner

@@ -3,8 +3,10 @@
 A policy is one function that looks at a `Replica` and places requests into its batch with the verbs of
 `gnomon.serving.verbs`. It is called when a batch may be formed (at arrivals and at batch ends) and may place nothing.
 Contract: every request that it takes from the waiting queue or from `running` is placed, put back, or pre-empted;
-blocks are held before a request computes into them. A policy that would choose the same decodes again and again until
-something arrives, finishes or memory runs short says so with `state.repeatable = 1`; the engine then runs ahead.
+blocks are held before a request computes into them.
+
+A policy that gives every decode its token in the same iterations may say so with `state.steppable = 1` and start with
+`place_together`: the engine then keeps those decodes as one, which is much faster (see `gnomon.serving.stepping`).
 
     @batching_policy("mine")
     def mine(replica): ...
@@ -15,11 +17,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
-from typing import Any
 
-from gnomon.core.jit import ENABLED, compiled
 from gnomon.core.registry import Registry
-from gnomon.serving.state import Replica, replica_view
+from gnomon.serving.state import Replica
 
 BatchingPolicy = Callable[[Replica], None]
 
@@ -49,22 +49,3 @@ def find_policy(name: str) -> BatchingPolicy:
     """The policy of that name, as written."""
     _load_built_in()
     return POLICIES[name]
-
-
-@cache
-def _compile(policy: BatchingPolicy) -> Any:
-    import numba
-
-    from gnomon.core.borrowed_array import borrowed
-    from gnomon.serving.cluster import new_cluster
-    from gnomon.serving.state import REPLICA
-
-    example = replica_view.py_func(new_cluster(1, 1, 1, 1, 1, 1), 0)  # type: ignore[attr-defined]
-    fields = [numba.from_dtype(REPLICA), *(borrowed(numba.typeof(view)) for view in example[1:])]
-    return compiled(numba.types.void(numba.types.NamedTuple(fields, Replica)))(policy)
-
-
-def callable_policy(name: str) -> Any:
-    """The policy of that name, as the engine calls it: compiled for the one signature all policies share."""
-    policy = find_policy(name)
-    return _compile(policy) if ENABLED else policy

@@ -9,6 +9,7 @@ from __future__ import annotations
 from gnomon.serving.policies import batching_policy
 from gnomon.serving.policies.orca import admit_whole_prompts
 from gnomon.serving.state import Replica
+from gnomon.serving.stepping import place_together
 from gnomon.serving.verbs import keep_running, place
 
 
@@ -19,6 +20,8 @@ def faster_transformer(replica: Replica) -> None:
     Finished requests drop out of later iterations. With pipeline stages, that many batches are under way at a time.
     """
     state, requests, running = replica.state, replica.requests, replica.running
+    if place_together(replica) > 0:
+        return
     if state.num_running > 0:
         cohort = requests[running[0]].cohort
         size = 0
@@ -31,4 +34,4 @@ def faster_transformer(replica: Replica) -> None:
         state.counter += 1
         for i in range(state.batch_size):
             requests[replica.batch[i]].cohort = state.counter
-    state.repeatable = 1
+    state.steppable = 1

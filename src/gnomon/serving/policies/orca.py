@@ -9,6 +9,7 @@ from __future__ import annotations
 from gnomon.core.jit import inner
 from gnomon.serving.policies import batching_policy
 from gnomon.serving.state import Replica
+from gnomon.serving.stepping import place_together
 from gnomon.serving.verbs import hold, is_decoding, keep_running, place, pop_waiting, prefill_left
 
 
@@ -27,6 +28,7 @@ def admit_whole_prompts(replica: Replica) -> None:
 def orca(replica: Replica) -> None:
     """One token for each running request, then whole prompts of new ones, in one mixed batch."""
     state, running = replica.state, replica.running
+    place_together(replica)
     first = 0
     while first < state.num_running and state.batch_size < state.max_in_batch:
         r = running[first]
@@ -34,4 +36,4 @@ def orca(replica: Replica) -> None:
         first += 1
     keep_running(replica, first, state.num_running)
     admit_whole_prompts(replica)
-    state.repeatable = 1
+    state.steppable = 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 from gnomon.serving.policies import batching_policy
 from gnomon.serving.policies.vllm import has_room_for
 from gnomon.serving.state import Replica
+from gnomon.serving.stepping import place_together
 from gnomon.serving.verbs import (
     blocks_for,
     grow_for_decode,
@@ -31,7 +32,7 @@ def sarathi(replica: Replica) -> None:
     request, which may come back in the same call. A prefill for which nothing is left waits for the next iteration.
     """
     state, running = replica.state, replica.running
-    used = 0
+    used = place_together(replica)
 
     # Decodes in list order. Prefills met on the way move to the front part of the list, [0, prefills).
     first, last, prefills = 0, state.num_running, 0
@@ -81,4 +82,4 @@ def sarathi(replica: Replica) -> None:
         hold(replica, r, blocks_for(replica, replica.requests[r].prefill_tokens))
         place(replica, r, tokens)
         used += tokens
-    state.repeatable = 1
+    state.steppable = 1

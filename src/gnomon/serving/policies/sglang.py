@@ -11,6 +11,7 @@ from gnomon.core.jit import inner
 from gnomon.serving import prefix_cache
 from gnomon.serving.policies import batching_policy
 from gnomon.serving.state import Replica
+from gnomon.serving.stepping import place_together, processed_now
 from gnomon.serving.verbs import (
     blocks_for,
     grow_for_decode,
@@ -38,8 +39,7 @@ def _ratio(replica: Replica) -> float:
 
 @inner
 def _output_left(replica: Replica, r: int) -> int:
-    request = replica.requests[r]
-    return request.total_tokens - max(request.processed, request.prefill_tokens)
+    return replica.requests[r].total_tokens - max(processed_now(replica, r), replica.requests[r].prefill_tokens)
 
 
 @inner
@@ -56,6 +56,8 @@ def _place_prefills(replica: Replica) -> None:
     budget = min(state.max_batch_tokens, state.max_chunk_tokens)
     kept = 0
     spare = float(state.free_blocks * state.block_size)
+    for i in range(state.num_stepping):
+        spare -= _ratio(replica) * _output_left(replica, replica.stepping[i, 0])
     for i in range(state.num_running):
         r = running[i]
         spare -= _ratio(replica) * _output_left(replica, r)
@@ -127,6 +129,7 @@ def sglang(replica: Replica) -> None:
     _place_prefills(replica)
     if state.batch_size > 0:
         return
+    place_together(replica)
     _retract(replica)
     first = 0
     while first < state.num_running and state.batch_size < state.max_in_batch:
@@ -134,13 +137,10 @@ def sglang(replica: Replica) -> None:
         if state.free_blocks < 1 and state.num_running == 1:
             break
         grow_for_decode(replica, r)
-        if state.prefix_cache != 0:
-            prefix_cache.key_full_blocks(replica, r, replica.requests[r].processed)
         place(replica, r, 1)
         first += 1
     if state.batch_size == 0 and state.num_running > 0:
         preempt(replica, running[0])
         first = 1
     keep_running(replica, first, state.num_running)
-    # Admission depends on a ratio that falls with time: only an empty queue makes the next batch certain.
-    state.repeatable = 1 if state.num_waiting == 0 else 0
+    state.steppable = 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 from gnomon.core.jit import inner
 from gnomon.serving.policies import batching_policy
 from gnomon.serving.state import Replica
+from gnomon.serving.stepping import place_together
 from gnomon.serving.verbs import (
     blocks_for,
     grow_for_decode,
@@ -53,9 +54,10 @@ def vllm(replica: Replica) -> None:
     if state.batch_size > 0:
         return
 
+    place_together(replica)
     sort_running_by_arrival(replica)
     place_decodes(replica)
-    state.repeatable = 1
+    state.steppable = 1
 
 
 @inner

@@ -10,6 +10,7 @@ from gnomon.core.jit import inner
 from gnomon.serving import prefix_cache
 from gnomon.serving.policies import batching_policy
 from gnomon.serving.state import Replica
+from gnomon.serving.stepping import place_together
 from gnomon.serving.verbs import (
     blocks_for,
     blocks_missing,
@@ -33,8 +34,8 @@ def continue_running(replica: Replica) -> bool:
     When blocks run out, the request admitted last makes room, if need be the one at hand itself.
     """
     state, running = replica.state, replica.running
+    budget = state.max_batch_tokens - place_together(replica)
     sort_running_by_admission(replica)
-    budget = state.max_batch_tokens
     first, last = 0, state.num_running
     all_kept = True
     while first < last and budget > 0:
@@ -95,8 +96,8 @@ def vllm_v1(replica: Replica) -> None:
     """Running requests first; if none had to be pre-empted, waiting ones with what is left of the token budget."""
     state = replica.state
     if continue_running(replica):
-        used = 0
-        for i in range(state.batch_size):
+        used = state.num_stepping if state.in_step != 0 else 0
+        for i in range(used, state.batch_size):
             used += replica.batch_tokens[i]
         admit_waiting(replica, state.max_batch_tokens - used)
-    state.repeatable = 1
+    state.steppable = 1

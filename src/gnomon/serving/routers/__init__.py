@@ -15,11 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import Any
 
-from gnomon.core.jit import ENABLED, compiled
 from gnomon.core.registry import Registry
-from gnomon.serving.cluster import Fleet, Router, fleet_type
+from gnomon.serving.cluster import Fleet, Router
 
 BUILT_IN = (
     "random",
@@ -84,16 +82,4 @@ def find_router(name: str) -> RouterSpec:
     return ROUTERS[name]
 
 
-@cache
-def _compile(route: Router) -> Any:
-    import numba
-
-    return compiled(numba.int64(fleet_type(), numba.int64))(route)
-
-
-def callable_router(spec: RouterSpec) -> Any:
-    """The router as the cluster calls it: compiled for the one signature that all compiled routers share."""
-    return _compile(spec.route) if ENABLED and spec.is_compiled else spec.route
-
-
-__all__ = ["ROUTERS", "Fleet", "Router", "RouterSpec", "callable_router", "find_router", "router", "router_names"]
+__all__ = ["ROUTERS", "Fleet", "Router", "RouterSpec", "find_router", "router", "router_names"]

@@ -1,0 +1,81 @@
+"""The signatures through which compiled parts call each other.
+
+A policy, a router and the engine are each compiled alone, for one fixed signature, and passed on as pointers. So a
+user's policy compiles by itself, the engine compiles once, and all of it is cached on disk.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from gnomon.core.borrow import borrowed_type
+from gnomon.core.jit import ENABLED, compiled
+from gnomon.serving.cluster import Fleet, new_cluster
+from gnomon.serving.engine import proceed
+from gnomon.serving.log import new_log
+from gnomon.serving.policies import BatchingPolicy, find_policy
+from gnomon.serving.routers import Router, RouterSpec
+from gnomon.serving.state import REPLICA, Replica, replica_view
+from gnomon.timing.tables import IterationTables
+
+MAX_POLICIES = 4
+"""Different policies in one fleet: a fixed number, so that the engine is compiled once."""
+
+
+def callable_policy(name: str) -> Any:
+    """The policy of that name as the engine calls it."""
+    policy = find_policy(name)
+    return _compiled_policy(policy) if ENABLED else policy
+
+
+def callable_router(spec: RouterSpec) -> Any:
+    """The router as the loop over arrivals calls it."""
+    return _compiled_router(spec.route) if ENABLED and spec.is_compiled else spec.route
+
+
+def callable_proceed() -> Any:
+    """The engine as the loop over arrivals calls it."""
+    return _compiled_proceed() if ENABLED else proceed
+
+
+@cache
+def _compiled_policy(policy: BatchingPolicy) -> Any:
+    return compiled(_policy_signature())(policy)
+
+
+@cache
+def _compiled_router(route: Router) -> Any:
+    from numba import int64
+
+    return compiled(int64(borrowed_type(_example()), int64))(route)
+
+
+@cache
+def _compiled_proceed() -> Any:
+    from numba import float64, int64, types
+
+    example = _example()
+    cluster, tables, log = (borrowed_type(one) for one in (example.cluster, example.tables, new_log(64, 64)))
+    policies = types.UniTuple(types.FunctionType(_policy_signature()), MAX_POLICIES)
+    return compiled(types.void(cluster, tables, policies, log, int64, float64, float64))(proceed)
+
+
+@cache
+def _policy_signature() -> Any:
+    from numba import from_dtype, types
+
+    view = getattr(replica_view, "py_func", replica_view)(_example().cluster, 0)
+    fields = [from_dtype(REPLICA), *(borrowed_type(array) for array in view[1:])]
+    return types.void(types.NamedTuple(fields, Replica))
+
+
+@cache
+def _example() -> Fleet:
+    """The smallest fleet there is: only the types of its arrays matter."""
+    dimensions = {"prefill_s": 3, "decode_s": 3, "mixed_s": 5, "skew": 3, "chunk_axis": 1, "kv_axis": 1}
+    dimensions["decodes_axis"] = 1
+    tables = IterationTables(*(np.zeros((1,) * dimensions.get(name, 2)) for name in IterationTables._fields))
+    return Fleet(new_cluster(1, 1, 1, 1, 1, 1), tables, np.zeros((1, 2)), np.zeros(1), np.zeros(1))
