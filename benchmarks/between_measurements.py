@@ -5,6 +5,7 @@
 1. Mixed attention (a chunk and decodes in one call) is measured on a grid with a factor of two between points. Every
    other point of one axis is left out and predicted: by the grid estimator over its bound (the default), over
    none, and by straight lines between raw points.
+   And how far the measured parts, added, are from the whole.
 2. Skewed decodes: at their mean length, and with the fitted alpha, for decodes alone and for mixed batches, with one
    alpha for both or one for each.
 3. A GEMM or attention shape is left out and made from its neighbours (needs the extra [silicon]).
@@ -77,6 +78,16 @@ def thinned(samples: Samples, operator: Operator, roofline: Roofline) -> None:
         print(f"  {name:10s}" + "".join(f"  {axis} {error:.1f} %" for axis, error in zip(AXES, errors, strict=True)))
 
 
+def added(parts: dict[str, Samples], operators: dict[str, Operator], roofline: Roofline) -> None:
+    """The measured parts of a mixed batch, added."""
+    mixed = parts["attention_mixed"]
+    total = np.zeros(len(mixed.seconds))
+    for name, columns in (("attention_prefill", slice(0, 2)), ("attention_decode", slice(2, 4))):
+        made = Grid(bound_of(operators[name], roofline, parts[name])).fit(parts[name].sizes, parts[name].seconds)
+        total += made.predict(mixed.sizes[:, columns])
+    print(f"  prefill alone + decode alone: {100 * np.median(total / mixed.seconds - 1):+.0f} % in the median")
+
+
 def skewed(skew: SkewSamples) -> None:
     mixed = skew.chunk > 0
     joint = replace(skew, chunk=np.zeros_like(skew.chunk))
@@ -137,8 +148,11 @@ def main(reference: Path) -> None:
         print("/".join(path.parts[-6:-1]))
         gpu, shape = device(path.parts[-6]), model("/".join(path.parts[-5:-3]))
         degree = Parallelism(tensor_parallel=int(path.parts[-2].removeprefix("tp")))
-        operator = mixed_attention(stage_operators(shape, degree))
-        thinned(servingsim.read_attention(path)["attention_mixed"], operator, Roofline(gpu, default_node(gpu)))
+        graph = stage_operators(shape, degree)
+        operators = {one.name: one for one in (*graph, mixed_attention(graph))}
+        parts, roofline = servingsim.read_attention(path), Roofline(gpu, default_node(gpu))
+        added(parts, operators, roofline)
+        thinned(parts["attention_mixed"], operators["attention_mixed"], roofline)
         skewed(servingsim.read_skew(path.with_name("skew.csv")))
     for name in ("h100", "h200", "a100-80gb"):
         print(f"{name}, each shape from its neighbours")
