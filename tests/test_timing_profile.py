@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import Result
 
 from gnomon.catalog.devices import device
 from gnomon.catalog.model_library import model
@@ -283,6 +284,14 @@ def test_times_in_another_unit_are_refused(tmp_path: Path) -> None:
     c = context(folder)
     with pytest.raises(DataError, match=r"gemm.csv: the times of qkv_proj are .* unit is seconds in Gnomon's"):
         make_source(c).measured(graph(c)["qkv_proj"])
+
+
+def test_the_command_line_says_it_in_one_paragraph(tmp_path: Path, cli: Callable[..., Result]) -> None:
+    folder = write_bundle(tmp_path / "bundle", {"gemm.csv": GEMM.replace(",k,", ",depth,")})
+    arguments = ("time", "--model", MODEL, "--device", "h100", "--source", "profile", "--path", str(folder))
+    result = cli(*arguments, code=2)
+    assert "gemm.csv: has no column 'k'" in result.output
+    assert "Traceback" not in result.output
 
 
 # LLMServingSim's layout
