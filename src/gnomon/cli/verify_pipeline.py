@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from gnomon.cli.printing import json_option, print_json, print_rows
+from gnomon.core.errors import DataError
 
 MAX_ROWS = 200
 
@@ -39,6 +40,8 @@ def command(files: tuple[str, ...], show_all: bool, as_json: bool) -> None:
         if path.endswith(".json") and is_sweep_config(path):
             continue  # Read together with its CSV.
         checked[path] = verify(path)
+    if not checked:
+        raise DataError("there are only configurations here, and no results.", fix="Name the CSV of the sweep.")
     wrong = {path: sum(not check.ok for check in checks) for path, checks in checked.items()}
     if as_json:
         print_json({path: [row(check) for check in checks] for path, checks in checked.items()})

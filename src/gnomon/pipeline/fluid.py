@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gnomon.core.jit import jit
+from gnomon.core.jit import inner, jit
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -78,6 +78,8 @@ class Trace(NamedTuple):
     """The tasks with `ready`, `start`, `end` and `throttled` filled in; NaN where a task never ran."""
     segments: Floats
     """Rows (task, from, to, share): every stretch of a transfer at one share; empty unless asked for."""
+    num_events: int = 0
+    """Steps the engine took: about one per task."""
 
 
 class Queues(NamedTuple):
@@ -87,7 +89,7 @@ class Queues(NamedTuple):
     length: Ints
 
 
-@jit
+@inner
 def _enqueue(tasks: Records, queues: Queues, index: int, now: float) -> None:
     task = tasks[index]
     task.ready = now
@@ -95,7 +97,7 @@ def _enqueue(tasks: Records, queues: Queues, index: int, now: float) -> None:
     queues.length[task.channel] += 1
 
 
-@jit
+@inner
 def _dispatch(tasks: Records, ranks: Records, queues: Queues, now: float) -> None:
     """Every free compute channel takes the first of its ready tasks."""
     for r in range(ranks.size):
@@ -118,7 +120,7 @@ def _dispatch(tasks: Records, ranks: Records, queues: Queues, now: float) -> Non
     queues.length[COMPUTE] = kept
 
 
-@jit
+@inner
 def _divide(tasks: Records, ranks: Records, queues: Queues, present: Ints, weights: Floats, tiers: Ints) -> None:
     """Give each sender's `left` capacity to its unfixed transfers: exclusive tier, else weights, else equally."""
     for r in range(ranks.size):
@@ -157,14 +159,14 @@ def _divide(tasks: Records, ranks: Records, queues: Queues, present: Ints, weigh
             task.share = 0.0
 
 
-@jit
+@inner
 def _pre_empts(one: Any, other: Any, tiers: Ints) -> bool:
     """Whether transfer `one` goes before `other`, both of exclusive types."""
     mine, theirs = tiers[one.type], tiers[other.type]
     return mine < theirs or (mine == theirs and one.order < other.order)
 
 
-@jit
+@inner
 def _push_back(tasks: Records, ranks: Records, queues: Queues) -> bool:
     """Let every overloaded receiver scale what comes in and fix it; False when none is overloaded."""
     for r in range(ranks.size):
@@ -192,7 +194,7 @@ def _push_back(tasks: Records, ranks: Records, queues: Queues) -> bool:
     return True
 
 
-@jit
+@inner
 def _share_links(tasks: Records, ranks: Records, queues: Queues, present: Ints, weights: Floats, tiers: Ints) -> None:
     """Set the share of every ready transfer: the senders divide their links, then the receivers push back."""
     for r in range(ranks.size):
@@ -211,7 +213,7 @@ def _share_links(tasks: Records, ranks: Records, queues: Queues, present: Ints, 
             ranks[task.rank].sync_share += task.share
 
 
-@jit
+@inner
 def _set_compute_rates(tasks: Records, ranks: Records) -> None:
     for r in range(ranks.size):
         if ranks[r].running >= 0:
@@ -219,7 +221,7 @@ def _set_compute_rates(tasks: Records, ranks: Records) -> None:
             task.share = 1.0 - ranks[r].sync_share * task.impact
 
 
-@jit
+@inner
 def _time_to_next_completion(tasks: Records, ranks: Records, queues: Queues) -> float:
     step = np.inf
     for r in range(ranks.size):
@@ -235,9 +237,10 @@ def _time_to_next_completion(tasks: Records, ranks: Records, queues: Queues) -> 
     return max(step, EPSILON)
 
 
-@jit
-def _advance(tasks: Records, ranks: Records, queues: Queues, step: float, now: float, done: Ints) -> int:
-    """Work for `step` up to `now`; write the tasks that are then done into `done` and return how many."""
+@inner
+def _advance(tasks: Records, ranks: Records, queues: Queues, began: float, step: float, done: Ints) -> int:
+    """Work for one `step`; write the tasks that are then done into `done` and return how many."""
+    now = began + step
     num_done = 0
     for r in range(ranks.size):
         if ranks[r].running < 0:
@@ -256,7 +259,7 @@ def _advance(tasks: Records, ranks: Records, queues: Queues, step: float, now: f
             task = tasks[index]
             if task.share > 0.0:
                 if np.isnan(task.start):
-                    task.start = now - step
+                    task.start = began
                 task.remaining -= step * task.share
                 if task.remaining <= EPSILON:
                     task.end = now
@@ -269,7 +272,7 @@ def _advance(tasks: Records, ranks: Records, queues: Queues, step: float, now: f
     return num_done
 
 
-@jit
+@inner
 def _release(tasks: Records, queues: Queues, successors: Ints, done: Ints, num_done: int, now: float) -> bool:
     """Queue the tasks that waited for nothing else; True when the set of ready transfers has changed."""
     links_changed = False
@@ -285,7 +288,7 @@ def _release(tasks: Records, queues: Queues, successors: Ints, done: Ints, num_d
     return links_changed
 
 
-@jit
+@inner
 def _record(
     tasks: Records, queues: Queues, segments: Floats, num_segments: int, last: Ints, now: float, step: float
 ) -> int:
@@ -308,7 +311,7 @@ def _record(
 @jit
 def _run(
     template: Records, successors: Ints, ranks: Records, weights: Floats, tiers: Ints, record: bool
-) -> tuple[float, Records, Floats]:
+) -> tuple[float, Records, Floats, int]:
     tasks = template.copy()
     num_tasks = tasks.size
     queues = Queues(np.empty((3, num_tasks), np.int64), np.zeros(3, np.int64))
@@ -323,7 +326,7 @@ def _run(
         tasks[index].share = 1.0
         if tasks[index].missing == 0:
             _enqueue(tasks, queues, index, 0.0)
-    now, links_changed = 0.0, True
+    now, links_changed, num_events = 0.0, True, 0
     while True:
         _dispatch(tasks, ranks, queues, now)
         if links_changed:
@@ -331,13 +334,14 @@ def _run(
         _set_compute_rates(tasks, ranks)
         step = _time_to_next_completion(tasks, ranks, queues)
         if np.isinf(step):
-            return now, tasks, segments[:num_segments]
+            return now, tasks, segments[:num_segments], num_events
         if record:
             while num_segments + queues.length[LINK] > segments.shape[0]:
                 segments = np.concatenate((segments, np.empty_like(segments)))
             num_segments = _record(tasks, queues, segments, num_segments, last, now, step)
+        num_done = _advance(tasks, ranks, queues, now, step, done)
         now += step
-        num_done = _advance(tasks, ranks, queues, step, now, done)
+        num_events += 1
         links_changed = _release(tasks, queues, successors, done, num_done, now)
 
 
@@ -355,14 +359,12 @@ def run(graph: TaskGraph, num_ranks: int, weights: Floats, tiers: Ints, *, recor
     `weights` and `tiers` are per transfer type; a tier of NO_TIER shares by weight. The graph must not have a cycle
     (`gnomon.pipeline.validate` names it): the tasks in one, and those after it, end at NaN.
     """
-    total, tasks, segments = _run(graph.tasks, graph.successors, _ranks(num_ranks), weights, tiers, record)
-    return Trace(float(total), tasks.view(np.recarray), segments)
+    ranks = np.zeros(num_ranks, RANK).view(np.recarray)
+    total, tasks, segments, num_events = _run(graph.tasks, graph.successors, ranks, weights, tiers, record)
+    return Trace(float(total), tasks.view(np.recarray), segments, int(num_events))
 
 
 def run_many(graph: TaskGraph, num_ranks: int, weights: Floats, tiers: Ints) -> Floats:
     """The total time for each row of `weights` and `tiers`."""
-    return _run_many(graph.tasks, graph.successors, _ranks(num_ranks), weights, tiers)
-
-
-def _ranks(count: int) -> Records:
-    return np.zeros(count, RANK).view(np.recarray)
+    ranks = np.zeros(num_ranks, RANK).view(np.recarray)
+    return _run_many(graph.tasks, graph.successors, ranks, weights, tiers)

@@ -76,10 +76,12 @@ class SweepConfig(Config):
         for name in KEYS:
             if not _values(getattr(self, name)):
                 raise ConfigError(f"{name} is an empty list.")
+        for name in ("n", "sync_freq"):
+            if any(value != int(value) for value in _values(getattr(self, name))):
+                raise ConfigError(f"{name} must be whole numbers (given: {_values(getattr(self, name))}).")
         for name in KEYS:  # Every value alone: a mistake is found before the sweep has begun.
             for value in _values(getattr(self, name)):
-                whole = {name: int(value)} if name in KEYS[:2] and value == int(value) else {name: value}
-                Study(**({"n": whole["sync_freq"]} if name == "sync_freq" else {}), **whole)
+                Study(**{"n": max(int(value), 1), name: int(value)} if name in ("n", "sync_freq") else {name: value})
         Study(stages=self.stages)
         if self.num_configurations == 0:
             raise ConfigError(
