@@ -9,7 +9,10 @@ __version__ = "0.1.0"
 
 # Loaded on first use, so that `import gnomon` and `gnomon --help` stay fast.
 _LAZY: dict[str, str] = {
+    "Comparison": "gnomon.api",
     "Result": "gnomon.api",
+    "Scenario": "gnomon.serving.scenario",
+    "compare": "gnomon.api",
     "simulate": "gnomon.api",
 }
 

@@ -11,21 +11,29 @@ result.save("runs/mine")
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from gnomon.core.config import load
-from gnomon.core.errors import UnknownNameError
+from gnomon.core.errors import ConfigError, UnknownNameError
+from gnomon.core.files import write_text
 from gnomon.serving.scenario import Scenario
 
 if TYPE_CHECKING:
     import polars as pl
 
     from gnomon.serving.metrics import Summary
+    from gnomon.serving.paired import Difference
     from gnomon.serving.simulate import Run
+    from gnomon.workload import Requests
 
 ScenarioLike = Scenario | Mapping[str, Any] | str | Path | None
 Progress = Callable[[int, int], None]
@@ -106,6 +114,16 @@ class Result:
 
         return {name: Figure(drawn) for name, drawn in figures(self.run, self.summary).items()}
 
+    def to_dict(self) -> dict[str, Any]:
+        """The summary and the scenario as nested plain data."""
+        return self.summary.to_dict() | {"scenario": self.scenario.model_dump(mode="json")}
+
+    def log_to_wandb(self, project: str) -> str:
+        """Log the scenario, the figures and the time series to Weights & Biases; returns where."""
+        from gnomon.report.serving_wandb import log_run
+
+        return log_run(self.run, self.summary, project)
+
     def save(self, folder: str | Path, extras: tuple[str, ...] = ()) -> Path:
         """Write the scenario, the summary, the tables, the trace and the report into `folder`.
 
@@ -117,3 +135,116 @@ class Result:
             if extra not in EXTRAS:
                 raise UnknownNameError("extra", extra, EXTRAS)
         return write_run(self.run, self.summary, folder, extras)
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Several variants on the same requests; the first is the baseline."""
+
+    results: dict[str, Result]
+
+    @property
+    def baseline(self) -> str:
+        """The name of the first variant."""
+        return next(iter(self.results))
+
+    @cached_property
+    def differences(self) -> dict[str, list[Difference]]:
+        """For every other variant, its paired differences to the baseline."""
+        from gnomon.serving.metrics import request_times
+        from gnomon.serving.paired import paired_differences
+
+        first, *others = self.results.values()
+        names = list(self.results)[1:]
+        before, seed = request_times(first.run), first.scenario.seed
+        return {
+            name: paired_differences(before, request_times(result.run), seed)
+            for name, result in zip(names, others, strict=True)
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Nested plain data: every variant's summary and the differences."""
+        rows = {
+            name: [asdict(one) | {"difference": one.difference, "relative": one.relative} for one in differences]
+            for name, differences in self.differences.items()
+        }
+        summaries = {name: result.summary.to_dict() for name, result in self.results.items()}
+        return {"baseline": self.baseline, "summaries": summaries, "differences": rows}
+
+    def save(self, folder: str | Path) -> Path:
+        """Write comparison.json, and every variant's run into a folder of its own."""
+        folder = Path(folder)
+        for number, (name, result) in enumerate(self.results.items()):
+            result.save(folder / f"{number}-{re.sub(r'[^A-Za-z0-9._=-]+', '-', name)}")
+        write_text(folder / "comparison.json", json.dumps(self.to_dict(), indent=1))
+        return folder
+
+
+def compare(
+    *given: ScenarioLike,
+    vary: Mapping[str, Sequence[Any]] | None = None,
+    on_progress: Progress | None = None,
+    **overrides: Any,
+) -> Comparison:
+    """Simulate several scenarios, or all combinations of `vary` on one, on the same requests.
+
+        gnomon.compare("a.yaml", "b.yaml")
+        gnomon.compare(vary={"batching.policy": ["vllm_v1", "sarathi"], "replica.tensor_parallel": [1, 2]})
+
+    The requests must be the same: what varies may be the arrival rate, but not the lengths or the number of requests.
+    """
+    from gnomon.serving.simulate import run
+
+    variants = _variants(given or (None,), vary or {}, overrides)
+    if len(variants) < 2:
+        raise ConfigError("there is only one variant.", fix="Give two scenarios, or something to vary.")
+    requests = _same_requests(variants)
+    results = {
+        name: Result(run(one, requests=requests[name], on_progress=on_progress)) for name, one in variants.items()
+    }
+    return Comparison(results)
+
+
+def _variants(
+    given: Sequence[ScenarioLike], vary: Mapping[str, Sequence[Any]], overrides: Mapping[str, Any]
+) -> dict[str, Scenario]:
+    """Every scenario x every combination, named by what tells them apart."""
+    found: dict[str, Scenario] = {}
+    for number, one in enumerate(given):
+        label = Path(one).stem if isinstance(one, str | Path) else f"scenario {number + 1}"
+        for values in product(*vary.values()):
+            changed = dict(zip(vary, values, strict=True))
+            parts = [label] * (len(given) > 1) + [f"{key.split('.')[-1]}={value}" for key, value in changed.items()]
+            name = ", ".join(parts) or label
+            if name in found:
+                raise ConfigError(f"two variants are called {name!r}.", fix="Give the files different names.")
+            found[name] = scenario(one, **{**overrides, **changed})
+    return found
+
+
+def _same_requests(variants: Mapping[str, Scenario]) -> dict[str, Requests]:
+    """The requests of every variant, limited to what all of them accept; refused where their lengths differ."""
+    from gnomon import catalog
+    from gnomon.workload import generate, limit_lengths
+
+    limits = [
+        (pool.replica.max_request_tokens if pool.replica else None) or catalog.model(one.model).max_context_tokens
+        for one in variants.values()
+        for pool in one.kinds()
+    ]
+    made = {
+        name: limit_lengths(generate(one.workload, one.seed), min(limits), one.workload.over_long)
+        for name, one in variants.items()
+    }
+    first = next(iter(made.values()))
+    for name, other in made.items():
+        if not (
+            np.array_equal(first.prompt_tokens, other.prompt_tokens)
+            and np.array_equal(first.output_tokens, other.output_tokens)
+        ):
+            raise ConfigError(
+                "its requests differ from those of the first variant, so that they cannot be compared one by one.",
+                where=name,
+                fix="Give all variants the same workload (the rate may differ) and seed.",
+            )
+    return made

@@ -24,9 +24,15 @@ MAX_REPLICA_ROWS = 8
 @click.option("--csv", "extras", flag_value="csv", multiple=True, help="Also write the tables as CSV.")
 @click.option("--events", "extras", flag_value="events", multiple=True, help="Also write every request's events.")
 @click.option("--operators", "extras", flag_value="operators", multiple=True, help="Also write operator-level times.")
+@click.option("--wandb", "project", metavar="PROJECT", help="Also log to this project of Weights & Biases.")
 @json_option
 def command(
-    scenario: str | None, overrides: dict[str, Any], out: Path | None, extras: tuple[str, ...], as_json: bool
+    scenario: str | None,
+    overrides: dict[str, Any],
+    out: Path | None,
+    extras: tuple[str, ...],
+    project: str | None,
+    as_json: bool,
 ) -> None:
     """Simulate SCENARIO (a YAML file), or what the flags say.
 
@@ -46,9 +52,11 @@ def command(
     with progress(quiet=as_json) as on_progress:
         result = api.simulate(chosen, on_progress=on_progress)
     if as_json:
-        print_json(result.summary.to_dict())
+        print_json(result.to_dict())
     else:
         print_summary(result)
+    if project is not None:
+        click.echo(f"Logged to Weights & Biases: {result.log_to_wandb(project)}", err=as_json)
     if out is not None:
         folder = result.save(out, extras)
         click.echo(f"The report is {folder / 'report.html'}; open it in a browser.", err=as_json)

@@ -14,6 +14,7 @@ from gnomon.report.serving_frames import iteration_frame, request_frame
 from gnomon.report.serving_html import write_report
 from gnomon.report.serving_trace import write_trace
 from gnomon.serving.metrics import Summary
+from gnomon.serving.scenario import Scenario
 from gnomon.serving.simulate import Run
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def write_run(run: Run, summary: Summary, folder: str | Path, extras: tuple[str,
 
     folder = Path(folder)
     requests, iterations = request_frame(run), iteration_frame(run)
-    save(run.scenario, folder / "scenario.yaml")
+    save(spelled_out(run.scenario), folder / "scenario.yaml")
     write_text(folder / "summary.json", json.dumps(summary.to_dict(), indent=1))
     frames: dict[str, pl.DataFrame] = {"requests": requests, "iterations": iterations}
     if "operators" in extras:
@@ -44,6 +45,16 @@ def write_run(run: Run, summary: Summary, folder: str | Path, extras: tuple[str,
     write_trace(run, folder / "trace.json.gz")
     write_report(run, summary, folder / "report.html")
     return folder
+
+
+def spelled_out(scenario: Scenario) -> Scenario:
+    """The scenario with the policy's customs and the usual node written into it: it runs the same when they change."""
+    pools = tuple(
+        pool.model_copy(update={"batching": pool.batching.resolved()}) if pool.batching else pool
+        for pool in scenario.pools
+    )
+    node = scenario.node or scenario.kinds()[0].node
+    return scenario.model_copy(update={"batching": scenario.batching.resolved(), "pools": pools, "node": node})
 
 
 def _write(path: Path, write: Callable[[Path], None]) -> None:

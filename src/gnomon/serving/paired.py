@@ -1,0 +1,79 @@
+"""Differences between runs of the same requests, request by request, with their 95 % intervals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from gnomon.core.streams import stream
+from gnomon.serving.metrics import RequestTimes
+from gnomon.serving.percentiles import NUM_BATCHES, mean_with_margin
+from gnomon.serving.state import Floats
+
+COMPARED = ("ttft_s", "tpot_s", "e2e_s", "scheduling_delay_s")
+
+_RESAMPLES = 400
+"""Bootstrap samples of a percentile: their 2.5 % and 97.5 % points are then steady to a few per cent."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One figure of a variant against the same figure of the baseline, over the requests that both finished."""
+
+    metric: str
+    statistic: str
+    """mean or p99"""
+    baseline: float
+    value: float
+    low: float | None
+    """The 95 % interval of value - baseline; None with fewer than 200 requests."""
+    high: float | None
+    num_requests: int
+
+    @property
+    def difference(self) -> float:
+        """Value minus baseline: negative is faster."""
+        return self.value - self.baseline
+
+    @property
+    def relative(self) -> float | None:
+        """The difference as a share of the baseline."""
+        return self.difference / self.baseline if self.baseline else None
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the interval leaves out zero."""
+        return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
+
+
+def paired_differences(baseline: RequestTimes, variant: RequestTimes, seed: int = 0) -> list[Difference]:
+    """Means (by batch means of the differences) and P99s (by a bootstrap over blocks) of every latency."""
+    found = []
+    for metric in COMPARED:
+        before, after = getattr(baseline, metric), getattr(variant, metric)
+        both = ~(np.isnan(before) | np.isnan(after))
+        before, after = before[both], after[both]
+        if not before.size:
+            continue
+        mean, margin = mean_with_margin(after - before)
+        low, high = (mean - margin, mean + margin) if margin is not None else (None, None)
+        count = int(before.size)
+        found.append(Difference(metric, "mean", float(before.mean()), float(before.mean()) + mean, low, high, count))
+        low, high = _interval_of_p99(before, after, seed) if margin is not None else (None, None)
+        p99s = (float(np.percentile(values, 99)) for values in (before, after))
+        found.append(Difference(metric, "p99", *p99s, low, high, count))
+    return found
+
+
+def _interval_of_p99(before: Floats, after: Floats, seed: int) -> tuple[float, float]:
+    """Resample whole blocks of consecutive requests, the same for both, since neighbours depend on each other."""
+    size = before.size // NUM_BATCHES
+    blocks = np.arange(NUM_BATCHES * size).reshape(NUM_BATCHES, size)
+    draws = stream(seed, "bootstrap").integers(0, NUM_BATCHES, (_RESAMPLES, NUM_BATCHES))
+    differences = np.empty(_RESAMPLES)
+    for i, drawn in enumerate(draws):
+        some = blocks[drawn].ravel()
+        differences[i] = np.percentile(after[some], 99) - np.percentile(before[some], 99)
+    low, high = np.percentile(differences, [2.5, 97.5])
+    return float(low), float(high)
