@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from gnomon import catalog
 from gnomon.core.config import save
 from gnomon.core.files import write_text, written_whole
 from gnomon.report.serving_frames import iteration_frame, request_frame
@@ -53,7 +54,9 @@ def spelled_out(scenario: Scenario) -> Scenario:
         pool.model_copy(update={"batching": pool.batching.resolved()}) if pool.batching else pool
         for pool in scenario.pools
     )
-    node = scenario.node or scenario.kinds()[0].node
+    node = scenario.node
+    if node is None and not pools:
+        node = catalog.default_node(catalog.device(scenario.device), scenario.replica.num_gpus).name
     return scenario.model_copy(update={"batching": scenario.batching.resolved(), "pools": pools, "node": node})
 
 

@@ -15,7 +15,7 @@ from gnomon.serving.saturation import Saturation, saturation
 from gnomon.serving.scenario import SloConfig
 from gnomon.serving.simulate import Run
 from gnomon.serving.state import FINISHED, NOT_ARRIVED, REJECTED, Floats
-from gnomon.serving.usage import ReplicaUse, Utilization, overall, replica_uses
+from gnomon.serving.usage import ReplicaUse, Utilization, overall, prefix_hit_rate, replica_uses
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,6 @@ def summarize(run: Run) -> Summary:
     arrived = int(np.count_nonzero(q.status != NOT_ARRIVED))
     trend = saturation(q, arrived) if is_open else None
     counts = _counts(run)
-    found = run.cluster.replicas
     summary = Summary(
         duration_s=duration_s,
         requests=counts,
@@ -201,7 +200,7 @@ def summarize(run: Run) -> Summary:
         output_tokens=percentiles(q.output_tokens.astype(np.float64)),
         prompt_to_output=float(q.prompt_tokens.sum() / q.output_tokens.sum()),
         prompt_to_output_per_request=percentiles(q.prompt_tokens / q.output_tokens),
-        prefix_hit_rate=_ratio(found.cache_hits.sum(), found.cache_queries.sum()),
+        prefix_hit_rate=prefix_hit_rate(run.cluster.replicas),
         saturation=trend,
         timing_error=float(run.uncertainty),
         replicas=uses,

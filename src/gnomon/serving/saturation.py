@@ -26,7 +26,7 @@ class Saturation:
     arrivals_per_s: float
     """Requests that arrived per second."""
     growth_per_s: float
-    """By how much the number of waiting requests grew per second."""
+    """By how much the number of waiting requests grew per second (negative: it shrank)."""
     waiting_at_end: int
     """Requests that waited when the last one arrived."""
 
@@ -46,11 +46,10 @@ def saturation(requests: Any, arrived: int) -> Saturation | None:
     if window_s <= 0.0:
         return None
     waiting = _waiting_at_arrivals(requests[:arrived])[half:]
-    at = arrival_s[half:]
-    slope = float(np.polyfit(at - at[0], waiting, 1)[0])
     rate = (arrived - 1 - half) / window_s
-    grows = slope > MIN_SHARE * rate and _trend(waiting) >= _MIN_TREND
-    return Saturation(grows, rate, max(slope, 0.0), int(waiting[-1]))
+    growth = float(waiting[-1] - waiting[0]) / window_s
+    grows = growth > MIN_SHARE * rate and _trend(waiting) >= _MIN_TREND
+    return Saturation(grows, rate, growth, int(waiting[-1]))
 
 
 def _waiting_at_arrivals(requests: Any) -> Floats:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -78,7 +79,7 @@ def replica_uses(run: Run, duration_s: float) -> list[ReplicaUse]:
                 preemptions=int(account.num_preemptions),
                 iterations=int(account.num_iterations),
                 tokens=int(account.tokens_computed),
-                prefix_hit_rate=float(account.cache_hits / account.cache_queries) if account.cache_queries else None,
+                prefix_hit_rate=prefix_hit_rate(replicas[r : r + 1]),
                 utilization=Utilization(
                     mfu=mfu,
                     hbm=hbm,
@@ -91,6 +92,13 @@ def replica_uses(run: Run, duration_s: float) -> list[ReplicaUse]:
             )
         )
     return rows
+
+
+def prefix_hit_rate(replicas: Any) -> float | None:
+    """Share of the prompt tokens looked up that the replicas' prefix caches held; None where they have none."""
+    caching = replicas[replicas.prefix_cache != 0]
+    queries = int(caching.cache_queries.sum())
+    return int(caching.cache_hits.sum()) / queries if queries else None
 
 
 def overall(uses: list[ReplicaUse]) -> Utilization:

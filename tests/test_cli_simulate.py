@@ -1,0 +1,122 @@
+"""`gnomon simulate` and `gnomon compare` as a user types them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SMALL = ("--workload.num-requests", "100")
+
+
+def test_the_default_prints_a_summary(cli: Any) -> None:
+    out = cli("simulate", *SMALL).output
+    for words in (
+        "llama-3-8b on h100",
+        "time to first token",
+        "p99",
+        "100 of 100 finished",
+        "per million output tokens",
+    ):
+        assert words in out
+
+
+def test_json_is_the_whole_summary(cli: Any) -> None:
+    data = json.loads(cli("simulate", *SMALL, "--slo.ttft-s", "0.5", "--json").stdout)
+    assert data["requests"]["finished"] == 100
+    assert data["scenario"]["slo"]["ttft_s"] == 0.5
+    assert data["slo"]["attainment"] > 0
+
+
+def test_out_writes_the_folder_and_says_where(cli: Any, tmp_path: Path) -> None:
+    out = cli("simulate", *SMALL, "--out", str(tmp_path / "run"), "--csv").output
+    assert out.rstrip().splitlines()[-1] == f"The report is {tmp_path}/run/report.html; open it in a browser."
+    assert (tmp_path / "run" / "requests.csv").is_file()
+    again = cli("simulate", str(tmp_path / "run" / "scenario.yaml"), "--json").stdout
+    saved = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert json.loads(again)["latency"] == saved["latency"]
+
+
+def test_replicas_are_listed(cli: Any) -> None:
+    out = cli("simulate", "--num-replicas", "10", *SMALL).output
+    assert "2 more replicas" in out
+    assert "routed by round_robin" in out
+
+
+def test_compare_prints_differences(cli: Any) -> None:
+    out = cli(
+        "compare", "--vary", "router=round_robin,random", "--num-replicas", "2", "--workload.num-requests", "250"
+    ).output
+    assert "router=random against router=round_robin" in out
+    assert "95 % interval" in out
+
+
+def test_compare_json(cli: Any, tmp_path: Path) -> None:
+    folder = str(tmp_path / "out")
+    words = ("compare", "--vary", "replica.tensor-parallel=1,2", *SMALL, "--json", "--out", folder)
+    data = json.loads(cli(*words).stdout)
+    assert set(data) == {"baseline", "summaries", "differences"}
+    assert (tmp_path / "out" / "comparison.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("simulate", "--model", "llama-3-9b"), "Did you mean 'llama-3-8b'"),
+        (("simulate", "--device", "h1000"), "unknown device"),
+        (("simulate", "--batching", "sarathy"), "sarathi"),
+        (("simulate", "--router", "fastest"), "unknown router"),
+        (("simulate", "--replica.tensor-paralel", "2"), "--replica.tensor-parallel"),
+        (("simulate", "--replica.tensor-parallel", "3"), "tensor_parallel"),
+        (("simulate", "--model", "llama-3-70b"), "does not fit"),
+        (("simulate", "--workload.rate", "-1"), "workload.rate"),
+        (("simulate", "nowhere.yaml"), "no such file"),
+        (("simulate", "--wandb", "x", *SMALL), "gnomon-sim[wandb]"),
+        (("compare",), "only one variant"),
+        (("compare", "--vary", "router"), "FIELD=A,B"),
+        (("compare", "--vary", "batching.polisy=orca,vllm"), "batching.policy"),
+    ],
+)
+def test_mistakes_are_explained(cli: Any, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], said: str) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    out = cli(*words, code=2).output
+    assert said.lower() in out.lower()
+    assert "Traceback" not in out
+
+
+def test_help_names_the_default(cli: Any) -> None:
+    from gnomon.api import DEFAULT_RATE
+
+    assert f"{DEFAULT_RATE:g} requests per second" in " ".join(cli("simulate", "--help").output.split())
+
+
+def test_a_bar_on_a_terminal_only(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    from gnomon.cli import progress
+
+    with progress.progress() as report:
+        assert report is None
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(progress, "SHOW_AFTER_S", -1.0)
+    with progress.progress("simulating") as report:
+        assert report is not None
+        report(500, 1000)
+    with progress.progress(quiet=True) as report:
+        assert report is None
+
+
+def test_the_first_run_says_that_it_compiles(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gnomon.cli import progress
+    from gnomon.core import jit
+
+    monkeypatch.setattr(jit, "is_compiled_already", lambda: False)
+    with progress.progress():
+        pass
+    assert "Compiling" in capsys.readouterr().err
