@@ -22,9 +22,7 @@ EXAMPLE = Path(__file__).parent.parent / "examples" / "pipeline" / "sweep.json"
 def main() -> None:
     compiled = runs_per_second()
     plain = plain_runs_per_second()
-    print(
-        f"pipeline: {compiled:,.0f} runs/s on one core (n=8, p=4), {compiled / plain:,.0f} times plain Python's {plain:.0f}"
-    )
+    print(f"pipeline: {compiled:,.0f} runs/s on one core (n=8, p=4), {compiled / plain:,.0f} times plain Python")
     seconds, share = one_command()
     print(
         f"pipeline: the 1,584-run example sweep with its 18 heat maps takes {seconds:.1f} s, {share:.0%} of it pictures"

@@ -110,7 +110,7 @@ def assert_capacity(run: Run) -> None:
             if tasks.receiver[int(task)] >= 0:
                 into[tasks.receiver[int(task)]] += share
         assert out.max() <= 1.0 + 1e-9
-        assert into.max() <= 1.0 + 1e-6
+        assert into.max() <= 1.0 + 1e-8
 
 
 @settings(max_examples=60, deadline=None)
@@ -126,6 +126,23 @@ def test_exclusive_tiers_do_not_livelock(kind: str, prop_len: float, sync_base_l
     """A transfer that was pre-empted while nearly done must finish although it was never marked running again."""
     run = simulate(Study(prop_len=prop_len, sync_base_len=sync_base_len, **{kind: "a"}))
     assert_sound(run)
+
+
+def test_what_waits_for_a_full_receiver_waits_with_it() -> None:
+    """Two activations queue in an exclusive tier; the second must not take what the receiver denies to the first."""
+    run = simulate(Study(n=9, stages=6, prop_len=2.0, fwd_prop="b", grad_prop="b", grad_sync=1.0))
+    tasks, segments = run.trace.tasks, run.trace.segments
+    for rank in range(run.num_ranks):
+        mine = [
+            row for row in segments if tasks.rank[int(row[0])] == rank and tasks.type[int(row[0])] < 2 and row[3] > 0
+        ]
+        for one in mine:
+            same_way = [
+                other
+                for other in mine
+                if tasks.receiver[int(other[0])] == tasks.receiver[int(one[0])] and other[1] <= one[1] < other[2]
+            ]
+            assert len(same_way) == 1
 
 
 def test_the_ideal_network_is_never_slower() -> None:

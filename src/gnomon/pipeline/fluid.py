@@ -168,7 +168,10 @@ def _pre_empts(one: Any, other: Any, tiers: Ints) -> bool:
 
 @inner
 def _push_back(tasks: Records, ranks: Records, queues: Queues) -> bool:
-    """Let every overloaded receiver scale what comes in and fix it; False when none is overloaded."""
+    """Let every overloaded receiver scale what comes in and fix it; False when none is overloaded.
+
+    Transfers that wait with a share of nothing are fixed too: what their sender has left is for other receivers.
+    """
     for r in range(ranks.size):
         ranks[r].ingress = 0.0
         ranks[r].left = 1.0
@@ -183,10 +186,10 @@ def _push_back(tasks: Records, ranks: Records, queues: Queues) -> bool:
         return False
     for k in range(queues.length[LINK]):
         task = tasks[queues.tasks[LINK, k]]
-        if task.receiver >= 0 and task.share > 0.0 and ranks[task.receiver].ingress > 1.0 + EPSILON:
+        if task.receiver >= 0 and ranks[task.receiver].ingress > 1.0 + EPSILON:
+            task.throttled = task.throttled or task.share > 0.0
             task.share /= ranks[task.receiver].ingress
             task.fixed = True
-            task.throttled = True
         if task.fixed:
             ranks[task.rank].left -= task.share
     for r in range(ranks.size):

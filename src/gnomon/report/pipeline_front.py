@@ -12,7 +12,7 @@ from gnomon.pipeline.search import Found
 
 def write_front(found: Found, path: str | Path, unit: str) -> Path:
     """Draw every candidate by memory and time, the front joined by a line, the limit as a dashed one."""
-    front = [one for one in found.candidates if one.is_on_front]
+    front = sorted((one for one in found.candidates if one.is_on_front), key=lambda one: one.memory)
     rest = [one for one in found.candidates if not one.is_on_front]
     traces = [
         {
@@ -23,14 +23,14 @@ def write_front(found: Found, path: str | Path, unit: str) -> Path:
             "y": [one.total_time for one in members],
             "text": [one.name for one in members],
             "textposition": "top right",
-            "textfont": {"size": 11, "color": "#2B3440" if members is front else "#9AA5B1"},
+            "textfont": {"size": 12, "color": "#2B3440"},
             "line": {"shape": "hv", "color": "#4C78A8", "width": 2},
             "marker": {"size": 10, "color": colour},
             "hovertemplate": "%{text}<br>%{x:.4g} " + unit + "<br>%{y:.5g}<extra></extra>",
         }
         for name, members, mode, colour in (
             ("front", front, "lines+markers+text", "#4C78A8"),
-            ("others", rest, "markers+text", "#C5CCD6"),
+            ("others", rest, "markers", "#C5CCD6"),
         )
     ]
     shapes = []

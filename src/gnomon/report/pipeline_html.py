@@ -229,7 +229,8 @@ h2 { font-size: 15px; margin: 0 0 10px; font-weight: 600; }
 .card { background: #fff; border: 1px solid #E2E7ED; border-radius: 10px; padding: 8px 14px; min-width: 84px; }
 .card span { display: block; color: #7A8594; font-size: 12px; }
 .card b { font-size: 17px; font-weight: 600; font-variant-numeric: tabular-nums; }
-section { background: #fff; border: 1px solid #E2E7ED; border-radius: 12px; padding: 14px; margin-bottom: 14px; }
+section { overflow: hidden; background: #fff; border: 1px solid #E2E7ED; border-radius: 12px;
+  padding: 14px; margin-bottom: 14px; }
 #plot { width: 100%; }
 table { width: 100%; border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th { text-align: left; font-weight: 500; color: #5B6776; padding: 3px 10px 3px 0; white-space: nowrap; width: 1%; }
@@ -251,6 +252,8 @@ if (window.innerWidth < 700) {
   figure.layout.font.size = 10;
 }
 Plotly.newPlot("plot", figure.data, figure.layout, {responsive: true, displaylogo: false, scrollZoom: true,
+  displayModeBar: window.innerWidth < 700 ? false : "hover",
   modeBarButtonsToRemove: ["select2d", "lasso2d"]});
+addEventListener("load", () => Plotly.Plots.resize("plot"));
 </script></body></html>
 """

@@ -157,6 +157,7 @@ def _curves(plot: Any, curves: list[Curve], end: float, name: str) -> None:
     plot.set_ylabel(name, color=INK, fontsize=8)
     plot.set_ylim(bottom=0)
     plot.grid(color="#EEF1F4")
+    plot.set_axisbelow(True)
     plot.spines[["top", "right"]].set_visible(False)
     if len(curves) <= 8:
         plot.legend(loc="upper right", ncols=len(curves), frameon=False, fontsize=7)
@@ -172,6 +173,7 @@ def _stacked(plot: Any, curves: dict[str, Curve], end: float) -> None:
     plot.set_ylabel("links in use", color=INK, fontsize=8)
     plot.set_ylim(0, 1.02)
     plot.grid(color="#EEF1F4")
+    plot.set_axisbelow(True)
     plot.spines[["top", "right"]].set_visible(False)
 
 
