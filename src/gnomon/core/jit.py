@@ -11,7 +11,8 @@ from __future__ import annotations
 import hashlib
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -49,10 +50,7 @@ def compiled_code_folder() -> Path:
 @cache
 def _numba() -> Any:
     import numba
-    from numba.core.errors import NumbaExperimentalFeatureWarning
 
-    # Policies and routers are passed to the engine as first-class functions, which work but are called experimental.
-    warnings.filterwarnings("ignore", category=NumbaExperimentalFeatureWarning)
     folder = compiled_code_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -60,6 +58,19 @@ def _numba() -> Any:
     except OSError:  # A read-only home: compile in memory only.
         numba.config.CACHE_DIR = ""
     return numba
+
+
+@contextmanager
+def function_arguments() -> Iterator[None]:
+    """Allow compiled functions to be passed to compiled functions, which Numba warns is experimental."""
+    if not ENABLED:
+        yield
+        return
+    from numba.core.errors import NumbaExperimentalFeatureWarning
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NumbaExperimentalFeatureWarning)
+        yield
 
 
 def is_compiled_already() -> bool:

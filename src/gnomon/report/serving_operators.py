@@ -8,7 +8,8 @@ import numpy as np
 import polars as pl
 
 from gnomon import catalog
-from gnomon.serving.simulate import Kind, Run
+from gnomon.serving.kinds import Kind
+from gnomon.serving.simulate import Run
 from gnomon.timing import Batch, Context, Timer, breakdown
 
 _SCHEMA = {
@@ -29,8 +30,8 @@ def operator_frame(run: Run) -> pl.DataFrame:
     log = run.log.iterations[: run.log.used[0]]
     first = log[log["stage"] == 0]
     for number, kind in enumerate(run.kinds):
-        assert kind.config.timing is not None
-        if kind.config.timing.source == "table":
+        assert kind.timing is not None
+        if kind.timing.source == "table":
             continue
         timer = _timer(run, kind)
         mine = first[kind_of_replica[first["replica"]] == number]
@@ -45,7 +46,7 @@ def operator_frame(run: Run) -> pl.DataFrame:
 
 
 def _timer(run: Run, kind: Kind) -> Timer:
-    pool = kind.config
+    pool = kind
     assert pool.replica is not None and pool.timing is not None
     parallelism = pool.replica.parallelism
     node = catalog.node(pool.node) if pool.node else catalog.default_node(kind.device, parallelism.num_gpus)

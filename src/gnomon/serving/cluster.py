@@ -124,26 +124,22 @@ def _serve_closed_loop(
         for i in range(loop[1], loop[0]):
             if requests[i].status == NOT_ARRIVED and requests[i].arrival_s < arrival:
                 arrival, next_arrival = requests[i].arrival_s, i
-        end, group, later_end, r = NEVER, NONE, NEVER, 0
+        end, group, r = NEVER, NONE, 0
         while r < replicas.size:
             if replicas[r].next_end_s < end:
-                end, group, later_end = replicas[r].next_end_s, r, end
-            elif replicas[r].next_end_s < later_end:
-                later_end = replicas[r].next_end_s
+                end, group = replicas[r].next_end_s, r
             r += replicas[r].group_size
         now = min(arrival, end)
         if now == NEVER or now >= stop_s or (loop[0] >= last and last < requests.size):
             return
-        # Run ahead only until the next thing that happens anywhere else; an end in this group stops it by itself.
-        until = min(arrival, later_end, stop_s)
         if arrival <= end:
             r = engine.router(fleet, next_arrival)
-            group, until = replicas[r].group_first, now
+            group = replicas[r].group_first
             receive(cluster, r, next_arrival)
             while loop[1] < loop[0] and requests[loop[1]].status != NOT_ARRIVED:
                 loop[1] += 1
         before = _num_ended(replicas, group)
-        engine.proceed(cluster, fleet.tables, engine.policies, log, group, now, until)
+        engine.proceed(cluster, fleet.tables, engine.policies, log, group, now, now)
         for _ in range(_num_ended(replicas, group) - before):
             if loop[0] < requests.size:
                 requests[loop[0]].arrival_s = now + think_s[loop[0]]

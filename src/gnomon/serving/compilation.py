@@ -19,7 +19,7 @@ from gnomon.serving.log import new_log
 from gnomon.serving.policies import BatchingPolicy, find_policy
 from gnomon.serving.routers import Router, RouterSpec
 from gnomon.serving.state import REPLICA, Replica, replica_view
-from gnomon.timing.tables import IterationTables
+from gnomon.timing.tables import blank
 
 MAX_POLICIES = 4
 """Different policies in one fleet: a fixed number, so that the engine is compiled once."""
@@ -75,7 +75,4 @@ def _policy_signature() -> Any:
 @cache
 def _example() -> Fleet:
     """The smallest fleet there is: only the types of its arrays matter."""
-    dimensions = {"prefill_s": 3, "decode_s": 3, "mixed_s": 5, "skew": 3, "chunk_axis": 1, "kv_axis": 1}
-    dimensions["decodes_axis"] = 1
-    tables = IterationTables(*(np.zeros((1,) * dimensions.get(name, 2)) for name in IterationTables._fields))
-    return Fleet(new_cluster(1, 1, 1, 1, 1, 1), tables, np.zeros((1, 2)), np.zeros(1), np.zeros(1))
+    return Fleet(new_cluster(1, 1, 1, 1, 1, 1), blank(1), np.zeros((1, 2)), np.zeros(1), np.zeros(1))

@@ -101,10 +101,10 @@ def _end_oldest_batch(cluster: Cluster, log: Log, r: int) -> None:
         state.last_step_s = flight.end_s
     if not may_step and state.num_stepping > 0:
         stepping.dissolve(replica, state.num_running)
-    for i in range(flight.num_stepping, flight.size):
+    for i in range(flight.num_stepping, flight.num_requests):
         request_id, tokens = cluster.flight_requests[r, position, i], cluster.flight_tokens[r, position, i]
         _end_for_request(replica, log, request_id, tokens, may_step, flight.end_s)
-    if flight.size > 0:
+    if flight.num_requests > 0:
         log_iteration(cluster, log, r, position)
     state.num_in_flight -= 1
     state.oldest = (position + 1) % cluster.flights.shape[1]
@@ -122,19 +122,21 @@ def _shape(replica: Replica) -> Shape:
     tokens, decodes = together, together
     decode_kv = float(state.step_kv) if together > 0 else 0.0
     longest = float(state.step_kv_max) if together > 0 else 0.0
-    squared, chunks_kv = 0.0, 0.0
+    sequences, squared, chunks_kv = together, 0.0, 0.0
     for i in range(together, state.batch_size):
         request = replica.requests[replica.batch[i]]
         count = replica.batch_tokens[i]
         tokens += count
         if request.processed > request.prefill_tokens:
             decodes += 1
+            sequences += count
             decode_kv += request.processed
             longest = max(longest, float(request.processed))
         else:
+            sequences += 1
             squared += float(count) * count
             chunks_kv += float(count) * request.processed
-    return Shape(tokens, state.batch_size, squared, chunks_kv, decodes, decode_kv, longest)
+    return Shape(tokens, sequences, squared, chunks_kv, decodes, decode_kv, longest)
 
 
 @inner
@@ -215,7 +217,7 @@ def _enter_stage(cluster: Cluster, r: int, position: int, stage: int, at: float,
 def _take_off(cluster: Cluster, tables: IterationTables, r: int, position: int, shape: Shape, end_s: float) -> None:
     """Put the batch among those in flight."""
     state, flight = cluster.replicas[r], cluster.flights[r, position]
-    flight.size = state.batch_size
+    flight.num_requests = state.batch_size
     flight.num_stepping = state.num_stepping if state.in_step != 0 else 0
     flight.start_s = cluster.stage_start_s[r, position, 0]
     flight.end_s = end_s

@@ -109,12 +109,12 @@ def log_iteration(cluster: Cluster, log: Log, r: int, position: int) -> None:
         if (flight_number - 1) % log.used[3] != 0:
             return
     first_member = NONE
-    if log.used[1] + flight.size <= log.members.shape[0]:
+    if log.used[1] + flight.num_requests <= log.members.shape[0]:
         first_member = log.used[1]
-        for i in range(flight.size):
+        for i in range(flight.num_requests):
             log.members[first_member + i, 0] = cluster.flight_requests[r, position, i]
             log.members[first_member + i, 1] = cluster.flight_tokens[r, position, i]
-        log.used[1] += flight.size
+        log.used[1] += flight.num_requests
     for stage in range(state.num_stages):
         row = log.iterations[log.used[0]]
         row.replica = r
@@ -122,7 +122,7 @@ def log_iteration(cluster: Cluster, log: Log, r: int, position: int) -> None:
         row.number = flight_number
         row.start_s = cluster.stage_start_s[r, position, stage]
         row.end_s = cluster.stage_end_s[r, position, stage]
-        row.size = flight.size
+        row.size = flight.num_requests
         row.tokens = flight.tokens
         row.prefill_tokens = flight.prefill_tokens
         row.decodes = flight.decodes

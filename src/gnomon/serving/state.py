@@ -138,7 +138,7 @@ REPLICA = np.dtype(
 FLIGHT = np.dtype(
     [
         ("number", np.int64),  # of the replica's batches, from 1
-        ("size", np.int64),
+        ("num_requests", np.int64),
         ("num_stepping", np.int64),  # of them, those that step together: the first entries, not written out
         ("start_s", np.float64),
         ("end_s", np.float64),

@@ -66,13 +66,13 @@ def replica_uses(run: Run, duration_s: float) -> list[ReplicaUse]:
     rows = []
     for r, (mfu, hbm, is_busy, is_active, mean, peak) in enumerate(shares.tolist()):
         kind, account = run.kinds[kinds[r]], replicas[r]
-        assert kind.config.replica is not None
+        assert kind.replica is not None
         known = not np.isnan(is_active)
         rows.append(
             ReplicaUse(
                 replica=r,
                 device=kind.device.name,
-                num_gpus=kind.config.replica.num_gpus // kind.config.replica.data_parallel,
+                num_gpus=kind.replica.num_gpus // kind.replica.data_parallel,
                 num_kv_blocks=int(account.num_blocks),
                 finished=int(account.num_finished),
                 rejected=int(account.num_rejected),

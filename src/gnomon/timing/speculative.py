@@ -6,6 +6,8 @@ which every sequence has k + 1 tokens, each with logits, over one read of its KV
 
 from __future__ import annotations
 
+import numpy as np
+
 from gnomon.core.errors import ConfigError
 from gnomon.timing.tables import IterationTables, Shape, stage_s
 
@@ -50,3 +52,20 @@ def verification_s(
     shape = verification_shape(decodes, decode_kv, decode_kv_max, drafted)
     num_stages = target.token_s.shape[0]
     return sum(stage_s(target, stage, shape, shape.tokens) for stage in range(num_stages))
+
+
+def with_draft(target: IterationTables, draft: IterationTables, drafted: int) -> IterationTables:
+    """The target's tables with the draft model's time on top: `drafted` decode iterations whenever requests decode.
+
+    Both must have been baked with the same maxima. The draft's own prefill is left out: it is short in comparison.
+    """
+    counts = np.arange(target.decode_s.shape[1])
+    per_step = (draft.token_s[:, counts] + draft.sequence_s[:, counts])[:, :, None] + draft.decode_s
+    extra = drafted * per_step.sum(axis=0)
+    extra[0] = 0.0
+    decode_s, mixed_s = target.decode_s.copy(), target.mixed_s
+    decode_s[0] += extra
+    if mixed_s.shape[1]:
+        mixed_s = mixed_s.copy()
+        mixed_s[0] += extra[np.minimum(np.rint(target.decodes_axis).astype(int), counts[-1])]
+    return target._replace(decode_s=decode_s, mixed_s=mixed_s)

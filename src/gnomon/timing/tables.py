@@ -52,7 +52,18 @@ class IterationTables(NamedTuple):
     them the tables hold an extrapolation by the roofline's shape; engines count such iterations and say so."""
     work: Floats
     """[stage, 8]: of the whole replica (all stages and ranks), repeated for every stage: FLOPs per token, per query-key
-    pair, per sequence (head); bytes of weights read per iteration, KV bytes per token; peak FLOP/s and bytes/s; spare."""
+    pair, per sequence (head); bytes of weights read per iteration, KV bytes per token; peak FLOP/s, bytes/s; spare."""
+
+
+def blank(num_stages: int) -> IterationTables:
+    """Tables in which nothing takes any time: where times are replayed, and as an example of the arrays' types."""
+    ndim = {"prefill_s": 3, "decode_s": 3, "mixed_s": 5, "skew": 3}
+    axes = {"chunk_axis", "kv_axis", "decodes_axis"}
+    shapes = [
+        (1,) if name in axes else (num_stages, *(1,) * (ndim.get(name, 2) - 1)) for name in IterationTables._fields
+    ]
+    tables = IterationTables(*(np.zeros(shape) for shape in shapes))
+    return tables._replace(work=np.zeros((num_stages, 8)), measured=np.full((num_stages, 4), np.inf))
 
 
 def stack(kinds: list[IterationTables]) -> IterationTables:

@@ -17,8 +17,9 @@ import polars as pl
 
 from gnomon.core.config import build
 from gnomon.core.errors import DataError
+from gnomon.serving.build import Recording
 from gnomon.serving.scenario import Scenario
-from gnomon.serving.simulate import Recording, Run, run
+from gnomon.serving.simulate import Run, run
 from gnomon.serving.state import Floats, Ints
 from gnomon.workload import Requests
 
@@ -107,7 +108,7 @@ def _read_table(folder: Path, name: str, columns: tuple[str, ...]) -> pl.DataFra
     else:
         raise DataError(f"there is no {name}.csv or {name}.csv.gz.", where=str(folder))
     text = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
-    lists = {name: pl.String for name in ("request_ids", "num_tokens", "stage_times_s") if name in columns}
+    lists: dict[str, Any] = dict.fromkeys({"request_ids", "num_tokens", "stage_times_s"} & set(columns), pl.String)
     try:
         table = pl.read_csv(text, schema_overrides=lists, infer_schema_length=None)
     except pl.exceptions.PolarsError as error:

@@ -95,11 +95,22 @@ def _place_prefills(replica: Replica) -> None:
 
 
 @inner
+def _blocks_to_grow(replica: Replica) -> int:
+    """Blocks that one token for every running request needs."""
+    needed = 0
+    for i in range(replica.state.num_running):
+        request = replica.requests[replica.running[i]]
+        if request.processed > request.num_blocks * replica.state.block_size:
+            needed += 1
+    return needed
+
+
+@inner
 def _retract(replica: Replica) -> None:
-    """Pre-empt the requests that have produced least until every other one can grow by a block."""
+    """Pre-empt the requests that have produced least until the others have the blocks they need now."""
     state, running = replica.state, replica.running
     retracted = False
-    while state.num_running > 1 and state.free_blocks < state.num_running:
+    while state.num_running > 1 and state.free_blocks < _blocks_to_grow(replica):
         least, at = 1 << 62, 0
         for i in range(state.num_running):
             request = replica.requests[running[i]]
@@ -134,7 +145,7 @@ def sglang(replica: Replica) -> None:
     first = 0
     while first < state.num_running and state.batch_size < state.max_in_batch:
         r = running[first]
-        if state.free_blocks < 1 and state.num_running == 1:
+        if state.free_blocks < _blocks_to_grow(replica) and state.num_running == 1:
             break
         grow_for_decode(replica, r)
         place(replica, r, 1)

@@ -1,0 +1,116 @@
+"""The arrays of a cluster, filled in from a scenario."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from gnomon.core.errors import ConfigError
+from gnomon.core.streams import stream
+from gnomon.serving.cluster import new_cluster
+from gnomon.serving.compilation import MAX_POLICIES
+from gnomon.serving.engine import NEVER
+from gnomon.serving.kinds import Kind
+from gnomon.serving.state import NONE, Cluster, Floats, Ints
+from gnomon.serving.stepping import NEVER_STEP
+from gnomon.workload import Requests
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Stage times to replay instead of timing tables: those of the n-th batch of each replica."""
+
+    first: Ints
+    """[replica + 1]: where each replica's batches start."""
+    stage_s: Floats
+    """[batch, stage]"""
+    num_members: int
+    """Requests in all batches: how much to record for the comparison."""
+
+
+def policies_of(kinds: list[Kind]) -> list[str]:
+    """The different policies of a fleet, in the order in which replicas refer to them."""
+    names = list(dict.fromkeys(kind.batching.policy for kind in kinds))
+    if len(names) > MAX_POLICIES:
+        raise ConfigError(f"a fleet may mix at most {MAX_POLICIES} batching policies, not {len(names)}.", where="pools")
+    return names
+
+
+def build_cluster(kinds: list[Kind], requests: Requests, seed: int, recording: Recording | None = None) -> Cluster:
+    """Arrays for all replicas and requests, with their limits filled in."""
+    caches = [kind.num_kv_blocks for kind in kinds if kind.batching.prefix_cache]
+    smallest_block = min(kind.batching.block_size or 1 for kind in kinds)
+    cluster = new_cluster(
+        num_replicas=sum(kind.num_ranks for kind in kinds),
+        num_requests=len(requests),
+        max_stages=max(kind.replica.pipeline_parallel for kind in kinds),
+        max_running=max(kind.max_running for kind in kinds),
+        max_in_batch=max(kind.max_in_batch for kind in kinds),
+        block_size=max(kind.batching.block_size or 1 for kind in kinds),
+        cached_blocks=max(caches, default=0),
+        blocks_per_request=int(requests.total_tokens.max()) // smallest_block + 2,
+        num_parameters=max(8, *(len(kind.batching.parameters) for kind in kinds)),
+        prefix_hashes=np.ascontiguousarray(requests.prefix_hashes, dtype=np.int64),
+        recorded=(recording.first, recording.stage_s) if recording else None,
+    )
+    _fill_requests(cluster, requests, seed)
+    policies = policies_of(kinds)
+    first, row = 0, 0
+    for kind in kinds:
+        _fill_replicas(cluster, kind, requests, first, row, policies.index(kind.batching.policy))
+        first += kind.num_ranks
+        row += kind.replica.pipeline_parallel
+    return cluster
+
+
+def _fill_requests(cluster: Cluster, requests: Requests, seed: int) -> None:
+    table, count = cluster.requests, len(requests)
+    table.arrival_s = requests.arrival_s
+    table.prompt_tokens = requests.prompt_tokens
+    table.output_tokens = requests.output_tokens
+    table.prefill_tokens = requests.prompt_tokens
+    table.total_tokens = requests.total_tokens
+    table.session = requests.session
+    table.replica = -1
+    for stamp in ("scheduled_s", "first_token_s", "last_token_s", "finished_s", "preempted_at_s"):
+        table[stamp] = -1.0
+    table.prefix_first = requests.prefix_offsets[:-1]
+    table.prefix_count = np.diff(requests.prefix_offsets)
+    table.draw = stream(seed, "speculation").integers(1, 2**31 - 1, count)
+
+
+def _fill_replicas(cluster: Cluster, kind: Kind, requests: Requests, first: int, row: int, policy: int) -> None:
+    batching, replica, count = kind.batching, kind.replica, kind.num_ranks
+    assert batching.block_size and batching.watermark is not None
+    if batching.prefix_cache and requests.prefix_block_tokens % batching.block_size and len(requests.prefix_hashes):
+        raise ConfigError(
+            f"prefix hashes cover {requests.prefix_block_tokens} tokens, KV blocks hold {batching.block_size}.",
+            where="batching.block_size",
+            fix="Choose a block size that divides the former.",
+        )
+    table = cluster.replicas[first : first + count]
+    table.id = np.arange(first, first + count)
+    table.row = row
+    table.policy = policy
+    table.num_stages = replica.pipeline_parallel
+    table.group_first = first + np.arange(count) // replica.data_parallel * replica.data_parallel
+    table.group_size = replica.data_parallel
+    table.block_size = batching.block_size
+    table.num_blocks = table.free_blocks = kind.num_kv_blocks
+    table.watermark_blocks = int(batching.watermark * kind.num_kv_blocks)
+    table.max_running, table.max_in_batch = kind.max_running, kind.max_in_batch
+    table.max_batch_tokens = batching.max_batch_tokens
+    table.max_chunk_tokens = batching.max_chunk_tokens or batching.max_batch_tokens
+    table.max_request_tokens = kind.max_request_tokens
+    table.max_waiting_iterations = batching.max_waiting_iterations
+    table.reserve_full_prompt = batching.reserve_full_prompt
+    table.prefix_cache = bool(batching.prefix_cache and kind.num_kv_blocks)
+    table.blocks_per_hash = max(1, requests.prefix_block_tokens // batching.block_size)
+    if replica.speculative:
+        table.num_speculative = replica.speculative.num_tokens
+        table.acceptance = replica.speculative.acceptance
+    table.first_waiting = table.last_waiting = NONE
+    table.next_end_s = NEVER
+    table.next_finish = NEVER_STEP
+    cluster.parameters[first : first + count, : len(batching.parameters)] = batching.parameters

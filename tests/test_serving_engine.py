@@ -1,0 +1,280 @@
+"""The serving engine: invariants, the same results by every way of computing them, and never a hang."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from serving_kit import POLICIES, ROUTERS, assert_same, check_invariants, outcome, requests_of, run, scenario
+
+from gnomon.core.errors import ConfigError, UnknownNameError
+from gnomon.serving.state import FINISHED, REJECTED
+
+KEEP_ALL = 1_000_000
+"""Keeping the members of all batches makes the engine handle decodes one by one."""
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_policy_keeps_the_books(policy: str) -> None:
+    check_invariants(run(scenario(batching={"policy": policy})))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_policy_keeps_the_books_when_memory_is_short(policy: str) -> None:
+    done = run(
+        scenario(
+            batching={"policy": policy, "block_size": 1 if policy == "lightllm" else 16},
+            replica={"num_kv_blocks": 600 if policy == "lightllm" else 60, "max_request_tokens": 400},
+        )
+    )
+    check_invariants(done)
+    if policy in ("vllm", "sarathi", "vllm_v1", "sglang"):
+        assert done.cluster.replicas[0].num_preemptions > 0
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("blocks", [None, 70])
+def test_stepping_together_equals_stepping_one_by_one(policy: str, blocks: int | None) -> None:
+    replica = {"num_kv_blocks": blocks and (blocks * 16 if policy == "lightllm" else blocks), "max_request_tokens": 400}
+    setup = scenario(batching={"policy": policy}, replica=replica, num_replicas=2, workload={"num_requests": 150})
+    assert_same(outcome(run(setup)), outcome(run(setup, keep_members=KEEP_ALL)))
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_random_workloads_keep_the_books_and_agree_both_ways(data: Any) -> None:
+    count = data.draw(st.integers(1, 40))
+    arrival = np.sort(data.draw(st.lists(st.floats(0, 3), min_size=count, max_size=count)))
+    prompt = data.draw(st.lists(st.integers(1, 200), min_size=count, max_size=count))
+    output = data.draw(st.lists(st.integers(1, 60), min_size=count, max_size=count))
+    policy = data.draw(st.sampled_from(POLICIES))
+    stages = data.draw(st.integers(1, 3)) if policy != "lightllm" else 1
+    blocks = data.draw(st.integers(18, 80)) * (16 if policy == "lightllm" else 1)
+    setup = scenario(
+        batching={
+            "policy": policy,
+            "max_sequences": data.draw(st.integers(stages, 20)),
+            "max_batch_tokens": data.draw(st.integers(200, 600)),
+        },
+        replica={"num_kv_blocks": blocks, "pipeline_parallel": stages, "max_request_tokens": 260},
+        num_replicas=data.draw(st.integers(1, 3)),
+        router={"name": data.draw(st.sampled_from(ROUTERS))},
+    )
+    offered = requests_of(arrival, prompt, output)
+    done = run(setup, requests=offered)
+    check_invariants(done)
+    assert_same(outcome(done), outcome(run(setup, requests=offered, keep_members=KEEP_ALL)))
+
+
+def test_same_seed_same_bytes_in_one_process() -> None:
+    setup = scenario(num_replicas=3, router={"name": "power_of_two"})
+    assert_same(outcome(run(setup)), outcome(run(setup)))
+
+
+_PLAIN = """
+import pickle, sys
+sys.path.insert(0, {tests!r})
+from serving_kit import outcome, run, scenario
+results = {{}}
+for name, changes in pickle.load(open({cases!r}, "rb")).items():
+    results[name] = outcome(run(scenario(**changes)))
+pickle.dump(results, open({out!r}, "wb"))
+"""
+
+PARITY = {
+    **{f"policy {p}": {"batching": {"policy": p}, "workload": {"num_requests": 25}} for p in POLICIES},
+    **{f"router {r}": {"router": {"name": r}, "num_replicas": 3, "workload": {"num_requests": 25}} for r in ROUTERS},
+    "pre-emption": {"replica": {"num_kv_blocks": 40}, "workload": {"num_requests": 25}},
+    "pipeline": {"replica": {"pipeline_parallel": 3}, "workload": {"num_requests": 25}},
+    "speculation": {"replica": {"speculative": {"num_tokens": 3}}, "workload": {"num_requests": 25}},
+    "closed loop": {
+        "workload": {"num_requests": 25, "rate": None, "arrivals": {"process": "closed_loop", "concurrency": 4}}
+    },
+    "sessions": {
+        "workload": {"num_requests": 25, "sessions": {"num_active": 3, "turns": 4, "shared_prefix_tokens": 64}},
+        "replica": {"num_kv_blocks": 200},
+    },
+}
+
+
+def test_plain_python_gives_identical_results(tmp_path: Path) -> None:
+    """GNOMON_JIT=0 runs everything uncompiled, for a debugger, with identical results."""
+    cases, out = tmp_path / "cases.pickle", tmp_path / "plain.pickle"
+    cases.write_bytes(pickle.dumps(PARITY))
+    script = _PLAIN.format(tests=str(Path(__file__).parent), cases=str(cases), out=str(out))
+    subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ, "GNOMON_JIT": "0"}, timeout=300)
+    plain = pickle.loads(out.read_bytes())
+    for name, changes in PARITY.items():
+        try:
+            assert_same(outcome(run(scenario(**changes))), plain[name])
+        except AssertionError as error:
+            raise AssertionError(f"{name}: {error}") from error
+
+
+def test_arrivals_of_one_instant_are_queued_before_a_batch_forms() -> None:
+    offered = requests_of([1.0, 1.0, 1.0], [50, 60, 70], [2, 2, 2])
+    done = run(scenario(), requests=offered, keep_members=100)
+    assert done.log.iterations[0]["size"] == 3
+    assert np.all(done.cluster.requests.scheduled_s == 1.0)
+
+
+def test_an_arrival_at_the_instant_of_a_batch_end_joins_the_next_batch() -> None:
+    first = run(scenario(), requests=requests_of([0.0], [50], [5]))
+    end = first.log.iterations[0].end_s
+    done = run(scenario(), requests=requests_of([0.0, end], [50, 50], [5, 5]), keep_members=100)
+    assert done.cluster.requests.scheduled_s[1] == end
+    assert done.log.iterations[1]["size"] == 2
+
+
+def test_one_output_token_ends_with_the_prefill() -> None:
+    done = run(scenario(), requests=requests_of([0.0], [50], [1]))
+    request = done.cluster.requests[0]
+    assert request.first_token_s == request.finished_s
+    assert done.cluster.replicas[0].num_iterations == 1
+
+
+def test_closed_loop_keeps_its_concurrency() -> None:
+    workload = {"rate": None, "num_requests": 60, "arrivals": {"process": "closed_loop", "concurrency": 7}}
+    done = run(scenario(num_replicas=2, workload=workload))
+    check_invariants(done)
+    requests = done.cluster.requests
+    events = sorted([(t, 1) for t in requests.arrival_s] + [(t, -1) for t in requests.finished_s])
+    assert np.cumsum([change for _, change in events]).max() == 7, "the end that releases a request comes before it"
+    assert np.isin(requests.arrival_s[7:], requests.finished_s).all()
+
+
+def test_prefix_cache_shortens_prefill() -> None:
+    sessions = {"num_active": 4, "turns": 6, "shared_prefix_tokens": 512}
+    workload = {"num_requests": 60, "sessions": sessions, "max_tokens": 3000, "over_long": "drop"}
+    on = run(scenario(workload=workload))
+    off = run(scenario(workload=workload, batching={"prefix_cache": False}))
+    check_invariants(on)
+    assert on.cluster.replicas[0].cache_hits > 0.5 * on.cluster.replicas[0].cache_queries
+    assert on.cluster.replicas[0].tokens_computed < 0.6 * off.cluster.replicas[0].tokens_computed
+    assert off.cluster.replicas[0].cache_hits == 0
+
+
+def test_a_preempted_request_finds_its_blocks_again() -> None:
+    crowded = {"replica": {"num_kv_blocks": 60, "max_request_tokens": 400}, "workload": {"num_requests": 120}}
+    on = run(scenario(**crowded))
+    off = run(scenario(**crowded, batching={"prefix_cache": False}))
+    assert on.cluster.replicas[0].num_preemptions > 0
+    assert on.cluster.replicas[0].cache_hits > 0
+    assert on.cluster.replicas[0].tokens_computed < off.cluster.replicas[0].tokens_computed
+
+
+def test_speculation_takes_as_many_iterations_as_accepted_drafts_leave() -> None:
+    def iterations(acceptance: float) -> int:
+        setup = scenario(replica={"speculative": {"num_tokens": 4, "acceptance": acceptance}})
+        done = run(setup, requests=requests_of([0.0], [50], [101]))
+        check_invariants(done)
+        return int(done.cluster.replicas[0].num_iterations)
+
+    assert iterations(0.0) == 101
+    assert iterations(1.0) == 1 + 100 // 5
+    # Expected tokens per iteration at acceptance a and k drafts: (1 - a^(k+1)) / (1 - a) = 3.36 for 0.8 and 4.
+    assert iterations(0.8) == pytest.approx(1 + 100 / 3.36, rel=0.25)
+
+
+def test_data_parallel_ranks_step_together() -> None:
+    setup = scenario(
+        model="qwen3-30b-a3b",
+        device="h100",
+        replica={"data_parallel": 2, "expert_parallel": True},
+        router={"name": "vllm_dp"},
+        timing={"source": "roofline", "table": None},
+    )
+    done = run(setup)
+    check_invariants(done)
+    rows = done.log.iterations[: done.log.used[0]]
+    a, b = (set(rows.end_s[rows.replica == r]) for r in (0, 1))
+    assert a & b, "they share the ends of iterations"
+    both = sorted(a | b)
+    assert all(later > earlier for earlier, later in zip(both, both[1:], strict=False))
+
+
+def test_unequal_replicas_and_policies_in_one_fleet() -> None:
+    done = run(
+        scenario(
+            pools=[
+                {"num_replicas": 2, "device": "a100"},
+                {"num_replicas": 1, "device": "h100", "batching": {"policy": "sarathi"}},
+            ],
+            router={"name": "least_outstanding"},
+        )
+    )
+    check_invariants(done)
+    assert np.bincount(done.cluster.requests.replica, minlength=3).min() > 0
+
+
+# Never a hang.
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_prompt_that_can_never_be_admitted_is_rejected(policy: str) -> None:
+    blocks = 200 if policy == "lightllm" else 14
+    offered = requests_of([0.0, 0.0, 5.0], [20, 300, 20], [5, 5, 5])
+    longest = 200 if policy in ("orca", "faster_transformer") else 4000
+    setup = scenario(batching={"policy": policy}, replica={"num_kv_blocks": blocks, "max_request_tokens": longest})
+    done = run(setup, requests=offered)
+    if longest == 200:
+        assert "rejected" in " ".join(done.notes)
+        return
+    check_invariants(done)
+    assert done.cluster.requests.status.tolist() == [FINISHED, REJECTED, FINISHED]
+
+
+@pytest.mark.parametrize("policy", ["vllm_v1", "sglang", "vllm", "sarathi"])
+def test_an_output_that_outgrows_memory_is_rejected(policy: str) -> None:
+    done = run(
+        scenario(batching={"policy": policy}, replica={"num_kv_blocks": 6}), requests=requests_of([0.0], [40], [2000])
+    )
+    check_invariants(done)
+    assert done.cluster.requests.status[0] == REJECTED
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_no_memory_at_all_rejects_everything(policy: str) -> None:
+    done = run(scenario(batching={"policy": policy}, replica={"num_kv_blocks": 0}, workload={"num_requests": 5}))
+    check_invariants(done)
+    assert np.all(done.cluster.requests.status == REJECTED)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_batch_cap_of_one_serves_one_by_one(policy: str) -> None:
+    done = run(scenario(batching={"policy": policy, "max_sequences": 1}, workload={"num_requests": 20}))
+    check_invariants(done)
+    assert done.log.iterations[: done.log.used[0]]["size"].max() == 1
+
+
+def test_a_time_limit_cuts_an_overload_short() -> None:
+    done = run(scenario(workload={"rate": 1000.0, "num_requests": 3000}, time_limit_s=2.0))
+    assert 0 < done.cluster.replicas[0].num_finished < 3000
+    assert done.log.iterations[: done.log.used[0]].end_s.max() < 2.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"batching": {"policy": "sarathy"}}, UnknownNameError, "Did you mean 'sarathi'"),
+        ({"router": {"name": "round_robbin"}}, UnknownNameError, "Did you mean 'round_robin'"),
+        ({"router": {"name": "lookahead", "options": {"expected": 3}}}, UnknownNameError, "expected_output"),
+        ({"batching": {"policy": "lightllm"}, "replica": {"pipeline_parallel": 2}}, ConfigError, "pipeline"),
+        (
+            {"batching": {"policy": "orca"}, "replica": {"speculative": {"num_tokens": 2}}},
+            ConfigError,
+            "speculative decoding is not part of orca",
+        ),
+    ],
+)
+def test_mistakes_are_explained(changes: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        run(scenario(**changes))
