@@ -36,8 +36,8 @@ def main() -> None:
 def runs_per_second() -> float:
     """Single-threaded, over the 88 priorities of the study's default configuration."""
     from gnomon.pipeline.study import Study
-    from gnomon.pipeline.sweep import Chunk, run_chunk
     from gnomon.pipeline.sweep_config import priority_grid
+    from gnomon.pipeline.sweeps import Chunk, run_chunk
 
     grid = tuple(priority_grid(0.1))
     run_chunk(Chunk((Study(),), grid))  # Compiles.
@@ -80,7 +80,7 @@ def sweep_memory(configurations: int) -> float:
     """Peak resident bytes of a process that sweeps `configurations` x 88 runs and writes the CSV."""
     program = (
         "import numpy as np, resource, tempfile\n"
-        "from gnomon.pipeline.sweep import sweep\n"
+        "from gnomon.pipeline.sweeps import sweep\n"
         "from gnomon.pipeline.sweep_config import SweepConfig\n"
         f"lengths = tuple(np.linspace(0.5, 1.5, {configurations * 10}).round(6).tolist())\n"
         "done = sweep(SweepConfig(prop_len=lengths), jobs=1)\n"
@@ -92,8 +92,8 @@ def sweep_memory(configurations: int) -> float:
 
 def million() -> None:
     """A million runs over all cores."""
-    from gnomon.pipeline.sweep import sweep
     from gnomon.pipeline.sweep_config import SweepConfig
+    from gnomon.pipeline.sweeps import sweep
 
     settings = SweepConfig(
         prop_len=tuple(np.linspace(0.5, 1.5, 107).round(6).tolist()),

@@ -16,7 +16,7 @@ from gnomon.pipeline.execution import execute, monte_carlo
 from gnomon.pipeline.explain import critical_path, faster_links, idle_time, total
 from gnomon.pipeline.memory import activations
 from gnomon.pipeline.run import Run
-from gnomon.pipeline.search import search
+from gnomon.pipeline.schedule_search import search
 from gnomon.pipeline.step import training_figures, training_plan
 from gnomon.pipeline.study import Study, simulate, step_costs
 from gnomon.pipeline.training import Training, TrainingCosts

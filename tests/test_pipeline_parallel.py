@@ -108,7 +108,7 @@ def test_ray_is_an_extra() -> None:
 def test_ray() -> None:
     program = (
         "from gnomon.core.parallel import map_ordered\n"
-        "from gnomon.pipeline.sweep import Chunk, run_chunk\n"
+        "from gnomon.pipeline.sweeps import Chunk, run_chunk\n"
         "from gnomon.pipeline.study import Study\n"
         "from gnomon.pipeline.sweep_config import priority_grid\n"
         "chunks = [Chunk((Study(sync_freq=k),), tuple(priority_grid(0.5))) for k in (1, 2)]\n"

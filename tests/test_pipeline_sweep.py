@@ -11,10 +11,10 @@ import pytest
 
 from gnomon.core import config
 from gnomon.core.errors import ConfigError, DataError
-from gnomon.pipeline import sweep as sweeps
+from gnomon.pipeline import sweeps
 from gnomon.pipeline.study import Study, simulate
-from gnomon.pipeline.sweep import COLUMNS, read_csv, sweep
 from gnomon.pipeline.sweep_config import SweepConfig, priority_grid
+from gnomon.pipeline.sweeps import COLUMNS, read_csv, sweep
 from gnomon.verify.pipeline import verify
 
 

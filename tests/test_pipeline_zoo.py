@@ -18,7 +18,7 @@ from gnomon.pipeline.execution import execute
 from gnomon.pipeline.memory import activations
 from gnomon.pipeline.run import Run
 from gnomon.pipeline.schedule import Action, Schedule
-from gnomon.pipeline.validate import validate
+from gnomon.pipeline.validation import validate
 from gnomon.pipeline.zoo import SCHEDULES, Plan, make
 from gnomon.verify.pipeline import verify
 

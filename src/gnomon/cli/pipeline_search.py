@@ -67,7 +67,7 @@ def command(**given: Any) -> None:
 
 
 def _with_lengths(given: dict[str, Any]) -> tuple[Any, str]:
-    from gnomon.pipeline.search import search
+    from gnomon.pipeline.schedule_search import search
     from gnomon.pipeline.study import step_costs
     from gnomon.pipeline.zoo import Plan
 
@@ -83,7 +83,7 @@ def _with_lengths(given: dict[str, Any]) -> tuple[Any, str]:
 
 def _with_model(given: dict[str, Any]) -> tuple[Any, str]:
     from gnomon.core.units import GB
-    from gnomon.pipeline.search import search
+    from gnomon.pipeline.schedule_search import search
     from gnomon.pipeline.step import training_figures, training_plan
     from gnomon.pipeline.training import TrainingCosts
     from gnomon.pipeline.zoo import Plan

@@ -12,7 +12,7 @@ import click
 from gnomon.cli.pipeline_options import say_if_compiling
 
 if TYPE_CHECKING:
-    from gnomon.pipeline.sweep import Sweep
+    from gnomon.pipeline.sweeps import Sweep
 
 DATA = Path("outputs/data")
 
@@ -65,8 +65,8 @@ def run_sweep(given: dict[str, Any], path: Path) -> Sweep:
     """Run the sweep that the options describe and write its CSV."""
     from gnomon.core import config
     from gnomon.core.parallel import progress_bar
-    from gnomon.pipeline.sweep import sweep
     from gnomon.pipeline.sweep_config import SweepConfig, priority_grid
+    from gnomon.pipeline.sweeps import sweep
 
     if given["sync_solo_w"] is not None:
         click.echo("--sync-solo-w has no effect: a lone grad_sync always has the whole link.", err=True)
@@ -84,7 +84,7 @@ def run_sweep(given: dict[str, Any], path: Path) -> Sweep:
 def draw_heat_maps(csv: Path, folder: Path, report: Callable[[str], None], jobs: int | None = None) -> list[Path]:
     """One PNG per configuration of a sweep CSV."""
     from gnomon.core.parallel import map_ordered, progress_bar
-    from gnomon.pipeline.sweep import read_csv
+    from gnomon.pipeline.sweeps import read_csv
     from gnomon.report.pipeline_png import draw_heat_map
 
     tables = read_csv(csv)

@@ -1,1 +1,51 @@
-"""Pipeline-parallel training: schedules as data, execution with contention."""
+"""Pipeline-parallel training: schedules as data, execution with contention.
+
+```python
+from gnomon.pipeline import Plan, StepCosts, Study, execute, idle_time, make, simulate
+
+simulate(Study(grad_prop="a")).total_time                                # the communication-priority study
+run = execute(make("zb-v", Plan(ranks=8, microbatches=32)), StepCosts(send=0.1))  # any schedule
+idle_time(run)                                                            # where the time goes
+```
+"""
+
+from gnomon.pipeline.costs import StepCosts
+from gnomon.pipeline.execution import execute, monte_carlo
+from gnomon.pipeline.explain import critical_path, faster_links, idle_time
+from gnomon.pipeline.memory import activations
+from gnomon.pipeline.run import Run
+from gnomon.pipeline.schedule import Action, Schedule
+from gnomon.pipeline.schedule_search import search
+from gnomon.pipeline.step import load_schedule, training_figures
+from gnomon.pipeline.study import Study, simulate
+from gnomon.pipeline.sweep_config import SweepConfig
+from gnomon.pipeline.sweeps import sweep
+from gnomon.pipeline.training import Training, TrainingCosts
+from gnomon.pipeline.validation import validate
+from gnomon.pipeline.zoo import SCHEDULES, Plan, make
+
+__all__ = [
+    "SCHEDULES",
+    "Action",
+    "Plan",
+    "Run",
+    "Schedule",
+    "StepCosts",
+    "Study",
+    "SweepConfig",
+    "Training",
+    "TrainingCosts",
+    "activations",
+    "critical_path",
+    "execute",
+    "faster_links",
+    "idle_time",
+    "load_schedule",
+    "make",
+    "monte_carlo",
+    "search",
+    "simulate",
+    "sweep",
+    "training_figures",
+    "validate",
+]

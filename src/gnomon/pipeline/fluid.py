@@ -360,7 +360,7 @@ def run(graph: TaskGraph, num_ranks: int, weights: Floats, tiers: Ints, *, recor
     """Run the graph until no task can go on.
 
     `weights` and `tiers` are per transfer type; a tier of NO_TIER shares by weight. The graph must not have a cycle
-    (`gnomon.pipeline.validate` names it): the tasks in one, and those after it, end at NaN.
+    (`gnomon.pipeline.validation` names it): the tasks in one, and those after it, end at NaN.
     """
     ranks = np.zeros(num_ranks, RANK).view(np.recarray)
     total, tasks, segments, num_events = _run(graph.tasks, graph.successors, ranks, weights, tiers, record)

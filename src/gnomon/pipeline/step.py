@@ -15,7 +15,7 @@ from gnomon.pipeline.memory import Curve, activations
 from gnomon.pipeline.run import Run
 from gnomon.pipeline.schedule import Schedule
 from gnomon.pipeline.training import WEIGHT_GRAD_MEMORY, Training, TrainingCosts
-from gnomon.pipeline.validate import validate
+from gnomon.pipeline.validation import validate
 from gnomon.pipeline.zoo import Plan, make
 
 

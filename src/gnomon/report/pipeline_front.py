@@ -7,7 +7,7 @@ from importlib import resources
 from pathlib import Path
 
 from gnomon.core.files import write_text
-from gnomon.pipeline.search import Found
+from gnomon.pipeline.schedule_search import Found
 
 
 def write_front(found: Found, path: str | Path, unit: str) -> Path:

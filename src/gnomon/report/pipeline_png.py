@@ -11,7 +11,7 @@ from gnomon.core.errors import MissingExtraError
 from gnomon.core.files import written_whole
 from gnomon.pipeline.memory import Curve, activations
 from gnomon.pipeline.run import Run
-from gnomon.pipeline.sweep import SweepTable
+from gnomon.pipeline.sweeps import SweepTable
 from gnomon.report.pipeline_html import GAP, RANK_COLOURS
 from gnomon.report.pipeline_timeline import COLOURS, NAMES, View, bandwidth, timeline
 

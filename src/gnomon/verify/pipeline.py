@@ -10,7 +10,7 @@ from typing import Any
 
 from gnomon.core import config
 from gnomon.core.errors import ConfigError, DataError, GnomonError
-from gnomon.pipeline import pytorch_csv, sweep
+from gnomon.pipeline import pytorch_csv, sweeps
 from gnomon.pipeline.costs import StepCosts
 from gnomon.pipeline.execution import execute, step_graph
 from gnomon.pipeline.fluid import NO_TIER
@@ -18,7 +18,7 @@ from gnomon.pipeline.run import run_graph
 from gnomon.pipeline.schedule import Schedule
 from gnomon.pipeline.study import Study, simulate
 from gnomon.pipeline.sweep_config import SweepConfig, priority_grid
-from gnomon.pipeline.validate import validate
+from gnomon.pipeline.validation import validate
 from gnomon.pipeline.zoo import SCHEDULES, Plan, make
 
 RUN_TOLERANCE = 1e-6
@@ -59,7 +59,7 @@ def verify(path: str | Path) -> list[Check]:
     """Every check of one file: a run list, a sweep CSV, bubble tables, or a PyTorch schedule CSV."""
     path = Path(path)
     if path.suffix.lower() == ".csv":
-        return list(_sweep(path) if _first_line(path) == ",".join(sweep.COLUMNS) else _schedule(path))
+        return list(_sweep(path) if _first_line(path) == ",".join(sweeps.COLUMNS) else _schedule(path))
     data = _json(path)
     if isinstance(data, list):
         return list(_runs(data, path))
@@ -120,7 +120,7 @@ def _study(run: dict[str, Any]) -> Study:
 
 
 def _sweep(path: Path) -> Iterator[Check]:
-    tables = sweep.read_csv(path)
+    tables = sweeps.read_csv(path)
     beside = _config_beside(path)
     stages = beside.stages if beside else 4
     for table in tables:
@@ -131,14 +131,14 @@ def _sweep(path: Path) -> Iterator[Check]:
         }
         name = " ".join(f"{key}={value:g}" for key, value in table.parameters.items())
         for cells, expected in zip(table.priorities, table.total_time, strict=True):
-            kinds = dict(zip(("fwd_prop", "grad_prop", "grad_sync"), map(sweep.as_priority, cells), strict=True))
+            kinds = dict(zip(("fwd_prop", "grad_prop", "grad_sync"), map(sweeps.as_priority, cells), strict=True))
             total = simulate(config.build(Study, given | kinds, where=str(path)), record=False).total_time
             yield Check(f"{name} | {' '.join(cells)}", float(expected), round(total, 4), SWEEP_TOLERANCE)
     if beside:
         yield from _completeness(tables, beside)
 
 
-def _completeness(tables: list[sweep.SweepTable], beside: SweepConfig) -> Iterator[Check]:
+def _completeness(tables: list[sweeps.SweepTable], beside: SweepConfig) -> Iterator[Check]:
     """The rows must be those of the configuration beside the CSV: every combination, every priority."""
     weights = {float(cell) for table in tables for row in table.priorities for cell in row if not cell.isalpha()}
     step = min((weight for weight in weights if weight > 0), default=1.0)

@@ -13,7 +13,7 @@ from gnomon.pipeline.execution import execute
 from gnomon.pipeline.memory import activations
 from gnomon.pipeline.run import Run
 from gnomon.pipeline.schedule import Schedule
-from gnomon.pipeline.validate import validate
+from gnomon.pipeline.validation import validate
 from gnomon.pipeline.zoo import SCHEDULES, Plan
 
 LIMITS = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0)
