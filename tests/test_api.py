@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from serving_results import chat
 
 import gnomon
 from gnomon.api import DEFAULT_RATE, scenario
 from gnomon.core.errors import ConfigError, UnknownNameError
 from gnomon.serving.scenario import Scenario
+from serving_results import chat
 
 SMALL = {"workload": {"rate": 20.0, "num_requests": 300}}
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 from pathlib import Path
 
 import polars as pl
 import pytest
-from serving_results import chat, one_server, pipeline
 
 from gnomon.api import simulate
 from gnomon.report.serving_files import write_run
 from gnomon.report.serving_series import distribution, time_series
 from gnomon.report.serving_text import policy_words, title, workload_words
 from gnomon.report.serving_trace import write_trace
+from serving_results import chat, one_server, pipeline
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +90,7 @@ def test_the_trace_has_a_lane_per_replica_and_stage(folder: Path) -> None:
     assert {e["name"] for e in slices} <= {"prefill", "decode", "mixed"}
     for lane in named:
         mine = sorted((e["ts"], e["ts"] + e["dur"]) for e in slices if (e["pid"], e["tid"]) == lane)
-        assert all(end <= start + 0.01 for (_, end), (start, _) in zip(mine, mine[1:], strict=False)), "they overlap"
+        assert all(end <= start + 0.01 for (_, end), (start, _) in itertools.pairwise(mine)), "they overlap"
     assert {e["name"] for e in events if e["ph"] == "C"} == {"KV blocks", "waiting requests"}
     assert trace["otherData"]["what"] == "every iteration"
 
