@@ -156,7 +156,7 @@ class Partial:
         return 0.02
 
     def skew(self, decodes: Floats) -> Floats | None:
-        return np.full((decodes.size, 8), 0.5)
+        return np.full((decodes.size, 16), 0.5)
 
 
 @pytest.fixture

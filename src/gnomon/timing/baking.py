@@ -17,7 +17,7 @@ from gnomon.timing.config import CAPTURE_SIZES, TimingConfig
 from gnomon.timing.operators import Floats, Operator, mixed_attention
 from gnomon.timing.source import Context
 from gnomon.timing.table import each_stage, given_tables
-from gnomon.timing.tables import IterationTables, geometric_axis
+from gnomon.timing.tables import SKEW_BINS, IterationTables, geometric_axis
 from gnomon.timing.timer import Timer, axis_of, message_bytes
 
 
@@ -103,7 +103,7 @@ class _Oven:
             chunk_axis=self.chunk_axis,
             kv_axis=self.kv_axis,
             decodes_axis=self.decodes_axis,
-            skew=each_stage(np.zeros((0, 8)) if skew is None else skew, len(stages)),
+            skew=each_stage(np.zeros((0, 2 * SKEW_BINS)) if skew is None else skew, len(stages)),
             host_s=each_stage(host_s, len(stages)),
             measured=each_stage(self._measured(stages), len(stages)),
             work=each_stage(work, len(stages)),

@@ -9,7 +9,7 @@ from pydantic import Field, NonNegativeFloat, PositiveInt
 from gnomon.catalog.devices import Dtype
 from gnomon.core.config import Config
 
-CAPTURE_SIZES = (1, 2, 4, *range(8, 513, 8))
+CAPTURE_SIZES = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
 """The token counts for which vLLM captures CUDA graphs by default."""
 
 

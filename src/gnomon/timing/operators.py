@@ -342,7 +342,7 @@ class _Graph:
     def _exchange(self, name: str, collective: Collective) -> Operator:
         """Tokens to their experts and back. The group's tokens are spread evenly over the ranks."""
         m, ranks = self.model, self.parallelism.num_expert_ranks
-        copies = min(m.experts_per_token, ranks) if collective == "all_to_all" else ranks
+        copies = {"all_to_all": min(m.experts_per_token, ranks), "all_gather": 1}.get(collective, ranks)
         hidden = m.hidden_size * ACTIVATION_BYTES * copies / ranks
         return Operator(name, "communication", 1, Communication(collective, ranks, hidden), is_shared=True)
 

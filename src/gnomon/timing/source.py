@@ -46,7 +46,7 @@ class Source(Protocol):
         """Relative error to expect (median, held out), e.g. 0.03; 0 where the times are exact by definition."""
 
     def skew(self, decodes: Floats) -> Floats | None:
-        """[decodes, 8]: how far skewed KV lengths move a decode towards its longest; see `IterationTables.skew`."""
+        """[decodes, 16]: how far skewed KV lengths move a decode towards its longest; see `IterationTables.skew`."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import numpy as np
 from gnomon.core.errors import ConfigError
 from gnomon.timing.config import TableConfig
 from gnomon.timing.operators import Floats
-from gnomon.timing.tables import IterationTables, geometric_axis
+from gnomon.timing.tables import SKEW_BINS, IterationTables, geometric_axis
 
 
 def given_tables(
@@ -51,7 +51,7 @@ def given_tables(
         chunk_axis=chunk_axis,
         kv_axis=kv_axis,
         decodes_axis=geometric_axis(max_sequences),
-        skew=staged(np.zeros((0, 8))),
+        skew=staged(np.zeros((0, 2 * SKEW_BINS))),
         host_s=staged(host_s),
         measured=staged(np.full(4, np.inf)),
         work=staged(work),

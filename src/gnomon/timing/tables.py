@@ -43,7 +43,8 @@ class IterationTables(NamedTuple):
     """Grid of decode counts for `mixed_s`, same form."""
     skew: Floats
     """[stage, decodes axis, skew bin]: how far the time of a skewed batch lies from that at its mean KV length towards
-    that at its maximum; size 0 in the second axis where not measured. 8 equal bins of 1 - mean/max over [0, 1]."""
+    that at its maximum; size 0 in the second axis where not measured. `SKEW_BINS` equal bins of 1 - mean/max over
+    [0, 1] for decodes alone, then as many for decodes beside a chunk of a prompt."""
     host_s: Floats
     """[stage, 3]: host seconds per iteration, host seconds per sequence, and 1.0 where they hide behind the GPU's work
     (asynchronous scheduling: an iteration takes the longer of the two) else 0.0 (they add). Only stage 0 is read."""
@@ -101,7 +102,7 @@ def _with_mixed(tables: IterationTables) -> IterationTables:
 def _with_skew(tables: IterationTables) -> IterationTables:
     if tables.skew.shape[1]:
         return tables
-    return tables._replace(skew=np.zeros((tables.token_s.shape[0], tables.decodes_axis.size, 8)))
+    return tables._replace(skew=np.zeros((tables.token_s.shape[0], tables.decodes_axis.size, 2 * SKEW_BINS)))
 
 
 def _with_experts(tables: IterationTables) -> IterationTables:
@@ -130,6 +131,7 @@ class Shape(NamedTuple):
 
 
 POINTS_PER_OCTAVE = 2
+SKEW_BINS = 8
 
 
 def geometric_axis(maximum: float) -> Floats:
@@ -204,7 +206,9 @@ def attention_s(tables: IterationTables, stage: int, shape: Shape) -> float:
     if tables.skew.shape[1] > 0 and shape.decodes > 1 and shape.decode_kv_max > mean:
         n, w = _cell(tables.decodes_axis, float(shape.decodes))
         skew = tables.skew[stage]
-        s = min(int(8.0 * (1.0 - mean / shape.decode_kv_max)), skew.shape[1] - 1)
+        s = min(int(SKEW_BINS * (1.0 - mean / shape.decode_kv_max)), SKEW_BINS - 1)
+        if chunk > 0.0:
+            s += SKEW_BINS
         towards_max = skew[n, s] + w * (skew[n + 1, s] - skew[n, s])
         longest = _attention_at(tables, stage, chunk, kv, shape.decodes, shape.decode_kv_max)
         seconds += towards_max * (longest - seconds)

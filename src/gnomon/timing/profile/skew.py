@@ -2,8 +2,10 @@
 
     seconds = at_mean + alpha x (at_longest - at_mean)
 
-`alpha` is fitted by least squares for each number of decodes and each eighth of the skew 1 - mean / longest. Batches
-with a chunk of a prompt follow other values than decodes alone: they are kept apart.
+`alpha` is fitted by least squares for each eighth of the skew 1 - mean / longest. Decodes alone are pooled over the
+number of decodes: measured batches are powers of two, where the kernel's blocks fill the GPU in whole waves and one
+straggler costs most or nothing; the batches of a server lie anywhere between. Decodes beside a chunk of a prompt have
+values of their own, and the fewer they are, the more the longest one counts: they are fitted for each number.
 """
 
 from __future__ import annotations
@@ -11,34 +13,45 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from gnomon.timing.estimators.holes import filled
 from gnomon.timing.operators import Floats, Operator
 from gnomon.timing.profile.samples import Bundle, SkewSamples, shape_keys
 from gnomon.timing.source import Source
+from gnomon.timing.tables import SKEW_BINS
 
-NUM_BINS = 8
 
+def skew_table(skew: SkewSamples, decodes: Floats) -> Floats | None:
+    """[decodes, 2 x SKEW_BINS]: alpha at the given numbers of decodes, alone and beside a chunk of a prompt.
 
-def skew_table(skew: SkewSamples, decodes: Floats, *, mixed: bool = False) -> Floats | None:
-    """[decodes, 8]: alpha at the given numbers of decodes; None where such batches were not measured.
-
-    `mixed` chooses batches with a chunk of a prompt instead of decodes alone. Between measured numbers of decodes the
-    values are joined by straight lines over their logarithm.
+    None where neither was measured; what was measured of only one counts for both.
     """
-    wanted = (skew.chunk > 0) == mixed
-    if not wanted.any():
+    bins = np.minimum((SKEW_BINS * (1.0 - skew.mean_kv / skew.max_kv)).astype(int), SKEW_BINS - 1)
+    is_alone = skew.chunk == 0
+    alone = _by_bin(skew, bins, is_alone)
+    mixed = _by_level_and_bin(skew, bins, ~is_alone, decodes)
+    if alone is None:
+        return None if mixed is None else np.hstack([mixed, mixed])
+    rows = np.tile(alone, (decodes.size, 1))
+    return np.hstack([rows, rows if mixed is None else mixed])
+
+
+def _by_bin(skew: SkewSamples, bins: NDArray[np.int64], rows: NDArray[np.bool_]) -> Floats | None:
+    """Alpha of every bin. Bins without measurements lie between their neighbours, or are as the nearest."""
+    alpha = np.array([_alpha(skew, rows & (bins == column)) for column in range(SKEW_BINS)])
+    known = np.flatnonzero(~np.isnan(alpha))
+    return np.interp(np.arange(SKEW_BINS), known, alpha[known]) if known.size else None
+
+
+def _by_level_and_bin(
+    skew: SkewSamples, bins: NDArray[np.int64], rows: NDArray[np.bool_], decodes: Floats
+) -> Floats | None:
+    """Alpha of every bin at the given numbers of decodes: straight lines over the logarithm of the measured ones."""
+    levels = np.unique(skew.decodes[rows])
+    fitted = {level: _by_bin(skew, bins, rows & (skew.decodes == level)) for level in levels}
+    known = {level: row for level, row in fitted.items() if row is not None}
+    if not known:
         return None
-    levels = np.unique(skew.decodes[wanted])
-    bins = np.minimum((NUM_BINS * (1.0 - skew.mean_kv / skew.max_kv)).astype(int), NUM_BINS - 1)
-    table = np.full((levels.size, NUM_BINS), np.nan)
-    for row, level in enumerate(levels):
-        for column in range(NUM_BINS):
-            table[row, column] = _alpha(skew, wanted & (skew.decodes == level) & (bins == column))
-    if np.isnan(table).all():
-        return None
-    table = filled(table, [np.log2(levels), np.arange(NUM_BINS, dtype=float)])
-    at = np.log2(np.maximum(decodes, 1.0))
-    return np.column_stack([np.interp(at, np.log2(levels), table[:, column]) for column in range(NUM_BINS)])
+    at, table = np.log2(np.maximum(decodes, 1.0)), np.array(list(known.values()))
+    return np.column_stack([np.interp(at, np.log2(list(known)), column) for column in table.T])
 
 
 def _alpha(skew: SkewSamples, rows: NDArray[np.bool_]) -> float:
