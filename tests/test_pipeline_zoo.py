@@ -193,6 +193,15 @@ def test_a_deadlock_is_named_by_its_cycle() -> None:
     assert ("0F0", "0") in cycle
 
 
+def test_a_memory_limit_is_checked() -> None:
+    validate(make("1f1b", Plan(4, 8)), memory_limit=4)
+    with pytest.raises(DataError, match="rank 0 holds 4 activations at 0F3, more than the limit of 3"):
+        validate(make("1f1b", Plan(4, 8)), memory_limit=3)
+    validate(make("dualpipe-v", Plan(4, 10)), memory_limit=4.5)
+    with pytest.raises(DataError, match="more than the limit of 4"):
+        validate(make("dualpipe-v", Plan(4, 10)), memory_limit=4)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

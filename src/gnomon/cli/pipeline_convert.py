@@ -12,7 +12,7 @@ from gnomon.cli.pipeline_options import option
 @option("-n", "--num-groups", "n", type=int, default=8, help="Micro-batches.")
 @option("--stages", type=int, default=4, help="Pipeline ranks.")
 @option("--chunks", type=int, default=2, help="Stages per rank, for interleaved.")
-@option("--memory-limit", type=float, default=None, help="Micro-batches per rank, for zb-auto.")
+@option("--memory-limit", type=float, default=None, help="Activations a rank may hold, in micro-batches.")
 @click.option("-o", "--output", type=click.Path(dir_okay=False), default=None, help="CSV file; prints if not given.")
 def command(schedule: str, n: int, stages: int, chunks: int, memory_limit: float | None, output: str | None) -> None:
     """Write a built-in schedule as PyTorch pipelining CSV, or check a CSV file and write it in normal form.

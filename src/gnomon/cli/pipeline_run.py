@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 @option("--jitter", type=float, default=0.0, help="Spread of the passes' times, e.g. 0.05.")
 @option("--draws", type=int, default=200, help="Steps to draw when there is jitter.")
 @option("--seed", type=int, default=0, help="Of the jitter.")
-@option("--memory-limit", type=float, default=None, help="Micro-batches per rank, for zb-auto.")
+@option("--memory-limit", type=float, default=None, help="Activations a rank may hold, in micro-batches.")
 @option("--costs", type=click.Path(exists=True, dir_okay=False), default=None, help="YAML file of costs per stage.")
 @training_options
 @click.option(

@@ -20,13 +20,14 @@ from gnomon.pipeline.zoo import Plan, make
 
 
 def load_schedule(name: str, plan: Plan) -> Schedule:
-    """A built-in schedule for `plan`, or one from a PyTorch CSV file; valid in any case."""
+    """A built-in schedule for `plan`, or one from a PyTorch CSV file; valid, and within the plan's memory limit."""
     if name.lower().endswith(".csv"):
         schedule = pytorch_csv.read(name)
-        validate(schedule, where=str(Path(name)))
+        validate(schedule, where=str(Path(name)), memory_limit=plan.memory_limit)
         return schedule
     schedule = make(name, plan)
-    validate(schedule)
+    # The packed schedules count what stays for the weight gradient; for them the limit held while packing.
+    validate(schedule, memory_limit=None if name.startswith("zb-") else plan.memory_limit)
     return schedule
 
 

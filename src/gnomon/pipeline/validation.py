@@ -12,11 +12,16 @@ Node = tuple[int, int]
 """(rank, position in its list)."""
 
 
-def validate(schedule: Schedule, *, where: str | None = None) -> None:
-    """Raise `DataError` unless every pass is there once, transfers match, and the order can be executed."""
+def validate(schedule: Schedule, *, where: str | None = None, memory_limit: float | None = None) -> None:
+    """Raise `DataError` unless every pass is there once, transfers match, and the order can be executed.
+
+    With `memory_limit`, no rank may hold more activations than that, in those of one micro-batch on a whole rank.
+    """
     where = where or schedule.name
     _check_complete(schedule, where)
     _check_transfers(schedule, where)
+    if memory_limit is not None:
+        _check_memory(schedule, where, memory_limit)
     cycle = find_cycle(schedule)
     if cycle:
         steps = " -> ".join(f"{schedule.ranks[rank][at]} (rank {rank})" for rank, at in cycle)
@@ -67,6 +72,22 @@ def _check_transfers(schedule: Schedule, where: str) -> None:
             stage, microbatch = next(iter((sent - got) or (got - sent)))
             missing = f"{stage}RECV_{what}{microbatch}" if (sent - got) else f"{stage - step}SEND_{what}{microbatch}"
             raise DataError(f"{missing} is missing.", where=where, fix="Every SEND needs its RECV.")
+
+
+def _check_memory(schedule: Schedule, where: str, limit: float) -> None:
+    part = schedule.num_ranks / schedule.num_stages
+    for rank, actions in enumerate(schedule.ranks):
+        held = 0.0
+        for action in actions:
+            # A pair takes its forward's memory before its backward gives back.
+            for one in sorted(action.computes, key=lambda one: one.kind != "F"):
+                held += {"F": part, "B": -part, "W": -part}.get(one.kind, 0.0)
+                if held > limit + 1e-9:
+                    raise DataError(
+                        f"rank {rank} holds {held:g} activations at {action}, more than the limit of {limit:g}.",
+                        where=where,
+                        fix="Put backwards earlier, or raise the limit.",
+                    )
 
 
 def predecessors(schedule: Schedule) -> dict[Node, list[Node]]:

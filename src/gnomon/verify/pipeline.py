@@ -147,10 +147,14 @@ def _completeness(tables: list[sweeps.SweepTable], beside: SweepConfig) -> Itera
 
 
 def _config_beside(path: Path) -> SweepConfig | None:
-    stem = path.stem.split("_step")[0]
-    for name in (f"{stem}.json", f"{stem}_config.json", f"{path.stem}.json"):
-        if (path.parent / name).is_file():
-            return config.load(SweepConfig, path.parent / name)
+    """The sweep's configuration: `small_config.json` or `small.json` for `small_step0.25.csv` or `small_TIME.csv`."""
+    words = path.stem.split("_")
+    for length in range(len(words), 0, -1):
+        stem = "_".join(words[:length])
+        for name in (f"{stem}.json", f"{stem}_config.json"):
+            beside = path.parent / name
+            if beside.is_file() and is_sweep_config(beside):
+                return config.load(SweepConfig, beside)
     return None
 
 
