@@ -108,6 +108,7 @@ def outcome(done: Run) -> dict[str, Any]:
     counts = done.log.gap_count[: done.log.used[2]]
     order = np.argsort(gaps, kind="stable")
     rows = done.log.iterations[: done.log.used[0]]
+    rows = rows[np.lexsort((rows.stage, rows.number, rows.replica))]
     return {
         **{name: requests[name].copy() for name in names},
         "gap_total": float((gaps * counts).sum()),

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from serving_kit import POLICIES, ROUTERS, assert_same, check_invariants, outcome, requests_of, run, scenario
 
 from gnomon.core.errors import ConfigError, UnknownNameError
 from gnomon.serving.state import FINISHED, REJECTED
+from serving_kit import POLICIES, ROUTERS, assert_same, check_invariants, outcome, requests_of, run, scenario
 
 KEEP_ALL = 1_000_000
 """Keeping the members of all batches makes the engine handle decodes one by one."""
@@ -197,8 +197,6 @@ def test_data_parallel_ranks_step_together() -> None:
     rows = done.log.iterations[: done.log.used[0]]
     a, b = (set(rows.end_s[rows.replica == r]) for r in (0, 1))
     assert a & b, "they share the ends of iterations"
-    both = sorted(a | b)
-    assert all(later > earlier for earlier, later in zip(both, both[1:], strict=False))
 
 
 def test_unequal_replicas_and_policies_in_one_fleet() -> None:

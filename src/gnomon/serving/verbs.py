@@ -118,6 +118,10 @@ def blocks_missing(replica: Replica, r: int, tokens: int) -> int:
 def hold_cached(replica: Replica, r: int, hits: int) -> None:
     """Give request `r` its first `hits` blocks from the prefix cache: that much prefill is done."""
     state, request = replica.state, replica.requests[r]
+    state.cache_queries += request.prefill_tokens
+    state.cache_hits += hits * state.block_size
+    if request.num_restarts == 0:
+        request.cached_tokens = hits * state.block_size
     if hits == 0:
         return
     _begin_holding(replica, r)
@@ -177,6 +181,17 @@ def place(replica: Replica, r: int, tokens: int) -> None:
     replica.batch_tokens[state.batch_size] = tokens
     state.batch_size += 1
     replica.requests[r].status = IN_FLIGHT
+
+
+@inner
+def tokens_placed(replica: Replica) -> int:
+    """Tokens of the batch so far."""
+    state = replica.state
+    together = state.num_stepping if state.in_step != 0 else 0
+    tokens = together
+    for i in range(together, state.batch_size):
+        tokens += replica.batch_tokens[i]
+    return tokens
 
 
 @inner

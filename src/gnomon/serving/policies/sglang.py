@@ -82,10 +82,6 @@ def _place_prefills(replica: Replica) -> None:
         if left + taken * state.block_size + _output_left(replica, r) >= spare and state.num_holding > 0:
             break
         pop_waiting(replica)
-        state.cache_queries += replica.requests[r].prefill_tokens
-        state.cache_hits += hits * state.block_size
-        if replica.requests[r].num_restarts == 0:
-            replica.requests[r].cached_tokens = hits * state.block_size
         hold_cached(replica, r, hits)
         hold(replica, r, needed)
         tokens = min(left, budget)

@@ -24,6 +24,7 @@ from gnomon.serving.verbs import (
     preempt,
     prefill_left,
     sort_running_by_admission,
+    tokens_placed,
 )
 
 
@@ -64,40 +65,35 @@ def continue_running(replica: Replica) -> bool:
 
 
 @inner
-def admit_waiting(replica: Replica, budget: int) -> None:
-    """Admit waiting requests first come, first served, while there are tokens, places and blocks for them."""
+def admit_first(replica: Replica, budget: int) -> int:
+    """Admit the first waiting request if there are tokens, a place and blocks for it; returns its tokens, or 0."""
     state = replica.state
-    while state.num_waiting > 0 and budget > 0 and state.num_holding < state.max_running:
-        r = state.first_waiting
-        hits = prefix_cache.count_hits(replica, r) if state.prefix_cache != 0 else 0
-        tokens = min(prefill_left(replica, r) - hits * state.block_size, budget, state.max_chunk_tokens)
-        must_fit = hits * state.block_size + tokens
-        if state.reserve_full_prompt != 0:
-            must_fit = replica.requests[r].prefill_tokens
-        taken = prefix_cache.count_free_hits(replica, r, hits) if hits > 0 else 0
-        if blocks_for(replica, must_fit) - hits + taken > state.free_blocks - state.watermark_blocks:
-            break
-        pop_waiting(replica)
-        state.cache_queries += replica.requests[r].prefill_tokens
-        state.cache_hits += hits * state.block_size
-        if replica.requests[r].num_restarts == 0:
-            replica.requests[r].cached_tokens = hits * state.block_size
-        hold_cached(replica, r, hits)
-        after = hits * state.block_size + tokens
-        hold(replica, r, blocks_missing(replica, r, after))
-        if state.prefix_cache != 0:
-            prefix_cache.key_full_blocks(replica, r, after)
-        place(replica, r, tokens)
-        budget -= tokens
+    if state.num_waiting == 0 or budget <= 0 or state.num_holding >= state.max_running:
+        return 0
+    r = state.first_waiting
+    hits = prefix_cache.count_hits(replica, r) if state.prefix_cache != 0 else 0
+    tokens = min(prefill_left(replica, r) - hits * state.block_size, budget, state.max_chunk_tokens)
+    after = hits * state.block_size + tokens
+    must_fit = replica.requests[r].prefill_tokens if state.reserve_full_prompt != 0 else after
+    taken = prefix_cache.count_free_hits(replica, r, hits) if hits > 0 else 0
+    if blocks_for(replica, must_fit) - hits + taken > state.free_blocks - state.watermark_blocks:
+        return 0
+    pop_waiting(replica)
+    hold_cached(replica, r, hits)
+    hold(replica, r, blocks_missing(replica, r, after))
+    if state.prefix_cache != 0:
+        prefix_cache.key_full_blocks(replica, r, after)
+    place(replica, r, tokens)
+    return tokens
 
 
 @batching_policy("vllm_v1")
 def vllm_v1(replica: Replica) -> None:
     """Running requests first; if none had to be pre-empted, waiting ones with what is left of the token budget."""
-    state = replica.state
     if continue_running(replica):
-        used = state.num_stepping if state.in_step != 0 else 0
-        for i in range(used, state.batch_size):
-            used += replica.batch_tokens[i]
-        admit_waiting(replica, state.max_batch_tokens - used)
-    state.steppable = 1
+        budget = replica.state.max_batch_tokens - tokens_placed(replica)
+        tokens = admit_first(replica, budget)
+        while tokens > 0:
+            budget -= tokens
+            tokens = admit_first(replica, budget)
+    replica.state.steppable = 1

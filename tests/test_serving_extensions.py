@@ -1,0 +1,119 @@
+"""Policies and routers of one's own, from a file, and the contracts that all of them must keep."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gnomon.core.errors import ConfigError, GnomonError
+from gnomon.serving.policies import batching_policy, policy_names
+from gnomon.serving.policies.lightllm import peak_tokens
+from gnomon.serving.routers import ROUTERS, find_router, router, router_names
+from serving_kit import ROUTERS as ROUTER_NAMES
+from serving_kit import assert_same, check_invariants, outcome, run, scenario
+
+EXAMPLES = Path(__file__).parent.parent / "examples" / "own"
+
+
+def test_a_policy_from_a_file_keeps_the_contract() -> None:
+    own: dict[str, Any] = {"policy": "shortest_first", "file": str(EXAMPLES / "shortest_first.py"), "max_sequences": 4}
+    own["parameters"] = [1e6]
+    workload = {"rate": 60.0, "num_requests": 200}
+    done = run(scenario(batching=own, workload=workload))
+    check_invariants(done)
+    default = run(scenario(batching={"max_sequences": 4}, workload=workload))
+    requests = done.cluster.requests
+    short = requests.prompt_tokens < np.median(requests.prompt_tokens)
+
+    def waited(one: Any) -> float:
+        chosen = one.cluster.requests[short]
+        return float((chosen.scheduled_s - chosen.arrival_s).mean())
+
+    assert waited(done) < 0.8 * waited(default), "short prompts wait less"
+    assert "shortest_first" in policy_names()
+
+
+def test_a_plain_router_from_a_file_works(cli: Any) -> None:
+    file = EXAMPLES / "fastest_replica.py"
+    done = run(scenario(num_replicas=3, router={"name": "fastest_replica", "file": str(file)}))
+    check_invariants(done)
+    assert np.bincount(done.cluster.requests.replica, minlength=3).min() > 0
+
+
+@pytest.mark.parametrize("name", [name for name in ROUTER_NAMES if name not in ("prefix_aware", "lookahead")])
+def test_a_plain_router_equals_its_compiled_twin(name: str) -> None:
+    spec = find_router(name)
+    twin = f"plain_{name}"
+    if twin not in ROUTERS:
+        router(twin, sees_state=spec.sees_state, compiled=False, memory=spec.memory, **spec.parameters)(spec.route)
+    workload = {"rate": 80.0, "num_requests": 150}
+    compiled = run(scenario(num_replicas=4, router={"name": name}, workload=workload))
+    plain = run(scenario(num_replicas=4, router={"name": twin}, workload=workload))
+    assert_same(outcome(compiled), outcome(plain))
+
+
+@pytest.mark.parametrize("name", ROUTER_NAMES)
+def test_every_router_serves_everything_on_unequal_replicas(name: str) -> None:
+    pools = [{"num_replicas": 2}, {"num_replicas": 3, "replica": {"num_kv_blocks": 100, "max_request_tokens": 500}}]
+    done = run(scenario(pools=pools, router={"name": name}, workload={"rate": 60.0, "num_requests": 200}))
+    check_invariants(done)
+    assert done.cluster.requests.replica.min() >= 0
+    assert done.cluster.requests.replica.max() < 5
+
+
+def test_least_outstanding_balances_better_than_random() -> None:
+    workload = {"rate": 100.0, "num_requests": 600}
+
+    def spread(name: str) -> float:
+        done = run(scenario(num_replicas=4, router={"name": name}, workload=workload))
+        return float((done.cluster.requests.finished_s - done.cluster.requests.arrival_s).mean())
+
+    assert spread("least_outstanding") < spread("random")
+
+
+def test_names_can_be_taken_only_once() -> None:
+    with pytest.raises(GnomonError, match="registered already"):
+        batching_policy("vllm_v1")(lambda replica: None)
+    assert set(ROUTER_NAMES) <= set(router_names())
+
+
+def test_files_that_cannot_be_used_are_explained(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such file"):
+        run(scenario(router={"name": "mine", "file": str(tmp_path / "none.py")}))
+    broken = tmp_path / "broken.py"
+    broken.write_text("1 / 0\n")
+    with pytest.raises(ConfigError, match="ZeroDivisionError"):
+        run(scenario(router={"name": "mine", "file": str(broken)}))
+
+
+@pytest.mark.parametrize(
+    ("has", "left", "peak"),
+    [
+        ([10.0], [5.0], 15.0),
+        # Longest left first: 5*1 + 10 = 15, then 2*2 + 30 = 34.
+        ([10.0, 20.0], [5.0, 2.0], 34.0),
+        # 8*1 + 1 = 9, 4*2 + 3 = 11, 1*3 + 6 = 9.
+        ([1.0, 2.0, 3.0], [8.0, 4.0, 1.0], 11.0),
+        ([7.0], [0.0], 7.0),
+    ],
+)
+def test_lightllm_foretells_the_peak_of_memory(has: list[float], left: list[float], peak: float) -> None:
+    plain = getattr(peak_tokens, "py_func", peak_tokens)
+    assert plain(np.array(has), np.array(left)) == peak
+    # The same by playing it out: everyone gains a token a step and frees its memory when done.
+    highest, tokens, to_go = 0.0, np.array(has), np.array(left)
+    alive = np.ones(len(has), bool)
+    while alive.any():
+        highest = max(highest, tokens[alive].sum())
+        alive &= to_go > 0
+        tokens[alive] += 1
+        to_go[alive] -= 1
+    assert highest == peak
+
+
+def test_json_of_the_registry_is_listed(cli: Any) -> None:
+    assert json.loads(cli("catalog", "sources", "--json").output)
