@@ -23,10 +23,11 @@ class Lengths:
 
 
 MIXES = {
-    "chat": Lengths(400, 0.8, 4000, 150, 0.7, 800),
-    "summary": Lengths(1600, 0.5, 6000, 60, 0.6, 300),
+    "chat": Lengths(160, 0.7, 1500, 180, 0.6, 800),
+    "write": Lengths(80, 0.7, 1000, 350, 0.5, 1000),
+    "summary": Lengths(900, 0.5, 3000, 80, 0.6, 300),
 }
-"""Two shapes of load: outputs as important as prompts, and long prompts with short answers."""
+"""Shapes of load: prompts and outputs alike, short prompts with long outputs, long prompts with short answers."""
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,15 @@ from dataclasses import dataclass
 
 import torch
 
+from gnomon.engine.inputs import Inputs
 from gnomon.engine.shape import EngineConfig, ModelShape
 from gnomon.kernels.attention import PagedAttention
-from gnomon.kernels.elementwise import implementation, rotary_table
+from gnomon.kernels.elementwise import implementation, random_signs, rotary_table
 from gnomon.kernels.work import Layout
 
 EPSILON = 1e-5
 ROTARY_BASE = 500_000.0
-SCALE = 0.02  # Standard deviation of the random weights.
+SCALE = 2.0**-6
 
 
 @dataclass(frozen=True)
@@ -33,12 +34,17 @@ class Model:
     """Random weights, KV cache and activation buffers on one device.
 
     `body(tokens)` leaves the normed hidden states of the first `tokens` rows in `normed`; `head(sequences)` samples
-    greedily from the rows named in `sample_rows`. Inputs are the buffers `token_ids`, `positions`, `slots`,
-    `sample_rows`, `tables` and the plan of `attention`.
+    greedily from the rows that the inputs name.
     """
 
     def __init__(
-        self, shape: ModelShape, config: EngineConfig, num_blocks: int, device: torch.device, dtype: torch.dtype, seed: int = 0
+        self,
+        shape: ModelShape,
+        config: EngineConfig,
+        num_blocks: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        seed: int = 0,
     ) -> None:
         self.shape, self.device = shape, device
         torch.manual_seed(seed)
@@ -50,9 +56,6 @@ class Model:
 
         cache = (shape.num_layers, num_blocks, shape.num_kv_heads, config.block_size, shape.head_dim)
         self.k_cache, self.v_cache = buffer(*cache), buffer(*cache)
-        self.token_ids, self.positions, self.slots = (buffer(tokens, kind=torch.int32) for _ in range(3))
-        self.sample_rows = buffer(seqs, kind=torch.int32)
-        self.tables = buffer(seqs, config.blocks_per_sequence, kind=torch.int32)
         self.residual, self.normed, self.hidden = (buffer(tokens, shape.hidden_size) for _ in range(3))
         self.qkv = buffer(tokens, shape.qkv_size)
         self.attended = buffer(tokens, shape.num_heads * shape.head_dim)
@@ -60,18 +63,23 @@ class Model:
         self.sampled_hidden = buffer(seqs, shape.hidden_size)
         self.logits = buffer(seqs, shape.vocab_size)
         self.sampled = buffer(seqs, kind=torch.int64)
+        self.token_ids = buffer(tokens, kind=torch.int32)
         self.cos_sin = rotary_table(config.max_model_len, shape.head_dim, ROTARY_BASE, device)
         layout = Layout(seqs, seqs, tokens, shape.num_heads, shape.num_kv_heads)
-        self.attention = PagedAttention(layout, shape.head_dim, device)
+        self.inputs = Inputs(config, layout, device)
+        self.attention = PagedAttention(layout, shape.head_dim, self.inputs.work)
 
-    def body(self, tokens: int, *, with_chunks: bool) -> None:
-        """All layers over the first `tokens` rows."""
+    def body(self, tokens: int, *, with_chunks: bool, with_decodes: bool) -> None:
+        """All layers over the first `tokens` rows; the batch has prefill chunks, decodes, or both."""
+        parts = {"with_chunks": with_chunks, "with_decodes": with_decodes}
         k = implementation(self.residual)
         residual, normed, hidden = self.residual[:tokens], self.normed[:tokens], self.hidden[:tokens]
-        torch.index_select(self.embedding, 0, self.token_ids[:tokens], out=residual)
+        ids = self.token_ids[:tokens]
+        k.resolve_ids(self.inputs.token_ids[:tokens], self.sampled, ids)
+        torch.index_select(self.embedding, 0, ids, out=residual)
         k.norm(residual, self.layers[0].attn_norm, EPSILON, normed)
         for index, layer in enumerate(self.layers):
-            self._attention(index, layer, normed, hidden, with_chunks=with_chunks)
+            self._attention(index, layer, normed, hidden, parts)
             k.add_norm(hidden, residual, layer.mlp_norm, EPSILON, normed)
             torch.mm(normed, layer.gate_up.t(), out=self.gate_up[:tokens])
             k.activation(self.gate_up[:tokens], self.activated[:tokens])
@@ -83,13 +91,13 @@ class Model:
     def head(self, sequences: int) -> None:
         """Logits and the greedy choice for the first `sequences` sampled rows."""
         rows = self.sampled_hidden[:sequences]
-        torch.index_select(self.normed, 0, self.sample_rows[:sequences], out=rows)
+        torch.index_select(self.normed, 0, self.inputs.sample_rows[:sequences], out=rows)
         logits = self.logits[:sequences]
         torch.mm(rows, self.lm_head.t(), out=logits)
         torch.argmax(logits, -1, out=self.sampled[:sequences])
 
     def _attention(
-        self, index: int, layer: Layer, normed: torch.Tensor, hidden: torch.Tensor, *, with_chunks: bool
+        self, index: int, layer: Layer, normed: torch.Tensor, hidden: torch.Tensor, parts: dict[str, bool]
     ) -> None:
         k, shape, tokens = implementation(normed), self.shape, normed.shape[0]
         qkv, attended = self.qkv[:tokens], self.attended[:tokens]
@@ -97,16 +105,14 @@ class Model:
         rotated = shape.num_heads + shape.num_kv_heads
         if shape.qk_norm:
             k.head_norm(qkv, layer.q_norm, EPSILON, rotated)
-        k.rotary(qkv, self.positions[:tokens], self.cos_sin, rotated)
-        k.kv_write(qkv, self.slots[:tokens], self.k_cache[index], self.v_cache[index], shape.num_heads)
-        self.attention(
-            qkv, self.k_cache[index], self.v_cache[index], self.tables, attended, with_chunks=with_chunks
-        )
+        k.rotary(qkv, self.inputs.positions[:tokens], self.cos_sin, rotated)
+        k.kv_write(qkv, self.inputs.slots[:tokens], self.k_cache[index], self.v_cache[index], shape.num_heads)
+        self.attention(qkv, self.k_cache[index], self.v_cache[index], self.inputs.tables, attended, **parts)
         torch.mm(attended, layer.out.t(), out=hidden)
 
     def _weights(self, shape: ModelShape, device: torch.device, dtype: torch.dtype) -> None:
         def weight(*size: int) -> torch.Tensor:
-            return torch.empty(*size, dtype=dtype, device=device).normal_(0.0, SCALE)
+            return random_signs(torch.empty(*size, dtype=dtype, device=device), SCALE)
 
         def ones(size: int) -> torch.Tensor:
             return torch.ones(size, dtype=dtype, device=device)

@@ -45,9 +45,7 @@ def summary(served: Served) -> dict[str, float]:
     """The figures one looks at first; latencies in seconds."""
     ttft = sorted(r.stamps[0] - r.arrived_s for r in served.requests)
     e2e = sorted(r.stamps[-1] - r.arrived_s for r in served.requests)
-    tpot = sorted(
-        (r.stamps[-1] - r.stamps[0]) / (r.output_tokens - 1) for r in served.requests if r.output_tokens > 1
-    )
+    tpot = sorted((r.stamps[-1] - r.stamps[0]) / (r.output_tokens - 1) for r in served.requests if r.output_tokens > 1)
     return {
         "num_requests": len(served.requests),
         "num_iterations": len(served.steps),

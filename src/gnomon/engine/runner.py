@@ -1,11 +1,11 @@
-"""Runs batches: fills the model's inputs, replays the captured graphs, brings the sampled tokens back."""
+"""Runs batches: prepares the model's inputs, replays the captured graphs, brings the sampled tokens back."""
 
 from __future__ import annotations
 
 import bisect
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -30,119 +30,119 @@ class Iteration:
     chunks_squared: float
     chunks_kv: float
     prepare_s: float
-    gpu_s: float
+    """Host time of writing its inputs, most of it while the GPU was still at the iteration before."""
+    gpu_s: float = 0.0
+    """From the first copy to the last, on the GPU's clock."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A batch whose inputs are written: which graphs to replay, and what is in it."""
+
+    body: Callable[[], None]
+    head: Callable[[], None]
+    iteration: Iteration
 
 
 class Runner:
-    """A model with its graphs. On a CPU the same kernels run eagerly (for tests)."""
+    """A model with its graphs. On a CPU the same kernels run eagerly (for tests).
+
+    Inputs of one batch may be prepared while the batch before runs, but only of one.
+    """
 
     def __init__(self, shape: ModelShape, config: EngineConfig, device: str = "cuda", dtype: str = "bfloat16") -> None:
         self.shape, self.config, self.device = shape, config, torch.device(device)
         self.num_blocks = config.num_kv_blocks or blocks_that_fit(shape, config, self.device)
         self.model = Model(shape, config, self.num_blocks, self.device, getattr(torch, dtype))
+        self._inputs = self.model.inputs
+        self.tables = self._inputs.host_tables
+        """Page tables, one row per slot, written by the scheduler."""
         self._on_gpu = self.device.type == "cuda"
-        tokens, seqs = config.max_num_batched_tokens, config.max_num_seqs
-        self._host = {
-            "token_ids": self._pinned(tokens),
-            "positions": self._pinned(tokens),
-            "slots": self._pinned(tokens),
-            "sample_rows": self._pinned(seqs),
-            "tables": self._pinned(seqs, config.blocks_per_sequence),
-        }
-        self._sampled = torch.zeros(seqs, dtype=torch.int64, pin_memory=self._on_gpu)
-        self._bodies: dict[tuple[int, bool], Callable[[], None]] = {}
+        self._sampled = torch.zeros(config.max_num_seqs, dtype=torch.int64, pin_memory=self._on_gpu)
+        self._bodies: dict[tuple[int, bool, bool], Callable[[], None]] = {}
         self._heads: dict[int, Callable[[], None]] = {}
         self._sizes = list(config.capture_sizes)
         self.capture_s = self._capture()
 
-    def run(self, batch: Batch, tables: np.ndarray) -> tuple[list[int], Iteration]:
-        """Run one iteration to its end; returns one sampled token per request."""
+    def prepare(self, batch: Batch) -> Prepared:
+        """Write the inputs of a batch."""
         begun = time.perf_counter()
         num_rows = np.array(batch.num_tokens, np.int32)
         position = np.array([request.computed for request in batch.requests], np.int32)
-        tokens = self._fill(batch, num_rows, position, tables)
+        tokens = self._inputs.fill(batch, num_rows, position)
         is_decode = num_rows == 1
-        with_chunks = not bool(is_decode.all())
-        size = self._sizes[bisect.bisect_left(self._sizes, tokens)]
-        sequences = len(batch.requests)
-        head_size = min(self._sizes[bisect.bisect_left(self._sizes, sequences)], self.config.max_num_seqs)
-        prepared = time.perf_counter()
-        gpu_s = self._replay(self._bodies[size, with_chunks], self._heads[head_size])
         kv, chunks = position[is_decode].astype(np.int64), num_rows[~is_decode].astype(np.float64)
-        return self._sampled[:sequences].tolist(), Iteration(
-            tokens=tokens,
-            sequences=sequences,
-            decodes=len(kv),
-            decode_kv=int(kv.sum()),
-            decode_kv_max=int(kv.max()) if len(kv) else 0,
-            chunks_squared=float((chunks**2).sum()),
-            chunks_kv=float((chunks * position[~is_decode]).sum()),
-            prepare_s=prepared - begun,
-            gpu_s=gpu_s,
+        return self._with_graphs(
+            Iteration(
+                tokens=tokens,
+                sequences=len(num_rows),
+                decodes=len(kv),
+                decode_kv=int(kv.sum()),
+                decode_kv_max=int(kv.max()) if len(kv) else 0,
+                chunks_squared=float((chunks**2).sum()),
+                chunks_kv=float((chunks * position[~is_decode]).sum()),
+                prepare_s=time.perf_counter() - begun,
+            )
         )
 
-    def _fill(self, batch: Batch, num_rows: np.ndarray, position: np.ndarray, tables: np.ndarray) -> int:
-        """Write the batch's inputs into the pinned buffers; returns its tokens."""
-        host = {name: tensor.numpy() for name, tensor in self._host.items()}
-        block_size = self.config.block_size
-        slot = np.array([request.slot for request in batch.requests], np.int32)
-        end = np.cumsum(num_rows, dtype=np.int32)
-        first = end - num_rows
-        tokens = int(end[-1])
-        sequence = np.repeat(np.arange(len(slot)), num_rows)
-        at = np.arange(tokens, dtype=np.int32) - first[sequence] + position[sequence]
-        host["positions"][:tokens] = at
-        host["slots"][:tokens] = tables[slot[sequence], at // block_size] * block_size + at % block_size
-        host["slots"][tokens:] = -1
-        ids: list[int] = []
-        for request, count in zip(batch.requests, batch.num_tokens, strict=True):
-            if count == 1 and request.output:
-                ids.append(request.output[-1])
-            else:
-                ids.extend(_token_ids(request.prompt, request.output, request.computed, count))
-        host["token_ids"][:tokens] = ids
-        host["sample_rows"][: len(end)] = end - 1
-        host["tables"][:] = tables
-        self.model.attention.plan(first, num_rows, position, slot)
-        return tokens
+    def extend(self, prepared: Prepared, batch: Batch) -> Prepared:
+        """Add what was admitted to a batch after it was prepared. The GPU waits meanwhile, so this is kept short."""
+        old = prepared.iteration
+        requests, counts = batch.requests[old.sequences :], batch.num_tokens[old.sequences :]
+        if min(counts) == 1:  # Counts as a decode: the whole work list changes.
+            return self.prepare(batch)
+        begun = time.perf_counter()
+        self._inputs.append(requests, counts, old.sequences, old.tokens)
+        new = replace(
+            old,
+            tokens=old.tokens + sum(counts),
+            sequences=len(batch.requests),
+            chunks_squared=old.chunks_squared + sum(count * count for count in counts),
+            chunks_kv=old.chunks_kv + sum(n * request.computed for n, request in zip(counts, requests, strict=True)),
+            prepare_s=old.prepare_s + time.perf_counter() - begun,
+        )
+        return self._with_graphs(new)
 
-    def _replay(self, body: Callable[[], None], head: Callable[[], None]) -> float:
-        """Copy the inputs, run both graphs, copy the samples; returns the GPU's seconds from first copy to last."""
-        if not self._on_gpu:
-            begun = time.perf_counter()
-            self._upload()
-            body()
-            head()
-            self._sampled.copy_(self.model.sampled)
-            return time.perf_counter() - begun
-        self._start.record()
-        self._upload()
-        body()
-        head()
+    def _with_graphs(self, iteration: Iteration) -> Prepared:
+        body = self._bodies[self._padded(iteration.tokens), iteration.chunks_squared > 0, iteration.decodes > 0]
+        head = self._heads[min(self._padded(iteration.sequences), self.config.max_num_seqs)]
+        return Prepared(body, head, iteration)
+
+    def launch(self, prepared: Prepared) -> None:
+        """Start the iteration that was prepared last."""
+        if self._on_gpu:
+            self._start.record()
+        self._inputs.upload()
+        prepared.body()
+        prepared.head()
         self._sampled.copy_(self.model.sampled, non_blocking=True)
-        self._end.record()
-        self._end.synchronize()
-        return float(self._start.elapsed_time(self._end)) * 1e-3
+        if self._on_gpu:
+            self._end.record()
 
-    def _upload(self) -> None:
-        for name, tensor in self._host.items():
-            getattr(self.model, name).copy_(tensor, non_blocking=True)
-        self.model.attention.upload()
+    def finish(self, prepared: Prepared) -> tuple[list[int], Iteration]:
+        """Wait for the iteration; returns one sampled token per request."""
+        gpu_s = 0.0
+        if self._on_gpu:
+            self._end.synchronize()
+            gpu_s = float(self._start.elapsed_time(self._end)) * 1e-3
+        return self._sampled[: prepared.iteration.sequences].tolist(), replace(prepared.iteration, gpu_s=gpu_s)
+
+    def _padded(self, count: int) -> int:
+        return self._sizes[bisect.bisect_left(self._sizes, count)]
 
     def _capture(self) -> float:
         """Make every iteration's work callable: as CUDA graphs on a GPU, plainly on a CPU."""
         begun = time.perf_counter()
         seqs = self.config.max_num_seqs
-        largest_decode = self._sizes[bisect.bisect_left(self._sizes, min(seqs, self._sizes[-1]))]
-        bodies = [(size, True) for size in self._sizes]
-        bodies += [(size, False) for size in self._sizes if size <= largest_decode]
+        largest_decode = self._padded(min(seqs, self._sizes[-1]))
+        bodies = [(size, True, with_decodes) for size in self._sizes for with_decodes in (True, False)]
+        bodies += [(size, False, True) for size in self._sizes if size <= largest_decode]
         heads = sorted({min(size, seqs) for size in self._sizes})
         if self._on_gpu:
             self._start, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         pool = None
-        for size, with_chunks in sorted(bodies, reverse=True):
-            work = _body_of(self.model, size, with_chunks)
-            self._bodies[size, with_chunks], pool = self._captured(work, pool)
+        for body in sorted(bodies, reverse=True):
+            self._bodies[body], pool = self._captured(_body_of(self.model, *body), pool)
         for size in reversed(heads):
             self._heads[size], pool = self._captured(_head_of(self.model, size), pool)
         return time.perf_counter() - begun
@@ -157,9 +157,6 @@ class Runner:
             work()
         return graph.replay, graph.pool()
 
-    def _pinned(self, *size: int) -> torch.Tensor:
-        return torch.zeros(*size, dtype=torch.int32, pin_memory=self._on_gpu)
-
 
 def blocks_that_fit(shape: ModelShape, config: EngineConfig, device: torch.device) -> int:
     """KV blocks in what is left of `MEMORY_FRACTION` of the GPU beside weights and reserve."""
@@ -173,14 +170,8 @@ def blocks_that_fit(shape: ModelShape, config: EngineConfig, device: torch.devic
     return blocks
 
 
-def _token_ids(prompt: list[int], output: list[int], start: int, count: int) -> list[int]:
-    if start + count <= len(prompt):
-        return prompt[start : start + count]
-    return (prompt + output)[start : start + count]
-
-
-def _body_of(model: Model, size: int, with_chunks: bool) -> Callable[[], None]:
-    return lambda: model.body(size, with_chunks=with_chunks)
+def _body_of(model: Model, size: int, with_chunks: bool, with_decodes: bool) -> Callable[[], None]:
+    return lambda: model.body(size, with_chunks=with_chunks, with_decodes=with_decodes)
 
 
 def _head_of(model: Model, size: int) -> Callable[[], None]:

@@ -4,45 +4,26 @@ from __future__ import annotations
 
 import os
 
-import numpy as np
 import torch
 
 from gnomon.kernels import plain
-from gnomon.kernels.work import Ints, Layout, fill
+from gnomon.kernels.work import Layout
 
 
 class PagedAttention:
     """One attention call whose batch can change between calls, or between replays of a captured graph.
 
-    `plan` describes the batch (host), `upload` moves it, `__call__` runs it for one layer. Buffers are fixed, so the
-    call can be captured; which kernels are launched is fixed too (`with_chunks`), an empty list costs one short wave.
+    The batch is what the work list in `work` says (int32, on the device, filled by `gnomon.kernels.work.WorkList`).
+    Which kernels are launched is fixed (`with_chunks`, `with_decodes`); an empty list costs one short wave.
     """
 
-    def __init__(self, layout: Layout, head_dim: int, device: torch.device | str) -> None:
-        self.layout, self.head_dim, self.device = layout, head_dim, torch.device(device)
-        pin = self.device.type == "cuda"
-        self._host = torch.zeros(layout.size, dtype=torch.int32, pin_memory=pin)
-        self._lists = torch.zeros(layout.size, dtype=torch.int32, device=device)
+    def __init__(self, layout: Layout, head_dim: int, work: torch.Tensor) -> None:
+        self.layout = layout
+        self._lists = {name: work[view] for name, view in layout.fields.items()}
         parts = layout.max_items * layout.heads
-        self._part = torch.empty(parts, head_dim, dtype=torch.float32, device=device)
-        self._part_lse = torch.empty(parts, dtype=torch.float32, device=device)
-        self._batch: list[tuple[range, int, int]] = []
-
-    def plan(self, first_row: Ints, num_rows: Ints, position: Ints, table_row: Ints) -> None:
-        """Describe the next batch; arrays have one entry per sequence (see `gnomon.kernels.work`)."""
-        if self._uses_triton:
-            fill(self._host.numpy(), self.layout, first_row, num_rows, position, table_row)
-            return
-        starts, counts = np.asarray(first_row).tolist(), np.asarray(num_rows).tolist()
-        self._batch = [
-            (range(start, start + count), at, row)
-            for start, count, at, row in zip(starts, counts, position.tolist(), table_row.tolist(), strict=True)
-        ]
-
-    def upload(self) -> None:
-        """Copy the plan to the device, in stream order."""
-        if self._uses_triton:
-            self._lists.copy_(self._host, non_blocking=True)
+        self._part = torch.empty(parts, head_dim, dtype=torch.float32, device=work.device)
+        self._part_lse = torch.empty(parts, dtype=torch.float32, device=work.device)
+        self._uses_triton = work.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
 
     def __call__(
         self,
@@ -57,15 +38,11 @@ class PagedAttention:
     ) -> None:
         """Attend: queries are the first `heads` heads of each row of `qkv`."""
         if not self._uses_triton:
-            for rows, position, table_row in self._batch:
-                plain.attend(qkv, rows, position, tables[table_row], k_cache, v_cache, self.layout.heads, out)
+            self._plainly(qkv, k_cache, v_cache, tables, out)
             return
         from gnomon.kernels import gpu_attention
 
-        lists = {
-            name: self._lists[offset : offset + rows * columns]
-            for name, (offset, rows, columns) in self.layout.fields().items()
-        }
+        lists = self._lists
         if with_decodes:
             gpu_attention.decode(
                 qkv, out, k_cache, v_cache, tables, lists["items"], lists["splits"], lists["counts"],
@@ -74,6 +51,16 @@ class PagedAttention:
         if with_chunks:
             gpu_attention.prefill(qkv, out, k_cache, v_cache, tables, lists["tiles"], lists["counts"])
 
-    @property
-    def _uses_triton(self) -> bool:
-        return self.device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
+    def _plainly(
+        self, qkv: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, tables: torch.Tensor, out: torch.Tensor
+    ) -> None:
+        """The same from the same lists on a CPU: tiles as they are, decodes once each (at the part that ends them)."""
+        num_items, num_tiles = self._lists["counts"][:2].tolist()
+        last: dict[int, tuple[int, int]] = {}
+        for row, table_row, _, end, _ in self._lists["items"].view(-1, 5)[:num_items].tolist():
+            last[row] = max(last.get(row, (0, 0)), (end, table_row))
+        for row, (end, table_row) in last.items():
+            plain.attend(qkv, range(row, row + 1), end - 1, tables[table_row], k_cache, v_cache, self.layout.heads, out)
+        for row, table_row, position, count in self._lists["tiles"].view(-1, 4)[:num_tiles].tolist():
+            mine = range(row, row + count)
+            plain.attend(qkv, mine, position, tables[table_row], k_cache, v_cache, self.layout.heads, out)

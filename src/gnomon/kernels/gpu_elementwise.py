@@ -8,7 +8,6 @@ import triton
 import triton.language as tl
 
 
-
 @triton.jit
 def _norm_kernel(x, residual, weight, out, width, epsilon, HAS_RESIDUAL: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
@@ -56,7 +55,16 @@ def _rotary_kernel(qkv, positions, cos_sin, row_stride, num_heads, HALF: tl.cons
 
 @triton.jit
 def _kv_write_kernel(
-    qkv, slots, k_cache, v_cache, row_stride, k_start, kv_heads, PAGE: tl.constexpr, DIM: tl.constexpr, HEADS: tl.constexpr
+    qkv,
+    slots,
+    k_cache,
+    v_cache,
+    row_stride,
+    k_start,
+    kv_heads,
+    PAGE: tl.constexpr,
+    DIM: tl.constexpr,
+    HEADS: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row).to(tl.int64)
@@ -82,6 +90,16 @@ def _activation_kernel(gate_up, out, width, BLOCK: tl.constexpr):
     tl.store(out + row * width + columns, value.to(out.dtype.element_ty), mask=mask)
 
 
+@triton.jit
+def _resolve_ids_kernel(ids, sampled, out, count, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < count
+    given = tl.load(ids + at, mask=mask, other=0)
+    row = tl.where(given < 0, -1 - given, 0)
+    newest = tl.load(sampled + row, mask=mask & (given < 0), other=0)
+    tl.store(out + at, tl.where(given < 0, newest.to(tl.int32), given), mask=mask)
+
+
 HEADS_PER_PROGRAM = 8
 
 
@@ -97,9 +115,7 @@ def norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float, out: torch.Tenso
     )
 
 
-def add_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float, out: torch.Tensor
-) -> None:
+def add_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float, out: torch.Tensor) -> None:
     """`residual += x`, then its RMS norm into `out`."""
     block = triton.next_power_of_2(x.shape[1])
     _norm_kernel[(x.shape[0],)](
@@ -110,9 +126,7 @@ def add_norm(
 def head_norm(qkv: torch.Tensor, weight: torch.Tensor, epsilon: float, num_heads: int) -> None:
     """RMS norm of each of the first `num_heads` heads of every row, in place."""
     grid = (qkv.shape[0], triton.cdiv(num_heads, HEADS_PER_PROGRAM))
-    _head_norm_kernel[grid](
-        qkv, weight, qkv.stride(0), num_heads, epsilon, DIM=weight.numel(), HEADS=HEADS_PER_PROGRAM
-    )
+    _head_norm_kernel[grid](qkv, weight, qkv.stride(0), num_heads, epsilon, DIM=weight.numel(), HEADS=HEADS_PER_PROGRAM)
 
 
 def rotary(qkv: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor, num_heads: int) -> None:
@@ -133,7 +147,16 @@ def kv_write(
     _, kv_heads, page, dim = k_cache.shape
     grid = (qkv.shape[0], triton.cdiv(kv_heads, HEADS_PER_PROGRAM))
     _kv_write_kernel[grid](
-        qkv, slots, k_cache, v_cache, qkv.stride(0), num_heads * dim, kv_heads, PAGE=page, DIM=dim, HEADS=HEADS_PER_PROGRAM
+        qkv,
+        slots,
+        k_cache,
+        v_cache,
+        qkv.stride(0),
+        num_heads * dim,
+        kv_heads,
+        PAGE=page,
+        DIM=dim,
+        HEADS=HEADS_PER_PROGRAM,
     )
 
 
@@ -142,3 +165,8 @@ def activation(gate_up: torch.Tensor, out: torch.Tensor) -> None:
     width = out.shape[1]
     block = min(1024, triton.next_power_of_2(width))
     _activation_kernel[(gate_up.shape[0], triton.cdiv(width, block))](gate_up, out, width, BLOCK=block)
+
+
+def resolve_ids(ids: torch.Tensor, sampled: torch.Tensor, out: torch.Tensor) -> None:
+    """Token ids as they are; one below zero, -1 - r, stands for `sampled[r]`."""
+    _resolve_ids_kernel[(triton.cdiv(ids.numel(), 256),)](ids, sampled, out, ids.numel(), BLOCK=256)

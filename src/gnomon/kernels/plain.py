@@ -12,9 +12,7 @@ def norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float, out: torch.Tenso
     out.copy_((x32 * scale * weight.float()).to(out.dtype))
 
 
-def add_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float, out: torch.Tensor
-) -> None:
+def add_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float, out: torch.Tensor) -> None:
     """`residual += x`, then the RMS norm of it."""
     residual.copy_((residual.float() + x.float()).to(residual.dtype))
     norm(residual, weight, epsilon, out)
@@ -54,6 +52,11 @@ def kv_write(
     for cache, offset in ((k_cache, start), (v_cache, start + kv_heads * head_dim)):
         heads = rows[:, offset : offset + kv_heads * head_dim].view(-1, kv_heads, head_dim)
         cache[slots // page, :, slots % page] = heads
+
+
+def resolve_ids(ids: torch.Tensor, sampled: torch.Tensor, out: torch.Tensor) -> None:
+    """Token ids as they are; one below zero, -1 - r, stands for `sampled[r]`."""
+    out.copy_(torch.where(ids < 0, sampled[(-1 - ids).clamp(min=0).long()].to(ids.dtype), ids))
 
 
 def activation(gate_up: torch.Tensor, out: torch.Tensor) -> None:

@@ -8,6 +8,7 @@ int32 array at fixed offsets, so that one copy moves them and a captured CUDA gr
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,69 +48,90 @@ class Layout:
         """Most prefill tiles."""
         return -(-self.max_tokens // self.tile_tokens) + self.max_chunks
 
-    def fields(self) -> dict[str, tuple[int, int, int]]:
-        """Name -> (offset, rows, columns)."""
-        sizes = {
-            "counts": (1, 4),
-            "items": (self.max_items, 5),
-            "splits": (self.max_decodes, 3),
-            "tiles": (self.max_tiles, 4),
-        }
+    @cached_property
+    def fields(self) -> dict[str, slice]:
+        """Where each list lies."""
+        sizes = {"counts": 4, "items": 5 * self.max_items, "splits": 3 * self.max_decodes, "tiles": 4 * self.max_tiles}
         fields, offset = {}, 0
-        for name, (rows, columns) in sizes.items():
-            fields[name] = (offset, rows, columns)
-            offset += rows * columns
+        for name, size in sizes.items():
+            fields[name] = slice(offset, offset + size)
+            offset += size
         return fields
 
     @property
     def size(self) -> int:
         """Length of the array."""
-        offset, rows, columns = self.fields()["tiles"]
-        return offset + rows * columns
+        return int(self.fields["tiles"].stop)
 
 
-def fill(into: Ints, layout: Layout, first_row: Ints, num_rows: Ints, position: Ints, table_row: Ints) -> None:
-    """Write the work list of a batch into `into` (of `layout.size`)."""
-    fields = layout.fields()
-    is_decode = num_rows == 1
-    items, splits = _decode_items(
-        first_row[is_decode], table_row[is_decode], position[is_decode] + 1, layout.kv_heads
-    )
-    chunks = ~is_decode
-    tiles = _tiles(first_row[chunks], num_rows[chunks], position[chunks], table_row[chunks], layout.tile_tokens)
-    into[:4] = (len(items), len(tiles), len(splits), 0)
-    for name, rows in (("items", items), ("splits", splits), ("tiles", tiles)):
-        offset, most, columns = fields[name]
-        assert len(rows) <= most, f"{len(rows)} {name}, room for {most}"
-        into[offset : offset + rows.size].reshape(-1, columns)[:] = rows
+class WorkList:
+    """The lists in an int32 array of `layout.size`, which may be pinned memory."""
 
+    def __init__(self, layout: Layout, memory: Ints) -> None:
+        assert memory.size == layout.size
+        self.layout = layout
+        fields = layout.fields
+        self._counts = memory[fields["counts"]]
+        self._items, self._splits = memory[fields["items"]], memory[fields["splits"]]
+        self._tiles = memory[fields["tiles"]]
+        self._offsets = np.arange(layout.max_tiles, dtype=np.int32) * np.int32(layout.tile_tokens)
 
-def _decode_items(row: Ints, table_row: Ints, kv: Ints, kv_heads: int) -> tuple[Ints, Ints]:
-    """Parts (row, table row, first key, end, slot or -1) longest first, and (row, first slot, slots) to combine."""
-    if len(row) == 0:
-        return np.empty((0, 5), np.int32), np.empty((0, 3), np.int32)
-    split = max(MIN_SPLIT_TOKENS, -(-int(kv.sum()) * kv_heads // (DECODE_UNITS * 64)) * 64)
-    parts = -(-kv // split)
-    sequence = np.repeat(np.arange(len(row), dtype=np.int32), parts)
-    first_part = np.cumsum(parts) - parts
-    start = (np.arange(len(sequence), dtype=np.int32) - first_part[sequence]) * split
-    end = np.minimum(start + split, kv[sequence])
-    shared = parts > 1
-    slots = np.where(shared, parts, 0)
-    first_slot = np.cumsum(slots) - slots
-    slot = np.where(shared[sequence], first_slot[sequence] + start // split, -1)
-    items = np.stack([row[sequence], table_row[sequence], start, end, slot], 1)
-    longest_first = np.argsort(start - end, kind="stable")
-    splits = np.stack([row, first_slot, parts], 1)[shared]
-    return items[longest_first].astype(np.int32), splits.astype(np.int32)
+    def fill(self, first_row: Ints, num_rows: Ints, position: Ints, table_row: Ints) -> None:
+        """Write the lists of a batch."""
+        is_decode = num_rows == 1
+        num_decodes = int(np.count_nonzero(is_decode))
+        self._counts[:] = 0
+        if num_decodes == len(num_rows):
+            self._decodes(first_row, table_row, position + 1)
+            return
+        if num_decodes:
+            self._decodes(first_row[is_decode], table_row[is_decode], position[is_decode] + 1)
+        chunks = ~is_decode
+        self._chunks(first_row[chunks], num_rows[chunks], position[chunks], table_row[chunks])
 
+    def append_chunk(self, first_row: int, num_rows: int, position: int, table_row: int) -> None:
+        """Add one prefill chunk (of more than one row) to a list that was filled before."""
+        tile, there = self.layout.tile_tokens, int(self._counts[1])
+        count = -(-num_rows // tile)
+        offset = self._offsets[count - 1 :: -1]
+        tiles = self._tiles[4 * there : 4 * (there + count)].reshape(-1, 4)
+        tiles[:, 0], tiles[:, 1] = offset + first_row, table_row
+        tiles[:, 2], tiles[:, 3] = offset + position, tile
+        tiles[0, 3] = num_rows - (count - 1) * tile
+        self._counts[1] = there + count
 
-def _tiles(row: Ints, num_rows: Ints, position: Ints, table_row: Ints, tile: int) -> Ints:
-    """Tiles (first row, table row, first position, tokens), those that see most keys first."""
-    tiles_of = -(-num_rows // tile)
-    sequence = np.repeat(np.arange(len(row), dtype=np.int32), tiles_of)
-    offset = (np.arange(len(sequence), dtype=np.int32) - (np.cumsum(tiles_of) - tiles_of)[sequence]) * tile
-    count = np.minimum(num_rows[sequence] - offset, tile)
-    first = position[sequence] + offset
-    tiles = np.stack([row[sequence] + offset, table_row[sequence], first, count], 1)
-    return tiles[np.argsort(-(first + count), kind="stable")].astype(np.int32)
+    def _decodes(self, row: Ints, table_row: Ints, kv: Ints) -> None:
+        """Parts (row, table row, first key, end, slot or -1) longest first, and (row, first slot, slots) to combine."""
+        split = max(MIN_SPLIT_TOKENS, -(-int(kv.sum()) * self.layout.kv_heads // (DECODE_UNITS * 64)) * 64)
+        parts = -(-kv // split)
+        sequence = np.repeat(np.arange(len(row), dtype=np.int32), parts)
+        start = (np.arange(len(sequence), dtype=np.int32) - (np.cumsum(parts) - parts)[sequence]) * split
+        end = np.minimum(start + split, kv[sequence])
+        shared = parts > 1
+        slots = np.where(shared, parts, 0)
+        first_slot = np.cumsum(slots) - slots
+        order = np.argsort(start - end, kind="stable")
+        items = self._items[: 5 * len(sequence)].reshape(-1, 5)  # Refused by NumPy if there is no room.
+        sequence, start, end = sequence[order], start[order], end[order]
+        items[:, 0], items[:, 1] = row[sequence], table_row[sequence]
+        items[:, 2], items[:, 3] = start, end
+        items[:, 4] = np.where(shared[sequence], first_slot[sequence] + start // split, -1)
+        splits = self._splits[: 3 * int(np.count_nonzero(shared))].reshape(-1, 3)
+        splits[:, 0], splits[:, 1], splits[:, 2] = row[shared], first_slot[shared], parts[shared]
+        self._counts[0], self._counts[2] = len(items), len(splits)
+
+    def _chunks(self, row: Ints, num_rows: Ints, position: Ints, table_row: Ints) -> None:
+        """Add tiles (first row, table row, first position, tokens), those that see most keys first."""
+        tile = self.layout.tile_tokens
+        tiles_of = -(-num_rows // tile)
+        sequence = np.repeat(np.arange(len(row), dtype=np.int32), tiles_of)
+        offset = (np.arange(len(sequence), dtype=np.int32) - (np.cumsum(tiles_of) - tiles_of)[sequence]) * tile
+        count = np.minimum(num_rows[sequence] - offset, tile)
+        first = position[sequence] + offset
+        order = np.argsort(-(first + count), kind="stable")
+        there = int(self._counts[1])
+        tiles = self._tiles[4 * there : 4 * (there + len(sequence))].reshape(-1, 4)
+        sequence, offset = sequence[order], offset[order]
+        tiles[:, 0], tiles[:, 1] = row[sequence] + offset, table_row[sequence]
+        tiles[:, 2], tiles[:, 3] = first[order], count[order]
+        self._counts[1] = there + len(tiles)

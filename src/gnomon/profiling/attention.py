@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from gnomon.kernels.attention import PagedAttention
-from gnomon.kernels.work import Layout
+from gnomon.kernels.work import Layout, WorkList
 from gnomon.profiling.operators import ASSUMED, PAGE_TOKENS
 from gnomon.profiling.pool import Pool
 from gnomon.profiling.timer import Call
@@ -44,14 +44,16 @@ class AttentionBatch:
 class AttentionShape:
     """One rank's heads, with a cache of random keys and values."""
 
-    def __init__(self, pool: Pool, heads: int, kv_heads: int, head_dim: int, *, max_chunk: int, max_decodes: int) -> None:
+    def __init__(
+        self, pool: Pool, heads: int, kv_heads: int, head_dim: int, *, max_chunk: int, max_decodes: int
+    ) -> None:
         self.pool, self.heads, self.kv_heads, self.head_dim = pool, heads, kv_heads, head_dim
         token_elements = kv_heads * head_dim
         caches = pool.rotating(4 * pool.cold_bytes // (token_elements * PAGE_TOKENS), kv_heads, PAGE_TOKENS, head_dim)
         self.k_cache, self.v_cache = caches[0], caches[1]
-        self._attention = PagedAttention(
-            Layout(max_decodes, 1, max_chunk, heads, kv_heads), head_dim, pool.device
-        )
+        self._layout = Layout(max_decodes, 1, max_chunk, heads, kv_heads)
+        self._work = torch.zeros(self._layout.size, dtype=torch.int32, device=pool.device)
+        self._attention = PagedAttention(self._layout, head_dim, self._work)
 
     def call(self, batch: AttentionBatch) -> tuple[Call, float]:
         """The call for `batch`, and how long to expect."""
@@ -59,10 +61,9 @@ class AttentionShape:
         rows = np.array(([batch.chunk] if batch.chunk else []) + [1] * batch.decodes, np.int32)
         position = np.array(([batch.kv] if batch.chunk else []) + [n - 1 for n in lengths], np.int32)
         first_row = (np.cumsum(rows) - rows).astype(np.int32)
-        self._attention.plan(first_row, rows, position, np.arange(len(rows), dtype=np.int32))
-        self._attention.upload()
-        if self.pool.device.type == "cuda":
-            torch.cuda.synchronize()  # The plan's host buffer is free for the next one.
+        work = np.zeros(self._layout.size, np.int32)
+        WorkList(self._layout, work).fill(first_row, rows, position, np.arange(len(rows), dtype=np.int32))
+        self._work.copy_(torch.from_numpy(work))
         tokens = int(rows.sum())
         qkv = self.pool.fixed("qkv", tokens, (self.heads + 2 * self.kv_heads) * self.head_dim)
         out = self.pool.fixed("attended", tokens, self.heads * self.head_dim)

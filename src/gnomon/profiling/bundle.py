@@ -25,6 +25,8 @@ COLUMNS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Key columns of each file; `seconds` and `spread` follow."""
 
+CHECKS = ("mixed",)
+"""Measured to check the others, kept in the journal, but in no file: chunks and decodes in one call."""
 JOURNAL = "journal.jsonl"
 
 Key = tuple[Any, ...]
@@ -35,7 +37,7 @@ class Journal:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / JOURNAL
-        self.rows: dict[str, dict[Key, tuple[float, float]]] = {name: {} for name in COLUMNS}
+        self.rows: dict[str, dict[Key, tuple[float, float]]] = {name: {} for name in (*COLUMNS, *CHECKS)}
         folder.mkdir(parents=True, exist_ok=True)
         if self.path.exists():
             self._load()
@@ -66,7 +68,7 @@ def write(folder: Path, rows: Mapping[str, Mapping[Key, tuple[float, float]]], f
     folder.mkdir(parents=True, exist_ok=True)
     files = {}
     for name, measured in rows.items():
-        if measured:
+        if measured and name in COLUMNS:
             path = folder / f"{name}.csv.gz"
             _write_whole(path, _packed(name, measured))
             files[path.name] = {"rows": len(measured), "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
@@ -114,7 +116,9 @@ def _write_whole(path: Path, content: bytes) -> None:
     os.replace(temporary, path)
 
 
-def merge(parts: Iterable[Mapping[str, Mapping[Key, tuple[float, float]]]]) -> dict[str, dict[Key, tuple[float, float]]]:
+def merge(
+    parts: Iterable[Mapping[str, Mapping[Key, tuple[float, float]]]],
+) -> dict[str, dict[Key, tuple[float, float]]]:
     """Rows of several bundles of one device; a later part replaces what an earlier one measured."""
     rows: dict[str, dict[Key, tuple[float, float]]] = {name: {} for name in COLUMNS}
     for part in parts:

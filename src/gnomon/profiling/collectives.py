@@ -84,7 +84,9 @@ def _slowest(seconds: float, device: torch.device) -> float:
     return float(value.item())
 
 
-def _rank(rank: int, ranks: int, port: int, backend: str, wanted: Sequence[str], sizes: Sequence[int], out: str) -> None:
+def _rank(
+    rank: int, ranks: int, port: int, backend: str, wanted: Sequence[str], sizes: Sequence[int], out: str
+) -> None:
     """One rank of a group on this node; rank 0 writes what was measured."""
     if backend == "nccl":
         torch.cuda.set_device(rank)
@@ -153,7 +155,12 @@ def main(options: argparse.Namespace) -> int:
         return 2
     old = bundle.read_rows(options.out) if (options.out / "manifest.json").exists() else {}
     rows = bundle.merge([old, {"collective": measured}])
-    about = {"device": options.device_name, "node": options.node, **facts(), "method": "torch.distributed, median of 20"}
+    about = {
+        "device": options.device_name,
+        "node": options.node,
+        **facts(),
+        "method": "torch.distributed, median of 20",
+    }
     bundle.write(options.out, rows, about)
     return 0
 

@@ -14,7 +14,7 @@ def refine(
     *,
     most_points: int,
     tolerance: float = 0.02,
-    smallest_step: Callable[[int], int] = lambda size: max(8, size // 16),
+    smallest_step: Callable[[int], int] = lambda size: 1 << max(3, size.bit_length() - 5),
 ) -> dict[Point, float]:
     """Measure up to `most_points` points in all, halving the gap where the interpolation is least to be trusted.
 
@@ -71,9 +71,7 @@ def _lines(times: Mapping[Point, float]) -> Iterable[tuple[Sequence[Point], int]
             yield sorted(line), axis
 
 
-def _gaps(
-    times: Mapping[Point, float], smallest_step: Callable[[int], int]
-) -> Iterable[tuple[float, Point]]:
+def _gaps(times: Mapping[Point, float], smallest_step: Callable[[int], int]) -> Iterable[tuple[float, Point]]:
     doubts = leave_one_out(times)
     for line, axis in _lines(times):
         for low, high in zip(line, line[1:], strict=False):

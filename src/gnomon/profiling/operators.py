@@ -37,9 +37,9 @@ ASSUMED = Rates(6e14, 3.5e12)
 """A large accelerator; only the number of repeats depends on it."""
 
 
-def gemm(pool: Pool, m: int, n: int, k: int) -> tuple[Call, float]:
-    """`y[m, n] = x[m, k] w[n, k]^T`, and how long to expect."""
-    weights = pool.rotating(n, k)
+def gemm(pool: Pool, m: int, n: int, k: int, *, normal: bool = False) -> tuple[Call, float]:
+    """`y[m, n] = x[m, k] w[n, k]^T`, and how long to expect; `normal`: weights drawn from a normal distribution."""
+    weights = pool.rotating(n, k) if normal else pool.weights(n, k)
     x, y = pool.fixed("x", m, k), pool.fixed("y", m, n)
 
     def call(index: int) -> None:
@@ -134,8 +134,8 @@ def experts(
     counts = torch.bincount(choices.flatten(), minlength=num_experts)
     ends = counts.cumsum(0).to(device=pool.device, dtype=torch.int32)
     rows = tokens * top_k
-    gate_up = pool.rotating(num_experts, 2 * intermediate, hidden)
-    down = pool.rotating(num_experts, hidden, intermediate)
+    gate_up = pool.weights(num_experts, 2 * intermediate, hidden)
+    down = pool.weights(num_experts, hidden, intermediate)
     x, activated = pool.fixed("x", rows, hidden), pool.fixed("activated", rows, intermediate)
     kernels = implementation(x)
     grouped_mm = getattr(torch.nn.functional, "grouped_mm", None) or torch._grouped_mm

@@ -42,14 +42,16 @@ class Quality:
 
 def assess(rows: Rows) -> list[Quality]:
     """The quality of every file that has rows."""
-    return [_assess(file, measured) for file, measured in rows.items() if measured]
+    return [_assess(file, measured) for file, measured in rows.items() if measured and file in COLUMNS]
 
 
 def report(rows: Rows, held_out: Sequence[tuple[str, Key, float]]) -> dict[str, object]:
     """Everything about the data, for `quality.json`."""
     errors = [error for _, _, error in held_out]
+    sums = additivity(rows)
     return {
         "files": [asdict(one) for one in assess(rows)],
+        "mixed_over_sum": {"points": len(sums), "median": statistics.median(sums)} if sums else None,
         "held_out": {
             "points": len(errors),
             "median": statistics.median(errors) if errors else None,
@@ -57,6 +59,17 @@ def report(rows: Rows, held_out: Sequence[tuple[str, Key, float]]) -> dict[str, 
             "worst": [[file, list(key), round(error, 4)] for file, key, error in _worst(held_out)],
         },
     }
+
+
+def additivity(rows: Rows) -> list[float]:
+    """Time of a chunk and decodes in one call over the sum of both alone; 1.0 where they simply add up."""
+    alone, ratios = rows.get("attention", {}), []
+    for key, (seconds, _) in rows.get("mixed", {}).items():
+        *shape, chunk, kv, decodes, decode_kv = key
+        parts = [alone.get((*shape, chunk, kv, 0, 0)), alone.get((*shape, 0, 0, decodes, decode_kv))]
+        if all(parts):
+            ratios.append(seconds / sum(part[0] for part in parts if part))
+    return ratios
 
 
 def _worst(held_out: Sequence[tuple[str, Key, float]]) -> Iterable[tuple[str, Key, float]]:

@@ -43,6 +43,8 @@ class Shapes:
     """(heads, kv_heads, head_dim)."""
     moe: list[tuple[int, int, int, int]] = field(default_factory=list)
     """(experts, top_k, hidden, intermediate)."""
+    tokens: list[int] = field(default_factory=list)
+    """Token counts to measure besides the adaptive ones, e.g. those for which an engine captures CUDA graphs."""
     models: list[str] = field(default_factory=list)
     tensor_parallel: list[int] = field(default_factory=list)
 
@@ -50,7 +52,12 @@ class Shapes:
     def read(cls, path: Path) -> Shapes:
         """From a JSON file."""
         data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return cls(**{k: [tuple(x) if isinstance(x, list) else x for x in v] if isinstance(v, list) else v for k, v in data.items()})
+        return cls(
+            **{
+                k: [tuple(x) if isinstance(x, list) else x for x in v] if isinstance(v, list) else v
+                for k, v in data.items()
+            }
+        )
 
 
 @dataclass(frozen=True)
@@ -59,9 +66,9 @@ class Limits:
 
     max_tokens: int = 8192
     max_sequences: int = 512
-    points: int = 32
+    points: int = 44
     """Most points of one token-level curve; adaptive ones come on top of the coarse grid up to this many."""
-    attention_points: int = 110
+    attention_points: int = 120
     """Most points of one attention surface (prefill, decode)."""
     slowest_s: float = 12e-3
     """Calls expected to take longer are left to extrapolation."""
@@ -80,13 +87,14 @@ class Session:
 
     def compute(self, shapes: Shapes) -> None:
         """Token-level operators: GEMMs, heads, elementwise kernels, experts."""
-        tokens = [t for t in TOKENS if t <= self.limits.max_tokens]
+        tokens = sorted({t for t in (*TOKENS, *shapes.tokens) if t <= self.limits.max_tokens})
         sequences = [s for s in SEQUENCES if s <= self.limits.max_sequences]
         total = self.limits.points * len(shapes.gemm)
         total += (len(shapes.head) + len(shapes.elementwise) + len(shapes.moe)) * len(tokens)
         progress = Progress("compute", total)
         for n, k in shapes.gemm:
-            self._curve("gemm", (shapes.dtype,), (n, k), tokens, self._gemm(n, k), progress, self.limits.points)
+            most = max(self.limits.points, len(tokens) + self.limits.held_out)
+            self._curve("gemm", (shapes.dtype,), (n, k), tokens, self._gemm(n, k), progress, most)
         for n, k in shapes.head:
             self._curve("gemm", (shapes.dtype,), (n, k), sequences, self._gemm(n, k), progress, len(sequences) + 4)
         for operator, width in shapes.elementwise:
@@ -109,8 +117,10 @@ class Session:
             key = (shapes.dtype, heads, kv_heads, head_dim)
             self._surface(key, shape, CHUNKS, CHUNK_KV, lambda a, b: AttentionBatch(chunk=a, kv=b), progress)
             self._surface(key, shape, DECODES, DECODE_KV, lambda a, b: AttentionBatch(decodes=a, decode_kv=b), progress)
-            for chunk, kv, decodes, decode_kv in MIXED:
+            for chunk, kv, decodes, decode_kv in MIXED:  # And its two parts, to see whether their times add up.
                 self._attention(key, shape, AttentionBatch(chunk, kv, decodes, decode_kv), progress)
+                self._attention(key, shape, AttentionBatch(chunk, kv), progress)
+                self._attention(key, shape, AttentionBatch(decodes=decodes, decode_kv=decode_kv), progress)
             for decodes, long_decodes in SKEWED:
                 for short, long in ((256, 2048), (512, 8192)):
                     self._attention(key, shape, AttentionBatch(0, 0, decodes, short, long_decodes, long), progress)
@@ -136,7 +146,8 @@ class Session:
             times[(size,)] = seconds
             if seconds > self.limits.slowest_s:
                 break
-        refined = grid.refine(measure, times, most_points=most_points - self.limits.held_out)
+        known = {(key[len(before)],): value[0] for key, value in self.journal.rows[file].items() if _is_of(key, before, after)}
+        refined = grid.refine(measure, known | times, most_points=most_points - self.limits.held_out)
         self._hold_out(file, before, after, refined, measure)
 
     def _hold_out(
@@ -178,7 +189,8 @@ class Session:
         if batch.long_decodes:
             row = (*key, *sizes, batch.long_decodes, batch.decode_kv, batch.long_kv)
             return self._measured("skew", row, lambda: shape.call(batch), progress)
-        return self._measured("attention", (*key, *sizes, batch.decode_kv), lambda: shape.call(batch), progress)
+        file = "mixed" if batch.chunk and batch.decodes else "attention"
+        return self._measured(file, (*key, *sizes, batch.decode_kv), lambda: shape.call(batch), progress)
 
     def _experts(self, dtype: str, shape: tuple[int, int, int, int], sizes: Iterable[int], progress: Progress) -> None:
         for tokens in sizes:
@@ -201,3 +213,8 @@ class Session:
 
     def _elementwise(self, operator: str, width: int, head_dim: int) -> Callable[[int], tuple[Call, float]]:
         return lambda tokens: operators.elementwise(self.pool, operator, tokens, width, head_dim)
+
+
+def _is_of(key: Key, before: Key, after: Key) -> bool:
+    """Whether a row belongs to the curve between the columns `before` and `after` its size."""
+    return key[: len(before)] == before and key[len(before) + 1 :] == after
