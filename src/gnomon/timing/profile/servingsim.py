@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from gnomon.catalog.devices import Device
+from gnomon.catalog.devices import DEVICES, Device
 from gnomon.catalog.models import Model
 from gnomon.core.errors import DataError
 from gnomon.timing.operators import Experts, Floats
 from gnomon.timing.profile.csvfile import Columns, read_csv
-from gnomon.timing.profile.naming import folders_of
+from gnomon.timing.profile.naming import Names, folders_of
 from gnomon.timing.profile.samples import Bundle, Samples, SkewSamples
 
 US = 1e-6
@@ -68,8 +68,7 @@ def read(root: Path, model: Model, device: Device, dtype: str, tensor_parallel: 
 
 def degree_folder(root: Path, model: Model, device: Device, dtype: str, tensor_parallel: int) -> Path:
     """`tp<N>` of one model on one device in one variant, whatever spelling the names have."""
-    found = (path.parent for path in sorted(root.glob("**/tp*/dense.csv")))
-    suitable = folders_of(root, found, lambda path: (path.parts[-5], "/".join(path.parts[-4:-2])), model, device)
+    suitable = folders_of(root, _degree_folders(root), _names, model, device)
     for path in suitable:
         if path.parent.name.startswith(dtype) and path.name == f"tp{tensor_parallel}":
             return path
@@ -78,6 +77,29 @@ def degree_folder(root: Path, model: Model, device: Device, dtype: str, tensor_p
         where=str(root),
         fix=f"It has: {', '.join('/'.join(path.parts[-2:]) for path in suitable)}.",
     )
+
+
+def profiled_devices(root: Path, model: Model) -> list[str]:
+    """The devices on which `model`, or another of its shape, was measured."""
+    folders = _degree_folders(root)
+    devices = sorted({name for path in folders if (name := DEVICES.resolve(_names(path)[0]))})
+    found = []
+    for name in devices:
+        try:
+            folders_of(root, folders, _names, model, DEVICES[name])
+        except DataError:
+            continue
+        found.append(name)
+    return found
+
+
+def _degree_folders(root: Path) -> list[Path]:
+    return [path.parent for path in sorted(root.glob("**/tp*/dense.csv"))]
+
+
+def _names(path: Path) -> Names:
+    """Device and model of a folder `tp<N>`."""
+    return path.parts[-5], "/".join(path.parts[-4:-2])
 
 
 def read_layers(path: Path, size: str) -> dict[str, Samples]:

@@ -1,0 +1,205 @@
+"""Recorded vLLM servers, simulated from the kernels of their GPU and compared latency by latency.
+
+The simulation gets what the server was given (arrivals, lengths, limits, KV blocks) and nothing that was fitted to the
+run. Requests carry no token ids, so only a request's own blocks can be found again in the prefix cache.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, cast
+
+import numpy as np
+
+from gnomon import catalog
+from gnomon.catalog import Model
+from gnomon.catalog.devices import DEVICES, Dtype
+from gnomon.core.errors import ConfigError, DataError
+from gnomon.serving.scenario import BatchingConfig, ReplicaConfig, RouterConfig, Scenario
+from gnomon.serving.simulate import Run, run
+from gnomon.serving.state import FINISHED, Floats
+from gnomon.timing import TimingConfig
+from gnomon.timing.config import CAPTURE_SIZES
+from gnomon.timing.profile.servingsim import profiled_devices
+from gnomon.verify.vllm_recording import Recording, read_recording
+
+Metric = Literal["ttft", "tpot", "e2e", "throughput"]
+TOLERANCES: dict[Metric, float] = {"ttft": 0.03, "tpot": 0.01, "e2e": 0.01, "throughput": 0.01}
+STATISTICS = {"mean": None, "median": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0}
+
+# The defaults of vLLM 0.19 for what a recording does not say.
+_MAX_SEQUENCES, _MAX_BATCHED_TOKENS, _BLOCK_SIZE, _MEMORY_UTILIZATION = 256, 2048, 16, 0.9
+_DTYPES: dict[str, Dtype] = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "auto": "bf16", "fp8": "fp8"}
+
+
+@dataclass(frozen=True)
+class Error:
+    """One number of a run, recorded and simulated."""
+
+    metric: Metric
+    statistic: str
+    recorded: float
+    simulated: float
+    peer: float | None
+    """The peer simulator's relative error, where known."""
+
+    @property
+    def relative(self) -> float:
+        """(simulated - recorded) / recorded."""
+        return self.simulated / self.recorded - 1.0 if self.recorded > 0 else float(self.simulated > 0)
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """One recorded server beside its simulation."""
+
+    recording: Recording
+    device: str
+    simulated: Run
+    errors: list[Error]
+
+    def beyond(self, tolerances: dict[Metric, float]) -> list[Error]:
+        """What misses its tolerance."""
+        return [error for error in self.errors if not abs(error.relative) <= tolerances[error.metric]]
+
+
+def compare(folder: str | Path, profiles: str | Path, device: str | None = None) -> Comparison:
+    """Simulate the server recorded in `folder` with the kernels measured in `profiles`."""
+    recording = read_recording(folder)
+    model = catalog.model(recording.model)
+    chosen = device_of(recording, model, profiles, device)
+    simulated = run(scenario_of(recording, model, profiles, chosen), requests=recording.requests)
+    requests = simulated.cluster.requests
+    if len(requests) != len(recording.requests) or not (requests.status == FINISHED).all():
+        raise DataError(
+            "the simulated server cannot serve every recorded request.",
+            where=str(recording.folder),
+            fix="Check num_gpu_blocks and max_model_len in meta.json.",
+        )
+    return Comparison(recording, chosen, simulated, _errors(recording, simulated))
+
+
+def device_of(recording: Recording, model: Model, profiles: str | Path, device: str | None) -> str:
+    """The GPU of a recorded server: as asked for, as recorded, as its folder is named, or the only one profiled."""
+    if device is not None:
+        return catalog.device(device).name
+    leading = recording.name.partition("_")[0]
+    for said in (recording.device_name, leading):
+        if said and (known := DEVICES.resolve(said)):
+            return known
+    candidates = profiled_devices(Path(profiles), model)
+    if len(candidates) == 1:
+        return candidates[0]
+    raise ConfigError(
+        "does not say on which GPU the server ran.",
+        where=str(recording.folder),
+        fix=f"Give --device, one of those profiled for {model.name}: {', '.join(candidates) or 'none'}.",
+    )
+
+
+def scenario_of(recording: Recording, model: Model, profiles: str | Path, device: str) -> Scenario:
+    """The recorded server as a scenario."""
+    ranks = recording.whole("data_parallel_size", 1, "parallel_config")
+    expert_parallel = bool(recording.option("enable_expert_parallel", "parallel_config")) and model.is_moe
+    sequences = recording.whole("max_num_seqs", _MAX_SEQUENCES, "scheduler_config")
+    in_lockstep = model.is_moe and ranks > 1
+    return Scenario(
+        model=recording.model,
+        device=device,
+        num_replicas=1 if in_lockstep else ranks,
+        replica=ReplicaConfig(
+            tensor_parallel=recording.whole("tensor_parallel_size", 1, "parallel_config"),
+            pipeline_parallel=recording.whole("pipeline_parallel_size", 1, "parallel_config"),
+            data_parallel=ranks if in_lockstep else 1,
+            expert_parallel=expert_parallel,
+            memory_utilization=recording.kv_cache("gpu_memory_utilization") or _MEMORY_UTILIZATION,
+            num_kv_blocks=_usable_blocks(recording),
+            max_request_tokens=_longest_request(recording, model),
+        ),
+        batching=BatchingConfig(
+            policy="vllm_v1",
+            max_sequences=sequences,
+            max_batch_tokens=recording.whole("max_num_batched_tokens", _MAX_BATCHED_TOKENS, "scheduler_config"),
+            max_chunk_tokens=recording.option("long_prefill_token_threshold", "scheduler_config") or None,
+            block_size=int(recording.kv_cache("block_size") or _BLOCK_SIZE),
+            prefix_cache=recording.kv_cache("enable_prefix_caching") is not False,
+            reserve_full_prompt=recording.option("scheduler_reserve_full_isl", "scheduler_config") is not False,
+        ),
+        router=RouterConfig(name="vllm_dp" if ranks > 1 else "round_robin"),
+        timing=TimingConfig(
+            source="profile",
+            path=str(profiles),
+            dtype=_dtype(recording, "dtype", "bf16"),
+            kv_dtype=_dtype(recording, "kv_cache_dtype", _dtype(recording, "dtype", "bf16")),
+            graph_sizes=_graph_sizes(recording, sequences),
+        ),
+    )
+
+
+def _usable_blocks(recording: Recording) -> int | None:
+    """KV blocks that requests can hold: one is vLLM's null block. None where the server did not say."""
+    blocks = recording.kv_cache("num_gpu_blocks")
+    if blocks is None:
+        return None
+    if isinstance(blocks, bool) or not isinstance(blocks, int) or blocks < 2:
+        where = str(recording.folder / "meta.json")
+        raise DataError(f"num_gpu_blocks is {blocks!r}, not a whole number above one.", where=where)
+    return blocks - 1
+
+
+def _longest_request(recording: Recording, model: Model) -> int:
+    """The longest request that the server accepts; what it did serve was not too long."""
+    limit = recording.whole("max_model_len", model.max_context_tokens, "model_config")
+    return max(limit, int(recording.requests.total_tokens.max()))
+
+
+def _dtype(recording: Recording, option: str, default: Dtype) -> Dtype:
+    said = recording.option(option)
+    if said is None or said == "auto":
+        return default
+    name = str(said).removeprefix("torch.")
+    if name not in _DTYPES and not name.startswith("fp8"):
+        where = str(recording.folder / "meta.json")
+        raise DataError(f"{option} {said!r} is not known.", where=where, fix=f"Known: {', '.join(_DTYPES)}.")
+    return _DTYPES.get(name, "fp8")
+
+
+def _graph_sizes(recording: Recording, max_sequences: int) -> tuple[int, ...] | None:
+    """Token counts for which the server captured CUDA graphs; by default up to twice its largest batch."""
+    if recording.option("enforce_eager", "model_config"):
+        return None
+    sizes = recording.option("cudagraph_capture_sizes", "compilation_config")
+    if sizes is None:
+        return tuple(size for size in CAPTURE_SIZES if size <= 2 * max_sequences)
+    return tuple(cast("list[int]", sizes)) or None
+
+
+def _errors(recording: Recording, simulated: Run) -> list[Error]:
+    requests = simulated.cluster.requests
+    arrival_s, outputs = recording.requests.arrival_s, recording.requests.output_tokens
+    pairs = zip(
+        latencies(arrival_s, recording.first_token_s, recording.last_token_s, outputs).items(),
+        latencies(arrival_s, requests.first_token_s, requests.last_token_s, outputs).values(),
+        strict=True,
+    )
+    errors = [
+        Error(metric, name, _statistic(real, share), _statistic(ours, share), recording.peer_errors.get((metric, name)))
+        for (metric, real), ours in pairs
+        if real.size
+        for name, share in STATISTICS.items()
+    ]
+    total = float(outputs.sum())
+    real_s, ours_s = float(recording.last_token_s.max()), float(requests.last_token_s.max())
+    return [*errors, Error("throughput", "mean", total / real_s, total / ours_s, None)]
+
+
+def latencies(arrival_s: Floats, first_s: Floats, last_s: Floats, outputs: np.ndarray) -> dict[Metric, Floats]:
+    """Seconds to the first token, per output token after it (where there are any), and to the last one."""
+    several = outputs > 1
+    tpot = (last_s - first_s)[several] / (outputs[several] - 1)
+    return {"ttft": first_s - arrival_s, "tpot": tpot, "e2e": last_s - arrival_s}
+
+
+def _statistic(values: Floats, percentile: float | None) -> float:
+    return float(values.mean() if percentile is None else np.percentile(values, percentile))
