@@ -18,7 +18,8 @@ body { font: 14px/1.45 system-ui, sans-serif; color: #1f2a37; max-width: 62rem; 
 h2 { margin: 2.2rem 0 .3rem } h3 { font-size: 14px; margin: 1.1rem 0 .2rem; font-weight: 600 }
 svg { width: 100%; height: auto } text { font-size: 12px; fill: #6b7686 }
 .recorded { stroke: #8a94a3 } .simulated { stroke: #2f6fb5 } polyline { fill: none; stroke-width: 1.6 }
-table { border-collapse: collapse } td, th { padding: .15rem .8rem; text-align: right } th:first-child { text-align: left }
+table { border-collapse: collapse } td, th { padding: .15rem .8rem; text-align: right }
+th:first-child { text-align: left }
 .key span { padding: 0 .5rem; color: #fff; border-radius: 3px } .r { background: #8a94a3 } .s { background: #2f6fb5 }
 """
 
@@ -42,12 +43,12 @@ def _section(one: Comparison) -> str:
 def _error_table(one: Comparison) -> str:
     metrics = list(dict.fromkeys(error.metric for error in one.errors))
     names = list(dict.fromkeys(error.statistic for error in one.errors))
-    cells = {(error.metric, error.statistic): f"{error.relative:+.2%}" for error in one.errors}
-    rows = "".join(
-        f"<tr><th>{metric}</th>{''.join(f'<td>{cells.get((metric, name), "")}</td>' for name in names)}</tr>"
-        for metric in metrics
-    )
-    return f"<table><tr><th>error</th>{''.join(f'<th>{name}</th>' for name in names)}</tr>{rows}</table>"
+    cells = {(error.metric, error.statistic): f"<td>{error.relative:+.2%}</td>" for error in one.errors}
+    rows = [
+        f"<tr><th>{metric}</th>{''.join(cells.get((metric, name), '<td>') for name in names)}" for metric in metrics
+    ]
+    heads = "".join(f"<th>{name}</th>" for name in names)
+    return f"<table><tr><th>error</th>{heads}{''.join(rows)}</table>"
 
 
 def _charts(one: Comparison) -> list[str]:
