@@ -75,6 +75,20 @@ def test_run_reads_costs_and_schedules_from_files(cli: CommandLine, tmp_path: Pa
     assert result["total_time"] > 8 * 4
 
 
+def test_priorities_and_impacts_apply_to_a_model_too(cli: CommandLine) -> None:
+    words = ["--model", "llama-3-8b", "--tensor-parallel", "2", "--data-parallel", "8", "--sync-freq", "2"]
+    plain = run_json(cli, *words)["total_time"]
+    assert run_json(cli, *words, "--tier", "grad_sync=a")["total_time"] != plain
+    assert run_json(cli, *words, "--bwd-impact", "0.5")["total_time"] > plain
+
+
+def test_the_example_files_run(cli: CommandLine) -> None:
+    folder = Path(__file__).parent.parent / "examples" / "pipeline"
+    words = ["--schedule", "zb-h1", "--stages", "4", "-n", "16", "--costs", str(folder / "costs.yaml")]
+    assert run_json(cli, *words)["total_time"] > 16 * 28
+    assert run_json(cli, "--schedule", str(folder / "overlap.csv"))["schedule"] == "overlap"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -89,10 +103,17 @@ def test_run_reads_costs_and_schedules_from_files(cli: CommandLine, tmp_path: Pa
         (["--schedule", "1f1b", "--dispatch", "greedy"], "order of its own"),
         (["--straggler", "1=2"], "needs a schedule"),
         (["--model", "llama-9"], "unknown model"),
+        (["--model", "llama-3-8b", "--fwd-len", "2"], "--fwd-len has no effect with --model"),
+        (["--model", "llama-3-8b", "--sync-freq", "3"], "does not divide the 8 micro-batches"),
+        (["--schedule", "examples/pipeline/overlap.csv", "-n", "9"], "no effect with a schedule from a file"),
+        (["--sync-freq", "0"], "sync_freq must be at least 1"),
         (["--schedule", "1f1b", "--weight-grad-len", "3"], "longer than the backward"),
     ],
 )
-def test_mistakes_exit_with_2(cli: CommandLine, tmp_path: Path, arguments: list[str], message: str) -> None:
+def test_mistakes_exit_with_2(
+    cli: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+) -> None:
+    monkeypatch.chdir(Path(__file__).parent.parent)
     result = cli("pipeline", "run", *arguments, "--out", str(tmp_path / "out"), code=2)
     assert message in result.output
     assert not (tmp_path / "out").exists()
@@ -102,7 +123,7 @@ def test_all_in_one_go(cli: CommandLine, tmp_path: Path) -> None:
     configuration = tmp_path / "tiny.json"
     configuration.write_text('{"n": [4], "sync_freq": [1, 2], "prop_len": {"start": 0.5, "stop": 1.0, "step": 0.5}}')
     out = tmp_path / "outputs"
-    words = ["-c", str(configuration), "--priority-step", "0.5", "--simulator", "dual_channel", "--out", str(out)]
+    words = ["-c", str(configuration), "--priority_step", "0.5", "--simulator", "dual_channel", "--out", str(out)]
     cli("pipeline", "all", *words, "--jobs", "1", "--no-show")
     (table,) = (out / "data").iterdir()
     assert re.fullmatch(r"tiny_\d{8}-\d{6}\.csv", table.name)

@@ -212,6 +212,8 @@ def test_a_memory_limit_is_checked() -> None:
         ("0F\n", "is not an action"),
         ("(0F0;0F1)OVERLAP_F_B\n", "must overlap one F and one B"),
         (",,\n", "there is no F, I, W or B"),
+        ("0F0,1B0,0B0\n1F0\n", "stage 1, micro-batch 0 is spread over ranks 0 and 1"),
+        ("0F0,0B0\n0RESHARD\n", "rank 1 computes nothing"),
         ("0F0,0SEND_F0,0B0\n1F0,1B0\n", "1RECV_F0 is missing"),
         ("0SEND_F0,0F0,0B0\n1RECV_F0,1F0,1B0\n", "before it has computed it"),
         ("0F0,0SEND_F0,0B0\n1F0,1RECV_F0,1B0\n", "after it has used it"),

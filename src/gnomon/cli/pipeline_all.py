@@ -7,10 +7,11 @@ from typing import Any
 
 import click
 
+from gnomon.cli.pipeline_options import SPELLING
 from gnomon.cli.pipeline_sweep import draw_heat_maps, run_sweep, stamped, sweep_options
 
 
-@click.command()
+@click.command(context_settings=SPELLING)
 @sweep_options
 @click.option("--out", type=click.Path(file_okay=False), default="outputs", show_default=True, help="Folder.")
 def command(out: str, **given: Any) -> None:
@@ -20,6 +21,9 @@ def command(out: str, **given: Any) -> None:
     Example:
       gnomon pipeline all -c examples/pipeline/sweep.json --priority-step 0.1
     """
+    from gnomon.report.pipeline_png import require_matplotlib
+
+    require_matplotlib()
     name = stamped(given["config_path"])
     path = Path(out) / "data" / f"{name}.csv"
     done = run_sweep(given, path)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
-from gnomon.cli.pipeline_options import option
+from gnomon.cli.pipeline_options import SPELLING, option
 
 
-@click.command()
+@click.command(context_settings=SPELLING)
 @click.argument("schedule", metavar="NAME|FILE.csv")
 @option("-n", "--num-groups", "n", type=int, default=8, help="Micro-batches.")
 @option("--stages", type=int, default=4, help="Pipeline ranks.")

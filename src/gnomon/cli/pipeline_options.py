@@ -15,15 +15,19 @@ if TYPE_CHECKING:
     from gnomon.pipeline.training import Training
     from gnomon.pipeline.zoo import Plan
 
-STUDY = ("n", "stages", "fwd_len", "bwd_len", "prop_len", "sync_base_len", "fwd_impact", "bwd_impact", "sync_freq")
+LENGTHS = ("fwd_len", "bwd_len", "prop_len", "sync_base_len")
+STUDY = ("n", "stages", *LENGTHS, "fwd_impact", "bwd_impact", "sync_freq")
 TRAINING = ("model", "device", "node", "tensor_parallel", "data_parallel", "micro_batch", "sequence", "recompute",
             "shard_optimizer")  # fmt: skip
 
 
+SPELLING = {"token_normalize_func": lambda token: token.replace("_", "-")}
+"""Context settings under which `--num_groups` is `--num-groups`, as older scripts write it."""
+
+
 def option(*names: str, **settings: Any) -> Callable[[Any], Any]:
-    """An option that shows its default and also answers to its spelling with underscores."""
-    legacy = [name.replace("-", "_").replace("__", "--", 1) for name in names if name.count("-") > 2]
-    return click.option(*names, *legacy, show_default=settings.get("default") is not None, **settings)
+    """An option that shows its default."""
+    return click.option(*names, show_default=settings.get("default") is not None, **settings)
 
 
 def study_options(function: Any) -> Any:
@@ -36,8 +40,10 @@ def study_options(function: Any) -> Any:
             option("--bwd-len", type=float, default=2.0, help="A full backward on one GPU."),
             option("--prop-len", type=float, default=1.0, help="Sending activations over an idle link."),
             option("--sync-base-len", type=float, default=2.0, help="Synchronising one micro-batch's gradients."),
-            option("--fwd-impact", type=float, default=0.2, help="Rate a forward loses to grad_sync."),
-            option("--bwd-impact", type=float, default=0.2, help="Rate a backward loses to grad_sync."),
+            option("--fwd-impact", type=float, default=None, help="Rate a forward loses to grad_sync.  [default: 0.2]"),
+            option(
+                "--bwd-impact", type=float, default=None, help="Rate a backward loses to grad_sync.  [default: 0.2]"
+            ),
             option(
                 "--sync-freq", type=int, default=None, help="Synchronise every this many micro-batches.  [default: 1]"
             ),
@@ -76,18 +82,33 @@ def training_options(function: Any) -> Any:
 def study_of(given: dict[str, Any], **more: Any) -> Study:
     """The study that the options describe."""
     from gnomon.core.config import build
-    from gnomon.pipeline.costs import TRANSFERS
     from gnomon.pipeline.study import Study
 
-    kinds = dict(pair(text, "--priority") for text in given["priorities"])
-    kinds |= dict(pair(text, "--tier") for text in given["tiers"])
-    for name in kinds:
+    values = {name: given[name] for name in STUDY if given[name] is not None}
+    return build(Study, values | priorities_of(given) | more)
+
+
+def priorities_of(given: dict[str, Any]) -> dict[str, float | str]:
+    """Weights and tier letters by type of transfer, as far as they are given."""
+    from gnomon.pipeline.costs import TRANSFERS
+
+    weights = {
+        name: number(value, "--priority") for name, value in (pair(t, "--priority") for t in given["priorities"])
+    }
+    letters = dict(pair(text, "--tier") for text in given["tiers"])
+    for name in (*weights, *letters):
         if name not in TRANSFERS:
             raise ConfigError(f"there is no transfer {name!r}.", fix=f"Known: {', '.join(TRANSFERS)}.")
-    weights = {name: number(kinds[name], "--priority") for name, _ in (pair(t, "") for t in given["priorities"])}
-    letters = dict(pair(text, "--tier") for text in given["tiers"])
-    values = {name: given[name] for name in STUDY} | {"sync_freq": given["sync_freq"] or 1}
-    return build(Study, values | weights | letters | more)
+    return weights | letters
+
+
+def refuse_beside(given: dict[str, Any], reason: str, names: tuple[str, ...]) -> None:
+    """Refuse options that would have no effect, rather than ignore them."""
+    context = click.get_current_context()
+    for name in names:
+        if context.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE:
+            flag = next(max(p.opts, key=len) for p in context.command.params if p.name == name)
+            raise ConfigError(f"{flag} has no effect with {reason}.", fix="Leave it out.")
 
 
 def study_plan(study: Study, plan: Plan, weight_grad_len: float | None, latency: float | None) -> Plan:

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import click
 
+from gnomon.cli.pipeline_options import SPELLING
 from gnomon.cli.pipeline_sweep import draw_heat_maps
 
 
-@click.command()
+@click.command(context_settings=SPELLING)
 @click.argument("csv", type=click.Path(exists=True, dir_okay=False), metavar="FILE.csv")
 @click.option("-o", "--out", "folder", type=click.Path(file_okay=False), default="outputs/heatmaps", show_default=True)
 @click.option("--jobs", type=int, default=None, help="Processes.  [default: all cores]")

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from gnomon.cli.pipeline_options import (
+    SPELLING,
     option,
     say_if_compiling,
     study_of,
@@ -18,7 +19,7 @@ from gnomon.cli.pipeline_options import (
 from gnomon.cli.printing import json_option, print_json, print_rows
 
 
-@click.command()
+@click.command(context_settings=SPELLING)
 @study_options
 @training_options
 @option("--memory-limit", type=float, default=None, help="Micro-batches per rank; GB per GPU with --model.")

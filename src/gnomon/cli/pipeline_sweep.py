@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gnomon.cli.pipeline_options import say_if_compiling
+from gnomon.cli.pipeline_options import SPELLING, say_if_compiling
 
 if TYPE_CHECKING:
     from gnomon.pipeline.sweeps import Sweep
@@ -23,13 +23,13 @@ def sweep_options(function: Any) -> Any:
         (
             click.option("-c", "--config", "config_path", required=True, type=click.Path(dir_okay=False),
                          help="JSON or YAML."),
-            click.option("--step", "--priority-step", "--priority_step", "step", type=float, default=0.1,
+            click.option("--step", "--priority-step", "step", type=float, default=0.1,
                          show_default=True, help="Of the priorities; must divide 1."),
             click.option("--jobs", type=int, default=None, help="Processes.  [default: all cores]"),
             click.option("--ray", default=None, metavar="ADDRESS", help="Run on a Ray cluster: auto, local, ray://..."),
             click.option("--view", "--simulator", "view", type=click.Choice(["single_channel", "dual_channel"]),
                          default="single_channel", help="Both compute the same; accepted for old scripts."),
-            click.option("--sync-solo-w", "--sync_solo_w", "sync_solo_w", hidden=True, default=None),
+            click.option("--sync-solo-w", hidden=True, default=None),
             click.option("--no-show", is_flag=True, hidden=True),
         )
     ):  # fmt: skip
@@ -37,7 +37,7 @@ def sweep_options(function: Any) -> Any:
     return function
 
 
-@click.command()
+@click.command(context_settings=SPELLING)
 @sweep_options
 @click.option("--output", "-o", type=click.Path(dir_okay=False), default=None,
               help="CSV file.  [default: outputs/data/CONFIG_TIME.csv]")  # fmt: skip

@@ -43,6 +43,12 @@ def activations(run: Run, *, per_stage: Floats | None = None, weight_grad_memory
     return curves
 
 
+def micro_batches_held(run: Run) -> list[Curve]:
+    """For every rank what it holds, in the activations of one micro-batch on a whole rank."""
+    num_stages = 1 + max(label.stage for label in run.labels)
+    return activations(run, per_stage=np.full(num_stages, run.num_ranks / num_stages))
+
+
 def _change(label: Label, weight_grad_memory: float) -> float:
     """What a pass adds to the memory, in its stage's activations."""
     changes = {

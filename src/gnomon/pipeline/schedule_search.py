@@ -10,7 +10,7 @@ import numpy as np
 from gnomon.core.errors import ConfigError
 from gnomon.pipeline.costs import StepCosts
 from gnomon.pipeline.execution import execute
-from gnomon.pipeline.memory import activations
+from gnomon.pipeline.memory import micro_batches_held
 from gnomon.pipeline.run import Run
 from gnomon.pipeline.schedule import Schedule
 from gnomon.pipeline.validation import validate
@@ -69,7 +69,7 @@ def search(plan: Plan, costs_of: CostsOf, *, memory_of: MemoryOf | None = None, 
             continue
         validate(schedule)
         run = execute(schedule, costs, record=False)
-        memory = (memory_of or _peak_activations)(schedule, run)
+        memory = memory_of(schedule, run) if memory_of else max(curve.peak for curve in micro_batches_held(run))
         candidates.append(Candidate(name, schedule, run.total_time, run.bubble, memory))
     candidates.sort(key=lambda one: (one.total_time, one.memory))
     return Found(_with_front(candidates), skipped, limit)
@@ -86,11 +86,6 @@ def _variants(plan: Plan) -> Iterator[tuple[str, str, Plan]]:
                 yield f"zb-auto {limit:g}", family, replace(plan, memory_limit=limit)
         elif family not in ("zb-1p", "zb-2p"):  # Those are zb-auto at p and 2p.
             yield family, family, replace(plan, memory_limit=None)
-
-
-def _peak_activations(schedule: Schedule, run: Run) -> float:
-    sizes = np.full(schedule.num_stages, schedule.num_ranks / schedule.num_stages)
-    return max(curve.peak for curve in activations(run, per_stage=sizes))
 
 
 def _with_front(candidates: list[Candidate]) -> list[Candidate]:

@@ -19,6 +19,7 @@ from pydantic import PositiveInt
 
 from gnomon import catalog
 from gnomon.core.config import Config
+from gnomon.core.errors import ConfigError
 from gnomon.pipeline.costs import StepCosts
 from gnomon.pipeline.fluid import Floats
 from gnomon.pipeline.schedule import Schedule
@@ -108,7 +109,12 @@ class TrainingCosts:
             for b in range(schedule.num_ranks)
             if across and a != b and near > 0 and (a * t.tensor_parallel) // gpus == (b * t.tensor_parallel) // gpus
         }
-        every = sync_freq or schedule.num_microbatches
+        every = schedule.num_microbatches if sync_freq is None else sync_freq
+        if every < 1 or schedule.num_microbatches % every:
+            raise ConfigError(
+                f"sync_freq {every} does not divide the {schedule.num_microbatches} micro-batches.",
+                fix="Every synchronisation moves all gradients: choose a divisor.",
+            )
         return StepCosts(
             forward=tuple(s.forward for s in self.stages),
             input_grad=tuple(s.input_grad for s in self.stages),

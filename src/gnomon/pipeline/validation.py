@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from itertools import pairwise
 
 from gnomon.core.errors import DataError
@@ -37,8 +37,21 @@ def _check_complete(schedule: Schedule, where: str) -> None:
     for (kind, stage, microbatch), count in counts.items():
         if count > 1:
             raise DataError(f"{stage}{kind}{microbatch} is there {count} times.", where=where, fix="Keep one of them.")
+    homes: dict[tuple[int, int], set[int]] = defaultdict(set)
+    for rank, part in schedule.passes():
+        homes[part.stage, part.microbatch].add(rank)
+    for rank, actions in enumerate(schedule.ranks):
+        if not any(action.computes for action in actions):
+            raise DataError(f"rank {rank} computes nothing.", where=where)
     for stage in range(schedule.num_stages):
         for microbatch in range(schedule.num_microbatches):
+            if len(homes[stage, microbatch]) > 1:
+                ranks = " and ".join(map(str, sorted(homes[stage, microbatch])))
+                raise DataError(
+                    f"stage {stage}, micro-batch {microbatch} is spread over ranks {ranks}.",
+                    where=where,
+                    fix="Forward and gradients of a micro-batch belong where its activations are.",
+                )
             has = {kind for kind in "FIWB" if (kind, stage, microbatch) in counts}
             if "F" not in has:
                 raise DataError(f"{stage}F{microbatch} is missing.", where=where)

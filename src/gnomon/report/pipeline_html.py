@@ -11,7 +11,7 @@ from typing import Any
 
 from gnomon.core.files import write_text
 from gnomon.pipeline.explain import RankTime, idle_time, total
-from gnomon.pipeline.memory import Curve, activations
+from gnomon.pipeline.memory import Curve, micro_batches_held
 from gnomon.pipeline.run import Run
 from gnomon.report.pipeline_timeline import COLOURS, NAMES, Timeline, View, bandwidth, timeline
 
@@ -41,7 +41,7 @@ def write_html(
 ) -> Path:
     """Write the page. `memory` replaces the count of activations; `facts` are further figures for its head."""
     lanes = timeline(run, view)
-    figure = _figure(run, lanes, memory or activations(run), memory_unit, show_throttling, show_completion_time)
+    figure = _figure(run, lanes, memory or micro_batches_held(run), memory_unit, show_throttling, show_completion_time)
     ranks = idle_time(run)
     figures = {
         "make-span": f"{run.total_time:.6g}",

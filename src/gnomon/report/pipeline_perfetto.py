@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gnomon.core.files import write_text
-from gnomon.pipeline.memory import Curve, activations
+from gnomon.pipeline.memory import Curve, micro_batches_held
 from gnomon.pipeline.run import Run
 from gnomon.report.pipeline_timeline import NAMES, link_use
 
@@ -42,7 +42,7 @@ def write_trace(run: Run, path: str | Path, *, memory: list[Curve] | None = None
     for rank in range(run.num_ranks):
         events.append(_name("process_name", rank + 1, 0, f"GPU {rank + 1}"))
         events += [_name("thread_name", rank + 1, number, name) for name, number in threads.items()]
-    for name, curves in (("memory", memory or activations(run)), ("egress", link_use(run))):
+    for name, curves in (("memory", memory or micro_batches_held(run)), ("egress", link_use(run))):
         for rank, curve in enumerate(curves):
             for at, value in zip(curve.times, curve.values, strict=True):
                 events.append(

@@ -9,7 +9,7 @@ import numpy as np
 
 from gnomon.core.errors import MissingExtraError
 from gnomon.core.files import written_whole
-from gnomon.pipeline.memory import Curve, activations
+from gnomon.pipeline.memory import Curve, micro_batches_held
 from gnomon.pipeline.run import Run
 from gnomon.pipeline.sweeps import SweepTable
 from gnomon.report.pipeline_html import GAP, RANK_COLOURS
@@ -60,7 +60,7 @@ def write_gantt(
         gantt.annotate(
             f" {run.total_time:.4f}", (run.total_time, 0), ha="left", va="center", fontsize=8, color=INK, weight="bold"
         )
-    _curves(below, memory or activations(run), run.total_time, memory_unit)
+    _curves(below, memory or micro_batches_held(run), run.total_time, memory_unit)
     use = bandwidth(run)
     if use:
         _stacked(egress, use, run.total_time)
@@ -118,6 +118,11 @@ def draw_heat_map(given: tuple[SweepTable, str]) -> Path:
     """Draw one configuration into a folder; for a pool of processes."""
     table, folder = given
     return write_heat_map(table, Path(folder) / heat_map_name(table))
+
+
+def require_matplotlib() -> None:
+    """Raise `MissingExtraError` now rather than after a long computation."""
+    _matplotlib("pyplot")
 
 
 def heat_map_name(table: SweepTable) -> str:
