@@ -129,3 +129,12 @@ def test_compare_refuses_different_requests() -> None:
 def test_an_unknown_extra_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnknownNameError, match="csv"):
         chat().save(tmp_path, ("cvs",))
+
+
+def test_the_documentation_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = Path(__file__).parent.parent
+    blocks = (root / "docs" / "python-api.md").read_text().split("```python\n")[1:]
+    assert len(blocks) == 3
+    for block in blocks:
+        code = block.split("```")[0].replace("runs/mine", str(tmp_path / "mine"))
+        exec(code.replace('"examples/', f'"{root}/examples/'), {})

@@ -112,7 +112,7 @@ def test_the_report_needs_nothing_but_itself(folder: Path) -> None:
     assert "@PLOTLY@" not in page
     for name in ("ttft", "tbt", "tpot", "e2e", "queue", "rates", "tokens", "kv", "batch_size"):
         assert f"<div id={name} class=plot>" in own
-    assert "llama-3-8b on 2 x h100 (PP 2) + 2 x [a100-80gb]" in own
+    assert "llama-3-8b on 2 x h100 (PP 2) + 2 replicas of a100-80gb" in own
 
 
 def test_the_report_shows_what_the_summary_says(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_time_series_count_every_token_and_request() -> None:
 
 def test_a_scenario_in_words() -> None:
     scenario = pipeline().scenario
-    assert title(scenario) == "llama-3-8b on 2 x h100 (PP 2) + 2 x [a100-80gb]"
+    assert title(scenario) == "llama-3-8b on 2 x h100 (PP 2) + 2 replicas of a100-80gb"
     assert policy_words(scenario) == "batching vllm_v1, routed by least_outstanding"
     assert workload_words(scenario) == "400 requests of chat-1m, poisson arrivals, 20 per second"
 

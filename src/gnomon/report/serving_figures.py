@@ -10,7 +10,7 @@ from gnomon.core import units
 from gnomon.report.serving_series import MARKED_SHARES, Curve, TimeSeries, distribution, time_series
 from gnomon.serving.metrics import Summary, request_times
 from gnomon.serving.simulate import Run
-from gnomon.serving.state import FINISHED, Floats, Ints
+from gnomon.serving.state import FINISHED, Floats
 
 Figure = dict[str, Any]
 
@@ -76,7 +76,7 @@ def _cdf(title: str, curve: Curve, *, unit: str = "s", target: float | None = No
         {"type": "scatter", "mode": "markers+text", "x": _short(x[marked]), "y": _short(y[marked]),
          "text": [f"P{100 * share:.0f}  {_value(value / factor, unit)}"
                   for share, value in zip(y[marked], x[marked], strict=True)],
-         "textposition": ["bottom right", "bottom right", _above(x, marked)][: marked.size],
+         "textposition": [_side(x[i], x[-1], y[i]) for i in marked],
          "textfont": {"size": 11, "color": "#1F2A37"},
          "marker": {"color": BLUE, "size": 7}, "hoverinfo": "skip", "cliponaxis": False},
     ]  # fmt: skip
@@ -98,9 +98,11 @@ def _cdf(title: str, curve: Curve, *, unit: str = "s", target: float | None = No
     return {"data": data, "layout": layout}
 
 
-def _above(x: Floats, marked: Ints) -> str:
-    """Where the last mark's label finds room above the curve."""
-    return "top left" if marked.size and x[marked[-1]] > x[-1] / 2 else "top right"
+def _side(x: float, largest: float, share: float) -> str:
+    """Where a mark's label finds room beside the curve."""
+    if x > 0.7 * largest:
+        return "top left"
+    return "top right" if share > 0.95 else "bottom right"
 
 
 def _value(value: float, unit: str) -> str:

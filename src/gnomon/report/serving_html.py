@@ -77,7 +77,7 @@ def _cards(summary: Summary) -> list[tuple[str, str, str]]:
 def _spread(values: Percentiles) -> tuple[str, str]:
     if values.p50 is None or values.p99 is None:
         return "–", "nothing finished"
-    return units.seconds(values.p50), f"P99 {units.seconds(values.p99)}"
+    return units.seconds(values.p50), f"median; P99 {units.seconds(values.p99)}"
 
 
 def _card(name: str, value: str, beside: str) -> str:

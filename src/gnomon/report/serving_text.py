@@ -44,7 +44,7 @@ def _pool(pool: PoolConfig) -> str:
     count = pool.num_replicas
     gpus = f"{replica.num_gpus} x {pool.device}" if replica.num_gpus > 1 else f"{pool.device}"
     one = f"{gpus} ({', '.join(degrees)})" if degrees else gpus
-    return f"{count} x [{one}]" if count > 1 else one
+    return f"{count} replicas of {one}" if count > 1 else one
 
 
 def policy_words(scenario: Scenario) -> str:
