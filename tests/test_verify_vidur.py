@@ -110,8 +110,6 @@ def test_random_routing_is_taken_from_the_record(tmp_path: Path) -> None:
 def test_the_first_different_batch_is_named(
     tmp_path: Path, cli: Any, row: int, column: int, value: str, said: str
 ) -> None:
-    import re
-
     batches = [list(r) for r in BATCHES]
     batches[row][column] = value
     folder = write_run(tmp_path / "run", REQUESTS, batches)

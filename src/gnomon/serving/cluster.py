@@ -42,12 +42,9 @@ class Engine(NamedTuple):
 
 @inner
 def _advance_all(fleet: Fleet, engine: Engine, log: Log, until: float) -> None:
-    replicas = fleet.cluster.replicas
-    r = 0
-    while r < replicas.size:
-        if replicas[r].next_end_s < until:
+    for r in range(fleet.cluster.next_end_s.size):
+        if fleet.cluster.next_end_s[r] < until:
             engine.proceed(fleet.cluster, fleet.tables, engine.policies, log, r, NEVER, until)
-        r += replicas[r].group_size
 
 
 @jit
@@ -124,11 +121,10 @@ def _serve_closed_loop(
         for i in range(loop[1], loop[0]):
             if requests[i].status == NOT_ARRIVED and requests[i].arrival_s < arrival:
                 arrival, next_arrival = requests[i].arrival_s, i
-        end, group, r = NEVER, NONE, 0
-        while r < replicas.size:
-            if replicas[r].next_end_s < end:
-                end, group = replicas[r].next_end_s, r
-            r += replicas[r].group_size
+        end, group = NEVER, NONE
+        for r in range(cluster.next_end_s.size):
+            if cluster.next_end_s[r] < end:
+                end, group = cluster.next_end_s[r], r
         now = min(arrival, end)
         if now == NEVER or now >= stop_s or (loop[0] >= last and last < requests.size):
             return
@@ -221,6 +217,7 @@ def new_cluster(
         growth=ints(num_replicas, block_size),
         flight_requests=ints(num_replicas, max_stages, max_in_batch),
         flight_tokens=ints(num_replicas, max_stages, max_in_batch),
+        next_end_s=np.full(num_replicas, NEVER),
         stage_free_s=np.zeros((num_replicas, max_stages)),
         stage_start_s=np.zeros((num_replicas, max_stages, max_stages)),
         stage_end_s=np.zeros((num_replicas, max_stages, max_stages)),

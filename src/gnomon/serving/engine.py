@@ -28,6 +28,12 @@ NEVER = math.inf
 _DRAW_MODULUS = 2_147_483_647
 
 
+@inner
+def _note_next_end(cluster: Cluster, r: int, end_s: float) -> None:
+    cluster.replicas[r].next_end_s = end_s
+    cluster.next_end_s[cluster.replicas[r].group_first] = end_s
+
+
 # The end of a batch.
 
 
@@ -108,7 +114,7 @@ def _end_oldest_batch(cluster: Cluster, log: Log, r: int) -> None:
         log_iteration(cluster, log, r, position)
     state.num_in_flight -= 1
     state.oldest = (position + 1) % cluster.flights.shape[1]
-    state.next_end_s = cluster.flights[r, state.oldest].end_s if state.num_in_flight > 0 else NEVER
+    _note_next_end(cluster, r, cluster.flights[r, state.oldest].end_s if state.num_in_flight > 0 else NEVER)
 
 
 # The start of a batch.
@@ -229,7 +235,7 @@ def _take_off(cluster: Cluster, tables: IterationTables, r: int, position: int, 
     flight.number = state.num_iterations
     state.num_in_flight += 1
     if state.num_in_flight == 1:
-        state.next_end_s = end_s
+        _note_next_end(cluster, r, end_s)
 
 
 @inner

@@ -205,6 +205,9 @@ class Cluster(NamedTuple):
     flight_requests: Ints
     """[replica, ring position, place in the batch]"""
     flight_tokens: Ints
+    next_end_s: Floats
+    """[replica]: the records' `next_end_s` once more, side by side, because every arrival looks at all of them. Only
+    the first replica of a group has one."""
     stage_free_s: Floats
     """[replica, stage]: when the stage has done all batches given to it."""
     stage_start_s: Floats
