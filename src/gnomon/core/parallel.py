@@ -12,6 +12,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -23,6 +24,8 @@ Item = TypeVar("Item")
 Value = TypeVar("Value")
 WINDOW = 4
 """Items under way per worker."""
+ATTEMPTS = 3
+"""How often an item is tried whose worker died (killed, out of memory)."""
 
 
 @dataclass(frozen=True)
@@ -56,12 +59,28 @@ def map_ordered(
     `jobs` local processes (all cores unless given; with 1, this process). `ray` names a cluster instead: `auto`,
     `local`, or an address such as `ray://head:10001`. For processes, `function` must be importable.
     """
+    with shared_workers(jobs=jobs, ray=ray) as workers:
+        yield from workers(function, items)
+
+
+Map = Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Outcome[Any]]]
+
+
+@contextmanager
+def shared_workers(*, jobs: int | None = None, ray: str | None = None) -> Iterator[Map]:
+    """`map_ordered` several times on the same workers: they start once, and keep what they have cached."""
     if ray is not None:
-        yield from _on_ray(function, items, ray)
+        yield lambda function, items: _on_ray(function, items, ray)
     elif (jobs or default_jobs()) == 1:
-        yield from (_outcome(index, _attempt(function, item)) for index, item in enumerate(items))
+        yield lambda function, items: (_outcome(i, _attempt(function, item)) for i, item in enumerate(items))
     else:
-        yield from _on_processes(function, items, jobs or default_jobs())
+        pool = _Pool(jobs or default_jobs())
+        try:
+            yield lambda function, items: _on_processes(function, items, pool)
+        except BaseException:  # Ctrl-C, or a caller that stops early: do not wait for work nobody wants.
+            pool.stop()
+            raise
+        pool.executor.shutdown()
 
 
 @contextmanager
@@ -95,33 +114,64 @@ def _ignore_interrupt() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _on_processes(function: Callable[[Item], Value], items: Iterable[Item], jobs: int) -> Iterator[Outcome[Value]]:
-    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_ignore_interrupt)
-    pending: deque[Future[Any]] = deque()
-    index = 0
-    try:
-        for item in items:
-            pending.append(pool.submit(_attempt, function, item))
-            if len(pending) >= WINDOW * jobs:
-                yield _outcome(index, _result(pending.popleft()))
-                index += 1
-        while pending:
-            yield _outcome(index, _result(pending.popleft()))
-            index += 1
-    except BaseException:  # Ctrl-C, or a caller that stops early: do not wait for work nobody wants.
-        for process in list((pool._processes or {}).values()):
+class _Pool:
+    """Local processes. When one dies, its executor breaks and is replaced."""
+
+    def __init__(self, jobs: int) -> None:
+        self.jobs = jobs
+        self.start()
+
+    def start(self) -> None:
+        self.executor = ProcessPoolExecutor(self.jobs, mp_context=get_context("spawn"), initializer=_ignore_interrupt)
+
+    def stop(self) -> None:
+        for process in list((self.executor._processes or {}).values()):
             process.terminate()
-        pool.shutdown(wait=True, cancel_futures=True)
-        raise
-    pool.shutdown()
+        self.executor.shutdown(wait=True, cancel_futures=True)
 
 
-def _result(future: Future[Any]) -> tuple[Any, str | None, str | None]:
-    try:
-        result: tuple[Any, str | None, str | None] = future.result()
-    except Exception as error:  # The worker died, or the item could not be sent to it.
-        return None, f"{type(error).__name__}: {error}", None
-    return result
+@dataclass
+class _Pending:
+    """An item under way."""
+
+    item: Any
+    future: Future[Any]
+    attempts: int = 1
+
+
+def _on_processes(function: Callable[[Item], Value], items: Iterable[Item], pool: _Pool) -> Iterator[Outcome[Value]]:
+    pending: deque[_Pending] = deque()
+    index = 0
+    for item in items:
+        pending.append(_Pending(item, pool.executor.submit(_attempt, function, item)))
+        if len(pending) >= WINDOW * pool.jobs:
+            yield _outcome(index, _first_result(function, pending, pool))
+            index += 1
+    while pending:
+        yield _outcome(index, _first_result(function, pending, pool))
+        index += 1
+
+
+def _first_result(
+    function: Callable[[Any], Any], pending: deque[_Pending], pool: _Pool
+) -> tuple[Any, str | None, str | None]:
+    """Wait for the oldest item; where a worker died, all that is under way starts again."""
+    while True:
+        try:
+            result: tuple[Any, str | None, str | None] = pending[0].future.result()
+        except BrokenProcessPool as error:
+            pool.executor.shutdown(wait=True, cancel_futures=True)
+            pool.start()
+            result = None, f"its worker died: {error}", None
+            given_up = pending[0].attempts >= ATTEMPTS
+            for one in list(pending)[given_up:]:
+                one.future, one.attempts = pool.executor.submit(_attempt, function, one.item), one.attempts + 1
+            if not given_up:
+                continue
+        except Exception as error:  # The item could not be sent to a worker.
+            result = None, f"{type(error).__name__}: {error}", None
+        pending.popleft()
+        return result
 
 
 def _on_ray(function: Callable[[Item], Value], items: Iterable[Item], address: str) -> Iterator[Outcome[Value]]:

@@ -1,0 +1,70 @@
+"""The load that a configuration cannot exceed, from its iteration times alone: no simulation.
+
+Every token passes through every pipeline stage, and a stage does no token faster than in its best batch. What is left
+out (waiting, full memory, partly filled batches, host time) only makes the true capacity smaller.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gnomon import catalog
+from gnomon.serving.kinds import Kind, bake, resolve
+from gnomon.serving.scenario import Scenario
+from gnomon.timing.tables import IterationTables
+from gnomon.workload import Requests, limit_lengths
+
+_SEPARATE = ("vllm", "orca", "faster_transformer", "lightllm")
+"""Policies whose iterations either prefill or decode (orca mixes, but its batch cap counts both)."""
+
+
+def rate_bound(scenario: Scenario, requests: Requests) -> float:
+    """Requests per second that the replicas of a scenario cannot exceed on these requests."""
+    kinds = resolve(scenario, catalog.model(scenario.model))
+    longest = min(kind.max_request_tokens for kind in kinds)
+    accepted = limit_lengths(requests, longest, scenario.workload.over_long)
+    tables = bake(scenario.model, kinds, accepted).tables
+    row, total = 0, 0.0
+    for kind in kinds:
+        stages = range(row, row + kind.replica.pipeline_parallel)
+        total += kind.num_ranks / max(_seconds_per_request(kind, tables, stage, accepted) for stage in stages)
+        row += kind.replica.pipeline_parallel
+    return total
+
+
+def _seconds_per_request(kind: Kind, tables: IterationTables, stage: int, requests: Requests) -> float:
+    """The least time of a stage for a mean request."""
+    prompt, output = requests.prompt_tokens.astype(np.float64), requests.output_tokens.astype(np.float64)
+    if kind.batching.prefix_cache and len(requests.prefix_hashes):
+        prompt = np.ones_like(prompt)  # All of it may be cached, up to the last token.
+    decodes = output - 1.0
+    budget = min(kind.max_iteration_tokens(requests), tables.token_s.shape[1] - 1)
+    per_token = _cheapest(tables.token_s[stage], budget)
+    separate = kind.batching.policy in _SEPARATE and kind.batching.policy != "orca"
+    per_decode = _cheapest(tables.token_s[stage], kind.max_in_batch) if separate else per_token
+    seconds = per_token * prompt.mean() + per_decode * decodes.mean()
+    seconds += _cheapest(tables.sequence_s[stage], kind.max_in_batch) * (decodes.mean() / kind.tokens_per_decode)
+    if not tables.mixed_s.shape[1] and not tables.skew.shape[1]:
+        pairs = prompt * prompt / 2.0
+        read = decodes * prompt + decodes * decodes / 2.0
+        seconds += _least_prefill(tables, stage) * pairs.mean()
+        seconds += _least_decode(tables, stage) * read.mean() / kind.tokens_per_decode
+    return float(seconds)
+
+
+def _cheapest(seconds: np.ndarray, most: int) -> float:
+    """The least seconds per unit over batches of 1 to `most` units."""
+    last = min(most, seconds.size - 1)
+    return float((seconds[1 : last + 1] / np.arange(1, last + 1)).min())
+
+
+def _least_prefill(tables: IterationTables, stage: int) -> float:
+    """The least seconds per query-key pair. Between grid points the interpolation of c x kv + c^2/2 lies above it."""
+    chunk, kv = tables.chunk_axis[1:, None], tables.kv_axis[None, :]
+    return float((tables.prefill_s[stage, 1:] / (chunk * (kv + chunk / 2.0))).min())
+
+
+def _least_decode(tables: IterationTables, stage: int) -> float:
+    """The least seconds per KV token that a decode reads."""
+    count = np.arange(1, tables.decode_s.shape[1])[:, None]
+    return float((tables.decode_s[stage, 1:, 1:] / (count * tables.kv_axis[None, 1:])).min())

@@ -1,0 +1,180 @@
+"""What a search is told: the model, the workload, the SLO, the space of configurations and what counts as best."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from gnomon.core.config import Config
+from gnomon.core.errors import ConfigError
+from gnomon.workload import WorkloadConfig
+
+_STATISTIC = re.compile(r"mean|max|p(\d{1,2}(\.\d+)?)")
+
+
+def _listed(value: Any) -> Any:
+    """One value stands for a list of one."""
+    return value if isinstance(value, list | tuple) else (value,)
+
+
+Names = Annotated[tuple[str, ...], BeforeValidator(_listed)]
+Counts = Annotated[tuple[PositiveInt, ...], BeforeValidator(_listed)]
+Flags = Annotated[tuple[bool, ...], BeforeValidator(_listed)]
+Limits = dict[str, PositiveFloat]
+
+
+class GoodputConfig(Config):
+    """Requests that meet every one of these count as good."""
+
+    ttft_s: PositiveFloat | None = None
+    """Seconds to the first token."""
+    tpot_s: PositiveFloat | None = None
+    """Mean seconds per output token after the first."""
+    e2e_s: PositiveFloat | None = None
+    """Seconds from arrival to the last token."""
+    share: Annotated[float, Field(gt=0, le=1)] = 0.9
+    """Share of the requests that must be good."""
+
+    @model_validator(mode="after")
+    def _something(self) -> GoodputConfig:
+        if self.ttft_s is None and self.tpot_s is None and self.e2e_s is None:
+            raise ConfigError("goodput needs a limit: ttft_s, tpot_s or e2e_s.", where="slo.goodput")
+        return self
+
+
+class SloTargets(Config):
+    """Limits in seconds, each at a statistic: `ttft_s: {p90: 2}`. Statistics: mean, max, p50, p99, p99.9, ..."""
+
+    ttft_s: Limits = Field(default_factory=dict)
+    """Time to the first token."""
+    tbt_s: Limits = Field(default_factory=dict)
+    """Gaps between tokens, over all tokens."""
+    tpot_s: Limits = Field(default_factory=dict)
+    """Mean time per output token of a request, after the first."""
+    e2e_s: Limits = Field(default_factory=dict)
+    """Arrival to last token."""
+    scheduling_delay_s: Limits = Field(default_factory=dict)
+    """Arrival to first batch."""
+    goodput: GoodputConfig | None = None
+    """A share of the requests that must each meet limits."""
+
+    @model_validator(mode="after")
+    def _known_statistics(self) -> SloTargets:
+        for metric in LATENCIES:
+            for statistic in getattr(self, metric):
+                if not _STATISTIC.fullmatch(statistic) or statistic in ("p0", "p00"):
+                    raise ConfigError(
+                        f"unknown statistic {statistic!r}.", where=f"slo.{metric}", fix="Use mean, max or p90, p99.9."
+                    )
+        return self
+
+
+LATENCIES = ("ttft_s", "tbt_s", "tpot_s", "e2e_s", "scheduling_delay_s")
+
+
+class BatchingSpace(Config):
+    """A batching policy and the values of its parameters to try; empty: the policy's own custom."""
+
+    shorthand: ClassVar[str] = "policy"
+
+    policy: str = "vllm_v1"
+    """Name of the policy."""
+    max_sequences: Counts = ()
+    """Batch caps."""
+    max_batch_tokens: Counts = ()
+    """Token budgets (the chunk of sarathi)."""
+    max_chunk_tokens: Counts = ()
+    """Most tokens of one prompt in one iteration."""
+
+
+class SpaceConfig(Config):
+    """Values to combine, each with each; a single value needs no list."""
+
+    device: Names = ("h100",)
+    """GPUs."""
+    node: Annotated[tuple[str | None, ...], BeforeValidator(_listed)] = (None,)
+    """How they are linked; the usual one for the device if not given."""
+    tensor_parallel: Counts = (1,)
+    """GPUs that share every layer."""
+    pipeline_parallel: Counts = (1,)
+    """Stages into which the layers are cut."""
+    data_parallel: Counts = (1,)
+    """Attention groups of a mixture-of-experts model."""
+    expert_parallel: Flags = (False,)
+    """Whole experts on each rank."""
+    num_replicas: Counts = ()
+    """Copies of the model. [1; with the objective cost, as many as the load needs]"""
+    dtype: Names = ("bf16",)
+    """Number formats of weights and multiplications."""
+    router: Names = ("round_robin",)
+    """Routers; they matter from two replicas on."""
+    batching: Annotated[tuple[BatchingSpace, ...], BeforeValidator(_listed)] = (BatchingSpace(),)
+    """Batching policies with their parameters."""
+
+    @model_validator(mode="after")
+    def _not_empty(self) -> SpaceConfig:
+        for name in type(self).model_fields:
+            if name != "num_replicas" and not getattr(self, name):
+                raise ConfigError(f"the space is empty: {name} has no value.", where="space", fix="Give at least one.")
+        return self
+
+
+class EffortConfig(Config):
+    """How long and how exactly to look."""
+
+    precision: Annotated[float, Field(gt=0, le=0.2)] = 0.01
+    """Relative width to which a capacity is bracketed."""
+    convergence: Annotated[float, Field(gt=0, le=0.5)] = 0.02
+    """Runs are long enough when twice the requests change the capacity by less."""
+    min_requests: PositiveInt = 1000
+    """Requests per replica of the shortest runs."""
+    max_requests: PositiveInt = 16_000
+    """Requests per replica of the longest runs."""
+    num_intervals: NonNegativeInt = 3
+    """How many of the best get a confidence interval."""
+    num_sequences: Annotated[int, Field(ge=2, le=31)] = 5
+    """Request sequences (seeds) from which it is made."""
+
+
+Objective = Literal["qps_per_dollar", "cost", "goodput_per_gpu"]
+
+
+class SearchConfig(Config):
+    """A question: which deployment is best?"""
+
+    model: str = "llama-3-8b"
+    """Built-in model (`gnomon catalog models`), or the path of a Hugging Face config.json."""
+    workload: WorkloadConfig = WorkloadConfig()
+    slo: SloTargets = SloTargets()
+    objective: Objective = "qps_per_dollar"
+    """qps_per_dollar (requests/s per dollar/h), cost (dollars/h for `load`), or goodput_per_gpu."""
+    load: PositiveFloat | None = None
+    """Requests per second to be served, for the objective cost."""
+    space: SpaceConfig = SpaceConfig()
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Further fields of every scenario, dotted: {replica.memory_utilization: 0.95, timing.source: silicon}."""
+    strategy: Literal["smart", "exhaustive"] = "smart"
+    """smart passes over configurations that cannot win; exhaustive measures all."""
+    effort: EffortConfig = EffortConfig()
+    seed: NonNegativeInt = 0
+    """Every random draw follows from it."""
+    models: Names = ()
+    """Several models: the search is done for each."""
+    workloads: dict[str, WorkloadConfig] = Field(default_factory=dict)
+    """Several workloads by name: the search is done for each, and the choices are compared."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> SearchConfig:
+        if (self.objective == "cost") != (self.load is not None):
+            fix = "Set load to the requests per second to be served." if self.load is None else "Leave load out."
+            raise ConfigError(f"the objective {self.objective} and load do not go together.", where="load", fix=fix)
+        if self.objective == "goodput_per_gpu" and self.slo.goodput is None:
+            raise ConfigError("the objective goodput_per_gpu needs slo.goodput.", where="slo.goodput")
+        return self
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether several models or workloads are asked for."""
+        return bool(self.models or self.workloads)

@@ -1,0 +1,211 @@
+"""One configuration, looked at in a worker: from a task to a record that goes into the results file."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from typing import Any, Literal
+
+from gnomon.core.errors import ConfigError, DoesNotFitError
+from gnomon.search.bound import rate_bound
+from gnomon.search.capacity import Capacity, Prober, check_rated, find_capacity, refine
+from gnomon.search.config import SearchConfig
+from gnomon.search.fleet import smallest_fleet
+from gnomon.search.objective import price, rate_for, score
+from gnomon.search.space import Candidate, scenario_of
+from gnomon.serving.scenario import Scenario
+from gnomon.workload import Requests, WorkloadConfig, generate
+
+Status = Literal["measured", "passed over", "impossible", "failed"]
+
+SHORT_SLACK = 0.95
+"""Short runs judge a load this much lower, so that their noise does not throw out a winner."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A question about one configuration."""
+
+    search: SearchConfig
+    candidate: Candidate
+    beat: float | None = None
+    """The score to beat: where that is out of reach, say so after as few runs as possible."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """What became of one configuration; a line of the results file."""
+
+    label: str
+    overrides: dict[str, Any]
+    status: Status
+    reason: str | None = None
+    """Why there is no figure."""
+    capacity_per_s: float | None = None
+    score: float | None = None
+    num_gpus: int | None = None
+    cost_per_hour: float | None = None
+    num_requests: int | None = None
+    converged: bool | None = None
+    binding: str | None = None
+    """What is not met just above the capacity."""
+    good_share: float | None = None
+    figures: dict[str, float | None] = field(default_factory=dict)
+    """Latencies at the capacity."""
+    nearest_miss: float | None = None
+    """Where the SLO is met at no load: the worst figure over its limit."""
+    runs: int = 0
+    simulated: int = 0
+    """Requests simulated, over all runs."""
+
+    @property
+    def candidate(self) -> Candidate:
+        """The configuration."""
+        return Candidate(tuple(self.overrides.items()))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data; the same for the same result, on any machine."""
+        return asdict(self)
+
+
+def bound_of(task: Task) -> float | Record:
+    """The load that a configuration cannot exceed, or why it cannot run at all."""
+    search, candidate = task.search, task.candidate
+    try:
+        scenario = scenario_of(search, candidate)
+        return rate_bound(scenario, sequence(search, scenario))
+    except (DoesNotFitError, ConfigError) as error:
+        return Record(candidate.label, dict(candidate.overrides), "impossible", str(error))
+
+
+def evaluate(task: Task) -> Record:
+    """Measure a configuration, or show that it cannot beat `task.beat`."""
+    bound = bound_of(task)
+    if isinstance(bound, Record):
+        return bound
+    search, candidate = task.search, task.candidate
+    scenario = scenario_of(search, candidate)
+    if search.objective == "cost":
+        return _counted_out(task, bound)
+    requests, cost = sequence(search, scenario), price(scenario)
+    ranks = scenario.num_replicas * scenario.replica.data_parallel
+    prober = Prober(scenario, requests, search.slo)
+    if task.beat is not None:
+        needed = rate_for(search.objective, task.beat, cost)
+        reason = _out_of_reach(prober, needed, bound, search, ranks)
+        if reason is not None:
+            return _passed_over(candidate, reason, prober)
+    found = find_capacity(prober, bound, search.effort, ranks)
+    return _measured(search, candidate, scenario, found, prober)
+
+
+def capacity_with_seed(task: tuple[SearchConfig, Candidate, int, float, int]) -> float:
+    """The capacity near a known one on another sequence of requests of the same length."""
+    search, candidate, seed, near, count = task
+    scenario = scenario_of(search, candidate, seed)
+    requests = _generated(search.workload.model_copy(update=_counted(search.workload, count)), seed)
+    return refine(Prober(scenario, requests, search.slo), near, min(count, len(requests)), search.effort.precision)[0]
+
+
+def sequence(search: SearchConfig, scenario: Scenario) -> Requests:
+    """As many requests as the longest run of this scenario may need."""
+    ranks = scenario.num_replicas * scenario.replica.data_parallel
+    count = search.effort.max_requests * ranks
+    requests = _generated(search.workload.model_copy(update=_counted(search.workload, count)), search.seed)
+    check_rated(requests)
+    return requests
+
+
+def _counted(workload: WorkloadConfig, count: int) -> dict[str, int]:
+    """A trace has the length it has."""
+    return {} if workload.trace is not None else {"num_requests": count}
+
+
+@lru_cache(maxsize=4)
+def _cached(workload: str, seed: int) -> Requests:
+    return generate(WorkloadConfig.model_validate_json(workload), seed)
+
+
+def _generated(workload: WorkloadConfig, seed: int) -> Requests:
+    return _cached(workload.model_dump_json(), seed)
+
+
+def _out_of_reach(prober: Prober, needed: float, bound: float, search: SearchConfig, ranks: int) -> str | None:
+    """Why the load `needed` is out of reach: by the bound, by a short run, by a long one; None if it is not."""
+    if bound < needed:
+        return f"bound: at most {bound:.3g}/s, {needed:.3g}/s would be needed"
+    short = min(search.effort.min_requests * ranks, len(prober.requests))
+    longer = min(4 * short, len(prober.requests))
+    for count, slack in ((short, SHORT_SLACK), (longer, 1.0)):
+        verdict = prober(needed * slack, count)
+        if not verdict.met:
+            return f"fails at {needed * slack:.3g}/s: {verdict.worst}"
+    return None
+
+
+def _passed_over(candidate: Candidate, reason: str, prober: Prober) -> Record:
+    return Record(
+        candidate.label,
+        dict(candidate.overrides),
+        "passed over",
+        reason,
+        runs=prober.runs,
+        simulated=prober.simulated,
+    )
+
+
+def _measured(
+    search: SearchConfig, candidate: Candidate, scenario: Scenario, found: Capacity, prober: Prober
+) -> Record:
+    cost = price(scenario)
+    worth = score(search.objective, found.per_s, found.verdict.good_share, cost) if found.per_s else None
+    miss = None if found.per_s else found.verdict.excess
+    return Record(
+        candidate.label,
+        dict(candidate.overrides),
+        "measured",
+        None
+        if found.per_s
+        else f"the SLO is met at no load: {found.binding} is {found.verdict.excess:.3g} x its limit",
+        capacity_per_s=found.per_s,
+        score=worth,
+        num_gpus=cost.num_gpus,
+        cost_per_hour=cost.per_hour,
+        num_requests=found.num_requests,
+        converged=found.converged,
+        binding=found.binding,
+        good_share=found.verdict.good_share,
+        figures=found.verdict.figures,
+        nearest_miss=miss,
+        runs=prober.runs,
+        simulated=prober.simulated,
+    )
+
+
+def _counted_out(task: Task, bound: float) -> Record:
+    """Objective cost: the fewest copies that carry the load."""
+    search, candidate = task.search, task.candidate
+    assert search.load is not None
+    fleet = smallest_fleet(search, candidate, bound, task.beat, lambda scenario: sequence(search, scenario))
+    if isinstance(fleet.outcome, str):
+        status: Status = "passed over" if fleet.beaten else "measured"
+        return Record(candidate.label, dict(candidate.overrides), status, fleet.outcome, nearest_miss=fleet.miss,
+                      runs=fleet.runs, simulated=fleet.simulated)  # fmt: skip
+    chosen, verdict, count = fleet.outcome
+    cost = price(scenario_of(search, chosen))
+    return Record(
+        chosen.label,
+        dict(chosen.overrides),
+        "measured",
+        capacity_per_s=search.load,
+        score=score(search.objective, search.load, verdict.good_share, cost),
+        num_gpus=cost.num_gpus,
+        cost_per_hour=cost.per_hour,
+        num_requests=count,
+        converged=True,
+        binding=verdict.worst,
+        good_share=verdict.good_share,
+        figures=verdict.figures,
+        runs=fleet.runs,
+        simulated=fleet.simulated,
+    )

@@ -1,0 +1,102 @@
+"""Whether a run meets the SLO, and by how much it misses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from gnomon.search.config import LATENCIES, GoodputConfig, SloTargets
+from gnomon.serving.metrics import RequestTimes, request_times
+from gnomon.serving.saturation import saturation
+from gnomon.serving.simulate import Run
+from gnomon.serving.state import FINISHED, Floats, Ints
+
+GROWING = "growing queue"
+
+_SHOWN = (("ttft_s", "p50"), ("ttft_s", "p90"), ("ttft_s", "p99"), ("tbt_s", "p50"), ("tbt_s", "p99"), ("e2e_s", "p50"))
+"""Latencies that are reported whatever the SLO says."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A run held against the SLO."""
+
+    excess: float
+    """The worst figure over its limit: at most 1 if all are met; infinite if the queue grows."""
+    worst: str
+    """Which figure that is."""
+    figures: dict[str, float | None]
+    """Latencies by name, e.g. `ttft_s p90`; None where there is none."""
+    good_share: float
+    """Share of the requests that met the goodput limits; 1 where there are none."""
+
+    @property
+    def met(self) -> bool:
+        """Whether every limit is met and the queue does not grow."""
+        return self.excess <= 1.0
+
+
+def judge(run: Run, targets: SloTargets) -> Verdict:
+    """Hold a run against the targets. A request that was refused or not finished waited for ever."""
+    times = request_times(run)
+    limits = {(metric, stat): limit for metric in LATENCIES for stat, limit in getattr(targets, metric).items()}
+    done = run.cluster.requests.status == FINISHED
+    figures = {pair: _figure(run, times, done, *pair) for pair in (*limits, *_SHOWN)}
+    excesses = {f"{metric} {stat}": figures[metric, stat] / limit for (metric, stat), limit in limits.items()}
+    good_share = 1.0
+    if targets.goodput is not None:
+        good_share = _good_share(targets.goodput, times, done)
+        excesses["goodput"] = targets.goodput.share / max(good_share, 1e-9)
+    trend = saturation(run.cluster.requests, done.size)
+    if trend is not None and trend.is_saturated:
+        excesses[GROWING] = np.inf
+    worst = max(excesses, key=lambda name: excesses[name], default="")
+    named = {f"{metric} {stat}": value for (metric, stat), value in figures.items()}
+    finite = {name: float(value) if np.isfinite(value) else None for name, value in named.items()}
+    return Verdict(float(excesses.get(worst, 0.0)), worst, finite, good_share)
+
+
+def _figure(run: Run, times: RequestTimes, done: np.ndarray, metric: str, statistic: str) -> float:
+    if metric == "tbt_s":
+        used = run.log.used[2]
+        return weighted_statistic(run.log.gap_s[:used], run.log.gap_count[:used], statistic)
+    seconds = getattr(times, metric)
+    known = np.where(done, seconds, np.inf)
+    if metric == "tpot_s":
+        known = known[~done | (run.cluster.requests.output_tokens > 1)]
+    return _statistic(known, statistic) if known.size else 0.0
+
+
+def _statistic(values: Floats, statistic: str) -> float:
+    if statistic == "mean":
+        return float(values.mean())
+    if statistic == "max":
+        return float(values.max())
+    if np.isinf(values).any():  # Between a number and infinity, interpolation gives NaN.
+        return float(np.percentile(values, float(statistic[1:]), method="higher"))
+    return float(np.percentile(values, float(statistic[1:])))
+
+
+def weighted_statistic(values: Floats, counts: Ints, statistic: str) -> float:
+    """A statistic where `values[i]` stands for `counts[i]` equal ones, as `percentiles.weighted_percentiles`."""
+    if not values.size:
+        return 0.0
+    if statistic == "mean":
+        return float(np.dot(values, counts) / counts.sum())
+    if statistic == "max":
+        return float(values.max())
+    order = np.argsort(values)
+    accumulated = np.cumsum(counts[order])
+    rank = np.ceil(float(statistic[1:]) / 100 * accumulated[-1])
+    return float(values[order[np.searchsorted(accumulated, rank)]])
+
+
+def _good_share(goodput: GoodputConfig, times: RequestTimes, done: np.ndarray) -> float:
+    """One output token has no TPOT, hence meets it."""
+    good = done.copy()
+    for name in ("ttft_s", "tpot_s", "e2e_s"):
+        limit = getattr(goodput, name)
+        if limit is not None:
+            good &= np.nan_to_num(getattr(times, name), nan=0.0) <= limit
+    return float(good.mean())

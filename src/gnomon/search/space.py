@@ -1,0 +1,123 @@
+"""The configurations of a search space, each as overrides of a scenario."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from gnomon import catalog
+from gnomon.core.config import load
+from gnomon.core.errors import ConfigError, UnknownNameError
+from gnomon.search.config import BatchingSpace, SearchConfig
+from gnomon.serving.policies import policy_names
+from gnomon.serving.routers import router_names
+from gnomon.serving.scenario import Scenario
+
+_SHORT = {
+    "replica.tensor_parallel": "TP", "replica.pipeline_parallel": "PP", "replica.data_parallel": "DP",
+    "num_replicas": "x", "batching.max_sequences": "seqs=", "batching.max_batch_tokens": "tokens=",
+    "batching.max_chunk_tokens": "chunk=",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One configuration of the space."""
+
+    overrides: tuple[tuple[str, Any], ...]
+    """Dotted fields of the scenario and their values, in the order of the space."""
+
+    @property
+    def key(self) -> str:
+        """The same for the same configuration, in any process."""
+        return json.dumps(dict(self.overrides), sort_keys=True)
+
+    @property
+    def label(self) -> str:
+        """In short, e.g. `h100 TP4 PP1 sarathi tokens=512`."""
+        words = []
+        for name, value in self.overrides:
+            if name in _SHORT:
+                words.append(f"{_SHORT[name]}{value}")
+            elif value is True:
+                words.append(name.rpartition(".")[2])
+            elif value not in (None, False):
+                words.append(str(value))
+        return " ".join(words)
+
+    def with_replicas(self, count: int) -> Candidate:
+        """The same with another number of copies."""
+        return Candidate((*((k, v) for k, v in self.overrides if k != "num_replicas"), ("num_replicas", count)))
+
+
+def candidates(search: SearchConfig) -> list[Candidate]:
+    """Every configuration of the space, once; those that only differ in what has no effect are one."""
+    _check_names(search)
+    found: dict[str, Candidate] = {}
+    for one in _combinations(search):
+        found.setdefault(one.key, one)
+    return list(found.values())
+
+
+def scenario_of(search: SearchConfig, candidate: Candidate, seed: int | None = None) -> Scenario:
+    """The scenario that a candidate means; arrivals are those of the search's workload."""
+    fields: dict[str, Any] = {"model": search.model, "seed": search.seed if seed is None else seed}
+    fields |= {"workload": search.workload.model_dump(mode="json")}
+    return load(Scenario, None, fields | search.settings | {k: v for k, v in candidate.overrides if v is not None})
+
+
+def _combinations(search: SearchConfig) -> Iterator[Candidate]:
+    space = search.space
+    # With the objective cost, copies are counted out for each configuration, not combined.
+    copies = (1,) if search.objective == "cost" else space.num_replicas or (1,)
+    for device, node, tensor, pipeline, data, experts, dtype in product(
+        space.device, space.node, space.tensor_parallel, space.pipeline_parallel, space.data_parallel,
+        space.expert_parallel, space.dtype,
+    ):  # fmt: skip
+        placed = {
+            "device": device,
+            "node": node,
+            "replica.tensor_parallel": tensor,
+            "replica.pipeline_parallel": pipeline,
+            "replica.data_parallel": data if len(space.data_parallel) > 1 or data > 1 else None,
+            "replica.expert_parallel": experts or None,
+            "timing.dtype": dtype if len(space.dtype) > 1 or dtype != "bf16" else None,
+        }
+        for batching in space.batching:
+            for parameters in _parameters(batching):
+                for count, router in product(copies, space.router):
+                    alone = count == 1 and data == 1 and search.objective != "cost"
+                    spread = {"num_replicas": None if count == 1 else count, "router.name": None if alone else router}
+                    whole = placed | parameters | spread
+                    yield Candidate(tuple((name, value) for name, value in whole.items() if value is not None))
+
+
+def _parameters(batching: BatchingSpace) -> Iterator[dict[str, Any]]:
+    names = ("max_sequences", "max_batch_tokens", "max_chunk_tokens")
+    for values in product(*(getattr(batching, name) or (None,) for name in names)):
+        chosen = {f"batching.{name}": value for name, value in zip(names, values, strict=True)}
+        yield {"batching.policy": batching.policy} | chosen
+
+
+def _check_names(search: SearchConfig) -> None:
+    """Mistakes in names concern the whole search: better said at once than once per configuration."""
+    catalog.model(search.model)
+    for device in search.space.device:
+        catalog.device(device)
+    for node in search.space.node:
+        if node is not None:
+            catalog.node(node)
+    own_files = any(key.endswith(".file") for key in search.settings)
+    for batching in search.space.batching:
+        if batching.policy not in policy_names() and not own_files:
+            raise UnknownNameError("batching policy", batching.policy, policy_names(), where="space.batching")
+    for router in search.space.router:
+        if router not in router_names() and not own_files:
+            raise UnknownNameError("router", router, router_names(), where="space.router")
+    taken = {"model", "workload", "seed", "device", "num_replicas"} & {key.split(".")[0] for key in search.settings}
+    if taken:
+        raise ConfigError(f"{taken.pop()} has a key of its own in a search.", where="settings", fix="Set it there.")
+    load(Scenario, None, dict(search.settings))

@@ -1,0 +1,178 @@
+"""The search itself: all configurations, or only those that may win."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from gnomon.core.parallel import Map, shared_workers
+from gnomon.search.config import SearchConfig
+from gnomon.search.evaluate import Record, Task, bound_of, capacity_with_seed, evaluate
+from gnomon.search.objective import price, rate_for
+from gnomon.search.results import ResultsFile, record_from
+from gnomon.search.space import Candidate, candidates, scenario_of
+from gnomon.search.warm_up import warm_up
+
+FIRST_ROUND, LARGEST_ROUND = 4, 32
+"""Configurations examined at a time by the smart strategy, whatever the number of workers: all of a round are held
+against the best of the rounds before, so that the result does not depend on who is faster. Each round is twice the one
+before: the first ones find something to beat, the later ones keep many workers busy."""
+# Student's t at 97.5 % for 1, 2, ... degrees of freedom.
+_T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Found:
+    """The answer of a search."""
+
+    search: SearchConfig
+    ranked: list[Record]
+    """Configurations that meet the SLO, best first."""
+    others: list[Record]
+    """Passed over, impossible, failed, or unable to meet the SLO; each with its reason."""
+    margins: dict[str, float] = field(default_factory=dict)
+    """Half of the 95 % interval of the capacity of the best, by label."""
+
+    @property
+    def best(self) -> Record | None:
+        """The winner, if anything meets the SLO."""
+        return self.ranked[0] if self.ranked else None
+
+    @property
+    def runs(self) -> int:
+        """Simulations that were needed."""
+        return sum(one.runs for one in (*self.ranked, *self.others))
+
+    @property
+    def simulated(self) -> int:
+        """Requests simulated."""
+        return sum(one.simulated for one in (*self.ranked, *self.others))
+
+
+def search(
+    question: SearchConfig,
+    *,
+    results: str | Path | None = None,
+    jobs: int | None = None,
+    ray: str | None = None,
+    on_progress: Progress | None = None,
+) -> Found:
+    """Find the best configuration.
+
+    `results` names a file (JSON lines) to which every record is appended: a search that was interrupted goes on from
+    there. `jobs` local processes (all cores unless given), or a Ray cluster at `ray`; the results are the same.
+    `on_progress(done, total)` is called when a configuration is settled.
+    """
+    space = candidates(question)
+    file = ResultsFile(Path(results) if results is not None else None, question)
+    report = on_progress or (lambda done, total: None)
+    warm_up(question)
+    with shared_workers(jobs=jobs, ray=ray) as workers:
+        examined = _Examiner(question, file, workers, report, len(space))
+        records = examined.all_of(space) if question.strategy == "exhaustive" else _smart(examined, space)
+        ranked = sorted((one for one in records if one.score is not None), key=_rank)
+        margins = _margins(question, ranked[: question.effort.num_intervals], file, workers)
+    others = [one for one in records if one.score is None]
+    return Found(question, ranked, others, margins)
+
+
+def _rank(record: Record) -> tuple[float, str]:
+    assert record.score is not None
+    return -record.score, record.label
+
+
+@dataclass
+class _Examiner:
+    """Asks workers about configurations, unless the results file knows already."""
+
+    question: SearchConfig
+    file: ResultsFile
+    workers: Map
+    report: Progress
+    total: int
+    settled: int = 0
+
+    def all_of(self, chosen: list[Candidate], beat: float | None = None) -> list[Record]:
+        """A record for each, in order."""
+        open_ones = [one for one in chosen if self.file.get(one.key) is None]
+        self._advance(len(chosen) - len(open_ones))
+        tasks = [Task(self.question, one, beat) for one in open_ones]
+        for one, outcome in zip(open_ones, self.workers(evaluate, tasks), strict=True):
+            record = outcome.value or Record(one.label, dict(one.overrides), "failed", outcome.error)
+            self.file.put(one.key, record.to_dict())
+            self._advance(1)
+        return [record_from(self.file.known[one.key]) for one in chosen]
+
+    def settle(self, record: Record, key: str) -> Record:
+        """Keep a record that needed no worker."""
+        if self.file.get(key) is None:
+            self.file.put(key, record.to_dict())
+        self._advance(1)
+        return record_from(self.file.known[key])
+
+    def _advance(self, count: int) -> None:
+        self.settled += count
+        if count:
+            self.report(self.settled, self.total)
+
+
+def _smart(examiner: _Examiner, space: list[Candidate]) -> list[Record]:
+    """Best bounds first, in rounds; each configuration must beat the best so far, at first in a short run."""
+    question = examiner.question
+    bounds = examiner.workers(bound_of, [Task(question, one) for one in space])
+    records: dict[str, Record] = {}
+    hopeful: list[tuple[float, Candidate]] = []
+    for one, outcome in zip(space, bounds, strict=True):
+        if isinstance(outcome.value, float):
+            hopeful.append((_worth(question, one, outcome.value), one))
+        else:
+            reason = Record(one.label, dict(one.overrides), "failed", outcome.error)
+            records[one.key] = examiner.settle(outcome.value or reason, one.key)
+    hopeful.sort(key=lambda pair: (-pair[0], pair[1].key))
+    queue, best, size = [one for _, one in hopeful], None, FIRST_ROUND
+    while queue:
+        chosen, queue = queue[:size], queue[size:]
+        size = min(2 * size, LARGEST_ROUND)
+        for one, record in zip(chosen, examiner.all_of(chosen, best), strict=True):
+            records[one.key] = record
+        scores = [one.score for one in records.values() if one.score is not None]
+        best = max(scores, default=None)
+    return [records[one.key] for one in space]
+
+
+def _worth(question: SearchConfig, candidate: Candidate, bound: float) -> float:
+    """The score at the bound; for the objective cost, the load per dollar."""
+    objective = "qps_per_dollar" if question.objective == "cost" else question.objective
+    return bound / rate_for(objective, 1.0, price(scenario_of(question, candidate)))
+
+
+def _margins(question: SearchConfig, best: list[Record], file: ResultsFile, workers: Map) -> dict[str, float]:
+    """Half-widths of the 95 % intervals of capacities, from several sequences of requests."""
+    if question.objective == "cost" or question.workload.trace is not None:
+        return {}
+    seeds = [question.seed + number for number in range(1, question.effort.num_sequences)]
+    asked = [
+        (one, seed, f"{one.candidate.key} seed {seed}")
+        for one in best
+        for seed in seeds
+        if file.get(f"{one.candidate.key} seed {seed}") is None
+    ]
+    tasks = [(question, one.candidate, seed, one.capacity_per_s, one.num_requests) for one, seed, _ in asked]
+    for (_, _, key), outcome in zip(asked, workers(capacity_with_seed, tasks), strict=True):
+        if outcome.error is None:
+            file.put(key, {"capacity_per_s": outcome.value})
+    return {one.label: margin for one in best if (margin := _margin(one, seeds, file)) is not None}
+
+
+def _margin(record: Record, seeds: list[int], file: ResultsFile) -> float | None:
+    known = [file.get(f"{record.candidate.key} seed {seed}") for seed in seeds]
+    values = [record.capacity_per_s or 0.0, *(one["capacity_per_s"] for one in known if one is not None)]
+    if len(values) < 2:
+        return None
+    t = _T_975[min(len(values) - 2, len(_T_975) - 1)]
+    return float(t * np.std(values, ddof=1) / np.sqrt(len(values)))

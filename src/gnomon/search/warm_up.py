@@ -1,0 +1,24 @@
+"""Compile once in the parent, so that workers find the code on disk."""
+
+from __future__ import annotations
+
+from gnomon.core.config import load
+from gnomon.search.config import SearchConfig
+from gnomon.serving.scenario import Scenario
+from gnomon.serving.simulate import run
+
+_SMALL = {
+    "model": "llama-2-7b",
+    "device": "a100",
+    "timing": {"source": "table", "table": {"per_iteration": 0.01}},
+    "workload": {"num_requests": 2, "lengths": {"distribution": "fixed", "prompt": 8, "output": 2}},
+}
+
+
+def warm_up(search: SearchConfig) -> None:
+    """Run two requests under every policy and router of the space."""
+    files = {key: value for key, value in search.settings.items() if key.endswith(".file")}
+    for policy in {one.policy for one in search.space.batching}:
+        run(load(Scenario, None, {**_SMALL, **files, "batching.policy": policy}))
+    for router in search.space.router:
+        run(load(Scenario, None, {**_SMALL, **files, "router.name": router, "num_replicas": 2}))
