@@ -1,0 +1,201 @@
+"""Placements: who owns which GPUs at the start, and every rule that can be checked before anything runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gnomon.core.errors import ConfigError
+from gnomon.posttrain.config import GpuRange, Posttrain
+
+COMPONENTS = ("actor", "rollout", "inference")
+
+
+@dataclass(frozen=True)
+class Placement:
+    """GPUs of each component; colocated components own the same ones in turn."""
+
+    actor: tuple[int, ...]
+    rollout: tuple[int, ...]
+    inference: tuple[int, ...]
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether some GPU has more than one component (in turn)."""
+        return len({*self.actor, *self.rollout, *self.inference}) < sum(map(len, self.by_name().values()))
+
+    def by_name(self) -> dict[str, tuple[int, ...]]:
+        """Components in the scheduler's order."""
+        return {"actor": self.actor, "rollout": self.rollout, "inference": self.inference}
+
+
+def valid_actor_sizes(config: Posttrain) -> list[int]:
+    """GPUs that the actor may have: whole copies, over which the groups of a mini-batch divide evenly."""
+    algorithm, copy = config.algorithm, config.actor.num_gpus
+    groups = algorithm.rollout_batch_size // algorithm.n_minibatches
+    return [d * copy for d in range(1, config.cluster.num_gpus // copy + 1) if groups % d == 0]
+
+
+def placement_of(config: Posttrain) -> Placement:
+    """Check every rule; raises ConfigError with the nearest valid choice."""
+    _check_batch(config)
+    given = config.cluster.component_placement
+    total = config.cluster.num_gpus
+    actor = _gpus(given.actor, total, "actor")
+    rollout = _gpus(given.rollout, total, "rollout")
+    inference = _gpus(given.inference, total, "inference") if given.inference is not None else ()
+    placement = Placement(actor, rollout, inference)
+    if inference and not config.algorithm.recompute_logprobs:
+        raise _error(
+            "inference",
+            "has GPUs, but log-probabilities are not recomputed.",
+            "Leave inference out and give its GPUs to rollout, or set algorithm.recompute_logprobs: true.",
+        )
+    if not inference and config.algorithm.recompute_logprobs:
+        raise _error(
+            "inference",
+            "has no GPUs, but log-probabilities are recomputed.",
+            f"Give it {config.inference.num_gpus}, or set algorithm.recompute_logprobs: false.",
+        )
+    _check_sharing(config, placement)
+    _check_divisions(config, placement)
+    if config.cluster.auto_scheduler:
+        _check_auto(config, placement)
+    return placement
+
+
+def _error(component: str, what: str, fix: str) -> ConfigError:
+    return ConfigError(what, where=f"cluster.component_placement.{component}", fix=fix)
+
+
+def _gpus(given: GpuRange, total: int, component: str) -> tuple[int, ...]:
+    """`0-3,8` and the like as GPU numbers."""
+    if given == "all":
+        return tuple(range(total))
+    numbers: list[int] = []
+    try:
+        for part in given if isinstance(given, tuple) else str(given).split(","):
+            first, _, last = str(part).strip().partition("-")
+            numbers += range(int(first), int(last or first) + 1)
+    except ValueError:
+        raise _error(component, f"cannot read {given!r}.", "Write GPUs as 0-3, 5, or 0-3,8-9.") from None
+    if not numbers or len(set(numbers)) < len(numbers):
+        raise _error(component, f"{given!r} names {'a GPU twice' if numbers else 'no GPU'}.", "Write for example 0-3.")
+    if max(numbers) >= total:
+        raise _error(
+            component,
+            f"GPU {max(numbers)} is not there: the cluster has {total}.",
+            f"The last one is {total - 1}; or raise cluster.num_nodes.",
+        )
+    return tuple(sorted(numbers))
+
+
+def _check_batch(config: Posttrain) -> None:
+    algorithm = config.algorithm
+    n, r, g = algorithm.n_minibatches, algorithm.rollout_batch_size, algorithm.group_size
+    if r * g % n or r % n:
+        near = _nearest(n, [d for d in range(1, r + 1) if r % d == 0])
+        what = f"{r} prompts x {g} samples do not divide into {n} mini-batches of whole groups."
+        raise ConfigError(
+            what,
+            where="algorithm.n_minibatches",
+            fix=f"Use {near}, or a rollout_batch_size of {max(n, round(r / n) * n)}.",
+        )
+
+
+def _check_sharing(config: Posttrain, placement: Placement) -> None:
+    """Components are apart, or rollout, inference and actor take turns on the same GPUs."""
+    parts = {name: gpus for name, gpus in placement.by_name().items() if gpus}
+    names = list(parts)
+    for i, one in enumerate(names):
+        for other in names[i + 1 :]:
+            common = set(parts[one]) & set(parts[other])
+            if common and (config.cluster.auto_scheduler or parts[one] != parts[other]):
+                raise _error(
+                    other,
+                    f"shares GPU {min(common)} with {one}.",
+                    f"Use {_contiguous_text(config, placement)}"
+                    + ("." if config.cluster.auto_scheduler else ", or the same GPUs for all components (colocated)."),
+                )
+    if placement.is_shared and len({*parts.values()}) > 1:
+        raise _error("inference", "some components share GPUs and others do not.", "Use the same GPUs for all.")
+
+
+def _check_divisions(config: Posttrain, placement: Placement) -> None:
+    copies = {"actor": config.actor.num_gpus, "rollout": config.rollout.num_gpus}
+    copies["inference"] = config.inference.num_gpus
+    for name, gpus in placement.by_name().items():
+        size = copies[name]
+        if gpus and len(gpus) % size:
+            low = len(gpus) // size * size
+            near = f"{low} or {low + size}" if low else str(size)
+            raise _error(name, f"{len(gpus)} GPUs do not hold whole copies of {size} GPUs.", f"Use {near} GPUs.")
+    sizes = valid_actor_sizes(config)
+    if not sizes:
+        raise ConfigError(
+            f"a copy of the actor needs {config.actor.num_gpus} GPUs, the cluster has {config.cluster.num_gpus}.",
+            where="actor.tensor_parallel",
+        )
+    if len(placement.actor) not in sizes:
+        groups = config.algorithm.rollout_batch_size // config.algorithm.n_minibatches
+        raise _error(
+            "actor",
+            f"{len(placement.actor)} GPUs are {len(placement.actor) // config.actor.num_gpus} data-parallel copies,"
+            f" over which the {groups} groups of a mini-batch do not divide evenly.",
+            f"Use {_nearest(len(placement.actor), sizes)} GPUs (valid: {', '.join(map(str, sizes))}).",
+        )
+
+
+def _check_auto(config: Posttrain, placement: Placement) -> None:
+    """actor -> rollout -> inference, contiguous from GPU 0, covering the cluster."""
+    at = 0
+    for gpus in placement.by_name().values():
+        if gpus and gpus != tuple(range(at, at + len(gpus))):
+            raise ConfigError(
+                "with auto_scheduler the order is actor, rollout, inference, contiguous from GPU 0.",
+                where="cluster.component_placement",
+                fix=f"Use {_contiguous_text(config, placement)}.",
+            )
+        at += len(gpus)
+    total = config.cluster.num_gpus
+    if at != total:
+        raise ConfigError(
+            f"with auto_scheduler the components cover the cluster, but {total - at} of {total} GPUs are nobody's.",
+            where="cluster.component_placement",
+            fix=f"Give rollout {len(placement.rollout) + total - at} GPUs.",
+        )
+    tensor = config.rollout.num_gpus
+    if config.cluster.use_pre_process_policy and len(placement.actor) % tensor:
+        sizes = [size for size in valid_actor_sizes(config) if size % tensor == 0]
+        choice = f"Give the actor {_nearest(len(placement.actor), sizes)} GPUs, or set" if sizes else "Set"
+        raise _error(
+            "actor",
+            f"{len(placement.actor)} GPUs do not hold whole rollout instances of {tensor} (use_pre_process_policy).",
+            f"{choice} use_pre_process_policy: false.",
+        )
+    if config.cluster.lend_inference and len(placement.inference) % tensor:
+        raise _error(
+            "inference",
+            f"{len(placement.inference)} GPUs do not hold whole rollout instances of {tensor} (lend_inference).",
+            f"Give inference {max(tensor, len(placement.inference) // tensor * tensor)} GPUs, or set"
+            " lend_inference: false.",
+        )
+
+
+def _contiguous_text(config: Posttrain, placement: Placement) -> str:
+    """The same sizes in the scheduler's order; rollout makes way where they are too many."""
+    total = config.cluster.num_gpus
+    actor = min(len(placement.actor), max(1, total // 2))
+    inference = min(len(placement.inference), max(0, total - actor - 1))
+    ends = (actor, total - inference)
+    parts = [f"actor: {_range_text(0, ends[0])}", f"rollout: {_range_text(*ends)}"]
+    if inference:
+        parts.append(f"inference: {_range_text(ends[1], total)}")
+    return "{" + ", ".join(parts) + "}"
+
+
+def _range_text(first: int, end: int) -> str:
+    return f"{first}-{end - 1}" if end - first > 1 else str(first)
+
+
+def _nearest(value: int, choices: list[int]) -> int:
+    return min(choices, key=lambda one: (abs(one - value), one))

@@ -1,0 +1,134 @@
+"""The elastic policy: shrink rollout as its tail thins out, grow the actor with what it frees."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Literal
+
+from pydantic import PositiveFloat
+
+from gnomon.posttrain.policies import Policy, scheduling_policy
+from gnomon.posttrain.policies.static import side_by_side
+from gnomon.posttrain.snapshot import Actions, Finish, Migrate, Scale, Snapshot, Submit, Wait
+
+
+def largest_valid(snapshot: Snapshot, gpus: int) -> int:
+    """The largest valid actor of at most so many GPUs; 0 where none is."""
+    return max((size for size in snapshot.valid_actor_sizes if size <= gpus), default=0)
+
+
+def instances_to_release(snapshot: Snapshot, per_instance: float) -> tuple[int, ...]:
+    """Beyond those that the running sequences need, as many as let the actor grow to the largest valid size.
+
+    The lowest ids leave, so that the actor grows contiguously. One stays while there is work.
+    """
+    ids = [one.id for one in snapshot.instances]
+    if snapshot.sequences_unfinished == 0:
+        return tuple(ids)
+    keep = max(1, math.ceil(snapshot.sequences_unfinished / per_instance))
+    at_hand = len(snapshot.actor) + len(snapshot.free)
+    most = max(0, len(ids) - keep)
+    target = largest_valid(snapshot, at_hand + most * snapshot.rollout_gpus)
+    if target <= max(len(snapshot.actor), largest_valid(snapshot, at_hand)):
+        return ()
+    return tuple(ids[: math.ceil((target - at_hand) / snapshot.rollout_gpus)])
+
+
+def gpus_of(snapshot: Snapshot, ids: tuple[int, ...]) -> tuple[int, ...]:
+    """The GPUs of these instances."""
+    return tuple(gpu for one in snapshot.instances if one.id in ids for gpu in one.gpus)
+
+
+def grown_actor(snapshot: Snapshot, released: tuple[int, ...]) -> Actions:
+    """The actor on its own GPUs and the lowest of those that are free; never smaller than before."""
+    free = sorted({*snapshot.free, *released})
+    size = largest_valid(snapshot, len(snapshot.actor) + len(free))
+    if size <= len(snapshot.actor):
+        return []
+    return [Scale(component="actor", gpus=(*snapshot.actor, *free[: size - len(snapshot.actor)]))]
+
+
+def end_of_step(snapshot: Snapshot) -> Actions:
+    """Everything finishes; the actor returns to its initial GPUs."""
+    actions: Actions = [Finish(component="rollout")]
+    if snapshot.inference:
+        actions.append(Finish(component="inference"))
+    if snapshot.actor != snapshot.initial["actor"]:
+        actions.append(Scale(component="actor", gpus=snapshot.initial["actor"]))
+    return actions
+
+
+@scheduling_policy("elastic")
+class Elastic(Policy):
+    """Decides at mini-batch boundaries, in the order rollout, inference, actor; the actor blocks meanwhile."""
+
+    checks: ClassVar[Literal["never", "before_training", "always"]] = "before_training"
+
+    use_pre_process_policy: bool = True
+    """Rollout also starts on the actor's GPUs."""
+    use_wait_before_last_iter_policy: bool = False
+    """Before the last mini-batch, wait for rollout and inference, and train on all GPUs."""
+    lend_inference: bool = False
+    """Rollout also starts on the inference GPUs (with the pre-process policy)."""
+    start_share: PositiveFloat = 0.5
+    """The actor's GPUs are given back when at most this share of the sequences still runs."""
+    packing: PositiveFloat = 1.0
+    """Sequences per kept instance, over max_running_requests."""
+    balance: bool = False
+    """Deal by true lengths (for the clairvoyant bound)."""
+
+    def decide(self, snapshot: Snapshot) -> Actions:
+        """See the rules in the documentation."""
+        match snapshot.point:
+            case "start":
+                return [Submit(groups=snapshot.groups_needed, balance=self.balance), *self._start(snapshot)]
+            case "check" | "stalled":
+                return self._give_back_if_half_is_done(snapshot)
+            case _:
+                return self._boundary(snapshot)
+
+    def _start(self, snapshot: Snapshot) -> Actions:
+        if not self.use_pre_process_policy:
+            return side_by_side(snapshot)
+        initial = snapshot.initial
+        gpus = initial["actor"] + initial["rollout"]
+        if self.lend_inference or not snapshot.inference_gpus:
+            return [Scale(component="rollout", gpus=gpus + initial["inference"])]
+        return [
+            Scale(component="rollout", gpus=gpus),
+            Scale(component="inference", gpus=initial["inference"]),
+        ]
+
+    def _give_back_if_half_is_done(self, snapshot: Snapshot) -> Actions:
+        """The end of the pre-process phase: instances on the actor's GPUs move their work out, the actor starts."""
+        if snapshot.actor:
+            return []
+        is_early = snapshot.sequences_unfinished > self.start_share * snapshot.sequences_submitted
+        if is_early and snapshot.point == "check":
+            return []
+        initial = snapshot.initial
+        lent = initial["actor"] + (initial["inference"] if self.lend_inference else ())
+        leave = tuple(one.id for one in snapshot.instances if set(one.gpus) & set(lent))
+        actions: Actions = [Migrate(leave=leave)]
+        if self.lend_inference and snapshot.inference_gpus:
+            actions.append(Scale(component="inference", gpus=initial["inference"]))
+        return [*actions, Scale(component="actor", gpus=initial["actor"])]
+
+    def _boundary(self, snapshot: Snapshot) -> Actions:
+        if snapshot.minibatch == snapshot.num_minibatches - 1:
+            return end_of_step(snapshot)
+        is_before_last = snapshot.minibatch == snapshot.num_minibatches - 2
+        must_wait = self.use_wait_before_last_iter_policy and is_before_last
+        if must_wait and snapshot.sequences_unfinished:
+            return [Wait(component="rollout")]
+        released = instances_to_release(snapshot, self.packing * snapshot.max_running)
+        actions: Actions = [Migrate(leave=released)] if released else []
+        freed = gpus_of(snapshot, released)
+        if snapshot.inference:
+            is_last_user = not snapshot.sequences_unfinished and self.use_wait_before_last_iter_policy
+            if snapshot.inference_pending and (must_wait or is_last_user):
+                return [*actions, Wait(component="inference")]
+            if not snapshot.inference_pending:
+                actions.append(Finish(component="inference"))
+                freed += snapshot.inference
+        return [*actions, *grown_actor(snapshot, freed)]

@@ -1,0 +1,66 @@
+"""Placements that do not change: components side by side, or taking turns on all GPUs."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from gnomon.posttrain.policies import Policy, scheduling_policy
+from gnomon.posttrain.snapshot import Actions, Finish, Scale, Snapshot, Submit, Wait
+
+
+def side_by_side(snapshot: Snapshot) -> Actions:
+    """Every component on its own GPUs."""
+    initial = snapshot.initial
+    actions: Actions = [Scale(component="rollout", gpus=initial["rollout"])]
+    if snapshot.inference_gpus:
+        actions.append(Scale(component="inference", gpus=initial["inference"]))
+    return [*actions, Scale(component="actor", gpus=initial["actor"])]
+
+
+def largest_actor(snapshot: Snapshot, gpus: tuple[int, ...]) -> tuple[int, ...]:
+    """As many of these GPUs as make a valid actor."""
+    size = max((one for one in snapshot.valid_actor_sizes if one <= len(gpus)), default=0)
+    return gpus[:size]
+
+
+@scheduling_policy("disaggregated")
+class Disaggregated(Policy):
+    """A static pipeline: groups stream from rollout through inference to the actor."""
+
+    is_static: ClassVar[bool] = True
+
+    def decide(self, snapshot: Snapshot) -> Actions:
+        """Only the start needs anything."""
+        return side_by_side(snapshot) if snapshot.point == "start" else []
+
+
+@scheduling_policy("colocated")
+class Colocated(Policy):
+    """All GPUs generate, then all compute log-probabilities, then all train."""
+
+    is_static: ClassVar[bool] = True
+    takes_turns: ClassVar[bool] = True
+    balance: bool = False
+    """Deal by true lengths (for the clairvoyant bound)."""
+
+    def decide(self, snapshot: Snapshot) -> Actions:
+        """The next turn, when the last one is over."""
+        if snapshot.point == "start":
+            return [
+                Submit(groups=snapshot.groups_needed, balance=self.balance),
+                Scale(component="rollout", gpus=tuple(range(snapshot.num_gpus))),
+                Wait(component="rollout"),
+            ]
+        return next_turn(snapshot) if snapshot.point == "waited" else []
+
+
+def next_turn(snapshot: Snapshot) -> Actions:
+    """From rollout to inference, from inference to the actor; colocated components use every GPU they can."""
+    all_gpus = tuple(range(snapshot.num_gpus))
+    if snapshot.inference:
+        return [Finish(component="inference"), Scale(component="actor", gpus=largest_actor(snapshot, all_gpus))]
+    actions: Actions = [Finish(component="rollout")]
+    if not snapshot.inference_gpus:
+        return [*actions, Scale(component="actor", gpus=largest_actor(snapshot, all_gpus))]
+    whole = snapshot.num_gpus // snapshot.inference_gpus * snapshot.inference_gpus
+    return [*actions, Scale(component="inference", gpus=all_gpus[:whole]), Wait(component="inference")]

@@ -1,0 +1,143 @@
+"""What a simulated step leaves behind: who owned which GPU when, what was decided, and where the time went."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gnomon.posttrain.lengths import Floats, Ints
+from gnomon.posttrain.snapshot import Actions, Snapshot
+
+OWNERS = ("actor", "rollout", "inference", "transition", "free")
+CAUSES = ("busy", "tail", "pipeline", "transition", "divisibility")
+
+
+@dataclass(frozen=True)
+class Span:
+    """One GPU in one hand."""
+
+    gpu: int
+    owner: str
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class Work:
+    """One thing done: a mini-batch of the actor, or a stretch of log-probabilities on one copy."""
+
+    component: str
+    number: int
+    gpus: tuple[int, ...]
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a policy saw and what it answered."""
+
+    snapshot: Snapshot
+    actions: Actions
+
+
+@dataclass(eq=False)
+class StepRecord:
+    """One step; times are seconds since its start."""
+
+    number: int
+    duration_s: float = 0.0
+    rollout_end_s: float = 0.0
+    """When the last sequence of the step was generated (or left over)."""
+    spans: list[Span] = field(default_factory=list)
+    work: list[Work] = field(default_factory=list)
+    decisions: list[Decision] = field(default_factory=list)
+    instance_busy_s: dict[int, float] = field(default_factory=dict)
+    """GPU seconds of generation by GPU."""
+    finished_s: Floats = field(default_factory=lambda: np.empty(0))
+    """When each sequence was generated; inf where it was left over."""
+    tokens_trained: int = 0
+    """Prompt and response tokens of the groups that the actor trained on."""
+    tokens_generated: int = 0
+    """Response tokens produced in this step, whatever became of them."""
+    tokens_discarded: int = 0
+    """Response tokens produced so far for groups that start again from their prompts."""
+    tokens_carried: int = 0
+    """Response tokens of groups that go on in the next step, from this step and before."""
+    tokens_brought: int = 0
+    """The same at the start of this step."""
+    response_tokens_trained: int = 0
+    tokens_prefilled_again: int = 0
+    num_moved: int = 0
+    """Sequences that changed their instance."""
+    num_preemptions: int = 0
+    ages: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    """Of the trained groups: weight updates between their first token and their training."""
+
+    @property
+    def tokens_s(self) -> float:
+        """Tokens trained per second of the step."""
+        return self.tokens_trained / self.duration_s if self.duration_s > 0 else 0.0
+
+    def seconds_of(self, component: str) -> float:
+        """From the first to the last moment at which the actor trained, or inference computed."""
+        work = [one for one in self.work if one.component == component]
+        return max(one.end_s for one in work) - min(one.start_s for one in work) if work else 0.0
+
+    def idle(self) -> dict[str, float]:
+        """GPU seconds by cause; they add up to GPUs x duration.
+
+        tail: owned by rollout, which has nothing left to run there. pipeline: owned by the actor or by inference, which
+        wait for data. transition: weights, work or memory are moved. divisibility: nobody's, since no valid size fits.
+        """
+        owned = dict.fromkeys(OWNERS, 0.0)
+        for span in self.spans:
+            owned[span.owner] += span.end_s - span.start_s
+        generating = sum(self.instance_busy_s.values())
+        working = {"actor": 0.0, "inference": 0.0}
+        for one in self.work:
+            working[one.component] += (one.end_s - one.start_s) * len(one.gpus)
+        return {
+            "busy": generating + sum(working.values()),
+            "tail": max(0.0, owned["rollout"] - generating),
+            "pipeline": sum(owned[name] - working[name] for name in working),
+            "transition": owned["transition"],
+            "divisibility": owned["free"],
+        }
+
+
+@dataclass(eq=False)
+class RunRecord:
+    """All steps of one policy."""
+
+    policy: str
+    num_gpus: int
+    steps: list[StepRecord]
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds of all steps."""
+        return sum(step.duration_s for step in self.steps)
+
+    @property
+    def step_s(self) -> float:
+        """Mean seconds of a step."""
+        return self.duration_s / len(self.steps)
+
+    @property
+    def tokens_s(self) -> float:
+        """Tokens trained per second."""
+        return sum(step.tokens_trained for step in self.steps) / self.duration_s
+
+    def shares(self) -> dict[str, float]:
+        """Share of all GPU time by cause."""
+        whole = self.num_gpus * self.duration_s
+        parts = [step.idle() for step in self.steps]
+        return {cause: sum(part[cause] for part in parts) / whole for cause in CAUSES}
+
+    @property
+    def staleness(self) -> int:
+        """Most weight updates between a group's first token and its training."""
+        return max((int(step.ages.max()) for step in self.steps if step.ages.size), default=0)

@@ -1,0 +1,60 @@
+"""Policies outside the simulator: recorded snapshots in, actions out, one JSON object per line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from gnomon.core.errors import DataError
+from gnomon.core.files import write_text
+from gnomon.posttrain.policies import Policy
+from gnomon.posttrain.record import RunRecord
+from gnomon.posttrain.snapshot import Actions, read_actions, read_snapshot, write_actions
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """A policy's answer to one line, beside the recorded one where the line has one."""
+
+    line: int
+    actions: Actions
+    recorded: Actions | None
+
+    @property
+    def agrees(self) -> bool:
+        """Whether it is the recorded answer."""
+        return self.recorded is None or self.actions == self.recorded
+
+
+def write_decisions(record: RunRecord, path: str | Path) -> Path:
+    """Every snapshot of a run with the policy's answer."""
+    lines = (
+        json.dumps({"snapshot": one.snapshot.model_dump(mode="json"), "actions": write_actions(one.actions)})
+        for step in record.steps
+        for one in step.decisions
+    )
+    return write_text(path, "".join(f"{line}\n" for line in lines))
+
+
+def replay(policy: Policy, lines: Iterable[str], where: str = "line") -> Iterator[Replayed]:
+    """Feed each line's snapshot (the object itself, or its key `snapshot`) to the policy."""
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        place = f"{where}:{number}"
+        try:
+            data = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise DataError(f"not JSON: {error.msg}.", where=place, fix="One JSON object per line.") from None
+        if not isinstance(data, dict):
+            raise DataError("not a JSON object.", where=place, fix="One snapshot per line.")
+        snapshot = read_snapshot(data.get("snapshot", data), where=place)
+        try:
+            recorded = read_actions(data["actions"]) if "actions" in data else None
+        except ValidationError as error:
+            raise DataError(f"unknown actions: {error.errors()[0]['msg']}.", where=place) from None
+        yield Replayed(number, policy.decide(snapshot), recorded)

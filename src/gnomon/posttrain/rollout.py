@@ -1,0 +1,196 @@
+"""Generation on the serving engine: instances that can be emptied and started, sequences that can move.
+
+Every GPU range that could hold an instance is a replica of one cluster; instances that are not there just have no work.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from gnomon import catalog
+from gnomon.core.errors import ConfigError
+from gnomon.core.jit import function_arguments
+from gnomon.posttrain.config import Posttrain
+from gnomon.posttrain.lengths import Floats, Ints
+from gnomon.serving.build import build_cluster
+from gnomon.serving.cluster import Engine, Fleet
+from gnomon.serving.compilation import MAX_POLICIES, callable_policy, callable_proceed, callable_router
+from gnomon.serving.kinds import Kind, bake, resolve
+from gnomon.serving.log import Log, new_log
+from gnomon.serving.migration import advance_all, submit, withdraw
+from gnomon.serving.routers import find_router
+from gnomon.serving.scenario import BatchingConfig, ReplicaConfig, Scenario
+from gnomon.serving.state import FINISHED, REJECTED
+from gnomon.timing import TimingConfig
+from gnomon.timing.tables import IterationTables
+from gnomon.workload import Requests
+
+_LOG_ROWS_EACH, _LOG_GAPS = 8, 1 << 16
+"""The log is not looked at here: it only needs room enough to be thinned out seldom."""
+
+
+class Sequences:
+    """The sequences of one step: which group, how long, how much of it an earlier step has generated."""
+
+    def __init__(self, group: Ints, prompt: Ints, response: Ints, generated: Ints) -> None:
+        self.group, self.prompt, self.response, self.generated = group, prompt, response, generated
+
+    def __len__(self) -> int:
+        return len(self.group)
+
+
+class Rollouts:
+    """All instances of one step, and the sequences on them."""
+
+    def __init__(self, config: Posttrain, num_instances: int, sequences: Sequences) -> None:
+        self.sequences = sequences
+        self._moves_kv = config.rollout.migration == "kv_transfer"
+        kind, tables = _kind_and_tables(
+            config.model, config.device, config.node, config.rollout, num_instances, _longest(config)
+        )
+        cluster = build_cluster([kind], _requests(sequences), config.seed)
+        cluster.requests.prefill_tokens += sequences.generated
+        self._fleet = Fleet(cluster, tables, np.zeros((1, 2)), np.zeros(1), np.zeros(8))
+        self._engine = _engine(config.rollout.engine)
+        self._log: Log = new_log(_LOG_ROWS_EACH * num_instances * config.rollout.pipeline_parallel, _LOG_GAPS)
+        self.kv_tokens = kind.num_kv_blocks * (kind.batching.block_size or 1)
+        self.instance_of = np.full(len(sequences), -1, np.int64)
+        self._requests, self._replicas = cluster.requests, cluster.replicas
+
+    def submit(self, ids: Ints, instances: Ints, now: float) -> None:
+        """Queue sequence `ids[i]` at `instances[i]`; everything before `now` has happened."""
+        if not ids.size:
+            return
+        order = np.argsort(instances, kind="stable")
+        self.instance_of[ids] = instances
+        with function_arguments():
+            submit(self._fleet, self._engine, self._log, ids[order], instances[order], now)
+
+    def advance(self, until: float) -> None:
+        """Let every instance run up to `until`."""
+        with function_arguments():
+            advance_all(self._fleet, self._engine, self._log, until)
+
+    def withdraw(self, instance: int, now: float) -> tuple[Ints, float]:
+        """Empty an instance at its next batch boundary: its unfinished sequences, and when that is."""
+        with function_arguments():
+            ids, stop = withdraw(self._fleet, self._engine, self._log, instance, now)
+        if self._moves_kv:
+            started = ids[self.generated(ids) > 0]
+            # All KV but that of the newest token comes along.
+            self._requests.processed[started] = self._requests.prefill_tokens[started] - 1
+        self.instance_of[ids] = -1
+        return ids, stop
+
+    @property
+    def finished_s(self) -> Floats:
+        """When each sequence was complete; inf where it is not yet."""
+        return np.where(self._requests.status == FINISHED, self._requests.finished_s, np.inf)
+
+    @property
+    def num_finished(self) -> int:
+        """Sequences that are complete."""
+        return int(self._replicas.num_finished.sum())
+
+    def generated(self, ids: Ints) -> Ints:
+        """Tokens produced for withdrawn sequences, in this step and before."""
+        return np.asarray(self._requests.prefill_tokens[ids] - self._requests.prompt_tokens[ids])
+
+    @property
+    def unfinished(self) -> Ints:
+        """Sequences that each instance runs or has waiting."""
+        return np.asarray(self._replicas.num_outstanding)
+
+    @property
+    def kv_use(self) -> Floats:
+        """Share of each instance's KV blocks in use."""
+        return np.asarray(1.0 - self._replicas.free_blocks / self._replicas.num_blocks)
+
+    @property
+    def next_event_s(self) -> float:
+        """The next end of a batch anywhere; inf when nothing runs."""
+        return float(self._replicas.next_end_s.min())
+
+    @property
+    def busy_s(self) -> Floats:
+        """Seconds in which each instance computed."""
+        return np.asarray(self._replicas.busy_s)
+
+    @property
+    def tokens_computed(self) -> int:
+        """Tokens of all batches: prompts, prefilled again or not, and responses."""
+        return int(self._replicas.tokens_computed.sum())
+
+    @property
+    def num_rejected(self) -> int:
+        """Sequences that never fit; the configuration's check excludes them."""
+        return int((self._requests.status == REJECTED).sum())
+
+    @property
+    def num_preemptions(self) -> int:
+        """For want of KV blocks."""
+        return int(self._replicas.num_preemptions.sum())
+
+
+def _longest(config: Posttrain) -> int:
+    return config.lengths.max_prompt + config.lengths.max_response
+
+
+def check_memory(config: Posttrain) -> None:
+    """Refuse a rollout instance whose KV cache does not hold the longest sequence."""
+    kind, _ = _kind_and_tables(config.model, config.device, config.node, config.rollout, 1, _longest(config))
+    room = kind.num_kv_blocks * (kind.batching.block_size or 1)
+    if room < _longest(config):
+        raise ConfigError(
+            f"the KV cache of an instance holds {room:,} tokens, the longest sequence has {_longest(config):,}.",
+            where="rollout.tensor_parallel",
+            fix=f"Use {2 * config.rollout.tensor_parallel}, or set lengths.max_response to"
+            f" {max(1, room - config.lengths.max_prompt)}.",
+        )
+
+
+@lru_cache(maxsize=32)
+def _kind_and_tables(
+    model: str, device: str, node: str | None, rollout: Any, num_instances: int, longest: int
+) -> tuple[Kind, IterationTables]:
+    scenario = Scenario(
+        model=model,
+        device=device,
+        node=node,
+        num_replicas=num_instances,
+        replica=ReplicaConfig(
+            tensor_parallel=rollout.tensor_parallel,
+            pipeline_parallel=rollout.pipeline_parallel,
+            memory_utilization=rollout.memory_utilization,
+            max_request_tokens=longest,
+        ),
+        batching=BatchingConfig(policy=rollout.engine, max_sequences=rollout.max_running_requests, prefix_cache=False),
+        timing=TimingConfig(scale=1.0 / rollout.efficiency, host=rollout.host),
+    )
+    kind = resolve(scenario, catalog.model(model))[0]
+    # The tables cover the longest sequence, whatever is drawn, so that they are baked once.
+    cap = kind.max_in_batch
+    widest = Sequences(*(np.full(cap, value, np.int64) for value in (0, 1, longest - 1, 0)))
+    return kind, bake(model, [kind], _requests(widest)).tables
+
+
+@lru_cache(maxsize=4)
+def _engine(policy: str) -> Engine:
+    policies = tuple(callable_policy(policy) for _ in range(MAX_POLICIES))
+    return Engine(callable_proceed(), policies, callable_router(find_router("round_robin")))
+
+
+def _requests(sequences: Sequences) -> Requests:
+    count = len(sequences)
+    return Requests(
+        arrival_s=np.zeros(count),
+        prompt_tokens=sequences.prompt.astype(np.int32),
+        output_tokens=sequences.response.astype(np.int32),
+        session=np.full(count, -1, np.int32),
+        priority=np.zeros(count, np.int8),
+        prefix_offsets=np.zeros(count + 1, np.int64),
+        prefix_hashes=np.empty(0, np.int64),
+    )

@@ -1,0 +1,88 @@
+"""Whole runs: several steps of one policy, on lengths that do not depend on the policy."""
+
+from __future__ import annotations
+
+import runpy
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from gnomon.core.errors import ConfigError, GnomonError
+from gnomon.posttrain.config import Posttrain
+from gnomon.posttrain.costs import Costs
+from gnomon.posttrain.lengths import draw
+from gnomon.posttrain.placement import Placement, placement_of
+from gnomon.posttrain.policies import Policy, make_policy
+from gnomon.posttrain.record import RunRecord
+from gnomon.posttrain.rollout import check_memory
+from gnomon.posttrain.step import Prompts, Step
+
+ELASTIC_FLAGS = ("use_pre_process_policy", "use_wait_before_last_iter_policy", "lend_inference")
+OVER_SUBMISSION = 3.0
+"""Prompts drawn per step, over those needed: room for policies that submit more."""
+
+
+def policy_of(config: Posttrain, placement: Placement) -> Policy:
+    """The configured policy; by auto_scheduler and the placement where none is named."""
+    if config.policy.file:
+        _load_user_file(str(Path(config.policy.file).resolve()))
+    name = config.policy.name
+    if name is None:
+        name = "elastic" if config.cluster.auto_scheduler else "colocated" if placement.is_shared else "disaggregated"
+    options = dict(config.policy.options)
+    if name == "elastic":
+        options = {flag: getattr(config.cluster, flag) for flag in ELASTIC_FLAGS} | options
+    policy = make_policy(name, options)
+    if placement.is_shared and not policy.takes_turns:
+        raise ConfigError(
+            f"policy {name} needs components side by side, but they share GPUs.",
+            where="cluster.component_placement",
+            fix="Use policy colocated, or give each component GPUs of its own.",
+        )
+    return policy
+
+
+@cache
+def _load_user_file(path: str) -> None:
+    if not Path(path).is_file():
+        raise ConfigError("no such file.", where=path, fix="Give the path of a Python file that registers a policy.")
+    try:
+        runpy.run_path(path)
+    except GnomonError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"{type(error).__name__}: {error}.", where=path, fix="Run it with python to see more."
+        ) from error
+
+
+def run(config: Posttrain, policy: Policy | None = None, *, keep_decisions: bool = False) -> RunRecord:
+    """Check the configuration, then simulate all its steps."""
+    placement = placement_of(config)
+    check_memory(config)
+    policy = policy or policy_of(config, placement)
+    costs = Costs(config)
+    steps, left = [], None
+    for number in range(config.num_steps):
+        prompts = _prompts(config, number, left)
+        step = Step(config, placement, costs, policy, prompts, number, keep_decisions=keep_decisions)
+        steps.append(step.run())
+        left = step.left_over
+    return RunRecord(policy.name, config.cluster.num_gpus, steps)
+
+
+def _prompts(config: Posttrain, number: int, left: Prompts | None) -> Prompts:
+    """Those left over, then this step's own draw."""
+    needed, size = config.algorithm.rollout_batch_size, config.algorithm.group_size
+    new = draw(config.lengths, int(needed * OVER_SUBMISSION), size, config.seed, number)
+    zeros = np.zeros_like(new.prompt)
+    if left is None:
+        return Prompts(new.prompt, new.response, zeros, zeros[:, 0])
+    return Prompts(
+        np.concatenate([left.prompt, new.prompt]),
+        np.concatenate([left.response, new.response]),
+        np.concatenate([left.generated, zeros]),
+        np.concatenate([left.age, zeros[:, 0]]),
+        left.num_carried,
+    )

@@ -1,0 +1,99 @@
+"""Work handed to replicas and taken from them outside the loops over arrivals: batches of requests, and migration.
+
+`submit` puts many requests into queues at one moment; `withdraw` empties a replica at its next batch boundary, so that
+its requests can go on elsewhere: by prefilling all their tokens again, or with their KV moved along.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from gnomon.core.borrow import borrow
+from gnomon.core.jit import inner, jit
+from gnomon.serving.cluster import Engine, Fleet, advance_all
+from gnomon.serving.engine import NEVER, receive
+from gnomon.serving.log import Log
+from gnomon.serving.state import FINISHED, NONE, NOT_ARRIVED, REJECTED, Ints
+from gnomon.serving.stepping import ID, NEVER_STEP
+
+
+@inner
+def _submit(fleet: Fleet, engine: Engine, log: Log, ids: Ints, targets: Ints, now: float) -> None:
+    cluster = fleet.cluster
+    for i in range(ids.size):
+        r, request = targets[i], cluster.requests[ids[i]]
+        receive(cluster, r, ids[i])
+        cluster.replicas[r].prefill_left -= request.processed
+        cluster.replicas[r].decode_left -= request.prefill_tokens - request.prompt_tokens
+    for i in range(ids.size):
+        if i + 1 == ids.size or targets[i + 1] != targets[i]:
+            engine.proceed(cluster, fleet.tables, engine.policies, log, targets[i], now, now)
+
+
+@jit
+def submit(fleet: Fleet, engine: Engine, log: Log, ids: Ints, targets: Ints, now: float) -> None:
+    """Put request `ids[i]` into the queue of replica `targets[i]`, all at `now`; equal targets stand side by side.
+
+    All replicas have been brought up to `now` before. Replicas are groups of one.
+    """
+    _submit(borrow(fleet), engine, borrow(log), ids, targets, now)
+
+
+def withdraw(fleet: Fleet, engine: Engine, log: Log, r: int, now: float) -> tuple[Ints, float]:
+    """Stop replica `r` at its first batch boundary from `now` on; returns its unfinished requests and that moment.
+
+    Their records say where they stand: `prefill_tokens` are all tokens so far. The replica is empty afterwards and can
+    be used again. It has no prefix cache, and has been brought up to `now` before.
+    """
+    cluster = fleet.cluster
+    state = cluster.replicas[r]
+    assert not state.prefix_cache and state.group_size == 1
+    stop = now
+    if state.num_in_flight:
+        stop = float(state.next_end_s)
+        advance_all_of(fleet, engine, log, r, math.nextafter(stop, math.inf))
+    requests = cluster.requests
+    members = cluster.stepping[r, : state.num_stepping, ID]
+    requests.processed[members] += state.steps - requests.joined[members]
+    is_here = (requests.replica == r) & (requests.status != FINISHED) & (requests.status != REJECTED)
+    ids = np.flatnonzero(is_here & (requests.status != NOT_ARRIVED))
+    requests.prefill_tokens[ids] = np.maximum(requests.prefill_tokens[ids], requests.processed[ids])
+    requests.num_restarts[ids] += requests.processed[ids] > 0
+    for name, value in (("processed", 0), ("num_blocks", 0), ("status", NOT_ARRIVED), ("replica", NONE)):
+        requests[name][ids] = value
+    _empty(fleet, r, stop)
+    return ids, stop
+
+
+@jit
+def advance_all_of(fleet: Fleet, engine: Engine, log: Log, r: int, until: float) -> None:
+    """Bring replica `r` alone up to `until`."""
+    lent = borrow(fleet)
+    engine.proceed(lent.cluster, lent.tables, engine.policies, borrow(log), r, NEVER, until)
+
+
+def _empty(fleet: Fleet, r: int, now: float) -> None:
+    """Nothing waits, runs, or is in flight; a batch that was just launched is taken back."""
+    cluster = fleet.cluster
+    state = cluster.replicas[r]
+    for i in range(state.num_in_flight):
+        position = (state.oldest + i) % cluster.flights.shape[1]
+        state.busy_s -= cluster.stage_end_s[r, position, 0] - cluster.stage_start_s[r, position, 0]
+        state.tokens_computed -= cluster.flights[r, position].tokens
+        state.num_iterations -= 1
+    state.free_blocks = state.num_blocks
+    state.next_finish = NEVER_STEP
+    state.next_end_s = NEVER
+    state.first_waiting = state.last_waiting = NONE
+    for name in (
+        "num_waiting", "num_running", "num_holding", "num_in_flight", "num_stepping", "in_step", "batch_size",
+        "step_kv", "step_kv_max", "num_off_beat", "waiting_tokens", "prefill_left", "decode_left", "num_outstanding",
+    ):  # fmt: skip
+        state[name] = 0
+    cluster.growth[r] = 0
+    cluster.stage_free_s[r] = now
+
+
+__all__ = ["advance_all", "submit", "withdraw"]

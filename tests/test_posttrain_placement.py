@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gnomon.core.config import build
+from gnomon.core.errors import ConfigError
+from gnomon.posttrain.config import Posttrain
+from gnomon.posttrain.placement import placement_of, valid_actor_sizes
+
+
+def configured(placement: dict[str, Any], **more: Any) -> Posttrain:
+    cluster = {"auto_scheduler": True, "component_placement": placement, **more.pop("cluster", {})}
+    return build(Posttrain, {"cluster": cluster, **more})
+
+
+GOOD = {"actor": "0-1", "rollout": "2-5", "inference": "6-7"}
+
+
+def test_a_good_placement() -> None:
+    placement = placement_of(configured(GOOD))
+    assert placement.actor == (0, 1) and placement.rollout == (2, 3, 4, 5) and placement.inference == (6, 7)
+    assert not placement.is_shared
+
+
+def test_valid_actor_sizes_divide_the_groups_of_a_minibatch() -> None:
+    config = configured(GOOD, algorithm={"rollout_batch_size": 24, "n_minibatches": 4}, actor={"tensor_parallel": 2})
+    assert valid_actor_sizes(config) == [2, 4, 6]  # Copies 1, 2, 3 divide 6 groups; 4 does not.
+
+
+@pytest.mark.parametrize(
+    ("placement", "more", "what", "fix"),
+    [
+        ({"actor": "4-5", "rollout": "0-3", "inference": "6-7"}, {}, "order", "{actor: 0-1, rollout: 2-5, inference: 6-7}"),
+        ({"actor": "0-3", "rollout": "2-5", "inference": "6-7"}, {}, "shares GPU 2 with actor", "actor: 0-3, rollout: 4-5"),
+        ({"actor": "0-1", "rollout": "2-4", "inference": "6-7"}, {}, "contiguous", "rollout: 2-5"),
+        ({"actor": "0-1", "rollout": "2-4", "inference": "5-6"}, {}, "1 of 8 GPUs are nobody's", "rollout 4 GPUs"),
+        ({"actor": "0-1", "rollout": "2-5", "inference": "6-9"}, {}, "GPU 9 is not there", "last one is 7"),
+        ({"actor": "0-1", "rollout": "2-x"}, {}, "cannot read", "0-3"),
+        (GOOD, {"algorithm": {"rollout_batch_size": 64, "n_minibatches": 5}}, "do not divide", "Use 4, or a rollout_batch_size of 65"),
+        (
+            {"actor": "0-2", "rollout": "3-5", "inference": "6-7"},
+            {},
+            "do not divide evenly",
+            "Use 2 GPUs (valid: 1, 2, 4, 8)",
+        ),
+        (GOOD, {"algorithm": {"recompute_logprobs": False}}, "not recomputed", "Leave inference out"),
+        ({"actor": "0-1", "rollout": "2-7"}, {}, "has no GPUs", "Give it 1"),
+        (GOOD, {"rollout": {"tensor_parallel": 4}}, "whole rollout instances of 4", "Give the actor 4 GPUs"),
+        (GOOD, {"actor": {"tensor_parallel": 4}}, "whole copies of 4", "Use 4 GPUs"),
+        (
+            {"actor": "0-3", "rollout": "4-6", "inference": "7"},
+            {"rollout": {"tensor_parallel": 2}},
+            "3 GPUs do not hold whole copies of 2",
+            "Use 2 or 4 GPUs",
+        ),
+        (
+            {"actor": "0-1", "rollout": "2-6", "inference": "7"},
+            {"rollout": {"pipeline_parallel": 5}, "cluster": {"use_pre_process_policy": False, "lend_inference": True}},
+            "lend_inference",
+            "lend_inference: false",
+        ),
+    ],
+)  # fmt: skip
+def test_every_rule_names_the_nearest_valid_choice(
+    placement: dict[str, Any], more: dict[str, Any], what: str, fix: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        placement_of(configured(placement, **more))
+    assert what in caught.value.what
+    assert caught.value.fix is not None and fix in caught.value.fix
+
+
+def test_without_the_scheduler_components_may_share_all_gpus_or_none() -> None:
+    shared = configured({"actor": "all", "rollout": "all", "inference": "all"}, cluster={"auto_scheduler": False})
+    assert placement_of(shared).is_shared
+    apart = configured({"actor": "6-7", "rollout": "0-3", "inference": "4"}, cluster={"auto_scheduler": False})
+    assert not placement_of(apart).is_shared
+    half = configured({"actor": "0-3", "rollout": "2-5", "inference": "6"}, cluster={"auto_scheduler": False})
+    with pytest.raises(ConfigError, match="shares GPU 2"):
+        placement_of(half)
