@@ -85,7 +85,13 @@ def study_of(given: dict[str, Any], **more: Any) -> Study:
     from gnomon.pipeline.study import Study
 
     values = {name: given[name] for name in STUDY if given[name] is not None}
-    return build(Study, values | priorities_of(given) | more)
+    study = build(Study, values | priorities_of(given) | more)
+    if study.sync_freq > study.n:
+        raise ConfigError(
+            f"sync_freq {study.sync_freq} is more than the {study.n} micro-batches.",
+            fix="Choose sync_freq between 1 and n.",
+        )
+    return study
 
 
 def priorities_of(given: dict[str, Any]) -> dict[str, float | str]:

@@ -94,9 +94,12 @@ def _write(given: dict[str, Any], run: Run, figures: TrainingFigures | None) -> 
     facts = {}
     if figures:
         facts = {
+            "make-span": f"{figures.step_s:.4g} s",
+            "GPUs": str(run.num_ranks * given["tensor_parallel"] * given["data_parallel"]),
             "samples/s": f"{figures.samples_per_s:.4g}",
             "tokens/s": f"{figures.tokens_per_s:,.0f}",
             "MFU": f"{100 * figures.mfu:.1f} %",
+            "peak memory": f"{figures.peak_bytes.max() / 1e9:.1f} GB",
         }
     files = [write_html(run, folder / "step.html", **drawing, **memory, facts=facts)]
     files.append(write_trace(run, folder / "step.perfetto.json", memory=memory.get("memory")))

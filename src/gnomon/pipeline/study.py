@@ -43,7 +43,7 @@ class Study(Config):
     bwd_impact: float = 0.2
     """The same for a backward."""
     sync_freq: int = 1
-    """Synchronise gradients after every this many micro-batches."""
+    """Synchronise gradients after every this many micro-batches; what is left over, at the end."""
     fwd_prop: Priority = 0.5
     """Weight of activations on the link, or an exclusive tier."""
     grad_prop: Priority = 0.5
@@ -60,11 +60,6 @@ class Study(Config):
         for name in ("n", "stages", "sync_freq"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1 (given: {getattr(self, name)}).")
-        if self.sync_freq > self.n:
-            raise ConfigError(
-                f"sync_freq {self.sync_freq} is more than the {self.n} micro-batches.",
-                fix="Choose sync_freq between 1 and n.",
-            )
         for name in ("fwd_len", "bwd_len", "prop_len", "grad_prop_len", "sync_base_len"):
             if getattr(self, name) is not None and not 0.0 <= getattr(self, name) < np.inf:
                 raise ConfigError(f"{name} must be a length of at least 0 (given: {getattr(self, name)}).")

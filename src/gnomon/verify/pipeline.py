@@ -99,7 +99,7 @@ def _runs(runs: list[Any], path: Path) -> Iterator[Check]:
 
 
 def _study(run: dict[str, Any]) -> Study:
-    lengths, tiers, weights = run["lengths"], run["tiers"], run["priorities"]
+    lengths, tiers, weights = run["lengths"], run.get("tiers", {}), run["priorities"]
     return config.build(
         Study,
         {
