@@ -68,7 +68,7 @@ def command(
 
 def _print(one: Comparison, tolerances: dict[Metric, float]) -> None:
     replicas = one.simulated.cluster.replicas
-    title = (
+    click.echo(
         f"{one.recording.name}: {one.recording.model} on {one.device}, {len(one.recording.requests):,} requests, "
         f"{one.simulated.kinds[0].num_kv_blocks:,} KV blocks, {int(replicas.num_preemptions.sum()):,} pre-emptions"
     )
@@ -76,7 +76,7 @@ def _print(one: Comparison, tolerances: dict[Metric, float]) -> None:
     if not one.recording.peer_errors:
         for row in rows:
             del row["peer"]
-    print_rows(rows, title=title, right=["recorded", "simulated", "error", "peer"])
+    print_rows(rows, right=["recorded", "simulated", "error", "peer"])
 
 
 def _row(error: Error, tolerances: dict[Metric, float]) -> dict[str, Any]:

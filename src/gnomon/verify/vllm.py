@@ -1,7 +1,7 @@
 """Recorded vLLM servers, simulated from the kernels of their GPU and compared latency by latency.
 
 The simulation gets what the server was given (arrivals, lengths, limits, KV blocks) and nothing that was fitted to the
-run. Requests carry no token ids, so only a request's own blocks can be found again in the prefix cache.
+run. Where a recording has no token ids, only a request's own blocks can be found again in the prefix cache.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TOLERANCES: dict[Metric, float] = {"ttft": 0.03, "tpot": 0.01, "e2e": 0.01, "thr
 STATISTICS = {"mean": None, "median": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0}
 
 # The defaults of vLLM 0.19 for what a recording does not say.
-_MAX_SEQUENCES, _MAX_BATCHED_TOKENS, _BLOCK_SIZE, _MEMORY_UTILIZATION = 256, 2048, 16, 0.9
+_MAX_SEQUENCES, _MAX_BATCHED_TOKENS, _MEMORY_UTILIZATION = 256, 2048, 0.9
 _DTYPES: dict[str, Dtype] = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "auto": "bf16", "fp8": "fp8"}
 
 
@@ -77,7 +77,7 @@ def compare(folder: str | Path, profiles: str | Path, device: str | None = None)
             where=str(recording.folder),
             fix="Check num_gpu_blocks and max_model_len in meta.json.",
         )
-    return Comparison(recording, chosen, simulated, _errors(recording, simulated))
+    return Comparison(recording, chosen, simulated, errors_of(recording, simulated))
 
 
 def device_of(recording: Recording, model: Model, profiles: str | Path, device: str | None) -> str:
@@ -122,7 +122,7 @@ def scenario_of(recording: Recording, model: Model, profiles: str | Path, device
             max_sequences=sequences,
             max_batch_tokens=recording.whole("max_num_batched_tokens", _MAX_BATCHED_TOKENS, "scheduler_config"),
             max_chunk_tokens=recording.option("long_prefill_token_threshold", "scheduler_config") or None,
-            block_size=int(recording.kv_cache("block_size") or _BLOCK_SIZE),
+            block_size=recording.requests.prefix_block_tokens,
             prefix_cache=recording.kv_cache("enable_prefix_caching") is not False,
             reserve_full_prompt=recording.option("scheduler_reserve_full_isl", "scheduler_config") is not False,
         ),
@@ -175,7 +175,8 @@ def _graph_sizes(recording: Recording, max_sequences: int) -> tuple[int, ...] | 
     return tuple(cast("list[int]", sizes)) or None
 
 
-def _errors(recording: Recording, simulated: Run) -> list[Error]:
+def errors_of(recording: Recording, simulated: Run) -> list[Error]:
+    """Every compared number of a run."""
     requests = simulated.cluster.requests
     arrival_s, outputs = recording.requests.arrival_s, recording.requests.output_tokens
     pairs = zip(

@@ -1,7 +1,8 @@
 """A recorded vLLM server: what it was started with, what it was asked, and when it answered.
 
 A run directory holds `meta.json` (model, engine options, and where known the resolved configuration, KV blocks and
-hardware), `requests.jsonl` (lengths and stamps) and optionally `timeseries.csv` and `peer_simulator_summary.txt`.
+hardware), `requests.jsonl` (lengths and stamps, and optionally `prompt_token_ids`) and, where kept, `timeseries.csv`
+and `peer_simulator_summary.txt`.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ import numpy as np
 import polars as pl
 
 from gnomon.core.errors import DataError
-from gnomon.serving.state import Floats
+from gnomon.serving.state import Floats, Ints
 from gnomon.workload import Requests
 
+DEFAULT_BLOCK_SIZE = 16
 _COUNTS = ("input_toks", "output_toks")
 _STAMPS = ("queued_ts", "first_token_ts", "last_token_ts")
 _PEER_METRICS = {"TTFT": "ttft", "TPOT": "tpot", "Latency": "e2e"}
@@ -112,16 +114,44 @@ def read_recording(folder: str | Path) -> Recording:
     order = np.argsort(table["queued_ts"], kind="stable")
     table = {name: column[order] for name, column in table.items()}
     start, count = table["queued_ts"][0], len(rows)
+    block_size = _block_size(meta, folder)
+    offsets, hashes = shared_prefixes([rows[i].get("prompt_token_ids") or [] for i in order], block_size)
     requests = Requests(
         arrival_s=table["queued_ts"] - start,
         prompt_tokens=table["input_toks"].astype(np.int32),
         output_tokens=table["output_toks"].astype(np.int32),
         session=np.full(count, -1, np.int32),
         priority=np.zeros(count, np.int8),
-        prefix_offsets=np.zeros(count + 1, np.int64),
-        prefix_hashes=np.zeros(0, np.int64),
+        prefix_offsets=offsets,
+        prefix_hashes=hashes,
+        prefix_block_tokens=block_size,
     )
     return Recording(folder, meta, requests, table["first_token_ts"] - start, table["last_token_ts"] - start)
+
+
+def shared_prefixes(prompts: list[list[int]], block_size: int) -> tuple[Ints, Ints]:
+    """Offsets and hashes of the prompts' full blocks: equal hashes for equal tokens from the start of the prompt."""
+    seen: dict[tuple[int, tuple[int, ...]], int] = {}
+    hashes, offsets = [], [0]
+    for tokens in prompts:
+        before = -1
+        for end in range(block_size, len(tokens) + 1, block_size):
+            before = seen.setdefault((before, tuple(tokens[end - block_size : end])), len(seen))
+            hashes.append(before)
+        offsets.append(len(hashes))
+    return np.array(offsets, np.int64), np.array(hashes, np.int64)
+
+
+def _block_size(meta: dict[str, Any], folder: Path) -> int:
+    """Tokens per KV block; vLLM's default where the server did not say."""
+    for section in (meta.get("kv_cache"), (meta.get("resolved_config") or {}).get("cache_config")):
+        size = section.get("block_size") if isinstance(section, dict) else None
+        if size is not None:
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                where = str(folder / "meta.json")
+                raise DataError(f"block_size is {size!r}, not a positive whole number.", where=where)
+            return size
+    return DEFAULT_BLOCK_SIZE
 
 
 def _read_meta(path: Path) -> dict[str, Any]:
@@ -158,6 +188,9 @@ def _check_row(row: Any, where: str) -> None:
     for name in _COUNTS:
         if row[name] < 1 or row[name] != int(row[name]):
             raise DataError(f"{name} is {row[name]}, not a positive whole number.", where=where)
+    tokens = row.get("prompt_token_ids")
+    if tokens is not None and (not isinstance(tokens, list) or len(tokens) != row["input_toks"]):
+        raise DataError("prompt_token_ids is no list of input_toks tokens.", where=where)
     if not row["queued_ts"] <= row["first_token_ts"] <= row["last_token_ts"]:
         raise DataError("its stamps are not in order: queued_ts, first_token_ts, last_token_ts.", where=where)
 
