@@ -174,6 +174,8 @@ def test_a_time_limit_counts_what_is_left() -> None:
     assert counts.not_arrived == (status == "not_arrived").sum() > 0
     assert counts.finished + counts.unfinished + counts.not_arrived == 500
     assert result.summary.duration_s <= 20.0
+    first = result.requests["arrival_s"].min()
+    assert result.summary.utilization.busy == pytest.approx((20.0 - first) / result.summary.duration_s), "always busy"
     assert any("time limit of 20 s" in text for text in result.summary.warnings)
 
 

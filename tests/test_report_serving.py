@@ -128,7 +128,7 @@ def test_the_report_shows_what_the_summary_says(tmp_path: Path) -> None:
 
 def test_a_run_in_which_nothing_finished_has_a_report(tmp_path: Path) -> None:
     lengths = {"distribution": "fixed", "prompt": 1000, "output": 10}
-    result = simulate(**{"replica.num_kv_blocks": 5, "workload": {"num_requests": 5, "lengths": lengths}})
+    result = simulate(**{"replica.num_kv_blocks": 0, "workload": {"num_requests": 5, "lengths": lengths}})
     page = (result.save(tmp_path, ("operators", "events")) / "report.html").read_text()
     assert "nothing finished" in page
     events = json.loads((tmp_path / "events.json").read_text())

@@ -32,9 +32,9 @@ def progress(words: str = "simulating", *, quiet: bool = False) -> Iterator[Call
     began = time.monotonic()
 
     def report(done: int, total: int) -> None:
+        bar.update(task, completed=done, total=total)
         if time.monotonic() - began > SHOW_AFTER_S and not bar.live.is_started:
             bar.start()
-        bar.update(task, completed=done, total=total)
 
     try:
         yield report

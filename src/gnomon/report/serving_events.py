@@ -21,8 +21,6 @@ def event_frame(requests: pl.DataFrame) -> pl.DataFrame:
     ).drop_nulls("time_s")
     rows = rows.with_columns(event=pl.col("event").replace(EVENTS))
     rows = rows.with_columns(event=pl.when(pl.col("event") == "end").then(ends).otherwise(pl.col("event")))
-    # A rejected request was never scheduled, although it left the queue.
-    rows = rows.filter(~((pl.col("status") == "rejected") & (pl.col("event") == "scheduled")))
     return rows.select("time_s", "event", "request", "replica").sort("time_s", "request", maintain_order=True)
 
 

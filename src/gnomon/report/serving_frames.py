@@ -22,7 +22,8 @@ STATUS = {
 def request_frame(run: Run) -> pl.DataFrame:
     """Every request: lengths, where it ran, stamps and latencies; null where something did not happen."""
     q, times = run.cluster.requests, request_times(run)
-    stamps = ("scheduled_s", "first_token_s", "finished_s")
+    scheduled = (q.scheduled_s >= 0) & ((q.status != REJECTED) | (q.num_restarts > 0))
+    stamps = ("first_token_s", "finished_s")
     names = np.array([STATUS[code] for code in sorted(STATUS)])
     columns = {
         "request": np.arange(q.size),
@@ -31,6 +32,7 @@ def request_frame(run: Run) -> pl.DataFrame:
         "arrival_s": np.where(np.isfinite(q.arrival_s), q.arrival_s, np.nan),
         "prompt_tokens": q.prompt_tokens,
         "output_tokens": q.output_tokens,
+        "scheduled_s": np.where(scheduled, q.scheduled_s, np.nan),
         **{stamp: np.where(q[stamp] >= 0, q[stamp], np.nan) for stamp in stamps},
         "scheduling_delay_s": times.scheduling_delay_s,
         "ttft_s": times.ttft_s,

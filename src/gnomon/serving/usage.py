@@ -50,12 +50,12 @@ class ReplicaUse:
     utilization: Utilization
 
 
-def replica_uses(run: Run, duration_s: float) -> list[ReplicaUse]:
+def replica_uses(run: Run, start_s: float, end_s: float) -> list[ReplicaUse]:
     """Every replica's account."""
     replicas, kinds = run.cluster.replicas, run.kind_of_replica
     work = run.tables.work[np.minimum(replicas.row, len(run.tables.work) - 1)]
-    span = max(duration_s, 1e-12)
-    busy, active = _busy_and_active(run, span)
+    span = max(end_s - start_s, 1e-12)
+    busy, active = _busy_and_active(run, end_s, span)
     blocks = np.maximum(replicas.num_blocks, 1)
     kv_mean = np.where(replicas.busy_s > 0, replicas.kv_block_s / np.maximum(replicas.busy_s, 1e-12), 0.0) / blocks
     shares = np.column_stack([
@@ -121,28 +121,28 @@ def overall(uses: list[ReplicaUse]) -> Utilization:
     )
 
 
-def _busy_and_active(run: Run, span_s: float) -> tuple[Floats, Floats]:
+def _busy_and_active(run: Run, end_s: float, span_s: float) -> tuple[Floats, Floats]:
     """Per replica: share of time a stage computes, and share of time it has a batch in flight (NaN if not known)."""
     replicas = run.cluster.replicas
-    busy = replicas.busy_s / span_s
+    # A time limit cuts through iterations whose whole time is on the account already.
+    beyond_s = np.maximum(run.cluster.stage_free_s[:, 0] - end_s, 0.0)
+    busy = (replicas.busy_s - beyond_s) / span_s
     active = busy.copy()
     if replicas.num_stages.max() == 1:
         return busy, active
-    rows = run.log.iterations[: run.log.used[0]]
+    rows, is_thinned = run.log.iterations[: run.log.used[0]], run.log.used[3] > 1
     for r in np.flatnonzero(replicas.num_stages > 1):
         mine = rows[rows.replica == r]
-        stages = int(replicas.num_stages[r])
-        # Later stages are known from the log; where it was thinned, they are scaled by the first stage's account.
-        first = mine.stage == 0
+        first, last = mine.stage == 0, mine.stage == replicas.num_stages[r] - 1
         seconds = mine.end_s - mine.start_s
-        logged = float(seconds[first].sum())
-        scale = float(replicas.busy_s[r]) / logged if logged > 0 else 0.0
-        busy[r] = float(seconds.sum()) * scale / stages / span_s
-        active[r] = (
-            np.nan
-            if run.log.used[3] > 1
-            else _covered_s(mine[first].start_s, mine[mine.stage == stages - 1].end_s) / span_s
-        )
+        mean_s = float(seconds.sum()) / int(replicas.num_stages[r])
+        if is_thinned:
+            # The first stage's account is exact; the others are to it as in the rows that are left.
+            busy[r] *= mean_s / max(float(seconds[first].sum()), 1e-12)
+            active[r] = np.nan
+        else:
+            busy[r] = mean_s / span_s
+            active[r] = _covered_s(mine.start_s[first], mine.end_s[last]) / span_s
     return busy, active
 
 
