@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -74,18 +76,28 @@ def test_compare_json(cli: Any, tmp_path: Path) -> None:
         (("simulate", "--workload.rate", "-1"), "workload.rate"),
         (("simulate", "nowhere.yaml"), "no such file"),
         (("simulate", "--wandb", "x", *SMALL), "gnomon-sim[wandb]"),
+        (("simulate", "--csv"), "--out DIR"),
         (("compare",), "only one variant"),
         (("compare", "--vary", "router"), "FIELD=A,B"),
         (("compare", "--vary", "batching.polisy=orca,vllm"), "batching.policy"),
     ],
 )
 def test_mistakes_are_explained(cli: Any, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], said: str) -> None:
-    import sys
-
     monkeypatch.setitem(sys.modules, "wandb", None)
     out = cli(*words, code=2).output
     assert said.lower() in out.lower()
     assert "Traceback" not in out
+
+
+def test_nothing_heavy_is_loaded(tmp_path: Path) -> None:
+    code = (
+        "import sys; from gnomon.cli.main import main; "
+        f"main(['simulate', '--workload.num-requests', '20', '--out', {str(tmp_path)!r}]); "
+        "heavy = {'torch', 'ray', 'sklearn', 'optuna', 'dash', 'plotly', 'pandas', 'matplotlib', 'wandb'}; "
+        "sys.exit(str(heavy & set(sys.modules)) if heavy & set(sys.modules) else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_help_names_the_default(cli: Any) -> None:
@@ -95,8 +107,6 @@ def test_help_names_the_default(cli: Any) -> None:
 
 
 def test_a_bar_on_a_terminal_only(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
     from gnomon.cli import progress
 
     with progress.progress() as report:

@@ -22,12 +22,12 @@ WORDS = {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "E2E", "scheduling_delay_s
 
 @click.command()
 @click.argument("scenarios", nargs=-1, type=click.Path())
-@config_options(Scenario)
 @click.option(
     "--vary", multiple=True, metavar="FIELD=A,B,...", help="Values of a dotted field; several make all combinations."
 )
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for comparison.json and every variant's run.")
 @json_option
+@config_options(Scenario)
 def command(
     scenarios: tuple[str, ...], overrides: dict[str, Any], vary: tuple[str, ...], out: Path | None, as_json: bool
 ) -> None:

@@ -9,6 +9,7 @@ import click
 
 from gnomon.cli.options import config_options
 from gnomon.cli.printing import json_option, print_json, print_rows
+from gnomon.core.errors import ConfigError
 from gnomon.serving.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -19,13 +20,13 @@ MAX_REPLICA_ROWS = 8
 
 @click.command()
 @click.argument("scenario", required=False, type=click.Path())
-@config_options(Scenario)
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for the report, the tables and the scenario.")
 @click.option("--csv", "extras", flag_value="csv", multiple=True, help="Also write the tables as CSV.")
 @click.option("--events", "extras", flag_value="events", multiple=True, help="Also write every request's events.")
 @click.option("--operators", "extras", flag_value="operators", multiple=True, help="Also write operator-level times.")
 @click.option("--wandb", "project", metavar="PROJECT", help="Also log to this project of Weights & Biases.")
 @json_option
+@config_options(Scenario)
 def command(
     scenario: str | None,
     overrides: dict[str, Any],
@@ -48,6 +49,8 @@ def command(
     from gnomon import api
     from gnomon.cli.progress import progress
 
+    if extras and out is None:
+        raise ConfigError("there is no folder for it.", where=f"--{extras[0]}", fix="Give one with --out DIR.")
     chosen = api.scenario(scenario, **overrides)
     with progress(quiet=as_json) as on_progress:
         result = api.simulate(chosen, on_progress=on_progress)
