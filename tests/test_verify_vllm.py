@@ -218,6 +218,7 @@ def without_kv_counts(meta: dict[str, Any]) -> None:
 
 def replicas(meta: dict[str, Any]) -> None:
     meta["resolved_config"]["parallel_config"]["data_parallel_size"] = 2
+    meta["kv_cache"]["num_gpu_blocks"] *= 2  # vLLM reports the sum.
 
 
 def mixture(**options: Any) -> Change:
@@ -239,6 +240,7 @@ def test_replicas_of_a_dense_model_share_the_load(reference: Path, tmp_path: Pat
     one = compare(derived(reference, "rtx4090_llama-3.1-8b", tmp_path / "one", lambda meta: None), profiles)
     two = compare(derived(reference, "rtx4090_llama-3.1-8b", tmp_path / "two", replicas), profiles)
     served = two.simulated.cluster.replicas.num_finished
+    assert two.simulated.kinds[0].num_kv_blocks == one.simulated.kinds[0].num_kv_blocks == 2587
     assert served.sum() == 60
     assert served.min() >= 25
     assert simulated(two)["e2e"] < 0.8 * simulated(one)["e2e"]

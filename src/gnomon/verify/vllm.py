@@ -114,7 +114,7 @@ def scenario_of(recording: Recording, model: Model, profiles: str | Path, device
             data_parallel=ranks if in_lockstep else 1,
             expert_parallel=expert_parallel,
             memory_utilization=recording.kv_cache("gpu_memory_utilization") or _MEMORY_UTILIZATION,
-            num_kv_blocks=_usable_blocks(recording),
+            num_kv_blocks=_usable_blocks(recording, ranks),
             max_request_tokens=_longest_request(recording, model),
         ),
         batching=BatchingConfig(
@@ -137,15 +137,18 @@ def scenario_of(recording: Recording, model: Model, profiles: str | Path, device
     )
 
 
-def _usable_blocks(recording: Recording) -> int | None:
-    """KV blocks that requests can hold: one is vLLM's null block. None where the server did not say."""
+def _usable_blocks(recording: Recording, ranks: int) -> int | None:
+    """KV blocks that the requests of one rank can hold; None where the server did not say.
+
+    vLLM reports the sum over data-parallel ranks, and keeps one block of each to itself (the null block).
+    """
     blocks = recording.kv_cache("num_gpu_blocks")
     if blocks is None:
         return None
-    if isinstance(blocks, bool) or not isinstance(blocks, int) or blocks < 2:
+    if isinstance(blocks, bool) or not isinstance(blocks, int) or blocks < 2 * ranks:
         where = str(recording.folder / "meta.json")
-        raise DataError(f"num_gpu_blocks is {blocks!r}, not a whole number above one.", where=where)
-    return blocks - 1
+        raise DataError(f"num_gpu_blocks is {blocks!r}, less than two blocks for each rank.", where=where)
+    return blocks // ranks - 1
 
 
 def _longest_request(recording: Recording, model: Model) -> int:
