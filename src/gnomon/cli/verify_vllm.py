@@ -31,7 +31,7 @@ def command(
     """Simulate recorded vLLM servers and compare latencies and throughput.
 
     A run directory holds meta.json and requests.jsonl. The simulation gets the server's arrivals, lengths and limits,
-    and kernel times measured on its GPU; nothing is fitted to the run. Exit code 1 when any error passes its
+    and kernel times measured on its GPU; no constant is fitted per run. Exit code 1 when any error passes its
     tolerance.
 
     \b

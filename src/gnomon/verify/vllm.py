@@ -1,6 +1,6 @@
 """Recorded vLLM servers, simulated from the kernels of their GPU and compared latency by latency.
 
-The simulation gets what the server was given (arrivals, lengths, limits, KV blocks) and nothing that was fitted to the
+The simulation gets what the server was given (arrivals, lengths, limits, KV blocks); no constant is fitted per
 run. Where a recording has no token ids, only a request's own blocks can be found again in the prefix cache.
 """
 
