@@ -82,7 +82,7 @@ def command(**given: Any) -> None:
 def _study(given: dict[str, Any]) -> None:
     from gnomon.pipeline.study import simulate
 
-    for name in ("stragglers", "links", "jitter", "latency", "overlap_len", "weight_grad_len"):
+    for name in ("stragglers", "links", "jitter", "latency", "overlap_len", "weight_grad_len", "memory_limit"):
         if given[name]:
             flag = {"stragglers": "straggler", "links": "link"}.get(name, name).replace("_", "-")
             raise ConfigError(f"--{flag} needs a schedule.", fix="Add --schedule 1f1b, for example.")
