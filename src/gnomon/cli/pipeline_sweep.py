@@ -89,7 +89,7 @@ def draw_heat_maps(csv: Path, folder: Path, report: Callable[[str], None], jobs:
 
     tables = read_csv(csv)
     # Starting processes pays only for many pictures.
-    jobs = 1 if len(tables) < 16 else jobs
+    jobs = 1 if len(tables) < 48 else jobs
     files = []
     with progress_bar("heat maps", len(tables)) as advance:
         for outcome in map_ordered(draw_heat_map, ((table, str(folder)) for table in tables), jobs=jobs):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gnomon.core.errors import MissingExtraError
 from gnomon.core.files import written_whole
@@ -88,12 +89,8 @@ def write_heat_map(table: SweepTable, path: str | Path) -> Path:
     image = plot.imshow(values, origin="lower", cmap="viridis_r", aspect="auto")
     for line in (plot.axhline, plot.axvline):  # Sets the exclusive tier apart.
         line(len(axis) - 1.5, color="white", linewidth=4)
-    middle = (np.nanmin(values) + np.nanmax(values)) / 2
     if len(axis) <= 14:
-        for (row, column), value in np.ndenumerate(values):
-            if not np.isnan(value):
-                colour = "white" if value > middle else INK
-                plot.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=7.5, color=colour)
+        _write_numbers(plot, values)
     best_row, best_column = np.unravel_index(np.nanargmin(values), values.shape)
     box = _matplotlib("patches").Rectangle(
         (best_column - 0.46, best_row - 0.46), 0.92, 0.92, fill=False, edgecolor="#E4002B", linewidth=2.6, zorder=5
@@ -112,6 +109,29 @@ def write_heat_map(table: SweepTable, path: str | Path) -> Path:
     bar.outline.set_visible(False)
     scale.tick_params(length=0, colors=INK)
     return _save(figure, path)
+
+
+def _write_numbers(plot: Any, values: NDArray[np.float64]) -> None:
+    """Write each value into its cell: all glyphs of one colour as one path, which is faster than texts."""
+    paths = _matplotlib("path")
+    glyphs = {char: _matplotlib("textpath").TextPath((0, 0), char, size=7.5) for char in "0123456789."}
+    widths = {char: 4.77 if char != "." else 2.39 for char in glyphs}  # Of DejaVu Sans at that size.
+    figure = plot.get_figure()
+    box, (width, height) = plot.get_position(), 72 * figure.get_size_inches()
+    cell = np.array([values.shape[1] / (box.width * width), values.shape[0] / (box.height * height)])
+    middle = (np.nanmin(values) + np.nanmax(values)) / 2
+    for colour, chosen in (("white", values > middle), (INK, values <= middle)):
+        vertices, codes = [np.zeros((0, 2))], [np.zeros(0, dtype=paths.Path.code_type)]
+        for row, column in zip(*np.nonzero(chosen), strict=True):
+            text = f"{values[row, column]:.2f}"
+            at = -sum(widths[char] for char in text) / 2
+            for char in text:
+                vertices.append((glyphs[char].vertices + np.array([at, -2.73])) * cell + np.array([column, row]))
+                codes.append(glyphs[char].codes)
+                at += widths[char]
+        shape = paths.Path(np.concatenate(vertices), np.concatenate(codes))
+        # Not `add_patch`, which would look for the curves' extremes to scale the axes by.
+        plot.add_artist(_matplotlib("patches").PathPatch(shape, facecolor=colour, linewidth=0))
 
 
 def draw_heat_map(given: tuple[SweepTable, str]) -> Path:
