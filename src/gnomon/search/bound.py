@@ -49,7 +49,9 @@ def _seconds_per_request(kind: Kind, tables: IterationTables, stage: int, reques
         read = decodes * prompt + decodes * decodes / 2.0
         seconds += _least_prefill(tables, stage) * pairs.mean()
         seconds += _least_decode(tables, stage) * read.mean() / kind.tokens_per_decode
-    return float(seconds)
+    # Nor can it do with fewer iterations than its batch cap allows.
+    iterations = decodes.mean() / (kind.max_in_batch * kind.tokens_per_decode)
+    return float(max(seconds, iterations * tables.token_s[stage, 1 : budget + 1].min()))
 
 
 def _cheapest(seconds: np.ndarray, most: int) -> float:

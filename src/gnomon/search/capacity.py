@@ -21,8 +21,10 @@ from gnomon.workload import Requests, with_rate
 
 COARSE = 1.1
 """Width of the bracket that short runs find."""
-LOWEST = 1e-3
-"""Share of the bound below which a configuration counts as unable to meet the SLO at any load."""
+IDLE = 0.01
+"""Mean requests in the system below which a load is no load: what is not met then is met at no load."""
+BEYOND = 1e6
+"""Times a guess that a capacity is looked for."""
 HOPELESS = 1.5
 """A limit exceeded this much by the first quarter of the requests will not be met by all of them."""
 TURNOVERS = 50
@@ -61,18 +63,19 @@ class Prober:
     _known: dict[tuple[float, int], Verdict] = field(default_factory=dict)
 
     def __call__(self, rate: float, count: int) -> Verdict:
-        """The verdict on the first `count` requests at `rate`; given up after a quarter of them where hopeless."""
+        """The verdict on the first `count` requests at `rate`."""
         key = (rate, count)
         if key not in self._known:
-            self._known[key] = self._attempt(rate, count)
+            self._known[key] = self._simulate(rate, count)
         return self._known[key]
 
-    def _attempt(self, rate: float, count: int) -> Verdict:
+    def unless_hopeless(self, rate: float, count: int) -> Verdict:
+        """The same for a load that may be far too high: given up after a quarter of the requests where hopeless."""
         if count // 4 >= MIN_QUARTER:
-            early = self._simulate(rate, count // 4)
+            early = self(rate, count // 4)
             if early.excess > HOPELESS:
                 return early
-        return self._simulate(rate, count)
+        return self(rate, count)
 
     def _simulate(self, rate: float, count: int) -> Verdict:
         self.runs += 1
@@ -85,31 +88,43 @@ def find_capacity(prober: Prober, bound: float, effort: EffortConfig, num_ranks:
     """Bracket and bisect, from short runs to long ones. `bound` is a load that cannot be sustained."""
     count = min(effort.min_requests * num_ranks, len(prober.requests))
     longest = min(effort.max_requests * num_ranks, len(prober.requests))
-    bracket = _first_bracket(lambda rate: prober(rate, count).met, bound)
-    if bracket is None:
-        lowest = prober(bound * LOWEST, count)
-        return Capacity(0.0, count, True, lowest, lowest.worst)
-    low, high = _bisected(lambda rate: prober(rate, count).met, *bracket, COARSE)
+    low = high = bound
+    while not prober(low := high / 2.0, count).met:
+        high = low
+        if _in_system(prober, low, count) < IDLE:
+            return _none(prober, low, count)
+    low, high = _bisected(lambda rate: prober(rate, count).met, low, high, COARSE)
     before = None
     while count < longest:
         count = min(2 * count, longest)
         halfway = _turnovers(prober, low, count) >= TURNOVERS / 2
         low, high = refine(prober, low, count, effort.precision if halfway else COARSE / 2 - 0.5)
         if low == 0.0:
-            lowest = prober(high, count)
-            return Capacity(0.0, count, True, lowest, lowest.worst)
+            return _none(prober, high, count)
         settled = before is not None and abs(low - before) <= effort.convergence * low
         if settled and _turnovers(prober, low, count) >= TURNOVERS:
             return Capacity(low, count, True, prober(low, count), prober(high, count).worst)
         before = low if halfway else None
     low, high = refine(prober, low, count, effort.precision)
+    if low == 0.0:
+        return _none(prober, high, count)
     return Capacity(low, count, False, prober(low, count), prober(high, count).worst)
+
+
+def _none(prober: Prober, lowest: float, count: int) -> Capacity:
+    """The SLO is met at no load."""
+    verdict = prober(lowest, count)
+    return Capacity(0.0, count, True, verdict, verdict.worst)
+
+
+def _in_system(prober: Prober, rate: float, count: int) -> float:
+    """Median requests in the system (Little's law); 0 where most are never served."""
+    return rate * (prober(rate, count).figures["e2e_s p50"] or 0.0)
 
 
 def _turnovers(prober: Prober, rate: float, count: int) -> float:
     """How many median requests, one after the other, arrivals last."""
-    median_s = prober(rate, count).figures["e2e_s p50"]
-    return count / rate / median_s if median_s else 0.0
+    return count / max(_in_system(prober, rate, count), 1e-9)
 
 
 def refine(prober: Prober, guess: float, count: int, precision: float) -> tuple[float, float]:
@@ -123,23 +138,18 @@ def refine(prober: Prober, guess: float, count: int, precision: float) -> tuple[
     if met(guess):
         while met(high := low * step):
             low, step = high, step * step
+            if low > guess * BEYOND:
+                raise ConfigError(
+                    "no load is too high: too few requests to see the queue grow, and no limit that is missed.",
+                    where="effort.min_requests",
+                    fix="Use more requests, or set an SLO.",
+                )
     else:
         while not met(low := high / step):
             high, step = low, step * step
-            if high < guess * LOWEST:
+            if _in_system(prober, high, count) < IDLE:
                 return 0.0, high
     return _bisected(met, low, high, 1.0 + precision)
-
-
-def _first_bracket(met: Callable[[float], bool], bound: float) -> tuple[float, float] | None:
-    """A load that is met and one that is not; None where not even the lowest is met."""
-    high = bound
-    while high > bound * LOWEST:
-        low = high / 2.0
-        if met(low):
-            return low, high
-        high = low
-    return None
 
 
 def _bisected(met: Callable[[float], bool], low: float, high: float, width: float) -> tuple[float, float]:
@@ -151,13 +161,3 @@ def _bisected(met: Callable[[float], bool], low: float, high: float, width: floa
         else:
             high = middle
     return low, high
-
-
-def check_rated(requests: Requests) -> None:
-    """Only arrivals with a rate can be sent faster."""
-    if requests.shape is None:
-        raise ConfigError(
-            "a capacity search changes the arrival rate, and these arrivals have none.",
-            where="workload.arrivals",
-            fix="Use poisson, gamma, fixed_interval, piecewise or diurnal, or a trace with arrival times.",
-        )

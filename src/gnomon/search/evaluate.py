@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from gnomon.core.errors import ConfigError, DoesNotFitError
 from gnomon.search.bound import rate_bound
-from gnomon.search.capacity import Capacity, Prober, check_rated, find_capacity, refine
+from gnomon.search.capacity import Capacity, Prober, find_capacity, refine
 from gnomon.search.config import SearchConfig
 from gnomon.search.fleet import smallest_fleet
 from gnomon.search.objective import price, rate_for, score
@@ -111,9 +111,17 @@ def sequence(search: SearchConfig, scenario: Scenario) -> Requests:
     """As many requests as the longest run of this scenario may need."""
     ranks = scenario.num_replicas * scenario.replica.data_parallel
     count = search.effort.max_requests * ranks
-    requests = _generated(search.workload.model_copy(update=_counted(search.workload, count)), search.seed)
-    check_rated(requests)
-    return requests
+    return _generated(search.workload.model_copy(update=_counted(search.workload, count)), search.seed)
+
+
+def check_rated(search: SearchConfig) -> None:
+    """Only arrivals with a rate can be sent faster."""
+    if _generated(search.workload.model_copy(update=_counted(search.workload, 2)), search.seed).shape is None:
+        raise ConfigError(
+            "a capacity search changes the arrival rate, and these arrivals have none.",
+            where="workload.arrivals",
+            fix="Use poisson, gamma, fixed_interval, piecewise or diurnal, or a trace with arrival times.",
+        )
 
 
 def _counted(workload: WorkloadConfig, count: int) -> dict[str, int]:
@@ -137,7 +145,7 @@ def _out_of_reach(prober: Prober, needed: float, bound: float, search: SearchCon
     short = min(search.effort.min_requests * ranks, len(prober.requests))
     longer = min(4 * short, len(prober.requests))
     for count, slack in ((short, SHORT_SLACK), (longer, 1.0)):
-        verdict = prober(needed * slack, count)
+        verdict = prober.unless_hopeless(needed * slack, count)
         if not verdict.met:
             return f"fails at {needed * slack:.3g}/s: {verdict.worst}"
     return None

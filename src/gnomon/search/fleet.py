@@ -61,7 +61,7 @@ def smallest_fleet(
         requests = requests_for(copies)
         length = min(LENGTH * search.effort.min_requests * count * copies.replica.data_parallel, len(requests))
         prober = Prober(copies, requests, search.slo)
-        verdict = prober(search.load or 0.0, length)
+        verdict = prober.unless_hopeless(search.load or 0.0, length)
         fleet.runs += prober.runs
         fleet.simulated += prober.simulated
         known[count] = (verdict, length)

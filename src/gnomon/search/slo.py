@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gnomon.search.config import LATENCIES, GoodputConfig, SloTargets
 from gnomon.serving.metrics import RequestTimes, request_times
 from gnomon.serving.saturation import saturation
 from gnomon.serving.simulate import Run
 from gnomon.serving.state import FINISHED, Floats, Ints
+
+Bools = NDArray[np.bool_]
 
 GROWING = "growing queue"
 
@@ -42,7 +45,8 @@ def judge(run: Run, targets: SloTargets) -> Verdict:
     times = request_times(run)
     limits = {(metric, stat): limit for metric in LATENCIES for stat, limit in getattr(targets, metric).items()}
     done = run.cluster.requests.status == FINISHED
-    figures = {pair: _figure(run, times, done, *pair) for pair in (*limits, *_SHOWN)}
+    gaps = Gaps(run.log.gap_s[: run.log.used[2]], run.log.gap_count[: run.log.used[2]])
+    figures = {pair: _figure(run, times, gaps, done, *pair) for pair in (*limits, *_SHOWN)}
     excesses = {f"{metric} {stat}": figures[metric, stat] / limit for (metric, stat), limit in limits.items()}
     good_share = 1.0
     if targets.goodput is not None:
@@ -57,10 +61,9 @@ def judge(run: Run, targets: SloTargets) -> Verdict:
     return Verdict(float(excesses.get(worst, 0.0)), worst, finite, good_share)
 
 
-def _figure(run: Run, times: RequestTimes, done: np.ndarray, metric: str, statistic: str) -> float:
+def _figure(run: Run, times: RequestTimes, gaps: Gaps, done: Bools, metric: str, statistic: str) -> float:
     if metric == "tbt_s":
-        used = run.log.used[2]
-        return weighted_statistic(run.log.gap_s[:used], run.log.gap_count[:used], statistic)
+        return gaps.statistic(statistic)
     seconds = getattr(times, metric)
     known = np.where(done, seconds, np.inf)
     if metric == "tpot_s":
@@ -78,21 +81,27 @@ def _statistic(values: Floats, statistic: str) -> float:
     return float(np.percentile(values, float(statistic[1:])))
 
 
-def weighted_statistic(values: Floats, counts: Ints, statistic: str) -> float:
-    """A statistic where `values[i]` stands for `counts[i]` equal ones, as `percentiles.weighted_percentiles`."""
-    if not values.size:
-        return 0.0
-    if statistic == "mean":
-        return float(np.dot(values, counts) / counts.sum())
-    if statistic == "max":
-        return float(values.max())
-    order = np.argsort(values)
-    accumulated = np.cumsum(counts[order])
-    rank = np.ceil(float(statistic[1:]) / 100 * accumulated[-1])
-    return float(values[order[np.searchsorted(accumulated, rank)]])
+class Gaps:
+    """Gaps between tokens, where `seconds[i]` stands for `counts[i]` equal ones; sorted once for all statistics."""
+
+    def __init__(self, seconds: Floats, counts: Ints) -> None:
+        order = np.argsort(seconds)
+        self.seconds, self.counts = seconds[order], counts[order]
+        self.accumulated = np.cumsum(self.counts)
+
+    def statistic(self, name: str) -> float:
+        """Mean, max or a percentile: the smallest gap that reaches the share, as in a run's summary."""
+        if not self.seconds.size:
+            return 0.0
+        if name == "mean":
+            return float(np.dot(self.seconds, self.counts) / self.accumulated[-1])
+        if name == "max":
+            return float(self.seconds[-1])
+        rank = np.ceil(float(name[1:]) / 100 * self.accumulated[-1])
+        return float(self.seconds[np.searchsorted(self.accumulated, rank)])
 
 
-def _good_share(goodput: GoodputConfig, times: RequestTimes, done: np.ndarray) -> float:
+def _good_share(goodput: GoodputConfig, times: RequestTimes, done: Bools) -> float:
     """One output token has no TPOT, hence meets it."""
     good = done.copy()
     for name in ("ttft_s", "tpot_s", "e2e_s"):

@@ -10,7 +10,7 @@ import numpy as np
 
 from gnomon.core.parallel import Map, shared_workers
 from gnomon.search.config import SearchConfig
-from gnomon.search.evaluate import Record, Task, bound_of, capacity_with_seed, evaluate
+from gnomon.search.evaluate import Record, Task, bound_of, capacity_with_seed, check_rated, evaluate
 from gnomon.search.objective import price, rate_for
 from gnomon.search.results import ResultsFile, record_from
 from gnomon.search.space import Candidate, candidates, scenario_of
@@ -68,17 +68,27 @@ def search(
     there. `jobs` local processes (all cores unless given), or a Ray cluster at `ray`; the results are the same.
     `on_progress(done, total)` is called when a configuration is settled.
     """
-    space = candidates(question)
+    check(question)
     file = ResultsFile(Path(results) if results is not None else None, question)
-    report = on_progress or (lambda done, total: None)
     warm_up(question)
     with shared_workers(jobs=jobs, ray=ray) as workers:
-        examined = _Examiner(question, file, workers, report, len(space))
-        records = examined.all_of(space) if question.strategy == "exhaustive" else _smart(examined, space)
-        ranked = sorted((one for one in records if one.score is not None), key=_rank)
-        margins = _margins(question, ranked[: question.effort.num_intervals], file, workers)
-    others = [one for one in records if one.score is None]
-    return Found(question, ranked, others, margins)
+        return search_with(question, file, workers, on_progress or (lambda done, total: None))
+
+
+def check(question: SearchConfig) -> None:
+    """Say what is wrong with a question before anything is compiled or started."""
+    candidates(question)
+    check_rated(question)
+
+
+def search_with(question: SearchConfig, file: ResultsFile, workers: Map, report: Progress) -> Found:
+    """`search` on workers and a file that are there already."""
+    space = candidates(question)
+    examiner = _Examiner(question, file, workers, report, len(space))
+    records = examiner.all_of(space) if question.strategy == "exhaustive" else _smart(examiner, space)
+    ranked = sorted((one for one in records if one.score is not None), key=_rank)
+    margins = _margins(question, ranked[: question.effort.num_intervals], file, workers)
+    return Found(question, ranked, [one for one in records if one.score is None], margins)
 
 
 def _rank(record: Record) -> tuple[float, str]:

@@ -1,0 +1,79 @@
+"""A search's answer as plotly figures (plain dictionaries): what each configuration gives and costs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gnomon.core import units
+from gnomon.report.search_text import latency_name
+from gnomon.search.evaluate import Record
+from gnomon.search.objective import UNITS, shown
+from gnomon.search.pareto import is_on_front, latency_axes
+from gnomon.search.study import Found
+
+Figure = dict[str, Any]
+
+COLOURS = ("#2F6FB5", "#E08A2E", "#3E9B6E", "#C8493F", "#7B61A8", "#8A94A3", "#B58A2F", "#2FA0B5")
+_AXIS = {"gridcolor": "#EBEEF2", "zeroline": False, "linecolor": "#C5CCD6", "ticks": "outside", "tickcolor": "#C5CCD6"}
+
+
+def figures(found: Found) -> dict[str, Figure]:
+    """One scatter per latency, with the front drawn through it."""
+    names = ("ttft_front", "tbt_front")
+    return {name: _scatter(found, axis) for name, axis in zip(names, latency_axes(found.search), strict=True)}
+
+
+def _scatter(found: Found, axis: str) -> Figure:
+    objective = found.search.objective
+    ranked = [one for one in found.ranked if one.figures.get(axis) is not None]
+    groups: dict[str, list[Record]] = {}
+    for one in ranked:
+        groups.setdefault(f"{one.overrides['device']} {one.overrides['batching.policy']}", []).append(one)
+    data = [_front_line(ranked, axis, objective)]
+    for number, (name, members) in enumerate(groups.items()):
+        data.append(
+            {"type": "scatter", "mode": "markers", "name": name,
+             "x": [_short((one.figures[axis] or 0.0) * 1e3) for one in members],
+             "y": [_short(shown(objective, one.score or 0.0)) for one in members],
+             "text": [_hover(one) for one in members], "hovertemplate": "%{text}<extra></extra>",
+             "marker": {"size": 9, "color": COLOURS[number % len(COLOURS)], "line": {"width": 1, "color": "#fff"}}}
+        )  # fmt: skip
+    return {"data": data, "layout": _layout(latency_name(axis), UNITS[objective])}
+
+
+def _front_line(ranked: list[Record], axis: str, objective: Any) -> Figure:
+    """The configurations that nothing beats in both respects, joined."""
+    points = [(-(one.score or 0.0), one.figures[axis] or 0.0) for one in ranked]
+    chosen = sorted(one for one, is_on in zip(points, is_on_front(points), strict=True) if is_on)
+    return {
+        "type": "scatter", "mode": "lines", "name": "front", "hoverinfo": "skip",
+        "x": [_short(latency * 1e3) for _, latency in chosen],
+        "y": [_short(shown(objective, -worth)) for worth, _ in chosen],
+        "line": {"color": "#1F2A37", "width": 1.4, "dash": "dot"},
+    }  # fmt: skip
+
+
+def _hover(one: Record) -> str:
+    lines = [f"<b>{one.label}</b>", f"{one.capacity_per_s:.4g} requests/s on {one.num_gpus} GPUs",
+             f"${one.cost_per_hour:.2f}/h"]  # fmt: skip
+    lines += [f"{latency_name(k)} {units.seconds(v)}" for k, v in one.figures.items() if v is not None]
+    return "<br>".join(lines)
+
+
+def _layout(latency: str, unit: str) -> Figure:
+    return {
+        "title": {"text": f"Against {latency} at capacity", "x": 0, "xref": "container", "xanchor": "left",
+                  "pad": {"l": 8}, "font": {"size": 14, "color": "#1F2A37"}},
+        "xaxis": _AXIS | {"title": {"text": f"{latency} (ms)"}, "type": "log"},
+        "yaxis": _AXIS | {"title": {"text": unit}},
+        "margin": {"l": 62, "r": 16, "t": 44, "b": 90},
+        "height": 440,
+        "font": {"family": "Inter, system-ui, sans-serif", "size": 12, "color": "#4A5565"},
+        "plot_bgcolor": "#FFFFFF", "paper_bgcolor": "#FFFFFF",
+        "hovermode": "closest",
+        "legend": {"orientation": "h", "x": 0, "y": -0.18, "yanchor": "top"},
+    }  # fmt: skip
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.5g}")

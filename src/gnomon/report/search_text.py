@@ -1,0 +1,168 @@
+"""A search's answer in words and rows, for the terminal and the page alike."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from gnomon.core import units
+from gnomon.search.config import LATENCIES, SearchConfig
+from gnomon.search.evaluate import Record
+from gnomon.search.matrix import Matrix
+from gnomon.search.objective import UNITS, shown
+from gnomon.search.pareto import front, latency_axes
+from gnomon.search.study import Found
+
+WORDS = {
+    "ttft_s": "TTFT", "tbt_s": "TBT", "tpot_s": "TPOT", "e2e_s": "E2E", "scheduling_delay_s": "scheduling delay",
+}  # fmt: skip
+
+
+def latency_name(figure: str) -> str:
+    """`ttft_s p90` as people write it."""
+    metric, _, statistic = figure.partition(" ")
+    return f"{WORDS[metric]} {statistic.upper() if statistic.startswith('p') else statistic}"
+
+
+def slo_words(search: SearchConfig) -> str:
+    """The SLO in one line."""
+    parts = [
+        f"{latency_name(f'{metric} {statistic}')} ≤ {units.seconds(limit)}"
+        for metric in LATENCIES
+        for statistic, limit in getattr(search.slo, metric).items()
+    ]
+    good = search.slo.goodput
+    if good is not None:
+        limits = [f"{WORDS[n]} ≤ {units.seconds(v)}" for n in ("ttft_s", "tpot_s", "e2e_s") if (v := getattr(good, n))]
+        parts.append(f"{good.share:.0%} of requests with {' and '.join(limits)}")
+    return ", ".join(parts) or "no growing queue"
+
+
+def question_words(search: SearchConfig) -> str:
+    """What was asked, in one line."""
+    load = f" at {search.load:g} requests/s" if search.load is not None else ""
+    lengths = search.workload.preset or (search.workload.trace and search.workload.trace.file)
+    named = lengths or search.workload.lengths.distribution
+    return f"{search.model}, {named}; {slo_words(search)}; best {UNITS[search.objective]}{load}"
+
+
+def ranking_rows(found: Found, top: int | None = None) -> list[dict[str, Any]]:
+    """The ranked configurations."""
+    axes = latency_axes(found.search)
+    best = found.ranked[:top]
+    on_front = front(found.search, found.ranked)
+    return [
+        {
+            "#": number,
+            "configuration": one.label,
+            "GPUs": one.num_gpus,
+            "$/h": f"{one.cost_per_hour:.2f}",
+            "capacity/s": _with_margin(one, found.margins.get(one.label)),
+            UNITS[found.search.objective]: f"{shown(found.search.objective, one.score or 0.0):.4g}",
+            **{latency_name(axis): _seconds(one.figures.get(axis)) for axis in axes},
+            "limited by": limited_by(one),
+            "front": "●" if on_front[number - 1] else "",
+        }
+        for number, one in enumerate(best, start=1)
+    ]
+
+
+def limited_by(record: Record) -> str:
+    """What is not met just above the capacity."""
+    name = record.binding or ""
+    return latency_name(name) if name.split(" ")[0] in WORDS else name
+
+
+def account(found: Found) -> list[str]:
+    """What became of the configurations, in sentences."""
+    counts = Counter(_fate(one) for one in found.others)
+    total = len(found.ranked) + len(found.others)
+    said = [f"{total:,} configurations: {len(found.ranked):,} meet the SLO"]
+    said += [f"{count:,} {fate}" for fate, count in counts.items()]
+    lines = [", ".join(said) + f". {found.runs:,} runs, {units.count(found.simulated)} requests simulated."]
+    unsure = [one for one in found.ranked[:1] if one.converged is False]
+    if unsure:
+        lines.append("The winner's capacity still changed with the length of the runs: raise effort.max_requests.")
+    return lines
+
+
+def _fate(record: Record) -> str:
+    if record.status == "measured":
+        return "do not meet it at any load"
+    return {
+        "passed over": "passed over (cannot beat the best)",
+        "impossible": "impossible",
+        "failed": "failed",
+    }[record.status]
+
+
+def reason_rows(found: Found, top: int | None = None) -> list[dict[str, str]]:
+    """Why configurations have no place in the ranking; equal reasons are told once."""
+    grouped: dict[tuple[str, str], list[str]] = {}
+    for one in found.others:
+        if one.status != "passed over":
+            grouped.setdefault((one.status, one.reason or ""), []).append(one.label)
+    return [
+        {"what": "meets the SLO at no load" if status == "measured" else status,
+         "configurations": labels[0] + (f" and {len(labels) - 1} more" if len(labels) > 1 else ""), "why": why}
+        for (status, why), labels in list(grouped.items())[:top]
+    ]  # fmt: skip
+
+
+def nothing_qualifies(found: Found) -> str:
+    """Why there is no winner, and what comes nearest."""
+    missing = [one for one in found.others if one.nearest_miss is not None]
+    if not missing:
+        return "No configuration can run: see the reasons above."
+    nearest = min(missing, key=lambda one: (one.nearest_miss or 0.0, one.label))
+    return (
+        f"No configuration meets the SLO ({slo_words(found.search)}). Nearest is {nearest.label}: "
+        f"{nearest.reason}. Loosen the SLO or widen the space."
+    )
+
+
+def _with_margin(record: Record, margin: float | None) -> str:
+    capacity = f"{record.capacity_per_s:.4g}"
+    return f"{capacity} ± {margin:.2g}" if margin is not None else capacity
+
+
+def _seconds(value: float | None) -> str | None:
+    return None if value is None else units.seconds(value)
+
+
+def cell_row(found: Found) -> dict[str, Any]:
+    """The winner of one cell of a matrix."""
+    best, objective = found.best, found.search.objective
+    if best is None:
+        return {"best configuration": "nothing meets the SLO", "capacity/s": None, UNITS[objective]: None}
+    return {
+        "best configuration": best.label,
+        "capacity/s": _with_margin(best, found.margins.get(best.label)),
+        UNITS[objective]: f"{shown(objective, best.score or 0.0):.4g}",
+    }
+
+
+def worth_rows(matrix: Matrix, model: str) -> list[dict[str, Any]]:
+    """Rows: the workload that a configuration was chosen for; columns: the one it is used for."""
+    rows = []
+    for chosen in matrix.workloads:
+        shares = {used: matrix.worth.get((model, chosen, used)) for used in matrix.workloads}
+        if any(share is not None for share in shares.values()):
+            told = {f"on {used}": "–" if share is None else f"{share:.0%}" for used, share in shares.items()}
+            rows.append({"chosen for": chosen, **told})
+    return rows
+
+
+def bench_row(record: Record) -> dict[str, Any]:
+    """One line of the suite."""
+    if record.score is None:
+        return {"GPUs": record.num_gpus, "capacity/s": None, "QPS/($/h)": None, "TTFT P90": None, "TBT P99": None,
+                "limited by": record.reason}  # fmt: skip
+    return {
+        "GPUs": record.num_gpus,
+        "capacity/s": f"{record.capacity_per_s:.4g}",
+        "QPS/($/h)": f"{record.score:.4g}",
+        "TTFT P90": _seconds(record.figures["ttft_s p90"]),
+        "TBT P99": _seconds(record.figures["tbt_s p99"]),
+        "limited by": limited_by(record),
+    }

@@ -1,0 +1,84 @@
+"""The suite: the same few workloads under several schedulers and models, as a reproducible table of capacities."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pydantic import Field
+
+from gnomon.core.config import Config
+from gnomon.core.parallel import map_ordered
+from gnomon.search.config import EffortConfig, Names, SearchConfig, SloTargets
+from gnomon.search.evaluate import Record, Task, bound_of, evaluate
+from gnomon.search.space import candidates
+from gnomon.search.warm_up import warm_up
+from gnomon.workload import WorkloadConfig
+
+TENSOR_DEGREES = (1, 2, 4, 8)
+
+
+class BenchConfig(Config):
+    """Models x workloads x schedulers."""
+
+    models: Names = ("llama-3-8b", "llama-2-70b")
+    """Each on the fewest GPUs of one server on which it fits."""
+    workloads: Names = ("chat-1m", "arxiv-4k", "bwb-4k", "azure-code")
+    """Presets: chat, summarising papers, books (long answers), code."""
+    policies: Names = ("vllm_v1", "sglang", "vllm", "sarathi", "orca")
+    """Schedulers, each with its own customs."""
+    device: str = "h100"
+    """GPU."""
+    slo: SloTargets = SloTargets(ttft_s={"p90": 2.0}, tbt_s={"p99": 0.2})
+    effort: EffortConfig = EffortConfig(num_intervals=0)
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Further fields of every scenario, dotted."""
+    seed: int = 0
+    """Every random draw follows from it."""
+
+
+def bench(
+    config: BenchConfig,
+    *,
+    jobs: int | None = None,
+    ray: str | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> list[tuple[str, str, str, Record]]:
+    """(model, workload, policy, record) of every combination, in order."""
+    asked = [
+        (model, workload, policy, _task(config, model, workload, policy))
+        for model in config.models
+        for workload in config.workloads
+        for policy in config.policies
+    ]
+    warm_up(_question(config, config.models[0], config.workloads[0], config.policies, (1,)))
+    rows = []
+    outcomes = map_ordered(evaluate, [task for *_, task in asked], jobs=jobs, ray=ray)
+    for (model, workload, policy, task), outcome in zip(asked, outcomes, strict=True):
+        one = task.candidate
+        failed = Record(one.label, dict(one.overrides), "failed", outcome.error)
+        rows.append((model, workload, policy, outcome.value or failed))
+        if on_progress is not None:
+            on_progress(len(rows), len(asked))
+    return rows
+
+
+def _task(config: BenchConfig, model: str, workload: str, policy: str) -> Task:
+    """The policy on the smallest tensor-parallel degree on which the model fits (else the largest, which explains)."""
+    question = _question(config, model, workload, (policy,), TENSOR_DEGREES)
+    tasks = [Task(question, one) for one in candidates(question)]
+    return next((task for task in tasks if not isinstance(bound_of(task), Record)), tasks[-1])
+
+
+def _question(
+    config: BenchConfig, model: str, workload: str, policies: tuple[str, ...], degrees: tuple[int, ...]
+) -> SearchConfig:
+    return SearchConfig(
+        model=model,
+        workload=WorkloadConfig(preset=workload),
+        slo=config.slo,
+        space={"device": config.device, "tensor_parallel": degrees, "batching": list(policies)},
+        settings=config.settings,
+        effort=config.effort,
+        seed=config.seed,
+    )
