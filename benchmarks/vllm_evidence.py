@@ -20,7 +20,7 @@ import numpy as np
 
 from gnomon.cli.printing import print_rows
 from gnomon.serving.state import Floats
-from gnomon.timing.tables import Shape, stage_s
+from gnomon.timing.lookup import Shape, stage_s
 from gnomon.verify.vllm import Comparison, compare
 from gnomon.verify.vllm_recording import Recording
 

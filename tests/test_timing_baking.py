@@ -13,9 +13,9 @@ from gnomon.core.config import load
 from gnomon.core.errors import ConfigError, UnknownNameError
 from gnomon.timing import Baked, Batch, Context, Timer, TimingConfig, breakdown, iteration_tables, register_source
 from gnomon.timing import source as sources
+from gnomon.timing.lookup import Shape, stage_s, with_host_s
 from gnomon.timing.operators import Floats, Operator
 from gnomon.timing.speculative import draft_s, expected_tokens, verification_s
-from gnomon.timing.tables import Shape, stage_s, with_host_s
 
 SIZES = {"max_tokens": 4096, "max_sequences": 128, "max_kv_tokens": 8192}
 

@@ -2,7 +2,7 @@
 
 `@jit` compiles a helper, `@compiled(signature)` a function of a fixed signature that can be passed around as a
 value (a batching policy, a router) without recompiling its caller. Both cache on disk, in a folder named by a
-hash of the package's sources, because Numba does not notice a change in a helper of another file.
+hash of the sources it is made from, because Numba does not notice a change in a helper of another file.
 With `GNOMON_JIT=0` both return the plain Python function, for a debugger; results are identical.
 """
 
@@ -30,14 +30,20 @@ def cache_home() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "gnomon"
 
 
+# What marks a source file as part of compiled code: only a change in those makes it stale.
+_COMPILED_MARKS = (b"gnomon.core.jit", b"gnomon.core.borrow", b"batching_policy(", b"@router(")
+
+
 @cache
 def _sources_hash() -> str:
-    """A hash of every source file of the package: changes when any helper changes."""
+    """A hash of every source file that compiled code is made from: changes when any helper changes."""
     digest = hashlib.sha256()
     package = Path(__file__).parent.parent
     for path in sorted(package.rglob("*.py")):
-        digest.update(str(path.relative_to(package)).encode())
-        digest.update(path.read_bytes())
+        text = path.read_bytes()
+        if any(mark in text for mark in _COMPILED_MARKS):
+            digest.update(str(path.relative_to(package)).encode())
+            digest.update(text)
     return digest.hexdigest()[:16]
 
 

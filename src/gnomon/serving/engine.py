@@ -20,7 +20,8 @@ from gnomon.serving import stepping
 from gnomon.serving.log import Log, log_gap, log_iteration
 from gnomon.serving.state import NONE, REJECTED, RUNNING, Cluster, Replica, replica_view
 from gnomon.serving.verbs import finish, pop_waiting, push_waiting
-from gnomon.timing.tables import IterationTables, Shape, stage_s, with_host_s
+from gnomon.timing.lookup import Shape, stage_s, with_host_s
+from gnomon.timing.tables import IterationTables
 
 Policies = tuple[Callable[[Replica], None], ...]
 

@@ -61,8 +61,8 @@ def paired_differences(baseline: RequestTimes, variant: RequestTimes, seed: int 
         count = int(before.size)
         found.append(Difference(metric, "mean", float(before.mean()), float(before.mean()) + mean, low, high, count))
         low, high = _interval_of_p99(before, after, seed) if margin is not None else (None, None)
-        p99s = (float(np.percentile(values, 99)) for values in (before, after))
-        found.append(Difference(metric, "p99", *p99s, low, high, count))
+        p99_before, p99_after = float(np.percentile(before, 99)), float(np.percentile(after, 99))
+        found.append(Difference(metric, "p99", p99_before, p99_after, low, high, count))
     return found
 
 

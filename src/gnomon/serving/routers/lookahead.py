@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from gnomon.core.jit import inner
 from gnomon.serving.routers import Fleet, router
-from gnomon.timing.tables import Shape, stage_s, with_host_s
+from gnomon.timing.lookup import Shape, stage_s, with_host_s
 
 
 @inner

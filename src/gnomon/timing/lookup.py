@@ -1,0 +1,120 @@
+"""The one function that tells an iteration's time: plain indexing and linear interpolation in the tables."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from gnomon.core.jit import jit
+from gnomon.timing.tables import POINTS_PER_OCTAVE, SKEW_BINS, Floats, IterationTables
+
+
+class Shape(NamedTuple):
+    """What one iteration contains, as far as its time depends on it."""
+
+    tokens: int
+    """All tokens of the iteration."""
+    sequences: int
+    """Requests in the batch (each samples once)."""
+    chunks_squared: float
+    """Sum of chunk squared over the prefill chunks: they cost as one chunk of its root."""
+    chunks_kv: float
+    """Sum of chunk x KV tokens before it."""
+    decodes: int
+    """Requests that decode."""
+    decode_kv: float
+    """Sum of their KV lengths."""
+    decode_kv_max: float
+    """The longest of them."""
+
+
+@jit
+def _cell(axis: Floats, value: float) -> tuple[int, float]:
+    """The cell of a geometric axis that holds `value`, and the fraction of the way through it."""
+    if value <= 1.0:
+        return 0, value
+    cell = int(np.log2(value) * POINTS_PER_OCTAVE) + 1
+    cell = min(cell, axis.size - 2)
+    return cell, (value - axis[cell]) / (axis[cell + 1] - axis[cell])
+
+
+@jit
+def _on_plane(table: Floats, i: int, u: float, j: int, v: float) -> float:
+    low = table[i, j] + v * (table[i, j + 1] - table[i, j])
+    high = table[i + 1, j] + v * (table[i + 1, j + 1] - table[i + 1, j])
+    return low + u * (high - low)
+
+
+@jit
+def _decode_s(tables: IterationTables, stage: int, decodes: int, kv: float) -> float:
+    cell, fraction = _cell(tables.kv_axis, kv)
+    row = tables.decode_s[stage, decodes]
+    return row[cell] + fraction * (row[cell + 1] - row[cell])
+
+
+@jit
+def _mixed_s(tables: IterationTables, stage: int, chunk: float, kv: float, decodes: int, decode_kv: float) -> float:
+    c, u = _cell(tables.chunk_axis, chunk)
+    k, v = _cell(tables.kv_axis, kv)
+    n, w = _cell(tables.decodes_axis, float(decodes))
+    d, x = _cell(tables.kv_axis, decode_kv)
+    table = tables.mixed_s[stage]
+    total = 0.0
+    for a in range(2):
+        for b in range(2):
+            weight = (u if a else 1.0 - u) * (v if b else 1.0 - v)
+            if weight != 0.0:
+                total += weight * _on_plane(table[c + a, k + b], n, w, d, x)
+    return total
+
+
+@jit
+def _attention_at(
+    tables: IterationTables, stage: int, chunk: float, kv: float, decodes: int, decode_kv: float
+) -> float:
+    if chunk == 0.0:
+        return _decode_s(tables, stage, decodes, decode_kv)
+    if decodes > 0 and tables.mixed_s.shape[1] > 0:
+        return _mixed_s(tables, stage, chunk, kv, decodes, decode_kv)
+    c, u = _cell(tables.chunk_axis, chunk)
+    k, v = _cell(tables.kv_axis, kv)
+    total = _on_plane(tables.prefill_s[stage], c, u, k, v)
+    if decodes > 0:
+        total += _decode_s(tables, stage, decodes, decode_kv)
+    return total
+
+
+@jit
+def attention_s(tables: IterationTables, stage: int, shape: Shape) -> float:
+    """Seconds of attention in one stage."""
+    chunk = np.sqrt(shape.chunks_squared)
+    kv = shape.chunks_kv / chunk if chunk > 0.0 else 0.0
+    mean = shape.decode_kv / shape.decodes if shape.decodes > 0 else 0.0
+    seconds = _attention_at(tables, stage, chunk, kv, shape.decodes, mean)
+    if tables.skew.shape[1] > 0 and shape.decodes > 1 and shape.decode_kv_max > mean:
+        n, w = _cell(tables.decodes_axis, float(shape.decodes))
+        skew = tables.skew[stage]
+        s = min(int(SKEW_BINS * (1.0 - mean / shape.decode_kv_max)), SKEW_BINS - 1)
+        if chunk > 0.0:
+            s += SKEW_BINS
+        towards_max = skew[n, s] + w * (skew[n + 1, s] - skew[n, s])
+        longest = _attention_at(tables, stage, chunk, kv, shape.decodes, shape.decode_kv_max)
+        seconds += towards_max * (longest - seconds)
+    return seconds
+
+
+@jit
+def stage_s(tables: IterationTables, stage: int, shape: Shape, group_tokens: int) -> float:
+    """Seconds of one iteration in one pipeline stage, without host time."""
+    seconds = tables.token_s[stage, shape.tokens] + tables.sequence_s[stage, shape.sequences]
+    if tables.expert_s.shape[1] > 0:
+        seconds += tables.expert_s[stage, group_tokens]
+    return seconds + attention_s(tables, stage, shape)
+
+
+@jit
+def with_host_s(tables: IterationTables, stage: int, gpu_s: float, sequences: int) -> float:
+    """Add the host's time to an iteration of a (first) stage, exposed or hidden."""
+    host = tables.host_s[stage, 0] + tables.host_s[stage, 1] * sequences
+    return max(gpu_s, host) if tables.host_s[stage, 2] > 0.0 else gpu_s + host
