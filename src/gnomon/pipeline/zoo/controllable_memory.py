@@ -3,6 +3,8 @@
 Both repeat a building block every six slots: where the four passes of a micro-batch fall on each rank decides how long
 its activations live. The repeated block has idle slots at both ends, which are then filled by moving passes forward
 as far as dependencies and the block's own peak memory allow. Weight gradients go into the first free slots.
+
+The heuristic is the one of the authors' own implementation (sail-sg/zero-bubble-pipeline-parallelism).
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 The warm-up takes as many forwards as fit before the first backward; afterwards each round puts one forward and one
 input gradient on every rank, and weight gradients wherever a rank would wait. Several variants are packed and the one
 with the shortest longest span is kept.
+
+The heuristic is the one of the authors' own implementation (sail-sg/zero-bubble-pipeline-parallelism).
 """
 
 from __future__ import annotations

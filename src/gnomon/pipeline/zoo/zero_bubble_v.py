@@ -3,6 +3,8 @@
 A micro-batch goes down the ranks and up again, forward and then backward: four legs. Rounds put one input gradient and
 one forward on every rank, and weight gradients where a rank would wait. A packing is tried again with the bubbles it
 led to as allowance, and the variant with the smallest longest bubble is kept.
+
+The heuristic is the one of the authors' own implementation (sail-sg/zero-bubble-pipeline-parallelism).
 """
 
 from __future__ import annotations
