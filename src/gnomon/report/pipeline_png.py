@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gnomon.core.errors import MissingExtraError
 from gnomon.core.files import written_whole
 from gnomon.pipeline.memory import Curve, micro_batches_held
 from gnomon.pipeline.run import Run
@@ -210,11 +210,7 @@ def _save(figure: Any, path: str | Path) -> Path:
 
 
 def _matplotlib(module: str) -> Any:
-    try:
-        import matplotlib
-    except ImportError:
-        raise MissingExtraError("drawing PNG pictures", "plot") from None
-    matplotlib.use("Agg")
-    from importlib import import_module
+    import matplotlib
 
+    matplotlib.use("Agg")
     return import_module(f"matplotlib.{module}")
