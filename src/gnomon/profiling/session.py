@@ -146,7 +146,11 @@ class Session:
             times[(size,)] = seconds
             if seconds > self.limits.slowest_s:
                 break
-        known = {(key[len(before)],): value[0] for key, value in self.journal.rows[file].items() if _is_of(key, before, after)}
+        known = {
+            (key[len(before)],): value[0]
+            for key, value in self.journal.rows[file].items()
+            if _is_of(key, before, after)
+        }
         refined = grid.refine(measure, known | times, most_points=most_points - self.limits.held_out)
         self._hold_out(file, before, after, refined, measure)
 
