@@ -32,13 +32,28 @@ def test_valid_actor_sizes_divide_the_groups_of_a_minibatch() -> None:
 @pytest.mark.parametrize(
     ("placement", "more", "what", "fix"),
     [
-        ({"actor": "4-5", "rollout": "0-3", "inference": "6-7"}, {}, "order", "{actor: 0-1, rollout: 2-5, inference: 6-7}"),
-        ({"actor": "0-3", "rollout": "2-5", "inference": "6-7"}, {}, "shares GPU 2 with actor", "actor: 0-3, rollout: 4-5"),
+        (
+            {"actor": "4-5", "rollout": "0-3", "inference": "6-7"},
+            {},
+            "order",
+            "{actor: 0-1, rollout: 2-5, inference: 6-7}",
+        ),
+        (
+            {"actor": "0-3", "rollout": "2-5", "inference": "6-7"},
+            {},
+            "shares GPU 2 with actor",
+            "actor: 0-3, rollout: 4-5",
+        ),
         ({"actor": "0-1", "rollout": "2-4", "inference": "6-7"}, {}, "contiguous", "rollout: 2-5"),
         ({"actor": "0-1", "rollout": "2-4", "inference": "5-6"}, {}, "1 of 8 GPUs are nobody's", "rollout 4 GPUs"),
         ({"actor": "0-1", "rollout": "2-5", "inference": "6-9"}, {}, "GPU 9 is not there", "last one is 7"),
         ({"actor": "0-1", "rollout": "2-x"}, {}, "cannot read", "0-3"),
-        (GOOD, {"algorithm": {"rollout_batch_size": 64, "n_minibatches": 5}}, "do not divide", "Use 4, or a rollout_batch_size of 65"),
+        (
+            GOOD,
+            {"algorithm": {"rollout_batch_size": 64, "n_minibatches": 5}},
+            "do not divide",
+            "Use 4, or a rollout_batch_size of 65",
+        ),
         (
             {"actor": "0-2", "rollout": "3-5", "inference": "6-7"},
             {},
@@ -62,7 +77,7 @@ def test_valid_actor_sizes_divide_the_groups_of_a_minibatch() -> None:
             "lend_inference: false",
         ),
     ],
-)  # fmt: skip
+)
 def test_every_rule_names_the_nearest_valid_choice(
     placement: dict[str, Any], more: dict[str, Any], what: str, fix: str
 ) -> None:

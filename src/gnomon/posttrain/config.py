@@ -111,7 +111,7 @@ class LengthsConfig(Config):
     """gamma: its k. lognormal: sigma is chosen for the same spread, 1/sqrt(k)."""
     file: str | None = None
     """empirical: response lengths, one number per line; scaled to `mean`."""
-    group_correlation: Annotated[float, Field(ge=0, lt=1)] = 0.3
+    group_correlation: Annotated[float, Field(ge=0, lt=1)] = 0.5
     """Correlation of the lengths inside a group."""
     max_response: PositiveInt = 27_648
     """Longer responses are cut off."""

@@ -15,8 +15,8 @@ from gnomon.posttrain.record import Work
 class InferenceQueue:
     """Groups in order of completion; while it has GPUs, each sequence goes to the copy that is free first.
 
-    What has gathered before it gets GPUs (components that take turns) is split evenly over the copies in order, as one
-    batch would be.
+    What has gathered before it gets GPUs (components that take turns) is split evenly over the copies in the order of
+    the prompts, as one batch would be.
     """
 
     def __init__(self, costs: Costs, work: list[Work]) -> None:
@@ -41,7 +41,8 @@ class InferenceQueue:
             self.add(group, tokens, done_s)
 
     def _run_batch(self, now: float) -> None:
-        """The whole backlog at once, in equal numbers of sequences."""
+        """The whole backlog at once, in equal numbers of sequences, in the order of the prompts."""
+        self._backlog.sort(key=lambda entry: entry[1])
         tokens = np.concatenate([entry[2] for entry in self._backlog])
         seconds = [self._costs.logprob_s(part) for part in np.array_split(tokens, len(self._gpus))]
         for number, spent in enumerate(seconds):

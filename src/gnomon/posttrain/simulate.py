@@ -26,7 +26,7 @@ OVER_SUBMISSION = 3.0
 def policy_of(config: Posttrain, placement: Placement) -> Policy:
     """The configured policy; by auto_scheduler and the placement where none is named."""
     if config.policy.file:
-        _load_user_file(str(Path(config.policy.file).resolve()))
+        load_user_file(config.policy.file)
     name = config.policy.name
     if name is None:
         name = "elastic" if config.cluster.auto_scheduler else "colocated" if placement.is_shared else "disaggregated"
@@ -41,6 +41,11 @@ def policy_of(config: Posttrain, placement: Placement) -> Policy:
             fix="Use policy colocated, or give each component GPUs of its own.",
         )
     return policy
+
+
+def load_user_file(path: str) -> None:
+    """Run a Python file that registers policies, once."""
+    _load_user_file(str(Path(path).resolve()))
 
 
 @cache

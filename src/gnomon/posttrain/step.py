@@ -356,7 +356,7 @@ class Step:
         at = 0
         for group in np.unique(groups):
             mine = groups == group
-            while at < len(stay) - 1 and filled[stay[at]] + int(mine.sum()) > share:
+            while at < len(stay) - 1 and filled[stay[at]] >= share:
                 at += 1
             targets[mine] = stay[at]
             filled[stay[at]] += int(mine.sum())

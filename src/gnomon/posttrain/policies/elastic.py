@@ -70,6 +70,8 @@ class Elastic(Policy):
     """Before the last mini-batch, wait for rollout and inference, and train on all GPUs."""
     lend_inference: bool = False
     """Rollout also starts on the inference GPUs (with the pre-process policy)."""
+    release_inference: bool = True
+    """Give the inference GPUs to the actor once all groups are through; false keeps them to the end of the step."""
     start_share: PositiveFloat = 0.5
     """The actor's GPUs are given back when at most this share of the sequences still runs."""
     packing: PositiveFloat = 1.0
@@ -128,7 +130,7 @@ class Elastic(Policy):
             is_last_user = not snapshot.sequences_unfinished and self.use_wait_before_last_iter_policy
             if snapshot.inference_pending and (must_wait or is_last_user):
                 return [*actions, Wait(component="inference")]
-            if not snapshot.inference_pending:
+            if not snapshot.inference_pending and self.release_inference:
                 actions.append(Finish(component="inference"))
                 freed += snapshot.inference
         return [*actions, *grown_actor(snapshot, freed)]

@@ -1,0 +1,67 @@
+"""`gnomon posttrain calibrate`: efficiencies from measured stage times."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from gnomon.cli.options import config_options
+from gnomon.cli.printing import json_option, print_json, print_rows
+from gnomon.posttrain.config import Posttrain
+
+
+@click.command("calibrate")
+@click.argument("config", type=click.Path(dir_okay=False))
+@click.option("--rollout-s", type=float, default=0.0, help="Measured seconds of generation.")
+@click.option("--inference-s", type=float, default=0.0, help="Measured seconds of log-probabilities.")
+@click.option("--actor-s", type=float, default=0.0, help="Measured seconds of training.")
+@click.option("--out", type=click.Path(dir_okay=False), default=None, help="Write the calibrated configuration.")
+@json_option
+@config_options(Posttrain)
+def command(
+    config: str,
+    rollout_s: float,
+    inference_s: float,
+    actor_s: float,
+    out: str | None,
+    as_json: bool,
+    overrides: dict[str, Any],
+) -> None:
+    """Fit the efficiency of each component to its measured seconds, with components taking turns on all GPUs.
+
+    A stage without a measurement keeps its efficiency.
+
+    \b
+    Example:
+      gnomon posttrain calibrate examples/posttrain/elastic.yaml --rollout-s 340 --inference-s 60 --actor-s 210 \\
+        --out calibrated.yaml
+    """
+    from gnomon.cli.progress import progress
+    from gnomon.core.config import load, save
+    from gnomon.core.errors import ConfigError
+    from gnomon.posttrain.advise import StageCosts
+    from gnomon.posttrain.calibrate import calibrate
+
+    measured = StageCosts(actor_s, rollout_s, inference_s)
+    if measured.colocated_s <= 0:
+        raise ConfigError("nothing was measured.", fix="Give --rollout-s, --inference-s or --actor-s.")
+    with progress():
+        found = calibrate(load(Posttrain, config, overrides), measured)
+    rows = [
+        {
+            "component": name,
+            "measured s": getattr(measured, name) or None,
+            "simulated s": getattr(found.simulated, name),
+            "efficiency": efficiency,
+        }
+        for name, efficiency in found.efficiencies.items()
+    ]
+    if out:
+        save(found.config, out)
+    if as_json:
+        print_json(rows)
+        return
+    print_rows(rows, title="Efficiencies")
+    if out:
+        click.echo(f"wrote {out}")

@@ -1,0 +1,39 @@
+"""`gnomon posttrain sweep`: policies over cluster sizes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from gnomon.cli.options import config_options
+from gnomon.cli.printing import json_option, print_rows
+from gnomon.core.errors import ConfigError
+from gnomon.posttrain.config import Posttrain
+
+
+@click.command("sweep")
+@click.argument("config", type=click.Path(dir_okay=False))
+@click.option("--nodes", required=True, metavar="LIST", help="Numbers of nodes, e.g. 4,8,16.")
+@click.option("--policies", default="colocated,disaggregated,elastic", show_default=True, metavar="NAMES")
+@json_option
+@config_options(Posttrain)
+def command(config: str, nodes: str, policies: str, as_json: bool, overrides: dict[str, Any]) -> None:
+    """Run policies on clusters of several sizes; the placement of CONFIG is scaled to each.
+
+    \b
+    Example:
+      gnomon posttrain sweep examples/posttrain/elastic.yaml --nodes 4,8,16
+    """
+    from gnomon.cli.progress import progress
+    from gnomon.core.config import load
+    from gnomon.posttrain.sweep import sweep
+
+    try:
+        sizes = [int(part) for part in nodes.split(",")]
+    except ValueError:
+        raise ConfigError(f"cannot read {nodes!r}.", where="--nodes", fix="Give numbers: 4,8,16.") from None
+    loaded = load(Posttrain, config, overrides)
+    with progress():
+        rows = sweep(loaded, sizes, tuple(name.strip() for name in policies.split(",")))
+    print_rows(rows, as_json=as_json, title="Cluster sizes")

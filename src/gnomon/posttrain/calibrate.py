@@ -1,0 +1,66 @@
+"""Efficiencies from measured stage times: the one number per component that the operators' times cannot know."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from gnomon.core.errors import ConfigError
+from gnomon.posttrain.advise import StageCosts
+from gnomon.posttrain.config import Posttrain
+from gnomon.posttrain.policies import make_policy
+from gnomon.posttrain.record import RunRecord
+from gnomon.posttrain.simulate import run
+
+ROUNDS = 3
+"""Times are nearly, not exactly, inverse to the efficiencies: gradients' all-reduce and host time do not change."""
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """A configuration whose simulated stages take the measured times."""
+
+    config: Posttrain
+    simulated: StageCosts
+
+    @property
+    def efficiencies(self) -> dict[str, float]:
+        """Of each component."""
+        return {name: getattr(self.config, name).efficiency for name in ("rollout", "inference", "actor")}
+
+
+def stage_costs(record: RunRecord) -> StageCosts:
+    """Mean seconds of each stage of a run whose components take turns."""
+    count = len(record.steps)
+    start_s = [min(s.start_s for s in step.spans if s.owner == "rollout") for step in record.steps]
+    return StageCosts(
+        actor=sum(step.seconds_of("actor") for step in record.steps) / count,
+        rollout=sum(step.rollout_end_s - at for step, at in zip(record.steps, start_s, strict=True)) / count,
+        inference=sum(step.seconds_of("inference") for step in record.steps) / count,
+    )
+
+
+def colocated_costs(config: Posttrain) -> StageCosts:
+    """The stages' seconds with all components taking turns on all GPUs."""
+    return stage_costs(run(config, make_policy("colocated")))
+
+
+def calibrate(config: Posttrain, measured: StageCosts) -> Calibrated:
+    """Efficiencies with which the stages, taking turns on all GPUs, last as long as measured (0: leave alone)."""
+    if min(asdict(measured).values()) < 0:
+        raise ConfigError("measured seconds are negative.", fix="Give seconds of one step per stage.")
+    for _ in range(ROUNDS):
+        simulated = colocated_costs(config)
+        for name, target in asdict(measured).items():
+            if target > 0:
+                config = with_efficiency(config, name, _scaled(config, name, getattr(simulated, name) / target))
+    return Calibrated(config, colocated_costs(config))
+
+
+def _scaled(config: Posttrain, component: str, factor: float) -> float:
+    return float(getattr(config, component).efficiency * factor)
+
+
+def with_efficiency(config: Posttrain, component: str, efficiency: float) -> Posttrain:
+    """The same with another efficiency of one component."""
+    part = getattr(config, component).model_copy(update={"efficiency": efficiency})
+    return config.model_copy(update={component: part})

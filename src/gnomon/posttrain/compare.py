@@ -1,0 +1,119 @@
+"""Policies on the same lengths, and what a clairvoyant would have done.
+
+The oracle knows every length in advance. It deals prompts to instances by their true lengths, and chooses among all
+policies and a grid of elastic plans the one that turns out shortest: no policy in the comparison is better, since each
+is among its choices. It bounds these plans, not every conceivable one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from gnomon.posttrain.advise import Advice
+from gnomon.posttrain.config import Posttrain
+from gnomon.posttrain.placement import placement_of
+from gnomon.posttrain.policies import Policy, make_policy
+from gnomon.posttrain.record import RunRecord
+from gnomon.posttrain.simulate import ELASTIC_FLAGS, run
+
+COMPARED = ("colocated", "disaggregated", "elastic", "utilization", "payback", "tail_batching", "partial_rollout")
+_ORACLE_SHARES = (0.3, 0.5, 0.7)
+_ORACLE_PACKING = (0.25, 0.5, 1.0)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One policy of a comparison."""
+
+    policy: str
+    record: RunRecord
+    speedup: float
+    """Over the static placement side by side (tokens per second)."""
+    regret: float
+    """Share of the oracle's throughput that is missing."""
+
+
+def elastic_options(config: Posttrain) -> dict[str, Any]:
+    """The cluster's flags of the elastic policy."""
+    return {flag: getattr(config.cluster, flag) for flag in ELASTIC_FLAGS}
+
+
+def policies_to_compare(config: Posttrain, names: tuple[str, ...] = COMPARED) -> list[Policy]:
+    """Each by its name, with the configured options where it is the configured policy."""
+    chosen = []
+    for name in names:
+        options = elastic_options(config) if name == "elastic" else {}
+        if name == config.policy.name:
+            options |= config.policy.options
+        chosen.append(make_policy(name, options))
+    return chosen
+
+
+def compare(config: Posttrain, policies: list[Policy], *, with_oracle: bool = True) -> list[Outcome]:
+    """Run every policy on the same lengths, the oracle last."""
+    placement_of(config)
+    records = [run(config, policy) for policy in policies]
+    if with_oracle:
+        records.append(oracle(config, records))
+    static = next((one for one in records if one.policy == "disaggregated"), None) or run(
+        config, make_policy("disaggregated")
+    )
+    best = max(one.tokens_s for one in records)
+    return [Outcome(one.policy, one, one.tokens_s / static.tokens_s, 1.0 - one.tokens_s / best) for one in records]
+
+
+def oracle(config: Posttrain, records: list[RunRecord]) -> RunRecord:
+    """The best of `records` and of the clairvoyant plans, under its own name."""
+    best = max([*records, *(run(config, plan) for plan in _plans(config))], key=lambda one: one.tokens_s)
+    return RunRecord("oracle", best.num_gpus, best.steps, [f"the oracle follows {best.policy}"])
+
+
+def _plans(config: Posttrain) -> Iterator[Policy]:
+    """Plans that only a clairvoyant can choose rightly: they deal by true lengths."""
+    yield make_policy("colocated", {"balance": True})
+    lends = (False, True) if _can_lend(config) else (False,)
+    for lend in lends:
+        for wait in (False, True):
+            for share in _ORACLE_SHARES:
+                for packing in _ORACLE_PACKING:
+                    yield make_policy(
+                        "elastic",
+                        {
+                            "use_pre_process_policy": _can_pre_process(config),
+                            "use_wait_before_last_iter_policy": wait,
+                            "lend_inference": lend,
+                            "start_share": share,
+                            "packing": packing,
+                            "balance": True,
+                        },
+                    )
+
+
+def _can_pre_process(config: Posttrain) -> bool:
+    return len(placement_of(config).actor) % config.rollout.num_gpus == 0
+
+
+def _can_lend(config: Posttrain) -> bool:
+    inference = placement_of(config).inference
+    return bool(inference) and len(inference) % config.rollout.num_gpus == 0 and _can_pre_process(config)
+
+
+def placed(config: Posttrain, actor: int, rollout: int, inference: int) -> Posttrain:
+    """The same with components side by side in these sizes."""
+    ends = (actor, actor + rollout, actor + rollout + inference)
+    placement = config.cluster.component_placement.model_copy(
+        update={
+            "actor": f"0-{ends[0] - 1}",
+            "rollout": f"{ends[0]}-{ends[1] - 1}",
+            "inference": f"{ends[1]}-{ends[2] - 1}" if inference else None,
+        }
+    )
+    cluster = config.cluster.model_copy(update={"component_placement": placement})
+    return config.model_copy(update={"cluster": cluster})
+
+
+def advised(config: Posttrain, advice: Advice) -> Posttrain:
+    """The configuration that follows an advice to put components side by side."""
+    return placed(config, advice.actor, advice.rollout, advice.inference)
