@@ -1,4 +1,4 @@
-"""The profiler without a GPU: grids, journal, bundle, quality, and every operator called on the CPU with a faked clock."""
+"""The profiler without a GPU: grids, journal, bundle, quality, every operator on the CPU with a faked clock."""
 
 from __future__ import annotations
 

@@ -71,8 +71,8 @@ def probe(model: str, out: Path | None, **limits: int | None) -> None:
 @click.option("--token-stamps", is_flag=True, help="Also write every token's stamp.")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder for what is recorded.")
 def serve(
-    model: str, mix: tuple[str, ...], load: tuple[float, ...], rate: float | None, requests: Path | None, duration_s: float,
-    seed: int, token_stamps: bool, out: Path, **limits: int | None,
+    model: str, mix: tuple[str, ...], load: tuple[float, ...], rate: float | None, requests: Path | None,
+    duration_s: float, seed: int, token_stamps: bool, out: Path, **limits: int | None,
 ) -> None:  # fmt: skip
     """Serve open-loop loads and record when every request's tokens came.
 

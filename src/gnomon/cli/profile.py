@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,12 +15,6 @@ from gnomon.core.files import write_text
 
 if TYPE_CHECKING:
     from gnomon.profiling.session import Shapes
-
-DEFAULT_MODELS = (
-    "llama-2-7b,llama-2-70b,llama-3-8b,llama-3-70b,codellama-34b,internlm-20b,qwen-72b,"
-    "qwen2.5-7b,qwen2.5-32b,qwen3-8b,qwen3-32b,qwen3-30b-a3b"
-)
-F = Callable[..., Any]
 
 models_option = click.option(
     "--models", default="llama-3-8b", show_default=True, help="Names or config.json, by commas."
@@ -180,7 +173,7 @@ def shapes_of(models: list[str], degrees: list[int], dtype: str = "bf16") -> Sha
     from gnomon.timing.operators import Elementwise, Experts, Gemm, Prefill, stage_operators
     from gnomon.timing.profile.samples import shape_keys
 
-    found: dict[str, dict[tuple[Any, ...], None]] = {k: {} for k in ("gemm", "head", "elementwise", "attention", "moe")}
+    found: dict[str, dict[Any, None]] = {k: {} for k in ("gemm", "head", "elementwise", "attention", "moe")}
     head_dims = set()
     for name in models:
         model = catalog.model(name)
@@ -208,7 +201,11 @@ def shapes_of(models: list[str], degrees: list[int], dtype: str = "bf16") -> Sha
         head_dim=head_dims.pop(),
         models=[catalog.model(name).name for name in models],
         tensor_parallel=degrees,
-        **{name: list(shapes) for name, shapes in found.items()},
+        gemm=list(found["gemm"]),
+        head=list(found["head"]),
+        elementwise=list(found["elementwise"]),
+        attention=list(found["attention"]),
+        moe=list(found["moe"]),
     )
 
 

@@ -42,7 +42,7 @@ def decode(runner: Runner, sequences: int, kv: int, repeats: int = 30) -> Probe:
 
 
 def prefill(runner: Runner, tokens: int, repeats: int = 10, rest_s: float = 0.0) -> Probe:
-    """An iteration that prefills one prompt of `tokens`; `rest_s` between repeats keeps a power-capped GPU's clock up."""
+    """An iteration that prefills one prompt of `tokens`; `rest_s` between repeats keeps up a power-capped clock."""
     batch = _batch(runner, [tokens], [0])
     seconds, gpu_s = _time(runner, batch, repeats, rest_s)
     shape = runner.shape

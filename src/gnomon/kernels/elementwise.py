@@ -11,7 +11,7 @@ from gnomon.kernels import plain
 
 
 def implementation(tensor: torch.Tensor) -> ModuleType:
-    """The module whose `norm`, `rotary` ... suit the tensor's device: Triton's on a GPU (or interpreted), else plain."""
+    """The module whose `norm`, `rotary` ... suit the tensor: Triton's on a GPU (or interpreted), else the plain one."""
     if tensor.is_cuda or os.environ.get("TRITON_INTERPRET") == "1":
         from gnomon.kernels import gpu_elementwise
 

@@ -69,7 +69,7 @@ def _prefill_kernel(
     rows = tl.arange(0, ROWS)
     columns = tl.arange(0, DIM)
     rounds = tl.cdiv(work, programs)
-    for turn in range(0, rounds):
+    for turn in range(rounds):
         # Items come longest first; every second round runs backwards, so that each program gets its fair share.
         lane = tl.program_id(0) if turn % 2 == 0 else programs - 1 - tl.program_id(0)
         unit = turn * programs + lane

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 
 Point = tuple[int, ...]
 Measure = Callable[[Point], float]
@@ -74,7 +75,7 @@ def _lines(times: Mapping[Point, float]) -> Iterable[tuple[Sequence[Point], int]
 def _gaps(times: Mapping[Point, float], smallest_step: Callable[[int], int]) -> Iterable[tuple[float, Point]]:
     doubts = leave_one_out(times)
     for line, axis in _lines(times):
-        for low, high in zip(line, line[1:], strict=False):
+        for low, high in pairwise(line):
             step = smallest_step(low[axis])
             middle = low[axis] + round((high[axis] - low[axis]) / 2 / step) * step
             if low[axis] < middle < high[axis] and high[axis] - low[axis] >= 2 * step:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 
 from gnomon.profiling import grid
 from gnomon.profiling.bundle import COLUMNS, Key
@@ -81,7 +82,7 @@ def _assess(file: str, measured: Mapping[Key, tuple[float, float]]) -> Quality:
     falling, errors = 0, []
     for curve in _curves(file, measured):
         points = sorted(curve)
-        falling += sum(curve[b] < curve[a] * (1 - FALLING) for a, b in zip(points, points[1:], strict=False))
+        falling += sum(curve[b] < curve[a] * (1 - FALLING) for a, b in pairwise(points))
         errors += list(grid.leave_one_out(curve).values())
     return Quality(
         file=file,

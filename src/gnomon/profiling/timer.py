@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 import torch
@@ -74,7 +75,7 @@ class GraphTimer:
 
 
 def sustained(call: Call, seconds: float = 1.0) -> float:
-    """Time of `call` repeated for `seconds` without a pause, over its time in the first 10 ms: the price of the power cap."""
+    """Time of `call` repeated for `seconds` without a pause, over that of the first 10 ms: the price of a power cap."""
     graph = _capture(call, 8)
     time.sleep(0.3)
     once = _replay_s(graph, 1)[0]
@@ -108,4 +109,4 @@ def _replay_s(graph: torch.cuda.CUDAGraph, repeats: int) -> list[float]:
         graph.replay()
         event.record()
     events[-1].synchronize()
-    return [first.elapsed_time(second) * 1e-3 for first, second in zip(events, events[1:], strict=False)]
+    return [first.elapsed_time(second) * 1e-3 for first, second in pairwise(events)]
