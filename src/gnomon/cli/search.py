@@ -28,9 +28,7 @@ def worker_options(function: Any) -> Any:
         (
             click.option("--jobs", type=click.IntRange(min=1), help="Local processes.  [default: all cores]"),
             click.option("--on", "where", type=click.Choice(["local", "ray"]), default="local", help="Where to run."),
-            click.option(
-                "--ray.address", "address", default="auto", help="Ray cluster: auto, local, or ray://head:10001."
-            ),
+            click.option("--ray.address", "address", default="auto", help="Ray cluster: auto, local, or head:6379."),
         )
     ):
         function = decorate(function)
@@ -66,7 +64,7 @@ def command(
     Examples:
       gnomon search examples/search/small.yaml
       gnomon search examples/search/llama2_70b_chat.yaml --strategy exhaustive --jobs 2
-      gnomon search examples/search/small.yaml --on ray --ray.address ray://head:10001
+      gnomon search examples/search/small.yaml --on ray --ray.address head:6379
     """
     from gnomon.cli.progress import progress
     from gnomon.core.config import load

@@ -180,7 +180,11 @@ def _on_ray(function: Callable[[Item], Value], items: Iterable[Item], address: s
     except ImportError:
         raise MissingExtraError("running on a Ray cluster", "ray") from None
     if not ray.is_initialized():
-        ray.init(address=None if address == "local" else address, log_to_driver=False, include_dashboard=False)
+        try:
+            ray.init(address=address, log_to_driver=False, include_dashboard=False if address == "local" else None)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            fix = "Start one with `ray start --head`, or use the address local."
+            raise GnomonError(f"no Ray cluster answers: {error}".splitlines()[0], where=address, fix=fix) from None
     remote = ray.remote(_attempt)
     window = WINDOW * max(int(ray.cluster_resources().get("CPU", 1)), 1)
     pending: deque[Any] = deque()

@@ -11,6 +11,7 @@ from typing import Any
 from gnomon.core.config import save
 from gnomon.core.files import write_text
 from gnomon.report.search_html import write_search_report
+from gnomon.report.search_matrix import write_matrix_report
 from gnomon.report.search_text import question_words
 from gnomon.search.matrix import Matrix
 from gnomon.search.objective import shown
@@ -49,7 +50,8 @@ def answer(found: Found, command: str = "") -> dict[str, Any]:
 
 
 def write_matrix(matrix: Matrix, folder: str | Path) -> Path:
-    """Write matrix.json: the best of every cell, and what each choice is worth elsewhere."""
+    """Write report.html and matrix.json: the best of every cell, and what each choice is worth elsewhere."""
+    write_matrix_report(matrix, Path(folder) / "report.html")
     return write_text(Path(folder) / "matrix.json", json.dumps(matrix_answer(matrix), indent=1))
 
 

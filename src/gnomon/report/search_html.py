@@ -19,6 +19,10 @@ from gnomon.search.pareto import latency_axes
 from gnomon.search.study import Found
 from gnomon.search.winner import winning_scenario
 
+MARKS = (
+    "@TITLE@", "@LEDE@", "@CARDS@", "@MESSAGES@", "@PLOTS@", "@REPLICAS@", "@FIGURES@", "@SCENARIO@", "@VERSION@",
+    "@DATA@",
+)  # fmt: skip
 LEFT = ("configuration", "configurations", "what", "why", "limited by", "workload", "best configuration")
 
 
@@ -42,16 +46,16 @@ def write_search_report(found: Found, path: str | Path, command: str = "") -> Pa
         "@VERSION@": __version__,
         "@DATA@": json.dumps(drawn, separators=(",", ":"), allow_nan=False).replace("</", "<\\/"),
     }
-    return write_text(path, _page(parts))
+    return write_text(path, page(parts))
 
 
-def _page(parts: dict[str, str]) -> str:
-    """The pages of all serving reports share one template."""
-    page = resources.files("gnomon.report").joinpath("serving.html").read_text(encoding="utf-8")
-    for mark, text in parts.items():
-        page = page.replace(mark, text)
+def page(parts: dict[str, str]) -> str:
+    """The pages of all serving reports share one template; marks that are not given stay empty."""
+    text = resources.files("gnomon.report").joinpath("serving.html").read_text(encoding="utf-8")
+    for mark in MARKS:
+        text = text.replace(mark, parts.get(mark, ""))
     library = resources.files("plotly").joinpath("package_data", "plotly.min.js").read_text(encoding="utf-8")
-    return page.replace("@PLOTLY@", library)
+    return text.replace("@PLOTLY@", library)
 
 
 def _cards(found: Found) -> list[tuple[str, str, str]]:

@@ -77,7 +77,7 @@ def account(found: Found) -> list[str]:
     """What became of the configurations, in sentences."""
     counts = Counter(_fate(one) for one in found.others)
     total = len(found.ranked) + len(found.others)
-    said = [f"{total:,} configurations: {len(found.ranked):,} meet the SLO"]
+    said = [f"{total:,} configurations: {len(found.ranked):,} measured that meet the SLO"]
     said += [f"{count:,} {fate}" for fate, count in counts.items()]
     lines = [", ".join(said) + f". {found.runs:,} runs, {units.count(found.simulated)} requests simulated."]
     unsure = [one for one in found.ranked[:1] if one.converged is False]
@@ -97,16 +97,24 @@ def _fate(record: Record) -> str:
 
 
 def reason_rows(found: Found, top: int | None = None) -> list[dict[str, str]]:
-    """Why configurations have no place in the ranking; equal reasons are told once."""
-    grouped: dict[tuple[str, str], list[str]] = {}
+    """Why configurations have no place in the ranking; those of one kind are told once, with the first as example."""
+    grouped: dict[tuple[str, str], list[Record]] = {}
     for one in found.others:
         if one.status != "passed over":
-            grouped.setdefault((one.status, one.reason or ""), []).append(one.label)
+            grouped.setdefault((one.status, (one.reason or "").split(":")[0]), []).append(one)
     return [
-        {"what": "meets the SLO at no load" if status == "measured" else status,
-         "configurations": labels[0] + (f" and {len(labels) - 1} more" if len(labels) > 1 else ""), "why": why}
-        for (status, why), labels in list(grouped.items())[:top]
-    ]  # fmt: skip
+        {
+            "what": "meets the SLO at no load" if status == "measured" else status,
+            "configurations": _and_more(members),
+            "why": members[0].reason or "",
+        }
+        for (status, _), members in list(grouped.items())[:top]
+    ]
+
+
+def _and_more(records: list[Record]) -> str:
+    rest = f" and {len(records) - 1} more" if len(records) > 1 else ""
+    return f"{records[0].label}{rest}"
 
 
 def nothing_qualifies(found: Found) -> str:
