@@ -103,3 +103,20 @@ def test_an_error_beyond_tolerance_is_one_unless_the_run_cannot_tell() -> None:
 def test_all_runs_of_the_engine_are_predicted(cli, tmp_path: Path) -> None:
     cli("verify", "h200", "--svg", str(tmp_path / "cdf.svg"))
     assert (tmp_path / "cdf.svg").read_text().count("<polyline") == 2 * 3 * len(h200.recordings())
+
+
+def test_foreign_measurements_become_a_bundle(cli, reference: Path, tmp_path: Path) -> None:
+    source = reference / "vidur" / "data" / "profiling"
+    options = ("--model", "llama-2-70b", "--device", "a100-80gb", "--node", "a100_dgx", "--tensor-parallel", "4")
+    cli("profile", "import", str(source), *options, "--out", str(tmp_path))
+    rows = bundle.read_rows(tmp_path)
+    assert {key[2:] for key in rows["gemm"]} >= {(2560, 8192), (8192, 2048), (14336, 8192), (8192, 7168)}
+    assert {key[:2] for key in rows["collective"]} == {("all_reduce", 4)}
+    theirs, ours = (
+        json.loads(cli("time", *options, "--source", "profile", "--path", str(path), "--json").output)["profile"]
+        for path in (source, tmp_path)
+    )
+    for one, other in zip(theirs["operators"], ours["operators"], strict=True):
+        if one["name"] != "lm_head":  # Unmeasured in both; nearby shapes stand in for it in ours.
+            assert one["seconds"] == pytest.approx(other["seconds"], rel=1e-3), one["name"]
+    cli("profile", "import", str(tmp_path.parent), *options, "--out", str(tmp_path / "none"), code=2)

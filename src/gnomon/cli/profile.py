@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gnomon.cli.printing import json_option, print_rows
+from gnomon.cli.profile_import import command as import_command
 from gnomon.core.errors import ConfigError, GnomonError, MissingExtraError
 from gnomon.core.files import write_text
 
@@ -34,7 +35,7 @@ def command() -> None:
     \b
     Example:
       gnomon profile all --models llama-3-8b --device h200 --out my-h200
-      gnomon time --model llama-3-8b --device h200 --timing.source profile --timing.path my-h200
+      gnomon time --model llama-3-8b --device h200 --source profile --path my-h200
     """
 
 
@@ -164,6 +165,9 @@ def quality(bundle: Path, as_json: bool) -> None:
     if not rows:
         raise ConfigError("holds no measurements.", where=str(bundle), fix="Give the folder of a bundle.")
     print_rows(rows, as_json=as_json, title=str(bundle))
+
+
+command.add_command(import_command)
 
 
 def shapes_of(models: list[str], degrees: list[int], dtype: str = "bf16") -> Shapes:
