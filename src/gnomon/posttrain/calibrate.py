@@ -11,7 +11,7 @@ from gnomon.posttrain.policies import make_policy
 from gnomon.posttrain.record import RunRecord
 from gnomon.posttrain.simulate import run
 
-ROUNDS = 3
+MAX_ROUNDS, CLOSE_ENOUGH = 8, 1e-4
 """Times are nearly, not exactly, inverse to the efficiencies: gradients' all-reduce and host time do not change."""
 
 
@@ -48,16 +48,16 @@ def calibrate(config: Posttrain, measured: StageCosts) -> Calibrated:
     """Efficiencies with which the stages, taking turns on all GPUs, last as long as measured (0: leave alone)."""
     if min(asdict(measured).values()) < 0:
         raise ConfigError("measured seconds are negative.", fix="Give seconds of one step per stage.")
-    for _ in range(ROUNDS):
+    targets = {name: target for name, target in asdict(measured).items() if target > 0}
+    simulated = colocated_costs(config)
+    for _ in range(MAX_ROUNDS):
+        ratios = {name: getattr(simulated, name) / target for name, target in targets.items()}
+        if all(abs(ratio - 1.0) < CLOSE_ENOUGH for ratio in ratios.values()):
+            break
+        for name, ratio in ratios.items():
+            config = with_efficiency(config, name, getattr(config, name).efficiency * ratio)
         simulated = colocated_costs(config)
-        for name, target in asdict(measured).items():
-            if target > 0:
-                config = with_efficiency(config, name, _scaled(config, name, getattr(simulated, name) / target))
-    return Calibrated(config, colocated_costs(config))
-
-
-def _scaled(config: Posttrain, component: str, factor: float) -> float:
-    return float(getattr(config, component).efficiency * factor)
+    return Calibrated(config, simulated)
 
 
 def with_efficiency(config: Posttrain, component: str, efficiency: float) -> Posttrain:

@@ -14,9 +14,10 @@ from gnomon.posttrain.costs import Costs
 from gnomon.posttrain.lengths import draw
 from gnomon.posttrain.placement import Placement, placement_of
 from gnomon.posttrain.policies import Policy, make_policy
+from gnomon.posttrain.prompts import Prompts
 from gnomon.posttrain.record import RunRecord
 from gnomon.posttrain.rollout import check_memory
-from gnomon.posttrain.step import Prompts, Step
+from gnomon.posttrain.step import Step
 
 ELASTIC_FLAGS = ("use_pre_process_policy", "use_wait_before_last_iter_policy", "lend_inference")
 OVER_SUBMISSION = 3.0

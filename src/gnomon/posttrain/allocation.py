@@ -1,0 +1,164 @@
+"""What happens to GPUs and to the work on them when a policy acts: migration, release, growth, and what each costs."""
+
+from __future__ import annotations
+
+import heapq
+import math
+
+import numpy as np
+
+from gnomon.core.errors import GnomonError
+from gnomon.posttrain.config import Posttrain
+from gnomon.posttrain.costs import Costs
+from gnomon.posttrain.inference import InferenceQueue
+from gnomon.posttrain.lengths import Ints
+from gnomon.posttrain.ownership import Ownership
+from gnomon.posttrain.placement import valid_actor_sizes
+from gnomon.posttrain.policies import Policy
+from gnomon.posttrain.record import StepRecord
+from gnomon.posttrain.rollout import Rollouts
+from gnomon.posttrain.snapshot import Finish, Scale
+
+
+class PolicyError(GnomonError):
+    """A policy's answer that cannot be carried out, or that leaves the step stuck."""
+
+
+class Allocation:
+    """The GPUs of one step, the rollout instances on them, and sequences on their way between instances.
+
+    Every verb starts at `clock` and returns when it is done; the actor blocks until then.
+    """
+
+    def __init__(self, config: Posttrain, costs: Costs, policy: Policy, record: StepRecord) -> None:
+        self.config, self.costs, self.policy, self.record = config, costs, policy, record
+        self.owners = Ownership(config.cluster.num_gpus, record.spans)
+        self.inference = InferenceQueue(costs, record.work)
+        self.instances: dict[int, tuple[int, ...]] = {}
+        self.deliveries: list[tuple[float, int, Ints, Ints]] = []
+        self.rollouts: Rollouts | None = None
+        self.left_s = math.inf
+        """When rollout finished with work left over."""
+        self.keep_tokens = False
+
+    def generate(self, until: float) -> None:
+        """Let rollout run up to `until`, delivering moved sequences on the way."""
+        assert self.rollouts is not None
+        while self.deliveries and self.deliveries[0][0] <= until:
+            at, _, ids, instances = heapq.heappop(self.deliveries)
+            self.rollouts.advance(at)
+            self.rollouts.submit(ids, instances, at)
+        self.rollouts.advance(until)
+
+    @property
+    def has_rollout_work(self) -> bool:
+        """Whether anything is being generated, or moved."""
+        assert self.rollouts is not None
+        return bool(self.deliveries) or self.rollouts.next_event_s < math.inf
+
+    def migrate(self, leave: tuple[int, ...], clock: float) -> float:
+        """Instances stop at their next batch boundary; their groups go on elsewhere after the migration time."""
+        stay = sorted(set(self.instances) - set(leave))
+        unknown = set(leave) - set(self.instances)
+        if unknown:
+            raise PolicyError(f"policy {self.policy.name!r} migrates instance {min(unknown)}, which is not there.")
+        ids, stop = self._stop_instances(leave, clock)
+        if ids.size and not stay:
+            raise PolicyError(f"policy {self.policy.name!r} releases the last instance while {ids.size} sequences run.")
+        assert self.rollouts is not None
+        freed = stop
+        if ids.size:
+            tokens = int((self.rollouts.sequences.prompt[ids] + self.rollouts.generated(ids)).sum())
+            freed = stop + self.costs.migration_s(tokens)
+            if self.config.rollout.migration == "reprefill":
+                self.record.tokens_prefilled_again += tokens
+            self.record.num_moved += ids.size
+            targets = self._receivers(ids, stay)
+            heapq.heappush(self.deliveries, (freed, len(self.record.spans), ids, targets))
+        gpus = [gpu for one in leave for gpu in self.instances.pop(one)]
+        self.owners.hand_over(gpus, "transition", stop)
+        self.owners.hand_over(gpus, "free", freed)
+        return max(clock, freed)
+
+    def _stop_instances(self, leave: tuple[int, ...], clock: float) -> tuple[Ints, float]:
+        assert self.rollouts is not None
+        self.generate(clock)
+        pairs = [self.rollouts.withdraw(one, clock) for one in sorted(leave)]
+        on_the_way = [entry for entry in self.deliveries if np.isin(entry[3], leave).any()]
+        assert not on_the_way, "sequences are on their way to an instance that leaves"
+        ids = np.concatenate([np.empty(0, np.int64), *(pair[0] for pair in pairs)])
+        return ids, max([clock, *(pair[1] for pair in pairs)])
+
+    def _receivers(self, ids: Ints, stay: list[int]) -> Ints:
+        """Whole groups to receivers in id order, each up to an even share of what runs; the rest to the last."""
+        assert self.rollouts is not None
+        load = self.rollouts.unfinished
+        share = (int(load[stay].sum()) + len(ids)) // len(stay)
+        filled = {one: int(load[one]) for one in stay}
+        groups = self.rollouts.sequences.group[ids]
+        targets = np.empty(len(ids), np.int64)
+        at = 0
+        for group in np.unique(groups):
+            mine = groups == group
+            while at < len(stay) - 1 and filled[stay[at]] >= share:
+                at += 1
+            targets[mine] = stay[at]
+            filled[stay[at]] += int(mine.sum())
+        return targets
+
+    def finish(self, action: Finish, clock: float) -> float:
+        """The component frees its GPUs; what rollout has not finished is left over."""
+        name = action.component
+        if name == "rollout" and self.instances:
+            _, stop = self._stop_instances(tuple(self.instances), clock)
+            self.left_s, self.keep_tokens = stop, action.keep_tokens
+            gpus = [gpu for held in self.instances.values() for gpu in held]
+            self.instances.clear()
+            self.owners.hand_over(gpus, "free", stop)
+            return max(clock, stop)
+        if name == "inference":
+            if self.inference.last_end_s > clock + 1e-9:
+                raise PolicyError(
+                    f"policy {self.policy.name!r} finishes inference while it has work.", fix="Wait first."
+                )
+            self.inference.stop()
+        self.owners.hand_over(self.owners.of(name), "free", clock)
+        return clock
+
+    def scale(self, action: Scale, clock: float, *, is_start: bool) -> float:
+        """The component takes GPUs; costs follow from what changes."""
+        name, gpus = action.component, tuple(sorted(action.gpus))
+        before = self.owners.of(name)
+        taken = [gpu for gpu in gpus if gpu not in before]
+        busy = [gpu for gpu in taken if self.owners.owner(gpu) != "free"]
+        if busy:
+            raise PolicyError(
+                f"policy {self.policy.name!r} gives GPU {busy[0]} to {name}, but {self.owners.owner(busy[0])} has it."
+            )
+        switch = self.config.transitions.switch_s if self.policy.takes_turns and not is_start else 0.0
+        if name == "rollout":
+            self._start_instances(taken, clock)
+            return clock
+        if name == "inference":
+            self.owners.hand_over(gpus, "inference", clock + switch, meanwhile="transition")
+            copy = self.config.inference.num_gpus
+            self.inference.start([gpus[i : i + copy] for i in range(0, len(gpus), copy)], clock + switch)
+            return clock + switch
+        return self._scale_actor(gpus, clock, 0.0 if is_start else switch or self.costs.reshard_s)
+
+    def _scale_actor(self, gpus: tuple[int, ...], clock: float, cost: float) -> float:
+        before = self.owners.of("actor")
+        if len(gpus) not in valid_actor_sizes(self.config):
+            raise PolicyError(f"policy {self.policy.name!r} gives the actor {len(gpus)} GPUs, which is no valid size.")
+        if gpus == before:
+            return clock
+        self.owners.hand_over([gpu for gpu in before if gpu not in gpus], "free", clock)
+        self.owners.hand_over(gpus, "actor", clock + cost, meanwhile="transition", at=clock)
+        return clock + cost
+
+    def _start_instances(self, gpus: list[int], clock: float) -> None:
+        size = self.config.rollout.num_gpus
+        for i in range(0, len(gpus) // size * size, size):
+            held = tuple(gpus[i : i + size])
+            self.instances[held[0] // size] = held
+            self.owners.hand_over(held, "rollout", clock)

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from conftest import CommandLine
+
+SMALL = str(Path(__file__).parent.parent / "examples" / "posttrain" / "small.yaml")
+
+
+def test_run_writes_pictures_and_a_recording_that_replays(cli: CommandLine, tmp_path: Path) -> None:
+    out = cli("posttrain", "run", SMALL, "--out", str(tmp_path), "--record").output
+    assert "elastic on 8 GPUs" in out
+    page = (tmp_path / "timeline.html").read_text()
+    assert "Plotly.newPlot" in page and "mini-batch" in page and "https://cdn" not in page.split("<script>")[0]
+    trace = json.loads((tmp_path / "timeline.perfetto.json").read_text())["traceEvents"]
+    assert {event["ph"] for event in trace} == {"X", "M", "C"}
+    recording = str(tmp_path / "decisions.jsonl")
+    lines = cli("posttrain", "decide", "--policy", "elastic", "--check", recording).output.splitlines()
+    assert len(lines) == len(Path(recording).read_text().splitlines())
+    cli("posttrain", "decide", "--policy", "disaggregated", "--check", recording, code=1)
+    again = cli("posttrain", "run", str(tmp_path / "config.yaml"), "--json")
+    assert json.loads(again.output)["policy"] == "elastic"
+
+
+def test_compare_prints_regret(cli: CommandLine) -> None:
+    rows = json.loads(cli("posttrain", "compare", SMALL, "--num-steps", "1", "--json").output)
+    assert [row["policy"] for row in rows][-1] == "oracle" and rows[-1]["regret"] == 0.0
+    assert all(row["regret"] >= 0 for row in rows)
+
+
+def test_place_sweep_and_calibrate(cli: CommandLine, tmp_path: Path) -> None:
+    placed = json.loads(cli("posttrain", "place", SMALL, "--top", "2", "--num-steps", "1", "--json").output)
+    assert len(placed["placements"]) == 2 and isinstance(placed["elastic_pays"], bool)
+    rule = cli("posttrain", "place", SMALL, "--costs", "10,20,1", "--rule-only").output
+    assert rule.startswith("the rule:")
+    rows = json.loads(
+        cli("posttrain", "sweep", SMALL, "--nodes", "1,2", "--policies", "elastic", "--num-steps", "1", "--json").output
+    )
+    assert [row["GPUs"] for row in rows] == [8, 16]
+    file = tmp_path / "calibrated.yaml"
+    found = cli("posttrain", "calibrate", SMALL, "--actor-s", "30", "--num-steps", "1", "--out", str(file), "--json")
+    actor = json.loads(found.output)[-1]
+    assert actor["simulated s"] == pytest.approx(30, rel=1e-3)
+    assert "efficiency" in file.read_text()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("run", "nowhere.yaml"),
+        ("run", SMALL, "--algorithm.n-minibatches", "5"),
+        ("run", SMALL, "--policy", "elastc"),
+        ("place", SMALL, "--rule-only"),
+        ("place", SMALL, "--costs", "1,2"),
+        ("sweep", SMALL, "--nodes", "two"),
+        ("sweep", SMALL, "--nodes", "0"),
+        ("calibrate", SMALL),
+        ("decide", "--policy", "elastic", "--option", "gamma"),
+    ],
+)
+def test_mistakes_are_one_paragraph(cli: CommandLine, arguments: tuple[str, ...]) -> None:
+    output = cli("posttrain", *arguments, code=2).output
+    assert output.startswith("gnomon: ") and "Traceback" not in output

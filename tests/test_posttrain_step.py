@@ -1,0 +1,139 @@
+"""Invariants of simulated steps, for every policy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gnomon.posttrain.compare import compare
+from gnomon.posttrain.policies import make_policy
+from gnomon.posttrain.rollout import Rollouts, Sequences
+from gnomon.posttrain.simulate import run
+from posttrain_kit import (
+    EVERY_POLICY,
+    assert_owned_once,
+    assert_tokens_conserved,
+    assert_work_on_own_gpus,
+    policies,
+    small,
+)
+
+PLACEMENTS = [(2, 4, 2), (1, 6, 1), (4, 2, 2), (2, 6, 0), (4, 3, 1), (1, 1, 1)]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    placement=st.sampled_from(PLACEMENTS),
+    policy=st.sampled_from(EVERY_POLICY),
+    seed=st.integers(0, 1000),
+    mean=st.integers(20, 900),
+    shape=st.sampled_from([0.8, 3.1, 50.0]),
+    cap=st.sampled_from([2, 8, 64]),
+)
+def test_every_step_ends_with_its_books_in_order(
+    placement: tuple[int, int, int], policy: tuple[str, dict[str, object]], seed: int, mean: int, shape: float, cap: int
+) -> None:
+    """No deadlock; one owner per GPU; tokens conserved; staleness bounded; every mini-batch trained."""
+    config = small(
+        placement,
+        lengths={"mean": mean, "shape": shape},
+        rollout={"max_running_requests": cap},
+        num_steps=2,
+        seed=seed,
+    )
+    record = run(config, make_policy(*policy))
+    assert_owned_once(record)
+    assert_work_on_own_gpus(record)
+    assert_tokens_conserved(record)
+    limit = policy[1].get("staleness", 0)
+    assert record.staleness <= limit  # type: ignore[operator]
+    for step in record.steps:
+        assert sum(one.component == "actor" for one in step.work) == config.algorithm.n_minibatches
+        assert sum(step.idle().values()) == pytest.approx(record.num_gpus * step.duration_s)
+
+
+def test_two_runs_are_the_same() -> None:
+    config = small(num_steps=2)
+    for policy in policies():
+        first, second = run(config, policy), run(config, policy)
+        assert [step.spans for step in first.steps] == [step.spans for step in second.steps]
+        assert all((a.finished_s == b.finished_s).all() for a, b in zip(first.steps, second.steps, strict=True))
+
+
+def test_lengths_do_not_depend_on_the_policy() -> None:
+    config = small(num_steps=2)
+    totals = {tuple(s.tokens_trained for s in run(config, make_policy(n)).steps) for n in ("colocated", "elastic")}
+    assert len(totals) == 1
+
+
+@pytest.mark.parametrize("migration", ["reprefill", "kv_transfer"])
+def test_moved_sequences_finish_with_all_their_tokens(migration: str) -> None:
+    """Tokens computed are those without a move, plus what is prefilled again, no more and no less."""
+    config = small(rollout={"max_running_requests": 64, "migration": migration})
+    count = 24
+    response = np.arange(200, 200 + 10 * count, 10)
+    prompt = np.full(count, 50)
+    sequences = Sequences(np.arange(count), prompt, response, np.zeros(count, np.int64))
+    rollouts = Rollouts(config, 2, sequences)
+    everyone = np.arange(count)
+    rollouts.submit(everyone, everyone % 2, 0.0)
+    rollouts.advance(0.5)
+    moved, stop = rollouts.withdraw(0, 0.5)
+    assert stop >= 0.5 and set(moved) <= set(everyone[::2]) and len(moved) > 5
+    assert rollouts.unfinished[0] == 0 and rollouts.kv_use[0] == 0.0
+    generated = rollouts.generated(moved)
+    assert (generated > 0).all() and (generated < response[moved]).all()
+    rollouts.advance(stop + 1.0)
+    rollouts.submit(moved, np.ones(len(moved), np.int64), stop + 1.0)
+    rollouts.advance(np.inf)
+    assert np.isfinite(rollouts.finished_s).all()
+    assert (rollouts.finished_s[moved] > stop + 1.0).all()
+    again = (prompt[moved] + generated - 1).sum() if migration == "reprefill" else 0
+    assert rollouts.tokens_computed == (prompt + response - 1).sum() + again
+    assert rollouts.num_preemptions == 0
+
+
+def test_an_emptied_instance_can_be_used_again() -> None:
+    config = small()
+    sequences = Sequences(*(np.full(4, value) for value in (0, 32, 400, 0)))
+    rollouts = Rollouts(config, 1, sequences)
+    ids, here = np.arange(4), np.zeros(4, np.int64)
+    rollouts.submit(ids, here, 0.0)
+    rollouts.advance(0.3)
+    moved, stop = rollouts.withdraw(0, 0.3)
+    rollouts.submit(moved, here[: len(moved)], stop)
+    rollouts.advance(np.inf)
+    assert np.isfinite(rollouts.finished_s).all() and rollouts.unfinished[0] == 0
+
+
+def test_synchronous_policies_have_no_staleness_and_partial_rollout_keeps_its_bound() -> None:
+    config = small(num_steps=5, lengths={"mean": 600, "shape": 0.9})
+    for policy in policies():
+        staleness = run(config, policy).staleness
+        assert staleness <= getattr(policy, "staleness", 0)
+    bold = run(config, make_policy("partial_rollout", {"staleness": 2, "extra": 0.5}))
+    assert 1 <= bold.staleness <= 2
+    assert any(step.tokens_carried > 0 for step in bold.steps)
+
+
+def test_tail_batching_collects_long_prompts_into_a_long_step() -> None:
+    config = small(num_steps=8, lengths={"mean": 600, "shape": 0.9})
+    record = run(config, make_policy("tail_batching", {"extra": 0.5}))
+    discarded = [step.tokens_discarded for step in record.steps]
+    assert any(discarded) and not all(discarded)  # The long step waits for all of its prompts.
+
+
+def test_the_oracle_is_never_worse() -> None:
+    for seed in range(2):
+        outcomes = compare(small(seed=seed, lengths={"mean": 500}), policies())
+        oracle = outcomes[-1]
+        assert oracle.policy == "oracle" and oracle.regret == 0.0
+        assert all(one.record.tokens_s <= oracle.record.tokens_s and one.regret >= 0.0 for one in outcomes)
+
+
+def test_drifting_lengths_make_later_steps_longer() -> None:
+    record = run(small(num_steps=4, lengths={"mean": 300, "drift": 0.3}), make_policy("disaggregated"))
+    assert record.steps[-1].tokens_trained > 1.5 * record.steps[0].tokens_trained
+    assert record.steps[-1].duration_s > record.steps[0].duration_s
