@@ -88,12 +88,9 @@ def find_capacity(prober: Prober, bound: float, effort: EffortConfig, num_ranks:
     """Bracket and bisect, from short runs to long ones. `bound` is a load that cannot be sustained."""
     count = min(effort.min_requests * num_ranks, len(prober.requests))
     longest = min(effort.max_requests * num_ranks, len(prober.requests))
-    low = high = bound
-    while not prober(low := high / 2.0, count).met:
-        high = low
-        if _in_system(prober, low, count) < IDLE:
-            return _none(prober, low, count)
-    low, high = _bisected(lambda rate: prober(rate, count).met, low, high, COARSE)
+    low, high = coarse_bracket(prober, bound, count)
+    if low == 0.0:
+        return _none(prober, high, count)
     before = None
     while count < longest:
         count = min(2 * count, longest)
@@ -109,6 +106,16 @@ def find_capacity(prober: Prober, bound: float, effort: EffortConfig, num_ranks:
     if low == 0.0:
         return _none(prober, high, count)
     return Capacity(low, count, False, prober(low, count), prober(high, count).worst)
+
+
+def coarse_bracket(prober: Prober, bound: float, count: int) -> tuple[float, float]:
+    """A load that is met and one that is not, within 10 %; (0, load) where none is met."""
+    high = bound
+    while not prober(low := high / 2.0, count).met:
+        high = low
+        if _in_system(prober, low, count) < IDLE:
+            return 0.0, low
+    return _bisected(lambda rate: prober(rate, count).met, low, high, COARSE)
 
 
 def _none(prober: Prober, lowest: float, count: int) -> Capacity:

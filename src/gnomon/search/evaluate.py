@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from gnomon.core.errors import ConfigError, DoesNotFitError
 from gnomon.search.bound import rate_bound
-from gnomon.search.capacity import Capacity, Prober, find_capacity, refine
+from gnomon.search.capacity import Capacity, Prober, coarse_bracket, find_capacity, refine
 from gnomon.search.config import SearchConfig
 from gnomon.search.fleet import smallest_fleet
 from gnomon.search.objective import price, rate_for, score
@@ -88,7 +88,7 @@ def evaluate(task: Task) -> Record:
     if search.objective == "cost":
         return _counted_out(task, bound)
     requests, cost = sequence(search, scenario), price(scenario)
-    ranks = scenario.num_replicas * scenario.replica.data_parallel
+    ranks = _ranks(scenario)
     prober = Prober(scenario, requests, search.slo)
     if task.beat is not None:
         needed = rate_for(search.objective, task.beat, cost)
@@ -99,18 +99,42 @@ def evaluate(task: Task) -> Record:
     return _measured(search, candidate, scenario, found, prober)
 
 
-def capacity_with_seed(task: tuple[SearchConfig, Candidate, int, float, int]) -> float:
+@dataclass(frozen=True)
+class Estimate:
+    """A capacity alone, and what it took."""
+
+    per_s: float
+    runs: int
+    simulated: int
+
+
+def pilot(task: Task) -> Estimate:
+    """The capacity within some 10 %, from the shortest runs."""
+    scenario = scenario_of(task.search, task.candidate)
+    prober = Prober(scenario, sequence(task.search, scenario), task.search.slo)
+    count = min(task.search.effort.min_requests * _ranks(scenario), len(prober.requests))
+    low, _ = coarse_bracket(prober, rate_bound(scenario, prober.requests), count)
+    return Estimate(low, prober.runs, prober.simulated)
+
+
+def capacity_with_seed(task: tuple[SearchConfig, Candidate, int, float, int]) -> Estimate:
     """The capacity near a known one on another sequence of requests of the same length."""
     search, candidate, seed, near, count = task
     scenario = scenario_of(search, candidate, seed)
     requests = _generated(search.workload.model_copy(update=_counted(search.workload, count)), seed)
-    return refine(Prober(scenario, requests, search.slo), near, min(count, len(requests)), search.effort.precision)[0]
+    prober = Prober(scenario, requests, search.slo)
+    low, _ = refine(prober, near, min(count, len(requests)), search.effort.precision)
+    return Estimate(low, prober.runs, prober.simulated)
+
+
+def _ranks(scenario: Scenario) -> int:
+    """Schedulers of the deployment: run lengths grow with them."""
+    return scenario.num_replicas * scenario.replica.data_parallel
 
 
 def sequence(search: SearchConfig, scenario: Scenario) -> Requests:
     """As many requests as the longest run of this scenario may need."""
-    ranks = scenario.num_replicas * scenario.replica.data_parallel
-    count = search.effort.max_requests * ranks
+    count = search.effort.max_requests * _ranks(scenario)
     return _generated(search.workload.model_copy(update=_counted(search.workload, count)), search.seed)
 
 

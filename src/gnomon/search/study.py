@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from gnomon.core.parallel import Map, shared_workers
 from gnomon.search.config import SearchConfig
-from gnomon.search.evaluate import Record, Task, bound_of, capacity_with_seed, check_rated, evaluate
+from gnomon.search.evaluate import Estimate, Record, Task, bound_of, capacity_with_seed, check_rated, evaluate, pilot
 from gnomon.search.objective import price, rate_for
 from gnomon.search.results import ResultsFile, record_from
 from gnomon.search.space import Candidate, candidates, scenario_of
 from gnomon.search.warm_up import warm_up
 
+PLACEMENT = ("batching.", "router.", "num_replicas")
+"""Fields that do not say where the model runs."""
 FIRST_ROUND, LARGEST_ROUND = 4, 32
 """Configurations examined at a time by the smart strategy, whatever the number of workers: all of a round are held
 against the best of the rounds before, so that the result does not depend on who is faster. Each round is twice the one
@@ -37,6 +40,8 @@ class Found:
     """Passed over, impossible, failed, or unable to meet the SLO; each with its reason."""
     margins: dict[str, float] = field(default_factory=dict)
     """Half of the 95 % interval of the capacity of the best, by label."""
+    beside: tuple[int, int] = (0, 0)
+    """Runs, and requests simulated, for pilots and intervals."""
 
     @property
     def best(self) -> Record | None:
@@ -46,12 +51,12 @@ class Found:
     @property
     def runs(self) -> int:
         """Simulations that were needed."""
-        return sum(one.runs for one in (*self.ranked, *self.others))
+        return self.beside[0] + sum(one.runs for one in (*self.ranked, *self.others))
 
     @property
     def simulated(self) -> int:
         """Requests simulated."""
-        return sum(one.simulated for one in (*self.ranked, *self.others))
+        return self.beside[1] + sum(one.simulated for one in (*self.ranked, *self.others))
 
 
 def search(
@@ -87,8 +92,9 @@ def search_with(question: SearchConfig, file: ResultsFile, workers: Map, report:
     examiner = _Examiner(question, file, workers, report, len(space))
     records = examiner.all_of(space) if question.strategy == "exhaustive" else _smart(examiner, space)
     ranked = sorted((one for one in records if one.score is not None), key=_rank)
-    margins = _margins(question, ranked[: question.effort.num_intervals], file, workers)
-    return Found(question, ranked, [one for one in records if one.score is None], margins)
+    margins = _margins(examiner, ranked[: question.effort.num_intervals])
+    others = [one for one in records if one.score is None]
+    return Found(question, ranked, others, margins, (examiner.runs, examiner.simulated))
 
 
 def _rank(record: Record) -> tuple[float, str]:
@@ -106,6 +112,18 @@ class _Examiner:
     report: Progress
     total: int
     settled: int = 0
+    runs: int = 0
+    simulated: int = 0
+
+    def estimates(self, function: Callable[[Any], Estimate], asked: dict[str, Any]) -> dict[str, float]:
+        """Capacities by key, without a record of the configuration; 0 where the attempt failed."""
+        open_ones = {key: task for key, task in asked.items() if self.file.get(key) is None}
+        for key, outcome in zip(open_ones, self.workers(function, list(open_ones.values())), strict=True):
+            self.file.put(key, asdict(outcome.value or Estimate(0.0, 0, 0)))
+        known = [self.file.known[key] for key in asked]
+        self.runs += sum(one["runs"] for one in known)
+        self.simulated += sum(one["simulated"] for one in known)
+        return {key: one["per_s"] for key, one in zip(asked, known, strict=True)}
 
     def all_of(self, chosen: list[Candidate], beat: float | None = None) -> list[Record]:
         """A record for each, in order."""
@@ -132,7 +150,7 @@ class _Examiner:
 
 
 def _smart(examiner: _Examiner, space: list[Candidate]) -> list[Record]:
-    """Best bounds first, in rounds; each configuration must beat the best so far, at first in a short run."""
+    """The most promising first, in rounds; each configuration must beat the best so far, at first in a short run."""
     question = examiner.question
     bounds = examiner.workers(bound_of, [Task(question, one) for one in space])
     records: dict[str, Record] = {}
@@ -144,7 +162,7 @@ def _smart(examiner: _Examiner, space: list[Candidate]) -> list[Record]:
             reason = Record(one.label, dict(one.overrides), "failed", outcome.error)
             records[one.key] = examiner.settle(outcome.value or reason, one.key)
     hopeful.sort(key=lambda pair: (-pair[0], pair[1].key))
-    queue, best, size = [one for _, one in hopeful], None, FIRST_ROUND
+    queue, best, size = _promising_first(examiner, [one for _, one in hopeful]), None, FIRST_ROUND
     while queue:
         chosen, queue = queue[:size], queue[size:]
         size = min(2 * size, LARGEST_ROUND)
@@ -155,34 +173,47 @@ def _smart(examiner: _Examiner, space: list[Candidate]) -> list[Record]:
     return [records[one.key] for one in space]
 
 
-def _worth(question: SearchConfig, candidate: Candidate, bound: float) -> float:
-    """The score at the bound; for the objective cost, the load per dollar."""
+def _promising_first(examiner: _Examiner, by_bound: list[Candidate]) -> list[Candidate]:
+    """Order configurations by what a pilot of their placement promises; within a placement, by their bound.
+
+    The pilot of a placement (GPUs and how the model is spread over them) is its configuration of the highest bound. A
+    bound knows nothing of the SLO, hence the pilots: they find something good to beat before anything is measured.
+    """
+    question = examiner.question
+    pilots: dict[str, Candidate] = {}
+    for one in by_bound:
+        pilots.setdefault(_placement(one), one)
+    asked = {f"{one.key} pilot": Task(question, one) for one in pilots.values()}
+    rates = examiner.estimates(pilot, asked)
+    promise = {place: _worth(question, one, rates[f"{one.key} pilot"]) for place, one in pilots.items()}
+    return sorted(by_bound, key=lambda one: -promise[_placement(one)])
+
+
+def _placement(candidate: Candidate) -> str:
+    return str([pair for pair in candidate.overrides if not pair[0].startswith(PLACEMENT)])
+
+
+def _worth(question: SearchConfig, candidate: Candidate, rate: float) -> float:
+    """The score at a load; for the objective cost, the load per dollar."""
     objective = "qps_per_dollar" if question.objective == "cost" else question.objective
-    return bound / rate_for(objective, 1.0, price(scenario_of(question, candidate)))
+    return rate / rate_for(objective, 1.0, price(scenario_of(question, candidate)))
 
 
-def _margins(question: SearchConfig, best: list[Record], file: ResultsFile, workers: Map) -> dict[str, float]:
+def _margins(examiner: _Examiner, best: list[Record]) -> dict[str, float]:
     """Half-widths of the 95 % intervals of capacities, from several sequences of requests."""
+    question = examiner.question
     if question.objective == "cost" or question.workload.trace is not None:
         return {}
     seeds = [question.seed + number for number in range(1, question.effort.num_sequences)]
-    asked = [
-        (one, seed, f"{one.candidate.key} seed {seed}")
+    asked = {
+        f"{one.candidate.key} seed {seed}": (question, one.candidate, seed, one.capacity_per_s, one.num_requests)
         for one in best
         for seed in seeds
-        if file.get(f"{one.candidate.key} seed {seed}") is None
-    ]
-    tasks = [(question, one.candidate, seed, one.capacity_per_s, one.num_requests) for one, seed, _ in asked]
-    for (_, _, key), outcome in zip(asked, workers(capacity_with_seed, tasks), strict=True):
-        if outcome.error is None:
-            file.put(key, {"capacity_per_s": outcome.value})
-    return {one.label: margin for one in best if (margin := _margin(one, seeds, file)) is not None}
-
-
-def _margin(record: Record, seeds: list[int], file: ResultsFile) -> float | None:
-    known = [file.get(f"{record.candidate.key} seed {seed}") for seed in seeds]
-    values = [record.capacity_per_s or 0.0, *(one["capacity_per_s"] for one in known if one is not None)]
-    if len(values) < 2:
-        return None
-    t = _T_975[min(len(values) - 2, len(_T_975) - 1)]
-    return float(t * np.std(values, ddof=1) / np.sqrt(len(values)))
+    }
+    rates = examiner.estimates(capacity_with_seed, asked)
+    t = _T_975[min(len(seeds) - 1, len(_T_975) - 1)]
+    margins = {}
+    for one in best:
+        values = [one.capacity_per_s or 0.0, *(rates[f"{one.candidate.key} seed {seed}"] for seed in seeds)]
+        margins[one.label] = float(t * np.std(values, ddof=1) / np.sqrt(len(values)))
+    return margins
