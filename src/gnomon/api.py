@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 ScenarioLike = Scenario | Mapping[str, Any] | str | Path | None
 Progress = Callable[[int, int], None]
 
-DEFAULT_RATE = 27.0
-"""Requests per second of the default scenario: about 80 % of what Llama-3-8B on one H100 takes up of chat-1m
-(33.5 per second under vllm_v1: `gnomon simulate --workload.rate 40` says so)."""
+DEFAULT_RATE = 31.0
+"""Requests per second of the default scenario: about 80 % of what Llama-3-8B on one H200 takes up of chat-1m
+(39 per second under vllm_v1: `gnomon simulate --workload.rate 46` says so)."""
 
 
 def scenario(given: ScenarioLike = None, **overrides: Any) -> Scenario:

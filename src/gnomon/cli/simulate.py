@@ -37,7 +37,7 @@ def command(
 ) -> None:
     """Simulate SCENARIO (a YAML file), or what the flags say.
 
-    Without either: Llama-3-8B on one H100 under a chat load of 27 requests per second, about 80 % of what it can take,
+    Without either: Llama-3-8B on one H200 under a chat load of 31 requests per second, about 80 % of what it can take,
     batched as vLLM v1 does.
 
     \b

@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 @click.option("--prefill-kv", type=int, default=0, show_default=True, help="KV tokens before the chunk.")
 @click.option("--decode", type=int, default=64, show_default=True, help="Sequences that decode a token each.")
 @click.option("--kv", type=int, default=1024, show_default=True, help="KV tokens of each decoding sequence.")
-@click.option(
-    "--source", "sources", multiple=True, help="Timing source; give it twice to compare.  [default: roofline]"
-)
+@click.option("--source", "sources", multiple=True, help="Timing source; give it twice to compare.  [default: auto]")
 @click.option("--path", default=None, help="Folder of measurements, for the source profile.")
 @click.option("--estimator", default="grid", show_default=True, help="How to read between measured points.")
 @click.option("--dtype", default="bf16", show_default=True, help="Number format of weights and multiplications.")
@@ -80,7 +78,7 @@ def command(
     base = {"path": path, "estimator": estimator, "dtype": dtype, "kv_dtype": kv_dtype}
     batch = Batch(prefill, prefill_kv, decode, kv)
     timers = []
-    for source in dict.fromkeys(sources or ("roofline",)):
+    for source in dict.fromkeys(sources or ("auto",)):
         config = build(TimingConfig, base | {"source": source}, where="timing")
         _check_room(model, device, parallelism, config, batch)
         timers.append(Timer(Context(model, device, node, parallelism, config)))

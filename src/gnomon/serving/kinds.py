@@ -71,7 +71,10 @@ class Kind:
         in_batch = min(self.max_in_batch, len(requests))
         if self.batching.policy in _RESERVING:
             return in_batch * int(requests.total_tokens.max())
-        return _given(self.batching.max_batch_tokens) + in_batch * self.tokens_per_decode
+        decodes = in_batch * self.tokens_per_decode
+        if self.batching.policy in ("vllm_v1", "sglang"):
+            return max(_given(self.batching.max_batch_tokens), decodes)
+        return _given(self.batching.max_batch_tokens) + decodes
 
 
 def _given(value: int | None) -> int:

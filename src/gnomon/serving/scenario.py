@@ -134,7 +134,7 @@ class Scenario(Config):
 
     model: str = "llama-3-8b"
     """Built-in model (`gnomon catalog models`), or the path of a Hugging Face config.json."""
-    device: str = "h100"
+    device: str = "h200"
     """GPU (`gnomon catalog devices`)."""
     node: str | None = None
     """How the GPUs are linked (`gnomon catalog nodes`); the usual one for the device if not given."""

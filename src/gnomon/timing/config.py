@@ -49,10 +49,11 @@ class TableConfig(Config):
 class TimingConfig(Config):
     """Where the seconds of an iteration come from."""
 
-    source: str = "roofline"
-    """roofline, profile, silicon, table, or a registered one (`gnomon catalog sources`)."""
+    source: str = "auto"
+    """auto (shipped measurements of the device, else the roofline), roofline, profile, silicon, table, or a registered
+    one (`gnomon catalog sources`)."""
     path: str | None = None
-    """Folder of the measurements, for the source profile."""
+    """Folder of the measurements, for the source profile; those that come with Gnomon if not given."""
     estimator: str = "grid"
     """How to read between measured points: grid, forest, linear, polynomial."""
     dtype: Dtype = "bf16"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from gnomon.catalog.devices import Device
@@ -62,8 +63,10 @@ class Context:
 
 Factory = Callable[[Context], Source]
 
+_SHIPPED = Path(__file__).parent / "data"
 _FACTORIES: dict[str, Factory] = {}
 _BUILT_IN = {
+    "auto": "the measurements shipped with Gnomon where it has them for the device (H200 in bf16), else the roofline",
     "roofline": "analytic: any model on any catalogued device, no data needed",
     "profile": "measured CSV/Parquet bundles (own format, Vidur's and LLMServingSim's layouts)",
     "silicon": "kernels measured in the package aiconfigurator-core (extra [silicon])",
@@ -86,9 +89,17 @@ def source_names() -> dict[str, str]:
     return _BUILT_IN | {name: "added by the user" for name in _FACTORIES if name not in _BUILT_IN}
 
 
+def shipped_profile(device: Device, dtype: str) -> Path | None:
+    """The folder of measurements of this device that comes with the package, if there is one."""
+    folder = _SHIPPED / device.name
+    return folder if dtype == "bf16" and folder.is_dir() else None
+
+
 def make_source(context: Context, name: str | None = None) -> Source:
     """The source that the configuration (or `name`) asks for."""
     name = name or context.config.source
+    if name == "auto":
+        name = "profile" if shipped_profile(context.device, context.config.dtype) else "roofline"
     if name == "table":
         raise ConfigError("the source 'table' has no operators: it gives whole iterations.", where="timing.source")
     if name in _BUILT_IN and name not in _FACTORIES:

@@ -11,7 +11,7 @@ from gnomon.timing.profile.measured import Measured
 from gnomon.timing.profile.samples import Bundle
 from gnomon.timing.profile.skew import skew_between
 from gnomon.timing.roofline import Roofline
-from gnomon.timing.source import Context, register_source
+from gnomon.timing.source import Context, register_source, shipped_profile
 
 __all__ = ["Measured", "make", "read_bundle"]
 
@@ -38,13 +38,16 @@ def read_bundle(path: str | Path, context: Context) -> Bundle:
 
 @register_source("profile")
 def make(context: Context) -> Measured:
-    """The measurements in the folder that `timing.path` names."""
-    if context.config.path is None:
+    """The measurements in the folder that `timing.path` names, or those that come with the package."""
+    path = context.config.path or shipped_profile(context.device, context.config.dtype)
+    if path is None:
         raise ConfigError(
-            "the source profile needs a folder of measurements.", where="timing.path", fix="Set timing.path."
+            f"no measurements of {context.device.name} in {context.config.dtype} come with Gnomon.",
+            where="timing.path",
+            fix="Name a folder of measurements, or use the roofline.",
         )
     roofline = Roofline(context.device, context.node, context.config.dtype)
-    source = Measured("profile", read_bundle(context.config.path, context), roofline, context.config.estimator)
+    source = Measured("profile", read_bundle(path, context), roofline, context.config.estimator)
     if source.bundle.skew is None:
         source.bundle.skew = skew_between(source.bundle, source, _decode(context))
     return source
