@@ -34,11 +34,13 @@ def command(config: str, out: str | None, keep: bool, as_json: bool, overrides: 
     """
     from gnomon.cli.progress import progress
     from gnomon.core.config import load
+    from gnomon.posttrain.compare import clairvoyant
     from gnomon.posttrain.simulate import run
 
     loaded = load(Posttrain, config, overrides)
     with progress():
-        record = run(loaded, keep_decisions=keep and out is not None)
+        policy = clairvoyant(loaded) if loaded.policy.name == "oracle" else None
+        record = run(loaded, policy, keep_decisions=keep and out is not None)
     files = _write(loaded, record, Path(out), keep) if out else []
     if as_json:
         print_json(summary(record) | {"steps": [row(step) for step in record.steps], "files": list(map(str, files))})

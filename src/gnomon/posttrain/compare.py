@@ -70,6 +70,11 @@ def oracle(config: Posttrain, records: list[RunRecord]) -> RunRecord:
     return RunRecord("oracle", best.num_gpus, best.steps, [f"the oracle follows {best.policy}"])
 
 
+def clairvoyant(config: Posttrain) -> Policy:
+    """The oracle as a policy: the plan that turns out best, to be asked like any other."""
+    return max([*policies_to_compare(config), *_plans(config)], key=lambda plan: run(config, plan).tokens_s)
+
+
 def _plans(config: Posttrain) -> Iterator[Policy]:
     """Plans that only a clairvoyant can choose rightly: they deal by true lengths."""
     yield make_policy("colocated", {"balance": True})

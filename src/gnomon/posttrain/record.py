@@ -55,6 +55,7 @@ class StepRecord:
     decisions: list[Decision] = field(default_factory=list)
     instance_busy_s: dict[int, float] = field(default_factory=dict)
     """GPU seconds of generation by GPU."""
+    valid_actor_sizes: tuple[int, ...] = ()
     finished_s: Floats = field(default_factory=lambda: np.empty(0))
     """When each sequence was generated; inf where it was left over."""
     tokens_trained: int = 0
@@ -89,7 +90,8 @@ class StepRecord:
         """GPU seconds by cause; they add up to GPUs x duration.
 
         tail: owned by rollout, which has nothing left to run there. pipeline: owned by the actor or by inference, which
-        wait for data. transition: weights, work or memory are moved. divisibility: nobody's, since no valid size fits.
+        wait for data, or by nobody although a larger actor would be valid. transition: weights, work or memory are
+        moved. divisibility: nobody's, since no valid size fits.
         """
         owned = dict.fromkeys(OWNERS, 0.0)
         for span in self.spans:
@@ -98,13 +100,29 @@ class StepRecord:
         working = {"actor": 0.0, "inference": 0.0}
         for one in self.work:
             working[one.component] += (one.end_s - one.start_s) * len(one.gpus)
+        indivisible = self._indivisible_gpu_s()
         return {
             "busy": generating + sum(working.values()),
             "tail": max(0.0, owned["rollout"] - generating),
-            "pipeline": sum(owned[name] - working[name] for name in working),
+            "pipeline": sum(owned[name] - working[name] for name in working) + owned["free"] - indivisible,
             "transition": owned["transition"],
-            "divisibility": owned["free"],
+            "divisibility": indivisible,
         }
+
+    def _indivisible_gpu_s(self) -> float:
+        """GPU seconds of free GPUs while no larger actor would fit on them."""
+        changes: dict[float, list[int]] = {}
+        for span in self.spans:
+            column = {"free": 0, "actor": 1}.get(span.owner)
+            if column is not None:
+                changes.setdefault(span.start_s, [0, 0])[column] += 1
+                changes.setdefault(span.end_s, [0, 0])[column] -= 1
+        total, free, actor, before = 0.0, 0, 0, 0.0
+        for at in sorted(changes):
+            if not any(actor < size <= actor + free for size in self.valid_actor_sizes):
+                total += free * (at - before)
+            free, actor, before = free + changes[at][0], actor + changes[at][1], at
+        return total
 
 
 @dataclass(eq=False)

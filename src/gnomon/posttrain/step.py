@@ -17,7 +17,7 @@ from gnomon.posttrain.allocation import Allocation, PolicyError
 from gnomon.posttrain.config import Posttrain
 from gnomon.posttrain.costs import Costs
 from gnomon.posttrain.lengths import Floats, Ints
-from gnomon.posttrain.placement import Placement
+from gnomon.posttrain.placement import Placement, valid_actor_sizes
 from gnomon.posttrain.policies import Policy
 from gnomon.posttrain.prompts import Prompts, deal_balanced
 from gnomon.posttrain.record import Decision, StepRecord, Work
@@ -45,6 +45,7 @@ class Step:
         self.config, self.placement, self.costs, self.policy = config, placement, costs, policy
         self.prompts, self.tokens = prompts, prompts.prompt + prompts.response
         self.record, self.keep_decisions = StepRecord(number), keep_decisions
+        self.record.valid_actor_sizes = tuple(valid_actor_sizes(config))
         algorithm = config.algorithm
         self.group_size, self.needed = algorithm.group_size, algorithm.rollout_batch_size
         self.num_minibatches = algorithm.n_minibatches

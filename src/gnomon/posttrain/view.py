@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gnomon.posttrain.placement import valid_actor_sizes
 from gnomon.posttrain.snapshot import Instance, Point, Rates, Snapshot
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ def snapshot_of(step: Step, point: Point) -> Snapshot:
         rollout_gpus=config.rollout.num_gpus,
         inference_gpus=config.inference.num_gpus if step.has_inference else 0,
         max_running=config.rollout.max_running_requests,
-        valid_actor_sizes=tuple(valid_actor_sizes(config)),
+        valid_actor_sizes=step.record.valid_actor_sizes,
         initial=step.placement.by_name(),
         actor=owners.of("actor"),
         inference=owners.of("inference"),
