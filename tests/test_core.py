@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated, Literal
 
 import numpy as np
 import pytest
+from pydantic import Field
 
 from gnomon.core import config, units
 from gnomon.core.errors import ConfigError, GnomonError, UnknownNameError
@@ -19,8 +21,19 @@ class Wheel(config.Config):
     """How many spokes."""
 
 
+class Bell(config.Config):
+    kind: Literal["bell"] = "bell"
+    pitch: float
+
+
+class Horn(config.Config):
+    kind: Literal["horn"] = "horn"
+    length: int
+
+
 class Bicycle(config.Config):
     front: Wheel = Wheel()
+    signal: Annotated[Bell | Horn, Field(discriminator="kind")] | None = None
     name: str = "mule"
     """What to call it."""
 
@@ -46,6 +59,10 @@ def test_config_reads_yaml_and_overrides(tmp_path: Path) -> None:
     [
         ("front:\n  spoke: 3\n", r"b\.yaml:2: unknown key 'front\.spoke'\. Did you mean 'spokes'\?"),
         ("name: a\nfront:\n  spokes: many\n", r"b\.yaml:3: front\.spokes: .*valid integer.*'many'"),
+        ("signal:\n  kind: horn\n  lenght: 3\n", r"b\.yaml:3: unknown key 'signal\.lenght'\. Did you mean 'length'\?"),
+        ("signal:\n  kind: bell\n  pitch: low\n", r"b\.yaml:3: signal\.pitch: .*number.*'low'"),
+        ("signal:\n  kind: bell\n", r"b\.yaml:1: signal\.pitch: Field required"),
+        ("signal:\n  kind: gong\n", r"b\.yaml:1: signal: .*'bell', 'horn'"),
         ("front: [\n", r"b\.yaml:2: "),
         ("- 1\n", "mapping"),
     ],

@@ -208,10 +208,11 @@ def _check_dotted(model: type[BaseModel], keys: list[str], dotted: str) -> None:
 def _explain(
     model: type[BaseModel], error: ValidationError, where: str | None, lines: Mapping[Path_, int]
 ) -> GnomonError:
-    """The first mistake of a validation error, in one paragraph."""
-    first = error.errors()[0]
+    """The first mistake of a validation error, in one paragraph. A mistyped key comes before the one it leaves out."""
+    mistakes = sorted(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
+    first = mistakes[0]
     cause = first.get("ctx", {}).get("error")
-    path = tuple(part for part in first["loc"] if not _is_union_tag(part))
+    path = _as_written(model, first["loc"])
     key = ".".join(str(part) for part in path)
     place = _place(where, path, lines)
     if isinstance(cause, GnomonError):
@@ -228,9 +229,19 @@ def _explain(
     return ConfigError(f"{subject}{message}{given}.{more}", where=place)
 
 
-def _is_union_tag(part: str | int) -> bool:
-    """Pydantic puts the union member's name into the location; users never wrote it."""
-    return isinstance(part, str) and (part[:1].isupper() or "[" in part or part in {"int", "float", "str", "bool"})
+def _as_written(model: type[BaseModel], location: Path_) -> Path_:
+    """The location without what pydantic adds to it: names and tags of union members, which users never wrote."""
+    path: Path_ = ()
+    for depth, part in enumerate(location):
+        known = {name for m in _models_at(model, path) for name in m.model_fields}
+        is_last = depth == len(location) - 1
+        if isinstance(part, int) or part in known or (is_last and not _is_type_name(part)):
+            path = (*path, part)
+    return path
+
+
+def _is_type_name(part: str) -> bool:
+    return part[:1].isupper() or "[" in part or part in {"int", "float", "str", "bool"}
 
 
 def _place(where: str | None, path: Path_, lines: Mapping[Path_, int]) -> str | None:

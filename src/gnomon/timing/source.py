@@ -71,6 +71,7 @@ _BUILT_IN = {
     "profile": "measured CSV/Parquet bundles (own format, Vidur's and LLMServingSim's layouts)",
     "silicon": "kernels measured in the package aiconfigurator-core (extra [silicon])",
     "table": "explicit seconds per token, sequence and iteration, given in the scenario",
+    "recorded": "the stage times of a recorded run, batch by batch (gnomon verify vidur)",
 }
 
 
@@ -102,6 +103,12 @@ def make_source(context: Context, name: str | None = None) -> Source:
         name = "profile" if shipped_profile(context.device, context.config.dtype) else "roofline"
     if name == "table":
         raise ConfigError("the source 'table' has no operators: it gives whole iterations.", where="timing.source")
+    if name == "recorded":
+        raise ConfigError(
+            "recorded times belong to a recorded run.",
+            where="timing.source",
+            fix="Replay it with `gnomon verify vidur`.",
+        )
     if name in _BUILT_IN and name not in _FACTORIES:
         import_module(f"gnomon.timing.{name}")
     if name not in _FACTORIES:
