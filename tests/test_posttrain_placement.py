@@ -45,7 +45,7 @@ def test_valid_actor_sizes_divide_the_groups_of_a_minibatch() -> None:
             "actor: 0-3, rollout: 4-5",
         ),
         ({"actor": "0-1", "rollout": "2-4", "inference": "6-7"}, {}, "contiguous", "rollout: 2-5"),
-        ({"actor": "0-1", "rollout": "2-4", "inference": "5-6"}, {}, "1 of 8 GPUs are nobody's", "rollout 4 GPUs"),
+        ({"actor": "0-1", "rollout": "2-4", "inference": "5-6"}, {}, "1 of 8 are nobody's", "rollout 4 GPUs"),
         ({"actor": "0-1", "rollout": "2-5", "inference": "6-9"}, {}, "GPU 9 is not there", "last one is 7"),
         ({"actor": "0-1", "rollout": "2-x"}, {}, "cannot read", "0-3"),
         (

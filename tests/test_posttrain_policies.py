@@ -172,4 +172,7 @@ def test_mistakes_are_named() -> None:
     config = small(cluster=cluster, policy={"name": "elastic"}, algorithm={"rollout_batch_size": 32})
     with pytest.raises(ConfigError, match="side by side"):
         run(config)
+    apart = {"actor": "6-7", "rollout": "0-3", "inference": "4-5"}
+    with pytest.raises(ConfigError, match="order is actor, rollout, inference"):
+        run(small(cluster={"component_placement": apart, "auto_scheduler": False}), make_policy("elastic"))
     assert {"colocated", "disaggregated", "elastic", "utilization", "payback"} < set(policy_names())

@@ -95,6 +95,15 @@ def test_moved_sequences_finish_with_all_their_tokens(migration: str) -> None:
     assert rollouts.num_preemptions == 0
 
 
+def test_instances_with_pipeline_stages_can_be_emptied() -> None:
+    config = small((2, 4, 2), rollout={"pipeline_parallel": 2, "max_running_requests": 8})
+    record = run(config, make_policy("elastic"))
+    assert record.steps[0].num_moved > 0
+    assert np.isfinite(record.steps[0].finished_s).all()
+    assert_tokens_conserved(record)
+    assert_owned_once(record)
+
+
 def test_an_emptied_instance_can_be_used_again() -> None:
     config = small()
     sequences = Sequences(*(np.full(4, value) for value in (0, 32, 400, 0)))

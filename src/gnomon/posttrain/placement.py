@@ -59,7 +59,7 @@ def placement_of(config: Posttrain) -> Placement:
     _check_sharing(config, placement)
     _check_divisions(config, placement)
     if config.cluster.auto_scheduler:
-        _check_auto(config, placement)
+        check_movable(config, placement, config.cluster.use_pre_process_policy, config.cluster.lend_inference)
     return placement
 
 
@@ -145,13 +145,16 @@ def _check_divisions(config: Posttrain, placement: Placement) -> None:
         )
 
 
-def _check_auto(config: Posttrain, placement: Placement) -> None:
-    """actor -> rollout -> inference, contiguous from GPU 0, covering the cluster."""
+def check_movable(config: Posttrain, placement: Placement, lend_actor: bool, lend_inference: bool) -> None:
+    """Whether GPUs can move: actor -> rollout -> inference, contiguous from GPU 0, covering the cluster.
+
+    GPUs that are lent to rollout hold whole instances.
+    """
     at = 0
     for gpus in placement.by_name().values():
         if gpus and gpus != tuple(range(at, at + len(gpus))):
             raise ConfigError(
-                "with auto_scheduler the order is actor, rollout, inference, contiguous from GPU 0.",
+                "to move GPUs (auto_scheduler) the order is actor, rollout, inference, contiguous from GPU 0.",
                 where="cluster.component_placement",
                 fix=f"Use {_contiguous_text(config, placement)}.",
             )
@@ -159,12 +162,12 @@ def _check_auto(config: Posttrain, placement: Placement) -> None:
     total = config.cluster.num_gpus
     if at != total:
         raise ConfigError(
-            f"with auto_scheduler the components cover the cluster, but {total - at} of {total} GPUs are nobody's.",
+            f"to move GPUs (auto_scheduler) components cover the cluster, but {total - at} of {total} are nobody's.",
             where="cluster.component_placement",
             fix=f"Give rollout {len(placement.rollout) + total - at} GPUs.",
         )
     tensor = config.rollout.num_gpus
-    if config.cluster.use_pre_process_policy and len(placement.actor) % tensor:
+    if lend_actor and len(placement.actor) % tensor:
         sizes = [size for size in valid_actor_sizes(config) if size % tensor == 0]
         choice = f"Give the actor {_nearest(len(placement.actor), sizes)} GPUs, or set" if sizes else "Set"
         raise _error(
@@ -172,7 +175,7 @@ def _check_auto(config: Posttrain, placement: Placement) -> None:
             f"{len(placement.actor)} GPUs do not hold whole rollout instances of {tensor} (use_pre_process_policy).",
             f"{choice} use_pre_process_policy: false.",
         )
-    if config.cluster.lend_inference and len(placement.inference) % tensor:
+    if lend_inference and len(placement.inference) % tensor:
         raise _error(
             "inference",
             f"{len(placement.inference)} GPUs do not hold whole rollout instances of {tensor} (lend_inference).",

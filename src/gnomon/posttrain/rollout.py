@@ -16,11 +16,11 @@ from gnomon.core.jit import function_arguments
 from gnomon.posttrain.config import Posttrain
 from gnomon.posttrain.lengths import Floats, Ints
 from gnomon.serving.build import build_cluster
-from gnomon.serving.cluster import Engine, Fleet
+from gnomon.serving.cluster import Engine, Fleet, advance_all
 from gnomon.serving.compilation import MAX_POLICIES, callable_policy, callable_proceed, callable_router
 from gnomon.serving.kinds import Kind, bake, resolve
 from gnomon.serving.log import Log, new_log
-from gnomon.serving.migration import advance_all, submit, withdraw
+from gnomon.serving.migration import submit, withdraw
 from gnomon.serving.routers import find_router
 from gnomon.serving.scenario import BatchingConfig, ReplicaConfig, Scenario
 from gnomon.serving.state import FINISHED, REJECTED

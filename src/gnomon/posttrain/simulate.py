@@ -12,8 +12,9 @@ from gnomon.core.errors import ConfigError, GnomonError
 from gnomon.posttrain.config import Posttrain
 from gnomon.posttrain.costs import Costs
 from gnomon.posttrain.lengths import draw
-from gnomon.posttrain.placement import Placement, placement_of
+from gnomon.posttrain.placement import Placement, check_movable, placement_of
 from gnomon.posttrain.policies import Policy, make_policy
+from gnomon.posttrain.policies.elastic import Elastic
 from gnomon.posttrain.prompts import Prompts
 from gnomon.posttrain.record import RunRecord
 from gnomon.posttrain.rollout import check_memory
@@ -68,6 +69,8 @@ def run(config: Posttrain, policy: Policy | None = None, *, keep_decisions: bool
     placement = placement_of(config)
     check_memory(config)
     policy = policy or policy_of(config, placement)
+    if isinstance(policy, Elastic):
+        check_movable(config, placement, policy.use_pre_process_policy, policy.lend_inference)
     costs = Costs(config)
     steps, left = [], None
     for number in range(config.num_steps):

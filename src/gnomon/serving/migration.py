@@ -12,7 +12,7 @@ import numpy as np
 
 from gnomon.core.borrow import borrow
 from gnomon.core.jit import inner, jit
-from gnomon.serving.cluster import Engine, Fleet, advance_all
+from gnomon.serving.cluster import Engine, Fleet
 from gnomon.serving.engine import NEVER, receive
 from gnomon.serving.log import Log
 from gnomon.serving.state import FINISHED, NONE, NOT_ARRIVED, REJECTED, Ints
@@ -53,7 +53,7 @@ def withdraw(fleet: Fleet, engine: Engine, log: Log, r: int, now: float) -> tupl
     stop = now
     if state.num_in_flight:
         stop = float(state.next_end_s)
-        advance_all_of(fleet, engine, log, r, math.nextafter(stop, math.inf))
+        advance_one(fleet, engine, log, r, math.nextafter(stop, math.inf))
     requests = cluster.requests
     members = cluster.stepping[r, : state.num_stepping, ID]
     requests.processed[members] += state.steps - requests.joined[members]
@@ -68,7 +68,7 @@ def withdraw(fleet: Fleet, engine: Engine, log: Log, r: int, now: float) -> tupl
 
 
 @jit
-def advance_all_of(fleet: Fleet, engine: Engine, log: Log, r: int, until: float) -> None:
+def advance_one(fleet: Fleet, engine: Engine, log: Log, r: int, until: float) -> None:
     """Bring replica `r` alone up to `until`."""
     lent = borrow(fleet)
     engine.proceed(lent.cluster, lent.tables, engine.policies, borrow(log), r, NEVER, until)
@@ -94,6 +94,3 @@ def _empty(fleet: Fleet, r: int, now: float) -> None:
         state[name] = 0
     cluster.growth[r] = 0
     cluster.stage_free_s[r] = now
-
-
-__all__ = ["advance_all", "submit", "withdraw"]
