@@ -146,6 +146,12 @@ def test_missing_keys_are_all_named_with_the_file(tmp_path: Path) -> None:
         ({"hidden_size": -64}, "positive whole number"),
         ({"num_hidden_layers": 0}, "num_layers = 0"),
         ({"vocab_size": "many"}, "vocab_size = 'many'"),
+        ({"num_attention_heads": 0}, "positive whole number"),
+        ({"num_local_experts": "8"}, "num_local_experts must be a whole number"),
+        ({"num_local_experts": 8, "num_experts_per_tok": 9}, "num_experts_per_tok = 9 makes no sense with 8 experts"),
+        ({"kv_lora_rank": 512}, "lacks 'qk_rope_head_dim'"),
+        ({"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": -1}, r"mla\.v_dim = -1"),
+        ({"text_config": [1]}, "text_config"),
     ],
 )
 def test_values_that_make_no_sense_are_refused(tmp_path: Path, change: dict[str, object], message: str) -> None:

@@ -77,6 +77,8 @@ def test_compare_json(cli: Any, tmp_path: Path) -> None:
         (("simulate", "nowhere.yaml"), "no such file"),
         (("simulate", "--wandb", "x", *SMALL), "gnomon-sim[wandb]"),
         (("simulate", "--csv"), "--out DIR"),
+        (("simulate", "--out", __file__), "is a file"),
+        (("compare", "--out", __file__), "is a file"),
         (("compare",), "only one variant"),
         (("compare", "--vary", "router"), "FIELD=A,B"),
         (("compare", "--vary", "batching.polisy=orca,vllm"), "batching.policy"),

@@ -225,6 +225,8 @@ def test_short_numbers(text, number):
         ("vllm", "vllm serve llama-3-8b -tp two", "tensor_parallel"),
         ("vllm", "vllm serve llama-3-8b -dp two", "data_parallel"),
         ("vllm", "vllm serve llama-3-8b --max-model-len long", "not a number of tokens"),
+        ("vllm", "vllm serve llama-3-8b --tensor-parallel-size", "--tensor-parallel-size needs a value"),
+        ("vllm", "vllm serve llama-3-8b -tp --port 8000", "-tp needs a value"),
         ("sglang", "python -m sglang.launch_server", "unknown tool"),
     ],
 )

@@ -109,6 +109,15 @@ def test_a_failed_write_leaves_nothing_behind(tmp_path: Path) -> None:
     assert (tmp_path / "f.txt").read_text() == "old"
 
 
+def test_a_place_where_nothing_can_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"file/deep/f\.txt: cannot be written"):
+        write_text(tmp_path / "file" / "deep" / "f.txt", "text")
+    with pytest.raises(ConfigError, match="Is a directory"):
+        write_text(tmp_path, "text")
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
 def test_units() -> None:
     assert units.seconds(0.0123) == "12.3 ms"
     assert units.count(4_560_000) == "4.56M"

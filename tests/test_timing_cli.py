@@ -79,6 +79,7 @@ def test_help_has_an_example(cli, words: list[str]) -> None:
         (["--source", "crystal-ball"], "unknown timing source"),
         (["--source", "table"], "no operators"),
         (["--dtype", "fp7"], "dtype"),
+        (["--estimator", "guess"], "unknown estimator 'guess'"),
         (["--device", "a100", "--dtype", "fp8"], "no fp8 arithmetic"),
     ],
 )
@@ -87,6 +88,10 @@ def test_mistakes_are_one_paragraph_and_exit_code_two(cli, arguments: list[str],
     assert message in output
     assert "Traceback" not in output
     assert len(output.strip().splitlines()) == 1
+
+
+def test_brackets_in_a_table_are_printed(cli) -> None:
+    assert "(extra [silicon])" in cli("catalog", "sources").output
 
 
 def test_a_config_json_with_missing_keys_is_exit_code_two(cli, tmp_path: Path) -> None:

@@ -78,6 +78,7 @@ def test_show_says_what_was_rejected(cli):
         (("--workload.preset", "chat"), "chat-1m"),
         (("--workload.rate", "fast"), "workload.rate"),
         (("--workload.trace.file", "nowhere.csv"), "no such file"),
+        (("--seed", "-1"), "seed"),
     ],
 )
 def test_mistakes_end_with_code_2(cli, flags, message):

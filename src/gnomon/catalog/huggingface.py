@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from gnomon.catalog.models import LatentAttention, Model
+from gnomon.catalog.models import Model
 from gnomon.core.errors import ConfigError
 
 # What a family's code fixes without saying it in config.json.
@@ -43,6 +43,16 @@ _REQUIRED = {
     "max_position_embeddings": "longest context",
     "intermediate_size": "width of the MLP",
 }
+_REQUIRED_OF_MLA = {
+    "qk_rope_head_dim": "part of a key that carries the position",
+    "qk_nope_head_dim": "part of a key without position",
+    "v_head_dim": "width of each head's value",
+}
+# Read before the model checks its own fields; the first two must be above 0.
+_NUMBERS = (
+    "num_attention_heads", "hidden_size", "intermediate_size", "moe_intermediate_size",
+    "shared_expert_intermediate_size", "n_routed_experts", "num_experts", "num_local_experts",
+)  # fmt: skip
 
 
 def parse_config(config: Mapping[str, Any], *, name: str, where: str) -> Model:
@@ -51,16 +61,24 @@ def parse_config(config: Mapping[str, Any], *, name: str, where: str) -> Model:
     Read: dense and mixture-of-experts decoders with multi-head, grouped-query, multi-query or multi-head latent
     attention. An unknown `model_type` is read as a Llama-like decoder from the keys it has, which its notes say.
     """
-    config = config.get("text_config", config)
+    config = config.get("text_config") or config
+    if not isinstance(config, Mapping):
+        raise ConfigError("text_config must be a JSON object.", where=where)
     family = str(config.get("model_type", ""))
-    missing = [key for key in _REQUIRED if config.get(key) is None and not _replaced(config, key)]
+    required = _REQUIRED | (_REQUIRED_OF_MLA if config.get("kv_lora_rank") else {})
+    missing = [key for key in required if config.get(key) is None and not _replaced(config, key)]
     if missing:
-        listing = ", ".join(f"{key!r} ({_REQUIRED[key]})" for key in missing)
+        listing = ", ".join(f"{key!r} ({required[key]})" for key in missing)
         raise ConfigError(
             f"the model configuration lacks {listing}.",
             where=where,
             fix="Take config.json from the model's Hugging Face repository.",
         )
+    for key in _NUMBERS:
+        value, least = config.get(key), int(key in _NUMBERS[:2])
+        if value is not None and (not isinstance(value, int) or value < least):
+            wanted = "positive whole number" if least else "whole number from 0 on"
+            raise ConfigError(f"{key} must be a {wanted}, not {value!r}.", where=where)
     facts = {
         "name": name,
         "hf_id": str(config.get("_name_or_path", "")),
@@ -70,10 +88,10 @@ def parse_config(config: Mapping[str, Any], *, name: str, where: str) -> Model:
         "vocab_size": config["vocab_size"],
         "max_context_tokens": config.get("max_position_embeddings") or config.get("seq_length"),
         "tied_embeddings": bool(config.get("tie_word_embeddings", False)),
-        **_attention(config, where),
+        **_attention(config),
         **_FAMILIES.get(family, {}),
         **_biases(config, family),
-        **_mlp(config, family),
+        **_mlp(config, family, where),
         "notes": _notes(config, family),
     }
     try:
@@ -101,24 +119,21 @@ def _notes(config: Mapping[str, Any], family: str) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _attention(config: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _attention(config: Mapping[str, Any]) -> dict[str, Any]:
     heads, hidden = config["num_attention_heads"], config["hidden_size"]
-    for key, value in (("num_attention_heads", heads), ("hidden_size", hidden)):
-        if not isinstance(value, int) or value <= 0:
-            raise ConfigError(f"{key} must be a positive whole number, not {value!r}.", where=where)
     facts: dict[str, Any] = {
         "num_heads": heads,
         "num_kv_heads": config.get("num_key_value_heads") or heads,
         "head_dim": config.get("head_dim") or config.get("kv_channels") or hidden // heads,
     }
     if config.get("kv_lora_rank"):
-        facts["mla"] = LatentAttention(
-            q_rank=config.get("q_lora_rank") or 0,
-            kv_rank=config["kv_lora_rank"],
-            rope_dim=config["qk_rope_head_dim"],
-            nope_dim=config["qk_nope_head_dim"],
-            v_dim=config["v_head_dim"],
-        )
+        facts["mla"] = {
+            "q_rank": config.get("q_lora_rank") or 0,
+            "kv_rank": config["kv_lora_rank"],
+            "rope_dim": config["qk_rope_head_dim"],
+            "nope_dim": config["qk_nope_head_dim"],
+            "v_dim": config["v_head_dim"],
+        }
     return facts
 
 
@@ -131,13 +146,16 @@ def _biases(config: Mapping[str, Any], family: str) -> dict[str, bool]:
     return facts | ({"mlp_bias": True} if config.get("mlp_bias") else {})
 
 
-def _mlp(config: Mapping[str, Any], family: str) -> dict[str, Any]:
+def _mlp(config: Mapping[str, Any], family: str, where: str) -> dict[str, Any]:
     ffn = config.get("intermediate_size") or 0
     if family == "qwen":  # The first Qwen counts gate and up together.
         ffn //= 2
     experts = config.get("n_routed_experts") or config.get("num_experts") or config.get("num_local_experts") or 0
     if experts <= 1:
         return {"ffn_size": ffn}
+    active = config.get("num_experts_per_tok", 1)
+    if not isinstance(active, int) or not 1 <= active <= experts:
+        raise ConfigError(f"num_experts_per_tok = {active!r} makes no sense with {experts} experts.", where=where)
     width = config.get("moe_intermediate_size") or ffn
     shared = config.get("n_shared_experts") or 0
     if config.get("shared_expert_intermediate_size"):
@@ -145,7 +163,7 @@ def _mlp(config: Mapping[str, Any], family: str) -> dict[str, Any]:
     return {
         "ffn_size": ffn,
         "num_experts": experts,
-        "experts_per_token": config.get("num_experts_per_tok", 1),
+        "experts_per_token": active,
         "expert_ffn_size": width,
         "num_shared_experts": shared,
         "num_dense_layers": config.get("first_k_dense_replace") or 0,

@@ -25,7 +25,11 @@ WORDS = {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "E2E", "scheduling_delay_s
 @click.option(
     "--vary", multiple=True, metavar="FIELD=A,B,...", help="Values of a dotted field; several make all combinations."
 )
-@click.option("--out", type=click.Path(path_type=Path), help="Folder for comparison.json and every variant's run.")
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder for comparison.json and every variant's run.",
+)
 @json_option
 @config_options(Scenario)
 def command(

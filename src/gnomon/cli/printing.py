@@ -41,7 +41,7 @@ def print_rows(
         table.add_column(name, justify="right" if numeric else "left", no_wrap=numeric or index == 0)
     for row in rows:
         table.add_row(*(_cell(value) for value in row.values()))
-    console = Console()
+    console = Console(markup=False, emoji=False)  # [brackets] and :colons: in a cell are text.
     if not console.is_terminal:  # A file or a pipe has no width to respect.
         console.width = 200
     console.print(table)

@@ -20,7 +20,11 @@ MAX_REPLICA_ROWS = 8
 
 @click.command()
 @click.argument("scenario", required=False, type=click.Path())
-@click.option("--out", type=click.Path(path_type=Path), help="Folder for the report, the tables and the scenario.")
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder for the report, the tables and the scenario.",
+)
 @click.option("--csv", "extras", flag_value="csv", multiple=True, help="Also write the tables as CSV.")
 @click.option("--events", "extras", flag_value="events", multiple=True, help="Also write every request's events.")
 @click.option("--operators", "extras", flag_value="operators", multiple=True, help="Also write operator-level times.")

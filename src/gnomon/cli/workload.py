@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-from pydantic import ConfigDict
+from pydantic import ConfigDict, NonNegativeInt
 
 from gnomon.cli.options import config_options
 from gnomon.cli.printing import json_option, print_json, print_rows
@@ -21,7 +21,7 @@ class WorkloadOf(Config):
     model_config = ConfigDict(extra="ignore")
 
     workload: WorkloadConfig = WorkloadConfig()
-    seed: int = 0
+    seed: NonNegativeInt = 0
     """Seed of every random draw."""
 
 

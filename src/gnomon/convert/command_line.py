@@ -35,7 +35,7 @@ def read_command_line(command: str, known: OptionMap) -> Given:
         elif has_value:
             given.append((spelled, name, _value(value)))
         else:
-            given.append((spelled, name, _values(words, option)))
+            given.append((spelled, name, _values(words, option, spelled)))
     return given
 
 
@@ -77,7 +77,7 @@ def _name(spelled: str, aliases: dict[str, str]) -> tuple[str, bool]:
     return name, False
 
 
-def _values(words: list[str], option: Option | None) -> Any:
+def _values(words: list[str], option: Option | None, spelled: str) -> Any:
     """The values that follow: one for a known option unless more follow, as many as there are for a list."""
     found = []
     while words and not _is_option(words[0]):
@@ -85,6 +85,8 @@ def _values(words: list[str], option: Option | None) -> Any:
         if option is not None and not isinstance(option.default, list):
             break
     if not found:
+        if option is not None and option.none is None and not isinstance(option.default, bool):
+            raise ConfigError(f"{spelled} needs a value.", where="the command")
         return True
     return found[0] if len(found) == 1 else found
 

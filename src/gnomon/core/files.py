@@ -8,16 +8,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from gnomon.core.errors import ConfigError
+
 
 @contextmanager
 def written_whole(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`, renamed to `path` only if the block succeeds.
 
-    Missing parent folders are made. On failure the temporary file is removed and `path` is untouched.
+    Missing parent folders are made. On failure the temporary file is removed and `path` is untouched. A place where
+    nothing can be written is a ConfigError.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
+    with _writable(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
     os.close(handle)
     temporary = Path(name)
     try:
@@ -25,9 +29,20 @@ def written_whole(path: str | Path) -> Iterator[Path]:
         umask = os.umask(0)
         os.umask(umask)
         temporary.chmod(0o666 & ~umask)
-        temporary.replace(path)
+        with _writable(path):
+            temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def _writable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"cannot be written: {error.strerror or error}.", where=str(path), fix="Choose another place."
+        ) from None
 
 
 def write_text(path: str | Path, text: str) -> Path:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveInt, field_validator
 
 from gnomon.catalog.devices import Dtype
 from gnomon.core.config import Config
+from gnomon.core.errors import UnknownNameError
+from gnomon.timing.estimators import estimator_names
 
 CAPTURE_SIZES = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
 """The token counts for which vLLM captures CUDA graphs by default."""
@@ -69,3 +71,10 @@ class TimingConfig(Config):
     """Factor on all times of the GPU, e.g. to carry a source's uncertainty into a result."""
     table: TableConfig | None = None
     """The seconds themselves, for the source table."""
+
+    @field_validator("estimator")
+    @classmethod
+    def _known_estimator(cls, name: str) -> str:
+        if name not in estimator_names():
+            raise UnknownNameError("estimator", name, estimator_names(), where="timing.estimator")
+        return name
