@@ -48,6 +48,17 @@ def test_stepping_together_equals_stepping_one_by_one(policy: str, blocks: int |
     assert_same(outcome(run(setup)), outcome(run(setup, keep_members=KEEP_ALL)))
 
 
+def test_stepping_together_equals_stepping_one_by_one_with_measured_times() -> None:
+    """Measured decodes take longer when KV lengths are skewed: the longest of the batch must be the same both ways."""
+    measured = {"model": "llama-3-8b", "device": "h200", "timing": {"source": "auto", "table": None}}
+    lengths = {"distribution": "uniform", "prompt": [10, 3000], "output": [1, 300]}
+    setup = scenario(**measured, workload={"num_requests": 300, "rate": 30.0, "lengths": lengths})
+    together = run(setup)
+    assert together.tables.skew.shape[1] > 0
+    assert together.cluster.replicas[0].num_beyond_measured == 0
+    assert_same(outcome(together), outcome(run(setup, keep_members=KEEP_ALL)))
+
+
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_random_workloads_keep_the_books_and_agree_both_ways(data: Any) -> None:

@@ -171,7 +171,7 @@ def _log_each_gap(replica: Replica, log: Log, now: float) -> None:
 def _finish_due(replica: Replica, now: float) -> None:
     """Finish the members that have all their tokens; the others keep their order."""
     state, members = replica.state, replica.stepping
-    kept, next_finish, longest = 0, NEVER_STEP, 0
+    kept, next_finish, longest = 0, NEVER_STEP, -NEVER_STEP
     for i in range(state.num_stepping):
         due, length = members[i, DUE], members[i, LENGTH]
         if due <= state.steps:
