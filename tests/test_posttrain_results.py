@@ -21,7 +21,7 @@ from gnomon.posttrain.place import place
 from gnomon.posttrain.policies import make_policy
 from gnomon.posttrain.simulate import run
 from gnomon.posttrain.sweep import sweep
-from gnomon.verify.posttrain import verify
+from gnomon.verify.posttrain import Check
 from posttrain_kit import small
 
 EXAMPLES = Path(__file__).parent.parent / "examples" / "posttrain"
@@ -44,15 +44,7 @@ def test_elastic_gains_nothing_on_a_flat_workload_and_loses_at_most_transitions(
     assert lending.step_s < static.step_s + transitions
 
 
-def test_the_published_placement_comes_out_exactly() -> None:
-    checks = list(verify("E"))
-    assert [check.ours for check in checks if check.source == "E"] == [32, 80, 16]
-    assert all(check.ok for check in checks if check.source == "E")
-
-
 def test_a_gate_can_fail() -> None:
-    from gnomon.verify.posttrain import Check
-
     assert not Check("B", "x", 100.0, 111.0, "gate").ok and Check("B", "x", 100.0, 109.0, "gate").ok
     assert Check("B", "x", 100.0, 150.0, "reported").ok
     assert not Check("speed", "x", 1.0, 1.1, "gate", is_bound=True).ok

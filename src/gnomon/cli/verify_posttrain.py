@@ -32,8 +32,9 @@ NOTES = {
     show_default=True,
     help="B: the scale whose 7B stage seconds set the efficiencies.",
 )
+@click.option("--seed", default=0, show_default=True, help="Of the response lengths.")
 @json_option
-def command(only: str, calibrate_on: str, as_json: bool) -> None:
+def command(only: str, calibrate_on: str, seed: int, as_json: bool) -> None:
     """Hold the post-training simulator against published results A-E; exit code 1 outside the gates.
 
     \b
@@ -48,7 +49,7 @@ def command(only: str, calibrate_on: str, as_json: bool) -> None:
     if not letters or set(letters) - set(NOTES):
         raise ConfigError(f"unknown source in {only!r}.", where="--only", fix=f"Known: {', '.join(NOTES)}.")
     with progress():
-        checks = list(verify(letters, calibrated_on=int(calibrate_on)))
+        checks = list(verify(letters, calibrated_on=int(calibrate_on), seed=seed))
     if as_json:
         print_json([_row(check) for check in checks])
     else:
