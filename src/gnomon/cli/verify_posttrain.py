@@ -20,11 +20,12 @@ NOTES = {
     "D": "Calibrated: rollout on 1.5B's median decode time, training on each model's static throughput at 64 GPUs."
     " No ratio is calibrated.",
     "E": "The published rule with its published inputs.",
+    "S": "Speed of the simulator itself.",
 }
 
 
 @click.command("posttrain")
-@click.option("--only", default="ABCDE", metavar="LETTERS", help="Which sources, e.g. BE.  [default: ABCDE]")
+@click.option("--only", default="ABCDES", metavar="LETTERS", help="Which sources, e.g. BE.  [default: ABCDES]")
 @click.option(
     "--calibrate-on",
     type=click.Choice(["64", "128", "256"]),
