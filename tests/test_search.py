@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from gnomon.core.errors import ConfigError, UnknownNameError
+from gnomon.report.search_text import nothing_qualifies
 from gnomon.search import study
 from gnomon.search.bound import rate_bound
 from gnomon.search.capacity import Prober, find_capacity
@@ -159,6 +160,18 @@ def test_an_slo_that_nothing_meets_names_the_nearest() -> None:
     found = search(question(slo={"tbt_s": {"p50": 1e-3}}), jobs=1)
     assert found.best is None
     assert all(one.nearest_miss is not None and one.nearest_miss > 5 for one in found.others)
+
+
+def test_requests_that_are_never_served_are_told(tmp_path: Path) -> None:
+    # vLLM v0 refuses prompts beyond its batch.
+    asked = question(
+        workload={"lengths": {"distribution": "fixed", "prompt": 500, "output": 10}},
+        space={"batching": [{"policy": "vllm", "max_batch_tokens": 256}]},
+    )
+    found = search(asked, results=tmp_path / "results.jsonl", jobs=1)
+    assert found.best is None
+    assert "100.0% of the requests are refused" in (found.others[0].reason or "")
+    assert "No configuration meets the SLO" in nothing_qualifies(found)
 
 
 def test_cost_counts_the_fewest_replicas() -> None:

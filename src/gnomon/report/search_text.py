@@ -57,7 +57,9 @@ def ranking_rows(found: Found, top: int | None = None) -> list[dict[str, Any]]:
             "configuration": one.label,
             "GPUs": one.num_gpus,
             "$/h": f"{one.cost_per_hour:.2f}",
-            "capacity/s": _with_margin(one, found.margins.get(one.label)),
+            "load/s" if found.search.objective == "cost" else "capacity/s": _with_margin(
+                one, found.margins.get(one.label)
+            ),
             UNITS[found.search.objective]: f"{shown(found.search.objective, one.score or 0.0):.4g}",
             **{latency_name(axis): _seconds(one.figures.get(axis)) for axis in axes},
             "limited by": limited_by(one),
@@ -119,14 +121,15 @@ def _and_more(records: list[Record]) -> str:
 
 def nothing_qualifies(found: Found) -> str:
     """Why there is no winner, and what comes nearest."""
-    missing = [one for one in found.others if one.nearest_miss is not None]
-    if not missing:
+    tried = [one for one in found.others if one.status in ("measured", "passed over")]
+    if not tried:
         return "No configuration can run: see the reasons above."
-    nearest = min(missing, key=lambda one: (one.nearest_miss or 0.0, one.label))
-    return (
-        f"No configuration meets the SLO ({slo_words(found.search)}). Nearest is {nearest.label}: "
-        f"{nearest.reason}. Loosen the SLO or widen the space."
-    )
+    said = f"No configuration meets the SLO ({slo_words(found.search)})."
+    missing = [one for one in tried if one.nearest_miss is not None]
+    if missing:
+        nearest = min(missing, key=lambda one: (one.nearest_miss or 0.0, one.label))
+        said += f" Nearest is {nearest.label}: {nearest.reason}."
+    return f"{said} Loosen the SLO or widen the space."
 
 
 def _with_margin(record: Record, margin: float | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from typing import Any, Literal
@@ -191,14 +192,12 @@ def _measured(
 ) -> Record:
     cost = price(scenario)
     worth = score(search.objective, found.per_s, found.verdict.good_share, cost) if found.per_s else None
-    miss = None if found.per_s else found.verdict.excess
+    miss = None if found.per_s else _finite(found.verdict.excess)
     return Record(
         candidate.label,
         dict(candidate.overrides),
         "measured",
-        None
-        if found.per_s
-        else f"the SLO is met at no load: {found.binding} is {found.verdict.excess:.3g} x its limit",
+        None if found.per_s else f"the SLO is met at no load: {found.verdict.miss}",
         capacity_per_s=found.per_s,
         score=worth,
         num_gpus=cost.num_gpus,
@@ -214,6 +213,11 @@ def _measured(
     )
 
 
+def _finite(excess: float | None) -> float | None:
+    """JSON has no infinity."""
+    return None if excess is None or math.isinf(excess) else excess
+
+
 def _counted_out(task: Task, bound: float) -> Record:
     """Objective cost: the fewest copies that carry the load."""
     search, candidate = task.search, task.candidate
@@ -221,8 +225,15 @@ def _counted_out(task: Task, bound: float) -> Record:
     fleet = smallest_fleet(search, candidate, bound, task.beat, lambda scenario: sequence(search, scenario))
     if isinstance(fleet.outcome, str):
         status: Status = "passed over" if fleet.beaten else "measured"
-        return Record(candidate.label, dict(candidate.overrides), status, fleet.outcome, nearest_miss=fleet.miss,
-                      runs=fleet.runs, simulated=fleet.simulated)  # fmt: skip
+        return Record(
+            candidate.label,
+            dict(candidate.overrides),
+            status,
+            fleet.outcome,
+            nearest_miss=_finite(fleet.miss),
+            runs=fleet.runs,
+            simulated=fleet.simulated,
+        )
     chosen, verdict, count = fleet.outcome
     cost = price(scenario_of(search, chosen))
     return Record(

@@ -74,7 +74,7 @@ def smallest_fleet(
     enough = _first_met(counts, lambda count: attempt(count).met)
     if enough is None:
         worst = known[max(known)][0]
-        fleet.outcome = f"{max(known)} replicas do not meet the SLO at {search.load:g}/s: {worst.worst}"
+        fleet.outcome = f"{max(known)} replicas do not meet the SLO at {search.load:g}/s: {worst.miss}"
         fleet.beaten, fleet.miss = beat is not None, worst.excess
         return fleet
     verdict, length = known[enough]

@@ -33,6 +33,15 @@ class Verdict:
     """Latencies by name, e.g. `ttft_s p90`; None where there is none."""
     good_share: float
     """Share of the requests that met the goodput limits; 1 where there are none."""
+    unserved: float
+    """Share of the requests that were refused or not finished."""
+
+    @property
+    def miss(self) -> str:
+        """By how much it misses, in words."""
+        if np.isfinite(self.excess):
+            return f"{self.worst} is {self.excess:.3g} x its limit"
+        return f"{self.unserved:.1%} of the requests are refused" if self.unserved else self.worst
 
     @property
     def met(self) -> bool:
@@ -58,7 +67,7 @@ def judge(run: Run, targets: SloTargets) -> Verdict:
     worst = max(excesses, key=lambda name: excesses[name], default="")
     named = {f"{metric} {stat}": value for (metric, stat), value in figures.items()}
     finite = {name: float(value) if np.isfinite(value) else None for name, value in named.items()}
-    return Verdict(float(excesses.get(worst, 0.0)), worst, finite, good_share)
+    return Verdict(float(excesses.get(worst, 0.0)), worst, finite, good_share, float(1.0 - done.mean()))
 
 
 def _figure(run: Run, times: RequestTimes, gaps: Gaps, done: Bools, metric: str, statistic: str) -> float:

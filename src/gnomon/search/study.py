@@ -23,7 +23,7 @@ FIRST_ROUND, LARGEST_ROUND = 4, 32
 """Configurations examined at a time by the smart strategy, whatever the number of workers: all of a round are held
 against the best of the rounds before, so that the result does not depend on who is faster. Each round is twice the one
 before: the first ones find something to beat, the later ones keep many workers busy."""
-# Student's t at 97.5 % for 1, 2, ... degrees of freedom.
+# Student's t at 97.5 % for 1, 2, ... degrees of freedom; beyond ten, that of ten, which is a little wider.
 _T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 Progress = Callable[[int, int], None]
@@ -116,14 +116,15 @@ class _Examiner:
     simulated: int = 0
 
     def estimates(self, function: Callable[[Any], Estimate], asked: dict[str, Any]) -> dict[str, float]:
-        """Capacities by key, without a record of the configuration; 0 where the attempt failed."""
+        """Capacities by key, without a record of the configuration; those whose attempt failed are missing."""
         open_ones = {key: task for key, task in asked.items() if self.file.get(key) is None}
         for key, outcome in zip(open_ones, self.workers(function, list(open_ones.values())), strict=True):
-            self.file.put(key, asdict(outcome.value or Estimate(0.0, 0, 0)))
-        known = [self.file.known[key] for key in asked]
-        self.runs += sum(one["runs"] for one in known)
-        self.simulated += sum(one["simulated"] for one in known)
-        return {key: one["per_s"] for key, one in zip(asked, known, strict=True)}
+            if outcome.value is not None:
+                self.file.put(key, asdict(outcome.value))
+        known = {key: one for key in asked if (one := self.file.get(key)) is not None}
+        self.runs += sum(one["runs"] for one in known.values())
+        self.simulated += sum(one["simulated"] for one in known.values())
+        return {key: one["per_s"] for key, one in known.items()}
 
     def all_of(self, chosen: list[Candidate], beat: float | None = None) -> list[Record]:
         """A record for each, in order."""
@@ -185,7 +186,7 @@ def _promising_first(examiner: _Examiner, by_bound: list[Candidate]) -> list[Can
         pilots.setdefault(_placement(one), one)
     asked = {f"{one.key} pilot": Task(question, one) for one in pilots.values()}
     rates = examiner.estimates(pilot, asked)
-    promise = {place: _worth(question, one, rates[f"{one.key} pilot"]) for place, one in pilots.items()}
+    promise = {place: _worth(question, one, rates.get(f"{one.key} pilot", 0.0)) for place, one in pilots.items()}
     return sorted(by_bound, key=lambda one: -promise[_placement(one)])
 
 
@@ -211,9 +212,11 @@ def _margins(examiner: _Examiner, best: list[Record]) -> dict[str, float]:
         for seed in seeds
     }
     rates = examiner.estimates(capacity_with_seed, asked)
-    t = _T_975[min(len(seeds) - 1, len(_T_975) - 1)]
     margins = {}
     for one in best:
-        values = [one.capacity_per_s or 0.0, *(rates[f"{one.candidate.key} seed {seed}"] for seed in seeds)]
-        margins[one.label] = float(t * np.std(values, ddof=1) / np.sqrt(len(values)))
+        others = [rates[key] for seed in seeds if (key := f"{one.candidate.key} seed {seed}") in rates]
+        if others:
+            t = _T_975[min(len(others), len(_T_975)) - 1]
+            spread = np.std([one.capacity_per_s or 0.0, *others], ddof=1)
+            margins[one.label] = float(t * spread / np.sqrt(len(others) + 1))
     return margins
