@@ -35,7 +35,7 @@ D_ELASTIC = {"lend_inference": True, "release_inference": False}
 LOGPROB_OVER_TRAINING = 36 / 30
 """Efficiency of log-probabilities over that of training: B's published MFUs at 64 GPUs. D has no such figure."""
 BISECTIONS = 7
-NUM_STEPS = 4
+NUM_STEPS, D_NUM_STEPS = 8, 4
 """Every value is a mean over so many steps: one draw of the lengths moves a stage by several per cent."""
 STAGES = ("rollout", "inference", "actor")
 
@@ -68,7 +68,7 @@ class Check:
 
 
 def verify(sources: str = "ABCDES", *, calibrated_on: int = B_CALIBRATED_ON, seed: int = 0) -> Iterator[Check]:
-    """All checks, in the order of the sources (S: speed); A and C use B's calibration, on 7B at `calibrated_on` GPUs."""
+    """All checks, in the order of the sources (S: speed); A and C use B's calibration on 7B at `calibrated_on`."""
     study = Study(calibrated_on, seed)
     for source in sources:
         yield from getattr(study, f"check_{source.lower()}")()
@@ -152,6 +152,7 @@ class Study:
 
     def _d_configuration(self, size: str, num_gpus: int, rollout: float, training: float) -> Posttrain:
         config = self._configuration(size, num_gpus, published.D_MEAN, D_MAX_RUNNING)
+        config = config.model_copy(update={"num_steps": D_NUM_STEPS})
         inference = training * LOGPROB_OVER_TRAINING
         return _with(config, {"rollout": rollout, "actor": training, "inference": inference})
 
