@@ -163,7 +163,7 @@ def recordings(folder: Path = RUNS) -> list[Recording]:
 def calibrate(recording: Recording, profile: Path = PROFILE) -> HostConfig:
     """Host seconds per iteration and per sequence: what iterations took beyond the profile's kernels, least squares.
 
-    The slowest 2 % are left out: interruptions by the operating system.
+    All iterations count, those that the operating system interrupted too: means of latencies contain them.
     """
     steps = recording.iterations
     engine = recording.facts["engine"]
@@ -179,9 +179,8 @@ def calibrate(recording: Recording, profile: Path = PROFILE) -> HostConfig:
     ).tables
     kernels = np.array([stage_s(tables, 0, _shape(row), 0) for row in steps.iter_rows(named=True)])
     beyond = (steps["end_s"] - steps["start_s"]).to_numpy() - kernels
-    kept = beyond <= np.quantile(beyond, 0.98)
     columns = np.stack([np.ones(len(beyond)), steps["sequences"].to_numpy().astype(float)], 1)
-    (constant, slope), *_ = np.linalg.lstsq(columns[kept], beyond[kept], rcond=None)
+    (constant, slope), *_ = np.linalg.lstsq(columns, beyond, rcond=None)
     return HostConfig(per_iteration_s=max(0.0, float(constant)), per_sequence_s=max(0.0, float(slope)))
 
 
