@@ -14,7 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gnomon.core.config import build
 from gnomon.core.errors import ConfigError, UnknownNameError
+from gnomon.serving.scenario import BatchingConfig, ReplicaConfig, Scenario
 from gnomon.serving.state import FINISHED, REJECTED
 from serving_kit import POLICIES, ROUTERS, assert_same, check_invariants, outcome, requests_of, run, scenario
 
@@ -222,6 +224,29 @@ def test_unequal_replicas_and_policies_in_one_fleet() -> None:
     )
     check_invariants(done)
     assert np.bincount(done.cluster.requests.replica, minlength=3).min() > 0
+
+
+def test_a_pool_changes_single_keys_of_a_section() -> None:
+    setup = build(
+        Scenario,
+        {
+            "replica": {"memory_utilization": 0.5, "max_request_tokens": 4000},
+            "batching": {"max_sequences": 32, "block_size": 32},
+            "pools": [
+                {"replica": {"tensor_parallel": 2}, "batching": {"max_sequences": 8}},
+                {"batching": "sarathi"},
+                {"replica": {"memory_utilization": 0.7}},
+            ],
+        },
+    )
+    wide, other, full = setup.kinds()
+    assert wide.replica == ReplicaConfig(tensor_parallel=2, memory_utilization=0.5, max_request_tokens=4000)
+    assert wide.batching == BatchingConfig(max_sequences=8, block_size=32).resolved()
+    assert other.replica == setup.replica
+    assert other.batching == BatchingConfig(policy="sarathi").resolved(), "another policy has its own customs"
+    assert full.replica == ReplicaConfig(memory_utilization=0.7, max_request_tokens=4000)
+    assert full.batching == setup.batching.resolved()
+    assert build(Scenario, setup.model_dump(mode="json")).kinds() == setup.kinds(), "a saved scenario says the same"
 
 
 # Never a hang.

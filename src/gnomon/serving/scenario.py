@@ -108,7 +108,8 @@ class RouterConfig(Config):
 
 
 class PoolConfig(Config):
-    """Replicas of one kind in a fleet of several kinds. What is not given is as in the scenario."""
+    """Replicas of one kind in a fleet of several kinds. What is not given is as in the scenario, key by key within its
+    sections too; but a pool with another batching policy starts from that policy's customs."""
 
     num_replicas: PositiveInt = 1
     device: str | None = None
@@ -155,6 +156,13 @@ class Scenario(Config):
     seed: NonNegativeInt = 0
     """Every random draw follows from it."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _pools_inherit(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or not isinstance(data.get("pools"), list | tuple):
+            return data
+        return {**data, "pools": [_inherited(pool, data) for pool in data["pools"]]}
+
     @model_validator(mode="after")
     def _one_kind_or_pools(self) -> Scenario:
         if self.pools and self.num_replicas != 1:
@@ -175,3 +183,29 @@ class Scenario(Config):
             )
             for pool in pools
         ]
+
+
+def _inherited(pool: Any, scenario: dict[str, Any]) -> Any:
+    """A pool as given, with the keys that its sections leave open taken from the scenario's sections."""
+    if not isinstance(pool, dict):
+        return pool
+    full = dict(pool)
+    for name, model in (("replica", ReplicaConfig), ("batching", BatchingConfig), ("timing", TimingConfig)):
+        given, common = _keys(model, pool.get(name)), _keys(model, scenario.get(name))
+        is_other_policy = (
+            name == "batching"
+            and "policy" in given
+            and given["policy"] != common.get("policy", BatchingConfig().policy)
+        )
+        if given and common and not is_other_policy:
+            full[name] = {**common, **given}
+    return full
+
+
+def _keys(model: type[Config], section: Any) -> dict[str, Any]:
+    """The keys that a section gives; none where it is left out or is no section."""
+    if isinstance(section, str) and model.shorthand:
+        return {model.shorthand: section}
+    if isinstance(section, Config):
+        return section.model_dump(exclude_unset=True)
+    return section if isinstance(section, dict) else {}
