@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import sys
-from importlib import import_module
-from importlib.util import find_spec
 
 import click
 
 from gnomon import __version__
+from gnomon.cli.lazy import LazyGroup
 from gnomon.core.errors import GnomonError
 
 VERBS = {
@@ -31,27 +30,7 @@ VERBS = {
 }
 
 
-class Verbs(click.Group):
-    """Sub-commands looked up in `VERBS`; `gnomon.cli.<verb>` holds `command`."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """The verbs whose module is there, in the order of the table."""
-        return [verb for verb in VERBS if find_spec(f"gnomon.cli.{verb}")]
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the verb's module."""
-        if cmd_name not in self.list_commands(ctx):
-            return None
-        command: click.Command = import_module(f"gnomon.cli.{cmd_name}").command
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the verbs without importing them."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(verb, VERBS[verb]) for verb in self.list_commands(ctx)])
-
-
-@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=LazyGroup, table=VERBS, prefix="gnomon.cli.", context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="gnomon")
 def gnomon() -> None:
     """Gnomon tells how long an LLM system will take before anyone buys the GPUs.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-
 import click
+
+from gnomon.cli.lazy import LazyGroup
 
 COMMANDS = {
     "run": "Run one training step and show where its time goes.",
@@ -17,27 +17,7 @@ COMMANDS = {
 }
 
 
-class Commands(click.Group):
-    """Sub-commands looked up in `COMMANDS`; `gnomon.cli.pipeline_<name>` holds `command`."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """In the order of the table."""
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the sub-command's module."""
-        if cmd_name not in COMMANDS:
-            return None
-        command: click.Command = import_module(f"gnomon.cli.pipeline_{cmd_name}").command
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the sub-commands without importing them."""
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
-
-
-@click.command(cls=Commands)
+@click.group(cls=LazyGroup, table=COMMANDS, prefix="gnomon.cli.pipeline_")
 def command() -> None:
     """Pipeline-parallel training: schedules, contention, priorities.
 

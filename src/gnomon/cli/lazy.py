@@ -1,0 +1,34 @@
+"""A group of commands whose modules are imported only when they are called, so that help stays fast."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import click
+
+
+class LazyGroup(click.Group):
+    """Commands from a table of names and help lines; `<prefix><name>` is the module that holds `command`."""
+
+    def __init__(self, *arguments: Any, table: Mapping[str, str], prefix: str, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.table, self.prefix = table, prefix
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The commands whose module is there, in the order of the table."""
+        return [name for name in self.table if find_spec(f"{self.prefix}{name}")]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the command's module."""
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        command: click.Command = import_module(f"{self.prefix}{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, self.table[name]) for name in self.list_commands(ctx)])
