@@ -28,7 +28,7 @@ def file(tmp_path: Path) -> Path:
 
 def test_a_search_leaves_everything_in_its_folder(cli: CommandLine, file: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    shown = cli("search", str(file), "--out", str(out), "--jobs", "1").output
+    shown = cli("search", str(file), "--out", str(out), "--jobs", "1").stdout
     assert "Best: a100 TP1 PP1" in shown
     assert "vllm serve" in shown
     assert "12 configurations" in shown
@@ -46,14 +46,13 @@ def test_a_search_leaves_everything_in_its_folder(cli: CommandLine, file: Path, 
     assert summary["latency"]["ttft_s"]["p90"] <= 0.5
     assert summary["latency"]["tbt_s"]["p99"] <= 0.1
     # The whole question can be asked again from what was written, and is answered from the results.
-    again = cli("search", str(out / "search.yaml"), "--out", str(out), "--jobs", "1").output
+    again = cli("search", str(out / "search.yaml"), "--out", str(out), "--jobs", "1").stdout
     assert again == shown
 
 
 def test_json(cli: CommandLine, file: Path, tmp_path: Path) -> None:
     command = ("search", str(file), "--out", str(tmp_path / "out"), "--jobs", "1", "--json", "--strategy", "exhaustive")
-    printed = cli(*command).output
-    answer = json.loads(printed[: printed.rindex("}") + 1])
+    answer = json.loads(cli(*command).stdout)
     assert len(answer["ranked"]) == 12
     assert answer["best"] == answer["ranked"][0]
     assert answer["best_scenario"]["workload"]["rate"] == answer["best"]["capacity_per_s"]
@@ -101,14 +100,14 @@ def test_the_matrix_of_workloads(cli: CommandLine, tmp_path: Path) -> None:
         "effort": QUICK,
     }
     file.write_text(yaml.safe_dump(asked))
-    shown = cli("search", str(file), "--out", str(out), "--jobs", "1").output
+    shown = cli("search", str(file), "--out", str(out), "--jobs", "1").stdout
     assert "Best per workload" in shown
     assert "chosen for" in shown
     matrix = json.loads((out / "matrix.json").read_text())
     own = [one for one in matrix["worth_elsewhere"] if one["chosen_for"] == one["used_for"]]
     assert [one["share_of_best"] for one in own] == [1.0, 1.0]
     assert (out / "llama-2-7b--reading" / "report.html").exists()
-    assert cli("search", str(file), "--out", str(out), "--jobs", "1").output == shown
+    assert cli("search", str(file), "--out", str(out), "--jobs", "1").stdout == shown
 
 
 def test_bench_is_reproducible(cli: CommandLine, tmp_path: Path) -> None:
@@ -116,7 +115,7 @@ def test_bench_is_reproducible(cli: CommandLine, tmp_path: Path) -> None:
     suite = {"models": "llama-2-7b", "workloads": ["chat-1m", "azure-code"], "policies": ["vllm_v1", "sarathi"],
              "settings": TABLE, "effort": QUICK}  # fmt: skip
     file.write_text(yaml.safe_dump(suite))
-    tables = [cli("bench", str(file), "--jobs", "1", "--json").output for _ in range(2)]
+    tables = [cli("bench", str(file), "--jobs", "1", "--json").stdout for _ in range(2)]
     assert tables[0] == tables[1]
     rows = json.loads(tables[0])
     pairs = [(row["workload"], row["policy"]) for row in rows]
