@@ -27,7 +27,9 @@ def one_server(rate: float, num_requests: int, seed: int = 0, **overrides: Any) 
 @cache
 def chat() -> Result:
     """Llama-3-8B on one H100 under a chat load, with an SLO."""
-    return simulate(**{"workload.num_requests": 600, "slo.ttft_s": 0.08, "slo.tpot_s": 0.015})
+    return simulate(
+        device="h100", **{"workload.rate": 27, "workload.num_requests": 600, "slo.ttft_s": 0.08, "slo.tpot_s": 0.015}
+    )
 
 
 @cache

@@ -16,7 +16,7 @@ SMALL = ("--workload.num-requests", "100")
 def test_the_default_prints_a_summary(cli: Any) -> None:
     out = cli("simulate", *SMALL).output
     for words in (
-        "llama-3-8b on h100",
+        "llama-3-8b on h200",
         "time to first token",
         "p99",
         "100 of 100 finished",

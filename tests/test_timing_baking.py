@@ -88,12 +88,18 @@ def test_shared_experts_have_their_own_table() -> None:
     assert (np.diff(grouped.expert_s[0]) > -1e-9).all()
 
 
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_tied_embedding_is_read_once_by_the_head(stages: int) -> None:
+    work = bake("llama-3.2-1b", pipeline_parallel=stages).tables.work[0]
+    assert work[3] == pytest.approx(2 * catalog.model("llama-3.2-1b").num_parameters)
+
+
 def test_work_counts_the_whole_replica() -> None:
     model, device = catalog.model("llama-3-8b"), catalog.device("h100")
     work = bake(tensor_parallel=2).tables.work[0]
     assert work[0] == pytest.approx(2 * 6.98e9, rel=0.01)
     assert work[1] == 4 * 32 * 4096
-    assert work[3] == pytest.approx(2 * model.num_parameters)
+    assert work[3] == pytest.approx(2 * (model.num_parameters - model.num_embedding_parameters)), "rows of it only"
     assert work[4] == model.kv_bytes_per_token()
     assert work[5] == 2 * device.flops("bf16")
     assert work[6] == 2 * device.bandwidth_bytes_s

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from gnomon.catalog.devices import Device
+from gnomon.catalog.devices import DTYPE_BYTES, Device
 from gnomon.catalog.models import Model
 from gnomon.catalog.nodes import Node, default_node
 from gnomon.catalog.parallelism import Parallelism
@@ -183,6 +183,10 @@ def _work(model: Model, device: Device, parallelism: Parallelism, config: Timing
     body = model.num_active_parameters - model.num_embedding_parameters - model.num_head_parameters
     stages = range(parallelism.pipeline_parallel)
     weights = sum(model.weight_bytes_of_stage(parallelism, s, config.dtype) for s in stages)
+    if not model.tied_embeddings or parallelism.pipeline_parallel > 1:
+        # Of the embedding an iteration reads only its tokens' rows; where the head shares it, the head reads it once.
+        embedding = model.num_embedding_parameters * max(DTYPE_BYTES[config.dtype], 2.0)
+        weights -= embedding / parallelism.tensor_parallel
     kv = model.kv_bytes_per_token(config.kv_dtype, parallelism.tensor_parallel)
     return np.array(
         [
