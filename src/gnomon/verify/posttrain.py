@@ -6,6 +6,7 @@ GPUs, within 10 %; E, the placement exactly; a step of 8,192 sequences in under 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ D_ELASTIC = {"lend_inference": True, "release_inference": False}
 """As in D's time line: rollout starts on all GPUs, the inference GPUs stay with inference to the end."""
 LOGPROB_OVER_TRAINING = 36 / 30
 """Efficiency of log-probabilities over that of training: B's published MFUs at 64 GPUs. D has no such figure."""
-BISECTIONS = 7
+MAX_SECANTS, CALIBRATED_TO = 6, 0.001
 NUM_STEPS, D_NUM_STEPS = 8, 4
 """Every value is a mean over so many steps: one draw of the lengths moves a stage by several per cent."""
 STAGES = ("rollout", "inference", "actor")
@@ -163,16 +164,22 @@ class Study:
         return float(np.median(np.concatenate([step.finished_s for step in record.steps]))) - start_s
 
     def _d_training_efficiency(self, size: str, rollout: float) -> float:
-        """With which the static placement at 64 GPUs has its published throughput."""
-        low, high = 0.1, 1.5
-        for _ in range(BISECTIONS):
-            middle = (low * high) ** 0.5
-            config = self._d_configuration(size, 64, rollout, middle)
-            if run(config, make_policy("disaggregated")).tokens_s < published.D_TOKENS_S[size, 64][0]:
-                low = middle
-            else:
-                high = middle
-        return (low * high) ** 0.5
+        """With which the static placement at 64 GPUs has its published throughput: secants on logarithms."""
+        target = math.log(published.D_TOKENS_S[size, 64][0])
+
+        def miss(log_efficiency: float) -> float:
+            config = self._d_configuration(size, 64, rollout, math.exp(log_efficiency))
+            return math.log(run(config, make_policy("disaggregated")).tokens_s) - target
+
+        before, here = math.log(0.4), math.log(0.7)
+        miss_before, miss_here = miss(before), miss(here)
+        for _ in range(MAX_SECANTS):
+            if abs(miss_here) < CALIBRATED_TO:
+                break
+            slope = (miss_here - miss_before) / (here - before)
+            before, miss_before, here = here, miss_here, here - miss_here / slope
+            miss_here = miss(here)
+        return math.exp(here)
 
     # E, and speed.
 
