@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from importlib import resources
 from pathlib import Path
 
 from gnomon.core.files import write_text
 from gnomon.pipeline.schedule_search import Found
+from gnomon.report.page import plotly_js
 
 
 def write_front(found: Found, path: str | Path, unit: str) -> Path:
@@ -53,8 +53,9 @@ def write_front(found: Found, path: str | Path, unit: str) -> Path:
     best = found.best
     heading = f"Best within the limit: {best.name}" if best else "No schedule fits the limit"
     figure = json.dumps({"data": traces, "layout": layout}).replace("</", "<\\/")
-    library = resources.files("plotly").joinpath("package_data", "plotly.min.js").read_text(encoding="utf-8")
-    return write_text(path, _PAGE.replace("@TITLE@", heading).replace("@FIGURE@", figure).replace("@PLOTLY@", library))
+    return write_text(
+        path, _PAGE.replace("@TITLE@", heading).replace("@FIGURE@", figure).replace("@PLOTLY@", plotly_js())
+    )
 
 
 _PAGE = """<!doctype html>

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import html
-import json
 from dataclasses import asdict
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from gnomon.core.files import write_text
 from gnomon.pipeline.explain import RankTime, idle_time, total
 from gnomon.pipeline.memory import Curve, micro_batches_held
 from gnomon.pipeline.run import Run
+from gnomon.report.page import write_time_line
 from gnomon.report.pipeline_timeline import COLOURS, NAMES, Timeline, View, bandwidth, timeline
 
 CAUSES = {
@@ -50,12 +47,14 @@ def write_html(
         "GPUs": str(run.num_ranks),
         **(facts or {}),
     }
-    library = resources.files("plotly").joinpath("package_data", "plotly.min.js").read_text(encoding="utf-8")
-    page = _PAGE.replace("@TITLE@", html.escape(run.title))
-    page = page.replace("@CARDS@", "".join(_card(name, value) for name, value in figures.items()))
-    page = page.replace("@CAUSES@", _causes(ranks, run.total_time))
-    page = page.replace("@FIGURE@", json.dumps(figure, separators=(",", ":")).replace("</", "<\\/"))
-    return write_text(path, page.replace("@PLOTLY@", library))
+    return write_time_line(
+        path,
+        title=run.title,
+        cards=figures,
+        figure=figure,
+        heading="Where the time goes",
+        causes=_causes(ranks, run.total_time),
+    )
 
 
 def _figure(
@@ -194,10 +193,6 @@ def _lane_name(gpu: int, name: str) -> str:
     return f"<b>GPU {gpu}</b>" if name == "compute" else f"<span style='color:#7A8594'>{name}</span>"
 
 
-def _card(name: str, value: str) -> str:
-    return f"<div class=card><span>{html.escape(name)}</span><b>{html.escape(value)}</b></div>"
-
-
 def _causes(ranks: list[RankTime], make_span: float) -> str:
     """A table of bars: every rank's time by cause."""
     legend = "".join(f"<li><i style='background:{colour}'></i>{name}</li>" for name, colour in CAUSES.values())
@@ -212,48 +207,5 @@ def _causes(ranks: list[RankTime], make_span: float) -> str:
             for key, (label, colour) in CAUSES.items()
         )
         idle = f"{100 * time.idle / whole:.1f} % idle"
-        body += f"<tr><th>{name}</th><td><div class=split>{pieces}</div></td><td>{idle}</td></tr>"
+        body += f"<tr><th>{name}</th><td><div class=split>{pieces}</div></td><td class=figure>{idle}</td></tr>"
     return f"<ul class=legend>{legend}</ul><table>{body}</table>"
-
-
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>@TITLE@</title>
-<style>
-:root { color-scheme: light; }
-body { margin: 0; background: #F4F6F8; color: #2B3440; font: 14px/1.45 Inter, system-ui, sans-serif; }
-main { max-width: 1500px; margin: 0 auto; padding: 20px clamp(8px, 2vw, 28px) 40px; }
-h1 { font-size: 21px; margin: 4px 0 14px; font-weight: 650; }
-h2 { font-size: 15px; margin: 0 0 10px; font-weight: 600; }
-.cards { display: flex; flex-wrap: wrap; gap: 10px; margin-bottom: 14px; }
-.card { background: #fff; border: 1px solid #E2E7ED; border-radius: 10px; padding: 8px 14px; min-width: 84px; }
-.card span { display: block; color: #7A8594; font-size: 12px; }
-.card b { font-size: 17px; font-weight: 600; font-variant-numeric: tabular-nums; }
-section { overflow: hidden; background: #fff; border: 1px solid #E2E7ED; border-radius: 12px;
-  padding: 14px; margin-bottom: 14px; }
-#plot { width: 100%; }
-table { width: 100%; border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th { text-align: left; font-weight: 500; color: #5B6776; padding: 3px 10px 3px 0; white-space: nowrap; width: 1%; }
-td { padding: 3px 0; } td:last-child { text-align: right; padding-left: 12px; width: 1%; white-space: nowrap; }
-.split { display: flex; height: 18px; border-radius: 5px; overflow: hidden; background: #EEF1F4; }
-.split i { display: block; height: 100%; }
-.legend { list-style: none; display: flex; flex-wrap: wrap; gap: 4px 16px; padding: 0; margin: 0 0 8px; }
-.legend i { display: inline-block; width: 11px; height: 11px; border-radius: 3px; margin-right: 6px; }
-</style></head>
-<body><main><h1>@TITLE@</h1><div class="cards">@CARDS@</div>
-<section><div id="plot"></div></section>
-<section><h2>Where the time goes</h2>@CAUSES@</section>
-</main>
-<script>@PLOTLY@</script>
-<script>
-const figure = @FIGURE@;
-if (window.innerWidth < 700) {
-  figure.layout.margin = {l: 58, r: 8, t: 86, b: 40};
-  figure.layout.font.size = 10;
-}
-Plotly.newPlot("plot", figure.data, figure.layout, {responsive: true, displaylogo: false, scrollZoom: true,
-  displayModeBar: window.innerWidth < 700 ? false : "hover",
-  modeBarButtonsToRemove: ["select2d", "lasso2d"]});
-addEventListener("load", () => Plotly.Plots.resize("plot"));
-</script></body></html>
-"""

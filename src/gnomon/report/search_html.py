@@ -13,6 +13,7 @@ from gnomon.core import units
 from gnomon.core.config import dump
 from gnomon.core.files import write_text
 from gnomon.report import search_text as words
+from gnomon.report.page import plotly_js
 from gnomon.report.search_figures import figures
 from gnomon.search.objective import UNITS, shown
 from gnomon.search.pareto import latency_axes
@@ -54,8 +55,7 @@ def page(parts: dict[str, str]) -> str:
     text = resources.files("gnomon.report").joinpath("serving.html").read_text(encoding="utf-8")
     for mark in MARKS:
         text = text.replace(mark, parts.get(mark, ""))
-    library = resources.files("plotly").joinpath("package_data", "plotly.min.js").read_text(encoding="utf-8")
-    return text.replace("@PLOTLY@", library)
+    return text.replace("@PLOTLY@", plotly_js())
 
 
 def _cards(found: Found) -> list[tuple[str, str, str]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import json
 from importlib import resources
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from gnomon.core import units
 from gnomon.core.config import dump
 from gnomon.core.files import write_text
 from gnomon.report import serving_text as words
+from gnomon.report.page import plotly_js
 from gnomon.report.serving_figures import figures
 from gnomon.serving.metrics import Summary
 from gnomon.serving.percentiles import Percentiles
@@ -52,14 +52,7 @@ def write_report(run: Run, summary: Summary, path: str | Path) -> Path:
     page = resources.files("gnomon.report").joinpath("serving.html").read_text(encoding="utf-8")
     for mark, text in parts.items():
         page = page.replace(mark, text)
-    return write_text(path, page.replace("@PLOTLY@", _plotly_js()))
-
-
-def _plotly_js() -> str:
-    """The library as installed, found without importing plotly: a page needs only its JavaScript."""
-    spec = find_spec("plotly")
-    assert spec is not None and spec.origin is not None
-    return (Path(spec.origin).parent / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
+    return write_text(path, page.replace("@PLOTLY@", plotly_js()))
 
 
 def _cards(summary: Summary) -> list[tuple[str, str, str]]:
