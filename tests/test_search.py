@@ -156,6 +156,13 @@ def test_what_does_not_fit_is_explained() -> None:
     assert found.best is not None and found.best.overrides["replica.tensor_parallel"] == 8
 
 
+def test_a_node_of_another_gpu_is_explained() -> None:
+    found = search(question(space={"device": ["a100", "h100"], "node": ["a100_dgx"]}), jobs=1)
+    (impossible,) = [one for one in found.others if one.status == "impossible"]
+    assert "a100_dgx is a node of a100" in (impossible.reason or "")
+    assert found.best is not None and found.best.overrides["device"] == "a100"
+
+
 def test_an_slo_that_nothing_meets_names_the_nearest() -> None:
     found = search(question(slo={"tbt_s": {"p50": 1e-3}}), jobs=1)
     assert found.best is None

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from typing import Any, Literal
 
+from gnomon import catalog
 from gnomon.core.errors import ConfigError, DoesNotFitError
 from gnomon.search.bound import rate_bound
 from gnomon.search.capacity import Capacity, Prober, coarse_bracket, find_capacity, refine
@@ -74,9 +75,18 @@ def bound_of(task: Task) -> float | Record:
     search, candidate = task.search, task.candidate
     try:
         scenario = scenario_of(search, candidate)
+        _check_node(scenario)
         return rate_bound(scenario, sequence(search, scenario))
     except (DoesNotFitError, ConfigError) as error:
         return Record(candidate.label, dict(candidate.overrides), "impossible", str(error))
+
+
+def _check_node(scenario: Scenario) -> None:
+    """A space combines every GPU with every node; not every one can be bought."""
+    if scenario.node is not None:
+        node, device = catalog.node(scenario.node), catalog.device(scenario.device)
+        if catalog.device(node.device).name != device.name:
+            raise ConfigError(f"{node.name} is a node of {node.device}: it has no {device.name}.", where="node")
 
 
 def evaluate(task: Task) -> Record:
