@@ -74,6 +74,8 @@ def test_compare_json(cli: Any, tmp_path: Path) -> None:
         (("simulate", "--replica.tensor-parallel", "3"), "tensor_parallel"),
         (("simulate", "--model", "llama-3-70b"), "does not fit"),
         (("simulate", "--workload.rate", "-1"), "workload.rate"),
+        (("simulate", "--timing.scale", ".inf"), "timing.scale"),
+        (("simulate", "--timing.host.per-iteration-s", ".inf"), "timing.host.per_iteration_s"),
         (("simulate", "nowhere.yaml"), "no such file"),
         (("simulate", "--wandb", "x", *SMALL), "gnomon-sim[wandb]"),
         (("simulate", "--csv"), "--out DIR"),

@@ -64,6 +64,7 @@ def test_config_reads_yaml_and_overrides(tmp_path: Path) -> None:
         ("signal:\n  kind: bell\n", r"b\.yaml:1: signal\.pitch: Field required"),
         ("signal:\n  kind: gong\n", r"b\.yaml:1: signal: .*'bell', 'horn'"),
         ("front: [\n", r"b\.yaml:2: "),
+        ("front:\n  spokes: 3\n  spokes: 4\n", r"b\.yaml:3: 'front\.spokes' is given twice, first in line 2"),
         ("- 1\n", "mapping"),
     ],
 )

@@ -147,7 +147,13 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[Path_, int]]:
         return {}, {}
     if not isinstance(data, dict):
         raise ConfigError("the file must hold a mapping of keys to values.", where=str(path))
-    return data, dict(_key_lines(root))
+    lines: dict[Path_, int] = {}
+    for key, line in _key_lines(root):
+        if key in lines:
+            name = ".".join(map(str, key))
+            raise ConfigError(f"{name!r} is given twice, first in line {lines[key]}.", where=f"{path}:{line}")
+        lines[key] = line
+    return data, lines
 
 
 def _key_lines(node: yaml.Node | None, path: Path_ = ()) -> Iterator[tuple[Path_, int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveInt, field_validator
+from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveInt, field_validator
 
 from gnomon.catalog.devices import Dtype
 from gnomon.core.config import Config
@@ -17,6 +17,8 @@ CAPTURE_SIZES = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
 
 class HostConfig(Config):
     """Time of the engine's own code around an iteration: scheduling, input preparation, sampling, detokenising."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
 
     per_iteration_s: NonNegativeFloat = 0.0
     """Seconds per iteration."""
@@ -32,6 +34,8 @@ class TableConfig(Config):
     `per_token` and `per_sequence` are one number (seconds each), [constant, slope], or a list of three or more: the
     seconds at 0, 1, 2, ... and on in a straight line.
     """
+
+    model_config = ConfigDict(allow_inf_nan=False)
 
     per_iteration: NonNegativeFloat = 0.0
     """Seconds of every iteration that has tokens."""
@@ -50,6 +54,8 @@ class TableConfig(Config):
 
 class TimingConfig(Config):
     """Where the seconds of an iteration come from."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
 
     source: str = "auto"
     """auto (shipped measurements of the device, else the roofline), roofline, profile, silicon, table, or a registered
