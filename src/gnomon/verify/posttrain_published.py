@@ -3,7 +3,8 @@
 B, C and D are Qwen2.5 under GRPO on H100s, 512 prompts x 16 samples, context 28,672; A is R1-Distill-Qwen-1.5B (the
 shape of Qwen2.5-1.5B) on one node. What is not published is chosen once for all of them, here:
 parallelism as in D (trainer TP 2/4/8, rollout TP 1/2/4), 4 mini-batches, gamma-distributed responses with k = 3.1,
-correlation 0.5 inside a group, prompts of 256 tokens on average.
+correlation 0.5 inside a group, prompts of 256 tokens on average. Some of these were chosen while looking at the
+results; docs/posttrain.md says which.
 """
 
 from __future__ import annotations
