@@ -302,6 +302,7 @@ def test_a_time_limit_cuts_an_overload_short() -> None:
         ({"router": {"name": "round_robbin"}}, UnknownNameError, "Did you mean 'round_robin'"),
         ({"router": {"name": "lookahead", "options": {"expected": 3}}}, UnknownNameError, "expected_output"),
         ({"batching": {"policy": "lightllm"}, "replica": {"pipeline_parallel": 2}}, ConfigError, "pipeline"),
+        ({"batching": {"policy": "sarathi", "prefix_cache": True}}, ConfigError, "sarathi has no prefix_cache"),
         (
             {"batching": {"policy": "orca"}, "replica": {"speculative": {"num_tokens": 2}}},
             ConfigError,

@@ -15,7 +15,7 @@ def test_time_prints_every_operator_with_share_and_limit(cli) -> None:
 
 
 def test_time_as_json_adds_up(cli) -> None:
-    result = json.loads(cli("time", "--prefill", "0", "--decode", "8", "--json").output)
+    result = json.loads(cli("time", "--source", "roofline", "--prefill", "0", "--decode", "8", "--json").output)
     rows, total = result["roofline"]["operators"], result["roofline"]["total"]
     assert sum(row["seconds"] for row in rows) == pytest.approx(total["seconds"])
     assert sum(row["share"] for row in rows) == pytest.approx(1)

@@ -55,6 +55,9 @@ def main(arguments: list[str] | None = None) -> None:
     except click.ClickException as error:
         error.show()
         sys.exit(2)
+    except MemoryError as error:
+        click.echo(f"gnomon: this is too large for the machine's memory: {error}.", err=True)
+        sys.exit(2)
     except (click.Abort, KeyboardInterrupt):
         click.echo("gnomon: stopped.", err=True)
         sys.exit(130)

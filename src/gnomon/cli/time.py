@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.option("--model", "model_name", default="llama-3-8b", show_default=True, help="Name, or path of a config.json.")
-@click.option("--device", "device_name", default="h100", show_default=True, help="See `gnomon catalog devices`.")
+@click.option("--device", "device_name", default="h200", show_default=True, help="See `gnomon catalog devices`.")
 @click.option("--node", "node_name", default=None, help="Links between GPUs; the device's usual node if not given.")
 @click.option("--tensor-parallel", type=int, default=1, show_default=True, help="GPUs that share every layer.")
 @click.option("--pipeline-parallel", type=int, default=1, show_default=True, help="Stages of layers.")

@@ -157,7 +157,8 @@ def _account(state: Any, tables: IterationTables, shape: Shape, seconds: float) 
     pairs = 0.5 * shape.chunks_squared + shape.chunks_kv + shape.decode_kv
     state.flops += work[0] * shape.tokens + work[1] * pairs + work[2] * shape.sequences
     chunk = math.sqrt(shape.chunks_squared)
-    state.bytes += work[3] + work[4] * (shape.decode_kv + (shape.chunks_kv / chunk if chunk > 0.0 else 0.0))
+    weights = work[3] + work[7] * (1.0 - (1.0 - work[8]) ** shape.tokens)
+    state.bytes += weights + work[4] * (shape.decode_kv + (shape.chunks_kv / chunk if chunk > 0.0 else 0.0))
     measured = tables.measured[state.row]
     if (
         shape.tokens > measured[0]

@@ -17,6 +17,7 @@ from gnomon.workload import Requests
 
 _RESERVING = ("orca", "faster_transformer")
 """Policies that hold memory for the longest possible request."""
+_WITHOUT_CACHE = ("vllm", "sarathi", "orca", "faster_transformer", "lightllm")
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,9 @@ def _resolve_one(model: Model, pool: PoolConfig) -> Kind:
         raise ConfigError(
             f"speculative decoding is not part of {batching.policy}.", where="replica.speculative", fix="Use vllm_v1."
         )
+    unused = [key for key in ("prefix_cache", "max_chunk_tokens") if getattr(batching, key)]
+    if unused and batching.policy in _WITHOUT_CACHE:
+        raise ConfigError(f"{batching.policy} has no {unused[0]}.", where=f"batching.{unused[0]}", fix="Leave it out.")
     device = catalog.device(pool.device)
     longest = replica.max_request_tokens or model.max_context_tokens
     plan = None

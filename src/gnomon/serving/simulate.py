@@ -162,7 +162,7 @@ def _serve(
 
 def _slices(total: int, on_progress: Callable[[int, int], None] | None) -> Any:
     """Numbers of arrivals after which progress is reported."""
-    step = max(1000, total // 100) if on_progress else max(total, 1)
+    step = max(1000, total // 100) if on_progress else 100_000  # Ctrl-C is noticed between two slices.
     for last in range(step, total + step, step):
         yield min(last, total)
         if on_progress:

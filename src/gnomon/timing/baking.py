@@ -188,15 +188,19 @@ def _work(model: Model, device: Device, parallelism: Parallelism, config: Timing
         embedding = model.num_embedding_parameters * max(DTYPE_BYTES[config.dtype], 2.0)
         weights -= embedding / parallelism.tensor_parallel
     kv = model.kv_bytes_per_token(config.kv_dtype, parallelism.tensor_parallel)
+    routed = sum(model.has_experts(layer) for layer in range(model.num_layers)) * model.num_experts
+    experts = routed * model.num_mlp_parameters(model.expert_ffn_size) * DTYPE_BYTES[config.dtype]
+    experts *= parallelism.tensor_parallel / parallelism.num_expert_ranks
     return np.array(
         [
             2.0 * body,
             2.0 * model.num_layers * model.num_heads * (model.qk_head_dim + model.v_head_dim),
             2.0 * model.vocab_size * model.hidden_size,
-            weights * parallelism.tensor_parallel,
+            weights * parallelism.tensor_parallel - experts,
             kv * parallelism.tensor_parallel,
             device.flops(config.dtype) * num_gpus,
             device.bandwidth_bytes_s * num_gpus,
-            0.0,
+            experts,
+            model.experts_per_token / model.num_experts if model.num_experts else 0.0,
         ]
     )

@@ -50,8 +50,9 @@ class IterationTables(NamedTuple):
     """[stage, 4]: the largest tokens, chunk, KV length and decodes that the source covers (inf for a formula). Beyond
     them the tables hold an extrapolation by the roofline's shape; engines count such iterations and say so."""
     work: Floats
-    """[stage, 8]: of the whole replica (all stages and ranks), repeated for every stage: FLOPs per token, per query-key
-    pair, per sequence (head); bytes of weights read per iteration, KV bytes per token; peak FLOP/s, bytes/s; spare."""
+    """[stage, 9]: of the whole replica (all stages and ranks), repeated for every stage: FLOPs per token, per query-key
+    pair, per sequence (head); bytes of weights read in every iteration, KV bytes per token; peak FLOP/s, bytes/s; bytes
+    of routed experts, and the share of them that one token chooses."""
 
 
 def blank(num_stages: int) -> IterationTables:
@@ -62,7 +63,7 @@ def blank(num_stages: int) -> IterationTables:
         (1,) if name in axes else (num_stages, *(1,) * (ndim.get(name, 2) - 1)) for name in IterationTables._fields
     ]
     tables = IterationTables(*(np.zeros(shape) for shape in shapes))
-    return tables._replace(work=np.zeros((num_stages, 8)), measured=np.full((num_stages, 4), np.inf))
+    return tables._replace(work=np.zeros((num_stages, 9)), measured=np.full((num_stages, 4), np.inf))
 
 
 def stack(kinds: list[IterationTables]) -> IterationTables:
