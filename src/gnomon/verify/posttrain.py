@@ -38,7 +38,7 @@ ratios in view: with release, 32B is 13 to 16 % too high.)"""
 LOGPROB_OVER_TRAINING = 36 / 30
 """Efficiency of log-probabilities over that of training: B's published MFUs at 64 GPUs. D has no such figure."""
 MAX_SECANTS, CALIBRATED_TO = 6, 0.001
-NUM_STEPS, D_NUM_STEPS = 8, 4
+NUM_STEPS = 8
 """Every value is a mean over so many steps: one draw of the lengths moves a stage by several per cent."""
 STAGES = ("rollout", "inference", "actor")
 
@@ -155,7 +155,6 @@ class Study:
 
     def _d_configuration(self, size: str, num_gpus: int, rollout: float, training: float) -> Posttrain:
         config = self._configuration(size, num_gpus, published.D_MEAN, D_MAX_RUNNING)
-        config = config.model_copy(update={"num_steps": D_NUM_STEPS})
         inference = training * LOGPROB_OVER_TRAINING
         return _with(config, {"rollout": rollout, "actor": training, "inference": inference})
 
