@@ -249,6 +249,21 @@ def test_a_pool_changes_single_keys_of_a_section() -> None:
     assert build(Scenario, setup.model_dump(mode="json")).kinds() == setup.kinds(), "a saved scenario says the same"
 
 
+def test_a_short_log_thins_itself_out_and_never_overflows(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gnomon.serving import simulate
+    from gnomon.serving.log import new_log
+
+    whole = run(scenario(num_replicas=80, workload={"num_requests": 800}))
+    monkeypatch.setattr(simulate, "new_log", lambda max_members: new_log(64, 100, max_members))
+    thin = run(scenario(num_replicas=80, workload={"num_requests": 800}))
+    assert thin.log.used[3] > 1, "iterations are sampled"
+    assert thin.log.used[4] > 0, "gaps are merged"
+    assert thin.log.used[0] <= 64
+    assert np.array_equal(thin.cluster.requests.finished_s, whole.cluster.requests.finished_s)
+    gaps = [(one.log.gap_s[: one.log.used[2]] * one.log.gap_count[: one.log.used[2]]).sum() for one in (thin, whole)]
+    assert gaps[0] == pytest.approx(gaps[1])
+
+
 # Never a hang.
 
 

@@ -54,6 +54,7 @@ class Log(NamedTuple):
 
 def new_log(max_iterations: int = 1_000_000, max_gaps: int = 8_000_000, max_members: int = 0) -> Log:
     """An empty log. Memory is taken as it is written."""
+    max_gaps = max(max_gaps, 2 * _NUM_BINS)  # Merging leaves at most one gap per bin.
     return Log(
         np.empty(max(max_iterations, 64), ITERATION).view(np.recarray),
         np.empty((max_members, 2), np.int64),
@@ -106,7 +107,8 @@ def log_iteration(cluster: Cluster, log: Log, r: int, position: int) -> None:
         return
     if log.used[0] + state.num_stages > log.iterations.size:
         _drop_every_other(log)
-        if (flight_number - 1) % log.used[3] != 0:
+        is_full = log.used[0] + state.num_stages > log.iterations.size  # Every replica's first iteration is kept.
+        if is_full or (flight_number - 1) % log.used[3] != 0:
             return
     first_member = NONE
     if log.used[1] + flight.num_requests <= log.members.shape[0]:
