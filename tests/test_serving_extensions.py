@@ -90,6 +90,16 @@ def test_files_that_cannot_be_used_are_explained(tmp_path: Path) -> None:
         run(scenario(router={"name": "mine", "file": str(broken)}))
 
 
+def test_a_policy_that_cannot_be_compiled_is_explained(tmp_path: Path) -> None:
+    own = tmp_path / "own.py"
+    own.write_text(
+        "from gnomon.serving.policies import batching_policy\n\n\n"
+        "@batching_policy('broken')\ndef broken(replica):\n    undefined_function(replica)\n"
+    )
+    with pytest.raises(ConfigError, match=r"own\.py:4: broken cannot be compiled: .*undefined_function"):
+        run(scenario(batching={"policy": "broken", "file": str(own)}))
+
+
 @pytest.mark.parametrize(
     ("has", "left", "peak"),
     [

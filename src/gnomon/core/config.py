@@ -230,7 +230,8 @@ def _explain(
         return ConfigError(f"unknown key {key!r}.", where=place, fix=fix)
     message = first["msg"].removeprefix("Value error, ").rstrip(".")
     given = "" if first["type"] == "missing" else f" (given: {first['input']!r})"
-    more = f" {error.error_count() - 1} more mistakes follow." if error.error_count() > 1 else ""
+    others = error.error_count() - 1
+    more = f" {others} more mistake{'s follow' if others > 1 else ' follows'}." if others else ""
     subject = f"{key}: " if key else ""
     return ConfigError(f"{subject}{message}{given}.{more}", where=place)
 

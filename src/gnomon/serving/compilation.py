@@ -6,12 +6,15 @@ user's policy compiles by itself, the engine compiles once, and all of it is cac
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 import numpy as np
 
 from gnomon.core.borrow import borrowed_type
+from gnomon.core.errors import ConfigError
 from gnomon.core.jit import ENABLED, compiled
 from gnomon.serving.cluster import Fleet, new_cluster
 from gnomon.serving.engine import proceed
@@ -43,14 +46,34 @@ def callable_proceed() -> Any:
 
 @cache
 def _compiled_policy(policy: BatchingPolicy) -> Any:
-    return compiled(_policy_signature())(policy)
+    with _explained(policy):
+        return compiled(_policy_signature())(policy)
 
 
 @cache
 def _compiled_router(route: Router) -> Any:
     from numba import int64
 
-    return compiled(int64(borrowed_type(_example()), int64))(route)
+    with _explained(route):
+        return compiled(int64(borrowed_type(_example()), int64))(route)
+
+
+@contextmanager
+def _explained(function: Any) -> Iterator[None]:
+    """Say in one paragraph why a user's function cannot be compiled."""
+    from numba.core.errors import NumbaError
+
+    try:
+        yield
+    except (NumbaError, NotImplementedError, NameError) as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        reason = next((line for line in lines if "Error: " in line), lines[-1] if lines else type(error).__name__)
+        code = function.__code__
+        raise ConfigError(
+            f"{function.__name__} cannot be compiled: {reason.rstrip('.')}.",
+            where=f"{code.co_filename}:{code.co_firstlineno}",
+            fix="Compiled functions know numbers, arrays and other compiled functions; GNOMON_JIT=0 runs plain Python.",
+        ) from None
 
 
 @cache
