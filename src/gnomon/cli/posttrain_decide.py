@@ -30,9 +30,9 @@ def command(snapshots: Any, policy: str, file: str | None, options: tuple[str, .
     """
     import yaml
 
+    from gnomon.core.user_files import load_user_file
     from gnomon.posttrain.policies import make_policy
     from gnomon.posttrain.replay import replay
-    from gnomon.posttrain.simulate import load_user_file
     from gnomon.posttrain.snapshot import write_actions
 
     if file:

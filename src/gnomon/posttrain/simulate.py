@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import runpy
-from functools import cache
-from pathlib import Path
-
 import numpy as np
 
-from gnomon.core.errors import ConfigError, GnomonError
+from gnomon.core.errors import ConfigError
+from gnomon.core.user_files import load_user_file
 from gnomon.posttrain.config import Posttrain
 from gnomon.posttrain.costs import Costs
 from gnomon.posttrain.lengths import draw
@@ -43,25 +40,6 @@ def policy_of(config: Posttrain, placement: Placement) -> Policy:
             fix="Use policy colocated, or give each component GPUs of its own.",
         )
     return policy
-
-
-def load_user_file(path: str) -> None:
-    """Run a Python file that registers policies, once."""
-    _load_user_file(str(Path(path).resolve()))
-
-
-@cache
-def _load_user_file(path: str) -> None:
-    if not Path(path).is_file():
-        raise ConfigError("no such file.", where=path, fix="Give the path of a Python file that registers a policy.")
-    try:
-        runpy.run_path(path)
-    except GnomonError:
-        raise
-    except Exception as error:
-        raise ConfigError(
-            f"{type(error).__name__}: {error}.", where=path, fix="Run it with python to see more."
-        ) from error
 
 
 def run(config: Posttrain, policy: Policy | None = None, *, keep_decisions: bool = False) -> RunRecord:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import runpy
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from gnomon import catalog
 from gnomon.catalog import Model
-from gnomon.core.errors import ConfigError, GnomonError, UnknownNameError
+from gnomon.core.errors import ConfigError, UnknownNameError
 from gnomon.core.jit import function_arguments
 from gnomon.core.streams import stream
+from gnomon.core.user_files import load_user_file
 from gnomon.serving.build import Recording, build_cluster, policies_of
 from gnomon.serving.cluster import (
     Engine,
@@ -92,21 +90,7 @@ def load_user_files(scenario: Scenario) -> None:
     files = [scenario.router.file, scenario.batching.file, *(p.batching.file for p in scenario.pools if p.batching)]
     for file in files:
         if file is not None:
-            _load_user_file(str(Path(file).resolve()))
-
-
-@cache
-def _load_user_file(path: str) -> None:
-    if not Path(path).is_file():
-        raise ConfigError("no such file.", where=path, fix="Give the path of a Python file that registers your own.")
-    try:
-        runpy.run_path(path)
-    except GnomonError:
-        raise
-    except Exception as error:
-        raise ConfigError(
-            f"{type(error).__name__}: {error}.", where=path, fix="Run it with python to see more."
-        ) from error
+            load_user_file(file)
 
 
 def _serve(
