@@ -24,8 +24,8 @@ TOKENS = (1, 8, 16, 17, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 20
 GEMM_TOKENS = tuple(sorted({*TOKENS, 2, 4, *range(8, 256, 8), *range(256, 512, 16), 640, 896, 1280, 1792, 6144}))
 """Up to 512 the sizes to which engines pad their iterations: libraries change their kernel between any two of them."""
 SEQUENCES = (1, 8, 16, 32, 64, 96, 128, 192, 256, 264, 384, 512)
-CHUNKS = (16, 32, 64, 96, 192, 320, 448, 704, 960, 1472, 1984, 2752, 4032, 8128)
-"""From 64 on in the middle of the kernel's tiles of 128: their ends would make all between them look too fast."""
+CHUNKS = (16, 32, 64, 96, 192, 320, 448, 704, 960, 1472, 1984, 2752, 4032, 8192)
+"""From 64 to 4,032 in the middle of the kernel's tiles of 128: their ends would make all between look too fast."""
 CHUNK_KV = (0, 256, 1024, 4096, 16384)
 DECODES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 DECODE_KV = (16, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
