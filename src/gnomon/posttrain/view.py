@@ -73,7 +73,7 @@ def _stalest(step: Step) -> int:
 
 def _rates(step: Step, generated: int) -> Rates:
     trained = [one for one in step.minibatches if one.end_s <= step.now]
-    gpu_s = sum((one.end_s - one.start_s) * len(one.gpus) for one in trained)
+    gpu_s = sum(one.busy_s * len(one.gpus) for one in trained)
     passed = step.now - step.started_s if step.allocation.rollouts else 0.0
     return Rates(
         rollout_groups_s=generated / passed if passed > 0 else 0.0,
