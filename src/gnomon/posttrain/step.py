@@ -16,10 +16,11 @@ import numpy as np
 from gnomon.posttrain.allocation import Allocation, PolicyError
 from gnomon.posttrain.config import Posttrain
 from gnomon.posttrain.costs import Costs
+from gnomon.posttrain.feed import PromptQueue
 from gnomon.posttrain.lengths import Floats, Ints
 from gnomon.posttrain.placement import Placement, valid_actor_sizes
 from gnomon.posttrain.policies import Policy
-from gnomon.posttrain.prompts import Prompts, deal_balanced
+from gnomon.posttrain.prompts import Prompts
 from gnomon.posttrain.record import Decision, StepRecord, Work
 from gnomon.posttrain.rollout import Rollouts
 from gnomon.posttrain.snapshot import Finish, Migrate, Point, Report, Scale, Submit, Wait
@@ -118,21 +119,19 @@ class Step:
     # From generation to training.
 
     def _submit(self) -> None:
-        """Deal whole groups to the instances in turn; sequences that came complete need no instance."""
-        here = np.array(sorted(self.allocation.instances))
-        if not here.size:
+        """Queue the prompts for the instances; sequences that came complete need none."""
+        if not self.allocation.instances:
             raise PolicyError(
                 f"policy {self.policy.name!r} starts no rollout instance.", fix="Scale rollout at 'start'."
             )
         sequences = self.prompts.sequences(self.submitted)
         count = self.config.cluster.num_gpus // self.config.rollout.num_gpus
-        self.allocation.rollouts = Rollouts(self.config, count, sequences)
+        rollouts = Rollouts(self.config, count, sequences)
         self.is_generated = np.zeros(self.submitted, bool)
         self.came_complete = sequences.generated >= sequences.response
         self.started_s = self.generated_s = self.now
-        instances = deal_balanced(sequences, here) if self.balance else here[sequences.group % len(here)]
-        ids = np.flatnonzero(~self.came_complete)
-        self.rollouts.submit(ids, instances[ids], self.now)
+        queue = PromptQueue(rollouts, np.flatnonzero(~self.came_complete), longest_first=self.balance)
+        self.allocation.submit(rollouts, queue, self.now)
 
     def _finished_s(self) -> Floats:
         """When each sequence was generated: those that came complete, at the start; inf where it is not yet."""
