@@ -71,7 +71,7 @@ class Snapshot(Config):
     groups_ready: int
     """Also through inference."""
     sequences_unfinished: int
-    sequences_waiting: int
+    sequences_waiting: int = 0
     """Of the unfinished ones, those that no instance has yet."""
     carried: int
     """Prompts left over from earlier steps, not submitted yet."""
