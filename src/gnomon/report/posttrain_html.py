@@ -86,8 +86,10 @@ def _minibatches(record: RunRecord) -> list[dict[str, Any]]:
                 y.append((first + last) / 2)
                 width.append(last - first + 1)
                 text.append(str(one.number + 1))
+                seconds = one.end_s - one.start_s
                 hover.append(
-                    f"<b>mini-batch {one.number + 1}</b><br>{len(one.gpus)} GPUs<br>{one.end_s - one.start_s:.1f} s"
+                    f"<b>mini-batch {one.number + 1}</b><br>{len(one.gpus)} GPUs"
+                    f"<br>{seconds:.1f} s, computing {100 * one.busy_s / seconds:.0f} %"
                 )
     marker = {"color": "#2F5279", "line": {"color": "#FFFFFF", "width": 0.8}}
     return [
@@ -157,7 +159,7 @@ def _layout(record: RunRecord) -> dict[str, Any]:
         "yaxis2": axes
         | {"domain": [0.22, 0.42], "title": {"text": "GPUs"}, "range": [0, record.num_gpus], "fixedrange": True},
         "yaxis3": axes
-        | {"domain": [0, 0.18], "title": {"text": "sequences<br>to generate"}, "rangemode": "tozero"}
+        | {"domain": [0, 0.18], "title": {"text": "to generate"}, "rangemode": "tozero", "tickformat": "~s"}
         | {"fixedrange": True},
     }
 
