@@ -1,0 +1,82 @@
+// What must happen in the browser: the address, sliders, copying.
+(() => {
+  const PAUSE_MS = 60; // Between two values of a slider that is being dragged.
+
+  // The number at a slider's position, to three digits, and back.
+  const span = (box) => ["least", "most", "steps", "log"].map((name) => Number(box.dataset[name]));
+  const valueAt = (box, position) => {
+    const [least, most, steps, log] = span(box);
+    const share = position / steps;
+    const value = log ? least * (most / least) ** share : least + (most - least) * share;
+    return Number(value.toPrecision(log ? 3 : 6));
+  };
+  const positionOf = (box, value) => {
+    const [least, most, steps, log] = span(box);
+    const share = log ? Math.log(value / least) / Math.log(most / least) : (value - least) / (most - least);
+    return Math.round(Math.min(Math.max(share, 0), 1) * steps);
+  };
+  const sliderOf = (id) => document.querySelector(`#${id}-slider`);
+
+  // The first move counts at once, further ones at most every PAUSE_MS, the last one always.
+  const pending = new Map();
+  const send = (id) => {
+    const wanted = pending.get(id);
+    if (wanted.value === wanted.sent) { pending.delete(id); return; }
+    wanted.sent = wanted.value;
+    dash_clientside.set_props(id, {value: String(wanted.value)});
+    setTimeout(() => send(id), PAUSE_MS);
+  };
+  document.addEventListener("input", (event) => {
+    const box = event.target.closest?.(".track");
+    if (!box) return;
+    const id = event.target.id.replace(/-slider$/, "");
+    const value = valueAt(box, Number(event.target.value));
+    if (pending.has(id)) pending.get(id).value = value;
+    else { pending.set(id, {value, sent: null}); send(id); }
+  }, true);
+
+  document.addEventListener("click", async (event) => {
+    const button = event.target.closest?.("[data-copy]");
+    if (!button) return;
+    const source = document.getElementById(button.dataset.copy);
+    const text = "value" in source ? source.value : source.textContent;
+    try {
+      await navigator.clipboard.writeText(text);
+      button.textContent = "Copied";
+    } catch {
+      getSelection().selectAllChildren(source);
+      button.textContent = "Press Ctrl-C";
+    }
+    setTimeout(() => { button.textContent = "Copy"; }, 1500);
+  });
+
+  const asText = (value) => {
+    if (value === null || value === undefined) return "";
+    return Array.isArray(value) ? value.join(",") : String(value);
+  };
+
+  window.dash_clientside = Object.assign({}, window.dash_clientside, {
+    gnomon: {
+      // Put what differs from the defaults into the address, and every slider where its number is.
+      address(page, names, values) {
+        const query = new URLSearchParams();
+        names.forEach((name, i) => {
+          const ticks = page.defaults[name] === "on" || page.defaults[name] === "off";
+          const text = ticks ? (asText(values[i]) ? "on" : "off") : asText(values[i]);
+          if (text !== page.defaults[name]) query.set(name, text);
+          const id = `${page.path.slice(1)}-${name}`;
+          const slider = sliderOf(id);
+          if (slider && !pending.has(id) && Number(text) > 0) {
+            slider.value = positionOf(slider.closest(".track"), Number(text));
+          }
+        });
+        const search = query.toString() ? `?${query}` : "";
+        const here = location.pathname;
+        if ((here === page.path || here === "/") && search !== location.search) {
+          history.replaceState(history.state, "", page.path + search);
+        }
+        return search;
+      },
+    },
+  });
+})();
