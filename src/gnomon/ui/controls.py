@@ -36,6 +36,8 @@ class Control:
     help: str = ""
     wide: bool = False
     """Takes the panel's whole width."""
+    group: str = ""
+    """Neighbours of one group stand under this heading."""
 
     is_hidden = False
 
@@ -68,7 +70,9 @@ class Control:
 
 
 def _names(error: GnomonError, key: str) -> bool:
-    return key in (error.where, type(error).__name__) or error.what.startswith((f"{key}:", f"unknown {key} "))
+    return key in (error.where, type(error).__name__) or error.what.startswith(
+        (f"{key}:", f"{key} ", f"unknown {key} ")
+    )
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from dash import ClientsideFunction, Dash, Input, Output, dcc, html  # noqa: F401
@@ -72,12 +73,13 @@ class Page:
 
     def layout(self, state: State) -> Component:
         """Controls at the left (above, on a narrow screen), the body beside them."""
-        panel = [_labelled(self, one, state[one.name]) for one in self.controls if not one.is_hidden]
+        shown = [one for one in self.controls if not one.is_hidden]
+        panel = [_group(self, name, list(members), state) for name, members in groupby(shown, lambda one: one.group)]
         hidden = [one.component(self.id(one.name), state[one.name]) for one in self.controls if one.is_hidden]
         extra = self.head(state)
         own = html.Div(id=self.id(OWN, "error"), className="message own", role="alert")
         body = html.Div([own, *self.body(state)], className="body")
-        left = html.Div([html.Div(panel, className="controls"), *extra, *hidden], className="panel")
+        left = html.Div([*panel, *extra, *hidden], className="panel")
         if not panel and not extra:
             left.className = "panel empty"
         return html.Div([left, body, dcc.Store(id=self.id("query"))], className="page", id=f"page-{self.name}")
@@ -96,6 +98,12 @@ class Page:
         )
 
 
+def _group(page: Page, name: str, members: list[Control], state: State) -> Component:
+    """Controls under a heading, if they have one."""
+    controls = html.Div([_labelled(page, one, state[one.name]) for one in members], className="controls")
+    return html.Div([html.H3(name), controls], className="group") if name else controls
+
+
 def _labelled(page: Page, control: Control, raw: Any) -> Component:
     id = page.id(control.name)
     label = [] if isinstance(control, Switch) else [html.Label(control.label, htmlFor=id, id=f"{id}-label")]
@@ -103,4 +111,4 @@ def _labelled(page: Page, control: Control, raw: Any) -> Component:
     message = html.Div(id=f"{id}-error", className="message", role="alert")
     kind = type(control).__name__.lower()
     style = f"control {kind}{' wide' if control.wide else ''}"
-    return html.Div([*label, control.component(id, raw), *help, message], className=style)
+    return html.Div([*label, control.component(id, raw), *help, message], className=style, id=f"{id}-box")
