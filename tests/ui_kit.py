@@ -17,6 +17,8 @@ import pytest
 
 QUIET_MS = 120
 """Dash is idle when nothing has been asked for this long."""
+TYPING_MS = 450
+"""What is typed counts after a pause (`controls.TYPING_PAUSE_S`)."""
 
 
 class Tab:
@@ -61,6 +63,7 @@ class Tab:
         """Put `text` into the input with this id."""
         self.page.fill(f"#{id}", text)
         self.page.press(f"#{id}", "Enter")
+        self.page.wait_for_timeout(TYPING_MS)
         self.idle()
 
     def choose(self, id: str, label: str) -> None:
