@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,9 @@ QUIET_MS = 120
 """Dash is idle when nothing has been asked for this long."""
 TYPING_MS = 450
 """What is typed counts after a pause (`controls.TYPING_PAUSE_S`)."""
+
+REST_MS = 30
+_REST = "ms => new Promise(done => requestIdleCallback(() => setTimeout(done, ms)))"
 
 
 class Tab:
@@ -51,13 +55,13 @@ class Tab:
         self.idle()
 
     def idle(self, timeout_s: float = 60.0) -> None:
-        """Wait until no question is under way."""
-        quiet_ms, waited_ms = 0, 0
+        """Wait until no question is under way, every plot is drawn, and the browser has nothing left to do."""
+        began, quiet_ms = time.monotonic(), 0
         while quiet_ms < QUIET_MS:
-            self.page.wait_for_timeout(30)
-            quiet_ms = 0 if self.waiting else quiet_ms + 30
-            waited_ms += 30
-            assert waited_ms < timeout_s * 1000, "the page is still waiting for an answer"
+            self.page.evaluate(_REST, REST_MS)
+            pending = self.waiting or self.page.query_selector(".dash-graph--pending")
+            quiet_ms = 0 if pending else quiet_ms + REST_MS
+            assert time.monotonic() - began < timeout_s, "the page is still waiting for an answer"
 
     def type(self, id: str, text: str) -> None:
         """Put `text` into the input with this id."""

@@ -6,7 +6,7 @@ from importlib import import_module
 
 from gnomon.ui.page import Page
 
-NAMES = ("serve", "runs")
+NAMES = ("serve", "pipeline", "runs")
 
 
 def all_pages() -> list[Page]:
