@@ -173,7 +173,7 @@ def run_cards(record: RunRecord) -> dict[str, str]:
     }
 
 
-ROW_PX, ABOVE_PX, BELOW_PX = 92, 60, 44
+ROW_PX, CAPTION_PX, ABOVE_PX, BELOW_PX = 88, 30, 34, 44
 
 
 def policies_height(count: int) -> int:
@@ -182,15 +182,15 @@ def policies_height(count: int) -> int:
 
 
 def policies_figure(outcomes: list[Outcome]) -> Figure:
-    """GPUs by owner over the whole run, policy under policy on one clock; the shortest ends first."""
+    """GPUs by owner over the whole run, policy under policy on one clock."""
     traces: list[Figure] = []
-    rows = len(outcomes)
-    whole = policies_height(rows)
-    axes, notes = {}, []
-    longest = max(one.record.duration_s for one in outcomes)
+    axes: Figure = {}
+    notes: list[Figure] = []
+    inside = ROW_PX * len(outcomes)
     named: set[str] = set()
     for row, one in enumerate(outcomes):
         suffix = str(row + 1) if row else ""
+        bottom, top = 1 - (row + 1) * ROW_PX / inside, 1 - (row * ROW_PX + CAPTION_PX) / inside
         moments, series = counts(one.record)
         for owner, values in series.items():
             if any(values):
@@ -198,21 +198,19 @@ def policies_figure(outcomes: list[Outcome]) -> Figure:
                 trace |= {"yaxis": f"y{suffix}", "stackgroup": f"gpus{row}", "customdata": [one.policy] * len(moments)}
                 traces.append(trace | {"name": NAMES[owner], "legendgroup": owner, "showlegend": owner not in named})
                 named.add(owner)
-        top = 1 - row * ROW_PX / (whole - ABOVE_PX - BELOW_PX)
-        bottom = 1 - ((row + 1) * ROW_PX - 30) / (whole - ABOVE_PX - BELOW_PX)
         axes[f"yaxis{suffix}"] = {
-            "domain": [max(bottom, 0.0), top - 0.02], "range": [0, one.record.num_gpus], "fixedrange": True,
+            "domain": [max(bottom, 0.0), top], "range": [0, one.record.num_gpus], "fixedrange": True,
             "nticks": 3, "showgrid": False, "zeroline": False, "linecolor": "#C5CCD6",
         }  # fmt: skip
-        text = f"<b>{one.policy}</b>  {one.record.duration_s:,.0f} s, {one.speedup:.2f}x"
         notes.append(
             {
-                "x": 0, "xref": "paper", "y": max(bottom, 0.0), "yref": "paper", "yanchor": "top", "yshift": -1,
-                "xanchor": "left", "text": text, "showarrow": False, "font": {"size": 12, "color": "#2B3440"},
+                "x": 0, "xref": "paper", "xanchor": "left", "y": top, "yref": "paper", "yanchor": "bottom",
+                "text": f"<b>{one.policy}</b>  {one.record.duration_s:,.0f} s, {one.speedup:.2f}x",
+                "showarrow": False, "font": {"size": 12, "color": "#2B3440"},
             }
         )  # fmt: skip
     layout = {
-        "height": whole,
+        "height": policies_height(len(outcomes)),
         "margin": {"l": 40, "r": 12, "t": ABOVE_PX, "b": BELOW_PX},
         "font": {"family": "Inter, system-ui, sans-serif", "size": 12, "color": "#2B3440"},
         "plot_bgcolor": "#FFFFFF",
@@ -221,7 +219,8 @@ def policies_figure(outcomes: list[Outcome]) -> Figure:
         "legend": {"orientation": "h", "x": 0, "y": 1.0, "yanchor": "bottom", "traceorder": "normal"},
         "annotations": notes,
         "xaxis": {
-            "range": [0, longest], "title": {"text": "seconds"}, "anchor": f"y{rows if rows > 1 else ''}",
+            "range": [0, max(one.record.duration_s for one in outcomes)], "title": {"text": "seconds"},
+            "anchor": f"y{len(outcomes) if len(outcomes) > 1 else ''}", "fixedrange": True,
             "showgrid": True, "gridcolor": "#EEF1F4", "zeroline": False, "linecolor": "#C5CCD6", "ticks": "outside",
         },
         **axes,

@@ -16,15 +16,15 @@ HIDDEN, SHOWN = {"display": "none"}, {"display": "block"}
 
 
 def tall_graph(id: str, height: int, label: str, words: str = "") -> Component:
-    """A plot whose height follows its figure; `tall` sets both."""
-    style = {"height": f"{height}px"}
-    plot = dcc.Graph(id=id, figure=blank(height, words), config=WITH_TOOLS, style=style, responsive=True)
-    return html.Div(plot, className="plot", role="img", **{"aria-label": label})
+    """A plot in a frame whose height follows the figure; `tall` sets both."""
+    plot = dcc.Graph(id=id, figure=blank(height, words), config=WITH_TOOLS, style={"height": "100%"}, responsive=True)
+    frame = {"height": f"{height}px"}
+    return html.Div(plot, id=f"{id}-frame", className="plot", style=frame, role="img", **{"aria-label": label})
 
 
 def tall_outputs(id: str) -> dict[str, Output]:
     """What a callback fills with `tall`."""
-    return {"figure": Output(id, "figure"), "style": Output(id, "style")}
+    return {"figure": Output(id, "figure"), "style": Output(f"{id}-frame", "style")}
 
 
 def tall(figure: Mapping[str, Any]) -> dict[str, Any]:
