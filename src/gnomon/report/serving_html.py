@@ -40,7 +40,7 @@ def write_report(run: Run, summary: Summary, path: str | Path) -> Path:
     parts = {
         "@TITLE@": html.escape(words.title(scenario)),
         "@LEDE@": html.escape(f"{words.workload_words(scenario)}; {words.policy_words(scenario)}."),
-        "@CARDS@": "".join(_card(*card) for card in _cards(summary)),
+        "@CARDS@": "".join(_card(*card) for card in key_figures(summary)),
         "@MESSAGES@": _messages(summary),
         "@PLOTS@": plots,
         "@FIGURES@": _facts(summary),
@@ -55,8 +55,8 @@ def write_report(run: Run, summary: Summary, path: str | Path) -> Path:
     return write_text(path, page.replace("@PLOTLY@", plotly_js()))
 
 
-def _cards(summary: Summary) -> list[tuple[str, str, str]]:
-    """Key figures: name, value, what stands beside it."""
+def key_figures(summary: Summary) -> list[tuple[str, str, str]]:
+    """What is shown first: name, value, what stands beside it."""
     t, use, cost = summary.throughput, summary.utilization, summary.cost
     million = cost.per_million_output_tokens
     cards = [

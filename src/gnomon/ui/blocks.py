@@ -84,9 +84,9 @@ def button(id: str, label: str, *, primary: bool = False, disabled: bool = False
     return html.Button(label, id=id, className=style, disabled=disabled, n_clicks=0, type="button")
 
 
-def copy_box(id: str, label: str) -> Component:
-    """Text with a button that copies it; a callback fills `id`'s children."""
+def copy_box(id: str, label: str, text: str = "") -> Component:
+    """Text with a button that copies it; a callback may fill `id`'s children."""
     copy = html.Button("Copy", className="button copy", type="button", id=f"{id}-copy",
                        **{"data-copy": id, "aria-label": f"Copy {label}"})  # fmt: skip
     head = html.Div([html.Span(label), copy], className="copy-head")
-    return html.Div([head, html.Pre("", id=id, tabIndex="0")], className="copy-box")
+    return html.Div([head, html.Pre(text, id=id, tabIndex="0")], className="copy-box")

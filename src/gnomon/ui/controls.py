@@ -152,6 +152,8 @@ class Choice(Control):
     """One of several names."""
 
     options: Options | Callable[[], Options] = ()
+    is_open: bool = False
+    """Other names are allowed too: who uses them says whether they exist."""
 
     def labels(self) -> dict[str, str]:
         """What can be chosen, with the words shown for it."""
@@ -160,13 +162,14 @@ class Choice(Control):
 
     def read(self, raw: Any) -> str:
         """The name; an unknown one (from an address) is refused."""
-        if raw not in self.labels():
+        if raw not in self.labels() and not (self.is_open and raw):
             raise self.refuse(f"{raw!r} is not one of {', '.join(self.labels())}." if raw else "Choose one.")
         return str(raw)
 
     def component(self, id: str, raw: Any) -> Component:
         """A list to choose from, with a search field where it is long."""
         labels = self.labels()
+        labels |= {raw: raw} if raw and raw not in labels else {}
         return dcc.Dropdown(
             id=id, options=[{"value": value, "label": label} for value, label in labels.items()], value=raw,
             clearable=False, searchable=len(labels) > 8, maxHeight=320, className="choice",

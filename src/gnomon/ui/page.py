@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from dash import ClientsideFunction, Dash, Input, Output, dcc, html  # noqa: F401
+from dash import Dash, Input, Output, dcc, html
 from dash.development.base_component import Component
 
 from gnomon.core.errors import GnomonError
@@ -52,6 +52,10 @@ class Page:
     def inputs(self) -> dict[str, Input]:
         """Every control's value, for a callback's `inputs`."""
         return {one.name: Input(self.id(one.name), "value") for one in self.controls}
+
+    def values(self) -> dict[str, Output]:
+        """Every control's value, for a callback that sets them."""
+        return {one.name: Output(self.id(one.name), "value", allow_duplicate=True) for one in self.controls}
 
     def messages(self) -> dict[str, Output]:
         """Every message slot, for a callback's `output`; `explain` fills them."""

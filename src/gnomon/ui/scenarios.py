@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any
 
 import yaml
@@ -115,6 +116,7 @@ def _leaves(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield dotted, value
 
 
+@cache
 def _fields() -> dict[str, Field]:
     return {one.dotted: one for one in fields(Scenario)}
 

@@ -1,90 +1,213 @@
-"""Serve: a deployment under a load, answered live."""
+"""Serve: a deployment under a load, answered while a slider moves."""
 
 from __future__ import annotations
 
+import secrets
 from typing import Any
 
-from dash import Dash, Output
+from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
 from dash.development.base_component import Component
 
 from gnomon import catalog
-from gnomon.api import DEFAULT_RATE, simulate
+from gnomon.api import DEFAULT_RATE
 from gnomon.core.errors import GnomonError
-from gnomon.report.serving_figures import figures
+from gnomon.report.serving_figures import LATENCIES
 from gnomon.serving.policies import policy_names
 from gnomon.serving.routers import router_names
 from gnomon.serving.scenario import Scenario
 from gnomon.ui import blocks, uploads
 from gnomon.ui.callbacks import callback
-from gnomon.ui.controls import Choice, Number, Slider, Text
+from gnomon.ui.controls import Choice, Control, Hidden, Number, Slider, Text
 from gnomon.ui.page import Page
-from gnomon.ui.scenarios import MAX_REQUESTS, OTHER, to_scenario, to_values
-from gnomon.ui.turns import turn
+from gnomon.ui.pages import serve_answers as answers
+from gnomon.ui.pages import serve_pins as pins
+from gnomon.ui.scenarios import MAX_REQUESTS, OTHER, to_values
+from gnomon.ui.turns import Stale
 from gnomon.workload.presets import preset_names
 
 
 def _workloads() -> dict[str, str]:
     presets = {name: name for name in preset_names()}
-    return presets | uploads.traces() | {OTHER: "as the further settings say"}
+    return presets | uploads.traces() | {OTHER: "as further settings say"}
 
 
-CONTROLS = (
-    Choice("model", "Model", "llama-3-8b", field="model", options=catalog.model_names, wide=True),
-    Choice("device", "GPU", "h200", field=("device", "node"), options=catalog.device_names),
-    Number("replicas", "Replicas", 1, field="num_replicas", least=1, most=512, whole=True),
-    Number("tp", "Tensor parallel", 1, field=("replica.tensor_parallel", "DoesNotFitError"), least=1, most=64,
-           whole=True),
-    Number("pp", "Pipeline parallel", 1, field="replica.pipeline_parallel", least=1, most=64, whole=True),
-    Choice("policy", "Batching", "vllm_v1", field=("batching.policy", "batching policy"), options=policy_names),
-    Choice("router", "Router", "round_robin", field=("router.name", "router"), options=router_names),
-    Choice("workload", "Workload", "chat-1m", field=("workload.preset", "workload.trace.file"), options=_workloads),
-    Number("requests", "Requests", 10000, field="workload.num_requests", least=10, most=MAX_REQUESTS, whole=True,
-           optional=True),
-    Slider("rate", "Requests per second", DEFAULT_RATE, field=("workload.rate", "workload.arrivals"), least=0.1,
-           most=2000, log=True, optional=True),
-    Number("ttft", "TTFT at most", 500, field="slo.ttft_s", least=0.001, optional=True, unit="ms"),
-    Number("tpot", "TPOT at most", 50, field="slo.tpot_s", least=0.001, optional=True, unit="ms"),
-    Number("e2e", "E2E at most", "", field="slo.e2e_s", least=0.001, optional=True, unit="s"),
-    Text("scenario", "Further settings", "", wide=True, help="Any field of a scenario, e.g. replica.data_parallel: 2"),
+DEPLOYMENT, LOAD, LIMITS = "Deployment", "Load", "Limits, for 99 % of the requests"
+CONTROLS: tuple[Control, ...] = (
+    Choice("model", "Model", "llama-3-8b", field="model", options=catalog.model_names, wide=True, is_open=True,
+           group=DEPLOYMENT),
+    Choice("device", "GPU", "h200", field=("device", "node"), options=catalog.device_names, is_open=True,
+           group=DEPLOYMENT),
+    Number("replicas", "Replicas", 1, field=("num_replicas", "pools"), least=1, most=512, whole=True,
+           group=DEPLOYMENT),
+    Number("tp", "Tensor parallel", 1, field=("replica.tensor_parallel", "tensor_parallel", "DoesNotFitError"),
+           least=1, most=64, whole=True, group=DEPLOYMENT),
+    Number("pp", "Pipeline parallel", 1, field=("replica.pipeline_parallel", "pipeline_parallel"), least=1, most=64,
+           whole=True, group=DEPLOYMENT),
+    Choice("policy", "Batching", "vllm_v1", field=("batching.policy", "batching policy"), options=policy_names,
+           group=DEPLOYMENT),
+    Choice("router", "Router", "round_robin", field=("router.name", "router"), options=router_names,
+           group=DEPLOYMENT),
+    Slider("rate", "Requests per second", DEFAULT_RATE, field=("workload.rate", "workload.arrivals", "workload"),
+           least=0.1, most=2000, log=True, optional=True, group=LOAD),
+    Choice("workload", "Requests like", "chat-1m", field=("workload.preset", "workload.trace.file", "preset"),
+           options=_workloads, group=LOAD),
+    Number("requests", "How many", 10000, field="workload.num_requests", least=10, most=MAX_REQUESTS, whole=True,
+           optional=True, group=LOAD),
+    Number("ttft", "First token", 500, field="slo.ttft_s", least=0.001, optional=True, unit="ms", group=LIMITS),
+    Number("tpot", "Each further token", 50, field="slo.tpot_s", least=0.001, optional=True, unit="ms", group=LIMITS),
+    Number("e2e", "Whole answer", "", field="slo.e2e_s", least=0.001, optional=True, unit="s", group=LIMITS),
+    Choice("curve", "Curve shows", "ttft", options={"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E"}, group=LIMITS),
+    Text("scenario", "Further settings", "", wide=True, group="More",
+         help="Any field of a scenario, such as replica.data_parallel: 2"),
 )  # fmt: skip
+PLOTS = (*LATENCIES, "queue", "kv")
+SHOWN = ("headline", "figures", "comparison", "copies", "notes")
+
+
+def _top() -> Component:
+    """What is simulated; loading files, and pinning."""
+    upload = dcc.Upload(
+        html.Button("Load a scenario or trace …", className="button", type="button"),
+        id=PAGE.id("upload"),
+        max_size=uploads.MAX_BYTES,
+        className="upload-box",
+        accept=".yaml,.yml,.json,.csv,.jsonl,.gz,.parquet",
+    )
+    buttons = html.Div([upload, blocks.button(PAGE.id("pin"), "Pin to compare")], className="buttons")
+    message = html.Div(id=PAGE.id("upload", "error"), className="message", role="alert")
+    return html.Div(
+        [html.Div(id=PAGE.id("headline"), className="headline"), html.Div([buttons, message])], className="page-top"
+    )
 
 
 def body(state: dict[str, Any]) -> list[Component]:
-    """Plots."""
-    names = ("ttft", "tpot", "e2e", "queue", "kv")
-    return [blocks.section("Latency", blocks.plots(*(blocks.graph(PAGE.id("plot", name)) for name in names)))]
+    """Key figures, plots, the comparison, and what can be copied."""
+    latency = [blocks.graph(PAGE.id("plot", name), label=title) for name, title in LATENCIES.items()]
+    curve = blocks.graph(PAGE.id("plot", "curve"), label="Latency against load")
+    over_time = [
+        blocks.graph(PAGE.id("plot", "queue"), label="Requests in the system"),
+        blocks.graph(PAGE.id("plot", "kv"), label="KV cache in use"),
+    ]
+    return [
+        _top(),
+        html.Div(id=PAGE.id("figures"), className="serve-figures"),
+        blocks.section("Latency", blocks.plots(*latency, curve)),
+        html.Div(id=PAGE.id("comparison")),
+        blocks.section("Over time", blocks.plots(*over_time)),
+        blocks.section("Copy", html.Div(id=PAGE.id("copies"), className="copies")),
+        html.Div(id=PAGE.id("notes")),
+        dcc.Store(id=PAGE.id("view"), data=secrets.token_hex(6)),
+        dcc.Store(id=PAGE.id("drawn")),
+        dcc.Store(id=PAGE.id("mistaken"), data=False),
+    ]
 
 
 def register(app: Dash) -> None:
     """Answer every change."""
+    _register_answers(app)
+    _register_pins(app)
+    _register_upload(app)
+
+
+def _register_answers(app: Dash) -> None:
+    unchanged = {
+        "plots": dict.fromkeys(PLOTS, no_update),
+        "shown": dict.fromkeys(SHOWN, no_update),
+        "drawn": no_update,
+        "mistaken": no_update,
+        "messages": dict.fromkeys(PAGE.messages(), no_update),
+    }
 
     @callback(
         app,
         output={
-            "plots": {name: Output(PAGE.id("plot", name), "figure") for name in ("ttft", "tpot", "e2e", "queue", "kv")},
+            "plots": {name: Output(PAGE.id("plot", name), "figure") for name in PLOTS},
+            "shown": {name: Output(PAGE.id(name), "children") for name in SHOWN},
+            "drawn": Output(PAGE.id("drawn"), "data"),
+            "mistaken": Output(PAGE.id("mistaken"), "data"),
             "messages": PAGE.messages(),
         },
         inputs={"raw": PAGE.inputs()},
+        state={"view": State(PAGE.id("view"), "data"), "mistaken": State(PAGE.id("mistaken"), "data")},
     )
-    def draw(raw: dict[str, Any]) -> dict[str, Any]:
-        from dash import no_update
-
+    def draw(raw: dict[str, Any], view: str, mistaken: bool) -> dict[str, Any]:
         try:
-            with turn("x"):
-                result = simulate(to_scenario(PAGE.read(raw)))
-                drawn = figures(result.run, result.summary)
+            answer = {**unchanged, **answers.draw(PAGE, CONTROLS, raw, view), "drawn": raw}
         except GnomonError as error:
-            return {
-                "plots": dict.fromkeys(("ttft", "tpot", "e2e", "queue", "kv"), no_update),
-                "messages": PAGE.explain(error),
-            }
-        return {
-            "plots": {name: drawn[name] for name in ("ttft", "tpot", "e2e", "queue", "kv")},
-            "messages": PAGE.explain(None),
+            return {**unchanged, "mistaken": True, "messages": PAGE.explain(error)}
+        except Stale:
+            return unchanged
+        # What is not sent need not be drawn: messages only where there is one to take away.
+        return {**answer, "mistaken": False, "messages": PAGE.explain(None)} if mistaken else answer
+
+    @callback(
+        app,
+        output=Output(PAGE.id("plot", "curve"), "figure"),
+        inputs={"raw": Input(PAGE.id("drawn"), "data")},
+        state={"view": State(PAGE.id("view"), "data")},
+    )
+    def draw_curve(raw: dict[str, Any] | None, view: str) -> Any:
+        """After the rest: the first curve of a deployment takes about a second."""
+        if raw is None:
+            return no_update
+        try:
+            return answers.draw_curve(PAGE, raw, view)
+        except (GnomonError, Stale):  # A mistake is told by the other answer.
+            return no_update
+
+
+def _register_pins(app: Dash) -> None:
+    controls = {one.name: State(PAGE.id(one.name), "value") for one in CONTROLS}
+
+    @callback(
+        app,
+        output=Output(PAGE.id("pins"), "value"),
+        inputs={
+            "pin": Input(PAGE.id("pin"), "n_clicks"),
+            "unpin": Input({"type": PAGE.id("unpin"), "index": ALL}, "n_clicks"),
+        },
+        state={"raw": controls, "kept": State(PAGE.id("pins"), "value")},
+        prevent_initial_call=True,
+    )
+    def change(pin: int, unpin: list[int], raw: dict[str, Any], kept: str) -> Any:
+        asked = ctx.triggered_id
+        if asked == PAGE.id("pin") and pin:
+            return pins.with_pin(CONTROLS, kept, raw)
+        if isinstance(asked, dict) and any(unpin):
+            return pins.without_pin(kept, asked["index"])
+        return no_update
+
+
+def _register_upload(app: Dash) -> None:
+    @callback(
+        app,
+        output={
+            "values": PAGE.values(),
+            "workloads": Output(PAGE.id("workload"), "options"),
+            "message": Output(PAGE.id("upload", "error"), "children"),
+        },
+        inputs={"content": Input(PAGE.id("upload"), "contents")},
+        state={"name": State(PAGE.id("upload"), "filename")},
+        prevent_initial_call=True,
+    )
+    def load(content: str | None, name: str) -> dict[str, Any]:
+        values: dict[str, Any] = dict.fromkeys(PAGE.values(), no_update)
+        if content is None:
+            return {"values": values, "workloads": no_update, "message": no_update}
+        try:
+            values |= answers.loaded(name, content)
+        except GnomonError as error:
+            return {"values": values, "workloads": no_update, "message": str(error)}
+        texts = {one.name: one for one in PAGE.controls}
+        values = {
+            key: value if value is no_update else texts[key].from_query(texts[key].to_query(value))
+            for key, value in values.items()
         }
+        options = [{"value": value, "label": label} for value, label in _workloads().items()]
+        return {"values": values, "workloads": options, "message": ""}
 
 
-PAGE = Page(name="serve", title="Serve", controls=CONTROLS, body=body, register=register)
+PAGE = Page(name="serve", title="Serve", controls=(*CONTROLS, Hidden("pins")), body=body, register=register)
 
 
 def link(scenario: Scenario) -> str:

@@ -1,0 +1,139 @@
+"""What the Serve page shows for a state of its controls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dash import html
+from dash.development.base_component import Component
+
+from gnomon.api import Result
+from gnomon.core.errors import GnomonError
+from gnomon.report import serving_text as words
+from gnomon.report.serving_figures import LATENCIES, figures, latency_cdf, latency_curves
+from gnomon.report.serving_html import key_figures
+from gnomon.report.serving_load import load_figure
+from gnomon.ui import blocks, load_curve, uploads
+from gnomon.ui.controls import Control
+from gnomon.ui.page import Page
+from gnomon.ui.pages import serve_pins as pins
+from gnomon.ui.scenarios import as_command, as_vllm, as_yaml, check_is_data, to_scenario, to_values
+from gnomon.ui.serving import simulated
+from gnomon.ui.turns import Question
+
+Raw = Mapping[str, Any]
+COPIES = {"yaml": ("Scenario file", as_yaml), "command": ("Command line", as_command), "vllm": ("vllm serve", as_vllm)}
+
+
+def draw(page: Page, controls: Sequence[Control], raw: Raw, view: str) -> dict[str, Any]:
+    """The plots and everything around them; raises `Stale` where a newer question has come."""
+    scenario = to_scenario(page.read(raw))
+    question = Question(view)
+    with question.turn():
+        result = simulated(scenario)
+        pinned = _pinned(page, controls, raw) if raw["pins"] else {}
+    plots = figures(result.run, result.summary, ("queue", "kv") if pinned else (*LATENCIES, "queue", "kv"))
+    if pinned:
+        names = iter(pins.states(controls, raw["pins"], raw))
+        runs = {next(names): result} | {name: one for name, one in pinned.items() if isinstance(one, Result)}
+        curves = {name: latency_curves(one.run) for name, one in runs.items()}
+        for latency in LATENCIES:
+            by_name = {name: found[latency] for name, found in curves.items()}
+            plots[latency] = latency_cdf(latency, by_name, scenario.slo)
+    shown = {
+        "headline": _headline(result),
+        "figures": [html.Div(_warnings(result), className="strip"), blocks.cards(_cards(result))],
+        "comparison": _comparison(page, controls, raw, result, pinned) if pinned else [],
+        "copies": [
+            blocks.copy_box(page.id("copy", name), label, write(scenario)) for name, (label, write) in COPIES.items()
+        ],
+        "notes": [blocks.notice(text) for text in result.summary.notes],
+    }
+    return {"plots": plots, "shown": shown}
+
+
+def _pinned(page: Page, controls: Sequence[Control], raw: Raw) -> dict[str, Result | GnomonError]:
+    """The pinned results by name, or why there is none."""
+    _, *others = pins.states(controls, raw["pins"], raw).items()
+    found: dict[str, Result | GnomonError] = {}
+    for name, state in others:
+        try:
+            found[name] = simulated(to_scenario(page.read(state)))
+        except GnomonError as error:
+            found[name] = error
+    return found
+
+
+def _headline(result: Result) -> list[Component]:
+    """What is simulated."""
+    scenario = result.scenario
+    lede = f"{words.workload_words(scenario)}; {words.policy_words(scenario)}."
+    return [html.H1(words.title(scenario)), html.P(lede)]
+
+
+def _warnings(result: Result) -> list[Component]:
+    """What must be known before the figures are believed; else how it went, so that nothing below moves."""
+    if result.summary.warnings:
+        return [blocks.notice(text, "warning") for text in result.summary.warnings]
+    rows = dict(words.figure_rows(result.summary))
+    return [blocks.notice(f"{rows['requests']}; batches: {rows['batches']}. Iteration times: {rows['timing']}.")]
+
+
+def _cards(result: Result) -> list[tuple[str, str, str]]:
+    cost = result.summary.cost
+    gpus = "1 GPU" if cost.num_gpus == 1 else f"{cost.num_gpus} GPUs"
+    thousand = f"${cost.per_thousand_requests:.3g}" if cost.per_thousand_requests is not None else "–"
+    return [
+        *key_figures(result.summary),
+        (f"{gpus} per hour", f"${cost.per_hour:,.2f}", f"{thousand} per 1,000 requests"),
+    ]
+
+
+def _comparison(
+    page: Page, controls: Sequence[Control], raw: Raw, now: Result, pinned: Mapping[str, Result | GnomonError]
+) -> Component:
+    """A table of the present result and the pinned ones."""
+    first = next(iter(pins.states(controls, raw["pins"], raw)))
+    rows: list[dict[str, Any]] = [{"result": first, **pins.comparison_row(now.summary), "": None}]
+    for index, (name, one) in enumerate(pinned.items()):
+        figures_ = pins.comparison_row(one.summary) if isinstance(one, Result) else pins.failed_row(one)
+        unpin = html.Button(
+            "×", id={"type": page.id("unpin"), "index": index}, className="button unpin", n_clicks=0, type="button",
+            **{"aria-label": f"Unpin {name}"},
+        )  # fmt: skip
+        rows.append({"result": name, **dict.fromkeys(rows[0].keys() - {"result", ""}), **figures_, "": unpin})
+    ordered = [{key: row[key] for key in rows[0]} for row in rows]
+    ordered[0][""] = ""
+    return blocks.section("Compared", blocks.table(ordered, left=("result",), id=page.id("compared")))
+
+
+def draw_curve(page: Page, raw: Raw, view: str) -> dict[str, Any]:
+    """Latency against load, with the limit, the capacity and the present load."""
+    values = page.read(raw)
+    scenario = to_scenario(values)
+    question = Question(f"{view} curve")
+    if not load_curve.is_rated(scenario):
+        return blocks.blank(300, "These arrivals have no rate to change.")
+    curve = load_curve.load_curve(scenario, question)
+    name = values["curve"]
+    return load_figure(
+        name,
+        curve.loads,
+        curve.seconds[name],
+        target=getattr(scenario.slo, f"{name}_s"),
+        capacity=load_curve.capacity(scenario, question),
+        load=scenario.workload.rate,
+    )
+
+
+def loaded(name: str, content: str) -> dict[str, Any]:
+    """The controls that a file sets: all of them for a scenario, the load for a trace."""
+    data = uploads.content(content)
+    if name.endswith((".yaml", ".yml", ".json")):
+        scenario = uploads.read_scenario(name, data)
+        check_is_data(scenario)
+        return to_values(scenario)
+    key = uploads.keep_trace(name, data)
+    as_recorded = {"rate": ""} if uploads.trace(key).has_arrivals else {}
+    return {"workload": key, "requests": "", **as_recorded}
