@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from dash import Output, dcc, html
+from dash import Output, dcc, html, no_update
 from dash.development.base_component import Component
 
 from gnomon.report.splits import Causes, SplitRow
@@ -13,28 +13,56 @@ from gnomon.ui.blocks import WITH_TOOLS, blank
 from gnomon.ui.page import Page
 
 HIDDEN, SHOWN = {"display": "none"}, {"display": "block"}
+ABOVE_PX = 10
+"""Above a plot whose legend stands over it."""
 
 
 def tall_graph(id: str, height: int, label: str, words: str = "") -> Component:
-    """A plot in a frame whose height follows the figure; `tall` sets both."""
+    """A plot in a frame whose height follows the figure, under a legend that wraps as text does; `tall` fills all."""
     plot = dcc.Graph(id=id, figure=blank(height, words), config=WITH_TOOLS, style={"height": "100%"}, responsive=True)
-    frame = {"height": f"{height}px"}
-    return html.Div(plot, id=f"{id}-frame", className="plot", style=frame, role="img", **{"aria-label": label})
+    frame = html.Div(plot, id=f"{id}-frame", className="plot", style={"height": f"{height}px"}, role="img",
+                     **{"aria-label": label})  # fmt: skip
+    return html.Div([html.Ul(id=f"{id}-legend", className="legend"), frame])
 
 
 def tall_outputs(id: str) -> dict[str, Output]:
     """What a callback fills with `tall`."""
-    return {"figure": Output(id, "figure"), "style": Output(f"{id}-frame", "style")}
+    return {
+        "figure": Output(id, "figure"),
+        "style": Output(f"{id}-frame", "style"),
+        "legend": Output(f"{id}-legend", "children"),
+    }
 
 
 def tall(figure: Mapping[str, Any]) -> dict[str, Any]:
-    """The figure, and the height that it wants."""
-    return {"figure": figure, "style": {"height": f"{figure['layout']['height']}px"}}
+    """The figure without its legend, the height that it wants, and the legend."""
+    named = [one for one in figure["data"] if one.get("name") and one.get("showlegend", True)]
+    margin = figure["layout"]["margin"] | {"t": ABOVE_PX}
+    height = figure["layout"]["height"] - figure["layout"]["margin"]["t"] + ABOVE_PX
+    layout = figure["layout"] | {"showlegend": False, "margin": margin, "height": height}
+    return {
+        "figure": {"data": figure["data"], "layout": layout},
+        "style": {"height": f"{height}px"},
+        "legend": [_entry(one["name"], _colour(one)) for one in named],
+    }
+
+
+def not_tall() -> dict[str, Any]:
+    """What `tall` gives where nothing changes."""
+    return dict.fromkeys(("figure", "style", "legend"), no_update)
+
+
+def _colour(trace: Mapping[str, Any]) -> str:
+    return str(trace["marker"]["color"] if trace["type"] == "bar" else trace.get("fillcolor") or trace["line"]["color"])
+
+
+def _entry(name: str, colour: str) -> Component:
+    return html.Li([html.I(style={"background": colour}), name])
 
 
 def split_bars(causes: Causes, rows: list[SplitRow]) -> Component:
     """Where the time goes: the legend, and one bar per row."""
-    legend = [html.Li([html.I(style={"background": colour}), name]) for name, colour in causes.values()]
+    legend = [_entry(name, colour) for name, colour in causes.values()]
     lines = [
         html.Div(
             [
@@ -53,7 +81,7 @@ def split_bars(causes: Causes, rows: list[SplitRow]) -> Component:
         )
         for row in rows
     ]  # fmt: skip
-    return html.Div([html.Ul(legend, className="split-legend"), *lines])
+    return html.Div([html.Ul(legend, className="legend"), *lines])
 
 
 def box_outputs(page: Page, names: Collection[str]) -> dict[str, Output]:

@@ -18,7 +18,7 @@ from gnomon.ui.blocks import cards, graph, notice, section
 from gnomon.ui.callbacks import callback
 from gnomon.ui.controls import Choice, Control, Number, Slider, Switch, Text
 from gnomon.ui.page import Page
-from gnomon.ui.pages.pieces import box_outputs, boxes, split_bars, tall, tall_graph, tall_outputs
+from gnomon.ui.pages.pieces import box_outputs, boxes, not_tall, split_bars, tall, tall_graph, tall_outputs
 from gnomon.ui.pages.pipeline_step import MODEL, STUDY, priorities_at, priority_table, step_of, texts
 from gnomon.ui.turns import turn
 
@@ -123,8 +123,7 @@ def register(app: Dash) -> None:
         prevent_initial_call="initial_duplicate",
     )
     def draw(raw: dict[str, Any]) -> dict[str, Any]:
-        kept = {"gantt": dict.fromkeys(("figure", "style"), no_update),
-                **dict.fromkeys(("cards", "notes", "causes", "heat"), no_update)}  # fmt: skip
+        kept = {"gantt": not_tall(), **dict.fromkeys(("cards", "notes", "causes", "heat"), no_update)}
         with turn(PAGE.name) as is_newest:
             if not is_newest:
                 return kept | {"messages": dict.fromkeys(PAGE.messages(), no_update)}

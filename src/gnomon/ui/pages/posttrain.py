@@ -30,7 +30,17 @@ from gnomon.ui.callbacks import callback
 from gnomon.ui.controls import Choice, Choices, Control, ControlError, Hidden, Number, Slider, Switch, Text
 from gnomon.ui.job_panel import job_panel, register_job
 from gnomon.ui.page import Page
-from gnomon.ui.pages.pieces import HIDDEN, SHOWN, box_outputs, boxes, split_bars, tall, tall_graph, tall_outputs
+from gnomon.ui.pages.pieces import (
+    HIDDEN,
+    SHOWN,
+    box_outputs,
+    boxes,
+    not_tall,
+    split_bars,
+    tall,
+    tall_graph,
+    tall_outputs,
+)
 from gnomon.ui.pages.posttrain_config import EXAMPLES, KEYS, config_of
 from gnomon.ui.turns import turn
 
@@ -87,12 +97,9 @@ FOR_ELASTIC = ("pre", "wait", "lend")
 
 
 def head(state: dict[str, Any]) -> list[Component]:
-    """Compare, and the examples."""
+    """Examples."""
     links = [html.Li(dcc.Link(name, href=PAGE.link(**given))) for name, given in EXAMPLES.items()]
-    return [
-        job_panel(PAGE, "Compare policies"),
-        html.Div([html.H3("Examples"), html.Ul(links, className="plain")], className="group"),
-    ]
+    return [html.Div([html.H3("Examples"), html.Ul(links, className="plain")], className="group")]
 
 
 def body(state: dict[str, Any]) -> list[Component]:
@@ -101,18 +108,19 @@ def body(state: dict[str, Any]) -> list[Component]:
         html.Div(id=PAGE.id("cards"), style={"minHeight": "98px"}),
         section("Who has which GPU", tall_graph(PAGE.id("allocation"), ALLOCATION_PX, "Allocation of GPUs over time")),
         section("Where the GPU time goes", html.Div(id=PAGE.id("causes"))),
-        html.Div(
-            [
-                html.Div(id=PAGE.id("stale")),
-                section(
-                    "Policies side by side",
+        section(
+            "Policies side by side",
+            job_panel(PAGE, "Compare policies"),
+            html.Div(id=PAGE.id("stale")),
+            html.Div(
+                [
                     html.P("On the same lengths. Click a policy to see its time line above.", className="more"),
                     tall_graph(PAGE.id("compared"), policies_height(len(COMPARED)), "GPUs by owner, per policy"),
                     html.Div(id=PAGE.id("rows")),
-                ),
-            ],
-            id=PAGE.id("comparison"),
-            style=HIDDEN,
+                ],
+                id=PAGE.id("comparison"),
+                style=HIDDEN,
+            ),
         ),
     ]
 
@@ -143,7 +151,7 @@ def _register_run(app: Dash) -> None:
         prevent_initial_call="initial_duplicate",
     )
     def draw(raw: dict[str, Any]) -> dict[str, Any]:
-        kept = {"allocation": dict.fromkeys(("figure", "style"), no_update), **dict.fromkeys(names, no_update)}
+        kept = {"allocation": not_tall(), **dict.fromkeys(names, no_update)}
         with turn(PAGE.name) as is_newest:
             if not is_newest:
                 return kept | {"messages": dict.fromkeys(PAGE.messages(), no_update)}
@@ -178,7 +186,7 @@ def _register_comparison(app: Dash) -> None:
     )
     def show(job: str | None) -> dict[str, Any]:
         if not job:
-            return {"style": HIDDEN, "plot": dict.fromkeys(("figure", "style"), no_update), "rows": no_update}
+            return {"style": HIDDEN, "plot": not_tall(), "rows": no_update}
         _, outcomes = jobs.result(job)
         return {"style": SHOWN, "plot": tall(policies_figure(outcomes)), "rows": _rows(outcomes)}
 
