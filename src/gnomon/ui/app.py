@@ -10,6 +10,7 @@ from flask import Flask, abort, request
 from werkzeug.serving import BaseWSGIServer, make_server
 
 from gnomon.core.errors import ConfigError
+from gnomon.ui.files import register_files
 from gnomon.ui.pages import all_pages
 from gnomon.ui.shell import INDEX, frame, register_shell
 
@@ -23,6 +24,7 @@ def make_app(runs: Path | None = None) -> Dash:
     server = Flask("gnomon.ui")
     server.config["MAX_CONTENT_LENGTH"] = MAX_REQUEST_BYTES
     server.config["GNOMON_RUNS"] = Path(runs or "runs").resolve()
+    register_files(server)
     assets = Path(__file__).parent / "assets"
     app = Dash(
         "gnomon.ui", server=server, assets_folder=str(assets), serve_locally=True, title="Gnomon", update_title=None,

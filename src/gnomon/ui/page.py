@@ -35,6 +35,8 @@ class Page:
     controls: tuple[Control, ...] = ()
     head: Callable[[State], list[Component]] = _nothing
     """Further components below the controls."""
+    is_stacked: bool = False
+    """The controls stand above the body on wide screens too."""
 
     @property
     def path(self) -> str:
@@ -86,7 +88,8 @@ class Page:
         left = html.Div([*panel, *extra, *hidden], className="panel")
         if not panel and not extra:
             left.className = "panel empty"
-        return html.Div([left, body, dcc.Store(id=self.id("query"))], className="page", id=f"page-{self.name}")
+        style = "page stacked" if self.is_stacked else "page"
+        return html.Div([left, body, dcc.Store(id=self.id("query"))], className=style, id=f"page-{self.name}")
 
     def register_all(self, app: Dash) -> None:
         """The page's callbacks, and the one that keeps the address in step with its controls."""

@@ -60,7 +60,6 @@ CONTROLS: tuple[Control, ...] = (
     Text("scenario", "Further settings", "", wide=True, group="More",
          help="Any field of a scenario, such as replica.data_parallel: 2"),
 )  # fmt: skip
-PLOTS = (*LATENCIES, "queue", "kv")
 SHOWN = ("headline", "figures", "comparison", "copies", "notes")
 
 
@@ -110,29 +109,29 @@ def register(app: Dash) -> None:
 
 
 def _register_answers(app: Dash) -> None:
-    unchanged = {
-        "plots": dict.fromkeys(PLOTS, no_update),
-        "shown": dict.fromkeys(SHOWN, no_update),
-        "drawn": no_update,
-        "mistaken": no_update,
-        "messages": dict.fromkeys(PAGE.messages(), no_update),
-    }
+    """Two answers to every change, so that the browser draws the one while the other is being worked out."""
+    messages = PAGE.messages()
+    plots = {name: Output(PAGE.id("plot", name), "figure") for name in (*LATENCIES, *answers.OVER_TIME)}
+    view = State(PAGE.id("view"), "data")
 
     @callback(
         app,
         output={
-            "plots": {name: Output(PAGE.id("plot", name), "figure") for name in PLOTS},
-            "shown": {name: Output(PAGE.id(name), "children") for name in SHOWN},
-            "drawn": Output(PAGE.id("drawn"), "data"),
+            "plots": {name: plots[name] for name in LATENCIES},
             "mistaken": Output(PAGE.id("mistaken"), "data"),
-            "messages": PAGE.messages(),
+            "messages": messages,
         },
         inputs={"raw": PAGE.inputs()},
-        state={"view": State(PAGE.id("view"), "data"), "mistaken": State(PAGE.id("mistaken"), "data")},
+        state={"view": view, "mistaken": State(PAGE.id("mistaken"), "data")},
     )
-    def draw(raw: dict[str, Any], view: str, mistaken: bool) -> dict[str, Any]:
+    def draw_latencies(raw: dict[str, Any], view: str, mistaken: bool) -> dict[str, Any]:
+        unchanged = {
+            "plots": dict.fromkeys(LATENCIES, no_update),
+            "mistaken": no_update,
+            "messages": dict.fromkeys(messages, no_update),
+        }
         try:
-            answer = {**unchanged, **answers.draw(PAGE, CONTROLS, raw, view), "drawn": raw}
+            answer = {**unchanged, "plots": answers.draw_latencies(PAGE, CONTROLS, raw, view)}
         except GnomonError as error:
             return {**unchanged, "mistaken": True, "messages": PAGE.explain(error)}
         except Stale:
@@ -142,9 +141,27 @@ def _register_answers(app: Dash) -> None:
 
     @callback(
         app,
+        output={
+            "plots": {name: plots[name] for name in answers.OVER_TIME},
+            "shown": {name: Output(PAGE.id(name), "children") for name in SHOWN},
+            "drawn": Output(PAGE.id("drawn"), "data"),
+        },
+        inputs={"raw": PAGE.inputs()},
+        state={"view": view},
+    )
+    def draw_rest(raw: dict[str, Any], view: str) -> dict[str, Any]:
+        try:
+            plots, shown = answers.draw_rest(PAGE, CONTROLS, raw, view)
+        except (GnomonError, Stale):  # A mistake is told by the other answer.
+            none = dict.fromkeys(answers.OVER_TIME, no_update), dict.fromkeys(SHOWN, no_update)
+            return {"plots": none[0], "shown": none[1], "drawn": no_update}
+        return {"plots": plots, "shown": shown, "drawn": raw}
+
+    @callback(
+        app,
         output=Output(PAGE.id("plot", "curve"), "figure"),
         inputs={"raw": Input(PAGE.id("drawn"), "data")},
-        state={"view": State(PAGE.id("view"), "data")},
+        state={"view": view},
     )
     def draw_curve(raw: dict[str, Any] | None, view: str) -> Any:
         """After the rest: the first curve of a deployment takes about a second."""
@@ -152,7 +169,7 @@ def _register_answers(app: Dash) -> None:
             return no_update
         try:
             return answers.draw_curve(PAGE, raw, view)
-        except (GnomonError, Stale):  # A mistake is told by the other answer.
+        except (GnomonError, Stale):
             return no_update
 
 

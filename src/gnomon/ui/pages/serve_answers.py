@@ -23,24 +23,32 @@ from gnomon.ui.serving import simulated
 from gnomon.ui.turns import Question
 
 Raw = Mapping[str, Any]
+OVER_TIME = ("queue", "kv")
 COPIES = {"yaml": ("Scenario file", as_yaml), "command": ("Command line", as_command), "vllm": ("vllm serve", as_vllm)}
 
 
-def draw(page: Page, controls: Sequence[Control], raw: Raw, view: str) -> dict[str, Any]:
-    """The plots and everything around them; raises `Stale` where a newer question has come."""
+def draw_latencies(page: Page, controls: Sequence[Control], raw: Raw, view: str) -> dict[str, Any]:
+    """The distributions of the latencies; raises `Stale` where a newer question has come."""
     scenario = to_scenario(page.read(raw))
-    question = Question(view)
-    with question.turn():
+    with Question(f"{view} latencies").turn():
         result = simulated(scenario)
-        pinned = _pinned(page, controls, raw) if raw["pins"] else {}
-    plots = figures(result.run, result.summary, ("queue", "kv") if pinned else (*LATENCIES, "queue", "kv"))
-    if pinned:
-        names = iter(pins.states(controls, raw["pins"], raw))
-        runs = {next(names): result} | {name: one for name, one in pinned.items() if isinstance(one, Result)}
-        curves = {name: latency_curves(one.run) for name, one in runs.items()}
-        for latency in LATENCIES:
-            by_name = {name: found[latency] for name, found in curves.items()}
-            plots[latency] = latency_cdf(latency, by_name, scenario.slo)
+        pinned = _pinned(page, controls, raw)
+    runs = {_name_of_now(controls, raw): result} | {n: one for n, one in pinned.items() if isinstance(one, Result)}
+    if len(runs) == 1:
+        return figures(result.run, result.summary, LATENCIES)
+    curves = {name: latency_curves(one.run) for name, one in runs.items()}
+    return {
+        latency: latency_cdf(latency, {name: found[latency] for name, found in curves.items()}, scenario.slo)
+        for latency in LATENCIES
+    }
+
+
+def draw_rest(page: Page, controls: Sequence[Control], raw: Raw, view: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The plots over time, and what surrounds the plots; raises `Stale` where a newer question has come."""
+    scenario = to_scenario(page.read(raw))
+    with Question(f"{view} rest").turn():
+        result = simulated(scenario)
+        pinned = _pinned(page, controls, raw)
     shown = {
         "headline": _headline(result),
         "figures": [html.Div(_warnings(result), className="strip"), blocks.cards(_cards(result))],
@@ -50,7 +58,11 @@ def draw(page: Page, controls: Sequence[Control], raw: Raw, view: str) -> dict[s
         ],
         "notes": [blocks.notice(text) for text in result.summary.notes],
     }
-    return {"plots": plots, "shown": shown}
+    return figures(result.run, result.summary, OVER_TIME), shown
+
+
+def _name_of_now(controls: Sequence[Control], raw: Raw) -> str:
+    return next(iter(pins.states(controls, raw["pins"], raw)))
 
 
 def _pinned(page: Page, controls: Sequence[Control], raw: Raw) -> dict[str, Result | GnomonError]:
@@ -94,7 +106,7 @@ def _comparison(
     page: Page, controls: Sequence[Control], raw: Raw, now: Result, pinned: Mapping[str, Result | GnomonError]
 ) -> Component:
     """A table of the present result and the pinned ones."""
-    first = next(iter(pins.states(controls, raw["pins"], raw)))
+    first = _name_of_now(controls, raw)
     rows: list[dict[str, Any]] = [{"result": first, **pins.comparison_row(now.summary), "": None}]
     for index, (name, one) in enumerate(pinned.items()):
         figures_ = pins.comparison_row(one.summary) if isinstance(one, Result) else pins.failed_row(one)
