@@ -12,7 +12,8 @@ from gnomon.serving.state import Floats
 Figure = dict[str, Any]
 
 FASTER, SLOWER, UNCLEAR, BASELINE = "#3E9B6E", "#C8493F", "#B7C0CC", "#1F2A37"
-COLOURS = ("#2F6FB5", "#E08A2E", "#3E9B6E", "#C8493F", "#7B61A8", "#8A94A3", "#B58A2F", "#2FA0B5")
+COLOURS = ("#2F6FB5", "#E08A2E", "#3E9B6E", "#C8493F", "#7B61A8", "#8A94A3", "#B58A2F", "#2FA0B5", "#D46A9F", "#6B8E23",
+           "#8C564B", "#1F2A37", "#9ECAE1", "#FDBF6F", "#B2DF8A", "#FB9A99")  # fmt: skip
 ROW_PX = 26
 _AXIS = {"gridcolor": "#EBEEF2", "zeroline": False, "linecolor": "#C5CCD6", "ticks": "outside", "tickcolor": "#C5CCD6"}
 _LOOK: Figure = {
@@ -77,17 +78,16 @@ def distributions_figure(title: str, values: Mapping[str, Floats]) -> Figure:
         data.append(
             {"type": "scatter", "mode": "lines", "name": name,
              "x": [float(f"{one:.5g}") for one in curve.x[shown]], "y": [float(f"{one:.5g}") for one in curve.y[shown]],
-             "line": {"color": COLOURS[number % len(COLOURS)], "width": 1.8,
-                      "dash": "solid" if number < len(COLOURS) else "dot"},
+             "line": {"color": COLOURS[number % len(COLOURS)], "width": 1.8},
              "hovertemplate": f"{name}: %{{y:.2%}} at most %{{x:.4g}} s<extra></extra>"}
         )  # fmt: skip
     layout = _LOOK | {
         "title": {"text": title, "x": 0, "xref": "container", "xanchor": "left", "pad": {"l": 8},
                   "font": {"size": 14, "color": BASELINE}},
-        "height": 420,
-        "margin": {"l": 58, "r": 16, "t": 44, "b": 120},
+        "height": 350,
+        "margin": {"l": 58, "r": 16, "t": 44, "b": 52},
         "hovermode": "closest",
-        "legend": {"orientation": "h", "x": 0, "y": -0.22, "yanchor": "top"},
+        "legend": {"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top"},
         "xaxis": _AXIS | {"title": {"text": "s"}, "type": "log"},
         "yaxis": _AXIS | {"tickformat": ".0%", "range": [0, 1.02]},
     }  # fmt: skip

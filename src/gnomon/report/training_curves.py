@@ -1,8 +1,8 @@
-"""Training curves of run directories: any numeric column of `metrics.csv` (or .parquet) over its `step` column."""
+"""Training curves of run directories: any numeric column of `metrics.csv` (or .parquet) over its count of steps."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 Figure = dict[str, Any]
 
 FILES = ("metrics.csv", "metrics.parquet")
-STEP = "step"
+STEPS = ("step", "update", "epoch", "iteration")
+"""Columns that count; the first that a table has is its x axis."""
 COLOURS = ("#2F6FB5", "#E08A2E", "#3E9B6E", "#C8493F", "#7B61A8", "#8A94A3", "#B58A2F", "#2FA0B5")
+CURVE_PX = 260
 MAX_POINTS = 2000
 """Of one line; longer tables are thinned evenly."""
 
@@ -32,45 +34,60 @@ def read_metrics(folder: str | Path) -> pl.DataFrame:
         table = pl.read_csv(path, infer_schema_length=None) if path.suffix == ".csv" else pl.read_parquet(path)
     except (pl.exceptions.PolarsError, OSError) as error:
         raise DataError(f"cannot be read: {str(error).splitlines()[0]}.", where=str(path)) from None
-    if STEP not in table.columns or not table.schema[STEP].is_numeric():
-        raise DataError(f"has no column {STEP!r} of numbers.", where=str(path))
-    return table.select([name for name, kind in table.schema.items() if kind.is_numeric()]).sort(STEP)
+    table = table.select([name for name, kind in table.schema.items() if kind.is_numeric()])
+    if not set(STEPS) & set(table.columns):
+        raise DataError("has no column of numbers that counts.", where=str(path), fix=f"Such as: {', '.join(STEPS)}.")
+    return table.sort(step_of(table))
+
+
+def step_of(table: pl.DataFrame) -> str:
+    """The column that counts."""
+    return next(name for name in STEPS if name in table.columns)
 
 
 def curve_names(tables: Mapping[str, pl.DataFrame]) -> list[str]:
-    """Every column but the step, in the order of the files."""
-    return list(dict.fromkeys(name for table in tables.values() for name in table.columns if name != STEP))
+    """Every column but those that count, in the order of the files."""
+    return list(dict.fromkeys(name for table in tables.values() for name in table.columns if name not in STEPS))
 
 
 def curve_figure(name: str, tables: Mapping[str, pl.DataFrame], smoothing: float = 0.0) -> Figure:
     """One column over steps, a line per run. With `smoothing` (0 to 1) an exponential mean, the raw line faint."""
     data: list[Figure] = []
-    for number, (run, table) in enumerate(tables.items()):
+    colours = run_colours(tables)
+    for run, table in tables.items():
         if name not in table.columns:
             continue
-        known = table.select(STEP, name).drop_nulls()
+        step = step_of(table)
+        known = table.select(step, name).drop_nulls()
         known = known.gather_every(max(1, -(-known.height // MAX_POINTS)))
-        colour = COLOURS[number % len(COLOURS)]
+        colour = colours[run]
         if smoothing > 0:
-            data.append(_line(known[STEP].to_list(), _finite(known[name]), run, colour) | _FAINT)
+            data.append(_line(known[step].to_list(), _finite(known[name]), run, colour) | _FAINT)
             known = known.with_columns(known[name].ewm_mean(alpha=1 - smoothing, ignore_nulls=True))
-        data.append(_line(known[STEP].to_list(), _finite(known[name]), run, colour))
+        data.append(_line(known[step].to_list(), _finite(known[name]), run, colour))
+    axis = " or ".join(dict.fromkeys(step_of(table) for table in tables.values()))
     layout = {
         "title": {"text": name, "x": 0, "xref": "container", "xanchor": "left", "pad": {"l": 8},
                   "font": {"size": 14, "color": "#1F2A37"}},
-        "height": 260,
+        "height": CURVE_PX,
         "margin": {"l": 58, "r": 16, "t": 44, "b": 40},
         "font": {"family": "Inter, system-ui, sans-serif", "size": 12, "color": "#4A5565"},
         "plot_bgcolor": "#FFFFFF", "paper_bgcolor": "#FFFFFF",
         "hovermode": "x unified",
         "showlegend": False,
-        "xaxis": {"title": {"text": STEP}, "gridcolor": "#EBEEF2", "zeroline": False, "linecolor": "#C5CCD6"},
+        "xaxis": {"title": {"text": axis}, "gridcolor": "#EBEEF2", "zeroline": False, "linecolor": "#C5CCD6"},
         "yaxis": {"gridcolor": "#EBEEF2", "zeroline": False, "linecolor": "#C5CCD6"},
+        "uirevision": name,
     }  # fmt: skip
     return {"data": data, "layout": layout}
 
 
 _FAINT: Figure = {"opacity": 0.3, "hoverinfo": "skip", "hovertemplate": None}
+
+
+def run_colours(names: Iterable[str]) -> dict[str, str]:
+    """The colour of each run's lines."""
+    return {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)}
 
 
 def _line(steps: list[float], values: list[float | None], run: str, colour: str) -> Figure:

@@ -6,7 +6,7 @@ from importlib import import_module
 
 from gnomon.ui.page import Page
 
-NAMES = ("serve", "plan", "pipeline", "posttrain", "runs")
+NAMES = ("serve", "plan", "pipeline", "posttrain", "routing", "runs")
 
 
 def all_pages() -> list[Page]:

@@ -37,9 +37,10 @@ def tall_outputs(id: str) -> dict[str, Output]:
 def tall(figure: Mapping[str, Any]) -> dict[str, Any]:
     """The figure without its legend, the height that it wants, and the legend."""
     named = [one for one in figure["data"] if one.get("name") and one.get("showlegend", True)]
-    margin = figure["layout"]["margin"] | {"t": ABOVE_PX}
-    height = figure["layout"]["height"] - figure["layout"]["margin"]["t"] + ABOVE_PX
-    layout = figure["layout"] | {"showlegend": False, "margin": margin, "height": height}
+    layout, above = figure["layout"], figure["layout"]["margin"]["t"]
+    spared = 0 if "title" in layout else above - ABOVE_PX
+    height = layout["height"] - spared
+    layout = layout | {"showlegend": False, "margin": layout["margin"] | {"t": above - spared}, "height": height}
     return {
         "figure": {"data": figure["data"], "layout": layout},
         "style": {"height": f"{height}px"},
@@ -56,13 +57,17 @@ def _colour(trace: Mapping[str, Any]) -> str:
     return str(trace["marker"]["color"] if trace["type"] == "bar" else trace.get("fillcolor") or trace["line"]["color"])
 
 
+def legend(colours: Mapping[str, str]) -> Component:
+    """Names with their colours."""
+    return html.Ul([_entry(name, colour) for name, colour in colours.items()], className="legend")
+
+
 def _entry(name: str, colour: str) -> Component:
     return html.Li([html.I(style={"background": colour}), name])
 
 
 def split_bars(causes: Causes, rows: list[SplitRow]) -> Component:
     """Where the time goes: the legend, and one bar per row."""
-    legend = [_entry(name, colour) for name, colour in causes.values()]
     lines = [
         html.Div(
             [
@@ -81,7 +86,7 @@ def split_bars(causes: Causes, rows: list[SplitRow]) -> Component:
         )
         for row in rows
     ]  # fmt: skip
-    return html.Div([html.Ul(legend, className="legend"), *lines])
+    return html.Div([legend(dict(causes.values())), *lines])
 
 
 def box_outputs(page: Page, names: Collection[str]) -> dict[str, Output]:
