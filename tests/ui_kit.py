@@ -85,6 +85,11 @@ class Tab:
         script = "id => document.querySelector(`#${id} .js-plotly-plot`).data"
         return list(self.page.evaluate(script, id))
 
+    def layout(self, id: str) -> dict[str, Any]:
+        """The layout of the plot with this id."""
+        script = "id => document.querySelector(`#${id} .js-plotly-plot`).layout"
+        return dict(self.page.evaluate(script, id))
+
 
 @pytest.fixture(scope="session")
 def runs_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -27,7 +28,6 @@ OTHER = "other"
 """The workload that the further settings describe."""
 MAX_REQUESTS = 200_000
 """Requests of one simulation: what the page answers within a second or two."""
-_PYTHON_FILES = ("router.file", "batching.file")
 
 
 def to_scenario(values: Mapping[str, Any]) -> Scenario:
@@ -72,17 +72,26 @@ def _further(text: str) -> dict[str, Any]:
 
 
 def check_is_data(scenario: Scenario) -> None:
-    """Refuse a scenario that would run Python files, or more requests than a page can wait for."""
-    names = [scenario.router.file, scenario.batching.file, *(p.batching.file for p in scenario.pools if p.batching)]
-    if any(names):
-        raise ConfigError(
-            "a scenario with Python files of its own is not run from a page.",
-            where=next(key for key in _PYTHON_FILES if scenario.router.file or key == "batching.file"),
-            fix="Use gnomon simulate.",
-        )
+    """Refuse what a link or a file from elsewhere may not ask for: to run Python files, to read files outside the
+    folder in which the page was started, or more requests than a page can wait for."""
+    for key, value in _leaves(scenario.model_dump(mode="json")):
+        if key in ("router.file", "batching.file") and value is not None:
+            raise ConfigError("a page runs no Python files.", where=key, fix="Use gnomon simulate.")
+        if key == "pools" and any((pool["batching"] or {}).get("file") for pool in value):
+            raise ConfigError("a page runs no Python files.", where=key, fix="Use gnomon simulate.")
+        if isinstance(value, str) and not _is_near(value):
+            raise ConfigError(
+                f"{value} is outside the folder in which gnomon ui runs.", where=key, fix="Load it, or start there."
+            )
     count = scenario.workload.num_requests
     if count is not None and count > MAX_REQUESTS:
         raise ConfigError(f"more than {MAX_REQUESTS:,} requests.", where="workload.num_requests", fix="Use fewer.")
+
+
+def _is_near(text: str) -> bool:
+    """Whether a text, if it is a path, stays below the current folder or is that of an uploaded file."""
+    here = Path.cwd()
+    return uploads.name_of(text) is not None or (here / text).resolve().is_relative_to(here)
 
 
 def to_values(scenario: Scenario) -> dict[str, Any]:

@@ -35,6 +35,19 @@
     else { pending.set(id, {value, sent: null}); send(id); }
   }, true);
 
+  // A file that is too large is refused here, before it is sent anywhere.
+  const refuseLarge = (event) => {
+    const box = event.target.closest?.("[data-limit]");
+    const files = box && (event.target.files || event.dataTransfer?.files);
+    if (!files || ![...files].some((file) => file.size > Number(box.dataset.limit))) return;
+    event.stopImmediatePropagation();
+    event.preventDefault();
+    const children = `The file is larger than ${Number(box.dataset.limit) / 2 ** 20} MiB.`;
+    dash_clientside.set_props(box.dataset.message, {children});
+  };
+  document.addEventListener("change", refuseLarge, true);
+  document.addEventListener("drop", refuseLarge, true);
+
   document.addEventListener("click", async (event) => {
     const button = event.target.closest?.("[data-copy]");
     if (!button) return;

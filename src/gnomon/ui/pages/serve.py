@@ -68,11 +68,13 @@ def _top() -> Component:
     upload = dcc.Upload(
         html.Button("Load a scenario or trace …", className="button", type="button"),
         id=PAGE.id("upload"),
-        max_size=uploads.MAX_BYTES,
         className="upload-box",
         accept=".yaml,.yml,.json,.csv,.jsonl,.gz,.parquet",
     )
-    buttons = html.Div([upload, blocks.button(PAGE.id("pin"), "Pin to compare")], className="buttons")
+    limited = {"data-limit": uploads.MAX_BYTES, "data-message": PAGE.id("upload", "error")}
+    buttons = html.Div(
+        [html.Div(upload, **limited), blocks.button(PAGE.id("pin"), "Pin to compare")], className="buttons"
+    )
     message = html.Div(id=PAGE.id("upload", "error"), className="message", role="alert")
     return html.Div(
         [html.Div(id=PAGE.id("headline"), className="headline"), html.Div([buttons, message])], className="page-top"

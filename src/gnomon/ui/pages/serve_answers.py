@@ -33,9 +33,8 @@ def draw_latencies(page: Page, controls: Sequence[Control], raw: Raw, view: str)
     with Question(f"{view} latencies").turn():
         result = simulated(scenario)
         pinned = _pinned(page, controls, raw)
-    runs = {_name_of_now(controls, raw): result} | {n: one for n, one in pinned.items() if isinstance(one, Result)}
-    if len(runs) == 1:
-        return figures(result.run, result.summary, LATENCIES)
+    runs = {_name_of_now(controls, raw) if pinned else "": result}
+    runs |= {name: one for name, one in pinned.items() if isinstance(one, Result)}
     curves = {name: latency_curves(one.run) for name, one in runs.items()}
     return {
         latency: latency_cdf(latency, {name: found[latency] for name, found in curves.items()}, scenario.slo)
