@@ -127,13 +127,22 @@ def browser() -> Iterator[Any]:
         launched.close()
 
 
-@pytest.fixture
-def tab(site: str, browser: Any) -> Iterator[Tab]:
-    """A fresh browser page; fails afterwards where the console had errors or another host was asked."""
-    context = browser.new_context(viewport={"width": 1440, "height": 1000})
+@pytest.fixture(scope="session")
+def window(site: str, browser: Any) -> Iterator[Any]:
+    """A browser window for all tests, so that the libraries are loaded once."""
+    context = browser.new_context()
     context.grant_permissions(["clipboard-read", "clipboard-write"], origin=site)
-    opened = Tab(context.new_page(), site)
-    yield opened
+    yield context
     context.close()
+
+
+@pytest.fixture
+def tab(site: str, window: Any) -> Iterator[Tab]:
+    """A fresh browser page; fails afterwards where the console had errors or another host was asked."""
+    page = window.new_page()
+    page.set_viewport_size({"width": 1440, "height": 1000})
+    opened = Tab(page, site)
+    yield opened
+    page.close()
     assert opened.errors == []
     assert opened.strangers == []
