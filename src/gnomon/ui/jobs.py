@@ -9,6 +9,7 @@ import threading
 import traceback
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -103,7 +104,8 @@ def _signal(process: Any, number: int) -> None:
         os.killpg(process.pid, number)
     except (ProcessLookupError, PermissionError):  # All have ended; or it had no time to make its group.
         if process.is_alive():
-            os.kill(process.pid, number)
+            with suppress(ProcessLookupError):  # It may end, and be waited for by `_listen`, at any moment.
+                os.kill(process.pid, number)
 
 
 def _listen(job: _Job, receiving: Connection) -> None:
