@@ -56,10 +56,9 @@ def test_the_curve_rises_to_a_capacity(tab: Tab) -> None:
     tab.open("/serve?requests=3000&rate=20&curve=ttft")
     median, tail = tab.traces("serve-plot-curve")
     assert median["x"] == tail["x"] and tail["y"] == sorted(tail["y"])
-    layout = tab.layout("serve-plot-curve")
-    words = [one["text"] for one in layout["annotations"]]
-    assert words[0] == "SLO" and words[1].startswith("capacity") and words[2] == "now"
-    target, capacity, now = layout["shapes"]
+    target, capacity, now = tab.layout("serve-plot-curve")["shapes"]
+    assert target["label"]["text"] == "SLO" and now["label"]["text"] == "now"
+    assert capacity["label"]["text"] == f"capacity {capacity['x0']:.3g}/s"
     assert target["y0"] == 500 and now["x0"] == 20
     above = [load for load, value in zip(tail["x"], tail["y"], strict=True) if value > 500]
     assert capacity["x0"] <= above[0]

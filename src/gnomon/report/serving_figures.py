@@ -73,8 +73,8 @@ def latency_cdf(name: str, curves: Mapping[str, Curve], slo: SloConfig) -> Figur
 def plot_layout(title: str, x: Figure, y: Figure) -> Figure:
     """The look that all figures of serving share."""
     return {
-        "title": {"text": title, "x": 0, "xref": "container", "xanchor": "left", "pad": {"l": 8},
-                  "font": {"size": 14, "color": "#1F2A37"}},
+        "title": {"text": title, "x": 0, "xref": "container", "xanchor": "left", "pad": {"l": 8, "t": 4},
+                  "y": 1, "yref": "container", "yanchor": "top", "font": {"size": 14, "color": "#1F2A37"}},
         "xaxis": _AXIS | x,
         "yaxis": _AXIS | y,
         "margin": {"l": 58, "r": 16, "t": 44, "b": 44},
@@ -113,14 +113,11 @@ def cdf(title: str, curves: Mapping[str, Curve], *, unit: str = "s", target: flo
     if len(curves) > 1:
         layout |= {"showlegend": True, "hovermode": "closest"}
     if target is not None:
-        at = np.log10(target * factor) if is_log else target * factor
         layout["shapes"] = [
             {"type": "line", "x0": target * factor, "x1": target * factor, "y0": 0, "y1": 1, "yref": "paper",
-             "line": {"color": RED, "width": 1.5, "dash": "dash"}}
-        ]  # fmt: skip
-        layout["annotations"] = [
-            {"x": at, "y": 0.04, "yref": "paper", "text": "SLO", "showarrow": False, "xanchor": "left", "xshift": 4,
-             "font": {"color": RED, "size": 11}}
+             "line": {"color": RED, "width": 1.5, "dash": "dash"},
+             "label": {"text": "SLO", "textposition": "start", "textangle": 0, "padding": 4,
+                       "xanchor": "right" if target > largest / 2 else "left", "font": {"color": RED, "size": 11}}}
         ]  # fmt: skip
     return {"data": data, "layout": layout}
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import log10
 from typing import Any
 
-from gnomon.report.serving_figures import BLUE, GREEN, LATENCIES, ORANGE, RED, plot_layout
+from gnomon.report.serving_figures import BLUE, GREEN, ORANGE, RED, plot_layout
 
 Figure = dict[str, Any]
+SHORT = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E"}
 STATISTICS = {"p50": ("median", BLUE), "p90": ("P90", GREEN), "p99": ("P99", ORANGE)}
 
 
@@ -21,7 +21,7 @@ def load_figure(
     capacity: float | None,
     load: float | None,
 ) -> Figure:
-    """One latency of `LATENCIES` at each load; `target` is its limit, `load` where the reader stands."""
+    """One latency (ttft, tpot or e2e) at each load; `target` is its limit, `load` where the reader stands."""
     known = [value for values in latencies.values() for value in values if value is not None]
     shown, factor = ("ms", 1e3) if known and min(known) < 1 else ("s", 1.0)
     data = [
@@ -32,30 +32,30 @@ def load_figure(
         for statistic, values in latencies.items()
     ]  # fmt: skip
     drawn = plot_layout(
-        f"{LATENCIES[name]} against load",
+        f"{SHORT[name]} against load",
         {"title": {"text": "requests per second"}, "rangemode": "tozero"},
         {"title": {"text": shown}, "type": "log", "dtick": 1},
     )
-    drawn |= {"showlegend": True, "shapes": [], "annotations": []}
+    lines = []
     if target is not None:
-        _line(drawn, "y", target * factor, "SLO", RED, "dash")
+        lines.append(_line("y", target * factor, "SLO", RED, "dash"))
     if capacity:
-        _line(drawn, "x", capacity, f"capacity {capacity:.3g}/s", RED, "dot")
+        lines.append(_line("x", capacity, f"capacity {capacity:.3g}/s", RED, "dot"))
     if load is not None:
-        _line(drawn, "x", load, "now", "#4A5565", "solid")
-    return {"data": data, "layout": drawn}
+        lines.append(_line("x", load, "now", "#4A5565", "solid"))
+    return {"data": data, "layout": drawn | {"showlegend": True, "shapes": lines}}
 
 
-def _line(drawn: Figure, axis: str, at: float, words: str, colour: str, dash: str) -> None:
+def _line(axis: str, at: float, words: str, colour: str, dash: str) -> Figure:
     """A line across the plot with words at its end."""
     other = "y" if axis == "x" else "x"
-    drawn["shapes"].append(
-        {"type": "line", f"{axis}0": at, f"{axis}1": at, f"{other}0": 0, f"{other}1": 1, f"{other}ref": "paper",
-         "line": {"color": colour, "width": 1.5 if dash != "solid" else 1, "dash": dash}}
-    )  # fmt: skip
-    place = {"x": at, "y": 1, "yref": "paper", "xanchor": "right", "yanchor": "top", "textangle": -90}
-    if axis == "y":  # The axis is logarithmic, and annotations are placed by the exponent.
-        place = {"x": 0.01, "xref": "paper", "y": log10(at), "xanchor": "left", "yanchor": "bottom"}
-    drawn["annotations"].append(
-        {**place, "text": words, "showarrow": False, "font": {"color": colour, "size": 11}}
-    )  # fmt: skip
+    label = {"text": words, "font": {"color": colour, "size": 11}, "padding": 2}
+    label |= (
+        {"textposition": "end", "xanchor": "right", "yanchor": "bottom"}
+        if axis == "x"
+        else {"textposition": "start", "yanchor": "bottom"}
+    )
+    return {
+        "type": "line", f"{axis}0": at, f"{axis}1": at, f"{other}0": 0, f"{other}1": 1, f"{other}ref": "paper",
+        "line": {"color": colour, "width": 1.5 if dash != "solid" else 1, "dash": dash}, "label": label,
+    }  # fmt: skip
