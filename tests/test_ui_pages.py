@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import pytest
 
+pytest.importorskip("dash", reason="Dash is not installed (extra ui)")
+
+from gnomon import api
+from gnomon.core.config import load
 from gnomon.pipeline.costs import StepCosts
 from gnomon.pipeline.execution import execute
 from gnomon.pipeline.study import Study, simulate, step_costs
 from gnomon.pipeline.zoo import Plan, make
+from gnomon.posttrain.config import PolicyConfig, Posttrain
+from gnomon.posttrain.simulate import run
+from gnomon.search.study import finished_search
+from gnomon.ui import jobs
+from gnomon.ui.pages import posttrain
+from gnomon.ui.pages.posttrain_config import EXAMPLES, config_of
 
 if TYPE_CHECKING:
     from ui_kit import Tab
@@ -99,3 +111,158 @@ def test_controls_without_effect_are_out_of_sight(tab: Tab) -> None:
     tab.choose("pipeline-schedule", "1f1b, greedy")
     assert tab.page.is_visible("#pipeline-fwd")
     assert not tab.page.is_visible("#pipeline-sequence")
+
+
+FILES = ("small", "flat", "elastic")
+"""Of the examples, in their order."""
+TINY = "devices=h100&tp=1&policies=vllm_v1&tokens=2048&effort=500"
+
+
+def wait_for_job(tab: Tab, page: str, words: str = "Done.") -> None:
+    """Until the job's line says so."""
+    tab.page.wait_for_function(
+        "([id, words]) => document.getElementById(id).innerText.includes(words)",
+        arg=[f"{page}-progress", words],
+        timeout=120_000,
+    )
+    tab.idle()
+
+
+def test_a_search_runs_and_its_points_open_in_serve(tab: Tab, runs_folder: Path) -> None:
+    tab.open(f"/plan?{TINY}")
+    assert "Press Search" in tab.text("plan-empty")
+    tab.page.click("#plan-run")
+    wait_for_job(tab, "plan")
+    assert "Best: h100 TP1 PP1 vllm_v1 tokens=2048" in tab.text("plan-answer")
+    ranking = tab.text("plan-tables")
+    place = tab.page.evaluate(
+        """() => {
+            const plot = document.querySelector('#plan-ttft_front .js-plotly-plot'), {xaxis, yaxis} = plot._fullLayout;
+            const box = plot.querySelector('.nsewdrag').getBoundingClientRect(), points = plot.data[1];
+            return [box.x + xaxis.d2p(points.x[0]), box.y + yaxis.d2p(points.y[0])];
+        }"""
+    )
+    tab.page.mouse.move(*place)
+    tab.page.mouse.click(*place)
+    tab.page.wait_for_selector("#page-serve")
+    tab.idle()
+    assert "/serve?" in tab.page.url and "max_batch_tokens" in unquote(tab.page.url)
+    (folder,) = (runs_folder / "search").iterdir()
+    tab.open(f"/plan?dir=search/{folder.name}")  # Without running anything again.
+    assert tab.text("plan-tables") == ranking
+    assert finished_search(folder).best is not None
+
+
+def test_a_search_can_be_cancelled(tab: Tab) -> None:
+    tab.open("/plan?devices=h100,a100-80gb,h200&tp=1,2,4&effort=16000&seed=1&strategy=exhaustive")
+    tab.page.click("#plan-run")
+    tab.page.wait_for_function("() => !document.querySelector('#plan-cancel').disabled")
+    job = tab.page.input_value("#plan-job")
+    process = jobs._jobs[job].process
+    assert process.is_alive()
+    tab.page.click("#plan-cancel")
+    wait_for_job(tab, "plan", "Cancelled.")
+    assert not process.is_alive()
+    assert "Press Search" in tab.text("plan-empty")
+
+
+def test_a_question_that_cannot_be_asked(tab: Tab) -> None:
+    tab.open("/plan?objective=cost")
+    tab.page.click("#plan-run")
+    tab.idle()
+    assert "Set load" in tab.text("plan-load-error")
+    tab.type("plan-tp", "two")
+    tab.page.click("#plan-run")
+    tab.idle()
+    assert "whole numbers" in tab.text("plan-tp-error")
+    tab.open("/plan?dir=../elsewhere")
+    assert "no finished search" in tab.text("plan-dir-error")
+
+
+@pytest.mark.parametrize(("example", "file"), list(zip(EXAMPLES.values(), FILES, strict=True)))
+def test_the_examples_are_those_on_disk(example: dict[str, Any], file: str) -> None:
+    mine = config_of(posttrain.PAGE.read({one.name: one.default for one in posttrain.CONTROLS} | example))
+    path = Path(__file__).parents[1] / "examples" / "posttrain" / f"{file}.yaml"
+    same = {"cluster.auto_scheduler": True, "policy.name": None}  # Which is what names elastic.
+    assert load(Posttrain, None, {"policy": mine.policy.model_dump()} | flat(mine) | same) == load(Posttrain, path)
+
+
+def flat(config: Posttrain) -> dict[str, Any]:
+    """Its sections, except the policy's."""
+    return {name: value for name, value in config.model_dump().items() if name != "policy"}
+
+
+def test_allocation_follows_the_placement(tab: Tab) -> None:
+    tab.open("/posttrain")
+    config = config_of(posttrain.PAGE.read({one.name: one.default for one in posttrain.CONTROLS}))
+    assert f"{run(config).step_s:.1f} s" in tab.text("posttrain-cards")
+    assert "training" in [one.get("name") for one in tab.traces("posttrain-allocation")]
+    tab.choose("posttrain-policy", "disaggregated")
+    assert not tab.page.is_visible("#posttrain-pre")
+    changed = config.model_copy(update={"policy": PolicyConfig(name="disaggregated")})
+    assert f"{run(changed).step_s:.1f} s" in tab.text("posttrain-cards")
+    tab.type("posttrain-actor", "0-9")
+    assert "GPU 9 is not there" in tab.text("posttrain-actor-error")
+    tab.type("posttrain-actor", "0-2")
+    assert "GPU" in tab.text("posttrain-rollout-error")  # Two components on one.
+
+
+def test_policies_side_by_side(tab: Tab) -> None:
+    tab.open("/posttrain?policies=disaggregated,elastic&prompts=16&mean=800&policy=payback")
+    tab.page.click("#posttrain-run")
+    wait_for_job(tab, "posttrain")
+    rows = tab.text("posttrain-rows")
+    assert "disaggregated" in rows and "elastic" in rows
+    assert {one["customdata"][0] for one in tab.traces("posttrain-compared")} == {"disaggregated", "elastic"}
+    assert tab.text("posttrain-stale") == ""
+    tab.type("posttrain-samples", "4")
+    assert "other settings" in tab.text("posttrain-stale")
+
+
+def test_routers_on_the_same_requests(tab: Tab) -> None:
+    tab.open("/routing?requests=1000&routers=round_robin,least_outstanding,lmetric&metric=ttft_s&statistic=p99")
+    routers = ["round_robin", "least_outstanding", "lmetric"]
+    load = {"preset": "chat-1m", "rate": 90, "num_requests": 1000, "arrivals": {"process": "gamma", "cv": 4}}
+    expected = api.compare(vary={"router.name": routers}, workload=load, num_replicas=4, device="h100")
+    (shown,) = tab.traces("routing-differences")
+    for name, change in zip(shown["y"], shown["x"], strict=True):
+        one = next(d for d in expected.differences[f"name={name}"] if (d.metric, d.statistic) == ("ttft_s", "p99"))
+        assert one.relative is not None
+        assert change == pytest.approx(100 * one.relative)
+    assert tab.page.locator("#routing-rows tbody tr").count() == 3
+    tab.type("routing-requests", "a lot")
+    assert "not a number" in tab.text("routing-requests-error")
+
+
+def test_training_curves_of_any_table(tab: Tab, runs_folder: Path) -> None:
+    for name, column in (("one", "update"), ("two", "step")):
+        (runs_folder / "route" / name).mkdir(parents=True)
+        rows = "".join(f"{step},{-step / 10},,words\n" for step in range(1, 30))
+        text = f"{column},reward/mean,policy/kl,remark\n{rows}30,-3,0.5,words\n"
+        (runs_folder / "route" / name / "metrics.csv").write_text(text)
+    (runs_folder / "route" / "bad").mkdir()
+    (runs_folder / "route" / "bad" / "metrics.csv").write_text("a,b\n1,2\n")
+    tab.open("/routing?requests=100&routers=random&runs=route/one,route/two")
+    assert [one["name"] for one in tab.traces("routing-curve-0")] == ["route/one", "route/two"]
+    assert tab.traces("routing-curve-0")[0]["y"][:2] == [-0.1, -0.2]
+    assert tab.page.query_selector("#routing-curve-2") is None  # Words are no curve.
+    tab.type("routing-columns", "kl")
+    assert tab.page.query_selector("#routing-curve-1") is None
+    tab.open("/routing?requests=100&routers=random&runs=route/bad")
+    assert "no column of numbers that counts" in tab.text("routing-runs-error")
+
+
+def test_narrow_screens_and_the_keyboard(tab: Tab) -> None:
+    tab.page.set_viewport_size({"width": 390, "height": 800})
+    for page in ("plan", "pipeline", "posttrain", "routing?requests=100"):
+        tab.open(f"/{page}")
+        overflow = tab.page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
+        assert overflow <= 0, page
+    tab.open("/pipeline?n=4")
+    tab.page.focus("#pipeline-schedule")
+    tab.page.keyboard.press("Tab")
+    assert tab.page.evaluate("document.activeElement.id") == "pipeline-stages-slider"
+    before = make_span(tab)
+    tab.page.keyboard.press("ArrowRight")
+    tab.idle()
+    assert make_span(tab) > before

@@ -22,7 +22,7 @@ TYPING_MS = 450
 """What is typed counts after a pause (`controls.TYPING_PAUSE_S`)."""
 
 REST_MS = 30
-_REST = "ms => new Promise(done => requestIdleCallback(() => setTimeout(done, ms)))"
+_REST = "ms => new Promise(done => requestIdleCallback(() => setTimeout(done, ms), {timeout: 2000}))"
 
 
 class Tab:

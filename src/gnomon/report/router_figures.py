@@ -58,7 +58,7 @@ def differences_figure(
         "showlegend": False,
         "bargap": 0.35,
         "xaxis": _AXIS
-        | {"title": {"text": f"change against {baseline}, %"}, "zeroline": True, "zerolinecolor": BASELINE},
+        | {"title": {"text": f"% against {baseline}"}, "zeroline": True, "zerolinecolor": BASELINE},
         "yaxis": {"categoryorder": "array", "categoryarray": list(reversed(names)), "fixedrange": True, "ticks": ""},
     }  # fmt: skip
     return {"data": [trace], "layout": layout}

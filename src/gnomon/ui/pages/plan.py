@@ -168,13 +168,12 @@ def _open_in_serve(app: Dash, name: str) -> None:
     )
     def go(click: dict[str, Any] | None, folder: str, job: str | None) -> Any:
         place = click["points"][0].get("customdata") if click else None
-        found = _found(folder, job)
+        found = None if place is None else _found(folder, job)
         return no_update if place is None or found is None else _link_of(found)(place)
 
 
 def _found(folder: str, job: str | None) -> Found | None:
     if folder:
-        PAGE.read({"dir": folder})
         return opened(folder)
     if not job:
         return None

@@ -17,6 +17,7 @@ from gnomon.search.config import SearchConfig
 from gnomon.search.results import fingerprint
 from gnomon.search.study import Found, check, finished_search, search
 from gnomon.ui import jobs
+from gnomon.ui.controls import ControlError
 
 DEPTH = 4
 """How deep below the runs folder searches are looked for."""
@@ -63,7 +64,9 @@ def searches() -> dict[str, str]:
 
 
 def opened(name: str) -> Found:
-    """The search in a folder of `searches`."""
+    """The search in a folder of `searches`; no other folder is looked into."""
+    if name not in searches():
+        raise ControlError("dir", f"There is no finished search {name!r} in the runs folder.")
     return finished_search(runs_folder() / name)
 
 

@@ -62,7 +62,7 @@ CONTROLS: tuple[Control, ...] = (
            help="1: Poisson arrivals"),
     Text("scenario", "Further settings", "", wide=True, group="Scenario",
          help="Any field of a scenario, e.g. batching.prefix_cache: false"),
-    Choices("runs", "Run directories", (), options=metric_folders, wide=True, group=CURVES),
+    Choices("runs", "Run directories", (), options=metric_folders, wide=True, group=CURVES, field="DataError"),
     Text("columns", "Columns with", "", group=CURVES, help="Words, such as reward, kl"),
     Slider("smooth", "Smoothing", 0.0, least=0, most=0.99, step=0.01, group=CURVES),
     Switch("follow", "Read again every few seconds", wide=True, group=CURVES),
@@ -93,8 +93,10 @@ def body(state: dict[str, Any]) -> list[Component]:
 
 
 def register(app: Dash) -> None:
-    """Compare at every change of the scenario; draw curves at every change of theirs."""
-    inputs = PAGE.inputs()
+    """Compare at every change of the scenario; draw curves at every change of theirs. Each has messages of its own."""
+    inputs, slots = PAGE.inputs(), PAGE.messages()
+    of_routers = {name: slot for name, slot in slots.items() if name not in FOR_CURVES}
+    of_curves = {name: slot for name, slot in slots.items() if name in FOR_CURVES}
 
     @callback(
         app,
@@ -103,7 +105,7 @@ def register(app: Dash) -> None:
             "distributions": tall_outputs(PAGE.id("distributions")),
             "rows": Output(PAGE.id("rows"), "children"),
             "warnings": Output(PAGE.id("warnings"), "children"),
-            "messages": PAGE.messages(),
+            "messages": of_routers,
         },
         inputs={"raw": {name: inputs[name] for name in FOR_ROUTERS}},
         prevent_initial_call="initial_duplicate",
@@ -112,26 +114,27 @@ def register(app: Dash) -> None:
         kept = {"distributions": not_tall(), **dict.fromkeys(("differences", "rows", "warnings"), no_update)}
         with turn(PAGE.name) as is_newest:
             if not is_newest:
-                return kept | {"messages": dict.fromkeys(PAGE.messages(), no_update)}
+                return kept | {"messages": dict.fromkeys(of_routers, no_update)}
             try:
                 values = PAGE.read(raw)
-                return _drawn(compare_routers(values), values["metric"], values["statistic"]) | {
-                    "messages": PAGE.explain(None)
-                }
+                drawn = _drawn(compare_routers(values), values["metric"], values["statistic"])
+                return drawn | {"messages": dict.fromkeys(of_routers, "")}
             except GnomonError as error:
-                return kept | {"messages": PAGE.explain(error)}
+                texts = PAGE.explain(error)
+                return kept | {"messages": {name: texts[name] for name in of_routers}}
 
     @callback(
         app,
-        output={"curves": Output(PAGE.id("curves"), "children"), "messages": PAGE.messages()},
+        output={"curves": Output(PAGE.id("curves"), "children"), "messages": of_curves},
         inputs={"raw": {name: inputs[name] for name in FOR_CURVES}, "tick": Input(PAGE.id("tick"), "n_intervals")},
         prevent_initial_call="initial_duplicate",
     )
     def curves(raw: dict[str, Any], tick: int | None) -> dict[str, Any]:
         try:
-            return {"curves": _curves(PAGE.read(raw)), "messages": dict.fromkeys(PAGE.messages(), no_update)}
+            return {"curves": _curves(PAGE.read(raw)), "messages": dict.fromkeys(of_curves, "")}
         except GnomonError as error:
-            return {"curves": no_update, "messages": PAGE.explain(error)}
+            texts = PAGE.explain(error)
+            return {"curves": no_update, "messages": {name: texts[name] for name in of_curves}}
 
     @callback(app, Output(PAGE.id("tick"), "disabled"), Input(PAGE.id("follow"), "value"))
     def follow(ticked: list[str] | None) -> bool:
