@@ -11,6 +11,9 @@ pytest.importorskip("dash", reason="Dash is not installed (extra ui)")
 
 from gnomon import compare, simulate
 from gnomon.core.errors import DataError
+from gnomon.report.search_files import write_search
+from gnomon.search.config import EffortConfig, SearchConfig
+from gnomon.search.study import search
 from gnomon.ui.app import make_app
 from gnomon.ui.run_folders import find_runs, open_run
 
@@ -24,9 +27,12 @@ SMALL = {"workload.num_requests": 200, "workload.rate": 20}
 
 @pytest.fixture(scope="session")
 def saved(runs_folder: Path) -> Path:
-    """A folder with a serving run and a comparison in it."""
+    """A folder with a serving run, a comparison and a search in it."""
     simulate(**SMALL).save(runs_folder / "chat")
     compare(vary={"batching.policy": ["vllm_v1", "sarathi"]}, **SMALL).save(runs_folder / "policies")
+    effort = EffortConfig(min_requests=200, max_requests=200, num_intervals=0)
+    found = search(SearchConfig(effort=effort), results=runs_folder / "found" / "results.jsonl", jobs=1)
+    write_search(found, runs_folder / "found")
     (runs_folder / "empty").mkdir()
     (runs_folder.parent / "secret.html").write_text("secret")
     return runs_folder
@@ -34,7 +40,7 @@ def saved(runs_folder: Path) -> Path:
 
 def test_runs_are_told_by_their_files(saved: Path) -> None:
     kinds = {one.name: one.kind.name for one in find_runs(saved)}
-    assert kinds["chat"] == "serving" and kinds["policies"] == "comparison"
+    assert kinds["chat"] == "serving" and kinds["policies"] == "comparison" and kinds["found"] == "search"
     assert sum(kind == "serving" for kind in kinds.values()) == 3
     assert "empty" not in kinds
     assert "llama-3-8b on h200" in open_run(saved, "chat").words
@@ -72,7 +78,7 @@ def test_nothing_else_is_given_away(client: Any, path: str) -> None:
 def test_runs_are_listed_found_and_opened(tab: Tab, saved: Path) -> None:
     tab.open("/runs")
     rows = tab.page.locator("#runs-table tbody tr")
-    assert rows.count() == 4
+    assert rows.count() == 5
     tab.type("runs-find", "sarathi")
     assert rows.count() == 2
     assert "find=sarathi" in tab.page.url
@@ -90,6 +96,15 @@ def test_runs_are_listed_found_and_opened(tab: Tab, saved: Path) -> None:
 def test_a_comparison_is_a_table(tab: Tab, saved: Path) -> None:
     tab.open("/runs?run=policies")
     assert "policy=sarathi against policy=vllm_v1, request by request" in tab.text("content")
+
+
+def test_a_search_is_opened_in_plan(tab: Tab, saved: Path) -> None:
+    tab.open("/runs?run=found")
+    tab.page.get_by_role("link", name="Open in Plan").click()
+    tab.page.wait_for_selector("#page-plan")
+    tab.idle()
+    assert "dir=found" in tab.page.url
+    assert tab.text("plan-page-error") == ""
 
 
 def test_a_run_that_is_gone_says_so(tab: Tab) -> None:

@@ -35,6 +35,12 @@
     else { pending.set(id, {value, sent: null}); send(id); }
   }, true);
 
+  // Enter means now, not after the pause that ends typing.
+  document.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || !event.target.matches?.(".controls input[type=text][id]")) return;
+    dash_clientside.set_props(event.target.id, {value: event.target.value});
+  }, true);
+
   // A file that is too large is refused here, before it is sent anywhere.
   const refuseLarge = (event) => {
     const box = event.target.closest?.("[data-limit]");

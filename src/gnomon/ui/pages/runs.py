@@ -71,7 +71,7 @@ def _row(one: RunFolder) -> dict[str, Any]:
 
 def _opened(one: RunFolder) -> list[Component]:
     files = [html.A(name, href=file_address(one.name, name), target="_blank") for name in one.files]
-    links = [link for link in (_in_serve(one),) if link is not None]
+    links = [link for link in (_elsewhere(one),) if link is not None]
     top = html.Div(
         [html.Div([html.H1(one.name), html.P(f"{one.kind.name}, {one.when}. {one.words}")], className="headline"),
          html.Div(links, className="buttons")],
@@ -87,17 +87,22 @@ def _opened(one: RunFolder) -> list[Component]:
     return [top, *shown, blocks.section("Files", html.Div(files, className="files"))]
 
 
-def _in_serve(one: RunFolder) -> Component | None:
-    """A link that opens a serving run's scenario in the Serve page."""
-    if one.kind.name != "serving":
-        return None
-    from gnomon.ui.pages.serve import link
+def _elsewhere(one: RunFolder) -> Component | None:
+    """A link that opens the run in the page of its kind."""
+    from gnomon.ui.pages import plan, routing, serve
 
-    try:
-        scenario = load(Scenario, one.path / "scenario.yaml")
-    except GnomonError:
-        return None
-    return dcc.Link("Open in Serve", href=link(scenario), className="button")
+    match one.kind.name:
+        case "search":
+            return dcc.Link("Open in Plan", href=plan.PAGE.link(dir=one.name), className="button")
+        case "learned router":
+            return dcc.Link("Open in Routing", href=routing.PAGE.link(runs=(one.name,)), className="button")
+        case "serving":
+            try:
+                scenario = load(Scenario, one.path / "scenario.yaml")
+            except GnomonError:
+                return None
+            return dcc.Link("Open in Serve", href=serve.link(scenario), className="button")
+    return None
 
 
 def _comparison(one: RunFolder) -> Component:
