@@ -252,12 +252,22 @@ def test_training_curves_of_any_table(tab: Tab, runs_folder: Path) -> None:
     assert "no column of numbers that counts" in tab.text("routing-runs-error")
 
 
-def test_narrow_screens_and_the_keyboard(tab: Tab) -> None:
-    tab.page.set_viewport_size({"width": 390, "height": 800})
+SHIFTS = """() => new Promise(done => new PerformanceObserver(list =>
+    done(list.getEntries().filter(one => !one.hadRecentInput).reduce((sum, one) => sum + one.value, 0))
+).observe({type: 'layout-shift', buffered: true}) || setTimeout(() => done(0), 500))"""
+"""How much has moved on its own since the page was opened (the browser's cumulative layout shift)."""
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+def test_nothing_overflows_and_nothing_jumps(tab: Tab, width: int) -> None:
+    tab.page.set_viewport_size({"width": width, "height": 900})
     for page in ("plan", "pipeline", "posttrain", "routing?requests=100"):
         tab.open(f"/{page}")
-        overflow = tab.page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
-        assert overflow <= 0, page
+        assert tab.page.evaluate("document.documentElement.scrollWidth - window.innerWidth") <= 0, page
+        assert tab.page.evaluate(SHIFTS) < 0.03, page
+
+
+def test_the_keyboard_is_enough(tab: Tab) -> None:
     tab.open("/pipeline?n=4")
     tab.page.focus("#pipeline-schedule")
     tab.page.keyboard.press("Tab")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -16,6 +16,7 @@ from gnomon.ui.address import defaults_of, query_of
 from gnomon.ui.controls import Control, Switch
 
 State = dict[str, Any]
+HIDDEN, SHOWN = {"display": "none"}, {"display": "block"}
 OWN = "page"
 """The message slot for mistakes that no control made."""
 
@@ -35,6 +36,8 @@ class Page:
     controls: tuple[Control, ...] = ()
     head: Callable[[State], list[Component]] = _nothing
     """Further components below the controls."""
+    without_effect: Callable[[State], Collection[str]] = lambda state: ()
+    """Controls that have no effect in this state: they are out of sight from the first moment."""
     is_stacked: bool = False
     """The controls stand above the body on wide screens too."""
 
@@ -107,15 +110,18 @@ class Page:
 
 def _group(page: Page, name: str, members: list[Control], state: State) -> Component:
     """Controls under a heading, if they have one."""
-    controls = html.Div([_labelled(page, one, state[one.name]) for one in members], className="controls")
+    hidden = page.without_effect(state)
+    boxes = [_labelled(page, one, state[one.name], is_hidden=one.name in hidden) for one in members]
+    controls = html.Div(boxes, className="controls")
     return html.Div([html.H3(name), controls], className="group") if name else controls
 
 
-def _labelled(page: Page, control: Control, raw: Any) -> Component:
+def _labelled(page: Page, control: Control, raw: Any, *, is_hidden: bool) -> Component:
     id = page.id(control.name)
     label = [] if isinstance(control, Switch) else [html.Label(control.label, htmlFor=id, id=f"{id}-label")]
     help = [html.Small(control.help)] if control.help else []
     message = html.Div(id=f"{id}-error", className="message", role="alert")
     kind = type(control).__name__.lower()
+    shown = HIDDEN if is_hidden else SHOWN
     style = f"control {kind}{' wide' if control.wide else ''}"
-    return html.Div([*label, control.component(id, raw), *help, message], className=style, id=f"{id}-box")
+    return html.Div([*label, control.component(id, raw), *help, message], className=style, id=f"{id}-box", style=shown)

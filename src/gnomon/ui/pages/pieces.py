@@ -5,24 +5,25 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from dash import Output, dcc, html, no_update
+from dash import Dash, Input, Output, dcc, html, no_update
 from dash.development.base_component import Component
 
 from gnomon.report.splits import Causes, SplitRow
 from gnomon.ui.blocks import WITH_TOOLS, blank
-from gnomon.ui.page import Page
+from gnomon.ui.callbacks import callback
+from gnomon.ui.page import HIDDEN, SHOWN, Page
 
-HIDDEN, SHOWN = {"display": "none"}, {"display": "block"}
 ABOVE_PX = 10
 """Above a plot whose legend stands over it."""
 
 
-def tall_graph(id: str, height: int, label: str, words: str = "") -> Component:
-    """A plot in a frame whose height follows the figure, under a legend that wraps as text does; `tall` fills all."""
-    plot = dcc.Graph(id=id, figure=blank(height, words), config=WITH_TOOLS, style={"height": "100%"}, responsive=True)
+def tall_graph(id: str, height: int, label: str, *, is_legend_below: bool = False) -> Component:
+    """A plot in a frame whose height follows the figure, with a legend that wraps as text does; `tall` fills all."""
+    plot = dcc.Graph(id=id, figure=blank(height), config=WITH_TOOLS, style={"height": "100%"}, responsive=True)
     frame = html.Div(plot, id=f"{id}-frame", className="plot", style={"height": f"{height}px"}, role="img",
                      **{"aria-label": label})  # fmt: skip
-    return html.Div([html.Ul(id=f"{id}-legend", className="legend"), frame])
+    legend = html.Ul(id=f"{id}-legend", className="legend")
+    return html.Div([frame, legend] if is_legend_below else [legend, frame])
 
 
 def tall_outputs(id: str) -> dict[str, Output]:
@@ -89,11 +90,15 @@ def split_bars(causes: Causes, rows: list[SplitRow]) -> Component:
     return html.Div([legend(dict(causes.values())), *lines])
 
 
-def box_outputs(page: Page, names: Collection[str]) -> dict[str, Output]:
-    """The boxes of controls that `boxes` shows or hides."""
-    return {name: Output(page.id(name, "box"), "style") for name in names}
+def register_boxes(app: Dash, page: Page, deciding: Collection[str], boxes: Collection[str]) -> None:
+    """Show or hide `boxes` by the page's `without_effect`, which looks at the controls `deciding` only."""
 
-
-def boxes(names: Collection[str], hidden: Collection[str]) -> dict[str, dict[str, str]]:
-    """Hide the controls that have no effect now."""
-    return {name: HIDDEN if name in hidden else SHOWN for name in names}
+    @callback(
+        app,
+        output={name: Output(page.id(name, "box"), "style") for name in boxes},
+        inputs={"state": {name: Input(page.id(name), "value") for name in deciding}},
+        prevent_initial_call=True,
+    )
+    def hide(state: dict[str, Any]) -> dict[str, Any]:
+        hidden = page.without_effect(state)
+        return {name: HIDDEN if name in hidden else SHOWN for name in boxes}

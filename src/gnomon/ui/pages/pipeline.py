@@ -18,7 +18,7 @@ from gnomon.ui.blocks import cards, graph, notice, section
 from gnomon.ui.callbacks import callback
 from gnomon.ui.controls import Choice, Control, Number, Slider, Switch, Text
 from gnomon.ui.page import Page
-from gnomon.ui.pages.pieces import box_outputs, boxes, not_tall, split_bars, tall, tall_graph, tall_outputs
+from gnomon.ui.pages.pieces import not_tall, register_boxes, split_bars, tall, tall_graph, tall_outputs
 from gnomon.ui.pages.pipeline_step import MODEL, STUDY, priorities_at, priority_table, step_of, texts
 from gnomon.ui.turns import turn
 
@@ -94,10 +94,10 @@ OPTIONAL = ("chunks", "limit", "costs", *FOR_LENGTHS, *FOR_MODEL)
 def body(state: dict[str, Any]) -> list[Component]:
     """Figures, the Gantt chart, where the time goes, the heat map."""
     return [
-        html.Div(id=PAGE.id("cards"), style={"minHeight": "98px"}),
+        html.Div(id=PAGE.id("cards"), className="card-space"),
         html.Div(id=PAGE.id("notes")),
         section("The step", tall_graph(PAGE.id("gantt"), GANTT_PX, "Gantt chart with memory and links below")),
-        section("Where the time goes", html.Div(id=PAGE.id("causes"))),
+        section("Where the time goes", html.Div(id=PAGE.id("causes"), style={"minHeight": "154px"})),
         section(
             "Total time by priority",
             html.P("The same step under other priorities. Click a cell to see its step above.", className="more"),
@@ -145,20 +145,15 @@ def register(app: Dash) -> None:
         point = click["points"][0] if click else {"x": "", "y": ""}
         return priorities_at(float(step), (str(point["y"]), str(point["x"]))) or (no_update,) * 3
 
-    @callback(
-        app,
-        output=box_outputs(PAGE, OPTIONAL),
-        inputs=[Input(PAGE.id("schedule"), "value"), Input(PAGE.id("costs"), "value")],
-    )
-    def hide(schedule: str, costs: str) -> dict[str, Any]:
-        return boxes(OPTIONAL, _without_effect(schedule, costs))
+    register_boxes(app, PAGE, ("schedule", "costs"), OPTIONAL)
 
 
-def _without_effect(schedule: str, costs: str) -> set[str]:
-    hidden = set() if schedule == "interleaved" else {"chunks"}
-    if schedule == STUDY:
+def without_effect(state: dict[str, Any]) -> set[str]:
+    """Controls that the schedule and the source of costs leave without a meaning."""
+    hidden = set() if state["schedule"] == "interleaved" else {"chunks"}
+    if state["schedule"] == STUDY:
         return hidden | {"limit", "costs", "wgrad", "latency", *FOR_MODEL}
-    return hidden | {*(FOR_LENGTHS if costs == MODEL else FOR_MODEL)}
+    return hidden | {*(FOR_LENGTHS if state["costs"] == MODEL else FOR_MODEL)}
 
 
 def _drawn(values: dict[str, Any]) -> dict[str, Any]:
@@ -179,4 +174,11 @@ def _drawn(values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-PAGE = Page(name="pipeline", title="Pipeline", controls=CONTROLS, body=body, register=register)
+PAGE = Page(
+    name="pipeline",
+    title="Pipeline",
+    controls=CONTROLS,
+    body=body,
+    register=register,
+    without_effect=without_effect,
+)

@@ -22,8 +22,8 @@ from gnomon.ui.blocks import cards, graph, notice, plots, section, table
 from gnomon.ui.callbacks import callback
 from gnomon.ui.controls import Choice, Choices, Control, Hidden, Number, Text
 from gnomon.ui.job_panel import job_panel, register_job
-from gnomon.ui.page import Page
-from gnomon.ui.pages.pieces import HIDDEN, SHOWN, box_outputs, boxes
+from gnomon.ui.page import HIDDEN, SHOWN, Page
+from gnomon.ui.pages.pieces import register_boxes
 from gnomon.ui.pages.plan_search import begin, command_of, opened, searches
 from gnomon.ui.pages.serve import link
 from gnomon.workload.presets import preset_names
@@ -151,10 +151,12 @@ def register(app: Dash) -> None:
 
     for name in PLOTS:
         _open_in_serve(app, name)
+    register_boxes(app, PAGE, ("objective",), ("load",))
 
-    @callback(app, output=box_outputs(PAGE, ("load",)), inputs=[Input(PAGE.id("objective"), "value")])
-    def hide(objective: str) -> dict[str, Any]:
-        return boxes(("load",), () if objective == "cost" else ("load",))
+
+def without_effect(state: dict[str, Any]) -> tuple[str, ...]:
+    """A load to be served is asked of the objective cost only."""
+    return () if state["objective"] == "cost" else ("load",)
 
 
 def _open_in_serve(app: Dash, name: str) -> None:
@@ -216,4 +218,4 @@ def _tables(found: Found) -> list[Component]:
     return shown
 
 
-PAGE = Page(name="plan", title="Plan", controls=CONTROLS, body=body, register=register)
+PAGE = Page(name="plan", title="Plan", controls=CONTROLS, body=body, register=register, without_effect=without_effect)

@@ -29,18 +29,8 @@ from gnomon.ui.blocks import cards, notice, section, table
 from gnomon.ui.callbacks import callback
 from gnomon.ui.controls import Choice, Choices, Control, ControlError, Hidden, Number, Slider, Switch, Text
 from gnomon.ui.job_panel import job_panel, register_job
-from gnomon.ui.page import Page
-from gnomon.ui.pages.pieces import (
-    HIDDEN,
-    SHOWN,
-    box_outputs,
-    boxes,
-    not_tall,
-    split_bars,
-    tall,
-    tall_graph,
-    tall_outputs,
-)
+from gnomon.ui.page import HIDDEN, SHOWN, Page
+from gnomon.ui.pages.pieces import not_tall, register_boxes, split_bars, tall, tall_graph, tall_outputs
 from gnomon.ui.pages.posttrain_config import EXAMPLES, KEYS, config_of
 from gnomon.ui.turns import turn
 
@@ -105,9 +95,9 @@ def head(state: dict[str, Any]) -> list[Component]:
 def body(state: dict[str, Any]) -> list[Component]:
     """Figures, the allocation, where the time goes; then the comparison, once there is one."""
     return [
-        html.Div(id=PAGE.id("cards"), style={"minHeight": "98px"}),
+        html.Div(id=PAGE.id("cards"), className="card-space"),
         section("Who has which GPU", tall_graph(PAGE.id("allocation"), ALLOCATION_PX, "Allocation of GPUs over time")),
-        section("Where the GPU time goes", html.Div(id=PAGE.id("causes"))),
+        section("Where the GPU time goes", html.Div(id=PAGE.id("causes"), style={"minHeight": "56px"})),
         section(
             "Policies side by side",
             job_panel(PAGE, "Compare policies"),
@@ -130,10 +120,12 @@ def register(app: Dash) -> None:
     _register_run(app)
     _register_comparison(app)
     register_job(app, PAGE, begin)
+    register_boxes(app, PAGE, ("policy",), FOR_ELASTIC)
 
-    @callback(app, output=box_outputs(PAGE, FOR_ELASTIC), inputs=[Input(PAGE.id("policy"), "value")])
-    def hide(policy: str) -> dict[str, Any]:
-        return boxes(FOR_ELASTIC, () if policy == "elastic" else FOR_ELASTIC)
+
+def without_effect(state: dict[str, Any]) -> tuple[str, ...]:
+    """Options of another policy than the chosen one."""
+    return () if state["policy"] == "elastic" else FOR_ELASTIC
 
 
 def _register_run(app: Dash) -> None:
@@ -267,4 +259,12 @@ def _bar(one: Outcome) -> SplitRow:
     return SplitRow(one.policy, parts, whole, f"{100 * shares['busy']:.1f} % computing", " GPU s")
 
 
-PAGE = Page(name="posttrain", title="Post-training", controls=CONTROLS, body=body, head=head, register=register)
+PAGE = Page(
+    name="posttrain",
+    title="Post-training",
+    controls=CONTROLS,
+    body=body,
+    head=head,
+    register=register,
+    without_effect=without_effect,
+)

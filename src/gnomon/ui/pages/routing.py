@@ -12,7 +12,7 @@ from gnomon.core.errors import GnomonError
 from gnomon.report.router_figures import differences_figure, differences_height, distributions_figure
 from gnomon.report.training_curves import CURVE_PX, curve_figure, curve_names, run_colours
 from gnomon.serving.policies import policy_names
-from gnomon.serving.routers import router_names
+from gnomon.serving.routers import BUILT_IN, router_names
 from gnomon.ui.blocks import graph, notice, plots, section, table
 from gnomon.ui.callbacks import callback
 from gnomon.ui.controls import Choice, Choices, Control, Number, Slider, Switch, Text
@@ -34,6 +34,7 @@ from gnomon.workload.presets import preset_names
 CURVES = "Training curves"
 MAX_CURVES = 40
 FOLLOW_MS = 4000
+ROW_PX = 34
 STATISTICS = {"mean": "mean", "p99": "P99"}
 HINT = (
     "Choose run directories at the left: folders below the runs folder that hold a table metrics.csv, "
@@ -41,7 +42,7 @@ HINT = (
 )
 
 CONTROLS: tuple[Control, ...] = (
-    Choices("routers", "Routers", tuple(router_names()), options=router_names, wide=True, field=("routers", "router")),
+    Choices("routers", "Routers", BUILT_IN, options=router_names, wide=True, field=("routers", "router")),
     Choice("baseline", "Against", "round_robin", options=router_names, field="router.name", wide=True),
     Choice("metric", "Latency", "e2e_s", options=METRICS, wide=True),
     Choice("statistic", "Figure", "mean", options=STATISTICS),
@@ -73,16 +74,15 @@ FOR_ROUTERS = tuple(one.name for one in CONTROLS if one.group != CURVES)
 
 def body(state: dict[str, Any]) -> list[Component]:
     """The comparison, then the curves."""
-    count = len(router_names())
     return [
         section(
             "Routers on the same requests",
             html.Div(id=PAGE.id("warnings")),
             plots(
-                graph(PAGE.id("differences"), differences_height(count), label="Change against the baseline"),
-                html.Div(tall_graph(PAGE.id("distributions"), 300, "Distributions of latency, one per router")),
+                graph(PAGE.id("differences"), differences_height(len(BUILT_IN)), label="Change against the baseline"),
+                tall_graph(PAGE.id("distributions"), 350, "Distributions of latency", is_legend_below=True),
             ),
-            html.Div(id=PAGE.id("rows")),
+            html.Div(id=PAGE.id("rows"), style={"minHeight": f"{ROW_PX * (1 + len(BUILT_IN))}px"}),
         ),
         section(
             CURVES,
