@@ -11,7 +11,7 @@ import threading
 from typing import Any
 
 NUM_REQUESTS = 10_000
-CHANGES = 8
+CHANGES = 20
 TARGET_MS = 300
 PLOTS = ("ttft", "tpot", "e2e", "queue", "kv")
 
