@@ -215,6 +215,22 @@ def test_policies_side_by_side(tab: Tab) -> None:
     assert "disaggregated" in rows and "elastic" in rows
     assert {one["customdata"][0] for one in tab.traces("posttrain-compared")} == {"disaggregated", "elastic"}
     assert tab.text("posttrain-stale") == ""
+    tab.page.locator("#posttrain-compared").scroll_into_view_if_needed()
+    place = tab.page.evaluate(
+        """() => {
+            const plot = document.querySelector('#posttrain-compared .js-plotly-plot');
+            const {xaxis, yaxis2} = plot._fullLayout;
+            const box = plot.getBoundingClientRect(), trace = plot.data.find(one => one.customdata[0] === 'elastic');
+            const at = trace.y.findIndex(value => value > 0);
+            const [x, y] = [xaxis.d2p(trace.x[at]) + 3, yaxis2.d2p(trace.y[at]) + 3];
+            return [box.x + xaxis._offset + x, box.y + yaxis2._offset + y];
+        }"""
+    )
+    tab.page.mouse.move(*place)
+    tab.page.mouse.click(*place)
+    tab.idle()
+    assert "policy=" not in tab.page.url  # elastic, the default, is the second.
+    assert tab.page.is_visible("#posttrain-pre")
     tab.type("posttrain-samples", "4")
     assert "other settings" in tab.text("posttrain-stale")
 

@@ -106,7 +106,7 @@ def body(state: dict[str, Any]) -> list[Component]:
                 [
                     html.P("On the same lengths. Click a policy to see its time line above.", className="more"),
                     tall_graph(PAGE.id("compared"), policies_height(len(COMPARED)), "GPUs by owner, per policy"),
-                    html.Div(id=PAGE.id("rows")),
+                    html.Div(id=PAGE.id("rows"), className="under-plot"),
                 ],
                 id=PAGE.id("comparison"),
                 style=HIDDEN,

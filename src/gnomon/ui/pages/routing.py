@@ -34,7 +34,7 @@ from gnomon.workload.presets import preset_names
 CURVES = "Training curves"
 MAX_CURVES = 40
 FOLLOW_MS = 4000
-ROW_PX = 34
+ROWS_PX = 34 * (1 + len(BUILT_IN))
 STATISTICS = {"mean": "mean", "p99": "P99"}
 HINT = (
     "Choose run directories at the left: folders below the runs folder that hold a table metrics.csv, "
@@ -82,7 +82,7 @@ def body(state: dict[str, Any]) -> list[Component]:
                 graph(PAGE.id("differences"), differences_height(len(BUILT_IN)), label="Change against the baseline"),
                 tall_graph(PAGE.id("distributions"), 350, "Distributions of latency", is_legend_below=True),
             ),
-            html.Div(id=PAGE.id("rows"), style={"minHeight": f"{ROW_PX * (1 + len(BUILT_IN))}px"}),
+            html.Div(id=PAGE.id("rows"), className="under-plot", style={"minHeight": f"{ROWS_PX}px"}),
         ),
         section(
             CURVES,
