@@ -82,11 +82,3 @@ def button(id: str, label: str, *, primary: bool = False, disabled: bool = False
     """A button."""
     style = "button primary" if primary else "button"
     return html.Button(label, id=id, className=style, disabled=disabled, n_clicks=0, type="button")
-
-
-def copy_box(id: str, label: str, text: str = "") -> Component:
-    """Text with a button that copies it; a callback may fill `id`'s children."""
-    copy = html.Button("Copy", className="button copy", type="button", id=f"{id}-copy",
-                       **{"data-copy": id, "aria-label": f"Copy {label}"})  # fmt: skip
-    head = html.Div([html.Span(label), copy], className="copy-head")
-    return html.Div([head, html.Pre(text, id=id, tabIndex="0")], className="copy-box")

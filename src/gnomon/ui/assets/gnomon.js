@@ -76,6 +76,15 @@
 
   window.dash_clientside = Object.assign({}, window.dash_clientside, {
     gnomon: {
+      // Put HTML that the server has made (and escaped) into its places, where it differs from what is there.
+      fill(page, texts) {
+        for (const [name, html] of Object.entries(texts || {})) {
+          const place = document.getElementById(`${page}-${name}`);
+          if (place && place.filled !== html) { place.innerHTML = html; place.filled = html; }
+        }
+        return dash_clientside.no_update;
+      },
+
       // Put what differs from the defaults into the address, and every slider where its number is.
       address(page, names, values) {
         const query = new URLSearchParams();

@@ -60,7 +60,6 @@ CONTROLS: tuple[Control, ...] = (
     Text("scenario", "Further settings", "", wide=True, group="More",
          help="Any field of a scenario, such as replica.data_parallel: 2"),
 )  # fmt: skip
-SHOWN = ("headline", "figures", "comparison", "copies", "notes")
 
 
 def _top() -> Component:
@@ -98,7 +97,7 @@ def body(state: dict[str, Any]) -> list[Component]:
         blocks.section("Copy", html.Div(id=PAGE.id("copies"), className="copies")),
         html.Div(id=PAGE.id("notes")),
         dcc.Store(id=PAGE.id("view"), data=secrets.token_hex(6)),
-        dcc.Store(id=PAGE.id("drawn")),
+        *(dcc.Store(id=PAGE.id(name)) for name in ("drawn", "texts", "filled")),
         dcc.Store(id=PAGE.id("mistaken"), data=False),
     ]
 
@@ -145,7 +144,8 @@ def _register_answers(app: Dash) -> None:
         app,
         output={
             "plots": {name: plots[name] for name in answers.OVER_TIME},
-            "shown": {name: Output(PAGE.id(name), "children") for name in SHOWN},
+            "comparison": Output(PAGE.id("comparison"), "children"),
+            "texts": Output(PAGE.id("texts"), "data"),
             "drawn": Output(PAGE.id("drawn"), "data"),
         },
         inputs={"raw": PAGE.inputs()},
@@ -153,11 +153,16 @@ def _register_answers(app: Dash) -> None:
     )
     def draw_rest(raw: dict[str, Any], view: str) -> dict[str, Any]:
         try:
-            plots, shown = answers.draw_rest(PAGE, CONTROLS, raw, view)
+            return {**answers.draw_rest(PAGE, CONTROLS, raw, view), "drawn": raw}
         except (GnomonError, Stale):  # A mistake is told by the other answer.
-            none = dict.fromkeys(answers.OVER_TIME, no_update), dict.fromkeys(SHOWN, no_update)
-            return {"plots": none[0], "shown": none[1], "drawn": no_update}
-        return {"plots": plots, "shown": shown, "drawn": raw}
+            none = dict.fromkeys(answers.OVER_TIME, no_update)
+            return {"plots": none, "comparison": no_update, "texts": no_update, "drawn": no_update}
+
+    app.clientside_callback(
+        "function(texts) { return dash_clientside.gnomon.fill('serve', texts); }",
+        Output(PAGE.id("filled"), "data"),
+        Input(PAGE.id("texts"), "data"),
+    )
 
     @callback(
         app,

@@ -10,54 +10,47 @@ from dash.development.base_component import Component
 
 from gnomon.api import Result
 from gnomon.core.errors import GnomonError
-from gnomon.report import serving_text as words
 from gnomon.report.serving_figures import LATENCIES, figures, latency_cdf, latency_curves
-from gnomon.report.serving_html import key_figures
 from gnomon.report.serving_load import load_figure
 from gnomon.ui import blocks, load_curve, uploads
 from gnomon.ui.controls import Control
 from gnomon.ui.page import Page
 from gnomon.ui.pages import serve_pins as pins
-from gnomon.ui.scenarios import as_command, as_vllm, as_yaml, check_is_data, to_scenario, to_values
+from gnomon.ui.pages.serve_texts import texts
+from gnomon.ui.scenarios import check_is_data, to_scenario, to_values
 from gnomon.ui.serving import simulated
 from gnomon.ui.turns import Question
 
 Raw = Mapping[str, Any]
 OVER_TIME = ("queue", "kv")
-COPIES = {"yaml": ("Scenario file", as_yaml), "command": ("Command line", as_command), "vllm": ("vllm serve", as_vllm)}
 
 
 def draw_latencies(page: Page, controls: Sequence[Control], raw: Raw, view: str) -> dict[str, Any]:
     """The distributions of the latencies; raises `Stale` where a newer question has come."""
     scenario = to_scenario(page.read(raw))
-    with Question(f"{view} latencies").turn():
+    with Question(f"{view} latencies").turn():  # To the end: what else is asked waits until this is answered.
         result = simulated(scenario)
         pinned = _pinned(page, controls, raw)
-    runs = {_name_of_now(controls, raw) if pinned else "": result}
-    runs |= {name: one for name, one in pinned.items() if isinstance(one, Result)}
-    curves = {name: latency_curves(one.run) for name, one in runs.items()}
-    return {
-        latency: latency_cdf(latency, {name: found[latency] for name, found in curves.items()}, scenario.slo)
-        for latency in LATENCIES
-    }
+        runs = {_name_of_now(controls, raw) if pinned else "": result}
+        runs |= {name: one for name, one in pinned.items() if isinstance(one, Result)}
+        curves = {name: latency_curves(one.run) for name, one in runs.items()}
+        return {
+            latency: latency_cdf(latency, {name: found[latency] for name, found in curves.items()}, scenario.slo)
+            for latency in LATENCIES
+        }
 
 
-def draw_rest(page: Page, controls: Sequence[Control], raw: Raw, view: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def draw_rest(page: Page, controls: Sequence[Control], raw: Raw, view: str) -> dict[str, Any]:
     """The plots over time, and what surrounds the plots; raises `Stale` where a newer question has come."""
     scenario = to_scenario(page.read(raw))
     with Question(f"{view} rest").turn():
         result = simulated(scenario)
         pinned = _pinned(page, controls, raw)
-    shown = {
-        "headline": _headline(result),
-        "figures": [html.Div(_warnings(result), className="strip"), blocks.cards(_cards(result))],
+    return {
+        "plots": figures(result.run, result.summary, OVER_TIME),
         "comparison": _comparison(page, controls, raw, result, pinned) if pinned else [],
-        "copies": [
-            blocks.copy_box(page.id("copy", name), label, write(scenario)) for name, (label, write) in COPIES.items()
-        ],
-        "notes": [blocks.notice(text) for text in result.summary.notes],
+        "texts": texts(result),
     }
-    return figures(result.run, result.summary, OVER_TIME), shown
 
 
 def _name_of_now(controls: Sequence[Control], raw: Raw) -> str:
@@ -74,31 +67,6 @@ def _pinned(page: Page, controls: Sequence[Control], raw: Raw) -> dict[str, Resu
         except GnomonError as error:
             found[name] = error
     return found
-
-
-def _headline(result: Result) -> list[Component]:
-    """What is simulated."""
-    scenario = result.scenario
-    lede = f"{words.workload_words(scenario)}; {words.policy_words(scenario)}."
-    return [html.H1(words.title(scenario)), html.P(lede)]
-
-
-def _warnings(result: Result) -> list[Component]:
-    """What must be known before the figures are believed; else how it went, so that nothing below moves."""
-    if result.summary.warnings:
-        return [blocks.notice(text, "warning") for text in result.summary.warnings]
-    rows = dict(words.figure_rows(result.summary))
-    return [blocks.notice(f"{rows['requests']}; batches: {rows['batches']}. Iteration times: {rows['timing']}.")]
-
-
-def _cards(result: Result) -> list[tuple[str, str, str]]:
-    cost = result.summary.cost
-    gpus = "1 GPU" if cost.num_gpus == 1 else f"{cost.num_gpus} GPUs"
-    thousand = f"${cost.per_thousand_requests:.3g}" if cost.per_thousand_requests is not None else "–"
-    return [
-        *key_figures(result.summary),
-        (f"{gpus} per hour", f"${cost.per_hour:,.2f}", f"{thousand} per 1,000 requests"),
-    ]
 
 
 def _comparison(
