@@ -83,6 +83,15 @@ def is_running(pid: int) -> bool:
     return status.exists() and "State:\tZ" not in status.read_text()
 
 
+def test_jobs_end_with_a_server_that_is_killed(tmp_path: Path) -> None:
+    code = f"import time, test_ui_jobs as t; t.jobs.start(t.endless, {str(tmp_path / 'pid')!r}); time.sleep(600)"
+    server = subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parent)
+    wait_for(lambda: (tmp_path / "pid").exists() and bool((tmp_path / "pid").read_text()))
+    server.kill()
+    server.wait()
+    wait_for(lambda: not is_running(int((tmp_path / "pid").read_text())))
+
+
 def test_an_id_that_never_was_is_unknown() -> None:
     assert jobs.status("nothing") == jobs.Status("unknown")
     jobs.cancel("nothing")

@@ -47,6 +47,16 @@ def test_pages_are_changed_without_loading_anew(tab: Tab) -> None:
     assert tab.page.input_value("#serve-rate") == "20"
 
 
+def test_the_link_of_the_page_itself_opens_it_afresh(tab: Tab) -> None:
+    tab.open("/runs")
+    tab.type("runs-find", "something")
+    assert "find=something" in tab.page.url
+    tab.page.click("#nav-runs")
+    tab.page.wait_for_function("document.querySelector('#runs-find')?.value === ''")
+    tab.idle()
+    assert tab.page.url == f"{tab.address}/runs"
+
+
 def test_an_unknown_page_names_the_known_ones(tab: Tab) -> None:
     tab.page.goto(f"{tab.address}/nowhere")
     tab.page.wait_for_selector("h1:has-text('No such page')")

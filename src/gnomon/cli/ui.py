@@ -34,15 +34,21 @@ def command(port: int, host: str, runs: Path, no_browser: bool) -> None:
         import dash  # noqa: F401
     except ImportError:
         raise MissingExtraError("the web page", "ui") from None
+    import threading
     import webbrowser
 
+    from gnomon.core.jit import is_compiled_already
     from gnomon.ui import jobs
-    from gnomon.ui.app import make_app, make_site
+    from gnomon.ui.app import LOOPBACK, make_app, make_site
+    from gnomon.ui.serving import warm_up
 
     site = make_site(make_app(runs), host, port)
-    address = f"http://{host}:{site.server_port}/"
+    address = f"http://{f'[{host}]' if ':' in host else host}:{site.server_port}/"
     click.echo(f"Gnomon is at {address} (Ctrl-C ends it).")
-    if host not in ("127.0.0.1", "localhost", "::1"):
+    if not is_compiled_already():
+        click.echo("Compiling the engine: once per version, about a minute; the first plots wait for it.", err=True)
+    threading.Thread(target=warm_up, daemon=True).start()
+    if host not in LOOPBACK:
         click.echo("Everyone who can reach this address can use it: there is no password.", err=True)
     if not no_browser:
         webbrowser.open(address)

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection
 from typing import Any, Literal
 
@@ -126,15 +126,18 @@ def _listen(job: _Job, receiving: Connection) -> None:
         job.process.join()
         if job.status.state == "running":
             job.status = Status("failed", error=f"Its process ended unexpectedly (exit code {job.process.exitcode}).")
+    except Exception as error:  # A result that cannot be unpickled here.
+        traceback.print_exc()
+        job.status = Status("failed", error=f"Its result cannot be read: {type(error).__name__}: {error}.")
 
 
 def _child(sending: Connection, work: Work, argument: Any) -> None:
-
     def report(done: float, total: float, words: str) -> None:
         sending.send(("progress", done, total, words))
 
     os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the server, which then cancels its jobs.
+    threading.Thread(target=_end_with_the_server, daemon=True).start()
     try:
         value = work(argument, report)
         sending.send(("done", value))
@@ -143,3 +146,11 @@ def _child(sending: Connection, work: Work, argument: Any) -> None:
     except Exception as error:
         traceback.print_exc()
         sending.send(("failed", f"{type(error).__name__}: {error}"))
+
+
+def _end_with_the_server() -> None:
+    """A server that was killed cannot cancel its jobs: they see it and go."""
+    server = parent_process()
+    assert server is not None
+    server.join()
+    os.killpg(0, signal.SIGKILL)

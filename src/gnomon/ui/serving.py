@@ -6,8 +6,10 @@ from collections import OrderedDict
 from functools import lru_cache
 
 from gnomon.api import Result
+from gnomon.core.config import load
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.simulate import run
+from gnomon.ui.turns import turn
 from gnomon.workload import Requests, WorkloadConfig, generate, with_rate
 
 KEPT = 8
@@ -38,3 +40,9 @@ def requests_of(workload: WorkloadConfig, seed: int) -> Requests:
 @lru_cache(maxsize=8)
 def _drawn(workload: str, seed: int) -> Requests:
     return generate(WorkloadConfig.model_validate_json(workload), seed)
+
+
+def warm_up() -> None:
+    """Compile what is not compiled yet and bake the default deployment, before somebody waits for it."""
+    with turn("warm-up"):
+        simulated(load(Scenario, None, {"workload.num_requests": 100}))

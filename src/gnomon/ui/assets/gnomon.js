@@ -69,6 +69,16 @@
     setTimeout(() => { button.textContent = "Copy"; }, 1500);
   });
 
+  // The present page's own link opens it afresh. Dash would see no change: it does not know what the controls wrote into
+  // the address.
+  document.addEventListener("click", (event) => {
+    const link = event.target.closest?.("a.nav.here");
+    if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
+    event.preventDefault();
+    event.stopImmediatePropagation();
+    location.assign(link.href);
+  }, true);
+
   const asText = (value) => {
     if (value === null || value === undefined) return "";
     return Array.isArray(value) ? value.join(",") : String(value);

@@ -82,11 +82,12 @@ def _top() -> Component:
 
 def body(state: dict[str, Any]) -> list[Component]:
     """Key figures, plots, the comparison, and what can be copied."""
-    latency = [blocks.graph(PAGE.id("plot", name), label=title) for name, title in LATENCIES.items()]
-    curve = blocks.graph(PAGE.id("plot", "curve"), label="Latency against load")
+    waiting = blocks.blank(words="Simulating …")
+    latency = [blocks.graph(PAGE.id("plot", name), label=title, figure=waiting) for name, title in LATENCIES.items()]
+    curve = blocks.graph(PAGE.id("plot", "curve"), label="Latency against load", figure=waiting)
     over_time = [
-        blocks.graph(PAGE.id("plot", "queue"), label="Requests in the system"),
-        blocks.graph(PAGE.id("plot", "kv"), label="KV cache in use"),
+        blocks.graph(PAGE.id("plot", "queue"), label="Requests in the system", figure=waiting),
+        blocks.graph(PAGE.id("plot", "kv"), label="KV cache in use", figure=waiting),
     ]
     return [
         _top(),
