@@ -64,6 +64,18 @@ def test_the_curve_rises_to_a_capacity(tab: Tab) -> None:
     assert capacity["x0"] <= above[0]
 
 
+def test_an_slo_that_no_load_meets_is_told(tab: Tab) -> None:
+    tab.open("/serve?requests=1000&rate=20&ttft=0.01")
+    assert "no load meets the SLO" in tab.layout("serve-plot-curve")["title"]["text"]
+    assert [one["label"]["text"] for one in tab.layout("serve-plot-curve")["shapes"]] == ["SLO", "now"]
+
+
+def test_arrivals_without_a_rate_have_no_curve(tab: Tab) -> None:
+    tab.open("/serve?requests=500&rate=&scenario=workload.arrivals%3A+%7Bprocess%3A+batch%7D")
+    assert "all at once" in tab.text("serve-headline")
+    assert tab.traces("serve-plot-curve") == []
+
+
 def test_a_bad_value_shows_its_message_beside_it(tab: Tab) -> None:
     tab.open(SMALL)
     before = tab.traces("serve-plot-ttft")

@@ -18,10 +18,12 @@ def load_figure(
     latencies: Mapping[str, Sequence[float | None]],
     *,
     target: float | None,
-    capacity: float | None,
+    capacity: float,
     load: float | None,
+    num_requests: int,
 ) -> Figure:
-    """One latency (ttft, tpot or e2e) at each load; `target` is its limit, `load` where the reader stands."""
+    """One latency (ttft, tpot or e2e) at each load, from runs of `num_requests`; `target` is its limit, `capacity` the
+    highest load that meets all limits (0: none does), `load` where the reader stands."""
     known = [value for values in latencies.values() for value in values if value is not None]
     shown, factor = ("ms", 1e3) if known and min(known) < 1 else ("s", 1.0)
     data = [
@@ -32,8 +34,8 @@ def load_figure(
         for statistic, values in latencies.items()
     ]  # fmt: skip
     drawn = plot_layout(
-        f"{SHORT[name]} against load",
-        {"title": {"text": "requests per second"}, "rangemode": "tozero"},
+        f"{SHORT[name]} against load" if capacity else f"{SHORT[name]} against load: no load meets the SLO",
+        {"title": {"text": f"requests per second, in runs of {num_requests:,}"}, "rangemode": "tozero"},
         {"title": {"text": shown}, "type": "log", "dtick": 1},
     )
     lines = []

@@ -103,6 +103,7 @@ def draw_curve(page: Page, raw: Raw, view: str) -> dict[str, Any]:
         target=getattr(scenario.slo, f"{name}_s"),
         capacity=load_curve.capacity(scenario, question),
         load=scenario.workload.rate,
+        num_requests=curve.num_requests,
     )
 
 
