@@ -83,11 +83,21 @@ def test_a_bad_value_shows_its_message_beside_it(tab: Tab) -> None:
     assert "three is not a number" in tab.text("serve-tp-error")
     assert tab.text("serve-pp-error") == tab.text("serve-page-error") == ""
     assert tab.traces("serve-plot-ttft") == before
+    faded = "getComputedStyle(document.querySelector('.plot')).opacity"
+    assert float(tab.page.evaluate(faded)) < 0.5, "what is shown answers an earlier question"
     tab.type("serve-tp", "3")
     assert "does not divide" in tab.text("serve-tp-error")
     tab.type("serve-tp", "2")
     assert tab.text("serve-tp-error") == ""
+    assert float(tab.page.evaluate(faded)) == 1
     assert tab.traces("serve-plot-ttft") != before
+
+
+def test_an_address_with_a_mistake_shows_it_and_no_plots(tab: Tab) -> None:
+    tab.open("/serve?model=llama-3-70b&device=a100-80gb")
+    assert "does not fit" in tab.text("serve-tp-error")
+    assert tab.traces("serve-plot-ttft") == tab.traces("serve-plot-kv") == []
+    assert "Simulating" not in tab.text("content")
 
 
 def test_a_choice_changes_the_answer(tab: Tab) -> None:

@@ -176,7 +176,7 @@ def _kv(series: Levels, *, many: bool) -> Figure:
     lines = [("mean of replicas" if many else "in use", series.kv_mean, GREEN)]
     if many:
         lines.append(("fullest replica", series.kv_max, GREY))
-    return _lines("KV cache in use", series.at_s, lines, {"tickformat": ".0%"}, hover=".1%")
+    return _lines("KV cache in use", series.at_s, lines, {"tickformat": ".1~%"}, hover=".1%")
 
 
 def _short(values: Floats) -> list[float]:

@@ -84,7 +84,7 @@ def body(state: dict[str, Any]) -> list[Component]:
     """Key figures, plots, the comparison, and what can be copied."""
     waiting = blocks.blank(words="Simulating …")
     latency = [blocks.graph(PAGE.id("plot", name), label=title, figure=waiting) for name, title in LATENCIES.items()]
-    curve = blocks.graph(PAGE.id("plot", "curve"), label="Latency against load", figure=waiting)
+    curve = blocks.graph(PAGE.id("plot", "curve"), label="Latency against load")
     over_time = [
         blocks.graph(PAGE.id("plot", "queue"), label="Requests in the system", figure=waiting),
         blocks.graph(PAGE.id("plot", "kv"), label="KV cache in use", figure=waiting),
@@ -114,7 +114,7 @@ def _register_answers(app: Dash) -> None:
     """Two answers to every change, so that the browser draws the one while the other is being worked out."""
     messages = PAGE.messages()
     plots = {name: Output(PAGE.id("plot", name), "figure") for name in (*LATENCIES, *answers.OVER_TIME)}
-    view = State(PAGE.id("view"), "data")
+    view, drawn = State(PAGE.id("view"), "data"), State(PAGE.id("drawn"), "data")
 
     @callback(
         app,
@@ -124,9 +124,9 @@ def _register_answers(app: Dash) -> None:
             "messages": messages,
         },
         inputs={"raw": PAGE.inputs()},
-        state={"view": view, "mistaken": State(PAGE.id("mistaken"), "data")},
+        state={"view": view, "mistaken": State(PAGE.id("mistaken"), "data"), "drawn": drawn},
     )
-    def draw_latencies(raw: dict[str, Any], view: str, mistaken: bool) -> dict[str, Any]:
+    def draw_latencies(raw: dict[str, Any], view: str, mistaken: bool, drawn: Any) -> dict[str, Any]:
         unchanged = {
             "plots": dict.fromkeys(LATENCIES, no_update),
             "mistaken": no_update,
@@ -135,7 +135,8 @@ def _register_answers(app: Dash) -> None:
         try:
             answer = {**unchanged, "plots": answers.draw_latencies(PAGE, CONTROLS, raw, view)}
         except GnomonError as error:
-            return {**unchanged, "mistaken": True, "messages": PAGE.explain(error)}
+            plots = unchanged["plots"] if drawn else dict.fromkeys(LATENCIES, blocks.blank())
+            return {"plots": plots, "mistaken": True, "messages": PAGE.explain(error)}
         except Stale:
             return unchanged
         # What is not sent need not be drawn: messages only where there is one to take away.
@@ -150,14 +151,14 @@ def _register_answers(app: Dash) -> None:
             "drawn": Output(PAGE.id("drawn"), "data"),
         },
         inputs={"raw": PAGE.inputs()},
-        state={"view": view},
+        state={"view": view, "drawn": drawn},
     )
-    def draw_rest(raw: dict[str, Any], view: str) -> dict[str, Any]:
+    def draw_rest(raw: dict[str, Any], view: str, drawn: Any) -> dict[str, Any]:
         try:
             return {**answers.draw_rest(PAGE, CONTROLS, raw, view), "drawn": raw}
         except (GnomonError, Stale):  # A mistake is told by the other answer.
-            none = dict.fromkeys(answers.OVER_TIME, no_update)
-            return {"plots": none, "comparison": no_update, "texts": no_update, "drawn": no_update}
+            plots = dict.fromkeys(answers.OVER_TIME, no_update if drawn else blocks.blank())
+            return {"plots": plots, "comparison": no_update, "texts": no_update, "drawn": no_update}
 
     app.clientside_callback(
         "function(texts) { return dash_clientside.gnomon.fill('serve', texts); }",
