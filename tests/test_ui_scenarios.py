@@ -86,6 +86,7 @@ def test_a_bad_number_is_its_controls_mistake(text: str) -> None:
         ("?workload=gossip", "workload"),
         ("?scenario=replica.data_paralel%3A+2", "scenario"),
         ("?scenario=%5B1%2C", "scenario"),
+        ("?scenario=model%3A+%5B%26a+%5B1%5D%2C+*a%5D", "page"),
         ("?scenario=workload.trace.file%3A+gone.csv&workload=other", "page"),
     ],
 )
@@ -145,6 +146,8 @@ def test_lengths_without_arrivals_are_sent_at_the_rate() -> None:
         ("x.csv", b"a,b\n1,2\n", "no known trace format"),
         ("x.csv", b"arrival_s,prompt_tokens,output_tokens\n1,two,3\n", "x.csv:2"),
         ("x.exe", b"MZ", "is not a trace"),
+        ("x.csv.gz", b"", "is not a trace"),
+        ("x.yaml", b"a: &a [x, x]\nmodel: [*a, *a]", "aliases"),
         ("x.yaml", b"model: [", "x.yaml"),
         ("x.yaml", b"modle: llama-3-8b", "Did you mean"),
         ("x.yaml", b"batching: {policy: mine, file: mine.py}", "no Python files"),

@@ -62,6 +62,7 @@ def _further(text: str) -> dict[str, Any]:
     text = text.strip()
     if not text:
         return {}
+    uploads.refuse_aliases(text)
     try:
         found = yaml.safe_load(text if text.startswith("{") else f"{{{text}}}")
     except yaml.YAMLError:

@@ -7,9 +7,12 @@ import binascii
 import hashlib
 import re
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+import yaml
 
 from gnomon.core.config import load
 from gnomon.core.errors import ConfigError, DataError, GnomonError
@@ -18,7 +21,8 @@ from gnomon.workload.traces import read_requests
 
 MAX_BYTES = 16 * 2**20
 TRACE = "trace:"
-SUFFIXES = (".csv", ".jsonl", ".csv.gz", ".parquet")
+SUFFIXES = (".csv", ".jsonl")
+"""Nothing that is packed: a small file may unpack to more than this machine has."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +77,16 @@ def _fix(error: GnomonError) -> str | None:
     return error.fix.split(" Or name your columns")[0] if error.fix else None
 
 
+def refuse_aliases(text: str) -> None:
+    """Refuse YAML that repeats parts of itself by name: a few lines of it may stand for gigabytes."""
+    with suppress(yaml.YAMLError):  # What cannot be scanned is explained where it is read.
+        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text, Loader=yaml.SafeLoader)):
+            raise ConfigError("aliases (*name) are not read from elsewhere.", fix="Write them out.")
+
+
 def read_scenario(name: str, data: bytes) -> Scenario:
     """A scenario file, read as YAML data."""
+    refuse_aliases(data.decode("utf-8", errors="replace"))
     path = Path(_folder().name) / "scenario.yaml"
     path.write_bytes(data)
     try:

@@ -68,7 +68,7 @@ def _top() -> Component:
         html.Button("Load a scenario or trace …", className="button", type="button"),
         id=PAGE.id("upload"),
         className="upload-box",
-        accept=".yaml,.yml,.json,.csv,.jsonl,.gz,.parquet",
+        accept=".yaml,.yml,.json,.csv,.jsonl",
     )
     limited = {"data-limit": uploads.MAX_BYTES, "data-message": PAGE.id("upload", "error")}
     buttons = html.Div(
