@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -88,6 +89,11 @@ def split_bars(causes: Causes, rows: list[SplitRow]) -> Component:
         for row in rows
     ]  # fmt: skip
     return html.Div([legend(dict(causes.values())), *lines])
+
+
+def view_of(page: Page) -> Component:
+    """A name for one opened page, so that `turn` can tell two of them apart; a callback's state reads it."""
+    return dcc.Store(id=page.id("opened"), data=secrets.token_hex(6))
 
 
 def register_boxes(app: Dash, page: Page, deciding: Collection[str], boxes: Collection[str]) -> None:

@@ -18,7 +18,7 @@ from gnomon.ui.blocks import cards, graph, notice, section
 from gnomon.ui.callbacks import callback
 from gnomon.ui.controls import Choice, Control, Number, Slider, Switch, Text
 from gnomon.ui.page import Page
-from gnomon.ui.pages.pieces import not_tall, register_boxes, split_bars, tall, tall_graph, tall_outputs
+from gnomon.ui.pages.pieces import not_tall, register_boxes, split_bars, tall, tall_graph, tall_outputs, view_of
 from gnomon.ui.pages.pipeline_step import MODEL, STUDY, priorities_at, priority_table, step_of, texts
 from gnomon.ui.turns import turn
 
@@ -94,6 +94,7 @@ OPTIONAL = ("chunks", "limit", "costs", *FOR_LENGTHS, *FOR_MODEL)
 def body(state: dict[str, Any]) -> list[Component]:
     """Figures, the Gantt chart, where the time goes, the heat map."""
     return [
+        view_of(PAGE),
         html.Div(id=PAGE.id("cards"), className="card-space"),
         html.Div(id=PAGE.id("notes")),
         section("The step", tall_graph(PAGE.id("gantt"), GANTT_PX, "Gantt chart with memory and links below")),
@@ -120,11 +121,12 @@ def register(app: Dash) -> None:
             "messages": PAGE.messages(),
         },
         inputs={"raw": PAGE.inputs()},
+        state={"view": State(PAGE.id("opened"), "data")},
         prevent_initial_call="initial_duplicate",
     )
-    def draw(raw: dict[str, Any]) -> dict[str, Any]:
+    def draw(raw: dict[str, Any], view: str) -> dict[str, Any]:
         kept = {"gantt": not_tall(), **dict.fromkeys(("cards", "notes", "causes", "heat"), no_update)}
-        with turn(PAGE.name) as is_newest:
+        with turn(view) as is_newest:
             if not is_newest:
                 return kept | {"messages": dict.fromkeys(PAGE.messages(), no_update)}
             try:

@@ -72,7 +72,7 @@ CONTROLS: tuple[Control, ...] = (
     Number("ttft", "TTFT P90 at most", 1000, optional=True, least=0.01, most=1e7, unit="ms", group="Question",
            field=("slo.ttft_s", "slo.goodput")),
     Number("tbt", "TBT P99 at most", 100, optional=True, least=0.01, most=1e7, unit="ms", group="Question",
-           field="slo.tbt_s"),
+           field="slo.tbt_s", help="With good requests: TPOT of each"),
     Choice("objective", "Best", "qps_per_dollar", options=OBJECTIVES, wide=True, group="Question", field="objective"),
     Number("load", "Load to be served", "", optional=True, least=0.001, most=1e6, unit="/s", group="Question",
            field="load"),
@@ -151,12 +151,12 @@ def register(app: Dash) -> None:
 
     for name in PLOTS:
         _open_in_serve(app, name)
-    register_boxes(app, PAGE, ("objective",), ("load",))
+    register_boxes(app, PAGE, ("objective",), ("load", "replicas"))
 
 
 def without_effect(state: dict[str, Any]) -> tuple[str, ...]:
-    """A load to be served is asked of the objective cost only."""
-    return () if state["objective"] == "cost" else ("load",)
+    """The objective cost serves a given load with as many replicas as that takes."""
+    return ("replicas",) if state["objective"] == "cost" else ("load",)
 
 
 def _open_in_serve(app: Dash, name: str) -> None:

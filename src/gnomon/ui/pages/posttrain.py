@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dash import Dash, Input, Output, dcc, html, no_update
+from dash import Dash, Input, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
 
 from gnomon import catalog
@@ -30,7 +30,7 @@ from gnomon.ui.callbacks import callback
 from gnomon.ui.controls import Choice, Choices, Control, ControlError, Hidden, Number, Slider, Switch, Text
 from gnomon.ui.job_panel import job_panel, register_job
 from gnomon.ui.page import HIDDEN, SHOWN, Page
-from gnomon.ui.pages.pieces import not_tall, register_boxes, split_bars, tall, tall_graph, tall_outputs
+from gnomon.ui.pages.pieces import not_tall, register_boxes, split_bars, tall, tall_graph, tall_outputs, view_of
 from gnomon.ui.pages.posttrain_config import EXAMPLES, KEYS, config_of
 from gnomon.ui.turns import turn
 
@@ -95,6 +95,7 @@ def head(state: dict[str, Any]) -> list[Component]:
 def body(state: dict[str, Any]) -> list[Component]:
     """Figures, the allocation, where the time goes; then the comparison, once there is one."""
     return [
+        view_of(PAGE),
         html.Div(id=PAGE.id("cards"), className="card-space"),
         section("Who has which GPU", tall_graph(PAGE.id("allocation"), ALLOCATION_PX, "Allocation of GPUs over time")),
         section("Where the GPU time goes", html.Div(id=PAGE.id("causes"), style={"minHeight": "56px"})),
@@ -140,11 +141,12 @@ def _register_run(app: Dash) -> None:
             "messages": PAGE.messages(),
         },
         inputs={"raw": live},
+        state={"view": State(PAGE.id("opened"), "data")},
         prevent_initial_call="initial_duplicate",
     )
-    def draw(raw: dict[str, Any]) -> dict[str, Any]:
+    def draw(raw: dict[str, Any], view: str) -> dict[str, Any]:
         kept = {"allocation": not_tall(), **dict.fromkeys(names, no_update)}
-        with turn(PAGE.name) as is_newest:
+        with turn(view) as is_newest:
             if not is_newest:
                 return kept | {"messages": dict.fromkeys(PAGE.messages(), no_update)}
             try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dash import Dash, Input, Output, dcc, html, no_update
+from dash import Dash, Input, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
 
 from gnomon import catalog
@@ -17,7 +17,7 @@ from gnomon.ui.blocks import graph, notice, plots, section, table
 from gnomon.ui.callbacks import callback
 from gnomon.ui.controls import Choice, Choices, Control, Number, Slider, Switch, Text
 from gnomon.ui.page import Page
-from gnomon.ui.pages.pieces import legend, not_tall, tall, tall_graph, tall_outputs
+from gnomon.ui.pages.pieces import legend, not_tall, tall, tall_graph, tall_outputs, view_of
 from gnomon.ui.pages.routing_runs import (
     MAX_REQUESTS,
     METRICS,
@@ -75,6 +75,7 @@ FOR_ROUTERS = tuple(one.name for one in CONTROLS if one.group != CURVES)
 def body(state: dict[str, Any]) -> list[Component]:
     """The comparison, then the curves."""
     return [
+        view_of(PAGE),
         section(
             "Routers on the same requests",
             html.Div(id=PAGE.id("warnings")),
@@ -108,11 +109,12 @@ def register(app: Dash) -> None:
             "messages": of_routers,
         },
         inputs={"raw": {name: inputs[name] for name in FOR_ROUTERS}},
+        state={"view": State(PAGE.id("opened"), "data")},
         prevent_initial_call="initial_duplicate",
     )
-    def compare(raw: dict[str, Any]) -> dict[str, Any]:
+    def compare(raw: dict[str, Any], view: str) -> dict[str, Any]:
         kept = {"distributions": not_tall(), **dict.fromkeys(("differences", "rows", "warnings"), no_update)}
-        with turn(PAGE.name) as is_newest:
+        with turn(view) as is_newest:
             if not is_newest:
                 return kept | {"messages": dict.fromkeys(of_routers, no_update)}
             try:
