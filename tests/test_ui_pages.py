@@ -20,7 +20,8 @@ from gnomon.posttrain.config import PolicyConfig, Posttrain
 from gnomon.posttrain.simulate import run
 from gnomon.search.study import finished_search
 from gnomon.ui import jobs
-from gnomon.ui.pages import posttrain
+from gnomon.ui.app import make_app
+from gnomon.ui.pages import NAMES, all_pages, posttrain
 from gnomon.ui.pages.posttrain_config import EXAMPLES, config_of
 
 if TYPE_CHECKING:
@@ -292,3 +293,12 @@ def test_the_keyboard_is_enough(tab: Tab) -> None:
     tab.page.keyboard.press("ArrowRight")
     tab.idle()
     assert make_span(tab) > before
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_id_is_given_twice(name: str, tmp_path: Path) -> None:
+    page = next(one for one in all_pages() if one.name == name)
+    with make_app(tmp_path).server.test_request_context():
+        drawn = page.layout({one.name: one.default for one in page.controls})
+    ids = [one.id for one in drawn._traverse() if getattr(one, "id", None)]
+    assert len(ids) == len(set(ids))
