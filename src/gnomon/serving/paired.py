@@ -76,7 +76,7 @@ def _interval_of_p99(before: Floats, after: Floats, seed: int) -> tuple[float, f
 
 
 def _resampled_p99(values: Floats, drawn: Ints) -> Floats:
-    """The P99 of every resample (as NumPy, linear between neighbours); `drawn[resample, b]`: how often block b was drawn.
+    """The P99 of every resample, linear between neighbours; `drawn[resample, b]` is how often block b was drawn.
 
     Sorted once for all resamples: a value counts as often as its block was drawn, and the P99 is near the largest.
     """
