@@ -205,3 +205,11 @@ def test_measurements_of_llmservingsim_become_a_bundle(cli, tmp_path: Path) -> N
     assert rows["attention"]["bf16", 14, 2, 64, 0, 0, 8, 512][0] == pytest.approx(12.096e-6)
     assert rows["gemm"]["bf16", 8, 151936, 896][0] == pytest.approx(10.8e-6)  # The head, by sequences.
     cli("time", *options, "--source", "profile", "--path", str(out))
+
+
+def test_repeats_are_told_from_models_with_a_point_in_their_name(tmp_path: Path) -> None:
+    for name in ("calibration", "qwen2.5-7b-chat-30", "qwen2.5-7b-chat-30.2", "qwen2.5-32b-chat-60"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text("{}")
+    found = [[one.folder.name for one in runs] for runs in h200.runs_in(tmp_path)]
+    assert found == [["qwen2.5-32b-chat-60"], ["qwen2.5-7b-chat-30", "qwen2.5-7b-chat-30.2"]]

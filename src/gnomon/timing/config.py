@@ -77,7 +77,8 @@ class TimingConfig(Config):
     """Factor on all times of the GPU, e.g. to carry a source's uncertainty into a result."""
     clock: float = Field(1.0, gt=0, le=1)
     """The GPU's clock over that of the measurements, below 1 where a power cap lowers it. What a matrix product takes
-    beyond that of one token, and prefill attention, take as much longer; what waits for memory does not."""
+    beyond that of one token, and prefill attention, take as much longer; what waits for memory does not. Kernels that
+    were measured with prompts and decodes in one call, and the source table, stay as they are."""
     table: TableConfig | None = None
     """The seconds themselves, for the source table."""
 

@@ -12,6 +12,7 @@ A load that few requests make up may be measured more than once: the folders `na
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -90,7 +91,7 @@ class Recording:
     @property
     def name(self) -> str:
         """Name of the run, without the number of the repeat."""
-        return self.folder.name.partition(".")[0]
+        return re.sub(r"\.\d+$", "", self.folder.name)
 
     @property
     def latencies(self) -> Latencies:

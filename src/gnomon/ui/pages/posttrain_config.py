@@ -30,7 +30,8 @@ MAX_SEQUENCES = 65_536
 EXAMPLES: dict[str, dict[str, Any]] = {
     "8 GPUs, 1.5B": {"steps": 2},
     "8 GPUs, equal lengths": {
-        "actor": "0-3", "rollout": "4-6", "inference": "7", "pre": False, "lengths": "fixed",
+        "rollout": "2-6", "inference": "7", "prompts": 256, "minibatches": 8, "running": 32, "actor_share": 0.6,
+        "lengths": "fixed", "mean": 2000,
     },
     "64 GPUs, 7B, long tail": {
         "model": "qwen2.5-7b", "nodes": 8, "actor": "0-15", "rollout": "16-55", "inference": "56-63", "prompts": 512,
