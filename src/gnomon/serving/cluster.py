@@ -26,6 +26,8 @@ class Fleet(NamedTuple):
     """The router's options, in the order of its `parameters`."""
     memory: Floats
     """The router's own memory, zero at the start."""
+    predicted_output: Floats
+    """[request]: output tokens as foretold at arrival; size 0 where nothing is foretold."""
 
 
 Router = Callable[[Fleet, int], int]

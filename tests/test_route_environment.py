@@ -1,0 +1,140 @@
+"""The routing environment: the same simulation as `gnomon simulate`, stepped from decision to decision."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gnomon.learning.domain import DomainConfig, RewardConfig, draw_episode
+from gnomon.learning.environment import VectorClusters
+from gnomon.serving.state import FINISHED
+
+SMALL = DomainConfig(num_replicas=(2, 4), warm_up=(10, 30), session_share=0.3)
+
+
+def least_backlog(envs: VectorClusters) -> Any:
+    backlog = envs.many.fleets.cluster.replicas["num_outstanding"][: envs.num_envs].astype(float)
+    return np.where(envs.mask, backlog, np.inf).argmin(axis=1)
+
+
+def test_everything_follows_from_the_seed_of_reset() -> None:
+    def played(envs: VectorClusters) -> list[Any]:
+        seen = [envs.reset(7)]
+        seen += [envs.step(least_backlog(envs))[:4] for _ in range(70)]
+        return [array for step in seen for array in step]
+
+    used = VectorClusters(SMALL, 4, horizon=40)
+    used.reset(1)
+    used.step(least_backlog(used))
+    for a, b in zip(played(used), played(VectorClusters(SMALL, 4, horizon=40)), strict=True):
+        assert np.array_equal(a, b)
+
+
+def test_observations_are_finite_and_missing_replicas_are_zero() -> None:
+    envs = VectorClusters(SMALL, 8, horizon=64)
+    observation, mask = envs.reset(3)
+    assert observation.shape == (8, 4, envs.num_features)
+    assert mask.any(axis=1).all() and not mask.all()
+    for _ in range(40):
+        observation, mask, reward, _, info = envs.step(least_backlog(envs))
+        assert np.isfinite(observation).all() and np.abs(observation).max() < 50
+        assert not observation[~mask].any()
+        assert (reward <= 0).all() and np.isfinite(info["backlog"]).all()
+
+
+def test_episodes_are_cut_and_the_last_observation_is_kept() -> None:
+    envs = VectorClusters(SMALL, 2, horizon=5)
+    envs.reset(0)
+    for step in range(5):
+        observation, _, _, done, info = envs.step(np.zeros(2, int))
+        assert done.all() == (step == 4)
+    assert not np.array_equal(info["final_observation"], observation), "observation is the next episode's first"
+    assert info["final_observation"].any()
+
+
+def test_a_group_shares_cluster_and_traffic() -> None:
+    envs = VectorClusters(SMALL, 6, horizon=20, group=3)
+    observation, _ = envs.reset(0)
+    assert list(envs.trace) == [0, 0, 0, 1, 1, 1]
+    for first in (0, 3):
+        assert np.array_equal(observation[first], observation[first + 1])
+        assert np.array_equal(observation[first], observation[first + 2])
+    assert not np.array_equal(observation[0], observation[3])
+    choices = np.array([0, 1, 0, 0, 1, 0])
+    observation, *_ = envs.step(choices)
+    assert np.array_equal(observation[0], observation[2])
+    assert not np.array_equal(observation[0], observation[1]), "a choice makes a difference"
+
+
+def test_rewards_sum_to_the_latency_of_all_requests() -> None:
+    """Little's law: the integral of requests in the system is the sum of the times that each spends in it."""
+    horizon = 60
+    domain = SMALL.model_copy(update={"session_share": 0.0, "warm_up": (1, 1)})
+    envs = VectorClusters(domain, 3, horizon=horizon, reward=RewardConfig(ttft_weight=0.0))
+    envs.reset(5)
+    unit, total = envs._unit_s.copy(), np.zeros(3)
+    for _ in range(horizon - 1):
+        total += envs.step(least_backlog(envs))[2]
+    for env in range(3):
+        requests = envs.many.fleets.cluster.requests[env]
+        now = requests.arrival_s[envs.many.pending[env]]
+        begin = requests.arrival_s[1]  # The first request is the warm-up's.
+        arrived = requests[: envs.many.pending[env]]
+        end = np.where(arrived.status == FINISHED, arrived.finished_s, now)
+        spent = np.maximum(0.0, end - np.maximum(arrived.arrival_s, begin)).sum()
+        assert -total[env] * unit[env] == pytest.approx(spent, rel=1e-9)
+
+
+def test_waiting_for_first_tokens_and_missed_objectives_are_counted() -> None:
+    domain = SMALL.model_copy(update={"load": (0.9, 0.95)})
+    plain = VectorClusters(domain, 4, horizon=50, reward=RewardConfig(ttft_weight=0.0))
+    strict = VectorClusters(
+        domain, 4, horizon=50, reward=RewardConfig(ttft_weight=1.0, slo_ttft_s=0.05, slo_weight=2.0)
+    )
+    plain.reset(2)
+    strict.reset(2)
+    lost = np.zeros(4)
+    for _ in range(45):
+        choice = least_backlog(plain)
+        a, b = plain.step(choice)[2], strict.step(choice)[2]
+        assert (b <= a).all()
+        lost += a - b
+    assert (lost > 0).all()
+
+
+@pytest.mark.parametrize("mode", ["delta", "instant", "hybrid"])
+def test_other_rewards_are_there_to_compare_with(mode: Any) -> None:
+    envs = VectorClusters(SMALL, 4, horizon=40, reward=RewardConfig(mode=mode))
+    envs.reset(0)
+    rewards = np.array([envs.step(np.zeros(4, int))[2] for _ in range(30)])
+    assert np.isfinite(rewards).all() and np.ptp(rewards) > 0
+
+
+def test_traffic_is_drawn_at_the_asked_load() -> None:
+    """The busy share of replicas grows with the load, and stays below one in the mean."""
+
+    def busy(load: float) -> float:
+        domain = DomainConfig(
+            num_replicas=(3, 3), load=(load, load), cv=(1.0, 1.0), spike_share=0.0, session_share=0.0, warm_up=(1, 1)
+        )
+        envs = VectorClusters(domain, 4, horizon=600)
+        envs.reset(0)
+        for _ in range(599):
+            envs.step(least_backlog(envs))
+        return float(envs._backlog().sum(axis=1).mean())
+
+    assert busy(0.5) < busy(0.95)
+
+
+def test_an_episode_has_what_the_domain_says() -> None:
+    random = np.random.default_rng(0)
+    seen = set()
+    for _ in range(60):
+        episode = draw_episode(DomainConfig(), 100, random)
+        assert 2 <= len(episode.kinds) <= 8 and len(episode.requests) == episode.warm_up + 100
+        assert np.all(np.diff(episode.requests.arrival_s) >= 0)
+        assert episode.requests.total_tokens.max() <= DomainConfig().max_tokens
+        seen.add((len({row for _, row in episode.kinds}) > 1, len(episode.requests.prefix_hashes) > 0))
+    assert len(seen) >= 3, "equal and unequal replicas, with and without conversations"
