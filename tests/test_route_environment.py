@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gnomon.learning.domain import DomainConfig, RewardConfig, draw_episode
+from gnomon.learning.domain import DomainConfig, RewardConfig
 from gnomon.learning.environment import VectorClusters
+from gnomon.learning.traffic import RandomTraffic
 from gnomon.serving.state import FINISHED
 
 SMALL = DomainConfig(num_replicas=(2, 4), warm_up=(10, 30), session_share=0.3)
@@ -130,11 +131,111 @@ def test_traffic_is_drawn_at_the_asked_load() -> None:
 
 def test_an_episode_has_what_the_domain_says() -> None:
     random = np.random.default_rng(0)
-    seen = set()
+    seen, traffic = set(), RandomTraffic(DomainConfig())
     for _ in range(60):
-        episode = draw_episode(DomainConfig(), 100, random)
+        episode = traffic.draw(100, random)
         assert 2 <= len(episode.kinds) <= 8 and len(episode.requests) == episode.warm_up + 100
         assert np.all(np.diff(episode.requests.arrival_s) >= 0)
         assert episode.requests.total_tokens.max() <= DomainConfig().max_tokens
         seen.add((len({row for _, row in episode.kinds}) > 1, len(episode.requests.prefix_hashes) > 0))
     assert len(seen) >= 3, "equal and unequal replicas, with and without conversations"
+
+
+# One scenario, and teachers.
+
+
+def test_a_scenario_played_step_by_step_is_the_simulation() -> None:
+    """Environment and simulator are the same engine: the same choices give the same times, to the last bit."""
+    from gnomon.learning.traffic import ScenarioTraffic
+    from gnomon.serving.simulate import run
+    from serving_kit import scenario
+
+    pools = [{"num_replicas": 2}, {"num_replicas": 1, "timing": {"scale": 2.0}}]
+    base = scenario(pools=pools, timing={"source": "roofline"}, workload={"rate": 30.0, "num_requests": 200})
+    traffic = ScenarioTraffic(base, 100)
+    envs = VectorClusters(traffic, 1, horizon=100)
+    envs.reset(4)
+    drawn: list[Any] = []
+    draw = traffic.draw
+    traffic.draw = lambda *given: drawn.append(draw(*given)) or drawn[-1]  # type: ignore[method-assign, func-returns-value]
+    envs.reset(4)
+    for _ in range(99):
+        envs.step(least_backlog(envs))
+    played = envs.many.fleets.cluster.requests[0]
+    routed = int(envs.many.pending[0])
+    choices = played.replica[:routed].copy()
+    some = drawn[0].requests.take(np.arange(routed))
+    done = run(base, requests=some, forced_replicas=choices)
+    finished = played.status[:routed] == FINISHED
+    assert finished.sum() > 50
+    assert np.array_equal(done.cluster.requests.finished_s[finished], played.finished_s[:routed][finished])
+    assert np.array_equal(done.cluster.requests.first_token_s[finished], played.first_token_s[:routed][finished])
+
+
+def test_heuristic_teachers_are_the_routers() -> None:
+    from gnomon.learning.teachers import HeuristicTeacher
+
+    envs = VectorClusters(SMALL, 6, horizon=30)
+    envs.reset(1)
+    teachers = {name: HeuristicTeacher(name) for name in ("least_outstanding", "round_robin", "lookahead", "learned")}
+    turns = []
+    for _ in range(12):
+        chosen = {name: teacher.actions(envs) for name, teacher in teachers.items()}
+        assert np.array_equal(chosen["least_outstanding"], least_backlog(envs))
+        assert all((one < envs.many.num_replicas).all() for one in chosen.values())
+        turns.append(chosen["round_robin"])
+        envs.step(chosen["lookahead"])
+    assert all(len(set(turn)) > 1 for turn in np.array(turns).T)
+
+
+def test_the_rollout_teacher_leaves_the_clusters_alone_and_repeats_itself() -> None:
+    from gnomon.learning.teachers import RolloutTeacher
+
+    envs, untouched = (VectorClusters(SMALL, 4, horizon=30) for _ in range(2))
+    envs.reset(1)
+    untouched.reset(1)
+    teacher = RolloutTeacher("least_outstanding", horizon=10)
+    for _ in range(8):
+        costs = teacher.costs(envs)
+        assert np.array_equal(np.isfinite(costs), envs.mask)
+        assert np.array_equal(costs, teacher.costs(envs))
+        chosen = costs.argmin(axis=1)
+        for a, b in zip(envs.step(chosen)[:4], untouched.step(chosen)[:4], strict=True):
+            assert np.array_equal(a, b)
+
+
+def test_the_cost_of_a_rollout_is_what_happens() -> None:
+    """Following the base after the choice leads to exactly the latencies that the rollout foretold."""
+    from gnomon.learning.teachers import HeuristicTeacher, RolloutTeacher
+
+    envs = VectorClusters(SMALL, 3, horizon=60)
+    envs.reset(2)
+    start, horizon, base = envs.many.pending.copy(), 20, HeuristicTeacher("least_outstanding")
+    active = [list(envs.many.active[env, : envs.many.num_active[env]]) for env in range(3)]
+    costs = RolloutTeacher("least_outstanding", horizon=horizon, ttft_weight=0.0).costs(envs)
+    envs.step(np.ones(3, int))
+    for _ in range(horizon):
+        envs.step(base.actions(envs))
+    for env in range(3):
+        ids = [*active[env], *range(start[env], start[env] + horizon + 1)]
+        requests = envs.many.fleets.cluster.requests[env][ids]
+        ended = requests.status == FINISHED
+        spent = (requests.finished_s - requests.arrival_s)[ended].sum()
+        assert spent <= costs[env, 1], "what is not done yet comes on top"
+        if ended.all():
+            assert spent == pytest.approx(costs[env, 1], rel=1e-12)
+
+
+def test_rollouts_improve_on_their_base() -> None:
+    """Mixed lengths on unequal replicas: one step of policy improvement over round robin must be worth a lot."""
+    from gnomon.learning.teachers import HeuristicTeacher, RolloutTeacher
+
+    short = {"output_median": (10.0, 20.0), "long_traces": 0.0, "max_sequences": (8,)}
+    domain = SMALL.model_copy(update={"unequal_share": 1.0, "session_share": 0.0, "load": (0.8, 0.8), **short})
+
+    def total(teacher: Any) -> float:
+        envs = VectorClusters(domain, 4, horizon=150, reward=RewardConfig(ttft_weight=0.0))
+        envs.reset(9)
+        return sum(float(envs.step(teacher.actions(envs))[2].sum()) for _ in range(149))
+
+    assert total(RolloutTeacher("round_robin", horizon=16)) > 0.9 * total(HeuristicTeacher("round_robin"))

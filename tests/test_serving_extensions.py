@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,12 @@ def test_names_can_be_taken_only_once() -> None:
     with pytest.raises(GnomonError, match="registered already"):
         batching_policy("vllm_v1")(lambda replica: None)
     assert set(ROUTER_NAMES) <= set(router_names())
+
+
+def test_own_functions_belong_to_a_module_that_compiled_code_can_find_again() -> None:
+    run(scenario(num_replicas=2, router={"name": "fastest_replica", "file": str(EXAMPLES / "fastest_replica.py")}))
+    module = sys.modules[find_router("fastest_replica").route.__module__]
+    assert module.__file__ == str((EXAMPLES / "fastest_replica.py").resolve())
 
 
 def test_files_that_cannot_be_used_are_explained(tmp_path: Path) -> None:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
-
 from gnomon.core.borrow import borrow, first_rows
 from gnomon.core.jit import inner, jit
 from gnomon.serving.cluster import Engine, Fleet, _advance_all, _serve_open_loop, _wake_receivers
@@ -174,21 +172,20 @@ def warm_up(many: Ensemble, engine: Engine, log: Log, lane: int, count: int) -> 
 
 @inner
 def _roll_out(
-    many: Ensemble, engine: Engine, log: Log, lane: int, first_copy: int, last: int, ttft_weight: float, costs: Floats
+    copies: Ensemble, engine: Engine, log: Log, last: int, is_learned: bool, ttft_weight: float, costs: Floats
 ) -> None:
-    pending = many.pending[lane]
-    for r in range(many.num_replicas[lane]):
-        fleet = _lane(many.fleets, first_copy + r, many.num_replicas[lane], many.router_memory)
-        requests = fleet.cluster.requests
+    for r in range(costs.size):
+        fleet = _lane(copies.fleets, r, costs.size, copies.router_memory)
+        requests, pending, num_active = fleet.cluster.requests, copies.pending[r], copies.num_active[r]
         receive(fleet.cluster, r, pending)
-        remember_choice(_lane(many.fleets, first_copy + r, many.num_replicas[lane], many.fleets.memory), pending, r)
-        _wake_receivers(fleet, engine, log, many.unwoken[lane], pending + 1, requests[pending].arrival_s)
+        if is_learned:
+            remember_choice(fleet, pending, r)
+        _wake_receivers(fleet, engine, log, copies.unwoken[r], pending + 1, requests[pending].arrival_s)
         _serve_open_loop(fleet, engine, True, log, pending + 1, last)
         _advance_all(fleet, engine, log, NEVER)
         total = 0.0
-        for i in range(many.num_active[lane] + last - pending):
-            place = i - many.num_active[lane]
-            request = requests[many.active[lane, i] if place < 0 else pending + place]
+        for i in range(num_active + last - pending):
+            request = requests[copies.active[r, i] if i < num_active else pending + i - num_active]
             total += request.finished_s - request.arrival_s
             total += ttft_weight * max(0.0, request.first_token_s - request.arrival_s)
         costs[r] = total
@@ -196,16 +193,42 @@ def _roll_out(
 
 @jit
 def roll_out(
-    many: Ensemble, engine: Engine, log: Log, lane: int, first_copy: int, last: int, ttft_weight: float, costs: Floats
+    copies: Ensemble, engine: Engine, log: Log, last: int, is_learned: bool, ttft_weight: float, costs: Floats
 ) -> None:
-    """What each choice for the pending request of a lane leads to: the total latency (and `ttft_weight` x the time to
-    first tokens) of all requests up to `last` once the engine's router has routed those that follow, and all are done.
+    """What each choice for a pending request leads to: the total latency (and `ttft_weight` x the time to first tokens)
+    of all requests before `last`, once the engine's router has routed those that follow and everything is done.
 
-    The lanes from `first_copy` on are copies of the lane, one per replica, and are used up.
+    Lane r of `copies` is a copy of the lane in question in which replica r is tried; the copies are used up. A learned
+    router's memory must be told of the choice.
     """
-    _roll_out(borrow(many), engine, borrow(log), lane, first_copy, last, ttft_weight, costs)
+    _roll_out(borrow(copies), engine, borrow(log), last, is_learned, ttft_weight, costs)
 
 
-def some_memory(num_lanes: int, per_replica: int, max_replicas: int) -> Floats:
-    """Memory for a router in every lane."""
-    return np.zeros((num_lanes, per_replica * max_replicas + 8))
+OF_CACHES = frozenset(
+    {"block_key", "block_users", "newer", "older", "slot_key", "slot_block", "free_rows", "loose_blocks"}
+)
+"""Arrays of a cluster that only prefix caches use (beside `tables` and `prefix_hashes`)."""
+
+
+def copy_lane(many: Ensemble, lane: int, copies: Ensemble, into: slice, first: int, last: int) -> None:
+    """Copy a lane into lanes of another (or the same) ensemble of the same shape, with its requests `first` to `last`.
+
+    Prefix caches, by far the largest part, are left alone where the lane has none.
+    """
+    cluster = many.fleets.cluster
+    has_cache = bool(cluster.replicas[lane, 0].prefix_cache)
+    for name, target, source in zip(Cluster._fields, copies.fleets.cluster, cluster, strict=True):
+        if name == "requests":
+            target[into, first:last] = source[lane, first:last]
+        elif name == "tables":
+            rows = int(cluster.replicas[lane, 0].max_running) if has_cache else 0
+            target[into, :, :rows] = source[lane, :, :rows]
+        elif name == "prefix_hashes":
+            if has_cache:
+                target[into] = source[lane]
+        elif has_cache or name not in OF_CACHES:
+            target[into] = source[lane]
+    for name in ("draws", "memory", "predicted_output"):
+        getattr(copies.fleets, name)[into] = getattr(many.fleets, name)[lane]
+    for name in ("num_replicas", "pending", "unwoken", "num_active", "active", "observation", "router_memory"):
+        getattr(copies, name)[into] = getattr(many, name)[lane]

@@ -9,24 +9,19 @@ from numpy.typing import NDArray
 
 from gnomon.core.jit import bound
 from gnomon.core.streams import stream
-from gnomon.learning.domain import (
-    MAX_CACHED_BLOCKS,
-    SESSION_TOKENS,
-    DomainConfig,
-    Episode,
-    RewardConfig,
-    draw_episode,
-    hardware,
-)
+from gnomon.learning.domain import DomainConfig, Episode, RewardConfig, Traffic
 from gnomon.learning.ensemble import (
     ENDED,
     IN_SYSTEM_S,
     MISSED,
+    OF_CACHES,
     UNANSWERED_S,
     Ensemble,
+    copy_lane,
     step_all,
     warm_up,
 )
+from gnomon.learning.traffic import BLOCK_TOKENS, RandomTraffic
 from gnomon.serving.build import fill_replicas, fill_requests
 from gnomon.serving.cluster import Engine, Fleet, new_cluster
 from gnomon.serving.compilation import MAX_POLICIES, callable_policy, callable_proceed, callable_router
@@ -39,7 +34,7 @@ from gnomon.serving.state import Cluster, Floats, Ints
 
 Bools = NDArray[np.bool_]
 
-SPARE_LANES_REQUESTS = 256
+SPARE_REQUESTS = 256
 """Requests behind the last decision of an episode, for teachers that look ahead."""
 
 
@@ -52,48 +47,50 @@ LOPSIDED = RouterSpec("lopsided", _lopsided, True, True, 1, {})
 WARM_UP_ROUTERS = ("least_outstanding", "random", "predicted_latency", "lopsided")
 
 
-def engine_with(spec: RouterSpec) -> Engine:
-    """The compiled engine with one router."""
-    policy = callable_policy("vllm_v1")
-    return Engine(callable_proceed(), (policy,) * MAX_POLICIES, callable_router(spec))
+def engine_with(spec: RouterSpec, policy: str) -> Engine:
+    """The compiled engine with one router and one batching policy."""
+    return Engine(callable_proceed(), (callable_policy(policy),) * MAX_POLICIES, callable_router(spec))
 
 
 class VectorClusters:
-    """Clusters drawn from a domain, stepped together; each waits for the replica of its pending request.
+    """Clusters drawn from a domain (or of other traffic), stepped together; each waits for the replica of its pending
+    request.
 
     `reset` and `step` return observations [environment, replica, feature] and a mask [environment, replica] of the
     replicas that exist. An environment whose episode is over (`done`) has started the next one; its last observation
     is in `info`, so that its value can be bootstrapped: traffic is cut, it does not end. Everything follows from the
-    seed of `reset`.
+    seed of `reset`. `lives` counts the clusters that each environment has had.
     """
 
     def __init__(
         self,
-        domain: DomainConfig | None = None,
+        domain: DomainConfig | Traffic | None = None,
         num_envs: int = 16,
         *,
         horizon: int = 512,
         lengths: LengthsKnown = "none",
         reward: RewardConfig | None = None,
         group: int = 1,
-        num_copies: int = 0,
         seed: int = 0,
     ) -> None:
         assert num_envs % group == 0, "environments come in whole groups"
-        self.domain, self.reward = domain or DomainConfig(), reward or RewardConfig()
-        self.num_envs, self.horizon, self.group, self.num_copies = num_envs, horizon, group, num_copies
-        self.num_features, self.max_replicas = NUM_FEATURES, self.domain.num_replicas[1]
+        drawn = domain is None or isinstance(domain, DomainConfig)
+        self.traffic: Traffic = RandomTraffic(domain or DomainConfig()) if drawn else domain  # type: ignore[assignment, arg-type]
+        self.reward = reward or RewardConfig()
+        self.num_envs, self.horizon, self.group = num_envs, horizon, group
+        self.num_features, self.max_replicas = NUM_FEATURES, self.traffic.max_replicas
         self.router_config = RouterConfig(lengths=lengths)
-        self._num_requests = self.domain.warm_up[1] + horizon + SPARE_LANES_REQUESTS
-        self._log = new_log(64, 64)
-        self._engine = engine_with(find_router("round_robin"))
+        self.num_requests = self.traffic.max_warm_up + horizon + SPARE_REQUESTS
+        self.log = new_log(64, 64)
+        self._engine = engine_with(find_router("round_robin"), self.traffic.policy)
         self._blank = self._new_cluster()
-        self.many = self._new_ensemble(num_envs + num_copies)
-        self._step_all = bound(step_all, self.many, self._engine, self._log, np.zeros(num_envs, np.int64))
-        self._warm_up = bound(warm_up, self.many, self._engine, self._log, 0, 0)
+        self.many = self.new_ensemble(num_envs)
+        self._step_all = bound(step_all, self.many, self._engine, self.log, np.zeros(num_envs, np.int64))
+        self._warm_up = bound(warm_up, self.many, self._engine, self.log, 0, 0)
         self._done_at = np.zeros(num_envs, np.int64)
         self._unit_s = np.ones(num_envs)
         self._episodes = np.zeros(num_envs, np.int64)
+        self.lives = np.zeros(num_envs, np.int64)
         self._seed = seed
 
     # What a learner calls.
@@ -102,8 +99,12 @@ class VectorClusters:
         """Start all environments anew; with the same seed, in exactly the same way."""
         self._seed = self._seed if seed is None else seed
         self._episodes[:] = 0
-        for env in range(self.num_envs):
+        for env in range(0, self.num_envs, self.group):
             self._begin(env)
+            rest = slice(env + 1, env + self.group)
+            copy_lane(self.many, env, self.many, rest, 0, self.num_requests)
+            self._done_at[rest], self._unit_s[rest] = self._done_at[env], self._unit_s[env]
+            self.lives[rest] += 1
         return self.observation, self.mask
 
     def step(self, actions: Any) -> tuple[Floats, Bools, Floats, Bools, dict[str, Any]]:
@@ -112,7 +113,7 @@ class VectorClusters:
         assert chosen.shape == (self.num_envs,)
         assert (chosen >= 0).all() and (chosen < self.many.num_replicas[: self.num_envs]).all(), "no such replica"
         before = self._backlog()
-        self._step_all(self.many, self._engine, self._log, chosen)
+        self._step_all(self.many, self._engine, self.log, chosen)
         reward = self._rewards(before)
         done = self.many.pending[: self.num_envs] >= self._done_at
         info: dict[str, Any] = {"backlog": self._backlog().sum(axis=1), "imbalance": _spread(self)}
@@ -160,26 +161,26 @@ class VectorClusters:
 
     def _begin(self, env: int) -> None:
         """Draw the environment's next episode and bring it to its first decision."""
-        names = ("route", env // self.group, int(self._episodes[env]))
-        random = stream(self._seed, *names)
-        episode = draw_episode(self.domain, self.horizon + SPARE_LANES_REQUESTS, random)
-        seed = int(random.integers(2**31))
-        self._fill(env, episode, seed)
+        random = stream(self._seed, "route", env // self.group, int(self._episodes[env]))
+        episode = self.traffic.draw(self.horizon + SPARE_REQUESTS, random)
+        self._fill(env, episode, int(random.integers(2**31)))
         self._done_at[env] = episode.warm_up + self.horizon
         self._unit_s[env] = episode.alone_s
         rule = WARM_UP_ROUTERS[int(random.integers(len(WARM_UP_ROUTERS)))]
-        engine = engine_with(LOPSIDED if rule == "lopsided" else find_router(rule))
-        self._warm_up(self.many, engine, self._log, env, episode.warm_up)
+        engine = engine_with(LOPSIDED if rule == "lopsided" else find_router(rule), self.traffic.policy)
+        self._warm_up(self.many, engine, self.log, env, episode.warm_up)
 
     def _fill(self, env: int, episode: Episode, seed: int) -> None:
         """Write an episode into the arrays of a lane."""
-        requests, many = episode.requests, self.many
+        requests, count = episode.requests, len(episode.requests)
         self._make_room_for_hashes(len(requests.prefix_hashes))
-        count = len(requests)
-        for whole, blank in zip(self.many.fleets.cluster, self._blank, strict=True):
-            if blank.size:
+        many = self.many
+        has_cache = bool(episode.kinds[0][0].batching.prefix_cache)
+        for name, whole, blank in zip(Cluster._fields, many.fleets.cluster, self._blank, strict=True):
+            # What was in a cache's tables does not matter to an empty cache.
+            if blank.size and (has_cache or name not in OF_CACHES) and name not in ("tables", "slot_block"):
                 whole[env] = blank
-        lane = Cluster(*(array[env] for array in self.many.fleets.cluster))
+        lane = Cluster(*(array[env] for array in many.fleets.cluster))
         fill_requests(lane._replace(requests=lane.requests[:count]), requests, seed)
         lane.requests.arrival_s[count:] = np.inf
         lane.prefix_hashes[: len(requests.prefix_hashes)] = requests.prefix_hashes
@@ -188,9 +189,9 @@ class VectorClusters:
         many.fleets.draws[env] = stream(seed, "router").random(many.fleets.draws.shape[1:])
         if many.fleets.predicted_output.shape[1]:
             many.fleets.predicted_output[env, :count] = predicted_outputs(self.router_config, requests, seed)
-        many.fleets.memory[env] = 0.0
-        many.router_memory[env] = 0.0
-        many.observation[env] = 0.0
+        for array in (many.fleets.memory, many.router_memory, many.observation):
+            array[env] = 0.0
+        self.lives[env] += 1
         many.num_replicas[env] = len(episode.kinds)
         many.pending[env] = many.unwoken[env] = many.num_active[env] = 0
 
@@ -203,21 +204,21 @@ class VectorClusters:
             self.many = self.many._replace(fleets=fleets)
 
     def _new_cluster(self) -> Cluster:
-        """The arrays of one lane, with room for whatever the domain may draw."""
-        most = max(self.domain.max_sequences)
+        """The arrays of one lane, with room for whatever the traffic may hold."""
         return new_cluster(
             num_replicas=self.max_replicas,
-            num_requests=self._num_requests,
+            num_requests=self.num_requests,
             max_stages=1,
-            max_running=most,
-            block_size=16,
-            max_in_batch=most,
-            cached_blocks=MAX_CACHED_BLOCKS if self.domain.session_share else 0,
-            blocks_per_request=SESSION_TOKENS // 16 + 2,
+            max_running=self.traffic.max_running,
+            block_size=BLOCK_TOKENS,
+            max_in_batch=self.traffic.max_running,
+            cached_blocks=self.traffic.cached_blocks,
+            blocks_per_request=self.traffic.blocks_per_request,
         )
 
-    def _new_ensemble(self, lanes: int) -> Ensemble:
-        requests = self._num_requests
+    def new_ensemble(self, lanes: int) -> Ensemble:
+        """Arrays for some clusters of this environment's size."""
+        requests = self.num_requests
         cluster = Cluster(*(np.repeat(array[None], lanes, axis=0) for array in self._blank))
         cluster = cluster._replace(
             **{name: getattr(cluster, name).view(np.recarray) for name in ("replicas", "requests", "flights")}
@@ -225,7 +226,7 @@ class VectorClusters:
         foretold = 0 if self.router_config.lengths == "none" else requests
         fleets = Fleet(
             cluster,
-            hardware(self.domain).tables,
+            self.traffic.tables,
             np.zeros((lanes, requests, 2)),
             np.zeros(1),
             np.zeros((lanes, MEMORY_PER_REPLICA * self.max_replicas + 8)),

@@ -1,0 +1,93 @@
+"""Who shows how to route: the heuristics, and a teacher that tries every replica and looks what comes of it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gnomon.core.jit import bound
+from gnomon.learning.ensemble import Ensemble, copy_lane, opinions, roll_out
+from gnomon.learning.environment import SPARE_REQUESTS, VectorClusters, engine_with
+from gnomon.serving.routers import RouterSpec, find_router, router_names
+from gnomon.serving.routers.observation import MEMORY_PER_REPLICA
+from gnomon.serving.scenario import RouterConfig
+from gnomon.serving.state import Floats, Ints
+
+
+def _router(name_or_file: str, envs: VectorClusters) -> tuple[RouterSpec, Floats]:
+    """A router by its name, or `learned` by its policy file, and its parameters."""
+    lengths = envs.router_config.lengths
+    if name_or_file in router_names():
+        spec, config = find_router(name_or_file), RouterConfig(name=name_or_file, lengths=lengths)
+    else:
+        spec, config = find_router("learned"), RouterConfig(name="learned", lengths=lengths, checkpoint=name_or_file)
+    assert spec.is_compiled and spec.memory <= MEMORY_PER_REPLICA, "routers of one's own do not teach"
+    numbers = spec.numbers(config) if spec.numbers else np.zeros(0)
+    return spec, np.array([*spec.parameters.values(), *numbers] or [0.0])
+
+
+class HeuristicTeacher:
+    """A built-in router as a teacher. One that keeps memory (round robin) must be asked at every step."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._asked: VectorClusters | None = None
+
+    def actions(self, envs: VectorClusters) -> Ints:
+        """[environment]: where the router would send the pending requests."""
+        chosen = np.zeros(envs.num_envs, np.int64)
+        if self._asked is not envs:
+            spec, self._parameters = _router(self.name, envs)
+            self._engine, self._asked = engine_with(spec, envs.traffic.policy), envs
+            self._opinions = bound(opinions, envs.many, self._engine, chosen)
+            self._memory, self._lives = np.zeros_like(envs.many.router_memory), envs.lives.copy()
+        self._memory[self._lives != envs.lives] = 0.0
+        self._lives[:] = envs.lives
+        fleets = envs.many.fleets._replace(parameters=self._parameters)
+        many = envs.many._replace(fleets=fleets, router_memory=self._memory)
+        self._opinions(many, self._engine, chosen)
+        return chosen
+
+
+class RolloutTeacher:
+    """Tries every replica for the pending request: copies the cluster, lets a base policy route the next arrivals, runs
+    it until all is done, and adds up the latencies of everybody.
+
+    A policy that follows the least cost is never worse in expectation than its base (policy improvement); and unlike
+    any router it counts what a choice does to others, those there and those to come.
+    """
+
+    def __init__(self, base: str = "predicted_latency", horizon: int = 64, ttft_weight: float = 0.2) -> None:
+        assert horizon <= SPARE_REQUESTS
+        self.base, self.horizon, self.ttft_weight = base, horizon, ttft_weight
+        self._copies: Ensemble | None = None
+
+    def costs(self, envs: VectorClusters) -> Floats:
+        """[environment, replica]: what sending the pending request there costs in seconds; inf where there is none."""
+        spec, parameters = _router(self.base, envs)
+        engine, is_learned = engine_with(spec, envs.traffic.policy), spec.name == "learned"
+        copies = self._copies_of(envs)
+        copies = copies._replace(fleets=copies.fleets._replace(parameters=parameters))
+        found, many = np.full((envs.num_envs, envs.max_replicas), np.inf), envs.many
+        rolled = bound(roll_out, copies, engine, envs.log, 0, is_learned, 0.0, found[0])
+        for env in range(envs.num_envs):
+            count, pending = int(many.num_replicas[env]), int(many.pending[env])
+            first = int(many.active[env, 0]) if many.num_active[env] else pending
+            last = pending + 1 + self.horizon
+            copy_lane(many, env, copies, slice(0, count), first, last + 1)
+            if is_learned:
+                copies.router_memory[:count] = many.fleets.memory[env]
+            rolled(copies, engine, envs.log, last, is_learned, self.ttft_weight, found[env, :count])
+        return found
+
+    def actions(self, envs: VectorClusters) -> Ints:
+        """[environment]: the replica of least cost."""
+        return self.costs(envs).argmin(axis=1)
+
+    def _copies_of(self, envs: VectorClusters) -> Ensemble:
+        """Room for one copy of a cluster per replica, made once."""
+        hashes = envs.many.fleets.cluster.prefix_hashes.shape[1]
+        if self._copies is None or self._copies.fleets.cluster.prefix_hashes.shape[1] != hashes:
+            copies = envs.new_ensemble(envs.max_replicas)
+            cluster = copies.fleets.cluster._replace(prefix_hashes=np.zeros((envs.max_replicas, hashes), np.int64))
+            self._copies = copies._replace(fleets=copies.fleets._replace(cluster=cluster))
+        return self._copies
