@@ -172,13 +172,13 @@ def warm_up(many: Ensemble, engine: Engine, log: Log, lane: int, count: int) -> 
 
 @inner
 def _roll_out(
-    copies: Ensemble, engine: Engine, log: Log, last: int, is_learned: bool, ttft_weight: float, costs: Floats
+    copies: Ensemble, engine: Engine, log: Log, last: int, observes: bool, ttft_weight: float, costs: Floats
 ) -> None:
     for r in range(costs.size):
         fleet = _lane(copies.fleets, r, costs.size, copies.router_memory)
         requests, pending, num_active = fleet.cluster.requests, copies.pending[r], copies.num_active[r]
         receive(fleet.cluster, r, pending)
-        if is_learned:
+        if observes:
             remember_choice(fleet, pending, r)
         _wake_receivers(fleet, engine, log, copies.unwoken[r], pending + 1, requests[pending].arrival_s)
         _serve_open_loop(fleet, engine, True, log, pending + 1, last)
@@ -193,15 +193,15 @@ def _roll_out(
 
 @jit
 def roll_out(
-    copies: Ensemble, engine: Engine, log: Log, last: int, is_learned: bool, ttft_weight: float, costs: Floats
+    copies: Ensemble, engine: Engine, log: Log, last: int, observes: bool, ttft_weight: float, costs: Floats
 ) -> None:
     """What each choice for a pending request leads to: the total latency (and `ttft_weight` x the time to first tokens)
     of all requests before `last`, once the engine's router has routed those that follow and everything is done.
 
-    Lane r of `copies` is a copy of the lane in question in which replica r is tried; the copies are used up. A learned
-    router's memory must be told of the choice.
+    Lane r of `copies` is a copy of the lane in question in which replica r is tried; the copies are used up. The memory
+    of a router that `observes` must be told of the choice.
     """
-    _roll_out(borrow(copies), engine, borrow(log), last, is_learned, ttft_weight, costs)
+    _roll_out(borrow(copies), engine, borrow(log), last, observes, ttft_weight, costs)
 
 
 OF_CACHES = frozenset(

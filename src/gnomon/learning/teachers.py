@@ -7,16 +7,35 @@ import numpy as np
 from gnomon.core.jit import bound
 from gnomon.learning.ensemble import Ensemble, copy_lane, opinions, roll_out
 from gnomon.learning.environment import SPARE_REQUESTS, VectorClusters, engine_with
+from gnomon.serving.cluster import Fleet
 from gnomon.serving.routers import RouterSpec, find_router, router_names
-from gnomon.serving.routers.observation import MEMORY_PER_REPLICA
+from gnomon.serving.routers.observation import ADDED_VS, MEMORY_PER_REPLICA, NUM_FEATURES, observe, remember_choice
 from gnomon.serving.scenario import RouterConfig
 from gnomon.serving.state import Floats, Ints
+
+
+def _unselfish(fleet: Fleet, request_id: int) -> int:
+    """The replica on which the request adds the least latency in all, others' included; ties to the lowest id."""
+    count = fleet.cluster.replicas.size
+    rows = np.empty((count, NUM_FEATURES))
+    observe(fleet, request_id, rows)
+    best = 0
+    for r in range(1, count):
+        if rows[r, ADDED_VS] < rows[best, ADDED_VS]:
+            best = r
+    remember_choice(fleet, request_id, best)
+    return best
+
+
+UNSELFISH = RouterSpec("unselfish", _unselfish, True, True, MEMORY_PER_REPLICA, {}, foretells=True)
 
 
 def _router(name_or_file: str, envs: VectorClusters) -> tuple[RouterSpec, Floats]:
     """A router by its name, or `learned` by its policy file, and its parameters."""
     lengths = envs.router_config.lengths
-    if name_or_file in router_names():
+    if name_or_file == UNSELFISH.name:
+        spec, config = UNSELFISH, RouterConfig(lengths=lengths)
+    elif name_or_file in router_names():
         spec, config = find_router(name_or_file), RouterConfig(name=name_or_file, lengths=lengths)
     else:
         spec, config = find_router("learned"), RouterConfig(name="learned", lengths=lengths, checkpoint=name_or_file)
@@ -26,7 +45,8 @@ def _router(name_or_file: str, envs: VectorClusters) -> tuple[RouterSpec, Floats
 
 
 class HeuristicTeacher:
-    """A built-in router as a teacher. One that keeps memory (round robin) must be asked at every step."""
+    """A built-in router as a teacher, or `unselfish`, a rule that weighs what a choice costs everybody. One that keeps
+    memory (round robin, unselfish) must be asked at every step."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -56,7 +76,7 @@ class RolloutTeacher:
     any router it counts what a choice does to others, those there and those to come.
     """
 
-    def __init__(self, base: str = "predicted_latency", horizon: int = 64, ttft_weight: float = 0.2) -> None:
+    def __init__(self, base: str = "unselfish", horizon: int = 64, ttft_weight: float = 0.2) -> None:
         assert horizon <= SPARE_REQUESTS
         self.base, self.horizon, self.ttft_weight = base, horizon, ttft_weight
         self._copies: Ensemble | None = None
@@ -64,19 +84,19 @@ class RolloutTeacher:
     def costs(self, envs: VectorClusters) -> Floats:
         """[environment, replica]: what sending the pending request there costs in seconds; inf where there is none."""
         spec, parameters = _router(self.base, envs)
-        engine, is_learned = engine_with(spec, envs.traffic.policy), spec.name == "learned"
+        engine, observes = engine_with(spec, envs.traffic.policy), spec.name in ("learned", UNSELFISH.name)
         copies = self._copies_of(envs)
         copies = copies._replace(fleets=copies.fleets._replace(parameters=parameters))
         found, many = np.full((envs.num_envs, envs.max_replicas), np.inf), envs.many
-        rolled = bound(roll_out, copies, engine, envs.log, 0, is_learned, 0.0, found[0])
+        rolled = bound(roll_out, copies, engine, envs.log, 0, observes, 0.0, found[0])
         for env in range(envs.num_envs):
             count, pending = int(many.num_replicas[env]), int(many.pending[env])
             first = int(many.active[env, 0]) if many.num_active[env] else pending
             last = pending + 1 + self.horizon
             copy_lane(many, env, copies, slice(0, count), first, last + 1)
-            if is_learned:
+            if observes:
                 copies.router_memory[:count] = many.fleets.memory[env]
-            rolled(copies, engine, envs.log, last, is_learned, self.ttft_weight, found[env, :count])
+            rolled(copies, engine, envs.log, last, observes, self.ttft_weight, found[env, :count])
         return found
 
     def actions(self, envs: VectorClusters) -> Ints:

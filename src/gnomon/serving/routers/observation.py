@@ -67,7 +67,8 @@ FEATURES = (
     "step_vs_best",  # decode step once it has joined
     "stall",  # how long its prefill holds up those who decode there, all together
     "crowding",  # how much it slows their decodes, all together
-    "added_vs_best",  # its own time, stall and crowding together
+    "stalls_to_come",  # how long prefills will hold it up there, if they come as of late
+    "added_vs_best",  # log of the latency that it adds in all (`added_s`) over the least
     # The request and the fleet.
     "prompt",
     "prompt_vs_mean",
@@ -85,17 +86,19 @@ SCHEMA_HASH = hashlib.sha256(",".join((*FEATURES, str(QUEUED))).encode()).hexdig
     OUTSTANDING, WAITING, RUNNING_SHARE, PREFILL_LEFT, KV_USED, KV_DEMAND, DECODE_LEFT, OUTSTANDING_VS, PREFILL_VS,
     DECODE_VS, DECODE_SPEED, PREFILL_SPEED, BATCH_CAP, MEAN_KV, BATCH_ENDS, ARRIVALS, ARRIVED_TOKENS, COMPLETIONS,
     TREND, HEAD_TOKENS, HEAD_LONGEST, HEAD_AGE, PREFIX_HIT, NEW_TOKENS, FIRST_TOKEN, FIRST_TOKEN_VS, FINISH, FINISH_VS,
-    STEP_VS, STALL, CROWDING, ADDED_VS, PROMPT, PROMPT_VS, EXPECTED_OUTPUT, NUM_REPLICAS, RATE_VS, BURSTINESS, BACKLOG,
-    KV_IN_ALL,
+    STEP_VS, STALL, CROWDING, STALLS_TO_COME, ADDED_VS, PROMPT, PROMPT_VS, EXPECTED_OUTPUT, NUM_REPLICAS, RATE_VS,
+    BURSTINESS, BACKLOG, KV_IN_ALL,
 ) = range(NUM_FEATURES)  # fmt: skip
 
 # Memory: of each replica ...
-_ARRIVALS, _ARRIVED, _COMPLETIONS, _FINISHED, _OUTSTANDING = range(5)
-MEMORY_PER_REPLICA = 5
+_ARRIVALS, _ARRIVED, _COMPLETIONS, _FINISHED, _OUTSTANDING, _PREFILL_S = range(6)
+MEMORY_PER_REPLICA = 6
 # ... and, behind all of them, of the fleet.
-_LAST_S, _GAP, _SLOW_GAP, _SQUARED_GAP, _PROMPT, _COUNT = range(6)
+_LAST_S, _GAP, _SLOW_GAP, _SQUARED_GAP, _PROMPT, _COUNT, _WINDOW_S = range(7)
 _QUICK, _SLOW = 0.05, 0.005
 """Weights of the newest arrival in the moving averages."""
+_LIVES = 4.0
+"""Length of the window of recent prefills, in lives of a mean request."""
 
 
 class Arrival(NamedTuple):
@@ -118,8 +121,20 @@ class Foretold(NamedTuple):
     finish: float
     stall: float
     crowding: float
+    stalls_to_come: float
     alone_first_token: float
     alone_step: float
+
+
+@inner
+def added_s(finish: float, first_token: float, stall: float, crowding: float, stalls_to_come: float) -> float:
+    """The latency that sending the request to a replica adds in all: its own, what it costs those who decode there, and
+    what others will cost it.
+
+    The weights count the first token as much as the last, and were chosen on the seeds 100-102 of the scenarios of
+    `gnomon route compare`, whose own seeds are others. Results change little between half and twice each of them.
+    """
+    return finish + 2.0 * first_token + 0.7 * stall + crowding + 2.0 * stalls_to_come
 
 
 @inner
@@ -138,8 +153,10 @@ def _update_averages(fleet: Fleet, at: Arrival) -> None:
     memory[base + _PROMPT] += slow * (at.prompt - memory[base + _PROMPT])
     memory[base + _LAST_S] = at.now
     memory[base + _COUNT] = count + 1.0
+    fading = math.exp(-gap / memory[base + _WINDOW_S]) if memory[base + _WINDOW_S] > 0.0 else 1.0
     for r in range(replicas.size):
         mine = MEMORY_PER_REPLICA * r
+        memory[mine + _PREFILL_S] *= fading
         ended = replicas[r].num_finished - memory[mine + _FINISHED]
         memory[mine + _FINISHED] = replicas[r].num_finished
         memory[mine + _COMPLETIONS] += quick * (ended * replicas.size - memory[mine + _COMPLETIONS])
@@ -157,6 +174,27 @@ def remember_choice(fleet: Fleet, request_id: int, chosen: int) -> None:
         mine, hit = MEMORY_PER_REPLICA * r, float(count) if r == chosen else 0.0
         memory[mine + _ARRIVALS] += _QUICK * (hit - memory[mine + _ARRIVALS])
         memory[mine + _ARRIVED] += _QUICK * (hit * relative - memory[mine + _ARRIVED])
+    memory[MEMORY_PER_REPLICA * chosen + _PREFILL_S] += _prefill_alone_s(
+        fleet, chosen, _new_tokens(fleet, chosen, request_id)
+    )
+
+
+@inner
+def _new_tokens(fleet: Fleet, r: int, request_id: int) -> int:
+    """Prompt tokens that replica `r` would have to compute: those not in its prefix cache."""
+    cluster = fleet.cluster
+    cached = 0
+    if cluster.replicas[r].prefix_cache != 0:
+        cached = prefix_cache.count_hits(replica_view(cluster, r), request_id) * cluster.replicas[r].block_size
+    return max(1, cluster.requests[request_id].prompt_tokens - cached)
+
+
+@inner
+def _prefill_alone_s(fleet: Fleet, r: int, new: int) -> float:
+    """Seconds of a prefill that has replica `r` for itself."""
+    state = fleet.cluster.replicas[r]
+    chunk = max(1, min(new, state.max_batch_tokens, state.max_chunk_tokens))
+    return new / chunk * iteration_s(fleet, r, chunk, 0, 0.0)
 
 
 @inner
@@ -196,7 +234,8 @@ def _foretell(fleet: Fleet, r: int, new: int, at: Arrival) -> Foretold:
     queued = (rounds - 1.0) * at.mean_output * joined_step
     in_flight = max(0.0, state.next_end_s - at.now) if state.num_in_flight > 0 else 0.0
     first_token = in_flight + ahead + queued + own_prefill
-    alone_chunk = max(1, min(new, state.max_batch_tokens, state.max_chunk_tokens))
+    window = fleet.memory[MEMORY_PER_REPLICA * fleet.cluster.replicas.size + _WINDOW_S]
+    prefilling = fleet.memory[MEMORY_PER_REPLICA * r + _PREFILL_S] / window if window > 0.0 else 0.0
     return Foretold(
         step,
         joined_step,
@@ -204,7 +243,8 @@ def _foretell(fleet: Fleet, r: int, new: int, at: Arrival) -> Foretold:
         first_token + at.output * joined_step,
         new / chunk * max(0.0, mixed - step) * held,
         max(0.0, joined_step - step) * held * at.output if held > 0 else 0.0,
-        new / alone_chunk * iteration_s(fleet, r, alone_chunk, 0, 0.0),
+        prefilling * at.output * joined_step,
+        _prefill_alone_s(fleet, r, new),
         iteration_s(fleet, r, 0, 1, float(at.prompt)),
     )
 
@@ -217,10 +257,7 @@ def _observe_replica(fleet: Fleet, r: int, at: Arrival, out: Any) -> Foretold:
     used = float(state.num_blocks - state.free_blocks)
     blocks = max(1.0, float(state.num_blocks))
     decode_left = _decode_left(fleet, r, at.mean_output)
-    cached = 0
-    if state.prefix_cache != 0:
-        cached = prefix_cache.count_hits(replica_view(cluster, r), at.id) * state.block_size
-    new = max(1, at.prompt - cached)
+    new = _new_tokens(fleet, r, at.id)
     times = _foretell(fleet, r, new, at)
     row[OUTSTANDING] = math.log1p(state.num_outstanding)
     row[WAITING] = math.log1p(state.num_waiting)
@@ -241,7 +278,7 @@ def _observe_replica(fleet: Fleet, r: int, at: Arrival, out: Any) -> Foretold:
     row[COMPLETIONS] = memory[mine + _COMPLETIONS]
     row[TREND] = row[OUTSTANDING] - math.log1p(memory[mine + _OUTSTANDING])
     _observe_queue(fleet, r, at.now, row)
-    row[PREFIX_HIT] = cached / at.prompt
+    row[PREFIX_HIT] = 1.0 - new / at.prompt
     row[NEW_TOKENS] = math.log1p(new)
     return times
 
@@ -306,33 +343,36 @@ def observe(fleet: Fleet, request_id: int, out: Any) -> None:
     at = Arrival(request_id, request.arrival_s, request.prompt_tokens, output, mean)
     _update_averages(fleet, at)
     best_first, best_finish, best_step, best_added = 1e300, 1e300, 1e300, 1e300
-    best_prefill, best_alone, best_lone_step = 1e300, 1e300, 1e300
+    best_prefill, best_alone, best_lone_step, mean_step = 1e300, 1e300, 1e300, 0.0
     for r in range(count):
         times = _observe_replica(fleet, r, at, out)
         row = out[r]
         # Seconds for now; they become ratios below, when the best of each is known.
         row[FIRST_TOKEN], row[FINISH], row[STEP_VS] = times.first_token, times.finish, times.joined_step
-        row[STALL], row[CROWDING] = times.stall, times.crowding
+        row[STALL], row[CROWDING], row[STALLS_TO_COME] = times.stall, times.crowding, times.stalls_to_come
+        row[ADDED_VS] = added_s(times.finish, times.first_token, times.stall, times.crowding, times.stalls_to_come)
         row[PREFILL_SPEED], row[DECODE_SPEED] = times.alone_first_token, times.alone_step
         best_first = min(best_first, times.first_token)
         best_finish = min(best_finish, times.finish)
         best_step = min(best_step, times.joined_step)
-        best_added = min(best_added, times.finish + times.stall + times.crowding)
+        best_added = min(best_added, row[ADDED_VS])
         best_prefill = min(best_prefill, times.alone_first_token)
         best_lone_step = min(best_lone_step, times.alone_step)
+        mean_step += times.joined_step / count
         best_alone = min(best_alone, times.alone_first_token + at.output * times.alone_step)
     for r in range(count):
         row = out[r]
-        first_token, finish, stall, crowding = row[FIRST_TOKEN], row[FINISH], row[STALL], row[CROWDING]
-        row[FIRST_TOKEN] = math.log(first_token / best_prefill)
-        row[FIRST_TOKEN_VS] = math.log(first_token / best_first)
-        row[FINISH] = math.log(finish / best_alone)
-        row[FINISH_VS] = math.log(finish / best_finish)
+        row[FIRST_TOKEN_VS] = math.log(row[FIRST_TOKEN] / best_first)
+        row[FIRST_TOKEN] = math.log(row[FIRST_TOKEN] / best_prefill)
+        row[FINISH_VS] = math.log(row[FINISH] / best_finish)
+        row[FINISH] = math.log(row[FINISH] / best_alone)
         row[STEP_VS] = math.log(row[STEP_VS] / best_step)
-        row[STALL] = math.log1p(stall / best_alone)
-        row[CROWDING] = math.log1p(crowding / best_alone)
-        row[ADDED_VS] = math.log((finish + stall + crowding) / best_added)
+        row[STALL] = math.log1p(row[STALL] / best_alone)
+        row[CROWDING] = math.log1p(row[CROWDING] / best_alone)
+        row[STALLS_TO_COME] = math.log1p(row[STALLS_TO_COME] / best_alone)
+        row[ADDED_VS] = math.log(row[ADDED_VS] / best_added)
         row[PREFILL_SPEED] = math.log(best_prefill / row[PREFILL_SPEED])
         row[DECODE_SPEED] = math.log(best_lone_step / row[DECODE_SPEED])
         row[HEAD_AGE] = math.log1p(row[HEAD_AGE] / best_alone)
+    fleet.memory[MEMORY_PER_REPLICA * count + _WINDOW_S] = _LIVES * at.mean_output * mean_step
     _observe_all(fleet, at, out)
