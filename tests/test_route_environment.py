@@ -123,8 +123,8 @@ def test_traffic_is_drawn_at_the_asked_load() -> None:
         envs = VectorClusters(domain, 4, horizon=600)
         envs.reset(0)
         for _ in range(599):
-            envs.step(least_backlog(envs))
-        return float(envs._backlog().sum(axis=1).mean())
+            *_, info = envs.step(least_backlog(envs))
+        return float(info["backlog"].mean())
 
     assert busy(0.5) < busy(0.95)
 
@@ -239,3 +239,26 @@ def test_rollouts_improve_on_their_base() -> None:
         return sum(float(envs.step(teacher.actions(envs))[2].sum()) for _ in range(149))
 
     assert total(RolloutTeacher("round_robin", horizon=16)) > 0.9 * total(HeuristicTeacher("round_robin"))
+
+
+# Gymnasium.
+
+
+def test_gymnasium_and_stable_baselines_accept_the_environment() -> None:
+    gymnasium = pytest.importorskip("gymnasium")
+    from gymnasium.utils.env_checker import check_env
+
+    from gnomon.learning.gym import RoutingEnv
+
+    env = RoutingEnv(SMALL, horizon=32)
+    check_env(env, skip_render_check=True)
+    observation, info = env.reset(seed=3)
+    again, _ = RoutingEnv(SMALL, horizon=32).reset(seed=3)
+    assert np.array_equal(observation, again)
+    assert info["action_mask"].shape == (4,)
+    for step in range(32):
+        observation, reward, terminated, truncated, info = env.step(env.action_space.sample())
+        assert not terminated and truncated == (step == 31) and reward <= 0
+    assert env.observation_space.contains(observation), "the last observation is that of the old episode"
+    baselines = pytest.importorskip("stable_baselines3.common.env_checker")
+    baselines.check_env(gymnasium.wrappers.FlattenObservation(RoutingEnv(SMALL, horizon=32)))

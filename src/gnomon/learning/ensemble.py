@@ -6,6 +6,7 @@ everything that serves one cluster (the engine, the routers, the observation) se
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from gnomon.core.borrow import borrow, first_rows
@@ -16,8 +17,9 @@ from gnomon.serving.log import Log
 from gnomon.serving.routers.observation import observe, remember_choice
 from gnomon.serving.state import FINISHED, REJECTED, Cluster, Floats, Ints
 
-# Accounts of the time between two decisions of a lane.
-IN_SYSTEM_S, UNANSWERED_S, MISSED, ENDED = range(4)
+# Accounts of the time between two decisions of a lane, and of how it stands then.
+IN_SYSTEM_S, UNANSWERED_S, MISSED, ENDED, BACKLOG, IMBALANCE = range(6)
+NUM_ACCOUNTS = 6
 
 
 class Ensemble(NamedTuple):
@@ -38,8 +40,9 @@ class Ensemble(NamedTuple):
     observation: Floats
     """[lane, replica, feature], of the pending request; zero where there is no replica."""
     accounts: Floats
-    """[lane, 4]: since the last decision: time-integral of requests in the system, of requests without their first
-    token, first tokens that came to miss their objective, requests ended."""
+    """[lane, account]: since the last decision: time-integral of requests in the system, of requests without their
+    first token, first tokens that came to miss their objective, requests ended; and now: requests in the system, and
+    the coefficient of variation of their number over the replicas."""
     slo_ttft_s: Floats
     """[1]"""
     router_memory: Floats
@@ -105,6 +108,18 @@ def _account(many: Ensemble, lane: int, start: float, end: float) -> None:
 
 
 @inner
+def _take_stock(many: Ensemble, lane: int, fleet: Fleet) -> None:
+    """How many requests there are, and how unevenly they are spread."""
+    replicas, total, squares = fleet.cluster.replicas, 0.0, 0.0
+    for r in range(replicas.size):
+        total += replicas[r].num_outstanding
+        squares += float(replicas[r].num_outstanding) * replicas[r].num_outstanding
+    mean = total / replicas.size
+    many.accounts[lane, BACKLOG] = total
+    many.accounts[lane, IMBALANCE] = math.sqrt(max(0.0, squares / replicas.size - mean * mean)) / max(1.0, mean)
+
+
+@inner
 def _step(many: Ensemble, engine: Engine, log: Log, lane: int, chosen: int) -> None:
     """Send the pending request to a replica, go on to the next arrival, and observe it."""
     fleet = _lane(many.fleets, lane, many.num_replicas[lane], many.fleets.memory)
@@ -121,6 +136,7 @@ def _step(many: Ensemble, engine: Engine, log: Log, lane: int, chosen: int) -> N
         many.unwoken[lane] = pending + 1
         _advance_all(fleet, engine, log, then)
         _account(many, lane, now, then)
+    _take_stock(many, lane, fleet)
     many.pending[lane] = pending + 1
     observe(fleet, pending + 1, many.observation[lane])
 
@@ -230,5 +246,14 @@ def copy_lane(many: Ensemble, lane: int, copies: Ensemble, into: slice, first: i
             target[into] = source[lane]
     for name in ("draws", "memory", "predicted_output"):
         getattr(copies.fleets, name)[into] = getattr(many.fleets, name)[lane]
-    for name in ("num_replicas", "pending", "unwoken", "num_active", "active", "observation", "router_memory"):
+    for name in (
+        "num_replicas",
+        "pending",
+        "unwoken",
+        "num_active",
+        "active",
+        "observation",
+        "accounts",
+        "router_memory",
+    ):
         getattr(copies, name)[into] = getattr(many, name)[lane]

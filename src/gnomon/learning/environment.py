@@ -11,9 +11,12 @@ from gnomon.core.jit import bound
 from gnomon.core.streams import stream
 from gnomon.learning.domain import DomainConfig, Episode, RewardConfig, Traffic
 from gnomon.learning.ensemble import (
+    BACKLOG,
     ENDED,
+    IMBALANCE,
     IN_SYSTEM_S,
     MISSED,
+    NUM_ACCOUNTS,
     OF_CACHES,
     UNANSWERED_S,
     Ensemble,
@@ -111,27 +114,34 @@ class VectorClusters:
         """Send each pending request to its chosen replica and go on to the next arrivals."""
         chosen = np.ascontiguousarray(actions, np.int64)
         assert chosen.shape == (self.num_envs,)
-        assert (chosen >= 0).all() and (chosen < self.many.num_replicas[: self.num_envs]).all(), "no such replica"
-        before = self._backlog()
+        assert (chosen >= 0).all() and (chosen < self.many.num_replicas).all(), "no such replica"
+        before = self.many.accounts[:, BACKLOG].copy()
         self._step_all(self.many, self._engine, self.log, chosen)
         reward = self._rewards(before)
-        done = self.many.pending[: self.num_envs] >= self._done_at
-        info: dict[str, Any] = {"backlog": self._backlog().sum(axis=1), "imbalance": _spread(self)}
-        info["final_observation"], info["final_mask"] = self.observation, self.mask
-        for env in np.flatnonzero(done):
-            self._episodes[env] += 1
-            self._begin(int(env))
-        return self.observation, self.mask, reward, done, info
+        done = self.many.pending >= self._done_at
+        observation, mask = self.observation, self.mask
+        info = {
+            "backlog": self.many.accounts[:, BACKLOG].copy(),
+            "imbalance": self.many.accounts[:, IMBALANCE].copy(),
+            "final_observation": observation,
+            "final_mask": mask,
+        }
+        if done.any():
+            for env in np.flatnonzero(done):
+                self._episodes[env] += 1
+                self._begin(int(env))
+            observation, mask = self.observation, self.mask
+        return observation, mask, reward, done, info
 
     @property
     def observation(self) -> Floats:
         """[environment, replica, feature] of the pending requests, a copy."""
-        return self.many.observation[: self.num_envs].copy()
+        return self.many.observation.copy()
 
     @property
     def mask(self) -> Bools:
         """[environment, replica]: which replicas exist."""
-        return np.arange(self.max_replicas) < self.many.num_replicas[: self.num_envs, None]
+        return np.arange(self.max_replicas) < self.many.num_replicas[:, None]
 
     @property
     def trace(self) -> Ints:
@@ -140,22 +150,19 @@ class VectorClusters:
 
     # Rewards.
 
-    def _backlog(self) -> Ints:
-        return self.many.fleets.cluster.replicas["num_outstanding"][: self.num_envs]
-
-    def _rewards(self, before: Ints) -> Floats:
-        weights, accounts = self.reward, self.many.accounts[: self.num_envs]
+    def _rewards(self, before: Floats) -> Floats:
+        weights, accounts = self.reward, self.many.accounts
         if weights.mode == "integral":
             seconds = (
                 weights.latency_weight * accounts[:, IN_SYSTEM_S] + weights.ttft_weight * accounts[:, UNANSWERED_S]
             )
             return -seconds / self._unit_s - weights.slo_weight * accounts[:, MISSED]
-        replicas = self.many.num_replicas[: self.num_envs]
-        now, then = self._backlog().sum(axis=1) / replicas, before.sum(axis=1) / replicas
-        instant = -weights.latency_weight * np.log1p(now)
-        delta = -weights.latency_weight * (now - then)
+        replicas = self.many.num_replicas
+        instant = -weights.latency_weight * np.log1p(accounts[:, BACKLOG] / replicas)
+        delta = -weights.latency_weight * (accounts[:, BACKLOG] - before) / replicas
         shaped = {"instant": instant, "delta": delta, "hybrid": (instant + delta) / 2}[weights.mode]
-        return shaped + weights.throughput_weight * accounts[:, ENDED] - weights.balance_penalty * _spread(self)
+        spread = weights.balance_penalty * accounts[:, IMBALANCE]
+        return shaped + weights.throughput_weight * accounts[:, ENDED] - spread
 
     # Episodes.
 
@@ -240,16 +247,7 @@ class VectorClusters:
             active=np.zeros((lanes, requests), np.int64),
             num_active=np.zeros(lanes, np.int64),
             observation=np.zeros((lanes, self.max_replicas, NUM_FEATURES)),
-            accounts=np.zeros((lanes, 4)),
+            accounts=np.zeros((lanes, NUM_ACCOUNTS)),
             slo_ttft_s=np.array([self.reward.slo_ttft_s or np.inf]),
             router_memory=np.zeros((lanes, MEMORY_PER_REPLICA * self.max_replicas + 8)),
         )
-
-
-def _spread(envs: VectorClusters) -> Floats:
-    """[environment]: coefficient of variation of the requests on its replicas."""
-    mask, backlog = envs.mask, envs._backlog()
-    count = mask.sum(axis=1)
-    mean = backlog.sum(axis=1) / count
-    variance = (np.where(mask, backlog - mean[:, None], 0.0) ** 2).sum(axis=1) / count
-    return np.sqrt(variance) / np.maximum(mean, 1.0)
