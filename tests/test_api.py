@@ -53,6 +53,11 @@ def test_same_seed_same_result_other_seed_another() -> None:
     assert first == again != other
 
 
+def test_a_result_says_what_it_is() -> None:
+    said = repr(chat())
+    assert said.startswith("Result(llama-3-8b on ") and "TTFT P99" in said
+
+
 def test_figures_are_plotly_figures() -> None:
     from plotly.graph_objects import Figure
 

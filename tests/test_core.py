@@ -61,6 +61,10 @@ def test_config_reads_yaml_and_overrides(tmp_path: Path) -> None:
         ("name: a\nfront:\n  spokes: many\n", r"b\.yaml:3: front\.spokes: .*valid integer.*'many'"),
         ("signal:\n  kind: horn\n  lenght: 3\n", r"b\.yaml:3: unknown key 'signal\.lenght'\. Did you mean 'length'\?"),
         ("signal:\n  kind: bell\n  pitch: low\n", r"b\.yaml:3: signal\.pitch: .*number.*'low'"),
+        (
+            "front:\n  spokes: a\nname: [1]\n",
+            r"b\.yaml:2: front\.spokes: .*'a'\)\. Also: name: .*valid string.*\[1\]\)\.$",
+        ),
         ("signal:\n  kind: bell\n", r"b\.yaml:1: signal\.pitch: Field required"),
         ("signal:\n  kind: gong\n", r"b\.yaml:1: signal: .*'bell', 'horn'"),
         ("front: [\n", r"b\.yaml:2: "),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import polars as pl
@@ -208,3 +209,17 @@ def test_what_is_logged_is_every_number() -> None:
     assert figures["utilization.mfu"] == chat().summary.utilization.mfu
     rows = series_rows(chat().run, chat().summary)
     assert set(rows[0]) >= {"time_s", "waiting", "running", "kv_mean", "output_tokens_per_s"}
+
+
+def test_slices_of_one_lane_never_overlap(folder: Path) -> None:
+    """Perfetto drops a slice that begins before its neighbour has ended."""
+    trace = json.loads(gzip.decompress((folder / "trace.json.gz").read_bytes()))
+    lanes: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for event in trace["traceEvents"]:
+        if event["ph"] == "X":
+            assert isinstance(event["ts"], int) and isinstance(event["dur"], int)
+            lanes.setdefault((event["pid"], event["tid"]), []).append((event["ts"], event["ts"] + event["dur"]))
+    assert len(lanes) == 4
+    for slices in lanes.values():
+        slices.sort()
+        assert all(before[1] <= after[0] for before, after in pairwise(slices))

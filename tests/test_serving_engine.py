@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from gnomon.core.config import build
 from gnomon.core.errors import ConfigError, UnknownNameError
 from gnomon.serving.scenario import BatchingConfig, ReplicaConfig, Scenario
 from gnomon.serving.state import FINISHED, REJECTED
+from gnomon.workload import generate
 from serving_kit import POLICIES, ROUTERS, assert_same, check_invariants, outcome, requests_of, run, scenario
 
 KEEP_ALL = 1_000_000
@@ -182,6 +184,28 @@ def test_a_preempted_request_finds_its_blocks_again() -> None:
     assert on.cluster.replicas[0].num_preemptions > 0
     assert on.cluster.replicas[0].cache_hits > 0
     assert on.cluster.replicas[0].tokens_computed < off.cluster.replicas[0].tokens_computed
+
+
+@pytest.mark.parametrize("policy", ["vllm_v1", "sglang"])
+@pytest.mark.parametrize("stages", [1, 2])
+def test_blocks_counted_until_a_preemption_give_the_same_results_as_blocks_tracked_from_the_start(
+    policy: str, stages: int
+) -> None:
+    crowded = scenario(
+        replica={"num_kv_blocks": 60, "max_request_tokens": 400, "pipeline_parallel": stages},
+        workload={"num_requests": 120},
+        batching={"policy": policy},
+    )
+    counted = generate(crowded.workload, crowded.seed)
+    # A prefix that the first request shares with nobody has all blocks tracked from its arrival on.
+    offsets = np.minimum(np.arange(len(counted) + 1), 1)
+    tracked = replace(counted, prefix_offsets=offsets, prefix_hashes=np.array([7]))
+    late, early = run(crowded, requests=counted), run(crowded, requests=tracked)
+    check_invariants(late)
+    assert late.cluster.replicas[0].num_preemptions > 0
+    assert late.cluster.replicas[0].cache_hits > 0
+    for column in ("first_token_s", "finished_s", "num_restarts", "cached_tokens"):
+        assert np.array_equal(late.cluster.requests[column], early.cluster.requests[column])
 
 
 def test_speculation_takes_as_many_iterations_as_accepted_drafts_leave() -> None:

@@ -79,6 +79,12 @@ class Result:
     run: Run = field(repr=False)
     """The engine's records."""
 
+    def __repr__(self) -> str:
+        s, latency = self.scenario, self.summary.latency
+        p99 = {"TTFT": latency.ttft_s.p99, "TPOT": latency.tpot_s.p99, "E2E": latency.e2e_s.p99}
+        known = "".join(f", {name} P99 {value:.3g} s" for name, value in p99.items() if value is not None)
+        return f"Result({s.model} on {s.device}, {len(self.run.cluster.requests):,} requests{known})"
+
     @property
     def scenario(self) -> Scenario:
         """What was simulated, with every default filled in."""

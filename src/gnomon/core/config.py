@@ -15,6 +15,7 @@ from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
 from gnomon.core.errors import ConfigError, GnomonError, nearest
 from gnomon.core.files import write_text
@@ -228,12 +229,17 @@ def _explain(
         near = nearest(str(path[-1]), known)
         fix = f"Did you mean {near[0]!r}?" if near else f"Known keys: {', '.join(known)}."
         return ConfigError(f"unknown key {key!r}.", where=place, fix=fix)
-    message = first["msg"].removeprefix("Value error, ").rstrip(".")
-    given = "" if first["type"] == "missing" else f" (given: {first['input']!r})"
-    others = error.error_count() - 1
-    more = f" {others} more mistake{'s follow' if others > 1 else ' follows'}." if others else ""
-    subject = f"{key}: " if key else ""
-    return ConfigError(f"{subject}{message}{given}.{more}", where=place)
+    # The members of a union each complain about the same key: the first one will do.
+    said = {_as_written(model, one["loc"]): _said(one) for one in reversed(mistakes)}
+    said.pop(path)
+    also = "; ".join(f"{'.'.join(map(str, other))}: {text}" for other, text in reversed(said.items()))
+    return ConfigError(f"{f'{key}: ' if key else ''}{_said(first)}.{f' Also: {also}.' if also else ''}", where=place)
+
+
+def _said(mistake: ErrorDetails) -> str:
+    """Pydantic's sentence without its decoration, and what was given."""
+    message = mistake["msg"].removeprefix("Value error, ").rstrip(".")
+    return message if mistake["type"] == "missing" else f"{message} (given: {mistake['input']!r})"
 
 
 def _as_written(model: type[BaseModel], location: Path_) -> Path_:

@@ -2,54 +2,57 @@
 
 from __future__ import annotations
 
-import json
+from collections import defaultdict
 from pathlib import Path
-from typing import Any
 
-from gnomon.core.files import write_text
+import numpy as np
+
 from gnomon.pipeline.memory import Curve, micro_batches_held
 from gnomon.pipeline.run import Run
+from gnomon.report.perfetto import (
+    Event,
+    counter_event,
+    free_lane,
+    process_name,
+    slice_event,
+    thread_name,
+    write_events,
+)
 from gnomon.report.pipeline_timeline import NAMES, link_use
-
-MICROSECONDS = 1e6
 
 
 def write_trace(run: Run, path: str | Path, *, memory: list[Curve] | None = None) -> Path:
-    """Write the trace events: a process per GPU, threads for compute and each kind of transfer, two counters."""
+    """Write the trace events: a process per GPU, threads for compute and each kind of transfer, two counters.
+
+    Transfers of one kind that wait or run side by side have lanes of their own.
+    """
     threads: dict[str, int] = {"compute": 0}
-    events: list[dict[str, Any]] = []
+    busy: defaultdict[tuple[int, str], list[float]] = defaultdict(list)
+    events: list[Event] = []
     tasks = run.trace.tasks
-    for task, label in enumerate(run.labels):
-        is_pass = tasks.channel[task] == 0
-        thread = threads.setdefault("compute" if is_pass else NAMES[label.kind], len(threads))
-        start = float(tasks.start[task] if is_pass else tasks.ready[task])
-        events.append(
-            {
-                "name": f"{NAMES[label.kind]} {label.microbatch}",
-                "cat": label.kind,
-                "ph": "X",
-                "ts": start * MICROSECONDS,
-                "dur": (float(tasks.end[task]) - start) * MICROSECONDS,
-                "pid": int(tasks.rank[task]) + 1,
-                "tid": thread,
-                "args": {
-                    "stage": label.stage,
-                    "throttled": bool(tasks.throttled[task]),
-                    "work": float(tasks.work[task]),
-                },
-            }
-        )
+    starts = np.where(tasks.channel == 0, tasks.start, tasks.ready)
+    for task in np.argsort(starts, kind="stable"):
+        label, rank, start, end = run.labels[task], int(tasks.rank[task]), float(starts[task]), float(tasks.end[task])
+        lane = "compute"
+        if tasks.channel[task] != 0:
+            lane = NAMES[label.kind]
+            number = free_lane(busy[rank, lane], start, end)
+            lane = f"{lane} ({number + 1})" if number else lane
+        thread = threads.setdefault(lane, len(threads))
+        about = {
+            "stage": label.stage,
+            "throttled": bool(tasks.throttled[task]),
+            "work": float(tasks.work[task]),
+        }
+        name = f"{NAMES[label.kind]} {label.microbatch}"
+        events.append(slice_event(name, rank + 1, thread, start, end, cat=label.kind, args=about))
     for rank in range(run.num_ranks):
-        events.append(_name("process_name", rank + 1, 0, f"GPU {rank + 1}"))
-        events += [_name("thread_name", rank + 1, number, name) for name, number in threads.items()]
+        events.append(process_name(rank + 1, f"GPU {rank + 1}"))
+        events += [thread_name(rank + 1, number, name) for name, number in threads.items()]
     for name, curves in (("memory", memory or micro_batches_held(run)), ("egress", link_use(run))):
         for rank, curve in enumerate(curves):
-            for at, value in zip(curve.times, curve.values, strict=True):
-                events.append(
-                    {"name": name, "ph": "C", "ts": at * MICROSECONDS, "pid": rank + 1, "args": {name: float(value)}}
-                )
-    return write_text(path, json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
-
-
-def _name(what: str, process: int, thread: int, name: str) -> dict[str, Any]:
-    return {"name": what, "ph": "M", "pid": process, "tid": thread, "args": {"name": name}}
+            events += [
+                counter_event(name, rank + 1, at, {name: float(value)})
+                for at, value in zip(curve.times, curve.values, strict=True)
+            ]
+    return write_events(events, path)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import polars as pl
 
 from gnomon.core.files import written_whole
+from gnomon.report.perfetto import Event, process_name, thread_name
 from gnomon.serving.simulate import Run
 
 MAX_ROWS = 100_000
@@ -69,16 +69,13 @@ def _said(run: Run, shown: int) -> str:
     return said if shown == total else f"{said}, {shown:,} of {total:,} rows from the middle of the run"
 
 
-def _names(run: Run, said: str) -> list[dict[str, Any]]:
+def _names(run: Run, said: str) -> list[Event]:
     kinds = run.kind_of_replica
-    events: list[dict[str, Any]] = []
+    events: list[Event] = []
     for r, stages in enumerate(run.cluster.replicas.num_stages.tolist()):
         name = f"replica {r} ({run.kinds[kinds[r]].device.name}; {said})"
-        events.append({"ph": "M", "name": "process_name", "pid": r, "args": {"name": name}})
-        events += [
-            {"ph": "M", "name": "thread_name", "pid": r, "tid": stage, "args": {"name": f"stage {stage}"}}
-            for stage in range(stages)
-        ]
+        events.append(process_name(r, name))
+        events += [thread_name(r, stage, f"stage {stage}") for stage in range(stages)]
     return events
 
 
@@ -90,7 +87,7 @@ def _slices(rows: pl.DataFrame) -> pl.DataFrame:
         ph=pl.lit("X"),
         name=name.when(has_prefill).then(pl.lit("prefill")).otherwise(pl.lit("decode")),
         ts=_microseconds("start_s"),
-        dur=((pl.col("end_s") - pl.col("start_s")) * 1e6).round(3),
+        dur=_microseconds("end_s") - _microseconds("start_s"),
         pid="replica",
         tid="stage",
         args=pl.struct(requests="size", prefill_tokens="prefill_tokens", decodes="decodes", iteration="number"),
@@ -107,4 +104,5 @@ def _counters(rows: pl.DataFrame) -> list[pl.DataFrame]:
 
 
 def _microseconds(column: str) -> pl.Expr:
-    return (pl.col(column) * 1e6).round(3)
+    """`report.perfetto.microseconds` of a whole column."""
+    return (pl.col(column) * 1e6).round().cast(pl.Int64)

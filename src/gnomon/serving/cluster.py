@@ -201,7 +201,6 @@ def new_cluster(
     slots = 1 << (2 * cached_blocks).bit_length() if cached_blocks else 0
     rows = max_running if cached_blocks else 0
     links = cached_blocks + 1 if cached_blocks else 0
-    order = np.arange(links, dtype=np.int64)
 
     def ints(*shape: int) -> Ints:
         return np.zeros(shape, np.int64)
@@ -226,8 +225,8 @@ def new_cluster(
         parameters=np.zeros((num_replicas, num_parameters)),
         block_key=ints(num_replicas, cached_blocks),
         block_users=ints(num_replicas, cached_blocks),
-        newer=each(np.roll(order, -1)),
-        older=each(np.roll(order, 1)),
+        newer=ints(num_replicas, links),
+        older=ints(num_replicas, links),
         slot_key=ints(num_replicas, slots),
         slot_block=ints(num_replicas, slots),
         tables=ints(num_replicas, rows, blocks_per_request),

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gnomon.core.jit import inner
-from gnomon.serving import stepping
+from gnomon.serving import prefix_cache, stepping
 from gnomon.serving.log import Log, log_gap, log_iteration
 from gnomon.serving.state import NONE, REJECTED, RUNNING, Cluster, Replica, replica_view
 from gnomon.serving.verbs import finish, pop_waiting, push_waiting
@@ -343,4 +343,7 @@ def receive(cluster: Cluster, r: int, request_id: int) -> None:
     state.num_outstanding += 1
     state.prefill_left += request.prefill_tokens
     state.decode_left += request.output_tokens
-    push_waiting(replica_view(cluster, r), request_id)
+    replica = replica_view(cluster, r)
+    if request.prefix_count > 0 and state.prefix_cache != 0 and state.tracks_blocks == 0:
+        prefix_cache.track_blocks(replica)
+    push_waiting(replica, request_id)

@@ -4,6 +4,9 @@ A full block carries a key: the workload's prefix hash where requests share a pr
 (so that a pre-empted request finds its blocks again). Free blocks keep their key and wait in a list, oldest first,
 until they are taken for something else; whoever asks for the key before that gets the block back. This is the
 automatic prefix caching of vLLM v1.
+
+Until the first request with a shared prefix arrives, or the first pre-emption, nothing can be found, so blocks are only
+counted; then `track_blocks` gives an identity to those held. Results are the same as if they always had one.
 """
 
 from __future__ import annotations
@@ -12,6 +15,35 @@ from gnomon.core.jit import inner
 from gnomon.serving.state import NONE, Replica
 
 _PRIME = 2_147_483_647
+
+
+@inner
+def track_blocks(replica: Replica) -> None:
+    """From now on blocks have an identity: those held are numbered through, the others form the list of free ones."""
+    state, tables = replica.state, replica.tables
+    state.tracks_blocks = 1
+    block = 0
+    for row in range(replica.free_rows.size):
+        r = tables[row, 0]
+        request = replica.requests[r]
+        if request.replica == state.id and request.table == row:
+            for position in range(request.num_blocks):
+                tables[row, position] = block
+                replica.block_users[block] = 1
+                block += 1
+    for i in range(state.num_loose):
+        replica.loose_blocks[i] = block
+        replica.block_users[block] = 1
+        block += 1
+    assert block == state.num_blocks - state.free_blocks
+    end = replica.newer.size - 1
+    newest = end
+    for free in range(block, state.num_blocks):
+        replica.newer[newest] = free
+        replica.older[free] = newest
+        newest = free
+    replica.newer[newest] = end
+    replica.older[end] = newest
 
 
 @inner
@@ -123,6 +155,8 @@ def release(replica: Replica, block: int) -> None:
 @inner
 def count_hits(replica: Replica, r: int) -> int:
     """How many leading blocks of request `r` are there already. At least one token is left to compute."""
+    if replica.state.tracks_blocks == 0:
+        return 0
     full = (replica.requests[r].prefill_tokens - 1) // replica.state.block_size
     for position in range(full):
         if find(replica, key_of(replica, r, position)) == NONE:
@@ -143,6 +177,8 @@ def count_free_hits(replica: Replica, r: int, hits: int) -> int:
 @inner
 def key_full_blocks(replica: Replica, r: int, num_tokens: int) -> None:
     """Make the blocks of a shared prefix that `num_tokens` tokens fill findable."""
+    if replica.state.tracks_blocks == 0:
+        return
     request = replica.requests[r]
     shared = request.prefix_count * replica.state.blocks_per_hash
     full = min(num_tokens // replica.state.block_size, shared, request.num_blocks)

@@ -81,6 +81,10 @@ REPLICA = np.dtype(
         ("max_waiting_iterations", np.int64),
         ("reserve_full_prompt", np.int64),
         ("prefix_cache", np.int64),
+        (
+            "tracks_blocks",
+            np.int64,
+        ),  # blocks have an identity (see `gnomon.serving.prefix_cache`); else they are counted
         ("blocks_per_hash", np.int64),  # blocks that one prefix hash of the workload covers
         ("num_speculative", np.int64),
         ("acceptance", np.float64),
@@ -106,7 +110,7 @@ REPLICA = np.dtype(
         ("next_finish", np.int64),  # the step after which the first of them is done
         ("last_step_s", np.float64),
         ("num_off_beat", np.int64),  # those whose last token came at another moment
-        ("num_loose", np.int64),  # blocks taken for them that nobody's table lists yet
+        ("num_loose", np.int64),  # blocks taken for them that nobody's record counts yet
         # The rest.
         ("counter", np.int64),  # for policies that count iterations
         ("reserve_ratio", np.float64),  # share of outputs to come for which sglang keeps memory
@@ -184,7 +188,8 @@ class Replica(NamedTuple):
     """Prefix cache: hash table from keys to blocks, linear probing."""
     slot_block: Ints
     tables: Ints
-    """Prefix cache: [row, position]: the blocks of each request that holds some."""
+    """Prefix cache: [row, position]: the blocks of each request that holds some; while blocks are only counted, the
+    first entry is the request."""
     free_rows: Ints
     """Prefix cache: rows of `tables` that nobody uses."""
     loose_blocks: Ints

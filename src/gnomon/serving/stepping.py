@@ -73,10 +73,10 @@ def place_together(replica: Replica) -> int:
     if needed + 1 > state.free_blocks or state.num_stepping > min(state.max_in_batch, state.max_batch_tokens):
         dissolve(replica, 0)
         return 0
-    if state.prefix_cache != 0:
-        for _ in range(needed):
-            replica.loose_blocks[state.num_loose] = prefix_cache.take_oldest(replica)
-            state.num_loose += 1
+    if state.tracks_blocks != 0:
+        for i in range(needed):
+            replica.loose_blocks[state.num_loose + i] = prefix_cache.take_oldest(replica)
+    state.num_loose += needed
     state.free_blocks -= needed
     state.peak_blocks = max(state.peak_blocks, state.num_blocks - state.free_blocks)
     state.in_step = 1
@@ -104,10 +104,10 @@ def _settle(replica: Replica, r: int) -> None:
         request.last_token_s = state.last_step_s
     # The block for a token is taken when its step is placed: that of the next one may be there already.
     missing = blocks_missing(replica, r, request.processed - 1 + state.in_step)
-    if state.prefix_cache != 0:
-        for position in range(request.num_blocks, request.num_blocks + missing):
-            state.num_loose -= 1
-            replica.tables[request.table, position] = replica.loose_blocks[state.num_loose]
+    state.num_loose -= missing
+    if state.tracks_blocks != 0:
+        for i in range(missing):
+            replica.tables[request.table, request.num_blocks + i] = replica.loose_blocks[state.num_loose + i]
     request.num_blocks += missing
 
 

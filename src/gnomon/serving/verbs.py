@@ -97,7 +97,7 @@ def hold(replica: Replica, r: int, blocks: int) -> None:
     assert blocks <= state.free_blocks
     if request.num_blocks == 0:
         _begin_holding(replica, r)
-    if state.prefix_cache != 0:
+    if state.tracks_blocks != 0:
         for position in range(request.num_blocks, request.num_blocks + blocks):
             replica.tables[request.table, position] = prefix_cache.take_oldest(replica)
     state.free_blocks -= blocks
@@ -140,6 +140,7 @@ def _begin_holding(replica: Replica, r: int) -> None:
     state, request = replica.state, replica.requests[r]
     if state.prefix_cache != 0:
         request.table = replica.free_rows[state.num_holding]
+        replica.tables[request.table, 0] = r
     request.keyed_blocks = 0
     request.admission = state.num_admitted
     state.num_admitted += 1
@@ -154,9 +155,10 @@ def let_go(replica: Replica, r: int) -> None:
         return
     state.num_holding -= 1
     if state.prefix_cache != 0:
+        replica.free_rows[state.num_holding] = request.table
+    if state.tracks_blocks != 0:
         for position in range(request.num_blocks - 1, -1, -1):
             prefix_cache.release(replica, replica.tables[request.table, position])
-        replica.free_rows[state.num_holding] = request.table
     else:
         state.free_blocks += request.num_blocks
     request.num_blocks = 0
@@ -210,6 +212,8 @@ def preempt(replica: Replica, r: int) -> None:
     """Free the blocks of request `r` and send it to the front of the queue, to be prefilled again with its output."""
     state, request = replica.state, replica.requests[r]
     if state.prefix_cache != 0:
+        if state.tracks_blocks == 0:
+            prefix_cache.track_blocks(replica)
         prefix_cache.key_own_blocks(replica, r, computed(replica, r))
     state.prefill_left -= max(0, request.prefill_tokens - request.processed)
     request.prefill_tokens = max(request.prefill_tokens, request.processed)

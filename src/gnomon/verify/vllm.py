@@ -66,6 +66,8 @@ class Comparison:
 
 def compare(folder: str | Path, profiles: str | Path, device: str | None = None) -> Comparison:
     """Simulate the server recorded in `folder` with the kernels measured in `profiles`."""
+    if not Path(profiles).is_dir():
+        raise DataError("no such folder.", where=str(profiles), fix="--profiles names a folder of measured kernels.")
     recording = read_recording(folder)
     model = catalog.model(recording.model)
     chosen = device_of(recording, model, profiles, device)

@@ -44,8 +44,7 @@ def _output_left(replica: Replica, r: int) -> int:
 
 @inner
 def _compute_prefill(replica: Replica, r: int, tokens: int) -> None:
-    if replica.state.prefix_cache != 0:
-        prefix_cache.key_full_blocks(replica, r, replica.requests[r].processed + tokens)
+    prefix_cache.key_full_blocks(replica, r, replica.requests[r].processed + tokens)
     place(replica, r, tokens)
 
 
@@ -72,7 +71,7 @@ def _place_prefills(replica: Replica) -> None:
 
     while state.num_waiting > 0 and budget > 0 and state.num_holding < state.max_running:
         r = state.first_waiting
-        hits = prefix_cache.count_hits(replica, r) if state.prefix_cache != 0 else 0
+        hits = prefix_cache.count_hits(replica, r)
         left = prefill_left(replica, r) - hits * state.block_size
         taken = prefix_cache.count_free_hits(replica, r, hits) if hits > 0 else 0
         needed = blocks_for(replica, replica.requests[r].prefill_tokens) - hits

@@ -55,7 +55,7 @@ def continue_running(replica: Replica) -> bool:
             break
         if missing > 0:
             hold(replica, r, missing)
-        if state.prefix_cache != 0 and not is_decoding(replica, r):
+        if not is_decoding(replica, r):
             prefix_cache.key_full_blocks(replica, r, after)
         place(replica, r, tokens)
         budget -= tokens
@@ -71,7 +71,7 @@ def admit_first(replica: Replica, budget: int) -> int:
     if state.num_waiting == 0 or budget <= 0 or state.num_holding >= state.max_running:
         return 0
     r = state.first_waiting
-    hits = prefix_cache.count_hits(replica, r) if state.prefix_cache != 0 else 0
+    hits = prefix_cache.count_hits(replica, r)
     tokens = min(prefill_left(replica, r) - hits * state.block_size, budget, state.max_chunk_tokens)
     after = hits * state.block_size + tokens
     must_fit = replica.requests[r].prefill_tokens if state.reserve_full_prompt != 0 else after
@@ -81,8 +81,7 @@ def admit_first(replica: Replica, budget: int) -> int:
     pop_waiting(replica)
     hold_cached(replica, r, hits)
     hold(replica, r, blocks_missing(replica, r, after))
-    if state.prefix_cache != 0:
-        prefix_cache.key_full_blocks(replica, r, after)
+    prefix_cache.key_full_blocks(replica, r, after)
     place(replica, r, tokens)
     return tokens
 

@@ -18,9 +18,7 @@ def prefix_aware(fleet: Fleet, request_id: int) -> int:
     best, least = 0, 1e300
     for r in range(replicas.size):
         state = replicas[r]
-        cached = 0
-        if state.prefix_cache != 0:
-            cached = prefix_cache.count_hits(replica_view(cluster, r), request_id) * state.block_size
+        cached = prefix_cache.count_hits(replica_view(cluster, r), request_id) * state.block_size
         cost = prompt - cached + fleet.parameters[0] * state.prefill_left
         fewer = cost == least and state.num_outstanding < replicas[best].num_outstanding
         if cost < least or fewer:

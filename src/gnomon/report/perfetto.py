@@ -1,0 +1,58 @@
+"""Trace events for Perfetto (ui.perfetto.dev) and chrome://tracing.
+
+Perfetto drops a slice that begins before the one before it on its lane has ended. Stamps are therefore whole
+microseconds, from which lengths are taken, so that no reader's rounding makes neighbours overlap; what may run side by
+side goes on lanes of its own (`free_lane`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gnomon.core.files import write_text
+
+Event = dict[str, Any]
+
+
+def microseconds(seconds: float) -> int:
+    """A stamp."""
+    return round(seconds * 1e6)
+
+
+def slice_event(name: str, process: int, thread: int, start_s: float, end_s: float, **more: Any) -> Event:
+    """Something with a beginning and an end, on the lane of a thread of a process."""
+    start, end = microseconds(start_s), microseconds(end_s)
+    return {"name": name, "ph": "X", "ts": start, "dur": end - start, "pid": process, "tid": thread, **more}
+
+
+def counter_event(name: str, process: int, at_s: float, values: Mapping[str, float]) -> Event:
+    """The values of a counter from a moment on."""
+    return {"name": name, "ph": "C", "ts": microseconds(at_s), "pid": process, "args": dict(values)}
+
+
+def process_name(process: int, name: str) -> Event:
+    """What to call a process."""
+    return {"name": "process_name", "ph": "M", "pid": process, "tid": 0, "args": {"name": name}}
+
+
+def thread_name(process: int, thread: int, name: str) -> Event:
+    """What to call a lane."""
+    return {"name": "thread_name", "ph": "M", "pid": process, "tid": thread, "args": {"name": name}}
+
+
+def free_lane(busy_until_s: list[float], start_s: float, end_s: float) -> int:
+    """The first lane that is free at `start_s`, now taken until `end_s`; `busy_until_s` grows as needed."""
+    for lane, until in enumerate(busy_until_s):
+        if until <= start_s:
+            busy_until_s[lane] = end_s
+            return lane
+    busy_until_s.append(end_s)
+    return len(busy_until_s) - 1
+
+
+def write_events(events: list[Event], path: str | Path) -> Path:
+    """Write a trace."""
+    return write_text(path, json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
