@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 
 from gnomon.core.borrow import borrow
+from gnomon.core.config import build
 from gnomon.core.errors import ConfigError, DataError
 from gnomon.core.jit import jit
 from gnomon.serving.compilation import _example
 from gnomon.serving.routers.learned import score
 from gnomon.serving.routers.observation import FEATURES, NUM_FEATURES, SCHEMA_HASH, observe
 from gnomon.serving.routers.policy_file import CLIP, Policy, load_policy, packed, save_policy, shapes, shipped_policy
+from gnomon.workload import WorkloadConfig
 from serving_kit import check_invariants, run, scenario
 
 
@@ -219,3 +221,53 @@ def test_damaged_and_missing_files_are_refused(tmp_path: Path, cli: Any) -> None
         load_policy(tmp_path / "array.npy")
     told = cli("simulate", "--router", "learned", "--router.checkpoint", str(tmp_path / "none.npz"), code=2)
     assert "no such file" in told.output
+
+
+def test_it_serves_a_closed_loop(tmp_path: Path) -> None:
+    router = {"name": "learned", "checkpoint": str(random_policy(tmp_path / "p.npz"))}
+    lengths = {"distribution": "uniform", "prompt": [10, 200], "output": [1, 50]}
+    arrivals = {"process": "closed_loop", "concurrency": 12, "think_s": 0.1}
+    loop = build(WorkloadConfig, {"num_requests": 60, "lengths": lengths, "arrivals": arrivals})
+    check_invariants(run(scenario(num_replicas=3, router=router).model_copy(update={"workload": loop})))
+
+
+def test_a_slower_pool_of_explicit_times_takes_longer() -> None:
+    """`timing.scale` makes replicas of another speed, whatever the source of their times."""
+    pools = [{"num_replicas": 1}, {"num_replicas": 1, "timing": {"scale": 2.0}}]
+    done = run(scenario(pools=pools, router="round_robin", workload={"rate": 0.01, "num_requests": 20}))
+    requests = done.cluster.requests
+    alone = (requests.first_token_s - requests.arrival_s) / (0.0103 + 1.1e-4 * requests.prompt_tokens)
+    np.testing.assert_allclose(alone, np.where(requests.replica == 0, 1.0, 2.0), rtol=1e-6)
+
+
+# Examples and documentation.
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples" / "routing").glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_command_of_the_example_runs(path: Path, cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    (line,) = [text for text in path.read_text().splitlines() if text.startswith("#   gnomon ")]
+    output = cli(*line.split()[2:], "--workload.num-requests", "40").output
+    assert "learned" in output
+
+
+def test_every_feature_is_documented() -> None:
+    page = (ROOT / "docs" / "routing-environment.md").read_text(encoding="utf-8")
+    assert [name for name in FEATURES if f"`{name}`" not in page] == []
+
+
+def test_every_router_is_documented() -> None:
+    from gnomon.serving.routers import BUILT_IN
+
+    page = (ROOT / "docs" / "routers.md").read_text(encoding="utf-8")
+    assert [name for name in BUILT_IN if f"| `{name}` |" not in page] == []
+
+
+def test_the_python_of_the_page_runs() -> None:
+    page = (ROOT / "docs" / "routing-environment.md").read_text(encoding="utf-8")
+    code = page.split("```python\n")[1].split("```")[0]
+    shown: dict[str, Any] = {}
+    exec(compile(code, "routing-environment.md", "exec"), shown)
+    assert shown["observation"].shape == (16, 8, NUM_FEATURES)

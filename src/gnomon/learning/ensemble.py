@@ -238,6 +238,7 @@ def copy_lane(many: Ensemble, lane: int, copies: Ensemble, into: slice, first: i
             target[into, first:last] = source[lane, first:last]
         elif name == "tables":
             rows = int(cluster.replicas[lane, 0].max_running) if has_cache else 0
+            target[into, :, :, :1] = source[lane, :, :, :1]  # Whose row it is: looked at in all rows.
             target[into, :, :rows] = source[lane, :, :rows]
         elif name == "prefix_hashes":
             if has_cache:

@@ -184,12 +184,13 @@ class VectorClusters:
         many = self.many
         has_cache = bool(episode.kinds[0][0].batching.prefix_cache)
         for name, whole, blank in zip(Cluster._fields, many.fleets.cluster, self._blank, strict=True):
-            # What was in a cache's tables does not matter to an empty cache.
+            # What was in a cache's tables does not matter to an empty cache, but for the first column (below).
             if blank.size and (has_cache or name not in OF_CACHES) and name not in ("tables", "slot_block"):
                 whole[env] = blank
         lane = Cluster(*(array[env] for array in many.fleets.cluster))
         fill_requests(lane._replace(requests=lane.requests[:count]), requests, seed)
         lane.requests.arrival_s[count:] = np.inf
+        lane.tables[:, :, :1] = 0
         lane.prefix_hashes[: len(requests.prefix_hashes)] = requests.prefix_hashes
         for replica, (kind, row) in enumerate(episode.kinds):
             fill_replicas(lane, kind, requests, replica, row, 0)

@@ -47,9 +47,7 @@ def _gather(fleet: Fleet, r: int, request_id: int, mean: float) -> Work:
         work.output[i] = math.ceil(output_left(fleet, r, ids[i], mean))
         work.held[i] = processed
     if request_id != NONE:
-        cached = 0
-        if replica.state.prefix_cache != 0:
-            cached = prefix_cache.count_hits(replica, request_id) * replica.state.block_size
+        cached = prefix_cache.count_hits(replica, request_id) * replica.state.block_size
         work.prefill[count - 1] = cluster.requests[request_id].prompt_tokens - cached
         work.output[count - 1] = math.ceil(max(1.0, expected_output(fleet, request_id, mean)))
         work.held[count - 1] = cached

@@ -183,9 +183,7 @@ def remember_choice(fleet: Fleet, request_id: int, chosen: int) -> None:
 def _new_tokens(fleet: Fleet, r: int, request_id: int) -> int:
     """Prompt tokens that replica `r` would have to compute: those not in its prefix cache."""
     cluster = fleet.cluster
-    cached = 0
-    if cluster.replicas[r].prefix_cache != 0:
-        cached = prefix_cache.count_hits(replica_view(cluster, r), request_id) * cluster.replicas[r].block_size
+    cached = prefix_cache.count_hits(replica_view(cluster, r), request_id) * cluster.replicas[r].block_size
     return max(1, cluster.requests[request_id].prompt_tokens - cached)
 
 
