@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from gnomon.cli.route import COMMANDS
 from gnomon.core.errors import ConfigError, UnknownNameError
 from gnomon.learning import compare as comparing
 from gnomon.learning.compare import Contender, RouteComparison, Row, paired
 from gnomon.learning.config import CompareConfig, RouteConfig, load_config
 from gnomon.learning.goals import BEST, GOALS, judge
+from gnomon.learning.metrics import SCALARS
 from gnomon.report import route_files, route_text
 from gnomon.serving.routers import router_names
 from gnomon.serving.scenario import RouterConfig, Scenario
@@ -65,6 +68,14 @@ def test_a_goal_is_missed_by_what_misses_it():
     assert [verdict.is_met for verdict in judge(found, "bad")] == [False]
 
 
+def test_a_clone_is_held_against_its_teacher():
+    latencies = {"clone": [1.03, 1.03], "unselfish": [1.0, 1.0], "least_outstanding": [1.2, 1.2]}
+    found = made_up(latencies, {"clone": "policy", "unselfish": "teacher"})
+    verdict = judge(found, "clone")[0]
+    assert (verdict.baseline, verdict.is_met) == ("unselfish", False)
+    assert found.best_heuristic("chat") == "least_outstanding"
+
+
 def test_goals_name_built_in_scenarios():
     assert {goal.scenario for goal in GOALS} <= set(comparing.built_in_scenarios())
     assert {goal.baseline for goal in GOALS} <= {BEST, "least_outstanding"}
@@ -78,6 +89,7 @@ def test_all_baselines_are_routers_and_all_demanded_ones_are_there():
 def test_heuristics_know_as_much_about_lengths_as_the_policy():
     found = comparing.contenders(CompareConfig(), {"learned": None}, "noisy")
     assert all(one.router.lengths == "noisy" for one in found if one.role != "bound")
+    assert [one.name for one in found if one.role == "teacher"] == []  # The rule by hand knows no lengths.
     assert [one.router.lengths for one in found if one.role == "bound"] == ["oracle"]
 
 
@@ -85,6 +97,14 @@ def test_at_least_six_scenarios_come_along_and_can_be_built():
     assert len(comparing.built_in_scenarios()) >= 6
     for name in comparing.built_in_scenarios():
         assert comparing.find_scenario(name).workload.num_requests
+
+
+def test_the_documentation_explains_every_scalar_scenario_and_stage():
+    page = (Path(__file__).parent.parent / "docs" / "routing.md").read_text(encoding="utf-8")
+    for name, words in SCALARS.items():
+        assert f"| `{name}` | {words} |" in page
+    for name in (*comparing.built_in_scenarios(), *COMMANDS):
+        assert name in page
 
 
 def test_unknown_names_are_explained():

@@ -33,6 +33,8 @@ BASELINES = (
     "prefix_aware",
 )
 BOUND = "lookahead, oracle lengths"
+TEACHER = "unselfish"
+"""The rule that policies are cloned from, as a policy file made by hand; see `gnomon.learning.teachers`."""
 
 FIGURES = (
     "e2e_mean_s",
@@ -52,8 +54,8 @@ class Contender:
 
     name: str
     router: RouterConfig
-    role: Literal["policy", "heuristic", "bound"]
-    """A bound knows what no router can know, and is printed but not raced against."""
+    role: Literal["policy", "teacher", "heuristic", "bound"]
+    """A bound knows what no router can know. It is shown, as the teacher is, but not raced against."""
 
 
 @dataclass(frozen=True)
@@ -158,6 +160,9 @@ def contenders(config: CompareConfig, policies: dict[str, Path | None], lengths:
         for name, path in policies.items()
     ]
     found += [Contender(name, _router(name, lengths), "heuristic") for name in config.routers or BASELINES]
+    if not config.routers and lengths == "none":
+        with resources.as_file(resources.files("gnomon.serving.routers").joinpath(f"data/{TEACHER}.npz")) as path:
+            found.append(Contender(TEACHER, _router("learned", lengths, str(path)), "teacher"))
     if not config.routers and lengths != "oracle":
         found.append(Contender(BOUND, _router("lookahead", "oracle"), "bound"))
     return found

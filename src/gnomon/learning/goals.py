@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gnomon.learning.compare import Paired, RouteComparison
+from gnomon.learning.compare import TEACHER, Paired, RouteComparison
 
 BEST = "the best heuristic"
 LEAST_OUTSTANDING = "least_outstanding"
+CLONE = "clone"
+"""A policy of this name is held against its teacher, not against the heuristics."""
 
 
 @dataclass(frozen=True)
@@ -55,13 +57,16 @@ class Verdict:
 
 def judge(comparison: RouteComparison, policy: str) -> list[Verdict]:
     """The verdict on every goal whose scenario and baseline were compared."""
-    heuristics = {one.name for one in comparison.contenders if one.role == "heuristic"}
+    known = {one.name for one in comparison.contenders if one.role in ("heuristic", "teacher")}
+    if not known - {TEACHER}:
+        return []
+    goals = [Goal(name, "e2e_mean_s", TEACHER, 0.02) for name in comparison.scenarios] if policy == CLONE else GOALS
     found = []
-    for goal in GOALS:
-        if goal.scenario not in comparison.scenarios or not heuristics:
+    for goal in goals:
+        if goal.scenario not in comparison.scenarios:
             continue
         baseline = comparison.best_heuristic(goal.scenario) if goal.baseline == BEST else goal.baseline
-        if baseline in heuristics:
+        if baseline in known:
             measured = comparison.against(goal.scenario, policy, baseline, goal.figure)
             found.append(Verdict(goal, policy, baseline, measured))
     return found

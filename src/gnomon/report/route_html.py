@@ -15,7 +15,7 @@ from gnomon.learning.goals import Verdict
 from gnomon.report import route_text as words
 from gnomon.report.search_html import page, table
 
-COLOURS = {"policy": "#B4512B", "heuristic": "#5B7C99", "bound": "#B9C2CC"}
+COLOURS = {"policy": "#B4512B", "teacher": "#D9A441", "heuristic": "#5B7C99", "bound": "#B9C2CC"}
 
 
 def write_route_report(comparison: RouteComparison, verdicts: list[Verdict], path: str | Path) -> Path:
