@@ -191,10 +191,13 @@ def test_heuristic_teachers_are_the_routers() -> None:
 def test_the_rollout_teacher_leaves_the_clusters_alone_and_repeats_itself() -> None:
     from gnomon.learning.teachers import RolloutTeacher
 
+    teacher = RolloutTeacher("least_outstanding", horizon=10)
+    other = VectorClusters(SMALL.model_copy(update={"num_replicas": (2, 2)}), 1, horizon=20)
+    other.reset(0)
+    assert teacher.costs(other).shape == (1, 2), "a teacher may be asked about clusters of any size"
     envs, untouched = (VectorClusters(SMALL, 4, horizon=30) for _ in range(2))
     envs.reset(1)
     untouched.reset(1)
-    teacher = RolloutTeacher("least_outstanding", horizon=10)
     for _ in range(8):
         costs = teacher.costs(envs)
         assert np.array_equal(np.isfinite(costs), envs.mask)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from gnomon.core.borrow import borrow, first_rows
 from gnomon.core.jit import inner, jit
-from gnomon.serving.cluster import Engine, Fleet, _advance_all, _serve_open_loop, _wake_receivers
+from gnomon.serving.cluster import Engine, Fleet, advance_replicas, serve_arrivals, wake_groups
 from gnomon.serving.engine import NEVER, receive
 from gnomon.serving.log import Log
 from gnomon.serving.routers.observation import observe, remember_choice
@@ -132,9 +132,9 @@ def _step(many: Ensemble, engine: Engine, log: Log, lane: int, chosen: int) -> N
     for i in range(many.accounts.shape[1]):
         many.accounts[lane, i] = 0.0
     if then > now:
-        _wake_receivers(fleet, engine, log, many.unwoken[lane], pending + 1, now)
+        wake_groups(fleet, engine, log, many.unwoken[lane], pending + 1, now)
         many.unwoken[lane] = pending + 1
-        _advance_all(fleet, engine, log, then)
+        advance_replicas(fleet, engine, log, then)
         _account(many, lane, now, then)
     _take_stock(many, lane, fleet)
     many.pending[lane] = pending + 1
@@ -196,9 +196,9 @@ def _roll_out(
         receive(fleet.cluster, r, pending)
         if observes:
             remember_choice(fleet, pending, r)
-        _wake_receivers(fleet, engine, log, copies.unwoken[r], pending + 1, requests[pending].arrival_s)
-        _serve_open_loop(fleet, engine, True, log, pending + 1, last)
-        _advance_all(fleet, engine, log, NEVER)
+        wake_groups(fleet, engine, log, copies.unwoken[r], pending + 1, requests[pending].arrival_s)
+        serve_arrivals(fleet, engine, True, log, pending + 1, last)
+        advance_replicas(fleet, engine, log, NEVER)
         total = 0.0
         for i in range(num_active + last - pending):
             request = requests[copies.active[r, i] if i < num_active else pending + i - num_active]

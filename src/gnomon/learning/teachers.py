@@ -77,16 +77,17 @@ class RolloutTeacher:
     """
 
     def __init__(self, base: str = "unselfish", horizon: int = 64, ttft_weight: float = 0.2) -> None:
-        assert horizon <= SPARE_REQUESTS
+        assert horizon <= SPARE_REQUESTS - 2, "an episode does not go on for that long"
         self.base, self.horizon, self.ttft_weight = base, horizon, ttft_weight
-        self._copies: Ensemble | None = None
+        self._asked: VectorClusters | None = None
 
     def costs(self, envs: VectorClusters) -> Floats:
         """[environment, replica]: what sending the pending request there costs in seconds; inf where there is none."""
-        spec, parameters = _router(self.base, envs)
-        engine, observes = engine_with(spec, envs.traffic.policy), spec.name in ("learned", UNSELFISH.name)
-        copies = self._copies_of(envs)
-        copies = copies._replace(fleets=copies.fleets._replace(parameters=parameters))
+        if self._asked is not envs:
+            self._spec, self._parameters = _router(self.base, envs)
+            self._copies, self._asked = envs.new_ensemble(envs.max_replicas), envs
+        engine, observes = engine_with(self._spec, envs.traffic.policy), self._spec.memory == MEMORY_PER_REPLICA
+        copies = self._copies_for(envs)
         found, many = np.full((envs.num_envs, envs.max_replicas), np.inf), envs.many
         rolled = bound(roll_out, copies, engine, envs.log, 0, observes, 0.0, found[0])
         for env in range(envs.num_envs):
@@ -103,11 +104,11 @@ class RolloutTeacher:
         """[environment]: the replica of least cost."""
         return self.costs(envs).argmin(axis=1)
 
-    def _copies_of(self, envs: VectorClusters) -> Ensemble:
-        """Room for one copy of a cluster per replica, made once."""
-        hashes = envs.many.fleets.cluster.prefix_hashes.shape[1]
-        if self._copies is None or self._copies.fleets.cluster.prefix_hashes.shape[1] != hashes:
-            copies = envs.new_ensemble(envs.max_replicas)
-            cluster = copies.fleets.cluster._replace(prefix_hashes=np.zeros((envs.max_replicas, hashes), np.int64))
-            self._copies = copies._replace(fleets=copies.fleets._replace(cluster=cluster))
-        return self._copies
+    def _copies_for(self, envs: VectorClusters) -> Ensemble:
+        """Room for one copy of a cluster per replica, and for as many prefix hashes as there may be by now."""
+        fleets = self._copies.fleets
+        num_hashes = envs.many.fleets.cluster.prefix_hashes.shape[1]
+        if fleets.cluster.prefix_hashes.shape[1] != num_hashes:
+            cluster = fleets.cluster._replace(prefix_hashes=np.zeros((envs.max_replicas, num_hashes), np.int64))
+            self._copies = self._copies._replace(fleets=fleets._replace(cluster=cluster))
+        return self._copies._replace(fleets=self._copies.fleets._replace(parameters=self._parameters))
