@@ -131,10 +131,11 @@ def added_s(finish: float, first_token: float, stall: float, crowding: float, st
     """The latency that sending the request to a replica adds in all: its own, what it costs those who decode there, and
     what others will cost it.
 
-    The weights count the first token as much as the last, and were chosen on the seeds 100-102 of the scenarios of
-    `gnomon route compare`, whose own seeds are others. Results change little between half and twice each of them.
+    The weights were chosen on seeds 100-104 of the scenarios of `gnomon route compare`, which measures on others.
+    Results change little between half and twice each of them; more weight on the first token trades mean latency for
+    its tail.
     """
-    return finish + 2.0 * first_token + 0.7 * stall + crowding + 2.0 * stalls_to_come
+    return finish + 2.5 * first_token + 0.5 * stall + crowding + 2.0 * stalls_to_come
 
 
 @inner
