@@ -9,12 +9,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gnomon.core.errors import DataError  # noqa: E402
+from gnomon.core.errors import DataError, UnknownNameError  # noqa: E402
 from gnomon.learning import demos  # noqa: E402
 from gnomon.learning.clone import clone  # noqa: E402
 from gnomon.learning.config import CloneConfig, RouteConfig  # noqa: E402
 from gnomon.learning.network import Scorer, initialize, load_scorer, save_scorer  # noqa: E402
-from gnomon.serving.routers.observation import NUM_FEATURES  # noqa: E402
+from gnomon.serving.routers.observation import ADDED_VS, NUM_FEATURES  # noqa: E402
 
 COUNT, REPLICAS = 1200, 4
 
@@ -165,6 +165,30 @@ def test_costs_are_relative_to_the_best_choice_in_units_of_each_cluster():
     assert (made["targets"][~mask] == 0).all()
     assert made["targets"].sum(-1) == pytest.approx(np.ones((2, 1)))
     assert made["targets"][0, 0, 0] > made["targets"][0, 0, 1] > 0
+
+
+def test_the_unselfish_teacher_is_labelled_by_what_it_goes_by():
+    """Where a request adds twice the latency, the probability is 2 ** -sharpness times as high."""
+    label = demos._Labels(RouteConfig(), "least_outstanding")
+    rows, mask = np.zeros((1, 3, NUM_FEATURES)), np.array([[True, True, False]])
+    rows[0, 1, ADDED_VS] = np.log(2.0)
+    targets, costs = label(None, rows, mask)
+    assert targets[0, 1] / targets[0, 0] == pytest.approx(2.0**-20)
+    assert targets[0, 2] == 0 and costs[0].tolist() == pytest.approx([0.0, np.log(2.0), 0.0])
+
+
+@pytest.mark.parametrize("driver", ["random", "round_robin"])
+def test_routers_without_a_reason_label_themselves_as_uniform(driver):
+    label = demos._Labels(RouteConfig(demos={"teacher": "own"}), driver)
+    targets, costs = label(None, np.zeros((1, 3, NUM_FEATURES)), np.array([[True, True, False]]))
+    assert targets.tolist() == [[0.5, 0.5, 0.0]] and not costs.any()
+
+
+def test_unknown_drivers_and_teachers_are_explained():
+    with pytest.raises(UnknownNameError, match="round_robin"):
+        demos.check_names(RouteConfig(demos={"drivers": ["round_robbin"]}))
+    with pytest.raises(UnknownNameError, match="unselfish"):
+        demos.check_names(RouteConfig(demos={"teacher": "unselfsh"}))
 
 
 def test_the_observed_state_can_be_dumped(tmp_path):

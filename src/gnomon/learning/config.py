@@ -31,6 +31,9 @@ class DemosConfig(Config):
     teacher: str = "unselfish"
     """Who labels the decisions: `unselfish` (a rule that weighs what a choice costs everybody), `rollout` (tries every
     replica in a copy of the simulation and looks on), the name of a router, or `own` (every driver labels itself)."""
+    sharpness: PositiveFloat = 20.0
+    """Unselfish teacher: a replica where the request adds x times the least latency gets x ** -sharpness times the
+    probability of the best one."""
     base: str = "unselfish"
     """Rollout teacher: who routes the arrivals after the one that is tried."""
     lookahead: PositiveInt = 64

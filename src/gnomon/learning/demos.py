@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gnomon.core.errors import DataError
+from gnomon.core.errors import DataError, UnknownNameError
 from gnomon.core.files import written_whole
 from gnomon.core.streams import stream
 from gnomon.learning.config import RouteConfig
-from gnomon.serving.routers.observation import FEATURES, SCHEMA_HASH
+from gnomon.serving.routers import router_names
+from gnomon.serving.routers.observation import ADDED_VS, FEATURES, SCHEMA_HASH
 
 if TYPE_CHECKING:
     from gnomon.learning.environment import VectorClusters
@@ -47,8 +48,9 @@ class Demos:
     targets: Floats
     """[decision, replica]: the teacher's probabilities."""
     costs: Floats
-    """[decision, replica]: what each choice costs beyond the best one, in units of the cluster's mean spread between
-    the best and the average choice; 0 where the teacher knows no costs."""
+    """[decision, replica]: what each choice costs beyond the best one: for `unselfish` the log of the added latency
+    over the least, for `rollout` in units of what an average choice in that cluster costs more than the best; 0 where
+    the teacher knows no costs."""
     cluster: NDArray[np.int64]
     """[decision]: the cluster in which it was taken."""
 
@@ -87,6 +89,16 @@ def collections(config: RouteConfig, policy: Path | None = None, round_: int = 0
     return [Collection(config, f"policy {i}", policy, round_) for i in range(len(config.demos.drivers))]
 
 
+def check_names(config: RouteConfig) -> None:
+    """Refuse drivers and teachers that nobody knows, before anything is collected."""
+    drivers = [*router_names(), "unselfish"]
+    for name in config.demos.drivers:
+        if name not in drivers:
+            raise UnknownNameError("driver", name, drivers, where="demos.drivers")
+    if config.demos.teacher not in (*drivers, "rollout", "own"):
+        raise UnknownNameError("teacher", config.demos.teacher, [*drivers, "rollout", "own"], where="demos.teacher")
+
+
 def collect(order: Collection) -> Demos:
     """Let the driver act, and label every decision."""
     from gnomon.learning.environment import VectorClusters
@@ -102,12 +114,12 @@ def collect(order: Collection) -> Demos:
     recorded: dict[str, list[Any]] = {"rows": [], "mask": [], "targets": [], "costs": []}
     for _ in range(demos.steps_per_driver):
         actions = act(clusters, rows, mask)
-        targets, costs = label(clusters, mask)
+        targets, costs = label(clusters, rows, mask)
         for name, value in (("rows", rows), ("mask", mask), ("targets", targets), ("costs", costs)):
             recorded[name].append(np.array(value, dtype=bool if name == "mask" else np.float32))
         rows, mask, _, _, _ = clusters.step(actions)
     stacked = {name: np.stack(values) for name, values in recorded.items()}
-    if label.knows_costs:
+    if label.name == "rollout":
         stacked |= _in_units_of_their_spread(stacked["costs"], stacked["mask"], config.clone.softness)
     flat = {name: value.reshape(-1, *value.shape[2:]) for name, value in stacked.items()}
     return Demos(**flat, cluster=np.tile(np.arange(count), demos.steps_per_driver))
@@ -132,17 +144,26 @@ class _Labels:
     def __init__(self, config: RouteConfig, driver: str) -> None:
         from gnomon.learning.teachers import HeuristicTeacher, RolloutTeacher
 
-        name = driver if config.demos.teacher == "own" else config.demos.teacher
-        self.knows_costs = name == "rollout"
+        self.name = driver if config.demos.teacher == "own" else config.demos.teacher
+        self.sharpness = config.demos.sharpness
         self.rollout = RolloutTeacher(base=config.demos.base, horizon=config.demos.lookahead)
-        self.heuristic = None if name in ("rollout", *NOT_OF_THE_STATE) else HeuristicTeacher(name)
+        self.heuristic = HeuristicTeacher(self.name) if self.name in router_names() else None
 
-    def __call__(self, clusters: VectorClusters, mask: Any) -> tuple[Any, Any]:
-        if self.knows_costs:
+    def __call__(self, clusters: VectorClusters, rows: Any, mask: Any) -> tuple[Any, Any]:
+        if self.name == "rollout":
             return mask, self.rollout.costs(clusters)  # Targets follow once the spread of the costs is known.
-        if self.heuristic is None:
+        if self.name == "unselfish":  # What it goes by is among the features: the log of the added latency.
+            costs = rows[:, :, ADDED_VS]
+            return soft_targets(costs * self.sharpness, mask), costs
+        if self.heuristic is None or self.name in NOT_OF_THE_STATE:
             return mask / mask.sum(1, keepdims=True), np.zeros(mask.shape)
         return np.eye(mask.shape[1])[self.heuristic.actions(clusters)], np.zeros(mask.shape)
+
+
+def soft_targets(costs: Any, mask: Any) -> Any:
+    """Probabilities that fall by a factor e for every unit of cost."""
+    weights = np.exp(-costs) * mask
+    return weights / weights.sum(-1, keepdims=True)
 
 
 def _in_units_of_their_spread(costs: Any, mask: Any, softness: float) -> dict[str, Any]:
@@ -151,8 +172,7 @@ def _in_units_of_their_spread(costs: Any, mask: Any, softness: float) -> dict[st
     beyond = np.where(mask, known - known.min(-1, keepdims=True), 0.0)
     scale = (beyond.sum(-1) / mask.sum(-1)).mean(0)
     beyond = (beyond / np.maximum(scale, 1e-9)[None, :, None]).astype(np.float32)
-    weights = np.exp(-beyond / softness) * mask
-    return {"costs": beyond, "targets": weights / weights.sum(-1, keepdims=True)}
+    return {"costs": beyond, "targets": soft_targets(beyond / softness, mask)}
 
 
 def _temperature(order: Collection) -> float:

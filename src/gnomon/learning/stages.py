@@ -76,6 +76,7 @@ def use_torch(jobs: int | None = None) -> None:
 
 def collect_demos(config: RouteConfig, folder: Folder, watch: Watcher, jobs: int | None = None) -> int:
     """Let every driver act and write what the teacher says; returns the number of decisions."""
+    demonstrations.check_names(config)
     save(config, folder.root / "config.yaml")
     found = _collected(demonstrations.collections(config), "demonstrations", watch, jobs)
     demonstrations.write(found, folder.demos, config)
