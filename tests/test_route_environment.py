@@ -172,6 +172,20 @@ def test_a_scenario_played_step_by_step_is_the_simulation() -> None:
     assert np.array_equal(done.cluster.requests.first_token_s[finished], played.first_token_s[:routed][finished])
 
 
+def test_scenarios_that_cannot_be_played_are_refused() -> None:
+    from gnomon.core.errors import ConfigError
+    from gnomon.learning.traffic import ScenarioTraffic
+    from serving_kit import scenario
+
+    with pytest.raises(ConfigError, match="without pipeline or data parallelism"):
+        ScenarioTraffic(scenario(replica={"pipeline_parallel": 2}), 50)
+    with pytest.raises(ConfigError, match="one policy"):
+        ScenarioTraffic(scenario(pools=[{}, {"batching": "sarathi"}]), 50)
+    loop = {"rate": None, "arrivals": {"process": "closed_loop", "concurrency": 4}}
+    with pytest.raises(ConfigError, match="open loop"):
+        ScenarioTraffic(scenario(workload=loop), 50)
+
+
 def test_heuristic_teachers_are_the_routers() -> None:
     from gnomon.learning.teachers import HeuristicTeacher
 

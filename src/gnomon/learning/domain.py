@@ -124,6 +124,8 @@ class Traffic(Protocol):
     max_replicas: int
     max_running: int
     max_warm_up: int
+    block_size: int
+    """Tokens per KV block, at most."""
     cached_blocks: int
     """Blocks of the largest prefix cache; 0 for none."""
     blocks_per_request: int

@@ -24,7 +24,7 @@ from gnomon.learning.ensemble import (
     step_all,
     warm_up,
 )
-from gnomon.learning.traffic import BLOCK_TOKENS, RandomTraffic
+from gnomon.learning.traffic import RandomTraffic
 from gnomon.serving.build import fill_replicas, fill_requests
 from gnomon.serving.cluster import Engine, Fleet, new_cluster
 from gnomon.serving.compilation import MAX_POLICIES, callable_policy, callable_proceed, callable_router
@@ -77,8 +77,11 @@ class VectorClusters:
         seed: int = 0,
     ) -> None:
         assert num_envs % group == 0, "environments come in whole groups"
-        drawn = domain is None or isinstance(domain, DomainConfig)
-        self.traffic: Traffic = RandomTraffic(domain or DomainConfig()) if drawn else domain  # type: ignore[assignment, arg-type]
+        self.traffic: Traffic
+        if domain is None or isinstance(domain, DomainConfig):
+            self.traffic = RandomTraffic(domain or DomainConfig())
+        else:
+            self.traffic = domain
         self.reward = reward or RewardConfig()
         self.num_envs, self.horizon, self.group = num_envs, horizon, group
         self.num_features, self.max_replicas = NUM_FEATURES, self.traffic.max_replicas
@@ -218,7 +221,7 @@ class VectorClusters:
             num_requests=self.num_requests,
             max_stages=1,
             max_running=self.traffic.max_running,
-            block_size=BLOCK_TOKENS,
+            block_size=self.traffic.block_size,
             max_in_batch=self.traffic.max_running,
             cached_blocks=self.traffic.cached_blocks,
             blocks_per_request=self.traffic.blocks_per_request,

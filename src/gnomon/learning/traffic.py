@@ -52,6 +52,7 @@ class RandomTraffic:
         self._kinds, self.tables = _kinds_and_tables(domain)
         self.max_replicas, self.max_running = domain.num_replicas[1], max(domain.max_sequences)
         self.max_warm_up = domain.warm_up[1]
+        self.block_size = BLOCK_TOKENS
         self.cached_blocks = CACHED_BLOCKS if domain.session_share else 0
         self.blocks_per_request = SESSION_TOKENS // BLOCK_TOKENS + 2
 
@@ -102,13 +103,16 @@ class ScenarioTraffic:
         self.scenario, self.policy = scenario, policies[0]
         self.max_warm_up = max(1, num_decisions // 10)
         sample = self._generate(num_decisions + 2 * self.max_warm_up, scenario.seed)
+        if not np.isfinite(sample.arrival_s).all():
+            raise ConfigError("a router is trained on an open loop.", where="workload.arrivals", fix="Give it a rate.")
         sample = replace(sample, output_tokens=np.full_like(sample.output_tokens, sample.output_tokens.max()))
         self.tables = bake(scenario.model, kinds, sample).tables
         self._kinds = [(kind, row) for row, kind in enumerate(kinds) for _ in range(kind.num_replicas)]
         self.max_replicas, self.max_running = len(self._kinds), max(kind.max_running for kind in kinds)
         self.cached_blocks = max((kind.num_kv_blocks for kind in kinds if kind.batching.prefix_cache), default=0)
         self._longest = int(sample.total_tokens.max())
-        self.blocks_per_request = self._longest // min(kind.batching.block_size or 1 for kind in kinds) + 2
+        sizes = [kind.batching.block_size or 1 for kind in kinds]
+        self.block_size, self.blocks_per_request = max(sizes), self._longest // min(sizes) + 2
 
     def draw(self, num_decisions: int, random: np.random.Generator) -> Episode:
         """The scenario's cluster, with `num_decisions` arrivals after its warm-up."""
