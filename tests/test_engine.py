@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gnomon.engine import load, probe, record  # noqa: E402
+from gnomon.engine import clocks, load, probe, record  # noqa: E402
 from gnomon.engine.__main__ import main  # noqa: E402
 from gnomon.engine.load import Workload  # noqa: E402
 from gnomon.engine.runner import Runner  # noqa: E402
@@ -150,6 +150,30 @@ def test_loads_are_reproducible_and_files_are_read_back(tmp_path: Path) -> None:
     rows = ["arrived_s,prompt_tokens,output_tokens", "1.5,10,2", "0.5,20,3"]
     (tmp_path / "load.csv").write_text("\n".join(rows) + "\n")
     assert load.read(tmp_path / "load.csv") == Workload([0.5, 1.5], [20, 10], [3, 2])
+
+
+def test_a_ramp_rises_from_nothing_to_the_rate() -> None:
+    work = load.poisson("chat", 20.0, 100.0, seed=3, ramp=True)
+    early, late = (sum(a <= t < b for t in work.arrived_s) for a, b in ((0, 20), (80, 100)))
+    assert 850 < len(work) < 1150
+    assert early < 80
+    assert 300 < late < 420
+
+
+def test_arrivals_come_in_order_and_once() -> None:
+    limits = config()
+    runner = Runner(TINY, limits, "cpu", "float32")
+    served = serve(runner, make_requests(Workload([0, 0, 0.05, 0.3], [9] * 4, [3] * 4), TINY.vocab_size, limits))
+    admitted = [request.admitted_s for request in served.requests]
+    assert admitted == sorted(admitted)
+    assert all(r.arrived_s <= r.admitted_s < r.stamps[0] for r in served.requests)
+
+
+def test_the_clock_is_read_from_lines_of_numbers() -> None:
+    assert clocks.parse("1980, 500.5, 60\n1700, [N/A], 60\n1900, 600, 61\n19") == [(1980, 500.5, 60), (1900, 600, 61)]
+    with clocks.Clocks() as watched:
+        pass
+    assert isinstance(watched.summary(), dict)
 
 
 def test_a_run_leaves_its_stamps(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from gnomon.api import simulate
 from gnomon.serving.metrics import summarize
-from gnomon.serving.paired import paired_differences
-from gnomon.serving.percentiles import mean_with_margin, percentiles, weighted_percentiles
+from gnomon.serving.paired import _resampled_p99, paired_differences
+from gnomon.serving.percentiles import NUM_BATCHES, mean_with_margin, percentiles, weighted_percentiles
 from serving_results import chat, one_server, pipeline
 
 
@@ -233,3 +233,15 @@ def test_paired_differences_see_what_single_means_cannot() -> None:
     assert mean.high - mean.low < 0.2 * (mean_with_margin(before)[1] or 0)
     same = paired_differences(times, times)
     assert all(d.difference == 0 and not d.is_clear for d in same)
+
+
+@pytest.mark.parametrize("count", [200, 231, 1000])
+def test_resampled_p99_is_that_of_the_resample(count: int) -> None:
+    rng = np.random.default_rng(count)
+    values = np.round(rng.exponential(size=count), 1)  # With ties.
+    draws = rng.integers(0, NUM_BATCHES, (30, NUM_BATCHES))
+    size = count // NUM_BATCHES
+    blocks = values[: size * NUM_BATCHES].reshape(NUM_BATCHES, size)
+    expected = [np.percentile(blocks[drawn], 99) for drawn in draws]
+    drawn = np.array([np.bincount(one, minlength=NUM_BATCHES) for one in draws])
+    assert _resampled_p99(values, drawn).tolist() == expected

@@ -29,7 +29,8 @@ def snapshot(**changes: Any) -> Snapshot:
             "actor": tuple(range(16)), "rollout": tuple(range(16, 56)), "inference": tuple(range(56, 64)),
         },
         "free": (), "instances": instances, "groups_needed": 512, "groups_submitted": 512, "groups_generated": 300,
-        "groups_ready": 290, "sequences_unfinished": sum(one.unfinished for one in instances), "carried": 0,
+        "groups_ready": 290, "sequences_unfinished": sum(one.unfinished for one in instances),
+        "sequences_waiting": 0, "carried": 0,
         "stalest": 0, "rates": Rates(rollout_groups_s=2.0, inference_groups_s=20.0, train_groups_s_per_gpu=0.05),
         "reshard_s": 1.3, "migration_s": 4.0,
     }  # fmt: skip

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnomon.posttrain.compare import clairvoyant, compare
+from gnomon.posttrain.feed import PromptQueue
 from gnomon.posttrain.policies import make_policy
 from gnomon.posttrain.rollout import Rollouts, Sequences
 from gnomon.posttrain.simulate import run
@@ -134,12 +135,61 @@ def test_tail_batching_collects_long_prompts_into_a_long_step() -> None:
     assert any(discarded) and not all(discarded)  # The long step waits for all of its prompts.
 
 
-def test_the_oracle_is_never_worse() -> None:
-    for seed in range(2):
-        outcomes = compare(small(seed=seed, lengths={"mean": 500}), policies())
-        oracle = outcomes[-1]
-        assert oracle.policy == "oracle" and oracle.regret == 0.0
-        assert all(one.record.tokens_s <= oracle.record.tokens_s and one.regret >= 0.0 for one in outcomes)
+@settings(max_examples=4, deadline=None)
+@given(
+    placement=st.sampled_from([(2, 4, 2), (1, 6, 1), (4, 2, 2), (2, 6, 0)]),
+    seed=st.integers(0, 1000),
+    mean=st.integers(50, 900),
+    lengths=st.sampled_from([("gamma", 0.8), ("gamma", 3.1), ("lognormal", 1.0), ("fixed", 1.0)]),
+    cap=st.sampled_from([4, 8, 64]),
+)
+def test_the_oracle_is_never_worse(
+    placement: tuple[int, int, int], seed: int, mean: int, lengths: tuple[str, float], cap: int
+) -> None:
+    """Than any policy with any options, on whatever it meets; nor is the plan that it names, run on its own."""
+    distribution, shape = lengths
+    config = small(
+        placement,
+        seed=seed,
+        lengths={"mean": mean, "distribution": distribution, "shape": shape},
+        rollout={"max_running_requests": cap},
+    )
+    outcomes = compare(config, policies())
+    assert [one.policy for one in outcomes[:-1]] == [policy.name for policy in policies()]
+    best = max(run(config, policy).tokens_s for policy in policies())
+    assert outcomes[-1].policy == "oracle" and outcomes[-1].record.tokens_s >= best
+    assert outcomes[-1].regret == 0.0 and all(one.regret >= 0.0 for one in outcomes)
+
+
+def test_prompts_go_to_instances_as_they_have_room() -> None:
+    config = small((2, 4, 2), rollout={"max_running_requests": 8}, lengths={"distribution": "fixed"})
+    record = run(config, make_policy("disaggregated"))
+    # 64 sequences, four instances of 8: two waves of the same length.
+    waves = np.sort(record.steps[0].finished_s)
+    assert waves[31] < waves[32] - 0.2 * waves[0] and waves[0] == pytest.approx(waves[31], rel=0.01)
+
+
+def test_the_instance_with_short_responses_gets_more_of_them() -> None:
+    response = np.array([2000, 2000] + [100] * 22)
+    sequences = Sequences(np.repeat(np.arange(12), 2), np.full(24, 50), response, np.zeros(24, np.int64))
+    rollouts = Rollouts(small(), 2, sequences)
+    queue = PromptQueue(rollouts, np.arange(24), longest_first=False)
+    now = 0.0
+    while queue:
+        queue.feed([0, 1], cap=2, now=now)
+        now += 0.05
+        rollouts.advance(now)
+    rollouts.advance(np.inf)
+    assert np.isfinite(rollouts.finished_s).all()
+    assert (rollouts.instance_of == 0).sum() == 2  # The long group alone; all the others passed it by.
+
+
+def test_training_starts_with_the_first_group() -> None:
+    record = run(small(lengths={"mean": 600, "shape": 0.9}), make_policy("disaggregated"))
+    step = record.steps[0]
+    first = min(one.start_s for one in step.work if one.component == "actor")
+    groups = np.sort(step.finished_s.reshape(16, 4).max(axis=1))
+    assert groups[0] < first < groups[3]  # Not only when the four groups of the mini-batch are there.
 
 
 def test_the_oracle_is_a_policy_that_can_be_asked() -> None:

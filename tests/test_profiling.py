@@ -11,7 +11,9 @@ torch = pytest.importorskip("torch")
 
 from gnomon.profiling import bundle, grid, quality  # noqa: E402
 from gnomon.profiling.__main__ import finish, main  # noqa: E402
+from gnomon.profiling.attention import AttentionBatch  # noqa: E402
 from gnomon.profiling.pool import Pool  # noqa: E402
+from gnomon.profiling.progress import Progress  # noqa: E402
 from gnomon.profiling.session import Limits, Session, Shapes  # noqa: E402
 from gnomon.profiling.timer import Timing, summarise  # noqa: E402
 
@@ -136,6 +138,34 @@ def test_a_bundle_is_written_hashed_and_read_back(session: Session, tmp_path: Pa
     assert (out / "gemm.csv.gz").read_bytes() == before
     assert verdict["held_out"]["points"] > 0
     assert (out / "quality.json").exists()
+
+
+def test_decodes_are_spread_around_their_mean() -> None:
+    lengths = AttentionBatch(decodes=64, decode_kv=300).decode_lengths()
+    assert sum(lengths) == pytest.approx(64 * 300, rel=0.01)
+    assert (min(lengths) < 10, max(lengths) > 590) == (True, True)
+    assert AttentionBatch(decodes=1, decode_kv=300).decode_lengths() == [300]
+    skewed = AttentionBatch(decodes=8, decode_kv=256, long_decodes=1, long_kv=2048).decode_lengths()
+    assert sorted(skewed) == [256] * 7 + [2048]
+
+
+def test_weights_are_tensors_of_their_own(session: Session) -> None:
+    weights = session.pool.weights(64, 32)
+    assert len({weight.data_ptr() for weight in weights}) == len(weights) >= 8
+    assert session.pool.weights(64, 32) is weights
+    session.pool.release()
+    assert session.pool.weights(64, 32) is not weights
+
+
+def test_what_does_not_repeat_is_measured_again_and_left_out(session: Session, tmp_path: Path) -> None:
+    spreads = iter([0.3, 0.02, 0.4, 0.5])
+    session.timer = lambda call, expected_s: Timing(1e-5, next(spreads))
+    for tokens in (1, 2):
+        session._measured("gemm", ("fp32", tokens, 8, 8), lambda: (lambda index: None, 1e-5), Progress("test", 2))
+    rows = session.journal.rows["gemm"]
+    assert [spread for _, spread in rows.values()] == [0.02, 0.4]
+    finish(session.journal, session, SHAPES, tmp_path / "bundle", "h200", {})
+    assert list(bundle.read_rows(tmp_path / "bundle")["gemm"]) == [("fp32", 1, 8, 8)]
 
 
 def test_quality_finds_noise_and_falling_times() -> None:

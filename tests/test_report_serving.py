@@ -13,7 +13,7 @@ import pytest
 
 from gnomon.api import simulate
 from gnomon.report.serving_files import write_run
-from gnomon.report.serving_series import distribution, time_series
+from gnomon.report.serving_series import distribution, levels, rates
 from gnomon.report.serving_text import policy_words, title, workload_words
 from gnomon.report.serving_trace import write_trace
 from serving_results import chat, one_server, pipeline
@@ -165,13 +165,14 @@ def test_distribution_functions_rise_to_one() -> None:
 
 def test_time_series_count_every_token_and_request() -> None:
     result = chat()
-    series = time_series(result.run, result.requests["arrival_s"].min(), result.requests["finished_s"].max())
+    span = (result.requests["arrival_s"].min(), result.requests["finished_s"].max())
+    series, full = rates(result.run, *span), levels(result.run, *span)
     width = series.middle_s[1] - series.middle_s[0]
     assert series.output_tokens_per_s.sum() * width == pytest.approx(result.requests["output_tokens"].sum())
     assert series.prompt_tokens_per_s.sum() * width == pytest.approx(result.requests["prompt_tokens"].sum())
     assert series.finished_per_s.sum() * width == pytest.approx(600)
-    assert series.running[-1] == series.waiting[-1] == 0
-    assert series.kv_max.max() <= result.summary.utilization.kv_peak
+    assert full.running[-1] == full.waiting[-1] == 0
+    assert full.kv_max.max() <= result.summary.utilization.kv_peak
 
 
 def test_a_scenario_in_words() -> None:

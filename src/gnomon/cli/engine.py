@@ -68,11 +68,13 @@ def probe(model: str, out: Path | None, **limits: int | None) -> None:
 )
 @click.option("--duration-s", type=float, default=25.0, show_default=True, help="Seconds of arrivals.")
 @click.option("--seed", type=int, default=1, show_default=True)
+@click.option("--ramp", is_flag=True, help="The rate rises from nothing to the one given, over the duration.")
+@click.option("--name", help="Name of the run's folder, for a single run.")
 @click.option("--token-stamps", is_flag=True, help="Also write every token's stamp.")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder for what is recorded.")
 def serve(
     model: str, mix: tuple[str, ...], load: tuple[float, ...], rate: float | None, requests: Path | None,
-    duration_s: float, seed: int, token_stamps: bool, out: Path, **limits: int | None,
+    duration_s: float, seed: int, ramp: bool, name: str | None, token_stamps: bool, out: Path, **limits: int | None,
 ) -> None:  # fmt: skip
     """Serve open-loop loads and record when every request's tokens came.
 
@@ -94,7 +96,9 @@ def serve(
     ]
     words += ["--rate", str(rate)] if rate is not None else []
     words += ["--requests", str(requests)] if requests is not None else []
-    _run("serve", model, limits, words + (["--token-stamps"] if token_stamps else []))
+    words += ["--name", name] if name else []
+    words += (["--ramp"] if ramp else []) + (["--token-stamps"] if token_stamps else [])
+    _run("serve", model, limits, words)
 
 
 def engine_shape(name: str) -> dict[str, Any]:

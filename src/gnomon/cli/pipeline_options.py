@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,7 +12,6 @@ from gnomon.core.errors import ConfigError
 if TYPE_CHECKING:
     from gnomon.pipeline.study import Study
     from gnomon.pipeline.training import Training
-    from gnomon.pipeline.zoo import Plan
 
 LENGTHS = ("fwd_len", "bwd_len", "prop_len", "sync_base_len")
 STUDY = ("n", "stages", *LENGTHS, "fwd_impact", "bwd_impact", "sync_freq")
@@ -82,16 +80,10 @@ def training_options(function: Any) -> Any:
 def study_of(given: dict[str, Any], **more: Any) -> Study:
     """The study that the options describe."""
     from gnomon.core.config import build
-    from gnomon.pipeline.study import Study
+    from gnomon.pipeline.study import Study, check_sync_freq
 
     values = {name: given[name] for name in STUDY if given[name] is not None}
-    study = build(Study, values | priorities_of(given) | more)
-    if study.sync_freq > study.n:
-        raise ConfigError(
-            f"sync_freq {study.sync_freq} is more than the {study.n} micro-batches.",
-            fix="Choose sync_freq between 1 and n.",
-        )
-    return study
+    return check_sync_freq(build(Study, values | priorities_of(given) | more))
 
 
 def priorities_of(given: dict[str, Any]) -> dict[str, float | str]:
@@ -115,18 +107,6 @@ def refuse_beside(given: dict[str, Any], reason: str, names: tuple[str, ...]) ->
         if context.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE:
             flag = next(max(p.opts, key=len) for p in context.command.params if p.name == name)
             raise ConfigError(f"{flag} has no effect with {reason}.", fix="Leave it out.")
-
-
-def study_plan(study: Study, plan: Plan, weight_grad_len: float | None, latency: float | None) -> Plan:
-    """The plan with the study's lengths, for schedules that are made to measure."""
-    weight_grad = study.bwd_len / 2 if weight_grad_len is None else weight_grad_len
-    return replace(
-        plan,
-        forward=study.fwd_len,
-        input_grad=max(study.bwd_len - weight_grad, 0.0),
-        weight_grad=weight_grad,
-        hop=study.prop_len + (latency or 0.0),
-    )
 
 
 def training_of(given: dict[str, Any]) -> Training:

@@ -18,7 +18,6 @@ from gnomon.cli.pipeline_options import (
     say_if_compiling,
     study_of,
     study_options,
-    study_plan,
     training_of,
     training_options,
 )
@@ -119,7 +118,7 @@ def _schedule_and_costs(given: dict[str, Any]) -> tuple[Schedule, StepCosts, Tra
     from gnomon.core import config
     from gnomon.pipeline.costs import StepCosts
     from gnomon.pipeline.step import load_schedule, training_plan
-    from gnomon.pipeline.study import step_costs
+    from gnomon.pipeline.study import step_costs, study_plan
     from gnomon.pipeline.training import TrainingCosts
     from gnomon.pipeline.zoo import Plan
 
@@ -140,7 +139,7 @@ def _schedule_and_costs(given: dict[str, Any]) -> tuple[Schedule, StepCosts, Tra
         refuse_beside(given, "--costs", (*LENGTHS, "weight_grad_len", "sync_freq"))
         return load_schedule(name, plan), config.load(StepCosts, given["costs"]), None
     study = study_of(given, ideal=given["ideal"])
-    schedule = load_schedule(name, study_plan(study, plan, given["weight_grad_len"], given["latency"]))
+    schedule = load_schedule(name, study_plan(study, plan, given["weight_grad_len"], given["latency"] or 0.0))
     pieces = schedule.num_stages / schedule.num_ranks
     return schedule, step_costs(study, pieces=pieces, weight_grad_len=given["weight_grad_len"]), None
 

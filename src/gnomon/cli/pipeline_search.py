@@ -12,7 +12,6 @@ from gnomon.cli.pipeline_options import (
     say_if_compiling,
     study_of,
     study_options,
-    study_plan,
     training_of,
     training_options,
 )
@@ -69,11 +68,11 @@ def command(**given: Any) -> None:
 
 def _with_lengths(given: dict[str, Any]) -> tuple[Any, str]:
     from gnomon.pipeline.schedule_search import search
-    from gnomon.pipeline.study import step_costs
+    from gnomon.pipeline.study import step_costs, study_plan
     from gnomon.pipeline.zoo import Plan
 
     study = study_of(given)
-    plan = study_plan(study, Plan(study.stages, study.n), given["weight_grad_len"], None)
+    plan = study_plan(study, Plan(study.stages, study.n), given["weight_grad_len"])
 
     def costs_of(schedule: Any) -> Any:
         pieces = schedule.num_stages / schedule.num_ranks

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gnomon.cli.pipeline_options import training_of
 from gnomon.cli.printing import print_json, print_rows
 
 if TYPE_CHECKING:
@@ -85,22 +86,14 @@ def _training(figures: TrainingFigures) -> dict[str, Any]:
 def _write(given: dict[str, Any], run: Run, figures: TrainingFigures | None) -> list[Path]:
     if not given["out"] and not given["open_page"]:
         return []
+    from gnomon.report.pipeline_figures import training_cards
     from gnomon.report.pipeline_html import write_html
     from gnomon.report.pipeline_perfetto import write_trace
 
     folder = Path(given["out"] or "outputs/pipeline")
     drawing = {name: given[name] for name in ("view", "show_throttling", "show_completion_time")}
     memory: dict[str, Any] = {"memory": figures.memory, "memory_unit": "GB"} if figures else {}
-    facts = {}
-    if figures:
-        facts = {
-            "make-span": f"{figures.step_s:.4g} s",
-            "GPUs": str(run.num_ranks * given["tensor_parallel"] * given["data_parallel"]),
-            "samples/s": f"{figures.samples_per_s:.4g}",
-            "tokens/s": f"{figures.tokens_per_s:,.0f}",
-            "MFU": f"{100 * figures.mfu:.1f} %",
-            "peak memory": f"{figures.peak_bytes.max() / 1e9:.1f} GB",
-        }
+    facts = training_cards(figures, training_of(given), run.num_ranks) if figures else {}
     files = [write_html(run, folder / "step.html", **drawing, **memory, facts=facts)]
     files.append(write_trace(run, folder / "step.perfetto.json", memory=memory.get("memory")))
     files += _write_png(run, folder / "step.png", drawing | memory)

@@ -31,23 +31,13 @@ def command(config: str, policies: str | None, no_oracle: bool, as_json: bool, o
     from gnomon.cli.progress import progress
     from gnomon.core.config import load
     from gnomon.posttrain.compare import COMPARED, compare, policies_to_compare
+    from gnomon.report.posttrain_figures import policy_rows
 
     loaded = load(Posttrain, config, overrides)
     names = tuple(name.strip() for name in policies.split(",")) if policies else COMPARED
     with progress():
         outcomes = compare(loaded, policies_to_compare(loaded, names), with_oracle=not no_oracle)
-    rows = [
-        {
-            "policy": one.policy,
-            "step s": one.record.step_s,
-            "tokens/s": one.record.tokens_s,
-            "speed-up": one.speedup,
-            **({} if no_oracle else {"regret": one.regret}),
-            **one.record.shares(),
-            "staleness": one.record.staleness,
-        }
-        for one in outcomes
-    ]
+    rows = policy_rows(outcomes, with_oracle=not no_oracle)
     if as_json:
         print_json(rows)
         return

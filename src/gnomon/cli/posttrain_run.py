@@ -41,6 +41,8 @@ def command(config: str, out: str | None, keep: bool, as_json: bool, overrides: 
     with progress():
         policy = clairvoyant(loaded) if loaded.policy.name == "oracle" else None
         record = run(loaded, policy, keep_decisions=keep and out is not None)
+    if policy is not None:
+        record.policy, record.notes = "oracle", [f"The oracle follows {policy.name}."]
     files = _write(loaded, record, Path(out), keep) if out else []
     if as_json:
         print_json(summary(record) | {"steps": [row(step) for step in record.steps], "files": list(map(str, files))})
@@ -48,8 +50,8 @@ def command(config: str, out: str | None, keep: bool, as_json: bool, overrides: 
     print_rows([row(step) for step in record.steps], title=f"{record.policy} on {record.num_gpus} GPUs")
     shares = ", ".join(f"{cause} {100 * share:.1f} %" for cause, share in record.shares().items())
     click.echo(f"step {record.step_s:.1f} s   {record.tokens_s:,.0f} tokens/s   GPU time: {shares}")
-    for file in files:
-        click.echo(f"wrote {file}")
+    for line in [*record.notes, *(f"wrote {file}" for file in files)]:
+        click.echo(line)
 
 
 def row(step: StepRecord) -> dict[str, Any]:

@@ -29,7 +29,7 @@ NOTES = {
 @click.option(
     "--calibrate-on",
     type=click.Choice(["64", "128", "256"]),
-    default="128",
+    default="64",
     show_default=True,
     help="B: the scale whose 7B stage seconds set the efficiencies.",
 )

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from gnomon.engine import load, probe, record
+from gnomon.engine.clocks import Clocks
 from gnomon.engine.runner import Runner
 from gnomon.engine.serve import make_requests, serve
 from gnomon.engine.shape import EngineConfig, ModelShape
@@ -56,21 +57,19 @@ def _serve(runner: Runner, options: argparse.Namespace) -> None:
         _one(runner, options.out, load.read(options.requests), {"requests": str(options.requests)}, options)
         return
     for mix in options.mix:
-        full = probe.capacity(runner, mix) if options.rate is None else 1.0
-        for share in options.load if options.rate is None else [options.rate]:
-            name = (
-                f"{runner.shape.name}-{mix}-{round(100 * share):02d}"
-                if options.rate is None
-                else f"{runner.shape.name}-{mix}"
-            )
-            work = load.poisson(mix, share * full, options.duration_s, options.seed)
-            facts = {"mix": mix, "rate_per_s": share * full, "capacity_per_s": full if options.rate is None else None}
-            _one(runner, options.out / name, work, facts, options)
+        plain = f"{runner.shape.name}-{mix}"
+        full = None if options.rate else probe.capacity(runner, mix)
+        rates = {f"{plain}-{round(100 * share):02d}": share * full for share in options.load} if full else {}
+        for name, rate in (rates or {plain: options.rate}).items():
+            work = load.poisson(mix, rate, options.duration_s, options.seed, ramp=options.ramp)
+            facts = {"mix": mix, "rate_per_s": rate, "capacity_per_s": full, "ramp": options.ramp}
+            _one(runner, options.out / (options.name or name), work, facts, options)
 
 
 def _one(runner: Runner, folder: Path, work: load.Workload, facts: dict[str, Any], options: argparse.Namespace) -> None:
     requests = make_requests(work, runner.shape.vocab_size, runner.config, options.seed)
-    served = serve(runner, requests)
+    with Clocks() as clocks:
+        served = serve(runner, requests)
     about = {
         "model": asdict(runner.shape),
         "engine": {
@@ -83,6 +82,7 @@ def _one(runner: Runner, folder: Path, work: load.Workload, facts: dict[str, Any
         "duration_s": options.duration_s,
         "seed": options.seed,
         **facts,
+        "clocks": clocks.summary(),
     }
     record.save(served, folder, about, token_stamps=options.token_stamps)
     figures = record.summary(served)
@@ -111,6 +111,8 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("--requests", type=Path, help="CSV: arrived_s, prompt_tokens, output_tokens")
             command.add_argument("--duration-s", type=float, default=25.0, help="seconds of arrivals")
             command.add_argument("--seed", type=int, default=1)
+            command.add_argument("--ramp", action="store_true", help="the rate rises from nothing to what was given")
+            command.add_argument("--name", help="name of the run's folder, for a single run")
             command.add_argument("--token-stamps", action="store_true", help="also write every token's stamp")
     return parser
 

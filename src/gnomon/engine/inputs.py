@@ -50,9 +50,10 @@ class Inputs:
         self.host_tables: Ints = self._host_tables.numpy()
         self.tables = torch.zeros(seqs, config.blocks_per_sequence, dtype=torch.int32, device=device)
 
-    def fill(self, batch: Batch, num_rows: Ints, position: Ints) -> int:
-        """Write a batch into the buffer that is not in use; returns its tokens."""
-        self._filled = 1 - self._filled
+    def fill(self, batch: Batch, num_rows: Ints, position: Ints, *, again: bool = False) -> int:
+        """Write a batch into the buffer that is not in use (`again`: the same as last time); returns its tokens."""
+        if not again:
+            self._filled = 1 - self._filled
         host = self._host[self._filled]
         slot = np.array([request.slot for request in batch.requests], np.int32)
         sequences = len(slot)

@@ -42,11 +42,14 @@ class Workload:
         return len(self.arrived_s)
 
 
-def poisson(mix: str, rate: float, duration_s: float, seed: int) -> Workload:
-    """Poisson arrivals at `rate` per second for `duration_s`, lengths of `mix`."""
+def poisson(mix: str, rate: float, duration_s: float, seed: int, *, ramp: bool = False) -> Workload:
+    """Poisson arrivals at `rate` per second for `duration_s`, lengths of `mix`.
+
+    `ramp`: the rate rises from nothing to `rate` instead, so that one run sees batches of every size.
+    """
     rng = np.random.default_rng(seed)
-    count = int(rng.poisson(rate * duration_s))
-    arrived = np.sort(rng.uniform(0.0, duration_s, count))
+    count = int(rng.poisson(rate * duration_s * (0.5 if ramp else 1.0)))
+    arrived = np.sort(rng.uniform(0.0, 1.0, count) ** (0.5 if ramp else 1.0) * duration_s)
     prompts, outputs = draw(MIXES[mix], count, rng)
     return Workload([round(float(t), 6) for t in arrived], prompts, outputs)
 

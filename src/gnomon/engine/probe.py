@@ -84,10 +84,10 @@ def _time(runner: Runner, batch: Batch, repeats: int, rest_s: float = 0.0) -> tu
     for _ in range(repeats + 3):
         time.sleep(rest_s)
         begun = time.perf_counter()
-        runner.launch(prepared)
-        following = runner.prepare(batch)
-        _, iteration = runner.finish(prepared)
-        prepared = following
+        flight = runner.launch(prepared)
+        prepared = runner.prepare(batch)
+        while not flight.has_landed():
+            pass
         whole.append(time.perf_counter() - begun)
-        gpu.append(iteration.gpu_s)
+        gpu.append(flight.gpu_s())
     return statistics.median(whole[3:]), statistics.median(gpu[3:])

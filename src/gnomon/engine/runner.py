@@ -44,10 +44,27 @@ class Prepared:
     iteration: Iteration
 
 
+class Flight:
+    """What an iteration on the GPU leaves: when it began and ended there, and the tokens it sampled."""
+
+    def __init__(self, max_sequences: int, *, on_gpu: bool) -> None:
+        self.sampled = torch.zeros(max_sequences, dtype=torch.int64, pin_memory=on_gpu)
+        self.events = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if on_gpu else []
+
+    def has_landed(self) -> bool:
+        """Whether the GPU is done with it."""
+        return not self.events or bool(self.events[1].query())
+
+    def gpu_s(self) -> float:
+        """Seconds on the GPU's clock."""
+        return float(self.events[0].elapsed_time(self.events[1])) * 1e-3 if self.events else 0.0
+
+
 class Runner:
     """A model with its graphs. On a CPU the same kernels run eagerly (for tests).
 
-    Inputs of one batch may be prepared while the batch before runs, but only of one.
+    Inputs of one batch may be prepared while the batch before runs, but only of one; what a batch sampled can be read
+    until the batch after the next is launched.
     """
 
     def __init__(self, shape: ModelShape, config: EngineConfig, device: str = "cuda", dtype: str = "bfloat16") -> None:
@@ -58,18 +75,19 @@ class Runner:
         self.tables = self._inputs.host_tables
         """Page tables, one row per slot, written by the scheduler."""
         self._on_gpu = self.device.type == "cuda"
-        self._sampled = torch.zeros(config.max_num_seqs, dtype=torch.int64, pin_memory=self._on_gpu)
+        self._flights = [Flight(config.max_num_seqs, on_gpu=self._on_gpu) for _ in range(2)]
+        self._uploaded = torch.cuda.Event() if self._on_gpu else None
         self._bodies: dict[tuple[int, bool, bool], Callable[[], None]] = {}
         self._heads: dict[int, Callable[[], None]] = {}
         self._sizes = list(config.capture_sizes)
         self.capture_s = self._capture()
 
-    def prepare(self, batch: Batch) -> Prepared:
-        """Write the inputs of a batch."""
+    def prepare(self, batch: Batch, *, again: bool = False) -> Prepared:
+        """Write the inputs of a batch (`again`: over what was prepared for it before)."""
         begun = time.perf_counter()
         num_rows = np.array(batch.num_tokens, np.int32)
         position = np.array([request.computed for request in batch.requests], np.int32)
-        tokens = self._inputs.fill(batch, num_rows, position)
+        tokens = self._inputs.fill(batch, num_rows, position, again=again)
         is_decode = num_rows == 1
         kv, chunks = position[is_decode].astype(np.int64), num_rows[~is_decode].astype(np.float64)
         return self._with_graphs(
@@ -86,11 +104,11 @@ class Runner:
         )
 
     def extend(self, prepared: Prepared, batch: Batch) -> Prepared:
-        """Add what was admitted to a batch after it was prepared. The GPU waits meanwhile, so this is kept short."""
+        """Add what was admitted to a batch after it was prepared. The GPU may be waiting, so this is kept short."""
         old = prepared.iteration
         requests, counts = batch.requests[old.sequences :], batch.num_tokens[old.sequences :]
         if min(counts) == 1:  # Counts as a decode: the whole work list changes.
-            return self.prepare(batch)
+            return self.prepare(batch, again=True)
         begun = time.perf_counter()
         self._inputs.append(requests, counts, old.sequences, old.tokens)
         new = replace(
@@ -108,24 +126,23 @@ class Runner:
         head = self._heads[min(self._padded(iteration.sequences), self.config.max_num_seqs)]
         return Prepared(body, head, iteration)
 
-    def launch(self, prepared: Prepared) -> None:
-        """Start the iteration that was prepared last."""
-        if self._on_gpu:
-            self._start.record()
+    def launch(self, prepared: Prepared) -> Flight:
+        """Start the iteration that was prepared last; when this returns, its inputs are on the GPU."""
+        flight = self._flights[0]
+        self._flights.reverse()
+        if flight.events:
+            flight.events[0].record()
         self._inputs.upload()
+        if self._uploaded:
+            self._uploaded.record()
         prepared.body()
         prepared.head()
-        self._sampled.copy_(self.model.sampled, non_blocking=True)
-        if self._on_gpu:
-            self._end.record()
-
-    def finish(self, prepared: Prepared) -> tuple[list[int], Iteration]:
-        """Wait for the iteration; returns one sampled token per request."""
-        gpu_s = 0.0
-        if self._on_gpu:
-            self._end.synchronize()
-            gpu_s = float(self._start.elapsed_time(self._end)) * 1e-3
-        return self._sampled[: prepared.iteration.sequences].tolist(), replace(prepared.iteration, gpu_s=gpu_s)
+        flight.sampled.copy_(self.model.sampled, non_blocking=True)
+        if flight.events:
+            flight.events[1].record()
+        if self._uploaded:
+            self._uploaded.synchronize()
+        return flight
 
     def _padded(self, count: int) -> int:
         return self._sizes[bisect.bisect_left(self._sizes, count)]
@@ -138,8 +155,6 @@ class Runner:
         bodies = [(size, True, with_decodes) for size in self._sizes for with_decodes in (True, False)]
         bodies += [(size, False, True) for size in self._sizes if size <= largest_decode]
         heads = sorted({min(size, seqs) for size in self._sizes})
-        if self._on_gpu:
-            self._start, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         pool = None
         for body in sorted(bodies, reverse=True):
             self._bodies[body], pool = self._captured(_body_of(self.model, *body), pool)
@@ -155,6 +170,7 @@ class Runner:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool):
             work()
+        graph.replay()  # The first replay takes longer: it brings the graph to the GPU.
         return graph.replay, graph.pool()
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import gc
+import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from gnomon.engine.load import Workload
-from gnomon.engine.runner import Iteration, Prepared, Runner
-from gnomon.engine.scheduler import Request, Scheduler
+from gnomon.engine.runner import Flight, Iteration, Prepared, Runner
+from gnomon.engine.scheduler import Batch, Request, Scheduler
 from gnomon.engine.shape import EngineConfig
 
 
@@ -57,35 +58,75 @@ def serve(runner: Runner, requests: list[Request], clock: Callable[[], float] = 
         gc.enable()
 
 
+class _Arrivals:
+    """Requests that come in on the clock, in order."""
+
+    def __init__(self, requests: list[Request]) -> None:
+        self._requests, self._next = requests, 0
+
+    @property
+    def next_s(self) -> float:
+        """When the next one comes; infinite after the last."""
+        return self._requests[self._next].arrived_s if self._next < len(self._requests) else math.inf
+
+    def until(self, now_s: float) -> Iterator[Request]:
+        """Those that have come by now."""
+        while self.next_s <= now_s:
+            self._next += 1
+            yield self._requests[self._next - 1]
+
+
 def _loop(runner: Runner, requests: list[Request], clock: Callable[[], float]) -> list[Step]:
-    scheduler = Scheduler(runner.config, runner.num_blocks, runner.tables)
+    """Between the end of one iteration and the launch of the next stands only what cannot be done while the GPU works.
+
+    Tokens are booked, the next batch is planned and prepared, and whoever arrives is admitted to it during an
+    iteration: what is planned then is what would be planned at its end, since nothing else changes until then.
+    """
+    scheduler, arrivals = Scheduler(runner.config, runner.num_blocks, runner.tables), _Arrivals(requests)
     steps: list[Step] = []
-    arrived, begun = 0, clock()
+    begun = clock()
     batch, now = scheduler.plan(), 0.0
     prepared: Prepared | None = None
+    landed: tuple[Batch, Prepared, Flight, float, float] | None = None
+
+    def admit(to: Batch, ready: Prepared | None, now_s: float) -> Prepared | None:
+        for request in arrivals.until(now_s):
+            scheduler.add(request)
+        if scheduler.waiting and scheduler.admit(to, now_s):
+            return runner.extend(ready, to) if ready else runner.prepare(to)
+        return ready
+
     while True:
-        while arrived < len(requests) and requests[arrived].arrived_s <= now:
-            scheduler.add(requests[arrived])
-            arrived += 1
-        if scheduler.admit(batch, now):
-            prepared = runner.extend(prepared, batch) if prepared else runner.prepare(batch)
-        if prepared is None:
+        prepared = admit(batch, prepared, now)
+        flight = runner.launch(prepared) if prepared else None
+        if landed:
+            steps.append(_booked(scheduler, *landed))
+            landed = None
+        if prepared is None or flight is None:
             if scheduler.waiting:
                 raise RuntimeError(f"request {scheduler.waiting[0].index} needs more KV blocks than there are")
-            if arrived == len(requests):
+            if arrivals.next_s == math.inf:
                 return steps
-            _sleep_until(begun + requests[arrived].arrived_s, clock)
+            _sleep_until(begun + arrivals.next_s, clock)
             now = clock() - begun
             continue
-        runner.launch(prepared)
-        scheduler.advance(batch)  # From here to `finish` the host works while the GPU does.
+        scheduler.advance(batch)
         following = scheduler.plan()
         ahead = runner.prepare(following) if following.requests else None
-        sampled, iteration = runner.finish(prepared)
+        while not flight.has_landed():
+            if arrivals.next_s <= (instant := clock() - begun):
+                ahead = admit(following, ahead, instant)
         end = clock() - begun
-        scheduler.stamp(batch, sampled, end)
-        steps.append(Step(now, end, iteration))
+        landed = (batch, prepared, flight, now, end)
         batch, prepared, now = following, ahead, end
+
+
+def _booked(
+    scheduler: Scheduler, batch: Batch, prepared: Prepared, flight: Flight, start_s: float, end_s: float
+) -> Step:
+    """Hand out the tokens of an iteration."""
+    scheduler.stamp(batch, flight.sampled[: len(batch.requests)].tolist(), end_s)
+    return Step(start_s, end_s, replace(prepared.iteration, gpu_s=flight.gpu_s()))
 
 
 def _sleep_until(instant: float, clock: Callable[[], float]) -> None:

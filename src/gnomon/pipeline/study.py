@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from typing import Literal
 
@@ -70,6 +71,16 @@ class Study(Config):
         return self
 
 
+def check_sync_freq(study: Study) -> Study:
+    """Refuse to synchronise more seldom than once per step: possible, but nobody's wish."""
+    if study.sync_freq > study.n:
+        raise ConfigError(
+            f"sync_freq {study.sync_freq} is more than the {study.n} micro-batches.",
+            fix="Choose sync_freq between 1 and n.",
+        )
+    return study
+
+
 def simulate(study: Study, *, record: bool = True) -> Run:
     """Run one configuration; `record` keeps the shares of links over time."""
     graph, labels = study_graph(study)
@@ -115,6 +126,18 @@ def step_costs(study: Study, *, pieces: float = 1.0, weight_grad_len: float | No
         grad_prop=study.grad_prop,
         grad_sync=study.grad_sync,
         contention=not study.ideal,
+    )
+
+
+def study_plan(study: Study, plan: Plan, weight_grad_len: float | None = None, latency: float = 0.0) -> Plan:
+    """The plan with the study's lengths, for schedules that are made to measure."""
+    weight_grad = study.bwd_len / 2 if weight_grad_len is None else weight_grad_len
+    return replace(
+        plan,
+        forward=study.fwd_len,
+        input_grad=max(study.bwd_len - weight_grad, 0.0),
+        weight_grad=weight_grad,
+        hop=study.prop_len + latency,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from gnomon.core.files import written_whole
 from gnomon.core.parallel import default_jobs, map_ordered
 from gnomon.pipeline import fluid
 from gnomon.pipeline.costs import priorities
-from gnomon.pipeline.fluid import Floats
+from gnomon.pipeline.fluid import Floats, TaskGraph
 from gnomon.pipeline.study import Study, study_graph
 from gnomon.pipeline.sweep_config import KEYS, Priorities, SweepConfig, priority_grid
 
@@ -37,12 +37,13 @@ class Chunk:
 
 def run_chunk(chunk: Chunk) -> Floats:
     """The total time of every configuration (rows) under every priority (columns)."""
-    given = [priorities(*cell) for cell in chunk.grid]
-    weights, tiers = np.array([w for w, _ in given]), np.array([t for _, t in given])
-    totals = np.empty((len(chunk.studies), len(chunk.grid)))
-    for row, study in enumerate(chunk.studies):
-        totals[row] = fluid.run_many(study_graph(study)[0], study.stages, weights, tiers)
-    return totals
+    return np.array([total_times(study_graph(study)[0], study.stages, chunk.grid) for study in chunk.studies])
+
+
+def total_times(graph: TaskGraph, num_ranks: int, grid: Sequence[Priorities]) -> Floats:
+    """The total time of one step under every priority."""
+    given = [priorities(*cell) for cell in grid]
+    return fluid.run_many(graph, num_ranks, np.array([w for w, _ in given]), np.array([t for _, t in given]))
 
 
 @dataclass(frozen=True)

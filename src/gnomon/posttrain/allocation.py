@@ -10,6 +10,7 @@ import numpy as np
 from gnomon.core.errors import GnomonError
 from gnomon.posttrain.config import Posttrain
 from gnomon.posttrain.costs import Costs
+from gnomon.posttrain.feed import PromptQueue
 from gnomon.posttrain.inference import InferenceQueue
 from gnomon.posttrain.lengths import Ints
 from gnomon.posttrain.ownership import Ownership
@@ -37,24 +38,54 @@ class Allocation:
         self.instances: dict[int, tuple[int, ...]] = {}
         self.deliveries: list[tuple[float, int, Ints, Ints]] = []
         self.rollouts: Rollouts | None = None
+        self.prompts: PromptQueue | None = None
+        self._fed_s = 0.0
         self.left_s = math.inf
         """When rollout finished with work left over."""
         self.keep_tokens = False
 
+    def submit(self, rollouts: Rollouts, prompts: PromptQueue, now: float) -> None:
+        """Generation begins; instances that drain get more every check interval."""
+        self.rollouts, self.prompts = rollouts, prompts
+        self._feed(now)
+
+    def _feed(self, now: float) -> None:
+        assert self.prompts is not None
+        self.prompts.feed(sorted(self.instances), self.config.rollout.max_running_requests, now)
+        self._fed_s = now
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that no instance has: to be handed out, or on their way between two."""
+        moving = sum(len(entry[2]) for entry in self.deliveries)
+        return moving + (self.prompts.num_sequences if self.prompts else 0)
+
+    @property
+    def _next_feed_s(self) -> float:
+        is_waiting = bool(self.prompts) and bool(self.instances)
+        return self._fed_s + self.config.transitions.check_interval_s if is_waiting else math.inf
+
     def generate(self, until: float) -> None:
-        """Let rollout run up to `until`, delivering moved sequences on the way."""
+        """Let rollout run up to `until`, with prompts and moved sequences handed to instances on the way."""
         assert self.rollouts is not None
-        while self.deliveries and self.deliveries[0][0] <= until:
-            at, _, ids, instances = heapq.heappop(self.deliveries)
+        while True:
+            moved_s = self.deliveries[0][0] if self.deliveries else math.inf
+            at = min(moved_s, self._next_feed_s)
+            if at > until or at == math.inf:
+                break
             self.rollouts.advance(at)
-            self.rollouts.submit(ids, instances, at)
+            if moved_s <= at:
+                _, _, ids, instances = heapq.heappop(self.deliveries)
+                self.rollouts.submit(ids, instances, at)
+            else:
+                self._feed(at)
         self.rollouts.advance(until)
 
     @property
     def has_rollout_work(self) -> bool:
-        """Whether anything is being generated, or moved."""
+        """Whether anything is being generated, or about to be."""
         assert self.rollouts is not None
-        return bool(self.deliveries) or self.rollouts.next_event_s < math.inf
+        return self.num_waiting > 0 or self.rollouts.next_event_s < math.inf
 
     def migrate(self, leave: tuple[int, ...], clock: float) -> float:
         """Instances stop at their next batch boundary; their groups go on elsewhere after the migration time."""
@@ -63,8 +94,11 @@ class Allocation:
         if unknown:
             raise PolicyError(f"policy {self.policy.name!r} migrates instance {min(unknown)}, which is not there.")
         ids, stop = self._stop_instances(leave, clock)
-        if ids.size and not stay:
-            raise PolicyError(f"policy {self.policy.name!r} releases the last instance while {ids.size} sequences run.")
+        unfinished = ids.size + self.num_waiting
+        if unfinished and not stay:
+            raise PolicyError(
+                f"policy {self.policy.name!r} releases the last instance while {unfinished} sequences are unfinished."
+            )
         assert self.rollouts is not None
         freed = stop
         if ids.size:
@@ -114,6 +148,8 @@ class Allocation:
             self.left_s, self.keep_tokens = stop, action.keep_tokens
             gpus = [gpu for held in self.instances.values() for gpu in held]
             self.instances.clear()
+            if self.prompts:
+                self.prompts.clear()
             self.owners.hand_over(gpus, "free", stop)
             return max(clock, stop)
         if name == "inference":

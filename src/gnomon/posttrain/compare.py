@@ -7,7 +7,7 @@ is among its choices. It bounds these plans, not every conceivable one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,12 +51,23 @@ def policies_to_compare(config: Posttrain, names: tuple[str, ...] = COMPARED) ->
     return chosen
 
 
-def compare(config: Posttrain, policies: list[Policy], *, with_oracle: bool = True) -> list[Outcome]:
-    """Run every policy on the same lengths, the oracle last."""
+def compare(
+    config: Posttrain,
+    policies: list[Policy],
+    *,
+    with_oracle: bool = True,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[Outcome]:
+    """Run every policy on the same lengths, the oracle last. `on_progress(done, total)` counts runs."""
     placement_of(config)
-    records = [run(config, policy) for policy in policies]
+    plans = list(_plans(config)) if with_oracle else []
+    total = len(policies) + len(plans)
+    records = []
+    for number, policy in enumerate(policies):
+        on_progress(number, total)
+        records.append(run(config, policy))
     if with_oracle:
-        records.append(oracle(config, records))
+        records.append(oracle(config, records, lambda done: on_progress(len(policies) + done, total)))
     static = next((one for one in records if one.policy == "disaggregated"), None) or run(
         config, make_policy("disaggregated")
     )
@@ -64,9 +75,15 @@ def compare(config: Posttrain, policies: list[Policy], *, with_oracle: bool = Tr
     return [Outcome(one.policy, one, one.tokens_s / static.tokens_s, 1.0 - one.tokens_s / best) for one in records]
 
 
-def oracle(config: Posttrain, records: list[RunRecord]) -> RunRecord:
+def oracle(
+    config: Posttrain, records: list[RunRecord], on_progress: Callable[[int], None] = lambda done: None
+) -> RunRecord:
     """The best of `records` and of the clairvoyant plans, under its own name."""
-    best = max([*records, *(run(config, plan) for plan in _plans(config))], key=lambda one: one.tokens_s)
+    found = list(records)
+    for number, plan in enumerate(_plans(config)):
+        on_progress(number)
+        found.append(run(config, plan))
+    best = max(found, key=lambda one: one.tokens_s)
     return RunRecord("oracle", best.num_gpus, best.steps, [f"the oracle follows {best.policy}"])
 
 

@@ -7,6 +7,7 @@ inputs and of weights) plus what is recomputed. `efficiency` of the component di
 
 from __future__ import annotations
 
+import heapq
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -58,14 +59,43 @@ class Costs:
         each: list[float] = (self.forward_s("inference", tokens) / self.config.inference.efficiency).tolist()
         return each
 
-    def train_s(self, tokens: Ints, num_gpus: int) -> float:
-        """One mini-batch ([group, sample] tokens) on `num_gpus`: the slowest rank, and the gradients' all-reduce."""
+    def train_at_once(self, tokens: Ints, num_gpus: int) -> tuple[float, float]:
+        """One mini-batch ([group, sample] tokens) that is there as a whole, dealt to the ranks beforehand.
+
+        Seconds of the slowest rank and of the gradients' all-reduce; seconds in which a GPU computes, on average.
+        """
         actor = self.config.actor
         copies = num_gpus // actor.num_gpus
-        passes = 3.0 + actor.recompute
         ranks = self._deal(self.forward_s("actor", tokens), copies)
-        slowest = max(self._rank_s(actor, rank, passes) for rank in ranks)
-        return slowest + self._gradient_s(copies)
+        busy = [self._rank_s(actor, rank, self._passes) for rank in ranks]
+        gradients = self._gradient_s(copies)
+        return max(busy) + gradients, sum(busy) / copies + gradients
+
+    def train_stream(self, tokens: Ints, ready_s: Floats, start_s: float, num_gpus: int) -> tuple[float, float]:
+        """One mini-batch whose groups come one after another: a rank that is free takes the next one.
+
+        Every rank takes equally many. Returns the end, and the seconds in which a GPU computes, on average.
+        """
+        actor = self.config.actor
+        copies = num_gpus // actor.num_gpus
+        share = -(-len(tokens) // copies)
+        ranks = [(start_s, rank, share) for rank in range(copies)]
+        end_s = busy_s = 0.0
+        for group in np.argsort(ready_s, kind="stable"):
+            free_s, rank, room = heapq.heappop(ranks)
+            seconds = self._rank_s(actor, self.forward_s("actor", tokens[group]), self._passes)
+            done_s = max(free_s, float(ready_s[group])) + seconds
+            busy_s += seconds
+            end_s = max(end_s, done_s)
+            if room > 1:
+                heapq.heappush(ranks, (done_s, rank, room - 1))
+        gradients = self._gradient_s(copies)
+        return end_s + gradients, busy_s / copies + gradients
+
+    @property
+    def _passes(self) -> float:
+        """Forward passes that a training pass is worth."""
+        return 3.0 + self.config.actor.recompute
 
     def _deal(self, forward_s: Floats, copies: int) -> list[Floats]:
         """Whole groups to data-parallel ranks: in order, or the longest to the least loaded rank with room."""

@@ -76,7 +76,7 @@ class InferenceQueue:
     def _note(self, number: int, start: float, end: float) -> None:
         self._busy_s += (end - start) / len(self._gpus)
         self.last_end_s = max(self.last_end_s, end)
-        self._work.append(Work("inference", number, self._gpus[number], start, end))
+        self._work.append(Work("inference", number, self._gpus[number], start, end, end - start))
 
     def take_ready(self) -> list[tuple[float, int]]:
         """Groups that are through since the last call, with the time at which each is."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,16 +46,3 @@ class Prompts:
         generated = np.concatenate([kept, self.generated[waiting]])
         age = np.where(generated.sum(axis=1) > 0, self.age[rows] + 1, 0)
         return Prompts(self.prompt[rows], self.response[rows], generated, age, len(rows))
-
-
-def deal_balanced(sequences: Sequences, instances: Ints) -> Ints:
-    """Whole groups, the longest first, to the instance with the least work: what a clairvoyant would do."""
-    total = np.bincount(sequences.group, weights=sequences.response - sequences.generated)
-    load = [(0.0, int(one)) for one in instances]
-    heapq.heapify(load)
-    chosen = np.empty(len(total), np.int64)
-    for group in np.argsort(-total, kind="stable"):
-        so_far, instance = heapq.heappop(load)
-        chosen[group] = instance
-        heapq.heappush(load, (so_far + float(total[group]), instance))
-    return chosen[sequences.group]

@@ -32,6 +32,8 @@ class Work:
     gpus: tuple[int, ...]
     start_s: float
     end_s: float
+    busy_s: float
+    """Seconds in which a GPU computed, on average: a mini-batch waits for groups and for its slowest rank."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +92,8 @@ class StepRecord:
         """GPU seconds by cause; they add up to GPUs x duration.
 
         tail: owned by rollout, which has nothing left to run there. pipeline: owned by the actor or by inference, which
-        wait for data, or by nobody although a larger actor would be valid. transition: weights, work or memory are
-        moved. divisibility: nobody's, since no valid size fits.
+        wait for data or for the slowest rank, or by nobody although a larger actor would be valid. transition: weights,
+        work or memory are moved. divisibility: nobody's, since no valid size fits.
         """
         owned = dict.fromkeys(OWNERS, 0.0)
         for span in self.spans:
@@ -99,7 +101,7 @@ class StepRecord:
         generating = sum(self.instance_busy_s.values())
         working = {"actor": 0.0, "inference": 0.0}
         for one in self.work:
-            working[one.component] += (one.end_s - one.start_s) * len(one.gpus)
+            working[one.component] += one.busy_s * len(one.gpus)
         indivisible = self._indivisible_gpu_s()
         return {
             "busy": generating + sum(working.values()),

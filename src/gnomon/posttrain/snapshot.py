@@ -71,6 +71,8 @@ class Snapshot(Config):
     groups_ready: int
     """Also through inference."""
     sequences_unfinished: int
+    sequences_waiting: int = 0
+    """Of the unfinished ones, those that no instance has yet."""
     carried: int
     """Prompts left over from earlier steps, not submitted yet."""
     stalest: int

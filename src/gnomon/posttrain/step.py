@@ -16,10 +16,11 @@ import numpy as np
 from gnomon.posttrain.allocation import Allocation, PolicyError
 from gnomon.posttrain.config import Posttrain
 from gnomon.posttrain.costs import Costs
+from gnomon.posttrain.feed import PromptQueue
 from gnomon.posttrain.lengths import Floats, Ints
 from gnomon.posttrain.placement import Placement, valid_actor_sizes
 from gnomon.posttrain.policies import Policy
-from gnomon.posttrain.prompts import Prompts, deal_balanced
+from gnomon.posttrain.prompts import Prompts
 from gnomon.posttrain.record import Decision, StepRecord, Work
 from gnomon.posttrain.rollout import Rollouts
 from gnomon.posttrain.snapshot import Finish, Migrate, Point, Report, Scale, Submit, Wait
@@ -118,21 +119,19 @@ class Step:
     # From generation to training.
 
     def _submit(self) -> None:
-        """Deal whole groups to the instances in turn; sequences that came complete need no instance."""
-        here = np.array(sorted(self.allocation.instances))
-        if not here.size:
+        """Queue the prompts for the instances; sequences that came complete need none."""
+        if not self.allocation.instances:
             raise PolicyError(
                 f"policy {self.policy.name!r} starts no rollout instance.", fix="Scale rollout at 'start'."
             )
         sequences = self.prompts.sequences(self.submitted)
         count = self.config.cluster.num_gpus // self.config.rollout.num_gpus
-        self.allocation.rollouts = Rollouts(self.config, count, sequences)
+        rollouts = Rollouts(self.config, count, sequences)
         self.is_generated = np.zeros(self.submitted, bool)
         self.came_complete = sequences.generated >= sequences.response
         self.started_s = self.generated_s = self.now
-        instances = deal_balanced(sequences, here) if self.balance else here[sequences.group % len(here)]
-        ids = np.flatnonzero(~self.came_complete)
-        self.rollouts.submit(ids, instances[ids], self.now)
+        queue = PromptQueue(rollouts, np.flatnonzero(~self.came_complete), longest_first=self.balance)
+        self.allocation.submit(rollouts, queue, self.now)
 
     def _finished_s(self) -> Floats:
         """When each sequence was generated: those that came complete, at the start; inf where it is not yet."""
@@ -165,29 +164,45 @@ class Step:
         if picked is None:
             return
         groups, ready_s = picked
-        start = max(ready_s, self.actor_free_s)
-        self.actor_end_s = start + self.costs.train_s(self.tokens[groups], len(gpus))
-        self.minibatches.append(Work("actor", len(self.trained), gpus, start, self.actor_end_s))
+        start, end, busy = self._train(groups, ready_s, len(gpus))
+        self.actor_end_s = end
+        self.minibatches.append(Work("actor", len(self.trained), gpus, start, end, busy))
         self.trained.append(groups)
 
-    def _pick(self) -> tuple[Ints, float] | None:
-        """The first groups that are ready, with room left for those that must not get older; and when they are."""
+    def _train(self, groups: Ints, ready_s: Floats, num_gpus: int) -> tuple[float, float, float]:
+        """Start, end and busy seconds of a mini-batch.
+
+        Components that take turns find all groups there, and deal them to ranks beforehand. Side by side, ranks take
+        groups as they come: training starts with the first one, and the step of the optimiser waits for the last.
+        """
+        tokens = self.tokens[groups]
+        if self.policy.takes_turns:
+            start = max(float(ready_s.max()), self.actor_free_s)
+            seconds, busy = self.costs.train_at_once(tokens, num_gpus)
+            return start, start + seconds, busy
+        start = max(float(ready_s.min()), self.actor_free_s)
+        return (start, *self.costs.train_stream(tokens, ready_s, start, num_gpus))
+
+    def _pick(self) -> tuple[Ints, Floats] | None:
+        """The first groups that are ready, with room left for those that must not get older; and when each is."""
         limit = math.inf if self.max_age is None else self.max_age
         is_old = self.prompts.age[: self.submitted] >= limit
         for groups in self.trained:
             is_old[groups] = False
         room_for_others = self.needed - self.num_trained - int(is_old.sum())
         picked: list[int] = []
-        for ready_s, group in sorted(self.ready):
+        ready_s: list[float] = []
+        for at, group in sorted(self.ready):
             if not is_old[group] and room_for_others == 0:
                 continue
             room_for_others -= not is_old[group]
             picked.append(group)
+            ready_s.append(at)
             if len(picked) == self.per_minibatch:
                 chosen = set(picked)
                 self.ready = [entry for entry in self.ready if entry[1] not in chosen]
                 heapq.heapify(self.ready)
-                return np.array(picked, np.int64), ready_s
+                return np.array(picked, np.int64), np.array(ready_s)
         return None
 
     # Moments at which the policy is asked.
@@ -219,7 +234,7 @@ class Step:
         actions = self.policy.decide(snapshot)
         if self.keep_decisions:
             self.record.decisions.append(Decision(snapshot, actions))
-        clock = max(self.now, self.allocation.owners.settled_s) if actions else self.now
+        clock = max(self.now, self.allocation.owners.settled_s)
         for action in actions:
             match action:
                 case Submit():
@@ -235,7 +250,8 @@ class Step:
                     break
                 case Report():
                     pass
-        self.actor_free_s = max(self.actor_free_s, clock)
+        if actions:
+            self.actor_free_s = max(self.actor_free_s, clock)
         if point == "stalled" and all(isinstance(action, Report) for action in actions):
             raise self._stuck()
         if point != "start":

@@ -15,7 +15,6 @@ def snapshot_of(step: Step, point: Point) -> Snapshot:
     config, allocation = step.config, step.allocation
     owners = allocation.owners
     instances = _instances(step)
-    moving = sum(len(entry[2]) for entry in allocation.deliveries)
     generated = int(step.is_generated.sum())
     return Snapshot(
         point=point,
@@ -38,7 +37,8 @@ def snapshot_of(step: Step, point: Point) -> Snapshot:
         groups_submitted=step.submitted if allocation.rollouts else 0,
         groups_generated=generated,
         groups_ready=step.num_trained + sum(at <= step.now for at, _ in step.ready),
-        sequences_unfinished=sum(one.unfinished for one in instances) + moving,
+        sequences_unfinished=sum(one.unfinished for one in instances) + allocation.num_waiting,
+        sequences_waiting=allocation.prompts.num_sequences if allocation.prompts else 0,
         carried=step.prompts.num_carried,
         stalest=_stalest(step),
         rates=_rates(step, generated),
@@ -73,7 +73,7 @@ def _stalest(step: Step) -> int:
 
 def _rates(step: Step, generated: int) -> Rates:
     trained = [one for one in step.minibatches if one.end_s <= step.now]
-    gpu_s = sum((one.end_s - one.start_s) * len(one.gpus) for one in trained)
+    gpu_s = sum(one.busy_s * len(one.gpus) for one in trained)
     passed = step.now - step.started_s if step.allocation.rollouts else 0.0
     return Rates(
         rollout_groups_s=generated / passed if passed > 0 else 0.0,

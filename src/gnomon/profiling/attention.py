@@ -19,7 +19,12 @@ TABLES = 4
 
 @dataclass(frozen=True)
 class AttentionBatch:
-    """A chunk of one prefill and some decodes; `long_decodes` of the decodes have `long_kv` tokens."""
+    """A chunk of one prefill and some decodes of `decode_kv` tokens on average.
+
+    The lengths of decodes are spread evenly between nothing and twice the average, as those of a server's batch are:
+    equal ones fill the GPU in whole rounds or just not, which no server's batches do. Where `long_decodes` are given,
+    so many have `long_kv` tokens, and the others `decode_kv` each.
+    """
 
     chunk: int = 0
     kv: int = 0
@@ -30,6 +35,8 @@ class AttentionBatch:
 
     def decode_lengths(self) -> list[int]:
         """KV tokens of each decode; the long ones are spread among the others."""
+        if not self.long_decodes:
+            return [max(1, round(self.decode_kv * (2 * i + 1) / self.decodes)) for i in range(self.decodes)]
         lengths = [self.decode_kv] * self.decodes
         for index in range(self.long_decodes):
             lengths[index * self.decodes // self.long_decodes] = self.long_kv

@@ -1,7 +1,7 @@
 """Token-level operators as callables on one GPU: GEMMs, elementwise kernels, experts.
 
-Weights rotate among copies past the L2 cache; activations that the previous kernel has just written stay where they
-are, as they do in an engine.
+Weights rotate among copies past the L2 cache. So does what an elementwise kernel reads from a matrix product: the
+weights that stream through the cache meanwhile push it out. What a kernel reads from an elementwise one is still there.
 """
 
 from __future__ import annotations
@@ -64,30 +64,35 @@ def _embedding(pool: Pool, tokens: int, width: int, head_dim: int) -> Call:
 
 
 def _norm(pool: Pool, tokens: int, width: int, head_dim: int) -> Call:
-    x, out, weight = pool.fixed("x", tokens, width), pool.fixed("out", tokens, width), pool.fixed("weight", width)
-    kernels = implementation(x)
-    return lambda index: kernels.norm(x, weight, EPSILON, out)
+    xs, out, weight = pool.rotating(tokens, width), pool.fixed("out", tokens, width), pool.fixed("weight", width)
+    kernels = implementation(out)
+    return lambda index: kernels.norm(xs[index % len(xs)], weight, EPSILON, out)
 
 
 def _add_norm(pool: Pool, tokens: int, width: int, head_dim: int) -> Call:
-    x, out, weight = pool.fixed("x", tokens, width), pool.fixed("out", tokens, width), pool.fixed("weight", width)
-    residuals = [r.clone() for r in pool.rotating(tokens, width)[:16]]  # Written to; the pool must stay as it is.
-    kernels = implementation(x)
-    return lambda index: kernels.add_norm(x, residuals[index % len(residuals)], weight, EPSILON, out)
+    xs, out, weight = pool.rotating(tokens, width), pool.fixed("out", tokens, width), pool.fixed("weight", width)
+    residuals = _copies(pool, tokens, width)
+    kernels = implementation(out)
+    return lambda index: kernels.add_norm(xs[index % len(xs)], residuals[index % len(residuals)], weight, EPSILON, out)
+
+
+def _copies(pool: Pool, *size: int) -> list[torch.Tensor]:
+    """Tensors to rotate among that are written to; the pool must stay as it is."""
+    return [tensor.clone() for tensor in pool.rotating(*size)]
 
 
 def _qk_norm(pool: Pool, tokens: int, width: int, head_dim: int) -> Call:
-    qkv, weight = pool.fixed("qkv", tokens, width), pool.fixed("weight", head_dim)
-    kernels = implementation(qkv)
-    return lambda index: kernels.head_norm(qkv, weight, EPSILON, width // head_dim)
+    qkv, weight = _copies(pool, tokens, width), pool.fixed("weight", head_dim)
+    kernels = implementation(weight)
+    return lambda index: kernels.head_norm(qkv[index % len(qkv)], weight, EPSILON, width // head_dim)
 
 
 def _rotary(pool: Pool, tokens: int, width: int, head_dim: int) -> Call:
-    qkv = pool.fixed("qkv", tokens, width)
+    qkv = _copies(pool, tokens, width)
     positions = torch.randint(0, POSITIONS, (tokens,), device=pool.device, dtype=torch.int32)
     table = rotary_table(POSITIONS, head_dim, 10_000.0, pool.device)
-    kernels = implementation(qkv)
-    return lambda index: kernels.rotary(qkv, positions, table, width // head_dim)
+    kernels = implementation(table)
+    return lambda index: kernels.rotary(qkv[index % len(qkv)], positions, table, width // head_dim)
 
 
 def _kv_write(pool: Pool, tokens: int, width: int, head_dim: int) -> Call:
@@ -102,14 +107,14 @@ def _kv_write(pool: Pool, tokens: int, width: int, head_dim: int) -> Call:
 
 
 def _activation(pool: Pool, tokens: int, width: int, head_dim: int) -> Call:
-    gate_up, out = pool.fixed("gate_up", tokens, 2 * width), pool.fixed("out", tokens, width)
-    kernels = implementation(gate_up)
-    return lambda index: kernels.activation(gate_up, out)
+    gate_up, out = pool.rotating(tokens, 2 * width), pool.fixed("out", tokens, width)
+    kernels = implementation(out)
+    return lambda index: kernels.activation(gate_up[index % len(gate_up)], out)
 
 
 def _sampler(pool: Pool, tokens: int, width: int, head_dim: int) -> Call:
-    logits, chosen = pool.fixed("logits", tokens, width), pool.fixed("chosen", tokens, dtype=torch.int64)
-    return lambda index: torch.argmax(logits, -1, out=chosen)
+    logits, chosen = pool.rotating(tokens, width), pool.fixed("chosen", tokens, dtype=torch.int64)
+    return lambda index: torch.argmax(logits[index % len(logits)], -1, out=chosen)
 
 
 Builder = Callable[[Pool, int, int, int], Call]

@@ -46,6 +46,11 @@ def assess(rows: Rows) -> list[Quality]:
     return [_assess(file, measured) for file, measured in rows.items() if measured and file in COLUMNS]
 
 
+def without_noise(rows: Rows) -> dict[str, dict[Key, tuple[float, float]]]:
+    """The rows whose repeats agree; the others are no measurements."""
+    return {file: {key: row for key, row in measured.items() if row[1] <= NOISY} for file, measured in rows.items()}
+
+
 def report(rows: Rows, held_out: Sequence[tuple[str, Key, float]]) -> dict[str, object]:
     """Everything about the data, for `quality.json`."""
     errors = [error for _, _, error in held_out]

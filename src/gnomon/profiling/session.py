@@ -16,12 +16,17 @@ from gnomon.profiling.attention import AttentionBatch, AttentionShape
 from gnomon.profiling.bundle import Journal, Key
 from gnomon.profiling.pool import Pool
 from gnomon.profiling.progress import Progress
+from gnomon.profiling.quality import NOISY
 from gnomon.profiling.timer import Call, Timer
 
-TOKENS = (1, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192)
-SEQUENCES = (1, 8, 16, 32, 64, 128, 256, 512)
-CHUNKS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
-CHUNK_KV = (0, 256, 512, 1024, 2048, 4096, 8192, 16384)
+TOKENS = (1, 8, 16, 17, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192)
+"""17: PyTorch gathers up to 16 rows with another kernel."""
+GEMM_TOKENS = tuple(sorted({*TOKENS, 2, 4, *range(8, 256, 8), *range(256, 512, 16), 640, 896, 1280, 1792, 6144}))
+"""Up to 512 the sizes to which engines pad their iterations: libraries change their kernel between any two of them."""
+SEQUENCES = (1, 8, 16, 32, 64, 96, 128, 192, 256, 264, 384, 512)
+CHUNKS = (16, 32, 64, 96, 192, 320, 448, 704, 960, 1472, 1984, 2752, 4032, 8192)
+"""From 64 to 4,032 in the middle of the kernel's tiles of 128: their ends would make all between look too fast."""
+CHUNK_KV = (0, 256, 1024, 4096, 16384)
 DECODES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 DECODE_KV = (16, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 SKEWED = ((8, 1), (32, 4), (128, 16))
@@ -45,7 +50,7 @@ class Shapes:
     moe: list[tuple[int, int, int, int]] = field(default_factory=list)
     """(experts, top_k, hidden, intermediate)."""
     tokens: list[int] = field(default_factory=list)
-    """Token counts to measure besides the adaptive ones, e.g. those for which an engine captures CUDA graphs."""
+    """Token counts to measure besides those of the grid, e.g. those for which an engine captures CUDA graphs."""
     models: list[str] = field(default_factory=list)
     tensor_parallel: list[int] = field(default_factory=list)
 
@@ -65,9 +70,9 @@ class Limits:
 
     max_tokens: int = 8192
     max_sequences: int = 512
-    points: int = 44
+    points: int = 76
     """Most points of one token-level curve; adaptive ones come on top of the coarse grid up to this many."""
-    attention_points: int = 120
+    attention_points: int = 100
     """Most points of one attention surface (prefill, decode)."""
     slowest_s: float = 12e-3
     """Calls expected to take longer are left to extrapolation."""
@@ -86,16 +91,21 @@ class Session:
 
     def compute(self, shapes: Shapes) -> None:
         """Token-level operators: GEMMs, heads, elementwise kernels, experts."""
-        tokens = sorted({t for t in (*TOKENS, *shapes.tokens) if t <= self.limits.max_tokens})
+        tokens, gemm_tokens = (
+            sorted({t for t in (*grid_tokens, *shapes.tokens) if t <= self.limits.max_tokens})
+            for grid_tokens in (TOKENS, GEMM_TOKENS)
+        )
         sequences = [s for s in SEQUENCES if s <= self.limits.max_sequences]
         total = self.limits.points * len(shapes.gemm)
         total += (len(shapes.head) + len(shapes.elementwise) + len(shapes.moe)) * len(tokens)
         progress = Progress("compute", total)
         for n, k in shapes.gemm:
-            most = max(self.limits.points, len(tokens) + self.limits.held_out)
-            self._curve("gemm", (shapes.dtype,), (n, k), tokens, self._gemm(n, k), progress, most)
+            most = max(self.limits.points, len(gemm_tokens) + self.limits.held_out)
+            self._curve("gemm", (shapes.dtype,), (n, k), gemm_tokens, self._gemm(n, k), progress, most)
+            self.pool.release()
         for n, k in shapes.head:
-            self._curve("gemm", (shapes.dtype,), (n, k), sequences, self._gemm(n, k), progress, len(sequences) + 4)
+            self._curve("gemm", (shapes.dtype,), (n, k), sequences, self._gemm(n, k), progress, len(sequences) + 6)
+            self.pool.release()
         for operator, width in shapes.elementwise:
             sizes = sequences if operator == "sampler" else tokens
             build = self._elementwise(operator, width, shapes.head_dim)
@@ -103,7 +113,7 @@ class Session:
         self.pool.release()
         for shape in shapes.moe:
             self._experts(shapes.dtype, shape, tokens, progress)
-        self.pool.release()
+            self.pool.release()
         progress.end()
 
     def attention(self, shapes: Shapes) -> None:
@@ -207,6 +217,8 @@ class Session:
         seconds = self.journal.get(file, key)
         if seconds is None:
             timing = self.timer(*build())
+            if timing.spread > NOISY:
+                timing = min(timing, self.timer(*build()), key=lambda one: one.spread)
             seconds = timing.seconds
             self.journal.add(file, key, seconds, timing.spread)
         progress.step(f"{file} {' '.join(map(str, key))}")

@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from gnomon.pipeline.explain import RankTime, idle_time, total
-from gnomon.pipeline.memory import Curve, micro_batches_held
+from gnomon.pipeline.memory import Curve
 from gnomon.pipeline.run import Run
 from gnomon.report.page import write_time_line
-from gnomon.report.pipeline_timeline import COLOURS, NAMES, Timeline, View, bandwidth, timeline
-
-CAUSES = {
-    "busy": ("computing", "#4C78A8"),
-    "warm_up": ("warm-up", "#D9DEE5"),
-    "dependency": ("dependency", "#B7C0CC"),
-    "communication": ("communication", "#8CB8E0"),
-    "contention": ("contention", "#E45756"),
-    "cool_down": ("cool-down", "#E8E3DA"),
-}
-RANK_COLOURS = ("#4C78A8", "#F58518", "#54A24B", "#E45756", "#72B7B2", "#9D7CBF", "#EECA3B", "#9D755D")
-GAP = 0.12
-"""Of a lane's height, left free."""
+from gnomon.report.pipeline_figures import CAUSES, cause_rows, step_cards, step_figure
+from gnomon.report.pipeline_timeline import View
+from gnomon.report.splits import split_table
 
 
 def write_html(
@@ -37,175 +24,19 @@ def write_html(
     facts: dict[str, str] | None = None,
 ) -> Path:
     """Write the page. `memory` replaces the count of activations; `facts` are further figures for its head."""
-    lanes = timeline(run, view)
-    figure = _figure(run, lanes, memory or micro_batches_held(run), memory_unit, show_throttling, show_completion_time)
-    ranks = idle_time(run)
-    figures = {
-        "make-span": f"{run.total_time:.6g}",
-        "idle": f"{100 * run.bubble:.1f} %",
-        "micro-batches": str(1 + max(label.microbatch for label in run.labels)),
-        "GPUs": str(run.num_ranks),
-        **(facts or {}),
-    }
+    figure = step_figure(
+        run,
+        view=view,
+        show_throttling=show_throttling,
+        show_completion_time=show_completion_time,
+        memory=memory,
+        memory_unit=memory_unit,
+    )
     return write_time_line(
         path,
         title=run.title,
-        cards=figures,
+        cards=step_cards(run) | (facts or {}),
         figure=figure,
         heading="Where the time goes",
-        causes=_causes(ranks, run.total_time),
+        causes=split_table(CAUSES, cause_rows(run), "figure"),
     )
-
-
-def _figure(
-    run: Run, lanes: Timeline, memory: list[Curve], memory_unit: str, show_throttling: bool, show_completion: bool
-) -> dict[str, Any]:
-    traces = [_bars(lanes, kind, show_throttling) for kind in lanes.kinds]
-    for rank, curve in enumerate(memory):
-        colour = RANK_COLOURS[rank % len(RANK_COLOURS)]
-        hover = f"GPU {rank + 1}: %{{y:.4g}} {memory_unit}"
-        traces.append(_steps(curve, run.total_time, "y2", colour, hover))
-    use = bandwidth(run)
-    has_links = bool(use)
-    for kind, curve in use.items():
-        steps = _steps(curve, run.total_time, "y3", COLOURS[kind], f"{NAMES[kind]}: %{{y:.1%}} of all links")
-        flat = {"shape": "hv", "width": 0, "color": COLOURS[kind]}
-        traces.append(steps | {"stackgroup": "links", "line": flat, "fillcolor": COLOURS[kind]})
-    count = len(lanes.lanes)
-    height = max(36 * count, 220)
-    below = 330 if has_links else 190
-    whole = height + below + 110
-    shapes: list[dict[str, Any]] = [
-        {
-            "type": "line", "x0": 0, "x1": 1, "xref": "paper", "y0": row - 0.5, "y1": row - 0.5,
-            "line": {"color": "#D5DAE1", "width": 1},
-        }
-        for row, lane in enumerate(lanes.lanes)
-        if row and lane.name == "compute"
-    ]  # fmt: skip
-    notes: list[dict[str, Any]] = []
-    if show_completion:
-        shapes.append(
-            {
-                "type": "line", "x0": run.total_time, "x1": run.total_time, "y0": -0.5, "y1": 0.5,
-                "line": {"color": "#1B2430", "width": 2},
-            }
-        )  # fmt: skip
-        notes.append(
-            {
-                "x": run.total_time, "y": 0, "text": f"<b>{run.total_time:.4f}</b>", "xanchor": "left", "xshift": 4,
-                "showarrow": False, "font": {"size": 12, "color": "#1B2430"}, "bgcolor": "rgba(255,255,255,0.85)",
-            }
-        )  # fmt: skip
-    top = (below + 20) / whole
-    axes = {"showgrid": True, "gridcolor": "#EEF1F4", "zeroline": False, "linecolor": "#C5CCD6", "ticks": "outside"}
-    layout: dict[str, Any] = {
-        "height": whole,
-        "barmode": "overlay",
-        "bargap": 0,
-        "margin": {"l": 92, "r": 18, "t": 46, "b": 44},
-        "font": {"family": "Inter, system-ui, sans-serif", "size": 12, "color": "#2B3440"},
-        "plot_bgcolor": "#FFFFFF",
-        "paper_bgcolor": "#FFFFFF",
-        "hoverlabel": {"bgcolor": "#FFFFFF", "bordercolor": "#C5CCD6", "font": {"size": 12}},
-        "legend": {"orientation": "h", "x": 0, "y": 1.0, "yanchor": "bottom", "traceorder": "normal"},
-        "shapes": shapes,
-        "annotations": notes,
-        "xaxis": axes
-        | {
-            "range": [0, run.total_time * (1.07 if show_completion else 1.01)],
-            "title": {"text": "time"},
-            "anchor": "y3" if has_links else "y2",
-        },
-        "yaxis": {
-            "domain": [top, 1],
-            "range": [count - 0.5, -0.5],
-            "tickvals": list(range(count)),
-            "ticktext": [_lane_name(lane.gpu, lane.name) for lane in lanes.lanes],
-            "showgrid": False,
-            "zeroline": False,
-            "fixedrange": True,
-        },
-        "yaxis2": axes
-        | {
-            "domain": [(below / 2 + 30) / whole if has_links else 0, (below - 30) / whole],
-            "title": {"text": f"memory<br>({memory_unit})"},
-            "rangemode": "tozero",
-            "fixedrange": True,
-        },
-    }
-    if has_links:
-        layout["yaxis3"] = axes | {
-            "domain": [0, (below / 2 - 20) / whole],
-            "title": {"text": "links in use"},
-            "tickformat": ".0%",
-            "range": [0, 1.06],
-            "fixedrange": True,
-        }
-    return {"data": traces, "layout": layout}
-
-
-def _bars(lanes: Timeline, kind: str, show_throttling: bool) -> dict[str, Any]:
-    # The legend looks like the first bar: let that be an ordinary one.
-    bars = sorted((bar for bar in lanes.bars if bar.kind == kind), key=lambda bar: bar.throttled)
-    # Lanes count downwards; within a lane a share is measured from its bottom.
-    height = 1.0 - GAP
-    centre = [bar.lane + height * (0.5 - (bar.low + bar.high) / 2) for bar in bars]
-    is_pass = bool(bars) and lanes.lanes[bars[0].lane].name == "compute"
-    outline = ["#B00020" if show_throttling and bar.throttled else "#FFFFFF" for bar in bars]
-    return {
-        "type": "bar",
-        "orientation": "h",
-        "name": NAMES[kind],
-        "x": [bar.end - bar.start for bar in bars],
-        "base": [bar.start for bar in bars],
-        "y": centre,
-        "width": [max(height * (bar.high - bar.low), 0.04) for bar in bars],
-        "marker": {
-            "color": COLOURS[kind],
-            "line": {"color": outline, "width": [2.0 if c != "#FFFFFF" else 0.6 for c in outline]},
-        },
-        "text": [bar.text for bar in bars] if is_pass or len(bars) < 400 else None,
-        "textposition": "inside",
-        "insidetextanchor": "middle",
-        "textangle": 0,
-        "constraintext": "both",
-        "textfont": {"size": 11, "color": "#FFFFFF" if is_pass else "#22303C"},
-        "hovertext": [bar.hover + ("<br><b>on the critical path</b>" if bar.critical else "") for bar in bars],
-        "hoverinfo": "text",
-    }
-
-
-def _steps(curve: Curve, end: float, axis: str, colour: str, hover: str) -> dict[str, Any]:
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "line": {"shape": "hv", "width": 1.6, "color": colour},
-        "x": [*curve.times.tolist(), end],
-        "y": [*curve.values.tolist(), float(curve.values[-1])],
-        "yaxis": axis,
-        "showlegend": False,
-        "hovertemplate": f"{hover}<extra></extra>",
-    }
-
-
-def _lane_name(gpu: int, name: str) -> str:
-    return f"<b>GPU {gpu}</b>" if name == "compute" else f"<span style='color:#7A8594'>{name}</span>"
-
-
-def _causes(ranks: list[RankTime], make_span: float) -> str:
-    """A table of bars: every rank's time by cause."""
-    legend = "".join(f"<li><i style='background:{colour}'></i>{name}</li>" for name, colour in CAUSES.values())
-    rows = [(f"GPU {rank + 1}", time, make_span) for rank, time in enumerate(ranks)]
-    rows.append(("all", total(ranks), make_span * len(ranks)))
-    body = ""
-    for name, time, whole in rows:
-        parts = asdict(time)
-        pieces = "".join(
-            f"<i style='width:{100 * parts[key] / whole:.3f}%;background:{colour}'"
-            f" title='{label}: {parts[key]:.6g} ({100 * parts[key] / whole:.1f} %)'></i>"
-            for key, (label, colour) in CAUSES.items()
-        )
-        idle = f"{100 * time.idle / whole:.1f} % idle"
-        body += f"<tr><th>{name}</th><td><div class=split>{pieces}</div></td><td class=figure>{idle}</td></tr>"
-    return f"<ul class=legend>{legend}</ul><table>{body}</table>"

@@ -13,7 +13,8 @@ from gnomon.core.files import written_whole
 from gnomon.pipeline.memory import Curve, micro_batches_held
 from gnomon.pipeline.run import Run
 from gnomon.pipeline.sweeps import SweepTable
-from gnomon.report.pipeline_html import GAP, RANK_COLOURS
+from gnomon.report.pipeline_figures import GAP, RANK_COLOURS
+from gnomon.report.pipeline_heat_map import heat_grid
 from gnomon.report.pipeline_timeline import COLOURS, NAMES, View, bandwidth, timeline
 
 INK, FAINT = "#2B3440", "#D5DAE1"
@@ -80,10 +81,8 @@ def write_gantt(
 def write_heat_map(table: SweepTable, path: str | Path) -> Path:
     """Draw one configuration: total time over the priorities of gradients (x) and activations (y)."""
     pyplot = _matplotlib("pyplot")
-    axis = _axis(table)
-    values = np.full((len(axis), len(axis)), np.nan)
-    for (fwd, grad, _), total in zip(table.priorities, table.total_time, strict=True):
-        values[axis.index(_cell(fwd)), axis.index(_cell(grad))] = total
+    grid = heat_grid(table)
+    axis, values = grid.axis, grid.values
     figure = pyplot.figure(figsize=(8.2, 7.2), dpi=100)
     plot, scale = figure.add_axes((0.09, 0.08, 0.78, 0.80)), figure.add_axes((0.895, 0.08, 0.022, 0.80))
     image = plot.imshow(values, origin="lower", cmap="viridis_r", aspect="auto")
@@ -91,7 +90,7 @@ def write_heat_map(table: SweepTable, path: str | Path) -> Path:
         line(len(axis) - 1.5, color="white", linewidth=4)
     if len(axis) <= 14:
         _write_numbers(plot, values)
-    best_row, best_column = np.unravel_index(np.nanargmin(values), values.shape)
+    best_row, best_column = grid.best
     box = _matplotlib("patches").Rectangle(
         (best_column - 0.46, best_row - 0.46), 0.92, 0.92, fill=False, edgecolor="#E4002B", linewidth=2.6, zorder=5
     )
@@ -153,16 +152,6 @@ def heat_map_name(table: SweepTable) -> str:
 def _title(table: SweepTable) -> str:
     items = [f"{key} {value:g}" for key, value in table.parameters.items()]
     return "   ".join(items[:5]) + "\n" + "   ".join(items[5:])
-
-
-def _axis(table: SweepTable) -> list[str]:
-    cells = {_cell(cell) for row in table.priorities for cell in row[:2]}
-    weights = sorted((cell for cell in cells if not cell.isalpha()), key=float)
-    return [*weights, *sorted(cell for cell in cells if cell.isalpha())]
-
-
-def _cell(text: str) -> str:
-    return text if text.isalpha() else f"{float(text):g}"
 
 
 def _figure(run: Run, view: View) -> tuple[Any, Any]:

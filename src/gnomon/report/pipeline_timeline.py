@@ -149,11 +149,14 @@ def _pass(run: Run, task: int, lane: int, on_path: set[int]) -> Bar:
 def _link(run: Run, rank: int, kinds: tuple[str, ...], lane: int, on_path: set[int]) -> Iterator[Bar]:
     """Transfers of one lane, stacked by share at every moment; latencies as a thin line at the bottom."""
     tasks = run.trace.tasks
+    types, orders = tasks.type, tasks.order
     pieces: dict[tuple[float, float], list[tuple[int, float]]] = defaultdict(list)
+    rows = run.trace.segments
+    mine = rows[(rows[:, 3] > 0.0) & (tasks.rank[rows[:, 0].astype(np.int64)] == rank)]
     segments = [
         (int(task), start, end, share)
-        for task, start, end, share in run.trace.segments
-        if share > 0.0 and tasks.rank[int(task)] == rank and run.labels[int(task)].kind in kinds
+        for task, start, end, share in mine.tolist()
+        if run.labels[int(task)].kind in kinds
     ]
     cuts = np.unique([at for _, start, end, _ in segments for at in (start, end)])
     for task, start, end, share in segments:
@@ -163,7 +166,7 @@ def _link(run: Run, rank: int, kinds: tuple[str, ...], lane: int, on_path: set[i
     stretched: dict[int, tuple[float, float, float, float]] = {}
     for (start, end), members in sorted(pieces.items()):
         low = 0.0
-        for task, share in sorted(members, key=lambda member: (tasks.type[member[0]], tasks.order[member[0]])):
+        for task, share in sorted(members, key=lambda member: (types[member[0]], orders[member[0]])):
             before = stretched.get(task)
             if before and before[1:] == (start, low, share):
                 stretched[task] = (before[0], end, low, share)

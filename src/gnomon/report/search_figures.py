@@ -18,24 +18,25 @@ _AXIS = {"gridcolor": "#EBEEF2", "zeroline": False, "linecolor": "#C5CCD6", "tic
 
 
 def figures(found: Found) -> dict[str, Figure]:
-    """One scatter per latency, with the front drawn through it."""
+    """One scatter per latency, with the front drawn through it; a point's `customdata` is its place in the ranking."""
     names = ("ttft_front", "tbt_front")
     return {name: _scatter(found, axis) for name, axis in zip(names, latency_axes(found.search), strict=True)}
 
 
 def _scatter(found: Found, axis: str) -> Figure:
     objective = found.search.objective
-    ranked = [one for one in found.ranked if one.figures.get(axis) is not None]
-    groups: dict[str, list[Record]] = {}
-    for one in ranked:
-        groups.setdefault(f"{one.overrides['device']} {one.overrides['batching.policy']}", []).append(one)
-    data = [_front_line(ranked, axis, objective)]
+    ranked = [(number, one) for number, one in enumerate(found.ranked) if one.figures.get(axis) is not None]
+    groups: dict[str, list[tuple[int, Record]]] = {}
+    for number, one in ranked:
+        groups.setdefault(f"{one.overrides['device']} {one.overrides['batching.policy']}", []).append((number, one))
+    data = [_front_line([one for _, one in ranked], axis, objective)]
     for number, (name, members) in enumerate(groups.items()):
         data.append(
             {"type": "scatter", "mode": "markers", "name": name,
-             "x": [_short((one.figures[axis] or 0.0) * 1e3) for one in members],
-             "y": [_short(shown(objective, one.score or 0.0)) for one in members],
-             "text": [_hover(one) for one in members], "hovertemplate": "%{text}<extra></extra>",
+             "x": [_short((one.figures[axis] or 0.0) * 1e3) for _, one in members],
+             "y": [_short(shown(objective, one.score or 0.0)) for _, one in members],
+             "customdata": [number for number, _ in members],
+             "text": [_hover(one) for _, one in members], "hovertemplate": "%{text}<extra></extra>",
              "marker": {"size": 9, "color": COLOURS[number % len(COLOURS)], "line": {"width": 1, "color": "#fff"}}}
         )  # fmt: skip
     return {"data": data, "layout": _layout(latency_name(axis), UNITS[objective])}

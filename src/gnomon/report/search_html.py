@@ -9,14 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from gnomon import __version__
-from gnomon.core import units
 from gnomon.core.config import dump
 from gnomon.core.files import write_text
 from gnomon.report import search_text as words
 from gnomon.report.page import plotly_js
 from gnomon.report.search_figures import figures
-from gnomon.search.objective import UNITS, shown
-from gnomon.search.pareto import latency_axes
 from gnomon.search.study import Found
 from gnomon.search.winner import winning_scenario
 
@@ -35,7 +32,7 @@ def write_search_report(found: Found, path: str | Path, command: str = "") -> Pa
     parts = {
         "@TITLE@": html.escape(f"Best deployment: {best.label}" if best else "No configuration meets the SLO"),
         "@LEDE@": html.escape(words.question_words(found.search)),
-        "@CARDS@": "".join(_card(*card) for card in _cards(found)),
+        "@CARDS@": "".join(_card(*card) for card in words.cards(found)),
         "@MESSAGES@": _messages(found),
         "@PLOTS@": f"<section><h2>What it gives, what it costs</h2><div class=plots>{plots}</div></section>"
         if plots
@@ -56,23 +53,6 @@ def page(parts: dict[str, str]) -> str:
     for mark in MARKS:
         text = text.replace(mark, parts.get(mark, ""))
     return text.replace("@PLOTLY@", plotly_js())
-
-
-def _cards(found: Found) -> list[tuple[str, str, str]]:
-    best = found.best
-    if best is None:
-        return []
-    objective = found.search.objective
-    margin = found.margins.get(best.label)
-    cards = [
-        ("capacity", f"{best.capacity_per_s:.4g}/s", f"± {margin:.2g} (95 %)" if margin else "requests"),
-        ("objective", f"{shown(objective, best.score or 0.0):.4g}", UNITS[objective]),
-        ("cost", f"${best.cost_per_hour:.2f}/h", f"{best.num_gpus} GPUs"),
-    ]
-    for axis in latency_axes(found.search):
-        value = best.figures.get(axis)
-        cards.append((words.latency_name(axis), units.seconds(value) if value is not None else "–", "at capacity"))
-    return cards
 
 
 def _card(name: str, value: str, beside: str) -> str:

@@ -46,6 +46,24 @@ def question_words(search: SearchConfig) -> str:
     return f"{search.model}, {named}; {slo_words(search)}; best {UNITS[search.objective]}{load}"
 
 
+def cards(found: Found) -> list[tuple[str, str, str]]:
+    """The winner in key figures: name, value, what stands beside it."""
+    best = found.best
+    if best is None:
+        return []
+    objective = found.search.objective
+    margin = found.margins.get(best.label)
+    cards = [
+        ("capacity", f"{best.capacity_per_s:.4g}/s", f"± {margin:.2g} (95 %)" if margin else "requests"),
+        ("objective", f"{shown(objective, best.score or 0.0):.4g}", UNITS[objective]),
+        ("cost", f"${best.cost_per_hour:.2f}/h", f"{best.num_gpus} GPUs"),
+    ]
+    for axis in latency_axes(found.search):
+        value = best.figures.get(axis)
+        cards.append((latency_name(axis), units.seconds(value) if value is not None else "–", "at capacity"))
+    return cards
+
+
 def ranking_rows(found: Found, top: int | None = None) -> list[dict[str, Any]]:
     """The ranked configurations."""
     axes = latency_axes(found.search)

@@ -40,7 +40,7 @@ def write_report(run: Run, summary: Summary, path: str | Path) -> Path:
     parts = {
         "@TITLE@": html.escape(words.title(scenario)),
         "@LEDE@": html.escape(f"{words.workload_words(scenario)}; {words.policy_words(scenario)}."),
-        "@CARDS@": "".join(_card(*card) for card in _cards(summary)),
+        "@CARDS@": "".join(card(*one) for one in key_figures(summary)),
         "@MESSAGES@": _messages(summary),
         "@PLOTS@": plots,
         "@FIGURES@": _facts(summary),
@@ -55,8 +55,8 @@ def write_report(run: Run, summary: Summary, path: str | Path) -> Path:
     return write_text(path, page.replace("@PLOTLY@", plotly_js()))
 
 
-def _cards(summary: Summary) -> list[tuple[str, str, str]]:
-    """Key figures: name, value, what stands beside it."""
+def key_figures(summary: Summary) -> list[tuple[str, str, str]]:
+    """What is shown first: name, value, what stands beside it."""
     t, use, cost = summary.throughput, summary.utilization, summary.cost
     million = cost.per_million_output_tokens
     cards = [
@@ -80,7 +80,8 @@ def _spread(values: Percentiles) -> tuple[str, str]:
     return units.seconds(values.p50), f"median; P99 {units.seconds(values.p99)}"
 
 
-def _card(name: str, value: str, beside: str) -> str:
+def card(name: str, value: str, beside: str) -> str:
+    """A key figure as HTML."""
     return (
         f"<div class=card><span>{html.escape(name)}</span><b>{html.escape(value)}</b>"
         f"<small>{html.escape(beside)}</small></div>"
@@ -88,9 +89,14 @@ def _card(name: str, value: str, beside: str) -> str:
 
 
 def _messages(summary: Summary) -> str:
-    lines = [f"<p class=warning>{html.escape(text)}</p>" for text in summary.warnings]
-    lines += [f"<p class=note>{html.escape(text)}</p>" for text in summary.notes]
+    lines = [message("warning", text) for text in summary.warnings]
+    lines += [message("note", text) for text in summary.notes]
     return "".join(lines)
+
+
+def message(kind: str, text: str) -> str:
+    """A warning or a note as HTML."""
+    return f"<p class={kind}>{html.escape(text)}</p>"
 
 
 def _latency_table(summary: Summary) -> str:

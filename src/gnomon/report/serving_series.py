@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gnomon.serving.simulate import Run
 from gnomon.serving.state import FINISHED, NOT_ARRIVED, REJECTED, Floats, Ints
@@ -41,8 +42,8 @@ def distribution(values: Floats, counts: Ints | None = None) -> Curve:
 
 
 @dataclass(frozen=True)
-class TimeSeries:
-    """What the fleet did over time, on one grid."""
+class Levels:
+    """How full the fleet was, at `TIME_POINTS` moments."""
 
     at_s: Floats
     waiting: Floats
@@ -53,39 +54,53 @@ class TimeSeries:
     """Share of KV blocks in use, mean over the replicas."""
     kv_max: Floats
     """The same of the fullest replica."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What the fleet did per second, in bins wide enough to hold a few requests each."""
+
     middle_s: Floats
-    """Middles of the bins of the rates below."""
+    """Middles of the bins."""
     arrivals_per_s: Floats
     finished_per_s: Floats
     prompt_tokens_per_s: Floats
     output_tokens_per_s: Floats
 
 
-def time_series(run: Run, start_s: float, end_s: float) -> TimeSeries:
-    """Sample the run at `TIME_POINTS` moments; rates over bins wide enough to hold a few requests each."""
+def levels(run: Run, start_s: float, end_s: float) -> Levels:
+    """Sample the run from `start_s` to `end_s`."""
     q = run.cluster.requests
     at = np.linspace(start_s, max(end_s, start_s + 1e-9), TIME_POINTS)
-    served = (q.status != NOT_ARRIVED) & (q.status != REJECTED)
+    served = _served(run)
     started = served & (q.scheduled_s >= 0)
     done = q.status == FINISHED
     arrived, scheduled, finished = (
         _count_by(at, stamps) for stamps in (q.arrival_s[served], q.scheduled_s[started], q.finished_s[done])
     )
     kv = _kv_shares(run, at)
-    edges = np.linspace(start_s, at[-1], int(np.clip(np.count_nonzero(done) // 50, 10, 120)) + 1)
+    return Levels(at, arrived - scheduled, scheduled - finished, kv.mean(axis=0), kv.max(axis=0))
+
+
+def rates(run: Run, start_s: float, end_s: float) -> Rates:
+    """Count over the run from `start_s` to `end_s`."""
+    q = run.cluster.requests
+    served, done = _served(run), q.status == FINISHED
+    end_s = max(end_s, start_s + 1e-9)
+    edges = np.linspace(start_s, end_s, int(np.clip(np.count_nonzero(done) // 50, 10, 120)) + 1)
     width = edges[1] - edges[0]
-    return TimeSeries(
-        at_s=at,
-        waiting=arrived - scheduled,
-        running=scheduled - finished,
-        kv_mean=kv.mean(axis=0),
-        kv_max=kv.max(axis=0),
+    return Rates(
         middle_s=(edges[1:] + edges[:-1]) / 2,
         arrivals_per_s=np.histogram(q.arrival_s[served], edges)[0] / width,
         finished_per_s=np.histogram(q.finished_s[done], edges)[0] / width,
         prompt_tokens_per_s=np.histogram(q.first_token_s[done], edges, weights=q.prompt_tokens[done])[0] / width,
         output_tokens_per_s=np.diff(_output_tokens_by(edges, run)) / width,
     )
+
+
+def _served(run: Run) -> NDArray[np.bool_]:
+    status = run.cluster.requests.status
+    return (status != NOT_ARRIVED) & (status != REJECTED)
 
 
 def _count_by(at: Floats, stamps_s: Floats) -> Floats:

@@ -10,7 +10,7 @@ import numpy as np
 
 from gnomon.core.errors import MissingExtraError
 from gnomon.report import serving_text as words
-from gnomon.report.serving_series import time_series
+from gnomon.report.serving_series import levels, rates
 from gnomon.serving.metrics import Summary
 from gnomon.serving.simulate import Run
 
@@ -37,7 +37,8 @@ def log_run(run: Run, summary: Summary, project: str) -> str:
 def series_rows(run: Run, summary: Summary) -> list[dict[str, float]]:
     """The time series, one row per bin of its rates."""
     start = float(run.cluster.requests.arrival_s.min())
-    series = asdict(time_series(run, start, start + summary.duration_s))
+    span = (start, start + summary.duration_s)
+    series = asdict(levels(run, *span)) | asdict(rates(run, *span))
     at = series["middle_s"]
     columns = {name: series[name] for name in _RATES}
     columns |= {name: np.interp(at, series["at_s"], series[name]) for name in _LEVELS}

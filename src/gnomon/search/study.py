@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from gnomon.core.config import load
+from gnomon.core.errors import DataError
 from gnomon.core.parallel import Map, shared_workers
 from gnomon.search.config import SearchConfig
 from gnomon.search.evaluate import Estimate, Record, Task, bound_of, capacity_with_seed, check_rated, evaluate, pilot
@@ -202,21 +204,52 @@ def _worth(question: SearchConfig, candidate: Candidate, rate: float) -> float:
 
 def _margins(examiner: _Examiner, best: list[Record]) -> dict[str, float]:
     """Half-widths of the 95 % intervals of capacities, from several sequences of requests."""
-    question = examiner.question
+    asked = _repeats(examiner.question, best)
+    return _half_widths(examiner.question, best, examiner.estimates(capacity_with_seed, asked))
+
+
+def _repeats(question: SearchConfig, best: list[Record]) -> dict[str, Any]:
+    """The same configurations on other sequences, by key; none where there is only one sequence."""
     if question.objective == "cost" or question.workload.trace is not None:
         return {}
-    seeds = [question.seed + number for number in range(1, question.effort.num_sequences)]
-    asked = {
-        f"{one.candidate.key} seed {seed}": (question, one.candidate, seed, one.capacity_per_s, one.num_requests)
+    return {
+        _repeat_key(one, seed): (question, one.candidate, seed, one.capacity_per_s, one.num_requests)
         for one in best
-        for seed in seeds
+        for seed in _seeds(question)
     }
-    rates = examiner.estimates(capacity_with_seed, asked)
+
+
+def _seeds(question: SearchConfig) -> list[int]:
+    return [question.seed + number for number in range(1, question.effort.num_sequences)]
+
+
+def _repeat_key(record: Record, seed: int) -> str:
+    return f"{record.candidate.key} seed {seed}"
+
+
+def _half_widths(question: SearchConfig, best: list[Record], rates: dict[str, float]) -> dict[str, float]:
     margins = {}
     for one in best:
-        others = [rates[key] for seed in seeds if (key := f"{one.candidate.key} seed {seed}") in rates]
+        others = [rates[key] for seed in _seeds(question) if (key := _repeat_key(one, seed)) in rates]
         if others:
             t = _T_975[min(len(others), len(_T_975)) - 1]
             spread = np.std([one.capacity_per_s or 0.0, *others], ddof=1)
             margins[one.label] = float(t * spread / np.sqrt(len(others) + 1))
     return margins
+
+
+def finished_search(folder: str | Path) -> Found:
+    """The answer that a search has left in its folder, without running anything again."""
+    folder = Path(folder)
+    if not (folder / "search.yaml").is_file() or not (folder / "results.jsonl").is_file():
+        raise DataError("holds no finished search.", where=str(folder), fix="Run `gnomon search` to its end.")
+    question = load(SearchConfig, folder / "search.yaml")
+    known = ResultsFile(folder / "results.jsonl", question).known
+    records = [record_from(known[one.key]) for one in candidates(question) if one.key in known]
+    ranked = sorted((one for one in records if one.score is not None), key=_rank)
+    best = ranked[: question.effort.num_intervals]
+    rates = {key: known[key]["per_s"] for key in _repeats(question, best) if key in known}
+    estimates = [one for one in known.values() if "per_s" in one]
+    beside = sum(one["runs"] for one in estimates), sum(one["simulated"] for one in estimates)
+    others = [one for one in records if one.score is None]
+    return Found(question, ranked, others, _half_widths(question, best, rates), beside)

@@ -14,7 +14,7 @@ from gnomon.catalog.parallelism import Parallelism
 from gnomon.core.errors import ConfigError
 from gnomon.timing.breakdown import Batch, expected_error
 from gnomon.timing.config import CAPTURE_SIZES, TimingConfig
-from gnomon.timing.operators import Floats, Operator, mixed_attention
+from gnomon.timing.operators import Experts, Floats, Gemm, Operator, mixed_attention
 from gnomon.timing.source import Context
 from gnomon.timing.table import each_stage, given_tables
 from gnomon.timing.tables import SKEW_BINS, IterationTables, geometric_axis
@@ -98,7 +98,7 @@ class _Oven:
             token_s=np.ascontiguousarray(tokens[:, self._padding()]),
             expert_s=self._stack(stages, "shared", group_tokens) if has_shared else np.zeros((len(stages), 0)),
             sequence_s=self._stack(stages, "sequence", self.max_sequences),
-            prefill_s=self._attention(stages, "attention_prefill", self.chunk_axis, self.kv_axis),
+            prefill_s=self._attention(stages, "attention_prefill", self.chunk_axis, self.kv_axis) / self._clock,
             decode_s=self._attention(stages, "attention_decode", np.arange(self.max_sequences + 1.0), self.kv_axis),
             mixed_s=self._mixed(stages),
             chunk_axis=self.chunk_axis,
@@ -123,8 +123,15 @@ class _Oven:
     def _call(self, operator: Operator, axis: str, at: Floats) -> Floats:
         key = (operator.name, operator.work, axis)
         if key not in self._calls:
-            self._calls[key] = self.timer.seconds(operator, at * message_bytes(operator))
+            seconds = self.timer.seconds(operator, at * message_bytes(operator))
+            if isinstance(operator.work, Gemm | Experts):
+                seconds = seconds[0] + (seconds - seconds[0]) / self._clock
+            self._calls[key] = seconds
         return self._calls[key]
+
+    @property
+    def _clock(self) -> float:
+        return self.timer.context.config.clock
 
     def _attention(self, stages: list[list[Operator]], kind: str, rows: Floats, kv: Floats) -> Floats:
         """[stage, rows, kv]; no rows, no time."""

@@ -75,6 +75,9 @@ class TimingConfig(Config):
     """Token counts to which small iterations are padded by CUDA graphs, e.g. [1, 2, 4, 8]; "vllm" for its defaults."""
     scale: float = Field(1.0, gt=0)
     """Factor on all times of the GPU, e.g. to carry a source's uncertainty into a result."""
+    clock: float = Field(1.0, gt=0, le=1)
+    """The GPU's clock over that of the measurements, below 1 where a power cap lowers it. What a matrix product takes
+    beyond that of one token, and prefill attention, take as much longer; what waits for memory does not."""
     table: TableConfig | None = None
     """The seconds themselves, for the source table."""
 

@@ -9,6 +9,9 @@ from gnomon.timing.operators import Communication, Floats, Operator, stage_opera
 from gnomon.timing.roofline import Roofline
 from gnomon.timing.source import Context, Range, Source, make_source
 
+NOT_WORTH_A_NOTE = 1.01
+"""How far beyond the last measured point nobody needs to be told: 8,192 where 8,128 was measured."""
+
 
 class Timer:
     """The configured source; the roofline for operators that it lacks, and for the shape beyond its range."""
@@ -54,7 +57,7 @@ class Timer:
         return source.uncertainty(operator)
 
     def _note_beyond(self, operator: Operator, sizes: tuple[Floats, ...], measured: Range) -> None:
-        if any(size.max() > high for size, (_, high) in zip(sizes, measured, strict=True)):
+        if any(size.max() > NOT_WORTH_A_NOTE * high for size, (_, high) in zip(sizes, measured, strict=True)):
             self.beyond[operator.name] = _limits(operator, measured)
 
     def notes(self) -> list[str]:

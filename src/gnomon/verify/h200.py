@@ -1,17 +1,20 @@
 """The reference engine on an H200, beside its simulation from the shipped profile.
 
-The simulation gets what the engine was given (arrivals, lengths, limits, KV blocks, CUDA graph sizes) and kernel times
-measured on the same card. Two constants, the host's seconds per iteration and per sequence, are fitted once, on a run
-of their own, for all others. When an iteration starts relative to an arrival cannot be predicted to the millisecond,
-so each run is simulated several times with arrivals moved by a few milliseconds, and the figures are their means.
+The simulation gets what the engine was given (arrivals, lengths, limits, KV blocks, CUDA graph sizes), kernel times
+measured on the same card, and the card's mean clock during the run, which a power cap lowers near capacity. Two
+constants, the host's seconds per iteration and per sequence, are fitted once, on a run of their own, for all others.
+When an iteration starts relative to an arrival cannot be predicted to the millisecond, so each run is simulated several
+times with arrivals moved by a few milliseconds, and the figures are their means.
+
+A load that few requests make up may be measured more than once: the folders `name`, `name.2` ... are one run.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -27,6 +30,7 @@ from gnomon.serving.state import Floats
 from gnomon.timing import TimingConfig, iteration_tables
 from gnomon.timing.config import HostConfig
 from gnomon.timing.lookup import Shape, stage_s
+from gnomon.timing.profile.native import read_manifest
 from gnomon.workload import Requests
 
 RUNS = Path(__file__).parent / "data" / "h200"
@@ -85,8 +89,8 @@ class Recording:
 
     @property
     def name(self) -> str:
-        """Name of the run."""
-        return self.folder.name
+        """Name of the run, without the number of the repeat."""
+        return self.folder.name.partition(".")[0]
 
     @property
     def latencies(self) -> Latencies:
@@ -94,12 +98,19 @@ class Recording:
         columns = ("arrived_s", "first_token_s", "last_token_s", "output_tokens")
         return Latencies.of(*(self.requests[name].to_numpy().astype(float) for name in columns))
 
-    def timing(self, profile: Path, host: HostConfig) -> TimingConfig:
-        """Kernels of the profile, padded to the engine's CUDA graphs."""
+    def timing(self, profile: Path, host: HostConfig, *, full_clock: bool = False) -> TimingConfig:
+        """Kernels of the profile at the run's clock (or full clock), padded to the engine's CUDA graphs."""
         sizes = tuple(self.facts["engine"]["capture_sizes"])
-        return TimingConfig(source="profile", path=str(profile), graph_sizes=sizes, host=host)
+        clock = 1.0 if full_clock else self.clock(profile)
+        return TimingConfig(source="profile", path=str(profile), graph_sizes=sizes, host=host, clock=clock)
 
-    def scenario(self, profile: Path, host: HostConfig) -> Scenario:
+    def clock(self, profile: Path) -> float:
+        """The mean clock of the run over that of the profile; 1 where either is unknown."""
+        known = read_manifest(profile).get("clocks") or {}
+        mean, full = self.facts.get("clocks", {}).get("sm_mhz_mean"), known.get("sm_mhz")
+        return min(1.0, mean / full) if mean and full else 1.0
+
+    def scenario(self, profile: Path, host: HostConfig, *, full_clock: bool = False) -> Scenario:
         """The same engine, simulated."""
         engine = self.facts["engine"]
         return Scenario(
@@ -114,7 +125,7 @@ class Recording:
                 prefix_cache=False,
                 reserve_full_prompt=False,
             ),
-            timing=self.timing(profile, host),
+            timing=self.timing(profile, host, full_clock=full_clock),
         )
 
 
@@ -126,9 +137,6 @@ class Error:
     statistic: str
     measured_s: float
     simulated_s: float
-    low_s: float
-    high_s: float
-    """Where the figure of such a run lies 19 times in 20, so few requests being what they are (percentiles only)."""
 
     @property
     def relative(self) -> float:
@@ -136,34 +144,41 @@ class Error:
         return self.simulated_s / self.measured_s - 1.0
 
     @property
-    def verdict(self) -> Literal["ok", "unresolved", "beyond"]:
-        """Whether the error is within tolerance; `unresolved` where the measurement itself is not that precise."""
-        if self.statistic not in GATED or abs(self.relative) <= TOLERANCES[self.metric]:
-            return "ok"
-        return "unresolved" if self.low_s <= self.simulated_s <= self.high_s else "beyond"
+    def is_beyond(self) -> bool:
+        """Whether the figure is one that is judged, and off by more than its tolerance."""
+        return self.statistic in GATED and abs(self.relative) > TOLERANCES[self.metric]
 
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """One run beside its simulations."""
+    """One run beside its simulations; all its repeats together."""
 
-    recording: Recording
+    name: str
+    measured: Latencies
     simulated: list[Latencies]
     errors: list[Error]
+    clock: float
+    """The card's clock over that of the profile."""
+
+    @property
+    def num_requests(self) -> int:
+        """Requests measured."""
+        return len(self.measured.e2e)
 
 
-def recordings(folder: Path = RUNS) -> list[Recording]:
-    """The measured runs below `folder`, the calibration left out."""
+def runs_in(folder: Path = RUNS) -> list[list[Recording]]:
+    """The measured runs below `folder`, the repeats of each together, the calibration left out."""
     found = [Recording(path) for path in sorted(folder.glob("*/")) if path.name != CALIBRATION]
     if not found:
         raise DataError("holds no runs.", where=str(folder), fix="Give a folder that `gnomon engine serve` wrote.")
-    return found
+    return [list(repeats) for _, repeats in groupby(found, key=lambda one: one.name)]
 
 
-def calibrate(recording: Recording, profile: Path = PROFILE) -> HostConfig:
+def calibrate(recording: Recording, profile: Path = PROFILE, *, full_clock: bool = False) -> HostConfig:
     """Host seconds per iteration and per sequence: what iterations took beyond the profile's kernels, least squares.
 
-    All iterations count, those that the operating system interrupted too: means of latencies contain them.
+    All iterations count, those that the operating system interrupted too, each as often as it has sequences: so they
+    do in the latencies of requests.
     """
     steps = recording.iterations
     engine = recording.facts["engine"]
@@ -172,31 +187,44 @@ def calibrate(recording: Recording, profile: Path = PROFILE) -> HostConfig:
         model,
         catalog.device("h200"),
         catalog.Parallelism(),
-        config=recording.timing(profile, HostConfig()),
+        config=recording.timing(profile, HostConfig(), full_clock=full_clock),
         max_tokens=engine["max_num_batched_tokens"],
         max_sequences=engine["max_num_seqs"],
         max_kv_tokens=engine["max_model_len"],
     ).tables
     kernels = np.array([stage_s(tables, 0, _shape(row), 0) for row in steps.iter_rows(named=True)])
     beyond = (steps["end_s"] - steps["start_s"]).to_numpy() - kernels
-    columns = np.stack([np.ones(len(beyond)), steps["sequences"].to_numpy().astype(float)], 1)
-    (constant, slope), *_ = np.linalg.lstsq(columns, beyond, rcond=None)
-    return HostConfig(per_iteration_s=max(0.0, float(constant)), per_sequence_s=max(0.0, float(slope)))
+    sequences = steps["sequences"].to_numpy().astype(float)
+    columns, weight = np.stack([np.ones(len(beyond)), sequences], 1), np.sqrt(sequences)
+    (constant, slope), *_ = np.linalg.lstsq(columns * weight[:, None], beyond * weight, rcond=None)
+    if slope < 0.0:
+        constant, slope = np.average(beyond, weights=sequences), 0.0
+    return HostConfig(per_iteration_s=max(0.0, float(constant)), per_sequence_s=float(slope))
 
 
-def compare(recording: Recording, host: HostConfig, profile: Path = PROFILE) -> Comparison:
+def compare(
+    repeats: list[Recording], host: HostConfig, profile: Path = PROFILE, *, full_clock: bool = False
+) -> Comparison:
     """Simulate one run and compare its latencies."""
-    scenario = recording.scenario(profile, host)
-    rng = stream(0, "arrival shift", recording.name)
-    simulated = [_simulate(recording.requests, scenario, rng) for _ in range(NUM_SIMULATIONS)]
+    rng = stream(0, "arrival shift", repeats[0].name)
+    measured = _together([one.latencies for one in repeats])
+    scenarios = [one.scenario(profile, host, full_clock=full_clock) for one in repeats]
+    simulated = [
+        _together([_simulate(one.requests, scenario, rng) for one, scenario in zip(repeats, scenarios, strict=True)])
+        for _ in range(NUM_SIMULATIONS)
+    ]
     errors = []
     for metric in TOLERANCES:
-        measured = getattr(recording.latencies, metric)
         for statistic, percent in STATISTICS.items():
             values = [_figure(getattr(one, metric), percent) for one in simulated]
-            low, high = _interval(measured, percent)
-            errors.append(Error(metric, statistic, _figure(measured, percent), float(np.mean(values)), low, high))
-    return Comparison(recording, simulated, errors)
+            figure = _figure(getattr(measured, metric), percent)
+            errors.append(Error(metric, statistic, figure, float(np.mean(values))))
+    clock = float(np.mean([scenario.timing.clock for scenario in scenarios]))
+    return Comparison(repeats[0].name, measured, simulated, errors, clock)
+
+
+def _together(parts: list[Latencies]) -> Latencies:
+    return Latencies(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
 
 def _simulate(rows: pl.DataFrame, scenario: Scenario, rng: np.random.Generator) -> Latencies:
@@ -218,16 +246,6 @@ def _simulate(rows: pl.DataFrame, scenario: Scenario, rng: np.random.Generator) 
 
 def _figure(values: Floats, percent: float | None) -> float:
     return float(values.mean() if percent is None else np.percentile(values, percent))
-
-
-def _interval(values: Floats, percent: float | None) -> tuple[float, float]:
-    """The order statistics that enclose a percentile 19 times in 20 (normal approximation of the binomial)."""
-    if percent is None:
-        return float(values.mean()), float(values.mean())
-    share, count, ordered = percent / 100.0, len(values), np.sort(values)
-    spread = 1.96 * math.sqrt(count * share * (1.0 - share))
-    low, high = math.floor(count * share - spread), math.ceil(count * share + spread)
-    return float(ordered[max(0, low - 1)]), float(ordered[min(count, high) - 1])
 
 
 def _shape(row: dict[str, Any]) -> Shape:

@@ -27,9 +27,9 @@ def write_cdfs(found: list[Comparison], path: Path) -> Path:
     ]
     for row, one in enumerate(found):
         for column, metric in enumerate(TOLERANCES):
-            measured = getattr(one.recording.latencies, metric)
+            measured = getattr(one.measured, metric)
             simulated = np.concatenate([getattr(latencies, metric) for latencies in one.simulated])
-            title = f"{one.recording.name}: {metric.upper()}"
+            title = f"{one.name}: {metric.upper()}"
             parts.append(_panel(column * WIDTH + MARGIN, row * HEIGHT + LABEL, title, measured, simulated))
     parts.append("</svg>\n")
     return write_text(path, "\n".join(parts))

@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -25,16 +24,9 @@ from gnomon.verify import posttrain_published as published
 
 TOLERANCE = 0.10
 MAX_STEP_S = 1.0
-B_CALIBRATED_ON = 128
-"""The middle one of the three scales, so that both others are one doubling away. (With 64 a single step left the
-log-probabilities at 256 GPUs 12 % off.)"""
-B_MAX_RUNNING = 256
+B_CALIBRATED_ON = 64
+"""The smallest of the three scales: the others are predictions."""
 C_PLACEMENTS = 4
-D_MAX_RUNNING = 128
-"""As in E."""
-D_ELASTIC = {"lend_inference": True, "release_inference": False}
-"""As in D's time line: rollout starts on all GPUs, the inference GPUs stay with inference to the end. (Chosen with the
-ratios in view: with release, 32B is 13 to 16 % too high.)"""
 LOGPROB_OVER_TRAINING = 36 / 30
 """Efficiency of log-probabilities over that of training: B's published MFUs at 64 GPUs. D has no such figure."""
 MAX_SECANTS, CALIBRATED_TO = 6, 0.001
@@ -84,9 +76,8 @@ class Study:
     calibrated_on: int
     seed: int
 
-    def _configuration(self, *what: Any, **more: Any) -> Posttrain:
-        update = {"seed": self.seed, "num_steps": NUM_STEPS}
-        return published.configuration(*what, **more).model_copy(update=update)
+    def _averaged(self, config: Posttrain) -> Posttrain:
+        return config.model_copy(update={"seed": self.seed, "num_steps": NUM_STEPS})
 
     # B, and A and C with B's efficiencies.
 
@@ -97,7 +88,7 @@ class Study:
         return calibrate(config, StageCosts(measured.actor, measured.rollout, measured.inference)).efficiencies
 
     def _b_configuration(self, size: str, num_gpus: int) -> Posttrain:
-        return self._configuration(size, num_gpus, published.b_mean_tokens(num_gpus), B_MAX_RUNNING)
+        return self._averaged(published.taking_turns(size, num_gpus, published.b_mean_tokens(num_gpus)))
 
     def check_b(self) -> Iterator[Check]:
         """Calibrated: three efficiencies on 7B at one scale."""
@@ -114,16 +105,14 @@ class Study:
 
     def check_a(self) -> Iterator[Check]:
         """Nothing calibrated on A itself: B's efficiencies, at another model size and scale."""
-        config = self._configuration(
+        config = published.taking_turns(
             "1.5B",
             8,
             published.A_MEAN_RESPONSE + published.PROMPT_MEAN,
-            B_MAX_RUNNING,
-            algorithm={"rollout_batch_size": 32, "group_size": 16},
+            algorithm={"rollout_batch_size": 32},
             actor={"recompute": published.A_RECOMPUTED},
-            inference={"tensor_parallel": 1},
         )
-        costs = colocated_costs(_with(config, self._b_efficiencies))
+        costs = colocated_costs(_with(self._averaged(config), self._b_efficiencies))
         for name in STAGES:
             yield Check("A", f"1.5B@8 {name} s", getattr(published.A_STAGES, name), getattr(costs, name), "reported")
 
@@ -147,14 +136,14 @@ class Study:
             for num_gpus in (64, 128):
                 config = self._d_configuration(size, num_gpus, rollout, training)
                 static = run(config, make_policy("disaggregated")).tokens_s
-                dynamic = run(config, make_policy("elastic", D_ELASTIC)).tokens_s
+                dynamic = run(config, make_policy("elastic")).tokens_s
                 slow, fast = published.D_TOKENS_S[size, num_gpus]
                 role = "calibrated" if num_gpus == 64 else "reported"
                 yield Check("D", f"{size}@{num_gpus} static tokens/s", slow, static, role)
                 yield Check("D", f"{size}@{num_gpus} dynamic / static", fast / slow, dynamic / static, "gate")
 
     def _d_configuration(self, size: str, num_gpus: int, rollout: float, training: float) -> Posttrain:
-        config = self._configuration(size, num_gpus, published.D_MEAN, D_MAX_RUNNING)
+        config = self._averaged(published.side_by_side(size, num_gpus, published.D_MEAN))
         inference = training * LOGPROB_OVER_TRAINING
         return _with(config, {"rollout": rollout, "actor": training, "inference": inference})
 
@@ -186,7 +175,7 @@ class Study:
 
     def check_e(self) -> Iterator[Check]:
         """Nothing calibrated: the rule and its inputs are published."""
-        config = self._configuration("1.5B", 128, published.D_MEAN, 128)  # Model-parallel sizes 2, 1, 2.
+        config = published.side_by_side("1.5B", 128, published.D_MEAN)  # Model-parallel sizes 2, 1, 2.
         advice = advise(config, StageCosts(actor=101, rollout=224, inference=10))
         for name, expected in published.E_PLACEMENT.items():
             yield Check("E", f"{name} GPUs", expected, getattr(advice, name), "gate", limit=0.0)
@@ -194,7 +183,7 @@ class Study:
     def check_s(self) -> Iterator[Check]:
         """CPU seconds, the best of three after one run that compiles: others may use the machine meanwhile."""
         config = self._d_configuration("7B", 64, 1.0, 0.5).model_copy(update={"num_steps": 1})
-        policy = make_policy("elastic", D_ELASTIC)
+        policy = make_policy("elastic")
         run(config, policy)
         seconds = []
         for _ in range(3):

@@ -1,10 +1,10 @@
 """Published results of RL post-training systems, and the configurations that stand for them.
 
 B, C and D are Qwen2.5 under GRPO on H100s, 512 prompts x 16 samples, context 28,672; A is R1-Distill-Qwen-1.5B (the
-shape of Qwen2.5-1.5B) on one node. What is not published is chosen once for all of them, here:
-parallelism as in D (trainer TP 2/4/8, rollout TP 1/2/4), 4 mini-batches, gamma-distributed responses with k = 3.1,
-correlation 0.5 inside a group, prompts of 256 tokens on average. Some of these were chosen while looking at the
-results; docs/posttrain.md says which.
+shape of Qwen2.5-1.5B) on one node. What one source publishes stands in for the others too: parallelism from D (trainer
+TP 2/4/8, rollout TP 1/2/4), `max_running_requests` 128 and 4 mini-batches from E. What none publishes is the
+simulator's default: gamma-distributed responses with k = 3.1, correlation 0.5 inside a group, prompts of 256 tokens on
+average, 85 % of the memory for rollout.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from gnomon.posttrain.config import Posttrain
 
 MODELS = {"1.5B": ("qwen2.5-1.5b", 2, 1), "7B": ("qwen2.5-7b", 4, 2), "32B": ("qwen2.5-32b", 8, 4)}
 """Model, trainer's and rollout's tensor parallelism."""
+MAX_RUNNING = 128
 PROMPT_MEAN = 256
 
 
@@ -69,25 +70,37 @@ def b_mean_tokens(num_gpus: int) -> float:
     return B_TOKENS_S["7B"][num_gpus] * (stages.rollout + stages.inference + stages.actor) / (512 * 16)
 
 
-def configuration(size: str, num_gpus: int, mean_tokens: float, max_running: int, **more: Any) -> Posttrain:
+def taking_turns(size: str, num_gpus: int, mean_tokens: float, **more: Any) -> Posttrain:
+    """512 x 16 on `num_gpus` H100s that all components share."""
+    placement = dict.fromkeys(("actor", "rollout", "inference"), "all")
+    return _configuration(size, num_gpus, mean_tokens, {"component_placement": placement}, more)
+
+
+def side_by_side(size: str, num_gpus: int, mean_tokens: float) -> Posttrain:
     """512 x 16 on `num_gpus` H100s, a quarter of them actor and an eighth inference, as in D's time line and E."""
-    model, trainer, rollout = MODELS[size]
-    actor, inference = num_gpus // 4, num_gpus // 8
-    ends = (actor, num_gpus - inference)
+    ends = (num_gpus // 4, num_gpus - num_gpus // 8)
     placement = {
         "actor": f"0-{ends[0] - 1}",
         "rollout": f"{ends[0]}-{ends[1] - 1}",
         "inference": f"{ends[1]}-{num_gpus - 1}",
     }
-    data = {
-        "cluster": {"num_nodes": num_gpus // 8, "auto_scheduler": True, "component_placement": placement},
+    cluster = {"auto_scheduler": True, "component_placement": placement}
+    return _configuration(size, num_gpus, mean_tokens, cluster, {})
+
+
+def _configuration(
+    size: str, num_gpus: int, mean_tokens: float, cluster: dict[str, Any], more: dict[str, dict[str, Any]]
+) -> Posttrain:
+    model, trainer, rollout = MODELS[size]
+    data: dict[str, Any] = {
+        "cluster": {"num_nodes": num_gpus // 8, **cluster},
         "model": model,
         "algorithm": {"rollout_batch_size": 512, "group_size": 16, "n_minibatches": 4},
-        "rollout": {"tensor_parallel": rollout, "max_running_requests": max_running},
+        "rollout": {"tensor_parallel": rollout, "max_running_requests": MAX_RUNNING},
         "actor": {"tensor_parallel": trainer},
         "inference": {"tensor_parallel": trainer},
         "lengths": {"mean": mean_tokens - PROMPT_MEAN, "prompt_mean": PROMPT_MEAN},
     }
     for key, value in more.items():
-        data[key] = {**data.get(key, {}), **value}  # type: ignore[dict-item]
+        data[key] = {**data[key], **value}
     return build(Posttrain, data)

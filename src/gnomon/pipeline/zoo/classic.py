@@ -46,6 +46,7 @@ def interleaved(plan: Plan) -> Schedule:
     if m % p:
         raise ConfigError(
             f"interleaved 1F1B needs micro-batches in multiples of the {p} ranks (given: {m}).",
+            where="microbatches",
             fix=f"Choose {m - m % p or p} or {m - m % p + p} micro-batches.",
         )
     lists = []

@@ -99,7 +99,9 @@ class Timeline:
         while not self.fits(rank, kind):
             if not self.put_off[rank]:
                 raise ConfigError(
-                    f"{self.limit:g} activations per rank are too few for this schedule.", fix="Raise the memory limit."
+                    f"{self.limit:g} activations per rank are too few for this schedule.",
+                    where="memory_limit",
+                    fix="Raise the memory limit.",
                 )
             self.put_weights(rank)
 

@@ -27,6 +27,7 @@ def zero_bubble(plan: Plan) -> Schedule:
     if limit < plan.ranks:
         raise ConfigError(
             f"a memory limit of {limit:g} activations is less than one per rank of the pipe ({plan.ranks}).",
+            where="memory_limit",
             fix="Use v-half or v-min, or raise the limit.",
         )
     packed = (_pack(plan, limit, *variant) for variant in product((True, False), repeat=3))

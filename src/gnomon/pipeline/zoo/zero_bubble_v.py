@@ -23,12 +23,15 @@ def zb_v(plan: Plan) -> Schedule:
     """The best variant within the memory of 1F1B (or `plan.memory_limit`, if that is more)."""
     if plan.microbatches < 2 * plan.ranks:
         raise ConfigError(
-            f"zb-v needs at least {2 * plan.ranks} micro-batches for {plan.ranks} ranks (given: {plan.microbatches})."
+            f"zb-v needs at least {2 * plan.ranks} micro-batches for {plan.ranks} ranks (given: {plan.microbatches}).",
+            where="microbatches",
         )
     limit = 2.0 * (plan.memory_limit if plan.memory_limit is not None else plan.ranks)
     if limit < 2.0 * plan.ranks:
         raise ConfigError(
-            f"zb-v needs {plan.ranks} activations per rank (limit: {plan.memory_limit:g}).", fix="Use v-half or v-min."
+            f"zb-v needs {plan.ranks} activations per rank (limit: {plan.memory_limit:g}).",
+            where="memory_limit",
+            fix="Use v-half or v-min.",
         )
     best: Timeline | None = None
     for overrun_backward, overrun_forward in product((True, False), repeat=2):

@@ -70,8 +70,6 @@ class Elastic(Policy):
     """Before the last mini-batch, wait for rollout and inference, and train on all GPUs."""
     lend_inference: bool = False
     """Rollout also starts on the inference GPUs (with the pre-process policy)."""
-    release_inference: bool = True
-    """Give the inference GPUs to the actor once all groups are through; false keeps them to the end of the step."""
     start_share: PositiveFloat = 0.5
     """The actor's GPUs are given back when at most this share of the sequences still runs."""
     packing: PositiveFloat = 1.0
@@ -105,7 +103,8 @@ class Elastic(Policy):
         """The end of the pre-process phase: instances on the actor's GPUs move their work out, the actor starts."""
         if snapshot.actor:
             return []
-        is_early = snapshot.sequences_unfinished > self.start_share * snapshot.sequences_submitted
+        is_half_done = snapshot.sequences_unfinished <= self.start_share * snapshot.sequences_submitted
+        is_early = snapshot.sequences_waiting > 0 or not is_half_done
         if is_early and snapshot.point == "check":
             return []
         initial = snapshot.initial
@@ -130,7 +129,7 @@ class Elastic(Policy):
             is_last_user = not snapshot.sequences_unfinished and self.use_wait_before_last_iter_policy
             if snapshot.inference_pending and (must_wait or is_last_user):
                 return [*actions, Wait(component="inference")]
-            if not snapshot.inference_pending and self.release_inference:
+            if not snapshot.inference_pending:
                 actions.append(Finish(component="inference"))
                 freed += snapshot.inference
         return [*actions, *grown_actor(snapshot, freed)]

@@ -1,0 +1,92 @@
+"""The total time of a step over the priorities of its transfers, as a grid and as a plotly figure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gnomon.pipeline.sweeps import SweepTable
+
+Figure = dict[str, Any]
+Cell = tuple[str, str]
+"""Priorities of fwd_prop and grad_prop, as the axes write them."""
+
+
+@dataclass(frozen=True)
+class HeatGrid:
+    """`values[row, column]`: rows by the priority of fwd_prop, columns by that of grad_prop; NaN where none was run."""
+
+    axis: list[str]
+    values: NDArray[np.float64]
+
+    @property
+    def best(self) -> tuple[int, int]:
+        """Row and column of the shortest step."""
+        row, column = np.unravel_index(np.nanargmin(self.values), self.values.shape)
+        return int(row), int(column)
+
+
+def heat_grid(table: SweepTable) -> HeatGrid:
+    """The cells of one configuration, exclusive tiers after the weights."""
+    cells = {cell_text(cell) for row in table.priorities for cell in row[:2]}
+    weights = sorted((cell for cell in cells if not cell.isalpha()), key=float)
+    axis = [*weights, *sorted(cell for cell in cells if cell.isalpha())]
+    values = np.full((len(axis), len(axis)), np.nan)
+    for (fwd, grad, _), total in zip(table.priorities, table.total_time, strict=True):
+        values[axis.index(cell_text(fwd)), axis.index(cell_text(grad))] = total
+    return HeatGrid(axis, values)
+
+
+def cell_text(priority: str) -> str:
+    """A weight in short, or the letter of a tier."""
+    return priority if priority.isalpha() else f"{float(priority):g}"
+
+
+def heat_map_figure(grid: HeatGrid, chosen: Cell | None = None) -> Figure:
+    """Numbers in cells where they fit, the best in red, and `chosen` in black where it is on the grid."""
+    axis, size = grid.axis, len(grid.axis)
+    row, column = grid.best
+    shapes = [_line(size, "x"), _line(size, "y"), _box(row, column, "#E4002B")]
+    if chosen and chosen[0] in axis and chosen[1] in axis:
+        shapes.append(_box(axis.index(chosen[0]), axis.index(chosen[1]), "#1B2430", "dot"))
+    values = [[None if np.isnan(value) else float(f"{value:.6g}") for value in line] for line in grid.values]
+    trace: Figure = {
+        "type": "heatmap", "x": axis, "y": axis, "z": values, "colorscale": "Viridis", "reversescale": True,
+        "xgap": 1, "ygap": 1, "hoverongaps": False,
+        "colorbar": {"thickness": 10, "outlinewidth": 0, "title": {"text": "total time", "side": "right"}},
+        "hovertemplate": "fwd_prop %{y}, grad_prop %{x}<br><b>%{z:.4f}</b><extra></extra>",
+    }  # fmt: skip
+    if size <= 14:
+        trace |= {"texttemplate": "%{z:.2f}", "textfont": {"size": 10}}
+    plain = {"type": "category", "showgrid": False, "zeroline": False, "fixedrange": True, "ticks": ""}
+    layout = {
+        "height": 460,
+        "margin": {"l": 56, "r": 8, "t": 12, "b": 48},
+        "font": {"family": "Inter, system-ui, sans-serif", "size": 12, "color": "#2B3440"},
+        "plot_bgcolor": "#FFFFFF",
+        "paper_bgcolor": "#FFFFFF",
+        "xaxis": plain | {"title": {"text": "priority of grad_prop (a: exclusive)"}},
+        "yaxis": plain | {"title": {"text": "priority of fwd_prop (a: exclusive)"}},
+        "shapes": shapes,
+    }
+    return {"data": [trace], "layout": layout}
+
+
+def _line(size: int, across: str) -> Figure:
+    """Sets the exclusive tier apart."""
+    along = "y" if across == "x" else "x"
+    at, ends = size - 1.5, (-0.5, size - 0.5)
+    return {
+        "type": "line", f"{across}0": at, f"{across}1": at, f"{along}0": ends[0], f"{along}1": ends[1],
+        "line": {"color": "#FFFFFF", "width": 4},
+    }  # fmt: skip
+
+
+def _box(row: int, column: int, colour: str, dash: str = "solid") -> Figure:
+    return {
+        "type": "rect", "x0": column - 0.47, "x1": column + 0.47, "y0": row - 0.47, "y1": row + 0.47,
+        "line": {"color": colour, "width": 2.5, "dash": dash},
+    }  # fmt: skip

@@ -1,0 +1,103 @@
+"""Training curves of run directories: any numeric column of `metrics.csv` (or .parquet) over its count of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gnomon.core.errors import DataError
+
+if TYPE_CHECKING:
+    import polars as pl
+
+Figure = dict[str, Any]
+
+FILES = ("metrics.csv", "metrics.parquet")
+STEPS = ("step", "update", "epoch", "iteration")
+"""Columns that count; the first that a table has is its x axis."""
+COLOURS = ("#2F6FB5", "#E08A2E", "#3E9B6E", "#C8493F", "#7B61A8", "#8A94A3", "#B58A2F", "#2FA0B5")
+CURVE_PX = 260
+MAX_POINTS = 2000
+"""Of one line; longer tables are thinned evenly."""
+
+
+def read_metrics(folder: str | Path) -> pl.DataFrame:
+    """The numeric columns of a run's metrics, by step."""
+    import polars as pl
+
+    folder = Path(folder)
+    path = next((folder / name for name in FILES if (folder / name).is_file()), None)
+    if path is None:
+        raise DataError(f"has no {' and no '.join(FILES)}.", where=str(folder), fix="Name the directory of a run.")
+    try:
+        table = pl.read_csv(path, infer_schema_length=None) if path.suffix == ".csv" else pl.read_parquet(path)
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise DataError(f"cannot be read: {str(error).splitlines()[0]}.", where=str(path)) from None
+    table = table.select([name for name, kind in table.schema.items() if kind.is_numeric()])
+    if not set(STEPS) & set(table.columns):
+        raise DataError("has no column of numbers that counts.", where=str(path), fix=f"Such as: {', '.join(STEPS)}.")
+    return table.sort(step_of(table))
+
+
+def step_of(table: pl.DataFrame) -> str:
+    """The column that counts."""
+    return next(name for name in STEPS if name in table.columns)
+
+
+def curve_names(tables: Mapping[str, pl.DataFrame]) -> list[str]:
+    """Every column but those that count, in the order of the files."""
+    return list(dict.fromkeys(name for table in tables.values() for name in table.columns if name not in STEPS))
+
+
+def curve_figure(name: str, tables: Mapping[str, pl.DataFrame], smoothing: float = 0.0) -> Figure:
+    """One column over steps, a line per run. With `smoothing` (0 to 1) an exponential mean, the raw line faint."""
+    data: list[Figure] = []
+    colours = run_colours(tables)
+    for run, table in tables.items():
+        if name not in table.columns:
+            continue
+        step = step_of(table)
+        known = table.select(step, name).drop_nulls()
+        known = known.gather_every(max(1, -(-known.height // MAX_POINTS)))
+        colour = colours[run]
+        if smoothing > 0:
+            data.append(_line(known[step].to_list(), _finite(known[name]), run, colour) | _FAINT)
+            known = known.with_columns(known[name].ewm_mean(alpha=1 - smoothing, ignore_nulls=True))
+        data.append(_line(known[step].to_list(), _finite(known[name]), run, colour))
+    axis = " or ".join(dict.fromkeys(step_of(table) for table in tables.values()))
+    layout = {
+        "title": {"text": name, "x": 0, "xref": "container", "xanchor": "left", "pad": {"l": 8},
+                  "font": {"size": 14, "color": "#1F2A37"}},
+        "height": CURVE_PX,
+        "margin": {"l": 58, "r": 16, "t": 44, "b": 40},
+        "font": {"family": "Inter, system-ui, sans-serif", "size": 12, "color": "#4A5565"},
+        "plot_bgcolor": "#FFFFFF", "paper_bgcolor": "#FFFFFF",
+        "hovermode": "x unified",
+        "showlegend": False,
+        "xaxis": {"title": {"text": axis}, "gridcolor": "#EBEEF2", "zeroline": False, "linecolor": "#C5CCD6"},
+        "yaxis": {"gridcolor": "#EBEEF2", "zeroline": False, "linecolor": "#C5CCD6"},
+        "uirevision": name,
+    }  # fmt: skip
+    return {"data": data, "layout": layout}
+
+
+_FAINT: Figure = {"opacity": 0.3, "hoverinfo": "skip", "hovertemplate": None}
+
+
+def run_colours(names: Iterable[str]) -> dict[str, str]:
+    """The colour of each run's lines."""
+    return {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)}
+
+
+def _line(steps: list[float], values: list[float | None], run: str, colour: str) -> Figure:
+    return {
+        "type": "scatter", "mode": "lines", "name": run, "x": steps, "y": values,
+        "line": {"color": colour, "width": 1.6}, "hovertemplate": f"{run} %{{y:.5g}}<extra></extra>",
+    }  # fmt: skip
+
+
+def _finite(column: pl.Series) -> list[float | None]:
+    """Gaps where a value is not finite: JSON has no NaN."""
+    values = column.cast(float)
+    return values.set(~values.is_finite(), None).to_list()

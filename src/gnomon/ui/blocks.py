@@ -1,0 +1,84 @@
+"""The pieces that pages are built from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+from dash import dcc, html
+from dash.development.base_component import Component
+
+QUIET = {"displaylogo": False, "displayModeBar": False, "responsive": True, "showTips": False}
+WITH_TOOLS = {"displaylogo": False, "displayModeBar": "hover", "responsive": True, "showTips": False,
+              "modeBarButtonsToRemove": ["select2d", "lasso2d", "sendDataToCloud"]}  # fmt: skip
+
+
+def graph(id: str, height: int = 300, *, label: str = "", tools: bool = False, figure: Any = None) -> Component:
+    """A plot of fixed height, so that nothing moves when it is drawn; `label` is read out by screen readers."""
+    drawn = figure if figure is not None else blank(height)
+    config = WITH_TOOLS if tools else QUIET
+    plot = dcc.Graph(id=id, figure=drawn, config=config, style={"height": f"{height}px"}, responsive=True)
+    return html.Div(plot, className="plot", style={"height": f"{height}px"}, role="img", **{"aria-label": label or id})
+
+
+def blank(height: int = 300, words: str = "") -> dict[str, Any]:
+    """A figure with nothing in it, or with a few words."""
+    note = {"text": words, "showarrow": False, "font": {"size": 13, "color": "#8A94A3"},
+            "x": 0.5, "y": 0.5, "xref": "paper", "yref": "paper"}  # fmt: skip
+    hidden = {"visible": False}
+    layout = {"height": height, "xaxis": hidden, "yaxis": hidden, "paper_bgcolor": "#FFFFFF",
+              "plot_bgcolor": "#FFFFFF", "annotations": [note] if words else []}  # fmt: skip
+    return {"data": [], "layout": layout}
+
+
+def section(title: str, *children: Any, id: str | None = None) -> Component:
+    """A white box with a heading."""
+    named = {"id": id} if id else {}
+    return html.Section([html.H2(title), *children] if title else list(children), **named)
+
+
+def plots(*graphs: Component) -> Component:
+    """Plots side by side, below each other on a narrow screen."""
+    return html.Div(list(graphs), className="plots")
+
+
+def cards(shown: Iterable[tuple[str, str, str]]) -> Component:
+    """Key figures: name, value, what stands beside it."""
+    return html.Div(
+        [html.Div([html.Span(name), html.B(value), html.Small(beside)], className="card")
+         for name, value, beside in shown],
+        className="cards",
+    )  # fmt: skip
+
+
+def table(rows: Sequence[Mapping[str, Any]], left: tuple[str, ...] = (), id: str | None = None) -> Component:
+    """Rows as a table; columns named in `left` hold words, the others figures. A cell may be a component."""
+    if not rows:
+        return html.P("Nothing to show.", className="more")
+    side = {name: "l" if name in left else "" for name in rows[0]}
+    head = html.Tr([html.Th(name, className=side[name]) for name in rows[0]])
+    body = [html.Tr([html.Td(_cell(value), className=side.get(name, "")) for name, value in row.items()])
+            for row in rows]  # fmt: skip
+    named = {"id": id} if id else {}
+    return html.Div(html.Table([html.Thead(head), html.Tbody(body)], **named), className="scroll")
+
+
+def _cell(value: Any) -> Any:
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.4g}" if isinstance(value, float) else value
+
+
+def notice(text: str, kind: Literal["note", "warning", "error"] = "note") -> Component:
+    """A line that wants to be read."""
+    return html.P(text, className=kind)
+
+
+def button(id: str, label: str, *, primary: bool = False, disabled: bool = False) -> Component:
+    """A button."""
+    style = "button primary" if primary else "button"
+    return html.Button(label, id=id, className=style, disabled=disabled, n_clicks=0, type="button")

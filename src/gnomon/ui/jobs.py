@@ -1,0 +1,156 @@
+"""Long work in a process of its own, with progress and cancel; known by an id that can stand in an address."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import threading
+import traceback
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import Connection
+from typing import Any, Literal
+
+from gnomon.core.errors import GnomonError
+
+Report = Callable[[float, float, str], None]
+"""`report(done, total, words)`: how far the work is."""
+Work = Callable[[Any, Report], Any]
+JobState = Literal["running", "done", "failed", "cancelled", "unknown"]
+KEPT = 16
+"""Jobs whose result is kept; the oldest that are not running go first."""
+GRACE_S = 2.0
+"""A cancelled process may clean up this long before it is killed."""
+
+
+@dataclass(frozen=True)
+class Status:
+    """Where a job stands."""
+
+    state: JobState
+    done: float = 0.0
+    total: float = 0.0
+    words: str = ""
+    error: str = ""
+
+
+@dataclass
+class _Job:
+    process: Any
+    status: Status = field(default_factory=lambda: Status("running"))
+    value: Any = None
+
+
+_jobs: OrderedDict[str, _Job] = OrderedDict()
+_lock = threading.Lock()
+
+
+def start(work: Work, argument: Any) -> str:
+    """Begin `work(argument, report)`, an importable function, in a process of its own; returns its id."""
+    context = get_context("spawn")
+    receiving, sending = context.Pipe(duplex=False)
+    process = context.Process(target=_child, args=(sending, work, argument), name=f"job {work.__name__}")
+    process.start()
+    sending.close()
+    id, job = secrets.token_hex(6), _Job(process)
+    with _lock:
+        _jobs[id] = job
+        finished = [name for name, one in _jobs.items() if one.status.state != "running"]
+        for name in finished[: max(0, len(_jobs) - KEPT)]:
+            del _jobs[name]
+    threading.Thread(target=_listen, args=(job, receiving), daemon=True).start()
+    return id
+
+
+def status(id: str) -> Status:
+    """Where the job stands; `unknown` after the server was started again, or for an id that never was."""
+    job = _jobs.get(id)
+    return job.status if job else Status("unknown")
+
+
+def result(id: str) -> Any:
+    """What the job returned."""
+    job = _jobs.get(id)
+    if job is None or job.status.state != "done":
+        raise GnomonError("this work has no result here.", where=id, fix="Run it again.")
+    return job.value
+
+
+def cancel(id: str) -> None:
+    """Stop a job and every process it has started."""
+    job = _jobs.get(id)
+    if job is None or job.status.state != "running":
+        return
+    job.status = Status("cancelled", job.status.done, job.status.total, job.status.words)
+    _signal(job.process, signal.SIGTERM)
+    job.process.join(GRACE_S)
+    _signal(job.process, signal.SIGKILL)
+    job.process.join()
+
+
+def cancel_all() -> None:
+    """Stop whatever runs, when the server ends."""
+    for id in list(_jobs):
+        cancel(id)
+
+
+def _signal(process: Any, number: int) -> None:
+    """To the job's whole process group, so that its own workers end too."""
+    try:
+        os.killpg(process.pid, number)
+    except (ProcessLookupError, PermissionError):  # All have ended; or it had no time to make its group.
+        if process.is_alive():
+            with suppress(ProcessLookupError):  # It may end, and be waited for by `_listen`, at any moment.
+                os.kill(process.pid, number)
+
+
+def _listen(job: _Job, receiving: Connection) -> None:
+    """Take the job's messages until it ends."""
+    try:
+        while True:
+            kind, *content = receiving.recv()
+            if job.status.state != "running":
+                continue
+            if kind == "progress":
+                job.status = Status("running", *content)
+            elif kind == "done":
+                job.value = content[0]
+                job.status = Status("done", 1, 1, job.status.words)
+            else:
+                job.status = Status("failed", error=content[0])
+    except EOFError:
+        job.process.join()
+        if job.status.state == "running":
+            job.status = Status("failed", error=f"Its process ended unexpectedly (exit code {job.process.exitcode}).")
+    except Exception as error:  # A result that cannot be unpickled here.
+        traceback.print_exc()
+        job.status = Status("failed", error=f"Its result cannot be read: {type(error).__name__}: {error}.")
+
+
+def _child(sending: Connection, work: Work, argument: Any) -> None:
+    def report(done: float, total: float, words: str) -> None:
+        sending.send(("progress", done, total, words))
+
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the server, which then cancels its jobs.
+    threading.Thread(target=_end_with_the_server, daemon=True).start()
+    try:
+        value = work(argument, report)
+        sending.send(("done", value))
+    except GnomonError as error:
+        sending.send(("failed", str(error)))
+    except Exception as error:
+        traceback.print_exc()
+        sending.send(("failed", f"{type(error).__name__}: {error}"))
+
+
+def _end_with_the_server() -> None:
+    """A server that was killed cannot cancel its jobs: they see it and go."""
+    server = parent_process()
+    assert server is not None
+    server.join()
+    os.killpg(0, signal.SIGKILL)

@@ -1,0 +1,127 @@
+"""A page: its controls, its body, its callbacks. A module of `gnomon.ui.pages` ends in one constant `PAGE`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from dash import Dash, Input, Output, dcc, html
+from dash.development.base_component import Component
+
+from gnomon.core.errors import GnomonError
+from gnomon.ui.address import defaults_of, query_of
+from gnomon.ui.controls import Control, Switch
+
+State = dict[str, Any]
+HIDDEN, SHOWN = {"display": "none"}, {"display": "block"}
+OWN = "page"
+"""The message slot for mistakes that no control made."""
+
+
+def _nothing(state: State) -> list[Component]:
+    return []
+
+
+@dataclass(frozen=True)
+class Page:
+    """One page of the site, at `/name`."""
+
+    name: str
+    title: str
+    body: Callable[[State], list[Component]]
+    register: Callable[[Dash], None]
+    controls: tuple[Control, ...] = ()
+    head: Callable[[State], list[Component]] = _nothing
+    """Further components below the controls."""
+    without_effect: Callable[[State], Collection[str]] = lambda state: ()
+    """Controls that have no effect in this state: they are out of sight from the first moment."""
+    is_stacked: bool = False
+    """The controls stand above the body on wide screens too."""
+
+    @property
+    def path(self) -> str:
+        """Where it is."""
+        return f"/{self.name}"
+
+    def id(self, *parts: str) -> str:
+        """The id of one of its components."""
+        return "-".join((self.name, *parts))
+
+    def link(self, **state: Any) -> str:
+        """The address that opens this page in `state`."""
+        return self.path + query_of(self.controls, state)
+
+    def inputs(self) -> dict[str, Input]:
+        """Every control's value, for a callback's `inputs`."""
+        return {one.name: Input(self.id(one.name), "value") for one in self.controls}
+
+    def values(self) -> dict[str, Output]:
+        """Every control's value, for a callback that sets them."""
+        return {one.name: Output(self.id(one.name), "value", allow_duplicate=True) for one in self.controls}
+
+    def messages(self) -> dict[str, Output]:
+        """Every message slot, for a callback's `output`; `explain` fills them."""
+        names = [one.name for one in self.controls if not one.is_hidden] + [OWN]
+        return {name: Output(self.id(name, "error"), "children", allow_duplicate=True) for name in names}
+
+    def read(self, raw: Mapping[str, Any]) -> State:
+        """Typed values by name; ControlError where one cannot be read."""
+        return {one.name: one.read(raw[one.name]) for one in self.controls if one.name in raw}
+
+    def explain(self, error: GnomonError | None) -> dict[str, str]:
+        """The text of every message slot: the mistake beside the control that caused it, nothing elsewhere."""
+        shown = [one for one in self.controls if not one.is_hidden]
+        texts = dict.fromkeys([*(one.name for one in shown), OWN], "")
+        if error is not None:
+            owner = next((one.name for one in shown if one.owns(error)), OWN)
+            texts[owner] = " ".join(part for part in (error.what, error.fix) if part) if owner != OWN else str(error)
+        return texts
+
+    def layout(self, state: State) -> Component:
+        """Controls at the left (above, on a narrow screen), the body beside them."""
+        shown = [one for one in self.controls if not one.is_hidden]
+        panel = [_group(self, name, list(members), state) for name, members in groupby(shown, lambda one: one.group)]
+        hidden = [one.component(self.id(one.name), state[one.name]) for one in self.controls if one.is_hidden]
+        extra = self.head(state)
+        own = html.Div(id=self.id(OWN, "error"), className="message own", role="alert")
+        body = html.Div([own, *self.body(state)], className="body")
+        left = html.Div([*panel, *extra, *hidden], className="panel")
+        if not panel and not extra:
+            left.className = "panel empty"
+        style = "page stacked" if self.is_stacked else "page"
+        return html.Div([left, body, dcc.Store(id=self.id("query"))], className=style, id=f"page-{self.name}")
+
+    def register_all(self, app: Dash) -> None:
+        """The page's callbacks, and the one that keeps the address in step with its controls."""
+        self.register(app)
+        if not self.controls:
+            return
+        spec = json.dumps({"path": self.path, "defaults": defaults_of(self.controls)})
+        names = json.dumps([one.name for one in self.controls])
+        app.clientside_callback(
+            f"function(...values) {{ return dash_clientside.gnomon.address({spec}, {names}, values); }}",
+            Output(self.id("query"), "data"),
+            list(self.inputs().values()),
+        )
+
+
+def _group(page: Page, name: str, members: list[Control], state: State) -> Component:
+    """Controls under a heading, if they have one."""
+    hidden = page.without_effect(state)
+    boxes = [_labelled(page, one, state[one.name], is_hidden=one.name in hidden) for one in members]
+    controls = html.Div(boxes, className="controls")
+    return html.Div([html.H3(name), controls], className="group") if name else controls
+
+
+def _labelled(page: Page, control: Control, raw: Any, *, is_hidden: bool) -> Component:
+    id = page.id(control.name)
+    label = [] if isinstance(control, Switch) else [html.Label(control.label, htmlFor=id, id=f"{id}-label")]
+    help = [html.Small(control.help)] if control.help else []
+    message = html.Div(id=f"{id}-error", className="message", role="alert")
+    kind = type(control).__name__.lower()
+    shown = HIDDEN if is_hidden else SHOWN
+    style = f"control {kind}{' wide' if control.wide else ''}"
+    return html.Div([*label, control.component(id, raw), *help, message], className=style, id=f"{id}-box", style=shown)

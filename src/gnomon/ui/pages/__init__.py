@@ -1,0 +1,14 @@
+"""The pages, in the order of the navigation. A page is one module that ends in `PAGE`."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from gnomon.ui.page import Page
+
+NAMES = ("serve", "plan", "pipeline", "posttrain", "routing", "runs")
+
+
+def all_pages() -> list[Page]:
+    """Every page."""
+    return [import_module(f"gnomon.ui.pages.{name}").PAGE for name in NAMES]

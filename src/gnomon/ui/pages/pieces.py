@@ -1,0 +1,110 @@
+"""Pieces that several pages share: plots as high as their figure, bars of where time goes, controls out of sight."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from dash import Dash, Input, Output, dcc, html, no_update
+from dash.development.base_component import Component
+
+from gnomon.report.splits import Causes, SplitRow
+from gnomon.ui.blocks import WITH_TOOLS, blank
+from gnomon.ui.callbacks import callback
+from gnomon.ui.page import HIDDEN, SHOWN, Page
+
+ABOVE_PX = 10
+"""Above a plot whose legend stands over it."""
+
+
+def tall_graph(id: str, height: int, label: str, *, is_legend_below: bool = False) -> Component:
+    """A plot in a frame whose height follows the figure, with a legend that wraps as text does; `tall` fills all."""
+    plot = dcc.Graph(id=id, figure=blank(height), config=WITH_TOOLS, style={"height": "100%"}, responsive=True)
+    frame = html.Div(plot, id=f"{id}-frame", className="plot", style={"height": f"{height}px"}, role="img",
+                     **{"aria-label": label})  # fmt: skip
+    legend = html.Ul(id=f"{id}-legend", className="legend")
+    return html.Div([frame, legend] if is_legend_below else [legend, frame])
+
+
+def tall_outputs(id: str) -> dict[str, Output]:
+    """What a callback fills with `tall`."""
+    return {
+        "figure": Output(id, "figure"),
+        "style": Output(f"{id}-frame", "style"),
+        "legend": Output(f"{id}-legend", "children"),
+    }
+
+
+def tall(figure: Mapping[str, Any]) -> dict[str, Any]:
+    """The figure without its legend, the height that it wants, and the legend."""
+    named = [one for one in figure["data"] if one.get("name") and one.get("showlegend", True)]
+    layout, above = figure["layout"], figure["layout"]["margin"]["t"]
+    spared = 0 if "title" in layout else above - ABOVE_PX
+    height = layout["height"] - spared
+    layout = layout | {"showlegend": False, "margin": layout["margin"] | {"t": above - spared}, "height": height}
+    return {
+        "figure": {"data": figure["data"], "layout": layout},
+        "style": {"height": f"{height}px"},
+        "legend": [_entry(one["name"], _colour(one)) for one in named],
+    }
+
+
+def not_tall() -> dict[str, Any]:
+    """What `tall` gives where nothing changes."""
+    return dict.fromkeys(("figure", "style", "legend"), no_update)
+
+
+def _colour(trace: Mapping[str, Any]) -> str:
+    return str(trace["marker"]["color"] if trace["type"] == "bar" else trace.get("fillcolor") or trace["line"]["color"])
+
+
+def legend(colours: Mapping[str, str]) -> Component:
+    """Names with their colours."""
+    return html.Ul([_entry(name, colour) for name, colour in colours.items()], className="legend")
+
+
+def _entry(name: str, colour: str) -> Component:
+    return html.Li([html.I(style={"background": colour}), name])
+
+
+def split_bars(causes: Causes, rows: list[SplitRow]) -> Component:
+    """Where the time goes: the legend, and one bar per row."""
+    lines = [
+        html.Div(
+            [
+                html.Span(row.name, className="split-name"),
+                html.Div(
+                    [
+                        html.I(style={"width": f"{row.share(cause):.3f}%", "background": colour},
+                               title=row.title(cause, label))
+                        for cause, (label, colour) in causes.items()
+                    ],
+                    className="split",
+                ),
+                html.Span(row.words, className="split-words"),
+            ],
+            className="split-row",
+        )
+        for row in rows
+    ]  # fmt: skip
+    return html.Div([legend(dict(causes.values())), *lines])
+
+
+def view_of(page: Page) -> Component:
+    """A name for one opened page, so that `turn` can tell two of them apart; a callback's state reads it."""
+    return dcc.Store(id=page.id("opened"), data=secrets.token_hex(6))
+
+
+def register_boxes(app: Dash, page: Page, deciding: Collection[str], boxes: Collection[str]) -> None:
+    """Show or hide `boxes` by the page's `without_effect`, which looks at the controls `deciding` only."""
+
+    @callback(
+        app,
+        output={name: Output(page.id(name, "box"), "style") for name in boxes},
+        inputs={"state": {name: Input(page.id(name), "value") for name in deciding}},
+        prevent_initial_call=True,
+    )
+    def hide(state: dict[str, Any]) -> dict[str, Any]:
+        hidden = page.without_effect(state)
+        return {name: HIDDEN if name in hidden else SHOWN for name in boxes}

@@ -1,0 +1,221 @@
+"""Plan: which deployment is best? A search as a job, or one from disk; a click opens a point in Serve."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from dash import Dash, Input, Output, State, ctx, dcc, html, no_update
+from dash.development.base_component import Component
+
+from gnomon import catalog
+from gnomon.core.errors import GnomonError
+from gnomon.report import search_text as words
+from gnomon.report.search_figures import figures
+from gnomon.search.objective import UNITS
+from gnomon.search.study import Found
+from gnomon.search.winner import winning_scenario
+from gnomon.serving.policies import policy_names
+from gnomon.ui import jobs
+from gnomon.ui.blocks import cards, graph, notice, plots, section, table
+from gnomon.ui.callbacks import callback
+from gnomon.ui.controls import Choice, Choices, Control, Hidden, Number, Text
+from gnomon.ui.job_panel import job_panel, register_job
+from gnomon.ui.page import HIDDEN, SHOWN, Page
+from gnomon.ui.pages.pieces import register_boxes
+from gnomon.ui.pages.plan_search import begin, command_of, opened, searches
+from gnomon.ui.pages.serve import link
+from gnomon.workload.presets import preset_names
+
+PLOTS = ("ttft_front", "tbt_front")
+PLOT_PX = 440
+NO_SEARCH = (
+    "Press Search, or open a search that was run before. A search finds the capacity of every combination of the space "
+    "under the limits; it can be cancelled, and goes on where it stopped when it is run again."
+)
+OBJECTIVES = {str(name): unit for name, unit in UNITS.items()}
+TOP = 25
+"""Rows of the ranking."""
+
+
+@dataclass(frozen=True)
+class Counts(Text):
+    """Whole numbers with commas between them; none is allowed where `optional`."""
+
+    optional: bool = False
+
+    def read(self, raw: Any) -> tuple[int, ...]:
+        """The numbers."""
+        parts = [part.strip() for part in super().read(raw).split(",") if part.strip()]
+        if not all(part.isdecimal() and int(part) > 0 for part in parts) or not (parts or self.optional):
+            raise self.refuse("Write whole numbers such as 1, 2, 4.")
+        return tuple(int(part) for part in parts)
+
+
+@dataclass(frozen=True)
+class Some(Choices):
+    """At least one of several names."""
+
+    def read(self, raw: Any) -> Any:
+        """The names."""
+        chosen = super().read(raw)
+        if not chosen:
+            raise self.refuse("Choose at least one.")
+        return chosen
+
+
+CONTROLS: tuple[Control, ...] = (
+    Choice("dir", "Open a search of the runs folder", "", options=searches, wide=True),
+    Choice("model", "Model", "llama-3-8b", options=catalog.model_names, field="model", wide=True, group="Question"),
+    Choice("workload", "Workload", "chat-1m", options=preset_names, wide=True, group="Question"),
+    Number("ttft", "TTFT P90 at most", 1000, optional=True, least=0.01, most=1e7, unit="ms", group="Question",
+           field=("slo.ttft_s", "slo.goodput")),
+    Number("tbt", "TBT P99 at most", 100, optional=True, least=0.01, most=1e7, unit="ms", group="Question",
+           field="slo.tbt_s", help="With good requests: TPOT of each"),
+    Choice("objective", "Best", "qps_per_dollar", options=OBJECTIVES, wide=True, group="Question", field="objective"),
+    Number("load", "Load to be served", "", optional=True, least=0.001, most=1e6, unit="/s", group="Question",
+           field="load"),
+    Some("devices", "GPUs", ("a100-80gb", "h100"), options=catalog.device_names, wide=True, group="Space",
+         field="device"),
+    Counts("tp", "Tensor parallel", "1, 2", group="Space", field="space.tensor_parallel"),
+    Counts("pp", "Pipeline parallel", "1", group="Space", field="space.pipeline_parallel"),
+    Counts("replicas", "Replicas", "", optional=True, group="Space", field="space.num_replicas", help="1 unless given"),
+    Some("policies", "Batching", ("vllm_v1", "sarathi"), options=policy_names, wide=True, group="Space",
+         field="batching policy"),
+    Counts("tokens", "Token budgets", "512, 2048", optional=True, group="Space", field="space.batching"),
+    Counts("sequences", "Batch caps", "", optional=True, group="Space", help="The policy's own unless given"),
+    Choice("strategy", "Strategy", "smart", group="Effort",
+           options={"smart": "smart: only what may win", "exhaustive": "exhaustive: all"}, wide=True),
+    Number("effort", "Longest runs", 16_000, least=500, most=1e6, whole=True, group="Effort",
+           help="requests per replica", field="effort.max_requests"),
+    Number("seed", "Seed", 0, most=2**31, whole=True, group="Effort", field="seed"),
+    Hidden("job"),
+)  # fmt: skip
+
+
+def body(state: dict[str, Any]) -> list[Component]:
+    """Run and cancel; then the answer: figures, the fronts, the ranking, and why others are not in it."""
+    drawn = [graph(PAGE.id(name), PLOT_PX, label="Worth against latency at capacity") for name in PLOTS]
+    plotted = section(
+        "What it gives, what it costs", html.P("Click a point to open it in Serve.", className="more"), plots(*drawn)
+    )
+    return [
+        section("", job_panel(PAGE, "Search")),
+        html.Div(notice(NO_SEARCH), id=PAGE.id("empty")),
+        html.Div(
+            [html.Div(id=PAGE.id("answer")), plotted, html.Div(id=PAGE.id("tables"))],
+            id=PAGE.id("found"),
+            style=HIDDEN,
+        ),
+    ]
+
+
+def register(app: Dash) -> None:
+    """Show the answer of the job or of the folder; a click on a point goes to Serve."""
+    register_job(app, PAGE, begin)
+
+    @callback(
+        app,
+        output={
+            "plots": {name: Output(PAGE.id(name), "figure") for name in PLOTS},
+            "answer": Output(PAGE.id("answer"), "children"),
+            "tables": Output(PAGE.id("tables"), "children"),
+            "empty": Output(PAGE.id("empty"), "style"),
+            "found": Output(PAGE.id("found"), "style"),
+            "folder": Output(PAGE.id("dir"), "value"),
+            "messages": PAGE.messages(),
+        },
+        inputs={"folder": Input(PAGE.id("dir"), "value"), "job": Input(PAGE.id("finished"), "data")},
+        prevent_initial_call="initial_duplicate",
+    )
+    def show(folder: str, job: str | None) -> dict[str, Any]:
+        kept = {"plots": dict.fromkeys(PLOTS, no_update), **dict.fromkeys(("answer", "tables", "folder"), no_update)}
+        is_new = ctx.triggered_id == PAGE.id("finished") and bool(job)
+        try:
+            folder = "" if is_new else folder
+            found = _found(folder, job)
+        except GnomonError as error:
+            return kept | {"empty": SHOWN, "found": HIDDEN, "messages": PAGE.explain(error)}
+        if found is None:
+            return kept | {"empty": SHOWN, "found": HIDDEN, "messages": PAGE.explain(None)}
+        return {
+            "plots": _plots(found),
+            "answer": _answer(found),
+            "tables": _tables(found),
+            "empty": HIDDEN,
+            "found": SHOWN,
+            "folder": folder if is_new else no_update,
+            "messages": PAGE.explain(None),
+        }
+
+    for name in PLOTS:
+        _open_in_serve(app, name)
+    register_boxes(app, PAGE, ("objective",), ("load", "replicas"))
+
+
+def without_effect(state: dict[str, Any]) -> tuple[str, ...]:
+    """The objective cost serves a given load with as many replicas as that takes."""
+    return ("replicas",) if state["objective"] == "cost" else ("load",)
+
+
+def _open_in_serve(app: Dash, name: str) -> None:
+    @callback(
+        app,
+        Output("address", "href", allow_duplicate=True),
+        Input(PAGE.id(name), "clickData"),
+        State(PAGE.id("dir"), "value"),
+        State(PAGE.id("finished"), "data"),
+        prevent_initial_call=True,
+    )
+    def go(click: dict[str, Any] | None, folder: str, job: str | None) -> Any:
+        place = click["points"][0].get("customdata") if click else None
+        found = None if place is None else _found(folder, job)
+        return no_update if place is None or found is None else _link_of(found)(place)
+
+
+def _found(folder: str, job: str | None) -> Found | None:
+    if folder:
+        return opened(folder)
+    if not job:
+        return None
+    found: Found = jobs.result(job)
+    return found
+
+
+def _link_of(found: Found) -> Callable[[int], str]:
+    return lambda place: link(winning_scenario(found.search, found.ranked[place]))
+
+
+def _plots(found: Found) -> dict[str, Any]:
+    return figures(found) if found.ranked else dict.fromkeys(PLOTS, no_update)
+
+
+def _answer(found: Found) -> list[Component]:
+    lines = [notice(text) for text in words.account(found)]
+    if found.best is None:
+        return [notice(words.nothing_qualifies(found), "warning"), *lines]
+    title = html.H2(f"Best: {found.best.label}", className="winner")
+    asked = html.P(words.question_words(found.search), className="more")
+    return [html.Div([title, asked], className="lede"), cards(words.cards(found)), *lines]
+
+
+def _tables(found: Found) -> list[Component]:
+    to_serve = _link_of(found)
+    ranking = [
+        row | {"configuration": dcc.Link(row["configuration"], href=to_serve(place))}
+        for place, row in enumerate(words.ranking_rows(found, TOP))
+    ]
+    reasons = words.reason_rows(found)
+    command = command_of(found)
+    shown = []
+    if ranking:
+        shown.append(section("Ranking", table(ranking, left=("configuration", "limited by"))))
+    if reasons:
+        shown.append(section("Not in the ranking", table(reasons, left=tuple(reasons[0]))))
+    if command:
+        shown.append(section("The winner with vLLM", html.Pre(command, tabIndex="0")))
+    return shown
+
+
+PAGE = Page(name="plan", title="Plan", controls=CONTROLS, body=body, register=register, without_effect=without_effect)

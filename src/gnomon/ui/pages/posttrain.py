@@ -1,0 +1,272 @@
+"""Post-training: who has which GPU when under one policy, live; and policies side by side."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dash import Dash, Input, Output, State, dcc, html, no_update
+from dash.development.base_component import Component
+
+from gnomon import catalog
+from gnomon.core.errors import GnomonError
+from gnomon.posttrain.compare import COMPARED, Outcome, compare, policies_to_compare
+from gnomon.posttrain.config import Posttrain
+from gnomon.posttrain.policies import policy_names
+from gnomon.posttrain.record import RunRecord
+from gnomon.posttrain.simulate import run
+from gnomon.report.posttrain_figures import (
+    allocation_figure,
+    cause_rows,
+    policies_figure,
+    policies_height,
+    policy_rows,
+    run_cards,
+)
+from gnomon.report.posttrain_timeline import CAUSES
+from gnomon.report.splits import SplitRow
+from gnomon.ui import jobs
+from gnomon.ui.blocks import cards, notice, section, table
+from gnomon.ui.callbacks import callback
+from gnomon.ui.controls import Choice, Choices, Control, ControlError, Hidden, Number, Slider, Switch, Text
+from gnomon.ui.job_panel import job_panel, register_job
+from gnomon.ui.page import HIDDEN, SHOWN, Page
+from gnomon.ui.pages.pieces import not_tall, register_boxes, split_bars, tall, tall_graph, tall_outputs, view_of
+from gnomon.ui.pages.posttrain_config import EXAMPLES, KEYS, config_of
+from gnomon.ui.turns import turn
+
+ALLOCATION_PX = 760
+PLACEMENT = "cluster.component_placement"
+ORACLE = "oracle"
+
+
+def _number(name: str, label: str, default: Any, group: str, *, most: float, **more: Any) -> Number:
+    return Number(name, label, default, group=group, field=KEYS[name], most=most, **more)
+
+
+def _count(name: str, label: str, default: int, group: str, *, most: float, **more: Any) -> Number:
+    return _number(name, label, default, group, most=most, least=1, whole=True, **more)
+
+
+CONTROLS: tuple[Control, ...] = (
+    Choice("policy", "Policy", "elastic", options=policy_names, field=("policy.name", "scheduling policy"), wide=True),
+    Switch("pre", "Rollout also starts on the actor's GPUs", default=True, wide=True),
+    Switch("wait", "Wait before the last mini-batch", wide=True),
+    Switch("lend", "Rollout also starts on the inference GPUs", wide=True),
+    Choice("model", "Model", "qwen2.5-1.5b", options=catalog.model_names, field="model", wide=True, group="Cluster"),
+    Choice("device", "GPU", "h100", options=catalog.device_names, field="device", group="Cluster", wide=True),
+    _count("nodes", "Nodes", 1, "Cluster", most=64),
+    _count("gpus", "GPUs per node", 8, "Cluster", most=64),
+    Text("actor", "Actor", "0-1", field=(f"{PLACEMENT}.actor", PLACEMENT), group="Placement: GPUs of each component"),
+    Text("rollout", "Rollout", "2-5", field=f"{PLACEMENT}.rollout", group="Placement: GPUs of each component"),
+    Text("inference", "Inference", "6-7", field=f"{PLACEMENT}.inference", group="Placement: GPUs of each component",
+         help="Such as 0-3,8 or all"),
+    Switch("logprobs", "Recompute log-probabilities", default=True, group="Placement: GPUs of each component"),
+    _count("prompts", "Prompts", 32, "Step", most=65_536),
+    _count("samples", "Samples of each", 8, "Step", most=512),
+    _count("minibatches", "Mini-batches", 4, "Step", most=256),
+    _count("steps", "Steps", 1, "Step", most=20),
+    Choice("lengths", "Responses", "gamma", options=("gamma", "lognormal", "fixed"), group="Lengths"),
+    _number("shape", "Shape", 3.1, "Lengths", least=0.05, most=1000, help="Small: a long tail"),
+    Slider("mean", "Mean tokens", 3000, least=100, most=30_000, log=True, field=KEYS["mean"], group="Lengths"),
+    _count("longest", "Cut off at", 16_384, "Lengths", most=1_000_000),
+    _number("correlation", "Alike in a group", 0.5, "Lengths", most=0.999),
+    _count("rollout_tp", "Rollout TP", 1, "Components", most=64),
+    _count("running", "Running at once", 64, "Components", most=100_000),
+    _count("actor_tp", "Actor TP", 1, "Components", most=64),
+    _number("actor_share", "Actor efficiency", 0.5, "Components", least=0.001, most=1),
+    _count("inference_tp", "Inference TP", 1, "Components", most=64),
+    _number("inference_share", "Its efficiency", 0.6, "Components", least=0.001, most=1),
+    _number("migration", "Migration", 4.0, "Components", most=1e4, unit="s"),
+    _number("switch", "Switch", 5.0, "Components", most=1e4, unit="s"),
+    _number("seed", "Seed", 0, "Components", most=2**31, whole=True),
+    Choices("policies", "Policies", COMPARED, options=policy_names, wide=True, group="Side by side"),
+    Switch("oracle", "And the oracle, which knows every length", wide=True, group="Side by side"),
+    Hidden("job"),
+)  # fmt: skip
+FOR_ELASTIC = ("pre", "wait", "lend")
+
+
+def head(state: dict[str, Any]) -> list[Component]:
+    """Examples."""
+    links = [html.Li(dcc.Link(name, href=PAGE.link(**given))) for name, given in EXAMPLES.items()]
+    return [html.Div([html.H3("Examples"), html.Ul(links, className="plain")], className="group")]
+
+
+def body(state: dict[str, Any]) -> list[Component]:
+    """Figures, the allocation, where the time goes; then the comparison, once there is one."""
+    return [
+        view_of(PAGE),
+        html.Div(id=PAGE.id("cards"), className="card-space"),
+        section("Who has which GPU", tall_graph(PAGE.id("allocation"), ALLOCATION_PX, "Allocation of GPUs over time")),
+        section("Where the GPU time goes", html.Div(id=PAGE.id("causes"), style={"minHeight": "56px"})),
+        section(
+            "Policies side by side",
+            job_panel(PAGE, "Compare policies"),
+            html.Div(id=PAGE.id("stale")),
+            html.Div(
+                [
+                    html.P("On the same lengths. Click a policy to see its time line above.", className="more"),
+                    tall_graph(PAGE.id("compared"), policies_height(len(COMPARED)), "GPUs by owner, per policy"),
+                    html.Div(id=PAGE.id("rows"), className="under-plot"),
+                ],
+                id=PAGE.id("comparison"),
+                style=HIDDEN,
+            ),
+        ),
+    ]
+
+
+def register(app: Dash) -> None:
+    """Draw at every change; the comparison is a job."""
+    _register_run(app)
+    _register_comparison(app)
+    register_job(app, PAGE, begin)
+    register_boxes(app, PAGE, ("policy",), FOR_ELASTIC)
+
+
+def without_effect(state: dict[str, Any]) -> tuple[str, ...]:
+    """Options of another policy than the chosen one."""
+    return () if state["policy"] == "elastic" else FOR_ELASTIC
+
+
+def _register_run(app: Dash) -> None:
+    names = ("cards", "causes")
+    live = {one.name: Input(PAGE.id(one.name), "value") for one in CONTROLS if one.name in KEYS}
+
+    @callback(
+        app,
+        output={
+            "allocation": tall_outputs(PAGE.id("allocation")),
+            **{name: Output(PAGE.id(name), "children") for name in names},
+            "messages": PAGE.messages(),
+        },
+        inputs={"raw": live},
+        state={"view": State(PAGE.id("opened"), "data")},
+        prevent_initial_call="initial_duplicate",
+    )
+    def draw(raw: dict[str, Any], view: str) -> dict[str, Any]:
+        kept = {"allocation": not_tall(), **dict.fromkeys(names, no_update)}
+        with turn(view) as is_newest:
+            if not is_newest:
+                return kept | {"messages": dict.fromkeys(PAGE.messages(), no_update)}
+            try:
+                record = run(config_of(PAGE.read(raw)))
+            except GnomonError as error:
+                return kept | {"messages": PAGE.explain(error)}
+        return {
+            "allocation": tall(allocation_figure(record)),
+            "cards": _cards(record),
+            "causes": split_bars(CAUSES, cause_rows(record)),
+            "messages": PAGE.explain(None),
+        }
+
+
+def _cards(record: RunRecord) -> Component:
+    shown = run_cards(record)
+    size = f"of {shown.pop('steps')}, on {shown.pop('GPUs')} GPUs"
+    return cards((name, value, size if name == "step" else "") for name, value in shown.items())
+
+
+def _register_comparison(app: Dash) -> None:
+    @callback(
+        app,
+        output={
+            "style": Output(PAGE.id("comparison"), "style"),
+            "plot": tall_outputs(PAGE.id("compared")),
+            "rows": Output(PAGE.id("rows"), "children"),
+        },
+        inputs=[Input(PAGE.id("finished"), "data")],
+        prevent_initial_call=True,
+    )
+    def show(job: str | None) -> dict[str, Any]:
+        if not job:
+            return {"style": HIDDEN, "plot": not_tall(), "rows": no_update}
+        _, outcomes = jobs.result(job)
+        return {"style": SHOWN, "plot": tall(policies_figure(outcomes)), "rows": _rows(outcomes)}
+
+    @callback(
+        app,
+        Output(PAGE.id("stale"), "children"),
+        Input(PAGE.id("finished"), "data"),
+        {one.name: Input(PAGE.id(one.name), "value") for one in CONTROLS if one.name in KEYS},
+        prevent_initial_call=True,
+    )
+    def say_if_stale(job: str | None, raw: dict[str, Any]) -> Any:
+        if not job or jobs.status(job).state != "done":
+            return []
+        try:
+            asked = _compared(config_of(PAGE.read(raw)))
+        except GnomonError:
+            return []
+        same = asked == jobs.result(job)[0]
+        return [] if same else notice("This comparison was made with other settings than those at the left.", "warning")
+
+    @callback(
+        app,
+        Output(PAGE.id("policy"), "value"),
+        Input(PAGE.id("compared"), "clickData"),
+        prevent_initial_call=True,
+    )
+    def choose(click: dict[str, Any] | None) -> Any:
+        policy = click["points"][0].get("customdata") if click else None
+        return policy if policy in policy_names() else no_update
+
+
+def begin(values: dict[str, Any]) -> str:
+    """Start the comparison."""
+    if not values["policies"]:
+        raise ControlError("policies", "Choose at least one.")
+    config = config_of(values)
+    policies_to_compare(config, values["policies"])
+    return jobs.start(compare_policies, (_compared(config), values["policies"], values["oracle"]))
+
+
+def _compared(config: Posttrain) -> Posttrain:
+    """What a comparison depends on: everything but the policy that is shown."""
+    return config.model_copy(update={"policy": type(config.policy)()})
+
+
+def compare_policies(asked: tuple[Posttrain, tuple[str, ...], bool], report: jobs.Report) -> Any:
+    """The job: what was asked, and its outcomes."""
+    config, names, with_oracle = asked
+
+    def tell(done: int, total: int) -> None:
+        report(done, total, f"{done} of {total} runs")
+
+    outcomes = compare(config, policies_to_compare(config, names), with_oracle=with_oracle, on_progress=tell)
+    return config, outcomes
+
+
+def _rows(outcomes: list[Outcome]) -> list[Component]:
+    with_oracle = any(one.policy == ORACLE for one in outcomes)
+    rows = [
+        {name: _cell(name, value) for name, value in row.items()}
+        for row in policy_rows(outcomes, with_oracle=with_oracle)
+    ]
+    notes = [notice(f"{note.capitalize()}.") for one in outcomes for note in one.record.notes]
+    bars = split_bars(CAUSES, [_bar(one) for one in outcomes])
+    return [table(rows, left=("policy",)), html.H3("Where their GPU time goes"), bars, *notes]
+
+
+def _cell(name: str, value: Any) -> Any:
+    if name in ("regret", *CAUSES):
+        return f"{100 * value:.1f} %"
+    decimals = {"step s": 1, "tokens/s": 0, "speed-up": 2}.get(name)
+    return value if decimals is None else f"{value:,.{decimals}f}"
+
+
+def _bar(one: Outcome) -> SplitRow:
+    whole, shares = one.record.duration_s * one.record.num_gpus, one.record.shares()
+    parts = {cause: share * whole for cause, share in shares.items()}
+    return SplitRow(one.policy, parts, whole, f"{100 * shares['busy']:.1f} % computing", " GPU s")
+
+
+PAGE = Page(
+    name="posttrain",
+    title="Post-training",
+    controls=CONTROLS,
+    body=body,
+    head=head,
+    register=register,
+    without_effect=without_effect,
+)

@@ -1,0 +1,178 @@
+"""Routing: every router on the same requests, live; and the training curves of run directories."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dash import Dash, Input, Output, State, dcc, html, no_update
+from dash.development.base_component import Component
+
+from gnomon import catalog
+from gnomon.core.errors import GnomonError
+from gnomon.report.router_figures import differences_figure, differences_height, distributions_figure
+from gnomon.report.training_curves import CURVE_PX, curve_figure, curve_names, run_colours
+from gnomon.serving.policies import policy_names
+from gnomon.serving.routers import BUILT_IN, router_names
+from gnomon.ui.blocks import graph, notice, plots, section, table
+from gnomon.ui.callbacks import callback
+from gnomon.ui.controls import Choice, Choices, Control, Number, Slider, Switch, Text
+from gnomon.ui.page import Page
+from gnomon.ui.pages.pieces import legend, not_tall, tall, tall_graph, tall_outputs, view_of
+from gnomon.ui.pages.routing_runs import (
+    MAX_REQUESTS,
+    METRICS,
+    Routed,
+    compare_routers,
+    in_serve,
+    metric_folders,
+    router_rows,
+    tables_of,
+)
+from gnomon.ui.turns import turn
+from gnomon.workload.presets import preset_names
+
+CURVES = "Training curves"
+MAX_CURVES = 40
+FOLLOW_MS = 4000
+ROWS_PX = 34 * (1 + len(BUILT_IN))
+STATISTICS = {"mean": "mean", "p99": "P99"}
+HINT = (
+    "Choose run directories at the left: folders below the runs folder that hold a table metrics.csv, "
+    "such as those of gnomon route."
+)
+
+CONTROLS: tuple[Control, ...] = (
+    Choices("routers", "Routers", BUILT_IN, options=router_names, wide=True, field=("routers", "router")),
+    Choice("baseline", "Against", "round_robin", options=router_names, field="router.name", wide=True),
+    Choice("metric", "Latency", "e2e_s", options=METRICS, wide=True),
+    Choice("statistic", "Figure", "mean", options=STATISTICS),
+    Number("seed", "Seed", 0, most=2**31, whole=True, field="seed"),
+    Choice("model", "Model", "llama-3-8b", options=catalog.model_names, field="model", wide=True, group="Scenario"),
+    Choice("device", "GPU", "h100", options=catalog.device_names, field="device", group="Scenario"),
+    Number("replicas", "Replicas", 4, field="num_replicas", least=1, most=64, whole=True, group="Scenario"),
+    Number("tp", "Tensor parallel", 1, field=("replica.tensor_parallel", "DoesNotFitError"), least=1, most=64,
+           whole=True, group="Scenario"),
+    Choice("policy", "Batching", "vllm_v1", options=policy_names, field=("batching.policy", "batching policy"),
+           group="Scenario"),
+    Choice("workload", "Workload", "chat-1m", options=preset_names, field="workload.preset", wide=True,
+           group="Scenario"),
+    Slider("rate", "Requests per second", 90, least=0.1, most=2000, log=True, field="workload.rate", group="Scenario"),
+    Number("requests", "Requests", 4000, least=10, most=MAX_REQUESTS, whole=True, field="workload.num_requests",
+           group="Scenario"),
+    Number("cv", "Burstiness", 4, least=0.05, most=50, field="workload.arrivals.cv", group="Scenario",
+           help="1: Poisson arrivals"),
+    Text("scenario", "Further settings", "", wide=True, group="Scenario",
+         help="Any field of a scenario, e.g. batching.prefix_cache: false"),
+    Choices("runs", "Run directories", (), options=metric_folders, wide=True, group=CURVES, field="DataError"),
+    Text("columns", "Columns with", "", group=CURVES, help="Words, such as reward, kl"),
+    Slider("smooth", "Smoothing", 0.0, least=0, most=0.99, step=0.01, group=CURVES),
+    Switch("follow", "Read again every few seconds", wide=True, group=CURVES),
+)  # fmt: skip
+FOR_CURVES = tuple(one.name for one in CONTROLS if one.group == CURVES)
+FOR_ROUTERS = tuple(one.name for one in CONTROLS if one.group != CURVES)
+
+
+def body(state: dict[str, Any]) -> list[Component]:
+    """The comparison, then the curves."""
+    return [
+        view_of(PAGE),
+        section(
+            "Routers on the same requests",
+            html.Div(id=PAGE.id("warnings")),
+            plots(
+                graph(PAGE.id("differences"), differences_height(len(BUILT_IN)), label="Change against the baseline"),
+                tall_graph(PAGE.id("distributions"), 350, "Distributions of latency", is_legend_below=True),
+            ),
+            html.Div(id=PAGE.id("rows"), className="under-plot", style={"minHeight": f"{ROWS_PX}px"}),
+        ),
+        section(
+            CURVES,
+            html.Div(id=PAGE.id("curves"), children=notice(HINT)),
+            dcc.Interval(id=PAGE.id("tick"), interval=FOLLOW_MS, disabled=True),
+        ),
+    ]
+
+
+def register(app: Dash) -> None:
+    """Compare at every change of the scenario; draw curves at every change of theirs. Each has messages of its own."""
+    inputs, slots = PAGE.inputs(), PAGE.messages()
+    of_routers = {name: slot for name, slot in slots.items() if name not in FOR_CURVES}
+    of_curves = {name: slot for name, slot in slots.items() if name in FOR_CURVES}
+
+    @callback(
+        app,
+        output={
+            "differences": Output(PAGE.id("differences"), "figure"),
+            "distributions": tall_outputs(PAGE.id("distributions")),
+            "rows": Output(PAGE.id("rows"), "children"),
+            "warnings": Output(PAGE.id("warnings"), "children"),
+            "messages": of_routers,
+        },
+        inputs={"raw": {name: inputs[name] for name in FOR_ROUTERS}},
+        state={"view": State(PAGE.id("opened"), "data")},
+        prevent_initial_call="initial_duplicate",
+    )
+    def compare(raw: dict[str, Any], view: str) -> dict[str, Any]:
+        kept = {"distributions": not_tall(), **dict.fromkeys(("differences", "rows", "warnings"), no_update)}
+        with turn(view) as is_newest:
+            if not is_newest:
+                return kept | {"messages": dict.fromkeys(of_routers, no_update)}
+            try:
+                values = PAGE.read(raw)
+                drawn = _drawn(compare_routers(values), values["metric"], values["statistic"])
+                return drawn | {"messages": dict.fromkeys(of_routers, "")}
+            except GnomonError as error:
+                texts = PAGE.explain(error)
+                return kept | {"messages": {name: texts[name] for name in of_routers}}
+
+    @callback(
+        app,
+        output={"curves": Output(PAGE.id("curves"), "children"), "messages": of_curves},
+        inputs={"raw": {name: inputs[name] for name in FOR_CURVES}, "tick": Input(PAGE.id("tick"), "n_intervals")},
+        prevent_initial_call="initial_duplicate",
+    )
+    def curves(raw: dict[str, Any], tick: int | None) -> dict[str, Any]:
+        try:
+            return {"curves": _curves(PAGE.read(raw)), "messages": dict.fromkeys(of_curves, "")}
+        except GnomonError as error:
+            texts = PAGE.explain(error)
+            return {"curves": no_update, "messages": {name: texts[name] for name in of_curves}}
+
+    @callback(app, Output(PAGE.id("tick"), "disabled"), Input(PAGE.id("follow"), "value"))
+    def follow(ticked: list[str] | None) -> bool:
+        return not ticked
+
+
+def _drawn(routed: Routed, metric: str, statistic: str) -> dict[str, Any]:
+    order = routed.fastest_first(metric, statistic)
+    title = f"{METRICS[metric]}, {STATISTICS[statistic]}"
+    times = routed.times(metric)
+    rows = [
+        row | {"router": dcc.Link(row["router"], href=in_serve(routed, row["router"]))}
+        for row in router_rows(routed, metric, statistic)
+    ]
+    said = dict.fromkeys(text for result in routed.results.values() for text in result.summary.warnings)
+    return {
+        "differences": differences_figure(title, routed.baseline, routed.against(metric, statistic), order),
+        "distributions": tall(distributions_figure(f"{METRICS[metric]}, all requests", {n: times[n] for n in order})),
+        "rows": table(rows, left=("router",)),
+        "warnings": [notice(text, "warning") for text in said],
+    }
+
+
+def _curves(values: dict[str, Any]) -> Any:
+    if not values["runs"]:
+        return notice(HINT)
+    tables = tables_of(values["runs"])
+    wanted = [word.strip().casefold() for word in values["columns"].split(",") if word.strip()]
+    names = [one for one in curve_names(tables) if not wanted or any(word in one.casefold() for word in wanted)]
+    if not names:
+        return notice("No column has these words in its name.", "warning")
+    drawn = [
+        graph(PAGE.id("curve", str(number)), CURVE_PX, label=name, figure=curve_figure(name, tables, values["smooth"]))
+        for number, name in enumerate(names[:MAX_CURVES])
+    ]  # fmt: skip
+    return [legend(run_colours(tables)), plots(*drawn)]
+
+
+PAGE = Page(name="routing", title="Routing", controls=CONTROLS, body=body, register=register)

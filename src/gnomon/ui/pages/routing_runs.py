@@ -1,0 +1,137 @@
+"""Routers on the same requests, and run directories with training curves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from gnomon import api
+from gnomon.core import units
+from gnomon.core.errors import ConfigError
+from gnomon.report.training_curves import FILES, read_metrics
+from gnomon.serving.metrics import request_times
+from gnomon.serving.paired import Difference
+from gnomon.serving.scenario import Scenario
+from gnomon.serving.state import Floats
+from gnomon.serving.usage import ReplicaUse
+from gnomon.ui.pages.plan_search import DEPTH, runs_folder
+from gnomon.ui.pages.serve import link
+from gnomon.ui.scenarios import to_scenario
+
+METRICS = {"e2e_s": "End to end", "ttft_s": "Time to first token", "tpot_s": "Time per output token"}
+MAX_REQUESTS = 20_000
+"""Requests that every router serves: what a page waits for."""
+
+
+@dataclass(frozen=True)
+class Routed:
+    """Routers by name, the baseline first."""
+
+    scenario: Scenario
+    results: dict[str, api.Result]
+    differences: dict[str, list[Difference]]
+
+    @property
+    def baseline(self) -> str:
+        """The router that the others are held against."""
+        return next(iter(self.results))
+
+    def against(self, metric: str, statistic: str) -> dict[str, Difference]:
+        """One figure of every other router against the baseline's."""
+        return {
+            name: one
+            for name, found in self.differences.items()
+            for one in found
+            if (one.metric, one.statistic) == (metric, statistic)
+        }
+
+    def times(self, metric: str) -> dict[str, Floats]:
+        """A latency of every request, by router."""
+        return {name: getattr(request_times(result.run), metric) for name, result in self.results.items()}
+
+    def fastest_first(self, metric: str, statistic: str) -> list[str]:
+        """Routers by one figure."""
+        return sorted(self.results, key=lambda name: self.figure(name, metric, statistic))
+
+    def figure(self, name: str, metric: str, statistic: str) -> float:
+        """One figure of one router; infinite where nothing finished."""
+        value = getattr(getattr(self.results[name].summary.latency, metric), statistic)
+        return float("inf") if value is None else value
+
+
+def compare_routers(values: Mapping[str, Any]) -> Routed:
+    """All chosen routers on the requests of one scenario."""
+    routers: Sequence[str] = values["routers"]
+    names = [values["baseline"], *(name for name in routers if name != values["baseline"])]
+    if len(names) < 2:
+        raise ConfigError("there is nothing to compare.", where="routers", fix="Choose another router.")
+    scenario = to_scenario(values)
+    if values["cv"] != 1:
+        bursts = {"workload.arrivals.process": "gamma", "workload.arrivals.cv": values["cv"]}
+        scenario = api.scenario(scenario, **bursts)
+    if (scenario.workload.num_requests or 0) > MAX_REQUESTS:
+        raise ConfigError(f"more than {MAX_REQUESTS:,} requests.", where="workload.num_requests", fix="Use fewer.")
+    compared = api.compare(scenario, vary={"router.name": names})
+    results = dict(zip(names, compared.results.values(), strict=True))
+    return Routed(scenario, results, dict(zip(names[1:], compared.differences.values(), strict=True)))
+
+
+def router_rows(routed: Routed, metric: str, statistic: str) -> list[dict[str, Any]]:
+    """One row per router, the fastest first."""
+    against = routed.against(metric, statistic)
+    rows = []
+    for name in routed.fastest_first(metric, statistic):
+        summary = routed.results[name].summary
+        row: dict[str, Any] = {"router": name}
+        for key in METRICS:
+            spread = getattr(summary.latency, key)
+            row |= {f"{key[:-2].upper()} mean": _seconds(spread.mean), f"{key[:-2].upper()} P99": _seconds(spread.p99)}
+        row["requests/s"] = f"{summary.throughput.requests_per_s:.4g}"
+        row["busiest/mean"] = f"{_imbalance(summary.replicas):.2f}"
+        if summary.prefix_hit_rate is not None:
+            row["prefix hits"] = f"{summary.prefix_hit_rate:.1%}"
+        row[f"against {routed.baseline}"] = _against(against.get(name))
+        rows.append(row)
+    return rows
+
+
+def in_serve(routed: Routed, router: str) -> str:
+    """The address that opens the scenario with this router in Serve."""
+    return link(api.scenario(routed.scenario, **{"router.name": router}))
+
+
+def _seconds(value: float | None) -> str | None:
+    return None if value is None else units.seconds(value)
+
+
+def _imbalance(replicas: Sequence[ReplicaUse]) -> float:
+    busy = [one.utilization.busy for one in replicas]
+    return max(busy) * len(busy) / sum(busy) if busy and sum(busy) else 1.0
+
+
+def _against(one: Difference | None) -> str:
+    if one is None or one.relative is None:
+        return "–"
+    sure = "" if one.is_clear else " (not clear)"
+    return f"{one.relative:+.1%}{sure}"
+
+
+def metric_folders() -> dict[str, str]:
+    """Run directories with metrics below the runs folder, newest first."""
+    root = runs_folder()
+    found = {
+        path.parent: path.stat().st_mtime
+        for depth in range(1, DEPTH)
+        for file in FILES
+        for path in root.glob("*/" * depth + file)
+    }
+    names = [str(folder.relative_to(root)) for folder in sorted(found, key=lambda one: -found[one])]
+    return {name: name for name in names}
+
+
+def tables_of(names: Sequence[str]) -> dict[str, pl.DataFrame]:
+    """The metrics of these run directories."""
+    return {name: read_metrics(runs_folder() / name) for name in names}

@@ -1,0 +1,146 @@
+"""Runs: run directories on disk, opened without running again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from dash import Dash, Input, Output, dcc, html
+from dash.development.base_component import Component
+from flask import current_app
+
+from gnomon.core import units
+from gnomon.core.config import load
+from gnomon.core.errors import GnomonError
+from gnomon.serving.scenario import Scenario
+from gnomon.ui import blocks
+from gnomon.ui.callbacks import callback
+from gnomon.ui.controls import Hidden, Text
+from gnomon.ui.files import file_address
+from gnomon.ui.page import Page
+from gnomon.ui.run_folders import RunFolder, find_runs, open_run
+
+CONTROLS = (
+    Text("find", "Find", "", wide=True, help="Part of a name, a kind, a model, …"),
+    Hidden("run"),
+)
+
+
+def _root() -> Path:
+    root: Path = current_app.config["GNOMON_RUNS"]
+    return root
+
+
+def body(state: dict[str, Any]) -> list[Component]:
+    """The list, or the run that was chosen from it."""
+    if not state["run"]:
+        return [html.Div(id=PAGE.id("list"))]
+    back = dcc.Link("← All runs", href=PAGE.link(find=state["find"]))
+    try:
+        found = open_run(_root(), state["run"])
+    except GnomonError as error:
+        return [html.P(back, className="opened"), blocks.notice(str(error), "error")]
+    return [html.P(back, className="opened"), *_opened(found), html.Div(id=PAGE.id("list"), hidden=True)]
+
+
+def register(app: Dash) -> None:
+    """List what is asked for."""
+
+    @callback(app, Output(PAGE.id("list"), "children"), Input(PAGE.id("find"), "value"), Input(PAGE.id("run"), "value"))
+    def show(find: str | None, run: str) -> Any:
+        return [] if run else _listed(_root(), (find or "").strip().lower())
+
+
+def _listed(root: Path, wanted: str) -> Component:
+    rows = [_row(one) for one in find_runs(root)]
+    rows = [row for row in rows if wanted in " ".join(str(value) for value in row.values()).lower()]
+    count = f"{len(rows)} run{'s' if len(rows) != 1 else ''} in {root}"
+    if not rows:
+        return blocks.section(
+            count, html.P("Write one with gnomon simulate --out runs/NAME, or choose another folder: gnomon ui --runs.")
+        )
+    for row in rows:
+        row["run"] = dcc.Link(row["run"], href=PAGE.link(run=row["run"]))
+    return blocks.section(count, blocks.table(rows, left=("run", "kind", "what"), id=PAGE.id("table")))
+
+
+def _row(one: RunFolder) -> dict[str, Any]:
+    return {"run": one.name, "kind": one.kind.name, "what": one.words, "when": one.when}
+
+
+def _opened(one: RunFolder) -> list[Component]:
+    files = [html.A(name, href=file_address(one.name, name), target="_blank") for name in one.files]
+    links = [link for link in (_elsewhere(one),) if link is not None]
+    top = html.Div(
+        [html.Div([html.H1(one.name), html.P(f"{one.kind.name}, {one.when}. {one.words}")], className="headline"),
+         html.Div(links, className="buttons")],
+        className="page-top",
+    )  # fmt: skip
+    shown = []
+    if one.kind.name == "comparison":
+        shown.append(_comparison(one))
+    if one.kind.page and (one.path / one.kind.page).is_file():
+        page = html.Iframe(src=file_address(one.name, one.kind.page), sandbox="allow-scripts", className="report",
+                           title=f"Report of {one.name}")  # fmt: skip
+        shown.append(page)
+    return [top, *shown, blocks.section("Files", html.Div(files, className="files"))]
+
+
+def _elsewhere(one: RunFolder) -> Component | None:
+    """A link that opens the run in the page of its kind."""
+    from gnomon.ui.pages import plan, routing, serve
+
+    match one.kind.name:
+        case "search":
+            return dcc.Link("Open in Plan", href=plan.PAGE.link(dir=one.name), className="button")
+        case "learned router":
+            return dcc.Link("Open in Routing", href=routing.PAGE.link(runs=(one.name,)), className="button")
+        case "serving":
+            try:
+                scenario = load(Scenario, one.path / "scenario.yaml")
+            except GnomonError:
+                return None
+            return dcc.Link("Open in Serve", href=serve.link(scenario), className="button")
+    return None
+
+
+def _comparison(one: RunFolder) -> Component:
+    """The variants of `gnomon compare`, and how they differ request by request."""
+    found = json.loads((one.path / "comparison.json").read_text(encoding="utf-8"))
+    rows = []
+    for number, (name, summary) in enumerate(found["summaries"].items()):
+        folder = next(iter(sorted(one.path.glob(f"{number}-*"))), None)
+        shown = dcc.Link(name, href=PAGE.link(run=f"{one.name}/{folder.name}")) if folder else name
+        row: dict[str, Any] = {"variant": shown}
+        for metric, words in (("ttft_s", "TTFT"), ("tpot_s", "TPOT"), ("e2e_s", "E2E")):
+            spread = summary["latency"][metric]
+            row |= {f"{words} {s.upper() if s != 'mean' else s}": _seconds(spread[s]) for s in ("mean", "p99")}
+        row["requests/s"] = f"{summary['throughput']['requests_per_s']:.3g}"
+        rows.append(row)
+    tables = [blocks.section("Variants", blocks.table(rows, left=("variant",)))]
+    for name, differences in found["differences"].items():
+        title = f"{name} against {found['baseline']}, request by request"
+        tables.append(blocks.section(title, blocks.table([_difference(d) for d in differences], left=("figure",))))
+    return html.Div(tables)
+
+
+def _difference(one: dict[str, Any]) -> dict[str, Any]:
+    known = one["low"] is not None and one["high"] is not None
+    return {
+        "figure": f"{one['metric'].removesuffix('_s').replace('_', ' ')} {one['statistic']}",
+        "difference": _signed(one["difference"]),
+        "relative": f"{one['relative']:+.1%}" if one["relative"] is not None else None,
+        "95 % interval": f"{_signed(one['low'])} to {_signed(one['high'])}" if known else None,
+    }
+
+
+def _signed(value: float) -> str:
+    return f"{'+' if value >= 0 else '−'}{units.seconds(abs(value))}"
+
+
+def _seconds(value: float | None) -> str | None:
+    return units.seconds(value) if value is not None else None
+
+
+PAGE = Page(name="runs", title="Runs", controls=CONTROLS, body=body, register=register, is_stacked=True)

@@ -1,0 +1,241 @@
+"""Serve: a deployment under a load, answered while a slider moves."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
+from dash.development.base_component import Component
+
+from gnomon import catalog
+from gnomon.api import DEFAULT_RATE
+from gnomon.core.errors import GnomonError
+from gnomon.report.serving_figures import LATENCIES
+from gnomon.serving.policies import policy_names
+from gnomon.serving.routers import router_names
+from gnomon.serving.scenario import Scenario
+from gnomon.ui import blocks, uploads
+from gnomon.ui.callbacks import callback
+from gnomon.ui.controls import Choice, Control, Hidden, Number, Slider, Text
+from gnomon.ui.page import Page
+from gnomon.ui.pages import serve_answers as answers
+from gnomon.ui.pages import serve_pins as pins
+from gnomon.ui.scenarios import MAX_REQUESTS, OTHER, to_values
+from gnomon.ui.turns import Stale
+from gnomon.workload.presets import preset_names
+
+
+def _workloads() -> dict[str, str]:
+    presets = {name: name for name in preset_names()}
+    return presets | uploads.traces() | {OTHER: "as further settings say"}
+
+
+DEPLOYMENT, LOAD, LIMITS = "Deployment", "Load", "Limits, for 99 % of the requests"
+CONTROLS: tuple[Control, ...] = (
+    Choice("model", "Model", "llama-3-8b", field="model", options=catalog.model_names, wide=True, is_open=True,
+           group=DEPLOYMENT),
+    Choice("device", "GPU", "h200", field=("device", "node"), options=catalog.device_names, is_open=True,
+           group=DEPLOYMENT),
+    Number("replicas", "Replicas", 1, field=("num_replicas", "pools"), least=1, most=512, whole=True,
+           group=DEPLOYMENT),
+    Number("tp", "Tensor parallel", 1, field=("replica.tensor_parallel", "tensor_parallel", "DoesNotFitError"),
+           least=1, most=64, whole=True, group=DEPLOYMENT),
+    Number("pp", "Pipeline parallel", 1, field=("replica.pipeline_parallel", "pipeline_parallel"), least=1, most=64,
+           whole=True, group=DEPLOYMENT),
+    Choice("policy", "Batching", "vllm_v1", field=("batching.policy", "batching policy"), options=policy_names,
+           group=DEPLOYMENT),
+    Choice("router", "Router", "round_robin", field=("router.name", "router"), options=router_names,
+           group=DEPLOYMENT),
+    Slider("rate", "Requests per second", DEFAULT_RATE, field=("workload.rate", "workload.arrivals", "workload"),
+           least=0.1, most=2000, log=True, optional=True, group=LOAD),
+    Choice("workload", "Requests like", "chat-1m", field=("workload.preset", "workload.trace.file", "preset"),
+           options=_workloads, group=LOAD),
+    Number("requests", "How many", 10000, field="workload.num_requests", least=10, most=MAX_REQUESTS, whole=True,
+           optional=True, group=LOAD),
+    Number("ttft", "First token", 500, field="slo.ttft_s", least=0.001, optional=True, unit="ms", group=LIMITS),
+    Number("tpot", "Each further token", 50, field="slo.tpot_s", least=0.001, optional=True, unit="ms", group=LIMITS),
+    Number("e2e", "Whole answer", "", field="slo.e2e_s", least=0.001, optional=True, unit="s", group=LIMITS),
+    Choice("curve", "Curve shows", "ttft", options={"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E"}, group=LIMITS),
+    Text("scenario", "Further settings", "", wide=True, group="More",
+         help="Any field of a scenario, such as replica.data_parallel: 2"),
+)  # fmt: skip
+
+
+def _top() -> Component:
+    """What is simulated; loading files, and pinning."""
+    upload = dcc.Upload(
+        html.Button("Load a scenario or trace …", className="button", type="button"),
+        id=PAGE.id("upload"),
+        className="upload-box",
+        accept=".yaml,.yml,.json,.csv,.jsonl",
+    )
+    limited = {"data-limit": uploads.MAX_BYTES, "data-message": PAGE.id("upload", "error")}
+    buttons = html.Div(
+        [html.Div(upload, **limited), blocks.button(PAGE.id("pin"), "Pin to compare")], className="buttons"
+    )
+    message = html.Div(id=PAGE.id("upload", "error"), className="message", role="alert")
+    return html.Div(
+        [html.Div(id=PAGE.id("headline"), className="headline"), html.Div([buttons, message])], className="page-top"
+    )
+
+
+def body(state: dict[str, Any]) -> list[Component]:
+    """Key figures, plots, the comparison, and what can be copied."""
+    waiting = blocks.blank(words="Simulating …")
+    latency = [blocks.graph(PAGE.id("plot", name), label=title, figure=waiting) for name, title in LATENCIES.items()]
+    curve = blocks.graph(PAGE.id("plot", "curve"), label="Latency against load")
+    over_time = [
+        blocks.graph(PAGE.id("plot", "queue"), label="Requests in the system", figure=waiting),
+        blocks.graph(PAGE.id("plot", "kv"), label="KV cache in use", figure=waiting),
+    ]
+    return [
+        _top(),
+        html.Div(id=PAGE.id("figures"), className="serve-figures"),
+        blocks.section("Latency", blocks.plots(*latency, curve)),
+        html.Div(id=PAGE.id("comparison")),
+        blocks.section("Over time", blocks.plots(*over_time)),
+        blocks.section("Copy", html.Div(id=PAGE.id("copies"), className="copies")),
+        html.Div(id=PAGE.id("notes")),
+        dcc.Store(id=PAGE.id("view"), data=secrets.token_hex(6)),
+        *(dcc.Store(id=PAGE.id(name)) for name in ("drawn", "texts", "filled")),
+        dcc.Store(id=PAGE.id("mistaken"), data=False),
+    ]
+
+
+def register(app: Dash) -> None:
+    """Answer every change."""
+    _register_answers(app)
+    _register_pins(app)
+    _register_upload(app)
+
+
+def _register_answers(app: Dash) -> None:
+    """Two answers to every change, so that the browser draws the one while the other is being worked out."""
+    messages = PAGE.messages()
+    plots = {name: Output(PAGE.id("plot", name), "figure") for name in (*LATENCIES, *answers.OVER_TIME)}
+    view, drawn = State(PAGE.id("view"), "data"), State(PAGE.id("drawn"), "data")
+
+    @callback(
+        app,
+        output={
+            "plots": {name: plots[name] for name in LATENCIES},
+            "mistaken": Output(PAGE.id("mistaken"), "data"),
+            "messages": messages,
+        },
+        inputs={"raw": PAGE.inputs()},
+        state={"view": view, "mistaken": State(PAGE.id("mistaken"), "data"), "drawn": drawn},
+    )
+    def draw_latencies(raw: dict[str, Any], view: str, mistaken: bool, drawn: Any) -> dict[str, Any]:
+        unchanged = {
+            "plots": dict.fromkeys(LATENCIES, no_update),
+            "mistaken": no_update,
+            "messages": dict.fromkeys(messages, no_update),
+        }
+        try:
+            answer = {**unchanged, "plots": answers.draw_latencies(PAGE, CONTROLS, raw, view)}
+        except GnomonError as error:
+            plots = unchanged["plots"] if drawn else dict.fromkeys(LATENCIES, blocks.blank())
+            return {"plots": plots, "mistaken": True, "messages": PAGE.explain(error)}
+        except Stale:
+            return unchanged
+        # What is not sent need not be drawn: messages only where there is one to take away.
+        return {**answer, "mistaken": False, "messages": PAGE.explain(None)} if mistaken else answer
+
+    @callback(
+        app,
+        output={
+            "plots": {name: plots[name] for name in answers.OVER_TIME},
+            "comparison": Output(PAGE.id("comparison"), "children"),
+            "texts": Output(PAGE.id("texts"), "data"),
+            "drawn": Output(PAGE.id("drawn"), "data"),
+        },
+        inputs={"raw": PAGE.inputs()},
+        state={"view": view, "drawn": drawn},
+    )
+    def draw_rest(raw: dict[str, Any], view: str, drawn: Any) -> dict[str, Any]:
+        try:
+            return {**answers.draw_rest(PAGE, CONTROLS, raw, view), "drawn": raw}
+        except (GnomonError, Stale):  # A mistake is told by the other answer.
+            plots = dict.fromkeys(answers.OVER_TIME, no_update if drawn else blocks.blank())
+            return {"plots": plots, "comparison": no_update, "texts": no_update, "drawn": no_update}
+
+    app.clientside_callback(
+        "function(texts) { return dash_clientside.gnomon.fill('serve', texts); }",
+        Output(PAGE.id("filled"), "data"),
+        Input(PAGE.id("texts"), "data"),
+    )
+
+    @callback(
+        app,
+        output=Output(PAGE.id("plot", "curve"), "figure"),
+        inputs={"raw": Input(PAGE.id("drawn"), "data")},
+        state={"view": view},
+    )
+    def draw_curve(raw: dict[str, Any] | None, view: str) -> Any:
+        """After the rest: the first curve of a deployment takes about a second."""
+        if raw is None:
+            return no_update
+        try:
+            return answers.draw_curve(PAGE, raw, view)
+        except (GnomonError, Stale):
+            return no_update
+
+
+def _register_pins(app: Dash) -> None:
+    controls = {one.name: State(PAGE.id(one.name), "value") for one in CONTROLS}
+
+    @callback(
+        app,
+        output=Output(PAGE.id("pins"), "value"),
+        inputs={
+            "pin": Input(PAGE.id("pin"), "n_clicks"),
+            "unpin": Input({"type": PAGE.id("unpin"), "index": ALL}, "n_clicks"),
+        },
+        state={"raw": controls, "kept": State(PAGE.id("pins"), "value")},
+        prevent_initial_call=True,
+    )
+    def change(pin: int, unpin: list[int], raw: dict[str, Any], kept: str) -> Any:
+        asked = ctx.triggered_id
+        if asked == PAGE.id("pin") and pin:
+            return pins.with_pin(CONTROLS, kept, raw)
+        if isinstance(asked, dict) and any(unpin):
+            return pins.without_pin(kept, asked["index"])
+        return no_update
+
+
+def _register_upload(app: Dash) -> None:
+    @callback(
+        app,
+        output={
+            "values": PAGE.values(),
+            "workloads": Output(PAGE.id("workload"), "options"),
+            "message": Output(PAGE.id("upload", "error"), "children"),
+        },
+        inputs={"content": Input(PAGE.id("upload"), "contents")},
+        state={"name": State(PAGE.id("upload"), "filename")},
+        prevent_initial_call=True,
+    )
+    def load(content: str | None, name: str) -> dict[str, Any]:
+        values: dict[str, Any] = dict.fromkeys(PAGE.values(), no_update)
+        if content is None:
+            return {"values": values, "workloads": no_update, "message": no_update}
+        try:
+            values |= answers.loaded(name, content)
+        except GnomonError as error:
+            return {"values": values, "workloads": no_update, "message": str(error)}
+        texts = {one.name: one for one in PAGE.controls}
+        values = {
+            key: value if value is no_update else texts[key].from_query(texts[key].to_query(value))
+            for key, value in values.items()
+        }
+        options = [{"value": value, "label": label} for value, label in _workloads().items()]
+        return {"values": values, "workloads": options, "message": ""}
+
+
+PAGE = Page(name="serve", title="Serve", controls=(*CONTROLS, Hidden("pins")), body=body, register=register)
+
+
+def link(scenario: Scenario) -> str:
+    """The address that opens `scenario` in this page."""
+    return PAGE.link(**to_values(scenario))

@@ -1,0 +1,119 @@
+"""What the Serve page shows for a state of its controls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dash import html
+from dash.development.base_component import Component
+
+from gnomon.api import Result
+from gnomon.core.errors import GnomonError
+from gnomon.report.serving_figures import LATENCIES, figures, latency_cdf, latency_curves
+from gnomon.report.serving_load import load_figure
+from gnomon.ui import blocks, load_curve, uploads
+from gnomon.ui.controls import Control
+from gnomon.ui.page import Page
+from gnomon.ui.pages import serve_pins as pins
+from gnomon.ui.pages.serve_texts import texts
+from gnomon.ui.scenarios import check_is_data, to_scenario, to_values
+from gnomon.ui.serving import simulated
+from gnomon.ui.turns import Question
+
+Raw = Mapping[str, Any]
+OVER_TIME = ("queue", "kv")
+
+
+def draw_latencies(page: Page, controls: Sequence[Control], raw: Raw, view: str) -> dict[str, Any]:
+    """The distributions of the latencies; raises `Stale` where a newer question has come."""
+    scenario = to_scenario(page.read(raw))
+    with Question(f"{view} latencies").turn():  # To the end: what else is asked waits until this is answered.
+        result = simulated(scenario)
+        pinned = _pinned(page, controls, raw)
+        runs = {_name_of_now(controls, raw) if pinned else "": result}
+        runs |= {name: one for name, one in pinned.items() if isinstance(one, Result)}
+        curves = {name: latency_curves(one.run) for name, one in runs.items()}
+        return {
+            latency: latency_cdf(latency, {name: found[latency] for name, found in curves.items()}, scenario.slo)
+            for latency in LATENCIES
+        }
+
+
+def draw_rest(page: Page, controls: Sequence[Control], raw: Raw, view: str) -> dict[str, Any]:
+    """The plots over time, and what surrounds the plots; raises `Stale` where a newer question has come."""
+    scenario = to_scenario(page.read(raw))
+    with Question(f"{view} rest").turn():
+        result = simulated(scenario)
+        pinned = _pinned(page, controls, raw)
+    return {
+        "plots": figures(result.run, result.summary, OVER_TIME),
+        "comparison": _comparison(page, controls, raw, result, pinned) if pinned else [],
+        "texts": texts(result),
+    }
+
+
+def _name_of_now(controls: Sequence[Control], raw: Raw) -> str:
+    return next(iter(pins.states(controls, raw["pins"], raw)))
+
+
+def _pinned(page: Page, controls: Sequence[Control], raw: Raw) -> dict[str, Result | GnomonError]:
+    """The pinned results by name, or why there is none."""
+    _, *others = pins.states(controls, raw["pins"], raw).items()
+    found: dict[str, Result | GnomonError] = {}
+    for name, state in others:
+        try:
+            found[name] = simulated(to_scenario(page.read(state)))
+        except GnomonError as error:
+            found[name] = error
+    return found
+
+
+def _comparison(
+    page: Page, controls: Sequence[Control], raw: Raw, now: Result, pinned: Mapping[str, Result | GnomonError]
+) -> Component:
+    """A table of the present result and the pinned ones."""
+    first = _name_of_now(controls, raw)
+    rows: list[dict[str, Any]] = [{"result": first, **pins.comparison_row(now.summary), "": None}]
+    for index, (name, one) in enumerate(pinned.items()):
+        figures_ = pins.comparison_row(one.summary) if isinstance(one, Result) else pins.failed_row(one)
+        unpin = html.Button(
+            "×", id={"type": page.id("unpin"), "index": index}, className="button unpin", n_clicks=0, type="button",
+            **{"aria-label": f"Unpin {name}"},
+        )  # fmt: skip
+        rows.append({"result": name, **dict.fromkeys(rows[0].keys() - {"result", ""}), **figures_, "": unpin})
+    ordered = [{key: row[key] for key in rows[0]} for row in rows]
+    ordered[0][""] = ""
+    return blocks.section("Compared", blocks.table(ordered, left=("result",), id=page.id("compared")))
+
+
+def draw_curve(page: Page, raw: Raw, view: str) -> dict[str, Any]:
+    """Latency against load, with the limit, the capacity and the present load."""
+    values = page.read(raw)
+    scenario = to_scenario(values)
+    question = Question(f"{view} curve")
+    if not load_curve.is_rated(scenario):
+        return blocks.blank(300, "These arrivals have no rate to change.")
+    curve = load_curve.load_curve(scenario, question)
+    name = values["curve"]
+    return load_figure(
+        name,
+        curve.loads,
+        curve.seconds[name],
+        target=getattr(scenario.slo, f"{name}_s"),
+        capacity=load_curve.capacity(scenario, question),
+        load=scenario.workload.rate,
+        num_requests=curve.num_requests,
+    )
+
+
+def loaded(name: str, content: str) -> dict[str, Any]:
+    """The controls that a file sets: all of them for a scenario, the load for a trace."""
+    data = uploads.content(content)
+    if name.endswith((".yaml", ".yml", ".json")):
+        scenario = uploads.read_scenario(name, data)
+        check_is_data(scenario)
+        return to_values(scenario)
+    key = uploads.keep_trace(name, data)
+    as_recorded = {"rate": ""} if uploads.trace(key).has_arrivals else {}
+    return {"workload": key, "requests": "", **as_recorded}

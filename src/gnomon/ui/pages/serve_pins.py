@@ -1,0 +1,75 @@
+"""Pinned results: their controls' state as queries, joined into one text that stands in the address."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gnomon.core import units
+from gnomon.core.errors import GnomonError
+from gnomon.serving.metrics import Summary
+from gnomon.ui.address import defaults_of, query_of, state_of
+from gnomon.ui.controls import Control
+
+MAX_PINS = 4
+_BETWEEN = ";"
+"""Never part of a query, which spells it %3B."""
+NOW = "now"
+
+
+def pinned(pins: str | None) -> list[str]:
+    """The queries of the pinned results; only so many as can be compared."""
+    return [query for query in (pins or "").split(_BETWEEN) if query][:MAX_PINS]
+
+
+def with_pin(controls: Sequence[Control], pins: str, raw: Mapping[str, Any]) -> str:
+    """The pins and the present state, unless it is pinned already or there is no room."""
+    query = query_of(controls, raw) or "?"
+    found = pinned(pins)
+    return _BETWEEN.join(found if query in found else [*found, query][:MAX_PINS])
+
+
+def without_pin(pins: str, index: int) -> str:
+    """The pins without one of them."""
+    return _BETWEEN.join(query for number, query in enumerate(pinned(pins)) if number != index)
+
+
+def states(controls: Sequence[Control], pins: str, raw: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The present state and the pinned ones, each under a name that says what tells it apart."""
+    shown = [raw, *(state_of(controls, query) for query in pinned(pins))]
+    texts = [{one.name: one.to_query(state[one.name]) for one in controls} for state in shown]
+    usual = defaults_of(controls)
+    varying = [name for name in usual if len({text[name] for text in texts}) > 1]
+    named: dict[str, Mapping[str, Any]] = {}
+    for number, (state, text) in enumerate(zip(shown, texts, strict=True)):
+        words = ", ".join(f"{name} {text[name] or '–'}" for name in varying)
+        label = (f"{NOW}: {words}" if words else NOW) if number == 0 else words or f"pin {number}"
+        named[label if label not in named else f"{label} ({number})"] = state
+    return named
+
+
+def comparison_row(summary: Summary) -> dict[str, Any]:
+    """The figures by which deployments are compared."""
+    latency, cost = summary.latency, summary.cost
+    row: dict[str, Any] = {
+        "TTFT P50": _seconds(latency.ttft_s.p50),
+        "TTFT P99": _seconds(latency.ttft_s.p99),
+        "TPOT P99": _seconds(latency.tpot_s.p99),
+        "E2E P50": _seconds(latency.e2e_s.p50),
+        "E2E P99": _seconds(latency.e2e_s.p99),
+        "requests/s": f"{summary.throughput.requests_per_s:.3g}",
+        "SLO met": f"{summary.slo.attainment:.1%}" if summary.slo else None,
+        "busy": f"{summary.utilization.busy:.0%}",
+        "$/h": f"{cost.per_hour:,.2f}",
+        "$/M output": f"{cost.per_million_output_tokens:.3g}" if cost.per_million_output_tokens else None,
+    }
+    return row
+
+
+def failed_row(error: GnomonError) -> dict[str, Any]:
+    """The row of a pinned state that cannot be simulated any more."""
+    return {"TTFT P50": str(error)}
+
+
+def _seconds(value: float | None) -> str | None:
+    return units.seconds(value) if value is not None else None

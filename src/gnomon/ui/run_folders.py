@@ -1,0 +1,163 @@
+"""Run directories on disk: what kind of run each holds, read from its files, never by running again."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gnomon.core import units
+from gnomon.core.errors import DataError
+
+MAX_DEPTH = 4
+MAX_RUNS = 300
+"""Run directories that are listed, the newest."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of run: the files that tell it, the page in it (if any), and how it is put in a line."""
+
+    name: str
+    marks: tuple[str, ...]
+    page: str | None
+    words: Callable[[Path], str]
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A run directory."""
+
+    path: Path
+    name: str
+    """Its path below the folder of all runs."""
+    kind: Kind
+    changed_s: float
+
+    @property
+    def when(self) -> str:
+        """When it was written."""
+        return datetime.fromtimestamp(self.changed_s).strftime("%Y-%m-%d %H:%M")
+
+    @property
+    def words(self) -> str:
+        """What it says, in a line; what is wrong with its files, if they cannot be read."""
+        try:
+            return self.kind.words(self.path)
+        except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
+            return f"cannot be read: {type(error).__name__}: {error}"
+
+    @property
+    def files(self) -> list[str]:
+        """The files in it, by name."""
+        return sorted(one.name for one in self.path.iterdir() if one.is_file() and not one.name.startswith("."))
+
+
+def _json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _yaml(path: Path) -> dict[str, Any]:
+    return yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)) or {}
+
+
+def _serving(folder: Path) -> str:
+    scenario, summary = _yaml(folder / "scenario.yaml"), _json(folder / "summary.json")
+    p99 = summary["latency"]["ttft_s"]["p99"]
+    waited = f"TTFT P99 {units.seconds(p99)}, " if p99 is not None else ""
+    rate = summary["throughput"]["requests_per_s"]
+    return f"{scenario['model']} on {scenario['device']}: {waited}{rate:.3g} requests/s"
+
+
+def _comparison(folder: Path) -> str:
+    names = list(_json(folder / "comparison.json")["summaries"])
+    return f"{len(names)} variants: {', '.join(names)}"
+
+
+def _search(folder: Path) -> str:
+    search = _yaml(folder / "search.yaml")
+    best = folder / "ranking.csv"
+    if not best.is_file():
+        return f"{search['model']}, unfinished"
+    with best.open(encoding="utf-8", newline="") as file:
+        first = next(csv.DictReader(file), None)
+    return f"{search['model']}: {first['configuration']}" if first else f"{search['model']}: nothing found"
+
+
+def _matrix(folder: Path) -> str:
+    return f"{len(_json(folder / 'matrix.json')['cells'])} models and workloads"
+
+
+def _posttrain(folder: Path) -> str:
+    config = _yaml(folder / "config.yaml")
+    return f"policy {config.get('policy', {}).get('name', config.get('policy'))}" if config.get("policy") else ""
+
+
+def _learning(folder: Path) -> str:
+    with (folder / "metrics.csv").open(encoding="utf-8") as file:
+        return f"{max(sum(1 for _ in file) - 1, 0):,} updates"
+
+
+def _plain(folder: Path) -> str:
+    return ""
+
+
+KINDS = (
+    Kind("serving", ("scenario.yaml", "summary.json"), "report.html", _serving),
+    Kind("router comparison", ("comparison.json", "comparison.csv"), "report.html", _plain),
+    Kind("comparison", ("comparison.json",), None, _comparison),
+    Kind("search", ("search.yaml", "results.jsonl"), "report.html", _search),
+    Kind("matrix of searches", ("matrix.json",), "report.html", _matrix),
+    Kind("post-training", ("timeline.html", "config.yaml"), "timeline.html", _posttrain),
+    Kind("pipeline step", ("step.html",), "step.html", _plain),
+    Kind("learned router", ("metrics.csv", "checkpoints"), None, _learning),
+)
+
+
+def find_runs(root: Path) -> list[RunFolder]:
+    """Every run directory below `root`, the newest first."""
+    found = sorted(_walk(root, root, 0), key=lambda one: -one.changed_s)
+    return found[:MAX_RUNS]
+
+
+def _walk(root: Path, folder: Path, depth: int) -> Iterator[RunFolder]:
+    try:
+        entries = sorted(folder.iterdir())
+    except OSError:
+        return
+    one = _recognised(root, folder)
+    if one is not None:
+        yield one
+    if depth < MAX_DEPTH:
+        for entry in entries:
+            if entry.is_dir() and not entry.is_symlink() and not entry.name.startswith("."):
+                yield from _walk(root, entry, depth + 1)
+
+
+def _recognised(root: Path, folder: Path) -> RunFolder | None:
+    kind = next((one for one in KINDS if all((folder / mark).exists() for mark in one.marks)), None)
+    if kind is None:
+        return None
+    name = str(folder.relative_to(root)) if folder != root else "."
+    return RunFolder(folder, name, kind, (folder / kind.marks[-1]).stat().st_mtime)
+
+
+def open_run(root: Path, name: str) -> RunFolder:
+    """The run of that name below `root`."""
+    folder = inside(root, name)
+    found = _recognised(root.resolve(), folder) if folder is not None and folder.is_dir() else None
+    if found is None:
+        raise DataError("there is no run directory here.", where=name, fix=f"Choose one of those in {root}.")
+    return found
+
+
+def inside(root: Path, name: str) -> Path | None:
+    """The path `name` below `root`; None where it leads out of it."""
+    path = (root / name).resolve()
+    return path if path.is_relative_to(root.resolve()) else None

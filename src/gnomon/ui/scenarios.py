@@ -1,0 +1,195 @@
+"""Between the controls of the Serve page and a scenario, both ways, and a scenario as text to copy."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gnomon.core.config import Field, fields, load
+from gnomon.core.errors import ConfigError, GnomonError
+from gnomon.serving.scenario import Scenario
+from gnomon.ui import uploads
+from gnomon.ui.controls import ControlError
+
+KEYS = {
+    "model": "model", "device": "device", "tp": "replica.tensor_parallel", "pp": "replica.pipeline_parallel",
+    "replicas": "num_replicas", "policy": "batching.policy", "router": "router.name",
+    "requests": "workload.num_requests", "rate": "workload.rate",
+}  # fmt: skip
+"""The field behind each control whose value it takes as it is."""
+LIMITS = {"ttft": ("slo.ttft_s", 1e3), "tpot": ("slo.tpot_s", 1e3), "e2e": ("slo.e2e_s", 1.0)}
+"""Limits: the field, and how many of the control's units a second has."""
+OTHER = "other"
+"""The workload that the further settings describe."""
+MAX_REQUESTS = 200_000
+"""Requests of one simulation: what the page answers within a second or two."""
+
+
+def to_scenario(values: Mapping[str, Any]) -> Scenario:
+    """The scenario that the controls describe; a mistake in the further settings is theirs."""
+    flat = {key: values[name] for name, key in KEYS.items() if values.get(name) is not None}
+    flat |= {key: values[name] / unit for name, (key, unit) in LIMITS.items() if values.get(name) is not None}
+    flat |= _workload(values)
+    further = _further(values.get("scenario") or "")
+    try:
+        scenario = load(Scenario, None, {**flat, **further})
+    except GnomonError as error:
+        if any(key.replace("-", "_") in str(error) for key in further):
+            raise ControlError("scenario", str(error)) from None
+        raise
+    check_is_data(scenario)
+    return scenario
+
+
+def _workload(values: Mapping[str, Any]) -> dict[str, Any]:
+    chosen = values["workload"]
+    if chosen == OTHER:
+        return {}
+    if not uploads.is_trace(chosen):
+        return {"workload.preset": chosen}
+    trace = uploads.trace(chosen)
+    arrivals = {} if trace.has_arrivals else {"workload.arrivals.process": "poisson"}
+    return {"workload.trace.file": str(trace.path), **arrivals}
+
+
+def _further(text: str) -> dict[str, Any]:
+    """Further settings: a YAML mapping of dotted keys, with or without braces."""
+    text = text.strip()
+    if not text:
+        return {}
+    uploads.refuse_aliases(text)
+    try:
+        found = yaml.safe_load(text if text.startswith("{") else f"{{{text}}}")
+    except yaml.YAMLError:
+        found = None
+    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
+        raise ControlError("scenario", "Write key: value, key: value, e.g. replica.data_parallel: 2.")
+    return found
+
+
+def check_is_data(scenario: Scenario) -> None:
+    """Refuse what a link or a file from elsewhere may not ask for: to run Python files, to read files outside the
+    folder in which the page was started, or more requests than a page can wait for."""
+    for key, value in _leaves(scenario.model_dump(mode="json")):
+        if key in ("router.file", "batching.file") and value is not None:
+            raise ConfigError("a page runs no Python files.", where=key, fix="Use gnomon simulate.")
+        if key == "pools" and any((pool["batching"] or {}).get("file") for pool in value):
+            raise ConfigError("a page runs no Python files.", where=key, fix="Use gnomon simulate.")
+        if isinstance(value, str) and not _is_near(value):
+            raise ConfigError(
+                f"{value} is outside the folder in which gnomon ui runs.", where=key, fix="Load it, or start there."
+            )
+    count = scenario.workload.num_requests
+    if count is not None and count > MAX_REQUESTS:
+        raise ConfigError(f"more than {MAX_REQUESTS:,} requests.", where="workload.num_requests", fix="Use fewer.")
+
+
+def _is_near(text: str) -> bool:
+    """Whether a text, if it is a path, stays below the current folder or is that of an uploaded file."""
+    here = Path.cwd()
+    return uploads.name_of(text) is not None or (here / text).resolve().is_relative_to(here)
+
+
+def to_values(scenario: Scenario) -> dict[str, Any]:
+    """The controls that describe a scenario; what they cannot say goes into the further settings."""
+    flat = dict(_leaves(scenario.model_dump(mode="json")))
+    values: dict[str, Any] = {name: flat.get(key) for name, key in KEYS.items()}
+    for name, (key, unit) in LIMITS.items():
+        values[name] = None if flat[key] is None else float(f"{flat[key] * unit:.12g}")
+    values["workload"] = flat.get("workload.preset") or uploads.name_of(flat.get("workload.trace.file")) or OTHER
+    usual = dict(_leaves(_as_far_as_said(values).model_dump(mode="json")))
+    said = {*KEYS.values(), *(key for key, _ in LIMITS.values()), "workload.preset"}
+    further = {key: value for key, value in flat.items() if key not in said and value != usual.get(key)}
+    values["scenario"] = yaml.safe_dump(further, default_flow_style=True, width=10**6).strip() if further else ""
+    return {name: "" if value is None else value for name, value in values.items()}
+
+
+def _as_far_as_said(values: Mapping[str, Any]) -> Scenario:
+    """What the controls alone would give."""
+    preset = {} if values["workload"] == OTHER else _workload(values)
+    told = {key: values[name] for name, key in KEYS.items() if values[name] is not None and key != "workload.rate"}
+    return load(Scenario, None, {**told, **preset})
+
+
+def _leaves(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted key, value) of every field that is not a section of its own."""
+    for name, value in data.items():
+        dotted = f"{prefix}{name}"
+        if isinstance(value, dict) and not _is_leaf(dotted):
+            yield from _leaves(value, f"{dotted}.")
+        else:
+            yield dotted, value
+
+
+@cache
+def _fields() -> dict[str, Field]:
+    return {one.dotted: one for one in fields(Scenario)}
+
+
+def _is_leaf(dotted: str) -> bool:
+    """Whether a mapping is a field's value (router.options) and not a section, for which `str` is a shorthand."""
+    field = _fields().get(dotted)
+    return field is not None and field.annotation is not str
+
+
+ALWAYS = ("model", "device", "workload.preset", "workload.rate")
+"""Fields that are written even where they have their default."""
+
+
+def differences(scenario: Scenario) -> dict[str, Any]:
+    """Dotted keys that make this scenario from the default one."""
+    usual = dict(_leaves(Scenario().model_dump(mode="json")))
+    found = dict(_leaves(scenario.model_dump(mode="json")))
+    chosen = {k: v for k, v in found.items() if v != usual.get(k) or (k in ALWAYS and v is not None)}
+    if "workload.trace.file" in chosen:
+        chosen["workload.trace.file"] = uploads.shown_name(chosen["workload.trace.file"])
+    return {key: value for key, value in chosen.items() if value is not None}
+
+
+def as_yaml(scenario: Scenario) -> str:
+    """The scenario as a file for `gnomon simulate`; defaults are left out."""
+    nested: dict[str, Any] = {}
+    for dotted, value in differences(scenario).items():
+        at, (*sections, last) = nested, dotted.split(".")
+        for part in sections:
+            at = at.setdefault(part, {})
+        at[last] = value
+    return yaml.safe_dump(nested, sort_keys=False, allow_unicode=True)
+
+
+def as_command(scenario: Scenario) -> str:
+    """The same as a command line."""
+    words = ["gnomon", "simulate"]
+    for dotted, value in differences(scenario).items():
+        words += [_fields()[dotted].flag if dotted in _fields() else f"--{dotted}", _word(value)]
+    return _folded([shlex.quote(word) for word in words])
+
+
+def as_vllm(scenario: Scenario) -> str:
+    """The `vllm serve` command that runs what the scenario simulates."""
+    from gnomon.convert.vllm import vllm_flags
+
+    return _folded([shlex.quote(word) for word in vllm_flags(scenario)])
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, str | int | float) and not isinstance(value, bool):
+        return str(value)
+    return yaml.safe_dump(value, default_flow_style=True, width=10**6).strip().removesuffix("\n...")
+
+
+def _folded(words: list[str]) -> str:
+    """One flag per line, as people read it and a shell takes it."""
+    lines, line = [], ""
+    for word in words:
+        if word.startswith("--") and line:
+            lines.append(line)
+            line = f"  {word}"
+        else:
+            line = f"{line} {word}" if line else word
+    return " \\\n".join([*lines, line])

@@ -1,0 +1,48 @@
+"""Simulations for the Serve page: what a change of load does not touch is kept between questions."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from functools import lru_cache
+
+from gnomon.api import Result
+from gnomon.core.config import load
+from gnomon.serving.scenario import Scenario
+from gnomon.serving.simulate import run
+from gnomon.ui.turns import turn
+from gnomon.workload import Requests, WorkloadConfig, generate, with_rate
+
+KEPT = 8
+"""Results that are kept: the one shown, those pinned, and the way back."""
+_results: OrderedDict[str, Result] = OrderedDict()
+
+
+def simulated(scenario: Scenario) -> Result:
+    """The scenario's result, from memory where it was asked for just before. Call it within a `turn`."""
+    key = scenario.model_dump_json()
+    if key not in _results:
+        _results[key] = Result(run(scenario, requests=requests_of(scenario.workload, scenario.seed)))
+        while len(_results) > KEPT:
+            _results.popitem(last=False)
+    _results.move_to_end(key)
+    return _results[key]
+
+
+def requests_of(workload: WorkloadConfig, seed: int) -> Requests:
+    """The requests of a workload: drawn or read once for all rates."""
+    if workload.rate is None:
+        return _drawn(workload.model_dump_json(), seed)
+    # One request per second stands for all rates; `with_rate` then gives what `generate` would.
+    one = _drawn(workload.model_copy(update={"rate": 1.0}).model_dump_json(), seed)
+    return with_rate(one, workload.rate)
+
+
+@lru_cache(maxsize=8)
+def _drawn(workload: str, seed: int) -> Requests:
+    return generate(WorkloadConfig.model_validate_json(workload), seed)
+
+
+def warm_up() -> None:
+    """Compile what is not compiled yet and bake the default deployment, before somebody waits for it."""
+    with turn("warm-up"):
+        simulated(load(Scenario, None, {"workload.num_requests": 100}))

@@ -1,0 +1,48 @@
+"""One simulation at a time, the newest first: a slider that is dragged asks faster than anyone can answer."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_lock = threading.Lock()
+_counter = itertools.count()
+_newest: dict[str, int] = {}
+MAX_VIEWS = 1000
+
+
+class Stale(Exception):
+    """The view has asked something newer meanwhile: nobody waits for this answer."""
+
+
+class Question:
+    """Something that a view wants to know; it may need several turns, between which others get theirs."""
+
+    def __init__(self, view: str) -> None:
+        self.view, self.number = view, next(_counter)
+        if len(_newest) > MAX_VIEWS:
+            _newest.clear()
+        _newest[view] = self.number
+
+    @property
+    def is_newest(self) -> bool:
+        """Whether the view has not asked anything since."""
+        return _newest.get(self.view, self.number) == self.number
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Wait for the simulator; raises `Stale` where the question is no longer of interest."""
+        with _lock:
+            if not self.is_newest:
+                raise Stale
+            yield
+
+
+@contextmanager
+def turn(view: str) -> Iterator[bool]:
+    """A question of one turn; yields whether it is still the newest of its view."""
+    question = Question(view)
+    with _lock:
+        yield question.is_newest

@@ -1,0 +1,127 @@
+"""Files that a user gives to the page: limited in size, read as data, kept until the server ends."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import re
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import yaml
+
+from gnomon.core.config import load
+from gnomon.core.errors import ConfigError, DataError, GnomonError
+from gnomon.serving.scenario import Scenario
+from gnomon.workload.traces import read_requests
+
+MAX_BYTES = 16 * 2**20
+TRACE = "trace:"
+SUFFIXES = (".csv", ".jsonl")
+"""Nothing that is packed: a small file may unpack to more than this machine has."""
+
+
+@dataclass(frozen=True)
+class UploadedTrace:
+    """A trace that has been read once and found good."""
+
+    path: Path
+    name: str
+    num_requests: int
+    has_arrivals: bool
+
+
+_traces: dict[str, UploadedTrace] = {}
+
+
+@cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="gnomon-ui-")
+
+
+def content(upload: str) -> bytes:
+    """The bytes of what the browser sent (`data:...;base64,...`)."""
+    try:
+        data = base64.b64decode(upload.partition(",")[2], validate=True)
+    except binascii.Error:
+        raise DataError("the upload is damaged.", fix="Try again.") from None
+    if len(data) > MAX_BYTES:
+        raise DataError(f"the file is larger than {MAX_BYTES // 2**20} MiB.", fix="Use `gnomon simulate` for it.")
+    return data
+
+
+def keep_trace(name: str, data: bytes) -> str:
+    """Read a trace and keep it; returns the name under which the Serve page knows it."""
+    safe = re.sub(r"[^A-Za-z0-9._-]+", "_", Path(name).name)[-60:].lstrip(".")
+    if not safe.endswith(SUFFIXES):
+        raise DataError(f"{name} is not a trace.", fix=f"Traces end in {', '.join(SUFFIXES)}.")
+    key = f"{TRACE}{hashlib.sha256(data).hexdigest()[:8]}-{safe}"
+    path = Path(_folder().name) / key.removeprefix(TRACE)
+    path.write_bytes(data)
+    try:
+        trace = read_requests(str(path))
+    except GnomonError as error:
+        path.unlink()
+        where = error.where.replace(str(path), safe) if error.where else None
+        raise type(error)(error.what, where=where, fix=_fix(error)) if type(error) is DataError else error from None
+    _traces[key] = UploadedTrace(path, safe, len(trace), bool(len(trace.arrival_s)))
+    return key
+
+
+def _fix(error: GnomonError) -> str | None:
+    """Advice without what only a command line can do."""
+    return error.fix.split(" Or name your columns")[0] if error.fix else None
+
+
+def refuse_aliases(text: str) -> None:
+    """Refuse YAML that repeats parts of itself by name: a few lines of it may stand for gigabytes."""
+    with suppress(yaml.YAMLError):  # What cannot be scanned is explained where it is read.
+        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text, Loader=yaml.SafeLoader)):
+            raise ConfigError("aliases (*name) are not read from elsewhere.", fix="Write them out.")
+
+
+def read_scenario(name: str, data: bytes) -> Scenario:
+    """A scenario file, read as YAML data."""
+    refuse_aliases(data.decode("utf-8", errors="replace"))
+    path = Path(_folder().name) / "scenario.yaml"
+    path.write_bytes(data)
+    try:
+        return load(Scenario, path)
+    except GnomonError as error:
+        where = error.where.replace(str(path), name) if error.where else name
+        raise ConfigError(error.what, where=where, fix=error.fix) from None
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def traces() -> dict[str, str]:
+    """The traces that were uploaded, with the words shown for them."""
+    return {key: f"{one.name} ({one.num_requests:,} requests)" for key, one in _traces.items()}
+
+
+def is_trace(name: str) -> bool:
+    """Whether a workload's name is that of an uploaded trace."""
+    return name.startswith(TRACE)
+
+
+def trace(name: str) -> UploadedTrace:
+    """An uploaded trace; traces are gone when the server ends."""
+    if name not in _traces:
+        raise ConfigError(
+            "the trace is not on this server any more.", where="workload.trace.file", fix="Load it again."
+        )
+    return _traces[name]
+
+
+def name_of(path: str | None) -> str | None:
+    """The name of the uploaded trace at `path`; None for any other file."""
+    return next((key for key, one in _traces.items() if str(one.path) == path), None)
+
+
+def shown_name(path: str) -> str:
+    """A path as the user knows it: the name of what was uploaded."""
+    return next((one.name for one in _traces.values() if str(one.path) == path), path)

@@ -1,0 +1,112 @@
+"""Run directories in a real browser, and what the server gives away of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+pytest.importorskip("dash", reason="Dash is not installed (extra ui)")
+
+from gnomon import compare, simulate
+from gnomon.core.errors import DataError
+from gnomon.report.search_files import write_search
+from gnomon.search.config import EffortConfig, SearchConfig
+from gnomon.search.study import search
+from gnomon.ui.app import make_app
+from gnomon.ui.run_folders import find_runs, open_run
+
+if TYPE_CHECKING:
+    from ui_kit import Tab
+
+pytest_plugins = ["ui_kit"]
+
+SMALL = {"workload.num_requests": 200, "workload.rate": 20}
+
+
+@pytest.fixture(scope="session")
+def saved(runs_folder: Path) -> Path:
+    """A folder with a serving run, a comparison and a search in it."""
+    simulate(**SMALL).save(runs_folder / "chat")
+    compare(vary={"batching.policy": ["vllm_v1", "sarathi"]}, **SMALL).save(runs_folder / "policies")
+    effort = EffortConfig(min_requests=200, max_requests=200, num_intervals=0)
+    found = search(SearchConfig(effort=effort), results=runs_folder / "found" / "results.jsonl", jobs=1)
+    write_search(found, runs_folder / "found")
+    (runs_folder / "empty").mkdir()
+    (runs_folder.parent / "secret.html").write_text("secret")
+    return runs_folder
+
+
+def test_runs_are_told_by_their_files(saved: Path) -> None:
+    kinds = {one.name: one.kind.name for one in find_runs(saved)}
+    assert kinds["chat"] == "serving" and kinds["policies"] == "comparison" and kinds["found"] == "search"
+    assert sum(kind == "serving" for kind in kinds.values()) == 3
+    assert "empty" not in kinds
+    assert "llama-3-8b on h200" in open_run(saved, "chat").words
+    with pytest.raises(DataError, match="no run directory"):
+        open_run(saved, "empty")
+    with pytest.raises(DataError, match="no run directory"):
+        open_run(saved, "..")
+
+
+def test_a_damaged_run_is_listed_with_its_reason(tmp_path: Path) -> None:
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "scenario.yaml").write_text("model: x")
+    (tmp_path / "bad" / "summary.json").write_text("{")
+    assert "cannot be read" in find_runs(tmp_path)[0].words
+
+
+@pytest.fixture(scope="module")
+def client(saved: Path) -> Any:
+    return make_app(saved).server.test_client()
+
+
+def test_pages_of_runs_are_given_in_a_sandbox(client: Any) -> None:
+    with client.get("/run-files/chat/report.html") as answer:
+        assert answer.status_code == 200
+        assert "sandbox allow-scripts;" in answer.headers["Content-Security-Policy"]
+
+
+@pytest.mark.parametrize(
+    "path", ["../secret.html", "%2e%2e/secret.html", "chat/../../secret.html", "chat", "gone.html"]
+)
+def test_nothing_else_is_given_away(client: Any, path: str) -> None:
+    assert client.get(f"/run-files/{path}").status_code == 404
+
+
+def test_runs_are_listed_found_and_opened(tab: Tab, saved: Path) -> None:
+    tab.open("/runs")
+    rows = tab.page.locator("#runs-table tbody tr")
+    assert rows.count() == 5
+    tab.type("runs-find", "sarathi")
+    assert rows.count() == 2
+    assert "find=sarathi" in tab.page.url
+    tab.type("runs-find", "")
+    tab.page.get_by_role("link", name="chat", exact=True).click()
+    tab.page.frame_locator("iframe.report").locator("#ttft .main-svg").first.wait_for()
+    tab.page.get_by_role("link", name="Open in Serve").click()
+    tab.page.wait_for_selector("#serve-headline h1")
+    tab.idle()
+    assert "requests=200" in tab.page.url and "rate=20" in tab.page.url
+    tab.page.go_back()
+    tab.page.wait_for_selector("iframe.report")
+
+
+def test_a_comparison_is_a_table(tab: Tab, saved: Path) -> None:
+    tab.open("/runs?run=policies")
+    assert "policy=sarathi against policy=vllm_v1, request by request" in tab.text("content")
+
+
+def test_a_search_is_opened_in_plan(tab: Tab, saved: Path) -> None:
+    tab.open("/runs?run=found")
+    tab.page.get_by_role("link", name="Open in Plan").click()
+    tab.page.wait_for_selector("#page-plan")
+    tab.idle()
+    assert "dir=found" in tab.page.url
+    assert tab.text("plan-page-error") == ""
+
+
+def test_a_run_that_is_gone_says_so(tab: Tab) -> None:
+    tab.open("/runs?run=gone")
+    assert "there is no run directory here" in tab.text("content")

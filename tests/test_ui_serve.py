@@ -1,0 +1,186 @@
+"""The Serve page in a real browser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gnomon import simulate
+from gnomon.core.config import load
+from gnomon.report.serving_figures import figures
+from gnomon.serving.scenario import Scenario
+
+pytest.importorskip("dash", reason="Dash is not installed (extra ui)")
+
+from gnomon.ui.uploads import MAX_BYTES
+
+if TYPE_CHECKING:
+    from ui_kit import Tab
+
+pytest_plugins = ["ui_kit"]
+
+SMALL = "/serve?requests=1000&rate=20"
+
+
+def test_the_plots_are_those_of_the_report(tab: Tab) -> None:
+    tab.open(SMALL)
+    result = simulate(**{"workload.num_requests": 1000, "workload.rate": 20, "slo.ttft_s": 0.5, "slo.tpot_s": 0.05})
+    expected = figures(result.run, result.summary)
+    for name in ("ttft", "tpot", "e2e", "queue", "kv"):
+        shown = tab.traces(f"serve-plot-{name}")
+        assert [(one["x"], one["y"]) for one in shown] == [(one["x"], one["y"]) for one in expected[name]["data"]]
+    assert "llama-3-8b on h200" in tab.text("serve-headline")
+    assert f"{result.summary.throughput.requests_per_s:.3g}/s" in tab.text("serve-figures")
+
+
+def test_a_slider_changes_the_plot_and_the_address(tab: Tab) -> None:
+    tab.open(SMALL)
+    before = tab.traces("serve-plot-ttft")
+    tab.page.focus("#serve-rate-slider")
+    for _ in range(5):
+        tab.page.keyboard.press("ArrowRight")
+    tab.idle()
+    rate = float(tab.page.input_value("#serve-rate"))
+    assert rate > 20
+    after = tab.traces("serve-plot-ttft")
+    assert after != before
+    assert f"rate={rate:g}" in tab.page.url
+    again = tab.page.url.removeprefix(tab.address)
+    tab.open(again)
+    assert tab.traces("serve-plot-ttft") == after
+
+
+def test_the_curve_rises_to_a_capacity(tab: Tab) -> None:
+    tab.open("/serve?requests=3000&rate=20&curve=ttft")
+    median, tail = tab.traces("serve-plot-curve")
+    assert median["x"] == tail["x"] and tail["y"] == sorted(tail["y"])
+    target, capacity, now = tab.layout("serve-plot-curve")["shapes"]
+    assert target["label"]["text"] == "SLO" and now["label"]["text"] == "now"
+    assert capacity["label"]["text"] == f"capacity {capacity['x0']:.3g}/s"
+    assert target["y0"] == 500 and now["x0"] == 20
+    above = [load for load, value in zip(tail["x"], tail["y"], strict=True) if value > 500]
+    assert capacity["x0"] <= above[0]
+
+
+def test_an_slo_that_no_load_meets_is_told(tab: Tab) -> None:
+    tab.open("/serve?requests=1000&rate=20&ttft=0.01")
+    assert "no load meets the SLO" in tab.layout("serve-plot-curve")["title"]["text"]
+    assert [one["label"]["text"] for one in tab.layout("serve-plot-curve")["shapes"]] == ["SLO", "now"]
+
+
+def test_arrivals_without_a_rate_have_no_curve(tab: Tab) -> None:
+    tab.open("/serve?requests=500&rate=&scenario=workload.arrivals%3A+%7Bprocess%3A+batch%7D")
+    assert "all at once" in tab.text("serve-headline")
+    assert tab.traces("serve-plot-curve") == []
+
+
+def test_a_bad_value_shows_its_message_beside_it(tab: Tab) -> None:
+    tab.open(SMALL)
+    before = tab.traces("serve-plot-ttft")
+    tab.type("serve-tp", "three")
+    assert "three is not a number" in tab.text("serve-tp-error")
+    assert tab.text("serve-pp-error") == tab.text("serve-page-error") == ""
+    assert tab.traces("serve-plot-ttft") == before
+    faded = "getComputedStyle(document.querySelector('.plot')).opacity"
+    assert float(tab.page.evaluate(faded)) < 0.5, "what is shown answers an earlier question"
+    tab.type("serve-tp", "3")
+    assert "does not divide" in tab.text("serve-tp-error")
+    tab.type("serve-tp", "2")
+    assert tab.text("serve-tp-error") == ""
+    assert float(tab.page.evaluate(faded)) == 1
+    assert tab.traces("serve-plot-ttft") != before
+
+
+def test_an_address_with_a_mistake_shows_it_and_no_plots(tab: Tab) -> None:
+    tab.open("/serve?model=llama-3-70b&device=a100-80gb")
+    assert "does not fit" in tab.text("serve-tp-error")
+    assert tab.traces("serve-plot-ttft") == tab.traces("serve-plot-kv") == []
+    assert "Simulating" not in tab.text("content")
+
+
+def test_a_choice_changes_the_answer(tab: Tab) -> None:
+    tab.open(SMALL)
+    tab.choose("serve-policy", "sarathi")
+    assert "batching sarathi" in tab.text("serve-headline")
+    assert "policy=sarathi" in tab.page.url
+
+
+def test_results_are_pinned_and_compared(tab: Tab) -> None:
+    tab.open(SMALL)
+    tab.page.click("#serve-pin")
+    tab.idle()
+    tab.type("serve-rate", "30")
+    tab.page.click("#serve-pin")
+    tab.idle()
+    tab.type("serve-rate", "35")
+    assert [one["name"] for one in tab.traces("serve-plot-ttft")] == ["now: rate 35", "rate 20", "rate 30"]
+    rows = tab.page.locator("#serve-compared tbody tr")
+    assert rows.count() == 3
+    link = tab.page.url.removeprefix(tab.address)
+    tab.page.get_by_label("Unpin rate 20").click()
+    tab.idle()
+    assert [one["name"] for one in tab.traces("serve-plot-ttft")] == ["now: rate 35", "rate 30"]
+    tab.open(link)
+    assert tab.page.locator("#serve-compared tbody tr").count() == 3
+
+
+def test_copies_are_the_scenario(tab: Tab, tmp_path: Path) -> None:
+    tab.open(f"{SMALL}&tp=2&policy=sarathi")
+    texts = {}
+    for name in ("yaml", "command", "vllm"):
+        tab.page.click(f"#serve-copy-{name}-copy")
+        tab.page.wait_for_selector(f"#serve-copy-{name}-copy:has-text('Copied')")
+        texts[name] = tab.page.evaluate("navigator.clipboard.readText()")
+    (tmp_path / "copied.yaml").write_text(texts["yaml"])
+    scenario = load(Scenario, tmp_path / "copied.yaml")
+    assert (scenario.replica.tensor_parallel, scenario.batching.policy, scenario.workload.rate) == (2, "sarathi", 20)
+    assert texts["command"].startswith("gnomon simulate")
+    assert "--tensor-parallel-size 2" in texts["vllm"]
+
+
+def test_a_trace_is_loaded(tab: Tab, tmp_path: Path) -> None:
+    trace = tmp_path / "mine.csv"
+    rows = "".join(f"{i * 0.05},{200 + i % 7},{20 + i % 5}\n" for i in range(300))
+    trace.write_text(f"arrival_s,prompt_tokens,output_tokens\n{rows}")
+    tab.open(SMALL)
+    tab.page.set_input_files("#serve-upload input[type=file]", trace)
+    tab.page.wait_for_selector("#serve-headline:has-text('mine.csv')")
+    tab.idle()
+    assert "as recorded" in tab.text("serve-headline")
+    assert "300 of 300 finished" in tab.text("serve-figures")
+    other = tmp_path / "other.csv"
+    other.write_text("a,b\n1,2\n")
+    tab.page.set_input_files("#serve-upload input[type=file]", other)
+    tab.page.wait_for_selector("#serve-upload-error:has-text('no known trace format')")
+
+
+def test_a_file_that_is_too_large_is_refused_in_the_browser(tab: Tab, tmp_path: Path) -> None:
+    large = tmp_path / "large.csv"
+    large.write_bytes(b"0" * (MAX_BYTES + 1))
+    tab.open(SMALL)
+    tab.page.set_input_files("#serve-upload input[type=file]", large)
+    tab.page.wait_for_selector("#serve-upload-error:has-text('larger than 16 MiB')")
+
+
+def test_a_scenario_is_loaded(tab: Tab) -> None:
+    examples = Path(__file__).parent.parent / "examples" / "serving"
+    tab.open(SMALL)
+    tab.page.set_input_files("#serve-upload input[type=file]", examples / "llama3_8b_a100_sarathi.yaml")
+    tab.page.wait_for_selector("#serve-headline:has-text('a100')")
+    tab.idle()
+    expected = load(Scenario, examples / "llama3_8b_a100_sarathi.yaml")
+    assert tab.page.input_value("#serve-rate") == f"{expected.workload.rate:g}"
+    assert "batching sarathi" in tab.text("serve-headline")
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+def test_nothing_overflows_or_jumps(tab: Tab, width: int) -> None:
+    tab.page.set_viewport_size({"width": width, "height": 900})
+    tab.open(SMALL)
+    assert tab.page.evaluate("document.documentElement.scrollWidth") <= width
+    tops = "[...document.querySelectorAll('.plot')].map((one) => one.getBoundingClientRect().top)"
+    before = tab.page.evaluate(tops)
+    tab.type("serve-rate", "25")
+    assert tab.page.evaluate(tops) == before
