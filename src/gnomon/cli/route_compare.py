@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from gnomon.cli.route_options import policies_given
 from gnomon.core.config import load
 from gnomon.learning.config import CompareConfig
 
+WIDE = 135
+"""Columns of a terminal that shows every figure; a narrower one shows the main ones."""
 GOAL_MISSED = 1
 """Exit code of --check where a goal is missed."""
 
@@ -57,6 +60,11 @@ def command(
         sys.exit(GOAL_MISSED)
 
 
+def is_narrow() -> bool:
+    """Whether a person looks at this on a narrow terminal; files and pipes have no width to respect."""
+    return sys.stdout.isatty() and shutil.get_terminal_size().columns < WIDE
+
+
 def run_comparison(
     config: CompareConfig,
     policies: dict[str, Path | None],
@@ -79,7 +87,7 @@ def run_comparison(
         print_json(found.to_dict() | {"goals": route_text.goal_rows(verdicts)})
     else:
         for scenario in found.scenarios:
-            rows = route_text.scenario_rows(found, scenario)
+            rows = route_text.scenario_rows(found, scenario, brief=is_narrow())
             print_rows(rows, title=f"{scenario}: {route_text.about(found, scenario)}", right=list(rows[0])[1:])
         if verdicts:
             print_rows(route_text.goal_rows(verdicts), title="Goals", right=["measured", "95 % interval"])

@@ -24,20 +24,26 @@ def ranked(comparison: RouteComparison, scenario: str) -> list[str]:
     return sorted(names, key=lambda name: comparison.mean(scenario, name, "e2e_mean_s"))
 
 
-def scenario_rows(comparison: RouteComparison, scenario: str) -> list[dict[str, Any]]:
-    """One row per contender: figures as means over the seeds, differences paired by seed."""
+BRIEF = ("E2E mean", "E2E P99", "TTFT P99")
+
+
+def scenario_rows(comparison: RouteComparison, scenario: str, *, brief: bool = False) -> list[dict[str, Any]]:
+    """One row per contender: figures as means over the seeds, differences paired by seed. `brief` rows fit a narrow
+    terminal."""
     roles = {one.name: one.role for one in comparison.contenders}
     best = comparison.best_heuristic(scenario)
     rows = []
     for name in ranked(comparison, scenario):
         mark = {"policy": " *", "teacher": " (teacher)", "bound": " (bound)", "heuristic": ""}[roles[name]]
         row: dict[str, Any] = {"router": name + mark}
-        row |= {title: units.seconds(comparison.mean(scenario, name, figure)) for title, figure in COLUMNS.items()}
-        row["requests/s"] = f"{comparison.mean(scenario, name, 'requests_per_s'):.4g}"
-        row["imbalance"] = f"{comparison.mean(scenario, name, 'imbalance'):.2f}"
+        shown = {title: figure for title, figure in COLUMNS.items() if not brief or title in BRIEF}
+        row |= {title: units.seconds(comparison.mean(scenario, name, figure)) for title, figure in shown.items()}
+        if not brief:
+            row["requests/s"] = f"{comparison.mean(scenario, name, 'requests_per_s'):.4g}"
+            row["imbalance"] = f"{comparison.mean(scenario, name, 'imbalance'):.2f}"
         if roles.get(LEAST_OUTSTANDING) == "heuristic":
-            row["E2E vs least_outstanding"] = interval(comparison.against(scenario, name, LEAST_OUTSTANDING))
-        row[f"E2E vs {best}"] = interval(comparison.against(scenario, name, best))
+            row["vs least_outstanding"] = interval(comparison.against(scenario, name, LEAST_OUTSTANDING))
+        row[f"vs {best}"] = interval(comparison.against(scenario, name, best))
         rows.append(row)
     return rows
 
@@ -52,8 +58,8 @@ def about(comparison: RouteComparison, scenario: str) -> str:
 
 
 def interval(difference: Paired) -> str:
-    """A relative difference with its 95 % interval."""
-    return f"{difference.mean:+.1%} [{difference.low:+.1%}, {difference.high:+.1%}]"
+    """A relative difference of mean E2E, with half its 95 % interval."""
+    return f"{difference.mean:+.1%} ± {difference.high - difference.mean:.1%}"
 
 
 def goal_rows(verdicts: list[Verdict]) -> list[dict[str, Any]]:
