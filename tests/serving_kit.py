@@ -15,7 +15,7 @@ from gnomon.workload import Requests
 POLICIES = ("vllm_v1", "sglang", "vllm", "sarathi", "orca", "faster_transformer", "lightllm")
 ROUTERS = (
     "random", "round_robin", "least_outstanding", "vidur_lor", "power_of_two", "least_kv", "least_prefill_tokens",
-    "lmetric", "sticky_session", "prefix_aware", "lookahead", "vllm_dp",
+    "lmetric", "sticky_session", "prefix_aware", "predicted_latency", "lookahead", "vllm_dp", "learned",
 )  # fmt: skip
 
 # Times that make sums of iterations tell one batch from another: each token, sequence and KV token costs something.

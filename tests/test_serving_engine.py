@@ -339,7 +339,9 @@ def test_a_time_limit_cuts_an_overload_short() -> None:
     [
         ({"batching": {"policy": "sarathy"}}, UnknownNameError, "Did you mean 'sarathi'"),
         ({"router": {"name": "round_robbin"}}, UnknownNameError, "Did you mean 'round_robin'"),
-        ({"router": {"name": "lookahead", "options": {"expected": 3}}}, UnknownNameError, "expected_output"),
+        ({"router": {"name": "lookahead", "options": {"other": 3}}}, UnknownNameError, "others"),
+        ({"router": {"name": "random", "lengths": "oracle"}}, ConfigError, "does not look at output lengths"),
+        ({"router": {"name": "random", "checkpoint": "p.npz"}}, ConfigError, "has no policy file"),
         ({"batching": {"policy": "lightllm"}, "replica": {"pipeline_parallel": 2}}, ConfigError, "pipeline"),
         ({"batching": {"policy": "sarathi", "prefix_cache": True}}, ConfigError, "sarathi has no prefix_cache"),
         (

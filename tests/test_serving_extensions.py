@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,11 @@ def test_a_plain_router_from_a_file_works(cli: Any) -> None:
     assert np.bincount(done.cluster.requests.replica, minlength=3).min() > 0
 
 
-@pytest.mark.parametrize("name", [name for name in ROUTER_NAMES if name not in ("prefix_aware", "lookahead")])
+COMPILED_WITHIN = ("prefix_aware", "predicted_latency", "lookahead", "learned")
+"""Routers that call functions which only compiled code can call."""
+
+
+@pytest.mark.parametrize("name", [name for name in ROUTER_NAMES if name not in COMPILED_WITHIN])
 def test_a_plain_router_equals_its_compiled_twin(name: str) -> None:
     spec = find_router(name)
     twin = f"plain_{name}"
@@ -79,6 +84,12 @@ def test_names_can_be_taken_only_once() -> None:
     with pytest.raises(GnomonError, match="registered already"):
         batching_policy("vllm_v1")(lambda replica: None)
     assert set(ROUTER_NAMES) <= set(router_names())
+
+
+def test_own_functions_belong_to_a_module_that_compiled_code_can_find_again() -> None:
+    run(scenario(num_replicas=2, router={"name": "fastest_replica", "file": str(EXAMPLES / "fastest_replica.py")}))
+    module = sys.modules[find_router("fastest_replica").route.__module__]
+    assert module.__file__ == str((EXAMPLES / "fastest_replica.py").resolve())
 
 
 def test_files_that_cannot_be_used_are_explained(tmp_path: Path) -> None:

@@ -146,6 +146,21 @@ def test_lognormal_percentiles_and_correlation():
     assert logs == pytest.approx(0.6, abs=0.01)
 
 
+def test_a_mixture_has_its_shares_and_its_first_requests_do_not_depend_on_their_number():
+    parts = [
+        {"share": 9, "lengths": {"distribution": "uniform", "prompt": [100, 200], "output": [10, 20]}},
+        {"share": 1, "lengths": {"distribution": "fixed", "prompt": 9000, "output": 30}},
+    ]
+    choice = {"distribution": "mixture", "parts": parts}
+    requests = generate(workload(num_requests=50_000, lengths=choice), 0)
+    long = requests.prompt_tokens == 9000
+    assert long.mean() == pytest.approx(0.1, abs=0.005)
+    assert (requests.output_tokens[long] == 30).all()
+    assert requests.prompt_tokens[~long].max() == 200
+    fewer = generate(workload(num_requests=100, lengths=choice), 0)
+    assert (fewer.prompt_tokens == requests.prompt_tokens[:100]).all()
+
+
 # Vidur (MLSys 2024, arXiv:2405.05465), table of workloads: mean, median, 90th percentile.
 PUBLISHED = {
     "chat-1m": ((686, 417, 1678), (197, 139, 484)),

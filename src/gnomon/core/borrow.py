@@ -22,6 +22,11 @@ def borrow(bundle: T) -> T:
     return bundle
 
 
+def first_rows(view: T, count: int) -> T:
+    """The first `count` rows of a (borrowed) array."""
+    return view[:count]  # type: ignore[index]
+
+
 def borrowed_type(bundle: Any) -> Any:
     """The Numba type of `borrow(bundle)` for an example bundle, to write a signature with."""
     import numba

@@ -11,7 +11,7 @@ from numba.core import cgutils
 from numba.core.typing.templates import AbstractTemplate, AttributeTemplate, infer_getattr, infer_global, signature
 from numba.extending import intrinsic, lower_builtin, lower_getattr, models, overload, register_model
 
-from gnomon.core.borrow import borrow
+from gnomon.core.borrow import borrow, first_rows
 
 
 class Borrowed(types.Type):  # type: ignore[misc]
@@ -69,6 +69,25 @@ def _lend_bundle(typing: Any, bundle: Any) -> Any:
 @overload(borrow, strict=False)  # type: ignore[untyped-decorator]
 def _borrow(bundle: Any) -> Any:
     return lambda bundle: _lend_bundle(bundle)
+
+
+# first_rows(view, count)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _shorten(typing: Any, view: Any, count: Any) -> Any:
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        short = cgutils.create_struct_proxy(sig.args[0])(context, builder, value=args[0])
+        extent = context.cast(builder, args[1], sig.args[1], types.intp)
+        short.shape = builder.insert_value(short.shape, extent, 0)
+        return short._getvalue()
+
+    return view(view, count), generate
+
+
+@overload(first_rows, strict=False)  # type: ignore[untyped-decorator]
+def _first_rows(view: Any, count: Any) -> Any:
+    return lambda view, count: _shorten(view, count)
 
 
 # view[i], view[i, j], view[i] = value

@@ -112,6 +112,18 @@ def inline(function: F) -> F:
     return _numba().njit(cache=True, error_model="numpy", inline="always")(function)
 
 
+def bound(function: F, *examples: Any) -> F:
+    """A `@jit` function compiled for the types of these arguments, which then looks at types no more.
+
+    For a function that is called often with many arrays, where telling their types costs more than the work. Later
+    arguments must be of the very same types.
+    """
+    if not ENABLED:
+        return function
+    with function_arguments():
+        return function.compile(tuple(_numba().typeof(example) for example in examples))  # type: ignore[attr-defined]
+
+
 def compiled(signature: Any) -> Callable[[F], F]:
     """Compile `function` for one signature, as a value that compiled code can call through a pointer."""
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import runpy
+import sys
+import zlib
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 from gnomon.core.errors import ConfigError, GnomonError
 
@@ -18,8 +20,12 @@ def load_user_file(path: str | Path) -> None:
 def _load(path: str) -> None:
     if not Path(path).is_file():
         raise ConfigError("no such file.", where=path, fix="Give the path of a Python file that registers your own.")
+    # A module that can be found by its name: compiled code from the disk cache looks for it.
+    module = ModuleType(f"gnomon_own_{Path(path).stem}_{zlib.crc32(path.encode()):08x}")
+    module.__file__ = path
+    sys.modules[module.__name__] = module
     try:
-        runpy.run_path(path)
+        exec(compile(Path(path).read_bytes(), path, "exec"), module.__dict__)
     except GnomonError:
         raise
     except Exception as error:

@@ -53,7 +53,7 @@ class Rollouts:
         )
         cluster = build_cluster([kind], _requests(sequences), config.seed)
         cluster.requests.prefill_tokens += sequences.generated
-        self._fleet = Fleet(cluster, tables, np.zeros((1, 2)), np.zeros(1), np.zeros(8))
+        self._fleet = Fleet(cluster, tables, np.zeros((1, 2)), np.zeros(1), np.zeros(8), np.zeros(0))
         self._engine = _engine(config.rollout.engine)
         self._log: Log = new_log(_LOG_ROWS_EACH * num_instances * config.rollout.pipeline_parallel, _LOG_GAPS)
         self.kv_tokens = kind.num_kv_blocks * (kind.batching.block_size or 1)

@@ -54,17 +54,18 @@ def build_cluster(kinds: list[Kind], requests: Requests, seed: int, recording: R
         prefix_hashes=np.ascontiguousarray(requests.prefix_hashes, dtype=np.int64),
         recorded=(recording.first, recording.stage_s) if recording else None,
     )
-    _fill_requests(cluster, requests, seed)
+    fill_requests(cluster, requests, seed)
     policies = policies_of(kinds)
     first, row = 0, 0
     for kind in kinds:
-        _fill_replicas(cluster, kind, requests, first, row, policies.index(kind.batching.policy))
+        fill_replicas(cluster, kind, requests, first, row, policies.index(kind.batching.policy))
         first += kind.num_ranks
         row += kind.replica.pipeline_parallel
     return cluster
 
 
-def _fill_requests(cluster: Cluster, requests: Requests, seed: int) -> None:
+def fill_requests(cluster: Cluster, requests: Requests, seed: int) -> None:
+    """Write the requests, none of which has arrived yet, into a cluster's arrays."""
     table, count = cluster.requests, len(requests)
     table.arrival_s = requests.arrival_s
     table.prompt_tokens = requests.prompt_tokens
@@ -80,7 +81,8 @@ def _fill_requests(cluster: Cluster, requests: Requests, seed: int) -> None:
     table.draw = stream(seed, "speculation").integers(1, 2**31 - 1, count)
 
 
-def _fill_replicas(cluster: Cluster, kind: Kind, requests: Requests, first: int, row: int, policy: int) -> None:
+def fill_replicas(cluster: Cluster, kind: Kind, requests: Requests, first: int, row: int, policy: int) -> None:
+    """Write the limits of idle replicas of one kind, from number `first` on, into a cluster's arrays."""
     batching, replica, count = kind.batching, kind.replica, kind.num_ranks
     assert batching.block_size and batching.watermark is not None
     if batching.prefix_cache and requests.prefix_block_tokens % batching.block_size and len(requests.prefix_hashes):

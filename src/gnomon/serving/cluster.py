@@ -26,6 +26,8 @@ class Fleet(NamedTuple):
     """The router's options, in the order of its `parameters`."""
     memory: Floats
     """The router's own memory, zero at the start."""
+    predicted_output: Floats
+    """[request]: output tokens as foretold at arrival; size 0 where nothing is foretold."""
 
 
 Router = Callable[[Fleet, int], int]
@@ -41,7 +43,8 @@ class Engine(NamedTuple):
 
 
 @inner
-def _advance_all(fleet: Fleet, engine: Engine, log: Log, until: float) -> None:
+def advance_replicas(fleet: Fleet, engine: Engine, log: Log, until: float) -> None:
+    """`advance_all`, for compiled code."""
     for r in range(fleet.cluster.next_end_s.size):
         if fleet.cluster.next_end_s[r] < until:
             engine.proceed(fleet.cluster, fleet.tables, engine.policies, log, r, NEVER, until)
@@ -50,11 +53,12 @@ def _advance_all(fleet: Fleet, engine: Engine, log: Log, until: float) -> None:
 @jit
 def advance_all(fleet: Fleet, engine: Engine, log: Log, until: float) -> None:
     """Bring every replica up to `until`."""
-    _advance_all(borrow(fleet), engine, borrow(log), until)
+    advance_replicas(borrow(fleet), engine, borrow(log), until)
 
 
 @inner
-def _wake_receivers(fleet: Fleet, engine: Engine, log: Log, first: int, last: int, now: float) -> None:
+def wake_groups(fleet: Fleet, engine: Engine, log: Log, first: int, last: int, now: float) -> None:
+    """`wake_receivers`, for compiled code."""
     replicas, requests = fleet.cluster.replicas, fleet.cluster.requests
     for request_id in range(first, last):
         group = replicas[requests[request_id].replica].group_first
@@ -73,20 +77,21 @@ def _together_until(requests: Any, first: int) -> int:
 
 
 @inner
-def _serve_open_loop(fleet: Fleet, engine: Engine, sees_state: bool, log: Log, first: int, last: int) -> int:
+def serve_arrivals(fleet: Fleet, engine: Engine, sees_state: bool, log: Log, first: int, last: int) -> int:
+    """`serve_open_loop`, for compiled code."""
     cluster = fleet.cluster
     while first < last:
         now = cluster.requests[first].arrival_s
         after = _together_until(cluster.requests, first)
         if sees_state:
-            _advance_all(fleet, engine, log, now)
+            advance_replicas(fleet, engine, log, now)
         for request_id in range(first, after):
             r = engine.router(fleet, request_id)
             if not sees_state:
                 group = cluster.replicas[r].group_first
                 engine.proceed(cluster, fleet.tables, engine.policies, log, group, NEVER, now)
             receive(cluster, r, request_id)
-        _wake_receivers(fleet, engine, log, first, after, now)
+        wake_groups(fleet, engine, log, first, after, now)
         first = after
     return first
 
@@ -98,7 +103,7 @@ def serve_open_loop(fleet: Fleet, engine: Engine, sees_state: bool, log: Log, fi
     A router that looks at the replicas gets all of them at the moment of the arrival; for one that does not, only the
     chosen replica is brought up to date.
     """
-    return _serve_open_loop(borrow(fleet), engine, sees_state, borrow(log), first, last)
+    return serve_arrivals(borrow(fleet), engine, sees_state, borrow(log), first, last)
 
 
 @inner
@@ -164,7 +169,7 @@ def deliver(fleet: Fleet, r: int, request_id: int) -> None:
 @jit
 def wake_receivers(fleet: Fleet, engine: Engine, log: Log, first: int, last: int, now: float) -> None:
     """Wake the groups that received requests `first` to `last` at this instant, each once."""
-    _wake_receivers(borrow(fleet), engine, borrow(log), first, last, now)
+    wake_groups(borrow(fleet), engine, borrow(log), first, last, now)
 
 
 def serve_plain_router(fleet: Fleet, engine: Engine, route: Router, log: Log, first: int, last: int) -> int:

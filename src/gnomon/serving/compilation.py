@@ -98,4 +98,4 @@ def _policy_signature() -> Any:
 @cache
 def _example() -> Fleet:
     """The smallest fleet there is: only the types of its arrays matter."""
-    return Fleet(new_cluster(1, 1, 1, 1, 1, 1), blank(1), np.zeros((1, 2)), np.zeros(1), np.zeros(1))
+    return Fleet(new_cluster(1, 1, 1, 1, 1, 1), blank(1), np.zeros((1, 2)), *(np.zeros(1),) * 3)

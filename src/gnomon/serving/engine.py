@@ -69,6 +69,7 @@ def _end_for_request(replica: Replica, log: Log, r: int, tokens: int, may_step: 
             produced = 1
     if produced > 0:
         state.decode_left -= produced
+        state.num_produced += produced
         if request.first_token_s < 0.0:
             request.first_token_s = now
         else:

@@ -13,6 +13,7 @@ from gnomon.timing import TimingConfig
 from gnomon.workload import WorkloadConfig
 
 Share = Annotated[float, Field(gt=0, le=1)]
+LengthsKnown = Literal["none", "noisy", "oracle"]
 
 
 class SpeculativeConfig(Config):
@@ -100,11 +101,18 @@ class RouterConfig(Config):
 
     name: str = "round_robin"
     """random, round_robin, least_outstanding, power_of_two, least_kv, least_prefill_tokens, lmetric, sticky_session,
-    prefix_aware, lookahead, vidur_lor, vllm_dp, or your own."""
+    prefix_aware, predicted_latency, lookahead, learned, vidur_lor, vllm_dp, or your own."""
     file: str | None = None
     """Python file that registers your own router."""
     options: dict[str, float] = Field(default_factory=dict)
     """Options of the router, e.g. {load_weight: 2}."""
+    lengths: LengthsKnown = "none"
+    """What predicted_latency, lookahead and learned are told of output lengths: none (they go by what was produced so
+    far), noisy (the truth times a log-normal error), oracle (the truth)."""
+    length_noise: NonNegativeFloat = 0.5
+    """Standard deviation of the logarithm of the error of noisy lengths."""
+    checkpoint: str | None = None
+    """Policy file of learned; the one that comes with Gnomon if not given."""
 
 
 class PoolConfig(Config):

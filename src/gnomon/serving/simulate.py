@@ -27,9 +27,9 @@ from gnomon.serving.compilation import MAX_POLICIES, callable_policy, callable_p
 from gnomon.serving.engine import NEVER
 from gnomon.serving.kinds import Kind, bake, no_times, resolve
 from gnomon.serving.log import Log, new_log
-from gnomon.serving.routers import find_router, router_names
-from gnomon.serving.scenario import Scenario
-from gnomon.serving.state import Cluster, Ints
+from gnomon.serving.routers import RouterSpec, find_router, router_names
+from gnomon.serving.scenario import RouterConfig, Scenario
+from gnomon.serving.state import Cluster, Floats, Ints
 from gnomon.timing.tables import IterationTables
 from gnomon.workload import Requests, generate, limit_lengths
 
@@ -107,10 +107,9 @@ def _serve(
     if scenario.router.name not in router_names():
         raise UnknownNameError("router", scenario.router.name, router_names())
     spec = find_router(scenario.router.name)
-    unknown = set(scenario.router.options) - set(spec.parameters)
-    if unknown:
-        raise UnknownNameError(f"option of router {spec.name}", unknown.pop(), spec.parameters)
+    _check_router(scenario.router, spec)
     options = [scenario.router.options.get(name, default) for name, default in spec.parameters.items()]
+    numbers = spec.numbers(scenario.router) if spec.numbers else np.zeros(0)
     names = policies_of(kinds)
     policies = tuple(callable_policy(name) for name in (names * MAX_POLICIES)[:MAX_POLICIES])
     total, num_replicas = len(requests), cluster.replicas.size
@@ -118,8 +117,9 @@ def _serve(
         cluster,
         tables,
         stream(scenario.seed, "router").random((total, 2)),
-        np.array(options or [0.0]),
+        np.array([*options, *numbers] or [0.0]),
         np.zeros(spec.memory * num_replicas + 8),
+        predicted_outputs(scenario.router, requests, scenario.seed),
     )
     spec_route = spec if spec.is_compiled and forced_replicas is None else find_router("round_robin")
     engine = Engine(callable_proceed(), policies, callable_router(spec_route))
@@ -142,6 +142,28 @@ def _serve(
         else:
             done = serve_plain_router(fleet, engine, spec.route, log, done, last)
     advance_all(fleet, engine, log, stop_s)
+
+
+def _check_router(config: RouterConfig, spec: RouterSpec) -> None:
+    """Refuse what the router would leave unread."""
+    unknown = set(config.options) - set(spec.parameters)
+    if unknown:
+        raise UnknownNameError(f"option of router {spec.name}", unknown.pop(), spec.parameters)
+    if config.lengths != "none" and not spec.foretells:
+        raise ConfigError(f"{spec.name} does not look at output lengths.", where="router.lengths", fix="Leave it out.")
+    if config.checkpoint is not None and spec.numbers is None:
+        raise ConfigError(f"{spec.name} has no policy file.", where="router.checkpoint", fix="Use --router learned.")
+
+
+def predicted_outputs(config: RouterConfig, requests: Requests, seed: int) -> Floats:
+    """Output tokens as a router is told them at arrival; nothing for `lengths: none`."""
+    if config.lengths == "none":
+        return np.zeros(0)
+    truth = requests.output_tokens.astype(np.float64)
+    if config.lengths == "oracle":
+        return truth
+    errors = stream(seed, "length predictions").standard_normal(len(requests))
+    return np.maximum(1.0, truth * np.exp(config.length_noise * errors))
 
 
 def _slices(total: int, on_progress: Callable[[int, int], None] | None) -> Any:

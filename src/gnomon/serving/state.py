@@ -120,6 +120,7 @@ REPLICA = np.dtype(
         ("prefill_left", np.int64),  # prefill tokens not computed yet, waiting ones included
         ("decode_left", np.int64),  # output tokens not produced yet, waiting ones included
         ("num_outstanding", np.int64),  # waiting + running + in flight
+        ("num_produced", np.int64),  # output tokens so far
         # Accounts.
         ("num_iterations", np.int64),
         ("num_finished", np.int64),

@@ -151,6 +151,7 @@ def end_step(replica: Replica, log: Log, now: float) -> None:
     state.step_kv += state.num_stepping
     state.step_kv_max += 1
     state.decode_left -= state.num_stepping
+    state.num_produced += state.num_stepping
     state.last_step_s = now
     state.num_off_beat = 0
     if state.steps >= state.next_finish:

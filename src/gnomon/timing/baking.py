@@ -65,7 +65,8 @@ def iteration_tables(
             host_s=host_s,
             work=work,
         )
-        return Baked(tables, [], 0.0)
+        scaled = ("token_s", "sequence_s", "prefill_s", "decode_s")
+        return Baked(tables._replace(**{name: config.scale * getattr(tables, name) for name in scaled}), [], 0.0)
     node = node or default_node(device, parallelism.num_gpus)
     timer = Timer(Context(model, device, node, parallelism, config))
     oven = _Oven(timer, max_tokens, max_sequences, max_kv_tokens)

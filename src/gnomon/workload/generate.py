@@ -84,14 +84,10 @@ def _drawn(config: WorkloadConfig, count: int, seed: int) -> Requests:
 def _lengths(config: WorkloadConfig, count: int, seed: int) -> tuple[Tokens, Tokens]:
     lengths = config.lengths
     match lengths:
-        case length.Fixed():
-            return np.full(count, lengths.prompt, dtype=np.int32), np.full(count, lengths.output, dtype=np.int32)
-        case length.Uniform():
-            return length.uniform_lengths(lengths, count, seed)
-        case length.Zipf():
-            return length.zipf_lengths(lengths, count, seed)
-        case length.Lognormal():
-            return length.lognormal_lengths(lengths, count, seed)
+        case length.Fixed() | length.Uniform() | length.Zipf() | length.Lognormal():
+            return length.drawn_lengths(lengths, count, seed)
+        case length.Mixture():
+            return length.mixture_lengths(lengths, count, seed)
         case length.Empirical():
             recorded = read_requests(lengths.file, lengths.format)
             chosen = stream(seed, "prompt lengths").integers(0, len(recorded), count)

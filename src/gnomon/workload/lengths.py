@@ -29,7 +29,7 @@ class Fixed(Distribution):
     """Every request alike."""
 
     distribution: Literal["fixed"] = "fixed"
-    """How lengths vary: fixed, uniform, zipf, lognormal, empirical, preset or trace."""
+    """How lengths vary: fixed, uniform, zipf, lognormal, mixture, empirical, preset or trace."""
     prompt: PositiveInt
     """Prompt tokens."""
     output: PositiveInt
@@ -124,9 +124,54 @@ class Recorded(Distribution):
     distribution: Literal["trace"] = "trace"
 
 
+Drawn = Annotated[Fixed | Uniform | Zipf | Lognormal, Field(discriminator="distribution")]
+
+
+class Part(Config):
+    """One kind of request in a mixture."""
+
+    share: PositiveFloat
+    """Its share of the requests, relative to the other parts."""
+    lengths: Drawn
+    """How long these are."""
+
+
+class Mixture(Distribution):
+    """Several kinds of requests side by side, such as chat with a tenth of long documents."""
+
+    distribution: Literal["mixture"] = "mixture"
+    parts: Annotated[tuple[Part, ...], Field(min_length=1)]
+    """Kinds of request, each with its share and its lengths."""
+
+
 Lengths = Annotated[
-    Fixed | Uniform | Zipf | Lognormal | Empirical | FromPreset | Recorded, Field(discriminator="distribution")
+    Fixed | Uniform | Zipf | Lognormal | Mixture | Empirical | FromPreset | Recorded,
+    Field(discriminator="distribution"),
 ]
+
+
+def drawn_lengths(config: Fixed | Uniform | Zipf | Lognormal, num_requests: int, seed: int) -> tuple[Tokens, Tokens]:
+    """Draw pairs of one distribution."""
+    match config:
+        case Fixed():
+            return np.full(num_requests, config.prompt, np.int32), np.full(num_requests, config.output, np.int32)
+        case Uniform():
+            return uniform_lengths(config, num_requests, seed)
+        case Zipf():
+            return zipf_lengths(config, num_requests, seed)
+        case Lognormal():
+            return lognormal_lengths(config, num_requests, seed)
+
+
+def mixture_lengths(config: Mixture, num_requests: int, seed: int) -> tuple[Tokens, Tokens]:
+    """Draw every request from one of the parts, chosen by their shares."""
+    cumulated = np.cumsum([part.share for part in config.parts])
+    draws = stream(seed, "mixture").random(num_requests) * cumulated[-1]
+    chosen = np.searchsorted(cumulated, draws, side="right")
+    pairs = [drawn_lengths(part.lengths, num_requests, seed) for part in config.parts]
+    prompts, outputs = (np.stack(side) for side in zip(*pairs, strict=True))
+    each = np.arange(num_requests)
+    return prompts[chosen, each], outputs[chosen, each]
 
 
 def normal_scores(num_requests: int, seed: int, correlation: float) -> tuple[Floats, Floats]:

@@ -18,6 +18,8 @@ from importlib import import_module
 
 from gnomon.core.registry import Registry
 from gnomon.serving.cluster import Fleet, Router
+from gnomon.serving.scenario import RouterConfig
+from gnomon.serving.state import Floats
 
 BUILT_IN = (
     "random",
@@ -30,8 +32,10 @@ BUILT_IN = (
     "lmetric",
     "sticky_session",
     "prefix_aware",
+    "predicted_latency",
     "lookahead",
     "vllm_dp",
+    "learned",
 )
 
 
@@ -47,18 +51,29 @@ class RouterSpec:
     """Numbers of memory per replica."""
     parameters: dict[str, float]
     """Options with their defaults, in the order in which `fleet.parameters` holds them."""
+    foretells: bool = False
+    """Whether it looks at `fleet.predicted_output` (`--router.lengths`)."""
+    numbers: Callable[[RouterConfig], Floats] | None = None
+    """What `fleet.parameters` holds behind the options, e.g. a trained network (`--router.checkpoint`)."""
 
 
 ROUTERS: Registry[RouterSpec] = Registry("router")
 
 
 def router(
-    name: str, *, sees_state: bool = True, compiled: bool = True, memory: int = 1, **parameters: float
+    name: str,
+    *,
+    sees_state: bool = True,
+    compiled: bool = True,
+    memory: int = 1,
+    foretells: bool = False,
+    numbers: Callable[[RouterConfig], Floats] | None = None,
+    **parameters: float,
 ) -> Callable[[Router], Router]:
-    """Register a router under `name`; keyword arguments are its options with their defaults."""
+    """Register a router under `name`; other keyword arguments are its options with their defaults."""
 
     def register(route: Router) -> Router:
-        ROUTERS.add(name, RouterSpec(name, route, sees_state, compiled, memory, parameters))
+        ROUTERS.add(name, RouterSpec(name, route, sees_state, compiled, memory, parameters, foretells, numbers))
         return route
 
     return register

@@ -1,0 +1,104 @@
+"""What a router can foretell without knowing the future: output lengths, and the time that work will take.
+
+Only what is known at arrival enters: how far requests have come, and `fleet.predicted_output`. Where that is empty,
+every output is expected to go on for the mean found so far, however long it is already (true output lengths, and
+`decode_left`, are never read).
+"""
+
+from __future__ import annotations
+
+from gnomon.core.jit import inner
+from gnomon.serving.cluster import Fleet
+from gnomon.serving.state import Cluster, Ints, replica_view
+from gnomon.serving.stepping import ID, processed_now
+from gnomon.timing.lookup import Shape, stage_s, with_host_s
+
+PRIOR_OUTPUT, PRIOR_WEIGHT = 200.0, 10.0
+"""Output tokens expected before any was seen, and how many finished requests that belief is worth."""
+_SHORTEST_S = 1e-9
+"""Ratios of times must exist even where a table of the user's says that nothing takes any time."""
+
+
+@inner
+def mean_output(fleet: Fleet) -> float:
+    """Output tokens per finished request so far: tokens produced over requests ended.
+
+    Tokens of unfinished requests count, so that the short ones, which finish first, do not pull the mean down (for
+    exponential lengths it is the maximum likelihood estimate).
+    """
+    produced, finished = PRIOR_OUTPUT * PRIOR_WEIGHT, PRIOR_WEIGHT
+    replicas = fleet.cluster.replicas
+    for r in range(replicas.size):
+        produced += replicas[r].num_produced
+        finished += replicas[r].num_finished
+    return produced / finished
+
+
+@inner
+def expected_output(fleet: Fleet, request_id: int, mean: float) -> float:
+    """Output tokens foretold for a request; `mean` where nothing is foretold."""
+    return fleet.predicted_output[request_id] if fleet.predicted_output.size > 0 else mean
+
+
+@inner
+def outstanding(cluster: Cluster, r: int, ids: Ints) -> int:
+    """Write the requests of replica `r` into `ids`, running ones before waiting ones; returns how many."""
+    state, count = cluster.replicas[r], 0
+    for i in range(state.num_stepping):
+        ids[count] = cluster.stepping[r, i, ID]
+        count += 1
+    for k in range(state.num_in_flight):
+        position = (state.oldest + k) % cluster.flights.shape[1]
+        flight = cluster.flights[r, position]
+        for i in range(flight.num_stepping, flight.num_requests):
+            ids[count] = cluster.flight_requests[r, position, i]
+            count += 1
+    for i in range(state.num_running):
+        ids[count] = cluster.running[r, i]
+        count += 1
+    waiting = state.first_waiting
+    for _ in range(state.num_waiting):
+        ids[count] = waiting
+        count += 1
+        waiting = cluster.requests[waiting].next_waiting
+    return count
+
+
+@inner
+def output_left(fleet: Fleet, r: int, request_id: int, mean: float) -> float:
+    """Output tokens that a request of replica `r` is expected to produce yet, at least one."""
+    if fleet.predicted_output.size == 0:
+        return mean
+    request = fleet.cluster.requests[request_id]
+    so_far = max(processed_now(replica_view(fleet.cluster, r), request_id), request.prefill_tokens)
+    return max(1.0, fleet.predicted_output[request_id] - (so_far - request.prompt_tokens))
+
+
+@inner
+def iteration_s(fleet: Fleet, r: int, prefill: int, decodes: int, kv: float) -> float:
+    """One iteration of replica `r` over all its stages, with a prefill chunk and some decodes of length `kv` each."""
+    state, tables = fleet.cluster.replicas[r], fleet.tables
+    tokens = min(prefill + decodes, tables.token_s.shape[1] - 1)
+    sequences = min(decodes + (1 if prefill > 0 else 0), tables.sequence_s.shape[1] - 1)
+    decodes = min(decodes, tables.decode_s.shape[1] - 1)
+    shape = Shape(tokens, sequences, float(prefill) * prefill, 0.0, decodes, decodes * kv, kv)
+    total = 0.0
+    for stage in range(state.num_stages):
+        total += stage_s(tables, state.row + stage, shape, tokens)
+    return max(_SHORTEST_S, with_host_s(tables, state.row, total, sequences))
+
+
+@inner
+def chunk_of(fleet: Fleet, r: int, prefill: float) -> int:
+    """Prefill tokens of one iteration of replica `r` while that much is to be done: what its decodes leave."""
+    state = fleet.cluster.replicas[r]
+    room = state.max_batch_tokens - min(state.num_holding, state.max_batch_tokens // 2)
+    return max(1, min(int(prefill), room, state.max_chunk_tokens))
+
+
+@inner
+def kv_each(fleet: Fleet, r: int) -> float:
+    """Mean KV tokens of the requests that hold blocks on replica `r`."""
+    state = fleet.cluster.replicas[r]
+    used = (state.num_blocks - state.free_blocks) * state.block_size
+    return used / state.num_holding if state.num_holding > 0 else 0.0

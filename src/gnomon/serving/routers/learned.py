@@ -1,0 +1,131 @@
+"""The router trained inside the simulator (`gnomon route`), run by compiled code without torch."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from gnomon.core.errors import ConfigError
+from gnomon.core.jit import inner
+from gnomon.serving.routers import Fleet, router
+from gnomon.serving.routers.observation import MEMORY_PER_REPLICA, NUM_FEATURES, observe, remember_choice
+from gnomon.serving.routers.policy_file import CLIP, load_policy, packed, shipped_policy
+from gnomon.serving.scenario import RouterConfig
+from gnomon.serving.state import Floats
+
+NUM_OPTIONS = 1
+"""Entries of `fleet.parameters` before the packed policy."""
+
+
+def policy_numbers(config: RouterConfig) -> Floats:
+    """The packed policy that a scenario asks for: its checkpoint, or the one that comes with Gnomon."""
+    if config.checkpoint is None:
+        return packed(shipped_policy(config.lengths))
+    policy = load_policy(config.checkpoint)
+    if policy.lengths != config.lengths:
+        raise ConfigError(
+            f"the policy was trained with lengths {policy.lengths!r}, the router has {config.lengths!r}.",
+            where="router.lengths",
+            fix=f"Use --router.lengths {policy.lengths}.",
+        )
+    return packed(policy)
+
+
+@inner
+def _layer(numbers: Floats, first: int, x: Any, num_in: int, out: Any, num_out: int) -> int:
+    """out += W x, for weights stored [in, out] at `first`; returns where they end."""
+    for i in range(num_in):
+        value, row = x[i], first + i * num_out
+        if value != 0.0:
+            for j in range(num_out):
+                out[j] += value * numbers[row + j]
+    return first + num_in * num_out
+
+
+@inner
+def _begin_with(numbers: Floats, first: int, out: Any, count: int) -> None:
+    for j in range(count):
+        out[j] = numbers[first + j]
+
+
+@inner
+def _relu(x: Any, count: int) -> None:
+    for j in range(count):
+        x[j] = max(0.0, x[j])
+
+
+@inner
+def _normalise(numbers: Floats, first: int, row: Any) -> None:
+    for i in range(NUM_FEATURES):
+        value = (row[i] - numbers[first + i]) / numbers[first + NUM_FEATURES + i]
+        row[i] = min(CLIP, max(-CLIP, value))
+
+
+@inner
+def score(numbers: Floats, first: int, rows: Any, count: int, scores: Any) -> None:
+    """The scores of `count` replicas from their features, by the policy packed at `first`. `rows` are used up."""
+    hidden = int(numbers[first])
+    normaliser = first + 1
+    phi0 = normaliser + 2 * NUM_FEATURES
+    phi1 = phi0 + NUM_FEATURES * hidden + hidden
+    rho0 = phi1 + hidden * hidden + hidden
+    rho1 = rho0 + 3 * hidden * hidden + hidden
+    h, between = np.empty((count, hidden)), np.empty(hidden)
+    mean, highest, context = np.zeros(hidden), np.zeros(hidden), np.empty(hidden)
+    for r in range(count):
+        _normalise(numbers, normaliser, rows[r])
+        _begin_with(numbers, phi1 - hidden, between, hidden)
+        _layer(numbers, phi0, rows[r], NUM_FEATURES, between, hidden)
+        _relu(between, hidden)
+        _begin_with(numbers, rho0 - hidden, h[r], hidden)
+        _layer(numbers, phi1, between, hidden, h[r], hidden)
+        _relu(h[r], hidden)
+        for j in range(hidden):
+            mean[j] += h[r, j] / count
+            highest[j] = max(highest[j], h[r, j])
+    # What all replicas have in common is computed once.
+    _begin_with(numbers, rho1 - hidden, context, hidden)
+    _layer(numbers, rho0 + hidden * hidden, mean, hidden, context, hidden)
+    _layer(numbers, rho0 + 2 * hidden * hidden, highest, hidden, context, hidden)
+    for r in range(count):
+        for j in range(hidden):
+            between[j] = context[j]
+        _layer(numbers, rho0, h[r], hidden, between, hidden)
+        _relu(between, hidden)
+        scores[r] = numbers[rho1 + hidden]
+        for j in range(hidden):
+            scores[r] += between[j] * numbers[rho1 + j]
+
+
+@inner
+def choose(scores: Any, count: int, temperature: float, draw: float) -> int:
+    """The highest score (ties to the lowest id); with a temperature, a draw from their softmax."""
+    best = 0
+    for r in range(1, count):
+        if scores[r] > scores[best]:
+            best = r
+    if temperature <= 0.0:
+        return best
+    total = 0.0
+    for r in range(count):
+        total += math.exp((scores[r] - scores[best]) / temperature)
+    left = draw * total
+    for r in range(count):
+        left -= math.exp((scores[r] - scores[best]) / temperature)
+        if left < 0.0:
+            return r
+    return best
+
+
+@router("learned", memory=MEMORY_PER_REPLICA, foretells=True, numbers=policy_numbers, temperature=0.0)
+def learned(fleet: Fleet, request_id: int) -> int:
+    """The replica with the highest score; with a `temperature`, sampled from the softmax of the scores."""
+    count = fleet.cluster.replicas.size
+    rows, scores = np.empty((count, NUM_FEATURES)), np.empty(count)
+    observe(fleet, request_id, rows)
+    score(fleet.parameters, NUM_OPTIONS, rows, count, scores)
+    chosen = choose(scores, count, fleet.parameters[0], fleet.draws[request_id, 0])
+    remember_choice(fleet, request_id, chosen)
+    return chosen

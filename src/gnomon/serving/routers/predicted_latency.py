@@ -1,0 +1,42 @@
+"""The replica on which the request would finish first, by a formula over the timing tables.
+
+Knows how fast each replica is, how much prefill is queued there and how many requests decode. Output lengths are those
+of `--router.lengths`, or the mean of what was produced so far.
+"""
+
+from __future__ import annotations
+
+from gnomon.core.jit import inner
+from gnomon.serving.routers import Fleet, router
+from gnomon.serving.routers.foretelling import chunk_of, expected_output, iteration_s, kv_each, mean_output
+
+
+@inner
+def foretold_s(fleet: Fleet, r: int, prompt: int, output: float) -> float:
+    """Seconds until a request of this size would be done on replica `r`, if nothing else arrived."""
+    state = fleet.cluster.replicas[r]
+    kv = kv_each(fleet, r)
+    chunk = chunk_of(fleet, r, state.prefill_left + prompt)
+    prefill_s = (state.prefill_left + prompt) / chunk * iteration_s(fleet, r, chunk, state.num_holding, kv)
+    # Requests beyond the batch cap or the memory wait for others to finish first.
+    batch = min(state.num_outstanding + 1, state.max_running)
+    per_token_s = iteration_s(fleet, r, 0, batch, max(kv, float(prompt)))
+    rounds = (state.num_outstanding + 1) / batch
+    need = state.waiting_tokens + prompt + output
+    free = state.free_blocks * state.block_size
+    if need > free:
+        rounds += (need - free) / max(1.0, float(state.num_blocks * state.block_size))
+    return prefill_s + rounds * output * per_token_s
+
+
+@router("predicted_latency", foretells=True)
+def predicted_latency(fleet: Fleet, request_id: int) -> int:
+    """Smallest foretold time to finish; ties to the lowest id."""
+    prompt = fleet.cluster.requests[request_id].prompt_tokens
+    output = expected_output(fleet, request_id, mean_output(fleet))
+    best, least = 0, 1e300
+    for r in range(fleet.cluster.replicas.size):
+        seconds = foretold_s(fleet, r, prompt, output)
+        if seconds < least:
+            best, least = r, seconds
+    return best

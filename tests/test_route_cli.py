@@ -1,0 +1,162 @@
+"""`gnomon route`: the stages from nothing to a report, on clusters of two replicas; stopping, resuming, mistakes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from gnomon.learning.metrics import SCALARS, read_metrics  # noqa: E402
+from gnomon.serving.routers.policy_file import load_policy  # noqa: E402
+
+TINY = """
+network: {hidden: 8}
+domain: {num_replicas: [2, 2], warm_up: [5, 10], session_share: 0, devices: [h100], max_sequences: [32]}
+demos: {drivers: [least_outstanding, random], steps_per_driver: 12, num_environments: 4, dagger_rounds: 1, lookahead: 4}
+clone: {epochs: 2}
+train: {updates: 4, num_environments: 4, trace_group: 2, steps: 8, epochs: 1, minibatch: 16, critic_warmup: 1,
+        validate_every: 2, validation_environments: 2, validation_steps: 8, checkpoint_every: 1}
+compare: {scenarios: [chat], routers: [round_robin, least_outstanding], num_seeds: 2, num_requests: 60}
+"""
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    path = tmp_path_factory.mktemp("route") / "tiny.yaml"
+    path.write_text(TINY)
+    return path
+
+
+@pytest.fixture(scope="module")
+def whole(cli, config):
+    """The folder of a run of all stages."""
+    folder = config.parent / "whole"
+    result = cli("route", "all", "--config", str(config), "--out", str(folder), "--jobs", "1")
+    assert "round_robin" in result.output and "learned *" in result.output and "clone *" in result.output
+    return folder
+
+
+def test_all_stages_leave_their_files(whole):
+    for name in ("config.yaml", "demos.npz", "clone.npz", "clone.csv", "policy.npz", "metrics.csv", "metrics.parquet",
+                 "checkpoints/latest", "comparison/report.html", "comparison/comparison.csv"):  # fmt: skip
+        assert (whole / name).stat().st_size, name
+    assert list((whole / "tensorboard").iterdir())
+    assert len(list((whole / "checkpoints").glob("*.pt"))) == 3
+
+
+def test_a_policy_says_how_it_was_made(whole):
+    made = load_policy(whole / "policy.npz").made
+    assert made["seed"] == 0 and made["config"]["network"]["hidden"] == 8 and "gnomon route" in made["command"]
+
+
+def test_every_update_has_its_row_and_every_scalar_its_explanation(whole):
+    rows = read_metrics(whole / "metrics.csv")
+    assert [row["update"] for row in rows] == [1, 2, 3, 4]
+    for name in SCALARS:
+        assert any(row[name] is not None for row in rows), name
+
+
+def test_tensorboard_has_the_documented_scalars(whole):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    board = EventAccumulator(str(whole / "tensorboard"))
+    board.Reload()
+    assert set(board.Tags()["scalars"]) == set(SCALARS)
+    assert [event.step for event in board.Scalars("reward/mean")] == [1, 2, 3, 4]
+
+
+def arrays(path):
+    with np.load(path) as stored:
+        return {name: stored[name] for name in stored.files if name != "about"}
+
+
+def test_a_resumed_run_ends_with_the_same_policy_to_the_bit(cli, config, whole, tmp_path):
+    folder = tmp_path / "half"
+    (folder / "checkpoints").mkdir(parents=True)
+    shutil.copy(whole / "checkpoints" / "update-000002.pt", folder / "checkpoints")
+    shutil.copy(whole / "metrics.csv", folder)
+    result = cli("route", "train", "--config", str(config), "--out", str(folder), "--jobs", "1")
+    assert "update-000002.pt" in result.output
+    ours, theirs = arrays(folder / "policy.npz"), arrays(whole / "policy.npz")
+    assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
+    a, b = (torch.load(_payload(f / "checkpoints" / "update-000004.pt"), weights_only=True) for f in (folder, whole))
+    for part in ("scorer", "critic", "reference"):
+        assert all(torch.equal(a[part][name], b[part][name]) for name in b[part]), part
+    assert [row["update"] for row in read_metrics(folder / "metrics.csv")] == [1, 2, 3, 4]
+
+
+def _payload(path):
+    import io
+
+    from gnomon.learning import checkpoint
+
+    return io.BytesIO(path.read_bytes()[len(checkpoint.MARK) + checkpoint.DIGEST_BYTES :])
+
+
+def test_a_damaged_checkpoint_is_said_and_the_one_before_it_used(cli, config, whole, tmp_path):
+    folder = tmp_path / "damaged"
+    shutil.copytree(whole / "checkpoints", folder / "checkpoints")
+    newest = folder / "checkpoints" / "update-000004.pt"
+    newest.write_bytes(newest.read_bytes()[:-100])
+    result = cli("route", "train", "--config", str(config), "--out", str(folder), "--jobs", "1", "--resume", "auto")
+    assert "checksum does not match" in result.output and "Going on from" in result.output
+    assert "update-000003.pt" in result.output.split("Going on from")[1]
+
+
+def test_resuming_under_another_configuration_is_refused(cli, config, whole, tmp_path):
+    words = ["route", "train", "--config", str(config), "--out", str(tmp_path), "--jobs", "1"]
+    checkpoint = str(whole / "checkpoints" / "update-000003.pt")
+    result = cli(*words, "--resume", checkpoint, "--train.discount", "0.5", code=2)
+    assert "train.discount" in result.output
+    assert "no such checkpoint" in cli(*words, "--resume", str(tmp_path / "absent.pt"), code=2).output
+
+
+def test_training_without_a_clone_is_explained(cli, config, tmp_path):
+    words = ["--config", str(config), "--out", str(tmp_path)]
+    assert "gnomon route clone" in cli("route", "train", *words, code=2).output
+    assert "gnomon route demos" in cli("route", "clone", *words, code=2).output
+
+
+@pytest.mark.parametrize(("answer", "said"), [("y", "Going on from"), ("n", "training"), ("q", "")])
+def test_a_terminal_is_asked(config, whole, tmp_path, monkeypatch, answer, said):
+    """y goes on, n starts over, q leaves."""
+    import click
+    from click.testing import CliRunner
+
+    from gnomon.cli import route_options
+    from gnomon.learning.stages import Folder
+
+    folder = Folder(tmp_path)
+    shutil.copytree(whole / "checkpoints", folder.checkpoints)
+
+    @click.command()
+    def ask() -> None:
+        monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+        click.echo(str(route_options.checkpoint_to_resume(None, folder, 4)))
+
+    result = CliRunner().invoke(ask, input=f"{answer}\n")
+    assert result.exit_code == 0
+    assert "Resume?" in result.output
+    last = result.output.strip().splitlines()[-1]
+    assert {"y": last.endswith("update-000004.pt"), "n": last == "None", "q": "None" not in last}[answer]
+
+
+def test_compare_takes_policies_by_name(cli, whole):
+    words = ["route", "compare", "chat", "--routers", "[least_outstanding]", "--num-seeds", "2", "--num-requests", "40"]
+    result = cli(*words, "--policy", f"mine={whole / 'policy.npz'}", "--jobs", "1", "--json")
+    found = json.loads(result.stdout)
+    assert [one["name"] for one in found["contenders"]] == ["mine", "least_outstanding"]
+    assert found["goals"][0]["scenario"] == "chat"
+    again = cli(*words, "--policy", str(whole / "policy.npz"), "--policy", str(whole / "policy.npz"), code=2)
+    assert "two policies" in again.output
+    assert "no such policy file" in cli(*words, "--policy", "absent.npz", code=2).output
+
+
+def test_the_policy_routes_any_simulation(cli, whole):
+    policy = ["--router", "learned", "--router.checkpoint", str(whole / "policy.npz")]
+    cli("simulate", "--num-replicas", "3", "--workload.num-requests", "50", *policy)
