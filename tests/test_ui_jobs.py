@@ -16,6 +16,9 @@ pytest.importorskip("dash", reason="Dash is not installed (extra ui)")
 
 from gnomon.core.errors import ConfigError, GnomonError
 from gnomon.ui import jobs
+from gnomon.ui.controls import ControlError, Hidden, Number
+from gnomon.ui.job_panel import start_anew
+from gnomon.ui.page import Page
 
 
 def doubled(argument: int, report: jobs.Report) -> int:
@@ -75,6 +78,34 @@ def test_cancel_ends_the_job_and_what_it_started(tmp_path: Path) -> None:
     wait_for(lambda: not is_running(child))
     with pytest.raises(GnomonError, match="no result"):
         jobs.result(id)
+
+
+def test_the_same_work_runs_once_and_not_too_much_at_a_time(tmp_path: Path) -> None:
+    first, second = (jobs.start(endless, str(tmp_path / name)) for name in "ab")
+    try:
+        assert jobs.start(endless, str(tmp_path / "a")) == first != second
+        with pytest.raises(GnomonError, match="2 jobs are running"):
+            jobs.start(doubled, 1)
+    finally:
+        jobs.cancel(first)
+        jobs.cancel(second)
+    assert ended(jobs.start(doubled, 1)).state == "done"
+
+
+def test_a_mistake_leaves_the_running_job_alone(tmp_path: Path) -> None:
+    """Run is pressed again after a typo."""
+    controls = (Number("n"), Hidden("job"))
+    page = Page("p", "P", body=lambda state: [], register=lambda app: None, controls=controls)
+    running = jobs.start(endless, str(tmp_path / "pid"))
+    try:
+        with pytest.raises(ControlError):
+            start_anew(page, doubled, lambda values: values["n"], {"n": "typo", "job": running})
+        assert jobs.status(running).state == "running"
+        new = start_anew(page, doubled, lambda values: values["n"], {"n": "4", "job": running})
+        assert jobs.status(running).state == "cancelled"
+        assert ended(new).state == "done" and jobs.result(new) == 8
+    finally:
+        jobs.cancel(running)
 
 
 def is_running(pid: int) -> bool:

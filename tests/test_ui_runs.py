@@ -15,6 +15,9 @@ from gnomon.report.search_files import write_search
 from gnomon.search.config import EffortConfig, SearchConfig
 from gnomon.search.study import search
 from gnomon.ui.app import make_app
+from gnomon.ui.pages.plan_search import searches
+from gnomon.ui.pages.routing_runs import metric_folders
+from gnomon.ui.pages.runs import PAGE
 from gnomon.ui.run_folders import find_runs, open_run
 
 if TYPE_CHECKING:
@@ -69,10 +72,43 @@ def test_pages_of_runs_are_given_in_a_sandbox(client: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["../secret.html", "%2e%2e/secret.html", "chat/../../secret.html", "chat", "gone.html"]
-)
-def test_nothing_else_is_given_away(client: Any, path: str) -> None:
+    "path",
+    ["../secret.html", "%2e%2e/secret.html", "chat/../../secret.html", "chat", "gone.html", "%00",
+     "chat%00/report.html", ".git/config", "chat/.hidden/x.csv", ".env"],
+)  # fmt: skip
+def test_nothing_else_is_given_away(client: Any, saved: Path, path: str) -> None:
+    for hidden in (".git/config", "chat/.hidden/x.csv", ".env"):
+        (saved / hidden).parent.mkdir(exist_ok=True)
+        (saved / hidden).write_text("secret")
     assert client.get(f"/run-files/{path}").status_code == 404
+
+
+@pytest.mark.parametrize("path", ["/serve", "/_dash-layout", "/run-files/chat/report.html", "/run-files/gone"])
+def test_no_other_site_has_a_page_in_a_frame(client: Any, path: str) -> None:
+    with client.get(path) as answer:
+        assert "frame-ancestors 'self'" in answer.headers["Content-Security-Policy"]
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"summaries": {"a": {}}}'])
+def test_a_damaged_comparison_says_so(tmp_path: Path, text: str) -> None:
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "comparison.json").write_text(text)
+    with make_app(tmp_path).server.app_context():
+        shown = PAGE.body({"run": "bad", "find": ""})
+    assert "comparison.json cannot be read" in str(shown)
+
+
+def test_runs_are_found_wherever_they_are_opened_from(tmp_path: Path) -> None:
+    deep = tmp_path / "a" / "b" / "c" / "d"
+    for folder in (tmp_path, deep, tmp_path / "unfinished"):
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in ("search.yaml", "results.jsonl", "metrics.csv"):
+            (folder / name).touch()
+    for folder in (tmp_path, deep):
+        (folder / "ranking.csv").touch()
+    with make_app(tmp_path).server.app_context():
+        assert set(searches()) == {"", ".", "a/b/c/d"}
+        assert set(metric_folders()) == {".", "a/b/c/d", "unfinished"}
 
 
 def test_runs_are_listed_found_and_opened(tab: Tab, saved: Path) -> None:

@@ -14,15 +14,17 @@ from gnomon.api import simulate
 from gnomon.core.config import load
 from gnomon.core.errors import ConfigError, DataError, GnomonError
 from gnomon.serving.scenario import Scenario
-from gnomon.ui import uploads
+from gnomon.ui import foreign, uploads
 from gnomon.ui.address import query_of, state_of
 from gnomon.ui.controls import Choices, ControlError, Number, Switch
 from gnomon.ui.pages.serve import CONTROLS, PAGE
 from gnomon.ui.pages.serve_answers import loaded
 from gnomon.ui.pages.serve_pins import MAX_PINS, pinned, states, with_pin, without_pin
 from gnomon.ui.scenarios import as_command, as_vllm, as_yaml, to_scenario, to_values
-from gnomon.ui.serving import requests_of
+from gnomon.ui.serving import requests_of, simulated
+from gnomon.ui.turns import Question
 from gnomon.workload import generate
+from gnomon.workload.presets import FOLDER
 
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples" / "serving").glob("*.yaml"))
 
@@ -134,10 +136,40 @@ def test_an_uploaded_trace_is_a_workload() -> None:
     assert from_controls(scenario) == scenario
 
 
-def test_lengths_without_arrivals_are_sent_at_the_rate() -> None:
-    values = loaded("lengths.csv", as_upload(b"prompt_tokens,output_tokens\n100,10\n200,20\n"))
+LENGTHS = b"prompt_tokens,output_tokens\n100,10\n200,20\n"
+
+
+def copied(scenario: Scenario, folder: Path) -> Scenario:
+    """What the copied file says."""
+    (folder / "copied.yaml").write_text(as_yaml(scenario))
+    return load(Scenario, folder / "copied.yaml")
+
+
+def test_lengths_without_arrivals_are_sent_at_the_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = loaded("lengths.csv", as_upload(LENGTHS))
     scenario = to_scenario(PAGE.read(state_of(PAGE.controls, "?rate=7") | values))
     assert scenario.workload.rate == 7 and scenario.workload.arrivals.process == "poisson"
+    assert from_controls(scenario) == scenario
+    monkeypatch.chdir(tmp_path)
+    Path("lengths.csv").write_bytes(LENGTHS)
+    assert len(generate(copied(scenario, tmp_path).workload, 0)) == 2
+
+
+def test_drawn_arrivals_of_a_trace_stay_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("recorded.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,100,10\n1,200,20\n")
+    given = {"workload.trace.file": "recorded.csv", "workload.arrivals.process": "poisson", "workload.rate": 3}
+    scenario = load(Scenario, None, given)
+    assert from_controls(scenario) == scenario
+    assert copied(scenario, tmp_path) == scenario
+    assert "--workload.arrivals.process poisson" in as_command(scenario)
+
+
+def test_a_preset_that_is_a_file_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text((FOLDER / "chat-1m.yaml").read_text())
+    scenario = load(Scenario, None, {"workload.preset": "mine.yaml"})
+    assert from_controls(scenario) == scenario
 
 
 @pytest.mark.parametrize(
@@ -170,7 +202,105 @@ def test_a_link_runs_no_python_files() -> None:
         to_scenario(PAGE.read(state_of(PAGE.controls, "?scenario=router.file%3A+mine.py")))
 
 
-@pytest.mark.parametrize("path", ["/etc/passwd", "../../secret.csv"])
-def test_a_link_reads_no_files_elsewhere(path: str) -> None:
+def of_link(**state: str) -> Scenario:
+    return to_scenario(PAGE.read(state_of(PAGE.controls, "") | state))
+
+
+@pytest.mark.parametrize(
+    "further",
+    [
+        "workload.trace.file: /etc/passwd",
+        "workload.trace.file: ../../secret.csv",
+        "workload.trace.file: '\"/etc/passwd\"'",
+        "workload.preset: /etc/passwd",
+        "workload: {preset: /etc/passwd}",
+        "pools: [{timing: {source: profile, path: /etc}}]",
+        "pools: '[{replica: {speculative: {num_tokens: 2, draft_model: /etc/passwd}}}]'",
+    ],
+)
+def test_a_link_reads_no_files_elsewhere(further: str) -> None:
     with pytest.raises(ConfigError, match="outside the folder"):
-        to_scenario(PAGE.read(state_of(PAGE.controls, f"?workload=other&scenario=workload.trace.file%3A+{path}")))
+        of_link(workload="other", scenario=further)
+
+
+def test_a_path_is_not_hidden_in_bytes() -> None:
+    with pytest.raises(ConfigError, match="only texts"):
+        of_link(workload="other", scenario="workload.preset: !!binary L2V0Yy9wYXNzd2Q=")
+
+
+def test_a_file_opens_no_preset_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "other.yaml").write_text("password: 1")
+    with pytest.raises(ConfigError, match="outside the folder") as caught:
+        loaded("x.yaml", as_upload(f"workload: {{preset: {tmp_path / 'other.yaml'}}}".encode()))
+    assert "password" not in str(caught.value)
+
+
+ALIASES = "a: &a [x, x], b: &b [*a, *a], model: [*b, *b]"
+
+
+@pytest.mark.parametrize(
+    "state", [{"scenario": ALIASES}, {"scenario": f"model: '{{{ALIASES}}}'"}, {"model": f"{{{ALIASES}}}"}]
+)
+def test_a_link_repeats_nothing_by_name(state: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="aliases"):
+        of_link(**state)
+
+
+def test_the_post_training_page_repeats_nothing_by_name() -> None:
+    from gnomon.ui.pages.posttrain import PAGE as POSTTRAIN
+    from gnomon.ui.pages.posttrain_config import config_of
+
+    with pytest.raises(ConfigError, match="aliases"):
+        config_of(POSTTRAIN.read(state_of(POSTTRAIN.controls, "") | {"actor": f"{{{ALIASES}}}"}))
+
+
+def test_what_is_wrong_is_told_briefly() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(Scenario, None, {"model": [[["x" * 100] * 100] * 100] * 100})
+    assert len(str(caught.value)) < 2000
+
+
+@pytest.mark.parametrize(
+    "further",
+    [
+        "num_replicas: 10000",
+        "pools: [{num_replicas: 300}, {num_replicas: 300}]",
+        "num_replicas: 100, replica.data_parallel: 8",
+        "replica.num_kv_blocks: 1000000000000",
+        "batching.max_sequences: 1000000000",
+    ],
+)
+def test_a_link_does_not_exhaust_the_server(further: str) -> None:
+    with pytest.raises(ConfigError, match="a page takes at most"):
+        of_link(scenario=further)
+
+
+def test_too_little_memory_is_told() -> None:
+    with pytest.raises(GnomonError, match="more memory than there is"), Question("a view").turn():
+        raise MemoryError
+
+
+def test_a_trace_is_no_longer_than_a_page_can_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(foreign, "MAX_REQUESTS", 10)
+    state = state_of(PAGE.controls, "") | loaded(
+        "long.csv", as_upload(b"prompt_tokens,output_tokens\n" + b"9,9\n" * 11)
+    )
+    with pytest.raises(ConfigError, match="at most 10 requests") as caught:
+        simulated(to_scenario(PAGE.read(state)))
+    assert PAGE.explain(caught.value)["requests"]
+    assert len(simulated(to_scenario(PAGE.read(state | {"requests": "10"}))).run.requests) == 10
+
+
+def test_the_newest_traces_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploads, "KEPT", 2)
+    keys = [uploads.keep_trace(f"{name}.csv", LENGTHS) for name in "abca"]
+    assert list(uploads.traces()) == [keys[2], keys[0]]
+    assert uploads.trace(keys[0]).path.is_file()
+    with pytest.raises(ConfigError, match="not on this server any more"):
+        uploads.trace(keys[1])
+
+
+def test_files_that_come_together_do_not_meet() -> None:
+    with uploads.passing_file(b"one") as first, uploads.passing_file(b"two") as second:
+        assert (first.read_bytes(), second.read_bytes()) == (b"one", b"two")
+    assert not first.exists()

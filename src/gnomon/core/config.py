@@ -6,6 +6,7 @@ A model's field doc strings are its help texts; every leaf field is a dotted fla
 
 from __future__ import annotations
 
+import reprlib
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -239,7 +240,14 @@ def _explain(
 def _said(mistake: ErrorDetails) -> str:
     """Pydantic's sentence without its decoration, and what was given."""
     message = mistake["msg"].removeprefix("Value error, ").rstrip(".")
-    return message if mistake["type"] == "missing" else f"{message} (given: {mistake['input']!r})"
+    return message if mistake["type"] == "missing" else f"{message} (given: {_brief(mistake['input'])})"
+
+
+def _brief(value: Any) -> str:
+    """What was given, however large it is: YAML aliases make gigabytes of a few lines."""
+    brief = reprlib.Repr()
+    brief.maxlevel, brief.maxstring, brief.maxother = 2, 200, 200
+    return brief.repr(value)
 
 
 def _as_written(model: type[BaseModel], location: Path_) -> Path_:

@@ -5,16 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from gnomon.core import units
-from gnomon.report.search_text import latency_name
+from gnomon.report import look
+from gnomon.report.search_text import gpus, latency_name
 from gnomon.search.evaluate import Record
 from gnomon.search.objective import UNITS, shown
 from gnomon.search.pareto import is_on_front, latency_axes
 from gnomon.search.study import Found
 
 Figure = dict[str, Any]
-
-COLOURS = ("#2F6FB5", "#E08A2E", "#3E9B6E", "#C8493F", "#7B61A8", "#8A94A3", "#B58A2F", "#2FA0B5")
-_AXIS = {"gridcolor": "#EBEEF2", "zeroline": False, "linecolor": "#C5CCD6", "ticks": "outside", "tickcolor": "#C5CCD6"}
 
 
 def figures(found: Found) -> dict[str, Figure]:
@@ -37,7 +35,8 @@ def _scatter(found: Found, axis: str) -> Figure:
              "y": [_short(shown(objective, one.score or 0.0)) for _, one in members],
              "customdata": [number for number, _ in members],
              "text": [_hover(one) for _, one in members], "hovertemplate": "%{text}<extra></extra>",
-             "marker": {"size": 9, "color": COLOURS[number % len(COLOURS)], "line": {"width": 1, "color": "#fff"}}}
+             "marker": {"size": 9, "color": look.COLOURS[number % len(look.COLOURS)],
+                        "line": {"width": 1, "color": "#fff"}}}
         )  # fmt: skip
     return {"data": data, "layout": _layout(latency_name(axis), UNITS[objective])}
 
@@ -50,27 +49,24 @@ def _front_line(ranked: list[Record], axis: str, objective: Any) -> Figure:
         "type": "scatter", "mode": "lines", "name": "front", "hoverinfo": "skip",
         "x": [_short(latency * 1e3) for _, latency in chosen],
         "y": [_short(shown(objective, -worth)) for worth, _ in chosen],
-        "line": {"color": "#1F2A37", "width": 1.4, "dash": "dot"},
+        "line": {"color": look.DARK, "width": 1.4, "dash": "dot"},
     }  # fmt: skip
 
 
 def _hover(one: Record) -> str:
-    lines = [f"<b>{one.label}</b>", f"{one.capacity_per_s:.4g} requests/s on {one.num_gpus} GPUs",
+    lines = [f"<b>{one.label}</b>", f"{one.capacity_per_s:.4g} requests/s on {gpus(one.num_gpus)}",
              f"${one.cost_per_hour:.2f}/h"]  # fmt: skip
     lines += [f"{latency_name(k)} {units.seconds(v)}" for k, v in one.figures.items() if v is not None]
     return "<br>".join(lines)
 
 
 def _layout(latency: str, unit: str) -> Figure:
-    return {
-        "title": {"text": f"Against {latency} at capacity", "x": 0, "xref": "container", "xanchor": "left",
-                  "pad": {"l": 8}, "font": {"size": 14, "color": "#1F2A37"}},
-        "xaxis": _AXIS | {"title": {"text": f"{latency} (ms)"}, "type": "log"},
-        "yaxis": _AXIS | {"title": {"text": unit}},
+    return look.LOOK | {
+        "title": look.title(f"Against {latency} at capacity"),
+        "xaxis": look.LOG_AXIS | {"title": {"text": f"{latency} (ms)"}},
+        "yaxis": look.AXIS | {"title": {"text": unit}},
         "margin": {"l": 62, "r": 16, "t": 44, "b": 90},
         "height": 440,
-        "font": {"family": "Inter, system-ui, sans-serif", "size": 12, "color": "#4A5565"},
-        "plot_bgcolor": "#FFFFFF", "paper_bgcolor": "#FFFFFF",
         "hovermode": "closest",
         "legend": {"orientation": "h", "x": 0, "y": -0.18, "yanchor": "top"},
     }  # fmt: skip

@@ -46,6 +46,11 @@ def question_words(search: SearchConfig) -> str:
     return f"{search.model}, {named}; {slo_words(search)}; best {UNITS[search.objective]}{load}"
 
 
+def gpus(count: int | None) -> str:
+    """So many GPUs, in words."""
+    return f"{count} GPU" if count == 1 else f"{count} GPUs"
+
+
 def cards(found: Found) -> list[tuple[str, str, str]]:
     """The winner in key figures: name, value, what stands beside it."""
     best = found.best
@@ -56,7 +61,7 @@ def cards(found: Found) -> list[tuple[str, str, str]]:
     cards = [
         ("capacity", f"{best.capacity_per_s:.4g}/s", f"± {margin:.2g} (95 %)" if margin else "requests"),
         ("objective", f"{shown(objective, best.score or 0.0):.4g}", UNITS[objective]),
-        ("cost", f"${best.cost_per_hour:.2f}/h", f"{best.num_gpus} GPUs"),
+        ("cost", f"${best.cost_per_hour:.2f}/h", gpus(best.num_gpus)),
     ]
     for axis in latency_axes(found.search):
         value = best.figures.get(axis)

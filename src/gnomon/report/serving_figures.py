@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from gnomon.core import units
+from gnomon.report import look
 from gnomon.report.serving_series import MARKED_SHARES, Curve, Levels, Rates, distribution, levels, rates
 from gnomon.serving.metrics import Summary, request_times
 from gnomon.serving.scenario import SloConfig
@@ -24,8 +25,7 @@ COLOURS = (BLUE, ORANGE, GREEN, "#7B61A8", "#B58A2F", GREY)
 LATENCIES = {"ttft": "Time to first token", "tpot": "Time per output token", "e2e": "End to end"}
 """Latencies that every request has, and the titles of their figures."""
 # Labels that neither turn nor hide need no measuring, which is half of what drawing a small plot takes.
-_AXIS = {"gridcolor": "#EBEEF2", "zeroline": False, "linecolor": "#C5CCD6", "ticks": "outside", "tickcolor": "#C5CCD6",
-         "tickangle": 0, "ticklabeloverflow": "allow", "automargin": False}  # fmt: skip
+_AXIS = look.AXIS | {"tickangle": 0, "ticklabeloverflow": "allow", "automargin": False}
 
 # More than this from the median to the largest value, and only a logarithmic axis shows both.
 _LOG_FROM = 30.0
@@ -72,16 +72,13 @@ def latency_cdf(name: str, curves: Mapping[str, Curve], slo: SloConfig) -> Figur
 
 def plot_layout(title: str, x: Figure, y: Figure) -> Figure:
     """The look that all figures of serving share."""
-    return {
+    return look.LOOK | {
         "title": {"text": title, "x": 0, "xref": "container", "xanchor": "left", "pad": {"l": 8, "t": 4},
                   "y": 1, "yref": "container", "yanchor": "top", "font": {"size": 14, "color": "#1F2A37"}},
         "xaxis": _AXIS | x,
         "yaxis": _AXIS | y,
         "margin": {"l": 58, "r": 16, "t": 44, "b": 44},
         "height": 300,
-        "font": {"family": "Inter, system-ui, sans-serif", "size": 12, "color": "#4A5565"},
-        "plot_bgcolor": "#FFFFFF",
-        "paper_bgcolor": "#FFFFFF",
         "hovermode": "x unified",
         "legend": {"orientation": "h", "x": 1, "xanchor": "right", "y": 1.0, "yanchor": "bottom"},
         "showlegend": False,

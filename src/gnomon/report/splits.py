@@ -43,6 +43,6 @@ def split_table(causes: Causes, rows: Sequence[SplitRow], beside: Literal["figur
             f" title='{html.escape(row.title(cause, label))}'></i>"
             for cause, (label, colour) in causes.items()
         )
-        words = html.escape(row.words)
-        body += f"<tr><th>{row.name}</th><td><div class=split>{pieces}</div></td><td class={beside}>{words}</td></tr>"
+        name, words = html.escape(row.name), html.escape(row.words)
+        body += f"<tr><th>{name}</th><td><div class=split>{pieces}</div></td><td class={beside}>{words}</td></tr>"
     return f"<ul class=legend>{legend}</ul><table>{body}</table>"

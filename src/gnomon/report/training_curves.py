@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gnomon.core.errors import DataError
+from gnomon.report import look
 
 if TYPE_CHECKING:
     import polars as pl
@@ -16,7 +17,6 @@ Figure = dict[str, Any]
 FILES = ("metrics.csv", "metrics.parquet")
 STEPS = ("step", "update", "epoch", "iteration")
 """Columns that count; the first that a table has is its x axis."""
-COLOURS = ("#2F6FB5", "#E08A2E", "#3E9B6E", "#C8493F", "#7B61A8", "#8A94A3", "#B58A2F", "#2FA0B5")
 CURVE_PX = 260
 MAX_POINTS = 2000
 """Of one line; longer tables are thinned evenly."""
@@ -66,17 +66,14 @@ def curve_figure(name: str, tables: Mapping[str, pl.DataFrame], smoothing: float
             known = known.with_columns(known[name].ewm_mean(alpha=1 - smoothing, ignore_nulls=True))
         data.append(_line(known[step].to_list(), _finite(known[name]), run, colour))
     axis = " or ".join(dict.fromkeys(step_of(table) for table in tables.values()))
-    layout = {
-        "title": {"text": name, "x": 0, "xref": "container", "xanchor": "left", "pad": {"l": 8},
-                  "font": {"size": 14, "color": "#1F2A37"}},
+    layout = look.LOOK | {
+        "title": look.title(name),
         "height": CURVE_PX,
         "margin": {"l": 58, "r": 16, "t": 44, "b": 40},
-        "font": {"family": "Inter, system-ui, sans-serif", "size": 12, "color": "#4A5565"},
-        "plot_bgcolor": "#FFFFFF", "paper_bgcolor": "#FFFFFF",
         "hovermode": "x unified",
         "showlegend": False,
-        "xaxis": {"title": {"text": axis}, "gridcolor": "#EBEEF2", "zeroline": False, "linecolor": "#C5CCD6"},
-        "yaxis": {"gridcolor": "#EBEEF2", "zeroline": False, "linecolor": "#C5CCD6"},
+        "xaxis": look.AXIS | {"title": {"text": axis}},
+        "yaxis": look.AXIS,
         "uirevision": name,
     }  # fmt: skip
     return {"data": data, "layout": layout}
@@ -87,7 +84,7 @@ _FAINT: Figure = {"opacity": 0.3, "hoverinfo": "skip", "hovertemplate": None}
 
 def run_colours(names: Iterable[str]) -> dict[str, str]:
     """The colour of each run's lines."""
-    return {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)}
+    return {name: look.COLOURS[number % len(look.COLOURS)] for number, name in enumerate(names)}
 
 
 def _line(steps: list[float], values: list[float | None], run: str, colour: str) -> Figure:

@@ -84,8 +84,7 @@ def _resampled_p99(values: Floats, drawn: Ints) -> Floats:
     values = values[: NUM_BATCHES * size]
     position = 0.99 * (values.size - 1)
     share = position - int(position)
-    above = values.size - 1 - int(position)
-    """Values of a resample that are beyond the lower neighbour of its P99."""
+    above = values.size - 1 - int(position)  # Values of a resample beyond the lower neighbour of its P99.
     largest = np.argsort(values)[::-1]
     count = 4 * (above + 1)
     while True:

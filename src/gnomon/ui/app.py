@@ -6,11 +6,11 @@ import logging
 from pathlib import Path
 
 from dash import Dash
-from flask import Flask, abort, request
+from flask import Flask, Response, abort, request
 from werkzeug.serving import BaseWSGIServer, make_server
 
 from gnomon.core.errors import ConfigError
-from gnomon.ui.files import register_files
+from gnomon.ui.files import ONLY_OURS, register_files
 from gnomon.ui.pages import all_pages
 from gnomon.ui.shell import INDEX, frame, register_shell
 
@@ -24,6 +24,7 @@ def make_app(runs: Path | None = None) -> Dash:
     server = Flask("gnomon.ui")
     server.config["MAX_CONTENT_LENGTH"] = MAX_REQUEST_BYTES
     server.config["GNOMON_RUNS"] = Path(runs or "runs").resolve()
+    server.after_request(_in_no_foreign_frame)
     register_files(server)
     assets = Path(__file__).parent / "assets"
     app = Dash(
@@ -38,6 +39,11 @@ def make_app(runs: Path | None = None) -> Dash:
     for page in pages:
         page.register_all(app)
     return app
+
+
+def _in_no_foreign_frame(answer: Response) -> Response:
+    answer.headers.setdefault("Content-Security-Policy", ONLY_OURS)
+    return answer
 
 
 def make_site(app: Dash, host: str, port: int) -> BaseWSGIServer:

@@ -13,6 +13,8 @@ ROUTE = "/run-files/"
 SHOWN = {".html": "text/html", ".png": "image/png", ".svg": "image/svg+xml", ".json": "application/json",
          ".csv": "text/plain", ".yaml": "text/plain", ".jsonl": "text/plain", ".sh": "text/plain"}  # fmt: skip
 """Files that a browser shows; others are downloaded."""
+ONLY_OURS = "frame-ancestors 'self'"
+"""Shown within pages of this site only: another site may not have it in a frame."""
 KEPT_BACK = (".pt", ".npz", ".npy", ".py")
 
 
@@ -27,12 +29,14 @@ def register_files(server: Flask) -> None:
     def give(path: str) -> Response:
         root: Path = current_app.config["GNOMON_RUNS"]
         file = inside(root, path)
-        if file is None or not file.is_file() or file.suffix in KEPT_BACK or file.name.startswith("."):
+        if file is None or not file.is_file() or file.suffix in KEPT_BACK:
             abort(404)
         kind = SHOWN.get(file.suffix)
         answer = send_file(file, mimetype=kind, as_attachment=kind is None)
         # A page on disk may run its own scripts, but has no part in this site.
-        answer.headers["Content-Security-Policy"] = "sandbox allow-scripts; default-src 'unsafe-inline' data: blob:"
+        answer.headers["Content-Security-Policy"] = (
+            f"sandbox allow-scripts; default-src 'unsafe-inline' data: blob:; {ONLY_OURS}"
+        )
         answer.headers["X-Content-Type-Options"] = "nosniff"
         return answer
 

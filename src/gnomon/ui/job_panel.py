@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dash import Dash, Input, Output, State, ctx, dcc, html, no_update
@@ -15,7 +15,8 @@ from gnomon.ui.callbacks import callback
 from gnomon.ui.page import Page
 
 POLL_MS = 400
-Begin = Callable[[dict[str, Any]], str]
+Ask = Callable[[dict[str, Any]], Any]
+"""From a page's typed values to what its job works on; a mistake is raised here, before anything is done."""
 
 
 def job_panel(page: Page, label: str = "Run") -> Component:
@@ -34,8 +35,8 @@ def job_panel(page: Page, label: str = "Run") -> Component:
     )  # fmt: skip
 
 
-def register_job(app: Dash, page: Page, begin: Begin) -> None:
-    """`begin` gets the page's typed values and starts the job; when it is done, the store `finished` gets its id."""
+def register_job(app: Dash, page: Page, work: jobs.Work, ask: Ask) -> None:
+    """The page's job is `work` on what `ask` returns; when it is done, the store `finished` gets its id."""
 
     @callback(
         app,
@@ -48,8 +49,7 @@ def register_job(app: Dash, page: Page, begin: Begin) -> None:
         if not clicks:
             return {"job": no_update, "messages": dict.fromkeys(page.messages(), no_update)}
         try:
-            jobs.cancel(raw["job"] or "")
-            return {"job": begin(page.read(raw)), "messages": page.explain(None)}
+            return {"job": start_anew(page, work, ask, raw), "messages": page.explain(None)}
         except GnomonError as error:
             return {"job": no_update, "messages": page.explain(error)}
 
@@ -72,6 +72,13 @@ def register_job(app: Dash, page: Page, begin: Begin) -> None:
         is_new = now.state == "done" and finished != job
         is_over = now.state != "running"
         return {"width": f"{_share(now):.1%}"}, _words(job, now), is_over, is_over, job if is_new else no_update
+
+
+def start_anew(page: Page, work: jobs.Work, ask: Ask, raw: Mapping[str, Any]) -> str:
+    """The id of a new job in place of the page's last one, which a mistake leaves alone."""
+    argument = ask(page.read(raw))
+    jobs.cancel(raw["job"] or "")
+    return jobs.start(work, argument)
 
 
 def _share(now: jobs.Status) -> float:

@@ -23,6 +23,8 @@ Work = Callable[[Any, Report], Any]
 JobState = Literal["running", "done", "failed", "cancelled", "unknown"]
 KEPT = 16
 """Jobs whose result is kept; the oldest that are not running go first."""
+MAX_RUNNING = 2
+"""Jobs that run at a time, for all pages that are open."""
 GRACE_S = 2.0
 """A cancelled process may clean up this long before it is killed."""
 
@@ -40,6 +42,8 @@ class Status:
 
 @dataclass
 class _Job:
+    work: Work
+    argument: Any
     process: Any
     status: Status = field(default_factory=lambda: Status("running"))
     value: Any = None
@@ -50,20 +54,34 @@ _lock = threading.Lock()
 
 
 def start(work: Work, argument: Any) -> str:
-    """Begin `work(argument, report)`, an importable function, in a process of its own; returns its id."""
+    """Begin `work(argument, report)`, an importable function, in a process of its own; returns its id.
+
+    Where the same work runs already, its id: two searches must not write to one folder.
+    """
+    with _lock:
+        running = {name: one for name, one in _jobs.items() if one.status.state == "running"}
+        for name, one in running.items():
+            if (one.work, one.argument) == (work, argument):
+                return name
+        if len(running) >= MAX_RUNNING:
+            raise GnomonError(f"{len(running)} jobs are running on this server.", fix="Wait, or cancel one of them.")
+        id, job = secrets.token_hex(6), _begun(work, argument)
+        _jobs[id] = job
+        finished = [name for name, one in _jobs.items() if one.status.state != "running"]
+        for name in finished[: max(0, len(_jobs) - KEPT)]:
+            del _jobs[name]
+    return id
+
+
+def _begun(work: Work, argument: Any) -> _Job:
     context = get_context("spawn")
     receiving, sending = context.Pipe(duplex=False)
     process = context.Process(target=_child, args=(sending, work, argument), name=f"job {work.__name__}")
     process.start()
     sending.close()
-    id, job = secrets.token_hex(6), _Job(process)
-    with _lock:
-        _jobs[id] = job
-        finished = [name for name, one in _jobs.items() if one.status.state != "running"]
-        for name in finished[: max(0, len(_jobs) - KEPT)]:
-            del _jobs[name]
+    job = _Job(work, argument, process)
     threading.Thread(target=_listen, args=(job, receiving), daemon=True).start()
-    return id
+    return job
 
 
 def status(id: str) -> Status:

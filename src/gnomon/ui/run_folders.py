@@ -19,6 +19,9 @@ MAX_DEPTH = 4
 MAX_RUNS = 300
 """Run directories that are listed, the newest."""
 
+UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, yaml.YAMLError)
+"""What damaged files of a run raise when they are read."""
+
 
 @dataclass(frozen=True)
 class Kind:
@@ -50,8 +53,13 @@ class RunFolder:
         """What it says, in a line; what is wrong with its files, if they cannot be read."""
         try:
             return self.kind.words(self.path)
-        except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
+        except UNREADABLE as error:
             return f"cannot be read: {type(error).__name__}: {error}"
+
+    @property
+    def is_finished_search(self) -> bool:
+        """Whether it holds a search with its answer."""
+        return self.kind.name == "search" and (self.path / "ranking.csv").is_file()
 
     @property
     def files(self) -> list[str]:
@@ -122,30 +130,28 @@ KINDS = (
 
 def find_runs(root: Path) -> list[RunFolder]:
     """Every run directory below `root`, the newest first."""
-    found = sorted(_walk(root, root, 0), key=lambda one: -one.changed_s)
-    return found[:MAX_RUNS]
+    found = [one for folder in folders(root) if (one := _recognised(root, folder)) is not None]
+    return sorted(found, key=lambda one: -one.changed_s)[:MAX_RUNS]
 
 
-def _walk(root: Path, folder: Path, depth: int) -> Iterator[RunFolder]:
+def folders(root: Path, depth: int = 0) -> Iterator[Path]:
+    """`root` and the folders below it that are looked into."""
     try:
-        entries = sorted(folder.iterdir())
+        entries = sorted(root.iterdir())
     except OSError:
         return
-    one = _recognised(root, folder)
-    if one is not None:
-        yield one
+    yield root
     if depth < MAX_DEPTH:
         for entry in entries:
             if entry.is_dir() and not entry.is_symlink() and not entry.name.startswith("."):
-                yield from _walk(root, entry, depth + 1)
+                yield from folders(entry, depth + 1)
 
 
 def _recognised(root: Path, folder: Path) -> RunFolder | None:
     kind = next((one for one in KINDS if all((folder / mark).exists() for mark in one.marks)), None)
     if kind is None:
         return None
-    name = str(folder.relative_to(root)) if folder != root else "."
-    return RunFolder(folder, name, kind, (folder / kind.marks[-1]).stat().st_mtime)
+    return RunFolder(folder, str(folder.relative_to(root)), kind, (folder / kind.marks[-1]).stat().st_mtime)
 
 
 def open_run(root: Path, name: str) -> RunFolder:
@@ -158,6 +164,11 @@ def open_run(root: Path, name: str) -> RunFolder:
 
 
 def inside(root: Path, name: str) -> Path | None:
-    """The path `name` below `root`; None where it leads out of it."""
-    path = (root / name).resolve()
-    return path if path.is_relative_to(root.resolve()) else None
+    """The path `name` below `root`; None where it leads out of it, or into what is hidden there."""
+    root = root.resolve()
+    try:
+        path = (root / name).resolve()
+    except ValueError:  # A zero in it.
+        return None
+    is_shown = path.is_relative_to(root) and not any(part.startswith(".") for part in path.relative_to(root).parts)
+    return path if is_shown else None

@@ -5,16 +5,16 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import yaml
 
 from gnomon.core.config import Field, fields, load
-from gnomon.core.errors import ConfigError, GnomonError
+from gnomon.core.errors import GnomonError
 from gnomon.serving.scenario import Scenario
-from gnomon.ui import uploads
+from gnomon.ui import foreign, uploads
 from gnomon.ui.controls import ControlError
+from gnomon.workload.presets import preset_names
 
 KEYS = {
     "model": "model", "device": "device", "tp": "replica.tensor_parallel", "pp": "replica.pipeline_parallel",
@@ -26,8 +26,6 @@ LIMITS = {"ttft": ("slo.ttft_s", 1e3), "tpot": ("slo.tpot_s", 1e3), "e2e": ("slo
 """Limits: the field, and how many of the control's units a second has."""
 OTHER = "other"
 """The workload that the further settings describe."""
-MAX_REQUESTS = 200_000
-"""Requests of one simulation: what the page answers within a second or two."""
 
 
 def to_scenario(values: Mapping[str, Any]) -> Scenario:
@@ -35,14 +33,15 @@ def to_scenario(values: Mapping[str, Any]) -> Scenario:
     flat = {key: values[name] for name, key in KEYS.items() if values.get(name) is not None}
     flat |= {key: values[name] / unit for name, (key, unit) in LIMITS.items() if values.get(name) is not None}
     flat |= _workload(values)
-    further = _further(values.get("scenario") or "")
+    further = further_settings(values.get("scenario") or "")
+    foreign.check_is_data({**flat, **further})
     try:
         scenario = load(Scenario, None, {**flat, **further})
     except GnomonError as error:
         if any(key.replace("-", "_") in str(error) for key in further):
             raise ControlError("scenario", str(error)) from None
         raise
-    check_is_data(scenario)
+    foreign.check_size(scenario)
     return scenario
 
 
@@ -57,42 +56,18 @@ def _workload(values: Mapping[str, Any]) -> dict[str, Any]:
     return {"workload.trace.file": str(trace.path), **arrivals}
 
 
-def _further(text: str) -> dict[str, Any]:
+def further_settings(text: str) -> dict[str, Any]:
     """Further settings: a YAML mapping of dotted keys, with or without braces."""
     text = text.strip()
     if not text:
         return {}
-    uploads.refuse_aliases(text)
     try:
-        found = yaml.safe_load(text if text.startswith("{") else f"{{{text}}}")
+        found = foreign.read_yaml(text if text.startswith("{") else f"{{{text}}}")
     except yaml.YAMLError:
         found = None
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
         raise ControlError("scenario", "Write key: value, key: value, e.g. replica.data_parallel: 2.")
     return found
-
-
-def check_is_data(scenario: Scenario) -> None:
-    """Refuse what a link or a file from elsewhere may not ask for: to run Python files, to read files outside the
-    folder in which the page was started, or more requests than a page can wait for."""
-    for key, value in _leaves(scenario.model_dump(mode="json")):
-        if key in ("router.file", "batching.file") and value is not None:
-            raise ConfigError("a page runs no Python files.", where=key, fix="Use gnomon simulate.")
-        if key == "pools" and any((pool["batching"] or {}).get("file") for pool in value):
-            raise ConfigError("a page runs no Python files.", where=key, fix="Use gnomon simulate.")
-        if isinstance(value, str) and not _is_near(value):
-            raise ConfigError(
-                f"{value} is outside the folder in which gnomon ui runs.", where=key, fix="Load it, or start there."
-            )
-    count = scenario.workload.num_requests
-    if count is not None and count > MAX_REQUESTS:
-        raise ConfigError(f"more than {MAX_REQUESTS:,} requests.", where="workload.num_requests", fix="Use fewer.")
-
-
-def _is_near(text: str) -> bool:
-    """Whether a text, if it is a path, stays below the current folder or is that of an uploaded file."""
-    here = Path.cwd()
-    return uploads.name_of(text) is not None or (here / text).resolve().is_relative_to(here)
 
 
 def to_values(scenario: Scenario) -> dict[str, Any]:
@@ -101,10 +76,15 @@ def to_values(scenario: Scenario) -> dict[str, Any]:
     values: dict[str, Any] = {name: flat.get(key) for name, key in KEYS.items()}
     for name, (key, unit) in LIMITS.items():
         values[name] = None if flat[key] is None else float(f"{flat[key] * unit:.12g}")
-    values["workload"] = flat.get("workload.preset") or uploads.name_of(flat.get("workload.trace.file")) or OTHER
+    preset = flat.get("workload.preset")
+    is_file = preset is not None and preset not in preset_names()
+    values["workload"] = (
+        OTHER if is_file else preset or uploads.name_of(flat.get("workload.trace.file")) or OTHER
+    )  # fmt: skip
     usual = dict(_leaves(_as_far_as_said(values).model_dump(mode="json")))
-    said = {*KEYS.values(), *(key for key, _ in LIMITS.values()), "workload.preset"}
+    said = {*KEYS.values(), *(key for key, _ in LIMITS.values()), *(() if is_file else ("workload.preset",))}
     further = {key: value for key, value in flat.items() if key not in said and value != usual.get(key)}
+    further |= _arrivals_of_trace(flat)
     values["scenario"] = yaml.safe_dump(further, default_flow_style=True, width=10**6).strip() if further else ""
     return {name: "" if value is None else value for name, value in values.items()}
 
@@ -114,6 +94,12 @@ def _as_far_as_said(values: Mapping[str, Any]) -> Scenario:
     preset = {} if values["workload"] == OTHER else _workload(values)
     told = {key: values[name] for name, key in KEYS.items() if values[name] is not None and key != "workload.rate"}
     return load(Scenario, None, {**told, **preset})
+
+
+def _arrivals_of_trace(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """How a trace's requests arrive is always said: the default of a scenario is not that of a trace."""
+    key = "workload.arrivals.process"
+    return {key: flat[key]} if flat.get("workload.trace.file") else {}
 
 
 def _leaves(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -146,6 +132,7 @@ def differences(scenario: Scenario) -> dict[str, Any]:
     usual = dict(_leaves(Scenario().model_dump(mode="json")))
     found = dict(_leaves(scenario.model_dump(mode="json")))
     chosen = {k: v for k, v in found.items() if v != usual.get(k) or (k in ALWAYS and v is not None)}
+    chosen |= _arrivals_of_trace(found)
     if "workload.trace.file" in chosen:
         chosen["workload.trace.file"] = uploads.shown_name(chosen["workload.trace.file"])
     return {key: value for key, value in chosen.items() if value is not None}

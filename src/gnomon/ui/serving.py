@@ -9,6 +9,7 @@ from gnomon.api import Result
 from gnomon.core.config import load
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.simulate import run
+from gnomon.ui.foreign import check_count
 from gnomon.ui.turns import turn
 from gnomon.workload import Requests, WorkloadConfig, generate, with_rate
 
@@ -30,11 +31,11 @@ def simulated(scenario: Scenario) -> Result:
 
 def requests_of(workload: WorkloadConfig, seed: int) -> Requests:
     """The requests of a workload: drawn or read once for all rates."""
-    if workload.rate is None:
-        return _drawn(workload.model_dump_json(), seed)
     # One request per second stands for all rates; `with_rate` then gives what `generate` would.
-    one = _drawn(workload.model_copy(update={"rate": 1.0}).model_dump_json(), seed)
-    return with_rate(one, workload.rate)
+    like = workload if workload.rate is None else workload.model_copy(update={"rate": 1.0})
+    found = _drawn(like.model_dump_json(), seed)
+    check_count(len(found))  # How long a trace is shows when it is read.
+    return found if workload.rate is None else with_rate(found, workload.rate)
 
 
 @lru_cache(maxsize=8)

@@ -7,10 +7,21 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from gnomon.core.errors import GnomonError
+
 _lock = threading.Lock()
 _counter = itertools.count()
 _newest: dict[str, int] = {}
 MAX_VIEWS = 1000
+
+
+@contextmanager
+def told_if_too_large() -> Iterator[None]:
+    """A question for which the memory does not suffice is the user's mistake, not the page's."""
+    try:
+        yield
+    except MemoryError:
+        raise GnomonError("this takes more memory than there is.", fix="Use fewer or smaller replicas.") from None
 
 
 class Stale(Exception):
@@ -37,7 +48,8 @@ class Question:
         with _lock:
             if not self.is_newest:
                 raise Stale
-            yield
+            with told_if_too_large():
+                yield
 
 
 @contextmanager

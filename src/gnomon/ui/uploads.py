@@ -1,4 +1,4 @@
-"""Files that a user gives to the page: limited in size, read as data, kept until the server ends."""
+"""Files that a user gives to the page: limited in size, read as data, the newest kept until the server ends."""
 
 from __future__ import annotations
 
@@ -7,20 +7,19 @@ import binascii
 import hashlib
 import re
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import yaml
-
-from gnomon.core.config import load
 from gnomon.core.errors import ConfigError, DataError, GnomonError
-from gnomon.serving.scenario import Scenario
 from gnomon.workload.traces import read_requests
 
 MAX_BYTES = 16 * 2**20
 TRACE = "trace:"
+KEPT = 16
+"""Traces that are kept; the oldest go first."""
 SUFFIXES = (".csv", ".jsonl")
 """Nothing that is packed: a small file may unpack to more than this machine has."""
 
@@ -68,7 +67,10 @@ def keep_trace(name: str, data: bytes) -> str:
         path.unlink()
         where = error.where.replace(str(path), safe) if error.where else None
         raise type(error)(error.what, where=where, fix=_fix(error)) if type(error) is DataError else error from None
+    _traces.pop(key, None)  # One that is loaded again is the newest again.
     _traces[key] = UploadedTrace(path, safe, len(trace), bool(len(trace.arrival_s)))
+    for old in list(_traces)[:-KEPT]:
+        _traces.pop(old).path.unlink()
     return key
 
 
@@ -77,30 +79,18 @@ def _fix(error: GnomonError) -> str | None:
     return error.fix.split(" Or name your columns")[0] if error.fix else None
 
 
-def refuse_aliases(text: str) -> None:
-    """Refuse YAML that repeats parts of itself by name: a few lines of it may stand for gigabytes."""
-    with suppress(yaml.YAMLError):  # What cannot be scanned is explained where it is read.
-        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text, Loader=yaml.SafeLoader)):
-            raise ConfigError("aliases (*name) are not read from elsewhere.", fix="Write them out.")
-
-
-def read_scenario(name: str, data: bytes) -> Scenario:
-    """A scenario file, read as YAML data."""
-    refuse_aliases(data.decode("utf-8", errors="replace"))
-    path = Path(_folder().name) / "scenario.yaml"
-    path.write_bytes(data)
-    try:
-        return load(Scenario, path)
-    except GnomonError as error:
-        where = error.where.replace(str(path), name) if error.where else name
-        raise ConfigError(error.what, where=where, fix=error.fix) from None
-    finally:
-        path.unlink(missing_ok=True)
+@contextmanager
+def passing_file(data: bytes) -> Iterator[Path]:
+    """A file with this content, of a name that no other question has, while it is read."""
+    with tempfile.NamedTemporaryFile(dir=_folder().name, suffix=".yaml") as file:
+        file.write(data)
+        file.flush()
+        yield Path(file.name)
 
 
 def traces() -> dict[str, str]:
     """The traces that were uploaded, with the words shown for them."""
-    return {key: f"{one.name} ({one.num_requests:,} requests)" for key, one in _traces.items()}
+    return {key: f"{one.name} ({one.num_requests:,} requests)" for key, one in list(_traces.items())}
 
 
 def is_trace(name: str) -> bool:
@@ -109,7 +99,7 @@ def is_trace(name: str) -> bool:
 
 
 def trace(name: str) -> UploadedTrace:
-    """An uploaded trace; traces are gone when the server ends."""
+    """An uploaded trace; traces are gone when newer ones have come or the server ends."""
     if name not in _traces:
         raise ConfigError(
             "the trace is not on this server any more.", where="workload.trace.file", fix="Load it again."
@@ -119,9 +109,9 @@ def trace(name: str) -> UploadedTrace:
 
 def name_of(path: str | None) -> str | None:
     """The name of the uploaded trace at `path`; None for any other file."""
-    return next((key for key, one in _traces.items() if str(one.path) == path), None)
+    return next((key for key, one in list(_traces.items()) if str(one.path) == path), None)
 
 
 def shown_name(path: str) -> str:
     """A path as the user knows it: the name of what was uploaded."""
-    return next((one.name for one in _traces.values() if str(one.path) == path), path)
+    return next((one.name for one in list(_traces.values()) if str(one.path) == path), path)

@@ -24,7 +24,7 @@ from gnomon.ui.controls import Choice, Choices, Control, Hidden, Number, Text
 from gnomon.ui.job_panel import job_panel, register_job
 from gnomon.ui.page import HIDDEN, SHOWN, Page
 from gnomon.ui.pages.pieces import register_boxes
-from gnomon.ui.pages.plan_search import begin, command_of, opened, searches
+from gnomon.ui.pages.plan_search import asked, command_of, opened, run_search, searches
 from gnomon.ui.pages.serve import link
 from gnomon.workload.presets import preset_names
 
@@ -113,7 +113,7 @@ def body(state: dict[str, Any]) -> list[Component]:
 
 def register(app: Dash) -> None:
     """Show the answer of the job or of the folder; a click on a point goes to Serve."""
-    register_job(app, PAGE, begin)
+    register_job(app, PAGE, run_search, asked)
 
     @callback(
         app,
@@ -196,8 +196,8 @@ def _answer(found: Found) -> list[Component]:
     if found.best is None:
         return [notice(words.nothing_qualifies(found), "warning"), *lines]
     title = html.H2(f"Best: {found.best.label}", className="winner")
-    asked = html.P(words.question_words(found.search), className="more")
-    return [html.Div([title, asked], className="lede"), cards(words.cards(found)), *lines]
+    question = html.P(words.question_words(found.search), className="more")
+    return [html.Div([title, question], className="lede"), cards(words.cards(found)), *lines]
 
 
 def _tables(found: Found) -> list[Component]:

@@ -18,9 +18,7 @@ from gnomon.search.results import fingerprint
 from gnomon.search.study import Found, check, finished_search, search
 from gnomon.ui import jobs
 from gnomon.ui.controls import ControlError
-
-DEPTH = 4
-"""How deep below the runs folder searches are looked for."""
+from gnomon.ui.run_folders import find_runs
 
 
 def question_of(values: Mapping[str, Any]) -> SearchConfig:
@@ -55,11 +53,7 @@ def runs_folder() -> Path:
 
 def searches() -> dict[str, str]:
     """Finished searches below the runs folder, newest first, after the choice of none."""
-    root = runs_folder()
-    found = [one for depth in range(1, DEPTH) for one in root.glob("*/" * depth + "search.yaml")]
-    found = [one for one in found if (one.parent / "results.jsonl").is_file()]
-    found.sort(key=lambda one: -one.stat().st_mtime)
-    names = [str(one.parent.relative_to(root)) for one in found]
+    names = [one.name for one in find_runs(runs_folder()) if one.is_finished_search]
     return {"": "none: ask below"} | {name: name for name in names}
 
 
@@ -70,16 +64,16 @@ def opened(name: str) -> Found:
     return finished_search(runs_folder() / name)
 
 
-def begin(values: Mapping[str, Any]) -> str:
-    """Start the search; one that was cancelled goes on from what it left."""
+def asked(values: Mapping[str, Any]) -> tuple[SearchConfig, Path]:
+    """The search and its folder; one that was cancelled goes on from what it left there."""
     question = question_of(values)
     name = f"{question.model}-{fingerprint(question)[:8]}-{__version__}".replace("/", "_")
-    return jobs.start(run_search, (question, runs_folder() / "search" / name))
+    return question, runs_folder() / "search" / name
 
 
-def run_search(asked: tuple[SearchConfig, Path], report: jobs.Report) -> Found:
+def run_search(argument: tuple[SearchConfig, Path], report: jobs.Report) -> Found:
     """The job: search, and leave the usual folder behind."""
-    question, folder = asked
+    question, folder = argument
     report(0, 1, "Looking at what cannot win …")
 
     def tell(done: int, total: int) -> None:

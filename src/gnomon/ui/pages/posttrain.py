@@ -120,7 +120,7 @@ def register(app: Dash) -> None:
     """Draw at every change; the comparison is a job."""
     _register_run(app)
     _register_comparison(app)
-    register_job(app, PAGE, begin)
+    register_job(app, PAGE, compare_policies, asked)
     register_boxes(app, PAGE, ("policy",), FOR_ELASTIC)
 
 
@@ -212,13 +212,13 @@ def _register_comparison(app: Dash) -> None:
         return policy if policy in policy_names() else no_update
 
 
-def begin(values: dict[str, Any]) -> str:
-    """Start the comparison."""
+def asked(values: dict[str, Any]) -> tuple[Posttrain, tuple[str, ...], bool]:
+    """What is compared, and whether with the oracle."""
     if not values["policies"]:
         raise ControlError("policies", "Choose at least one.")
     config = config_of(values)
     policies_to_compare(config, values["policies"])
-    return jobs.start(compare_policies, (_compared(config), values["policies"], values["oracle"]))
+    return _compared(config), values["policies"], values["oracle"]
 
 
 def _compared(config: Posttrain) -> Posttrain:

@@ -8,6 +8,7 @@ from typing import Any
 from gnomon.core.config import load
 from gnomon.posttrain.config import Posttrain
 from gnomon.ui.controls import ControlError
+from gnomon.ui.foreign import check_is_data
 
 KEYS = {
     "model": "model", "device": "device", "nodes": "cluster.num_nodes", "gpus": "cluster.gpus_per_node",
@@ -45,6 +46,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
 def config_of(values: Mapping[str, Any]) -> Posttrain:
     """The configuration that the controls describe."""
     flat = {key: values[name] for name, key in KEYS.items() if values[name] not in (None, "")}
+    check_is_data(flat)
     config = load(Posttrain, None, flat)
     if config.algorithm.num_sequences * config.num_steps > MAX_SEQUENCES:
         most = MAX_SEQUENCES // (config.algorithm.group_size * config.num_steps)

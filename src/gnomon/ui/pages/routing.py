@@ -60,7 +60,7 @@ CONTROLS: tuple[Control, ...] = (
     Number("requests", "Requests", 4000, least=10, most=MAX_REQUESTS, whole=True, field="workload.num_requests",
            group="Scenario"),
     Number("cv", "Burstiness", 4, least=0.05, most=50, field="workload.arrivals.cv", group="Scenario",
-           help="1: Poisson arrivals"),
+           help="1: Poisson; arrivals in further settings come first"),
     Text("scenario", "Further settings", "", wide=True, group="Scenario",
          help="Any field of a scenario, e.g. batching.prefix_cache: false"),
     Choices("runs", "Run directories", (), options=metric_folders, wide=True, group=CURVES, field="DataError"),

@@ -17,12 +17,15 @@ from gnomon.serving.paired import Difference
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.state import Floats
 from gnomon.serving.usage import ReplicaUse
-from gnomon.ui.pages.plan_search import DEPTH, runs_folder
+from gnomon.ui.pages.plan_search import runs_folder
 from gnomon.ui.pages.serve import link
-from gnomon.ui.scenarios import to_scenario
+from gnomon.ui.run_folders import folders
+from gnomon.ui.scenarios import further_settings, to_scenario
+from gnomon.ui.serving import requests_of
+from gnomon.ui.turns import told_if_too_large
 
 METRICS = {"e2e_s": "End to end", "ttft_s": "Time to first token", "tpot_s": "Time per output token"}
-MAX_REQUESTS = 20_000
+MAX_REQUESTS = 5_000
 """Requests that every router serves: what a page waits for."""
 
 
@@ -69,12 +72,14 @@ def compare_routers(values: Mapping[str, Any]) -> Routed:
     if len(names) < 2:
         raise ConfigError("there is nothing to compare.", where="routers", fix="Choose another router.")
     scenario = to_scenario(values)
-    if values["cv"] != 1:
+    is_arrival_given = any(key == "workload" or "arrivals" in key for key in further_settings(values["scenario"]))
+    if values["cv"] != 1 and not is_arrival_given:
         bursts = {"workload.arrivals.process": "gamma", "workload.arrivals.cv": values["cv"]}
         scenario = api.scenario(scenario, **bursts)
-    if (scenario.workload.num_requests or 0) > MAX_REQUESTS:
+    if len(requests_of(scenario.workload, scenario.seed)) > MAX_REQUESTS:
         raise ConfigError(f"more than {MAX_REQUESTS:,} requests.", where="workload.num_requests", fix="Use fewer.")
-    compared = api.compare(scenario, vary={"router.name": names})
+    with told_if_too_large():
+        compared = api.compare(scenario, vary={"router.name": names})
     results = dict(zip(names, compared.results.values(), strict=True))
     return Routed(scenario, results, dict(zip(names[1:], compared.differences.values(), strict=True)))
 
@@ -122,14 +127,9 @@ def _against(one: Difference | None) -> str:
 def metric_folders() -> dict[str, str]:
     """Run directories with metrics below the runs folder, newest first."""
     root = runs_folder()
-    found = {
-        path.parent: path.stat().st_mtime
-        for depth in range(1, DEPTH)
-        for file in FILES
-        for path in root.glob("*/" * depth + file)
-    }
-    names = [str(folder.relative_to(root)) for folder in sorted(found, key=lambda one: -found[one])]
-    return {name: name for name in names}
+    tables = [folder / file for folder in folders(root) for file in FILES if (folder / file).is_file()]
+    tables.sort(key=lambda one: -one.stat().st_mtime)
+    return {name: name for name in (str(one.parent.relative_to(root)) for one in tables)}
 
 
 def tables_of(names: Sequence[str]) -> dict[str, pl.DataFrame]:

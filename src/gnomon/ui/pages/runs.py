@@ -17,9 +17,9 @@ from gnomon.serving.scenario import Scenario
 from gnomon.ui import blocks
 from gnomon.ui.callbacks import callback
 from gnomon.ui.controls import Hidden, Text
-from gnomon.ui.files import file_address
+from gnomon.ui.files import KEPT_BACK, file_address
 from gnomon.ui.page import Page
-from gnomon.ui.run_folders import RunFolder, find_runs, open_run
+from gnomon.ui.run_folders import UNREADABLE, RunFolder, find_runs, open_run
 
 CONTROLS = (
     Text("find", "Find", "", wide=True, help="Part of a name, a kind, a model, …"),
@@ -70,7 +70,11 @@ def _row(one: RunFolder) -> dict[str, Any]:
 
 
 def _opened(one: RunFolder) -> list[Component]:
-    files = [html.A(name, href=file_address(one.name, name), target="_blank") for name in one.files]
+    files = [
+        html.A(name, href=file_address(one.name, name), target="_blank")
+        for name in one.files
+        if not name.endswith(KEPT_BACK)
+    ]
     links = [link for link in (_elsewhere(one),) if link is not None]
     top = html.Div(
         [html.Div([html.H1(one.name), html.P(f"{one.kind.name}, {one.when}. {one.words}")], className="headline"),
@@ -79,7 +83,10 @@ def _opened(one: RunFolder) -> list[Component]:
     )  # fmt: skip
     shown = []
     if one.kind.name == "comparison":
-        shown.append(_comparison(one))
+        try:
+            shown.append(_comparison(one))
+        except UNREADABLE as error:
+            shown.append(blocks.notice(f"comparison.json cannot be read: {type(error).__name__}: {error}", "error"))
     if one.kind.page and (one.path / one.kind.page).is_file():
         page = html.Iframe(src=file_address(one.name, one.kind.page), sandbox="allow-scripts", className="report",
                            title=f"Report of {one.name}")  # fmt: skip
@@ -92,7 +99,7 @@ def _elsewhere(one: RunFolder) -> Component | None:
     from gnomon.ui.pages import plan, routing, serve
 
     match one.kind.name:
-        case "search":
+        case "search" if one.is_finished_search:
             return dcc.Link("Open in Plan", href=plan.PAGE.link(dir=one.name), className="button")
         case "learned router":
             return dcc.Link("Open in Routing", href=routing.PAGE.link(runs=(one.name,)), className="button")

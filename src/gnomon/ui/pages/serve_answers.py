@@ -14,10 +14,11 @@ from gnomon.report.serving_figures import LATENCIES, figures, latency_cdf, laten
 from gnomon.report.serving_load import load_figure
 from gnomon.ui import blocks, load_curve, uploads
 from gnomon.ui.controls import Control
+from gnomon.ui.foreign import read_scenario
 from gnomon.ui.page import Page
 from gnomon.ui.pages import serve_pins as pins
 from gnomon.ui.pages.serve_texts import texts
-from gnomon.ui.scenarios import check_is_data, to_scenario, to_values
+from gnomon.ui.scenarios import to_scenario, to_values
 from gnomon.ui.serving import simulated
 from gnomon.ui.turns import Question
 
@@ -111,9 +112,7 @@ def loaded(name: str, content: str) -> dict[str, Any]:
     """The controls that a file sets: all of them for a scenario, the load for a trace."""
     data = uploads.content(content)
     if name.endswith((".yaml", ".yml", ".json")):
-        scenario = uploads.read_scenario(name, data)
-        check_is_data(scenario)
-        return to_values(scenario)
+        return to_values(read_scenario(name, data))
     key = uploads.keep_trace(name, data)
     as_recorded = {"rate": ""} if uploads.trace(key).has_arrivals else {}
     return {"workload": key, "requests": "", **as_recorded}

@@ -1,0 +1,27 @@
+"""The look that plotly figures (plain dictionaries) share: colours, letters, axes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+DARK = "#1F2A37"
+COLOURS = ("#2F6FB5", "#E08A2E", "#3E9B6E", "#C8493F", "#7B61A8", "#8A94A3", "#B58A2F", "#2FA0B5", "#D46A9F", "#6B8E23",
+           "#8C564B", DARK, "#9ECAE1", "#FDBF6F", "#B2DF8A", "#FB9A99")  # fmt: skip
+"""Of lines side by side."""
+LOOK: dict[str, Any] = {
+    "font": {"family": "Inter, system-ui, sans-serif", "size": 12, "color": "#4A5565"},
+    "plot_bgcolor": "#FFFFFF",
+    "paper_bgcolor": "#FFFFFF",
+}
+"""Of a layout."""
+AXIS = {"gridcolor": "#EBEEF2", "zeroline": False, "linecolor": "#C5CCD6", "ticks": "outside", "tickcolor": "#C5CCD6"}
+LOG_AXIS: dict[str, Any] = AXIS | {"type": "log", "dtick": "D2", "tickformat": "~g"}
+"""Logarithmic, with whole numbers at 1, 2 and 5: plotly would write single digits between powers of ten."""
+
+
+def title(text: str) -> dict[str, Any]:
+    """A figure's title, at its left edge."""
+    return {
+        "text": text, "x": 0, "xref": "container", "xanchor": "left", "pad": {"l": 8},
+        "font": {"size": 14, "color": DARK},
+    }  # fmt: skip
