@@ -67,6 +67,7 @@ h1 { font-size: 21px; font-weight: 650; }
 section { background: #fff; border: 1px solid #E2E7ED; border-radius: 12px; padding: 14px; }
 </style></head><body><main><h1>@TITLE@</h1><section><div id="plot"></div></section></main>
 <script>@PLOTLY@</script>
-<script>const f = @FIGURE@; Plotly.newPlot("plot", f.data, f.layout, {responsive: true, displaylogo: false});</script>
+<script>const f = @FIGURE@; Plotly.newPlot("plot", f.data, f.layout, {responsive: true, displaylogo: false,
+  modeBarButtonsToRemove: ["sendChartToCloud"]});</script>
 </body></html>
 """

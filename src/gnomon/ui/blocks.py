@@ -10,7 +10,7 @@ from dash.development.base_component import Component
 
 QUIET = {"displaylogo": False, "displayModeBar": False, "responsive": True, "showTips": False}
 WITH_TOOLS = {"displaylogo": False, "displayModeBar": "hover", "responsive": True, "showTips": False,
-              "modeBarButtonsToRemove": ["select2d", "lasso2d", "sendDataToCloud"]}  # fmt: skip
+              "modeBarButtonsToRemove": ["select2d", "lasso2d", "sendDataToCloud", "sendChartToCloud"]}  # fmt: skip
 
 
 def graph(id: str, height: int = 300, *, label: str = "", tools: bool = False, figure: Any = None) -> Component:

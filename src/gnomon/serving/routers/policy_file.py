@@ -117,8 +117,10 @@ def _read(path: Path) -> dict[str, NDArray[Any]]:
         return {name: stored[name] for name in stored.files}
     except FileNotFoundError:
         raise DataError("no such file.", where=str(path), fix="Train one with `gnomon route all`.") from None
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
-        raise DataError(f"is no policy file, or a damaged one ({error}).", where=str(path)) from None
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile):
+        raise DataError(
+            "is no policy file, or a damaged one.", where=str(path), fix="Train or export it again."
+        ) from None
 
 
 def _about(stored: dict[str, NDArray[Any]], where: str) -> dict[str, Any]:
@@ -152,7 +154,7 @@ def shipped_policy(lengths: str) -> Policy:
         raise DataError(
             f"no policy comes with Gnomon for lengths {lengths!r}.",
             where="router.lengths",
-            fix="Train one (`gnomon route all`) and name it with --router.checkpoint.",
+            fix=f"Train one with `gnomon route all --lengths {lengths}`, and name its policy.npz.",
         )
     with as_file(file) as path:
         return load_policy(path)

@@ -104,7 +104,7 @@
           if (text !== page.defaults[name]) query.set(name, text);
           const id = `${page.path.slice(1)}-${name}`;
           const slider = sliderOf(id);
-          if (slider && !pending.has(id) && Number(text) > 0) {
+          if (slider && !pending.has(id) && text !== "" && Number(text) >= 0) {
             slider.value = positionOf(slider.closest(".track"), Number(text));
           }
         });

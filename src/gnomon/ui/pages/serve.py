@@ -179,7 +179,9 @@ def _register_answers(app: Dash) -> None:
             return no_update
         try:
             return answers.draw_curve(PAGE, raw, view)
-        except (GnomonError, Stale):
+        except GnomonError:
+            return blocks.blank(300, "There is no curve for these requests.")
+        except Stale:
             return no_update
 
 
