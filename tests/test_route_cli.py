@@ -80,7 +80,7 @@ def test_a_resumed_run_ends_with_the_same_policy_to_the_bit(cli, config, whole, 
     (folder / "checkpoints").mkdir(parents=True)
     shutil.copy(whole / "checkpoints" / "update-000002.pt", folder / "checkpoints")
     shutil.copy(whole / "metrics.csv", folder)
-    result = cli("route", "train", "--config", str(config), "--out", str(folder), "--jobs", "1")
+    result = cli("route", "train", "--config", str(config), "--out", str(folder))
     assert "update-000002.pt" in result.output
     ours, theirs = arrays(folder / "policy.npz"), arrays(whole / "policy.npz")
     assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
@@ -103,13 +103,13 @@ def test_a_damaged_checkpoint_is_said_and_the_one_before_it_used(cli, config, wh
     shutil.copytree(whole / "checkpoints", folder / "checkpoints")
     newest = folder / "checkpoints" / "update-000004.pt"
     newest.write_bytes(newest.read_bytes()[:-100])
-    result = cli("route", "train", "--config", str(config), "--out", str(folder), "--jobs", "1", "--resume", "auto")
+    result = cli("route", "train", "--config", str(config), "--out", str(folder), "--resume", "auto")
     assert "checksum does not match" in result.output and "Going on from" in result.output
     assert "update-000003.pt" in result.output.split("Going on from")[1]
 
 
 def test_resuming_under_another_configuration_is_refused(cli, config, whole, tmp_path):
-    words = ["route", "train", "--config", str(config), "--out", str(tmp_path), "--jobs", "1"]
+    words = ["route", "train", "--config", str(config), "--out", str(tmp_path)]
     checkpoint = str(whole / "checkpoints" / "update-000003.pt")
     result = cli(*words, "--resume", checkpoint, "--train.discount", "0.5", code=2)
     assert "train.discount" in result.output

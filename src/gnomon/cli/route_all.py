@@ -8,11 +8,12 @@ from typing import Any
 import click
 
 from gnomon.cli.route_compare import run_comparison
-from gnomon.cli.route_options import checkpoint_to_resume, resolved, resume_option, stage_options, watcher
+from gnomon.cli.route_options import checkpoint_to_resume, jobs_option, resolved, resume_option, stage_options, watcher
 
 
 @click.command("all")
 @stage_options
+@jobs_option
 @resume_option
 def command(
     config: str | None, overrides: dict[str, Any], out: Path | None, jobs: int | None, resume: str | None
@@ -34,7 +35,7 @@ def command(
         if checkpoint is None:
             stages.collect_demos(made, folder, watch, jobs)
             stages.clone_teacher(made, folder, watch, jobs)
-        stages.train(made, folder, watch, checkpoint, jobs)
+        stages.train(made, folder, watch, checkpoint)
     policies: dict[str, Path | None] = {"learned": folder.policy}
     if folder.clone.exists():
         policies["clone"] = folder.clone

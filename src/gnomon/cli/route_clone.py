@@ -7,11 +7,12 @@ from typing import Any
 
 import click
 
-from gnomon.cli.route_options import resolved, stage_options, watcher
+from gnomon.cli.route_options import jobs_option, resolved, stage_options, watcher
 
 
 @click.command("clone")
 @stage_options
+@jobs_option
 def command(config: str | None, overrides: dict[str, Any], out: Path | None, jobs: int | None) -> None:
     """Clone the teacher from the folder's demonstrations; then let the clone act and the teacher correct it (DAgger).
 

@@ -11,7 +11,7 @@ import click
 
 from gnomon.cli.options import config_options
 from gnomon.cli.printing import json_option, print_json, print_rows
-from gnomon.cli.route_options import policies_given
+from gnomon.cli.route_options import jobs_option, policies_given
 from gnomon.core.config import load
 from gnomon.learning.config import CompareConfig
 
@@ -29,7 +29,7 @@ GOAL_MISSED = 1
     help="What routers know of output lengths; look-ahead and policies know the same.",
 )  # fmt: skip
 @config_options(CompareConfig, skip=("scenarios",))
-@click.option("--jobs", type=click.IntRange(min=1), help="Local processes.  [default: all cores]")
+@jobs_option
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder for the report and the figures.")
 @click.option("--check", is_flag=True, help="Exit code 1 where a goal is missed.")
 @json_option

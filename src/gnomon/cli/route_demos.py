@@ -7,11 +7,12 @@ from typing import Any
 
 import click
 
-from gnomon.cli.route_options import resolved, stage_options, watcher
+from gnomon.cli.route_options import jobs_option, resolved, stage_options, watcher
 
 
 @click.command("demos")
 @stage_options
+@jobs_option
 @click.option("--dump-state", type=click.Path(path_type=Path), help="Also write what was observed, as CSV or Parquet.")
 def command(
     config: str | None, overrides: dict[str, Any], out: Path | None, jobs: int | None, dump_state: Path | None

@@ -26,10 +26,9 @@ SHOWN = ("reward/mean", "validation/gain", "policy/kl_reference", "policy/entrop
 
 
 def stage_options(function: F) -> F:
-    """--config, --out, --jobs and a flag for every field; the command receives `overrides`, `config`, `out`, `jobs`."""
+    """--config, --out and a flag for every field; the command receives `overrides`, `config` and `out`."""
     for decorate in (
         config_options(RouteConfig),
-        click.option("--jobs", type=click.IntRange(min=1), help="Local processes.  [default: all cores]"),
         click.option(
             "--out", type=click.Path(file_okay=False, path_type=Path), help="Folder.  [default: runs/route/CONFIG]"
         ),
@@ -98,6 +97,7 @@ def _beside(metrics: dict[str, float]) -> str:
     return "  ".join(f"{name.split('/')[-1]} {metrics[name]:.4g}" for name in SHOWN if metrics.get(name) is not None)
 
 
+jobs_option = click.option("--jobs", type=click.IntRange(min=1), help="Local processes.  [default: all cores]")
 resume_option = click.option(
     "--resume",
     metavar="auto|never|PATH",

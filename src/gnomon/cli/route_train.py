@@ -13,9 +13,7 @@ from gnomon.cli.route_options import checkpoint_to_resume, resolved, resume_opti
 @click.command("train")
 @stage_options
 @resume_option
-def command(
-    config: str | None, overrides: dict[str, Any], out: Path | None, jobs: int | None, resume: str | None
-) -> None:
+def command(config: str | None, overrides: dict[str, Any], out: Path | None, resume: str | None) -> None:
     """Improve the folder's clone with PPO, on a leash to it.
 
     Writes policy.npz, metrics.csv and metrics.parquet, TensorBoard scalars and checkpoints. A run that is resumed ends
@@ -32,5 +30,5 @@ def command(
     made, folder = resolved(config, overrides, out)
     checkpoint = checkpoint_to_resume(resume, folder, made.train.updates)
     with watcher() as watch:
-        policy = stages.train(made, folder, watch, checkpoint, jobs)
+        policy = stages.train(made, folder, watch, checkpoint)
     click.echo(f"Wrote {policy}. Use it with: gnomon simulate --router learned --router.checkpoint {policy}")

@@ -18,7 +18,7 @@ from gnomon import __version__
 from gnomon.core.config import dump, save
 from gnomon.core.errors import ConfigError, MissingExtraError
 from gnomon.core.files import write_text
-from gnomon.core.parallel import default_jobs, map_ordered
+from gnomon.core.parallel import map_ordered
 from gnomon.learning import demos as demonstrations
 from gnomon.learning.config import RouteConfig
 
@@ -65,13 +65,17 @@ class Folder:
         return self.root / "checkpoints"
 
 
-def use_torch(jobs: int | None = None) -> None:
-    """Load PyTorch with so many threads; say how to install it where it is missing."""
+def use_torch() -> None:
+    """Load PyTorch; say how to install it where it is missing.
+
+    One thread: the matrices are so small that more would mostly wait for each other, and sums do not depend on how many
+    cores there are.
+    """
     try:
         import torch
     except ImportError:
         raise MissingExtraError("training a router", "learn") from None
-    torch.set_num_threads(jobs or default_jobs())
+    torch.set_num_threads(1)
 
 
 def collect_demos(config: RouteConfig, folder: Folder, watch: Watcher, jobs: int | None = None) -> int:
@@ -96,7 +100,7 @@ def clone_teacher(
     config: RouteConfig, folder: Folder, watch: Watcher, jobs: int | None = None
 ) -> list[dict[str, float]]:
     """Clone the teacher from the demonstrations, then let the clone act and learn from its own mistakes (DAgger)."""
-    use_torch(jobs)
+    use_torch()
     from gnomon.learning.network import Scorer, initialize, save_scorer
 
     found = demonstrations.read(folder.demos, config.lengths)
@@ -148,11 +152,9 @@ def new_trainer(config: RouteConfig, folder: Folder, state: dict[str, Any] | Non
     return trainer
 
 
-def train(
-    config: RouteConfig, folder: Folder, watch: Watcher, checkpoint: Path | None = None, jobs: int | None = None
-) -> Path:
+def train(config: RouteConfig, folder: Folder, watch: Watcher, checkpoint: Path | None = None) -> Path:
     """Train from the clone, or go on from a checkpoint; returns the policy file."""
-    use_torch(jobs)
+    use_torch()
     from gnomon.learning import checkpoint as checkpoints
     from gnomon.learning.metrics import MetricsLog
     from gnomon.learning.network import save_scorer
