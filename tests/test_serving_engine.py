@@ -156,6 +156,17 @@ def test_one_output_token_ends_with_the_prefill() -> None:
     assert done.cluster.replicas[0].num_iterations == 1
 
 
+@pytest.mark.parametrize("policy", ["orca", "faster_transformer"])
+@pytest.mark.parametrize("output", [57, 58, 60])
+def test_a_request_may_outgrow_a_reservation_that_is_rounded_down(policy: str, output: int) -> None:
+    """260 tokens at most make 16 blocks, which hold 256; at 241 the next one is exactly a block of steps away."""
+    setup = scenario(batching={"policy": policy}, replica={"num_kv_blocks": 40, "max_request_tokens": 260})
+    requests = requests_of([0.0, 0.0, 0.0], [200, 1, 180], [output, 1, 60])
+    done = run(setup, requests=requests)
+    check_invariants(done)
+    assert_same(outcome(done), outcome(run(setup, requests=requests, keep_members=KEEP_ALL)))
+
+
 def test_closed_loop_keeps_its_concurrency() -> None:
     workload = {"rate": None, "num_requests": 60, "arrivals": {"process": "closed_loop", "concurrency": 7}}
     done = run(scenario(num_replicas=2, workload=workload))

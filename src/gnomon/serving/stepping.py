@@ -56,7 +56,7 @@ def may_join(replica: Replica, r: int) -> bool:
     """Whether its next block is less than a block's worth of steps away, or never needed."""
     state, request = replica.state, replica.requests[r]
     room = request.num_blocks * state.block_size
-    return 0 <= room - request.processed + 1 <= state.block_size or room >= request.total_tokens
+    return 0 <= room - request.processed + 1 < state.block_size or room >= request.total_tokens
 
 
 @inner

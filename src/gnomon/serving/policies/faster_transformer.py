@@ -7,7 +7,7 @@ is not copied: there, requests that finish early keep their blocks for ever.
 from __future__ import annotations
 
 from gnomon.serving.policies import batching_policy
-from gnomon.serving.policies.orca import admit_whole_prompts
+from gnomon.serving.policies.orca import admit_whole_prompts, is_never_outgrown
 from gnomon.serving.state import Replica
 from gnomon.serving.stepping import place_together
 from gnomon.serving.verbs import keep_running, place
@@ -34,4 +34,4 @@ def faster_transformer(replica: Replica) -> None:
         state.counter += 1
         for i in range(state.batch_size):
             requests[replica.batch[i]].cohort = state.counter
-    state.steppable = 1
+    state.steppable = 1 if is_never_outgrown(replica) else 0

@@ -24,6 +24,13 @@ def admit_whole_prompts(replica: Replica) -> None:
         place(replica, r, prefill_left(replica, r))
 
 
+@inner
+def is_never_outgrown(replica: Replica) -> bool:
+    """Whether the reservation, which is rounded down, holds the longest request. Where it does not, a request goes on
+    without a further block, whereas decodes that step together would take one."""
+    return replica.state.max_request_tokens % replica.state.block_size == 0
+
+
 @batching_policy("orca")
 def orca(replica: Replica) -> None:
     """One token for each running request, then whole prompts of new ones, in one mixed batch."""
@@ -36,4 +43,4 @@ def orca(replica: Replica) -> None:
         first += 1
     keep_running(replica, first, state.num_running)
     admit_whole_prompts(replica)
-    state.steppable = 1
+    state.steppable = 1 if is_never_outgrown(replica) else 0
