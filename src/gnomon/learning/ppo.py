@@ -283,10 +283,10 @@ class Trainer:
         collected_s = time.perf_counter() - began
         self.alarm.watch(e)
         found = advantages(e, c.discount, c.trace_decay)
-        metrics = self._learn(e, merit(found, c.trace_group), found + e.values)
+        returns = found + e.values
+        metrics = self._learn(e, merit(found, c.trace_group), returns)
         self.update += 1
         self.decisions += e.actions.numel()
-        returns = found + e.values
         unexplained = float((returns - e.values).var() / returns.var().clamp(min=1e-12))
         return {
             "update": self.update,

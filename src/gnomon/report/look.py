@@ -18,6 +18,22 @@ AXIS = {"gridcolor": "#EBEEF2", "zeroline": False, "linecolor": "#C5CCD6", "tick
 LOG_AXIS: dict[str, Any] = AXIS | {"type": "log", "dtick": "D2", "tickformat": "~g"}
 """Logarithmic, with whole numbers at 1, 2 and 5: plotly would write single digits between powers of ten."""
 
+TIME_LINE_AXIS = {
+    "showgrid": True,
+    "gridcolor": "#EEF1F4",
+    "zeroline": False,
+    "linecolor": "#C5CCD6",
+    "ticks": "outside",
+}
+TIME_LINE: dict[str, Any] = LOOK | {
+    "barmode": "overlay",
+    "bargap": 0,
+    "font": {"family": "Inter, system-ui, sans-serif", "size": 12, "color": "#2B3440"},
+    "hoverlabel": {"bgcolor": "#FFFFFF", "bordercolor": "#C5CCD6", "font": {"size": 12}},
+    "legend": {"orientation": "h", "x": 0, "y": 1.0, "yanchor": "bottom", "traceorder": "normal"},
+}
+"""Of bars over time, with curves below."""
+
 
 def title(text: str) -> dict[str, Any]:
     """A figure's title, at its left edge."""

@@ -10,6 +10,7 @@ from gnomon.pipeline.memory import Curve, micro_batches_held
 from gnomon.pipeline.run import Run
 from gnomon.pipeline.step import TrainingFigures
 from gnomon.pipeline.training import Training
+from gnomon.report.look import TIME_LINE, TIME_LINE_AXIS
 from gnomon.report.pipeline_timeline import COLOURS, NAMES, Timeline, View, bandwidth, timeline
 from gnomon.report.splits import SplitRow
 
@@ -45,15 +46,17 @@ def step_figure(
         hover = f"GPU {rank + 1}: %{{y:.4g}} {memory_unit}"
         traces.append(_steps(curve, run.total_time, "y2", colour, hover))
     use = bandwidth(run)
-    has_links = bool(use)
     for kind, curve in use.items():
         steps = _steps(curve, run.total_time, "y3", COLOURS[kind], f"{NAMES[kind]}: %{{y:.1%}} of all links")
         flat = {"shape": "hv", "width": 0, "color": COLOURS[kind]}
         traces.append(steps | {"stackgroup": "links", "line": flat, "fillcolor": COLOURS[kind]})
-    count = len(lanes.lanes)
-    height = max(36 * count, 220)
-    below = 330 if has_links else 190
-    whole = height + below + 110
+    end = run.total_time * (1.07 if show_completion_time else 1.01)
+    layout = _layout(lanes, end, memory_unit, bool(use)) | _marks(lanes, run.total_time, show_completion_time)
+    return {"data": traces, "layout": layout}
+
+
+def _marks(lanes: Timeline, total_time: float, show_completion_time: bool) -> Figure:
+    """Lines between the GPUs, and where the step ends."""
     shapes: list[Figure] = [
         {
             "type": "line", "x0": 0, "x1": 1, "xref": "paper", "y0": row - 0.5, "y1": row - 0.5,
@@ -66,38 +69,37 @@ def step_figure(
     if show_completion_time:
         shapes.append(
             {
-                "type": "line", "x0": run.total_time, "x1": run.total_time, "y0": -0.5, "y1": 0.5,
+                "type": "line", "x0": total_time, "x1": total_time, "y0": -0.5, "y1": 0.5,
                 "line": {"color": "#1B2430", "width": 2},
             }
         )  # fmt: skip
         notes.append(
             {
-                "x": run.total_time, "y": 0, "text": f"<b>{run.total_time:.4f}</b>", "xanchor": "left", "xshift": 4,
+                "x": total_time, "y": 0, "text": f"<b>{total_time:.4f}</b>", "xanchor": "left", "xshift": 4,
                 "showarrow": False, "font": {"size": 12, "color": "#1B2430"}, "bgcolor": "rgba(255,255,255,0.85)",
             }
         )  # fmt: skip
-    top = (below + 20) / whole
-    axes = {"showgrid": True, "gridcolor": "#EEF1F4", "zeroline": False, "linecolor": "#C5CCD6", "ticks": "outside"}
+    return {"shapes": shapes, "annotations": notes}
+
+
+def _layout(lanes: Timeline, end: float, memory_unit: str, has_links: bool) -> Figure:
+    """Lanes on top, then memory, then the use of links if there is any."""
+    count = len(lanes.lanes)
+    height = max(36 * count, 220)
+    below = 330 if has_links else 190
+    whole = height + below + 110
     layout: Figure = {
+        **TIME_LINE,
         "height": whole,
-        "barmode": "overlay",
-        "bargap": 0,
         "margin": {"l": 92, "r": 18, "t": 46, "b": 44},
-        "font": {"family": "Inter, system-ui, sans-serif", "size": 12, "color": "#2B3440"},
-        "plot_bgcolor": "#FFFFFF",
-        "paper_bgcolor": "#FFFFFF",
-        "hoverlabel": {"bgcolor": "#FFFFFF", "bordercolor": "#C5CCD6", "font": {"size": 12}},
-        "legend": {"orientation": "h", "x": 0, "y": 1.0, "yanchor": "bottom", "traceorder": "normal"},
-        "shapes": shapes,
-        "annotations": notes,
-        "xaxis": axes
+        "xaxis": TIME_LINE_AXIS
         | {
-            "range": [0, run.total_time * (1.07 if show_completion_time else 1.01)],
+            "range": [0, end],
             "title": {"text": "time"},
             "anchor": "y3" if has_links else "y2",
         },
         "yaxis": {
-            "domain": [top, 1],
+            "domain": [(below + 20) / whole, 1],
             "range": [count - 0.5, -0.5],
             "tickvals": list(range(count)),
             "ticktext": [_lane_name(lane.gpu, lane.name) for lane in lanes.lanes],
@@ -105,7 +107,7 @@ def step_figure(
             "zeroline": False,
             "fixedrange": True,
         },
-        "yaxis2": axes
+        "yaxis2": TIME_LINE_AXIS
         | {
             "domain": [(below / 2 + 30) / whole if has_links else 0, (below - 30) / whole],
             "title": {"text": f"memory<br>({memory_unit})"},
@@ -114,14 +116,14 @@ def step_figure(
         },
     }
     if has_links:
-        layout["yaxis3"] = axes | {
+        layout["yaxis3"] = TIME_LINE_AXIS | {
             "domain": [0, (below / 2 - 20) / whole],
             "title": {"text": "links in use"},
             "tickformat": ".0%",
             "range": [0, 1.06],
             "fixedrange": True,
         }
-    return {"data": traces, "layout": layout}
+    return layout
 
 
 def _bars(lanes: Timeline, kind: str, show_throttling: bool) -> Figure:

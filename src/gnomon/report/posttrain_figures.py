@@ -6,6 +6,7 @@ from typing import Any
 
 from gnomon.posttrain.compare import Outcome
 from gnomon.posttrain.record import RunRecord
+from gnomon.report.look import TIME_LINE, TIME_LINE_AXIS
 from gnomon.report.posttrain_timeline import CAUSES, COLOURS, NAMES, bars, counts, starts, unfinished
 from gnomon.report.splits import SplitRow
 
@@ -109,7 +110,6 @@ def _count_trace(moments: list[float], values: list[int], name: str, colour: str
 
 
 def _layout(record: RunRecord) -> Figure:
-    axes = {"showgrid": True, "gridcolor": "#EEF1F4", "zeroline": False, "linecolor": "#C5CCD6", "ticks": "outside"}
     lines = [
         {
             "type": "line", "x0": at, "x1": at, "yref": "paper", "y0": 0, "y1": 1,
@@ -118,17 +118,11 @@ def _layout(record: RunRecord) -> Figure:
         for at in starts(record)[1:]
     ]  # fmt: skip
     return {
+        **TIME_LINE,
         "height": 760,
-        "barmode": "overlay",
-        "bargap": 0,
         "margin": {"l": 76, "r": 18, "t": 46, "b": 44},
-        "font": {"family": "Inter, system-ui, sans-serif", "size": 12, "color": "#2B3440"},
-        "plot_bgcolor": "#FFFFFF",
-        "paper_bgcolor": "#FFFFFF",
-        "hoverlabel": {"bgcolor": "#FFFFFF", "bordercolor": "#C5CCD6", "font": {"size": 12}},
-        "legend": {"orientation": "h", "x": 0, "y": 1.0, "yanchor": "bottom", "traceorder": "normal"},
         "shapes": lines,
-        "xaxis": axes | {"range": [0, record.duration_s], "title": {"text": "seconds"}, "anchor": "y3"},
+        "xaxis": TIME_LINE_AXIS | {"range": [0, record.duration_s], "title": {"text": "seconds"}, "anchor": "y3"},
         "yaxis": {
             "domain": [0.46, 1],
             "range": [record.num_gpus - 0.5, -0.5],
@@ -137,9 +131,9 @@ def _layout(record: RunRecord) -> Figure:
             "zeroline": False,
             "fixedrange": True,
         },
-        "yaxis2": axes
+        "yaxis2": TIME_LINE_AXIS
         | {"domain": [0.22, 0.42], "title": {"text": "GPUs"}, "range": [0, record.num_gpus], "fixedrange": True},
-        "yaxis3": axes
+        "yaxis3": TIME_LINE_AXIS
         | {"domain": [0, 0.18], "title": {"text": "to generate"}, "rangemode": "tozero", "tickformat": "~s"}
         | {"fixedrange": True},
     }
