@@ -23,16 +23,17 @@ from gnomon.catalog.devices import device
 from gnomon.catalog.model_library import model
 from gnomon.catalog.nodes import default_node
 from gnomon.catalog.parallelism import Parallelism
-from gnomon.timing import silicon
+from gnomon.core.arrays import Floats
 from gnomon.timing.estimators.grid import Grid
 from gnomon.timing.estimators.holes import filled
-from gnomon.timing.operators import Decode, Floats, Gemm, Kind, Operator, Prefill, mixed_attention, stage_operators
-from gnomon.timing.profile import servingsim
-from gnomon.timing.profile.measured import bound_of
-from gnomon.timing.profile.samples import Samples, SkewSamples
-from gnomon.timing.profile.shapes import from_neighbours
-from gnomon.timing.profile.skew import skew_table
-from gnomon.timing.roofline import Roofline
+from gnomon.timing.operators import Decode, Gemm, Kind, Operator, Prefill, mixed_attention, stage_operators
+from gnomon.timing.sources import silicon
+from gnomon.timing.sources.profile import servingsim
+from gnomon.timing.sources.profile.measured import bound_of
+from gnomon.timing.sources.profile.samples import Samples, SkewSamples
+from gnomon.timing.sources.profile.shapes import from_neighbours
+from gnomon.timing.sources.profile.skew import skew_table
+from gnomon.timing.sources.roofline import Roofline
 
 AXES = ("chunk", "kv", "decodes", "decode_kv")
 

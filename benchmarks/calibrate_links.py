@@ -17,8 +17,9 @@ import polars as pl
 
 from gnomon import catalog
 from gnomon.cli.printing import json_option, print_rows
+from gnomon.core.arrays import Floats
 from gnomon.timing.communication import collective_s
-from gnomon.timing.operators import Collective, Floats
+from gnomon.timing.operators import Collective
 
 VIDUR_NODES = ("a100_dgx", "h100_dgx", "a100_pairwise_nvlink", "h100_pairwise_nvlink", "a40_pairwise_nvlink")
 SILICON_NODES = {

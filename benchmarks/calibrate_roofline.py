@@ -19,8 +19,9 @@ from benchmarks.measured_kernels import DEVICES, Sample, samples_of
 from gnomon import catalog
 from gnomon.catalog import Device, RooflineConstants
 from gnomon.cli.printing import json_option, print_rows
-from gnomon.timing.operators import Elementwise, Experts, Floats, Gemm
-from gnomon.timing.roofline import Roofline
+from gnomon.core.arrays import Floats
+from gnomon.timing.operators import Elementwise, Experts, Gemm
+from gnomon.timing.sources.roofline import Roofline
 
 # The constants that each group of operators decides, with their bounds.
 GROUPS = {

@@ -11,10 +11,10 @@ import numpy as np
 import polars as pl
 
 from gnomon import catalog
+from gnomon.core.arrays import Floats
 from gnomon.timing.operators import (
     Decode,
     Experts,
-    Floats,
     Gemm,
     Operator,
     Prefill,

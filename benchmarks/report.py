@@ -51,9 +51,9 @@ def _children_s() -> float:
 def stage_shares() -> dict[str, float]:
     """Seconds of each step within one process."""
     from gnomon.api import Result, scenario
-    from gnomon.report.serving_frames import iteration_frame, request_frame
-    from gnomon.report.serving_html import write_report
-    from gnomon.report.serving_trace import write_trace
+    from gnomon.report.serving.frames import iteration_frame, request_frame
+    from gnomon.report.serving.html import write_report
+    from gnomon.report.serving.trace import write_trace
     from gnomon.serving.metrics import summarize
     from gnomon.serving.simulate import run
 

@@ -10,8 +10,8 @@ import time
 import numpy as np
 
 from gnomon.core.config import build
-from gnomon.learning.environment import VectorClusters
-from gnomon.learning.teachers import HeuristicTeacher, RolloutTeacher
+from gnomon.routing.environment import VectorClusters
+from gnomon.routing.teachers import HeuristicTeacher, RolloutTeacher
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.simulate import run
 from gnomon.workload import generate

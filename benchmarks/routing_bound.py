@@ -10,11 +10,11 @@ from importlib.resources import files
 import numpy as np
 
 from gnomon.core.config import load
-from gnomon.learning.domain import RewardConfig
-from gnomon.learning.ensemble import IN_SYSTEM_S
-from gnomon.learning.environment import VectorClusters
-from gnomon.learning.teachers import HeuristicTeacher, RolloutTeacher
-from gnomon.learning.traffic import ScenarioTraffic
+from gnomon.routing.domain import RewardConfig
+from gnomon.routing.ensemble import IN_SYSTEM_S
+from gnomon.routing.environment import VectorClusters
+from gnomon.routing.teachers import HeuristicTeacher, RolloutTeacher
+from gnomon.routing.traffic import ScenarioTraffic
 from gnomon.serving.scenario import Scenario
 
 TRACES, ARRIVALS, SEED = 4, 400, 11
@@ -22,7 +22,7 @@ TRACES, ARRIVALS, SEED = 4, 400, 11
 
 def mean_latency_s(name: str, teacher: HeuristicTeacher | RolloutTeacher) -> np.ndarray:
     """[trace]: by Little's law, from the time-integral of requests in the system."""
-    path = str(files("gnomon.learning") / "scenarios" / f"{name}.yaml")
+    path = str(files("gnomon.routing") / "scenarios" / f"{name}.yaml")
     # Without prefix caches, which nothing in these scenarios uses: copies are smaller.
     scenario = load(Scenario, path, {"batching.policy": "vllm_v1", "batching.prefix_cache": "false"})
     envs = VectorClusters(ScenarioTraffic(scenario, ARRIVALS), TRACES, horizon=ARRIVALS, reward=RewardConfig())

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from gnomon.cli.printing import print_rows
-from gnomon.serving.state import Floats
+from gnomon.core.arrays import Floats
 from gnomon.timing.lookup import Shape, stage_s
 from gnomon.verify.vllm import Comparison, compare
 from gnomon.verify.vllm_recording import Recording

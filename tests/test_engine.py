@@ -12,15 +12,15 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gnomon.engine import clocks, load, probe, record  # noqa: E402
-from gnomon.engine.__main__ import main  # noqa: E402
-from gnomon.engine.load import Workload  # noqa: E402
-from gnomon.engine.runner import Runner  # noqa: E402
-from gnomon.engine.scheduler import Request, Scheduler  # noqa: E402
-from gnomon.engine.serve import Served, make_requests, serve  # noqa: E402
-from gnomon.engine.shape import EngineConfig, ModelShape  # noqa: E402
-from gnomon.kernels import check  # noqa: E402
-from gnomon.kernels.work import Layout, WorkList  # noqa: E402
+from gnomon.measure.engine import clocks, load, probe, record  # noqa: E402
+from gnomon.measure.engine.__main__ import main  # noqa: E402
+from gnomon.measure.engine.load import Workload  # noqa: E402
+from gnomon.measure.engine.runner import Runner  # noqa: E402
+from gnomon.measure.engine.scheduler import Request, Scheduler  # noqa: E402
+from gnomon.measure.engine.serve import Served, make_requests, serve  # noqa: E402
+from gnomon.measure.engine.shape import EngineConfig, ModelShape  # noqa: E402
+from gnomon.measure.kernels import check  # noqa: E402
+from gnomon.measure.kernels.work import Layout, WorkList  # noqa: E402
 
 TINY = ModelShape("tiny", 2, 64, 4, 2, 16, 96, 128, qk_norm=True)
 WORK = Workload([0, 0, 0, 0.01, 0.02, 0.02], [20, 50, 3, 40, 17, 9], [5, 20, 30, 8, 1, 40])

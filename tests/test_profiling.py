@@ -9,13 +9,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gnomon.profiling import bundle, grid, quality  # noqa: E402
-from gnomon.profiling.__main__ import finish, main  # noqa: E402
-from gnomon.profiling.attention import AttentionBatch  # noqa: E402
-from gnomon.profiling.pool import Pool  # noqa: E402
-from gnomon.profiling.progress import Progress  # noqa: E402
-from gnomon.profiling.session import Limits, Session, Shapes  # noqa: E402
-from gnomon.profiling.timer import Timing, summarise  # noqa: E402
+from gnomon.measure.profiling import bundle, grid, quality  # noqa: E402
+from gnomon.measure.profiling.__main__ import finish, main  # noqa: E402
+from gnomon.measure.profiling.attention import AttentionBatch  # noqa: E402
+from gnomon.measure.profiling.pool import Pool  # noqa: E402
+from gnomon.measure.profiling.progress import Progress  # noqa: E402
+from gnomon.measure.profiling.session import Limits, Session, Shapes  # noqa: E402
+from gnomon.measure.profiling.timer import Timing, summarise  # noqa: E402
 
 SHAPES = Shapes(
     dtype="fp32",
@@ -54,7 +54,7 @@ class FakeTimer:
 
 @pytest.fixture
 def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
-    import gnomon.profiling.session as module
+    import gnomon.measure.profiling.session as module
 
     monkeypatch.setattr(module, "CHUNKS", (16, 32, 64))
     monkeypatch.setattr(module, "CHUNK_KV", (0, 32, 64))

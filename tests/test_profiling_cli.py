@@ -14,7 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from gnomon import catalog  # noqa: E402
-from gnomon.profiling import bundle, collectives, overhead, quality  # noqa: E402
+from gnomon.measure.profiling import bundle, collectives, overhead, quality  # noqa: E402
 from gnomon.timing import TimingConfig, iteration_tables  # noqa: E402
 from gnomon.verify import h200  # noqa: E402
 
@@ -55,7 +55,7 @@ def test_collectives_under_torchrun(tmp_path: Path) -> None:
     """Two ranks that torchrun starts, as on several nodes: real processes, gloo on loopback."""
     here = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
     command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", "2", *here]
-    command += ["-m", "gnomon.profiling", "collectives", "--backend", "gloo", "--max-bytes", "4096"]
+    command += ["-m", "gnomon.measure.profiling", "collectives", "--backend", "gloo", "--max-bytes", "4096"]
     command += ["--collective", "all_reduce", "--collective", "send_recv", "--device-name", "h200"]
     paths = {"PYTHONPATH": str(Path(collectives.__file__).parents[2]), "GLOO_SOCKET_IFNAME": "lo"}
     environment = {**os.environ, **paths, "OMP_NUM_THREADS": "1"}

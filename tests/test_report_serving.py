@@ -12,10 +12,10 @@ import polars as pl
 import pytest
 
 from gnomon.api import simulate
-from gnomon.report.serving_files import write_run
-from gnomon.report.serving_series import distribution, levels, rates
-from gnomon.report.serving_text import policy_words, title, workload_words
-from gnomon.report.serving_trace import write_trace
+from gnomon.report.serving.files import write_run
+from gnomon.report.serving.series import distribution, levels, rates
+from gnomon.report.serving.text import policy_words, title, workload_words
+from gnomon.report.serving.trace import write_trace
 from serving_results import chat, one_server, pipeline
 
 
@@ -203,7 +203,7 @@ def test_weights_and_biases_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_what_is_logged_is_every_number() -> None:
-    from gnomon.report.serving_wandb import flat, series_rows
+    from gnomon.report.serving.wandb import flat, series_rows
 
     figures = dict(flat(chat().summary.to_dict()))
     assert figures["latency.ttft_s.p99"] == chat().summary.latency.ttft_s.p99

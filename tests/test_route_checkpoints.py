@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from gnomon.core.errors import DataError  # noqa: E402
-from gnomon.learning import checkpoint  # noqa: E402
+from gnomon.routing import checkpoint  # noqa: E402
 
 STATE = {"weights": torch.arange(1000.0), "update": 3, "config": "seed: 1"}
 

@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gnomon.learning.metrics import SCALARS, read_metrics  # noqa: E402
+from gnomon.routing.metrics import SCALARS, read_metrics  # noqa: E402
 from gnomon.serving.routers.policy_file import load_policy  # noqa: E402
 
 TINY = """
@@ -93,7 +93,7 @@ def test_a_resumed_run_ends_with_the_same_policy_to_the_bit(cli, config, whole, 
 def _payload(path):
     import io
 
-    from gnomon.learning import checkpoint
+    from gnomon.routing import checkpoint
 
     return io.BytesIO(path.read_bytes()[len(checkpoint.MARK) + checkpoint.DIGEST_BYTES :])
 
@@ -128,8 +128,8 @@ def test_a_terminal_is_asked(config, whole, tmp_path, monkeypatch, answer, said)
     import click
     from click.testing import CliRunner
 
-    from gnomon.cli import route_options
-    from gnomon.learning.stages import Folder
+    from gnomon.cli.routing import options as route_options
+    from gnomon.routing.stages import Folder
 
     folder = Folder(tmp_path)
     shutil.copytree(whole / "checkpoints", folder.checkpoints)

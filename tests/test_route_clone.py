@@ -10,10 +10,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from gnomon.core.errors import DataError, UnknownNameError  # noqa: E402
-from gnomon.learning import demos  # noqa: E402
-from gnomon.learning.clone import clone  # noqa: E402
-from gnomon.learning.config import CloneConfig, RouteConfig  # noqa: E402
-from gnomon.learning.network import Scorer, initialize, load_scorer, save_scorer  # noqa: E402
+from gnomon.routing import demos  # noqa: E402
+from gnomon.routing.clone import clone  # noqa: E402
+from gnomon.routing.config import CloneConfig, RouteConfig  # noqa: E402
+from gnomon.routing.network import Scorer, initialize, load_scorer, save_scorer  # noqa: E402
 from gnomon.serving.routers.observation import ADDED_VS, NUM_FEATURES  # noqa: E402
 
 COUNT, REPLICAS = 1200, 4
@@ -88,7 +88,7 @@ def test_the_best_epoch_is_kept_and_it_stops_where_nothing_improves():
 
 
 def test_whole_clusters_are_held_out():
-    from gnomon.learning.clone import _held_out
+    from gnomon.routing.clone import _held_out
 
     found = synthetic()
     held_out = _held_out(found, CloneConfig(validation_share=0.1), 0)

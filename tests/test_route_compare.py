@@ -10,14 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gnomon.cli.route import COMMANDS
+from gnomon.cli.routing import COMMANDS
 from gnomon.core.errors import ConfigError, UnknownNameError
-from gnomon.learning import compare as comparing
-from gnomon.learning.compare import Contender, RouteComparison, Row, paired
-from gnomon.learning.config import CompareConfig, RouteConfig, load_config
-from gnomon.learning.goals import BEST, GOALS, judge
-from gnomon.learning.metrics import SCALARS
-from gnomon.report import route_files, route_text
+from gnomon.report.routing import files as route_files
+from gnomon.report.routing import text as route_text
+from gnomon.routing import compare as comparing
+from gnomon.routing.compare import Contender, RouteComparison, Row, paired
+from gnomon.routing.config import CompareConfig, RouteConfig, load_config
+from gnomon.routing.goals import BEST, GOALS, judge
+from gnomon.routing.metrics import SCALARS
 from gnomon.serving.routers import router_names
 from gnomon.serving.scenario import RouterConfig, Scenario
 
@@ -164,7 +165,7 @@ def test_help_and_comparisons_never_load_torch():
 import sys
 sys.modules["torch"] = None  # importing it fails
 from gnomon.cli.main import main
-import gnomon.learning.compare, gnomon.learning.config, gnomon.report.route_files, gnomon.learning.stages
+import gnomon.routing.compare, gnomon.routing.config, gnomon.report.routing.files, gnomon.routing.stages
 for words in (["route", "--help"], ["route", "compare", "--help"], ["route", "all", "--help"]):
     try:
         main(words)
@@ -179,7 +180,7 @@ def test_without_torch_training_says_what_to_install():
 import sys
 sys.modules["torch"] = None
 from gnomon.core.errors import MissingExtraError
-from gnomon.learning import stages
+from gnomon.routing import stages
 try:
     stages.use_torch()
 except MissingExtraError as error:

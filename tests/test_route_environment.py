@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gnomon.learning.domain import DomainConfig, RewardConfig
-from gnomon.learning.environment import VectorClusters
-from gnomon.learning.traffic import RandomTraffic
+from gnomon.routing.domain import DomainConfig, RewardConfig
+from gnomon.routing.environment import VectorClusters
+from gnomon.routing.traffic import RandomTraffic
 from gnomon.serving.state import FINISHED
 
 SMALL = DomainConfig(num_replicas=(2, 4), warm_up=(10, 30), session_share=0.3)
@@ -146,7 +146,7 @@ def test_an_episode_has_what_the_domain_says() -> None:
 
 def test_a_scenario_played_step_by_step_is_the_simulation() -> None:
     """Environment and simulator are the same engine: the same choices give the same times, to the last bit."""
-    from gnomon.learning.traffic import ScenarioTraffic
+    from gnomon.routing.traffic import ScenarioTraffic
     from gnomon.serving.simulate import run
     from serving_kit import scenario
 
@@ -174,7 +174,7 @@ def test_a_scenario_played_step_by_step_is_the_simulation() -> None:
 
 def test_scenarios_that_cannot_be_played_are_refused() -> None:
     from gnomon.core.errors import ConfigError
-    from gnomon.learning.traffic import ScenarioTraffic
+    from gnomon.routing.traffic import ScenarioTraffic
     from serving_kit import scenario
 
     with pytest.raises(ConfigError, match="without pipeline or data parallelism"):
@@ -187,7 +187,7 @@ def test_scenarios_that_cannot_be_played_are_refused() -> None:
 
 
 def test_heuristic_teachers_are_the_routers() -> None:
-    from gnomon.learning.teachers import HeuristicTeacher
+    from gnomon.routing.teachers import HeuristicTeacher
 
     envs = VectorClusters(SMALL, 6, horizon=30)
     envs.reset(1)
@@ -203,7 +203,7 @@ def test_heuristic_teachers_are_the_routers() -> None:
 
 
 def test_the_rollout_teacher_leaves_the_clusters_alone_and_repeats_itself() -> None:
-    from gnomon.learning.teachers import RolloutTeacher
+    from gnomon.routing.teachers import RolloutTeacher
 
     teacher = RolloutTeacher("least_outstanding", horizon=10)
     other = VectorClusters(SMALL.model_copy(update={"num_replicas": (2, 2)}), 1, horizon=20)
@@ -223,7 +223,7 @@ def test_the_rollout_teacher_leaves_the_clusters_alone_and_repeats_itself() -> N
 
 def test_the_cost_of_a_rollout_is_what_happens() -> None:
     """Following the base after the choice leads to exactly the latencies that the rollout foretold."""
-    from gnomon.learning.teachers import HeuristicTeacher, RolloutTeacher
+    from gnomon.routing.teachers import HeuristicTeacher, RolloutTeacher
 
     envs = VectorClusters(SMALL, 3, horizon=60)
     envs.reset(2)
@@ -245,7 +245,7 @@ def test_the_cost_of_a_rollout_is_what_happens() -> None:
 
 def test_rollouts_improve_on_their_base() -> None:
     """Mixed lengths on unequal replicas: one step of policy improvement over round robin must be worth a lot."""
-    from gnomon.learning.teachers import HeuristicTeacher, RolloutTeacher
+    from gnomon.routing.teachers import HeuristicTeacher, RolloutTeacher
 
     short = {"output_median": (10.0, 20.0), "long_traces": 0.0, "max_sequences": (8,)}
     domain = SMALL.model_copy(update={"unequal_share": 1.0, "session_share": 0.0, "load": (0.8, 0.8), **short})
@@ -265,7 +265,7 @@ def test_gymnasium_and_stable_baselines_accept_the_environment() -> None:
     gymnasium = pytest.importorskip("gymnasium")
     from gymnasium.utils.env_checker import check_env
 
-    from gnomon.learning.gym import RoutingEnv
+    from gnomon.routing.gym import RoutingEnv
 
     env = RoutingEnv(SMALL, horizon=32)
     check_env(env, skip_render_check=True)

@@ -10,9 +10,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gnomon.learning import ppo  # noqa: E402
-from gnomon.learning.config import TrainConfig  # noqa: E402
-from gnomon.learning.network import Critic, Scorer, initialize, log_probabilities  # noqa: E402
+from gnomon.routing import ppo  # noqa: E402
+from gnomon.routing.config import TrainConfig  # noqa: E402
+from gnomon.routing.network import Critic, Scorer, initialize, log_probabilities  # noqa: E402
 from route_kit import NUM_FEATURES, ToyClusters  # noqa: E402
 
 SMALL = TrainConfig(
@@ -243,7 +243,7 @@ def test_the_score_does_not_depend_on_the_order_of_the_replicas_or_on_absent_one
 
 
 def test_discount_and_reward_weights_are_different_names():
-    from gnomon.learning.config import RouteConfig
+    from gnomon.routing.config import RouteConfig
 
     assert "gamma" not in TrainConfig.model_fields
     assert not set(TrainConfig.model_fields) & set(RouteConfig.model_fields["reward"].annotation.model_fields)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gnomon.core.errors import ConfigError, UnknownNameError
-from gnomon.report.search_text import nothing_qualifies
+from gnomon.report.search.text import nothing_qualifies
 from gnomon.search import study
 from gnomon.search.bound import rate_bound
 from gnomon.search.capacity import Prober, find_capacity

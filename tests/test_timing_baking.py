@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from gnomon import catalog
+from gnomon.core.arrays import Floats
 from gnomon.core.config import load
 from gnomon.core.errors import ConfigError, UnknownNameError
 from gnomon.timing import Baked, Batch, Context, Timer, TimingConfig, breakdown, iteration_tables, register_source
-from gnomon.timing import source as sources
+from gnomon.timing import sources as sources
 from gnomon.timing.lookup import Shape, stage_s, with_host_s
-from gnomon.timing.operators import Floats, Operator
+from gnomon.timing.operators import Operator
 from gnomon.timing.speculative import draft_s, expected_tokens, verification_s
 
 SIZES = {"max_tokens": 4096, "max_sequences": 128, "max_kv_tokens": 8192}

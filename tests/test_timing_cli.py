@@ -26,8 +26,8 @@ def test_time_as_json_adds_up(cli) -> None:
 
 def test_two_sources_stand_side_by_side(cli) -> None:
     from gnomon.timing import Context, register_source
-    from gnomon.timing import source as sources
-    from gnomon.timing.roofline import Roofline
+    from gnomon.timing import sources as sources
+    from gnomon.timing.sources.roofline import Roofline
 
     class Twice(Roofline):
         name = "twice"

@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gnomon.core.arrays import Floats
 from gnomon.core.errors import DataError, MissingExtraError, UnknownNameError
 from gnomon.timing.estimators import estimator, estimator_names
 from gnomon.timing.estimators.bounds import Fixed, Priced, bound_for
 from gnomon.timing.estimators.grid import Grid
 from gnomon.timing.estimators.holes import filled
 from gnomon.timing.estimators.validation import a_fifth, held_out_errors, shuffled, unshuffled
-from gnomon.timing.operators import Decode, Elementwise, Floats
+from gnomon.timing.operators import Decode, Elementwise
 
 
 def kernel(x: Floats) -> Floats:

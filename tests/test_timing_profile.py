@@ -16,13 +16,14 @@ from gnomon.catalog.devices import device
 from gnomon.catalog.model_library import model
 from gnomon.catalog.nodes import default_node, node
 from gnomon.catalog.parallelism import Parallelism
+from gnomon.core.arrays import Floats
 from gnomon.core.errors import ConfigError, DataError
-from gnomon.profiling import bundle as written
+from gnomon.measure.profiling import bundle as written
 from gnomon.timing.baking import iteration_tables
 from gnomon.timing.config import TimingConfig
-from gnomon.timing.operators import Floats, Operator, mixed_attention, stage_operators
-from gnomon.timing.profile import Measured, make, native
-from gnomon.timing.source import Context, make_source
+from gnomon.timing.operators import Operator, mixed_attention, stage_operators
+from gnomon.timing.sources import Context, make_source
+from gnomon.timing.sources.profile import Measured, make, native
 
 MODEL = "qwen2.5-0.5b"  # 14 heads of 64, 2 KV heads, hidden 896, MLP 4864, vocabulary 151936
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256)

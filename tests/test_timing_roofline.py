@@ -13,7 +13,7 @@ from gnomon import catalog
 from gnomon.core.errors import ConfigError
 from gnomon.timing.communication import collective_s
 from gnomon.timing.operators import Communication, Gemm, stage_operators
-from gnomon.timing.roofline import Roofline
+from gnomon.timing.sources.roofline import Roofline
 
 
 def roofline(name: str = "h100", dtype: str = "bf16") -> Roofline:

@@ -14,10 +14,9 @@ from gnomon.catalog.model_library import model
 from gnomon.catalog.nodes import default_node
 from gnomon.catalog.parallelism import Parallelism
 from gnomon.core.errors import DataError, MissingExtraError, UnknownNameError
-from gnomon.timing import silicon
 from gnomon.timing.config import TimingConfig
 from gnomon.timing.operators import Operator, stage_operators
-from gnomon.timing.source import Context, make_source
+from gnomon.timing.sources import Context, make_source, silicon
 
 M = (1, 16, 64, 256)
 

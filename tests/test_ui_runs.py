@@ -11,7 +11,7 @@ pytest.importorskip("dash", reason="Dash is not installed (extra ui)")
 
 from gnomon import compare, simulate
 from gnomon.core.errors import DataError
-from gnomon.report.search_files import write_search
+from gnomon.report.search.files import write_search
 from gnomon.search.config import EffortConfig, SearchConfig
 from gnomon.search.study import search
 from gnomon.ui.app import make_app

@@ -9,7 +9,7 @@ import pytest
 
 from gnomon import simulate
 from gnomon.core.config import load
-from gnomon.report.serving_figures import figures
+from gnomon.report.serving.figures import figures
 from gnomon.serving.scenario import Scenario
 
 pytest.importorskip("dash", reason="Dash is not installed (extra ui)")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from click.testing import Result
 
-from gnomon.timing.profile.samples import Samples
+from gnomon.timing.sources.profile.samples import Samples
 from gnomon.verify.timing import LIMIT, Table, sample, score, summaries, vidur_tables
 
 CommandLine = Callable[..., Result]

@@ -17,8 +17,8 @@ from gymnasium.wrappers import FlattenObservation
 from stable_baselines3 import PPO
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
-from gnomon.learning.domain import DomainConfig
-from gnomon.learning.gym import RoutingEnv
+from gnomon.routing.domain import DomainConfig
+from gnomon.routing.gym import RoutingEnv
 
 DOMAIN = DomainConfig(
     num_replicas=(3, 3),

@@ -100,14 +100,14 @@ class Result:
     @cached_property
     def requests(self) -> pl.DataFrame:
         """One row per request."""
-        from gnomon.report.serving_frames import request_frame
+        from gnomon.report.serving.frames import request_frame
 
         return request_frame(self.run)
 
     @cached_property
     def iterations(self) -> pl.DataFrame:
         """One row per iteration and pipeline stage."""
-        from gnomon.report.serving_frames import iteration_frame
+        from gnomon.report.serving.frames import iteration_frame
 
         return iteration_frame(self.run)
 
@@ -116,7 +116,7 @@ class Result:
         """Plotly figures by name: ttft, tbt, tpot, e2e, queue, rates, tokens, kv, batch_size, batch_tokens."""
         from plotly.graph_objects import Figure
 
-        from gnomon.report.serving_figures import figures
+        from gnomon.report.serving.figures import figures
 
         return {name: Figure(drawn) for name, drawn in figures(self.run, self.summary).items()}
 
@@ -126,7 +126,7 @@ class Result:
 
     def log_to_wandb(self, project: str) -> str:
         """Log the scenario, the figures and the time series to Weights & Biases; returns where."""
-        from gnomon.report.serving_wandb import log_run
+        from gnomon.report.serving.wandb import log_run
 
         return log_run(self.run, self.summary, project)
 
@@ -135,7 +135,7 @@ class Result:
 
         `extras`: "csv" (tables as CSV too), "events" (every request's events as JSON), "operators" (operator times).
         """
-        from gnomon.report.serving_files import EXTRAS, write_run
+        from gnomon.report.serving.files import EXTRAS, write_run
 
         for extra in extras:
             if extra not in EXTRAS:

@@ -11,21 +11,34 @@ import click
 
 
 class LazyGroup(click.Group):
-    """Commands from a table of names and help lines; `<prefix><name>` is the module that holds `command`."""
+    """Commands from a table of names and help lines.
 
-    def __init__(self, *arguments: Any, table: Mapping[str, str], prefix: str, **options: Any) -> None:
+    `<package>.<name>` is the module that holds `command`, unless `places` says where in the package it is.
+    """
+
+    def __init__(
+        self,
+        *arguments: Any,
+        table: Mapping[str, str],
+        package: str,
+        places: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(*arguments, **options)
-        self.table, self.prefix = table, prefix
+        self.table, self.package, self.places = table, package, places or {}
+
+    def _module(self, name: str) -> str:
+        return f"{self.package}.{self.places.get(name, name)}"
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The commands whose module is there, in the order of the table."""
-        return [name for name in self.table if find_spec(f"{self.prefix}{name}")]
+        return [name for name in self.table if find_spec(self._module(name))]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import the command's module."""
         if cmd_name not in self.list_commands(ctx):
             return None
-        command: click.Command = import_module(f"{self.prefix}{cmd_name}").command
+        command: click.Command = import_module(self._module(cmd_name)).command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -30,7 +30,26 @@ VERBS = {
 }
 
 
-@click.group(cls=LazyGroup, table=VERBS, prefix="gnomon.cli.", context_settings={"help_option_names": ["-h", "--help"]})
+PLACES = {
+    "simulate": "serving.simulate",
+    "compare": "serving.compare",
+    "workload": "serving.workload",
+    "search": "search.search",
+    "bench": "search.bench",
+    "route": "routing",
+    "profile": "measure.profile",
+    "engine": "measure.engine",
+}
+"""Modules that are not named like their verb."""
+
+
+@click.group(
+    cls=LazyGroup,
+    table=VERBS,
+    package="gnomon.cli",
+    places=PLACES,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(__version__, prog_name="gnomon")
 def gnomon() -> None:
     """Gnomon tells how long an LLM system will take before anyone buys the GPUs.

@@ -11,12 +11,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from gnomon.core.arrays import Floats, Ints
 from gnomon.core.jit import inner, jit
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 Records = Any
 """A `np.recarray`: `tasks[k].share` reads the same compiled and in plain Python."""
 

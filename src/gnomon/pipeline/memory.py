@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gnomon.pipeline.fluid import Floats
+from gnomon.core.arrays import Floats
 from gnomon.pipeline.graph import Label
 from gnomon.pipeline.run import Run
 

@@ -7,8 +7,9 @@ from functools import cached_property
 
 import numpy as np
 
+from gnomon.core.arrays import Floats, Ints
 from gnomon.pipeline import fluid
-from gnomon.pipeline.fluid import COMPUTE, Floats, Ints, TaskGraph, Trace
+from gnomon.pipeline.fluid import COMPUTE, TaskGraph, Trace
 from gnomon.pipeline.graph import Label
 
 

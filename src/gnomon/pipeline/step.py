@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
+from gnomon.core.arrays import Floats
 from gnomon.core.errors import DoesNotFitError
 from gnomon.core.units import GB
 from gnomon.pipeline import pytorch_csv
-from gnomon.pipeline.fluid import Floats
 from gnomon.pipeline.memory import Curve, activations
 from gnomon.pipeline.run import Run
 from gnomon.pipeline.schedule import Schedule

@@ -10,11 +10,12 @@ from typing import Literal
 import numpy as np
 from pydantic import model_validator
 
+from gnomon.core.arrays import Floats
 from gnomon.core.config import Config
 from gnomon.core.errors import ConfigError
 from gnomon.pipeline.costs import TRANSFERS, Priority, StepCosts, check_impact, check_priority, priorities
 from gnomon.pipeline.execution import step_graph
-from gnomon.pipeline.fluid import FWD_PROP, GRAD_PROP, GRAD_SYNC, Floats, TaskGraph
+from gnomon.pipeline.fluid import FWD_PROP, GRAD_PROP, GRAD_SYNC, TaskGraph
 from gnomon.pipeline.graph import GraphBuilder, Label
 from gnomon.pipeline.run import Run, run_graph
 from gnomon.pipeline.zoo import Plan, make

@@ -12,12 +12,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from gnomon.core.arrays import Floats
 from gnomon.core.errors import DataError
 from gnomon.core.files import written_whole
 from gnomon.core.parallel import default_jobs, map_ordered
 from gnomon.pipeline import fluid
 from gnomon.pipeline.costs import priorities
-from gnomon.pipeline.fluid import Floats, TaskGraph
+from gnomon.pipeline.fluid import TaskGraph
 from gnomon.pipeline.study import Study, study_graph
 from gnomon.pipeline.sweep_config import KEYS, Priorities, SweepConfig, priority_grid
 

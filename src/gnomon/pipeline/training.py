@@ -18,10 +18,10 @@ import numpy as np
 from pydantic import PositiveInt
 
 from gnomon import catalog
+from gnomon.core.arrays import Floats
 from gnomon.core.config import Config
 from gnomon.core.errors import ConfigError
 from gnomon.pipeline.costs import StepCosts
-from gnomon.pipeline.fluid import Floats
 from gnomon.pipeline.schedule import Schedule
 from gnomon.timing import Context, Operator, Timer, TimingConfig
 from gnomon.timing.communication import collective_s

@@ -7,12 +7,12 @@ import math
 
 import numpy as np
 
+from gnomon.core.arrays import Ints
 from gnomon.core.errors import GnomonError
 from gnomon.posttrain.config import Posttrain
 from gnomon.posttrain.costs import Costs
 from gnomon.posttrain.feed import PromptQueue
 from gnomon.posttrain.inference import InferenceQueue
-from gnomon.posttrain.lengths import Ints
 from gnomon.posttrain.ownership import Ownership
 from gnomon.posttrain.placement import valid_actor_sizes
 from gnomon.posttrain.policies import Policy

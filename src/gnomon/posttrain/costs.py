@@ -11,17 +11,14 @@ import heapq
 from functools import cached_property, lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gnomon import catalog
 from gnomon.catalog import Parallelism
+from gnomon.core.arrays import Floats, Ints
 from gnomon.posttrain.config import ComponentConfig, Posttrain
 from gnomon.timing import Context, Timer, TimingConfig
 from gnomon.timing.communication import collective_s
 from gnomon.timing.operators import Communication, Prefill
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 SERVING_ONLY = ("kv_write", "attention_decode", "sampler", "logits_all_gather")
 """Operators that a pass over finished sequences does not have."""

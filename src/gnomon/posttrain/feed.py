@@ -6,7 +6,7 @@ from collections import deque
 
 import numpy as np
 
-from gnomon.posttrain.lengths import Ints
+from gnomon.core.arrays import Ints
 from gnomon.posttrain.rollout import Rollouts
 
 

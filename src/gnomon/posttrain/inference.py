@@ -7,8 +7,8 @@ import math
 
 import numpy as np
 
+from gnomon.core.arrays import Ints
 from gnomon.posttrain.costs import Costs
-from gnomon.posttrain.lengths import Ints
 from gnomon.posttrain.record import Work
 
 

@@ -8,14 +8,12 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from gnomon.core.arrays import Floats, Ints
 from gnomon.core.errors import DataError
 from gnomon.core.streams import stream
 from gnomon.posttrain.config import LengthsConfig
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 _PROBABILITIES = 65_536
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gnomon.posttrain.lengths import Ints
+from gnomon.core.arrays import Ints
 from gnomon.posttrain.rollout import Sequences
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gnomon.posttrain.lengths import Floats, Ints
+from gnomon.core.arrays import Floats, Ints
 from gnomon.posttrain.snapshot import Actions, Snapshot
 
 OWNERS = ("actor", "rollout", "inference", "transition", "free")

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from gnomon import catalog
+from gnomon.core.arrays import Floats, Ints
 from gnomon.core.errors import ConfigError
 from gnomon.core.jit import function_arguments
 from gnomon.posttrain.config import Posttrain
-from gnomon.posttrain.lengths import Floats, Ints
 from gnomon.serving.build import build_cluster
 from gnomon.serving.cluster import Engine, Fleet, advance_all
 from gnomon.serving.compilation import MAX_POLICIES, callable_policy, callable_proceed, callable_router
@@ -25,7 +25,7 @@ from gnomon.serving.routers import find_router
 from gnomon.serving.scenario import BatchingConfig, ReplicaConfig, Scenario
 from gnomon.serving.state import FINISHED, REJECTED
 from gnomon.timing import TimingConfig
-from gnomon.timing.tables import IterationTables
+from gnomon.timing.iteration import IterationTables
 from gnomon.workload import Requests
 
 _LOG_ROWS_EACH, _LOG_GAPS = 8, 1 << 16

@@ -13,11 +13,11 @@ import math
 
 import numpy as np
 
+from gnomon.core.arrays import Floats, Ints
 from gnomon.posttrain.allocation import Allocation, PolicyError
 from gnomon.posttrain.config import Posttrain
 from gnomon.posttrain.costs import Costs
 from gnomon.posttrain.feed import PromptQueue
-from gnomon.posttrain.lengths import Floats, Ints
 from gnomon.posttrain.placement import Placement, valid_actor_sizes
 from gnomon.posttrain.policies import Policy
 from gnomon.posttrain.prompts import Prompts

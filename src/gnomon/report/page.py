@@ -44,7 +44,3 @@ def write_time_line(
     for mark, text in parts.items():
         page = page.replace(mark, text)
     return write_text(path, page)
-
-
-def _card(name: str, value: str) -> str:
-    return f"<div class=card><span>{html.escape(name)}</span><b>{html.escape(value)}</b></div>"

@@ -11,7 +11,7 @@ import numpy as np
 from gnomon import catalog
 from gnomon.serving.kinds import Kind, bake, resolve
 from gnomon.serving.scenario import Scenario
-from gnomon.timing.tables import IterationTables
+from gnomon.timing.iteration import IterationTables
 from gnomon.workload import Requests, limit_lengths
 
 _SEPARATE = ("vllm", "orca", "faster_transformer", "lightllm")

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from gnomon.core.arrays import Floats, Ints
 from gnomon.search.config import LATENCIES, GoodputConfig, SloTargets
 from gnomon.serving.metrics import RequestTimes, request_times
 from gnomon.serving.saturation import saturation
 from gnomon.serving.simulate import Run
-from gnomon.serving.state import FINISHED, Floats, Ints
+from gnomon.serving.state import FINISHED
 
 Bools = NDArray[np.bool_]
 

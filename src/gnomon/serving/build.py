@@ -6,13 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gnomon.core.arrays import Floats, Ints
 from gnomon.core.errors import ConfigError
 from gnomon.core.streams import stream
 from gnomon.serving.cluster import new_cluster
 from gnomon.serving.compilation import MAX_POLICIES
-from gnomon.serving.engine import NEVER
 from gnomon.serving.kinds import Kind
-from gnomon.serving.state import NONE, Cluster, Floats, Ints
+from gnomon.serving.loop import NEVER
+from gnomon.serving.state import NONE, Cluster
 from gnomon.serving.stepping import NEVER_STEP
 from gnomon.workload import Requests
 

@@ -7,12 +7,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gnomon.core.arrays import Floats, Ints
 from gnomon.core.borrow import borrow
 from gnomon.core.jit import inner, jit
-from gnomon.serving.engine import NEVER, Policies, receive
 from gnomon.serving.log import Log
-from gnomon.serving.state import FLIGHT, NONE, NOT_ARRIVED, REPLICA, REQUEST, Cluster, Floats, Ints
-from gnomon.timing.tables import IterationTables
+from gnomon.serving.loop import NEVER, Policies, receive
+from gnomon.serving.state import FLIGHT, NONE, NOT_ARRIVED, REPLICA, REQUEST, Cluster
+from gnomon.timing.iteration import IterationTables
 
 
 class Fleet(NamedTuple):

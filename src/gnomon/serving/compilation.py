@@ -17,12 +17,12 @@ from gnomon.core.borrow import borrowed_type
 from gnomon.core.errors import ConfigError
 from gnomon.core.jit import ENABLED, compiled
 from gnomon.serving.cluster import Fleet, new_cluster
-from gnomon.serving.engine import proceed
 from gnomon.serving.log import new_log
+from gnomon.serving.loop import proceed
 from gnomon.serving.policies import BatchingPolicy, find_policy
 from gnomon.serving.routers import Router, RouterSpec
 from gnomon.serving.state import REPLICA, Replica, replica_view
-from gnomon.timing.tables import blank
+from gnomon.timing.iteration import blank
 
 MAX_POLICIES = 4
 """Different policies in one fleet: a fixed number, so that the engine is compiled once."""

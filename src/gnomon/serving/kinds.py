@@ -11,8 +11,8 @@ from gnomon.catalog import Device, MemoryPlan, Model
 from gnomon.core.errors import ConfigError, UnknownNameError
 from gnomon.serving.policies import policy_names
 from gnomon.serving.scenario import BatchingConfig, PoolConfig, ReplicaConfig, Scenario
+from gnomon.timing.iteration import IterationTables, blank, stack
 from gnomon.timing.speculative import with_draft
-from gnomon.timing.tables import IterationTables, blank, stack
 from gnomon.workload import Requests
 
 _RESERVING = ("orca", "faster_transformer")

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gnomon.core.arrays import Floats, Ints
 from gnomon.core.jit import inner
-from gnomon.serving.state import NONE, Cluster, Floats, Ints
+from gnomon.serving.state import NONE, Cluster
 
 # Gaps are merged in bins of a logarithmic scale, from a microsecond to three hours.
 _SHORTEST_S, _BINS_PER_OCTAVE, _NUM_BINS = 1e-6, 256, 256 * 34

@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from gnomon.core.arrays import Floats
 from gnomon.serving.percentiles import Percentiles, percentiles, weighted_percentiles
 from gnomon.serving.saturation import Saturation, saturation
 from gnomon.serving.scenario import SloConfig
 from gnomon.serving.simulate import Run
-from gnomon.serving.state import FINISHED, NOT_ARRIVED, REJECTED, Floats
+from gnomon.serving.state import FINISHED, NOT_ARRIVED, REJECTED
 from gnomon.serving.usage import ReplicaUse, Utilization, overall, prefix_hit_rate, replica_uses
 
 

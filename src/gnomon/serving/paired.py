@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gnomon.core.arrays import Floats, Ints
 from gnomon.core.streams import stream
 from gnomon.serving.metrics import RequestTimes
 from gnomon.serving.percentiles import NUM_BATCHES, mean_with_margin
-from gnomon.serving.state import Floats, Ints
 
 COMPARED = ("ttft_s", "tpot_s", "e2e_s", "scheduling_delay_s")
 

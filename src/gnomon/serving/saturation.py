@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from gnomon.serving.state import REJECTED, Floats
+from gnomon.core.arrays import Floats
+from gnomon.serving.state import REJECTED
 
 MIN_REQUESTS = 100
 """Fewer say nothing about a trend."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from gnomon import catalog
 from gnomon.catalog import Model
+from gnomon.core.arrays import Floats, Ints
 from gnomon.core.errors import ConfigError, UnknownNameError
 from gnomon.core.jit import function_arguments
 from gnomon.core.streams import stream
@@ -24,13 +25,13 @@ from gnomon.serving.cluster import (
     serve_plain_router,
 )
 from gnomon.serving.compilation import MAX_POLICIES, callable_policy, callable_proceed, callable_router
-from gnomon.serving.engine import NEVER
 from gnomon.serving.kinds import Kind, bake, no_times, resolve
 from gnomon.serving.log import Log, new_log
+from gnomon.serving.loop import NEVER
 from gnomon.serving.routers import RouterSpec, find_router, router_names
 from gnomon.serving.scenario import RouterConfig, Scenario
-from gnomon.serving.state import Cluster, Floats, Ints
-from gnomon.timing.tables import IterationTables
+from gnomon.serving.state import Cluster
+from gnomon.timing.iteration import IterationTables
 from gnomon.workload import Requests, generate, limit_lengths
 
 

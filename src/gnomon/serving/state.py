@@ -14,12 +14,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from gnomon.core.arrays import Floats, Ints
 from gnomon.core.jit import inline
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 NONE = -1
 

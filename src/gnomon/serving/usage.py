@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from gnomon.core.arrays import Floats
 from gnomon.serving.simulate import Run
-from gnomon.serving.state import Floats
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from gnomon.timing.baking import Baked, iteration_tables
 from gnomon.timing.breakdown import Batch, OperatorTime, breakdown
 from gnomon.timing.config import HostConfig, TableConfig, TimingConfig
 from gnomon.timing.operators import Operator, stage_operators
-from gnomon.timing.source import Context, Source, make_source, register_source, source_names
+from gnomon.timing.sources import Context, Source, make_source, register_source, source_names
 from gnomon.timing.timer import Timer
 
 __all__ = [

@@ -11,13 +11,14 @@ from gnomon.catalog.devices import DTYPE_BYTES, Device
 from gnomon.catalog.models import Model
 from gnomon.catalog.nodes import Node, default_node
 from gnomon.catalog.parallelism import Parallelism
+from gnomon.core.arrays import Floats
 from gnomon.core.errors import ConfigError
 from gnomon.timing.breakdown import Batch, expected_error
 from gnomon.timing.config import CAPTURE_SIZES, TimingConfig
-from gnomon.timing.operators import Experts, Floats, Gemm, Operator, mixed_attention
-from gnomon.timing.source import Context
-from gnomon.timing.table import each_stage, given_tables
-from gnomon.timing.tables import SKEW_BINS, IterationTables, geometric_axis
+from gnomon.timing.iteration import SKEW_BINS, IterationTables, geometric_axis
+from gnomon.timing.operators import Experts, Gemm, Operator, mixed_attention
+from gnomon.timing.sources import Context
+from gnomon.timing.sources.table import each_stage, given_tables
 from gnomon.timing.timer import Timer, axis_of, message_bytes
 
 

@@ -7,8 +7,9 @@ from typing import Literal
 
 import numpy as np
 
+from gnomon.core.arrays import Floats
 from gnomon.core.errors import ConfigError
-from gnomon.timing.operators import Floats, Operator, mixed_attention
+from gnomon.timing.operators import Operator, mixed_attention
 from gnomon.timing.timer import Timer, axis_of, message_bytes
 
 Limit = Literal["compute", "memory", "network", "latency"]

@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from gnomon.catalog.nodes import Link, Node
-from gnomon.timing.operators import Collective, Communication, Floats
+from gnomon.core.arrays import Floats
+from gnomon.timing.operators import Collective, Communication
 
 
 def collective_s(collective: Collective, num_bytes: Floats, num_ranks: int, node: Node, stride: int = 1) -> Floats:

@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gnomon.core.arrays import Floats
 from gnomon.core.jit import jit
-from gnomon.timing.tables import POINTS_PER_OCTAVE, SKEW_BINS, Floats, IterationTables
+from gnomon.timing.iteration import POINTS_PER_OCTAVE, SKEW_BINS, IterationTables
 
 
 class Shape(NamedTuple):

@@ -20,13 +20,12 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gnomon.catalog.devices import DTYPE_BYTES
 from gnomon.catalog.models import Model
 from gnomon.catalog.parallelism import Parallelism
+from gnomon.core.arrays import Floats
 
-Floats = NDArray[np.float64]
 Kind = Literal["token", "sequence", "attention_prefill", "attention_decode", "attention_mixed", "communication"]
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv"]
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from gnomon.core.errors import ConfigError
+from gnomon.timing.iteration import IterationTables
 from gnomon.timing.lookup import Shape, stage_s
-from gnomon.timing.tables import IterationTables
 
 
 def expected_tokens(acceptance: float, drafted: int) -> float:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from gnomon.core.arrays import Floats
 from gnomon.core.units import size
-from gnomon.timing.operators import Communication, Floats, Operator, stage_operators
-from gnomon.timing.roofline import Roofline
-from gnomon.timing.source import Context, Range, Source, make_source
+from gnomon.timing.operators import Communication, Operator, stage_operators
+from gnomon.timing.sources import Context, Range, Source, make_source
+from gnomon.timing.sources.roofline import Roofline
 
 NOT_WORTH_A_NOTE = 1.01
 """How far beyond the last measured point nobody needs to be told: 8,192 where 8,128 was measured."""

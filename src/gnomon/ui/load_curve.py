@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from gnomon.report.serving_figures import LATENCIES
+from gnomon.report.serving.figures import LATENCIES
 from gnomon.search.bound import rate_bound
 from gnomon.search.capacity import Prober, coarse_bracket, refine
 from gnomon.search.config import SloTargets

@@ -23,15 +23,15 @@ import numpy as np
 import polars as pl
 
 from gnomon import catalog
+from gnomon.core.arrays import Floats
 from gnomon.core.errors import DataError
 from gnomon.core.streams import stream
 from gnomon.serving.scenario import BatchingConfig, ReplicaConfig, Scenario
 from gnomon.serving.simulate import run
-from gnomon.serving.state import Floats
 from gnomon.timing import TimingConfig, iteration_tables
 from gnomon.timing.config import HostConfig
 from gnomon.timing.lookup import Shape, stage_s
-from gnomon.timing.profile.native import read_manifest
+from gnomon.timing.sources.profile.native import read_manifest
 from gnomon.workload import Requests
 
 RUNS = Path(__file__).parent / "data" / "h200"

@@ -13,11 +13,10 @@ from gnomon.catalog.devices import device
 from gnomon.catalog.model_library import model
 from gnomon.catalog.nodes import default_node
 from gnomon.catalog.parallelism import Parallelism
+from gnomon.core.arrays import Floats
 from gnomon.core.errors import MissingExtraError
-from gnomon.timing import silicon
 from gnomon.timing.operators import (
     Decode,
-    Floats,
     Gemm,
     Kind,
     Operator,
@@ -26,8 +25,9 @@ from gnomon.timing.operators import (
     mixed_attention,
     stage_operators,
 )
-from gnomon.timing.profile import servingsim
-from gnomon.timing.roofline import Roofline
+from gnomon.timing.sources import silicon
+from gnomon.timing.sources.profile import servingsim
+from gnomon.timing.sources.roofline import Roofline
 from gnomon.verify.timing import Table, vidur_tables
 
 SILICON_DEVICES = ("a100-80gb", "h100", "h200", "b200", "l40s")

@@ -20,10 +20,10 @@ from gnomon.core.errors import DataError
 from gnomon.timing.estimators import DEFAULT, Estimator, estimator
 from gnomon.timing.estimators.validation import HeldOut, shuffled, unshuffled
 from gnomon.timing.operators import Communication, Operator, stage_operators
-from gnomon.timing.profile import vidur
-from gnomon.timing.profile.measured import bound_of
-from gnomon.timing.profile.samples import Samples
-from gnomon.timing.roofline import Roofline
+from gnomon.timing.sources.profile import vidur
+from gnomon.timing.sources.profile.measured import bound_of
+from gnomon.timing.sources.profile.samples import Samples
+from gnomon.timing.sources.roofline import Roofline
 
 LIMIT = 0.05
 """Largest mean shuffled error of the default estimator on any operator that passes."""

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from gnomon.core.arrays import Floats, Ints
 from gnomon.core.config import build
 from gnomon.core.errors import DataError
 from gnomon.serving.build import Recording
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.simulate import Run, run
-from gnomon.serving.state import Floats, Ints
 from gnomon.workload import Requests
 
 TOLERANCE_S = 1e-9

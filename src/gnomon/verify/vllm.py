@@ -15,13 +15,14 @@ import numpy as np
 from gnomon import catalog
 from gnomon.catalog import Model
 from gnomon.catalog.devices import DEVICES, Dtype
+from gnomon.core.arrays import Floats
 from gnomon.core.errors import ConfigError, DataError
 from gnomon.serving.scenario import BatchingConfig, ReplicaConfig, RouterConfig, Scenario
 from gnomon.serving.simulate import Run, run
-from gnomon.serving.state import FINISHED, Floats
+from gnomon.serving.state import FINISHED
 from gnomon.timing import TimingConfig
 from gnomon.timing.config import CAPTURE_SIZES
-from gnomon.timing.profile.servingsim import profiled_devices
+from gnomon.timing.sources.profile.servingsim import profiled_devices
 from gnomon.verify.vllm_recording import Recording, read_recording
 
 Metric = Literal["ttft", "tpot", "e2e", "throughput"]

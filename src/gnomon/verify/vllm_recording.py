@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from gnomon.core.arrays import Floats, Ints
 from gnomon.core.errors import DataError
-from gnomon.serving.state import Floats, Ints
 from gnomon.workload import Requests
 
 DEFAULT_BLOCK_SIZE = 16

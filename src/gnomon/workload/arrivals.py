@@ -7,9 +7,10 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 from pydantic import ConfigDict, Field, PositiveFloat, PositiveInt, field_validator
 
+from gnomon.core.arrays import Floats
 from gnomon.core.config import Config
 from gnomon.core.streams import stream
-from gnomon.workload.requests import ArrivalShape, Floats, Profile
+from gnomon.workload.requests import ArrivalShape, Profile
 
 
 class Process(Config):

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from gnomon.workload.requests import Floats, Requests
+from gnomon.core.arrays import Floats
+from gnomon.workload.requests import Requests
 
 PERCENTILES = (1, 10, 25, 50, 75, 90, 95, 99)
 

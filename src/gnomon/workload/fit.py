@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from gnomon.core.arrays import Floats
 from gnomon.core.errors import DataError
 from gnomon.workload.lengths import Z90
 from gnomon.workload.presets import Knots, Preset, marginal, preset_lengths
-from gnomon.workload.requests import Floats, Tokens
+from gnomon.workload.requests import Tokens
 
 NORMAL = NormalDist()
 # Denser towards the ends, where the tails are decided.

@@ -7,9 +7,10 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 from pydantic import ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
+from gnomon.core.arrays import Floats
 from gnomon.core.config import Config
 from gnomon.core.streams import stream
-from gnomon.workload.requests import Floats, Tokens
+from gnomon.workload.requests import Tokens
 
 Range = tuple[PositiveInt, PositiveInt]
 Correlation = Annotated[float, Field(ge=-1, le=1)]

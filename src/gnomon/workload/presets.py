@@ -10,10 +10,11 @@ import numpy as np
 import yaml
 from pydantic import Field, field_validator
 
+from gnomon.core.arrays import Floats
 from gnomon.core.config import Config, build, load
 from gnomon.core.errors import UnknownNameError
 from gnomon.workload.lengths import Correlation, normal_scores, tokens
-from gnomon.workload.requests import Floats, Tokens
+from gnomon.workload.requests import Tokens
 
 Knots = tuple[tuple[float, float], ...]
 

@@ -8,9 +8,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from gnomon.core.arrays import Floats
 from gnomon.core.errors import ConfigError
 
-Floats = NDArray[np.float64]
 Tokens = NDArray[np.int32]
 
 OverLong = Literal["reject", "truncate", "drop"]

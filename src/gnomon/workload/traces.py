@@ -10,10 +10,11 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from gnomon.core.arrays import Floats
 from gnomon.core.errors import DataError
 from gnomon.workload.config import TraceConfig
 from gnomon.workload.formats import FORMATS, TimeUnit, TraceFormat
-from gnomon.workload.requests import Floats, Tokens, gathered
+from gnomon.workload.requests import Tokens, gathered
 from gnomon.workload.table import Table, read_table
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from gnomon.pipeline.fluid import Ints
+from gnomon.core.arrays import Ints
 from gnomon.pipeline.schedule import Action, Schedule
 from gnomon.pipeline.zoo.plan import SCHEDULES, Family, Plan
 

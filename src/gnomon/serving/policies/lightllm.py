@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from gnomon.core.arrays import Floats
 from gnomon.core.jit import inner
 from gnomon.serving.policies import batching_policy
-from gnomon.serving.state import Floats, Replica
+from gnomon.serving.state import Replica
 from gnomon.serving.verbs import hold, keep_running, place, pop_waiting
 
 

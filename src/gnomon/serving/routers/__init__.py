@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 
+from gnomon.core.arrays import Floats
 from gnomon.core.registry import Registry
 from gnomon.serving.cluster import Fleet, Router
 from gnomon.serving.scenario import RouterConfig
-from gnomon.serving.state import Floats
 
 BUILT_IN = (
     "random",

@@ -7,9 +7,10 @@ every output is expected to go on for the mean found so far, however long it is 
 
 from __future__ import annotations
 
+from gnomon.core.arrays import Ints
 from gnomon.core.jit import inner
 from gnomon.serving.cluster import Fleet
-from gnomon.serving.state import Cluster, Ints, replica_view
+from gnomon.serving.state import Cluster, replica_view
 from gnomon.serving.stepping import ID, processed_now
 from gnomon.timing.lookup import Shape, stage_s, with_host_s
 

@@ -13,11 +13,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gnomon.core.arrays import Floats
 from gnomon.core.jit import inner
 from gnomon.serving import prefix_cache
 from gnomon.serving.routers import Fleet, router
 from gnomon.serving.routers.foretelling import expected_output, iteration_s, mean_output, output_left, outstanding
-from gnomon.serving.state import NONE, Floats, replica_view
+from gnomon.serving.state import NONE, replica_view
 from gnomon.serving.stepping import processed_now
 
 

@@ -1,6 +1,6 @@
 """A trained policy on disk: one npz without pickles, holding weights, normaliser, and what they were made for.
 
-The network (`gnomon.serving.routers.learned` runs it, `gnomon.learning` trains it) scores every replica's row x:
+The network (`gnomon.serving.routers.learned` runs it, `gnomon.routing` trains it) scores every replica's row x:
 
     h_i = relu(phi1 relu(phi0 clip((x_i - mean) / std)))         score_i = rho1 relu(rho0 [h_i, mean h, max h])
 
@@ -20,11 +20,11 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from gnomon.core.arrays import Floats
 from gnomon.core.errors import DataError
 from gnomon.core.files import written_whole
 from gnomon.serving.routers.observation import FEATURES, NUM_FEATURES, SCHEMA_HASH
 from gnomon.serving.scenario import LengthsKnown
-from gnomon.serving.state import Floats
 
 FORMAT = 1
 CLIP = 10.0

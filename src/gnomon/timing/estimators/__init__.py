@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from importlib import import_module
 
+from gnomon.core.arrays import Floats
 from gnomon.core.errors import UnknownNameError
-from gnomon.timing.estimators.interface import Bound, Estimator, Factory, Floats, Formula
+from gnomon.timing.estimators.interface import Bound, Estimator, Factory, Formula
 
 __all__ = ["DEFAULT", "Bound", "Estimator", "Factory", "Floats", "Formula", "estimator", "estimator_names"]
 

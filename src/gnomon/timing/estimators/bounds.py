@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gnomon.timing.estimators.interface import Floats, Formula
+from gnomon.core.arrays import Floats
+from gnomon.timing.estimators.interface import Formula
 from gnomon.timing.operators import Communication, Decode, Experts, Gemm, Mixed, Prefill, Work
 
 

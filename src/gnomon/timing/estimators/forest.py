@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from gnomon.core.arrays import Floats
 from gnomon.core.errors import MissingExtraError
 from gnomon.core.files import written_whole
 from gnomon.core.jit import cache_home
-from gnomon.timing.estimators.interface import Bound, Floats
+from gnomon.timing.estimators.interface import Bound
 
 NUM_TREES = 100
 

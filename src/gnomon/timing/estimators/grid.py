@@ -14,9 +14,10 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
+from gnomon.core.arrays import Floats
 from gnomon.core.errors import DataError
 from gnomon.timing.estimators.holes import filled
-from gnomon.timing.estimators.interface import Bound, Floats, Formula
+from gnomon.timing.estimators.interface import Bound, Formula
 
 Cells = NDArray[np.intp]
 

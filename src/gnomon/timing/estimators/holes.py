@@ -12,7 +12,7 @@ from itertools import combinations, product
 import numpy as np
 from numpy.typing import NDArray
 
-from gnomon.timing.estimators.interface import Floats
+from gnomon.core.arrays import Floats
 
 Cells = NDArray[np.intp]
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
-Floats = NDArray[np.float64]
+from gnomon.core.arrays import Floats
 
 Formula = Callable[[Floats], Floats]
 """Seconds at points [rows, sizes]; positive."""

@@ -9,7 +9,8 @@ from itertools import combinations_with_replacement
 
 import numpy as np
 
-from gnomon.timing.estimators.interface import Bound, Floats
+from gnomon.core.arrays import Floats
+from gnomon.timing.estimators.interface import Bound
 
 
 class Linear:

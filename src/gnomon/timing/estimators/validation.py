@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gnomon.timing.estimators.interface import Estimator, Floats
+from gnomon.core.arrays import Floats
+from gnomon.timing.estimators.interface import Estimator
 
 SHUFFLED_FOLDS = 5
 UNSHUFFLED_FOLDS = 10

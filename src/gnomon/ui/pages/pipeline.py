@@ -12,8 +12,8 @@ from gnomon import catalog
 from gnomon.core.errors import GnomonError
 from gnomon.pipeline.costs import Priority, check_priority
 from gnomon.pipeline.zoo import SCHEDULES
-from gnomon.report.pipeline_figures import CAUSES, cause_rows, step_figure
-from gnomon.report.pipeline_heat_map import heat_grid, heat_map_figure
+from gnomon.report.pipeline.figures import CAUSES, cause_rows, step_figure
+from gnomon.report.pipeline.heat_map import heat_grid, heat_map_figure
 from gnomon.ui.blocks import cards, graph, notice, section
 from gnomon.ui.callbacks import callback
 from gnomon.ui.controls import Choice, Control, Number, Slider, Switch, Text

@@ -18,8 +18,8 @@ from gnomon.pipeline.sweep_config import priority_grid
 from gnomon.pipeline.sweeps import SweepTable, total_times
 from gnomon.pipeline.training import Training, TrainingCosts
 from gnomon.pipeline.zoo import Plan
-from gnomon.report.pipeline_figures import step_cards, training_cards
-from gnomon.report.pipeline_heat_map import Cell, cell_text
+from gnomon.report.pipeline.figures import step_cards, training_cards
+from gnomon.report.pipeline.heat_map import Cell, cell_text
 from gnomon.ui.controls import ControlError
 
 STUDY = "study"

@@ -11,8 +11,8 @@ from dash.development.base_component import Component
 
 from gnomon import catalog
 from gnomon.core.errors import GnomonError
-from gnomon.report import search_text as words
-from gnomon.report.search_figures import figures
+from gnomon.report.search import text as words
+from gnomon.report.search.figures import figures
 from gnomon.search.objective import UNITS
 from gnomon.search.study import Found
 from gnomon.search.winner import winning_scenario

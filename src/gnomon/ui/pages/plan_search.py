@@ -9,10 +9,10 @@ from typing import Any
 from flask import current_app
 
 from gnomon import __version__
-from gnomon.cli.search import deployment
+from gnomon.cli.search.search import deployment
 from gnomon.core.config import build
 from gnomon.core.errors import GnomonError
-from gnomon.report.search_files import write_search
+from gnomon.report.search.files import write_search
 from gnomon.search.config import SearchConfig
 from gnomon.search.results import fingerprint
 from gnomon.search.study import Found, check, finished_search, search

@@ -14,7 +14,7 @@ from gnomon.posttrain.config import Posttrain
 from gnomon.posttrain.policies import policy_names
 from gnomon.posttrain.record import RunRecord
 from gnomon.posttrain.simulate import run
-from gnomon.report.posttrain_figures import (
+from gnomon.report.posttrain.figures import (
     allocation_figure,
     cause_rows,
     policies_figure,
@@ -22,7 +22,7 @@ from gnomon.report.posttrain_figures import (
     policy_rows,
     run_cards,
 )
-from gnomon.report.posttrain_timeline import CAUSES
+from gnomon.report.posttrain.timeline import CAUSES
 from gnomon.report.splits import SplitRow
 from gnomon.ui import jobs
 from gnomon.ui.blocks import cards, notice, section, table

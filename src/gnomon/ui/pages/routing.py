@@ -9,8 +9,8 @@ from dash.development.base_component import Component
 
 from gnomon import catalog
 from gnomon.core.errors import GnomonError
-from gnomon.report.router_figures import differences_figure, differences_height, distributions_figure
-from gnomon.report.training_curves import CURVE_PX, curve_figure, curve_names, run_colours
+from gnomon.report.routing.curves import CURVE_PX, curve_figure, curve_names, run_colours
+from gnomon.report.routing.figures import differences_figure, differences_height, distributions_figure
 from gnomon.serving.policies import policy_names
 from gnomon.serving.routers import BUILT_IN, router_names
 from gnomon.ui.blocks import graph, notice, plots, section, table

@@ -10,12 +10,12 @@ import polars as pl
 
 from gnomon import api
 from gnomon.core import units
+from gnomon.core.arrays import Floats
 from gnomon.core.errors import ConfigError
-from gnomon.report.training_curves import FILES, read_metrics
+from gnomon.report.routing.curves import FILES, read_metrics
 from gnomon.serving.metrics import request_times
 from gnomon.serving.paired import Difference
 from gnomon.serving.scenario import Scenario
-from gnomon.serving.state import Floats
 from gnomon.serving.usage import ReplicaUse
 from gnomon.ui.pages.plan_search import runs_folder
 from gnomon.ui.pages.serve import link

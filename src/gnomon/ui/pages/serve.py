@@ -11,7 +11,7 @@ from dash.development.base_component import Component
 from gnomon import catalog
 from gnomon.api import DEFAULT_RATE
 from gnomon.core.errors import GnomonError
-from gnomon.report.serving_figures import LATENCIES
+from gnomon.report.serving.figures import LATENCIES
 from gnomon.serving.policies import policy_names
 from gnomon.serving.routers import router_names
 from gnomon.serving.scenario import Scenario

@@ -10,8 +10,8 @@ from dash.development.base_component import Component
 
 from gnomon.api import Result
 from gnomon.core.errors import GnomonError
-from gnomon.report.serving_figures import LATENCIES, figures, latency_cdf, latency_curves
-from gnomon.report.serving_load import load_figure
+from gnomon.report.serving.figures import LATENCIES, figures, latency_cdf, latency_curves
+from gnomon.report.serving.load import load_figure
 from gnomon.ui import blocks, load_curve, uploads
 from gnomon.ui.controls import Control
 from gnomon.ui.foreign import read_scenario

@@ -8,8 +8,8 @@ from __future__ import annotations
 from html import escape
 
 from gnomon.api import Result
-from gnomon.report import serving_text as words
-from gnomon.report.serving_html import card, key_figures, message
+from gnomon.report.serving import text as words
+from gnomon.report.serving.html import card, key_figures, message
 from gnomon.serving.scenario import Scenario
 from gnomon.ui.scenarios import as_command, as_vllm, as_yaml
 

@@ -1,0 +1,231 @@
+"""`gnomon profile`: measure operators on a GPU, or say what to measure on a machine without Gnomon."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gnomon.cli.measure.profile_import import command as import_command
+from gnomon.cli.printing import json_option, print_rows
+from gnomon.core.errors import ConfigError, GnomonError, MissingExtraError
+from gnomon.core.files import write_text
+
+if TYPE_CHECKING:
+    from gnomon.measure.profiling.session import Shapes
+
+models_option = click.option(
+    "--models", default="llama-3-8b", show_default=True, help="Names or config.json, by commas."
+)
+degrees_option = click.option("--tensor-parallel", "degrees", default="1,2,4,8", show_default=True)
+dtype_option = click.option("--dtype", type=click.Choice(["bf16", "fp16"]), default="bf16", show_default=True)
+out_option = click.option(
+    "--out", type=click.Path(path_type=Path), required=True, help="Bundle; an old one is resumed."
+)
+device_option = click.option("--device", required=True, help="The device's name in the catalog, e.g. h200.")
+
+
+@click.group()
+def command() -> None:
+    """Measure operators on a GPU, in Gnomon's profile format.
+
+    \b
+    Example:
+      gnomon profile all --models llama-3-8b --device h200 --out my-h200
+      gnomon time --model llama-3-8b --device h200 --source profile --path my-h200
+    """
+
+
+@command.command()
+@models_option
+@degrees_option
+@dtype_option
+@click.option("--out", type=click.Path(path_type=Path), help="JSON file; printed if not given.")
+def shapes(models: str, degrees: str, dtype: str, out: Path | None) -> None:
+    """The shapes to measure, for `python -m gnomon.measure.profiling` on a machine without Gnomon.
+
+    \b
+    Example:
+      gnomon profile shapes --models llama-3-8b,qwen3-32b --out shapes.json
+    """
+    text = json.dumps(asdict(shapes_of(models.split(","), _numbers(degrees), dtype)), indent=1) + "\n"
+    if out is None:
+        click.echo(text, nl=False)
+    else:
+        write_text(out, text)
+
+
+def _measuring(what: str, summary: str) -> None:
+    @command.command(
+        name=what,
+        help=f"{summary}\n\n\b\nExample:\n  gnomon profile {what} --models llama-3-8b --device h200 --out my-h200",
+    )
+    @models_option
+    @degrees_option
+    @dtype_option
+    @device_option
+    @out_option
+    @json_option
+    def run(models: str, degrees: str, dtype: str, device: str, out: Path, as_json: bool) -> None:
+        from gnomon.catalog import device as known_device
+
+        known_device(device)
+        wanted = shapes_of(models.split(","), _numbers(degrees), dtype)
+        main, limits = _profiler()
+        try:
+            verdict = main.measure(what, wanted, out, device, limits())
+        except RuntimeError as error:
+            raise GnomonError(
+                str(error), fix="Run it on a machine with an NVIDIA GPU and a CUDA build of PyTorch."
+            ) from None
+        print_rows(
+            verdict["files"], as_json=as_json, title=f"{out}: held-out error {verdict['held_out']['median']:.1%}"
+        )
+
+
+_measuring("compute", "Token-level operators: GEMMs, norms, activations, experts, at every tensor-parallel degree.")
+_measuring("attention", "Attention: prefill with KV history, decode (even and skewed lengths), over a paged cache.")
+_measuring("all", "Compute and attention.")
+
+
+@command.command()
+@click.option(
+    "--collective", "wanted", multiple=True, help="all_reduce, all_gather, all_to_all, send_recv; may be repeated."
+)
+@click.option("--workers", default="2,4,8", show_default=True, help="Numbers of ranks on this node, by commas.")
+@click.option("--backend", type=click.Choice(["nccl", "gloo"]), help="nccl where there is a GPU, else gloo.")
+@click.option("--node", help="The node's name in the catalog, e.g. h200_hgx.")
+@click.option("--max-bytes", type=int, default=1 << 28, show_default=True)
+@device_option
+@out_option
+def collectives(
+    wanted: tuple[str, ...], workers: str, backend: str | None, node: str | None, max_bytes: int, device: str, out: Path
+) -> None:
+    """Collectives between this node's GPUs (torch.distributed); under torchrun, between those of several nodes.
+
+    \b
+    Example:
+      gnomon profile collectives --collective all_reduce --workers 2,4,8 --device h200 --node h200_hgx --out my-h200
+    """
+    main, _ = _profiler()
+    words = [
+        "collectives",
+        "--workers",
+        workers,
+        "--max-bytes",
+        str(max_bytes),
+        "--device-name",
+        device,
+        "--out",
+        str(out),
+    ]
+    words += [word for name in wanted for word in ("--collective", name)]
+    words += ["--backend", backend] if backend else []
+    words += ["--node", node] if node else []
+    raise SystemExit(main.main(words))
+
+
+@command.command()
+@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True))
+@click.option("--out", type=click.Path(path_type=Path), help="Bundle to which the host's rows are added.")
+@json_option
+def overhead(runs: tuple[Path, ...], out: Path | None, as_json: bool) -> None:
+    """Host time per iteration, from RUNS that `gnomon engine serve` recorded.
+
+    \b
+    Example:
+      gnomon engine serve --model llama-3-8b --mix chat --load 0.5 --out runs/engine
+      gnomon profile overhead runs/engine/llama-3-8b-chat-50
+    """
+    from gnomon.measure.profiling import overhead as fitted
+
+    fit = fitted.fit([fitted.read(run) for run in runs])
+    if out is not None:
+        fitted.add_to(out, fit)
+    print_rows([asdict(fit)], as_json=as_json, title="Host time outside the GPU's work")
+
+
+@command.command()
+@click.argument("bundle", type=click.Path(path_type=Path, exists=True))
+@json_option
+def quality(bundle: Path, as_json: bool) -> None:
+    """How good BUNDLE's data are: noise, outliers, steps that fall, points predicted from their neighbours.
+
+    \b
+    Example:
+      gnomon profile quality my-h200
+    """
+    from gnomon.measure.profiling.bundle import read_rows
+    from gnomon.measure.profiling.quality import assess
+
+    rows = [asdict(one) for one in assess(read_rows(bundle))]
+    if not rows:
+        raise ConfigError("holds no measurements.", where=str(bundle), fix="Give the folder of a bundle.")
+    print_rows(rows, as_json=as_json, title=str(bundle))
+
+
+command.add_command(import_command)
+
+
+def shapes_of(models: list[str], degrees: list[int], dtype: str = "bf16") -> Shapes:
+    """The shapes of one rank of every model at every degree it allows, each once."""
+    from gnomon import catalog
+    from gnomon.measure.profiling.session import Shapes
+    from gnomon.timing.operators import Elementwise, Experts, Gemm, Prefill, stage_operators
+    from gnomon.timing.sources.profile.samples import shape_keys
+
+    found: dict[str, dict[Any, None]] = {k: {} for k in ("gemm", "head", "elementwise", "attention", "moe")}
+    head_dims = set()
+    for name in models:
+        model = catalog.model(name)
+        head_dims.add(model.head_dim)
+        for degree in degrees:
+            if degree not in catalog.tensor_degrees(model):
+                continue
+            for one in stage_operators(model, catalog.Parallelism(tensor_parallel=degree), dtype=dtype):
+                key = shape_keys(one)[0]
+                match one.work:
+                    case Gemm():
+                        found["head" if one.kind == "sequence" else "gemm"][key[1:]] = None
+                    case Elementwise() if not one.is_fused:
+                        found["elementwise"][key] = None
+                    case Prefill() if len(key) == 4:
+                        found["attention"][key[1:]] = None
+                    case Experts():
+                        found["moe"][key[1:]] = None
+    if len(head_dims) > 1:
+        raise ConfigError(
+            f"models with head dimensions {sorted(head_dims)} in one bundle.", fix="Profile them one by one."
+        )
+    return Shapes(
+        dtype=dtype,
+        head_dim=head_dims.pop(),
+        models=[catalog.model(name).name for name in models],
+        tensor_parallel=degrees,
+        gemm=list(found["gemm"]),
+        head=list(found["head"]),
+        elementwise=list(found["elementwise"]),
+        attention=list(found["attention"]),
+        moe=list(found["moe"]),
+    )
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(
+            f"cannot read {text!r}.", fix="Give whole numbers separated by commas, e.g. 1,2,4,8."
+        ) from None
+
+
+def _profiler() -> tuple[Any, Any]:
+    try:
+        from gnomon.measure.profiling import __main__ as main
+        from gnomon.measure.profiling.session import Limits
+    except ImportError:
+        raise MissingExtraError("Profiling", "gpu") from None
+    return main, Limits

@@ -1,0 +1,49 @@
+"""`gnomon route all`: from nothing to a comparison."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gnomon.cli.routing.compare import run_comparison
+from gnomon.cli.routing.options import (
+    checkpoint_to_resume,
+    jobs_option,
+    resolved,
+    resume_option,
+    stage_options,
+    watcher,
+)
+
+
+@click.command("all")
+@stage_options
+@jobs_option
+@resume_option
+def command(
+    config: str | None, overrides: dict[str, Any], out: Path | None, jobs: int | None, resume: str | None
+) -> None:
+    """Demonstrations, clone, PPO, comparison.
+
+    Where training was interrupted, it goes on from the newest checkpoint, and the stages before it are skipped.
+
+    \b
+    Examples:
+      gnomon route all --config quick
+      gnomon route all --config full --lengths oracle --out runs/route/oracle
+    """
+    from gnomon.routing import stages
+
+    made, folder = resolved(config, overrides, out)
+    checkpoint = checkpoint_to_resume(resume, folder, made.train.updates)
+    with watcher() as watch:
+        if checkpoint is None:
+            stages.collect_demos(made, folder, watch, jobs)
+            stages.clone_teacher(made, folder, watch, jobs)
+        stages.train(made, folder, watch, checkpoint)
+    policies: dict[str, Path | None] = {"learned": folder.policy}
+    if folder.clone.exists():
+        policies["clone"] = folder.clone
+    run_comparison(made.compare, policies, made.lengths, jobs, folder.root / "comparison")

@@ -1,0 +1,31 @@
+"""`gnomon route clone`: a policy that does as the teacher does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gnomon.cli.routing.options import jobs_option, resolved, stage_options, watcher
+
+
+@click.command("clone")
+@stage_options
+@jobs_option
+def command(config: str | None, overrides: dict[str, Any], out: Path | None, jobs: int | None) -> None:
+    """Clone the teacher from the folder's demonstrations; then let the clone act and the teacher correct it (DAgger).
+
+    Writes clone.npz (weights, normaliser and feature schema together: a policy file like any other) and clone.csv.
+
+    \b
+    Examples:
+      gnomon route clone --config quick
+      gnomon route clone --config quick --demos.dagger-rounds 0 --clone.epochs 30
+    """
+    from gnomon.routing import stages
+
+    made, folder = resolved(config, overrides, out)
+    with watcher() as watch:
+        last = stages.clone_teacher(made, folder, watch, jobs)[-1]
+    click.echo(f"Wrote {folder.clone}: it agrees with the teacher in {last['agreement']:.1%} of the validation.")

@@ -1,0 +1,64 @@
+"""`gnomon bench`: the workload suite x schedulers x models, as a table."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gnomon.cli.options import config_options
+from gnomon.cli.printing import json_option, print_json, print_rows
+from gnomon.cli.search.search import worker_options
+from gnomon.search.bench import BenchConfig
+
+
+@click.command()
+@click.argument("file", required=False, type=click.Path(dir_okay=False))
+@config_options(BenchConfig)
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write the table as JSON here.")
+@worker_options
+@json_option
+def command(
+    file: str | None,
+    overrides: dict[str, Any],
+    out: Path | None,
+    jobs: int | None,
+    where: str,
+    address: str,
+    as_json: bool,
+) -> None:
+    """Capacity of every scheduler on every workload of the suite, for several models.
+
+    Each model runs on the fewest GPUs of one server on which it fits. The same command gives the same table, to the
+    last digit. FILE (YAML) or flags change the suite.
+
+    \b
+    Examples:
+      gnomon bench
+      gnomon bench --models llama-3-8b --workloads "[chat-1m, azure-code]" --policies "[vllm_v1, sglang]"
+    """
+    from gnomon.cli.progress import progress
+    from gnomon.core.config import load
+    from gnomon.core.files import write_text
+    from gnomon.report.search.text import bench_row
+    from gnomon.search.bench import bench
+
+    config = load(BenchConfig, file, overrides)
+    with progress("measuring", quiet=as_json) as on_progress:
+        rows = bench(config, jobs=jobs, ray=address if where == "ray" else None, on_progress=on_progress)
+    plain = [
+        {"model": model, "workload": workload, "policy": policy, **record.to_dict()}
+        for model, workload, policy, record in rows
+    ]
+    if out is not None:
+        write_text(out, json.dumps(plain, indent=1))
+    if as_json:
+        print_json(plain)
+        return
+    table = [
+        {"model": model, "workload": workload, "policy": policy, **bench_row(record)}
+        for model, workload, policy, record in rows
+    ]
+    print_rows(table, right=[name for name in table[0] if name not in ("model", "workload", "policy", "limited by")])

@@ -1,0 +1,213 @@
+"""`gnomon workload`: look at, export and fit requests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+from pydantic import ConfigDict, NonNegativeInt
+
+from gnomon.cli.options import config_options
+from gnomon.cli.printing import json_option, print_json, print_rows
+from gnomon.core.config import Config, load
+from gnomon.core.errors import ConfigError
+from gnomon.workload.config import WorkloadConfig
+
+
+class WorkloadOf(Config):
+    """The part of a scenario that decides its requests; the other keys are left to `gnomon simulate`."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    workload: WorkloadConfig = WorkloadConfig()
+    seed: NonNegativeInt = 0
+    """Seed of every random draw."""
+
+
+scenario_argument = click.argument("scenario", required=False, type=click.Path())
+
+
+@click.group()
+def command() -> None:
+    """Look at, export or fit the requests of a workload.
+
+    \b
+    Examples:
+      gnomon workload show --workload.preset chat-1m --workload.rate 6.45
+      gnomon workload show --workload.trace.file AzureLLMInferenceTrace_conv.csv
+      gnomon workload export --workload.preset arxiv-4k --out requests.csv
+    """
+
+
+@command.command()
+@scenario_argument
+@config_options(WorkloadOf)
+@click.option("--html", type=click.Path(path_type=Path), help="Also write a page with plots.")
+@json_option
+def show(scenario: str | None, overrides: dict[str, Any], html: Path | None, as_json: bool) -> None:
+    """Rates, percentiles and histograms of the requests of SCENARIO (a YAML file) or of the flags.
+
+    \b
+    Example:
+      gnomon workload show --workload.preset azure-code --workload.arrivals.process gamma --workload.arrivals.cv 3
+    """
+    from gnomon.workload.describe import describe, gaps_s, histogram
+    from gnomon.workload.generate import generate
+
+    chosen = _read(scenario, overrides)
+    requests = generate(chosen.workload, chosen.seed)
+    summary = describe(requests)
+    series = {"prompt tokens": requests.prompt_tokens, "output tokens": requests.output_tokens}
+    if len(gaps_s(requests)):
+        series["gap (s)"] = gaps_s(requests)  # type: ignore[assignment]
+    histograms = {name: histogram(values) for name, values in series.items()}
+    if html is not None:
+        from gnomon.report.workload import write_page
+
+        write_page(requests, html, title=_title(chosen.workload))
+    if as_json:
+        print_json({**summary, "histograms": histograms})
+        return
+    click.echo(f"{_title(chosen.workload)}\n{_sentence(summary)}")
+    print_rows(summary["percentiles"], right=list(summary["percentiles"][0])[1:] if summary["percentiles"] else [])
+    for name, bins in histograms.items():
+        _print_histogram(name, bins)
+    for note in summary["notes"]:
+        click.echo(f"Note: {note}")
+    if html is not None:
+        click.echo(f"Wrote {html}")
+
+
+@command.command()
+@scenario_argument
+@config_options(WorkloadOf)
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="File to write: .csv or .parquet.")
+def export(scenario: str | None, overrides: dict[str, Any], out: Path) -> None:
+    """Write the requests to a file: the same seed gives the same bytes, and `--workload.trace.file` reads it back.
+
+    \b
+    Example:
+      gnomon workload export --workload.preset chat-1m --workload.num-requests 1000 --out requests.csv
+    """
+    from gnomon.workload.export import export as write
+    from gnomon.workload.generate import generate
+
+    chosen = _read(scenario, overrides)
+    requests = generate(chosen.workload, chosen.seed)
+    write(requests, out)
+    for note in requests.notes:
+        click.echo(f"Note: {note}")
+    if requests.concurrency:
+        click.echo("Note: arrivals are left out: in a closed loop the server decides them.")
+    click.echo(f"Wrote {len(requests):,} requests to {out}")
+
+
+@command.command()
+@json_option
+def presets(as_json: bool) -> None:
+    """Named length distributions that are built in.
+
+    \b
+    Example:
+      gnomon workload presets
+    """
+    from gnomon.workload.fit import statistics
+    from gnomon.workload.presets import preset_lengths
+    from gnomon.workload.presets import presets as known
+
+    rows: list[dict[str, Any]] = []
+    for name, preset in known().items():
+        prompt, output = (statistics(lengths) for lengths in preset_lengths(preset, 100_000, seed=0))
+        row: dict[str, Any] = {"preset": name, "description": preset.description}
+        row |= {f"prompt {key}": prompt[key] for key in ("mean", "p50", "p90")}
+        row |= {f"output {key}": output[key] for key in ("mean", "p50", "p90")}
+        rows.append(row | ({"source": preset.source} if as_json else {}))
+    print_rows(rows, as_json=as_json, caption="Statistics of 100,000 draws; sources with --json.")
+
+
+@command.command()
+@json_option
+def formats(as_json: bool) -> None:
+    """Trace formats that `--workload.trace.file` reads.
+
+    \b
+    Example:
+      gnomon workload formats
+    """
+    from gnomon.workload.formats import FORMATS
+
+    rows = [
+        {"format": name, "description": FORMATS[name].description, "columns": ", ".join(FORMATS[name].columns.values())}
+        for name in FORMATS
+    ]
+    print_rows(rows, as_json=as_json)
+
+
+@command.command()
+@click.argument("trace", type=click.Path())
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="Preset file to write (.yaml).")
+@click.option("--description", default="Fitted lengths.", help="What the requests are.")
+@click.option("--source", default=None, help="Where they were recorded  [default: the file's name]")
+@json_option
+def fit(trace: str, out: Path, description: str, source: str | None, as_json: bool) -> None:
+    """Fit a preset to the lengths of TRACE, and say how well it fits.
+
+    The file holds quantiles only, no request: it can be shared where the trace cannot.
+
+    \b
+    Example:
+      gnomon workload fit trace.csv --out ours.yaml
+      gnomon simulate --workload.preset ours.yaml
+    """
+    from gnomon.core.files import write_text
+    from gnomon.workload.fit import fit as fitted
+    from gnomon.workload.fit import preset_yaml, quality
+    from gnomon.workload.traces import read_requests
+
+    if out.suffix != ".yaml":
+        raise ConfigError("a preset is a YAML file.", where="--out", fix="End it in .yaml.")
+    recorded = read_requests(trace)
+    preset = fitted(
+        recorded.prompt_tokens, recorded.output_tokens, description=description, source=source or Path(trace).name
+    )
+    write_text(out, preset_yaml(preset))
+    print_rows(quality(preset, recorded.prompt_tokens, recorded.output_tokens), as_json=as_json)
+    if not as_json:
+        click.echo(f"Wrote {out}")
+
+
+def _read(scenario: str | None, overrides: dict[str, Any]) -> WorkloadOf:
+    return load(WorkloadOf, scenario, overrides)
+
+
+def _title(workload: WorkloadConfig) -> str:
+    lengths = workload.preset or (workload.trace and Path(workload.trace.file).name) or workload.lengths.distribution
+    return f"{lengths}, {workload.arrivals.process} arrivals"
+
+
+def _sentence(summary: dict[str, Any]) -> str:
+    parts = [f"{summary['num_requests']:,} requests"]
+    if summary["requests_per_s"]:
+        parts.append(f"{summary['requests_per_s']:.4g} per second over {summary['duration_s']:,.4g} s")
+        parts.append(f"gaps vary by {summary['gap_cv']:.3g} of their mean")
+        parts.append(
+            f"{summary['prompt_tokens_per_s']:,.0f} prompt and {summary['output_tokens_per_s']:,.0f} output tokens/s"
+        )
+    if summary["concurrency"]:
+        parts.append(f"{summary['concurrency']} in flight")
+    parts.append(f"P:D {summary['prompt_to_output']:.3g}")
+    if summary["num_sessions"]:
+        parts.append(f"{summary['num_sessions']:,} sessions")
+    if summary["reusable_prefix_share"]:
+        parts.append(f"{summary['reusable_prefix_share']:.1%} of prompt tokens were sent before")
+    return "; ".join(parts) + "."
+
+
+def _print_histogram(name: str, bins: list[tuple[float, float, int]], width: int = 50) -> None:
+    click.echo(f"\n{name}")
+    most = max((count for _, _, count in bins), default=1)
+    total = sum(count for _, _, count in bins)
+    for low, high, count in bins:
+        bar = "█" * round(width * count / most)
+        click.echo(f"{low:>9.4g} – {high:<9.4g} {count / total:6.1%} {bar}")

@@ -1,0 +1,28 @@
+"""`gnomon verify`: a table of checks, each imported only when it is called."""
+
+from __future__ import annotations
+
+import click
+
+from gnomon.cli.lazy import LazyGroup
+
+CHECKS = {
+    "timing": "Operator times: held-out error of the estimators, and the roofline against measured kernels.",
+    "vidur": "Scheduling semantics: recorded Vidur runs, batch by batch.",
+    "vllm": "Latencies: real vLLM servers, request by request.",
+    "pipeline": "Training pipelines: published schedules and bubbles.",
+    "posttrain": "RL post-training: published results.",
+    "h200": "The reference engine on an H200: simulated and measured.",
+}
+
+
+@click.group(cls=LazyGroup, table=CHECKS, package="gnomon.cli.verify")
+def command() -> None:
+    """Hold the simulator against recorded and published results.
+
+    Exit code 0 when a check passes, 1 when it does not, 2 when its data cannot be read.
+
+    \b
+    Example:
+      gnomon verify timing --data reference/
+    """

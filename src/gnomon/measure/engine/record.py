@@ -1,0 +1,86 @@
+"""What a run leaves: `run.json`, `requests.csv.gz`, `iterations.csv.gz`, and each token's stamp if asked for."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from gnomon.measure.engine.serve import Served
+
+
+def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """A gzipped CSV file, the same bytes for the same rows, whole or not there."""
+    rows = list(rows)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    temporary = path.with_name(f".{path.name}.part")
+    with temporary.open("wb") as raw, gzip.GzipFile("", "wb", 9, raw, mtime=0) as packed:
+        packed.write(text.getvalue().encode())
+    os.replace(temporary, path)
+
+
+def save(served: Served, folder: Path, facts: Mapping[str, Any], *, token_stamps: bool = False) -> None:
+    """Write a run's folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_csv(folder / "requests.csv.gz", (_request_row(request) for request in served.requests))
+    write_csv(folder / "iterations.csv.gz", (_step_row(step) for step in served.steps))
+    if token_stamps:
+        write_csv(
+            folder / "tokens.csv.gz",
+            ({"request": r.index, "stamp_s": f"{stamp:.6f}"} for r in served.requests for stamp in r.stamps),
+        )
+    (folder / "run.json").write_text(json.dumps({**facts, "summary": summary(served)}, indent=1) + "\n")
+
+
+def summary(served: Served) -> dict[str, float]:
+    """The figures one looks at first; latencies in seconds."""
+    ttft = sorted(r.stamps[0] - r.arrived_s for r in served.requests)
+    e2e = sorted(r.stamps[-1] - r.arrived_s for r in served.requests)
+    tpot = sorted((r.stamps[-1] - r.stamps[0]) / (r.output_tokens - 1) for r in served.requests if r.output_tokens > 1)
+    return {
+        "num_requests": len(served.requests),
+        "num_iterations": len(served.steps),
+        "duration_s": served.steps[-1].end_s,
+        "gpu_busy": sum(s.iteration.gpu_s for s in served.steps) / served.steps[-1].end_s,
+        "mean_sequences": sum(s.iteration.sequences for s in served.steps) / len(served.steps),
+        **{f"ttft_{name}_s": value for name, value in _percentiles(ttft)},
+        **{f"tpot_{name}_s": value for name, value in _percentiles(tpot)},
+        **{f"e2e_{name}_s": value for name, value in _percentiles(e2e)},
+    }
+
+
+def _percentiles(ordered: Sequence[float]) -> Iterable[tuple[str, float]]:
+    yield "mean", sum(ordered) / len(ordered)
+    for share in (50, 90, 99):
+        yield f"p{share}", ordered[min(len(ordered) - 1, share * len(ordered) // 100)]
+
+
+def _request_row(request: Any) -> dict[str, Any]:
+    return {
+        "request": request.index,
+        "arrived_s": f"{request.arrived_s:.6f}",
+        "prompt_tokens": len(request.prompt),
+        "output_tokens": request.output_tokens,
+        "admitted_s": f"{request.admitted_s:.6f}",
+        "first_token_s": f"{request.stamps[0]:.6f}",
+        "last_token_s": f"{request.stamps[-1]:.6f}",
+        "preemptions": request.preemptions,
+    }
+
+
+def _step_row(step: Any) -> dict[str, Any]:
+    row = {"start_s": f"{step.start_s:.6f}", "end_s": f"{step.end_s:.6f}", **asdict(step.iteration)}
+    for name in ("prepare_s", "gpu_s"):
+        row[name] = f"{row[name]:.6f}"
+    for name in ("chunks_squared", "chunks_kv"):
+        row[name] = f"{row[name]:.0f}"
+    return row

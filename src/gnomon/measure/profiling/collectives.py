@@ -1,0 +1,180 @@
+"""Collectives between GPUs (NCCL) or, for tests, between processes (gloo), through torch.distributed.
+
+Alone on a node the ranks are started here; under `torchrun` (several nodes) this process is one of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gnomon.measure.profiling import bundle
+from gnomon.measure.profiling.machine import facts
+
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
+SIZES = tuple(1 << power for power in range(10, 29))
+Samples = dict[bundle.Key, tuple[float, float]]
+
+
+def buffer_call(collective: str, num_bytes: int, device: torch.device) -> Callable[[], object]:
+    """One call over a full buffer of `num_bytes` bf16 elements per rank (see docs/profile-format.md)."""
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    elements = max(ranks, num_bytes // 2 // ranks * ranks)
+    full = torch.ones(elements, dtype=torch.bfloat16, device=device)
+    part = torch.ones(elements // ranks, dtype=torch.bfloat16, device=device)
+    if collective == "all_reduce":
+        return lambda: dist.all_reduce(full)
+    if collective == "all_gather":
+        return lambda: dist.all_gather_into_tensor(full, part)
+    if collective == "reduce_scatter":
+        return lambda: dist.reduce_scatter_tensor(part, full)
+    if collective == "all_to_all":
+        received = torch.empty_like(full)
+        return lambda: dist.all_to_all_single(received, full)
+    if rank == 0:
+        return lambda: dist.send(full, 1)
+    if rank == 1:
+        return lambda: dist.recv(full, 0)
+    return lambda: None
+
+
+def measure_here(collective: str, sizes: Sequence[int], ranks_per_node: int, repeats: int = 20) -> Samples:
+    """Measure one collective from inside an initialised process group; the slowest rank counts."""
+    device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
+    measured: Samples = {}
+    for size in sizes:
+        call = buffer_call(collective, size, device)
+        for _ in range(5):
+            call()
+        samples = sorted(_slowest(_once_s(call, device), device) for _ in range(repeats))
+        low, median, high = statistics.quantiles(samples, n=4, method="inclusive")
+        measured[(collective, dist.get_world_size(), ranks_per_node, size)] = (median, (high - low) / median)
+    return measured
+
+
+def _once_s(call: Callable[[], object], device: torch.device) -> float:
+    dist.barrier()
+    if device.type == "cuda":
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize()
+        start.record()
+        call()
+        end.record()
+        end.synchronize()
+        return float(start.elapsed_time(end)) * 1e-3
+    begun = time.perf_counter()
+    call()
+    return time.perf_counter() - begun
+
+
+def _slowest(seconds: float, device: torch.device) -> float:
+    value = torch.tensor([seconds], dtype=torch.float64, device=device)
+    dist.all_reduce(value, op=dist.ReduceOp.MAX)
+    return float(value.item())
+
+
+def _rank(
+    rank: int, ranks: int, port: int, backend: str, wanted: Sequence[str], sizes: Sequence[int], out: str
+) -> None:
+    """One rank of a group on this node; rank 0 writes what was measured."""
+    if backend == "nccl":
+        torch.cuda.set_device(rank)
+    dist.init_process_group(backend, init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks)
+    try:
+        for collective in wanted:
+            measured = measure_here(collective, sizes, ranks)
+            if rank == 0:
+                journal = bundle.Journal(Path(out))
+                for key, (seconds, spread) in measured.items():
+                    journal.add("collective", key, seconds, spread)
+    finally:
+        dist.destroy_process_group()
+
+
+def measure_on_node(
+    wanted: Sequence[str], workers: Sequence[int], sizes: Sequence[int] = SIZES, backend: str | None = None
+) -> Samples:
+    """Start groups of ranks on this node and measure; a group of one has nothing to send and is skipped."""
+    backend = backend or ("nccl" if torch.cuda.is_available() else "gloo")
+    present = torch.cuda.device_count() if backend == "nccl" else os.cpu_count() or 1
+    measured: Samples = {}
+    for ranks in workers:
+        if ranks == 1:
+            continue
+        if backend == "nccl" and ranks > present:
+            raise RuntimeError(f"{ranks} ranks asked for, but this node has {present} GPU(s)")
+        names = [name for name in wanted if name != "send_recv" or ranks == 2]
+        with tempfile.TemporaryDirectory() as folder:
+            torch.multiprocessing.spawn(_rank, (ranks, _free_port(), backend, names, sizes, folder), nprocs=ranks)
+            measured |= bundle.Journal(Path(folder)).rows["collective"]
+    return measured
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def add_parser(commands: Any) -> None:
+    """The sub-command `collectives`."""
+    command = commands.add_parser("collectives")
+    command.add_argument("--collective", action="append", choices=COLLECTIVES, help="may be repeated; default: all")
+    command.add_argument("--workers", type=lambda text: [int(n) for n in text.split(",")], default=[2, 4, 8])
+    command.add_argument("--backend", choices=("nccl", "gloo"))
+    command.add_argument("--max-bytes", type=int, default=max(SIZES))
+    command.add_argument("--out", type=Path, required=True)
+    command.add_argument("--device-name", required=True)
+    command.add_argument("--node", help="the node's name in Gnomon's catalog, e.g. h200_hgx")
+
+
+def main(options: argparse.Namespace) -> int:
+    """Measure and write a bundle of collectives."""
+    wanted = options.collective or list(COLLECTIVES)
+    sizes = [size for size in SIZES if size <= options.max_bytes]
+    try:
+        if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+            measured = _under_torchrun(wanted, sizes, options.backend)
+            if measured is None:
+                return 0
+        else:
+            measured = measure_on_node(wanted, options.workers, sizes, options.backend)
+    except RuntimeError as error:
+        print(f"gnomon.measure.profiling: {error}", file=sys.stderr)
+        return 2
+    old = bundle.read_rows(options.out) if (options.out / "manifest.json").exists() else {}
+    rows = bundle.merge([old, {"collective": measured}])
+    about = {
+        "device": options.device_name,
+        "node": options.node,
+        **facts(),
+        "method": "torch.distributed, median of 20",
+    }
+    bundle.write(options.out, rows, about)
+    return 0
+
+
+def _under_torchrun(wanted: Sequence[str], sizes: Sequence[int], backend: str | None) -> Samples | None:
+    """Measure as one rank of a group that torchrun started; None on every rank but the first."""
+    backend = backend or ("nccl" if torch.cuda.is_available() else "gloo")
+    if backend == "nccl":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group(backend)
+    ranks_per_node = int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
+    measured: Samples = {}
+    for collective in wanted:
+        measured |= measure_here(collective, sizes, ranks_per_node)
+    is_first = dist.get_rank() == 0
+    dist.destroy_process_group()
+    return measured if is_first else None

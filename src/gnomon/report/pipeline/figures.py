@@ -1,0 +1,207 @@
+"""A training step as plotly figures (plain dictionaries), and where its time goes: for reports and for live pages."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from gnomon.pipeline.explain import idle_time, total
+from gnomon.pipeline.memory import Curve, micro_batches_held
+from gnomon.pipeline.run import Run
+from gnomon.pipeline.step import TrainingFigures
+from gnomon.pipeline.training import Training
+from gnomon.report.look import TIME_LINE, TIME_LINE_AXIS
+from gnomon.report.pipeline.timeline import COLOURS, NAMES, Timeline, View, bandwidth, timeline
+from gnomon.report.splits import SplitRow
+
+Figure = dict[str, Any]
+
+CAUSES = {
+    "busy": ("computing", "#4C78A8"),
+    "warm_up": ("warm-up", "#D9DEE5"),
+    "dependency": ("dependency", "#B7C0CC"),
+    "communication": ("communication", "#8CB8E0"),
+    "contention": ("contention", "#E45756"),
+    "cool_down": ("cool-down", "#E8E3DA"),
+}
+RANK_COLOURS = ("#4C78A8", "#F58518", "#54A24B", "#E45756", "#72B7B2", "#9D7CBF", "#EECA3B", "#9D755D")
+GAP = 0.12
+"""Of a lane's height, left free."""
+
+
+def step_figure(
+    run: Run,
+    *,
+    view: View = "single_channel",
+    show_throttling: bool = False,
+    show_completion_time: bool = False,
+    memory: list[Curve] | None = None,
+    memory_unit: str = "micro-batches",
+) -> Figure:
+    """The Gantt chart, with memory and the use of links below. `memory` replaces the count of activations."""
+    lanes = timeline(run, view)
+    traces = [_bars(lanes, kind, show_throttling) for kind in lanes.kinds]
+    for rank, curve in enumerate(memory or micro_batches_held(run)):
+        colour = RANK_COLOURS[rank % len(RANK_COLOURS)]
+        hover = f"GPU {rank + 1}: %{{y:.4g}} {memory_unit}"
+        traces.append(_steps(curve, run.total_time, "y2", colour, hover))
+    use = bandwidth(run)
+    for kind, curve in use.items():
+        steps = _steps(curve, run.total_time, "y3", COLOURS[kind], f"{NAMES[kind]}: %{{y:.1%}} of all links")
+        flat = {"shape": "hv", "width": 0, "color": COLOURS[kind]}
+        traces.append(steps | {"stackgroup": "links", "line": flat, "fillcolor": COLOURS[kind]})
+    end = run.total_time * (1.07 if show_completion_time else 1.01)
+    layout = _layout(lanes, end, memory_unit, bool(use)) | _marks(lanes, run.total_time, show_completion_time)
+    return {"data": traces, "layout": layout}
+
+
+def _marks(lanes: Timeline, total_time: float, show_completion_time: bool) -> Figure:
+    """Lines between the GPUs, and where the step ends."""
+    shapes: list[Figure] = [
+        {
+            "type": "line", "x0": 0, "x1": 1, "xref": "paper", "y0": row - 0.5, "y1": row - 0.5,
+            "line": {"color": "#D5DAE1", "width": 1},
+        }
+        for row, lane in enumerate(lanes.lanes)
+        if row and lane.name == "compute"
+    ]  # fmt: skip
+    notes: list[Figure] = []
+    if show_completion_time:
+        shapes.append(
+            {
+                "type": "line", "x0": total_time, "x1": total_time, "y0": -0.5, "y1": 0.5,
+                "line": {"color": "#1B2430", "width": 2},
+            }
+        )  # fmt: skip
+        notes.append(
+            {
+                "x": total_time, "y": 0, "text": f"<b>{total_time:.4f}</b>", "xanchor": "left", "xshift": 4,
+                "showarrow": False, "font": {"size": 12, "color": "#1B2430"}, "bgcolor": "rgba(255,255,255,0.85)",
+            }
+        )  # fmt: skip
+    return {"shapes": shapes, "annotations": notes}
+
+
+def _layout(lanes: Timeline, end: float, memory_unit: str, has_links: bool) -> Figure:
+    """Lanes on top, then memory, then the use of links if there is any."""
+    count = len(lanes.lanes)
+    height = max(36 * count, 220)
+    below = 330 if has_links else 190
+    whole = height + below + 110
+    layout: Figure = {
+        **TIME_LINE,
+        "height": whole,
+        "margin": {"l": 92, "r": 18, "t": 46, "b": 44},
+        "xaxis": TIME_LINE_AXIS
+        | {
+            "range": [0, end],
+            "title": {"text": "time"},
+            "anchor": "y3" if has_links else "y2",
+        },
+        "yaxis": {
+            "domain": [(below + 20) / whole, 1],
+            "range": [count - 0.5, -0.5],
+            "tickvals": list(range(count)),
+            "ticktext": [_lane_name(lane.gpu, lane.name) for lane in lanes.lanes],
+            "showgrid": False,
+            "zeroline": False,
+            "fixedrange": True,
+        },
+        "yaxis2": TIME_LINE_AXIS
+        | {
+            "domain": [(below / 2 + 30) / whole if has_links else 0, (below - 30) / whole],
+            "title": {"text": f"memory<br>({memory_unit})"},
+            "rangemode": "tozero",
+            "fixedrange": True,
+        },
+    }
+    if has_links:
+        layout["yaxis3"] = TIME_LINE_AXIS | {
+            "domain": [0, (below / 2 - 20) / whole],
+            "title": {"text": "links in use"},
+            "tickformat": ".0%",
+            "range": [0, 1.06],
+            "fixedrange": True,
+        }
+    return layout
+
+
+def _bars(lanes: Timeline, kind: str, show_throttling: bool) -> Figure:
+    # The legend looks like the first bar: let that be an ordinary one.
+    bars = sorted((bar for bar in lanes.bars if bar.kind == kind), key=lambda bar: bar.throttled)
+    # Lanes count downwards; within a lane a share is measured from its bottom.
+    height = 1.0 - GAP
+    centre = [bar.lane + height * (0.5 - (bar.low + bar.high) / 2) for bar in bars]
+    is_pass = bool(bars) and lanes.lanes[bars[0].lane].name == "compute"
+    outline = ["#B00020" if show_throttling and bar.throttled else "#FFFFFF" for bar in bars]
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": NAMES[kind],
+        "x": [bar.end - bar.start for bar in bars],
+        "base": [bar.start for bar in bars],
+        "y": centre,
+        "width": [max(height * (bar.high - bar.low), 0.04) for bar in bars],
+        "marker": {
+            "color": COLOURS[kind],
+            "line": {"color": outline, "width": [2.0 if c != "#FFFFFF" else 0.6 for c in outline]},
+        },
+        "text": [bar.text for bar in bars] if is_pass or len(bars) < 400 else None,
+        "textposition": "inside",
+        "insidetextanchor": "middle",
+        "textangle": 0,
+        "constraintext": "both",
+        "textfont": {"size": 11, "color": "#FFFFFF" if is_pass else "#22303C"},
+        "hovertext": [bar.hover + ("<br><b>on the critical path</b>" if bar.critical else "") for bar in bars],
+        "hoverinfo": "text",
+    }
+
+
+def _steps(curve: Curve, end: float, axis: str, colour: str, hover: str) -> Figure:
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "line": {"shape": "hv", "width": 1.6, "color": colour},
+        "x": [*curve.times.tolist(), end],
+        "y": [*curve.values.tolist(), float(curve.values[-1])],
+        "yaxis": axis,
+        "showlegend": False,
+        "hovertemplate": f"{hover}<extra></extra>",
+    }
+
+
+def _lane_name(gpu: int, name: str) -> str:
+    return f"<b>GPU {gpu}</b>" if name == "compute" else f"<span style='color:#7A8594'>{name}</span>"
+
+
+def cause_rows(run: Run) -> list[SplitRow]:
+    """Every rank's time by cause, and that of all."""
+    ranks = idle_time(run)
+    rows = [(f"GPU {rank + 1}", time, run.total_time) for rank, time in enumerate(ranks)]
+    rows.append(("all", total(ranks), run.total_time * len(ranks)))
+    return [
+        SplitRow(name, {cause: asdict(time)[cause] for cause in CAUSES}, whole, f"{100 * time.idle / whole:.1f} % idle")
+        for name, time, whole in rows
+    ]
+
+
+def step_cards(run: Run) -> dict[str, str]:
+    """The figures that stand above a step."""
+    return {
+        "make-span": f"{run.total_time:.6g}",
+        "idle": f"{100 * run.bubble:.1f} %",
+        "micro-batches": str(1 + max(label.microbatch for label in run.labels)),
+        "GPUs": str(run.num_ranks),
+    }
+
+
+def training_cards(figures: TrainingFigures, training: Training, num_ranks: int) -> dict[str, str]:
+    """The figures that stand above a step of a real model, in place of those of lengths."""
+    return {
+        "make-span": f"{figures.step_s:.4g} s",
+        "GPUs": str(num_ranks * training.tensor_parallel * training.data_parallel),
+        "samples/s": f"{figures.samples_per_s:.4g}",
+        "tokens/s": f"{figures.tokens_per_s:,.0f}",
+        "MFU": f"{100 * figures.mfu:.1f} %",
+        "peak memory": f"{figures.peak_bytes.max() / 1e9:.1f} GB",
+    }

@@ -1,0 +1,240 @@
+"""A post-training run as plotly figures (plain dictionaries), and where its GPU time goes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gnomon.posttrain.compare import Outcome
+from gnomon.posttrain.record import RunRecord
+from gnomon.report.look import TIME_LINE, TIME_LINE_AXIS
+from gnomon.report.posttrain.timeline import CAUSES, COLOURS, NAMES, bars, counts, starts, unfinished
+from gnomon.report.splits import SplitRow
+
+Figure = dict[str, Any]
+
+
+def allocation_figure(record: RunRecord) -> Figure:
+    """Who has which GPU when, then GPUs by owner and the sequences still to generate."""
+    found = bars(record)
+    traces: list[Figure] = []
+    for owner, colour in COLOURS.items():
+        mine = [bar for bar in found if bar.owner == owner]
+        if mine:
+            traces.append(_bar_trace(mine, NAMES[owner], colour))
+    traces += _minibatches(record)
+    moments, series = counts(record)
+    for owner, values in series.items():
+        if any(values):
+            traces.append(_count_trace(moments, values, NAMES[owner], COLOURS[owner]))
+    at, left = unfinished(record)
+    traces.append(
+        {
+            "type": "scatter", "mode": "lines", "x": at, "y": left, "yaxis": "y3", "showlegend": False,
+            "line": {"color": "#2B3440", "width": 1.6},
+            "hovertemplate": "%{y:,} sequences at %{x:.0f} s<extra></extra>",
+        }
+    )  # fmt: skip
+    return {"data": traces, "layout": _layout(record)}
+
+
+def _bar_trace(mine: list[Any], name: str, colour: str) -> Figure:
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": name,
+        "base": [bar.start_s for bar in mine],
+        "x": [bar.end_s - bar.start_s for bar in mine],
+        "y": [(bar.first + bar.last) / 2 for bar in mine],
+        "width": [bar.last - bar.first + 1 for bar in mine],
+        "marker": {"color": colour, "line": {"width": 0}},
+        "hovertext": [
+            f"<b>{name}</b><br>GPU {bar.first}-{bar.last}<br>{bar.start_s:.1f} to {bar.end_s:.1f} s, step {bar.step}"
+            for bar in mine
+        ],
+        "hoverinfo": "text",
+    }
+
+
+def _minibatches(record: RunRecord) -> list[Figure]:
+    """Where the actor computes, as darker bars on its GPUs."""
+    at, length, y, width, text, hover = [], [], [], [], [], []
+    for step, start in zip(record.steps, starts(record), strict=True):
+        for one in step.work:
+            if one.component != "actor":
+                continue
+            for first, last in _ranges(one.gpus):
+                at.append(start + one.start_s)
+                length.append(one.end_s - one.start_s)
+                y.append((first + last) / 2)
+                width.append(last - first + 1)
+                text.append(str(one.number + 1))
+                seconds = one.end_s - one.start_s
+                hover.append(
+                    f"<b>mini-batch {one.number + 1}</b><br>{len(one.gpus)} GPUs"
+                    f"<br>{seconds:.1f} s, computing {100 * one.busy_s / seconds:.0f} %"
+                )
+    marker = {"color": "#2F5279", "line": {"color": "#FFFFFF", "width": 0.8}}
+    return [
+        {
+            "type": "bar", "orientation": "h", "name": "training", "base": at, "x": length, "y": y, "width": width,
+            "marker": marker, "text": text, "textposition": "inside", "insidetextanchor": "middle", "textangle": 0,
+            "textfont": {"color": "#FFFFFF", "size": 11}, "hovertext": hover, "hoverinfo": "text",
+        }
+    ]  # fmt: skip
+
+
+def _ranges(gpus: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Contiguous runs of GPU numbers."""
+    found: list[tuple[int, int]] = []
+    for gpu in gpus:
+        if found and found[-1][1] == gpu - 1:
+            found[-1] = (found[-1][0], gpu)
+        else:
+            found.append((gpu, gpu))
+    return found
+
+
+def _count_trace(moments: list[float], values: list[int], name: str, colour: str) -> Figure:
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "x": moments,
+        "y": values,
+        "yaxis": "y2",
+        "stackgroup": "gpus",
+        "line": {"shape": "hv", "width": 0, "color": colour},
+        "fillcolor": colour,
+        "showlegend": False,
+        "hovertemplate": f"{name}: %{{y}} GPUs<extra></extra>",
+    }
+
+
+def _layout(record: RunRecord) -> Figure:
+    lines = [
+        {
+            "type": "line", "x0": at, "x1": at, "yref": "paper", "y0": 0, "y1": 1,
+            "line": {"color": "#2B3440", "width": 1, "dash": "dot"},
+        }
+        for at in starts(record)[1:]
+    ]  # fmt: skip
+    return {
+        **TIME_LINE,
+        "height": 760,
+        "margin": {"l": 76, "r": 18, "t": 46, "b": 44},
+        "shapes": lines,
+        "xaxis": TIME_LINE_AXIS | {"range": [0, record.duration_s], "title": {"text": "seconds"}, "anchor": "y3"},
+        "yaxis": {
+            "domain": [0.46, 1],
+            "range": [record.num_gpus - 0.5, -0.5],
+            "title": {"text": "GPU"},
+            "showgrid": False,
+            "zeroline": False,
+            "fixedrange": True,
+        },
+        "yaxis2": TIME_LINE_AXIS
+        | {"domain": [0.22, 0.42], "title": {"text": "GPUs"}, "range": [0, record.num_gpus], "fixedrange": True},
+        "yaxis3": TIME_LINE_AXIS
+        | {"domain": [0, 0.18], "title": {"text": "to generate"}, "rangemode": "tozero", "tickformat": "~s"}
+        | {"fixedrange": True},
+    }
+
+
+def cause_rows(record: RunRecord) -> list[SplitRow]:
+    """Every step's GPU time by cause, and that of all."""
+    steps = [(f"step {step.number}", step.idle(), step.duration_s) for step in record.steps]
+    if len(steps) > 1:
+        parts = {cause: sum(one[cause] for _, one, _ in steps) for cause in CAUSES}
+        steps.append(("all", parts, record.duration_s))
+    return [split_row(name, parts, duration * record.num_gpus) for name, parts, duration in steps]
+
+
+def split_row(name: str, parts: dict[str, float], whole: float) -> SplitRow:
+    """One bar of GPU seconds, with every cause that there is in words."""
+    words = ", ".join(
+        f"{label} {100 * parts[key] / whole:.1f} %" for key, (label, _) in CAUSES.items() if parts[key] > 0
+    )
+    return SplitRow(name, parts, whole, words, " GPU s")
+
+
+def run_cards(record: RunRecord) -> dict[str, str]:
+    """The figures that stand above a run."""
+    return {
+        "step": f"{record.step_s:.1f} s",
+        "tokens/s": f"{record.tokens_s:,.0f}",
+        "GPUs": str(record.num_gpus),
+        "steps": str(len(record.steps)),
+        "idle": f"{100 * (1 - record.shares()['busy']):.1f} %",
+        "sequences moved": f"{sum(step.num_moved for step in record.steps):,}",
+        "staleness": str(record.staleness),
+    }
+
+
+ROW_PX, CAPTION_PX, ABOVE_PX, BELOW_PX = 88, 30, 34, 44
+
+
+def policies_height(count: int) -> int:
+    """Pixels that `policies_figure` takes for so many policies."""
+    return ROW_PX * count + ABOVE_PX + BELOW_PX
+
+
+def policies_figure(outcomes: list[Outcome]) -> Figure:
+    """GPUs by owner over the whole run, policy under policy on one clock."""
+    traces: list[Figure] = []
+    axes: Figure = {}
+    notes: list[Figure] = []
+    inside = ROW_PX * len(outcomes)
+    named: set[str] = set()
+    for row, one in enumerate(outcomes):
+        suffix = str(row + 1) if row else ""
+        bottom, top = 1 - (row + 1) * ROW_PX / inside, 1 - (row * ROW_PX + CAPTION_PX) / inside
+        moments, series = counts(one.record)
+        for owner, values in series.items():
+            if any(values):
+                trace = _count_trace(moments, values, NAMES[owner], COLOURS[owner])
+                trace |= {"yaxis": f"y{suffix}", "stackgroup": f"gpus{row}", "customdata": [one.policy] * len(moments)}
+                traces.append(trace | {"name": NAMES[owner], "legendgroup": owner, "showlegend": owner not in named})
+                named.add(owner)
+        axes[f"yaxis{suffix}"] = {
+            "domain": [max(bottom, 0.0), top], "range": [0, one.record.num_gpus], "fixedrange": True,
+            "nticks": 3, "showgrid": False, "zeroline": False, "linecolor": "#C5CCD6",
+        }  # fmt: skip
+        notes.append(
+            {
+                "x": 0, "xref": "paper", "xanchor": "left", "y": top, "yref": "paper", "yanchor": "bottom",
+                "text": f"<b>{one.policy}</b>  {one.record.duration_s:,.0f} s, {one.speedup:.2f}x",
+                "showarrow": False, "font": {"size": 12, "color": "#2B3440"},
+            }
+        )  # fmt: skip
+    layout = {
+        "height": policies_height(len(outcomes)),
+        "margin": {"l": 40, "r": 12, "t": ABOVE_PX, "b": BELOW_PX},
+        "font": {"family": "Inter, system-ui, sans-serif", "size": 12, "color": "#2B3440"},
+        "plot_bgcolor": "#FFFFFF",
+        "paper_bgcolor": "#FFFFFF",
+        "hovermode": "closest",
+        "legend": {"orientation": "h", "x": 0, "y": 1.0, "yanchor": "bottom", "traceorder": "normal"},
+        "annotations": notes,
+        "xaxis": {
+            "range": [0, max(one.record.duration_s for one in outcomes)], "title": {"text": "seconds"},
+            "anchor": f"y{len(outcomes) if len(outcomes) > 1 else ''}", "fixedrange": True,
+            "showgrid": True, "gridcolor": "#EEF1F4", "zeroline": False, "linecolor": "#C5CCD6", "ticks": "outside",
+        },
+        **axes,
+    }  # fmt: skip
+    return {"data": traces, "layout": layout}
+
+
+def policy_rows(outcomes: list[Outcome], *, with_oracle: bool) -> list[dict[str, Any]]:
+    """A comparison in figures."""
+    return [
+        {
+            "policy": one.policy,
+            "step s": one.record.step_s,
+            "tokens/s": one.record.tokens_s,
+            "speed-up": one.speedup,
+            **({"regret": one.regret} if with_oracle else {}),
+            **one.record.shares(),
+            "staleness": one.record.staleness,
+        }
+        for one in outcomes
+    ]

@@ -1,0 +1,28 @@
+"""The folder of a comparison of routers: report.html, comparison.csv, comparison.parquet, comparison.json."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from gnomon.core.files import write_text, written_whole
+from gnomon.report.routing.html import write_route_report
+from gnomon.report.routing.text import goal_rows
+from gnomon.routing.compare import RouteComparison
+from gnomon.routing.goals import Verdict
+
+
+def write_comparison(comparison: RouteComparison, verdicts: list[Verdict], folder: str | Path) -> Path:
+    """Write everything; returns the report."""
+    import polars as pl
+
+    folder = Path(folder)
+    frame = pl.DataFrame([asdict(row) for row in comparison.rows])
+    with written_whole(folder / "comparison.csv") as temporary:
+        frame.write_csv(temporary)
+    with written_whole(folder / "comparison.parquet") as temporary:
+        frame.write_parquet(temporary)
+    everything = comparison.to_dict() | {"goals": goal_rows(verdicts)}
+    write_text(folder / "comparison.json", json.dumps(everything, indent=1))
+    return write_route_report(comparison, verdicts, folder / "report.html")

@@ -1,0 +1,78 @@
+"""A comparison of routers as one self-contained HTML page."""
+
+from __future__ import annotations
+
+import html
+import json
+from pathlib import Path
+from typing import Any
+
+from gnomon import __version__
+from gnomon.core.config import dump
+from gnomon.core.files import write_text
+from gnomon.report.routing import text as words
+from gnomon.report.search.html import page, table
+from gnomon.routing.compare import RouteComparison
+from gnomon.routing.goals import Verdict
+
+COLOURS = {"policy": "#B4512B", "teacher": "#D9A441", "heuristic": "#5B7C99", "bound": "#B9C2CC"}
+
+
+def write_route_report(comparison: RouteComparison, verdicts: list[Verdict], path: str | Path) -> Path:
+    """Write the page; it needs no network and no other file."""
+    names = list(comparison.scenarios)
+    drawn = {f"{figure}_{i}": _bars(comparison, name, figure) for i, name in enumerate(names) for figure in FIGURES}
+    policies = ", ".join(comparison.policies) or "no policy"
+    seeds = len({row.seed for row in comparison.rows})
+    met = sum(verdict.is_met for verdict in verdicts)
+    parts = {
+        "@TITLE@": html.escape(f"Routers compared: {policies} and {len(comparison.contenders)} in all"),
+        "@LEDE@": html.escape(
+            f"{len(names)} scenarios, {seeds} held-out seeds; every router meets the same requests. "
+            "Differences are paired by seed, with 95 % intervals."
+        ),
+        "@CARDS@": f"<div class=card><span>goals met</span><b>{met} of {len(verdicts)}</b></div>" if verdicts else "",
+        "@PLOTS@": "".join(_section(comparison, name, i) for i, name in enumerate(names)),
+        "@REPLICAS@": f"<section><h2>Goals</h2>{table(words.goal_rows(verdicts))}</section>" if verdicts else "",
+        "@SCENARIO@": html.escape("\n".join(f"# {name}\n{dump(one)}" for name, one in comparison.scenarios.items())),
+        "@VERSION@": __version__,
+        "@DATA@": json.dumps(drawn, separators=(",", ":"), allow_nan=False).replace("</", "<\\/"),
+    }
+    return write_text(path, page(parts))
+
+
+FIGURES = {"e2e_mean_s": "mean E2E latency", "ttft_p99_s": "P99 TTFT"}
+
+
+def _section(comparison: RouteComparison, scenario: str, number: int) -> str:
+    plots = "".join(f"<div id={figure}_{number} class=plot style='min-height:420px'></div>" for figure in FIGURES)
+    rows = table(words.scenario_rows(comparison, scenario))
+    head = html.escape(f"{scenario}: {words.about(comparison, scenario)}")
+    return f"<section><h2>{head}</h2><div class=plots>{plots}</div>{rows}</section>"
+
+
+def _bars(comparison: RouteComparison, scenario: str, figure: str) -> dict[str, Any]:
+    """One bar per router, the fastest at the top, with the seeds as dots."""
+    roles = {one.name: one.role for one in comparison.contenders}
+    names = words.ranked(comparison, scenario)[::-1]
+    means = [comparison.mean(scenario, name, figure) for name in names]
+    seeds = [(value, name) for name in names for value in comparison.values(scenario, name, figure)]
+    bars = {
+        "type": "bar", "orientation": "h", "y": names, "x": means, "showlegend": False,
+        "marker": {"color": [COLOURS[roles[name]] for name in names]},
+        "hovertemplate": "%{y}: %{x:.4g} s<extra></extra>",
+    }  # fmt: skip
+    dots = {
+        "type": "scatter", "mode": "markers", "x": [value for value, _ in seeds], "y": [name for _, name in seeds],
+        "marker": {"color": "#2B3440", "size": 4, "opacity": 0.6}, "showlegend": False,
+        "hovertemplate": "one seed: %{x:.4g} s<extra></extra>",
+    }  # fmt: skip
+    layout = {
+        "title": {"text": FIGURES[figure], "x": 0, "font": {"size": 14}},
+        "margin": {"l": 170, "r": 12, "t": 36, "b": 40},
+        "xaxis": {"title": {"text": "seconds"}, "rangemode": "tozero", "gridcolor": "#EEF1F4"},
+        "yaxis": {"automargin": True},
+        "plot_bgcolor": "#FFFFFF",
+        "paper_bgcolor": "#FFFFFF",
+    }
+    return {"data": [bars, dots], "layout": layout}

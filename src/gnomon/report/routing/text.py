@@ -1,0 +1,78 @@
+"""A comparison of routers as rows of text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gnomon.core import units
+from gnomon.routing.compare import Paired, RouteComparison
+from gnomon.routing.goals import LEAST_OUTSTANDING, Verdict
+
+COLUMNS = {
+    "E2E mean": "e2e_mean_s",
+    "E2E P50": "e2e_p50_s",
+    "E2E P99": "e2e_p99_s",
+    "TTFT mean": "ttft_mean_s",
+    "TTFT P50": "ttft_p50_s",
+    "TTFT P99": "ttft_p99_s",
+}
+
+
+def ranked(comparison: RouteComparison, scenario: str) -> list[str]:
+    """Names of the contenders, the fastest first."""
+    names = [one.name for one in comparison.contenders]
+    return sorted(names, key=lambda name: comparison.mean(scenario, name, "e2e_mean_s"))
+
+
+BRIEF = ("E2E mean", "E2E P99", "TTFT P99")
+
+
+def scenario_rows(comparison: RouteComparison, scenario: str, *, brief: bool = False) -> list[dict[str, Any]]:
+    """One row per contender: figures as means over the seeds, differences paired by seed. `brief` rows fit a narrow
+    terminal."""
+    roles = {one.name: one.role for one in comparison.contenders}
+    best = comparison.best_heuristic(scenario)
+    rows = []
+    for name in ranked(comparison, scenario):
+        mark = {"policy": " *", "teacher": " (teacher)", "bound": " (bound)", "heuristic": ""}[roles[name]]
+        row: dict[str, Any] = {"router": name + mark}
+        shown = {title: figure for title, figure in COLUMNS.items() if not brief or title in BRIEF}
+        row |= {title: units.seconds(comparison.mean(scenario, name, figure)) for title, figure in shown.items()}
+        if not brief:
+            row["requests/s"] = f"{comparison.mean(scenario, name, 'requests_per_s'):.4g}"
+            row["imbalance"] = f"{comparison.mean(scenario, name, 'imbalance'):.2f}"
+        if roles.get(LEAST_OUTSTANDING) == "heuristic":
+            row["vs least_outstanding"] = interval(comparison.against(scenario, name, LEAST_OUTSTANDING))
+        row[f"vs {best}"] = interval(comparison.against(scenario, name, best))
+        rows.append(row)
+    return rows
+
+
+def about(comparison: RouteComparison, scenario: str) -> str:
+    """The scenario in a line."""
+    given = comparison.scenarios[scenario]
+    replicas = sum(pool.num_replicas for pool in given.kinds())
+    seeds = len({row.seed for row in comparison.rows if row.scenario == scenario})
+    finished = [row.finished for row in comparison.rows if row.scenario == scenario]
+    return f"{given.model} on {replicas} replicas, {max(finished):,} requests x {seeds} seeds"
+
+
+def interval(difference: Paired) -> str:
+    """A relative difference of mean E2E, with half its 95 % interval."""
+    return f"{difference.mean:+.1%} ± {difference.high - difference.mean:.1%}"
+
+
+def goal_rows(verdicts: list[Verdict]) -> list[dict[str, Any]]:
+    """One row per goal."""
+    return [
+        {
+            "policy": one.policy,
+            "scenario": one.goal.scenario,
+            "goal": one.goal.words,
+            "against": one.baseline,
+            "measured": f"{one.measured.mean:+.1%}",
+            "95 % interval": f"{one.measured.low:+.1%} to {one.measured.high:+.1%}",
+            "met": "yes" if one.is_met else "NO",
+        }
+        for one in verdicts
+    ]

@@ -1,0 +1,83 @@
+"""The folder of a search: report, ranking, the winner's scenario and the command that deploys it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+from gnomon.core.config import save
+from gnomon.core.files import write_text
+from gnomon.report.search.html import write_search_report
+from gnomon.report.search.matrix import write_matrix_report
+from gnomon.report.search.text import question_words
+from gnomon.search.matrix import Matrix
+from gnomon.search.objective import shown
+from gnomon.search.study import Found
+from gnomon.search.winner import winning_scenario
+
+
+def write_search(found: Found, folder: str | Path, command: str = "") -> Path:
+    """Write report.html, ranking.csv, search.yaml, and best.yaml and best.vllm.sh where there is a winner."""
+    folder = Path(folder)
+    save(found.search, folder / "search.yaml")
+    write_text(folder / "ranking.csv", _csv(found))
+    if found.best is not None:
+        save(winning_scenario(found.search, found.best), folder / "best.yaml")
+        if command:
+            write_text(folder / "best.vllm.sh", command + "\n")
+    write_search_report(found, folder / "report.html", command)
+    return folder
+
+
+def answer(found: Found, command: str = "") -> dict[str, Any]:
+    """The answer as plain data, as `--json` prints it."""
+    best = found.best
+    return {
+        "question": question_words(found.search),
+        "strategy": found.search.strategy,
+        "best": best.to_dict() if best else None,
+        "best_scenario": winning_scenario(found.search, best).model_dump(mode="json") if best else None,
+        "vllm": command or None,
+        "margins_per_s": found.margins,
+        "runs": found.runs,
+        "requests_simulated": found.simulated,
+        "ranked": [one.to_dict() for one in found.ranked],
+        "others": [one.to_dict() for one in found.others],
+    }
+
+
+def write_matrix(matrix: Matrix, folder: str | Path) -> Path:
+    """Write report.html and matrix.json: the best of every cell, and what each choice is worth elsewhere."""
+    write_matrix_report(matrix, Path(folder) / "report.html")
+    return write_text(Path(folder) / "matrix.json", json.dumps(matrix_answer(matrix), indent=1))
+
+
+def matrix_answer(matrix: Matrix) -> dict[str, Any]:
+    """The matrix as plain data."""
+    cells = [
+        {"model": model, "workload": workload, "best": found.best.to_dict() if found.best else None}
+        for (model, workload), found in matrix.cells.items()
+    ]
+    worth = [
+        {"model": model, "chosen_for": chosen, "used_for": used, "share_of_best": share}
+        for (model, chosen, used), share in matrix.worth.items()
+    ]
+    return {"cells": cells, "worth_elsewhere": worth}
+
+
+def _csv(found: Found) -> str:
+    """Every configuration, also those without a place."""
+    objective = found.search.objective
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    names = sorted({name for one in found.ranked for name in one.figures})
+    writer.writerow(["configuration", "status", "capacity_per_s", objective, "num_gpus", "cost_per_hour",
+                     "limited_by", "reason", *(name.replace(" ", "_") for name in names)])  # fmt: skip
+    for one in (*found.ranked, *found.others):
+        worth = None if one.score is None else shown(objective, one.score)
+        writer.writerow([one.label, one.status, one.capacity_per_s, worth, one.num_gpus, one.cost_per_hour,
+                         one.binding, one.reason, *(one.figures.get(name) for name in names)])  # fmt: skip
+    return text.getvalue()

@@ -1,0 +1,98 @@
+"""A search's answer as one self-contained HTML page."""
+
+from __future__ import annotations
+
+import html
+import json
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from gnomon import __version__
+from gnomon.core.config import dump
+from gnomon.core.files import write_text
+from gnomon.report.page import plotly_js
+from gnomon.report.search import text as words
+from gnomon.report.search.figures import figures
+from gnomon.search.study import Found
+from gnomon.search.winner import winning_scenario
+
+MARKS = (
+    "@TITLE@", "@LEDE@", "@CARDS@", "@MESSAGES@", "@PLOTS@", "@REPLICAS@", "@FIGURES@", "@SCENARIO@", "@VERSION@",
+    "@DATA@",
+)  # fmt: skip
+LEFT = ("configuration", "configurations", "what", "why", "limited by", "workload", "best configuration")
+
+
+def write_search_report(found: Found, path: str | Path, command: str = "") -> Path:
+    """Write the page; it needs no network and no other file. `command` is the winner in another tool's words."""
+    drawn = figures(found) if found.ranked else {}
+    plots = "".join(f"<div id={name} class=plot style='min-height:440px'></div>" for name in drawn)
+    best = found.best
+    parts = {
+        "@TITLE@": html.escape(f"Best deployment: {best.label}" if best else "No configuration meets the SLO"),
+        "@LEDE@": html.escape(words.question_words(found.search)),
+        "@CARDS@": "".join(_card(*card) for card in words.cards(found)),
+        "@MESSAGES@": _messages(found),
+        "@PLOTS@": f"<section><h2>What it gives, what it costs</h2><div class=plots>{plots}</div></section>"
+        if plots
+        else "",
+        "@REPLICAS@": _section("Ranking", words.ranking_rows(found))
+        + _section("Not in the ranking", words.reason_rows(found)),
+        "@FIGURES@": _facts(found, command),
+        "@SCENARIO@": html.escape(dump(winning_scenario(found.search, best) if best else found.search)),
+        "@VERSION@": __version__,
+        "@DATA@": json.dumps(drawn, separators=(",", ":"), allow_nan=False).replace("</", "<\\/"),
+    }
+    return write_text(path, page(parts))
+
+
+def page(parts: dict[str, str]) -> str:
+    """The pages of all serving reports share one template; marks that are not given stay empty."""
+    text = resources.files("gnomon.report").joinpath("serving.html").read_text(encoding="utf-8")
+    for mark in MARKS:
+        text = text.replace(mark, parts.get(mark, ""))
+    return text.replace("@PLOTLY@", plotly_js())
+
+
+def _card(name: str, value: str, beside: str) -> str:
+    return (
+        f"<div class=card><span>{html.escape(name)}</span><b>{html.escape(value)}</b>"
+        f"<small>{html.escape(beside)}</small></div>"
+    )
+
+
+def _messages(found: Found) -> str:
+    lines = [f"<p class=note>{html.escape(text)}</p>" for text in words.account(found)]
+    if found.best is None:
+        lines.append(f"<p class=warning>{html.escape(words.nothing_qualifies(found))}</p>")
+    if found.search.strategy == "smart" and found.ranked:
+        lines.append(
+            "<p class=note>The smart strategy measures only configurations that may win: the front is that of the "
+            "measured ones. Use <code>--strategy exhaustive</code> for the whole of it.</p>"
+        )
+    return "".join(lines)
+
+
+def _facts(found: Found, command: str) -> str:
+    pairs = [("asked", words.question_words(found.search)), *(("found", line) for line in words.account(found))]
+    if command:
+        pairs.append(("vLLM", command))
+    return "<dl>" + "".join(f"<dt>{html.escape(n)}</dt><dd>{html.escape(v)}</dd>" for n, v in pairs) + "</dl>"
+
+
+def _section(title: str, rows: list[dict[str, Any]]) -> str:
+    return f"<section><h2>{title}</h2>{table(rows)}</section>" if rows else ""
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Rows as an HTML table."""
+
+    def cell(name: str, value: Any) -> str:
+        text = "–" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+        wide = " style='white-space:normal;min-width:24em'" if name == "why" else ""
+        return f"<td{' class=l' if name in LEFT else ''}{wide}>{html.escape(text)}</td>"
+
+    head = "".join(f"<th{' class=l' if name in LEFT else ''}>{html.escape(name)}</th>" for name in rows[0])
+    body = "".join(f"<tr>{''.join(cell(n, v) for n, v in row.items())}</tr>" for row in rows)
+    return f"<div class=scroll><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"

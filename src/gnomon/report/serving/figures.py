@@ -1,0 +1,182 @@
+"""The figures of a serving run as plain plotly dictionaries: the report embeds them, `Result.figures` wraps them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from functools import cache
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+
+from gnomon.core import units
+from gnomon.core.arrays import Floats
+from gnomon.report import look
+from gnomon.report.serving.series import MARKED_SHARES, Curve, Levels, Rates, distribution, levels, rates
+from gnomon.serving.metrics import Summary, request_times
+from gnomon.serving.scenario import SloConfig
+from gnomon.serving.simulate import Run
+from gnomon.serving.state import FINISHED
+
+Figure = dict[str, Any]
+
+BLUE, ORANGE, GREEN, RED, GREY = "#2F6FB5", "#E08A2E", "#3E9B6E", "#C8493F", "#8A94A3"
+COLOURS = (BLUE, ORANGE, GREEN, "#7B61A8", "#B58A2F", GREY)
+"""Of curves side by side."""
+LATENCIES = {"ttft": "Time to first token", "tpot": "Time per output token", "e2e": "End to end"}
+"""Latencies that every request has, and the titles of their figures."""
+# Labels that neither turn nor hide need no measuring, which is half of what drawing a small plot takes.
+_AXIS = look.AXIS | {"tickangle": 0, "ticklabeloverflow": "allow", "automargin": False}
+
+# More than this from the median to the largest value, and only a logarithmic axis shows both.
+_LOG_FROM = 30.0
+
+
+def figures(run: Run, summary: Summary, names: Collection[str] | None = None) -> dict[str, Figure]:
+    """The figures by name (all of them unless `names` says which), each with a title in its layout."""
+    log = run.log
+    rows = log.iterations[: log.used[0]]
+    gaps = log.used[2]
+
+    def batches(column: str) -> Curve:
+        return distribution(rows[column][rows["stage"] == 0].astype(np.float64))
+
+    start = float(run.cluster.requests.arrival_s.min())
+    span = (start, start + summary.duration_s)
+    full, flow = cache(lambda: levels(run, *span)), cache(lambda: rates(run, *span))
+    latencies = cache(lambda: latency_curves(run))
+    drawn: dict[str, Callable[[], Figure]] = {
+        "ttft": lambda: latency_cdf("ttft", {"": latencies()["ttft"]}, run.scenario.slo),
+        "tbt": lambda: cdf("Time between tokens", {"": distribution(log.gap_s[:gaps], log.gap_count[:gaps])}),
+        "tpot": lambda: latency_cdf("tpot", {"": latencies()["tpot"]}, run.scenario.slo),
+        "e2e": lambda: latency_cdf("e2e", {"": latencies()["e2e"]}, run.scenario.slo),
+        "queue": lambda: _queue(full()),
+        "rates": lambda: _rates(flow()),
+        "tokens": lambda: _tokens(flow()),
+        "kv": lambda: _kv(full(), many=len(summary.replicas) > 1),
+        "batch_size": lambda: cdf("Batch size", {"": batches("size")}, unit="requests"),
+        "batch_tokens": lambda: cdf("Tokens per batch", {"": batches("tokens")}, unit="tokens"),
+    }
+    return {name: draw() for name, draw in drawn.items() if names is None or name in names}
+
+
+def latency_curves(run: Run) -> dict[str, Curve]:
+    """The distribution of each of `LATENCIES` over the finished requests."""
+    times, done = request_times(run), run.cluster.requests.status == FINISHED
+    return {name: distribution(getattr(times, f"{name}_s")[done]) for name in LATENCIES}
+
+
+def latency_cdf(name: str, curves: Mapping[str, Curve], slo: SloConfig) -> Figure:
+    """The distribution of one latency, of one run or of several by name, with the SLO's target."""
+    return cdf(LATENCIES[name], curves, target=getattr(slo, f"{name}_s"))
+
+
+def plot_layout(title: str, x: Figure, y: Figure) -> Figure:
+    """The look that all figures of serving share."""
+    return look.LOOK | {
+        "title": {"text": title, "x": 0, "xref": "container", "xanchor": "left", "pad": {"l": 8, "t": 4},
+                  "y": 1, "yref": "container", "yanchor": "top", "font": {"size": 14, "color": "#1F2A37"}},
+        "xaxis": _AXIS | x,
+        "yaxis": _AXIS | y,
+        "margin": {"l": 58, "r": 16, "t": 44, "b": 44},
+        "height": 300,
+        "hovermode": "x unified",
+        "legend": {"orientation": "h", "x": 1, "xanchor": "right", "y": 1.0, "yanchor": "bottom"},
+        "showlegend": False,
+    }  # fmt: skip
+
+
+def cdf(title: str, curves: Mapping[str, Curve], *, unit: str = "s", target: float | None = None) -> Figure:
+    """Distribution functions with the SLO's target as a line; a single one has its median, P90 and P99 marked."""
+    largest = max((float(c.x[-1]) for c in curves.values() if c.x.size), default=0.0)
+    median = min((float(np.median(c.x)) for c in curves.values() if c.x.size), default=0.0)
+    shown, factor = ("ms", 1e3) if unit == "s" and 0 < largest < 2 else (unit, 1.0)
+    is_log = largest > _LOG_FROM * max(median, 1e-12)
+    data: list[Figure] = []
+    for (name, curve), colour in zip(curves.items(), cycle(COLOURS), strict=False):
+        positive = curve.x > 0 if is_log else np.full(curve.x.size, True)
+        x, y = curve.x[positive] * factor, curve.y[positive]
+        words = f"{name} %{{x:.4g}} {shown}" if name else f"%{{y:.2%}} at most %{{x:.4g}} {shown}"
+        data.append(
+            {"type": "scatter", "mode": "lines", "name": name, "x": _short(x), "y": _short(y),
+             "line": {"color": colour, "width": 2}, "hovertemplate": f"{words}<extra></extra>"}
+        )  # fmt: skip
+        if len(curves) == 1:
+            data.append(_marks(x, y, factor, unit))
+    layout = plot_layout(
+        title,
+        {"title": {"text": shown}, "type": "log" if is_log else "linear"},
+        {"tickformat": ".0%", "range": [0, 1.12], "tickvals": [0, 0.25, 0.5, 0.75, 1]},
+    )
+    if len(curves) > 1:
+        layout |= {"showlegend": True, "hovermode": "closest"}
+    if target is not None:
+        layout["shapes"] = [
+            {"type": "line", "x0": target * factor, "x1": target * factor, "y0": 0, "y1": 1, "yref": "paper",
+             "line": {"color": RED, "width": 1.5, "dash": "dash"},
+             "label": {"text": "SLO", "textposition": "start", "textangle": 0, "padding": 4,
+                       "xanchor": "right" if target > largest / 2 else "left", "font": {"color": RED, "size": 11}}}
+        ]  # fmt: skip
+    return {"data": data, "layout": layout}
+
+
+def _marks(x: Floats, y: Floats, factor: float, unit: str) -> Figure:
+    """Points at the median, P90 and P99, with their values."""
+    marked = np.searchsorted(y, MARKED_SHARES) if y.size else np.empty(0, int)
+    marked = marked[marked < y.size]
+    return {
+        "type": "scatter", "mode": "markers+text", "x": _short(x[marked]), "y": _short(y[marked]),
+        "text": [f"P{100 * share:.0f}  {_value(value / factor, unit)}"
+                 for share, value in zip(y[marked], x[marked], strict=True)],
+        "textposition": [_side(x[i], x[-1], y[i]) for i in marked],
+        "textfont": {"size": 11, "color": "#1F2A37"},
+        "marker": {"color": BLUE, "size": 7}, "hoverinfo": "skip", "cliponaxis": False, "showlegend": False,
+    }  # fmt: skip
+
+
+def _side(x: float, largest: float, share: float) -> str:
+    """Where a mark's label finds room beside the curve."""
+    if x > 0.7 * largest:
+        return "top left"
+    return "top right" if share > 0.95 else "bottom right"
+
+
+def _value(value: float, unit: str) -> str:
+    return units.seconds(value) if unit == "s" else f"{value:,.4g}"
+
+
+def _lines(title: str, x: Floats, lines: list[tuple[str, Floats, str]], y_axis: Figure, hover: str = ".4g") -> Figure:
+    data = [
+        {"type": "scatter", "mode": "lines", "name": name, "x": _short(x), "y": _short(y),
+         "line": {"color": colour, "width": 1.6}, "hovertemplate": f"{name} %{{y:{hover}}}<extra></extra>"}
+        for name, y, colour in lines
+    ]  # fmt: skip
+    layout = plot_layout(title, {"title": {"text": "seconds"}}, {"rangemode": "tozero"} | y_axis)
+    return {"data": data, "layout": layout | {"showlegend": len(lines) > 1}}
+
+
+def _queue(series: Levels) -> Figure:
+    lines = [("waiting", series.waiting, ORANGE), ("running", series.running, BLUE)]
+    return _lines("Requests in the system", series.at_s, lines, {})
+
+
+def _rates(series: Rates) -> Figure:
+    lines = [("arriving", series.arrivals_per_s, GREY), ("finishing", series.finished_per_s, BLUE)]
+    return _lines("Requests per second", series.middle_s, lines, {})
+
+
+def _tokens(series: Rates) -> Figure:
+    lines = [("prompt", series.prompt_tokens_per_s, ORANGE), ("output", series.output_tokens_per_s, BLUE)]
+    return _lines("Tokens per second", series.middle_s, lines, {})
+
+
+def _kv(series: Levels, *, many: bool) -> Figure:
+    lines = [("mean of replicas" if many else "in use", series.kv_mean, GREEN)]
+    if many:
+        lines.append(("fullest replica", series.kv_max, GREY))
+    return _lines("KV cache in use", series.at_s, lines, {"tickformat": ".1~%"}, hover=".1%")
+
+
+def _short(values: Floats) -> list[float]:
+    """Five significant digits: enough for a screen, half the bytes."""
+    return [float(f"{value:.5g}") for value in values]

@@ -1,0 +1,65 @@
+"""The folder of a run: the scenario to run it again, the summary, the tables, the report, the trace."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from gnomon import catalog
+from gnomon.core.config import save
+from gnomon.core.files import write_text, written_whole
+from gnomon.report.serving.frames import iteration_frame, request_frame
+from gnomon.report.serving.html import write_report
+from gnomon.report.serving.trace import write_trace
+from gnomon.serving.metrics import Summary
+from gnomon.serving.scenario import Scenario
+from gnomon.serving.simulate import Run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+EXTRAS = ("csv", "events", "operators")
+"""What is written only on request: the tables as CSV, every request's events as JSON, operator-level times."""
+
+
+def write_run(run: Run, summary: Summary, folder: str | Path, extras: tuple[str, ...] = ()) -> Path:
+    """Write everything about a run into `folder`, made if missing; files of the same name are replaced."""
+    from gnomon.report.serving.events import write_events
+    from gnomon.report.serving.operators import operator_frame
+
+    folder = Path(folder)
+    requests, iterations = request_frame(run), iteration_frame(run)
+    save(spelled_out(run.scenario), folder / "scenario.yaml")
+    write_text(folder / "summary.json", json.dumps(summary.to_dict(), indent=1))
+    frames: dict[str, pl.DataFrame] = {"requests": requests, "iterations": iterations}
+    if "operators" in extras:
+        frames["operators"] = operator_frame(run)
+    for name, frame in frames.items():
+        _write(folder / f"{name}.parquet", frame.write_parquet)
+        if "csv" in extras:
+            _write(folder / f"{name}.csv", frame.write_csv)
+    if "events" in extras:
+        write_events(requests, folder / "events.json")
+    write_trace(run, folder / "trace.json.gz")
+    write_report(run, summary, folder / "report.html")
+    return folder
+
+
+def spelled_out(scenario: Scenario) -> Scenario:
+    """The scenario with the policy's customs and the usual node written into it: it runs the same when they change."""
+    pools = tuple(
+        pool.model_copy(update={"batching": pool.batching.resolved()}) if pool.batching else pool
+        for pool in scenario.pools
+    )
+    node = scenario.node
+    if node is None and not pools:
+        node = catalog.default_node(catalog.device(scenario.device), scenario.replica.num_gpus).name
+    return scenario.model_copy(update={"batching": scenario.batching.resolved(), "pools": pools, "node": node})
+
+
+def _write(path: Path, write: Callable[[Path], None]) -> None:
+    with written_whole(path) as temporary:
+        write(temporary)

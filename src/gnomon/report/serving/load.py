@@ -1,0 +1,63 @@
+"""Latency against load: how it rises towards the capacity, with the SLO's line and the capacity marked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gnomon.report.serving.figures import BLUE, GREEN, ORANGE, RED, plot_layout
+
+Figure = dict[str, Any]
+SHORT = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E"}
+STATISTICS = {"p50": ("median", BLUE), "p90": ("P90", GREEN), "p99": ("P99", ORANGE)}
+
+
+def load_figure(
+    name: str,
+    loads: Sequence[float],
+    latencies: Mapping[str, Sequence[float | None]],
+    *,
+    target: float | None,
+    capacity: float,
+    load: float | None,
+    num_requests: int,
+) -> Figure:
+    """One latency (ttft, tpot or e2e) at each load, from runs of `num_requests`; `target` is its limit, `capacity` the
+    highest load that meets all limits (0: none does), `load` where the reader stands."""
+    known = [value for values in latencies.values() for value in values if value is not None]
+    shown, factor = ("ms", 1e3) if known and min(known) < 1 else ("s", 1.0)
+    data = [
+        {"type": "scatter", "mode": "lines+markers", "name": STATISTICS[statistic][0], "x": list(loads),
+         "y": [None if value is None else float(f"{value * factor:.5g}") for value in values],
+         "line": {"color": STATISTICS[statistic][1], "width": 2}, "marker": {"size": 5},
+         "hovertemplate": f"{STATISTICS[statistic][0]} %{{y:.4g}} {shown}<extra></extra>"}
+        for statistic, values in latencies.items()
+    ]  # fmt: skip
+    drawn = plot_layout(
+        f"{SHORT[name]} against load" if capacity else f"{SHORT[name]} against load: no load meets the SLO",
+        {"title": {"text": f"requests per second, in runs of {num_requests:,}"}, "rangemode": "tozero"},
+        {"title": {"text": shown}, "type": "log", "dtick": 1},
+    )
+    lines = []
+    if target is not None:
+        lines.append(_line("y", target * factor, "SLO", RED, "dash"))
+    if capacity:
+        lines.append(_line("x", capacity, f"capacity {capacity:.3g}/s", RED, "dot"))
+    if load is not None:
+        lines.append(_line("x", load, "now", "#4A5565", "solid"))
+    return {"data": data, "layout": drawn | {"showlegend": True, "shapes": lines}}
+
+
+def _line(axis: str, at: float, words: str, colour: str, dash: str) -> Figure:
+    """A line across the plot with words at its end."""
+    other = "y" if axis == "x" else "x"
+    label = {"text": words, "font": {"color": colour, "size": 11}, "padding": 2}
+    label |= (
+        {"textposition": "end", "xanchor": "right", "yanchor": "bottom"}
+        if axis == "x"
+        else {"textposition": "start", "yanchor": "bottom"}
+    )
+    return {
+        "type": "line", f"{axis}0": at, f"{axis}1": at, f"{other}0": 0, f"{other}1": 1, f"{other}ref": "paper",
+        "line": {"color": colour, "width": 1.5 if dash != "solid" else 1, "dash": dash}, "label": label,
+    }  # fmt: skip

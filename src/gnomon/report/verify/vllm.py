@@ -1,0 +1,120 @@
+"""Recorded and simulated servers over time, as one self-contained HTML page."""
+
+from __future__ import annotations
+
+import html
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from gnomon.core.arrays import Floats
+from gnomon.core.files import write_text
+from gnomon.verify.vllm import Comparison
+
+_WIDTH, _HEIGHT, _LEFT, _BOTTOM = 900, 180, 64, 22
+_STYLE = """
+body { font: 14px/1.45 system-ui, sans-serif; color: #1f2a37; max-width: 62rem; margin: 2rem auto; padding: 0 1rem }
+h2 { margin: 2.2rem 0 .3rem } h3 { font-size: 14px; margin: 1.1rem 0 .2rem; font-weight: 600 }
+svg { width: 100%; height: auto } text { font-size: 12px; fill: #6b7686 }
+.recorded { stroke: #8a94a3 } .simulated { stroke: #2f6fb5 } polyline { fill: none; stroke-width: 1.6 }
+table { border-collapse: collapse } td, th { padding: .15rem .8rem; text-align: right }
+th:first-child { text-align: left }
+.key span { padding: 0 .5rem; color: #fff; border-radius: 3px } .r { background: #8a94a3 } .s { background: #2f6fb5 }
+"""
+
+
+def write_page(comparisons: list[Comparison], path: str | Path) -> Path:
+    """Draw every run below each other; runs without a time series show their errors alone."""
+    body = "".join(_section(one) for one in comparisons)
+    return write_text(
+        path,
+        f"<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
+        f"<title>Recorded vLLM servers</title><style>{_STYLE}</style><h1>Recorded and simulated servers</h1>"
+        f"<p class=key><span class=r>recorded</span> <span class=s>simulated</span></p>{body}</html>",
+    )
+
+
+def _section(one: Comparison) -> str:
+    head = f"<h2>{html.escape(one.recording.name)}</h2><p>{html.escape(one.recording.model)} on {one.device}</p>"
+    return head + _error_table(one) + "".join(_charts(one))
+
+
+def _error_table(one: Comparison) -> str:
+    metrics = list(dict.fromkeys(error.metric for error in one.errors))
+    names = list(dict.fromkeys(error.statistic for error in one.errors))
+    cells = {(error.metric, error.statistic): f"<td>{error.relative:+.2%}</td>" for error in one.errors}
+    rows = [
+        f"<tr><th>{metric}</th>{''.join(cells.get((metric, name), '<td>') for name in names)}" for metric in metrics
+    ]
+    heads = "".join(f"<th>{name}</th>" for name in names)
+    return f"<table><tr><th>error</th>{heads}{''.join(rows)}</table>"
+
+
+def _charts(one: Comparison) -> list[str]:
+    series = one.recording.series
+    if series is None or "t" not in series.columns:
+        return ["<p>No timeseries.csv was recorded.</p>"]
+    at = series["t"].cast(pl.Float64).to_numpy()
+    return [
+        _chart(title, at, series[name].cast(pl.Float64).to_numpy(), simulated)
+        for title, name, simulated in _simulated(one, at)
+        if name in series.columns
+    ]
+
+
+def _simulated(one: Comparison, at: Floats) -> list[tuple[str, str, Floats]]:
+    """The server's columns as the simulation has them at the same moments."""
+    requests, run = one.simulated.cluster.requests, one.simulated
+    rows = run.log.iterations[: run.log.used[0]]
+    rows = rows[rows["stage"] == 0]
+    rows = rows[np.argsort(rows["end_s"], kind="stable")]
+    waiting, running, blocks = np.zeros(at.size), np.zeros(at.size), np.zeros(at.size)
+    for replica in run.cluster.replicas.id:
+        own = rows[rows["replica"] == replica]
+        last = np.searchsorted(own["end_s"], at, side="right") - 1
+        ended = last >= 0
+        waiting[ended] += own["waiting"][last[ended]]
+        blocks[ended] += own["used_blocks"][last[ended]]
+        running[ended] += own["size"][last[ended]]
+    running *= at <= float(requests.last_token_s.max())
+    produced = np.concatenate([[0.0], np.cumsum(rows["decodes"])])
+    decoded = produced[np.searchsorted(rows["end_s"], at, side="right")]
+    started = np.searchsorted(np.sort(requests.first_token_s), at, side="right")
+    tokens = np.diff(decoded + started, prepend=0.0) / np.diff(at, prepend=0.0)
+    share = 100.0 * blocks / float(run.cluster.replicas.num_blocks.sum())
+    return [
+        ("Requests in the batch", "running", running),
+        ("Requests waiting", "waiting", waiting),
+        ("Output tokens per second", "gen_throughput", tokens),
+        ("KV blocks in use, %", "kv_cache_pct", share),
+    ]
+
+
+def _chart(title: str, at: Floats, recorded: Floats, simulated: Floats) -> str:
+    top = max(float(recorded.max()), float(simulated.max()), 1.0)
+    lines = "".join(
+        f"<polyline class={name} points='{_points(at, values, top)}'/>"
+        for name, values in (("recorded", recorded), ("simulated", simulated))
+    )
+    marks = "".join(
+        f"<text x={_LEFT - 6} y={_y(value, top) + 4:.0f} text-anchor=end>{value:,.0f}</text>"
+        for value in (0.0, top / 2, top)
+    )
+    times = "".join(
+        f"<text x={_x(value, at):.0f} y={_HEIGHT - 4} text-anchor=middle>{value:,.0f} s</text>"
+        for value in np.linspace(0.0, float(at[-1]), 5)
+    )
+    return f"<h3>{title}</h3><svg viewBox='0 0 {_WIDTH} {_HEIGHT}'>{marks}{times}{lines}</svg>"
+
+
+def _points(at: Floats, values: Floats, top: float) -> str:
+    return " ".join(f"{_x(x, at):.1f},{_y(y, top):.1f}" for x, y in zip(at, values, strict=True))
+
+
+def _x(value: float, at: Floats) -> float:
+    return _LEFT + (_WIDTH - _LEFT - 24) * value / float(at[-1])
+
+
+def _y(value: float, top: float) -> float:
+    return 6 + (_HEIGHT - _BOTTOM - 12) * (1.0 - value / top)

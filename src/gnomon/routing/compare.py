@@ -1,0 +1,252 @@
+"""Routers on the same held-out traces: every router meets every request, seed by seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib import resources
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Literal
+
+import numpy as np
+
+from gnomon.core.config import load
+from gnomon.core.errors import ConfigError, UnknownNameError
+from gnomon.core.parallel import map_ordered
+from gnomon.routing.config import CompareConfig
+from gnomon.serving.routers import router_names
+from gnomon.serving.scenario import LengthsKnown, RouterConfig, Scenario
+
+BASELINES = (
+    "random",
+    "round_robin",
+    "least_outstanding",
+    "power_of_two",
+    "least_kv",
+    "least_prefill_tokens",
+    "lmetric",
+    "predicted_latency",
+    "lookahead",
+    "sticky_session",
+    "prefix_aware",
+)
+BOUND = "lookahead, oracle lengths"
+TEACHER = "unselfish"
+"""The rule that policies are cloned from, as a policy file made by hand; see `gnomon.routing.teachers`."""
+
+FIGURES = (
+    "e2e_mean_s",
+    "e2e_p50_s",
+    "e2e_p99_s",
+    "ttft_mean_s",
+    "ttft_p50_s",
+    "ttft_p99_s",
+    "requests_per_s",
+    "imbalance",
+)
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A router under a name of its own."""
+
+    name: str
+    router: RouterConfig
+    role: Literal["policy", "teacher", "heuristic", "bound"]
+    """A bound knows what no router can know. It is shown, as the teacher is, but not raced against."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One router on one trace."""
+
+    scenario: str
+    seed: int
+    router: str
+    e2e_mean_s: float
+    e2e_p50_s: float
+    e2e_p99_s: float
+    ttft_mean_s: float
+    ttft_p50_s: float
+    ttft_p99_s: float
+    requests_per_s: float
+    imbalance: float
+    """Tokens computed by the busiest replica over the mean, less 1: a diagnostic, not a goal."""
+    finished: int
+
+
+@dataclass(frozen=True)
+class Paired:
+    """A relative difference over the seeds, with its 95 % interval (Student's t over the paired differences)."""
+
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the interval leaves out zero."""
+        return self.low > 0 or self.high < 0
+
+
+@dataclass(frozen=True)
+class RouteComparison:
+    """All rows, and who the contenders were."""
+
+    rows: tuple[Row, ...]
+    contenders: tuple[Contender, ...]
+    scenarios: dict[str, Scenario]
+
+    def values(self, scenario: str, router: str, figure: str) -> list[float]:
+        """One figure of one router, seed by seed."""
+        return [getattr(row, figure) for row in self.rows if (row.scenario, row.router) == (scenario, router)]
+
+    def mean(self, scenario: str, router: str, figure: str) -> float:
+        """Its mean over the seeds."""
+        return fmean(self.values(scenario, router, figure))
+
+    def against(self, scenario: str, router: str, baseline: str, figure: str = "e2e_mean_s") -> Paired:
+        """How much more `router` has of a figure than `baseline`, as a share of the latter."""
+        ours, theirs = (np.array(self.values(scenario, name, figure)) for name in (router, baseline))
+        return paired(ours / theirs - 1)
+
+    def best_heuristic(self, scenario: str) -> str:
+        """The heuristic with the smallest mean E2E latency."""
+        names = [one.name for one in self.contenders if one.role == "heuristic"]
+        if not names:
+            raise ConfigError("there is no heuristic to compare with.", where="compare.routers")
+        return min(names, key=lambda name: self.mean(scenario, name, "e2e_mean_s"))
+
+    @property
+    def policies(self) -> list[str]:
+        """Names of the trained policies."""
+        return [one.name for one in self.contenders if one.role == "policy"]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "contenders": [
+                {"name": one.name, "role": one.role, "router": one.router.model_dump(mode="json")}
+                for one in self.contenders
+            ],
+            "scenarios": {name: one.model_dump(mode="json") for name, one in self.scenarios.items()},
+            "rows": [asdict(row) for row in self.rows],
+        }
+
+
+# Student's t at 97.5 % for 1, 2, ... 30 degrees of freedom.
+_T_975 = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
+    2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
+
+
+def paired(differences: np.ndarray[Any, np.dtype[np.float64]]) -> Paired:
+    """Mean and 95 % interval of differences that are independent of each other (one per seed)."""
+    mean, freedom = float(differences.mean()), len(differences) - 1
+    margin = _T_975[min(freedom, len(_T_975)) - 1] * float(differences.std(ddof=1)) / len(differences) ** 0.5
+    return Paired(mean, mean - margin, mean + margin)
+
+
+def contenders(config: CompareConfig, policies: dict[str, Path | None], lengths: LengthsKnown) -> list[Contender]:
+    """The policies (None: the one that comes with Gnomon), the baselines, and the bound."""
+    unknown = set(config.routers) - set(router_names())
+    if unknown:
+        raise UnknownNameError("router", unknown.pop(), router_names(), where="compare.routers")
+    found = [
+        Contender(name, _router("learned", lengths, str(path) if path else None), "policy")
+        for name, path in policies.items()
+    ]
+    found += [Contender(name, _router(name, lengths), "heuristic") for name in config.routers or BASELINES]
+    if not config.routers and lengths == "none":
+        with resources.as_file(resources.files("gnomon.serving.routers").joinpath(f"data/{TEACHER}.npz")) as path:
+            found.append(Contender(TEACHER, _router("learned", lengths, str(path)), "teacher"))
+    if not config.routers and lengths != "oracle":
+        found.append(Contender(BOUND, _router("lookahead", "oracle"), "bound"))
+    return found
+
+
+def _router(name: str, lengths: LengthsKnown, checkpoint: str | None = None) -> RouterConfig:
+    return RouterConfig(name=name, lengths=lengths, checkpoint=checkpoint)
+
+
+def built_in_scenarios() -> list[str]:
+    """Names of the scenarios that come with Gnomon."""
+    folder = resources.files("gnomon.routing").joinpath("scenarios")
+    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+
+
+def find_scenario(name: str) -> Scenario:
+    """A built-in scenario by its name, or one from a file."""
+    if name in built_in_scenarios():
+        folder = resources.files("gnomon.routing").joinpath("scenarios")
+        with resources.as_file(folder.joinpath(f"{name}.yaml")) as path:
+            return load(Scenario, path)
+    if not Path(name).suffix:
+        raise UnknownNameError("scenario", name, built_in_scenarios())
+    return load(Scenario, name)
+
+
+def compare(
+    config: CompareConfig,
+    against: list[Contender],
+    *,
+    jobs: int | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> RouteComparison:
+    """Run every contender on every scenario and seed."""
+    scenarios = {Path(name).stem: find_scenario(name) for name in config.scenarios or built_in_scenarios()}
+    seeds = range(config.first_seed, config.first_seed + config.num_seeds)
+    items = [(name, _sized(one, config.num_requests), seed) for name, one in scenarios.items() for seed in seeds]
+    rows: list[Row] = []
+    for done, outcome in enumerate(map_ordered(partial(_one_trace, tuple(against)), items, jobs=jobs), 1):
+        rows += outcome.unwrap()
+        if on_progress:
+            on_progress(done, len(items))
+    return RouteComparison(tuple(rows), tuple(against), scenarios)
+
+
+def _sized(scenario: Scenario, num_requests: int | None) -> Scenario:
+    if num_requests is None:
+        return scenario
+    workload = scenario.workload.model_copy(update={"num_requests": num_requests})
+    return scenario.model_copy(update={"workload": workload})
+
+
+def _one_trace(against: tuple[Contender, ...], item: tuple[str, Scenario, int]) -> list[Row]:
+    """All contenders on the requests of one seed."""
+    from gnomon.workload import generate
+
+    name, scenario, seed = item
+    requests = generate(scenario.workload, seed)
+    return [
+        _row(name, scenario.model_copy(update={"seed": seed, "router": one.router}), one.name, requests)
+        for one in against
+    ]
+
+
+def _row(name: str, scenario: Scenario, router: str, requests: Any) -> Row:
+    from gnomon.serving.metrics import request_times
+    from gnomon.serving.simulate import run
+
+    done = run(scenario, requests=requests)
+    times = request_times(done)
+    e2e, ttft = times.e2e_s[~np.isnan(times.e2e_s)], times.ttft_s[~np.isnan(times.ttft_s)]
+    table, tokens = done.cluster.requests, done.cluster.replicas.tokens_computed
+    duration_s = float(table.finished_s.max() - table.arrival_s.min())
+    return Row(
+        scenario=name,
+        seed=scenario.seed,
+        router=router,
+        e2e_mean_s=float(e2e.mean()),
+        e2e_p50_s=float(np.percentile(e2e, 50)),
+        e2e_p99_s=float(np.percentile(e2e, 99)),
+        ttft_mean_s=float(ttft.mean()),
+        ttft_p50_s=float(np.percentile(ttft, 50)),
+        ttft_p99_s=float(np.percentile(ttft, 99)),
+        requests_per_s=e2e.size / duration_s,
+        imbalance=float(tokens.max() / tokens.mean() - 1),
+        finished=int(e2e.size),
+    )

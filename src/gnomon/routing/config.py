@@ -1,0 +1,184 @@
+"""The stages of learned routing as one configuration: demonstrations, cloning, PPO, comparison."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from gnomon.core.config import Config, load
+from gnomon.core.errors import UnknownNameError
+from gnomon.routing.domain import DomainConfig, RewardConfig
+from gnomon.serving.scenario import LengthsKnown
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class NetworkConfig(Config):
+    """The size of the policy and of the critic."""
+
+    hidden: PositiveInt = 32
+    """Width of every layer."""
+
+
+class DemosConfig(Config):
+    """Demonstrations: who acts, who says what would have been best, and how much of it."""
+
+    drivers: tuple[str, ...] = ("round_robin", "least_outstanding", "random", "predicted_latency", "unselfish")
+    """Routers that act, each in environments of its own, so that good and bad states are seen."""
+    teacher: str = "unselfish"
+    """Who labels the decisions: `unselfish` (a rule that weighs what a choice costs everybody), `rollout` (tries every
+    replica in a copy of the simulation and looks on), the name of a router, or `own` (every driver labels itself)."""
+    sharpness: PositiveFloat = 20.0
+    """Unselfish teacher: a replica where the request adds x times the least latency gets x ** -sharpness times the
+    probability of the best one."""
+    base: str = "unselfish"
+    """Rollout teacher: who routes the arrivals after the one that is tried."""
+    lookahead: PositiveInt = 64
+    """Rollout teacher: how many arrivals it looks ahead."""
+    steps_per_driver: PositiveInt = 700
+    """Decisions of every environment, per driver."""
+    num_environments: PositiveInt = 16
+    """Clusters that every driver acts in."""
+    dagger_rounds: NonNegativeInt = 2
+    """Rounds in which the clone acts, the teacher labels, and the clone learns from all there is (DAgger). Each
+    collects as many decisions as all drivers together."""
+    temperature: PositiveFloat = 1.0
+    """How random the clone's own choices are in the first of these rounds: above 1 more than it would, below less."""
+    min_temperature: PositiveFloat = 0.5
+    """The temperature falls to this until the last round."""
+
+
+class CloneConfig(Config):
+    """Behaviour cloning: soft targets, cross-entropy, a validation split."""
+
+    epochs: PositiveInt = 30
+    """Passes over the demonstrations, at most: it stops earlier where validation stops improving."""
+    patience: PositiveInt = 6
+    """Epochs without improvement after which it stops; the best epoch is kept."""
+    batch: PositiveInt = 256
+    """Decisions per gradient step."""
+    learning_rate: PositiveFloat = 1e-3
+    validation_share: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    """Share of the clusters (not of the decisions, which resemble their neighbours) kept for validation."""
+    softness: PositiveFloat = 0.2
+    """A replica that costs this much more than the best one gets 1/e of its probability, in units of what an average
+    choice costs more than the best."""
+    cross_entropy_weight: NonNegativeFloat = 1.0
+    """Weight of following the teacher's probabilities."""
+    regret_weight: NonNegativeFloat = 1.0
+    """Weight of what the policy's choice costs beyond the best one, where the teacher knows costs."""
+
+
+class TrainConfig(Config):
+    """PPO with a leash to the policy it started from."""
+
+    updates: PositiveInt = 200
+    """Rounds of collecting and learning."""
+    num_environments: PositiveInt = 64
+    """Clusters that run side by side."""
+    trace_group: PositiveInt = 8
+    """Clusters that get the same arrivals, so that luck of the draw can be told from merit."""
+    steps: PositiveInt = 128
+    """Decisions per cluster and update."""
+    epochs: PositiveInt = 3
+    """Passes over what was collected."""
+    minibatch: PositiveInt = 2048
+    """Decisions per gradient step."""
+    learning_rate: PositiveFloat = 3e-4
+    discount: Share = 0.99
+    """How much the next decision's future counts (gamma). Not a weight of the reward."""
+    trace_decay: Share = 0.95
+    """GAE's lambda: between the critic's word (0) and what happened (1)."""
+    clip: PositiveFloat = 0.2
+    """Probability ratios beyond 1 ± this earn nothing more."""
+    value_weight: NonNegativeFloat = 0.5
+    """Weight of the critic's error in the loss."""
+    kl_start: NonNegativeFloat = 0.6
+    """Weight of KL(policy || the policy it started from), at first."""
+    kl_end: NonNegativeFloat = 0.1
+    """The weight that it falls to and then holds."""
+    kl_decay_steps: PositiveInt = 3000
+    """Gradient steps from the first to the last weight."""
+    entropy_warmup: NonNegativeFloat = 0.0
+    """Weight of the policy's entropy during warm-up: 0 leaves a good clone alone."""
+    entropy_warmup_steps: NonNegativeInt = 200
+    """Gradient steps of warm-up."""
+    entropy_start: NonNegativeFloat = 0.002
+    """Weight of the policy's entropy after warm-up."""
+    entropy_end: NonNegativeFloat = 0.002
+    """The weight that it then moves to, and holds."""
+    entropy_decay_steps: PositiveInt = 3000
+    """Gradient steps from the first to the last weight."""
+    target_kl: PositiveFloat = 0.03
+    """The epochs of an update end early where the policy has moved further than this from the one that acted."""
+    max_gradient: PositiveFloat = 0.5
+    """Longest gradient (Euclidean norm); longer ones are shortened."""
+    critic_warmup: NonNegativeInt = 5
+    """First updates, in which only the critic learns: an untrained one would lead a good policy astray."""
+    collapse_share: Share = 0.9
+    """Share of one replica from which on a growing backlog is taken for a collapse, and training stops."""
+    validate_every: PositiveInt = 5
+    """Updates between validations: the policy that did best in them is the one that is kept."""
+    validation_environments: PositiveInt = 32
+    """Clusters of the validation, with traces that are never trained on."""
+    validation_steps: PositiveInt = 256
+    """Decisions of each of them."""
+    checkpoint_every: PositiveInt = 10
+    """Updates between checkpoints."""
+    keep: PositiveInt = 3
+    """Checkpoints kept."""
+
+    @model_validator(mode="after")
+    def _divisible(self) -> TrainConfig:
+        if self.num_environments % self.trace_group:
+            raise ValueError("num_environments must be a multiple of trace_group")
+        return self
+
+
+class CompareConfig(Config):
+    """Which routers meet on which scenarios."""
+
+    scenarios: tuple[str, ...] = ()
+    """Built-in names or YAML files; all built-in ones if none is given."""
+    routers: tuple[str, ...] = ()
+    """Routers beside the policies; all baselines if none is given."""
+    num_seeds: Annotated[int, Field(ge=2)] = 5
+    """Traces per scenario."""
+    first_seed: NonNegativeInt = 2000
+    """The first of their seeds. Training draws its traces from streams of other names; seeds below 2000 were looked at
+    while the teacher and the presets were chosen."""
+    num_requests: PositiveInt | None = None
+    """Requests per trace; as the scenario says if not given."""
+
+
+class RouteConfig(Config):
+    """Everything that decides what policy comes out."""
+
+    seed: NonNegativeInt = 0
+    """Every random draw follows from it."""
+    lengths: LengthsKnown = "none"
+    """What is known of a request's output when it arrives: `none` (only averages of what has finished), `noisy` (the
+    true length times log-normal noise), `oracle` (the true length)."""
+    network: NetworkConfig = NetworkConfig()
+    domain: DomainConfig = DomainConfig()
+    reward: RewardConfig = RewardConfig()
+    demos: DemosConfig = DemosConfig()
+    clone: CloneConfig = CloneConfig()
+    train: TrainConfig = TrainConfig()
+    compare: CompareConfig = CompareConfig()
+
+
+PRESETS = ("quick", "full")
+
+
+def load_config(given: str | None, overrides: dict[str, Any]) -> RouteConfig:
+    """A preset by its name, a file by its path, or the defaults; with dotted overrides on top."""
+    if given is None or given in PRESETS:
+        with resources.as_file(resources.files("gnomon.routing").joinpath(f"presets/{given or 'full'}.yaml")) as path:
+            return load(RouteConfig, path, overrides)
+    if not Path(given).suffix:
+        raise UnknownNameError("configuration", given, PRESETS)
+    return load(RouteConfig, given, overrides)

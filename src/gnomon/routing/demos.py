@@ -1,0 +1,248 @@
+"""Demonstrations: routers act in clusters, a teacher says what would have been best, and both are written down.
+
+Who acts (`driver`) and who labels (`teacher`) are different things: bad drivers lead to bad states, and there one must
+know the way back. A label is a probability for every replica. A teacher that decides by the state puts all of it on
+one replica; one that does not (random, round robin) cannot be cloned to more than a uniform choice, and is labelled so;
+the rollout teacher has a cost for every replica, kept beside the label, because choices between nearly equal replicas
+matter less than others.
+
+The file is an npz of arrays with a JSON description; nothing in it is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gnomon.core.errors import DataError, UnknownNameError
+from gnomon.core.files import written_whole
+from gnomon.core.streams import stream
+from gnomon.routing.config import RouteConfig
+from gnomon.serving.routers import router_names
+from gnomon.serving.routers.observation import ADDED_VS, FEATURES, SCHEMA_HASH
+
+if TYPE_CHECKING:
+    from gnomon.routing.environment import VectorClusters
+
+Floats32 = NDArray[np.float32]
+
+NOT_OF_THE_STATE = ("random", "round_robin", "sticky_session", "power_of_two")
+"""Routers whose choice is no function of the state that the policy sees."""
+
+
+@dataclass(frozen=True)
+class Demos:
+    """Decisions with their labels; the first axis of every array."""
+
+    rows: Floats32
+    """[decision, replica, feature]"""
+    mask: NDArray[np.bool_]
+    """[decision, replica]: which replicas exist."""
+    targets: Floats32
+    """[decision, replica]: the teacher's probabilities."""
+    costs: Floats32
+    """[decision, replica]: what each choice costs beyond the best one: for `unselfish` the log of the added latency
+    over the least, for `rollout` in units of what an average choice in that cluster costs more than the best; 0 where
+    the teacher knows no costs."""
+    cluster: NDArray[np.int64]
+    """[decision]: the cluster in which it was taken."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+def joined(parts: list[Demos]) -> Demos:
+    """All decisions of several collections; their clusters stay different ones."""
+    offsets = np.cumsum([0, *(int(part.cluster.max()) + 1 for part in parts[:-1])])
+    arrays = {
+        field.name: np.concatenate([getattr(part, field.name) for part in parts])
+        for field in fields(Demos)
+        if field.name != "cluster"
+    }
+    cluster = np.concatenate([part.cluster + offset for part, offset in zip(parts, offsets, strict=True)])
+    return Demos(**arrays, cluster=cluster)
+
+
+@dataclass(frozen=True)
+class Collection:
+    """One driver in clusters of its own: what a worker process is asked for."""
+
+    config: RouteConfig
+    driver: str
+    """A router, or the name of a DAgger collection."""
+    policy: Path | None = None
+    """The policy that acts, instead of a router (DAgger)."""
+    round: int = 0
+
+
+def collections(config: RouteConfig, policy: Path | None = None, round_: int = 0) -> list[Collection]:
+    """The drivers of a collection; with a policy, as many in which it drives."""
+    if policy is None:
+        return [Collection(config, driver) for driver in config.demos.drivers]
+    return [Collection(config, f"policy {i}", policy, round_) for i in range(len(config.demos.drivers))]
+
+
+def check_names(config: RouteConfig) -> None:
+    """Refuse drivers and teachers that nobody knows, before anything is collected."""
+    drivers = [*router_names(), "unselfish"]
+    for name in config.demos.drivers:
+        if name not in drivers:
+            raise UnknownNameError("driver", name, drivers, where="demos.drivers")
+    if config.demos.teacher not in (*drivers, "rollout", "own"):
+        raise UnknownNameError("teacher", config.demos.teacher, [*drivers, "rollout", "own"], where="demos.teacher")
+
+
+def collect(order: Collection) -> Demos:
+    """Let the driver act, and label every decision."""
+    from gnomon.routing.environment import VectorClusters
+
+    config, demos = order.config, order.config.demos
+    count = demos.num_environments
+    clusters = VectorClusters(
+        config.domain, count, horizon=demos.steps_per_driver, lengths=config.lengths, reward=config.reward
+    )
+    random = stream(config.seed, "demos", order.driver, order.round)
+    rows, mask = clusters.reset(int(random.integers(2**31)))
+    act, label = _driver(order, random), _Labels(config, order.driver)
+    recorded: dict[str, list[Any]] = {"rows": [], "mask": [], "targets": [], "costs": []}
+    for _ in range(demos.steps_per_driver):
+        actions = act(clusters, rows, mask)
+        targets, costs = label(clusters, rows, mask)
+        for name, value in (("rows", rows), ("mask", mask), ("targets", targets), ("costs", costs)):
+            recorded[name].append(np.array(value, dtype=bool if name == "mask" else np.float32))
+        rows, mask, _, _, _ = clusters.step(actions)
+    stacked = {name: np.stack(values) for name, values in recorded.items()}
+    if label.name == "rollout":
+        stacked |= _in_units_of_their_spread(stacked["costs"], stacked["mask"], config.clone.softness)
+    flat = {name: value.reshape(-1, *value.shape[2:]) for name, value in stacked.items()}
+    return Demos(**flat, cluster=np.tile(np.arange(count), demos.steps_per_driver))
+
+
+def _driver(order: Collection, random: np.random.Generator) -> Callable[[VectorClusters, Any, Any], Any]:
+    """Who acts."""
+    if order.policy is None:
+        from gnomon.routing.teachers import HeuristicTeacher
+
+        heuristic = HeuristicTeacher(order.driver)
+        return lambda clusters, rows, mask: heuristic.actions(clusters)
+    from gnomon.routing.network import load_scorer
+
+    scorer, temperature = load_scorer(order.policy), _temperature(order)
+    return lambda clusters, rows, mask: _sampled(scorer, rows, mask, temperature, random)
+
+
+class _Labels:
+    """The teacher of a collection: probabilities and raw costs for the decision that every cluster waits for."""
+
+    def __init__(self, config: RouteConfig, driver: str) -> None:
+        from gnomon.routing.teachers import HeuristicTeacher, RolloutTeacher
+
+        self.name = driver if config.demos.teacher == "own" else config.demos.teacher
+        self.sharpness = config.demos.sharpness
+        self.rollout = RolloutTeacher(base=config.demos.base, horizon=config.demos.lookahead)
+        self.heuristic = HeuristicTeacher(self.name) if self.name in router_names() else None
+
+    def __call__(self, clusters: VectorClusters, rows: Any, mask: Any) -> tuple[Any, Any]:
+        if self.name == "rollout":
+            return mask, self.rollout.costs(clusters)  # Targets follow once the spread of the costs is known.
+        if self.name == "unselfish":  # What it goes by is among the features: the log of the added latency.
+            costs = rows[:, :, ADDED_VS]
+            return soft_targets(costs * self.sharpness, mask), costs
+        if self.heuristic is None or self.name in NOT_OF_THE_STATE:
+            return mask / mask.sum(1, keepdims=True), np.zeros(mask.shape)
+        return np.eye(mask.shape[1])[self.heuristic.actions(clusters)], np.zeros(mask.shape)
+
+
+def soft_targets(costs: Any, mask: Any) -> Any:
+    """Probabilities that fall by a factor e for every unit of cost."""
+    weights = np.exp(-costs) * mask
+    return weights / weights.sum(-1, keepdims=True)
+
+
+def _in_units_of_their_spread(costs: Any, mask: Any, softness: float) -> dict[str, Any]:
+    """Costs beyond the best choice, divided by each cluster's own scale, and the soft targets that follow from them."""
+    known = np.where(mask, costs, np.inf)
+    beyond = np.where(mask, known - known.min(-1, keepdims=True), 0.0)
+    scale = (beyond.sum(-1) / mask.sum(-1)).mean(0)
+    beyond = (beyond / np.maximum(scale, 1e-9)[None, :, None]).astype(np.float32)
+    return {"costs": beyond, "targets": soft_targets(beyond / softness, mask)}
+
+
+def _temperature(order: Collection) -> float:
+    """From the first to the least temperature over the DAgger rounds."""
+    demos = order.config.demos
+    done = order.round / max(1, demos.dagger_rounds)
+    return demos.temperature + (demos.min_temperature - demos.temperature) * done
+
+
+def _sampled(scorer: Any, rows: Any, mask: Any, temperature: float, random: np.random.Generator) -> NDArray[np.int64]:
+    """Choices of the policy at a temperature (Gumbel's trick: the maximum of noisy scores)."""
+    import torch
+
+    with torch.no_grad():
+        logits = scorer(torch.tensor(rows, dtype=torch.float32), torch.tensor(mask)).numpy()
+    return np.asarray((logits / temperature + random.gumbel(size=logits.shape)).argmax(1), dtype=np.int64)
+
+
+def write(demos: Demos, path: Path, config: RouteConfig) -> Path:
+    """Write the arrays and their description as one npz."""
+    description = {
+        "features": list(FEATURES),
+        "schema": SCHEMA_HASH,
+        "lengths": config.lengths,
+        "seed": config.seed,
+        "config": config.demos.model_dump(mode="json"),
+        "decisions": len(demos),
+    }
+    arrays = {field.name: getattr(demos, field.name) for field in fields(Demos)}
+    with written_whole(path) as temporary, temporary.open("wb") as file:
+        np.savez(file, description=np.array(json.dumps(description)), **arrays)
+    return path
+
+
+def read(path: Path, lengths: str) -> Demos:
+    """Read demonstrations; refuse those of other features or of another length mode."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            description = json.loads(str(file["description"]))
+            demos = Demos(**{field.name: file[field.name] for field in fields(Demos)})
+    except FileNotFoundError:
+        raise DataError(
+            "there are no demonstrations.", where=str(path), fix="Run `gnomon route demos` first."
+        ) from None
+    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise DataError(f"these are no demonstrations: {error}.", where=str(path)) from None
+    if description["schema"] != SCHEMA_HASH:
+        raise DataError(
+            "the demonstrations have other features than this version observes.",
+            where=str(path),
+            fix="Collect them again.",
+        )
+    if description["lengths"] != lengths:
+        raise DataError(
+            f"the demonstrations know lengths as {description['lengths']!r}, asked for is {lengths!r}.",
+            where=str(path),
+            fix="Collect them again, or change --lengths.",
+        )
+    return demos
+
+
+def dump_state(demos: Demos, path: Path, most: int = 10_000) -> Path:
+    """Write what was observed, one row per decision and replica, with the teacher's word beside it."""
+    import polars as pl
+
+    decision, replica = np.nonzero(demos.mask[:most])
+    columns: dict[str, Any] = {"decision": decision, "cluster": demos.cluster[decision], "replica": replica}
+    columns |= {name: demos.rows[decision, replica, i] for i, name in enumerate(FEATURES)}
+    columns |= {"target": demos.targets[decision, replica], "cost": demos.costs[decision, replica]}
+    frame = pl.DataFrame(columns)
+    with written_whole(path) as temporary:
+        frame.write_parquet(temporary) if path.suffix == ".parquet" else frame.write_csv(temporary)
+    return path

@@ -1,0 +1,258 @@
+"""Clusters to learn routing in: many at once, one decision per arrival."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gnomon.core.arrays import Floats, Ints
+from gnomon.core.jit import bound
+from gnomon.core.streams import stream
+from gnomon.routing.domain import DomainConfig, Episode, RewardConfig, Traffic
+from gnomon.routing.ensemble import (
+    BACKLOG,
+    ENDED,
+    IMBALANCE,
+    IN_SYSTEM_S,
+    MISSED,
+    NUM_ACCOUNTS,
+    OF_CACHES,
+    UNANSWERED_S,
+    Ensemble,
+    copy_lane,
+    step_all,
+    warm_up,
+)
+from gnomon.routing.traffic import RandomTraffic
+from gnomon.serving.build import fill_replicas, fill_requests
+from gnomon.serving.cluster import Engine, Fleet, new_cluster
+from gnomon.serving.compilation import MAX_POLICIES, callable_policy, callable_proceed, callable_router
+from gnomon.serving.log import new_log
+from gnomon.serving.routers import RouterSpec, find_router
+from gnomon.serving.routers.observation import MEMORY_PER_REPLICA, NUM_FEATURES
+from gnomon.serving.scenario import LengthsKnown, RouterConfig
+from gnomon.serving.simulate import predicted_outputs
+from gnomon.serving.state import Cluster
+
+Bools = NDArray[np.bool_]
+
+SPARE_REQUESTS = 256
+"""Requests behind the last decision of an episode, for teachers that look ahead."""
+
+
+def _lopsided(fleet: Fleet, request_id: int) -> int:
+    """Most requests to the first replicas: leaves a cluster out of balance."""
+    return int(fleet.draws[request_id, 0] ** 3 * fleet.cluster.replicas.size)
+
+
+LOPSIDED = RouterSpec("lopsided", _lopsided, True, True, 1, {})
+WARM_UP_ROUTERS = ("least_outstanding", "random", "predicted_latency", "lopsided")
+
+
+def engine_with(spec: RouterSpec, policy: str) -> Engine:
+    """The compiled engine with one router and one batching policy."""
+    return Engine(callable_proceed(), (callable_policy(policy),) * MAX_POLICIES, callable_router(spec))
+
+
+class VectorClusters:
+    """Clusters drawn from a domain (or of other traffic), stepped together; each waits for the replica of its pending
+    request.
+
+    `reset` and `step` return observations [environment, replica, feature] and a mask [environment, replica] of the
+    replicas that exist. An environment whose episode is over (`done`) has started the next one; its last observation
+    is in `info`, so that its value can be bootstrapped: traffic is cut, it does not end. Everything follows from the
+    seed of `reset`. `lives` counts the clusters that each environment has had.
+    """
+
+    def __init__(
+        self,
+        domain: DomainConfig | Traffic | None = None,
+        num_envs: int = 16,
+        *,
+        horizon: int = 512,
+        lengths: LengthsKnown = "none",
+        reward: RewardConfig | None = None,
+        group: int = 1,
+        seed: int = 0,
+    ) -> None:
+        assert num_envs % group == 0, "environments come in whole groups"
+        self.traffic: Traffic
+        if domain is None or isinstance(domain, DomainConfig):
+            self.traffic = RandomTraffic(domain or DomainConfig())
+        else:
+            self.traffic = domain
+        self.reward = reward or RewardConfig()
+        self.num_envs, self.horizon, self.group = num_envs, horizon, group
+        self.num_features, self.max_replicas = NUM_FEATURES, self.traffic.max_replicas
+        self.router_config = RouterConfig(lengths=lengths)
+        self.num_requests = self.traffic.max_warm_up + horizon + SPARE_REQUESTS
+        self.log = new_log(64, 64)
+        self._engine = engine_with(find_router("round_robin"), self.traffic.policy)
+        self._blank = self._new_cluster()
+        self.many = self.new_ensemble(num_envs)
+        self._step_all = bound(step_all, self.many, self._engine, self.log, np.zeros(num_envs, np.int64))
+        self._warm_up = bound(warm_up, self.many, self._engine, self.log, 0, 0)
+        self._done_at = np.zeros(num_envs, np.int64)
+        self._unit_s = np.ones(num_envs)
+        self._episodes = np.zeros(num_envs, np.int64)
+        self.lives = np.zeros(num_envs, np.int64)
+        self._seed = seed
+
+    # What a learner calls.
+
+    def reset(self, seed: int | None = None) -> tuple[Floats, Bools]:
+        """Start all environments anew; with the same seed, in exactly the same way."""
+        self._seed = self._seed if seed is None else seed
+        self._episodes[:] = 0
+        for env in range(0, self.num_envs, self.group):
+            self._begin(env)
+            rest = slice(env + 1, env + self.group)
+            copy_lane(self.many, env, self.many, rest, 0, self.num_requests)
+            self._done_at[rest], self._unit_s[rest] = self._done_at[env], self._unit_s[env]
+            self.lives[rest] += 1
+        return self.observation, self.mask
+
+    def step(self, actions: Any) -> tuple[Floats, Bools, Floats, Bools, dict[str, Any]]:
+        """Send each pending request to its chosen replica and go on to the next arrivals."""
+        chosen = np.ascontiguousarray(actions, np.int64)
+        assert chosen.shape == (self.num_envs,)
+        assert (chosen >= 0).all() and (chosen < self.many.num_replicas).all(), "no such replica"
+        before = self.many.accounts[:, BACKLOG].copy()
+        self._step_all(self.many, self._engine, self.log, chosen)
+        reward = self._rewards(before)
+        done = self.many.pending >= self._done_at
+        observation, mask = self.observation, self.mask
+        info = {
+            "backlog": self.many.accounts[:, BACKLOG].copy(),
+            "imbalance": self.many.accounts[:, IMBALANCE].copy(),
+            "final_observation": observation,
+            "final_mask": mask,
+        }
+        if done.any():
+            for env in np.flatnonzero(done):
+                self._episodes[env] += 1
+                self._begin(int(env))
+            observation, mask = self.observation, self.mask
+        return observation, mask, reward, done, info
+
+    @property
+    def observation(self) -> Floats:
+        """[environment, replica, feature] of the pending requests, a copy."""
+        return self.many.observation.copy()
+
+    @property
+    def mask(self) -> Bools:
+        """[environment, replica]: which replicas exist."""
+        return np.arange(self.max_replicas) < self.many.num_replicas[:, None]
+
+    @property
+    def trace(self) -> Ints:
+        """[environment]: equal for environments that share cluster and traffic."""
+        return np.arange(self.num_envs) // self.group
+
+    # Rewards.
+
+    def _rewards(self, before: Floats) -> Floats:
+        weights, accounts = self.reward, self.many.accounts
+        if weights.mode == "integral":
+            seconds = (
+                weights.latency_weight * accounts[:, IN_SYSTEM_S] + weights.ttft_weight * accounts[:, UNANSWERED_S]
+            )
+            return -seconds / self._unit_s - weights.slo_weight * accounts[:, MISSED]
+        replicas = self.many.num_replicas
+        instant = -weights.latency_weight * np.log1p(accounts[:, BACKLOG] / replicas)
+        delta = -weights.latency_weight * (accounts[:, BACKLOG] - before) / replicas
+        shaped = {"instant": instant, "delta": delta, "hybrid": (instant + delta) / 2}[weights.mode]
+        spread = weights.balance_penalty * accounts[:, IMBALANCE]
+        return shaped + weights.throughput_weight * accounts[:, ENDED] - spread
+
+    # Episodes.
+
+    def _begin(self, env: int) -> None:
+        """Draw the environment's next episode and bring it to its first decision."""
+        random = stream(self._seed, "route", env // self.group, int(self._episodes[env]))
+        episode = self.traffic.draw(self.horizon + SPARE_REQUESTS, random)
+        self._fill(env, episode, int(random.integers(2**31)))
+        self._done_at[env] = episode.warm_up + self.horizon
+        self._unit_s[env] = episode.alone_s
+        rule = WARM_UP_ROUTERS[int(random.integers(len(WARM_UP_ROUTERS)))]
+        engine = engine_with(LOPSIDED if rule == "lopsided" else find_router(rule), self.traffic.policy)
+        self._warm_up(self.many, engine, self.log, env, episode.warm_up)
+
+    def _fill(self, env: int, episode: Episode, seed: int) -> None:
+        """Write an episode into the arrays of a lane."""
+        requests, count = episode.requests, len(episode.requests)
+        self._make_room_for_hashes(len(requests.prefix_hashes))
+        many = self.many
+        has_cache = bool(episode.kinds[0][0].batching.prefix_cache)
+        for name, whole, blank in zip(Cluster._fields, many.fleets.cluster, self._blank, strict=True):
+            # What was in a cache's tables does not matter to an empty cache, but for the first column (below).
+            if blank.size and (has_cache or name not in OF_CACHES) and name not in ("tables", "slot_block"):
+                whole[env] = blank
+        lane = Cluster(*(array[env] for array in many.fleets.cluster))
+        fill_requests(lane._replace(requests=lane.requests[:count]), requests, seed)
+        lane.requests.arrival_s[count:] = np.inf
+        lane.tables[:, :, :1] = 0
+        lane.prefix_hashes[: len(requests.prefix_hashes)] = requests.prefix_hashes
+        for replica, (kind, row) in enumerate(episode.kinds):
+            fill_replicas(lane, kind, requests, replica, row, 0)
+        many.fleets.draws[env] = stream(seed, "router").random(many.fleets.draws.shape[1:])
+        if many.fleets.predicted_output.shape[1]:
+            many.fleets.predicted_output[env, :count] = predicted_outputs(self.router_config, requests, seed)
+        for array in (many.fleets.memory, many.router_memory, many.observation):
+            array[env] = 0.0
+        self.lives[env] += 1
+        many.num_replicas[env] = len(episode.kinds)
+        many.pending[env] = many.unwoken[env] = many.num_active[env] = 0
+
+    def _make_room_for_hashes(self, count: int) -> None:
+        cluster = self.many.fleets.cluster
+        if count > cluster.prefix_hashes.shape[1]:
+            wider = np.zeros((cluster.prefix_hashes.shape[0], 2 * count), np.int64)
+            wider[:, : cluster.prefix_hashes.shape[1]] = cluster.prefix_hashes
+            fleets = self.many.fleets._replace(cluster=cluster._replace(prefix_hashes=wider))
+            self.many = self.many._replace(fleets=fleets)
+
+    def _new_cluster(self) -> Cluster:
+        """The arrays of one lane, with room for whatever the traffic may hold."""
+        return new_cluster(
+            num_replicas=self.max_replicas,
+            num_requests=self.num_requests,
+            max_stages=1,
+            max_running=self.traffic.max_running,
+            block_size=self.traffic.block_size,
+            max_in_batch=self.traffic.max_running,
+            cached_blocks=self.traffic.cached_blocks,
+            blocks_per_request=self.traffic.blocks_per_request,
+        )
+
+    def new_ensemble(self, lanes: int) -> Ensemble:
+        """Arrays for some clusters of this environment's size."""
+        requests = self.num_requests
+        cluster = Cluster(*(np.repeat(array[None], lanes, axis=0) for array in self._blank))
+        cluster = cluster._replace(
+            **{name: getattr(cluster, name).view(np.recarray) for name in ("replicas", "requests", "flights")}
+        )
+        foretold = 0 if self.router_config.lengths == "none" else requests
+        fleets = Fleet(
+            cluster,
+            self.traffic.tables,
+            np.zeros((lanes, requests, 2)),
+            np.zeros(1),
+            np.zeros((lanes, MEMORY_PER_REPLICA * self.max_replicas + 8)),
+            np.zeros((lanes, foretold)),
+        )
+        return Ensemble(
+            fleets,
+            num_replicas=np.ones(lanes, np.int64),
+            pending=np.zeros(lanes, np.int64),
+            unwoken=np.zeros(lanes, np.int64),
+            active=np.zeros((lanes, requests), np.int64),
+            num_active=np.zeros(lanes, np.int64),
+            observation=np.zeros((lanes, self.max_replicas, NUM_FEATURES)),
+            accounts=np.zeros((lanes, NUM_ACCOUNTS)),
+            slo_ttft_s=np.array([self.reward.slo_ttft_s or np.inf]),
+            router_memory=np.zeros((lanes, MEMORY_PER_REPLICA * self.max_replicas + 8)),
+        )

@@ -1,0 +1,214 @@
+"""The stages of learned routing, each from files to files in one folder.
+
+demos.npz                     what teachers did            (gnomon route demos)
+clone.npz, clone.csv          the cloned policy            (gnomon route clone)
+checkpoints/, metrics.csv, metrics.parquet, tensorboard/, policy.npz       (gnomon route train)
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gnomon import __version__
+from gnomon.core.config import dump, save
+from gnomon.core.errors import ConfigError, MissingExtraError
+from gnomon.core.files import write_text
+from gnomon.core.parallel import map_ordered
+from gnomon.routing import demos as demonstrations
+from gnomon.routing.config import RouteConfig
+
+if TYPE_CHECKING:
+    from gnomon.routing.network import Scorer
+    from gnomon.routing.ppo import Trainer
+
+
+@dataclass(frozen=True)
+class Watcher:
+    """How a stage tells what it does; by default it says nothing."""
+
+    begin: Callable[[str, int], None] = lambda what, total: None
+    """A part of a stage begins, of so many steps."""
+    advance: Callable[[dict[str, float]], None] = lambda metrics: None
+    """One step is done; what was measured in it."""
+    warn: Callable[[str], None] = lambda text: None
+
+
+@dataclass(frozen=True)
+class Folder:
+    """The files of a run."""
+
+    root: Path
+
+    @property
+    def demos(self) -> Path:
+        """Demonstrations."""
+        return self.root / "demos.npz"
+
+    @property
+    def clone(self) -> Path:
+        """The cloned policy."""
+        return self.root / "clone.npz"
+
+    @property
+    def policy(self) -> Path:
+        """The trained policy."""
+        return self.root / "policy.npz"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Checkpoints of the training run."""
+        return self.root / "checkpoints"
+
+
+def use_torch() -> None:
+    """Load PyTorch; say how to install it where it is missing.
+
+    One thread: the matrices are so small that more would mostly wait for each other, and sums do not depend on how many
+    cores there are.
+    """
+    try:
+        import torch
+    except ImportError:
+        raise MissingExtraError("training a router", "learn") from None
+    torch.set_num_threads(1)
+
+
+def collect_demos(config: RouteConfig, folder: Folder, watch: Watcher, jobs: int | None = None) -> int:
+    """Let every driver act and write what the teacher says; returns the number of decisions."""
+    demonstrations.check_names(config)
+    save(config, folder.root / "config.yaml")
+    found = _collected(demonstrations.collections(config), "demonstrations", watch, jobs)
+    demonstrations.write(found, folder.demos, config)
+    return len(found)
+
+
+def _collected(orders: list[Any], what: str, watch: Watcher, jobs: int | None) -> demonstrations.Demos:
+    watch.begin(what, len(orders))
+    parts = []
+    for outcome in map_ordered(demonstrations.collect, orders, jobs=jobs):
+        parts.append(outcome.unwrap())
+        watch.advance({"decisions": sum(len(part) for part in parts)})
+    return demonstrations.joined(parts)
+
+
+def clone_teacher(
+    config: RouteConfig, folder: Folder, watch: Watcher, jobs: int | None = None
+) -> list[dict[str, float]]:
+    """Clone the teacher from the demonstrations, then let the clone act and learn from its own mistakes (DAgger)."""
+    use_torch()
+    from gnomon.routing.network import Scorer, initialize, save_scorer
+
+    found = demonstrations.read(folder.demos, config.lengths)
+    scorer = Scorer(found.rows.shape[-1], config.network.hidden)
+    initialize(scorer, config.seed)
+    scorer.normalizer.fit(found.rows[found.mask])
+    history = _cloned(scorer, found, config, 0, watch)
+    made = _made(config, "gnomon route clone")
+    save_scorer(scorer, folder.clone, config.lengths, made)
+    for number in range(1, config.demos.dagger_rounds + 1):
+        orders = demonstrations.collections(config, folder.clone, number)
+        more = _collected(orders, f"DAgger {number}: the clone acts", watch, jobs)
+        found = demonstrations.joined([found, more])
+        history += _cloned(scorer, found, config, number, watch)
+        save_scorer(scorer, folder.clone, config.lengths, made)
+    write_text(folder.clone.with_suffix(".csv"), _as_csv(history))
+    return history
+
+
+def _cloned(
+    scorer: Scorer, found: demonstrations.Demos, config: RouteConfig, number: int, watch: Watcher
+) -> list[dict[str, float]]:
+    from gnomon.routing.clone import clone
+
+    watch.begin(f"DAgger {number}: cloning" if number else "cloning", config.clone.epochs)
+    history = clone(found, config.clone, scorer, config.seed, watch.advance)
+    return [{"round": number, **row} for row in history]
+
+
+def new_trainer(config: RouteConfig, folder: Folder, state: dict[str, Any] | None = None) -> Trainer:
+    """A trainer that starts from the clone, or goes on from the state of a checkpoint (and needs no clone then)."""
+    from gnomon.routing.environment import VectorClusters
+    from gnomon.routing.network import Scorer, load_scorer
+    from gnomon.routing.ppo import Trainer
+    from gnomon.serving.routers.observation import NUM_FEATURES
+
+    train = config.train
+    known: dict[str, Any] = {"lengths": config.lengths, "reward": config.reward}
+    clusters = VectorClusters(
+        config.domain, train.num_environments, horizon=train.steps, group=train.trace_group, **known
+    )
+    validation = VectorClusters(config.domain, train.validation_environments, horizon=train.validation_steps, **known)
+    if state is None and not folder.clone.exists():
+        raise ConfigError("there is no clone.", where=str(folder.clone), fix="Run `gnomon route clone` first.")
+    scorer = load_scorer(folder.clone) if state is None else Scorer(NUM_FEATURES, config.network.hidden)
+    trainer = Trainer(train, clusters, validation, scorer, config.seed)
+    if state is not None:
+        trainer.load_state(state)
+    return trainer
+
+
+def train(config: RouteConfig, folder: Folder, watch: Watcher, checkpoint: Path | None = None) -> Path:
+    """Train from the clone, or go on from a checkpoint; returns the policy file."""
+    use_torch()
+    from gnomon.routing import checkpoint as checkpoints
+    from gnomon.routing.metrics import MetricsLog
+    from gnomon.routing.network import save_scorer
+
+    state = None
+    if checkpoint is not None:
+        state = checkpoints.load(checkpoint)
+        _same_run(config, state["config"], checkpoint)
+    trainer = new_trainer(config, folder, state)
+    save(config, folder.root / "config.yaml")
+    watch.begin("training", config.train.updates - trainer.update)
+    with MetricsLog(folder.root, trainer.update) as log:
+        for metrics in trainer.train():
+            log.add(metrics)
+            watch.advance(metrics)
+            if trainer.update % config.train.checkpoint_every == 0 or trainer.update == config.train.updates:
+                state = trainer.state() | {"config": dump(config)}
+                checkpoints.save(folder.checkpoints, trainer.update, state, config.train.keep)
+    made = _made(config, "gnomon route train") | {"decisions": trainer.decisions, "updates": trainer.update}
+    return save_scorer(trainer.best_scorer(), folder.policy, config.lengths, made)
+
+
+def _same_run(config: RouteConfig, recorded: str, checkpoint: Path) -> None:
+    """Refuse to resume under a configuration that would not have led here; only the number of updates may grow."""
+    import yaml
+
+    ours, theirs = config.model_dump(mode="json"), yaml.safe_load(recorded)
+    for one in (ours, theirs):
+        one.pop("compare")
+        for name in ("updates", "checkpoint_every", "keep"):
+            one["train"].pop(name)
+    differing = [
+        f"{part}.{k}"
+        for part in ours
+        if isinstance(ours[part], dict)
+        for k in ours[part]
+        if ours[part][k] != theirs[part].get(k)
+    ]
+    differing += [part for part in ours if not isinstance(ours[part], dict) and ours[part] != theirs.get(part)]
+    if differing:
+        raise ConfigError(
+            f"the checkpoint was made with another {differing[0]}.",
+            where=str(checkpoint),
+            fix="Use the same configuration, or start over with --resume never.",
+        )
+
+
+def _made(config: RouteConfig, command: str) -> dict[str, Any]:
+    return {"gnomon": __version__, "command": command, "seed": config.seed, "config": config.model_dump(mode="json")}
+
+
+def _as_csv(rows: list[dict[str, float]]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()

@@ -1,0 +1,221 @@
+"""Clusters and requests for training: drawn from a domain, or those of one scenario."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from gnomon import catalog
+from gnomon.core.arrays import Floats
+from gnomon.core.config import build
+from gnomon.core.errors import ConfigError
+from gnomon.routing.domain import DomainConfig, Episode
+from gnomon.serving.build import policies_of
+from gnomon.serving.kinds import Kind, bake, resolve
+from gnomon.serving.scenario import Scenario
+from gnomon.timing.iteration import IterationTables
+from gnomon.timing.lookup import Shape, stage_s, with_host_s
+from gnomon.workload import Requests, generate
+from gnomon.workload.config import SessionsConfig
+from gnomon.workload.lengths import tokens
+from gnomon.workload.requests import Profile, limit_lengths
+from gnomon.workload.sessions import with_sessions
+
+BLOCK_TOKENS = 16
+CACHED_BLOCKS, SESSION_TOKENS, SESSION_SEQUENCES = 4096, 4096, 64
+"""KV blocks, longest request and batch cap of a replica with a prefix cache: small, because every training cluster
+keeps its own cache."""
+
+
+@lru_cache(maxsize=8)
+def _kinds_and_tables(domain: DomainConfig) -> tuple[list[Kind], IterationTables]:
+    """Every kind of replica that the domain may draw, by device, then by slowdown; one row of the tables each."""
+    pools = [
+        {"device": device, "timing": {"scale": slowdown}} for device in domain.devices for slowdown in domain.slowdowns
+    ]
+    batching = {"max_sequences": max(domain.max_sequences), "max_batch_tokens": max(domain.max_batch_tokens)}
+    scenario = build(Scenario, {"model": domain.model, "pools": pools, "batching": batching})
+    kinds = resolve(scenario, catalog.model(domain.model))
+    count = max(domain.max_sequences)  # As many as a batch may hold.
+    longest = _requests(np.full(count, domain.max_tokens - 1), np.ones(count))
+    return kinds, bake(domain.model, kinds, longest).tables
+
+
+class RandomTraffic:
+    """Clusters and requests drawn from a domain."""
+
+    def __init__(self, domain: DomainConfig) -> None:
+        self.domain, self.policy = domain, "vllm_v1"
+        self._kinds, self.tables = _kinds_and_tables(domain)
+        self.max_replicas, self.max_running = domain.num_replicas[1], max(domain.max_sequences)
+        self.max_warm_up = domain.warm_up[1]
+        self.block_size = BLOCK_TOKENS
+        self.cached_blocks = CACHED_BLOCKS if domain.session_share else 0
+        self.blocks_per_request = SESSION_TOKENS // BLOCK_TOKENS + 2
+
+    def draw(self, num_decisions: int, random: np.random.Generator) -> Episode:
+        """A cluster with `num_decisions` arrivals after its warm-up."""
+        domain = self.domain
+        warm_up = int(random.integers(*domain.warm_up, endpoint=True))
+        has_sessions = random.random() < domain.session_share
+        kinds = self._replicas(has_sessions, random)
+        requests = _lengths(domain, warm_up + num_decisions, has_sessions, random)
+        prompt, output = float(requests.prompt_tokens.mean()), float(requests.output_tokens.mean())
+        capacity = total_capacity_per_s(self.tables, kinds, prompt, output)
+        times = _arrivals(domain, len(requests), random.uniform(*domain.load) * capacity, random)
+        requests = replace(requests, arrival_s=times)
+        if has_sessions:
+            requests = _in_sessions(requests, random)
+        return Episode(kinds, requests, warm_up, least_alone_s(self.tables, kinds, prompt, output))
+
+    def _replicas(self, has_sessions: bool, random: np.random.Generator) -> list[tuple[Kind, int]]:
+        domain = self.domain
+        count = int(random.integers(*domain.num_replicas, endpoint=True))
+        device = int(random.integers(len(domain.devices)))
+        cap, budget = int(random.choice(domain.max_sequences)), int(random.choice(domain.max_batch_tokens))
+        if has_sessions:
+            cap = min(cap, SESSION_SEQUENCES)
+        slowdowns = np.zeros(count, int)
+        if random.random() < domain.unequal_share:
+            slowdowns = random.integers(0, len(domain.slowdowns), count)
+        custom = {"max_sequences": cap, "max_batch_tokens": budget, "prefix_cache": has_sessions}
+        drawn = []
+        for slowdown in slowdowns:
+            row = device * len(domain.slowdowns) + int(slowdown)
+            kind = self._kinds[row]
+            blocks = min(kind.num_kv_blocks, CACHED_BLOCKS) if has_sessions else kind.num_kv_blocks
+            batching = kind.batching.model_copy(update=custom)
+            drawn.append((replace(kind, num_replicas=1, batching=batching, num_kv_blocks=blocks), row))
+        return drawn
+
+
+class ScenarioTraffic:
+    """The cluster of one scenario, with requests drawn anew for every episode. The first tenth is warm-up."""
+
+    def __init__(self, scenario: Scenario, num_decisions: int) -> None:
+        kinds = resolve(scenario, catalog.model(scenario.model))
+        policies = policies_of(kinds)
+        if len(policies) > 1 or any(k.replica.pipeline_parallel * k.replica.data_parallel > 1 for k in kinds):
+            raise ConfigError("a router is trained on replicas of one policy, without pipeline or data parallelism.")
+        self.scenario, self.policy = scenario, policies[0]
+        self.max_warm_up = max(1, num_decisions // 10)
+        sample = self._generate(num_decisions + 2 * self.max_warm_up, scenario.seed)
+        if not np.isfinite(sample.arrival_s).all():
+            raise ConfigError("a router is trained on an open loop.", where="workload.arrivals", fix="Give it a rate.")
+        sample = replace(sample, output_tokens=np.full_like(sample.output_tokens, sample.output_tokens.max()))
+        self.tables = bake(scenario.model, kinds, sample).tables
+        self._kinds = [(kind, row) for row, kind in enumerate(kinds) for _ in range(kind.num_replicas)]
+        self.max_replicas, self.max_running = len(self._kinds), max(kind.max_running for kind in kinds)
+        self.cached_blocks = max((kind.num_kv_blocks for kind in kinds if kind.batching.prefix_cache), default=0)
+        self._longest = int(sample.total_tokens.max())
+        sizes = [kind.batching.block_size or 1 for kind in kinds]
+        self.block_size, self.blocks_per_request = max(sizes), self._longest // min(sizes) + 2
+
+    def draw(self, num_decisions: int, random: np.random.Generator) -> Episode:
+        """The scenario's cluster, with `num_decisions` arrivals after its warm-up."""
+        requests = self._generate(num_decisions + self.max_warm_up, int(random.integers(2**31)))
+        requests = limit_lengths(requests, self._longest, "truncate")
+        prompt, output = float(requests.prompt_tokens.mean()), float(requests.output_tokens.mean())
+        alone = least_alone_s(self.tables, self._kinds, prompt, output)
+        kinds = [(replace(kind, num_replicas=1), row) for kind, row in self._kinds]
+        return Episode(kinds, requests, self.max_warm_up, alone)
+
+    def _generate(self, count: int, seed: int) -> Requests:
+        workload = self.scenario.workload.model_copy(update={"num_requests": count})
+        return generate(workload, seed)
+
+
+def _log_uniform(random: np.random.Generator, between: tuple[float, float]) -> float:
+    return float(np.exp(random.uniform(*np.log(between))))
+
+
+def _lengths(domain: DomainConfig, count: int, has_sessions: bool, random: np.random.Generator) -> Requests:
+    sigma = random.uniform(*domain.sigma, 2)
+    prompt = _log_uniform(random, domain.prompt_median) * np.exp(sigma[0] * random.standard_normal(count))
+    output = _log_uniform(random, domain.output_median) * np.exp(sigma[1] * random.standard_normal(count))
+    if has_sessions:
+        prompt, output = np.minimum(prompt, 512), np.minimum(output, 512)
+    elif random.random() < domain.long_traces:
+        is_long = random.random(count) < random.uniform(*domain.long_share)
+        low, high = np.sort(random.uniform(*domain.long_prompt, 2))
+        prompt = np.where(is_long, random.uniform(low, high, count), prompt)
+        answer = _log_uniform(random, domain.long_output_median) * np.exp(sigma[1] * random.standard_normal(count))
+        output = np.where(is_long, answer, output)
+    return limit_lengths(_requests(prompt, output), domain.max_tokens, "truncate")
+
+
+def _requests(prompt: Any, output: Any) -> Requests:
+    count = len(prompt)
+    return Requests(
+        arrival_s=np.zeros(count),
+        prompt_tokens=tokens(prompt),
+        output_tokens=tokens(output),
+        session=np.full(count, -1, np.int32),
+        priority=np.zeros(count, np.int8),
+        prefix_offsets=np.zeros(count + 1, np.int64),
+        prefix_hashes=np.zeros(0, np.int64),
+    )
+
+
+def _arrivals(domain: DomainConfig, count: int, rate: float, random: np.random.Generator) -> Floats:
+    """Gamma gaps at a mean rate; in some traces the rate triples for a tenth of the time."""
+    shape = _log_uniform(random, domain.cv) ** -2
+    times = np.cumsum(random.gamma(shape, 1 / (shape * rate), count))
+    if random.random() < domain.spike_share:
+        span = float(times[-1])
+        before, spike = span * random.uniform(0.2, 0.7), 0.1 * span
+        profile = Profile(np.array([before, spike, span - before - spike]), np.array([1.0, 3.0, 1.0]))
+        times = profile.warp(times)
+    return times
+
+
+def _in_sessions(requests: Requests, random: np.random.Generator) -> Requests:
+    config = SessionsConfig(
+        num_active=int(random.integers(8, 64)),
+        turns=int(random.integers(2, 8)),
+        shared_prefix_tokens=int(random.choice([0, 256, 1024])),
+        num_shared_prefixes=int(random.integers(1, 8)),
+        block_tokens=BLOCK_TOKENS,
+    )
+    talking = with_sessions(requests, config, int(random.integers(2**31)))
+    return limit_lengths(talking, SESSION_TOKENS, "truncate")
+
+
+# How much a replica can take.
+
+
+def _iteration_s(tables: IterationTables, row: int, prefill: float, decodes: int, kv: float) -> float:
+    count = min(int(prefill) + decodes, tables.token_s.shape[1] - 1)
+    sequences = min(decodes + (prefill > 0), tables.sequence_s.shape[1] - 1)
+    seconds = stage_s(tables, row, Shape(count, sequences, float(prefill) ** 2, 0.0, decodes, decodes * kv, kv), count)
+    return float(with_host_s(tables, row, seconds, sequences))
+
+
+def capacity_per_s(tables: IterationTables, row: int, kind: Kind, prompt: float, output: float) -> float:
+    """Requests per second that a replica can serve: full batches in which as many start as finish."""
+    kv = prompt + output / 2
+    room = kind.num_kv_blocks * (kind.batching.block_size or 1) / (prompt + output)
+    batch = max(1, int(min(kind.max_in_batch, room)))
+    chunk = min(batch * prompt / output, float(kind.batching.max_batch_tokens or 1))
+    return min(batch / output, chunk / prompt) / _iteration_s(tables, row, chunk, batch, kv)
+
+
+def alone_s(tables: IterationTables, row: int, kind: Kind, prompt: float, output: float) -> float:
+    """Latency of a request that has a replica for itself."""
+    chunk = min(prompt, float(kind.batching.max_batch_tokens or 1))
+    return prompt / chunk * _iteration_s(tables, row, chunk, 0, 0.0) + output * _iteration_s(tables, row, 0, 1, prompt)
+
+
+def least_alone_s(tables: IterationTables, kinds: list[tuple[Kind, int]], prompt: float, output: float) -> float:
+    """`alone_s` on the fastest of some replicas."""
+    kind_of_row = {row: kind for kind, row in kinds}
+    return min(alone_s(tables, row, kind, prompt, output) for row, kind in kind_of_row.items())
+
+
+def total_capacity_per_s(tables: IterationTables, kinds: list[tuple[Kind, int]], prompt: float, output: float) -> float:
+    """`capacity_per_s` of all replicas of a cluster together."""
+    each = {row: capacity_per_s(tables, row, kind, prompt, output) for row, kind in {r: k for k, r in kinds}.items()}
+    return sum(each[row] for _, row in kinds)

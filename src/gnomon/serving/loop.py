@@ -1,0 +1,349 @@
+"""The engine: replicas that run ahead between outside events.
+
+A replica meets the outside only at arrivals. Between them it runs alone: `proceed(..., until)` handles every batch end
+before `until`. Batches are formed at arrivals and at batch ends, while fewer than `num_stages` are in flight;
+a formed batch is frozen, and since stages serve batches first come first served, all its stage times are known at
+once. At one instant: arrivals are queued, then batch ends are handled, then batches are formed.
+
+Data-parallel ranks whose experts are spread over each other step together: they are one group, whose members form
+their batches at the same moment and finish together. Every other replica is a group of one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from gnomon.core.jit import inner
+from gnomon.serving import prefix_cache, stepping
+from gnomon.serving.log import Log, log_gap, log_iteration
+from gnomon.serving.state import NONE, REJECTED, RUNNING, Cluster, Replica, replica_view
+from gnomon.serving.verbs import finish, pop_waiting, push_waiting
+from gnomon.timing.iteration import IterationTables
+from gnomon.timing.lookup import Shape, stage_s, with_host_s
+
+Policies = tuple[Callable[[Replica], None], ...]
+
+NEVER = math.inf
+_DRAW_MODULUS = 2_147_483_647
+
+
+@inner
+def _note_next_end(cluster: Cluster, r: int, end_s: float) -> None:
+    cluster.replicas[r].next_end_s = end_s
+    cluster.next_end_s[cluster.replicas[r].group_first] = end_s
+
+
+# The end of a batch.
+
+
+@inner
+def _accepted(replica: Replica, r: int) -> int:
+    """How many drafted tokens the target accepts: each with the same probability, up to the first refusal."""
+    request, accepted = replica.requests[r], 0
+    while accepted < replica.state.num_speculative:
+        request.draw = request.draw * 48_271 % _DRAW_MODULUS
+        if request.draw >= replica.state.acceptance * _DRAW_MODULUS:
+            break
+        accepted += 1
+    return accepted
+
+
+@inner
+def _end_for_request(replica: Replica, log: Log, r: int, tokens: int, may_step: bool, now: float) -> None:
+    """Count what the batch computed for request `r`, stamp its tokens, and say where it goes from here."""
+    state, request = replica.state, replica.requests[r]
+    produced = 0
+    if request.processed > request.prefill_tokens:
+        produced = 1
+        if state.num_speculative > 0:
+            left = request.total_tokens - request.processed
+            produced = min(1 + _accepted(replica, r), left)
+        request.processed += produced
+    else:
+        request.processed += tokens
+        state.prefill_left -= tokens
+        if request.processed == request.prefill_tokens:
+            request.processed += 1
+            produced = 1
+    if produced > 0:
+        state.decode_left -= produced
+        state.num_produced += produced
+        if request.first_token_s < 0.0:
+            request.first_token_s = now
+        else:
+            log_gap(log, now - request.last_token_s, 1)
+        if produced > 1:
+            log_gap(log, 0.0, produced - 1)
+        request.last_token_s = now
+    if request.processed >= request.total_tokens:
+        finish(replica, r, now)
+    elif may_step and produced > 0 and stepping.may_join(replica, r):
+        stepping.join(replica, r)
+    else:
+        request.status = RUNNING
+        replica.running[state.num_running] = r
+        state.num_running += 1
+
+
+@inner
+def _may_step(state: Any, log: Log) -> bool:
+    """Whether decodes may step together from now on: the policy agrees, it left nobody out of the batch that ends, one
+    batch is in flight at a time, each decode gives one token, and nobody wants to know who was in which batch."""
+    is_simple = state.num_stages == 1 and state.num_speculative == 0 and log.members.shape[0] == 0
+    return is_simple and state.steppable != 0 and state.num_running == 0
+
+
+@inner
+def _end_oldest_batch(cluster: Cluster, log: Log, r: int) -> None:
+    """Handle the end of the oldest in-flight batch of replica `r`."""
+    state = cluster.replicas[r]
+    position = state.oldest
+    flight = cluster.flights[r, position]
+    replica = replica_view(cluster, r)
+    may_step = _may_step(state, log)
+    if flight.num_stepping > 0:
+        stepping.end_step(replica, log, flight.end_s)
+    elif state.num_stepping == 0:
+        state.last_step_s = flight.end_s
+    if not may_step and state.num_stepping > 0:
+        stepping.dissolve(replica, state.num_running)
+    for i in range(flight.num_stepping, flight.num_requests):
+        request_id, tokens = cluster.flight_requests[r, position, i], cluster.flight_tokens[r, position, i]
+        _end_for_request(replica, log, request_id, tokens, may_step, flight.end_s)
+    if flight.num_requests > 0:
+        log_iteration(cluster, log, r, position)
+    state.num_in_flight -= 1
+    state.oldest = (position + 1) % cluster.flights.shape[1]
+    _note_next_end(cluster, r, cluster.flights[r, state.oldest].end_s if state.num_in_flight > 0 else NEVER)
+
+
+# The start of a batch.
+
+
+@inner
+def _shape(replica: Replica) -> Shape:
+    """What the batch just formed contains, as far as its time depends on it."""
+    state = replica.state
+    together = state.num_stepping if state.in_step != 0 else 0
+    tokens, decodes = together, together
+    decode_kv = float(state.step_kv) if together > 0 else 0.0
+    longest = float(state.step_kv_max) if together > 0 else 0.0
+    sequences, squared, chunks_kv = together, 0.0, 0.0
+    for i in range(together, state.batch_size):
+        request = replica.requests[replica.batch[i]]
+        count = replica.batch_tokens[i]
+        tokens += count
+        if request.processed > request.prefill_tokens:
+            decodes += 1
+            sequences += count
+            decode_kv += request.processed
+            longest = max(longest, float(request.processed))
+        else:
+            sequences += 1
+            squared += float(count) * count
+            chunks_kv += float(count) * request.processed
+    return Shape(tokens, sequences, squared, chunks_kv, decodes, decode_kv, longest)
+
+
+@inner
+def _account(state: Any, tables: IterationTables, shape: Shape, seconds: float) -> None:
+    """Add one iteration to the replica's accounts of time, work and memory."""
+    state.num_iterations += 1
+    state.busy_s += seconds
+    state.tokens_computed += shape.tokens
+    state.kv_block_s += (state.num_blocks - state.free_blocks) * seconds
+    work = tables.work[state.row]
+    pairs = 0.5 * shape.chunks_squared + shape.chunks_kv + shape.decode_kv
+    state.flops += work[0] * shape.tokens + work[1] * pairs + work[2] * shape.sequences
+    chunk = math.sqrt(shape.chunks_squared)
+    weights = work[3] + work[7] * (1.0 - (1.0 - work[8]) ** shape.tokens)
+    state.bytes += weights + work[4] * (shape.decode_kv + (shape.chunks_kv / chunk if chunk > 0.0 else 0.0))
+    measured = tables.measured[state.row]
+    if (
+        shape.tokens > measured[0]
+        or chunk > measured[1]
+        or shape.decode_kv_max > measured[2]
+        or shape.decodes > measured[3]
+    ):
+        state.num_beyond_measured += 1
+
+
+@inner
+def _choose_batch(cluster: Cluster, policies: Policies, r: int, now: float) -> int:
+    """Let the policy of replica `r` form a batch; returns its size."""
+    state = cluster.replicas[r]
+    replica = replica_view(cluster, r)
+    state.now_s = now
+    state.batch_size = 0
+    state.in_step = 0
+    policies[state.policy](replica)
+    return state.batch_size
+
+
+@inner
+def _reject_first_waiting(cluster: Cluster, r: int, now: float) -> None:
+    """The first request in the queue can never be admitted: nothing else is left that could make room."""
+    replica = replica_view(cluster, r)
+    first = pop_waiting(replica)
+    request, state = replica.requests[first], replica.state
+    request.status = REJECTED
+    request.finished_s = now
+    state.num_rejected += 1
+    state.num_outstanding -= 1
+    state.prefill_left -= request.prefill_tokens
+    state.decode_left -= request.total_tokens - max(request.prefill_tokens, request.prompt_tokens)
+
+
+@inner
+def _stage_seconds(
+    cluster: Cluster, tables: IterationTables, r: int, stage: int, shape: Shape, group_tokens: int
+) -> float:
+    """The time of one stage: replayed, or from the tables; the first stage also waits for the host."""
+    state = cluster.replicas[r]
+    if cluster.recorded_first.size > 0:
+        n = cluster.recorded_first[r] + state.num_iterations
+        return cluster.recorded_s[n, stage] if n < cluster.recorded_first[r + 1] else 0.0
+    if shape.sequences == 0 and group_tokens == 0:
+        return 0.0
+    seconds = stage_s(tables, state.row + stage, shape, group_tokens)
+    return with_host_s(tables, state.row, seconds, shape.sequences) if stage == 0 else seconds
+
+
+@inner
+def _enter_stage(cluster: Cluster, r: int, position: int, stage: int, at: float, seconds: float) -> float:
+    """Queue the batch at a stage it reaches at `at`; returns when it leaves."""
+    start = max(at, cluster.stage_free_s[r, stage])
+    end = start + seconds
+    cluster.stage_start_s[r, position, stage] = start
+    cluster.stage_end_s[r, position, stage] = end
+    cluster.stage_free_s[r, stage] = end
+    return end
+
+
+@inner
+def _take_off(cluster: Cluster, tables: IterationTables, r: int, position: int, shape: Shape, end_s: float) -> None:
+    """Put the batch among those in flight."""
+    state, flight = cluster.replicas[r], cluster.flights[r, position]
+    flight.num_requests = state.batch_size
+    flight.num_stepping = state.num_stepping if state.in_step != 0 else 0
+    flight.start_s = cluster.stage_start_s[r, position, 0]
+    flight.end_s = end_s
+    flight.tokens = shape.tokens
+    flight.prefill_tokens = shape.tokens - shape.decodes * (1 + state.num_speculative)
+    flight.decodes = shape.decodes
+    flight.decode_kv = shape.decode_kv
+    _account(state, tables, shape, cluster.stage_end_s[r, position, 0] - flight.start_s)
+    flight.number = state.num_iterations
+    state.num_in_flight += 1
+    if state.num_in_flight == 1:
+        _note_next_end(cluster, r, end_s)
+
+
+@inner
+def _launch(cluster: Cluster, tables: IterationTables, r: int, now: float) -> None:
+    """Send the batch that replica `r` formed through its stages."""
+    state = cluster.replicas[r]
+    position = (state.oldest + state.num_in_flight) % cluster.flights.shape[1]
+    shape = _shape(replica_view(cluster, r))
+    at = now
+    for stage in range(state.num_stages):
+        seconds = _stage_seconds(cluster, tables, r, stage, shape, shape.tokens)
+        at = _enter_stage(cluster, r, position, stage, at, seconds)
+    _take_off(cluster, tables, r, position, shape, at)
+
+
+@inner
+def _launch_together(cluster: Cluster, tables: IterationTables, first: int, now: float) -> None:
+    """Send the batches of a group through the stages in step: each stage takes as long as its slowest member."""
+    leader = cluster.replicas[first]
+    members = range(first, first + leader.group_size)
+    position = (leader.oldest + leader.num_in_flight) % cluster.flights.shape[1]
+    group_tokens = 0
+    for r in members:
+        group_tokens += _shape(replica_view(cluster, r)).tokens
+    at = now
+    for stage in range(leader.num_stages):
+        slowest = 0.0
+        for r in members:
+            shape = _shape(replica_view(cluster, r))
+            slowest = max(slowest, _stage_seconds(cluster, tables, r, stage, shape, group_tokens))
+        leaves = at
+        for r in members:
+            leaves = _enter_stage(cluster, r, position, stage, at, slowest)
+        at = leaves
+    for r in members:
+        _take_off(cluster, tables, r, position, _shape(replica_view(cluster, r)), at)
+
+
+@inner
+def _form_batches(cluster: Cluster, tables: IterationTables, policies: Policies, first: int, now: float) -> None:
+    """Form batches for a group until its pipeline is full or there is nothing to run."""
+    leader = cluster.replicas[first]
+    last_chance = False
+    while leader.num_in_flight < leader.num_stages:
+        formed, waiting, stuck = 0, 0, NONE
+        for r in range(first, first + leader.group_size):
+            size = _choose_batch(cluster, policies, r, now)
+            formed += size
+            state = cluster.replicas[r]
+            waiting += state.num_waiting + state.num_running + state.num_stepping
+            if size == 0 and state.num_waiting > 0 and state.num_running + state.num_stepping == 0:
+                stuck = r
+        if formed > 0:
+            if leader.group_size == 1:
+                _launch(cluster, tables, first, now)
+            else:
+                _launch_together(cluster, tables, first, now)
+            last_chance = False
+        elif leader.num_in_flight > 0 or waiting == 0:
+            return
+        elif last_chance and stuck != NONE:
+            _reject_first_waiting(cluster, stuck, now)
+        else:
+            # Nothing runs and nothing was formed, e.g. right after the last running request pre-empted itself: the
+            # policy is asked once more before the request is given up.
+            assert not last_chance, "a policy leaves running requests alone for ever"
+            last_chance = True
+
+
+# The outside.
+
+
+@inner
+def _wake(cluster: Cluster, tables: IterationTables, policies: Policies, log: Log, first: int, now: float) -> None:
+    """Handle the group's batch ends up to `now`, and form batches at `now`."""
+    for r in range(first, first + cluster.replicas[first].group_size):
+        while cluster.replicas[r].next_end_s <= now:
+            _end_oldest_batch(cluster, log, r)
+    _form_batches(cluster, tables, policies, first, now)
+
+
+def proceed(
+    cluster: Cluster, tables: IterationTables, policies: Policies, log: Log, first: int, now: float, until: float
+) -> None:
+    """Run a group alone: wake it at `now` if something arrived there (else NEVER), and handle all that happens in it
+    before `until`.
+
+    This is the one way into the engine; the loops over arrivals call it through a pointer (`callable_proceed`), so
+    that they compile without it.
+    """
+    if now != NEVER:
+        _wake(cluster, tables, policies, log, first, now)
+    while cluster.replicas[first].next_end_s < until:
+        _wake(cluster, tables, policies, log, first, cluster.replicas[first].next_end_s)
+
+
+@inner
+def receive(cluster: Cluster, r: int, request_id: int) -> None:
+    """Put an arrived request into the queue of replica `r`. The caller wakes the replica's group afterwards."""
+    request, state = cluster.requests[request_id], cluster.replicas[r]
+    request.replica = r
+    state.num_outstanding += 1
+    state.prefill_left += request.prefill_tokens
+    state.decode_left += request.output_tokens
+    replica = replica_view(cluster, r)
+    if request.prefix_count > 0 and state.prefix_cache != 0 and state.tracks_blocks == 0:
+        prefix_cache.track_blocks(replica)
+    push_waiting(replica, request_id)

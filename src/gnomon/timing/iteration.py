@@ -1,0 +1,119 @@
+"""What a compiled engine reads: the seconds of one iteration as dense arrays (`gnomon.timing.lookup` reads them).
+
+Every timing source is baked into an `IterationTables` once; the engine then needs plain indexing and linear
+interpolation only. Pipeline stages may differ (the first embeds, the last has the head), hence the leading
+`stage` axis. Attention is per stage too, i.e. already multiplied by the layers of that stage.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from gnomon.core.arrays import Floats
+
+
+class IterationTables(NamedTuple):
+    """The seconds of one iteration, by what is in the batch. All arrays are float64 and C-contiguous."""
+
+    token_s: Floats
+    """[stage, tokens]: everything that depends on the number of tokens: projections, norms, MLP, tensor-parallel
+    communication, sending activations on. Index = tokens in the iteration, exact, 0..max_tokens."""
+    expert_s: Floats
+    """[stage, group tokens]: experts shared by a data-parallel group in lockstep; shape [stage, 0] when the experts
+    are inside `token_s`."""
+    sequence_s: Floats
+    """[stage, sequences]: head and sampler."""
+    prefill_s: Floats
+    """[stage, chunk axis, kv axis]: attention of prefill chunks."""
+    decode_s: Floats
+    """[stage, sequences, kv axis]: attention of decodes; sequences exact, kv = mean KV length."""
+    mixed_s: Floats
+    """[stage, chunk, kv before the chunk, decodes, kv of decodes] on the axes below when the source measured mixed
+    batches, else size 0 in the second axis: prefill and decode times then add."""
+    chunk_axis: Floats
+    """Grid of chunk sizes: 0, then geometric from 1 with `POINTS_PER_OCTAVE` points per octave."""
+    kv_axis: Floats
+    """Grid of KV lengths, same form."""
+    decodes_axis: Floats
+    """Grid of decode counts for `mixed_s`, same form."""
+    skew: Floats
+    """[stage, decodes axis, skew bin]: how far the time of a skewed batch lies from that at its mean KV length towards
+    that at its maximum; size 0 in the second axis where not measured. `SKEW_BINS` equal bins of 1 - mean/max over
+    [0, 1] for decodes alone, then as many for decodes beside a chunk of a prompt."""
+    host_s: Floats
+    """[stage, 3]: host seconds per iteration, host seconds per sequence, and 1.0 where they hide behind the GPU's work
+    (asynchronous scheduling: an iteration takes the longer of the two) else 0.0 (they add). Only stage 0 is read."""
+    measured: Floats
+    """[stage, 4]: the largest tokens, chunk, KV length and decodes that the source covers (inf for a formula). Beyond
+    them the tables hold an extrapolation by the roofline's shape; engines count such iterations and say so."""
+    work: Floats
+    """[stage, 9]: of the whole replica (all stages and ranks), repeated for every stage: FLOPs per token, per query-key
+    pair, per sequence (head); bytes of weights read in every iteration, KV bytes per token; peak FLOP/s, bytes/s; bytes
+    of routed experts, and the share of them that one token chooses."""
+
+
+def blank(num_stages: int) -> IterationTables:
+    """Tables in which nothing takes any time: where times are replayed, and as an example of the arrays' types."""
+    ndim = {"prefill_s": 3, "decode_s": 3, "mixed_s": 5, "skew": 3}
+    axes = {"chunk_axis", "kv_axis", "decodes_axis"}
+    shapes = [
+        (1,) if name in axes else (num_stages, *(1,) * (ndim.get(name, 2) - 1)) for name in IterationTables._fields
+    ]
+    tables = IterationTables(*(np.zeros(shape) for shape in shapes))
+    return tables._replace(work=np.zeros((num_stages, 9)), measured=np.full((num_stages, 4), np.inf))
+
+
+def stack(kinds: list[IterationTables]) -> IterationTables:
+    """The tables of several kinds of replica one below the other: a kind's stages start at the sum of those before.
+
+    All must have been baked with the same maxima, so that they share their axes. The arrays are writable, whatever
+    they were: compiled code tells the two apart.
+    """
+    if len(kinds) == 1:
+        return IterationTables(*(np.require(array, np.float64, ["C", "W"]) for array in kinds[0]))
+    assert all(k.token_s.shape[1:] == kinds[0].token_s.shape[1:] for k in kinds), "baked with different maxima"
+    with_mixed = [_with_mixed(k) for k in kinds] if any(k.mixed_s.shape[1] for k in kinds) else kinds
+    with_skew = [_with_skew(k) for k in with_mixed] if any(k.skew.shape[1] for k in kinds) else with_mixed
+    with_experts = [_with_experts(k) for k in with_skew] if any(k.expert_s.shape[1] for k in kinds) else with_skew
+    axes = {"chunk_axis", "kv_axis", "decodes_axis"}
+    columns = {
+        name: getattr(kinds[0], name) if name in axes else np.concatenate([getattr(k, name) for k in with_experts])
+        for name in IterationTables._fields
+    }
+    return IterationTables(**columns)
+
+
+def _with_mixed(tables: IterationTables) -> IterationTables:
+    """Spell out that prefill and decode times add, beside a kind for which mixed batches were measured."""
+    if tables.mixed_s.shape[1]:
+        return tables
+    counts = np.minimum(np.rint(tables.decodes_axis).astype(int), tables.decode_s.shape[1] - 1)
+    return tables._replace(
+        mixed_s=np.ascontiguousarray(
+            tables.prefill_s[:, :, :, None, None] + tables.decode_s[:, counts][:, None, None, :, :]
+        )
+    )
+
+
+def _with_skew(tables: IterationTables) -> IterationTables:
+    if tables.skew.shape[1]:
+        return tables
+    return tables._replace(skew=np.zeros((tables.token_s.shape[0], tables.decodes_axis.size, 2 * SKEW_BINS)))
+
+
+def _with_experts(tables: IterationTables) -> IterationTables:
+    if tables.expert_s.shape[1]:
+        return tables
+    return tables._replace(expert_s=np.zeros_like(tables.token_s))
+
+
+POINTS_PER_OCTAVE = 2
+SKEW_BINS = 8
+
+
+def geometric_axis(maximum: float) -> Floats:
+    """0, 1, then `POINTS_PER_OCTAVE` points per octave up to at least `maximum`."""
+    steps = int(np.ceil(np.log2(max(maximum, 2.0)) * POINTS_PER_OCTAVE))
+    return np.concatenate([[0.0], 2.0 ** (np.arange(steps + 1) / POINTS_PER_OCTAVE)])

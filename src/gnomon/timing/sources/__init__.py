@@ -1,0 +1,117 @@
+"""Where operator times come from: one protocol, found by name.
+
+A source answers only for what it knows: `measured` says which sizes it covers. Baking asks inside that range, scales
+by the roofline beyond it, takes the roofline for operators a source lacks, and reports both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from gnomon.catalog.devices import Device
+from gnomon.catalog.models import Model
+from gnomon.catalog.nodes import Node
+from gnomon.catalog.parallelism import Parallelism
+from gnomon.core.arrays import Floats
+from gnomon.core.errors import ConfigError, UnknownNameError
+from gnomon.timing.operators import Operator
+
+if TYPE_CHECKING:
+    from gnomon.timing.config import TimingConfig
+
+Range = tuple[tuple[float, float], ...]
+"""Smallest and largest covered value of each size of an operator, in the order of its kind's sizes."""
+
+ANY = (0.0, float("inf"))
+
+
+class Source(Protocol):
+    """Seconds of operators, with the range in which they were measured."""
+
+    name: str
+
+    def measured(self, operator: Operator) -> Range | None:
+        """The covered sizes of `operator`; None where this source does not know it."""
+
+    def seconds(self, operator: Operator, *sizes: Floats) -> Floats:
+        """Seconds of one call, element by element over arrays of one shape, all within `measured`.
+
+        The sizes are those of the operator's kind (see `gnomon.timing.operators`). An operator that is part of
+        another one's measurement is answered with zeros.
+        """
+
+    def uncertainty(self, operator: Operator) -> float:
+        """Relative error to expect (median, held out), e.g. 0.03; 0 where the times are exact by definition."""
+
+    def skew(self, decodes: Floats) -> Floats | None:
+        """[decodes, 16]: how far skewed KV lengths move a decode towards its longest; see `IterationTables.skew`."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a source is made for."""
+
+    model: Model
+    device: Device
+    node: Node
+    parallelism: Parallelism
+    config: TimingConfig
+
+
+Factory = Callable[[Context], Source]
+
+_SHIPPED = Path(__file__).parent.parent / "data"
+_FACTORIES: dict[str, Factory] = {}
+_BUILT_IN = {
+    "auto": "the measurements shipped with Gnomon where it has them for the device (H200 in bf16), else the roofline",
+    "roofline": "analytic: any model on any catalogued device, no data needed",
+    "profile": "measured CSV/Parquet bundles (own format, Vidur's and LLMServingSim's layouts)",
+    "silicon": "kernels measured in the package aiconfigurator-core (extra [silicon])",
+    "table": "explicit seconds per token, sequence and iteration, given in the scenario",
+    "recorded": "the stage times of a recorded run, batch by batch (gnomon verify vidur)",
+}
+
+
+def register_source(name: str) -> Callable[[Factory], Factory]:
+    """Decorator: make a source available as `timing.source: NAME`. Built-in ones live in `gnomon.timing.<name>`."""
+
+    def add(factory: Factory) -> Factory:
+        _FACTORIES[name] = factory
+        return factory
+
+    return add
+
+
+def source_names() -> dict[str, str]:
+    """Every source with a line about it."""
+    return _BUILT_IN | {name: "added by the user" for name in _FACTORIES if name not in _BUILT_IN}
+
+
+def shipped_profile(device: Device, dtype: str) -> Path | None:
+    """The folder of measurements of this device that comes with the package, if there is one."""
+    folder = _SHIPPED / device.name
+    return folder if dtype == "bf16" and folder.is_dir() else None
+
+
+def make_source(context: Context, name: str | None = None) -> Source:
+    """The source that the configuration (or `name`) asks for."""
+    name = name or context.config.source
+    if name == "auto":
+        name = "profile" if shipped_profile(context.device, context.config.dtype) else "roofline"
+    if name == "table":
+        raise ConfigError("the source 'table' has no operators: it gives whole iterations.", where="timing.source")
+    if name == "recorded":
+        raise ConfigError(
+            "recorded times belong to a recorded run.",
+            where="timing.source",
+            fix="Replay it with `gnomon verify vidur`.",
+        )
+    if name in _BUILT_IN and name not in _FACTORIES:
+        import_module(f"gnomon.timing.sources.{name}")
+    if name not in _FACTORIES:
+        raise UnknownNameError("timing source", name, source_names(), where="timing.source")
+    return _FACTORIES[name](context)

@@ -1,0 +1,141 @@
+"""The source made of measurements: a bundle, an estimator per operator, and the roofline as their shape."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from gnomon.core.arrays import Floats
+from gnomon.core.errors import DataError
+from gnomon.timing.estimators import Bound, Estimator, estimator
+from gnomon.timing.estimators.bounds import bound_for
+from gnomon.timing.estimators.validation import a_fifth
+from gnomon.timing.operators import Experts, Operator
+from gnomon.timing.sources import ANY, Range
+from gnomon.timing.sources.profile.samples import Bundle, Samples
+from gnomon.timing.sources.profile.shapes import BETWEEN_ERROR, from_neighbours
+from gnomon.timing.sources.profile.skew import skew_table
+from gnomon.timing.sources.roofline import Roofline
+
+MIN_ROWS = 3
+"""Fewer measurements than this say nothing about a shape."""
+
+
+FARTHEST_FROM_ROOFLINE = 100.0
+
+
+class Measured:
+    """Seconds of operators between measured points."""
+
+    def __init__(self, name: str, bundle: Bundle, roofline: Roofline, estimator_name: str = "grid") -> None:
+        self.name, self.bundle = name, bundle
+        self._roofline = roofline
+        self._factory = estimator(estimator_name)
+        self._samples: dict[Operator, Samples | None] = {}
+        self._fitted: dict[Operator, Estimator] = {}
+
+    def samples(self, operator: Operator) -> Samples | None:
+        """What was measured of an operator, or of the shapes nearest to it."""
+        if operator not in self._samples:
+            found = self.bundle.find(operator) or from_neighbours(self.bundle, operator, self._roofline.seconds)
+            if found is not None and len(found.seconds) < MIN_ROWS:
+                found = None
+            if found is not None:
+                _refuse_other_units(operator, found, self._roofline)
+            self._samples[operator] = found
+        return self._samples[operator]
+
+    def measured(self, operator: Operator) -> Range | None:
+        """Smallest and largest sizes that were measured."""
+        if operator.name in self.bundle.included:
+            return (ANY,)
+        samples = self.samples(operator)
+        if samples is None:
+            return None
+        lows, highs = samples.sizes.min(axis=0), samples.sizes.max(axis=0)
+        if (
+            isinstance(operator.work, Experts) and samples.sizes.shape[1] == 2
+        ):  # Measured by the rows of all local experts; asked by tokens.
+            per_token = _tokens_here(operator.work, np.ones(1))[0]
+            return ((float(lows[0] / per_token), float(highs[0] / per_token)),)
+        return tuple((float(low), float(high)) for low, high in zip(lows, highs, strict=True))
+
+    def seconds(self, operator: Operator, *sizes: Floats) -> Floats:
+        """Seconds of one call between measured points."""
+        if operator.name in self.bundle.included:
+            return np.zeros_like(sizes[0])
+        samples = self.samples(operator)
+        assert samples is not None, f"{operator.name} was not measured"
+        if operator not in self._fitted:
+            self._fitted[operator] = self._make(operator, samples).fit(samples.sizes, samples.seconds)
+        points = _points(operator, samples, sizes)
+        seconds = self._fitted[operator].predict(points).reshape(np.shape(sizes[0]))
+        return seconds * self._slice(operator, samples, sizes[0])
+
+    def uncertainty(self, operator: Operator) -> float:
+        """The held-out median error of the estimator on this operator's measurements (a fifth of them left out)."""
+        samples = self.samples(operator)
+        if samples is None or len(samples.seconds) < 10:
+            return 0.0 if operator.name in self.bundle.included else self._roofline.uncertainty(operator)
+        error = a_fifth(lambda: self._make(operator, samples), samples.sizes, samples.seconds).median
+        return error + BETWEEN_ERROR if samples.is_between else error
+
+    def skew(self, decodes: Floats) -> Floats | None:
+        """How far skewed KV lengths move a decode towards its longest, where that was measured."""
+        return None if self.bundle.skew is None else skew_table(self.bundle.skew, decodes)
+
+    def _make(self, operator: Operator, samples: Samples) -> Estimator:
+        return self._factory(bound_of(operator, self._roofline, samples))
+
+    def _slice(self, operator: Operator, samples: Samples, tokens: Floats) -> Floats:
+        """What part of the measured shape the operator's own is, by the roofline."""
+        whole, work = samples.measured_as, operator.work
+        if not isinstance(whole, Experts) or not isinstance(work, Experts) or whole.ffn == work.ffn:
+            return np.ones_like(tokens)
+        local = Experts(
+            work.num_experts,
+            work.num_local,
+            work.per_token,
+            work.hidden,
+            whole.ffn,
+            work.projections,
+            work.weight_bytes,
+        )
+        return self._roofline.experts_s(work, tokens) / self._roofline.experts_s(local, tokens)
+
+
+def _refuse_other_units(operator: Operator, samples: Samples, roofline: Roofline) -> None:
+    """No kernel is this far from its roofline: times in another unit are at least a thousand times off."""
+    if samples.sizes.shape[1] != len(roofline.measured(operator) or ()):
+        return
+    expected = roofline.seconds(replace(operator, is_fused=False), *samples.sizes.T)
+    ratio = float(np.median(samples.seconds / expected))
+    if not 1.0 / FARTHEST_FROM_ROOFLINE < ratio < FARTHEST_FROM_ROOFLINE:
+        raise DataError(
+            f"the times of {operator.name} are {ratio:.3g} times what {roofline.device.name} would need.",
+            where=samples.where,
+            fix="The unit is seconds in Gnomon's format, milliseconds in Vidur's, microseconds in LLMServingSim's.",
+        )
+
+
+def bound_of(operator: Operator, roofline: Roofline, samples: Samples) -> Bound | None:
+    """The shape that an operator's time follows."""
+    if isinstance(operator.work, Experts) and samples.sizes.shape[1] == 2:
+        return bound_for(operator.work)  # The roofline's experts go by tokens alone.
+    # A fused operator that was measured after all has the shape of any other.
+    alone = replace(operator, is_fused=False)
+    return bound_for(operator.work, lambda x: roofline.seconds(alone, *x.T))
+
+
+def _points(operator: Operator, samples: Samples, sizes: tuple[Floats, ...]) -> Floats:
+    """The sizes as rows of the samples' columns."""
+    if isinstance(operator.work, Experts) and samples.sizes.shape[1] == 2:
+        tokens = np.ravel(sizes[0])
+        return np.column_stack([_tokens_here(operator.work, tokens), operator.work.touched(tokens)])
+    return np.column_stack([np.ravel(size) for size in sizes])
+
+
+def _tokens_here(work: Experts, tokens: Floats) -> Floats:
+    """Tokens that would give a rank with all experts as many rows as the local experts have."""
+    return work.routed(tokens) / work.per_token

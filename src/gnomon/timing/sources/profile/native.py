@@ -1,0 +1,184 @@
+"""Gnomon's own bundles: CSV files and a manifest, keyed by shapes (docs/profile-format.md)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gnomon.catalog.devices import DEVICES, Device
+from gnomon.core.arrays import Floats
+from gnomon.core.errors import DataError
+from gnomon.timing.sources.profile.csvfile import Columns, read_csv
+from gnomon.timing.sources.profile.samples import Bundle, Key, Samples
+
+FORMAT, VERSION = "gnomon-profile", 1
+
+KEYS: dict[str, tuple[str, ...]] = {
+    "gemm": ("dtype", "m", "n", "k"),
+    "attention": ("dtype", "heads", "kv_heads", "head_dim", "chunk", "kv", "decodes", "decode_kv"),
+    "skew": (
+        *("dtype", "heads", "kv_heads", "head_dim", "chunk", "kv"),
+        *("decodes", "long_decodes", "decode_kv", "long_kv"),
+    ),
+    "elementwise": ("dtype", "operator", "tokens", "width"),
+    "moe": ("dtype", "experts", "top_k", "hidden", "intermediate", "tokens", "activated_experts"),
+    "collective": ("collective", "num_ranks", "ranks_per_node", "bytes"),
+    "host": ("operator", "sequences"),
+}
+"""The files of a bundle and their key columns."""
+
+
+def find_root(path: Path) -> Path | None:
+    """The bundle's folder, where it has a manifest."""
+    return path if (path / "manifest.json").is_file() else None
+
+
+def read(root: Path, device: Device, dtype: str, kv_dtype: str) -> Bundle:
+    """All shapes of the bundle that were measured in these number formats."""
+    manifest = read_manifest(root)
+    name = str(manifest["device"])
+    if (DEVICES.resolve(name) or name) != device.name:
+        raise DataError(
+            f"was measured on {name}, not on {device.name}.", where=str(root), fix=f"Use device {name}, or another one."
+        )
+    bundle = Bundle(str(root))
+    for file in manifest["files"]:
+        columns = _checked(root, file, manifest)
+        match file.split(".")[0]:
+            case "gemm":
+                _read_gemm(bundle, columns, dtype)
+            case "attention":
+                _read_attention(bundle, columns, kv_dtype)
+            case "skew":
+                _read_skew(bundle, columns, kv_dtype)
+            case "elementwise":
+                _read_elementwise(bundle, columns)
+            case "moe":
+                _read_experts(bundle, columns, dtype)
+            case "collective":
+                _read_collectives(bundle, columns)
+    return bundle
+
+
+def read_manifest(root: Path) -> dict[str, Any]:
+    """The manifest, checked for what the reader needs."""
+    path = root / "manifest.json"
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"cannot be read: {error}.", where=str(path)) from None
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise DataError(f'is no manifest of a profile: "format" must be "{FORMAT}".', where=str(path))
+    if manifest.get("version") != VERSION:
+        raise DataError(
+            f"has version {manifest.get('version')!r}.", where=str(path), fix=f"This Gnomon reads version {VERSION}."
+        )
+    for key in ("device", "files", "content_hash"):
+        if key not in manifest:
+            raise DataError(f"has no key {key!r}.", where=str(path), fix="See the profile format in the documentation.")
+    names = [file.split(".")[0] for file in manifest["files"]]
+    if not names:
+        raise DataError("lists no files.", where=str(path), fix=f"A bundle has one of: {', '.join(KEYS)}.")
+    for name in names:
+        if name not in KEYS:
+            raise DataError(f"lists an unknown file {name!r}.", where=str(path), fix=f"Known: {', '.join(KEYS)}.")
+    if content_hash(manifest["files"]) != manifest["content_hash"]:
+        raise DataError("content_hash does not match its files.", where=str(path), fix="Write the bundle again.")
+    return manifest
+
+
+def content_hash(files: dict[str, dict[str, Any]]) -> str:
+    """One hash for all files of a bundle."""
+    lines = (f"{name} {files[name]['sha256']}\n" for name in sorted(files))
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def _checked(root: Path, file: str, manifest: dict[str, Any]) -> Columns:
+    path = root / file
+    stem = file.split(".")[0]
+    columns = read_csv(path, (*KEYS[stem], "seconds"))
+    if hashlib.sha256(path.read_bytes()).hexdigest() != manifest["files"][file]["sha256"]:
+        raise DataError("was changed after its manifest was written.", where=str(path), fix="Write the bundle again.")
+    unknown = set(columns.frame.columns) - {*KEYS[stem], "seconds", "spread"}
+    if unknown:
+        known = ", ".join((*KEYS[stem], "seconds", "spread"))
+        raise DataError(f"has an unknown column {min(unknown)!r}.", where=str(path), fix=f"Known: {known}.")
+    return columns
+
+
+def _of_dtype(columns: Columns, dtype: str) -> Columns:
+    """Rows of one number format; fp16 and bf16 take the same time."""
+    dtypes = columns.texts("dtype")
+    same = ("bf16", "fp16") if dtype in ("bf16", "fp16") else (dtype,)
+    return columns.where(np.isin(dtypes, same))
+
+
+def _add_groups(bundle: Bundle, columns: Columns, kind: str, groups: Floats, *sizes: str) -> None:
+    """One entry per distinct row of `groups`."""
+    points, seconds, spread = columns.sizes(*sizes), columns.seconds("seconds"), columns.spread()
+    shapes, which = np.unique(groups, axis=0, return_inverse=True)
+    for index, shape in enumerate(shapes):
+        rows = which.reshape(-1) == index
+        key: Key = (kind, *(int(value) for value in shape))
+        bundle.add(key, Samples(points[rows], seconds[rows], str(columns.path), spread[rows]))
+
+
+def _read_gemm(bundle: Bundle, columns: Columns, dtype: str) -> None:
+    columns = _of_dtype(columns, dtype)
+    if columns.frame.height:
+        _add_groups(bundle, columns, "gemm", columns.sizes("n", "k"), "m")
+
+
+def _read_attention(bundle: Bundle, columns: Columns, dtype: str) -> None:
+    columns = _of_dtype(columns, dtype)
+    if not columns.frame.height:
+        return
+    chunk, decodes = columns.sizes("chunk", "decodes").T
+    for kind, rows, sizes in (
+        ("attention_prefill", (chunk > 0) & (decodes == 0), ("chunk", "kv")),
+        ("attention_decode", (chunk == 0) & (decodes > 0), ("decodes", "decode_kv")),
+        ("attention_mixed", (chunk > 0) & (decodes > 0), ("chunk", "kv", "decodes", "decode_kv")),
+    ):
+        if rows.any():
+            part = columns.where(rows)
+            _add_groups(bundle, part, kind, part.sizes("heads", "kv_heads", "head_dim"), *sizes)
+
+
+def _read_skew(bundle: Bundle, columns: Columns, dtype: str) -> None:
+    columns = _of_dtype(columns, dtype)
+    if columns.frame.height:
+        sizes = ("chunk", "kv", "decodes", "long_decodes", "decode_kv", "long_kv")
+        _add_groups(bundle, columns, "skew", columns.sizes("heads", "kv_heads", "head_dim"), *sizes)
+
+
+def _read_elementwise(bundle: Bundle, columns: Columns) -> None:
+    operators = columns.texts("operator")
+    for operator in np.unique(operators):
+        part = columns.where(operators == operator)
+        _add_groups(bundle, part, str(operator), part.sizes("width"), "tokens")
+
+
+def _read_experts(bundle: Bundle, columns: Columns, dtype: str) -> None:
+    columns = _of_dtype(columns, dtype)
+    if columns.frame.height:
+        shape = columns.sizes("experts", "top_k", "hidden", "intermediate")
+        _add_groups(bundle, columns, "experts", shape, "tokens", "activated_experts")
+
+
+def _read_collectives(bundle: Bundle, columns: Columns) -> None:
+    """Ours count what one rank contributes: of a gathered result, its share."""
+    names = columns.texts("collective")
+    for name in np.unique(names):
+        part = columns.where(names == name)
+        ranks = part.sizes("num_ranks", "ranks_per_node")
+        size = part.sizes("bytes") / (ranks[:, :1] if name == "all_gather" else 1.0)
+        seconds = part.seconds("seconds")
+        for count in np.unique(ranks[:, 0]):
+            rows = ranks[:, 0] == count
+            # Several placements of one group size: the one within the fewest nodes.
+            rows &= ranks[:, 1] == ranks[rows, 1].max()
+            bundle.add((str(name), int(count)), Samples(size[rows], seconds[rows], str(part.path)))

@@ -1,0 +1,127 @@
+"""The one in-memory form of measurements: what was measured, at which sizes, how long it took."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gnomon.core.arrays import Floats
+from gnomon.timing.operators import (
+    Communication,
+    Decode,
+    Elementwise,
+    Experts,
+    Gemm,
+    Mixed,
+    Operator,
+    Prefill,
+    Work,
+)
+
+Key = tuple[str | int, ...]
+"""A name of the operator graph, ("name", ...), or a shape, e.g. ("gemm", n, k)."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Measurements of one operator."""
+
+    sizes: Floats
+    """[rows, sizes]: the sizes of the operator's kind; tokens and touched experts for experts."""
+    seconds: Floats
+    where: str
+    """The file they come from."""
+    spread: Floats | None = None
+    """Relative spread of the repeats behind each row."""
+    measured_as: Work | None = None
+    """The shape that was measured, where the operator's own is a slice of it."""
+    is_between: bool = False
+    """Not measured itself, but made from measured shapes around it."""
+
+
+@dataclass(frozen=True)
+class SkewSamples:
+    """Decodes of unequal KV lengths: times at the mean length, at the longest, and of the skewed batch itself."""
+
+    decodes: Floats
+    mean_kv: Floats
+    max_kv: Floats
+    at_mean_s: Floats
+    at_max_s: Floats
+    skewed_s: Floats
+    chunk: Floats
+
+
+@dataclass
+class Bundle:
+    """All measurements that one source has for one rank of one deployment."""
+
+    where: str
+    samples: dict[Key, Samples] = field(default_factory=dict)
+    included: set[str] = field(default_factory=set)
+    """Operators that another one's measurement contains: they take no time of their own."""
+    skew: SkewSamples | None = None
+
+    def add(self, key: Key, samples: Samples) -> None:
+        """Keep samples; rows of a key that is there already are joined."""
+        known = self.samples.get(key)
+        if known is not None:
+            samples = Samples(
+                np.concatenate([known.sizes, samples.sizes]),
+                np.concatenate([known.seconds, samples.seconds]),
+                known.where,
+                None
+                if known.spread is None or samples.spread is None
+                else np.concatenate([known.spread, samples.spread]),
+                known.measured_as,
+            )
+        self.samples[key] = samples
+
+    def find(self, operator: Operator) -> Samples | None:
+        """The measurements of an operator, by its name or else by its shape."""
+        for key in (("name", operator.name), *shape_keys(operator)):
+            if key in self.samples:
+                return self.samples[key]
+        return None
+
+
+_ELEMENTWISE = {
+    "embedding": ("embedding", 4.0),
+    "attn_norm": ("add_norm", 8.0),
+    "mlp_norm": ("add_norm", 8.0),
+    "final_norm": ("add_norm", 8.0),
+    "qk_norm": ("qk_norm", 4.0),
+    "rotary": ("rotary", 4.0),
+    "kv_write": ("kv_write", 4.0),
+    "residual_add": ("add", 6.0),
+    "sampler": ("sampler", 16.0),
+}
+"""Operator -> the profile format's name, and bytes moved per element of its width (see `stage_operators`)."""
+
+
+def shape_keys(operator: Operator) -> tuple[Key, ...]:
+    """What an operator is called where shapes, not models, are measured; the first that was measured counts."""
+    work = operator.work
+    match work:
+        case Gemm():
+            return (("gemm", work.n, work.k),)
+        case Elementwise():
+            return _elementwise_keys(operator.name, work.bytes_each)
+        case Prefill() | Decode() | Mixed():
+            heads = (work.num_heads, work.num_kv_heads, work.qk_dim)
+            # Latent attention is another kernel: no ordinary shape may stand in for it.
+            return ((operator.kind, *heads),) if work.qk_dim == work.v_dim else ((operator.kind, *heads, work.v_dim),)
+        case Experts():
+            return (("experts", work.num_local, work.per_token, work.hidden, work.ffn),)
+        case Communication():
+            return ((work.collective, work.num_ranks),)
+
+
+def _elementwise_keys(name: str, bytes_each: float) -> tuple[Key, ...]:
+    """The kernel and its width. A gated activation reads two and writes one, a plain one reads one and writes one."""
+    if name in ("act", "shared_act"):
+        return (("activation", round(bytes_each / 6.0)), ("activation_plain", round(bytes_each / 4.0)))
+    kind, per_element = _ELEMENTWISE.get(name, (name, 4.0))
+    width = round(bytes_each / per_element)
+    return ((kind, width), ("norm", width)) if kind == "add_norm" else ((kind, width),)

@@ -1,0 +1,152 @@
+"""LLMServingSim's layout: `<device>/<model>/<variant>/tp<N>/{dense,attention,per_sequence,moe,skew}.csv`.
+
+Times are microseconds. Attention was measured as an engine runs it: a chunk and decodes in one call. The write into
+the KV cache is part of it; residual adds are part of the norms.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from gnomon.catalog.devices import DEVICES, Device
+from gnomon.catalog.models import Model
+from gnomon.core.arrays import Floats
+from gnomon.core.errors import DataError
+from gnomon.timing.operators import Experts
+from gnomon.timing.sources.profile.csvfile import Columns, read_csv
+from gnomon.timing.sources.profile.naming import Names, folders_of
+from gnomon.timing.sources.profile.samples import Bundle, Samples, SkewSamples
+
+US = 1e-6
+
+OPERATORS: dict[str, tuple[str, ...]] = {
+    "embedding": ("embedding",),
+    "layernorm": ("attn_norm", "mlp_norm"),
+    "final_layernorm": ("final_norm",),
+    "qkv_proj": ("qkv_proj",),
+    "qk_norm": ("qk_norm",),
+    "rotary_emb": ("rotary",),
+    "o_proj": ("o_proj",),
+    "gate_up_proj": ("up_proj",),
+    "act_fn": ("act",),
+    "down_proj": ("down_proj",),
+    "lm_head": ("lm_head",),
+    "sampler": ("sampler",),
+}
+"""A layer of dense.csv or per_sequence.csv -> the operators of our graph that it times."""
+
+INCLUDED = ("kv_write",)
+"""Operators that another one's measurement contains."""
+
+
+def find_root(path: Path) -> Path | None:
+    """`path` itself, where some `tp<N>/dense.csv` lies below it."""
+    return path if next(path.glob("**/tp*/dense.csv"), None) else None
+
+
+def read(root: Path, model: Model, device: Device, dtype: str, tensor_parallel: int) -> Bundle:
+    """Everything that was measured for one rank."""
+    folder = degree_folder(root, model, device, dtype, tensor_parallel)
+    bundle = Bundle(str(folder))
+    for file, size in (("dense.csv", "tokens"), ("per_sequence.csv", "sequences")):
+        for layer, samples in read_layers(folder / file, size).items():
+            for operator in OPERATORS.get(layer, ()):
+                bundle.add(("name", operator), samples)
+    for name, samples in read_attention(folder / "attention.csv").items():
+        bundle.add(("name", name), samples)
+    for name in INCLUDED:
+        bundle.included.add(name)
+    # Experts are measured whole, on one rank: other degrees run a slice of that shape.
+    experts = folder.parent / "tp1" / "moe.csv"
+    if model.is_moe and experts.is_file():
+        bundle.add(("name", "experts"), read_experts(experts, model))
+    if (folder / "skew.csv").is_file():
+        bundle.skew = read_skew(folder / "skew.csv")
+    return bundle
+
+
+def degree_folder(root: Path, model: Model, device: Device, dtype: str, tensor_parallel: int) -> Path:
+    """`tp<N>` of one model on one device in one variant, whatever spelling the names have."""
+    suitable = folders_of(root, _degree_folders(root), _names, model, device)
+    for path in suitable:
+        if path.parent.name.startswith(dtype) and path.name == f"tp{tensor_parallel}":
+            return path
+    raise DataError(
+        f"{model.name} was not measured in {dtype} with tensor parallelism {tensor_parallel}.",
+        where=str(root),
+        fix=f"It has: {', '.join('/'.join(path.parts[-2:]) for path in suitable)}.",
+    )
+
+
+def profiled_devices(root: Path, model: Model) -> list[str]:
+    """The devices on which `model`, or another of its shape, was measured."""
+    folders = _degree_folders(root)
+    devices = sorted({name for path in folders if (name := DEVICES.resolve(_names(path)[0]))})
+    found = []
+    for name in devices:
+        try:
+            folders_of(root, folders, _names, model, DEVICES[name])
+        except DataError:
+            continue
+        found.append(name)
+    return found
+
+
+def _degree_folders(root: Path) -> list[Path]:
+    return [path.parent for path in sorted(root.glob("**/tp*/dense.csv"))]
+
+
+def _names(path: Path) -> Names:
+    """Device and model of a folder `tp<N>`."""
+    return path.parts[-5], "/".join(path.parts[-4:-2])
+
+
+def read_layers(path: Path, size: str) -> dict[str, Samples]:
+    """Seconds of each layer by tokens or sequences."""
+    columns = read_csv(path, ("layer", size, "time_us"))
+    layers = columns.texts("layer")
+    return {str(layer): _samples(columns.where(layers == layer), size) for layer in np.unique(layers)}
+
+
+def read_attention(path: Path) -> dict[str, Samples]:
+    """Prefill alone, decode alone, and both in one call."""
+    names = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
+    columns = read_csv(path, (*names, "time_us"))
+    chunk, _, decodes, _ = columns.sizes(*names).T
+    parts = {
+        "attention_prefill": ((chunk > 0) & (decodes == 0), names[:2]),
+        "attention_decode": ((chunk == 0) & (decodes > 0), names[2:]),
+        "attention_mixed": ((chunk > 0) & (decodes > 0), names),
+    }
+    return {name: _samples(columns.where(rows), *sizes) for name, (rows, sizes) in parts.items() if rows.any()}
+
+
+def read_experts(path: Path, model: Model) -> Samples:
+    """The experts of one layer by tokens and the number of experts that some token chose."""
+    samples = _samples(read_csv(path, ("tokens", "activated_experts", "time_us")), "tokens", "activated_experts")
+    whole = Experts(
+        model.num_experts,
+        model.num_experts,
+        model.experts_per_token,
+        model.hidden_size,
+        model.expert_ffn_size,
+        model.num_projections,
+    )
+    return Samples(samples.sizes, samples.seconds, samples.where, measured_as=whole)
+
+
+def read_skew(path: Path) -> SkewSamples:
+    """Batches whose decodes have unequal KV lengths, measured beside equal ones."""
+    columns = read_csv(path, ("n", "pc", "kv_big", "kv_mean", "t_mean_us", "t_max_us", "t_skew_us"))
+    decodes, chunk, longest, mean = columns.sizes("n", "pc", "kv_big", "kv_mean").T
+
+    def seconds(name: str) -> Floats:
+        return columns.seconds(name, unit_s=US)
+
+    return SkewSamples(decodes, mean, longest, seconds("t_mean_us"), seconds("t_max_us"), seconds("t_skew_us"), chunk)
+
+
+def _samples(columns: Columns, *sizes: str) -> Samples:
+    return Samples(columns.sizes(*sizes), columns.seconds("time_us", unit_s=US), str(columns.path))

@@ -1,0 +1,208 @@
+"""The analytic source: work over the device's speed, with the efficiencies that real kernels reach.
+
+- A matrix multiplication is cut into tiles that run in waves over the SMs; the best of a few tile shapes counts, as
+  library heuristics would choose. Its weights stream in meanwhile; the two overlap (p-norm), plus a floor.
+- Norms, activations and copies move bytes.
+- Prefill attention computes in tiles, decode attention reads the KV cache; where the kernel is FlashAttention-2,
+  decodes that share a batch with a chunk run as tiles too.
+- Collectives: see `gnomon.timing.communication`.
+
+The constants are per device (`RooflineConstants` in its catalog file, at most ten).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gnomon.catalog.devices import Device
+from gnomon.catalog.nodes import Node
+from gnomon.core.arrays import Floats
+from gnomon.timing.communication import communication_s
+from gnomon.timing.operators import (
+    Attention,
+    Communication,
+    Decode,
+    Elementwise,
+    Experts,
+    Gemm,
+    Mixed,
+    Operator,
+    Prefill,
+)
+from gnomon.timing.sources import ANY, Context, Range, register_source
+
+# Tiles that libraries choose from: rows x columns, and the share of the full tile's rate that a smaller one reaches
+# (it reads more per multiplication).
+_TILES = (
+    (256, 128, 1.0),
+    (128, 256, 1.0),
+    (128, 192, 0.97),
+    (128, 128, 0.93),
+    (128, 96, 0.88),
+    (128, 64, 0.8),
+    (64, 128, 0.8),
+    (64, 64, 0.65),
+    (32, 64, 0.45),
+    (16, 64, 0.3),
+)
+# A tile's loop over k may be split over idle SMs, up to this many ways.
+_MAX_SPLIT = 8
+# Sharpness of the corner between memory- and compute-bound: the p of a p-norm (1 = their sum, large = the longer).
+_OVERLAP = 4.0
+# Grouped multiplications of experts: share of a dense one's rate, and seconds of sorting, launching and summing; both
+# from the vLLM 0.24 tables of aiconfigurator-core 0.12 (H100, H200, B200, L40S, RTX PRO 6000) taken together.
+_EXPERT_RATE = 0.41
+_EXPERT_FLOOR_S = 20e-6
+# A decode costs as if its KV were this much longer: start, softmax and merge of each sequence's blocks.
+_DECODE_EXTRA_KV = 64.0
+# FlashAttention-2 on a batch of both, from the vLLM 0.19 profiles on RTX 4090 and RTX PRO 6000: every sequence is given
+# as many tiles as the chunk has, and the empty ones cost this much each; query heads read their shared KV this many
+# times; a decode's tile costs as if its KV were this much longer.
+_EMPTY_TILE_S = 6.5e-7
+_MIXED_REREAD = 1.65
+_MIXED_EXTRA_KV = 115.0
+
+
+class Roofline:
+    """Seconds of operators on one device from its data sheet and its calibrated constants."""
+
+    name = "roofline"
+
+    def __init__(self, device: Device, node: Node, dtype: str = "bf16") -> None:
+        self.device, self.node = device, node
+        self._peak = device.flops(dtype)
+        self._attention_peak = device.flops("bf16")
+        self._constants = device.roofline
+
+    def measured(self, operator: Operator) -> Range | None:
+        """A formula covers everything; a mixed batch has its own time only where that is not the sum of its parts."""
+        if operator.kind == "attention_mixed":
+            return (ANY,) * 4 if self._is_flash_2 else None
+        return (ANY, ANY) if operator.kind.startswith("attention") else (ANY,)
+
+    def seconds(self, operator: Operator, *sizes: Floats) -> Floats:
+        """Seconds of one call; nothing for an operator that is part of its neighbour's kernel."""
+        if operator.is_fused:
+            return np.zeros_like(sizes[0])
+        work = operator.work
+        match work:
+            case Gemm():
+                return self.gemm_s(work, *sizes)
+            case Elementwise():
+                return self.elementwise_s(work, *sizes)
+            case Experts():
+                return self.experts_s(work, *sizes)
+            case Prefill():
+                return self.prefill_s(work, *sizes)
+            case Decode():
+                return self.decode_s(work, *sizes)
+            case Mixed():
+                return self.mixed_s(work, *sizes)
+            case Communication():
+                return communication_s(work, sizes[0], self.node)
+
+    def uncertainty(self, operator: Operator) -> float:
+        """The median error of this device's calibration."""
+        return self.device.roofline_error
+
+    def skew(self, decodes: Floats) -> Floats | None:
+        """No effect: bytes are bytes."""
+        return None
+
+    def gemm_s(self, work: Gemm, rows: Floats) -> Floats:
+        """Tiles in waves, overlapped with the stream of weights."""
+        c = self._constants
+        compute = self._tiled_s(rows, work.n, work.k)
+        memory = work.bytes(rows) / (c.gemm_bandwidth * self.device.bandwidth_bytes_s)
+        return self._overlapped(compute, memory) + c.gemm_floor_s
+
+    def _tiled_s(self, rows: Floats, n: int, k: int) -> Floats:
+        """Compute seconds of [rows, k] x [k, n] with the best tile."""
+        sms = self.device.num_sms
+        rate = self._peak * self._constants.gemm_efficiency / sms
+        best = np.full_like(rows, np.inf)
+        for tile_rows, tile_columns, share in _TILES:
+            tiles = np.ceil(rows / tile_rows) * np.ceil(n / tile_columns)
+            split = np.clip(np.floor(sms / np.maximum(tiles, 1.0)), 1.0, _MAX_SPLIT)
+            waves = np.ceil(tiles * split / sms)
+            np.minimum(best, waves / split * (2.0 * tile_rows * tile_columns * k / (rate * share)), out=best)
+        return best
+
+    def _overlapped(self, compute: Floats, memory: Floats) -> Floats:
+        longer = np.maximum(np.maximum(compute, memory), 1e-12)
+        shorter = np.minimum(compute, memory)
+        return longer * (1.0 + (shorter / longer) ** _OVERLAP) ** (1.0 / _OVERLAP)
+
+    def elementwise_s(self, work: Elementwise, rows: Floats) -> Floats:
+        """Bytes over bandwidth, the cache's while they fit and the memory's beyond twice that, on top of a floor."""
+        c = self._constants
+        moved = work.bytes(rows)
+        cached = np.clip(2.0 - moved / self.device.l2_bytes, 0.0, 1.0)
+        per_byte = cached / c.cache_bandwidth + (1.0 - cached) / c.elementwise_bandwidth
+        return c.elementwise_floor_s + moved * per_byte / self.device.bandwidth_bytes_s
+
+    def experts_s(self, work: Experts, tokens: Floats) -> Floats:
+        """A grouped multiplication: the touched experts' weights stream in; each expert's rows fill up tiles of 16."""
+        c = self._constants
+        touched = np.maximum(work.touched(tokens), 1e-9)
+        per_expert = np.ceil(work.routed(tokens) / touched / 16.0) * 16.0
+        padded_flops = 2.0 * touched * per_expert * work.projections * work.hidden * work.ffn
+        compute = padded_flops / (self._peak * c.gemm_efficiency * _EXPERT_RATE)
+        memory = work.bytes(tokens) / (c.gemm_bandwidth * self.device.bandwidth_bytes_s)
+        return self._overlapped(compute, memory) + _EXPERT_FLOOR_S
+
+    def prefill_s(self, work: Prefill, chunk: Floats, kv: Floats) -> Floats:
+        """Tiles of rows of one head, one per SM at a time, in waves over the SMs."""
+        c, sms = self._constants, self.device.num_sms
+        waves = np.ceil(np.ceil(chunk / c.prefill_tile) * work.num_heads / sms)
+        tile_s = self._attention_tile_s(work, kv + 0.5 * chunk)
+        memory = work.bytes(chunk, kv) / (c.decode_bandwidth * self.device.bandwidth_bytes_s)
+        return c.attention_floor_s + np.maximum(waves * tile_s, memory)
+
+    def _attention_tile_s(self, work: Attention, kv: Floats) -> Floats:
+        """Seconds in which one SM takes a tile of rows of one head over `kv` (and half of the tile's own) keys."""
+        c = self._constants
+        rate = self._attention_peak / self.device.num_sms * c.prefill_efficiency
+        return c.prefill_tile * (kv + 0.5 * c.prefill_tile) * (work.flops_per_pair / work.num_heads / rate)
+
+    def decode_s(self, work: Decode, sequences: Floats, kv: Floats) -> Floats:
+        """The KV cache streams in, on top of a floor."""
+        c = self._constants
+        memory = work.bytes(sequences, kv + _DECODE_EXTRA_KV) / (c.decode_bandwidth * self.device.bandwidth_bytes_s)
+        compute = work.flops(sequences, kv) / (self._attention_peak * c.prefill_efficiency)
+        return c.attention_floor_s + np.maximum(memory, compute)
+
+    def mixed_s(self, work: Mixed, chunk: Floats, kv: Floats, sequences: Floats, decode_kv: Floats) -> Floats:
+        """A chunk and decodes together.
+
+        FlashAttention-2 gives every decode and head a tile of its own, nearly empty: dearer than two kernels. For later
+        versions the parts add, under one floor.
+        """
+        shape = (work.num_heads, work.num_kv_heads, work.qk_dim, work.v_dim, work.kv_bytes)
+        if not self._is_flash_2:
+            both = self.prefill_s(Prefill(*shape), chunk, kv) + self.decode_s(Decode(*shape), sequences, decode_kv)
+            return both - self._constants.attention_floor_s
+        c, sms = self._constants, self.device.num_sms
+        tiles_each = np.ceil(chunk / c.prefill_tile)
+        chunk_tiles, decode_tiles = tiles_each * work.num_heads, sequences * work.num_heads
+        chunk_tile_s = self._attention_tile_s(work, kv + 0.5 * chunk)
+        decode_tile_s = self._attention_tile_s(work, decode_kv + _MIXED_EXTRA_KV)
+        num_tiles = np.maximum(chunk_tiles + decode_tiles, 1.0)
+        waves_s = np.ceil(num_tiles / sms) * (chunk_tiles * chunk_tile_s + decode_tiles * decode_tile_s) / num_tiles
+        longest_s = np.maximum(chunk_tile_s, decode_tile_s)
+        moved = work.bytes(chunk, kv, sequences, _MIXED_REREAD * decode_kv)
+        memory_s = moved / (c.decode_bandwidth * self.device.bandwidth_bytes_s)
+        empty_s = np.maximum(tiles_each - 1.0, 0.0) * decode_tiles * _EMPTY_TILE_S / sms
+        return c.attention_floor_s + np.maximum(np.maximum(waves_s, longest_s), memory_s) + empty_s
+
+    @property
+    def _is_flash_2(self) -> bool:
+        """Whether the device's attention kernel takes tiles of 64 rows: FlashAttention-2, on GPUs before Hopper and on
+        consumer ones."""
+        return self._constants.prefill_tile == 64
+
+
+@register_source("roofline")
+def make(context: Context) -> Roofline:
+    """The roofline of the context's device and node."""
+    return Roofline(context.device, context.node, context.config.dtype)
