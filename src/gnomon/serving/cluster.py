@@ -143,7 +143,7 @@ def _serve_closed_loop(
         before = _num_ended(replicas, group)
         engine.proceed(cluster, fleet.tables, engine.policies, log, group, now, now)
         for _ in range(_num_ended(replicas, group) - before):
-            if loop[0] < requests.size:
+            if loop[0] < loop[2]:
                 requests[loop[0]].arrival_s = now + think_s[loop[0]]
                 loop[0] += 1
 
@@ -154,9 +154,9 @@ def serve_closed_loop(
 ) -> None:
     """Serve a closed loop until request `last` has been released, or everything before `stop_s` has happened.
 
-    `loop` holds how many requests were released so far, and from where on some have not arrived. Whenever a request
-    ends, the next one is released and arrives after its pause. Replicas advance event by event, because any end may
-    send an arrival anywhere.
+    `loop` holds how many requests were released so far, from where on some have not arrived, and how many may be
+    released. Whenever a request ends, the next one is released and arrives after its pause. Replicas advance event by
+    event, because any end may send an arrival anywhere.
     """
     _serve_closed_loop(borrow(fleet), engine, borrow(log), think_s, loop, stop_s, last)
 

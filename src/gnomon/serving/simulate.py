@@ -31,6 +31,7 @@ from gnomon.serving.loop import NEVER
 from gnomon.serving.routers import RouterSpec, find_router, router_names
 from gnomon.serving.scenario import RouterConfig, Scenario
 from gnomon.serving.state import Cluster
+from gnomon.serving.warmup import begin_measuring, without_warmup
 from gnomon.timing.iteration import IterationTables
 from gnomon.workload import Requests, generate, limit_lengths
 
@@ -81,7 +82,9 @@ def run(
     cluster = build_cluster(kinds, offered, scenario.seed, recording)
     log = new_log(max_members=recording.num_members if recording else keep_members)
     with function_arguments():
-        _serve(scenario, kinds, offered, cluster, times.tables, log, forced_replicas, on_progress)
+        before = _serve(scenario, kinds, offered, cluster, times.tables, log, forced_replicas, on_progress)
+    if before is not None:
+        cluster, offered = without_warmup(cluster, log, offered, before)
     notes = [*offered.notes, *times.notes]
     return Run(scenario, model, kinds, offered, cluster, log, times.tables, notes, times.uncertainty)
 
@@ -103,8 +106,8 @@ def _serve(
     log: Log,
     forced_replicas: Ints | None,
     on_progress: Callable[[int, int], None] | None,
-) -> None:
-    """Run the cluster, in slices so that progress can be shown."""
+) -> dict[str, Any] | None:
+    """Run the cluster, in slices so that progress can be shown. Returns the accounts at the end of a warm-up."""
     if scenario.router.name not in router_names():
         raise UnknownNameError("router", scenario.router.name, router_names())
     spec = find_router(scenario.router.name)
@@ -128,11 +131,16 @@ def _serve(
     if requests.concurrency:
         if not spec.is_compiled:
             raise ConfigError("a plain Python router cannot serve a closed loop.", where="router.name")
-        loop = np.array([min(requests.concurrency, total), 0], np.int64)
         think_s = requests.think_s if len(requests.think_s) else np.zeros(total)
+        first, before = requests.num_warmup, None
+        if first:
+            loop = np.array([min(requests.concurrency, first), 0, first], np.int64)
+            serve_closed_loop(fleet, engine, log, think_s, loop, stop_s, total)
+            before = begin_measuring(cluster, log, requests)
+        loop = np.array([min(first + requests.concurrency, total), first, total], np.int64)
         for last in _slices(total, on_progress):
             serve_closed_loop(fleet, engine, log, think_s, loop, stop_s, last)
-        return
+        return before
     arriving = int(np.searchsorted(requests.arrival_s, stop_s, side="left"))
     done = 0
     for last in _slices(arriving, on_progress):
@@ -143,6 +151,7 @@ def _serve(
         else:
             done = serve_plain_router(fleet, engine, spec.route, log, done, last)
     advance_all(fleet, engine, log, stop_s)
+    return None
 
 
 def _check_router(config: RouterConfig, spec: RouterSpec) -> None:

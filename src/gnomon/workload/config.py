@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar
 
-from pydantic import ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from gnomon.core.config import Config, submodels
+from gnomon.core.config import Config, build, submodels
 from gnomon.core.errors import ConfigError, UnknownNameError
 from gnomon.workload.arrivals import Arrivals, Poisson
+from gnomon.workload.clients import ClientConfig
 from gnomon.workload.formats import FORMATS, TimeUnit, TraceFormat
 from gnomon.workload.lengths import FromPreset, Lengths
 from gnomon.workload.presets import preset
@@ -100,12 +101,18 @@ class WorkloadConfig(Config):
 
     model_config = ConfigDict(allow_inf_nan=False)
 
+    client: ClientConfig | None = None
+    """A benchmark client: fills in what is not given of arrivals, lengths, num_requests and warmup_requests, and is
+    spelled out as those in a saved scenario."""
     preset: str | None = None
     """Named lengths: chat-1m (if nothing else is chosen), arxiv-4k, bwb-4k, azure-conv, azure-code, or a file."""
     rate: PositiveFloat | None = None
     """Mean requests per second (if not given: 6.45, or as recorded in the trace)."""
     num_requests: PositiveInt | None = None
     """How many requests (if not given: 10,000, or the whole trace)."""
+    warmup_requests: NonNegativeInt = 0
+    """Closed loop: requests like the first one that are sent, and all answered, before the measured ones start. They
+    are simulated but left out of every figure."""
     arrivals: Arrivals = Field(default_factory=Poisson)
     """How they arrive (if not given: poisson, or as recorded in the trace)."""
     lengths: Lengths = Field(default_factory=FromPreset)
@@ -131,7 +138,7 @@ class WorkloadConfig(Config):
         """Spell out what follows from the choices made, so that a saved scenario says all of it."""
         if not isinstance(data, dict):
             return data
-        full = dict(data)
+        full = _without_client(data)
         for key, inner in (("arrivals", "process"), ("lengths", "distribution"), ("trace", "file")):
             full[key] = _spelled_out(full.get(key), inner)
         _check_tag(full["arrivals"], "arrivals.process", Arrivals)
@@ -161,6 +168,8 @@ class WorkloadConfig(Config):
             raise ValueError("the trace is not used: neither arrivals nor lengths come from it")
         if self.sessions is not None and distribution == "trace":
             raise ValueError("sessions need drawn lengths: a trace's prompts hold their conversations already")
+        if self.warmup_requests and process != "closed_loop":
+            raise ValueError(f"warmup_requests are those of a closed loop; {process} arrivals have none")
         if process in ("batch", "closed_loop") and self.rate is not None:
             raise ValueError(f"{process} arrivals have no rate: leave rate out")
         if self.trace is not None and self.rate is not None and self.trace.time_scale != 1:
@@ -168,6 +177,18 @@ class WorkloadConfig(Config):
         if self.priority_shares and not sum(self.priority_shares):
             raise ValueError("priority_shares need a share above 0")
         return self
+
+
+def _without_client(data: dict[str, Any]) -> dict[str, Any]:
+    """The keys of a workload with those of its client filled in where they are not given."""
+    given = data.get("client")
+    if given is None:
+        return dict(data)
+    client = given if isinstance(given, ClientConfig) else build(ClientConfig, _spelled_out(given, "name"))
+    plain = {key: value for key, value in data.items() if key != "client" and value is not None}
+    if "preset" in plain or "trace" in plain:
+        raise ConfigError("a client draws its own lengths.", where="workload.client", fix="Leave preset and trace out.")
+    return {**client.spelled_out(), **plain}
 
 
 def _spelled_out(section: Any, key: str) -> Any:

@@ -13,7 +13,7 @@ from gnomon.workload import arrivals as arrival
 from gnomon.workload import lengths as length
 from gnomon.workload.config import WorkloadConfig
 from gnomon.workload.presets import preset, preset_lengths
-from gnomon.workload.requests import ArrivalShape, Requests, Tokens, limit_lengths
+from gnomon.workload.requests import ArrivalShape, Requests, Tokens, first_wave, limit_lengths
 from gnomon.workload.sessions import with_sessions
 from gnomon.workload.traces import Trace, read_requests, read_trace
 
@@ -33,6 +33,8 @@ def generate(config: WorkloadConfig, seed: int) -> Requests:
         requests = replace(requests, priority=_priorities(config.priority_shares, count, seed))
     if config.sessions is not None:
         requests = with_sessions(requests, config.sessions, seed)
+    if config.warmup_requests:
+        requests = _with_warmup(requests, config.warmup_requests)
     requests = _with_arrivals(requests, config, trace, seed)
     if trace is not None:
         requests = replace(requests, notes=(*trace.notes, *requests.notes))
@@ -113,6 +115,12 @@ def _scaled(requests: Requests, prompt_scale: float, output_scale: float) -> Req
     )
 
 
+def _with_warmup(requests: Requests, count: int) -> Requests:
+    """The same after `count` copies of the first request."""
+    index = np.concatenate([np.zeros(count, np.int64), np.arange(len(requests))])
+    return replace(requests.take(index), num_warmup=count)
+
+
 def _with_arrivals(requests: Requests, config: WorkloadConfig, trace: Trace | None, seed: int) -> Requests:
     count, arrivals = len(requests), config.arrivals
     match arrivals:
@@ -121,7 +129,7 @@ def _with_arrivals(requests: Requests, config: WorkloadConfig, trace: Trace | No
         case arrival.ClosedLoop():
             return replace(
                 requests,
-                arrival_s=np.where(np.arange(count) < arrivals.concurrency, 0.0, np.inf),
+                arrival_s=first_wave(count, arrivals.concurrency, requests.num_warmup),
                 concurrency=arrivals.concurrency,
                 think_s=arrival.think_times(arrivals, count, seed),
             )

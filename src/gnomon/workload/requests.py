@@ -56,7 +56,8 @@ class Requests:
 
     Open loop: `arrival_s` is finite and sorted. Closed loop (`concurrency` > 0): the first `concurrency` requests
     arrive at 0, the others have `arrival_s = inf`; whenever a request finishes at time T, the next request i in
-    index order that was not yet released arrives at T + `think_s[i]`.
+    index order that was not yet released arrives at T + `think_s[i]`. With `num_warmup` > 0 the first so many are
+    served that way to the end, and only then the others start, again `concurrency` at once.
     """
 
     arrival_s: Floats
@@ -75,6 +76,8 @@ class Requests:
     """Prompt tokens per hashed block."""
     concurrency: int = 0
     """Requests in flight of a closed loop; 0 for an open loop."""
+    num_warmup: int = 0
+    """Closed loop: the first so many requests warm the servers up, and count in no figure."""
     think_s: Floats = field(default_factory=lambda: np.empty(0))
     """Closed loop: pause before request i arrives, after the completion that releases it; else empty."""
     shape: ArrivalShape | None = None
@@ -111,6 +114,7 @@ class Requests:
             priority=self.priority[index],
             prefix_offsets=offsets,
             prefix_hashes=hashes,
+            num_warmup=int(np.count_nonzero(index < self.num_warmup)),
             think_s=self.think_s[index] if len(self.think_s) else self.think_s,
             shape=shape,
         )
@@ -119,7 +123,12 @@ class Requests:
         """Arrivals of the chosen; a closed loop starts with the first `concurrency` of those that are left."""
         if not self.concurrency:
             return self.arrival_s[index]
-        return np.where(np.arange(len(index)) < self.concurrency, 0.0, np.inf)
+        return first_wave(len(index), self.concurrency, int(np.count_nonzero(index < self.num_warmup)))
+
+
+def first_wave(num_requests: int, concurrency: int, num_warmup: int) -> Floats:
+    """Arrivals of a closed loop as they are known at its start."""
+    return np.where(np.arange(num_requests) < min(concurrency, num_warmup or num_requests), 0.0, np.inf)
 
 
 def with_rate(requests: Requests, rate: float) -> Requests:

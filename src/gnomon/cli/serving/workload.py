@@ -105,6 +105,22 @@ def export(scenario: str | None, overrides: dict[str, Any], out: Path) -> None:
 
 @command.command()
 @json_option
+def clients(as_json: bool) -> None:
+    """Benchmark clients that are built in.
+
+    \b
+    Example:
+      gnomon workload clients
+    """
+    from gnomon.workload.clients import clients as built_in
+
+    rows = [{"client": name, **one.model_dump()} for name, one in built_in().items()]
+    shown = rows if as_json else [{"client": row["client"], "description": row["description"]} for row in rows]
+    print_rows(shown, as_json=as_json, caption="Numbers and sources with --json.")
+
+
+@command.command()
+@json_option
 def presets(as_json: bool) -> None:
     """Named length distributions that are built in.
 

@@ -1,0 +1,115 @@
+"""Benchmark clients: the traffic that a load generator of the field sends, from its few numbers."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from importlib.resources import files
+from typing import Any, ClassVar
+
+import yaml
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from gnomon.core.config import Config, build
+from gnomon.core.errors import ConfigError, UnknownNameError
+
+FOLDER = files("gnomon.workload") / "clients_data"
+
+
+class Client(Config):
+    """What a load generator does when it is not told otherwise."""
+
+    description: str
+    """What it sends."""
+    source: str
+    """Where the numbers come from."""
+    prompt: PositiveInt
+    """Nominal prompt tokens."""
+    output: PositiveInt
+    """Nominal output tokens; every answer has exactly the length drawn for it."""
+    shortest: NonNegativeFloat
+    """Lengths are drawn from `shortest` to `longest` times the nominal ones, each as likely."""
+    longest: PositiveFloat
+    requests_per_user: PositiveInt | None = None
+    """Measured requests per request in flight."""
+    num_requests: PositiveInt | None = None
+    """Measured requests, or the fewest where `requests_per_user` is given too."""
+    warmup_per_user: NonNegativeInt = 0
+    """Warm-up requests per request in flight."""
+
+
+class ClientConfig(Config):
+    """A benchmark client and what its user chooses. The rest is as the client does it."""
+
+    shorthand: ClassVar[str] = "name"
+
+    name: str
+    """inferencex, inferencex_2025 (without warm-up), vllm_bench, sglang_bench or genai_perf."""
+    concurrency: PositiveInt | None = None
+    """Most requests in flight, all started at once; without it every request is sent at once."""
+    prompt: PositiveInt | None = None
+    """Nominal prompt tokens; the client's own default if not given."""
+    output: PositiveInt | None = None
+    """Nominal output tokens; the client's own default if not given."""
+    shortest: NonNegativeFloat | None = None
+    """Shortest length over the nominal one; the client's own default if not given."""
+    longest: PositiveFloat | None = None
+    """Longest length over the nominal one; the client's own default if not given."""
+
+    def spelled_out(self) -> dict[str, Any]:
+        """The same traffic as the plain keys of a workload."""
+        client = _built_in(self.name)
+        users = self.concurrency
+        chosen = {
+            key: getattr(client, key) if getattr(self, key) is None else getattr(self, key)
+            for key in ("prompt", "output", "shortest", "longest")
+        }
+        if chosen["shortest"] > chosen["longest"]:
+            raise ConfigError(
+                f"shortest ({chosen['shortest']:g}) exceeds longest ({chosen['longest']:g}).", where="workload.client"
+            )
+        ranges = {side: _range(chosen[side], chosen["shortest"], chosen["longest"]) for side in ("prompt", "output")}
+        workload: dict[str, Any] = {
+            "arrivals": {"process": "closed_loop", "concurrency": users} if users else {"process": "batch"},
+            "lengths": {"distribution": "uniform", **ranges},
+            "num_requests": _num_requests(client, self.name, users),
+        }
+        if users and client.warmup_per_user:
+            workload["warmup_requests"] = client.warmup_per_user * users
+        return workload
+
+
+def client_names() -> list[str]:
+    """The clients that are built in."""
+    return sorted(f.name.removesuffix(".yaml") for f in FOLDER.iterdir() if f.name.endswith(".yaml"))
+
+
+def clients() -> dict[str, Client]:
+    """Every built-in client by its name."""
+    return {name: _built_in(name) for name in client_names()}
+
+
+@cache
+def _built_in(name: str) -> Client:
+    if name not in client_names():
+        raise UnknownNameError("workload client", name, client_names(), where="workload.client.name")
+    text = (FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
+    return build(Client, yaml.safe_load(text), where=f"{name}.yaml")
+
+
+def _range(nominal: int, shortest: float, longest: float) -> list[int]:
+    """Least and most tokens, as the clients round them: down below the nominal length, up above it."""
+    return [max(1, math.floor(nominal * shortest)), max(1, math.ceil(nominal * longest))]
+
+
+def _num_requests(client: Client, name: str, users: int | None) -> int:
+    if client.requests_per_user is None:
+        assert client.num_requests is not None
+        return client.num_requests
+    if users is None:
+        raise ConfigError(
+            f"{name} sends {client.requests_per_user} requests for each one in flight.",
+            where="workload.client.concurrency",
+            fix="Say how many are in flight.",
+        )
+    return max(client.requests_per_user * users, client.num_requests or 1)
