@@ -212,12 +212,16 @@ def test_few_kv_heads_are_replicated() -> None:
 @pytest.mark.parametrize("name", ["llama-3-8b", "mixtral-8x7b", "deepseek-v3", "llama-3.2-1b"])
 def test_weights_of_all_ranks_add_up(name: str) -> None:
     model = catalog.model(name)
-    assert model.weight_bytes_per_rank(catalog.Parallelism()) == 2 * model.num_parameters
+    assert model.weight_bytes_per_rank(catalog.Parallelism(), "bf16") == 2 * model.num_parameters
+    h, layers, moe = model.hidden_size, model.num_layers, model.num_layers - model.num_dense_layers
+    whole = (2 * layers + 1) * h + moe * model.num_experts * (h + model.router_bias)  # Norms and routers.
+    if model.mla:  # Projections into the latent space, with their norms.
+        whole += layers * ((h + 1) * (model.mla.q_rank + model.mla.kv_rank) + h * model.mla.rope_dim)
     for stages in (1, 2):
         cut = catalog.Parallelism(tensor_parallel=2, pipeline_parallel=stages)
-        total = 2 * sum(model.weight_bytes_of_stage(cut, stage) for stage in range(stages))
+        total = 2 * sum(model.weight_bytes_of_stage(cut, stage, "bf16") for stage in range(stages))
         copied = 2 * model.num_embedding_parameters if model.tied_embeddings and stages > 1 else 0
-        assert total == pytest.approx(2 * model.num_parameters + copied)
+        assert total == pytest.approx(2 * (model.num_parameters + whole) + copied, rel=1e-9)
 
 
 def test_expert_ranks_hold_their_share_of_experts_only() -> None:

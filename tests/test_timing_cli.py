@@ -78,9 +78,8 @@ def test_help_has_an_example(cli, words: list[str]) -> None:
         (["--decode", "100000"], "KV tokens"),
         (["--source", "crystal-ball"], "unknown timing source"),
         (["--source", "table"], "no operators"),
-        (["--dtype", "fp7"], "dtype"),
+        (["--dtype", "fp7"], "unknown dtype 'fp7'"),
         (["--estimator", "guess"], "unknown estimator 'guess'"),
-        (["--device", "a100", "--dtype", "fp8"], "no fp8 arithmetic"),
     ],
 )
 def test_mistakes_are_one_paragraph_and_exit_code_two(cli, arguments: list[str], message: str) -> None:
@@ -99,3 +98,8 @@ def test_a_config_json_with_missing_keys_is_exit_code_two(cli, tmp_path: Path) -
     output = cli("time", "--model", str(tmp_path), code=2).output
     assert "config.json" in output
     assert "'num_hidden_layers' (number of layers)" in output
+
+
+def test_a_device_without_the_arithmetic_of_a_number_format_multiplies_in_bf16_and_says_so(cli) -> None:
+    output = " ".join(cli("time", "--device", "a100", "--dtype", "fp8").output.split())
+    assert "a100-80gb has no fp8 arithmetic: fp8 weights are multiplied in bf16." in output

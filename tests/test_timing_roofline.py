@@ -10,15 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnomon import catalog
+from gnomon.catalog.quantization import weight_format
 from gnomon.core.errors import ConfigError
 from gnomon.timing.communication import collective_s
 from gnomon.timing.operators import Communication, Gemm, stage_operators
 from gnomon.timing.sources.roofline import Roofline
 
 
-def roofline(name: str = "h100", dtype: str = "bf16") -> Roofline:
+def roofline(name: str = "h100") -> Roofline:
     device = catalog.device(name)
-    return Roofline(device, catalog.default_node(device), dtype)
+    return Roofline(device, catalog.default_node(device))
 
 
 @pytest.mark.parametrize("name", catalog.device_names())
@@ -56,9 +57,12 @@ def test_every_operator_takes_some_time_at_every_size(name: str) -> None:
 def test_fewer_bits_are_faster_where_the_device_has_them() -> None:
     rows = np.array([4096.0])
     full = roofline("h100").gemm_s(Gemm(8192, 8192), rows)
-    assert roofline("h100", "fp8").gemm_s(Gemm(8192, 8192, 1.0), rows) < 0.6 * full
-    with pytest.raises(ConfigError, match="no fp8 arithmetic"):
-        roofline("a100", "fp8")
+    in_fp8 = Gemm(8192, 8192, weight_format("fp8"))
+    assert roofline("h100").gemm_s(in_fp8, rows) < 0.6 * full
+    kept_in_fp8 = roofline("a100").gemm_s(in_fp8, rows)  # It has no fp8 arithmetic: stored in fp8, multiplied in bf16.
+    assert kept_in_fp8 == pytest.approx(roofline("a100").gemm_s(Gemm(8192, 8192), rows), rel=0.05)
+    with pytest.raises(ConfigError, match="no fp64 arithmetic"):
+        catalog.device("a100").flops("fp64")
 
 
 BYTES = np.array([1e3, 1e6, 1e8])

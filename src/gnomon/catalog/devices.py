@@ -78,8 +78,8 @@ class Device(Config):
     """Where each fact comes from."""
 
     def flops(self, dtype: str) -> float:
-        """Peak dense FLOP/s for multiplications in `dtype`; weight-only formats compute in bf16."""
-        if dtype in ("int4", "fp4") and dtype not in self.peak_flops:
+        """Peak dense FLOP/s for multiplications in `dtype`; formats that it only stores are multiplied in bf16."""
+        if dtype not in self.peak_flops and DTYPE_BYTES.get(dtype, 4.0) < 2.0:
             dtype = "bf16"
         if dtype not in self.peak_flops:
             known = ", ".join(sorted(self.peak_flops))

@@ -157,14 +157,12 @@ def _mlp(config: Mapping[str, Any], family: str, where: str) -> dict[str, Any]:
     if not isinstance(active, int) or not 1 <= active <= experts:
         raise ConfigError(f"num_experts_per_tok = {active!r} makes no sense with {experts} experts.", where=where)
     width = config.get("moe_intermediate_size") or ffn
-    shared = config.get("n_shared_experts") or 0
-    if config.get("shared_expert_intermediate_size"):
-        shared = config["shared_expert_intermediate_size"] // width
+    shared = config.get("shared_expert_intermediate_size") or width * (config.get("n_shared_experts") or 0)
     return {
         "ffn_size": ffn,
         "num_experts": experts,
         "experts_per_token": active,
         "expert_ffn_size": width,
-        "num_shared_experts": shared,
+        "shared_ffn_size": shared,
         "num_dense_layers": config.get("first_k_dense_replace") or 0,
     }

@@ -50,20 +50,23 @@ def plan_memory(
     parallelism: Parallelism,
     *,
     planner: Planner = "gnomon",
-    dtype: str = "bf16",
-    kv_dtype: str = "bf16",
+    dtype: str = "auto",
+    kv_dtype: str = "auto",
     block_size: int = 16,
     memory_utilization: float = 0.9,
     max_tokens: int = 4096,
     max_batched_tokens: int = 2048,
     max_sequences: int = 256,
+    sequence_tokens: int | None = None,
     reserve_bytes: float | None = None,
 ) -> MemoryPlan:
     """Weights, reserve and KV blocks of one replica.
 
     `planner="gnomon"` follows vLLM: memory x utilisation - weights - activations of a full batch. `"vidur"` follows
     Vidur, where `max_tokens` is the longest request and its margin is 1 - `memory_utilization`. `reserve_bytes`
-    replaces the estimated reserve. Raises DoesNotFitError where not a single block remains.
+    replaces the estimated reserve. What a sequence keeps whatever its length (windows, states) is spread over the
+    `sequence_tokens` of a typical one, `max_tokens` if not given.
+    Raises DoesNotFitError where not a single block remains.
     """
     parallelism.check(model)
     if not 0 < memory_utilization <= 1:
@@ -81,8 +84,10 @@ def plan_memory(
         reserve = reserve_bytes
         if reserve is None:
             reserve = _reserve(model, parallelism, stage, max_batched_tokens, max_sequences)
-        layers = len(parallelism.layers_of_stage(model, stage))
-        block = block_size * layers * model.kv_bytes_per_layer(kv_dtype, parallelism.tensor_parallel)
+        layers = parallelism.layers_of_stage(model, stage)
+        cached = model.kv_precision(kv_dtype, dtype)
+        held = model.sequence_bytes(sequence_tokens or max_tokens, cached, parallelism.tensor_parallel, layers)
+        block = block_size * held / (sequence_tokens or max_tokens)
         room = usable - weights - reserve
         plans.append(MemoryPlan(usable, weights, reserve, room, block, math.floor(room / block), block_size))
     plan = min(plans, key=lambda one: one.num_kv_blocks)

@@ -28,8 +28,18 @@ if TYPE_CHECKING:
 @click.option("--source", "sources", multiple=True, help="Timing source; give it twice to compare.  [default: auto]")
 @click.option("--path", default=None, help="Folder of measurements, for the source profile.")
 @click.option("--estimator", default="grid", show_default=True, help="How to read between measured points.")
-@click.option("--dtype", default="bf16", show_default=True, help="Number format of weights and multiplications.")
-@click.option("--kv-dtype", default="bf16", show_default=True, help="Number format of the KV cache.")
+@click.option(
+    "--dtype",
+    default="auto",
+    show_default=True,
+    help="Number format of weights and multiplications; auto: the checkpoint's.",
+)
+@click.option(
+    "--kv-dtype",
+    default="auto",
+    show_default=True,
+    help="Number format of the KV cache; auto: the checkpoint's, else bf16.",
+)
 @json_option
 def command(
     model_name: str,

@@ -162,8 +162,8 @@ class TrainingCosts:
         match work:
             case Gemm():
                 forward = self._seconds(operator, tokens)
-                transposed = self._like(operator, Gemm(work.k, work.n, work.weight_bytes), tokens, forward)
-                by_tokens = Gemm(work.n, self.tokens, work.weight_bytes)
+                transposed = self._like(operator, Gemm(work.k, work.n, work.format), tokens, forward)
+                by_tokens = Gemm(work.n, self.tokens, work.format)
                 return forward, transposed, self._like(operator, by_tokens, float(work.k), forward)
             case Experts():
                 forward = self._seconds(operator, tokens)
@@ -208,7 +208,7 @@ class TrainingCosts:
         attention = m.q_size + m.num_kv_heads * (m.qk_head_dim + m.v_head_dim) + m.num_heads * m.v_head_dim
         width = m.ffn_size
         if m.has_experts(layer):
-            width = m.expert_ffn_size * (m.experts_per_token + m.num_shared_experts)
+            width = m.expert_ffn_size * m.experts_per_token + m.shared_ffn_size
         elements = norms * m.hidden_size + (attention + m.num_projections * width) / t
         return elements * ACTIVATION_BYTES * self.tokens
 

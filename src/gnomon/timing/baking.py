@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from gnomon.catalog.devices import DTYPE_BYTES, Device
+from gnomon.catalog.devices import Device
 from gnomon.catalog.models import Model
 from gnomon.catalog.nodes import Node, default_node
 from gnomon.catalog.parallelism import Parallelism
@@ -189,16 +189,17 @@ def _count(operators: list[Operator], kind: str) -> int:
 def _work(model: Model, device: Device, parallelism: Parallelism, config: TimingConfig) -> Floats:
     """FLOPs and bytes from which an engine computes MFU and memory traffic; see `IterationTables.work`."""
     num_gpus = parallelism.tensor_parallel * parallelism.pipeline_parallel
+    formats = model.precision(config.dtype)
     body = model.num_active_parameters - model.num_embedding_parameters - model.num_head_parameters
     stages = range(parallelism.pipeline_parallel)
     weights = sum(model.weight_bytes_of_stage(parallelism, s, config.dtype) for s in stages)
     if not model.tied_embeddings or parallelism.pipeline_parallel > 1:
         # Of the embedding an iteration reads only its tokens' rows; where the head shares it, the head reads it once.
-        embedding = model.num_embedding_parameters * max(DTYPE_BYTES[config.dtype], 2.0)
+        embedding = model.num_embedding_parameters * formats["embedding"].bytes_per_weight
         weights -= embedding / parallelism.tensor_parallel
-    kv = model.kv_bytes_per_token(config.kv_dtype, parallelism.tensor_parallel)
+    kv = model.kv_bytes_per_token(model.kv_precision(config.kv_dtype, config.dtype), parallelism.tensor_parallel)
     routed = sum(model.has_experts(layer) for layer in range(model.num_layers)) * model.num_experts
-    experts = routed * model.num_mlp_parameters(model.expert_ffn_size) * DTYPE_BYTES[config.dtype]
+    experts = routed * model.num_expert_parameters * formats["routed_experts"].bytes_per_weight
     experts *= parallelism.tensor_parallel / parallelism.num_expert_ranks
     return np.array(
         [
@@ -207,7 +208,7 @@ def _work(model: Model, device: Device, parallelism: Parallelism, config: Timing
             2.0 * model.vocab_size * model.hidden_size,
             weights * parallelism.tensor_parallel - experts,
             kv * parallelism.tensor_parallel,
-            device.flops(config.dtype) * num_gpus,
+            device.flops(formats.dtype) * num_gpus,
             device.bandwidth_bytes_s * num_gpus,
             experts,
             model.experts_per_token / model.num_experts if model.num_experts else 0.0,

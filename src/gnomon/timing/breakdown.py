@@ -63,7 +63,7 @@ class OperatorTime:
 def breakdown(timer: Timer, batch: Batch) -> list[OperatorTime]:
     """The operators of one iteration in order of execution; pipeline stages add up."""
     device = timer.context.device
-    peak = device.flops(timer.context.config.dtype)
+    peak = device.flops(timer.context.dtype)
     rows: dict[str, OperatorTime] = {}
     for operator, sizes in _calls(timer, batch):
         before = rows.get(operator.name)

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveInt, field_validator
 
 from gnomon.catalog.devices import Dtype
+from gnomon.catalog.quantization import scheme_names
 from gnomon.core.config import Config
 from gnomon.core.errors import UnknownNameError
 from gnomon.timing.estimators import estimator_names
@@ -64,10 +65,11 @@ class TimingConfig(Config):
     """Folder of the measurements, for the source profile; those that come with Gnomon if not given."""
     estimator: str = "grid"
     """How to read between measured points: grid, forest, linear, polynomial."""
-    dtype: Dtype = "bf16"
-    """Number format of the weights and multiplications."""
-    kv_dtype: Dtype = "bf16"
-    """Number format of the KV cache."""
+    dtype: str = "auto"
+    """Number format of the weights and multiplications: auto (the checkpoint's own), bf16, fp16, fp8, int8, int4, or a
+    way of quantising: fp8_block, nvfp4, mxfp4, int4_experts, ... (`gnomon catalog quantization`)."""
+    kv_dtype: Dtype | Literal["auto"] = "auto"
+    """Number format of the KV cache; auto: what the checkpoint asks for, else bf16."""
     separate_attention: bool = False
     """Prefill and decode attention always run as two kernels (SGLang, Vidur), even where vLLM's single one is timed."""
     host: HostConfig = HostConfig()
@@ -81,6 +83,13 @@ class TimingConfig(Config):
     were measured with prompts and decodes in one call, and the source table, stay as they are."""
     table: TableConfig | None = None
     """The seconds themselves, for the source table."""
+
+    @field_validator("dtype")
+    @classmethod
+    def _known_dtype(cls, name: str) -> str:
+        if name != "auto" and name not in scheme_names():
+            raise UnknownNameError("dtype", name, ["auto", *scheme_names()], where="timing.dtype")
+        return name
 
     @field_validator("estimator")
     @classmethod

@@ -21,9 +21,9 @@ from typing import Literal
 
 import numpy as np
 
-from gnomon.catalog.devices import DTYPE_BYTES
 from gnomon.catalog.models import Model
 from gnomon.catalog.parallelism import Parallelism
+from gnomon.catalog.quantization import BF16, Quantization, WeightFormat, WeightGroup
 from gnomon.core.arrays import Floats
 
 Kind = Literal["token", "sequence", "attention_prefill", "attention_decode", "attention_mixed", "communication"]
@@ -38,8 +38,8 @@ class Gemm:
 
     n: int
     k: int
-    weight_bytes: float = 2.0
-    """Bytes per weight."""
+    format: WeightFormat = BF16
+    """How its weights are stored and multiplied."""
 
     def flops(self, rows: Floats) -> Floats:
         """Multiplications and additions."""
@@ -47,7 +47,7 @@ class Gemm:
 
     def bytes(self, rows: Floats) -> Floats:
         """Weights once, inputs and outputs once."""
-        return self.n * self.k * self.weight_bytes + rows * (self.n + self.k) * ACTIVATION_BYTES
+        return self.n * self.k * self.format.bytes_per_weight + rows * (self.n + self.k) * ACTIVATION_BYTES
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Experts:
     ffn: int
     """Width of each on this rank."""
     projections: int
-    weight_bytes: float = 2.0
+    format: WeightFormat = BF16
 
     def touched(self, tokens: Floats) -> Floats:
         """Expected number of local experts that at least one of `tokens` chooses, choices being even."""
@@ -95,7 +95,7 @@ class Experts:
 
     def bytes(self, tokens: Floats) -> Floats:
         """The touched experts' weights, and each row through up-projection, activation, down-projection and sum."""
-        weights = self.touched(tokens) * self.projections * self.hidden * self.ffn * self.weight_bytes
+        weights = self.touched(tokens) * self.projections * self.hidden * self.ffn * self.format.bytes_per_weight
         return weights + self.routed(tokens) * (3 * self.hidden + 2 * self.projections * self.ffn) * ACTIVATION_BYTES
 
 
@@ -208,19 +208,19 @@ class Operator:
 
 
 def stage_operators(
-    model: Model, parallelism: Parallelism, stage: int = 0, *, dtype: str = "bf16", kv_dtype: str = "bf16"
+    model: Model, parallelism: Parallelism, stage: int = 0, *, dtype: str = "auto", kv_dtype: str = "auto"
 ) -> list[Operator]:
     """What one rank of pipeline stage `stage` runs in one iteration, in order of execution."""
-    layers = parallelism.layers_of_stage(model, stage)
-    num_moe = sum(model.has_experts(layer) for layer in layers)
-    graph = _Graph(
-        model, parallelism, DTYPE_BYTES[dtype], model.kv_bytes_per_layer(kv_dtype, parallelism.tensor_parallel)
-    )
+    kinds = model.kinds(parallelism.layers_of_stage(model, stage))
+    num_attention = sum(count for (attention, _), count in kinds.items() if attention != "none")
+    num_dense, num_moe = (sum(n for (_, mlp), n in kinds.items() if mlp == kind) for kind in ("dense", "experts"))
+    cached = model.kv_bytes_per_layer(model.kv_precision(kv_dtype, dtype), parallelism.tensor_parallel)
+    graph = _Graph(model, parallelism, model.precision(dtype), cached)
     is_last = stage == parallelism.pipeline_parallel - 1
     operators = [
         *(graph.embedding() if stage == 0 else ()),
-        *(replace(one, count=one.count * len(layers)) for one in graph.attention()),
-        *(replace(one, count=one.count * (len(layers) - num_moe)) for one in graph.mlp()),
+        *(replace(one, count=one.count * num_attention) for one in graph.attention()),
+        *(replace(one, count=one.count * num_dense) for one in graph.mlp()),
         *(replace(one, count=one.count * num_moe) for one in graph.experts() if model.is_moe),
         *(graph.head() if is_last else graph.handover()),
     ]
@@ -233,15 +233,15 @@ class _Graph:
 
     model: Model
     parallelism: Parallelism
-    weight_bytes: float
+    formats: Quantization
     kv_bytes: float
 
     @property
     def _ranks(self) -> int:
         return self.parallelism.tensor_parallel
 
-    def _gemm(self, name: str, n: int, k: int, *, shared: bool = False) -> Operator:
-        return Operator(name, "token", 1, Gemm(n, k, self.weight_bytes), is_shared=shared)
+    def _gemm(self, name: str, n: int, k: int, group: WeightGroup) -> Operator:
+        return Operator(name, "token", 1, Gemm(n, k, self.formats[group]))
 
     def _move(self, name: str, elements: float, *, fused: bool = False) -> Operator:
         return Operator(name, "token", 1, Elementwise(elements * ACTIVATION_BYTES), is_fused=fused)
@@ -263,14 +263,15 @@ class _Graph:
         if m.mla:
             yield from self._latent_projections(heads)
         else:
-            yield self._gemm("qkv_proj", (heads + 2 * kv_heads) * m.head_dim, m.hidden_size)
+            queries = heads * (2 if m.output_gate else 1)
+            yield self._gemm("qkv_proj", (queries + 2 * kv_heads) * m.head_dim, m.hidden_size, "attention")
             if m.qk_norm:
                 yield self._move("qk_norm", 2 * (heads + kv_heads) * m.head_dim)
             yield self._move("rotary", 2 * (heads + kv_heads) * m.head_dim)
         yield self._move("kv_write", 2 * self.kv_bytes / ACTIVATION_BYTES)
         yield Operator("attention_prefill", "attention_prefill", 1, self._prefill(heads, kv_heads))
         yield Operator("attention_decode", "attention_decode", 1, self._decode(heads, kv_heads))
-        yield self._gemm("o_proj", m.hidden_size, heads * m.v_head_dim)
+        yield self._gemm("o_proj", m.hidden_size, heads * m.v_head_dim, "attention_output")
         if not m.parallel_attention:  # Else attention and MLP are summed before one all-reduce.
             yield from self._reduce("attn_all_reduce")
 
@@ -280,11 +281,11 @@ class _Graph:
         assert latent is not None
         q_in = latent.q_rank or m.hidden_size
         if latent.q_rank:
-            yield self._gemm("q_a_proj", latent.q_rank, m.hidden_size)
-        yield self._gemm("q_b_proj", heads * m.qk_head_dim, q_in)
-        yield self._gemm("kv_a_proj", latent.kv_rank + latent.rope_dim, m.hidden_size)
+            yield self._gemm("q_a_proj", latent.q_rank, m.hidden_size, "attention")
+        yield self._gemm("q_b_proj", heads * m.qk_head_dim, q_in, "attention")
+        yield self._gemm("kv_a_proj", latent.kv_rank + latent.rope_dim, m.hidden_size, "attention")
         # Prefill expands the latent; decoding applies the same weights to queries and outputs instead.
-        yield self._gemm("kv_b_proj", heads * (latent.nope_dim + latent.v_dim), latent.kv_rank)
+        yield self._gemm("kv_b_proj", heads * (latent.nope_dim + latent.v_dim), latent.kv_rank, "attention")
         yield self._move("rotary", 2 * (heads + 1) * latent.rope_dim)
 
     def _prefill(self, heads: int, kv_heads: int) -> Prefill:
@@ -303,9 +304,9 @@ class _Graph:
         if not m.parallel_attention:
             yield self._move("mlp_norm", 4 * m.hidden_size)
         ups = m.num_projections - 1
-        yield self._gemm("up_proj", ups * ffn, m.hidden_size)
+        yield self._gemm("up_proj", ups * ffn, m.hidden_size, "dense_mlp")
         yield self._move("act", (ups + 1) * ffn)
-        yield self._gemm("down_proj", m.hidden_size, ffn)
+        yield self._gemm("down_proj", m.hidden_size, ffn, "dense_mlp")
         yield self._move("residual_add", 3 * m.hidden_size, fused=True)
         yield from self._reduce("mlp_all_reduce")
 
@@ -313,17 +314,17 @@ class _Graph:
         """A mixture of experts with its norm, router and communication."""
         m, p = self.model, self.parallelism
         yield self._move("mlp_norm", 4 * m.hidden_size)
-        yield self._gemm("router", m.num_experts, m.hidden_size)
-        if m.num_shared_experts:
+        yield self._gemm("router", m.num_experts, m.hidden_size, "router")
+        if m.shared_ffn_size:
             yield from self._shared_experts()
         is_grouped = p.data_parallel > 1
         if is_grouped:
             yield self._exchange("expert_dispatch", "all_to_all" if p.expert_parallel else "all_gather")
         local = m.num_experts // p.num_expert_ranks if p.expert_parallel else m.num_experts
         ffn = m.expert_ffn_size if p.expert_parallel else m.expert_ffn_size // p.num_expert_ranks
-        work = Experts(
-            m.num_experts, local, m.experts_per_token, m.hidden_size, ffn, m.num_projections, self.weight_bytes
-        )
+        hidden = m.expert_hidden_size or m.hidden_size
+        each = (hidden, ffn, m.num_projections, self.formats["routed_experts"])
+        work = Experts(m.num_experts, local, m.experts_per_token, *each)
         yield Operator("experts", "token", 1, work, is_shared=is_grouped)
         if is_grouped:
             yield self._exchange("expert_combine", "all_to_all" if p.expert_parallel else "reduce_scatter")
@@ -333,10 +334,10 @@ class _Graph:
 
     def _shared_experts(self) -> Iterator[Operator]:
         m = self.model
-        ffn, ups = m.num_shared_experts * m.expert_ffn_size // self._ranks, m.num_projections - 1
-        yield self._gemm("shared_up_proj", ups * ffn, m.hidden_size)
+        ffn, ups = m.shared_ffn_size // self._ranks, m.num_projections - 1
+        yield self._gemm("shared_up_proj", ups * ffn, m.hidden_size, "shared_experts")
         yield self._move("shared_act", (ups + 1) * ffn)
-        yield self._gemm("shared_down_proj", m.hidden_size, ffn)
+        yield self._gemm("shared_down_proj", m.hidden_size, ffn, "shared_experts")
 
     def _exchange(self, name: str, collective: Collective) -> Operator:
         """Tokens to their experts and back. The group's tokens are spread evenly over the ranks."""
@@ -349,9 +350,7 @@ class _Graph:
         """Last norm, head and sampler."""
         m, vocab = self.model, -(-self.model.vocab_size // self._ranks)
         yield self._move("final_norm", 4 * m.hidden_size)
-        # Engines keep the head in 16 bits when they quantise the rest.
-        head = Gemm(vocab, m.hidden_size, max(self.weight_bytes, 2.0))
-        yield Operator("lm_head", "sequence", 1, head)
+        yield Operator("lm_head", "sequence", 1, Gemm(vocab, m.hidden_size, self.formats["head"]))
         if self._ranks > 1:
             gather = Communication("all_gather", self._ranks, vocab * ACTIVATION_BYTES, "sequence")
             yield Operator("logits_all_gather", "communication", 1, gather)

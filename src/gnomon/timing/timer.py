@@ -20,7 +20,7 @@ class Timer:
     def __init__(self, context: Context, source_name: str | None = None) -> None:
         self.context = context
         self.source: Source = make_source(context, source_name)
-        self.roofline = Roofline(context.device, context.node, context.config.dtype)
+        self.roofline = Roofline(context.device, context.node)
         self.fallbacks: dict[str, None] = {}
         self.beyond: dict[str, str] = {}
 
@@ -63,12 +63,22 @@ class Timer:
 
     def notes(self) -> list[str]:
         """What a user should know about these times."""
-        notes = list(self.context.model.notes)
+        notes = [*self.context.model.notes, *self._precision_notes()]
         if self.fallbacks:
             notes.append(f"{self.source.name} has no {', '.join(self.fallbacks)}: taken from the roofline.")
         if self.beyond:
             listing = ", ".join(f"{name} (to {limits})" for name, limits in self.beyond.items())
             notes.append(f"{self.source.name} is extrapolated by the roofline's shape beyond its range: {listing}.")
+        return notes
+
+    def _precision_notes(self) -> list[str]:
+        """Number formats that the user did not choose."""
+        c, notes = self.context, []
+        if c.config.dtype == "auto" and not c.precision.is_plain:
+            notes.append(f"Weights are in {c.precision.name}, the checkpoint's own precision (timing.dtype: auto).")
+        products = {one.product for one in c.precision.formats.values()}
+        for dtype in sorted(products - set(c.device.peak_flops)):
+            notes.append(f"{c.device.name} has no {dtype} arithmetic: {dtype} weights are multiplied in bf16.")
         return notes
 
 

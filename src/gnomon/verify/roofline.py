@@ -118,7 +118,8 @@ _KINDS: dict[str, Kind] = {
 def _work(kind: str | int, *shape: str | int) -> Work | None:
     numbers = [int(value) for value in shape]
     if kind == "gemm" and min(numbers) >= MIN_WIDTH:
-        return Gemm(*numbers)
+        n, k = numbers
+        return Gemm(n, k)
     if kind in ("attention_prefill", "attention_decode") and numbers[2] == 128:
         heads, kv_heads, dim = numbers
         made = Prefill if kind == "attention_prefill" else Decode

@@ -16,6 +16,7 @@ from gnomon.catalog.devices import Device
 from gnomon.catalog.models import Model
 from gnomon.catalog.nodes import Node
 from gnomon.catalog.parallelism import Parallelism
+from gnomon.catalog.quantization import Quantization
 from gnomon.core.arrays import Floats
 from gnomon.core.errors import ConfigError, UnknownNameError
 from gnomon.timing.operators import Operator
@@ -61,6 +62,21 @@ class Context:
     parallelism: Parallelism
     config: TimingConfig
 
+    @property
+    def precision(self) -> Quantization:
+        """The number formats of the weights: the checkpoint's own unless the configuration says otherwise."""
+        return self.model.precision(self.config.dtype)
+
+    @property
+    def dtype(self) -> str:
+        """The number format that most weights are in."""
+        return self.precision.dtype
+
+    @property
+    def kv_dtype(self) -> str:
+        """The number format of the KV cache."""
+        return self.model.kv_precision(self.config.kv_dtype, self.config.dtype)
+
 
 Factory = Callable[[Context], Source]
 
@@ -101,7 +117,7 @@ def make_source(context: Context, name: str | None = None) -> Source:
     """The source that the configuration (or `name`) asks for."""
     name = name or context.config.source
     if name == "auto":
-        name = "profile" if shipped_profile(context.device, context.config.dtype) else "roofline"
+        name = "profile" if shipped_profile(context.device, context.dtype) else "roofline"
     if name == "table":
         raise ConfigError("the source 'table' has no operators: it gives whole iterations.", where="timing.source")
     if name == "recorded":

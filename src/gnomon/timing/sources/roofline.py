@@ -68,9 +68,8 @@ class Roofline:
 
     name = "roofline"
 
-    def __init__(self, device: Device, node: Node, dtype: str = "bf16") -> None:
+    def __init__(self, device: Device, node: Node) -> None:
         self.device, self.node = device, node
-        self._peak = device.flops(dtype)
         self._attention_peak = device.flops("bf16")
         self._constants = device.roofline
 
@@ -112,14 +111,14 @@ class Roofline:
     def gemm_s(self, work: Gemm, rows: Floats) -> Floats:
         """Tiles in waves, overlapped with the stream of weights."""
         c = self._constants
-        compute = self._tiled_s(rows, work.n, work.k)
+        compute = self._tiled_s(rows, work.n, work.k, self.device.flops(work.format.product))
         memory = work.bytes(rows) / (c.gemm_bandwidth * self.device.bandwidth_bytes_s)
         return self._overlapped(compute, memory) + c.gemm_floor_s
 
-    def _tiled_s(self, rows: Floats, n: int, k: int) -> Floats:
-        """Compute seconds of [rows, k] x [k, n] with the best tile."""
+    def _tiled_s(self, rows: Floats, n: int, k: int, peak: float) -> Floats:
+        """Compute seconds of [rows, k] x [k, n] at a peak of FLOP/s with the best tile."""
         sms = self.device.num_sms
-        rate = self._peak * self._constants.gemm_efficiency / sms
+        rate = peak * self._constants.gemm_efficiency / sms
         best = np.full_like(rows, np.inf)
         for tile_rows, tile_columns, share in _TILES:
             tiles = np.ceil(rows / tile_rows) * np.ceil(n / tile_columns)
@@ -147,7 +146,8 @@ class Roofline:
         touched = np.maximum(work.touched(tokens), 1e-9)
         per_expert = np.ceil(work.routed(tokens) / touched / 16.0) * 16.0
         padded_flops = 2.0 * touched * per_expert * work.projections * work.hidden * work.ffn
-        compute = padded_flops / (self._peak * c.gemm_efficiency * _EXPERT_RATE)
+        peak = self.device.flops(work.format.product)
+        compute = padded_flops / (peak * c.gemm_efficiency * _EXPERT_RATE)
         memory = work.bytes(tokens) / (c.gemm_bandwidth * self.device.bandwidth_bytes_s)
         return self._overlapped(compute, memory) + _EXPERT_FLOOR_S
 
@@ -205,4 +205,4 @@ class Roofline:
 @register_source("roofline")
 def make(context: Context) -> Roofline:
     """The roofline of the context's device and node."""
-    return Roofline(context.device, context.node, context.config.dtype)
+    return Roofline(context.device, context.node)

@@ -55,8 +55,8 @@ def data_folder() -> Path:
 def make(context: Context) -> Measured:
     """The measured kernels of the context's device; `timing.path` may name the back end (vllm, sglang, trtllm)."""
     c = context.config
-    bundle = read_bundle(context.device, c.path or "vllm", c.dtype, c.kv_dtype)
-    return Measured("silicon", bundle, Roofline(context.device, context.node, c.dtype), c.estimator)
+    bundle = read_bundle(context.device, c.path or "vllm", context.dtype, context.kv_dtype)
+    return Measured("silicon", bundle, Roofline(context.device, context.node), c.estimator)
 
 
 def read_bundle(device: Device, back_end: str = "vllm", dtype: str = "bf16", kv_dtype: str = "bf16") -> Bundle:

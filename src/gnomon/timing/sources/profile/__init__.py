@@ -24,11 +24,11 @@ def read_bundle(path: str | Path, context: Context) -> Bundle:
     c = context
     degree = c.parallelism.tensor_parallel
     if root := native.find_root(path):
-        return native.read(root, c.device, c.config.dtype, c.config.kv_dtype)
+        return native.read(root, c.device, c.dtype, c.kv_dtype)
     if root := vidur.find_root(path):
         return vidur.read(root, c.model, c.device, c.node, degree)
     if root := servingsim.find_root(path):
-        return servingsim.read(root, c.model, c.device, c.config.dtype, degree)
+        return servingsim.read(root, c.model, c.device, c.dtype, degree)
     raise DataError(
         "is no folder of measurements.",
         where=str(path),
@@ -39,14 +39,14 @@ def read_bundle(path: str | Path, context: Context) -> Bundle:
 @register_source("profile")
 def make(context: Context) -> Measured:
     """The measurements in the folder that `timing.path` names, or those that come with the package."""
-    path = context.config.path or shipped_profile(context.device, context.config.dtype)
+    path = context.config.path or shipped_profile(context.device, context.dtype)
     if path is None:
         raise ConfigError(
-            f"no measurements of {context.device.name} in {context.config.dtype} come with Gnomon.",
+            f"no measurements of {context.device.name} in {context.dtype} come with Gnomon.",
             where="timing.path",
             fix="Name a folder of measurements, or use the roofline.",
         )
-    roofline = Roofline(context.device, context.node, context.config.dtype)
+    roofline = Roofline(context.device, context.node)
     source = Measured("profile", read_bundle(path, context), roofline, context.config.estimator)
     if source.bundle.skew is None:
         source.bundle.skew = skew_between(source.bundle, source, _decode(context))

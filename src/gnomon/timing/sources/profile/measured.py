@@ -100,7 +100,7 @@ class Measured:
             work.hidden,
             whole.ffn,
             work.projections,
-            work.weight_bytes,
+            work.format,
         )
         return self._roofline.experts_s(work, tokens) / self._roofline.experts_s(local, tokens)
 

@@ -44,5 +44,5 @@ def _shape(model: Model) -> tuple[object, ...]:
     return (
         *(model.hidden_size, model.num_heads, model.num_kv_heads, model.head_dim, model.ffn_size, model.is_gated),
         *(model.vocab_size, model.qk_norm, model.mla),
-        *(model.num_experts, model.experts_per_token, model.expert_ffn_size, model.num_shared_experts),
+        *(model.num_experts, model.experts_per_token, model.expert_ffn_size, model.shared_ffn_size),
     )
