@@ -50,7 +50,7 @@ def _children_s() -> float:
 
 def stage_shares() -> dict[str, float]:
     """Seconds of each step within one process."""
-    from gnomon.api import Result, scenario
+    from gnomon.api.serving import Simulation, scenario
     from gnomon.report.serving.frames import iteration_frame, request_frame
     from gnomon.report.serving.html import write_report
     from gnomon.report.serving.trace import write_trace
@@ -58,7 +58,7 @@ def stage_shares() -> dict[str, float]:
     from gnomon.serving.simulate import run
 
     chosen = scenario(**{"workload.num_requests": NUM_REQUESTS})
-    result = Result(run(chosen))
+    result = Simulation(run(chosen))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
 

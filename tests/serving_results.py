@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from gnomon.api import Result, simulate
+from gnomon.api.serving import Simulation, simulate
 
 # A server that needs exactly 0.1 s per request, one at a time: everything about it can be computed by hand.
 ONE_SERVER: dict[str, Any] = {
@@ -14,7 +14,7 @@ ONE_SERVER: dict[str, Any] = {
 }
 
 
-def one_server(rate: float, num_requests: int, seed: int = 0, **overrides: Any) -> Result:
+def one_server(rate: float, num_requests: int, seed: int = 0, **overrides: Any) -> Simulation:
     """An M/D/1 queue with service time 0.1 s."""
     workload = {
         "rate": rate,
@@ -25,7 +25,7 @@ def one_server(rate: float, num_requests: int, seed: int = 0, **overrides: Any) 
 
 
 @cache
-def chat() -> Result:
+def chat() -> Simulation:
     """Llama-3-8B on one H100 under a chat load, with an SLO."""
     return simulate(
         device="h100", **{"workload.rate": 27, "workload.num_requests": 600, "slo.ttft_s": 0.08, "slo.tpot_s": 0.015}
@@ -33,7 +33,7 @@ def chat() -> Result:
 
 
 @cache
-def pipeline() -> Result:
+def pipeline() -> Simulation:
     """Two replicas of two stages each, on two kinds of GPU."""
     return simulate(
         {

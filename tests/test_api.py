@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import gnomon
-from gnomon.api import DEFAULT_RATE, scenario
+from gnomon.api.serving import DEFAULT_RATE, scenario
 from gnomon.core.errors import ConfigError, UnknownNameError
 from gnomon.serving.scenario import Scenario
 from serving_results import chat
@@ -55,7 +55,7 @@ def test_same_seed_same_result_other_seed_another() -> None:
 
 def test_a_result_says_what_it_is() -> None:
     said = repr(chat())
-    assert said.startswith("Result(llama-3-8b on ") and "TTFT P99" in said
+    assert said.startswith("Simulation(llama-3-8b on ") and "TTFT P99" in said
 
 
 def test_figures_are_plotly_figures() -> None:
@@ -104,6 +104,23 @@ def test_compare_varies_and_pairs() -> None:
     assert e2e.difference < 0, "two GPUs are faster than one"
 
 
+def test_overlays_hold_every_variant() -> None:
+    comparison = gnomon.compare(SMALL, vary={"batching.policy": ["vllm_v1", "orca"]})
+    assert [trace.name for trace in comparison.figures["ttft"].data] == list(comparison.results)
+    (bars,) = comparison.figures["e2e_mean_change"].data
+    e2e = next(d for d in comparison.differences["policy=orca"] if (d.metric, d.statistic) == ("e2e_s", "mean"))
+    assert bars.x[0] == pytest.approx(100 * (e2e.relative or 0.0))
+    frame = comparison.frames["differences"]
+    assert len(frame) == len(comparison.differences["policy=orca"])
+
+
+def test_a_notebook_shows_what_the_command_line_prints() -> None:
+    shown = chat()._repr_html_()
+    assert "time to first token" in shown and "<table>" in shown and "<script" not in shown
+    with pytest.raises(UnknownNameError, match="'ttft'"):
+        chat().figures["tftt"]
+
+
 def test_compare_takes_files_and_saves(tmp_path: Path) -> None:
     for name, policy in (("a", "vllm"), ("b", "orca")):
         (tmp_path / f"{name}.yaml").write_text(f"batching: {policy}\nworkload: {{rate: 4, num_requests: 50}}\n")
@@ -111,6 +128,9 @@ def test_compare_takes_files_and_saves(tmp_path: Path) -> None:
     assert comparison.baseline == "a"
     out = comparison.save(tmp_path / "out")
     assert (out / "comparison.json").is_file()
+    page = (out / "report.html").read_text()
+    assert "b against a" in page and "href='1-b/report.html'" in page
+    assert '"e2e_p99_change"' in page
     assert (out / "1-b" / "report.html").is_file()
     few = comparison.differences["b"][0]
     assert few.low is None, "fifty requests have no interval"

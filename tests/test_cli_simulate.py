@@ -105,7 +105,7 @@ def test_nothing_heavy_is_loaded(tmp_path: Path) -> None:
 
 
 def test_help_names_the_default(cli: Any) -> None:
-    from gnomon.api import DEFAULT_RATE
+    from gnomon.api.serving import DEFAULT_RATE
 
     assert f"{DEFAULT_RATE:g} requests per second" in " ".join(cli("simulate", "--help").output.split())
 

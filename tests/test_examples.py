@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gnomon.api import Result, scenario, simulate
+from gnomon.api.serving import Simulation, scenario, simulate
 
 ROOT = Path(__file__).parent.parent
 SCENARIOS = sorted((ROOT / "examples" / "serving").glob("*.yaml"))
@@ -20,7 +20,7 @@ def _in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
 
 
-def few(name: str, num_requests: int = 200, **overrides: Any) -> Result:
+def few(name: str, num_requests: int = 200, **overrides: Any) -> Simulation:
     """An example with fewer requests."""
     return simulate(ROOT / "examples" / "serving" / name, **{"workload.num_requests": num_requests, **overrides})
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gnomon.api import simulate
+from gnomon.api.serving import simulate
 from gnomon.serving.metrics import summarize
 from gnomon.serving.paired import _resampled_p99, paired_differences
 from gnomon.serving.percentiles import NUM_BATCHES, mean_with_margin, percentiles, weighted_percentiles

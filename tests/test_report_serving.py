@@ -11,7 +11,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from gnomon.api import simulate
+from gnomon.api.serving import simulate
 from gnomon.report.serving.files import write_run
 from gnomon.report.serving.series import distribution, levels, rates
 from gnomon.report.serving.text import policy_words, title, workload_words

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("dash", reason="Dash is not installed (extra ui)")
 
-from gnomon import api
+import gnomon
 from gnomon.core.config import load
 from gnomon.pipeline.costs import StepCosts
 from gnomon.pipeline.execution import execute
@@ -240,7 +240,7 @@ def test_routers_on_the_same_requests(tab: Tab) -> None:
     tab.open("/routing?requests=1000&routers=round_robin,least_outstanding,lmetric&metric=ttft_s&statistic=p99")
     routers = ["round_robin", "least_outstanding", "lmetric"]
     load = {"preset": "chat-1m", "rate": 90, "num_requests": 1000, "arrivals": {"process": "gamma", "cv": 4}}
-    expected = api.compare(vary={"router.name": routers}, workload=load, num_replicas=4, device="h100")
+    expected = gnomon.compare(vary={"router.name": routers}, workload=load, num_replicas=4, device="h100")
     (shown,) = tab.traces("routing-differences")
     for name, change in zip(shown["y"], shown["x"], strict=True):
         one = next(d for d in expected.differences[f"name={name}"] if (d.metric, d.statistic) == ("ttft_s", "p99"))

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("dash", reason="Dash is not installed (extra ui)")
 
-from gnomon.api import simulate
+from gnomon.api.serving import simulate
 from gnomon.core.config import load
 from gnomon.core.errors import ConfigError, DataError, GnomonError
 from gnomon.serving.scenario import Scenario

@@ -1,14 +1,44 @@
-"""Tables for people, JSON for programs: one call for both."""
+"""Tables for people, JSON for programs: one call for both.
+
+A table never loses a digit, a unit or its name column. What is wider than the terminal is wrapped where it is words;
+else the columns are laid out in several parts, each with the names. A file or a pipe has no width to respect.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+from unicodedata import east_asian_width
 
 import click
 
+if TYPE_CHECKING:
+    from gnomon.api.result import Result
+    from gnomon.report.blocks import Block, Line, Table
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+
+GAP = "  "
+MIN_WORDS = 16
+"""Columns of words are not wrapped to less."""
+UNLIMITED = 1 << 20
+
+
+def show(result: Result, *, as_json: bool) -> None:
+    """Print an answer: its text for people, or its data as JSON."""
+    if as_json:
+        print_json(result.to_dict())
+    else:
+        print_blocks(result.text())
+
+
+def print_json(value: Any) -> None:
+    """Print anything JSON can hold (numbers, lists, mappings)."""
+    click.echo(json.dumps(value, indent=1, default=str))
 
 
 def print_rows(
@@ -20,43 +50,125 @@ def print_rows(
     right: Sequence[str] | None = None,
 ) -> None:
     """Print `rows` as a table whose columns are the keys of the first row; numbers are aligned to the right."""
+    from gnomon.report.blocks import Table
+
     if as_json:
-        click.echo(json.dumps(list(rows), indent=1, default=str))
+        print_json(list(rows))
         return
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(
-        title=title,
-        caption=caption,
-        title_justify="left",
-        caption_justify="left",
-        header_style="bold",
-        box=SIMPLE_HEAD,
-        pad_edge=False,
-    )
-    for index, name in enumerate(rows[0] if rows else ()):
-        numeric = name in right if right is not None else all(isinstance(r[name], int | float) for r in rows)
-        table.add_column(name, justify="right" if numeric else "left", no_wrap=numeric or index == 0)
-    for row in rows:
-        table.add_row(*(_cell(value) for value in row.values()))
-    console = Console(markup=False, emoji=False)  # [brackets] and :colons: in a cell are text.
-    if not console.is_terminal:  # A file or a pipe has no width to respect.
-        console.width = 200
-    console.print(table)
+    left = None if right is None or not rows else [name for name in rows[0] if name not in right]
+    print_blocks([Table(rows, title or "", caption or "", left)])
 
 
-def print_json(value: Any) -> None:
-    """Print anything JSON can hold (numbers, lists, mappings)."""
-    click.echo(json.dumps(value, indent=1, default=str))
+def print_blocks(blocks: Iterable[Block]) -> None:
+    """Print lines and tables."""
+    from gnomon.report.blocks import Line
+
+    for block in blocks:
+        if isinstance(block, Line):
+            _print_line(block)
+        else:
+            click.echo(laid_out(block, terminal_width()))
 
 
-def _cell(value: Any) -> str:
-    if value is None:
-        return "–"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
+def terminal_width() -> int:
+    """Columns that a line may take."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else UNLIMITED
+
+
+def _print_line(line: Line) -> None:
+    if line.kind == "warning":
+        click.echo(click.style(f"Warning: {line.text}", fg="yellow"))
+    else:
+        click.echo(f"Note: {line.text}" if line.kind == "note" else line.text, err=line.kind == "aside")
+
+
+def laid_out(table: Table, width: int) -> str:
+    """The table as text of at most `width` columns, as far as its cells allow."""
+    from gnomon.report.blocks import cell
+
+    columns = [
+        _Column(name, [cell(row.get(name)) for row in table.rows], table.is_left(name)) for name in table.columns
+    ]
+    texts = [click.style(part, bold=True) for part in textwrap.wrap(table.title, width)] if table.title else []
+    for part in _parts(columns, width):
+        texts += [*_lines(part), ""]
+    texts = texts[:-1]
+    if table.caption:
+        texts += textwrap.wrap(table.caption, width)
+    return "\n".join(texts)
+
+
+class _Column:
+    """A column of a table: its head, its cells, and how wide it is laid out."""
+
+    def __init__(self, name: str, cells: list[str], is_left: bool) -> None:
+        self.name, self.cells, self.is_left = name, cells, is_left
+        self.natural = max(_width(text) for text in (name, *cells))
+        self.width = self.natural
+
+    @property
+    def least(self) -> int:
+        """How far it can be narrowed: words can be wrapped, numbers cannot."""
+        if not self.is_left:
+            return self.natural
+        longest = max(_width(word) for text in (self.name, *self.cells) for word in text.split() or [""])
+        return min(self.natural, max(longest, MIN_WORDS))
+
+    def wrapped(self, text: str) -> list[str]:
+        """The lines of a cell, each as wide as the column."""
+        fits = _width(text) <= self.width
+        parts = [text] if fits else textwrap.wrap(text, self.width, break_on_hyphens=False)
+        return [self.padded(part) for part in parts or [""]]
+
+    def padded(self, text: str) -> str:
+        """A text as wide as the column."""
+        space = " " * (self.width - _width(text))
+        return text + space if self.is_left else space + text
+
+
+def _parts(columns: list[_Column], width: int) -> list[list[_Column]]:
+    """The columns in as few groups as fit, each led by the first column."""
+    if not columns:
+        return []
+    first, *others = columns
+    parts: list[list[_Column]] = [[first]]
+    for column in others:
+        candidate = [*parts[-1], column]
+        if len(parts[-1]) > 1 and sum(one.least for one in candidate) + len(GAP) * (len(candidate) - 1) > width:
+            parts.append([_Column(first.name, first.cells, first.is_left), column])
+        else:
+            parts[-1] = candidate
+    for part in parts:
+        _narrow(part, width)
+    return parts
+
+
+def _narrow(columns: list[_Column], width: int) -> None:
+    """Take from the widest column of words until all fit."""
+    excess = sum(one.width for one in columns) + len(GAP) * (len(columns) - 1) - width
+    while excess > 0:
+        widest = max(columns, key=lambda one: (one.width > one.least, one.width))
+        if widest.width <= widest.least:
+            return
+        widest.width -= 1
+        excess -= 1
+
+
+def _lines(columns: list[_Column]) -> list[str]:
+    head = _side_by_side([one.wrapped(one.name) for one in columns], columns)
+    rule = "─" * (sum(one.width for one in columns) + len(GAP) * (len(columns) - 1))
+    lines = [click.style(text, bold=True) for text in head] + [rule]
+    for number in range(len(columns[0].cells)):
+        lines += _side_by_side([one.wrapped(one.cells[number]) for one in columns], columns)
+    return lines
+
+
+def _side_by_side(cells: list[list[str]], columns: list[_Column]) -> list[str]:
+    height = max(len(parts) for parts in cells)
+    filled = [parts + [column.padded("")] * (height - len(parts)) for parts, column in zip(cells, columns, strict=True)]
+    return [GAP.join(row).rstrip() for row in zip(*filled, strict=True)]
+
+
+def _width(text: str) -> int:
+    """Columns that a text takes on a terminal."""
+    return len(text) + sum(east_asian_width(letter) in "WF" for letter in text) if not text.isascii() else len(text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from functools import lru_cache
 
-from gnomon.api import Result
+from gnomon.api.serving import Simulation
 from gnomon.core.config import load
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.simulate import run
@@ -15,14 +15,14 @@ from gnomon.workload import Requests, WorkloadConfig, generate, with_rate
 
 KEPT = 8
 """Results that are kept: the one shown, those pinned, and the way back."""
-_results: OrderedDict[str, Result] = OrderedDict()
+_results: OrderedDict[str, Simulation] = OrderedDict()
 
 
-def simulated(scenario: Scenario) -> Result:
+def simulated(scenario: Scenario) -> Simulation:
     """The scenario's result, from memory where it was asked for just before. Call it within a `turn`."""
     key = scenario.model_dump_json()
     if key not in _results:
-        _results[key] = Result(run(scenario, requests=requests_of(scenario.workload, scenario.seed)))
+        _results[key] = Simulation(run(scenario, requests=requests_of(scenario.workload, scenario.seed)))
         while len(_results) > KEPT:
             _results.popitem(last=False)
     _results.move_to_end(key)

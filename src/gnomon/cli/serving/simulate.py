@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from gnomon.api.serving import Scenario, scenario, simulate
 from gnomon.cli.options import config_options
-from gnomon.cli.printing import json_option, print_json, print_rows
+from gnomon.cli.printing import json_option, show
+from gnomon.cli.progress import progress
 from gnomon.core.errors import ConfigError
-from gnomon.serving.scenario import Scenario
-
-if TYPE_CHECKING:
-    from gnomon.api import Result
-
-MAX_REPLICA_ROWS = 8
 
 
 @click.command()
-@click.argument("scenario", required=False, type=click.Path())
+@click.argument("file", metavar="[SCENARIO]", required=False, type=click.Path())
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
@@ -32,7 +28,7 @@ MAX_REPLICA_ROWS = 8
 @json_option
 @config_options(Scenario)
 def command(
-    scenario: str | None,
+    file: str | None,
     overrides: dict[str, Any],
     out: Path | None,
     extras: tuple[str, ...],
@@ -50,41 +46,14 @@ def command(
       gnomon simulate --model llama-3-70b --replica.tensor-parallel 4 --workload.rate 3 --out runs/70b
       gnomon simulate examples/serving/overload.yaml --json
     """
-    from gnomon import api
-    from gnomon.cli.progress import progress
-
     if extras and out is None:
         raise ConfigError("there is no folder for it.", where=f"--{extras[0]}", fix="Give one with --out DIR.")
-    chosen = api.scenario(scenario, **overrides)
+    chosen = scenario(file, **overrides)
     with progress(quiet=as_json) as on_progress:
-        result = api.simulate(chosen, on_progress=on_progress)
-    if as_json:
-        print_json(result.to_dict())
-    else:
-        print_summary(result)
+        result = simulate(chosen, on_progress=on_progress)
+    show(result, as_json=as_json)
     if project is not None:
         click.echo(f"Logged to Weights & Biases: {result.log_to_wandb(project)}", err=as_json)
     if out is not None:
         folder = result.save(out, extras)
         click.echo(f"The report is {folder / 'report.html'}; open it in a browser.", err=as_json)
-
-
-def print_summary(result: Result) -> None:
-    """The summary as tables, then warnings and notes."""
-    from gnomon.report.serving import text as words
-
-    summary = result.summary
-    click.echo(words.title(result.scenario))
-    click.echo(f"{words.workload_words(result.scenario)}; {words.policy_words(result.scenario)}")
-    rows = words.latency_rows(summary)
-    print_rows(rows, right=list(rows[0])[1:])
-    for name, value in words.figure_rows(summary):
-        click.echo(f"{name:<13} {value}")
-    if len(summary.replicas) > 1:
-        some = words.replica_rows(summary, MAX_REPLICA_ROWS)
-        left = len(summary.replicas) - len(some)
-        print_rows(some, right=[c for c in some[0] if c != "device"], caption=f"{left} more replicas" if left else None)
-    for warning in summary.warnings:
-        click.echo(click.style(f"Warning: {warning}", fg="yellow"))
-    for note in summary.notes:
-        click.echo(f"Note: {note}")

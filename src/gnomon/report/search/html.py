@@ -11,6 +11,7 @@ from typing import Any
 from gnomon import __version__
 from gnomon.core.config import dump
 from gnomon.core.files import write_text
+from gnomon.report.blocks import Table
 from gnomon.report.page import plotly_js
 from gnomon.report.search import text as words
 from gnomon.report.search.figures import figures
@@ -21,7 +22,6 @@ MARKS = (
     "@TITLE@", "@LEDE@", "@CARDS@", "@MESSAGES@", "@PLOTS@", "@REPLICAS@", "@FIGURES@", "@SCENARIO@", "@VERSION@",
     "@DATA@",
 )  # fmt: skip
-LEFT = ("configuration", "configurations", "what", "why", "limited by", "workload", "best configuration")
 
 
 def write_search_report(found: Found, path: str | Path, command: str = "") -> Path:
@@ -87,12 +87,13 @@ def _section(title: str, rows: list[dict[str, Any]]) -> str:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Rows as an HTML table."""
+    left = {name: " class=l" if Table(rows).is_left(name) else "" for name in rows[0]}
 
     def cell(name: str, value: Any) -> str:
         text = "–" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
         wide = " style='white-space:normal;min-width:24em'" if name == "why" else ""
-        return f"<td{' class=l' if name in LEFT else ''}{wide}>{html.escape(text)}</td>"
+        return f"<td{left[name]}{wide}>{html.escape(text)}</td>"
 
-    head = "".join(f"<th{' class=l' if name in LEFT else ''}>{html.escape(name)}</th>" for name in rows[0])
+    head = "".join(f"<th{left[name]}>{html.escape(name)}</th>" for name in rows[0])
     body = "".join(f"<tr>{''.join(cell(n, v) for n, v in row.items())}</tr>" for row in rows)
     return f"<div class=scroll><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"

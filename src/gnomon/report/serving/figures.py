@@ -34,6 +34,11 @@ _LOG_FROM = 30.0
 
 def figures(run: Run, summary: Summary, names: Collection[str] | None = None) -> dict[str, Figure]:
     """The figures by name (all of them unless `names` says which), each with a title in its layout."""
+    return {name: draw() for name, draw in drawers(run, summary).items() if names is None or name in names}
+
+
+def drawers(run: Run, summary: Summary) -> dict[str, Callable[[], Figure]]:
+    """For each name the function that draws it."""
     log = run.log
     rows = log.iterations[: log.used[0]]
     gaps = log.used[2]
@@ -45,7 +50,7 @@ def figures(run: Run, summary: Summary, names: Collection[str] | None = None) ->
     span = (start, start + summary.duration_s)
     full, flow = cache(lambda: levels(run, *span)), cache(lambda: rates(run, *span))
     latencies = cache(lambda: latency_curves(run))
-    drawn: dict[str, Callable[[], Figure]] = {
+    return {
         "ttft": lambda: latency_cdf("ttft", {"": latencies()["ttft"]}, run.scenario.slo),
         "tbt": lambda: cdf("Time between tokens", {"": distribution(log.gap_s[:gaps], log.gap_count[:gaps])}),
         "tpot": lambda: latency_cdf("tpot", {"": latencies()["tpot"]}, run.scenario.slo),
@@ -57,7 +62,6 @@ def figures(run: Run, summary: Summary, names: Collection[str] | None = None) ->
         "batch_size": lambda: cdf("Batch size", {"": batches("size")}, unit="requests"),
         "batch_tokens": lambda: cdf("Tokens per batch", {"": batches("tokens")}, unit="tokens"),
     }
-    return {name: draw() for name, draw in drawn.items() if names is None or name in names}
 
 
 def latency_curves(run: Run) -> dict[str, Curve]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import numpy as np
 import polars as pl
 
 from gnomon.serving.metrics import request_times
+from gnomon.serving.paired import Difference
 from gnomon.serving.simulate import Run
 from gnomon.serving.state import FINISHED, IN_FLIGHT, NOT_ARRIVED, REJECTED, RUNNING, WAITING
 
@@ -58,3 +61,14 @@ def iteration_frame(run: Run) -> pl.DataFrame:
 
 def _contiguous(values: object) -> object:
     return np.ascontiguousarray(values) if isinstance(values, np.ndarray) else values
+
+
+def difference_frame(differences: dict[str, list[Difference]]) -> pl.DataFrame:
+    """Every paired difference: one row per variant, metric and statistic."""
+    return pl.DataFrame(
+        [
+            {"variant": name, **asdict(one), "difference": one.difference, "relative": one.relative}
+            for name, found in differences.items()
+            for one in found
+        ]
+    )

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gnomon.core import units
+from gnomon.report.blocks import Block, Line, Table, lines
 from gnomon.serving.metrics import Summary
 from gnomon.serving.percentiles import STATISTICS
 from gnomon.serving.scenario import PoolConfig, Scenario
@@ -21,6 +22,21 @@ LATENCIES = {
 }
 
 Row = dict[str, Any]
+
+
+MAX_REPLICA_ROWS = 8
+
+
+def summary_blocks(scenario: Scenario, summary: Summary) -> list[Block]:
+    """A run in lines and tables: latencies, the other figures, replicas, warnings and notes."""
+    blocks = lines([title(scenario), f"{workload_words(scenario)}; {policy_words(scenario)}"])
+    blocks.append(Table(latency_rows(summary)))
+    blocks += [Line(f"{name:<13} {value}") for name, value in figure_rows(summary)]
+    if len(summary.replicas) > 1:
+        some = replica_rows(summary, MAX_REPLICA_ROWS)
+        left = len(summary.replicas) - len(some)
+        blocks.append(Table(some, caption=f"{left} more replicas" if left else ""))
+    return [*blocks, *lines(summary.warnings, "warning"), *lines(summary.notes, "note")]
 
 
 def title(scenario: Scenario) -> str:

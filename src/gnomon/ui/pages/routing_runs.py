@@ -8,7 +8,8 @@ from typing import Any
 
 import polars as pl
 
-from gnomon import api
+from gnomon.api.serving import Simulation, compare
+from gnomon.api.serving import scenario as new_scenario
 from gnomon.core import units
 from gnomon.core.arrays import Floats
 from gnomon.core.errors import ConfigError
@@ -34,7 +35,7 @@ class Routed:
     """Routers by name, the baseline first."""
 
     scenario: Scenario
-    results: dict[str, api.Result]
+    results: dict[str, Simulation]
     differences: dict[str, list[Difference]]
 
     @property
@@ -75,11 +76,11 @@ def compare_routers(values: Mapping[str, Any]) -> Routed:
     is_arrival_given = any(key == "workload" or "arrivals" in key for key in further_settings(values["scenario"]))
     if values["cv"] != 1 and not is_arrival_given:
         bursts = {"workload.arrivals.process": "gamma", "workload.arrivals.cv": values["cv"]}
-        scenario = api.scenario(scenario, **bursts)
+        scenario = new_scenario(scenario, **bursts)
     if len(requests_of(scenario.workload, scenario.seed)) > MAX_REQUESTS:
         raise ConfigError(f"more than {MAX_REQUESTS:,} requests.", where="workload.num_requests", fix="Use fewer.")
     with told_if_too_large():
-        compared = api.compare(scenario, vary={"router.name": names})
+        compared = compare(scenario, vary={"router.name": names})
     results = dict(zip(names, compared.results.values(), strict=True))
     return Routed(scenario, results, dict(zip(names[1:], compared.differences.values(), strict=True)))
 
@@ -105,7 +106,7 @@ def router_rows(routed: Routed, metric: str, statistic: str) -> list[dict[str, A
 
 def in_serve(routed: Routed, router: str) -> str:
     """The address that opens the scenario with this router in Serve."""
-    return link(api.scenario(routed.scenario, **{"router.name": router}))
+    return link(new_scenario(routed.scenario, **{"router.name": router}))
 
 
 def _seconds(value: float | None) -> str | None:

@@ -8,7 +8,7 @@ from typing import Any
 from dash import html
 from dash.development.base_component import Component
 
-from gnomon.api import Result
+from gnomon.api.serving import Simulation
 from gnomon.core.errors import GnomonError
 from gnomon.report.serving.figures import LATENCIES, figures, latency_cdf, latency_curves
 from gnomon.report.serving.load import load_figure
@@ -33,7 +33,7 @@ def draw_latencies(page: Page, controls: Sequence[Control], raw: Raw, view: str)
         result = simulated(scenario)
         pinned = _pinned(page, controls, raw)
         runs = {_name_of_now(controls, raw) if pinned else "": result}
-        runs |= {name: one for name, one in pinned.items() if isinstance(one, Result)}
+        runs |= {name: one for name, one in pinned.items() if isinstance(one, Simulation)}
         curves = {name: latency_curves(one.run) for name, one in runs.items()}
         return {
             latency: latency_cdf(latency, {name: found[latency] for name, found in curves.items()}, scenario.slo)
@@ -58,10 +58,10 @@ def _name_of_now(controls: Sequence[Control], raw: Raw) -> str:
     return next(iter(pins.states(controls, raw["pins"], raw)))
 
 
-def _pinned(page: Page, controls: Sequence[Control], raw: Raw) -> dict[str, Result | GnomonError]:
+def _pinned(page: Page, controls: Sequence[Control], raw: Raw) -> dict[str, Simulation | GnomonError]:
     """The pinned results by name, or why there is none."""
     _, *others = pins.states(controls, raw["pins"], raw).items()
-    found: dict[str, Result | GnomonError] = {}
+    found: dict[str, Simulation | GnomonError] = {}
     for name, state in others:
         try:
             found[name] = simulated(to_scenario(page.read(state)))
@@ -71,13 +71,13 @@ def _pinned(page: Page, controls: Sequence[Control], raw: Raw) -> dict[str, Resu
 
 
 def _comparison(
-    page: Page, controls: Sequence[Control], raw: Raw, now: Result, pinned: Mapping[str, Result | GnomonError]
+    page: Page, controls: Sequence[Control], raw: Raw, now: Simulation, pinned: Mapping[str, Simulation | GnomonError]
 ) -> Component:
     """A table of the present result and the pinned ones."""
     first = _name_of_now(controls, raw)
     rows: list[dict[str, Any]] = [{"result": first, **pins.comparison_row(now.summary), "": None}]
     for index, (name, one) in enumerate(pinned.items()):
-        figures_ = pins.comparison_row(one.summary) if isinstance(one, Result) else pins.failed_row(one)
+        figures_ = pins.comparison_row(one.summary) if isinstance(one, Simulation) else pins.failed_row(one)
         unpin = html.Button(
             "×", id={"type": page.id("unpin"), "index": index}, className="button unpin", n_clicks=0, type="button",
             **{"aria-label": f"Unpin {name}"},

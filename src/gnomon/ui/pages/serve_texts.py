@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from html import escape
 
-from gnomon.api import Result
+from gnomon.api.serving import Simulation
 from gnomon.report.serving import text as words
 from gnomon.report.serving.html import card, key_figures, message
 from gnomon.serving.scenario import Scenario
@@ -16,7 +16,7 @@ from gnomon.ui.scenarios import as_command, as_vllm, as_yaml
 COPIES = {"yaml": ("Scenario file", as_yaml), "command": ("Command line", as_command), "vllm": ("vllm serve", as_vllm)}
 
 
-def texts(result: Result) -> dict[str, str]:
+def texts(result: Simulation) -> dict[str, str]:
     """The HTML of every place on the page, by the place's name."""
     return {
         "headline": _headline(result.scenario),
@@ -32,7 +32,7 @@ def _headline(scenario: Scenario) -> str:
     return f"<h1>{escape(words.title(scenario))}</h1><p>{escape(lede)}</p>"
 
 
-def _warnings(result: Result) -> str:
+def _warnings(result: Simulation) -> str:
     """What must be known before the figures are believed; else how it went, so that nothing below moves."""
     if result.summary.warnings:
         return "".join(message("warning", text) for text in result.summary.warnings)
@@ -40,7 +40,7 @@ def _warnings(result: Result) -> str:
     return message("note", f"{rows['requests']}; batches: {rows['batches']}. Iteration times: {rows['timing']}.")
 
 
-def _cards(result: Result) -> str:
+def _cards(result: Simulation) -> str:
     cost = result.summary.cost
     gpus = "1 GPU" if cost.num_gpus == 1 else f"{cost.num_gpus} GPUs"
     thousand = f"${cost.per_thousand_requests:.3g}" if cost.per_thousand_requests is not None else "–"

@@ -1,13 +1,4 @@
-"""The Python face: the words of the command line as functions.
-
-import gnomon
-
-result = gnomon.simulate(model="llama-3-8b", device="h100", **{"workload.rate": 20})
-result.summary.latency.ttft_s.p99
-result.requests            # a polars data frame
-result.figures["ttft"]     # a plotly figure
-result.save("runs/mine")
-"""
+"""Serving: one scenario, or several on the same requests."""
 
 from __future__ import annotations
 
@@ -15,14 +6,14 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gnomon.core.config import load
+from gnomon.api.result import Drawing, Progress, Result, read
 from gnomon.core.errors import ConfigError, UnknownNameError
 from gnomon.core.files import write_text
 from gnomon.serving.scenario import Scenario
@@ -30,13 +21,15 @@ from gnomon.serving.scenario import Scenario
 if TYPE_CHECKING:
     import polars as pl
 
+    from gnomon.report.blocks import Block
     from gnomon.serving.metrics import Summary
     from gnomon.serving.paired import Difference
     from gnomon.serving.simulate import Run
     from gnomon.workload import Requests
 
+__all__ = ["DEFAULT_RATE", "Comparison", "Scenario", "Simulation", "compare", "scenario", "simulate"]
+
 ScenarioLike = Scenario | Mapping[str, Any] | str | Path | None
-Progress = Callable[[int, int], None]
 
 DEFAULT_RATE = 31.0
 """Requests per second of the default scenario: about 80 % of what Llama-3-8B on one H200 takes up of chat-1m
@@ -50,13 +43,9 @@ def scenario(given: ScenarioLike = None, **overrides: Any) -> Scenario:
     a keyword needs it (`replica__tensor_parallel=2`), or is a whole section (`workload={"rate": 3}`).
     """
     dotted = {key.replace("__", "."): value for key, value in overrides.items()}
-    if isinstance(given, Scenario):
-        given = given.model_dump(mode="json")
     if given is None and _may_set_rate(dotted):
         dotted.setdefault("workload.rate", DEFAULT_RATE)
-    if given is None or isinstance(given, str | Path):
-        return load(Scenario, given, dotted)
-    return load(Scenario, None, {**given, **dotted})
+    return read(Scenario, given, dotted)
 
 
 def _may_set_rate(overrides: Mapping[str, Any]) -> bool:
@@ -65,15 +54,15 @@ def _may_set_rate(overrides: Mapping[str, Any]) -> bool:
     return "workload" not in overrides and not any(key.startswith(said) for key in overrides)
 
 
-def simulate(given: ScenarioLike = None, *, on_progress: Progress | None = None, **overrides: Any) -> Result:
+def simulate(given: ScenarioLike = None, *, on_progress: Progress | None = None, **overrides: Any) -> Simulation:
     """Simulate a scenario: a YAML file, a mapping, a `Scenario`, or the default one, with overrides on top."""
     from gnomon.serving.simulate import run
 
-    return Result(run(scenario(given, **overrides), on_progress=on_progress))
+    return Simulation(run(scenario(given, **overrides), on_progress=on_progress))
 
 
 @dataclass(frozen=True, eq=False)
-class Result:
+class Simulation(Result):
     """What a simulation gives: the summary at once, tables and figures when they are asked for."""
 
     run: Run = field(repr=False)
@@ -83,7 +72,7 @@ class Result:
         s, latency = self.scenario, self.summary.latency
         p99 = {"TTFT": latency.ttft_s.p99, "TPOT": latency.tpot_s.p99, "E2E": latency.e2e_s.p99}
         known = "".join(f", {name} P99 {value:.3g} s" for name, value in p99.items() if value is not None)
-        return f"Result({s.model} on {s.device}, {len(self.run.cluster.requests):,} requests{known})"
+        return f"Simulation({s.model} on {s.device}, {len(self.run.cluster.requests):,} requests{known})"
 
     @property
     def scenario(self) -> Scenario:
@@ -97,28 +86,35 @@ class Result:
 
         return summarize(self.run)
 
-    @cached_property
+    @property
     def requests(self) -> pl.DataFrame:
         """One row per request."""
-        from gnomon.report.serving.frames import request_frame
+        return self.frames["requests"]
 
-        return request_frame(self.run)
-
-    @cached_property
+    @property
     def iterations(self) -> pl.DataFrame:
         """One row per iteration and pipeline stage."""
-        from gnomon.report.serving.frames import iteration_frame
+        return self.frames["iterations"]
 
-        return iteration_frame(self.run)
+    def _frames(self) -> Mapping[str, Callable[[], pl.DataFrame]]:
+        from gnomon.report.serving import frames, operators
 
-    @cached_property
-    def figures(self) -> dict[str, Any]:
-        """Plotly figures by name: ttft, tbt, tpot, e2e, queue, rates, tokens, kv, batch_size, batch_tokens."""
-        from plotly.graph_objects import Figure
+        return {
+            "requests": partial(frames.request_frame, self.run),
+            "iterations": partial(frames.iteration_frame, self.run),
+            "operators": partial(operators.operator_frame, self.run),
+        }
 
-        from gnomon.report.serving.figures import figures
+    def _drawings(self) -> Mapping[str, Callable[[], Drawing]]:
+        from gnomon.report.serving.figures import drawers
 
-        return {name: Figure(drawn) for name, drawn in figures(self.run, self.summary).items()}
+        return drawers(self.run, self.summary)
+
+    def text(self) -> list[Block]:
+        """The summary as tables, then warnings and notes."""
+        from gnomon.report.serving.text import summary_blocks
+
+        return summary_blocks(self.scenario, self.summary)
 
     def to_dict(self) -> dict[str, Any]:
         """The summary and the scenario as nested plain data."""
@@ -144,15 +140,20 @@ class Result:
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison:
+class Comparison(Result):
     """Several variants on the same requests; the first is the baseline."""
 
-    results: dict[str, Result]
+    results: dict[str, Simulation]
 
     @property
     def baseline(self) -> str:
         """The name of the first variant."""
         return next(iter(self.results))
+
+    @cached_property
+    def summary(self) -> dict[str, Summary]:
+        """Every variant's figures."""
+        return {name: result.summary for name, result in self.results.items()}
 
     @cached_property
     def differences(self) -> dict[str, list[Difference]]:
@@ -168,21 +169,45 @@ class Comparison:
             for name, result in zip(names, others, strict=True)
         }
 
+    def _frames(self) -> Mapping[str, Callable[[], pl.DataFrame]]:
+        from gnomon.report.serving.frames import difference_frame
+
+        variants = {name: (lambda one=one: one.requests) for name, one in self.results.items()}
+        return {"differences": lambda: difference_frame(self.differences), **variants}
+
+    def _drawings(self) -> Mapping[str, Callable[[], Drawing]]:
+        from gnomon.report.serving.compare import drawers
+
+        return drawers({name: one.run for name, one in self.results.items()}, lambda: self.differences)
+
+    def text(self) -> list[Block]:
+        """The variants side by side, then every difference to the baseline."""
+        from gnomon.report.serving.compare import comparison_blocks
+
+        return comparison_blocks(self.summary, self.differences)
+
     def to_dict(self) -> dict[str, Any]:
         """Nested plain data: every variant's summary and the differences."""
         rows = {
             name: [asdict(one) | {"difference": one.difference, "relative": one.relative} for one in differences]
             for name, differences in self.differences.items()
         }
-        summaries = {name: result.summary.to_dict() for name, result in self.results.items()}
+        summaries = {name: summary.to_dict() for name, summary in self.summary.items()}
         return {"baseline": self.baseline, "summaries": summaries, "differences": rows}
 
     def save(self, folder: str | Path) -> Path:
-        """Write comparison.json, and every variant's run into a folder of its own."""
+        """Write one report of all, comparison.json, and every variant's run into a folder of its own."""
+        from gnomon.report.serving.compare import write_comparison_report
+
         folder = Path(folder)
-        for number, (name, result) in enumerate(self.results.items()):
-            result.save(folder / f"{number}-{re.sub(r'[^A-Za-z0-9._=-]+', '-', name)}")
+        places = {name: f"{i}-{re.sub(r'[^A-Za-z0-9._=-]+', '-', name)}" for i, name in enumerate(self.results)}
+        for name, result in self.results.items():
+            result.save(folder / places[name])
         write_text(folder / "comparison.json", json.dumps(self.to_dict(), indent=1))
+        scenarios = {name: one.scenario for name, one in self.results.items()}
+        write_comparison_report(
+            folder / "report.html", self.summary, self.differences, dict(self.drawings), scenarios, places
+        )
         return folder
 
 
@@ -206,7 +231,7 @@ def compare(
         raise ConfigError("there is only one variant.", fix="Give two scenarios, or something to vary.")
     requests = _same_requests(variants)
     results = {
-        name: Result(run(one, requests=requests[name], on_progress=on_progress)) for name, one in variants.items()
+        name: Simulation(run(one, requests=requests[name], on_progress=on_progress)) for name, one in variants.items()
     }
     return Comparison(results)
 

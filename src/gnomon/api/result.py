@@ -1,0 +1,122 @@
+"""What every question gives, whatever it was about."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from gnomon.core.config import Config, load
+from gnomon.core.errors import UnknownNameError
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from gnomon.report.blocks import Block
+
+Value = TypeVar("Value")
+Drawing = dict[str, Any]
+"""A plotly figure as a plain dictionary."""
+Progress = Callable[[int, int], None]
+"""`on_progress(done, total)`: called now and then while a question is being answered."""
+
+
+class Lazy(Mapping[str, Value]):
+    """Values by name, each made when it is first asked for."""
+
+    def __init__(self, kind: str, makers: Mapping[str, Callable[[], Value]]) -> None:
+        self._kind, self._makers = kind, dict(makers)
+        self._made: dict[str, Value] = {}
+
+    def __getitem__(self, name: str) -> Value:
+        if name not in self._makers:
+            raise UnknownNameError(self._kind, name, self._makers)
+        if name not in self._made:
+            self._made[name] = self._makers[name]()
+        return self._made[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._makers
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._makers)
+
+    def __len__(self) -> int:
+        return len(self._makers)
+
+    def __repr__(self) -> str:
+        return f"<{self._kind}s: {', '.join(self._makers) or 'none'}>"
+
+
+class Result(ABC):
+    """An answer: its figures at once; text, tables and pictures when they are asked for."""
+
+    @property
+    @abstractmethod
+    def summary(self) -> Any:
+        """The figures, as plain data."""
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """Nested plain data: what `--json` prints."""
+
+    @abstractmethod
+    def text(self) -> list[Block]:
+        """Lines and tables: what the command line prints."""
+
+    @abstractmethod
+    def save(self, folder: str | Path) -> Path:
+        """Write everything into `folder`, made if missing; returns it."""
+
+    def _frames(self) -> Mapping[str, Callable[[], pl.DataFrame]]:
+        return {}
+
+    def _drawings(self) -> Mapping[str, Callable[[], Drawing]]:
+        return {}
+
+    @cached_property
+    def frames(self) -> Mapping[str, pl.DataFrame]:
+        """Polars data frames by name."""
+        return Lazy("frame", self._frames())
+
+    @cached_property
+    def drawings(self) -> Mapping[str, Drawing]:
+        """The figures as plain dictionaries, for pages."""
+        return Lazy("figure", self._drawings())
+
+    @cached_property
+    def figures(self) -> Mapping[str, Any]:
+        """Plotly figures by name."""
+        return Lazy("figure", {name: partial(_figure, self.drawings, name) for name in self.drawings})
+
+    def _repr_html_(self) -> str:
+        from gnomon.report.blocks import as_html
+
+        return as_html(self.text())
+
+
+def _figure(drawings: Mapping[str, Drawing], name: str) -> Any:
+    from plotly.graph_objects import Figure
+
+    return Figure(drawings[name])
+
+
+C = TypeVar("C", bound=Config)
+
+
+def read(model: type[C], given: C | Mapping[str, Any] | str | Path | None, overrides: Mapping[str, Any]) -> C:
+    """A configuration from a file, a mapping, itself or nothing, with overrides on top.
+
+    An override is named by the field's dotted path (`**{"replica.tensor_parallel": 2}`), with `__` for the dot where
+    a keyword needs it (`replica__tensor_parallel=2`), or is a whole section (`workload={"rate": 3}`).
+    """
+    dotted = {key.replace("__", "."): value for key, value in overrides.items()}
+    if isinstance(given, model) and not dotted:
+        return given
+    if isinstance(given, Config):
+        given = given.model_dump(mode="json")
+    if given is None or isinstance(given, str | Path):
+        return load(model, given, dotted)
+    return load(model, None, {**given, **dotted})
