@@ -38,22 +38,23 @@ class Measured:
     data: str
     collective: Collective
     num_ranks: int
+    per_node: int
     num_bytes: Floats
     seconds: Floats
 
 
 def vidur(reference: Path) -> Iterator[Measured]:
-    """Groups inside one node (`num_workers` = `devices_per_node`), medians over ranks."""
+    """Medians over ranks."""
     for node in VIDUR_NODES:
         for collective in ("all_reduce", "send_recv"):
             path = reference / f"vidur/data/profiling/network/{node}/{collective}.csv"
             if not path.exists():
                 continue
-            frame = pl.read_csv(path).filter(pl.col("num_workers") == pl.col("devices_per_node"))
-            for (ranks,), rows in sorted(frame.group_by(["num_workers"])):
+            frame = pl.read_csv(path)
+            for (ranks, per_node), rows in sorted(frame.group_by(["num_workers", "devices_per_node"])):
                 rows = rows.group_by("size").agg(pl.col(f"time_stats.{collective}.median").median().alias("ms"))
                 num_bytes, seconds = rows["size"].to_numpy().astype(float), rows["ms"].to_numpy() * 1e-3
-                yield Measured(node, "Vidur", collective, ranks, num_bytes, seconds)  # type: ignore[arg-type]
+                yield Measured(node, "Vidur", collective, ranks, per_node, num_bytes, seconds)  # type: ignore[arg-type]
 
 
 def silicon() -> Iterator[Measured]:
@@ -66,13 +67,14 @@ def silicon() -> Iterator[Measured]:
         frame = pl.read_parquet(root / folder / "custom_allreduce_perf.parquet")
         for (ranks,), rows in sorted(frame.filter(pl.col("backend") == "vllm_graph").group_by(["num_gpus"])):
             num_bytes, seconds = rows["message_size"].to_numpy() * 2.0, rows["latency"].to_numpy() * 1e-3
-            yield Measured(node, "silicon", "all_reduce", ranks, num_bytes, seconds)
+            yield Measured(node, "silicon", "all_reduce", ranks, ranks, num_bytes, seconds)
 
 
 def row(one: Measured) -> dict[str, object]:
     """The catalog's error, and the line with the least relative squares."""
     node = catalog.node(one.node)
-    errors = collective_s(one.collective, one.num_bytes, one.num_ranks, node) / one.seconds - 1.0
+    group = catalog.Group.spread(one.num_ranks, one.per_node, node)
+    errors = collective_s(one.collective, one.num_bytes, group, node) / one.seconds - 1.0
     line = np.stack([np.ones_like(one.num_bytes), one.num_bytes], axis=1) / one.seconds[:, None]
     constant, per_byte = np.linalg.lstsq(line, np.ones_like(one.seconds), rcond=None)[0]
     return {
@@ -80,6 +82,7 @@ def row(one: Measured) -> dict[str, object]:
         "data": one.data,
         "collective": one.collective,
         "GPUs": one.num_ranks,
+        "per node": one.per_node,
         "points": one.seconds.size,
         "median error": f"{np.median(np.abs(errors)):.1%}",
         "bias (median)": f"{np.median(errors):+.1%}",
@@ -92,7 +95,7 @@ def row(one: Measured) -> dict[str, object]:
 def main(as_json: bool) -> None:
     reference = Path(os.environ.get("GNOMON_REFERENCE", "reference"))
     rows = [row(one) for one in (*vidur(reference), *silicon())]
-    print_rows(rows, as_json=as_json, right=("GPUs", "points", "median error", "bias (median)"))
+    print_rows(rows, as_json=as_json, right=("GPUs", "per node", "points", "median error", "bias (median)"))
 
 
 if __name__ == "__main__":

@@ -224,6 +224,18 @@ def test_weights_of_all_ranks_add_up(name: str) -> None:
         assert total == pytest.approx(2 * (model.num_parameters + whole) + copied, rel=1e-9)
 
 
+def test_tensor_ranks_hold_latent_projections_router_and_norms_whole() -> None:
+    model = catalog.model("deepseek-v3")
+    ranks = 8
+    eight = model.weight_bytes_per_rank(catalog.Parallelism(tensor_parallel=ranks), "bf16")
+    latents = 7168 * 1536 + 1536 + 7168 * (512 + 64) + 512  # Ways into the latents of queries and keys; their norms.
+    norms, router = 2 * 7168, 256 * (7168 + 1)
+    whole = 61 * (latents + norms) + 58 * router
+    assert 2 * 61 * latents * 7 / 8 == pytest.approx(1.62e9, rel=0.01)
+    split = model.num_parameters - whole
+    assert eight == pytest.approx(2 * (whole + split / ranks), rel=1e-5)
+
+
 def test_expert_ranks_hold_their_share_of_experts_only() -> None:
     model = catalog.model("qwen3-30b-a3b")
     alone = model.weight_bytes_per_rank(catalog.Parallelism())

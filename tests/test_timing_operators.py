@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from gnomon import catalog
+from gnomon.catalog import Group
 from gnomon.timing.operators import Communication, Experts, Gemm, Operator, mixed_attention, stage_operators
 
 ONE = np.array([1.0])
@@ -53,8 +54,8 @@ def test_communication_of_a_tensor_parallel_layer() -> None:
     operators = all_operators("llama-3-8b", tensor_parallel=4)
     comms = {one.name: one for one in operators if one.kind == "communication"}
     assert comms["attn_all_reduce"].count == comms["mlp_all_reduce"].count == 32
-    assert comms["attn_all_reduce"].work == Communication("all_reduce", 4, 4096 * 2.0)
-    assert comms["logits_all_gather"].work == Communication("all_gather", 4, 128256 / 4 * 2.0, "sequence")
+    assert comms["attn_all_reduce"].work == Communication("all_reduce", Group(range(4)), 4096 * 2.0)
+    assert comms["logits_all_gather"].work == Communication("all_gather", Group(range(4)), 128256 / 4 * 2.0, "sequence")
     assert not any(one.kind == "communication" for one in all_operators("llama-3-8b"))
 
 
@@ -87,7 +88,7 @@ def test_a_group_that_shares_experts_exchanges_tokens() -> None:
     assert set(shared) == {"expert_dispatch", "experts", "expert_combine"}
     work = shared["expert_dispatch"].work
     assert isinstance(work, Communication)
-    assert (work.collective, work.num_ranks) == ("all_to_all", 8)
+    assert (work.collective, work.group) == ("all_to_all", Group(range(8)))
     assert {one.count for one in shared.values()} == {58}  # The first three layers are dense.
 
 

@@ -11,12 +11,14 @@ from gnomon.catalog.models import Model
 from gnomon.catalog.nodes import Link, Node, default_node, node, node_names
 from gnomon.catalog.parallelism import Parallelism, tensor_degrees
 from gnomon.catalog.quantization import Quantization, WeightFormat, WeightGroup, scheme, scheme_names
+from gnomon.catalog.topology import Group, replicas
 
 __all__ = [
     "DTYPE_BYTES",
     "AttentionKind",
     "Device",
     "Dtype",
+    "Group",
     "Indexer",
     "LatentAttention",
     "LinearAttention",
@@ -39,6 +41,7 @@ __all__ = [
     "node",
     "node_names",
     "plan_memory",
+    "replicas",
     "scheme",
     "scheme_names",
     "tensor_degrees",

@@ -41,17 +41,10 @@ class Node(Config):
     """For one GPU sending to one other, where that differs from the collectives' link."""
     network: Link
     """Between nodes, per GPU."""
+    network_links: PositiveInt | None = None
+    """Links to the network that the GPUs of a node share; one for each GPU if not given."""
     sources: dict[str, str]
     """Where each fact comes from."""
-
-    def link_for(self, num_ranks: int) -> Link:
-        """The slowest link that a group of `num_ranks` GPUs, placed side by side, has to cross."""
-        if num_ranks > self.num_gpus:
-            return self.network
-        if self.topology == "pairwise" and num_ranks > 2:
-            assert self.far_link is not None, f"{self.name}: a pairwise node names its far_link"
-            return self.far_link
-        return self.link
 
 
 NODES = Library("node", DATA / "nodes", Node)

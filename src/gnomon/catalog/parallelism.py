@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import PositiveInt
 
 from gnomon.catalog.models import Model
+from gnomon.catalog.topology import Group
 from gnomon.core.config import Config
 from gnomon.core.errors import ConfigError
 
@@ -31,6 +32,21 @@ class Parallelism(Config):
     def num_expert_ranks(self) -> int:
         """Ranks over which the experts of a layer are spread."""
         return self.tensor_parallel * self.data_parallel
+
+    def tensor_group(self, stage: int) -> Group:
+        """The (first) ranks that share every layer of a stage. Stages lie one behind the other."""
+        first = stage * self.num_expert_ranks
+        return Group(range(first, first + self.tensor_parallel))
+
+    def expert_group(self, stage: int) -> Group:
+        """The ranks over which the experts of a stage are spread: all of the stage."""
+        first = stage * self.num_expert_ranks
+        return Group(range(first, first + self.num_expert_ranks))
+
+    def handover_group(self, stage: int) -> Group:
+        """A rank of a stage and its counterpart in the next one."""
+        width = self.num_expert_ranks
+        return Group(range(stage * width, (stage + 2) * width, width), copies=width)
 
     def layers_of_stage(self, model: Model, stage: int) -> range:
         """The layers of one pipeline stage. Leftover layers go to stages before the last, which has the head."""

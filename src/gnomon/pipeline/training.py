@@ -11,6 +11,7 @@ with the head over every token. The backward pass follows operator by operator:
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -18,6 +19,7 @@ import numpy as np
 from pydantic import PositiveInt
 
 from gnomon import catalog
+from gnomon.catalog import Group
 from gnomon.core.arrays import Floats
 from gnomon.core.config import Config
 from gnomon.core.errors import ConfigError
@@ -97,18 +99,9 @@ class TrainingCosts:
 
         Gradients are synchronised once per step, or after every `sync_freq` micro-batches.
         """
-        t, gpus = self.training, self.node.num_gpus
-        message = self.model.hidden_size * ACTIVATION_BYTES * self.tokens
-        across = _ranks_cross_nodes(schedule.num_ranks, t.tensor_parallel, gpus)
-        stride = gpus if across else t.tensor_parallel
-        latency, send = self._send_s(message, stride)
-        near = self._send_s(message, t.tensor_parallel)[1]
-        speeds = {
-            f"{a}-{b}": send / near
-            for a in range(schedule.num_ranks)
-            for b in range(schedule.num_ranks)
-            if across and a != b and near > 0 and (a * t.tensor_parallel) // gpus == (b * t.tensor_parallel) // gpus
-        }
+        hops = {pair: self._send_s(*pair) for pair in itertools.permutations(range(schedule.num_ranks), 2)}
+        latency, send = max(hops.values(), key=sum, default=(0.0, 0.0))
+        speeds = {f"{a}-{b}": send / busy for (a, b), (_, busy) in hops.items() if busy != send}
         every = schedule.num_microbatches if sync_freq is None else sync_freq
         if every < 1 or schedule.num_microbatches % every:
             raise ConfigError(
@@ -212,16 +205,16 @@ class TrainingCosts:
         elements = norms * m.hidden_size + (attention + m.num_projections * width) / t
         return elements * ACTIVATION_BYTES * self.tokens
 
-    def _send_s(self, message: float, stride: int) -> tuple[float, float]:
-        """Latency, and seconds that the message keeps a link busy."""
-        none, whole = collective_s("send_recv", np.array([0.0, message]), 2, self.node, stride)
+    def _send_s(self, sender: int, receiver: int) -> tuple[float, float]:
+        """Latency of a micro-batch's activations between two ranks, and seconds that they keep a link busy."""
+        width = self.training.tensor_parallel
+        low, high = sorted((sender * width, receiver * width))
+        message = self.model.hidden_size * ACTIVATION_BYTES * self.tokens
+        group = Group(range(low, high + 1, high - low), copies=width)
+        none, whole = collective_s("send_recv", np.array([0.0, message]), group, self.node)
         return float(none), float(whole - none)
 
     def _sync_s(self, stage: StageCost, num_ranks: int) -> float:
         gradients = np.array([stage.parameters * ACTIVATION_BYTES])
-        stride = self.training.tensor_parallel * num_ranks
-        return float(collective_s("all_reduce", gradients, self.training.data_parallel, self.node, stride)[0])
-
-
-def _ranks_cross_nodes(num_ranks: int, tensor_parallel: int, gpus_per_node: int) -> bool:
-    return num_ranks * tensor_parallel > gpus_per_node
+        group = catalog.replicas(self.training.data_parallel, self.training.tensor_parallel * num_ranks)
+        return float(collective_s("all_reduce", gradients, group, self.node)[0])

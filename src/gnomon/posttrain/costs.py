@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from gnomon import catalog
-from gnomon.catalog import Parallelism
+from gnomon.catalog import Parallelism, replicas
 from gnomon.core.arrays import Floats, Ints
 from gnomon.posttrain.config import ComponentConfig, Posttrain
 from gnomon.timing import Context, Timer, TimingConfig
@@ -120,7 +120,7 @@ class Costs:
     def _gradient_s(self, copies: int) -> float:
         actor = self.config.actor
         per_rank = np.array([self.model.num_parameters * GRADIENT_BYTES / actor.num_gpus])
-        return float(collective_s("all_reduce", per_rank, copies, self.node, actor.num_gpus)[0])
+        return float(collective_s("all_reduce", per_rank, replicas(copies, actor.num_gpus), self.node)[0])
 
     def sync_s(self, has_inference: bool) -> float:
         """The blocking weight syncs actor -> inference and actor -> rollout."""

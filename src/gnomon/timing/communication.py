@@ -1,4 +1,4 @@
-"""Seconds of collectives by bytes, group size and node topology: a latency and a ring's share of the bandwidth.
+"""Seconds of collectives by bytes, and by where the group lies: latencies, and shares of the links' bandwidths.
 
 `num_bytes` is what one rank contributes: the whole tensor for all_reduce and send_recv, the rank's own part for
 all_gather, the whole input for reduce_scatter, all outgoing tokens for all_to_all.
@@ -9,33 +9,37 @@ from __future__ import annotations
 import numpy as np
 
 from gnomon.catalog.nodes import Link, Node
+from gnomon.catalog.topology import Group, Layout
 from gnomon.core.arrays import Floats
 from gnomon.timing.operators import Collective, Communication
 
 
-def collective_s(collective: Collective, num_bytes: Floats, num_ranks: int, node: Node, stride: int = 1) -> Floats:
-    """Seconds of one collective among `num_ranks` GPUs, each `stride` away from the next."""
-    if num_ranks <= 1:
+def collective_s(collective: Collective, num_bytes: Floats, group: Group, node: Node) -> Floats:
+    """Seconds of one collective of a group on nodes like `node`."""
+    if group.size <= 1:
         return np.zeros_like(num_bytes)
-    link = node.link_for(num_ranks * stride)
+    at = group.on(node)
     if collective == "send_recv":
-        return _transfer_s(num_bytes, node.send_link if node.send_link and link is node.link else link)
-    if collective == "all_reduce" and num_ranks > node.num_gpus:
-        return _across_nodes_s(num_bytes, num_ranks, node)
-    return _latency_s(link, num_ranks) + _ring_share(collective, num_ranks) * num_bytes / link.bandwidth_bytes_s
+        return at.transfer.latency_s + num_bytes / at.transfer.bandwidth_bytes_s
+    if at.num_nodes == 1:
+        return _ring_s(collective, num_bytes, at.per_node, at.inside)
+    return _across_nodes_s(collective, num_bytes, at)
 
 
 def communication_s(work: Communication, num_bytes: Floats, node: Node) -> Floats:
     """Seconds of an operator's collective."""
-    return collective_s(work.collective, num_bytes, work.num_ranks, node, work.stride)
+    return collective_s(work.collective, num_bytes, work.group, node)
+
+
+def _ring_s(collective: Collective, num_bytes: Floats, num_ranks: int, link: Link) -> Floats:
+    """Over one kind of link; nothing for a rank alone."""
+    if num_ranks == 1:
+        return np.zeros_like(num_bytes)
+    return _latency_s(link, num_ranks) + _ring_share(collective, num_ranks) * num_bytes / link.bandwidth_bytes_s
 
 
 def _latency_s(link: Link, num_ranks: int) -> float:
     return link.latency_s + link.step_s * (num_ranks - 2)
-
-
-def _transfer_s(num_bytes: Floats, link: Link) -> Floats:
-    return link.latency_s + num_bytes / link.bandwidth_bytes_s
 
 
 def _ring_share(collective: Collective, num_ranks: int) -> float:
@@ -46,18 +50,18 @@ def _ring_share(collective: Collective, num_ranks: int) -> float:
         "reduce_scatter": others,
         "all_to_all": others,
         "all_gather": num_ranks - 1.0,
-        "send_recv": 1.0,
     }[collective]
 
 
-def _across_nodes_s(num_bytes: Floats, num_ranks: int, node: Node) -> Floats:
-    """Reduce-scatter inside each node, all-reduce of the slices between nodes, all-gather inside."""
-    inside, num_nodes = node.num_gpus, -(-num_ranks // node.num_gpus)
+def _across_nodes_s(collective: Collective, num_bytes: Floats, at: Layout) -> Floats:
+    """Inside the nodes and between them, one after the other; every rank's network link carries its own slice."""
+    nodes, inside, network = at.num_nodes, at.per_node, at.between
+    if collective == "all_to_all":  # What stays in the node, and what leaves it.
+        here = _ring_s(collective, num_bytes / nodes, inside, at.inside)
+        return here + _ring_s(collective, num_bytes, nodes, network)
+    if collective == "all_gather":
+        gathered = _ring_s(collective, num_bytes, nodes, network)
+        return gathered + _ring_s(collective, nodes * num_bytes, inside, at.inside)
     slices = num_bytes / inside
-    total = _latency_s(node.network, num_nodes) + _ring_share("all_reduce", num_nodes) * slices / (
-        node.network.bandwidth_bytes_s
-    )
-    if inside > 1:
-        total = total + collective_s("reduce_scatter", num_bytes, inside, node)
-        total = total + collective_s("all_gather", slices, inside, node)
-    return total
+    total = _ring_s("reduce_scatter", num_bytes, inside, at.inside) + _ring_s(collective, slices, nodes, network)
+    return total + _ring_s("all_gather", slices, inside, at.inside) if collective == "all_reduce" else total

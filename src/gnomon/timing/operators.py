@@ -24,6 +24,7 @@ import numpy as np
 from gnomon.catalog.models import Model
 from gnomon.catalog.parallelism import Parallelism
 from gnomon.catalog.quantization import BF16, Quantization, WeightFormat, WeightGroup
+from gnomon.catalog.topology import Group
 from gnomon.core.arrays import Floats
 
 Kind = Literal["token", "sequence", "attention_prefill", "attention_decode", "attention_mixed", "communication"]
@@ -165,12 +166,10 @@ class Communication:
     """A collective (or a transfer to the next stage) between the ranks of a group."""
 
     collective: Collective
-    num_ranks: int
+    group: Group
     bytes_each: float
     """Bytes that one rank contributes per token or sequence."""
     per: Literal["token", "sequence"] = "token"
-    stride: int = 1
-    """How far apart in the node the ranks of the group are: 1 = side by side, TP for a pipeline neighbour."""
 
     def flops(self, num_bytes: Floats) -> Floats:
         """None."""
@@ -215,7 +214,7 @@ def stage_operators(
     num_attention = sum(count for (attention, _), count in kinds.items() if attention != "none")
     num_dense, num_moe = (sum(n for (_, mlp), n in kinds.items() if mlp == kind) for kind in ("dense", "experts"))
     cached = model.kv_bytes_per_layer(model.kv_precision(kv_dtype, dtype), parallelism.tensor_parallel)
-    graph = _Graph(model, parallelism, model.precision(dtype), cached)
+    graph = _Graph(model, parallelism, stage, model.precision(dtype), cached)
     is_last = stage == parallelism.pipeline_parallel - 1
     operators = [
         *(graph.embedding() if stage == 0 else ()),
@@ -233,6 +232,7 @@ class _Graph:
 
     model: Model
     parallelism: Parallelism
+    stage: int
     formats: Quantization
     kv_bytes: float
 
@@ -249,7 +249,8 @@ class _Graph:
     def _reduce(self, name: str) -> Iterator[Operator]:
         if self._ranks > 1:
             hidden = self.model.hidden_size * ACTIVATION_BYTES
-            yield Operator(name, "communication", 1, Communication("all_reduce", self._ranks, hidden))
+            group = self.parallelism.tensor_group(self.stage)
+            yield Operator(name, "communication", 1, Communication("all_reduce", group, hidden))
 
     def embedding(self) -> Iterator[Operator]:
         yield self._move("embedding", 2 * self.model.hidden_size)
@@ -341,10 +342,11 @@ class _Graph:
 
     def _exchange(self, name: str, collective: Collective) -> Operator:
         """Tokens to their experts and back. The group's tokens are spread evenly over the ranks."""
-        m, ranks = self.model, self.parallelism.num_expert_ranks
+        m, group = self.model, self.parallelism.expert_group(self.stage)
+        ranks = group.size
         copies = {"all_to_all": min(m.experts_per_token, ranks), "all_gather": 1}.get(collective, ranks)
         hidden = m.hidden_size * ACTIVATION_BYTES * copies / ranks
-        return Operator(name, "communication", 1, Communication(collective, ranks, hidden), is_shared=True)
+        return Operator(name, "communication", 1, Communication(collective, group, hidden), is_shared=True)
 
     def head(self) -> Iterator[Operator]:
         """Last norm, head and sampler."""
@@ -352,7 +354,8 @@ class _Graph:
         yield self._move("final_norm", 4 * m.hidden_size)
         yield Operator("lm_head", "sequence", 1, Gemm(vocab, m.hidden_size, self.formats["head"]))
         if self._ranks > 1:
-            gather = Communication("all_gather", self._ranks, vocab * ACTIVATION_BYTES, "sequence")
+            group = self.parallelism.tensor_group(self.stage)
+            gather = Communication("all_gather", group, vocab * ACTIVATION_BYTES, "sequence")
             yield Operator("logits_all_gather", "communication", 1, gather)
         # Logits to float32, log-softmax, arg-max: about four passes of four bytes.
         yield Operator("sampler", "sequence", 1, Elementwise(16.0 * m.vocab_size))
@@ -360,7 +363,8 @@ class _Graph:
     def handover(self) -> Iterator[Operator]:
         """Activations to the next pipeline stage."""
         hidden = self.model.hidden_size * ACTIVATION_BYTES
-        yield Operator("send_recv", "communication", 1, Communication("send_recv", 2, hidden, stride=self._ranks))
+        group = self.parallelism.handover_group(self.stage)
+        yield Operator("send_recv", "communication", 1, Communication("send_recv", group, hidden))
 
 
 def mixed_attention(operators: list[Operator]) -> Operator:

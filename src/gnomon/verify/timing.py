@@ -16,6 +16,7 @@ from gnomon.catalog.devices import device
 from gnomon.catalog.model_library import model
 from gnomon.catalog.nodes import default_node, node
 from gnomon.catalog.parallelism import Parallelism
+from gnomon.catalog.topology import Group
 from gnomon.core.errors import DataError
 from gnomon.timing.estimators import DEFAULT, Estimator, estimator
 from gnomon.timing.estimators.validation import HeldOut, shuffled, unshuffled
@@ -167,7 +168,8 @@ def _network_tables(root: Path) -> Iterator[Table]:
         roofline = Roofline(device(server.device), server)
         for path, collective in vidur.network_files(root, server):
             for (ranks, per_node), samples in vidur.read_network(path, collective).items():
-                work = Communication("all_reduce" if collective == "all_reduce" else "send_recv", ranks, 1.0)
+                group = Group.spread(ranks, per_node, server)
+                work = Communication("all_reduce" if collective == "all_reduce" else "send_recv", group, 1.0)
                 operator = Operator(collective, "communication", 1, work)
                 where = f"{server.name}/{ranks} ranks, {per_node} per node"
                 yield Table(operator, collective, where, samples, roofline)

@@ -12,6 +12,7 @@ from gnomon.cli.printing import print_rows
 from gnomon.core.errors import DataError
 
 if TYPE_CHECKING:
+    from gnomon.catalog.nodes import Node
     from gnomon.timing.operators import Operator
     from gnomon.timing.sources.profile.samples import Samples
 
@@ -69,8 +70,8 @@ def command(source: Path, model: str, device: str, node: str | None, degrees: st
             continue
         count, left_out = 0, []
         for operator in stage_operators(about, split):
-            samples = None if operator.name in found.included else found.find(operator)
-            new = list(_rows(operator, samples)) if samples is not None else []
+            samples = None if operator.name in found.included else found.find(operator, where)
+            new = list(_rows(operator, samples, where)) if samples is not None else []
             for file, key, seconds in new:
                 rows.setdefault(file, {})[key] = (seconds, 0.0)
             count += len(new)
@@ -84,11 +85,11 @@ def command(source: Path, model: str, device: str, node: str | None, degrees: st
     print_rows(report, title=str(out))
 
 
-def _rows(operator: Operator, samples: Samples) -> Iterator[tuple[str, tuple[Any, ...], float]]:
+def _rows(operator: Operator, samples: Samples, node: Node) -> Iterator[tuple[str, tuple[Any, ...], float]]:
     """(file, key, seconds) of every sample of an operator, in the profile format."""
     from gnomon.timing.sources.profile.samples import shape_keys
 
-    kind, *shape = shape_keys(operator)[0]
+    kind, *shape = shape_keys(operator, node)[0]
     for sizes, seconds in zip(samples.sizes.astype(int).tolist(), samples.seconds.tolist(), strict=True):
         match kind:
             case "gemm":
@@ -98,6 +99,6 @@ def _rows(operator: Operator, samples: Samples) -> Iterator[tuple[str, tuple[Any
             case "attention_decode" if len(shape) == 3:
                 yield "attention", ("bf16", *shape, 0, 0, *sizes), seconds
             case "all_reduce" | "send_recv" | "reduce_scatter" | "all_to_all":
-                yield "collective", (kind, *shape, *shape, *sizes), seconds
+                yield "collective", (kind, shape[0], shape[-1], *sizes), seconds
             case name if name in ELEMENTWISE:
                 yield "elementwise", ("bf16", name, *sizes, *shape), seconds

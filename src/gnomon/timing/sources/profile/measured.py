@@ -38,7 +38,9 @@ class Measured:
     def samples(self, operator: Operator) -> Samples | None:
         """What was measured of an operator, or of the shapes nearest to it."""
         if operator not in self._samples:
-            found = self.bundle.find(operator) or from_neighbours(self.bundle, operator, self._roofline.seconds)
+            found = self.bundle.find(operator, self._roofline.node) or from_neighbours(
+                self.bundle, operator, self._roofline.seconds
+            )
             if found is not None and len(found.seconds) < MIN_ROWS:
                 found = None
             if found is not None:

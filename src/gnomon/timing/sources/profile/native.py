@@ -13,7 +13,7 @@ from gnomon.catalog.devices import DEVICES, Device
 from gnomon.core.arrays import Floats
 from gnomon.core.errors import DataError
 from gnomon.timing.sources.profile.csvfile import Columns, read_csv
-from gnomon.timing.sources.profile.samples import Bundle, Key, Samples
+from gnomon.timing.sources.profile.samples import Bundle, Key, Samples, collective_key
 
 FORMAT, VERSION = "gnomon-profile", 1
 
@@ -177,8 +177,7 @@ def _read_collectives(bundle: Bundle, columns: Columns) -> None:
         ranks = part.sizes("num_ranks", "ranks_per_node")
         size = part.sizes("bytes") / (ranks[:, :1] if name == "all_gather" else 1.0)
         seconds = part.seconds("seconds")
-        for count in np.unique(ranks[:, 0]):
-            rows = ranks[:, 0] == count
-            # Several placements of one group size: the one within the fewest nodes.
-            rows &= ranks[:, 1] == ranks[rows, 1].max()
-            bundle.add((str(name), int(count)), Samples(size[rows], seconds[rows], str(part.path)))
+        for count, per_node in np.unique(ranks, axis=0):
+            rows = np.all(ranks == (count, per_node), axis=1)
+            key = collective_key(str(name), int(count), int(per_node))
+            bundle.add(key, Samples(size[rows], seconds[rows], str(part.path)))

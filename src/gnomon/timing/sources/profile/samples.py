@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from gnomon.catalog.nodes import Node
 from gnomon.core.arrays import Floats
 from gnomon.timing.operators import (
     Communication,
@@ -78,9 +79,9 @@ class Bundle:
             )
         self.samples[key] = samples
 
-    def find(self, operator: Operator) -> Samples | None:
-        """The measurements of an operator, by its name or else by its shape."""
-        for key in (("name", operator.name), *shape_keys(operator)):
+    def find(self, operator: Operator, node: Node) -> Samples | None:
+        """The measurements of an operator, by its name or else by its shape (and its group's place on `node`)."""
+        for key in (("name", operator.name), *shape_keys(operator, node)):
             if key in self.samples:
                 return self.samples[key]
         return None
@@ -100,8 +101,11 @@ _ELEMENTWISE = {
 """Operator -> the profile format's name, and bytes moved per element of its width (see `stage_operators`)."""
 
 
-def shape_keys(operator: Operator) -> tuple[Key, ...]:
-    """What an operator is called where shapes, not models, are measured; the first that was measured counts."""
+def shape_keys(operator: Operator, node: Node | None = None) -> tuple[Key, ...]:
+    """What an operator is called where shapes, not models, are measured; the first that was measured counts.
+
+    Collectives need the node on which their group lies.
+    """
     work = operator.work
     match work:
         case Gemm():
@@ -115,7 +119,16 @@ def shape_keys(operator: Operator) -> tuple[Key, ...]:
         case Experts():
             return (("experts", work.num_local, work.per_token, work.hidden, work.ffn),)
         case Communication():
-            return ((work.collective, work.num_ranks),)
+            assert node is not None, "a collective is called by its group's place"
+            at = work.group.on(node)
+            # Two GPUs were measured side by side: that says nothing of two in different pairs.
+            is_elsewhere = at.is_across_pairs and at.per_node == 2
+            return () if is_elsewhere else (collective_key(work.collective, work.group.size, at.per_node),)
+
+
+def collective_key(collective: str, num_ranks: int, per_node: int) -> Key:
+    """What a measured collective is called: by its ranks alone inside one node, else also by those on each node."""
+    return (collective, num_ranks) if num_ranks == per_node else (collective, num_ranks, per_node)
 
 
 def _elementwise_keys(name: str, bytes_each: float) -> tuple[Key, ...]:

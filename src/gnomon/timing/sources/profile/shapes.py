@@ -28,9 +28,11 @@ Seconds = Callable[..., Floats]
 
 def from_neighbours(bundle: Bundle, operator: Operator, formula: Seconds) -> Samples | None:
     """Samples for a shape that was not measured, made from the nearest ones; None where there are none near."""
+    if not isinstance(operator.work, Gemm | Prefill | Decode | Mixed):
+        return None
     (kind, *wanted), *_ = shape_keys(operator)
     shapes = [key for key in bundle.samples if key[0] == kind and len(key) == len(wanted) + 1]
-    if not shapes or not isinstance(operator.work, Gemm | Prefill | Decode | Mixed):
+    if not shapes:
         return None
     distance = np.abs(np.log2(np.array([key[1:] for key in shapes], dtype=float) / np.array(wanted, dtype=float)))
     is_near = distance.max(axis=1) <= np.log2(FARTHEST) + 1e-9

@@ -20,7 +20,7 @@ from gnomon.catalog.nodes import NODES, Node
 from gnomon.core.errors import DataError
 from gnomon.timing.sources.profile.csvfile import Columns, read_csv
 from gnomon.timing.sources.profile.naming import folders_of
-from gnomon.timing.sources.profile.samples import Bundle, Samples
+from gnomon.timing.sources.profile.samples import Bundle, Samples, collective_key
 
 MS = 1e-3
 
@@ -66,8 +66,7 @@ def read(root: Path, model: Model, device: Device, node: Node, tensor_parallel: 
             bundle.add(("name", name), samples)
     for path, collective in network_files(root, node):
         for (num_ranks, per_node), samples in read_network(path, collective).items():
-            if num_ranks == per_node or (collective == "all_reduce" and num_ranks > node.num_gpus):
-                bundle.add((collective, num_ranks), samples)
+            bundle.add(collective_key(collective, num_ranks, per_node), samples)
     return bundle
 
 
