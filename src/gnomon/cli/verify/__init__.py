@@ -13,6 +13,7 @@ CHECKS = {
     "pipeline": "Training pipelines: published schedules and bubbles.",
     "posttrain": "RL post-training: published results.",
     "h200": "The reference engine on an H200: simulated and measured.",
+    "silicon": "Real deployments: thousands of measured servers of today's models.",
 }
 
 

@@ -1,0 +1,67 @@
+"""`gnomon verify silicon`: thousands of measured servers beside their simulation."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from gnomon.cli.printing import json_option, print_blocks, print_json
+from gnomon.cli.progress import progress
+
+
+@click.command()
+@click.option("--rows", metavar="EXPR", help="""Only servers that meet this, e.g. 'engine == "vllm" and gpus == 8'.""")
+@click.option("--sample", type=click.IntRange(1, 100_000), help="A random sample of this many servers.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the sample.")
+@click.option("--jobs", type=click.IntRange(1, 4096), help="Processes; all cores if not given.")
+@click.option("--ray", metavar="ADDRESS", help="Run on a Ray cluster: auto, local or an address.")
+@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Also write the leaderboard as a page.")
+@click.option("--show", "shown", metavar="ID", help="Print one server as a scenario, and simulate nothing.")
+@json_option
+def command(
+    rows: str | None,
+    sample: int | None,
+    seed: int,
+    jobs: int | None,
+    ray: str | None,
+    html: Path | None,
+    shown: str | None,
+    as_json: bool,
+) -> None:
+    """Simulate the measured servers of aiconfigurator-core (extra [silicon]) and compare TTFT and TPOT.
+
+    Every server gets its benchmark client, the settings of its launch script and its layout; servers of one
+    configuration share a simulation. What was predicted already by this version is not simulated again, so that a
+    stopped run goes on. Exit code 1 when a figure of the whole file is worse than the one recorded with the release.
+
+    \b
+    Examples:
+      gnomon verify silicon --sample 200
+      gnomon verify silicon --rows '"Llama" in model and device == "h200"'
+      gnomon verify silicon --html leaderboard.html
+      gnomon verify silicon --show ID > server.yaml && gnomon simulate server.yaml
+    """
+    import yaml
+
+    from gnomon.report.verify.silicon import text, write_page
+    from gnomon.verify.silicon.choose import by_id, chosen
+    from gnomon.verify.silicon.predict import score
+    from gnomon.verify.silicon.scenarios import settings_of
+    from gnomon.verify.silicon.verdict import Verdict
+
+    if shown is not None:
+        click.echo(yaml.safe_dump(settings_of(by_id(shown)), sort_keys=False), nl=False)
+        return
+    wanted = chosen(rows, sample, seed)
+    with progress("simulating servers", quiet=as_json) as on_progress:
+        verdict = Verdict(score(wanted, jobs=jobs, ray=ray, on_progress=on_progress), rows is None and sample is None)
+    if html is not None:
+        write_page(verdict, html)
+    if as_json:
+        print_json(verdict.to_dict())
+    else:
+        print_blocks(text(verdict))
+    if verdict.worse:
+        sys.exit(1)

@@ -1,0 +1,297 @@
+"""Measured servers beside their predictions: tables for the terminal, figures, and the leaderboard page."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from gnomon import __version__
+from gnomon.core.files import write_text
+from gnomon.report import look
+from gnomon.report.blocks import Block, Line, Table, as_html
+from gnomon.report.page import as_script
+from gnomon.report.search.html import page
+from gnomon.verify.silicon.launch import rules_text
+from gnomon.verify.silicon.predict import Scored
+from gnomon.verify.silicon.scores import GROUPS, Errors, errors_by, errors_of, per_gpu
+from gnomon.verify.silicon.verdict import Verdict
+
+ENGINES = {"vllm": look.COLOURS[0], "sglang": look.COLOURS[1], "trtllm": look.COLOURS[2]}
+WORST = 12
+
+
+def text(verdict: Verdict) -> list[Block]:
+    """What the command line prints."""
+    blocks: list[Block] = [Table(summary_rows(verdict), "Errors over all servers")]
+    for name in GROUPS:
+        rows = [{name: group, **error_row(e)} for group, e in errors_by(verdict.scored, name).items()]
+        if len(rows) > 1:
+            blocks.append(Table(rows, f"By {name}"))
+    if verdict.ranking:
+        r = verdict.ranking
+        blocks.append(
+            Line(
+                f"Best layout under a TPOT limit: the predicted one is the measured one in {r.agreement:.0%} of "
+                f"{r.choices} choices; throughput per GPU lost by following the prediction {r.median_regret:.1%} in "
+                f"the median, {r.mean_regret:.1%} in the mean."
+            )
+        )
+    blocks.append(Table(worst_rows(verdict.scored), "Farthest off"))
+    if verdict.missing:
+        rows = [{"reason": reason, "servers": count} for reason, count in verdict.missing.items()]
+        blocks.append(Table(rows, "Without a prediction"))
+    return blocks + [Line(text, "warning") for text in verdict.worse]
+
+
+def summary_rows(verdict: Verdict) -> list[dict[str, Any]]:
+    """All servers, both halves, and the peers' published scores."""
+    halves = {
+        "all": verdict.scored,
+        "held out (odd)": [s for s in verdict.scored if s.server.is_held_out],
+        "fitted on (even)": [s for s in verdict.scored if not s.server.is_held_out],
+    }
+    rows = [{"servers": name, **error_row(e)} for name, half in halves.items() if (e := errors_of(half))]
+    blank = dict.fromkeys(error_row(_NOTHING))
+    for peer in verdict.peers:
+        known = {"predicted": f"{peer['servers']:,}", "TPOT": f"{peer['tpot']:.1%}", "TTFT": f"{peer['ttft']:.1%}"}
+        rows.append({"servers": f"peer: {peer['name']}", **blank, **known})
+    return rows
+
+
+_NOTHING = Errors(0, 0, 0, 0, 0, 0, 0, 0)
+
+
+def error_row(e: Errors) -> dict[str, Any]:
+    """Errors as cells: mean and median of the absolute error, and the mean error."""
+    return {
+        "predicted": f"{e.covered:,} of {e.servers:,}",
+        "TPOT": f"{e.tpot_mape:.1%}",
+        "TPOT median": f"{e.tpot_median:.1%}",
+        "TPOT bias": f"{e.tpot_bias:+.1%}",
+        "TTFT": f"{e.ttft_mape:.1%}",
+        "TTFT median": f"{e.ttft_median:.1%}",
+        "TTFT bias": f"{e.ttft_bias:+.1%}",
+    }
+
+
+def worst_rows(scored: Sequence[Scored]) -> list[dict[str, Any]]:
+    """The servers with the largest errors, and what the simulation itself says about its times."""
+    covered = [s for s in scored if s.prediction.problem is None]
+    ranked = sorted(covered, key=lambda s: -max(abs(s.tpot_error), abs(s.ttft_error) / 2))[:WORST]
+    return [
+        {
+            "server": one.server.id,
+            "TPOT": f"{1e3 * one.server.tpot_s:.1f} ms",
+            "error": f"{one.tpot_error:+.0%}",
+            "TTFT": f"{1e3 * one.server.ttft_s:,.0f} ms",
+            "error ": f"{one.ttft_error:+.0%}",
+            "likely reason": likely_reason(one),
+        }
+        for one in ranked
+    ]
+
+
+def likely_reason(one: Scored) -> str:
+    """In a few words, the first thing to look at."""
+    if one.server.ttft_s > 5 * one.prediction.ttft_s and one.server.ttft_s > 2.0:
+        return "the server queued requests that the simulated one admits at once"
+    if one.prediction.ttft_s > 5 * one.server.ttft_s and one.prediction.ttft_s > 2.0:
+        return "the simulated server queues requests that the real one admitted at once"
+    return next((note for note in one.prediction.notes if "roofline" in note), "times of kernels or of the host")
+
+
+def figures(scored: Sequence[Scored]) -> dict[str, Any]:
+    """Plotly figures by name."""
+    covered = [s for s in scored if s.prediction.problem is None]
+    return {
+        "tpot": _scatter(covered, "TPOT", "tpot_s"),
+        "ttft": _scatter(covered, "TTFT", "ttft_s"),
+        "concurrency": _by_concurrency(covered),
+        "heat_map": _heat_map(covered),
+    }
+
+
+def _scatter(scored: Sequence[Scored], name: str, field: str) -> dict[str, Any]:
+    """Measured against predicted, both logarithmic, a colour for each engine."""
+    traces: list[dict[str, Any]] = []
+    for engine, colour in ENGINES.items():
+        own = [s for s in scored if s.server.engine == engine]
+        traces.append(
+            {
+                "type": "scattergl",
+                "mode": "markers",
+                "name": engine,
+                "x": [round(1e3 * getattr(s.server, field), 3) for s in own],
+                "y": [round(1e3 * getattr(s.prediction, field), 3) for s in own],
+                "text": [hover(s) for s in own],
+                "hovertemplate": "%{text}<br>measured %{x} ms, predicted %{y} ms<extra></extra>",
+                "marker": {"color": colour, "size": 4, "opacity": 0.55},
+            }
+        )
+    values = [1e3 * getattr(s.server, field) for s in scored] or [1.0]
+    ends = [min(values), max(values)]
+    line = {"mode": "lines", "x": ends, "y": ends, "showlegend": False, "line": {"color": look.DARK, "width": 1}}
+    axis = look.LOG_AXIS
+    layout = look.LOOK | {
+        "title": look.title(f"{name}, measured and predicted"),
+        "xaxis": axis | {"title": {"text": "measured, ms"}},
+        "yaxis": axis | {"title": {"text": "predicted, ms"}},
+        "margin": {"l": 60, "r": 16, "t": 48, "b": 48},
+        "height": 460,
+    }
+    return {"data": [*traces, line | {"type": "scatter", "hoverinfo": "skip"}], "layout": layout}
+
+
+def hover(one: Scored) -> str:
+    """The server in words."""
+    s = one.server
+    layout = f"TP {s.layout.tensor_parallel}"
+    layout += f" DP {s.layout.attention_groups}" if s.layout.attention_groups > 1 else ""
+    layout += f" EP {s.layout.expert_parallel}" if s.layout.expert_parallel > 1 else ""
+    name = f"{s.model.split('/')[-1]} {s.precision} on {s.device}, {s.engine} {s.version or ''}"
+    return html.escape(f"{name}, {layout}, {s.prompt_tokens}/{s.output_tokens}, concurrency {s.concurrency}")
+
+
+BINS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 8192)
+
+
+def _by_concurrency(scored: Sequence[Scored]) -> dict[str, Any]:
+    """Median absolute error by the client's concurrency."""
+    traces = []
+    for name, field, colour in (("TPOT", "tpot_error", look.COLOURS[0]), ("TTFT", "ttft_error", look.COLOURS[1])):
+        points = []
+        for low, high in pairwise(BINS):
+            errors = sorted(abs(getattr(s, field)) for s in scored if low <= s.server.concurrency < high)
+            if errors:
+                points.append((low, 100 * errors[len(errors) // 2]))
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines+markers",
+                "name": name,
+                "x": [x for x, _ in points],
+                "y": [y for _, y in points],
+                "line": {"color": colour},
+            }
+        )
+    layout = look.LOOK | {
+        "title": look.title("Median error by concurrency"),
+        "xaxis": look.LOG_AXIS | {"title": {"text": "requests in flight"}},
+        "yaxis": look.AXIS | {"title": {"text": "%"}, "rangemode": "tozero"},
+        "margin": {"l": 60, "r": 16, "t": 48, "b": 48},
+    }
+    return {"data": traces, "layout": layout}
+
+
+def _heat_map(scored: Sequence[Scored]) -> dict[str, Any]:
+    """Mean absolute TPOT error by model and system."""
+    models = sorted({GROUPS["model"](s) for s in scored})
+    systems = sorted({s.server.device for s in scored})
+    cells: list[list[float | None]] = []
+    for model in models:
+        row: list[float | None] = []
+        for system in systems:
+            own = errors_of(s for s in scored if GROUPS["model"](s) == model and s.server.device == system)
+            row.append(round(100 * own.tpot_mape, 1) if own else None)
+        cells.append(row)
+    heat = {
+        "type": "heatmap",
+        "x": systems,
+        "y": models,
+        "z": cells,
+        "text": [["" if value is None else f"{value:.0f}" for value in row] for row in cells],
+        "texttemplate": "%{text}",
+        "colorscale": [[0, "#EFF5FB"], [0.5, "#F0D59B"], [1, "#C8493F"]],
+        "zmin": 0,
+        "zmax": 40,
+        "showscale": False,
+        "hovertemplate": "%{y} on %{x}: %{z} %<extra></extra>",
+    }
+    layout = look.LOOK | {
+        "title": look.title("TPOT error by model and system, %"),
+        "margin": {"l": 170, "r": 16, "t": 48, "b": 40},
+        "height": 120 + 26 * len(models),
+    }
+    return {"data": [heat], "layout": layout}
+
+
+def curves(scored: Sequence[Scored]) -> dict[str, list[dict[str, Any]]]:
+    """Throughput per GPU against tokens per second and user, measured and predicted, by model, system and lengths."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for one in scored:
+        s, p = one.server, one.prediction
+        if p.problem is not None:
+            continue
+        name = f"{s.model.split('/')[-1]} {s.precision}, {s.device}, {s.prompt_tokens}/{s.output_tokens}"
+        groups.setdefault(name, []).append(
+            {
+                "text": hover(one),
+                "measured": [round(1 / s.tpot_s, 2), round(per_gpu(one, s.ttft_s, s.tpot_s), 1)],
+                "predicted": [round(1 / p.tpot_s, 2), round(per_gpu(one, p.ttft_s, p.tpot_s), 1)],
+            }
+        )
+    return {name: points for name, points in sorted(groups.items()) if len(points) >= 5}
+
+
+def write_page(verdict: Verdict, path: str | Path) -> Path:
+    """The leaderboard as one self-contained page."""
+    scored = verdict.scored
+    overall = errors_of(scored)
+    drawn = figures(scored)
+    plots = "".join(f"<div id={name} class=plot></div>" for name in drawn)
+    chooser = _CURVES.replace("@CURVES@", as_script(curves(scored)))
+    tables = "".join(f"<div class=scroll>{as_html([block])}</div>" for block in text(verdict))
+    covered = 0 if overall is None else overall.covered
+    parts = {
+        "@TITLE@": "Real servers, measured and predicted",
+        "@LEDE@": html.escape(
+            f"{len(scored):,} measured servers of aiconfigurator-core's silicon_sample.csv, {covered:,} predicted; "
+            "the settings are those of the launch scripts, nothing is fitted to a server, a model or a GPU."
+        ),
+        "@CARDS@": "" if overall is None else _cards(overall),
+        "@PLOTS@": f"<section><h2>Measured against predicted</h2><div class=plots>{plots}</div></section>{chooser}",
+        "@REPLICAS@": f"<section><h2>Figures</h2>{tables}</section>",
+        "@SCENARIO@": html.escape(rules_text()),
+        "@VERSION@": __version__,
+        "@DATA@": json.dumps(drawn, separators=(",", ":"), allow_nan=False).replace("</", "<\\/"),
+    }
+    return write_text(path, page(parts))
+
+
+def _cards(e: Errors) -> str:
+    shown = {"TPOT error, mean": e.tpot_mape, "TPOT error, median": e.tpot_median, "TTFT error, mean": e.ttft_mape,
+             "TTFT error, median": e.ttft_median}  # fmt: skip
+    return "".join(f"<div class=card><span>{name}</span><b>{value:.1%}</b></div>" for name, value in shown.items())
+
+
+_CURVES = """<section><h2>Throughput against interactivity</h2>
+<p><label>Servers of <select id=which></select></label></p><div id=curve class=plot style="min-height:460px"></div>
+<script>
+window.addEventListener('load', () => {
+  const curves = @CURVES@, which = document.getElementById('which');
+  for (const name of Object.keys(curves)) which.add(new Option(name, name));
+  const draw = () => {
+    const points = curves[which.value] || [];
+    const trace = (key, colour, symbol) => ({type: 'scatter', mode: 'markers', name: key,
+      x: points.map(p => p[key][0]), y: points.map(p => p[key][1]), text: points.map(p => p.text),
+      hovertemplate: '%{text}<br>%{x} tokens/s per user, %{y} tokens/s per GPU<extra></extra>',
+      marker: {color: colour, size: 8, symbol}});
+    const front = (key, colour) => {
+      const best = [...points].map(p => p[key]).sort((a, b) => b[0] - a[0]);
+      let most = 0; const kept = best.filter(p => p[1] > most && (most = p[1]));
+      return {type: 'scatter', mode: 'lines', showlegend: false, hoverinfo: 'skip',
+        x: kept.map(p => p[0]), y: kept.map(p => p[1]), line: {color: colour, width: 1.5, shape: 'hv'}};
+    };
+    Plotly.newPlot('curve', [front('measured', '#1F2A37'), front('predicted', '#2F6FB5'),
+      trace('measured', '#1F2A37', 'circle-open'), trace('predicted', '#2F6FB5', 'x')],
+      {font: {family: 'Inter, system-ui, sans-serif', size: 12}, margin: {l: 60, r: 16, t: 12, b: 48},
+       xaxis: {title: {text: 'tokens/s per user'}, rangemode: 'tozero'},
+       yaxis: {title: {text: 'tokens/s per GPU'}, rangemode: 'tozero'}}, {responsive: true, displaylogo: false});
+  };
+  which.addEventListener('change', draw); draw();
+});
+</script></section>"""

@@ -1,0 +1,94 @@
+"""What a measured server was told when it was started: rules over the launch scripts, as data (`launch.yaml`)."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import yaml
+
+from gnomon.core.errors import DataError
+
+_FILE = "data/silicon/launch.yaml"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The settings of a server that decide its scheduling and memory."""
+
+    max_batch_tokens: int
+    """Tokens of one iteration, or of one prefill batch where the engine prefills alone."""
+    max_sequences: int
+    kv_dtype: str
+    memory: float
+    """The share of memory that the engine's own option names: of the whole GPU (vllm, sglang), or of what weights
+    leave free (trtllm)."""
+    graph_batch: int
+    """Largest batch for which CUDA graphs are captured."""
+    stream_interval: int
+    """Tokens between two messages to the client."""
+    receive_interval: int = 1
+    """SGLang: decode steps between two looks for new requests."""
+    batch_wait_iterations: int = 0
+    """TensorRT-LLM: decode steps for which a prefill waits to be fuller."""
+    batch_wait_ratio: float = 0.0
+    """TensorRT-LLM: share of the token budget that ends this waiting."""
+
+
+def launch_of(facts: Mapping[str, Any]) -> Launch:
+    """The settings of the server that `facts` describe: family, engine, model, device, precision, date, prompt, output,
+    concurrency, gpus."""
+    rules = _rules()
+    settings: dict[str, Any] = dict(rules["defaults"][facts["engine"]])
+    for rule in rules["rules"]:
+        if all(_matches(facts[key], wanted) for key, wanted in rule["when"].items()):
+            settings.update(rule["set"])
+    return Launch(**{key: _value(value, facts) for key, value in settings.items()})
+
+
+def rules_text() -> str:
+    """The rules as they are written."""
+    return (files("gnomon.verify") / _FILE).read_text(encoding="utf-8")
+
+
+@cache
+def _rules() -> Any:
+    return yaml.safe_load(rules_text())
+
+
+def _matches(value: Any, wanted: Any) -> bool:
+    if isinstance(wanted, dict):
+        return bool(value >= wanted["from"])
+    return value in wanted if isinstance(wanted, list) else bool(value == wanted)
+
+
+def _value(value: Any, facts: Mapping[str, Any]) -> Any:
+    """A number or a name as it stands, a formula computed."""
+    if not isinstance(value, str) or value in ("bf16", "fp8"):
+        return value
+    return _evaluate(ast.parse(value, mode="eval").body, facts)
+
+
+_OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+}
+
+
+def _evaluate(node: ast.expr, facts: Mapping[str, Any]) -> int:
+    match node:
+        case ast.Constant(value=int(number)):
+            return number
+        case ast.Name(id=name):
+            return int(facts[name])
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
+            return _OPERATORS[type(op)](_evaluate(left, facts), _evaluate(right, facts))
+        case ast.Call(func=ast.Name(id="max"), args=arguments):
+            return max(_evaluate(one, facts) for one in arguments)
+    raise DataError(f"cannot compute {ast.unparse(node)!r}.", where=_FILE)

@@ -1,0 +1,181 @@
+"""The measured servers of `silicon_sample.csv`, one row each, as plain data.
+
+The file comes with the package aiconfigurator-core (extra [silicon]). Three things in it need care:
+
+- `tp_size`, `attention_dp_size`, `moe_tp_size` and `moe_ep_size` are written so that tp x dp = moe_tp x moe_ep. Where a
+  server ran its experts in parallel, the file multiplies the degrees (8 GPUs with TP 8 and EP 8 become 64 ranks): the
+  GPUs are read from the row's name, or as the root of that product.
+- `batch_size` is the client's concurrency divided by the attention groups; the concurrency itself is in
+  `silicon_data_source`.
+- some rows of GB200 called aggregated give all GPUs of a disaggregated deployment as `tp_size`: no layout is known.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal
+from zlib import crc32
+
+import polars as pl
+
+from gnomon.core.errors import DataError
+from gnomon.timing.sources.silicon import data_folder
+
+Family = Literal["inferencex", "sweeps"]
+
+DEVICES = {
+    "h100_sxm": "h100",
+    "h200_sxm": "h200",
+    "b200_sxm": "b200",
+    "b300_sxm": "b300",
+    "gb200": "gb200",
+    "gb300": "gb300",
+}
+"""The file's systems in the catalog."""
+
+NODE_GPUS = 8
+"""More GPUs than this in one aggregated server are no tensor-parallel group."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How one worker is spread over GPUs."""
+
+    num_gpus: int
+    attention_groups: int = 1
+    """Data-parallel attention groups; the GPUs of each are tensor parallel."""
+    expert_parallel: int = 1
+    """Ranks over which whole experts are spread; 1 where every expert is sliced."""
+
+    @property
+    def tensor_parallel(self) -> int:
+        """GPUs that share the heads of one attention group."""
+        return self.num_gpus // self.attention_groups
+
+
+@dataclass(frozen=True)
+class Server:
+    """One measured deployment."""
+
+    id: str
+    family: Family
+    model: str
+    """Name on Hugging Face."""
+    device: str
+    engine: str
+    version: str | None
+    precision: str
+    """fp8, fp4, int4, bf16, or "" where the file does not say: the checkpoint's own."""
+    mode: Literal["agg", "disagg"]
+    prompt_tokens: int
+    """Nominal."""
+    output_tokens: int
+    concurrency: int
+    date: str
+    """Day of the measurement, or "" where the file does not say."""
+    layout: Layout
+    """Of the server, or of one decode worker."""
+    prefill: Layout | None
+    """Of one prefill worker."""
+    num_prefill: int
+    num_decode: int
+    """Workers; 0 where the file does not say."""
+    ttft_s: float
+    tpot_s: float
+    problem: str | None = None
+    """Why it cannot be simulated."""
+
+    @property
+    def is_held_out(self) -> bool:
+        """Whether it belongs to the half on which constants are scored, not fitted."""
+        return crc32(self.id.encode()) % 2 == 1
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What decides the simulation: servers with the same key are repeats of one measurement."""
+        return (
+            self.family, self.model, self.device, self.engine, self.version, self.precision, self.mode,
+            self.prompt_tokens, self.output_tokens, self.concurrency, self.date, self.layout, self.prefill,
+            self.num_prefill, self.num_decode,
+        )  # fmt: skip
+
+
+def path() -> Path:
+    """The file, as it lies in the installed package."""
+    return data_folder().parent / "silicon_sample.csv"
+
+
+@cache
+def servers() -> tuple[Server, ...]:
+    """Every measured server, in the order of the file."""
+    file = path()
+    if not file.is_file():
+        raise DataError("is not there.", where=str(file), fix="Install aiconfigurator-core 0.12 or newer.")
+    return tuple(_server(row) for row in pl.read_csv(file, infer_schema_length=None).iter_rows(named=True))
+
+
+def _server(row: dict[str, object]) -> Server:
+    source = str(row["silicon_data_source"])
+    is_inferencex = source.startswith("db-dump") or "source_file=2026-" in source
+    mode: Literal["agg", "disagg"] = "agg" if row["mode"] == "agg" else "disagg"
+    layout = _layout(row, "" if mode == "agg" else "decode_")
+    said = re.search(r"silicon_concurrency=(\d+)", source)
+    date = re.search(r"measured=(\d{4}-\d{2}-\d{2})", source)
+    workers = [_whole(row, f"{side}_num_workers") for side in ("prefill", "decode")]
+    server = Server(
+        id=str(row["id"]),
+        family="inferencex" if is_inferencex else "sweeps",
+        model=str(row["model_path"]),
+        device=DEVICES[str(row["system"])],
+        engine=str(row["backend"]),
+        version=str(row["backend_version"]) if row["backend_version"] else None,
+        precision=str(row["precision"] or ""),
+        mode=mode,
+        prompt_tokens=_whole(row, "isl"),
+        output_tokens=_whole(row, "osl"),
+        concurrency=int(said.group(1)) if said else _whole(row, "batch_size") * layout.attention_groups,
+        date=date.group(1) if date else "",
+        layout=layout,
+        prefill=_layout(row, "prefill_") if mode == "disagg" else None,
+        num_prefill=workers[0],
+        num_decode=workers[1],
+        ttft_s=float(str(row["silicon_ttft_ms"])) / 1e3,
+        tpot_s=float(str(row["silicon_tpot_ms"])) / 1e3,
+    )
+    return _with_problem(server)
+
+
+def _whole(row: dict[str, object], column: str) -> int:
+    value = row[column]
+    return int(value) if isinstance(value, int | float) else 0
+
+
+def _layout(row: dict[str, object], side: str) -> Layout:
+    """The GPUs of one worker, from four degrees of which the file keeps the products equal."""
+    tp, dp, moe_tp, moe_ep = (
+        max(_whole(row, f"{side}{name}"), 1) for name in ("tp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
+    )
+    named = re.search(r"_tp(\d+)(?:_0)?_ep(\d+|none)", str(row["id"]))
+    if not side and named and named.group(2) != "none":  # InferenceX: TP is the number of GPUs, EP at most that.
+        num_gpus, experts = int(named.group(1)), int(named.group(2))
+    elif dp > 1 and tp > 1:  # One attention group per GPU, with the experts over all of them.
+        num_gpus, experts = tp, tp
+    elif moe_tp == moe_ep > 1:
+        num_gpus, experts = moe_tp, moe_ep
+    else:
+        num_gpus, experts = tp * dp, moe_ep
+    return Layout(num_gpus, num_gpus if dp > 1 else 1, min(experts, num_gpus))
+
+
+def _with_problem(server: Server) -> Server:
+    problem = None
+    if server.mode == "agg" and server.layout.num_gpus > NODE_GPUS and server.layout.attention_groups == 1:
+        problem = "called aggregated, but names all GPUs of a disaggregated deployment: its layout is not known"
+    elif server.mode == "disagg" and not (server.num_prefill and server.num_decode):
+        problem = "disaggregated, but the numbers of workers are not known"
+    if problem is None:
+        return server
+    return Server(**{**server.__dict__, "problem": problem})

@@ -1,0 +1,84 @@
+"""What `gnomon verify silicon` finds: every server scored, the peers beside, and whether it got worse."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import yaml
+
+from gnomon.verify.silicon.predict import Scored
+from gnomon.verify.silicon.scores import GROUPS, Errors, Ranking, errors_by, errors_of, ranking
+
+SLACK = 0.002
+"""How much a figure may differ from the recorded one without being called worse: other versions of NumPy, say."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Every server beside its prediction, with the figures that follow."""
+
+    scored: Sequence[Scored]
+    is_whole: bool
+    """Whether all servers of the file were scored: only then are figures held against the recorded ones."""
+
+    @property
+    def errors(self) -> Errors | None:
+        """Of all servers."""
+        return errors_of(self.scored)
+
+    @property
+    def held_out(self) -> Errors | None:
+        """Of the half on which nothing was fitted."""
+        return errors_of(s for s in self.scored if s.server.is_held_out)
+
+    @property
+    def ranking(self) -> Ranking | None:
+        """Whether the predicted best layout is the measured best."""
+        return ranking(self.scored)
+
+    @property
+    def missing(self) -> dict[str, int]:
+        """Reasons for which there is no prediction, with their numbers of servers."""
+        return dict(Counter(s.prediction.problem for s in self.scored if s.prediction.problem).most_common())
+
+    @property
+    def peers(self) -> list[dict[str, Any]]:
+        """Published scores of other simulators on servers of this file."""
+        return list(_data("peers"))
+
+    @property
+    def worse(self) -> list[str]:
+        """Figures that are worse than those recorded with the release."""
+        errors = self.errors
+        if not self.is_whole or errors is None:
+            return []
+        recorded = _data("recorded")
+        return [
+            f"{name} is {value:.1%}, worse than the recorded {recorded[name]:.1%}."
+            for name, value in asdict(errors).items()
+            if name in recorded and value > recorded[name] + SLACK
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Nested plain data."""
+        groups = {name: {g: asdict(e) for g, e in errors_by(self.scored, name).items()} for name in GROUPS}
+        return {
+            "errors": asdict(self.errors) if self.errors else None,
+            "held_out": asdict(self.held_out) if self.held_out else None,
+            "by": groups,
+            "ranking": asdict(self.ranking) if self.ranking else None,
+            "missing": self.missing,
+            "peers": self.peers,
+            "worse": self.worse,
+        }
+
+
+@cache
+def _data(name: str) -> Any:
+    text = (files("gnomon.verify") / "data" / "silicon" / f"{name}.yaml").read_text(encoding="utf-8")
+    return yaml.safe_load(text)

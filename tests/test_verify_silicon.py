@@ -1,0 +1,204 @@
+"""Measured servers: read from the file, turned into scenarios, predicted and scored."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("aiconfigurator_core", reason="the extra [silicon] is not installed")
+
+from gnomon.core.errors import ConfigError
+from gnomon.report.verify.silicon import text, write_page
+from gnomon.verify.silicon import predict
+from gnomon.verify.silicon.choose import chosen
+from gnomon.verify.silicon.launch import launch_of
+from gnomon.verify.silicon.predict import Prediction, Scored, score
+from gnomon.verify.silicon.scenarios import MODELS, scenario_of
+from gnomon.verify.silicon.scores import errors_of, ranking
+from gnomon.verify.silicon.servers import Layout, Server, servers
+from gnomon.verify.silicon.verdict import Verdict
+
+LLAMA = "2026_04_06_llama_3_1_70b_b200_sxm_vllm_fp8_agg_8192x1024_c32_tp4_ep1_812"
+
+
+def by_id(name: str) -> Server:
+    return next(s for s in servers() if s.id == name)
+
+
+def server(**changes: Any) -> Server:
+    return Server(**{**by_id(LLAMA).__dict__, **changes})
+
+
+# Reading the file.
+
+
+def test_the_whole_file_is_read() -> None:
+    found = servers()
+    assert len(found) == 5221
+    assert sum(s.mode == "agg" for s in found) == 3619
+    assert sum(s.family == "inferencex" for s in found) == 4250
+    assert sum(s.mode == "disagg" and s.problem is None for s in found) == 274
+    assert 0.4 < sum(s.is_held_out for s in found) / len(found) < 0.6
+
+
+def test_aggregated_servers_without_a_layout_are_few_and_named() -> None:
+    without = [s for s in servers() if s.mode == "agg" and s.problem]
+    assert len(without) == 55 <= 0.02 * 3619
+    assert {s.device for s in without} == {"gb200"}
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        (LLAMA, Layout(4)),
+        ("dsr1_b200_sglang_fp4_agg_1024x8192_c4_cfg201", Layout(8, 1, 8)),  # tp 64, moe 8 x 8 in the file
+        ("qwen3_5_b200_sglang_fp8_agg_8192x1024_c64_cfg615", Layout(4, 1, 4)),  # tp 16, moe 4 x 4
+        ("dsr1_b200_trtllm_fp4_agg_1024x8192_c256_cfg191", Layout(8, 8, 8)),  # attention DP 64
+        ("minimaxm2_5_b300_vllm_fp8_agg_1024x1024_c512_cfg735", Layout(2, 2, 2)),  # tp 2, dp 2, ep 4
+        ("2026_03_25_deepseek_r1_b200_sxm_trtllm_fp4_agg_8192x1024_c256_tp8_0_ep8_0_974", Layout(8, 8, 8)),
+    ],
+)
+def test_multiplied_degrees_are_read_as_gpus(name: str, layout: Layout) -> None:
+    found = by_id(name)
+    assert found.layout == layout
+    assert f"_c{found.concurrency}_" in name
+
+
+def test_repeats_of_a_measurement_have_one_key() -> None:
+    found = servers()
+    assert len({s.key for s in found}) < len(found)
+    assert server().key != server(concurrency=33).key
+
+
+# What a server was told.
+
+
+def facts(**changes: Any) -> dict[str, Any]:
+    plain = {
+        "family": "inferencex", "engine": "trtllm", "model": "deepseek-r1", "device": "b200", "precision": "fp8",
+        "date": "2026-02-01", "prompt": 1024, "output": 1024, "concurrency": 64, "gpus": 8,
+    }  # fmt: skip
+    return plain | changes
+
+
+def test_later_rules_override_earlier_ones_and_formulas_are_computed() -> None:
+    old, new = launch_of(facts(date="2025-11-01")), launch_of(facts())
+    assert old.max_batch_tokens == (64 + 1024 + 127) // 64 * 64 == 1152
+    assert new.max_batch_tokens == 8192
+    assert (old.batch_wait_iterations, new.batch_wait_iterations) == (0, 40)
+    assert (old.graph_batch, new.graph_batch) == (256, 64)
+    assert launch_of(facts(concurrency=32)).batch_wait_iterations == 0
+
+
+def test_every_model_of_the_file_is_known() -> None:
+    assert {s.model for s in servers()} == set(MODELS)
+
+
+def test_a_server_becomes_a_scenario() -> None:
+    scenario = scenario_of(by_id(LLAMA))
+    assert (scenario.model, scenario.device, scenario.replica.tensor_parallel) == ("llama-3.1-70b", "b200", 4)
+    assert scenario.workload.num_requests == 320
+    assert scenario.batching.max_sequences == 512
+    assert scenario.workload.warmup_requests == 0, "the client of 2025 sent none"
+
+
+def test_a_server_without_a_layout_is_refused_with_the_reason() -> None:
+    with pytest.raises(ConfigError, match="called aggregated"):
+        scenario_of(next(s for s in servers() if s.problem and s.mode == "agg"))
+
+
+# Choosing and scoring.
+
+
+def test_conditions_choose_servers() -> None:
+    some = chosen('engine == "vllm" and "Llama" in model and concurrency >= 64 and gpus in [4, 8]')
+    assert some
+    assert all(s.engine == "vllm" and s.concurrency >= 64 and s.layout.num_gpus in (4, 8) for s in some)
+    assert len(chosen(sample=50)) == 50
+    assert [s.id for s in chosen(sample=5, seed=1)] == [s.id for s in chosen(sample=5, seed=1)]
+
+
+@pytest.mark.parametrize("bad", ["", "engine ==", "__import__('os')", "model.upper() == 3", "gpus > 'x'", "[" * 500])
+def test_other_code_is_no_condition(bad: str) -> None:
+    with pytest.raises(ConfigError):
+        chosen(bad)
+
+
+def scored(ttft: float, tpot: float, **changes: Any) -> Scored:
+    one = server(**changes)
+    return Scored(one, Prediction(one.ttft_s * ttft, one.tpot_s * tpot))
+
+
+def test_errors_are_relative_to_what_was_measured() -> None:
+    found = errors_of([scored(1.1, 0.9), scored(0.7, 1.3), Scored(server(), Prediction(problem="x"))])
+    assert found is not None
+    assert (found.servers, found.covered) == (3, 2)
+    assert found.ttft_mape == pytest.approx(0.2) and found.ttft_bias == pytest.approx(-0.1)
+    assert found.tpot_mape == pytest.approx(0.2) and found.tpot_bias == pytest.approx(0.1)
+
+
+def test_the_regret_of_a_wrong_choice_is_the_throughput_lost() -> None:
+    """Two layouts of equal latency: one GPU serves twice as much per GPU as two."""
+    group = [
+        Scored(server(layout=Layout(gpus), concurrency=c, tpot_s=0.01, ttft_s=0.1), Prediction(0.1, 0.01 * wrong))
+        for gpus, wrong in ((1, 1.5), (2, 1.0))
+        for c in (1, 2, 4)
+    ]
+    found = ranking(group)
+    assert found is not None
+    assert found.agreement == pytest.approx(4 / 5), "under 10 ms the better layout is predicted to miss the limit"
+    assert found.mean_regret == pytest.approx(0.5 / 5)
+
+
+def test_predictions_are_kept_and_failures_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GNOMON_CACHE", str(tmp_path))
+    asked: list[str] = []
+
+    def fake(one: Server) -> Prediction:
+        asked.append(one.id)
+        if one.concurrency == 7:
+            raise ConfigError("does not fit.", where="device")
+        return Prediction(1.0, 0.01)
+
+    monkeypatch.setattr(predict, "predict", fake)
+    group = [server(), server(id="again"), server(concurrency=7), server(problem="no layout")]
+    first = score(group, jobs=1)
+    assert len(asked) == 2, "repeats share a simulation, servers without a layout have none"
+    assert [s.prediction.problem for s in first] == [None, None, "device: does not fit.", "no layout"]
+    kept = next((tmp_path / "verify-silicon").iterdir())
+    kept.write_text(kept.read_text() + '{"key": "cut o', encoding="utf-8")
+    assert score(group, jobs=1) == first
+    assert len(asked) == 2
+
+
+def test_a_worse_figure_is_said_for_the_whole_file_only() -> None:
+    far_off = [scored(9.0, 9.0)]
+    assert any("tpot_mape" in line for line in Verdict(far_off, is_whole=True).worse)
+    assert Verdict(far_off, is_whole=False).worse == []
+
+
+def test_text_and_page_show_every_group(tmp_path: Path) -> None:
+    verdict = Verdict([scored(1.1, 0.95), scored(0.9, 1.0, engine="sglang"), Scored(server(), Prediction(problem="x"))],
+                      is_whole=False)  # fmt: skip
+    titles = [getattr(block, "title", "") for block in text(verdict)]
+    assert "By engine" in titles and "Farthest off" in titles and "Without a prediction" in titles
+    page = write_page(verdict, tmp_path / "page.html").read_text()
+    assert "Throughput against interactivity" in page and "http://" not in page.split("Plotly")[0]
+    assert json.loads(json.dumps(verdict.to_dict()))["errors"]["covered"] == 2
+
+
+def test_one_server_is_printed_as_a_scenario_that_loads(cli: Any, tmp_path: Path) -> None:
+    printed = cli("verify", "silicon", "--show", LLAMA).output
+    path = tmp_path / "server.yaml"
+    path.write_text(printed)
+    from gnomon.api.serving import scenario
+
+    assert scenario(str(path)) == scenario_of(by_id(LLAMA))
+
+
+def test_an_unknown_server_gets_the_nearest_ones(cli: Any) -> None:
+    output = cli("verify", "silicon", "--show", LLAMA[:-1], code=2).output
+    assert LLAMA in output and len(output) < 1000
