@@ -15,7 +15,7 @@ import numpy as np
 
 from gnomon.api.result import Drawing, Progress, Result, read
 from gnomon.core.errors import ConfigError, UnknownNameError
-from gnomon.core.files import write_text
+from gnomon.core.files import folder_written_whole, write_text
 from gnomon.serving.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -199,16 +199,16 @@ class Comparison(Result):
         """Write one report of all, comparison.json, and every variant's run into a folder of its own."""
         from gnomon.report.serving.compare import write_comparison_report
 
-        folder = Path(folder)
-        places = {name: f"{i}-{re.sub(r'[^A-Za-z0-9._=-]+', '-', name)}" for i, name in enumerate(self.results)}
-        for name, result in self.results.items():
-            result.save(folder / places[name])
-        write_text(folder / "comparison.json", json.dumps(self.to_dict(), indent=1))
-        scenarios = {name: one.scenario for name, one in self.results.items()}
-        write_comparison_report(
-            folder / "report.html", self.summary, self.differences, dict(self.drawings), scenarios, places
-        )
-        return folder
+        places = {name: f"{i}-{re.sub(r'[^A-Za-z0-9._=-]+', '-', name)[:80]}" for i, name in enumerate(self.results)}
+        with folder_written_whole(folder, ("comparison.json", "report.html", "[0-9]*-*")) as temporary:
+            for name, result in self.results.items():
+                result.save(temporary / places[name])
+            write_text(temporary / "comparison.json", json.dumps(self.to_dict(), indent=1))
+            scenarios = {name: one.scenario for name, one in self.results.items()}
+            write_comparison_report(
+                temporary / "report.html", self.summary, self.differences, dict(self.drawings), scenarios, places
+            )
+        return Path(folder)
 
 
 def compare(

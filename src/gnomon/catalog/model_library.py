@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from gnomon.catalog.library import DATA, Library
 from gnomon.catalog.models import Model
 from gnomon.core.config import Config
 from gnomon.core.errors import ConfigError, UnknownNameError
+from gnomon.core.text import read_json
 
 
 class ModelEntry(Config):
@@ -53,14 +53,9 @@ def _built_in(name: str) -> Model:
 
 
 def _read(path: Path) -> Model:
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(
-            "no such file.", where=str(path), fix="Give a config.json or the folder that has it."
-        ) from None
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"not readable as JSON: {error}.", where=str(path)) from None
+    if not path.exists():
+        raise ConfigError("no such file.", where=str(path), fix="Give a config.json or the folder that has it.")
+    config = read_json(path)
     if not isinstance(config, dict):
         raise ConfigError("a model configuration is a JSON object.", where=str(path))
     name = str(config.get("_name_or_path") or path.resolve().parent.name)

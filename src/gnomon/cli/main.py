@@ -9,6 +9,7 @@ import click
 from gnomon import __version__
 from gnomon.cli.lazy import LazyGroup
 from gnomon.core.errors import GnomonError
+from gnomon.core.files import NOT_WRITABLE
 
 VERBS = {
     "simulate": "Simulate a serving deployment: latency, throughput, utilisation, cost.",
@@ -77,12 +78,19 @@ def main(arguments: list[str] | None = None) -> None:
     except MemoryError as error:
         click.echo(f"gnomon: this is too large for the machine's memory: {error}.", err=True)
         sys.exit(2)
-    except (click.Abort, KeyboardInterrupt):
+    except (click.Abort, KeyboardInterrupt) as stop:
+        if isinstance(stop.__cause__, EOFError):  # click takes every end of a file for Ctrl-D.
+            raise stop.__cause__ from None
         click.echo("gnomon: stopped.", err=True)
         sys.exit(130)
     except BrokenPipeError:  # `gnomon ... | head`
         sys.stderr.close()
         sys.exit(0)
+    except OSError as error:
+        if error.errno not in NOT_WRITABLE:
+            raise
+        click.echo(f"gnomon: the output cannot be written: {error.strerror}.", err=True)
+        sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -6,10 +6,9 @@ import re
 import shlex
 from typing import Any
 
-import yaml
-
 from gnomon.convert.options import Option, OptionMap
-from gnomon.core.errors import ConfigError
+from gnomon.core.errors import ConfigError, DataError
+from gnomon.core.text import parse_yaml
 
 Given = list[tuple[str, str, Any]]
 """(as written, name, value) of every option, in order."""
@@ -94,7 +93,7 @@ def _values(words: list[str], option: Option | None, spelled: str) -> Any:
 def _value(text: str) -> Any:
     """Numbers, booleans and JSON as such; everything else as text."""
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
+        value = parse_yaml(text)
+    except DataError:
         return text
     return value if isinstance(value, int | float | bool | dict | list) else text

@@ -18,14 +18,17 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from gnomon.core.errors import ConfigError, GnomonError, nearest
+from gnomon.core.errors import ConfigError, DataError, GnomonError, nearest
 from gnomon.core.files import write_text
+from gnomon.core.text import parse_yaml, parse_yaml_with_nodes, read_text
 
 
 class Config(BaseModel):
     """Base of every configuration: frozen, unknown keys refused, doc strings under fields as help."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
+    )
 
     shorthand: ClassVar[str | None] = None
     """The field that a bare string sets: with "name", `router: random` means `router: {name: random}`."""
@@ -58,15 +61,19 @@ class Field:
 def load(model: type[C], path: str | Path | None = None, overrides: Mapping[str, Any] | None = None) -> C:
     """Read `path` (YAML or JSON) into `model`, with dotted `overrides` on top.
 
-    `overrides` maps dotted keys to values; strings are read as YAML, so `"4"` is a number and `"[1, 2]"` a list.
+    `overrides` maps dotted keys to values; strings are read as YAML, so `"4"` is a number and `"[1, 2]"` a list, except
+    for fields that are texts: those take a string as it is.
     """
     data: dict[str, Any] = {}
-    lines: dict[Path_, int] = {}
+    places: dict[Path_, str] = {}
     if path is not None:
-        data, lines = _read(Path(path))
+        data, places = _read(Path(path))
     for dotted, value in sorted((overrides or {}).items(), key=lambda item: item[0].count(".")):
-        _override(model, data, dotted, value)
-    return build(model, data, where=str(path) if path is not None else None, lines=lines)
+        keys = _override(model, data, dotted, value)
+        if path is not None:
+            places = {key: place for key, place in places.items() if key[: len(keys)] != keys}
+            places[keys] = f"--{dotted.replace('_', '-')}"
+    return build(model, data, where=str(path) if path is not None else None, places=places)
 
 
 def build(
@@ -74,13 +81,13 @@ def build(
     data: Mapping[str, Any],
     *,
     where: str | None = None,
-    lines: Mapping[Path_, int] | None = None,
+    places: Mapping[Path_, str] | None = None,
 ) -> C:
-    """Validate `data` into `model`; the error names the file, the line and the key."""
+    """Validate `data` into `model`; the error names the key and the place where it was given: a line or a flag."""
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        raise _explain(model, error, where, lines or {}) from None
+        raise _explain(model, error, where, places or {}) from None
 
 
 def dump(config: Config) -> str:
@@ -129,22 +136,12 @@ def submodels(annotation: Any) -> list[type[BaseModel]]:
     return []
 
 
-def _read(path: Path) -> tuple[dict[str, Any], dict[Path_, int]]:
-    """Parse a YAML (or JSON, its subset) file; also return the line of every key."""
+def _read(path: Path) -> tuple[dict[str, Any], dict[Path_, str]]:
+    """Parse a YAML (or JSON, its subset) file; also return the place of every key."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ConfigError("no such file.", where=str(path), fix="Check the path.") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot be read: {error}.", where=str(path)) from None
-    try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-        data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"{path}:{mark.line + 1}" if mark else str(path)
-        problem = getattr(error, "problem", None) or "not valid YAML"
-        raise ConfigError(f"{problem}.", where=where, fix="Check the indentation and the quotes.") from None
+        data, root = parse_yaml_with_nodes(read_text(path), str(path))
+    except DataError as error:
+        raise ConfigError(error.what, where=error.where, fix=error.fix) from None
     if data is None:
         return {}, {}
     if not isinstance(data, dict):
@@ -155,7 +152,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[Path_, int]]:
             name = ".".join(map(str, key))
             raise ConfigError(f"{name!r} is given twice, first in line {lines[key]}.", where=f"{path}:{line}")
         lines[key] = line
-    return data, lines
+    return data, {key: f"{path}:{line}" for key, line in lines.items()}
 
 
 def _key_lines(node: yaml.Node | None, path: Path_ = ()) -> Iterator[tuple[Path_, int]]:
@@ -171,8 +168,8 @@ def _key_lines(node: yaml.Node | None, path: Path_ = ()) -> Iterator[tuple[Path_
             yield from _key_lines(value, here)
 
 
-def _override(model: type[BaseModel], data: dict[str, Any], dotted: str, value: Any) -> None:
-    """Put `value` at `dotted` in `data`, making the mappings on the way."""
+def _override(model: type[BaseModel], data: dict[str, Any], dotted: str, value: Any) -> Path_:
+    """Put `value` at `dotted` in `data`, making the mappings on the way; returns the keys that lead there."""
     keys = dotted.replace("-", "_").split(".")
     _check_dotted(model, keys, dotted)
     at, models = data, [model]
@@ -186,11 +183,32 @@ def _override(model: type[BaseModel], data: dict[str, Any], dotted: str, value: 
             at[key] = inner
         at = inner
     if isinstance(value, str):
-        try:
-            value = yaml.safe_load(value)
-        except yaml.YAMLError:
-            raise ConfigError(f"cannot read the value {value!r}.", where=f"--{dotted}") from None
+        annotations = [one.model_fields[keys[-1]].annotation for one in models if keys[-1] in one.model_fields]
+        value = _as_given(value, annotations, f"--{dotted}")
     at[keys[-1]] = value
+    return tuple(keys)
+
+
+def _as_given(text: str, annotations: list[Any], where: str) -> Any:
+    """What the text of a flag means to a field of these types: a text field takes it as it is."""
+    kinds = {kind for one in annotations for kind in _members(one)}
+    is_text = str in kinds and kinds <= {str, type(None)}
+    # A section in short, such as the path of a trace: only a mapping in braces is more than its text.
+    is_short = any(_shorthand(submodels(one)) for one in annotations) and not text.lstrip().startswith("{")
+    if is_text or is_short:
+        return None if text in ("null", "~") and type(None) in kinds else text
+    try:
+        return parse_yaml(text, where)
+    except DataError as error:
+        raise ConfigError(f"cannot read the value {_brief(text)}: {error.what}", where=where, fix=error.fix) from None
+
+
+def _members(annotation: Any) -> list[Any]:
+    """The members of a union, or the annotation itself."""
+    if get_origin(annotation) is typing.Annotated:
+        return _members(get_args(annotation)[0])
+    is_union = get_origin(annotation) in (Union, types.UnionType)
+    return [m for one in get_args(annotation) for m in _members(one)] if is_union else [annotation]
 
 
 def _check_dotted(model: type[BaseModel], keys: list[str], dotted: str) -> None:
@@ -214,7 +232,7 @@ def _check_dotted(model: type[BaseModel], keys: list[str], dotted: str) -> None:
 
 
 def _explain(
-    model: type[BaseModel], error: ValidationError, where: str | None, lines: Mapping[Path_, int]
+    model: type[BaseModel], error: ValidationError, where: str | None, places: Mapping[Path_, str]
 ) -> GnomonError:
     """The first mistake of a validation error, in one paragraph. A mistyped key comes before the one it leaves out."""
     mistakes = sorted(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
@@ -222,7 +240,7 @@ def _explain(
     cause = first.get("ctx", {}).get("error")
     path = _as_written(model, first["loc"])
     key = ".".join(str(part) for part in path)
-    place = _place(where, path, lines)
+    place = _place(where, path, places)
     if isinstance(cause, GnomonError):
         return type(cause)(cause.what, where=place, fix=cause.fix) if type(cause) is ConfigError else cause
     if first["type"] == "extra_forbidden":
@@ -265,21 +283,25 @@ def _is_type_name(part: str) -> bool:
     return part[:1].isupper() or "[" in part or part in {"int", "float", "str", "bool"}
 
 
-def _place(where: str | None, path: Path_, lines: Mapping[Path_, int]) -> str | None:
+def _place(where: str | None, path: Path_, places: Mapping[Path_, str]) -> str | None:
     if where is None:
         return None
-    for length in range(len(path), 0, -1):
-        if path[:length] in lines:
-            return f"{where}:{lines[path[:length]]}"
-    return where
+    return next((places[path[:length]] for length in range(len(path), 0, -1) if path[:length] in places), where)
 
 
 def _models_at(model: type[BaseModel], path: Path_) -> list[type[BaseModel]]:
+    """The models that a mapping at `path` may be, within lists too."""
     models: list[type[BaseModel]] = [model]
     for part in path:
-        if isinstance(part, int):
-            continue
-        models = [
-            inner for m in models if part in m.model_fields for inner in submodels(m.model_fields[part].annotation)
-        ]
+        if not isinstance(part, int):
+            annotations = [m.model_fields[part].annotation for m in models if part in m.model_fields]
+            models = [inner for annotation in annotations for inner in _models_within(annotation)]
     return models or [model]
+
+
+def _models_within(annotation: Any) -> list[type[BaseModel]]:
+    """The models of an annotation, and those that its lists hold."""
+    if get_origin(annotation) in (list, tuple):
+        return [m for one in get_args(annotation) for m in _models_within(one)]
+    members = _members(annotation)
+    return submodels(annotation) if members == [annotation] else [m for one in members for m in _models_within(one)]

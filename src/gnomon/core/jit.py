@@ -8,62 +8,33 @@ With `GNOMON_JIT=0` both return the plain Python function, for a debugger; resul
 
 from __future__ import annotations
 
-import hashlib
 import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from pathlib import Path
 from typing import Any, TypeVar
+
+from gnomon.core.cache_folder import compiled_code_folder
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 ENABLED = os.environ.get("GNOMON_JIT", "1") != "0"
 
 
-def cache_home() -> Path:
-    """Where Gnomon keeps what it can make again: compiled code, trained estimators."""
-    home = os.environ.get("GNOMON_CACHE")
-    if home:
-        return Path(home)
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "gnomon"
-
-
-# What marks a source file as part of compiled code: only a change in those makes it stale.
-_COMPILED_MARKS = (b"gnomon.core.jit", b"gnomon.core.borrow", b"batching_policy(", b"@router(")
-
-
-@cache
-def _sources_hash() -> str:
-    """A hash of every source file that compiled code is made from: changes when any helper changes."""
-    digest = hashlib.sha256()
-    package = Path(__file__).parent.parent
-    for path in sorted(package.rglob("*.py")):
-        text = path.read_bytes()
-        if any(mark in text for mark in _COMPILED_MARKS):
-            digest.update(str(path.relative_to(package)).encode())
-            digest.update(text)
-    return digest.hexdigest()[:16]
-
-
-@cache
-def compiled_code_folder() -> Path:
-    """The folder of compiled code for exactly this version of the sources."""
-    return cache_home() / f"compiled-{_sources_hash()}"
-
-
 @cache
 def _numba() -> Any:
     import numba
 
-    folder = compiled_code_folder()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        numba.config.CACHE_DIR = str(folder)
-    except OSError:  # A read-only home: compile in memory only.
-        numba.config.CACHE_DIR = ""
     return numba
+
+
+def _cached(dispatcher: F, function: Callable[..., Any]) -> F:
+    """The compiled function, which looks for its code on disk before it compiles."""
+    from gnomon.core.compiled_code import kept
+
+    dispatcher._cache = kept(function)  # type: ignore[attr-defined]
+    return dispatcher
 
 
 @contextmanager
@@ -81,14 +52,15 @@ def function_arguments() -> Iterator[None]:
 
 def is_compiled_already() -> bool:
     """Whether an earlier run left compiled code, so that this one starts at once."""
-    return not ENABLED or any(compiled_code_folder().rglob("*.nbi"))
+    folder = compiled_code_folder()
+    return not ENABLED or (folder is not None and any(folder.rglob("*.nbi")))
 
 
 def jit(function: F) -> F:
     """Compile `function` on first call (types inferred), or return it unchanged under GNOMON_JIT=0."""
     if not ENABLED:
         return function
-    return _numba().njit(cache=True, error_model="numpy")(function)
+    return _cached(_numba().njit(error_model="numpy")(function), function)
 
 
 def inner(function: F) -> F:
@@ -96,20 +68,19 @@ def inner(function: F) -> F:
     if not ENABLED:
         return function
     options = {
-        "cache": True,
         "error_model": "numpy",
         "no_cpython_wrapper": True,
         "no_cfunc_wrapper": True,
         "forceinline": True,
     }
-    return _numba().njit(**options)(function)
+    return _cached(_numba().njit(**options)(function), function)
 
 
 def inline(function: F) -> F:
     """Compile `function` so that its body is pasted into its callers."""
     if not ENABLED:
         return function
-    return _numba().njit(cache=True, error_model="numpy", inline="always")(function)
+    return _cached(_numba().njit(error_model="numpy", inline="always")(function), function)
 
 
 def bound(function: F, *examples: Any) -> F:
@@ -130,6 +101,15 @@ def compiled(signature: Any) -> Callable[[F], F]:
     def decorate(function: F) -> F:
         if not ENABLED:
             return function
-        return _numba().cfunc(signature, cache=True, error_model="numpy")(function)
+        from numba.core import sigutils
+        from numba.core.ccallback import CFunc
+
+        from gnomon.core.compiled_code import kept
+
+        # As `numba.cfunc` does, which would bring a cache of its own.
+        callback: Any = CFunc(function, sigutils.normalize_signature(signature), {}, {"error_model": "numpy"})
+        callback._cache = kept(function)
+        callback.compile()
+        return callback
 
     return decorate

@@ -6,16 +6,22 @@ worker are under way, so that an endless stream of items needs no more memory th
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
+import socket
+import sys
+import tempfile
+import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from gnomon.core.errors import GnomonError, MissingExtraError
@@ -109,9 +115,29 @@ def _outcome(index: int, attempt: tuple[Value | None, str | None, str | None]) -
     return Outcome(index, *attempt)
 
 
-def _ignore_interrupt() -> None:
-    """Ctrl-C reaches every process of the terminal; the parent alone decides what it means."""
+def end_with_parent(end: Callable[[], None] = lambda: os._exit(1)) -> None:
+    """In a worker: leave when the parent is gone, however it went; Ctrl-C is the parent's to decide about.
+
+    A thread waits for the parent's end; compiled code may hold it off, so Linux is asked to see to it as well.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = parent_process()
+    if parent is None:
+        return
+    threading.Thread(target=_end_after, args=(parent, end), daemon=True).start()
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if not parent.is_alive():  # It went before the wish was heard.
+            end()
+
+
+_PR_SET_PDEATHSIG = 1
+
+
+def _end_after(parent: Any, end: Callable[[], None]) -> None:
+    parent.join()
+    end()
 
 
 class _Pool:
@@ -122,7 +148,7 @@ class _Pool:
         self.start()
 
     def start(self) -> None:
-        self.executor = ProcessPoolExecutor(self.jobs, mp_context=get_context("spawn"), initializer=_ignore_interrupt)
+        self.executor = ProcessPoolExecutor(self.jobs, mp_context=get_context("spawn"), initializer=end_with_parent)
 
     def stop(self) -> None:
         for process in list((self.executor._processes or {}).values()):
@@ -180,11 +206,11 @@ def _on_ray(function: Callable[[Item], Value], items: Iterable[Item], address: s
     except ImportError:
         raise MissingExtraError("running on a Ray cluster", "ray") from None
     if not ray.is_initialized():
+        _check_answers(address)
         try:
             ray.init(address=address, log_to_driver=False, include_dashboard=False if address == "local" else None)
         except (ConnectionError, RuntimeError, ValueError) as error:
-            fix = "Start one with `ray start --head`, or use the address local."
-            raise GnomonError(f"no Ray cluster answers: {error}".splitlines()[0], where=address, fix=fix) from None
+            raise _no_cluster(address, str(error).splitlines()[0]) from None
     remote = ray.remote(_attempt)
     window = WINDOW * max(int(ray.cluster_resources().get("CPU", 1)), 1)
     pending: deque[Any] = deque()
@@ -202,6 +228,34 @@ def _on_ray(function: Callable[[Item], Value], items: Iterable[Item], address: s
         for reference in pending:
             ray.cancel(reference, force=True)
         raise
+
+
+ANSWER_S = 5.0
+"""How long a cluster may take to answer; Ray itself would try for minutes, or end the process."""
+
+
+def _check_answers(address: str) -> None:
+    """Refuse an address behind which nobody listens."""
+    if address == "local":
+        return
+    given = address
+    if address == "auto":
+        note = Path(tempfile.gettempdir()) / "ray" / "ray_current_cluster"
+        given = os.environ.get("RAY_ADDRESS") or (note.read_text(encoding="utf-8").strip() if note.is_file() else "")
+        if not given:
+            raise _no_cluster(address, "none is running on this machine")
+    host, colon, port = given.removeprefix("ray://").rpartition(":")
+    if not colon or not port.isdigit():
+        raise GnomonError("is not the address of a Ray cluster.", where=address, fix="Write HOST:PORT, auto or local.")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_S).close()
+    except (OSError, OverflowError, UnicodeError) as error:
+        raise _no_cluster(address, getattr(error, "strerror", None) or str(error)) from None
+
+
+def _no_cluster(address: str, reason: str) -> GnomonError:
+    fix = "Start one with `ray start --head`, or use the address local."
+    return GnomonError(f"no Ray cluster answers: {reason}.", where=address, fix=fix)
 
 
 def _ray_result(ray: Any, reference: Any) -> tuple[Any, str | None, str | None]:

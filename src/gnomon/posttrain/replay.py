@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from gnomon.core.errors import DataError
 from gnomon.core.files import write_text
+from gnomon.core.text import parse_json
 from gnomon.posttrain.policies import Policy
 from gnomon.posttrain.record import RunRecord
 from gnomon.posttrain.snapshot import Actions, read_actions, read_snapshot, write_actions
@@ -46,10 +47,7 @@ def replay(policy: Policy, lines: Iterable[str], where: str = "line") -> Iterato
         if not line.strip():
             continue
         place = f"{where}:{number}"
-        try:
-            data = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise DataError(f"not JSON: {error.msg}.", where=place, fix="One JSON object per line.") from None
+        data = parse_json(line, place)
         if not isinstance(data, dict):
             raise DataError("not a JSON object.", where=place, fix="One snapshot per line.")
         snapshot = read_snapshot(data.get("snapshot", data), where=place)

@@ -10,11 +10,13 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from gnomon import __version__
-from gnomon.core.errors import ConfigError
+from gnomon.core.errors import ConfigError, DataError
+from gnomon.core.text import parse_json
 from gnomon.search.config import SearchConfig
 from gnomon.search.evaluate import Record
 
@@ -58,7 +60,7 @@ class ResultsFile:
         if len(whole) < len(text):
             with path.open("r+b") as file:
                 file.truncate(len(whole))
-        lines = list(_parsed(whole.decode("utf-8").splitlines(), path))
+        lines = list(_parsed(whole.decode("utf-8", errors="replace").split("\n")[:-1], path))
         if not lines:
             self._append(header)
             return
@@ -83,9 +85,9 @@ def fingerprint(search: SearchConfig) -> str:
 
 def _parsed(lines: Iterable[str], path: Path) -> Iterable[dict[str, Any]]:
     for number, line in enumerate(lines, start=1):
-        try:
-            yield json.loads(line)
-        except json.JSONDecodeError:
-            raise ConfigError(
-                "is not a line of results.", where=f"{path}:{number}", fix="Start again with --fresh."
-            ) from None
+        with suppress(DataError):
+            found = parse_json(line)
+            if isinstance(found, dict) and (number == 1 or {"key", "record"} <= found.keys()):
+                yield found
+                continue
+        raise ConfigError("is not a line of results.", where=f"{path}:{number}", fix="Start again with --fresh.")

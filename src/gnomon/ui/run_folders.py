@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,13 +12,15 @@ from typing import Any
 import yaml
 
 from gnomon.core import units
-from gnomon.core.errors import DataError
+from gnomon.core.errors import DataError, GnomonError
+from gnomon.core.text import read_json, read_text
 
 MAX_DEPTH = 4
 MAX_RUNS = 300
 """Run directories that are listed, the newest."""
 
-UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, yaml.YAMLError)
+UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError,
+              GnomonError, yaml.YAMLError)  # fmt: skip
 """What damaged files of a run raise when they are read."""
 
 
@@ -68,11 +69,11 @@ class RunFolder:
 
 
 def _json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
+    return read_json(path)
 
 
 def _yaml(path: Path) -> dict[str, Any]:
-    return yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)) or {}
+    return yaml.load(read_text(path, most=2**20), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)) or {}
 
 
 def _serving(folder: Path) -> str:

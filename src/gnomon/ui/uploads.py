@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from gnomon.core.errors import ConfigError, DataError, GnomonError
+from gnomon.workload.table import packing
 from gnomon.workload.traces import read_requests
 
 MAX_BYTES = 16 * 2**20
@@ -58,6 +59,8 @@ def keep_trace(name: str, data: bytes) -> str:
     safe = re.sub(r"[^A-Za-z0-9._-]+", "_", Path(name).name)[-60:].lstrip(".")
     if not safe.endswith(SUFFIXES):
         raise DataError(f"{name} is not a trace.", fix=f"Traces end in {', '.join(SUFFIXES)}.")
+    if packing(data):
+        raise DataError(f"{name} is packed.", fix="Unpack it first.")
     key = f"{TRACE}{hashlib.sha256(data).hexdigest()[:8]}-{safe}"
     path = Path(_folder().name) / key.removeprefix(TRACE)
     path.write_bytes(data)

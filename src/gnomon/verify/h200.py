@@ -11,7 +11,6 @@ A load that few requests make up may be measured more than once: the folders `na
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,6 +25,7 @@ from gnomon import catalog
 from gnomon.core.arrays import Floats
 from gnomon.core.errors import DataError
 from gnomon.core.streams import stream
+from gnomon.core.text import read_json
 from gnomon.serving.scenario import BatchingConfig, ReplicaConfig, Scenario
 from gnomon.serving.simulate import run
 from gnomon.timing import TimingConfig, iteration_tables
@@ -72,10 +72,7 @@ class Recording:
     @cached_property
     def facts(self) -> dict[str, Any]:
         """What the engine wrote about the run."""
-        try:
-            facts: dict[str, Any] = json.loads((self.folder / "run.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise DataError(f"cannot be read: {error}.", where=str(self.folder / "run.json")) from None
+        facts: dict[str, Any] = read_json(self.folder / "run.json")
         return facts
 
     @cached_property

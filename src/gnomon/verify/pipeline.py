@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from gnomon.core import config
 from gnomon.core.errors import ConfigError, DataError, GnomonError
+from gnomon.core.text import read_json
 from gnomon.pipeline import pytorch_csv, sweeps
 from gnomon.pipeline.costs import StepCosts
 from gnomon.pipeline.execution import execute, step_graph
@@ -60,7 +60,7 @@ def verify(path: str | Path) -> list[Check]:
     path = Path(path)
     if path.suffix.lower() == ".csv":
         return list(_sweep(path) if _first_line(path) == ",".join(sweeps.COLUMNS) else _schedule(path))
-    data = _json(path)
+    data = read_json(path)
     if isinstance(data, list):
         return list(_runs(data, path))
     if isinstance(data, dict) and any(_is_table(value) for value in data.values()):
@@ -279,12 +279,3 @@ def _first_line(path: Path) -> str:
             return file.readline().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"cannot be read: {error}.", where=str(path)) from None
-
-
-def _json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot be read: {error}.", where=str(path)) from None
-    except json.JSONDecodeError as error:
-        raise DataError(f"not valid JSON: {error.msg}.", where=f"{path}:{error.lineno}") from None

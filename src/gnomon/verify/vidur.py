@@ -7,7 +7,6 @@ the same requests with the same tokens, in the same order on the same replica, a
 from __future__ import annotations
 
 import gzip
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import polars as pl
 from gnomon.core.arrays import Floats, Ints
 from gnomon.core.config import build
 from gnomon.core.errors import DataError
+from gnomon.core.text import read_json
 from gnomon.serving.build import Recording
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.simulate import Run, run
@@ -89,10 +89,9 @@ def read_run(folder: str | Path) -> RecordedRun:
     setup_file = folder / "run.json"
     if not setup_file.is_file():
         raise DataError("is not a recorded run: there is no run.json.", where=str(folder), fix="Give a run directory.")
-    try:
-        setup = json.loads(setup_file.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise DataError(f"not valid JSON: {error.msg}.", where=f"{setup_file}:{error.lineno}") from None
+    setup = read_json(setup_file)
+    if not isinstance(setup, dict):
+        raise DataError("is not a JSON object.", where=str(setup_file))
     missing = [key for key in _RUN_KEYS if key not in setup]
     if missing:
         raise DataError(f"lacks {', '.join(missing)}.", where=str(setup_file))

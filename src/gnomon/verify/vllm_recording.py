@@ -7,7 +7,6 @@ and `peer_simulator_summary.txt`.
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +18,7 @@ import polars as pl
 
 from gnomon.core.arrays import Floats, Ints
 from gnomon.core.errors import DataError
+from gnomon.core.text import MAX_TABLE_BYTES, parse_json, read_text
 from gnomon.workload import Requests
 
 DEFAULT_BLOCK_SIZE = 16
@@ -155,7 +155,7 @@ def _block_size(meta: dict[str, Any], folder: Path) -> int:
 
 
 def _read_meta(path: Path) -> dict[str, Any]:
-    meta = _parsed(_text(path), str(path))
+    meta = parse_json(_text(path), str(path))
     if not isinstance(meta, dict):
         raise DataError("holds no JSON object.", where=str(path))
     if not isinstance(meta.get("model"), str):
@@ -170,7 +170,7 @@ def _read_rows(path: Path) -> list[dict[str, Any]]:
     for number, line in enumerate(_text(path).splitlines(), start=1):
         if line.strip():
             where = f"{path}:{number}"
-            row = _parsed(line, where)
+            row = parse_json(line, where)
             _check_row(row, where)
             rows.append(row)
     if not rows:
@@ -196,17 +196,7 @@ def _check_row(row: Any, where: str) -> None:
 
 
 def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
+    if not path.exists():
         fix = "A run directory holds meta.json and requests.jsonl."
-        raise DataError("no such file.", where=str(path), fix=fix) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot be read: {error}.", where=str(path)) from None
-
-
-def _parsed(text: str, where: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise DataError(f"is not valid JSON: {error}.", where=where) from None
+        raise DataError("no such file.", where=str(path), fix=fix)
+    return read_text(path, most=MAX_TABLE_BYTES)

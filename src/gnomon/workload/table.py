@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import gzip
+import io
 import json
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,10 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnomon.core.errors import DataError
+from gnomon.core.text import MAX_TABLE_BYTES, parse_json, read_text
 
 if TYPE_CHECKING:
     import polars as pl
 
+MAX_SPAN_S = 100 * 366 * 86400
 # Column of the line that a row came from.
 LINE = "gnomon line number"
 
@@ -38,6 +42,8 @@ class Table:
         import polars as pl
 
         values = self.frame[column]
+        if values.dtype.is_nested():
+            raise DataError(f"column {column!r} holds lists or structures, not numbers.", where=str(self.path))
         if values.dtype == pl.String:
             values = values.str.strip_chars()
         numbers = values.cast(pl.Float64, strict=False)
@@ -56,17 +62,29 @@ class Table:
         """A column of dates with times, as seconds since the first."""
         import polars as pl
 
-        text = self.frame[column].cast(pl.String).str.strip_chars().str.replace(r"(Z|[+-]\d\d:?\d\d)$", "")
-        moments = text.str.replace("T", " ").str.to_datetime("%Y-%m-%d %H:%M:%S%.f", time_unit="ns", strict=False)
-        self.refuse(column, moments.is_null(), "is not a date with a time, such as 2023-11-16 18:15:46.68")
-        nanoseconds = moments.cast(pl.Int64).to_numpy()
-        return (nanoseconds - nanoseconds.min(initial=nanoseconds[0] if len(nanoseconds) else 0)) / 1e9
+        text = self.frame[column].cast(pl.String).str.strip_chars().str.replace("T", " ")
+        zone = text.str.extract_groups(r"(?P<sign>[+-])(?P<hours>\d\d):?(?P<minutes>\d\d)$").struct
+        sign = (zone["sign"] == "-").fill_null(False).cast(pl.Int64) * -2 + 1
+        hours, minutes = (zone[name].cast(pl.Int64).fill_null(0) for name in ("hours", "minutes"))
+        east_of_greenwich_s = sign * (hours * 3600 + minutes * 60)
+        local = text.str.replace(r" ?(Z|[+-]\d\d:?\d\d)$", "")
+        # Nanoseconds of 64 bits reach from 1678 to 2261: whole seconds and their fraction are read apart.
+        whole = local.str.replace(r"\.\d*$", "").str.to_datetime("%Y-%m-%d %H:%M:%S", time_unit="ms", strict=False)
+        fraction_s = local.str.extract(r"(\.\d+)$").cast(pl.Float64).fill_null(0.0).to_numpy()
+        self.refuse(column, whole.is_null(), "is not a date with a time, such as 2023-11-16 18:15:46.68")
+        seconds = whole.cast(pl.Int64).to_numpy() // 1000 - east_of_greenwich_s.to_numpy()
+        seconds = seconds - seconds.min()
+        self.refuse(column, seconds > MAX_SPAN_S, "is more than a century after the first")
+        nanoseconds = seconds * 10**9 + np.rint(fraction_s * 1e9).astype(np.int64)
+        return (nanoseconds - nanoseconds.min()) / 1e9
 
     def lists(self, column: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """A column of lists of whole numbers, as (offsets, values)."""
         import polars as pl
 
         lists = self.frame[column]
+        if lists.dtype == pl.Struct or (isinstance(lists.dtype, pl.List) and lists.dtype.inner.is_nested()):
+            raise DataError(f"column {column!r} holds structures, not lists of numbers.", where=str(self.path))
         if not isinstance(lists.dtype, pl.List):
             text = lists.cast(pl.String).fill_null("").str.strip_chars("[] ")
             lists = text.str.replace_all(",", " ").str.replace_all(r"\s+", " ").str.split(" ")
@@ -94,7 +112,10 @@ class Table:
 
 
 def read_table(path: str | Path) -> Table:
-    """Read a CSV (gzipped or not), JSON-lines (.jsonl) or Parquet file, every CSV value as a string."""
+    """Read a CSV (gzipped or not), JSON-lines (.jsonl) or Parquet file, every CSV value as a string.
+
+    What is gzipped is told by its content, and not unpacked beyond what a table may have.
+    """
     import polars as pl
 
     path = Path(path)
@@ -102,11 +123,11 @@ def read_table(path: str | Path) -> Table:
         raise DataError("no such file.", where=str(path), fix="Check the path.")
     try:
         if path.suffix == ".parquet":
-            frame = pl.read_parquet(path).with_row_index(LINE, offset=1)
+            frame = pl.read_parquet(path, glob=False).with_row_index(LINE, offset=1)
         elif path.suffix in (".jsonl", ".ndjson", ".json"):
             frame = _json_lines(path)
         else:
-            frame = pl.read_csv(path, infer_schema=False).with_row_index(LINE, offset=2)
+            frame = pl.read_csv(unpacked(path), infer_schema=False, glob=False).with_row_index(LINE, offset=2)
             frame = frame.filter(~pl.all_horizontal(pl.exclude(LINE).is_null()))
     except (pl.exceptions.PolarsError, OSError, UnicodeDecodeError) as error:
         where = _ragged_line(path) or str(path)
@@ -120,13 +141,11 @@ def _json_lines(path: Path) -> pl.DataFrame:
     import polars as pl
 
     rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    # Not `splitlines`: U+2028 and the like may stand within a line.
+    for number, line in enumerate(read_text(path, most=MAX_TABLE_BYTES).split("\n"), start=1):
         if not line.strip():
             continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise DataError(f"not valid JSON: {error.msg}.", where=f"{path}:{number}:{error.colno}") from None
+        row = parse_json(line, f"{path}:{number}")
         if not isinstance(row, dict):
             raise DataError("each line must be a JSON object.", where=f"{path}:{number}")
         rows.append({LINE: number, **{k: _text(v) for k, v in row.items()}})
@@ -141,9 +160,38 @@ def _text(value: Any) -> str | None:
 def _ragged_line(path: Path) -> str | None:
     """The first line of a CSV whose number of fields differs from the header's."""
     try:
-        with gzip.open(path, "rt") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
+        source = unpacked(path)
+        text = io.StringIO(source.decode("utf-8")) if isinstance(source, bytes) else path.open(encoding="utf-8")
+        with text as lines:
             reader = csv.reader(lines)
             width = len(next(reader, []))
             return next((f"{path}:{reader.line_num}" for row in reader if row and len(row) != width), None)
-    except (OSError, csv.Error, UnicodeDecodeError):
+    except (OSError, csv.Error, UnicodeDecodeError, DataError):
         return None
+
+
+PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"x\x01": "zlib", b"x\x9c": "zlib", b"x\xda": "zlib"}
+"""How packed content begins."""
+
+
+def packing(start: bytes) -> str | None:
+    """How content that begins so is packed; None where it is not."""
+    return next((name for mark, name in PACKED.items() if start.startswith(mark)), None)
+
+
+def unpacked(path: Path) -> Path | bytes:
+    """The file itself; where its content is gzipped, what it holds, as far as a table may be large."""
+    with path.open("rb") as file:
+        kind = packing(file.read(4))
+    if kind is None:
+        return path
+    if kind != "gzip":
+        raise DataError(f"is packed by {kind}.", where=str(path), fix="Unpack it, or use gzip.")
+    try:
+        with gzip.open(path) as packed:
+            data = packed.read(MAX_TABLE_BYTES + 1)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"is damaged: {error}.", where=str(path), fix="Fetch or pack it again.") from None
+    if len(data) > MAX_TABLE_BYTES:
+        raise DataError(f"unpacks to more than {MAX_TABLE_BYTES // 2**20:,} MiB.", where=str(path), fix="Unpack it.")
+    return data

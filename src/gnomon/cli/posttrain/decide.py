@@ -28,8 +28,8 @@ def command(snapshots: Any, policy: str, file: str | None, options: tuple[str, .
       gnomon posttrain decide --policy elastic --check runs/small/decisions.jsonl
       cat snapshots.jsonl | gnomon posttrain decide --policy payback --option gamma=0.3
     """
-    import yaml
 
+    from gnomon.core.text import parse_yaml
     from gnomon.core.user_files import load_user_file
     from gnomon.posttrain.policies import make_policy
     from gnomon.posttrain.replay import replay
@@ -42,7 +42,7 @@ def command(snapshots: Any, policy: str, file: str | None, options: tuple[str, .
         key, equals, value = text.partition("=")
         if not equals:
             raise ConfigError(f"cannot read {text!r}.", where="--option", fix="Write KEY=VALUE.")
-        given[key] = yaml.safe_load(value)
+        given[key] = parse_yaml(value, f"--option {key}")
     differing = []
     for answer in replay(make_policy(policy, given), snapshots, where=snapshots.name):
         click.echo(json.dumps(write_actions(answer.actions)))

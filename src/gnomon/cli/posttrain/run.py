@@ -82,12 +82,14 @@ def summary(record: RunRecord) -> dict[str, Any]:
 
 def _write(config: Posttrain, record: RunRecord, folder: Path, keep: bool) -> list[Path]:
     from gnomon.core.config import save
+    from gnomon.core.files import folder_written_whole
     from gnomon.posttrain.replay import write_decisions
     from gnomon.report.posttrain.html import write_html
     from gnomon.report.posttrain.perfetto import write_trace
 
-    files = [save(config, folder / "config.yaml"), write_html(record, folder / "timeline.html")]
-    files.append(write_trace(record, folder / "timeline.perfetto.json"))
-    if keep:
-        files.append(write_decisions(record, folder / "decisions.jsonl"))
-    return files
+    with folder_written_whole(folder, ("config.yaml", "timeline.*", "decisions.jsonl")) as new:
+        files = [save(config, new / "config.yaml"), write_html(record, new / "timeline.html")]
+        files.append(write_trace(record, new / "timeline.perfetto.json"))
+        if keep:
+            files.append(write_decisions(record, new / "decisions.jsonl"))
+    return [folder / file.name for file in files]

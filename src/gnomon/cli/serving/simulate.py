@@ -52,8 +52,8 @@ def command(
     with progress(quiet=as_json) as on_progress:
         result = simulate(chosen, on_progress=on_progress)
     show(result, as_json=as_json)
-    if project is not None:
-        click.echo(f"Logged to Weights & Biases: {result.log_to_wandb(project)}", err=as_json)
     if out is not None:
         folder = result.save(out, extras)
         click.echo(f"The report is {folder / 'report.html'}; open it in a browser.", err=as_json)
+    if project is not None:
+        click.echo(f"Logged to Weights & Biases: {result.log_to_wandb(project)}", err=as_json)

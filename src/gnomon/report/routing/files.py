@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from gnomon.core.files import write_text, written_whole
+from gnomon.core.files import folder_written_whole, write_text, written_whole
 from gnomon.report.routing.html import write_route_report
 from gnomon.report.routing.text import goal_rows
 from gnomon.routing.compare import RouteComparison
@@ -15,9 +15,14 @@ from gnomon.routing.goals import Verdict
 
 def write_comparison(comparison: RouteComparison, verdicts: list[Verdict], folder: str | Path) -> Path:
     """Write everything; returns the report."""
+    with folder_written_whole(folder, ("comparison.*", "report.html")) as temporary:
+        _write_files(comparison, verdicts, temporary)
+    return Path(folder) / "report.html"
+
+
+def _write_files(comparison: RouteComparison, verdicts: list[Verdict], folder: Path) -> None:
     import polars as pl
 
-    folder = Path(folder)
     frame = pl.DataFrame([asdict(row) for row in comparison.rows])
     with written_whole(folder / "comparison.csv") as temporary:
         frame.write_csv(temporary)
@@ -25,4 +30,4 @@ def write_comparison(comparison: RouteComparison, verdicts: list[Verdict], folde
         frame.write_parquet(temporary)
     everything = comparison.to_dict() | {"goals": goal_rows(verdicts)}
     write_text(folder / "comparison.json", json.dumps(everything, indent=1))
-    return write_route_report(comparison, verdicts, folder / "report.html")
+    write_route_report(comparison, verdicts, folder / "report.html")

@@ -10,7 +10,7 @@ import polars as pl
 
 from gnomon import catalog
 from gnomon.core.config import save
-from gnomon.core.files import write_text, written_whole
+from gnomon.core.files import folder_written_whole, write_text, written_whole
 from gnomon.report.serving.frames import iteration_frame, request_frame
 from gnomon.report.serving.html import write_report
 from gnomon.report.serving.trace import write_trace
@@ -25,12 +25,28 @@ EXTRAS = ("csv", "events", "operators")
 """What is written only on request: the tables as CSV, every request's events as JSON, operator-level times."""
 
 
+FILES = (
+    "scenario.yaml",
+    "summary.json",
+    *(f"{table}.{suffix}" for table in ("requests", "iterations", "operators") for suffix in ("parquet", "csv")),
+    "events.json",
+    "trace.json.gz",
+    "report.html",
+)
+"""What the folder of a run holds: nothing else."""
+
+
 def write_run(run: Run, summary: Summary, folder: str | Path, extras: tuple[str, ...] = ()) -> Path:
-    """Write everything about a run into `folder`, made if missing; files of the same name are replaced."""
+    """Write everything about a run into `folder`, made if missing; a run that was there before is replaced whole."""
+    with folder_written_whole(folder, FILES) as temporary:
+        _write_files(run, summary, temporary, extras)
+    return Path(folder)
+
+
+def _write_files(run: Run, summary: Summary, folder: Path, extras: tuple[str, ...]) -> None:
     from gnomon.report.serving.events import write_events
     from gnomon.report.serving.operators import operator_frame
 
-    folder = Path(folder)
     requests, iterations = request_frame(run), iteration_frame(run)
     save(spelled_out(run.scenario), folder / "scenario.yaml")
     write_text(folder / "summary.json", json.dumps(summary.to_dict(), indent=1))
@@ -45,7 +61,6 @@ def write_run(run: Run, summary: Summary, folder: str | Path, extras: tuple[str,
         write_events(requests, folder / "events.json")
     write_trace(run, folder / "trace.json.gz")
     write_report(run, summary, folder / "report.html")
-    return folder
 
 
 def spelled_out(scenario: Scenario) -> Scenario:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gnomon.core.errors import MissingExtraError
+from gnomon.core.errors import GnomonError, MissingExtraError
 from gnomon.report.serving import text as words
 from gnomon.report.serving.series import levels, rates
 from gnomon.serving.metrics import Summary
@@ -26,7 +26,12 @@ def log_run(run: Run, summary: Summary, project: str) -> str:
         raise MissingExtraError("Logging to Weights & Biases", "wandb") from None
     figures = {key: value for key, value in flat(summary.to_dict()) if not key.startswith("replicas")}
     config = run.scenario.model_dump(mode="json")
-    with wandb.init(project=project, config=config, notes=words.title(run.scenario)) as logged:
+    try:
+        started = wandb.init(project=project, config=config, notes=words.title(run.scenario))
+    except wandb.errors.Error as error:
+        fix = "Run `wandb login`, or set WANDB_MODE=offline."
+        raise GnomonError(f"Weights & Biases does not take the run: {error}.", where="--wandb", fix=fix) from None
+    with started as logged:
         logged.define_metric("*", step_metric="time_s")
         for row in series_rows(run, summary):
             logged.log(row)

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 from gnomon.core.arrays import Floats
-from gnomon.core.errors import MissingExtraError
+from gnomon.core.cache_folder import cache_home, said_once
+from gnomon.core.errors import ConfigError, MissingExtraError
 from gnomon.core.files import written_whole
-from gnomon.core.jit import cache_home
 from gnomon.timing.estimators.interface import Bound
 
 NUM_TREES = 100
@@ -37,14 +38,19 @@ class Forest:
         digest = hashlib.sha256(f"{sklearn.__version__} {NUM_TREES} {x.shape}".encode())
         digest.update(np.ascontiguousarray(x).tobytes())
         digest.update(np.ascontiguousarray(y).tobytes())
-        path = cache_home() / "forests" / f"{digest.hexdigest()[:32]}.pickle"
-        if self._cache and path.is_file():
-            self._model = pickle.loads(path.read_bytes())
-            return self
+        home = cache_home() if self._cache else None
+        path = home / "forests" / f"{digest.hexdigest()[:32]}.pickle" if home else None
+        if path is not None and path.is_file():
+            with suppress(Exception):  # A damaged file is made again.
+                self._model = pickle.loads(path.read_bytes())
+                return self
         self._model = RandomForestRegressor(n_estimators=NUM_TREES, random_state=0).fit(x, y)
-        if self._cache:
-            with written_whole(path) as temporary:
-                temporary.write_bytes(pickle.dumps(self._model))
+        if path is not None:
+            try:
+                with written_whole(path) as temporary:
+                    temporary.write_bytes(pickle.dumps(self._model))
+            except ConfigError as error:
+                said_once(f"{error} The forest is trained again next time.")
         return self
 
     def predict(self, x: Floats) -> Floats:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 from gnomon.catalog.devices import DEVICES, Device
 from gnomon.core.arrays import Floats
 from gnomon.core.errors import DataError
+from gnomon.core.text import read_json
 from gnomon.timing.sources.profile.csvfile import Columns, read_csv
 from gnomon.timing.sources.profile.samples import Bundle, Key, Samples, collective_key
 
@@ -67,10 +67,7 @@ def read(root: Path, device: Device, dtype: str, kv_dtype: str) -> Bundle:
 def read_manifest(root: Path) -> dict[str, Any]:
     """The manifest, checked for what the reader needs."""
     path = root / "manifest.json"
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"cannot be read: {error}.", where=str(path)) from None
+    manifest = read_json(path)
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise DataError(f'is no manifest of a profile: "format" must be "{FORMAT}".', where=str(path))
     if manifest.get("version") != VERSION:

@@ -1,0 +1,122 @@
+"""Compiled code on disk: damaged, full, read-only, or without a place to be."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gnomon.core.jit import ENABLED
+
+pytestmark = pytest.mark.skipif(not ENABLED, reason="nothing is compiled under GNOMON_JIT=0")
+
+PROGRAM = """
+import resource, sys
+if len(sys.argv) > 1:  # A file may not grow: as on a full disk.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
+from gnomon.core.jit import compiled, jit
+
+@jit
+def add(a, b):
+    return a + b
+
+@compiled("float64(float64)")
+def twice(x):
+    return 2 * x
+
+print(add(1, 2), twice.ctypes(3.0), add._cache_hits[(next(iter(add._cache_hits)))] if add._cache_hits else 0)
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+    return path
+
+
+def run(program: Path, *words: str, **changes: str | None) -> tuple[str, str]:
+    environment = {**os.environ, **{k: v for k, v in changes.items() if v is not None}}
+    for name in (k for k, v in changes.items() if v is None):
+        environment.pop(name, None)
+    done = subprocess.run(
+        [sys.executable, str(program), *words], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip(), done.stderr
+
+
+def test_code_is_found_again_and_said_nothing(program: Path, tmp_path: Path) -> None:
+    home = str(tmp_path / "cache")
+    assert run(program, GNOMON_CACHE=home) == ("3 6.0 0", "")
+    assert run(program, GNOMON_CACHE=home) == ("3 6.0 1", "")
+
+
+@pytest.mark.parametrize("suffix", ["nbi", "nbc"])
+@pytest.mark.parametrize("damage", ["empty", "cut", "changed"])
+def test_damaged_code_is_compiled_again_and_the_folder_named(
+    program: Path, tmp_path: Path, suffix: str, damage: str
+) -> None:
+    home = tmp_path / "cache"
+    run(program, GNOMON_CACHE=str(home))
+    for file in home.rglob(f"*.{suffix}"):
+        content = file.read_bytes()
+        middle = len(content) // 2
+        changed = content[:middle] + bytes([content[middle] ^ 0xFF]) + content[middle + 1 :]
+        file.write_bytes({"empty": b"", "cut": content[:middle], "changed": changed}[damage])
+    output, said = run(program, GNOMON_CACHE=str(home))
+    assert output.startswith("3 6.0")
+    assert (suffix, damage) == ("nbi", "changed") or (str(home) in said and "compiling it again" in said)
+    assert run(program, GNOMON_CACHE=str(home)) == ("3 6.0 1", "")
+
+
+def test_a_full_disk_compiles_in_memory_and_says_so_once(program: Path, tmp_path: Path) -> None:
+    output, said = run(program, "64", GNOMON_CACHE=str(tmp_path / "cache"))
+    assert output == "3 6.0 0"
+    assert said.count("compiled code cannot be kept") == 1
+    assert "GNOMON_CACHE" in said
+
+
+def test_without_a_place_a_temporary_folder_or_memory_serves(program: Path, tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.touch()
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    output, said = run(program, GNOMON_CACHE=None, XDG_CACHE_HOME=None, HOME=str(blocked), TMPDIR=str(temporary))
+    assert output == "3 6.0 0"
+    assert f"kept in {temporary}/gnomon-{os.getuid()}" in said
+    assert (temporary / f"gnomon-{os.getuid()}").stat().st_mode & 0o077 == 0
+    again, _ = run(program, GNOMON_CACHE=str(blocked / "x"), TMPDIR=str(temporary))
+    assert again == "3 6.0 1"
+    (temporary / f"gnomon-{os.getuid()}").chmod(0o777)  # Anybody could have put code there.
+    assert "in memory only" in run(program, GNOMON_CACHE=str(blocked / "x"), TMPDIR=str(temporary))[1]
+
+
+def test_a_read_only_folder_with_code_in_it_is_used(
+    program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gnomon.core import cache_folder
+
+    home = tmp_path / "cache"
+    run(program, GNOMON_CACHE=str(home))
+    monkeypatch.setenv("GNOMON_CACHE", str(home))
+    monkeypatch.setattr(cache_folder, "_can_be_used", lambda folder: folder != home)
+    assert cache_folder.cache_home.__wrapped__() == home
+    for folder in home.iterdir():
+        folder.rename(home / "compiled-other")
+    assert cache_folder.cache_home.__wrapped__() != home
+
+
+def test_no_name_and_no_home_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gnomon.core import cache_folder
+
+    def nobody() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("GNOMON_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", nobody)
+    cache_folder.cache_home.__wrapped__()
