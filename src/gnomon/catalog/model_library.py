@@ -12,7 +12,7 @@ from gnomon.catalog.huggingface import parse_config
 from gnomon.catalog.library import DATA, Library
 from gnomon.catalog.models import Model
 from gnomon.core.config import Config
-from gnomon.core.errors import ConfigError, UnknownNameError
+from gnomon.core.errors import ConfigError, DataError, UnknownNameError
 from gnomon.core.text import read_json
 
 
@@ -55,7 +55,10 @@ def _built_in(name: str) -> Model:
 def _read(path: Path) -> Model:
     if not path.exists():
         raise ConfigError("no such file.", where=str(path), fix="Give a config.json or the folder that has it.")
-    config = read_json(path)
+    try:
+        config = read_json(path)
+    except DataError as error:
+        raise ConfigError(f"not readable as JSON: {error.what}", where=error.where, fix=error.fix) from None
     if not isinstance(config, dict):
         raise ConfigError("a model configuration is a JSON object.", where=str(path))
     name = str(config.get("_name_or_path") or path.resolve().parent.name)
