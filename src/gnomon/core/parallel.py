@@ -44,12 +44,18 @@ class Outcome(Generic[Value]):
     """One line: the kind of error and its message."""
     details: str | None = None
     """The traceback, for a mistake of ours."""
+    is_lost: bool = False
+    """Whether its worker died: it may go well another time."""
 
     def unwrap(self) -> Value:
         """The value; raises if there is none."""
         if self.error is not None:
             raise GnomonError(f"item {self.index} failed: {self.error}")
         return self.value  # type: ignore[return-value]
+
+
+Attempt = tuple[Any, str | None, str | None, bool]
+"""The fields of an outcome without its index."""
 
 
 def default_jobs() -> int:
@@ -102,16 +108,16 @@ def progress_bar(label: str, total: float) -> Iterator[Callable[[float], None]]:
         yield lambda amount: progress.advance(task, amount)
 
 
-def _attempt(function: Callable[[Item], Value], item: Item) -> tuple[Value | None, str | None, str | None]:
+def _attempt(function: Callable[[Item], Value], item: Item) -> Attempt:
     try:
-        return function(item), None, None
+        return function(item), None, None, False
     except GnomonError as error:
-        return None, str(error), None
+        return None, str(error), None, False
     except Exception as error:
-        return None, f"{type(error).__name__}: {error}", traceback.format_exc()
+        return None, f"{type(error).__name__}: {error}", traceback.format_exc(), False
 
 
-def _outcome(index: int, attempt: tuple[Value | None, str | None, str | None]) -> Outcome[Value]:
+def _outcome(index: int, attempt: Attempt) -> Outcome[Value]:
     return Outcome(index, *attempt)
 
 
@@ -178,24 +184,22 @@ def _on_processes(function: Callable[[Item], Value], items: Iterable[Item], pool
         index += 1
 
 
-def _first_result(
-    function: Callable[[Any], Any], pending: deque[_Pending], pool: _Pool
-) -> tuple[Any, str | None, str | None]:
+def _first_result(function: Callable[[Any], Any], pending: deque[_Pending], pool: _Pool) -> Attempt:
     """Wait for the oldest item; where a worker died, all that is under way starts again."""
     while True:
         try:
-            result: tuple[Any, str | None, str | None] = pending[0].future.result()
+            result: Attempt = pending[0].future.result()
         except BrokenProcessPool as error:
             pool.executor.shutdown(wait=True, cancel_futures=True)
             pool.start()
-            result = None, f"its worker died: {error}", None
+            result = None, f"its worker died: {error}", None, True
             given_up = pending[0].attempts >= ATTEMPTS
             for one in list(pending)[given_up:]:
                 one.future, one.attempts = pool.executor.submit(_attempt, function, one.item), one.attempts + 1
             if not given_up:
                 continue
         except Exception as error:  # The item could not be sent to a worker.
-            result = None, f"{type(error).__name__}: {error}", None
+            result = None, f"{type(error).__name__}: {error}", None, False
         pending.popleft()
         return result
 
@@ -258,9 +262,9 @@ def _no_cluster(address: str, reason: str) -> GnomonError:
     return GnomonError(f"no Ray cluster answers: {reason}.", where=address, fix=fix)
 
 
-def _ray_result(ray: Any, reference: Any) -> tuple[Any, str | None, str | None]:
+def _ray_result(ray: Any, reference: Any) -> Attempt:
     try:
-        result: tuple[Any, str | None, str | None] = ray.get(reference)
+        result: Attempt = ray.get(reference)
     except ray.exceptions.RayError as error:
-        return None, f"{type(error).__name__}: {error}", None
+        return None, f"{type(error).__name__}: {error}", None, True
     return result

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import gnomon
-from gnomon.core.jit import cache_home
+from gnomon.core.cache_folder import cache_home
 from gnomon.core.parallel import map_ordered
 from gnomon.verify.silicon.scenarios import scenario_of
 from gnomon.verify.silicon.servers import Server
@@ -89,24 +90,30 @@ def _neighbours_first(server: Server) -> tuple[Any, ...]:
 
 def _predict_all(todo: list[Server], jobs: int | None, ray: str | None) -> Iterator[tuple[Server, Prediction]]:
     for outcome in map_ordered(predict, todo, jobs=jobs, ray=ray):
-        failed = Prediction(problem=(outcome.error or "").splitlines()[0]) if outcome.error else None
+        problem = LOST if outcome.is_lost else (outcome.error or "").partition("\n")[0]
+        failed = Prediction(problem=problem) if outcome.error else None
         yield todo[outcome.index], failed or outcome.unwrap()
+
+
+LOST = "its worker died"
+"""The problem of a server that can be asked again: it is not kept."""
 
 
 class _Kept:
     """Predictions on disk, one line each, of exactly this version of Gnomon and of the measured kernels."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | None) -> None:
         self.path = path
         self._known: dict[str, Prediction] = {}
-        if path.is_file():
+        if path is not None and path.is_file():
             for line in path.read_text(encoding="utf-8").splitlines():
                 self._read(line)
 
     @classmethod
     def of_this_version(cls) -> _Kept:
         """What this version predicted before."""
-        return cls(cache_home() / "verify-silicon" / f"{_version()}.jsonl")
+        home = cache_home()
+        return cls(home / "verify-silicon" / f"{_version()}.jsonl" if home else None)
 
     def _read(self, line: str) -> None:
         try:
@@ -124,9 +131,12 @@ class _Kept:
 
     def add(self, server: Server, prediction: Prediction) -> None:
         self._known[_key(server)] = prediction
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"key": _key(server)} | asdict(prediction)) + "\n")
+        if self.path is None or prediction.problem == LOST:
+            return
+        with suppress(OSError):  # A full or read-only disk: it is predicted again next time.
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"key": _key(server)} | asdict(prediction)) + "\n")
 
 
 def _key(server: Server) -> str:
