@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -38,13 +41,38 @@ class Bicycle(config.Config):
     """What to call it."""
 
 
-def test_registry_refuses_duplicates_and_names_the_nearest() -> None:
-    things: Registry[int] = Registry("thing")
-    things.add("round_robin", 1)
+@dataclass(frozen=True)
+class Thing:
+    name: str
+    call: Callable[[], int]
+    is_fast: bool = True
+
+
+def test_registry_keeps_traits_refuses_duplicates_and_names_the_nearest() -> None:
+    things: Registry[Thing] = Registry("thing", Thing, where="my.thing")
+    things.register("round_robin", is_fast=False)(lambda: 1)
+    assert (things["round_robin"].call(), things["round_robin"].is_fast) == (1, False)
     with pytest.raises(GnomonError, match="registered already"):
-        things.add("round_robin", 2)
-    with pytest.raises(UnknownNameError, match=r"unknown thing 'round_robbin'.*Did you mean 'round_robin'"):
+        things.register("round_robin")(lambda: 2)
+    with pytest.raises(UnknownNameError, match=r"my\.thing: unknown thing 'round_robbin'.*Did you mean 'round_robin'"):
         things["round_robbin"]
+    with pytest.raises(UnknownNameError, match=r"trait of a thing 'is_fats'.*Did you mean 'is_fast'"):
+        things.register("other", is_fats=True)
+
+
+def test_registry_imports_a_built_in_module_only_when_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "thing_module.py").write_text("import test_core\ntest_core.BUILT.register('first')(lambda: 7)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "test_core", sys.modules[__name__])
+    BUILT.register("a_first_by_name")(lambda: 8)
+    assert BUILT.names() == ["first", "a_first_by_name"], "the built-in ones come first"
+    assert "first" in BUILT and "thing_module" not in sys.modules, "listing imports nothing"
+    with pytest.raises(GnomonError, match="registered already"):
+        BUILT.register("first")(lambda: 9)
+    assert BUILT["first"].call() == 7
+
+
+BUILT: Registry[Thing] = Registry("thing", Thing, built_in={"first": "thing_module"})
 
 
 def test_config_reads_yaml_and_overrides(tmp_path: Path) -> None:

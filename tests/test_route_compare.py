@@ -19,7 +19,7 @@ from gnomon.routing.compare import Contender, RouteComparison, Row, paired
 from gnomon.routing.config import CompareConfig, RouteConfig, load_config
 from gnomon.routing.goals import BEST, GOALS, judge
 from gnomon.routing.metrics import SCALARS
-from gnomon.serving.routers import router_names
+from gnomon.serving.routers import ROUTERS
 from gnomon.serving.scenario import RouterConfig, Scenario
 
 DEMANDED = {
@@ -84,7 +84,7 @@ def test_goals_name_built_in_scenarios():
 
 def test_all_baselines_are_routers_and_all_demanded_ones_are_there():
     assert set(comparing.BASELINES) == DEMANDED
-    assert set(router_names()) >= DEMANDED
+    assert set(ROUTERS) >= DEMANDED
 
 
 def test_heuristics_know_as_much_about_lengths_as_the_policy():

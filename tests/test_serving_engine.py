@@ -276,11 +276,11 @@ def test_a_pool_changes_single_keys_of_a_section() -> None:
     )
     wide, other, full = setup.kinds()
     assert wide.replica == ReplicaConfig(tensor_parallel=2, memory_utilization=0.5, max_request_tokens=4000)
-    assert wide.batching == BatchingConfig(max_sequences=8, block_size=32).resolved()
+    assert wide.batching == BatchingConfig(max_sequences=8, block_size=32)
     assert other.replica == setup.replica
-    assert other.batching == BatchingConfig(policy="sarathi").resolved(), "another policy has its own customs"
+    assert other.batching == BatchingConfig(policy="sarathi"), "another policy has its own defaults"
     assert full.replica == ReplicaConfig(memory_utilization=0.7, max_request_tokens=4000)
-    assert full.batching == setup.batching.resolved()
+    assert full.batching == setup.batching
     assert build(Scenario, setup.model_dump(mode="json")).kinds() == setup.kinds(), "a saved scenario says the same"
 
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from gnomon.core.errors import ConfigError, GnomonError
-from gnomon.serving.policies import batching_policy, policy_names
+from gnomon.serving.policies import POLICIES, batching_policy
 from gnomon.serving.policies.lightllm import peak_tokens
-from gnomon.serving.routers import ROUTERS, find_router, router, router_names
+from gnomon.serving.routers import ROUTERS, router
 from serving_kit import ROUTERS as ROUTER_NAMES
 from serving_kit import assert_same, check_invariants, outcome, run, scenario
 
@@ -35,7 +35,7 @@ def test_a_policy_from_a_file_keeps_the_contract() -> None:
         return float((chosen.scheduled_s - chosen.arrival_s).mean())
 
     assert waited(done) < 0.8 * waited(default), "short prompts wait less"
-    assert "shortest_first" in policy_names()
+    assert "shortest_first" in POLICIES
 
 
 def test_a_plain_router_from_a_file_works(cli: Any) -> None:
@@ -51,10 +51,10 @@ COMPILED_WITHIN = ("prefix_aware", "predicted_latency", "lookahead", "learned")
 
 @pytest.mark.parametrize("name", [name for name in ROUTER_NAMES if name not in COMPILED_WITHIN])
 def test_a_plain_router_equals_its_compiled_twin(name: str) -> None:
-    spec = find_router(name)
+    spec = ROUTERS[name]
     twin = f"plain_{name}"
     if twin not in ROUTERS:
-        router(twin, sees_state=spec.sees_state, compiled=False, memory=spec.memory, **spec.parameters)(spec.route)
+        router(twin, sees_state=spec.sees_state, compiled=False, memory=spec.memory, options=spec.options)(spec.route)
     workload = {"rate": 80.0, "num_requests": 150}
     compiled = run(scenario(num_replicas=4, router={"name": name}, workload=workload))
     plain = run(scenario(num_replicas=4, router={"name": twin}, workload=workload))
@@ -83,12 +83,12 @@ def test_least_outstanding_balances_better_than_random() -> None:
 def test_names_can_be_taken_only_once() -> None:
     with pytest.raises(GnomonError, match="registered already"):
         batching_policy("vllm_v1")(lambda replica: None)
-    assert set(ROUTER_NAMES) <= set(router_names())
+    assert set(ROUTER_NAMES) <= set(ROUTERS)
 
 
 def test_own_functions_belong_to_a_module_that_compiled_code_can_find_again() -> None:
     run(scenario(num_replicas=2, router={"name": "fastest_replica", "file": str(EXAMPLES / "fastest_replica.py")}))
-    module = sys.modules[find_router("fastest_replica").route.__module__]
+    module = sys.modules[ROUTERS["fastest_replica"].route.__module__]
     assert module.__file__ == str((EXAMPLES / "fastest_replica.py").resolve())
 
 

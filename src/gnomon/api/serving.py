@@ -259,7 +259,7 @@ def _same_requests(variants: Mapping[str, Scenario]) -> dict[str, Requests]:
     from gnomon.workload import generate, limit_lengths
 
     limits = [
-        (pool.replica.max_request_tokens if pool.replica else None) or catalog.model(one.model).max_context_tokens
+        pool.replica.max_request_tokens or catalog.model(one.model).max_context_tokens
         for one in variants.values()
         for pool in one.kinds()
     ]

@@ -69,9 +69,12 @@ def vllm_flags(scenario: Scenario) -> list[str]:
     known = catalog.model(scenario.model)
     words = ["vllm", "serve", known.hf_id or scenario.model]
     kind = scenario.kinds()[0]
-    assert kind.replica is not None
-    assert kind.batching is not None
-    resolved = {"replica": kind.replica, "batching": kind.batching, "timing": kind.timing, "seed": scenario.seed}
+    resolved = {
+        "replica": kind.replica,
+        "batching": kind.batching.resolved(),
+        "timing": kind.timing,
+        "seed": scenario.seed,
+    }
     for name, option in option_map("vllm").options.items():
         if len(option.targets) != 1 or option.read == "speculative" or option.targets[0] == "model":
             continue

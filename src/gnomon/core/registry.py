@@ -1,54 +1,89 @@
-"""Named things that users can add to: policies, routers, schedules, sources."""
+"""Named things that users can add to: policies, routers, schedules, timing sources.
+
+Every registry has the same shape. A spec, a frozen dataclass, holds all that the rest of Gnomon must know of a thing;
+a decorator beside the thing fills it in; nothing elsewhere compares names.
+
+    @dataclass(frozen=True)
+    class GreetingSpec:
+        name: str
+        greet: Callable[[str], str]
+        is_polite: bool = True
+
+    GREETINGS: Registry[GreetingSpec] = Registry("greeting", GreetingSpec, built_in={"hello": "gnomon.greetings.hello"})
+
+    @GREETINGS.register("hey", is_polite=False)
+    def hey(who): ...
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
+from importlib import import_module
+from typing import Any, Generic, TypeVar
 
 from gnomon.core.errors import GnomonError, UnknownNameError
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 
-class Registry(Generic[T]):
-    """A mapping from names to things of one kind, which refuses duplicates and lists what it knows.
+class Registry(Generic[S]):
+    """Specs by name. A name can be taken only once; the module of a built-in one is imported when it is asked for.
 
-    >>> colours: Registry[str] = Registry("colour")
-    >>> colours.add("red", "#f00")
-    '#f00'
-    >>> colours["red"]
-    '#f00'
+    `spec` makes a spec from the name, the thing and its traits; without it things are their own specs. `built_in` says
+    which module registers each name, in the order of the listing. `where` is the key at which a wrong name stands.
     """
 
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
-        self._things: dict[str, T] = {}
+    def __init__(
+        self, kind: str, spec: Any = None, *, built_in: Mapping[str, str] | None = None, where: str | None = None
+    ) -> None:
+        self.kind, self.where = kind, where
+        self._spec, self._built_in = spec, dict(built_in or {})
+        self._specs: dict[str, S] = {}
 
-    def add(self, name: str, thing: T) -> T:
-        """Register `thing` under `name`; a name can be taken only once."""
-        if name in self._things:
+    def add(self, name: str, spec: S) -> None:
+        """Register a spec under `name`."""
+        self._load(name)
+        if name in self._specs:
             raise GnomonError(f"{self.kind} {name!r} is registered already.", fix="Choose another name.")
-        self._things[name] = thing
-        return thing
+        self._specs[name] = spec
 
-    def register(self, name: str) -> Callable[[T], T]:
-        """Decorator form of `add`."""
-        return lambda thing: self.add(name, thing)
+    def register(self, name: str, **traits: Any) -> Callable[[T], T]:
+        """Decorator: make what follows known as `name`, with these fields of the spec."""
+        known = [one.name for one in fields(self._spec)[2:]] if self._spec else []
+        for trait in traits:
+            if trait not in known:
+                raise UnknownNameError(f"trait of a {self.kind}", trait, known, where=name)
+
+        def add(thing: T) -> T:
+            spec: Any = self._spec(name, thing, **traits) if self._spec else thing
+            self.add(name, spec)
+            return thing
+
+        return add
 
     def remove(self, name: str) -> None:
         """Forget `name` (for tests and notebooks that define a thing again)."""
-        self._things.pop(name, None)
+        self._specs.pop(name, None)
 
-    def __getitem__(self, name: str) -> T:
-        if name not in self._things:
-            raise UnknownNameError(self.kind, name, self._things)
-        return self._things[name]
+    def _load(self, name: str) -> None:
+        """Import the module of a built-in name; has no effect while that module itself registers it."""
+        if name in self._built_in and name not in self._specs:
+            import_module(self._built_in[name])
+
+    def names(self) -> list[str]:
+        """All names, the built-in ones first; nothing is imported."""
+        return [*self._built_in, *sorted(self._specs.keys() - self._built_in)]
+
+    def __getitem__(self, name: str) -> S:
+        self._load(name)
+        if name not in self._specs:
+            raise UnknownNameError(self.kind, name, self, where=self.where)
+        return self._specs[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._things
+        return name in self._built_in or name in self._specs
 
     def __iter__(self) -> Iterator[str]:
-        return iter(sorted(self._things))
-
-    def __len__(self) -> int:
-        return len(self._things)
+        return iter(self.names())

@@ -10,18 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from gnomon import catalog
 from gnomon.core.arrays import Floats, Ints
 from gnomon.core.errors import ConfigError
 from gnomon.core.jit import function_arguments
 from gnomon.posttrain.config import Posttrain
 from gnomon.serving.build import build_cluster
-from gnomon.serving.cluster import Engine, Fleet, advance_all
-from gnomon.serving.compilation import MAX_POLICIES, callable_policy, callable_proceed, callable_router
+from gnomon.serving.cluster import Fleet, advance_all
+from gnomon.serving.compilation import engine_of
 from gnomon.serving.kinds import Kind, bake, resolve
 from gnomon.serving.log import Log, new_log
 from gnomon.serving.migration import submit, withdraw
-from gnomon.serving.routers import find_router
+from gnomon.serving.routers import ROUTERS
 from gnomon.serving.scenario import BatchingConfig, ReplicaConfig, Scenario
 from gnomon.serving.state import FINISHED, REJECTED
 from gnomon.timing import TimingConfig
@@ -54,9 +53,9 @@ class Rollouts:
         cluster = build_cluster([kind], _requests(sequences), config.seed)
         cluster.requests.prefill_tokens += sequences.generated
         self._fleet = Fleet(cluster, tables, np.zeros((1, 2)), np.zeros(1), np.zeros(8), np.zeros(0))
-        self._engine = _engine(config.rollout.engine)
+        self._engine = engine_of([config.rollout.engine], ROUTERS["round_robin"])
         self._log: Log = new_log(_LOG_ROWS_EACH * num_instances * config.rollout.pipeline_parallel, _LOG_GAPS)
-        self.kv_tokens = kind.num_kv_blocks * (kind.batching.block_size or 1)
+        self.kv_tokens = kind.num_kv_blocks * kind.batching.block_size
         self.instance_of = np.full(len(sequences), -1, np.int64)
         self._requests, self._replicas = cluster.requests, cluster.replicas
 
@@ -142,7 +141,7 @@ def _longest(config: Posttrain) -> int:
 def check_memory(config: Posttrain) -> None:
     """Refuse a rollout instance whose KV cache does not hold the longest sequence."""
     kind, _ = _kind_and_tables(config.model, config.device, config.node, config.rollout, 1, _longest(config))
-    room = kind.num_kv_blocks * (kind.batching.block_size or 1)
+    room = kind.num_kv_blocks * kind.batching.block_size
     if room < _longest(config):
         raise ConfigError(
             f"the KV cache of an instance holds {room:,} tokens, the longest sequence has {_longest(config):,}.",
@@ -170,17 +169,11 @@ def _kind_and_tables(
         batching=BatchingConfig(policy=rollout.engine, max_sequences=rollout.max_running_requests, prefix_cache=False),
         timing=TimingConfig(scale=1.0 / rollout.efficiency, host=rollout.host),
     )
-    kind = resolve(scenario, catalog.model(model))[0]
+    kind = resolve(scenario)[0]
     # The tables cover the longest sequence, whatever is drawn, so that they are baked once.
     cap = kind.max_in_batch
     widest = Sequences(*(np.full(cap, value, np.int64) for value in (0, 1, longest - 1, 0)))
     return kind, bake(model, [kind], _requests(widest)).tables
-
-
-@lru_cache(maxsize=4)
-def _engine(policy: str) -> Engine:
-    policies = tuple(callable_policy(policy) for _ in range(MAX_POLICIES))
-    return Engine(callable_proceed(), policies, callable_router(find_router("round_robin")))
 
 
 def _requests(sequences: Sequences) -> Requests:

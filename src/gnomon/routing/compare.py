@@ -16,7 +16,7 @@ from gnomon.core.config import load
 from gnomon.core.errors import ConfigError, UnknownNameError
 from gnomon.core.parallel import map_ordered
 from gnomon.routing.config import CompareConfig
-from gnomon.serving.routers import router_names
+from gnomon.serving.routers import ROUTERS
 from gnomon.serving.scenario import LengthsKnown, RouterConfig, Scenario
 
 BASELINES = (
@@ -152,9 +152,9 @@ def paired(differences: np.ndarray[Any, np.dtype[np.float64]]) -> Paired:
 
 def contenders(config: CompareConfig, policies: dict[str, Path | None], lengths: LengthsKnown) -> list[Contender]:
     """The policies (None: the one that comes with Gnomon), the baselines, and the bound."""
-    unknown = set(config.routers) - set(router_names())
+    unknown = set(config.routers) - set(ROUTERS)
     if unknown:
-        raise UnknownNameError("router", unknown.pop(), router_names(), where="compare.routers")
+        raise UnknownNameError("router", unknown.pop(), ROUTERS, where="compare.routers")
     found = [
         Contender(name, _router("learned", lengths, str(path) if path else None), "policy")
         for name, path in policies.items()

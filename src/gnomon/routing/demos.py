@@ -25,16 +25,13 @@ from gnomon.core.errors import DataError, UnknownNameError
 from gnomon.core.files import written_whole
 from gnomon.core.streams import stream
 from gnomon.routing.config import RouteConfig
-from gnomon.serving.routers import router_names
+from gnomon.serving.routers import ROUTERS
 from gnomon.serving.routers.observation import ADDED_VS, FEATURES, SCHEMA_HASH
 
 if TYPE_CHECKING:
     from gnomon.routing.environment import VectorClusters
 
 Floats32 = NDArray[np.float32]
-
-NOT_OF_THE_STATE = ("random", "round_robin", "sticky_session", "power_of_two")
-"""Routers whose choice is no function of the state that the policy sees."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +88,7 @@ def collections(config: RouteConfig, policy: Path | None = None, round_: int = 0
 
 def check_names(config: RouteConfig) -> None:
     """Refuse drivers and teachers that nobody knows, before anything is collected."""
-    drivers = [*router_names(), "unselfish"]
+    drivers = [*ROUTERS, "unselfish"]
     for name in config.demos.drivers:
         if name not in drivers:
             raise UnknownNameError("driver", name, drivers, where="demos.drivers")
@@ -147,7 +144,7 @@ class _Labels:
         self.name = driver if config.demos.teacher == "own" else config.demos.teacher
         self.sharpness = config.demos.sharpness
         self.rollout = RolloutTeacher(base=config.demos.base, horizon=config.demos.lookahead)
-        self.heuristic = HeuristicTeacher(self.name) if self.name in router_names() else None
+        self.heuristic = HeuristicTeacher(self.name) if self.name in ROUTERS else None
 
     def __call__(self, clusters: VectorClusters, rows: Any, mask: Any) -> tuple[Any, Any]:
         if self.name == "rollout":
@@ -155,7 +152,8 @@ class _Labels:
         if self.name == "unselfish":  # What it goes by is among the features: the log of the added latency.
             costs = rows[:, :, ADDED_VS]
             return soft_targets(costs * self.sharpness, mask), costs
-        if self.heuristic is None or self.name in NOT_OF_THE_STATE:
+        # A choice that is no function of what the policy sees teaches nothing.
+        if self.heuristic is None or ROUTERS[self.name].draws or not ROUTERS[self.name].sees_state:
             return mask / mask.sum(1, keepdims=True), np.zeros(mask.shape)
         return np.eye(mask.shape[1])[self.heuristic.actions(clusters)], np.zeros(mask.shape)
 

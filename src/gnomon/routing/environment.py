@@ -27,10 +27,10 @@ from gnomon.routing.ensemble import (
 )
 from gnomon.routing.traffic import RandomTraffic
 from gnomon.serving.build import fill_replicas, fill_requests
-from gnomon.serving.cluster import Engine, Fleet, new_cluster
-from gnomon.serving.compilation import MAX_POLICIES, callable_policy, callable_proceed, callable_router
+from gnomon.serving.cluster import Fleet, new_cluster
+from gnomon.serving.compilation import engine_of
 from gnomon.serving.log import new_log
-from gnomon.serving.routers import RouterSpec, find_router
+from gnomon.serving.routers import ROUTERS, RouterSpec
 from gnomon.serving.routers.observation import MEMORY_PER_REPLICA, NUM_FEATURES
 from gnomon.serving.scenario import LengthsKnown, RouterConfig
 from gnomon.serving.simulate import predicted_outputs
@@ -47,13 +47,8 @@ def _lopsided(fleet: Fleet, request_id: int) -> int:
     return int(fleet.draws[request_id, 0] ** 3 * fleet.cluster.replicas.size)
 
 
-LOPSIDED = RouterSpec("lopsided", _lopsided, True, True, 1, {})
+LOPSIDED = RouterSpec("lopsided", _lopsided)
 WARM_UP_ROUTERS = ("least_outstanding", "random", "predicted_latency", "lopsided")
-
-
-def engine_with(spec: RouterSpec, policy: str) -> Engine:
-    """The compiled engine with one router and one batching policy."""
-    return Engine(callable_proceed(), (callable_policy(policy),) * MAX_POLICIES, callable_router(spec))
 
 
 class VectorClusters:
@@ -89,7 +84,7 @@ class VectorClusters:
         self.router_config = RouterConfig(lengths=lengths)
         self.num_requests = self.traffic.max_warm_up + horizon + SPARE_REQUESTS
         self.log = new_log(64, 64)
-        self._engine = engine_with(find_router("round_robin"), self.traffic.policy)
+        self._engine = engine_of([self.traffic.policy], ROUTERS["round_robin"])
         self._blank = self._new_cluster()
         self.many = self.new_ensemble(num_envs)
         self._step_all = bound(step_all, self.many, self._engine, self.log, np.zeros(num_envs, np.int64))
@@ -178,7 +173,7 @@ class VectorClusters:
         self._done_at[env] = episode.warm_up + self.horizon
         self._unit_s[env] = episode.alone_s
         rule = WARM_UP_ROUTERS[int(random.integers(len(WARM_UP_ROUTERS)))]
-        engine = engine_with(LOPSIDED if rule == "lopsided" else find_router(rule), self.traffic.policy)
+        engine = engine_of([self.traffic.policy], LOPSIDED if rule == "lopsided" else ROUTERS[rule])
         self._warm_up(self.many, engine, self.log, env, episode.warm_up)
 
     def _fill(self, env: int, episode: Episode, seed: int) -> None:

@@ -7,9 +7,10 @@ import numpy as np
 from gnomon.core.arrays import Floats, Ints
 from gnomon.core.jit import bound
 from gnomon.routing.ensemble import Ensemble, copy_lane, opinions, roll_out
-from gnomon.routing.environment import SPARE_REQUESTS, VectorClusters, engine_with
+from gnomon.routing.environment import SPARE_REQUESTS, VectorClusters
 from gnomon.serving.cluster import Fleet
-from gnomon.serving.routers import RouterSpec, find_router, router_names
+from gnomon.serving.compilation import engine_of
+from gnomon.serving.routers import ROUTERS, RouterSpec
 from gnomon.serving.routers.observation import ADDED_VS, MEMORY_PER_REPLICA, NUM_FEATURES, observe, remember_choice
 from gnomon.serving.scenario import RouterConfig
 
@@ -27,7 +28,7 @@ def _unselfish(fleet: Fleet, request_id: int) -> int:
     return best
 
 
-UNSELFISH = RouterSpec("unselfish", _unselfish, True, True, MEMORY_PER_REPLICA, {}, foretells=True)
+UNSELFISH = RouterSpec("unselfish", _unselfish, memory=MEMORY_PER_REPLICA, foretells=True)
 
 
 def _router(name_or_file: str, envs: VectorClusters) -> tuple[RouterSpec, Floats]:
@@ -35,13 +36,13 @@ def _router(name_or_file: str, envs: VectorClusters) -> tuple[RouterSpec, Floats
     lengths = envs.router_config.lengths
     if name_or_file == UNSELFISH.name:
         spec, config = UNSELFISH, RouterConfig(lengths=lengths)
-    elif name_or_file in router_names():
-        spec, config = find_router(name_or_file), RouterConfig(name=name_or_file, lengths=lengths)
+    elif name_or_file in ROUTERS:
+        spec, config = ROUTERS[name_or_file], RouterConfig(name=name_or_file, lengths=lengths)
     else:
-        spec, config = find_router("learned"), RouterConfig(name="learned", lengths=lengths, checkpoint=name_or_file)
-    assert spec.is_compiled and spec.memory <= MEMORY_PER_REPLICA, "routers of one's own do not teach"
+        spec, config = ROUTERS["learned"], RouterConfig(name="learned", lengths=lengths, checkpoint=name_or_file)
+    assert spec.compiled and spec.memory <= MEMORY_PER_REPLICA, "routers of one's own do not teach"
     numbers = spec.numbers(config) if spec.numbers else np.zeros(0)
-    return spec, np.array([*spec.parameters.values(), *numbers] or [0.0])
+    return spec, np.array([*spec.options.values(), *numbers] or [0.0])
 
 
 class HeuristicTeacher:
@@ -57,7 +58,7 @@ class HeuristicTeacher:
         chosen = np.zeros(envs.num_envs, np.int64)
         if self._asked is not envs:
             spec, self._parameters = _router(self.name, envs)
-            self._engine, self._asked = engine_with(spec, envs.traffic.policy), envs
+            self._engine, self._asked = engine_of([envs.traffic.policy], spec), envs
             self._opinions = bound(opinions, envs.many, self._engine, chosen)
             self._memory, self._lives = np.zeros_like(envs.many.router_memory), envs.lives.copy()
         self._memory[self._lives != envs.lives] = 0.0
@@ -86,7 +87,7 @@ class RolloutTeacher:
         if self._asked is not envs:
             self._spec, self._parameters = _router(self.base, envs)
             self._copies, self._asked = envs.new_ensemble(envs.max_replicas), envs
-        engine, observes = engine_with(self._spec, envs.traffic.policy), self._spec.memory == MEMORY_PER_REPLICA
+        engine, observes = engine_of([envs.traffic.policy], self._spec), self._spec.memory == MEMORY_PER_REPLICA
         copies = self._copies_for(envs)
         found, many = np.full((envs.num_envs, envs.max_replicas), np.inf), envs.many
         rolled = bound(roll_out, copies, engine, envs.log, 0, observes, 0.0, found[0])

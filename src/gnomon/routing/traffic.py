@@ -8,13 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from gnomon import catalog
 from gnomon.core.arrays import Floats
 from gnomon.core.config import build
 from gnomon.core.errors import ConfigError
 from gnomon.routing.domain import DomainConfig, Episode
-from gnomon.serving.build import policies_of
-from gnomon.serving.kinds import Kind, bake, resolve
+from gnomon.serving.kinds import Kind, bake, policies_of, resolve
 from gnomon.serving.scenario import Scenario
 from gnomon.timing.iteration import IterationTables
 from gnomon.timing.lookup import Shape, stage_s, with_host_s
@@ -38,7 +36,7 @@ def _kinds_and_tables(domain: DomainConfig) -> tuple[list[Kind], IterationTables
     ]
     batching = {"max_sequences": max(domain.max_sequences), "max_batch_tokens": max(domain.max_batch_tokens)}
     scenario = build(Scenario, {"model": domain.model, "pools": pools, "batching": batching})
-    kinds = resolve(scenario, catalog.model(domain.model))
+    kinds = resolve(scenario)
     count = max(domain.max_sequences)  # As many as a batch may hold.
     longest = _requests(np.full(count, domain.max_tokens - 1), np.ones(count))
     return kinds, bake(domain.model, kinds, longest).tables
@@ -96,7 +94,7 @@ class ScenarioTraffic:
     """The cluster of one scenario, with requests drawn anew for every episode. The first tenth is warm-up."""
 
     def __init__(self, scenario: Scenario, num_decisions: int) -> None:
-        kinds = resolve(scenario, catalog.model(scenario.model))
+        kinds = resolve(scenario)
         policies = policies_of(kinds)
         if len(policies) > 1 or any(k.replica.pipeline_parallel * k.replica.data_parallel > 1 for k in kinds):
             raise ConfigError("a router is trained on replicas of one policy, without pipeline or data parallelism.")
@@ -111,7 +109,7 @@ class ScenarioTraffic:
         self.max_replicas, self.max_running = len(self._kinds), max(kind.max_running for kind in kinds)
         self.cached_blocks = max((kind.num_kv_blocks for kind in kinds if kind.batching.prefix_cache), default=0)
         self._longest = int(sample.total_tokens.max())
-        sizes = [kind.batching.block_size or 1 for kind in kinds]
+        sizes = [kind.batching.block_size for kind in kinds]
         self.block_size, self.blocks_per_request = max(sizes), self._longest // min(sizes) + 2
 
     def draw(self, num_decisions: int, random: np.random.Generator) -> Episode:
@@ -197,15 +195,15 @@ def _iteration_s(tables: IterationTables, row: int, prefill: float, decodes: int
 def capacity_per_s(tables: IterationTables, row: int, kind: Kind, prompt: float, output: float) -> float:
     """Requests per second that a replica can serve: full batches in which as many start as finish."""
     kv = prompt + output / 2
-    room = kind.num_kv_blocks * (kind.batching.block_size or 1) / (prompt + output)
+    room = kind.num_kv_blocks * kind.batching.block_size / (prompt + output)
     batch = max(1, int(min(kind.max_in_batch, room)))
-    chunk = min(batch * prompt / output, float(kind.batching.max_batch_tokens or 1))
+    chunk = min(batch * prompt / output, kind.batching.max_batch_tokens)
     return min(batch / output, chunk / prompt) / _iteration_s(tables, row, chunk, batch, kv)
 
 
 def alone_s(tables: IterationTables, row: int, kind: Kind, prompt: float, output: float) -> float:
     """Latency of a request that has a replica for itself."""
-    chunk = min(prompt, float(kind.batching.max_batch_tokens or 1))
+    chunk = min(prompt, kind.batching.max_batch_tokens)
     return prompt / chunk * _iteration_s(tables, row, chunk, 0, 0.0) + output * _iteration_s(tables, row, 0, 1, prompt)
 
 

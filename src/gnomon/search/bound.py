@@ -8,26 +8,21 @@ from __future__ import annotations
 
 import numpy as np
 
-from gnomon import catalog
-from gnomon.serving.kinds import Kind, bake, resolve
+from gnomon.serving.kinds import Kind, accepted, bake, resolve
 from gnomon.serving.scenario import Scenario
 from gnomon.timing.iteration import IterationTables
-from gnomon.workload import Requests, limit_lengths
-
-_SEPARATE = ("vllm", "orca", "faster_transformer", "lightllm")
-"""Policies whose iterations either prefill or decode (orca mixes, but its batch cap counts both)."""
+from gnomon.workload import Requests
 
 
 def rate_bound(scenario: Scenario, requests: Requests) -> float:
     """Requests per second that the replicas of a scenario cannot exceed on these requests."""
-    kinds = resolve(scenario, catalog.model(scenario.model))
-    longest = min(kind.max_request_tokens for kind in kinds)
-    accepted = limit_lengths(requests, longest, scenario.workload.over_long)
-    tables = bake(scenario.model, kinds, accepted).tables
+    kinds = resolve(scenario)
+    served = accepted(scenario, kinds, requests)
+    tables = bake(scenario.model, kinds, served).tables
     row, total = 0, 0.0
     for kind in kinds:
         stages = range(row, row + kind.replica.pipeline_parallel)
-        total += kind.num_ranks / max(_seconds_per_request(kind, tables, stage, accepted) for stage in stages)
+        total += kind.num_ranks / max(_seconds_per_request(kind, tables, stage, served) for stage in stages)
         row += kind.replica.pipeline_parallel
     return total
 
@@ -40,8 +35,7 @@ def _seconds_per_request(kind: Kind, tables: IterationTables, stage: int, reques
     decodes = output - 1.0
     budget = min(kind.max_iteration_tokens(requests), tables.token_s.shape[1] - 1)
     per_token = _cheapest(tables.token_s[stage], budget)
-    separate = kind.batching.policy in _SEPARATE and kind.batching.policy != "orca"
-    per_decode = _cheapest(tables.token_s[stage], kind.max_in_batch) if separate else per_token
+    per_decode = per_token if kind.policy.mixes else _cheapest(tables.token_s[stage], kind.max_in_batch)
     seconds = per_token * prompt.mean() + per_decode * decodes.mean()
     seconds += _cheapest(tables.sequence_s[stage], kind.max_in_batch) * (decodes.mean() / kind.tokens_per_decode)
     if not tables.mixed_s.shape[1] and not tables.skew.shape[1]:

@@ -28,11 +28,9 @@ def price(scenario: Scenario) -> Price:
     """GPUs and dollars per hour, from the catalog's prices unless the scenario gives one."""
     gpus, dollars = 0, 0.0
     for pool in scenario.kinds():
-        assert pool.replica is not None and pool.device is not None
-        count = pool.num_replicas * pool.replica.num_gpus
         given = scenario.price_per_gpu_hour
-        gpus += count
-        dollars += count * (given if given is not None else catalog.device(pool.device).price_per_hour)
+        gpus += pool.num_gpus
+        dollars += pool.num_gpus * (given if given is not None else catalog.device(pool.device).price_per_hour)
     return Price(gpus, dollars)
 
 

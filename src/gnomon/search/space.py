@@ -12,8 +12,8 @@ from gnomon import catalog
 from gnomon.core.config import load
 from gnomon.core.errors import ConfigError, UnknownNameError
 from gnomon.search.config import BatchingSpace, SearchConfig
-from gnomon.serving.policies import policy_names
-from gnomon.serving.routers import router_names
+from gnomon.serving.policies import POLICIES
+from gnomon.serving.routers import ROUTERS
 from gnomon.serving.scenario import Scenario
 
 _SHORT = {
@@ -112,11 +112,11 @@ def _check_names(search: SearchConfig) -> None:
             catalog.node(node)
     own_files = any(key.endswith(".file") for key in search.settings)
     for batching in search.space.batching:
-        if batching.policy not in policy_names() and not own_files:
-            raise UnknownNameError("batching policy", batching.policy, policy_names(), where="space.batching")
+        if batching.policy not in POLICIES and not own_files:
+            raise UnknownNameError("batching policy", batching.policy, POLICIES, where="space.batching")
     for router in search.space.router:
-        if router not in router_names() and not own_files:
-            raise UnknownNameError("router", router, router_names(), where="space.router")
+        if router not in ROUTERS and not own_files:
+            raise UnknownNameError("router", router, ROUTERS, where="space.router")
     taken = {"model", "workload", "seed", "device", "num_replicas"} & {key.split(".")[0] for key in search.settings}
     if taken:
         raise ConfigError(f"{taken.pop()} has a key of its own in a search.", where="settings", fix="Set it there.")

@@ -10,8 +10,7 @@ from gnomon.core.arrays import Floats, Ints
 from gnomon.core.errors import ConfigError
 from gnomon.core.streams import stream
 from gnomon.serving.cluster import new_cluster
-from gnomon.serving.compilation import MAX_POLICIES
-from gnomon.serving.kinds import Kind
+from gnomon.serving.kinds import Kind, policies_of
 from gnomon.serving.loop import NEVER
 from gnomon.serving.state import NONE, Cluster
 from gnomon.serving.stepping import NEVER_STEP
@@ -30,25 +29,17 @@ class Recording:
     """Requests in all batches: how much to record for the comparison."""
 
 
-def policies_of(kinds: list[Kind]) -> list[str]:
-    """The different policies of a fleet, in the order in which replicas refer to them."""
-    names = list(dict.fromkeys(kind.batching.policy for kind in kinds))
-    if len(names) > MAX_POLICIES:
-        raise ConfigError(f"a fleet may mix at most {MAX_POLICIES} batching policies, not {len(names)}.", where="pools")
-    return names
-
-
 def build_cluster(kinds: list[Kind], requests: Requests, seed: int, recording: Recording | None = None) -> Cluster:
     """Arrays for all replicas and requests, with their limits filled in."""
     caches = [kind.num_kv_blocks for kind in kinds if kind.batching.prefix_cache]
-    smallest_block = min(kind.batching.block_size or 1 for kind in kinds)
+    smallest_block = min(kind.batching.block_size for kind in kinds)
     cluster = new_cluster(
         num_replicas=sum(kind.num_ranks for kind in kinds),
         num_requests=len(requests),
         max_stages=max(kind.replica.pipeline_parallel for kind in kinds),
         max_running=max(kind.max_running for kind in kinds),
         max_in_batch=max(kind.max_in_batch for kind in kinds),
-        block_size=max(kind.batching.block_size or 1 for kind in kinds),
+        block_size=max(kind.batching.block_size for kind in kinds),
         cached_blocks=max(caches, default=0),
         blocks_per_request=int(requests.total_tokens.max()) // smallest_block + 2,
         num_parameters=max(8, *(len(kind.batching.parameters) for kind in kinds)),
@@ -85,7 +76,6 @@ def fill_requests(cluster: Cluster, requests: Requests, seed: int) -> None:
 def fill_replicas(cluster: Cluster, kind: Kind, requests: Requests, first: int, row: int, policy: int) -> None:
     """Write the limits of idle replicas of one kind, from number `first` on, into a cluster's arrays."""
     batching, replica, count = kind.batching, kind.replica, kind.num_ranks
-    assert batching.block_size and batching.watermark is not None
     if batching.prefix_cache and requests.prefix_block_tokens % batching.block_size and len(requests.prefix_hashes):
         raise ConfigError(
             f"prefix hashes cover {requests.prefix_block_tokens} tokens, KV blocks hold {batching.block_size}.",
@@ -108,7 +98,7 @@ def fill_replicas(cluster: Cluster, kind: Kind, requests: Requests, first: int, 
     table.max_request_tokens = kind.max_request_tokens
     table.max_waiting_iterations = batching.max_waiting_iterations
     table.reserve_full_prompt = batching.reserve_full_prompt
-    table.prefix_cache = bool(batching.prefix_cache and kind.num_kv_blocks)
+    table.prefix_cache = batching.prefix_cache and kind.num_kv_blocks > 0
     table.blocks_per_hash = max(1, requests.prefix_block_tokens // batching.block_size)
     if replica.speculative:
         table.num_speculative = replica.speculative.num_tokens

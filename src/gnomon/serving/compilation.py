@@ -16,32 +16,24 @@ import numpy as np
 from gnomon.core.borrow import borrowed_type
 from gnomon.core.errors import ConfigError
 from gnomon.core.jit import ENABLED, compiled
-from gnomon.serving.cluster import Fleet, new_cluster
+from gnomon.serving.cluster import Engine, Fleet, new_cluster
+from gnomon.serving.kinds import MAX_POLICIES
 from gnomon.serving.log import new_log
 from gnomon.serving.loop import proceed
-from gnomon.serving.policies import BatchingPolicy, find_policy
+from gnomon.serving.policies import POLICIES, BatchingPolicy
 from gnomon.serving.routers import Router, RouterSpec
 from gnomon.serving.state import REPLICA, Replica, replica_view
 from gnomon.timing.iteration import blank
 
-MAX_POLICIES = 4
-"""Different policies in one fleet: a fixed number, so that the engine is compiled once."""
 
-
-def callable_policy(name: str) -> Any:
-    """The policy of that name as the engine calls it."""
-    policy = find_policy(name)
-    return _compiled_policy(policy) if ENABLED else policy
-
-
-def callable_router(spec: RouterSpec) -> Any:
-    """The router as the loop over arrivals calls it."""
-    return _compiled_router(spec.route) if ENABLED and spec.is_compiled else spec.route
-
-
-def callable_proceed() -> Any:
-    """The engine as the loop over arrivals calls it."""
-    return _compiled_proceed() if ENABLED else proceed
+def engine_of(policies: list[str], router: RouterSpec) -> Engine:
+    """The compiled engine with these batching policies, which replicas refer to by their place in the list."""
+    functions = [POLICIES[name].form_batch for name in policies]
+    functions += functions[:1] * (MAX_POLICIES - len(functions))
+    if not ENABLED:
+        return Engine(proceed, tuple(functions), router.route)
+    route = _compiled_router(router.route) if router.compiled else router.route
+    return Engine(_compiled_proceed(), tuple(_compiled_policy(one) for one in functions), route)
 
 
 @cache

@@ -8,16 +8,16 @@ from typing import Any
 
 from gnomon import catalog, timing
 from gnomon.catalog import Device, MemoryPlan, Model
-from gnomon.core.errors import ConfigError, UnknownNameError
-from gnomon.serving.policies import policy_names
-from gnomon.serving.scenario import BatchingConfig, PoolConfig, ReplicaConfig, Scenario
+from gnomon.core.errors import ConfigError
+from gnomon.core.user_files import load_user_file
+from gnomon.serving.policies import POLICIES, PolicySpec
+from gnomon.serving.scenario import KindConfig, ReplicaConfig, ResolvedBatching, Scenario
 from gnomon.timing.iteration import IterationTables, blank, stack
 from gnomon.timing.speculative import with_draft
-from gnomon.workload import Requests
+from gnomon.workload import Requests, limit_lengths
 
-_RESERVING = ("orca", "faster_transformer")
-"""Policies that hold memory for the longest possible request."""
-_WITHOUT_CACHE = ("vllm", "sarathi", "orca", "faster_transformer", "lightllm")
+MAX_POLICIES = 4
+"""Different batching policies in one fleet: a fixed number, so that the engine is compiled once."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,16 @@ class Kind:
     device: Device
     node: str | None
     replica: ReplicaConfig
-    batching: BatchingConfig
+    batching: ResolvedBatching
     timing: timing.TimingConfig
     plan: MemoryPlan | None
     num_kv_blocks: int
     max_request_tokens: int
+
+    @property
+    def policy(self) -> PolicySpec:
+        """What its batching policy is like."""
+        return POLICIES[self.batching.policy]
 
     @property
     def num_ranks(self) -> int:
@@ -49,17 +54,17 @@ class Kind:
     @property
     def max_running(self) -> int:
         """Requests that may hold blocks at once."""
-        cap = _given(self.batching.max_sequences)
-        return cap * self.replica.pipeline_parallel if self.batching.policy in _RESERVING else cap
+        batches = self.replica.pipeline_parallel if self.policy.max_sequences_of == "batch" else 1
+        return self.batching.max_sequences * batches
 
     @property
     def max_in_batch(self) -> int:
         """Requests in one batch."""
-        cap = _given(self.batching.max_sequences)
-        if self.batching.policy in _RESERVING:
-            return min(cap, self.plan.max_batch) if self.plan and self.plan.max_batch else cap
-        if self.batching.policy in ("vllm", "sarathi", "lightllm"):
+        cap = self.batching.max_sequences
+        if self.policy.max_sequences_of == "stages":
             return max(1, cap // self.replica.pipeline_parallel)
+        if self.policy.reserves == "longest" and self.plan and self.plan.max_batch:
+            return min(cap, self.plan.max_batch)
         return cap
 
     @property
@@ -70,42 +75,46 @@ class Kind:
     def max_iteration_tokens(self, requests: Requests) -> int:
         """The most tokens that one iteration can have."""
         in_batch = min(self.max_in_batch, len(requests))
-        if self.batching.policy in _RESERVING:
-            return in_batch * int(requests.total_tokens.max())
-        decodes = in_batch * self.tokens_per_decode
-        if self.batching.policy in ("vllm_v1", "sglang"):
-            return max(_given(self.batching.max_batch_tokens), decodes)
-        return _given(self.batching.max_batch_tokens) + decodes
+        decodes, given = in_batch * self.tokens_per_decode, self.batching.max_batch_tokens
+        match self.policy.max_batch_tokens_of:
+            case "iteration" | "prefill":
+                return max(given, decodes)
+            case "chunks":
+                return given + decodes
+            case "nothing":
+                return in_batch * int(requests.total_tokens.max())
 
 
-def _given(value: int | None) -> int:
-    assert value is not None, "resolved() fills it in"
-    return value
-
-
-def resolve(scenario: Scenario, model: Model) -> list[Kind]:
+def resolve(scenario: Scenario) -> list[Kind]:
     """Check every kind of replica of a scenario, and plan its memory."""
-    return [_resolve_one(model, pool) for pool in scenario.kinds()]
+    model = catalog.model(scenario.model)
+    kinds = [_resolve_one(model, pool) for pool in scenario.kinds()]
+    count = len(policies_of(kinds))
+    if count > MAX_POLICIES:
+        raise ConfigError(f"a fleet may mix at most {MAX_POLICIES} batching policies, not {count}.", where="pools")
+    return kinds
 
 
-def _resolve_one(model: Model, pool: PoolConfig) -> Kind:
-    replica, batching = pool.replica, pool.batching
-    assert replica is not None and batching is not None and pool.device is not None and pool.timing is not None
-    if batching.policy not in policy_names():
-        raise UnknownNameError("batching policy", batching.policy, policy_names())
-    if batching.policy == "lightllm" and replica.pipeline_parallel > 1:
-        raise ConfigError("lightllm has no pipeline stages.", where="replica.pipeline_parallel", fix="Set it to 1.")
-    if replica.speculative and batching.policy != "vllm_v1":
-        raise ConfigError(
-            f"speculative decoding is not part of {batching.policy}.", where="replica.speculative", fix="Use vllm_v1."
-        )
-    unused = [key for key in ("prefix_cache", "max_chunk_tokens") if getattr(batching, key)]
-    if unused and batching.policy in _WITHOUT_CACHE:
-        raise ConfigError(f"{batching.policy} has no {unused[0]}.", where=f"batching.{unused[0]}", fix="Leave it out.")
+def policies_of(kinds: list[Kind]) -> list[str]:
+    """The different policies of a fleet, in the order in which replicas refer to them."""
+    return list(dict.fromkeys(kind.batching.policy for kind in kinds))
+
+
+def accepted(scenario: Scenario, kinds: list[Kind], requests: Requests) -> Requests:
+    """The requests with those treated that are too long for one of the kinds."""
+    return limit_lengths(requests, min(kind.max_request_tokens for kind in kinds), scenario.workload.over_long)
+
+
+def _resolve_one(model: Model, pool: KindConfig) -> Kind:
+    replica = pool.replica
+    if pool.batching.file is not None:
+        load_user_file(pool.batching.file)
+    batching = pool.batching.resolved()
+    _check_traits(POLICIES[batching.policy], replica, batching)
     device = catalog.device(pool.device)
     longest = replica.max_request_tokens or model.max_context_tokens
-    plan = None
-    if replica.num_kv_blocks is None or batching.policy in _RESERVING:
+    blocks, plan = replica.num_kv_blocks, None
+    if blocks is None or POLICIES[batching.policy].reserves == "longest":
         plan = catalog.plan_memory(
             model,
             device,
@@ -113,19 +122,32 @@ def _resolve_one(model: Model, pool: PoolConfig) -> Kind:
             planner=replica.planner,
             dtype=pool.timing.dtype,
             kv_dtype=pool.timing.kv_dtype,
-            block_size=_given(batching.block_size),
+            block_size=batching.block_size,
             memory_utilization=replica.memory_utilization,
             max_tokens=longest,
-            max_batched_tokens=_given(batching.max_batch_tokens),
-            max_sequences=_given(batching.max_sequences),
+            max_batched_tokens=batching.max_batch_tokens,
+            max_sequences=batching.max_sequences,
         )
-    blocks = replica.num_kv_blocks
-    if blocks is None:
-        assert plan is not None
-        blocks = plan.num_kv_blocks
+        blocks = plan.num_kv_blocks if blocks is None else blocks
     return Kind(
         pool.num_replicas, pool.device, device, pool.node, replica, batching, pool.timing, plan, blocks, longest
     )
+
+
+def _check_traits(policy: PolicySpec, replica: ReplicaConfig, batching: ResolvedBatching) -> None:
+    """Refuse what the policy would leave unread."""
+    if replica.pipeline_parallel > 1 and not policy.has_stages:
+        raise ConfigError(
+            f"{policy.name} has no pipeline stages.", where="replica.pipeline_parallel", fix="Set it to 1."
+        )
+    if replica.speculative and not policy.speculates:
+        raise ConfigError(
+            f"speculative decoding is not part of {policy.name}.", where="replica.speculative", fix="Use vllm_v1."
+        )
+    has = {"prefix_cache": policy.has_prefix_cache, "max_chunk_tokens": policy.has_chunk_cap}
+    for setting, is_read in has.items():
+        if getattr(batching, setting) and not is_read:
+            raise ConfigError(f"{policy.name} has no {setting}.", where=f"batching.{setting}", fix="Leave it out.")
 
 
 @dataclass(frozen=True)

@@ -359,9 +359,8 @@ def _why_rejected(run: Run) -> str:
     worst = q[refused[np.argmax(q.prefill_tokens[refused])]]
     replica = run.cluster.replicas[worst.replica]
     kind = run.kinds[run.kind_of_replica[worst.replica]]
-    assert kind.batching is not None
     tokens, kept = int(worst.prefill_tokens), int(replica.watermark_blocks)
-    if kind.batching.policy == "orca":
+    if kind.policy.reserves == "longest":
         tokens, kept = int(replica.max_request_tokens), 0
     needed = -(-tokens // int(replica.block_size))
     free = f", {kept:,} of which stay free" if kept else ""

@@ -9,6 +9,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from gnomon.catalog import Parallelism
 from gnomon.core.config import Config
 from gnomon.core.errors import ConfigError
+from gnomon.serving.policies import COMMON_DEFAULTS, POLICIES
 from gnomon.timing import TimingConfig
 from gnomon.workload import WorkloadConfig
 
@@ -48,7 +49,7 @@ class ReplicaConfig(Parallelism):
 
 
 class BatchingConfig(Config):
-    """What one iteration of a replica runs. What is not given follows the policy's own custom."""
+    """What one iteration of a replica runs. What is not given follows the policy's own defaults."""
 
     shorthand: ClassVar[str] = "policy"
 
@@ -76,22 +77,20 @@ class BatchingConfig(Config):
     parameters: tuple[float, ...] = ()
     """Numbers for your own policy."""
 
-    def resolved(self) -> BatchingConfig:
-        """The same with the policy's customs filled in."""
-        custom = {**_CUSTOM, **_CUSTOMS.get(self.policy, {})}
-        return self.model_copy(update={key: value for key, value in custom.items() if getattr(self, key) is None})
+    def resolved(self) -> ResolvedBatching:
+        """The same with the policy's defaults filled in."""
+        given = self.model_dump(exclude_unset=True, exclude_none=True)
+        return ResolvedBatching(**{**COMMON_DEFAULTS, **POLICIES[self.policy].defaults, **given})
 
 
-_CUSTOM: dict[str, Any] = {
-    "max_sequences": 128, "max_batch_tokens": 4096, "block_size": 16, "watermark": 0.01, "prefix_cache": False,
-}  # fmt: skip
-_MODERN: dict[str, Any] = {"max_sequences": 256, "max_batch_tokens": 8192, "watermark": 0.0, "prefix_cache": True}
-_CUSTOMS: dict[str, dict[str, Any]] = {
-    "vllm_v1": _MODERN,
-    "sglang": _MODERN,
-    "sarathi": {"max_batch_tokens": 512},
-    "lightllm": {"block_size": 1},
-}
+class ResolvedBatching(BatchingConfig):
+    """Batching with nothing left open."""
+
+    max_sequences: PositiveInt
+    max_batch_tokens: PositiveInt
+    block_size: PositiveInt
+    watermark: float
+    prefix_cache: bool
 
 
 class RouterConfig(Config):
@@ -117,7 +116,7 @@ class RouterConfig(Config):
 
 class PoolConfig(Config):
     """Replicas of one kind in a fleet of several kinds. What is not given is as in the scenario, key by key within its
-    sections too; but a pool with another batching policy starts from that policy's customs."""
+    sections too; but a pool with another batching policy starts from that policy's defaults."""
 
     num_replicas: PositiveInt = 1
     device: str | None = None
@@ -125,6 +124,25 @@ class PoolConfig(Config):
     replica: ReplicaConfig | None = None
     batching: BatchingConfig | None = None
     timing: TimingConfig | None = None
+
+
+class KindConfig(PoolConfig):
+    """Replicas of one kind, with every section."""
+
+    device: str
+    replica: ReplicaConfig
+    batching: BatchingConfig
+    timing: TimingConfig
+
+    @property
+    def num_ranks(self) -> int:
+        """Schedulers of this kind: replicas, or their data-parallel ranks."""
+        return self.num_replicas * self.replica.data_parallel
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of all replicas of this kind."""
+        return self.num_replicas * self.replica.num_gpus
 
 
 class SloConfig(Config):
@@ -177,16 +195,16 @@ class Scenario(Config):
             raise ConfigError("num_replicas and pools both say how many replicas there are.", fix="Give one of them.")
         return self
 
-    def kinds(self) -> list[PoolConfig]:
-        """Every kind of replica, with nothing left open."""
+    def kinds(self) -> list[KindConfig]:
+        """Every kind of replica, with all its sections."""
         pools = self.pools or (PoolConfig(num_replicas=self.num_replicas),)
         return [
-            PoolConfig(
+            KindConfig(
                 num_replicas=pool.num_replicas,
                 device=pool.device or self.device,
                 node=pool.node or (self.node if pool.device in (None, self.device) else None),
                 replica=pool.replica or self.replica,
-                batching=(pool.batching or self.batching).resolved(),
+                batching=pool.batching or self.batching,
                 timing=pool.timing or self.timing,
             )
             for pool in pools

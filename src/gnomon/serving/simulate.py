@@ -15,25 +15,18 @@ from gnomon.core.errors import ConfigError, UnknownNameError
 from gnomon.core.jit import function_arguments
 from gnomon.core.streams import stream
 from gnomon.core.user_files import load_user_file
-from gnomon.serving.build import Recording, build_cluster, policies_of
-from gnomon.serving.cluster import (
-    Engine,
-    Fleet,
-    advance_all,
-    serve_closed_loop,
-    serve_open_loop,
-    serve_plain_router,
-)
-from gnomon.serving.compilation import MAX_POLICIES, callable_policy, callable_proceed, callable_router
-from gnomon.serving.kinds import Kind, bake, no_times, resolve
+from gnomon.serving.build import Recording, build_cluster
+from gnomon.serving.cluster import Fleet, advance_all, serve_closed_loop, serve_open_loop, serve_plain_router
+from gnomon.serving.compilation import engine_of
+from gnomon.serving.kinds import Kind, accepted, bake, no_times, policies_of, resolve
 from gnomon.serving.log import Log, new_log
 from gnomon.serving.loop import NEVER
-from gnomon.serving.routers import RouterSpec, find_router, router_names
+from gnomon.serving.routers import ROUTERS, RouterSpec
 from gnomon.serving.scenario import RouterConfig, Scenario
 from gnomon.serving.state import Cluster
 from gnomon.serving.warmup import begin_measuring, without_warmup
 from gnomon.timing.iteration import IterationTables
-from gnomon.workload import Requests, generate, limit_lengths
+from gnomon.workload import Requests, generate
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,34 +64,28 @@ def run(
 
     `on_progress(done, total)` is called now and then with the number of requests that have arrived.
     """
-    model = catalog.model(scenario.model)
-    load_user_files(scenario)
-    kinds = resolve(scenario, model)
+    router = _find_router(scenario.router)
+    kinds = resolve(scenario)
     offered = requests if requests is not None else generate(scenario.workload, scenario.seed)
-    offered = limit_lengths(offered, min(kind.max_request_tokens for kind in kinds), scenario.workload.over_long)
+    offered = accepted(scenario, kinds, offered)
     if not len(offered):
         raise ConfigError("there is no request to serve.", where="workload", fix=" ".join(offered.notes) or None)
     times = no_times(kinds) if recording else bake(scenario.model, kinds, offered)
     cluster = build_cluster(kinds, offered, scenario.seed, recording)
     log = new_log(max_members=recording.num_members if recording else keep_members)
     with function_arguments():
-        before = _serve(scenario, kinds, offered, cluster, times.tables, log, forced_replicas, on_progress)
+        before = _serve(scenario, router, kinds, offered, cluster, times.tables, log, forced_replicas, on_progress)
     if before is not None:
         cluster, offered = without_warmup(cluster, log, offered, before)
     notes = [*offered.notes, *times.notes]
-    return Run(scenario, model, kinds, offered, cluster, log, times.tables, notes, times.uncertainty)
-
-
-def load_user_files(scenario: Scenario) -> None:
-    """Run the Python files that register the user's own policies and routers."""
-    files = [scenario.router.file, scenario.batching.file, *(p.batching.file for p in scenario.pools if p.batching)]
-    for file in files:
-        if file is not None:
-            load_user_file(file)
+    return Run(
+        scenario, catalog.model(scenario.model), kinds, offered, cluster, log, times.tables, notes, times.uncertainty
+    )
 
 
 def _serve(
     scenario: Scenario,
+    spec: RouterSpec,
     kinds: list[Kind],
     requests: Requests,
     cluster: Cluster,
@@ -108,14 +95,8 @@ def _serve(
     on_progress: Callable[[int, int], None] | None,
 ) -> dict[str, Any] | None:
     """Run the cluster, in slices so that progress can be shown. Returns the accounts at the end of a warm-up."""
-    if scenario.router.name not in router_names():
-        raise UnknownNameError("router", scenario.router.name, router_names())
-    spec = find_router(scenario.router.name)
-    _check_router(scenario.router, spec)
-    options = [scenario.router.options.get(name, default) for name, default in spec.parameters.items()]
+    options = [scenario.router.options.get(name, default) for name, default in spec.options.items()]
     numbers = spec.numbers(scenario.router) if spec.numbers else np.zeros(0)
-    names = policies_of(kinds)
-    policies = tuple(callable_policy(name) for name in (names * MAX_POLICIES)[:MAX_POLICIES])
     total, num_replicas = len(requests), cluster.replicas.size
     fleet = Fleet(
         cluster,
@@ -125,11 +106,11 @@ def _serve(
         np.zeros(spec.memory * num_replicas + 8),
         predicted_outputs(scenario.router, requests, scenario.seed),
     )
-    spec_route = spec if spec.is_compiled and forced_replicas is None else find_router("round_robin")
-    engine = Engine(callable_proceed(), policies, callable_router(spec_route))
+    is_asked = spec.compiled and forced_replicas is None
+    engine = engine_of(policies_of(kinds), spec if is_asked else ROUTERS["round_robin"])
     stop_s = scenario.time_limit_s or NEVER
     if requests.concurrency:
-        if not spec.is_compiled:
+        if not spec.compiled:
             raise ConfigError("a plain Python router cannot serve a closed loop.", where="router.name")
         think_s = requests.think_s if len(requests.think_s) else np.zeros(total)
         first, before = requests.num_warmup, None
@@ -146,7 +127,7 @@ def _serve(
     for last in _slices(arriving, on_progress):
         if forced_replicas is not None:
             done = serve_plain_router(fleet, engine, lambda _, i: forced_replicas[i], log, done, last)
-        elif spec.is_compiled:
+        elif spec.compiled:
             done = serve_open_loop(fleet, engine, spec.sees_state, log, done, last)
         else:
             done = serve_plain_router(fleet, engine, spec.route, log, done, last)
@@ -154,15 +135,19 @@ def _serve(
     return None
 
 
-def _check_router(config: RouterConfig, spec: RouterSpec) -> None:
-    """Refuse what the router would leave unread."""
-    unknown = set(config.options) - set(spec.parameters)
+def _find_router(config: RouterConfig) -> RouterSpec:
+    """The configured router; what it would leave unread is refused."""
+    if config.file is not None:
+        load_user_file(config.file)
+    spec = ROUTERS[config.name]
+    unknown = set(config.options) - set(spec.options)
     if unknown:
-        raise UnknownNameError(f"option of router {spec.name}", unknown.pop(), spec.parameters)
+        raise UnknownNameError(f"option of router {spec.name}", unknown.pop(), spec.options)
     if config.lengths != "none" and not spec.foretells:
         raise ConfigError(f"{spec.name} does not look at output lengths.", where="router.lengths", fix="Leave it out.")
     if config.checkpoint is not None and spec.numbers is None:
         raise ConfigError(f"{spec.name} has no policy file.", where="router.checkpoint", fix="Use --router learned.")
+    return spec
 
 
 def predicted_outputs(config: RouterConfig, requests: Requests, seed: int) -> Floats:

@@ -66,7 +66,6 @@ def replica_uses(run: Run, start_s: float, end_s: float) -> list[ReplicaUse]:
     rows = []
     for r, (mfu, hbm, is_busy, is_active, mean, peak) in enumerate(shares.tolist()):
         kind, account = run.kinds[kinds[r]], replicas[r]
-        assert kind.replica is not None
         known = not np.isnan(is_active)
         rows.append(
             ReplicaUse(

@@ -101,9 +101,8 @@ def check_size(scenario: Scenario) -> None:
     check_count(scenario.workload.num_requests or 0)
     ranks = blocks = 0
     for pool in scenario.kinds():
-        assert pool.replica is not None
-        ranks += pool.num_replicas * pool.replica.data_parallel
-        blocks += pool.num_replicas * pool.replica.data_parallel * (pool.replica.num_kv_blocks or 0)
+        ranks += pool.num_ranks
+        blocks += pool.num_ranks * (pool.replica.num_kv_blocks or 0)
         for section in (pool.replica, pool.batching):
             for name, most in MOST.items():
                 _refuse_more(getattr(section, name, None) or 0, most, name, name)

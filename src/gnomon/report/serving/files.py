@@ -64,7 +64,7 @@ def _write_files(run: Run, summary: Summary, folder: Path, extras: tuple[str, ..
 
 
 def spelled_out(scenario: Scenario) -> Scenario:
-    """The scenario with the policy's customs and the usual node written into it: it runs the same when they change."""
+    """The scenario with the policy's defaults and the usual node written into it: it runs the same when they change."""
     pools = tuple(
         pool.model_copy(update={"batching": pool.batching.resolved()}) if pool.batching else pool
         for pool in scenario.pools

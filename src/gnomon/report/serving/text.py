@@ -9,7 +9,7 @@ from gnomon.core import units
 from gnomon.report.blocks import Block, Line, Table, lines
 from gnomon.serving.metrics import Summary
 from gnomon.serving.percentiles import STATISTICS
-from gnomon.serving.scenario import PoolConfig, Scenario
+from gnomon.serving.scenario import KindConfig, Scenario
 from gnomon.serving.usage import Utilization
 
 LATENCIES = {
@@ -44,9 +44,8 @@ def title(scenario: Scenario) -> str:
     return f"{scenario.model} on {' + '.join(_pool(pool) for pool in scenario.kinds())}"
 
 
-def _pool(pool: PoolConfig) -> str:
+def _pool(pool: KindConfig) -> str:
     replica = pool.replica
-    assert replica is not None
     degrees = [
         f"{short} {value}"
         for short, value in (
@@ -66,10 +65,10 @@ def _pool(pool: PoolConfig) -> str:
 def policy_words(scenario: Scenario) -> str:
     """How batches are formed and requests routed, in one line."""
     kinds = scenario.kinds()
-    policies = list(dict.fromkeys(pool.batching.policy for pool in kinds if pool.batching))
+    policies = list(dict.fromkeys(pool.batching.policy for pool in kinds))
     words = f"batching {' and '.join(policies)}"
-    num_replicas = sum(pool.num_replicas * (pool.replica.data_parallel if pool.replica else 1) for pool in kinds)
-    return f"{words}, routed by {scenario.router.name}" if num_replicas > 1 else words
+    num_ranks = sum(pool.num_ranks for pool in kinds)
+    return f"{words}, routed by {scenario.router.name}" if num_ranks > 1 else words
 
 
 def workload_words(scenario: Scenario) -> str:

@@ -8,44 +8,79 @@ blocks are held before a request computes into them.
 A policy that gives every decode its token in the same iterations may say so with `state.steppable = 1` and start with
 `place_together`: the engine then keeps those decodes as one, which is much faster (see `gnomon.serving.stepping`).
 
-    @batching_policy("mine")
+What the rest of Gnomon must know of a policy stands beside it, as fields of `PolicySpec`:
+
+    @batching_policy("mine", defaults={"max_sequences": 64}, mixes=False)
     def mine(replica): ...
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
-from importlib import import_module
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
+from gnomon.core.errors import UnknownNameError
 from gnomon.core.registry import Registry
 from gnomon.serving.state import Replica
 
 BatchingPolicy = Callable[[Replica], None]
 
-POLICIES: Registry[BatchingPolicy] = Registry("batching policy")
-
-BUILT_IN = ("vllm_v1", "sglang", "vllm", "sarathi", "orca", "faster_transformer", "lightllm")
-
-
-def batching_policy(name: str) -> Callable[[BatchingPolicy], BatchingPolicy]:
-    """Register a batching policy under `name`."""
-    return POLICIES.register(name)
+COMMON_DEFAULTS: dict[str, Any] = {
+    "max_sequences": 128, "max_batch_tokens": 4096, "block_size": 16, "watermark": 0.01, "prefix_cache": False,
+}  # fmt: skip
+"""Settings of `batching` where neither the scenario nor the policy gives them."""
 
 
-def policy_names() -> list[str]:
-    """All registered policies, the built-in ones first."""
-    _load_built_in()
-    return [*BUILT_IN, *(name for name in POLICIES if name not in BUILT_IN)]
+@dataclass(frozen=True)
+class PolicySpec:
+    """A registered batching policy with all its traits. The defaults are the safe ones for a policy of one's own."""
+
+    name: str
+    form_batch: BatchingPolicy
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Its own settings of `batching` where the scenario gives none, over `COMMON_DEFAULTS`."""
+    max_sequences_of: Literal["replica", "stages", "batch"] = "replica"
+    """What `max_sequences` counts: the running requests of the replica, all of which may be in one batch (replica);
+    the same, but a batch has at most its pipeline stage's share of them (stages); or the requests of each batch, one
+    of which every pipeline stage has (batch)."""
+    max_batch_tokens_of: Literal["iteration", "prefill", "chunks", "nothing"] = "chunks"
+    """What `max_batch_tokens` bounds: all tokens of an iteration, but for decodes, which run in any case (iteration);
+    those of a batch that only prefills (prefill); those of the prompts, to which decodes come on top (chunks); or it
+    is not read, so that a batch is as large as its prompts (nothing)."""
+    chunks_prompts: bool = True
+    """A prompt may be computed in several iterations. If not, one that exceeds `max_batch_tokens` is never admitted."""
+    mixes: bool = True
+    """One iteration may both prefill and decode."""
+    reserves: Literal["prompt", "request", "longest"] = "prompt"
+    """The tokens whose blocks must be there for an admission: those of the prompt, of the whole request, or of the
+    longest request that is accepted (`replica.max_request_tokens`)."""
+    has_prefix_cache: bool = True
+    """It can find KV blocks again (`batching.prefix_cache`)."""
+    has_chunk_cap: bool = True
+    """It reads `batching.max_chunk_tokens`."""
+    speculates: bool = False
+    """Its decodes compute `state.num_speculative` more tokens (`replica.speculative`)."""
+    has_stages: bool = True
+    """It works with pipeline parallelism."""
+
+    def __post_init__(self) -> None:
+        for setting in self.defaults:
+            if setting not in COMMON_DEFAULTS:
+                raise UnknownNameError("default of a batching policy", setting, COMMON_DEFAULTS, where=self.name)
 
 
-@cache
-def _load_built_in() -> None:
-    for name in BUILT_IN:
-        import_module(f"gnomon.serving.policies.{name}")
+POLICIES: Registry[PolicySpec] = Registry(
+    "batching policy",
+    PolicySpec,
+    built_in={
+        name: f"gnomon.serving.policies.{name}"
+        for name in ("vllm_v1", "sglang", "vllm", "sarathi", "orca", "faster_transformer", "lightllm")
+    },
+    where="batching.policy",
+)
 
 
-def find_policy(name: str) -> BatchingPolicy:
-    """The policy of that name, as written."""
-    _load_built_in()
-    return POLICIES[name]
+def batching_policy(name: str, **traits: Any) -> Callable[[BatchingPolicy], BatchingPolicy]:
+    """Register a batching policy under `name`; `traits` are the fields of its `PolicySpec`."""
+    return POLICIES.register(name, **traits)

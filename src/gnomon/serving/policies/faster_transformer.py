@@ -13,7 +13,16 @@ from gnomon.serving.stepping import place_together
 from gnomon.serving.verbs import keep_running, place
 
 
-@batching_policy("faster_transformer")
+@batching_policy(
+    "faster_transformer",
+    max_sequences_of="batch",
+    max_batch_tokens_of="nothing",
+    chunks_prompts=False,
+    mixes=False,
+    reserves="longest",
+    has_prefix_cache=False,
+    has_chunk_cap=False,
+)
 def faster_transformer(replica: Replica) -> None:
     """Go on with the batch that has waited longest; admit a new one only when there is none.
 

@@ -60,7 +60,18 @@ def _admit(replica: Replica) -> None:
         place(replica, r, request.prefill_tokens)
 
 
-@batching_policy("lightllm")
+@batching_policy(
+    "lightllm",
+    defaults={"block_size": 1},
+    max_sequences_of="stages",
+    max_batch_tokens_of="prefill",
+    chunks_prompts=False,
+    mixes=False,
+    reserves="request",
+    has_prefix_cache=False,
+    has_chunk_cap=False,
+    has_stages=False,
+)
 def lightllm(replica: Replica) -> None:
     """Prefill when nothing runs or the counter is full; else one token, and one block, for every running request."""
     state = replica.state

@@ -31,7 +31,15 @@ def is_never_outgrown(replica: Replica) -> bool:
     return replica.state.max_request_tokens % replica.state.block_size == 0
 
 
-@batching_policy("orca")
+@batching_policy(
+    "orca",
+    max_sequences_of="batch",
+    max_batch_tokens_of="nothing",
+    chunks_prompts=False,
+    reserves="longest",
+    has_prefix_cache=False,
+    has_chunk_cap=False,
+)
 def orca(replica: Replica) -> None:
     """One token for each running request, then whole prompts of new ones, in one mixed batch."""
     state, running = replica.state, replica.running

@@ -128,7 +128,12 @@ def _retract(replica: Replica) -> None:
         state.counter = state.num_iterations
 
 
-@batching_policy("sglang")
+@batching_policy(
+    "sglang",
+    defaults={"max_sequences": 256, "max_batch_tokens": 8192, "watermark": 0.0, "prefix_cache": True},
+    max_batch_tokens_of="prefill",
+    mixes=False,
+)
 def sglang(replica: Replica) -> None:
     """A prefill-only batch if any request can be prefilled, else one token for every running request."""
     state, running = replica.state, replica.running

@@ -29,7 +29,15 @@ def has_room_for(replica: Replica, r: int) -> bool:
     return state.free_blocks - blocks_for(replica, replica.requests[r].prefill_tokens) >= state.watermark_blocks
 
 
-@batching_policy("vllm")
+@batching_policy(
+    "vllm",
+    max_sequences_of="stages",
+    max_batch_tokens_of="prefill",
+    chunks_prompts=False,
+    mixes=False,
+    has_prefix_cache=False,
+    has_chunk_cap=False,
+)
 def vllm(replica: Replica) -> None:
     """Batch whole prompts while they fit; if none does, one token for every running request, oldest first.
 

@@ -86,7 +86,12 @@ def admit_first(replica: Replica, budget: int) -> int:
     return tokens
 
 
-@batching_policy("vllm_v1")
+@batching_policy(
+    "vllm_v1",
+    defaults={"max_sequences": 256, "max_batch_tokens": 8192, "watermark": 0.0, "prefix_cache": True},
+    max_batch_tokens_of="iteration",
+    speculates=True,
+)
 def vllm_v1(replica: Replica) -> None:
     """Running requests first; if none had to be pre-empted, waiting ones with what is left of the token budget."""
     if continue_running(replica):

@@ -119,7 +119,7 @@ def choose(scores: Any, count: int, temperature: float, draw: float) -> int:
     return best
 
 
-@router("learned", memory=MEMORY_PER_REPLICA, foretells=True, numbers=policy_numbers, temperature=0.0)
+@router("learned", options={"temperature": 0.0}, memory=MEMORY_PER_REPLICA, foretells=True, numbers=policy_numbers)
 def learned(fleet: Fleet, request_id: int) -> int:
     """The replica with the highest score; with a `temperature`, sampled from the softmax of the scores."""
     count = fleet.cluster.replicas.size

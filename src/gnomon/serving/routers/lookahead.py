@@ -126,7 +126,7 @@ def play_on(fleet: Fleet, r: int, request_id: int, now: float, mean: float, to_e
     return own, others
 
 
-@router("lookahead", foretells=True, others=0.0)
+@router("lookahead", options={"others": 0.0}, foretells=True)
 def lookahead(fleet: Fleet, request_id: int) -> int:
     """Smallest time to finish, plus `others` x the time it adds to those already there; ties to the lowest id."""
     weight, now = fleet.parameters[0], fleet.cluster.requests[request_id].arrival_s

@@ -8,7 +8,7 @@ from __future__ import annotations
 from gnomon.serving.routers import Fleet, router
 
 
-@router("power_of_two")
+@router("power_of_two", draws=True)
 def power_of_two(fleet: Fleet, request_id: int) -> int:
     """Of two different random replicas, the one with fewer outstanding requests."""
     replicas = fleet.cluster.replicas

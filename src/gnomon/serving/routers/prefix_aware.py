@@ -7,7 +7,7 @@ from gnomon.serving.routers import Fleet, router
 from gnomon.serving.state import replica_view
 
 
-@router("prefix_aware", load_weight=1.0)
+@router("prefix_aware", options={"load_weight": 1.0})
 def prefix_aware(fleet: Fleet, request_id: int) -> int:
     """Least tokens to prefill: the prompt less what is cached there, plus `load_weight` x what is queued there.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from gnomon.serving.routers import Fleet, router
 
 
-@router("vllm_dp", memory=2, report_interval_s=0.1)
+@router("vllm_dp", options={"report_interval_s": 0.1}, memory=2)
 def vllm_dp(fleet: Fleet, request_id: int) -> int:
     """Smallest score; ties to the lowest id. Memory: the time of the last report, then (waiting, running) of each."""
     replicas, seen = fleet.cluster.replicas, fleet.memory

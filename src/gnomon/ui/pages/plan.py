@@ -16,7 +16,7 @@ from gnomon.report.search.figures import figures
 from gnomon.search.objective import UNITS
 from gnomon.search.study import Found
 from gnomon.search.winner import winning_scenario
-from gnomon.serving.policies import policy_names
+from gnomon.serving.policies import POLICIES
 from gnomon.ui import jobs
 from gnomon.ui.blocks import cards, graph, notice, plots, section, table
 from gnomon.ui.callbacks import callback
@@ -81,7 +81,7 @@ CONTROLS: tuple[Control, ...] = (
     Counts("tp", "Tensor parallel", "1, 2", group="Space", field="space.tensor_parallel"),
     Counts("pp", "Pipeline parallel", "1", group="Space", field="space.pipeline_parallel"),
     Counts("replicas", "Replicas", "", optional=True, group="Space", field="space.num_replicas", help="1 unless given"),
-    Some("policies", "Batching", ("vllm_v1", "sarathi"), options=policy_names, wide=True, group="Space",
+    Some("policies", "Batching", ("vllm_v1", "sarathi"), options=POLICIES.names, wide=True, group="Space",
          field="batching policy"),
     Counts("tokens", "Token budgets", "512, 2048", optional=True, group="Space", field="space.batching"),
     Counts("sequences", "Batch caps", "", optional=True, group="Space", help="The policy's own unless given"),

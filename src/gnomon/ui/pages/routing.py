@@ -11,8 +11,8 @@ from gnomon import catalog
 from gnomon.core.errors import GnomonError
 from gnomon.report.routing.curves import CURVE_PX, curve_figure, curve_names, run_colours
 from gnomon.report.routing.figures import differences_figure, differences_height, distributions_figure
-from gnomon.serving.policies import policy_names
-from gnomon.serving.routers import BUILT_IN, router_names
+from gnomon.serving.policies import POLICIES
+from gnomon.serving.routers import ROUTERS
 from gnomon.ui.blocks import graph, notice, plots, section, table
 from gnomon.ui.callbacks import callback
 from gnomon.ui.controls import Choice, Choices, Control, Number, Slider, Switch, Text
@@ -34,7 +34,7 @@ from gnomon.workload.presets import preset_names
 CURVES = "Training curves"
 MAX_CURVES = 40
 FOLLOW_MS = 4000
-ROWS_PX = 34 * (1 + len(BUILT_IN))
+ROWS_PX = 34 * (1 + len(ROUTERS.names()))
 STATISTICS = {"mean": "mean", "p99": "P99"}
 HINT = (
     "Choose run directories at the left: folders below the runs folder that hold a table metrics.csv, "
@@ -42,8 +42,8 @@ HINT = (
 )
 
 CONTROLS: tuple[Control, ...] = (
-    Choices("routers", "Routers", BUILT_IN, options=router_names, wide=True, field=("routers", "router")),
-    Choice("baseline", "Against", "round_robin", options=router_names, field="router.name", wide=True),
+    Choices("routers", "Routers", ROUTERS.names(), options=ROUTERS.names, wide=True, field=("routers", "router")),
+    Choice("baseline", "Against", "round_robin", options=ROUTERS.names, field="router.name", wide=True),
     Choice("metric", "Latency", "e2e_s", options=METRICS, wide=True),
     Choice("statistic", "Figure", "mean", options=STATISTICS),
     Number("seed", "Seed", 0, most=2**31, whole=True, field="seed"),
@@ -52,7 +52,7 @@ CONTROLS: tuple[Control, ...] = (
     Number("replicas", "Replicas", 4, field="num_replicas", least=1, most=64, whole=True, group="Scenario"),
     Number("tp", "Tensor parallel", 1, field=("replica.tensor_parallel", "DoesNotFitError"), least=1, most=64,
            whole=True, group="Scenario"),
-    Choice("policy", "Batching", "vllm_v1", options=policy_names, field=("batching.policy", "batching policy"),
+    Choice("policy", "Batching", "vllm_v1", options=POLICIES.names, field=("batching.policy", "batching policy"),
            group="Scenario"),
     Choice("workload", "Workload", "chat-1m", options=preset_names, field="workload.preset", wide=True,
            group="Scenario"),
@@ -80,7 +80,11 @@ def body(state: dict[str, Any]) -> list[Component]:
             "Routers on the same requests",
             html.Div(id=PAGE.id("warnings")),
             plots(
-                graph(PAGE.id("differences"), differences_height(len(BUILT_IN)), label="Change against the baseline"),
+                graph(
+                    PAGE.id("differences"),
+                    differences_height(len(ROUTERS.names())),
+                    label="Change against the baseline",
+                ),
                 tall_graph(PAGE.id("distributions"), 350, "Distributions of latency", is_legend_below=True),
             ),
             html.Div(id=PAGE.id("rows"), className="under-plot", style={"minHeight": f"{ROWS_PX}px"}),

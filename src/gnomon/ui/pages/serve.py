@@ -12,8 +12,8 @@ from gnomon import catalog
 from gnomon.api.serving import DEFAULT_RATE
 from gnomon.core.errors import GnomonError
 from gnomon.report.serving.figures import LATENCIES
-from gnomon.serving.policies import policy_names
-from gnomon.serving.routers import router_names
+from gnomon.serving.policies import POLICIES
+from gnomon.serving.routers import ROUTERS
 from gnomon.serving.scenario import Scenario
 from gnomon.ui import blocks, uploads
 from gnomon.ui.callbacks import callback
@@ -44,9 +44,9 @@ CONTROLS: tuple[Control, ...] = (
            least=1, most=64, whole=True, group=DEPLOYMENT),
     Number("pp", "Pipeline parallel", 1, field=("replica.pipeline_parallel", "pipeline_parallel"), least=1, most=64,
            whole=True, group=DEPLOYMENT),
-    Choice("policy", "Batching", "vllm_v1", field=("batching.policy", "batching policy"), options=policy_names,
+    Choice("policy", "Batching", "vllm_v1", field=("batching.policy", "batching policy"), options=POLICIES.names,
            group=DEPLOYMENT),
-    Choice("router", "Router", "round_robin", field=("router.name", "router"), options=router_names,
+    Choice("router", "Router", "round_robin", field=("router.name", "router"), options=ROUTERS.names,
            group=DEPLOYMENT),
     Slider("rate", "Requests per second", DEFAULT_RATE, field=("workload.rate", "workload.arrivals", "workload"),
            least=0.1, most=2000, log=True, optional=True, group=LOAD),
