@@ -14,8 +14,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from gnomon import catalog  # noqa: E402
+from gnomon.core.errors import DataError  # noqa: E402
 from gnomon.measure.profiling import bundle, collectives, overhead, quality  # noqa: E402
 from gnomon.timing import TimingConfig, iteration_tables  # noqa: E402
+from gnomon.timing.sources import shipped_profile  # noqa: E402
 from gnomon.verify import h200  # noqa: E402
 
 
@@ -79,6 +81,35 @@ def test_host_time_is_a_constant_and_a_part_per_sequence(tmp_path: Path) -> None
     overhead.add_to(tmp_path, fit)
     assert bundle.read_rows(tmp_path)["host"]["iteration", 64][0] == pytest.approx(392e-6, rel=1e-3)
     assert json.loads((tmp_path / "manifest.json").read_text())["device"] == "h200"
+
+
+def test_host_rows_of_a_bundle_are_used(tmp_path: Path) -> None:
+    """They were written and never read."""
+    rows = {
+        name: dict(values) for name, values in bundle.read_rows(shipped_profile(catalog.device("h200"), "bf16")).items()
+    }
+    rows["host"] = {
+        ("iteration", 1): (300e-6, 0.0), ("iteration", 101): (500e-6, 0.0), ("prefill_launch", 1): (0.02, 0.0),
+    }  # fmt: skip
+    bundle.write(tmp_path, rows, {"device": "h200"})
+
+    def host(**given: object) -> np.ndarray:
+        config = TimingConfig.model_validate({"source": "profile", "path": str(tmp_path), **given})
+        sizes = {"max_tokens": 512, "max_sequences": 8, "max_kv_tokens": 1024}
+        return iteration_tables(
+            catalog.model("llama-3-8b"), catalog.device("h200"), catalog.Parallelism(), config=config, **sizes
+        ).tables.host_s
+
+    assert host()[0, 1] == pytest.approx([298e-6, 2e-6, 0, 0, 0, 0, 0])
+    assert host()[0, 0] == pytest.approx([298e-6, 2e-6, 0, 0, 0, 0, 0.02])
+    assert host(host={"per_iteration_s": 1e-3})[0, 0] == pytest.approx([1e-3, 0, 0, 0, 0, 0, 0]), "the scenario wins"
+    rows["host"] = {("schedule", 1): (100e-6, 0.0), ("sample", 1): (50e-6, 0.0)}
+    bundle.write(tmp_path, rows, {"device": "h200"})
+    assert host()[0, 1, 0] == pytest.approx(150e-6), "the parts together"
+    rows["host"] = {("coffee", 1): (1.0, 0.0)}
+    bundle.write(tmp_path, rows, {"device": "h200"})
+    with pytest.raises(DataError, match="coffee"):
+        host()
 
 
 def test_the_shipped_runs_give_a_host_time(cli) -> None:

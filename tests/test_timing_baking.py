@@ -117,13 +117,44 @@ def test_graph_padding_rounds_small_iterations_up() -> None:
     assert padded[513] == plain[513]
 
 
+def decodes(count: int) -> Shape:
+    return Shape(count, count, 0.0, 0.0, count, 100.0 * count, 100.0)
+
+
 def test_host_time_adds_or_hides() -> None:
     host = {"per_iteration_s": 1e-3, "per_sequence_s": 1e-6}
     adds = bake(config=TimingConfig.model_validate({"host": host})).tables
     hides = bake(config=TimingConfig.model_validate({"host": host | {"asynchronous": True}})).tables
-    assert with_host_s(adds, 0, 0.01, 100) == pytest.approx(0.0111)
-    assert with_host_s(hides, 0, 0.01, 100) == 0.01
-    assert with_host_s(hides, 0, 0.0001, 100) == pytest.approx(0.0011)
+    assert with_host_s(adds, 0, 0.01, decodes(100)) == pytest.approx(0.0111)
+    assert with_host_s(hides, 0, 0.01, decodes(100)) == 0.01
+    assert with_host_s(hides, 0, 0.0001, decodes(100)) == pytest.approx(0.0011)
+
+
+def test_host_time_by_phase() -> None:
+    host = {
+        "per_iteration_s": 1e-3,
+        "asynchronous": True,
+        "prefill": {"launch_s": 0.02, "launch_per_layer_s": 1e-4, "exposed_s": 5e-3, "per_iteration_s": 0.0},
+        "mixed": {"asynchronous": False, "per_token_s": 1e-6},
+    }
+    tables = bake(config=TimingConfig.model_validate({"host": host})).tables
+    prompt = Shape(512, 1, 512.0**2, 0.0, 0, 0.0, 0.0)
+    both = Shape(1000, 11, 990.0**2, 0.0, 10, 1000.0, 100.0)
+    assert with_host_s(tables, 0, 0.012, prompt) == pytest.approx(0.005 + 0.02 + 32 * 1e-4), "launch bound"
+    assert with_host_s(tables, 0, 0.05, prompt) == pytest.approx(0.055), "compute bound"
+    assert with_host_s(tables, 0, 0.0005, decodes(8)) == pytest.approx(1e-3), "hidden, as for all iterations"
+    assert with_host_s(tables, 0, 0.01, both) == pytest.approx(0.01 + 1e-3 + 1000 * 1e-6), "not hidden"
+
+
+def test_attention_inside_graphs_runs_for_the_padded_batch() -> None:
+    plain = bake().tables
+    padded = bake(config=TimingConfig(graph_sizes="vllm", graph_attention=True)).tables
+    cell = 13
+    kv = plain.kv_axis[cell]
+    assert padded.decode_s[0, 16, cell] == pytest.approx(plain.decode_s[0, 16, cell])
+    same_kv = np.interp(kv * 9 / 16, plain.kv_axis, plain.decode_s[0, 16])
+    assert padded.decode_s[0, 9, cell] == pytest.approx(same_kv, rel=0.02)
+    assert padded.decode_s[0, 0].max() == 0.0
 
 
 def test_scale_scales_the_gpu() -> None:

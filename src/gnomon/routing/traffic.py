@@ -188,8 +188,8 @@ def _in_sessions(requests: Requests, random: np.random.Generator) -> Requests:
 def _iteration_s(tables: IterationTables, row: int, prefill: float, decodes: int, kv: float) -> float:
     count = min(int(prefill) + decodes, tables.token_s.shape[1] - 1)
     sequences = min(decodes + (prefill > 0), tables.sequence_s.shape[1] - 1)
-    seconds = stage_s(tables, row, Shape(count, sequences, float(prefill) ** 2, 0.0, decodes, decodes * kv, kv), count)
-    return float(with_host_s(tables, row, seconds, sequences))
+    shape = Shape(count, sequences, float(prefill) ** 2, 0.0, decodes, decodes * kv, kv)
+    return float(with_host_s(tables, row, stage_s(tables, row, shape, count), shape))
 
 
 def capacity_per_s(tables: IterationTables, row: int, kind: Kind, prompt: float, output: float) -> float:

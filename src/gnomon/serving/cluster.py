@@ -10,6 +10,7 @@ import numpy as np
 from gnomon.core.arrays import Floats, Ints
 from gnomon.core.borrow import borrow
 from gnomon.core.jit import inner, jit
+from gnomon.serving.front_end import leaves_front_end
 from gnomon.serving.log import Log
 from gnomon.serving.loop import NEVER, Policies, receive
 from gnomon.serving.state import FLIGHT, NONE, NOT_ARRIVED, REPLICA, REQUEST, Cluster
@@ -118,7 +119,7 @@ def _num_ended(replicas: Any, first: int) -> int:
 
 @inner
 def _serve_closed_loop(
-    fleet: Fleet, engine: Engine, log: Log, think_s: Floats, loop: Ints, stop_s: float, last: int
+    fleet: Fleet, engine: Engine, log: Log, think_s: Floats, front: Floats, loop: Ints, stop_s: float, last: int
 ) -> None:
     cluster, requests, replicas = fleet.cluster, fleet.cluster.requests, fleet.cluster.replicas
     while True:
@@ -144,21 +145,24 @@ def _serve_closed_loop(
         engine.proceed(cluster, fleet.tables, engine.policies, log, group, now, now)
         for _ in range(_num_ended(replicas, group) - before):
             if loop[0] < loop[2]:
-                requests[loop[0]].arrival_s = now + think_s[loop[0]]
+                request = requests[loop[0]]
+                sent_s = now + replicas[group].reply_s + think_s[loop[0]]
+                request.arrival_s = leaves_front_end(front, sent_s, request.prompt_tokens)
+                request.front_s = request.arrival_s - sent_s
                 loop[0] += 1
 
 
 @jit
 def serve_closed_loop(
-    fleet: Fleet, engine: Engine, log: Log, think_s: Floats, loop: Ints, stop_s: float, last: int
+    fleet: Fleet, engine: Engine, log: Log, think_s: Floats, front: Floats, loop: Ints, stop_s: float, last: int
 ) -> None:
     """Serve a closed loop until request `last` has been released, or everything before `stop_s` has happened.
 
     `loop` holds how many requests were released so far, from where on some have not arrived, and how many may be
-    released. Whenever a request ends, the next one is released and arrives after its pause. Replicas advance event by
-    event, because any end may send an arrival anywhere.
+    released. Whenever a request ends, the next one is released: it is sent after its pause, and arrives when it has
+    passed the front end (`front`). Replicas advance event by event, because any end may send an arrival anywhere.
     """
-    _serve_closed_loop(borrow(fleet), engine, borrow(log), think_s, loop, stop_s, last)
+    _serve_closed_loop(borrow(fleet), engine, borrow(log), think_s, front, loop, stop_s, last)
 
 
 @jit

@@ -72,6 +72,7 @@ def _end_for_request(replica: Replica, log: Log, r: int, tokens: int, may_step: 
         state.num_produced += produced
         if request.first_token_s < 0.0:
             request.first_token_s = now
+            request.first_reply_s = state.reply_s
         else:
             log_gap(log, now - request.last_token_s, 1)
         if produced > 1:
@@ -85,6 +86,16 @@ def _end_for_request(replica: Replica, log: Log, r: int, tokens: int, may_step: 
         request.status = RUNNING
         replica.running[state.num_running] = r
         state.num_running += 1
+
+
+@inner
+def _write_messages(state: Any, flight: Any) -> None:
+    """The front end writes what the batch produced: each new request's first token, and one message in
+    `stream_interval` tokens of the others."""
+    messages = flight.num_requests - flight.decodes + flight.decodes / state.stream_interval
+    start_s = max(flight.end_s, state.writer_free_s)
+    state.writer_free_s = start_s + messages * state.message_s
+    state.reply_s = state.base_reply_s + start_s - flight.end_s + 0.5 * (messages + 1.0) * state.message_s
 
 
 @inner
@@ -103,6 +114,8 @@ def _end_oldest_batch(cluster: Cluster, log: Log, r: int) -> None:
     flight = cluster.flights[r, position]
     replica = replica_view(cluster, r)
     may_step = _may_step(state, log)
+    if state.message_s > 0.0:
+        _write_messages(state, flight)
     if flight.num_stepping > 0:
         stepping.end_step(replica, log, flight.end_s)
     elif state.num_stepping == 0:
@@ -208,7 +221,7 @@ def _stage_seconds(
     if shape.sequences == 0 and group_tokens == 0:
         return 0.0
     seconds = stage_s(tables, state.row + stage, shape, group_tokens)
-    return with_host_s(tables, state.row, seconds, shape.sequences) if stage == 0 else seconds
+    return with_host_s(tables, state.row, seconds, shape) if stage == 0 else seconds
 
 
 @inner

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from gnomon.catalog import Parallelism
 from gnomon.core.config import Config
@@ -114,6 +114,25 @@ class RouterConfig(Config):
     """Policy file of learned; the one that comes with Gnomon if not given."""
 
 
+class FrontEndConfig(Config):
+    """What lies between the scheduler and the client: latencies are those that the client sees."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    per_request_s: NonNegativeFloat = 0.0
+    """Seconds to take in a request (HTTP, parsing), one after another."""
+    per_prompt_token_s: NonNegativeFloat = 0.0
+    """Seconds to tokenise one token of a prompt, one request after another."""
+    workers: PositiveInt = 1
+    """Requests of one replica that are taken in at the same time."""
+    reply_s: NonNegativeFloat = 0.0
+    """Seconds from a token to the client: detokenising, and the way back."""
+    per_message_s: NonNegativeFloat = 0.0
+    """Seconds to write one message of a stream; a replica writes one after another."""
+    stream_interval: PositiveInt = 1
+    """Tokens per message of a stream; the first token is always sent alone."""
+
+
 class PoolConfig(Config):
     """Replicas of one kind in a fleet of several kinds. What is not given is as in the scenario, key by key within its
     sections too; but a pool with another batching policy starts from that policy's defaults."""
@@ -172,6 +191,7 @@ class Scenario(Config):
     router: RouterConfig = RouterConfig()
     workload: WorkloadConfig = WorkloadConfig()
     timing: TimingConfig = TimingConfig()
+    front_end: FrontEndConfig = FrontEndConfig()
     pools: tuple[PoolConfig, ...] = ()
     """Replicas of several kinds, instead of `num_replicas` equal ones."""
     slo: SloConfig = SloConfig()

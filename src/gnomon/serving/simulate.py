@@ -18,6 +18,7 @@ from gnomon.core.user_files import load_user_file
 from gnomon.serving.build import Recording, build_cluster
 from gnomon.serving.cluster import Fleet, advance_all, serve_closed_loop, serve_open_loop, serve_plain_router
 from gnomon.serving.compilation import engine_of
+from gnomon.serving.front_end import as_client_sees, open_front_end
 from gnomon.serving.kinds import Kind, accepted, bake, no_times, policies_of, resolve
 from gnomon.serving.log import Log, new_log
 from gnomon.serving.loop import NEVER
@@ -75,6 +76,7 @@ def run(
     log = new_log(max_members=recording.num_members if recording else keep_members)
     with function_arguments():
         before = _serve(scenario, router, kinds, offered, cluster, times.tables, log, forced_replicas, on_progress)
+    as_client_sees(cluster)
     if before is not None:
         cluster, offered = without_warmup(cluster, log, offered, before)
     notes = [*offered.notes, *times.notes]
@@ -109,6 +111,7 @@ def _serve(
     is_asked = spec.compiled and forced_replicas is None
     engine = engine_of(policies_of(kinds), spec if is_asked else ROUTERS["round_robin"])
     stop_s = scenario.time_limit_s or NEVER
+    front = open_front_end(scenario.front_end, cluster, sum(kind.num_replicas for kind in kinds))
     if requests.concurrency:
         if not spec.compiled:
             raise ConfigError("a plain Python router cannot serve a closed loop.", where="router.name")
@@ -116,13 +119,13 @@ def _serve(
         first, before = requests.num_warmup, None
         if first:
             loop = np.array([min(requests.concurrency, first), 0, first], np.int64)
-            serve_closed_loop(fleet, engine, log, think_s, loop, stop_s, total)
-            before = begin_measuring(cluster, log, requests)
+            serve_closed_loop(fleet, engine, log, think_s, front, loop, stop_s, total)
+            before = begin_measuring(cluster, log, requests, front)
         loop = np.array([min(first + requests.concurrency, total), first, total], np.int64)
         for last in _slices(total, on_progress):
-            serve_closed_loop(fleet, engine, log, think_s, loop, stop_s, last)
+            serve_closed_loop(fleet, engine, log, think_s, front, loop, stop_s, last)
         return before
-    arriving = int(np.searchsorted(requests.arrival_s, stop_s, side="left"))
+    arriving = int(np.searchsorted(cluster.requests.arrival_s, stop_s, side="left"))
     done = 0
     for last in _slices(arriving, on_progress):
         if forced_replicas is not None:

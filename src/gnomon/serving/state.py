@@ -54,6 +54,9 @@ REQUEST = np.dtype(
         ("session", np.int64),
         ("prefix_first", np.int64),  # where its prefix hashes start, and how many there are
         ("prefix_count", np.int64),
+        ("front_s", np.float64),  # in the front end, before it arrives here
+        ("first_reply_s", np.float64),  # from its first token, and its last, to the client
+        ("last_reply_s", np.float64),
     ],
     align=True,
 )
@@ -109,6 +112,11 @@ REPLICA = np.dtype(
         ("num_off_beat", np.int64),  # those whose last token came at another moment
         ("num_loose", np.int64),  # blocks taken for them that nobody's record counts yet
         # The rest.
+        ("base_reply_s", np.float64),  # from a token to the client, before any message is written
+        ("message_s", np.float64),  # to write one message
+        ("stream_interval", np.int64),  # tokens in a message
+        ("writer_free_s", np.float64),  # when all messages so far are written
+        ("reply_s", np.float64),  # from the tokens of the batch that ended last to the client, in the mean
         ("counter", np.int64),  # for policies that count iterations
         ("reserve_ratio", np.float64),  # share of outputs to come for which sglang keeps memory
         ("woken", np.int64),  # the last instant it was woken at, by the number of arrivals so far

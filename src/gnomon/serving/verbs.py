@@ -202,6 +202,7 @@ def finish(replica: Replica, r: int, now: float) -> None:
     state, request = replica.state, replica.requests[r]
     request.status = FINISHED
     request.finished_s = now
+    request.last_reply_s = state.reply_s
     state.num_finished += 1
     state.num_outstanding -= 1
     let_go(replica, r)

@@ -2,7 +2,8 @@
 
 from gnomon.timing.baking import Baked, iteration_tables
 from gnomon.timing.breakdown import Batch, OperatorTime, breakdown
-from gnomon.timing.config import HostConfig, TableConfig, TimingConfig
+from gnomon.timing.config import TableConfig, TimingConfig
+from gnomon.timing.host import HostConfig, HostPhase
 from gnomon.timing.operators import Operator, stage_operators
 from gnomon.timing.sources import Context, Source, make_source, register_source, source_names
 from gnomon.timing.timer import Timer
@@ -12,6 +13,7 @@ __all__ = [
     "Batch",
     "Context",
     "HostConfig",
+    "HostPhase",
     "Operator",
     "OperatorTime",
     "Source",

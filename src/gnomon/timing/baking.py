@@ -15,6 +15,7 @@ from gnomon.core.arrays import Floats
 from gnomon.core.errors import ConfigError
 from gnomon.timing.breakdown import Batch, expected_error
 from gnomon.timing.config import CAPTURE_SIZES, TimingConfig
+from gnomon.timing.host import HostConfig
 from gnomon.timing.iteration import SKEW_BINS, IterationTables, geometric_axis
 from gnomon.timing.operators import Experts, Gemm, Operator, mixed_attention
 from gnomon.timing.sources import Context
@@ -55,7 +56,7 @@ def iteration_tables(
             raise ConfigError(f"must be positive, not {value}.", where=name)
     parallelism.check(model)
     work = _work(model, device, parallelism, config)
-    host_s = np.array([config.host.per_iteration_s, config.host.per_sequence_s, float(config.host.asynchronous)])
+    num_layers = -(-model.num_layers // parallelism.pipeline_parallel)
     if config.source == "table":
         tables = given_tables(
             config.table,
@@ -63,7 +64,7 @@ def iteration_tables(
             max_tokens=max_tokens,
             max_sequences=max_sequences,
             max_kv_tokens=max_kv_tokens,
-            host_s=host_s,
+            host_s=(config.host or HostConfig()).array(num_layers),
             work=work,
         )
         scaled = ("token_s", "sequence_s", "prefill_s", "decode_s")
@@ -71,7 +72,8 @@ def iteration_tables(
     node = node or default_node(device, parallelism.num_gpus)
     timer = Timer(Context(model, device, node, parallelism, config))
     oven = _Oven(timer, max_tokens, max_sequences, max_kv_tokens)
-    tables = oven.bake(host_s, work)
+    host = config.host or getattr(timer.source, "host", None) or HostConfig()
+    tables = oven.bake(host.array(num_layers), work)
     typical = Batch(prefill=min(512, max_tokens), decode=min(64, max_sequences), kv=min(1024, max_kv_tokens))
     return Baked(tables, timer.notes(), expected_error(timer, typical))
 
@@ -96,11 +98,11 @@ class _Oven:
         skew = self.timer.source.skew(self.decodes_axis)
         tokens = self._stack(stages, "token", self.max_tokens)
         return IterationTables(
-            token_s=np.ascontiguousarray(tokens[:, self._padding()]),
+            token_s=np.ascontiguousarray(tokens[:, self._padding(self.max_tokens)]),
             expert_s=self._stack(stages, "shared", group_tokens) if has_shared else np.zeros((len(stages), 0)),
             sequence_s=self._stack(stages, "sequence", self.max_sequences),
             prefill_s=self._attention(stages, "attention_prefill", self.chunk_axis, self.kv_axis) / self._clock,
-            decode_s=self._attention(stages, "attention_decode", np.arange(self.max_sequences + 1.0), self.kv_axis),
+            decode_s=self._decode_attention(stages),
             mixed_s=self._mixed(stages),
             chunk_axis=self.chunk_axis,
             kv_axis=self.kv_axis,
@@ -152,14 +154,27 @@ class _Oven:
         block = self.timer.seconds(operator, *grid)
         return np.stack([block * _count(operators, "attention_prefill") for operators in stages])
 
-    def _padding(self) -> NDArray[np.int64]:
-        """The token count that each iteration is padded to by CUDA graphs."""
+    def _decode_attention(self, stages: list[list[Operator]]) -> Floats:
+        """[stage, sequences, kv]. Inside a CUDA graph the kernel runs for the padded number of sequences; those added
+        have no KV, so that the mean falls as the number rises."""
+        rows = np.arange(self.max_sequences + 1.0)
+        if not self.timer.context.config.graph_attention:
+            return self._attention(stages, "attention_decode", rows, self.kv_axis)
+        padded = self._padding(self.max_sequences)[1:].astype(np.float64)
+        first = next(one for one in stages[0] if one.kind == "attention_decode")
+        plane = np.zeros((rows.size, self.kv_axis.size))
+        mean = self.kv_axis * (rows[1:] / padded)[:, None]
+        plane[1:] = self.timer.seconds(first, np.broadcast_to(padded[:, None], mean.shape), mean)
+        return np.stack([plane * _count(operators, "attention_decode") for operators in stages])
+
+    def _padding(self, maximum: int) -> NDArray[np.int64]:
+        """The count to which CUDA graphs pad each count of tokens (of decodes: sequences) up to `maximum`."""
         sizes = self.timer.context.config.graph_sizes
-        at = np.arange(self.max_tokens + 1)
+        at = np.arange(maximum + 1)
         if sizes is None:
             return at
         captured = np.unique(np.array(CAPTURE_SIZES if sizes == "vllm" else sizes))
-        captured = captured[captured <= self.max_tokens]
+        captured = captured[captured <= maximum]
         if captured.size == 0:
             return at
         padded = captured[np.minimum(np.searchsorted(captured, at), captured.size - 1)]

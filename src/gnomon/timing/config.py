@@ -11,22 +11,10 @@ from gnomon.catalog.quantization import scheme_names
 from gnomon.core.config import Config
 from gnomon.core.errors import UnknownNameError
 from gnomon.timing.estimators import estimator_names
+from gnomon.timing.host import HostConfig
 
 CAPTURE_SIZES = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
 """The token counts for which vLLM captures CUDA graphs by default."""
-
-
-class HostConfig(Config):
-    """Time of the engine's own code around an iteration: scheduling, input preparation, sampling, detokenising."""
-
-    model_config = ConfigDict(allow_inf_nan=False)
-
-    per_iteration_s: NonNegativeFloat = 0.0
-    """Seconds per iteration."""
-    per_sequence_s: NonNegativeFloat = 0.0
-    """Seconds per sequence of the batch."""
-    asynchronous: bool = False
-    """Hidden behind the GPU's work: an iteration takes the longer of the two rather than their sum."""
 
 
 class TableConfig(Config):
@@ -72,9 +60,12 @@ class TimingConfig(Config):
     """Number format of the KV cache; auto: what the checkpoint asks for, else bf16."""
     separate_attention: bool = False
     """Prefill and decode attention always run as two kernels (SGLang, Vidur), even where vLLM's single one is timed."""
-    host: HostConfig = HostConfig()
+    host: HostConfig | None = None
+    """Time of the engine's own code; if not given, that of the profile where it has some, else none."""
     graph_sizes: tuple[PositiveInt, ...] | Literal["vllm"] | None = None
     """Token counts to which small iterations are padded by CUDA graphs, e.g. [1, 2, 4, 8]; "vllm" for its defaults."""
+    graph_attention: bool = False
+    """Decode attention runs inside the CUDA graphs too: for the padded number of sequences, with the same KV in all."""
     scale: float = Field(1.0, gt=0)
     """Factor on all times of the GPU, e.g. to carry a source's uncertainty into a result."""
     clock: float = Field(1.0, gt=0, le=1)

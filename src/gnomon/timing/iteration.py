@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gnomon.core.arrays import Floats
+from gnomon.timing.host import COLUMNS, PHASES
 
 
 class IterationTables(NamedTuple):
@@ -43,8 +44,8 @@ class IterationTables(NamedTuple):
     that at its maximum; size 0 in the second axis where not measured. `SKEW_BINS` equal bins of 1 - mean/max over
     [0, 1] for decodes alone, then as many for decodes beside a chunk of a prompt."""
     host_s: Floats
-    """[stage, 3]: host seconds per iteration, host seconds per sequence, and 1.0 where they hide behind the GPU's work
-    (asynchronous scheduling: an iteration takes the longer of the two) else 0.0 (they add). Only stage 0 is read."""
+    """[stage, phase, 7]: host seconds of iterations of prompts, of decodes, and of both (`gnomon.timing.host`). Only
+    stage 0 is read."""
     measured: Floats
     """[stage, 4]: the largest tokens, chunk, KV length and decodes that the source covers (inf for a formula). Beyond
     them the tables hold an extrapolation by the roofline's shape; engines count such iterations and say so."""
@@ -56,13 +57,17 @@ class IterationTables(NamedTuple):
 
 def blank(num_stages: int) -> IterationTables:
     """Tables in which nothing takes any time: where times are replayed, and as an example of the arrays' types."""
-    ndim = {"prefill_s": 3, "decode_s": 3, "mixed_s": 5, "skew": 3}
+    ndim = {"prefill_s": 3, "decode_s": 3, "mixed_s": 5, "skew": 3, "host_s": 3}
     axes = {"chunk_axis", "kv_axis", "decodes_axis"}
     shapes = [
         (1,) if name in axes else (num_stages, *(1,) * (ndim.get(name, 2) - 1)) for name in IterationTables._fields
     ]
     tables = IterationTables(*(np.zeros(shape) for shape in shapes))
-    return tables._replace(work=np.zeros((num_stages, 9)), measured=np.full((num_stages, 4), np.inf))
+    return tables._replace(
+        host_s=np.zeros((num_stages, len(PHASES), COLUMNS)),
+        work=np.zeros((num_stages, 9)),
+        measured=np.full((num_stages, 4), np.inf),
+    )
 
 
 def stack(kinds: list[IterationTables]) -> IterationTables:

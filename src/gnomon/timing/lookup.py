@@ -115,7 +115,10 @@ def stage_s(tables: IterationTables, stage: int, shape: Shape, group_tokens: int
 
 
 @jit
-def with_host_s(tables: IterationTables, stage: int, gpu_s: float, sequences: int) -> float:
-    """Add the host's time to an iteration of a (first) stage, exposed or hidden."""
-    host = tables.host_s[stage, 0] + tables.host_s[stage, 1] * sequences
-    return max(gpu_s, host) if tables.host_s[stage, 2] > 0.0 else gpu_s + host
+def with_host_s(tables: IterationTables, stage: int, gpu_s: float, shape: Shape) -> float:
+    """Add the host's time to an iteration of a (first) stage: what is exposed, and what the GPU waits for."""
+    phase = 1 if shape.chunks_squared == 0.0 else (0 if shape.decodes == 0 else 2)
+    host = tables.host_s[stage, phase]
+    exposed = host[0] + host[1] * shape.sequences + host[2] * shape.tokens
+    hidden = host[3] + host[4] * shape.sequences + host[5] * shape.tokens
+    return exposed + max(gpu_s, hidden, host[6])

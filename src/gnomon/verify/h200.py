@@ -29,7 +29,7 @@ from gnomon.core.text import read_json
 from gnomon.serving.scenario import BatchingConfig, ReplicaConfig, Scenario
 from gnomon.serving.simulate import run
 from gnomon.timing import TimingConfig, iteration_tables
-from gnomon.timing.config import HostConfig
+from gnomon.timing.host import HostConfig
 from gnomon.timing.lookup import Shape, stage_s
 from gnomon.timing.sources.profile.native import read_manifest
 from gnomon.workload import Requests

@@ -86,7 +86,7 @@ def iteration_s(fleet: Fleet, r: int, prefill: int, decodes: int, kv: float) -> 
     total = 0.0
     for stage in range(state.num_stages):
         total += stage_s(tables, state.row + stage, shape, tokens)
-    return max(_SHORTEST_S, with_host_s(tables, state.row, total, sequences))
+    return max(_SHORTEST_S, with_host_s(tables, state.row, total, shape))
 
 
 @inner

@@ -11,6 +11,7 @@ from gnomon.core.errors import DataError
 from gnomon.timing.estimators import Bound, Estimator, estimator
 from gnomon.timing.estimators.bounds import bound_for
 from gnomon.timing.estimators.validation import a_fifth
+from gnomon.timing.host import HostConfig
 from gnomon.timing.operators import Experts, Operator
 from gnomon.timing.sources import ANY, Range
 from gnomon.timing.sources.profile.samples import Bundle, Samples
@@ -34,6 +35,11 @@ class Measured:
         self._factory = estimator(estimator_name)
         self._samples: dict[Operator, Samples | None] = {}
         self._fitted: dict[Operator, Estimator] = {}
+
+    @property
+    def host(self) -> HostConfig | None:
+        """Time of the engine's own code, where it was measured."""
+        return self.bundle.host
 
     def samples(self, operator: Operator) -> Samples | None:
         """What was measured of an operator, or of the shapes nearest to it."""

@@ -12,6 +12,7 @@ from gnomon.catalog.devices import DEVICES, Device
 from gnomon.core.arrays import Floats
 from gnomon.core.errors import DataError
 from gnomon.core.text import read_json
+from gnomon.timing.host import PHASES, HostConfig
 from gnomon.timing.sources.profile.csvfile import Columns, read_csv
 from gnomon.timing.sources.profile.samples import Bundle, Key, Samples, collective_key
 
@@ -61,6 +62,8 @@ def read(root: Path, device: Device, dtype: str, kv_dtype: str) -> Bundle:
                 _read_experts(bundle, columns, dtype)
             case "collective":
                 _read_collectives(bundle, columns)
+            case "host":
+                bundle.host = _read_host(columns)
     return bundle
 
 
@@ -178,3 +181,42 @@ def _read_collectives(bundle: Bundle, columns: Columns) -> None:
             rows = np.all(ranks == (count, per_node), axis=1)
             key = collective_key(str(name), int(count), int(per_node))
             bundle.add(key, Samples(size[rows], seconds[rows], str(part.path)))
+
+
+_HOST_PARTS = ("schedule", "prepare", "sample", "detokenise")
+_HOST_ROWS = ("iteration", *PHASES)
+
+
+def _read_host(columns: Columns) -> HostConfig:
+    """Host time by kind of iteration: a constant and a part per sequence."""
+    names = columns.texts("operator")
+    known = (*_HOST_ROWS, *(f"{one}_launch" for one in _HOST_ROWS), *_HOST_PARTS)
+    if unknown := set(names.tolist()) - set(known):
+        where, fix = str(columns.path), f"Known: {', '.join(known)}."
+        raise DataError(f"has an unknown operator {min(unknown)!r}.", where=where, fix=fix)
+    found: dict[str, Any] = {"iteration": {}}
+
+    def line(name: str) -> tuple[float, float]:
+        part = columns.where(names == name)
+        return _line(part.sizes("sequences")[:, 0], part.seconds("seconds")) if part.frame.height else (0.0, 0.0)
+
+    for one in _HOST_ROWS:
+        values = found.setdefault(one, {})
+        if one in names:
+            values["per_iteration_s"], values["per_sequence_s"] = line(one)
+        if f"{one}_launch" in names:
+            values["launch_s"] = float(columns.where(names == f"{one}_launch").seconds("seconds").mean())
+    if "iteration" not in names:  # It is the parts together.
+        constant, slope = np.sum([line(part) for part in _HOST_PARTS], axis=0)
+        found["iteration"].update(per_iteration_s=float(constant), per_sequence_s=float(slope))
+    return HostConfig.model_validate({**found.pop("iteration"), **found})
+
+
+def _line(at: Floats, seconds: Floats) -> tuple[float, float]:
+    """Constant and slope, neither below zero."""
+    if np.ptp(at) == 0:
+        return float(seconds.mean()), 0.0
+    slope, constant = np.polyfit(at, seconds, 1)
+    if slope < 0 or constant < 0:
+        return (float(seconds.mean()), 0.0) if slope < 0 else (0.0, float((at @ seconds) / (at @ at)))
+    return float(constant), float(slope)

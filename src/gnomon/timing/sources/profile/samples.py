@@ -8,6 +8,7 @@ import numpy as np
 
 from gnomon.catalog.nodes import Node
 from gnomon.core.arrays import Floats
+from gnomon.timing.host import HostConfig
 from gnomon.timing.operators import (
     Communication,
     Decode,
@@ -63,6 +64,8 @@ class Bundle:
     included: set[str] = field(default_factory=set)
     """Operators that another one's measurement contains: they take no time of their own."""
     skew: SkewSamples | None = None
+    host: HostConfig | None = None
+    """Time of the engine's own code, where the bundle has it."""
 
     def add(self, key: Key, samples: Samples) -> None:
         """Keep samples; rows of a key that is there already are joined."""

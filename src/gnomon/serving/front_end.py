@@ -1,0 +1,72 @@
+"""The front end of a server: what lies between its scheduler and the client, so that latencies are as a client sees
+them.
+
+A request is parsed and tokenised before the scheduler knows of it, one after another (per worker): of a burst, the last
+prompt waits for all others. Tokens are detokenised and sent in messages, also one after another.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gnomon.core.arrays import Floats
+from gnomon.core.jit import inner, jit
+from gnomon.serving.scenario import FrontEndConfig
+from gnomon.serving.state import Cluster
+
+# The array that the loops carry: seconds per request, per prompt token, then when each worker is free.
+_WORKERS = 2
+
+
+@inner
+def leaves_front_end(front: Floats, sent_s: float, prompt_tokens: int) -> float:
+    """When a request that the client sends at `sent_s` reaches the scheduler."""
+    if front[0] == 0.0 and front[1] == 0.0:
+        return sent_s
+    worker = _WORKERS
+    for i in range(_WORKERS + 1, front.size):
+        if front[i] < front[worker]:
+            worker = i
+    front[worker] = max(sent_s, front[worker]) + front[0] + front[1] * prompt_tokens
+    return front[worker]
+
+
+@jit
+def _arrivals(front: Floats, sent_s: Floats, prompt_tokens: Any) -> Floats:
+    arrival_s = np.empty(sent_s.size)
+    latest = 0.0
+    for i in range(sent_s.size):
+        latest = max(latest, leaves_front_end(front, sent_s[i], prompt_tokens[i]))
+        arrival_s[i] = latest
+    return arrival_s
+
+
+def open_front_end(config: FrontEndConfig, cluster: Cluster, num_replicas: int) -> Floats:
+    """A front end with so many replicas behind it, idle; the requests whose time of sending is known pass through."""
+    front = np.zeros(_WORKERS + config.workers * num_replicas)
+    front[:_WORKERS] = config.per_request_s, config.per_prompt_token_s
+    cluster.replicas.reply_s = cluster.replicas.base_reply_s = config.reply_s
+    cluster.replicas.message_s = config.per_message_s
+    cluster.replicas.stream_interval = config.stream_interval
+    known = np.flatnonzero(np.isfinite(cluster.requests.arrival_s))
+    send(front, cluster, known, cluster.requests.arrival_s[known])
+    return front
+
+
+def send(front: Floats, cluster: Cluster, ids: Any, sent_s: Floats) -> None:
+    """Let the client send these requests, in order."""
+    requests = cluster.requests
+    arrival_s = _arrivals(front, np.ascontiguousarray(sent_s), requests.prompt_tokens[ids])
+    requests.arrival_s[ids] = arrival_s
+    requests.front_s[ids] = arrival_s - sent_s
+
+
+def as_client_sees(cluster: Cluster) -> None:
+    """Turn the stamps of the requests from the scheduler's clock to the client's."""
+    q = cluster.requests
+    q.arrival_s -= q.front_s
+    q.first_token_s += np.where(q.first_token_s >= 0, q.first_reply_s, 0.0)
+    for stamp in ("last_token_s", "finished_s"):
+        q[stamp] += np.where(q.finished_s >= 0, q.last_reply_s, 0.0)

@@ -1,0 +1,85 @@
+"""Time of the engine's own code around an iteration: scheduling, input preparation, launching kernels, sampling.
+
+An iteration takes `exposed + max(GPU, launching, hidden)`. What an engine does between two iterations is exposed; with
+asynchronous scheduling it hides behind the GPU's work; and without CUDA graphs the GPU waits for its kernels to be
+launched, however little there is to compute.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import numpy as np
+from pydantic import ConfigDict, Field, NonNegativeFloat
+
+from gnomon.core.arrays import Floats
+from gnomon.core.config import Config
+
+PHASES = ("prefill", "decode", "mixed")
+COLUMNS = 7
+"""Of one phase: exposed seconds, per sequence, per token; hidden seconds, per sequence, per token; launching."""
+
+Seconds = Annotated[float, Field(ge=0)] | None
+
+
+class HostPhase(Config):
+    """Host time of iterations of one kind; what is not given is as for all iterations."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    per_iteration_s: Seconds = None
+    """Seconds per iteration."""
+    per_sequence_s: Seconds = None
+    """Seconds per sequence of the batch."""
+    per_token_s: Seconds = None
+    """Seconds per token of the batch."""
+    asynchronous: bool | None = None
+    """The three above hide behind the GPU's work."""
+    exposed_s: Seconds = None
+    """Seconds per iteration that never hide."""
+    launch_s: Seconds = None
+    """Launching the kernels takes this long: the GPU's part of an iteration cannot take less."""
+    launch_per_layer_s: Seconds = None
+    """The same for each layer of the model, on top."""
+
+
+class HostConfig(Config):
+    """Time of the engine's own code around an iteration: scheduling, input preparation, sampling, detokenising."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    per_iteration_s: NonNegativeFloat = 0.0
+    """Seconds per iteration."""
+    per_sequence_s: NonNegativeFloat = 0.0
+    """Seconds per sequence of the batch."""
+    per_token_s: NonNegativeFloat = 0.0
+    """Seconds per token of the batch."""
+    asynchronous: bool = False
+    """Hidden behind the GPU's work: an iteration takes the longer of the two rather than their sum."""
+    exposed_s: NonNegativeFloat = 0.0
+    """Seconds per iteration that never hide."""
+    launch_s: NonNegativeFloat = 0.0
+    """Launching the kernels takes this long: the GPU's part of an iteration cannot take less."""
+    launch_per_layer_s: NonNegativeFloat = 0.0
+    """The same for each layer of the model, on top."""
+    prefill: HostPhase = HostPhase()
+    """Iterations of prompts alone."""
+    decode: HostPhase = HostPhase()
+    """Iterations of decodes alone."""
+    mixed: HostPhase = HostPhase()
+    """Iterations with both."""
+
+    def array(self, num_layers: int) -> Floats:
+        """[phase, column] as `gnomon.timing.lookup.with_host_s` reads it, for a stage of so many layers."""
+        return np.stack([_row(self, getattr(self, phase), num_layers) for phase in PHASES])
+
+
+def _row(common: HostConfig, phase: HostPhase, num_layers: int) -> Floats:
+    def of(name: str) -> float:
+        own = getattr(phase, name)
+        return float(getattr(common, name) if own is None else own)
+
+    work = [of("per_iteration_s"), of("per_sequence_s"), of("per_token_s")]
+    exposed, hidden = ([0.0] * 3, work) if of("asynchronous") else (work, [0.0] * 3)
+    exposed = [exposed[0] + of("exposed_s"), *exposed[1:]]
+    return np.array([*exposed, *hidden, of("launch_s") + num_layers * of("launch_per_layer_s")])

@@ -1,0 +1,83 @@
+"""The front end: what a client sees beyond what the scheduler does."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gnomon.core.config import build
+from gnomon.core.errors import ConfigError
+from gnomon.serving.metrics import request_times, summarize
+from gnomon.serving.scenario import Scenario
+from serving_kit import requests_of, run, scenario
+
+
+def times(front_end: dict, arrival_s=(0.0, 0.0, 0.0, 5.0), prompt=(100, 50, 10, 10), **changes):
+    done = run(scenario(front_end=front_end, **changes), requests=requests_of(arrival_s, prompt, [5] * len(prompt)))
+    return done, request_times(done)
+
+
+def test_a_burst_is_tokenised_one_after_another():
+    plain, _ = times({})
+    done, seen = times({"per_request_s": 0.1, "per_prompt_token_s": 1e-3})
+    q = done.cluster.requests
+    assert q.arrival_s.tolist() == [0.0, 0.0, 0.0, 5.0], "as the client sent them"
+    # The scheduler sees them after 0.2, 0.35 and 0.46 s; the last one finds the front end idle.
+    assert q.scheduled_s[0] == pytest.approx(0.2)
+    assert q.scheduled_s[1] >= 0.35 and q.scheduled_s[2] >= 0.46
+    assert q.scheduled_s[3] == pytest.approx(5.11)
+    alone = plain.cluster.requests.first_token_s[3] - 5.0
+    assert seen.ttft_s[3] == pytest.approx(alone + 0.11)
+
+
+def test_more_workers_take_in_more_at_once():
+    done, _ = times({"per_request_s": 0.1, "workers": 2})
+    assert done.cluster.requests.scheduled_s[:2] == pytest.approx([0.1, 0.1])
+
+
+def test_the_way_back_delays_every_token_alike():
+    _, plain = times({})
+    _, seen = times({"reply_s": 0.25})
+    assert seen.ttft_s == pytest.approx(plain.ttft_s + 0.25)
+    assert seen.e2e_s == pytest.approx(plain.e2e_s + 0.25)
+    assert seen.tpot_s == pytest.approx(plain.tpot_s)
+
+
+def test_messages_are_written_one_after_another():
+    """One request, four decodes: each iteration writes one message, which takes longer than the iteration."""
+    (_, plain), (done, seen) = (times({"per_message_s": s}, (0.0,), (10,)) for s in (0.0, 0.1))
+    assert seen.ttft_s[0] == pytest.approx(plain.ttft_s[0] + 0.1)
+    assert seen.tpot_s[0] == pytest.approx(0.1), "the writer is the bottleneck"
+    _, few = times({"per_message_s": 0.1, "stream_interval": 10}, (0.0,), (10,))
+    assert few.tpot_s[0] < 0.03
+    assert summarize(done).latency.e2e_s.max == pytest.approx(seen.e2e_s[0])
+
+
+def closed(**front_end: float) -> Scenario:
+    loop = {"process": "closed_loop", "concurrency": 4}
+    lengths = {"distribution": "fixed", "prompt": 100, "output": 10}
+    load = {"rate": None, "num_requests": 24, "warmup_requests": 4, "arrivals": loop, "lengths": lengths}
+    return scenario(front_end=front_end, workload=load, batching={"policy": "vllm_v1", "prefix_cache": False})
+
+
+def test_a_closed_loop_waits_for_the_front_end_both_ways():
+    plain, slow = run(closed()), run(closed(per_request_s=0.05, reply_s=0.5))
+    a, b = request_times(plain), request_times(slow)
+    assert np.all(b.e2e_s >= 0.5 + 0.05)
+    assert slow.cluster.requests.scheduled_s[0] - slow.cluster.requests.arrival_s[0] == pytest.approx(0.05)
+    assert slow.cluster.requests.scheduled_s[3] - slow.cluster.requests.arrival_s[3] >= 0.2
+    assert summarize(slow).duration_s > summarize(plain).duration_s + 5 * 0.55
+    assert np.isfinite(a.ttft_s).all()
+    q = slow.cluster.requests
+    sent, seen = np.sort(q.arrival_s[4:]), np.sort(q.finished_s)[:20]
+    assert sent == pytest.approx(seen, abs=0.2), "the next one is sent when the client has the answer"
+
+
+def test_no_front_end_changes_nothing():
+    plain = run(closed())
+    assert np.all(plain.cluster.requests.front_s == 0)
+
+
+def test_a_front_end_takes_no_negative_time():
+    with pytest.raises(ConfigError, match="per_request_s"):
+        build(Scenario, {"front_end": {"per_request_s": -1}})
