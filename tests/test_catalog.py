@@ -27,12 +27,31 @@ LLAMA = {
 
 @pytest.mark.parametrize("name", catalog.model_names())
 def test_parameter_counts_are_the_published_ones(name: str) -> None:
-    assert catalog.model(name).num_parameters == pytest.approx(MODELS[name].published_parameters, rel=0.005)
+    model, entry = catalog.model(name), MODELS[name]
+    assert entry.published_parameters or entry.published_parameters_with_mtp
+    if entry.published_parameters:
+        assert model.num_parameters == pytest.approx(entry.published_parameters, rel=0.005)
+    if entry.published_parameters_with_mtp:
+        all_of_it = model.num_parameters + model.num_mtp_parameters
+        with_copies = all_of_it + 2 * model.num_mtp_layers * model.num_embedding_parameters
+        counts = [pytest.approx(count, rel=0.005) for count in (all_of_it, with_copies)]
+        assert entry.published_parameters_with_mtp in counts
 
 
 @pytest.mark.parametrize(
     ("name", "billions"),
-    [("mixtral-8x7b", 12.9), ("deepseek-v3", 37.5), ("qwen3-30b-a3b", 3.35), ("qwen3-235b-a22b", 22.2)],
+    [
+        ("mixtral-8x7b", 12.9),
+        ("deepseek-v3", 37.5),
+        ("qwen3-30b-a3b", 3.35),
+        ("qwen3-235b-a22b", 22.2),
+        ("gpt-oss-120b", 5.13 + 0.58),  # Its card leaves out the embedding.
+        ("gpt-oss-20b", 3.61 + 0.58),
+        ("nemotron-3-nano-30b-a3b", 3.58),
+        ("nemotron-3-super-120b-a12b", 12.7),
+        ("gemma-4-26b-a4b", 3.8),
+        ("llama-4-maverick", 17.2),
+    ],
 )
 def test_active_parameters(name: str, billions: float) -> None:
     assert catalog.model(name).num_active_parameters == pytest.approx(billions * 1e9, rel=0.01)
@@ -116,10 +135,10 @@ def test_a_config_json_is_read_from_a_file_or_its_folder(tmp_path: Path) -> None
 def test_what_is_not_modelled_is_noted(tmp_path: Path) -> None:
     assert not any(catalog.model(name).notes for name in catalog.model_names())
     path = tmp_path / "config.json"
-    path.write_text(json.dumps(LLAMA | {"model_type": "novelty", "sliding_window": 4096}))
-    first, second = catalog.model(path).notes
-    assert "'novelty' is not known" in first
-    assert "full attention" in second
+    path.write_text(json.dumps({"model_type": "seeing", "vision_config": {"a": 1}, "text_config": LLAMA}))
+    assert "images are left out" in catalog.model(path).notes[0]
+    path.write_text(json.dumps(LLAMA | {"model_type": "novelty"}))
+    assert "'novelty' is not known" in catalog.model(path).notes[0]
 
 
 def test_a_device_of_ones_own_is_a_file(tmp_path: Path) -> None:
@@ -152,6 +171,9 @@ def test_missing_keys_are_all_named_with_the_file(tmp_path: Path) -> None:
         ({"kv_lora_rank": 512}, "lacks 'qk_rope_head_dim'"),
         ({"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": -1}, r"mla\.v_dim = -1"),
         ({"text_config": [1]}, "text_config"),
+        ({"layer_types": ["full_attention", "holographic_attention"]}, "layer_types has 'holographic_attention'"),
+        ({"layer_types": ["full_attention", "linear_attention"]}, r"linear\.num_key_heads = None"),
+        ({"quantization_config": {"quant_method": "guess"}}, "quant_method 'guess' is not known"),
     ],
 )
 def test_values_that_make_no_sense_are_refused(tmp_path: Path, change: dict[str, object], message: str) -> None:

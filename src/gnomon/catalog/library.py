@@ -59,8 +59,9 @@ class Library(Generic[C]):
         table: dict[str, str] = {}
         for stem in self.names:
             text = (self.folder / f"{stem}.yaml").read_text(encoding="utf-8")
-            aliases = yaml.load(text, Loader=loader).get("aliases", [])
-            for alias in (stem, *aliases):
+            entry = yaml.load(text, Loader=loader)
+            for alias in (stem, *entry.get("aliases", ()), *entry.get("checkpoints", ())):
                 if table.setdefault(folded(alias), stem) != stem:
                     raise GnomonError(f"{self.kind} name {alias!r} stands for both {table[folded(alias)]} and {stem}.")
+                table.setdefault(folded(alias.rpartition("/")[2]), stem)
         return table

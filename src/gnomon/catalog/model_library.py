@@ -6,11 +6,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import PositiveFloat
+from pydantic import Field, PositiveFloat
 
 from gnomon.catalog.huggingface import parse_config
-from gnomon.catalog.library import DATA, Library
+from gnomon.catalog.library import DATA, Library, folded
 from gnomon.catalog.models import Model
+from gnomon.catalog.quantization import Checkpoint, split_name
 from gnomon.core.config import Config
 from gnomon.core.errors import ConfigError, DataError, UnknownNameError
 from gnomon.core.text import read_json
@@ -22,8 +23,12 @@ class ModelEntry(Config):
     name: str
     aliases: tuple[str, ...] = ()
     hf_id: str
-    published_parameters: PositiveFloat
-    """As counted on its model card."""
+    published_parameters: PositiveFloat | None = None
+    """As counted on its model card, without MTP layers and towers for images."""
+    published_parameters_with_mtp: PositiveFloat | None = None
+    """With the MTP layers (which may have copies of embedding and head)."""
+    checkpoints: dict[str, Checkpoint] = Field(default_factory=dict)
+    """Other published checkpoints of the model, and how each is quantised."""
     sources: dict[str, str]
     config: dict[str, Any]
     """The keys of `config.json` that its shape depends on."""
@@ -43,16 +48,44 @@ def model(name_or_path: str | Path) -> Model:
 
 @cache
 def _built_in(name: str) -> Model:
+    known, quantised = _split(name)
     try:
-        entry = MODELS[name]
+        entry = MODELS[known]
     except UnknownNameError as error:
         fix = f"{error.fix} Any other: the path of its Hugging Face config.json."
         raise ConfigError(error.what, fix=fix) from None
     parsed = parse_config(entry.config, name=entry.name, where=f"model {entry.name}")
-    return parsed.model_copy(update={"hf_id": entry.hf_id})
+    schemes = tuple(dict.fromkeys(one.scheme for one in entry.checkpoints.values()))
+    model = parsed.model_copy(update={"hf_id": entry.hf_id, "schemes": schemes})
+    published = {folded(one): how for one, how in entry.checkpoints.items()}
+    if how := published.get(folded(name)):
+        return model.model_copy(update={"checkpoint": how.quantization})
+    if quantised is None:
+        return model
+    own = model.precision(quantised.scheme).model_copy(update={"kv_dtype": quantised.kv_dtype})
+    return model.model_copy(update={"checkpoint": own})
+
+
+def _split(name: str) -> tuple[str, Checkpoint | None]:
+    """The model that a name stands for, and how its ending (`-FP8`, `-AWQ`, `-NVFP4`) says it is quantised."""
+    split = split_name(name)
+    if MODELS.resolve(name) or split is None:
+        return name, None
+    base, how = split
+    known = next((one for one in (base, base.rpartition("/")[2]) if MODELS.resolve(one)), None)
+    return (known, how) if known else (name, None)
 
 
 def _read(path: Path) -> Model:
+    config = _json(path)
+    beside = path.parent / "hf_quant_config.json"
+    if "quantization_config" not in config and beside.is_file():
+        config["quantization_config"] = _json(beside)
+    name = str(config.get("_name_or_path") or path.resolve().parent.name)
+    return parse_config(config, name=name, where=str(path))
+
+
+def _json(path: Path) -> dict[str, Any]:
     if not path.exists():
         raise ConfigError("no such file.", where=str(path), fix="Give a config.json or the folder that has it.")
     try:
@@ -61,8 +94,7 @@ def _read(path: Path) -> Model:
         raise ConfigError(f"not readable as JSON: {error.what}", where=error.where, fix=error.fix) from None
     if not isinstance(config, dict):
         raise ConfigError("a model configuration is a JSON object.", where=str(path))
-    name = str(config.get("_name_or_path") or path.resolve().parent.name)
-    return parse_config(config, name=name, where=str(path))
+    return config
 
 
 def model_names() -> list[str]:

@@ -229,8 +229,8 @@ class Model(Config):
     def num_mtp_parameters(self) -> int:
         """Parameters of the layers that predict later tokens; embedding and head are the model's."""
         join = 2 * self.hidden_size**2 + 3 * self.num_norm_parameters
-        full = next((i for i in reversed(range(self.num_layers)) if self.attention_kind(i) == "full"), 0)
-        return self.num_mtp_layers * (join + self.num_layer_parameters(full))
+        layer = layer_weights(self, "full", "experts" if self.is_moe else "dense")
+        return self.num_mtp_layers * (join + sum(one.count for one in layer))
 
     # Bytes
 

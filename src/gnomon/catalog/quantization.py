@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import yaml
 from pydantic import Field, PositiveFloat
@@ -71,13 +71,28 @@ class _Scheme(Config):
     default: str
     """Format of the groups that `groups` does not name."""
     groups: dict[WeightGroup, str] = Field(default_factory=dict)
-    kv_dtype: Dtype | None = None
     source: str
+
+
+class Checkpoint(Config):
+    """How a published checkpoint is quantised."""
+
+    shorthand: ClassVar[str | None] = "scheme"
+
+    scheme: str
+    kv_dtype: Dtype | None = None
+    """The number format of the KV cache that it asks for."""
+
+    @property
+    def quantization(self) -> Quantization:
+        """Its number formats."""
+        return scheme(self.scheme).model_copy(update={"kv_dtype": self.kv_dtype})
 
 
 class _Library(Config):
     formats: dict[str, _Format]
     schemes: dict[str, _Scheme]
+    suffixes: dict[str, Checkpoint]
 
 
 class _Format(Config):
@@ -89,7 +104,8 @@ class _Format(Config):
 @cache
 def _library() -> _Library:
     path = DATA / "quantization.yaml"
-    return build(_Library, yaml.safe_load(path.read_text(encoding="utf-8")), where=path.name)
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    return build(_Library, yaml.load(path.read_text(encoding="utf-8"), Loader=loader), where=path.name)
 
 
 @cache
@@ -99,6 +115,15 @@ def weight_format(name: str) -> WeightFormat:
     if name not in known:
         raise UnknownNameError("weight format", name, known)
     return WeightFormat(name=name, bytes_per_weight=known[name].bytes_per_weight, product=known[name].product)
+
+
+def split_name(name: str) -> tuple[str, Checkpoint] | None:
+    """A checkpoint's name without the ending that says how it is quantised, and what the ending means."""
+    suffixes = _library().suffixes
+    for suffix in sorted(suffixes, key=len, reverse=True):
+        if name.casefold().endswith(suffix.casefold()):
+            return name[: -len(suffix)], suffixes[suffix]
+    return None
 
 
 def scheme_names() -> list[str]:
@@ -116,7 +141,7 @@ def scheme(name: str) -> Quantization:
     kept: dict[WeightGroup, str] = dict.fromkeys(KEPT, one.default if DTYPE_BYTES[one.dtype] >= 2 else "bf16")
     names = {**dict.fromkeys(GROUPS, one.default), **kept, **one.groups}
     formats = {group: weight_format(format_name) for group, format_name in names.items()}
-    return Quantization(name=name, dtype=one.dtype, formats=formats, kv_dtype=one.kv_dtype)
+    return Quantization(name=name, dtype=one.dtype, formats=formats)
 
 
 BF16 = WeightFormat(name="bf16", bytes_per_weight=2.0, product="bf16")

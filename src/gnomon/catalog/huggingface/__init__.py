@@ -1,0 +1,134 @@
+"""A Hugging Face `config.json` as a `Model`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from gnomon.catalog.huggingface.attention import attention_facts
+from gnomon.catalog.huggingface.experts import mlp_facts
+from gnomon.catalog.huggingface.families import DEFAULTS, FACTS
+from gnomon.catalog.huggingface.quantization import parse_quantization
+from gnomon.catalog.models import Model
+from gnomon.core.errors import ConfigError
+
+_REQUIRED = {
+    "num_hidden_layers": "number of layers",
+    "hidden_size": "width of the residual stream",
+    "num_attention_heads": "number of attention heads",
+    "vocab_size": "number of tokens in the vocabulary",
+    "max_position_embeddings": "longest context",
+    "intermediate_size": "width of the MLP",
+}
+_REQUIRED_OF_MLA = {
+    "qk_rope_head_dim": "part of a key that carries the position",
+    "qk_nope_head_dim": "part of a key without position",
+    "v_head_dim": "width of each head's value",
+}
+# Read before the model checks its own fields; the first two must be above 0.
+_NUMBERS = (
+    "num_attention_heads", "hidden_size", "intermediate_size", "moe_intermediate_size",
+    "shared_expert_intermediate_size", "n_routed_experts", "num_experts", "num_local_experts",
+)  # fmt: skip
+
+
+def parse_config(config: Mapping[str, Any], *, name: str, where: str) -> Model:
+    """The shape that a `config.json` describes; `where` (its path) goes into errors.
+
+    Read: dense and mixture-of-experts decoders with multi-head, grouped-query, multi-query or multi-head latent
+    attention, full, sparse, within windows or linear, and how their weights are quantised. Towers for images and sound
+    are left out. An unknown `model_type` is read as a Llama-like decoder from the keys it has, which its notes say.
+    """
+    whole, config = config, config.get("text_config") or config.get("llm_config") or config
+    if not isinstance(config, Mapping):
+        raise ConfigError("text_config must be a JSON object.", where=where)
+    family = str(config.get("model_type", ""))
+    config = {**DEFAULTS.get(family, {}), **{key: value for key, value in config.items() if value is not None}}
+    if blocks := _blocks(config):
+        config |= {"layers_block_type": blocks, "num_hidden_layers": len(blocks)}
+    required = _REQUIRED | (_REQUIRED_OF_MLA if config.get("kv_lora_rank") else {})
+    missing = [key for key in required if config.get(key) is None and not _replaced(config, key)]
+    if missing:
+        listing = ", ".join(f"{key!r} ({required[key]})" for key in missing)
+        raise ConfigError(
+            f"the model configuration lacks {listing}.",
+            where=where,
+            fix="Take config.json from the model's Hugging Face repository.",
+        )
+    for key in _NUMBERS:
+        value, least = config.get(key), int(key in _NUMBERS[:2])
+        if value is not None and (not isinstance(value, int) or value < least):
+            wanted = "positive whole number" if least else "whole number from 0 on"
+            raise ConfigError(f"{key} must be a {wanted}, not {value!r}.", where=where)
+    facts = {
+        "name": name,
+        "hf_id": str(config.get("_name_or_path", "")),
+        "model_type": family,
+        "num_layers": config["num_hidden_layers"],
+        "hidden_size": config["hidden_size"],
+        "vocab_size": config["vocab_size"],
+        "max_context_tokens": config.get("max_position_embeddings") or config.get("seq_length"),
+        "tied_embeddings": bool(config.get("tie_word_embeddings", False)),
+        **attention_facts(config, family, where),
+        **FACTS.get(family, {}),
+        **_switches(config, family),
+        **mlp_facts(config, family, where),
+        "num_mtp_layers": _num_mtp_layers(config),
+        "notes": _notes(whole, config, family),
+    }
+    try:
+        model = Model.model_validate(facts)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(f"{key} = {first['input']!r} makes no sense: {first['msg']}.", where=where) from None
+    quantised = whole.get("quantization_config") or config.get("quantization_config")
+    if not quantised:
+        return model
+    return model.model_copy(update={"checkpoint": parse_quantization(quantised, model, where)})
+
+
+def _blocks(config: Mapping[str, Any]) -> list[str]:
+    """The layers of a Nemotron by name; older files have a letter for each."""
+    letters = {"M": "mamba", "E": "moe", "*": "attention", "-": "mlp"}
+    pattern = config.get("hybrid_override_pattern") or ""
+    return [letters.get(letter, letter) for letter in pattern] or list(config.get("layers_block_type") or ())
+
+
+def _replaced(config: Mapping[str, Any], key: str) -> bool:
+    """Whether another key of `config` says the same."""
+    if key == "max_position_embeddings":
+        return config.get("seq_length") is not None
+    return key == "intermediate_size" and config.get("moe_intermediate_size") is not None
+
+
+def _notes(whole: Mapping[str, Any], config: Mapping[str, Any], family: str) -> tuple[str, ...]:
+    notes = []
+    if family not in FACTS:
+        notes.append(f"model_type {family!r} is not known: read as a Llama-like decoder.")
+    towers = [name for key, name in (("vision_config", "images"), ("audio_config", "sound")) if whole.get(key)]
+    if towers:
+        notes.append(f"Towers for {' and '.join(towers)} are left out: text only.")
+    if config.get("hidden_size_per_layer_input"):
+        notes.append("Per-layer embeddings are not modelled.")
+    if "shared" in (config.get("indexer_types") or ()):
+        notes.append("Layers that share another's index are taken to have one of their own.")
+    return tuple(notes)
+
+
+def _switches(config: Mapping[str, Any], family: str) -> dict[str, bool]:
+    """Biases and norms that the file itself switches on."""
+    facts = {}
+    if config.get("attention_bias", config.get("bias", False)):
+        facts = {"qkv_bias": True, "o_bias": family != "glm4_moe"}
+    if family == "glm4_moe":
+        facts["qk_norm"] = bool(config.get("use_qk_norm"))
+    return facts | ({"mlp_bias": True} if config.get("mlp_bias") else {})
+
+
+def _num_mtp_layers(config: Mapping[str, Any]) -> int:
+    """Layers that predict later tokens, under the names that families give them."""
+    names = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
+    return next((config[name] for name in names if config.get(name)), 0)
