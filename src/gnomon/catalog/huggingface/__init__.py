@@ -34,6 +34,9 @@ _NUMBERS = (
 )  # fmt: skip
 
 
+_MOST_LAYERS = 10_000
+
+
 def parse_config(config: Mapping[str, Any], *, name: str, where: str) -> Model:
     """The shape that a `config.json` describes; `where` (its path) goes into errors.
 
@@ -57,11 +60,23 @@ def parse_config(config: Mapping[str, Any], *, name: str, where: str) -> Model:
             where=where,
             fix="Take config.json from the model's Hugging Face repository.",
         )
+    if isinstance(num_layers := config["num_hidden_layers"], int) and num_layers > _MOST_LAYERS:
+        raise ConfigError(f"num_hidden_layers = {num_layers} makes no sense: at most {_MOST_LAYERS}.", where=where)
     for key in _NUMBERS:
         value, least = config.get(key), int(key in _NUMBERS[:2])
         if value is not None and (not isinstance(value, int) or value < least):
             wanted = "positive whole number" if least else "whole number from 0 on"
             raise ConfigError(f"{key} must be a {wanted}, not {value!r}.", where=where)
+    try:
+        model = _model(whole, config, family, name, where)
+        quantised = whole.get("quantization_config") or config.get("quantization_config")
+        own = parse_quantization(quantised, model, where) if quantised else model.checkpoint
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ConfigError(f"a key has a value of a kind that makes no sense: {error}.", where=where) from None
+    return model.model_copy(update={"checkpoint": own})
+
+
+def _model(whole: Mapping[str, Any], config: Mapping[str, Any], family: str, name: str, where: str) -> Model:
     facts = {
         "name": name,
         "hf_id": str(config.get("_name_or_path", "")),
@@ -79,15 +94,11 @@ def parse_config(config: Mapping[str, Any], *, name: str, where: str) -> Model:
         "notes": _notes(whole, config, family),
     }
     try:
-        model = Model.model_validate(facts)
+        return Model.model_validate(facts)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
         raise ConfigError(f"{key} = {first['input']!r} makes no sense: {first['msg']}.", where=where) from None
-    quantised = whole.get("quantization_config") or config.get("quantization_config")
-    if not quantised:
-        return model
-    return model.model_copy(update={"checkpoint": parse_quantization(quantised, model, where)})
 
 
 def _blocks(config: Mapping[str, Any]) -> list[str]:
