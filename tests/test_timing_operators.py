@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from gnomon import catalog
 from gnomon.catalog import Group
-from gnomon.timing.operators import Communication, Experts, Gemm, Operator, mixed_attention, stage_operators
+from gnomon.core.errors import ConfigError
+from gnomon.timing.operators import (
+    Communication,
+    Decode,
+    Experts,
+    Gemm,
+    Operator,
+    Prefill,
+    mixed_attention,
+    stage_operators,
+)
+from gnomon.timing.operators.load import busiest_rank, check_load
 
 ONE = np.array([1.0])
 
@@ -19,8 +32,9 @@ def all_operators(name: str, **degrees: object) -> list[Operator]:
 
 
 def token_flops(operators: list[Operator], tokens: float = 1.0) -> float:
+    """Of a token of a prompt."""
     rows = np.array([tokens])
-    return sum(one.count * float(one.flops(rows)[0]) for one in operators if one.kind == "token")
+    return sum(one.count * float(one.flops(rows)[0]) for one in operators if one.kind in ("token", "prompt_token"))
 
 
 @pytest.mark.parametrize("name", ["llama-2-7b", "llama-3-70b", "phi-2", "qwen3-32b", "mixtral-8x7b", "deepseek-v3"])
@@ -100,6 +114,7 @@ def test_attention_flops_and_bytes() -> None:
     assert decode.flops(ONE, kv)[0] == 4 * 32 * 128 * 1024
     assert decode.bytes(ONE, kv)[0] == pytest.approx(1024 * 4096 + 2 * 4096 * 2)
     mixed = mixed_attention(list(operators.values()))
+    assert mixed is not None
     both = prefill.flops(chunk, kv) + decode.flops(ONE, kv)
     assert mixed.flops(chunk, kv, ONE, kv) == pytest.approx(both)
 
@@ -108,4 +123,33 @@ def test_latent_attention_decodes_over_the_latent() -> None:
     operators = {one.name: one for one in all_operators("deepseek-v3", tensor_parallel=8)}
     kv = np.array([1000.0])
     assert operators["attention_decode"].flops(ONE, kv)[0] == 2 * 16 * (576 + 512) * 1000
+    # What a prompt's token multiplies to expand the latent, a decoded one multiplies head by head.
+    absorbed = operators["absorb_q"].flops(ONE)[0] + operators["absorb_v"].flops(ONE)[0]
+    assert absorbed == operators["kv_b_proj"].flops(ONE)[0] == 2 * 16 * 256 * 512
+    assert operators["qkv_a_proj"].work == Gemm(1536 + 512 + 64, 7168)
     assert operators["attention_prefill"].flops(ONE, kv)[0] == pytest.approx(2 * 16 * (192 + 128) * 1000.5)
+
+
+def test_a_window_bounds_what_queries_see() -> None:
+    whole = Prefill(8, 8, 64, 64, 2048.0)
+    narrow = replace(whole, window=128)
+    chunk, kv = np.array([64.0, 64.0, 1000.0]), np.array([0.0, 500.0, 100.0])
+    # All see less than a window; all see a whole one; 28 grow into it, 972 see it whole.
+    pairs = [64 * 32, 64 * 128, 28 * (100 + 14) + 972 * 128]
+    assert narrow.pairs(chunk, kv) == pytest.approx(pairs)
+    assert whole.pairs(chunk, kv) == pytest.approx(chunk * (kv + chunk / 2))
+    decode = Decode(8, 8, 64, 64, 2048.0, window=128)
+    assert decode.flops(ONE, np.array([4000.0])) == decode.flops(ONE, np.array([128.0]))
+
+
+def test_the_busiest_rank_decides_unevenly_loaded_experts() -> None:
+    assert busiest_rank("balanced", 256, 8) == busiest_rank("power_law_1.2", 256, 1) == 1.0
+    mild, strong = busiest_rank("power_law_1.01", 256, 8), busiest_rank("power_law_1.2", 256, 8)
+    assert 1.2 < mild < strong < 4.0
+    assert busiest_rank("power_law_1.2", 256, 64) > strong
+    assert 1.0 <= busiest_rank("power_law_1.2_eplb", 256, 8) < 1.05
+    even = Experts(256, 32, 8, 7168, 2048, 3)
+    uneven = replace(even, load="power_law_1.2")
+    assert uneven.flops(np.array([512.0])) == pytest.approx(strong * even.flops(np.array([512.0])))
+    with pytest.raises(ConfigError, match="no distribution"):
+        check_load("zipf")

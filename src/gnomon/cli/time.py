@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 @click.option("--decode", type=int, default=64, show_default=True, help="Sequences that decode a token each.")
 @click.option("--kv", type=int, default=1024, show_default=True, help="KV tokens of each decoding sequence.")
 @click.option("--source", "sources", multiple=True, help="Timing source; give it twice to compare.  [default: auto]")
+@click.option("--engine", default="vllm", show_default=True, help="Whose kernels: vllm, sglang or trtllm.")
+@click.option("--engine-version", default="", help="Its version; the newest tables if not given.")
+@click.option("--expert-load", default="balanced", show_default=True, help="How tokens spread over experts.")
 @click.option("--path", default=None, help="Folder of measurements, for the source profile.")
 @click.option("--estimator", default="grid", show_default=True, help="How to read between measured points.")
 @click.option(
@@ -54,6 +57,9 @@ def command(
     decode: int,
     kv: int,
     sources: tuple[str, ...],
+    engine: str,
+    engine_version: str,
+    expert_load: str,
     path: str | None,
     estimator: str,
     dtype: str,
@@ -85,7 +91,15 @@ def command(
     parallelism = build(catalog.Parallelism, given, where="parallelism")
     parallelism.check(model)
     node = catalog.node(node_name) if node_name else catalog.default_node(device, parallelism.num_gpus)
-    base = {"path": path, "estimator": estimator, "dtype": dtype, "kv_dtype": kv_dtype}
+    base = {
+        "path": path,
+        "estimator": estimator,
+        "dtype": dtype,
+        "kv_dtype": kv_dtype,
+        "engine": engine,
+        "engine_version": engine_version,
+        "expert_load": expert_load,
+    }
     batch = Batch(prefill, prefill_kv, decode, kv)
     timers = []
     for source in dict.fromkeys(sources or ("auto",)):
@@ -134,9 +148,13 @@ def _report(timers: list[Timer], batch: Batch, *, as_json: bool) -> None:
         return
     title = _title(timers[0], batch)
     rows = _one(next(iter(columns.values()))) if len(columns) == 1 else _side_by_side(columns)
-    right = [name for name in rows[0] if name not in ("operator", "limit")]
+    right = [name for name in rows[0] if name not in ("operator", "limit", "from")]
     print_rows(rows, title=title, right=right)
     for timer in timers:
+        times = columns[timer.source.name]
+        by_formula = sum(t.seconds for t in times if t.provenance == "roofline") / sum(t.seconds for t in times)
+        if 0.0 < by_formula < 1.0:
+            click.echo(f"{timer.source.name}: {by_formula:.1%} of the time is the roofline's.")
         click.echo(f"{timer.source.name}: expected error {expected_error(timer, batch):.0%} per iteration.")
     for note in notes:
         click.echo(f"Note: {note}")
@@ -166,6 +184,7 @@ def _one(times: list[OperatorTime]) -> list[dict[str, Any]]:
             "bytes": units.size(t.bytes),
             "MFU": f"{t.mfu:.1%}" if t.flops else None,
             "limit": t.limit,
+            "from": t.provenance or None,
         }
         for t in [*times, total]
     ]

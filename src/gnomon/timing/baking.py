@@ -95,14 +95,20 @@ class _Oven:
         self.decodes_axis = geometric_axis(self.max_sequences)
         group_tokens = self.max_tokens * parallelism.data_parallel
         has_shared = any(one.is_shared for operators in stages for one in operators)
+        has_prompts = any(one.kind == "prompt_token" for operators in stages for one in operators)
         skew = self.timer.source.skew(self.decodes_axis)
-        tokens = self._stack(stages, "token", self.max_tokens)
+        decodes = self._stack(stages, "decode", self.max_sequences)
+        tokens, none = self._stack(stages, "token", self.max_tokens), np.zeros((len(stages), 0))
         return IterationTables(
             token_s=np.ascontiguousarray(tokens[:, self._padding(self.max_tokens)]),
-            expert_s=self._stack(stages, "shared", group_tokens) if has_shared else np.zeros((len(stages), 0)),
+            expert_s=self._stack(stages, "shared", group_tokens) if has_shared else none,
+            prompt_s=self._stack(stages, "prompt_token", self.max_tokens) if has_prompts else none,
             sequence_s=self._stack(stages, "sequence", self.max_sequences),
-            prefill_s=self._attention(stages, "attention_prefill", self.chunk_axis, self.kv_axis) / self._clock,
-            decode_s=self._decode_attention(stages),
+            prefill_s=self._attention(
+                stages, "attention_prefill", *np.meshgrid(self.chunk_axis[1:], self.kv_axis, indexing="ij")
+            )
+            / self._clock,
+            decode_s=decodes[:, self._padding(self.max_sequences), None] + self._decode_attention(stages),
             mixed_s=self._mixed(stages),
             chunk_axis=self.chunk_axis,
             kv_axis=self.kv_axis,
@@ -137,35 +143,37 @@ class _Oven:
         return self.timer.context.config.clock
 
     def _attention(self, stages: list[list[Operator]], kind: str, rows: Floats, kv: Floats) -> Floats:
-        """[stage, rows, kv]; no rows, no time."""
-        first = next(one for one in stages[0] if one.kind == kind)
-        grid = np.meshgrid(rows[1:], kv, indexing="ij")
-        plane = np.zeros((rows.size, kv.size))
-        plane[1:] = self.timer.seconds(first, *grid)
-        return np.stack([plane * _count(operators, kind) for operators in stages])
+        """[stage, rows, kv], summed over the kinds of layers: `rows` and `kv` are planes. No rows, no time."""
+        planes = np.zeros((len(stages), rows.shape[0] + 1, rows.shape[1]))
+        for stage, operators in enumerate(stages):
+            for one in operators:
+                if one.kind != kind:
+                    continue
+                key = (one.name, one.work, kind)
+                if key not in self._calls:
+                    self._calls[key] = self.timer.seconds(one, rows, kv)
+                planes[stage, 1:] += one.count * self._calls[key]
+        return planes
 
     def _mixed(self, stages: list[list[Operator]]) -> Floats:
         """[stage, chunk, kv, decodes, kv] where the source measured both in one kernel."""
         operator = mixed_attention(stages[0])
-        if not self.timer.has_mixed_attention(operator):
+        if operator is None or not self.timer.has_mixed_attention(operator):
             return each_stage(np.zeros((0, 0, 0, 0)), len(stages))
         axes = (self.chunk_axis, self.kv_axis, self.decodes_axis, self.kv_axis)
         grid = np.meshgrid(*axes, indexing="ij", copy=False)
         block = self.timer.seconds(operator, *grid)
-        return np.stack([block * _count(operators, "attention_prefill") for operators in stages])
+        counts = [sum(one.count for one in operators if one.kind == "attention_prefill") for operators in stages]
+        return np.stack([block * count for count in counts])
 
     def _decode_attention(self, stages: list[list[Operator]]) -> Floats:
         """[stage, sequences, kv]. Inside a CUDA graph the kernel runs for the padded number of sequences; those added
         have no KV, so that the mean falls as the number rises."""
-        rows = np.arange(self.max_sequences + 1.0)
-        if not self.timer.context.config.graph_attention:
-            return self._attention(stages, "attention_decode", rows, self.kv_axis)
-        padded = self._padding(self.max_sequences)[1:].astype(np.float64)
-        first = next(one for one in stages[0] if one.kind == "attention_decode")
-        plane = np.zeros((rows.size, self.kv_axis.size))
-        mean = self.kv_axis * (rows[1:] / padded)[:, None]
-        plane[1:] = self.timer.seconds(first, np.broadcast_to(padded[:, None], mean.shape), mean)
-        return np.stack([plane * _count(operators, "attention_decode") for operators in stages])
+        rows, kv = np.meshgrid(np.arange(1.0, self.max_sequences + 1.0), self.kv_axis, indexing="ij")
+        if self.timer.context.config.graph_attention:
+            padded = np.broadcast_to(self._padding(self.max_sequences)[1:, None].astype(np.float64), rows.shape)
+            kv, rows = kv * (rows / padded), padded
+        return self._attention(stages, "attention_decode", rows, kv)
 
     def _padding(self, maximum: int) -> NDArray[np.int64]:
         """The count to which CUDA graphs pad each count of tokens (of decodes: sequences) up to `maximum`."""
@@ -192,13 +200,9 @@ class _Oven:
                 limits[1:3] = np.minimum(limits[1:3], highs)
             elif one.kind == "attention_decode":
                 limits[[3, 2]] = np.minimum(limits[[3, 2]], highs)
-            elif axis_of(one) == "token":
+            elif axis_of(one) in ("token", "prompt_token"):
                 limits[0] = min(limits[0], highs[0] / message_bytes(one))
         return limits
-
-
-def _count(operators: list[Operator], kind: str) -> int:
-    return sum(one.count for one in operators if one.kind == kind)
 
 
 def _work(model: Model, device: Device, parallelism: Parallelism, config: TimingConfig) -> Floats:

@@ -58,6 +58,8 @@ class OperatorTime:
     mfu: float
     """FLOPs over what the peak would do in that time."""
     limit: Limit
+    provenance: str = ""
+    """Where its time comes from: "measured in vllm 0.24.0", "roofline", ..."""
 
 
 def breakdown(timer: Timer, batch: Batch) -> list[OperatorTime]:
@@ -74,7 +76,8 @@ def breakdown(timer: Timer, batch: Batch) -> list[OperatorTime]:
         if seconds > 0.0:
             mfu = flops / (peak * seconds)
             limit = _limit(operator, seconds, flops / peak, moved / device.bandwidth_bytes_s)
-            rows[operator.name] = OperatorTime(operator.name, calls, seconds, flops, moved, mfu, limit)
+            origin = timer.provenance(operator)
+            rows[operator.name] = OperatorTime(operator.name, calls, seconds, flops, moved, mfu, limit, origin)
     return list(rows.values())
 
 
@@ -94,24 +97,28 @@ def _calls(timer: Timer, batch: Batch) -> list[tuple[Operator, tuple[Floats, ...
     for stage in range(timer.context.parallelism.pipeline_parallel):
         operators = timer.operators(stage)
         mixed = mixed_attention(operators)
-        is_mixed = batch.prefill > 0 and batch.decode > 0 and timer.has_mixed_attention(mixed)
+        is_mixed = bool(mixed and batch.prefill and batch.decode and timer.has_mixed_attention(mixed))
         for one in operators:
-            if one.kind == "attention_prefill" and is_mixed:
+            if one.kind == "attention_prefill" and mixed and is_mixed:
                 calls.append((mixed, _arrays(batch.prefill, batch.prefill_kv, batch.decode, batch.kv)))
             elif one.kind == "attention_prefill" and batch.prefill:
                 calls.append((one, _arrays(batch.prefill, batch.prefill_kv)))
             elif one.kind == "attention_decode" and batch.decode and not is_mixed:
                 calls.append((one, _arrays(batch.decode, batch.kv)))
-            elif not one.kind.startswith("attention"):
-                calls.append((one, _arrays(_rows(timer, one, batch) * message_bytes(one))))
+            elif not one.kind.startswith("attention") and (rows := _rows(timer, one, batch)):
+                calls.append((one, _arrays(rows * message_bytes(one))))
     return calls
 
 
 def _rows(timer: Timer, operator: Operator, batch: Batch) -> int:
-    axis = axis_of(operator)
-    if axis == "shared":
-        return batch.tokens * timer.context.parallelism.data_parallel
-    return batch.sequences if axis == "sequence" else batch.tokens
+    rows = {
+        "token": batch.tokens,
+        "shared": batch.tokens * timer.context.parallelism.data_parallel,
+        "prompt_token": batch.prefill,
+        "decode": batch.decode,
+        "sequence": batch.sequences,
+    }
+    return rows[axis_of(operator)]
 
 
 def _arrays(*sizes: float) -> tuple[Floats, ...]:

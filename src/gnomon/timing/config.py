@@ -12,6 +12,7 @@ from gnomon.core.config import Config
 from gnomon.core.errors import UnknownNameError
 from gnomon.timing.estimators import estimator_names
 from gnomon.timing.host import HostConfig
+from gnomon.timing.operators.load import check_load
 
 CAPTURE_SIZES = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
 """The token counts for which vLLM captures CUDA graphs by default."""
@@ -51,6 +52,16 @@ class TimingConfig(Config):
     one (`gnomon catalog sources`)."""
     path: str | None = None
     """Folder of the measurements, for the source profile; those that come with Gnomon if not given."""
+    engine: Literal["vllm", "sglang", "trtllm"] = "vllm"
+    """Whose kernels the source silicon takes; those of the other two where it has none."""
+    engine_version: str = ""
+    """The engine's version, e.g. 0.24.0: its tables or those of the nearest version; the newest if not given."""
+    expert_load: str = "balanced"
+    """How tokens spread over experts: balanced, power_law_1.01, power_law_1.2, ..., or with the busiest experts copied,
+    power_law_1.01_eplb. The busiest rank decides."""
+    expert_exchange: Literal["auto", "all_to_all", "all_gather"] = "auto"
+    """How a data-parallel group brings tokens to their experts: each where it is needed (DeepEP, NVLink all-to-all), or
+    all of them everywhere (vLLM's and SGLang's default); auto: all-to-all with expert parallelism."""
     estimator: str = "grid"
     """How to read between measured points: grid, forest, linear, polynomial."""
     dtype: str = "auto"
@@ -81,6 +92,11 @@ class TimingConfig(Config):
         if name != "auto" and name not in scheme_names():
             raise UnknownNameError("dtype", name, ["auto", *scheme_names()], where="timing.dtype")
         return name
+
+    @field_validator("expert_load")
+    @classmethod
+    def _known_load(cls, name: str) -> str:
+        return check_load(name)
 
     @field_validator("estimator")
     @classmethod

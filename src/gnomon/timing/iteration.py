@@ -24,12 +24,16 @@ class IterationTables(NamedTuple):
     expert_s: Floats
     """[stage, group tokens]: experts shared by a data-parallel group in lockstep; shape [stage, 0] when the experts
     are inside `token_s`."""
+    prompt_s: Floats
+    """[stage, prompt tokens]: what only tokens of prompts pass: latent expansion, linear attention in chunks; shape
+    [stage, 0] for models without any."""
     sequence_s: Floats
     """[stage, sequences]: head and sampler."""
     prefill_s: Floats
     """[stage, chunk axis, kv axis]: attention of prefill chunks."""
     decode_s: Floats
-    """[stage, sequences, kv axis]: attention of decodes; sequences exact, kv = mean KV length."""
+    """[stage, sequences, kv axis]: attention of decodes, and what else only decodes pass; sequences exact, kv = mean KV
+    length."""
     mixed_s: Floats
     """[stage, chunk, kv before the chunk, decodes, kv of decodes] on the axes below when the source measured mixed
     batches, else size 0 in the second axis: prefill and decode times then add."""
@@ -82,9 +86,10 @@ def stack(kinds: list[IterationTables]) -> IterationTables:
     with_mixed = [_with_mixed(k) for k in kinds] if any(k.mixed_s.shape[1] for k in kinds) else kinds
     with_skew = [_with_skew(k) for k in with_mixed] if any(k.skew.shape[1] for k in kinds) else with_mixed
     with_experts = [_with_experts(k) for k in with_skew] if any(k.expert_s.shape[1] for k in kinds) else with_skew
+    with_all = [_with_prompts(k) for k in with_experts] if any(k.prompt_s.shape[1] for k in kinds) else with_experts
     axes = {"chunk_axis", "kv_axis", "decodes_axis"}
     columns = {
-        name: getattr(kinds[0], name) if name in axes else np.concatenate([getattr(k, name) for k in with_experts])
+        name: getattr(kinds[0], name) if name in axes else np.concatenate([getattr(k, name) for k in with_all])
         for name in IterationTables._fields
     }
     return IterationTables(**columns)
@@ -112,6 +117,12 @@ def _with_experts(tables: IterationTables) -> IterationTables:
     if tables.expert_s.shape[1]:
         return tables
     return tables._replace(expert_s=np.zeros_like(tables.token_s))
+
+
+def _with_prompts(tables: IterationTables) -> IterationTables:
+    if tables.prompt_s.shape[1]:
+        return tables
+    return tables._replace(prompt_s=np.zeros_like(tables.token_s))
 
 
 POINTS_PER_OCTAVE = 2

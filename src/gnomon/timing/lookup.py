@@ -111,6 +111,8 @@ def stage_s(tables: IterationTables, stage: int, shape: Shape, group_tokens: int
     seconds = tables.token_s[stage, shape.tokens] + tables.sequence_s[stage, shape.sequences]
     if tables.expert_s.shape[1] > 0:
         seconds += tables.expert_s[stage, group_tokens]
+    if tables.prompt_s.shape[1] > 0:
+        seconds += tables.prompt_s[stage, shape.tokens - shape.decodes]
     return seconds + attention_s(tables, stage, shape)
 
 

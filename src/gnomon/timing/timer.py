@@ -6,7 +6,7 @@ import numpy as np
 
 from gnomon.core.arrays import Floats
 from gnomon.core.units import size
-from gnomon.timing.operators import Communication, Operator, stage_operators
+from gnomon.timing.operators import Communication, Operator
 from gnomon.timing.sources import Context, Range, Source, make_source
 from gnomon.timing.sources.roofline import Roofline
 
@@ -26,8 +26,7 @@ class Timer:
 
     def operators(self, stage: int) -> list[Operator]:
         """What one rank of a stage runs."""
-        c = self.context
-        return stage_operators(c.model, c.parallelism, stage, dtype=c.config.dtype, kv_dtype=c.config.kv_dtype)
+        return self.context.operators(stage)
 
     def seconds(self, operator: Operator, *sizes: Floats) -> Floats:
         """Seconds of one call. Sizes outside the measured range take the roofline's shape from its edge on."""
@@ -57,6 +56,13 @@ class Timer:
         source = self.source if self.source.measured(operator) is not None else self.roofline
         return source.uncertainty(operator)
 
+    def provenance(self, operator: Operator) -> str:
+        """Where this operator's time comes from, in words."""
+        if self.source.measured(operator) is None:
+            return self.roofline.name
+        describe = getattr(self.source, "provenance", None)  # A source of a user's own need not have it.
+        return str(describe(operator)) if describe else self.source.name
+
     def _note_beyond(self, operator: Operator, sizes: tuple[Floats, ...], measured: Range) -> None:
         if any(size.max() > NOT_WORTH_A_NOTE * high for size, (_, high) in zip(sizes, measured, strict=True)):
             self.beyond[operator.name] = _limits(operator, measured)
@@ -66,6 +72,7 @@ class Timer:
         notes = [*self.context.model.notes, *self._precision_notes()]
         if self.fallbacks:
             notes.append(f"{self.source.name} has no {', '.join(self.fallbacks)}: taken from the roofline.")
+        notes += getattr(self.source, "notes", list)()
         if self.beyond:
             listing = ", ".join(f"{name} (to {limits})" for name, limits in self.beyond.items())
             notes.append(f"{self.source.name} is extrapolated by the roofline's shape beyond its range: {listing}.")
@@ -86,9 +93,13 @@ def _limits(operator: Operator, measured: Range) -> str:
     """The largest measured sizes in words."""
     if operator.kind == "communication":
         return size(measured[0][1])
-    words = {"token": ("tokens",), "sequence": ("sequences",), "attention_prefill": ("chunk", "KV")}.get(
-        operator.kind, ("decodes", "KV")
-    )
+    words = {
+        "token": ("tokens",),
+        "prompt_token": ("tokens",),
+        "decode": ("decodes",),
+        "sequence": ("sequences",),
+        "attention_prefill": ("chunk", "KV"),
+    }.get(operator.kind, ("decodes", "KV"))
     if operator.kind == "attention_mixed":
         words = ("chunk", "KV", "decodes", "their KV")
     return ", ".join(f"{high:,.0f} {word}" for (_, high), word in zip(measured, words, strict=True))

@@ -87,8 +87,8 @@ def _servingsim(data: Path) -> Iterator[tuple[Table, str]]:
         bundle = servingsim.read(path.parents[4], shape, gpu, "bf16", int(degree.removeprefix("tp")))
         graph = stage_operators(shape, Parallelism(tensor_parallel=int(degree.removeprefix("tp"))))
         for operator in (*graph, mixed_attention(graph)):
-            samples = bundle.find(operator, roofline.node)
-            if samples is not None and operator.name != "experts":
+            samples = bundle.find(operator, roofline.node) if operator else None
+            if operator and samples is not None and operator.name != "experts":
                 yield Table(operator, operator.kind, str(path.parent), samples, roofline), "LLMServingSim"
 
 

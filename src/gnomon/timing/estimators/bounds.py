@@ -12,7 +12,7 @@ import numpy as np
 
 from gnomon.core.arrays import Floats
 from gnomon.timing.estimators.interface import Formula
-from gnomon.timing.operators import Communication, Decode, Experts, Gemm, Mixed, Prefill, Work
+from gnomon.timing.operators import Communication, Decode, Experts, Gemm, Mixed, Prefill, Recurrence, Work
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,7 @@ _AMOUNTS: dict[type[Work], Formula] = {
     Mixed: _mixed,
     Communication: _linear,
     Experts: _linear,
+    Recurrence: _linear,
 }
 
 

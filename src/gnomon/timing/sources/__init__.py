@@ -19,7 +19,7 @@ from gnomon.catalog.parallelism import Parallelism
 from gnomon.catalog.quantization import Quantization
 from gnomon.core.arrays import Floats
 from gnomon.core.errors import ConfigError, UnknownNameError
-from gnomon.timing.operators import Operator
+from gnomon.timing.operators import Operator, stage_operators
 
 if TYPE_CHECKING:
     from gnomon.timing.config import TimingConfig
@@ -76,6 +76,19 @@ class Context:
     def kv_dtype(self) -> str:
         """The number format of the KV cache."""
         return self.model.kv_precision(self.config.kv_dtype, self.config.dtype)
+
+    def operators(self, stage: int = 0) -> list[Operator]:
+        """What one rank of a pipeline stage runs."""
+        c = self.config
+        return stage_operators(
+            self.model,
+            self.parallelism,
+            stage,
+            dtype=c.dtype,
+            kv_dtype=c.kv_dtype,
+            expert_load=c.expert_load,
+            expert_exchange=c.expert_exchange,
+        )
 
 
 Factory = Callable[[Context], Source]

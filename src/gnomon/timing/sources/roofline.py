@@ -28,6 +28,7 @@ from gnomon.timing.operators import (
     Mixed,
     Operator,
     Prefill,
+    Recurrence,
 )
 from gnomon.timing.sources import ANY, Context, Range, register_source
 
@@ -97,6 +98,8 @@ class Roofline:
                 return self.decode_s(work, *sizes)
             case Mixed():
                 return self.mixed_s(work, *sizes)
+            case Recurrence():
+                return self.recurrence_s(work, *sizes)
             case Communication():
                 return communication_s(work, sizes[0], self.node)
 
@@ -111,7 +114,7 @@ class Roofline:
     def gemm_s(self, work: Gemm, rows: Floats) -> Floats:
         """Tiles in waves, overlapped with the stream of weights."""
         c = self._constants
-        compute = self._tiled_s(rows, work.n, work.k, self.device.flops(work.format.product))
+        compute = self._tiled_s(rows, work.n * work.batch, work.k, self.device.flops(work.format.product))
         memory = work.bytes(rows) / (c.gemm_bandwidth * self.device.bandwidth_bytes_s)
         return self._overlapped(compute, memory) + c.gemm_floor_s
 
@@ -151,11 +154,18 @@ class Roofline:
         memory = work.bytes(tokens) / (c.gemm_bandwidth * self.device.bandwidth_bytes_s)
         return self._overlapped(compute, memory) + _EXPERT_FLOOR_S
 
+    def recurrence_s(self, work: Recurrence, tokens: Floats) -> Floats:
+        """Convolution and recurrence: states and activations stream, prompts also compute as attention does."""
+        c = self._constants
+        memory = work.bytes(tokens) / (c.elementwise_bandwidth * self.device.bandwidth_bytes_s)
+        compute = work.flops(tokens) / (self._attention_peak * c.prefill_efficiency)
+        return 2.0 * c.attention_floor_s + self._overlapped(compute, memory)
+
     def prefill_s(self, work: Prefill, chunk: Floats, kv: Floats) -> Floats:
         """Tiles of rows of one head, one per SM at a time, in waves over the SMs."""
         c, sms = self._constants, self.device.num_sms
         waves = np.ceil(np.ceil(chunk / c.prefill_tile) * work.num_heads / sms)
-        tile_s = self._attention_tile_s(work, kv + 0.5 * chunk)
+        tile_s = self._attention_tile_s(work, work.pairs(chunk, kv) / np.maximum(chunk, 1e-9))
         memory = work.bytes(chunk, kv) / (c.decode_bandwidth * self.device.bandwidth_bytes_s)
         return c.attention_floor_s + np.maximum(waves * tile_s, memory)
 
@@ -168,7 +178,9 @@ class Roofline:
     def decode_s(self, work: Decode, sequences: Floats, kv: Floats) -> Floats:
         """The KV cache streams in, on top of a floor."""
         c = self._constants
-        memory = work.bytes(sequences, kv + _DECODE_EXTRA_KV) / (c.decode_bandwidth * self.device.bandwidth_bytes_s)
+        memory = work.bytes(sequences, work.seen(kv) + _DECODE_EXTRA_KV) / (
+            c.decode_bandwidth * self.device.bandwidth_bytes_s
+        )
         compute = work.flops(sequences, kv) / (self._attention_peak * c.prefill_efficiency)
         return c.attention_floor_s + np.maximum(memory, compute)
 
@@ -178,15 +190,15 @@ class Roofline:
         FlashAttention-2 gives every decode and head a tile of its own, nearly empty: dearer than two kernels. For later
         versions the parts add, under one floor.
         """
-        shape = (work.num_heads, work.num_kv_heads, work.qk_dim, work.v_dim, work.kv_bytes)
+        shape = (work.num_heads, work.num_kv_heads, work.qk_dim, work.v_dim, work.kv_bytes, work.window)
         if not self._is_flash_2:
             both = self.prefill_s(Prefill(*shape), chunk, kv) + self.decode_s(Decode(*shape), sequences, decode_kv)
             return both - self._constants.attention_floor_s
         c, sms = self._constants, self.device.num_sms
         tiles_each = np.ceil(chunk / c.prefill_tile)
         chunk_tiles, decode_tiles = tiles_each * work.num_heads, sequences * work.num_heads
-        chunk_tile_s = self._attention_tile_s(work, kv + 0.5 * chunk)
-        decode_tile_s = self._attention_tile_s(work, decode_kv + _MIXED_EXTRA_KV)
+        chunk_tile_s = self._attention_tile_s(work, work.pairs(chunk, kv) / np.maximum(chunk, 1e-9))
+        decode_tile_s = self._attention_tile_s(work, work.seen(decode_kv) + _MIXED_EXTRA_KV)
         num_tiles = np.maximum(chunk_tiles + decode_tiles, 1.0)
         waves_s = np.ceil(num_tiles / sms) * (chunk_tiles * chunk_tile_s + decode_tiles * decode_tile_s) / num_tiles
         longest_s = np.maximum(chunk_tile_s, decode_tile_s)

@@ -44,6 +44,7 @@ def given_tables(
     return IterationTables(
         token_s=staged(tokens),
         expert_s=staged(np.zeros(0)),
+        prompt_s=staged(np.zeros(0)),
         sequence_s=staged(curve(table.per_sequence, max_sequences, "timing.table.per_sequence")),
         prefill_s=staged(prefill),
         decode_s=staged(decode),

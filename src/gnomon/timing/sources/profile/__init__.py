@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gnomon.core.errors import ConfigError, DataError
-from gnomon.timing.operators import Operator, stage_operators
+from gnomon.timing.operators import Operator
 from gnomon.timing.sources import Context, register_source, shipped_profile
 from gnomon.timing.sources.profile import native, servingsim, vidur
 from gnomon.timing.sources.profile.measured import Measured
@@ -55,6 +55,4 @@ def make(context: Context) -> Measured:
 
 def _decode(context: Context) -> Operator:
     """The decode attention of one rank."""
-    c = context
-    graph = stage_operators(c.model, c.parallelism, dtype=c.config.dtype, kv_dtype=c.config.kv_dtype)
-    return next(one for one in graph if one.kind == "attention_decode")
+    return next(one for one in context.operators() if one.kind == "attention_decode")

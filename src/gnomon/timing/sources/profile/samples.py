@@ -18,6 +18,7 @@ from gnomon.timing.operators import (
     Mixed,
     Operator,
     Prefill,
+    Recurrence,
     Work,
 )
 
@@ -112,15 +113,19 @@ def shape_keys(operator: Operator, node: Node | None = None) -> tuple[Key, ...]:
     work = operator.work
     match work:
         case Gemm():
-            return (("gemm", work.n, work.k),)
+            return (("gemm", work.n, work.k),) if work.batch == 1 else (("bmm", work.batch, work.n, work.k),)
         case Elementwise():
             return _elementwise_keys(operator.name, work.bytes_each)
         case Prefill() | Decode() | Mixed():
+            if work.window:
+                return ((f"{operator.kind}/{work.window}", work.num_heads, work.num_kv_heads, work.qk_dim),)
             heads = (work.num_heads, work.num_kv_heads, work.qk_dim)
             # Latent attention is another kernel: no ordinary shape may stand in for it.
             return ((operator.kind, *heads),) if work.qk_dim == work.v_dim else ((operator.kind, *heads, work.v_dim),)
         case Experts():
             return (("experts", work.num_local, work.per_token, work.hidden, work.ffn),)
+        case Recurrence():
+            return ((work.kernel, work.num_k_heads, work.num_v_heads, work.k_dim, work.v_dim),)
         case Communication():
             assert node is not None, "a collective is called by its group's place"
             at = work.group.on(node)

@@ -1,0 +1,38 @@
+"""What one rank runs in one iteration: operators, and the graph that lists them."""
+
+from gnomon.timing.operators.graph import mixed_attention, stage_operators
+from gnomon.timing.operators.work import (
+    ACTIVATION_BYTES,
+    Attention,
+    Collective,
+    Communication,
+    Decode,
+    Elementwise,
+    Experts,
+    Gemm,
+    Kind,
+    Mixed,
+    Operator,
+    Prefill,
+    Recurrence,
+    Work,
+)
+
+__all__ = [
+    "ACTIVATION_BYTES",
+    "Attention",
+    "Collective",
+    "Communication",
+    "Decode",
+    "Elementwise",
+    "Experts",
+    "Gemm",
+    "Kind",
+    "Mixed",
+    "Operator",
+    "Prefill",
+    "Recurrence",
+    "Work",
+    "mixed_attention",
+    "stage_operators",
+]

@@ -1,0 +1,90 @@
+"""The operator graph of a transformer under tensor, pipeline and expert parallelism, as plain data.
+
+`stage_operators` lists what one rank of one pipeline stage runs in one iteration. An operator knows its name, by
+which measured sources look it up, and its shape, from which `flops` and `bytes` follow for any batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from gnomon.catalog.models import Model
+from gnomon.catalog.parallelism import Parallelism
+from gnomon.timing.operators.attention import attention_operators
+from gnomon.timing.operators.mlp import expert_operators, mlp_operators
+from gnomon.timing.operators.parts import Exchange, Parts
+from gnomon.timing.operators.work import (
+    ACTIVATION_BYTES,
+    Communication,
+    Elementwise,
+    Gemm,
+    Mixed,
+    Operator,
+    Prefill,
+)
+
+
+def stage_operators(
+    model: Model,
+    parallelism: Parallelism,
+    stage: int = 0,
+    *,
+    dtype: str = "auto",
+    kv_dtype: str = "auto",
+    expert_load: str = "balanced",
+    expert_exchange: Exchange = "auto",
+) -> list[Operator]:
+    """What one rank of pipeline stage `stage` runs in one iteration, in order of execution."""
+    kinds = model.kinds(parallelism.layers_of_stage(model, stage))
+    formats, kv = model.precision(dtype), model.kv_precision(kv_dtype, dtype)
+    parts = Parts(model, parallelism, stage, formats, kv, expert_load, expert_exchange)
+    operators = [*_embedding(parts)] if stage == 0 else []
+    for kind in ("full", "sliding", "linear"):
+        count = sum(n for (attention, _), n in kinds.items() if attention == kind)
+        if count:
+            operators += [replace(one, count=one.count * count) for one in attention_operators(parts, kind)]
+    for name, listing in (("dense", mlp_operators), ("experts", expert_operators)):
+        count = sum(n for (_, mlp), n in kinds.items() if mlp == name)
+        if count:
+            operators += [replace(one, count=one.count * count) for one in listing(parts)]
+    is_last = stage == parallelism.pipeline_parallel - 1
+    return [*operators, *(_head(parts) if is_last else _handover(parts))]
+
+
+def _embedding(parts: Parts) -> Iterator[Operator]:
+    yield parts.move("embedding", 2 * parts.model.hidden_size)
+    yield from parts.reduce("embedding_all_reduce")
+
+
+def _head(parts: Parts) -> Iterator[Operator]:
+    """Last norm, head and sampler."""
+    m, ranks = parts.model, parts.ranks
+    vocab = -(-m.vocab_size // ranks)
+    yield parts.move("final_norm", 4 * m.hidden_size)
+    yield Operator("lm_head", "sequence", 1, Gemm(vocab, m.hidden_size, parts.formats["head"]))
+    if ranks > 1:
+        group = parts.parallelism.tensor_group(parts.stage)
+        gather = Communication("all_gather", group, vocab * ACTIVATION_BYTES, "sequence")
+        yield Operator("logits_all_gather", "communication", 1, gather)
+    # Logits to float32, log-softmax, arg-max: about four passes of four bytes.
+    yield Operator("sampler", "sequence", 1, Elementwise(16.0 * m.vocab_size))
+
+
+def _handover(parts: Parts) -> Iterator[Operator]:
+    """Activations to the next pipeline stage."""
+    hidden = parts.model.hidden_size * ACTIVATION_BYTES
+    group = parts.parallelism.handover_group(parts.stage)
+    yield Operator("send_recv", "communication", 1, Communication("send_recv", group, hidden))
+
+
+def mixed_attention(operators: list[Operator]) -> Operator | None:
+    """The operator for a chunk and decodes in one kernel, to ask a source that measured such batches; None where the
+    model has several kinds of attention."""
+    prefills = [one for one in operators if one.kind == "attention_prefill"]
+    if len(prefills) != 1:
+        return None
+    w = prefills[0].work
+    assert isinstance(w, Prefill)
+    work = Mixed(w.num_heads, w.num_kv_heads, w.qk_dim, w.v_dim, w.kv_bytes, w.window)
+    return replace(prefills[0], name="attention_mixed", kind="attention_mixed", work=work)

@@ -1,0 +1,42 @@
+"""The source `silicon`: kernels measured on data-centre GPUs, inside the package aiconfigurator-core (extra [silicon]).
+
+`tables` finds a table by engine and version, the readers turn its rows into samples of our operators, `outliers` names
+points that cannot be right, and `source` answers. Norms and activations are not in the tables and come from the
+roofline.
+"""
+
+from __future__ import annotations
+
+from gnomon.catalog.devices import Device
+from gnomon.core.errors import DataError
+from gnomon.timing.sources import Context, register_source
+from gnomon.timing.sources.profile.samples import Bundle
+from gnomon.timing.sources.silicon.attention import attention_kernels
+from gnomon.timing.sources.silicon.products import gemm_kernels
+from gnomon.timing.sources.silicon.source import Silicon
+from gnomon.timing.sources.silicon.tables import ENGINES, SYSTEMS, data_folder, find_tables
+
+__all__ = ["ENGINES", "SYSTEMS", "Silicon", "data_folder", "make", "read_bundle"]
+
+
+@register_source("silicon")
+def make(context: Context) -> Silicon:
+    """The measured kernels of the context's device, in `timing.engine` and `timing.engine_version`."""
+    data_folder()
+    if context.device.name not in SYSTEMS:
+        raise DataError(
+            f"has no kernels of {context.device.name}.", where="silicon", fix=f"It has: {', '.join(SYSTEMS)}."
+        )
+    return Silicon(context)
+
+
+def read_bundle(device: Device, engine: str = "vllm") -> Bundle:
+    """The products and attention of one device in 16 bits, in the engine's newest version."""
+    system = SYSTEMS[device.name]
+    bundle = Bundle(str(data_folder() / system))
+    for table in find_tables(system, "gemm", "gemm_perf", engine)[:1]:
+        bundle.samples |= gemm_kernels(table, "bfloat16").bundle.samples
+    for kind, name in (("prefill", "context"), ("decode", "generation")):
+        for table in find_tables(system, "attention", f"{name}_attention_perf", engine)[:1]:
+            bundle.samples |= attention_kernels(table, f"attention_{kind}", "bfloat16", 0).bundle.samples
+    return bundle

@@ -1,0 +1,48 @@
+"""Collectives: the engine's own all-reduce, NCCL's others, and the exchange of tokens with experts."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import polars as pl
+
+from gnomon.timing.operators import Communication, Operator
+from gnomon.timing.sources.silicon.kernels import Found, Kernels, Query, exact, read_kernels
+from gnomon.timing.sources.silicon.tables import Table, find_tables
+
+_NCCL = {"all_gather": "all_gather", "all_to_all": "alltoall", "reduce_scatter": "reduce_scatter"}
+
+
+def find_collective(query: Query, operator: Operator, work: Communication) -> Found | None:
+    """The group size itself: the engine's kernel for all-reduce, else NCCL."""
+    if work.collective == "all_reduce":
+        for table in query.tables("comm", "custom_allreduce_perf"):
+            found = exact(all_reduce_kernels(table), operator, table, query.roofline.node)
+            if found:
+                return found
+    if work.collective in _NCCL:
+        for table in find_tables(query.system, "comm", "nccl_perf", "nccl"):
+            found = exact(nccl_kernels(table, work.collective), operator, table, query.roofline.node)
+            if found:
+                return found
+    return None
+
+
+@lru_cache(maxsize=64)
+def all_reduce_kernels(table: Table) -> Kernels:
+    """As it runs inside CUDA graphs; `message_size` counts 16-bit elements."""
+    rows = table.rows("num_gpus", "message_size", "latency")
+    if "backend" in rows.columns and rows["backend"].str.ends_with("_graph").any():
+        rows = rows.filter(pl.col("backend").str.ends_with("_graph"))
+    rows = rows.with_columns(bytes=pl.col("message_size") * 2)
+    return read_kernels(table, rows, "all_reduce", ("num_gpus",), ("bytes",))
+
+
+@lru_cache(maxsize=64)
+def nccl_kernels(table: Table, collective: str) -> Kernels:
+    """`message_size` counts elements of the whole buffer; ours is the bytes that one rank contributes."""
+    rows = table.rows("op_name", "nccl_dtype", "num_gpus", "message_size", "latency")
+    rows = rows.filter((pl.col("op_name") == _NCCL[collective]) & (pl.col("nccl_dtype") == "half"))
+    whole = pl.col("message_size") * 2
+    share = whole / pl.col("num_gpus") if collective == "all_gather" else whole
+    return read_kernels(table, rows.with_columns(bytes=share), collective, ("num_gpus",), ("bytes",))

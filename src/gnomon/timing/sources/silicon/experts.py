@@ -1,0 +1,100 @@
+"""Routed experts: grouped products by shape, slicing, number format and load."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+import polars as pl
+
+from gnomon.timing.operators import Experts, Operator
+from gnomon.timing.sources.profile.samples import Key
+from gnomon.timing.sources.silicon.kernels import Found, Kernels, Query, read_kernels, scaled
+from gnomon.timing.sources.silicon.tables import Table
+
+_SHAPE = ("num_experts", "num_local", "topk", "hidden_size", "ffn")
+DTYPES: dict[str, tuple[str, ...]] = {
+    "bf16": ("bfloat16",),
+    "fp16": ("bfloat16",),
+    "fp8": ("fp8", "fp8_block"),
+    "fp8_block": ("fp8_block", "fp8"),
+    "mxfp8": ("fp8_block", "fp8"),
+    "int8": ("fp8",),
+    "nvfp4": ("nvfp4", "int4_wo", "w4a16_mxfp4"),
+    "fp4": ("nvfp4", "int4_wo", "w4a16_mxfp4"),
+    "nvfp4_weights": ("int4_wo", "w4a16_mxfp4"),
+    "mxfp4": ("w4a8_mxfp4_mxfp8", "w4a16_mxfp4", "int4_wo"),
+    "int4": ("int4_wo", "w4a16_mxfp4"),
+    "int4_group32": ("int4_wo", "w4a16_mxfp4"),
+}
+"""Number format -> what the tables call it, then what stands in for it."""
+LOADS = ("balanced", "power_law_1.01", "power_law_1.2")
+
+
+def find_experts(query: Query, operator: Operator, work: Experts) -> Found | None:
+    """The shape and load themselves, in the engine's tables or the others'; else the nearest shape, scaled."""
+    for dtype in DTYPES.get(work.format.name, ()):
+        tables = query.tables("moe", "moe_perf")
+        for look in (_exact, _nearest):
+            for table in tables:
+                found = look(table, dtype, operator, work, query)
+                if found:
+                    is_other = dtype != DTYPES[work.format.name][0]
+                    return replace(found, provenance=f"{found.provenance}, in {dtype}") if is_other else found
+    return None
+
+
+def _exact(table: Table, dtype: str, operator: Operator, work: Experts, query: Query) -> Found | None:
+    key = ("experts", work.num_experts, work.num_local, work.per_token, work.hidden, work.ffn)
+    load = _measured_load(work.load)
+    for wanted in dict.fromkeys((load, *LOADS)):
+        kernels = expert_kernels(table, dtype, wanted)
+        if key not in kernels.bundle.samples:
+            continue
+        samples, words = kernels.bundle.samples[key], f"measured in {table.name}"
+        if wanted != work.load:
+            samples = scaled(samples, operator, replace(work, load=wanted), query.roofline)
+            words += f", scaled from load {wanted}"
+        return Found(samples, words, kernels.left_out.get(key, ()))
+    return None
+
+
+def _nearest(table: Table, dtype: str, operator: Operator, work: Experts, query: Query) -> Found | None:
+    """Slices and shares of the same layer first, then other layers."""
+    load = _measured_load(work.load)
+    kernels = expert_kernels(table, dtype, load)
+    shapes = list(kernels.bundle.samples)
+    if not shapes:
+        return None
+    wanted = np.array([work.num_experts, work.num_local, work.per_token, work.hidden, work.ffn], float)
+    apart = np.abs(np.log2(np.array([key[1:] for key in shapes], float) / wanted))
+    best = shapes[int(np.argmin(apart @ np.array([1.0, 1.0, 1.0, 2.0, 1.0])))]
+    like = _shaped(work, best, load)
+    samples = scaled(kernels.bundle.samples[best], operator, like, query.roofline)
+    words = f"{best[2]} of {best[1]} experts, {best[3]} each, {best[4]} x {best[5]}"
+    return Found(samples, f"measured in {table.name}, scaled from {words}", kernels.left_out.get(best, ()))
+
+
+def _measured_load(load: str) -> str:
+    return load if load in LOADS else "balanced"
+
+
+def _shaped(work: Experts, key: Key, load: str) -> Experts:
+    experts, local, per_token, hidden, ffn = (int(value) for value in key[1:])
+    return Experts(experts, local, per_token, hidden, ffn, work.projections, work.format, load)
+
+
+@lru_cache(maxsize=64)
+def expert_kernels(table: Table, dtype: str, load: str) -> Kernels:
+    """Samples by experts of the layer and of the rank, choices, width, and the rank's slice of each expert.
+
+    The busiest rank was measured; tokens are those of the whole group.
+    """
+    rows = table.rows(
+        "num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size", "latency"
+    )
+    rows = rows.filter((pl.col("moe_dtype") == dtype) & (pl.col("distribution") == load)).with_columns(
+        ffn=pl.col("inter_size") // pl.col("moe_tp_size"), num_local=pl.col("num_experts") // pl.col("moe_ep_size")
+    )
+    return read_kernels(table, rows, "experts", _SHAPE, ("num_tokens",))

@@ -1,0 +1,56 @@
+"""Linear attention: convolution and recurrence, over prompts in chunks and step by step."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import polars as pl
+
+from gnomon.timing.operators import Operator, Recurrence
+from gnomon.timing.sources.silicon.kernels import Found, Kernels, Query, exact, nearest, read_kernels
+from gnomon.timing.sources.silicon.tables import Table
+
+_TABLES = {
+    "gdn": ("linear_attention", "gdn_perf"),
+    "mamba2": ("linear_attention", "mamba2_perf"),
+    "kda": ("kda", "kda_perf"),
+}
+
+
+def find_recurrence(query: Query, operator: Operator, work: Recurrence) -> Found | None:
+    """The heads themselves, or the nearest, scaled."""
+    family, name = _TABLES[work.kernel]
+    tables = query.tables(family, name)
+    for table in tables:
+        found = exact(recurrence_kernels(table, work.kernel, work.is_step), operator, table)
+        if found:
+            return found
+    for table in tables:
+        kernels = recurrence_kernels(table, work.kernel, work.is_step)
+
+        def shaped(key: tuple[str | int, ...]) -> Recurrence:
+            heads = [int(value) for value in key[1:]]
+            return Recurrence(work.kernel, heads[0], heads[1], heads[2], heads[3], work.conv, work.is_step)
+
+        found = nearest(kernels, operator, table, query.roofline, shaped)
+        if found:
+            return found
+    return None
+
+
+@lru_cache(maxsize=32)
+def recurrence_kernels(table: Table, kernel: str, is_step: bool) -> Kernels:
+    """The convolution and the fastest recurrence together: of one prompt, or of one step of each sequence."""
+    rows = table.rows("phase", "batch_size", "num_tokens", "kernel_source", "latency")
+    if kernel == "mamba2":
+        rows = rows.rename({"n_groups": "num_k_heads", "nheads": "num_v_heads", "d_state": "head_k_dim"})
+        rows = rows.rename({"head_dim": "head_v_dim"})
+    shape = ("num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim")
+    rows = rows.filter(pl.col("phase") == ("generation" if is_step else "context"))
+    if not is_step:
+        rows = rows.filter(pl.col("batch_size") == 1)
+    size = "batch_size" if is_step else "num_tokens"
+    is_convolution = pl.col("kernel_source").str.starts_with("causal_conv1d")
+    fastest = rows.group_by(*shape, size, convolution=is_convolution).agg(pl.col("latency").min())
+    both = fastest.group_by(*shape, size).agg(pl.col("latency").sum(), parts=pl.len())
+    return read_kernels(table, both.filter(pl.col("parts") == 2), kernel, shape, (size,))

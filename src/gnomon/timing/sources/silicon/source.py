@@ -1,0 +1,140 @@
+"""The source itself: finds the measurements of each operator and says where they come from."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gnomon.core.arrays import Floats
+from gnomon.timing.operators import (
+    Communication,
+    Decode,
+    Elementwise,
+    Experts,
+    Gemm,
+    Operator,
+    Prefill,
+    Recurrence,
+)
+from gnomon.timing.sources import Context
+from gnomon.timing.sources.profile.measured import MIN_ROWS, Measured
+from gnomon.timing.sources.profile.samples import Bundle, Samples
+from gnomon.timing.sources.roofline import Roofline
+from gnomon.timing.sources.silicon.attention import find_attention
+from gnomon.timing.sources.silicon.collectives import find_collective
+from gnomon.timing.sources.silicon.experts import find_experts
+from gnomon.timing.sources.silicon.kernels import Found, Query
+from gnomon.timing.sources.silicon.latent import INSIDE, PROJECTIONS, LatentQuery, find_latent
+from gnomon.timing.sources.silicon.linear import find_recurrence
+from gnomon.timing.sources.silicon.products import find_absorbed, find_gemm, find_quantize
+from gnomon.timing.sources.silicon.tables import SYSTEMS, data_folder
+
+_SPARSE_MODULES = {128: "DeepseekV32ForCausalLM", 64: "GlmMoeDsaForCausalLM"}
+"""Heads of a model -> the module of its sparse attention, as the tables call it."""
+
+
+class Silicon(Measured):
+    """Kernels of one device in one engine, between measured points."""
+
+    def __init__(self, context: Context) -> None:
+        system, c = SYSTEMS[context.device.name], context.config
+        roofline = Roofline(context.device, context.node)
+        super().__init__("silicon", Bundle(str(data_folder() / system)), roofline, c.estimator)
+        self._query = Query(system, c.engine, c.engine_version, context.kv_dtype, roofline)
+        self._context = context
+        self._found: dict[Operator, Found | None] = {}
+        self._note_module()
+
+    def samples(self, operator: Operator) -> Samples | None:
+        """What was measured of an operator, or of the shapes nearest to it."""
+        found = self._find(operator)
+        return found.samples if found else None
+
+    def provenance(self, operator: Operator) -> str:
+        """Which engine and version measured it, and what stood in for what."""
+        if operator.name in self.bundle.included:
+            return "part of attention"
+        found = self._find(operator)
+        return found.provenance if found else self._roofline.name
+
+    def notes(self) -> list[str]:
+        """The points that were left out, by operator."""
+        odd = [
+            f"{one.name} at {_listing(found.left_out)}"
+            for one, found in self._found.items()
+            if found and found.left_out
+        ]
+        if not odd:
+            return []
+        return [f"silicon: left out points whose time falls when work grows: {'; '.join(dict.fromkeys(odd))}."]
+
+    def _find(self, operator: Operator) -> Found | None:
+        if operator not in self._found:
+            found = self._look_up(operator)
+            self._found[operator] = found if found and len(found.samples.seconds) >= MIN_ROWS else None
+        return self._found[operator]
+
+    def _look_up(self, operator: Operator) -> Found | None:
+        query, work = self._query, operator.work
+        match work:
+            case Gemm(batch=1):
+                return find_gemm(query, operator, work)
+            case Gemm():
+                return find_absorbed(query, operator, work)
+            case Experts():
+                return find_experts(query, operator, work)
+            case Prefill() | Decode() if self._context.model.mla:
+                found = None if _is_indexer(operator) else find_latent(query, operator, work, self._latent)
+                return found[0] if found else None
+            case Prefill() | Decode():
+                return find_attention(query, operator, work)
+            case Recurrence():
+                return find_recurrence(query, operator, work)
+            case Communication():
+                return find_collective(query, operator, work)
+            case Elementwise() if operator.name.endswith("quantize"):
+                return find_quantize(query, operator, work)
+        return None
+
+    def _note_module(self) -> None:
+        """Where latent attention was measured as a module, its small kernels take no time of their own."""
+        if self._context.model.mla is None:
+            return
+        graph = {one.name: one for one in self._context.operators()}
+        self._graph = graph
+        both = [
+            find_latent(self._query, one, one.work, self._latent)
+            for one in graph.values()
+            if isinstance(one.work, Prefill | Decode) and not _is_indexer(one)
+        ]
+        if all(found and found[1] for found in both):
+            self.bundle.included |= INSIDE
+
+    @property
+    def _latent(self) -> LatentQuery:
+        projection = self._graph["o_proj"].work
+        assert isinstance(projection, Gemm)
+        model = self._context.model
+        architecture = _SPARSE_MODULES.get(model.num_heads, "") if model.indexer else ""
+        return LatentQuery(projection.format.name, architecture, self._projections_s)
+
+    def _projections_s(self, is_prompt: bool, tokens: Floats) -> Floats:
+        """Seconds of the module's projections."""
+        total = np.zeros_like(tokens)
+        for name in PROJECTIONS:
+            one = self._graph.get(name)
+            if one is None or (one.kind == "prompt_token" and not is_prompt):
+                continue
+            covered = self.measured(one)
+            if covered is not None:
+                (low, high), *_ = covered
+                total += self.seconds(one, np.clip(tokens, low, high)) * np.maximum(tokens / high, 1.0)
+        return total
+
+
+def _is_indexer(operator: Operator) -> bool:
+    return operator.name.startswith("indexer")
+
+
+def _listing(sizes: tuple[float, ...]) -> str:
+    shown = ", ".join(f"{size:,.0f}" for size in sizes[:6])
+    return f"{shown} and {len(sizes) - 6} more" if len(sizes) > 6 else shown

@@ -1,0 +1,123 @@
+"""Which table of the package answers: by system, family, engine and version, with named fall-backs.
+
+The package aiconfigurator-core (extra [silicon]) keeps its tables as
+`<system>/<family>/<engine>/<version>/<table>.parquet`. A table is looked for in the engine that was asked for, in the
+version that was asked for or the nearest one; then in the other engines. The provenance says which it was.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+
+import polars as pl
+
+from gnomon.core.errors import DataError, MissingExtraError
+
+SYSTEMS = {
+    "a100-80gb": "a100_sxm",
+    "h100": "h100_sxm",
+    "h200": "h200_sxm",
+    "b200": "b200_sxm",
+    "b300": "b300_sxm",
+    "gb200": "gb200",
+    "gb300": "gb300",
+    "l4": "l4",
+    "l40s": "l40s",
+    "rtx-pro-6000": "rtx_pro_6000_server",
+}
+"""Device -> its folder in the package."""
+
+ENGINES = ("vllm", "sglang", "trtllm")
+
+
+@cache
+def data_folder() -> Path:
+    """Where the package keeps its tables."""
+    spec = find_spec("aiconfigurator_core")
+    if spec is None or not spec.submodule_search_locations:
+        raise MissingExtraError("The timing source silicon", "silicon")
+    return Path(spec.submodule_search_locations[0]) / "systems" / "data"
+
+
+@dataclass(frozen=True)
+class Table:
+    """One file of measured kernels."""
+
+    path: Path
+    asked_engine: str
+    asked_version: str
+
+    @property
+    def engine(self) -> str:
+        """The engine it was measured in."""
+        return self.path.parent.parent.name
+
+    @property
+    def version(self) -> str:
+        """The engine's version."""
+        return self.path.parent.name
+
+    @property
+    def name(self) -> str:
+        """As provenance calls it: "vllm 0.24.0", "sglang 0.5.14, other engine"."""
+        name = f"{self.engine} {self.version}"
+        if self.engine == self.asked_engine or self.engine == "nccl":
+            is_nearest = self.asked_version not in ("", self.version) and self.engine != "nccl"
+            return f"{name}, nearest to {self.asked_version}" if is_nearest else name
+        return f"{name}, other engine"
+
+    def rows(self, *columns: str) -> pl.DataFrame:
+        """All rows; refuses a table without one of the columns."""
+        frame = _frame(self.path)
+        missing = [column for column in columns if column not in frame.columns]
+        if missing:
+            raise DataError(
+                f"has no column {missing[0]!r}.", where=str(self.path), fix="Install a newer aiconfigurator-core."
+            )
+        return frame
+
+
+@lru_cache(maxsize=128)
+def _frame(path: Path) -> pl.DataFrame:
+    frame = pl.read_parquet(path)
+    return frame.filter(pl.col("latency") > 0) if "latency" in frame.columns else frame
+
+
+def find_tables(system: str, family: str, table: str, engine: str, version: str = "") -> list[Table]:
+    """Every file of a table, the best first: the engine's nearest version, its others, then the other engines'."""
+    folder = data_folder() / system / family
+    engines = (engine,) if engine == "nccl" else (engine, *(other for other in ENGINES if other != engine))
+    return [Table(path, engine, version) for one in engines for path in _by_version(folder / one, table, version)]
+
+
+@cache
+def _by_version(folder: Path, table: str, asked: str) -> tuple[Path, ...]:
+    found = sorted(folder.glob(f"*/{table}.parquet"), key=lambda path: version_key(path.parent.name), reverse=True)
+    if asked:
+        found.sort(key=lambda path: _distance(path.parent.name, asked))
+    return tuple(found)
+
+
+def version_key(name: str) -> tuple[float, ...]:
+    """1.3.0rc20 -> (1, 3, 0, -1, 20), which is before 1.3.0 -> (1, 3, 0, 0)."""
+    parts = re.findall(r"\d+|rc", name)
+    return (*(-1.0 if part == "rc" else float(part) for part in parts), 0.0)
+
+
+def _distance(one: str, other: str) -> tuple[float, ...]:
+    """Versions differ the more, the earlier the number that differs."""
+    a, b = version_key(one), version_key(other)
+    width = max(len(a), len(b))
+    padded = [(*key, *(0.0,) * (width - len(key))) for key in (a, b)]
+    return tuple(abs(x - y) for x, y in zip(*padded, strict=True))
+
+
+def installed_systems() -> Iterator[str]:
+    """The devices whose tables are there."""
+    root = data_folder()
+    return (device for device, folder in SYSTEMS.items() if (root / folder).is_dir())
