@@ -126,7 +126,7 @@ def test_latent_attention_decodes_over_the_latent() -> None:
     # What a prompt's token multiplies to expand the latent, a decoded one multiplies head by head.
     absorbed = operators["absorb_q"].flops(ONE)[0] + operators["absorb_v"].flops(ONE)[0]
     assert absorbed == operators["kv_b_proj"].flops(ONE)[0] == 2 * 16 * 256 * 512
-    assert operators["qkv_a_proj"].work == Gemm(1536 + 512 + 64, 7168)
+    assert operators["qkv_a_proj"].flops(ONE)[0] == 2 * (1536 + 512 + 64) * 7168
     assert operators["attention_prefill"].flops(ONE, kv)[0] == pytest.approx(2 * 16 * (192 + 128) * 1000.5)
 
 
