@@ -163,3 +163,22 @@ def test_the_documentation_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     for block in blocks:
         code = block.split("```")[0].replace("runs/mine", str(tmp_path / "mine"))
         exec(code.replace('"examples/', f'"{root}/examples/'), {})
+
+
+def test_packages_can_be_asked() -> None:
+    import gnomon.verify.pipeline  # The package is loaded and stays one.
+
+    with pytest.raises(UnknownNameError, match="posttrain"):
+        gnomon.verify("posttrian")
+    found = gnomon.verify("posttrain", only="E")
+    assert found.passed and found.summary["failures"] == []
+    assert found.frames["rows"]["ours"].to_list()[:3] == [32, 80, 16]
+    assert gnomon.verify.pipeline.__name__ == "gnomon.verify.pipeline"
+
+
+def test_one_iteration_by_operator(tmp_path: Path) -> None:
+    found = gnomon.time(model="llama-3-70b", device="h100", tensor_parallel=8, sources=["roofline"])
+    assert found.summary["roofline"].seconds == pytest.approx(sum(found.frames["operators"]["seconds"]))
+    assert "attention_decode" in found._repr_html_()
+    assert len(found.figures["operators"].data) == len(found.operators["roofline"])
+    assert (found.save(tmp_path) / "time.json").is_file()

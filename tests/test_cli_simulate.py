@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -110,18 +111,31 @@ def test_help_names_the_default(cli: Any) -> None:
     assert f"{DEFAULT_RATE:g} requests per second" in " ".join(cli("simulate", "--help").output.split())
 
 
-def test_a_bar_on_a_terminal_only(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It shows itself before anything is reported."""
     from gnomon.cli import progress
 
-    with progress.progress() as report:
-        assert report is None
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr(progress, "SHOW_AFTER_S", -1.0)
+    monkeypatch.setattr(progress._Bar, "first_s", 0.01)
+    shown = threading.Event()
+    monkeypatch.setattr(progress._Bar, "show", lambda bar: shown.set())
+    with progress.progress("simulating"):
+        assert shown.wait(10)
+
+
+def test_a_line_now_and_then_elsewhere(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from gnomon.cli import progress
+
+    monkeypatch.setattr(progress._Lines, "first_s", 0.01)
+    said = threading.Event()
+    show = progress._Lines.show
+    monkeypatch.setattr(progress._Lines, "show", lambda lines: (show(lines), said.set()))
     with progress.progress("simulating") as report:
-        assert report is not None
         report(500, 1000)
-    with progress.progress(quiet=True) as report:
-        assert report is None
+        assert said.wait(10)
+    out, err = capsys.readouterr()
+    assert "simulating ... 500 of 1,000" in err
+    assert out == ""
 
 
 def test_the_first_run_says_that_it_compiles(

@@ -48,14 +48,14 @@ def test_place_sweep_and_calibrate(cli: CommandLine, tmp_path: Path) -> None:
 
 
 def test_verify_says_what_is_a_gate(cli: CommandLine) -> None:
-    rows = json.loads(cli("verify", "posttrain", "--only", "E", "--json").output)
+    rows = json.loads(cli("verify", "posttrain", "--only", "E", "--json").output)["checks"]
     assert [row["ours"] for row in rows[:3]] == [32, 80, 16] and all(row["ok"] for row in rows[:3])
     cli("verify", "posttrain", "--only", "X", code=2)
 
 
 @pytest.mark.slow
 def test_published_stage_seconds_at_unseen_scales(cli: CommandLine) -> None:
-    rows = json.loads(cli("verify", "posttrain", "--only", "B", "--json").output)
+    rows = json.loads(cli("verify", "posttrain", "--only", "B", "--json").output)["checks"]
     gates = [row for row in rows if row["source"] == "B" and row["role"] == "gate"]
     assert len(gates) == 6 and all(abs(row["error"]) <= 0.10 for row in gates)
 

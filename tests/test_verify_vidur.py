@@ -85,7 +85,7 @@ def write_run(folder: Path, requests: list[list[Any]], batches: list[list[Any]],
 def test_a_run_written_by_hand_agrees(tmp_path: Path, cli: Any) -> None:
     folder = write_run(tmp_path / "run", REQUESTS, BATCHES)
     assert compare(folder).agrees
-    assert json.loads(cli("verify", "vidur", str(folder), "--json").output)[0]["num_batches"] == 3
+    assert json.loads(cli("verify", "vidur", str(folder), "--json").output)["runs"][0]["num_batches"] == 3
 
 
 def test_random_routing_is_taken_from_the_record(tmp_path: Path) -> None:

@@ -199,7 +199,7 @@ def test_the_command_prints_errors_and_fails_beyond_tolerance(cli: Any, referenc
     strict = cli(
         "verify", "vllm", str(folder), "--profiles", str(profiles), "--tolerance-e2e", "1e-9", "--json", code=1
     )
-    found = json.loads(strict.stdout)[0]
+    found = json.loads(strict.stdout)["runs"][0]
     assert found["within"] is False
     assert len(found["errors"]) == 16
 

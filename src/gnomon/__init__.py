@@ -17,8 +17,9 @@ _LAZY: dict[str, str] = {
     "Simulation": "gnomon.api.serving",
     "compare": "gnomon.api.serving",
     "simulate": "gnomon.api.serving",
+    "time": "gnomon.api.time",
 }
-_PACKAGES: dict[str, str] = {}
+_PACKAGES: dict[str, str] = {"verify": "gnomon.api.verify"}
 """Questions that share their name with the package that answers them: `gnomon.search(...)` asks `gnomon.search`."""
 
 __all__ = ["__version__", *_LAZY, *_PACKAGES]

@@ -134,7 +134,7 @@ def sources(as_json: bool) -> None:
     Example:
       gnomon catalog sources
     """
-    from gnomon.timing.sources import source_names
+    from gnomon.api.time import source_names
 
     rows = [{"source": name, "what": what} for name, what in source_names().items()]
     print_rows(rows, as_json=as_json)

@@ -1,42 +1,114 @@
-"""A progress bar for long runs, on a terminal only."""
+"""Progress of everything that takes long: a bar on a terminal, now and then a line elsewhere."""
 
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import click
 
-SHOW_AFTER_S = 1.0
-"""A run that is done by then needs no bar."""
+SHOW_AFTER_S = 0.8
+"""What is done by then needs no bar."""
+SAY_EVERY_S = 10.0
+"""Seconds between two lines where no terminal shows a bar."""
+COMPILING = "Compiling the engine: once per version, about a minute."
+
+Report = Callable[[int, int], None]
 
 
-@contextmanager
-def progress(words: str = "simulating", *, quiet: bool = False) -> Iterator[Callable[[int, int], None] | None]:
-    """Yield what `on_progress` wants: a bar with the time left, or None where nobody watches."""
+def say_if_compiling(more: str = "") -> None:
+    """The first run of a version compiles the engine: say so."""
     from gnomon.core.jit import is_compiled_already
 
     if not is_compiled_already():
-        click.echo("Compiling the engine: once per version, about a minute.", err=True)
-    if quiet or not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        click.echo(COMPILING + more, err=True)
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    bar = Progress(*columns, console=Console(stderr=True), transient=True)
-    task = bar.add_task(words, total=None)
-    began = time.monotonic()
 
-    def report(done: int, total: int) -> None:
-        bar.update(task, completed=done, total=total)
-        if time.monotonic() - began > SHOW_AFTER_S and not bar.live.is_started:
-            bar.start()
-
-    try:
+@contextmanager
+def progress(words: str = "simulating") -> Iterator[Report]:
+    """Yield what `on_progress` wants. Also what never reports is seen to be alive."""
+    say_if_compiling()
+    with _Bar(words) if sys.stderr.isatty() else _Lines(words) as report:
         yield report
-    finally:
-        bar.stop()
+
+
+class _Shown:
+    """Shows itself from a thread of its own, so that it does not wait for the first report."""
+
+    first_s, every_s = SHOW_AFTER_S, 0.2
+
+    def __init__(self, words: str) -> None:
+        self.words, self.done, self.total = words, 0, 0
+        self.began, self._over = time.monotonic(), threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Report:
+        self._thread.start()
+        return self.report
+
+    def __exit__(self, *_: Any) -> None:
+        self._over.set()
+        self._thread.join()
+        self.end()
+
+    def report(self, done: int, total: int) -> None:
+        self.done, self.total = done, total
+
+    def _watch(self) -> None:
+        wait = self.first_s
+        while not self._over.wait(wait):
+            self.show()
+            wait = self.every_s
+
+    def show(self) -> None:
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """Nothing is left to clear."""
+
+
+class _Lines(_Shown):
+    first_s = every_s = SAY_EVERY_S
+
+    def show(self) -> None:
+        seconds = time.monotonic() - self.began
+        far = f" {self.done:,} of {self.total:,}," if self.total else ""
+        click.echo(f"{self.words} ...{far} {seconds:.0f} s", err=True)
+
+
+class _Bar(_Shown):
+    def __init__(self, words: str) -> None:
+        super().__init__(words)
+        self._bar: Any = None
+
+    def show(self) -> None:
+        if self._bar is None:
+            self._bar = _new_bar()
+            self._task = self._bar.add_task(self.words, total=None)
+            self._bar.start()
+        self._bar.update(self._task, completed=self.done, total=self.total or None)
+
+    def end(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+def _new_bar() -> Any:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
+    )  # fmt: skip
+    return Progress(*columns, console=Console(stderr=True), transient=True)

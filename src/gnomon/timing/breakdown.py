@@ -81,6 +81,15 @@ def breakdown(timer: Timer, batch: Batch) -> list[OperatorTime]:
     return list(rows.values())
 
 
+def total(times: list[OperatorTime]) -> OperatorTime:
+    """The whole iteration; what limits its longest operator limits it."""
+    seconds, flops = sum(t.seconds for t in times), sum(t.flops for t in times)
+    longest = max(times, key=lambda t: t.seconds)
+    peak_s = sum(t.mfu * t.seconds for t in times)
+    moved = sum(t.bytes for t in times if t.limit != "network")
+    return OperatorTime("total", sum(t.calls for t in times), seconds, flops, moved, peak_s / seconds, longest.limit)
+
+
 def expected_error(timer: Timer, batch: Batch) -> float:
     """The source's relative error for one iteration: operators' errors weighted by time, all of one sign."""
     total = weighted = 0.0

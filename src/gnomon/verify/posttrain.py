@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -62,10 +62,18 @@ class Check:
         return self.ours <= self.published if self.is_bound else abs(self.error) <= self.limit
 
 
-def verify(sources: str = "ABCDES", *, calibrated_on: int = B_CALIBRATED_ON, seed: int = 0) -> Iterator[Check]:
-    """All checks, in the order of the sources (S: speed); A and C use B's calibration on 7B at `calibrated_on`."""
+def verify(
+    sources: str = "ABCDES",
+    *,
+    calibrated_on: int = B_CALIBRATED_ON,
+    seed: int = 0,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Iterator[Check]:
+    """Compare the chosen sources, one after the other; `on_progress(done, total)` counts them."""
     study = Study(calibrated_on, seed)
-    for source in sources:
+    for done, source in enumerate(sources):
+        if on_progress:
+            on_progress(done, len(sources))
         yield from getattr(study, f"check_{source.lower()}")()
 
 

@@ -81,7 +81,7 @@ def run_comparison(
     from gnomon.routing.goals import judge
 
     against = contenders(config, policies, lengths)
-    with progress("comparing", quiet=as_json) as on_progress:
+    with progress("comparing") as on_progress:
         found = compare(config, against, jobs=jobs, on_progress=on_progress)
     verdicts = [verdict for policy in found.policies for verdict in judge(found, policy)]
     if as_json:

@@ -46,7 +46,7 @@ def command(
     from gnomon.search.bench import bench
 
     config = load(BenchConfig, file, overrides)
-    with progress("measuring", quiet=as_json) as on_progress:
+    with progress("measuring") as on_progress:
         rows = bench(config, jobs=jobs, ray=address if where == "ray" else None, on_progress=on_progress)
     plain = [
         {"model": model, "workload": workload, "policy": policy, **record.to_dict()}

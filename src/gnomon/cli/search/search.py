@@ -76,7 +76,7 @@ def command(
             results.unlink(missing_ok=True)
     run = {"jobs": jobs, "ray": address if where == "ray" else None}
     try:
-        with progress("searching", quiet=as_json) as on_progress:
+        with progress("searching") as on_progress:
             found = _search(question, folder, run | {"on_progress": on_progress})
     except KeyboardInterrupt:
         click.echo(f"Interrupted; what was found is in {folder}. The same command goes on from there.", err=True)

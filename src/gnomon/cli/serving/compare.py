@@ -40,7 +40,7 @@ def command(
       gnomon compare --vary batching.policy=vllm_v1,sarathi --vary replica.tensor_parallel=1,2
       gnomon compare --vary router=round_robin,least_outstanding --num-replicas 4 --workload.rate 100
     """
-    with progress(quiet=as_json) as on_progress:
+    with progress() as on_progress:
         comparison = compare(*scenarios, vary=_parsed(vary), on_progress=on_progress, **overrides)
     show(comparison, as_json=as_json)
     if out is not None:

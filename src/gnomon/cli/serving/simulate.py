@@ -49,7 +49,7 @@ def command(
     if extras and out is None:
         raise ConfigError("there is no folder for it.", where=f"--{extras[0]}", fix="Give one with --out DIR.")
     chosen = scenario(file, **overrides)
-    with progress(quiet=as_json) as on_progress:
+    with progress() as on_progress:
         result = simulate(chosen, on_progress=on_progress)
     show(result, as_json=as_json)
     if out is not None:

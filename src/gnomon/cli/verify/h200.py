@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import click
 
-from gnomon.cli.printing import json_option, print_json, print_rows
-
-if TYPE_CHECKING:
-    from gnomon.verify.h200 import Comparison
+from gnomon.api.verify import verify
+from gnomon.cli.printing import json_option
+from gnomon.cli.progress import progress
+from gnomon.cli.verify.verdict import end
 
 
 @click.command()
@@ -39,46 +37,10 @@ def command(
       gnomon verify h200
       gnomon verify h200 --only llama-3-8b-chat --svg cdf.svg
     """
-    from gnomon.verify import h200
-
-    folder, bundle = runs or h200.RUNS, profile or h200.PROFILE
-    host = h200.calibrate(h200.Recording(folder / h200.CALIBRATION), bundle, full_clock=full_clock)
-    wanted = [one for one in h200.runs_in(folder) if not only or only in one[0].name]
-    found = [h200.compare(one, host, bundle, full_clock=full_clock) for one in wanted]
-    if svg is not None:
-        from gnomon.report.verify.h200 import write_cdfs
-
-        write_cdfs(found, svg)
-    if as_json:
-        print_json({"host": host.model_dump(), "runs": {one.name: _as_json(one) for one in found}})
-    else:
-        caption = (
-            f"Errors in %. Host: {host.per_iteration_s * 1e6:.0f} µs, {host.per_sequence_s * 1e6:.2f} µs per sequence. "
-            f"! = beyond tolerance (mean and P99: TPOT and E2E 3 %, TTFT 5 %)."
+    with progress("verifying") as on_progress:
+        found = verify(
+            "h200", runs=runs, profile=profile, only=only or "", full_clock=full_clock, on_progress=on_progress
         )
-        print_rows([_row(one) for one in found], title="Simulated against measured", caption=caption)
-    beyond = [f"{c.name} {e.metric} {e.statistic} ({e.relative:+.1%})" for c in found for e in c.errors if e.is_beyond]
-    if beyond:
-        click.echo(f"Beyond tolerance: {', '.join(beyond)}.", err=True)
-        sys.exit(1)
-
-
-def _row(one: Comparison) -> dict[str, Any]:
-    row: dict[str, Any] = {"run": one.name, "requests": one.num_requests, "clock": f"{one.clock:.3f}"}
-    for error in one.errors:
-        row[f"{error.metric} {error.statistic}"] = f"{100 * error.relative:+.1f}{'!' if error.is_beyond else ''}"
-    return row
-
-
-def _as_json(one: Comparison) -> list[dict[str, Any]]:
-    return [
-        {
-            "metric": error.metric,
-            "statistic": error.statistic,
-            "measured_s": error.measured_s,
-            "simulated_s": error.simulated_s,
-            "error": error.relative,
-            "is_beyond": error.is_beyond,
-        }
-        for error in one.errors
-    ]
+    if svg is not None:
+        found.pictures["cdf.svg"](svg)
+    end(found, as_json=as_json)

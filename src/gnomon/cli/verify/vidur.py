@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from dataclasses import asdict
-
 import click
 
-from gnomon.cli.printing import json_option, print_json, print_rows
+from gnomon.api.verify import verify
+from gnomon.cli.printing import json_option
+from gnomon.cli.progress import progress
+from gnomon.cli.verify.verdict import end
 
 
 @click.command()
@@ -24,29 +24,6 @@ def command(run_dirs: tuple[str, ...], as_json: bool) -> None:
     Example:
       gnomon verify vidur reference/vidur/runs/*
     """
-    from gnomon.verify.vidur import compare
-
-    found = [compare(folder) for folder in run_dirs]
-    if as_json:
-        print_json([{**asdict(c), "agrees": c.agrees} for c in found])
-    else:
-        rows = [
-            {
-                "run": c.name,
-                "scheduler": c.scheduler,
-                "requests": c.num_requests,
-                "batches compared": c.num_batches,
-                "largest stamp error": f"{c.largest_stamp_error_s:.1e} s",
-                "block counts off": c.num_block_differences
-                if c.blocks_are_compared
-                else f"({c.num_block_differences})",
-                "agrees": c.agrees,
-            }
-            for c in found
-        ]
-        print_rows(rows, right=["requests", "batches compared", "largest stamp error", "block counts off"])
-        for c in found:
-            if c.first_difference:
-                click.echo(f"{c.name}: {c.first_difference}")
-    if not all(c.agrees for c in found):
-        sys.exit(1)
+    with progress("replaying") as on_progress:
+        found = verify("vidur", *run_dirs, on_progress=on_progress)
+    end(found, as_json=as_json)

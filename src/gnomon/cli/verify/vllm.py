@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
 
 import click
 
-from gnomon.cli.printing import json_option, print_json, print_rows
-
-if TYPE_CHECKING:
-    from gnomon.verify.vllm import Comparison, Error, Metric
-
-_UNITS = {"ttft": "s", "tpot": "ms", "e2e": "s", "throughput": "tokens/s"}
+from gnomon.api.verify import verify
+from gnomon.cli.printing import json_option
+from gnomon.cli.progress import progress
+from gnomon.cli.verify.verdict import end
 
 
 @click.command()
@@ -39,79 +36,11 @@ def command(
       gnomon verify vllm reference/vllm/runs/* --profiles reference/vllm/profiles
       gnomon verify vllm my-run --profiles my-profiles --device rtx-4090 --html over-time.html
     """
-    from gnomon.verify.vllm import compare
-
-    tolerances: dict[Metric, float] = {
-        "ttft": allowed["tolerance_ttft"],
-        "tpot": allowed["tolerance_tpot"],
-        "e2e": allowed["tolerance_e2e"],
-        "throughput": allowed["tolerance_throughput"],
-    }
-    found = [compare(folder, profiles, device) for folder in run_dirs]
+    tolerances = {name.removeprefix("tolerance_"): value for name, value in allowed.items()}
+    with progress("simulating servers") as on_progress:
+        found = verify(
+            "vllm", *run_dirs, profiles=profiles, device=device, tolerances=tolerances, on_progress=on_progress
+        )
     if html:
-        from gnomon.report.verify.vllm import write_page
-
-        write_page(found, html)
-    if as_json:
-        print_json([_as_json(one, tolerances) for one in found])
-    else:
-        for one in found:
-            _print(one, tolerances)
-    beyond = {one.recording.name: one.beyond(tolerances) for one in found}
-    if any(beyond.values()):
-        for name, errors in beyond.items():
-            if errors:
-                listing = ", ".join(f"{e.metric} {e.statistic} ({e.relative:+.1%})" for e in errors)
-                click.echo(f"{name}: beyond tolerance: {listing}.", err=True)
-        sys.exit(1)
-
-
-def _print(one: Comparison, tolerances: dict[Metric, float]) -> None:
-    replicas = one.simulated.cluster.replicas
-    click.echo(
-        f"{one.recording.name}: {one.recording.model} on {one.device}, {len(one.recording.requests):,} requests, "
-        f"{one.simulated.kinds[0].num_kv_blocks:,} KV blocks, {int(replicas.num_preemptions.sum()):,} pre-emptions"
-    )
-    rows = [_row(error, tolerances) for error in one.errors]
-    if not one.recording.peer_errors:
-        for row in rows:
-            del row["peer"]
-    print_rows(rows, right=["recorded", "simulated", "error", "peer"])
-
-
-def _row(error: Error, tolerances: dict[Metric, float]) -> dict[str, Any]:
-    scale = 1e3 if error.metric == "tpot" else 1.0
-    return {
-        "metric": error.metric,
-        "of": error.statistic,
-        "recorded": f"{scale * error.recorded:,.2f} {_UNITS[error.metric]}",
-        "simulated": f"{scale * error.simulated:,.2f} {_UNITS[error.metric]}",
-        "error": f"{error.relative:+.2%}",
-        "peer": None if error.peer is None else f"{error.peer:+.1%}",
-        "within": "yes" if abs(error.relative) <= tolerances[error.metric] else f"no ({tolerances[error.metric]:.0%})",
-    }
-
-
-def _as_json(one: Comparison, tolerances: dict[Metric, float]) -> dict[str, Any]:
-    return {
-        "run": one.recording.name,
-        "model": one.recording.model,
-        "device": one.device,
-        "requests": len(one.recording.requests),
-        "num_kv_blocks": one.simulated.kinds[0].num_kv_blocks,
-        "preemptions": int(one.simulated.cluster.replicas.num_preemptions.sum()),
-        "within": not one.beyond(tolerances),
-        "notes": one.simulated.notes,
-        "errors": [
-            {
-                "metric": e.metric,
-                "of": e.statistic,
-                "recorded": e.recorded,
-                "simulated": e.simulated,
-                "error": e.relative,
-                "peer": e.peer,
-                "within": abs(e.relative) <= tolerances[e.metric],
-            }
-            for e in one.errors
-        ],
-    }
+        found.pictures["over_time.html"](Path(html))
+    end(found, as_json=as_json)

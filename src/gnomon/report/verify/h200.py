@@ -1,17 +1,59 @@
-"""Measured and simulated CDFs over each other, as one SVG picture without a plotting library."""
+"""Measured and simulated runs: errors in a table, CDFs over each other in one SVG picture."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from gnomon.core.arrays import Floats
 from gnomon.core.files import write_text
+from gnomon.report.blocks import Table
+from gnomon.report.verify.told import Told
+from gnomon.timing.config import HostConfig
 from gnomon.verify.h200 import TOLERANCES, Comparison
 
 WIDTH, HEIGHT, MARGIN, LABEL = 230, 120, 14, 26
 MEASURED, SIMULATED = "#222222", "#e4572e"
+
+
+def told(found: list[Comparison], host: HostConfig) -> Told:
+    """One row per run, the error of every figure in it."""
+    caption = (
+        f"Errors in %. Host: {host.per_iteration_s * 1e6:.0f} µs, {host.per_sequence_s * 1e6:.2f} µs per sequence. "
+        f"! = beyond tolerance (mean and P99: TPOT and E2E 3 %, TTFT 5 %)."
+    )
+    runs = {one.name: _as_data(one) for one in found}
+    return Told(
+        rows=[{"run": name, **row} for name, rows in runs.items() for row in rows],
+        data={"host": host.model_dump(), "runs": runs},
+        blocks=[Table([_row(one) for one in found], "Simulated against measured", caption)],
+        failures=[
+            f"{c.name} {e.metric} {e.statistic} ({e.relative:+.1%})" for c in found for e in c.errors if e.is_beyond
+        ],
+    )
+
+
+def _row(one: Comparison) -> dict[str, Any]:
+    row: dict[str, Any] = {"run": one.name, "requests": one.num_requests, "clock": f"{one.clock:.3f}"}
+    for error in one.errors:
+        row[f"{error.metric} {error.statistic}"] = f"{100 * error.relative:+.1f}{'!' if error.is_beyond else ''}"
+    return row
+
+
+def _as_data(one: Comparison) -> list[dict[str, Any]]:
+    return [
+        {
+            "metric": error.metric,
+            "statistic": error.statistic,
+            "measured_s": error.measured_s,
+            "simulated_s": error.simulated_s,
+            "error": error.relative,
+            "is_beyond": error.is_beyond,
+        }
+        for error in one.errors
+    ]
 
 
 def write_cdfs(found: list[Comparison], path: Path) -> Path:

@@ -1,0 +1,194 @@
+"""The seconds of one iteration, operator by operator."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import PositiveInt
+
+from gnomon.api.result import Drawing, Result, read
+from gnomon.core.config import Config
+from gnomon.core.errors import ConfigError
+from gnomon.core.files import write_text
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from gnomon.catalog import Model, Parallelism
+    from gnomon.report.blocks import Block
+    from gnomon.timing import Batch, OperatorTime, Timer, TimingConfig
+
+__all__ = ["Iteration", "IterationTime", "source_names", "time"]
+
+
+OF_TIMING = ("path", "estimator", "dtype", "kv_dtype", "engine", "engine_version", "expert_load")
+"""Fields that are those of a scenario's `timing`."""
+
+
+class Iteration(Config):
+    """One iteration of one replica: where it runs, and what is in its batch."""
+
+    model: str = "llama-3-8b"
+    """Name, or path of a config.json."""
+    device: str = "h200"
+    """GPU (`gnomon catalog devices`)."""
+    node: str | None = None
+    """Links between GPUs; the device's usual node if not given."""
+    tensor_parallel: PositiveInt = 1
+    """GPUs that share every layer."""
+    pipeline_parallel: PositiveInt = 1
+    """Stages of layers."""
+    data_parallel: PositiveInt = 1
+    """Attention groups that share experts."""
+    expert_parallel: bool = False
+    """Whole experts per GPU instead of slices of each."""
+    prefill: int = 512
+    """Prompt tokens in the iteration."""
+    prefill_kv: int = 0
+    """KV tokens before the chunk."""
+    decode: int = 64
+    """Sequences that decode a token each."""
+    kv: int = 1024
+    """KV tokens of each decoding sequence."""
+    sources: tuple[str, ...] = ("auto",)
+    """Timing sources; several stand side by side."""
+    path: str | None = None
+    """Folder of measurements, for the source profile."""
+    estimator: str = "grid"
+    """How to read between measured points."""
+    dtype: str = "auto"
+    """Number format of weights and multiplications; auto: the checkpoint's."""
+    kv_dtype: str = "auto"
+    """Number format of the KV cache; auto: the checkpoint's, else bf16."""
+    engine: str = "vllm"
+    """Whose kernels: vllm, sglang or trtllm."""
+    engine_version: str = ""
+    """Its version; the newest tables if not given."""
+    expert_load: str = "balanced"
+    """How tokens spread over experts."""
+
+
+def time(given: Iteration | Mapping[str, Any] | str | Path | None = None, **overrides: Any) -> IterationTime:
+    """Time one iteration: a YAML file, a mapping, an `Iteration`, or the default one, with overrides on top.
+
+    gnomon.time(model="llama-3-70b", device="h100", tensor_parallel=8).summary["auto"].seconds
+    """
+    from gnomon import catalog
+    from gnomon.core.config import build
+    from gnomon.timing import Batch, Context, Timer, TimingConfig
+
+    asked = read(Iteration, given, overrides)
+    model, device = catalog.model(asked.model), catalog.device(asked.device)
+    degrees = ("tensor_parallel", "pipeline_parallel", "data_parallel", "expert_parallel")
+    parallelism = build(catalog.Parallelism, {name: getattr(asked, name) for name in degrees}, where="parallelism")
+    parallelism.check(model)
+    node = catalog.node(asked.node) if asked.node else catalog.default_node(device, parallelism.num_gpus)
+    batch = Batch(asked.prefill, asked.prefill_kv, asked.decode, asked.kv)
+    timers = []
+    for source in dict.fromkeys(asked.sources):
+        same = {name: getattr(asked, name) for name in OF_TIMING}
+        config = build(TimingConfig, same | {"source": source}, where="timing")
+        _check_room(model, asked, parallelism, config, batch)
+        timers.append(Timer(Context(model, device, node, parallelism, config)))
+    return IterationTime(asked, batch, timers)
+
+
+def _check_room(model: Model, asked: Iteration, parallelism: Parallelism, config: TimingConfig, batch: Batch) -> None:
+    """Refuse a batch that the model or the memory cannot hold."""
+    from gnomon import catalog
+
+    for name, length in (("prefill", batch.prefill + batch.prefill_kv), ("kv", batch.kv if batch.decode else 0)):
+        if length > model.max_context_tokens:
+            raise ConfigError(
+                f"{length:,} tokens are more than the context of {model.name}, {model.max_context_tokens:,}.",
+                where=f"--{name}",
+                fix="Give a smaller number, or a config.json with a longer context.",
+            )
+    plan = catalog.plan_memory(
+        model,
+        catalog.device(asked.device),
+        parallelism,
+        dtype=config.dtype,
+        kv_dtype=config.kv_dtype,
+        max_batched_tokens=batch.tokens,
+    )
+    needed = batch.prefill + batch.prefill_kv + batch.decode * batch.kv
+    if needed > plan.num_kv_tokens:
+        raise ConfigError(
+            f"the batch needs {needed:,} KV tokens, but only {plan.num_kv_tokens:,} fit beside the weights.",
+            where="--decode x --kv",
+            fix="Give fewer or shorter sequences, or more tensor parallelism.",
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class IterationTime(Result):
+    """The operators of one iteration, by timing source."""
+
+    iteration: Iteration
+    batch: Batch = field(repr=False)
+    timers: list[Timer] = field(repr=False)
+
+    @cached_property
+    def operators(self) -> dict[str, list[OperatorTime]]:
+        """In the order of execution, by source."""
+        from gnomon.timing.breakdown import breakdown
+
+        return {timer.source.name: breakdown(timer, self.batch) for timer in self.timers}
+
+    @cached_property
+    def summary(self) -> dict[str, OperatorTime]:
+        """The whole iteration, by source."""
+        from gnomon.timing.breakdown import total
+
+        return {name: total(rows) for name, rows in self.operators.items()}
+
+    @property
+    def notes(self) -> list[str]:
+        """What the sources say about themselves."""
+        return list(dict.fromkeys(note for timer in self.timers for note in timer.notes()))
+
+    @cached_property
+    def expected_error(self) -> dict[str, float]:
+        """Relative, per iteration, by source."""
+        from gnomon.timing.breakdown import expected_error
+
+        return {timer.source.name: expected_error(timer, self.batch) for timer in self.timers}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Operators and total by source, and the notes."""
+        from gnomon.report.timing import as_data
+
+        return {name: as_data(rows) for name, rows in self.operators.items()} | {"notes": self.notes}
+
+    def text(self) -> list[Block]:
+        """A table of operators; several sources side by side."""
+        from gnomon.report.timing import blocks
+
+        return blocks(self.timers[0].context, self.batch, self.operators, self.expected_error, self.notes)
+
+    def _frames(self) -> Mapping[str, Callable[[], pl.DataFrame]]:
+        from gnomon.report.timing import frame
+
+        return {"operators": lambda: frame(self.operators)}
+
+    def _drawings(self) -> Mapping[str, Callable[[], Drawing]]:
+        from gnomon.report.timing import shares_figure
+
+        return {"operators": lambda: shares_figure(self.operators)}
+
+    def save(self, folder: str | Path) -> Path:
+        """Write time.json."""
+        return write_text(Path(folder) / "time.json", json.dumps(self.to_dict(), indent=1)).parent
+
+
+def source_names() -> dict[str, str]:
+    """Where seconds can come from, with a line about each."""
+    from gnomon.timing.sources import source_names as known
+
+    return known()

@@ -1,0 +1,205 @@
+"""Proofs: the simulator beside recorded and published results.
+
+A check is a function below that ends in a `Verification`, its figures and text in `gnomon.report.verify`, and a
+command with its options in `gnomon.cli.verify`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from gnomon.api.result import Progress, Result
+from gnomon.core.errors import ConfigError, DataError
+from gnomon.core.files import write_text
+from gnomon.core.registry import Registry
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from gnomon.report.blocks import Block
+    from gnomon.report.verify.told import Told
+
+__all__ = ["CHECKS", "Verification", "verify"]
+
+Check = Callable[..., "Verification"]
+CHECKS: Registry[Check] = Registry("check")
+Item = TypeVar("Item")
+
+
+def verify(check: str, *given: Any, **options: Any) -> Verification:
+    """Run one check; what it takes beyond its name is written under each.
+
+    gnomon.verify("h200").passed
+    gnomon.verify("vidur", "reference/vidur/runs/sarathi").text()
+    """
+    return CHECKS[check](*given, **options)
+
+
+@dataclass(frozen=True, eq=False)
+class Verification(Result):
+    """What a check found."""
+
+    check: str
+    records: Sequence[Any] = field(repr=False)
+    """What was compared, as the check's own records."""
+    told: Told = field(repr=False)
+    pictures: Mapping[str, Callable[[Path], Path]] = field(default_factory=dict, repr=False)
+    """Files that can be drawn, by name."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether everything that is judged is within its tolerance."""
+        return not self.told.failures
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The verdict, and what failed."""
+        return {"check": self.check, "passed": self.passed, "failures": self.told.failures}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The verdict and every figure."""
+        return self.summary | self.told.data
+
+    def text(self) -> list[Block]:
+        """Every figure beside what it is held against."""
+        return self.told.blocks
+
+    def _frames(self) -> Mapping[str, Callable[[], pl.DataFrame]]:
+        import polars as pl
+
+        return {"rows": lambda: pl.DataFrame(self.told.rows, infer_schema_length=None, strict=False)}
+
+    def save(self, folder: str | Path) -> Path:
+        """Write verification.json and the pictures that there are."""
+        folder = Path(folder)
+        write_text(folder / "verification.json", json.dumps(self.to_dict(), indent=1, default=str))
+        for name, write in self.pictures.items():
+            write(folder / name)
+        return folder
+
+
+def _each(items: Sequence[Item], on_progress: Progress | None) -> Iterable[Item]:
+    """The items one by one, reporting."""
+    for number, item in enumerate(items):
+        if on_progress:
+            on_progress(number, len(items))
+        yield item
+    if on_progress:
+        on_progress(len(items), len(items))
+
+
+@CHECKS.register("timing")
+def timing(
+    *, data: str | Path | None = None, forests: bool = False, each_table: bool = False,
+    on_progress: Progress | None = None,
+) -> Verification:  # fmt: skip
+    """Operator times: the held-out error of the estimators on the measured tables below `data`.
+
+    `forests` trains random forests too, on a sample of the tables. `each_table` lists tables rather than operators.
+    """
+    from gnomon.report.verify.timing import told
+    from gnomon.verify.timing import sample, score, vidur_tables
+
+    tables = vidur_tables(_reference(data))
+    names = ["grid", "linear", "polynomial"]
+    if forests:
+        tables, names = sample(tables), ["grid", "forest"]
+    scores = [score(table, name) for table in _each(tables, on_progress) for name in names]
+    return Verification("timing", scores, told(scores, each_table=each_table))
+
+
+@CHECKS.register("roofline")
+def roofline(*, data: str | Path | None = None) -> Verification:
+    """The roofline alone against every measured table below `data`; it has no gate."""
+    from gnomon.report.verify.timing import told_of_roofline
+    from gnomon.verify.roofline import roofline_errors
+
+    rows = roofline_errors(_reference(data))
+    return Verification("roofline", rows, told_of_roofline(rows))
+
+
+def _reference(data: str | Path | None) -> Path:
+    if data is None:
+        fix = "Name its folder with --data or $GNOMON_REFERENCE."
+        raise ConfigError("no reference data given.", where="--data", fix=fix)
+    return Path(data)
+
+
+@CHECKS.register("vidur")
+def vidur(*runs: str | Path, on_progress: Progress | None = None) -> Verification:
+    """Scheduling semantics: recorded Vidur runs, batch by batch."""
+    from gnomon.report.verify.vidur import told
+    from gnomon.verify.vidur import compare
+
+    found = [compare(folder) for folder in _each(runs, on_progress)]
+    return Verification("vidur", found, told(found))
+
+
+@CHECKS.register("vllm")
+def vllm(
+    *runs: str | Path, profiles: str | Path, device: str | None = None, tolerances: Mapping[str, float] | None = None,
+    on_progress: Progress | None = None,
+) -> Verification:  # fmt: skip
+    """Latencies: recorded vLLM servers, simulated from the kernels in `profiles`.
+
+    `tolerances` of ttft, tpot, e2e and throughput are relative: 3 % for the first and 1 % for the others if not given.
+    """
+    from gnomon.report.verify.vllm import told, write_page
+    from gnomon.verify.vllm import TOLERANCES, compare
+
+    found = [compare(folder, profiles, device) for folder in _each(runs, on_progress)]
+    allowed = {metric: (tolerances or {}).get(metric, usual) for metric, usual in TOLERANCES.items()}
+    return Verification("vllm", found, told(found, allowed), {"over_time.html": partial(write_page, found)})
+
+
+@CHECKS.register("pipeline")
+def pipeline(*files: str | Path, most_rows: int | None = None, on_progress: Progress | None = None) -> Verification:
+    """Training pipelines: recorded runs and sweeps, published bubble tables, PyTorch schedules.
+
+    Of a file with more than `most_rows` values only those that are off are listed.
+    """
+    from gnomon.report.verify.pipeline import told
+    from gnomon.verify.pipeline import is_sweep_config, verify
+
+    # A sweep's configuration is read together with its CSV.
+    chosen = [str(path) for path in files if not (str(path).endswith(".json") and is_sweep_config(path))]
+    if not chosen:
+        raise DataError("there are only configurations here, and no results.", fix="Name the CSV of the sweep.")
+    found = {path: verify(path) for path in _each(chosen, on_progress)}
+    return Verification("pipeline", [one for checks in found.values() for one in checks], told(found, most_rows))
+
+
+@CHECKS.register("posttrain")
+def posttrain(
+    *, only: str = "ABCDES", calibrate_on: int = 64, seed: int = 0, on_progress: Progress | None = None
+) -> Verification:
+    """RL post-training: published results A-E, and the simulator's own speed (S)."""
+    from gnomon.report.verify.posttrain import NOTES, told
+    from gnomon.verify.posttrain import verify
+
+    letters = only.upper()
+    if not letters or set(letters) - set(NOTES):
+        raise ConfigError(f"unknown source in {only!r}.", where="--only", fix=f"Known: {', '.join(NOTES)}.")
+    checks = list(verify(letters, calibrated_on=calibrate_on, seed=seed, on_progress=on_progress))
+    return Verification("posttrain", checks, told(checks, letters))
+
+
+@CHECKS.register("h200")
+def h200(
+    *, runs: str | Path | None = None, profile: str | Path | None = None, only: str = "", full_clock: bool = False,
+    on_progress: Progress | None = None,
+) -> Verification:  # fmt: skip
+    """The reference engine on an H200: recorded `runs` (the shipped ones unless given) beside their simulation."""
+    from gnomon.report.verify.h200 import told, write_cdfs
+    from gnomon.verify import h200 as check
+
+    folder, bundle = Path(runs or check.RUNS), Path(profile or check.PROFILE)
+    host = check.calibrate(check.Recording(folder / check.CALIBRATION), bundle, full_clock=full_clock)
+    wanted = [one for one in check.runs_in(folder) if only in one[0].name]
+    found = [check.compare(one, host, bundle, full_clock=full_clock) for one in _each(wanted, on_progress)]
+    return Verification("h200", found, told(found, host), {"cdf.svg": partial(write_cdfs, found)})

@@ -1,0 +1,117 @@
+"""One iteration, operator by operator: as text, as a table, as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from gnomon.core import units
+from gnomon.report import look
+from gnomon.report.blocks import Block, Line, Table, lines
+from gnomon.timing.breakdown import Batch, OperatorTime, total
+from gnomon.timing.sources import Context
+
+if TYPE_CHECKING:
+    import polars as pl
+
+Times = Mapping[str, list[OperatorTime]]
+
+
+def blocks(
+    context: Context, batch: Batch, times: Times, expected_error: Mapping[str, float], notes: list[str]
+) -> list[Block]:
+    """The operators of each source, what to expect of its error, and its notes."""
+    rows = _one(next(iter(times.values()))) if len(times) == 1 else _side_by_side(times)
+    found: list[Block] = [Table(rows, title=title(context, batch))]
+    for name, error in expected_error.items():
+        by_formula = sum(t.seconds for t in times[name] if t.provenance == "roofline") / total(times[name]).seconds
+        if 0.0 < by_formula < 1.0:
+            found.append(Line(f"{name}: {by_formula:.1%} of the time is the roofline's."))
+        found.append(Line(f"{name}: expected error {error:.0%} per iteration."))
+    return [*found, *lines(notes, "note")]
+
+
+def title(context: Context, batch: Batch) -> str:
+    """What is timed, in a line."""
+    p = context.parallelism
+    degrees = [f"TP {p.tensor_parallel}", f"PP {p.pipeline_parallel}"]
+    degrees += [f"DP {p.data_parallel}"] if p.data_parallel > 1 else []
+    degrees += ["expert parallel"] if p.expert_parallel else []
+    parts = [f"{batch.prefill:,} prompt tokens"] if batch.prefill else []
+    parts += [f"{batch.decode:,} decodes at {batch.kv:,} KV tokens"] if batch.decode else []
+    return f"{context.model.name} on {context.device.name} ({context.node.name}), {', '.join(degrees)}: " + " + ".join(
+        parts
+    )
+
+
+def _one(times: list[OperatorTime]) -> list[dict[str, Any]]:
+    whole = total(times)
+    return [
+        {
+            "operator": t.name,
+            "calls": t.calls,
+            "time": units.seconds(t.seconds),
+            "share": f"{t.seconds / whole.seconds:.1%}",
+            "FLOPs": units.count(t.flops) if t.flops else None,
+            "bytes": units.size(t.bytes),
+            "MFU": f"{t.mfu:.1%}" if t.flops else None,
+            "limit": t.limit,
+            "from": t.provenance or None,
+        }
+        for t in [*times, whole]
+    ]
+
+
+def _side_by_side(columns: Times) -> list[dict[str, Any]]:
+    """One row per operator; an operator that a source times inside another shows a dash."""
+    first, *others = columns
+    tables = {name: {t.name: t for t in [*times, total(times)]} for name, times in columns.items()}
+    names = list(dict.fromkeys(t.name for times in columns.values() for t in times))
+    rows = []
+    for operator in [*names, "total"]:
+        row: dict[str, Any] = {"operator": operator}
+        for name, table in tables.items():
+            row[name] = units.seconds(table[operator].seconds) if operator in table else None
+            share = table[operator].seconds / table["total"].seconds if operator in table else None
+            row[f"share {name}"] = f"{share:.1%}" if share is not None else None
+        for name in others:
+            both = operator in tables[first] and operator in tables[name]
+            ratio = tables[name][operator].seconds / tables[first][operator].seconds if both else None
+            row[f"{name} / {first}"] = f"{ratio:.2f}" if ratio is not None else None
+        known = next(table[operator] for table in tables.values() if operator in table)
+        rows.append(row | {"limit": known.limit})
+    return rows
+
+
+def as_data(times: list[OperatorTime]) -> dict[str, Any]:
+    """One source's operators and their total as plain data."""
+    whole = total(times)
+    return {"operators": [asdict(t) | {"share": t.seconds / whole.seconds} for t in times], "total": asdict(whole)}
+
+
+def frame(times: Times) -> pl.DataFrame:
+    """One row per source and operator."""
+    import polars as pl
+
+    return pl.DataFrame([{"source": name, **row} for name, rows in times.items() for row in as_data(rows)["operators"]])
+
+
+def shares_figure(times: Times) -> dict[str, Any]:
+    """The seconds of every operator, stacked per source."""
+    names = list(dict.fromkeys(t.name for rows in times.values() for t in rows))
+    data = [
+        {
+            "type": "bar", "orientation": "h", "name": name, "y": list(times),
+            "x": [sum(t.seconds for t in rows if t.name == name) * 1e3 for rows in times.values()],
+            "marker": {"color": look.COLOURS[number % len(look.COLOURS)]},
+            "hovertemplate": f"{name} %{{x:.4g}} ms<extra></extra>",
+        }
+        for number, name in enumerate(names)
+    ]  # fmt: skip
+    layout = look.LOOK | {
+        "title": look.title("One iteration"), "barmode": "stack", "height": 160 + 60 * len(times),
+        "xaxis": look.AXIS | {"title": {"text": "ms"}}, "yaxis": {"automargin": True},
+        "margin": {"l": 80, "r": 16, "t": 44, "b": 44},
+    }  # fmt: skip
+    return {"data": data, "layout": layout}
