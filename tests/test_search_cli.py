@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 import yaml
 
+import gnomon
 from conftest import CommandLine
+from gnomon.api.search import finished_search
 from gnomon.core.parallel import map_ordered
 from search_kit import QUICK, TABLE, question
 
@@ -117,7 +119,7 @@ def test_bench_is_reproducible(cli: CommandLine, tmp_path: Path) -> None:
     file.write_text(yaml.safe_dump(suite))
     tables = [cli("bench", str(file), "--jobs", "1", "--json").stdout for _ in range(2)]
     assert tables[0] == tables[1]
-    rows = json.loads(tables[0])
+    rows = json.loads(tables[0])["rows"]
     pairs = [(row["workload"], row["policy"]) for row in rows]
     assert pairs == [(w, p) for w in ("chat-1m", "azure-code") for p in ("vllm_v1", "sarathi")]
     assert all(row["capacity_per_s"] > 0 for row in rows)
@@ -165,3 +167,14 @@ def test_a_worker_that_dies_is_replaced(tmp_path: Path) -> None:
 def test_an_item_that_always_kills_its_worker_is_given_up() -> None:
     (outcome,) = map_ordered(always_dies, [0], jobs=2)
     assert "its worker died" in (outcome.error or "")
+
+
+def test_the_same_in_python(tmp_path: Path) -> None:
+    found = gnomon.search(question(), jobs=1, folder=tmp_path)
+    assert found.best is found.summary is found.found.ranked[0]
+    assert found.frames["ranking"]["configuration"][0] == found.best.label
+    assert found.scenario().workload.rate == found.best.capacity_per_s
+    assert found.figures["ttft_front"].data[0].name == "front"
+    assert "Best: a100 TP1 PP1" in found._repr_html_()
+    found.save(tmp_path)
+    assert finished_search(tmp_path).to_dict() == found.to_dict()

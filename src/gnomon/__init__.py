@@ -13,13 +13,14 @@ __version__ = "0.1.0"
 _LAZY: dict[str, str] = {
     "Comparison": "gnomon.api.serving",
     "Result": "gnomon.api.result",
+    "bench": "gnomon.api.search",
     "Scenario": "gnomon.api.serving",
     "Simulation": "gnomon.api.serving",
     "compare": "gnomon.api.serving",
     "simulate": "gnomon.api.serving",
     "time": "gnomon.api.time",
 }
-_PACKAGES: dict[str, str] = {"verify": "gnomon.api.verify"}
+_PACKAGES: dict[str, str] = {"search": "gnomon.api.search", "verify": "gnomon.api.verify"}
 """Questions that share their name with the package that answers them: `gnomon.search(...)` asks `gnomon.search`."""
 
 __all__ = ["__version__", *_LAZY, *_PACKAGES]

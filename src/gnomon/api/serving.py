@@ -27,7 +27,17 @@ if TYPE_CHECKING:
     from gnomon.serving.simulate import Run
     from gnomon.workload import Requests
 
-__all__ = ["DEFAULT_RATE", "Comparison", "Scenario", "Simulation", "compare", "scenario", "simulate"]
+__all__ = [
+    "DEFAULT_RATE",
+    "Comparison",
+    "Scenario",
+    "Simulation",
+    "compare",
+    "policy_names",
+    "router_names",
+    "scenario",
+    "simulate",
+]
 
 ScenarioLike = Scenario | Mapping[str, Any] | str | Path | None
 
@@ -59,6 +69,20 @@ def simulate(given: ScenarioLike = None, *, on_progress: Progress | None = None,
     from gnomon.serving.simulate import run
 
     return Simulation(run(scenario(given, **overrides), on_progress=on_progress))
+
+
+def policy_names() -> list[str]:
+    """Batching policies that are known."""
+    from gnomon.serving.policies import POLICIES
+
+    return list(POLICIES.names())
+
+
+def router_names() -> list[str]:
+    """Routers that are known."""
+    from gnomon.serving.routers import ROUTERS
+
+    return list(ROUTERS.names())
 
 
 @dataclass(frozen=True, eq=False)

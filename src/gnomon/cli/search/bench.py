@@ -8,10 +8,12 @@ from typing import Any
 
 import click
 
+from gnomon.api.search import BenchConfig, bench
 from gnomon.cli.options import config_options
-from gnomon.cli.printing import json_option, print_json, print_rows
+from gnomon.cli.printing import json_option, show
+from gnomon.cli.progress import progress
 from gnomon.cli.search.search import worker_options
-from gnomon.search.bench import BenchConfig
+from gnomon.core.files import write_text
 
 
 @click.command()
@@ -39,26 +41,9 @@ def command(
       gnomon bench
       gnomon bench --models llama-3-8b --workloads "[chat-1m, azure-code]" --policies "[vllm_v1, sglang]"
     """
-    from gnomon.cli.progress import progress
-    from gnomon.core.config import load
-    from gnomon.core.files import write_text
-    from gnomon.report.search.text import bench_row
-    from gnomon.search.bench import bench
-
-    config = load(BenchConfig, file, overrides)
+    ray = address if where == "ray" else None
     with progress("measuring") as on_progress:
-        rows = bench(config, jobs=jobs, ray=address if where == "ray" else None, on_progress=on_progress)
-    plain = [
-        {"model": model, "workload": workload, "policy": policy, **record.to_dict()}
-        for model, workload, policy, record in rows
-    ]
+        found = bench(file, jobs=jobs, ray=ray, on_progress=on_progress, **overrides)
     if out is not None:
-        write_text(out, json.dumps(plain, indent=1))
-    if as_json:
-        print_json(plain)
-        return
-    table = [
-        {"model": model, "workload": workload, "policy": policy, **bench_row(record)}
-        for model, workload, policy, record in rows
-    ]
-    print_rows(table, right=[name for name in table[0] if name not in ("model", "workload", "policy", "limited by")])
+        write_text(out, json.dumps(found.to_dict(), indent=1))
+    show(found, as_json=as_json)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from gnomon.core import units
@@ -17,8 +19,13 @@ Figure = dict[str, Any]
 
 def figures(found: Found) -> dict[str, Figure]:
     """One scatter per latency, with the front drawn through it; a point's `customdata` is its place in the ranking."""
+    return {name: draw() for name, draw in drawers(found).items()}
+
+
+def drawers(found: Found) -> dict[str, Callable[[], Figure]]:
+    """For each name the function that draws it."""
     names = ("ttft_front", "tbt_front")
-    return {name: _scatter(found, axis) for name, axis in zip(names, latency_axes(found.search), strict=True)}
+    return {name: partial(_scatter, found, axis) for name, axis in zip(names, latency_axes(found.search), strict=True)}
 
 
 def _scatter(found: Found, axis: str) -> Figure:

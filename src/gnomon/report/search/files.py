@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gnomon.core.config import save
 from gnomon.core.files import write_text
@@ -18,12 +16,15 @@ from gnomon.search.objective import shown
 from gnomon.search.study import Found
 from gnomon.search.winner import winning_scenario
 
+if TYPE_CHECKING:
+    import polars as pl
+
 
 def write_search(found: Found, folder: str | Path, command: str = "") -> Path:
     """Write report.html, ranking.csv, search.yaml, and best.yaml and best.vllm.sh where there is a winner."""
     folder = Path(folder)
     save(found.search, folder / "search.yaml")
-    write_text(folder / "ranking.csv", _csv(found))
+    write_text(folder / "ranking.csv", ranking_frame(found).write_csv())
     if found.best is not None:
         save(winning_scenario(found.search, found.best), folder / "best.yaml")
         if command:
@@ -68,16 +69,24 @@ def matrix_answer(matrix: Matrix) -> dict[str, Any]:
     return {"cells": cells, "worth_elsewhere": worth}
 
 
-def _csv(found: Found) -> str:
+def ranking_frame(found: Found) -> pl.DataFrame:
     """Every configuration, also those without a place."""
+    import polars as pl
+
     objective = found.search.objective
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
     names = sorted({name for one in found.ranked for name in one.figures})
-    writer.writerow(["configuration", "status", "capacity_per_s", objective, "num_gpus", "cost_per_hour",
-                     "limited_by", "reason", *(name.replace(" ", "_") for name in names)])  # fmt: skip
-    for one in (*found.ranked, *found.others):
-        worth = None if one.score is None else shown(objective, one.score)
-        writer.writerow([one.label, one.status, one.capacity_per_s, worth, one.num_gpus, one.cost_per_hour,
-                         one.binding, one.reason, *(one.figures.get(name) for name in names)])  # fmt: skip
-    return text.getvalue()
+    rows = [
+        {
+            "configuration": one.label,
+            "status": one.status,
+            "capacity_per_s": one.capacity_per_s,
+            objective: None if one.score is None else shown(objective, one.score),
+            "num_gpus": one.num_gpus,
+            "cost_per_hour": one.cost_per_hour,
+            "limited_by": one.binding,
+            "reason": one.reason,
+            **{name.replace(" ", "_"): one.figures.get(name) for name in names},
+        }
+        for one in (*found.ranked, *found.others)
+    ]
+    return pl.DataFrame(rows, infer_schema_length=None)

@@ -17,7 +17,7 @@ from gnomon.search.matrix import Matrix, cell_folder
 
 def write_matrix_report(matrix: Matrix, path: str | Path) -> Path:
     """Write the page: the best per cell, what each choice is worth elsewhere, and the way to every cell's report."""
-    drawn = {f"worth{number}": _heat_map(matrix, model) for number, model in enumerate(matrix.models)}
+    drawn = {f"worth{number}": heat_map(matrix, model) for number, model in enumerate(matrix.models)}
     plots = "".join(f"<div id={name} class=plot></div>" for name in drawn)
     rows = [{"model": m, "workload": w, **words.cell_row(found)} for (m, w), found in matrix.cells.items()]
     first = next(iter(matrix.cells.values())).search
@@ -40,7 +40,8 @@ def _link(model: str, workload: str) -> str:
     return f"<li><a href='{there}'>{html.escape(f'{model}, {workload}')}</a></li>"
 
 
-def _heat_map(matrix: Matrix, model: str) -> dict[str, Any]:
+def heat_map(matrix: Matrix, model: str) -> dict[str, Any]:
+    """Every choice on every workload, as a share of the best there."""
     names = matrix.workloads
     shares = [[matrix.worth.get((model, chosen, used)) for used in names] for chosen in names]
     told = [["–" if share is None else f"{share:.0%}" for share in row] for row in shares]

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 from gnomon.core import units
+from gnomon.report.blocks import Block, Line, Table, lines
 from gnomon.search.config import LATENCIES, SearchConfig
 from gnomon.search.evaluate import Record
 from gnomon.search.matrix import Matrix
@@ -16,6 +17,51 @@ from gnomon.search.study import Found
 WORDS = {
     "ttft_s": "TTFT", "tbt_s": "TBT", "tpot_s": "TPOT", "e2e_s": "E2E", "scheduling_delay_s": "scheduling delay",
 }  # fmt: skip
+
+
+MAX_REASONS = 10
+
+
+def found_blocks(found: Found, top: int, command: str) -> list[Block]:
+    """The ranking, the reasons, the winner and the `command` that deploys it."""
+    blocks: list[Block] = [Line(question_words(found.search))]
+    rows = ranking_rows(found, top)
+    if rows:
+        blocks.append(Table(rows, left=("configuration", "limited by", "front")))
+    reasons = reason_rows(found, MAX_REASONS)
+    if reasons:
+        blocks.append(Table(reasons, title="Not in the ranking"))
+    blocks += lines(account(found))
+    if found.best is None:
+        return [*blocks, Line(nothing_qualifies(found))]
+    blocks += lines([f"Best: {found.best.label}", f"With vLLM: {command}"])
+    policy = found.best.overrides["batching.policy"]
+    if policy != "vllm_v1":
+        blocks.append(Line(f"(vLLM has no {policy} scheduler any more: the command gives it the same limits.)"))
+    return blocks
+
+
+def matrix_blocks(matrix: Matrix) -> list[Block]:
+    """The best of every cell, then what each choice is worth elsewhere."""
+    rows = [{"model": m, "workload": w, **cell_row(found)} for (m, w), found in matrix.cells.items()]
+    blocks: list[Block] = [Table(rows, title="Best per workload")]
+    for model in matrix.models:
+        shares = worth_rows(matrix, model)
+        if len(shares) > 1:
+            blocks.append(Table(shares, title=f"{model}: a choice's worth, relative to the best"))
+    return blocks
+
+
+def bench_blocks(rows: list[tuple[str, str, str, Record]]) -> list[Block]:
+    """The suite's table."""
+    return [
+        Table(
+            [
+                {"model": model, "workload": workload, "policy": policy, **bench_row(record)}
+                for model, workload, policy, record in rows
+            ]
+        )
+    ]
 
 
 def latency_name(figure: str) -> str:

@@ -10,13 +10,10 @@ from dash import Dash, Input, Output, State, ctx, dcc, html, no_update
 from dash.development.base_component import Component
 
 from gnomon import catalog
+from gnomon.api.search import OBJECTIVES, Search
+from gnomon.api.serving import policy_names
 from gnomon.core.errors import GnomonError
 from gnomon.report.search import text as words
-from gnomon.report.search.figures import figures
-from gnomon.search.objective import UNITS
-from gnomon.search.study import Found
-from gnomon.search.winner import winning_scenario
-from gnomon.serving.policies import POLICIES
 from gnomon.ui import jobs
 from gnomon.ui.blocks import cards, graph, notice, plots, section, table
 from gnomon.ui.callbacks import callback
@@ -34,7 +31,6 @@ NO_SEARCH = (
     "Press Search, or open a search that was run before. A search finds the capacity of every combination of the space "
     "under the limits; it can be cancelled, and goes on where it stopped when it is run again."
 )
-OBJECTIVES = {str(name): unit for name, unit in UNITS.items()}
 TOP = 25
 """Rows of the ranking."""
 
@@ -81,7 +77,7 @@ CONTROLS: tuple[Control, ...] = (
     Counts("tp", "Tensor parallel", "1, 2", group="Space", field="space.tensor_parallel"),
     Counts("pp", "Pipeline parallel", "1", group="Space", field="space.pipeline_parallel"),
     Counts("replicas", "Replicas", "", optional=True, group="Space", field="space.num_replicas", help="1 unless given"),
-    Some("policies", "Batching", ("vllm_v1", "sarathi"), options=POLICIES.names, wide=True, group="Space",
+    Some("policies", "Batching", ("vllm_v1", "sarathi"), options=policy_names, wide=True, group="Space",
          field="batching policy"),
     Counts("tokens", "Token budgets", "512, 2048", optional=True, group="Space", field="space.batching"),
     Counts("sequences", "Batch caps", "", optional=True, group="Space", help="The policy's own unless given"),
@@ -174,39 +170,39 @@ def _open_in_serve(app: Dash, name: str) -> None:
         return no_update if place is None or found is None else _link_of(found)(place)
 
 
-def _found(folder: str, job: str | None) -> Found | None:
+def _found(folder: str, job: str | None) -> Search | None:
     if folder:
         return opened(folder)
     if not job:
         return None
-    found: Found = jobs.result(job)
+    found: Search = jobs.result(job)
     return found
 
 
-def _link_of(found: Found) -> Callable[[int], str]:
-    return lambda place: link(winning_scenario(found.search, found.ranked[place]))
+def _link_of(found: Search) -> Callable[[int], str]:
+    return lambda place: link(found.scenario(place))
 
 
-def _plots(found: Found) -> dict[str, Any]:
-    return figures(found) if found.ranked else dict.fromkeys(PLOTS, no_update)
+def _plots(found: Search) -> dict[str, Any]:
+    return dict(found.drawings) or dict.fromkeys(PLOTS, no_update)
 
 
-def _answer(found: Found) -> list[Component]:
-    lines = [notice(text) for text in words.account(found)]
+def _answer(found: Search) -> list[Component]:
+    lines = [notice(text) for text in words.account(found.found)]
     if found.best is None:
-        return [notice(words.nothing_qualifies(found), "warning"), *lines]
+        return [notice(words.nothing_qualifies(found.found), "warning"), *lines]
     title = html.H2(f"Best: {found.best.label}", className="winner")
-    question = html.P(words.question_words(found.search), className="more")
-    return [html.Div([title, question], className="lede"), cards(words.cards(found)), *lines]
+    question = html.P(words.question_words(found.question), className="more")
+    return [html.Div([title, question], className="lede"), cards(words.cards(found.found)), *lines]
 
 
-def _tables(found: Found) -> list[Component]:
+def _tables(found: Search) -> list[Component]:
     to_serve = _link_of(found)
     ranking = [
         row | {"configuration": dcc.Link(row["configuration"], href=to_serve(place))}
-        for place, row in enumerate(words.ranking_rows(found, TOP))
+        for place, row in enumerate(words.ranking_rows(found.found, TOP))
     ]
-    reasons = words.reason_rows(found)
+    reasons = words.reason_rows(found.found)
     command = command_of(found)
     shown = []
     if ranking:

@@ -9,13 +9,9 @@ from typing import Any
 from flask import current_app
 
 from gnomon import __version__
-from gnomon.cli.search.search import deployment
+from gnomon.api.search import Search, SearchConfig, check, fingerprint, finished_search, search
 from gnomon.core.config import build
 from gnomon.core.errors import GnomonError
-from gnomon.report.search.files import write_search
-from gnomon.search.config import SearchConfig
-from gnomon.search.results import fingerprint
-from gnomon.search.study import Found, check, finished_search, search
 from gnomon.ui import jobs
 from gnomon.ui.controls import ControlError
 from gnomon.ui.run_folders import find_runs
@@ -57,7 +53,7 @@ def searches() -> dict[str, str]:
     return {"": "none: ask below"} | {name: name for name in names}
 
 
-def opened(name: str) -> Found:
+def opened(name: str) -> Search:
     """The search in a folder of `searches`; no other folder is looked into."""
     if name not in searches():
         raise ControlError("dir", f"There is no finished search {name!r} in the runs folder.")
@@ -71,7 +67,7 @@ def asked(values: Mapping[str, Any]) -> tuple[SearchConfig, Path]:
     return question, runs_folder() / "search" / name
 
 
-def run_search(argument: tuple[SearchConfig, Path], report: jobs.Report) -> Found:
+def run_search(argument: tuple[SearchConfig, Path], report: jobs.Report) -> Search:
     """The job: search, and leave the usual folder behind."""
     question, folder = argument
     report(0, 1, "Looking at what cannot win …")
@@ -79,14 +75,15 @@ def run_search(argument: tuple[SearchConfig, Path], report: jobs.Report) -> Foun
     def tell(done: int, total: int) -> None:
         report(done, total, f"{done} of {total} configurations settled")
 
-    found = search(question, results=folder / "results.jsonl", on_progress=tell)
-    write_search(found, folder, deployment(found))
+    found = search(question, folder=folder, on_progress=tell)
+    assert isinstance(found, Search)
+    found.save(folder)
     return found
 
 
-def command_of(found: Found) -> str:
+def command_of(found: Search) -> str:
     """The winner as a `vllm serve` command; empty where it has none."""
     try:
-        return deployment(found)
+        return found.vllm_command
     except GnomonError:
         return ""

@@ -1,0 +1,256 @@
+"""Planning: the best deployment for a model, a workload and an SLO."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gnomon.api.result import Drawing, Progress, Result, read
+from gnomon.core.files import write_text
+from gnomon.search.bench import BenchConfig
+from gnomon.search.config import SearchConfig
+from gnomon.search.objective import UNITS
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from gnomon.report.blocks import Block
+    from gnomon.search.evaluate import Record
+    from gnomon.search.matrix import Matrix
+    from gnomon.search.study import Found
+    from gnomon.serving.scenario import Scenario
+
+__all__ = [
+    "OBJECTIVES", "Bench", "BenchConfig", "Search", "SearchConfig", "SearchMatrix", "bench", "check", "fingerprint",
+    "finished_search", "search",
+]  # fmt: skip
+
+OBJECTIVES: dict[str, str] = {str(name): unit for name, unit in UNITS.items()}
+"""What can be best, and its unit."""
+TOP = 15
+"""Rows of the ranking that are printed."""
+
+
+def search(
+    given: SearchConfig | Mapping[str, Any] | str | Path | None = None,
+    *,
+    folder: str | Path | None = None,
+    fresh: bool = False,
+    jobs: int | None = None,
+    ray: str | None = None,
+    on_progress: Progress | None = None,
+    **overrides: Any,
+) -> Search | SearchMatrix:
+    """Search the space of a YAML file, a mapping or a `SearchConfig`, with overrides on top.
+
+    In `folder` every result is kept as it comes: a search that was interrupted goes on from there, unless `fresh`.
+    `jobs` local processes (all cores unless given), or the Ray cluster at `ray`. With several models or workloads each
+    is searched, and the answer is a `SearchMatrix`.
+    """
+    from gnomon.search import matrix, study
+
+    question = read(SearchConfig, given, overrides)
+    place = None if folder is None else Path(folder)
+    if fresh and place is not None:
+        for results in (place / "results.jsonl", *place.glob("*/results.jsonl")):
+            results.unlink(missing_ok=True)
+    if question.is_matrix:
+        return SearchMatrix(matrix.search_matrix(question, folder=place, jobs=jobs, ray=ray, on_progress=on_progress))
+    file = None if place is None else place / "results.jsonl"
+    return Search(study.search(question, results=file, jobs=jobs, ray=ray, on_progress=on_progress))
+
+
+def check(question: SearchConfig) -> None:
+    """Say what is wrong with a question before anything runs."""
+    from gnomon.search.study import check as wrong
+
+    wrong(question)
+
+
+def fingerprint(question: SearchConfig) -> str:
+    """Differs where the results may differ."""
+    from gnomon.search.results import fingerprint as known
+
+    return known(question)
+
+
+def finished_search(folder: str | Path) -> Search:
+    """The answer that a search has left in its folder, without running anything again."""
+    from gnomon.search.study import finished_search as finished
+
+    return Search(finished(folder))
+
+
+@dataclass(frozen=True, eq=False)
+class Search(Result):
+    """The ranking, the winner, and why the others are not in it."""
+
+    found: Found = field(repr=False)
+
+    def __repr__(self) -> str:
+        best = self.best.label if self.best else "nothing meets the SLO"
+        return f"Search({self.question.model}: {best})"
+
+    @property
+    def question(self) -> SearchConfig:
+        """What was asked."""
+        return self.found.search
+
+    @property
+    def best(self) -> Record | None:
+        """The winner, if anything meets the SLO."""
+        return self.found.best
+
+    @property
+    def summary(self) -> Record | None:
+        """The winner's figures."""
+        return self.best
+
+    def scenario(self, place: int = 0) -> Scenario:
+        """The configuration at a place of the ranking, at its capacity: `gnomon.simulate` runs it."""
+        from gnomon.search.winner import winning_scenario
+
+        return winning_scenario(self.question, self.found.ranked[place])
+
+    @cached_property
+    def vllm_command(self) -> str:
+        """The winner as a `vllm serve` command; empty where there is no winner."""
+        from gnomon.convert import vllm_flags
+
+        return shlex.join(vllm_flags(self.scenario())) if self.best else ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The ranking, the winner's scenario, and the rest with their reasons."""
+        from gnomon.report.search.files import answer
+
+        return answer(self.found, self.vllm_command)
+
+    def text(self, top: int = TOP) -> list[Block]:
+        """The ranking, the reasons, the winner."""
+        from gnomon.report.search.text import found_blocks
+
+        return found_blocks(self.found, top, self.vllm_command)
+
+    def _frames(self) -> Mapping[str, Callable[[], pl.DataFrame]]:
+        from gnomon.report.search.files import ranking_frame
+
+        return {"ranking": lambda: ranking_frame(self.found)}
+
+    def _drawings(self) -> Mapping[str, Callable[[], Drawing]]:
+        from gnomon.report.search.figures import drawers
+
+        return drawers(self.found) if self.found.ranked else {}
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the report, the ranking, the question, and the winner's scenario and command."""
+        from gnomon.report.search.files import write_search
+
+        return write_search(self.found, folder, self.vllm_command)
+
+
+@dataclass(frozen=True, eq=False)
+class SearchMatrix(Result):
+    """One search per model and workload, and what each choice is worth elsewhere."""
+
+    matrix: Matrix = field(repr=False)
+
+    def __repr__(self) -> str:
+        return f"SearchMatrix({len(self.matrix.models)} models, {len(self.matrix.workloads)} workloads)"
+
+    @property
+    def summary(self) -> dict[tuple[str, str], Record | None]:
+        """The winner of every (model, workload)."""
+        return {cell: found.best for cell, found in self.matrix.cells.items()}
+
+    def search(self, model: str, workload: str) -> Search:
+        """One of the searches."""
+        return Search(self.matrix.cells[model, workload])
+
+    def to_dict(self) -> dict[str, Any]:
+        """The best of every cell, and what each choice is worth elsewhere."""
+        from gnomon.report.search.files import matrix_answer
+
+        return matrix_answer(self.matrix)
+
+    def text(self) -> list[Block]:
+        """The best of every cell, then what each choice is worth elsewhere."""
+        from gnomon.report.search.text import matrix_blocks
+
+        return matrix_blocks(self.matrix)
+
+    def _frames(self) -> Mapping[str, Callable[[], pl.DataFrame]]:
+        import polars as pl
+
+        return {"worth": lambda: pl.DataFrame(self.to_dict()["worth_elsewhere"])}
+
+    def _drawings(self) -> Mapping[str, Callable[[], Drawing]]:
+        from gnomon.report.search.matrix import heat_map
+
+        return {model: partial(heat_map, self.matrix, model) for model in self.matrix.models}
+
+    def save(self, folder: str | Path) -> Path:
+        """Write one report of all, and every search into a folder of its own."""
+        from gnomon.report.search.files import write_matrix
+        from gnomon.search.matrix import cell_folder
+
+        for cell in self.matrix.cells:
+            self.search(*cell).save(cell_folder(folder, *cell))
+        return write_matrix(self.matrix, folder).parent
+
+
+def bench(
+    given: BenchConfig | Mapping[str, Any] | str | Path | None = None,
+    *,
+    jobs: int | None = None,
+    ray: str | None = None,
+    on_progress: Progress | None = None,
+    **overrides: Any,
+) -> Bench:
+    """Capacity of every scheduler on every workload of the suite, for several models."""
+    from gnomon.search.bench import bench as measure
+
+    config = read(BenchConfig, given, overrides)
+    return Bench(config, measure(config, jobs=jobs, ray=ray, on_progress=on_progress))
+
+
+@dataclass(frozen=True, eq=False)
+class Bench(Result):
+    """The suite's table."""
+
+    config: BenchConfig
+    rows: list[tuple[str, str, str, Record]] = field(repr=False)
+    """Model, workload, policy, and what was measured."""
+
+    @property
+    def summary(self) -> list[dict[str, Any]]:
+        """One row per model, workload and policy."""
+        return [
+            {"model": model, "workload": workload, "policy": policy, **record.to_dict()}
+            for model, workload, policy, record in self.rows
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The suite and its rows."""
+        return {"suite": self.config.model_dump(mode="json"), "rows": self.summary}
+
+    def text(self) -> list[Block]:
+        """The table."""
+        from gnomon.report.search.text import bench_blocks
+
+        return bench_blocks(self.rows)
+
+    def _frames(self) -> Mapping[str, Callable[[], pl.DataFrame]]:
+        import polars as pl
+
+        scalars = (str, int, float, bool, type(None))
+        rows = [{key: value for key, value in row.items() if isinstance(value, scalars)} for row in self.summary]
+        return {"capacities": lambda: pl.DataFrame(rows, infer_schema_length=None)}
+
+    def save(self, folder: str | Path) -> Path:
+        """Write bench.json."""
+        return write_text(Path(folder) / "bench.json", json.dumps(self.to_dict(), indent=1)).parent
