@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gnomon.report.blocks import Block
     from gnomon.report.verify.told import Told
 
-__all__ = ["CHECKS", "Verification", "verify"]
+__all__ = ["CHECKS", "Verification", "silicon_scenario", "verify"]
 
 Check = Callable[..., "Verification"]
 CHECKS: Registry[Check] = Registry("check")
@@ -203,3 +203,31 @@ def h200(
     wanted = [one for one in check.runs_in(folder) if only in one[0].name]
     found = [check.compare(one, host, bundle, full_clock=full_clock) for one in _each(wanted, on_progress)]
     return Verification("h200", found, told(found, host), {"cdf.svg": partial(write_cdfs, found)})
+
+
+@CHECKS.register("silicon")
+def silicon(
+    *, rows: str | None = None, sample: int | None = None, seed: int = 0, jobs: int | None = None,
+    ray: str | None = None, on_progress: Progress | None = None,
+) -> Verification:  # fmt: skip
+    """Measured servers of aiconfigurator-core (extra [silicon]) beside their simulation.
+
+    `rows` is a condition over their fields, `sample` a number to draw with `seed`. Figures are judged only where all
+    servers were simulated.
+    """
+    from gnomon.report.verify.silicon import told, write_page
+    from gnomon.verify.silicon.choose import chosen
+    from gnomon.verify.silicon.predict import score
+    from gnomon.verify.silicon.verdict import Verdict
+
+    scored = score(chosen(rows, sample, seed), jobs=jobs, ray=ray, on_progress=on_progress)
+    verdict = Verdict(scored, rows is None and sample is None)
+    return Verification("silicon", scored, told(verdict), {"leaderboard.html": partial(write_page, verdict)})
+
+
+def silicon_scenario(server: str) -> dict[str, Any]:
+    """One measured server as a scenario."""
+    from gnomon.verify.silicon.choose import by_id
+    from gnomon.verify.silicon.scenarios import settings_of
+
+    return settings_of(by_id(server))

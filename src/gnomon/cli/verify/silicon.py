@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import click
 
-from gnomon.cli.printing import json_option, print_blocks, print_json
+from gnomon.api.verify import silicon_scenario, verify
+from gnomon.cli.printing import json_option
 from gnomon.cli.progress import progress
+from gnomon.cli.verify.verdict import end
 
 
 @click.command()
@@ -45,23 +46,11 @@ def command(
     """
     import yaml
 
-    from gnomon.report.verify.silicon import text, write_page
-    from gnomon.verify.silicon.choose import by_id, chosen
-    from gnomon.verify.silicon.predict import score
-    from gnomon.verify.silicon.scenarios import settings_of
-    from gnomon.verify.silicon.verdict import Verdict
-
     if shown is not None:
-        click.echo(yaml.safe_dump(settings_of(by_id(shown)), sort_keys=False), nl=False)
+        click.echo(yaml.safe_dump(silicon_scenario(shown), sort_keys=False), nl=False)
         return
-    wanted = chosen(rows, sample, seed)
-    with progress("simulating servers", quiet=as_json) as on_progress:
-        verdict = Verdict(score(wanted, jobs=jobs, ray=ray, on_progress=on_progress), rows is None and sample is None)
+    with progress("simulating servers") as on_progress:
+        found = verify("silicon", rows=rows, sample=sample, seed=seed, jobs=jobs, ray=ray, on_progress=on_progress)
     if html is not None:
-        write_page(verdict, html)
-    if as_json:
-        print_json(verdict.to_dict())
-    else:
-        print_blocks(text(verdict))
-    if verdict.worse:
-        sys.exit(1)
+        found.pictures["leaderboard.html"](html)
+    end(found, as_json=as_json)

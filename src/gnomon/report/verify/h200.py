@@ -11,7 +11,7 @@ from gnomon.core.arrays import Floats
 from gnomon.core.files import write_text
 from gnomon.report.blocks import Table
 from gnomon.report.verify.told import Told
-from gnomon.timing.config import HostConfig
+from gnomon.timing import HostConfig
 from gnomon.verify.h200 import TOLERANCES, Comparison
 
 WIDTH, HEIGHT, MARGIN, LABEL = 230, 120, 14, 26

@@ -15,6 +15,7 @@ from gnomon.report import look
 from gnomon.report.blocks import Block, Line, Table, as_html
 from gnomon.report.page import as_script
 from gnomon.report.search.html import page
+from gnomon.report.verify.told import Told
 from gnomon.verify.silicon.launch import rules_text
 from gnomon.verify.silicon.predict import Scored
 from gnomon.verify.silicon.scores import GROUPS, Errors, errors_by, errors_of, per_gpu
@@ -22,6 +23,25 @@ from gnomon.verify.silicon.verdict import Verdict
 
 ENGINES = {"vllm": look.COLOURS[0], "sglang": look.COLOURS[1], "trtllm": look.COLOURS[2]}
 WORST = 12
+
+
+def told(verdict: Verdict) -> Told:
+    """One row per server; the figures of all, and by group."""
+    rows = [
+        {
+            "id": one.server.id,
+            "model": one.server.model,
+            "device": one.server.device,
+            "engine": one.server.engine,
+            "measured_ttft_s": one.server.ttft_s,
+            "predicted_ttft_s": one.prediction.ttft_s,
+            "measured_tpot_s": one.server.tpot_s,
+            "predicted_tpot_s": one.prediction.tpot_s,
+            "problem": one.prediction.problem,
+        }
+        for one in verdict.scored
+    ]
+    return Told(rows, verdict.to_dict(), text(verdict), [line.rstrip(".") for line in verdict.worse])
 
 
 def text(verdict: Verdict) -> list[Block]:
