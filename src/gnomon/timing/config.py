@@ -48,8 +48,8 @@ class TimingConfig(Config):
     model_config = ConfigDict(allow_inf_nan=False)
 
     source: str = "auto"
-    """auto (shipped measurements of the device, else the roofline), roofline, profile, silicon, table, or a registered
-    one (`gnomon catalog sources`)."""
+    """auto (shipped measurements of the device, else silicon where installed, else the roofline), roofline, profile,
+    silicon, table, or a registered one (`gnomon catalog sources`)."""
     path: str | None = None
     """Folder of the measurements, for the source profile; those that come with Gnomon if not given."""
     engine: Literal["vllm", "sglang", "trtllm"] = "vllm"

@@ -57,7 +57,7 @@ class Measured:
     def measured(self, operator: Operator) -> Range | None:
         """Smallest and largest sizes that were measured."""
         if operator.name in self.bundle.included:
-            return (ANY,)
+            return (ANY,) * (2 if operator.kind in ("attention_prefill", "attention_decode") else 1)
         samples = self.samples(operator)
         if samples is None:
             return None

@@ -8,7 +8,7 @@ roofline.
 from __future__ import annotations
 
 from gnomon.catalog.devices import Device
-from gnomon.core.errors import DataError
+from gnomon.core.errors import DataError, MissingExtraError
 from gnomon.timing.sources import Context, register_source
 from gnomon.timing.sources.profile.samples import Bundle
 from gnomon.timing.sources.silicon.attention import attention_kernels
@@ -16,7 +16,15 @@ from gnomon.timing.sources.silicon.products import gemm_kernels
 from gnomon.timing.sources.silicon.source import Silicon
 from gnomon.timing.sources.silicon.tables import ENGINES, SYSTEMS, data_folder, find_tables
 
-__all__ = ["ENGINES", "SYSTEMS", "Silicon", "data_folder", "make", "read_bundle"]
+__all__ = ["ENGINES", "SYSTEMS", "Silicon", "data_folder", "has_device", "make", "read_bundle"]
+
+
+def has_device(device: Device) -> bool:
+    """Whether the package is installed and has kernels of the device."""
+    try:
+        return device.name in SYSTEMS and (data_folder() / SYSTEMS[device.name]).is_dir()
+    except MissingExtraError:
+        return False
 
 
 @register_source("silicon")

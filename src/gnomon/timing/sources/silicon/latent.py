@@ -8,19 +8,26 @@ time is taken off; what remains, with all the small kernels of the module, is th
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import pairwise
 
+import numpy as np
 import polars as pl
 
 from gnomon.core.arrays import Floats
 from gnomon.timing.operators import Decode, Operator, Prefill
+from gnomon.timing.sources.profile.measured import MIN_ROWS
 from gnomon.timing.sources.profile.samples import Samples
 from gnomon.timing.sources.silicon.attention import KV_DTYPES
 from gnomon.timing.sources.silicon.kernels import Found, Kernels, Query, less, read_kernels, scaled
 from gnomon.timing.sources.silicon.products import DTYPES
 from gnomon.timing.sources.silicon.tables import Table
 
+LAUNCH_BOUND = 2.5
+"""A module whose shortest prompt takes this much longer than in another engine's waits for launches."""
+PLATEAU = 1.6
+"""Up to this much above the shortest prompt's time, it still does."""
 PROJECTIONS = ("qkv_a_proj", "q_b_proj", "q_proj", "kv_b_proj", "o_proj")
 """Operators whose time a module contains and that are taken off."""
 INSIDE = {
@@ -77,24 +84,46 @@ def find_latent(
     tables.sort(key=lambda one: (one[0].engine != query.engine, order[one[0].path]))
     for table, form in tables:
         for kv_dtype in dict.fromkeys((KV_DTYPES.get(query.kv_dtype, "bfloat16"), "bfloat16", "fp8")):
-            kernels = latent_kernels(
-                table, operator.kind, form.is_module, kv_dtype, latent.architecture, _gemm_type(latent)
-            )
+            shape = (latent.architecture, _gemm_type(latent))
+            kernels = latent_kernels(table, operator.kind, form.is_module, kv_dtype, *shape)
             found = _of_heads(kernels, operator, work, query)
             if found is None:
                 continue
+            words = f"measured in {table.name}"
             if form.is_module:
+                words += ", its module less the projections"
+                if operator.kind == "attention_prefill":
+                    others = [latent_kernels(t, operator.kind, True, kv_dtype, *shape) for t, f in tables if f == form]
+                    found, is_cut = _without_launches(found, _shortest(others, work.num_heads))
+                    words += ", without its launches" if is_cut else ""
                 found = _remainder(found, operator.kind == "attention_prefill", latent)
-            words = f"measured in {table.name}" + (", its module less the projections" if form.is_module else "")
             if kv_dtype != KV_DTYPES.get(query.kv_dtype, "bfloat16"):
                 words += f", {kv_dtype} KV"
             return Found(found, words), form.is_module
     return None
 
 
+def _without_launches(samples: Samples, shortest_s: float) -> tuple[Samples, bool]:
+    """Leave out short prompts where an engine's module waits for launches: nothing changes with their length, and
+    another engine takes far less. Host time is not a kernel's."""
+    floor = float(samples.seconds[np.argmin(samples.sizes.sum(axis=1))])
+    lengths, before = samples.sizes.T
+    knee = lengths[(before == before.min()) & (samples.seconds > PLATEAU * floor)].min(initial=np.inf)
+    keep = lengths >= knee
+    if floor <= LAUNCH_BOUND * shortest_s or keep.sum() < MIN_ROWS:
+        return samples, False
+    return replace(samples, sizes=samples.sizes[keep], seconds=samples.seconds[keep]), True
+
+
 def _gemm_type(latent: LatentQuery) -> str:
     known = DTYPES.get(latent.projection_dtype, ("bfloat16",))[0]
     return "fp8_block" if known == "fp8" else known
+
+
+def _shortest(others: list[Kernels], heads: int) -> float:
+    """The least time of any prompt in any engine's table."""
+    times = [s.seconds.min() for one in others for key, s in one.bundle.samples.items() if key[1] == heads]
+    return float(min(times, default=np.inf))
 
 
 def _remainder(samples: Samples, is_prompt: bool, latent: LatentQuery) -> Samples:
@@ -132,6 +161,25 @@ def latent_kernels(
     rows = rows.filter(*chosen)
     if kind == "attention_decode":
         rows = rows.with_columns(kv=pl.col("step") + (0 if is_module else 1))
-        return read_kernels(table, rows, kind, ("num_heads",), ("batch_size", "kv"))
+        kernels = read_kernels(table, rows, kind, ("num_heads",), ("batch_size", "kv"))
+        for key, samples in kernels.bundle.samples.items():
+            kernels.bundle.samples[key] = _inside_graphs(samples)
+        return kernels
     rows = rows.filter(pl.col("batch_size") == 1)
     return read_kernels(table, rows, kind, ("num_heads",), ("isl", "step"))
+
+
+def _inside_graphs(samples: Samples) -> Samples:
+    """Batches up to the largest that ran inside a CUDA graph: beyond it, launches make the time jump by more than twice
+    what the batch grows by."""
+    batches = np.unique(samples.sizes[:, 0])
+    for small, large in pairwise(batches):
+        before, after = (samples.sizes[:, 0] == size for size in (small, large))
+        common = np.intersect1d(samples.sizes[before, 1], samples.sizes[after, 1])
+        if common.size == 0:
+            continue
+        times = [np.median(samples.seconds[at & np.isin(samples.sizes[:, 1], common)]) for at in (before, after)]
+        if times[1] > 2.0 * times[0] * large / small:
+            keep = samples.sizes[:, 0] < large
+            return replace(samples, sizes=samples.sizes[keep], seconds=samples.seconds[keep])
+    return samples

@@ -15,12 +15,14 @@ from gnomon.timing.operators import (
     Prefill,
     Recurrence,
 )
-from gnomon.timing.sources import Context
+from gnomon.timing.sources import Context, shipped_profile
+from gnomon.timing.sources.profile import native
 from gnomon.timing.sources.profile.measured import MIN_ROWS, Measured
 from gnomon.timing.sources.profile.samples import Bundle, Samples
 from gnomon.timing.sources.roofline import Roofline
 from gnomon.timing.sources.silicon.attention import find_attention
 from gnomon.timing.sources.silicon.collectives import find_collective
+from gnomon.timing.sources.silicon.exchange import find_exchange
 from gnomon.timing.sources.silicon.experts import find_experts
 from gnomon.timing.sources.silicon.kernels import Found, Query
 from gnomon.timing.sources.silicon.latent import INSIDE, PROJECTIONS, LatentQuery, find_latent
@@ -42,6 +44,8 @@ class Silicon(Measured):
         self._query = Query(system, c.engine, c.engine_version, context.kv_dtype, roofline)
         self._context = context
         self._found: dict[Operator, Found | None] = {}
+        shipped = shipped_profile(context.device, "bf16")
+        self._shipped = native.read(shipped, context.device, "bf16", "bf16") if shipped else None
         self._note_module()
 
     def samples(self, operator: Operator) -> Samples | None:
@@ -83,17 +87,29 @@ class Silicon(Measured):
             case Experts():
                 return find_experts(query, operator, work)
             case Prefill() | Decode() if self._context.model.mla:
-                found = None if _is_indexer(operator) else find_latent(query, operator, work, self._latent)
-                return found[0] if found else None
+                latent = None if _is_indexer(operator) else find_latent(query, operator, work, self._latent)
+                return latent[0] if latent else None
             case Prefill() | Decode():
                 return find_attention(query, operator, work)
             case Recurrence():
                 return find_recurrence(query, operator, work)
+            case Communication(collective="all_to_all"):
+                found = find_exchange(query, operator.name, work, self._context.model)
+                return found or find_collective(query, operator, work)
             case Communication():
                 return find_collective(query, operator, work)
             case Elementwise() if operator.name.endswith("quantize"):
                 return find_quantize(query, operator, work)
+            case Elementwise():
+                return self._elementwise(operator)
         return None
+
+    def _elementwise(self, operator: Operator) -> Found | None:
+        """Norms, activations and copies are not in the package; some devices' come with Gnomon."""
+        if self._shipped is None:
+            return None
+        samples = self._shipped.find(operator, self._context.node)
+        return Found(samples, "measured for Gnomon") if samples else None
 
     def _note_module(self) -> None:
         """Where latent attention was measured as a module, its small kernels take no time of their own."""
