@@ -12,7 +12,7 @@ from gnomon.catalog.parallelism import Parallelism, tensor_degrees
 from gnomon.core.errors import ConfigError, DoesNotFitError
 from gnomon.core.units import GIB, MIB, size
 
-Planner = Literal["gnomon", "vidur"]
+Planner = Literal["gnomon", "sglang", "trtllm", "vidur"]
 
 # What vLLM holds beyond weights, activations and logits (CUDA graphs, workspaces, fragments). Chosen so that the plan
 # gives the 2,588 blocks that vLLM 0.19 reported for Llama-3.1-8B on an RTX 4090 (utilisation 0.9, 2,048 batched tokens,
@@ -62,10 +62,12 @@ def plan_memory(
 ) -> MemoryPlan:
     """Weights, reserve and KV blocks of one replica.
 
-    `planner="gnomon"` follows vLLM: memory x utilisation - weights - activations of a full batch. `"vidur"` follows
-    Vidur, where `max_tokens` is the longest request and its margin is 1 - `memory_utilization`. `reserve_bytes`
-    replaces the estimated reserve. What a sequence keeps whatever its length (windows, states) is spread over the
-    `sequence_tokens` of a typical one, `max_tokens` if not given.
+    `planner="gnomon"` follows vLLM: memory x utilisation - weights - activations of a full batch. `"sglang"`: weights
+    and KV cache together take memory x utilisation (activations live in the rest). `"trtllm"`: the KV cache takes the
+    share `memory_utilization` of what weights and activations leave free. `"vidur"` follows Vidur, where `max_tokens`
+    is the longest request and its margin is 1 - `memory_utilization`. `reserve_bytes` replaces the estimated reserve.
+    What a sequence keeps whatever its length (windows, states) is spread over the `sequence_tokens` of a typical one,
+    `max_tokens` if not given.
     Raises DoesNotFitError where not a single block remains.
     """
     parallelism.check(model)
@@ -88,7 +90,13 @@ def plan_memory(
         cached = model.kv_precision(kv_dtype, dtype)
         held = model.sequence_bytes(sequence_tokens or max_tokens, cached, parallelism.tensor_parallel, layers)
         block = block_size * held / (sequence_tokens or max_tokens)
-        room = usable - weights - reserve
+        match planner:
+            case "sglang":
+                room, reserve = usable - weights, device.memory_bytes - usable
+            case "trtllm":
+                room = (device.memory_bytes - weights - reserve) * memory_utilization
+            case _:
+                room = usable - weights - reserve
         plans.append(MemoryPlan(usable, weights, reserve, room, block, math.floor(room / block), block_size))
     plan = min(plans, key=lambda one: one.num_kv_blocks)
     if plan.num_kv_blocks < 1:

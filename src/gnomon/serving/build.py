@@ -42,7 +42,7 @@ def build_cluster(kinds: list[Kind], requests: Requests, seed: int, recording: R
         block_size=max(kind.batching.block_size for kind in kinds),
         cached_blocks=max(caches, default=0),
         blocks_per_request=int(requests.total_tokens.max()) // smallest_block + 2,
-        num_parameters=max(8, *(len(kind.batching.parameters) for kind in kinds)),
+        num_parameters=max(8, *(len(kind.parameters) for kind in kinds)),
         prefix_hashes=np.ascontiguousarray(requests.prefix_hashes, dtype=np.int64),
         recorded=(recording.first, recording.stage_s) if recording else None,
     )
@@ -106,4 +106,4 @@ def fill_replicas(cluster: Cluster, kind: Kind, requests: Requests, first: int, 
     table.first_waiting = table.last_waiting = NONE
     table.next_end_s = NEVER
     table.next_finish = NEVER_STEP
-    cluster.parameters[first : first + count, : len(batching.parameters)] = batching.parameters
+    cluster.parameters[first : first + count, : len(kind.parameters)] = kind.parameters

@@ -42,6 +42,11 @@ class Kind:
         return POLICIES[self.batching.policy]
 
     @property
+    def parameters(self) -> tuple[float, ...]:
+        """The numbers that its batching policy reads: its options, then those of the user."""
+        return (*self.policy.numbers(self.batching.options), *self.batching.parameters)
+
+    @property
     def num_ranks(self) -> int:
         """Schedulers of this kind: replicas, or their data-parallel ranks."""
         return self.num_replicas * self.replica.data_parallel
@@ -142,8 +147,11 @@ def _check_traits(policy: PolicySpec, replica: ReplicaConfig, batching: Resolved
         )
     if replica.speculative and not policy.speculates:
         raise ConfigError(
-            f"speculative decoding is not part of {policy.name}.", where="replica.speculative", fix="Use vllm_v1."
+            f"speculative decoding is not part of {policy.name}.",
+            where="replica.speculative",
+            fix="Use vllm_v1 or trtllm.",
         )
+    policy.numbers(batching.options)
     has = {"prefix_cache": policy.has_prefix_cache, "max_chunk_tokens": policy.has_chunk_cap}
     for setting, is_read in has.items():
         if getattr(batching, setting) and not is_read:

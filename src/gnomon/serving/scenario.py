@@ -7,8 +7,10 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from gnomon.catalog import Parallelism
-from gnomon.core.config import Config
+from gnomon.catalog.memory import Planner
+from gnomon.core.config import Config, build
 from gnomon.core.errors import ConfigError
+from gnomon.serving.engines import EngineConfig, engine, filled_in
 from gnomon.serving.policies import COMMON_DEFAULTS, POLICIES
 from gnomon.timing import TimingConfig
 from gnomon.workload import WorkloadConfig
@@ -32,11 +34,12 @@ class ReplicaConfig(Parallelism):
     """One copy of the model: how it is spread over GPUs, and its memory."""
 
     memory_utilization: Share = 0.9
-    """Share of each GPU's memory that may be used."""
+    """Share of each GPU's memory that may be used: for all (vLLM), for weights and KV cache (planner sglang); or share
+    of what weights and activations leave free that the KV cache takes (planner trtllm)."""
     num_kv_blocks: NonNegativeInt | None = None
     """KV blocks, if known; else planned from what weights and activations leave free."""
-    planner: Literal["gnomon", "vidur"] = "gnomon"
-    """How KV blocks are planned: as vLLM finds them, or by Vidur's formula."""
+    planner: Planner = "gnomon"
+    """How KV blocks are planned: as vLLM finds them (gnomon), as SGLang or TensorRT-LLM do, or by Vidur's formula."""
     max_request_tokens: PositiveInt | None = None
     """Longest prompt + output that is accepted; the model's context if not given."""
     speculative: SpeculativeConfig | None = None
@@ -54,7 +57,7 @@ class BatchingConfig(Config):
     shorthand: ClassVar[str] = "policy"
 
     policy: str = "vllm_v1"
-    """vllm_v1, sglang, vllm, sarathi, orca, faster_transformer, lightllm, or your own."""
+    """vllm_v1, sglang, trtllm, vllm, sarathi, orca, faster_transformer, lightllm, or your own."""
     file: str | None = None
     """Python file that registers your own policy."""
     max_sequences: PositiveInt | None = None
@@ -74,8 +77,10 @@ class BatchingConfig(Config):
     """Find KV blocks again by what they hold. [true for vllm_v1 and sglang; the others have none]"""
     reserve_full_prompt: bool = True
     """vllm_v1: admit a request only if its whole prompt fits, not just its first chunk."""
+    options: dict[str, float] = Field(default_factory=dict)
+    """Options of the policy, e.g. {wait_iterations: 20} for trtllm (docs/engines.md)."""
     parameters: tuple[float, ...] = ()
-    """Numbers for your own policy."""
+    """Numbers for your own policy; they follow its options."""
 
     def resolved(self) -> ResolvedBatching:
         """The same with the policy's defaults filled in."""
@@ -186,6 +191,8 @@ class Scenario(Config):
     """How the GPUs are linked (`gnomon catalog nodes`); the usual one for the device if not given."""
     num_replicas: PositiveInt = 1
     """Copies of the model."""
+    engine: EngineConfig | None = None
+    """vllm, sglang or trtllm: sets what is not given of batching, replica, timing and front_end as that engine does."""
     replica: ReplicaConfig = ReplicaConfig()
     batching: BatchingConfig = BatchingConfig()
     router: RouterConfig = RouterConfig()
@@ -204,8 +211,11 @@ class Scenario(Config):
 
     @model_validator(mode="before")
     @classmethod
-    def _pools_inherit(cls, data: Any) -> Any:
-        if not isinstance(data, dict) or not isinstance(data.get("pools"), list | tuple):
+    def _engine_and_pools(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        data = _with_engine(data)
+        if not isinstance(data.get("pools"), list | tuple):
             return data
         return {**data, "pools": [_inherited(pool, data) for pool in data["pools"]]}
 
@@ -231,6 +241,22 @@ class Scenario(Config):
         ]
 
 
+def _with_engine(data: dict[str, Any]) -> dict[str, Any]:
+    """The scenario with its engine's settings where it gives none. Another batching policy than the engine's keeps its
+    own defaults."""
+    given = data.get("engine")
+    if given is None:
+        return data
+    chosen = given if isinstance(given, EngineConfig) else build(EngineConfig, _keys(EngineConfig, given))
+    sections = engine(chosen.name).sections(data.get("model") or "", data.get("device") or "h200")
+    sections["timing"] |= {"engine": chosen.name, "engine_version": chosen.version}
+    batching = _keys(BatchingConfig, data.get("batching"))
+    if batching.get("policy") not in (None, sections["batching"]["policy"]):
+        del sections["batching"]
+    full = {name: filled_in(_keys(_SECTIONS[name], data.get(name)), preset) for name, preset in sections.items()}
+    return {**data, **full}
+
+
 def _inherited(pool: Any, scenario: dict[str, Any]) -> Any:
     """A pool as given, with the keys that its sections leave open taken from the scenario's sections."""
     if not isinstance(pool, dict):
@@ -246,6 +272,11 @@ def _inherited(pool: Any, scenario: dict[str, Any]) -> Any:
         if given and common and not is_other_policy:
             full[name] = {**common, **given}
     return full
+
+
+_SECTIONS: dict[str, type[Config]] = {
+    "replica": ReplicaConfig, "batching": BatchingConfig, "timing": TimingConfig, "front_end": FrontEndConfig,
+}  # fmt: skip
 
 
 def _keys(model: type[Config], section: Any) -> dict[str, Any]:

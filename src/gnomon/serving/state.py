@@ -118,6 +118,9 @@ REPLICA = np.dtype(
         ("writer_free_s", np.float64),  # when all messages so far are written
         ("reply_s", np.float64),  # from the tokens of the batch that ended last to the client, in the mean
         ("counter", np.int64),  # for policies that count iterations
+        ("wait_count", np.int64),  # iterations for which prefills have waited, to be fuller
+        ("balance_count", np.int64),  # the same, for the other ranks to have some
+        ("holds_prefills", np.int64),  # the ranks of the group do not prefill in this iteration
         ("reserve_ratio", np.float64),  # share of outputs to come for which sglang keeps memory
         ("woken", np.int64),  # the last instant it was woken at, by the number of arrivals so far
         ("next_end_s", np.float64),  # end of the oldest in-flight batch, inf if none
@@ -181,7 +184,7 @@ class Replica(NamedTuple):
     batch_tokens: Ints
     """How many tokens each of them computes."""
     parameters: Floats
-    """Free parameters of a user's own policy (`batching.parameters` in the scenario)."""
+    """Options of the policy, then free parameters (`batching.options` and `batching.parameters` in the scenario)."""
     block_key: Ints
     """Prefix cache: the hash of what each block holds, 0 for nothing."""
     block_users: Ints
@@ -201,6 +204,8 @@ class Replica(NamedTuple):
     """Prefix cache: blocks taken for requests that step together and not listed in `tables` yet."""
     prefix_hashes: Ints
     """Hashes of the prompts' blocks that may be shared between requests."""
+    ranks: Any
+    """The `REPLICA` records of all replicas: those of its group are the ranks that step together with it."""
 
 
 class Cluster(NamedTuple):
@@ -265,4 +270,5 @@ def replica_view(cluster: Cluster, r: int) -> Replica:
         cluster.free_rows[r],
         cluster.loose_blocks[r],
         cluster.prefix_hashes,
+        cluster.replicas,
     )

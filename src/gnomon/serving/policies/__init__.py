@@ -63,11 +63,20 @@ class PolicySpec:
     """Its decodes compute `state.num_speculative` more tokens (`replica.speculative`)."""
     has_stages: bool = True
     """It works with pipeline parallelism."""
+    options: Mapping[str, float] = field(default_factory=dict)
+    """What `batching.options` may set, with defaults; the policy reads them from `replica.parameters` in this order."""
 
     def __post_init__(self) -> None:
         for setting in self.defaults:
             if setting not in COMMON_DEFAULTS:
                 raise UnknownNameError("default of a batching policy", setting, COMMON_DEFAULTS, where=self.name)
+
+    def numbers(self, options: Mapping[str, float]) -> list[float]:
+        """The options' values in their order."""
+        for name in options:
+            if name not in self.options:
+                raise UnknownNameError(f"option of {self.name}", name, self.options, where="batching.options")
+        return [float(options.get(name, default)) for name, default in self.options.items()]
 
 
 POLICIES: Registry[PolicySpec] = Registry(
@@ -75,7 +84,7 @@ POLICIES: Registry[PolicySpec] = Registry(
     PolicySpec,
     built_in={
         name: f"gnomon.serving.policies.{name}"
-        for name in ("vllm_v1", "sglang", "vllm", "sarathi", "orca", "faster_transformer", "lightllm")
+        for name in ("vllm_v1", "sglang", "trtllm", "vllm", "sarathi", "orca", "faster_transformer", "lightllm")
     },
     where="batching.policy",
 )

@@ -1,0 +1,99 @@
+"""Engine presets: what they set, that the scenario wins, and that every number has a source."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from gnomon import catalog
+from gnomon.catalog import Parallelism
+from gnomon.core.config import build, dump, load
+from gnomon.core.errors import UnknownNameError
+from gnomon.serving.engines import engine, engine_names
+from gnomon.serving.kinds import resolve
+from gnomon.serving.scenario import Scenario
+from serving_kit import TABLE, run
+
+
+def scenario(**given: object) -> Scenario:
+    return build(Scenario, given)
+
+
+def test_every_number_has_a_source_and_every_key_exists():
+    for name in engine_names():
+        preset = engine(name)
+        assert all(setting.source for setting in preset.settings.values())
+        assert all(variant.source for variant in preset.variants)
+        for settings in (
+            {key: one.value for key, one in preset.settings.items()},
+            *(v.settings for v in preset.variants),
+        ):
+            load(Scenario, None, settings)
+
+
+@pytest.mark.parametrize(("name", "policy"), [("vllm", "vllm_v1"), ("sglang", "sglang"), ("trtllm", "trtllm")])
+def test_a_preset_sets_policy_memory_graphs_and_kernels_together(name, policy):
+    plain = scenario(engine=name, model="llama-3-8b", device="h200")
+    assert plain.batching.policy == policy
+    assert (plain.timing.engine, plain.timing.graph_sizes is not None) == (name, True)
+    assert plain.replica.planner == {"vllm": "gnomon"}.get(name, name)
+    assert resolve(plain)[0].num_kv_blocks > 0
+
+
+def test_the_device_and_the_model_decide_variants():
+    assert scenario(engine="vllm", device="h100").batching.max_batch_tokens == 8192
+    assert scenario(engine="vllm", device="a100").batching.max_batch_tokens == 2048
+    assert scenario(engine="vllm", device="l4").batching.max_sequences == 256
+    assert scenario(engine="sglang", device="b200").batching.max_batch_tokens == 16384
+    assert scenario(engine="sglang", device="h200", model="deepseek-r1").batching.max_batch_tokens == 32768
+
+
+def test_the_scenario_wins_key_by_key():
+    given = scenario(
+        engine={"name": "sglang", "version": "0.5.9"},
+        batching={"max_batch_tokens": 1234},
+        replica={"tensor_parallel": 2},
+        timing={"graph_attention": False},
+    )
+    assert (given.batching.max_batch_tokens, given.batching.policy, given.batching.block_size) == (1234, "sglang", 1)
+    assert (given.replica.tensor_parallel, given.replica.planner) == (2, "sglang")
+    assert given.timing.graph_attention is False
+    assert given.timing.engine_version == "0.5.9"
+
+
+def test_another_policy_keeps_its_own_defaults():
+    other = scenario(engine="trtllm", batching="vllm_v1")
+    assert other.batching.resolved().block_size == 16
+    assert other.replica.planner == "trtllm"
+
+
+def test_pools_and_saved_scenarios_keep_the_engine():
+    one = scenario(engine="trtllm", pools=[{"num_replicas": 2, "replica": {"tensor_parallel": 2}}])
+    kind = one.kinds()[0]
+    assert (kind.replica.planner, kind.batching.policy) == ("trtllm", "trtllm")
+    assert build(Scenario, yaml.safe_load(dump(one))) == one
+
+
+def test_unknown_engine():
+    with pytest.raises(UnknownNameError, match="sglang"):
+        scenario(engine="sglan")
+
+
+def test_planners_share_memory_as_their_engines_say():
+    model, device = catalog.model("llama-3-8b"), catalog.device("h100")
+
+    def plan(planner: str, share: float):
+        return catalog.plan_memory(model, device, Parallelism(), planner=planner, memory_utilization=share)
+
+    vllm, sglang, trtllm = plan("gnomon", 0.9), plan("sglang", 0.9), plan("trtllm", 0.9)
+    assert sglang.kv_bytes == pytest.approx(0.9 * device.memory_bytes - sglang.weight_bytes)
+    assert vllm.kv_bytes == pytest.approx(sglang.kv_bytes - vllm.reserve_bytes)
+    free = device.memory_bytes - trtllm.weight_bytes - vllm.reserve_bytes
+    assert trtllm.kv_bytes == pytest.approx(0.9 * free)
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang", "trtllm"])
+def test_an_engine_serves(name):
+    small = {"num_requests": 20, "rate": 50.0, "lengths": {"distribution": "fixed", "prompt": 100, "output": 20}}
+    done = run(scenario(engine=name, timing=TABLE, workload=small))
+    assert (done.cluster.requests.finished_s > 0).all()
