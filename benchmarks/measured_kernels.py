@@ -71,6 +71,9 @@ def samples_of(device: str, reference: Path) -> list[Sample]:
         "a40": [lambda: _vidur_mlp(reference, "a40")],
         "h200": [lambda: _silicon("h200_sxm", "vllm/0.24.0")],
         "b200": [lambda: _silicon("b200_sxm", "vllm/0.24.0")],
+        "b300": [lambda: _silicon("b300_sxm", "vllm/0.24.0")],
+        "gb200": [lambda: _silicon("gb200", "vllm/0.24.0")],
+        "gb300": [lambda: _silicon("gb300", "vllm/0.24.0")],
         "l40s": [lambda: _silicon("l40s", "vllm/0.24.0")],
         "rtx-4090": [lambda: _vllm(reference, "RTX4090")],
         "rtx-pro-6000": [lambda: _vllm(reference, "RTXPRO6000")],
@@ -78,7 +81,7 @@ def samples_of(device: str, reference: Path) -> list[Sample]:
     return [sample for reader in readers[device] for sample in reader()]
 
 
-DEVICES = ("a100-80gb", "h100", "a40", "h200", "b200", "l40s", "rtx-4090", "rtx-pro-6000")
+DEVICES = ("a100-80gb", "h100", "a40", "h200", "b200", "b300", "gb200", "gb300", "l40s", "rtx-4090", "rtx-pro-6000")
 
 
 def _operators(model: str, tensor_parallel: int) -> dict[str, Operator]:
