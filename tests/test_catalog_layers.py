@@ -11,6 +11,7 @@ import pytest
 from gnomon import catalog
 from gnomon.catalog.huggingface import parse_config
 from gnomon.catalog.weights import attention_weights
+from gnomon.core.config import build
 from gnomon.timing.operators import stage_operators
 
 
@@ -70,8 +71,9 @@ def test_windows_keep_their_last_tokens_and_states_do_not_grow() -> None:
 
 def test_the_planner_spreads_windows_and_states_over_a_sequence() -> None:
     model, device = catalog.model("gpt-oss-120b"), catalog.device("h100")
-    short = catalog.plan_memory(model, device, catalog.Parallelism(), sequence_tokens=128)
-    long = catalog.plan_memory(model, device, catalog.Parallelism(), sequence_tokens=128 * 1024)
+    one, most = catalog.Parallelism(), model.max_context_tokens
+    short = catalog.plan_memory(model, device, one, max_tokens=most, sequence_tokens=128)
+    long = catalog.plan_memory(model, device, one, max_tokens=most, sequence_tokens=128 * 1024)
     assert short.block_bytes == 16 * 36 * 2048
     assert long.block_bytes == pytest.approx(16 * 18 * 2048, rel=0.002)
     assert long.num_kv_tokens == pytest.approx(2 * short.num_kv_tokens, rel=0.002)
@@ -131,3 +133,17 @@ def test_published_config_files_are_read() -> None:
         assert (read.kinds(), read.num_parameters) == (built_in.kinds(), built_in.num_parameters)
         assert read.checkpoint == built_in.checkpoint
         assert read.weight_bytes_per_rank(one) == built_in.weight_bytes_per_rank(one)
+
+
+def test_a_scenario_plans_by_the_mean_length_of_its_requests() -> None:
+    from gnomon.serving.kinds import resolve
+    from gnomon.serving.scenario import Scenario
+    from gnomon.workload import generate
+
+    def blocks(output_tokens: int, model: str) -> int:
+        lengths = {"distribution": "fixed", "prompt": 512, "output": output_tokens}
+        scenario = build(Scenario, {"model": model, "device": "h200", "workload": {"lengths": lengths}})
+        return resolve(scenario, generate(scenario.workload, 0))[0].num_kv_blocks
+
+    assert blocks(8192, "qwen3.5-27b") > 1.5 * blocks(512, "qwen3.5-27b"), "a state is spread over more tokens"
+    assert blocks(8192, "qwen3-32b") == blocks(512, "qwen3-32b")

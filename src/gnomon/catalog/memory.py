@@ -20,6 +20,8 @@ Planner = Literal["gnomon", "sglang", "trtllm", "vidur"]
 FIXED_RESERVE_BYTES = 338 * MIB
 # Profiling samples for every sequence at once: logits in 32 bits, sorted values, probabilities, 64-bit indices.
 SAMPLER_BYTES_PER_LOGIT = 20
+# Length of a sequence over which windows and states are spread where nothing is known of the workload.
+TYPICAL_TOKENS = 4096
 
 
 @dataclass(frozen=True)
@@ -66,8 +68,7 @@ def plan_memory(
     and KV cache together take memory x utilisation (activations live in the rest). `"trtllm"`: the KV cache takes the
     share `memory_utilization` of what weights and activations leave free. `"vidur"` follows Vidur, where `max_tokens`
     is the longest request and its margin is 1 - `memory_utilization`. `reserve_bytes` replaces the estimated reserve.
-    What a sequence keeps whatever its length (windows, states) is spread over the `sequence_tokens` of a typical one,
-    `max_tokens` if not given.
+    What a sequence keeps whatever its length (windows, states) is spread over the `sequence_tokens` of a typical one.
     Raises DoesNotFitError where not a single block remains.
     """
     parallelism.check(model)
@@ -88,8 +89,8 @@ def plan_memory(
             reserve = _reserve(model, parallelism, stage, max_batched_tokens, max_sequences)
         layers = parallelism.layers_of_stage(model, stage)
         cached = model.kv_precision(kv_dtype, dtype)
-        held = model.sequence_bytes(sequence_tokens or max_tokens, cached, parallelism.tensor_parallel, layers)
-        block = block_size * held / (sequence_tokens or max_tokens)
+        tokens = min(sequence_tokens or TYPICAL_TOKENS, max_tokens)
+        block = block_size * model.sequence_bytes(tokens, cached, parallelism.tensor_parallel, layers) / tokens
         match planner:
             case "sglang":
                 room, reserve = usable - weights, device.memory_bytes - usable

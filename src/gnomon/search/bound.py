@@ -16,7 +16,7 @@ from gnomon.workload import Requests
 
 def rate_bound(scenario: Scenario, requests: Requests) -> float:
     """Requests per second that the replicas of a scenario cannot exceed on these requests."""
-    kinds = resolve(scenario)
+    kinds = resolve(scenario, requests)
     served = accepted(scenario, kinds, requests)
     tables = bake(scenario.model, kinds, served).tables
     row, total = 0, 0.0

@@ -90,10 +90,12 @@ class Kind:
                 return in_batch * int(requests.total_tokens.max())
 
 
-def resolve(scenario: Scenario) -> list[Kind]:
-    """Check every kind of replica of a scenario, and plan its memory."""
+def resolve(scenario: Scenario, requests: Requests | None = None) -> list[Kind]:
+    """Check every kind of replica of a scenario, and plan its memory; for models with windows or states, by the mean
+    length of `requests`."""
     model = catalog.model(scenario.model)
-    kinds = [_resolve_one(model, pool) for pool in scenario.kinds()]
+    typical = round(requests.total_tokens.mean()) if requests is not None and len(requests) else None
+    kinds = [_resolve_one(model, pool, typical) for pool in scenario.kinds()]
     count = len(policies_of(kinds))
     if count > MAX_POLICIES:
         raise ConfigError(f"a fleet may mix at most {MAX_POLICIES} batching policies, not {count}.", where="pools")
@@ -110,7 +112,7 @@ def accepted(scenario: Scenario, kinds: list[Kind], requests: Requests) -> Reque
     return limit_lengths(requests, min(kind.max_request_tokens for kind in kinds), scenario.workload.over_long)
 
 
-def _resolve_one(model: Model, pool: KindConfig) -> Kind:
+def _resolve_one(model: Model, pool: KindConfig, typical: int | None) -> Kind:
     replica = pool.replica
     if pool.batching.file is not None:
         load_user_file(pool.batching.file)
@@ -132,6 +134,7 @@ def _resolve_one(model: Model, pool: KindConfig) -> Kind:
             max_tokens=longest,
             max_batched_tokens=batching.max_batch_tokens,
             max_sequences=batching.max_sequences,
+            sequence_tokens=typical,
         )
         blocks = plan.num_kv_blocks if blocks is None else blocks
     return Kind(

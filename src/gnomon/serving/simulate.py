@@ -66,8 +66,8 @@ def run(
     `on_progress(done, total)` is called now and then with the number of requests that have arrived.
     """
     router = _find_router(scenario.router)
-    kinds = resolve(scenario)
     offered = requests if requests is not None else generate(scenario.workload, scenario.seed)
+    kinds = resolve(scenario, offered)
     offered = accepted(scenario, kinds, offered)
     if not len(offered):
         raise ConfigError("there is no request to serve.", where="workload", fix=" ".join(offered.notes) or None)
