@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gnomon.core.errors import ConfigError, DataError, GnomonError, UnknownNameError
-from gnomon.posttrain.policies import POLICIES, Policy, make_policy, policy_names
+from gnomon.posttrain.policies import POLICIES, Policy, make_policy
 from gnomon.posttrain.replay import replay, write_decisions
 from gnomon.posttrain.simulate import run
 from gnomon.posttrain.snapshot import Finish, Instance, Migrate, Rates, Scale, Snapshot, Wait
@@ -176,4 +176,4 @@ def test_mistakes_are_named() -> None:
     apart = {"actor": "6-7", "rollout": "0-3", "inference": "4-5"}
     with pytest.raises(ConfigError, match="order is actor, rollout, inference"):
         run(small(cluster={"component_placement": apart, "auto_scheduler": False}), make_policy("elastic"))
-    assert {"colocated", "disaggregated", "elastic", "utilization", "payback"} < set(policy_names())
+    assert {"colocated", "disaggregated", "elastic", "utilization", "payback"} < set(POLICIES)

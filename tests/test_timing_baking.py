@@ -12,7 +12,7 @@ from gnomon import catalog
 from gnomon.core.arrays import Floats
 from gnomon.core.config import load
 from gnomon.core.errors import ConfigError, UnknownNameError
-from gnomon.timing import Baked, Batch, Context, Timer, TimingConfig, breakdown, iteration_tables, register_source
+from gnomon.timing import Baked, Batch, Context, Timer, TimingConfig, breakdown, iteration_tables, timing_source
 from gnomon.timing import sources as sources
 from gnomon.timing.lookup import Shape, stage_s, with_host_s
 from gnomon.timing.operators import Operator
@@ -200,7 +200,7 @@ class Partial:
 
 @pytest.fixture
 def partial() -> Iterator[None]:
-    register_source("partial")(Partial)
+    timing_source("partial")(Partial)
     yield
     sources._FACTORIES.pop("partial")
 

@@ -25,7 +25,7 @@ def test_time_as_json_adds_up(cli) -> None:
 
 
 def test_two_sources_stand_side_by_side(cli) -> None:
-    from gnomon.timing import Context, register_source
+    from gnomon.timing import Context, timing_source
     from gnomon.timing import sources as sources
     from gnomon.timing.sources.roofline import Roofline
 
@@ -38,7 +38,7 @@ def test_two_sources_stand_side_by_side(cli) -> None:
     def make(context: Context) -> Twice:
         return Twice(context.device, context.node)
 
-    register_source("twice")(make)
+    timing_source("twice")(make)
     try:
         output = cli("time", "--source", "roofline", "--source", "twice").output
     finally:

@@ -189,6 +189,6 @@ class IterationTime(Result):
 
 def source_names() -> dict[str, str]:
     """Where seconds can come from, with a line about each."""
-    from gnomon.timing.sources import source_names as known
+    from gnomon.timing.sources import SOURCES
 
-    return known()
+    return {name: SOURCES[name].about for name in SOURCES}

@@ -10,21 +10,11 @@ In plain Python `borrow` returns its argument.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any, TypeVar
+from typing import Any
 
-from gnomon.core.jit import ENABLED
+from gnomon.core.jit import ENABLED, borrow, first_rows
 
-T = TypeVar("T")
-
-
-def borrow(bundle: T) -> T:
-    """The same named tuple with its arrays borrowed; to be called in compiled code."""
-    return bundle
-
-
-def first_rows(view: T, count: int) -> T:
-    """The first `count` rows of a (borrowed) array."""
-    return view[:count]  # type: ignore[index]
+__all__ = ["borrow", "borrowed_type", "first_rows"]
 
 
 def borrowed_type(bundle: Any) -> Any:

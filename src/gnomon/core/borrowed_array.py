@@ -11,7 +11,7 @@ from numba.core import cgutils
 from numba.core.typing.templates import AbstractTemplate, AttributeTemplate, infer_getattr, infer_global, signature
 from numba.extending import intrinsic, lower_builtin, lower_getattr, models, overload, register_model
 
-from gnomon.core.borrow import borrow, first_rows
+from gnomon.core.jit import borrow, first_rows
 
 
 class Borrowed(types.Type):  # type: ignore[misc]

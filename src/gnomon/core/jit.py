@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from gnomon.core.cache_folder import compiled_code_folder
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 ENABLED = os.environ.get("GNOMON_JIT", "1") != "0"
 
@@ -113,3 +114,16 @@ def compiled(signature: Any) -> Callable[[F], F]:
         return callback
 
     return decorate
+
+
+# What compiled code does otherwise: see `gnomon.core.borrow`.
+
+
+def borrow(bundle: T) -> T:
+    """The same named tuple with its arrays borrowed; to be called in compiled code."""
+    return bundle
+
+
+def first_rows(view: T, count: int) -> T:
+    """The first `count` rows of a (borrowed) array."""
+    return view[:count]  # type: ignore[index]

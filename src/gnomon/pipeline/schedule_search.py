@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,9 +15,6 @@ from gnomon.pipeline.run import Run
 from gnomon.pipeline.schedule import Schedule
 from gnomon.pipeline.validation import validate
 from gnomon.pipeline.zoo import SCHEDULES, Plan
-
-LIMITS = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0)
-"""Memory limits to pack zb-auto for, in activations per rank of the pipe."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +57,10 @@ def search(plan: Plan, costs_of: CostsOf, *, memory_of: MemoryOf | None = None, 
     Memory is counted in one micro-batch's activations on one rank, unless `memory_of` says otherwise.
     """
     candidates, skipped = [], {}
-    for name, family, variant in _variants(plan):
+    specs = [SCHEDULES[name] for name in SCHEDULES]
+    for spec, name, variant in [(one, *named) for one in specs for named in one.variants(one.name, plan).items()]:
         try:
-            schedule = SCHEDULES[family].make(variant)
+            schedule = spec.make(variant)
             costs = costs_of(schedule)
         except ConfigError as error:
             skipped[name] = error.what
@@ -73,19 +71,6 @@ def search(plan: Plan, costs_of: CostsOf, *, memory_of: MemoryOf | None = None, 
         candidates.append(Candidate(name, schedule, run.total_time, run.bubble, memory))
     candidates.sort(key=lambda one: (one.total_time, one.memory))
     return Found(_with_front(candidates), skipped, limit)
-
-
-def _variants(plan: Plan) -> Iterator[tuple[str, str, Plan]]:
-    for family in SCHEDULES:
-        if family == "interleaved":
-            for chunks in (2, 3, 4):
-                yield f"interleaved v={chunks}", family, replace(plan, chunks=chunks)
-        elif family == "zb-auto":
-            for factor in LIMITS:
-                limit = factor * plan.ranks
-                yield f"zb-auto {limit:g}", family, replace(plan, memory_limit=limit)
-        elif family not in ("zb-1p", "zb-2p"):  # Those are zb-auto at p and 2p.
-            yield family, family, replace(plan, memory_limit=None)
 
 
 def _with_front(candidates: list[Candidate]) -> list[Candidate]:

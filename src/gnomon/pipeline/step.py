@@ -16,7 +16,7 @@ from gnomon.pipeline.run import Run
 from gnomon.pipeline.schedule import Schedule
 from gnomon.pipeline.training import WEIGHT_GRAD_MEMORY, Training, TrainingCosts
 from gnomon.pipeline.validation import validate
-from gnomon.pipeline.zoo import Plan, make
+from gnomon.pipeline.zoo import SCHEDULES, Plan, make
 
 
 def load_schedule(name: str, plan: Plan) -> Schedule:
@@ -26,8 +26,7 @@ def load_schedule(name: str, plan: Plan) -> Schedule:
         validate(schedule, where=str(Path(name)), memory_limit=plan.memory_limit)
         return schedule
     schedule = make(name, plan)
-    # These two are packed within the limit, counting exactly what stays for the weight gradient.
-    validate(schedule, memory_limit=None if name in ("zb-auto", "zb-v") else plan.memory_limit)
+    validate(schedule, memory_limit=None if SCHEDULES[name].keeps_limit else plan.memory_limit)
     return schedule
 
 

@@ -171,7 +171,7 @@ class Allocation:
             raise PolicyError(
                 f"policy {self.policy.name!r} gives GPU {busy[0]} to {name}, but {self.owners.owner(busy[0])} has it."
             )
-        switch = self.config.transitions.switch_s if self.policy.takes_turns and not is_start else 0.0
+        switch = self.config.transitions.switch_s if self.policy.spec.takes_turns and not is_start else 0.0
         if name == "rollout":
             self._start_instances(taken, clock)
             return clock

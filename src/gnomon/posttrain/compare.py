@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from gnomon.posttrain.advise import Advice
 from gnomon.posttrain.config import Posttrain
 from gnomon.posttrain.placement import placement_of
 from gnomon.posttrain.policies import Policy, make_policy
 from gnomon.posttrain.record import RunRecord
-from gnomon.posttrain.simulate import ELASTIC_FLAGS, run
+from gnomon.posttrain.simulate import cluster_options, run
 
 COMPARED = ("colocated", "disaggregated", "elastic", "utilization", "payback", "tail_batching", "partial_rollout")
 _ORACLE_SHARES = (0.3, 0.5, 0.7)
@@ -35,16 +34,11 @@ class Outcome:
     """Share of the oracle's throughput that is missing."""
 
 
-def elastic_options(config: Posttrain) -> dict[str, Any]:
-    """The cluster's flags of the elastic policy."""
-    return {flag: getattr(config.cluster, flag) for flag in ELASTIC_FLAGS}
-
-
 def policies_to_compare(config: Posttrain, names: tuple[str, ...] = COMPARED) -> list[Policy]:
     """Each by its name, with the configured options where it is the configured policy."""
     chosen = []
     for name in names:
-        options = elastic_options(config) if name == "elastic" else {}
+        options = cluster_options(config, name)
         if name == config.policy.name:
             options |= config.policy.options
         chosen.append(make_policy(name, options))

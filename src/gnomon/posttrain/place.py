@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from gnomon.core.errors import ConfigError
 from gnomon.posttrain.advise import Advice, StageCosts, advise, candidates
 from gnomon.posttrain.calibrate import colocated_costs
-from gnomon.posttrain.compare import elastic_options, placed
+from gnomon.posttrain.compare import placed
 from gnomon.posttrain.config import Posttrain
 from gnomon.posttrain.policies import make_policy
 from gnomon.posttrain.record import RunRecord
-from gnomon.posttrain.simulate import run
+from gnomon.posttrain.simulate import cluster_options, run
 
 ELASTIC_PAYS = 1.02
 """Elastic scheduling is advised from this speed-up over the best static choice on."""
@@ -95,5 +95,5 @@ def _nearest(config: Posttrain, costs: StageCosts, count: int) -> list[tuple[int
 def _try(config: Posttrain, sizes: tuple[int, int, int]) -> Tried:
     static = run(config, make_policy("disaggregated"))
     can_lend = sizes[0] % config.rollout.num_gpus == 0
-    options = elastic_options(config) | ({} if can_lend else {"use_pre_process_policy": False})
+    options = cluster_options(config, "elastic") | ({} if can_lend else {"use_pre_process_policy": False})
     return Tried(*sizes, static, run(config, make_policy("elastic", options)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from gnomon.core.errors import ConfigError
@@ -10,14 +12,13 @@ from gnomon.posttrain.config import Posttrain
 from gnomon.posttrain.costs import Costs
 from gnomon.posttrain.lengths import draw
 from gnomon.posttrain.placement import Placement, check_movable, placement_of
-from gnomon.posttrain.policies import Policy, make_policy
+from gnomon.posttrain.policies import POLICIES, Policy, make_policy
 from gnomon.posttrain.policies.elastic import Elastic
 from gnomon.posttrain.prompts import Prompts
 from gnomon.posttrain.record import RunRecord
 from gnomon.posttrain.rollout import check_memory
 from gnomon.posttrain.step import Step
 
-ELASTIC_FLAGS = ("use_pre_process_policy", "use_wait_before_last_iter_policy", "lend_inference")
 OVER_SUBMISSION = 3.0
 """Prompts drawn per step, over those needed: room for policies that submit more."""
 
@@ -29,17 +30,19 @@ def policy_of(config: Posttrain, placement: Placement) -> Policy:
     name = config.policy.name
     if name is None:
         name = "elastic" if config.cluster.auto_scheduler else "colocated" if placement.is_shared else "disaggregated"
-    options = dict(config.policy.options)
-    if name == "elastic":
-        options = {flag: getattr(config.cluster, flag) for flag in ELASTIC_FLAGS} | options
-    policy = make_policy(name, options)
-    if placement.is_shared and not policy.takes_turns:
+    policy = make_policy(name, cluster_options(config, name) | config.policy.options)
+    if placement.is_shared and not policy.spec.takes_turns:
         raise ConfigError(
             f"policy {name} needs components side by side, but they share GPUs.",
             where="cluster.component_placement",
             fix="Use policy colocated, or give each component GPUs of its own.",
         )
     return policy
+
+
+def cluster_options(config: Posttrain, name: str) -> dict[str, Any]:
+    """The options of a policy that the cluster's flags give."""
+    return {flag: getattr(config.cluster, flag) for flag in POLICIES[name].cluster_flags}
 
 
 def run(config: Posttrain, policy: Policy | None = None, *, keep_decisions: bool = False) -> RunRecord:

@@ -14,72 +14,19 @@ import math
 import numpy as np
 
 from gnomon.core.arrays import Floats, Ints
-from gnomon.posttrain.allocation import Allocation, PolicyError
-from gnomon.posttrain.config import Posttrain
-from gnomon.posttrain.costs import Costs
+from gnomon.posttrain.allocation import PolicyError
 from gnomon.posttrain.feed import PromptQueue
-from gnomon.posttrain.placement import Placement, valid_actor_sizes
-from gnomon.posttrain.policies import Policy
-from gnomon.posttrain.prompts import Prompts
 from gnomon.posttrain.record import Decision, StepRecord, Work
 from gnomon.posttrain.rollout import Rollouts
 from gnomon.posttrain.snapshot import Finish, Migrate, Point, Report, Scale, Submit, Wait
+from gnomon.posttrain.step_state import StepState
 from gnomon.posttrain.view import snapshot_of
 
 KV_HISTORY = 30
 
 
-class Step:
+class Step(StepState):
     """Runs one step of a policy."""
-
-    def __init__(
-        self,
-        config: Posttrain,
-        placement: Placement,
-        costs: Costs,
-        policy: Policy,
-        prompts: Prompts,
-        number: int,
-        *,
-        keep_decisions: bool = False,
-    ) -> None:
-        self.config, self.placement, self.costs, self.policy = config, placement, costs, policy
-        self.prompts, self.tokens = prompts, prompts.prompt + prompts.response
-        self.record, self.keep_decisions = StepRecord(number), keep_decisions
-        self.record.valid_actor_sizes = tuple(valid_actor_sizes(config))
-        algorithm = config.algorithm
-        self.group_size, self.needed = algorithm.group_size, algorithm.rollout_batch_size
-        self.num_minibatches = algorithm.n_minibatches
-        self.per_minibatch = self.needed // self.num_minibatches
-        self.has_inference = algorithm.recompute_logprobs
-        self.allocation = Allocation(config, costs, policy, self.record)
-        self.now = 0.0
-        # Submission.
-        self.submitted, self.balance = self.needed, False
-        self.max_age: int | None = None
-        self.started_s = self.generated_s = 0.0
-        self.is_generated = np.zeros(0, bool)
-        self.num_collected = -1
-        self.kv_recent: list[list[float]] = [[] for _ in range(config.cluster.num_gpus)]
-        # Training.
-        self.ready: list[tuple[float, int]] = []
-        self.trained: list[Ints] = []
-        self.minibatches: list[Work] = []
-        self.actor_free_s = 0.0
-        self.actor_end_s = math.inf
-        self.waiting_for: str | None = None
-        self.is_over = False
-
-    @property
-    def num_trained(self) -> int:
-        """Groups in the mini-batches so far."""
-        return self.per_minibatch * len(self.trained)
-
-    @property
-    def rollouts(self) -> Rollouts:
-        """Generation, which is there once prompts are submitted."""
-        assert self.allocation.rollouts is not None
-        return self.allocation.rollouts
 
     def run(self) -> StepRecord:
         """From the weight sync to the last mini-batch."""
@@ -109,9 +56,9 @@ class Step:
             self._ask("stalled")
 
     def _next_moment(self) -> float:
-        if self.waiting_for is not None or self.policy.is_static or not self.allocation.has_rollout_work:
+        if self.waiting_for is not None or self.policy.spec.is_static or not self.allocation.has_rollout_work:
             return self.actor_end_s
-        if self.actor_end_s < math.inf and self.policy.checks != "always":
+        if self.actor_end_s < math.inf and self.policy.spec.checks != "always":
             return self.actor_end_s
         settled = max(self.now, self.allocation.owners.settled_s)
         return min(self.actor_end_s, settled + self.config.transitions.check_interval_s)
@@ -176,7 +123,7 @@ class Step:
         groups as they come: training starts with the first one, and the step of the optimiser waits for the last.
         """
         tokens = self.tokens[groups]
-        if self.policy.takes_turns:
+        if self.policy.spec.takes_turns:
             start = max(float(ready_s.max()), self.actor_free_s)
             seconds, busy = self.costs.train_at_once(tokens, num_gpus)
             return start, start + seconds, busy
@@ -225,7 +172,7 @@ class Step:
         use = self.rollouts.kv_use
         for one in self.allocation.instances:
             self.kv_recent[one] = [*self.kv_recent[one][1 - KV_HISTORY :], round(float(use[one]), 4)]
-        if self.policy.checks != "never":
+        if self.policy.spec.checks != "never":
             self._ask("check")
 
     def _ask(self, point: Point) -> None:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from gnomon.posttrain.snapshot import Instance, Point, Rates, Snapshot
-
-if TYPE_CHECKING:
-    from gnomon.posttrain.step import Step
+from gnomon.posttrain.step_state import StepState
 
 
-def snapshot_of(step: Step, point: Point) -> Snapshot:
+def snapshot_of(step: StepState, point: Point) -> Snapshot:
     """The step as it is now; nothing that a live system could not know."""
     config, allocation = step.config, step.allocation
     owners = allocation.owners
@@ -47,7 +43,7 @@ def snapshot_of(step: Step, point: Point) -> Snapshot:
     )
 
 
-def _instances(step: Step) -> tuple[Instance, ...]:
+def _instances(step: StepState) -> tuple[Instance, ...]:
     held, rollouts = step.allocation.instances, step.allocation.rollouts
     if rollouts is None:
         return tuple(Instance(id=one, gpus=held[one], unfinished=0, kv_use=0.0) for one in sorted(held))
@@ -64,14 +60,14 @@ def _instances(step: Step) -> tuple[Instance, ...]:
     )
 
 
-def _stalest(step: Step) -> int:
+def _stalest(step: StepState) -> int:
     if step.allocation.rollouts is None:
         return int(step.prompts.age[: step.prompts.num_carried].max(initial=-1))
     left = step.prompts.age[: step.submitted][~step.is_generated]
     return int(left.max(initial=-1))
 
 
-def _rates(step: Step, generated: int) -> Rates:
+def _rates(step: StepState, generated: int) -> Rates:
     trained = [one for one in step.minibatches if one.end_s <= step.now]
     gpu_s = sum(one.busy_s * len(one.gpus) for one in trained)
     passed = step.now - step.started_s if step.allocation.rollouts else 0.0

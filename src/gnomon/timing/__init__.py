@@ -5,10 +5,11 @@ from gnomon.timing.breakdown import Batch, OperatorTime, breakdown
 from gnomon.timing.config import TableConfig, TimingConfig
 from gnomon.timing.host import HostConfig, HostPhase
 from gnomon.timing.operators import Operator, stage_operators
-from gnomon.timing.sources import Context, Source, make_source, register_source, source_names
+from gnomon.timing.sources import SOURCES, Context, Source, make_source, timing_source
 from gnomon.timing.timer import Timer
 
 __all__ = [
+    "SOURCES",
     "Baked",
     "Batch",
     "Context",
@@ -23,7 +24,6 @@ __all__ = [
     "breakdown",
     "iteration_tables",
     "make_source",
-    "register_source",
-    "source_names",
     "stage_operators",
+    "timing_source",
 ]

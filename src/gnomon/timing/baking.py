@@ -18,7 +18,7 @@ from gnomon.timing.config import CAPTURE_SIZES, TimingConfig
 from gnomon.timing.host import HostConfig
 from gnomon.timing.iteration import SKEW_BINS, IterationTables, geometric_axis
 from gnomon.timing.operators import Experts, Gemm, Operator, mixed_attention
-from gnomon.timing.sources import Context
+from gnomon.timing.sources import SOURCES, Context
 from gnomon.timing.sources.table import each_stage, given_tables
 from gnomon.timing.timer import Timer, axis_of, message_bytes
 
@@ -57,7 +57,7 @@ def iteration_tables(
     parallelism.check(model)
     work = _work(model, device, parallelism, config)
     num_layers = -(-model.num_layers // parallelism.pipeline_parallel)
-    if config.source == "table":
+    if SOURCES[config.source].gives_iterations:
         tables = given_tables(
             config.table,
             parallelism.pipeline_parallel,

@@ -192,9 +192,8 @@ def _table_row(row: dict[str, Any], name: str, where: str) -> Iterator[Check]:
         kind = {"1f1b-i": "interleaved"}.get(schedule.lower(), schedule.lower())
         if kind not in SCHEDULES:
             raise DataError(f"there is no schedule {schedule!r}.", where=where, fix=f"Known: {', '.join(SCHEDULES)}.")
-        packed = kind.startswith(("zb-1p", "zb-2p", "zb-v", "zb-auto", "v-"))
-        tolerance = HEURISTIC_TOLERANCE if packed else PRINTED_DIGITS
-        if kind == "interleaved":
+        tolerance = HEURISTIC_TOLERANCE if SCHEDULES[kind].is_packed else PRINTED_DIGITS
+        if SCHEDULES[kind].takes_chunks:
             yield Check(f"{name} {schedule} (published)", expected, bubble(kind, plan, published=True), tolerance)
             yield Check(f"{name} {schedule} (strict)", None, bubble(kind, plan))
         else:
@@ -212,8 +211,8 @@ def _weight_memory(row: dict[str, Any]) -> float:
 def bubble(kind: str, plan: Plan, *, published: bool = False) -> float:
     """(cost - m(TF+TB+TW)) / cost, with the paper's conventions.
 
-    The cost is the make-span, but for ZB-H2 and the packed schedules the longest span of a rank, since the next step
-    can begin there before the others end. `published` leaves out what the published interleaved figures leave out.
+    The cost is the make-span, or the longest span of a rank where the schedule's papers count that.
+    `published` leaves out what the published interleaved figures leave out.
     """
     schedule = make(kind, plan)
     pieces = schedule.num_stages // plan.ranks
@@ -226,7 +225,7 @@ def bubble(kind: str, plan: Plan, *, published: bool = False) -> float:
     wrap_for = plan.ranks if published else None
     graph, labels = step_graph(schedule, costs, wrap_for=wrap_for)
     run = run_graph(kind, plan.ranks, graph, labels, _no_priorities(), record=False)
-    cost = run.total_time if kind in ("gpipe", "1f1b", "interleaved", "zb-h1") else float(run.spans.max())
+    cost = float(run.spans.max()) if SCHEDULES[kind].counts_spans else run.total_time
     return 1.0 - plan.microbatches * (plan.forward + plan.input_grad + plan.weight_grad) / cost
 
 

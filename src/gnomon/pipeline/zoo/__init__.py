@@ -3,21 +3,9 @@
 from __future__ import annotations
 
 from gnomon.pipeline.schedule import Schedule
-from gnomon.pipeline.zoo import classic, controllable_memory, dualpipe, zero_bubble, zero_bubble_auto, zero_bubble_v
-from gnomon.pipeline.zoo.plan import SCHEDULES, Family, Plan
+from gnomon.pipeline.zoo.plan import SCHEDULES, Plan, ScheduleSpec, pipeline_schedule
 
-__all__ = [
-    "SCHEDULES",
-    "Family",
-    "Plan",
-    "classic",
-    "controllable_memory",
-    "dualpipe",
-    "make",
-    "zero_bubble",
-    "zero_bubble_auto",
-    "zero_bubble_v",
-]
+__all__ = ["SCHEDULES", "Plan", "ScheduleSpec", "make", "pipeline_schedule"]
 
 
 def make(name: str, plan: Plan) -> Schedule:

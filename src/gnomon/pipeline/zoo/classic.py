@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gnomon.core.errors import ConfigError
 from gnomon.pipeline.schedule import Action, Schedule
-from gnomon.pipeline.zoo.plan import SCHEDULES, Family, Plan
+from gnomon.pipeline.zoo.plan import Plan, pipeline_schedule
 
 
+@pipeline_schedule(
+    "gpipe", summary="All forwards, then all backwards.", source="arXiv 1811.06965", bubble="(p-1)(F+B)", memory="m"
+)
 def gpipe(plan: Plan) -> Schedule:
     """All forwards, then all backwards."""
     count = range(plan.microbatches)
@@ -19,6 +24,13 @@ def gpipe(plan: Plan) -> Schedule:
     )
 
 
+@pipeline_schedule(
+    "1f1b",
+    summary="One forward, one backward.",
+    source="arXiv 2006.09503",
+    bubble="(p-1)(F+B)",
+    memory="p-j at stage j",
+)
 def one_f_one_b(plan: Plan) -> Schedule:
     """As many forwards as there are stages below, then one forward and one backward in turn."""
     return Schedule("1f1b", tuple(_one_f_one_b(plan, rank) for rank in range(plan.ranks)))
@@ -40,6 +52,19 @@ def alternate(forwards: list[Action], backwards: list[Action], warm_up: int) -> 
     return tuple(order)
 
 
+def _two_to_four_chunks(name: str, plan: Plan) -> dict[str, Plan]:
+    return {f"{name} v={chunks}": replace(plan, chunks=chunks) for chunks in (2, 3, 4)}
+
+
+@pipeline_schedule(
+    "interleaved",
+    summary="1F1B over v chunks per rank.",
+    source="arXiv 2104.04473",
+    bubble="(p-1)(F+B)/v",
+    memory="more than 1F1B",
+    takes_chunks=True,
+    variants=_two_to_four_chunks,
+)
 def interleaved(plan: Plan) -> Schedule:
     """1F1B over `chunks` stages per rank: groups of `ranks` micro-batches pass through one chunk after the other."""
     p, m, chunks = plan.ranks, plan.microbatches, plan.chunks
@@ -56,17 +81,3 @@ def interleaved(plan: Plan) -> Schedule:
         backwards = [Action("B", (chunks - 1 - chunk) * p + rank, i) for chunk, i in order]
         lists.append(alternate(forwards, backwards, 2 * (p - rank - 1) + (chunks - 1) * p))
     return Schedule("interleaved", tuple(lists))
-
-
-SCHEDULES.add(
-    "gpipe",
-    Family(gpipe, "All forwards, then all backwards.", "arXiv 1811.06965", "(p-1)(F+B)", "m"),
-)
-SCHEDULES.add(
-    "1f1b",
-    Family(one_f_one_b, "One forward, one backward.", "arXiv 2006.09503", "(p-1)(F+B)", "p-j at stage j"),
-)
-SCHEDULES.add(
-    "interleaved",
-    Family(interleaved, "1F1B over v chunks per rank.", "arXiv 2104.04473", "(p-1)(F+B)/v", "more than 1F1B"),
-)

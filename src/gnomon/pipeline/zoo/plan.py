@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from gnomon.core.errors import ConfigError
 from gnomon.core.registry import Registry
 from gnomon.pipeline.schedule import Schedule
+
+T = TypeVar("T", bound=Callable[..., Schedule])
 
 
 @dataclass(frozen=True)
@@ -34,17 +37,51 @@ class Plan:
                 raise ConfigError(f"{name} must be at least 1 (given: {getattr(self, name)}).")
 
 
+def _as_it_is(name: str, plan: Plan) -> dict[str, Plan]:
+    return {name: replace(plan, memory_limit=None)}
+
+
 @dataclass(frozen=True)
-class Family:
-    """A schedule's generator and what to say about it."""
+class ScheduleSpec:
+    """A registered schedule with all its traits."""
 
+    name: str
     make: Callable[[Plan], Schedule]
-    summary: str
-    source: str
-    bubble: str
+    summary: str = ""
+    """What it does, in one line."""
+    source: str = ""
+    """Where it comes from."""
+    bubble: str = ""
     """Closed form of the idle time of a rank, without communication."""
-    memory: str
+    memory: str = ""
     """Peak activations, in those of one micro-batch on one rank."""
+    takes_chunks: bool = False
+    """It reads `Plan.chunks`."""
+    keeps_limit: bool = False
+    """It keeps `Plan.memory_limit` by itself, counting exactly what stays for the weight gradient."""
+    is_packed: bool = False
+    """A heuristic packs its passes: two implementations of it may differ a little."""
+    counts_spans: bool = False
+    """Its papers count the longest span of a rank, not the make-span: the next step begins where a rank is done."""
+    variants: Callable[[str, Plan], Mapping[str, Plan]] = _as_it_is
+    """What a search tries, by the name to show: plans that differ in what this schedule can choose."""
 
 
-SCHEDULES: Registry[Family] = Registry("schedule")
+_IN = {
+    "classic": ("1f1b", "gpipe", "interleaved"),
+    "controllable_memory": ("v-half", "v-min"),
+    "dualpipe": ("dualpipe", "dualpipe-v"),
+    "zero_bubble": ("zb-h1", "zb-h2"),
+    "zero_bubble_auto": ("zb-1p", "zb-2p", "zb-auto"),
+    "zero_bubble_v": ("zb-v",),
+}
+SCHEDULES: Registry[ScheduleSpec] = Registry(
+    "schedule",
+    ScheduleSpec,
+    built_in=dict(sorted((name, f"gnomon.pipeline.zoo.{module}") for module, names in _IN.items() for name in names)),
+)
+
+
+def pipeline_schedule(name: str, **traits: Any) -> Callable[[T], T]:
+    """Register a function from a `Plan` to a schedule under `name`; `traits` are the fields of its `ScheduleSpec`."""
+    return SCHEDULES.register(name, **traits)

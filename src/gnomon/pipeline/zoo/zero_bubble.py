@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 from gnomon.pipeline.schedule import Action, Schedule
-from gnomon.pipeline.zoo.plan import SCHEDULES, Family, Plan
+from gnomon.pipeline.zoo.plan import Plan, pipeline_schedule
 
 
+@pipeline_schedule(
+    "zb-h1",
+    summary="Weight gradients put off by the rank.",
+    source="arXiv 2401.10241",
+    bubble="(p-1)(F+I-W)",
+    memory="p",
+)
 def zb_h1(plan: Plan) -> Schedule:
     """The warm-up of 1F1B; rank r puts off r weight gradients."""
     return Schedule("zb-h1", tuple(_handcrafted(plan, rank, 1) for rank in range(plan.ranks)))
 
 
+@pipeline_schedule(
+    "zb-h2",
+    summary="Twice the warm-up and delay of ZB-H1.",
+    source="arXiv 2401.10241",
+    bubble="(p-1)(F+I-2W)",
+    memory="2p-1",
+    counts_spans=True,
+)
 def zb_h2(plan: Plan) -> Schedule:
     """Twice the warm-up, twice the delay: no bubble where the passes are equal, for twice the memory."""
     return Schedule("zb-h2", tuple(_handcrafted(plan, rank, 2) for rank in range(plan.ranks)))
@@ -29,13 +44,3 @@ def _handcrafted(plan: Plan, rank: int, factor: int) -> tuple[Action, ...]:
             order.append(Action("W", rank, i - delay))
     order += [Action("W", rank, i) for i in range(max(m - delay, 0), m)]
     return tuple(order)
-
-
-SCHEDULES.add(
-    "zb-h1",
-    Family(zb_h1, "Weight gradients put off by the rank.", "arXiv 2401.10241", "(p-1)(F+I-W)", "p"),
-)
-SCHEDULES.add(
-    "zb-h2",
-    Family(zb_h2, "Twice the warm-up and delay of ZB-H1.", "arXiv 2401.10241", "(p-1)(F+I-2W)", "2p-1"),
-)

@@ -11,16 +11,40 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 from gnomon.core.errors import ConfigError
 from gnomon.pipeline.schedule import Schedule
 from gnomon.pipeline.zoo.packing import Leg, Timeline
-from gnomon.pipeline.zoo.plan import SCHEDULES, Family, Plan
+from gnomon.pipeline.zoo.plan import Plan, pipeline_schedule
 
 FORWARD, BACKWARD = 0, 1
 LEGS = (Leg("F", 1, lambda rank: rank), Leg("I", -1, lambda rank: rank))
 
 
+def _limits(name: str, plan: Plan) -> dict[str, Plan]:
+    """Packed for several memory limits, in activations per rank."""
+    limits = [factor * plan.ranks for factor in (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0)]
+    return {f"{name} {limit:g}": replace(plan, memory_limit=limit) for limit in limits}
+
+
+def _none(name: str, plan: Plan) -> dict[str, Plan]:
+    """It is zb-auto at one of those limits."""
+    return {}
+
+
+_ALIKE: dict[str, Any] = {"source": "arXiv 2401.10241", "is_packed": True, "counts_spans": True}
+
+
+@pipeline_schedule(
+    "zb-auto",
+    summary="Packed within --memory-limit.",
+    bubble="by the limit",
+    memory="the limit",
+    keeps_limit=True,
+    variants=_limits,
+    **_ALIKE,
+)
 def zero_bubble(plan: Plan) -> Schedule:
     """The best variant within `plan.memory_limit` activations per rank."""
     limit = plan.memory_limit if plan.memory_limit is not None else 2.0 * plan.ranks
@@ -111,17 +135,22 @@ def _is_ahead(timeline: Timeline, rank: int) -> bool:
     return next_backward - timeline.clock[rank] <= max(timeline.bubble) - timeline.bubble[rank]
 
 
+@pipeline_schedule(
+    "zb-1p",
+    summary="Packed within the memory of 1F1B.",
+    bubble="as ZB-H1 or less",
+    memory="p",
+    variants=_none,
+    **_ALIKE,
+)
 def zb_1p(plan: Plan) -> Schedule:
     """The memory of 1F1B."""
     return replace(zero_bubble(replace(plan, memory_limit=float(plan.ranks))), name="zb-1p")
 
 
+@pipeline_schedule(
+    "zb-2p", summary="Packed within twice that memory.", bubble="near 0", memory="2p", variants=_none, **_ALIKE
+)
 def zb_2p(plan: Plan) -> Schedule:
     """Twice the memory of 1F1B."""
     return replace(zero_bubble(replace(plan, memory_limit=2.0 * plan.ranks)), name="zb-2p")
-
-
-_SOURCE = "arXiv 2401.10241"
-SCHEDULES.add("zb-1p", Family(zb_1p, "Packed within the memory of 1F1B.", _SOURCE, "as ZB-H1 or less", "p"))
-SCHEDULES.add("zb-2p", Family(zb_2p, "Packed within twice that memory.", _SOURCE, "near 0", "2p"))
-SCHEDULES.add("zb-auto", Family(zero_bubble, "Packed within --memory-limit.", _SOURCE, "by the limit", "the limit"))

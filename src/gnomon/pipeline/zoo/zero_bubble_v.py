@@ -14,11 +14,21 @@ from itertools import product
 from gnomon.core.errors import ConfigError
 from gnomon.pipeline.schedule import Schedule
 from gnomon.pipeline.zoo.packing import Leg, Timeline
-from gnomon.pipeline.zoo.plan import SCHEDULES, Family, Plan
+from gnomon.pipeline.zoo.plan import Plan, pipeline_schedule
 
 F_DOWN, F_UP, B_DOWN, B_UP = 0, 1, 2, 3
 
 
+@pipeline_schedule(
+    "zb-v",
+    summary="Two chunks per rank in a V, packed.",
+    source="arXiv 2401.10241",
+    bubble="0 where F=I=W",
+    memory="p",
+    keeps_limit=True,
+    is_packed=True,
+    counts_spans=True,
+)
 def zb_v(plan: Plan) -> Schedule:
     """The best variant within the memory of 1F1B (or `plan.memory_limit`, if that is more)."""
     if plan.microbatches < 2 * plan.ranks:
@@ -132,9 +142,3 @@ def _next_forward(timeline: Timeline, rank: int) -> int | None:
     if count[F_DOWN] < m and timeline.arrival(F_DOWN, rank) is not None:
         return F_DOWN
     return None
-
-
-SCHEDULES.add(
-    "zb-v",
-    Family(zb_v, "Two chunks per rank in a V, packed.", "arXiv 2401.10241", "0 where F=I=W", "p"),
-)

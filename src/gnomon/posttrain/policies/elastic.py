@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal
 
 from pydantic import PositiveFloat
 
@@ -58,11 +57,13 @@ def end_of_step(snapshot: Snapshot) -> Actions:
     return actions
 
 
-@scheduling_policy("elastic")
+@scheduling_policy(
+    "elastic",
+    checks="before_training",
+    cluster_flags=("use_pre_process_policy", "use_wait_before_last_iter_policy", "lend_inference"),
+)
 class Elastic(Policy):
     """Decides at mini-batch boundaries, in the order rollout, inference, actor; the actor blocks meanwhile."""
-
-    checks: ClassVar[Literal["never", "before_training", "always"]] = "before_training"
 
     use_pre_process_policy: bool = True
     """Rollout also starts on the actor's GPUs."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal
 
 from pydantic import NonNegativeFloat, NonNegativeInt
 
@@ -12,14 +11,12 @@ from gnomon.posttrain.policies.static import side_by_side
 from gnomon.posttrain.snapshot import Actions, Finish, Snapshot, Submit
 
 
-@scheduling_policy("tail_batching")
+@scheduling_policy("tail_batching", checks="always")
 class TailBatching(Policy):
     """Most steps take the prompts that finish first; the long ones start again together in a long step.
 
     Synchronous: whatever is left over starts again from its prompt with the new weights.
     """
-
-    checks: ClassVar[Literal["never", "before_training", "always"]] = "always"
 
     extra: NonNegativeFloat = 0.25
     """Prompts submitted beyond those needed, as a share."""
@@ -36,14 +33,12 @@ class TailBatching(Policy):
         return []
 
 
-@scheduling_policy("partial_rollout")
+@scheduling_policy("partial_rollout", checks="always")
 class PartialRollout(Policy):
     """Stops generating once enough groups are complete; the others go on in the next step where they stopped.
 
     Their first tokens are older than the weights that train on them, by at most `staleness` updates.
     """
-
-    checks: ClassVar[Literal["never", "before_training", "always"]] = "always"
 
     staleness: NonNegativeInt = 1
     """Most weight updates between a group's first token and its training; 0 is synchronous."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from gnomon.posttrain.policies import Policy, scheduling_policy
 from gnomon.posttrain.snapshot import Actions, Finish, Scale, Snapshot, Submit, Wait
 
@@ -23,23 +21,19 @@ def largest_actor(snapshot: Snapshot, gpus: tuple[int, ...]) -> tuple[int, ...]:
     return gpus[:size]
 
 
-@scheduling_policy("disaggregated")
+@scheduling_policy("disaggregated", is_static=True)
 class Disaggregated(Policy):
     """A static pipeline: groups stream from rollout through inference to the actor."""
-
-    is_static: ClassVar[bool] = True
 
     def decide(self, snapshot: Snapshot) -> Actions:
         """Only the start needs anything."""
         return side_by_side(snapshot) if snapshot.point == "start" else []
 
 
-@scheduling_policy("colocated")
+@scheduling_policy("colocated", is_static=True, takes_turns=True)
 class Colocated(Policy):
     """All GPUs generate, then all compute log-probabilities, then all train."""
 
-    is_static: ClassVar[bool] = True
-    takes_turns: ClassVar[bool] = True
     balance: bool = False
     """Deal by true lengths (for the clairvoyant bound)."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated
 
 from pydantic import Field, PositiveInt
 
@@ -16,11 +16,9 @@ from gnomon.posttrain.snapshot import Actions, Migrate, Snapshot
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
-@scheduling_policy("utilization")
+@scheduling_policy("utilization", checks="always")
 class Utilization(Policy):
     """Starts side by side; looks at the KV use of the engines at every check and acts at mini-batch boundaries."""
-
-    checks: ClassVar[Literal["never", "before_training", "always"]] = "always"
 
     theta: Share = 0.5
     """Donate when more than this share of the engines is little used ..."""

@@ -13,6 +13,7 @@ from gnomon.search.matrix import Matrix
 from gnomon.search.objective import UNITS, shown
 from gnomon.search.pareto import front, latency_axes
 from gnomon.search.study import Found
+from gnomon.serving.policies import POLICIES
 
 WORDS = {
     "ttft_s": "TTFT", "tbt_s": "TBT", "tpot_s": "TPOT", "e2e_s": "E2E", "scheduling_delay_s": "scheduling delay",
@@ -36,8 +37,8 @@ def found_blocks(found: Found, top: int, command: str) -> list[Block]:
         return [*blocks, Line(nothing_qualifies(found))]
     blocks += lines([f"Best: {found.best.label}", f"With vLLM: {command}"])
     policy = found.best.overrides["batching.policy"]
-    if policy != "vllm_v1":
-        blocks.append(Line(f"(vLLM has no {policy} scheduler any more: the command gives it the same limits.)"))
+    if POLICIES[policy].engine != "vllm":
+        blocks.append(Line(f"(vLLM has no {policy} scheduler: the command gives it the same limits.)"))
     return blocks
 
 

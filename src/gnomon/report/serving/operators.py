@@ -10,7 +10,7 @@ import polars as pl
 from gnomon import catalog
 from gnomon.serving.kinds import Kind
 from gnomon.serving.simulate import Run
-from gnomon.timing import Batch, Context, Timer, breakdown
+from gnomon.timing import SOURCES, Batch, Context, Timer, breakdown
 
 _SCHEMA = {
     "kind": pl.Int64, "device": pl.String, "iteration": pl.String, "num_iterations": pl.Int64, "operator": pl.String,
@@ -30,7 +30,7 @@ def operator_frame(run: Run) -> pl.DataFrame:
     log = run.log.iterations[: run.log.used[0]]
     first = log[log["stage"] == 0]
     for number, kind in enumerate(run.kinds):
-        if kind.timing.source == "table":
+        if SOURCES[kind.timing.source].gives_iterations:
             continue
         timer = _timer(run, kind)
         mine = first[kind_of_replica[first["replica"]] == number]

@@ -59,6 +59,8 @@ class PolicySpec:
     """It can find KV blocks again (`batching.prefix_cache`)."""
     has_chunk_cap: bool = True
     """It reads `batching.max_chunk_tokens`."""
+    engine: str = ""
+    """The engine that schedules like this today and can be started with the same settings, e.g. vllm."""
     speculates: bool = False
     """Its decodes compute `state.num_speculative` more tokens (`replica.speculative`)."""
     has_stages: bool = True

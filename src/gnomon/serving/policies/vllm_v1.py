@@ -90,6 +90,7 @@ def admit_first(replica: Replica, budget: int) -> int:
     "vllm_v1",
     defaults={"max_sequences": 256, "max_batch_tokens": 8192, "watermark": 0.0, "prefix_cache": True},
     max_batch_tokens_of="iteration",
+    engine="vllm",
     speculates=True,
 )
 def vllm_v1(replica: Replica) -> None:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gnomon.catalog.devices import Device
 from gnomon.catalog.models import Model
@@ -18,7 +17,8 @@ from gnomon.catalog.nodes import Node
 from gnomon.catalog.parallelism import Parallelism
 from gnomon.catalog.quantization import Quantization
 from gnomon.core.arrays import Floats
-from gnomon.core.errors import ConfigError, UnknownNameError
+from gnomon.core.errors import ConfigError
+from gnomon.core.registry import Registry
 from gnomon.timing.operators import Operator, stage_operators
 
 if TYPE_CHECKING:
@@ -94,30 +94,40 @@ class Context:
 Factory = Callable[[Context], Source]
 
 _SHIPPED = Path(__file__).parent.parent / "data"
-_FACTORIES: dict[str, Factory] = {}
-_BUILT_IN = {
-    "auto": "the measurements shipped with Gnomon where it has them for the device (H200 in bf16), else the roofline",
-    "roofline": "analytic: any model on any catalogued device, no data needed",
-    "profile": "measured CSV/Parquet bundles (own format, Vidur's and LLMServingSim's layouts)",
-    "silicon": "kernels measured in the package aiconfigurator-core (extra [silicon])",
-    "table": "explicit seconds per token, sequence and iteration, given in the scenario",
-    "recorded": "the stage times of a recorded run, batch by batch (gnomon verify vidur)",
-}
 
 
-def register_source(name: str) -> Callable[[Factory], Factory]:
-    """Decorator: make a source available as `timing.source: NAME`. Built-in ones live in `gnomon.timing.<name>`."""
+@dataclass(frozen=True)
+class SourceSpec:
+    """A registered timing source with all its traits."""
 
-    def add(factory: Factory) -> Factory:
-        _FACTORIES[name] = factory
-        return factory
+    name: str
+    make: Factory
+    about: str = "added by the user"
+    """One line for `gnomon catalog sources`."""
+    gives_iterations: bool = False
+    """It has no operators: the seconds of whole iterations stand in the scenario (`timing.table`)."""
 
-    return add
+
+SOURCES: Registry[SourceSpec] = Registry(
+    "timing source",
+    SourceSpec,
+    built_in={
+        "auto": "gnomon.timing.sources",
+        **{name: f"gnomon.timing.sources.{name}" for name in ("roofline", "profile", "silicon", "table")},
+        "recorded": "gnomon.timing.sources",
+    },
+    where="timing.source",
+)
 
 
-def source_names() -> dict[str, str]:
-    """Every source with a line about it."""
-    return _BUILT_IN | {name: "added by the user" for name in _FACTORIES if name not in _BUILT_IN}
+def timing_source(name: str, **traits: Any) -> Callable[[Factory], Factory]:
+    """Make a source available as `timing.source: NAME`; `traits` are the fields of its `SourceSpec`."""
+    return SOURCES.register(name, **traits)
+
+
+def make_source(context: Context, name: str | None = None) -> Source:
+    """The source that the configuration (or `name`) asks for."""
+    return SOURCES[name or context.config.source].make(context)
 
 
 def shipped_profile(device: Device, dtype: str) -> Path | None:
@@ -126,21 +136,16 @@ def shipped_profile(device: Device, dtype: str) -> Path | None:
     return folder if dtype == "bf16" and folder.is_dir() else None
 
 
-def make_source(context: Context, name: str | None = None) -> Source:
-    """The source that the configuration (or `name`) asks for."""
-    name = name or context.config.source
-    if name == "auto":
-        name = "profile" if shipped_profile(context.device, context.dtype) else "roofline"
-    if name == "table":
-        raise ConfigError("the source 'table' has no operators: it gives whole iterations.", where="timing.source")
-    if name == "recorded":
-        raise ConfigError(
-            "recorded times belong to a recorded run.",
-            where="timing.source",
-            fix="Replay it with `gnomon verify vidur`.",
-        )
-    if name in _BUILT_IN and name not in _FACTORIES:
-        import_module(f"gnomon.timing.sources.{name}")
-    if name not in _FACTORIES:
-        raise UnknownNameError("timing source", name, source_names(), where="timing.source")
-    return _FACTORIES[name](context)
+@timing_source(
+    "auto",
+    about="the measurements shipped with Gnomon where it has them for the device (H200 in bf16), else the roofline",
+)
+def _auto(context: Context) -> Source:
+    return make_source(context, "profile" if shipped_profile(context.device, context.dtype) else "roofline")
+
+
+@timing_source("recorded", about="the stage times of a recorded run, batch by batch (gnomon verify vidur)")
+def _recorded(context: Context) -> Source:
+    raise ConfigError(
+        "recorded times belong to a recorded run.", where="timing.source", fix="Replay it with `gnomon verify vidur`."
+    )

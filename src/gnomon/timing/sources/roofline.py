@@ -30,7 +30,7 @@ from gnomon.timing.operators import (
     Prefill,
     Recurrence,
 )
-from gnomon.timing.sources import ANY, Context, Range, register_source
+from gnomon.timing.sources import ANY, Context, Range, timing_source
 
 # Tiles that libraries choose from: rows x columns, and the share of the full tile's rate that a smaller one reaches
 # (it reads more per multiplication).
@@ -214,7 +214,7 @@ class Roofline:
         return self._constants.prefill_tile == 64
 
 
-@register_source("roofline")
+@timing_source("roofline", about="analytic: any model on any catalogued device, no data needed")
 def make(context: Context) -> Roofline:
     """The roofline of the context's device and node."""
     return Roofline(context.device, context.node)

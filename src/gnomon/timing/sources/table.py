@@ -12,6 +12,16 @@ from gnomon.core.arrays import Floats
 from gnomon.core.errors import ConfigError
 from gnomon.timing.config import TableConfig
 from gnomon.timing.iteration import SKEW_BINS, IterationTables, geometric_axis
+from gnomon.timing.sources import Context, Source, timing_source
+
+
+@timing_source(
+    "table",
+    about="explicit seconds per token, sequence and iteration, given in the scenario",
+    gives_iterations=True,
+)
+def _no_operators(context: Context) -> Source:
+    raise ConfigError("the source 'table' has no operators: it gives whole iterations.", where="timing.source")
 
 
 def given_tables(

@@ -152,7 +152,8 @@ def register(app: Dash) -> None:
 
 def without_effect(state: dict[str, Any]) -> set[str]:
     """Controls that the schedule and the source of costs leave without a meaning."""
-    hidden = set() if state["schedule"] == "interleaved" else {"chunks"}
+    name = state["schedule"]
+    hidden = set() if name in SCHEDULES and SCHEDULES[name].takes_chunks else {"chunks"}
     if state["schedule"] == STUDY:
         return hidden | {"limit", "costs", "wgrad", "latency", *FOR_MODEL}
     return hidden | {*(FOR_LENGTHS if state["costs"] == MODEL else FOR_MODEL)}

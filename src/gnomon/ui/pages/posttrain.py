@@ -11,7 +11,7 @@ from gnomon import catalog
 from gnomon.core.errors import GnomonError
 from gnomon.posttrain.compare import COMPARED, Outcome, compare, policies_to_compare
 from gnomon.posttrain.config import Posttrain
-from gnomon.posttrain.policies import policy_names
+from gnomon.posttrain.policies import POLICIES
 from gnomon.posttrain.record import RunRecord
 from gnomon.posttrain.simulate import run
 from gnomon.report.posttrain.figures import (
@@ -48,7 +48,8 @@ def _count(name: str, label: str, default: int, group: str, *, most: float, **mo
 
 
 CONTROLS: tuple[Control, ...] = (
-    Choice("policy", "Policy", "elastic", options=policy_names, field=("policy.name", "scheduling policy"), wide=True),
+    Choice("policy", "Policy", "elastic", wide=True, options=POLICIES.names,
+           field=("policy.name", "scheduling policy")),
     Switch("pre", "Rollout also starts on the actor's GPUs", default=True, wide=True),
     Switch("wait", "Wait before the last mini-batch", wide=True),
     Switch("lend", "Rollout also starts on the inference GPUs", wide=True),
@@ -79,7 +80,7 @@ CONTROLS: tuple[Control, ...] = (
     _number("migration", "Migration", 4.0, "Components", most=1e4, unit="s"),
     _number("switch", "Switch", 5.0, "Components", most=1e4, unit="s"),
     _number("seed", "Seed", 0, "Components", most=2**31, whole=True),
-    Choices("policies", "Policies", COMPARED, options=policy_names, wide=True, group="Side by side"),
+    Choices("policies", "Policies", COMPARED, options=POLICIES.names, wide=True, group="Side by side"),
     Switch("oracle", "And the oracle, which knows every length", wide=True, group="Side by side"),
     Hidden("job"),
 )  # fmt: skip
@@ -209,7 +210,7 @@ def _register_comparison(app: Dash) -> None:
     )
     def choose(click: dict[str, Any] | None) -> Any:
         policy = click["points"][0].get("customdata") if click else None
-        return policy if policy in policy_names() else no_update
+        return policy if policy in POLICIES else no_update
 
 
 def asked(values: dict[str, Any]) -> tuple[Posttrain, tuple[str, ...], bool]:

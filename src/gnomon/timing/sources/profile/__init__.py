@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gnomon.core.errors import ConfigError, DataError
 from gnomon.timing.operators import Operator
-from gnomon.timing.sources import Context, register_source, shipped_profile
+from gnomon.timing.sources import Context, shipped_profile, timing_source
 from gnomon.timing.sources.profile import native, servingsim, vidur
 from gnomon.timing.sources.profile.measured import Measured
 from gnomon.timing.sources.profile.samples import Bundle
@@ -36,7 +36,7 @@ def read_bundle(path: str | Path, context: Context) -> Bundle:
     )
 
 
-@register_source("profile")
+@timing_source("profile", about="measured CSV/Parquet bundles (own format, Vidur's and LLMServingSim's layouts)")
 def make(context: Context) -> Measured:
     """The measurements in the folder that `timing.path` names, or those that come with the package."""
     path = context.config.path or shipped_profile(context.device, context.dtype)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from gnomon.catalog.devices import Device
 from gnomon.core.errors import DataError, MissingExtraError
-from gnomon.timing.sources import Context, register_source
+from gnomon.timing.sources import Context, timing_source
 from gnomon.timing.sources.profile.samples import Bundle
 from gnomon.timing.sources.silicon.attention import attention_kernels
 from gnomon.timing.sources.silicon.products import gemm_kernels
@@ -27,7 +27,7 @@ def has_device(device: Device) -> bool:
         return False
 
 
-@register_source("silicon")
+@timing_source("silicon", about="kernels measured in the package aiconfigurator-core (extra [silicon])")
 def make(context: Context) -> Silicon:
     """The measured kernels of the context's device, in `timing.engine` and `timing.engine_version`."""
     data_folder()
