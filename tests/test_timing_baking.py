@@ -202,7 +202,7 @@ class Partial:
 def partial() -> Iterator[None]:
     timing_source("partial")(Partial)
     yield
-    sources._FACTORIES.pop("partial")
+    sources.SOURCES.remove("partial")
 
 
 @pytest.mark.usefixtures("partial")

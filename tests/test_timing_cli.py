@@ -42,7 +42,7 @@ def test_two_sources_stand_side_by_side(cli) -> None:
     try:
         output = cli("time", "--source", "roofline", "--source", "twice").output
     finally:
-        sources._FACTORIES.pop("twice")
+        sources.SOURCES.remove("twice")
     assert "twice / roofline" in output
     assert output.count("2.00") > 10
 
