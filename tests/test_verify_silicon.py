@@ -80,6 +80,7 @@ def facts(**changes: Any) -> dict[str, Any]:
     plain = {
         "family": "inferencex", "engine": "trtllm", "model": "deepseek-r1", "device": "b200", "precision": "fp8",
         "date": "2026-02-01", "prompt": 1024, "output": 1024, "concurrency": 64, "gpus": 8,
+        "attention_groups": 1,
     }  # fmt: skip
     return plain | changes
 
@@ -154,7 +155,7 @@ def test_the_regret_of_a_wrong_choice_is_the_throughput_lost() -> None:
 
 
 def test_predictions_are_kept_and_failures_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GNOMON_CACHE", str(tmp_path))
+    monkeypatch.setattr(predict, "cache_home", lambda: tmp_path)
     asked: list[str] = []
 
     def fake(one: Server) -> Prediction:

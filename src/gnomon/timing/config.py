@@ -59,6 +59,9 @@ class TimingConfig(Config):
     expert_load: str = "balanced"
     """How tokens spread over experts: balanced, power_law_1.01, power_law_1.2, ..., or with the busiest experts copied,
     power_law_1.01_eplb. The busiest rank decides."""
+    expert_kernel: Literal["", "trtllm", "cutlass", "deepgemm", "triton", "marlin"] = ""
+    """Whose kernels run the experts, as engines let one choose; silicon: the fastest measured in the engine if not
+    given."""
     expert_exchange: Literal["auto", "all_to_all", "all_gather"] = "auto"
     """How a data-parallel group brings tokens to their experts: each where it is needed (DeepEP, NVLink all-to-all), or
     all of them everywhere (vLLM's and SGLang's default); auto: all-to-all with expert parallelism."""

@@ -32,6 +32,8 @@ class Launch:
     """Largest batch for which CUDA graphs are captured."""
     stream_interval: int
     """Tokens between two messages to the client."""
+    expert_kernel: str = ""
+    """Family of the experts' kernels."""
     receive_interval: int = 1
     """SGLang: decode steps between two looks for new requests."""
     batch_wait_iterations: int = 0
@@ -42,7 +44,8 @@ class Launch:
 
 def launch_of(facts: Mapping[str, Any]) -> Launch:
     """The settings of the server that `facts` describe: family, engine, model, device, precision, date, prompt, output,
-    concurrency, gpus."""
+    concurrency, gpus,
+    attention_groups."""
     rules = _rules()
     settings: dict[str, Any] = dict(rules["defaults"][facts["engine"]])
     for rule in rules["rules"]:
@@ -63,13 +66,16 @@ def _rules() -> Any:
 
 def _matches(value: Any, wanted: Any) -> bool:
     if isinstance(wanted, dict):
-        return bool(value >= wanted["from"])
+        return bool(wanted.get("from", value) <= value <= wanted.get("to", value))
     return value in wanted if isinstance(wanted, list) else bool(value == wanted)
+
+
+_NAMES = ("", "bf16", "fp8", "trtllm", "cutlass", "deepgemm", "triton", "marlin")
 
 
 def _value(value: Any, facts: Mapping[str, Any]) -> Any:
     """A number or a name as it stands, a formula computed."""
-    if not isinstance(value, str) or value in ("bf16", "fp8"):
+    if not isinstance(value, str) or value in _NAMES:
         return value
     return _evaluate(ast.parse(value, mode="eval").body, facts)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from gnomon.core.config import load
@@ -32,6 +33,24 @@ MODELS = {
 }
 """The file's models in the catalog. (Its DeepSeek-V3 rows are DeepSeek-R1 of another export: see their ids.)"""
 
+_SCHEMES = {
+    ("deepseek-r1", "fp4"): "nvfp4_mlp_and_output",
+    ("deepseek-v3.1", "fp4"): "nvfp4_mlp_and_output",
+    ("glm-5", "fp8"): "fp8_block",
+    ("glm-5", "fp4"): "nvfp4",
+    ("kimi-k2.5", "fp4"): "nvfp4",
+    ("llama-3.1-70b", "fp8"): "fp8",
+    ("llama-3.1-70b", "fp4"): "nvfp4_all",
+    ("llama-3.1-8b", "fp8"): "fp8",
+    ("minimax-m2.5", "fp4"): "nvfp4_experts",
+    ("qwen3-235b-a22b", "fp8"): "fp8_block",
+    ("qwen3-32b", "fp8"): "fp8_block",
+    ("qwen3-32b", "fp4"): "nvfp4_all",
+    ("qwen3.5-397b-a17b", "fp8"): "fp8_block",
+    ("qwen3.5-397b-a17b", "fp4"): "nvfp4_experts",
+}
+"""Quantised checkpoints of the file's models: those that the launch scripts name. Others are in their own precision."""
+
 
 def scenario_of(server: Server) -> Scenario:
     """The scenario that `gnomon simulate` would run for this server."""
@@ -55,9 +74,11 @@ def settings_of(server: Server) -> dict[str, Any]:
         },
         "timing": {
             "source": "silicon",
-            "path": server.engine,
-            "dtype": _dtype(server),
+            "engine": server.engine,
+            "engine_version": _version(server),
+            "dtype": _scheme(server),
             "kv_dtype": launch.kv_dtype,
+            "expert_kernel": launch.expert_kernel,
             "graph_sizes": "vllm",
         },
         "workload": {"client": client_of(server)},
@@ -85,11 +106,20 @@ def _facts(server: Server) -> dict[str, Any]:
         "output": server.output_tokens,
         "concurrency": server.concurrency,
         "gpus": server.layout.num_gpus,
+        "attention_groups": server.layout.attention_groups,
     }
 
 
-def _dtype(server: Server) -> str:
-    return {"fp8": "fp8", "fp4": "fp4", "int4": "int4", "bf16": "bf16", "": "bf16"}[server.precision]
+def _scheme(server: Server) -> str:
+    """How the checkpoint of this precision is quantised."""
+    named = _SCHEMES.get((model_of(server), server.precision))
+    return named or ("bf16" if server.precision == "bf16" else "auto")
+
+
+def _version(server: Server) -> str:
+    """The engine's version where it is one; nightly builds and images of another product take the newest tables."""
+    version = server.version or ""
+    return version if re.fullmatch(r"\d+\.\d+\.\d+[a-z0-9.]*", version) else ""
 
 
 def client_of(server: Server) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
+from itertools import product
 
 import numpy as np
 import polars as pl
@@ -30,26 +31,35 @@ DTYPES: dict[str, tuple[str, ...]] = {
 }
 """Number format -> what the tables call it, then what stands in for it."""
 LOADS = ("balanced", "power_law_1.01", "power_law_1.2")
+KERNELS = {
+    "trtllm": ("flashinfer_trtllm", "min_latency", "moe_torch_flow$"),
+    "cutlass": ("cutlass",),
+    "deepgemm": ("deepgemm",),
+    "triton": ("triton", "vllm_fused_moe"),
+    "marlin": ("marlin",),
+}
+"""Family of kernels -> how the tables' `kernel_source` names it (a regular expression)."""
 
 
 def find_experts(query: Query, operator: Operator, work: Experts) -> Found | None:
     """The shape and load themselves, in the engine's tables or the others'; else the nearest shape, scaled."""
-    for dtype in DTYPES.get(work.format.name, ()):
-        tables = query.tables("moe", "moe_perf")
-        for look in (_exact, _nearest):
+    tables = query.tables("moe", "moe_perf")
+    chosen = [query.expert_kernel] if query.expert_kernel else []
+    for dtype, kernel in product(DTYPES.get(work.format.name, ()), [*chosen, ""]):
+        for look in (_exact,) if kernel else (_exact, _nearest):
             for table in tables:
-                found = look(table, dtype, operator, work, query)
+                found = look(table, dtype, kernel, operator, work, query)
                 if found:
                     is_other = dtype != DTYPES[work.format.name][0]
                     return replace(found, provenance=f"{found.provenance}, in {dtype}") if is_other else found
     return None
 
 
-def _exact(table: Table, dtype: str, operator: Operator, work: Experts, query: Query) -> Found | None:
+def _exact(table: Table, dtype: str, kernel: str, operator: Operator, work: Experts, query: Query) -> Found | None:
     key = ("experts", work.num_experts, work.num_local, work.per_token, work.hidden, work.ffn)
     load = _measured_load(work.load)
     for wanted in dict.fromkeys((load, *LOADS)):
-        kernels = expert_kernels(table, dtype, wanted)
+        kernels = expert_kernels(table, dtype, wanted, kernel)
         if key not in kernels.bundle.samples:
             continue
         samples, words = kernels.bundle.samples[key], f"measured in {table.name}"
@@ -60,10 +70,10 @@ def _exact(table: Table, dtype: str, operator: Operator, work: Experts, query: Q
     return None
 
 
-def _nearest(table: Table, dtype: str, operator: Operator, work: Experts, query: Query) -> Found | None:
+def _nearest(table: Table, dtype: str, kernel: str, operator: Operator, work: Experts, query: Query) -> Found | None:
     """Slices and shares of the same layer first, then other layers."""
     load = _measured_load(work.load)
-    kernels = expert_kernels(table, dtype, load)
+    kernels = expert_kernels(table, dtype, load, kernel)
     shapes = list(kernels.bundle.samples)
     if not shapes:
         return None
@@ -86,7 +96,7 @@ def _shaped(work: Experts, key: Key, load: str) -> Experts:
 
 
 @lru_cache(maxsize=64)
-def expert_kernels(table: Table, dtype: str, load: str) -> Kernels:
+def expert_kernels(table: Table, dtype: str, load: str, kernel: str = "") -> Kernels:
     """Samples by experts of the layer and of the rank, choices, width, and the rank's slice of each expert.
 
     The busiest rank was measured; tokens are those of the whole group.
@@ -97,4 +107,6 @@ def expert_kernels(table: Table, dtype: str, load: str) -> Kernels:
     rows = rows.filter((pl.col("moe_dtype") == dtype) & (pl.col("distribution") == load)).with_columns(
         ffn=pl.col("inter_size") // pl.col("moe_tp_size"), num_local=pl.col("num_experts") // pl.col("moe_ep_size")
     )
+    if kernel:
+        rows = rows.filter(pl.col("kernel_source").str.contains("|".join(KERNELS[kernel])))
     return read_kernels(table, rows, "experts", _SHAPE, ("num_tokens",))

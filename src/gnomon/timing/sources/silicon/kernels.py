@@ -29,6 +29,8 @@ class Query:
     version: str
     kv_dtype: str
     roofline: Roofline
+    expert_kernel: str = ""
+    """Family of the experts' kernels, where it was chosen."""
 
     def tables(self, family: str, table: str) -> list[Table]:
         """Every file of a table, the best first."""
