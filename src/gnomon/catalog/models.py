@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from pydantic import NonNegativeInt, PositiveInt, model_validator
+from pydantic import model_validator
 
 from gnomon.catalog.attention import AttentionKind, Indexer, LatentAttention, LinearAttention, MlpKind, SlidingWindow
 from gnomon.catalog.devices import DTYPE_BYTES
@@ -14,6 +14,7 @@ from gnomon.catalog.quantization import Quantization, WeightFormat, WeightGroup,
 from gnomon.catalog.weights import Weights, attention_weights, layer_weights, mlp_weights
 from gnomon.core.config import Config
 from gnomon.core.errors import ConfigError
+from gnomon.core.sizes import Count, CountOrNone, Layers, Tokens
 
 if TYPE_CHECKING:
     from gnomon.catalog.parallelism import Parallelism
@@ -26,17 +27,17 @@ class Model(Config):
     hf_id: str = ""
     """The model's name on Hugging Face."""
     model_type: str = ""
-    num_layers: PositiveInt
-    hidden_size: PositiveInt
-    num_heads: PositiveInt
-    num_kv_heads: PositiveInt
-    head_dim: PositiveInt
-    ffn_size: NonNegativeInt
+    num_layers: Layers
+    hidden_size: Count
+    num_heads: Count
+    num_kv_heads: Count
+    head_dim: Count
+    ffn_size: CountOrNone
     """Width of the dense MLP; 0 where every layer has experts only."""
     is_gated: bool = True
     """Two up-projections whose outputs are multiplied (SwiGLU), rather than one."""
-    vocab_size: PositiveInt
-    max_context_tokens: PositiveInt
+    vocab_size: Count
+    max_context_tokens: Tokens
     tied_embeddings: bool = False
     """The head uses the embedding's weights."""
     qkv_bias: bool = False
@@ -49,16 +50,16 @@ class Model(Config):
     """Queries and keys are normalised per head."""
     parallel_attention: bool = False
     """Attention and MLP read the same normalised input (Phi), so a layer has one norm."""
-    num_experts: NonNegativeInt = 0
-    experts_per_token: NonNegativeInt = 0
-    expert_ffn_size: NonNegativeInt = 0
-    expert_hidden_size: NonNegativeInt = 0
+    num_experts: CountOrNone = 0
+    experts_per_token: CountOrNone = 0
+    expert_ffn_size: CountOrNone = 0
+    expert_hidden_size: CountOrNone = 0
     """Width to which tokens are projected before their experts (and back after); 0 where experts read them whole."""
-    shared_ffn_size: NonNegativeInt = 0
+    shared_ffn_size: CountOrNone = 0
     """Width of the experts that every token passes, all of them together."""
     shared_gate: bool = False
     """The shared experts' output is scaled by a gate of its own (Qwen)."""
-    num_dense_layers: NonNegativeInt = 0
+    num_dense_layers: CountOrNone = 0
     """First layers that have a dense MLP instead of experts."""
     router_bias: bool = False
     attention_layers: tuple[AttentionKind, ...] = ("full",)
@@ -77,7 +78,7 @@ class Model(Config):
     """The full layers' values come from the keys' projection (Gemma 4); the cache keeps both."""
     post_norm: bool = False
     """Outputs of attention and MLP are normalised too (Gemma)."""
-    num_mtp_layers: NonNegativeInt = 0
+    num_mtp_layers: CountOrNone = 0
     """Further layers that predict later tokens (speculative decoding); not part of the model proper."""
     checkpoint: Quantization = scheme("bf16")
     """Number formats in which its weights are published."""

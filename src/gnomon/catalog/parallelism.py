@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from pydantic import PositiveInt
-
 from gnomon.catalog.models import Model
 from gnomon.catalog.topology import Group
 from gnomon.core.config import Config
 from gnomon.core.errors import ConfigError
+from gnomon.core.sizes import Degree
 
 
 class Parallelism(Config):
     """Degrees of parallelism of one replica."""
 
-    tensor_parallel: PositiveInt = 1
+    tensor_parallel: Degree = 1
     """GPUs that share every layer."""
-    pipeline_parallel: PositiveInt = 1
+    pipeline_parallel: Degree = 1
     """Stages into which the layers are cut."""
-    data_parallel: PositiveInt = 1
+    data_parallel: Degree = 1
     """Attention groups that run in lockstep and share the experts of a mixture-of-experts model. (Independent copies
     of a model are replicas, not data parallelism.)"""
     expert_parallel: bool = False

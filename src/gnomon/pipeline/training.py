@@ -16,13 +16,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-from pydantic import PositiveInt
 
 from gnomon import catalog
 from gnomon.catalog import Group
 from gnomon.core.arrays import Floats
 from gnomon.core.config import Config
 from gnomon.core.errors import ConfigError
+from gnomon.core.sizes import Degree, Sequences, Tokens
 from gnomon.pipeline.costs import StepCosts
 from gnomon.pipeline.schedule import Schedule
 from gnomon.timing import Context, Operator, Timer, TimingConfig
@@ -49,13 +49,13 @@ class Training(Config):
     """GPU, by its name in the catalog."""
     node: str | None = None
     """Links between GPUs; the device's usual node unless given."""
-    tensor_parallel: PositiveInt = 1
+    tensor_parallel: Degree = 1
     """GPUs that share every layer: one rank of the pipeline."""
-    data_parallel: PositiveInt = 1
+    data_parallel: Degree = 1
     """Copies of the whole pipeline, which synchronise their gradients."""
-    micro_batch: PositiveInt = 1
+    micro_batch: Sequences = 1
     """Sequences per micro-batch."""
-    sequence: PositiveInt = 4096
+    sequence: Tokens = 4096
     """Tokens per sequence."""
     recompute: bool = False
     """Keep only the input of each layer and run its forward again before the backward."""

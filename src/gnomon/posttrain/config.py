@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from gnomon.core.config import Config
+from gnomon.core.sizes import Degree, Nodes, Seed, Sequences, Steps, Tokens
 from gnomon.timing import HostConfig
 
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -27,8 +28,8 @@ class PlacementConfig(Config):
 class ClusterConfig(Config):
     """The GPUs and who starts where."""
 
-    num_nodes: PositiveInt = 1
-    gpus_per_node: PositiveInt = 8
+    num_nodes: Nodes = 1
+    gpus_per_node: Degree = 8
     auto_scheduler: bool = False
     """Move GPUs between components during a step (policy elastic unless `policy` says otherwise)."""
     use_pre_process_policy: bool = True
@@ -48,8 +49,8 @@ class ClusterConfig(Config):
 class ComponentConfig(Config):
     """How one copy of the model is spread over GPUs, and how well it runs there."""
 
-    tensor_parallel: PositiveInt = 1
-    pipeline_parallel: PositiveInt = 1
+    tensor_parallel: Degree = 1
+    pipeline_parallel: Degree = 1
     efficiency: PositiveFloat = 1.0
     """Share of the operators' speed that is reached end to end (`gnomon posttrain calibrate`)."""
 
@@ -62,7 +63,7 @@ class ComponentConfig(Config):
 class RolloutConfig(ComponentConfig):
     """The generation engines."""
 
-    max_running_requests: PositiveInt = 256
+    max_running_requests: Sequences = 256
     """Sequences that one instance runs at once."""
     memory_utilization: Share = 0.85
     """Share of each GPU's memory for weights and KV cache."""
@@ -86,11 +87,11 @@ class ActorConfig(ComponentConfig):
 class AlgorithmConfig(Config):
     """What one step is made of."""
 
-    rollout_batch_size: PositiveInt = 64
+    rollout_batch_size: Steps = 64
     """Prompts per step."""
-    group_size: PositiveInt = 8
+    group_size: Sequences = 8
     """Samples per prompt."""
-    n_minibatches: PositiveInt = 4
+    n_minibatches: Sequences = 4
     """Training updates per step."""
     recompute_logprobs: bool = True
     """Run the inference component over the finished sequences."""
@@ -113,10 +114,10 @@ class LengthsConfig(Config):
     """empirical: response lengths, one number per line; scaled to `mean`."""
     group_correlation: Annotated[float, Field(ge=0, lt=1)] = 0.5
     """Correlation of the lengths inside a group."""
-    max_response: PositiveInt = 27_648
+    max_response: Tokens = 27_648
     """Longer responses are cut off."""
-    prompt_mean: PositiveInt = 256
-    max_prompt: PositiveInt = 1024
+    prompt_mean: Tokens = 256
+    max_prompt: Tokens = 1024
     drift: Annotated[float, Field(gt=-1)] = 0.0
     """Growth of the mean per step, e.g. 0.02."""
 
@@ -169,6 +170,6 @@ class Posttrain(Config):
     lengths: LengthsConfig = LengthsConfig()
     transitions: TransitionConfig = TransitionConfig()
     policy: PolicyConfig = PolicyConfig()
-    num_steps: PositiveInt = 1
-    seed: NonNegativeInt = 0
+    num_steps: Sequences = 1
+    seed: Seed = 0
     """Every random draw follows from it."""

@@ -6,10 +6,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from gnomon.core.config import Config, load
 from gnomon.core.errors import UnknownNameError
+from gnomon.core.sizes import CountOrNone, Degree, Requests, Seed, Sequences, Steps
 from gnomon.routing.domain import DomainConfig, RewardConfig
 from gnomon.serving.scenario import LengthsKnown
 
@@ -19,7 +20,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 class NetworkConfig(Config):
     """The size of the policy and of the critic."""
 
-    hidden: PositiveInt = 32
+    hidden: Degree = 32
     """Width of every layer."""
 
 
@@ -36,13 +37,13 @@ class DemosConfig(Config):
     probability of the best one."""
     base: str = "unselfish"
     """Rollout teacher: who routes the arrivals after the one that is tried."""
-    lookahead: PositiveInt = 64
+    lookahead: Sequences = 64
     """Rollout teacher: how many arrivals it looks ahead."""
-    steps_per_driver: PositiveInt = 700
+    steps_per_driver: Steps = 700
     """Decisions of every environment, per driver."""
-    num_environments: PositiveInt = 16
+    num_environments: Sequences = 16
     """Clusters that every driver acts in."""
-    dagger_rounds: NonNegativeInt = 2
+    dagger_rounds: CountOrNone = 2
     """Rounds in which the clone acts, the teacher labels, and the clone learns from all there is (DAgger). Each
     collects as many decisions as all drivers together."""
     temperature: PositiveFloat = 1.0
@@ -54,11 +55,11 @@ class DemosConfig(Config):
 class CloneConfig(Config):
     """Behaviour cloning: soft targets, cross-entropy, a validation split."""
 
-    epochs: PositiveInt = 30
+    epochs: Steps = 30
     """Passes over the demonstrations, at most: it stops earlier where validation stops improving."""
-    patience: PositiveInt = 6
+    patience: Steps = 6
     """Epochs without improvement after which it stops; the best epoch is kept."""
-    batch: PositiveInt = 256
+    batch: Steps = 256
     """Decisions per gradient step."""
     learning_rate: PositiveFloat = 1e-3
     validation_share: Annotated[float, Field(gt=0, lt=1)] = 0.1
@@ -75,17 +76,17 @@ class CloneConfig(Config):
 class TrainConfig(Config):
     """PPO with a leash to the policy it started from."""
 
-    updates: PositiveInt = 200
+    updates: Steps = 200
     """Rounds of collecting and learning."""
-    num_environments: PositiveInt = 64
+    num_environments: Sequences = 64
     """Clusters that run side by side."""
-    trace_group: PositiveInt = 8
+    trace_group: Steps = 8
     """Clusters that get the same arrivals, so that luck of the draw can be told from merit."""
-    steps: PositiveInt = 128
+    steps: Steps = 128
     """Decisions per cluster and update."""
-    epochs: PositiveInt = 3
+    epochs: Steps = 3
     """Passes over what was collected."""
-    minibatch: PositiveInt = 2048
+    minibatch: Steps = 2048
     """Decisions per gradient step."""
     learning_rate: PositiveFloat = 3e-4
     discount: Share = 0.99
@@ -100,35 +101,35 @@ class TrainConfig(Config):
     """Weight of KL(policy || the policy it started from), at first."""
     kl_end: NonNegativeFloat = 0.1
     """The weight that it falls to and then holds."""
-    kl_decay_steps: PositiveInt = 3000
+    kl_decay_steps: Steps = 3000
     """Gradient steps from the first to the last weight."""
     entropy_warmup: NonNegativeFloat = 0.0
     """Weight of the policy's entropy during warm-up: 0 leaves a good clone alone."""
-    entropy_warmup_steps: NonNegativeInt = 200
+    entropy_warmup_steps: CountOrNone = 200
     """Gradient steps of warm-up."""
     entropy_start: NonNegativeFloat = 0.002
     """Weight of the policy's entropy after warm-up."""
     entropy_end: NonNegativeFloat = 0.002
     """The weight that it then moves to, and holds."""
-    entropy_decay_steps: PositiveInt = 3000
+    entropy_decay_steps: Steps = 3000
     """Gradient steps from the first to the last weight."""
     target_kl: PositiveFloat = 0.03
     """The epochs of an update end early where the policy has moved further than this from the one that acted."""
     max_gradient: PositiveFloat = 0.5
     """Longest gradient (Euclidean norm); longer ones are shortened."""
-    critic_warmup: NonNegativeInt = 5
+    critic_warmup: CountOrNone = 5
     """First updates, in which only the critic learns: an untrained one would lead a good policy astray."""
     collapse_share: Share = 0.9
     """Share of one replica from which on a growing backlog is taken for a collapse, and training stops."""
-    validate_every: PositiveInt = 5
+    validate_every: Steps = 5
     """Updates between validations: the policy that did best in them is the one that is kept."""
-    validation_environments: PositiveInt = 32
+    validation_environments: Sequences = 32
     """Clusters of the validation, with traces that are never trained on."""
-    validation_steps: PositiveInt = 256
+    validation_steps: Steps = 256
     """Decisions of each of them."""
-    checkpoint_every: PositiveInt = 10
+    checkpoint_every: Steps = 10
     """Updates between checkpoints."""
-    keep: PositiveInt = 3
+    keep: Steps = 3
     """Checkpoints kept."""
 
     @model_validator(mode="after")
@@ -147,17 +148,17 @@ class CompareConfig(Config):
     """Routers beside the policies; all baselines if none is given."""
     num_seeds: Annotated[int, Field(ge=2)] = 5
     """Traces per scenario."""
-    first_seed: NonNegativeInt = 2000
+    first_seed: Seed = 2000
     """The first of their seeds. Training draws its traces from streams of other names; seeds below 2000 were looked at
     while the teacher and the presets were chosen."""
-    num_requests: PositiveInt | None = None
+    num_requests: Requests | None = None
     """Requests per trace; as the scenario says if not given."""
 
 
 class RouteConfig(Config):
     """Everything that decides what policy comes out."""
 
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
     """Every random draw follows from it."""
     lengths: LengthsKnown = "none"
     """What is known of a request's output when it arrives: `none` (only averages of what has finished), `noisy` (the

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
 
 from gnomon.core.config import Config
 from gnomon.core.errors import ConfigError
+from gnomon.core.sizes import CountOrNone, Requests, Seed
 from gnomon.workload import WorkloadConfig
 
 _STATISTIC = re.compile(r"mean|max|p(\d{1,2}(\.\d+)?)")
@@ -128,11 +129,11 @@ class EffortConfig(Config):
     """Relative width to which a capacity is bracketed."""
     convergence: Annotated[float, Field(gt=0, le=0.5)] = 0.02
     """Runs are long enough when twice the requests change the capacity by less."""
-    min_requests: PositiveInt = 1000
+    min_requests: Requests = 1000
     """Requests per replica of the shortest runs."""
-    max_requests: PositiveInt = 16_000
+    max_requests: Requests = 16_000
     """Requests per replica of the longest runs."""
-    num_intervals: NonNegativeInt = 3
+    num_intervals: CountOrNone = 3
     """How many of the best get a confidence interval."""
     num_sequences: Annotated[int, Field(ge=2, le=31)] = 5
     """Request sequences (seeds) from which it is made."""
@@ -158,7 +159,7 @@ class SearchConfig(Config):
     strategy: Literal["smart", "exhaustive"] = "smart"
     """smart passes over configurations that cannot win; exhaustive measures all."""
     effort: EffortConfig = EffortConfig()
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
     """Every random draw follows from it."""
     models: Names = ()
     """Several models: the search is done for each."""

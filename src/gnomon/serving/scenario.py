@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from gnomon.catalog import Parallelism
 from gnomon.catalog.memory import Planner
 from gnomon.core.config import Config, build
 from gnomon.core.errors import ConfigError
+from gnomon.core.sizes import BatchTokens, Blocks, Count, CountOrNone, DraftTokens, Replicas, Seed, Sequences, Tokens
 from gnomon.serving.engines import EngineConfig, engine, filled_in
 from gnomon.serving.policies import COMMON_DEFAULTS, POLICIES
 from gnomon.timing import TimingConfig
@@ -22,7 +23,7 @@ LengthsKnown = Literal["none", "noisy", "oracle"]
 class SpeculativeConfig(Config):
     """Speculative decoding: a cheap draft, checked by the model several tokens at a time."""
 
-    num_tokens: PositiveInt
+    num_tokens: DraftTokens
     """Tokens drafted per iteration."""
     acceptance: Annotated[float, Field(ge=0, le=1)] = 0.7
     """Chance that a drafted token is accepted, given that those before it were."""
@@ -36,11 +37,11 @@ class ReplicaConfig(Parallelism):
     memory_utilization: Share = 0.9
     """Share of each GPU's memory that may be used: for all (vLLM), for weights and KV cache (planner sglang); or share
     of what weights and activations leave free that the KV cache takes (planner trtllm)."""
-    num_kv_blocks: NonNegativeInt | None = None
+    num_kv_blocks: Blocks | None = None
     """KV blocks, if known; else planned from what weights and activations leave free."""
     planner: Planner = "gnomon"
     """How KV blocks are planned: as vLLM finds them (gnomon), as SGLang or TensorRT-LLM do, or by Vidur's formula."""
-    max_request_tokens: PositiveInt | None = None
+    max_request_tokens: Tokens | None = None
     """Longest prompt + output that is accepted; the model's context if not given."""
     speculative: SpeculativeConfig | None = None
     """Speculative decoding (policy vllm_v1)."""
@@ -60,18 +61,18 @@ class BatchingConfig(Config):
     """vllm_v1, sglang, trtllm, vllm, sarathi, orca, faster_transformer, lightllm, or your own."""
     file: str | None = None
     """Python file that registers your own policy."""
-    max_sequences: PositiveInt | None = None
+    max_sequences: Sequences | None = None
     """Requests that may run at once (batch cap). [256 for vllm_v1 and sglang, else 128]"""
-    max_batch_tokens: PositiveInt | None = None
+    max_batch_tokens: BatchTokens | None = None
     """Tokens of one iteration: the budget of vllm_v1 [8192] and sglang [8192], the chunk of sarathi [512], the most of
     a prefill batch for vllm and lightllm [4096]."""
-    max_chunk_tokens: PositiveInt | None = None
+    max_chunk_tokens: BatchTokens | None = None
     """Most tokens of one prompt in one iteration (vllm_v1: long_prefill_token_threshold)."""
-    block_size: PositiveInt | None = None
+    block_size: Tokens | None = None
     """Tokens per KV block. [16; 1 for lightllm]"""
     watermark: Annotated[float, Field(ge=0, lt=1)] | None = None
     """Share of the blocks that admission leaves free. [0 for vllm_v1 and sglang, else 0.01]"""
-    max_waiting_iterations: NonNegativeInt = 10
+    max_waiting_iterations: CountOrNone = 10
     """lightllm: decode iterations between prefills."""
     prefix_cache: bool | None = None
     """Find KV blocks again by what they hold. [true for vllm_v1 and sglang; the others have none]"""
@@ -128,13 +129,13 @@ class FrontEndConfig(Config):
     """Seconds to take in a request (HTTP, parsing), one after another."""
     per_prompt_token_s: NonNegativeFloat = 0.0
     """Seconds to tokenise one token of a prompt, one request after another."""
-    workers: PositiveInt = 1
+    workers: Sequences = 1
     """Requests of one replica that are taken in at the same time."""
     reply_s: NonNegativeFloat = 0.0
     """Seconds from a token to the client: detokenising, and the way back."""
     per_message_s: NonNegativeFloat = 0.0
     """Seconds to write one message of a stream; a replica writes one after another."""
-    stream_interval: PositiveInt = 1
+    stream_interval: Count = 1
     """Tokens per message of a stream; the first token is always sent alone."""
 
 
@@ -142,7 +143,7 @@ class PoolConfig(Config):
     """Replicas of one kind in a fleet of several kinds. What is not given is as in the scenario, key by key within its
     sections too; but a pool with another batching policy starts from that policy's defaults."""
 
-    num_replicas: PositiveInt = 1
+    num_replicas: Replicas = 1
     device: str | None = None
     node: str | None = None
     replica: ReplicaConfig | None = None
@@ -189,7 +190,7 @@ class Scenario(Config):
     """GPU (`gnomon catalog devices`)."""
     node: str | None = None
     """How the GPUs are linked (`gnomon catalog nodes`); the usual one for the device if not given."""
-    num_replicas: PositiveInt = 1
+    num_replicas: Replicas = 1
     """Copies of the model."""
     engine: EngineConfig | None = None
     """vllm, sglang or trtllm: sets what is not given of batching, replica, timing and front_end as that engine does."""
@@ -206,7 +207,7 @@ class Scenario(Config):
     """US dollars; the catalog's price if not given."""
     time_limit_s: PositiveFloat | None = None
     """Stop here, whatever is still running."""
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
     """Every random draw follows from it."""
 
     @model_validator(mode="before")

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
-from pydantic import ConfigDict, Field, PositiveFloat, PositiveInt, field_validator
+from pydantic import ConfigDict, Field, PositiveFloat, field_validator
 
 from gnomon.core.arrays import Floats
 from gnomon.core.config import Config
+from gnomon.core.sizes import Count
 from gnomon.core.streams import stream
 from gnomon.workload.requests import ArrivalShape, Profile
 
@@ -78,7 +79,7 @@ class ClosedLoop(Process):
     """A fixed number of users: the next request is sent when one is answered."""
 
     process: Literal["closed_loop"] = "closed_loop"
-    concurrency: PositiveInt
+    concurrency: Count
     """Users, each with one request in flight."""
     think_s: Annotated[float, Field(ge=0)] = 0.0
     """Mean pause between an answer and the next request, in seconds."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar
 
-from pydantic import ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import ConfigDict, Field, PositiveFloat, model_validator
 
 from gnomon.core.config import Config, build, submodels
 from gnomon.core.errors import ConfigError, UnknownNameError
+from gnomon.core.sizes import Count, CountOrNone, Requests, Tokens
 from gnomon.workload.arrivals import Arrivals, Poisson
 from gnomon.workload.clients import ClientConfig
 from gnomon.workload.formats import FORMATS, TimeUnit, TraceFormat
@@ -84,15 +85,15 @@ class SessionsConfig(Config):
     (prompts and answers), and that.
     """
 
-    num_active: PositiveInt = 64
+    num_active: Count = 64
     """Conversations open at a time; a new one starts when one has had all its turns."""
-    turns: PositiveInt = 5
+    turns: Count = 5
     """Requests per conversation."""
-    shared_prefix_tokens: Annotated[int, Field(ge=0)] = 0
+    shared_prefix_tokens: CountOrNone = 0
     """Tokens at the start of every prompt that conversations have in common (a system prompt)."""
-    num_shared_prefixes: PositiveInt = 1
+    num_shared_prefixes: Count = 1
     """Different shared prefixes, each used by an equal share of the conversations."""
-    block_tokens: PositiveInt = 16
+    block_tokens: Tokens = 16
     """Tokens per hashed block; best equal to the KV block size."""
 
 
@@ -108,9 +109,9 @@ class WorkloadConfig(Config):
     """Named lengths: chat-1m (if nothing else is chosen), arxiv-4k, bwb-4k, azure-conv, azure-code, or a file."""
     rate: PositiveFloat | None = None
     """Mean requests per second (if not given: 6.45, or as recorded in the trace)."""
-    num_requests: PositiveInt | None = None
+    num_requests: Requests | None = None
     """How many requests (if not given: 10,000, or the whole trace)."""
-    warmup_requests: NonNegativeInt = 0
+    warmup_requests: CountOrNone = 0
     """Closed loop: requests like the first one that are sent, and all answered, before the measured ones start. They
     are simulated but left out of every figure."""
     arrivals: Arrivals = Field(default_factory=Poisson)
@@ -123,7 +124,7 @@ class WorkloadConfig(Config):
     """Multiply prompt lengths."""
     output_scale: PositiveFloat = 1.0
     """Multiply output lengths."""
-    max_tokens: Annotated[int, Field(ge=2)] | None = None
+    max_tokens: Annotated[Tokens, Field(ge=2)] | None = None
     """Most prompt + output tokens of a request."""
     over_long: OverLong = "reject"
     """What happens to longer ones: reject (refused and counted), truncate (prompt first), or drop (never sent)."""

@@ -5,18 +5,22 @@ from __future__ import annotations
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
-from pydantic import ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import ConfigDict, Field, PositiveFloat, model_validator
 
 from gnomon.core.arrays import Floats
 from gnomon.core.config import Config
+from gnomon.core.sizes import Tokens as Length
 from gnomon.core.streams import stream
 from gnomon.workload.requests import Tokens
 
-Range = tuple[PositiveInt, PositiveInt]
+Range = tuple[Length, Length]
 Correlation = Annotated[float, Field(ge=-1, le=1)]
 
 # The standard normal's 90th percentile.
 Z90 = 1.2815515655446004
+
+
+MAX_RANKS = 10_000_000
 
 
 class Distribution(Config):
@@ -31,9 +35,9 @@ class Fixed(Distribution):
 
     distribution: Literal["fixed"] = "fixed"
     """How lengths vary: fixed, uniform, zipf, lognormal, mixture, empirical, preset or trace."""
-    prompt: PositiveInt
+    prompt: Length
     """Prompt tokens."""
-    output: PositiveInt
+    output: Length
     """Output tokens."""
 
 
@@ -78,6 +82,8 @@ class Zipf(Distribution):
     def _some_range(self) -> Zipf:
         if self.total[0] > self.total[1]:
             raise ValueError(f"the range [{self.total[0]}, {self.total[1]}] is empty")
+        if self.total[1] - self.total[0] > MAX_RANKS:
+            raise ValueError(f"the range may hold at most {MAX_RANKS:,} totals: each has a probability of its own")
         return self
 
 

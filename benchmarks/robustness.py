@@ -1,0 +1,56 @@
+"""Thousands of nasty command lines, and runs killed at random: `python -m benchmarks.robustness --help`.
+
+No traceback, no hang beyond 20 processor seconds, no exit code but 0, 1 and 2, nothing half-written. Linux only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+
+from nasty_kit import all_cases, corpus, run_case, warm_up
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--per-option", type=int, help="Values of each option, at random; all if not given.")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default="", help="Command lines that begin with this.")
+    parser.add_argument("--part", default="0/1", help="I/N: every N-th case from the I-th on.")
+    parser.add_argument("--log", type=Path, help="A line for every case.")
+    options = parser.parse_args()
+    cases = [one for one in all_cases(options.seed, options.per_option) if str(one).startswith(options.only)]
+    number, count = (int(word) for word in options.part.split("/"))
+    cases = cases[number::count]
+    folder = Path(tempfile.mkdtemp(prefix="gnomon-robustness-"))
+    corpus(folder)
+    warm_up()
+    codes: Counter[int] = Counter()
+    problems = 0
+    began, used = time.monotonic(), 0.0
+    for case in cases:
+        ended = run_case(case, folder)
+        corpus(folder)
+        codes[ended.code] += 1
+        used += ended.seconds
+        if options.log:
+            with options.log.open("a", encoding="utf-8", errors="replace") as log:
+                said = " | ".join(ended.text.strip().splitlines()[-3:])[-300:]
+                log.write(f"{ended.code}\t{ended.seconds:.2f}\t{case}\t{said}\n")
+        if ended.problem:
+            problems += 1
+            print(f"{ended.problem}\n    gnomon {case}", flush=True)
+    minutes = (time.monotonic() - began) / 60
+    print(f"{len(cases):,} command lines, {problems} problems; exit codes {dict(sorted(codes.items()))}; "
+          f"{minutes:.1f} min by the clock, {used / 60:.1f} min of the processor")  # fmt: skip
+    sys.exit(1 if problems else 0)
+
+
+if __name__ == "__main__":
+    main()
