@@ -92,9 +92,9 @@ class BatchingConfig(Config):
 class ResolvedBatching(BatchingConfig):
     """Batching with nothing left open."""
 
-    max_sequences: PositiveInt
-    max_batch_tokens: PositiveInt
-    block_size: PositiveInt
+    max_sequences: Sequences
+    max_batch_tokens: BatchTokens
+    block_size: Tokens
     watermark: float
     prefix_cache: bool
 
