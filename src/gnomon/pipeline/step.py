@@ -87,8 +87,7 @@ def training_figures(costs: TrainingCosts, schedule: Schedule, run: Run) -> Trai
         step_s=run.total_time,
         samples_per_s=samples,
         tokens_per_s=samples * t.sequence,
-        mfu=costs.step_flops(m)
-        / (run.total_time * gpus * costs.device.flops(costs.model.precision(t.timing.dtype).dtype)),
+        mfu=costs.step_flops(m) / (run.total_time * gpus * costs.device.flops(costs.timer.context.dtype)),
         peak_bytes=np.array([held + curve.peak for held, curve in zip(static, curves, strict=True)]),
         memory=[Curve(c.times, (c.values + held) / GB) for held, c in zip(static, curves, strict=True)],
         device_bytes=float(costs.device.memory_bytes),

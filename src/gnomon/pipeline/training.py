@@ -1,18 +1,9 @@
-"""Costs of a real model on a real GPU: the operators and times of serving, run forward and backward.
-
-A micro-batch of `micro_batch` sequences passes a stage as one prompt pass over all its tokens, without a KV cache and
-with the head over every token. The backward pass follows operator by operator:
-
-- a matrix multiplication becomes two of the same FLOPs: the input gradient with n and k swapped, the weight gradient
-  with the tokens as its k;
-- attention takes 2.5 times its forward (five multiplications instead of two, arXiv 2307.08691), element-wise operators
-  1.5 times (two tensors in and one out, instead of one and one), collectives again what they took.
-"""
+"""Costs of a real model on a real GPU: the passes of `gnomon.timing.passes`, transfers and gradient synchronisation."""
 
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -25,19 +16,13 @@ from gnomon.core.errors import ConfigError
 from gnomon.core.sizes import Degree, Sequences, Tokens
 from gnomon.pipeline.costs import StepCosts
 from gnomon.pipeline.schedule import Schedule
-from gnomon.timing import Context, Operator, Timer, TimingConfig
+from gnomon.timing import TimingConfig
 from gnomon.timing.communication import collective_s
-from gnomon.timing.operators import ACTIVATION_BYTES, Communication, Elementwise, Experts, Gemm, Prefill
+from gnomon.timing.operators import ACTIVATION_BYTES
+from gnomon.timing.passes import GRADIENT_BYTES, OPTIMIZER_BYTES, WEIGHT_BYTES, stage_passes, training_timer
 
-ATTENTION_BACKWARD = 2.5
-ELEMENTWISE_BACKWARD = 1.5
 WEIGHT_GRAD_MEMORY = 32 / 34
 """Share of a layer's activations that its weight gradients need (arXiv 2401.10241: M_W = 32h of M_B = 34h)."""
-WEIGHT_AND_GRADIENT_BYTES = 4.0
-OPTIMIZER_BYTES = 12.0
-"""Per parameter in mixed-precision Adam (arXiv 1910.02054): bf16 weight and gradient; float32 weight, two moments."""
-SERVING_ONLY = ("kv_write", "attention_decode", "sampler", "logits_all_gather", "send_recv")
-"""Operators that a training pass does not have (or, for `send_recv`, that the network simulates)."""
 
 
 class Training(Config):
@@ -85,8 +70,7 @@ class TrainingCosts:
         self.model, self.device = catalog.model(training.model), catalog.device(training.device)
         self.node = catalog.node(training.node) if training.node else catalog.default_node(self.device)
         self.parallelism = catalog.Parallelism(tensor_parallel=training.tensor_parallel, pipeline_parallel=num_stages)
-        self.parallelism.check(self.model)
-        self.timer = Timer(Context(self.model, self.device, self.node, self.parallelism, training.timing))
+        self.timer = training_timer(self.model, self.device, self.node, self.parallelism, training.timing)
         self.tokens = training.micro_batch * training.sequence
 
     @cached_property
@@ -126,7 +110,7 @@ class TrainingCosts:
     def static_bytes(self, schedule: Schedule) -> Floats:
         """Weights, gradients and optimizer state on each rank."""
         shards = self.training.data_parallel if self.training.shard_optimizer else 1
-        each = WEIGHT_AND_GRADIENT_BYTES + OPTIMIZER_BYTES / shards
+        each = WEIGHT_BYTES + GRADIENT_BYTES + OPTIMIZER_BYTES / shards
         ranks = range(schedule.num_ranks)
         return np.array([each * sum(self.stages[s].parameters for s in schedule.stages_of(rank)) for rank in ranks])
 
@@ -136,57 +120,17 @@ class TrainingCosts:
         return 3.0 * forward * num_microbatches * self.training.tensor_parallel
 
     def _stage(self, stage: int) -> StageCost:
-        forward = input_grad = weight_grad = flops = 0.0
-        for operator in self.timer.operators(stage):
-            if operator.name in SERVING_ONLY:
-                continue
-            f, i, w = (operator.count * seconds for seconds in self._passes(operator))
-            forward, input_grad, weight_grad = forward + f, input_grad + i, weight_grad + w
-            flops += operator.count * self._flops(operator)
-        if self.training.recompute:
+        t = self.training
+        passes = stage_passes(self.timer, stage, np.array([float(t.sequence)]), t.micro_batch)
+        forward, input_grad, weight_grad = (
+            float(seconds[0]) for seconds in (passes.forward, passes.input_grad, passes.weight_grad)
+        )
+        if t.recompute:
             input_grad += forward
         layers = self.parallelism.layers_of_stage(self.model, stage)
         parameters = self.model.weight_bytes_of_stage(self.parallelism, stage, "bf16") / 2.0
-        return StageCost(forward, input_grad, weight_grad, flops, sum(map(self._layer_bytes, layers)), parameters)
-
-    def _passes(self, operator: Operator) -> tuple[float, float, float]:
-        """Seconds of one call: forward, input gradient, weight gradient."""
-        work, tokens = operator.work, float(self.tokens)
-        match work:
-            case Gemm():
-                forward = self._seconds(operator, tokens)
-                transposed = self._like(operator, Gemm(work.k, work.n, work.format), tokens, forward)
-                by_tokens = Gemm(work.n, self.tokens, work.format)
-                return forward, transposed, self._like(operator, by_tokens, float(work.k), forward)
-            case Experts():
-                forward = self._seconds(operator, tokens)
-                return forward, forward, forward
-            case Elementwise():
-                forward = self._seconds(operator, tokens)
-                return forward, ELEMENTWISE_BACKWARD * forward, 0.0
-            case Prefill():
-                forward = self.training.micro_batch * self._seconds(operator, float(self.training.sequence), 0.0)
-                return forward, ATTENTION_BACKWARD * forward, 0.0
-            case Communication():
-                forward = self._seconds(operator, work.bytes_each * tokens)
-                return forward, forward, 0.0
-        raise AssertionError(f"{operator.name}: a training pass has no {operator.kind}")
-
-    def _seconds(self, operator: Operator, *sizes: float) -> float:
-        return float(self.timer.seconds(operator, *(np.array([size]) for size in sizes))[0])
-
-    def _like(self, operator: Operator, work: Gemm, rows: float, forward: float) -> float:
-        """Seconds of another multiplication, from the forward one's by the ratio that the roofline has for the two."""
-        roofline = self.timer.roofline
-        before = roofline.seconds(operator, np.array([float(self.tokens)]))
-        after = roofline.seconds(replace(operator, work=work), np.array([rows]))
-        return forward * float(after[0] / before[0])
-
-    def _flops(self, operator: Operator) -> float:
-        if isinstance(operator.work, Prefill):
-            sizes = (np.array([float(self.training.sequence)]), np.zeros(1))
-            return self.training.micro_batch * float(operator.flops(*sizes)[0])
-        return float(operator.flops(np.array([float(self.tokens)]))[0])
+        kept = sum(map(self._layer_bytes, layers))
+        return StageCost(forward, input_grad, weight_grad, float(passes.flops[0]), kept, parameters)
 
     def _layer_bytes(self, layer: int) -> float:
         """What one layer keeps of one micro-batch on one GPU: the inputs of its norms and multiplications.
@@ -215,6 +159,6 @@ class TrainingCosts:
         return float(none), float(whole - none)
 
     def _sync_s(self, stage: StageCost, num_ranks: int) -> float:
-        gradients = np.array([stage.parameters * ACTIVATION_BYTES])
+        gradients = np.array([stage.parameters * GRADIENT_BYTES])
         group = catalog.replicas(self.training.data_parallel, self.training.tensor_parallel * num_ranks)
         return float(collective_s("all_reduce", gradients, group, self.node)[0])

@@ -1,8 +1,7 @@
 """Seconds of everything but generation: log-probabilities, training, weight sync, resharding.
 
-A sequence passes a copy of the model as one prompt pass without a KV cache, with the head over every token, timed by
-the operators of `gnomon.timing`. Log-probabilities are one such forward pass; training is three (forward, gradients of
-inputs and of weights) plus what is recomputed. `efficiency` of the component divides both.
+Sequences pass a copy of the model one after another (`gnomon.timing.passes`): log-probabilities are a forward pass,
+training is a forward and a backward pass and what is recomputed. `efficiency` of the component divides both.
 """
 
 from __future__ import annotations
@@ -16,17 +15,14 @@ from gnomon import catalog
 from gnomon.catalog import Parallelism, replicas
 from gnomon.core.arrays import Floats, Ints
 from gnomon.posttrain.config import ComponentConfig, Posttrain
-from gnomon.timing import Context, Timer, TimingConfig
 from gnomon.timing.communication import collective_s
-from gnomon.timing.operators import Communication, Prefill
+from gnomon.timing.passes import GRADIENT_BYTES, WEIGHT_BYTES, stage_passes, training_timer
 
-SERVING_ONLY = ("kv_write", "attention_decode", "sampler", "logits_all_gather")
-"""Operators that a pass over finished sequences does not have."""
+LENGTHS = np.unique(np.rint(np.concatenate([[1.0], np.geomspace(16, 262_144, 240)])))
+"""Tokens of the sequences for which passes are timed; those between lie on a straight line."""
 RESHARD_PARAMETERS = (1.54e9, 7.6e9, 32.8e9)
 RESHARD_S = (0.5, 1.3, 2.8)
 """Published resharding times of the actor by model size (Qwen2.5 1.5B, 7B, 32B)."""
-WEIGHT_BYTES = 2.0
-GRADIENT_BYTES = 4.0
 
 
 class Costs:
@@ -37,23 +33,29 @@ class Costs:
         self.model = catalog.model(config.model)
         device = catalog.device(config.device)
         self.node = catalog.node(config.node) if config.node else catalog.default_node(device)
-        self._forward = {
-            name: _forward_grid(config.model, config.device, config.node, part.tensor_parallel, part.pipeline_parallel)
-            for name, part in (("inference", config.inference), ("actor", config.actor))
-        }
+        self._logprob, _ = self._passes(config.inference)
+        forward, backward = self._passes(config.actor)
+        self._train = (1.0 + config.actor.recompute) * forward + backward
 
-    def forward_s(self, component: str, tokens: Ints) -> Floats:
-        """Seconds of a forward pass of each sequence on one copy of the component, all stages in turn."""
-        lengths, seconds = self._forward[component]
-        return np.interp(tokens, lengths, seconds)
+    def _passes(self, part: ComponentConfig) -> tuple[Floats, Floats]:
+        c = self.config
+        return _pass_grid(c.model, c.device, c.node, part.tensor_parallel, part.pipeline_parallel)
+
+    def forward_s(self, tokens: Ints) -> Floats:
+        """Seconds of a forward pass of each sequence on one copy for inference, all stages in turn."""
+        return np.interp(tokens, LENGTHS, self._logprob)
+
+    def train_s(self, tokens: Ints) -> Floats:
+        """Seconds of forward, recomputation and backward of each sequence on one copy of the actor."""
+        return np.interp(tokens, LENGTHS, self._train)
 
     def logprob_s(self, tokens: Ints) -> float:
         """Log-probabilities of these sequences on one copy, as one batch."""
-        return self._rank_s(self.config.inference, self.forward_s("inference", tokens), 1.0)
+        return self._rank_s(self.config.inference, self.forward_s(tokens))
 
     def logprob_each_s(self, tokens: Ints) -> list[float]:
         """Log-probabilities of each of these sequences alone on one copy."""
-        each: list[float] = (self.forward_s("inference", tokens) / self.config.inference.efficiency).tolist()
+        each: list[float] = (self.forward_s(tokens) / self.config.inference.efficiency).tolist()
         return each
 
     def train_at_once(self, tokens: Ints, num_gpus: int) -> tuple[float, float]:
@@ -63,8 +65,7 @@ class Costs:
         """
         actor = self.config.actor
         copies = num_gpus // actor.num_gpus
-        ranks = self._deal(self.forward_s("actor", tokens), copies)
-        busy = [self._rank_s(actor, rank, self._passes) for rank in ranks]
+        busy = [self._rank_s(actor, rank) for rank in self._deal(self.train_s(tokens), copies)]
         gradients = self._gradient_s(copies)
         return max(busy) + gradients, sum(busy) / copies + gradients
 
@@ -80,7 +81,7 @@ class Costs:
         end_s = busy_s = 0.0
         for group in np.argsort(ready_s, kind="stable"):
             free_s, rank, room = heapq.heappop(ranks)
-            seconds = self._rank_s(actor, self.forward_s("actor", tokens[group]), self._passes)
+            seconds = self._rank_s(actor, self.train_s(tokens[group]))
             done_s = max(free_s, float(ready_s[group])) + seconds
             busy_s += seconds
             end_s = max(end_s, done_s)
@@ -89,33 +90,28 @@ class Costs:
         gradients = self._gradient_s(copies)
         return end_s + gradients, busy_s / copies + gradients
 
-    @property
-    def _passes(self) -> float:
-        """Forward passes that a training pass is worth."""
-        return 3.0 + self.config.actor.recompute
-
-    def _deal(self, forward_s: Floats, copies: int) -> list[Floats]:
+    def _deal(self, each_s: Floats, copies: int) -> list[Floats]:
         """Whole groups to data-parallel ranks: in order, or the longest to the least loaded rank with room."""
         if not self.config.actor.balance:
-            return [part.ravel() for part in np.array_split(forward_s, copies)]
-        room = -(-len(forward_s) // copies)
+            return [part.ravel() for part in np.array_split(each_s, copies)]
+        room = -(-len(each_s) // copies)
         ranks: list[list[int]] = [[] for _ in range(copies)]
         load = np.zeros(copies)
-        weight = forward_s.sum(axis=1)
+        weight = each_s.sum(axis=1)
         for group in np.argsort(-weight, kind="stable"):
             open_ranks = [r for r in range(copies) if len(ranks[r]) < room]
             rank = min(open_ranks, key=lambda r: (load[r], r))
             ranks[rank].append(int(group))
             load[rank] += weight[group]
-        return [forward_s[rank].ravel() for rank in ranks]
+        return [each_s[rank].ravel() for rank in ranks]
 
-    def _rank_s(self, part: ComponentConfig, forward_s: Floats, passes: float) -> float:
+    def _rank_s(self, part: ComponentConfig, each_s: Floats) -> float:
         """Sequences one after another through the stages of one copy, with the pipeline's fill and drain."""
-        if not forward_s.size:
+        if not each_s.size:
             return 0.0
         stages = part.pipeline_parallel
-        bubble = 1.0 + (stages - 1) / forward_s.size
-        return passes * float(forward_s.sum()) / stages * bubble / part.efficiency
+        bubble = 1.0 + (stages - 1) / each_s.size
+        return float(each_s.sum()) / stages * bubble / part.efficiency
 
     def _gradient_s(self, copies: int) -> float:
         actor = self.config.actor
@@ -145,24 +141,13 @@ class Costs:
 
 
 @lru_cache(maxsize=64)
-def _forward_grid(model: str, device: str, node: str | None, tensor: int, pipeline: int) -> tuple[Floats, Floats]:
-    """Lengths and the seconds of a pass of one sequence of that length."""
-    shape, silicon = catalog.model(model), catalog.device(device)
-    parallelism = Parallelism(tensor_parallel=tensor, pipeline_parallel=pipeline)
-    parallelism.check(shape)
-    place = catalog.node(node) if node else catalog.default_node(silicon)
-    timer = Timer(Context(shape, silicon, place, parallelism, TimingConfig()))
-    lengths = np.unique(np.rint(np.concatenate([[1.0], np.geomspace(16, 262_144, 240)])))
-    seconds = np.zeros(lengths.size)
-    for stage in range(pipeline):
-        for operator in timer.operators(stage):
-            if operator.name in SERVING_ONLY:
-                continue
-            work = operator.work
-            sizes: tuple[Floats, ...] = (lengths,)
-            if isinstance(work, Prefill):
-                sizes = (lengths, np.zeros_like(lengths))
-            elif isinstance(work, Communication):
-                sizes = (work.bytes_each * lengths,)
-            seconds += operator.count * timer.seconds(operator, *sizes)
-    return lengths, seconds
+def _pass_grid(model: str, device: str, node: str | None, tensor: int, pipeline: int) -> tuple[Floats, Floats]:
+    """Seconds of a forward and of a backward pass of one sequence of each of `LENGTHS`."""
+    gpu = catalog.device(device)
+    place = catalog.node(node) if node else catalog.default_node(gpu)
+    cut = Parallelism(tensor_parallel=tensor, pipeline_parallel=pipeline)
+    timer = training_timer(catalog.model(model), gpu, place, cut)
+    stages = [stage_passes(timer, stage, LENGTHS) for stage in range(pipeline)]
+    forward = np.sum([one.forward + one.handover for one in stages], axis=0)
+    backward = np.sum([one.input_grad + one.weight_grad + one.handover for one in stages], axis=0)
+    return forward, backward

@@ -17,7 +17,7 @@ from gnomon.timing.breakdown import Batch, expected_error
 from gnomon.timing.config import CAPTURE_SIZES, TimingConfig
 from gnomon.timing.host import HostConfig
 from gnomon.timing.iteration import SKEW_BINS, IterationTables, geometric_axis
-from gnomon.timing.operators import Experts, Gemm, Operator, mixed_attention
+from gnomon.timing.operators import Operator, mixed_attention
 from gnomon.timing.sources import SOURCES, Context
 from gnomon.timing.sources.table import each_stage, given_tables
 from gnomon.timing.timer import Timer, axis_of, message_bytes
@@ -106,8 +106,7 @@ class _Oven:
             sequence_s=self._stack(stages, "sequence", self.max_sequences),
             prefill_s=self._attention(
                 stages, "attention_prefill", *np.meshgrid(self.chunk_axis[1:], self.kv_axis, indexing="ij")
-            )
-            / self._clock,
+            ),
             decode_s=decodes[:, self._padding(self.max_sequences), None] + self._decode_attention(stages),
             mixed_s=self._mixed(stages),
             chunk_axis=self.chunk_axis,
@@ -132,15 +131,8 @@ class _Oven:
     def _call(self, operator: Operator, axis: str, at: Floats) -> Floats:
         key = (operator.name, operator.work, axis)
         if key not in self._calls:
-            seconds = self.timer.seconds(operator, at * message_bytes(operator))
-            if isinstance(operator.work, Gemm | Experts):
-                seconds = seconds[0] + (seconds - seconds[0]) / self._clock
-            self._calls[key] = seconds
+            self._calls[key] = self.timer.seconds(operator, at * message_bytes(operator))
         return self._calls[key]
-
-    @property
-    def _clock(self) -> float:
-        return self.timer.context.config.clock
 
     def _attention(self, stages: list[list[Operator]], kind: str, rows: Floats, kv: Floats) -> Floats:
         """[stage, rows, kv], summed over the kinds of layers: `rows` and `kv` are planes. No rows, no time."""

@@ -6,7 +6,7 @@ import numpy as np
 
 from gnomon.core.arrays import Floats
 from gnomon.core.units import size
-from gnomon.timing.operators import Communication, Operator
+from gnomon.timing.operators import Communication, Experts, Gemm, Operator
 from gnomon.timing.sources import Context, Range, Source, make_source
 from gnomon.timing.sources.roofline import Roofline
 
@@ -29,7 +29,17 @@ class Timer:
         return self.context.operators(stage)
 
     def seconds(self, operator: Operator, *sizes: Floats) -> Floats:
-        """Seconds of one call. Sizes outside the measured range take the roofline's shape from its edge on."""
+        """Seconds of one call at the configured clock.
+
+        Sizes outside the measured range take the roofline's shape from its edge on.
+        """
+        seconds, clock = self._at_full_clock(operator, *sizes), self.context.config.clock
+        if clock < 1.0 and isinstance(operator.work, Gemm | Experts):
+            one = self._at_full_clock(operator, np.ones(1))
+            return one + (seconds - one) / clock
+        return seconds / clock if operator.kind == "attention_prefill" else seconds
+
+    def _at_full_clock(self, operator: Operator, *sizes: Floats) -> Floats:
         measured = self.source.measured(operator)
         if measured is None:
             if not operator.is_fused:
