@@ -12,7 +12,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from gnomon import catalog
-from gnomon.catalog import Parallelism, replicas
+from gnomon.catalog import Node, Parallelism, replicas
 from gnomon.core.arrays import Floats, Ints
 from gnomon.posttrain.config import ComponentConfig, Posttrain
 from gnomon.timing.communication import collective_s
@@ -31,15 +31,16 @@ class Costs:
     def __init__(self, config: Posttrain) -> None:
         self.config = config
         self.model = catalog.model(config.model)
-        device = catalog.device(config.device)
-        self.node = catalog.node(config.node) if config.node else catalog.default_node(device)
+        self.node = _node(config.device, config.node, config.cluster.gpus_per_node)
         self._logprob, _ = self._passes(config.inference)
         forward, backward = self._passes(config.actor)
         self._train = (1.0 + config.actor.recompute) * forward + backward
 
     def _passes(self, part: ComponentConfig) -> tuple[Floats, Floats]:
         c = self.config
-        return _pass_grid(c.model, c.device, c.node, part.tensor_parallel, part.pipeline_parallel)
+        return _pass_grid(
+            c.model, c.device, c.node, c.cluster.gpus_per_node, part.tensor_parallel, part.pipeline_parallel
+        )
 
     def forward_s(self, tokens: Ints) -> Floats:
         """Seconds of a forward pass of each sequence on one copy for inference, all stages in turn."""
@@ -140,13 +141,19 @@ class Costs:
         return t.migration_s + kv_tokens * self.model.kv_bytes_per_token("bf16", 1) / t.kv_bandwidth_bytes_s
 
 
+def _node(device: str, node: str | None, gpus_per_node: int) -> Node:
+    """A node of the cluster: the named (or the device's usual) one with as many GPUs as the cluster has in each."""
+    found = catalog.node(node) if node else catalog.default_node(catalog.device(device))
+    return found.model_copy(update={"num_gpus": gpus_per_node})
+
+
 @lru_cache(maxsize=64)
-def _pass_grid(model: str, device: str, node: str | None, tensor: int, pipeline: int) -> tuple[Floats, Floats]:
+def _pass_grid(
+    model: str, device: str, node: str | None, gpus_per_node: int, tensor: int, pipeline: int
+) -> tuple[Floats, Floats]:
     """Seconds of a forward and of a backward pass of one sequence of each of `LENGTHS`."""
-    gpu = catalog.device(device)
-    place = catalog.node(node) if node else catalog.default_node(gpu)
     cut = Parallelism(tensor_parallel=tensor, pipeline_parallel=pipeline)
-    timer = training_timer(catalog.model(model), gpu, place, cut)
+    timer = training_timer(catalog.model(model), catalog.device(device), _node(device, node, gpus_per_node), cut)
     stages = [stage_passes(timer, stage, LENGTHS) for stage in range(pipeline)]
     forward = np.sum([one.forward + one.handover for one in stages], axis=0)
     backward = np.sum([one.input_grad + one.weight_grad + one.handover for one in stages], axis=0)

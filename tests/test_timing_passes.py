@@ -1,0 +1,133 @@
+"""A training pass: one model for pipelines and post-training."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from gnomon import catalog
+from gnomon.catalog import Parallelism
+from gnomon.core.errors import ConfigError
+from gnomon.pipeline import Plan, make
+from gnomon.pipeline.training import Training, TrainingCosts
+from gnomon.posttrain.config import ActorConfig, Posttrain
+from gnomon.posttrain.costs import LENGTHS, Costs
+from gnomon.timing import HostConfig, TimingConfig
+from gnomon.timing.operators import Gemm
+from gnomon.timing.passes import stage_passes, training_timer
+from gnomon.timing.timer import Timer
+
+TOKENS = float(LENGTHS[120])
+
+
+def timer_of(name: str = "llama-3-8b", config: TimingConfig | None = None, **degrees: int) -> Timer:
+    device = catalog.device("h100")
+    return training_timer(catalog.model(name), device, catalog.default_node(device), Parallelism(**degrees), config)
+
+
+def test_backward_follows_the_forward_operator_by_operator() -> None:
+    timer, tokens = timer_of(tensor_parallel=2), np.array([4096.0])
+    forward = input_grad = weight_grad = 0.0
+    for one in timer.operators(0):
+        if one.name in ("kv_write", "attention_decode", "sampler", "logits_all_gather"):
+            continue
+        sizes = (tokens, np.zeros(1)) if one.kind == "attention_prefill" else (tokens,)
+        if one.kind == "communication":
+            sizes = (4096 * 2 * tokens,)
+        seconds = one.count * float(timer.seconds(one, *sizes)[0])
+        forward += seconds
+        if one.kind == "attention_prefill":
+            input_grad += 2.5 * seconds
+        elif one.kind == "communication":
+            input_grad += seconds
+        elif isinstance(one.work, Gemm):
+            n, k = one.work.n, one.work.k
+            transposed, by_tokens = (replace(one, work=Gemm(*shape, one.work.format)) for shape in ((k, n), (n, 4096)))
+            input_grad += one.count * float(timer.seconds(transposed, tokens)[0])
+            weight_grad += one.count * float(timer.seconds(by_tokens, np.array([float(k)]))[0])
+        else:
+            input_grad += 1.5 * seconds
+    passes = stage_passes(timer, 0, tokens)
+    assert passes.forward[0] == pytest.approx(forward)
+    assert passes.input_grad[0] == pytest.approx(input_grad)
+    assert passes.weight_grad[0] == pytest.approx(weight_grad)
+    assert passes.handover[0] == 0.0
+
+
+def test_sequences_attend_to_themselves_only() -> None:
+    timer = timer_of()
+    two, double = stage_passes(timer, 0, np.array([2048.0]), sequences=2), stage_passes(timer, 0, np.array([4096.0]))
+    pairs = 2 * 2 * 32 * 128 * 32  # Of every query and key: two products over all heads and layers.
+    assert double.flops[0] - two.flops[0] == pytest.approx(pairs * (4096**2 / 2 - 2 * 2048**2 / 2))
+    assert two.forward[0] < double.forward[0]
+
+
+def test_pipelines_and_post_training_time_the_same_pass() -> None:
+    training = Training(model="qwen2.5-7b", device="h100", tensor_parallel=2, sequence=int(TOKENS))
+    stage = TrainingCosts(training, 1).stages[0]
+    costs = Costs(Posttrain(model="qwen2.5-7b", device="h100", actor=ActorConfig(tensor_parallel=2)))
+    whole = stage.forward + stage.input_grad + stage.weight_grad
+    assert costs.train_s(np.array([int(TOKENS)]))[0] == pytest.approx(whole)
+
+
+def test_stages_hand_over_in_both_directions() -> None:
+    timer = timer_of("qwen2.5-7b", pipeline_parallel=2)
+    first, last = (stage_passes(timer, stage, np.array([TOKENS])) for stage in (0, 1))
+    link = catalog.default_node(catalog.device("h100")).link
+    assert first.handover[0] == pytest.approx(link.latency_s + 3584 * 2 * TOKENS / link.bandwidth_bytes_s)
+    assert last.handover[0] == 0.0
+    two = Costs(Posttrain(model="qwen2.5-7b", device="h100", actor=ActorConfig(pipeline_parallel=2)))
+    passes = sum(float((one.forward + one.input_grad + one.weight_grad)[0]) for one in (first, last))
+    assert two.train_s(np.array([int(TOKENS)]))[0] == pytest.approx(passes + 2 * first.handover[0])
+
+
+def test_training_is_in_bf16_whatever_the_checkpoint_is() -> None:
+    assert timer_of("deepseek-v3", tensor_parallel=8).context.dtype == "bf16"
+    assert timer_of(config=TimingConfig(dtype="fp8")).context.dtype == "fp8"
+
+
+@pytest.mark.parametrize("given", [{"host": HostConfig(per_iteration_s=0.01)}, {"graph_sizes": "vllm"}])
+def test_what_only_engines_have_is_refused(given: dict[str, object]) -> None:
+    training = Training(device="h100", timing=TimingConfig(**given))
+    with pytest.raises(ConfigError, match=f"timing.{next(iter(given))}.*no serving engine"):
+        TrainingCosts(training, 4)
+
+
+def test_a_lower_clock_slows_what_computes() -> None:
+    full, slow = (TrainingCosts(Training(device="h100", timing=TimingConfig(clock=clock)), 4) for clock in (1.0, 0.5))
+    for a, b in zip(full.stages, slow.stages, strict=True):
+        assert 1.5 * a.forward < b.forward < 2.0 * a.forward
+        assert 1.5 * a.weight_grad < b.weight_grad < 2.1 * a.weight_grad
+    cut = {"tensor_parallel": 8}
+    norms = [one for one in timer_of(**cut).operators(0) if one.name == "attn_norm"]
+    at_half = timer_of(config=TimingConfig(clock=0.5), **cut)
+    assert at_half.seconds(norms[0], np.array([64.0])) == timer_of(**cut).seconds(norms[0], np.array([64.0]))
+
+
+def test_gradients_are_reduced_in_float32_by_both() -> None:
+    schedule = make("1f1b", Plan(1, 4))
+    training = Training(model="qwen2.5-7b", device="h100", data_parallel=4)
+    pipeline = TrainingCosts(training, 1)
+    link = pipeline.node.link
+    per_rank = 7_615_616_512 * 4.0
+    expected = link.latency_s + 2 * link.step_s + 2 * 3 / 4 * per_rank / link.bandwidth_bytes_s
+    sync = pipeline.step_costs(schedule).sync
+    assert np.atleast_1d(sync)[0] * 4 == pytest.approx(expected)  # Spread over four micro-batches.
+    costs = Costs(Posttrain(model="qwen2.5-7b", device="h100"))
+    tokens = np.full((4, 1), 1000)
+    slowest = costs.train_s(np.array([1000]))[0]
+    assert costs.train_at_once(tokens, 4)[0] == pytest.approx(slowest + expected)
+    static = pipeline.static_bytes(schedule)[0]
+    assert static == pytest.approx((2 + 4 + 12) * 7_615_616_512)
+
+
+def test_the_cluster_says_how_many_gpus_a_node_has() -> None:
+    """Eight copies in one node of eight, or in two of four: the network is slower."""
+    one, two = (
+        Costs(Posttrain.model_validate({"model": "qwen2.5-7b", "cluster": {"num_nodes": 8 // n, "gpus_per_node": n}}))
+        for n in (8, 4)
+    )
+    tokens = np.full((8, 1), 100)
+    assert two.train_at_once(tokens, 8)[0] > 1.5 * one.train_at_once(tokens, 8)[0]
