@@ -131,3 +131,11 @@ def test_the_cluster_says_how_many_gpus_a_node_has() -> None:
     )
     tokens = np.full((8, 1), 100)
     assert two.train_at_once(tokens, 8)[0] > 1.5 * one.train_at_once(tokens, 8)[0]
+
+
+@pytest.mark.parametrize("name", ["llama-3-8b", "mixtral-8x7b", "deepseek-v3", "qwen3-next-80b-a3b", "gpt-oss-20b"])
+def test_a_pass_multiplies_every_active_weight_once_per_token(name: str) -> None:
+    timer, tokens = timer_of(name), 16.0
+    model = timer.context.model
+    weights = model.num_active_parameters - (0 if model.tied_embeddings else model.num_embedding_parameters)
+    assert stage_passes(timer, 0, np.array([tokens])).flops[0] == pytest.approx(2 * weights * tokens, rel=0.03)

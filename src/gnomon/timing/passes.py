@@ -5,8 +5,9 @@ The backward pass follows operator by operator:
 
 - a matrix multiplication becomes two of the same FLOPs: the input gradient with n and k swapped, the weight gradient
   with the tokens as its k;
-- attention takes 2.5 times its forward (five multiplications instead of two, arXiv 2307.08691), element-wise operators
-  1.5 times (two tensors in and one out, instead of one and one), collectives again what they took.
+- attention takes 2.5 times its forward (five multiplications instead of two, arXiv 2307.08691), and so does a
+  recurrence; element-wise operators 1.5 times (two tensors in and one out, instead of one and one), collectives again
+  what they took.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from gnomon.catalog.parallelism import Parallelism
 from gnomon.core.arrays import Floats
 from gnomon.core.errors import ConfigError
 from gnomon.timing.config import TimingConfig
-from gnomon.timing.operators import Communication, Elementwise, Experts, Gemm, Operator, Prefill
+from gnomon.timing.operators import Communication, Elementwise, Experts, Gemm, Operator, Prefill, Recurrence
 from gnomon.timing.sources import Context
 from gnomon.timing.timer import Timer
 
@@ -31,8 +32,8 @@ ELEMENTWISE_BACKWARD = 1.5
 WEIGHT_BYTES, GRADIENT_BYTES, OPTIMIZER_BYTES = 2.0, 4.0, 12.0
 """Per parameter in mixed-precision Adam as Megatron-LM keeps it (its documentation of the distributed optimizer): bf16
 weight; float32 gradient, which is also what data-parallel copies reduce; float32 weight and two moments."""
-SERVING_ONLY = ("kv_write", "attention_decode", "sampler", "logits_all_gather")
-"""Operators that a pass over whole sequences does not run."""
+SERVING_ONLY = ("attention_decode", "decode", "kv_write", "sampler", "logits_all_gather")
+"""Kinds and names of the operators that a pass over whole sequences does not run."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def stage_passes(timer: Timer, stage: int, lengths: Floats, sequences: int = 1) 
     zeros = np.zeros_like(lengths)
     forward, input_grad, weight_grad, handover, flops = zeros, zeros, zeros, zeros, zeros
     for operator in timer.operators(stage):
-        if operator.name in SERVING_ONLY:
+        if operator.name in SERVING_ONLY or operator.kind in SERVING_ONLY:
             continue
         f, i, w = (operator.count * seconds for seconds in _operator_passes(timer, operator, lengths, sequences))
         if operator.name == "send_recv":
@@ -100,6 +101,9 @@ def _operator_passes(timer: Timer, operator: Operator, lengths: Floats, sequence
             return forward, ELEMENTWISE_BACKWARD * forward, none
         case Prefill():
             forward = sequences * timer.seconds(operator, lengths, none)
+            return forward, ATTENTION_BACKWARD * forward, none
+        case Recurrence():
+            forward = timer.seconds(operator, tokens)
             return forward, ATTENTION_BACKWARD * forward, none
         case Communication():
             forward = timer.seconds(operator, work.bytes_each * tokens)
