@@ -61,6 +61,7 @@ def plan_memory(
     max_sequences: int = 256,
     sequence_tokens: int | None = None,
     reserve_bytes: float | None = None,
+    draft: Model | None = None,
 ) -> MemoryPlan:
     """Weights, reserve and KV blocks of one replica.
 
@@ -69,7 +70,8 @@ def plan_memory(
     share `memory_utilization` of what weights and activations leave free. `"vidur"` follows Vidur, where `max_tokens`
     is the longest request and its margin is 1 - `memory_utilization`. `reserve_bytes` replaces the estimated reserve.
     What a sequence keeps whatever its length (windows, states) is spread over the `sequence_tokens` of a typical one.
-    Raises DoesNotFitError where not a single block remains.
+    A `draft` model lies on the same GPUs, and every block has its KV too. Raises DoesNotFitError where not a single
+    block remains.
     """
     parallelism.check(model)
     if not 0 < memory_utilization <= 1:
@@ -83,14 +85,22 @@ def plan_memory(
     usable = device.memory_bytes * memory_utilization
     plans = []
     for stage in range(parallelism.pipeline_parallel):
-        weights = model.weight_bytes_of_stage(parallelism, stage, dtype)
+        both = [(one, parallelism.suited_to(one)) for one in (model, draft) if one is not None]
+        weights = sum(one.weight_bytes_of_stage(cut, stage, dtype) for one, cut in both)
         reserve = reserve_bytes
         if reserve is None:
             reserve = _reserve(model, parallelism, stage, max_batched_tokens, max_sequences)
-        layers = parallelism.layers_of_stage(model, stage)
-        cached = model.kv_precision(kv_dtype, dtype)
         tokens = min(sequence_tokens or TYPICAL_TOKENS, max_tokens)
-        block = block_size * model.sequence_bytes(tokens, cached, parallelism.tensor_parallel, layers) / tokens
+        block = (
+            block_size
+            / tokens
+            * sum(
+                one.sequence_bytes(
+                    tokens, one.kv_precision(kv_dtype, dtype), cut.tensor_parallel, cut.layers_of_stage(one, stage)
+                )
+                for one, cut in both
+            )
+        )
         match planner:
             case "sglang":
                 room, reserve = usable - weights, device.memory_bytes - usable

@@ -47,6 +47,10 @@ class Parallelism(Config):
         width = self.num_expert_ranks
         return Group(range(stage * width, (stage + 2) * width, width), copies=width)
 
+    def suited_to(self, model: Model) -> Parallelism:
+        """The same for a model beside this one (a draft), which shares experts only if it has any."""
+        return self if model.is_moe else self.model_copy(update={"data_parallel": 1, "expert_parallel": False})
+
     def layers_of_stage(self, model: Model, stage: int) -> range:
         """The layers of one pipeline stage. Leftover layers go to stages before the last, which has the head."""
         base, left = divmod(model.num_layers, self.pipeline_parallel)

@@ -135,6 +135,7 @@ def _resolve_one(model: Model, pool: KindConfig, typical: int | None) -> Kind:
             max_batched_tokens=batching.max_batch_tokens,
             max_sequences=batching.max_sequences,
             sequence_tokens=typical,
+            draft=catalog.model(replica.draft_model) if replica.draft_model else None,
         )
         blocks = plan.num_kv_blocks if blocks is None else blocks
     return Kind(
@@ -181,8 +182,9 @@ def bake(model: str, kinds: list[Kind], requests: Requests) -> Times:
         target = _bake(model, *place)
         baked.append(target)
         tables.append(target.tables)
-        if kind.replica.speculative and kind.replica.speculative.draft_model:
-            draft = _bake(kind.replica.speculative.draft_model, *place)
+        if name := kind.replica.draft_model:
+            place = (*place[:2], place[2].suited_to(catalog.model(name)), *place[3:])
+            draft = _bake(name, *place)
             baked.append(draft)
             tables[-1] = with_draft(target.tables, draft.tables, kind.tokens_per_decode - 1)
     notes = list(dict.fromkeys(note for one in baked for note in one.notes))

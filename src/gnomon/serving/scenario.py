@@ -47,6 +47,11 @@ class ReplicaConfig(Parallelism):
     """Speculative decoding (policy vllm_v1)."""
 
     @property
+    def draft_model(self) -> str | None:
+        """The model that drafts for this one, if any."""
+        return self.speculative.draft_model if self.speculative else None
+
+    @property
     def parallelism(self) -> Parallelism:
         """The degrees of parallelism alone."""
         return Parallelism(**{name: getattr(self, name) for name in Parallelism.model_fields})

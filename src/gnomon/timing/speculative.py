@@ -1,13 +1,15 @@
 """Speculative decoding, timed from the same tables: a draft model proposes, the target verifies all at once.
 
-One round with k drafted tokens: the draft model runs k ordinary decode iterations; the target runs one iteration in
-which every sequence has k + 1 tokens, each with logits, over one read of its KV cache.
+One round with k drafted tokens: the draft model runs over the tokens of the iteration and then k - 1 ordinary decode
+iterations; the target runs one iteration in which every sequence has k + 1 tokens, each with logits, over one read of
+its KV cache.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from gnomon.core.arrays import Floats
 from gnomon.core.errors import ConfigError
 from gnomon.timing.iteration import IterationTables
 from gnomon.timing.lookup import Shape, stage_s
@@ -56,17 +58,33 @@ def verification_s(
 
 
 def with_draft(target: IterationTables, draft: IterationTables, drafted: int) -> IterationTables:
-    """The target's tables with the draft model's time on top: `drafted` decode iterations whenever requests decode.
+    """The target's tables with the draft model's time on top. Both must have been baked with the same maxima.
 
-    Both must have been baked with the same maxima. The draft's own prefill is left out: it is short in comparison.
+    The draft passes over all tokens of an iteration, prompts included, so that it has their KV; whenever requests
+    decode, it goes on with `drafted` - 1 decode iterations.
     """
     counts = np.arange(target.decode_s.shape[1])
-    per_step = (draft.token_s[:, counts] + draft.sequence_s[:, counts])[:, :, None] + draft.decode_s
-    extra = drafted * per_step.sum(axis=0)
-    extra[0] = 0.0
-    decode_s, mixed_s = target.decode_s.copy(), target.mixed_s
-    decode_s[0] += extra
+    more = draft.decode_s + draft.sequence_s[:, counts, None]
+    decode_s = drafted * more + (drafted - 1) * draft.token_s[:, counts, None]
+    decode_s[:, 0] = 0.0
+    mixed_s = target.mixed_s
     if mixed_s.shape[1]:
-        mixed_s = mixed_s.copy()
-        mixed_s[0] += extra[np.minimum(np.rint(target.decodes_axis).astype(int), counts[-1])]
-    return target._replace(decode_s=decode_s, mixed_s=mixed_s)
+        at = np.minimum(np.rint(target.decodes_axis).astype(int), counts[-1])
+        mixed_s = _plus(mixed_s, draft.prefill_s[:, :, :, None, None] + decode_s[:, at][:, None, None])
+    return target._replace(
+        token_s=_plus(target.token_s, draft.token_s),
+        expert_s=_plus(target.expert_s, draft.expert_s),
+        prompt_s=_plus(target.prompt_s, draft.prompt_s),
+        prefill_s=_plus(target.prefill_s, draft.prefill_s),
+        decode_s=_plus(target.decode_s, decode_s),
+        mixed_s=mixed_s,
+    )
+
+
+def _plus(target: Floats, draft: Floats) -> Floats:
+    """All stages of the draft before the target's first; either may be empty in its second axis."""
+    if not draft.shape[1]:
+        return target
+    total = target.copy() if target.shape[1] else np.zeros((len(target), *draft.shape[1:]))
+    total[0] += draft.sum(axis=0)
+    return total

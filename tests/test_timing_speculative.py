@@ -1,0 +1,80 @@
+"""A draft model takes time over prompts and decodes, and memory for weights and KV."""
+
+from __future__ import annotations
+
+import pytest
+
+from gnomon import catalog
+from gnomon.catalog import Parallelism
+from gnomon.core.config import build
+from gnomon.serving.kinds import resolve
+from gnomon.serving.scenario import Scenario
+from gnomon.timing import TimingConfig, iteration_tables
+from gnomon.timing.iteration import IterationTables
+from gnomon.timing.lookup import Shape, stage_s
+from gnomon.timing.speculative import with_draft
+
+
+def tables(name: str, device: str = "h100", **degrees: int) -> IterationTables:
+    cut = Parallelism(**degrees)
+    sizes = {"max_tokens": 2048, "max_sequences": 64, "max_kv_tokens": 4096}
+    config = TimingConfig(source="roofline")
+    return iteration_tables(catalog.model(name), catalog.device(device), cut, config=config, **sizes).tables
+
+
+def seconds(of: IterationTables, shape: Shape) -> float:
+    return sum(stage_s(of, stage, shape, shape.tokens) for stage in range(len(of.token_s)))
+
+
+def decodes(count: int, tokens_each: int) -> Shape:
+    return Shape(count * tokens_each, count * tokens_each, 0.0, 0.0, count, count * 1024.0, 1024.0)
+
+
+PROMPT = Shape(1024, 0, 1024.0**2, 0.0, 0, 0.0, 0.0)  # No head: that one's tokens are the target's own.
+
+
+@pytest.mark.parametrize("device", ["h100", "rtx-4090"])  # The second has chunks and decodes in one kernel.
+@pytest.mark.parametrize("name", ["llama-3-8b", "deepseek-v2-lite"])
+def test_a_draft_model_reads_every_prompt(device: str, name: str) -> None:
+    target, draft = tables(name, device), tables("llama-3.2-1b", device)
+    both = with_draft(target, draft, 3)
+    assert seconds(both, PROMPT) == pytest.approx(seconds(target, PROMPT) + seconds(draft, PROMPT))
+
+
+def test_a_round_is_one_pass_of_the_draft_over_the_tokens_and_then_one_for_each_further_token() -> None:
+    target, draft = tables("llama-3-8b"), tables("llama-3.2-1b")
+    both = with_draft(target, draft, 3)
+    verified = decodes(8, 4)
+    first = draft.token_s[0, 32] + draft.sequence_s[0, 8] + seconds(draft, decodes(8, 1)._replace(sequences=0))
+    first -= draft.token_s[0, 8]
+    expected = seconds(target, verified) + first + 2 * seconds(draft, decodes(8, 1))
+    assert seconds(both, verified) == pytest.approx(expected)
+
+
+def test_all_stages_of_the_draft_run_before_the_target() -> None:
+    target = tables("llama-3-8b", pipeline_parallel=2)
+    both = with_draft(target, tables("llama-3.2-1b", pipeline_parallel=2), 2)
+    assert (both.token_s[1] == target.token_s[1]).all()
+    assert (both.token_s[0, 1:] > target.token_s[0, 1:]).all()
+
+
+def test_a_draft_model_leaves_fewer_blocks() -> None:
+    drafting = {"speculative": {"num_tokens": 3, "draft_model": "llama-3.2-1b"}}
+    (alone,), (both,) = (
+        resolve(build(Scenario, {"model": "llama-3-70b", "device": "h100", "replica": {"tensor_parallel": 4, **more}}))
+        for more in ({}, drafting)
+    )
+    assert alone.plan is not None and both.plan is not None
+    # 1.24 G parameters in bf16 over four ranks; KV in 80 and 16 layers, two of eight heads each, of 128 and 64.
+    assert both.plan.weight_bytes - alone.plan.weight_bytes == pytest.approx(2 * 1.2358e9 / 4, rel=1e-3)
+    assert alone.plan.block_bytes == 16 * 80 * 2 * 2 * 128 * 2
+    assert both.plan.block_bytes == 16 * (80 * 2 * 2 * 128 + 16 * 2 * 2 * 64) * 2
+    assert both.num_kv_blocks < alone.num_kv_blocks
+
+
+def test_a_dense_draft_beside_shared_experts() -> None:
+    cut = Parallelism(tensor_parallel=2, data_parallel=4, expert_parallel=True)
+    dense, moe = catalog.model("llama-3.2-1b"), catalog.model("qwen3-30b-a3b")
+    assert cut.suited_to(dense) == Parallelism(tensor_parallel=2)
+    assert cut.suited_to(moe) == cut
+    assert catalog.plan_memory(moe, catalog.device("h100"), cut, draft=dense).num_kv_blocks > 0
