@@ -123,9 +123,10 @@ class _Oven:
         out = np.zeros((len(stages), maximum + 1))
         at = np.arange(1.0, maximum + 1.0)
         for stage, operators in enumerate(stages):
+            exposed = self.timer.exposed(operators, at) if axis == "token" else np.ones_like(at)
             for one in operators:
                 if axis_of(one) == axis:
-                    out[stage, 1:] += one.count * self._call(one, axis, at)
+                    out[stage, 1:] += one.count * self._call(one, axis, at) * (exposed if one.is_beside else 1.0)
         return out
 
     def _call(self, operator: Operator, axis: str, at: Floats) -> Floats:

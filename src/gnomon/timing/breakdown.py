@@ -67,10 +67,11 @@ def breakdown(timer: Timer, batch: Batch) -> list[OperatorTime]:
     device = timer.context.device
     peak = device.flops(timer.context.dtype)
     rows: dict[str, OperatorTime] = {}
-    for operator, sizes in _calls(timer, batch):
+    for operator, sizes, share in _calls(timer, batch):
         before = rows.get(operator.name)
         calls = operator.count + (before.calls if before else 0)
-        seconds = operator.count * float(timer.seconds(operator, *sizes)[0]) + (before.seconds if before else 0.0)
+        seconds = share * operator.count * float(timer.seconds(operator, *sizes)[0])
+        seconds += before.seconds if before else 0.0
         flops = operator.count * float(operator.flops(*sizes)[0]) + (before.flops if before else 0.0)
         moved = operator.count * float(operator.bytes(*sizes)[0]) + (before.bytes if before else 0.0)
         if seconds > 0.0:
@@ -93,29 +94,31 @@ def total(times: list[OperatorTime]) -> OperatorTime:
 def expected_error(timer: Timer, batch: Batch) -> float:
     """The source's relative error for one iteration: operators' errors weighted by time, all of one sign."""
     total = weighted = 0.0
-    for operator, sizes in _calls(timer, batch):
-        seconds = operator.count * float(timer.seconds(operator, *sizes)[0])
+    for operator, sizes, share in _calls(timer, batch):
+        seconds = share * operator.count * float(timer.seconds(operator, *sizes)[0])
         total += seconds
         weighted += seconds * timer.uncertainty(operator)
     return weighted / total if total > 0.0 else 0.0
 
 
-def _calls(timer: Timer, batch: Batch) -> list[tuple[Operator, tuple[Floats, ...]]]:
-    """Every operator of every stage with its sizes; a chunk and decodes in one kernel where that was measured."""
+def _calls(timer: Timer, batch: Batch) -> list[tuple[Operator, tuple[Floats, ...], float]]:
+    """Every operator of every stage with its sizes and the share of its time that nothing hides; a chunk and decodes in
+    one kernel where that was measured."""
     calls = []
     for stage in range(timer.context.parallelism.pipeline_parallel):
         operators = timer.operators(stage)
         mixed = mixed_attention(operators)
+        exposed = float(timer.exposed(operators, np.array([float(batch.tokens)]))[0])
         is_mixed = bool(mixed and batch.prefill and batch.decode and timer.has_mixed_attention(mixed))
         for one in operators:
             if one.kind == "attention_prefill" and mixed and is_mixed:
-                calls.append((mixed, _arrays(batch.prefill, batch.prefill_kv, batch.decode, batch.kv)))
+                calls.append((mixed, _arrays(batch.prefill, batch.prefill_kv, batch.decode, batch.kv), 1.0))
             elif one.kind == "attention_prefill" and batch.prefill:
-                calls.append((one, _arrays(batch.prefill, batch.prefill_kv)))
+                calls.append((one, _arrays(batch.prefill, batch.prefill_kv), 1.0))
             elif one.kind == "attention_decode" and batch.decode and not is_mixed:
-                calls.append((one, _arrays(batch.decode, batch.kv)))
+                calls.append((one, _arrays(batch.decode, batch.kv), 1.0))
             elif not one.kind.startswith("attention") and (rows := _rows(timer, one, batch)):
-                calls.append((one, _arrays(rows * message_bytes(one))))
+                calls.append((one, _arrays(rows * message_bytes(one)), exposed if one.is_beside else 1.0))
     return calls
 
 

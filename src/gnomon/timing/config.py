@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveInt, field_validator
+from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt, field_validator
 
 from gnomon.catalog.devices import Dtype
 from gnomon.catalog.quantization import scheme_names
@@ -55,13 +55,17 @@ class TimingConfig(Config):
     engine: Literal["vllm", "sglang", "trtllm"] = "vllm"
     """Whose kernels the source silicon takes; those of the other two where it has none."""
     engine_version: str = ""
-    """The engine's version, e.g. 0.24.0: its tables or those of the nearest version; the newest if not given."""
-    expert_load: str = "balanced"
+    """The engine's version, e.g. 0.24.0, where its own tables are wanted; else the newest."""
+    expert_load: str = "power_law_1.01"
     """How tokens spread over experts: balanced, power_law_1.01, power_law_1.2, ..., or with the busiest experts copied,
     power_law_1.01_eplb. The busiest rank decides."""
     expert_kernel: Literal["", "trtllm", "cutlass", "deepgemm", "triton", "marlin"] = ""
     """Whose kernels run the experts, as engines let one choose; silicon: the fastest measured in the engine if not
     given."""
+    overlap_tokens: NonNegativeInt | None = None
+    """Up to how many tokens shared experts run beside the routed ones, on a second stream; if not given, 256 in vLLM
+    (VLLM_SHARED_EXPERTS_STREAM_TOKEN_THRESHOLD) and TensorRT-LLM (inside CUDA graphs), 1024 in SGLang
+    (DUAL_STREAM_TOKEN_THRESHOLD)."""
     expert_exchange: Literal["auto", "all_to_all", "all_gather"] = "auto"
     """How a data-parallel group brings tokens to their experts: each where it is needed (DeepEP, NVLink all-to-all), or
     all of them everywhere (vLLM's and SGLang's default); auto: all-to-all with expert parallelism."""

@@ -46,6 +46,15 @@ def busiest_rank(name: str, num_experts: int, num_ranks: int) -> float:
     return float(np.mean([place(one, num_ranks) for one in loads]))
 
 
+@cache
+def relative_loads(name: str, num_experts: int) -> Floats:
+    """Each expert's load over the mean, at even steps of the distribution."""
+    form = _FORM.fullmatch(name)
+    if form is None:
+        return np.ones(num_experts)
+    return _loads(num_experts, float(form[1]), (np.arange(num_experts) + 0.5) / num_experts)
+
+
 def _loads(num_experts: int, power: float, at: Floats) -> Floats:
     """Loads drawn from the power law by its inverse, with mean one."""
     rest = 1.0 - power

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from gnomon.timing.operators.parts import Parts
 from gnomon.timing.operators.work import ACTIVATION_BYTES, Collective, Communication, Experts, Operator
@@ -27,7 +28,7 @@ def expert_operators(parts: Parts) -> Iterator[Operator]:
     yield parts.move("mlp_norm", 4 * m.hidden_size)
     yield parts.gemm("router", m.num_experts, m.hidden_size, "router")
     if m.shared_ffn_size:
-        yield from _shared_experts(parts)
+        yield from (replace(one, is_beside=True) for one in _shared_experts(parts))
     hidden = m.expert_hidden_size or m.hidden_size
     if m.expert_hidden_size:
         yield parts.gemm("expert_down_proj", hidden, m.hidden_size, "shared_experts")

@@ -22,7 +22,7 @@ import numpy as np
 from gnomon.catalog.quantization import BF16, WeightFormat
 from gnomon.catalog.topology import Group
 from gnomon.core.arrays import Floats
-from gnomon.timing.operators.load import busiest_rank
+from gnomon.timing.operators.load import busiest_rank, relative_loads
 
 Kind = Literal[
     "token",
@@ -94,8 +94,10 @@ class Experts:
     """How tokens spread over experts: see `gnomon.timing.operators.load`. The slowest rank counts."""
 
     def touched(self, tokens: Floats) -> Floats:
-        """Expected number of local experts that at least one of `tokens` chooses, choices being even."""
-        return self.num_local * (1.0 - (1.0 - self.per_token / self.num_experts) ** tokens)
+        """Expected number of local experts that at least one of `tokens` chooses."""
+        chances = np.minimum(self.per_token / self.num_experts * relative_loads(self.load, self.num_experts), 1.0)
+        missed = sum(count * (1.0 - chance) ** tokens for chance, count in zip(*_levels(chances), strict=True))
+        return self.num_local * (1.0 - missed / self.num_experts)
 
     def routed(self, tokens: Floats) -> Floats:
         """Expected rows over all local experts of the slowest rank."""
@@ -238,6 +240,14 @@ class Communication:
         return num_bytes
 
 
+def _levels(chances: Floats) -> tuple[Floats, Floats]:
+    """Chances in sixteen groups of equal size and their counts, or the one that all share."""
+    if chances.min() == chances.max():
+        return chances[:1], np.array([float(chances.size)])
+    groups = np.array_split(np.sort(chances), min(16, chances.size))
+    return np.array([group.mean() for group in groups]), np.array([float(group.size) for group in groups])
+
+
 Work = Gemm | Elementwise | Experts | Prefill | Decode | Mixed | Recurrence | Communication
 
 
@@ -254,6 +264,8 @@ class Operator:
     """Part of a neighbour's kernel in today's engines: free unless a source measured it on its own."""
     is_shared: bool = False
     """Runs on the tokens of the whole data-parallel group, in lockstep."""
+    is_beside: bool = False
+    """Runs beside the routed experts on a second stream, while tokens are few."""
 
     def flops(self, *sizes: Floats) -> Floats:
         """FLOPs of one call."""

@@ -2,7 +2,9 @@
 
 The package aiconfigurator-core (extra [silicon]) keeps its tables as
 `<system>/<family>/<engine>/<version>/<table>.parquet`. A table is looked for in the engine that was asked for, in the
-version that was asked for or the nearest one; then in the other engines. The provenance says which it was.
+version that was asked for or else the newest; then in the other engines. The provenance says which it was. (Not the
+nearest version: the older tables were measured with untuned kernels and lie further from servers of their own time
+than the newest do, see docs/silicon.md.)
 """
 
 from __future__ import annotations
@@ -66,10 +68,9 @@ class Table:
     def name(self) -> str:
         """As provenance calls it: "vllm 0.24.0", "sglang 0.5.14, other engine"."""
         name = f"{self.engine} {self.version}"
-        if self.engine == self.asked_engine or self.engine == "nccl":
-            is_nearest = self.asked_version not in ("", self.version) and self.engine != "nccl"
-            return f"{name}, nearest to {self.asked_version}" if is_nearest else name
-        return f"{name}, other engine"
+        if self.engine == "nccl" or self.asked_version in ("", self.version):
+            return name if self.engine in (self.asked_engine, "nccl") else f"{name}, other engine"
+        return f"{name}, not {self.asked_version}" if self.engine == self.asked_engine else f"{name}, other engine"
 
     def rows(self, *columns: str) -> pl.DataFrame:
         """All rows; refuses a table without one of the columns."""
@@ -89,7 +90,7 @@ def _frame(path: Path) -> pl.DataFrame:
 
 
 def find_tables(system: str, family: str, table: str, engine: str, version: str = "") -> list[Table]:
-    """Every file of a table, the best first: the engine's nearest version, its others, then the other engines'."""
+    """Every file of a table, the best first: the engine's asked version, its newest, then the other engines'."""
     folder = data_folder() / system / family
     engines = (engine,) if engine == "nccl" else (engine, *(other for other in ENGINES if other != engine))
     return [Table(path, engine, version) for one in engines for path in _by_version(folder / one, table, version)]
@@ -98,23 +99,13 @@ def find_tables(system: str, family: str, table: str, engine: str, version: str 
 @cache
 def _by_version(folder: Path, table: str, asked: str) -> tuple[Path, ...]:
     found = sorted(folder.glob(f"*/{table}.parquet"), key=lambda path: version_key(path.parent.name), reverse=True)
-    if asked:
-        found.sort(key=lambda path: _distance(path.parent.name, asked))
-    return tuple(found)
+    return tuple(sorted(found, key=lambda path: path.parent.name != asked))
 
 
 def version_key(name: str) -> tuple[float, ...]:
     """1.3.0rc20 -> (1, 3, 0, -1, 20), which is before 1.3.0 -> (1, 3, 0, 0)."""
     parts = re.findall(r"\d+|rc", name)
     return (*(-1.0 if part == "rc" else float(part) for part in parts), 0.0)
-
-
-def _distance(one: str, other: str) -> tuple[float, ...]:
-    """Versions differ the more, the earlier the number that differs."""
-    a, b = version_key(one), version_key(other)
-    width = max(len(a), len(b))
-    padded = [(*key, *(0.0,) * (width - len(key))) for key in (a, b)]
-    return tuple(abs(x - y) for x, y in zip(*padded, strict=True))
 
 
 def installed_systems() -> Iterator[str]:
