@@ -292,3 +292,18 @@ def test_verifying_a_few_tokens_costs_little_more_than_one_decode() -> None:
     assert one < verification_s(target, 8, 8 * 1024.0, 1024.0, 3) < 1.3 * one
     assert draft_s(draft, 8, 8 * 1024.0, 1024.0, 3) == pytest.approx(3 * draft_s(draft, 8, 8 * 1024.0, 1024.0, 1))
     assert draft_s(draft, 8, 8 * 1024.0, 1024.0, 3) < one
+
+
+def test_shared_experts_hide_behind_the_routed_ones_while_tokens_are_few() -> None:
+    def tokens_s(overlap: int) -> Floats:
+        config = TimingConfig(source="roofline", overlap_tokens=overlap)
+        model, device = catalog.model("deepseek-v3"), catalog.device("h200")
+        cut = catalog.Parallelism(tensor_parallel=8)
+        baked = iteration_tables(model, device, cut, config=config, max_tokens=512, max_sequences=8, max_kv_tokens=1024)
+        return baked.tables.token_s[0]
+
+    apart, beside = tokens_s(0), tokens_s(64)
+    assert (beside[1:65] < apart[1:65]).all()
+    assert beside[65:] == pytest.approx(apart[65:])
+    # Up-projection, activation and down-projection of 58 layers, each at least its floor.
+    assert apart[32] - beside[32] > 58 * 3 * 2e-6

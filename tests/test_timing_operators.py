@@ -153,3 +153,11 @@ def test_the_busiest_rank_decides_unevenly_loaded_experts() -> None:
     assert uneven.flops(np.array([512.0])) == pytest.approx(strong * even.flops(np.array([512.0])))
     with pytest.raises(ConfigError, match="no distribution"):
         check_load("zipf")
+
+
+def test_uneven_loads_touch_fewer_experts() -> None:
+    even, tokens = Experts(256, 256, 8, 7168, 2048, 3), np.array([1.0, 16.0, 100000.0])
+    uneven = replace(even, load="power_law_1.01")
+    assert even.touched(tokens) == pytest.approx(256 * (1 - (1 - 8 / 256) ** tokens))
+    assert uneven.touched(tokens)[1] < 0.8 * even.touched(tokens)[1]
+    assert uneven.touched(tokens)[2] == pytest.approx(256, rel=0.02)

@@ -72,11 +72,11 @@ def _exact(table: Table, dtype: str, kernel: str, operator: Operator, work: Expe
 
 def _nearest(table: Table, dtype: str, kernel: str, operator: Operator, work: Experts, query: Query) -> Found | None:
     """Slices and shares of the same layer first, then other layers."""
-    load = _measured_load(work.load)
-    kernels = expert_kernels(table, dtype, load, kernel)
-    shapes = list(kernels.bundle.samples)
-    if not shapes:
+    read = {one: expert_kernels(table, dtype, one, kernel) for one in (_measured_load(work.load), *LOADS)}
+    load = next((one for one, kernels in read.items() if kernels.bundle.samples), None)
+    if load is None:
         return None
+    kernels, shapes = read[load], list(read[load].bundle.samples)
     wanted = np.array([work.num_experts, work.num_local, work.per_token, work.hidden, work.ffn], float)
     apart = np.abs(np.log2(np.array([key[1:] for key in shapes], float) / wanted))
     best = shapes[int(np.argmin(apart @ np.array([1.0, 1.0, 1.0, 2.0, 1.0])))]
