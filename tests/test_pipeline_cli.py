@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+import gnomon
 from conftest import CommandLine
+from gnomon.api.pipeline import search_schedules
 
 pytest.importorskip("matplotlib")
 
@@ -103,12 +105,12 @@ def test_the_example_files_run(cli: CommandLine) -> None:
         (["--schedule", "1f1b", "--dispatch", "greedy"], "order of its own"),
         (["--straggler", "1=2"], "needs a schedule"),
         (["--model", "llama-9"], "unknown model"),
-        (["--model", "llama-3-8b", "--fwd-len", "2"], "--fwd-len has no effect with --model"),
+        (["--model", "llama-3-8b", "--fwd-len", "2"], "fwd_len has no effect with a model"),
         (["--model", "llama-3-8b", "--sync-freq", "3"], "does not divide the 8 micro-batches"),
         (["--schedule", "examples/pipeline/overlap.csv", "-n", "9"], "no effect with a schedule from a file"),
         (["--schedule", "zb-h2", "--memory-limit", "5"], "more than the limit of 5"),
         (["--schedule", "zb-v", "--memory-limit", "3"], "zb-v needs 4 activations"),
-        (["--memory-limit", "3"], "--memory-limit needs a schedule"),
+        (["--memory-limit", "3"], "memory_limit needs a schedule"),
         (["--sync-freq", "0"], "sync_freq must be at least 1"),
         (["--schedule", "1f1b", "--weight-grad-len", "3"], "longer than the backward"),
     ],
@@ -230,3 +232,29 @@ def test_verify_refuses_what_it_cannot_read(cli: CommandLine, tmp_path: Path, te
     path = tmp_path / "x.json"
     path.write_text(text)
     cli("verify", "pipeline", str(path), code=2)
+
+
+def test_the_same_in_python(tmp_path: Path) -> None:
+    step = gnomon.pipeline(grad_prop="a", what_if=2)
+    assert step.summary["total_time"] == pytest.approx(53.753001, abs=1e-6)
+    assert step.what_if[0].total_time <= step.run.total_time
+    tasks = step.frames["tasks"]
+    assert len(tasks.filter(tasks["kind"] == "forward")) == 8 * 4
+    assert step.frames["ranks"]["busy"].to_list() == pytest.approx([r["busy"] for r in step.summary["ranks"]])
+    assert "Where the time goes" in step._repr_html_()
+    assert min(step.priorities(0.5).total_time) <= step.run.total_time
+    assert {one.name for one in step.save(tmp_path).iterdir()} == {
+        "step.csv", "step.html", "step.json", "step.perfetto.json", "step.png",
+    }  # fmt: skip
+    again = json.loads((tmp_path / "step.json").read_text())["config"]
+    assert gnomon.pipeline(again).summary == step.summary
+
+
+def test_a_step_is_a_file_too(tmp_path: Path) -> None:
+    path = tmp_path / "step.yaml"
+    path.write_text("schedule: zb-h1\nstages: 4\nn: 8\nstragglers: {1: 1.5}\n")
+    slow = gnomon.pipeline(path)
+    assert slow.step.schedule is not None and slow.step.schedule.num_microbatches == 8
+    assert slow.run.total_time > gnomon.pipeline(path, stragglers={}).run.total_time
+    found = search_schedules(stages=4, n=8, memory_limit=3)
+    assert found.summary is not None and found.summary.memory <= 3

@@ -20,7 +20,7 @@ _LAZY: dict[str, str] = {
     "simulate": "gnomon.api.serving",
     "time": "gnomon.api.time",
 }
-_PACKAGES: dict[str, str] = {"search": "gnomon.api.search", "verify": "gnomon.api.verify"}
+_PACKAGES = {name: f"gnomon.api.{name}" for name in ("pipeline", "search", "verify")}
 """Questions that share their name with the package that answers them: `gnomon.search(...)` asks `gnomon.search`."""
 
 __all__ = ["__version__", *_LAZY, *_PACKAGES]

@@ -116,7 +116,7 @@ def read(model: type[C], given: C | Mapping[str, Any] | str | Path | None, overr
     if isinstance(given, model) and not dotted:
         return given
     if isinstance(given, Config):
-        given = given.model_dump(mode="json")
+        given = given.model_dump(mode="json", exclude_unset=True)
     if given is None or isinstance(given, str | Path):
         return load(model, given, dotted)
     return load(model, None, {**given, **dotted})

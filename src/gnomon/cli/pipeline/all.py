@@ -7,8 +7,9 @@ from typing import Any
 
 import click
 
+from gnomon.api.pipeline import require_pictures
 from gnomon.cli.pipeline.options import SPELLING
-from gnomon.cli.pipeline.sweep import draw_heat_maps, run_sweep, stamped, sweep_options
+from gnomon.cli.pipeline.sweep import draw, run_sweep, stamped, sweep_options
 
 
 @click.command(context_settings=SPELLING)
@@ -21,11 +22,8 @@ def command(out: str, **given: Any) -> None:
     Example:
       gnomon pipeline all -c examples/pipeline/sweep.json --priority-step 0.1
     """
-    from gnomon.report.pipeline.png import require_matplotlib
-
-    require_matplotlib()
+    require_pictures()
     name = stamped(given["config_path"])
     path = Path(out) / "data" / f"{name}.csv"
-    done = run_sweep(given, path)
-    click.echo(f"wrote {path}: {done.totals.size} runs, best {done.totals.min():.4f}")
-    draw_heat_maps(path, Path(out) / "heatmaps" / name, click.echo, given["jobs"])
+    run_sweep(given, path)
+    draw(path, Path(out) / "heatmaps" / name, given["jobs"])

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from gnomon.api.pipeline import TRANSFERS, read_costs
 from gnomon.core.errors import ConfigError
 
-if TYPE_CHECKING:
-    from gnomon.pipeline.study import Study
-    from gnomon.pipeline.training import Training
-
-LENGTHS = ("fwd_len", "bwd_len", "prop_len", "sync_base_len")
-STUDY = ("n", "stages", *LENGTHS, "fwd_impact", "bwd_impact", "sync_freq")
+STEP = (
+    "n", "stages", "fwd_len", "bwd_len", "prop_len", "sync_base_len", "fwd_impact", "bwd_impact", "sync_freq",
+    "schedule", "dispatch", "ideal", "chunks", "weight_grad_len", "overlap_len", "latency", "jitter", "draws", "seed",
+    "memory_limit", "what_if",
+)  # fmt: skip
+"""Options that are fields of a step."""
 TRAINING = ("model", "device", "node", "tensor_parallel", "data_parallel", "micro_batch", "sequence", "recompute",
             "shard_optimizer")  # fmt: skip
-
 
 SPELLING = {"token_normalize_func": lambda token: token.replace("_", "-")}
 """Context settings under which `--num_groups` is `--num-groups`, as older scripts write it."""
@@ -69,7 +69,7 @@ def training_options(function: Any) -> Any:
             option("--sequence", type=int, default=4096, help="Tokens per sequence."),
             option("--recompute", is_flag=True, help="Recompute activations in the backward."),
             option("--shard-optimizer", is_flag=True, help="Spread the optimizer over the data-parallel pipelines."),
-            option("--source", default="roofline", help="Timing source (see `gnomon catalog sources`)."),
+            option("--source", default="auto", help="Timing source (see `gnomon catalog sources`)."),
             option("--path", default=None, help="Folder of measurements, for the source profile."),
         )
     ):
@@ -77,19 +77,30 @@ def training_options(function: Any) -> Any:
     return function
 
 
-def study_of(given: dict[str, Any], **more: Any) -> Study:
-    """The study that the options describe."""
-    from gnomon.core.config import build
-    from gnomon.pipeline.study import Study, check_sync_freq
+def step_of(given: dict[str, Any]) -> dict[str, Any]:
+    """The step that the options describe: only what was given, so that what has no effect can be told."""
+    step = {name: given[name] for name in STEP if _is_given(name)} | _priorities_of(given)
+    if given.get("stragglers"):
+        pairs = (pair(text, "--straggler") for text in given["stragglers"])
+        step["stragglers"] = {int(number(rank, "--straggler")): number(by, "--straggler") for rank, by in pairs}
+    if given.get("link_speed"):
+        pairs = (pair(text, "--link") for text in given["link_speed"])
+        step["link_speed"] = {name: number(speed, "--link") for name, speed in pairs}
+    if given.get("costs"):
+        step["costs"] = read_costs(given["costs"])
+    if given["model"]:
+        timing = {name: given[name] for name in ("source", "path") if _is_given(name)}
+        step["training"] = {name: given[name] for name in TRAINING if given[name] is not None} | {"timing": timing}
+    return step
 
-    values = {name: given[name] for name in STUDY if given[name] is not None}
-    return check_sync_freq(build(Study, values | priorities_of(given) | more))
+
+def _is_given(name: str) -> bool:
+    context = click.get_current_context()
+    return context.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE
 
 
-def priorities_of(given: dict[str, Any]) -> dict[str, float | str]:
+def _priorities_of(given: dict[str, Any]) -> dict[str, float | str]:
     """Weights and tier letters by type of transfer, as far as they are given."""
-    from gnomon.pipeline.costs import TRANSFERS
-
     weights = {
         name: number(value, "--priority") for name, value in (pair(t, "--priority") for t in given["priorities"])
     }
@@ -100,22 +111,10 @@ def priorities_of(given: dict[str, Any]) -> dict[str, float | str]:
     return weights | letters
 
 
-def refuse_beside(given: dict[str, Any], reason: str, names: tuple[str, ...]) -> None:
-    """Refuse options that would have no effect, rather than ignore them."""
-    context = click.get_current_context()
-    for name in names:
-        if context.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE:
-            flag = next(max(p.opts, key=len) for p in context.command.params if p.name == name)
-            raise ConfigError(f"{flag} has no effect with {reason}.", fix="Leave it out.")
-
-
-def training_of(given: dict[str, Any]) -> Training:
-    """The training that the options describe."""
-    from gnomon.core.config import build
-    from gnomon.pipeline.training import Training
-
-    timing = {"source": given["source"], "path": given["path"]}
-    return build(Training, {name: given[name] for name in TRAINING} | {"timing": timing})
+def warn_of_legacy(given: dict[str, Any]) -> None:
+    """An option of older scripts that never had an effect."""
+    if given["sync_solo_w"] is not None:
+        click.echo("--sync-solo-w has no effect: a lone grad_sync always has the whole link.", err=True)
 
 
 def pair(text: str, option: str) -> tuple[str, str]:
@@ -132,11 +131,3 @@ def number(text: str, option: str) -> float:
         return float(text)
     except ValueError:
         raise ConfigError(f"{text!r} is not a number.", where=option) from None
-
-
-def say_if_compiling() -> None:
-    """The first run after a change compiles the engine, which takes some seconds: say so."""
-    from gnomon.core.jit import is_compiled_already
-
-    if not is_compiled_already():
-        click.echo("compiling the engine (once, some seconds) ...", err=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from gnomon.cli.pipeline.options import SPELLING
-from gnomon.cli.pipeline.sweep import draw_heat_maps
+from gnomon.cli.pipeline.sweep import draw
 
 
 @click.command(context_settings=SPELLING)
@@ -22,4 +22,4 @@ def command(csv: str, folder: str, jobs: int | None, no_show: bool) -> None:
     Example:
       gnomon pipeline plot sweep.csv -o heatmaps
     """
-    draw_heat_maps(Path(csv), Path(folder), click.echo, jobs)
+    draw(Path(csv), Path(folder), jobs)

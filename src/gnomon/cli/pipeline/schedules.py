@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from gnomon.api.pipeline import schedules
 from gnomon.cli.printing import json_option, print_rows
 
 
@@ -16,19 +17,5 @@ def command(as_json: bool) -> None:
     Example:
       gnomon pipeline schedules
     """
-    from gnomon.pipeline.zoo import SCHEDULES
-
-    rows = []
-    for name in SCHEDULES:
-        family = SCHEDULES[name]
-        rows.append(
-            {
-                "name": name,
-                "idle per rank": family.bubble,
-                "activations": family.memory,
-                "": family.summary,
-                "source": family.source,
-            }
-        )
     caption = "p ranks, m micro-batches, v chunks; F, I, W, B = I+W: a whole rank's times; no communication."
-    print_rows(rows, as_json=as_json, caption=caption)
+    print_rows(schedules(), as_json=as_json, caption=caption)

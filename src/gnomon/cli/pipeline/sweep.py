@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from gnomon.cli.pipeline.options import SPELLING, say_if_compiling
-
-if TYPE_CHECKING:
-    from gnomon.pipeline.sweeps import Sweep
+from gnomon.api.pipeline import PrioritySweep, draw_heat_maps, sweep
+from gnomon.cli.pipeline.options import SPELLING, warn_of_legacy
+from gnomon.cli.progress import progress
 
 DATA = Path("outputs/data")
 
@@ -52,8 +50,7 @@ def command(output: str | None, **given: Any) -> None:
       gnomon pipeline sweep -c examples/pipeline/sweep.json --step 0.1 --output sweep.csv
     """
     path = Path(output) if output else DATA / f"{stamped(given['config_path'])}.csv"
-    done = run_sweep(given, path)
-    click.echo(f"wrote {path}: {done.totals.size} runs, best {done.totals.min():.4f}")
+    run_sweep(given, path)
 
 
 def stamped(config_path: str) -> str:
@@ -61,39 +58,19 @@ def stamped(config_path: str) -> str:
     return f"{Path(config_path).stem}_{datetime.now():%Y%m%d-%H%M%S}"
 
 
-def run_sweep(given: dict[str, Any], path: Path) -> Sweep:
+def run_sweep(given: dict[str, Any], path: Path) -> PrioritySweep:
     """Run the sweep that the options describe and write its CSV."""
-    from gnomon.core import config
-    from gnomon.core.parallel import progress_bar
-    from gnomon.pipeline.sweep_config import SweepConfig, priority_grid
-    from gnomon.pipeline.sweeps import sweep
-
-    if given["sync_solo_w"] is not None:
-        click.echo("--sync-solo-w has no effect: a lone grad_sync always has the whole link.", err=True)
-    settings = config.load(SweepConfig, given["config_path"])
-    runs = settings.num_configurations * len(priority_grid(given["step"]))
-    say_if_compiling()
-    with progress_bar("runs", runs) as advance:
-        done = sweep(
-            settings, step=given["step"], jobs=given["jobs"], ray=given["ray"], workspace=path.parent, progress=advance
-        )
-    done.write(path)
+    warn_of_legacy(given)
+    chosen = {name: given[name] for name in ("step", "jobs", "ray")}
+    with progress("sweeping") as on_progress:
+        done = sweep(given["config_path"], workspace=path.parent, on_progress=on_progress, **chosen)
+    done.sweep.write(path)
+    click.echo(f"wrote {path}: {done.summary['runs']} runs, best {done.summary['best']:.4f}")
     return done
 
 
-def draw_heat_maps(csv: Path, folder: Path, report: Callable[[str], None], jobs: int | None = None) -> list[Path]:
-    """One PNG per configuration of a sweep CSV."""
-    from gnomon.core.parallel import map_ordered, progress_bar
-    from gnomon.pipeline.sweeps import read_csv
-    from gnomon.report.pipeline.png import draw_heat_map
-
-    tables = read_csv(csv)
-    # Starting processes pays only for many pictures.
-    jobs = 1 if len(tables) < 48 else jobs
-    files = []
-    with progress_bar("heat maps", len(tables)) as advance:
-        for outcome in map_ordered(draw_heat_map, ((table, str(folder)) for table in tables), jobs=jobs):
-            files.append(outcome.unwrap())
-            advance(1)
-    report(f"wrote {len(files)} heat maps to {folder}")
-    return files
+def draw(csv: Path, folder: Path, jobs: int | None) -> None:
+    """The heat maps of a sweep CSV."""
+    with progress("drawing") as on_progress:
+        files = draw_heat_maps(csv, folder, jobs=jobs, on_progress=on_progress)
+    click.echo(f"wrote {len(files)} heat maps to {folder}")

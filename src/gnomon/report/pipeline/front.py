@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from gnomon.core.files import write_text
 from gnomon.pipeline.schedule_search import Found
 from gnomon.report.page import plotly_js
 
 
-def write_front(found: Found, path: str | Path, unit: str) -> Path:
-    """Draw every candidate by memory and time, the front joined by a line, the limit as a dashed one."""
+def front_figure(found: Found, unit: str) -> dict[str, Any]:
+    """Every candidate by memory and time, the front joined by a line, the limit as a dashed one."""
     front = sorted((one for one in found.candidates if one.is_on_front), key=lambda one: one.memory)
     rest = [one for one in found.candidates if not one.is_on_front]
     traces = [
@@ -50,9 +51,14 @@ def write_front(found: Found, path: str | Path, unit: str) -> Path:
         "yaxis": axis | {"title": {"text": "make-span"}},
         "shapes": shapes,
     }
+    return {"data": traces, "layout": layout}
+
+
+def write_front(found: Found, path: str | Path, unit: str) -> Path:
+    """Write the figure as a page."""
     best = found.best
     heading = f"Best within the limit: {best.name}" if best else "No schedule fits the limit"
-    figure = json.dumps({"data": traces, "layout": layout}).replace("</", "<\\/")
+    figure = json.dumps(front_figure(found, unit)).replace("</", "<\\/")
     return write_text(
         path, _PAGE.replace("@TITLE@", heading).replace("@FIGURE@", figure).replace("@PLOTLY@", plotly_js())
     )

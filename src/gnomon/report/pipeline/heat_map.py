@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gnomon.pipeline.costs import Priority
 from gnomon.pipeline.sweeps import SweepTable
 
 Figure = dict[str, Any]
@@ -43,6 +44,12 @@ def heat_grid(table: SweepTable) -> HeatGrid:
 def cell_text(priority: str) -> str:
     """A weight in short, or the letter of a tier."""
     return priority if priority.isalpha() else f"{float(priority):g}"
+
+
+def cell_texts(cell: tuple[Priority, Priority, Priority]) -> tuple[str, str, str]:
+    """A cell's priorities as they are written."""
+    fwd, grad, sync = (cell_text(str(one)) for one in cell)
+    return fwd, grad, sync
 
 
 def heat_map_figure(grid: HeatGrid, chosen: Cell | None = None) -> Figure:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+from gnomon.core.errors import MissingExtraError
 from gnomon.pipeline.memory import Curve
 from gnomon.pipeline.run import Run
+from gnomon.pipeline.step import StepRecord
 from gnomon.report.page import write_time_line
-from gnomon.report.pipeline.figures import CAUSES, cause_rows, step_cards, step_figure
+from gnomon.report.pipeline.figures import CAUSES, cause_rows, step_cards, step_figure, training_cards
+from gnomon.report.pipeline.perfetto import write_trace
+from gnomon.report.pipeline.png import write_gantt
 from gnomon.report.pipeline.timeline import View
 from gnomon.report.splits import split_table
 
@@ -40,3 +46,19 @@ def write_html(
         heading="Where the time goes",
         causes=split_table(CAUSES, cause_rows(run), "figure"),
     )
+
+
+def write_step(step: StepRecord, folder: Path, **look: Any) -> None:
+    """Write step.html, step.perfetto.json, and step.png where matplotlib is installed."""
+    memory: dict[str, Any] = {"memory": step.memory, "memory_unit": step.memory_unit}
+    write_html(step.run, folder / "step.html", **look, **memory, facts=cards(step))
+    write_trace(step.run, folder / "step.perfetto.json", memory=step.memory)
+    with suppress(MissingExtraError):
+        write_gantt(step.run, folder / "step.png", **look, **memory)
+
+
+def cards(step: StepRecord) -> dict[str, str]:
+    """The figures that stand above a step."""
+    if step.training is None or step.config.training is None:
+        return step_cards(step.run)
+    return step_cards(step.run) | training_cards(step.training, step.config.training, step.run.num_ranks)

@@ -9,17 +9,15 @@ from dash import Dash, Input, Output, State, html, no_update
 from dash.development.base_component import Component
 
 from gnomon import catalog
+from gnomon.api.pipeline import Priority, cell_texts, check_priority, priorities_at, schedules
 from gnomon.core.errors import GnomonError
-from gnomon.pipeline.costs import Priority, check_priority
-from gnomon.pipeline.zoo import SCHEDULES
-from gnomon.report.pipeline.figures import CAUSES, cause_rows, step_figure
-from gnomon.report.pipeline.heat_map import heat_grid, heat_map_figure
+from gnomon.report.pipeline.figures import CAUSES, cause_rows
 from gnomon.ui.blocks import cards, graph, notice, section
 from gnomon.ui.callbacks import callback
 from gnomon.ui.controls import Choice, Control, Number, Slider, Switch, Text
 from gnomon.ui.page import Page
 from gnomon.ui.pages.pieces import not_tall, register_boxes, split_bars, tall, tall_graph, tall_outputs, view_of
-from gnomon.ui.pages.pipeline_step import MODEL, STUDY, priorities_at, priority_table, step_of, texts
+from gnomon.ui.pages.pipeline_step import MODEL, STUDY, step_of
 from gnomon.ui.turns import turn
 
 GANTT_PX, HEAT_PX = 640, 460
@@ -41,7 +39,7 @@ class PriorityText(Text):
 
 
 def _schedules() -> dict[str, str]:
-    return {STUDY: "1f1b, greedy (priority study)"} | {name: name for name in SCHEDULES}
+    return {STUDY: "1f1b, greedy (priority study)"} | {row["name"]: row["name"] for row in schedules()}
 
 
 def _length(name: str, label: str, default: float | str, **more: Any) -> Number:
@@ -161,19 +159,18 @@ def without_effect(state: dict[str, Any]) -> set[str]:
 
 def _drawn(values: dict[str, Any]) -> dict[str, Any]:
     step = step_of(values)
-    run = step.run
-    figure = step_figure(run, view=values["view"], memory=step.memory, memory_unit=step.memory_unit)
+    figure = step.drawn(view=values["view"])
     # The place that someone has zoomed into stays when a priority changes, but not when the step itself does.
     figure["layout"]["uirevision"] = f"{values['schedule']} {values['stages']} {values['n']}"
-    grid = heat_grid(priority_table(run, float(values["grid"])))
-    chosen = texts((values["fwd_prop"], values["grad_prop"], values["grad_sync"]))
-    is_on_grid = priorities_at(float(values["grid"]), chosen[:2]) == chosen
+    grid = float(values["grid"])
+    chosen = cell_texts((values["fwd_prop"], values["grad_prop"], values["grad_sync"]))
+    is_on_grid = priorities_at(grid, chosen[:2]) == chosen
     return {
         "gantt": tall(figure),
         "cards": cards((name, value, "") for name, value in step.cards.items()),
-        "notes": [notice(text, "warning") for text in step.notes],
-        "causes": split_bars(CAUSES, cause_rows(run)),
-        "heat": heat_map_figure(grid, chosen[:2] if is_on_grid else None),
+        "notes": [notice(text, "warning") for text in step.step.notes],
+        "causes": split_bars(CAUSES, cause_rows(step.run)),
+        "heat": step.priorities_drawn(grid, chosen[:2] if is_on_grid else None),
     }
 
 

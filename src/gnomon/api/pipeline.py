@@ -1,0 +1,352 @@
+"""Training pipelines: one step, schedules against each other, and sweeps of priorities."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gnomon.api.result import Drawing, Progress, Result, read
+from gnomon.core.files import write_text
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from gnomon.pipeline.costs import StepCosts
+    from gnomon.pipeline.explain import WhatIf
+    from gnomon.pipeline.run import Run
+    from gnomon.pipeline.schedule_search import Candidate, Found
+    from gnomon.pipeline.step import StepRecord
+    from gnomon.pipeline.step_config import StepConfig
+    from gnomon.pipeline.sweep_config import SweepConfig
+    from gnomon.pipeline.sweeps import Sweep, SweepTable
+    from gnomon.report.blocks import Block
+    from gnomon.report.pipeline.timeline import View
+
+Priority = float | str
+"""A weight of at least 0, or the letter of an exclusive tier: 'a' goes before 'b'."""
+TRANSFERS = ("fwd_prop", "grad_prop", "grad_sync")
+"""What shares the links of a training step."""
+
+
+def pipeline(given: StepConfig | Mapping[str, Any] | str | Path | None = None, **overrides: Any) -> PipelineStep:
+    """Run one training step: a YAML file, a mapping, a `StepConfig`, or the default study, with overrides on top.
+
+    gnomon.pipeline(schedule="zb-v", stages=8, n=32, prop_len=0.1).summary["bubble"]
+    gnomon.pipeline(training={"model": "llama-3-8b", "tensor_parallel": 8}, n=32).summary["training"]["mfu"]
+    """
+    from gnomon.pipeline.step import run_step
+    from gnomon.pipeline.step_config import StepConfig
+
+    return PipelineStep(run_step(read(StepConfig, given, overrides)))
+
+
+@dataclass(frozen=True, eq=False)
+class PipelineStep(Result):
+    """A training step that has run, and where its time goes."""
+
+    step: StepRecord = field(repr=False)
+
+    def __repr__(self) -> str:
+        return f"PipelineStep({self.run.title}: {self.run.total_time:.6g}, idle {100 * self.run.bubble:.1f} %)"
+
+    @property
+    def run(self) -> Run:
+        """The engine's records."""
+        return self.step.run
+
+    @property
+    def cards(self) -> dict[str, str]:
+        """The figures that stand above a picture of it."""
+        from gnomon.report.pipeline.html import cards
+
+        return cards(self.step)
+
+    @cached_property
+    def what_if(self) -> list[WhatIf]:
+        """What each link would bring if it alone were faster, best first; empty unless asked for."""
+        from gnomon.pipeline.explain import faster_links
+
+        factor = self.step.config.what_if
+        return faster_links(self.run, factor) if factor else []
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """The make-span, the idle share, every rank's time by cause, the critical path."""
+        from gnomon.report.pipeline.text import step_data
+
+        return step_data(self.step, self.what_if)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The summary and the question."""
+        return self.summary | {"config": self.step.config.model_dump(mode="json", exclude_unset=True)}
+
+    def text(self) -> list[Block]:
+        """Where the time goes, rank by rank."""
+        from gnomon.report.pipeline.text import step_blocks
+
+        return step_blocks(self.step, self.what_if)
+
+    def throttled_words(self) -> str:
+        """The transfers that their receiver slowed, in a line."""
+        from gnomon.report.pipeline.text import throttled_words
+
+        return throttled_words(self.run)
+
+    def _frames(self) -> Mapping[str, Callable[[], pl.DataFrame]]:
+        from gnomon.report.pipeline.frames import rank_frame, task_frame
+
+        return {"tasks": partial(task_frame, self.run), "ranks": partial(rank_frame, self.step)}
+
+    def _drawings(self) -> Mapping[str, Callable[[], Drawing]]:
+        return {"step": self.drawn, "priorities": self.priorities_drawn}
+
+    def drawn(self, **look: Any) -> Drawing:
+        """The Gantt chart with memory and links below; `view`, `show_throttling`, `show_completion_time` change it."""
+        from gnomon.report.pipeline.figures import step_figure
+
+        return step_figure(self.run, memory=self.step.memory, memory_unit=self.step.memory_unit, **look)
+
+    def priorities_drawn(self, grid: float = 0.1, chosen: tuple[str, str] | None = None) -> Drawing:
+        """The total time of the same step under every priority of its transfers, as a heat map."""
+        from gnomon.report.pipeline.heat_map import heat_grid, heat_map_figure
+
+        return heat_map_figure(heat_grid(self.priorities(grid)), chosen)
+
+    def priorities(self, grid: float = 0.1) -> SweepTable:
+        """The total time of the same step under every priority of a grid."""
+        from gnomon.pipeline.sweep_config import priority_grid
+        from gnomon.pipeline.sweeps import SweepTable, total_times
+        from gnomon.report.pipeline.heat_map import cell_texts
+
+        cells = priority_grid(grid)
+        totals = total_times(self.run.graph, self.run.num_ranks, cells)
+        return SweepTable({}, [cell_texts(cell) for cell in cells], totals)
+
+    def save(
+        self,
+        folder: str | Path,
+        *,
+        view: View = "single_channel",
+        show_throttling: bool = False,
+        show_completion_time: bool = False,
+    ) -> Path:
+        """Write step.html, step.perfetto.json, step.csv, step.json, and step.png where matplotlib is installed."""
+        from gnomon.report.pipeline.html import write_step
+
+        look: dict[str, Any] = {
+            "view": view, "show_throttling": show_throttling, "show_completion_time": show_completion_time,
+        }  # fmt: skip
+        folder = Path(folder)
+        write_step(self.step, folder, **look)
+        self.frames["tasks"].write_csv(folder / "step.csv")
+        write_text(folder / "step.json", json.dumps(self.to_dict(), indent=1))
+        return folder
+
+
+def search_schedules(
+    given: StepConfig | Mapping[str, Any] | str | Path | None = None, **overrides: Any
+) -> ScheduleSearch:
+    """Execute every built-in schedule, and name the fastest whose memory stays within `memory_limit`."""
+    from gnomon.pipeline.step import search_schedules as search
+    from gnomon.pipeline.step_config import StepConfig
+
+    config = read(StepConfig, given, overrides)
+    return ScheduleSearch(search(config), "GB" if config.training else "micro-batches")
+
+
+@dataclass(frozen=True, eq=False)
+class ScheduleSearch(Result):
+    """Schedules by time and memory."""
+
+    found: Found = field(repr=False)
+    unit: str
+    """Of memory."""
+
+    @property
+    def summary(self) -> Candidate | None:
+        """The best within the limit."""
+        return self.found.best
+
+    def to_dict(self) -> dict[str, Any]:
+        """The best, the limit, every schedule, and those left out."""
+        from gnomon.report.pipeline.text import schedule_rows
+
+        best, rows = self.found.best, schedule_rows(self.found, self.unit)
+        named = best.name if best else None
+        return {"best": named, "limit": self.found.limit, "schedules": rows, "skipped": self.found.skipped}
+
+    def text(self) -> list[Block]:
+        """Schedules by time."""
+        from gnomon.report.pipeline.text import schedule_blocks
+
+        return schedule_blocks(self.found, self.unit)
+
+    def _frames(self) -> Mapping[str, Callable[[], pl.DataFrame]]:
+        import polars as pl
+
+        return {"schedules": lambda: pl.DataFrame(self.to_dict()["schedules"])}
+
+    def _drawings(self) -> Mapping[str, Callable[[], Drawing]]:
+        from gnomon.report.pipeline.front import front_figure
+
+        return {"front": partial(front_figure, self.found, self.unit)}
+
+    def save(self, folder: str | Path) -> Path:
+        """Write front.html and schedules.json."""
+        self.write_front(Path(folder) / "front.html")
+        return write_text(Path(folder) / "schedules.json", json.dumps(self.to_dict(), indent=1)).parent
+
+    def write_front(self, path: str | Path) -> Path:
+        """Draw time against memory into one HTML file."""
+        from gnomon.report.pipeline.front import write_front
+
+        return write_front(self.found, path, self.unit)
+
+
+def sweep(
+    given: SweepConfig | Mapping[str, Any] | str | Path | None = None,
+    *,
+    step: float = 0.1,
+    jobs: int | None = None,
+    ray: str | None = None,
+    workspace: str | Path | None = None,
+    on_progress: Progress | None = None,
+    **overrides: Any,
+) -> PrioritySweep:
+    """Run the communication-priority study over all combinations of a configuration, under every priority.
+
+    In `workspace` finished parts are kept, so that the same sweep goes on where it was stopped.
+    """
+    from gnomon.pipeline.sweep_config import SweepConfig, priority_grid
+    from gnomon.pipeline.sweeps import sweep as run
+
+    config = read(SweepConfig, given, overrides)
+    total, done = config.num_configurations * len(priority_grid(step)), 0
+
+    def advance(runs: float) -> None:
+        nonlocal done
+        done += int(runs)
+        if on_progress:
+            on_progress(done, total)
+
+    return PrioritySweep(run(config, step=step, jobs=jobs, ray=ray, workspace=workspace, progress=advance))
+
+
+@dataclass(frozen=True, eq=False)
+class PrioritySweep(Result):
+    """The total time of every configuration under every priority."""
+
+    sweep: Sweep = field(repr=False)
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """How many runs, and the shortest."""
+        return {"runs": int(self.sweep.totals.size), "best": float(self.sweep.totals.min())}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The summary."""
+        return self.summary
+
+    def text(self) -> list[Block]:
+        """One line."""
+        from gnomon.report.blocks import Line
+
+        return [Line(f"{self.summary['runs']} runs, best {self.summary['best']:.4f}")]
+
+    def _frames(self) -> Mapping[str, Callable[[], pl.DataFrame]]:
+        from gnomon.report.pipeline.frames import sweep_frame
+
+        return {"runs": partial(sweep_frame, self.sweep)}
+
+    def save(self, folder: str | Path) -> Path:
+        """Write sweep.csv and one heat map per configuration."""
+        folder = Path(folder)
+        self.sweep.write(folder / "sweep.csv")
+        draw_heat_maps(folder / "sweep.csv", folder / "heatmaps")
+        return folder
+
+
+def draw_heat_maps(
+    csv: str | Path, folder: str | Path, *, jobs: int | None = None, on_progress: Progress | None = None
+) -> list[Path]:
+    """One PNG per configuration of a sweep CSV."""
+    from gnomon.core.parallel import map_ordered
+    from gnomon.pipeline.sweeps import read_csv
+    from gnomon.report.pipeline.png import draw_heat_map
+
+    tables = read_csv(csv)
+    # Starting processes pays only for many pictures.
+    jobs = 1 if len(tables) < 48 else jobs
+    files: list[Path] = []
+    for outcome in map_ordered(draw_heat_map, ((table, str(folder)) for table in tables), jobs=jobs):
+        files.append(outcome.unwrap())
+        if on_progress:
+            on_progress(len(files), len(tables))
+    return files
+
+
+def require_pictures() -> None:
+    """Raise where PNG files cannot be drawn, before work is spent on what they show."""
+    from gnomon.report.pipeline.png import require_matplotlib
+
+    require_matplotlib()
+
+
+def schedules() -> list[dict[str, Any]]:
+    """The schedules that are built in, with their idle time and memory in closed form."""
+    from gnomon.pipeline.zoo import SCHEDULES
+
+    return [
+        {
+            "name": name,
+            "idle per rank": SCHEDULES[name].bubble,
+            "activations": SCHEDULES[name].memory,
+            "": SCHEDULES[name].summary,
+            "source": SCHEDULES[name].source,
+        }
+        for name in SCHEDULES
+    ]
+
+
+def schedule_csv(
+    schedule: str, *, stages: int = 4, n: int = 8, chunks: int = 2, memory_limit: float | None = None
+) -> str:
+    """A built-in schedule, or a CSV file that is checked, as PyTorch pipelining CSV."""
+    from gnomon.pipeline import pytorch_csv
+    from gnomon.pipeline.step import load_schedule
+    from gnomon.pipeline.zoo import Plan
+
+    return pytorch_csv.text(load_schedule(schedule, Plan(stages, n, chunks, memory_limit=memory_limit)))
+
+
+def check_priority(name: str, value: Priority) -> None:
+    """Refuse what is neither a weight nor the letter of an exclusive tier."""
+    from gnomon.pipeline.costs import check_priority as check
+
+    check(name, value)
+
+
+def cell_texts(cell: tuple[Priority, Priority, Priority]) -> tuple[str, str, str]:
+    """The priorities of a cell of the heat map as its axes write them."""
+    from gnomon.report.pipeline.heat_map import cell_texts as texts
+
+    return texts(cell)
+
+
+def priorities_at(grid: float, at: tuple[str, str]) -> tuple[str, str, str] | None:
+    """The priorities of the cell at these places of the heat map's axes."""
+    from gnomon.pipeline.sweep_config import priority_grid
+
+    return next((found for cell in priority_grid(grid) if (found := cell_texts(cell))[:2] == at), None)
+
+
+def read_costs(path: str | Path) -> StepCosts:
+    """Costs per stage from a YAML file."""
+    from gnomon.core.config import load
+    from gnomon.pipeline.costs import StepCosts
+
+    return load(StepCosts, path)

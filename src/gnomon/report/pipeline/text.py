@@ -1,0 +1,119 @@
+"""A training step, and a search of schedules, in words and plain data."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from gnomon.pipeline.explain import WhatIf, critical_path, idle_time, total
+from gnomon.pipeline.run import Run
+from gnomon.pipeline.schedule_search import Found
+from gnomon.pipeline.step import StepRecord, TrainingFigures
+from gnomon.report.blocks import Block, Line, Table, lines
+
+COLUMNS = ("busy", "warm_up", "dependency", "communication", "contention", "cool_down")
+
+
+def step_blocks(step: StepRecord, what_if: list[WhatIf]) -> list[Block]:
+    """Where the time of a step goes."""
+    run, training = step.run, step.training
+    ranks, peaks = idle_time(run), [curve.peak for curve in step.memory]
+    blocks: list[Block] = [
+        Line(f"total_time {run.total_time:.6f}{' s' if training else ''}   idle {100 * run.bubble:.2f} %")
+    ]
+    if training:
+        figures = training_figures_data(training)
+        blocks.append(Line("   ".join(f"{name} {value:.4g}" for name, value in figures.items() if name != "fits")))
+    if step.draws is not None:
+        said = percentiles(step.draws).items()
+        blocks += lines(f"  {name} of {step.config.draws} draws: {value:.6g}" for name, value in said)
+    rows = [
+        {"rank": str(at), **{c: asdict(rank)[c] for c in COLUMNS}, "peak memory": peak}
+        for at, (rank, peak) in enumerate(zip(ranks, peaks, strict=True))
+    ]
+    rows.append({"rank": "all", **{c: asdict(total(ranks))[c] for c in COLUMNS}, "peak memory": max(peaks)})
+    caption = f"Rows add up to the make-span. Memory in {step.memory_unit}."
+    blocks.append(Table(rows, "Where the time goes", caption))
+    path = ", ".join(f"{kind} {value:.4g}" for kind, value in path_by_kind(run).items())
+    blocks.append(Line(f"Critical path: {path}"))
+    if what_if:
+        links = [
+            {"link": f"{w.sender}-{w.receiver}", "total_time": w.total_time, "gain %": 100 * w.gain} for w in what_if
+        ]
+        blocks.append(Table(links, f"If one link were {step.config.what_if:g} times as fast"))
+    return [*blocks, *lines(step.notes, "note")]
+
+
+def step_data(step: StepRecord, what_if: list[WhatIf]) -> dict[str, Any]:
+    """A step as plain data."""
+    run = step.run
+    ranks = zip(idle_time(run), step.memory, strict=True)
+    return {
+        "total_time": run.total_time,
+        "bubble": run.bubble,
+        **({"schedule": step.schedule.name} if step.schedule else {}),
+        **({"draws": percentiles(step.draws)} if step.draws is not None else {}),
+        "ranks": [asdict(rank) | {"peak_memory": curve.peak} for rank, curve in ranks],
+        "critical_path": path_by_kind(run),
+        "throttled": run.throttled,
+        "what_if": [asdict(row) for row in what_if],
+        **({"training": training_figures_data(step.training)} if step.training else {}),
+        "notes": step.notes,
+    }
+
+
+def throttled_words(run: Run) -> str:
+    """The transfers that their receiver slowed."""
+    texts = [f"{kind} {i} at stage {stage}" for kind, i, stage in run.throttled]
+    return "Slowed by their receiver: " + ("; ".join(texts) or "none")
+
+
+def path_by_kind(run: Run) -> dict[str, float]:
+    """Time on the critical path, by what is done."""
+    path: dict[str, float] = {}
+    for step in critical_path(run):
+        path[step.label.kind] = path.get(step.label.kind, 0.0) + step.end - step.start
+    return path
+
+
+def training_figures_data(figures: TrainingFigures) -> dict[str, Any]:
+    """What a step of a real model comes to."""
+    return {
+        "step_s": figures.step_s,
+        "samples_per_s": figures.samples_per_s,
+        "tokens_per_s": figures.tokens_per_s,
+        "mfu": figures.mfu,
+        "peak_memory_gb": float(figures.peak_bytes.max()) / 1e9,
+        "fits": figures.fits,
+    }
+
+
+def percentiles(times: Any) -> dict[str, float]:
+    """What is said about many drawn steps."""
+    values = np.percentile(times, (5, 50, 95, 99))
+    return {"mean": float(times.mean()), **dict(zip(("p5", "p50", "p95", "p99"), map(float, values), strict=True))}
+
+
+def schedule_rows(found: Found, unit: str) -> list[dict[str, Any]]:
+    """Schedules by time."""
+    return [
+        {
+            "schedule": one.name,
+            "total_time": one.total_time,
+            "idle %": 100 * one.bubble,
+            f"memory ({unit})": one.memory,
+            "fits": found.limit is None or one.memory <= found.limit,
+            "front": one.is_on_front,
+        }
+        for one in found.candidates
+    ]
+
+
+def schedule_blocks(found: Found, unit: str) -> list[Block]:
+    """Schedules by time, those left out, and the best."""
+    within = "" if found.limit is None else f" within {found.limit:.4g} {unit}"
+    best = found.best.name if found.best else "none fits"
+    left_out = lines((f"left out {name}: {why}" for name, why in found.skipped.items()), "aside")
+    return [Table(schedule_rows(found, unit), "Schedules by time"), *left_out, Line(f"Best{within}: {best}")]
