@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+import gnomon
 from conftest import CommandLine
+from gnomon.api.posttrain import compare_policies
 
 SMALL = str(Path(__file__).parent.parent / "examples" / "posttrain" / "small.yaml")
 
@@ -26,7 +28,7 @@ def test_run_writes_pictures_and_a_recording_that_replays(cli: CommandLine, tmp_
 
 
 def test_compare_prints_regret(cli: CommandLine) -> None:
-    rows = json.loads(cli("posttrain", "compare", SMALL, "--num-steps", "1", "--json").output)
+    rows = json.loads(cli("posttrain", "compare", SMALL, "--num-steps", "1", "--json").output)["policies"]
     assert [row["policy"] for row in rows][-1] == "oracle" and rows[-1]["regret"] == 0.0
     assert all(row["regret"] >= 0 for row in rows)
 
@@ -38,11 +40,11 @@ def test_place_sweep_and_calibrate(cli: CommandLine, tmp_path: Path) -> None:
     assert rule.startswith("the rule:")
     rows = json.loads(
         cli("posttrain", "sweep", SMALL, "--nodes", "1,2", "--policies", "elastic", "--num-steps", "1", "--json").output
-    )
+    )["sizes"]
     assert [row["GPUs"] for row in rows] == [8, 16]
     file = tmp_path / "calibrated.yaml"
     found = cli("posttrain", "calibrate", SMALL, "--actor-s", "30", "--num-steps", "1", "--out", str(file), "--json")
-    actor = json.loads(found.output)[-1]
+    actor = json.loads(found.output)["components"][-1]
     assert actor["simulated s"] == pytest.approx(30, rel=1e-3)
     assert "efficiency" in file.read_text()
 
@@ -77,3 +79,14 @@ def test_published_stage_seconds_at_unseen_scales(cli: CommandLine) -> None:
 def test_mistakes_are_one_paragraph(cli: CommandLine, arguments: tuple[str, ...]) -> None:
     output = cli("posttrain", *arguments, code=2).output
     assert output.startswith("gnomon: ") and "Traceback" not in output
+
+
+def test_the_same_in_python(tmp_path: Path) -> None:
+    run = gnomon.posttrain(SMALL, num_steps=1)
+    assert run.summary["step_s"] == pytest.approx(run.frames["steps"]["seconds"][0])
+    assert "elastic on 8 GPUs" in run._repr_html_()
+    assert run.figures["allocation"].layout.xaxis.range[1] == pytest.approx(run.record.duration_s)
+    assert gnomon.posttrain(run.save(tmp_path) / "config.yaml").summary == run.summary
+    compared = compare_policies(SMALL, policies=["elastic", "disaggregated"], with_oracle=False, num_steps=1)
+    assert compared.summary[0]["step s"] == pytest.approx(run.summary["step_s"])
+    assert compared.summary[1]["speed-up"] == 1.0

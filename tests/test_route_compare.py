@@ -189,3 +189,16 @@ else:
     raise AssertionError
 """
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_the_same_in_python(tmp_path: Path) -> None:
+    given = {"scenarios": ["chat"], "routers": ["round_robin", "least_outstanding"], "num_seeds": 2, "num_requests": 60}
+    found = gnomon.route(given, jobs=1)
+    assert set(found.summary["chat"]) == {"learned", "round_robin", "least_outstanding"}
+    frame = found.frames["runs"]
+    assert len(frame) == 3 * 2
+    mine = frame.filter(frame["router"] == "round_robin")["e2e_mean_s"].mean()
+    assert found.summary["chat"]["round_robin"] == pytest.approx(mine)
+    assert "learned *" in found._repr_html_()
+    assert len(found.figures["chat e2e_mean_s"].data[0].x) == 3
+    assert (found.save(tmp_path) / "report.html").is_file()

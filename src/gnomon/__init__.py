@@ -17,10 +17,11 @@ _LAZY: dict[str, str] = {
     "Scenario": "gnomon.api.serving",
     "Simulation": "gnomon.api.serving",
     "compare": "gnomon.api.serving",
+    "route": "gnomon.api.routing",
     "simulate": "gnomon.api.serving",
     "time": "gnomon.api.time",
 }
-_PACKAGES = {name: f"gnomon.api.{name}" for name in ("pipeline", "search", "verify")}
+_PACKAGES = {name: f"gnomon.api.{name}" for name in ("pipeline", "posttrain", "search", "verify")}
 """Questions that share their name with the package that answers them: `gnomon.search(...)` asks `gnomon.search`."""
 
 __all__ = ["__version__", *_LAZY, *_PACKAGES]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gnomon.core.config import Config, load
 from gnomon.core.errors import UnknownNameError
+from gnomon.core.files import write_text
 
 if TYPE_CHECKING:
     import polars as pl
@@ -95,6 +98,41 @@ class Result(ABC):
         from gnomon.report.blocks import as_html
 
         return as_html(self.text())
+
+
+@dataclass(frozen=True, eq=False)
+class TableResult(Result):
+    """An answer that is little more than a table."""
+
+    name: str
+    """Of the file that `save` writes."""
+    records: Any = field(repr=False)
+    """What the rows were made from."""
+    rows: Sequence[Mapping[str, Any]] = field(repr=False)
+    data: dict[str, Any] = field(repr=False)
+    blocks: list[Block] = field(repr=False)
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The figures, as plain data."""
+        return self.data
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures, as plain data."""
+        return self.data
+
+    def text(self) -> list[Block]:
+        """The table."""
+        return self.blocks
+
+    def _frames(self) -> Mapping[str, Callable[[], pl.DataFrame]]:
+        import polars as pl
+
+        return {"rows": lambda: pl.DataFrame(self.rows, infer_schema_length=None, strict=False)}
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the figures as JSON."""
+        return write_text(Path(folder) / f"{self.name}.json", json.dumps(self.data, indent=1, default=str)).parent
 
 
 def _figure(drawings: Mapping[str, Drawing], name: str) -> Any:

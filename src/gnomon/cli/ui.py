@@ -37,7 +37,7 @@ def command(port: int, host: str, runs: Path, no_browser: bool) -> None:
     import threading
     import webbrowser
 
-    from gnomon.core.jit import is_compiled_already
+    from gnomon.cli.progress import say_if_compiling
     from gnomon.ui import jobs
     from gnomon.ui.app import LOOPBACK, make_app, make_site
     from gnomon.ui.serving import warm_up
@@ -45,8 +45,7 @@ def command(port: int, host: str, runs: Path, no_browser: bool) -> None:
     site = make_site(make_app(runs), host, port)
     address = f"http://{f'[{host}]' if ':' in host else host}:{site.server_port}/"
     click.echo(f"Gnomon is at {address} (Ctrl-C ends it).")
-    if not is_compiled_already():
-        click.echo("Compiling the engine: once per version, about a minute; the first plots wait for it.", err=True)
+    say_if_compiling(" The first plots wait for it.")
     threading.Thread(target=warm_up, daemon=True).start()
     if host not in LOOPBACK:
         click.echo("Everyone who can reach this address can use it: there is no password.", err=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from gnomon.core.errors import ConfigError
@@ -61,7 +62,13 @@ class Report:
         return record is not None and self.best_static_s / record.step_s >= ELASTIC_PAYS
 
 
-def place(config: Posttrain, *, costs: StageCosts | None = None, num_simulated: int = 6) -> Report:
+def place(
+    config: Posttrain,
+    *,
+    costs: StageCosts | None = None,
+    num_simulated: int = 6,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Report:
     """Ask the rule with stage costs (simulated unless given), then simulate its best candidates.
 
     `config` needs no valid placement: only its sizes matter.
@@ -70,7 +77,10 @@ def place(config: Posttrain, *, costs: StageCosts | None = None, num_simulated: 
     costs = costs or colocated_costs(start)
     rule = advise(config, costs)
     near = _nearest(config, costs, num_simulated)
-    tried = [_try(placed(config, *sizes), sizes) for sizes in near]
+    tried = []
+    for done, sizes in enumerate(near):
+        on_progress(done, len(near))
+        tried.append(_try(placed(config, *sizes), sizes))
     tried.sort(key=lambda one: one.static.step_s)
     return Report(costs, rule, run(start, make_policy("colocated")), tried)
 

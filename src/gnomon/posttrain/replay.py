@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -29,6 +30,10 @@ class Replayed:
     def agrees(self) -> bool:
         """Whether it is the recorded answer."""
         return self.recorded is None or self.actions == self.recorded
+
+    def to_list(self) -> Any:
+        """The answer as plain data."""
+        return write_actions(self.actions)
 
 
 def write_decisions(record: RunRecord, path: str | Path) -> Path:

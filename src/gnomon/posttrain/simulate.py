@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,13 @@ def cluster_options(config: Posttrain, name: str) -> dict[str, Any]:
     return {flag: getattr(config.cluster, flag) for flag in POLICIES[name].cluster_flags}
 
 
-def run(config: Posttrain, policy: Policy | None = None, *, keep_decisions: bool = False) -> RunRecord:
+def run(
+    config: Posttrain,
+    policy: Policy | None = None,
+    *,
+    keep_decisions: bool = False,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> RunRecord:
     """Check the configuration, then simulate all its steps."""
     placement = placement_of(config)
     check_memory(config)
@@ -55,6 +62,7 @@ def run(config: Posttrain, policy: Policy | None = None, *, keep_decisions: bool
     costs = Costs(config)
     steps, left = [], None
     for number in range(config.num_steps):
+        on_progress(number, config.num_steps)
         prompts = _prompts(config, number, left)
         step = Step(config, placement, costs, policy, prompts, number, keep_decisions=keep_decisions)
         steps.append(step.run())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from gnomon.core.errors import ConfigError
@@ -30,10 +31,16 @@ def scaled(config: Posttrain, num_nodes: int) -> Posttrain:
     return placed(larger, *min(whole or found, key=distance))
 
 
-def sweep(config: Posttrain, nodes: list[int], policies: tuple[str, ...]) -> list[dict[str, Any]]:
+def sweep(
+    config: Posttrain,
+    nodes: list[int],
+    policies: tuple[str, ...],
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[dict[str, Any]]:
     """One row per size and policy."""
     rows = []
-    for num_nodes in nodes:
+    for done, num_nodes in enumerate(nodes):
+        on_progress(done, len(nodes))
         one = scaled(config, num_nodes)
         sizes = {name: len(gpus) for name, gpus in placement_of(one).by_name().items()}
         for outcome in compare(one, policies_to_compare(one, policies), with_oracle=False):

@@ -6,9 +6,11 @@ from typing import Any
 
 import click
 
+from gnomon.api.posttrain import Posttrain, calibrate, stage_costs
 from gnomon.cli.options import config_options
-from gnomon.cli.printing import json_option, print_json, print_rows
-from gnomon.posttrain.config import Posttrain
+from gnomon.cli.printing import json_option, show
+from gnomon.cli.progress import progress
+from gnomon.core.config import save
 
 
 @click.command("calibrate")
@@ -37,31 +39,10 @@ def command(
       gnomon posttrain calibrate examples/posttrain/elastic.yaml --rollout-s 340 --inference-s 60 --actor-s 210 \\
         --out calibrated.yaml
     """
-    from gnomon.cli.progress import progress
-    from gnomon.core.config import load, save
-    from gnomon.core.errors import ConfigError
-    from gnomon.posttrain.advise import StageCosts
-    from gnomon.posttrain.calibrate import calibrate
-
-    measured = StageCosts(actor_s, rollout_s, inference_s)
-    if measured.colocated_s <= 0:
-        raise ConfigError("nothing was measured.", fix="Give --rollout-s, --inference-s or --actor-s.")
-    with progress():
-        found = calibrate(load(Posttrain, config, overrides), measured)
-    rows = [
-        {
-            "component": name,
-            "measured s": getattr(measured, name) or None,
-            "simulated s": getattr(found.simulated, name),
-            "efficiency": efficiency,
-        }
-        for name, efficiency in found.efficiencies.items()
-    ]
+    with progress("calibrating"):
+        found = calibrate(config, measured=stage_costs(actor_s, rollout_s, inference_s), **overrides)
     if out:
         save(found.config, out)
-    if as_json:
-        print_json(rows)
-        return
-    print_rows(rows, title="Efficiencies")
+    show(found, as_json=as_json)
     if out:
-        click.echo(f"wrote {out}")
+        click.echo(f"wrote {out}", err=as_json)

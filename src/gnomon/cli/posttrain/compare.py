@@ -6,9 +6,10 @@ from typing import Any
 
 import click
 
+from gnomon.api.posttrain import Posttrain, compare_policies
 from gnomon.cli.options import config_options
-from gnomon.cli.printing import json_option, print_json, print_rows
-from gnomon.posttrain.config import Posttrain
+from gnomon.cli.printing import json_option, show
+from gnomon.cli.progress import progress
 
 
 @click.command("compare")
@@ -28,24 +29,9 @@ def command(config: str, policies: str | None, no_oracle: bool, as_json: bool, o
       gnomon posttrain compare examples/posttrain/elastic.yaml
       gnomon posttrain compare examples/posttrain/elastic.yaml --policies elastic,disaggregated --num-steps 3
     """
-    from gnomon.cli.progress import progress
-    from gnomon.core.config import load
-    from gnomon.posttrain.compare import COMPARED, compare, policies_to_compare
-    from gnomon.report.posttrain.figures import policy_rows
-
-    loaded = load(Posttrain, config, overrides)
-    names = tuple(name.strip() for name in policies.split(",")) if policies else COMPARED
-    with progress():
-        outcomes = compare(loaded, policies_to_compare(loaded, names), with_oracle=not no_oracle)
-    rows = policy_rows(outcomes, with_oracle=not no_oracle)
-    if as_json:
-        print_json(rows)
-        return
-    notes = [note for one in outcomes for note in one.record.notes]
-    caption = "Shares of GPU time: busy, then idle by cause. " + " ".join(f"{note.capitalize()}." for note in notes)
-    print_rows([_printed(row) for row in rows], title="Policies on the same lengths", caption=caption)
-
-
-def _printed(row: dict[str, Any]) -> dict[str, Any]:
-    shares = ("regret", "busy", "tail", "pipeline", "transition", "divisibility")
-    return {key: f"{100 * value:.1f} %" if key in shares else value for key, value in row.items()}
+    names = [name.strip() for name in policies.split(",")] if policies else None
+    with progress("comparing") as on_progress:
+        found = compare_policies(
+            config, policies=names, with_oracle=not no_oracle, on_progress=on_progress, **overrides
+        )
+    show(found, as_json=as_json)

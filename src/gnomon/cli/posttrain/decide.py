@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from gnomon.api.posttrain import decide
 from gnomon.core.errors import ConfigError
 
 
@@ -30,13 +31,7 @@ def command(snapshots: Any, policy: str, file: str | None, options: tuple[str, .
     """
 
     from gnomon.core.text import parse_yaml
-    from gnomon.core.user_files import load_user_file
-    from gnomon.posttrain.policies import make_policy
-    from gnomon.posttrain.replay import replay
-    from gnomon.posttrain.snapshot import write_actions
 
-    if file:
-        load_user_file(file)
     given = {}
     for text in options:
         key, equals, value = text.partition("=")
@@ -44,8 +39,8 @@ def command(snapshots: Any, policy: str, file: str | None, options: tuple[str, .
             raise ConfigError(f"cannot read {text!r}.", where="--option", fix="Write KEY=VALUE.")
         given[key] = parse_yaml(value, f"--option {key}")
     differing = []
-    for answer in replay(make_policy(policy, given), snapshots, where=snapshots.name):
-        click.echo(json.dumps(write_actions(answer.actions)))
+    for answer in decide(snapshots, policy, given, file=file, where=snapshots.name):
+        click.echo(json.dumps(answer.to_list()))
         if not answer.agrees:
             differing.append(answer.line)
     if check and differing:

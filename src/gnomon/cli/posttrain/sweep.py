@@ -6,10 +6,11 @@ from typing import Any
 
 import click
 
+from gnomon.api.posttrain import Posttrain, sweep_sizes
 from gnomon.cli.options import config_options
-from gnomon.cli.printing import json_option, print_rows
+from gnomon.cli.printing import json_option, show
+from gnomon.cli.progress import progress
 from gnomon.core.errors import ConfigError
-from gnomon.posttrain.config import Posttrain
 
 
 @click.command("sweep")
@@ -25,15 +26,11 @@ def command(config: str, nodes: str, policies: str, as_json: bool, overrides: di
     Example:
       gnomon posttrain sweep examples/posttrain/elastic.yaml --nodes 4,8,16
     """
-    from gnomon.cli.progress import progress
-    from gnomon.core.config import load
-    from gnomon.posttrain.sweep import sweep
-
     try:
         sizes = [int(part) for part in nodes.split(",")]
     except ValueError:
         raise ConfigError(f"cannot read {nodes!r}.", where="--nodes", fix="Give numbers: 4,8,16.") from None
-    loaded = load(Posttrain, config, overrides)
-    with progress():
-        rows = sweep(loaded, sizes, tuple(name.strip() for name in policies.split(",")))
-    print_rows(rows, as_json=as_json, title="Cluster sizes")
+    names = [name.strip() for name in policies.split(",")]
+    with progress("sweeping") as on_progress:
+        found = sweep_sizes(config, nodes=sizes, policies=names, on_progress=on_progress, **overrides)
+    show(found, as_json=as_json)

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from gnomon.api.routing import clone_teacher, collect_demos, train
 from gnomon.cli.routing.compare import run_comparison
 from gnomon.cli.routing.options import (
     checkpoint_to_resume,
@@ -34,15 +35,13 @@ def command(
       gnomon route all --config quick
       gnomon route all --config full --lengths oracle --out runs/route/oracle
     """
-    from gnomon.routing import stages
-
     made, folder = resolved(config, overrides, out)
     checkpoint = checkpoint_to_resume(resume, folder, made.train.updates)
     with watcher() as watch:
         if checkpoint is None:
-            stages.collect_demos(made, folder, watch, jobs)
-            stages.clone_teacher(made, folder, watch, jobs)
-        stages.train(made, folder, watch, checkpoint)
+            collect_demos(made, folder, watch, jobs)
+            clone_teacher(made, folder, watch, jobs)
+        train(made, folder, watch, checkpoint)
     policies: dict[str, Path | None] = {"learned": folder.policy}
     if folder.clone.exists():
         policies["clone"] = folder.clone

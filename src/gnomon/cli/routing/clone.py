@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from gnomon.api.routing import clone_teacher
 from gnomon.cli.routing.options import jobs_option, resolved, stage_options, watcher
 
 
@@ -23,9 +24,7 @@ def command(config: str | None, overrides: dict[str, Any], out: Path | None, job
       gnomon route clone --config quick
       gnomon route clone --config quick --demos.dagger-rounds 0 --clone.epochs 30
     """
-    from gnomon.routing import stages
-
     made, folder = resolved(config, overrides, out)
     with watcher() as watch:
-        last = stages.clone_teacher(made, folder, watch, jobs)[-1]
+        last = clone_teacher(made, folder, watch, jobs)[-1]
     click.echo(f"Wrote {folder.clone}: it agrees with the teacher in {last['agreement']:.1%} of the validation.")

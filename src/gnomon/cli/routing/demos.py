@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from gnomon.api.routing import collect_demos
+from gnomon.api.routing import dump_state as write_state
 from gnomon.cli.routing.options import jobs_option, resolved, stage_options, watcher
 
 
@@ -27,12 +29,10 @@ def command(
       gnomon route demos --demos.teacher own --demos.steps-per-driver 700     every router labels what it did itself
       gnomon route demos --config quick --dump-state state.csv                look at what the policy will see
     """
-    from gnomon.routing import demos, stages
-
     made, folder = resolved(config, overrides, out)
     with watcher() as watch:
-        count = stages.collect_demos(made, folder, watch, jobs)
+        count = collect_demos(made, folder, watch, jobs)
     click.echo(f"Wrote {count:,} decisions to {folder.demos}.")
     if dump_state is not None:
-        demos.dump_state(demos.read(folder.demos, made.lengths), dump_state)
+        write_state(made, folder, dump_state)
         click.echo(f"Wrote the observed state to {dump_state}.")

@@ -11,15 +11,13 @@ from typing import Any, TypeVar
 
 import click
 
+from gnomon.api.routing import Folder, RouteConfig, Watcher, load_config, newest_checkpoint
 from gnomon.cli.options import config_options
+from gnomon.cli.progress import SAY_EVERY_S, say_if_compiling
 from gnomon.core.errors import ConfigError, DataError
-from gnomon.routing.config import RouteConfig, load_config
-from gnomon.routing.stages import Folder, Watcher
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-SAY_EVERY_S = 10.0
-"""Seconds between two lines where no terminal shows a bar."""
 SHOWN = ("reward/mean", "validation/gain", "policy/kl_reference", "policy/entropy", "loss", "validation_loss",
          "validation_regret", "agreement", "decisions")  # fmt: skip
 """Metrics beside the bar, those of them that there are."""
@@ -46,10 +44,7 @@ def resolved(config: str | None, overrides: dict[str, Any], out: Path | None) ->
 @contextmanager
 def watcher() -> Iterator[Watcher]:
     """A bar with the latest metrics on a terminal; now and then a line elsewhere."""
-    from gnomon.core.jit import is_compiled_already
-
-    if not is_compiled_already():
-        click.echo("Compiling the engine: once per version, about a minute.", err=True)
+    say_if_compiling()
     if sys.stderr.isatty():
         yield from _bars()
     else:
@@ -114,23 +109,11 @@ def checkpoint_to_resume(resume: str | None, folder: Folder, updates: int) -> Pa
         return path
     if resume == "never":
         return None
-    newest = _newest(folder)
+    newest = newest_checkpoint(folder, lambda text: click.echo(f"Warning: {text}", err=True))
     if newest is None or (resume is None and sys.stdin.isatty() and not _wants_to_resume(*newest, updates)):
         return None
     click.echo(f"Going on from {newest[0]}.", err=True)
     return newest[0]
-
-
-def _newest(folder: Folder) -> tuple[Path, int] | None:
-    from gnomon.routing.stages import use_torch
-
-    if not folder.checkpoints.is_dir():
-        return None
-    use_torch()
-    from gnomon.routing import checkpoint
-
-    found = checkpoint.load_latest(folder.checkpoints, lambda text: click.echo(f"Warning: {text}", err=True))
-    return (found[0], int(found[1]["update"])) if found else None
 
 
 def _wants_to_resume(path: Path, update: int, updates: int) -> bool:

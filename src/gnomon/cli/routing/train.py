@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from gnomon.api.routing import train
 from gnomon.cli.routing.options import checkpoint_to_resume, resolved, resume_option, stage_options, watcher
 
 
@@ -25,10 +26,8 @@ def command(config: str | None, overrides: dict[str, Any], out: Path | None, res
       gnomon route train --config quick --resume never --train.kl-start 0.6 --train.kl-end 0.1
       tensorboard --logdir runs/route
     """
-    from gnomon.routing import stages
-
     made, folder = resolved(config, overrides, out)
     checkpoint = checkpoint_to_resume(resume, folder, made.train.updates)
     with watcher() as watch:
-        policy = stages.train(made, folder, watch, checkpoint)
+        policy = train(made, folder, watch, checkpoint)
     click.echo(f"Wrote {policy}. Use it with: gnomon simulate --router learned --router.checkpoint {policy}")

@@ -21,7 +21,7 @@ COLOURS = {"policy": "#B4512B", "teacher": "#D9A441", "heuristic": "#5B7C99", "b
 def write_route_report(comparison: RouteComparison, verdicts: list[Verdict], path: str | Path) -> Path:
     """Write the page; it needs no network and no other file."""
     names = list(comparison.scenarios)
-    drawn = {f"{figure}_{i}": _bars(comparison, name, figure) for i, name in enumerate(names) for figure in FIGURES}
+    drawn = {f"{figure}_{i}": bars(comparison, name, figure) for i, name in enumerate(names) for figure in FIGURES}
     policies = ", ".join(comparison.policies) or "no policy"
     seeds = len({row.seed for row in comparison.rows})
     met = sum(verdict.is_met for verdict in verdicts)
@@ -51,7 +51,7 @@ def _section(comparison: RouteComparison, scenario: str, number: int) -> str:
     return f"<section><h2>{head}</h2><div class=plots>{plots}</div>{rows}</section>"
 
 
-def _bars(comparison: RouteComparison, scenario: str, figure: str) -> dict[str, Any]:
+def bars(comparison: RouteComparison, scenario: str, figure: str) -> dict[str, Any]:
     """One bar per router, the fastest at the top, with the seeds as dots."""
     roles = {one.name: one.role for one in comparison.contenders}
     names = words.ranked(comparison, scenario)[::-1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gnomon.core import units
+from gnomon.report.blocks import Block, Table
 from gnomon.routing.compare import Paired, RouteComparison
 from gnomon.routing.goals import LEAST_OUTSTANDING, Verdict
 
@@ -24,23 +25,26 @@ def ranked(comparison: RouteComparison, scenario: str) -> list[str]:
     return sorted(names, key=lambda name: comparison.mean(scenario, name, "e2e_mean_s"))
 
 
-BRIEF = ("E2E mean", "E2E P99", "TTFT P99")
+def comparison_blocks(comparison: RouteComparison, verdicts: list[Verdict]) -> list[Block]:
+    """A table per scenario, then the goals."""
+    blocks: list[Block] = [
+        Table(scenario_rows(comparison, scenario), f"{scenario}: {about(comparison, scenario)}")
+        for scenario in comparison.scenarios
+    ]
+    return [*blocks, *([Table(goal_rows(verdicts), "Goals")] if verdicts else [])]
 
 
-def scenario_rows(comparison: RouteComparison, scenario: str, *, brief: bool = False) -> list[dict[str, Any]]:
-    """One row per contender: figures as means over the seeds, differences paired by seed. `brief` rows fit a narrow
-    terminal."""
+def scenario_rows(comparison: RouteComparison, scenario: str) -> list[dict[str, Any]]:
+    """One row per contender: figures as means over the seeds, differences paired by seed."""
     roles = {one.name: one.role for one in comparison.contenders}
     best = comparison.best_heuristic(scenario)
     rows = []
     for name in ranked(comparison, scenario):
         mark = {"policy": " *", "teacher": " (teacher)", "bound": " (bound)", "heuristic": ""}[roles[name]]
         row: dict[str, Any] = {"router": name + mark}
-        shown = {title: figure for title, figure in COLUMNS.items() if not brief or title in BRIEF}
-        row |= {title: units.seconds(comparison.mean(scenario, name, figure)) for title, figure in shown.items()}
-        if not brief:
-            row["requests/s"] = f"{comparison.mean(scenario, name, 'requests_per_s'):.4g}"
-            row["imbalance"] = f"{comparison.mean(scenario, name, 'imbalance'):.2f}"
+        row |= {title: units.seconds(comparison.mean(scenario, name, figure)) for title, figure in COLUMNS.items()}
+        row["requests/s"] = f"{comparison.mean(scenario, name, 'requests_per_s'):.4g}"
+        row["imbalance"] = f"{comparison.mean(scenario, name, 'imbalance'):.2f}"
         if roles.get(LEAST_OUTSTANDING) == "heuristic":
             row["vs least_outstanding"] = interval(comparison.against(scenario, name, LEAST_OUTSTANDING))
         row[f"vs {best}"] = interval(comparison.against(scenario, name, best))

@@ -1,0 +1,284 @@
+"""RL post-training: one policy, policies side by side, placements, cluster sizes, calibration."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gnomon.api.result import Drawing, Progress, Result, TableResult, read
+from gnomon.core.config import save
+from gnomon.core.errors import ConfigError
+from gnomon.core.files import write_text
+from gnomon.posttrain.config import Posttrain
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from gnomon.posttrain.advise import StageCosts
+    from gnomon.posttrain.calibrate import Calibrated
+    from gnomon.posttrain.compare import Outcome
+    from gnomon.posttrain.record import RunRecord
+    from gnomon.posttrain.replay import Replayed
+    from gnomon.report.blocks import Block
+
+__all__ = [
+    "PolicyComparison", "Posttrain", "PosttrainRun", "calibrate", "compare_policies", "compared_policies", "decide",
+    "place", "policy_names", "posttrain", "stage_costs", "sweep_sizes",
+]  # fmt: skip
+
+PosttrainLike = Posttrain | Mapping[str, Any] | str | Path | None
+
+
+def _report(on_progress: Progress | None) -> Progress:
+    return on_progress or (lambda done, total: None)
+
+
+def posttrain(
+    given: PosttrainLike = None,
+    *,
+    keep_decisions: bool = False,
+    on_progress: Progress | None = None,
+    **overrides: Any,
+) -> PosttrainRun:
+    """Simulate the steps of a YAML file, a mapping, a `Posttrain`, or the defaults, under the configured policy.
+
+    `keep_decisions` records every snapshot that the policy saw, and its answer.
+    """
+    from gnomon.posttrain.compare import clairvoyant
+    from gnomon.posttrain.simulate import run
+
+    config = read(Posttrain, given, overrides)
+    policy = clairvoyant(config) if config.policy.name == "oracle" else None
+    record = run(config, policy, keep_decisions=keep_decisions, on_progress=_report(on_progress))
+    if policy is not None:
+        record.policy, record.notes = "oracle", [f"The oracle follows {policy.name}."]
+    return PosttrainRun(config, record)
+
+
+@dataclass(frozen=True, eq=False)
+class PosttrainRun(Result):
+    """The steps of one policy, and where the GPU time goes."""
+
+    config: Posttrain
+    record: RunRecord = field(repr=False)
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """Step time, throughput, shares of GPU time, every step."""
+        from gnomon.report.posttrain.text import run_data
+
+        return run_data(self.record)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The summary."""
+        return self.summary
+
+    def text(self) -> list[Block]:
+        """Every step, then where the GPU time goes."""
+        from gnomon.report.posttrain.text import run_blocks
+
+        return run_blocks(self.record)
+
+    def _frames(self) -> Mapping[str, Callable[[], pl.DataFrame]]:
+        import polars as pl
+
+        return {"steps": lambda: pl.DataFrame(self.summary["steps"])}
+
+    def _drawings(self) -> Mapping[str, Callable[[], Drawing]]:
+        from gnomon.report.posttrain.figures import allocation_figure
+
+        return {"allocation": partial(allocation_figure, self.record)}
+
+    def save(self, folder: str | Path) -> Path:
+        """Write config.yaml, timeline.html, timeline.perfetto.json, and decisions.jsonl where they were kept."""
+        from gnomon.posttrain.replay import write_decisions
+        from gnomon.report.posttrain.html import write_html
+        from gnomon.report.posttrain.perfetto import write_trace
+
+        folder = Path(folder)
+        save(self.config, folder / "config.yaml")
+        write_html(self.record, folder / "timeline.html")
+        write_trace(self.record, folder / "timeline.perfetto.json")
+        if any(step.decisions for step in self.record.steps):
+            write_decisions(self.record, folder / "decisions.jsonl")
+        return folder
+
+
+def compare_policies(
+    given: PosttrainLike = None,
+    *,
+    policies: Sequence[str] | None = None,
+    with_oracle: bool = True,
+    on_progress: Progress | None = None,
+    **overrides: Any,
+) -> PolicyComparison:
+    """Policies (all built-in ones unless given) on the same lengths, and what a clairvoyant would have done."""
+    from gnomon.posttrain.compare import COMPARED, compare, policies_to_compare
+
+    config = read(Posttrain, given, overrides)
+    chosen = policies_to_compare(config, tuple(policies or COMPARED))
+    outcomes = compare(config, chosen, with_oracle=with_oracle, on_progress=_report(on_progress))
+    return PolicyComparison(config, outcomes, with_oracle)
+
+
+@dataclass(frozen=True, eq=False)
+class PolicyComparison(Result):
+    """Policies on the same lengths; speed-up is over the static placement side by side."""
+
+    config: Posttrain
+    outcomes: list[Outcome] = field(repr=False)
+    with_oracle: bool = True
+
+    @cached_property
+    def summary(self) -> list[dict[str, Any]]:
+        """One row per policy."""
+        from gnomon.report.posttrain.figures import policy_rows
+
+        return policy_rows(self.outcomes, with_oracle=self.with_oracle)
+
+    def to_dict(self) -> dict[str, Any]:
+        """One row per policy, and what the oracle did."""
+        return {"policies": self.summary, "notes": [note for one in self.outcomes for note in one.record.notes]}
+
+    def text(self) -> list[Block]:
+        """Policies side by side."""
+        from gnomon.report.posttrain.text import comparison_blocks
+
+        return comparison_blocks(self.outcomes, with_oracle=self.with_oracle)
+
+    def _frames(self) -> Mapping[str, Callable[[], pl.DataFrame]]:
+        import polars as pl
+
+        return {"policies": lambda: pl.DataFrame(self.summary)}
+
+    def _drawings(self) -> Mapping[str, Callable[[], Drawing]]:
+        from gnomon.report.posttrain.figures import policies_figure
+
+        return {"policies": partial(policies_figure, self.outcomes)}
+
+    def save(self, folder: str | Path) -> Path:
+        """Write policies.json, and every policy's time line into a folder of its own."""
+        folder = Path(folder)
+        for one in self.outcomes:
+            PosttrainRun(self.config, one.record).save(folder / one.policy)
+        return write_text(folder / "policies.json", json.dumps(self.to_dict(), indent=1)).parent
+
+
+def stage_costs(actor: float = 0.0, rollout: float = 0.0, inference: float = 0.0) -> StageCosts:
+    """Measured seconds of each stage, all components taking turns on all GPUs; 0 for what was not measured."""
+    from gnomon.posttrain.advise import StageCosts
+
+    return StageCosts(actor, rollout, inference)
+
+
+def place(
+    given: PosttrainLike = None,
+    *,
+    costs: StageCosts | None = None,
+    num_simulated: int = 6,
+    rule_only: bool = False,
+    on_progress: Progress | None = None,
+    **overrides: Any,
+) -> TableResult:
+    """The best static placement, by the published rule and by simulation, and whether moving GPUs pays on top.
+
+    `costs` are measured stage seconds (simulated unless given); with `rule_only` nothing else is simulated.
+    """
+    from gnomon.posttrain import advise
+    from gnomon.posttrain.place import place as find
+    from gnomon.report.blocks import Line
+    from gnomon.report.posttrain import text
+
+    config = read(Posttrain, given, overrides)
+    if rule_only:
+        if costs is None:
+            raise ConfigError("the rule needs stage costs.", where="--costs", fix="Give for example 101,224,10.")
+        advice = advise.advise(config, costs)
+        return TableResult("rule", advice, [vars(advice)], vars(advice), [Line(text.rule_words(advice))])
+    found = find(config, costs=costs, num_simulated=num_simulated, on_progress=_report(on_progress))
+    data = text.placement_data(found)
+    return TableResult("placements", found, data["placements"], data, text.placement_blocks(found))
+
+
+def sweep_sizes(
+    given: PosttrainLike = None,
+    *,
+    nodes: Sequence[int],
+    policies: Sequence[str] = ("colocated", "disaggregated", "elastic"),
+    on_progress: Progress | None = None,
+    **overrides: Any,
+) -> TableResult:
+    """Policies on clusters of several sizes; the placement is scaled to each."""
+    from gnomon.posttrain.sweep import sweep
+    from gnomon.report.blocks import Table
+
+    rows = sweep(read(Posttrain, given, overrides), list(nodes), tuple(policies), _report(on_progress))
+    return TableResult("sizes", rows, rows, {"sizes": rows}, [Table(rows, "Cluster sizes")])
+
+
+def calibrate(given: PosttrainLike = None, *, measured: StageCosts, **overrides: Any) -> Calibration:
+    """Fit the efficiency of each component to its measured seconds."""
+    from gnomon.posttrain.calibrate import calibrate as fit
+    from gnomon.report.blocks import Table
+
+    if measured.colocated_s <= 0:
+        raise ConfigError("nothing was measured.", fix="Give --rollout-s, --inference-s or --actor-s.")
+    found = fit(read(Posttrain, given, overrides), measured)
+    rows = [
+        {
+            "component": name,
+            "measured s": getattr(measured, name) or None,
+            "simulated s": getattr(found.simulated, name),
+            "efficiency": efficiency,
+        }
+        for name, efficiency in found.efficiencies.items()
+    ]
+    return Calibration("efficiencies", found, rows, {"components": rows}, [Table(rows, "Efficiencies")])
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration(TableResult):
+    """Efficiencies, and the configuration that has them."""
+
+    @property
+    def config(self) -> Posttrain:
+        """The calibrated configuration."""
+        found: Calibrated = self.records
+        return found.config
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the figures as JSON, and the configuration."""
+        save(self.config, Path(folder) / "config.yaml")
+        return super().save(folder)
+
+
+def decide(
+    lines: Iterable[str], policy: str, options: Mapping[str, Any] | None = None, *, file: str | None = None,
+    where: str = "line",
+) -> Iterator[Replayed]:  # fmt: skip
+    """Feed recorded snapshots (JSON lines) to a policy, without the simulator."""
+    from gnomon.core.user_files import load_user_file
+    from gnomon.posttrain.policies import make_policy
+    from gnomon.posttrain.replay import replay
+
+    if file:
+        load_user_file(file)
+    return replay(make_policy(policy, dict(options or {})), lines, where=where)
+
+
+def policy_names() -> list[str]:
+    """Policies that are known."""
+    from gnomon.posttrain.policies import policy_names as known
+
+    return known()
+
+
+def compared_policies() -> tuple[str, ...]:
+    """The policies of a comparison unless others are given."""
+    from gnomon.posttrain.compare import COMPARED
+
+    return COMPARED

@@ -1,0 +1,159 @@
+"""Routers on the same held-out traces; and the stages that train one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gnomon.api.result import Drawing, Progress, Result, read
+from gnomon.routing.config import CompareConfig, RouteConfig, load_config
+from gnomon.routing.stages import Folder, Watcher
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from gnomon.report.blocks import Block
+    from gnomon.routing.compare import RouteComparison
+    from gnomon.routing.goals import Verdict
+
+__all__ = [
+    "CompareConfig", "Folder", "RouteConfig", "Routers", "Watcher", "clone_teacher", "collect_demos", "dump_state",
+    "load_config", "newest_checkpoint", "route", "train",
+]  # fmt: skip
+
+
+def route(
+    given: CompareConfig | Mapping[str, Any] | str | Path | None = None,
+    *,
+    policies: Mapping[str, str | Path | None] | Sequence[str | Path] | None = None,
+    lengths: str = "none",
+    jobs: int | None = None,
+    on_progress: Progress | None = None,
+    **overrides: Any,
+) -> Routers:
+    """Run routers on the same held-out traces: latencies, throughput, paired differences.
+
+    `policies` are policy files, by name or not; the one that comes with Gnomon unless given. `lengths` is what routers
+    know of output lengths: none, noisy or oracle.
+
+    gnomon.route(scenarios=["mixed_bursty"], num_seeds=3).text()
+    """
+    from gnomon.routing.compare import compare, contenders
+
+    config = read(CompareConfig, given, overrides)
+    if policies is None:
+        policies = {"learned": None}
+    elif not isinstance(policies, Mapping):
+        policies = {Path(path).stem: path for path in policies}
+    named = {name: None if path is None else Path(path) for name, path in policies.items()}
+    against = contenders(config, named, lengths)  # type: ignore[arg-type]  # Checked by the router's configuration.
+    return Routers(compare(config, against, jobs=jobs, on_progress=on_progress))
+
+
+@dataclass(frozen=True, eq=False)
+class Routers(Result):
+    """Every router on every scenario and seed."""
+
+    comparison: RouteComparison = field(repr=False)
+
+    def __repr__(self) -> str:
+        return f"Routers({len(self.comparison.contenders)} on {', '.join(self.comparison.scenarios)})"
+
+    @cached_property
+    def goals(self) -> list[Verdict]:
+        """Which goals each trained policy meets."""
+        from gnomon.routing.goals import judge
+
+        return [verdict for policy in self.comparison.policies for verdict in judge(self.comparison, policy)]
+
+    @property
+    def goals_met(self) -> bool:
+        """Whether every goal that could be judged is met."""
+        return all(verdict.is_met for verdict in self.goals)
+
+    @cached_property
+    def summary(self) -> dict[str, dict[str, float]]:
+        """Mean end-to-end seconds of every router, by scenario."""
+        names = [one.name for one in self.comparison.contenders]
+        return {
+            scenario: {name: self.comparison.mean(scenario, name, "e2e_mean_s") for name in names}
+            for scenario in self.comparison.scenarios
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every row, the contenders, the scenarios and the goals."""
+        from gnomon.report.routing.text import goal_rows
+
+        return self.comparison.to_dict() | {"goals": goal_rows(self.goals)}
+
+    def text(self) -> list[Block]:
+        """A table per scenario, then the goals."""
+        from gnomon.report.routing.text import comparison_blocks
+
+        return comparison_blocks(self.comparison, self.goals)
+
+    def _frames(self) -> Mapping[str, Callable[[], pl.DataFrame]]:
+        import polars as pl
+
+        return {"runs": lambda: pl.DataFrame([asdict(row) for row in self.comparison.rows])}
+
+    def _drawings(self) -> Mapping[str, Callable[[], Drawing]]:
+        from gnomon.report.routing.html import FIGURES, bars
+
+        return {
+            f"{scenario} {figure}": partial(bars, self.comparison, scenario, figure)
+            for scenario in self.comparison.scenarios
+            for figure in FIGURES
+        }
+
+    def save(self, folder: str | Path) -> Path:
+        """Write report.html, and all rows as CSV, Parquet and JSON."""
+        from gnomon.report.routing.files import write_comparison
+
+        return write_comparison(self.comparison, self.goals, folder).parent
+
+
+def collect_demos(config: RouteConfig, folder: Folder, watch: Watcher | None = None, jobs: int | None = None) -> int:
+    """Let several routers act while a teacher says what would have been best; returns the number of decisions."""
+    from gnomon.routing import stages
+
+    return stages.collect_demos(config, folder, watch or Watcher(), jobs)
+
+
+def dump_state(config: RouteConfig, folder: Folder, path: str | Path) -> None:
+    """Write what the demonstrations observed as CSV or Parquet."""
+    from gnomon.routing import demos
+
+    demos.dump_state(demos.read(folder.demos, config.lengths), Path(path))
+
+
+def clone_teacher(
+    config: RouteConfig, folder: Folder, watch: Watcher | None = None, jobs: int | None = None
+) -> list[dict[str, float]]:
+    """Clone the teacher from the folder's demonstrations, then correct the clone on what it meets itself (DAgger)."""
+    from gnomon.routing import stages
+
+    return stages.clone_teacher(config, folder, watch or Watcher(), jobs)
+
+
+def train(config: RouteConfig, folder: Folder, watch: Watcher | None = None, checkpoint: Path | None = None) -> Path:
+    """Improve the folder's clone with PPO; returns the policy file."""
+    from gnomon.routing import stages
+
+    return stages.train(config, folder, watch or Watcher(), checkpoint)
+
+
+def newest_checkpoint(folder: Folder, warn: Callable[[str], None] = lambda text: None) -> tuple[Path, int] | None:
+    """The newest checkpoint of the folder that can be read, and its update."""
+    from gnomon.routing.stages import use_torch
+
+    if not folder.checkpoints.is_dir():
+        return None
+    use_torch()
+    from gnomon.routing import checkpoint
+
+    found = checkpoint.load_latest(folder.checkpoints, warn)
+    return (found[0], int(found[1]["update"])) if found else None

@@ -1,0 +1,117 @@
+"""Post-training in words and plain data: one run, policies side by side, placements."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gnomon.posttrain.advise import Advice
+from gnomon.posttrain.compare import Outcome
+from gnomon.posttrain.place import Report
+from gnomon.posttrain.record import RunRecord, StepRecord
+from gnomon.report.blocks import Block, Line, Table, lines
+from gnomon.report.posttrain.figures import policy_rows
+
+SHARES = ("regret", "busy", "tail", "pipeline", "transition", "divisibility")
+
+
+def run_data(record: RunRecord) -> dict[str, Any]:
+    """A run in figures."""
+    return {
+        "policy": record.policy,
+        "step_s": record.step_s,
+        "tokens_s": record.tokens_s,
+        "staleness": record.staleness,
+        "gpu_time": record.shares(),
+        "steps": [step_row(step) for step in record.steps],
+        "notes": record.notes,
+    }
+
+
+def run_blocks(record: RunRecord) -> list[Block]:
+    """Every step, then where the GPU time goes."""
+    shares = ", ".join(f"{cause} {100 * share:.1f} %" for cause, share in record.shares().items())
+    return [
+        Table([step_row(step) for step in record.steps], f"{record.policy} on {record.num_gpus} GPUs"),
+        Line(f"step {record.step_s:.1f} s   {record.tokens_s:,.0f} tokens/s   GPU time: {shares}"),
+        *lines(record.notes),
+    ]
+
+
+def step_row(step: StepRecord) -> dict[str, Any]:
+    """One step in figures."""
+    return {
+        "step": step.number,
+        "seconds": step.duration_s,
+        "rollout ends": step.rollout_end_s,
+        "log-prob": step.seconds_of("inference"),
+        "training": step.seconds_of("actor"),
+        "tokens/s": step.tokens_s,
+        "sequences moved": step.num_moved,
+        "pre-empted": step.num_preemptions,
+        "staleness": int(step.ages.max(initial=0)),
+    }
+
+
+def comparison_blocks(outcomes: list[Outcome], *, with_oracle: bool) -> list[Block]:
+    """Policies side by side, shares in per cent."""
+    rows = [
+        {key: f"{100 * value:.1f} %" if key in SHARES else value for key, value in row.items()}
+        for row in policy_rows(outcomes, with_oracle=with_oracle)
+    ]
+    notes = [note for one in outcomes for note in one.record.notes]
+    caption = "Shares of GPU time: busy, then idle by cause. " + " ".join(f"{note.capitalize()}." for note in notes)
+    return [Table(rows, "Policies on the same lengths", caption)]
+
+
+def placement_rows(report: Report) -> list[dict[str, Any]]:
+    """The placements that were simulated, the shortest static step first."""
+    return [
+        {
+            "actor": one.actor,
+            "rollout": one.rollout,
+            "inference": one.inference,
+            "static step s": one.static.step_s,
+            "elastic step s": one.elastic.step_s if one.elastic else None,
+            "speed-up": one.speedup,
+        }
+        for one in report.tried
+    ]
+
+
+def placement_data(report: Report) -> dict[str, Any]:
+    """What the advisor found."""
+    return {
+        "costs": vars(report.costs),
+        "rule": vars(report.rule),
+        "colocated_step_s": report.colocated.step_s,
+        "placements": placement_rows(report),
+        "elastic_pays": report.elastic_pays,
+    }
+
+
+def placement_blocks(report: Report) -> list[Block]:
+    """The rule's answer, the placements that were simulated, and whether elastic scheduling pays."""
+    c, best = report.costs, report.best_elastic
+    if report.elastic_pays and best.elastic:
+        verdict = (
+            f"Elastic pays: {best.elastic.step_s:.1f} s from actor {best.actor}, rollout {best.rollout}, inference"
+            f" {best.inference}; the best static choice takes {report.best_static_s:.1f} s."
+        )
+    else:
+        verdict = f"Elastic does not pay here: the best static choice takes {report.best_static_s:.1f} s."
+    caption = f"Taking turns: {report.colocated.step_s:.1f} s."
+    return [
+        Line(f"taking turns: actor {c.actor:.1f} s, rollout {c.rollout:.1f} s, inference {c.inference:.1f} s"),
+        Line(rule_words(report.rule)),
+        Table(placement_rows(report), "Simulated placements", caption, left=()),
+        Line(verdict),
+    ]
+
+
+def rule_words(advice: Advice) -> str:
+    """The rule's answer in a line."""
+    where = "taking turns on all GPUs" if advice.is_colocated else "side by side"
+    return (
+        f"the rule: {where}, rollout {advice.rollout}, inference {advice.inference}, actor {advice.actor}"
+        f" (step {advice.step_s:.1f} s)"
+    )
