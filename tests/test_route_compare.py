@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import gnomon
 from gnomon.cli.routing import COMMANDS
 from gnomon.core.errors import ConfigError, UnknownNameError
 from gnomon.report.routing import files as route_files

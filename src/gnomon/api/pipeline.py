@@ -312,6 +312,13 @@ def schedules() -> list[dict[str, Any]]:
     ]
 
 
+def takes_chunks(schedule: str) -> bool:
+    """Whether a schedule can have several stages per rank."""
+    from gnomon.pipeline.zoo import SCHEDULES
+
+    return schedule in SCHEDULES and SCHEDULES[schedule].takes_chunks
+
+
 def schedule_csv(
     schedule: str, *, stages: int = 4, n: int = 8, chunks: int = 2, memory_limit: float | None = None
 ) -> str:

@@ -270,11 +270,18 @@ def decide(
     return replay(make_policy(policy, dict(options or {})), lines, where=where)
 
 
+def check_policies(config: Posttrain, policies: Sequence[str]) -> None:
+    """Refuse policies or options that are not known."""
+    from gnomon.posttrain.compare import policies_to_compare
+
+    policies_to_compare(config, tuple(policies))
+
+
 def policy_names() -> list[str]:
     """Policies that are known."""
-    from gnomon.posttrain.policies import policy_names as known
+    from gnomon.posttrain.policies import POLICIES
 
-    return known()
+    return POLICIES.names()
 
 
 def compared_policies() -> tuple[str, ...]:

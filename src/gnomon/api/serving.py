@@ -16,13 +16,14 @@ import numpy as np
 from gnomon.api.result import Drawing, Progress, Result, read
 from gnomon.core.errors import ConfigError, UnknownNameError
 from gnomon.core.files import folder_written_whole, write_text
-from gnomon.serving.scenario import Scenario
+from gnomon.serving.scenario import Scenario, SloConfig
 
 if TYPE_CHECKING:
     import polars as pl
 
+    from gnomon.core.arrays import Floats
     from gnomon.report.blocks import Block
-    from gnomon.serving.metrics import Summary
+    from gnomon.serving.metrics import Summary as Summary
     from gnomon.serving.paired import Difference
     from gnomon.serving.simulate import Run
     from gnomon.workload import Requests
@@ -37,6 +38,7 @@ __all__ = [
     "router_names",
     "scenario",
     "simulate",
+    "without_slo",
 ]
 
 ScenarioLike = Scenario | Mapping[str, Any] | str | Path | None
@@ -64,11 +66,25 @@ def _may_set_rate(overrides: Mapping[str, Any]) -> bool:
     return "workload" not in overrides and not any(key.startswith(said) for key in overrides)
 
 
-def simulate(given: ScenarioLike = None, *, on_progress: Progress | None = None, **overrides: Any) -> Simulation:
-    """Simulate a scenario: a YAML file, a mapping, a `Scenario`, or the default one, with overrides on top."""
+def simulate(
+    given: ScenarioLike = None,
+    *,
+    requests: Requests | None = None,
+    on_progress: Progress | None = None,
+    **overrides: Any,
+) -> Simulation:
+    """Simulate a scenario: a YAML file, a mapping, a `Scenario`, or the default one, with overrides on top.
+
+    `requests` replace those of its workload.
+    """
     from gnomon.serving.simulate import run
 
-    return Simulation(run(scenario(given, **overrides), on_progress=on_progress))
+    return Simulation(run(scenario(given, **overrides), requests=requests, on_progress=on_progress))
+
+
+def without_slo(given: Scenario) -> Scenario:
+    """The same scenario without limits."""
+    return given.model_copy(update={"slo": SloConfig()})
 
 
 def policy_names() -> list[str]:
@@ -192,6 +208,34 @@ class Comparison(Result):
             name: paired_differences(before, request_times(result.run), seed)
             for name, result in zip(names, others, strict=True)
         }
+
+    def times(self, metric: str) -> dict[str, Floats]:
+        """A latency (`ttft_s`, `tpot_s`, `e2e_s`) of every request, by variant."""
+        from gnomon.serving.metrics import request_times
+
+        return {name: getattr(request_times(result.run), metric) for name, result in self.results.items()}
+
+    def against(self, metric: str, statistic: str) -> dict[str, Difference]:
+        """One figure of every other variant against the baseline's."""
+        return {
+            name: one
+            for name, found in self.differences.items()
+            for one in found
+            if (one.metric, one.statistic) == (metric, statistic)
+        }
+
+    def change_drawn(self, title: str, metric: str, statistic: str, order: Sequence[str]) -> Drawing:
+        """The change of one figure against the baseline, in an order of one's own."""
+        from gnomon.report.routing.figures import differences_figure
+
+        return differences_figure(title, self.baseline, self.against(metric, statistic), order)
+
+    def distributions_drawn(self, title: str, metric: str, order: Sequence[str]) -> Drawing:
+        """A latency's distributions over each other on a logarithmic axis, in an order of one's own."""
+        from gnomon.report.routing.figures import distributions_figure
+
+        times = self.times(metric)
+        return distributions_figure(title, {name: times[name] for name in order})
 
     def _frames(self) -> Mapping[str, Callable[[], pl.DataFrame]]:
         from gnomon.report.serving.frames import difference_frame

@@ -8,9 +8,9 @@ from typing import Any
 
 import yaml
 
+from gnomon.api.serving import Scenario
 from gnomon.core.config import load
 from gnomon.core.errors import ConfigError, GnomonError
-from gnomon.serving.scenario import Scenario
 from gnomon.ui import uploads
 
 MAX_REQUESTS = 200_000

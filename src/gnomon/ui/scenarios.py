@@ -9,9 +9,9 @@ from typing import Any
 
 import yaml
 
+from gnomon.api.serving import Scenario
 from gnomon.core.config import Field, fields, load
 from gnomon.core.errors import GnomonError
-from gnomon.serving.scenario import Scenario
 from gnomon.ui import foreign, uploads
 from gnomon.ui.controls import ControlError
 from gnomon.workload.presets import preset_names

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from functools import lru_cache
 
-from gnomon.api.serving import Simulation
+from gnomon.api.serving import Scenario, Simulation, simulate
 from gnomon.core.config import load
-from gnomon.serving.scenario import Scenario
-from gnomon.serving.simulate import run
 from gnomon.ui.foreign import check_count
 from gnomon.ui.turns import turn
 from gnomon.workload import Requests, WorkloadConfig, generate, with_rate
@@ -22,7 +20,7 @@ def simulated(scenario: Scenario) -> Simulation:
     """The scenario's result, from memory where it was asked for just before. Call it within a `turn`."""
     key = scenario.model_dump_json()
     if key not in _results:
-        _results[key] = Simulation(run(scenario, requests=requests_of(scenario.workload, scenario.seed)))
+        _results[key] = simulate(scenario, requests=requests_of(scenario.workload, scenario.seed))
         while len(_results) > KEPT:
             _results.popitem(last=False)
     _results.move_to_end(key)

@@ -9,7 +9,7 @@ from dash import Dash, Input, Output, State, html, no_update
 from dash.development.base_component import Component
 
 from gnomon import catalog
-from gnomon.api.pipeline import Priority, cell_texts, check_priority, priorities_at, schedules
+from gnomon.api.pipeline import Priority, cell_texts, check_priority, priorities_at, schedules, takes_chunks
 from gnomon.core.errors import GnomonError
 from gnomon.report.pipeline.figures import CAUSES, cause_rows
 from gnomon.ui.blocks import cards, graph, notice, section
@@ -151,7 +151,7 @@ def register(app: Dash) -> None:
 def without_effect(state: dict[str, Any]) -> set[str]:
     """Controls that the schedule and the source of costs leave without a meaning."""
     name = state["schedule"]
-    hidden = set() if name in SCHEDULES and SCHEDULES[name].takes_chunks else {"chunks"}
+    hidden = set() if takes_chunks(name) else {"chunks"}
     if state["schedule"] == STUDY:
         return hidden | {"limit", "costs", "wgrad", "latency", *FOR_MODEL}
     return hidden | {*(FOR_LENGTHS if state["costs"] == MODEL else FOR_MODEL)}

@@ -8,20 +8,18 @@ from dash import Dash, Input, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
 
 from gnomon import catalog
-from gnomon.core.errors import GnomonError
-from gnomon.posttrain.compare import COMPARED, Outcome, compare, policies_to_compare
-from gnomon.posttrain.config import Posttrain
-from gnomon.posttrain.policies import POLICIES
-from gnomon.posttrain.record import RunRecord
-from gnomon.posttrain.simulate import run
-from gnomon.report.posttrain.figures import (
-    allocation_figure,
-    cause_rows,
-    policies_figure,
-    policies_height,
-    policy_rows,
-    run_cards,
+from gnomon.api.posttrain import (
+    PolicyComparison,
+    Posttrain,
+    PosttrainRun,
+    check_policies,
+    compare_policies,
+    compared_policies,
+    policy_names,
+    posttrain,
 )
+from gnomon.core.errors import GnomonError
+from gnomon.report.posttrain.figures import cause_rows, policies_height, run_cards
 from gnomon.report.posttrain.timeline import CAUSES
 from gnomon.report.splits import SplitRow
 from gnomon.ui import jobs
@@ -35,8 +33,8 @@ from gnomon.ui.pages.posttrain_config import EXAMPLES, KEYS, config_of
 from gnomon.ui.turns import turn
 
 ALLOCATION_PX = 760
+COMPARED_PX = policies_height(len(compared_policies()))
 PLACEMENT = "cluster.component_placement"
-ORACLE = "oracle"
 
 
 def _number(name: str, label: str, default: Any, group: str, *, most: float, **more: Any) -> Number:
@@ -48,7 +46,7 @@ def _count(name: str, label: str, default: int, group: str, *, most: float, **mo
 
 
 CONTROLS: tuple[Control, ...] = (
-    Choice("policy", "Policy", "elastic", wide=True, options=POLICIES.names,
+    Choice("policy", "Policy", "elastic", wide=True, options=policy_names,
            field=("policy.name", "scheduling policy")),
     Switch("pre", "Rollout also starts on the actor's GPUs", default=True, wide=True),
     Switch("wait", "Wait before the last mini-batch", wide=True),
@@ -80,7 +78,7 @@ CONTROLS: tuple[Control, ...] = (
     _number("migration", "Migration", 4.0, "Components", most=1e4, unit="s"),
     _number("switch", "Switch", 5.0, "Components", most=1e4, unit="s"),
     _number("seed", "Seed", 0, "Components", most=2**31, whole=True),
-    Choices("policies", "Policies", COMPARED, options=POLICIES.names, wide=True, group="Side by side"),
+    Choices("policies", "Policies", compared_policies(), options=policy_names, wide=True, group="Side by side"),
     Switch("oracle", "And the oracle, which knows every length", wide=True, group="Side by side"),
     Hidden("job"),
 )  # fmt: skip
@@ -107,7 +105,9 @@ def body(state: dict[str, Any]) -> list[Component]:
             html.Div(
                 [
                     html.P("On the same lengths. Click a policy to see its time line above.", className="more"),
-                    tall_graph(PAGE.id("compared"), policies_height(len(COMPARED)), "GPUs by owner, per policy"),
+                    tall_graph(
+                        PAGE.id("compared"), policies_height(len(compared_policies())), "GPUs by owner, per policy"
+                    ),
                     html.Div(id=PAGE.id("rows"), className="under-plot"),
                 ],
                 id=PAGE.id("comparison"),
@@ -121,7 +121,7 @@ def register(app: Dash) -> None:
     """Draw at every change; the comparison is a job."""
     _register_run(app)
     _register_comparison(app)
-    register_job(app, PAGE, compare_policies, asked)
+    register_job(app, PAGE, run_comparison, asked)
     register_boxes(app, PAGE, ("policy",), FOR_ELASTIC)
 
 
@@ -151,19 +151,19 @@ def _register_run(app: Dash) -> None:
             if not is_newest:
                 return kept | {"messages": dict.fromkeys(PAGE.messages(), no_update)}
             try:
-                record = run(config_of(PAGE.read(raw)))
+                result = posttrain(config_of(PAGE.read(raw)))
             except GnomonError as error:
                 return kept | {"messages": PAGE.explain(error)}
         return {
-            "allocation": tall(allocation_figure(record)),
-            "cards": _cards(record),
-            "causes": split_bars(CAUSES, cause_rows(record)),
+            "allocation": tall(result.drawings["allocation"]),
+            "cards": _cards(result),
+            "causes": split_bars(CAUSES, cause_rows(result.record)),
             "messages": PAGE.explain(None),
         }
 
 
-def _cards(record: RunRecord) -> Component:
-    shown = run_cards(record)
+def _cards(result: PosttrainRun) -> Component:
+    shown = run_cards(result.record)
     size = f"of {shown.pop('steps')}, on {shown.pop('GPUs')} GPUs"
     return cards((name, value, size if name == "step" else "") for name, value in shown.items())
 
@@ -182,8 +182,8 @@ def _register_comparison(app: Dash) -> None:
     def show(job: str | None) -> dict[str, Any]:
         if not job:
             return {"style": HIDDEN, "plot": not_tall(), "rows": no_update}
-        _, outcomes = jobs.result(job)
-        return {"style": SHOWN, "plot": tall(policies_figure(outcomes)), "rows": _rows(outcomes)}
+        found: PolicyComparison = jobs.result(job)
+        return {"style": SHOWN, "plot": tall(found.drawings["policies"]), "rows": _rows(found)}
 
     @callback(
         app,
@@ -199,7 +199,7 @@ def _register_comparison(app: Dash) -> None:
             asked = _compared(config_of(PAGE.read(raw)))
         except GnomonError:
             return []
-        same = asked == jobs.result(job)[0]
+        same = asked == jobs.result(job).config
         return [] if same else notice("This comparison was made with other settings than those at the left.", "warning")
 
     @callback(
@@ -210,7 +210,7 @@ def _register_comparison(app: Dash) -> None:
     )
     def choose(click: dict[str, Any] | None) -> Any:
         policy = click["points"][0].get("customdata") if click else None
-        return policy if policy in POLICIES else no_update
+        return policy if policy in policy_names() else no_update
 
 
 def asked(values: dict[str, Any]) -> tuple[Posttrain, tuple[str, ...], bool]:
@@ -218,7 +218,7 @@ def asked(values: dict[str, Any]) -> tuple[Posttrain, tuple[str, ...], bool]:
     if not values["policies"]:
         raise ControlError("policies", "Choose at least one.")
     config = config_of(values)
-    policies_to_compare(config, values["policies"])
+    check_policies(config, values["policies"])
     return _compared(config), values["policies"], values["oracle"]
 
 
@@ -227,25 +227,20 @@ def _compared(config: Posttrain) -> Posttrain:
     return config.model_copy(update={"policy": type(config.policy)()})
 
 
-def compare_policies(asked: tuple[Posttrain, tuple[str, ...], bool], report: jobs.Report) -> Any:
-    """The job: what was asked, and its outcomes."""
+def run_comparison(asked: tuple[Posttrain, tuple[str, ...], bool], report: jobs.Report) -> PolicyComparison:
+    """The job: every policy on the same lengths."""
     config, names, with_oracle = asked
 
     def tell(done: int, total: int) -> None:
         report(done, total, f"{done} of {total} runs")
 
-    outcomes = compare(config, policies_to_compare(config, names), with_oracle=with_oracle, on_progress=tell)
-    return config, outcomes
+    return compare_policies(config, policies=names, with_oracle=with_oracle, on_progress=tell)
 
 
-def _rows(outcomes: list[Outcome]) -> list[Component]:
-    with_oracle = any(one.policy == ORACLE for one in outcomes)
-    rows = [
-        {name: _cell(name, value) for name, value in row.items()}
-        for row in policy_rows(outcomes, with_oracle=with_oracle)
-    ]
-    notes = [notice(f"{note.capitalize()}.") for one in outcomes for note in one.record.notes]
-    bars = split_bars(CAUSES, [_bar(one) for one in outcomes])
+def _rows(found: PolicyComparison) -> list[Component]:
+    rows = [{name: _cell(name, value) for name, value in row.items()} for row in found.summary]
+    notes = [notice(f"{note.capitalize()}.") for note in found.to_dict()["notes"]]
+    bars = split_bars(CAUSES, [_bar(one) for one in found.outcomes])
     return [table(rows, left=("policy",)), html.H3("Where their GPU time goes"), bars, *notes]
 
 
@@ -256,7 +251,7 @@ def _cell(name: str, value: Any) -> Any:
     return value if decimals is None else f"{value:,.{decimals}f}"
 
 
-def _bar(one: Outcome) -> SplitRow:
+def _bar(one: Any) -> SplitRow:
     whole, shares = one.record.duration_s * one.record.num_gpus, one.record.shares()
     parts = {cause: share * whole for cause, share in shares.items()}
     return SplitRow(one.policy, parts, whole, f"{100 * shares['busy']:.1f} % computing", " GPU s")

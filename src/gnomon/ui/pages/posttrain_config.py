@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from gnomon.api.posttrain import Posttrain
 from gnomon.core.config import load
-from gnomon.posttrain.config import Posttrain
 from gnomon.ui.controls import ControlError
 from gnomon.ui.foreign import check_is_data
 

@@ -8,11 +8,10 @@ from dash import Dash, Input, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
 
 from gnomon import catalog
+from gnomon.api.serving import policy_names, router_names
 from gnomon.core.errors import GnomonError
 from gnomon.report.routing.curves import CURVE_PX, curve_figure, curve_names, run_colours
-from gnomon.report.routing.figures import differences_figure, differences_height, distributions_figure
-from gnomon.serving.policies import POLICIES
-from gnomon.serving.routers import ROUTERS
+from gnomon.report.routing.figures import differences_height
 from gnomon.ui.blocks import graph, notice, plots, section, table
 from gnomon.ui.callbacks import callback
 from gnomon.ui.controls import Choice, Choices, Control, Number, Slider, Switch, Text
@@ -34,7 +33,7 @@ from gnomon.workload.presets import preset_names
 CURVES = "Training curves"
 MAX_CURVES = 40
 FOLLOW_MS = 4000
-ROWS_PX = 34 * (1 + len(ROUTERS.names()))
+ROWS_PX = 34 * (1 + len(router_names()))
 STATISTICS = {"mean": "mean", "p99": "P99"}
 HINT = (
     "Choose run directories at the left: folders below the runs folder that hold a table metrics.csv, "
@@ -42,8 +41,8 @@ HINT = (
 )
 
 CONTROLS: tuple[Control, ...] = (
-    Choices("routers", "Routers", ROUTERS.names(), options=ROUTERS.names, wide=True, field=("routers", "router")),
-    Choice("baseline", "Against", "round_robin", options=ROUTERS.names, field="router.name", wide=True),
+    Choices("routers", "Routers", router_names(), options=router_names, wide=True, field=("routers", "router")),
+    Choice("baseline", "Against", "round_robin", options=router_names, field="router.name", wide=True),
     Choice("metric", "Latency", "e2e_s", options=METRICS, wide=True),
     Choice("statistic", "Figure", "mean", options=STATISTICS),
     Number("seed", "Seed", 0, most=2**31, whole=True, field="seed"),
@@ -52,7 +51,7 @@ CONTROLS: tuple[Control, ...] = (
     Number("replicas", "Replicas", 4, field="num_replicas", least=1, most=64, whole=True, group="Scenario"),
     Number("tp", "Tensor parallel", 1, field=("replica.tensor_parallel", "DoesNotFitError"), least=1, most=64,
            whole=True, group="Scenario"),
-    Choice("policy", "Batching", "vllm_v1", options=POLICIES.names, field=("batching.policy", "batching policy"),
+    Choice("policy", "Batching", "vllm_v1", options=policy_names, field=("batching.policy", "batching policy"),
            group="Scenario"),
     Choice("workload", "Workload", "chat-1m", options=preset_names, field="workload.preset", wide=True,
            group="Scenario"),
@@ -82,7 +81,7 @@ def body(state: dict[str, Any]) -> list[Component]:
             plots(
                 graph(
                     PAGE.id("differences"),
-                    differences_height(len(ROUTERS.names())),
+                    differences_height(len(router_names())),
                     label="Change against the baseline",
                 ),
                 tall_graph(PAGE.id("distributions"), 350, "Distributions of latency", is_legend_below=True),
@@ -150,15 +149,14 @@ def register(app: Dash) -> None:
 def _drawn(routed: Routed, metric: str, statistic: str) -> dict[str, Any]:
     order = routed.fastest_first(metric, statistic)
     title = f"{METRICS[metric]}, {STATISTICS[statistic]}"
-    times = routed.times(metric)
     rows = [
         row | {"router": dcc.Link(row["router"], href=in_serve(routed, row["router"]))}
         for row in router_rows(routed, metric, statistic)
     ]
     said = dict.fromkeys(text for result in routed.results.values() for text in result.summary.warnings)
     return {
-        "differences": differences_figure(title, routed.baseline, routed.against(metric, statistic), order),
-        "distributions": tall(distributions_figure(f"{METRICS[metric]}, all requests", {n: times[n] for n in order})),
+        "differences": routed.comparison.change_drawn(title, metric, statistic, order),
+        "distributions": tall(routed.comparison.distributions_drawn(f"{METRICS[metric]}, all requests", metric, order)),
         "rows": table(rows, left=("router",)),
         "warnings": [notice(text, "warning") for text in said],
     }

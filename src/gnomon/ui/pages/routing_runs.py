@@ -8,16 +8,11 @@ from typing import Any
 
 import polars as pl
 
-from gnomon.api.serving import Simulation, compare
+from gnomon.api.serving import Comparison, Scenario, Simulation, compare
 from gnomon.api.serving import scenario as new_scenario
 from gnomon.core import units
-from gnomon.core.arrays import Floats
 from gnomon.core.errors import ConfigError
 from gnomon.report.routing.curves import FILES, read_metrics
-from gnomon.serving.metrics import request_times
-from gnomon.serving.paired import Difference
-from gnomon.serving.scenario import Scenario
-from gnomon.serving.usage import ReplicaUse
 from gnomon.ui.pages.plan_search import runs_folder
 from gnomon.ui.pages.serve import link
 from gnomon.ui.run_folders import folders
@@ -35,26 +30,12 @@ class Routed:
     """Routers by name, the baseline first."""
 
     scenario: Scenario
-    results: dict[str, Simulation]
-    differences: dict[str, list[Difference]]
+    comparison: Comparison
 
     @property
-    def baseline(self) -> str:
-        """The router that the others are held against."""
-        return next(iter(self.results))
-
-    def against(self, metric: str, statistic: str) -> dict[str, Difference]:
-        """One figure of every other router against the baseline's."""
-        return {
-            name: one
-            for name, found in self.differences.items()
-            for one in found
-            if (one.metric, one.statistic) == (metric, statistic)
-        }
-
-    def times(self, metric: str) -> dict[str, Floats]:
-        """A latency of every request, by router."""
-        return {name: getattr(request_times(result.run), metric) for name, result in self.results.items()}
+    def results(self) -> dict[str, Simulation]:
+        """By router."""
+        return self.comparison.results
 
     def fastest_first(self, metric: str, statistic: str) -> list[str]:
         """Routers by one figure."""
@@ -81,13 +62,12 @@ def compare_routers(values: Mapping[str, Any]) -> Routed:
         raise ConfigError(f"more than {MAX_REQUESTS:,} requests.", where="workload.num_requests", fix="Use fewer.")
     with told_if_too_large():
         compared = compare(scenario, vary={"router.name": names})
-    results = dict(zip(names, compared.results.values(), strict=True))
-    return Routed(scenario, results, dict(zip(names[1:], compared.differences.values(), strict=True)))
+    return Routed(scenario, Comparison(dict(zip(names, compared.results.values(), strict=True))))
 
 
 def router_rows(routed: Routed, metric: str, statistic: str) -> list[dict[str, Any]]:
     """One row per router, the fastest first."""
-    against = routed.against(metric, statistic)
+    against = routed.comparison.against(metric, statistic)
     rows = []
     for name in routed.fastest_first(metric, statistic):
         summary = routed.results[name].summary
@@ -99,7 +79,7 @@ def router_rows(routed: Routed, metric: str, statistic: str) -> list[dict[str, A
         row["busiest/mean"] = f"{_imbalance(summary.replicas):.2f}"
         if summary.prefix_hit_rate is not None:
             row["prefix hits"] = f"{summary.prefix_hit_rate:.1%}"
-        row[f"against {routed.baseline}"] = _against(against.get(name))
+        row[f"against {routed.comparison.baseline}"] = _against(against.get(name))
         rows.append(row)
     return rows
 
@@ -113,12 +93,12 @@ def _seconds(value: float | None) -> str | None:
     return None if value is None else units.seconds(value)
 
 
-def _imbalance(replicas: Sequence[ReplicaUse]) -> float:
+def _imbalance(replicas: Sequence[Any]) -> float:
     busy = [one.utilization.busy for one in replicas]
     return max(busy) * len(busy) / sum(busy) if busy and sum(busy) else 1.0
 
 
-def _against(one: Difference | None) -> str:
+def _against(one: Any) -> str:
     if one is None or one.relative is None:
         return "–"
     sure = "" if one.is_clear else " (not clear)"

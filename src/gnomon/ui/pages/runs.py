@@ -10,10 +10,10 @@ from dash import Dash, Input, Output, dcc, html
 from dash.development.base_component import Component
 from flask import current_app
 
+from gnomon.api.serving import Scenario
 from gnomon.core import units
 from gnomon.core.config import load
 from gnomon.core.errors import GnomonError
-from gnomon.serving.scenario import Scenario
 from gnomon.ui import blocks
 from gnomon.ui.callbacks import callback
 from gnomon.ui.controls import Hidden, Text

@@ -9,12 +9,9 @@ from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
 from dash.development.base_component import Component
 
 from gnomon import catalog
-from gnomon.api.serving import DEFAULT_RATE
+from gnomon.api.serving import DEFAULT_RATE, Scenario, policy_names, router_names
 from gnomon.core.errors import GnomonError
 from gnomon.report.serving.figures import LATENCIES
-from gnomon.serving.policies import POLICIES
-from gnomon.serving.routers import ROUTERS
-from gnomon.serving.scenario import Scenario
 from gnomon.ui import blocks, uploads
 from gnomon.ui.callbacks import callback
 from gnomon.ui.controls import Choice, Control, Hidden, Number, Slider, Text
@@ -44,9 +41,9 @@ CONTROLS: tuple[Control, ...] = (
            least=1, most=64, whole=True, group=DEPLOYMENT),
     Number("pp", "Pipeline parallel", 1, field=("replica.pipeline_parallel", "pipeline_parallel"), least=1, most=64,
            whole=True, group=DEPLOYMENT),
-    Choice("policy", "Batching", "vllm_v1", field=("batching.policy", "batching policy"), options=POLICIES.names,
+    Choice("policy", "Batching", "vllm_v1", field=("batching.policy", "batching policy"), options=policy_names,
            group=DEPLOYMENT),
-    Choice("router", "Router", "round_robin", field=("router.name", "router"), options=ROUTERS.names,
+    Choice("router", "Router", "round_robin", field=("router.name", "router"), options=router_names,
            group=DEPLOYMENT),
     Slider("rate", "Requests per second", DEFAULT_RATE, field=("workload.rate", "workload.arrivals", "workload"),
            least=0.1, most=2000, log=True, optional=True, group=LOAD),

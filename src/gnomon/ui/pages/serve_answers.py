@@ -8,9 +8,9 @@ from typing import Any
 from dash import html
 from dash.development.base_component import Component
 
-from gnomon.api.serving import Simulation
+from gnomon.api.serving import Comparison, Simulation
 from gnomon.core.errors import GnomonError
-from gnomon.report.serving.figures import LATENCIES, figures, latency_cdf, latency_curves
+from gnomon.report.serving.figures import LATENCIES
 from gnomon.report.serving.load import load_figure
 from gnomon.ui import blocks, load_curve, uploads
 from gnomon.ui.controls import Control
@@ -34,11 +34,8 @@ def draw_latencies(page: Page, controls: Sequence[Control], raw: Raw, view: str)
         pinned = _pinned(page, controls, raw)
         runs = {_name_of_now(controls, raw) if pinned else "": result}
         runs |= {name: one for name, one in pinned.items() if isinstance(one, Simulation)}
-        curves = {name: latency_curves(one.run) for name, one in runs.items()}
-        return {
-            latency: latency_cdf(latency, {name: found[latency] for name, found in curves.items()}, scenario.slo)
-            for latency in LATENCIES
-        }
+        drawings = Comparison(runs).drawings
+        return {latency: drawings[latency] for latency in LATENCIES}
 
 
 def draw_rest(page: Page, controls: Sequence[Control], raw: Raw, view: str) -> dict[str, Any]:
@@ -48,7 +45,7 @@ def draw_rest(page: Page, controls: Sequence[Control], raw: Raw, view: str) -> d
         result = simulated(scenario)
         pinned = _pinned(page, controls, raw)
     return {
-        "plots": figures(result.run, result.summary, OVER_TIME),
+        "plots": {name: result.drawings[name] for name in OVER_TIME},
         "comparison": _comparison(page, controls, raw, result, pinned) if pinned else [],
         "texts": texts(result),
     }

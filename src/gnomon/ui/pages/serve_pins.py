@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gnomon.api.serving import Summary
 from gnomon.core import units
 from gnomon.core.errors import GnomonError
-from gnomon.serving.metrics import Summary
 from gnomon.ui.address import defaults_of, query_of, state_of
 from gnomon.ui.controls import Control
 

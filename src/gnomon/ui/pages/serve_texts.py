@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from html import escape
 
-from gnomon.api.serving import Simulation
+from gnomon.api.serving import Scenario, Simulation
 from gnomon.report.serving import text as words
 from gnomon.report.serving.html import card, key_figures, message
-from gnomon.serving.scenario import Scenario
 from gnomon.ui.scenarios import as_command, as_vllm, as_yaml
 
 COPIES = {"yaml": ("Scenario file", as_yaml), "command": ("Command line", as_command), "vllm": ("vllm serve", as_vllm)}
