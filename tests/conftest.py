@@ -24,7 +24,10 @@ class CommandLine:
     def __call__(self, *arguments: str, code: int = 0) -> Result:
         import click
 
+        from gnomon.cli import progress
         from gnomon.cli.main import main
+
+        progress._Lines.first_s = 3600.0  # Lines of progress depend on how busy the machine is.
 
         @click.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})
         @click.argument("words", nargs=-1, type=click.UNPROCESSED)

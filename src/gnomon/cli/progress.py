@@ -13,8 +13,8 @@ import click
 
 SHOW_AFTER_S = 0.8
 """What is done by then needs no bar."""
-SAY_EVERY_S = 10.0
-"""Seconds between two lines where no terminal shows a bar."""
+SAY_EVERY_S, MOST_SELDOM_S = 10.0, 60.0
+"""Seconds between two lines where no terminal shows a bar: at first, and at last."""
 COMPILING = "Compiling the engine: once per version, about a minute."
 
 Report = Callable[[int, int], None]
@@ -62,7 +62,11 @@ class _Shown:
         wait = self.first_s
         while not self._over.wait(wait):
             self.show()
-            wait = self.every_s
+            wait = self.next_s(wait)
+
+    def next_s(self, last_s: float) -> float:
+        """Seconds until it is shown again."""
+        return self.every_s
 
     def show(self) -> None:
         raise NotImplementedError
@@ -72,7 +76,11 @@ class _Shown:
 
 
 class _Lines(_Shown):
-    first_s = every_s = SAY_EVERY_S
+    first_s = SAY_EVERY_S
+
+    def next_s(self, last_s: float) -> float:
+        """Ever more seldom: an hour is told in some sixty lines."""
+        return min(2 * last_s, MOST_SELDOM_S)
 
     def show(self) -> None:
         seconds = time.monotonic() - self.began

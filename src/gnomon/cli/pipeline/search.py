@@ -34,4 +34,5 @@ def command(**given: Any) -> None:
         found = search_schedules(step_of(given))
     show(found, as_json=given["as_json"])
     if given["out"]:
-        click.echo(f"wrote {found.write_front(given['out'])}", err=given["as_json"])
+        path = found.write_front(given["out"])
+        click.echo(f"wrote {path}", err=given["as_json"])

@@ -44,5 +44,5 @@ def command(
     if out:
         save(found.config, out)
     show(found, as_json=as_json)
-    if out:
-        click.echo(f"wrote {out}", err=as_json)
+    if out and not as_json:
+        click.echo(f"wrote {out}")
