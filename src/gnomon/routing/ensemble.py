@@ -68,6 +68,7 @@ def _lane(fleets: Fleet, lane: int, num_replicas: int, memory: Floats) -> Fleet:
         all_.stage_start_s[lane],
         all_.stage_end_s[lane],
         all_.parameters[lane],
+        all_.acceptance[lane],
         all_.block_key[lane],
         all_.block_users[lane],
         all_.newer[lane],

@@ -9,6 +9,7 @@ import numpy as np
 from gnomon.core.arrays import Floats, Ints
 from gnomon.core.errors import ConfigError
 from gnomon.core.streams import stream
+from gnomon.serving.acceptance import chances
 from gnomon.serving.cluster import new_cluster
 from gnomon.serving.kinds import Kind, policies_of
 from gnomon.serving.loop import NEVER
@@ -42,6 +43,7 @@ def build_cluster(kinds: list[Kind], requests: Requests, seed: int, recording: R
         block_size=max(kind.batching.block_size for kind in kinds),
         cached_blocks=max(caches, default=0),
         blocks_per_request=int(requests.total_tokens.max()) // smallest_block + 2,
+        num_drafted=max(kind.tokens_per_decode for kind in kinds),
         num_parameters=max(8, *(len(kind.parameters) for kind in kinds)),
         prefix_hashes=np.ascontiguousarray(requests.prefix_hashes, dtype=np.int64),
         recorded=(recording.first, recording.stage_s) if recording else None,
@@ -102,7 +104,8 @@ def fill_replicas(cluster: Cluster, kind: Kind, requests: Requests, first: int, 
     table.blocks_per_hash = max(1, requests.prefix_block_tokens // batching.block_size)
     if replica.speculative:
         table.num_speculative = replica.speculative.num_tokens
-        table.acceptance = replica.speculative.acceptance
+        drafted = chances(replica.speculative.acceptance, replica.speculative.num_tokens)
+        cluster.acceptance[first : first + count, : drafted.size] = drafted
     table.first_waiting = table.last_waiting = NONE
     table.next_end_s = NEVER
     table.next_finish = NEVER_STEP

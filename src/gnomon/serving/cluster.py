@@ -202,6 +202,7 @@ def new_cluster(
     cached_blocks: int = 0,
     blocks_per_request: int = 0,
     num_parameters: int = 8,
+    num_drafted: int = 1,
     prefix_hashes: Ints | None = None,
     recorded: tuple[Ints, Floats] | None = None,
 ) -> Cluster:
@@ -231,6 +232,7 @@ def new_cluster(
         stage_start_s=np.zeros((num_replicas, max_stages, max_stages)),
         stage_end_s=np.zeros((num_replicas, max_stages, max_stages)),
         parameters=np.zeros((num_replicas, num_parameters)),
+        acceptance=np.zeros((num_replicas, num_drafted)),
         block_key=ints(num_replicas, cached_blocks),
         block_users=ints(num_replicas, cached_blocks),
         newer=ints(num_replicas, links),

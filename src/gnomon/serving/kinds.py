@@ -13,7 +13,7 @@ from gnomon.core.user_files import load_user_file
 from gnomon.serving.policies import POLICIES, PolicySpec
 from gnomon.serving.scenario import KindConfig, ReplicaConfig, ResolvedBatching, Scenario
 from gnomon.timing.iteration import IterationTables, blank, stack
-from gnomon.timing.speculative import with_draft
+from gnomon.timing.speculative import draft_head, with_draft
 from gnomon.workload import Requests, limit_lengths
 
 MAX_POLICIES = 4
@@ -182,11 +182,15 @@ def bake(model: str, kinds: list[Kind], requests: Requests) -> Times:
         target = _bake(model, *place)
         baked.append(target)
         tables.append(target.tables)
-        if name := kind.replica.draft_model:
-            place = (*place[:2], place[2].suited_to(catalog.model(name)), *place[3:])
-            draft = _bake(name, *place)
+        speculative = kind.replica.speculative
+        if speculative and speculative.draft_model:
+            place = (*place[:2], place[2].suited_to(catalog.model(speculative.draft_model)), *place[3:])
+            draft = _bake(speculative.draft_model, *place)
             baked.append(draft)
-            tables[-1] = with_draft(target.tables, draft.tables, kind.tokens_per_decode - 1)
+            tables[-1] = with_draft(target.tables, draft.tables, speculative.num_tokens)
+        elif speculative and speculative.draft_layers:
+            head = draft_head(target.tables, speculative.draft_layers / catalog.model(model).num_layers)
+            tables[-1] = with_draft(target.tables, head, speculative.num_tokens)
     notes = list(dict.fromkeys(note for one in baked for note in one.notes))
     return Times(stack(tables), notes, max(one.uncertainty for one in baked))
 

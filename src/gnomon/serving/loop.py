@@ -40,11 +40,11 @@ def _note_next_end(cluster: Cluster, r: int, end_s: float) -> None:
 
 @inner
 def _accepted(replica: Replica, r: int) -> int:
-    """How many drafted tokens the target accepts: each with the same probability, up to the first refusal."""
+    """How many drafted tokens the target accepts, up to the first refusal."""
     request, accepted = replica.requests[r], 0
     while accepted < replica.state.num_speculative:
         request.draw = request.draw * 48_271 % _DRAW_MODULUS
-        if request.draw >= replica.state.acceptance * _DRAW_MODULUS:
+        if request.draw >= replica.acceptance[accepted] * _DRAW_MODULUS:
             break
         accepted += 1
     return accepted

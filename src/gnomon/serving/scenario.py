@@ -11,6 +11,7 @@ from gnomon.catalog.memory import Planner
 from gnomon.core.config import Config, build
 from gnomon.core.errors import ConfigError
 from gnomon.core.sizes import BatchTokens, Blocks, Count, CountOrNone, DraftTokens, Replicas, Seed, Sequences, Tokens
+from gnomon.serving.acceptance import Acceptance, chances
 from gnomon.serving.engines import EngineConfig, engine, filled_in
 from gnomon.serving.policies import COMMON_DEFAULTS, POLICIES
 from gnomon.timing import TimingConfig
@@ -25,10 +26,21 @@ class SpeculativeConfig(Config):
 
     num_tokens: DraftTokens
     """Tokens drafted per iteration."""
-    acceptance: Annotated[float, Field(ge=0, le=1)] = 0.7
-    """Chance that a drafted token is accepted, given that those before it were."""
+    acceptance: Acceptance = 0.7
+    """Chance that a drafted token is accepted, given that those before it were: one number, a list by position (the
+    last goes on), or a measured curve by its name, e.g. deepseek-v4-mtp or kimi-k2.5-eagle3 (docs/engines.md)."""
     draft_model: str | None = None
-    """Model that drafts, one token at a time; without it drafting is taken to be free (multi-token prediction)."""
+    """Model that drafts, one token at a time."""
+    draft_layers: CountOrNone = 0
+    """Layers of a head that drafts instead (multi-token prediction, EAGLE: 1): each drafted token takes so many of the
+    model's own layers, and its output head. With 0 and no draft model, drafting is free."""
+
+    @model_validator(mode="after")
+    def _known_acceptance(self) -> SpeculativeConfig:
+        chances(self.acceptance, self.num_tokens)
+        if self.draft_model is not None and self.draft_layers:
+            raise ConfigError("draft_model and draft_layers both say what drafts.", where="replica.speculative")
+        return self
 
 
 class ReplicaConfig(Parallelism):
@@ -44,7 +56,7 @@ class ReplicaConfig(Parallelism):
     max_request_tokens: Tokens | None = None
     """Longest prompt + output that is accepted; the model's context if not given."""
     speculative: SpeculativeConfig | None = None
-    """Speculative decoding (policy vllm_v1)."""
+    """Speculative decoding (policies vllm_v1, sglang and trtllm)."""
 
     @property
     def draft_model(self) -> str | None:

@@ -87,7 +87,6 @@ REPLICA = np.dtype(
         ),  # blocks have an identity (see `gnomon.serving.prefix_cache`); else they are counted
         ("blocks_per_hash", np.int64),  # blocks that one prefix hash of the workload covers
         ("num_speculative", np.int64),
-        ("acceptance", np.float64),
         # State.
         ("now_s", np.float64),
         ("free_blocks", np.int64),
@@ -118,6 +117,10 @@ REPLICA = np.dtype(
         ("writer_free_s", np.float64),  # when all messages so far are written
         ("reply_s", np.float64),  # from the tokens of the batch that ended last to the client, in the mean
         ("counter", np.int64),  # for policies that count iterations
+        (
+            "num_received",
+            np.int64,
+        ),  # waiting requests that the scheduler knows of (sglang looks for new ones now and then)
         ("wait_count", np.int64),  # iterations for which prefills have waited, to be fuller
         ("balance_count", np.int64),  # the same, for the other ranks to have some
         ("holds_prefills", np.int64),  # the ranks of the group do not prefill in this iteration
@@ -204,6 +207,8 @@ class Replica(NamedTuple):
     """Prefix cache: blocks taken for requests that step together and not listed in `tables` yet."""
     prefix_hashes: Ints
     """Hashes of the prompts' blocks that may be shared between requests."""
+    acceptance: Floats
+    """The chance of each drafted token, given that those before it were accepted."""
     ranks: Any
     """The `REPLICA` records of all replicas: those of its group are the ranks that step together with it."""
 
@@ -230,6 +235,8 @@ class Cluster(NamedTuple):
     """[replica, ring position, stage]"""
     stage_end_s: Floats
     parameters: Floats
+    acceptance: Floats
+    """[replica, position]"""
     block_key: Ints
     block_users: Ints
     newer: Ints
@@ -270,5 +277,6 @@ def replica_view(cluster: Cluster, r: int) -> Replica:
         cluster.free_rows[r],
         cluster.loose_blocks[r],
         cluster.prefix_hashes,
+        cluster.acceptance[r],
         cluster.replicas,
     )

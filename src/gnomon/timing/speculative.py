@@ -57,6 +57,13 @@ def verification_s(
     return sum(stage_s(target, stage, shape, shape.tokens) for stage in range(num_stages))
 
 
+def draft_head(target: IterationTables, share: float) -> IterationTables:
+    """The tables of a head that drafts with some more layers like the model's own, `share` of as many, and the model's
+    output head: multi-token prediction and EAGLE."""
+    layers = ("token_s", "expert_s", "prompt_s", "prefill_s", "decode_s")
+    return target._replace(**{name: share * getattr(target, name) for name in layers})
+
+
 def with_draft(target: IterationTables, draft: IterationTables, drafted: int) -> IterationTables:
     """The target's tables with the draft model's time on top. Both must have been baked with the same maxima.
 

@@ -27,6 +27,8 @@ from gnomon.serving.verbs import (
     tokens_placed,
 )
 
+_PREFILL_INTERVAL = 0  # the option's place
+
 
 @inner
 def continue_running(replica: Replica) -> bool:
@@ -86,18 +88,30 @@ def admit_first(replica: Replica, budget: int) -> int:
     return tokens
 
 
+@inner
+def _waits_for_its_turn(replica: Replica, budget: int) -> bool:
+    """With `prefill_interval` N, new requests are admitted in every Nth iteration only, while others run."""
+    state = replica.state
+    if budget == state.max_batch_tokens or state.wait_count + 1 >= replica.parameters[_PREFILL_INTERVAL]:
+        state.wait_count = 0
+        return False
+    state.wait_count += 1
+    return True
+
+
 @batching_policy(
     "vllm_v1",
     defaults={"max_sequences": 256, "max_batch_tokens": 8192, "watermark": 0.0, "prefix_cache": True},
     max_batch_tokens_of="iteration",
     engine="vllm",
     speculates=True,
+    options={"prefill_interval": 1.0},
 )
 def vllm_v1(replica: Replica) -> None:
     """Running requests first; if none had to be pre-empted, waiting ones with what is left of the token budget."""
     if continue_running(replica):
         budget = replica.state.max_batch_tokens - tokens_placed(replica)
-        tokens = admit_first(replica, budget)
+        tokens = 0 if _waits_for_its_turn(replica, budget) else admit_first(replica, budget)
         while tokens > 0:
             budget -= tokens
             tokens = admit_first(replica, budget)
