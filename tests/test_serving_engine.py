@@ -304,7 +304,7 @@ def test_a_short_log_thins_itself_out_and_never_overflows(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_prompt_that_can_never_be_admitted_is_rejected(policy: str) -> None:
-    blocks = 200 if policy == "lightllm" else 14
+    blocks = {"lightllm": 200, "trtllm": 8}.get(policy, 14)
     offered = requests_of([0.0, 0.0, 5.0], [20, 300, 20], [5, 5, 5])
     longest = 200 if policy in ("orca", "faster_transformer") else 4000
     setup = scenario(batching={"policy": policy}, replica={"num_kv_blocks": blocks, "max_request_tokens": longest})
