@@ -57,7 +57,7 @@ def test_aggregated_servers_without_a_layout_are_few_and_named() -> None:
         ("dsr1_b200_sglang_fp4_agg_1024x8192_c4_cfg201", Layout(8, 1, 8)),  # tp 64, moe 8 x 8 in the file
         ("qwen3_5_b200_sglang_fp8_agg_8192x1024_c64_cfg615", Layout(4, 1, 4)),  # tp 16, moe 4 x 4
         ("dsr1_b200_trtllm_fp4_agg_1024x8192_c256_cfg191", Layout(8, 8, 8)),  # attention DP 64
-        ("minimaxm2_5_b300_vllm_fp8_agg_1024x1024_c512_cfg735", Layout(2, 2, 2)),  # tp 2, dp 2, ep 4
+        ("minimaxm2_5_b300_vllm_fp8_agg_1024x1024_c512_cfg735", Layout(2, 1, 2)),  # tp 2, dp 2, ep 4
         ("2026_03_25_deepseek_r1_b200_sxm_trtllm_fp4_agg_8192x1024_c256_tp8_0_ep8_0_974", Layout(8, 8, 8)),
     ],
 )

@@ -8,7 +8,7 @@ from typing import Any
 from gnomon.core.config import load
 from gnomon.core.errors import ConfigError
 from gnomon.serving.scenario import Scenario
-from gnomon.verify.silicon.launch import launch_of
+from gnomon.verify.silicon.launch import Launch, launch_of
 from gnomon.verify.silicon.servers import Layout, Server
 
 WARM_UP_SINCE = "2026-01-05"
@@ -65,27 +65,47 @@ def settings_of(server: Server) -> dict[str, Any]:
     return {
         "model": model_of(server),
         "device": server.device,
+        "engine": server.engine,
         "replica": parallelism_of(server.layout) | {"memory_utilization": launch.memory},
         "batching": {
-            "policy": _POLICIES[server.engine],
             "max_batch_tokens": launch.max_batch_tokens,
             "max_sequences": launch.max_sequences,
             "prefix_cache": False,
+            "options": _policy_options(server, launch),
         },
         "timing": {
             "source": "silicon",
-            "engine": server.engine,
             "engine_version": _version(server),
             "dtype": _scheme(server),
             "kv_dtype": launch.kv_dtype,
             "expert_kernel": launch.expert_kernel,
-            "graph_sizes": "vllm",
+            "graph_sizes": graph_sizes(server.engine, launch.graph_batch),
         },
-        "workload": {"client": client_of(server)},
+        "front_end": {"stream_interval": launch.stream_interval},
+        "workload": workload_of(server),
     }
 
 
-_POLICIES = {"vllm": "vllm_v1", "sglang": "sglang", "trtllm": "vllm_v1"}
+def _policy_options(server: Server, launch: Launch) -> dict[str, float]:
+    """What the engine's scheduler was told beyond its limits."""
+    if server.engine != "trtllm":
+        return {}
+    options: dict[str, float] = {}
+    if launch.batch_wait_iterations:
+        options |= {"wait_iterations": launch.batch_wait_iterations, "wait_tokens_ratio": launch.batch_wait_ratio}
+    if server.layout.attention_groups > 1:
+        options |= {"balance": 1, "balance_timeout_iterations": 60}
+    return options
+
+
+def graph_sizes(engine: str, largest: int) -> list[int]:
+    """The batches for which an engine captures CUDA graphs, up to the largest that it was told."""
+    steps = {
+        "vllm": [1, 2, 4, *range(8, 256, 8), *range(256, 8193, 16)],
+        "sglang": [1, 2, 4, 8, 12, *range(16, 257, 8), *range(272, 513, 16), *range(544, 8193, 32)],
+        "trtllm": [1, 2, 4, *range(8, 129, 8), 256, 512, 1024, 2048, 4096, 8192],
+    }
+    return sorted({size for size in steps[engine] if size <= largest} | {largest})
 
 
 def model_of(server: Server) -> str:
@@ -122,15 +142,13 @@ def _version(server: Server) -> str:
     return version if re.fullmatch(r"\d+\.\d+\.\d+[a-z0-9.]*", version) else ""
 
 
-def client_of(server: Server) -> dict[str, Any]:
-    """The load generator of the server's family. That of NVIDIA's own sweeps is not in the file: lengths are fixed."""
-    name = "inferencex" if server.date >= WARM_UP_SINCE else "inferencex_2025"
-    return {
-        "name": name if server.family == "inferencex" else "genai_perf",
-        "concurrency": server.concurrency,
-        "prompt": server.prompt_tokens,
-        "output": server.output_tokens,
-    }
+def workload_of(server: Server) -> dict[str, Any]:
+    """The load generator of the server's family. That of NVIDIA's own sweeps is not in the file: taken to send fixed
+    lengths, and ten requests for each one in flight as InferenceX does."""
+    client = {"concurrency": server.concurrency, "prompt": server.prompt_tokens, "output": server.output_tokens}
+    if server.family == "sweeps":
+        return {"client": {"name": "genai_perf"} | client, "num_requests": 10 * server.concurrency}
+    return {"client": {"name": "inferencex" if server.date >= WARM_UP_SINCE else "inferencex_2025"} | client}
 
 
 def parallelism_of(layout: Layout) -> dict[str, Any]:

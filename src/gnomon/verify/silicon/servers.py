@@ -1,10 +1,12 @@
 """The measured servers of `silicon_sample.csv`, one row each, as plain data.
 
-The file comes with the package aiconfigurator-core (extra [silicon]). Three things in it need care:
+The file comes with the package aiconfigurator-core (extra [silicon]). Four things in it need care:
 
 - `tp_size`, `attention_dp_size`, `moe_tp_size` and `moe_ep_size` are written so that tp x dp = moe_tp x moe_ep. Where a
   server ran its experts in parallel, the file multiplies the degrees (8 GPUs with TP 8 and EP 8 become 64 ranks): the
   GPUs are read from the row's name, or as the root of that product.
+- rows of vLLM with tp = dp > 1 ran tensor-parallel attention and expert-parallel experts: other exports of the same
+  measurements (equal TTFT and TPOT) say so, and their launch scripts know no other way.
 - `batch_size` is the client's concurrency divided by the attention groups; the concurrency itself is in
   `silicon_data_source`.
 - some rows of GB200 called aggregated give all GPUs of a disaggregated deployment as `tp_size`: no layout is known.
@@ -161,13 +163,14 @@ def _layout(row: dict[str, object], side: str) -> Layout:
     named = re.search(r"_tp(\d+)(?:_0)?_ep(\d+|none)", str(row["id"]))
     if not side and named and named.group(2) != "none":  # InferenceX: TP is the number of GPUs, EP at most that.
         num_gpus, experts = int(named.group(1)), int(named.group(2))
-    elif dp > 1 and tp > 1:  # One attention group per GPU, with the experts over all of them.
+    elif dp > 1 and tp > 1:
         num_gpus, experts = tp, tp
     elif moe_tp == moe_ep > 1:
         num_gpus, experts = moe_tp, moe_ep
     else:
         num_gpus, experts = tp * dp, moe_ep
-    return Layout(num_gpus, num_gpus if dp > 1 else 1, min(experts, num_gpus))
+    has_groups = dp > 1 and tp == 1
+    return Layout(num_gpus, num_gpus if has_groups else 1, min(experts, num_gpus))
 
 
 def _with_problem(server: Server) -> Server:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from pathlib import Path
+
 import numpy as np
 
+from gnomon.catalog.devices import device
 from gnomon.core.arrays import Floats
 from gnomon.timing.operators import (
     Communication,
@@ -34,6 +38,12 @@ _SPARSE_MODULES = {128: "DeepseekV32ForCausalLM", 64: "GlmMoeDsaForCausalLM"}
 """Heads of a model -> the module of its sparse attention, as the tables call it."""
 
 
+@lru_cache(maxsize=4)
+def _shipped_bundle(folder: Path) -> Bundle:
+    """The shipped measurements of a device, whose folder is named like it."""
+    return native.read(folder, device(folder.name), "bf16", "bf16")
+
+
 class Silicon(Measured):
     """Kernels of one device in one engine, between measured points."""
 
@@ -45,7 +55,7 @@ class Silicon(Measured):
         self._context = context
         self._found: dict[Operator, Found | None] = {}
         shipped = shipped_profile(context.device, "bf16")
-        self._shipped = native.read(shipped, context.device, "bf16", "bf16") if shipped else None
+        self._shipped = _shipped_bundle(shipped) if shipped else None
         self._note_module()
 
     def samples(self, operator: Operator) -> Samples | None:
