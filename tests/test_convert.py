@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from gnomon import catalog
 from gnomon.convert import TOOLS, as_yaml, convert, vllm_flags
 from gnomon.convert.options import option_map
 from gnomon.convert.readers import READERS, tokens
 from gnomon.core.config import build, fields, load
 from gnomon.core.errors import ConfigError, GnomonError
+from gnomon.serving.policies import POLICIES
 from gnomon.serving.scenario import Scenario
 
 # The example of Vidur's README.
@@ -45,10 +47,13 @@ def known_keys() -> set[str]:
 @pytest.mark.parametrize("tool", TOOLS)
 def test_every_target_is_a_key_of_the_scenario(tool):
     known = option_map(tool)
-    keys = {key for option in known.all_options().values() for key in (*option.targets, *option.sets)}
+    options = known.all_options().values()
+    keys = {key for option in options for key in (*option.targets, *option.sets, *option.finishes)}
     keys |= set(known.scenario)
     for key in keys:
-        plain = key.removesuffix(".0").removesuffix(".1")
+        plain, _, of_policy = key.removesuffix(".0").removesuffix(".1").partition("options.")
+        plain = plain.rstrip(".") + (".options" if of_policy else "")
+        assert not of_policy or of_policy in POLICIES[tool].options
         assert any(leaf == plain or leaf.startswith(plain + ".") for leaf in known_keys()), key
 
 
@@ -204,10 +209,137 @@ def test_unknown_options_are_named_with_a_guess():
     assert result.without[1][0] == "--brand-new [1, 2]"
 
 
-def test_weight_only_quantization_is_refused_by_name():
-    result = convert("vllm", "vllm serve llama-3-8b --quantization awq")
-    assert result.without == [("--quantization awq", "4-bit weights are not modelled")]
-    assert convert("vllm", "vllm serve llama-3-8b -q fp8 --dtype float16").scenario.timing.dtype == "fp8"
+def test_quantization_is_read_from_the_option_or_the_checkpoint():
+    def dtype(command):
+        return convert("vllm", f"vllm serve {command}").scenario.timing.dtype
+
+    assert dtype("llama-3-8b --quantization awq") == "int4"
+    assert dtype("llama-3-8b -q fp8 --dtype float16") == "fp8"
+    assert dtype("llama-3-8b --dtype float16") == "fp16"
+    assert dtype("deepseek-ai/DeepSeek-R1 --dtype float16") == "auto", "that is the format of activations"
+    named = convert("vllm", "vllm serve nvidia/DeepSeek-V3.1-NVFP4 -q modelopt_fp4")
+    assert catalog.model(named.scenario.model).precision(named.scenario.timing.dtype).name == "nvfp4_mlp_and_output"
+    own = convert("vllm", "vllm serve Qwen/Qwen3-32B-AWQ")
+    assert "weights are in int4, the checkpoint's own precision." in own.notes
+    assert convert("vllm", "vllm serve llama-3-8b -q gguf").without[0][0] == "-q gguf"
+
+
+def test_a_quantised_expert_parallel_deployment_fits_and_runs():
+    from gnomon.serving.simulate import run
+
+    result = convert("vllm", "vllm serve deepseek-ai/DeepSeek-V3 -tp 8 --enable-expert-parallel")
+    assert (result.scenario.engine.name, result.scenario.replica.expert_parallel) == ("vllm", True)
+    workload = {"num_requests": 20, "rate": 2.0}
+    done = run(build(Scenario, {**result.values, "workload": workload}))
+    assert (done.cluster.requests.finished_s > 0).all()
+    assert any("fp8_block, the checkpoint's own precision" in note for note in done.notes)
+
+
+def test_sglang_options():
+    result = convert(
+        "sglang",
+        "PYTHONNOUSERSITE=1 python3 -m sglang.launch_server --model-path deepseek-ai/DeepSeek-R1-0528 --host 0.0.0.0 "
+        "--tensor-parallel-size=8 --data-parallel-size=1 --cuda-graph-max-bs 128 --max-running-requests 512 "
+        "--mem-fraction-static 0.82 --kv-cache-dtype fp8_e4m3 --chunked-prefill-size 32768 --max-prefill-tokens 32768 "
+        "--disable-radix-cache --stream-interval 10 --attention-backend flashinfer --trust-remote-code",
+        device="h200",
+    )
+    scenario = result.scenario
+    assert (scenario.engine.name, scenario.batching.policy, scenario.replica.planner) == ("sglang", "sglang", "sglang")
+    assert (scenario.batching.max_sequences, scenario.batching.max_batch_tokens) == (512, 32768)
+    assert (scenario.batching.prefix_cache, scenario.replica.memory_utilization) == (False, 0.82)
+    assert (scenario.timing.kv_dtype, scenario.timing.engine) == ("fp8", "sglang")
+    assert (scenario.timing.graph_sizes[0], scenario.timing.graph_sizes[-1]) == (1, 128)
+    assert scenario.front_end.stream_interval == 10
+    assert [given for given, _ in result.without] == [
+        "--host 0.0.0.0",
+        "--max-prefill-tokens 32768",
+        "--attention-backend flashinfer",
+        "--trust-remote-code",
+    ]
+
+
+def test_sglang_data_parallelism_is_attention_groups_or_copies():
+    groups = convert(
+        "sglang", "sglang.launch_server --model deepseek-r1 --tp 8 --dp 8 --enable-dp-attention --ep-size 8"
+    )
+    replica = groups.scenario.replica
+    assert (replica.tensor_parallel, replica.data_parallel, replica.expert_parallel) == (1, 8, True)
+    copies = convert("sglang", "sglang.launch_server --model deepseek-r1 --tp 8 --dp 2").scenario
+    assert (copies.num_replicas, copies.replica.tensor_parallel, copies.replica.data_parallel) == (2, 8, 1)
+    partial = convert("sglang", "sglang.launch_server --model deepseek-r1 --tp 8 --ep 4")
+    assert any("spread over all" in note for note in partial.notes)
+    blocks = convert("sglang", "sglang.launch_server --model llama-3-8b --max-total-tokens 6400 --page-size 64")
+    assert blocks.scenario.replica.num_kv_blocks == 100
+
+
+TRTLLM = """
+cuda_graph_config:
+    enable_padding: true
+    max_batch_size: 256
+enable_attention_dp: true
+kv_cache_config:
+    dtype: fp8
+    enable_block_reuse: false
+    free_gpu_memory_fraction: 0.75
+attention_dp_config:
+    batching_wait_iters: 10
+    enable_balance: true
+    timeout_iters: 60
+moe_config: {backend: CUTLASS}
+speculative_config: {decoding_type: MTP, num_nextn_predict_layers: 3}
+stream_interval: 10
+novelty: {depth: 2}
+max_num_tokens: 4096
+"""
+
+
+def test_trtllm_command_with_its_file(tmp_path):
+    path = tmp_path / "extra.yml"
+    path.write_text(TRTLLM)
+    result = convert(
+        "trtllm",
+        "mpirun -n 1 --oversubscribe --allow-run-as-root trtllm-serve deepseek-ai/DeepSeek-R1-0528 --port=8888 "
+        "--trust_remote_code --backend=pytorch --max_batch_size 512 --max_seq_len=9416 --max_num_tokens=8192 "
+        f"--tp_size=8 --ep_size=8 --extra_llm_api_options={path}",
+        device="b200",
+    )
+    scenario = result.scenario
+    replica = scenario.replica
+    assert (replica.tensor_parallel, replica.data_parallel, replica.expert_parallel) == (1, 8, True)
+    assert (replica.planner, replica.memory_utilization, replica.max_request_tokens) == ("trtllm", 0.75, 9416)
+    assert replica.speculative.num_tokens == 3
+    assert (scenario.batching.policy, scenario.batching.max_sequences) == ("trtllm", 512)
+    assert scenario.batching.max_batch_tokens == 8192, "the command counts more than its file"
+    assert scenario.batching.prefix_cache is False
+    assert scenario.batching.options == {
+        "balance": 1,
+        "balance_wait_iterations": 10,
+        "balance_timeout_iterations": 60,
+    }
+    assert scenario.timing.graph_sizes == (1, 2, 4, *range(8, 129, 8), 256)
+    assert (scenario.timing.kv_dtype, scenario.timing.engine) == ("fp8", "trtllm")
+    without = dict(result.without)
+    assert without["novelty.depth: 2"].startswith("not an option that is known here")
+    assert "moe_config.backend: CUTLASS" in without
+    assert ("kv_cache_config.enable_block_reuse: False", "batching.prefix_cache") in result.mapped
+
+
+def test_trtllm_mistakes_in_the_file_are_named(tmp_path):
+    path = tmp_path / "extra.yml"
+    command = f"trtllm-serve llama-3-8b --extra_llm_api_options {path}"
+    with pytest.raises(GnomonError, match="no such file"):
+        convert("trtllm", command)
+    for text, message in (
+        ("[1, 2]", "keys and values"),
+        ("a: [", "extra.yml"),
+        ("cuda_graph_config: {max_batch_size: many}", "'many' is not a whole number"),
+        ("speculative_config: {decoding_type: MTP}", "num_nextn_predict_layers"),
+        ("kv_cache_config: {max_tokens: lots}", "'lots' is not a whole number"),
+    ):
+        path.write_text(text)
+        with pytest.raises(GnomonError, match=message):
+            convert("trtllm", command)
 
 
 @pytest.mark.parametrize(("text", "number"), [("4096", 4096), ("32k", 32000), ("32K", 32768), ("1.5m", 1_500_000)])
@@ -227,7 +359,13 @@ def test_short_numbers(text, number):
         ("vllm", "vllm serve llama-3-8b --max-model-len long", "not a number of tokens"),
         ("vllm", "vllm serve llama-3-8b --tensor-parallel-size", "--tensor-parallel-size needs a value"),
         ("vllm", "vllm serve llama-3-8b -tp --port 8000", "-tp needs a value"),
-        ("sglang", "python -m sglang.launch_server", "unknown tool"),
+        ("dynamo", "dynamo serve", "unknown tool"),
+        (
+            "sglang",
+            "sglang.launch_server --model-path llama-3-8b --tp 4 --dp 3 --enable-dp-attention",
+            "does not divide",
+        ),
+        ("sglang", "sglang.launch_server --model-path llama-3-8b --ep-size many", "'many' is not a whole number"),
     ],
 )
 def test_mistakes_are_named(tool, command, message):
@@ -294,5 +432,7 @@ def test_the_page_names_every_option():
         assert f"`{name.removeprefix('metrics_config_').removeprefix('replica_config_')}`" in page, name
     for name in (name for group in vidur.groups for name in group.options):
         assert f"`{name}`" in page, name
-    for name in option_map("vllm").options:
-        assert f"`--{name.replace('_', '-')}`" in page, name
+    for tool, dash in (("vllm", "-"), ("sglang", "-"), ("trtllm", "_")):
+        for name in option_map(tool).options:
+            spelled = name if "." in name else "--" + name.replace("_", dash)
+            assert f"`{spelled}`" in page, (tool, name)

@@ -161,8 +161,9 @@ class Model(Config):
         auto: the checkpoint's own. A number format (fp8) or scheme (nvfp4) means the checkpoint that is published in
         it, where one is known, else the scheme of that name in `data/quantization.yaml`.
         """
-        if dtype in ("auto", self.checkpoint.name, self.checkpoint.dtype):
-            return self.checkpoint
+        own = self.checkpoint
+        if dtype in ("auto", own.name, own.dtype) or own.name.startswith(f"{dtype}_"):
+            return own
         for name in self.schemes:
             if dtype in (name, scheme(name).dtype) or name.startswith(f"{dtype}_"):
                 return scheme(name)

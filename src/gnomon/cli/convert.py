@@ -11,9 +11,9 @@ from gnomon.cli.printing import json_option, print_json
 
 
 @click.command()
-@click.argument("tool", type=click.Choice(["vidur", "vllm"]))
+@click.argument("tool", type=click.Choice(["vidur", "vllm", "sglang", "trtllm"]))
 @click.argument("command_line", metavar="COMMAND")
-@click.option("--device", default=None, help="The GPU, which vLLM's command line does not say.")
+@click.option("--device", default=None, help="The GPU, which an engine's command line does not say.")
 @click.option("--out", type=click.Path(path_type=Path), help="Write the scenario to this file.")
 @json_option
 def command(tool: str, command_line: str, device: str | None, out: Path | None, as_json: bool) -> None:
@@ -25,6 +25,8 @@ def command(tool: str, command_line: str, device: str | None, out: Path | None, 
     \b
     Examples:
       gnomon convert vllm "vllm serve meta-llama/Llama-3.1-8B --tensor-parallel-size 2 --max-num-seqs 256"
+      gnomon convert sglang "python -m sglang.launch_server --model-path deepseek-ai/DeepSeek-R1 --tp 8"
+      gnomon convert trtllm "trtllm-serve openai/gpt-oss-120b --tp_size 4 --extra_llm_api_options extra.yml"
       gnomon convert vidur "python -m vidur.main --replica_config_device a100" --out scenario.yaml
     """
     from gnomon.convert import as_yaml, convert

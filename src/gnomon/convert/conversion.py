@@ -10,14 +10,23 @@ from typing import Any
 import yaml
 
 from gnomon.convert.command_line import Given, read_command_line
+from gnomon.convert.engines import finish_sglang, finish_trtllm, finish_vllm
 from gnomon.convert.options import Option, OptionMap, option_map
-from gnomon.convert.readers import READERS
+from gnomon.convert.readers import READERS, whole_number
 from gnomon.convert.vidur import finish_vidur
-from gnomon.convert.vllm import finish_vllm
 from gnomon.core.config import build
+from gnomon.core.errors import ConfigError
+from gnomon.core.text import parse_yaml, read_text
 from gnomon.serving.scenario import Scenario
 
-FINISHERS: dict[str, Callable[[dict[str, Any]], list[str]]] = {"vidur": finish_vidur, "vllm": finish_vllm}
+Finisher = Callable[[dict[str, Any], dict[str, Any]], list[str]]
+FINISHERS: dict[str, Finisher] = {
+    "vidur": finish_vidur,
+    "vllm": finish_vllm,
+    "sglang": finish_sglang,
+    "trtllm": finish_trtllm,
+}
+"""What follows from several options together: completes the scenario in place, given all options, and returns notes."""
 
 
 @dataclass
@@ -41,12 +50,12 @@ class Conversion:
 
 
 def convert(tool: str, command: str, *, device: str | None = None) -> Conversion:
-    """Turn a command line of `tool` ("vidur" or "vllm") into a scenario.
+    """Turn a command line of `tool` ("vidur", "vllm", "sglang" or "trtllm") into a scenario.
 
-    `device` names the GPU, which vLLM's command line does not say.
+    `device` names the GPU, which engines' command lines do not say.
     """
     known = option_map(tool)
-    given = _merged(read_command_line(command, known))
+    given = _merged(_with_files(read_command_line(command, known), known), known)
     flat: dict[str, Any] = {**known.scenario, **({"device": device} if device else {})}
     for option in _defaults(known, given):
         _apply(flat, option, option.default)
@@ -58,10 +67,11 @@ def convert(tool: str, command: str, *, device: str | None = None) -> Conversion
 
     nested = _nested(flat)
     build(Scenario, nested)  # A mistake in a value is named before anything is concluded from it.
-    notes = FINISHERS[tool](nested)
+    notes = FINISHERS[tool](nested, {name: value for _, name, value in counting})
     result = Conversion(tool, {key: nested[key] for key in Scenario.model_fields if key in nested}, notes=notes)
     for spelled, name, value in given:
-        shown = spelled if isinstance(value, bool) or spelled == value else f"{spelled} {value}"
+        is_bare = spelled == value or (isinstance(value, bool) and not spelled.endswith(":"))
+        shown = spelled if is_bare else f"{spelled} {value}"
         reason = reasons[name]
         if reason is None:
             result.mapped.append((shown, ", ".join(keys[name]) or "what a scenario does anyway"))
@@ -81,12 +91,40 @@ def as_yaml(conversion: Conversion) -> str:
     return "\n".join(lines) + "\n" + yaml.safe_dump(conversion.values, sort_keys=False, allow_unicode=True)
 
 
-def _merged(given: Given) -> Given:
+def _with_files(given: Given, known: OptionMap) -> Given:
+    """The options with those of files that they name. What the command says itself comes later, and counts."""
+    options = known.all_options()
+    from_files: Given = []
+    for _, name, value in given:
+        if name in options and options[name].file:
+            content = parse_yaml(read_text(str(value)), where=str(value)) or {}
+            if not isinstance(content, dict):
+                raise ConfigError("must have keys and values.", where=str(value))
+            from_files += _flat(content, "", known)
+    return [*from_files, *given]
+
+
+def _flat(content: dict[Any, Any], prefix: str, known: OptionMap) -> Given:
+    """The keys of a file as dotted names, down to options that are known."""
+    aliases = {alias: name for name, option in known.all_options().items() for alias in option.aliases}
+    found: Given = []
+    for key, value in content.items():
+        name = aliases.get(f"{prefix}{key}", f"{prefix}{key}")
+        if isinstance(value, dict) and name not in known.all_options():
+            found += _flat(value, f"{name}.", known)
+        else:
+            found.append((f"{prefix}{key}:", name, value))
+    return found
+
+
+def _merged(given: Given, known: OptionMap) -> Given:
     """Put the dotted parts of one JSON option (`--speculative-config.num_speculative_tokens 3`) together."""
     merged: dict[str, tuple[str, str, Any]] = {}
     for spelled, name, value in given:
         head, _, part = name.partition(".")
-        if part:
+        if part and (name in known.all_options() or head not in known.all_options()):
+            merged[name] = (spelled, name, value)
+        elif part:
             before = merged[head][2] if head in merged and isinstance(merged[head][2], dict) else {}
             merged[head] = (spelled.split(".")[0], head, {**before, part: value})
         else:
@@ -142,6 +180,10 @@ def _apply(flat: dict[str, Any], option: Option, value: Any) -> list[str]:
         value = READERS[option.read](value)
     if value is None:
         return []
+    if option.finishes:
+        if not option.flag:
+            whole_number(value)
+        return list(option.finishes)
     keys = {**dict.fromkeys(option.targets, value), **option.sets}
     flat.update(keys)
     return list(keys)

@@ -13,7 +13,7 @@ from gnomon.core.config import Config, build
 from gnomon.core.errors import UnknownNameError
 
 DATA = files("gnomon.convert") / "data"
-TOOLS = ("vidur", "vllm")
+TOOLS = ("vidur", "vllm", "sglang", "trtllm")
 
 
 class Option(Config):
@@ -23,6 +23,10 @@ class Option(Config):
     """Dotted keys of the scenario that get its value; a last part that is a number is a place in a list."""
     sets: dict[str, Any] = Field(default_factory=dict)
     """Dotted keys that get a fixed value whenever the option applies."""
+    finishes: tuple[str, ...] = ()
+    """Dotted keys that follow from it together with other options (`FINISHERS` in conversion.py)."""
+    file: bool = False
+    """Names a YAML file of further options, whose keys are dotted names."""
     none: str | None = None
     """Why there is no counterpart."""
     default: Any = None
@@ -40,7 +44,7 @@ class Option(Config):
 
     @model_validator(mode="after")
     def _means_something(self) -> Option:
-        if bool(self.targets or self.sets) == (self.none is not None):
+        if bool(self.targets or self.sets or self.finishes or self.file) == (self.none is not None):
             raise ValueError("an option has either a counterpart (to, sets) or a reason for having none")
         return self
 

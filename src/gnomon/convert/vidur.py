@@ -9,7 +9,7 @@ from gnomon import catalog
 VIDUR_NODE = "a100_pairwise_nvlink"
 
 
-def finish_vidur(values: dict[str, Any]) -> list[str]:
+def finish_vidur(values: dict[str, Any], given: dict[str, Any]) -> list[str]:
     """Complete a converted scenario in place; return notes for the reader."""
     # Vidur's default network is that of its default device.
     if "node" not in values and catalog.device(values["device"]).name == catalog.device("a100").name:

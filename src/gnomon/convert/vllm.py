@@ -1,4 +1,4 @@
-"""What a vLLM command line implies beyond its single options, and the way back."""
+"""A scenario as a `vllm serve` command."""
 
 from __future__ import annotations
 
@@ -6,62 +6,7 @@ from typing import Any
 
 from gnomon import catalog
 from gnomon.convert.options import option_map
-from gnomon.core.errors import GnomonError
-from gnomon.core.units import GIB
 from gnomon.serving.scenario import Scenario
-
-
-def finish_vllm(values: dict[str, Any]) -> list[str]:
-    """Complete a converted scenario in place; return notes for the reader."""
-    notes = []
-    if "device" not in values:
-        values["device"] = Scenario().device
-        notes.append(f"the command does not say which GPU: {values['device']} is assumed (set device).")
-    if "model" not in values:
-        values["model"] = Scenario().model
-        notes.append(f"the command names no model: {values['model']} is assumed (set model).")
-    batching = values.setdefault("batching", {})
-    for key, value in _batch_defaults(values["device"]).items():
-        batching.setdefault(key, value)
-    notes += _spread_data_parallel(values)
-    notes += _known_draft(values.get("replica", {}).get("speculative", {}))
-    notes.append("the command says nothing of the load: the default workload is used (set workload).")
-    return notes
-
-
-def _batch_defaults(device: str) -> dict[str, int]:
-    """vLLM's defaults for an API server: larger on GPUs of 70 GiB and more, except the A100 (arg_utils.py, 0.19)."""
-    known = catalog.device(device)
-    if known.memory_bytes >= 70 * GIB and "a100" not in known.name:
-        return {"max_sequences": 1024, "max_batch_tokens": 8192}
-    return {"max_sequences": 256, "max_batch_tokens": 2048}
-
-
-def _spread_data_parallel(values: dict[str, Any]) -> list[str]:
-    """Data-parallel ranks of a dense model are independent copies, which a scenario calls replicas."""
-    replica = values.get("replica", {})
-    if replica.get("data_parallel", 1) > 1:
-        values["router"] = {"name": "vllm_dp"}
-    if catalog.model(values["model"]).is_moe:
-        return []
-    notes = []
-    if replica.pop("expert_parallel", False):
-        notes.append("the model has no experts: --enable-expert-parallel changes nothing.")
-    if "data_parallel" in replica:
-        values["num_replicas"] = replica.pop("data_parallel")
-        notes.append("the data-parallel ranks of a dense model are replicas (num_replicas).")
-    return notes
-
-
-def _known_draft(speculative: dict[str, Any]) -> list[str]:
-    """Forget a draft model that the catalog does not know (EAGLE heads, say)."""
-    try:
-        catalog.model(speculative.get("draft_model", Scenario().model))
-    except GnomonError:
-        return [
-            f"the draft model {speculative.pop('draft_model')} is not in the catalog: drafting is taken to be free."
-        ]
-    return []
 
 
 def vllm_flags(scenario: Scenario) -> list[str]:

@@ -1,0 +1,116 @@
+"""What the command line of a serving engine implies beyond its single options."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gnomon import catalog
+from gnomon.core.errors import ConfigError, GnomonError
+from gnomon.serving.engines import engine
+from gnomon.serving.policies import POLICIES
+from gnomon.serving.scenario import Scenario
+
+Values = dict[str, Any]
+
+
+def finish_vllm(values: Values, given: Values) -> list[str]:
+    """A `vllm serve` command: data-parallel ranks share the experts, or are copies."""
+    notes = _assumed(values)
+    replica = values.get("replica", {})
+    if replica.get("data_parallel", 1) > 1:
+        values["router"] = {"name": "vllm_dp"}
+    return [*notes, *_dense(values), *_finished(values)]
+
+
+def finish_sglang(values: Values, given: Values) -> list[str]:
+    """A `sglang.launch_server` command: with attention data parallelism, dp_size cuts tp_size; else it makes copies."""
+    notes = _assumed(values)
+    replica = values.setdefault("replica", {})
+    tensor, data = replica.get("tensor_parallel", 1), replica.get("data_parallel", 1)
+    if data > 1 and not given.get("enable_dp_attention"):
+        values["num_replicas"] = replica.pop("data_parallel")
+    elif data > 1:
+        if tensor % data:
+            raise ConfigError(f"dp_size {data} does not divide tp_size {tensor}.", where="the command")
+        replica["tensor_parallel"] = tensor // data
+    notes += _partial_experts(replica, given.get("ep_size", 1))
+    if "max_total_tokens" in given:
+        replica["num_kv_blocks"] = given["max_total_tokens"] // values.get("batching", {}).get("block_size", 1)
+    drafted = given.get("speculative_num_draft_tokens", given.get("speculative_num_steps", 0) + 1) - 1
+    if drafted > 0:
+        replica["speculative"] = {"num_tokens": drafted}
+    return [*notes, *_dense(values), *_finished(values)]
+
+
+def finish_trtllm(values: Values, given: Values) -> list[str]:
+    """A `trtllm-serve` command: with attention data parallelism, every GPU of tp_size has its own requests."""
+    notes = _assumed(values)
+    replica = values.setdefault("replica", {})
+    if given.get("enable_attention_dp"):
+        replica["data_parallel"] = replica.pop("tensor_parallel", 1)
+    notes += _partial_experts(replica, given.get("ep_size", 1))
+    if "kv_cache_config.max_tokens" in given:
+        block_size = values.get("batching", {}).get("block_size", 32)
+        replica["num_kv_blocks"] = given["kv_cache_config.max_tokens"] // block_size
+    return [*notes, *_dense(values), *_finished(values)]
+
+
+def _assumed(values: Values) -> list[str]:
+    """The GPU and the model, where the command does not say them."""
+    notes = []
+    for key, what in (("device", "which GPU"), ("model", "which model")):
+        if key not in values:
+            values[key] = getattr(Scenario(), key)
+            notes.append(f"the command does not say {what}: {values[key]} is assumed (set {key}).")
+    return notes
+
+
+def _partial_experts(replica: Values, degree: int) -> list[str]:
+    ranks = replica.get("tensor_parallel", 1) * replica.get("data_parallel", 1)
+    if not 1 < degree < ranks:
+        return []
+    return [f"ep_size {degree} is less than the {ranks} GPUs: experts are taken to be spread over all of them."]
+
+
+def _dense(values: Values) -> list[str]:
+    """Data-parallel ranks of a dense model are independent copies, which a scenario calls replicas."""
+    replica = values.get("replica", {})
+    if catalog.model(values["model"]).is_moe:
+        return []
+    notes = []
+    if replica.pop("expert_parallel", False):
+        notes.append("the model has no experts: expert parallelism changes nothing.")
+    if replica.get("data_parallel", 1) > 1:
+        values["num_replicas"] = replica["data_parallel"]
+        notes.append("the data-parallel ranks of a dense model are replicas (num_replicas).")
+    replica.pop("data_parallel", None)
+    return notes
+
+
+def _finished(values: Values) -> list[str]:
+    """What holds for every engine: number formats, drafts, the load."""
+    model, timing = catalog.model(values["model"]), values.get("timing", {})
+    notes = []
+    if timing.get("dtype") in ("fp16", "bf16") and not model.checkpoint.is_plain:
+        del timing["dtype"]  # Of activations and of what is not quantised.
+    if timing.get("dtype", "auto") == "auto" and not model.checkpoint.is_plain:
+        notes.append(f"weights are in {model.checkpoint.name}, the checkpoint's own precision.")
+    replica = values.get("replica", {})
+    policy = engine(values["engine"]).settings["batching.policy"].value
+    if replica.get("speculative") and not POLICIES[policy].speculates:
+        del replica["speculative"]
+        notes.append(f"speculative decoding is not part of the policy {policy}: left out.")
+    notes += _known_draft(replica.get("speculative", {}))
+    notes.append("the command says nothing of the load: the default workload is used (set workload).")
+    return notes
+
+
+def _known_draft(speculative: Values) -> list[str]:
+    """Forget a draft model that the catalog does not know (EAGLE heads, say)."""
+    try:
+        catalog.model(speculative.get("draft_model", Scenario().model))
+    except GnomonError:
+        return [
+            f"the draft model {speculative.pop('draft_model')} is not in the catalog: drafting is taken to be free."
+        ]
+    return []
