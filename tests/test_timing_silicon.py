@@ -20,6 +20,7 @@ from gnomon.timing.config import TimingConfig
 from gnomon.timing.operators import Operator
 from gnomon.timing.sources import Context, make_source, silicon
 from gnomon.timing.sources.silicon import Silicon, source, tables
+from gnomon.timing.timer import Timer
 
 M = (1, 16, 64, 256)
 ONE = np.array([1.0])
@@ -276,3 +277,17 @@ def test_the_installed_package_covers_llama(gpu: str, engine: str) -> None:
         assert (np.diff(seconds) > 0).all()
         assert floor[0] < seconds[-1] < 3 * floor[0]
     assert 0 < source.uncertainty(operators["qkv_proj"]) < 0.2
+
+
+def test_auto_takes_silicon_where_it_is_installed_and_says_so(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def timer(name: str, gpu: str) -> Timer:
+        chosen, cut = device(gpu), Parallelism(tensor_parallel=8)
+        return Timer(Context(model(name), chosen, default_node(chosen), cut, TimingConfig()))
+
+    assert timer("llama-3-8b", "h100").source.name == "roofline"  # GNOMON_SILICON=0, as in all other tests.
+    monkeypatch.delenv("GNOMON_SILICON")
+    found = timer("llama-3-8b", "h100")
+    assert found.source.name == "silicon"
+    assert any("timing.source: auto found aiconfigurator-core" in note for note in found.notes())
+    assert timer("llama-3-8b", "a40").source.name == "roofline"
+    assert timer("llama-3-8b", "h200").source.name == "profile"
