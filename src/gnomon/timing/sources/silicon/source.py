@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from gnomon.catalog.devices import device
 from gnomon.core.arrays import Floats
 from gnomon.timing.operators import (
     Communication,
