@@ -10,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gnomon.api.serving import simulate
-from gnomon.serving.metrics import summarize
+from gnomon.core.errors import ConfigError
+from gnomon.serving.metrics import Summary, check_summary, summarize
 from gnomon.serving.paired import _resampled_p99, paired_differences
 from gnomon.serving.percentiles import NUM_BATCHES, mean_with_margin, percentiles, weighted_percentiles
+from gnomon.serving.state import WAITING
 from serving_results import chat, one_server, pipeline
 
 
@@ -245,3 +247,94 @@ def test_resampled_p99_is_that_of_the_resample(count: int) -> None:
     expected = [np.percentile(blocks[drawn], 99) for drawn in draws]
     drawn = np.array([np.bincount(one, minlength=NUM_BATCHES) for one in draws])
     assert _resampled_p99(values, drawn).tolist() == expected
+
+
+def _cut(**overrides: object) -> Summary:
+    """One prompt of 1,000 tokens at a time, each in one iteration of 1 s, cut off in the middle of the third."""
+    setup = {
+        "model": "llama-2-7b",
+        "device": "a100",
+        "timing": {"source": "table", "table": {"per_token": 0.001}},
+        "batching": {"max_sequences": 1, "prefix_cache": False},
+        "workload": {
+            "num_requests": 5,
+            "arrivals": {"process": "batch"},
+            "lengths": {"distribution": "fixed", "prompt": 1000, "output": 1},
+        },
+    }
+    return simulate({**setup, **overrides}).summary
+
+
+def test_work_after_the_time_limit_does_not_count() -> None:
+    whole, half, start = _cut(), _cut(time_limit_s=2.5), _cut(time_limit_s=0.25)
+    assert (half.requests.finished, half.requests.unfinished) == (2, 3)
+    for name in ("mfu", "hbm", "busy"):
+        expected = getattr(whole.utilization, name)
+        assert getattr(half.utilization, name) == pytest.approx(expected, rel=1e-9), name
+        assert getattr(start.utilization, name) == pytest.approx(expected, rel=1e-9), name
+
+
+def test_work_after_the_time_limit_does_not_count_in_a_pipeline() -> None:
+    """Two stages of 1 s each, one batch at a time: a limit in the middle of either stage counts half of that stage."""
+    stages = {"replica": {"pipeline_parallel": 2}, "batching": {"max_sequences": 1, "prefix_cache": False}}
+    whole = _cut(**stages).utilization.mfu
+    for limit, of_two in ((0.5, 0.5), (1.5, 1.5), (2.0, 2.0)):
+        done = _cut(time_limit_s=limit, **stages).utilization.mfu
+        assert done * limit == pytest.approx(whole * of_two, rel=1e-9), "the stages are busy without a pause"
+
+
+def test_times_shorter_than_any_gpu_can_have_are_said() -> None:
+    fast = _cut(timing={"source": "table", "table": {"per_token": 1e-8}})
+    assert fast.utilization.mfu > 1
+    assert any("of their arithmetic" in text for text in fast.warnings)
+    assert not any("of their" in text for text in _cut().warnings)
+
+
+def test_requests_that_are_never_finished_are_told_without_a_time_limit() -> None:
+    result = one_server(5, 20)
+    run = result.run
+    cluster = run.cluster._replace(requests=run.cluster.requests.copy())
+    cluster.requests.status[3] = WAITING
+    summary = summarize(replace(run, cluster=cluster))
+    assert summary.requests.unfinished == 1
+    assert any("1 requests were never finished" in text for text in summary.warnings)
+
+
+@pytest.mark.parametrize("policy", ["vllm", "lightllm"])
+def test_a_rejection_for_the_token_budget_names_the_token_budget(policy: str) -> None:
+    lengths = {"distribution": "fixed", "prompt": 1000, "output": 1}
+    summary = simulate(
+        {
+            "batching": {"policy": policy, "max_batch_tokens": 512},
+            "timing": {"source": "table", "table": {"per_token": 0.001}},
+            "workload": {"num_requests": 3, "rate": 1.0, "lengths": lengths},
+        }
+    ).summary
+    assert summary.requests.rejected == 3
+    (why,) = [text for text in summary.warnings if "rejected" in text]
+    assert "1,000 tokens to prefill" in why and "at most 512 tokens" in why and "max_batch_tokens" in why
+    assert "KV blocks" not in why
+
+
+def test_every_summary_is_checked() -> None:
+    summary = chat().summary
+    check_summary(summary)
+    broken = [
+        replace(summary, utilization=replace(summary.utilization, busy=1.1)),
+        replace(summary, utilization=replace(summary.utilization, mfu=-0.1)),
+        replace(summary, prefix_hit_rate=1.5),
+        replace(summary, duration_s=-1.0),
+        replace(summary, latency=replace(summary.latency, ttft_s=replace(summary.latency.ttft_s, mean=-1.0))),
+        replace(summary, requests=replace(summary.requests, finished=summary.requests.finished - 1)),
+        replace(summary, slo=replace(summary.slo, attainment=1.2)),
+    ]
+    for one in broken:
+        with pytest.raises(AssertionError):
+            check_summary(one)
+
+
+def test_priorities_are_refused_until_they_mean_something() -> None:
+    with pytest.raises(ConfigError, match="priorities"):
+        simulate(**{"workload.num_requests": 10, "workload.rate": 1, "workload.priority_shares": [1, 1]})
+    plain = simulate(**{"workload.num_requests": 10, "workload.rate": 1, "workload.priority_shares": [1]})
+    assert plain.summary.requests.finished == 10

@@ -118,6 +118,28 @@ def test_an_emptied_instance_can_be_used_again() -> None:
     assert np.isfinite(rollouts.finished_s).all() and rollouts.unfinished[0] == 0
 
 
+def test_an_emptied_instance_is_as_new() -> None:
+    """Its books are empty, and the accounts hold what was computed: nothing of the batch that was taken back."""
+    config = small()
+    sequences = Sequences(*(np.full(4, value) for value in (0, 32, 400, 0)))
+    rollouts = Rollouts(config, 1, sequences)
+    ids, here = np.arange(4), np.zeros(4, np.int64)
+    rollouts.submit(ids, here, 0.0)
+    rollouts.advance(0.3)
+    before = rollouts._replicas[0].copy()
+    assert before.num_loose > 0 and before.num_stepping == 4, "decodes step together"
+    _, stop = rollouts.withdraw(0, 0.3)
+    state, fleet = rollouts._replicas[0], rollouts._fleet.cluster
+    for book in ("num_loose", "num_stepping", "steppable", "num_holding", "num_in_flight", "step_kv", "num_waiting"):
+        assert state[book] == 0, book
+    assert fleet.next_end_s[0] == np.inf
+    assert (fleet.requests.last_token_s == stop).all(), "the last step gave everybody a token"
+    # One batch was launched at `stop` and taken back: the same accounts as one instance that is looked at before it.
+    assert state.num_iterations == before.num_iterations
+    for account in ("flops", "bytes", "kv_block_s", "busy_s"):
+        assert state[account] == pytest.approx(before[account], rel=1e-9), account
+
+
 def test_synchronous_policies_have_no_staleness_and_partial_rollout_keeps_its_bound() -> None:
     config = small(num_steps=5, lengths={"mean": 600, "shape": 0.9})
     for policy in policies():

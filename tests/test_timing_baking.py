@@ -15,7 +15,7 @@ from gnomon.timing import Baked, Batch, Context, Timer, TimingConfig, breakdown,
 from gnomon.timing import sources as sources
 from gnomon.timing.lookup import Shape, stage_s, with_host_s
 from gnomon.timing.operators import Operator
-from gnomon.timing.speculative import draft_s, expected_tokens, verification_s
+from gnomon.timing.speculative import with_draft
 
 SIZES = {"max_tokens": 4096, "max_sequences": 128, "max_kv_tokens": 8192}
 
@@ -278,20 +278,16 @@ def test_senseless_tables_are_refused(seconds: dict[str, object], message: str) 
         bake(config=TimingConfig(source="table"))
 
 
-def test_speculation_yields_the_textbook_number_of_tokens() -> None:
-    assert expected_tokens(0.0, 4) == 1.0
-    assert expected_tokens(1.0, 4) == 5.0
-    assert expected_tokens(0.8, 3) == pytest.approx(1 + 0.8 + 0.64 + 0.512)
-    with pytest.raises(ConfigError):
-        expected_tokens(1.2, 3)
-
-
-def test_verifying_a_few_tokens_costs_little_more_than_one_decode() -> None:
+def test_a_draft_reads_the_iteration_and_goes_on_decoding() -> None:
+    """Three drafted tokens: one pass of the draft over the iteration's tokens, and two decode iterations more."""
     target, draft = bake("llama-3-70b", tensor_parallel=4).tables, bake("llama-3.2-1b").tables
-    one = verification_s(target, 8, 8 * 1024.0, 1024.0, 0)
-    assert one < verification_s(target, 8, 8 * 1024.0, 1024.0, 3) < 1.3 * one
-    assert draft_s(draft, 8, 8 * 1024.0, 1024.0, 3) == pytest.approx(3 * draft_s(draft, 8, 8 * 1024.0, 1024.0, 1))
-    assert draft_s(draft, 8, 8 * 1024.0, 1024.0, 3) < one
+    both = with_draft(target, draft, 3)
+    for decodes, kv in ((1, 5), (8, 20)):
+        extra = 3 * (draft.sequence_s[0, decodes] + draft.decode_s[0, decodes, kv]) + 2 * draft.token_s[0, decodes]
+        assert both.decode_s[0, decodes, kv] - target.decode_s[0, decodes, kv] == pytest.approx(extra, rel=1e-9)
+    assert (both.decode_s[0, 0] == target.decode_s[0, 0]).all(), "no decodes, no drafts"
+    assert both.token_s - target.token_s == pytest.approx(draft.token_s, rel=1e-9)
+    assert both.prefill_s - target.prefill_s == pytest.approx(draft.prefill_s, rel=1e-6)
 
 
 def test_shared_experts_hide_behind_the_routed_ones_while_tokens_are_few() -> None:

@@ -12,8 +12,10 @@ from gnomon.core.errors import ConfigError
 from gnomon.workload import Requests, WorkloadConfig, generate, presets
 from gnomon.workload.describe import describe, histogram
 from gnomon.workload.export import export
-from gnomon.workload.fit import fit, fit_published, ks_distance, preset_yaml, quality
+from gnomon.workload.fit import NORMAL, fit, ks_distance, preset_yaml, quality
 from gnomon.workload.formats import FORMATS
+from gnomon.workload.lengths import Z90
+from gnomon.workload.presets import Knots, marginal
 from gnomon.workload.traces import read_requests
 
 ARRAYS = ("arrival_s", "prompt_tokens", "output_tokens", "session", "priority", "prefix_offsets", "prefix_hashes")
@@ -135,6 +137,32 @@ def test_fit_command(cli, tmp_path):
     few.write_text("num_prefill_tokens,num_decode_tokens\n" + "5,5\n" * 30)
     cli("workload", "fit", str(few), "--out", str(tmp_path / "p.yaml"))
     assert "YAML" in cli("workload", "fit", str(trace), "--out", "p.json", code=2).output
+
+
+def fit_published(mean: float, median: float, p90: float, longest: int) -> Knots:
+    """A distribution with this mean, median and 90th percentile, no longer than `longest`.
+
+    Log-normal between the median and the 90th percentile; the spread is multiplied by a factor below the median and
+    divided by it above the 90th percentile, and the factor is the one that makes the mean right.
+    """
+    spread = np.log(p90 / median) / Z90
+    scores = np.array([NORMAL.inv_cdf((k + 0.5) / 20_000) for k in range(20_000)])
+
+    def knots(factor: float) -> Knots:
+        lowest = max(-4.0, -np.log(median) / (spread * factor))
+        highest = min(5.0, Z90 + np.log(longest / p90) / (spread / factor))
+        ends = (
+            (lowest, median * np.exp(lowest * spread * factor)),
+            (highest, p90 * np.exp((highest - Z90) * spread / factor)),
+        )
+        return tuple((round(float(z), 4), round(float(x), 2)) for z, x in (ends[0], (0, median), (Z90, p90), ends[1]))
+
+    low, high = 0.1, 10.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        # The larger the factor, the smaller the mean.
+        low, high = (middle, high) if marginal(knots(middle), scores).mean() > mean else (low, middle)
+    return knots(low)
 
 
 def test_published_presets_are_what_the_fit_gives():

@@ -161,26 +161,29 @@ def _shape(replica: Replica) -> Shape:
 
 
 @inner
-def _account(state: Any, tables: IterationTables, shape: Shape, seconds: float) -> None:
+def _account(state: Any, flight: Any, tables: IterationTables, shape: Shape, seconds: float) -> None:
     """Add one iteration to the replica's accounts of time, work and memory."""
     state.num_iterations += 1
     state.busy_s += seconds
     state.tokens_computed += shape.tokens
-    state.kv_block_s += (state.num_blocks - state.free_blocks) * seconds
+    flight.kv_block_s = (state.num_blocks - state.free_blocks) * seconds
     work = tables.work[state.row]
     pairs = 0.5 * shape.chunks_squared + shape.chunks_kv + shape.decode_kv
-    state.flops += work[0] * shape.tokens + work[1] * pairs + work[2] * shape.sequences
+    flight.flops = work[0] * shape.tokens + work[1] * pairs + work[2] * shape.sequences
     chunk = math.sqrt(shape.chunks_squared)
     weights = work[3] + work[7] * (1.0 - (1.0 - work[8]) ** shape.tokens)
-    state.bytes += weights + work[4] * (shape.decode_kv + (shape.chunks_kv / chunk if chunk > 0.0 else 0.0))
+    flight.bytes = weights + work[4] * (shape.decode_kv + (shape.chunks_kv / chunk if chunk > 0.0 else 0.0))
     measured = tables.measured[state.row]
-    if (
+    flight.beyond_measured = (
         shape.tokens > measured[0]
         or chunk > measured[1]
         or shape.decode_kv_max > measured[2]
         or shape.decodes > measured[3]
-    ):
-        state.num_beyond_measured += 1
+    )
+    state.kv_block_s += flight.kv_block_s
+    state.flops += flight.flops
+    state.bytes += flight.bytes
+    state.num_beyond_measured += flight.beyond_measured
 
 
 @inner
@@ -247,7 +250,7 @@ def _take_off(cluster: Cluster, tables: IterationTables, r: int, position: int, 
     flight.prefill_tokens = shape.tokens - shape.decodes * (1 + state.num_speculative)
     flight.decodes = shape.decodes
     flight.decode_kv = shape.decode_kv
-    _account(state, tables, shape, cluster.stage_end_s[r, position, 0] - flight.start_s)
+    _account(state, flight, tables, shape, cluster.stage_end_s[r, position, 0] - flight.start_s)
     flight.number = state.num_iterations
     state.num_in_flight += 1
     if state.num_in_flight == 1:

@@ -146,6 +146,10 @@ class Summary:
         return asdict(self)
 
 
+_SHARES = ("busy", "bubble", "idle", "kv_mean", "kv_peak")
+_ATTAINMENTS = ("attainment", "ttft_attainment", "tpot_attainment", "e2e_attainment")
+
+
 @dataclass(frozen=True)
 class RequestTimes:
     """Latencies of every request, NaN where there is none."""
@@ -208,7 +212,31 @@ def summarize(run: Run) -> Summary:
         notes=list(run.notes),
     )
     summary.warnings.extend(_warnings(run, summary))
+    check_summary(summary)
     return summary
+
+
+def check_summary(summary: Summary) -> None:
+    """What holds for every run: requests add up, times are not negative, shares lie between 0 and 1.
+
+    MFU and memory bandwidth are left out, because given times (source table) may be shorter than any GPU's; they are
+    warned of instead.
+    """
+    counts, use, slo = summary.requests, summary.utilization, summary.slo
+    ended = counts.finished + counts.rejected + counts.too_long + counts.unfinished + counts.not_arrived
+    assert ended == counts.offered, f"{ended} requests of {counts.offered}"
+    shares = [
+        (name, getattr(one, name)) for one in (use, *(r.utilization for r in summary.replicas)) for name in _SHARES
+    ]
+    shares += [("prefix_hit_rate", summary.prefix_hit_rate)]
+    shares += [(name, getattr(slo, name)) for name in _ATTAINMENTS] if slo else []
+    for name, share in shares:
+        assert share is None or -1e-9 <= share <= 1 + 1e-9, f"{name} is {share}"
+    times = [("duration_s", summary.duration_s), ("mean_duration_s", summary.iterations.mean_duration_s)]
+    times += [(name, value) for name, spread in vars(summary.latency).items() for value in (spread.mean, spread.p50)]
+    times += [("mfu", use.mfu), ("hbm", use.hbm)]
+    for name, value in times:
+        assert value is None or value >= 0, f"{name} is {value}"
 
 
 def _span(run: Run) -> tuple[float, float]:
@@ -329,9 +357,14 @@ def _warnings(run: Run, summary: Summary) -> list[str]:
         )
     if counts.rejected:
         found.append(_why_rejected(run))
-    if counts.unfinished or counts.not_arrived:
+    limit_s = run.scenario.time_limit_s
+    if counts.unfinished and limit_s is None:
         found.append(
-            f"Stopped at the time limit of {run.scenario.time_limit_s:g} s: {counts.unfinished:,} requests were not "
+            f"{counts.unfinished:,} requests were never finished: the batching policy left them where they were."
+        )
+    elif counts.unfinished or counts.not_arrived:
+        found.append(
+            f"Stopped at the time limit of {limit_s:g} s: {counts.unfinished:,} requests were not "
             f"finished, {counts.not_arrived:,} had not arrived."
         )
     beyond, count = summary.iterations.beyond_measured, summary.iterations.count
@@ -340,6 +373,12 @@ def _warnings(run: Run, summary: Summary) -> list[str]:
             f"{beyond:,} of {count:,} iterations ({beyond / count:.1%}) lie outside what the timing source measured; "
             "their times are extrapolated."
         )
+    for share, of in ((summary.utilization.mfu, "arithmetic"), (summary.utilization.hbm, "memory bandwidth")):
+        if share > 1:
+            found.append(
+                f"The GPUs would need {share:.0%} of their {of}: the iteration times are shorter than they can be. "
+                "Check the timing source."
+            )
     if summary.iterations.kept_one_in > 1:
         found.append(
             f"The table of iterations holds one in {summary.iterations.kept_one_in}; sums and means per replica are "
@@ -353,21 +392,30 @@ def _warnings(run: Run, summary: Summary) -> list[str]:
 
 
 def _why_rejected(run: Run) -> str:
-    """The rejected request that needs most, against what its replica has."""
-    q = run.cluster.requests
+    """What the rejected requests lack, told by the one that needs most on the replica that has least for it."""
+    q, replicas = run.cluster.requests, run.cluster.replicas
     refused = np.flatnonzero(q.status == REJECTED)
     worst = q[refused[np.argmax(q.prefill_tokens[refused])]]
-    replica = run.cluster.replicas[worst.replica]
-    kind = run.kinds[run.kind_of_replica[worst.replica]]
-    tokens, kept = int(worst.prefill_tokens), int(replica.watermark_blocks)
-    if kind.policy.reserves == "longest":
-        tokens, kept = int(replica.max_request_tokens), 0
+    replica, kind = replicas[worst.replica], run.kinds[run.kind_of_replica[worst.replica]]
+    told = f"{refused.size:,} requests were rejected because they can never be admitted: the largest "
+    prompt, name = int(worst.prefill_tokens), f"replica {int(worst.replica)}"
+    whole = kind.policy.max_batch_tokens_of != "nothing" and not kind.policy.chunks_prompts
+    if whole and prompt > replica.max_batch_tokens:
+        return (
+            f"{told}has {prompt:,} tokens to prefill, and {kind.policy.name} computes a prompt in one batch of "
+            f"at most {int(replica.max_batch_tokens):,} tokens (batching.max_batch_tokens)."
+        )
+    tokens = {
+        "prompt": prompt,
+        "request": int(worst.total_tokens),
+        "longest": int(replica.max_request_tokens),
+    }[kind.policy.reserves]
     needed = -(-tokens // int(replica.block_size))
+    kept = int(replica.watermark_blocks) if kind.policy.reserves == "prompt" else 0
+    if needed + kept <= replica.num_blocks:
+        return f"{told}would fit into {name}, but {kind.policy.name} does not admit it although nothing else runs."
     free = f", {kept:,} of which stay free" if kept else ""
-    return (
-        f"{refused.size:,} requests were rejected because they can never be admitted: the largest needs {needed:,} KV "
-        f"blocks ({tokens:,} tokens), replica {int(worst.replica)} has {int(replica.num_blocks):,}{free}."
-    )
+    return f"{told}needs {needed:,} KV blocks ({tokens:,} tokens), {name} has {int(replica.num_blocks):,}{free}."
 
 
 def _ratio(part: float, whole: float) -> float | None:

@@ -57,7 +57,9 @@ def withdraw(fleet: Fleet, engine: Engine, log: Log, r: int, now: float) -> tupl
         advance_one(fleet, engine, log, r, math.nextafter(stop, math.inf))
     requests = cluster.requests
     members = cluster.stepping[r, : state.num_stepping, ID]
-    requests.processed[members] += state.steps - requests.joined[members]
+    done = state.steps - requests.joined[members]
+    requests.processed[members] += done
+    requests.last_token_s[members] = np.where(done > 0, state.last_step_s, requests.last_token_s[members])
     is_here = (requests.replica == r) & (requests.status != FINISHED) & (requests.status != REJECTED)
     ids = np.flatnonzero(is_here & (requests.status != NOT_ARRIVED))
     requests.prefill_tokens[ids] = np.maximum(requests.prefill_tokens[ids], requests.processed[ids])
@@ -81,16 +83,21 @@ def _empty(fleet: Fleet, r: int, now: float) -> None:
     state = cluster.replicas[r]
     for i in range(state.num_in_flight):
         position = (state.oldest + i) % cluster.flights.shape[1]
+        flight = cluster.flights[r, position]
         state.busy_s -= cluster.stage_end_s[r, position, 0] - cluster.stage_start_s[r, position, 0]
-        state.tokens_computed -= cluster.flights[r, position].tokens
         state.num_iterations -= 1
+        state.tokens_computed -= flight.tokens
+        state.num_beyond_measured -= flight.beyond_measured
+        for name in ("flops", "bytes", "kv_block_s"):
+            state[name] -= flight[name]
     state.free_blocks = state.num_blocks
     state.next_finish = NEVER_STEP
-    state.next_end_s = NEVER
+    state.next_end_s = cluster.next_end_s[r] = NEVER
     state.first_waiting = state.last_waiting = NONE
     for name in (
         "num_waiting", "num_running", "num_holding", "num_in_flight", "num_stepping", "in_step", "batch_size",
-        "step_kv", "step_kv_max", "num_off_beat", "waiting_tokens", "prefill_left", "decode_left", "num_outstanding",
+        "step_kv", "step_kv_max", "num_off_beat", "num_loose", "steppable", "counter", "reserve_ratio",
+        "waiting_tokens", "prefill_left", "decode_left", "num_outstanding",
     ):  # fmt: skip
         state[name] = 0
     cluster.growth[r] = 0

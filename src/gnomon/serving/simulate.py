@@ -69,6 +69,12 @@ def run(
     offered = requests if requests is not None else generate(scenario.workload, scenario.seed)
     kinds = resolve(scenario, offered)
     offered = accepted(scenario, kinds, offered)
+    if offered.priority.any():
+        raise ConfigError(
+            "requests have priorities, but no scheduler of a scenario looks at them yet.",
+            where="workload",
+            fix="Leave out priority_shares, or the trace's column of priorities.",
+        )
     if not len(offered):
         raise ConfigError("there is no request to serve.", where="workload", fix=" ".join(offered.notes) or None)
     times = no_times(kinds) if recording else bake(scenario.model, kinds, offered)

@@ -162,7 +162,11 @@ FLIGHT = np.dtype(
         ("prefill_tokens", np.int64),
         ("decodes", np.int64),
         ("decode_kv", np.float64),
-        ("decode_kv_max", np.float64),
+        # What it adds to the replica's accounts, once it is through.
+        ("flops", np.float64),
+        ("bytes", np.float64),
+        ("kv_block_s", np.float64),
+        ("beyond_measured", np.int64),
     ],
     align=True,
 )

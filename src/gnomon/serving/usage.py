@@ -58,9 +58,10 @@ def replica_uses(run: Run, start_s: float, end_s: float) -> list[ReplicaUse]:
     busy, active = _busy_and_active(run, end_s, span)
     blocks = np.maximum(replicas.num_blocks, 1)
     kv_mean = np.where(replicas.busy_s > 0, replicas.kv_block_s / np.maximum(replicas.busy_s, 1e-12), 0.0) / blocks
+    cut = _cut_off(run, end_s)
     shares = np.column_stack([
-        replicas.flops / np.maximum(work[:, 5], 1.0) / span,
-        replicas.bytes / np.maximum(work[:, 6], 1.0) / span,
+        (replicas.flops - cut[:, 0]) / np.maximum(work[:, 5], 1.0) / span,
+        (replicas.bytes - cut[:, 1]) / np.maximum(work[:, 6], 1.0) / span,
         busy, active, kv_mean, replicas.peak_blocks / blocks,
     ])  # fmt: skip
     rows = []
@@ -118,6 +119,20 @@ def overall(uses: list[ReplicaUse]) -> Utilization:
         kv_mean=mean("kv_mean", blocks),
         kv_peak=max(use.utilization.kv_peak for use in uses),
     )
+
+
+def _cut_off(run: Run, end_s: float) -> Floats:
+    """[replica, (FLOPs, bytes)]: what the batches that are under way at the end do after it, by their share of time."""
+    cluster, replicas = run.cluster, run.cluster.replicas
+    cut = np.zeros((replicas.size, 2))
+    for r in np.flatnonzero(replicas.num_in_flight):
+        for i in range(replicas.num_in_flight[r]):
+            position, stages = (replicas.oldest[r] + i) % cluster.flights.shape[1], slice(replicas.num_stages[r])
+            start_s, stop_s = cluster.stage_start_s[r, position, stages], cluster.stage_end_s[r, position, stages]
+            after_s = np.maximum(stop_s - np.maximum(start_s, end_s), 0.0).sum()
+            flight = cluster.flights[r, position]
+            cut[r] += np.array([flight.flops, flight.bytes]) * after_s / max((stop_s - start_s).sum(), 1e-12)
+    return cut
 
 
 def _busy_and_active(run: Run, end_s: float, span_s: float) -> tuple[Floats, Floats]:

@@ -10,51 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from gnomon.core.arrays import Floats
-from gnomon.core.errors import ConfigError
 from gnomon.timing.iteration import IterationTables
-from gnomon.timing.lookup import Shape, stage_s
-
-
-def expected_tokens(acceptance: float, drafted: int) -> float:
-    """Tokens that one round yields on average: accepted ones up to the first refusal, and one of the target's own.
-
-    Leviathan et al. (2023), equation 1: (1 - a^(k+1)) / (1 - a), drafts being accepted independently.
-    """
-    if not 0.0 <= acceptance <= 1.0:
-        raise ConfigError(f"an acceptance rate lies in [0, 1], not {acceptance}.", where="acceptance")
-    if acceptance == 1.0:
-        return drafted + 1.0
-    return (1.0 - acceptance ** (drafted + 1)) / (1.0 - acceptance)
-
-
-def decode_shape(decodes: int, decode_kv: float, decode_kv_max: float) -> Shape:
-    """An iteration of decodes alone, as the draft model runs it."""
-    return Shape(decodes, decodes, 0.0, 0.0, decodes, decode_kv, decode_kv_max)
-
-
-def verification_shape(decodes: int, decode_kv: float, decode_kv_max: float, drafted: int) -> Shape:
-    """The target's iteration: k + 1 tokens (and logits) per sequence, its KV read once."""
-    tokens = decodes * (drafted + 1)
-    return Shape(tokens, tokens, 0.0, 0.0, decodes, decode_kv, decode_kv_max)
-
-
-def draft_s(draft: IterationTables, decodes: int, decode_kv: float, decode_kv_max: float, drafted: int) -> float:
-    """Seconds in which the draft model proposes `drafted` tokens for every sequence."""
-    shape = decode_shape(decodes, decode_kv, decode_kv_max)
-    num_stages = draft.token_s.shape[0]
-    return drafted * sum(stage_s(draft, stage, shape, decodes) for stage in range(num_stages))
-
-
-def verification_s(
-    target: IterationTables, decodes: int, decode_kv: float, decode_kv_max: float, drafted: int
-) -> float:
-    """Seconds in which the target checks `drafted` tokens of every sequence.
-
-    The tables must reach decodes x (drafted + 1) tokens and sequences.
-    """
-    shape = verification_shape(decodes, decode_kv, decode_kv_max, drafted)
-    num_stages = target.token_s.shape[0]
-    return sum(stage_s(target, stage, shape, shape.tokens) for stage in range(num_stages))
 
 
 def draft_head(target: IterationTables, share: float) -> IterationTables:

@@ -11,8 +11,7 @@ import numpy as np
 
 from gnomon.core.arrays import Floats
 from gnomon.core.errors import DataError
-from gnomon.workload.lengths import Z90
-from gnomon.workload.presets import Knots, Preset, marginal, preset_lengths
+from gnomon.workload.presets import Knots, Preset, preset_lengths
 from gnomon.workload.requests import Tokens
 
 NORMAL = NormalDist()
@@ -39,32 +38,6 @@ def fit(prompt: Tokens, output: Tokens, *, description: str, source: str) -> Pre
         rank_correlation=round(_correlation(_scores(prompt), _scores(output)), 3),
         max_tokens=int((prompt + output).max()),
     )
-
-
-def fit_published(mean: float, median: float, p90: float, longest: int) -> Knots:
-    """A distribution with this mean, median and 90th percentile, no longer than `longest`.
-
-    Log-normal between the median and the 90th percentile; the spread is multiplied by a factor below the median and
-    divided by it above the 90th percentile, and the factor is the one that makes the mean right.
-    """
-    spread = np.log(p90 / median) / Z90
-    scores = np.array([NORMAL.inv_cdf((k + 0.5) / 20_000) for k in range(20_000)])
-
-    def knots(factor: float) -> Knots:
-        lowest = max(-4.0, -np.log(median) / (spread * factor))
-        highest = min(5.0, Z90 + np.log(longest / p90) / (spread / factor))
-        ends = (
-            (lowest, median * np.exp(lowest * spread * factor)),
-            (highest, p90 * np.exp((highest - Z90) * spread / factor)),
-        )
-        return tuple((round(float(z), 4), round(float(x), 2)) for z, x in (ends[0], (0, median), (Z90, p90), ends[1]))
-
-    low, high = 0.1, 10.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        # The larger the factor, the smaller the mean.
-        low, high = (middle, high) if marginal(knots(middle), scores).mean() > mean else (low, middle)
-    return knots(low)
 
 
 def preset_yaml(preset: Preset) -> str:
