@@ -300,7 +300,7 @@ def test_requests_that_are_never_finished_are_told_without_a_time_limit() -> Non
     assert any("1 requests were never finished" in text for text in summary.warnings)
 
 
-@pytest.mark.parametrize("policy", ["vllm", "lightllm"])
+@pytest.mark.parametrize("policy", ["vllm", "lightllm", "trtllm"])
 def test_a_rejection_for_the_token_budget_names_the_token_budget(policy: str) -> None:
     lengths = {"distribution": "fixed", "prompt": 1000, "output": 1}
     summary = simulate(

@@ -392,28 +392,25 @@ def _warnings(run: Run, summary: Summary) -> list[str]:
 
 
 def _why_rejected(run: Run) -> str:
-    """What the rejected requests lack, told by the one that needs most on the replica that has least for it."""
-    q, replicas = run.cluster.requests, run.cluster.replicas
+    """What the largest of the rejected requests lacked: KV blocks, or tokens of a batch."""
+    q = run.cluster.requests
     refused = np.flatnonzero(q.status == REJECTED)
     worst = q[refused[np.argmax(q.prefill_tokens[refused])]]
-    replica, kind = replicas[worst.replica], run.kinds[run.kind_of_replica[worst.replica]]
+    replica, kind = run.cluster.replicas[worst.replica], run.kinds[run.kind_of_replica[worst.replica]]
+    policy, prompt, most = kind.policy, int(worst.prefill_tokens), int(replica.max_batch_tokens)
     told = f"{refused.size:,} requests were rejected because they can never be admitted: the largest "
-    prompt, name = int(worst.prefill_tokens), f"replica {int(worst.replica)}"
-    whole = kind.policy.max_batch_tokens_of != "nothing" and not kind.policy.chunks_prompts
-    if whole and prompt > replica.max_batch_tokens:
-        return (
-            f"{told}has {prompt:,} tokens to prefill, and {kind.policy.name} computes a prompt in one batch of "
-            f"at most {int(replica.max_batch_tokens):,} tokens (batching.max_batch_tokens)."
-        )
-    tokens = {
-        "prompt": prompt,
-        "request": int(worst.total_tokens),
-        "longest": int(replica.max_request_tokens),
-    }[kind.policy.reserves]
+    reserved = {"prompt": prompt, "request": int(worst.total_tokens), "longest": int(replica.max_request_tokens)}
+    tokens, kept = reserved[policy.reserves], int(replica.watermark_blocks) if policy.reserves == "prompt" else 0
     needed = -(-tokens // int(replica.block_size))
-    kept = int(replica.watermark_blocks) if kind.policy.reserves == "prompt" else 0
-    if needed + kept <= replica.num_blocks:
-        return f"{told}would fit into {name}, but {kind.policy.name} does not admit it although nothing else runs."
+    fits = needed + kept <= replica.num_blocks
+    if prompt > most and policy.max_batch_tokens_of != "nothing" and (fits or not policy.chunks_prompts):
+        return (
+            f"{told}has {prompt:,} tokens to prefill, which {policy.name} does in one batch of at most {most:,} tokens "
+            "(batching.max_batch_tokens)."
+        )
+    name = f"replica {int(worst.replica)}"
+    if fits:
+        return f"{told}would fit into {name}, but {policy.name} does not admit it although nothing else runs."
     free = f", {kept:,} of which stay free" if kept else ""
     return f"{told}needs {needed:,} KV blocks ({tokens:,} tokens), {name} has {int(replica.num_blocks):,}{free}."
 

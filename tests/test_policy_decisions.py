@@ -1,0 +1,196 @@
+"""What every batching policy puts into each iteration, worked out by hand.
+
+Every iteration takes one second. A request is a letter with (arrival, prompt tokens, output tokens); `A8 B1` is an
+iteration that computes eight tokens of A and one of B. An iteration that completes a prompt also gives its first output
+token, so a request of n output tokens decodes n - 1 times. KV blocks hold four tokens where nothing else is said.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gnomon.serving.policies import POLICIES
+from gnomon.serving.state import FINISHED
+from serving_kit import POLICIES as BUILT_IN
+from serving_kit import requests_of, run, scenario
+
+Offered = dict[str, tuple[float, int, int]]
+
+
+def batches(policy: str, offered: Offered, blocks: int = 1000, longest: int = 64, **settings: Any) -> list[str]:
+    """The iterations of one replica, in order."""
+    batching: dict[str, Any] = {"policy": policy, "block_size": 4, "watermark": 0.0, "max_sequences": 10, **settings}
+    if POLICIES[policy].has_prefix_cache:
+        batching["prefix_cache"] = False
+    setup = scenario(
+        timing={"source": "table", "table": {"per_iteration": 1.0}},
+        replica={"num_kv_blocks": blocks, "max_request_tokens": longest},
+        batching=batching,
+    )
+    done = run(setup, requests=requests_of(*zip(*offered.values(), strict=True)), keep_members=1000)
+    assert (done.cluster.requests.status == FINISHED).all()
+    names, log = list(offered), done.log
+    rows = log.iterations[: log.used[0]]
+    assert np.allclose(rows.end_s - rows.start_s, 1.0)
+    members = [log.members[row.first_member : row.first_member + row["size"]] for row in rows]
+    return [" ".join(f"{names[r]}{tokens}" for r, tokens in batch) for batch in members]
+
+
+# vLLM v1: one budget, running requests first, in order of admission; prompts in chunks.
+
+
+def test_vllm_v1_shares_one_budget_running_requests_first() -> None:
+    offered = {"A": (0, 6, 3), "B": (0, 8, 2), "C": (0, 3, 2), "D": (0, 2, 2)}
+    assert batches("vllm_v1", offered, max_batch_tokens=10, max_sequences=3) == [
+        "A6 B4",  # the budget cuts B
+        "A1 B4 C3",  # five tokens are left for C; D would be the fourth request
+        "A1 B1 C1",  # all three end
+        "D2",
+        "D1",
+    ]
+
+
+def test_vllm_v1_preempts_the_request_admitted_last() -> None:
+    """Four blocks. A (2 blocks) needs a third for its second token: B gives both of its own up, and starts again with
+    the token that it has. While A holds three, B's eight tokens (2 blocks) do not fit."""
+    offered = {"A": (0, 8, 6), "B": (0, 7, 3)}
+    assert batches("vllm_v1", offered, blocks=4, max_batch_tokens=20) == ["A8 B7", *["A1"] * 5, "B8", "B1"]
+
+
+def test_vllm_v1_caps_the_chunk_of_one_prompt() -> None:
+    offered = {"A": (0, 7, 1), "B": (0, 2, 1)}
+    assert batches("vllm_v1", offered, max_batch_tokens=10, max_chunk_tokens=3) == ["A3 B2", "A3", "A1"]
+
+
+@pytest.mark.parametrize(("whole", "expected"), [(True, ["A6", "A1", "B8"]), (False, ["A6 B4", "A1", "B8"])])
+def test_vllm_v1_admits_where_the_whole_prompt_fits(whole: bool, expected: list[str]) -> None:
+    """Three blocks, two of them A's. B's first chunk would fit, its prompt would not: admitted all the same, it has to
+    make room for its own second chunk."""
+    offered = {"A": (0, 6, 2), "B": (0, 8, 1)}
+    assert batches("vllm_v1", offered, blocks=3, max_batch_tokens=10, reserve_full_prompt=whole) == expected
+
+
+def test_vllm_v1_leaves_the_watermark_free() -> None:
+    """A quarter of eight blocks stays free, so that six can be given: A takes four, B would need three."""
+    offered = {"A": (0, 16, 1), "B": (0, 12, 1)}
+    assert batches("vllm_v1", offered, blocks=8, max_batch_tokens=100, watermark=0.25) == ["A16", "B12"]
+    assert batches("vllm_v1", offered, blocks=8, max_batch_tokens=100, watermark=0.1) == ["A16 B12"]
+
+
+# SGLang: prompts before decodes, never in one batch.
+
+
+def test_sglang_prefills_first_and_never_mixes() -> None:
+    offered = {"A": (0, 6, 3), "B": (0, 8, 2), "C": (2.5, 3, 1)}
+    assert batches("sglang", offered, max_batch_tokens=10) == ["A6 B4", "B4", "A1 B1", "C3", "A1"]
+
+
+# TensorRT-LLM: whole prompts (or chunks of whole blocks), memory guaranteed to the last token.
+
+
+def test_trtllm_admits_what_fits_to_its_last_token() -> None:
+    """Eight blocks: A will need three and B four; C's two are free only when A has ended."""
+    offered = {"A": (0, 6, 6), "B": (0, 8, 8), "C": (0, 3, 2)}
+    expected = ["A6 B8", *["A1 B1"] * 5, "B1 C3", "B1 C1"]
+    assert batches("trtllm", offered, blocks=8, max_batch_tokens=20) == expected
+
+
+@pytest.mark.parametrize(("chunked", "expected"), [(0, ["A6", "A1 B9"]), (1, ["A6 B4", "A1 B5"])])
+def test_trtllm_takes_whole_prompts_or_chunks_of_whole_blocks(chunked: int, expected: list[str]) -> None:
+    offered = {"A": (0, 6, 2), "B": (0, 9, 1)}
+    settings = {"max_batch_tokens": 11, "options": {"chunked_prefill": chunked}}
+    assert batches("trtllm", offered, **settings) == expected
+
+
+# vLLM v0: whole prompts first, padded to the longest; decodes alone, oldest first.
+
+
+def test_vllm_batches_whole_prompts_padded_and_never_mixes() -> None:
+    """Three prompts padded to B's eight tokens would be 24 of the 20 allowed. D's prompt comes before A's decode."""
+    offered = {"A": (0, 6, 3), "B": (0, 8, 2), "C": (0, 5, 2), "D": (2.5, 3, 1)}
+    assert batches("vllm", offered, max_batch_tokens=20) == ["A6 B8", "C5", "A1 B1 C1", "D3", "A1"]
+
+
+def test_vllm_preempts_whoever_finds_no_free_block() -> None:
+    """Four blocks: A's second token takes the last one, and B, which needs one at hand even though it would not grow,
+    is pre-empted. Its five tokens (2 blocks) wait until A has ended."""
+    offered = {"A": (0, 8, 4), "B": (0, 4, 3)}
+    assert batches("vllm", offered, blocks=4, max_batch_tokens=20) == ["A8 B4", "A1", "A1", "A1", "B5", "B1"]
+
+
+def test_vllm_preempts_the_youngest() -> None:
+    """Three requests on five blocks: A (2), B (1), C (1). A grows into the last free block; B finds none and takes C's
+    place (C is the youngest). C, now of five tokens, needs two blocks and waits until A has ended."""
+    offered = {"A": (0, 8, 3), "B": (0, 3, 3), "C": (0, 4, 2)}
+    assert batches("vllm", offered, blocks=5, max_batch_tokens=40) == ["A8 B3 C4", "A1 B1", "A1 B1", "C5"]
+
+
+# Sarathi-Serve: decodes first, the rest of the chunk for prompts.
+
+
+def test_sarathi_fills_the_chunk_behind_the_decodes() -> None:
+    offered = {"A": (0, 10, 4), "B": (0, 4, 2), "C": (2.5, 9, 2)}
+    assert batches("sarathi", offered, max_batch_tokens=8) == [
+        "A8",
+        "A2 B4",  # the prompt under way before the new one
+        "A1 B1",
+        "A1 C7",  # one of the eight tokens is A's
+        "A1 C2",
+        "C1",
+    ]
+
+
+def test_sarathi_holds_the_blocks_of_a_whole_prompt_from_its_first_chunk() -> None:
+    """Four blocks, three for A: B's two are not there in the second iteration, though A computes in two of its own."""
+    offered = {"A": (0, 12, 1), "B": (0, 8, 1)}
+    assert batches("sarathi", offered, blocks=4, max_batch_tokens=8) == ["A8", "A4", "B8"]
+
+
+def test_sarathi_gives_decodes_their_token_even_beyond_the_chunk() -> None:
+    offered = {"A": (0, 1, 4), "B": (0, 1, 4), "C": (1.5, 4, 1)}
+    assert batches("sarathi", offered, max_batch_tokens=2) == ["A1 B1", "A1 B1", "A1 B1", "A1 B1", "C2", "C2"]
+
+
+# Orca and FasterTransformer: memory for the longest request. Sixteen tokens are four blocks, so eight blocks hold two.
+
+
+def test_orca_mixes_whole_prompts_with_decodes() -> None:
+    offered = {"A": (0, 6, 3), "B": (0, 3, 2), "C": (0, 4, 2)}
+    assert batches("orca", offered, blocks=8, longest=16) == ["A6 B3", "A1 B1", "A1 C4", "C1"]
+
+
+def test_faster_transformer_ends_a_batch_before_the_next() -> None:
+    offered = {"A": (0, 6, 3), "B": (0, 3, 2), "C": (0, 4, 2)}
+    assert batches("faster_transformer", offered, blocks=8, longest=16) == ["A6 B3", "A1 B1", "A1", "C4", "C1"]
+
+
+@pytest.mark.parametrize("policy", ["orca", "faster_transformer"])
+def test_reservations_are_for_the_longest_request(policy: str) -> None:
+    """Seven blocks are not twice four, however short the requests are."""
+    offered = {"A": (0, 6, 1), "B": (0, 3, 1)}
+    assert batches(policy, offered, blocks=7, longest=16) == ["A6", "B3"]
+
+
+# LightLLM: a prefill only after so many decode iterations, if the foretold peak of memory fits.
+
+
+def test_lightllm_waits_between_prefills() -> None:
+    offered = {"A": (0, 4, 6), "B": (0.5, 3, 2)}
+    expected = ["A4", "A1", "A1", "B3", "A1 B1", "A1", "A1"]
+    assert batches("lightllm", offered, block_size=1, max_waiting_iterations=2) == expected
+
+
+@pytest.mark.parametrize(("blocks", "first"), [(20, "A4"), (21, "A4 B8")])
+def test_lightllm_foretells_the_peak_of_memory(blocks: int, first: str) -> None:
+    """A will have 5 tokens and 4 to go, B 9 tokens and 3 to go: together they peak at 3 x 2 + 14 = 20 tokens, which
+    must stay below what there is."""
+    offered = {"A": (0, 4, 6), "B": (0, 8, 5)}
+    assert batches("lightllm", offered, blocks=blocks, block_size=1)[0] == first
+
+
+@pytest.mark.parametrize("policy", BUILT_IN)
+def test_every_built_in_policy_has_a_table(policy: str) -> None:
+    assert any(test.startswith(f"test_{policy}_") for test in globals())

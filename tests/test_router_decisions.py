@@ -1,0 +1,210 @@
+"""Where every router sends an arriving request, worked out by hand.
+
+The routers that only read the replicas' books are asked directly, with books written for the occasion. Those that look
+into prefix caches or timing tables are asked by arrivals at a small fleet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gnomon.serving.cluster import Fleet, new_cluster
+from gnomon.serving.routers import ROUTERS
+from gnomon.timing.iteration import blank
+from serving_kit import ROUTERS as BUILT_IN
+from serving_kit import requests_of, run, scenario
+
+Books = dict[str, list[float]]
+
+
+def fleet_of(books: Books, *, router: str, draws: tuple[float, float] = (0.0, 0.0), **request: float) -> Fleet:
+    """A fleet whose replicas' records hold these numbers, and one arriving request."""
+    count = max(len(column) for column in books.values())
+    cluster = new_cluster(count, 1, 1, 1, 1, 1)
+    for name, column in books.items():
+        cluster.replicas[name] = column
+    for name, value in {"session": -1, **request}.items():
+        cluster.requests[name] = value
+    spec = ROUTERS[router]
+    options = np.array([*spec.options.values()] or [0.0])
+    return Fleet(cluster, blank(1), np.array([draws]), options, np.zeros(spec.memory * count + 8), np.zeros(0))
+
+
+def choice(router: str, books: Books, **given: Any) -> int:
+    return ROUTERS[router].route(fleet_of(books, router=router, **given), 0)
+
+
+OF_THREE: Books = {"num_outstanding": [0, 0, 0]}
+
+
+@pytest.mark.parametrize(("draw", "expected"), [(0.0, 0), (0.33, 0), (0.34, 1), (0.67, 2), (0.999, 2)])
+def test_random_takes_equal_parts_of_the_draw(draw: float, expected: int) -> None:
+    assert choice("random", OF_THREE, draws=(draw, 0.0)) == expected
+
+
+def test_round_robin_takes_turns() -> None:
+    fleet = fleet_of(OF_THREE, router="round_robin")
+    assert [ROUTERS["round_robin"].route(fleet, 0) for _ in range(5)] == [0, 1, 2, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("outstanding", "expected"), [([3, 1, 2], 1), ([1, 1, 0], 2), ([2, 1, 1], 1), ([0, 0, 0], 0), ([5, 5, 4], 2)]
+)
+def test_least_outstanding_counts_waiting_and_running(outstanding: list[float], expected: int) -> None:
+    """Ties go to the lowest number; how many of them wait does not matter."""
+    assert choice("least_outstanding", {"num_outstanding": outstanding, "num_waiting": [0, 9, 9]}) == expected
+
+
+@pytest.mark.parametrize(("waiting", "expected"), [([2, 1, 1], 1), ([0, 0, 0], 0), ([3, 2, 1], 2)])
+def test_vidur_lor_counts_waiting_requests_only(waiting: list[float], expected: int) -> None:
+    assert choice("vidur_lor", {"num_waiting": waiting, "num_outstanding": [0, 9, 99]}) == expected
+
+
+@pytest.mark.parametrize(
+    ("draws", "outstanding", "expected"),
+    [
+        ((0.0, 0.0), [5, 4, 0], 1),  # 0 against the next, 1; the best of all, 2, is not drawn
+        ((0.0, 0.6), [5, 0, 4], 2),  # 0 against the one after, 2
+        ((0.99, 0.0), [1, 0, 2], 0),  # 2 against 0, around the end
+        ((0.4, 0.0), [9, 3, 3], 1),  # 1 against 2: a tie goes to the first drawn
+    ],
+)
+def test_power_of_two_takes_the_better_of_two(
+    draws: tuple[float, float], outstanding: list[float], expected: int
+) -> None:
+    assert choice("power_of_two", {"num_outstanding": outstanding}, draws=draws) == expected
+
+
+@pytest.mark.parametrize(
+    ("free", "waiting_tokens", "expected"),
+    [
+        ([5, 60, 50], [0, 0, 0], 1),  # 5/10, 40/100, 50/100 in use
+        ([5, 60, 50], [0, 192, 0], 0),  # 192 waiting tokens are 12 blocks: 52/100; the first of two halves
+        ([4, 60, 50], [0, 192, 0], 2),
+    ],
+)
+def test_least_kv_goes_by_the_share_in_use(free: list[float], waiting_tokens: list[float], expected: int) -> None:
+    books: Books = {
+        "num_blocks": [10, 100, 100],
+        "free_blocks": free,
+        "waiting_tokens": waiting_tokens,
+        "block_size": [16, 16, 16],
+    }
+    assert choice("least_kv", books) == expected
+
+
+@pytest.mark.parametrize(
+    ("left", "outstanding", "expected"),
+    [([300, 200, 100], [0, 0, 9], 2), ([100, 100, 100], [3, 2, 2], 1), ([100, 200, 100], [1, 0, 1], 0)],
+)
+def test_least_prefill_tokens_then_fewer_requests(left: list[float], outstanding: list[float], expected: int) -> None:
+    assert choice("least_prefill_tokens", {"prefill_left": left, "num_outstanding": outstanding}) == expected
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        (100, 1),  # (0 + 100) x 5 = 500 against (300 + 100) x 1 = 400
+        (50, 0),  # 50 x 5 = 250 against 350
+        (75, 0),  # 375 against 375: the first
+    ],
+)
+def test_lmetric_multiplies_work_and_those_held_up(prompt: int, expected: int) -> None:
+    assert choice("lmetric", {"prefill_left": [0, 300], "num_outstanding": [4, 0]}, prompt_tokens=prompt) == expected
+
+
+def test_sticky_session_hashes_the_session() -> None:
+    """Knuth's multiplicative hash: the session times 2,654,435,761, modulo 2^32, as a share of the replicas."""
+    shares = [session * 2_654_435_761 % 2**32 / 2**32 for session in (0, 1, 2, 7)]
+    assert np.round(shares, 3).tolist() == [0.0, 0.618, 0.236, 0.326]
+    assert [choice("sticky_session", OF_THREE, session=session) for session in (0, 1, 2, 7)] == [0, 1, 0, 0]
+    fleet = fleet_of(OF_THREE, router="sticky_session")
+    assert [ROUTERS["sticky_session"].route(fleet, 0) for _ in range(4)] == [0, 1, 2, 0], "without one they take turns"
+
+
+def test_vllm_dp_goes_by_reports_and_its_own_choices_between_them() -> None:
+    """Score = 4 x waiting + running of the last report, a tenth of a second old at most; a choice counts as one more
+    waiting at once. Running is what is outstanding and does not wait."""
+    books: Books = {"num_waiting": [1, 0], "num_outstanding": [2, 7]}
+    fleet = fleet_of(books, router="vllm_dp", arrival_s=0.0)
+    route, at = ROUTERS["vllm_dp"].route, fleet.cluster.requests
+    assert route(fleet, 0) == 0, "4 x 1 + 1 = 5 against 4 x 0 + 7 = 7"
+    assert route(fleet, 0) == 1, "9 against 7"
+    fleet.cluster.replicas["num_waiting"] = [0, 0]
+    fleet.cluster.replicas["num_outstanding"] = [0, 0]
+    at.arrival_s = 0.09
+    assert route(fleet, 0) == 0, "the report is not out yet: 9 against 11"
+    at.arrival_s = 0.1
+    assert [route(fleet, 0) for _ in range(3)] == [0, 1, 0], "both are empty now: 0 against 0, 4 against 0, 4 against 4"
+
+
+# Routers that look into caches and tables.
+
+
+@pytest.mark.parametrize(("load_weight", "last"), [(1.0, 1), (0.5, 0)])
+def test_prefix_aware_weighs_the_cache_against_the_queue(load_weight: float, last: int) -> None:
+    """Two replicas at 1 ms a token; all prompts have 160 tokens, and those of A, B and C share the first 144.
+
+    A comes first and goes to replica 0 by number. B comes when A has ended: 16 tokens to compute on replica 0, 160 on
+    the other. X shares nothing: 160 on both, replica 0 by number. C comes 1 ms later: on replica 0 it has 16 tokens,
+    and X's 160 to wait for times the weight (176 or 96); on replica 1 it has 160.
+    """
+    common = list(range(1, 10))
+    hashes = [[*common, 101], [*common, 102], list(range(201, 211)), [*common, 103]]
+    offered = replace(
+        requests_of([0.0, 1.0, 2.0, 2.001], [160] * 4, [1] * 4),
+        prefix_hashes=np.array(hashes, np.int64).ravel(),
+        prefix_offsets=np.arange(5) * 10,
+        prefix_block_tokens=16,
+    )
+    setup = scenario(
+        num_replicas=2,
+        router={"name": "prefix_aware", "options": {"load_weight": load_weight}},
+        timing={"source": "table", "table": {"per_token": 0.001}},
+    )
+    assert run(setup, requests=offered).cluster.requests.replica.tolist() == [0, 0, 0, last]
+
+
+def second_choice(router: str, slow_ms: float, **options: float) -> int:
+    """Where the second of two requests of 100 prompt and 50 output tokens goes, lengths being known.
+
+    Replica 0 takes `slow_ms` a token, replica 1 takes 1 ms. The first request goes to replica 1 (150 ms). The second
+    comes at 120.5 ms: then the first has 21 of its 50 output tokens, and its 22nd is half done.
+    """
+    slow, fast = ({"source": "table", "table": {"per_token": ms / 1e3}} for ms in (slow_ms, 1.0))
+    chosen = {"name": router, "lengths": "oracle", "options": options}
+    setup = scenario(pools=[{"timing": slow}, {"timing": fast}], router=chosen, timing=slow)
+    found = run(setup, requests=requests_of([0.0, 0.1205], [100, 100], [50, 50])).cluster.requests.replica.tolist()
+    assert found[0] == 1
+    return int(found[1])
+
+
+@pytest.mark.parametrize(("slow_ms", "expected"), [(1.33, 0), (1.35, 1)])
+def test_predicted_latency_adds_up_a_formula(slow_ms: float, expected: int) -> None:
+    """On replica 1: 100 prompt tokens beside one decode (101 ms), then 50 steps of two tokens (100 ms): 201 ms. On
+    replica 0: 150 tokens alone, 199.5 or 202.5 ms."""
+    assert second_choice("predicted_latency", slow_ms) == expected
+
+
+@pytest.mark.parametrize(("slow_ms", "expected"), [(1.18, 0), (1.20, 1)])
+def test_lookahead_plays_the_iterations(slow_ms: float, expected: int) -> None:
+    """On replica 1: 0.5 ms to the end of the iteration, 101 ms for the prompt beside a decode, 28 steps of two tokens
+    until the first request has its 50, 21 steps alone: 178.5 ms. On replica 0: 177 or 180 ms."""
+    assert second_choice("lookahead", slow_ms) == expected
+
+
+@pytest.mark.parametrize(("slow_ms", "expected"), [(2.03, 0), (2.06, 1)])
+def test_lookahead_counts_what_it_costs_others_where_asked(slow_ms: float, expected: int) -> None:
+    """The first request would end after 0.5 + 29 ms, and beside the second after 0.5 + 101 + 56 ms: 128 ms later. With
+    the second's own 178.5 ms that is 306.5 ms, against 304.5 or 309 ms on replica 0."""
+    assert second_choice("lookahead", slow_ms, others=1.0) == expected
+
+
+@pytest.mark.parametrize("router", [name for name in BUILT_IN if name != "learned"])
+def test_every_built_in_router_has_a_table(router: str) -> None:
+    """But for the learned one, whose network is held to its file in `test_learned_router.py`."""
+    assert any(test.startswith(f"test_{router}_") for test in globals())
