@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gnomon.api.serving import Summary
 from gnomon.core import units
 from gnomon.core.errors import GnomonError
 from gnomon.ui.address import defaults_of, query_of, state_of
 from gnomon.ui.controls import Control
+
+if TYPE_CHECKING:
+    from gnomon.api.serving import Summary
 
 MAX_PINS = 4
 _BETWEEN = ";"
