@@ -31,11 +31,11 @@ def test_overrides_win(tmp_path: Path) -> None:
     assert scenario(one, model="llama-2-70b").replica.tensor_parallel == 4
 
 
-def test_the_default_load_is_for_the_default_scenario_only(tmp_path: Path) -> None:
+def test_there_is_one_default_load(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("model: llama-3-8b\n")
     assert scenario().workload.rate == scenario(**{"workload.num_requests": 5}).workload.rate == DEFAULT_RATE
-    assert scenario(path).workload.rate != DEFAULT_RATE
+    assert scenario(path).workload.rate == Scenario().workload.rate == DEFAULT_RATE
     assert scenario(**{"workload.arrivals": "batch"}).workload.rate is None
     assert scenario(**{"workload.rate": 3}).workload.rate == 3
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -148,3 +149,59 @@ def test_the_first_run_says_that_it_compiles(
     with progress.progress():
         pass
     assert "Compiling" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "names"),
+    [
+        ("simulate", ("--gpu", "--tp", "--pp", "--dp", "--rate", "--requests", "--tensor-parallel")),
+        ("compare", ("--gpu", "--tp", "--pp", "--rate", "--requests")),
+        ("search", ("--gpu", "--tp", "--pp", "--tensor-parallel")),
+        ("time", ("--gpu", "--tp", "--pp", "--dp", "--tensor-parallel")),
+        ("pipeline run", ("--gpu", "--tp", "--pp", "--dp", "--tensor-parallel")),
+        ("posttrain run", ("--gpu",)),
+        ("bench", ("--gpu",)),
+        ("workload show", ("--rate", "--requests")),
+    ],
+)
+def test_short_names_are_the_same_everywhere(cli: Any, command: str, names: tuple[str, ...]) -> None:
+    shown = re.split(r"[\s,]+", cli(*command.split(), "--help").output)
+    assert set(names) <= set(shown)
+
+
+def test_short_names_set_what_the_long_ones_do(cli: Any) -> None:
+    short = cli("simulate", "--gpu", "h100", "--tp", "2", "--rate", "5", "--requests", "30", "--json").stdout
+    long = (
+        "--device",
+        "h100",
+        "--replica.tensor-parallel",
+        "2",
+        "--workload.rate",
+        "5",
+        "--workload.num-requests",
+        "30",
+    )
+    assert short == cli("simulate", *long, "--json").stdout
+    assert json.loads(short)["scenario"]["replica"]["tensor_parallel"] == 2
+
+
+def test_help_is_in_sections(cli: Any) -> None:
+    lines = cli("simulate", "--help").output.splitlines()
+    heads = [line for line in lines if line.startswith("--")]
+    assert [head.split(".")[0] for head in heads][:3] == ["--engine", "--replica", "--batching"]
+    at = lines.index(next(head for head in heads if head.startswith("--replica")))
+    assert "--replica.tensor-parallel, --tp" in lines[at + 1]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [
+        ("--max-sequences", "--batching.max-sequences"),
+        ("--ttft-s", "--slo.ttft-s"),
+        ("--tensor-paralel", "--tensor-parallel"),
+        ("--workload.rat", "--workload.rate"),
+        ("--modl", "--model"),
+    ],
+)
+def test_suggestions_help(cli: Any, wrong: str, meant: str) -> None:
+    assert meant in cli("simulate", wrong, "4", code=2).output

@@ -17,6 +17,7 @@ from gnomon.api.result import Drawing, Progress, Result, read
 from gnomon.core.errors import ConfigError, UnknownNameError
 from gnomon.core.files import folder_written_whole, write_text
 from gnomon.serving.scenario import Scenario, SloConfig
+from gnomon.workload.config import DEFAULT_RATE
 
 if TYPE_CHECKING:
     import polars as pl
@@ -43,10 +44,6 @@ __all__ = [
 
 ScenarioLike = Scenario | Mapping[str, Any] | str | Path | None
 
-DEFAULT_RATE = 31.0
-"""Requests per second of the default scenario: about 80 % of what Llama-3-8B on one H200 takes up of chat-1m
-(39 per second under vllm_v1: `gnomon simulate --workload.rate 46` says so)."""
-
 
 def scenario(given: ScenarioLike = None, **overrides: Any) -> Scenario:
     """A scenario from a YAML file, a mapping or nothing, with overrides on top.
@@ -54,16 +51,7 @@ def scenario(given: ScenarioLike = None, **overrides: Any) -> Scenario:
     An override is named by the field's dotted path (`**{"replica.tensor_parallel": 2}`), with `__` for the dot where
     a keyword needs it (`replica__tensor_parallel=2`), or is a whole section (`workload={"rate": 3}`).
     """
-    dotted = {key.replace("__", "."): value for key, value in overrides.items()}
-    if given is None and _may_set_rate(dotted):
-        dotted.setdefault("workload.rate", DEFAULT_RATE)
-    return read(Scenario, given, dotted)
-
-
-def _may_set_rate(overrides: Mapping[str, Any]) -> bool:
-    """Whether nothing was said about arrivals."""
-    said = ("workload.rate", "workload.arrivals", "workload.trace")
-    return "workload" not in overrides and not any(key.startswith(said) for key in overrides)
+    return read(Scenario, given, overrides)
 
 
 def simulate(

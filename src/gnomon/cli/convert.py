@@ -13,7 +13,7 @@ from gnomon.cli.printing import json_option, print_json
 @click.command()
 @click.argument("tool", type=click.Choice(["vidur", "vllm", "sglang", "trtllm"]))
 @click.argument("command_line", metavar="COMMAND")
-@click.option("--device", default=None, help="The GPU, which an engine's command line does not say.")
+@click.option("--device", "--gpu", default=None, help="The GPU, which an engine's command line does not say.")
 @click.option("--out", type=click.Path(path_type=Path), help="Write the scenario to this file.")
 @json_option
 def command(tool: str, command_line: str, device: str | None, out: Path | None, as_json: bool) -> None:

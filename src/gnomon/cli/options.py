@@ -1,15 +1,77 @@
-"""Dotted flags for every field of a configuration."""
+"""Dotted flags for every field of a configuration, in sections, with short names for the usual ones."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
 from typing import Any, TypeVar
 
 import click
 
-from gnomon.core.config import Config, Field, fields
+from gnomon.core.config import Config, Field, fields, submodels
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+SHORT = {
+    "device": ("--gpu",),
+    "tensor_parallel": ("--tp", "--tensor-parallel"),
+    "pipeline_parallel": ("--pp", "--pipeline-parallel"),
+    "data_parallel": ("--dp", "--data-parallel"),
+    "rate": ("--rate",),
+    "num_requests": ("--requests",),
+}
+"""Names that mean the same in every command, by the last part of the field's."""
+ALIASED = ("", "replica.", "space.", "workload.")
+"""Sections whose fields have short names; in others they would be ambiguous."""
+
+
+def short_names(dotted: str) -> tuple[str, ...]:
+    """The short names of a field."""
+    section, dot, field = dotted.rpartition(".")
+    return SHORT.get(field, ()) if section + dot in ALIASED else ()
+
+
+class SectionedCommand(click.Command):
+    """A command whose help lists the flags of a configuration by section, and whose suggestions look at every part of a
+    flag's name."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """First what the command itself takes, then the configuration, section by section."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                sections.setdefault(getattr(parameter, "section", "Options"), []).append(record)
+        for title, records in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click does, with better suggestions for a flag that there is not."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            flags = [flag for parameter in self.params for flag in parameter.opts if flag.startswith("--")]
+            raise click.NoSuchOption(
+                error.option_name, possibilities=nearest_flags(error.option_name, flags), ctx=ctx
+            ) from None
+
+
+def nearest_flags(wrong: str, flags: Iterable[str]) -> list[str]:
+    """Flags that end in what was written, else those that look like it, wholly or in their last part."""
+    known = list(dict.fromkeys(flags))
+    last = {flag: flag.removeprefix("--").rpartition(".")[2] for flag in known}
+    word = wrong.removeprefix("--").replace("_", "-").rpartition(".")[2]
+    ending = [flag for flag in known if last[flag] == word]
+    near = get_close_matches(wrong, known, n=3, cutoff=0.8)
+    close = set(get_close_matches(word, list(last.values()), n=3, cutoff=0.75))
+    return list(dict.fromkeys([*ending, *near, *(flag for flag in known if last[flag] in close)]))[:4]
+
+
+class _FieldOption(click.Option):
+    """A flag of a configuration's field."""
+
+    section = "Options"
 
 
 def config_options(model: type[Config], *, skip: tuple[str, ...] = ()) -> Callable[[F], F]:
@@ -27,11 +89,16 @@ def config_options(model: type[Config], *, skip: tuple[str, ...] = ()) -> Callab
 
         collect.__name__ = function.__name__
         collect.__doc__ = function.__doc__
-        collect.__click_params__ = list(getattr(function, "__click_params__", []))  # type: ignore[attr-defined]
+        taken = list(getattr(function, "__click_params__", []))
+        collect.__click_params__ = taken  # type: ignore[attr-defined]
+        names = {flag for parameter in taken for flag in parameter.opts}
         for leaf in reversed(leaves):
+            flags = [leaf.flag, *(one for one in short_names(leaf.dotted) if one != leaf.flag and one not in names)]
             collect = click.option(
-                leaf.flag, _name(leaf), metavar="VALUE", default=None, help=_help(leaf), show_default=False
-            )(collect)
+                *flags, _name(leaf), cls=_FieldOption, metavar="VALUE", default=None, help=_help(leaf),
+                show_default=False,
+            )(collect)  # fmt: skip
+            collect.__click_params__[-1].section = _section(model, leaf)  # type: ignore[attr-defined]
         return collect  # type: ignore[return-value]
 
     return decorate
@@ -42,5 +109,16 @@ def _name(leaf: Field) -> str:
 
 
 def _help(leaf: Field) -> str:
-    default = "" if leaf.default is None or "Undefined" in repr(leaf.default) else f"  [default: {leaf.default}]"
+    default = "" if leaf.default in (None, "") or "Undefined" in repr(leaf.default) else f"  [default: {leaf.default}]"
     return f"{' '.join(leaf.help.split())}{default}"
+
+
+def _section(model: type[Config], leaf: Field) -> str:
+    """The first part of a field's name, with the first sentence about it."""
+    first, dot, _ = leaf.dotted.partition(".")
+    inner = submodels(model.model_fields[first].annotation)
+    if not dot and not inner:
+        return "Scenario" if model.__name__ == "Scenario" else "Configuration"
+    text = " ".join((inner[0].__doc__ or "").split()) if len(inner) == 1 else ""
+    about = text.partition(". ")[0].rstrip(".")
+    return f"--{first.replace('_', '-')}.*{f' ({about})' if about else ''}"

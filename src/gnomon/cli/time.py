@@ -7,16 +7,19 @@ from typing import Any
 import click
 
 from gnomon.api.time import time
+from gnomon.cli.options import SectionedCommand
 from gnomon.cli.printing import json_option, show
 
 
-@click.command()
+@click.command(cls=SectionedCommand)
 @click.option("--model", default="llama-3-8b", show_default=True, help="Name, or path of a config.json.")
-@click.option("--device", default="h200", show_default=True, help="See `gnomon catalog devices`.")
+@click.option("--device", "--gpu", default="h200", show_default=True, help="See `gnomon catalog devices`.")
 @click.option("--node", default=None, help="Links between GPUs; the device's usual node if not given.")
-@click.option("--tensor-parallel", type=int, default=1, show_default=True, help="GPUs that share every layer.")
-@click.option("--pipeline-parallel", type=int, default=1, show_default=True, help="Stages of layers.")
-@click.option("--data-parallel", type=int, default=1, show_default=True, help="Attention groups that share experts.")
+@click.option("--tensor-parallel", "--tp", type=int, default=1, show_default=True, help="GPUs that share every layer.")
+@click.option("--pipeline-parallel", "--pp", type=int, default=1, show_default=True, help="Stages of layers.")
+@click.option(
+    "--data-parallel", "--dp", type=int, default=1, show_default=True, help="Attention groups that share experts."
+)
 @click.option("--expert-parallel", is_flag=True, help="Whole experts per GPU instead of slices of each.")
 @click.option("--prefill", type=int, default=512, show_default=True, help="Prompt tokens in the iteration.")
 @click.option("--prefill-kv", type=int, default=0, show_default=True, help="KV tokens before the chunk.")
@@ -49,8 +52,8 @@ def command(sources: tuple[str, ...], as_json: bool, **given: Any) -> None:
 
     \b
     Examples:
-      gnomon time --model llama-3-70b --device h100 --tensor-parallel 8
-      gnomon time --model qwen3-32b --device rtxpro6000 --tensor-parallel 2 --prefill 0 --decode 128 --kv 2048
+      gnomon time --model llama-3-70b --gpu h100 --tp 8
+      gnomon time --model qwen3-32b --gpu rtxpro6000 --tp 2 --prefill 0 --decode 128 --kv 2048
       gnomon time --model meta-llama/Llama-3.1-8B --device rtx-4090 --source roofline --source profile --path profiles
     """
     show(time(given | ({"sources": sources} if sources else {})), as_json=as_json)

@@ -33,7 +33,7 @@ def study_options(function: Any) -> Any:
     for decorate in reversed(
         (
             option("-n", "--num-groups", "n", type=int, default=8, help="Micro-batches."),
-            option("--stages", "--num-gpus", "stages", type=int, default=4, help="Pipeline ranks."),
+            option("--stages", "--num-gpus", "--pp", "stages", type=int, default=4, help="Pipeline ranks."),
             option("--fwd-len", type=float, default=1.0, help="A forward on one GPU."),
             option("--bwd-len", type=float, default=2.0, help="A full backward on one GPU."),
             option("--prop-len", type=float, default=1.0, help="Sending activations over an idle link."),
@@ -61,10 +61,10 @@ def training_options(function: Any) -> Any:
     for decorate in reversed(
         (
             option("--model", default=None, help="Take the costs from this model (see `gnomon catalog models`)."),
-            option("--device", default="h100", help="GPU."),
+            option("--device", "--gpu", default="h100", help="GPU."),
             option("--node", default=None, help="Links between GPUs; the device's usual node if not given."),
-            option("--tensor-parallel", type=int, default=1, help="GPUs per rank."),
-            option("--data-parallel", type=int, default=1, help="Pipelines that synchronise their gradients."),
+            option("--tensor-parallel", "--tp", type=int, default=1, help="GPUs per rank."),
+            option("--data-parallel", "--dp", type=int, default=1, help="Pipelines that synchronise their gradients."),
             option("--micro-batch", type=int, default=1, help="Sequences per micro-batch."),
             option("--sequence", type=int, default=4096, help="Tokens per sequence."),
             option("--recompute", is_flag=True, help="Recompute activations in the backward."),

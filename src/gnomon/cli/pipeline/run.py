@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from gnomon.api.pipeline import PipelineStep, pipeline
+from gnomon.cli.options import SectionedCommand
 from gnomon.cli.pipeline.options import (
     SPELLING,
     option,
@@ -20,7 +21,7 @@ from gnomon.cli.printing import json_option, print_json, show
 from gnomon.cli.progress import progress
 
 
-@click.command(context_settings=SPELLING)
+@click.command(cls=SectionedCommand, context_settings=SPELLING)
 @study_options
 @option("--schedule", default=None, help="A name of `gnomon pipeline schedules`, or a PyTorch CSV file.")
 @option("--dispatch", type=click.Choice(["greedy", "strict"]), default=None, help="Of the study: who goes next.")

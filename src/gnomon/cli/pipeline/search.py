@@ -7,12 +7,13 @@ from typing import Any
 import click
 
 from gnomon.api.pipeline import search_schedules
+from gnomon.cli.options import SectionedCommand
 from gnomon.cli.pipeline.options import SPELLING, option, step_of, study_options, training_options
 from gnomon.cli.printing import json_option, show
 from gnomon.cli.progress import progress
 
 
-@click.command(context_settings=SPELLING)
+@click.command(cls=SectionedCommand, context_settings=SPELLING)
 @study_options
 @training_options
 @option("--memory-limit", type=float, default=None, help="Micro-batches per rank; GB per GPU with --model.")

@@ -7,13 +7,13 @@ from typing import Any
 import click
 
 from gnomon.api.posttrain import Posttrain, calibrate, stage_costs
-from gnomon.cli.options import config_options
+from gnomon.cli.options import SectionedCommand, config_options
 from gnomon.cli.printing import json_option, show
 from gnomon.cli.progress import progress
 from gnomon.core.config import save
 
 
-@click.command("calibrate")
+@click.command("calibrate", cls=SectionedCommand)
 @click.argument("config", type=click.Path(dir_okay=False))
 @click.option("--rollout-s", type=float, default=0.0, help="Measured seconds of generation.")
 @click.option("--inference-s", type=float, default=0.0, help="Measured seconds of log-probabilities.")

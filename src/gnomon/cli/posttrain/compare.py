@@ -7,12 +7,12 @@ from typing import Any
 import click
 
 from gnomon.api.posttrain import Posttrain, compare_policies
-from gnomon.cli.options import config_options
+from gnomon.cli.options import SectionedCommand, config_options
 from gnomon.cli.printing import json_option, show
 from gnomon.cli.progress import progress
 
 
-@click.command("compare")
+@click.command("compare", cls=SectionedCommand)
 @click.argument("config", type=click.Path(dir_okay=False))
 @click.option("--policies", default=None, metavar="NAMES", help="Comma-separated; all built-in ones if not given.")
 @click.option("--no-oracle", is_flag=True, help="Leave out the clairvoyant (about forty runs).")

@@ -7,13 +7,13 @@ from typing import Any
 import click
 
 from gnomon.api.posttrain import Posttrain, place, stage_costs
-from gnomon.cli.options import config_options
+from gnomon.cli.options import SectionedCommand, config_options
 from gnomon.cli.printing import json_option, show
 from gnomon.cli.progress import progress
 from gnomon.core.errors import ConfigError
 
 
-@click.command("place")
+@click.command("place", cls=SectionedCommand)
 @click.argument("config", type=click.Path(dir_okay=False))
 @click.option("--costs", default=None, metavar="ACTOR,ROLLOUT,INFERENCE", help="Measured seconds, all on all GPUs.")
 @click.option("--top", default=6, show_default=True, help="Placements to simulate.")

@@ -7,12 +7,12 @@ from typing import Any
 import click
 
 from gnomon.api.posttrain import Posttrain, posttrain
-from gnomon.cli.options import config_options
+from gnomon.cli.options import SectionedCommand, config_options
 from gnomon.cli.printing import json_option, print_json, show
 from gnomon.cli.progress import progress
 
 
-@click.command("run")
+@click.command("run", cls=SectionedCommand)
 @click.argument("config", type=click.Path(dir_okay=False))
 @click.option(
     "--out", type=click.Path(file_okay=False), default=None, help="Write the time line, a trace and the rest."

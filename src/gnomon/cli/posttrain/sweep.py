@@ -7,13 +7,13 @@ from typing import Any
 import click
 
 from gnomon.api.posttrain import Posttrain, sweep_sizes
-from gnomon.cli.options import config_options
+from gnomon.cli.options import SectionedCommand, config_options
 from gnomon.cli.printing import json_option, show
 from gnomon.cli.progress import progress
 from gnomon.core.errors import ConfigError
 
 
-@click.command("sweep")
+@click.command("sweep", cls=SectionedCommand)
 @click.argument("config", type=click.Path(dir_okay=False))
 @click.option("--nodes", required=True, metavar="LIST", help="Numbers of nodes, e.g. 4,8,16.")
 @click.option("--policies", default="colocated,disaggregated,elastic", show_default=True, metavar="NAMES")

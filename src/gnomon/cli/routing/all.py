@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from gnomon.api.routing import clone_teacher, collect_demos, train
+from gnomon.cli.options import SectionedCommand
 from gnomon.cli.routing.compare import run_comparison
 from gnomon.cli.routing.options import (
     checkpoint_to_resume,
@@ -19,7 +20,7 @@ from gnomon.cli.routing.options import (
 )
 
 
-@click.command("all")
+@click.command("all", cls=SectionedCommand)
 @stage_options
 @jobs_option
 @resume_option

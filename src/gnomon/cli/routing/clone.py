@@ -8,10 +8,11 @@ from typing import Any
 import click
 
 from gnomon.api.routing import clone_teacher
+from gnomon.cli.options import SectionedCommand
 from gnomon.cli.routing.options import jobs_option, resolved, stage_options, watcher
 
 
-@click.command("clone")
+@click.command("clone", cls=SectionedCommand)
 @stage_options
 @jobs_option
 def command(config: str | None, overrides: dict[str, Any], out: Path | None, jobs: int | None) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from gnomon.api.routing import CompareConfig, Routers, route
-from gnomon.cli.options import config_options
+from gnomon.cli.options import SectionedCommand, config_options
 from gnomon.cli.printing import json_option, show
 from gnomon.cli.progress import progress
 from gnomon.cli.routing.options import jobs_option, policies_given
@@ -19,7 +19,7 @@ GOAL_MISSED = 1
 """Exit code of --check where a goal is missed."""
 
 
-@click.command("compare")
+@click.command("compare", cls=SectionedCommand)
 @click.argument("scenarios", nargs=-1)
 @click.option("--policy", "policies", multiple=True, metavar="[NAME=]PATH", help="Policy file; several are compared.")
 @click.option(

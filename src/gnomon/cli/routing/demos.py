@@ -9,10 +9,11 @@ import click
 
 from gnomon.api.routing import collect_demos
 from gnomon.api.routing import dump_state as write_state
+from gnomon.cli.options import SectionedCommand
 from gnomon.cli.routing.options import jobs_option, resolved, stage_options, watcher
 
 
-@click.command("demos")
+@click.command("demos", cls=SectionedCommand)
 @stage_options
 @jobs_option
 @click.option("--dump-state", type=click.Path(path_type=Path), help="Also write what was observed, as CSV or Parquet.")

@@ -8,10 +8,11 @@ from typing import Any
 import click
 
 from gnomon.api.routing import train
+from gnomon.cli.options import SectionedCommand
 from gnomon.cli.routing.options import checkpoint_to_resume, resolved, resume_option, stage_options, watcher
 
 
-@click.command("train")
+@click.command("train", cls=SectionedCommand)
 @stage_options
 @resume_option
 def command(config: str | None, overrides: dict[str, Any], out: Path | None, resume: str | None) -> None:

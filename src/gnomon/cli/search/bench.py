@@ -9,14 +9,14 @@ from typing import Any
 import click
 
 from gnomon.api.search import BenchConfig, bench
-from gnomon.cli.options import config_options
+from gnomon.cli.options import SectionedCommand, config_options
 from gnomon.cli.printing import json_option, show
 from gnomon.cli.progress import progress
 from gnomon.cli.search.search import worker_options
 from gnomon.core.files import write_text
 
 
-@click.command()
+@click.command(cls=SectionedCommand)
 @click.argument("file", required=False, type=click.Path(dir_okay=False))
 @config_options(BenchConfig)
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write the table as JSON here.")

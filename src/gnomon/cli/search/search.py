@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from gnomon.api.search import TOP, Search, SearchConfig, search
-from gnomon.cli.options import config_options
+from gnomon.cli.options import SectionedCommand, config_options
 from gnomon.cli.printing import json_option, print_blocks, print_json
 from gnomon.cli.progress import progress
 from gnomon.core.config import load
@@ -31,7 +31,7 @@ def worker_options(function: Any) -> Any:
     return function
 
 
-@click.command()
+@click.command(cls=SectionedCommand)
 @click.argument("file", required=False, type=click.Path(dir_okay=False))
 @config_options(SearchConfig)
 @click.option("--out", type=click.Path(path_type=Path), help="Folder of the results.  [default: runs/search/FILE]")

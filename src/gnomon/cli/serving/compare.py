@@ -8,13 +8,13 @@ from typing import Any
 import click
 
 from gnomon.api.serving import Scenario, compare
-from gnomon.cli.options import config_options
+from gnomon.cli.options import SectionedCommand, config_options
 from gnomon.cli.printing import json_option, show
 from gnomon.cli.progress import progress
 from gnomon.core.errors import ConfigError
 
 
-@click.command()
+@click.command(cls=SectionedCommand)
 @click.argument("scenarios", nargs=-1, type=click.Path())
 @click.option(
     "--vary", multiple=True, metavar="FIELD=A,B,...", help="Values of a dotted field; several make all combinations."
@@ -38,7 +38,7 @@ def command(
     Examples:
       gnomon compare a.yaml b.yaml
       gnomon compare --vary batching.policy=vllm_v1,sarathi --vary replica.tensor_parallel=1,2
-      gnomon compare --vary router=round_robin,least_outstanding --num-replicas 4 --workload.rate 100
+      gnomon compare --vary router=round_robin,least_outstanding --num-replicas 4 --rate 100
     """
     with progress() as on_progress:
         comparison = compare(*scenarios, vary=_parsed(vary), on_progress=on_progress, **overrides)

@@ -8,13 +8,13 @@ from typing import Any
 import click
 
 from gnomon.api.serving import Scenario, scenario, simulate
-from gnomon.cli.options import config_options
+from gnomon.cli.options import SectionedCommand, config_options
 from gnomon.cli.printing import json_option, show
 from gnomon.cli.progress import progress
 from gnomon.core.errors import ConfigError
 
 
-@click.command()
+@click.command(cls=SectionedCommand)
 @click.argument("file", metavar="[SCENARIO]", required=False, type=click.Path())
 @click.option(
     "--out",
@@ -43,7 +43,7 @@ def command(
     \b
     Examples:
       gnomon simulate
-      gnomon simulate --model llama-3-70b --replica.tensor-parallel 4 --workload.rate 3 --out runs/70b
+      gnomon simulate --model llama-3-70b --tp 4 --rate 3 --out runs/70b
       gnomon simulate examples/serving/overload.yaml --json
     """
     if extras and out is None:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 from pydantic import ConfigDict, NonNegativeInt
 
-from gnomon.cli.options import config_options
+from gnomon.cli.options import SectionedCommand, config_options
 from gnomon.cli.printing import json_option, print_json, print_rows
 from gnomon.core.config import Config, load
 from gnomon.core.errors import ConfigError
@@ -40,7 +40,7 @@ def command() -> None:
     """
 
 
-@command.command()
+@command.command(cls=SectionedCommand)
 @scenario_argument
 @config_options(WorkloadOf)
 @click.option("--html", type=click.Path(path_type=Path), help="Also write a page with plots.")
@@ -79,7 +79,7 @@ def show(scenario: str | None, overrides: dict[str, Any], html: Path | None, as_
         click.echo(f"Wrote {html}")
 
 
-@command.command()
+@command.command(cls=SectionedCommand)
 @scenario_argument
 @config_options(WorkloadOf)
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="File to write: .csv or .parquet.")

@@ -15,7 +15,7 @@ from gnomon.cli.verify.verdict import end
 @click.command()
 @click.argument("run_dirs", nargs=-1, required=True, type=click.Path())
 @click.option("--profiles", required=True, type=click.Path(), help="Folder of kernels measured on those GPUs.")
-@click.option("--device", help="GPU of the servers, where the recordings do not say.")
+@click.option("--device", "--gpu", help="GPU of the servers, where the recordings do not say.")
 @click.option("--tolerance-ttft", default=0.03, show_default=True, help="Relative error allowed.")
 @click.option("--tolerance-tpot", default=0.01, show_default=True)
 @click.option("--tolerance-e2e", default=0.01, show_default=True)
