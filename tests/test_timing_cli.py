@@ -47,7 +47,7 @@ def test_two_sources_stand_side_by_side(cli) -> None:
     assert output.count("2.00") > 10
 
 
-@pytest.mark.parametrize("what", ["devices", "nodes", "models", "sources"])
+@pytest.mark.parametrize("what", ["devices", "nodes", "models", "quantization", "sources"])
 def test_catalog_lists(cli, what: str) -> None:
     rows = json.loads(cli("catalog", what, "--json").output)
     assert len(rows) >= 4
@@ -55,7 +55,7 @@ def test_catalog_lists(cli, what: str) -> None:
     assert first in cli("catalog", what).output
 
 
-@pytest.mark.parametrize("words", [["time"], ["catalog"], ["catalog", "devices"], ["catalog", "models"]])
+@pytest.mark.parametrize("words", [["time"], ["catalog"], ["catalog", "devices"], ["catalog", "quantization"]])
 def test_help_has_an_example(cli, words: list[str]) -> None:
     assert "Example" in cli(*words, "--help").output
 

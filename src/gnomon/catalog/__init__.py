@@ -10,7 +10,7 @@ from gnomon.catalog.model_library import model, model_names
 from gnomon.catalog.models import Model
 from gnomon.catalog.nodes import Link, Node, default_node, node, node_names
 from gnomon.catalog.parallelism import Parallelism, tensor_degrees
-from gnomon.catalog.quantization import Quantization, WeightFormat, WeightGroup, scheme, scheme_names
+from gnomon.catalog.quantization import Quantization, WeightFormat, WeightGroup, scheme, scheme_names, scheme_source
 from gnomon.catalog.topology import Group, replicas
 
 __all__ = [
@@ -44,5 +44,6 @@ __all__ = [
     "replicas",
     "scheme",
     "scheme_names",
+    "scheme_source",
     "tensor_degrees",
 ]

@@ -131,6 +131,11 @@ def scheme_names() -> list[str]:
     return list(_library().schemes)
 
 
+def scheme_source(name: str) -> str:
+    """Which checkpoint a built-in way of quantising follows."""
+    return _library().schemes[name].source
+
+
 @cache
 def scheme(name: str) -> Quantization:
     """A built-in way of quantising any model, by name: bf16, fp8, fp8_block, nvfp4, mxfp4, int4, ..."""

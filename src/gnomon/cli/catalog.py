@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from gnomon.cli.printing import json_option, print_rows
 
+if TYPE_CHECKING:
+    from gnomon.catalog import Model
+
 
 @click.group()
 def command() -> None:
-    """List the devices, nodes, models and timing sources that are built in.
+    """List the devices, nodes, models, number formats and timing sources that are built in.
 
     \b
     Examples:
@@ -102,8 +105,10 @@ def models(as_json: bool) -> None:
     for name in catalog.model_names():
         m = catalog.model(name)
         if as_json:
-            sizes = {"num_parameters": m.num_parameters, "num_active_parameters": m.num_active_parameters}
-            rows.append(m.model_dump(mode="json") | sizes)
+            weights = m.weight_bytes_per_rank(catalog.Parallelism())
+            sizes = {"weight_bytes": weights, "state_bytes_per_sequence": m.state_bytes_per_sequence()}
+            counts = {"num_parameters": m.num_parameters, "num_active_parameters": m.num_active_parameters}
+            rows.append(m.model_dump(mode="json") | counts | sizes)
             continue
         rows.append(
             {
@@ -113,16 +118,60 @@ def models(as_json: bool) -> None:
                 "layers": m.num_layers,
                 "hidden": m.hidden_size,
                 "heads": f"{m.num_heads}/{1 if m.mla else m.num_kv_heads}",
-                "KV KiB": round(m.kv_bytes_per_token() / 1024, 1),
+                "attention": _attention(m),
+                "KV KiB": round(m.kv_bytes_per_token("bf16") / 1024, 1),
+                "weights": m.checkpoint.name,
                 "context": m.max_context_tokens,
             }
         )
     numbers = ("billions", "active", "layers", "hidden", "heads", "KV KiB", "context")
     caption = (
-        "Billions of parameters. Heads: query/KV. KV cache per token in 16 bits. Hugging Face names: --json. "
+        "Billions of parameters. Heads: query/KV. KV cache per token in 16 bits, of layers that keep every token. "
+        "Weights: the checkpoint's own number format. Hugging Face names: --json. "
         "Any other model: give the path of its config.json instead of a name."
     )
     print_rows(rows, as_json=as_json, right=numbers, caption=caption)
+
+
+def _attention(model: Model) -> str:
+    """Kinds of a model's attention, e.g. `latent`, `1:3 linear` (one full layer for three linear ones)."""
+    full = "sparse" if model.indexer else "latent" if model.mla else "full"
+    others = [kind for kind in ("sliding", "linear") if kind in model.attention_layers]
+    if not others:
+        return full
+    counts = [model.num_attention_layers(kind) for kind in ("full", others[0])]
+    return f"{counts[0]} {full}, {counts[1]} {others[0]}"
+
+
+@command.command()
+@json_option
+def quantization(as_json: bool) -> None:
+    """Number formats of weights that `dtype` may name, beside `auto`.
+
+    \b
+    Example:
+      gnomon catalog quantization
+    """
+    from gnomon import catalog
+
+    rows: list[dict[str, Any]] = []
+    for name in catalog.scheme_names():
+        scheme = catalog.scheme(name)
+        if as_json:
+            rows.append(scheme.model_dump(mode="json") | {"source": catalog.scheme_source(name)})
+            continue
+        rows.append(
+            {
+                "dtype": name,
+                "attention": scheme["attention"].name,
+                "dense MLP": scheme["dense_mlp"].name,
+                "routed experts": scheme["routed_experts"].name,
+                "bytes": f"{scheme['routed_experts'].bytes_per_weight:.3f}",
+                "source": catalog.scheme_source(name),
+            }
+        )
+    caption = "Bytes per weight of routed experts, scales included. Embedding, head, router and norms stay in 16 bits."
+    print_rows(rows, as_json=as_json, right=("bytes",), caption=caption)
 
 
 @command.command()

@@ -107,7 +107,7 @@ class SpaceConfig(Config):
     """Whole experts on each rank."""
     num_replicas: Counts = ()
     """Copies of the model. [1; with the objective cost, as many as the load needs]"""
-    dtype: Names = ("bf16",)
+    dtype: Names = ("auto",)
     """Number formats of weights and multiplications."""
     router: Names = ("round_robin",)
     """Routers; they matter from two replicas on."""

@@ -84,7 +84,7 @@ def _combinations(search: SearchConfig) -> Iterator[Candidate]:
             "replica.pipeline_parallel": pipeline,
             "replica.data_parallel": data if len(space.data_parallel) > 1 or data > 1 else None,
             "replica.expert_parallel": experts or None,
-            "timing.dtype": dtype if len(space.dtype) > 1 or dtype != "bf16" else None,
+            "timing.dtype": dtype if len(space.dtype) > 1 or dtype != "auto" else None,
         }
         for batching in space.batching:
             for parameters in _parameters(batching):
