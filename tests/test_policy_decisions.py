@@ -154,6 +154,16 @@ def test_sarathi_gives_decodes_their_token_even_beyond_the_chunk() -> None:
     assert batches("sarathi", offered, max_batch_tokens=2) == ["A1 B1", "A1 B1", "A1 B1", "A1 B1", "C2", "C2"]
 
 
+def test_sarathi_preempts_the_youngest_and_then_itself() -> None:
+    """Five blocks: A grows into the last free one; B finds none, and C, the youngest, gives its block up. Three blocks:
+    A takes C's, B gives up its own; both come back when A has ended, B first, with the token they have."""
+    offered = {"A": (0, 8, 3), "B": (0, 3, 3), "C": (0, 4, 2)}
+    expected = ["A8 B3 C4", "A1 B1", "A1 B1", "C5"]
+    assert batches("sarathi", offered, blocks=5, max_batch_tokens=20) == expected
+    offered = {"A": (0, 4, 3), "B": (0, 4, 3), "C": (0, 3, 2)}
+    assert batches("sarathi", offered, blocks=3, max_batch_tokens=20) == ["A4 B4 C3", "A1", "A1", "B5 C4", "B1"]
+
+
 # Orca and FasterTransformer: memory for the longest request. Sixteen tokens are four blocks, so eight blocks hold two.
 
 
