@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Annotated, Literal
 
+import grimp
 import numpy as np
 import pytest
 from pydantic import Field
@@ -156,3 +158,9 @@ def test_units() -> None:
     assert units.count(4_560_000) == "4.56M"
     assert units.count(45_600) == "45.6k"
     assert units.size(16 * units.GIB) == "16.0 GiB"
+
+
+def test_modules_import_each_other_in_one_direction() -> None:
+    """No circles, not even for types or inside functions."""
+    graph = grimp.build_graph("gnomon", cache_dir=None)
+    TopologicalSorter({one: graph.find_modules_directly_imported_by(one) for one in graph.modules}).prepare()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gnomon.catalog.models import Model
+from gnomon.catalog.shape import ModelShape
 from gnomon.catalog.topology import Group
 from gnomon.core.config import Config
 from gnomon.core.errors import ConfigError
@@ -47,11 +47,11 @@ class Parallelism(Config):
         width = self.num_expert_ranks
         return Group(range(stage * width, (stage + 2) * width, width), copies=width)
 
-    def suited_to(self, model: Model) -> Parallelism:
+    def suited_to(self, model: ModelShape) -> Parallelism:
         """The same for a model beside this one (a draft), which shares experts only if it has any."""
         return self if model.is_moe else self.model_copy(update={"data_parallel": 1, "expert_parallel": False})
 
-    def layers_of_stage(self, model: Model, stage: int) -> range:
+    def layers_of_stage(self, model: ModelShape, stage: int) -> range:
         """The layers of one pipeline stage. Leftover layers go to stages before the last, which has the head."""
         base, left = divmod(model.num_layers, self.pipeline_parallel)
         sizes = [base] * self.pipeline_parallel
@@ -60,7 +60,7 @@ class Parallelism(Config):
         first = sum(sizes[:stage])
         return range(first, first + sizes[stage])
 
-    def check(self, model: Model) -> None:
+    def check(self, model: ModelShape) -> None:
         """Refuse degrees that `model` cannot be cut into."""
         if model.num_heads % self.tensor_parallel:
             raise ConfigError(
@@ -84,7 +84,7 @@ class Parallelism(Config):
             )
         self._check_experts(model)
 
-    def _check_experts(self, model: Model) -> None:
+    def _check_experts(self, model: ModelShape) -> None:
         if not model.num_experts:
             if self.data_parallel > 1 or self.expert_parallel:
                 raise ConfigError(
@@ -100,7 +100,7 @@ class Parallelism(Config):
             )
 
 
-def tensor_degrees(model: Model, up_to: int = 64) -> list[int]:
+def tensor_degrees(model: ModelShape, up_to: int = 64) -> list[int]:
     """The tensor-parallel degrees that `model` allows, powers of two and others alike."""
     kv = model.num_kv_heads
     return [t for t in range(1, up_to + 1) if model.num_heads % t == 0 and (kv % t == 0 or t % kv == 0)]

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from gnomon.catalog.attention import AttentionKind, LinearAttention, MlpKind
 from gnomon.catalog.quantization import WeightGroup
-
-if TYPE_CHECKING:
-    from gnomon.catalog.models import Model
+from gnomon.catalog.shape import ModelShape
 
 
 @dataclass(frozen=True)
@@ -27,12 +24,12 @@ class Weights:
         return self.count / (tensor_parallel if self.ways is None else min(tensor_parallel, self.ways))
 
 
-def layer_weights(model: Model, attention: AttentionKind, mlp: MlpKind) -> list[Weights]:
+def layer_weights(model: ModelShape, attention: AttentionKind, mlp: MlpKind) -> list[Weights]:
     """All weights of a layer with these kinds of attention and MLP."""
     return [*attention_weights(model, attention), *mlp_weights(model, mlp)]
 
 
-def attention_weights(model: Model, kind: AttentionKind) -> Iterator[Weights]:
+def attention_weights(model: ModelShape, kind: AttentionKind) -> Iterator[Weights]:
     """Weights of one layer's attention with its norm."""
     if kind == "none":
         return
@@ -46,7 +43,7 @@ def attention_weights(model: Model, kind: AttentionKind) -> Iterator[Weights]:
         yield from _heads(model, kind)
 
 
-def _heads(model: Model, kind: AttentionKind) -> Iterator[Weights]:
+def _heads(model: ModelShape, kind: AttentionKind) -> Iterator[Weights]:
     h = model.hidden_size
     heads, kv_heads, qk, v = model.heads_of(kind)
     values = 0 if model.shared_kv and kind == "full" else v
@@ -61,7 +58,7 @@ def _heads(model: Model, kind: AttentionKind) -> Iterator[Weights]:
         yield Weights("other", 2 * qk, 1)
 
 
-def _latent(model: Model) -> Iterator[Weights]:
+def _latent(model: ModelShape) -> Iterator[Weights]:
     m, h, heads = model.mla, model.hidden_size, model.num_heads
     assert m is not None
     if m.q_rank:
@@ -94,7 +91,7 @@ def _linear(linear: LinearAttention, h: int) -> Iterator[Weights]:
     yield Weights("linear_attention", values * h)
 
 
-def mlp_weights(model: Model, kind: MlpKind, *, active: bool = False) -> Iterator[Weights]:
+def mlp_weights(model: ModelShape, kind: MlpKind, *, active: bool = False) -> Iterator[Weights]:
     """Weights of one layer's MLP or experts with their norm; with `active`, of the experts that one token passes."""
     if kind == "none":
         return
@@ -115,7 +112,7 @@ def mlp_weights(model: Model, kind: MlpKind, *, active: bool = False) -> Iterato
         yield Weights("router", h if model.shared_gate else 0, 1)
 
 
-def _mlp(model: Model, group: WeightGroup, hidden: int, ffn: int) -> Iterator[Weights]:
+def _mlp(model: ModelShape, group: WeightGroup, hidden: int, ffn: int) -> Iterator[Weights]:
     yield Weights(group, model.num_projections * hidden * ffn)
     if model.mlp_bias:
         yield Weights("other", ffn * (model.num_projections - 1) + hidden)

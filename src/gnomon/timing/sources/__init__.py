@@ -6,7 +6,6 @@ by the roofline beyond it, takes the roofline for operators a source lacks, and 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,8 +112,7 @@ SOURCES: Registry[SourceSpec] = Registry(
     "timing source",
     SourceSpec,
     built_in={
-        "auto": "gnomon.timing.sources",
-        **{name: f"gnomon.timing.sources.{name}" for name in ("roofline", "profile", "silicon", "table")},
+        **{name: f"gnomon.timing.sources.{name}" for name in ("auto", "roofline", "profile", "silicon", "table")},
         "recorded": "gnomon.timing.sources",
     },
     where="timing.source",
@@ -135,28 +133,6 @@ def shipped_profile(device: Device, dtype: str) -> Path | None:
     """The folder of measurements of this device that comes with the package, if there is one."""
     folder = _SHIPPED / device.name
     return folder if dtype == "bf16" and folder.is_dir() else None
-
-
-@timing_source(
-    "auto",
-    about="the measurements shipped with Gnomon (H200 in bf16), else silicon where installed, else the roofline",
-)
-def _auto(context: Context) -> Source:
-    return make_source(context, automatic_source(context))
-
-
-def automatic_source(context: Context) -> str:
-    """What `auto` means: the shipped profile where it has the model's kind of attention; else the kernels of
-    aiconfigurator-core where that is installed and has the device (unless GNOMON_SILICON=0); else the roofline."""
-    model = context.model
-    is_plain = model.mla is None and set(model.attention_layers) == {"full"}
-    if is_plain and shipped_profile(context.device, context.dtype):
-        return "profile"
-    if os.environ.get("GNOMON_SILICON") == "0":
-        return "roofline"
-    from gnomon.timing.sources import silicon
-
-    return "silicon" if silicon.has_device(context.device) else "roofline"
 
 
 @timing_source("recorded", about="the stage times of a recorded run, batch by batch (gnomon verify vidur)")
