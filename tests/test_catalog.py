@@ -174,6 +174,8 @@ def test_missing_keys_are_all_named_with_the_file(tmp_path: Path) -> None:
         ({"layer_types": ["full_attention", "holographic_attention"]}, "layer_types has 'holographic_attention'"),
         ({"layer_types": ["full_attention", "linear_attention"]}, r"linear\.num_key_heads = None"),
         ({"quantization_config": "fp8"}, "of a kind that makes no sense"),
+        ({"quantization_config": {"quant_method": "fp8", "ignore": ["re:("]}}, r"'\(' is no regular expression"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": "x"}}, "makes no sense"),
         ({"layer_types": 5}, "of a kind that makes no sense"),
         ({"num_hidden_layers": 10**9}, "at most 10000"),
         ({"quantization_config": {"quant_method": "guess"}}, "quant_method 'guess' is not known"),

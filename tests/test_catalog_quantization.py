@@ -100,6 +100,7 @@ def test_every_method_is_read(tmp_path: Path) -> None:
     assert read(tmp_path, LLAMA, quant_method="fp8", weight_block_size=[128, 128]).name == "fp8_block"
     assert read(tmp_path, LLAMA, quant_method="awq", bits=4, group_size=128).name == "int4"
     assert read(tmp_path, LLAMA, quant_method="gptq", bits=4, group_size=64)["dense_mlp"].bytes_per_weight == 0.5390625
+    assert read(tmp_path, LLAMA, quant_method="gptq", bits=4, group_size=-1)["dense_mlp"].bytes_per_weight == 0.5
     assert read(tmp_path, LLAMA, quant_method="compressed-tensors", **group(8, "float", None, {})).name == "fp8"
     assert read(tmp_path, LLAMA, quant_method="compressed-tensors", **group(8, "int", None, {})).name == "int8"
     stored = read(tmp_path, LLAMA, quant_method="compressed-tensors", **group(8, "int"))

@@ -172,6 +172,8 @@ def _integers(bits: int, group_size: int) -> WeightFormat:
     """Integers with a 2-byte scale (and where groups are wide, a zero) per group, multiplied in bf16."""
     if bits == 8:
         return weight_format("int8_weights")
+    if group_size < 1:  # -1: one scale per row, not counted.
+        return WeightFormat(name="int4_rows", bytes_per_weight=0.5, product="bf16")
     name = {128: "int4", 32: "int4_group32"}.get(group_size)
     if name:
         return weight_format(name)
@@ -199,6 +201,13 @@ def _below(name: str) -> str:
     return name
 
 
+def _compiled(expression: str) -> re.Pattern[str]:
+    try:
+        return re.compile(expression)
+    except re.error as error:
+        raise ValueError(f"{expression!r} is no regular expression: {error}") from None
+
+
 def _matcher(patterns: Iterable[str]) -> Callable[[str], bool]:
     """Whether a name, or a module around it, is meant by one of the patterns: exact, glob, or `re:` expression."""
     exact: set[str] = set()
@@ -206,7 +215,7 @@ def _matcher(patterns: Iterable[str]) -> Callable[[str], bool]:
     expressions: list[re.Pattern[str]] = []
     for pattern in patterns:
         if pattern.startswith("re:"):
-            expressions.append(re.compile(pattern[3:]))
+            expressions.append(_compiled(pattern[3:]))
         elif "*" in pattern:
             globs.append(_below(pattern))
         else:
