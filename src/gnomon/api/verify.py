@@ -123,6 +123,17 @@ def roofline(*, data: str | Path | None = None) -> Verification:
     return Verification("roofline", rows, told_of_roofline(rows))
 
 
+@CHECKS.register("kernels")
+def kernels(*devices: str, one_in: int = 16, on_progress: Progress | None = None) -> Verification:
+    """Every table of the silicon source, its points held out, and the roofline beside it; one in so many shapes."""
+    from gnomon.report.verify.kernels import told
+    from gnomon.verify.kernels import kernel_scores
+
+    names = _each(devices or ("h200", "b200"), on_progress)
+    scores = [one for name in names for one in kernel_scores(name, one_in)]
+    return Verification("kernels", scores, told(scores))
+
+
 def _reference(data: str | Path | None) -> Path:
     if data is None:
         fix = "Name its folder with --data or $GNOMON_REFERENCE."

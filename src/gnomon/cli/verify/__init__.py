@@ -8,6 +8,7 @@ from gnomon.cli.lazy import LazyGroup
 
 CHECKS = {
     "timing": "Operator times: held-out error of the estimators, and the roofline against measured kernels.",
+    "kernels": "Measured kernels: every table of the silicon source held out, and the roofline beside.",
     "vidur": "Scheduling semantics: recorded Vidur runs, batch by batch.",
     "vllm": "Latencies: real vLLM servers, request by request.",
     "pipeline": "Training pipelines: published schedules and bubbles.",

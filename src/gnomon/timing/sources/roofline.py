@@ -12,6 +12,8 @@ The constants are per device (`RooflineConstants` in its catalog file, at most t
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from gnomon.catalog.devices import Device
@@ -54,6 +56,16 @@ _OVERLAP = 4.0
 # from the vLLM 0.24 tables of aiconfigurator-core 0.12 (H100, H200, B200, L40S, RTX PRO 6000) taken together.
 _EXPERT_RATE = 0.41
 _EXPERT_FLOOR_S = 20e-6
+# Block-wise FP8 and NVFP4 products are measured with the quantising of their input; and lower formats reach less of
+# their peak than bf16 does of its own. Both from the tables of aiconfigurator-core 0.12 (H200 and B200, three engines).
+_QUANTIZING = ("fp8_block", "mxfp8", "nvfp4")
+_PRODUCT_RATES = {"fp8": 0.88, "fp8_block": 0.75, "mxfp8": 0.75, "nvfp4": 0.55}
+# Linear attention over a prompt: seconds of its half a dozen kernels, and the share of the rates of attention and
+# element-wise kernels that they reach; from the Gated DeltaNet tables of the same package.
+_CHUNKED_FLOOR_S = 30e-6
+_CHUNKED_RATE = 0.25
+# KV in eight bits is read at this share of the bandwidth: it is converted on the way.
+_KV8_RATE = 0.8
 # A decode costs as if its KV were this much longer: start, softmax and merge of each sequence's blocks.
 _DECODE_EXTRA_KV = 64.0
 # FlashAttention-2 on a batch of both, from the vLLM 0.19 profiles on RTX 4090 and RTX PRO 6000: every sequence is given
@@ -114,9 +126,15 @@ class Roofline:
     def gemm_s(self, work: Gemm, rows: Floats) -> Floats:
         """Tiles in waves, overlapped with the stream of weights."""
         c = self._constants
-        compute = self._tiled_s(rows, work.n * work.batch, work.k, self.device.flops(work.format.product))
+        peak = self.device.flops(work.format.product)
+        if work.format.product in self.device.peak_flops:
+            peak *= _PRODUCT_RATES.get(work.format.name, 1.0)
+        compute = self._tiled_s(rows, work.n * work.batch, work.k, peak)
         memory = work.bytes(rows) / (c.gemm_bandwidth * self.device.bandwidth_bytes_s)
-        return self._overlapped(compute, memory) + c.gemm_floor_s
+        seconds = self._overlapped(compute, memory) + c.gemm_floor_s
+        if work.format.name in _QUANTIZING:  # Reads 16 bits per element and writes eight, in a kernel of its own.
+            seconds = seconds + self.elementwise_s(Elementwise(3.0 * work.k), rows)
+        return seconds
 
     def _tiled_s(self, rows: Floats, n: int, k: int, peak: float) -> Floats:
         """Compute seconds of [rows, k] x [k, n] at a peak of FLOP/s with the best tile."""
@@ -159,13 +177,17 @@ class Roofline:
         c = self._constants
         memory = work.bytes(tokens) / (c.elementwise_bandwidth * self.device.bandwidth_bytes_s)
         compute = work.flops(tokens) / (self._attention_peak * c.prefill_efficiency)
-        return 2.0 * c.attention_floor_s + self._overlapped(compute, memory)
+        seconds = self._overlapped(compute, memory)
+        return 2.0 * c.elementwise_floor_s + seconds if work.is_step else _CHUNKED_FLOOR_S + seconds / _CHUNKED_RATE
 
     def prefill_s(self, work: Prefill, chunk: Floats, kv: Floats) -> Floats:
         """Tiles of rows of one head, one per SM at a time, in waves over the SMs."""
         c, sms = self._constants, self.device.num_sms
         waves = np.ceil(np.ceil(chunk / c.prefill_tile) * work.num_heads / sms)
-        tile_s = self._attention_tile_s(work, work.pairs(chunk, kv) / np.maximum(chunk, 1e-9))
+        met = work.pairs(chunk, kv) / np.maximum(chunk, 1e-9)
+        if work.window:  # The keys of all windows of a tile's rows are computed, most of them masked.
+            met = np.minimum(met + c.prefill_tile, kv + 0.5 * chunk)
+        tile_s = self._attention_tile_s(work, met)
         memory = work.bytes(chunk, kv) / (c.decode_bandwidth * self.device.bandwidth_bytes_s)
         return c.attention_floor_s + np.maximum(waves * tile_s, memory)
 
@@ -178,9 +200,10 @@ class Roofline:
     def decode_s(self, work: Decode, sequences: Floats, kv: Floats) -> Floats:
         """The KV cache streams in, on top of a floor."""
         c = self._constants
-        memory = work.bytes(sequences, work.seen(kv) + _DECODE_EXTRA_KV) / (
-            c.decode_bandwidth * self.device.bandwidth_bytes_s
-        )
+        read = replace(work, window=0).bytes(sequences, work.seen(kv) + _DECODE_EXTRA_KV)
+        memory = read / (c.decode_bandwidth * self.device.bandwidth_bytes_s)
+        if work.qk_dim == work.v_dim and work.kv_bytes <= 2.0 * work.num_kv_heads * work.qk_dim:
+            memory = memory / _KV8_RATE
         compute = work.flops(sequences, kv) / (self._attention_peak * c.prefill_efficiency)
         return c.attention_floor_s + np.maximum(memory, compute)
 

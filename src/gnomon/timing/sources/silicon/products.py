@@ -52,7 +52,7 @@ def find_gemm(query: Query, operator: Operator, work: Gemm) -> Found | None:
     """A product: its own shape or one between shapes, in the engine's tables or the others'."""
     names = DTYPES.get(work.format.name, ("", "bfloat16"))
     for dtype in filter(None, names):
-        tables = _not_launch_bound(query.tables("gemm", "gemm_perf"), dtype)
+        tables = without_launch_bound(query.tables("gemm", "gemm_perf"), dtype)
         for look in (_close, _far):
             for table, excuse in tables:
                 found = look(gemm_kernels(table, dtype), operator, table, query)
@@ -102,7 +102,7 @@ def _quantizing(sizes: Floats, narrow: Samples, same: Samples) -> Floats:
     return np.maximum(eight - sixteen, 0.0)
 
 
-def _not_launch_bound(tables: list[Table], dtype: str) -> list[tuple[Table, str]]:
+def without_launch_bound(tables: list[Table], dtype: str) -> list[tuple[Table, str]]:
     """The tables that measured kernels; the first one's excuse names those that are passed over."""
     floors = {table: _floor(table, dtype) for table in tables}
     shortest = min((floor for floor in floors.values() if floor > 0), default=np.inf)
