@@ -45,6 +45,8 @@ class LatentQuery:
     """Number format of its projections."""
     architecture: str
     """"" for plain latent attention, else the name under which the sparse module was measured."""
+    has_module: bool
+    """Whether it is the model whose module was measured: DeepSeek-V3's widths."""
     projections: Callable[[bool, Floats], Floats]
     """Seconds of all projections at token counts, of prompts (True) or decodes (False)."""
 
@@ -74,7 +76,7 @@ def find_latent(
     query: Query, operator: Operator, work: Prefill | Decode, latent: LatentQuery
 ) -> tuple[Found, bool] | None:
     """The kernel or the module's remainder (then True), in the engine or the others."""
-    forms = (_SPARSE,) if latent.architecture else (_MODULE, _KERNEL)
+    forms = (_SPARSE,) if latent.architecture else (_MODULE, _KERNEL) if latent.has_module else (_KERNEL,)
     tables = [
         (table, form[operator.kind])
         for form in forms

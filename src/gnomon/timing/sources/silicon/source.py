@@ -34,8 +34,8 @@ from gnomon.timing.sources.silicon.linear import find_recurrence
 from gnomon.timing.sources.silicon.products import find_absorbed, find_gemm, find_quantize
 from gnomon.timing.sources.silicon.tables import SYSTEMS, data_folder
 
-_SPARSE_MODULES = {128: "DeepseekV32ForCausalLM", 64: "GlmMoeDsaForCausalLM"}
-"""Heads of a model -> the module of its sparse attention, as the tables call it."""
+_SPARSE_MODULES = {7168: "DeepseekV32ForCausalLM", 6144: "GlmMoeDsaForCausalLM"}
+"""Width of a model -> the module of its sparse attention, as the tables call it."""
 
 
 @lru_cache(maxsize=4)
@@ -140,8 +140,9 @@ class Silicon(Measured):
         projection = self._graph["o_proj"].work
         assert isinstance(projection, Gemm)
         model = self._context.model
-        architecture = _SPARSE_MODULES.get(model.num_heads, "") if model.indexer else ""
-        return LatentQuery(projection.format.name, architecture, self._projections_s)
+        architecture = _SPARSE_MODULES.get(model.hidden_size, "none") if model.indexer else ""
+        has_module = model.mla is not None and (model.hidden_size, model.mla.q_rank) == (7168, 1536)
+        return LatentQuery(projection.format.name, architecture, has_module, self._projections_s)
 
     def _projections_s(self, is_prompt: bool, tokens: Floats) -> Floats:
         """Seconds of the module's projections."""

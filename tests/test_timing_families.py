@@ -1,0 +1,127 @@
+"""One model of every family, operator by operator, with the arithmetic written out: FLOPs and bytes of one call on one
+of eight tensor-parallel ranks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gnomon import catalog
+from gnomon.core.arrays import Floats
+from gnomon.timing.operators import Operator, stage_operators
+
+ONE = np.array([1.0])
+
+
+def graph(name: str, tensor_parallel: int = 8, **given: str) -> dict[str, Operator]:
+    cut = catalog.Parallelism(tensor_parallel=tensor_parallel)
+    return {one.name: one for one in stage_operators(catalog.model(name), cut, **given)}
+
+
+def at(value: float) -> Floats:
+    return np.array([value])
+
+
+def test_latent_attention_and_experts_deepseek() -> None:
+    g = graph("deepseek-v3")
+    # 61 layers, the first 3 dense; 128 heads over 8 ranks; latent of 512 and a rotary key of 64.
+    assert (g["attention_decode"].count, g["up_proj"].count, g["experts"].count) == (61, 3, 58)
+    assert g["qkv_a_proj"].flops(ONE)[0] == 2 * 7168 * (1536 + 512 + 64)
+    assert g["q_b_proj"].flops(ONE)[0] == 2 * 1536 * 16 * (128 + 64)
+    assert g["kv_b_proj"].flops(ONE)[0] == 2 * 512 * 16 * (128 + 128)
+    assert g["absorb_q"].flops(ONE)[0] == 2 * 16 * 128 * 512
+    assert g["absorb_v"].flops(ONE)[0] == 2 * 16 * 512 * 128
+    assert g["attention_decode"].flops(at(64), at(1000))[0] == 64 * 1000 * 2 * 16 * (576 + 512)
+    # Decoding reads each sequence's latents once (576 bf16 values a token), and queries and outputs.
+    assert g["attention_decode"].bytes(at(64), at(1000))[0] == 64 * (1000 * 576 * 2 + 16 * (576 + 512) * 2)
+    assert g["attention_prefill"].flops(at(512), at(0))[0] == 2 * 16 * (192 + 128) * 512 * 256
+    # Dense layers: 18432 wide; shared expert: 2048; router in 16 bits.
+    assert g["up_proj"].flops(ONE)[0] == 2 * 7168 * 2 * 18432 / 8
+    assert g["shared_up_proj"].flops(ONE)[0] == 2 * 7168 * 2 * 2048 / 8
+    assert g["router"].bytes(ONE)[0] == 256 * 7168 * 2 + (256 + 7168) * 2
+    # Eight experts a token, an eighth of each on this rank, three matrices; a byte per weight and its scale per block.
+    assert g["experts"].flops(ONE)[0] == 2 * 8 * 3 * 7168 * 2048 / 8
+    weights = g["experts"].bytes(at(1e9))[0] - 1e9 * 8 * (3 * 7168 + 2 * 3 * 256) * 2
+    assert weights == pytest.approx(256 * 3 * 7168 * 256 * (1 + 4 / 128**2), rel=1e-4)
+
+
+def test_sparse_attention_glm() -> None:
+    g = graph("glm-5")
+    # The indexer scores every token with 32 heads of 128 on every rank; attention meets the 2048 best of them.
+    assert g["indexer_decode"].flops(at(4), at(30000))[0] == 4 * 30000 * 2 * 32 * 128
+    assert g["indexer_decode"].bytes(at(4), at(30000))[0] == 4 * (30000 * 132 + 32 * 128 * 2)
+    assert g["attention_decode"].flops(at(4), at(30000))[0] == 4 * 2048 * 2 * 8 * (576 + 512)
+    assert g["attention_decode"].flops(at(4), at(1000))[0] == 4 * 1000 * 2 * 8 * (576 + 512)
+    # A prompt of 4096: the first 2048 queries see half of 2048 on average, the others 2048.
+    assert g["attention_prefill"].flops(at(4096), at(0))[0] == 2 * 8 * (576 + 512) * (2048 * 1024 + 2048 * 2048)
+    assert g["absorb_q"].kind == g["absorb_v"].kind == "token"
+    assert "kv_b_proj" not in g
+    assert g["indexer_q_proj"].flops(ONE)[0] == 2 * 2048 * 32 * 128
+    assert g["indexer_k_proj"].flops(ONE)[0] == 2 * 6144 * (128 + 32)
+
+
+def test_windows_and_mxfp4_experts_gpt_oss() -> None:
+    g = graph("gpt-oss-120b")
+    # 36 layers in turns: a window of 128, all tokens. 64 heads of 64 on 8 KV heads.
+    assert g["attention_decode"].count == g["window_decode"].count == 18
+    assert g["attention_decode"].flops(at(8), at(5000))[0] == 8 * 5000 * 2 * 8 * (64 + 64)
+    assert g["window_decode"].flops(at(8), at(5000))[0] == 8 * 128 * 2 * 8 * (64 + 64)
+    assert g["window_decode"].bytes(at(8), at(5000))[0] == 8 * (128 * 2 * 64 * 2 + 8 * 128 * 2)
+    assert g["qkv_proj"].bytes(at(0))[0] == (8 + 2) * 64 * 2880 * 2
+    # 4.25 bits a weight: 128 experts of three matrices of 2880 x 2880 over 8 ranks.
+    weights = g["experts"].bytes(at(1e9))[0] - 1e9 * 4 * (3 * 2880 + 2 * 3 * 360) * 2
+    assert weights == pytest.approx(128 * 3 * 2880 * 360 * 4.25 / 8, rel=1e-3)
+
+
+def test_gated_delta_net_qwen() -> None:
+    g = graph("qwen3.5-397b-a17b")
+    # 60 layers, every fourth with full attention; the others keep a state of 64 heads x 128 x 128 in 32 bits.
+    assert (g["attention_decode"].count, g["linear_decode"].count, g["experts"].count) == (15, 45, 60)
+    assert g["linear_prefill"].kind == "prompt_token"
+    assert g["linear_decode"].kind == "decode"
+    # Queries, keys (16 heads), values and output gate (64 heads), and two scalars per value head; over 8 ranks.
+    assert g["linear_in_proj"].flops(ONE)[0] == 2 * 4096 * (2 * 16 * 128 + 2 * 64 * 128 + 2 * 64) / 8
+    state, io = 8 * 128 * 128 * 4, 2 * 2 * 2 * (2 * 2 * 128 + 2 * 8 * 128)
+    assert g["linear_decode"].bytes(at(32))[0] == 32 * (2 * state + io)
+    # Queries carry a gate as wide as themselves: 2 x 32 heads and 2 KV heads (one on each rank) of 256.
+    assert g["qkv_proj"].flops(ONE)[0] == 2 * 4096 * (2 * 4 + 2 * 1) * 256
+    assert g["experts"].flops(ONE)[0] == 2 * 10 * 3 * 4096 * 1024 / 8
+
+
+def test_mamba_and_latent_experts_nemotron() -> None:
+    g = graph("nemotron-3-super-120b-a12b")
+    # 88 layers: 40 Mamba-2, 8 attention, 40 experts, each layer only one of them.
+    assert (g["linear_decode"].count, g["attention_decode"].count, g["experts"].count) == (40, 8, 40)
+    # Tokens are projected from 4096 to 1024 for their 22 experts of 2 matrices (no gate), and back.
+    assert g["expert_down_proj"].flops(ONE)[0] == g["expert_up_proj"].flops(ONE)[0] == 2 * 4096 * 1024
+    assert g["experts"].flops(ONE)[0] == 2 * 22 * 2 * 1024 * 2688 / 8
+    assert g["linear_in_proj"].flops(ONE)[0] == 2 * 4096 * (2 * 8 * 128 + 2 * 128 * 64 + 128) / 8
+
+
+def test_post_norms_and_windows_gemma() -> None:
+    g = graph("gemma-3-27b")
+    assert (g["attention_decode"].count, g["window_decode"].count) == (10, 52)
+    assert g["window_prefill"].flops(at(2048), at(0))[0] == 2 * 4 * 256 * (1024 * 512 + 1024 * 1024)
+    assert {"attn_post_norm", "mlp_post_norm"} <= set(g)
+
+
+def test_formats_follow_the_checkpoint_group_by_group_kimi() -> None:
+    own, nvidia = graph("kimi-k2.5"), graph("kimi-k2.5", dtype="nvfp4")
+    assert own["o_proj"].work.format.name == "bf16"  # type: ignore[union-attr]
+    assert own["experts"].work.format.name == "int4_group32"  # type: ignore[union-attr]
+    assert nvidia["experts"].work.format.name == "nvfp4"  # type: ignore[union-attr]
+    assert graph("minimax-m2.5")["qkv_proj"].work.format.name == "fp8_block"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["deepseek-v3.2", "kimi-k2.5", "minimax-m2.5", "qwen3.5-397b-a17b", "gpt-oss-120b", "glm-5", "llama-4-maverick",
+     "nemotron-3-super-120b-a12b", "gemma-3-27b", "gemma-4-31b", "kimi-linear-48b-a3b", "mistral-small-24b"],
+)  # fmt: skip
+def test_flops_of_a_prompt_token_are_two_per_active_weight(name: str) -> None:
+    model = catalog.model(name)
+    operators = stage_operators(model, catalog.Parallelism())
+    products = [one for one in operators if one.kind in ("token", "prompt_token") and one.name != "linear_prefill"]
+    flops = sum(one.count * float(one.flops(ONE)[0]) for one in products)
+    weights = model.num_active_parameters - model.num_embedding_parameters - model.num_head_parameters
+    assert flops == pytest.approx(2 * weights, rel=0.01)  # Norms, biases and convolutions are not products.
