@@ -88,12 +88,12 @@ def settings_of(server: Server) -> dict[str, Any]:
 
 def _policy_options(server: Server, launch: Launch) -> dict[str, float]:
     """What the engine's scheduler was told beyond its limits."""
-    if server.engine != "trtllm":
-        return {}
     options: dict[str, float] = {}
+    if launch.receive_interval > 1:
+        options["receive_interval"] = launch.receive_interval
     if launch.batch_wait_iterations:
         options |= {"wait_iterations": launch.batch_wait_iterations, "wait_tokens_ratio": launch.batch_wait_ratio}
-    if server.layout.attention_groups > 1:
+    if server.engine == "trtllm" and server.layout.attention_groups > 1:
         options |= {"balance": 1, "balance_timeout_iterations": 60}
     return options
 
