@@ -78,8 +78,8 @@ def test_repeats_of_a_measurement_have_one_key() -> None:
 
 def facts(**changes: Any) -> dict[str, Any]:
     plain = {
-        "family": "inferencex", "engine": "trtllm", "model": "deepseek-r1", "device": "b200", "precision": "fp8",
-        "date": "2026-02-01", "prompt": 1024, "output": 1024, "concurrency": 64, "gpus": 8,
+        "family": "inferencex", "engine": "trtllm", "version": "", "model": "deepseek-r1", "device": "b200",
+        "precision": "fp8", "date": "2026-02-01", "prompt": 1024, "output": 1024, "concurrency": 64, "gpus": 8,
         "attention_groups": 1,
     }  # fmt: skip
     return plain | changes

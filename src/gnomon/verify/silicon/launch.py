@@ -36,6 +36,8 @@ class Launch:
     """Family of the experts' kernels."""
     receive_interval: int = 1
     """SGLang: decode steps between two looks for new requests."""
+    draft_tokens: int = 0
+    """Tokens drafted by the model's own head (multi-token prediction)."""
     batch_wait_iterations: int = 0
     """TensorRT-LLM: decode steps for which a prefill waits to be fuller."""
     batch_wait_ratio: float = 0.0
@@ -43,9 +45,8 @@ class Launch:
 
 
 def launch_of(facts: Mapping[str, Any]) -> Launch:
-    """The settings of the server that `facts` describe: family, engine, model, device, precision, date, prompt, output,
-    concurrency, gpus,
-    attention_groups."""
+    """The settings of the server that `facts` describe: family, engine, version, model, device, precision, date,
+    prompt, output, concurrency, gpus, attention_groups."""
     rules = _rules()
     settings: dict[str, Any] = dict(rules["defaults"][facts["engine"]])
     for rule in rules["rules"]:

@@ -66,7 +66,7 @@ def settings_of(server: Server) -> dict[str, Any]:
         "model": model_of(server),
         "device": server.device,
         "engine": server.engine,
-        "replica": parallelism_of(server.layout) | {"memory_utilization": launch.memory},
+        "replica": parallelism_of(server.layout) | {"memory_utilization": launch.memory} | _drafting(launch),
         "batching": {
             "max_batch_tokens": launch.max_batch_tokens,
             "max_sequences": launch.max_sequences,
@@ -84,6 +84,13 @@ def settings_of(server: Server) -> dict[str, Any]:
         "front_end": {"stream_interval": launch.stream_interval},
         "workload": workload_of(server),
     }
+
+
+def _drafting(launch: Launch) -> dict[str, Any]:
+    """Multi-token prediction, with the acceptance measured for the nearest model."""
+    if not launch.draft_tokens:
+        return {}
+    return {"speculative": {"num_tokens": launch.draft_tokens, "acceptance": "deepseek-v4-mtp", "draft_layers": 1}}
 
 
 def _policy_options(server: Server, launch: Launch) -> dict[str, float]:
@@ -118,6 +125,7 @@ def _facts(server: Server) -> dict[str, Any]:
     return {
         "family": server.family,
         "engine": server.engine,
+        "version": server.version or "",
         "model": model_of(server),
         "device": server.device,
         "precision": server.precision,
