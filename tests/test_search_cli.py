@@ -35,7 +35,14 @@ def test_a_search_leaves_everything_in_its_folder(cli: CommandLine, file: Path, 
     assert "vllm serve" in shown
     assert "12 configurations" in shown
     names = {path.name for path in out.iterdir()}
-    assert names == {"results.jsonl", "report.html", "ranking.csv", "search.yaml", "best.yaml", "best.vllm.sh"}
+    assert names == {
+        "results.jsonl",
+        "report.html",
+        "ranking.csv",
+        "search.yaml",
+        "best.yaml",
+        *(f"best.{one}.sh" for one in ("vllm", "sglang", "trtllm")),
+    }
     page = (out / "report.html").read_text()
     assert "Best deployment: a100 TP1 PP1" in page
     assert "ttft_front" in page and "Plotly.newPlot" in page

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -118,23 +117,28 @@ class Search(Result):
         return winning_scenario(self.question, self.found.ranked[place])
 
     @cached_property
+    def commands(self) -> dict[str, str]:
+        """The winner as the command that starts it, by engine; empty where there is no winner."""
+        from gnomon.convert import engine_commands
+
+        return engine_commands(self.scenario()) if self.best else {}
+
+    @property
     def vllm_command(self) -> str:
         """The winner as a `vllm serve` command; empty where there is no winner."""
-        from gnomon.convert import vllm_flags
-
-        return shlex.join(vllm_flags(self.scenario())) if self.best else ""
+        return self.commands.get("vllm", "")
 
     def to_dict(self) -> dict[str, Any]:
         """The ranking, the winner's scenario, and the rest with their reasons."""
         from gnomon.report.search.files import answer
 
-        return answer(self.found, self.vllm_command)
+        return answer(self.found, self.commands)
 
     def text(self, top: int = TOP) -> list[Block]:
         """The ranking, the reasons, the winner."""
         from gnomon.report.search.text import found_blocks
 
-        return found_blocks(self.found, top, self.vllm_command)
+        return found_blocks(self.found, top, self.commands)
 
     def _frames(self) -> Mapping[str, Callable[[], pl.DataFrame]]:
         from gnomon.report.search.files import ranking_frame
@@ -150,7 +154,7 @@ class Search(Result):
         """Write the report, the ranking, the question, and the winner's scenario and command."""
         from gnomon.report.search.files import write_search
 
-        return write_search(self.found, folder, self.vllm_command)
+        return write_search(self.found, folder, self.commands)
 
 
 @dataclass(frozen=True, eq=False)

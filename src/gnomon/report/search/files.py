@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,20 +21,21 @@ if TYPE_CHECKING:
     import polars as pl
 
 
-def write_search(found: Found, folder: str | Path, command: str = "") -> Path:
-    """Write report.html, ranking.csv, search.yaml, and best.yaml and best.vllm.sh where there is a winner."""
+def write_search(found: Found, folder: str | Path, commands: Mapping[str, str] | None = None) -> Path:
+    """Write report.html, ranking.csv, search.yaml, and where there is a winner best.yaml and best.ENGINE.sh."""
+    commands = commands or {}
     folder = Path(folder)
     save(found.search, folder / "search.yaml")
     write_text(folder / "ranking.csv", ranking_frame(found).write_csv())
     if found.best is not None:
         save(winning_scenario(found.search, found.best), folder / "best.yaml")
-        if command:
-            write_text(folder / "best.vllm.sh", command + "\n")
-    write_search_report(found, folder / "report.html", command)
+        for name, command in commands.items():
+            write_text(folder / f"best.{name}.sh", command + "\n")
+    write_search_report(found, folder / "report.html", commands)
     return folder
 
 
-def answer(found: Found, command: str = "") -> dict[str, Any]:
+def answer(found: Found, commands: Mapping[str, str]) -> dict[str, Any]:
     """The answer as plain data, as `--json` prints it."""
     best = found.best
     return {
@@ -41,7 +43,7 @@ def answer(found: Found, command: str = "") -> dict[str, Any]:
         "strategy": found.search.strategy,
         "best": best.to_dict() if best else None,
         "best_scenario": winning_scenario(found.search, best).model_dump(mode="json") if best else None,
-        "vllm": command or None,
+        "commands": dict(commands),
         "margins_per_s": found.margins,
         "runs": found.runs,
         "requests_simulated": found.simulated,

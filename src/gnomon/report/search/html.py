@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,8 @@ MARKS = (
 )  # fmt: skip
 
 
-def write_search_report(found: Found, path: str | Path, command: str = "") -> Path:
-    """Write the page; it needs no network and no other file. `command` is the winner in another tool's words."""
+def write_search_report(found: Found, path: str | Path, commands: Mapping[str, str]) -> Path:
+    """Write the page; it needs no network and no other file. `commands` start the winner, by engine."""
     drawn = figures(found) if found.ranked else {}
     plots = "".join(f"<div id={name} class=plot style='min-height:440px'></div>" for name in drawn)
     best = found.best
@@ -39,7 +40,7 @@ def write_search_report(found: Found, path: str | Path, command: str = "") -> Pa
         else "",
         "@REPLICAS@": _section("Ranking", words.ranking_rows(found))
         + _section("Not in the ranking", words.reason_rows(found)),
-        "@FIGURES@": _facts(found, command),
+        "@FIGURES@": _facts(found, commands),
         "@SCENARIO@": html.escape(dump(winning_scenario(found.search, best) if best else found.search)),
         "@VERSION@": __version__,
         "@DATA@": json.dumps(drawn, separators=(",", ":"), allow_nan=False).replace("</", "<\\/"),
@@ -74,10 +75,9 @@ def _messages(found: Found) -> str:
     return "".join(lines)
 
 
-def _facts(found: Found, command: str) -> str:
+def _facts(found: Found, commands: Mapping[str, str]) -> str:
     pairs = [("asked", words.question_words(found.search)), *(("found", line) for line in words.account(found))]
-    if command:
-        pairs.append(("vLLM", command))
+    pairs += [(words.ENGINES[name], command) for name, command in commands.items()]
     return "<dl>" + "".join(f"<dt>{html.escape(n)}</dt><dd>{html.escape(v)}</dd>" for n, v in pairs) + "</dl>"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from gnomon.core import units
@@ -21,10 +22,11 @@ WORDS = {
 
 
 MAX_REASONS = 10
+ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
 
 
-def found_blocks(found: Found, top: int, command: str) -> list[Block]:
-    """The ranking, the reasons, the winner and the `command` that deploys it."""
+def found_blocks(found: Found, top: int, commands: Mapping[str, str]) -> list[Block]:
+    """The ranking, the reasons, the winner and the `commands` that deploy it, by engine."""
     blocks: list[Block] = [Line(question_words(found.search))]
     rows = ranking_rows(found, top)
     if rows:
@@ -35,10 +37,12 @@ def found_blocks(found: Found, top: int, command: str) -> list[Block]:
     blocks += lines(account(found))
     if found.best is None:
         return [*blocks, Line(nothing_qualifies(found))]
-    blocks += lines([f"Best: {found.best.label}", f"With vLLM: {command}"])
     policy = found.best.overrides["batching.policy"]
-    if POLICIES[policy].engine != "vllm":
-        blocks.append(Line(f"(vLLM has no {policy} scheduler: the command gives it the same limits.)"))
+    own = POLICIES[policy].engine
+    blocks += lines([f"Best: {found.best.label}"])
+    blocks += lines([f"With {ENGINES[name]}: {command}" for name, command in commands.items()])
+    whose = f"that of {ENGINES[own]}" if own in ENGINES else f"{policy}, which none of these engines has"
+    blocks.append(Line(f"(The scheduler that was simulated is {whose}; the commands give all the same limits.)"))
     return blocks
 
 

@@ -161,6 +161,7 @@ def _retract(replica: Replica) -> None:
     mixes=False,
     speculates=True,
     options={"receive_interval": 1.0},
+    engine="sglang",
 )
 def sglang(replica: Replica) -> None:
     """A prefill-only batch if any request can be prefilled, else one token for every running request."""

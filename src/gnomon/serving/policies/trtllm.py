@@ -161,6 +161,7 @@ def _admit(replica: Replica, budget: int) -> int:
     has_chunk_cap=False,
     speculates=True,
     options=OPTIONS,
+    engine="trtllm",
 )
 def trtllm(replica: Replica) -> None:
     """Every generation and chunk under way, then prompts of new requests, unless they are held back."""

@@ -1,0 +1,132 @@
+"""A scenario as the command that starts such a server: with vLLM, SGLang or TensorRT-LLM."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from typing import Any
+
+import yaml
+
+from gnomon import catalog
+from gnomon.convert.vllm import vllm_flags
+from gnomon.serving.scenario import KindConfig, ResolvedBatching, Scenario
+
+FILE = "trtllm.yaml"
+"""Where the command for TensorRT-LLM writes what has no flag."""
+
+
+def engine_commands(scenario: Scenario) -> dict[str, str]:
+    """The scenario as a command of each engine, as far as the engine has a word for it. All get the same limits,
+    whichever engine's scheduler was simulated."""
+    makers: dict[str, Callable[[Scenario], str]] = {
+        "vllm": lambda one: shlex.join(vllm_flags(one)),
+        "sglang": lambda one: shlex.join(sglang_flags(one)),
+        "trtllm": trtllm_script,
+    }
+    return {name: make(scenario) for name, make in makers.items()}
+
+
+def sglang_flags(scenario: Scenario) -> list[str]:
+    """The words of a `sglang.launch_server` command."""
+    kind, batching = _parts(scenario)
+    replica = kind.replica
+    words = ["python", "-m", "sglang.launch_server", "--model-path", _model(scenario)]
+    words += ["--tp-size", str(replica.tensor_parallel * replica.data_parallel)]
+    if replica.data_parallel > 1:
+        words += ["--dp-size", str(replica.data_parallel), "--enable-dp-attention"]
+    elif scenario.num_replicas > 1:
+        words += ["--dp-size", str(scenario.num_replicas)]
+    if replica.pipeline_parallel > 1:
+        words += ["--pp-size", str(replica.pipeline_parallel)]
+    if replica.expert_parallel:
+        words += ["--ep-size", str(replica.tensor_parallel * replica.data_parallel)]
+    words += ["--max-running-requests", str(batching.max_sequences)]
+    words += ["--chunked-prefill-size", str(batching.max_batch_tokens)]
+    if replica.planner == "sglang":
+        words += ["--mem-fraction-static", f"{replica.memory_utilization:g}", "--page-size", str(batching.block_size)]
+    if not batching.prefix_cache:
+        words.append("--disable-radix-cache")
+    if kind.timing.kv_dtype == "fp8":
+        words += ["--kv-cache-dtype", "fp8_e4m3"]
+    if scenario.front_end.stream_interval > 1:
+        words += ["--stream-interval", str(scenario.front_end.stream_interval)]
+    if (interval := batching.options.get("receive_interval", 1)) > 1:
+        words += ["--scheduler-recv-interval", f"{interval:g}"]
+    if replica.speculative is not None:
+        drafted = replica.speculative.num_tokens
+        words += ["--speculative-algorithm", "EAGLE", "--speculative-eagle-topk", "1"]
+        words += ["--speculative-num-steps", str(drafted), "--speculative-num-draft-tokens", str(drafted + 1)]
+        if replica.speculative.draft_model:
+            words += ["--speculative-draft-model-path", replica.speculative.draft_model]
+    return words
+
+
+def trtllm_script(scenario: Scenario) -> str:
+    """A `trtllm-serve` command, after the file with the options that it has no flag for."""
+    kind, batching = _parts(scenario)
+    replica = kind.replica
+    ranks = replica.tensor_parallel * replica.data_parallel
+    words = ["trtllm-serve", _model(scenario), "--backend", "pytorch", "--tp_size", str(ranks)]
+    if replica.pipeline_parallel > 1:
+        words += ["--pp_size", str(replica.pipeline_parallel)]
+    if replica.expert_parallel:
+        words += ["--ep_size", str(ranks)]
+    words += ["--max_batch_size", str(batching.max_sequences), "--max_num_tokens", str(batching.max_batch_tokens)]
+    if replica.max_request_tokens:
+        words += ["--max_seq_len", str(replica.max_request_tokens)]
+    if replica.planner == "trtllm":
+        words += ["--kv_cache_free_gpu_memory_fraction", f"{replica.memory_utilization:g}"]
+    words += ["--extra_llm_api_options", FILE]
+    extra = yaml.safe_dump(_trtllm_extra(scenario, kind, batching), sort_keys=False)
+    return f"cat > {FILE} <<'EOF'\n{extra}EOF\n{shlex.join(words)}"
+
+
+def _trtllm_extra(scenario: Scenario, kind: KindConfig, batching: ResolvedBatching) -> dict[str, Any]:
+    options, sizes = batching.options, kind.timing.graph_sizes
+    cache: dict[str, Any] = {"enable_block_reuse": batching.prefix_cache}
+    if kind.timing.kv_dtype == "fp8":
+        cache["dtype"] = "fp8"
+    extra: dict[str, Any] = {"kv_cache_config": cache}
+    if isinstance(sizes, tuple):
+        extra["cuda_graph_config"] = {"enable_padding": True, "max_batch_size": max(sizes)}
+    # Without its own scheduler being simulated, prompts are chunked as the other engines do.
+    if options.get("chunked_prefill", 0 if batching.policy == "trtllm" else 1):
+        extra["enable_chunked_prefill"] = True
+    if options.get("max_utilization"):
+        extra["scheduler_config"] = {"capacity_scheduler_policy": "MAX_UTILIZATION"}
+    if options.get("wait_iterations") or options.get("wait_tokens_ratio"):
+        extra["batch_wait_timeout_iters"] = int(options.get("wait_iterations", 0))
+        extra["batch_wait_max_tokens_ratio"] = options.get("wait_tokens_ratio", 0.0)
+    if kind.replica.data_parallel > 1:
+        extra["enable_attention_dp"] = True
+        if options.get("balance"):
+            extra["attention_dp_config"] = {
+                "enable_balance": True,
+                "batching_wait_iters": int(options.get("balance_wait_iterations", 0)),
+                "timeout_iters": int(options.get("balance_timeout_iterations", 50)),
+            }
+    if scenario.front_end.stream_interval > 1:
+        extra["stream_interval"] = scenario.front_end.stream_interval
+    if kind.replica.speculative is not None:
+        extra["speculative_config"] = _trtllm_drafts(kind.replica.speculative)
+    return extra
+
+
+def _trtllm_drafts(speculative: Any) -> dict[str, Any]:
+    if speculative.draft_model:
+        return {
+            "decoding_type": "Draft_Target",
+            "max_draft_len": speculative.num_tokens,
+            "speculative_model_dir": speculative.draft_model,
+        }
+    return {"decoding_type": "MTP", "num_nextn_predict_layers": speculative.num_tokens}
+
+
+def _parts(scenario: Scenario) -> tuple[KindConfig, ResolvedBatching]:
+    kind = scenario.kinds()[0]
+    return kind, kind.batching.resolved()
+
+
+def _model(scenario: Scenario) -> str:
+    return catalog.model(scenario.model).hf_id or scenario.model

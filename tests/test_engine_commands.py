@@ -1,0 +1,95 @@
+"""A scenario as the command that starts it, for each engine."""
+
+from __future__ import annotations
+
+import shlex
+
+import yaml
+
+from gnomon.convert import engine_commands
+from gnomon.convert.commands import sglang_flags, trtllm_script
+from gnomon.core.config import build
+from gnomon.serving.scenario import Scenario
+
+
+def scenario(**given: object) -> Scenario:
+    return build(Scenario, {"model": "llama-3-8b", **given})
+
+
+def extra_of(script: str) -> dict:
+    """The file that the script writes."""
+    return yaml.safe_load(script.split("<<'EOF'\n")[1].split("\nEOF\n")[0])
+
+
+def test_every_engine_gets_the_layout_and_the_limits():
+    found = engine_commands(
+        scenario(replica={"tensor_parallel": 2}, batching={"max_sequences": 48, "max_batch_tokens": 4096})
+    )
+    assert list(found) == ["vllm", "sglang", "trtllm"]
+    for command in found.values():
+        words = shlex.split(command.splitlines()[-1])
+        assert {"2", "48", "4096"} <= set(words)
+    assert "--tensor-parallel-size 2" in found["vllm"]
+    assert "--tp-size 2" in found["sglang"]
+    assert "--tp_size 2" in found["trtllm"]
+
+
+def test_sglang():
+    words = sglang_flags(
+        scenario(
+            engine="sglang",
+            model="deepseek-r1",
+            replica={
+                "tensor_parallel": 1,
+                "data_parallel": 8,
+                "expert_parallel": True,
+                "speculative": {"num_tokens": 2},
+            },
+            batching={"prefix_cache": False, "options": {"receive_interval": 30}},
+            timing={"kv_dtype": "fp8"},
+        )
+    )
+    text = " ".join(words)
+    for flag in (
+        "--tp-size 8", "--dp-size 8 --enable-dp-attention", "--ep-size 8", "--mem-fraction-static 0.82",
+        "--chunked-prefill-size 32768", "--disable-radix-cache", "--kv-cache-dtype fp8_e4m3", "--stream-interval 10",
+        "--scheduler-recv-interval 30", "--speculative-num-steps 2 --speculative-num-draft-tokens 3",
+    ):  # fmt: skip
+        assert flag in text
+
+
+def test_trtllm_writes_a_file_for_what_has_no_flag():
+    script = trtllm_script(
+        scenario(
+            engine="trtllm",
+            model="deepseek-r1",
+            replica={
+                "data_parallel": 8,
+                "expert_parallel": True,
+                "memory_utilization": 0.8,
+                "max_request_tokens": 9416,
+            },
+            batching={"prefix_cache": False, "options": {"balance": 1, "balance_timeout_iterations": 60}},
+            timing={"kv_dtype": "fp8"},
+            front_end={"stream_interval": 10},
+        )
+    )
+    last = script.splitlines()[-1]
+    assert "--tp_size 8 --ep_size 8" in last
+    assert "--kv_cache_free_gpu_memory_fraction 0.8" in last
+    assert "--max_seq_len 9416" in last
+    assert extra_of(script) == {
+        "kv_cache_config": {"enable_block_reuse": False, "dtype": "fp8"},
+        "cuda_graph_config": {"enable_padding": True, "max_batch_size": 128},
+        "enable_attention_dp": True,
+        "attention_dp_config": {"enable_balance": True, "batching_wait_iters": 0, "timeout_iters": 60},
+        "stream_interval": 10,
+    }
+
+
+def test_trtllm_waits_and_evicts_as_the_options_say():
+    options = {"wait_iterations": 20, "wait_tokens_ratio": 0.9, "max_utilization": 1, "chunked_prefill": 1}
+    extra = extra_of(trtllm_script(scenario(engine="trtllm", batching={"options": options})))
+    assert (extra["batch_wait_timeout_iters"], extra["batch_wait_max_tokens_ratio"]) == (20, 0.9)
+    assert extra["scheduler_config"] == {"capacity_scheduler_policy": "MAX_UTILIZATION"}
+    assert extra["enable_chunked_prefill"] is True
