@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gnomon.core.errors import GnomonError, MissingExtraError
-from gnomon.core.parallel import map_ordered, progress_bar
+from gnomon.core.parallel import map_ordered
 
 
 def square(number: int) -> int:
@@ -86,12 +86,6 @@ def test_ctrl_c_stops_the_workers(tmp_path: Path) -> None:
     assert process.returncode != 0
     assert "KeyboardInterrupt" in errors
     assert group_is_gone(process.pid)
-
-
-def test_the_bar_is_silent_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    with progress_bar("runs", 10) as advance:
-        advance(4)
-    assert capsys.readouterr().err.strip() == ""
 
 
 HAS_RAY = importlib.util.find_spec("ray") is not None

@@ -58,7 +58,7 @@ def gnomon() -> None:
     \b
     Start here:
       gnomon simulate                        Llama-3-8B on one GPU under a chat load
-      gnomon time --model llama-3-70b --device h100 --tensor-parallel 8
+      gnomon time --model llama-3-70b --gpu h100 --tp 8
       gnomon catalog models
     """
 

@@ -95,19 +95,6 @@ def shared_workers(*, jobs: int | None = None, ray: str | None = None) -> Iterat
         pool.executor.shutdown()
 
 
-@contextmanager
-def progress_bar(label: str, total: float) -> Iterator[Callable[[float], None]]:
-    """A progress bar on stderr where that is a terminal; yields `advance(amount)`."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(label, total=total)
-        yield lambda amount: progress.advance(task, amount)
-
-
 def _attempt(function: Callable[[Item], Value], item: Item) -> Attempt:
     try:
         return function(item), None, None, False
