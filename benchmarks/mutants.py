@@ -1,0 +1,299 @@
+"""Mutation testing: change one operator, constant or comparison at a time, and see whether a test notices.
+
+python -m benchmarks.mutants --sample 200 --seed 0 [--module timing/communication ...] [--results mutants.jsonl]
+
+The sources are copied and only the copy is changed. Each mutant runs in a child of one process that has imported the
+libraries already, without compiled code (GNOMON_JIT=0): the test files that TESTS names for its module, to the first
+failure, for a bounded time. Results are kept in a file, and a run goes on where the last one stopped.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from pathlib import Path
+
+import click
+
+ROOT = Path(__file__).parent.parent
+SOURCES = ROOT / "src" / "gnomon"
+SERVING = ("serving_decisions", "serving_engine")
+TESTS: dict[str, tuple[str, ...]] = {
+    "catalog/topology": ("timing_topology",),
+    "catalog/quantization": ("catalog_quantization", "timing_golden"),
+    "catalog/memory": ("catalog_memory", "timing_speculative"),
+    "catalog": (
+        "catalog",
+        "catalog_layers",
+        "catalog_memory",
+        "catalog_quantization",
+        "timing_golden",
+        "timing_topology",
+    ),
+    "timing/communication": ("timing_topology", "timing_roofline"),
+    "timing/operators": ("timing_golden", "timing_operators", "catalog_layers"),
+    "timing/passes": ("timing_passes",),
+    "timing/speculative": ("timing_speculative",),
+    "timing/estimators": ("timing_estimators", "timing_profile"),
+    "timing/sources/profile": ("timing_profile", "timing_estimators", "timing_baking"),
+    "timing/sources/silicon": ("timing_silicon",),
+    "timing/sources": ("timing_roofline", "timing_golden", "timing_baking", "timing_profile"),
+    "timing": ("timing_baking", "timing_golden", "timing_passes", "timing_speculative", "timing_profile", "front_end"),
+    "serving/policies": SERVING,
+    "serving/routers": SERVING,
+    "search": ("search",),
+    "pipeline": ("pipeline_zoo", "pipeline_execution", "pipeline_study", "pipeline_sweep", "timing_passes"),
+}
+"""Module (or folder) -> test files that matter for it; the most specific entry counts."""
+
+COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
+    ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
+}  # fmt: skip
+OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.Mult, ast.Pow: ast.Mult,
+}  # fmt: skip
+LONGEST_S = 300.0
+LIBRARIES = ("numba", "numpy", "polars", "pydantic", "pytest", "scipy.stats", "yaml")
+"""Imported once, for all children."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change of one expression of one module."""
+
+    module: str
+    line: int
+    before: str
+    after: str
+    span: tuple[int, int]
+    """First and last character in the file."""
+    source: str
+    """Hash of the file."""
+
+    @property
+    def key(self) -> str:
+        """What a result is kept under: it holds as long as the file is the same."""
+        return f"{self.module}:{self.source}:{self.span[0]}:{self.after}"
+
+
+class _Finder(ast.NodeVisitor):
+    """Every expression that can be changed, with its changed form; annotations, messages and docs are left alone."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[ast.expr, ast.expr]] = []
+
+    def visit_Compare(self, node: ast.Compare) -> None:
+        for i, op in enumerate(node.ops):
+            other = copy.deepcopy(node)
+            other.ops[i] = COMPARISONS[type(op)]()
+            self.found.append((node, other))
+        self.generic_visit(node)
+
+    def visit_BinOp(self, node: ast.BinOp) -> None:
+        is_type = isinstance(node.op, ast.BitOr)
+        if type(node.op) in OPERATORS and not _is_text(node):
+            self.found.append((node, ast.BinOp(node.left, OPERATORS[type(node.op)](), node.right)))
+        if not is_type:
+            self.generic_visit(node)
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> None:
+        other = ast.Or() if isinstance(node.op, ast.And) else ast.And()
+        self.found.append((node, ast.BoolOp(other, node.values)))
+        self.generic_visit(node)
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> None:
+        if isinstance(node.op, ast.Not):
+            self.found.append((node, node.operand))
+        self.generic_visit(node)
+
+    def visit_Constant(self, node: ast.Constant) -> None:
+        value = node.value
+        if isinstance(value, bool):
+            self.found.append((node, ast.Constant(not value)))
+        elif isinstance(value, int | float):
+            self.found.append((node, ast.Constant(value + 1 if isinstance(value, int) else value * 2.0 or 1.0)))
+
+    def visit_Raise(self, node: ast.Raise) -> None:
+        """What a message says is not held by tests."""
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        if node.value is not None:
+            self.visit(node.value)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        for part in (*node.args.defaults, *(one for one in node.args.kw_defaults if one is not None), *node.body):
+            self.visit(part)
+
+    def visit_Assert(self, node: ast.Assert) -> None:
+        """Never fails as long as the code is right."""
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
+        """Text."""
+
+
+def _is_text(node: ast.BinOp) -> bool:
+    sides = (node.left, node.right)
+    return any(
+        isinstance(s, ast.JoinedStr) or (isinstance(s, ast.Constant) and isinstance(s.value, str)) for s in sides
+    )
+
+
+def mutants_of(path: Path) -> Iterator[Mutant]:
+    """Every mutant of one file."""
+    text = path.read_text(encoding="utf-8")
+    starts = [0]
+    for line in text.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line.encode()))
+    finder = _Finder()
+    finder.visit(ast.parse(text))
+    module, source = path.relative_to(SOURCES).as_posix(), hashlib.sha256(text.encode()).hexdigest()[:12]
+    for node, other in finder.found:
+        assert node.end_lineno is not None and node.end_col_offset is not None
+        span = (starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset)
+        before, after = ast.unparse(node), ast.unparse(ast.fix_missing_locations(other))
+        if before != after:
+            yield Mutant(module, node.lineno, before, after, span, source)
+
+
+def tests_of(module: str) -> tuple[str, ...]:
+    """The test files for a module; none where nothing is said about it."""
+    parts = module.removesuffix(".py").split("/")
+    for end in range(len(parts), 0, -1):
+        if found := TESTS.get("/".join(parts[:end])):
+            paths = (ROOT / "tests" / f"test_{name}.py" for name in found)
+            return tuple(str(path) for path in paths if path.is_file())
+    return ()
+
+
+def run_tests(sources: Path, tests: tuple[str, ...], limit_s: float) -> tuple[str, float]:
+    """Run tests on the sources in a child: what became of it (passed, failed, timeout), and seconds."""
+    start = time.perf_counter()
+    child = os.fork()
+    if child == 0:
+        os.setpgid(0, 0)
+        _child(sources, tests)
+    while time.perf_counter() - start < limit_s:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            code = os.waitstatus_to_exitcode(status)
+            return ("passed" if code == 0 else "failed"), time.perf_counter() - start
+        time.sleep(0.02)
+    os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return "timeout", limit_s
+
+
+def _child(sources: Path, tests: tuple[str, ...]) -> None:
+    """Never returns."""
+    import pytest
+
+    output = os.open(sources.parent.parent / "output", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    sys.path.insert(0, str(sources.parent))
+    code = 3
+    try:
+        options = ["-q", "-x", "-m", "not slow", "-p", "no:cacheprovider", "-p", "no:xdist", "--rootdir", str(ROOT)]
+        code = int(pytest.main([*options, *tests]))
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def apply(mutant: Mutant, sources: Path) -> tuple[Path, bytes, os.stat_result]:
+    """Write a mutant into the copy; what to put back afterwards."""
+    path = sources / mutant.module
+    text, before = path.read_bytes(), path.stat()
+    first, last = mutant.span
+    path.write_bytes(text[:first] + f"({mutant.after})".encode() + text[last:])
+    return path, text, before
+
+
+def sample(count: int, seed: int, modules: tuple[str, ...]) -> list[Mutant]:
+    """Mutants drawn evenly from all that tests are named for."""
+    chosen = modules or tuple(TESTS)
+    paths = [p for p in sorted(SOURCES.rglob("*.py")) if any(_is_in(p, name) for name in chosen)]
+    found = [one for path in paths if tests_of(path.relative_to(SOURCES).as_posix()) for one in mutants_of(path)]
+    return random.Random(seed).sample(found, min(count, len(found)))
+
+
+def _is_in(path: Path, module: str) -> bool:
+    name = path.relative_to(SOURCES).as_posix().removesuffix(".py")
+    return name == module or name.startswith(f"{module}/")
+
+
+@click.command()
+@click.option("--sample", "count", default=200, show_default=True, help="How many mutants.")
+@click.option("--seed", default=0, show_default=True, help="Which ones.")
+@click.option("--module", "modules", multiple=True, help="Only these files or folders, e.g. timing/communication.")
+@click.option("--results", default=".mutants.jsonl", show_default=True, help="Where results are kept.")
+def main(count: int, seed: int, modules: tuple[str, ...], results: str) -> None:
+    """Run a sample of mutants and print those that no test noticed."""
+    os.environ |= {"GNOMON_JIT": "0", "HYPOTHESIS_STORAGE_DIRECTORY": tempfile.gettempdir()}
+    for library in LIBRARIES:
+        import_module(library)
+
+    mutants, kept = sample(count, seed, modules), Path(results)
+    known = {row["key"]: row for row in map(json.loads, kept.read_text().splitlines())} if kept.exists() else {}
+    with tempfile.TemporaryDirectory() as folder:
+        sources = Path(folder) / "src" / "gnomon"
+        shutil.copytree(SOURCES, sources, ignore=shutil.ignore_patterns("__pycache__"))
+        limits: dict[tuple[str, ...], float] = {}
+        for number, mutant in enumerate(mutants, 1):
+            if mutant.key in known:
+                continue
+            tests = tests_of(mutant.module)
+            if tests not in limits:
+                limits[tests] = _limit_s(sources, tests)
+            sys.dont_write_bytecode = True
+            path, text, before = apply(mutant, sources)
+            outcome, seconds = run_tests(sources, tests, limits[tests])
+            path.write_bytes(text)
+            os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+            sys.dont_write_bytecode = False
+            row = asdict(mutant) | {"key": mutant.key, "outcome": outcome, "seconds": round(seconds, 1)}
+            known[mutant.key] = row
+            with kept.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+            print(f"{number}/{len(mutants)} {outcome} {seconds:.1f} s {mutant.module}:{mutant.line}", flush=True)
+    _print_summary([known[one.key] for one in mutants])
+
+
+def _limit_s(sources: Path, tests: tuple[str, ...]) -> float:
+    """Run the tests on unchanged sources (which writes their bytecode too): they must pass."""
+    outcome, seconds = run_tests(sources, tests, LONGEST_S)
+    if outcome != "passed":
+        print((sources.parent.parent / "output").read_text()[-2000:])
+        sys.exit(f"unchanged sources: {outcome} in {', '.join(Path(t).name for t in tests)}")
+    return min(LONGEST_S, 3.0 * seconds + 20.0)
+
+
+def _print_summary(rows: list[dict[str, object]]) -> None:
+    alive = [row for row in rows if row["outcome"] == "passed"]
+    for row in alive:
+        print(f"alive: {row['module']}:{row['line']}: {row['before']}  ->  {row['after']}")
+    seconds = sum(float(str(row["seconds"])) for row in rows)
+    share = len(alive) / max(len(rows), 1)
+    print(f"{len(alive)} of {len(rows)} mutants alive ({share:.0%}); {seconds / max(len(rows), 1):.1f} s each")
+
+
+if __name__ == "__main__":
+    main()
