@@ -6,11 +6,12 @@ and 4 sequences that sample. Everything is in bf16 (2 bytes).
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from gnomon import catalog
 from gnomon.catalog import Parallelism
-from gnomon.timing import Batch, Context, Timer, TimingConfig, breakdown
+from gnomon.timing import Batch, Context, Timer, TimingConfig, breakdown, stage_operators
 
 T, PROMPT, BEFORE, D, KV, S = 103, 100, 50, 3, 1000, 4
 BATCH = Batch(prefill=PROMPT, prefill_kv=BEFORE, decode=D, kv=KV)
@@ -33,7 +34,7 @@ def message(calls: int, elements: float, rows: float = T) -> Work:
 
 def iteration(name: str, **degrees: int | bool) -> dict[str, Work]:
     device = catalog.device("h100")
-    config = TimingConfig(source="roofline", dtype="bf16", kv_dtype="bf16")
+    config = TimingConfig(source="roofline", dtype="bf16", kv_dtype="bf16", expert_load="balanced")
     context = Context(catalog.model(name), device, catalog.node("h100_dgx"), Parallelism(**degrees), config)
     rows = breakdown(Timer(context), BATCH)
     return {row.name: (row.calls, row.flops / row.calls, row.bytes / row.calls) for row in rows}
@@ -144,9 +145,6 @@ def test_latent_attention_and_experts_spread_over_a_group() -> None:
         "act": moved(3, 3 * 18432),
         "down_proj": gemm(3, h, 18432),
         "router": gemm(58, 256, h),
-        "shared_up_proj": gemm(58, 2 * 2048, h),
-        "shared_act": moved(58, 3 * 2048),
-        "shared_down_proj": gemm(58, h, 2048),
         "expert_dispatch": message(58, 8 * h),  # Each token of one's own to its 8 experts.
         "experts": (58, *experts(256, 256 // ranks, 8, h, 2048, ranks * T)),
         "expert_combine": message(58, 8 * h),
@@ -154,8 +152,16 @@ def test_latent_attention_and_experts_spread_over_a_group() -> None:
         "lm_head": gemm(1, 129280, h, S),
         "sampler": (1, 0.0, 16.0 * 129280 * S),
     }
-    found = iteration("deepseek-v3", data_parallel=ranks, expert_parallel=True)
-    check(found, expected)
+    check(iteration("deepseek-v3", data_parallel=ranks, expert_parallel=True), expected)
+    # The shared expert runs beside the routed ones, and takes no time of its own while tokens are this few.
+    beside = {
+        "shared_up_proj": gemm(58, 2 * 2048, h),
+        "shared_act": moved(58, 3 * 2048),
+        "shared_down_proj": gemm(58, h, 2048),
+    }
+    cut, tokens = Parallelism(data_parallel=ranks, expert_parallel=True), np.array([float(T)])
+    shared = [one for one in stage_operators(catalog.model("deepseek-v3"), cut, dtype="bf16") if one.is_beside]
+    check({one.name: (one.count, one.flops(tokens)[0], one.bytes(tokens)[0]) for one in shared}, beside)
 
 
 # Monotonicity: more of anything takes longer, fewer bits and more ranks less.
