@@ -41,6 +41,9 @@ class _Place:
     def get_cache_path(self) -> str:
         folder = compiled_code_folder()
         assert folder is not None
+        package = Path(__file__).parent.parent
+        if self.file.is_relative_to(package):
+            return str(folder / "-".join(("gnomon", *self.file.parent.relative_to(package).parts)))
         path_hash = hashlib.sha256(str(self.file.parent).encode()).hexdigest()[:16]
         return str(folder / f"{self.file.parent.name}_{path_hash}")
 

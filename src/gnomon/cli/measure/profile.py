@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gnomon.cli.measure.profile_import import command as import_command
+from gnomon.cli.measure.reading import degrees_of, readable
 from gnomon.cli.printing import json_option, print_rows
 from gnomon.core.errors import ConfigError, GnomonError, MissingExtraError
 from gnomon.core.files import write_text
 
 if TYPE_CHECKING:
-    from gnomon.measure.profiling.session import Shapes
+    from gnomon.measure.profiling.shapes import Shapes
 
 models_option = click.option(
     "--models", default="llama-3-8b", show_default=True, help="Names or config.json, by commas."
@@ -51,7 +52,7 @@ def shapes(models: str, degrees: str, dtype: str, out: Path | None) -> None:
     Example:
       gnomon profile shapes --models llama-3-8b,qwen3-32b --out shapes.json
     """
-    text = json.dumps(asdict(shapes_of(models.split(","), _numbers(degrees), dtype)), indent=1) + "\n"
+    text = json.dumps(asdict(shapes_of(models.split(","), degrees_of(degrees), dtype)), indent=1) + "\n"
     if out is None:
         click.echo(text, nl=False)
     else:
@@ -73,7 +74,7 @@ def _measuring(what: str, summary: str) -> None:
         from gnomon.catalog import device as known_device
 
         known_device(device)
-        wanted = shapes_of(models.split(","), _numbers(degrees), dtype)
+        wanted = shapes_of(models.split(","), degrees_of(degrees), dtype)
         main, limits = _profiler()
         try:
             verdict = main.measure(what, wanted, out, device, limits())
@@ -142,9 +143,14 @@ def overhead(runs: tuple[Path, ...], out: Path | None, as_json: bool) -> None:
     """
     from gnomon.measure.profiling import overhead as fitted
 
-    fit = fitted.fit([fitted.read(run) for run in runs])
+    recorded = []
+    for run in runs:
+        with readable(run, "Give a folder that `gnomon engine serve` wrote."):
+            recorded.append(fitted.read(run))
+    fit = fitted.fit(recorded)
     if out is not None:
-        fitted.add_to(out, fit)
+        with readable(out, "Give the folder of a bundle."):
+            fitted.add_to(out, fit)
     print_rows([asdict(fit)], as_json=as_json, title="Host time outside the GPU's work")
 
 
@@ -161,7 +167,8 @@ def quality(bundle: Path, as_json: bool) -> None:
     from gnomon.measure.profiling.bundle import read_rows
     from gnomon.measure.profiling.quality import assess
 
-    rows = [asdict(one) for one in assess(read_rows(bundle))]
+    with readable(bundle, "Give the folder of a bundle."):
+        rows = [asdict(one) for one in assess(read_rows(bundle))]
     if not rows:
         raise ConfigError("holds no measurements.", where=str(bundle), fix="Give the folder of a bundle.")
     print_rows(rows, as_json=as_json, title=str(bundle))
@@ -173,8 +180,8 @@ command.add_command(import_command)
 def shapes_of(models: list[str], degrees: list[int], dtype: str = "bf16") -> Shapes:
     """The shapes of one rank of every model at every degree it allows, each once."""
     from gnomon import catalog
-    from gnomon.measure.profiling.session import Shapes
-    from gnomon.timing.operators import Elementwise, Experts, Gemm, Prefill, stage_operators
+    from gnomon.measure.profiling.shapes import Shapes
+    from gnomon.timing.operators import Communication, Elementwise, Experts, Gemm, Prefill, stage_operators
     from gnomon.timing.sources.profile.samples import shape_keys
 
     found: dict[str, dict[Any, None]] = {k: {} for k in ("gemm", "head", "elementwise", "attention", "moe")}
@@ -186,6 +193,8 @@ def shapes_of(models: list[str], degrees: list[int], dtype: str = "bf16") -> Sha
             if degree not in catalog.tensor_degrees(model):
                 continue
             for one in stage_operators(model, catalog.Parallelism(tensor_parallel=degree), dtype=dtype):
+                if isinstance(one.work, Communication):
+                    continue  # `gnomon profile collectives` measures them by their bytes.
                 key = shape_keys(one)[0]
                 match one.work:
                     case Gemm():
@@ -211,15 +220,6 @@ def shapes_of(models: list[str], degrees: list[int], dtype: str = "bf16") -> Sha
         attention=list(found["attention"]),
         moe=list(found["moe"]),
     )
-
-
-def _numbers(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise ConfigError(
-            f"cannot read {text!r}.", fix="Give whole numbers separated by commas, e.g. 1,2,4,8."
-        ) from None
 
 
 def _profiler() -> tuple[Any, Any]:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gnomon.cli.measure.reading import degrees_of, readable
 from gnomon.cli.printing import print_rows
-from gnomon.core.errors import DataError
+from gnomon.core.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from gnomon.catalog.nodes import Node
@@ -58,10 +59,11 @@ def command(source: Path, model: str, device: str, node: str | None, degrees: st
     about, card = catalog.model(model), catalog.device(device)
     rows: dict[str, dict[bundle.Key, tuple[float, float]]] = {}
     report: list[dict[str, Any]] = []
-    for degree in (int(part) for part in degrees.split(",")):
-        split = catalog.Parallelism(tensor_parallel=degree)
-        if degree not in catalog.tensor_degrees(about):
+    allowed = catalog.tensor_degrees(about)
+    for degree in degrees_of(degrees):
+        if degree not in allowed:
             continue
+        split = catalog.Parallelism(tensor_parallel=degree)
         where = catalog.node(node) if node else catalog.default_node(card, degree)
         try:
             found = read_bundle(source, Context(about, card, where, split, TimingConfig()))
@@ -77,11 +79,15 @@ def command(source: Path, model: str, device: str, node: str | None, degrees: st
             count += len(new)
             left_out += [] if new or operator.is_fused else [operator.name]
         report.append({"tensor parallel": degree, "rows": count, "left out": ", ".join(left_out)})
+    if not report:
+        fix = f"Use some of {', '.join(map(str, allowed))}."
+        raise ConfigError(f"{about.name} cannot be split so.", where="--tensor-parallel", fix=fix)
     if "gemm" not in rows:
         raise DataError("has no matrix products of this model.", where=str(source), fix=str(report[0]["left out"]))
-    old = bundle.read_rows(out) if (out / "manifest.json").exists() else {}
-    facts = {"device": card.name, "dtype": "bf16", "models": [about.name], "method": f"imported from {source.name}"}
-    bundle.write(out, bundle.merge([old, rows]), facts)
+    with readable(out, "Give another folder with --out."):
+        old = bundle.read_rows(out) if (out / "manifest.json").exists() else {}
+        facts = {"device": card.name, "dtype": "bf16", "models": [about.name], "method": f"imported from {source.name}"}
+        bundle.write(out, bundle.merge([old, rows]), facts)
     print_rows(report, title=str(out))
 
 

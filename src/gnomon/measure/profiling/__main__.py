@@ -13,7 +13,8 @@ from typing import Any
 
 from gnomon.measure.profiling import bundle, collectives, operators, quality
 from gnomon.measure.profiling.machine import facts
-from gnomon.measure.profiling.session import Limits, Session, Shapes
+from gnomon.measure.profiling.session import Limits, Session
+from gnomon.measure.profiling.shapes import Shapes
 
 METHOD = (
     "cuda graph replays in bursts at full clocks, a small other kernel before each call and its time subtracted, "

@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import io
 import json
+import math
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -93,7 +94,10 @@ def read_rows(folder: Path) -> dict[str, dict[Key, tuple[float, float]]]:
         with gzip.open(path, "rt", encoding="utf-8") as file:
             for row in csv.DictReader(file):
                 key = tuple(int(row[c]) if row[c].lstrip("-").isdigit() else row[c] for c in columns)
-                rows[name][key] = (float(row["seconds"]), float(row.get("spread") or 0.0))
+                seconds = float(row["seconds"])
+                if not 0.0 < seconds < math.inf:
+                    raise ValueError(f"{path.name}: {row['seconds']} seconds, which is no measured time")
+                rows[name][key] = (seconds, float(row.get("spread") or 0.0))
     return rows
 
 

@@ -35,8 +35,12 @@ def read(run: Path) -> tuple[Floats, Floats]:
     """(sequences, host seconds) of every iteration of a recorded run."""
     with gzip.open(run / "iterations.csv.gz", "rt", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
+    if len(rows) < 2:
+        raise ValueError("fewer than two iterations")
     sequences = np.array([float(row["sequences"]) for row in rows])
     seconds = np.array([float(row["end_s"]) - float(row["start_s"]) - float(row["gpu_s"]) for row in rows])
+    if not (np.isfinite(sequences).all() and np.isfinite(seconds).all()):
+        raise ValueError("a time or a number of sequences is not finite")
     return sequences, seconds
 
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -17,6 +14,7 @@ from gnomon.measure.profiling.bundle import Journal, Key
 from gnomon.measure.profiling.pool import Pool
 from gnomon.measure.profiling.progress import Progress
 from gnomon.measure.profiling.quality import NOISY
+from gnomon.measure.profiling.shapes import Shapes
 from gnomon.measure.profiling.timer import Call, Timer
 
 TOKENS = (1, 8, 16, 17, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192)
@@ -31,37 +29,6 @@ DECODES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 DECODE_KV = (16, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 SKEWED = ((8, 1), (32, 4), (128, 16))
 MIXED = ((256, 0, 32, 1024), (512, 512, 64, 512), (1024, 0, 64, 2048), (2048, 2048, 128, 1024))
-
-
-@dataclass(frozen=True)
-class Shapes:
-    """What to measure, as plain data (one JSON file): shapes of one rank, gathered over models and degrees."""
-
-    dtype: str = "bf16"
-    head_dim: int = 128
-    gemm: list[tuple[int, int]] = field(default_factory=list)
-    """(n, k), by tokens."""
-    head: list[tuple[int, int]] = field(default_factory=list)
-    """(n, k) of language model heads, by sequences."""
-    elementwise: list[tuple[str, int]] = field(default_factory=list)
-    """(operator, width)."""
-    attention: list[tuple[int, int, int]] = field(default_factory=list)
-    """(heads, kv_heads, head_dim)."""
-    moe: list[tuple[int, int, int, int]] = field(default_factory=list)
-    """(experts, top_k, hidden, intermediate)."""
-    tokens: list[int] = field(default_factory=list)
-    """Token counts to measure besides those of the grid, e.g. those for which an engine captures CUDA graphs."""
-    models: list[str] = field(default_factory=list)
-    tensor_parallel: list[int] = field(default_factory=list)
-
-    @classmethod
-    def read(cls, path: Path) -> Shapes:
-        """From a JSON file."""
-        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        for name, value in data.items():
-            if isinstance(value, list):
-                data[name] = [tuple(one) if isinstance(one, list) else one for one in value]
-        return cls(**data)
 
 
 @dataclass(frozen=True)

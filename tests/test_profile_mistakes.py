@@ -1,0 +1,66 @@
+"""Mistakes in what the verbs of `gnomon profile` are given: one paragraph, exit code 2."""
+
+from __future__ import annotations
+
+import gzip
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import CommandLine
+
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None
+from gnomon.cli.main import main
+main(sys.argv[1:])
+"""
+
+
+def without_torch(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", WITHOUT_TORCH, *words], capture_output=True, text=True, timeout=120)
+
+
+def test_shapes_need_no_torch() -> None:
+    done = without_torch("profile", "shapes", "--models", "llama-3-8b")
+    assert done.returncode == 0, done.stderr
+    assert '"gemm"' in done.stdout
+
+
+def test_measuring_without_torch_names_the_extra(tmp_path: Path) -> None:
+    done = without_torch("profile", "all", "--models", "llama-3-8b", "--device", "h200", "--out", str(tmp_path / "b"))
+    assert (done.returncode, "gnomon-sim[gpu]" in done.stderr, "Traceback" in done.stderr) == (2, True, False)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "message"), [("abc", "cannot read 'abc'"), ("0", "from 1 on"), ("-2", "from 1 on"), ("3", "split so")]
+)
+def test_degrees_of_an_import(cli: CommandLine, tmp_path: Path, degrees: str, message: str) -> None:
+    words = ["profile", "import", str(tmp_path), "--model", "llama-3-8b", "--device", "h100", "--out", "bundle"]
+    assert message in cli(*words, "--tensor-parallel", degrees, code=2).output
+
+
+def test_overhead_of_a_wrong_folder(cli: CommandLine, tmp_path: Path) -> None:
+    assert "iterations.csv.gz: cannot be read" in cli("profile", "overhead", str(tmp_path), code=2).output
+    with gzip.open(tmp_path / "iterations.csv.gz", "wt") as file:
+        file.write("sequences,end_s\n1,2\n1,2\n")
+    assert "no column or key 'start_s'" in cli("profile", "overhead", str(tmp_path), code=2).output
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"text", "Not a gzipped file"),
+        (gzip.compress(b"dtype,m,n,k\nbf16,1,1,1\n"), "no column or key 'seconds'"),
+        (gzip.compress(b"seconds\n1\n"), "no column or key 'dtype'"),
+        *((gzip.compress(f"dtype,m,n,k,seconds\nbf16,1,1,1,{s}\n".encode()), "no measured time")
+          for s in ("0", "-1", "nan", "inf")),
+        (gzip.compress(b"dtype,m,n,k,seconds\nbf16,1,1,1,x\n"), "could not convert"),
+        (gzip.compress(b"dtype,m,n,k,seconds\nbf16,1,1,1,1\n")[:-9], "cannot be read"),
+    ],
+)  # fmt: skip
+def test_quality_of_what_is_no_measurement(cli: CommandLine, tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "gemm.csv.gz").write_bytes(content)
+    assert message in cli("profile", "quality", str(tmp_path), code=2).output
