@@ -214,18 +214,22 @@ def sweep(
     jobs: int | None = None,
     ray: str | None = None,
     workspace: str | Path | None = None,
+    yes: bool = False,
     on_progress: Progress | None = None,
     **overrides: Any,
 ) -> PrioritySweep:
     """Run the communication-priority study over all combinations of a configuration, under every priority.
 
-    In `workspace` finished parts are kept, so that the same sweep goes on where it was stopped.
+    In `workspace` finished parts are kept, so that the same sweep goes on where it was stopped. More than a day of work
+    is refused unless `yes`.
     """
+    from gnomon.core.sizes import check_duration
     from gnomon.pipeline.sweep_config import SweepConfig, priority_grid
     from gnomon.pipeline.sweeps import sweep as run
 
     config = read(SweepConfig, given, overrides)
     total, done = config.num_configurations * len(priority_grid(step)), 0
+    check_duration(total, config.seconds_each, "runs", fix="a coarser step", allowed=yes)
 
     def advance(runs: float) -> None:
         nonlocal done

@@ -31,6 +31,7 @@ def route(
     policies: Mapping[str, str | Path | None] | Sequence[str | Path] | None = None,
     lengths: str = "none",
     jobs: int | None = None,
+    ray: str | None = None,
     on_progress: Progress | None = None,
     **overrides: Any,
 ) -> Routers:
@@ -50,7 +51,7 @@ def route(
         policies = {Path(path).stem: path for path in policies}
     named = {name: None if path is None else Path(path) for name, path in policies.items()}
     against = contenders(config, named, lengths)  # type: ignore[arg-type]  # Checked by the router's configuration.
-    return Routers(compare(config, against, jobs=jobs, on_progress=on_progress))
+    return Routers(compare(config, against, jobs=jobs, ray=ray, on_progress=on_progress))
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,11 +117,11 @@ class Routers(Result):
         return write_comparison(self.comparison, self.goals, folder).parent
 
 
-def collect_demos(config: RouteConfig, folder: Folder, watch: Watcher | None = None, jobs: int | None = None) -> int:
+def collect_demos(config: RouteConfig, folder: Folder, watch: Watcher | None = None, jobs: int | None = None, ray: str | None = None) -> int:
     """Let several routers act while a teacher says what would have been best; returns the number of decisions."""
     from gnomon.routing import stages
 
-    return stages.collect_demos(config, folder, watch or Watcher(), jobs)
+    return stages.collect_demos(config, folder, watch or Watcher(), jobs, ray)
 
 
 def dump_state(config: RouteConfig, folder: Folder, path: str | Path) -> None:
@@ -131,12 +132,12 @@ def dump_state(config: RouteConfig, folder: Folder, path: str | Path) -> None:
 
 
 def clone_teacher(
-    config: RouteConfig, folder: Folder, watch: Watcher | None = None, jobs: int | None = None
+    config: RouteConfig, folder: Folder, watch: Watcher | None = None, jobs: int | None = None, ray: str | None = None
 ) -> list[dict[str, float]]:
     """Clone the teacher from the folder's demonstrations, then correct the clone on what it meets itself (DAgger)."""
     from gnomon.routing import stages
 
-    return stages.clone_teacher(config, folder, watch or Watcher(), jobs)
+    return stages.clone_teacher(config, folder, watch or Watcher(), jobs, ray)
 
 
 def train(config: RouteConfig, folder: Folder, watch: Watcher | None = None, checkpoint: Path | None = None) -> Path:

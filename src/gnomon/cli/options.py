@@ -104,6 +104,17 @@ def config_options(model: type[Config], *, skip: tuple[str, ...] = ()) -> Callab
     return decorate
 
 
+jobs_option = click.option(
+    "--jobs", type=click.IntRange(1, 4096), metavar="N", help="Local processes.  [default: all cores]"
+)
+ray_option = click.option("--ray", metavar="ADDRESS", help="Run on a Ray cluster: auto, local, or head:6379.")
+
+
+def worker_options(function: F) -> F:
+    """Where a long command runs: `jobs` local processes, or the cluster at `ray`."""
+    return jobs_option(ray_option(function))
+
+
 def _name(leaf: Field) -> str:
     return leaf.dotted.replace(".", "__")
 

@@ -59,7 +59,18 @@ class StepCosts(Config):
 
     @model_validator(mode="after")
     def _sensible(self) -> StepCosts:
-        for name in ("forward", "input_grad", "weight_grad", "send", "sync", "latency", "jitter"):
+        lengths = (
+            "forward",
+            "input_grad",
+            "weight_grad",
+            "send",
+            "sync",
+            "latency",
+            "jitter",
+            "overlapped",
+            "send_grad",
+        )
+        for name in (name for name in lengths if getattr(self, name) is not None):
             values = np.atleast_1d(np.asarray(getattr(self, name), dtype=np.float64))
             if not (np.isfinite(values).all() and (values >= 0).all()):
                 raise ConfigError(f"{name} must be at least 0 (given: {getattr(self, name)}).")

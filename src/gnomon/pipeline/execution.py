@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import pairwise
 
 import numpy as np
@@ -18,6 +19,9 @@ from gnomon.pipeline.schedule import Action, Schedule, provides, upstream
 KIND = {"F": "forward", "I": "input_grad", "W": "weight_grad", "B": "backward"}
 
 
+MAX_DRAWS = 10_000
+
+
 def execute(schedule: Schedule, costs: StepCosts, *, record: bool = True, seed: int = 0) -> Run:
     """Run one training step of a valid schedule; `record` keeps the shares of links over time."""
     graph, labels = step_graph(schedule, costs)
@@ -28,6 +32,8 @@ def execute(schedule: Schedule, costs: StepCosts, *, record: bool = True, seed: 
 
 def monte_carlo(schedule: Schedule, costs: StepCosts, *, draws: int, seed: int = 0) -> Floats:
     """The total times of `draws` steps that differ in their jitter."""
+    if not 1 <= draws <= MAX_DRAWS:
+        raise ConfigError(f"draws must be from 1 to {MAX_DRAWS:,} (given: {draws}): percentiles settle before that.")
     graph, labels = step_graph(schedule, costs)
     first = run_graph(schedule.name, schedule.num_ranks, graph, labels, _priorities(costs), record=False)
     graphs = (jittered(graph, costs.jitter, seed, draw) for draw in range(draws))
@@ -56,6 +62,20 @@ def step_graph(schedule: Schedule, costs: StepCosts, *, wrap_for: int | None = N
     return _StepGraph(schedule, costs, wrap_for).build()
 
 
+def _check_links(schedule: Schedule, named: Iterable[str]) -> None:
+    """Refuse links over which this schedule sends nothing."""
+    places: dict[int, list[int]] = {}
+    for rank in range(schedule.num_ranks):
+        for stage in schedule.stages_of(rank):
+            places.setdefault(stage, []).append(rank)
+    pairs = {(a, b) for stage in places for a in places[stage] for b in places.get(stage + 1, ()) if a != b}
+    links = sorted({f"{a}-{b}" for a, b in pairs} | {f"{b}-{a}" for a, b in pairs})
+    for name in named:
+        if name not in links:
+            fix = f"Links: {', '.join(links[:12])}{', ...' if len(links) > 12 else ''}."
+            raise ConfigError(f"nothing is sent over a link {name!r}.", fix=fix)
+
+
 class _StepGraph:
     """Turns one schedule into a graph: passes in their order, transfers between ranks, gradient synchronisation."""
 
@@ -71,6 +91,8 @@ class _StepGraph:
             raise ConfigError(
                 f"there is no rank {unknown[0]} to straggle.", fix=f"Ranks: 0 to {schedule.num_ranks - 1}."
             )
+        if costs.link_speed:
+            _check_links(schedule, costs.link_speed)
         self.builder = GraphBuilder()
         self.home: dict[tuple[str, int, int], tuple[int, int]] = {}
         """(rank, task) of every result."""

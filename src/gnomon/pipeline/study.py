@@ -18,7 +18,7 @@ from gnomon.pipeline.execution import step_graph
 from gnomon.pipeline.fluid import FWD_PROP, GRAD_PROP, GRAD_SYNC, TaskGraph
 from gnomon.pipeline.graph import GraphBuilder, Label
 from gnomon.pipeline.run import Run, run_graph
-from gnomon.pipeline.zoo import Plan, make
+from gnomon.pipeline.zoo import Plan, check_passes, make
 
 KINDS = ("forward", "backward", *TRANSFERS)
 
@@ -62,6 +62,7 @@ class Study(Config):
         for name in ("n", "stages", "sync_freq"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1 (given: {getattr(self, name)}).")
+        check_passes(self.stages, self.n)
         for name in ("fwd_len", "bwd_len", "prop_len", "grad_prop_len", "sync_base_len"):
             if getattr(self, name) is not None and not 0.0 <= getattr(self, name) < np.inf:
                 raise ConfigError(f"{name} must be a length of at least 0 (given: {getattr(self, name)}).")

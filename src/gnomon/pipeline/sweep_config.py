@@ -17,6 +17,13 @@ KEYS = ("n", "sync_freq", "fwd_len", "bwd_len", "prop_len", "sync_base_len", "fw
 """The swept parameters, in the order of the CSV's columns."""
 
 
+MAX_VALUES = 100_000
+"""Of one range, and of the grid of priorities."""
+MAX_CONFIGURATIONS = 10_000_000
+SECONDS_PER_PASS = 2e-5
+"""Of a run, for each micro-batch on each stage; measured on one core."""
+
+
 class Range(Config):
     """start, start + step, ..., stop; both ends included."""
 
@@ -32,6 +39,8 @@ class Range(Config):
         if not (self.step > 0 and self.stop >= self.start):
             raise ConfigError("a range needs step > 0 and stop >= start.")
         steps = (self.stop - self.start) / self.step
+        if steps > MAX_VALUES:
+            raise ConfigError(f"a range of {steps:,.3g} values; at most {MAX_VALUES:,}.", fix="Use a larger step.")
         if abs(steps - round(steps)) > 1e-6:
             raise ConfigError(
                 f"stop {self.stop:g} is not reached from {self.start:g} in steps of {self.step:g}.",
@@ -83,6 +92,11 @@ class SweepConfig(Config):
             for value in _values(getattr(self, name)):
                 Study(**{"n": max(int(value), 1), name: int(value)} if name in ("n", "sync_freq") else {name: value})
         Study(stages=self.stages)
+        if self.num_configurations > MAX_CONFIGURATIONS:
+            raise ConfigError(
+                f"{self.num_configurations:,} configurations; at most {MAX_CONFIGURATIONS:,}.",
+                fix="Give fewer values, or larger steps.",
+            )
         if self.num_configurations == 0:
             raise ConfigError(
                 "there is nothing to run: sync_freq is more than n in every combination.",
@@ -96,6 +110,11 @@ class SweepConfig(Config):
         rest = math.prod(len(_values(getattr(self, name))) for name in KEYS[2:])
         pairs = itertools.product(_values(self.n), _values(self.sync_freq))
         return rest * sum(sync_freq <= n for n, sync_freq in pairs)
+
+    @property
+    def seconds_each(self) -> float:
+        """About how long one run takes."""
+        return SECONDS_PER_PASS * max(_values(self.n)) * self.stages
 
     def studies(self) -> list[Study]:
         """Every configuration, the last key changing fastest; those with sync_freq > n are left out."""
@@ -124,6 +143,10 @@ def priority_grid(step: float) -> list[Priorities]:
     count = round(1.0 / step) if step > 0 else 0
     if count < 1 or abs(count * step - 1.0) > 1e-9:
         raise ConfigError(f"a priority step of {step:g} does not divide 1.", fix="Use 0.1, 0.2, 0.25 or 0.5, say.")
+    if count**2 > MAX_VALUES:
+        raise ConfigError(
+            f"a priority step of {step:g} makes more than {MAX_VALUES:,} priorities.", fix="Use 0.01, say."
+        )
     weight = [round(k / count, 10) for k in range(count + 1)]
     shared = [
         Priorities(weight[f], weight[g], weight[count - f - g]) for f in range(count + 1) for g in range(count + 1 - f)

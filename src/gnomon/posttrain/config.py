@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat
+from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from gnomon.core.config import Config
 from gnomon.core.sizes import Degree, Nodes, Seed, Sequences, Steps, Tokens
@@ -120,6 +120,12 @@ class LengthsConfig(Config):
     max_prompt: Tokens = 1024
     drift: Annotated[float, Field(gt=-1)] = 0.0
     """Growth of the mean per step, e.g. 0.02."""
+
+    @model_validator(mode="after")
+    def _used(self) -> LengthsConfig:
+        if self.file is not None and self.distribution != "empirical":
+            raise ValueError(f"file is not used: the distribution is {self.distribution}, not empirical")
+        return self
 
 
 class TransitionConfig(Config):

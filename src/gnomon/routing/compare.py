@@ -194,6 +194,7 @@ def compare(
     against: list[Contender],
     *,
     jobs: int | None = None,
+    ray: str | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> RouteComparison:
     """Run every contender on every scenario and seed."""
@@ -201,7 +202,7 @@ def compare(
     seeds = range(config.first_seed, config.first_seed + config.num_seeds)
     items = [(name, _sized(one, config.num_requests), seed) for name, one in scenarios.items() for seed in seeds]
     rows: list[Row] = []
-    for done, outcome in enumerate(map_ordered(partial(_one_trace, tuple(against)), items, jobs=jobs), 1):
+    for done, outcome in enumerate(map_ordered(partial(_one_trace, tuple(against)), items, jobs=jobs, ray=ray), 1):
         rows += outcome.unwrap()
         if on_progress:
             on_progress(done, len(items))

@@ -78,26 +78,28 @@ def use_torch() -> None:
     torch.set_num_threads(1)
 
 
-def collect_demos(config: RouteConfig, folder: Folder, watch: Watcher, jobs: int | None = None) -> int:
+def collect_demos(
+    config: RouteConfig, folder: Folder, watch: Watcher, jobs: int | None = None, ray: str | None = None
+) -> int:
     """Let every driver act and write what the teacher says; returns the number of decisions."""
     demonstrations.check_names(config)
     save(config, folder.root / "config.yaml")
-    found = _collected(demonstrations.collections(config), "demonstrations", watch, jobs)
+    found = _collected(demonstrations.collections(config), "demonstrations", watch, jobs, ray)
     demonstrations.write(found, folder.demos, config)
     return len(found)
 
 
-def _collected(orders: list[Any], what: str, watch: Watcher, jobs: int | None) -> demonstrations.Demos:
+def _collected(orders: list[Any], what: str, watch: Watcher, jobs: int | None, ray: str | None) -> demonstrations.Demos:
     watch.begin(what, len(orders))
     parts = []
-    for outcome in map_ordered(demonstrations.collect, orders, jobs=jobs):
+    for outcome in map_ordered(demonstrations.collect, orders, jobs=jobs, ray=ray):
         parts.append(outcome.unwrap())
         watch.advance({"decisions": sum(len(part) for part in parts)})
     return demonstrations.joined(parts)
 
 
 def clone_teacher(
-    config: RouteConfig, folder: Folder, watch: Watcher, jobs: int | None = None
+    config: RouteConfig, folder: Folder, watch: Watcher, jobs: int | None = None, ray: str | None = None
 ) -> list[dict[str, float]]:
     """Clone the teacher from the demonstrations, then let the clone act and learn from its own mistakes (DAgger)."""
     use_torch()
@@ -112,7 +114,7 @@ def clone_teacher(
     save_scorer(scorer, folder.clone, config.lengths, made)
     for number in range(1, config.demos.dagger_rounds + 1):
         orders = demonstrations.collections(config, folder.clone, number)
-        more = _collected(orders, f"DAgger {number}: the clone acts", watch, jobs)
+        more = _collected(orders, f"DAgger {number}: the clone acts", watch, jobs, ray)
         found = demonstrations.joined([found, more])
         history += _cloned(scorer, found, config, number, watch)
         save_scorer(scorer, folder.clone, config.lengths, made)

@@ -287,6 +287,8 @@ def _inherited(pool: Any, scenario: dict[str, Any]) -> Any:
             and "policy" in given
             and given["policy"] != common.get("policy", BatchingConfig().policy)
         )
+        if name == "timing" and given.get("source", common.get("source")) != common.get("source"):
+            common = {key: value for key, value in common.items() if key not in ("path", "table")}
         if given and common and not is_other_policy:
             full[name] = {**common, **given}
     return full

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt, field_validator
+from pydantic import (
+    ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt, field_validator, model_validator,
+)
 
 from gnomon.catalog.devices import Dtype
 from gnomon.catalog.quantization import scheme_names
@@ -92,6 +94,14 @@ class TimingConfig(Config):
     were measured with prompts and decodes in one call, and the source table, stay as they are."""
     table: TableConfig | None = None
     """The seconds themselves, for the source table."""
+
+    @model_validator(mode="after")
+    def _used(self) -> TimingConfig:
+        for name, source in (("path", "profile"), ("table", "table")):
+            others = {"auto", "roofline", "profile", "silicon", "table"} - {source}
+            if getattr(self, name) is not None and self.source in others:
+                raise ValueError(f"{name} is not used: the source is {self.source}, not {source}")
+        return self
 
     @field_validator("dtype")
     @classmethod

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from gnomon.api.pipeline import PrioritySweep, draw_heat_maps, sweep
+from gnomon.cli.options import worker_options
 from gnomon.cli.pipeline.options import SPELLING, warn_of_legacy
 from gnomon.cli.progress import progress
 
@@ -23,8 +24,8 @@ def sweep_options(function: Any) -> Any:
                          help="JSON or YAML."),
             click.option("--step", "--priority-step", "step", type=float, default=0.1,
                          show_default=True, help="Of the priorities; must divide 1."),
-            click.option("--jobs", type=int, default=None, help="Processes.  [default: all cores]"),
-            click.option("--ray", default=None, metavar="ADDRESS", help="Run on a Ray cluster: auto, local, ray://..."),
+            worker_options,
+            click.option("--yes", is_flag=True, help="Run it even if it takes days."),
             click.option("--view", "--simulator", "view", type=click.Choice(["single_channel", "dual_channel"]),
                          default="single_channel", help="Both compute the same; accepted for old scripts."),
             click.option("--sync-solo-w", hidden=True, default=None),
@@ -61,7 +62,7 @@ def stamped(config_path: str) -> str:
 def run_sweep(given: dict[str, Any], path: Path) -> PrioritySweep:
     """Run the sweep that the options describe and write its CSV."""
     warn_of_legacy(given)
-    chosen = {name: given[name] for name in ("step", "jobs", "ray")}
+    chosen = {name: given[name] for name in ("step", "jobs", "ray", "yes")}
     with progress("sweeping") as on_progress:
         done = sweep(given["config_path"], workspace=path.parent, on_progress=on_progress, **chosen)
     done.sweep.write(path)

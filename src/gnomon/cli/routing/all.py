@@ -8,11 +8,10 @@ from typing import Any
 import click
 
 from gnomon.api.routing import clone_teacher, collect_demos, train
-from gnomon.cli.options import SectionedCommand
+from gnomon.cli.options import SectionedCommand, worker_options
 from gnomon.cli.routing.compare import run_comparison
 from gnomon.cli.routing.options import (
     checkpoint_to_resume,
-    jobs_option,
     resolved,
     resume_option,
     stage_options,
@@ -22,10 +21,10 @@ from gnomon.cli.routing.options import (
 
 @click.command("all", cls=SectionedCommand)
 @stage_options
-@jobs_option
+@worker_options
 @resume_option
 def command(
-    config: str | None, overrides: dict[str, Any], out: Path | None, jobs: int | None, resume: str | None
+    config: str | None, overrides: dict[str, Any], out: Path | None, jobs: int | None, ray: str | None, resume: str | None
 ) -> None:
     """Demonstrations, clone, PPO, comparison.
 
@@ -40,10 +39,10 @@ def command(
     checkpoint = checkpoint_to_resume(resume, folder, made.train.updates)
     with watcher() as watch:
         if checkpoint is None:
-            collect_demos(made, folder, watch, jobs)
-            clone_teacher(made, folder, watch, jobs)
+            collect_demos(made, folder, watch, jobs, ray)
+            clone_teacher(made, folder, watch, jobs, ray)
         train(made, folder, watch, checkpoint)
     policies: dict[str, Path | None] = {"learned": folder.policy}
     if folder.clone.exists():
         policies["clone"] = folder.clone
-    run_comparison(made.compare, policies, made.lengths, jobs, folder.root / "comparison")
+    run_comparison(made.compare, policies, made.lengths, jobs, ray, folder.root / "comparison")

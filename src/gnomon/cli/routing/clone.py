@@ -8,14 +8,14 @@ from typing import Any
 import click
 
 from gnomon.api.routing import clone_teacher
-from gnomon.cli.options import SectionedCommand
-from gnomon.cli.routing.options import jobs_option, resolved, stage_options, watcher
+from gnomon.cli.options import SectionedCommand, worker_options
+from gnomon.cli.routing.options import resolved, stage_options, watcher
 
 
 @click.command("clone", cls=SectionedCommand)
 @stage_options
-@jobs_option
-def command(config: str | None, overrides: dict[str, Any], out: Path | None, jobs: int | None) -> None:
+@worker_options
+def command(config: str | None, overrides: dict[str, Any], out: Path | None, jobs: int | None, ray: str | None) -> None:
     """Clone the teacher from the folder's demonstrations; then let the clone act and the teacher correct it (DAgger).
 
     Writes clone.npz (weights, normaliser and feature schema together: a policy file like any other) and clone.csv.
@@ -27,5 +27,5 @@ def command(config: str | None, overrides: dict[str, Any], out: Path | None, job
     """
     made, folder = resolved(config, overrides, out)
     with watcher() as watch:
-        last = clone_teacher(made, folder, watch, jobs)[-1]
+        last = clone_teacher(made, folder, watch, jobs, ray)[-1]
     click.echo(f"Wrote {folder.clone}: it agrees with the teacher in {last['agreement']:.1%} of the validation.")

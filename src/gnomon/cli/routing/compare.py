@@ -9,10 +9,10 @@ from typing import Any
 import click
 
 from gnomon.api.routing import CompareConfig, Routers, route
-from gnomon.cli.options import SectionedCommand, config_options
+from gnomon.cli.options import SectionedCommand, config_options, worker_options
 from gnomon.cli.printing import json_option, show
 from gnomon.cli.progress import progress
-from gnomon.cli.routing.options import jobs_option, policies_given
+from gnomon.cli.routing.options import policies_given
 from gnomon.core.config import load
 
 GOAL_MISSED = 1
@@ -27,7 +27,7 @@ GOAL_MISSED = 1
     help="What routers know of output lengths; look-ahead and policies know the same.",
 )  # fmt: skip
 @config_options(CompareConfig, skip=("scenarios",))
-@jobs_option
+@worker_options
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder for the report and the figures.")
 @click.option("--check", is_flag=True, help="Exit code 1 where a goal is missed.")
 @json_option
@@ -37,6 +37,7 @@ def command(
     lengths: str,
     overrides: dict[str, Any],
     jobs: int | None,
+    ray: str | None,
     out: Path | None,
     check: bool,
     as_json: bool,
@@ -53,7 +54,7 @@ def command(
       gnomon route compare my.yaml --policy runs/route/quick/policy.npz --policy clone=runs/route/quick/clone.npz
     """
     config = load(CompareConfig, None, {**overrides, **({"scenarios": list(scenarios)} if scenarios else {})})
-    found = run_comparison(config, policies_given(policies), lengths, jobs, out, as_json)
+    found = run_comparison(config, policies_given(policies), lengths, jobs, ray, out, as_json)
     if check and not found.goals_met:
         sys.exit(GOAL_MISSED)
 
@@ -63,12 +64,13 @@ def run_comparison(
     policies: dict[str, Path | None],
     lengths: str,
     jobs: int | None,
+    ray: str | None,
     out: Path | None,
     as_json: bool = False,
 ) -> Routers:
     """Compare, print and write."""
     with progress("comparing") as on_progress:
-        found = route(config, policies=policies, lengths=lengths, jobs=jobs, on_progress=on_progress)
+        found = route(config, policies=policies, lengths=lengths, jobs=jobs, ray=ray, on_progress=on_progress)
     show(found, as_json=as_json)
     if out is not None:
         click.echo(f"Wrote {found.save(out) / 'report.html'}.", err=as_json)

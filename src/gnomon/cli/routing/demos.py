@@ -9,16 +9,16 @@ import click
 
 from gnomon.api.routing import collect_demos
 from gnomon.api.routing import dump_state as write_state
-from gnomon.cli.options import SectionedCommand
-from gnomon.cli.routing.options import jobs_option, resolved, stage_options, watcher
+from gnomon.cli.options import SectionedCommand, worker_options
+from gnomon.cli.routing.options import resolved, stage_options, watcher
 
 
 @click.command("demos", cls=SectionedCommand)
 @stage_options
-@jobs_option
+@worker_options
 @click.option("--dump-state", type=click.Path(path_type=Path), help="Also write what was observed, as CSV or Parquet.")
 def command(
-    config: str | None, overrides: dict[str, Any], out: Path | None, jobs: int | None, dump_state: Path | None
+    config: str | None, overrides: dict[str, Any], out: Path | None, jobs: int | None, ray: str | None, dump_state: Path | None
 ) -> None:
     """Let several routers act in simulated clusters while a teacher says what would have been best.
 
@@ -32,7 +32,7 @@ def command(
     """
     made, folder = resolved(config, overrides, out)
     with watcher() as watch:
-        count = collect_demos(made, folder, watch, jobs)
+        count = collect_demos(made, folder, watch, jobs, ray)
     click.echo(f"Wrote {count:,} decisions to {folder.demos}.")
     if dump_state is not None:
         write_state(made, folder, dump_state)

@@ -92,7 +92,6 @@ def _beside(metrics: dict[str, float]) -> str:
     return "  ".join(f"{name.split('/')[-1]} {metrics[name]:.4g}" for name in SHOWN if metrics.get(name) is not None)
 
 
-jobs_option = click.option("--jobs", type=click.IntRange(min=1), help="Local processes.  [default: all cores]")
 resume_option = click.option(
     "--resume",
     metavar="auto|never|PATH",

@@ -9,10 +9,9 @@ from typing import Any
 import click
 
 from gnomon.api.search import BenchConfig, bench
-from gnomon.cli.options import SectionedCommand, config_options
+from gnomon.cli.options import SectionedCommand, config_options, worker_options
 from gnomon.cli.printing import json_option, show
 from gnomon.cli.progress import progress
-from gnomon.cli.search.search import worker_options
 from gnomon.core.files import write_text
 
 
@@ -27,8 +26,7 @@ def command(
     overrides: dict[str, Any],
     out: Path | None,
     jobs: int | None,
-    where: str,
-    address: str,
+    ray: str | None,
     as_json: bool,
 ) -> None:
     """Capacity of every scheduler on every workload of the suite, for several models.
@@ -41,7 +39,6 @@ def command(
       gnomon bench
       gnomon bench --models llama-3-8b --workloads "[chat-1m, azure-code]" --policies "[vllm_v1, sglang]"
     """
-    ray = address if where == "ray" else None
     with progress("measuring") as on_progress:
         found = bench(file, jobs=jobs, ray=ray, on_progress=on_progress, **overrides)
     if out is not None:

@@ -9,7 +9,11 @@ from typing import Any
 import click
 
 from gnomon.api.search import TOP, Search, SearchConfig, search
+<<<<<<< HEAD
 from gnomon.cli.options import SectionedCommand, config_options
+=======
+from gnomon.cli.options import config_options, worker_options
+>>>>>>> 805c733 (Budgets: pipelines, sweeps and post-training are counted before they begin; options without effect are refused; one way to say where a long command runs)
 from gnomon.cli.printing import json_option, print_blocks, print_json
 from gnomon.cli.progress import progress
 from gnomon.core.config import load
@@ -18,6 +22,7 @@ NOTHING_QUALIFIES = 1
 """Exit code where no configuration meets the SLO."""
 
 
+<<<<<<< HEAD
 def worker_options(function: Any) -> Any:
     """Where to run."""
     for decorate in reversed(
@@ -32,6 +37,9 @@ def worker_options(function: Any) -> Any:
 
 
 @click.command(cls=SectionedCommand)
+=======
+@click.command()
+>>>>>>> 805c733 (Budgets: pipelines, sweeps and post-training are counted before they begin; options without effect are refused; one way to say where a long command runs)
 @click.argument("file", required=False, type=click.Path(dir_okay=False))
 @config_options(SearchConfig)
 @click.option("--out", type=click.Path(path_type=Path), help="Folder of the results.  [default: runs/search/FILE]")
@@ -45,8 +53,7 @@ def command(
     out: Path | None,
     fresh: bool,
     jobs: int | None,
-    where: str,
-    address: str,
+    ray: str | None,
     top: int,
     as_json: bool,
 ) -> None:
@@ -60,13 +67,12 @@ def command(
     Examples:
       gnomon search examples/search/small.yaml
       gnomon search examples/search/llama2_70b_chat.yaml --strategy exhaustive --jobs 2
-      gnomon search examples/search/small.yaml --on ray --ray.address head:6379
+      gnomon search examples/search/small.yaml --ray head:6379
     """
     question = load(SearchConfig, file, overrides)
     folder = out or Path("runs") / "search" / (Path(file).stem if file else Path(question.model).stem)
     try:
         with progress("searching") as on_progress:
-            ray = address if where == "ray" else None
             found = search(question, folder=folder, fresh=fresh, jobs=jobs, ray=ray, on_progress=on_progress)
     except KeyboardInterrupt:
         click.echo(f"Interrupted; what was found is in {folder}. The same command goes on from there.", err=True)

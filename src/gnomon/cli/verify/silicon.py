@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from gnomon.api.verify import silicon_scenario, verify
+from gnomon.cli.options import worker_options
 from gnomon.cli.printing import json_option
 from gnomon.cli.progress import progress
 from gnomon.cli.verify.verdict import end
@@ -16,8 +17,7 @@ from gnomon.cli.verify.verdict import end
 @click.option("--rows", metavar="EXPR", help="""Only servers that meet this, e.g. 'engine == "vllm" and gpus == 8'.""")
 @click.option("--sample", type=click.IntRange(1, 100_000), help="A random sample of this many servers.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the sample.")
-@click.option("--jobs", type=click.IntRange(1, 4096), help="Processes; all cores if not given.")
-@click.option("--ray", metavar="ADDRESS", help="Run on a Ray cluster: auto, local or an address.")
+@worker_options
 @click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Also write the leaderboard as a page.")
 @click.option("--show", "shown", metavar="ID", help="Print one server as a scenario, and simulate nothing.")
 @json_option

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from gnomon.pipeline.schedule import Schedule
-from gnomon.pipeline.zoo.plan import SCHEDULES, Plan, ScheduleSpec, pipeline_schedule
+from gnomon.pipeline.zoo.plan import SCHEDULES, Plan, ScheduleSpec, check_passes, pipeline_schedule
 
-__all__ = ["SCHEDULES", "Plan", "ScheduleSpec", "make", "pipeline_schedule"]
+__all__ = ["SCHEDULES", "Plan", "ScheduleSpec", "check_passes", "make", "pipeline_schedule"]
 
 
 def make(name: str, plan: Plan) -> Schedule:

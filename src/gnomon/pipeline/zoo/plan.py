@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -11,6 +12,20 @@ from gnomon.core.registry import Registry
 from gnomon.pipeline.schedule import Schedule
 
 T = TypeVar("T", bound=Callable[..., Schedule])
+
+
+MAX_PASSES = 250_000
+"""Micro-batches times stages: each is a handful of tasks, and a bar in the picture."""
+
+
+def check_passes(ranks: int, microbatches: int, chunks: int = 1) -> None:
+    """Refuse a step that is larger than anybody can look at."""
+    passes = ranks * microbatches * chunks
+    if passes > MAX_PASSES:
+        raise ConfigError(
+            f"{microbatches:,} micro-batches x {ranks * chunks:,} stages: {passes:,} passes, at most {MAX_PASSES:,}.",
+            fix="A step with fewer micro-batches has the same shape.",
+        )
 
 
 @dataclass(frozen=True)
@@ -35,6 +50,9 @@ class Plan:
         for name in ("ranks", "microbatches", "chunks"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1 (given: {getattr(self, name)}).")
+        check_passes(self.ranks, self.microbatches, self.chunks if self.chunks > 2 else 1)
+        if self.memory_limit is not None and not 0 < self.memory_limit < math.inf:
+            raise ConfigError(f"memory_limit must be positive (given: {self.memory_limit}).")
 
 
 def _as_it_is(name: str, plan: Plan) -> dict[str, Plan]:
