@@ -94,7 +94,7 @@ def test_sweeps_are_counted_before_they_begin(cli: CommandLine, tmp_path: Path) 
     out = str(tmp_path / "out.csv")
     words = ["pipeline", "sweep", "-c", configured(prop_len=many, fwd_len=many), "--step", "0.02", "--output", out]
     said = cli(*words, code=2).output
-    assert "1.43G runs, about 11 days. Give --yes, or a coarser step." in said
+    assert "1.43G runs, about 2 days. Give --yes, or a coarser step." in said
 
 
 def test_what_has_no_effect_is_refused() -> None:

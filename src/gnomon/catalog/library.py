@@ -10,6 +10,7 @@ import yaml
 
 from gnomon.core.config import Config, load
 from gnomon.core.errors import GnomonError, UnknownNameError
+from gnomon.core.files import is_file
 
 DATA = Path(__file__).parent / "data"
 
@@ -49,7 +50,7 @@ class Library(Generic[C]):
 
     def resolve(self, name: str) -> str | None:
         """The file that `name` or an alias of it stands for, or None."""
-        if (self.folder / f"{name}.yaml").is_file():
+        if is_file(self.folder / f"{name}.yaml"):
             return name
         return self._by_folded.get(folded(name))
 

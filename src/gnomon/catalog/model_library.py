@@ -37,11 +37,15 @@ class ModelEntry(Config):
 MODELS = Library("model", DATA / "models", ModelEntry)
 
 
+MAX_PATH = 1000
+"""Characters of the path of a folder: what is longer is no path."""
+
+
 def model(name_or_path: str | Path) -> Model:
     """A model by built-in name ("llama-3-8b"), Hugging Face id, or path of a `config.json` (or its folder)."""
     path = Path(name_or_path)
     name = str(name_or_path)
-    if path.suffix == ".json" or (path.is_dir() and MODELS.resolve(name) is None):
+    if path.suffix == ".json" or (len(name) < MAX_PATH and path.is_dir() and MODELS.resolve(name) is None):
         return _read(path / "config.json" if path.is_dir() else path)
     return _built_in(name)
 

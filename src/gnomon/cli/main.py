@@ -9,7 +9,6 @@ import click
 from gnomon import __version__
 from gnomon.cli.lazy import LazyGroup
 from gnomon.core.errors import GnomonError
-from gnomon.core.files import NOT_WRITABLE
 
 VERBS = {
     "simulate": "Simulate a serving deployment: latency, throughput, utilisation, cost.",
@@ -86,10 +85,11 @@ def main(arguments: list[str] | None = None) -> None:
     except BrokenPipeError:  # `gnomon ... | head`
         sys.stderr.close()
         sys.exit(0)
-    except OSError as error:
-        if error.errno not in NOT_WRITABLE:
+    except OSError as error:  # A file of the user's, or the output: nothing that a traceback would explain.
+        if error.errno is None:
             raise
-        click.echo(f"gnomon: the output cannot be written: {error.strerror}.", err=True)
+        place = "the output" if error.filename is None else str(error.filename)[:200]
+        click.echo(f"gnomon: {place}: {error.strerror}.", err=True)
         sys.exit(2)
 
 

@@ -33,7 +33,8 @@ class UnknownNameError(GnomonError):
         near = nearest(name, names)
         guess = f"Did you mean {' or '.join(repr(n) for n in near)}? " if near else ""
         listing = f"Known: {', '.join(names)}." if names else f"There is no {kind} yet."
-        super().__init__(f"unknown {kind} {name!r}.", where=where, fix=f"{guess}{listing}")
+        given = repr(name) if len(name) <= 100 else f"{name[:100]!r}..."
+        super().__init__(f"unknown {kind} {given}.", where=where, fix=f"{guess}{listing}")
 
 
 class DataError(GnomonError):
@@ -55,5 +56,7 @@ class MissingExtraError(GnomonError):
 
 def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
     """The known names that look most like `name`, best first."""
+    if len(name) > 200:  # Nobody's typing; and comparing takes its square.
+        return []
     by_folded = {k.casefold(): k for k in known}
     return [by_folded[k] for k in difflib.get_close_matches(name.casefold(), by_folded, n=count, cutoff=0.5)]

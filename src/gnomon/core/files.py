@@ -130,6 +130,14 @@ def _writable(path: Path) -> Iterator[None]:
         raise
 
 
+def is_file(path: str | Path) -> bool:
+    """Whether there is such a file; False too for what cannot be the name of one (too long, with a zero in it)."""
+    try:
+        return Path(path).is_file()
+    except (OSError, ValueError):
+        return False
+
+
 def write_text(path: str | Path, text: str) -> Path:
     """Write `text` to `path` atomically."""
     with written_whole(path) as temporary:

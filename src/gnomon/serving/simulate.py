@@ -24,6 +24,7 @@ from gnomon.serving.log import Log, new_log
 from gnomon.serving.loop import NEVER
 from gnomon.serving.routers import ROUTERS, RouterSpec
 from gnomon.serving.scenario import RouterConfig, Scenario
+from gnomon.serving.size import check_size
 from gnomon.serving.state import Cluster
 from gnomon.serving.warmup import begin_measuring, without_warmup
 from gnomon.timing.iteration import IterationTables
@@ -66,6 +67,7 @@ def run(
     `on_progress(done, total)` is called now and then with the number of requests that have arrived.
     """
     router = _find_router(scenario.router)
+    check_size(scenario, 0 if requests is None else len(requests))
     offered = requests if requests is not None else generate(scenario.workload, scenario.seed)
     kinds = resolve(scenario, offered)
     offered = accepted(scenario, kinds, offered)
