@@ -55,17 +55,17 @@ def test_sizes_of_post_training(key: str, value: int) -> None:
         (["--stages", "100000"], "800,000 passes"),
         (["-n", str(2**63)], "passes"),
         (["--schedule", "interleaved", "--chunks", "1000000"], "passes"),
-        (["--schedule", "1f1b", "--jitter", "0.1", "--draws", "0"], "draws must be from 1 to 10,000"),
+        (["--schedule", "1f1b", "--jitter", "0.1", "--draws", "0"], "draws: Input should be greater than 0"),
         (["--schedule", "1f1b", "--jitter", "0.1", "--draws", "100000"], "draws must be from 1 to 10,000"),
         (["--schedule", "1f1b", "--overlap-len", "-1"], "overlapped must be at least 0"),
-        (["--schedule", "zb-auto", "--memory-limit", "nan"], "memory_limit must be positive"),
+        (["--schedule", "zb-auto", "--memory-limit", "nan"], "finite number"),
         # Without effect:
         (["--schedule", "1f1b", "--link", "0-9=1"], "nothing is sent over a link '0-9'. Links: 0-1, 1-0, 1-2"),
-        (["--schedule", "1f1b", "--chunks", "3"], "--chunks has no effect with the schedule 1f1b"),
-        (["--chunks", "3"], "--chunks has no effect"),
+        (["--schedule", "1f1b", "--chunks", "3"], "chunks has no effect with the schedule 1f1b"),
+        (["--chunks", "3"], "chunks has no effect with the study"),
         (["--recompute"], "--recompute has no effect"),
         (["--schedule", "1f1b", "--data-parallel", "3"], "--data-parallel has no effect"),
-        (["--schedule", "1f1b", "--draws", "10"], "--draws has no effect with passes without --jitter"),
+        (["--schedule", "1f1b", "--draws", "10"], "draws has no effect with passes without jitter"),
     ],
 )
 def test_pipeline_run(cli: CommandLine, words: list[str], message: str) -> None:

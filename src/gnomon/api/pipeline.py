@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gnomon.api.result import Drawing, Progress, Result, read
-from gnomon.core.files import write_text
+from gnomon.core.errors import ConfigError
+from gnomon.core.files import folder_written_whole, write_text
 
 if TYPE_CHECKING:
     import polars as pl
@@ -140,11 +141,11 @@ class PipelineStep(Result):
         look: dict[str, Any] = {
             "view": view, "show_throttling": show_throttling, "show_completion_time": show_completion_time,
         }  # fmt: skip
-        folder = Path(folder)
-        write_step(self.step, folder, **look)
-        self.frames["tasks"].write_csv(folder / "step.csv")
-        write_text(folder / "step.json", json.dumps(self.to_dict(), indent=1))
-        return folder
+        with folder_written_whole(folder, ("step.*",)) as temporary:
+            write_step(self.step, temporary, **look)
+            self.frames["tasks"].write_csv(temporary / "step.csv")
+            write_text(temporary / "step.json", json.dumps(self.to_dict(), indent=1))
+        return Path(folder)
 
 
 def search_schedules(
@@ -331,6 +332,8 @@ def schedule_csv(
     from gnomon.pipeline.step import load_schedule
     from gnomon.pipeline.zoo import Plan
 
+    if chunks != 2 and not takes_chunks(schedule):
+        raise ConfigError(f"chunks has no effect with the schedule {schedule}.", fix="Leave it out.")
     return pytorch_csv.text(load_schedule(schedule, Plan(stages, n, chunks, memory_limit=memory_limit)))
 
 

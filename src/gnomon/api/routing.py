@@ -117,7 +117,9 @@ class Routers(Result):
         return write_comparison(self.comparison, self.goals, folder).parent
 
 
-def collect_demos(config: RouteConfig, folder: Folder, watch: Watcher | None = None, jobs: int | None = None, ray: str | None = None) -> int:
+def collect_demos(
+    config: RouteConfig, folder: Folder, watch: Watcher | None = None, jobs: int | None = None, ray: str | None = None
+) -> int:
     """Let several routers act while a teacher says what would have been best; returns the number of decisions."""
     from gnomon.routing import stages
 

@@ -8,6 +8,7 @@ from gnomon.core.errors import ConfigError
 from gnomon.pipeline.costs import StepCosts
 from gnomon.pipeline.study import Study, check_sync_freq
 from gnomon.pipeline.training import Training
+from gnomon.pipeline.zoo import SCHEDULES
 
 LENGTHS = ("fwd_len", "bwd_len", "prop_len", "grad_prop_len", "sync_base_len")
 OF_A_SCHEDULE = (
@@ -64,7 +65,12 @@ class StepConfig(Study):
             for name in OF_A_SCHEDULE:
                 if getattr(self, name):
                     raise ConfigError(f"{name} needs a schedule.", fix="Add the schedule 1f1b, for example.")
+            self._refuse("the study", ("chunks", "draws"))
             return self._checked_lengths()
+        if self.schedule is not None and self.schedule in SCHEDULES and not SCHEDULES[self.schedule].takes_chunks:
+            self._refuse(f"the schedule {self.schedule}", ("chunks",))
+        if not self.jitter and not (self.costs and self.costs.jitter):
+            self._refuse("passes without jitter", ("draws",))
         if self.is_given("dispatch") and self.dispatch == "greedy":
             raise ConfigError(
                 "greedy dispatch is the study's: a schedule has an order of its own.", fix="Leave out the schedule."

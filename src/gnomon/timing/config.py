@@ -5,7 +5,13 @@ from __future__ import annotations
 from typing import Literal
 
 from pydantic import (
-    ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt, field_validator, model_validator,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    field_validator,
+    model_validator,
 )
 
 from gnomon.catalog.devices import Dtype

@@ -88,7 +88,11 @@ def step_of(given: dict[str, Any]) -> dict[str, Any]:
         step["link_speed"] = {name: number(speed, "--link") for name, speed in pairs}
     if given.get("costs"):
         step["costs"] = read_costs(given["costs"])
-    if given["model"]:
+    if not given["model"]:
+        for name in (*TRAINING, "source", "path"):
+            if _is_given(name) and given[name] is not None:
+                raise ConfigError(f"--{name.replace('_', '-')} has no effect without --model.", fix="Leave it out.")
+    else:
         timing = {name: given[name] for name in ("source", "path") if _is_given(name)}
         step["training"] = {name: given[name] for name in TRAINING if given[name] is not None} | {"timing": timing}
     return step

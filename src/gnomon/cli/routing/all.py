@@ -24,7 +24,12 @@ from gnomon.cli.routing.options import (
 @worker_options
 @resume_option
 def command(
-    config: str | None, overrides: dict[str, Any], out: Path | None, jobs: int | None, ray: str | None, resume: str | None
+    config: str | None,
+    overrides: dict[str, Any],
+    out: Path | None,
+    jobs: int | None,
+    ray: str | None,
+    resume: str | None,
 ) -> None:
     """Demonstrations, clone, PPO, comparison.
 

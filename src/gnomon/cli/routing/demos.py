@@ -18,7 +18,12 @@ from gnomon.cli.routing.options import resolved, stage_options, watcher
 @worker_options
 @click.option("--dump-state", type=click.Path(path_type=Path), help="Also write what was observed, as CSV or Parquet.")
 def command(
-    config: str | None, overrides: dict[str, Any], out: Path | None, jobs: int | None, ray: str | None, dump_state: Path | None
+    config: str | None,
+    overrides: dict[str, Any],
+    out: Path | None,
+    jobs: int | None,
+    ray: str | None,
+    dump_state: Path | None,
 ) -> None:
     """Let several routers act in simulated clusters while a teacher says what would have been best.
 
