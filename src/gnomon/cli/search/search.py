@@ -9,11 +9,7 @@ from typing import Any
 import click
 
 from gnomon.api.search import TOP, Search, SearchConfig, search
-<<<<<<< HEAD
-from gnomon.cli.options import SectionedCommand, config_options
-=======
-from gnomon.cli.options import config_options, worker_options
->>>>>>> 805c733 (Budgets: pipelines, sweeps and post-training are counted before they begin; options without effect are refused; one way to say where a long command runs)
+from gnomon.cli.options import SectionedCommand, config_options, worker_options
 from gnomon.cli.printing import json_option, print_blocks, print_json
 from gnomon.cli.progress import progress
 from gnomon.core.config import load
@@ -22,24 +18,7 @@ NOTHING_QUALIFIES = 1
 """Exit code where no configuration meets the SLO."""
 
 
-<<<<<<< HEAD
-def worker_options(function: Any) -> Any:
-    """Where to run."""
-    for decorate in reversed(
-        (
-            click.option("--jobs", type=click.IntRange(min=1), help="Local processes.  [default: all cores]"),
-            click.option("--on", "where", type=click.Choice(["local", "ray"]), default="local", help="Where to run."),
-            click.option("--ray.address", "address", default="auto", help="Ray cluster: auto, local, or head:6379."),
-        )
-    ):
-        function = decorate(function)
-    return function
-
-
 @click.command(cls=SectionedCommand)
-=======
-@click.command()
->>>>>>> 805c733 (Budgets: pipelines, sweeps and post-training are counted before they begin; options without effect are refused; one way to say where a long command runs)
 @click.argument("file", required=False, type=click.Path(dir_okay=False))
 @config_options(SearchConfig)
 @click.option("--out", type=click.Path(path_type=Path), help="Folder of the results.  [default: runs/search/FILE]")
