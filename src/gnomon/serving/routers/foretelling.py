@@ -7,6 +7,8 @@ every output is expected to go on for the mean found so far, however long it is 
 
 from __future__ import annotations
 
+from typing import Any
+
 from gnomon.core.arrays import Ints
 from gnomon.core.jit import inner
 from gnomon.serving.cluster import Fleet
@@ -90,10 +92,16 @@ def iteration_s(fleet: Fleet, r: int, prefill: int, decodes: int, kv: float) -> 
 
 
 @inner
+def prefill_room(state: Any, decodes: int) -> int:
+    """Prompt tokens that an iteration of a replica has room for beside so many decodes, as routers foretell it."""
+    return max(1, state.max_batch_tokens - decodes)
+
+
+@inner
 def chunk_of(fleet: Fleet, r: int, prefill: float) -> int:
     """Prefill tokens of one iteration of replica `r` while that much is to be done: what its decodes leave."""
     state = fleet.cluster.replicas[r]
-    room = state.max_batch_tokens - min(state.num_holding, state.max_batch_tokens // 2)
+    room = prefill_room(state, min(state.num_holding, state.max_batch_tokens // 2))
     return max(1, min(int(prefill), room, state.max_chunk_tokens))
 
 

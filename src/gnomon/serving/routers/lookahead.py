@@ -17,7 +17,14 @@ from gnomon.core.arrays import Floats
 from gnomon.core.jit import inner
 from gnomon.serving import prefix_cache
 from gnomon.serving.routers import Fleet, router
-from gnomon.serving.routers.foretelling import expected_output, iteration_s, mean_output, output_left, outstanding
+from gnomon.serving.routers.foretelling import (
+    expected_output,
+    iteration_s,
+    mean_output,
+    output_left,
+    outstanding,
+    prefill_room,
+)
 from gnomon.serving.state import NONE, replica_view
 from gnomon.serving.stepping import processed_now
 
@@ -79,7 +86,7 @@ def _run_iterations(fleet: Fleet, r: int, work: Work, admitted: int) -> float:
             decodes += 1
             kv += work.held[i]
             steps = min(steps, work.output[i])
-    budget = float(max(1, state.max_batch_tokens - decodes))
+    budget = float(prefill_room(state, decodes))
     chunk = 0.0
     for i in range(admitted):
         if work.output[i] > 0.0 and work.prefill[i] > 0.0 and chunk < budget:

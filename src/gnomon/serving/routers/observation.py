@@ -27,6 +27,7 @@ from gnomon.serving.routers.foretelling import (
     mean_output,
     output_left,
     outstanding,
+    prefill_room,
 )
 from gnomon.serving.state import replica_view
 
@@ -192,7 +193,7 @@ def _new_tokens(fleet: Fleet, r: int, request_id: int) -> int:
 def _prefill_alone_s(fleet: Fleet, r: int, new: int) -> float:
     """Seconds of a prefill that has replica `r` for itself."""
     state = fleet.cluster.replicas[r]
-    chunk = max(1, min(new, state.max_batch_tokens, state.max_chunk_tokens))
+    chunk = max(1, min(new, prefill_room(state, 0), state.max_chunk_tokens))
     return new / chunk * iteration_s(fleet, r, chunk, 0, 0.0)
 
 
