@@ -1,6 +1,6 @@
 """Mutation testing: change one operator, constant or comparison at a time, and see whether a test notices.
 
-python -m benchmarks.mutants --sample 200 --seed 0 [--module timing/communication ...] [--results mutants.jsonl]
+python -m benchmarks.mutants --sample 200 --seed 0 [--module timing/communication ...] [--results FILE]
 
 The sources are copied and only the copy is changed. Each mutant runs in a child of one process that has imported the
 libraries already, without compiled code (GNOMON_JIT=0): the test files that TESTS names for its module, to the first
@@ -30,7 +30,6 @@ import click
 
 ROOT = Path(__file__).parent.parent
 SOURCES = ROOT / "src" / "gnomon"
-SERVING = ("serving_decisions", "serving_engine")
 TESTS: dict[str, tuple[str, ...]] = {
     "catalog/topology": ("timing_topology",),
     "catalog/quantization": ("catalog_quantization", "timing_golden"),
@@ -52,8 +51,8 @@ TESTS: dict[str, tuple[str, ...]] = {
     "timing/sources/silicon": ("timing_silicon",),
     "timing/sources": ("timing_roofline", "timing_golden", "timing_baking", "timing_profile"),
     "timing": ("timing_baking", "timing_golden", "timing_passes", "timing_speculative", "timing_profile", "front_end"),
-    "serving/policies": SERVING,
-    "serving/routers": SERVING,
+    "serving/policies": ("policy_decisions", "policy_options"),
+    "serving/routers": ("router_decisions",),
     "search": ("search",),
     "pipeline": ("pipeline_zoo", "pipeline_execution", "pipeline_study", "pipeline_sweep", "timing_passes"),
 }
@@ -153,15 +152,14 @@ def _is_text(node: ast.BinOp) -> bool:
     )
 
 
-def mutants_of(path: Path) -> Iterator[Mutant]:
+def mutants_of(module: str, text: str) -> Iterator[Mutant]:
     """Every mutant of one file."""
-    text = path.read_text(encoding="utf-8")
     starts = [0]
     for line in text.splitlines(keepends=True):
         starts.append(starts[-1] + len(line.encode()))
     finder = _Finder()
     finder.visit(ast.parse(text))
-    module, source = path.relative_to(SOURCES).as_posix(), hashlib.sha256(text.encode()).hexdigest()[:12]
+    source = hashlib.sha256(text.encode()).hexdigest()[:12]
     for node, other in finder.found:
         assert node.end_lineno is not None and node.end_col_offset is not None
         span = (starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset)
@@ -228,23 +226,20 @@ def apply(mutant: Mutant, sources: Path) -> tuple[Path, bytes, os.stat_result]:
 
 
 def sample(count: int, seed: int, modules: tuple[str, ...]) -> list[Mutant]:
-    """Mutants drawn evenly from all that tests are named for."""
-    chosen = modules or tuple(TESTS)
-    paths = [p for p in sorted(SOURCES.rglob("*.py")) if any(_is_in(p, name) for name in chosen)]
-    found = [one for path in paths if tests_of(path.relative_to(SOURCES).as_posix()) for one in mutants_of(path)]
+    """Mutants drawn evenly from all files that tests are named for."""
+    found: list[Mutant] = []
+    for path in sorted(SOURCES.rglob("*.py")):
+        name = path.relative_to(SOURCES).as_posix()
+        if any(f"{name.removesuffix('.py')}/".startswith(f"{one}/") for one in modules or TESTS):
+            found += mutants_of(name, path.read_text(encoding="utf-8"))
     return random.Random(seed).sample(found, min(count, len(found)))
-
-
-def _is_in(path: Path, module: str) -> bool:
-    name = path.relative_to(SOURCES).as_posix().removesuffix(".py")
-    return name == module or name.startswith(f"{module}/")
 
 
 @click.command()
 @click.option("--sample", "count", default=200, show_default=True, help="How many mutants.")
 @click.option("--seed", default=0, show_default=True, help="Which ones.")
 @click.option("--module", "modules", multiple=True, help="Only these files or folders, e.g. timing/communication.")
-@click.option("--results", default=".mutants.jsonl", show_default=True, help="Where results are kept.")
+@click.option("--results", default="runs/mutants.jsonl", show_default=True, help="Where results are kept.")
 def main(count: int, seed: int, modules: tuple[str, ...], results: str) -> None:
     """Run a sample of mutants and print those that no test noticed."""
     os.environ |= {"GNOMON_JIT": "0", "HYPOTHESIS_STORAGE_DIRECTORY": tempfile.gettempdir()}
@@ -252,6 +247,7 @@ def main(count: int, seed: int, modules: tuple[str, ...], results: str) -> None:
         import_module(library)
 
     mutants, kept = sample(count, seed, modules), Path(results)
+    kept.parent.mkdir(parents=True, exist_ok=True)
     known = {row["key"]: row for row in map(json.loads, kept.read_text().splitlines())} if kept.exists() else {}
     with tempfile.TemporaryDirectory() as folder:
         sources = Path(folder) / "src" / "gnomon"

@@ -1,0 +1,43 @@
+"""Mutation testing: what is changed, and which tests have to notice."""
+
+from __future__ import annotations
+
+import pytest
+
+mutants = pytest.importorskip("benchmarks.mutants")
+
+TEXT = '''"""Text 1."""
+LIMIT: int = 3
+
+def half(n: int, is_exact: bool = False) -> float:
+    """Half of 1."""
+    if not is_exact and n < LIMIT:
+        raise ValueError(f"at least {LIMIT + 1}")
+    assert n > 0
+    return n / 2.0
+'''
+
+
+def test_operators_constants_and_comparisons_are_changed_and_text_is_not() -> None:
+    found = [(one.line, one.before, one.after) for one in mutants.mutants_of("half.py", TEXT)]
+    assert sorted(found) == [
+        (2, "3", "4"),
+        (4, "False", "True"),
+        (6, "n < LIMIT", "n <= LIMIT"),
+        (6, "not is_exact", "is_exact"),
+        (6, "not is_exact and n < LIMIT", "not is_exact or n < LIMIT"),
+        (9, "2.0", "4.0"),
+        (9, "n / 2.0", "n * 2.0"),
+    ]
+
+
+def test_every_module_with_tests_is_there_and_so_are_the_tests() -> None:
+    for module, names in mutants.TESTS.items():
+        path = mutants.SOURCES / module
+        assert path.is_dir() or path.with_suffix(".py").is_file(), module
+        assert len(mutants.tests_of(module)) == len(names), module
+
+
+def test_the_same_seed_draws_the_same_mutants() -> None:
+    one, two, other = (mutants.sample(5, seed, ("timing/communication",)) for seed in (0, 0, 1))
+    assert one == two != other
