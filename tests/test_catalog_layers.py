@@ -33,6 +33,7 @@ from gnomon.timing.operators import stage_operators
 def test_every_layer_has_its_kind(name: str, full: int, sliding: int, linear: int, experts: int, dense: int) -> None:
     model = catalog.model(name)
     assert [model.num_attention_layers(kind) for kind in ("full", "sliding", "linear")] == [full, sliding, linear]
+    assert model.attention_kind(0) == ("full" if full == model.num_layers else "sliding" if sliding else "linear")
     mlps = [model.mlp_kind(layer) for layer in range(model.num_layers)]
     assert (mlps.count("experts"), mlps.count("dense")) == (experts, dense)
 
@@ -131,6 +132,7 @@ def test_published_config_files_are_read() -> None:
         config = json.loads((folder / f"{file}_config.json").read_text())
         read, built_in = parse_config(config, name=file, where=file), catalog.model(name)
         assert (read.kinds(), read.num_parameters) == (built_in.kinds(), built_in.num_parameters)
+        assert read.attention_layers == built_in.attention_layers
         assert read.checkpoint == built_in.checkpoint
         assert read.weight_bytes_per_rank(one) == built_in.weight_bytes_per_rank(one)
 
