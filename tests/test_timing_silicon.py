@@ -291,3 +291,26 @@ def test_auto_takes_silicon_where_it_is_installed_and_says_so(package: Path, mon
     assert any("timing.source: auto found aiconfigurator-core" in note for note in found.notes())
     assert timer("llama-3-8b", "a40").source.name == "roofline"
     assert timer("llama-3-8b", "h200").source.name == "profile"
+
+
+def test_experts_that_another_engine_runs_far_faster_are_passed_over(package: Path) -> None:
+    shape = {"hidden_size": 2048, "topk": 8, "num_experts": 128, "moe_dtype": "bfloat16", "moe_ep_size": 1}
+    for engine, version, factor in (("vllm", "0.24.0", 3.0), ("sglang", "0.5.14", 1.0)):
+        rows: list[dict[str, object]] = [
+            {
+                **shape,
+                "inter_size": i,
+                "num_tokens": t,
+                "moe_tp_size": tp,
+                "distribution": d,
+                "latency": factor * 0.1 * t,
+            }
+            for i in (512, 768, 1024)
+            for t in (1, 16, 256, 1024)
+            for tp in (1, 2, 4, 8)
+            for d in ("balanced", "power_law_1.01")
+        ]
+        write(package, f"moe/{engine}/{version}/moe_perf.parquet", rows)
+    c = context("qwen3-30b-a3b", degree=2)
+    assert source_of(c).provenance(graph(c)["experts"]) == "measured in sglang 0.5.14, other engine"
+    assert source_of(c).seconds(graph(c)["experts"], np.array([16.0])) == pytest.approx([1.6e-3])

@@ -15,7 +15,7 @@ from gnomon.timing import SOURCES, Batch, Context, Timer, breakdown
 _SCHEMA = {
     "kind": pl.Int64, "device": pl.String, "iteration": pl.String, "num_iterations": pl.Int64, "operator": pl.String,
     "calls": pl.Int64, "seconds": pl.Float64, "flops": pl.Float64, "bytes": pl.Float64, "mfu": pl.Float64,
-    "limit": pl.String,
+    "limit": pl.String, "provenance": pl.String,
 }  # fmt: skip
 
 
@@ -38,7 +38,7 @@ def operator_frame(run: Run) -> pl.DataFrame:
             same = {"kind": number, "device": kind.device.name, "iteration": name, "num_iterations": count}
             rows += [
                 {**same, "operator": one.name, "calls": one.calls, "seconds": one.seconds, "flops": one.flops,
-                 "bytes": one.bytes, "mfu": one.mfu, "limit": one.limit}
+                 "bytes": one.bytes, "mfu": one.mfu, "limit": one.limit, "provenance": one.provenance}
                 for one in breakdown(timer, batch)
             ]  # fmt: skip
     return pl.DataFrame(rows, schema=_SCHEMA)

@@ -30,6 +30,19 @@ DTYPES: dict[str, tuple[str, ...]] = {
     "int4_group32": ("int4_wo", "w4a16_mxfp4"),
 }
 """Number format -> what the tables call it, then what stands in for it."""
+_POINT = (
+    "num_tokens",
+    "hidden_size",
+    "inter_size",
+    "topk",
+    "num_experts",
+    "moe_tp_size",
+    "moe_ep_size",
+    "distribution",
+)
+SLOW = 2.5
+"""A table whose points take this much longer than another engine's, in the median, is passed over."""
+MIN_COMMON = 30
 LOADS = ("balanced", "power_law_1.01", "power_law_1.2")
 KERNELS = {
     "trtllm": ("flashinfer_trtllm", "min_latency", "moe_torch_flow$"),
@@ -43,9 +56,10 @@ KERNELS = {
 
 def find_experts(query: Query, operator: Operator, work: Experts) -> Found | None:
     """The shape and load themselves, in the engine's tables or the others'; else the nearest shape, scaled."""
-    tables = query.tables("moe", "moe_perf")
+    everything = query.tables("moe", "moe_perf")
     chosen = [query.expert_kernel] if query.expert_kernel else []
     for dtype, kernel in product(DTYPES.get(work.format.name, ()), [*chosen, ""]):
+        tables = [one for one in everything if not is_slow(one, dtype, tuple(everything))]
         for look in (_exact,) if kernel else (_exact, _nearest):
             for table in tables:
                 found = look(table, dtype, kernel, operator, work, query)
@@ -53,6 +67,29 @@ def find_experts(query: Query, operator: Operator, work: Experts) -> Found | Non
                     is_other = dtype != DTYPES[work.format.name][0]
                     return replace(found, provenance=f"{found.provenance}, in {dtype}") if is_other else found
     return None
+
+
+@lru_cache(maxsize=256)
+def is_slow(table: Table, dtype: str, others: tuple[Table, ...]) -> bool:
+    """Whether another engine takes far less at the same points: then this one's kernels were measured untuned."""
+    mine = _sample(table, dtype)
+    for other in others:
+        if other.engine == table.engine:
+            continue
+        both = mine.join(_sample(other, dtype), on=_POINT, suffix="_other")
+        ratio = (both["latency"] / both["latency_other"]).median() if both.height >= MIN_COMMON else None
+        if isinstance(ratio, float) and ratio > SLOW:
+            return True
+    return False
+
+
+@lru_cache(maxsize=256)
+def _sample(table: Table, dtype: str) -> pl.DataFrame:
+    """A few sizes of every shape under even load, the fastest kernel of each."""
+    rows = table.rows(*_POINT, "moe_dtype", "distribution", "latency").filter(
+        pl.col("moe_dtype") == dtype, pl.col("distribution") == "balanced", pl.col("num_tokens").is_in([1, 16, 256])
+    )
+    return rows.group_by(_POINT).agg(pl.col("latency").min())
 
 
 def _exact(table: Table, dtype: str, kernel: str, operator: Operator, work: Experts, query: Query) -> Found | None:

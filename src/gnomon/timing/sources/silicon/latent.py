@@ -110,8 +110,8 @@ def _without_launches(samples: Samples, shortest_s: float) -> tuple[Samples, boo
     another engine takes far less. Host time is not a kernel's."""
     floor = float(samples.seconds[np.argmin(samples.sizes.sum(axis=1))])
     lengths, before = samples.sizes.T
-    knee = lengths[(before == before.min()) & (samples.seconds > PLATEAU * floor)].min(initial=np.inf)
-    keep = lengths >= knee
+    waits = (before == before.min()) & (samples.seconds <= PLATEAU * floor)
+    keep = lengths > lengths[waits].max(initial=0.0)
     if floor <= LAUNCH_BOUND * shortest_s or keep.sum() < MIN_ROWS:
         return samples, False
     return replace(samples, sizes=samples.sizes[keep], seconds=samples.seconds[keep]), True
