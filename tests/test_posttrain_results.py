@@ -17,7 +17,7 @@ from gnomon.posttrain.calibrate import calibrate, colocated_costs, with_efficien
 from gnomon.posttrain.config import LengthsConfig, Posttrain
 from gnomon.posttrain.costs import Costs
 from gnomon.posttrain.lengths import draw
-from gnomon.posttrain.place import place
+from gnomon.posttrain.placement_search import place
 from gnomon.posttrain.policies import make_policy
 from gnomon.posttrain.simulate import run
 from gnomon.posttrain.sweep import sweep

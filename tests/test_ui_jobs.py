@@ -18,7 +18,7 @@ from gnomon.core.errors import ConfigError, GnomonError
 from gnomon.ui import jobs
 from gnomon.ui.controls import ControlError, Hidden, Number
 from gnomon.ui.job_panel import start_anew
-from gnomon.ui.page import Page
+from gnomon.ui.site_page import Page
 
 
 def doubled(argument: int, report: jobs.Report) -> int:

@@ -189,7 +189,7 @@ def place(
     `costs` are measured stage seconds (simulated unless given); with `rule_only` nothing else is simulated.
     """
     from gnomon.posttrain import advise
-    from gnomon.posttrain.place import place as find
+    from gnomon.posttrain.placement_search import place as find
     from gnomon.report.blocks import Line
     from gnomon.report.posttrain import text
 

@@ -12,7 +12,7 @@ from gnomon.core.errors import GnomonError
 from gnomon.ui import jobs
 from gnomon.ui.blocks import button
 from gnomon.ui.callbacks import callback
-from gnomon.ui.page import Page
+from gnomon.ui.site_page import Page
 
 POLL_MS = 400
 Ask = Callable[[dict[str, Any]], Any]

@@ -8,7 +8,7 @@ from dash.development.base_component import Component
 from gnomon import __version__
 from gnomon.ui.address import state_of
 from gnomon.ui.callbacks import callback
-from gnomon.ui.page import Page
+from gnomon.ui.site_page import Page
 
 # The icon is drawn here, so that no file of Dash's is shown in its place.
 _ICON = (

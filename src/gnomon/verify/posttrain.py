@@ -17,7 +17,7 @@ import numpy as np
 from gnomon.posttrain.advise import StageCosts, advise
 from gnomon.posttrain.calibrate import calibrate, colocated_costs, with_efficiency
 from gnomon.posttrain.config import Posttrain
-from gnomon.posttrain.place import place
+from gnomon.posttrain.placement_search import place
 from gnomon.posttrain.policies import make_policy
 from gnomon.posttrain.simulate import run
 from gnomon.verify import posttrain_published as published

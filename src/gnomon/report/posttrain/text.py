@@ -6,7 +6,7 @@ from typing import Any
 
 from gnomon.posttrain.advise import Advice
 from gnomon.posttrain.compare import Outcome
-from gnomon.posttrain.place import Report
+from gnomon.posttrain.placement_search import Report
 from gnomon.posttrain.record import RunRecord, StepRecord
 from gnomon.report.blocks import Block, Line, Table, lines
 from gnomon.report.posttrain.figures import policy_rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from gnomon.ui.page import Page
+from gnomon.ui.site_page import Page
 
 NAMES = ("serve", "plan", "pipeline", "posttrain", "routing", "runs")
 

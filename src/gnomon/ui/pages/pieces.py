@@ -12,7 +12,7 @@ from dash.development.base_component import Component
 from gnomon.report.splits import Causes, SplitRow
 from gnomon.ui.blocks import WITH_TOOLS, blank
 from gnomon.ui.callbacks import callback
-from gnomon.ui.page import HIDDEN, SHOWN, Page
+from gnomon.ui.site_page import HIDDEN, SHOWN, Page
 
 ABOVE_PX = 10
 """Above a plot whose legend stands over it."""

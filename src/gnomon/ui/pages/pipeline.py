@@ -15,9 +15,9 @@ from gnomon.report.pipeline.figures import CAUSES, cause_rows
 from gnomon.ui.blocks import cards, graph, notice, section
 from gnomon.ui.callbacks import callback
 from gnomon.ui.controls import Choice, Control, Number, Slider, Switch, Text
-from gnomon.ui.page import Page
 from gnomon.ui.pages.pieces import not_tall, register_boxes, split_bars, tall, tall_graph, tall_outputs, view_of
 from gnomon.ui.pages.pipeline_step import MODEL, STUDY, step_of
+from gnomon.ui.site_page import Page
 from gnomon.ui.turns import turn
 
 GANTT_PX, HEAT_PX = 640, 460

@@ -19,10 +19,10 @@ from gnomon.ui.blocks import cards, graph, notice, plots, section, table
 from gnomon.ui.callbacks import callback
 from gnomon.ui.controls import Choice, Choices, Control, Hidden, Number, Text
 from gnomon.ui.job_panel import job_panel, register_job
-from gnomon.ui.page import HIDDEN, SHOWN, Page
 from gnomon.ui.pages.pieces import register_boxes
 from gnomon.ui.pages.plan_search import asked, command_of, opened, run_search, searches
 from gnomon.ui.pages.serve import link
+from gnomon.ui.site_page import HIDDEN, SHOWN, Page
 from gnomon.workload.presets import preset_names
 
 PLOTS = ("ttft_front", "tbt_front")

@@ -27,9 +27,9 @@ from gnomon.ui.blocks import cards, notice, section, table
 from gnomon.ui.callbacks import callback
 from gnomon.ui.controls import Choice, Choices, Control, ControlError, Hidden, Number, Slider, Switch, Text
 from gnomon.ui.job_panel import job_panel, register_job
-from gnomon.ui.page import HIDDEN, SHOWN, Page
 from gnomon.ui.pages.pieces import not_tall, register_boxes, split_bars, tall, tall_graph, tall_outputs, view_of
 from gnomon.ui.pages.posttrain_config import EXAMPLES, KEYS, config_of
+from gnomon.ui.site_page import HIDDEN, SHOWN, Page
 from gnomon.ui.turns import turn
 
 ALLOCATION_PX = 760

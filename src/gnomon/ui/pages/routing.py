@@ -15,7 +15,6 @@ from gnomon.report.routing.figures import differences_height
 from gnomon.ui.blocks import graph, notice, plots, section, table
 from gnomon.ui.callbacks import callback
 from gnomon.ui.controls import Choice, Choices, Control, Number, Slider, Switch, Text
-from gnomon.ui.page import Page
 from gnomon.ui.pages.pieces import legend, not_tall, tall, tall_graph, tall_outputs, view_of
 from gnomon.ui.pages.routing_runs import (
     MAX_REQUESTS,
@@ -27,6 +26,7 @@ from gnomon.ui.pages.routing_runs import (
     router_rows,
     tables_of,
 )
+from gnomon.ui.site_page import Page
 from gnomon.ui.turns import turn
 from gnomon.workload.presets import preset_names
 

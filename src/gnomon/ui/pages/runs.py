@@ -18,8 +18,8 @@ from gnomon.ui import blocks
 from gnomon.ui.callbacks import callback
 from gnomon.ui.controls import Hidden, Text
 from gnomon.ui.files import KEPT_BACK, file_address
-from gnomon.ui.page import Page
 from gnomon.ui.run_folders import UNREADABLE, RunFolder, find_runs, open_run
+from gnomon.ui.site_page import Page
 
 CONTROLS = (
     Text("find", "Find", "", wide=True, help="Part of a name, a kind, a model, …"),

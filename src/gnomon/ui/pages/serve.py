@@ -16,10 +16,10 @@ from gnomon.ui import blocks, uploads
 from gnomon.ui.callbacks import callback
 from gnomon.ui.controls import Choice, Control, Hidden, Number, Slider, Text
 from gnomon.ui.foreign import MAX_REQUESTS
-from gnomon.ui.page import Page
 from gnomon.ui.pages import serve_answers as answers
 from gnomon.ui.pages import serve_pins as pins
 from gnomon.ui.scenarios import OTHER, to_values
+from gnomon.ui.site_page import Page
 from gnomon.ui.turns import Stale
 from gnomon.workload.presets import preset_names
 

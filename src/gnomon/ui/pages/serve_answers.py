@@ -15,11 +15,11 @@ from gnomon.report.serving.load import load_figure
 from gnomon.ui import blocks, load_curve, uploads
 from gnomon.ui.controls import Control
 from gnomon.ui.foreign import read_scenario
-from gnomon.ui.page import Page
 from gnomon.ui.pages import serve_pins as pins
 from gnomon.ui.pages.serve_texts import texts
 from gnomon.ui.scenarios import to_scenario, to_values
 from gnomon.ui.serving import simulated
+from gnomon.ui.site_page import Page
 from gnomon.ui.turns import Question
 
 Raw = Mapping[str, Any]
