@@ -69,7 +69,10 @@ def test_trtllm_writes_a_file_for_what_has_no_flag():
                 "memory_utilization": 0.8,
                 "max_request_tokens": 9416,
             },
-            batching={"prefix_cache": False, "options": {"balance": 1, "balance_timeout_iterations": 60}},
+            batching={
+                "prefix_cache": False,
+                "options": {"balance": 1, "balance_wait_iterations": 0, "balance_timeout_iterations": 60},
+            },
             timing={"kv_dtype": "fp8"},
             front_end={"stream_interval": 10},
         )

@@ -118,7 +118,8 @@ def test_attention_ranks_prefill_together(options, third_starts):
 
 def test_ranks_that_all_have_prompts_prefill_at_once_or_after_the_batching_wait():
     both = ([0, 0, 0.001, 0.001], [20] * 4, [30, 30, 2, 2], [0, 1, 0, 1])
-    assert when_prefilled(ranks({"balance": 1}, *both)) == [1, 1, 2, 2]
+    assert when_prefilled(ranks({"balance": 1, "balance_wait_iterations": 0}, *both)) == [1, 1, 2, 2]
+    assert when_prefilled(ranks({"balance": 1}, *both)) == [1, 1, 12, 12], "ten, as TensorRT-LLM's own default"
     assert when_prefilled(ranks({"balance": 1, "balance_wait_iterations": 4}, *both)) == [1, 1, 6, 6]
 
 

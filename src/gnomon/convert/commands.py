@@ -103,7 +103,7 @@ def _trtllm_extra(scenario: Scenario, kind: KindConfig, batching: ResolvedBatchi
         if options.get("balance"):
             extra["attention_dp_config"] = {
                 "enable_balance": True,
-                "batching_wait_iters": int(options.get("balance_wait_iterations", 0)),
+                "batching_wait_iters": int(options.get("balance_wait_iterations", 10)),
                 "timeout_iters": int(options.get("balance_timeout_iterations", 50)),
             }
     if scenario.front_end.stream_interval > 1:

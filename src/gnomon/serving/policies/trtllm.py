@@ -32,7 +32,7 @@ OPTIONS = {
     "wait_iterations": 0.0,
     "wait_tokens_ratio": 0.0,
     "balance": 0.0,
-    "balance_wait_iterations": 0.0,
+    "balance_wait_iterations": 10.0,
     "balance_timeout_iterations": 50.0,
 }
 _MAX_UTILIZATION, _CHUNKED, _WAIT, _WAIT_RATIO, _BALANCE, _BALANCE_WAIT, _BALANCE_TIMEOUT = range(7)

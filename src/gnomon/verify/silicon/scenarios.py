@@ -101,7 +101,9 @@ def _policy_options(server: Server, launch: Launch) -> dict[str, float]:
     if launch.batch_wait_iterations:
         options |= {"wait_iterations": launch.batch_wait_iterations, "wait_tokens_ratio": launch.batch_wait_ratio}
     if server.engine == "trtllm" and server.layout.attention_groups > 1:
-        options |= {"balance": 1, "balance_timeout_iterations": 60}
+        options["balance"] = 1
+        if model_of(server) == "deepseek-r1":  # dsr1_*_trt.sh; gptoss_*_trt.sh leaves the rest of it at the defaults.
+            options |= {"balance_wait_iterations": 0, "balance_timeout_iterations": 60}
     return options
 
 
