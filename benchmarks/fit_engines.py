@@ -1,5 +1,6 @@
-"""Host and front-end constants of each engine, fitted to measured servers with an even crc32(id); `gnomon verify silicon`
-scores them on the others.
+"""Host and front-end constants of each engine, fitted to measured servers with an even crc32(id).
+
+`gnomon verify silicon` scores them on the others.
 
 python -m benchmarks.fit_engines --engine sglang --servers 60
 """
