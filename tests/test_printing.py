@@ -45,3 +45,10 @@ def test_numbers_are_to_the_right_and_nothing_is_padded() -> None:
 def test_a_column_of_numbers_may_have_gaps_and_units() -> None:
     table = Table([{"a": "x", "b": None, "c": "+1.5 ms", "d": "yes"}, {"a": "y", "b": 3, "c": "−2 s", "d": "no"}])
     assert [table.is_left(name) for name in table.columns] == [True, False, False, True]
+
+
+def test_numbers_of_several_words_are_not_wrapped() -> None:
+    rows = [{"figure": f"latency {i}", "95 % interval": f"+{i}.234 ms to +{i}.567 ms", "n": 10**9} for i in range(2)]
+    text = unstyle(laid_out(Table(rows), 40))
+    assert "+0.234 ms to +0.567 ms" in text and "+1.234 ms to +1.567 ms" in text
+    assert max(map(len, text.splitlines())) <= 40

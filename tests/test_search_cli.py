@@ -17,6 +17,7 @@ import yaml
 import gnomon
 from conftest import CommandLine
 from gnomon.api.search import finished_search
+from gnomon.core.errors import ConfigError
 from gnomon.core.parallel import map_ordered
 from search_kit import QUICK, TABLE, question
 
@@ -183,5 +184,7 @@ def test_the_same_in_python(tmp_path: Path) -> None:
     assert found.scenario().workload.rate == found.best.capacity_per_s
     assert found.figures["ttft_front"].data[0].name == "front"
     assert "Best: a100 TP1 PP1" in found._repr_html_()
+    with pytest.raises(ConfigError, match="no place 99 in the ranking"):
+        found.scenario(99)
     found.save(tmp_path)
     assert finished_search(tmp_path).to_dict() == found.to_dict()

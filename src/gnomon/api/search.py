@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gnomon.api.result import Drawing, Progress, Result, read
+from gnomon.core.errors import ConfigError
 from gnomon.core.files import write_text
 from gnomon.search.bench import BenchConfig
 from gnomon.search.config import SearchConfig
@@ -114,7 +115,11 @@ class Search(Result):
         """The configuration at a place of the ranking, at its capacity: `gnomon.simulate` runs it."""
         from gnomon.search.winner import winning_scenario
 
-        return winning_scenario(self.question, self.found.ranked[place])
+        ranked = self.found.ranked
+        if not 0 <= place < len(ranked):
+            fix = f"The ranking has {len(ranked)} places, counted from 0." if ranked else "Nothing meets the SLO."
+            raise ConfigError(f"there is no place {place} in the ranking.", fix=fix)
+        return winning_scenario(self.question, ranked[place])
 
     @cached_property
     def commands(self) -> dict[str, str]:
