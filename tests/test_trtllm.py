@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from gnomon.core.errors import UnknownNameError
+from gnomon.serving.state import FINISHED
 from serving_kit import check_invariants, requests_of, run, scenario
 
 
@@ -121,6 +122,13 @@ def test_ranks_that_all_have_prompts_prefill_at_once_or_after_the_batching_wait(
     assert when_prefilled(ranks({"balance": 1, "balance_wait_iterations": 0}, *both)) == [1, 1, 2, 2]
     assert when_prefilled(ranks({"balance": 1}, *both)) == [1, 1, 12, 12], "ten, as TensorRT-LLM's own default"
     assert when_prefilled(ranks({"balance": 1, "balance_wait_iterations": 4}, *both)) == [1, 1, 6, 6]
+
+
+def test_ranks_do_not_wait_for_each_other_while_one_has_nothing_to_generate():
+    done = ranks({"balance": 1, "balance_timeout_iterations": 50}, [0, 0.03], [20, 20], [8, 2], [0, 0])
+    check_invariants(done)
+    assert when_prefilled(done) == [1, 4], "rank 1 is idle all the time"
+    assert (done.cluster.requests.status == FINISHED).all()
 
 
 def test_unknown_options_are_refused():
