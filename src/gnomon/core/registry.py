@@ -3,12 +3,6 @@
 Every registry has the same shape. A spec, a frozen dataclass, holds all that the rest of Gnomon must know of a thing;
 a decorator beside the thing fills it in; nothing elsewhere compares names.
 
-    @dataclass(frozen=True)
-    class GreetingSpec:
-        name: str
-        greet: Callable[[str], str]
-        is_polite: bool = True
-
     GREETINGS: Registry[GreetingSpec] = Registry("greeting", GreetingSpec, built_in={"hello": "gnomon.greetings.hello"})
 
     @GREETINGS.register("hey", is_polite=False)

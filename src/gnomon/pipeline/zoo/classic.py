@@ -25,12 +25,9 @@ def gpipe(plan: Plan) -> Schedule:
 
 
 @pipeline_schedule(
-    "1f1b",
-    summary="One forward, one backward.",
-    source="arXiv 2006.09503",
-    bubble="(p-1)(F+B)",
+    "1f1b", summary="One forward, one backward.", source="arXiv 2006.09503", bubble="(p-1)(F+B)",
     memory="p-j at stage j",
-)
+)  # fmt: skip
 def one_f_one_b(plan: Plan) -> Schedule:
     """As many forwards as there are stages below, then one forward and one backward in turn."""
     return Schedule("1f1b", tuple(_one_f_one_b(plan, rank) for rank in range(plan.ranks)))
@@ -57,14 +54,9 @@ def _two_to_four_chunks(name: str, plan: Plan) -> dict[str, Plan]:
 
 
 @pipeline_schedule(
-    "interleaved",
-    summary="1F1B over v chunks per rank.",
-    source="arXiv 2104.04473",
-    bubble="(p-1)(F+B)/v",
-    memory="more than 1F1B",
-    takes_chunks=True,
-    variants=_two_to_four_chunks,
-)
+    "interleaved", summary="1F1B over v chunks per rank.", source="arXiv 2104.04473", bubble="(p-1)(F+B)/v",
+    memory="more than 1F1B", takes_chunks=True, variants=_two_to_four_chunks,
+)  # fmt: skip
 def interleaved(plan: Plan) -> Schedule:
     """1F1B over `chunks` stages per rank: groups of `ranks` micro-batches pass through one chunk after the other."""
     p, m, chunks = plan.ranks, plan.microbatches, plan.chunks

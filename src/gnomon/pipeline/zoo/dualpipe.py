@@ -86,13 +86,10 @@ def _eight_steps(distance: int, length: int, microbatches: int, make: MakeAction
 
 
 @pipeline_schedule(
-    "dualpipe-v",
-    summary="DualPipe folded into a V: one copy of the weights.",
-    source="github.com/deepseek-ai/DualPipe",
-    bubble="(p-1)(f&b+b-3w) per chunk",
-    memory="2p+1 chunks",
+    "dualpipe-v", summary="DualPipe folded into a V: one copy of the weights.",
+    source="github.com/deepseek-ai/DualPipe", bubble="(p-1)(f&b+b-3w) per chunk", memory="2p+1 chunks",
     counts_spans=True,
-)
+)  # fmt: skip
 def dualpipe_v(plan: Plan) -> Schedule:
     """A V of 2p stages: rank r holds stage r and stage 2p-1-r."""
     p, m = plan.ranks, plan.microbatches
@@ -106,13 +103,9 @@ def dualpipe_v(plan: Plan) -> Schedule:
 
 
 @pipeline_schedule(
-    "dualpipe",
-    summary="Two streams from both ends, forward and backward overlapped.",
-    source="arXiv 2412.19437",
-    bubble="(p/2-1)(F&B+B-3W)",
-    memory="p+1, two copies of the weights",
-    counts_spans=True,
-)
+    "dualpipe", summary="Two streams from both ends, forward and backward overlapped.", source="arXiv 2412.19437",
+    bubble="(p/2-1)(F&B+B-3W)", memory="p+1, two copies of the weights", counts_spans=True,
+)  # fmt: skip
 def dualpipe(plan: Plan) -> Schedule:
     """Half of the micro-batches enter at each end; rank r holds stage r and stage p-1-r."""
     p, m = plan.ranks, plan.microbatches

@@ -7,25 +7,18 @@ from gnomon.pipeline.zoo.plan import Plan, pipeline_schedule
 
 
 @pipeline_schedule(
-    "zb-h1",
-    summary="Weight gradients put off by the rank.",
-    source="arXiv 2401.10241",
-    bubble="(p-1)(F+I-W)",
+    "zb-h1", summary="Weight gradients put off by the rank.", source="arXiv 2401.10241", bubble="(p-1)(F+I-W)",
     memory="p",
-)
+)  # fmt: skip
 def zb_h1(plan: Plan) -> Schedule:
     """The warm-up of 1F1B; rank r puts off r weight gradients."""
     return Schedule("zb-h1", tuple(_handcrafted(plan, rank, 1) for rank in range(plan.ranks)))
 
 
 @pipeline_schedule(
-    "zb-h2",
-    summary="Twice the warm-up and delay of ZB-H1.",
-    source="arXiv 2401.10241",
-    bubble="(p-1)(F+I-2W)",
-    memory="2p-1",
-    counts_spans=True,
-)
+    "zb-h2", summary="Twice the warm-up and delay of ZB-H1.", source="arXiv 2401.10241", bubble="(p-1)(F+I-2W)",
+    memory="2p-1", counts_spans=True,
+)  # fmt: skip
 def zb_h2(plan: Plan) -> Schedule:
     """Twice the warm-up, twice the delay: no bubble where the passes are equal, for twice the memory."""
     return Schedule("zb-h2", tuple(_handcrafted(plan, rank, 2) for rank in range(plan.ranks)))

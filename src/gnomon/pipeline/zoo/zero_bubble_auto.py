@@ -37,14 +37,9 @@ _ALIKE: dict[str, Any] = {"source": "arXiv 2401.10241", "is_packed": True, "coun
 
 
 @pipeline_schedule(
-    "zb-auto",
-    summary="Packed within --memory-limit.",
-    bubble="by the limit",
-    memory="the limit",
-    keeps_limit=True,
-    variants=_limits,
-    **_ALIKE,
-)
+    "zb-auto", summary="Packed within --memory-limit.", bubble="by the limit", memory="the limit", keeps_limit=True,
+    variants=_limits, **_ALIKE,
+)  # fmt: skip
 def zero_bubble(plan: Plan) -> Schedule:
     """The best variant within `plan.memory_limit` activations per rank."""
     limit = plan.memory_limit if plan.memory_limit is not None else 2.0 * plan.ranks
@@ -136,13 +131,9 @@ def _is_ahead(timeline: Timeline, rank: int) -> bool:
 
 
 @pipeline_schedule(
-    "zb-1p",
-    summary="Packed within the memory of 1F1B.",
-    bubble="as ZB-H1 or less",
-    memory="p",
-    variants=_none,
+    "zb-1p", summary="Packed within the memory of 1F1B.", bubble="as ZB-H1 or less", memory="p", variants=_none,
     **_ALIKE,
-)
+)  # fmt: skip
 def zb_1p(plan: Plan) -> Schedule:
     """The memory of 1F1B."""
     return replace(zero_bubble(replace(plan, memory_limit=float(plan.ranks))), name="zb-1p")
