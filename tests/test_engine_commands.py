@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import shlex
 
+import pytest
 import yaml
 
-from gnomon.convert import engine_commands
-from gnomon.convert.commands import sglang_flags, trtllm_script
+from gnomon.convert import convert, engine_commands
+from gnomon.convert.commands import FILE, sglang_flags, trtllm_script
 from gnomon.core.config import build
 from gnomon.serving.scenario import Scenario
 
@@ -96,3 +97,27 @@ def test_trtllm_waits_and_evicts_as_the_options_say():
     assert (extra["batch_wait_timeout_iters"], extra["batch_wait_max_tokens_ratio"]) == (20, 0.9)
     assert extra["scheduler_config"] == {"capacity_scheduler_policy": "MAX_UTILIZATION"}
     assert extra["enable_chunked_prefill"] is True
+
+
+@pytest.mark.parametrize("tool", ["sglang", "trtllm"])
+def test_a_command_converts_back(tool, tmp_path, monkeypatch):
+    options = {"sglang": {"receive_interval": 30.0}, "trtllm": {"balance": 1.0, "chunked_prefill": 1.0}}[tool]
+    if tool == "trtllm":
+        options |= {"balance_wait_iterations": 0.0, "balance_timeout_iterations": 60.0}
+    asked = scenario(
+        engine=tool,
+        model="deepseek-r1",
+        device="h200",
+        replica={"data_parallel": 8, "expert_parallel": True, "memory_utilization": 0.8},
+        batching={"prefix_cache": False, "max_sequences": 256, "options": options},
+        timing={"kv_dtype": "fp8"},
+        front_end={"stream_interval": 10},
+    )
+    script = engine_commands(asked)[tool]
+    if tool == "trtllm":
+        (tmp_path / FILE).write_text(yaml.safe_dump(extra_of(script)))
+    monkeypatch.chdir(tmp_path)
+    found = convert(tool, script.splitlines()[-1], device="h200").scenario
+    assert (found.replica, found.front_end) == (asked.replica, asked.front_end)
+    assert found.batching.resolved() == asked.batching.resolved()
+    assert found.timing.kv_dtype == "fp8"
