@@ -120,7 +120,7 @@ def _plain(folder: Path) -> str:
 KINDS = (
     Kind("serving", ("scenario.yaml", "summary.json"), "report.html", _serving),
     Kind("router comparison", ("comparison.json", "comparison.csv"), "report.html", _plain),
-    Kind("comparison", ("comparison.json",), None, _comparison),
+    Kind("comparison", ("comparison.json",), "report.html", _comparison),
     Kind("search", ("search.yaml", "results.jsonl"), "report.html", _search),
     Kind("matrix of searches", ("matrix.json",), "report.html", _matrix),
     Kind("post-training", ("timeline.html", "config.yaml"), "timeline.html", _posttrain),
