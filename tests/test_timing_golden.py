@@ -164,6 +164,19 @@ def test_latent_attention_and_experts_spread_over_a_group() -> None:
     check({one.name: (one.count, one.flops(tokens)[0], one.bytes(tokens)[0]) for one in shared}, beside)
 
 
+def test_linear_attention_keeps_a_state() -> None:
+    """Qwen3-Next: three of four layers have 16 key and 32 value heads of 128 and states of 128 x 128 in 32 bits."""
+    graph = {one.name: one for one in stage_operators(catalog.model("qwen3-next-80b-a3b"), Parallelism())}
+    prompt, step = graph["linear_prefill"], graph["linear_decode"]
+    state, one = 32 * 128 * 128, np.array([1.0])
+    through = 2 * 2 * 2 * (2 * 16 * 128 + 2 * 32 * 128)  # In and out of convolution and recurrence: q, k; v, output.
+    assert (prompt.count, step.count) == (36, 36)
+    assert prompt.flops(one)[0] == 6 * state + 2 * 64 * 32 * (128 + 128)  # Chunks of 64 meet themselves.
+    assert prompt.bytes(one)[0] == through
+    assert step.flops(one)[0] == 6 * state
+    assert step.bytes(one)[0] == through + 2 * 4 * state  # The state is read and written.
+
+
 # Monotonicity: more of anything takes longer, fewer bits and more ranks less.
 
 FAMILIES = ["llama-3-8b", "mixtral-8x7b", "deepseek-v3", "qwen3-next-80b-a3b", "gpt-oss-20b"]
