@@ -319,6 +319,6 @@ def test_requests_are_always_well_formed(seed, num_requests, lengths, arrivals, 
     assert requests.prefix_offsets[-1] == len(requests.prefix_hashes)
     blocks = np.diff(requests.prefix_offsets)
     assert (blocks >= 0).all()
-    assert (blocks * requests.prefix_block_tokens < requests.prompt_tokens + requests.prefix_block_tokens).all()
+    assert (blocks * requests.prefix_block_tokens < requests.total_tokens + requests.prefix_block_tokens).all()
     for name in ("output_tokens", "session", "priority"):
         assert len(getattr(requests, name)) == count

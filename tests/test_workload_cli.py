@@ -96,12 +96,13 @@ def test_presets_and_formats_are_listed(cli):
 def test_description_of_batches_loops_and_prefixes():
     batch = describe(generate(build(WorkloadConfig, {"num_requests": 10, "arrivals": "batch"}), 0))
     assert batch["requests_per_s"] is None
-    # Turns of 20 + 12 tokens in blocks of 8: prompts of 20, 52, 84 tokens; blocks 2, 6, 10, of which 2 and 6 repeat.
+    # Turns of 20 + 12 tokens in blocks of 8: prompts of 20, 52, 84 tokens; of their blocks, those of the 32 and 64
+    # tokens that prompts and answers had before repeat: 4 and 8.
     lengths = {"distribution": "fixed", "prompt": 20, "output": 12}
     sessions = {"num_active": 1, "turns": 3, "block_tokens": 8}
     shown = describe(generate(build(WorkloadConfig, {"num_requests": 3, "lengths": lengths, "sessions": sessions}), 0))
     assert shown["num_sessions"] == 1
-    assert shown["reusable_prefix_share"] == pytest.approx((2 + 6) * 8 / (20 + 52 + 84))
+    assert shown["reusable_prefix_share"] == pytest.approx((4 + 8) * 8 / (20 + 52 + 84))
 
 
 def test_histogram_counts_everything():

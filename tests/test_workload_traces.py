@@ -175,7 +175,7 @@ def test_bad_json_lines(trace):
         trace(mooncake() + "\n{oops\n", "trace.jsonl")
     assert ":4:" in caught.value.where
     many = json.dumps({**MOONCAKE[0], "hash_ids": [1, 2, 3, 4]})
-    with pytest.raises(DataError, match="more blocks than the prompt"):
+    with pytest.raises(DataError, match="more blocks than prompt and answer"):
         trace(many, "trace.jsonl")
     bad = json.dumps({**MOONCAKE[0], "hash_ids": [1, "x"]})
     with pytest.raises(DataError, match="list of whole numbers"):
@@ -221,7 +221,7 @@ def test_every_turn_repeats_the_conversation():
         for earlier, later in itertools.pairwise(turns):
             before, after = requests.prefix(earlier), requests.prefix(later)
             assert (after[: len(before)] == before).all()
-        assert [len(requests.prefix(i)) for i in turns] == [2, 6, 10][: len(turns)]
+        assert [len(requests.prefix(i)) for i in turns] == [4, 8, 12][: len(turns)]
     assert (requests.prefix_hashes >= 0).all()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from itertools import product
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from gnomon.core.arrays import Floats
     from gnomon.report.blocks import Block
+    from gnomon.serving.check import Finding
     from gnomon.serving.metrics import Summary as Summary
     from gnomon.serving.paired import Difference
     from gnomon.serving.simulate import Run
@@ -34,6 +35,7 @@ __all__ = [
     "Comparison",
     "Scenario",
     "Simulation",
+    "check_policy",
     "compare",
     "policy_names",
     "router_names",
@@ -80,6 +82,13 @@ def policy_names() -> list[str]:
     from gnomon.serving.policies import POLICIES
 
     return list(POLICIES.names())
+
+
+def check_policy(file: str | Path) -> Iterator[Finding]:
+    """Run the contract tests on every batching policy and router that a Python file registers, one after the other."""
+    from gnomon.serving.check import check_file
+
+    return check_file(file)
 
 
 def router_names() -> list[str]:

@@ -13,6 +13,7 @@ from gnomon.core.errors import GnomonError
 VERBS = {
     "simulate": "Simulate a serving deployment: latency, throughput, utilisation, cost.",
     "compare": "Run several variants on the same requests and print paired differences.",
+    "check-policy": "Test your own batching policies and routers against the rules they must keep.",
     "workload": "Look at or export the requests of a workload.",
     "search": "Find the best deployment for a model, a workload and an SLO.",
     "bench": "The workload suite x schedulers x models, as a table.",
@@ -33,6 +34,7 @@ VERBS = {
 PLACES = {
     "simulate": "serving.simulate",
     "compare": "serving.compare",
+    "check-policy": "serving.check_policy",
     "workload": "serving.workload",
     "search": "search.search",
     "bench": "search.bench",

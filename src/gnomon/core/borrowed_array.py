@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import operator
+import sys
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
+from numba.core.lowering import Lower
 from numba.core.typing.templates import AbstractTemplate, AttributeTemplate, infer_getattr, infer_global, signature
 from numba.extending import intrinsic, lower_builtin, lower_getattr, models, overload, register_model
 
@@ -17,9 +20,9 @@ from gnomon.core.jit import borrow, first_rows
 class Borrowed(types.Type):  # type: ignore[misc]
     """An array of `ndim` dimensions, C-contiguous, that belongs to somebody else."""
 
-    def __init__(self, dtype: Any, ndim: int) -> None:
-        self.dtype, self.ndim = dtype, ndim
-        super().__init__(name=f"Borrowed({dtype}, {ndim}d)")
+    def __init__(self, dtype: Any, ndim: int, is_checked: bool = False) -> None:
+        self.dtype, self.ndim, self.is_checked = dtype, ndim, is_checked
+        super().__init__(name=f"{'Checked' if is_checked else 'Borrowed'}({dtype}, {ndim}d)")
 
 
 @register_model(Borrowed)
@@ -32,10 +35,15 @@ class BorrowedModel(models.StructModel):  # type: ignore[misc]
 
 def borrowed(kind: Any) -> Any:
     """The type of a bundle once its arrays are borrowed."""
-    if isinstance(kind, types.Array):
-        return Borrowed(kind.dtype, kind.ndim)
+    return _with_arrays(kind, types.Array, lambda array: Borrowed(array.dtype, array.ndim))
+
+
+def _with_arrays(kind: Any, which: type, replacement: Callable[[Any], Any]) -> Any:
+    """The type of a bundle with its arrays replaced, at any depth."""
+    if isinstance(kind, which):
+        return replacement(kind)
     if isinstance(kind, types.BaseTuple) and hasattr(kind, "instance_class"):
-        inner = [borrowed(t) for t in kind.types]
+        inner = [_with_arrays(t, which, replacement) for t in kind.types]
         if len(set(inner)) == 1:
             return types.NamedUniTuple(inner[0], len(inner), kind.instance_class)
         return types.NamedTuple(inner, kind.instance_class)
@@ -69,6 +77,35 @@ def _lend_bundle(typing: Any, bundle: Any) -> Any:
 @overload(borrow, strict=False)  # type: ignore[untyped-decorator]
 def _borrow(bundle: Any) -> Any:
     return lambda bundle: _lend_bundle(bundle)
+
+
+# checked(bundle)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def checked(typing: Any, bundle: Any) -> Any:
+    """The same borrowed arrays with every index checked: one out of range raises IndexError, also a negative one."""
+    kind = _with_arrays(bundle, Borrowed, lambda view: Borrowed(view.dtype, view.ndim, is_checked=True))
+    return kind(bundle), lambda context, builder, sig, args: args[0]
+
+
+def _line_being_compiled() -> Any:
+    """Where in the source the instruction stands that Numba lowers right now; None if that cannot be told."""
+    frame = sys._getframe()
+    while frame is not None:
+        lowering = frame.f_locals.get("self")
+        if isinstance(lowering, Lower):
+            return lowering.loc
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
+def _check(context: Any, builder: Any, index: Any, extent: Any) -> None:
+    """Raise IndexError unless 0 <= index < extent (one unsigned comparison)."""
+    with cgutils.if_unlikely(builder, builder.icmp_unsigned(">=", index, extent)):
+        context.call_conv.return_user_exc(
+            builder, IndexError, ("an index is out of range",), _line_being_compiled(), builder.function.name
+        )
 
 
 # first_rows(view, count)
@@ -107,7 +144,7 @@ class GetItem(AbstractTemplate):  # type: ignore[misc]
         if not isinstance(view, Borrowed):
             return None
         left = view.ndim - _num_indices(index)
-        return signature(view.dtype if left == 0 else Borrowed(view.dtype, left), view, index)
+        return signature(view.dtype if left == 0 else Borrowed(view.dtype, left, view.is_checked), view, index)
 
 
 @infer_global(operator.setitem)
@@ -138,7 +175,10 @@ def _locate(context: Any, builder: Any, kind: Any, value: Any, index_kind: Any, 
         if axis:
             offset = builder.mul(offset, shape[axis])
         if axis < len(given):
-            offset = builder.add(offset, context.cast(builder, given[axis], kinds[axis], types.intp))
+            position = context.cast(builder, given[axis], kinds[axis], types.intp)
+            if kind.is_checked:
+                _check(context, builder, position, shape[axis])
+            offset = builder.add(offset, position)
     offset = builder.mul(offset, ir.Constant(offset.type, _item_bytes(kind.dtype)))
     return builder.gep(view.data, [offset]), shape[len(given) :]
 

@@ -9,6 +9,8 @@ With `GNOMON_JIT=0` both return the plain Python function, for a debugger; resul
 from __future__ import annotations
 
 import os
+import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -51,6 +53,39 @@ def function_arguments() -> Iterator[None]:
         yield
 
 
+_LISTENING = threading.local()
+"""`found`: where the errors of this thread go."""
+_HOOK_LOCK = threading.Lock()
+_hooks: list[Any] = []
+"""The hook that was there before, once for each listener."""
+
+
+@contextmanager
+def unraised_errors() -> Iterator[list[BaseException]]:
+    """Collect the errors that compiled functions, called through pointers in this thread, could not raise."""
+    found: list[BaseException] = []
+    outer, _LISTENING.found = getattr(_LISTENING, "found", None), found
+    with _HOOK_LOCK:
+        _hooks.append(_hooks[0] if _hooks else sys.unraisablehook)
+        sys.unraisablehook = _note_unraised
+    try:
+        yield found
+    finally:
+        _LISTENING.found = outer
+        with _HOOK_LOCK:
+            before = _hooks.pop()
+            if not _hooks:
+                sys.unraisablehook = before
+
+
+def _note_unraised(unraisable: Any) -> None:
+    found = getattr(_LISTENING, "found", None)
+    if found is None or unraisable.exc_value is None or not isinstance(unraisable.object, str):
+        _hooks[0](unraisable)
+    else:
+        found.append(unraisable.exc_value.with_traceback(unraisable.exc_traceback))
+
+
 def is_compiled_already() -> bool:
     """Whether an earlier run left compiled code, so that this one starts at once."""
     folder = compiled_code_folder()
@@ -75,6 +110,11 @@ def inner(function: F) -> F:
         "forceinline": True,
     }
     return _cached(_numba().njit(**options)(function), function)
+
+
+def own_jit(function: F) -> F:
+    """Compile a function as part of the one that calls it, which is what is cached."""
+    return _numba().njit(error_model="numpy", no_cpython_wrapper=True, forceinline=True)(function)
 
 
 def inline(function: F) -> F:

@@ -66,9 +66,14 @@ class Registry(Generic[S]):
         if name in self._built_in and name not in self._specs:
             import_module(self._built_in[name])
 
+    @property
+    def own(self) -> list[str]:
+        """The names that are not built in."""
+        return sorted(self._specs.keys() - self._built_in)
+
     def names(self) -> list[str]:
         """All names, the built-in ones first; nothing is imported."""
-        return [*self._built_in, *sorted(self._specs.keys() - self._built_in)]
+        return [*self._built_in, *self.own]
 
     def __getitem__(self, name: str) -> S:
         self._load(name)

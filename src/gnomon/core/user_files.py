@@ -1,14 +1,26 @@
-"""Python files of users that register policies and routers of their own."""
+"""Python files of users that register policies and routers of their own, and what goes wrong in them, in one sentence.
+
+A `while` loop in such a file ends with an error after `MAX_TURNS` turns: compiled code that loops for ever could not
+be stopped.
+"""
 
 from __future__ import annotations
 
+import ast
+import linecache
 import sys
+import traceback
 import zlib
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from gnomon.core.errors import ConfigError, GnomonError
+
+MAX_TURNS = 10_000_000
+"""Turns of one `while` loop of a user's function."""
 
 
 def load_user_file(path: str | Path) -> None:
@@ -25,10 +37,65 @@ def _load(path: str) -> None:
     module.__file__ = path
     sys.modules[module.__name__] = module
     try:
-        exec(compile(Path(path).read_bytes(), path, "exec"), module.__dict__)
+        tree = ast.parse(Path(path).read_bytes(), path)
+        exec(compile(ast.fix_missing_locations(_BoundLoops().visit(tree)), path, "exec"), module.__dict__)
     except GnomonError:
         raise
     except Exception as error:
+        line = getattr(error, "lineno", None) or _last_line(error, path)
         raise ConfigError(
-            f"{type(error).__name__}: {error}.", where=path, fix="Run it with python to see more."
+            f"{type(error).__name__}: {getattr(error, 'msg', error)}.",
+            where=f"{path}:{line}" if line else path,
+            fix="Run it with python to see more.",
         ) from error
+
+
+class _BoundLoops(ast.NodeTransformer):
+    """Count the turns of every `while` loop, and raise when it does not end."""
+
+    def visit_While(self, loop: ast.While) -> list[ast.stmt]:
+        """The loop with a count before it and a check in it."""
+        self.generic_visit(loop)
+        name = f"turns_{loop.lineno}_{loop.col_offset}"
+        message = f"the loop in line {loop.lineno} does not end"
+        check = ast.parse(f"{name} += 1\nassert {name} < {MAX_TURNS}, {message!r}").body
+        before = ast.parse(f"{name} = 0").body
+        for new in (*before, *check):
+            for node in ast.walk(new):
+                ast.copy_location(node, loop)
+        loop.body[:0] = check
+        return [*before, loop]
+
+
+def is_own(function: Callable[..., Any]) -> bool:
+    """Whether a function is a user's, not one of Gnomon."""
+    return not function.__module__.startswith("gnomon.")
+
+
+def plain(function: Any) -> Any:
+    """A function as written, whether it was compiled or not."""
+    return getattr(function, "py_func", function)
+
+
+def place_of(function: Any) -> str:
+    """The file and line where a function is defined."""
+    code = plain(function).__code__
+    return f"{code.co_filename}:{code.co_firstlineno}"
+
+
+def _last_line(error: BaseException, path: str) -> int | None:
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+    return lines[-1] if lines else None
+
+
+def own_error(error: BaseException, function: Any, kind: str) -> ConfigError:
+    """What a user's function raised, with the line of the user's file where that can be told."""
+    path, name = plain(function).__code__.co_filename, plain(function).__name__
+    line = _last_line(error, path)
+    text = linecache.getline(path, line).strip() if line else ""
+    what = str(error) if isinstance(error, AssertionError) and str(error) else f"{type(error).__name__}: {error}"
+    return ConfigError(
+        f"the {kind} {name} failed: {what}" + (f" in `{text}`." if text else "."),
+        where=f"{path}:{line}" if line else place_of(function),
+        fix=None if line else "GNOMON_JIT=0 runs it as plain Python and names the line.",
+    )

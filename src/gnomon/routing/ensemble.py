@@ -12,7 +12,7 @@ from typing import NamedTuple
 from gnomon.core.arrays import Floats, Ints
 from gnomon.core.borrow import borrow, first_rows
 from gnomon.core.jit import inner, jit
-from gnomon.serving.cluster import Engine, Fleet, advance_replicas, serve_arrivals, wake_groups
+from gnomon.serving.cluster import Engine, Fleet, advance_replicas, ask_router, serve_arrivals, wake_groups
 from gnomon.serving.log import Log
 from gnomon.serving.loop import NEVER, receive
 from gnomon.serving.routers.observation import observe, remember_choice
@@ -81,6 +81,7 @@ def _lane(fleets: Fleet, lane: int, num_replicas: int, memory: Floats) -> Fleet:
         all_.prefix_hashes[lane],
         all_.recorded_first[lane],
         all_.recorded_s[lane],
+        all_.control[lane],
     )
     return Fleet(
         cluster, fleets.tables, fleets.draws[lane], fleets.parameters, memory[lane], fleets.predicted_output[lane]
@@ -147,7 +148,7 @@ def _step(many: Ensemble, engine: Engine, log: Log, lane: int, chosen: int) -> N
 def _opinion(many: Ensemble, engine: Engine, lane: int) -> int:
     """What the engine's router would do with the pending request."""
     fleet = _lane(many.fleets, lane, many.num_replicas[lane], many.router_memory)
-    return engine.router(fleet, many.pending[lane])
+    return ask_router(fleet, engine, many.pending[lane])
 
 
 @inner

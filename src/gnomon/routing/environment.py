@@ -26,7 +26,7 @@ from gnomon.routing.ensemble import (
     warm_up,
 )
 from gnomon.routing.traffic import RandomTraffic
-from gnomon.serving.build import fill_replicas, fill_requests
+from gnomon.serving.build import fill_replicas, fill_requests, prefix_keys
 from gnomon.serving.cluster import Fleet, new_cluster
 from gnomon.serving.compilation import engine_of
 from gnomon.serving.log import new_log
@@ -190,7 +190,7 @@ class VectorClusters:
         fill_requests(lane._replace(requests=lane.requests[:count]), requests, seed)
         lane.requests.arrival_s[count:] = np.inf
         lane.tables[:, :, :1] = 0
-        lane.prefix_hashes[: len(requests.prefix_hashes)] = requests.prefix_hashes
+        lane.prefix_hashes[: len(requests.prefix_hashes)] = prefix_keys(requests, self.traffic.block_size)
         for replica, (kind, row) in enumerate(episode.kinds):
             fill_replicas(lane, kind, requests, replica, row, 0)
         many.fleets.draws[env] = stream(seed, "router").random(many.fleets.draws.shape[1:])

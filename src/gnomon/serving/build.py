@@ -45,7 +45,7 @@ def build_cluster(kinds: list[Kind], requests: Requests, seed: int, recording: R
         blocks_per_request=int(requests.total_tokens.max()) // smallest_block + 2,
         num_drafted=max(kind.tokens_per_decode for kind in kinds),
         num_parameters=max(8, *(len(kind.parameters) for kind in kinds)),
-        prefix_hashes=np.ascontiguousarray(requests.prefix_hashes, dtype=np.int64),
+        prefix_hashes=prefix_keys(requests, smallest_block),
         recorded=(recording.first, recording.stage_s) if recording else None,
     )
     fill_requests(cluster, requests, seed)
@@ -56,6 +56,15 @@ def build_cluster(kinds: list[Kind], requests: Requests, seed: int, recording: R
         first += kind.num_ranks
         row += kind.replica.pipeline_parallel
     return cluster
+
+
+def prefix_keys(requests: Requests, block_size: int) -> Ints:
+    """The prefix hashes, or where one covers several blocks, their ranks: those leave room for the number of the block
+    within 64 bits."""
+    hashes = np.ascontiguousarray(requests.prefix_hashes, dtype=np.int64)
+    if requests.prefix_block_tokens <= block_size or not hashes.size:
+        return hashes
+    return np.unique(hashes, return_inverse=True)[1].astype(np.int64)
 
 
 def fill_requests(cluster: Cluster, requests: Requests, seed: int) -> None:

@@ -10,10 +10,11 @@ import numpy as np
 from gnomon.core.arrays import Floats, Ints
 from gnomon.core.borrow import borrow
 from gnomon.core.jit import inner, jit
+from gnomon.serving import contract
 from gnomon.serving.front_end import leaves_front_end
 from gnomon.serving.log import Log
 from gnomon.serving.loop import NEVER, Policies, receive
-from gnomon.serving.state import FLIGHT, NONE, NOT_ARRIVED, REPLICA, REQUEST, Cluster
+from gnomon.serving.state import BUDGET, FLIGHT, NO_LIMIT, NONE, NOT_ARRIVED, REPLICA, REQUEST, Cluster
 from gnomon.timing.iteration import IterationTables
 
 
@@ -42,6 +43,17 @@ class Engine(NamedTuple):
     proceed: Proceed
     policies: Policies
     router: Router
+    """Answers with 1 + the replica: a router that failed has answered 0."""
+
+
+@inner
+def ask_router(fleet: Fleet, engine: Engine, request_id: int) -> int:
+    """The replica that the router chooses; the engine stops where there is no such replica."""
+    r = engine.router(fleet, request_id) - 1
+    if r < 0 or r >= fleet.cluster.replicas.size:
+        contract.stop(fleet.cluster, contract.NO_SUCH_REPLICA, r, request_id)
+        return 0
+    return r
 
 
 @inner
@@ -86,13 +98,22 @@ def serve_arrivals(fleet: Fleet, engine: Engine, sees_state: bool, log: Log, fir
         now = cluster.requests[first].arrival_s
         after = _together_until(cluster.requests, first)
         if sees_state:
+            cluster.control[BUDGET] -= cluster.replicas.size  # A router that looks at them takes its time, too.
             advance_replicas(fleet, engine, log, now)
+        if cluster.control[BUDGET] <= 0:
+            return first
         for request_id in range(first, after):
-            r = engine.router(fleet, request_id)
+            request = cluster.requests[request_id]
+            if request.status != NOT_ARRIVED:
+                continue
+            if request.replica == NONE:
+                request.replica = ask_router(fleet, engine, request_id)
             if not sees_state:
-                group = cluster.replicas[r].group_first
+                group = cluster.replicas[request.replica].group_first
                 engine.proceed(cluster, fleet.tables, engine.policies, log, group, NEVER, now)
-            receive(cluster, r, request_id)
+                if cluster.control[BUDGET] <= 0:
+                    return first
+            receive(cluster, request.replica, request_id)
         wake_groups(fleet, engine, log, first, after, now)
         first = after
     return first
@@ -100,7 +121,8 @@ def serve_arrivals(fleet: Fleet, engine: Engine, sees_state: bool, log: Log, fir
 
 @jit
 def serve_open_loop(fleet: Fleet, engine: Engine, sees_state: bool, log: Log, first: int, last: int) -> int:
-    """Serve arrivals from `first` to at least `last`; returns the next one.
+    """Serve arrivals from `first` to at least `last`; returns the next one. A slice whose budget is used up ends
+    before that, and can be gone on with.
 
     A router that looks at the replicas gets all of them at the moment of the arrival; for one that does not, only the
     chosen replica is brought up to date.
@@ -133,10 +155,10 @@ def _serve_closed_loop(
             if cluster.next_end_s[r] < end:
                 end, group = cluster.next_end_s[r], r
         now = min(arrival, end)
-        if now == NEVER or now >= stop_s or (loop[0] >= last and last < requests.size):
+        if cluster.control[BUDGET] <= 0 or now == NEVER or now >= stop_s or (loop[0] >= last and last < requests.size):
             return
         if arrival <= end:
-            r = engine.router(fleet, next_arrival)
+            r = ask_router(fleet, engine, next_arrival)
             group = replicas[r].group_first
             receive(cluster, r, next_arrival)
             while loop[1] < loop[0] and requests[loop[1]].status != NOT_ARRIVED:
@@ -178,14 +200,22 @@ def wake_receivers(fleet: Fleet, engine: Engine, log: Log, first: int, last: int
 
 
 def serve_plain_router(fleet: Fleet, engine: Engine, route: Router, log: Log, first: int, last: int) -> int:
-    """`serve_open_loop` for a router written in plain Python, asked at arrivals only."""
-    arrival_s = fleet.cluster.requests.arrival_s
+    """`serve_open_loop` for a router written in plain Python, asked at arrivals only. `route` answers with 1 + the
+    replica."""
+    cluster = fleet.cluster
+    arrival_s = cluster.requests.arrival_s
     while first < last:
         now = arrival_s[first]
         after = int(np.searchsorted(arrival_s, now, side="right"))
         advance_all(fleet, engine, log, now)
+        if cluster.control[BUDGET] <= 0:
+            return first
         for request_id in range(first, after):
-            deliver(fleet, int(route(fleet, request_id)), request_id)
+            r = route(fleet, request_id) - 1
+            if not 0 <= r < cluster.replicas.size:
+                cluster.control[:] = (0, contract.NO_SUCH_REPLICA, r, request_id)
+                return first
+            deliver(fleet, r, request_id)
         wake_receivers(fleet, engine, log, first, after, now)
         first = after
     return first
@@ -208,7 +238,7 @@ def new_cluster(
 ) -> Cluster:
     """Empty arrays for a cluster; `cached_blocks` > 0 makes room for prefix caches of that many blocks."""
     slots = 1 << (2 * cached_blocks).bit_length() if cached_blocks else 0
-    rows = max_running if cached_blocks else 0
+    rows = min(max_running, num_requests) if cached_blocks else 0
     links = cached_blocks + 1 if cached_blocks else 0
 
     def ints(*shape: int) -> Ints:
@@ -239,10 +269,11 @@ def new_cluster(
         older=ints(num_replicas, links),
         slot_key=ints(num_replicas, slots),
         slot_block=ints(num_replicas, slots),
-        tables=ints(num_replicas, rows, blocks_per_request),
+        tables=ints(num_replicas, rows, min(blocks_per_request, cached_blocks + 1)),
         free_rows=each(np.arange(rows, dtype=np.int64)),
         loose_blocks=ints(num_replicas, cached_blocks),
         prefix_hashes=prefix_hashes if prefix_hashes is not None else ints(0),
         recorded_first=first,
         recorded_s=seconds,
+        control=np.array([NO_LIMIT, 0, NONE, NONE]),
     )

@@ -6,6 +6,7 @@ user's policy compiles by itself, the engine compiles once, and all of it is cac
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -14,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from gnomon.core.borrow import borrowed_type
-from gnomon.core.errors import ConfigError
-from gnomon.core.jit import ENABLED, compiled
+from gnomon.core.jit import ENABLED, compiled, own_jit
+from gnomon.core.typing_errors import cannot_be_compiled
+from gnomon.core.user_files import is_own, plain
 from gnomon.serving.cluster import Engine, Fleet, new_cluster
 from gnomon.serving.kinds import MAX_POLICIES
 from gnomon.serving.log import new_log
@@ -30,42 +32,73 @@ def engine_of(policies: list[str], router: RouterSpec) -> Engine:
     """The compiled engine with these batching policies, which replicas refer to by their place in the list."""
     functions = [POLICIES[name].form_batch for name in policies]
     functions += functions[:1] * (MAX_POLICIES - len(functions))
+    run = _compiled_proceed() if ENABLED else proceed
+    return Engine(run, tuple(_policy_entry(one) for one in functions), callable_router(router))
+
+
+def callable_router(spec: RouterSpec) -> Any:
+    """The router as the loop over arrivals calls it: it answers with 1 + the replica."""
+    return _router_entry(spec.route, spec.compiled)
+
+
+_POLICY_ENTRY = """
+def enter_{name}(replica):
+    call({lend}(replica))
+    replica.state.answered = 1
+"""
+_ROUTER_ENTRY = """
+def enter_{name}(fleet, request_id):
+    return 1 + (call({lend}(fleet), request_id) | 0)
+"""
+
+
+@cache
+def _policy_entry(policy: BatchingPolicy) -> Any:
+    entry = _entry(policy, _POLICY_ENTRY, ENABLED)
     if not ENABLED:
-        return Engine(proceed, tuple(functions), router.route)
-    route = _compiled_router(router.route) if router.compiled else router.route
-    return Engine(_compiled_proceed(), tuple(_compiled_policy(one) for one in functions), route)
-
-
-@cache
-def _compiled_policy(policy: BatchingPolicy) -> Any:
+        return entry
     with _explained(policy):
-        return compiled(_policy_signature())(policy)
+        return compiled(_policy_signature())(entry)
 
 
 @cache
-def _compiled_router(route: Router) -> Any:
+def _router_entry(route: Router, is_compiled: bool) -> Any:
+    entry = _entry(route, _ROUTER_ENTRY, ENABLED and is_compiled)
+    if not ENABLED or not is_compiled:
+        return entry
     from numba import int64
 
     with _explained(route):
-        return compiled(int64(borrowed_type(_example()), int64))(route)
+        return compiled(int64(borrowed_type(_example()), int64))(entry)
+
+
+def _entry(function: Any, source: str, is_compiled: bool) -> Any:
+    """The function through which the engine calls `function`, with checked arrays if it is a user's.
+
+    It is made as part of the file of `function`, so that Numba caches it with that file.
+    """
+    function = plain(function)
+    path, line = function.__code__.co_filename, function.__code__.co_firstlineno
+    name, lend, names = re.sub(r"\W", "_", function.__name__), "", {"__name__": function.__module__}
+    names["call"] = own_jit(function) if is_compiled else function
+    if is_compiled and is_own(function):
+        from gnomon.core.borrowed_array import checked
+
+        lend, names["checked"] = "checked", checked
+    text = "\n" * (line - 1) + source.strip("\n").format(name=name, lend=lend)
+    exec(compile(text, path, "exec"), names)
+    return names[f"enter_{name}"]
 
 
 @contextmanager
 def _explained(function: Any) -> Iterator[None]:
     """Say in one paragraph why a user's function cannot be compiled."""
-    from numba.core.errors import NumbaError
-
     try:
         yield
-    except (NumbaError, NotImplementedError, NameError) as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        reason = next((line for line in lines if "Error: " in line), lines[-1] if lines else type(error).__name__)
-        code = function.__code__
-        raise ConfigError(
-            f"{function.__name__} cannot be compiled: {reason.rstrip('.')}.",
-            where=f"{code.co_filename}:{code.co_firstlineno}",
-            fix="Compiled functions know numbers, arrays and other compiled functions; GNOMON_JIT=0 runs plain Python.",
-        ) from None
+    except Exception as error:  # Numba has many ways of failing.
+        if not is_own(function):
+            raise
+        raise cannot_be_compiled(error, function) from None
 
 
 @cache

@@ -9,7 +9,7 @@ from typing import Any
 from gnomon import catalog, timing
 from gnomon.catalog import Device, MemoryPlan, Model
 from gnomon.core.errors import ConfigError
-from gnomon.core.user_files import load_user_file
+from gnomon.core.user_files import is_own, load_user_file
 from gnomon.serving.policies import POLICIES, PolicySpec
 from gnomon.serving.scenario import KindConfig, ReplicaConfig, ResolvedBatching, Scenario
 from gnomon.timing.iteration import IterationTables, blank, stack
@@ -81,6 +81,8 @@ class Kind:
         """The most tokens that one iteration can have."""
         in_batch = min(self.max_in_batch, len(requests))
         decodes, given = in_batch * self.tokens_per_decode, self.batching.max_batch_tokens
+        if is_own(self.policy.form_batch):  # It may place a whole prompt, however long.
+            given = max(given, int(requests.total_tokens.max()))
         match self.policy.max_batch_tokens_of:
             case "iteration" | "prefill":
                 return max(given, decodes)

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from typing import Any
 
 from gnomon.core.jit import inner
-from gnomon.serving import prefix_cache, stepping
+from gnomon.serving import contract, prefix_cache, stepping
 from gnomon.serving.log import Log, log_gap, log_iteration
-from gnomon.serving.state import NONE, REJECTED, RUNNING, Cluster, Replica, replica_view
+from gnomon.serving.state import BUDGET, FAULT, NONE, REJECTED, RUNNING, Cluster, Replica, replica_view
 from gnomon.serving.verbs import finish, pop_waiting, push_waiting
 from gnomon.timing.iteration import IterationTables
 from gnomon.timing.lookup import Shape, stage_s, with_host_s
@@ -26,6 +26,8 @@ from gnomon.timing.lookup import Shape, stage_s, with_host_s
 Policies = tuple[Callable[[Replica], None], ...]
 
 NEVER = math.inf
+_SPARE_ITERATIONS = 1000
+"""Iterations without a token that a replica may run beyond two for each prompt token it has to compute."""
 _DRAW_MODULUS = 2_147_483_647
 
 
@@ -68,6 +70,7 @@ def _end_for_request(replica: Replica, log: Log, r: int, tokens: int, may_step: 
             request.processed += 1
             produced = 1
     if produced > 0:
+        state.stalled = 0
         state.decode_left -= produced
         state.num_produced += produced
         if request.first_token_s < 0.0:
@@ -194,8 +197,33 @@ def _choose_batch(cluster: Cluster, policies: Policies, r: int, now: float) -> i
     state.now_s = now
     state.batch_size = 0
     state.in_step = 0
+    state.answered = 0
     policies[state.policy](replica)
+    if state.answered == 0:
+        contract.stop(cluster, contract.POLICY_RAISED, r, NONE)
+    elif state.checked != 0:
+        contract.check_batch(cluster, r)
     return state.batch_size
+
+
+@inner
+def _choose_or_reject(cluster: Cluster, policies: Policies, r: int, now: float) -> int:
+    """Let replica `r` form a batch; returns its size. Requests that it can never run are rejected.
+
+    That is so for one that needs more than all memory, and for the first in the queue when nothing else is there and
+    the policy, asked twice (the last request may just have pre-empted itself), does not take it.
+    """
+    state, size, asked_twice = cluster.replicas[r], 0, False
+    while cluster.control[FAULT] == 0:
+        while state.num_waiting > 0 and cluster.requests[state.first_waiting].hopeless != 0:
+            _reject_first_waiting(cluster, r, now)
+        size = _choose_batch(cluster, policies, r, now)
+        if size > 0 or state.num_waiting == 0 or state.num_waiting < state.num_outstanding:
+            break
+        if asked_twice:
+            _reject_first_waiting(cluster, r, now)
+        asked_twice = True
+    return size
 
 
 @inner
@@ -206,6 +234,7 @@ def _reject_first_waiting(cluster: Cluster, r: int, now: float) -> None:
     request, state = replica.requests[first], replica.state
     request.status = REJECTED
     request.finished_s = now
+    state.stalled = 0
     state.num_rejected += 1
     state.num_outstanding -= 1
     state.prefill_left -= request.prefill_tokens
@@ -222,6 +251,9 @@ def _stage_seconds(
         n = cluster.recorded_first[r] + state.num_iterations
         return cluster.recorded_s[n, stage] if n < cluster.recorded_first[r + 1] else 0.0
     if shape.sequences == 0 and group_tokens == 0:
+        return 0.0
+    if shape.tokens >= tables.token_s.shape[1] or shape.sequences >= tables.sequence_s.shape[1]:
+        contract.stop(cluster, contract.BEYOND_TABLES, r, NONE)
         return 0.0
     seconds = stage_s(tables, state.row + stage, shape, group_tokens)
     return with_host_s(tables, state.row, seconds, shape) if stage == 0 else seconds
@@ -252,6 +284,11 @@ def _take_off(cluster: Cluster, tables: IterationTables, r: int, position: int, 
     flight.decode_kv = shape.decode_kv
     _account(state, flight, tables, shape, cluster.stage_end_s[r, position, 0] - flight.start_s)
     flight.number = state.num_iterations
+    cluster.control[BUDGET] -= 1
+    if shape.tokens > 0:
+        state.stalled += 1
+        if state.stalled > 2 * state.prefill_left + _SPARE_ITERATIONS:
+            contract.stop(cluster, contract.NO_PROGRESS, r, NONE)
     state.num_in_flight += 1
     if state.num_in_flight == 1:
         _note_next_end(cluster, r, end_s)
@@ -299,28 +336,24 @@ def _form_batches(cluster: Cluster, tables: IterationTables, policies: Policies,
     leader = cluster.replicas[first]
     last_chance = False
     while leader.num_in_flight < leader.num_stages:
-        formed, waiting, stuck = 0, 0, NONE
+        formed, idle = 0, NONE
         for r in range(first, first + leader.group_size):
-            size = _choose_batch(cluster, policies, r, now)
-            formed += size
-            state = cluster.replicas[r]
-            waiting += state.num_waiting + state.num_running + state.num_stepping
-            if size == 0 and state.num_waiting > 0 and state.num_running + state.num_stepping == 0:
-                stuck = r
+            formed += _choose_or_reject(cluster, policies, r, now)
+            if cluster.replicas[r].num_outstanding > 0:
+                idle = r
+        if cluster.control[FAULT] != 0:
+            return
         if formed > 0:
             if leader.group_size == 1:
                 _launch(cluster, tables, first, now)
             else:
                 _launch_together(cluster, tables, first, now)
             last_chance = False
-        elif leader.num_in_flight > 0 or waiting == 0:
+        elif leader.num_in_flight > 0 or idle == NONE:
             return
-        elif last_chance and stuck != NONE:
-            _reject_first_waiting(cluster, stuck, now)
+        elif last_chance:
+            contract.stop(cluster, contract.LEFT_ALONE, idle, NONE)
         else:
-            # Nothing runs and nothing was formed, e.g. right after the last running request pre-empted itself: the
-            # policy is asked once more before the request is given up.
-            assert not last_chance, "a policy leaves running requests alone for ever"
             last_chance = True
 
 
@@ -342,12 +375,12 @@ def proceed(
     """Run a group alone: wake it at `now` if something arrived there (else NEVER), and handle all that happens in it
     before `until`.
 
-    This is the one way into the engine; the loops over arrivals call it through a pointer (`callable_proceed`), so
+    This is the one way into the engine; the loops over arrivals call it through a pointer (`engine_of`), so
     that they compile without it.
     """
     if now != NEVER:
         _wake(cluster, tables, policies, log, first, now)
-    while cluster.replicas[first].next_end_s < until:
+    while cluster.replicas[first].next_end_s < until and cluster.control[BUDGET] > 0:
         _wake(cluster, tables, policies, log, first, cluster.replicas[first].next_end_s)
 
 
@@ -356,6 +389,7 @@ def receive(cluster: Cluster, r: int, request_id: int) -> None:
     """Put an arrived request into the queue of replica `r`. The caller wakes the replica's group afterwards."""
     request, state = cluster.requests[request_id], cluster.replicas[r]
     request.replica = r
+    state.stalled = 0
     state.num_outstanding += 1
     state.prefill_left += request.prefill_tokens
     state.decode_left += request.output_tokens

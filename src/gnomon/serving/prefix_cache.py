@@ -1,9 +1,10 @@
 """KV blocks that can be found again by what they hold.
 
-A full block carries a key: the workload's prefix hash where requests share a prefix, else one of the request's own
-(so that a pre-empted request finds its blocks again). Free blocks keep their key and wait in a list, oldest first,
-until they are taken for something else; whoever asks for the key before that gets the block back. This is the
-automatic prefix caching of vLLM v1.
+A full block carries a key: the workload's prefix hash where requests share a prefix (prompts, and the answers that a
+conversation goes on from), else one of the request's own (so that a pre-empted request finds its blocks again). Blocks
+of prompts can be found once they are computed, those of an answer when it is complete. Free blocks keep their key and
+wait in a list, oldest first, until they are taken for something else; whoever asks for the key before that gets the
+block back. This is the automatic prefix caching of vLLM v1.
 
 Until the first request with a shared prefix arrives, or the first pre-emption, nothing can be found, so blocks are only
 counted; then `track_blocks` gives an identity to those held. Results are the same as if they always had one.
@@ -176,7 +177,7 @@ def count_free_hits(replica: Replica, r: int, hits: int) -> int:
 
 @inner
 def key_full_blocks(replica: Replica, r: int, num_tokens: int) -> None:
-    """Make the blocks of a shared prefix that `num_tokens` tokens fill findable."""
+    """Make the blocks of a shared prefix (or an answer to go on from) that `num_tokens` tokens fill findable."""
     if replica.state.tracks_blocks == 0:
         return
     request = replica.requests[r]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,13 @@ from gnomon.core.streams import stream
 from gnomon.core.user_files import load_user_file
 from gnomon.serving.build import Recording, build_cluster
 from gnomon.serving.cluster import Fleet, advance_all, serve_closed_loop, serve_open_loop, serve_plain_router
-from gnomon.serving.compilation import engine_of
+from gnomon.serving.compilation import callable_router, engine_of
 from gnomon.serving.front_end import as_client_sees, open_front_end
+from gnomon.serving.guard import Guard
 from gnomon.serving.kinds import Kind, accepted, bake, no_times, policies_of, resolve
 from gnomon.serving.log import Log, new_log
 from gnomon.serving.loop import NEVER
+from gnomon.serving.policies import POLICIES
 from gnomon.serving.routers import ROUTERS, RouterSpec
 from gnomon.serving.scenario import RouterConfig, Scenario
 from gnomon.serving.size import check_size
@@ -118,6 +121,7 @@ def _serve(
     )
     is_asked = spec.compiled and forced_replicas is None
     engine = engine_of(policies_of(kinds), spec if is_asked else ROUTERS["round_robin"])
+    guard = Guard(cluster, tuple(POLICIES[name].form_batch for name in policies_of(kinds)), spec.route)
     stop_s = scenario.time_limit_s or NEVER
     front = open_front_end(scenario.front_end, cluster, sum(kind.num_replicas for kind in kinds))
     if requests.concurrency:
@@ -127,22 +131,29 @@ def _serve(
         first, before = requests.num_warmup, None
         if first:
             loop = np.array([min(requests.concurrency, first), 0, first], np.int64)
-            serve_closed_loop(fleet, engine, log, think_s, front, loop, stop_s, total)
+            guard.run(partial(serve_closed_loop, fleet, engine, log, think_s, front, loop, stop_s, total))
             before = begin_measuring(cluster, log, requests, front)
         loop = np.array([min(first + requests.concurrency, total), first, total], np.int64)
         for last in _slices(total, on_progress):
-            serve_closed_loop(fleet, engine, log, think_s, front, loop, stop_s, last)
+            guard.run(partial(serve_closed_loop, fleet, engine, log, think_s, front, loop, stop_s, last))
+        if scenario.time_limit_s is None:
+            guard.audit()
         return before
     arriving = int(np.searchsorted(cluster.requests.arrival_s, stop_s, side="left"))
-    done = 0
-    for last in _slices(arriving, on_progress):
-        if forced_replicas is not None:
-            done = serve_plain_router(fleet, engine, lambda _, i: forced_replicas[i], log, done, last)
-        elif spec.compiled:
-            done = serve_open_loop(fleet, engine, spec.sees_state, log, done, last)
+    route = (lambda _, i: 1 + forced_replicas[i]) if forced_replicas is not None else callable_router(spec)
+    done = [0]
+
+    def serve(last: int) -> None:
+        if is_asked:
+            done[0] = serve_open_loop(fleet, engine, spec.sees_state, log, done[0], last)
         else:
-            done = serve_plain_router(fleet, engine, spec.route, log, done, last)
-    advance_all(fleet, engine, log, stop_s)
+            done[0] = serve_plain_router(fleet, engine, route, log, done[0], last)
+
+    for last in _slices(arriving, on_progress):
+        guard.run(partial(serve, last))
+    guard.run(lambda: advance_all(fleet, engine, log, stop_s))
+    if scenario.time_limit_s is None:
+        guard.audit()
     return None
 
 

@@ -20,6 +20,10 @@ from gnomon.core.jit import inline
 
 NONE = -1
 
+# Entries of `Cluster.control`.
+BUDGET, FAULT, FAULT_REPLICA, FAULT_REQUEST = range(4)
+NO_LIMIT = 1 << 62
+
 # Life of a request.
 NOT_ARRIVED, WAITING, RUNNING, IN_FLIGHT, FINISHED, REJECTED = range(6)
 
@@ -50,6 +54,7 @@ REQUEST = np.dtype(
         ("preempted_s", np.float64),  # total time between pre-emptions and being scheduled again
         ("num_restarts", np.int64),
         ("cached_tokens", np.int64),  # prompt tokens found in the prefix cache at first admission
+        ("hopeless", np.int64),  # all memory is not enough to prefill it again: it is rejected
         ("draw", np.int64),  # state of the request's own random sequence (speculative decoding)
         ("session", np.int64),
         ("prefix_first", np.int64),  # where its prefix hashes start, and how many there are
@@ -66,6 +71,7 @@ REPLICA = np.dtype(
         ("id", np.int64),
         ("row", np.int64),  # its first row (stage 0) in the iteration tables
         ("policy", np.int64),  # which of the cluster's policies
+        ("checked", np.int64),  # the policy is a user's own: every batch it forms is checked
         ("num_stages", np.int64),
         ("group_first", np.int64),  # data-parallel ranks that step together are one group
         ("group_size", np.int64),
@@ -100,6 +106,8 @@ REPLICA = np.dtype(
         ("oldest", np.int64),  # ring position of the oldest in-flight batch
         ("batch_size", np.int64),  # of the batch being formed
         ("steppable", np.int64),  # the policy would choose the same decodes again
+        ("answered", np.int64),  # the policy returned, and did not fail
+        ("stalled", np.int64),  # iterations since a token was produced or a request came or went
         # Decodes that step together.
         ("num_stepping", np.int64),
         ("steps", np.int64),
@@ -255,6 +263,8 @@ class Cluster(NamedTuple):
     """[replica]: where its recorded stage times start; size 0 unless times are replayed."""
     recorded_s: Floats
     """[batch, stage]"""
+    control: Ints
+    """[4]: how many more iterations this slice may run (`BUDGET`), and what went wrong, where (`FAULT` ...)."""
 
 
 @inline

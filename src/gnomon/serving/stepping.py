@@ -147,6 +147,7 @@ def end_step(replica: Replica, log: Log, now: float) -> None:
     else:
         log_gap(log, now - state.last_step_s, state.num_stepping)
     state.steps += 1
+    state.stalled = 0
     state.in_step = 0
     state.step_kv += state.num_stepping
     state.step_kv_max += 1

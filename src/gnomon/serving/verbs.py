@@ -73,6 +73,7 @@ def _count_waiting(replica: Replica, r: int) -> None:
 def pop_waiting(replica: Replica) -> int:
     """Take the first request out of the waiting queue; it is scheduled now."""
     state = replica.state
+    assert state.num_waiting > 0, "pop_waiting() was called although no request waits"
     r = state.first_waiting
     request = replica.requests[r]
     state.first_waiting = request.next_waiting
@@ -94,7 +95,8 @@ def pop_waiting(replica: Replica) -> int:
 def hold(replica: Replica, r: int, blocks: int) -> None:
     """Give request `r` this many more blocks; the policy has checked that they are free."""
     state, request = replica.state, replica.requests[r]
-    assert blocks <= state.free_blocks
+    assert 0 <= blocks <= state.free_blocks, "hold() was asked for more blocks than are free (state.free_blocks)"
+    assert request.status == RUNNING, "hold() was called for a request that was not taken from the queue or `running`"
     if request.num_blocks == 0:
         _begin_holding(replica, r)
     if state.tracks_blocks != 0:
@@ -178,11 +180,14 @@ def grow_for_decode(replica: Replica, r: int) -> None:
 @inner
 def place(replica: Replica, r: int, tokens: int) -> None:
     """Add request `r` to the batch, computing `tokens` tokens."""
-    state = replica.state
+    state, request = replica.state, replica.requests[r]
+    assert state.batch_size < replica.batch.size, "place() found the batch full (state.max_in_batch)"
+    assert request.status == RUNNING, "place() was called for a request that waits, is in a batch already or has ended"
+    assert tokens > 0, "place() was called with no tokens to compute"
     replica.batch[state.batch_size] = r
     replica.batch_tokens[state.batch_size] = tokens
     state.batch_size += 1
-    replica.requests[r].status = IN_FLIGHT
+    request.status = IN_FLIGHT
 
 
 @inner
@@ -200,6 +205,9 @@ def tokens_placed(replica: Replica) -> int:
 def finish(replica: Replica, r: int, now: float) -> None:
     """Request `r` has all its tokens: stamp it and free its blocks."""
     state, request = replica.state, replica.requests[r]
+    # The answer, too, can be found again, but for its last token, whose KV is never computed.
+    hashed = state.block_size * state.blocks_per_hash
+    prefix_cache.key_full_blocks(replica, r, (request.total_tokens - 1) // hashed * hashed)
     request.status = FINISHED
     request.finished_s = now
     request.last_reply_s = state.reply_s
@@ -211,11 +219,26 @@ def finish(replica: Replica, r: int, now: float) -> None:
 @inner
 def preempt(replica: Replica, r: int) -> None:
     """Free the blocks of request `r` and send it to the front of the queue, to be prefilled again with its output."""
+    _give_up(replica, r, computed(replica, r))
+    push_waiting_front(replica, r)
+
+
+@inner
+def retract(replica: Replica, r: int) -> None:
+    """Free the blocks of request `r` and send it to the end of the queue; only what it prefilled can be found again."""
+    _give_up(replica, r, min(computed(replica, r), replica.requests[r].prefill_tokens))
+    push_waiting(replica, r)
+
+
+@inner
+def _give_up(replica: Replica, r: int, findable: int) -> None:
+    """Free the blocks of request `r`; the prefix cache keeps its first `findable` tokens."""
     state, request = replica.state, replica.requests[r]
+    assert request.status == RUNNING, "preempt() was called for a request that is not running"
     if state.prefix_cache != 0:
         if state.tracks_blocks == 0:
             prefix_cache.track_blocks(replica)
-        prefix_cache.key_own_blocks(replica, r, computed(replica, r))
+        prefix_cache.key_own_blocks(replica, r, findable)
     state.prefill_left -= max(0, request.prefill_tokens - request.processed)
     request.prefill_tokens = max(request.prefill_tokens, request.processed)
     request.processed = 0
@@ -223,13 +246,15 @@ def preempt(replica: Replica, r: int) -> None:
     state.prefill_left += request.prefill_tokens
     state.num_preemptions += 1
     let_go(replica, r)
+    if blocks_for(replica, request.prefill_tokens) > state.num_blocks:
+        request.hopeless = 1
     request.preempted_at_s = state.now_s
-    push_waiting_front(replica, r)
 
 
 @inner
 def keep_running(replica: Replica, first: int, last: int) -> None:
     """Only `running[first:last]` stay in the list of running requests."""
+    assert first >= 0 and last <= replica.state.num_running, "keep_running() was given more than `running` holds"
     for i in range(first, last):
         replica.running[i - first] = replica.running[i]
     replica.state.num_running = max(0, last - first)

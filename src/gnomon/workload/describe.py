@@ -89,8 +89,13 @@ def _rates(requests: Requests, prompt: int, output: int) -> dict[str, float | No
 
 
 def _reusable_prefix_share(requests: Requests) -> float:
-    """Share of prompt tokens whose block an earlier request had: the hits of an endless prefix cache."""
-    if not len(requests.prefix_hashes):
+    """Share of prompt tokens whose block an earlier request had, in its prompt or its answer: the hits of an endless
+    prefix cache."""
+    hashes, counts = requests.prefix_hashes, np.diff(requests.prefix_offsets)
+    if not len(hashes):
         return 0.0
-    repeated = len(requests.prefix_hashes) - len(np.unique(requests.prefix_hashes))
+    position = np.arange(len(hashes)) - np.repeat(requests.prefix_offsets[:-1], counts)
+    of_prompt = position < np.repeat(-(-requests.prompt_tokens // requests.prefix_block_tokens), counts)
+    of_prompt[np.unique(hashes, return_index=True)[1]] = False  # First seen here.
+    repeated = int(np.count_nonzero(of_prompt))
     return min(1.0, repeated * requests.prefix_block_tokens / int(requests.prompt_tokens.sum()))

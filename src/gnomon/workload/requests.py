@@ -69,11 +69,12 @@ class Requests:
     priority: NDArray[np.int8]
     """0 is the least urgent."""
     prefix_offsets: NDArray[np.int64]
-    """`prefix_hashes[prefix_offsets[i]:prefix_offsets[i + 1]]` are the block hashes of prompt i."""
+    """`prefix_hashes[prefix_offsets[i]:prefix_offsets[i + 1]]` are the block hashes of request i: of its
+    prompt, and of its answer where what follows on it is known (conversations)."""
     prefix_hashes: NDArray[np.int64]
     """Equal hashes: equal content from the start of the prompt to the end of that block."""
     prefix_block_tokens: int = 16
-    """Prompt tokens per hashed block."""
+    """Tokens per hashed block."""
     concurrency: int = 0
     """Requests in flight of a closed loop; 0 for an open loop."""
     num_warmup: int = 0
@@ -98,7 +99,7 @@ class Requests:
         return self.prompt_tokens + self.output_tokens
 
     def prefix(self, index: int) -> NDArray[np.int64]:
-        """The block hashes of one prompt."""
+        """The block hashes of one request."""
         return self.prefix_hashes[self.prefix_offsets[index] : self.prefix_offsets[index + 1]]
 
     def take(self, index: NDArray[np.int64]) -> Requests:
@@ -171,7 +172,9 @@ def _truncated(requests: Requests, max_tokens: int) -> Requests:
     excess = np.maximum(requests.total_tokens - max_tokens, 0)
     prompt = np.maximum(requests.prompt_tokens - excess, 1)
     output = np.minimum(requests.output_tokens, max_tokens - prompt)
-    kept_blocks = -(-prompt // requests.prefix_block_tokens)
+    # A prompt that was cut has another answer; else the hashes of what is left of the answer stay.
+    kept_tokens = np.where(prompt < requests.prompt_tokens, prompt, prompt + output)
+    kept_blocks = np.maximum(-(-prompt // requests.prefix_block_tokens), kept_tokens // requests.prefix_block_tokens)
     counts = np.minimum(np.diff(requests.prefix_offsets), kept_blocks)
     offsets, hashes = _rows(requests.prefix_hashes, requests.prefix_offsets[:-1], counts)
     return replace(

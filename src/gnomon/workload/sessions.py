@@ -20,7 +20,7 @@ def with_sessions(requests: Requests, config: SessionsConfig, seed: int) -> Requ
     """Deal the requests out to conversations, in order of arrival.
 
     Every request goes to one of `num_active` open conversations at random. Its prompt becomes the shared prefix, all
-    prompts and answers of the conversation so far, and the drawn prompt. Full blocks of the prompt are hashed.
+    prompts and answers of the conversation so far, and the drawn prompt. Full blocks of prompt and answer are hashed.
     """
     count = len(requests)
     slot = stream(seed, "sessions").integers(0, config.num_active, count)
@@ -28,7 +28,7 @@ def with_sessions(requests: Requests, config: SessionsConfig, seed: int) -> Requ
     session = turn_of_slot // config.turns * config.num_active + slot
     said = requests.total_tokens.astype(np.int64)
     prompt = tokens(config.shared_prefix_tokens + _sum_before(session, said) + requests.prompt_tokens)
-    offsets, hashes = _hash_blocks(session, prompt, config)
+    offsets, hashes = _hash_blocks(session, tokens(prompt.astype(np.int64) + requests.output_tokens), config)
     return replace(
         requests,
         prompt_tokens=prompt,
@@ -56,15 +56,15 @@ def _sum_before(group: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[
 
 
 def _hash_blocks(
-    session: NDArray[np.int64], prompt: NDArray[np.int32], config: SessionsConfig
+    session: NDArray[np.int64], total: NDArray[np.int32], config: SessionsConfig
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Hashes of full prompt blocks: by shared prefix where a block lies inside it, else by conversation."""
-    counts = (prompt // config.block_tokens).astype(np.int64)
+    """Hashes of the full blocks of requests: by shared prefix where a block lies inside it, else by conversation."""
+    counts = (total // config.block_tokens).astype(np.int64)
     offsets = np.concatenate(([0], np.cumsum(counts)))
     hashes = np.empty(offsets[-1], dtype=np.int64)
-    for first in range(0, len(prompt), CHUNK):
+    for first in range(0, len(total), CHUNK):
         some = slice(first, first + CHUNK)
-        into = slice(offsets[first], offsets[min(first + CHUNK, len(prompt))])
+        into = slice(offsets[first], offsets[min(first + CHUNK, len(total))])
         block = np.arange(into.stop - into.start) - np.repeat(offsets[:-1][some] - into.start, counts[some])
         owner = np.repeat(session[some], counts[some])
         shared = block < config.shared_prefix_tokens // config.block_tokens

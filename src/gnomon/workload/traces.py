@@ -121,17 +121,18 @@ def _read(table: Table, known: TraceFormat) -> Trace:
     offsets, hashes = column("prefix", table.lists, no_prefixes)
     block_tokens = int(column("prefix_block_tokens", table.counts, np.full(1, known.block_tokens))[0])
     prompt = table.counts(known.columns["prompt"]).astype(np.int32)
+    output = table.counts(known.columns["output"]).astype(np.int32)
     if len(hashes):
         table.refuse(
             known.columns["prefix"],
-            np.diff(offsets) > -(-prompt // block_tokens),
-            f"has more blocks than the prompt has, of {block_tokens} tokens each",
+            np.diff(offsets) > np.maximum(-(-prompt // block_tokens), (prompt + output) // block_tokens),
+            f"has more blocks than prompt and answer have, of {block_tokens} tokens each",
         )
     return Trace(
         path=table.path,
         arrival_s=column("arrival", lambda name: _arrivals(table, name, known), np.empty(0)),
         prompt_tokens=prompt,
-        output_tokens=table.counts(known.columns["output"]).astype(np.int32),
+        output_tokens=output,
         session=column("session", lambda name: _sessions(table, name), none),
         priority=column(
             "priority", lambda name: table.counts(name, most=127).astype(np.int8), np.zeros(count, dtype=np.int8)

@@ -17,7 +17,7 @@ from gnomon.serving.verbs import hold, is_decoding, keep_running, place, pop_wai
 def admit_whole_prompts(replica: Replica) -> None:
     """Admit waiting requests while blocks for the longest possible request are free, and place their prompts."""
     state = replica.state
-    reserved = state.max_request_tokens // state.block_size
+    reserved = max(1, state.max_request_tokens // state.block_size)
     while state.num_waiting > 0 and state.batch_size < state.max_in_batch and state.free_blocks >= reserved:
         r = pop_waiting(replica)
         hold(replica, r, reserved)

@@ -1,19 +1,31 @@
 """SGLang: prefills before decodes, chunked, with memory kept for part of the outputs to come.
 
 From: L. Zheng et al., "SGLang: Efficient Execution of Structured Language Model Programs" (NeurIPS 2024), and the
-scheduler of its runtime (`schedule_policy.py`, `schedule_batch.py`): the share of future outputs that admission keeps
-memory for starts at 0.7 whenever the server was idle, falls to 0.098 over 600 decode iterations, and rises again when
-requests had to be retracted. With `--scheduler-recv-interval` above 1 (option `receive_interval`) the scheduler looks
-for new requests after a prefill or when it is idle, but only after so many decode iterations in a row.
+scheduler of its runtime (`python/sglang/srt/managers/{scheduler,schedule_policy,schedule_batch}.py` of commit 00550cd):
+
+- Admission keeps memory for a share of the outputs that running requests have yet to produce, of each at most 4096
+  tokens, and for the whole output of those admitted in the same pass. The share starts at 0.7, falls to 0.098 over 600
+  decode steps, is set anew when requests are retracted, and starts over when the engine was idle.
+- Once a request did not fit, none is tried until one leaves.
+- When a decode step lacks memory, the requests that have produced least are retracted, at least one: their KV beyond
+  what they prefilled is freed at once, and they go to the end of the queue. Where even a single one lacks memory, it
+  is rejected.
+- With `--scheduler-recv-interval` above 1 (option `receive_interval`) the scheduler looks for new requests after a
+  prefill or when it is idle, but only after so many decode iterations in a row.
+
+Blocks stand for SGLang's pages. SGLang knows `max_new_tokens`, Gnomon the output itself; and where SGLang shortens
+`max_new_tokens` to what can ever fit, an idle replica takes whatever fits.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from gnomon.core.jit import inner
 from gnomon.serving import prefix_cache
 from gnomon.serving.policies import batching_policy
 from gnomon.serving.state import Replica
-from gnomon.serving.stepping import place_together, processed_now
+from gnomon.serving.stepping import ID, place_together, processed_now
 from gnomon.serving.verbs import (
     blocks_for,
     blocks_missing,
@@ -25,36 +37,44 @@ from gnomon.serving.verbs import (
     pop_waiting,
     preempt,
     prefill_left,
+    retract,
 )
 
-_FIRST_RATIO, _LEAST_RATIO, _FALL_PER_ITERATION = 0.7, 0.098, 0.602 / 600
-_RETRACT_AHEAD = 20  # decode steps for which a retraction makes room
-_LONGEST_OUTPUT = 4096  # more output tokens are not reckoned with (SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION)
-_RECEIVE_INTERVAL = 0  # the option's place
-_AT_ONCE = 1 << 30  # iterations since the last look for new requests that are more than any interval
-
-
-@inner
-def _ratio(replica: Replica) -> float:
-    """The share of outputs to come that admission keeps memory for."""
-    ratio = replica.state.reserve_ratio
-    return ratio if ratio > 0.0 else _FIRST_RATIO
+_FIRST_RATIO, _LEAST_RATIO, _FALL_PER_STEP = 0.7, 0.098, 0.602 / 600
+_RETRACT_AHEAD = 20  # Decode steps that the share after a retraction looks ahead.
+_MOST_FORETOLD = (
+    4096  # Output tokens of one request that admission reckons with (SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION)
+)
+_RECEIVE_INTERVAL = 0  # The option's place.
+_AT_ONCE = 1 << 30  # Iterations since the last look for new requests that are more than any interval.
 
 
 @inner
 def _output_left(replica: Replica, r: int) -> int:
-    request = replica.requests[r]
-    left = request.total_tokens - max(processed_now(replica, r), request.prefill_tokens)
-    return min(left, _LONGEST_OUTPUT)
+    """Output tokens of request `r` to come, as admission counts them."""
+    left = replica.requests[r].total_tokens - max(processed_now(replica, r), replica.requests[r].prefill_tokens)
+    return min(left, _MOST_FORETOLD)
+
+
+@inner
+def _whole_output(replica: Replica, r: int) -> int:
+    return min(replica.requests[r].output_tokens, _MOST_FORETOLD)
+
+
+@inner
+def _was_idle(replica: Replica) -> bool:
+    """Whether nothing was there until the request that is first in the queue arrived."""
+    state = replica.state
+    return state.num_holding == 0 and replica.requests[state.first_waiting].arrival_s == state.now_s
 
 
 @inner
 def _receive(replica: Replica) -> None:
     """Look for new requests, unless the last iterations were decodes and fewer than the interval."""
     state = replica.state
-    is_idle = state.num_running + state.num_stepping == 0
-    if is_idle:
+    if state.reserve_ratio == 0.0 or (state.num_waiting > 0 and _was_idle(replica)):
         state.reserve_ratio = _FIRST_RATIO
+    is_idle = state.num_running + state.num_stepping == 0
     if is_idle or state.wait_count >= replica.parameters[_RECEIVE_INTERVAL]:
         state.num_received = state.num_waiting
         state.wait_count = 0
@@ -65,6 +85,12 @@ def _missing(replica: Replica, r: int) -> int:
     """Blocks that the next tokens of a decode need."""
     request = replica.requests[r]
     return blocks_missing(replica, r, min(request.processed + replica.state.num_speculative, request.total_tokens))
+
+
+@inner
+def _num_left(state: Any) -> int:
+    """Requests that have left the running ones so far."""
+    return state.num_finished + state.num_rejected + state.num_preemptions
 
 
 @inner
@@ -81,30 +107,35 @@ def _place_prefills(replica: Replica) -> None:
     kept = 0
     spare = float(state.free_blocks * state.block_size)
     for i in range(state.num_stepping):
-        spare -= _ratio(replica) * _output_left(replica, replica.stepping[i, 0])
+        spare -= state.reserve_ratio * _output_left(replica, replica.stepping[i, ID])
     for i in range(state.num_running):
         r = running[i]
-        spare -= _ratio(replica) * _output_left(replica, r)
         if is_decoding(replica, r):
+            spare -= state.reserve_ratio * _output_left(replica, r)
             running[kept] = r
             kept += 1
             continue
         tokens = min(prefill_left(replica, r), budget)
+        if tokens == prefill_left(replica, r):
+            spare -= _whole_output(replica, r)
         _compute_prefill(replica, r, tokens)
         budget -= tokens
     keep_running(replica, 0, kept)
 
-    while state.num_received > 0 and budget > 0 and state.num_holding < state.max_running:
+    # `counter` holds how many had left when a request did not fit, plus one.
+    if state.counter == _num_left(state) + 1 and state.num_holding > 0:
+        return
+    while min(state.num_received, state.num_waiting) > 0 and budget > 0 and state.num_holding < state.max_running:
         r = state.first_waiting
         hits = prefix_cache.count_hits(replica, r)
         left = prefill_left(replica, r) - hits * state.block_size
         taken = prefix_cache.count_free_hits(replica, r, hits) if hits > 0 else 0
         needed = blocks_for(replica, replica.requests[r].prefill_tokens) - hits
-        if needed + taken > state.free_blocks:
-            break
+        wanted = left + taken * state.block_size + _output_left(replica, r) + state.block_size
         # An idle replica takes whatever fits at all.
-        if left + taken * state.block_size + _output_left(replica, r) >= spare and state.num_holding > 0:
-            break
+        if needed + taken > state.free_blocks or (wanted >= spare and state.num_holding > 0):
+            state.counter = _num_left(state) + 1
+            return
         pop_waiting(replica)
         state.num_received -= 1
         hold_cached(replica, r, hits)
@@ -112,7 +143,7 @@ def _place_prefills(replica: Replica) -> None:
         tokens = min(left, budget)
         _compute_prefill(replica, r, tokens)
         budget -= tokens
-        spare -= left + taken * state.block_size + _ratio(replica) * _output_left(replica, r)
+        spare -= (needed + taken + 1) * state.block_size + _whole_output(replica, r)
 
 
 @inner
@@ -125,33 +156,35 @@ def _blocks_to_grow(replica: Replica) -> int:
 
 
 @inner
+def _first_to_go(replica: Replica) -> int:
+    """Where in the running list the request stands that has produced least; of those, the longest prompt, the last."""
+    found, least, longest = 0, 1 << 62, 0
+    for i in range(replica.state.num_running):
+        request = replica.requests[replica.running[i]]
+        produced = request.processed - request.prompt_tokens
+        if produced < least or (produced == least and request.prompt_tokens >= longest):
+            found, least, longest = i, produced, request.prompt_tokens
+    return found
+
+
+@inner
 def _retract(replica: Replica) -> None:
-    """Pre-empt the requests that have produced least until the others have the blocks they need now."""
+    """Retract requests until the others have the blocks they need now, and set the share that admission keeps."""
     state, running = replica.state, replica.running
-    retracted = False
     while state.num_running > 1 and state.free_blocks < _blocks_to_grow(replica):
-        least, at = 1 << 62, 0
-        for i in range(state.num_running):
-            request = replica.requests[running[i]]
-            produced = request.processed - request.prompt_tokens
-            if produced <= least:
-                least, at = produced, i
+        at = _first_to_go(replica)
         r = running[at]
         for i in range(at, state.num_running - 1):
             running[i] = running[i + 1]
         state.num_running -= 1
-        preempt(replica, r)
+        retract(replica, r)
         state.num_received += 1
-        retracted = True
-    if retracted:
-        produced, total = 0, 0
-        for i in range(state.num_running):
-            request = replica.requests[running[i]]
-            produced += request.processed - request.prompt_tokens
-            total += request.output_tokens
-        state.reserve_ratio = min(1.0, (produced + _RETRACT_AHEAD * state.num_running) / max(total, 1))
-    else:
-        state.reserve_ratio = max(_LEAST_RATIO, _ratio(replica) - _FALL_PER_ITERATION)
+    produced, total = 0, 1
+    for i in range(state.num_running):
+        request = replica.requests[running[i]]
+        produced += request.processed - request.prompt_tokens
+        total += request.output_tokens
+    state.reserve_ratio = min(1.0, (produced + _RETRACT_AHEAD * state.num_running) / total)
 
 
 @batching_policy(
@@ -171,22 +204,27 @@ def sglang(replica: Replica) -> None:
     if state.batch_size > 0:
         state.wait_count = _AT_ONCE
         return
+    state.wait_count += 1
     place_together(replica)
-    _retract(replica)
+    needed = _blocks_to_grow(replica)
+    if needed > state.free_blocks:
+        _retract(replica)
+        needed = _blocks_to_grow(replica)
+    else:
+        state.reserve_ratio = max(_LEAST_RATIO, state.reserve_ratio - _FALL_PER_STEP)
     first = 0
-    while first < state.num_running and state.batch_size < state.max_in_batch:
-        r = running[first]
-        missing = _missing(replica, r)
-        if missing > state.free_blocks:
-            break
-        if missing > 0:
-            hold(replica, r, missing)
-        place(replica, r, 1 + state.num_speculative)
-        first += 1
-    if state.batch_size == 0 and state.num_running > 0:
+    if needed > state.free_blocks:
+        # Even the last one lacks memory: it is given up, unless batches in flight will make room.
+        if state.batch_size > 0:
+            return
         preempt(replica, running[0])
         state.num_received += 1
         first = 1
+    while first < state.num_running and state.batch_size < state.max_in_batch:
+        missing = _missing(replica, running[first])
+        if missing > 0:
+            hold(replica, running[first], missing)
+        place(replica, running[first], 1 + state.num_speculative)
+        first += 1
     keep_running(replica, first, state.num_running)
-    state.wait_count += 1
     state.steppable = 1

@@ -107,9 +107,11 @@ def _run_iterations(fleet: Fleet, r: int, work: Work, admitted: int) -> float:
 
 
 @inner
-def play_on(fleet: Fleet, r: int, request_id: int, now: float, mean: float, to_end: bool) -> tuple[float, float]:
+def play_on(
+    fleet: Fleet, r: int, request_id: int, now: float, mean: float, to_end: bool, limit: float
+) -> tuple[float, float]:
     """Seconds from `now` until the arriving request (NONE for without it) is done on replica `r`, and the sum of those
-    of all others there. Stops with the former unless asked `to_end`."""
+    of all others there. Stops with the former unless asked `to_end`, and before that at `limit` seconds."""
     state = fleet.cluster.replicas[r]
     work = _gather(fleet, r, request_id, mean)
     count = work.output.size
@@ -120,6 +122,8 @@ def play_on(fleet: Fleet, r: int, request_id: int, now: float, mean: float, to_e
     while left > 0:
         admitted = _num_admitted(fleet, r, work)
         seconds += _run_iterations(fleet, r, work, admitted)
+        if seconds >= limit and not to_end:
+            return seconds, others
         for i in range(admitted):
             if work.output[i] <= 0.0 and work.held[i] > 0.0:
                 work.held[i] = 0.0
@@ -138,11 +142,16 @@ def lookahead(fleet: Fleet, request_id: int) -> int:
     """Smallest time to finish, plus `others` x the time it adds to those already there; ties to the lowest id."""
     weight, now = fleet.parameters[0], fleet.cluster.requests[request_id].arrival_s
     mean = mean_output(fleet)
-    best, least = 0, 1e300
+    best, least, idle_row = 0, 1e300, NONE
     for r in range(fleet.cluster.replicas.size):
-        cost, after = play_on(fleet, r, request_id, now, mean, weight > 0.0)
+        state = fleet.cluster.replicas[r]
+        if state.num_outstanding == 0 and state.tracks_blocks == 0:
+            if state.row == idle_row:  # It would take exactly as long as the idle one before.
+                continue
+            idle_row = state.row
+        cost, after = play_on(fleet, r, request_id, now, mean, weight > 0.0, least)
         if weight > 0.0:
-            _, before = play_on(fleet, r, NONE, now, mean, True)
+            _, before = play_on(fleet, r, NONE, now, mean, True, 1e300)
             cost += weight * (after - before)
         if cost < least:
             best, least = r, cost

@@ -1,0 +1,55 @@
+"""Rules that a batch must keep, and what went wrong when the engine had to stop.
+
+Compiled code cannot raise through a function pointer. It writes a fault into `cluster.control` and stops
+(`gnomon.serving.guard` says it in words). Batches of users' own policies are checked rule by rule, each one: that
+costs a walk over the batch and the running list. Verbs check what they are asked for whoever asks.
+"""
+
+from __future__ import annotations
+
+from gnomon.core.jit import inner
+from gnomon.serving.state import BUDGET, FAULT, FAULT_REPLICA, FAULT_REQUEST, NONE, RUNNING, Cluster, replica_view
+
+# Faults.
+(
+    POLICY_RAISED, LEFT_ALONE, NO_PROGRESS, BEYOND_TABLES, NO_SUCH_REPLICA,
+    WRONG_TOKENS, NO_BLOCKS, NOT_TAKEN_OUT, NOT_COUNTED, TOO_MANY,
+) = range(1, 11)  # fmt: skip
+
+
+@inner
+def stop(cluster: Cluster, fault: int, r: int, request_id: int) -> None:
+    """Note what went wrong first, and let no further iteration start."""
+    if cluster.control[FAULT] == 0:
+        cluster.control[FAULT] = fault
+        cluster.control[FAULT_REPLICA] = r
+        cluster.control[FAULT_REQUEST] = request_id
+    cluster.control[BUDGET] = 0
+
+
+@inner
+def check_batch(cluster: Cluster, r: int) -> None:
+    """Stop at the first rule that the batch just formed by replica `r` breaks."""
+    state = cluster.replicas[r]
+    replica = replica_view(cluster, r)
+    together = state.num_stepping if state.in_step != 0 else 0
+    for i in range(together, state.batch_size):
+        request_id, tokens = replica.batch[i], replica.batch_tokens[i]
+        request = replica.requests[request_id]
+        decodes = request.processed > request.prefill_tokens
+        most = 1 + state.num_speculative if decodes else request.prefill_tokens - request.processed
+        computed = request.processed - 1 if decodes else request.processed
+        if tokens > most:
+            stop(cluster, WRONG_TOKENS, r, request_id)
+        elif computed + tokens > request.num_blocks * state.block_size:
+            stop(cluster, NO_BLOCKS, r, request_id)
+    for i in range(state.num_running):
+        if replica.requests[replica.running[i]].status != RUNNING:
+            stop(cluster, NOT_TAKEN_OUT, r, replica.running[i])
+    under_way = state.num_running + state.batch_size + state.num_stepping - together
+    for i in range(state.num_in_flight):
+        under_way += cluster.flights[r, (state.oldest + i) % cluster.flights.shape[1]].num_requests
+    if state.num_waiting + under_way != state.num_outstanding:
+        stop(cluster, NOT_COUNTED, r, NONE)
+    elif under_way > replica.running.size:
+        stop(cluster, TOO_MANY, r, NONE)
