@@ -6,6 +6,7 @@ No traceback, no hang beyond 20 processor seconds, no exit code but 0, 1 and 2, 
 from __future__ import annotations
 
 import argparse
+import random
 import sys
 import tempfile
 import time
@@ -14,7 +15,34 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-from nasty_kit import all_cases, corpus, run_case, warm_up
+from nasty_kit import Case, all_cases, corpus, run_case, warm_up
+
+RUN = ("simulate", "--timing.source", "roofline", "--out", "run", "--csv", "--workload.num-requests")
+WHOLE = {"scenario.yaml", "summary.json", "trace.json.gz", "report.html",
+         *(f"{table}.{kind}" for table in ("requests", "iterations") for kind in ("csv", "parquet"))}  # fmt: skip
+
+
+def kill_at_random(count: int, seed: int) -> None:
+    """Runs that overwrite each other's folder, killed at a random moment: what is left must be of one run."""
+    folder = Path(tempfile.mkdtemp(prefix="gnomon-kills-"))
+    warm_up()
+    began = time.monotonic()
+    assert run_case(Case((*RUN, "50")), folder).code == 0
+    length, chooser, found = time.monotonic() - began, random.Random(seed), Counter[str]()
+    for number in range(count):
+        run_case(Case((*RUN, str(51 + number))), folder, kill_after_s=chooser.uniform(0.2, 1.1) * length)
+        found[_state(folder / "run")] += 1
+    print(f"{count} runs killed at random: {dict(found)}")
+    sys.exit(1 if found["half-written"] else 0)
+
+
+def _state(run: Path) -> str:
+    if not run.exists():
+        return "nothing"
+    names = {file.name for file in run.iterdir()}
+    rows = len((run / "requests.csv").read_text().splitlines()) - 1 if names == WHOLE else -1
+    asked = f"num_requests: {rows}\n" in (run / "scenario.yaml").read_text() if names == WHOLE else False
+    return "whole" if asked else "half-written"
 
 
 def main() -> None:
@@ -23,8 +51,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="Command lines that begin with this.")
     parser.add_argument("--part", default="0/1", help="I/N: every N-th case from the I-th on.")
+    parser.add_argument("--kills", type=int, help="Kill so many runs at random instead.")
     parser.add_argument("--log", type=Path, help="A line for every case.")
     options = parser.parse_args()
+    if options.kills:
+        kill_at_random(options.kills, options.seed)
     cases = [one for one in all_cases(options.seed, options.per_option) if str(one).startswith(options.only)]
     number, count = (int(word) for word in options.part.split("/"))
     cases = cases[number::count]

@@ -90,7 +90,9 @@ def test_sweeps_are_counted_before_they_begin(cli: CommandLine, tmp_path: Path) 
     with pytest.raises(ConfigError, match="configurations; at most 10,000,000"):
         load(SweepConfig, configured(prop_len=many, fwd_len=many, bwd_len=many))
     with pytest.raises(ConfigError, match="makes more than 100,000 priorities"):
-        priority_grid(1e-9)
+        priority_grid(0.001)
+    with pytest.raises(ConfigError, match="does not divide 1"):
+        priority_grid(5e-324)
     out = str(tmp_path / "out.csv")
     words = ["pipeline", "sweep", "-c", configured(prop_len=many, fwd_len=many), "--step", "0.02", "--output", out]
     said = cli(*words, code=2).output
@@ -110,6 +112,20 @@ def test_what_has_no_effect_is_refused() -> None:
         load(Posttrain, None, {"lengths.file": "lengths.txt"})
     with pytest.raises(ConfigError, match="finite"):
         load(Posttrain, None, {"lengths.mean": ".inf"})
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["place", "--costs", "nan,2,3"],
+        ["place", "--costs", "1,-2,3"],
+        ["calibrate", "--rollout-s", "nan"],
+        ["calibrate", "--actor-s", "inf"],
+    ],
+)
+def test_seconds_that_are_no_measured_time(cli: CommandLine, words: list[str]) -> None:
+    example = str(Path(__file__).parent.parent / "examples/posttrain/small.yaml")
+    assert "are no measured time" in cli("posttrain", words[0], example, *words[1:], code=2).output
 
 
 def test_a_pool_of_another_source_does_not_inherit_the_path() -> None:

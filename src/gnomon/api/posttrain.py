@@ -172,6 +172,9 @@ def stage_costs(actor: float = 0.0, rollout: float = 0.0, inference: float = 0.0
     """Measured seconds of each stage, all components taking turns on all GPUs; 0 for what was not measured."""
     from gnomon.posttrain.advise import StageCosts
 
+    for name, seconds in (("actor", actor), ("rollout", rollout), ("inference", inference)):
+        if not 0.0 <= seconds < 1e12:
+            raise ConfigError(f"{seconds:g} seconds of {name} are no measured time.", fix="Give seconds from 0 on.")
     return StageCosts(actor, rollout, inference)
 
 

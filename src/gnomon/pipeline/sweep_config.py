@@ -140,7 +140,7 @@ class Priorities(NamedTuple):
 
 def priority_grid(step: float) -> list[Priorities]:
     """All shared; fwd_prop exclusive; grad_prop exclusive; the other weights in steps that sum to 1."""
-    count = round(1.0 / step) if step > 0 else 0
+    count = round(1.0 / step) if step > 1 / MAX_VALUES else 0
     if count < 1 or abs(count * step - 1.0) > 1e-9:
         raise ConfigError(f"a priority step of {step:g} does not divide 1.", fix="Use 0.1, 0.2, 0.25 or 0.5, say.")
     if count**2 > MAX_VALUES:

@@ -87,6 +87,7 @@ def run(
     log = new_log(max_members=recording.num_members if recording else keep_members)
     with function_arguments():
         before = _serve(scenario, router, kinds, offered, cluster, times.tables, log, forced_replicas, on_progress)
+    _check_clock(cluster)
     as_client_sees(cluster)
     if before is not None:
         cluster, offered = without_warmup(cluster, log, offered, before)
@@ -155,6 +156,21 @@ def _serve(
     if scenario.time_limit_s is None:
         guard.audit()
     return None
+
+
+LATEST_S = 1e12
+"""Some thirty thousand years: beyond, differences of times mean nothing."""
+
+
+def _check_clock(cluster: Cluster) -> None:
+    """Refuse a run whose times have grown beyond what can be told apart."""
+    times = [cluster.requests[name] for name in ("arrival_s", "scheduled_s", "first_token_s", "finished_s")]
+    if not all(np.all(one < LATEST_S) for one in times):
+        raise ConfigError(
+            "an iteration or a gap between arrivals takes longer than can be simulated.",
+            where="scenario",
+            fix="Check the workload's rate, and the scale and the seconds of its timing.",
+        )
 
 
 def _find_router(config: RouterConfig) -> RouterSpec:

@@ -6,11 +6,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from gnomon.api.serving import Scenario
 from gnomon.core.config import load
-from gnomon.core.errors import ConfigError, GnomonError
+from gnomon.core.errors import ConfigError, DataError, GnomonError
+from gnomon.core.text import parse_yaml
 from gnomon.ui import uploads
 
 MAX_REQUESTS = 200_000
@@ -19,24 +18,11 @@ MAX_RANKS = 512
 """Replicas times their data parallelism: each has arrays of its own."""
 MAX_KV_BLOCKS = 2**25
 """KV blocks of all replicas, where a scenario says how many: some 80 bytes each."""
-MOST = {"pipeline_parallel": 64, "tensor_parallel": 64, "max_sequences": 2**14, "block_size": 2**12}
+MAX_DRAFT_TOKENS = 32
+"""Of speculative decoding: the tables of iterations grow with every one."""
+MOST = {"pipeline_parallel": 64, "tensor_parallel": 64, "max_sequences": 2**14, "block_size": 2**12,
+        "max_batch_tokens": 2**18}  # fmt: skip
 """Other fields that arrays are sized by, wherever they stand in a scenario."""
-
-
-def refuse_aliases(text: str) -> None:
-    """Refuse YAML that repeats parts of itself by name: a few lines of it may stand for gigabytes."""
-    with suppress(yaml.YAMLError):  # What cannot be scanned is explained where it is read.
-        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text, Loader=yaml.SafeLoader)):
-            raise ConfigError("aliases (*name) are not read from elsewhere.", fix="Write them out.")
-
-
-def read_yaml(text: str) -> Any:
-    """The data in a text; YAMLError where it holds none."""
-    refuse_aliases(text)
-    try:
-        return yaml.safe_load(text)
-    except RecursionError:
-        raise ConfigError("nested too deep.", fix="Use fewer brackets.") from None
 
 
 def check_is_data(given: Any, key: str = "") -> None:
@@ -66,8 +52,8 @@ def _check_text(text: str, key: str) -> None:
             f"{text} is outside the folder in which gnomon ui runs.", where=key, fix="Load it, or start there."
         )
     try:
-        inner = read_yaml(text)
-    except yaml.YAMLError:
+        inner = parse_yaml(text)
+    except DataError:
         return
     if inner != text:
         check_is_data(inner, key)
@@ -86,8 +72,8 @@ def read_scenario(name: str, data: bytes) -> Scenario:
     """A scenario file, read as YAML data."""
     with uploads.passing_file(data) as path:
         try:
-            with suppress(yaml.YAMLError):  # `load` says the line.
-                check_is_data(read_yaml(data.decode("utf-8", errors="replace")))
+            with suppress(DataError):  # `load` says the line.
+                check_is_data(parse_yaml(data.decode("utf-8", errors="replace")))
             scenario = load(Scenario, path)
             check_size(scenario)
         except GnomonError as error:
@@ -103,6 +89,8 @@ def check_size(scenario: Scenario) -> None:
     for pool in scenario.kinds():
         ranks += pool.num_ranks
         blocks += pool.num_ranks * (pool.replica.num_kv_blocks or 0)
+        drafted = pool.replica.speculative.num_tokens if pool.replica.speculative else 0
+        _refuse_more(drafted, MAX_DRAFT_TOKENS, "drafted tokens", "replica.speculative.num_tokens")
         for section in (pool.replica, pool.batching):
             for name, most in MOST.items():
                 _refuse_more(getattr(section, name, None) or 0, most, name, name)

@@ -11,7 +11,8 @@ import yaml
 
 from gnomon.api.serving import Scenario
 from gnomon.core.config import Field, fields, load
-from gnomon.core.errors import GnomonError
+from gnomon.core.errors import DataError, GnomonError
+from gnomon.core.text import parse_yaml
 from gnomon.ui import foreign, uploads
 from gnomon.ui.controls import ControlError
 from gnomon.workload.presets import preset_names
@@ -62,9 +63,9 @@ def further_settings(text: str) -> dict[str, Any]:
     if not text:
         return {}
     try:
-        found = foreign.read_yaml(text if text.startswith("{") else f"{{{text}}}")
-    except yaml.YAMLError:
-        found = None
+        found = parse_yaml(text if text.startswith("{") else f"{{{text}}}")
+    except DataError as error:
+        raise ControlError("scenario", error.what) from None
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
         raise ControlError("scenario", "Write key: value, key: value, e.g. replica.data_parallel: 2.")
     return found

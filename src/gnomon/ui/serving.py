@@ -8,7 +8,7 @@ from functools import lru_cache
 from gnomon.api.serving import Scenario, Simulation, simulate
 from gnomon.core.config import load
 from gnomon.ui.foreign import check_count
-from gnomon.ui.turns import turn
+from gnomon.ui.turns import patience, turn
 from gnomon.workload import Requests, WorkloadConfig, generate, with_rate
 
 KEPT = 8
@@ -20,7 +20,8 @@ def simulated(scenario: Scenario) -> Simulation:
     """The scenario's result, from memory where it was asked for just before. Call it within a `turn`."""
     key = scenario.model_dump_json()
     if key not in _results:
-        _results[key] = simulate(scenario, requests=requests_of(scenario.workload, scenario.seed))
+        requests = requests_of(scenario.workload, scenario.seed)
+        _results[key] = simulate(scenario, requests=requests, on_progress=patience())
         while len(_results) > KEPT:
             _results.popitem(last=False)
     _results.move_to_end(key)

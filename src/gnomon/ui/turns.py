@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from gnomon.core.errors import GnomonError
@@ -22,6 +23,23 @@ def told_if_too_large() -> Iterator[None]:
         yield
     except MemoryError:
         raise GnomonError("this takes more memory than there is.", fix="Use fewer or smaller replicas.") from None
+
+
+PATIENCE_S = 30.0
+"""How long one simulation may keep the others waiting."""
+
+
+def patience() -> Callable[[int, int], None]:
+    """What `on_progress` wants: it stops a simulation that takes longer than anybody waits for."""
+    end = time.monotonic() + PATIENCE_S
+
+    def look(done: int, total: int) -> None:
+        if time.monotonic() > end:
+            raise GnomonError(
+                f"stopped after {PATIENCE_S:g} s, at {done:,} of {total:,} requests.", fix="Use gnomon simulate for it."
+            )
+
+    return look
 
 
 class Stale(Exception):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+import os
 import re
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,9 +40,27 @@ class UploadedTrace:
 _traces: dict[str, UploadedTrace] = {}
 
 
+PREFIX = "gnomon-ui-"
+
+
 @cache
 def _folder() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="gnomon-ui-")
+    """This server's folder; those that killed servers have left are removed."""
+    for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}[0-9]*-*"):
+        number = left.name.removeprefix(PREFIX).partition("-")[0]
+        if number.isdigit() and not _is_running(int(number)):
+            shutil.rmtree(left, ignore_errors=True)
+    return tempfile.TemporaryDirectory(prefix=f"{PREFIX}{os.getpid()}-")
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):  # Somebody else's.
+        return True
+    return True
 
 
 def content(upload: str) -> bytes:
