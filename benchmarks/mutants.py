@@ -2,9 +2,9 @@
 
 python -m benchmarks.mutants --sample 200 --seed 0 [--module timing/communication ...] [--results FILE]
 
-The sources are copied and only the copy is changed. Each mutant runs in a child of one process that has imported the
-libraries already, without compiled code (GNOMON_JIT=0): the test files that TESTS names for its module, to the first
-failure, for a bounded time. Results are kept in a file, and a run goes on where the last one stopped.
+Sources and tests are copied, and only the copy is changed. Each mutant runs in a child of one process that has
+imported the libraries already, without compiled code (GNOMON_JIT=0): the test files that TESTS names for its module, to
+the first failure, for a bounded time. Results are kept in a file, and a run goes on where the last one stopped.
 """
 
 from __future__ import annotations
@@ -173,8 +173,8 @@ def tests_of(module: str) -> tuple[str, ...]:
     parts = module.removesuffix(".py").split("/")
     for end in range(len(parts), 0, -1):
         if found := TESTS.get("/".join(parts[:end])):
-            paths = (ROOT / "tests" / f"test_{name}.py" for name in found)
-            return tuple(str(path) for path in paths if path.is_file())
+            names = (f"tests/test_{name}.py" for name in found)
+            return tuple(name for name in names if (ROOT / name).is_file())
     return ()
 
 
@@ -203,10 +203,11 @@ def _child(sources: Path, tests: tuple[str, ...]) -> None:
     output = os.open(sources.parent.parent / "output", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(output, 1)
     os.dup2(output, 2)
-    sys.path.insert(0, str(sources.parent))
+    sys.path[:0] = [str(sources.parent), str(sources.parent.parent)]
     code = 3
     try:
-        options = ["-q", "-x", "-m", "not slow", "-p", "no:cacheprovider", "-p", "no:xdist", "--rootdir", str(ROOT)]
+        os.chdir(sources.parent.parent)
+        options = ["-q", "-x", "-m", "not slow", "-p", "no:cacheprovider", "-p", "no:xdist"]
         code = int(pytest.main([*options, *tests]))
     except BaseException:
         traceback.print_exc()
@@ -251,7 +252,9 @@ def main(count: int, seed: int, modules: tuple[str, ...], results: str) -> None:
     known = {row["key"]: row for row in map(json.loads, kept.read_text().splitlines())} if kept.exists() else {}
     with tempfile.TemporaryDirectory() as folder:
         sources = Path(folder) / "src" / "gnomon"
-        shutil.copytree(SOURCES, sources, ignore=shutil.ignore_patterns("__pycache__"))
+        for name in ("src", "tests", "benchmarks", "examples", "docs"):
+            shutil.copytree(ROOT / name, Path(folder) / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(ROOT / "pyproject.toml", folder)
         limits: dict[tuple[str, ...], float] = {}
         for number, mutant in enumerate(mutants, 1):
             if mutant.key in known:
