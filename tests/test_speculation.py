@@ -8,7 +8,6 @@ import pytest
 from gnomon.core.errors import ConfigError, UnknownNameError
 from gnomon.serving.acceptance import acceptance_names, chances, reached, tokens_per_round
 from gnomon.serving.kinds import bake, resolve
-from gnomon.timing.speculative import expected_tokens
 from serving_kit import check_invariants, requests_of, run, scenario
 
 
@@ -30,7 +29,8 @@ def test_noise_of_a_curve_leaves_chances_and_the_mean(name):
 
 
 def test_one_chance_for_all_is_the_textbook_case():
-    assert tokens_per_round(0.8, 4) == pytest.approx(expected_tokens(0.8, 4))
+    # Leviathan et al. (2023), equation 1: (1 - a^(k+1)) / (1 - a).
+    assert tokens_per_round(0.8, 4) == pytest.approx((1 - 0.8**5) / 0.2)
     assert chances((0.9, 0.5), 4).tolist() == [0.9, 0.5, 0.5, 0.5]
 
 
