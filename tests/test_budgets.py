@@ -59,6 +59,7 @@ def test_sizes_of_post_training(key: str, value: int) -> None:
         (["--schedule", "1f1b", "--jitter", "0.1", "--draws", "100000"], "draws must be from 1 to 10,000"),
         (["--schedule", "1f1b", "--overlap-len", "-1"], "overlapped must be at least 0"),
         (["--schedule", "zb-auto", "--memory-limit", "nan"], "finite number"),
+        (["--prop-len", "1e308"], "prop_len must be a length from 0 to 1e+12"),
         # Without effect:
         (["--schedule", "1f1b", "--link", "0-9=1"], "nothing is sent over a link '0-9'. Links: 0-1, 1-0, 1-2"),
         (["--schedule", "1f1b", "--chunks", "3"], "chunks has no effect with the schedule 1f1b"),

@@ -13,6 +13,8 @@ from gnomon.pipeline.fluid import NO_TIER
 TRANSFERS = ("fwd_prop", "grad_prop", "grad_sync")
 Priority = float | str
 """A weight of at least 0, or the letter of an exclusive tier: 'a' goes before 'b'."""
+MAX_LENGTH = 1e12
+"""Of a pass or a transfer, in any unit: sums of longer ones cannot tell the others."""
 PerStage = float | tuple[float, ...]
 """One number for all stages, or one for each."""
 
@@ -72,8 +74,10 @@ class StepCosts(Config):
         )
         for name in (name for name in lengths if getattr(self, name) is not None):
             values = np.atleast_1d(np.asarray(getattr(self, name), dtype=np.float64))
-            if not (np.isfinite(values).all() and (values >= 0).all()):
-                raise ConfigError(f"{name} must be at least 0 (given: {getattr(self, name)}).")
+            if not ((values >= 0).all() and (values <= MAX_LENGTH).all()):
+                raise ConfigError(
+                    f"{name} must be at least 0 and at most {MAX_LENGTH:g} (given: {getattr(self, name)})."
+                )
         for name in ("fwd_impact", "bwd_impact"):
             check_impact(name, getattr(self, name))
         for name in TRANSFERS:

@@ -13,7 +13,7 @@ from pydantic import model_validator
 from gnomon.core.arrays import Floats
 from gnomon.core.config import Config
 from gnomon.core.errors import ConfigError
-from gnomon.pipeline.costs import TRANSFERS, Priority, StepCosts, check_impact, check_priority, priorities
+from gnomon.pipeline.costs import MAX_LENGTH, TRANSFERS, Priority, StepCosts, check_impact, check_priority, priorities
 from gnomon.pipeline.execution import step_graph
 from gnomon.pipeline.fluid import FWD_PROP, GRAD_PROP, GRAD_SYNC, TaskGraph
 from gnomon.pipeline.graph import GraphBuilder, Label
@@ -64,8 +64,8 @@ class Study(Config):
                 raise ConfigError(f"{name} must be at least 1 (given: {getattr(self, name)}).")
         check_passes(self.stages, self.n)
         for name in ("fwd_len", "bwd_len", "prop_len", "grad_prop_len", "sync_base_len"):
-            if getattr(self, name) is not None and not 0.0 <= getattr(self, name) < np.inf:
-                raise ConfigError(f"{name} must be a length of at least 0 (given: {getattr(self, name)}).")
+            if getattr(self, name) is not None and not 0.0 <= getattr(self, name) <= MAX_LENGTH:
+                raise ConfigError(f"{name} must be a length from 0 to {MAX_LENGTH:g} (given: {getattr(self, name)}).")
         for name in ("fwd_impact", "bwd_impact"):
             check_impact(name, getattr(self, name))
         for name in TRANSFERS:
