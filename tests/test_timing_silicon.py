@@ -17,7 +17,7 @@ from gnomon.catalog.parallelism import Parallelism
 from gnomon.core.config import build
 from gnomon.core.errors import ConfigError, DataError, MissingExtraError
 from gnomon.timing.config import TimingConfig
-from gnomon.timing.operators import Operator
+from gnomon.timing.operators import Elementwise, Operator
 from gnomon.timing.sources import Context, make_source, silicon
 from gnomon.timing.sources.silicon import Silicon, source, tables
 from gnomon.timing.timer import Timer
@@ -184,9 +184,10 @@ def test_collectives_count_bytes_per_rank_and_run_in_graphs(package: Path) -> No
 
 
 def test_what_the_package_lacks_is_said(package: Path) -> None:
-    source, operators = source_of(context()), graph(context())
-    assert source.measured(operators["attn_norm"]) is None
-    assert source.provenance(operators["attn_norm"]) == "roofline"
+    source = source_of(context())
+    gate = Operator("output_gate", "token", 1, Elementwise(100.0))
+    assert source.measured(gate) is None
+    assert source.provenance(gate) == "roofline"
     c = context("deepseek-v3")
     assert source_of(c).measured(graph(c)["attention_decode"]) is None
     with pytest.raises(DataError, match="no kernels of a40"):
@@ -314,3 +315,13 @@ def test_experts_that_another_engine_runs_far_faster_are_passed_over(package: Pa
     c = context("qwen3-30b-a3b", degree=2)
     assert source_of(c).provenance(graph(c)["experts"]) == "measured in sglang 0.5.14, other engine"
     assert source_of(c).seconds(graph(c)["experts"], np.array([16.0])) == pytest.approx([1.6e-3])
+
+
+def test_norms_are_those_of_an_h200_by_the_ratio_to_its_roofline(package: Path) -> None:
+    c = context()
+    source, norm, rows = source_of(c), graph(c)["attn_norm"], np.array([64.0, 4096.0])
+    assert source.provenance(norm) == "measured for Gnomon, scaled from 4096 wide on h200"
+    on_h200 = Timer(Context(c.model, device("h200"), default_node(device("h200")), c.parallelism, TimingConfig()))
+    ratio = on_h200.seconds(norm, rows) / on_h200.roofline.seconds(norm, rows)
+    formula = Timer(c, "roofline").seconds(norm, rows)
+    assert source.seconds(norm, rows) == pytest.approx(ratio * formula, rel=0.02)

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-from pathlib import Path
-
 import numpy as np
 
-from gnomon.catalog.devices import device
 from gnomon.core.arrays import Floats
 from gnomon.timing.operators import (
     Communication,
@@ -19,13 +15,13 @@ from gnomon.timing.operators import (
     Prefill,
     Recurrence,
 )
-from gnomon.timing.sources import Context, shipped_profile
-from gnomon.timing.sources.profile import native
+from gnomon.timing.sources import Context
 from gnomon.timing.sources.profile.measured import MIN_ROWS, Measured
 from gnomon.timing.sources.profile.samples import Bundle, Samples
 from gnomon.timing.sources.roofline import Roofline
 from gnomon.timing.sources.silicon.attention import find_attention
 from gnomon.timing.sources.silicon.collectives import find_collective
+from gnomon.timing.sources.silicon.elementwise import find_elementwise
 from gnomon.timing.sources.silicon.exchange import find_exchange
 from gnomon.timing.sources.silicon.experts import find_experts
 from gnomon.timing.sources.silicon.kernels import Found, Query
@@ -38,12 +34,6 @@ _SPARSE_MODULES = {7168: "DeepseekV32ForCausalLM", 6144: "GlmMoeDsaForCausalLM"}
 """Width of a model -> the module of its sparse attention, as the tables call it."""
 
 
-@lru_cache(maxsize=4)
-def _shipped_bundle(folder: Path) -> Bundle:
-    """The shipped measurements of a device, whose folder is named like it."""
-    return native.read(folder, device(folder.name), "bf16", "bf16")
-
-
 class Silicon(Measured):
     """Kernels of one device in one engine, between measured points."""
 
@@ -54,8 +44,6 @@ class Silicon(Measured):
         self._query = Query(system, c.engine, c.engine_version, context.kv_dtype, roofline, c.expert_kernel)
         self._context = context
         self._found: dict[Operator, Found | None] = {}
-        shipped = shipped_profile(context.device, "bf16")
-        self._shipped = _shipped_bundle(shipped) if shipped else None
         self._note_module()
 
     def samples(self, operator: Operator) -> Samples | None:
@@ -111,15 +99,8 @@ class Silicon(Measured):
             case Elementwise() if operator.name.endswith("quantize"):
                 return find_quantize(query, operator, work)
             case Elementwise():
-                return self._elementwise(operator)
+                return find_elementwise(query, operator, work)
         return None
-
-    def _elementwise(self, operator: Operator) -> Found | None:
-        """Norms, activations and copies are not in the package; some devices' come with Gnomon."""
-        if self._shipped is None:
-            return None
-        samples = self._shipped.find(operator, self._context.node)
-        return Found(samples, "measured for Gnomon") if samples else None
 
     def _note_module(self) -> None:
         """Where latent attention was measured as a module, its small kernels take no time of their own."""
