@@ -95,6 +95,8 @@ _ELEMENTWISE = {
     "embedding": ("embedding", 4.0),
     "attn_norm": ("add_norm", 8.0),
     "mlp_norm": ("add_norm", 8.0),
+    "attn_post_norm": ("add_norm", 8.0),
+    "mlp_post_norm": ("add_norm", 8.0),
     "final_norm": ("add_norm", 8.0),
     "qk_norm": ("qk_norm", 4.0),
     "rotary": ("rotary", 4.0),
