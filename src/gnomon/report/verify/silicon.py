@@ -155,7 +155,7 @@ def _scatter(scored: Sequence[Scored], name: str, field: str) -> dict[str, Any]:
     values = [1e3 * getattr(s.server, field) for s in scored] or [1.0]
     ends = [min(values), max(values)]
     line = {"mode": "lines", "x": ends, "y": ends, "showlegend": False, "line": {"color": look.DARK, "width": 1}}
-    axis = look.LOG_AXIS
+    axis = look.LOG_AXIS | ({"dtick": 1} if ends[1] > 300 * ends[0] else {})
     layout = look.LOOK | {
         "title": look.title(f"{name}, measured and predicted"),
         "xaxis": axis | {"title": {"text": "measured, ms"}},
@@ -309,8 +309,9 @@ window.addEventListener('load', () => {
     Plotly.newPlot('curve', [front('measured', '#1F2A37'), front('predicted', '#2F6FB5'),
       trace('measured', '#1F2A37', 'circle-open'), trace('predicted', '#2F6FB5', 'x')],
       {font: {family: 'Inter, system-ui, sans-serif', size: 12}, margin: {l: 60, r: 16, t: 12, b: 48},
+       legend: {orientation: 'h', x: 0, y: 1.08},
        xaxis: {title: {text: 'tokens/s per user'}, rangemode: 'tozero'},
-       yaxis: {title: {text: 'tokens/s per GPU'}, rangemode: 'tozero'}}, {responsive: true, displaylogo: false});
+       yaxis: {title: {text: 'tokens/s per GPU'}, rangemode: 'tozero'}}, {responsive: true, displayModeBar: false});
   };
   which.addEventListener('change', draw); draw();
 });
