@@ -69,7 +69,7 @@ class Iteration(Config):
     """Whose kernels: vllm, sglang or trtllm."""
     engine_version: str = ""
     """Its version; the newest tables if not given."""
-    expert_load: str = "balanced"
+    expert_load: str = "power_law_1.01"
     """How tokens spread over experts."""
 
 

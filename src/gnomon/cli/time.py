@@ -28,7 +28,7 @@ from gnomon.cli.printing import json_option, show
 @click.option("--source", "sources", multiple=True, help="Timing source; give it twice to compare.  [default: auto]")
 @click.option("--engine", default="vllm", show_default=True, help="Whose kernels: vllm, sglang or trtllm.")
 @click.option("--engine-version", default="", help="Its version; the newest tables if not given.")
-@click.option("--expert-load", default="balanced", show_default=True, help="How tokens spread over experts.")
+@click.option("--expert-load", default="power_law_1.01", show_default=True, help="How tokens spread over experts.")
 @click.option("--path", default=None, help="Folder of measurements, for the source profile.")
 @click.option("--estimator", default="grid", show_default=True, help="How to read between measured points.")
 @click.option(
