@@ -325,3 +325,13 @@ def test_norms_are_those_of_an_h200_by_the_ratio_to_its_roofline(package: Path) 
     ratio = on_h200.seconds(norm, rows) / on_h200.roofline.seconds(norm, rows)
     formula = Timer(c, "roofline").seconds(norm, rows)
     assert source.seconds(norm, rows) == pytest.approx(ratio * formula, rel=0.02)
+
+
+def test_a_larger_group_in_one_node_is_scaled_from_a_measured_one(package: Path) -> None:
+    c = context(degree=4)  # Two GPUs were measured.
+    source, operator, size = source_of(c), graph(c)["attn_all_reduce"], np.array([4096.0])
+    assert source.provenance(operator) == "measured in vllm 0.24.0, scaled from 2 GPUs"
+    two = context(degree=2)
+    formula = [Timer(one, "roofline").seconds(graph(one)["attn_all_reduce"], size)[0] for one in (c, two)]
+    expected = 1e-3 * (0.005 + 1e-8 * 2048) * formula[0] / formula[1]
+    assert source.seconds(operator, size) == pytest.approx([expected], rel=0.05)

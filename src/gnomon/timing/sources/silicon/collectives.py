@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
 import polars as pl
 
+from gnomon.catalog.topology import Group
 from gnomon.timing.operators import Communication, Operator
-from gnomon.timing.sources.silicon.kernels import Found, Kernels, Query, exact, read_kernels
+from gnomon.timing.sources.silicon.kernels import Found, Kernels, Query, exact, read_kernels, scaled
 from gnomon.timing.sources.silicon.tables import Table, find_tables
 
 _NCCL = {"all_gather": "all_gather", "all_to_all": "alltoall", "reduce_scatter": "reduce_scatter"}
 
 
 def find_collective(query: Query, operator: Operator, work: Communication) -> Found | None:
-    """The group size itself: the engine's kernel for all-reduce, else NCCL."""
+    """The group size itself; inside one node also the largest that was measured, scaled. The engine's kernel for
+    all-reduce, else NCCL."""
+    found = _measured(query, operator, work)
+    at = work.group.on(query.roofline.node)
+    if found or at.num_nodes > 1 or at.is_across_pairs:
+        return found
+    for size in (8, 4, 2):
+        like = replace(work, group=Group(range(size)))
+        smaller = _measured(query, replace(operator, work=like), like) if size < work.group.size else None
+        if smaller:
+            samples = scaled(smaller.samples, operator, like, query.roofline)
+            return Found(samples, f"{smaller.provenance}, scaled from {size} GPUs", smaller.left_out)
+    return None
+
+
+def _measured(query: Query, operator: Operator, work: Communication) -> Found | None:
     if work.collective == "all_reduce":
         for table in query.tables("comm", "custom_allreduce_perf"):
             found = exact(all_reduce_kernels(table), operator, table, query.roofline.node)
