@@ -52,7 +52,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "timing/sources": ("timing_roofline", "timing_golden", "timing_baking", "timing_profile"),
     "timing": ("timing_baking", "timing_golden", "timing_passes", "timing_speculative", "timing_profile", "front_end"),
     "serving/policies": ("policy_decisions", "policy_options"),
-    "serving/routers": ("router_decisions",),
+    "serving/routers": ("router_decisions", "learned_router"),
     "search": ("search",),
     "pipeline": ("pipeline_zoo", "pipeline_execution", "pipeline_study", "pipeline_sweep", "timing_passes"),
 }

@@ -12,6 +12,7 @@ import pytest
 from gnomon import catalog
 from gnomon.catalog import Parallelism
 from gnomon.timing import Batch, Context, Timer, TimingConfig, breakdown, stage_operators
+from gnomon.timing.operators import Decode, Gemm
 
 T, PROMPT, BEFORE, D, KV, S = 103, 100, 50, 3, 1000, 4
 BATCH = Batch(prefill=PROMPT, prefill_kv=BEFORE, decode=D, kv=KV)
@@ -175,6 +176,18 @@ def test_linear_attention_keeps_a_state() -> None:
     assert prompt.bytes(one)[0] == through
     assert step.flops(one)[0] == 6 * state
     assert step.bytes(one)[0] == through + 2 * 4 * state  # The state is read and written.
+
+
+def test_shapes_by_which_measured_kernels_are_found() -> None:
+    latent = {one.name: one.work for one in stage_operators(catalog.model("deepseek-v3"), Parallelism())}
+    decode = latent["attention_decode"]
+    assert isinstance(decode, Decode)
+    assert (decode.num_heads, decode.num_kv_heads, decode.qk_dim, decode.v_dim) == (128, 1, 512 + 64, 512)
+    # Kimi Linear: 32 heads of 128; decay and output gate go through a rank of 128 each.
+    kda = {one.name: one.work for one in stage_operators(catalog.model("kimi-linear-48b-a3b"), Parallelism())}
+    down, up = kda["linear_gate_down_proj"], kda["linear_gate_proj"]
+    assert isinstance(down, Gemm) and isinstance(up, Gemm)
+    assert (down.n, down.k, up.n, up.k) == (2 * 128, 2304, 32 * 128 + 32 * 128, 128)
 
 
 # Monotonicity: more of anything takes longer, fewer bits and more ranks less.
