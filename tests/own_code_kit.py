@@ -27,6 +27,18 @@ WAITING = """    elif state.num_waiting > 0 and state.num_holding == 0:
             place(replica, r, prefill_left(replica, r))
 """
 ONE_BY_ONE = RUNNING + WAITING
+CAREFUL = ONE_BY_ONE.replace(
+    """        grow_for_decode(replica, r)
+        place(replica, r, 1)
+""",
+    """        if state.free_blocks == 0:
+            preempt(replica, r)
+        else:
+            grow_for_decode(replica, r)
+            place(replica, r, 1)
+""",
+)
+"""One that gives up a request for which memory is too small."""
 GREEDY = """    for i in range(state.num_running):
         grow_for_decode(replica, replica.running[i])
         place(replica, replica.running[i], 1)

@@ -214,8 +214,8 @@ def test_blocks_counted_until_a_preemption_give_the_same_results_as_blocks_track
     late, early = run(crowded, requests=counted), run(crowded, requests=tracked)
     check_invariants(late)
     assert late.cluster.replicas[0].num_preemptions > 0
-    # What sglang retracts waits behind all others, and is overwritten before its turn comes.
-    assert (late.cluster.replicas[0].cache_hits > 0) == (policy != "sglang")
+    if policy != "sglang":  # What it retracts waits behind all others, and may be overwritten before its turn comes.
+        assert late.cluster.replicas[0].cache_hits > 0
     for column in ("first_token_s", "finished_s", "num_restarts", "cached_tokens"):
         assert np.array_equal(late.cluster.requests[column], early.cluster.requests[column])
 
