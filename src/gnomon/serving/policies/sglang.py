@@ -215,7 +215,7 @@ def sglang(replica: Replica) -> None:
     first = 0
     if needed > state.free_blocks:
         # Even the last one lacks memory: it is given up, unless batches in flight will make room.
-        if state.batch_size > 0:
+        if state.num_holding > state.num_running:
             return
         preempt(replica, running[0])
         state.num_received += 1

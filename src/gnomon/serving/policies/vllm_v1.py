@@ -34,7 +34,8 @@ _PREFILL_INTERVAL = 0  # the option's place
 def continue_running(replica: Replica) -> bool:
     """Give every running request its tokens, in order of admission; returns whether nobody was pre-empted.
 
-    When blocks run out, the request admitted last makes room, if need be the one at hand itself.
+    When blocks run out, the request admitted last makes room, if need be the one at hand itself; but where others are
+    in flight (pipeline stages), it waits for them, lest two push each other out for ever.
     """
     state, running = replica.state, replica.running
     budget = state.max_batch_tokens - place_together(replica)
@@ -50,10 +51,12 @@ def continue_running(replica: Replica) -> bool:
         after = computed(replica, r) + tokens
         missing = blocks_missing(replica, r, after)
         while missing > state.free_blocks and first < last:
+            all_kept = False
+            if first + 1 == last and state.num_holding > 1 + state.batch_size:
+                break
             last -= 1
             preempt(replica, running[last])
-            all_kept = False
-        if first == last:
+        if first == last or missing > state.free_blocks:
             break
         if missing > 0:
             hold(replica, r, missing)
