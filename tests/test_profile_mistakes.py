@@ -53,12 +53,12 @@ def test_overhead_of_a_wrong_folder(cli: CommandLine, tmp_path: Path) -> None:
     ("content", "message"),
     [
         (b"text", "Not a gzipped file"),
-        (gzip.compress(b"dtype,m,n,k\nbf16,1,1,1\n"), "no column or key 'seconds'"),
-        (gzip.compress(b"seconds\n1\n"), "no column or key 'dtype'"),
-        *((gzip.compress(f"dtype,m,n,k,seconds\nbf16,1,1,1,{s}\n".encode()), "no measured time")
+        (gzip.compress(b"dtype,m,n,k\nbf16,1,1,1\n", mtime=0), "no column or key 'seconds'"),
+        (gzip.compress(b"seconds\n1\n", mtime=0), "no column or key 'dtype'"),
+        *((gzip.compress(f"dtype,m,n,k,seconds\nbf16,1,1,1,{s}\n".encode(), mtime=0), "no measured time")
           for s in ("0", "-1", "nan", "inf")),
-        (gzip.compress(b"dtype,m,n,k,seconds\nbf16,1,1,1,x\n"), "could not convert"),
-        (gzip.compress(b"dtype,m,n,k,seconds\nbf16,1,1,1,1\n")[:-9], "cannot be read"),
+        (gzip.compress(b"dtype,m,n,k,seconds\nbf16,1,1,1,x\n", mtime=0), "could not convert"),
+        (gzip.compress(b"dtype,m,n,k,seconds\nbf16,1,1,1,1\n", mtime=0)[:-9], "cannot be read"),
     ],
 )  # fmt: skip
 def test_quality_of_what_is_no_measurement(cli: CommandLine, tmp_path: Path, content: bytes, message: str) -> None:
