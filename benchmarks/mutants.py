@@ -185,15 +185,19 @@ def run_tests(sources: Path, tests: tuple[str, ...], limit_s: float) -> tuple[st
     if child == 0:
         os.setpgid(0, 0)
         _child(sources, tests)
-    while time.perf_counter() - start < limit_s:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
-            code = os.waitstatus_to_exitcode(status)
-            return ("passed" if code == 0 else "failed"), time.perf_counter() - start
-        time.sleep(0.02)
-    os.killpg(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return "timeout", limit_s
+    ended = 0
+    try:
+        while time.perf_counter() - start < limit_s:
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                code = os.waitstatus_to_exitcode(status)
+                return ("passed" if code == 0 else "failed"), time.perf_counter() - start
+            time.sleep(0.02)
+        return "timeout", limit_s
+    finally:  # Also when this process is told to stop.
+        if not ended:
+            os.killpg(child, signal.SIGKILL)
+            os.waitpid(child, 0)
 
 
 def _child(sources: Path, tests: tuple[str, ...]) -> None:
@@ -244,6 +248,7 @@ def sample(count: int, seed: int, modules: tuple[str, ...]) -> list[Mutant]:
 def main(count: int, seed: int, modules: tuple[str, ...], results: str) -> None:
     """Run a sample of mutants and print those that no test noticed."""
     os.environ |= {"GNOMON_JIT": "0", "HYPOTHESIS_STORAGE_DIRECTORY": tempfile.gettempdir()}
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     for library in LIBRARIES:
         import_module(library)
 
