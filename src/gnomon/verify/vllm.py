@@ -136,6 +136,7 @@ def scenario_of(recording: Recording, model: Model, profiles: str | Path, device
             dtype=_dtype(recording, "dtype", "bf16"),
             kv_dtype=_dtype(recording, "kv_cache_dtype", _dtype(recording, "dtype", "bf16")),
             graph_sizes=_graph_sizes(recording, sequences),
+            expert_load="balanced",  # As the kernels of the profiles were measured.
         ),
     )
 
