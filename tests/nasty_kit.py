@@ -74,6 +74,7 @@ BASES: dict[str, tuple[str, ...]] = {
     "verify pipeline": ("text.txt",),
     "verify posttrain": ("--only", "nothing"),
     "verify h200": ("--only", "nothing"),
+    "check-policy": ("nothing.py",),
     "verify kernels": ("--device", "nothing"),
     "verify timing": ("--data", "."),
     "verify silicon": ("--sample", "1", "--rows", "gpus == 0", "--jobs", "1"),

@@ -98,7 +98,7 @@ def test_ctrl_c_ends_a_long_run(tmp_path: Path) -> None:
     script = (
         f"import sys; sys.path.insert(0, {str(TESTS)!r})\n"
         "from serving_kit import requests_of, run, scenario\n"
-        "setup = scenario(replica={'max_request_tokens': 2 * 10**9, 'num_kv_blocks': 2 * 10**8},\n"
+        "setup = scenario(replica={'max_request_tokens': 2**30, 'num_kv_blocks': 2 * 10**8},\n"
         "                 batching={'policy': 'sarathi'})\n"
         "run(setup, requests=requests_of([0.0], [10], [10]))\n"
         "print('ready', flush=True)\n"

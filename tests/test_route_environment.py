@@ -151,7 +151,9 @@ def test_a_scenario_played_step_by_step_is_the_simulation() -> None:
     from serving_kit import scenario
 
     pools = [{"num_replicas": 2}, {"num_replicas": 1, "timing": {"scale": 2.0}}]
-    base = scenario(pools=pools, timing={"source": "roofline"}, workload={"rate": 30.0, "num_requests": 200})
+    base = scenario(
+        pools=pools, timing={"source": "roofline", "table": None}, workload={"rate": 30.0, "num_requests": 200}
+    )
     traffic = ScenarioTraffic(base, 100)
     envs = VectorClusters(traffic, 1, horizon=100)
     envs.reset(4)

@@ -157,7 +157,7 @@ def test_consecutive_folds_are_harder_than_shuffled_ones() -> None:
 
 
 def test_a_forest_is_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GNOMON_CACHE", str(tmp_path))
+    monkeypatch.setattr("gnomon.timing.estimators.forest.cache_home", lambda: tmp_path)
     x = np.arange(1.0, 60.0)[:, None]
     first = estimator("forest")(None).fit(x, x[:, 0]).predict(x)
     (kept,) = (tmp_path / "forests").iterdir()

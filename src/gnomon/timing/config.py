@@ -92,7 +92,7 @@ class TimingConfig(Config):
     """Token counts to which small iterations are padded by CUDA graphs, e.g. [1, 2, 4, 8]; "vllm" for its defaults."""
     graph_attention: bool = False
     """Decode attention runs inside the CUDA graphs too: for the padded number of sequences, with the same KV in all."""
-    scale: float = Field(1.0, gt=0)
+    scale: float = Field(1.0, gt=0, le=1e6)
     """Factor on all times of the GPU, e.g. to carry a source's uncertainty into a result."""
     clock: float = Field(1.0, gt=0, le=1)
     """The GPU's clock over that of the measurements, below 1 where a power cap lowers it. What a matrix product takes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gnomon.api.pipeline import TRANSFERS, PipelineStep, pipeline
+from gnomon.api.pipeline import TRANSFERS, PipelineStep, pipeline, takes_chunks
 from gnomon.ui.controls import ControlError
 
 STUDY = "study"
@@ -29,7 +29,9 @@ def step_of(values: Mapping[str, Any]) -> PipelineStep:
         raise ControlError("n", f"A page draws at most {most:,} micro-batches of {values['stages']} stages.")
     step = {name: values[name] for name in ("n", "stages", "ideal", *TRANSFERS)}
     if values["schedule"] != STUDY:
-        step |= {"schedule": values["schedule"], "chunks": values["chunks"], "memory_limit": values["limit"]}
+        step |= {"schedule": values["schedule"], "memory_limit": values["limit"]}
+        if takes_chunks(values["schedule"]):
+            step["chunks"] = values["chunks"]
     if values["schedule"] != STUDY and values["costs"] == MODEL:
         return pipeline(step | {"training": {name: values[name] for name in TRAINING}})
     step |= {field: values[name] for name, field in LENGTHS.items()}
