@@ -78,3 +78,15 @@ def test_a_dense_draft_beside_shared_experts() -> None:
     assert cut.suited_to(dense) == Parallelism(tensor_parallel=2)
     assert cut.suited_to(moe) == cut
     assert catalog.plan_memory(moe, catalog.device("h100"), cut, draft=dense).num_kv_blocks > 0
+
+
+def test_more_sequences_than_tokens_of_an_iteration() -> None:
+    """A batch cap of 2,048 under a budget of 1,152 tokens, as TensorRT-LLM has it by default."""
+    sizes = {"max_tokens": 16, "max_sequences": 64, "max_kv_tokens": 256}
+    config, cut = TimingConfig(source="roofline"), Parallelism()
+    target, draft = (
+        iteration_tables(catalog.model(name), catalog.device("h100"), cut, config=config, **sizes).tables
+        for name in ("llama-3-8b", "llama-3.2-1b")
+    )
+    both = with_draft(target, draft, 3)
+    assert seconds(both, decodes(4, 4)) > seconds(target, decodes(4, 4))

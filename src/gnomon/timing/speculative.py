@@ -28,7 +28,8 @@ def with_draft(target: IterationTables, draft: IterationTables, drafted: int) ->
     """
     counts = np.arange(target.decode_s.shape[1])
     more = draft.decode_s + draft.sequence_s[:, counts, None]
-    decode_s = drafted * more + (drafted - 1) * draft.token_s[:, counts, None]
+    tokens = np.minimum(counts, draft.token_s.shape[1] - 1)  # No iteration has more.
+    decode_s = drafted * more + (drafted - 1) * draft.token_s[:, tokens, None]
     decode_s[:, 0] = 0.0
     mixed_s = target.mixed_s
     if mixed_s.shape[1]:
