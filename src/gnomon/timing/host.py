@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import numpy as np
-from pydantic import ConfigDict, Field, NonNegativeFloat
+from pydantic import ConfigDict, Field
 
 from gnomon.core.arrays import Floats
 from gnomon.core.config import Config
@@ -19,7 +19,10 @@ PHASES = ("prefill", "decode", "mixed")
 COLUMNS = 7
 """Of one phase: exposed seconds, per sequence, per token; hidden seconds, per sequence, per token; launching."""
 
-Seconds = Annotated[float, Field(ge=0)] | None
+LONGEST_S = 1e4
+"""An engine whose own code takes longer than hours for one iteration is a typing error."""
+HostSeconds = Annotated[float, Field(ge=0, le=LONGEST_S)]
+Seconds = HostSeconds | None
 
 
 class HostPhase(Config):
@@ -48,19 +51,19 @@ class HostConfig(Config):
 
     model_config = ConfigDict(allow_inf_nan=False)
 
-    per_iteration_s: NonNegativeFloat = 0.0
+    per_iteration_s: HostSeconds = 0.0
     """Seconds per iteration."""
-    per_sequence_s: NonNegativeFloat = 0.0
+    per_sequence_s: HostSeconds = 0.0
     """Seconds per sequence of the batch."""
-    per_token_s: NonNegativeFloat = 0.0
+    per_token_s: HostSeconds = 0.0
     """Seconds per token of the batch."""
     asynchronous: bool = False
     """Hidden behind the GPU's work: an iteration takes the longer of the two rather than their sum."""
-    exposed_s: NonNegativeFloat = 0.0
+    exposed_s: HostSeconds = 0.0
     """Seconds per iteration that never hide."""
-    launch_s: NonNegativeFloat = 0.0
+    launch_s: HostSeconds = 0.0
     """Launching the kernels takes this long: the GPU's part of an iteration cannot take less."""
-    launch_per_layer_s: NonNegativeFloat = 0.0
+    launch_per_layer_s: HostSeconds = 0.0
     """The same for each layer of the model, on top."""
     prefill: HostPhase = HostPhase()
     """Iterations of prompts alone."""

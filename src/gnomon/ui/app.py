@@ -53,7 +53,7 @@ def make_site(app: Dash, host: str, port: int) -> BaseWSGIServer:
         _only_for(app, (*LOOPBACK, "[::1]"))
     try:
         return make_server(host, port, app.server, threaded=True)
-    except (OSError, SystemExit) as error:  # werkzeug turns "address in use" into an exit of its own
+    except (OSError, SystemExit, UnicodeError) as error:  # werkzeug turns "address in use" into an exit of its own
         reason = getattr(error, "strerror", None) or "it is taken or not allowed"
         raise ConfigError(
             f"cannot listen on {host}:{port}: {reason}.", where="--port", fix="Choose another, e.g. --port 0 for any."
