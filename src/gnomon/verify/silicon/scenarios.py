@@ -66,7 +66,7 @@ def settings_of(server: Server) -> dict[str, Any]:
         "model": model_of(server),
         "device": server.device,
         "engine": server.engine,
-        "replica": parallelism_of(server.layout) | {"memory_utilization": launch.memory} | _drafting(launch),
+        "replica": parallelism_of(server.layout) | {"memory_utilization": launch.memory} | _drafting(server, launch),
         "batching": {
             "max_batch_tokens": launch.max_batch_tokens,
             "max_sequences": launch.max_sequences,
@@ -86,11 +86,12 @@ def settings_of(server: Server) -> dict[str, Any]:
     }
 
 
-def _drafting(launch: Launch) -> dict[str, Any]:
+def _drafting(server: Server, launch: Launch) -> dict[str, Any]:
     """Multi-token prediction, with the acceptance measured for the nearest model."""
     if not launch.draft_tokens:
         return {}
-    return {"speculative": {"num_tokens": launch.draft_tokens, "acceptance": "deepseek-v4-mtp", "draft_layers": 1}}
+    curve = "qwen3.5-mtp" if model_of(server).startswith("qwen3.5") else "deepseek-v4-mtp"
+    return {"speculative": {"num_tokens": launch.draft_tokens, "acceptance": curve, "draft_layers": 1}}
 
 
 def _policy_options(server: Server, launch: Launch) -> dict[str, float]:
