@@ -57,8 +57,8 @@ def test_workers_end_with_their_parent(tmp_path: Path, number: signal.Signals) -
 @pytest.mark.parametrize(
     ("address", "message"),
     [
-        ("127.0.0.1:1", "no Ray cluster answers: Connection refused"),
-        ("ray://127.0.0.1:1", "no Ray cluster answers: Connection refused"),
+        ("127.0.0.1:9", "no Ray cluster answers: Connection refused"),
+        ("ray://127.0.0.1:9", "no Ray cluster answers: Connection refused"),
         ("nowhere.invalid:6379", "no Ray cluster answers"),
         ("nonsense", "not the address of a Ray cluster"),
         ("host:port", "not the address of a Ray cluster"),
@@ -83,5 +83,5 @@ def test_no_ray_on_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 def test_a_dead_ray_address_is_one_sentence_on_the_command_line(cli, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     config = tmp_path / "sweep.json"
     config.write_text((Path(__file__).parent.parent / "examples/pipeline/sweep.json").read_text())
-    result = cli("pipeline", "sweep", "-c", str(config), "--step", "0.5", "--ray", "127.0.0.1:1", code=2)
+    result = cli("pipeline", "sweep", "-c", str(config), "--step", "0.5", "--ray", "127.0.0.1:9", code=2)
     assert "no Ray cluster answers" in result.output
