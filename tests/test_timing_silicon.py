@@ -141,18 +141,61 @@ def test_a_time_that_falls_when_work_grows_is_left_out_and_named(package: Path) 
     assert any("qkv_proj at 2, 4" in note for note in source.notes())
 
 
-def test_fp8_products_lose_the_quantising_that_norms_do(package: Path) -> None:
-    """The narrowest product takes 5 us more in 8 bits than in 16: that is quantising, of any product over that k."""
+def quantize_tables(package: Path, engine: str, factor: float, has_scales: bool = True) -> None:
+    """1 us and what 8 TB/s take; finding the scales as long again. 32 points, so that engines can be compared."""
+    for name, more in (("scale_matrix", 1.0), ("computescale", 1.0))[: 2 if has_scales else 1]:
+        rows: list[dict[str, object]] = [
+            {"m": m, "k": k, "quant_dtype": "fp8", "latency": factor * more * (1e-3 + 3e-3 * m * k / 8e6)}
+            for m in (1, 4, 16, 64, 128, 256, 1024, 4096)
+            for k in (1024, 4096, 8192, 16384)
+        ]
+        write(package, f"quantize/{engine}/1.0/{name}_perf.parquet", rows)
+
+
+def fp8_products(package: Path, engine: str, version: str, factor: float = 1.0) -> None:
     rows: list[dict[str, object]] = [
-        {"gemm_dtype": kind, "m": m, "n": n, "k": 4096, "latency": time + extra}
-        for m in M
-        for n, time in ((128, 0.004), (6144, 0.02))
-        for kind, extra in (("bfloat16", 0.0), ("fp8", 0.005))
+        {"gemm_dtype": "fp8", "m": m, "n": n, "k": 4096, "latency": factor * 0.02}
+        for m in (1, 4, 16, 64, 128, 256)
+        for n in (512, 1024, 2048, 4096, 6144, 8192)
     ]
-    write(package, "gemm/vllm/0.25.0/gemm_perf.parquet", rows)
+    write(package, f"gemm/{engine}/{version}/gemm_perf.parquet", rows)
+
+
+def test_fp8_products_lose_the_quantising_that_norms_do(package: Path) -> None:
+    """What the engine's own tables say of finding scales and quantising [16, 4096]."""
+    fp8_products(package, "vllm", "0.25.0")
+    quantize_tables(package, "vllm", 1.0)
     c = context(dtype="fp8")
-    assert source_of(c).seconds(graph(c)["qkv_proj"], np.array([16.0])) == pytest.approx([0.02e-3])
+    part = 2.0 * (1e-6 + 3e-6 * 16 * 4096 / 8e6)
+    assert source_of(c).seconds(graph(c)["qkv_proj"], np.array([16.0])) == pytest.approx([0.02e-3 - part])
+    between = source_of(c).seconds(graph(c)["qkv_proj"], np.array([32.0]))
+    assert 0.02e-3 - 2.0 * (1e-6 + 3e-6 * 64 * 4096 / 8e6) < between[0] < 0.02e-3 - part
     assert "o_quantize" in graph(c)
+
+
+def test_quantising_is_another_engines_where_an_engine_measured_it_slow_or_in_part(package: Path) -> None:
+    fp8_products(package, "sglang", "0.5.14")
+    quantize_tables(package, "sglang", 10.0, has_scales=False)
+    quantize_tables(package, "vllm", 1.0)
+    c = context(dtype="fp8", engine="sglang")
+    part = 2.0 * (1e-6 + 3e-6 * 16 * 4096 / 8e6)
+    assert source_of(c).seconds(graph(c)["qkv_proj"], np.array([16.0])) == pytest.approx([0.02e-3 - part])
+    assert source_of(c).provenance(graph(c)["o_quantize"]) == (
+        "measured in vllm 1.0, other engine (sglang 1.0 was measured untuned)"
+    )
+
+
+@pytest.mark.parametrize(("factor", "is_passed_over"), [(1.4, False), (1.7, True)])
+def test_products_that_another_engine_runs_far_faster_are_passed_over_and_named(
+    package: Path, factor: float, is_passed_over: bool
+) -> None:
+    fp8_products(package, "trtllm", "1.2.0", factor)
+    fp8_products(package, "vllm", "0.25.0")
+    c = context(dtype="fp8", engine="trtllm")
+    words = "vllm 0.25.0, other engine (trtllm 1.2.0 was measured untuned)" if is_passed_over else "trtllm 1.2.0"
+    assert source_of(c).provenance(graph(c)["qkv_proj"]) == f"measured in {words}"
+    seconds = 0.02e-3 * (1.0 if is_passed_over else factor)
+    assert source_of(c).seconds(graph(c)["qkv_proj"], np.array([16.0])) == pytest.approx([seconds])
 
 
 def test_shapes_between_the_measured_ones_lie_between_them(package: Path) -> None:
@@ -313,7 +356,8 @@ def test_experts_that_another_engine_runs_far_faster_are_passed_over(package: Pa
         ]
         write(package, f"moe/{engine}/{version}/moe_perf.parquet", rows)
     c = context("qwen3-30b-a3b", degree=2)
-    assert source_of(c).provenance(graph(c)["experts"]) == "measured in sglang 0.5.14, other engine"
+    words = "measured in sglang 0.5.14, other engine (vllm 0.24.0 was measured untuned)"
+    assert source_of(c).provenance(graph(c)["experts"]) == words
     assert source_of(c).seconds(graph(c)["experts"], np.array([16.0])) == pytest.approx([1.6e-3])
 
 

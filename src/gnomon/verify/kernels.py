@@ -41,7 +41,7 @@ from gnomon.timing.sources.silicon.experts import expert_kernels
 from gnomon.timing.sources.silicon.kernels import Kernels
 from gnomon.timing.sources.silicon.latent import latent_kernels
 from gnomon.timing.sources.silicon.linear import recurrence_kernels
-from gnomon.timing.sources.silicon.products import gemm_kernels, without_launch_bound
+from gnomon.timing.sources.silicon.products import gemm_kernels, tuned_products
 from gnomon.timing.sources.silicon.tables import ENGINES, Table, find_tables
 
 LIMIT = 0.05
@@ -127,9 +127,9 @@ def tables_of(device_name: str, engines: tuple[str, ...] = ENGINES) -> Iterator[
 
 
 def _waits(system: str, engine: str, dtype: str) -> bool:
-    """Whether an engine's products of a format were measured waiting for launches."""
+    """Whether an engine's products of a format were measured untuned or waiting for launches."""
     tables = find_tables(system, "gemm", "gemm_perf", engine)
-    kept = [table for table, _ in without_launch_bound(tables, dtype)]
+    kept, _ = tuned_products(tables, dtype)
     return any(table.engine == engine and table not in kept for table in tables)
 
 

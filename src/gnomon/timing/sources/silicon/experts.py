@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import product
 
 import numpy as np
@@ -13,6 +13,7 @@ from gnomon.timing.operators import Experts, Operator
 from gnomon.timing.sources.profile.samples import Key
 from gnomon.timing.sources.silicon.kernels import Found, Kernels, Query, read_kernels, scaled
 from gnomon.timing.sources.silicon.tables import Table
+from gnomon.timing.sources.silicon.untuned import tuned
 
 _SHAPE = ("num_experts", "num_local", "topk", "hidden_size", "ffn")
 DTYPES: dict[str, tuple[str, ...]] = {
@@ -40,9 +41,6 @@ _POINT = (
     "moe_ep_size",
     "distribution",
 )
-SLOW = 2.5
-"""A table whose points take this much longer than another engine's, in the median, is passed over."""
-MIN_COMMON = 30
 LOADS = ("balanced", "power_law_1.01", "power_law_1.2")
 KERNELS = {
     "trtllm": ("flashinfer_trtllm", "min_latency", "moe_torch_flow$"),
@@ -59,28 +57,14 @@ def find_experts(query: Query, operator: Operator, work: Experts) -> Found | Non
     everything = query.tables("moe", "moe_perf")
     chosen = [query.expert_kernel] if query.expert_kernel else []
     for dtype, kernel in product(DTYPES.get(work.format.name, ()), [*chosen, ""]):
-        tables = [one for one in everything if not is_slow(one, dtype, tuple(everything))]
+        tables, excuse = tuned(everything, partial(_sample, dtype=dtype))
         for look in (_exact,) if kernel else (_exact, _nearest):
             for table in tables:
                 found = look(table, dtype, kernel, operator, work, query)
                 if found:
-                    is_other = dtype != DTYPES[work.format.name][0]
-                    return replace(found, provenance=f"{found.provenance}, in {dtype}") if is_other else found
+                    other = f", in {dtype}" if dtype != DTYPES[work.format.name][0] else ""
+                    return replace(found, provenance=found.provenance + other + excuse)
     return None
-
-
-@lru_cache(maxsize=256)
-def is_slow(table: Table, dtype: str, others: tuple[Table, ...]) -> bool:
-    """Whether another engine takes far less at the same points: then this one's kernels were measured untuned."""
-    mine = _sample(table, dtype)
-    for other in others:
-        if other.engine == table.engine:
-            continue
-        both = mine.join(_sample(other, dtype), on=_POINT, suffix="_other")
-        ratio = (both["latency"] / both["latency_other"]).median() if both.height >= MIN_COMMON else None
-        if isinstance(ratio, float) and ratio > SLOW:
-            return True
-    return False
 
 
 @lru_cache(maxsize=256)

@@ -1,21 +1,21 @@
-"""Matrix products, per-head products of latent attention, and quantising activations.
+"""Matrix products, and the per-head products of latent attention.
 
-FP8 products were measured together with the quantising of their input, call by call. In serving the norm or the
-activation before them writes FP8 itself. So that part is taken off: what the narrowest product takes beyond the same
-product in 16 bits. (Block-wise FP8 and NVFP4 products keep it: their engines run it as a kernel of its own.)
+FP8 products were measured together with the quantising of their input, row by row. In serving the norm or the
+activation before them writes FP8 itself. So that part is taken off, as the engine's own tables of it have it.
+(Block-wise FP8 and NVFP4 products keep it: their engines run it as a kernel of its own.)
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 import polars as pl
 
 from gnomon.catalog.quantization import weight_format
 from gnomon.core.arrays import Floats
-from gnomon.timing.operators import Elementwise, Gemm, Operator
-from gnomon.timing.sources.profile.samples import Key, Samples
+from gnomon.timing.operators import Gemm, Operator
+from gnomon.timing.sources.profile.samples import Key
 from gnomon.timing.sources.silicon.kernels import (
     MS,
     Found,
@@ -28,7 +28,9 @@ from gnomon.timing.sources.silicon.kernels import (
     read_kernels,
     scaled,
 )
+from gnomon.timing.sources.silicon.quantizing import row_wise_s
 from gnomon.timing.sources.silicon.tables import Table
+from gnomon.timing.sources.silicon.untuned import tuned
 
 DTYPES: dict[str, tuple[str, ...]] = {
     "bf16": ("bfloat16",),
@@ -43,18 +45,17 @@ DTYPES: dict[str, tuple[str, ...]] = {
 stored smaller have no products of their own in the tables: those of 16 bits stand in."""
 OURS = {"bfloat16": "bf16", "fp8": "fp8", "fp8_block": "fp8_block", "nvfp4": "nvfp4"}
 
-NARROWEST = 128
-LAUNCH_BOUND = 4.0
-"""A table whose shortest products take this much longer than another engine's measured launches, not kernels."""
+FEW_ROWS = (1, 4, 16, 64, 128)
+MIN_WIDTH = 512
 
 
 def find_gemm(query: Query, operator: Operator, work: Gemm) -> Found | None:
     """A product: its own shape or one between shapes, in the engine's tables or the others'."""
     names = DTYPES.get(work.format.name, ("", "bfloat16"))
     for dtype in filter(None, names):
-        tables = without_launch_bound(query.tables("gemm", "gemm_perf"), dtype)
+        tables, excuse = tuned_products(query.tables("gemm", "gemm_perf"), dtype)
         for look in (_close, _far):
-            for table, excuse in tables:
+            for table in tables:
                 found = look(gemm_kernels(table, dtype), operator, table, query)
                 if found and dtype != names[0]:
                     like = Gemm(work.n, work.k, weight_format(OURS[dtype]))
@@ -85,38 +86,32 @@ def gemm_kernels(table: Table, dtype: str) -> Kernels:
     frame = table.rows("gemm_dtype", "m", "n", "k", "latency").filter(pl.col("gemm_dtype") == dtype)
     kernels = read_kernels(table, frame, "gemm", ("n", "k"), ("m",))
     if dtype == "fp8":
-        plain = gemm_kernels(table, "bfloat16").bundle.samples
-        measured = dict(kernels.bundle.samples)
-        for key, samples in measured.items():
-            narrow, same = measured.get(("gemm", NARROWEST, key[2])), plain.get(("gemm", NARROWEST, key[2]))
-            if narrow and same:
-                kernels.bundle.samples[key] = less(samples, _quantizing(samples.sizes, narrow, same))
+        for key, samples in kernels.bundle.samples.items():
+            kernels.bundle.samples[key] = less(samples, _quantizing_s(table, samples.sizes[:, 0], int(key[2])))
     return kernels
 
 
-def _quantizing(sizes: Floats, narrow: Samples, same: Samples) -> Floats:
-    """Seconds of quantising [m, k], from the narrowest product in 8 and in 16 bits."""
-    at = np.log(sizes[:, 0])
-    eight = np.interp(at, np.log(narrow.sizes[:, 0]), narrow.seconds)
-    sixteen = np.interp(at, np.log(same.sizes[:, 0]), same.seconds)
-    return np.maximum(eight - sixteen, 0.0)
-
-
-def without_launch_bound(tables: list[Table], dtype: str) -> list[tuple[Table, str]]:
-    """The tables that measured kernels; the first one's excuse names those that are passed over."""
-    floors = {table: _floor(table, dtype) for table in tables}
-    shortest = min((floor for floor in floors.values() if floor > 0), default=np.inf)
-    bad = [table for table in tables if floors[table] > LAUNCH_BOUND * shortest]
-    excuse = f" ({bad[0].engine} {bad[0].version} measured launches)" if bad and bad[0] == tables[0] else ""
-    return [(table, excuse) for table in tables if table not in bad]
+def tuned_products(tables: list[Table], dtype: str) -> tuple[list[Table], str]:
+    """The tables whose kernels of a format an engine would run, and words on the first where it is left out."""
+    return tuned(tables, partial(_points, dtype=dtype))
 
 
 @lru_cache(maxsize=64)
-def _floor(table: Table, dtype: str) -> float:
-    """The time of small products, of up to 16 rows and some megabytes of weights; 0 where there are none."""
-    small = (pl.col("gemm_dtype") == dtype) & (pl.col("m") <= 16) & (pl.col("n") * pl.col("k") <= 4_194_304)
-    rows = table.rows("gemm_dtype", "m", "n", "k", "latency").filter(small)
-    return 0.0 if rows.is_empty() else float(rows["latency"].quantile(0.25) or 0.0) * MS
+def _points(table: Table, dtype: str) -> pl.DataFrame:
+    """Products of few rows, where weights decide and no tile does, without the quantising that is taken off."""
+    chosen = (pl.col("gemm_dtype") == dtype, pl.col("m").is_in(FEW_ROWS), pl.min_horizontal("n", "k") >= MIN_WIDTH)
+    rows = table.rows("gemm_dtype", "m", "n", "k", "latency").filter(*chosen)
+    points = rows.group_by("m", "n", "k").agg(pl.col("latency").min())
+    if dtype != "fp8":
+        return points
+    sizes, widths, part = points["m"].to_numpy(), points["k"].to_numpy(), np.zeros(points.height)
+    for width in np.unique(widths):
+        part[widths == width] = _quantizing_s(table, sizes[widths == width], int(width))
+    return points.with_columns(latency=pl.col("latency") - part / MS)
+
+
+def _quantizing_s(table: Table, rows: Floats, width: int) -> Floats:
+    return row_wise_s(table.system, table.engine, np.asarray(rows, float), width)
 
 
 def find_absorbed(query: Query, operator: Operator, work: Gemm) -> Found | None:
@@ -131,20 +126,4 @@ def find_absorbed(query: Query, operator: Operator, work: Gemm) -> Found | None:
         found = exact(kernels, operator, table)
         if found:
             return found
-    return None
-
-
-def find_quantize(query: Query, operator: Operator, work: Elementwise) -> Found | None:
-    """Quantising a tensor of a known width to FP8 with a scale that is known."""
-    width = round(work.bytes_each / 3.0)
-    for table in query.tables("quantize", "scale_matrix_perf"):
-        rows = table.rows("m", "k", "quant_dtype", "latency").filter(pl.col("quant_dtype") == "fp8")
-        kernels = read_kernels(table, rows, "quantize", ("k",), ("m",))
-        widths = np.array([float(key[1]) for key in kernels.bundle.samples])
-        if widths.size == 0:
-            continue
-        near = int(widths[np.argmin(np.abs(np.log(widths / width)))])
-        found = kernels.bundle.samples[("quantize", near)]
-        like = Elementwise(3.0 * near)
-        return Found(scaled(found, operator, like, query.roofline), f"measured in {table.name}")
     return None

@@ -27,7 +27,8 @@ from gnomon.timing.sources.silicon.experts import find_experts
 from gnomon.timing.sources.silicon.kernels import Found, Query
 from gnomon.timing.sources.silicon.latent import INSIDE, PROJECTIONS, LatentQuery, find_latent
 from gnomon.timing.sources.silicon.linear import find_recurrence
-from gnomon.timing.sources.silicon.products import find_absorbed, find_gemm, find_quantize
+from gnomon.timing.sources.silicon.products import find_absorbed, find_gemm
+from gnomon.timing.sources.silicon.quantizing import find_quantize
 from gnomon.timing.sources.silicon.tables import SYSTEMS, data_folder
 
 _SPARSE_MODULES = {7168: "DeepseekV32ForCausalLM", 6144: "GlmMoeDsaForCausalLM"}

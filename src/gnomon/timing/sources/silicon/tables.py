@@ -72,6 +72,11 @@ class Table:
             return name if self.engine in (self.asked_engine, "nccl") else f"{name}, other engine"
         return f"{name}, not {self.asked_version}" if self.engine == self.asked_engine else f"{name}, other engine"
 
+    @property
+    def system(self) -> Path:
+        """The folder of the GPU it was measured on."""
+        return self.path.parents[3]
+
     def rows(self, *columns: str) -> pl.DataFrame:
         """All rows; refuses a table without one of the columns."""
         frame = _frame(self.path)
@@ -91,7 +96,12 @@ def _frame(path: Path) -> pl.DataFrame:
 
 def find_tables(system: str, family: str, table: str, engine: str, version: str = "") -> list[Table]:
     """Every file of a table, the best first: the engine's asked version, its newest, then the other engines'."""
-    folder = data_folder() / system / family
+    return tables_in(data_folder() / system, family, table, engine, version)
+
+
+def tables_in(system: Path, family: str, table: str, engine: str, version: str = "") -> list[Table]:
+    """The same, in a system's folder."""
+    folder = system / family
     engines = (engine,) if engine == "nccl" else (engine, *(other for other in ENGINES if other != engine))
     return [Table(path, engine, version) for one in engines for path in _by_version(folder / one, table, version)]
 
