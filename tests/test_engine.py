@@ -41,8 +41,8 @@ def ints(*values: int) -> np.ndarray:
     return np.array(values, np.int32)
 
 
-def served_with(blocks: int) -> Served:
-    limits = config(num_kv_blocks=blocks)
+def served_with(blocks: int, **given: int) -> Served:
+    limits = config(num_kv_blocks=blocks, **given)
     return serve(Runner(TINY, limits, "cpu", "float32"), make_requests(WORK, TINY.vocab_size, limits))
 
 
@@ -57,6 +57,14 @@ def test_batching_chunking_and_preemption_change_no_token(blocks: int) -> None:
         assert len(request.output) == len(request.stamps) == request.output_tokens
         assert request.stamps == sorted(request.stamps)
         assert request.stamps[0] >= request.arrived_s
+
+
+def test_eager_prefill_changes_no_token_and_pads_no_prompt() -> None:
+    eager, padded = served_with(64, eager_prefill=True), served_with(64)
+    assert [r.output for r in eager.requests] == [r.output for r in padded.requests]
+    runner = Runner(TINY, config(eager_prefill=True), "cpu", "float32")
+    assert not any(with_chunks for _, with_chunks, _ in runner._bodies)
+    assert all(step.iteration.launch_s > 0.0 for step in eager.steps)
 
 
 def test_every_token_is_computed_once_without_preemption() -> None:

@@ -20,6 +20,9 @@ tokens_option = click.option(
 seqs_option = click.option("--max-num-seqs", type=int, default=128, show_default=True)
 length_option = click.option("--max-model-len", type=int, default=8192, show_default=True)
 blocks_option = click.option("--num-kv-blocks", type=int, help="KV blocks; what fits if not given.")
+eager_option = click.option(
+    "--eager-prefill", is_flag=True, help="Iterations with prompts run without CUDA graphs, as in many engines."
+)
 
 
 @click.group()
@@ -39,15 +42,17 @@ def command() -> None:
 @seqs_option
 @length_option
 @blocks_option
+@eager_option
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for the figures as JSON.")
-def probe(model: str, out: Path | None, **limits: int | None) -> None:
+def probe(model: str, eager_prefill: bool, out: Path | None, **limits: int | None) -> None:
     """Single iterations against what the hardware allows.
 
     \b
     Example:
       gnomon engine probe --model llama-3-8b
     """
-    _run("probe", model, limits, ["--out", str(out)] if out else [])
+    words = ["--out", str(out)] if out else []
+    _run("probe", model, limits, words + (["--eager-prefill"] if eager_prefill else []))
 
 
 @command.command()
@@ -56,6 +61,7 @@ def probe(model: str, out: Path | None, **limits: int | None) -> None:
 @seqs_option
 @length_option
 @blocks_option
+@eager_option
 @click.option(
     "--mix", multiple=True, default=("chat",), show_default=True, help="chat, write or summary; may be repeated."
 )
@@ -68,13 +74,21 @@ def probe(model: str, out: Path | None, **limits: int | None) -> None:
 )
 @click.option("--duration-s", type=float, default=25.0, show_default=True, help="Seconds of arrivals.")
 @click.option("--seed", type=int, default=1, show_default=True)
+@click.option(
+    "--repeats",
+    type=click.IntRange(1, 1000),
+    default=1,
+    show_default=True,
+    help="Rounds over all loads, each with arrivals of its own (NAME, NAME.2, ...).",
+)
 @click.option("--ramp", is_flag=True, help="The rate rises from nothing to the one given, over the duration.")
 @click.option("--name", help="Name of the run's folder, for a single run.")
 @click.option("--token-stamps", is_flag=True, help="Also write every token's stamp.")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder for what is recorded.")
 def serve(
     model: str, mix: tuple[str, ...], load: tuple[float, ...], rate: float | None, requests: Path | None,
-    duration_s: float, seed: int, ramp: bool, name: str | None, token_stamps: bool, out: Path, **limits: int | None,
+    duration_s: float, seed: int, repeats: int, ramp: bool, name: str | None, token_stamps: bool, out: Path,
+    eager_prefill: bool, **limits: int | None,
 ) -> None:  # fmt: skip
     """Serve open-loop loads and record when every request's tokens came.
 
@@ -91,13 +105,16 @@ def serve(
         str(duration_s),
         "--seed",
         str(seed),
+        "--repeats",
+        str(repeats),
         "--out",
         str(out),
     ]
     words += ["--rate", str(rate)] if rate is not None else []
     words += ["--requests", str(requests)] if requests is not None else []
     words += ["--name", name] if name else []
-    words += (["--ramp"] if ramp else []) + (["--token-stamps"] if token_stamps else [])
+    flags = {"--ramp": ramp, "--token-stamps": token_stamps, "--eager-prefill": eager_prefill}
+    words += [flag for flag, is_set in flags.items() if is_set]
     _run("serve", model, limits, words)
 
 

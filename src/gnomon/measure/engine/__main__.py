@@ -60,10 +60,13 @@ def _serve(runner: Runner, options: argparse.Namespace) -> None:
         plain = f"{runner.shape.name}-{mix}"
         full = None if options.rate else probe.capacity(runner, mix)
         rates = {f"{plain}-{round(100 * share):02d}": share * full for share in options.load} if full else {}
-        for name, rate in (rates or {plain: options.rate}).items():
-            work = load.poisson(mix, rate, options.duration_s, options.seed, ramp=options.ramp)
-            facts = {"mix": mix, "rate_per_s": rate, "capacity_per_s": full, "ramp": options.ramp}
-            _one(runner, options.out / (options.name or name), work, facts, options)
+        loads = [(options.name or name, rate) for name, rate in (rates or {plain: options.rate}).items()]
+        for turn in range(options.repeats):  # Load by load, again and again: what drifts meanwhile falls on all alike.
+            for name, rate in loads:
+                work = load.poisson(mix, rate, options.duration_s, options.seed + turn, ramp=options.ramp)
+                facts = {"mix": mix, "rate_per_s": rate, "capacity_per_s": full, "ramp": options.ramp}
+                folder = options.out / (f"{name}.{turn + 1}" if turn else name)
+                _one(runner, folder, work, {**facts, "seed": options.seed + turn}, options)
 
 
 def _one(runner: Runner, folder: Path, work: load.Workload, facts: dict[str, Any], options: argparse.Namespace) -> None:
@@ -103,7 +106,8 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--model", type=Path, required=True, help="JSON with the model's sizes")
         command.add_argument("--out", type=Path, required=what == "serve", help="folder for what is recorded")
         for field in fields(EngineConfig):
-            command.add_argument(f"--{field.name.replace('_', '-')}", type=int)
+            flag = f"--{field.name.replace('_', '-')}"
+            command.add_argument(flag, **({"action": "store_true"} if field.default is False else {"type": int}))
         if what == "serve":
             command.add_argument("--mix", nargs="+", choices=sorted(load.MIXES), default=["chat"])
             command.add_argument("--load", nargs="+", type=float, default=[0.5], help="shares of the probed capacity")
@@ -111,6 +115,7 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("--requests", type=Path, help="CSV: arrived_s, prompt_tokens, output_tokens")
             command.add_argument("--duration-s", type=float, default=25.0, help="seconds of arrivals")
             command.add_argument("--seed", type=int, default=1)
+            command.add_argument("--repeats", type=int, default=1, help="rounds over all loads, each with its seed")
             command.add_argument("--ramp", action="store_true", help="the rate rises from nothing to what was given")
             command.add_argument("--name", help="name of the run's folder, for a single run")
             command.add_argument("--token-stamps", action="store_true", help="also write every token's stamp")

@@ -79,7 +79,7 @@ def _request_row(request: Any) -> dict[str, Any]:
 
 def _step_row(step: Any) -> dict[str, Any]:
     row = {"start_s": f"{step.start_s:.6f}", "end_s": f"{step.end_s:.6f}", **asdict(step.iteration)}
-    for name in ("prepare_s", "gpu_s"):
+    for name in ("prepare_s", "launch_s", "gpu_s"):
         row[name] = f"{row[name]:.6f}"
     for name in ("chunks_squared", "chunks_kv"):
         row[name] = f"{row[name]:.0f}"

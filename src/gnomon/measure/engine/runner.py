@@ -31,8 +31,10 @@ class Iteration:
     chunks_kv: float
     prepare_s: float
     """Host time of writing its inputs, most of it while the GPU was still at the iteration before."""
+    launch_s: float = 0.0
+    """Host time of launching it: long without a graph, whatever the GPU has to do."""
     gpu_s: float = 0.0
-    """From the first copy to the last, on the GPU's clock."""
+    """From the first copy to the last, on the GPU's clock: waiting for launches included."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ class Flight:
     def __init__(self, max_sequences: int, *, on_gpu: bool) -> None:
         self.sampled = torch.zeros(max_sequences, dtype=torch.int64, pin_memory=on_gpu)
         self.events = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if on_gpu else []
+        self.launch_s = 0.0
 
     def has_landed(self) -> bool:
         """Whether the GPU is done with it."""
@@ -122,12 +125,17 @@ class Runner:
         return self._with_graphs(new)
 
     def _with_graphs(self, iteration: Iteration) -> Prepared:
-        body = self._bodies[self._padded(iteration.tokens), iteration.chunks_squared > 0, iteration.decodes > 0]
+        kinds = iteration.chunks_squared > 0, iteration.decodes > 0
+        if self.config.eager_prefill and kinds[0]:
+            body = _body_of(self.model, iteration.tokens, *kinds)
+        else:
+            body = self._bodies[(self._padded(iteration.tokens), *kinds)]
         head = self._heads[min(self._padded(iteration.sequences), self.config.max_num_seqs)]
         return Prepared(body, head, iteration)
 
     def launch(self, prepared: Prepared) -> Flight:
         """Start the iteration that was prepared last; when this returns, its inputs are on the GPU."""
+        begun = time.perf_counter()
         flight = self._flights[0]
         self._flights.reverse()
         if flight.events:
@@ -140,6 +148,7 @@ class Runner:
         flight.sampled.copy_(self.model.sampled, non_blocking=True)
         if flight.events:
             flight.events[1].record()
+        flight.launch_s = time.perf_counter() - begun
         if self._uploaded:
             self._uploaded.synchronize()
         return flight
@@ -153,6 +162,9 @@ class Runner:
         seqs = self.config.max_num_seqs
         largest_decode = self._padded(min(seqs, self._sizes[-1]))
         bodies = [(size, True, with_decodes) for size in self._sizes for with_decodes in (True, False)]
+        if self.config.eager_prefill:
+            self._warm_up(bodies)
+            bodies = []
         bodies += [(size, False, True) for size in self._sizes if size <= largest_decode]
         heads = sorted({min(size, seqs) for size in self._sizes})
         pool = None
@@ -161,6 +173,13 @@ class Runner:
         for size in reversed(heads):
             self._heads[size], pool = self._captured(_head_of(self.model, size), pool)
         return time.perf_counter() - begun
+
+    def _warm_up(self, bodies: list[tuple[int, bool, bool]]) -> None:
+        """Run once what will run eagerly, at and beside each size: kernels are compiled and loaded at first use."""
+        for size, *kinds in bodies if self._on_gpu else []:
+            for tokens in range(max(1, size - 7), size + 1, 3):
+                _body_of(self.model, tokens, *kinds)()
+            torch.cuda.synchronize()
 
     def _captured(self, work: Callable[[], None], pool: object) -> tuple[Callable[[], None], object]:
         if not self._on_gpu:

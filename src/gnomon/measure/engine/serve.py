@@ -126,7 +126,7 @@ def _booked(
 ) -> Step:
     """Hand out the tokens of an iteration."""
     scheduler.stamp(batch, flight.sampled[: len(batch.requests)].tolist(), end_s)
-    return Step(start_s, end_s, replace(prepared.iteration, gpu_s=flight.gpu_s()))
+    return Step(start_s, end_s, replace(prepared.iteration, launch_s=flight.launch_s, gpu_s=flight.gpu_s()))
 
 
 def _sleep_until(instant: float, clock: Callable[[], float]) -> None:

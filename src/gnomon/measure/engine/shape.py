@@ -64,6 +64,8 @@ class EngineConfig:
     """Tokens of one KV block."""
     num_kv_blocks: int | None = None
     """KV blocks; None = what fits into 90 % of the GPU's memory."""
+    eager_prefill: bool = False
+    """Iterations with prompts launch their kernels one by one, as many engines do; decodes still replay graphs."""
 
     @property
     def capture_sizes(self) -> tuple[int, ...]:
