@@ -12,9 +12,10 @@ from typing import NamedTuple
 from gnomon.core.arrays import Floats, Ints
 from gnomon.core.borrow import borrow, first_rows
 from gnomon.core.jit import inner, jit
+from gnomon.serving.calendar import NEVER
 from gnomon.serving.cluster import Engine, Fleet, advance_replicas, ask_router, serve_arrivals, wake_groups
 from gnomon.serving.log import Log
-from gnomon.serving.loop import NEVER, receive
+from gnomon.serving.loop import receive
 from gnomon.serving.routers.observation import observe, remember_choice
 from gnomon.serving.state import FINISHED, REJECTED, Cluster
 
@@ -200,7 +201,7 @@ def _roll_out(
         if observes:
             remember_choice(fleet, pending, r)
         wake_groups(fleet, engine, log, copies.unwoken[r], pending + 1, requests[pending].arrival_s)
-        serve_arrivals(fleet, engine, True, log, pending + 1, last)
+        serve_arrivals(fleet, engine, log, pending + 1, last)
         advance_replicas(fleet, engine, log, NEVER)
         total = 0.0
         for i in range(num_active + last - pending):

@@ -10,9 +10,9 @@ from gnomon.core.arrays import Floats, Ints
 from gnomon.core.errors import ConfigError
 from gnomon.core.streams import stream
 from gnomon.serving.acceptance import chances
+from gnomon.serving.calendar import NEVER
 from gnomon.serving.cluster import new_cluster
 from gnomon.serving.kinds import Kind, policies_of
-from gnomon.serving.loop import NEVER
 from gnomon.serving.state import NONE, Cluster
 from gnomon.serving.stepping import NEVER_STEP
 from gnomon.workload import Requests

@@ -11,9 +11,21 @@ from gnomon.core.arrays import Floats, Ints
 from gnomon.core.borrow import borrow
 from gnomon.core.jit import inner, jit
 from gnomon.serving import contract
+from gnomon.serving.calendar import (
+    A_REPLICA,
+    AN_EVENT,
+    FOR_THE_CALLER,
+    NEVER,
+    NOTHING,
+    REQUEST_ARRIVES,
+    Calendar,
+    next_event_s,
+    schedule,
+    take_next,
+)  # fmt: skip
 from gnomon.serving.front_end import leaves_front_end
 from gnomon.serving.log import Log
-from gnomon.serving.loop import NEVER, Policies, receive
+from gnomon.serving.loop import Policies, receive
 from gnomon.serving.state import BUDGET, FLIGHT, NO_LIMIT, NONE, NOT_ARRIVED, REPLICA, REQUEST, Cluster
 from gnomon.timing.iteration import IterationTables
 
@@ -72,7 +84,7 @@ def advance_all(fleet: Fleet, engine: Engine, log: Log, until: float) -> None:
 
 @inner
 def wake_groups(fleet: Fleet, engine: Engine, log: Log, first: int, last: int, now: float) -> None:
-    """`wake_receivers`, for compiled code."""
+    """Wake the groups that received requests `first` to `last` at this instant, each once."""
     replicas, requests = fleet.cluster.replicas, fleet.cluster.requests
     for request_id in range(first, last):
         group = replicas[requests[request_id].replica].group_first
@@ -91,134 +103,181 @@ def _together_until(requests: Any, first: int) -> int:
 
 
 @inner
-def serve_arrivals(fleet: Fleet, engine: Engine, sees_state: bool, log: Log, first: int, last: int) -> int:
-    """`serve_open_loop`, for compiled code."""
-    cluster = fleet.cluster
-    while first < last:
-        now = cluster.requests[first].arrival_s
-        after = _together_until(cluster.requests, first)
-        if sees_state:
-            cluster.control[BUDGET] -= cluster.replicas.size  # A router that looks at them takes its time, too.
-            advance_replicas(fleet, engine, log, now)
-        if cluster.control[BUDGET] <= 0:
-            return first
-        for request_id in range(first, after):
-            request = cluster.requests[request_id]
-            if request.status != NOT_ARRIVED:
-                continue
-            if request.replica == NONE:
-                request.replica = ask_router(fleet, engine, request_id)
-            if not sees_state:
-                group = cluster.replicas[request.replica].group_first
-                engine.proceed(cluster, fleet.tables, engine.policies, log, group, NEVER, now)
-                if cluster.control[BUDGET] <= 0:
-                    return first
-            receive(cluster, request.replica, request_id)
-        wake_groups(fleet, engine, log, first, after, now)
-        first = after
-    return first
-
-
-@jit
-def serve_open_loop(fleet: Fleet, engine: Engine, sees_state: bool, log: Log, first: int, last: int) -> int:
-    """Serve arrivals from `first` to at least `last`; returns the next one. A slice whose budget is used up ends
-    before that, and can be gone on with.
+def serve_instant(fleet: Fleet, engine: Engine, sees_state: bool, is_plain: bool, log: Log, first: int) -> int:
+    """Serve request `first` and all that arrive at the same instant; returns the one after them, or `first` where it
+    has to be gone on with: the slice's budget is used up, or a router in plain Python must choose.
 
     A router that looks at the replicas gets all of them at the moment of the arrival; for one that does not, only the
     chosen replica is brought up to date.
     """
-    return serve_arrivals(borrow(fleet), engine, sees_state, borrow(log), first, last)
-
-
-@inner
-def _num_ended(replicas: Any, first: int) -> int:
-    """Requests that have left a group, finished or rejected."""
-    ended = 0
-    for r in range(first, first + replicas[first].group_size):
-        ended += replicas[r].num_finished + replicas[r].num_rejected
-    return ended
-
-
-@inner
-def _serve_closed_loop(
-    fleet: Fleet, engine: Engine, log: Log, think_s: Floats, front: Floats, loop: Ints, stop_s: float, last: int
-) -> None:
-    cluster, requests, replicas = fleet.cluster, fleet.cluster.requests, fleet.cluster.replicas
-    while True:
-        # The earliest arrival among those released, and the earliest end of a batch.
-        arrival, next_arrival = NEVER, NONE
-        for i in range(loop[1], loop[0]):
-            if requests[i].status == NOT_ARRIVED and requests[i].arrival_s < arrival:
-                arrival, next_arrival = requests[i].arrival_s, i
-        end, group = NEVER, NONE
-        for r in range(cluster.next_end_s.size):
-            if cluster.next_end_s[r] < end:
-                end, group = cluster.next_end_s[r], r
-        now = min(arrival, end)
-        if cluster.control[BUDGET] <= 0 or now == NEVER or now >= stop_s or (loop[0] >= last and last < requests.size):
-            return
-        if arrival <= end:
-            r = ask_router(fleet, engine, next_arrival)
-            group = replicas[r].group_first
-            receive(cluster, r, next_arrival)
-            while loop[1] < loop[0] and requests[loop[1]].status != NOT_ARRIVED:
-                loop[1] += 1
-        before = _num_ended(replicas, group)
-        engine.proceed(cluster, fleet.tables, engine.policies, log, group, now, now)
-        for _ in range(_num_ended(replicas, group) - before):
-            if loop[0] < loop[2]:
-                request = requests[loop[0]]
-                sent_s = now + replicas[group].reply_s + think_s[loop[0]]
-                request.arrival_s = leaves_front_end(front, sent_s, request.prompt_tokens)
-                request.front_s = request.arrival_s - sent_s
-                loop[0] += 1
-
-
-@jit
-def serve_closed_loop(
-    fleet: Fleet, engine: Engine, log: Log, think_s: Floats, front: Floats, loop: Ints, stop_s: float, last: int
-) -> None:
-    """Serve a closed loop until request `last` has been released, or everything before `stop_s` has happened.
-
-    `loop` holds how many requests were released so far, from where on some have not arrived, and how many may be
-    released. Whenever a request ends, the next one is released: it is sent after its pause, and arrives when it has
-    passed the front end (`front`). Replicas advance event by event, because any end may send an arrival anywhere.
-    """
-    _serve_closed_loop(borrow(fleet), engine, borrow(log), think_s, front, loop, stop_s, last)
-
-
-@jit
-def deliver(fleet: Fleet, r: int, request_id: int) -> None:
-    """Put an arrived request into the queue of replica `r`."""
-    receive(borrow(fleet).cluster, r, request_id)
-
-
-@jit
-def wake_receivers(fleet: Fleet, engine: Engine, log: Log, first: int, last: int, now: float) -> None:
-    """Wake the groups that received requests `first` to `last` at this instant, each once."""
-    wake_groups(borrow(fleet), engine, borrow(log), first, last, now)
-
-
-def serve_plain_router(fleet: Fleet, engine: Engine, route: Router, log: Log, first: int, last: int) -> int:
-    """`serve_open_loop` for a router written in plain Python, asked at arrivals only. `route` answers with 1 + the
-    replica."""
     cluster = fleet.cluster
-    arrival_s = cluster.requests.arrival_s
-    while first < last:
-        now = arrival_s[first]
-        after = int(np.searchsorted(arrival_s, now, side="right"))
-        advance_all(fleet, engine, log, now)
-        if cluster.control[BUDGET] <= 0:
-            return first
-        for request_id in range(first, after):
-            r = route(fleet, request_id) - 1
-            if not 0 <= r < cluster.replicas.size:
-                cluster.control[:] = (0, contract.NO_SUCH_REPLICA, r, request_id)
+    now, after = cluster.requests[first].arrival_s, _together_until(cluster.requests, first)
+    if sees_state:
+        cluster.control[BUDGET] -= cluster.replicas.size  # A router that looks at them takes its time, too.
+        advance_replicas(fleet, engine, log, now)
+    if cluster.control[BUDGET] <= 0:
+        return first
+    for request_id in range(first, after):
+        request = cluster.requests[request_id]
+        if request.status != NOT_ARRIVED:
+            continue
+        if request.replica == NONE:
+            if is_plain:
                 return first
-            deliver(fleet, r, request_id)
-        wake_receivers(fleet, engine, log, first, after, now)
-        first = after
-    return first
+            request.replica = ask_router(fleet, engine, request_id)
+        if not sees_state:
+            group = cluster.replicas[request.replica].group_first
+            engine.proceed(cluster, fleet.tables, engine.policies, log, group, NEVER, now)
+            if cluster.control[BUDGET] <= 0:
+                return first
+        receive(cluster, request.replica, request_id)
+    wake_groups(fleet, engine, log, first, after, now)
+    return after
+
+
+@inner
+def serve_arrivals(fleet: Fleet, engine: Engine, log: Log, first: int, last: int) -> None:
+    """Serve arrivals from `first` to at least `last` with a compiled router that looks at the replicas, and nothing
+    else from outside; for compiled code."""
+    while first < last and fleet.cluster.control[BUDGET] > 0:
+        first = serve_instant(fleet, engine, True, False, log, first)
+
+
+class Outside(NamedTuple):
+    """All that happens outside the replicas."""
+
+    calendar: Calendar
+    think_s: Floats
+    """[request]: the pause before it is sent in a closed loop; size 0 where there is none."""
+    front: Floats
+    """The front end (`gnomon.serving.front_end`)."""
+
+
+@inner
+def _send_next(cluster: Cluster, outside: Outside, ended_s: float) -> None:
+    """A client of the closed loop has its answer: it pauses, then sends the next request, which arrives when it has
+    passed the front end."""
+    book = outside.calendar.book[0]
+    if book.num_sent >= book.end_closed:
+        return
+    request = cluster.requests[book.num_sent]
+    sent_s = ended_s + (outside.think_s[book.num_sent] if outside.think_s.size > 0 else 0.0)
+    request.arrival_s = leaves_front_end(outside.front, sent_s, request.prompt_tokens)
+    request.front_s = request.arrival_s - sent_s
+    schedule(outside.calendar, request.arrival_s, REQUEST_ARRIVES, book.num_sent)
+    book.num_sent += 1
+
+
+@inner
+def _take_reports(cluster: Cluster, outside: Outside, group: int, now: float) -> None:
+    """Do what follows from the requests that ended in a group."""
+    replicas = cluster.replicas
+    for r in range(group, group + replicas[group].group_size):
+        state = replicas[r]
+        while state.num_reported > 0:
+            state.first_reported = cluster.requests[state.first_reported].next_waiting
+            state.num_reported -= 1
+            _send_next(cluster, outside, now + replicas[group].reply_s)
+
+
+@inner
+def _wake(fleet: Fleet, engine: Engine, outside: Outside, log: Log, group: int, now: float) -> None:
+    """Let a group handle all that happens in it at `now`, and do what follows from it outside."""
+    engine.proceed(fleet.cluster, fleet.tables, engine.policies, log, group, now, now)
+    if outside.calendar.reports[group] != 0:
+        _take_reports(fleet.cluster, outside, group, now)
+
+
+@inner
+def _next_to_report(cluster: Cluster, calendar: Calendar, until: float) -> int:
+    """The group whose batch ends first, before `until`, among those whose ends concern others; or NONE."""
+    group, end_s = NONE, until
+    for r in range(cluster.next_end_s.size):
+        if cluster.next_end_s[r] < end_s and calendar.reports[r] != 0:
+            group, end_s = r, cluster.next_end_s[r]
+    return group
+
+
+@inner
+def _handle_event(fleet: Fleet, engine: Engine, outside: Outside, log: Log) -> None:
+    """Handle the calendar's next event, or stop so that the caller does."""
+    cluster, book = fleet.cluster, outside.calendar.book[0]
+    event = outside.calendar.events[0]
+    now, kind, subject = event.time_s, event.kind, event.subject
+    if book.sees_state != 0 or kind >= FOR_THE_CALLER:
+        cluster.control[BUDGET] -= cluster.replicas.size
+        advance_replicas(fleet, engine, log, now)
+        if cluster.control[BUDGET] <= 0:
+            return
+    if kind >= FOR_THE_CALLER:
+        take_next(outside.calendar)
+        book.wants = AN_EVENT
+    elif kind == REQUEST_ARRIVES:
+        request = cluster.requests[subject]
+        if request.replica == NONE:
+            if book.is_plain != 0:
+                book.wants, book.subject = A_REPLICA, subject
+                return
+            request.replica = ask_router(fleet, engine, subject)
+        group = cluster.replicas[request.replica].group_first
+        engine.proceed(cluster, fleet.tables, engine.policies, log, group, NEVER, now)
+        if cluster.control[BUDGET] > 0:
+            take_next(outside.calendar)
+            receive(cluster, request.replica, subject)
+            _wake(fleet, engine, outside, log, group, now)
+
+
+@inner
+def _handle_arrivals(fleet: Fleet, engine: Engine, outside: Outside, log: Log) -> None:
+    """Serve the next instant of an open workload, or stop so that the caller names a replica."""
+    cluster, book = fleet.cluster, outside.calendar.book[0]
+    first = book.num_sent
+    after = serve_instant(fleet, engine, book.sees_state != 0, book.is_plain != 0, log, first)
+    if after == first and cluster.control[BUDGET] > 0:
+        while cluster.requests[first].status != NOT_ARRIVED:
+            first += 1
+        book.wants, book.subject = A_REPLICA, first
+    if book.num_reporting > 0:
+        for request_id in range(book.num_sent, after):
+            request = cluster.requests[request_id]
+            _take_reports(cluster, outside, cluster.replicas[request.replica].group_first, request.arrival_s)
+    book.num_sent = after
+
+
+@inner
+def _serve(fleet: Fleet, engine: Engine, outside: Outside, log: Log, last: int) -> None:
+    cluster, calendar = fleet.cluster, outside.calendar
+    book = calendar.book[0]
+    book.wants = NOTHING
+    while cluster.control[BUDGET] > 0 and book.wants == NOTHING:
+        if book.num_sent >= last and last < cluster.requests.size:
+            return
+        arrival_s = cluster.requests[book.num_sent].arrival_s if book.num_sent < book.end_open else NEVER
+        event_s = next_event_s(calendar)
+        now = min(arrival_s, event_s)
+        if book.num_reporting > 0:
+            group = _next_to_report(cluster, calendar, min(now, book.stop_s))
+            if group != NONE:
+                _wake(fleet, engine, outside, log, group, cluster.next_end_s[group])
+                continue
+        if now >= book.stop_s:
+            return
+        if event_s <= arrival_s:
+            _handle_event(fleet, engine, outside, log)
+        else:
+            _handle_arrivals(fleet, engine, outside, log)
+
+
+@jit
+def serve(fleet: Fleet, engine: Engine, outside: Outside, log: Log, last: int) -> None:
+    """Let happen what happens outside, in the calendar's order, until request `last` has arrived (in a closed loop: was
+    sent), or if it is the last one, until nothing is left to happen or `stop_s` is reached. Replicas that report are
+    then done, too; the others are brought to their end with `advance_all`.
+
+    A slice whose budget is used up ends before that and is gone on with by another call; so does one that stops because
+    `book.wants` something of the caller.
+    """
+    _serve(borrow(fleet), engine, borrow(outside), borrow(log), last)
 
 
 def new_cluster(

@@ -1,9 +1,10 @@
 """The engine: replicas that run ahead between outside events.
 
-A replica meets the outside only at arrivals. Between them it runs alone: `proceed(..., until)` handles every batch end
-before `until`. Batches are formed at arrivals and at batch ends, while fewer than `num_stages` are in flight;
-a formed batch is frozen, and since stages serve batches first come first served, all its stage times are known at
-once. At one instant: arrivals are queued, then batch ends are handled, then batches are formed.
+A replica meets the outside only at arrivals and at other outside events (`gnomon.serving.calendar`). Between them it
+runs alone: `proceed(..., until)` handles every batch end before `until`. Batches are formed at arrivals and at batch
+ends, while fewer than `num_stages` are in flight; a formed batch is frozen, and since stages serve batches first come
+first served, all its stage times are known at once. At one instant: arrivals are queued, then batch ends are handled,
+then batches are formed.
 
 Data-parallel ranks whose experts are spread over each other step together: they are one group, whose members form
 their batches at the same moment and finish together. Every other replica is a group of one.
@@ -17,15 +18,15 @@ from typing import Any
 
 from gnomon.core.jit import inner
 from gnomon.serving import contract, prefix_cache, stepping
+from gnomon.serving.calendar import NEVER
 from gnomon.serving.log import Log, log_gap, log_iteration
 from gnomon.serving.state import BUDGET, FAULT, NONE, REJECTED, RUNNING, Cluster, Replica, replica_view
-from gnomon.serving.verbs import finish, pop_waiting, push_waiting
+from gnomon.serving.verbs import finish, pop_waiting, push_waiting, report
 from gnomon.timing.iteration import IterationTables
 from gnomon.timing.lookup import Shape, stage_s, with_host_s
 
 Policies = tuple[Callable[[Replica], None], ...]
 
-NEVER = math.inf
 _SPARE_ITERATIONS = 1000
 """Iterations without a token that a replica may run beyond two for each prompt token it has to compute."""
 _DRAW_MODULUS = 2_147_483_647
@@ -239,6 +240,8 @@ def _reject_first_waiting(cluster: Cluster, r: int, now: float) -> None:
     state.num_outstanding -= 1
     state.prefill_left -= request.prefill_tokens
     state.decode_left -= request.total_tokens - max(request.prefill_tokens, request.prompt_tokens)
+    if state.reports != 0:
+        report(replica, first)
 
 
 @inner

@@ -16,14 +16,15 @@ from gnomon.core.errors import ConfigError, UnknownNameError
 from gnomon.core.jit import function_arguments
 from gnomon.core.streams import stream
 from gnomon.core.user_files import load_user_file
+from gnomon.serving import contract
 from gnomon.serving.build import Recording, build_cluster
-from gnomon.serving.cluster import Fleet, advance_all, serve_closed_loop, serve_open_loop, serve_plain_router
+from gnomon.serving.calendar import A_REPLICA, NEVER, new_calendar, report_ends, send_first
+from gnomon.serving.cluster import Engine, Fleet, Outside, Router, advance_all, serve
 from gnomon.serving.compilation import callable_router, engine_of
 from gnomon.serving.front_end import as_client_sees, open_front_end
 from gnomon.serving.guard import Guard
 from gnomon.serving.kinds import Kind, accepted, bake, no_times, policies_of, resolve
 from gnomon.serving.log import Log, new_log
-from gnomon.serving.loop import NEVER
 from gnomon.serving.policies import POLICIES
 from gnomon.serving.routers import ROUTERS, RouterSpec
 from gnomon.serving.scenario import RouterConfig, Scenario
@@ -120,42 +121,46 @@ def _serve(
         np.zeros(spec.memory * num_replicas + 8),
         predicted_outputs(scenario.router, requests, scenario.seed),
     )
-    is_asked = spec.compiled and forced_replicas is None
-    engine = engine_of(policies_of(kinds), spec if is_asked else ROUTERS["round_robin"])
+    engine = engine_of(policies_of(kinds), spec if spec.compiled else ROUTERS["round_robin"])
     guard = Guard(cluster, tuple(POLICIES[name].form_batch for name in policies_of(kinds)), spec.route)
-    stop_s = scenario.time_limit_s or NEVER
     front = open_front_end(scenario.front_end, cluster, sum(kind.num_replicas for kind in kinds))
+    calendar = new_calendar(num_replicas, total if requests.concurrency else 0, scenario.time_limit_s or NEVER)
+    outside = Outside(calendar, requests.think_s if requests.concurrency else np.zeros(0), front)
+    if forced_replicas is not None:
+        cluster.requests.replica = forced_replicas
+    calendar.book.sees_state = spec.sees_state and forced_replicas is None
+    calendar.book.is_plain = not spec.compiled
+    route = callable_router(spec)
+    drive = partial(_drive, fleet, engine, outside, log, route=None if spec.compiled else route)
+    before = None
     if requests.concurrency:
-        if not spec.compiled:
-            raise ConfigError("a plain Python router cannot serve a closed loop.", where="router.name")
-        think_s = requests.think_s if len(requests.think_s) else np.zeros(total)
-        first, before = requests.num_warmup, None
-        if first:
-            loop = np.array([min(requests.concurrency, first), 0, first], np.int64)
-            guard.run(partial(serve_closed_loop, fleet, engine, log, think_s, front, loop, stop_s, total))
+        report_ends(calendar, cluster)
+        if requests.num_warmup:
+            send_first(calendar, cluster, 0, requests.concurrency, requests.num_warmup)
+            guard.run(partial(drive, total))
             before = begin_measuring(cluster, log, requests, front)
-        loop = np.array([min(first + requests.concurrency, total), first, total], np.int64)
-        for last in _slices(total, on_progress):
-            guard.run(partial(serve_closed_loop, fleet, engine, log, think_s, front, loop, stop_s, last))
-        if scenario.time_limit_s is None:
-            guard.audit()
-        return before
-    arriving = int(np.searchsorted(cluster.requests.arrival_s, stop_s, side="left"))
-    route = (lambda _, i: 1 + forced_replicas[i]) if forced_replicas is not None else callable_router(spec)
-    done = [0]
-
-    def serve(last: int) -> None:
-        if is_asked:
-            done[0] = serve_open_loop(fleet, engine, spec.sees_state, log, done[0], last)
-        else:
-            done[0] = serve_plain_router(fleet, engine, route, log, done[0], last)
-
-    for last in _slices(arriving, on_progress):
-        guard.run(partial(serve, last))
-    guard.run(lambda: advance_all(fleet, engine, log, stop_s))
+        send_first(calendar, cluster, requests.num_warmup, requests.concurrency, total)
+    else:
+        calendar.book.end_open = total
+    for last in _slices(total, on_progress):
+        guard.run(partial(drive, last))
+    guard.run(lambda: advance_all(fleet, engine, log, scenario.time_limit_s or NEVER))
     if scenario.time_limit_s is None:
         guard.audit()
-    return None
+    return before
+
+
+def _drive(fleet: Fleet, engine: Engine, outside: Outside, log: Log, last: int, *, route: Router | None) -> None:
+    """`serve`, with the choices of a router in plain Python, which answers with 1 + the replica."""
+    cluster, book = fleet.cluster, outside.calendar.book[0]
+    serve(fleet, engine, outside, log, last)
+    while book.wants == A_REPLICA and route is not None:
+        r = route(fleet, int(book.subject)) - 1
+        if not 0 <= r < cluster.replicas.size:
+            cluster.control[:] = (0, contract.NO_SUCH_REPLICA, r, book.subject)
+            return
+        cluster.requests[book.subject].replica = r
+        serve(fleet, engine, outside, log, last)
 
 
 LATEST_S = 1e12

@@ -47,7 +47,7 @@ REQUEST = np.dtype(
         ("cohort", np.int64),  # the batch it was admitted with (faster_transformer)
         ("table", np.int64),  # row of the replica's block tables (prefix caching)
         ("keyed_blocks", np.int64),  # leading blocks that others may find by their key
-        ("next_waiting", np.int64),  # the request behind this one in the waiting queue
+        ("next_waiting", np.int64),  # the request behind this one in the waiting queue, or among those reported
         ("scheduled_s", np.float64),  # first time in a batch
         ("finished_s", np.float64),
         ("preempted_at_s", np.float64),
@@ -140,6 +140,11 @@ REPLICA = np.dtype(
         ("decode_left", np.int64),  # output tokens not produced yet, waiting ones included
         ("num_outstanding", np.int64),  # waiting + running + in flight
         ("num_produced", np.int64),  # output tokens so far
+        # Requests that ended here, for the loop outside; a list, oldest first.
+        ("reports", np.int64),  # whether they are listed
+        ("num_reported", np.int64),
+        ("first_reported", np.int64),
+        ("last_reported", np.int64),
         # Accounts.
         ("num_iterations", np.int64),
         ("num_finished", np.int64),

@@ -214,6 +214,20 @@ def finish(replica: Replica, r: int, now: float) -> None:
     state.num_finished += 1
     state.num_outstanding -= 1
     let_go(replica, r)
+    if state.reports != 0:
+        report(replica, r)
+
+
+@inner
+def report(replica: Replica, r: int) -> None:
+    """Tell the loop outside that request `r` has ended here."""
+    state = replica.state
+    if state.num_reported == 0:
+        state.first_reported = r
+    else:
+        replica.requests[state.last_reported].next_waiting = r
+    state.last_reported = r
+    state.num_reported += 1
 
 
 @inner
