@@ -79,25 +79,32 @@ class TableScore:
     roofline: Floats
     left_out: int
     """Points that cannot be right."""
+    weight: float
+    """Measured points for each that was looked at."""
 
 
 def score(measured: Measured, roofline: Roofline, one_in: int) -> TableScore | None:
     """Hold out every fifth point of one in so many shapes; None where nothing is large enough."""
-    held, formula, left_out = [], [], 0
-    shapes = list(measured.kernels.bundle.samples.items())
-    for key, samples in shapes[:: max(1, min(one_in, len(shapes) // 8))]:
-        work = measured.shaped(key)
-        if work is None or len(samples.seconds) < MIN_POINTS:
-            continue
+    shapes = [
+        (key, samples, work)
+        for key, samples in measured.kernels.bundle.samples.items()
+        if len(samples.seconds) >= MIN_POINTS and (work := measured.shaped(key)) is not None
+    ]
+    if not shapes:
+        return None
+    chosen = shapes[:: max(1, min(one_in, len(shapes) // 8))]
+    held, formula, left_out = [], [np.zeros(0)], 0
+    for key, samples, work in chosen:
         operator = Operator(measured.name, measured.kind, 1, work)
         left_out += len(measured.kernels.left_out.get(key, ()))
         held.append(_held_out(operator, samples, roofline))
         if measured.is_one_kernel:
             formula.append(np.abs(roofline.seconds(operator, *samples.sizes.T) / samples.seconds - 1.0))
-    if not held:
-        return None
-    by_formula = np.concatenate([np.zeros(0), *formula])
-    return TableScore(measured.device, measured.engine, measured.name, np.concatenate(held), by_formula, left_out)
+    points = [sum(len(samples.seconds) for _, samples, _ in some) for some in (shapes, chosen)]
+    return TableScore(
+        measured.device, measured.engine, measured.name, np.concatenate(held), np.concatenate(formula), left_out,
+        points[0] / points[1],
+    )  # fmt: skip
 
 
 def _held_out(operator: Operator, samples: Samples, roofline: Roofline) -> Floats:

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from gnomon.core.arrays import Floats
 from gnomon.report.blocks import Block, Table
 from gnomon.report.verify.told import Told
 from gnomon.verify.kernels import LIMIT, ROOFLINE_LIMIT, TableScore
 
 _CAPTION = (
     "Every fifth point left out; the roofline on all points, where a table holds single kernels. Left out: points whose"
-    " time falls when work grows."
+    " time falls when work grows. Over several tables every measured point counts the same."
 )
 
 
@@ -36,15 +37,23 @@ def told(scores: Sequence[TableScore]) -> Told:
 
 
 def _row(device: str, engine: str, name: str, scores: list[TableScore]) -> dict[str, Any]:
-    held = np.concatenate([one.held_out for one in scores])
-    formula = np.concatenate([one.roofline for one in scores])
+    held, formula = ([getattr(one, kind) for one in scores] for kind in ("held_out", "roofline"))
     return {
         "device": device,
         "engine": engine,
         "table": name,
-        "points": len(held),
-        "held out": round(100 * float(np.median(held)), 1),
-        "90th": round(100 * float(np.quantile(held, 0.9)), 1),
-        "roofline": round(100 * float(np.median(formula)), 1) if formula.size else None,
+        "points": sum(len(one) for one in held),
+        "held out": _percent(held, scores, 0.5),
+        "90th": _percent(held, scores, 0.9),
+        "roofline": _percent(formula, scores, 0.5),
         "left out": sum(one.left_out for one in scores),
     }
+
+
+def _percent(errors: list[Floats], scores: list[TableScore], share: float) -> float | None:
+    """A quantile in which every measured point counts the same, however many of its table were looked at."""
+    together = np.concatenate(errors)
+    if together.size == 0:
+        return None
+    weights = np.repeat([one.weight for one in scores], [len(one) for one in errors])
+    return round(100 * float(np.quantile(together, share, weights=weights, method="inverted_cdf")), 1)

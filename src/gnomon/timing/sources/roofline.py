@@ -32,6 +32,7 @@ from gnomon.timing.operators import (
     Prefill,
     Recurrence,
 )
+from gnomon.timing.operators.work import ACTIVATION_BYTES
 from gnomon.timing.sources import ANY, Context, Range, timing_source
 
 # Tiles that libraries choose from: rows x columns, and the share of the full tile's rate that a smaller one reaches
@@ -52,10 +53,16 @@ _TILES = (
 _MAX_SPLIT = 8
 # Sharpness of the corner between memory- and compute-bound: the p of a p-norm (1 = their sum, large = the longer).
 _OVERLAP = 4.0
-# Grouped multiplications of experts: share of a dense one's rate, and seconds of sorting, launching and summing; both
-# from the vLLM 0.24 tables of aiconfigurator-core 0.12 (H100, H200, B200, L40S, RTX PRO 6000) taken together.
-_EXPERT_RATE = 0.41
-_EXPERT_FLOOR_S = 20e-6
+# Grouped multiplications of experts, from the tables of aiconfigurator-core 0.12 (nine GPUs, three engines) taken
+# together: share of a dense one's rate by number format (block-wise FP8: as much as bf16 gets done in the same time),
+# rows of a tile, share of a dense one's bandwidth, how often each token's chosen rows move through memory to be
+# gathered and summed, and sorting, launching and summing as so many of the smallest products.
+_EXPERT_RATES = {"fp8_block": 0.3, "mxfp8": 0.3, "int4": 0.44, "int4_group32": 0.44, "mxfp4": 0.32}
+_EXPERT_RATE = 0.57
+_EXPERT_TILE = 64.0
+_EXPERT_BANDWIDTH = 0.8
+_EXPERT_MOVES = 2.3
+_EXPERT_KERNELS = 9.0
 # Block-wise FP8 and NVFP4 products are measured with the quantising of their input; and lower formats reach less of
 # their peak than bf16 does of its own. Both from the tables of aiconfigurator-core 0.12 (H200 and B200, three engines).
 _QUANTIZING = ("fp8_block", "mxfp8", "nvfp4")
@@ -162,15 +169,18 @@ class Roofline:
         return c.elementwise_floor_s + moved * per_byte / self.device.bandwidth_bytes_s
 
     def experts_s(self, work: Experts, tokens: Floats) -> Floats:
-        """A grouped multiplication: the touched experts' weights stream in; each expert's rows fill up tiles of 16."""
-        c = self._constants
-        touched = np.maximum(work.touched(tokens), 1e-9)
-        per_expert = np.ceil(work.routed(tokens) / touched / 16.0) * 16.0
-        padded_flops = 2.0 * touched * per_expert * work.projections * work.hidden * work.ffn
-        peak = self.device.flops(work.format.product)
-        compute = padded_flops / (peak * c.gemm_efficiency * _EXPERT_RATE)
-        memory = work.bytes(tokens) / (c.gemm_bandwidth * self.device.bandwidth_bytes_s)
-        return self._overlapped(compute, memory) + _EXPERT_FLOOR_S
+        """A grouped multiplication: the touched experts' weights stream in, at least one of the busiest rank; each
+        expert's rows fill up tiles; before and after, all chosen rows are gathered and summed."""
+        c, bandwidth = self._constants, self.device.bandwidth_bytes_s
+        touched = np.maximum(work.touched(tokens), np.minimum(work.per_token * tokens, 1.0)) + 1e-9
+        per_expert = np.ceil(work.routed(tokens) / touched / _EXPERT_TILE) * _EXPERT_TILE
+        weights = touched * work.projections * work.hidden * work.ffn
+        rate = self.device.flops(work.format.product) * _EXPERT_RATES.get(work.format.name, _EXPERT_RATE)
+        compute = 2.0 * weights * per_expert / (rate * c.gemm_efficiency)
+        memory = weights * work.format.bytes_per_weight / (_EXPERT_BANDWIDTH * c.gemm_bandwidth * bandwidth)
+        moved = _EXPERT_MOVES * tokens * work.per_token * work.hidden * ACTIVATION_BYTES
+        moving = moved / (c.elementwise_bandwidth * bandwidth)
+        return self._overlapped(compute, memory) + moving + _EXPERT_KERNELS * c.gemm_floor_s
 
     def recurrence_s(self, work: Recurrence, tokens: Floats) -> Floats:
         """Convolution and recurrence: states and activations stream, prompts also compute as attention does."""
