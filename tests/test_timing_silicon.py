@@ -274,6 +274,35 @@ def test_latent_attention_is_the_kernel_or_the_module_less_its_projections(packa
     assert source.provenance(decode) == "measured in vllm 0.24.0, its module less the projections"
 
 
+@pytest.mark.parametrize(("factor", "is_passed_over"), [(1.3, False), (1.7, True)])
+def test_a_module_that_waited_for_launches_is_passed_over(package: Path, factor: float, is_passed_over: bool) -> None:
+    for engine, version, times in (("vllm", "0.24.0", factor), ("trtllm", "1.3.0", 1.0)):
+        rows: list[dict[str, object]] = [
+            {
+                "num_heads": heads,
+                "kv_cache_dtype": "bfloat16",
+                "mla_dtype": "bfloat16",
+                "isl": 1,
+                "gemm_type": "bfloat16",
+                "op_name": "module",
+                "batch_size": b,
+                "step": s,
+                "latency": times * (0.2 + 1e-6 * b * s),
+            }
+            for heads in (16, 32)
+            for b in (1, 2, 4, 8, 64)
+            for s in (16, 256, 1024, 4096)
+        ]
+        write(package, f"mla/{engine}/{version}/mla_generation_module_perf.parquet", rows)
+    c = context("deepseek-v3", degree=8)
+    found = source_of(c).provenance(graph(c)["attention_decode"])
+    assert found == (
+        "measured in trtllm 1.3.0, other engine, its module less the projections (vllm 0.24.0 was measured untuned)"
+        if is_passed_over
+        else "measured in vllm 0.24.0, its module less the projections"
+    )
+
+
 def test_experts_by_load_and_slice(package: Path) -> None:
     shape = {"hidden_size": 2048, "inter_size": 768, "topk": 8, "num_experts": 128, "moe_dtype": "bfloat16"}
     rows: list[dict[str, object]] = [

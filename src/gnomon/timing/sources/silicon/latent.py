@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise
 
 import numpy as np
@@ -23,8 +23,9 @@ from gnomon.timing.sources.silicon.attention import KV_DTYPES
 from gnomon.timing.sources.silicon.kernels import Found, Kernels, Query, less, read_kernels, scaled
 from gnomon.timing.sources.silicon.products import DTYPES
 from gnomon.timing.sources.silicon.tables import Table
+from gnomon.timing.sources.silicon.untuned import SLOW, tuned
 
-LAUNCH_BOUND = 2.5
+LAUNCH_BOUND = SLOW
 """A module whose shortest prompt takes this much longer than in another engine's waits for launches."""
 PLATEAU = 1.6
 """Up to this much above the shortest prompt's time, it still does."""
@@ -77,16 +78,17 @@ def find_latent(
 ) -> tuple[Found, bool] | None:
     """The kernel or the module's remainder (then True), in the engine or the others."""
     forms = (_SPARSE,) if latent.architecture else (_MODULE, _KERNEL) if latent.has_module else (_KERNEL,)
-    tables = [
-        (table, form[operator.kind])
-        for form in forms
-        for table in query.tables(form[operator.kind].family, form[operator.kind].table)
-    ]
-    order = {table.path: i for i, table in enumerate(t for t, _ in tables)}
-    tables.sort(key=lambda one: (one[0].engine != query.engine, order[one[0].path]))
-    for table, form in tables:
-        for kv_dtype in dict.fromkeys((KV_DTYPES.get(query.kv_dtype, "bfloat16"), "bfloat16", "fp8")):
-            shape = (latent.architecture, _gemm_type(latent))
+    kv = KV_DTYPES.get(query.kv_dtype, "bfloat16")
+    shape = (latent.architecture, _gemm_type(latent))
+    candidates, excuses = [], ""
+    for form in (one[operator.kind] for one in forms):
+        of_form = query.tables(form.family, form.table)
+        kept, excuse = tuned(of_form, partial(_points, form=form, kind=operator.kind, kv_dtype=kv, shape=shape))
+        candidates += [(table, form) for table in kept]
+        excuses += excuse if of_form and of_form[0].engine == query.engine else ""
+    candidates.sort(key=lambda one: one[0].engine != query.engine)
+    for table, form in candidates:
+        for kv_dtype in dict.fromkeys((kv, "bfloat16", "fp8")):
             kernels = latent_kernels(table, operator.kind, form.is_module, kv_dtype, *shape)
             found = _of_heads(kernels, operator, work, query)
             if found is None:
@@ -95,14 +97,26 @@ def find_latent(
             if form.is_module:
                 words += ", its module less the projections"
                 if operator.kind == "attention_prefill":
-                    others = [latent_kernels(t, operator.kind, True, kv_dtype, *shape) for t, f in tables if f == form]
+                    same = [one for one, other in candidates if other == form]
+                    others = [latent_kernels(one, operator.kind, True, kv_dtype, *shape) for one in same]
                     found, is_cut = _without_launches(found, _shortest(others, work.num_heads))
                     words += ", without its launches" if is_cut else ""
                 found = _remainder(found, operator.kind == "attention_prefill", latent)
-            if kv_dtype != KV_DTYPES.get(query.kv_dtype, "bfloat16"):
+            if kv_dtype != kv:
                 words += f", {kv_dtype} KV"
-            return Found(found, words), form.is_module
+            return Found(found, words + ("" if table.engine == query.engine else excuses)), form.is_module
     return None
+
+
+@lru_cache(maxsize=64)
+def _points(table: Table, form: _Form, kind: str, kv_dtype: str, shape: tuple[str, str]) -> pl.DataFrame:
+    """Small batches of decodes, where launches show; long prompts, where work does."""
+    rows = _chosen(table, form.is_module, kv_dtype, *shape)
+    if kind == "attention_decode":
+        rows = rows.filter(pl.col("batch_size") <= 16, pl.col("step") <= 4096)
+    else:
+        rows = rows.filter(pl.col("batch_size") == 1, pl.col("isl") >= 2048)
+    return rows.group_by("num_heads", "batch_size", "isl", "step").agg(pl.col("latency").min())
 
 
 def _without_launches(samples: Samples, shortest_s: float) -> tuple[Samples, bool]:
@@ -150,6 +164,19 @@ def latent_kernels(
     table: Table, kind: str, is_module: bool, kv_dtype: str, architecture: str, gemm_type: str
 ) -> Kernels:
     """Samples by the heads of one rank: prompts one by one, or decodes."""
+    rows = _chosen(table, is_module, kv_dtype, architecture, gemm_type)
+    if kind == "attention_decode":
+        rows = rows.with_columns(kv=pl.col("step") + (0 if is_module else 1))
+        kernels = read_kernels(table, rows, kind, ("num_heads",), ("batch_size", "kv"))
+        for key, samples in kernels.bundle.samples.items():
+            kernels.bundle.samples[key] = _inside_graphs(samples)
+        return kernels
+    rows = rows.filter(pl.col("batch_size") == 1)
+    return read_kernels(table, rows, kind, ("num_heads",), ("isl", "step"))
+
+
+def _chosen(table: Table, is_module: bool, kv_dtype: str, architecture: str, gemm_type: str) -> pl.DataFrame:
+    """The rows of one KV format, one number format of the projections and one model's module."""
     rows = table.rows("num_heads", "batch_size", "isl", "step", "kv_cache_dtype", "latency")
     chosen = [pl.col("kv_cache_dtype").str.starts_with(kv_dtype)]
     if is_module:
@@ -160,15 +187,7 @@ def latent_kernels(
         chosen.append(pl.col("architecture") == architecture)
     if "mla_dtype" in rows.columns and "bfloat16" in rows["mla_dtype"]:
         chosen.append(pl.col("mla_dtype") == "bfloat16")
-    rows = rows.filter(*chosen)
-    if kind == "attention_decode":
-        rows = rows.with_columns(kv=pl.col("step") + (0 if is_module else 1))
-        kernels = read_kernels(table, rows, kind, ("num_heads",), ("batch_size", "kv"))
-        for key, samples in kernels.bundle.samples.items():
-            kernels.bundle.samples[key] = _inside_graphs(samples)
-        return kernels
-    rows = rows.filter(pl.col("batch_size") == 1)
-    return read_kernels(table, rows, kind, ("num_heads",), ("isl", "step"))
+    return rows.filter(*chosen)
 
 
 def _inside_graphs(samples: Samples) -> Samples:

@@ -91,7 +91,9 @@ class Table:
 @lru_cache(maxsize=128)
 def _frame(path: Path) -> pl.DataFrame:
     frame = pl.read_parquet(path)
-    return frame.filter(pl.col("latency") > 0) if "latency" in frame.columns else frame
+    if "latency" not in frame.columns:
+        return frame
+    return frame.filter(pl.col("latency") > 0, pl.col("latency").is_finite())
 
 
 def find_tables(system: str, family: str, table: str, engine: str, version: str = "") -> list[Table]:
