@@ -267,7 +267,10 @@ def test_latent_attention_is_the_kernel_or_the_module_less_its_projections(packa
     c = context("deepseek-v3", degree=8, engine="sglang")
     decode = graph(c)["attention_decode"]
     assert source_of(c).seconds(decode, eight, kv) == pytest.approx([1e-3 * (0.01 + 1e-6 * 8 * 256)])
-    c = context("deepseek-v3", degree=8)
+    assert source_of(context("deepseek-v3", degree=8)).seconds(decode, eight, kv) == pytest.approx(
+        source_of(context("deepseek-v3", degree=8, dtype="bf16")).seconds(decode, eight, kv)
+    )  # Both from the module in 16 bits.
+    c = context("deepseek-v3", degree=8, dtype="bf16")
     source, operators = source_of(c), graph(c)
     projections = sum(float(source.seconds(operators[name], eight)[0]) for name in ("qkv_a_proj", "q_b_proj", "o_proj"))
     assert source.seconds(decode, eight, kv) == pytest.approx([1e-3 * (0.2 + 1e-6 * 8 * 256) - projections])

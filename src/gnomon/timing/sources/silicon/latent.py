@@ -2,7 +2,8 @@
 
 Some engines' tables hold the kernel alone, others the whole module: down- and up-projections, norms, rotary embedding,
 writing the cache, the kernel, and the output projection. The projections have operators of their own, so their measured
-time is taken off; what remains, with all the small kernels of the module, is the attention operator's.
+time is taken off; what remains, with all the small kernels of the module, is the attention operator's. It is the module
+in 16 bits less products in 16 bits, whatever the model's are in: all engines run those tuned.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from gnomon.timing.sources.profile.measured import MIN_ROWS
 from gnomon.timing.sources.profile.samples import Samples
 from gnomon.timing.sources.silicon.attention import KV_DTYPES
 from gnomon.timing.sources.silicon.kernels import Found, Kernels, Query, less, read_kernels, scaled
-from gnomon.timing.sources.silicon.products import DTYPES
+from gnomon.timing.sources.silicon.products import OURS
 from gnomon.timing.sources.silicon.tables import Table
 from gnomon.timing.sources.silicon.untuned import SLOW, tuned
 
@@ -42,14 +43,12 @@ INSIDE = {
 class LatentQuery:
     """What a model's latent attention is, beside the heads."""
 
-    projection_dtype: str
-    """Number format of its projections."""
     architecture: str
     """"" for plain latent attention, else the name under which the sparse module was measured."""
     has_module: bool
     """Whether it is the model whose module was measured: DeepSeek-V3's widths."""
-    projections: Callable[[bool, Floats], Floats]
-    """Seconds of all projections at token counts, of prompts (True) or decodes (False)."""
+    projections: Callable[[bool, Floats, str], Floats]
+    """Seconds of all projections at token counts, of prompts (True) or decodes (False), in a number format."""
 
 
 @dataclass(frozen=True)
@@ -79,15 +78,15 @@ def find_latent(
     """The kernel or the module's remainder (then True), in the engine or the others."""
     forms = (_SPARSE,) if latent.architecture else (_MODULE, _KERNEL) if latent.has_module else (_KERNEL,)
     kv = KV_DTYPES.get(query.kv_dtype, "bfloat16")
-    shape = (latent.architecture, _gemm_type(latent))
     candidates, excuses = [], ""
     for form in (one[operator.kind] for one in forms):
         of_form = query.tables(form.family, form.table)
-        kept, excuse = tuned(of_form, partial(_points, form=form, kind=operator.kind, kv_dtype=kv, shape=shape))
+        kept, excuse = tuned(of_form, partial(_points, form=form, kv_dtype=kv, architecture=latent.architecture))
         candidates += [(table, form) for table in kept]
         excuses += excuse if of_form and of_form[0].engine == query.engine else ""
     candidates.sort(key=lambda one: one[0].engine != query.engine)
     for table, form in candidates:
+        shape = (latent.architecture, _module_type(table, latent.architecture) if form.is_module else "")
         for kv_dtype in dict.fromkeys((kv, "bfloat16", "fp8")):
             kernels = latent_kernels(table, operator.kind, form.is_module, kv_dtype, *shape)
             found = _of_heads(kernels, operator, work, query)
@@ -101,7 +100,7 @@ def find_latent(
                     others = [latent_kernels(one, operator.kind, True, kv_dtype, *shape) for one in same]
                     found, is_cut = _without_launches(found, _shortest(others, work.num_heads))
                     words += ", without its launches" if is_cut else ""
-                found = _remainder(found, operator.kind == "attention_prefill", latent)
+                found = _remainder(found, operator.kind == "attention_prefill", latent, OURS[shape[1]])
             if kv_dtype != kv:
                 words += f", {kv_dtype} KV"
             return Found(found, words + ("" if table.engine == query.engine else excuses)), form.is_module
@@ -109,14 +108,15 @@ def find_latent(
 
 
 @lru_cache(maxsize=64)
-def _points(table: Table, form: _Form, kind: str, kv_dtype: str, shape: tuple[str, str]) -> pl.DataFrame:
+def _points(table: Table, form: _Form, kv_dtype: str, architecture: str) -> pl.DataFrame:
     """Small batches of decodes, where launches show; long prompts, where work does."""
-    rows = _chosen(table, form.is_module, kv_dtype, *shape)
-    if kind == "attention_decode":
+    rows = _chosen(table, form.is_module, kv_dtype, architecture)
+    if "generation" in form.table:
         rows = rows.filter(pl.col("batch_size") <= 16, pl.col("step") <= 4096)
     else:
         rows = rows.filter(pl.col("batch_size") == 1, pl.col("isl") >= 2048)
-    return rows.group_by("num_heads", "batch_size", "isl", "step").agg(pl.col("latency").min())
+    names = ["num_heads", "batch_size", "isl", "step", *(["gemm_type"] if form.is_module else [])]
+    return rows.group_by(names).agg(pl.col("latency").min())
 
 
 def _without_launches(samples: Samples, shortest_s: float) -> tuple[Samples, bool]:
@@ -131,9 +131,13 @@ def _without_launches(samples: Samples, shortest_s: float) -> tuple[Samples, boo
     return replace(samples, sizes=samples.sizes[keep], seconds=samples.seconds[keep]), True
 
 
-def _gemm_type(latent: LatentQuery) -> str:
-    known = DTYPES.get(latent.projection_dtype, ("bfloat16",))[0]
-    return "fp8_block" if known == "fp8" else known
+@lru_cache(maxsize=64)
+def _module_type(table: Table, architecture: str) -> str:
+    """The number format of a module's projections: 16 bits if it was measured so."""
+    rows = table.rows("gemm_type")
+    rows = rows.filter(pl.col("architecture") == architecture) if architecture else rows
+    types = sorted(rows["gemm_type"].unique().to_list())
+    return next((one for one in types if one in OURS), "bfloat16")
 
 
 def _shortest(others: list[Kernels], heads: int) -> float:
@@ -142,9 +146,9 @@ def _shortest(others: list[Kernels], heads: int) -> float:
     return float(min(times, default=np.inf))
 
 
-def _remainder(samples: Samples, is_prompt: bool, latent: LatentQuery) -> Samples:
+def _remainder(samples: Samples, is_prompt: bool, latent: LatentQuery, dtype: str) -> Samples:
     tokens = samples.sizes[:, 0]  # Of one prompt, or one of each decoding sequence.
-    return less(samples, latent.projections(is_prompt, tokens))
+    return less(samples, latent.projections(is_prompt, tokens, dtype))
 
 
 def _of_heads(kernels: Kernels, operator: Operator, work: Prefill | Decode, query: Query) -> Samples | None:
@@ -164,7 +168,9 @@ def latent_kernels(
     table: Table, kind: str, is_module: bool, kv_dtype: str, architecture: str, gemm_type: str
 ) -> Kernels:
     """Samples by the heads of one rank: prompts one by one, or decodes."""
-    rows = _chosen(table, is_module, kv_dtype, architecture, gemm_type)
+    rows = _chosen(table, is_module, kv_dtype, architecture)
+    if is_module:
+        rows = rows.filter(pl.col("gemm_type") == gemm_type)
     if kind == "attention_decode":
         rows = rows.with_columns(kv=pl.col("step") + (0 if is_module else 1))
         kernels = read_kernels(table, rows, kind, ("num_heads",), ("batch_size", "kv"))
@@ -175,13 +181,11 @@ def latent_kernels(
     return read_kernels(table, rows, kind, ("num_heads",), ("isl", "step"))
 
 
-def _chosen(table: Table, is_module: bool, kv_dtype: str, architecture: str, gemm_type: str) -> pl.DataFrame:
-    """The rows of one KV format, one number format of the projections and one model's module."""
+def _chosen(table: Table, is_module: bool, kv_dtype: str, architecture: str) -> pl.DataFrame:
+    """The rows of one KV format and one model's module."""
     rows = table.rows("num_heads", "batch_size", "isl", "step", "kv_cache_dtype", "latency")
     chosen = [pl.col("kv_cache_dtype").str.starts_with(kv_dtype)]
     if is_module:
-        types = rows["gemm_type"].unique().to_list()
-        chosen.append(pl.col("gemm_type") == (gemm_type if gemm_type in types else "bfloat16"))
         chosen.append(~pl.col("op_name").str.contains("skip"))
     if architecture:
         chosen.append(pl.col("architecture") == architecture)

@@ -71,6 +71,7 @@ def _row_wise(system: Path, engine: str) -> tuple[Floats, Floats, Floats] | None
         whole = both.with_columns(seconds=(pl.col("latency") + pl.col("latency_scale")) * MS)
         wide = whole.pivot("m", index="k", values="seconds", sort_columns=False).sort("k")
         sizes = sorted(int(name) for name in wide.columns if name != "k")
-        frame = wide.select([str(size) for size in sizes]).interpolate().fill_null(strategy="backward")
-        return np.log(wide["k"].to_numpy()), np.log(np.array(sizes, float)), frame.to_numpy()
+        frame = wide.select([str(size) for size in sizes]).interpolate()
+        filled = frame.fill_null(strategy="backward").fill_null(strategy="forward")
+        return np.log(wide["k"].to_numpy()), np.log(np.array(sizes, float)), filled.to_numpy()
     return None

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
+from gnomon.catalog.quantization import weight_format
 from gnomon.core.arrays import Floats
 from gnomon.timing.operators import (
     Communication,
@@ -119,20 +122,20 @@ class Silicon(Measured):
 
     @property
     def _latent(self) -> LatentQuery:
-        projection = self._graph["o_proj"].work
-        assert isinstance(projection, Gemm)
         model = self._context.model
         architecture = _SPARSE_MODULES.get(model.hidden_size, "none") if model.indexer else ""
         has_module = model.mla is not None and (model.hidden_size, model.mla.q_rank) == (7168, 1536)
-        return LatentQuery(projection.format.name, architecture, has_module, self._projections_s)
+        return LatentQuery(architecture, has_module, self._projections_s)
 
-    def _projections_s(self, is_prompt: bool, tokens: Floats) -> Floats:
-        """Seconds of the module's projections."""
+    def _projections_s(self, is_prompt: bool, tokens: Floats, dtype: str) -> Floats:
+        """Seconds of the module's projections in a number format."""
         total = np.zeros_like(tokens)
         for name in PROJECTIONS:
             one = self._graph.get(name)
             if one is None or (one.kind == "prompt_token" and not is_prompt):
                 continue
+            assert isinstance(one.work, Gemm)
+            one = replace(one, work=replace(one.work, format=weight_format(dtype)))
             covered = self.measured(one)
             if covered is not None:
                 (low, high), *_ = covered
