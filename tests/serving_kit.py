@@ -12,7 +12,10 @@ from gnomon.serving.simulate import Run, run
 from gnomon.serving.state import FINISHED, REJECTED
 from gnomon.workload import Requests
 
-POLICIES = ("vllm_v1", "sglang", "trtllm", "vllm", "sarathi", "orca", "faster_transformer", "lightllm")
+POLICIES = (
+    "vllm_v1", "sglang", "trtllm", "vllm", "sarathi", "orca", "faster_transformer", "lightllm", "priority", "vtc",
+    "drr", "dlpm",
+)  # fmt: skip
 ROUTERS = (
     "random", "round_robin", "least_outstanding", "vidur_lor", "power_of_two", "least_kv", "least_prefill_tokens",
     "lmetric", "sticky_session", "prefix_aware", "predicted_latency", "lookahead", "vllm_dp", "learned",

@@ -7,7 +7,8 @@ import pytest
 
 from gnomon.core.config import build
 from gnomon.core.errors import ConfigError
-from gnomon.serving.metrics import request_times, summarize
+from gnomon.serving.latency import request_times
+from gnomon.serving.metrics import summarize
 from gnomon.serving.scenario import Scenario
 from serving_kit import requests_of, run, scenario
 

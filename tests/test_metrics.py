@@ -221,7 +221,7 @@ def test_a_shared_prefix_is_found_again() -> None:
 
 
 def test_paired_differences_see_what_single_means_cannot() -> None:
-    from gnomon.serving.metrics import RequestTimes
+    from gnomon.serving.latency import RequestTimes
 
     random = np.random.default_rng(0)
     before = random.exponential(1.0, 2000)

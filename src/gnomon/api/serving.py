@@ -195,7 +195,7 @@ class Comparison(Result):
     @cached_property
     def differences(self) -> dict[str, list[Difference]]:
         """For every other variant, its paired differences to the baseline."""
-        from gnomon.serving.metrics import request_times
+        from gnomon.serving.latency import request_times
         from gnomon.serving.paired import paired_differences
 
         first, *others = self.results.values()
@@ -208,7 +208,7 @@ class Comparison(Result):
 
     def times(self, metric: str) -> dict[str, Floats]:
         """A latency (`ttft_s`, `tpot_s`, `e2e_s`) of every request, by variant."""
-        from gnomon.serving.metrics import request_times
+        from gnomon.serving.latency import request_times
 
         return {name: getattr(request_times(result.run), metric) for name, result in self.results.items()}
 

@@ -229,7 +229,7 @@ def _one_trace(against: tuple[Contender, ...], item: tuple[str, Scenario, int]) 
 
 
 def _row(name: str, scenario: Scenario, router: str, requests: Any) -> Row:
-    from gnomon.serving.metrics import request_times
+    from gnomon.serving.latency import request_times
     from gnomon.serving.simulate import run
 
     done = run(scenario, requests=requests)

@@ -12,7 +12,7 @@ from gnomon.search.bound import rate_bound
 from gnomon.search.capacity import Prober, coarse_bracket, refine
 from gnomon.search.config import SloTargets
 from gnomon.search.slo import Verdict
-from gnomon.serving.metrics import request_times
+from gnomon.serving.latency import request_times
 from gnomon.serving.scenario import Scenario, SloConfig
 from gnomon.serving.simulate import run
 from gnomon.serving.state import FINISHED

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from gnomon.core.arrays import Floats, Ints
 from gnomon.search.config import LATENCIES, GoodputConfig, SloTargets
-from gnomon.serving.metrics import RequestTimes, request_times
+from gnomon.serving.latency import RequestTimes, request_times
 from gnomon.serving.saturation import saturation
 from gnomon.serving.simulate import Run
 from gnomon.serving.state import FINISHED

@@ -44,6 +44,7 @@ def build_cluster(kinds: list[Kind], requests: Requests, seed: int, recording: R
         cached_blocks=max(caches, default=0),
         blocks_per_request=int(requests.total_tokens.max()) // smallest_block + 2,
         num_drafted=max(kind.tokens_per_decode for kind in kinds),
+        num_classes=max(1, len(requests.classes)),
         num_parameters=max(8, *(len(kind.parameters) for kind in kinds)),
         prefix_hashes=prefix_keys(requests, smallest_block),
         recorded=(recording.first, recording.stage_s) if recording else None,
@@ -77,6 +78,9 @@ def fill_requests(cluster: Cluster, requests: Requests, seed: int) -> None:
     table.total_tokens = requests.total_tokens
     table.session = requests.session
     table.replica = -1
+    if requests.classes:
+        table.user_class = requests.user_class
+        cluster.classes[:] = [(one.weight, one.priority) for one in requests.classes]
     for stamp in ("scheduled_s", "first_token_s", "last_token_s", "finished_s", "preempted_at_s"):
         table[stamp] = -1.0
     table.prefix_first = requests.prefix_offsets[:-1]

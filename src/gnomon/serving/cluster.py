@@ -26,7 +26,17 @@ from gnomon.serving.calendar import (
 from gnomon.serving.front_end import leaves_front_end
 from gnomon.serving.log import Log
 from gnomon.serving.loop import Policies, receive
-from gnomon.serving.state import BUDGET, FLIGHT, NO_LIMIT, NONE, NOT_ARRIVED, REPLICA, REQUEST, Cluster
+from gnomon.serving.state import (
+    BUDGET,
+    FLIGHT,
+    NO_LIMIT,
+    NONE,
+    NOT_ARRIVED,
+    NUM_SERVICE,
+    REPLICA,
+    REQUEST,
+    Cluster,
+)
 from gnomon.timing.iteration import IterationTables
 
 
@@ -292,6 +302,7 @@ def new_cluster(
     blocks_per_request: int = 0,
     num_parameters: int = 8,
     num_drafted: int = 1,
+    num_classes: int = 1,
     prefix_hashes: Ints | None = None,
     recorded: tuple[Ints, Floats] | None = None,
 ) -> Cluster:
@@ -332,6 +343,8 @@ def new_cluster(
         free_rows=each(np.arange(rows, dtype=np.int64)),
         loose_blocks=ints(num_replicas, cached_blocks),
         prefix_hashes=prefix_hashes if prefix_hashes is not None else ints(0),
+        classes=np.ones((num_classes, 2)),
+        service=np.zeros((num_replicas, num_classes, NUM_SERVICE)),
         recorded_first=first,
         recorded_s=seconds,
         control=np.array([NO_LIMIT, 0, NONE, NONE]),

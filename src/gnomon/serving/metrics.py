@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from gnomon.core.arrays import Floats
+from gnomon.serving.class_metrics import ClassSummary, Fairness, class_summaries
+from gnomon.serving.latency import RequestTimes, Slo, request_times, slo_met
 from gnomon.serving.percentiles import Percentiles, percentiles, weighted_percentiles
 from gnomon.serving.saturation import Saturation, saturation
-from gnomon.serving.scenario import SloConfig
 from gnomon.serving.simulate import Run
-from gnomon.serving.state import FINISHED, NOT_ARRIVED, REJECTED
+from gnomon.serving.state import FINISHED, NOT_ARRIVED, REJECTED, SHED
 from gnomon.serving.usage import ReplicaUse, Utilization, overall, prefix_hit_rate, replica_uses
 
 
@@ -28,6 +28,8 @@ class Counts:
     finished: int
     rejected: int
     """Refused by a replica: they can never be admitted."""
+    shed: int
+    """Turned away by admission control."""
     too_long: int
     """Refused on arrival: longer than the model or the scenario allows."""
     unfinished: int
@@ -66,22 +68,6 @@ class Throughput:
     output_tokens_per_s_per_gpu: float
     offered_requests_per_s: float | None
     """Arrivals per second while they lasted; None where all came at once."""
-
-
-@dataclass(frozen=True)
-class Slo:
-    """How many of the requests that arrived met the scenario's latency targets."""
-
-    ttft_s: float | None
-    tpot_s: float | None
-    e2e_s: float | None
-    attainment: float
-    """Share of the requests that met every target; rejected and unfinished ones did not."""
-    ttft_attainment: float | None
-    tpot_attainment: float | None
-    e2e_attainment: float | None
-    goodput_requests_per_s: float
-    """Requests per second that met every target."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +123,9 @@ class Summary:
     saturation: Saturation | None
     timing_error: float
     """Relative error to expect of the iteration times, as their source states it."""
+    classes: list[ClassSummary] = field(default_factory=list)
+    """Every class of users; empty where all are alike."""
+    fairness: Fairness | None = None
     replicas: list[ReplicaUse] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -150,37 +139,6 @@ _SHARES = ("busy", "bubble", "idle", "kv_mean", "kv_peak")
 _ATTAINMENTS = ("attainment", "ttft_attainment", "tpot_attainment", "e2e_attainment")
 
 
-@dataclass(frozen=True)
-class RequestTimes:
-    """Latencies of every request, NaN where there is none."""
-
-    scheduling_delay_s: Floats
-    ttft_s: Floats
-    tpot_s: Floats
-    e2e_s: Floats
-    normalized_s: Floats
-
-
-def request_times(run: Run) -> RequestTimes:
-    """Latencies from the requests' stamps; TTFT of unfinished requests counts, the rest needs their end."""
-    q = run.cluster.requests
-    done = q.status == FINISHED
-    served = q.status != REJECTED
-
-    def since_arrival(stamp_s: Floats, known: Any) -> Floats:
-        return np.subtract(stamp_s, q.arrival_s, out=np.full(q.size, np.nan), where=known)
-
-    e2e = since_arrival(q.finished_s, done)
-    after_first = np.where(done & (q.output_tokens > 1), q.finished_s - q.first_token_s, np.nan)
-    return RequestTimes(
-        scheduling_delay_s=since_arrival(q.scheduled_s, served & (q.scheduled_s >= 0)),
-        ttft_s=since_arrival(q.first_token_s, served & (q.first_token_s >= 0)),
-        tpot_s=after_first / np.maximum(q.output_tokens - 1, 1),
-        e2e_s=e2e,
-        normalized_s=e2e / q.output_tokens,
-    )
-
-
 def summarize(run: Run) -> Summary:
     """Compute every figure."""
     q = run.cluster.requests
@@ -192,12 +150,13 @@ def summarize(run: Run) -> Summary:
     arrived = int(np.count_nonzero(q.status != NOT_ARRIVED))
     trend = saturation(q, arrived) if is_open else None
     counts = _counts(run)
+    classes, fairness = class_summaries(run, times, duration_s)
     summary = Summary(
         duration_s=duration_s,
         requests=counts,
         latency=_latency(run, times, done),
         throughput=_throughput(run, done, duration_s, arrived),
-        slo=_slo(run.scenario.slo, times, done, arrived + counts.too_long, duration_s),
+        slo=slo_met(run.scenario.slo, times, done, arrived + counts.too_long, duration_s),
         utilization=overall(uses),
         cost=_cost(run, done, duration_s),
         iterations=_iterations(run),
@@ -208,6 +167,8 @@ def summarize(run: Run) -> Summary:
         prefix_hit_rate=prefix_hit_rate(run.cluster.replicas),
         saturation=trend,
         timing_error=float(run.uncertainty),
+        classes=classes,
+        fairness=fairness,
         replicas=uses,
         notes=list(run.notes),
     )
@@ -223,7 +184,7 @@ def check_summary(summary: Summary) -> None:
     warned of instead.
     """
     counts, use, slo = summary.requests, summary.utilization, summary.slo
-    ended = counts.finished + counts.rejected + counts.too_long + counts.unfinished + counts.not_arrived
+    ended = counts.finished + counts.rejected + counts.shed + counts.too_long + counts.unfinished + counts.not_arrived
     assert ended == counts.offered, f"{ended} requests of {counts.offered}"
     shares = [
         (name, getattr(one, name)) for one in (use, *(r.utilization for r in summary.replicas)) for name in _SHARES
@@ -242,7 +203,7 @@ def check_summary(summary: Summary) -> None:
 def _span(run: Run) -> tuple[float, float]:
     """The first arrival and the last end; the time limit where it cut something off."""
     q = run.cluster.requests
-    ended = q.finished_s[(q.status == FINISHED) | (q.status == REJECTED)]
+    ended = q.finished_s[(q.status == FINISHED) | (q.status == REJECTED) | (q.status == SHED)]
     start = float(q.arrival_s.min())
     cut = run.scenario.time_limit_s is not None and ended.size < q.size
     if cut:
@@ -253,13 +214,16 @@ def _span(run: Run) -> tuple[float, float]:
 
 def _counts(run: Run) -> Counts:
     q = run.cluster.requests
-    finished, rejected, not_arrived = (int(np.count_nonzero(q.status == s)) for s in (FINISHED, REJECTED, NOT_ARRIVED))
+    finished, rejected, shed, not_arrived = (
+        int(np.count_nonzero(q.status == s)) for s in (FINISHED, REJECTED, SHED, NOT_ARRIVED)
+    )
     return Counts(
         offered=q.size + run.requests.num_rejected,
         finished=finished,
         rejected=rejected,
+        shed=shed,
         too_long=run.requests.num_rejected,
-        unfinished=q.size - finished - rejected - not_arrived,
+        unfinished=q.size - finished - rejected - shed - not_arrived,
         not_arrived=not_arrived,
         preempted=int(np.count_nonzero(q.num_restarts)),
         preemptions=int(run.cluster.replicas.num_preemptions.sum()),
@@ -294,25 +258,6 @@ def _throughput(run: Run, done: Any, duration_s: float, arrived: int) -> Through
         tokens_per_s=(prompt + output) / span,
         output_tokens_per_s_per_gpu=output / span / num_gpus,
         offered_requests_per_s=(arrived - 1) / spread if spread > 0 else None,
-    )
-
-
-def _slo(slo: SloConfig, times: RequestTimes, done: Any, arrived: int, duration_s: float) -> Slo | None:
-    """None where no target is set. One output token has no TPOT, hence meets it."""
-    limits = {"ttft": slo.ttft_s, "tpot": slo.tpot_s, "e2e": slo.e2e_s}
-    if all(limit is None for limit in limits.values()):
-        return None
-    seconds = {"ttft": times.ttft_s, "tpot": np.nan_to_num(times.tpot_s, nan=0.0), "e2e": times.e2e_s}
-    met = {name: done & (seconds[name] <= limit) for name, limit in limits.items() if limit is not None}
-    good = np.logical_and.reduce(list(met.values()))
-    shares = {name: float(m.sum()) / max(arrived, 1) for name, m in met.items()}
-    return Slo(
-        **{f"{name}_s": limit for name, limit in limits.items()},
-        attainment=float(good.sum()) / max(arrived, 1),
-        ttft_attainment=shares.get("ttft"),
-        tpot_attainment=shares.get("tpot"),
-        e2e_attainment=shares.get("e2e"),
-        goodput_requests_per_s=float(good.sum()) / max(duration_s, 1e-12),
     )
 
 

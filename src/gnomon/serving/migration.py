@@ -17,7 +17,7 @@ from gnomon.serving.calendar import NEVER
 from gnomon.serving.cluster import Engine, Fleet
 from gnomon.serving.log import Log
 from gnomon.serving.loop import receive
-from gnomon.serving.state import FINISHED, NONE, NOT_ARRIVED, REJECTED
+from gnomon.serving.state import FINISHED, NONE, NOT_ARRIVED, QUEUED, REJECTED
 from gnomon.serving.stepping import ID, NEVER_STEP
 
 
@@ -102,4 +102,5 @@ def _empty(fleet: Fleet, r: int, now: float) -> None:
     ):  # fmt: skip
         state[name] = 0
     cluster.growth[r] = 0
+    cluster.service[r, :, QUEUED] = 0.0
     cluster.stage_free_s[r] = now

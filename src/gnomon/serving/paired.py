@@ -8,7 +8,7 @@ import numpy as np
 
 from gnomon.core.arrays import Floats, Ints
 from gnomon.core.streams import stream
-from gnomon.serving.metrics import RequestTimes
+from gnomon.serving.latency import RequestTimes
 from gnomon.serving.percentiles import NUM_BATCHES, mean_with_margin
 
 COMPARED = ("ttft_s", "tpot_s", "e2e_s", "scheduling_delay_s")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from gnomon.core.arrays import Floats
-from gnomon.serving.state import REJECTED
+from gnomon.serving.state import REJECTED, SHED
 
 MIN_REQUESTS = 100
 """Fewer say nothing about a trend."""
@@ -56,8 +56,9 @@ def saturation(requests: Any, arrived: int) -> Saturation | None:
 def _waiting_at_arrivals(requests: Any) -> Floats:
     """How many requests wait for their first batch, right after each arrival."""
     arrival_s = requests.arrival_s
-    started = (requests.scheduled_s >= 0.0) & (requests.status != REJECTED)
-    left_s = np.where(started, requests.scheduled_s, np.where(requests.status == REJECTED, requests.finished_s, np.inf))
+    refused = (requests.status == REJECTED) | (requests.status == SHED)
+    started = (requests.scheduled_s >= 0.0) & ~refused
+    left_s = np.where(started, requests.scheduled_s, np.where(refused, requests.finished_s, np.inf))
     gone = np.searchsorted(np.sort(left_s), arrival_s, side="right")
     return np.arange(1, len(arrival_s) + 1) - np.minimum(gone, np.arange(1, len(arrival_s) + 1)) * 1.0
 

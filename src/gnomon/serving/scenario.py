@@ -16,6 +16,7 @@ from gnomon.serving.engines import EngineConfig, engine, filled_in
 from gnomon.serving.policies import COMMON_DEFAULTS, POLICIES
 from gnomon.timing import TimingConfig
 from gnomon.workload import WorkloadConfig
+from gnomon.workload.slo import SloConfig
 
 Share = Annotated[float, Field(gt=0, le=1)]
 LengthsKnown = Literal["none", "noisy", "oracle"]
@@ -75,7 +76,8 @@ class BatchingConfig(Config):
     shorthand: ClassVar[str] = "policy"
 
     policy: str = "vllm_v1"
-    """vllm_v1, sglang, trtllm, vllm, sarathi, orca, faster_transformer, lightllm, or your own."""
+    """vllm_v1, sglang, trtllm, vllm, sarathi, orca, faster_transformer, lightllm; for classes of users priority, vtc,
+    drr, dlpm; or your own."""
     file: str | None = None
     """Python file that registers your own policy."""
     max_sequences: Sequences | None = None
@@ -185,17 +187,6 @@ class KindConfig(PoolConfig):
     def num_gpus(self) -> int:
         """GPUs of all replicas of this kind."""
         return self.num_replicas * self.replica.num_gpus
-
-
-class SloConfig(Config):
-    """Latency that a request must meet to count as good."""
-
-    ttft_s: PositiveFloat | None = None
-    """Seconds to the first token."""
-    tpot_s: PositiveFloat | None = None
-    """Mean seconds per output token after the first."""
-    e2e_s: PositiveFloat | None = None
-    """Seconds from arrival to the last token."""
 
 
 class Scenario(Config):

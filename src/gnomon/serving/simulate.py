@@ -33,6 +33,7 @@ from gnomon.serving.state import Cluster
 from gnomon.serving.warmup import begin_measuring, without_warmup
 from gnomon.timing.iteration import IterationTables
 from gnomon.workload import Requests, generate
+from gnomon.workload.requests import with_classes
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,13 +75,7 @@ def run(
     check_size(scenario, 0 if requests is None else len(requests))
     offered = requests if requests is not None else generate(scenario.workload, scenario.seed)
     kinds = resolve(scenario, offered)
-    offered = accepted(scenario, kinds, offered)
-    if offered.priority.any():
-        raise ConfigError(
-            "requests have priorities, but no scheduler of a scenario looks at them yet.",
-            where="workload",
-            fix="Leave out priority_shares, or the trace's column of priorities.",
-        )
+    offered = with_classes(accepted(scenario, kinds, offered))
     if not len(offered):
         raise ConfigError("there is no request to serve.", where="workload", fix=" ".join(offered.notes) or None)
     times = no_times(kinds) if recording else bake(scenario.model, kinds, offered)

@@ -25,7 +25,13 @@ BUDGET, FAULT, FAULT_REPLICA, FAULT_REQUEST = range(4)
 NO_LIMIT = 1 << 62
 
 # Life of a request.
-NOT_ARRIVED, WAITING, RUNNING, IN_FLIGHT, FINISHED, REJECTED = range(6)
+NOT_ARRIVED, WAITING, RUNNING, IN_FLIGHT, FINISHED, REJECTED, SHED = range(7)
+
+# Columns of `Cluster.classes`: what is known of a class of users.
+WEIGHT, PRIORITY = range(2)
+# Columns of `Cluster.service`: a replica's account of one class.
+QUEUED, PROMPT_TOKENS, OUTPUT_TOKENS, CREDIT, WAS_QUEUED = range(5)
+NUM_SERVICE = 5
 
 REQUEST = np.dtype(
     [
@@ -55,6 +61,8 @@ REQUEST = np.dtype(
         ("num_restarts", np.int64),
         ("cached_tokens", np.int64),  # prompt tokens found in the prefix cache at first admission
         ("hopeless", np.int64),  # all memory is not enough to prefill it again: it is rejected
+        ("user_class", np.int64),
+        ("charged", np.int64),  # output tokens that are on the account of its class already
         ("draw", np.int64),  # state of the request's own random sequence (speculative decoding)
         ("session", np.int64),
         ("prefix_first", np.int64),  # where its prefix hashes start, and how many there are
@@ -226,6 +234,10 @@ class Replica(NamedTuple):
     """Hashes of the prompts' blocks that may be shared between requests."""
     acceptance: Floats
     """The chance of each drafted token, given that those before it were accepted."""
+    classes: Floats
+    """[class, column]: the weight and the priority of each class of users."""
+    service: Floats
+    """[class, column]: this replica's accounts of the classes: requests that wait, tokens, and what a policy keeps."""
     ranks: Any
     """The `REPLICA` records of all replicas: those of its group are the ranks that step together with it."""
 
@@ -264,6 +276,10 @@ class Cluster(NamedTuple):
     free_rows: Ints
     loose_blocks: Ints
     prefix_hashes: Ints
+    classes: Floats
+    """[class, column]"""
+    service: Floats
+    """[replica, class, column]"""
     recorded_first: Ints
     """[replica]: where its recorded stage times start; size 0 unless times are replayed."""
     recorded_s: Floats
@@ -297,5 +313,7 @@ def replica_view(cluster: Cluster, r: int) -> Replica:
         cluster.loose_blocks[r],
         cluster.prefix_hashes,
         cluster.acceptance[r],
+        cluster.classes,
+        cluster.service[r],
         cluster.replicas,
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from gnomon.core.jit import inner
 from gnomon.serving import prefix_cache
-from gnomon.serving.state import FINISHED, IN_FLIGHT, NONE, RUNNING, WAITING, Replica
+from gnomon.serving.state import FINISHED, IN_FLIGHT, NONE, OUTPUT_TOKENS, QUEUED, RUNNING, WAITING, Replica
 
 
 @inner
@@ -65,6 +65,7 @@ def push_waiting_front(replica: Replica, r: int) -> None:
 @inner
 def _count_waiting(replica: Replica, r: int) -> None:
     replica.requests[r].status = WAITING
+    replica.service[replica.requests[r].user_class, QUEUED] += 1.0
     replica.state.num_waiting += 1
     replica.state.waiting_tokens += replica.requests[r].prefill_tokens
 
@@ -78,6 +79,7 @@ def pop_waiting(replica: Replica) -> int:
     request = replica.requests[r]
     state.first_waiting = request.next_waiting
     state.num_waiting -= 1
+    replica.service[request.user_class, QUEUED] -= 1.0
     state.waiting_tokens -= request.prefill_tokens
     request.status = RUNNING
     if request.scheduled_s < 0.0:
@@ -208,6 +210,7 @@ def finish(replica: Replica, r: int, now: float) -> None:
     # The answer, too, can be found again, but for its last token, whose KV is never computed.
     hashed = state.block_size * state.blocks_per_hash
     prefix_cache.key_full_blocks(replica, r, (request.total_tokens - 1) // hashed * hashed)
+    replica.service[request.user_class, OUTPUT_TOKENS] += request.output_tokens - request.charged
     request.status = FINISHED
     request.finished_s = now
     request.last_reply_s = state.reply_s

@@ -10,6 +10,7 @@ from gnomon.core.config import Config, build, submodels
 from gnomon.core.errors import ConfigError, UnknownNameError
 from gnomon.core.sizes import Count, CountOrNone, Requests, Tokens
 from gnomon.workload.arrivals import Arrivals, Poisson
+from gnomon.workload.classes import MAX_CLASSES, ClassConfig
 from gnomon.workload.clients import ClientConfig
 from gnomon.workload.formats import FORMATS, TimeUnit, TraceFormat
 from gnomon.workload.lengths import FromPreset, Lengths
@@ -133,7 +134,9 @@ class WorkloadConfig(Config):
     sessions: SessionsConfig | None = None
     """Conversations with shared prefixes; without it every prompt is new (or as the trace says)."""
     priority_shares: tuple[Annotated[float, Field(ge=0)], ...] = ()
-    """Shares of the requests with priority 0, 1, ...; without it all have 0."""
+    """Shares of the requests with priority 0, 1, ...; without it all have 0. Each priority is a class of users."""
+    classes: tuple[ClassConfig, ...] = ()
+    """Classes of users, each with its share, priority, weight, SLO and lengths; without it all are alike."""
 
     @model_validator(mode="before")
     @classmethod
@@ -179,7 +182,24 @@ class WorkloadConfig(Config):
             raise ValueError("rate and trace.time_scale both change the speed: give one of them")
         if self.priority_shares and not sum(self.priority_shares):
             raise ValueError("priority_shares need a share above 0")
+        self._check_classes()
         return self
+
+    def _check_classes(self) -> None:
+        names = [one.name for one in self.classes]
+        if len(set(names)) < len(names):
+            raise ValueError(f"two classes have the same name: {', '.join(names)}")
+        if len(names) > MAX_CLASSES or len(self.priority_shares) > MAX_CLASSES:
+            raise ValueError(f"there may be at most {MAX_CLASSES} classes of users")
+        if self.classes and self.priority_shares:
+            raise ValueError("classes have priorities of their own: leave priority_shares out")
+        if self.classes and not sum(one.share for one in self.classes):
+            raise ValueError("classes need a share above 0")
+        for one in self.classes:
+            if one.lengths is not None and one.lengths.distribution in ("trace", "preset"):
+                raise ValueError(
+                    f"the lengths of class {one.name!r} must be drawn, not taken from a {one.lengths.distribution}"
+                )
 
 
 def _without_client(data: dict[str, Any]) -> dict[str, Any]:

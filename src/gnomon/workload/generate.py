@@ -31,6 +31,8 @@ def generate(config: WorkloadConfig, seed: int) -> Requests:
     requests = _scaled(requests, config.prompt_scale, config.output_scale)
     if config.priority_shares:
         requests = replace(requests, priority=_priorities(config.priority_shares, count, seed))
+    if config.classes:
+        requests = _with_classes(requests, config, seed)
     if config.sessions is not None:
         requests = with_sessions(requests, config.sessions, seed)
     if config.warmup_requests:
@@ -71,7 +73,7 @@ def _recorded(trace: Trace | None, count: int) -> Requests:
 
 def _drawn(config: WorkloadConfig, count: int, seed: int) -> Requests:
     """Requests of a distribution, without arrivals."""
-    prompt, output = _lengths(config, count, seed)
+    prompt, output = _drawn_lengths(config.lengths, config, count, seed)
     return Requests(
         arrival_s=np.zeros(count),
         prompt_tokens=prompt,
@@ -83,8 +85,7 @@ def _drawn(config: WorkloadConfig, count: int, seed: int) -> Requests:
     )
 
 
-def _lengths(config: WorkloadConfig, count: int, seed: int) -> tuple[Tokens, Tokens]:
-    lengths = config.lengths
+def _drawn_lengths(lengths: length.Lengths, config: WorkloadConfig, count: int, seed: int) -> tuple[Tokens, Tokens]:
     match lengths:
         case length.Fixed() | length.Uniform() | length.Zipf() | length.Lognormal():
             return length.drawn_lengths(lengths, count, seed)
@@ -159,6 +160,28 @@ def _with_recorded_arrivals(requests: Requests, trace: Trace, rate: float | None
     shape = ArrivalShape(times_s, (len(times_s) - 1) / span_s)
     rate = shape.rate if rate is None else rate
     return replace(requests, arrival_s=shape.at(rate), rate=rate, shape=shape)
+
+
+def _with_classes(requests: Requests, config: WorkloadConfig, seed: int) -> Requests:
+    """Requests dealt out to the classes; a class with lengths of its own draws as many as there are requests, so that
+    fewer requests are the first of more."""
+    classes, count = config.classes, len(requests)
+    chosen = _priorities(tuple(one.share for one in classes), count, seed)
+    prompt, output = requests.prompt_tokens.copy(), requests.output_tokens.copy()
+    for number, one in enumerate(classes):
+        if one.lengths is not None:
+            mine = chosen == number
+            drawn = _drawn_lengths(one.lengths, config, count, seed + number)
+            prompt[mine], output[mine] = drawn[0][mine], drawn[1][mine]
+    priority = np.array([one.priority for one in classes], np.int8)[chosen]
+    return replace(
+        requests,
+        prompt_tokens=prompt,
+        output_tokens=output,
+        user_class=chosen,
+        classes=tuple(one.resolved() for one in classes),
+        priority=priority,
+    )
 
 
 def _priorities(shares: tuple[float, ...], count: int, seed: int) -> NDArray[np.int8]:

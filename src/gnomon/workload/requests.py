@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from gnomon.core.arrays import Floats
 from gnomon.core.errors import ConfigError
+from gnomon.workload.slo import UserClass
 
 Tokens = NDArray[np.int32]
 
@@ -83,6 +84,10 @@ class Requests:
     """Closed loop: pause before request i arrives, after the completion that releases it; else empty."""
     shape: ArrivalShape | None = None
     """What `with_rate` rescales; None where arrivals have no rate (batch, closed loop)."""
+    user_class: NDArray[np.int8] = field(default_factory=lambda: np.empty(0, np.int8))
+    """The place of the request's class among `classes`; empty where there are none."""
+    classes: tuple[UserClass, ...] = ()
+    """Classes of users; empty where all are alike."""
     rate: float | None = None
     """Mean arrivals per second that was asked for or recorded."""
     num_rejected: int = 0
@@ -113,6 +118,7 @@ class Requests:
             output_tokens=self.output_tokens[index],
             session=self.session[index],
             priority=self.priority[index],
+            user_class=self.user_class[index] if len(self.user_class) else self.user_class,
             prefix_offsets=offsets,
             prefix_hashes=hashes,
             num_warmup=int(np.count_nonzero(index < self.num_warmup)),
@@ -125,6 +131,18 @@ class Requests:
         if not self.concurrency:
             return self.arrival_s[index]
         return first_wave(len(index), self.concurrency, int(np.count_nonzero(index < self.num_warmup)))
+
+
+def with_classes(requests: Requests) -> Requests:
+    """The same with a class of users for each priority, where requests differ in nothing else."""
+    if requests.classes or not requests.priority.any():
+        return requests
+    lowest = int(requests.priority.min())
+    if lowest < 0:
+        raise ConfigError(f"a priority is below 0: {lowest}.", where="workload", fix="0 is the least urgent.")
+    levels = range(int(requests.priority.max()) + 1)
+    classes = tuple(UserClass(f"priority {level}", level) for level in levels)
+    return replace(requests, user_class=requests.priority, classes=classes)
 
 
 def first_wave(num_requests: int, concurrency: int, num_warmup: int) -> Floats:

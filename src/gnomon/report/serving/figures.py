@@ -13,7 +13,8 @@ from gnomon.core import units
 from gnomon.core.arrays import Floats
 from gnomon.report import look
 from gnomon.report.serving.series import MARKED_SHARES, Curve, Levels, Rates, distribution, levels, rates
-from gnomon.serving.metrics import Summary, request_times
+from gnomon.serving.latency import request_times
+from gnomon.serving.metrics import Summary
 from gnomon.serving.scenario import SloConfig
 from gnomon.serving.simulate import Run
 from gnomon.serving.state import FINISHED

@@ -7,10 +7,10 @@ from dataclasses import asdict
 import numpy as np
 import polars as pl
 
-from gnomon.serving.metrics import request_times
+from gnomon.serving.latency import request_times
 from gnomon.serving.paired import Difference
 from gnomon.serving.simulate import Run
-from gnomon.serving.state import FINISHED, IN_FLIGHT, NOT_ARRIVED, REJECTED, RUNNING, WAITING
+from gnomon.serving.state import FINISHED, IN_FLIGHT, NOT_ARRIVED, REJECTED, RUNNING, SHED, WAITING
 
 STATUS = {
     NOT_ARRIVED: "not_arrived",
@@ -19,6 +19,7 @@ STATUS = {
     IN_FLIGHT: "running",
     FINISHED: "finished",
     REJECTED: "rejected",
+    SHED: "shed",
 }
 
 
@@ -47,6 +48,9 @@ def request_frame(run: Run) -> pl.DataFrame:
         "cached_tokens": q.cached_tokens,
         "session": q.session,
     }
+    if run.requests.classes:
+        names = np.array([one.name for one in run.requests.classes])
+        columns["class"] = pl.Series(names[q.user_class], dtype=pl.Categorical)
     frame = pl.DataFrame({name: _contiguous(values) for name, values in columns.items()}, nan_to_null=True)
     return frame.with_columns(pl.col("replica", "session").replace(-1, None))
 

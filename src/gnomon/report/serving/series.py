@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from gnomon.core.arrays import Floats, Ints
 from gnomon.serving.simulate import Run
-from gnomon.serving.state import FINISHED, NOT_ARRIVED, REJECTED
+from gnomon.serving.state import FINISHED, NOT_ARRIVED, REJECTED, SHED
 
 CURVE_POINTS = 400
 TIME_POINTS = 600
@@ -101,7 +101,7 @@ def rates(run: Run, start_s: float, end_s: float) -> Rates:
 
 def _served(run: Run) -> NDArray[np.bool_]:
     status = run.cluster.requests.status
-    return (status != NOT_ARRIVED) & (status != REJECTED)
+    return (status != NOT_ARRIVED) & (status != REJECTED) & (status != SHED)
 
 
 def _count_by(at: Floats, stamps_s: Floats) -> Floats:

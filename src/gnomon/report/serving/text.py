@@ -7,6 +7,7 @@ from typing import Any
 
 from gnomon.core import units
 from gnomon.report.blocks import Block, Line, Table, lines
+from gnomon.serving.class_metrics import Fairness
 from gnomon.serving.metrics import Summary
 from gnomon.serving.percentiles import STATISTICS
 from gnomon.serving.scenario import KindConfig, Scenario
@@ -32,6 +33,8 @@ def summary_blocks(scenario: Scenario, summary: Summary) -> list[Block]:
     blocks = lines([title(scenario), f"{workload_words(scenario)}; {policy_words(scenario)}"])
     blocks.append(Table(latency_rows(summary)))
     blocks += [Line(f"{name:<13} {value}") for name, value in figure_rows(summary)]
+    if summary.classes:
+        blocks.append(Table(class_rows(summary)))
     if len(summary.replicas) > 1:
         some = replica_rows(summary, MAX_REPLICA_ROWS)
         left = len(summary.replicas) - len(some)
@@ -125,6 +128,8 @@ def figure_rows(summary: Summary) -> list[tuple[str, str]]:
     ]  # fmt: skip
     if summary.prefix_hit_rate:
         rows.append(("prefix cache", f"{summary.prefix_hit_rate:.1%} of prompt tokens found"))
+    if summary.fairness is not None:
+        rows.append(("fairness", fairness_words(summary.fairness)))
     rows.append(("cost", cost_words(summary)))
     rows.append(("timing", f"expected error {summary.timing_error:.0%} per iteration"))
     assert cost.num_gpus > 0
@@ -164,6 +169,37 @@ def cost_words(summary: Summary) -> str:
     return f"{cost.num_gpus} {gpus}, ${cost.per_hour:,.2f} per hour{per}"
 
 
+def class_rows(summary: Summary) -> list[Row]:
+    """One formatted row per class of users."""
+    return [
+        {
+            "class": one.name,
+            "requests": one.arrived,
+            "finished": one.finished,
+            "shed": one.shed,
+            "TTFT P50": _seconds(one.ttft_s.p50),
+            "TTFT P99": _seconds(one.ttft_s.p99),
+            "TPOT P99": _seconds(one.tpot_s.p99),
+            "E2E P99": _seconds(one.e2e_s.p99),
+            "SLO met": f"{one.slo.attainment:.1%}" if one.slo else None,
+            "service": f"{one.service_share:.1%}" if one.service_share is not None else None,
+            "pre-emptions": one.preemptions,
+        }
+        for one in summary.classes
+    ]
+
+
+def _seconds(value: float | None) -> str | None:
+    return units.seconds(value) if value is not None else None
+
+
+def fairness_words(fairness: Fairness) -> str:
+    """Jain's indices in one line."""
+    parts = {"service over weight": fairness.service, "seconds per token": fairness.latency}
+    told = [f"{name} {value:.3f}" for name, value in parts.items() if value is not None]
+    return f"Jain's index of {', of '.join(told)}"
+
+
 def replica_rows(summary: Summary, limit: int | None = None) -> list[Row]:
     """One formatted row per replica."""
     return [
@@ -191,6 +227,7 @@ def _lost(summary: Summary) -> str:
         f"{count:,} {words}"
         for count, words in (
             (c.rejected, "rejected"),
+            (c.shed, "turned away"),
             (c.too_long, "too long"),
             (c.unfinished, "unfinished"),
             (c.not_arrived, "not arrived"),

@@ -86,7 +86,20 @@ POLICIES: Registry[PolicySpec] = Registry(
     PolicySpec,
     built_in={
         name: f"gnomon.serving.policies.{name}"
-        for name in ("vllm_v1", "sglang", "trtllm", "vllm", "sarathi", "orca", "faster_transformer", "lightllm")
+        for name in (
+            "vllm_v1",
+            "sglang",
+            "trtllm",
+            "vllm",
+            "sarathi",
+            "orca",
+            "faster_transformer",
+            "lightllm",
+            "priority",
+            "vtc",
+            "drr",
+            "dlpm",
+        )
     },
     where="batching.policy",
 )

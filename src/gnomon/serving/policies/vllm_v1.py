@@ -37,9 +37,15 @@ def continue_running(replica: Replica) -> bool:
     When blocks run out, the request admitted last makes room, if need be the one at hand itself; but where others are
     in flight (pipeline stages), it waits for them, lest two push each other out for ever.
     """
-    state, running = replica.state, replica.running
-    budget = state.max_batch_tokens - place_together(replica)
+    budget = replica.state.max_batch_tokens - place_together(replica)
     sort_running_by_admission(replica)
+    return continue_in_order(replica, budget)
+
+
+@inner
+def continue_in_order(replica: Replica, budget: int) -> bool:
+    """`continue_running` in the order of the running list, with so many tokens."""
+    state, running = replica.state, replica.running
     first, last = 0, state.num_running
     all_kept = True
     while first < last and budget > 0:
@@ -70,6 +76,15 @@ def continue_running(replica: Replica) -> bool:
 
 
 @inner
+def has_memory_for(replica: Replica, r: int, hits: int, after: int) -> bool:
+    """Whether a waiting request, `hits` blocks of which are cached, can be admitted to compute up to token `after`."""
+    state = replica.state
+    must_fit = replica.requests[r].prefill_tokens if state.reserve_full_prompt != 0 else after
+    taken = prefix_cache.count_free_hits(replica, r, hits) if hits > 0 else 0
+    return blocks_for(replica, must_fit) - hits + taken <= state.free_blocks - state.watermark_blocks
+
+
+@inner
 def admit_first(replica: Replica, budget: int) -> int:
     """Admit the first waiting request if there are tokens, a place and blocks for it; returns its tokens, or 0."""
     state = replica.state
@@ -79,9 +94,7 @@ def admit_first(replica: Replica, budget: int) -> int:
     hits = prefix_cache.count_hits(replica, r)
     tokens = min(prefill_left(replica, r) - hits * state.block_size, budget, state.max_chunk_tokens)
     after = hits * state.block_size + tokens
-    must_fit = replica.requests[r].prefill_tokens if state.reserve_full_prompt != 0 else after
-    taken = prefix_cache.count_free_hits(replica, r, hits) if hits > 0 else 0
-    if blocks_for(replica, must_fit) - hits + taken > state.free_blocks - state.watermark_blocks:
+    if not has_memory_for(replica, r, hits, after):
         return 0
     pop_waiting(replica)
     hold_cached(replica, r, hits)

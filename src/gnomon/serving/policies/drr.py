@@ -1,0 +1,70 @@
+"""Deficit round robin: classes take turns, each as long as its credit lasts.
+
+From: M. Shreedhar and G. Varghese, "Efficient Fair Queuing Using Deficit Round Robin" (SIGCOMM 1995). A request's
+length is not known when it starts, so a class pays for its prompt at admission and for its output as it comes, and may
+fall into debt; a class in debt waits for as many rounds as it takes.
+"""
+
+from __future__ import annotations
+
+from gnomon.core.jit import inner
+from gnomon.serving.accounts import (
+    balance,
+    bring_forward,
+    charge_outputs,
+    charge_prompt,
+    forget_idle_credit,
+    is_queued,
+    refill,
+)
+from gnomon.serving.policies import batching_policy
+from gnomon.serving.policies.vllm_v1 import admit_first, continue_running
+from gnomon.serving.state import NONE, Replica
+from gnomon.serving.verbs import tokens_placed
+
+_QUANTUM, _PROMPT_PRICE, _OUTPUT_PRICE = range(3)  # the options' places
+
+
+@inner
+def _next_class(replica: Replica) -> int:
+    """The next class in turn that waits and has credit; NONE where nothing waits."""
+    state, prices, count = replica.state, replica.parameters, replica.classes.shape[0]
+    if state.num_waiting == 0:
+        return NONE
+    first = max(0, state.counter - 1)  # `counter`: the class after the one whose turn it is, 0 at the start.
+    for _ in range(2):
+        for i in range(count):
+            c = (first + i) % count
+            if is_queued(replica, c) and balance(replica, c, prices[_PROMPT_PRICE], prices[_OUTPUT_PRICE]) > 0.0:
+                state.counter = c + 1
+                return c
+        refill(replica, prices[_QUANTUM], prices[_PROMPT_PRICE], prices[_OUTPUT_PRICE])
+        first = state.counter % count
+    return NONE
+
+
+@batching_policy(
+    "drr",
+    defaults={"max_sequences": 256, "max_batch_tokens": 8192, "watermark": 0.0, "prefix_cache": True},
+    max_batch_tokens_of="iteration",
+    speculates=True,
+    options={"quantum": 2048.0, "prompt_price": 1.0, "output_price": 2.0},
+)
+def drr(replica: Replica) -> None:
+    """Running requests first; then waiting ones, class by class in turn, while the class has credit."""
+    state, prices = replica.state, replica.parameters
+    if state.num_waiting > 0:
+        charge_outputs(replica)
+        forget_idle_credit(replica, prices[_PROMPT_PRICE], prices[_OUTPUT_PRICE])
+    if continue_running(replica):
+        budget = state.max_batch_tokens - tokens_placed(replica)
+        tokens, c = 1, _next_class(replica)
+        while tokens > 0 and c != NONE:
+            bring_forward(replica, c)
+            r = state.first_waiting
+            tokens = admit_first(replica, budget)
+            if tokens > 0:
+                charge_prompt(replica, r, replica.requests[r].prompt_tokens)
+            budget -= tokens
+            c = _next_class(replica) if tokens > 0 else NONE
+    state.steppable = 1

@@ -1,0 +1,38 @@
+"""What users expect, and who they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pydantic import PositiveFloat
+
+from gnomon.core.config import Config
+
+
+class SloConfig(Config):
+    """Latency that a request must meet to count as good."""
+
+    ttft_s: PositiveFloat | None = None
+    """Seconds to the first token."""
+    tpot_s: PositiveFloat | None = None
+    """Mean seconds per output token after the first."""
+    e2e_s: PositiveFloat | None = None
+    """Seconds from arrival to the last token."""
+
+    @property
+    def is_given(self) -> bool:
+        """Whether there is anything to meet."""
+        return any(target is not None for target in (self.ttft_s, self.tpot_s, self.e2e_s))
+
+
+@dataclass(frozen=True)
+class UserClass:
+    """Users who are treated alike."""
+
+    name: str
+    priority: int = 0
+    """0 is the least urgent."""
+    weight: float = 1.0
+    """Share of the service that fair policies give them, relative to the other classes."""
+    slo: SloConfig | None = None
+    """What they expect; as the scenario says if not given."""
