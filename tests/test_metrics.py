@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gnomon.api.serving import simulate
-from gnomon.core.errors import ConfigError
 from gnomon.serving.metrics import Summary, check_summary, summarize
 from gnomon.serving.paired import _resampled_p99, paired_differences
 from gnomon.serving.percentiles import NUM_BATCHES, mean_with_margin, percentiles, weighted_percentiles
@@ -333,8 +332,10 @@ def test_every_summary_is_checked() -> None:
             check_summary(one)
 
 
-def test_priorities_are_refused_until_they_mean_something() -> None:
-    with pytest.raises(ConfigError, match="priorities"):
-        simulate(**{"workload.num_requests": 10, "workload.rate": 1, "workload.priority_shares": [1, 1]})
-    plain = simulate(**{"workload.num_requests": 10, "workload.rate": 1, "workload.priority_shares": [1]})
-    assert plain.summary.requests.finished == 10
+def test_priorities_are_classes_of_users() -> None:
+    given = {"workload.num_requests": 50, "workload.rate": 1}
+    both = simulate(**given, **{"workload.priority_shares": [1, 1]})
+    assert [one.name for one in both.summary.classes] == ["priority 0", "priority 1"]
+    assert sum(one.finished for one in both.summary.classes) == 50
+    plain = simulate(**given, **{"workload.priority_shares": [1]})
+    assert plain.summary.classes == [] and plain.summary.fairness is None

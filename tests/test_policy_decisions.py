@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import test_classes
 from gnomon.serving.policies import POLICIES
 from gnomon.serving.state import FINISHED
 from serving_kit import POLICIES as BUILT_IN
@@ -203,4 +204,4 @@ def test_lightllm_foretells_the_peak_of_memory(blocks: int, first: str) -> None:
 
 @pytest.mark.parametrize("policy", BUILT_IN)
 def test_every_built_in_policy_has_a_table(policy: str) -> None:
-    assert any(test.startswith(f"test_{policy}_") for test in globals())
+    assert any(test.startswith(f"test_{policy}_") for test in (*globals(), *vars(test_classes)))

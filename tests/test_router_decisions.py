@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gnomon.serving.cluster import Fleet, new_cluster
+from gnomon.serving.cluster import Fleet, new_cluster, open_to_all
 from gnomon.serving.routers import ROUTERS
 from gnomon.timing.iteration import blank
 from serving_kit import ROUTERS as BUILT_IN
@@ -31,7 +31,15 @@ def fleet_of(books: Books, *, router: str, draws: tuple[float, float] = (0.0, 0.
         cluster.requests[name] = value
     spec = ROUTERS[router]
     options = np.array([*spec.options.values()] or [0.0])
-    return Fleet(cluster, blank(1), np.array([draws]), options, np.zeros(spec.memory * count + 8), np.zeros(0))
+    return Fleet(
+        cluster,
+        blank(1),
+        np.array([draws]),
+        options,
+        np.zeros(spec.memory * count + 8),
+        np.zeros(0),
+        *open_to_all(cluster),
+    )
 
 
 def choice(router: str, books: Books, **given: Any) -> int:
@@ -208,3 +216,21 @@ def test_lookahead_counts_what_it_costs_others_where_asked(slow_ms: float, expec
 def test_every_built_in_router_has_a_table(router: str) -> None:
     """But for the learned one, whose network is held to its file in `test_learned_router.py`."""
     assert any(test.startswith(f"test_{router}_") for test in globals())
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_only_candidates_are_chosen(name: str) -> None:
+    """Replicas 1 and 3 are the only ones that take requests, though 0 and 2 are idle."""
+    if name == "learned":
+        pytest.skip("needs the memory of a whole run; see test_fleet")
+    books: Books = {
+        "num_outstanding": [0, 5, 0, 6], "num_waiting": [0, 5, 0, 6], "prefill_left": [0, 9, 0, 9],
+        "free_blocks": [9, 1, 9, 1], "num_blocks": [9, 9, 9, 9], "block_size": [4, 4, 4, 4], "max_running": [8] * 4,
+        "max_chunk_tokens": [8] * 4, "max_batch_tokens": [8] * 4,
+    }  # fmt: skip
+    if name in ("predicted_latency", "lookahead"):
+        books |= {"num_outstanding": [0, 0, 0, 0], "num_waiting": [0] * 4}
+    fleet = fleet_of(books, router=name, draws=(0.9, 0.9), prompt_tokens=4, session=7)
+    fleet = fleet._replace(candidates=np.array([1, 3]))
+    for _ in range(3):
+        assert ROUTERS[name].route(fleet, 0) in (1, 3)

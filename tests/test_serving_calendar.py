@@ -19,7 +19,7 @@ from gnomon.serving.calendar import (
     schedule_all,
     take_next,
 )
-from gnomon.serving.cluster import Fleet, Outside, advance_all, serve
+from gnomon.serving.cluster import Fleet, Outside, advance_all, open_to_all, serve
 from gnomon.serving.compilation import engine_of
 from gnomon.serving.kinds import bake, policies_of, resolve
 from gnomon.serving.log import new_log
@@ -61,7 +61,15 @@ def _fleet(arrival_s: list[float], ticks: list[float]) -> tuple[Fleet, Outside, 
     kinds = resolve(setup, requests)
     cluster = build_cluster(kinds, requests, 0)
     times = bake(setup.model, kinds, requests)
-    fleet = Fleet(cluster, times.tables, np.zeros((len(requests), 2)), np.zeros(1), np.zeros(9), np.zeros(0))
+    fleet = Fleet(
+        cluster,
+        times.tables,
+        np.zeros((len(requests), 2)),
+        np.zeros(1),
+        np.zeros(9),
+        np.zeros(0),
+        *open_to_all(cluster),
+    )
     calendar = new_calendar(1, 10)
     calendar.book.end_open = len(requests)
     schedule_all(calendar, CONTROL_TICK, np.array(ticks), np.arange(len(ticks)))

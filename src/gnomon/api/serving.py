@@ -16,8 +16,9 @@ import numpy as np
 from gnomon.api.result import Drawing, Progress, Result, read
 from gnomon.core.errors import ConfigError, UnknownNameError
 from gnomon.core.files import folder_written_whole, write_text
-from gnomon.serving.scenario import Scenario, SloConfig
+from gnomon.serving.scenario import Scenario
 from gnomon.workload.config import DEFAULT_RATE
+from gnomon.workload.slo import SloConfig
 
 if TYPE_CHECKING:
     import polars as pl

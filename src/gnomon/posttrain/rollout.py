@@ -15,7 +15,7 @@ from gnomon.core.errors import ConfigError
 from gnomon.core.jit import function_arguments
 from gnomon.posttrain.config import Posttrain
 from gnomon.serving.build import build_cluster
-from gnomon.serving.cluster import Fleet, advance_all
+from gnomon.serving.cluster import Fleet, advance_all, open_to_all
 from gnomon.serving.compilation import engine_of
 from gnomon.serving.kinds import Kind, bake, resolve
 from gnomon.serving.log import Log, new_log
@@ -52,7 +52,9 @@ class Rollouts:
         )
         cluster = build_cluster([kind], _requests(sequences), config.seed)
         cluster.requests.prefill_tokens += sequences.generated
-        self._fleet = Fleet(cluster, tables, np.zeros((1, 2)), np.zeros(1), np.zeros(8), np.zeros(0))
+        self._fleet = Fleet(
+            cluster, tables, np.zeros((1, 2)), np.zeros(1), np.zeros(8), np.zeros(0), *open_to_all(cluster)
+        )
         self._engine = engine_of([config.rollout.engine], ROUTERS["round_robin"])
         self._log: Log = new_log(_LOG_ROWS_EACH * num_instances * config.rollout.pipeline_parallel, _LOG_GAPS)
         self.kv_tokens = kind.num_kv_blocks * kind.batching.block_size

@@ -80,12 +80,22 @@ def _lane(fleets: Fleet, lane: int, num_replicas: int, memory: Floats) -> Fleet:
         all_.free_rows[lane],
         all_.loose_blocks[lane],
         all_.prefix_hashes[lane],
+        all_.classes[lane],
+        all_.service[lane],
         all_.recorded_first[lane],
         all_.recorded_s[lane],
         all_.control[lane],
     )
     return Fleet(
-        cluster, fleets.tables, fleets.draws[lane], fleets.parameters, memory[lane], fleets.predicted_output[lane]
+        cluster,
+        fleets.tables,
+        fleets.draws[lane],
+        fleets.parameters,
+        memory[lane],
+        fleets.predicted_output[lane],
+        first_rows(fleets.candidates[lane], num_replicas),
+        fleets.gate,
+        fleets.gate_memory[lane],
     )
 
 

@@ -238,6 +238,9 @@ class VectorClusters:
             np.zeros(1),
             np.zeros((lanes, MEMORY_PER_REPLICA * self.max_replicas + 8)),
             np.zeros((lanes, foretold)),
+            np.tile(np.arange(self.max_replicas), (lanes, 1)),
+            np.zeros(1),
+            np.zeros((lanes, 1, 2)),
         )
         return Ensemble(
             fleets,

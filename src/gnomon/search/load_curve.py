@@ -13,10 +13,11 @@ from gnomon.search.capacity import Prober, coarse_bracket, refine
 from gnomon.search.config import SloTargets
 from gnomon.search.slo import Verdict
 from gnomon.serving.latency import request_times
-from gnomon.serving.scenario import Scenario, SloConfig
+from gnomon.serving.scenario import Scenario
 from gnomon.serving.simulate import run
 from gnomon.serving.state import FINISHED
 from gnomon.workload import Requests, with_rate
+from gnomon.workload.slo import SloConfig
 
 LATENCIES = ("ttft", "tpot", "e2e")
 SHARES = (0.05, 0.2, 0.35, 0.5, 0.65, 0.75, 0.83, 0.9, 0.95, 1.0, 1.05, 1.15)

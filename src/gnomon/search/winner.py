@@ -5,7 +5,8 @@ from __future__ import annotations
 from gnomon.search.config import SearchConfig
 from gnomon.search.evaluate import Record
 from gnomon.search.space import scenario_of
-from gnomon.serving.scenario import Scenario, SloConfig
+from gnomon.serving.scenario import Scenario
+from gnomon.workload.slo import SloConfig
 
 
 def winning_scenario(search: SearchConfig, record: Record) -> Scenario:

@@ -33,8 +33,10 @@ from gnomon.serving.state import (
     NONE,
     NOT_ARRIVED,
     NUM_SERVICE,
+    PARKED,
     REPLICA,
     REQUEST,
+    SHED,
     Cluster,
 )
 from gnomon.timing.iteration import IterationTables
@@ -53,9 +55,21 @@ class Fleet(NamedTuple):
     """The router's own memory, zero at the start."""
     predicted_output: Floats
     """[request]: output tokens as foretold at arrival; size 0 where nothing is foretold."""
+    candidates: Ints
+    """The replicas that may be chosen: those that are up and take requests, in order of their numbers."""
+    gate: Floats
+    """The options of admission control."""
+    gate_memory: Floats
+    """[class, 2]: what admission control remembers, zero at the start."""
+
+
+def open_to_all(cluster: Cluster) -> tuple[Ints, Floats, Floats]:
+    """The last fields of a `Fleet` all of whose replicas take requests, and that turns nobody away."""
+    return np.arange(cluster.replicas.size), np.zeros(1), np.zeros((cluster.classes.shape[0], 2))
 
 
 Router = Callable[[Fleet, int], int]
+Admission = Callable[[Fleet, int], int]
 Proceed = Callable[[Cluster, IterationTables, Policies, Log, int, float, float], None]
 
 
@@ -66,6 +80,8 @@ class Engine(NamedTuple):
     policies: Policies
     router: Router
     """Answers with 1 + the replica: a router that failed has answered 0."""
+    admission: Admission
+    """Answers with 2 for a request that is let in, 1 for one that is turned away, 0 where it failed."""
 
 
 @inner
@@ -76,6 +92,26 @@ def ask_router(fleet: Fleet, engine: Engine, request_id: int) -> int:
         contract.stop(fleet.cluster, contract.NO_SUCH_REPLICA, r, request_id)
         return 0
     return r
+
+
+@inner
+def takes_in(fleet: Fleet, engine: Engine, request_id: int, now: float) -> bool:
+    """Whether an arriving request may be handed to a replica. One that admission control turns away ends here; where
+    no replica is up, it is parked until one is."""
+    request = fleet.cluster.requests[request_id]
+    if request.num_tries == 0:
+        verdict = engine.admission(fleet, request_id)
+        if verdict == 0:
+            contract.stop(fleet.cluster, contract.ADMISSION_RAISED, NONE, request_id)
+        if verdict < 2:
+            request.status = SHED
+            request.finished_s = now
+            return False
+        request.num_tries = 1
+    if fleet.candidates.size == 0:
+        request.status = PARKED
+        return False
+    return True
 
 
 @inner
@@ -97,6 +133,8 @@ def wake_groups(fleet: Fleet, engine: Engine, log: Log, first: int, last: int, n
     """Wake the groups that received requests `first` to `last` at this instant, each once."""
     replicas, requests = fleet.cluster.replicas, fleet.cluster.requests
     for request_id in range(first, last):
+        if requests[request_id].replica == NONE:
+            continue
         group = replicas[requests[request_id].replica].group_first
         if replicas[group].woken != last:
             replicas[group].woken = last
@@ -132,6 +170,8 @@ def serve_instant(fleet: Fleet, engine: Engine, sees_state: bool, is_plain: bool
         if request.status != NOT_ARRIVED:
             continue
         if request.replica == NONE:
+            if not takes_in(fleet, engine, request_id, now):
+                continue
             if is_plain:
                 return first
             request.replica = ask_router(fleet, engine, request_id)
@@ -225,6 +265,11 @@ def _handle_event(fleet: Fleet, engine: Engine, outside: Outside, log: Log) -> N
     elif kind == REQUEST_ARRIVES:
         request = cluster.requests[subject]
         if request.replica == NONE:
+            if not takes_in(fleet, engine, subject, now):
+                take_next(outside.calendar)
+                if request.status == SHED:
+                    _send_next(cluster, outside, now)
+                return
             if book.is_plain != 0:
                 book.wants, book.subject = A_REPLICA, subject
                 return
@@ -250,6 +295,8 @@ def _handle_arrivals(fleet: Fleet, engine: Engine, outside: Outside, log: Log) -
     if book.num_reporting > 0:
         for request_id in range(book.num_sent, after):
             request = cluster.requests[request_id]
+            if request.replica == NONE:
+                continue
             _take_reports(cluster, outside, cluster.replicas[request.replica].group_first, request.arrival_s)
     book.num_sent = after
 

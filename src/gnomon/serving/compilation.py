@@ -18,6 +18,7 @@ from gnomon.core.borrow import borrowed_type
 from gnomon.core.jit import ENABLED, compiled, own_jit
 from gnomon.core.typing_errors import cannot_be_compiled
 from gnomon.core.user_files import is_own, plain
+from gnomon.serving.admission import ADMISSIONS, AdmissionSpec, Admit
 from gnomon.serving.cluster import Engine, Fleet, new_cluster
 from gnomon.serving.kinds import MAX_POLICIES
 from gnomon.serving.log import new_log
@@ -28,17 +29,27 @@ from gnomon.serving.state import REPLICA, Replica, replica_view
 from gnomon.timing.iteration import blank
 
 
-def engine_of(policies: list[str], router: RouterSpec) -> Engine:
+def engine_of(policies: list[str], router: RouterSpec, admission: str = "everyone") -> Engine:
     """The compiled engine with these batching policies, which replicas refer to by their place in the list."""
     functions = [POLICIES[name].form_batch for name in policies]
     functions += functions[:1] * (MAX_POLICIES - len(functions))
     run = _compiled_proceed() if ENABLED else proceed
-    return Engine(run, tuple(_policy_entry(one) for one in functions), callable_router(router))
+    return Engine(
+        run,
+        tuple(_policy_entry(one) for one in functions),
+        callable_router(router),
+        callable_admission(ADMISSIONS[admission]),
+    )
 
 
 def callable_router(spec: RouterSpec) -> Any:
     """The router as the loop over arrivals calls it: it answers with 1 + the replica."""
     return _router_entry(spec.route, spec.compiled)
+
+
+def callable_admission(spec: AdmissionSpec) -> Any:
+    """Admission control as the loop over arrivals calls it: it answers with 2 (in) or 1 (turned away)."""
+    return _admission_entry(spec.admit)
 
 
 _POLICY_ENTRY = """
@@ -49,6 +60,12 @@ def enter_{name}(replica):
 _ROUTER_ENTRY = """
 def enter_{name}(fleet, request_id):
     return 1 + (call({lend}(fleet), request_id) | 0)
+"""
+
+
+_ADMISSION_ENTRY = """
+def enter_{name}(fleet, request_id):
+    return 2 if call({lend}(fleet), request_id) else 1
 """
 
 
@@ -69,6 +86,17 @@ def _router_entry(route: Router, is_compiled: bool) -> Any:
     from numba import int64
 
     with _explained(route):
+        return compiled(int64(borrowed_type(_example()), int64))(entry)
+
+
+@cache
+def _admission_entry(admit: Admit) -> Any:
+    entry = _entry(admit, _ADMISSION_ENTRY, ENABLED)
+    if not ENABLED:
+        return entry
+    from numba import int64
+
+    with _explained(admit):
         return compiled(int64(borrowed_type(_example()), int64))(entry)
 
 
@@ -123,4 +151,12 @@ def _policy_signature() -> Any:
 @cache
 def _example() -> Fleet:
     """The smallest fleet there is: only the types of its arrays matter."""
-    return Fleet(new_cluster(1, 1, 1, 1, 1, 1), blank(1), np.zeros((1, 2)), *(np.zeros(1),) * 3)
+    return Fleet(
+        new_cluster(1, 1, 1, 1, 1, 1),
+        blank(1),
+        np.zeros((1, 2)),
+        *(np.zeros(1),) * 3,
+        np.zeros(1, np.int64),
+        np.zeros(1),
+        np.zeros((1, 2)),
+    )

@@ -68,6 +68,7 @@ class Guard:
     policies: tuple[Any, ...]
     """As replicas refer to them."""
     router: Any = None
+    admission: Any = None
 
     def __post_init__(self) -> None:
         own = np.array([is_own(policy) for policy in self.policies])
@@ -113,7 +114,11 @@ class Guard:
 
     def _explained(self, error: Exception) -> Exception:
         """The error of a user's function in words; any other as it is."""
-        functions = {"batching policy": self.policies, "router": (self.router,) if self.router else ()}
+        functions = {
+            "batching policy": self.policies,
+            "router": (self.router,) if self.router else (),
+            "admission control": (self.admission,) if self.admission else (),
+        }
         files = {
             plain(one).__code__.co_filename: (one, kind)
             for kind, some in functions.items()
@@ -132,6 +137,10 @@ class Guard:
         _, fault, r, request = (int(number) for number in self.cluster.control)
         if fault == contract.NO_SUCH_REPLICA:
             return self._router_fault(r, request, errors)
+        if fault == contract.ADMISSION_RAISED:
+            error = errors[0] if errors else RuntimeError("it raised an error")
+            is_users = is_own(self.admission)
+            return own_error(error, self.admission, "admission control") if is_users else AssertionError(str(error))
         policy = self.policies[self.cluster.replicas[r].policy]
         if fault == contract.POLICY_RAISED:
             error = errors[0] if errors else RuntimeError("it raised an error")

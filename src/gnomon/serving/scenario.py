@@ -139,6 +139,19 @@ class RouterConfig(Config):
     """Policy file of learned; the one that comes with Gnomon if not given."""
 
 
+class AdmissionConfig(Config):
+    """Whether an arriving request is let in at all."""
+
+    shorthand: ClassVar[str] = "name"
+
+    name: str = "everyone"
+    """everyone, queue_limit, shed_by_class, token_bucket, or your own."""
+    file: str | None = None
+    """Python file that registers your own."""
+    options: dict[str, float] = Field(default_factory=dict)
+    """Its options, e.g. {max_waiting: 20}."""
+
+
 class FrontEndConfig(Config):
     """What lies between the scheduler and the client: latencies are those that the client sees."""
 
@@ -205,6 +218,7 @@ class Scenario(Config):
     replica: ReplicaConfig = ReplicaConfig()
     batching: BatchingConfig = BatchingConfig()
     router: RouterConfig = RouterConfig()
+    admission: AdmissionConfig = AdmissionConfig()
     workload: WorkloadConfig = WorkloadConfig()
     timing: TimingConfig = TimingConfig()
     front_end: FrontEndConfig = FrontEndConfig()

@@ -17,6 +17,7 @@ from gnomon.core.jit import function_arguments
 from gnomon.core.streams import stream
 from gnomon.core.user_files import load_user_file
 from gnomon.serving import contract
+from gnomon.serving.admission import ADMISSIONS, AdmissionSpec
 from gnomon.serving.build import Recording, build_cluster
 from gnomon.serving.calendar import A_REPLICA, NEVER, new_calendar, report_ends, send_first
 from gnomon.serving.cluster import Engine, Fleet, Outside, Router, advance_all, serve
@@ -27,7 +28,7 @@ from gnomon.serving.kinds import Kind, accepted, bake, no_times, policies_of, re
 from gnomon.serving.log import Log, new_log
 from gnomon.serving.policies import POLICIES
 from gnomon.serving.routers import ROUTERS, RouterSpec
-from gnomon.serving.scenario import RouterConfig, Scenario
+from gnomon.serving.scenario import AdmissionConfig, RouterConfig, Scenario
 from gnomon.serving.size import check_size
 from gnomon.serving.state import Cluster
 from gnomon.serving.warmup import begin_measuring, without_warmup
@@ -108,6 +109,7 @@ def _serve(
     options = [scenario.router.options.get(name, default) for name, default in spec.options.items()]
     numbers = spec.numbers(scenario.router) if spec.numbers else np.zeros(0)
     total, num_replicas = len(requests), cluster.replicas.size
+    gate = _find_admission(scenario.admission)
     fleet = Fleet(
         cluster,
         tables,
@@ -115,15 +117,19 @@ def _serve(
         np.array([*options, *numbers] or [0.0]),
         np.zeros(spec.memory * num_replicas + 8),
         predicted_outputs(scenario.router, requests, scenario.seed),
+        np.arange(num_replicas),
+        np.array([scenario.admission.options.get(name, default) for name, default in gate.options.items()] or [0.0]),
+        np.zeros((cluster.classes.shape[0], 2)),
     )
-    engine = engine_of(policies_of(kinds), spec if spec.compiled else ROUTERS["round_robin"])
-    guard = Guard(cluster, tuple(POLICIES[name].form_batch for name in policies_of(kinds)), spec.route)
+    engine = engine_of(policies_of(kinds), spec if spec.compiled else ROUTERS["round_robin"], gate.name)
+    policies = tuple(POLICIES[name].form_batch for name in policies_of(kinds))
+    guard = Guard(cluster, policies, spec.route, gate.admit)
     front = open_front_end(scenario.front_end, cluster, sum(kind.num_replicas for kind in kinds))
     calendar = new_calendar(num_replicas, total if requests.concurrency else 0, scenario.time_limit_s or NEVER)
     outside = Outside(calendar, requests.think_s if requests.concurrency else np.zeros(0), front)
     if forced_replicas is not None:
         cluster.requests.replica = forced_replicas
-    calendar.book.sees_state = spec.sees_state and forced_replicas is None
+    calendar.book.sees_state = (spec.sees_state and forced_replicas is None) or gate.sees_state
     calendar.book.is_plain = not spec.compiled
     route = callable_router(spec)
     drive = partial(_drive, fleet, engine, outside, log, route=None if spec.compiled else route)
@@ -185,6 +191,17 @@ def _find_router(config: RouterConfig) -> RouterSpec:
         raise ConfigError(f"{spec.name} does not look at output lengths.", where="router.lengths", fix="Leave it out.")
     if config.checkpoint is not None and spec.numbers is None:
         raise ConfigError(f"{spec.name} has no policy file.", where="router.checkpoint", fix="Use --router learned.")
+    return spec
+
+
+def _find_admission(config: AdmissionConfig) -> AdmissionSpec:
+    """The configured admission control; options that it does not have are refused."""
+    if config.file is not None:
+        load_user_file(config.file)
+    spec = ADMISSIONS[config.name]
+    unknown = set(config.options) - set(spec.options)
+    if unknown:
+        raise UnknownNameError(f"option of {spec.name}", unknown.pop(), spec.options, where="admission.options")
     return spec
 
 

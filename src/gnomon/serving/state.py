@@ -25,7 +25,7 @@ BUDGET, FAULT, FAULT_REPLICA, FAULT_REQUEST = range(4)
 NO_LIMIT = 1 << 62
 
 # Life of a request.
-NOT_ARRIVED, WAITING, RUNNING, IN_FLIGHT, FINISHED, REJECTED, SHED = range(7)
+NOT_ARRIVED, WAITING, RUNNING, IN_FLIGHT, FINISHED, REJECTED, SHED, PARKED = range(8)
 
 # Columns of `Cluster.classes`: what is known of a class of users.
 WEIGHT, PRIORITY = range(2)
@@ -62,6 +62,7 @@ REQUEST = np.dtype(
         ("cached_tokens", np.int64),  # prompt tokens found in the prefix cache at first admission
         ("hopeless", np.int64),  # all memory is not enough to prefill it again: it is rejected
         ("user_class", np.int64),
+        ("num_tries", np.int64),  # how often it was handed to a replica
         ("charged", np.int64),  # output tokens that are on the account of its class already
         ("draw", np.int64),  # state of the request's own random sequence (speculative decoding)
         ("session", np.int64),

@@ -15,9 +15,9 @@ from gnomon.report import look
 from gnomon.report.serving.series import MARKED_SHARES, Curve, Levels, Rates, distribution, levels, rates
 from gnomon.serving.latency import request_times
 from gnomon.serving.metrics import Summary
-from gnomon.serving.scenario import SloConfig
 from gnomon.serving.simulate import Run
 from gnomon.serving.state import FINISHED
+from gnomon.workload.slo import SloConfig
 
 Figure = dict[str, Any]
 

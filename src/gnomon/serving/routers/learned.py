@@ -119,6 +119,18 @@ def choose(scores: Any, count: int, temperature: float, draw: float) -> int:
     return best
 
 
+@inner
+def _rule_out_others(fleet: Fleet, scores: Any) -> None:
+    """Replicas that take no requests are seen, but not chosen."""
+    if fleet.candidates.size == fleet.cluster.replicas.size:
+        return
+    kept = np.full(fleet.cluster.replicas.size, -np.inf)
+    for i in range(fleet.candidates.size):
+        kept[fleet.candidates[i]] = scores[fleet.candidates[i]]
+    for r in range(kept.size):
+        scores[r] = kept[r]
+
+
 @router("learned", options={"temperature": 0.0}, memory=MEMORY_PER_REPLICA, foretells=True, numbers=policy_numbers)
 def learned(fleet: Fleet, request_id: int) -> int:
     """The replica with the highest score; with a `temperature`, sampled from the softmax of the scores."""
@@ -126,6 +138,7 @@ def learned(fleet: Fleet, request_id: int) -> int:
     rows, scores = np.empty((count, NUM_FEATURES)), np.empty(count)
     observe(fleet, request_id, rows)
     score(fleet.parameters, NUM_OPTIONS, rows, count, scores)
+    _rule_out_others(fleet, scores)
     chosen = choose(scores, count, fleet.parameters[0], fleet.draws[request_id, 0])
     remember_choice(fleet, request_id, chosen)
     return chosen

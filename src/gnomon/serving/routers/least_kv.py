@@ -9,8 +9,9 @@ from gnomon.serving.routers import Fleet, router
 def least_kv(fleet: Fleet, request_id: int) -> int:
     """Smallest share of KV blocks in use, prompts that wait counted as if they were in."""
     replicas = fleet.cluster.replicas
-    best, least = 0, 1e300
-    for r in range(replicas.size):
+    best, least = fleet.candidates[0], 1e300
+    for i in range(fleet.candidates.size):
+        r = fleet.candidates[i]
         state = replicas[r]
         used = state.num_blocks - state.free_blocks + state.waiting_tokens / state.block_size
         if used / state.num_blocks < least:

@@ -9,8 +9,9 @@ from gnomon.serving.routers import Fleet, router
 def least_outstanding(fleet: Fleet, request_id: int) -> int:
     """Fewest requests that have arrived and not ended; ties to the lowest id."""
     replicas = fleet.cluster.replicas
-    best = 0
-    for r in range(1, replicas.size):
+    best = fleet.candidates[0]
+    for i in range(1, fleet.candidates.size):
+        r = fleet.candidates[i]
         if replicas[r].num_outstanding < replicas[best].num_outstanding:
             best = r
     return best

@@ -9,8 +9,9 @@ from gnomon.serving.routers import Fleet, router
 def least_prefill_tokens(fleet: Fleet, request_id: int) -> int:
     """Fewest prompt tokens not computed yet; ties to fewer outstanding requests, then to the lowest id."""
     replicas = fleet.cluster.replicas
-    best = 0
-    for r in range(1, replicas.size):
+    best = fleet.candidates[0]
+    for i in range(1, fleet.candidates.size):
+        r = fleet.candidates[i]
         a, b = replicas[r], replicas[best]
         if a.prefill_left < b.prefill_left or (
             a.prefill_left == b.prefill_left and a.num_outstanding < b.num_outstanding

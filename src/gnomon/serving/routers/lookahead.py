@@ -142,8 +142,9 @@ def lookahead(fleet: Fleet, request_id: int) -> int:
     """Smallest time to finish, plus `others` x the time it adds to those already there; ties to the lowest id."""
     weight, now = fleet.parameters[0], fleet.cluster.requests[request_id].arrival_s
     mean = mean_output(fleet)
-    best, least, idle_row = 0, 1e300, NONE
-    for r in range(fleet.cluster.replicas.size):
+    best, least, idle_row = fleet.candidates[0], 1e300, NONE
+    for i in range(fleet.candidates.size):
+        r = fleet.candidates[i]
         state = fleet.cluster.replicas[r]
         if state.num_outstanding == 0 and state.tracks_blocks == 0:
             if state.row == idle_row:  # It would take exactly as long as the idle one before.

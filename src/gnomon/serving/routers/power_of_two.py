@@ -12,9 +12,10 @@ from gnomon.serving.routers import Fleet, router
 def power_of_two(fleet: Fleet, request_id: int) -> int:
     """Of two different random replicas, the one with fewer outstanding requests."""
     replicas = fleet.cluster.replicas
-    count = replicas.size
-    a = int(fleet.draws[request_id, 0] * count)
+    count = fleet.candidates.size
+    first = int(fleet.draws[request_id, 0] * count)
+    a = fleet.candidates[first]
     if count == 1:
         return a
-    b = (a + 1 + int(fleet.draws[request_id, 1] * (count - 1))) % count
+    b = fleet.candidates[(first + 1 + int(fleet.draws[request_id, 1] * (count - 1))) % count]
     return a if replicas[a].num_outstanding <= replicas[b].num_outstanding else b

@@ -34,8 +34,9 @@ def predicted_latency(fleet: Fleet, request_id: int) -> int:
     """Smallest foretold time to finish; ties to the lowest id."""
     prompt = fleet.cluster.requests[request_id].prompt_tokens
     output = expected_output(fleet, request_id, mean_output(fleet))
-    best, least = 0, 1e300
-    for r in range(fleet.cluster.replicas.size):
+    best, least = fleet.candidates[0], 1e300
+    for i in range(fleet.candidates.size):
+        r = fleet.candidates[i]
         seconds = foretold_s(fleet, r, prompt, output)
         if seconds < least:
             best, least = r, seconds

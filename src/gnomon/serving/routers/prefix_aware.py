@@ -15,8 +15,9 @@ def prefix_aware(fleet: Fleet, request_id: int) -> int:
     """
     cluster, replicas = fleet.cluster, fleet.cluster.replicas
     prompt = cluster.requests[request_id].prompt_tokens
-    best, least = 0, 1e300
-    for r in range(replicas.size):
+    best, least = fleet.candidates[0], 1e300
+    for i in range(fleet.candidates.size):
+        r = fleet.candidates[i]
         state = replicas[r]
         cached = prefix_cache.count_hits(replica_view(cluster, r), request_id) * state.block_size
         cost = prompt - cached + fleet.parameters[0] * state.prefill_left

@@ -20,8 +20,9 @@ def vllm_dp(fleet: Fleet, request_id: int) -> int:
         for r in range(count):
             seen[2 * r] = replicas[r].num_waiting
             seen[2 * r + 1] = replicas[r].num_outstanding - replicas[r].num_waiting
-    best = 0
-    for r in range(1, count):
+    best = fleet.candidates[0]
+    for i in range(1, fleet.candidates.size):
+        r = fleet.candidates[i]
         if 4.0 * seen[2 * r] + seen[2 * r + 1] < 4.0 * seen[2 * best] + seen[2 * best + 1]:
             best = r
     seen[2 * best] += 1.0
