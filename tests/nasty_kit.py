@@ -75,6 +75,7 @@ BASES: dict[str, tuple[str, ...]] = {
     "verify posttrain": ("--only", "nothing"),
     "verify h200": ("--only", "nothing"),
     "check-policy": ("nothing.py",),
+    "calibrate": ("text.txt",),
     "verify kernels": ("--device", "nothing"),
     "verify timing": ("--data", "."),
     "verify silicon": ("--sample", "1", "--rows", "gpus == 0", "--jobs", "1"),

@@ -14,6 +14,7 @@ _LAZY: dict[str, str] = {
     "Comparison": "gnomon.api.serving",
     "Result": "gnomon.api.result",
     "bench": "gnomon.api.search",
+    "calibrate": "gnomon.api.calibration",
     "Scenario": "gnomon.api.serving",
     "Simulation": "gnomon.api.serving",
     "compare": "gnomon.api.serving",

@@ -12,7 +12,8 @@ from gnomon.core.config import Config, build
 from gnomon.core.errors import ConfigError
 from gnomon.core.sizes import BatchTokens, Blocks, Count, CountOrNone, DraftTokens, Replicas, Seed, Sequences, Tokens
 from gnomon.serving.acceptance import Acceptance, chances
-from gnomon.serving.engines import EngineConfig, engine, filled_in
+from gnomon.serving.calibration import read_calibration
+from gnomon.serving.engines import EngineConfig, engine, filled_in, nested
 from gnomon.serving.policies import COMMON_DEFAULTS, POLICIES
 from gnomon.timing import TimingConfig
 from gnomon.workload import WorkloadConfig
@@ -215,6 +216,8 @@ class Scenario(Config):
     """Copies of the model."""
     engine: EngineConfig | None = None
     """vllm, sglang or trtllm: sets what is not given of batching, replica, timing and front_end as that engine does."""
+    calibration: str | None = None
+    """File of `gnomon calibrate`: constants of a real server for what is not given of timing and front_end."""
     replica: ReplicaConfig = ReplicaConfig()
     batching: BatchingConfig = BatchingConfig()
     router: RouterConfig = RouterConfig()
@@ -237,7 +240,7 @@ class Scenario(Config):
     def _engine_and_pools(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        data = _with_engine(data)
+        data = _with_engine(_with_calibration(data))
         if not isinstance(data.get("pools"), list | tuple):
             return data
         return {**data, "pools": [_inherited(pool, data) for pool in data["pools"]]}
@@ -262,6 +265,15 @@ class Scenario(Config):
             )
             for pool in pools
         ]
+
+
+def _with_calibration(data: dict[str, Any]) -> dict[str, Any]:
+    """The scenario with a calibration's constants where it gives none."""
+    path = data.get("calibration")
+    if not isinstance(path, str):
+        return data
+    sections = nested(read_calibration(path).settings)
+    return {**data, **{name: filled_in(_keys(_SECTIONS[name], data.get(name)), at) for name, at in sections.items()}}
 
 
 def _with_engine(data: dict[str, Any]) -> dict[str, Any]:

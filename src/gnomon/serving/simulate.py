@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -64,11 +64,12 @@ def run(
     recording: Recording | None = None,
     forced_replicas: Ints | None = None,
     keep_members: int = 0,
+    adjust: Callable[[IterationTables], IterationTables] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Run:
     """Simulate a scenario. `requests` replaces its workload (paired comparisons, recorded runs), `recording` its
     timing, and `forced_replicas` the choices of its router. `keep_members` > 0 records who was in which batch, up to
-    that many entries; decodes are then handled one by one, which is slower.
+    that many entries; decodes are then handled one by one, which is slower. `adjust` changes the seconds of iterations.
 
     `on_progress(done, total)` is called now and then with the number of requests that have arrived.
     """
@@ -80,6 +81,8 @@ def run(
     if not len(offered):
         raise ConfigError("there is no request to serve.", where="workload", fix=" ".join(offered.notes) or None)
     times = no_times(kinds) if recording else bake(scenario.model, kinds, offered)
+    if adjust is not None:
+        times = replace(times, tables=adjust(times.tables))
     cluster = build_cluster(kinds, offered, scenario.seed, recording)
     log = new_log(max_members=recording.num_members if recording else keep_members)
     with function_arguments():

@@ -1,0 +1,105 @@
+"""The GPU's part of recorded iterations, from the same tables that a simulation reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gnomon import catalog
+from gnomon.calibration.logs import Log, Steps
+from gnomon.core.arrays import Floats
+from gnomon.core.errors import ConfigError
+from gnomon.core.jit import jit
+from gnomon.serving.kinds import bake, resolve
+from gnomon.serving.scenario import Scenario
+from gnomon.timing.iteration import IterationTables
+from gnomon.timing.lookup import Shape, stage_s
+from gnomon.workload import generate
+
+LOW_CLOCK = 0.5
+
+
+@dataclass(frozen=True, eq=False)
+class Kernels:
+    """Seconds of iterations on the GPU: scale x (memory + compute / clock)."""
+
+    memory: Floats
+    compute: Floats
+    """What grows as the clock falls."""
+
+    def seconds(self, scale: float = 1.0, clock: float = 1.0) -> Floats:
+        """At a clock, times a factor."""
+        return scale * (self.memory + self.compute / clock)
+
+
+@jit
+def _stage_s(tables: IterationTables, rows: Floats, out: Floats) -> None:
+    for i in range(rows.shape[0]):
+        r = rows[i]
+        out[i] = stage_s(tables, 0, Shape(int(r[0]), int(r[1]), r[2], r[3], int(r[4]), r[5], r[6]), int(r[0]))
+
+
+def kernels_of(scenario: Scenario, logs: list[Log]) -> dict[str, Kernels]:
+    """The GPU's part of every log's iterations, at full clock and factor one."""
+    if len(scenario.kinds()) > 1 or scenario.replica.pipeline_parallel > 1:
+        raise ConfigError(
+            "iterations of pipelines and of pools cannot be calibrated.",
+            where="scenario",
+            fix="Calibrate one replica without pipeline stages.",
+        )
+    full = _tables(scenario, logs, 1.0)
+    slow = _tables(scenario, logs, LOW_CLOCK)
+    found = {}
+    for log in logs:
+        assert log.steps is not None
+        rows = _rows(log.steps)
+        fast_s, slow_s = np.empty(len(rows)), np.empty(len(rows))
+        _stage_s(full, rows, fast_s)
+        _stage_s(slow, rows, slow_s)
+        compute = np.maximum(0.0, slow_s - fast_s) / (1.0 / LOW_CLOCK - 1.0)
+        found[log.name] = Kernels(fast_s - compute, compute)
+    return found
+
+
+def with_kv(scenario: Scenario, log: Log) -> Log:
+    """A log whose decodes' KV is unknown, with the mean of the scenario's requests (half their output done)."""
+    if log.steps is None or log.steps.knows_kv:
+        return log
+    requests = log.stamps.requests if log.stamps else generate(scenario.workload, scenario.seed)
+    mean = float(requests.prompt_tokens.mean() + 0.5 * requests.output_tokens.mean())
+    kv = log.steps.decodes * mean
+    steps = Steps(**{**vars(log.steps), "decode_kv": kv, "decode_kv_max": np.full(len(kv), mean)})
+    return Log(log.name, steps, log.stamps, log.counters, log.facts)
+
+
+def _tables(scenario: Scenario, logs: list[Log], clock: float) -> IterationTables:
+    timing = scenario.timing.model_copy(update={"clock": clock, "scale": 1.0})
+    chosen = scenario.model_copy(update={"timing": timing})
+    [kind] = resolve(chosen)
+    steps = [log.steps for log in logs if log.steps is not None]
+    longest = max(float(one.decode_kv_max.max()) for one in steps)
+    most_tokens, most_seqs = (max(int(getattr(one, name).max()) for one in steps) for name in ("tokens", "sequences"))
+    budget, cap = kind.batching.max_batch_tokens, kind.max_in_batch
+    if most_tokens > max(budget, cap) or most_seqs > cap:
+        raise ConfigError(
+            f"the log has iterations of {most_tokens:,} tokens and {most_seqs:,} sequences; the scenario allows "
+            f"{budget:,} and {cap:,}.",
+            where="batching",
+            fix="Set max_batch_tokens and max_sequences as the server had them.",
+        )
+    return bake(scenario.model, [kind], _as_long(max(longest, 16.0), catalog.model(scenario.model))).tables
+
+
+def _as_long(tokens: float, model: Any) -> Any:
+    """Requests of the length up to which tables are needed."""
+    from gnomon.calibration.logs import open_loop
+
+    longest = min(int(tokens) + 1, model.max_context_tokens)
+    return open_loop(np.zeros(1), np.array([max(1, longest - 1)]), np.array([1]))
+
+
+def _rows(steps: Steps) -> Floats:
+    names = ("tokens", "sequences", "chunks_squared", "chunks_kv", "decodes", "decode_kv", "decode_kv_max")
+    return np.ascontiguousarray(np.stack([getattr(steps, name).astype(np.float64) for name in names], 1))

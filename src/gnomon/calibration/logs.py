@@ -1,0 +1,125 @@
+"""What a server left behind, whatever wrote it: iterations with their contents, stamps of requests, counters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from gnomon.core.arrays import Floats, Ints
+from gnomon.timing.lookup import Shape
+from gnomon.workload import Requests
+
+PHASES = ("prefill", "decode", "mixed")
+
+
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """Iterations in the order in which they ran; KV counts include the token that an iteration adds."""
+
+    seconds: Floats
+    tokens: Ints
+    sequences: Ints
+    chunks_squared: Floats
+    chunks_kv: Floats
+    decodes: Ints
+    decode_kv: Floats
+    decode_kv_max: Floats
+    start_s: Floats | None = None
+    """When each began, where the log says it."""
+    knows_kv: bool = True
+    """Whether the log says how much KV the decodes read."""
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+    def take(self, index: Any) -> Steps:
+        """Some of them."""
+        arrays = {
+            name: getattr(self, name)[index]
+            for name in self.__dataclass_fields__
+            if isinstance(getattr(self, name), np.ndarray)
+        }
+        return Steps(**arrays, knows_kv=self.knows_kv)
+
+    @property
+    def phase(self) -> Ints:
+        """Index into `PHASES` of each."""
+        has_chunks, has_decodes = self.chunks_squared > 0, self.decodes > 0
+        return np.where(has_chunks & has_decodes, 2, np.where(has_chunks, 0, 1)).astype(np.int64)
+
+    def shape(self, i: int) -> Shape:
+        """What one iteration contained, as the timing tables read it."""
+        return Shape(
+            int(self.tokens[i]), int(self.sequences[i]), float(self.chunks_squared[i]), float(self.chunks_kv[i]),
+            int(self.decodes[i]), float(self.decode_kv[i]), float(self.decode_kv_max[i]),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Stamps:
+    """Requests and when the client saw their first and last token, in seconds since the first was sent."""
+
+    requests: Requests
+    first_token_s: Floats
+    last_token_s: Floats
+    closed_loop: bool = False
+    """The file does not say when each was sent, but how many were in flight: `requests` are a closed loop."""
+
+    @property
+    def several(self) -> Any:
+        """Which have more than one token, and so a time per output token."""
+        return self.requests.output_tokens > 1
+
+
+@dataclass(frozen=True)
+class Counters:
+    """Means of a server's own counters between the first scrape and the last."""
+
+    requests: float
+    prompt_tokens: float
+    output_tokens: float
+    running: float
+    """Requests in the batch, mean of the scrapes."""
+    ttft_s: float
+    tpot_s: float
+    e2e_s: float | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Log:
+    """One load on the server."""
+
+    name: str
+    steps: Steps | None = None
+    stamps: Stamps | None = None
+    counters: Counters | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+    """Settings of the server that the log names, as dotted keys of a scenario."""
+
+    @property
+    def load(self) -> float:
+        """How busy the server was: sequences per iteration, or requests in flight. To order the loads by."""
+        if self.steps is not None:
+            return float(np.average(self.steps.sequences, weights=self.steps.seconds))
+        if self.stamps is not None:
+            busy = (
+                self.stamps.last_token_s - np.minimum(self.stamps.requests.arrival_s, self.stamps.first_token_s)
+            ).sum()
+            return float(busy / max(self.stamps.last_token_s.max(), 1e-9))
+        return self.counters.running if self.counters else 0.0
+
+
+def open_loop(arrival_s: Floats, prompt_tokens: Any, output_tokens: Any) -> Requests:
+    """Requests of a recording: no sessions, no priorities, no shared prefixes."""
+    count = len(arrival_s)
+    return Requests(
+        arrival_s=np.ascontiguousarray(arrival_s, np.float64),
+        prompt_tokens=np.ascontiguousarray(prompt_tokens, np.int32),
+        output_tokens=np.ascontiguousarray(output_tokens, np.int32),
+        session=np.full(count, -1, np.int32),
+        priority=np.zeros(count, np.int8),
+        prefix_offsets=np.zeros(count + 1, np.int64),
+        prefix_hashes=np.zeros(0, np.int64),
+    )

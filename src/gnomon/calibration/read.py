@@ -1,0 +1,179 @@
+"""Find out what a log is, and read it: a file or a folder is one load on the server."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from gnomon.calibration import prometheus, request_files, step_files
+from gnomon.calibration.logs import Counters, Log, Stamps, Steps
+from gnomon.core.errors import DataError
+from gnomon.core.text import MAX_TABLE_BYTES, parse_json, read_json, read_text
+
+KINDS = (
+    "a step log (CSV or JSON lines), a table of requests, a file of vllm bench serve --save-detailed, SGLang's "
+    "bench_serving, AIPerf, genai-perf or inference-perf, scrapes of /metrics, or a folder of gnomon"
+)
+
+
+def read_log(path: str | Path) -> Log:
+    """One load, whatever its format; a DataError says what was expected."""
+    path = Path(path)
+    if path.is_dir():
+        return _read_folder(path)
+    if not path.is_file():
+        raise DataError("no such file or folder.", where=str(path))
+    name = path.name.partition(".")[0] or path.name
+    try:
+        return _told(name, _read_file(path))
+    except (KeyError, TypeError, IndexError, AttributeError) as error:
+        raise DataError(f"is not as expected: {error!r}.", where=str(path), fix=f"Give {KINDS}.") from None
+    except ValueError as error:
+        raise DataError(f"cannot be read: {error}.", where=str(path)) from None
+
+
+def _read_folder(folder: Path) -> Log:
+    """What `gnomon engine serve` or `gnomon simulate --out` wrote, a recorded server, or scrapes in turn."""
+    found: dict[str, Any] = {}
+    for stem, part in (("iterations", "steps"), ("requests", "stamps")):
+        for suffix in (".csv.gz", ".csv", ".jsonl", ".parquet"):
+            if part not in found and (folder / f"{stem}{suffix}").is_file():
+                found[part] = getattr(read_log(folder / f"{stem}{suffix}"), part)
+    if not found:
+        scrapes = sorted(file for file in folder.iterdir() if file.suffix in (".prom", ".txt", ".metrics"))
+        if not scrapes:
+            raise DataError("holds no log.", where=str(folder), fix=f"Give {KINDS}.")
+        texts = [read_text(file) for file in scrapes]
+        return Log(folder.name, counters=prometheus.counters(texts, str(folder)))
+    if (folder / "run.json").is_file():
+        found["facts"] = _engine_facts(read_json(folder / "run.json"))
+    return Log(folder.name, **found)
+
+
+def _engine_facts(about: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a run of the reference engine."""
+    engine, model = about.get("engine"), about.get("model")
+    if not isinstance(engine, dict) or not isinstance(model, dict):
+        return {}
+    given = {
+        "model": model.get("name"),
+        "device": "h200" if "H200" in str(about.get("device_name")) else None,
+        "replica.num_kv_blocks": engine.get("num_kv_blocks"),
+        "replica.max_request_tokens": engine.get("max_model_len"),
+        "batching.max_sequences": engine.get("max_num_seqs"),
+        "batching.max_batch_tokens": engine.get("max_num_batched_tokens"),
+        "batching.block_size": engine.get("block_size"),
+        "batching.prefix_cache": False,
+        "batching.reserve_full_prompt": False,
+        "timing.graph_sizes": _graph_sizes(engine),
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _graph_sizes(engine: Mapping[str, Any]) -> list[int] | None:
+    """The sizes to which iterations are padded; with eager prefill, those of decodes."""
+    sizes = engine.get("capture_sizes") or []
+    if engine.get("eager_prefill"):
+        sizes = [size for size in sizes if size <= engine.get("max_num_seqs", 0)]
+    return list(sizes) or None
+
+
+Part: TypeAlias = Steps | Stamps | Counters
+
+
+def _told(name: str, part: Part) -> Log:
+    if isinstance(part, Steps):
+        return Log(name, steps=part)
+    return Log(name, stamps=part) if isinstance(part, Stamps) else Log(name, counters=part)
+
+
+def _read_file(path: Path) -> Part:
+    where = str(path)
+    if path.suffix == ".parquet":
+        return _from_rows(_parquet(path), where)
+    text = _text(path)
+    if prometheus.is_scrape(text):
+        return prometheus.counters([text], where)
+    if step_files.VLLM_LINE.search(text):
+        return step_files.steps_from_vllm(text, where)
+    if path.name.removesuffix(".gz").endswith(".csv"):
+        return _from_rows(_csv_rows(text), where)
+    return _from_json(text, where)
+
+
+def _from_json(text: str, where: str) -> Part:
+    lines = [line for line in text.splitlines() if line.strip()]
+    if not lines:
+        raise DataError("is empty.", where=where, fix=f"Give {KINDS}.")
+    try:
+        data = parse_json(text, where)
+    except DataError:
+        if len(lines) == 1:
+            raise
+        data = [parse_json(line, f"{where}:{number}") for number, line in enumerate(lines, 1)]
+    if isinstance(data, dict) and "experiments" in data:
+        return request_files.from_genai_perf(data, where)
+    rows = data if isinstance(data, list) else [data]
+    if not rows or not all(isinstance(row, dict) for row in rows):
+        raise DataError("holds no objects.", where=where, fix=f"Give {KINDS}.")
+    if "ttfts" in rows[-1]:
+        return request_files.from_bench(rows[-1], where)
+    if "metrics" in rows[0] and "metadata" in rows[0]:
+        return request_files.from_aiperf(rows, where)
+    if "info" in rows[0] and "start_time" in rows[0]:
+        return request_files.from_inference_perf(rows, where)
+    return _from_rows(rows, where)
+
+
+def _from_rows(rows: Sequence[Mapping[str, Any]], where: str) -> Part:
+    if not rows:
+        raise DataError("has no rows.", where=where, fix=f"Give {KINDS}.")
+    if request_files.is_request_row(rows[0]):
+        return request_files.from_rows(rows, where)
+    if step_files.is_step_row(rows[0]):
+        if "stage" in rows[0]:
+            rows = [row for row in rows if row["stage"] == 0]
+        return step_files.steps_from_columns({name: [row.get(name) for row in rows] for name in rows[0]}, where)
+    raise DataError(f"its columns are not known: {', '.join(list(rows[0])[:8])}.", where=where, fix=f"Give {KINDS}.")
+
+
+def _text(path: Path) -> str:
+    if path.suffix != ".gz":
+        return read_text(path, most=MAX_TABLE_BYTES)
+    try:
+        with gzip.open(path, "rb") as file:
+            data = file.read(MAX_TABLE_BYTES + 1)
+        if len(data) > MAX_TABLE_BYTES:
+            raise DataError("is too large.", where=str(path))
+        return data.decode("utf-8-sig")
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise DataError(f"cannot be read: {error}.", where=str(path)) from None
+
+
+def _csv_rows(text: str) -> list[dict[str, Any]]:
+    return [{name: _number(value) for name, value in row.items()} for row in csv.DictReader(io.StringIO(text))]
+
+
+def _number(value: Any) -> Any:
+    """A cell as a number where it is one; None where it is empty."""
+    if value in (None, ""):
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return value
+    return number if math.isfinite(number) else None
+
+
+def _parquet(path: Path) -> list[dict[str, Any]]:
+    import polars as pl
+
+    try:
+        return pl.read_parquet(path).to_dicts()
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise DataError(f"cannot be read: {error}.", where=str(path)) from None

@@ -1,0 +1,305 @@
+"""`gnomon calibrate`: readers of logs, known constants found again, what cannot be told, and the file it writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gnomon import simulate
+from gnomon.api.serving import scenario
+from gnomon.calibration.calibrate import calibrate, load_of
+from gnomon.calibration.logs import Log, Stamps, Steps, open_loop
+from gnomon.calibration.read import read_log
+from gnomon.core.errors import ConfigError, DataError
+from gnomon.serving.calibration import read_calibration
+from gnomon.serving.simulate import run
+from gnomon.workload import generate
+
+TABLE = {
+    "timing.source": "table",
+    "timing.table": {"per_iteration": 0.004, "per_token": 2e-5, "per_decode_kv_token": 1e-8},
+    "batching.max_batch_tokens": 2048,
+    "batching.max_sequences": 64,
+    "batching.prefix_cache": False,
+    "replica.num_kv_blocks": 20_000,
+}
+"""Kernels by a formula: nothing is baked from measurements."""
+
+
+def server(**given):
+    return scenario(None, **{**TABLE, **given})
+
+
+def steps(rng: np.random.Generator, count: int, batch: float, truth: dict[str, float], noise: float) -> Steps:
+    """Iterations of a server with known constants; what is slow stays slow for a while."""
+    decodes = np.clip(rng.poisson(batch, count), 1, 60)
+    chunk = np.where(rng.random(count) < 0.3, rng.integers(16, 1500, count), 0).astype(float)
+    kv = decodes * rng.uniform(200, 800, count)
+    gpu = 0.004 + 2e-5 * (chunk + decodes) + 1e-8 * kv
+    sequences = decodes + (chunk > 0)
+    host = np.where(chunk > 0, truth["mixed"], truth["decode"]) + truth["per_sequence"] * sequences
+    drift = np.repeat(rng.normal(1.0, noise, count // 50 + 1), 50)[:count]
+    seconds = host * drift + np.maximum(gpu, np.where(chunk > 0, truth["launch"], 0.0))
+    seconds = seconds * np.exp(rng.normal(0.0, noise / 4, count))
+    return Steps(seconds, (chunk + decodes).astype(np.int64), sequences.astype(np.int64), chunk**2, np.zeros(count),
+                 decodes.astype(np.int64), kv, kv / decodes)  # fmt: skip
+
+
+def fitted(truth: dict[str, float], seed: int, noise: float = 0.1, batches: tuple[float, ...] = (6, 40)):
+    rng = np.random.default_rng(seed)
+    logs = [Log(f"load-{batch:g}", steps=steps(rng, 1500, batch, truth, noise)) for batch in batches]
+    return calibrate(logs, server())
+
+
+TRUTH = {"decode": 0.002, "mixed": 0.003, "per_sequence": 4e-5, "launch": 0.015}
+NAMES = {
+    "timing.host.decode.per_iteration_s": TRUTH["decode"],
+    "timing.host.decode.per_sequence_s": TRUTH["per_sequence"],
+    "timing.host.mixed.per_iteration_s": TRUTH["mixed"],
+    "timing.host.mixed.per_sequence_s": TRUTH["per_sequence"],
+    "timing.host.mixed.launch_per_layer_s": TRUTH["launch"] / 32,
+}
+
+
+def test_known_constants_lie_within_their_intervals() -> None:
+    """90 % intervals: of 60 constants about six may lie outside, and none far."""
+    inside, far = 0, 0
+    for seed in range(12):
+        constants = fitted(TRUTH, seed).calibration.constants
+        for name, value in NAMES.items():
+            one = constants[name]
+            inside += one.low <= value <= one.high
+            far += not (one.value - 3 * (one.value - one.low) <= value <= one.value + 3 * (one.high - one.value))
+    assert inside >= 0.8 * 12 * len(NAMES)
+    assert far <= 1
+
+
+def test_without_noise_the_constants_are_exact() -> None:
+    constants = fitted(TRUTH, 1, noise=0.0).calibration.constants
+    for name, value in NAMES.items():
+        assert constants[name].value == pytest.approx(value, rel=0.02)
+        assert constants[name].identified
+
+
+def test_a_phase_that_was_not_seen_borrows_and_says_so() -> None:
+    found = fitted(TRUTH, 2).calibration
+    assert any("prefill: 0 iterations seen" in note for note in found.provenance.notes)
+    same = [found.constants[f"timing.host.{phase}.per_iteration_s"].value for phase in ("prefill", "mixed")]
+    assert same[0] == same[1]
+
+
+def test_one_load_is_warned_about_and_equal_batches_have_no_slope() -> None:
+    rng = np.random.default_rng(0)
+    one = steps(rng, 400, 8, {**TRUTH, "launch": 0.0}, 0.05)
+    decodes = one.take(one.chunks_squared == 0)
+    equal = Steps(**{**vars(decodes), "sequences": np.full(len(decodes), 8), "decodes": np.full(len(decodes), 8)})
+    notes = calibrate([Log("only", steps=equal)], server()).calibration.provenance.notes
+    assert notes[0].startswith("Only one load was seen")
+    assert any("a part per sequence cannot be identified" in note for note in notes)
+
+
+def test_every_iteration_bound_by_launching_is_said() -> None:
+    truth = {**TRUTH, "launch": 0.08}
+    notes = fitted(truth, 3).calibration.provenance.notes
+    assert any("known by their sum only" in note for note in notes)
+
+
+def test_a_held_out_load_is_foretold() -> None:
+    rng = np.random.default_rng(5)
+    logs = [Log(f"load-{batch}", steps=steps(rng, 1500, batch, TRUTH, 0.1)) for batch in (5, 20, 45)]
+    found = calibrate(logs, server(), hold_out=["load-20"])
+    by_name = {one.name: one for one in found.checks}
+    assert not by_name["load-20"].is_fitted and abs(by_name["load-20"].step_error) < 0.02
+    assert [one.fitted for one in found.calibration.provenance.loads] == [True, False, True]
+    with pytest.raises(ConfigError, match="no log is called"):
+        calibrate(logs, server(), hold_out=["load-99"])
+
+
+def recorded(rate: float, seed: int, **truth: float) -> Log:
+    """Stamps of a simulated server with host constants."""
+    true = {f"timing.host.{name}": value for name, value in truth.items() if name != "reply"}
+    chosen = server(**true, **{"front_end.reply_s": truth.get("reply", 0.0), "workload.rate": rate,
+                               "workload.num_requests": 500})  # fmt: skip
+    q = run(chosen, requests=generate(chosen.workload, seed)).cluster.requests
+    known = open_loop(q.arrival_s, q.prompt_tokens, q.output_tokens)
+    return Log(f"rate-{rate:g}", stamps=Stamps(known, q.first_token_s.copy(), q.last_token_s.copy()))
+
+
+def test_constants_of_requests_are_found_again() -> None:
+    truth = {"per_iteration_s": 0.003, "per_sequence_s": 1e-4, "reply": 0.005}
+    found = calibrate([recorded(rate, 4, **truth) for rate in (2.0, 8.0)], server()).calibration
+    for name, value in truth.items():
+        one = found.constants[f"timing.host.{name}" if name != "reply" else "front_end.reply_s"]
+        assert one.low <= value <= one.high
+    assert any("do not tell phases apart" in note for note in found.provenance.notes)
+
+
+def test_the_file_is_read_back_and_the_scenario_wins(tmp_path: Path, cli) -> None:
+    for batch in (5, 40):
+        one = steps(np.random.default_rng(batch), 800, batch, TRUTH, 0.0)
+        rows = [
+            {"duration_ms": 1e3 * one.seconds[i], "prefill_tokens": int(one.chunks_squared[i] ** 0.5),
+             "decodes": int(one.decodes[i]), "decode_kv": one.decode_kv[i]}
+            for i in range(len(one))
+        ]  # fmt: skip
+        (tmp_path / f"s{batch}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "server.yaml").write_text(json.dumps({
+        "timing": {"source": "table", "table": TABLE["timing.table"]},
+        "batching": {"max_batch_tokens": 2048, "max_sequences": 64},
+        "workload": {"num_requests": 50},
+    }))  # fmt: skip
+    files = [str(tmp_path / f"s{batch}.jsonl") for batch in (5, 40)]
+    out = tmp_path / "calibration.yaml"
+    said = cli("calibrate", *files, "--scenario", str(tmp_path / "server.yaml"), "--out", str(out))
+    assert "timing.host.decode.per_iteration_s" in said.stdout and "identified" in said.stdout
+    read = read_calibration(out)
+    chosen = scenario(tmp_path / "server.yaml", calibration=str(out))
+    assert chosen.timing.host is not None
+    assert chosen.timing.host.decode.per_iteration_s == read.constants["timing.host.decode.per_iteration_s"].value
+    assert chosen.timing.host.decode.asynchronous is False
+    own = scenario(tmp_path / "server.yaml", calibration=str(out), **{"timing.host.decode.per_iteration_s": 0.5})
+    assert own.timing.host is not None and own.timing.host.decode.per_iteration_s == 0.5
+    slower = simulate(chosen).summary.latency.tpot_s.mean
+    assert slower > simulate(tmp_path / "server.yaml").summary.latency.tpot_s.mean
+    data = json.loads(cli("calibrate", *files, "--scenario", str(tmp_path / "server.yaml"), "--json").stdout)
+    assert data["format"] == "gnomon-calibration" and len(data["loads"]) == 2
+
+
+def test_drawn_constants_follow_the_covariance() -> None:
+    found = fitted(TRUTH, 7).calibration
+    draws = np.array([
+        list(found.drawn(np.random.default_rng(i).standard_normal(16)).values()) for i in range(400)
+    ])  # fmt: skip
+    spread = np.array(found.spread)
+    assert draws.std(0) == pytest.approx(np.sqrt((spread**2).sum(1)), rel=0.25)
+    assert (draws >= 0).all()
+
+
+# Formats
+
+REQUESTS = [(0.0, 0.05, 1.05, 100, 11), (0.5, 0.58, 1.58, 200, 21)]
+
+
+def bench(**more):
+    return {
+        "input_lens": [100, 200], "output_lens": [11, 21], "ttfts": [0.05, 0.08], "itls": [[0.1] * 10, [0.05] * 20],
+        "errors": ["", ""], **more,
+    }  # fmt: skip
+
+
+FILES = {
+    "requests.jsonl": "".join(
+        json.dumps({"queued_ts": 7 + a, "first_token_ts": 7 + f, "last_token_ts": 7 + z, "input_toks": p,
+                    "output_toks": o})
+        + "\n"
+        for a, f, z, p, o in REQUESTS
+    ),
+    "simulated.csv": "arrival_s,prompt_tokens,output_tokens,first_token_s,finished_s\n"
+    + "".join(f"{a},{p},{o},{f},{z}\n" for a, f, z, p, o in REQUESTS),
+    "vllm_bench.json": json.dumps(bench(start_times=[100.0, 100.5])),
+    "aiperf.jsonl": "".join(
+        json.dumps({
+            "metadata": {"request_start_ns": int((3 + a) * 1e9), "benchmark_phase": "profiling"},
+            "metrics": {
+                "time_to_first_token": {"value": 1e3 * (f - a), "unit": "ms"},
+                "request_latency": {"value": 1e3 * (z - a), "unit": "ms"},
+                "input_sequence_length": {"value": p, "unit": "tokens"},
+                "output_sequence_length": {"value": o, "unit": "tokens"},
+            },
+        })
+        + "\n"
+        for a, f, z, p, o in REQUESTS
+    ),
+    "genai_perf.json": json.dumps({"experiments": [{"requests": [
+        {"timestamp": int(a * 1e9), "response_timestamps": [int(f * 1e9), int(z * 1e9)], "input_token_count": p,
+         "output_token_count": o} for a, f, z, p, o in REQUESTS]}]}),
+    "inference_perf.json": json.dumps([
+        {"start_time": a, "end_time": z, "info": {"input_tokens": p, "output_tokens": o, "output_token_times": [f, z]},
+         "error": None} for a, f, z, p, o in REQUESTS]),
+    "inference_perf_new.json": json.dumps([
+        {"start_time": a, "end_time": z, "error": None, "info": {
+            "request_metrics": {"text": {"input_tokens": p}},
+            "response_metrics": {"output_tokens": o, "output_token_times": [f, z]}}} for a, f, z, p, o in REQUESTS]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files_of_clients_say_the_same(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(FILES[name])
+    stamps = read_log(tmp_path / name).stamps
+    assert stamps is not None
+    assert stamps.requests.arrival_s == pytest.approx([0.0, 0.5], abs=1e-6)
+    assert stamps.first_token_s == pytest.approx([0.05, 0.58], abs=1e-6)
+    assert stamps.last_token_s == pytest.approx([1.05, 1.58], abs=1e-6)
+    assert stamps.requests.prompt_tokens.tolist() == [100, 200] and stamps.requests.output_tokens.tolist() == [11, 21]
+
+
+def test_a_benchmark_without_times_of_sending_is_a_closed_loop(tmp_path: Path) -> None:
+    file = tmp_path / "sglang.jsonl"
+    file.write_text(json.dumps(bench(max_concurrency=1)) + "\n")
+    stamps = read_log(file).stamps
+    assert stamps is not None and stamps.closed_loop and stamps.requests.concurrency == 1
+    assert stamps.first_token_s == pytest.approx([0.05, 0.08])
+    file.write_text(json.dumps(bench()) + "\n")
+    with pytest.raises(DataError, match="when its requests were sent"):
+        read_log(file)
+
+
+def test_the_servers_own_log_of_iterations(tmp_path: Path) -> None:
+    line = "INFO EngineCore: Iteration({}): 1 context requests, 512 context tokens, 7 generation requests, 7 generation tokens, iteration elapsed time: 12.50 ms, GPU KV cache usage: 3%\n"  # noqa: E501
+    (tmp_path / "server.log").write_text("noise\n" + "".join(line.format(i) for i in range(9)))
+    found = read_log(tmp_path / "server.log").steps
+    assert found is not None and len(found) == 9 and not found.knows_kv
+    assert found.seconds[0] == pytest.approx(0.0125) and found.tokens[0] == 519 and found.sequences[0] == 8
+
+
+SCRAPE = """# HELP vllm:time_to_first_token_seconds x
+vllm:time_to_first_token_seconds_count{{model_name="m"}} {count}
+vllm:time_to_first_token_seconds_sum{{model_name="m"}} {ttft}
+vllm:inter_token_latency_seconds_count{{model_name="m"}} {tokens}
+vllm:inter_token_latency_seconds_sum{{model_name="m"}} {itl}
+vllm:prompt_tokens_total{{model_name="m"}} {prompt}
+vllm:generation_tokens_total{{model_name="m"}} {tokens}
+vllm:num_requests_running{{model_name="m"}} {running}
+"""
+
+
+def test_scrapes_give_means_between_the_first_and_the_last(tmp_path: Path) -> None:
+    at = {"count": 10, "ttft": 1.0, "tokens": 1000, "itl": 20.0, "prompt": 5000, "running": 4}
+    (tmp_path / "1.prom").write_text(SCRAPE.format(**at))
+    later = SCRAPE.format(count=30, ttft=5.0, tokens=5000, itl=60.0, prompt=9000, running=8)
+    (tmp_path / "2.prom").write_text(later)
+    found = read_log(tmp_path).counters
+    assert found is not None
+    assert (found.ttft_s, found.tpot_s, found.running) == pytest.approx((0.2, 0.01, 6.0))
+    assert (found.prompt_tokens, found.output_tokens) == pytest.approx((200.0, 200.0))
+    since_start = read_log(tmp_path / "1.prom").counters
+    assert since_start is not None and since_start.ttft_s == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "is empty"),
+        ("{}", "not known"),
+        ("[1, 2]", "holds no objects"),
+        ('{"ttfts": [0.1]}', "not as expected"),
+        ('{"duration_s": -1, "prefill_tokens": 1, "decodes": 1}', "negative"),
+        ('{"duration_s": 1, "prefill_tokens": 1, "decodes": 1}', "8 are needed"),
+        (
+            '{"arrival_s": 1, "first_token_s": 0, "finished_s": 2, "prompt_tokens": 3, "output_tokens": 2}',
+            "before it was",
+        ),
+    ],
+)
+def test_a_file_that_is_no_log_is_told(text: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_text(text)
+    with pytest.raises(DataError, match=words):
+        read_log(tmp_path / "log.jsonl")
+
+
+def test_repeats_of_a_load() -> None:
+    assert [load_of(name) for name in ("chat-60", "chat-60.2")] == ["chat-60", "chat-60"]
