@@ -286,7 +286,7 @@ def test_nothing_overflows_and_nothing_jumps(tab: Tab, width: int) -> None:
 
 def test_the_keyboard_is_enough(tab: Tab) -> None:
     tab.open("/pipeline?n=4")
-    tab.page.focus("#pipeline-schedule")
+    tab.page.focus("#pipeline-schedule-select")
     tab.page.keyboard.press("Tab")
     assert tab.page.evaluate("document.activeElement.id") == "pipeline-stages-slider"
     before = make_span(tab)

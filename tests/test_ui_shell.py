@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 from pathlib import Path
@@ -27,7 +28,7 @@ def test_every_page_loads_and_fits(tab: Tab, name: str) -> None:
     tab.open(f"/{name}")
     title = next(page.title for page in all_pages() if page.name == name)
     assert tab.page.title() == f"{title} · Gnomon"
-    unnamed = "[...document.querySelectorAll('.control')].filter((one) => !one.querySelector('label')).length"
+    unnamed = "[...document.querySelectorAll('.control')].filter((one) => !one.querySelector('label, .label')).length"
     assert tab.page.evaluate(unnamed) == 0
     for width in (1440, 800, 390):
         tab.page.set_viewport_size({"width": width, "height": 900})
@@ -58,6 +59,96 @@ def test_the_link_of_the_page_itself_opens_it_afresh(tab: Tab) -> None:
     assert tab.page.url == f"{tab.address}/runs"
 
 
+def test_back_goes_to_the_state_before(tab: Tab) -> None:
+    tab.open("/pipeline")
+    tab.page.evaluate("window.kept = document.getElementById('pipeline-gantt')")
+    tab.type("pipeline-fwd", "3")
+    tab.page.wait_for_timeout(1100)
+    tab.choose("pipeline-schedule", "gpipe")
+    tab.page.wait_for_timeout(1100)
+    tab.page.click("#pipeline-ideal input")
+    tab.idle()
+    assert "ideal=on" in tab.page.url and "schedule=gpipe" in tab.page.url
+    tab.page.go_back()
+    tab.idle()
+    assert not tab.page.is_checked("#pipeline-ideal input")
+    assert tab.page.input_value("#pipeline-schedule-select") == "gpipe"
+    tab.page.go_back()
+    tab.idle()
+    assert tab.page.input_value("#pipeline-schedule-select") == "1f1b"
+    assert tab.page.input_value("#pipeline-fwd") == "3"
+    tab.page.go_forward()
+    tab.idle()
+    assert tab.page.input_value("#pipeline-schedule-select") == "gpipe"
+    assert tab.page.evaluate("window.kept.isConnected"), "the page was laid out anew"
+
+
+def test_a_drag_is_one_state(tab: Tab) -> None:
+    tab.open("/runs")
+    tab.open("/pipeline")
+    tab.page.focus("#pipeline-n-slider")
+    for _ in range(4):
+        tab.page.keyboard.press("ArrowRight")
+        tab.page.wait_for_timeout(30)
+    tab.idle()
+    assert "n=12" in tab.page.url
+    tab.page.go_back()
+    tab.idle()
+    assert "n=" not in tab.page.url
+
+
+def test_a_mistake_does_not_move_the_form(tab: Tab) -> None:
+    tab.open("/pipeline")
+    tops = "[...document.querySelectorAll('.control')].map((one) => one.getBoundingClientRect().top)"
+    before = tab.page.evaluate(tops)
+    tab.type("pipeline-fwd", "three")
+    assert "not a number" in tab.text("pipeline-fwd-error")
+    assert tab.page.evaluate(tops) == before
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_theme_follows_the_system_until_another_is_chosen(tab: Tab, scheme: str) -> None:
+    tab.page.emulate_media(color_scheme=scheme)
+    tab.open("/runs")
+    colour = "getComputedStyle(document.body).backgroundColor"
+    light, dark = "rgb(244, 246, 248)", "rgb(18, 22, 28)"
+    before, after = (light, dark) if scheme == "light" else (dark, light)
+    assert tab.page.evaluate(colour) == before
+    tab.page.click("#theme")
+    assert tab.page.evaluate(colour) == after
+    tab.open("/runs")
+    assert tab.page.evaluate(colour) == after
+    tab.page.evaluate("localStorage.clear()")
+
+
+def test_the_panel_scrolls_with_the_page_and_is_a_sheet_on_a_phone(tab: Tab) -> None:
+    tab.open("/plan")
+    inner = "(() => { const one = document.querySelector('.panel'); return [one.scrollHeight, one.clientHeight]; })()"
+    high, seen = tab.page.evaluate(inner)
+    assert high == seen, "the panel scrolls on its own"
+    tab.page.set_viewport_size({"width": 390, "height": 844})
+    tab.open("/pipeline")
+    assert not tab.page.is_visible("#pipeline-fwd")
+    tab.page.click(".panel > summary")
+    assert tab.page.is_visible("#pipeline-stages-slider")
+    assert tab.page.evaluate("document.querySelector('.panel').getBoundingClientRect().top") > 844 * 0.4
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+@pytest.mark.parametrize("name", NAMES)
+def test_axe_finds_nothing_serious(tab: Tab, name: str, width: int) -> None:
+    """axe-core from npm: `GNOMON_AXE=.../axe.min.js`."""
+    script = os.environ.get("GNOMON_AXE")
+    if not script:
+        pytest.skip("GNOMON_AXE names no axe.min.js")
+    tab.page.set_viewport_size({"width": width, "height": 900})
+    tab.open(f"/{name}?requests=500" if name == "serve" else f"/{name}")
+    tab.page.evaluate("() => { const one = document.querySelector('.panel'); if (one) one.open = true; }")
+    tab.page.evaluate(Path(script).read_text(encoding="utf-8"))
+    found = tab.page.evaluate("axe.run().then((one) => one.violations)")
+    assert [(one["id"], one["nodes"][0]["html"]) for one in found if one["impact"] in ("serious", "critical")] == []
+
+
 def test_an_unknown_page_names_the_known_ones(tab: Tab) -> None:
     tab.page.goto(f"{tab.address}/nowhere")
     tab.page.wait_for_selector("h1:has-text('No such page')")
@@ -70,7 +161,7 @@ def test_controls_are_reached_by_keyboard(tab: Tab) -> None:
     for _ in range(40):
         tab.page.keyboard.press("Tab")
         reached.add(tab.page.evaluate("document.activeElement.id"))
-    assert {"nav-serve", "nav-runs", "serve-model", "serve-tp", "serve-rate-slider", "serve-rate"} <= reached
+    assert {"nav-serve", "nav-runs", "serve-model-select", "serve-tp", "serve-rate-slider", "serve-rate"} <= reached
 
 
 def test_a_port_that_is_taken_is_a_clear_mistake(tmp_path: Path, cli: CommandLine) -> None:

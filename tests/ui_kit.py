@@ -65,6 +65,7 @@ class Tab:
 
     def type(self, id: str, text: str) -> None:
         """Put `text` into the input with this id."""
+        self.page.evaluate("() => { document.querySelector('.panel').open = true; }")  # A closed sheet on a phone.
         self.page.fill(f"#{id}", text)
         self.page.press(f"#{id}", "Enter")
         self.page.wait_for_timeout(TYPING_MS)
@@ -72,8 +73,8 @@ class Tab:
 
     def choose(self, id: str, label: str) -> None:
         """Choose from a list, by the words shown."""
-        self.page.click(f"#{id}")
-        self.page.locator(".dash-dropdown-option", has_text=label).first.click()
+        labels = self.page.locator(f"#{id}-select option").all_inner_texts()
+        self.page.select_option(f"#{id}-select", label=next(one for one in labels if label in one))
         self.idle()
 
     def text(self, id: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+from collections.abc import Mapping
 from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +20,40 @@ def plotly_js() -> str:
     return (Path(spec.origin).parent / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
 
 
+MARKS = (
+    "@TITLE@", "@LEDE@", "@LINKS@", "@CARDS@", "@MESSAGES@", "@PLOTS@", "@REPLICAS@", "@FIGURES@", "@SCENARIO@",
+    "@VERSION@", "@DATA@",
+)  # fmt: skip
+
+FRAMES = {
+    "@FIGURES@": ("<section><h2>Summary</h2>", "</section>"),
+    "@SCENARIO@": ("<details><summary>Scenario</summary><pre tabindex=0>", "</pre></details>"),
+}
+
+
+def page(parts: Mapping[str, str], template: str = "serving.html") -> str:
+    """A whole page, in the look that all of them share; marks of `MARKS` that are not given stay empty."""
+    text = _file(template)
+    given = {mark: parts.get(mark, "") for mark in MARKS} | dict(parts)
+    given["@DATA@"] = given["@DATA@"] or "{}"
+    for mark, (before, after) in FRAMES.items():
+        given[mark] = before + given[mark] + after if given[mark] else ""
+    for mark, content in given.items():
+        text = text.replace(mark, content)
+    return (
+        text.replace("@LOOK@", _file("look.css")).replace("@SCRIPT@", _file("page.js")).replace("@PLOTLY@", plotly_js())
+    )
+
+
+def look_css() -> str:
+    """The style sheet of all pages: colours for light and dark, boxes, tables, plots."""
+    return _file("look.css")
+
+
+def _file(name: str) -> str:
+    return resources.files("gnomon.report").joinpath(name).read_text(encoding="utf-8")
+
+
 def as_script(figure: Any) -> str:
     """A figure as JavaScript that can stand inside a page."""
     return json.dumps(figure, separators=(",", ":")).replace("</", "<\\/")
@@ -28,7 +63,6 @@ def write_time_line(
     path: str | Path, *, title: str, cards: dict[str, str], figure: Any, heading: str, causes: str
 ) -> Path:
     """A page with figures on cards, one large plot, and a table of where the time goes (`causes`, as HTML)."""
-    page = resources.files("gnomon.report").joinpath("timeline.html").read_text(encoding="utf-8")
     shown = "".join(
         f"<div class=card><span>{html.escape(name)}</span><b>{html.escape(value)}</b></div>"
         for name, value in cards.items()
@@ -39,8 +73,5 @@ def write_time_line(
         "@HEADING@": html.escape(heading),
         "@CAUSES@": causes,
         "@FIGURE@": as_script(figure),
-        "@PLOTLY@": plotly_js(),
     }
-    for mark, text in parts.items():
-        page = page.replace(mark, text)
-    return write_text(path, page)
+    return write_text(path, page(parts, "timeline.html"))

@@ -18,16 +18,17 @@ def graph(id: str, height: int = 300, *, label: str = "", tools: bool = False, f
     drawn = figure if figure is not None else blank(height)
     config = WITH_TOOLS if tools else QUIET
     plot = dcc.Graph(id=id, figure=drawn, config=config, style={"height": f"{height}px"}, responsive=True)
-    return html.Div(plot, className="plot", style={"height": f"{height}px"}, role="img", **{"aria-label": label or id})
+    role = "group" if tools else "img"  # An image has nothing in it that could be pressed.
+    return html.Div(plot, className="plot", style={"height": f"{height}px"}, role=role, **{"aria-label": label or id})
 
 
 def blank(height: int = 300, words: str = "") -> dict[str, Any]:
-    """A figure with nothing in it, or with a few words."""
+    """A figure with nothing in it, or with a few words, on the grey of its place."""
     note = {"text": words, "showarrow": False, "font": {"size": 13, "color": "#8A94A3"},
             "x": 0.5, "y": 0.5, "xref": "paper", "yref": "paper"}  # fmt: skip
     hidden = {"visible": False}
-    layout = {"height": height, "xaxis": hidden, "yaxis": hidden, "paper_bgcolor": "#FFFFFF",
-              "plot_bgcolor": "#FFFFFF", "annotations": [note] if words else []}  # fmt: skip
+    layout = {"height": height, "xaxis": hidden, "yaxis": hidden, "paper_bgcolor": "rgba(0,0,0,0)",
+              "plot_bgcolor": "rgba(0,0,0,0)", "annotations": [note] if words else []}  # fmt: skip
     return {"data": [], "layout": layout}
 
 

@@ -34,6 +34,8 @@ class Control:
     field: str | tuple[str, ...] = ()
     """Dotted keys of a configuration, kinds of names, or classes of errors, whose mistakes are shown here."""
     help: str = ""
+    tip: str = ""
+    """What the label means, shown on hover and focus."""
     wide: bool = False
     """Takes the panel's whole width."""
     group: str = ""
@@ -48,6 +50,10 @@ class Control:
     def component(self, id: str, raw: Any) -> Component:
         """The input itself."""
         return dcc.Input(id=id, value=str(raw), type="text", debounce=TYPING_PAUSE_S, className="field")
+
+    def focus_id(self, id: str) -> str:
+        """The element that the label belongs to; "" for a group of them."""
+        return id
 
     def to_query(self, raw: Any) -> str:
         """The value as it stands in the address."""
@@ -142,7 +148,8 @@ class Slider(Number):
     def component(self, id: str, raw: Any) -> Component:
         """A slider (assets/gnomon.js moves it with the number) and the number."""
         steps = round((self.most - self.least) / self.step) if self.step else 1000
-        about = {"data-least": self.least, "data-most": self.most, "data-steps": steps, "data-log": int(self.log)}
+        about = {"data-least": self.least, "data-most": self.most, "data-steps": steps, "data-log": int(self.log),
+                 "data-label": self.label}  # fmt: skip
         slider = dcc.Input(id=f"{id}-slider", type="range", min=0, max=steps, step=1, className="range")
         return html.Div([html.Div(slider, className="track", **about), super().component(id, raw)], className="slid")
 
@@ -167,13 +174,20 @@ class Choice(Control):
         return str(raw)
 
     def component(self, id: str, raw: Any) -> Component:
-        """A list to choose from, with a search field where it is long."""
+        """The browser's own list; assets/gnomon.js carries its value to the input that callbacks read."""
         labels = self.labels()
         labels |= {raw: raw} if raw and raw not in labels else {}
-        return dcc.Dropdown(
-            id=id, options=[{"value": value, "label": label} for value, label in labels.items()], value=raw,
-            clearable=False, searchable=len(labels) > 8, maxHeight=320, className="choice",
-        )  # fmt: skip
+        return html.Div([dcc.Input(id=id, value=raw, type="hidden"),
+                         html.Select(select_options(labels), id=f"{id}-select", className="choice")])  # fmt: skip
+
+    def focus_id(self, id: str) -> str:
+        """The list."""
+        return f"{id}-select"
+
+
+def select_options(labels: Mapping[str, str]) -> list[Component]:
+    """The children of a list; a callback that changes them has the output `<id>-select.children`."""
+    return [html.Option(label, value=value) for value, label in labels.items()]
 
 
 @dataclass(frozen=True)
@@ -195,9 +209,14 @@ class Choices(Choice):
         return [part for part in text.split(",") if part]
 
     def component(self, id: str, raw: Any) -> Component:
-        """A list with a tick beside each."""
+        """A list with a tick beside each, folded into a line that says how many are chosen."""
         options = [{"value": value, "label": label} for value, label in self.labels().items()]
-        return dcc.Dropdown(id=id, options=options, value=list(raw), multi=True, maxHeight=320, className="choice")
+        ticks = dcc.Checklist(id=id, options=options, value=list(raw), className="ticks")
+        return html.Details([html.Summary("", id=f"{id}-chosen"), ticks], className="choices")
+
+    def focus_id(self, id: str) -> str:
+        """Nothing: a group of ticks has no single input."""
+        return ""
 
 
 @dataclass(frozen=True)

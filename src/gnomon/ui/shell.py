@@ -6,6 +6,7 @@ from dash import Dash, Input, Output, dcc, html
 from dash.development.base_component import Component
 
 from gnomon import __version__
+from gnomon.report.page import look_css
 from gnomon.ui.address import state_of
 from gnomon.ui.callbacks import callback
 from gnomon.ui.site_page import Page
@@ -17,9 +18,13 @@ _ICON = (
     "stroke='white' stroke-width='2'/%3E%3C/svg%3E"
 )
 
+# Before anything is drawn: the theme that was chosen last, else the system's.
+_THEME = "try{document.documentElement.style.colorScheme=localStorage.getItem('gnomon-theme')||''}catch{}"
+
 INDEX = f"""<!DOCTYPE html>
 <html lang="en">
-<head>{{%metas%}}<title>{{%title%}}</title><link rel="icon" href="{_ICON}">{{%css%}}</head>
+<head>{{%metas%}}<script>{_THEME}</script><style>{look_css()}</style>
+<title>{{%title%}}</title><link rel="icon" href="{_ICON}">{{%css%}}</head>
 <body>{{%app_entry%}}<footer>{{%config%}}{{%scripts%}}{{%renderer%}}</footer></body>
 </html>"""
 
@@ -32,7 +37,9 @@ def frame(pages: list[Page]) -> Component:
             dcc.Location(id="address", refresh="callback-nav"),
             html.A("Skip to the page", href="#content", className="skip"),
             html.Header([html.Div([html.Span("Gnomon", className="brand"), html.Small(__version__)]),
-                         html.Nav(links, **{"aria-label": "Pages"})], className="top"),
+                         html.Nav(links, **{"aria-label": "Pages"}),
+                         html.Button("◐", id="theme", className="theme", type="button", title="Light or dark",
+                                     **{"aria-label": "Switch between light and dark"})], className="top"),
             html.Main(id="content"),
         ]
     )  # fmt: skip

@@ -38,6 +38,8 @@ class Page:
     """Further components below the controls."""
     without_effect: Callable[[State], Collection[str]] = lambda state: ()
     """Controls that have no effect in this state: they are out of sight from the first moment."""
+    is_live: bool = True
+    """Its body follows the controls: Back sets them, instead of laying out the page anew."""
     is_stacked: bool = False
     """The controls stand above the body on wide screens too."""
 
@@ -87,8 +89,12 @@ class Page:
         hidden = [one.component(self.id(one.name), state[one.name]) for one in self.controls if one.is_hidden]
         extra = self.head(state)
         own = html.Div(id=self.id(OWN, "error"), className="message own", role="alert")
-        body = html.Div([own, *self.body(state)], className="body")
-        left = html.Div([*panel, *extra, *hidden], className="panel")
+        heading = html.H1(self.title, className="unseen")
+        body = html.Div([heading, own, *self.body(state)], className="body")
+        # A sheet that slides over the results on a narrow screen; always open beside them on a wide one.
+        left = html.Details(
+            [html.Summary("Settings"), html.Div([*panel, *extra, *hidden])], className="panel", open=True
+        )
         if not panel and not extra:
             left.className = "panel empty"
         style = "page stacked" if self.is_stacked else "page"
@@ -99,7 +105,9 @@ class Page:
         self.register(app)
         if not self.controls:
             return
-        spec = json.dumps({"path": self.path, "defaults": defaults_of(self.controls)})
+        kinds = {one.name: type(one.from_query("on")).__name__ for one in self.controls}
+        about = {"path": self.path, "defaults": defaults_of(self.controls), "kinds": kinds, "isLive": self.is_live}
+        spec = json.dumps(about)
         names = json.dumps([one.name for one in self.controls])
         app.clientside_callback(
             f"function(...values) {{ return dash_clientside.gnomon.address({spec}, {names}, values); }}",
@@ -118,7 +126,11 @@ def _group(page: Page, name: str, members: list[Control], state: State) -> Compo
 
 def _labelled(page: Page, control: Control, raw: Any, *, is_hidden: bool) -> Component:
     id = page.id(control.name)
-    label = [] if isinstance(control, Switch) else [html.Label(control.label, htmlFor=id, id=f"{id}-label")]
+    words = html.Span(control.label, className="term", tabIndex=0, **{"data-tip": control.tip})
+    text = words if control.tip else control.label
+    focus = control.focus_id(id)
+    named = html.Label(text, htmlFor=focus, id=f"{id}-label") if focus else html.Div(text, className="label")
+    label = [] if isinstance(control, Switch) else [named]
     help = [html.Small(control.help)] if control.help else []
     message = html.Div(id=f"{id}-error", className="message", role="alert")
     kind = type(control).__name__.lower()

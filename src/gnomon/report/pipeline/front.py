@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
+import html
 from pathlib import Path
 from typing import Any
 
 from gnomon.core.files import write_text
 from gnomon.pipeline.schedule_search import Found
-from gnomon.report.page import plotly_js
+from gnomon.report.page import as_script, page
 
 
 def front_figure(found: Found, unit: str) -> dict[str, Any]:
@@ -58,22 +58,6 @@ def write_front(found: Found, path: str | Path, unit: str) -> Path:
     """Write the figure as a page."""
     best = found.best
     heading = f"Best within the limit: {best.name}" if best else "No schedule fits the limit"
-    figure = json.dumps(front_figure(found, unit)).replace("</", "<\\/")
-    return write_text(
-        path, _PAGE.replace("@TITLE@", heading).replace("@FIGURE@", figure).replace("@PLOTLY@", plotly_js())
-    )
-
-
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>@TITLE@</title><style>
-body { margin: 0; background: #F4F6F8; color: #2B3440; font: 14px/1.45 Inter, system-ui, sans-serif; }
-main { max-width: 1200px; margin: 0 auto; padding: 20px clamp(8px, 2vw, 28px); }
-h1 { font-size: 21px; font-weight: 650; }
-section { background: #fff; border: 1px solid #E2E7ED; border-radius: 12px; padding: 14px; }
-</style></head><body><main><h1>@TITLE@</h1><section><div id="plot"></div></section></main>
-<script>@PLOTLY@</script>
-<script>const f = @FIGURE@; Plotly.newPlot("plot", f.data, f.layout, {responsive: true, displaylogo: false,
-  modeBarButtonsToRemove: ["sendChartToCloud"]});</script>
-</body></html>
-"""
+    plot = "<section><div id=front class='plot tall'></div></section>"
+    data = as_script({"front": front_figure(found, unit)})
+    return write_text(path, page({"@TITLE@": html.escape(heading), "@PLOTS@": plot, "@DATA@": data}))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import json
 from collections.abc import Mapping
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +12,11 @@ from gnomon import __version__
 from gnomon.core.config import dump
 from gnomon.core.files import write_text
 from gnomon.report.blocks import Table
-from gnomon.report.page import plotly_js
+from gnomon.report.page import page
 from gnomon.report.search import text as words
 from gnomon.report.search.figures import figures
 from gnomon.search.study import Found
 from gnomon.search.winner import winning_scenario
-
-MARKS = (
-    "@TITLE@", "@LEDE@", "@CARDS@", "@MESSAGES@", "@PLOTS@", "@REPLICAS@", "@FIGURES@", "@SCENARIO@", "@VERSION@",
-    "@DATA@",
-)  # fmt: skip
 
 
 def write_search_report(found: Found, path: str | Path, commands: Mapping[str, str]) -> Path:
@@ -46,14 +40,6 @@ def write_search_report(found: Found, path: str | Path, commands: Mapping[str, s
         "@DATA@": json.dumps(drawn, separators=(",", ":"), allow_nan=False).replace("</", "<\\/"),
     }
     return write_text(path, page(parts))
-
-
-def page(parts: dict[str, str]) -> str:
-    """The pages of all serving reports share one template; marks that are not given stay empty."""
-    text = resources.files("gnomon.report").joinpath("serving.html").read_text(encoding="utf-8")
-    for mark in MARKS:
-        text = text.replace(mark, parts.get(mark, ""))
-    return text.replace("@PLOTLY@", plotly_js())
 
 
 def _card(name: str, value: str, beside: str) -> str:

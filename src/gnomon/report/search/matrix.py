@@ -10,8 +10,9 @@ from typing import Any
 from gnomon import __version__
 from gnomon.core.config import dump
 from gnomon.core.files import write_text
+from gnomon.report.page import page
 from gnomon.report.search import text as words
-from gnomon.report.search.html import page, table
+from gnomon.report.search.html import table
 from gnomon.search.matrix import Matrix, cell_folder
 
 

@@ -14,8 +14,9 @@ from gnomon.core import units
 from gnomon.core.config import dump
 from gnomon.core.files import write_text
 from gnomon.report.blocks import Block, Line, Table
+from gnomon.report.page import page
 from gnomon.report.routing.figures import differences_figure
-from gnomon.report.search.html import page, table
+from gnomon.report.search.html import table
 from gnomon.report.serving.figures import LATENCIES, latency_cdf, latency_curves
 from gnomon.report.serving.html import message
 from gnomon.report.serving.text import title

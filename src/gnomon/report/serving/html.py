@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import json
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from gnomon import __version__
 from gnomon.core import units
 from gnomon.core.config import dump
 from gnomon.core.files import write_text
-from gnomon.report.page import plotly_js
+from gnomon.report.page import page
 from gnomon.report.serving import text as words
 from gnomon.report.serving.figures import figures
 from gnomon.serving.metrics import Summary
@@ -49,10 +48,7 @@ def write_report(run: Run, summary: Summary, path: str | Path) -> Path:
         "@VERSION@": __version__,
         "@DATA@": json.dumps(drawn, separators=(",", ":"), allow_nan=False).replace("</", "<\\/"),
     }
-    page = resources.files("gnomon.report").joinpath("serving.html").read_text(encoding="utf-8")
-    for mark, text in parts.items():
-        page = page.replace(mark, text)
-    return write_text(path, page.replace("@PLOTLY@", plotly_js()))
+    return write_text(path, page(parts))
 
 
 def key_figures(summary: Summary) -> list[tuple[str, str, str]]:

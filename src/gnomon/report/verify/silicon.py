@@ -13,8 +13,7 @@ from gnomon import __version__
 from gnomon.core.files import write_text
 from gnomon.report import look
 from gnomon.report.blocks import Block, Line, Table, as_html
-from gnomon.report.page import as_script
-from gnomon.report.search.html import page
+from gnomon.report.page import as_script, page
 from gnomon.report.verify.told import Told
 from gnomon.verify.silicon.launch import rules_text
 from gnomon.verify.silicon.predict import Scored

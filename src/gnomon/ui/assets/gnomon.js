@@ -1,4 +1,4 @@
-// What must happen in the browser: the address, sliders, copying.
+// What must happen in the browser: the address and its history, sliders and lists, copying, the theme, the panel.
 (() => {
   const PAUSE_MS = 60; // Between two values of a slider that is being dragged.
 
@@ -84,6 +84,112 @@
     return Array.isArray(value) ? value.join(",") : String(value);
   };
 
+  // The browser's own lists: what is chosen goes to the hidden input that callbacks read, and back.
+  document.addEventListener("change", (event) => {
+    if (!event.target.matches?.("select.choice")) return;
+    dash_clientside.set_props(event.target.id.replace(/-select$/, ""), {value: event.target.value});
+  }, true);
+  const choose = (select, value, tries = 3) => {
+    select.value = value;
+    if (select.value === value) return;
+    if (tries) requestAnimationFrame(() => choose(select, value, tries - 1)); // Its options may be on their way.
+    else { select.add(new Option(value, value)); select.value = value; }
+  };
+  const show = (id, value) => {
+    const text = asText(value), slider = sliderOf(id);
+    if (slider) {
+      slider.setAttribute("aria-label", slider.closest(".track").dataset.label);
+      if (!pending.has(id) && text !== "" && Number(text) >= 0) {
+        slider.value = positionOf(slider.closest(".track"), Number(text));
+      }
+    }
+    const select = document.getElementById(`${id}-select`);
+    if (select && select.value !== text) choose(select, text);
+    const chosen = document.getElementById(`${id}-chosen`);
+    if (chosen) chosen.textContent = !value?.length ? "none" : value.length > 3 ? `${value.length} chosen` : value.join(", ");
+  };
+
+  // Every state has a place in the history; what follows within a second (a drag, typing) takes the last one's place.
+  const SETTLED_MS = 1000;
+  let shown = null, restoring = false, changed = 0;
+  const remember = (page, search) => {
+    const here = location.pathname;
+    if ((here !== page.path && here !== "/") || search === location.search) { shown = page; return; }
+    const isNew = shown?.path === page.path && here === page.path && Date.now() - changed > SETTLED_MS;
+    changed = Date.now();
+    shown = page;
+    if (restoring) return;
+    history[isNew ? "pushState" : "replaceState"](isNew ? {gnomon: true} : history.state, "", page.path + search);
+  };
+  addEventListener("popstate", (event) => {
+    const page = shown;
+    if (!page?.isLive || location.pathname !== page.path || !document.getElementById(`page-${page.path.slice(1)}`)) return;
+    event.stopImmediatePropagation(); // Dash would lay out the whole page anew.
+    const query = new URLSearchParams(location.search);
+    restoring = true;
+    for (const [name, usual] of Object.entries(page.defaults)) {
+      const text = query.has(name) ? query.get(name) : usual;
+      const isTick = usual === "on" || usual === "off";
+      const value = isTick ? (text === "on" ? ["on"] : []) : text.split(",").filter(Boolean);
+      dash_clientside.set_props(`${page.path.slice(1)}-${name}`, {value: page.kinds[name] === "list" ? value : text});
+    }
+    setTimeout(() => { restoring = false; changed = 0; }, 50);
+  }, true);
+
+  // Light or dark: the system's choice until another is made here.
+  document.addEventListener("click", (event) => {
+    if (!event.target.closest?.("#theme")) return;
+    const root = document.documentElement;
+    const isDark = (root.style.colorScheme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
+    root.style.colorScheme = isDark ? "light" : "dark";
+    try { localStorage.setItem("gnomon-theme", root.style.colorScheme); } catch { /* Private windows forget. */ }
+  });
+
+  // A settings panel that is higher than the window scrolls with the page until its end is seen, then stays. On a narrow
+  // screen it is a sheet, closed at first.
+  const wide = matchMedia("(min-width: 901px)");
+  const place = () => {
+    const panel = document.querySelector(".panel");
+    if (!panel) return;
+    if (wide.matches) panel.open = true;
+    else if (!panel.dataset.seen) panel.open = false;
+    panel.dataset.seen = "yes";
+    const top = Math.min(64, innerHeight - panel.offsetHeight - 16);
+    panel.style.top = wide.matches ? `${top}px` : "";
+  };
+  wide.addEventListener("change", () => { const one = document.querySelector(".panel"); if (one) delete one.dataset.seen; place(); });
+  addEventListener("resize", place);
+  // Ticks are plain ticks with a label: Dash calls them options of a list box, which they are not.
+  const rename = () => {
+    for (const one of document.querySelectorAll(".dash-options-list[role=listbox]")) {
+      one.setAttribute("role", "group");
+      one.setAttribute("aria-label", one.closest(".control")?.querySelector(".label, label")?.textContent || "Choices");
+    }
+    for (const one of document.querySelectorAll("label.dash-options-list-option[role], label.dash-options-list-option[aria-selected]")) {
+      one.removeAttribute("role");
+      one.removeAttribute("aria-selected");
+    }
+    for (const one of document.querySelectorAll("input[type=file]:not([aria-label])")) {
+      one.setAttribute("aria-label", one.parentElement.textContent);
+    }
+  };
+  const sizes = new ResizeObserver(place);
+  new MutationObserver(() => {
+    rename();
+    const panel = document.querySelector(".panel");
+    if (!panel || panel.dataset.watched) return;
+    panel.dataset.watched = "yes";
+    sizes.observe(panel);
+    place();
+  }).observe(document.documentElement, {childList: true, subtree: true, attributeFilter: ["aria-selected"]});
+
+  // A report in a frame is as high as its content: one thing scrolls, not two.
+  addEventListener("message", (event) => {
+    const height = Number(event.data?.gnomonHeight);
+    const frame = [...document.querySelectorAll("iframe.report")].find((one) => one.contentWindow === event.source);
+    if (frame && height > 0) frame.style.height = `${Math.min(height, 20000) + 2}px`;
+  });
+
   window.dash_clientside = Object.assign({}, window.dash_clientside, {
     gnomon: {
       // Put HTML that the server has made (and escaped) into its places, where it differs from what is there.
@@ -95,24 +201,17 @@
         return dash_clientside.no_update;
       },
 
-      // Put what differs from the defaults into the address, and every slider where its number is.
+      // Put what differs from the defaults into the address, and every slider and list where its value is.
       address(page, names, values) {
         const query = new URLSearchParams();
         names.forEach((name, i) => {
           const ticks = page.defaults[name] === "on" || page.defaults[name] === "off";
           const text = ticks ? (asText(values[i]) ? "on" : "off") : asText(values[i]);
           if (text !== page.defaults[name]) query.set(name, text);
-          const id = `${page.path.slice(1)}-${name}`;
-          const slider = sliderOf(id);
-          if (slider && !pending.has(id) && text !== "" && Number(text) >= 0) {
-            slider.value = positionOf(slider.closest(".track"), Number(text));
-          }
+          show(`${page.path.slice(1)}-${name}`, values[i]);
         });
         const search = query.toString() ? `?${query}` : "";
-        const here = location.pathname;
-        if ((here === page.path || here === "/") && search !== location.search) {
-          history.replaceState(history.state, "", page.path + search);
-        }
+        remember(page, search);
         return search;
       },
     },

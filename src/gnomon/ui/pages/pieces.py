@@ -21,7 +21,7 @@ ABOVE_PX = 10
 def tall_graph(id: str, height: int, label: str, *, is_legend_below: bool = False) -> Component:
     """A plot in a frame whose height follows the figure, with a legend that wraps as text does; `tall` fills all."""
     plot = dcc.Graph(id=id, figure=blank(height), config=WITH_TOOLS, style={"height": "100%"}, responsive=True)
-    frame = html.Div(plot, id=f"{id}-frame", className="plot", style={"height": f"{height}px"}, role="img",
+    frame = html.Div(plot, id=f"{id}-frame", className="plot", style={"height": f"{height}px"}, role="group",
                      **{"aria-label": label})  # fmt: skip
     legend = html.Ul(id=f"{id}-legend", className="legend")
     return html.Div([frame, legend] if is_legend_below else [legend, frame])

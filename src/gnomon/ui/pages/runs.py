@@ -150,4 +150,4 @@ def _seconds(value: float | None) -> str | None:
     return units.seconds(value) if value is not None else None
 
 
-PAGE = Page(name="runs", title="Runs", controls=CONTROLS, body=body, register=register, is_stacked=True)
+PAGE = Page(name="runs", title="Runs", controls=CONTROLS, body=body, register=register, is_stacked=True, is_live=False)

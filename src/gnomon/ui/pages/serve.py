@@ -14,7 +14,7 @@ from gnomon.core.errors import GnomonError
 from gnomon.report.serving.figures import LATENCIES
 from gnomon.ui import blocks, uploads
 from gnomon.ui.callbacks import callback
-from gnomon.ui.controls import Choice, Control, Hidden, Number, Slider, Text
+from gnomon.ui.controls import Choice, Control, Hidden, Number, Slider, Text, select_options
 from gnomon.ui.foreign import MAX_REQUESTS
 from gnomon.ui.pages import serve_answers as answers
 from gnomon.ui.pages import serve_pins as pins
@@ -209,7 +209,7 @@ def _register_upload(app: Dash) -> None:
         app,
         output={
             "values": PAGE.values(),
-            "workloads": Output(PAGE.id("workload"), "options"),
+            "workloads": Output(PAGE.id("workload", "select"), "children"),
             "message": Output(PAGE.id("upload", "error"), "children"),
         },
         inputs={"content": Input(PAGE.id("upload"), "contents")},
@@ -229,8 +229,7 @@ def _register_upload(app: Dash) -> None:
             key: value if value is no_update else texts[key].from_query(texts[key].to_query(value))
             for key, value in values.items()
         }
-        options = [{"value": value, "label": label} for value, label in _workloads().items()]
-        return {"values": values, "workloads": options, "message": ""}
+        return {"values": values, "workloads": select_options(_workloads()), "message": ""}
 
 
 PAGE = Page(name="serve", title="Serve", controls=(*CONTROLS, Hidden("pins")), body=body, register=register)
