@@ -143,6 +143,17 @@ class Roofline:
             seconds = seconds + self.elementwise_s(Elementwise(3.0 * work.k), rows)
         return seconds
 
+    def smooth_s(self, operator: Operator, *sizes: Floats) -> Floats:
+        """The same without tiles and waves of a product: how a shape's time compares to its neighbours', whose kernels
+        are chosen so that few SMs idle."""
+        work = operator.work
+        if not isinstance(work, Gemm):
+            return self.seconds(operator, *sizes)
+        c, (rows,) = self._constants, sizes
+        compute = work.flops(rows) / (self.device.flops(work.format.product) * c.gemm_efficiency)
+        memory = work.bytes(rows) / (c.gemm_bandwidth * self.device.bandwidth_bytes_s)
+        return self._overlapped(compute, memory) + c.gemm_floor_s
+
     def _tiled_s(self, rows: Floats, n: int, k: int, peak: float) -> Floats:
         """Compute seconds of [rows, k] x [k, n] at a peak of FLOP/s with the best tile."""
         sms = self.device.num_sms

@@ -89,7 +89,7 @@ def exact(kernels: Kernels, operator: Operator, table: Table, node: Node | None 
 
 def between(kernels: Kernels, operator: Operator, table: Table, roofline: Roofline) -> Found | None:
     """A shape made from the measured ones around it: their ratios to the roofline."""
-    samples = from_neighbours(kernels.bundle, operator, roofline.seconds)
+    samples = from_neighbours(kernels.bundle, operator, roofline.smooth_s)
     return Found(samples, f"measured in {table.name}, between shapes") if samples else None
 
 

@@ -121,11 +121,11 @@ def _points(table: Table, form: _Form, kv_dtype: str, architecture: str) -> pl.D
 
 def _without_launches(samples: Samples, shortest_s: float) -> tuple[Samples, bool]:
     """Leave out short prompts where an engine's module waits for launches: nothing changes with their length, and
-    another engine takes far less. Host time is not a kernel's."""
+    another engine takes far less. Host time is not a kernel's. The longest stays: there kernels take as long."""
     floor = float(samples.seconds[np.argmin(samples.sizes.sum(axis=1))])
     lengths, before = samples.sizes.T
     waits = (before == before.min()) & (samples.seconds <= PLATEAU * floor)
-    keep = lengths > lengths[waits].max(initial=0.0)
+    keep = lengths >= lengths[waits].max(initial=0.0)
     if floor <= LAUNCH_BOUND * shortest_s or keep.sum() < MIN_ROWS:
         return samples, False
     return replace(samples, sizes=samples.sizes[keep], seconds=samples.seconds[keep]), True
