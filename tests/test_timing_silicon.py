@@ -411,3 +411,47 @@ def test_a_larger_group_in_one_node_is_scaled_from_a_measured_one(package: Path)
     formula = [Timer(one, "roofline").seconds(graph(one)["attn_all_reduce"], size)[0] for one in (c, two)]
     expected = 1e-3 * (0.005 + 1e-8 * 2048) * formula[0] / formula[1]
     assert source.seconds(operator, size) == pytest.approx([expected], rel=0.05)
+
+
+def test_mamba2_stands_on_gated_delta_nets_and_says_so(package: Path) -> None:
+    shape = {"num_k_heads": 8, "num_v_heads": 128, "head_k_dim": 128, "head_v_dim": 64, "phase": "generation"}
+    rows: list[dict[str, object]] = [
+        {**shape, "batch_size": b, "num_tokens": b, "kernel_source": source, "latency": 0.002 * b}
+        for b in (1, 8, 64)
+        for source in ("causal_conv1d_update", "fused_recurrent")
+    ]
+    write(package, "linear_attention/vllm/0.24.0/gdn_perf.parquet", rows)
+    convolution = {"n_groups": 8, "nheads": 128, "d_state": 128, "head_dim": 64, "phase": "generation"}
+    only = [
+        {**convolution, "batch_size": b, "num_tokens": b, "kernel_source": "causal_conv1d_update", "latency": 0.001}
+        for b in (1, 8, 64)
+    ]
+    write(package, "linear_attention/trtllm/1.3.0/mamba2_perf.parquet", list(only))
+    c = context("nemotron-3-super-120b-a12b")
+    source, operator = source_of(c), graph(c)["linear_decode"]
+    assert source.provenance(operator) == "measured in vllm 0.24.0, of gated delta nets"
+    assert source.seconds(operator, np.array([8.0])) == pytest.approx([2 * 0.002e-3 * 8])
+
+
+def test_experts_with_copies_are_those_measured_so(package: Path) -> None:
+    shape = {"hidden_size": 7168, "inter_size": 2048, "topk": 8, "num_experts": 256, "moe_dtype": "nvfp4"}
+    rows: list[dict[str, object]] = [
+        {
+            **shape,
+            "num_tokens": t,
+            "moe_tp_size": 1,
+            "moe_ep_size": 8,
+            "num_slots": slots,
+            "distribution": "power_law_1.01_eplb",
+            "latency": 0.01 * t * slots / 256,
+        }
+        for t in (1, 16, 256)
+        for slots in (256, 288)
+    ]
+    write(package, "moe/trtllm/1.3.0/wideep_moe_perf.parquet", rows)
+    chosen = device("h100")
+    cut = Parallelism(tensor_parallel=8, expert_parallel=True)
+    config = TimingConfig(source="silicon", engine="trtllm", dtype="nvfp4", expert_load="power_law_1.01_eplb")
+    c = Context(model("deepseek-v3"), chosen, default_node(chosen), cut, config)
+    assert source_of(c).seconds(graph(c)["experts"], np.array([16.0])) == pytest.approx([1e-3 * 0.16 * 288 / 256])
+    assert source_of(c).provenance(graph(c)["experts"]) == "measured in trtllm 1.3.0"

@@ -55,6 +55,8 @@ KERNELS = {
 def find_experts(query: Query, operator: Operator, work: Experts) -> Found | None:
     """The shape and load themselves, in the engine's tables or the others'; else the nearest shape, scaled."""
     everything = query.tables("moe", "moe_perf")
+    if work.load.endswith("_eplb") and (copied := _with_copies(query, work)):
+        return copied
     chosen = [query.expert_kernel] if query.expert_kernel else []
     for dtype, kernel in product(DTYPES.get(work.format.name, ()), [*chosen, ""]):
         tables, excuse = tuned(everything, partial(_sample, dtype=dtype))
@@ -65,6 +67,28 @@ def find_experts(query: Query, operator: Operator, work: Experts) -> Found | Non
                     other = f", in {dtype}" if dtype != DTYPES[work.format.name][0] else ""
                     return replace(found, provenance=found.provenance + other + excuse)
     return None
+
+
+def _with_copies(query: Query, work: Experts) -> Found | None:
+    """Experts whose busiest are copied, as measured for expert parallelism over many GPUs."""
+    key = ("experts", work.num_experts, work.num_local, work.per_token, work.hidden, work.ffn)
+    for table in query.tables("moe", "wideep_moe_perf"):
+        kernels = copied_kernels(table, DTYPES.get(work.format.name, ("",))[0], work.load)
+        if key in kernels.bundle.samples:
+            return Found(kernels.bundle.samples[key], f"measured in {table.name}", kernels.left_out.get(key, ()))
+    return None
+
+
+@lru_cache(maxsize=64)
+def copied_kernels(table: Table, dtype: str, load: str) -> Kernels:
+    """With one spare slot for every eight experts, or none where that was not measured."""
+    rows = table.rows(*_POINT, "num_slots", "moe_dtype", "latency")
+    rows = rows.filter(pl.col("moe_dtype") == dtype, pl.col("distribution") == load).with_columns(
+        ffn=pl.col("inter_size") // pl.col("moe_tp_size"), num_local=pl.col("num_experts") // pl.col("moe_ep_size")
+    )
+    most = rows.group_by(_SHAPE).agg(slots=pl.col("num_slots").max())
+    rows = rows.join(most, on=_SHAPE).filter(pl.col("num_slots") == pl.col("slots"))
+    return read_kernels(table, rows, "experts", _SHAPE, ("num_tokens",))
 
 
 @lru_cache(maxsize=256)

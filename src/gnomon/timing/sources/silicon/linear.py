@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
 import polars as pl
 
 from gnomon.timing.operators import Operator, Recurrence
-from gnomon.timing.sources.silicon.kernels import Found, Kernels, Query, exact, nearest, read_kernels
+from gnomon.timing.sources.silicon.kernels import Found, Kernels, Query, exact, nearest, read_kernels, scaled
 from gnomon.timing.sources.silicon.tables import Table
 
 _TABLES = {
@@ -15,10 +16,25 @@ _TABLES = {
     "mamba2": ("linear_attention", "mamba2_perf"),
     "kda": ("kda", "kda_perf"),
 }
+_STAND_IN = "gdn"
+"""Of Mamba-2 only the convolution was measured. Gated DeltaNet has the same parts: a convolution, and a recurrence over
+a state of keys x values per head, in chunks of a prompt or step by step."""
 
 
 def find_recurrence(query: Query, operator: Operator, work: Recurrence) -> Found | None:
-    """The heads themselves, or the nearest, scaled."""
+    """The heads themselves, or the nearest, scaled; another kernel's where the whole was not measured."""
+    found = _find(query, operator, work)
+    if found or work.kernel == _STAND_IN:
+        return found
+    like = replace(work, kernel=_STAND_IN)
+    found = _find(query, replace(operator, work=like), like)
+    if found is None:
+        return None
+    samples = scaled(found.samples, operator, like, query.roofline)
+    return Found(samples, f"{found.provenance}, of gated delta nets", found.left_out)
+
+
+def _find(query: Query, operator: Operator, work: Recurrence) -> Found | None:
     family, name = _TABLES[work.kernel]
     tables = query.tables(family, name)
     for table in tables:
