@@ -82,7 +82,7 @@ POLICIES = {
     ),
     "twice": (
         ONE_BY_ONE.replace("place(replica, r, 1)", "place(replica, r, 1)\n        place(replica, r, 1)"),
-        "place() was called for a request that waits, is in a batch already or has ended",
+        "place() was called for a request that waits, was placed already or has ended",
     ),
     "too_much": (ONE_BY_ONE.replace("prefill_left(replica, r))", "prefill_left(replica, r) + 1)"), "more tokens than"),
     "nothing_to_pop": ("    pop_waiting(replica)\n    pop_waiting(replica)\n", "although no request waits"),

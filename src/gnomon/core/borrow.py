@@ -13,9 +13,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from gnomon.core.jit import ENABLED, borrow, first_rows
+from gnomon.core.jit import ENABLED, borrow, first_rows, is_checked
 
-__all__ = ["borrow", "borrowed_type", "first_rows"]
+__all__ = ["borrow", "borrowed_type", "first_rows", "is_checked"]
 
 
 def borrowed_type(bundle: Any) -> Any:

@@ -14,7 +14,7 @@ from numba.core.lowering import Lower
 from numba.core.typing.templates import AbstractTemplate, AttributeTemplate, infer_getattr, infer_global, signature
 from numba.extending import intrinsic, lower_builtin, lower_getattr, models, overload, register_model
 
-from gnomon.core.jit import borrow, first_rows
+from gnomon.core.jit import borrow, first_rows, is_checked
 
 
 class Borrowed(types.Type):  # type: ignore[misc]
@@ -87,6 +87,12 @@ def checked(typing: Any, bundle: Any) -> Any:
     """The same borrowed arrays with every index checked: one out of range raises IndexError, also a negative one."""
     kind = _with_arrays(bundle, Borrowed, lambda view: Borrowed(view.dtype, view.ndim, is_checked=True))
     return kind(bundle), lambda context, builder, sig, args: args[0]
+
+
+@overload(is_checked, strict=False)  # type: ignore[untyped-decorator]
+def _is_checked(bundle: Any) -> Any:
+    answer = any(isinstance(kind, Borrowed) and kind.is_checked for kind in bundle.types)
+    return (lambda bundle: True) if answer else (lambda bundle: False)
 
 
 def _line_being_compiled() -> Any:

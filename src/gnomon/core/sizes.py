@@ -57,10 +57,14 @@ Steps = Annotated[int, Ge(1), AtMost(10_000_000, "a run of so many steps would t
 # Memory
 
 MEMORY_VARIABLE = "GNOMON_MEMORY_GIB"
+_SMALL = 256 * units.MIB
+"""Bytes for which it is not worth asking how many are free."""
 
 
 def check_memory(num_bytes: float, what: str, *, where: str | None = None, fix: str = "") -> None:
     """Refuse what needs more memory than there is, before it is taken; $GNOMON_MEMORY_GIB says otherwise."""
+    if num_bytes < _SMALL and MEMORY_VARIABLE not in os.environ:
+        return
     limit = memory_limit()
     if num_bytes > limit:
         raise ConfigError(

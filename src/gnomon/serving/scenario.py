@@ -171,6 +171,11 @@ class FrontEndConfig(Config):
     stream_interval: Count = 1
     """Tokens per message of a stream; the first token is always sent alone."""
 
+    @property
+    def takes_no_time(self) -> bool:
+        """Whether the client sees what the scheduler sees."""
+        return not (self.per_request_s or self.per_prompt_token_s or self.reply_s or self.per_message_s)
+
 
 class PoolConfig(Config):
     """Replicas of one kind in a fleet of several kinds. What is not given is as in the scenario, key by key within its

@@ -88,7 +88,7 @@ def run(
     with function_arguments():
         before = _serve(scenario, router, kinds, offered, cluster, times.tables, log, forced_replicas, on_progress)
     _check_clock(cluster)
-    as_client_sees(cluster)
+    as_client_sees(scenario.front_end, cluster)
     if before is not None:
         cluster, offered = without_warmup(cluster, log, offered, before)
     notes = [*offered.notes, *times.notes]
@@ -172,8 +172,8 @@ LATEST_S = 1e12
 
 
 def _check_clock(cluster: Cluster) -> None:
-    """Refuse a run whose times have grown beyond what can be told apart."""
-    times = [cluster.requests[name] for name in ("arrival_s", "scheduled_s", "first_token_s", "finished_s")]
+    """Refuse a run whose times have grown beyond what can be told apart: nothing ends after the last batch."""
+    times = (cluster.requests.arrival_s, cluster.stage_free_s, cluster.replicas.busy_s)
     if not all(np.all(one < LATEST_S) for one in times):
         raise ConfigError(
             "an iteration or a gap between arrivals takes longer than can be simulated.",

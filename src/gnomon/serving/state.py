@@ -126,6 +126,7 @@ REPLICA = np.dtype(
         ("next_finish", np.int64),  # the step after which the first of them is done
         ("last_step_s", np.float64),
         ("num_off_beat", np.int64),  # those whose last token came at another moment
+        ("last_admitted_stepping", np.int64),  # at least the largest `admission` among them
         ("num_loose", np.int64),  # blocks taken for them that nobody's record counts yet
         # The rest.
         ("base_reply_s", np.float64),  # from a token to the client, before any message is written

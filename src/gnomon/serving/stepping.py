@@ -37,6 +37,7 @@ def join(replica: Replica, r: int) -> None:
     state.step_kv += request.processed
     state.step_kv_max = max(state.step_kv_max, request.processed)
     state.next_finish = min(state.next_finish, due)
+    state.last_admitted_stepping = max(state.last_admitted_stepping, request.admission)
     if request.last_token_s != state.last_step_s:
         state.num_off_beat += 1
     if request.num_blocks * state.block_size < request.total_tokens:
@@ -134,6 +135,7 @@ def _forget_all(replica: Replica) -> None:
     state.step_kv_max = 0
     state.num_off_beat = 0
     state.next_finish = NEVER_STEP
+    state.last_admitted_stepping = 0
     for i in range(state.block_size):
         replica.growth[i] = 0
 

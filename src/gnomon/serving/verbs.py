@@ -1,11 +1,12 @@
 """The verbs of batching policies: look at the queue, hold blocks, place requests into the batch, pre-empt.
 
-Every verb keeps the books (free blocks, queue lengths, work left), so that a policy is only its decision.
+Every verb keeps the books (free blocks, queue lengths, work left), so that a policy is only its decision. What it is
+asked for is checked where a user's own policy asks, and in plain Python for everybody.
 """
 
 from __future__ import annotations
 
-from gnomon.core.jit import inner
+from gnomon.core.jit import inner, is_checked
 from gnomon.serving import prefix_cache
 from gnomon.serving.state import FINISHED, IN_FLIGHT, NONE, OUTPUT_TOKENS, QUEUED, RUNNING, WAITING, Replica
 
@@ -74,7 +75,8 @@ def _count_waiting(replica: Replica, r: int) -> None:
 def pop_waiting(replica: Replica) -> int:
     """Take the first request out of the waiting queue; it is scheduled now."""
     state = replica.state
-    assert state.num_waiting > 0, "pop_waiting() was called although no request waits"
+    if is_checked(replica):
+        assert state.num_waiting > 0, "pop_waiting() was called although no request waits"
     r = state.first_waiting
     request = replica.requests[r]
     state.first_waiting = request.next_waiting
@@ -98,7 +100,8 @@ def hold(replica: Replica, r: int, blocks: int) -> None:
     """Give request `r` this many more blocks; the policy has checked that they are free."""
     state, request = replica.state, replica.requests[r]
     assert 0 <= blocks <= state.free_blocks, "hold() was asked for more blocks than are free (state.free_blocks)"
-    assert request.status == RUNNING, "hold() was called for a request that was not taken from the queue or `running`"
+    if is_checked(replica):
+        assert request.status == RUNNING, "hold() was called for a request that is neither from the queue nor running"
     if request.num_blocks == 0:
         _begin_holding(replica, r)
     if state.tracks_blocks != 0:
@@ -183,9 +186,10 @@ def grow_for_decode(replica: Replica, r: int) -> None:
 def place(replica: Replica, r: int, tokens: int) -> None:
     """Add request `r` to the batch, computing `tokens` tokens."""
     state, request = replica.state, replica.requests[r]
-    assert state.batch_size < replica.batch.size, "place() found the batch full (state.max_in_batch)"
-    assert request.status == RUNNING, "place() was called for a request that waits, is in a batch already or has ended"
-    assert tokens > 0, "place() was called with no tokens to compute"
+    if is_checked(replica):
+        assert state.batch_size < replica.batch.size, "place() found the batch full (state.max_in_batch)"
+        assert request.status == RUNNING, "place() was called for a request that waits, was placed already or has ended"
+        assert tokens > 0, "place() was called with no tokens to compute"
     replica.batch[state.batch_size] = r
     replica.batch_tokens[state.batch_size] = tokens
     state.batch_size += 1
@@ -207,9 +211,10 @@ def tokens_placed(replica: Replica) -> int:
 def finish(replica: Replica, r: int, now: float) -> None:
     """Request `r` has all its tokens: stamp it and free its blocks."""
     state, request = replica.state, replica.requests[r]
-    # The answer, too, can be found again, but for its last token, whose KV is never computed.
-    hashed = state.block_size * state.blocks_per_hash
-    prefix_cache.key_full_blocks(replica, r, (request.total_tokens - 1) // hashed * hashed)
+    if state.tracks_blocks != 0:
+        # The answer, too, can be found again, but for its last token, whose KV is never computed.
+        hashed = state.block_size * state.blocks_per_hash
+        prefix_cache.key_full_blocks(replica, r, (request.total_tokens - 1) // hashed * hashed)
     replica.service[request.user_class, OUTPUT_TOKENS] += request.output_tokens - request.charged
     request.status = FINISHED
     request.finished_s = now
@@ -251,7 +256,8 @@ def retract(replica: Replica, r: int) -> None:
 def _give_up(replica: Replica, r: int, findable: int) -> None:
     """Free the blocks of request `r`; the prefix cache keeps its first `findable` tokens."""
     state, request = replica.state, replica.requests[r]
-    assert request.status == RUNNING, "preempt() was called for a request that is not running"
+    if is_checked(replica):
+        assert request.status == RUNNING, "preempt() was called for a request that is not running"
     if state.prefix_cache != 0:
         if state.tracks_blocks == 0:
             prefix_cache.track_blocks(replica)
@@ -271,7 +277,8 @@ def _give_up(replica: Replica, r: int, findable: int) -> None:
 @inner
 def keep_running(replica: Replica, first: int, last: int) -> None:
     """Only `running[first:last]` stay in the list of running requests."""
-    assert first >= 0 and last <= replica.state.num_running, "keep_running() was given more than `running` holds"
+    if is_checked(replica):
+        assert first >= 0 and last <= replica.state.num_running, "keep_running() was given more than `running` holds"
     for i in range(first, last):
         replica.running[i - first] = replica.running[i]
     replica.state.num_running = max(0, last - first)

@@ -10,7 +10,7 @@ from gnomon.core.jit import inner
 from gnomon.serving import prefix_cache
 from gnomon.serving.policies import batching_policy
 from gnomon.serving.state import Replica
-from gnomon.serving.stepping import place_together
+from gnomon.serving.stepping import dissolve, place_together
 from gnomon.serving.verbs import (
     blocks_for,
     blocks_missing,
@@ -31,12 +31,39 @@ _PREFILL_INTERVAL = 0  # the option's place
 
 
 @inner
+def _tokens_wanted(replica: Replica, r: int) -> int:
+    """What a running request computes in one iteration, if the batch has room for it."""
+    if is_decoding(replica, r):
+        return 1 + replica.state.num_speculative
+    return min(prefill_left(replica, r), replica.state.max_chunk_tokens)
+
+
+@inner
+def _must_take_turns(replica: Replica) -> bool:
+    """Whether a running request that was admitted before some of those that step together could leave one of them
+    without tokens or blocks: a long prompt in small chunks, overtaken by a short one."""
+    state, is_older = replica.state, False
+    if state.num_running == 0 or state.num_stepping == 0:
+        return False
+    tokens, blocks = state.num_stepping, 1 + replica.growth[state.steps % state.block_size]
+    for i in range(state.num_running):
+        r = replica.running[i]
+        is_older = is_older or replica.requests[r].admission < state.last_admitted_stepping
+        wanted = _tokens_wanted(replica, r)
+        tokens += wanted
+        blocks += blocks_missing(replica, r, computed(replica, r) + wanted)
+    return is_older and (tokens > state.max_batch_tokens or blocks > state.free_blocks)
+
+
+@inner
 def continue_running(replica: Replica) -> bool:
     """Give every running request its tokens, in order of admission; returns whether nobody was pre-empted.
 
     When blocks run out, the request admitted last makes room, if need be the one at hand itself; but where others are
     in flight (pipeline stages), it waits for them, lest two push each other out for ever.
     """
+    if _must_take_turns(replica):
+        dissolve(replica, 0)
     budget = replica.state.max_batch_tokens - place_together(replica)
     sort_running_by_admission(replica)
     return continue_in_order(replica, budget)
@@ -50,10 +77,7 @@ def continue_in_order(replica: Replica, budget: int) -> bool:
     all_kept = True
     while first < last and budget > 0:
         r = running[first]
-        if is_decoding(replica, r):
-            tokens = min(1 + state.num_speculative, budget)
-        else:
-            tokens = min(prefill_left(replica, r), state.max_chunk_tokens, budget)
+        tokens = min(_tokens_wanted(replica, r), budget)
         after = computed(replica, r) + tokens
         missing = blocks_missing(replica, r, after)
         while missing > state.free_blocks and first < last:
