@@ -2,9 +2,11 @@
 
 python -m benchmarks.mutants --sample 200 --seed 0 [--module timing/communication ...] [--results FILE]
 
-Sources and tests are copied, and only the copy is changed. Each mutant runs in a child of one process that has
-imported the libraries already, without compiled code (GNOMON_JIT=0): the test files that TESTS names for its module, to
-the first failure, for a bounded time. Results are kept in a file, and a run goes on where the last one stopped.
+Sources and tests are copied, and only the copy is changed. First the test files that TESTS names run once, to note
+which test calls which function, and for how long it runs. Each mutant then runs in a child of one process that has
+imported the libraries already, without compiled code (GNOMON_JIT=0): those tests that call its function, the quickest
+first, to the first failure, for a bounded time. Notes and results are kept in files, and a run goes on where the last
+one stopped.
 """
 
 from __future__ import annotations
@@ -25,8 +27,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import click
+import pytest
 
 ROOT = Path(__file__).parent.parent
 SOURCES = ROOT / "src" / "gnomon"
@@ -83,6 +87,8 @@ class Mutant:
     """First and last character in the file."""
     source: str
     """Hash of the file."""
+    function: str = ""
+    """The function it is in (`Class.method`), or nothing."""
 
     @property
     def key(self) -> str:
@@ -94,38 +100,43 @@ class _Finder(ast.NodeVisitor):
     """Every expression that can be changed, with its changed form; annotations, messages and docs are left alone."""
 
     def __init__(self) -> None:
-        self.found: list[tuple[ast.expr, ast.expr]] = []
+        self.found: list[tuple[ast.expr, ast.expr, str]] = []
+        self.scope: list[str] = []
+        self.function = ""
+
+    def _note(self, node: ast.expr, other: ast.expr) -> None:
+        self.found.append((node, other, self.function))
 
     def visit_Compare(self, node: ast.Compare) -> None:
         for i, op in enumerate(node.ops):
             other = copy.deepcopy(node)
             other.ops[i] = COMPARISONS[type(op)]()
-            self.found.append((node, other))
+            self._note(node, other)
         self.generic_visit(node)
 
     def visit_BinOp(self, node: ast.BinOp) -> None:
         is_type = isinstance(node.op, ast.BitOr)
         if type(node.op) in OPERATORS and not _is_text(node):
-            self.found.append((node, ast.BinOp(node.left, OPERATORS[type(node.op)](), node.right)))
+            self._note(node, ast.BinOp(node.left, OPERATORS[type(node.op)](), node.right))
         if not is_type:
             self.generic_visit(node)
 
     def visit_BoolOp(self, node: ast.BoolOp) -> None:
         other = ast.Or() if isinstance(node.op, ast.And) else ast.And()
-        self.found.append((node, ast.BoolOp(other, node.values)))
+        self._note(node, ast.BoolOp(other, node.values))
         self.generic_visit(node)
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> None:
         if isinstance(node.op, ast.Not):
-            self.found.append((node, node.operand))
+            self._note(node, node.operand)
         self.generic_visit(node)
 
     def visit_Constant(self, node: ast.Constant) -> None:
         value = node.value
         if isinstance(value, bool):
-            self.found.append((node, ast.Constant(not value)))
+            self._note(node, ast.Constant(not value))
         elif isinstance(value, int | float):
-            self.found.append((node, ast.Constant(value + 1 if isinstance(value, int) else value * 2.0 or 1.0)))
+            self._note(node, ast.Constant(value + 1 if isinstance(value, int) else value * 2.0 or 1.0))
 
     def visit_Raise(self, node: ast.Raise) -> None:
         """What a message says is not held by tests."""
@@ -134,9 +145,19 @@ class _Finder(ast.NodeVisitor):
         if node.value is not None:
             self.visit(node.value)
 
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        self.scope.append(node.name)
+        self.generic_visit(node)
+        self.scope.pop()
+
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
-        for part in (*node.args.defaults, *(one for one in node.args.kw_defaults if one is not None), *node.body):
+        for part in (*node.args.defaults, *(one for one in node.args.kw_defaults if one is not None)):
             self.visit(part)
+        outer, self.function = self.function, ".".join([*self.scope, node.name])
+        self.scope += [node.name, "<locals>"]
+        for part in node.body:
+            self.visit(part)
+        self.scope, self.function = self.scope[:-2], outer
 
     def visit_Assert(self, node: ast.Assert) -> None:
         """Never fails as long as the code is right."""
@@ -160,12 +181,12 @@ def mutants_of(module: str, text: str) -> Iterator[Mutant]:
     finder = _Finder()
     finder.visit(ast.parse(text))
     source = hashlib.sha256(text.encode()).hexdigest()[:12]
-    for node, other in finder.found:
+    for node, other, function in finder.found:
         assert node.end_lineno is not None and node.end_col_offset is not None
         span = (starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset)
         before, after = ast.unparse(node), ast.unparse(ast.fix_missing_locations(other))
         if before != after:
-            yield Mutant(module, node.lineno, before, after, span, source)
+            yield Mutant(module, node.lineno, before, after, span, source, function)
 
 
 def tests_of(module: str) -> tuple[str, ...]:
@@ -178,13 +199,85 @@ def tests_of(module: str) -> tuple[str, ...]:
     return ()
 
 
-def run_tests(sources: Path, tests: tuple[str, ...], limit_s: float) -> tuple[str, float]:
+class Watcher:
+    """A pytest plugin that notes which test calls which functions of the sources, and its seconds."""
+
+    def __init__(self, sources: Path) -> None:
+        self.sources = f"{sources}/"
+        self.shared: dict[str, set[Any]] = {}
+        self.notes: dict[str, dict[str, Any]] = {}
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: Any, request: Any) -> Any:
+        """What a fixture of many tests calls counts for all tests of its file."""
+        if fixturedef.scope == "function" or not sys.gettrace():
+            return (yield)
+        outer, seen = sys.gettrace(), self.shared.setdefault(str(request.node.path), set())
+        sys.settrace(lambda frame, *_: seen.add(frame.f_code))
+        try:
+            return (yield)
+        finally:
+            sys.settrace(outer)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: Any) -> Any:
+        """Note the calls of one test."""
+        seen: set[Any] = set()
+        start = time.process_time()
+        sys.settrace(lambda frame, *_: seen.add(frame.f_code))
+        try:
+            return (yield)
+        finally:
+            sys.settrace(None)
+            codes = seen | self.shared.get(str(item.path), set())
+            calls = sorted({self._name(code) for code in codes} - {""})
+            self.notes[item.nodeid] = {"seconds": round(time.process_time() - start, 2), "calls": calls}
+
+    def _name(self, code: Any) -> str:
+        if not code.co_filename.startswith(self.sources):
+            return ""
+        function = code.co_qualname
+        for part in (".<locals>.<listcomp>", ".<locals>.<genexpr>", ".<locals>.<dictcomp>", ".<locals>.<setcomp>"):
+            function = function.replace(part, "")
+        return f"{code.co_filename.removeprefix(self.sources)}:{function.removesuffix('.<locals>.<lambda>')}"
+
+
+def watch_tests(sources: Path, tests: tuple[str, ...], notes: Path, limit_s: float) -> None:
+    """Add what the tests of these files call to the notes, each file in a child of its own."""
+    known = json.loads(notes.read_text()) if notes.exists() else {}
+    for test in tests:
+        source = hashlib.sha256((sources.parent.parent / test).read_bytes()).hexdigest()[:12]
+        if known.get(test, {}).get("source") == source:
+            continue
+        found = notes.with_suffix(".part")
+        outcome, seconds = run_tests(sources, (test,), limit_s, Watcher(sources), found)
+        print(f"{test}: {outcome} in {seconds:.0f} s", flush=True)
+        part = json.loads(found.read_text()) if outcome == "passed" else {}
+        known[test] = {"source": source, "outcome": outcome, "tests": part}
+        notes.write_text(json.dumps(known))
+
+
+def choose_tests(mutant: Mutant, files: tuple[str, ...], notes: dict[str, Any]) -> list[tuple[float, str]]:
+    """Seconds and names of the tests in these files that call the mutant's function (any of its file, where it is in
+    none), the quickest first."""
+    calls = f"{mutant.module}:{mutant.function}"
+    chosen = []
+    for name in files:
+        for test, note in notes[name]["tests"].items():
+            if calls in note["calls"] if mutant.function else any(c.startswith(calls) for c in note["calls"]):
+                chosen.append((note["seconds"], test))
+    return sorted(chosen)
+
+
+def run_tests(
+    sources: Path, tests: tuple[str, ...], limit_s: float, watcher: Watcher | None = None, found: Path | None = None
+) -> tuple[str, float]:
     """Run tests on the sources in a child: what became of it (passed, failed, timeout), and seconds."""
     start = time.perf_counter()
     child = os.fork()
     if child == 0:
         os.setpgid(0, 0)
-        _child(sources, tests)
+        _child(sources, tests, watcher, found)
     ended = 0
     try:
         while time.perf_counter() - start < limit_s:
@@ -200,10 +293,8 @@ def run_tests(sources: Path, tests: tuple[str, ...], limit_s: float) -> tuple[st
             os.waitpid(child, 0)
 
 
-def _child(sources: Path, tests: tuple[str, ...]) -> None:
+def _child(sources: Path, tests: tuple[str, ...], watcher: Watcher | None, found: Path | None) -> None:
     """Never returns."""
-    import pytest
-
     output = os.open(sources.parent.parent / "output", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(output, 1)
     os.dup2(output, 2)
@@ -212,7 +303,9 @@ def _child(sources: Path, tests: tuple[str, ...]) -> None:
     try:
         os.chdir(sources.parent.parent)
         options = ["-q", "-x", "-m", "not slow", "-p", "no:cacheprovider", "-p", "no:xdist"]
-        code = int(pytest.main([*options, *tests]))
+        code = int(pytest.main([*options, *tests], plugins=[watcher] if watcher else None))
+        if watcher and found:
+            found.write_text(json.dumps(watcher.notes))
     except BaseException:
         traceback.print_exc()
     finally:
@@ -260,18 +353,18 @@ def main(count: int, seed: int, modules: tuple[str, ...], results: str) -> None:
         for name in ("src", "tests", "benchmarks", "examples", "docs"):
             shutil.copytree(ROOT / name, Path(folder) / name, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(ROOT / "pyproject.toml", folder)
-        limits: dict[tuple[str, ...], float] = {}
+        files = tuple(dict.fromkeys(name for one in mutants for name in tests_of(one.module)))
+        notes = kept.with_name(f"{kept.stem}-tests.json")
+        watch_tests(sources, files, notes, LONGEST_S)
+        noted = json.loads(notes.read_text())
         for number, mutant in enumerate(mutants, 1):
             if mutant.key in known:
                 continue
-            tests = tests_of(mutant.module)
-            if tests not in limits:
-                limits[tests] = _limit_s(sources, tests)
-            if not limits[tests]:
-                continue
+            chosen = choose_tests(mutant, tests_of(mutant.module), noted)
+            tests, limit_s = tuple(name for _, name in chosen), 3.0 * sum(seconds for seconds, _ in chosen) + 20.0
             sys.dont_write_bytecode = True
             path, text, before = apply(mutant, sources)
-            outcome, seconds = run_tests(sources, tests, limits[tests])
+            outcome, seconds = run_tests(sources, tests, min(limit_s, LONGEST_S)) if tests else ("passed", 0.0)
             path.write_bytes(text)
             os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
             sys.dont_write_bytecode = False
@@ -281,16 +374,6 @@ def main(count: int, seed: int, modules: tuple[str, ...], results: str) -> None:
                 file.write(json.dumps(row) + "\n")
             print(f"{number}/{len(mutants)} {outcome} {seconds:.1f} s {mutant.module}:{mutant.line}", flush=True)
     _print_summary([known[one.key] for one in mutants if one.key in known])
-
-
-def _limit_s(sources: Path, tests: tuple[str, ...]) -> float:
-    """Run the tests on unchanged sources (which writes their bytecode too); 0 where they do not pass in time."""
-    outcome, seconds = run_tests(sources, tests, LONGEST_S)
-    if outcome != "passed":
-        print((sources.parent.parent / "output").read_text()[-2000:])
-        print(f"not tried, since tests of unchanged sources {outcome}: {', '.join(tests)}", flush=True)
-        return 0.0
-    return min(LONGEST_S, 3.0 * seconds + 20.0)
 
 
 def _print_summary(rows: list[dict[str, object]]) -> None:

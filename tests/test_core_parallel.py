@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from gnomon.core import parallel
 from gnomon.core.errors import GnomonError
 from gnomon.core.parallel import _check_answers
 
@@ -70,6 +74,29 @@ def test_a_dead_ray_address_fails_at_once(address: str, message: str) -> None:
     with pytest.raises(GnomonError, match=message):
         _check_answers(address)
     assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize("says", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
+def test_a_listener_that_is_not_ray_is_refused(says: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`ray.init` would wait for it for ever."""
+    monkeypatch.setattr(parallel, "ANSWER_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        answering = threading.Thread(target=_answer_once, args=(server, says), daemon=True)
+        answering.start()
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(GnomonError, match=r"no Ray cluster answers: (timed out|what listens there is not Ray)"):
+            parallel._check_answers(address)
+        answering.join(10)
+
+
+def _answer_once(server: socket.socket, says: bytes) -> None:
+    connection, _ = server.accept()
+    with connection:
+        connection.sendall(says)
+        connection.settimeout(5)
+        with contextlib.suppress(OSError):
+            while connection.recv(1024):
+                pass
 
 
 def test_no_ray_on_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -38,6 +38,24 @@ def test_every_module_with_tests_is_there_and_so_are_the_tests() -> None:
         assert len(mutants.tests_of(module)) == len(names), module
 
 
+def test_a_mutant_meets_the_tests_that_call_its_function_the_quickest_first() -> None:
+    here, there = [one for one in mutants.mutants_of("half.py", TEXT) if one.line in (2, 9)][:2]
+    assert (here.function, there.function) == ("", "half")
+    notes = {
+        "test_a.py": {"tests": {"a": {"seconds": 2.0, "calls": ["half.py:half"]}}},
+        "test_b.py": {
+            "tests": {
+                "b": {"seconds": 1.0, "calls": ["half.py:half", "half.py:other"]},
+                "c": {"seconds": 0.5, "calls": ["half.py:other"]},
+                "d": {"seconds": 0.1, "calls": ["whole.py:half"]},
+            }
+        },
+    }
+    files = ("test_a.py", "test_b.py")
+    assert [name for _, name in mutants.choose_tests(there, files, notes)] == ["b", "a"]
+    assert [name for _, name in mutants.choose_tests(here, files, notes)] == ["c", "b", "a"]
+
+
 def test_the_same_seed_draws_the_same_mutants() -> None:
     one, two, other = (mutants.sample(5, seed, ("timing/communication",)) for seed in (0, 0, 1))
     assert one == two != other

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PolicyComparison", "Posttrain", "PosttrainRun", "calibrate", "compare_policies", "compared_policies", "decide",
-    "place", "policy_names", "posttrain", "stage_costs", "sweep_sizes",
+    "place", "policy_names", "posttrain", "stage_costs", "sweep_sizes", "takes_cluster_flags",
 ]  # fmt: skip
 
 PosttrainLike = Posttrain | Mapping[str, Any] | str | Path | None
@@ -285,6 +285,13 @@ def policy_names() -> list[str]:
     from gnomon.posttrain.policies import POLICIES
 
     return POLICIES.names()
+
+
+def takes_cluster_flags(policy: str) -> bool:
+    """Whether options of a policy are flags of the cluster (`use_pre_process_policy` and so on)."""
+    from gnomon.posttrain.policies import POLICIES
+
+    return bool(POLICIES[policy].cluster_flags)
 
 
 def compared_policies() -> tuple[str, ...]:

@@ -226,7 +226,7 @@ ANSWER_S = 5.0
 
 
 def _check_answers(address: str) -> None:
-    """Refuse an address behind which nobody listens."""
+    """Refuse an address behind which nobody listens, or somebody who is not Ray."""
     if address == "local":
         return
     given = address
@@ -239,9 +239,25 @@ def _check_answers(address: str) -> None:
     if not colon or not port.isdigit():
         raise GnomonError("is not the address of a Ray cluster.", where=address, fix="Write HOST:PORT, auto or local.")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_S).close()
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_S) as connection:
+            speaks = os.environ.get("RAY_USE_TLS", "0") not in ("", "0") or _speaks_grpc(connection)
     except (OSError, OverflowError, UnicodeError) as error:
         raise _no_cluster(address, getattr(error, "strerror", None) or str(error)) from None
+    if not speaks:
+        raise _no_cluster(address, "what listens there is not Ray")
+
+
+_HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+"""What a client of HTTP/2 begins with, and settings that change nothing (RFC 9113)."""
+
+
+def _speaks_grpc(connection: socket.socket) -> bool:
+    """Whether the other side answers a greeting of HTTP/2, on which gRPC runs, with its settings."""
+    connection.sendall(_HTTP2_HELLO)
+    answer = b""
+    while len(answer) < 4 and (more := connection.recv(9 - len(answer))):
+        answer += more
+    return answer[3:4] == b"\x04"
 
 
 def _no_cluster(address: str, reason: str) -> GnomonError:

@@ -18,6 +18,8 @@ from gnomon.posttrain.record import RunRecord
 from gnomon.posttrain.simulate import cluster_options, run
 
 COMPARED = ("colocated", "disaggregated", "elastic", "utilization", "payback", "tail_batching", "partial_rollout")
+BASELINE = "disaggregated"
+"""What speed-ups are over: the static placement side by side."""
 _ORACLE_SHARES = (0.3, 0.5, 0.7)
 _ORACLE_PACKING = (0.25, 0.5, 1.0)
 
@@ -29,7 +31,7 @@ class Outcome:
     policy: str
     record: RunRecord
     speedup: float
-    """Over the static placement side by side (tokens per second)."""
+    """Over `BASELINE` (tokens per second)."""
     regret: float
     """Share of the oracle's throughput that is missing."""
 
@@ -62,11 +64,9 @@ def compare(
         records.append(run(config, policy))
     if with_oracle:
         records.append(oracle(config, records, lambda done: on_progress(len(policies) + done, total)))
-    static = next((one for one in records if one.policy == "disaggregated"), None) or run(
-        config, make_policy("disaggregated")
-    )
+    baseline = next((one for one in records if one.policy == BASELINE), None) or run(config, make_policy(BASELINE))
     best = max(one.tokens_s for one in records)
-    return [Outcome(one.policy, one, one.tokens_s / static.tokens_s, 1.0 - one.tokens_s / best) for one in records]
+    return [Outcome(one.policy, one, one.tokens_s / baseline.tokens_s, 1.0 - one.tokens_s / best) for one in records]
 
 
 def oracle(

@@ -97,8 +97,8 @@ def _empty(fleet: Fleet, r: int, now: float) -> None:
     state.first_waiting = state.last_waiting = NONE
     for name in (
         "num_waiting", "num_running", "num_holding", "num_in_flight", "num_stepping", "in_step", "batch_size",
-        "step_kv", "step_kv_max", "num_off_beat", "num_loose", "steppable", "counter", "reserve_ratio",
-        "waiting_tokens", "prefill_left", "decode_left", "num_outstanding",
+        "step_kv", "step_kv_max", "num_off_beat", "last_admitted_stepping", "num_loose", "steppable", "counter",
+        "reserve_ratio", "waiting_tokens", "prefill_left", "decode_left", "num_outstanding",
     ):  # fmt: skip
         state[name] = 0
     cluster.growth[r] = 0

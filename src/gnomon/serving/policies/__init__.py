@@ -18,13 +18,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from gnomon.core.errors import UnknownNameError
 from gnomon.core.registry import Registry
-from gnomon.serving.state import Replica
 
-BatchingPolicy = Callable[[Replica], None]
+if TYPE_CHECKING:  # The state brings Numba along, which `--help` need not wait for.
+    from gnomon.serving.state import Replica
+
+BatchingPolicy = Callable[["Replica"], None]
 
 COMMON_DEFAULTS: dict[str, Any] = {
     "max_sequences": 128, "max_batch_tokens": 4096, "block_size": 16, "watermark": 0.01, "prefix_cache": False,

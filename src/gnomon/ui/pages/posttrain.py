@@ -17,6 +17,7 @@ from gnomon.api.posttrain import (
     compared_policies,
     policy_names,
     posttrain,
+    takes_cluster_flags,
 )
 from gnomon.core.errors import GnomonError
 from gnomon.report.posttrain.figures import cause_rows, policies_height, run_cards
@@ -82,7 +83,7 @@ CONTROLS: tuple[Control, ...] = (
     Switch("oracle", "And the oracle, which knows every length", wide=True, group="Side by side"),
     Hidden("job"),
 )  # fmt: skip
-FOR_ELASTIC = ("pre", "wait", "lend")
+CLUSTER_FLAGS = ("pre", "wait", "lend")
 
 
 def head(state: dict[str, Any]) -> list[Component]:
@@ -122,12 +123,12 @@ def register(app: Dash) -> None:
     _register_run(app)
     _register_comparison(app)
     register_job(app, PAGE, run_comparison, asked)
-    register_boxes(app, PAGE, ("policy",), FOR_ELASTIC)
+    register_boxes(app, PAGE, ("policy",), CLUSTER_FLAGS)
 
 
 def without_effect(state: dict[str, Any]) -> tuple[str, ...]:
     """Options of another policy than the chosen one."""
-    return () if state["policy"] == "elastic" else FOR_ELASTIC
+    return () if takes_cluster_flags(state["policy"]) else CLUSTER_FLAGS
 
 
 def _register_run(app: Dash) -> None:
