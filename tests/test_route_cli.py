@@ -146,6 +146,45 @@ def test_a_terminal_is_asked(config, whole, tmp_path, monkeypatch, answer, said)
     assert {"y": last.endswith("update-000004.pt"), "n": last == "None", "q": "None" not in last}[answer]
 
 
+FLEET = """
+model: llama-3-8b
+device: h100
+pools: [{replica: {pipeline_parallel: 2}}, {batching: sarathi}, {timing: {scale: 2}}]
+workload: {rate: 20, num_requests: 200}
+"""
+
+
+def test_a_router_is_trained_on_fleets_of_ones_own(cli, config, whole, tmp_path):
+    """Beside the domain, from a policy file: the folder needs no clone, and the comparison is on that fleet."""
+    fleet = tmp_path / "fleet.yaml"
+    fleet.write_text(FLEET)
+    words = ["route", "all", "--config", str(config), "--out", str(tmp_path / "own"), "--jobs", "1"]
+    own = ["--scenario", str(fleet), "--domain-share", "0.5"]
+    result = cli(*words, *own, "--start", str(whole / "policy.npz"), "--train.updates", "2")
+    assert "fleet: llama-3-8b on 3 replicas" in result.output and not (tmp_path / "own" / "clone.npz").exists()
+    made = load_policy(tmp_path / "own" / "policy.npz").made["config"]
+    assert made["scenarios"] == [str(fleet)] and made["domain_share"] == 0.5
+
+
+def test_demonstrations_and_clone_of_ones_own_fleet(cli, config, tmp_path):
+    fleet = tmp_path / "fleet.yaml"
+    fleet.write_text(FLEET)
+    words = ["--config", str(config), "--out", str(tmp_path / "own"), "--scenario", str(fleet), "--jobs", "1"]
+    cli("route", "demos", *words, "--domain-share", "0.5", "--demos.include-imbalanced", "false")
+    with np.load(tmp_path / "own" / "demos.npz") as stored:
+        replicas = stored["mask"].sum(1)
+    assert set(replicas.tolist()) == {2, 3}, "the domain's clusters have two replicas, the fleet three"
+    cli("route", "clone", *words, "--domain-share", "0.5")
+
+
+def test_training_from_nothing_and_from_what_is_not_there(cli, config, tmp_path):
+    words = ["route", "train", "--config", str(config), "--out", str(tmp_path / "new"), "--train.updates", "1"]
+    cli(*words, "--start", "nothing")
+    assert load_policy(tmp_path / "new" / "policy.npz").made["config"]["start"] == "nothing"
+    result = cli(*words, "--resume", "never", "--start", str(tmp_path / "absent.npz"), code=2)
+    assert "no such policy file" in result.output
+
+
 def test_compare_takes_policies_by_name(cli, whole):
     words = ["route", "compare", "chat", "--routers", "[least_outstanding]", "--num-seeds", "2", "--num-requests", "40"]
     result = cli(*words, "--policy", f"mine={whole / 'policy.npz'}", "--jobs", "1", "--json")

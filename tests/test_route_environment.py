@@ -144,13 +144,20 @@ def test_an_episode_has_what_the_domain_says() -> None:
 # One scenario, and teachers.
 
 
-def test_a_scenario_played_step_by_step_is_the_simulation() -> None:
+@pytest.mark.parametrize(
+    "pools",
+    [
+        [{"num_replicas": 2}, {"num_replicas": 1, "timing": {"scale": 2.0}}],
+        [{"replica": {"pipeline_parallel": 2}}, {"batching": "sarathi"}],
+    ],
+    ids=["slow", "stages and policies"],
+)
+def test_a_scenario_played_step_by_step_is_the_simulation(pools: list[dict[str, Any]]) -> None:
     """Environment and simulator are the same engine: the same choices give the same times, to the last bit."""
     from gnomon.routing.traffic import ScenarioTraffic
     from gnomon.serving.simulate import run
     from serving_kit import scenario
 
-    pools = [{"num_replicas": 2}, {"num_replicas": 1, "timing": {"scale": 2.0}}]
     base = scenario(
         pools=pools, timing={"source": "roofline", "table": None}, workload={"rate": 30.0, "num_requests": 200}
     )
@@ -179,10 +186,6 @@ def test_scenarios_that_cannot_be_played_are_refused() -> None:
     from gnomon.routing.traffic import ScenarioTraffic
     from serving_kit import scenario
 
-    with pytest.raises(ConfigError, match="without pipeline or data parallelism"):
-        ScenarioTraffic(scenario(replica={"pipeline_parallel": 2}), 50)
-    with pytest.raises(ConfigError, match="one policy"):
-        ScenarioTraffic(scenario(pools=[{}, {"batching": "sarathi"}]), 50)
     loop = {"rate": None, "arrivals": {"process": "closed_loop", "concurrency": 4}}
     with pytest.raises(ConfigError, match="open loop"):
         ScenarioTraffic(scenario(workload=loop), 50)

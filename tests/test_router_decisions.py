@@ -212,6 +212,17 @@ def test_lookahead_counts_what_it_costs_others_where_asked(slow_ms: float, expec
     assert second_choice("lookahead", slow_ms, others=1.0) == expected
 
 
+@pytest.mark.parametrize(
+    ("tail", "slow_ms", "expected"), [(0.0, 1.38, 0), (0.0, 1.40, 1), (1.0, 1.33, 0), (1.0, 1.345, 1)]
+)
+def test_unselfish_counts_what_it_costs_everybody(tail: float, slow_ms: float, expected: int) -> None:
+    """On replica 1 the first token comes after 0.5 + 101 ms and the last 50 steps of 2 ms later: 201.5 ms. The first
+    request is held up by 100 ms and then slowed by 50 x 1 ms. With the weights 2.5, 0.5 and 1 that is 201.5 + 253.75 +
+    50 + 50 = 555.25 ms. On replica 0 of s ms a token: 150 s + 2.5 x 100 s = 400 s, so that s = 1.388 makes them equal.
+    The tail adds 101.5 squared over 150 (68.7 ms), and 66.7 s: then it is s = 1.337."""
+    assert second_choice("unselfish", slow_ms, stalls_to_come=0.0, tail=tail) == expected
+
+
 @pytest.mark.parametrize("router", [name for name in BUILT_IN if name != "learned"])
 def test_every_built_in_router_has_a_table(router: str) -> None:
     """But for the learned one, whose network is held to its file in `test_learned_router.py`."""

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gnomon.api.result import Drawing, Progress, Result, read
+from gnomon.routing.compare import TEACHER
 from gnomon.routing.config import CompareConfig, RouteConfig, load_config
 from gnomon.routing.stages import Folder, Watcher
+from gnomon.routing.tune import TuneConfig, Tuned
 
 if TYPE_CHECKING:
     import polars as pl
@@ -20,8 +22,8 @@ if TYPE_CHECKING:
     from gnomon.routing.goals import Verdict
 
 __all__ = [
-    "CompareConfig", "Folder", "RouteConfig", "Routers", "Watcher", "clone_teacher", "collect_demos", "dump_state",
-    "load_config", "newest_checkpoint", "route", "train",
+    "CompareConfig", "Folder", "RouteConfig", "Routers", "TuneConfig", "TunedRouter", "Watcher", "clone_teacher",
+    "collect_demos", "dump_state", "load_config", "newest_checkpoint", "route", "train", "tune",
 ]  # fmt: skip
 
 
@@ -115,6 +117,71 @@ class Routers(Result):
         from gnomon.report.routing.files import write_comparison
 
         return write_comparison(self.comparison, self.goals, folder).parent
+
+
+@dataclass(frozen=True, eq=False)
+class TunedRouter(Routers):
+    """The rule `unselfish` with weights fitted to some scenarios, and how it does on traces it was not tuned on."""
+
+    tuned: Tuned = field(repr=False)
+    config: TuneConfig = field(repr=False)
+    names: tuple[str, ...]
+    """The scenarios as they were given."""
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """The weights, what they cost on the traces of the search, and mean E2E seconds by scenario and router."""
+        return {"options": self.tuned.options, "cost": self.tuned.cost, "e2e_mean_s": super().summary}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The weights, the course of the search, and every row of the comparison."""
+        return {"tuned": asdict(self.tuned), **super().to_dict()}
+
+    def text(self) -> list[Block]:
+        """The weights, then a table per scenario."""
+        from gnomon.report.blocks import Line
+
+        weights = ", ".join(f"{name} {value:g}" for name, value in self.tuned.options.items())
+        cost = (
+            f"Cost on the traces of the search: {self.tuned.cost:.3f}; the rule with its default weights has 1 or more."
+        )
+        return [Line(f"Weights of {TEACHER}: {weights}."), Line(cost), *super().text()]
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the comparison, and every scenario with the tuned rule as its router."""
+        from gnomon.core.config import save
+        from gnomon.routing.tune import as_scenario
+
+        made = super().save(folder)
+        for name in self.comparison.scenarios:
+            path = next(one for one in self.names if Path(one).stem == name)
+            save(as_scenario(path, self.tuned, self.config.lengths), made / "tuned" / f"{name}.yaml")
+        return made
+
+
+def tune(
+    scenarios: Sequence[str | Path],
+    config: TuneConfig | Mapping[str, Any] | None = None,
+    *,
+    jobs: int | None = None,
+    ray: str | None = None,
+    on_progress: Progress | None = None,
+    **overrides: Any,
+) -> TunedRouter:
+    """Fit the weights of the rule `unselfish` to scenarios (built-in names or files), and compare it on other traces.
+
+    gnomon.api.routing.tune(["my_cluster.yaml"], generations=8).save("runs/tuned")
+    """
+    from gnomon.routing import tune as tuning
+    from gnomon.routing.compare import Contender, compare, contenders
+    from gnomon.serving.scenario import RouterConfig
+
+    made, names = read(TuneConfig, config, overrides), [str(one) for one in scenarios]
+    found = tuning.tune(made, names, jobs=jobs, ray=ray, on_progress=on_progress)
+    against = CompareConfig(scenarios=tuple(names), num_seeds=made.held_out_seeds)
+    router = RouterConfig(name=TEACHER, options=found.options, lengths=made.lengths)
+    everyone = [Contender("tuned", router, "policy"), *contenders(against, {}, made.lengths)]
+    return TunedRouter(compare(against, everyone, jobs=jobs, ray=ray), found, made, tuple(names))
 
 
 def collect_demos(

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gnomon.api.result import Progress, Result
+from gnomon.api.result import Progress, Result, TableResult
 from gnomon.core.errors import ConfigError, DataError
 from gnomon.core.files import write_text
 from gnomon.core.registry import Registry
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gnomon.report.blocks import Block
     from gnomon.report.verify.told import Told
 
-__all__ = ["CHECKS", "Verification", "silicon_scenario", "verify"]
+__all__ = ["CHECKS", "Verification", "fetch_data", "list_data", "silicon_scenario", "verify"]
 
 Check = Callable[..., "Verification"]
 CHECKS: Registry[Check] = Registry("check")
@@ -242,3 +242,37 @@ def silicon_scenario(server: str) -> dict[str, Any]:
     from gnomon.verify.silicon.scenarios import settings_of
 
     return settings_of(by_id(server))
+
+
+def list_data(folder: str | Path) -> TableResult:
+    """The data sets that checks are held against, and which of them lie in `folder`."""
+    from gnomon.report.blocks import Table
+    from gnomon.verify.datasets import datasets, missing
+
+    known = datasets()
+    rows = [
+        {
+            "data set": name,
+            "what": one.title,
+            "for": one.check,
+            "licence": one.licence,
+            "here": _presence(len(one.files), len(missing(one, Path(folder)))),
+            "where": one.source,
+            "how": f"gnomon verify fetch {name}" if one.files else one.how,
+        }
+        for name, one in known.items()
+    ]
+    return TableResult("data", known, rows, {"folder": str(folder), "sets": rows}, [Table(rows, "Data sets")])
+
+
+def _presence(count: int, missing: int) -> str:
+    return f"{count - missing} of {count} files" if count else "–"
+
+
+def fetch_data(
+    name: str, folder: str | Path, *, base: str | None = None, on_progress: Progress | None = None
+) -> list[Path]:
+    """Fetch a data set into `folder`, checked by its hashes; returns the files that were written."""
+    from gnomon.verify.datasets import fetch
+
+    return fetch(name, Path(folder), base=base, on_progress=on_progress)

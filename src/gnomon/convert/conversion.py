@@ -42,6 +42,16 @@ class Conversion:
     """(option as given, why it has no counterpart)"""
     notes: list[str] = field(default_factory=list)
     """What the command does not say and the reader should know."""
+    training: dict[str, Any] = field(default_factory=dict)
+    """Where the router was to be trained: dotted keys of the configuration of `gnomon route`."""
+
+    @property
+    def training_command(self) -> str:
+        """How to train the router on the converted scenario; empty where none is to be trained."""
+        if not self.training:
+            return ""
+        flags = (f"--{key.replace('_', '-')} {value}" for key, value in self.training.items())
+        return " ".join(["gnomon route all --scenario SCENARIO.yaml", *flags])
 
     @property
     def scenario(self) -> Scenario:
@@ -64,11 +74,17 @@ def convert(tool: str, command: str, *, device: str | None = None) -> Conversion
     reasons = {name: _reason(known, given, name, value) for _, name, value in given}
     counting = sorted((g for g in given if reasons[g[1]] is None), key=lambda g: order.index(g[1]))
     keys = {name: _apply(flat, known.all_options()[name], value) for _, name, value in counting}
+    training = {
+        key: _called_here(known.all_options()[name], value)
+        for _, name, value in counting
+        for key in known.all_options()[name].trained
+    }
 
     nested = _nested(flat)
     build(Scenario, nested)  # A mistake in a value is named before anything is concluded from it.
     notes = FINISHERS[tool](nested, {name: value for _, name, value in counting})
-    result = Conversion(tool, {key: nested[key] for key in Scenario.model_fields if key in nested}, notes=notes)
+    values = {key: nested[key] for key in Scenario.model_fields if key in nested}
+    result = Conversion(tool, values, notes=notes, training=training)
     for spelled, name, value in given:
         is_bare = spelled == value or (isinstance(value, bool) and not spelled.endswith(":"))
         shown = spelled if is_bare else f"{spelled} {value}"
@@ -88,6 +104,8 @@ def as_yaml(conversion: Conversion) -> str:
     if conversion.without:
         lines += ["# Without a counterpart:", *(f"#   {given}: {why}" for given, why in conversion.without)]
     lines += [f"# Note: {note}" for note in conversion.notes]
+    if conversion.training:
+        lines.append(f"# Train the router with: {conversion.training_command}")
     return "\n".join(lines) + "\n" + yaml.safe_dump(conversion.values, sort_keys=False, allow_unicode=True)
 
 
@@ -168,16 +186,16 @@ def _reason(known: OptionMap, given: Given, name: str, value: Any) -> str | None
     if not _is_chosen(known, given, name):
         selector = known.selected_by()[name][0]
         return f"not in use: {selector} is {_chosen(known, given, selector)}"
+    if option.only_values and str(value).lower() not in (option.values or {}):
+        return option.only_values
     return option.refused.get(str(value).lower())
 
 
 def _apply(flat: dict[str, Any], option: Option, value: Any) -> list[str]:
     """Put an option's value into the flat scenario; return the keys that were set."""
-    if option.values is not None:
-        named = str(value).lower()
-        value = option.values.get(named, named)
-    elif option.read is not None:
-        value = READERS[option.read](value)
+    value = _called_here(option, value)
+    if option.trained:
+        return [f"gnomon route: {key}" for key in option.trained]
     if value is None:
         return []
     if option.finishes:
@@ -187,6 +205,13 @@ def _apply(flat: dict[str, Any], option: Option, value: Any) -> list[str]:
     keys = {**dict.fromkeys(option.targets, value), **option.sets}
     flat.update(keys)
     return list(keys)
+
+
+def _called_here(option: Option, value: Any) -> Any:
+    """An option's value by the name that it has here, or as its reader makes it."""
+    if option.values is not None:
+        return option.values.get(str(value).lower(), str(value).lower())
+    return READERS[option.read](value) if option.read is not None else value
 
 
 def _nested(flat: dict[str, Any]) -> dict[str, Any]:

@@ -25,6 +25,8 @@ class Option(Config):
     """Dotted keys that get a fixed value whenever the option applies."""
     finishes: tuple[str, ...] = ()
     """Dotted keys that follow from it together with other options (`FINISHERS` in conversion.py)."""
+    trains: str | tuple[str, ...] = ()
+    """Dotted keys of the configuration of `gnomon route` that get its value."""
     file: bool = False
     """Names a YAML file of further options, whose keys are dotted names."""
     none: str | None = None
@@ -33,6 +35,8 @@ class Option(Config):
     """What the tool does if the option is not given; written into the scenario, where it may differ from ours."""
     values: dict[str, Any] | None = None
     """What the tool's values are called here, in lower case; null for what a scenario does anyway."""
+    only_values: str = ""
+    """Where `values` are all there are: why others have no counterpart."""
     refused: dict[str, str] = Field(default_factory=dict)
     """Values that have no counterpart, and why."""
     read: str | None = None
@@ -44,7 +48,7 @@ class Option(Config):
 
     @model_validator(mode="after")
     def _means_something(self) -> Option:
-        if bool(self.targets or self.sets or self.finishes or self.file) == (self.none is not None):
+        if bool(self.targets or self.sets or self.finishes or self.file or self.trained) == (self.none is not None):
             raise ValueError("an option has either a counterpart (to, sets) or a reason for having none")
         return self
 
@@ -52,6 +56,11 @@ class Option(Config):
     def targets(self) -> tuple[str, ...]:
         """Keys that get the value."""
         return (self.to,) if isinstance(self.to, str) else self.to
+
+    @property
+    def trained(self) -> tuple[str, ...]:
+        """Keys of `gnomon route` that get the value."""
+        return (self.trains,) if isinstance(self.trains, str) else self.trains
 
 
 class Group(Config):

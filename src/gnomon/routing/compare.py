@@ -16,6 +16,7 @@ from gnomon.core.config import load
 from gnomon.core.errors import ConfigError, UnknownNameError
 from gnomon.core.parallel import map_ordered
 from gnomon.routing.config import CompareConfig
+from gnomon.routing.windows import held_out_requests
 from gnomon.serving.routers import ROUTERS
 from gnomon.serving.scenario import LengthsKnown, RouterConfig, Scenario
 
@@ -34,7 +35,7 @@ BASELINES = (
 )
 BOUND = "lookahead, oracle lengths"
 TEACHER = "unselfish"
-"""The rule that policies are cloned from, as a policy file made by hand; see `gnomon.routing.teachers`."""
+"""The rule that policies are cloned from: a router made by hand."""
 
 FIGURES = (
     "e2e_mean_s",
@@ -160,9 +161,8 @@ def contenders(config: CompareConfig, policies: dict[str, Path | None], lengths:
         for name, path in policies.items()
     ]
     found += [Contender(name, _router(name, lengths), "heuristic") for name in config.routers or BASELINES]
-    if not config.routers and lengths == "none":
-        with resources.as_file(resources.files("gnomon.serving.routers").joinpath(f"data/{TEACHER}.npz")) as path:
-            found.append(Contender(TEACHER, _router("learned", lengths, str(path)), "teacher"))
+    if not config.routers:
+        found.append(Contender(TEACHER, _router(TEACHER, lengths), "teacher"))
     if not config.routers and lengths != "oracle":
         found.append(Contender(BOUND, _router("lookahead", "oracle"), "bound"))
     return found
@@ -218,17 +218,16 @@ def _sized(scenario: Scenario, num_requests: int | None) -> Scenario:
 
 def _one_trace(against: tuple[Contender, ...], item: tuple[str, Scenario, int]) -> list[Row]:
     """All contenders on the requests of one seed."""
-    from gnomon.workload import generate
-
     name, scenario, seed = item
-    requests = generate(scenario.workload, seed)
+    requests = held_out_requests(scenario.workload, seed)
     return [
-        _row(name, scenario.model_copy(update={"seed": seed, "router": one.router}), one.name, requests)
+        one_row(name, scenario.model_copy(update={"seed": seed, "router": one.router}), one.name, requests)
         for one in against
     ]
 
 
-def _row(name: str, scenario: Scenario, router: str, requests: Any) -> Row:
+def one_row(name: str, scenario: Scenario, router: str, requests: Any) -> Row:
+    """The figures of one run."""
     from gnomon.serving.latency import request_times
     from gnomon.serving.simulate import run
 

@@ -39,6 +39,8 @@ class DemosConfig(Config):
     """Rollout teacher: who routes the arrivals after the one that is tried."""
     lookahead: Sequences = 64
     """Rollout teacher: how many arrivals it looks ahead."""
+    include_imbalanced: bool = True
+    """Whether some clusters start out of balance, with most requests on a few replicas."""
     steps_per_driver: Steps = 700
     """Decisions of every environment, per driver."""
     num_environments: Sequences = 16
@@ -163,6 +165,12 @@ class RouteConfig(Config):
     lengths: LengthsKnown = "none"
     """What is known of a request's output when it arrives: `none` (only averages of what has finished), `noisy` (the
     true length times log-normal noise), `oracle` (the true length)."""
+    scenarios: tuple[str, ...] = ()
+    """What it is trained on: built-in names or YAML files, of any fleet with an open load. None: the domain."""
+    domain_share: Share = 0.0
+    """With scenarios: share of the clusters that are drawn from the domain beside them."""
+    start: str = "clone"
+    """Where training starts: `clone`, `nothing` (weights at random), or the path of a policy file."""
     network: NetworkConfig = NetworkConfig()
     domain: DomainConfig = DomainConfig()
     reward: RewardConfig = RewardConfig()

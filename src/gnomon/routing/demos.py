@@ -55,11 +55,18 @@ class Demos:
         return len(self.rows)
 
 
+def filled_up(array: Any, num_replicas: int) -> Any:
+    """An array by environment and replica with zeros for replicas that its fleet does not have."""
+    more = num_replicas - array.shape[1]
+    return np.pad(array, [(0, 0), (0, more), *[(0, 0)] * (array.ndim - 2)]) if more else array
+
+
 def joined(parts: list[Demos]) -> Demos:
     """All decisions of several collections; their clusters stay different ones."""
     offsets = np.cumsum([0, *(int(part.cluster.max()) + 1 for part in parts[:-1])])
+    widest = max(part.mask.shape[1] for part in parts)
     arrays = {
-        field.name: np.concatenate([getattr(part, field.name) for part in parts])
+        field.name: np.concatenate([filled_up(getattr(part, field.name), widest) for part in parts])
         for field in fields(Demos)
         if field.name != "cluster"
     }
@@ -77,35 +84,39 @@ class Collection:
     policy: Path | None = None
     """The policy that acts, instead of a router (DAgger)."""
     round: int = 0
+    kind: int = 0
+    """Which kind of traffic of the configuration."""
 
 
 def collections(config: RouteConfig, policy: Path | None = None, round_: int = 0) -> list[Collection]:
-    """The drivers of a collection; with a policy, as many in which it drives."""
-    if policy is None:
-        return [Collection(config, driver) for driver in config.demos.drivers]
-    return [Collection(config, f"policy {i}", policy, round_) for i in range(len(config.demos.drivers))]
+    """The drivers of a collection in every kind of traffic; with a policy, as many in which it drives."""
+    names = config.demos.drivers if policy is None else [f"policy {i}" for i in range(len(config.demos.drivers))]
+    num_kinds = len(config.scenarios) + bool(config.domain_share) or 1
+    return [Collection(config, name, policy, round_, kind) for name in names for kind in range(num_kinds)]
 
 
 def check_names(config: RouteConfig) -> None:
     """Refuse drivers and teachers that nobody knows, before anything is collected."""
-    drivers = [*ROUTERS, "unselfish"]
     for name in config.demos.drivers:
-        if name not in drivers:
-            raise UnknownNameError("driver", name, drivers, where="demos.drivers")
-    if config.demos.teacher not in (*drivers, "rollout", "own"):
-        raise UnknownNameError("teacher", config.demos.teacher, [*drivers, "rollout", "own"], where="demos.teacher")
+        if name not in ROUTERS:
+            raise UnknownNameError("driver", name, ROUTERS, where="demos.drivers")
+    if config.demos.teacher not in (*ROUTERS, "rollout", "own"):
+        raise UnknownNameError("teacher", config.demos.teacher, [*ROUTERS, "rollout", "own"], where="demos.teacher")
 
 
 def collect(order: Collection) -> Demos:
     """Let the driver act, and label every decision."""
     from gnomon.routing.environment import VectorClusters
+    from gnomon.routing.several import kinds_of_traffic, spread
 
     config, demos = order.config, order.config.demos
-    count = demos.num_environments
+    kinds = kinds_of_traffic(config, demos.steps_per_driver)
+    count = spread(config, demos.num_environments, len(kinds))[order.kind]
     clusters = VectorClusters(
-        config.domain, count, horizon=demos.steps_per_driver, lengths=config.lengths, reward=config.reward
-    )
-    random = stream(config.seed, "demos", order.driver, order.round)
+        kinds[order.kind], count, horizon=demos.steps_per_driver, lengths=config.lengths, reward=config.reward,
+        lopsided=demos.include_imbalanced,
+    )  # fmt: skip
+    random = stream(config.seed, "demos", order.driver, order.round, *([order.kind] if order.kind else []))
     rows, mask = clusters.reset(int(random.integers(2**31)))
     act, label = _driver(order, random), _Labels(config, order.driver)
     recorded: dict[str, list[Any]] = {"rows": [], "mask": [], "targets": [], "costs": []}

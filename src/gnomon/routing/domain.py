@@ -92,6 +92,9 @@ class RewardConfig(Config):
     """Weight of the latency (integral), or of the backlog (the others)."""
     ttft_weight: NonNegativeFloat = 0.2
     """integral: weight of the time-integral of requests without their first token."""
+    tail_weight: NonNegativeFloat = 0.0
+    """integral: weight of the squares of the times to the first token, to which the slowest add most: keeps the tail
+    short."""
     slo_ttft_s: PositiveFloat | None = None
     """integral: a time to the first token ..."""
     slo_weight: NonNegativeFloat = 0.0
@@ -119,10 +122,13 @@ class Traffic(Protocol):
     """Where the clusters of an environment and their requests come from, and how much room they need."""
 
     tables: IterationTables
-    policy: str
-    """Batching policy of all replicas."""
+    policies: list[str]
+    """Batching policies, in the order in which replicas refer to them."""
     max_replicas: int
+    """Data-parallel ranks counted as replicas."""
+    max_stages: int
     max_running: int
+    max_in_batch: int
     max_warm_up: int
     block_size: int
     """Tokens per KV block, at most."""

@@ -20,8 +20,8 @@ from gnomon.serving.routers.observation import observe, remember_choice
 from gnomon.serving.state import FINISHED, REJECTED, Cluster
 
 # Accounts of the time between two decisions of a lane, and of how it stands then.
-IN_SYSTEM_S, UNANSWERED_S, MISSED, ENDED, BACKLOG, IMBALANCE = range(6)
-NUM_ACCOUNTS = 6
+IN_SYSTEM_S, UNANSWERED_S, MISSED, ENDED, BACKLOG, IMBALANCE, WAITED_SQUARED = range(7)
+NUM_ACCOUNTS = 7
 
 
 class Ensemble(NamedTuple):
@@ -44,7 +44,8 @@ class Ensemble(NamedTuple):
     accounts: Floats
     """[lane, account]: since the last decision: time-integral of requests in the system, of requests without their
     first token, first tokens that came to miss their objective, requests ended; and now: requests in the system, and
-    the coefficient of variation of their number over the replicas."""
+    the coefficient of variation of their number over the replicas; last, since the last decision: how much the squares
+    of the times to first tokens have grown."""
     slo_ttft_s: Floats
     """[1]"""
     router_memory: Floats
@@ -111,6 +112,7 @@ def _account(many: Ensemble, lane: int, start: float, end: float) -> None:
         answered = request.first_token_s if request.first_token_s >= 0.0 else end
         if answered > start and request.status != REJECTED:
             accounts[UNANSWERED_S] += answered - start
+            accounts[WAITED_SQUARED] += (answered - request.arrival_s) ** 2 - (start - request.arrival_s) ** 2
             if start - request.arrival_s <= due < answered - request.arrival_s:
                 accounts[MISSED] += 1.0
         if has_ended:

@@ -20,6 +20,7 @@ from gnomon.routing.ensemble import (
     NUM_ACCOUNTS,
     OF_CACHES,
     UNANSWERED_S,
+    WAITED_SQUARED,
     Ensemble,
     copy_lane,
     step_all,
@@ -70,6 +71,7 @@ class VectorClusters:
         lengths: LengthsKnown = "none",
         reward: RewardConfig | None = None,
         group: int = 1,
+        lopsided: bool = True,
         seed: int = 0,
     ) -> None:
         assert num_envs % group == 0, "environments come in whole groups"
@@ -84,7 +86,8 @@ class VectorClusters:
         self.router_config = RouterConfig(lengths=lengths)
         self.num_requests = self.traffic.max_warm_up + horizon + SPARE_REQUESTS
         self.log = new_log(64, 64)
-        self._engine = engine_of([self.traffic.policy], ROUTERS["round_robin"])
+        self._starts = WARM_UP_ROUTERS if lopsided else WARM_UP_ROUTERS[:-1]
+        self._engine = engine_of(self.traffic.policies, ROUTERS["round_robin"])
         self._blank = self._new_cluster()
         self.many = self.new_ensemble(num_envs)
         self._step_all = bound(step_all, self.many, self._engine, self.log, np.zeros(num_envs, np.int64))
@@ -155,7 +158,8 @@ class VectorClusters:
             seconds = (
                 weights.latency_weight * accounts[:, IN_SYSTEM_S] + weights.ttft_weight * accounts[:, UNANSWERED_S]
             )
-            return -seconds / self._unit_s - weights.slo_weight * accounts[:, MISSED]
+            tail = weights.tail_weight * accounts[:, WAITED_SQUARED] / self._unit_s**2
+            return -seconds / self._unit_s - tail - weights.slo_weight * accounts[:, MISSED]
         replicas = self.many.num_replicas
         instant = -weights.latency_weight * np.log1p(accounts[:, BACKLOG] / replicas)
         delta = -weights.latency_weight * (accounts[:, BACKLOG] - before) / replicas
@@ -172,8 +176,8 @@ class VectorClusters:
         self._fill(env, episode, int(random.integers(2**31)))
         self._done_at[env] = episode.warm_up + self.horizon
         self._unit_s[env] = episode.alone_s
-        rule = WARM_UP_ROUTERS[int(random.integers(len(WARM_UP_ROUTERS)))]
-        engine = engine_of([self.traffic.policy], LOPSIDED if rule == "lopsided" else ROUTERS[rule])
+        rule = self._starts[int(random.integers(len(self._starts)))]
+        engine = engine_of(self.traffic.policies, LOPSIDED if rule == "lopsided" else ROUTERS[rule])
         self._warm_up(self.many, engine, self.log, env, episode.warm_up)
 
     def _fill(self, env: int, episode: Episode, seed: int) -> None:
@@ -191,15 +195,17 @@ class VectorClusters:
         lane.requests.arrival_s[count:] = np.inf
         lane.tables[:, :, :1] = 0
         lane.prefix_hashes[: len(requests.prefix_hashes)] = prefix_keys(requests, self.traffic.block_size)
-        for replica, (kind, row) in enumerate(episode.kinds):
-            fill_replicas(lane, kind, requests, replica, row, 0)
+        first = 0
+        for kind, row in episode.kinds:
+            fill_replicas(lane, kind, requests, first, row, self.traffic.policies.index(kind.batching.policy))
+            first += kind.num_ranks
         many.fleets.draws[env] = stream(seed, "router").random(many.fleets.draws.shape[1:])
         if many.fleets.predicted_output.shape[1]:
             many.fleets.predicted_output[env, :count] = predicted_outputs(self.router_config, requests, seed)
         for array in (many.fleets.memory, many.router_memory, many.observation):
             array[env] = 0.0
         self.lives[env] += 1
-        many.num_replicas[env] = len(episode.kinds)
+        many.num_replicas[env] = first
         many.pending[env] = many.unwoken[env] = many.num_active[env] = 0
 
     def _make_room_for_hashes(self, count: int) -> None:
@@ -215,10 +221,10 @@ class VectorClusters:
         return new_cluster(
             num_replicas=self.max_replicas,
             num_requests=self.num_requests,
-            max_stages=1,
+            max_stages=self.traffic.max_stages,
             max_running=self.traffic.max_running,
             block_size=self.traffic.block_size,
-            max_in_batch=self.traffic.max_running,
+            max_in_batch=self.traffic.max_in_batch,
             cached_blocks=self.traffic.cached_blocks,
             blocks_per_request=self.traffic.blocks_per_request,
         )

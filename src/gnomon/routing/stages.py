@@ -134,24 +134,47 @@ def _cloned(
 
 def new_trainer(config: RouteConfig, folder: Folder, state: dict[str, Any] | None = None) -> Trainer:
     """A trainer that starts from the clone, or goes on from the state of a checkpoint (and needs no clone then)."""
-    from gnomon.routing.environment import VectorClusters
-    from gnomon.routing.network import Scorer, load_scorer
+    from gnomon.routing.network import Scorer
     from gnomon.routing.ppo import Trainer
+    from gnomon.routing.several import new_clusters
     from gnomon.serving.routers.observation import NUM_FEATURES
 
     train = config.train
-    known: dict[str, Any] = {"lengths": config.lengths, "reward": config.reward}
-    clusters = VectorClusters(
-        config.domain, train.num_environments, horizon=train.steps, group=train.trace_group, **known
-    )
-    validation = VectorClusters(config.domain, train.validation_environments, horizon=train.validation_steps, **known)
-    if state is None and not folder.clone.exists():
-        raise ConfigError("there is no clone.", where=str(folder.clone), fix="Run `gnomon route clone` first.")
-    scorer = load_scorer(folder.clone) if state is None else Scorer(NUM_FEATURES, config.network.hidden)
+    clusters = new_clusters(config, train.num_environments, horizon=train.steps, group=train.trace_group)
+    validation = new_clusters(config, train.validation_environments, horizon=train.validation_steps)
+    if state is None:
+        scorer = _first_policy(config, folder, clusters)
+    else:
+        scorer = Scorer(NUM_FEATURES, state["scorer"]["phi1.bias"].numel())
     trainer = Trainer(train, clusters, validation, scorer, config.seed)
     if state is not None:
         trainer.load_state(state)
     return trainer
+
+
+def _first_policy(config: RouteConfig, folder: Folder, clusters: Any) -> Scorer:
+    """The policy that training starts from: the folder's clone, one at random, or that of a file."""
+    from gnomon.routing.network import Scorer, initialize, load_scorer
+    from gnomon.serving.routers.policy_file import load_policy
+
+    if config.start == "nothing":
+        rows, mask = clusters.reset(config.seed)
+        scorer = Scorer(rows.shape[-1], config.network.hidden)
+        initialize(scorer, config.seed)
+        scorer.normalizer.fit(rows[mask])
+        return scorer
+    path = folder.clone if config.start == "clone" else Path(config.start)
+    if not path.is_file():
+        if config.start == "clone":
+            raise ConfigError("there is no clone.", where=str(path), fix="Run `gnomon route clone` first.")
+        raise ConfigError("no such policy file.", where=config.start, fix="Use clone, nothing, or the path of one.")
+    known = load_policy(path).lengths
+    if known != config.lengths:
+        raise ConfigError(
+            f"the policy was made for lengths {known!r}, not {config.lengths!r}.", where=str(path),
+            fix=f"Use --lengths {known}.",
+        )  # fmt: skip
+    return load_scorer(path)
 
 
 def train(config: RouteConfig, folder: Folder, watch: Watcher, checkpoint: Path | None = None) -> Path:

@@ -8,35 +8,16 @@ from gnomon.core.arrays import Floats, Ints
 from gnomon.core.jit import bound
 from gnomon.routing.ensemble import Ensemble, copy_lane, opinions, roll_out
 from gnomon.routing.environment import SPARE_REQUESTS, VectorClusters
-from gnomon.serving.cluster import Fleet
 from gnomon.serving.compilation import engine_of
 from gnomon.serving.routers import ROUTERS, RouterSpec
-from gnomon.serving.routers.observation import ADDED_VS, MEMORY_PER_REPLICA, NUM_FEATURES, observe, remember_choice
+from gnomon.serving.routers.observation import MEMORY_PER_REPLICA
 from gnomon.serving.scenario import RouterConfig
-
-
-def _unselfish(fleet: Fleet, request_id: int) -> int:
-    """The replica on which the request adds the least latency in all, others' included; ties to the lowest id."""
-    count = fleet.cluster.replicas.size
-    rows = np.empty((count, NUM_FEATURES))
-    observe(fleet, request_id, rows)
-    best = 0
-    for r in range(1, count):
-        if rows[r, ADDED_VS] < rows[best, ADDED_VS]:
-            best = r
-    remember_choice(fleet, request_id, best)
-    return best
-
-
-UNSELFISH = RouterSpec("unselfish", _unselfish, memory=MEMORY_PER_REPLICA, foretells=True)
 
 
 def _router(name_or_file: str, envs: VectorClusters) -> tuple[RouterSpec, Floats]:
     """A router by its name, or `learned` by its policy file, and its parameters."""
     lengths = envs.router_config.lengths
-    if name_or_file == UNSELFISH.name:
-        spec, config = UNSELFISH, RouterConfig(lengths=lengths)
-    elif name_or_file in ROUTERS:
+    if name_or_file in ROUTERS:
         spec, config = ROUTERS[name_or_file], RouterConfig(name=name_or_file, lengths=lengths)
     else:
         spec, config = ROUTERS["learned"], RouterConfig(name="learned", lengths=lengths, checkpoint=name_or_file)
@@ -46,8 +27,7 @@ def _router(name_or_file: str, envs: VectorClusters) -> tuple[RouterSpec, Floats
 
 
 class HeuristicTeacher:
-    """A built-in router as a teacher, or `unselfish`, a rule that weighs what a choice costs everybody. One that keeps
-    memory (round robin, unselfish) must be asked at every step."""
+    """A built-in router as a teacher. One that keeps memory (round robin, unselfish) must be asked at every step."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -58,7 +38,7 @@ class HeuristicTeacher:
         chosen = np.zeros(envs.num_envs, np.int64)
         if self._asked is not envs:
             spec, self._parameters = _router(self.name, envs)
-            self._engine, self._asked = engine_of([envs.traffic.policy], spec), envs
+            self._engine, self._asked = engine_of(envs.traffic.policies, spec), envs
             self._opinions = bound(opinions, envs.many, self._engine, chosen)
             self._memory, self._lives = np.zeros_like(envs.many.router_memory), envs.lives.copy()
         self._memory[self._lives != envs.lives] = 0.0
@@ -87,7 +67,7 @@ class RolloutTeacher:
         if self._asked is not envs:
             self._spec, self._parameters = _router(self.base, envs)
             self._copies, self._asked = envs.new_ensemble(envs.max_replicas), envs
-        engine, observes = engine_of([envs.traffic.policy], self._spec), self._spec.memory == MEMORY_PER_REPLICA
+        engine, observes = engine_of(envs.traffic.policies, self._spec), self._spec.memory == MEMORY_PER_REPLICA
         copies = self._copies_for(envs)
         found, many = np.full((envs.num_envs, envs.max_replicas), np.inf), envs.many
         rolled = bound(roll_out, copies, engine, envs.log, 0, observes, 0.0, found[0])

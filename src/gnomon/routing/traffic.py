@@ -12,11 +12,12 @@ from gnomon.core.arrays import Floats
 from gnomon.core.config import build
 from gnomon.core.errors import ConfigError
 from gnomon.routing.domain import DomainConfig, Episode
+from gnomon.routing.windows import training_requests
 from gnomon.serving.kinds import Kind, bake, policies_of, resolve
 from gnomon.serving.scenario import Scenario
 from gnomon.timing.iteration import IterationTables
 from gnomon.timing.lookup import Shape, stage_s, with_host_s
-from gnomon.workload import Requests, generate
+from gnomon.workload import Requests
 from gnomon.workload.config import SessionsConfig
 from gnomon.workload.lengths import tokens
 from gnomon.workload.requests import Profile, limit_lengths
@@ -46,9 +47,10 @@ class RandomTraffic:
     """Clusters and requests drawn from a domain."""
 
     def __init__(self, domain: DomainConfig) -> None:
-        self.domain, self.policy = domain, "vllm_v1"
+        self.domain, self.policies = domain, ["vllm_v1"]
         self._kinds, self.tables = _kinds_and_tables(domain)
-        self.max_replicas, self.max_running = domain.num_replicas[1], max(domain.max_sequences)
+        self.max_replicas, self.max_stages = domain.num_replicas[1], 1
+        self.max_running = self.max_in_batch = max(domain.max_sequences)
         self.max_warm_up = domain.warm_up[1]
         self.block_size = BLOCK_TOKENS
         self.cached_blocks = CACHED_BLOCKS if domain.session_share else 0
@@ -91,22 +93,26 @@ class RandomTraffic:
 
 
 class ScenarioTraffic:
-    """The cluster of one scenario, with requests drawn anew for every episode. The first tenth is warm-up."""
+    """The fleet of one scenario, with requests drawn anew for every episode, or windows of the first part of its trace.
+    The first tenth is warm-up."""
 
     def __init__(self, scenario: Scenario, num_decisions: int) -> None:
         kinds = resolve(scenario)
-        policies = policies_of(kinds)
-        if len(policies) > 1 or any(k.replica.pipeline_parallel * k.replica.data_parallel > 1 for k in kinds):
-            raise ConfigError("a router is trained on replicas of one policy, without pipeline or data parallelism.")
-        self.scenario, self.policy = scenario, policies[0]
+        self.scenario, self.policies = scenario, policies_of(kinds)
         self.max_warm_up = max(1, num_decisions // 10)
-        sample = self._generate(num_decisions + 2 * self.max_warm_up, scenario.seed)
-        if not np.isfinite(sample.arrival_s).all():
+        sample = training_requests(scenario.workload, num_decisions + 2 * self.max_warm_up, scenario.seed)
+        if sample.concurrency or not np.isfinite(sample.arrival_s).all():
             raise ConfigError("a router is trained on an open loop.", where="workload.arrivals", fix="Give it a rate.")
         sample = replace(sample, output_tokens=np.full_like(sample.output_tokens, sample.output_tokens.max()))
         self.tables = bake(scenario.model, kinds, sample).tables
-        self._kinds = [(kind, row) for row, kind in enumerate(kinds) for _ in range(kind.num_replicas)]
-        self.max_replicas, self.max_running = len(self._kinds), max(kind.max_running for kind in kinds)
+        rows = np.cumsum([0, *(kind.replica.pipeline_parallel for kind in kinds)])
+        self._kinds = [
+            (kind, int(row)) for row, kind in zip(rows, kinds, strict=False) for _ in range(kind.num_replicas)
+        ]
+        self.max_replicas = sum(kind.num_ranks for kind in kinds)
+        self.max_stages = max(kind.replica.pipeline_parallel for kind in kinds)
+        self.max_running = max(kind.max_running for kind in kinds)
+        self.max_in_batch = max(kind.max_in_batch for kind in kinds)
         self.cached_blocks = max((kind.num_kv_blocks for kind in kinds if kind.batching.prefix_cache), default=0)
         self._longest = int(sample.total_tokens.max())
         sizes = [kind.batching.block_size for kind in kinds]
@@ -114,16 +120,13 @@ class ScenarioTraffic:
 
     def draw(self, num_decisions: int, random: np.random.Generator) -> Episode:
         """The scenario's cluster, with `num_decisions` arrivals after its warm-up."""
-        requests = self._generate(num_decisions + self.max_warm_up, int(random.integers(2**31)))
+        seed = int(random.integers(2**31))
+        requests = training_requests(self.scenario.workload, num_decisions + self.max_warm_up, seed)
         requests = limit_lengths(requests, self._longest, "truncate")
         prompt, output = float(requests.prompt_tokens.mean()), float(requests.output_tokens.mean())
         alone = least_alone_s(self.tables, self._kinds, prompt, output)
         kinds = [(replace(kind, num_replicas=1), row) for kind, row in self._kinds]
         return Episode(kinds, requests, self.max_warm_up, alone)
-
-    def _generate(self, count: int, seed: int) -> Requests:
-        workload = self.scenario.workload.model_copy(update={"num_requests": count})
-        return generate(workload, seed)
 
 
 def _log_uniform(random: np.random.Generator, between: tuple[float, float]) -> float:
@@ -192,6 +195,12 @@ def _iteration_s(tables: IterationTables, row: int, prefill: float, decodes: int
     return float(with_host_s(tables, row, stage_s(tables, row, shape, count), shape))
 
 
+def _stages_s(tables: IterationTables, row: int, kind: Kind, prefill: float, decodes: int, kv: float) -> float:
+    """Seconds of an iteration through all stages of a replica."""
+    stages = range(row, row + kind.replica.pipeline_parallel)
+    return sum(_iteration_s(tables, stage, prefill, decodes, kv) for stage in stages)
+
+
 def capacity_per_s(tables: IterationTables, row: int, kind: Kind, prompt: float, output: float) -> float:
     """Requests per second that a replica can serve: full batches in which as many start as finish."""
     kv = prompt + output / 2
@@ -204,7 +213,8 @@ def capacity_per_s(tables: IterationTables, row: int, kind: Kind, prompt: float,
 def alone_s(tables: IterationTables, row: int, kind: Kind, prompt: float, output: float) -> float:
     """Latency of a request that has a replica for itself."""
     chunk = min(prompt, kind.batching.max_batch_tokens)
-    return prompt / chunk * _iteration_s(tables, row, chunk, 0, 0.0) + output * _iteration_s(tables, row, 0, 1, prompt)
+    prefill = prompt / chunk * _stages_s(tables, row, kind, chunk, 0, 0.0)
+    return prefill + output * _stages_s(tables, row, kind, 0, 1, prompt)
 
 
 def least_alone_s(tables: IterationTables, kinds: list[tuple[Kind, int]], prompt: float, output: float) -> float:

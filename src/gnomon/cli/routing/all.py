@@ -33,17 +33,19 @@ def command(
 ) -> None:
     """Demonstrations, clone, PPO, comparison.
 
-    Where training was interrupted, it goes on from the newest checkpoint, and the stages before it are skipped.
+    Where training was interrupted, it goes on from the newest checkpoint, and the stages before it are skipped; so are
+    they with another --start than the clone.
 
     \b
     Examples:
       gnomon route all --config quick
       gnomon route all --config full --lengths oracle --out runs/route/oracle
+      gnomon route all --config quick --scenario examples/routing/my_cluster.yaml --domain-share 0.3
     """
     made, folder = resolved(config, overrides, out)
     checkpoint = checkpoint_to_resume(resume, folder, made.train.updates)
     with watcher() as watch:
-        if checkpoint is None:
+        if checkpoint is None and made.start == "clone":
             collect_demos(made, folder, watch, jobs, ray)
             clone_teacher(made, folder, watch, jobs, ray)
         train(made, folder, watch, checkpoint)

@@ -24,9 +24,17 @@ SHOWN = ("reward/mean", "validation/gain", "policy/kl_reference", "policy/entrop
 
 
 def stage_options(function: F) -> F:
-    """--config, --out and a flag for every field; the command receives `overrides`, `config` and `out`."""
+    """--config, --scenario, --out and a flag for every field; the command receives `overrides`, `config` and `out`."""
     for decorate in (
-        config_options(RouteConfig),
+        _with_scenarios,
+        config_options(RouteConfig, skip=("scenarios",)),
+        click.option(
+            "--scenario",
+            "scenarios",
+            multiple=True,
+            metavar="NAME|FILE",
+            help="Train on this fleet and load instead of the built-in domain; may be given several times.",
+        ),
         click.option(
             "--out", type=click.Path(file_okay=False, path_type=Path), help="Folder.  [default: runs/route/CONFIG]"
         ),
@@ -34,6 +42,19 @@ def stage_options(function: F) -> F:
     ):
         function = decorate(function)
     return function
+
+
+def _with_scenarios(function: F) -> F:
+    """Hand the given scenarios over among the overrides; what is compared are they, too."""
+
+    def command(scenarios: tuple[str, ...], overrides: dict[str, Any], **given: Any) -> Any:
+        if scenarios:
+            overrides = {"compare.scenarios": list(scenarios), **overrides, "scenarios": list(scenarios)}
+        return function(overrides=overrides, **given)
+
+    command.__doc__, command.__name__ = function.__doc__, function.__name__
+    command.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]
+    return command  # type: ignore[return-value]
 
 
 def resolved(config: str | None, overrides: dict[str, Any], out: Path | None) -> tuple[RouteConfig, Folder]:

@@ -18,6 +18,8 @@ from gnomon.cli.routing.options import checkpoint_to_resume, resolved, resume_op
 def command(config: str | None, overrides: dict[str, Any], out: Path | None, resume: str | None) -> None:
     """Improve the folder's clone with PPO, on a leash to it.
 
+    --start PATH takes another policy instead of the clone, --start nothing one at random.
+
     Writes policy.npz, metrics.csv and metrics.parquet, TensorBoard scalars and checkpoints. A run that is resumed ends
     with the same policy, to the bit, as one that never stopped.
 
@@ -25,6 +27,7 @@ def command(config: str | None, overrides: dict[str, Any], out: Path | None, res
     Examples:
       gnomon route train --config quick
       gnomon route train --config quick --resume never --train.kl-start 0.6 --train.kl-end 0.1
+      gnomon route train --start runs/route/full/policy.npz --scenario my_cluster.yaml --out runs/route/mine
       tensorboard --logdir runs/route
     """
     made, folder = resolved(config, overrides, out)

@@ -14,6 +14,7 @@ CHECKS = {
     "pipeline": "Training pipelines: published schedules and bubbles.",
     "posttrain": "RL post-training: published results.",
     "h200": "The reference engine on an H200: simulated and measured.",
+    "fetch": "The data that checks are held against: what is where, and how to get it.",
     "silicon": "Real deployments: thousands of measured servers of today's models.",
 }
 

@@ -28,6 +28,33 @@ def actor_size_after(snapshot: Snapshot, actions: Actions) -> int:
     return sizes[-1] if sizes else len(snapshot.actor)
 
 
+def step_left_s(snapshot: Snapshot, num_gpus: int, num_instances: int) -> float:
+    """Seconds until the step is over with an actor of so many GPUs and so many rollout instances, at the rates so far.
+
+    Generation and training go on side by side: the longer one decides, and the last mini-batch is trained after the
+    last group.
+    """
+    rate = snapshot.rates.train_groups_s_per_gpu * num_gpus
+    to_train = snapshot.groups_needed * (1 - (snapshot.minibatch + 1) / snapshot.num_minibatches)
+    one_minibatch = snapshot.groups_needed / snapshot.num_minibatches
+    return max(to_train / rate, rollout_left_s(snapshot, num_instances) + one_minibatch / rate)
+
+
+def rollout_left_s(snapshot: Snapshot, num_instances: int) -> float:
+    """Seconds until all is generated if the running sequences share so many instances.
+
+    Sequences of a crowded instance slow each other down: by as much as they become more where it is full, by next to
+    nothing where it is nearly empty.
+    """
+    left = snapshot.groups_needed - snapshot.groups_generated
+    if snapshot.sequences_unfinished == 0 or left <= 0 or snapshot.rates.rollout_groups_s <= 0:
+        return 0.0
+    now = snapshot.sequences_unfinished / len(snapshot.instances)
+    then = snapshot.sequences_unfinished / max(1, num_instances)
+    crowding = min(1.0, then / snapshot.max_running)
+    return left / snapshot.rates.rollout_groups_s * (1 + crowding * (then / now - 1))
+
+
 @scheduling_policy("payback")
 class Payback(Policy):
     """Starts side by side; at boundaries commits the elastic rules' change if it pays back."""
@@ -36,7 +63,7 @@ class Payback(Policy):
     """Largest share of the remaining benefit that the transition may cost."""
 
     def decide(self, snapshot: Snapshot) -> Actions:
-        """Benefit: what is left to train, at the rate so far, on the present actor less on the larger one."""
+        """Benefit: how much sooner the step would be over, by the larger actor and the smaller rollout."""
         if snapshot.point == "start":
             return side_by_side(snapshot)
         if snapshot.point != "boundary":
@@ -44,12 +71,11 @@ class Payback(Policy):
         if snapshot.minibatch == snapshot.num_minibatches - 1:
             return end_of_step(snapshot)
         change = proposal(snapshot)
-        if not change:
+        if not change or snapshot.rates.train_groups_s_per_gpu <= 0:
             return []
-        is_migration = any(isinstance(action, Migrate) for action in change) and snapshot.sequences_unfinished > 0
+        released = sum(len(action.leave) for action in change if isinstance(action, Migrate))
+        is_migration = released > 0 and snapshot.sequences_unfinished > 0
         cost_s = 2 * snapshot.reshard_s + (snapshot.migration_s if is_migration else 0.0)
-        left = snapshot.groups_needed * (1 - (snapshot.minibatch + 1) / snapshot.num_minibatches)
-        rate = snapshot.rates.train_groups_s_per_gpu
-        before, after = len(snapshot.actor), actor_size_after(snapshot, change)
-        benefit_s = left / rate * (1 / before - 1 / after) if rate > 0 else 0.0
-        return change if cost_s <= self.gamma * benefit_s else []
+        before_s = step_left_s(snapshot, len(snapshot.actor), len(snapshot.instances))
+        after_s = step_left_s(snapshot, actor_size_after(snapshot, change), len(snapshot.instances) - released)
+        return change if cost_s <= self.gamma * (before_s - after_s) else []

@@ -62,6 +62,7 @@ ROUTERS: Registry[RouterSpec] = Registry(
             "sticky_session",
             "prefix_aware",
             "predicted_latency",
+            "unselfish",
             "lookahead",
             "vllm_dp",
             "learned",

@@ -127,16 +127,19 @@ class Foretold(NamedTuple):
     alone_step: float
 
 
-@inner
-def added_s(finish: float, first_token: float, stall: float, crowding: float, stalls_to_come: float) -> float:
-    """The latency that sending the request to a replica adds in all: its own, what it costs those who decode there, and
-    what others will cost it.
+ADDED_WEIGHTS = {"first_token": 2.5, "stall": 0.5, "crowding": 1.0, "stalls_to_come": 2.0}
+"""Weights of `added_s`, beside 1 for the time to finish. Chosen on seeds 100-104 of the scenarios of `gnomon route
+compare`, which measures on others. Results change little between half and twice each of them; more weight on the first
+token trades mean latency for its tail."""
+_FIRST_TOKEN, _STALL, _CROWDING, _STALLS_TO_COME = ADDED_WEIGHTS.values()
 
-    The weights were chosen on seeds 100-104 of the scenarios of `gnomon route compare`, which measures on others.
-    Results change little between half and twice each of them; more weight on the first token trades mean latency for
-    its tail.
-    """
-    return finish + 2.5 * first_token + 0.5 * stall + crowding + 2.0 * stalls_to_come
+
+@inner
+def added_s(times: Foretold, first_token: float, stall: float, crowding: float, stalls_to_come: float) -> float:
+    """The latency that sending the request to a replica adds in all: its own, what it costs those who decode there, and
+    what others will cost it, with these weights."""
+    own = times.finish + first_token * times.first_token
+    return own + stall * times.stall + crowding * times.crowding + stalls_to_come * times.stalls_to_come
 
 
 @inner
@@ -177,12 +180,12 @@ def remember_choice(fleet: Fleet, request_id: int, chosen: int) -> None:
         memory[mine + _ARRIVALS] += _QUICK * (hit - memory[mine + _ARRIVALS])
         memory[mine + _ARRIVED] += _QUICK * (hit * relative - memory[mine + _ARRIVED])
     memory[MEMORY_PER_REPLICA * chosen + _PREFILL_S] += _prefill_alone_s(
-        fleet, chosen, _new_tokens(fleet, chosen, request_id)
+        fleet, chosen, new_tokens(fleet, chosen, request_id)
     )
 
 
 @inner
-def _new_tokens(fleet: Fleet, r: int, request_id: int) -> int:
+def new_tokens(fleet: Fleet, r: int, request_id: int) -> int:
     """Prompt tokens that replica `r` would have to compute: those not in its prefix cache."""
     cluster = fleet.cluster
     cached = prefix_cache.count_hits(replica_view(cluster, r), request_id) * cluster.replicas[r].block_size
@@ -210,7 +213,7 @@ def _decode_left(fleet: Fleet, r: int, mean: float) -> float:
 
 
 @inner
-def _foretell(fleet: Fleet, r: int, new: int, at: Arrival) -> Foretold:
+def foretell(fleet: Fleet, r: int, new: int, at: Arrival) -> Foretold:
     """The times behind the features of the request on replica `r`, of which it must compute `new` prompt tokens."""
     state = fleet.cluster.replicas[r]
     held, kv = state.num_holding, kv_each(fleet, r)
@@ -257,8 +260,8 @@ def _observe_replica(fleet: Fleet, r: int, at: Arrival, out: Any) -> Foretold:
     used = float(state.num_blocks - state.free_blocks)
     blocks = max(1.0, float(state.num_blocks))
     decode_left = _decode_left(fleet, r, at.mean_output)
-    new = _new_tokens(fleet, r, at.id)
-    times = _foretell(fleet, r, new, at)
+    new = new_tokens(fleet, r, at.id)
+    times = foretell(fleet, r, new, at)
     row[OUTSTANDING] = math.log1p(state.num_outstanding)
     row[WAITING] = math.log1p(state.num_waiting)
     row[RUNNING_SHARE] = state.num_holding / state.max_running
@@ -331,17 +334,28 @@ def _observe_all(fleet: Fleet, at: Arrival, out: Any) -> None:
 
 
 @inner
+def arrival_of(fleet: Fleet, request_id: int) -> Arrival:
+    """The arriving request; brings the moving averages up to it. To be called once for every arrival."""
+    request, mean = fleet.cluster.requests[request_id], mean_output(fleet)
+    output = max(1.0, expected_output(fleet, request_id, mean))
+    at = Arrival(request_id, request.arrival_s, request.prompt_tokens, output, mean)
+    _update_averages(fleet, at)
+    return at
+
+
+@inner
+def remember_pace(fleet: Fleet, at: Arrival, mean_step: float) -> None:
+    """Note how long a mean request lives: recent prefills are those of a few such lives."""
+    fleet.memory[MEMORY_PER_REPLICA * fleet.cluster.replicas.size + _WINDOW_S] = _LIVES * at.mean_output * mean_step
+
+
+@inner
 def observe(fleet: Fleet, request_id: int, out: Any) -> None:
     """Write one row of FEATURES per replica into `out` [replica, feature], for an arriving request.
 
     To be called once for every arrival, with all replicas brought up to it.
     """
-    cluster = fleet.cluster
-    request, count = cluster.requests[request_id], cluster.replicas.size
-    mean = mean_output(fleet)
-    output = max(1.0, expected_output(fleet, request_id, mean))
-    at = Arrival(request_id, request.arrival_s, request.prompt_tokens, output, mean)
-    _update_averages(fleet, at)
+    count, at = fleet.cluster.replicas.size, arrival_of(fleet, request_id)
     best_first, best_finish, best_step, best_added = 1e300, 1e300, 1e300, 1e300
     best_prefill, best_alone, best_lone_step, mean_step = 1e300, 1e300, 1e300, 0.0
     for r in range(count):
@@ -350,7 +364,7 @@ def observe(fleet: Fleet, request_id: int, out: Any) -> None:
         # Seconds for now; they become ratios below, when the best of each is known.
         row[FIRST_TOKEN], row[FINISH], row[STEP_VS] = times.first_token, times.finish, times.joined_step
         row[STALL], row[CROWDING], row[STALLS_TO_COME] = times.stall, times.crowding, times.stalls_to_come
-        row[ADDED_VS] = added_s(times.finish, times.first_token, times.stall, times.crowding, times.stalls_to_come)
+        row[ADDED_VS] = added_s(times, _FIRST_TOKEN, _STALL, _CROWDING, _STALLS_TO_COME)
         row[PREFILL_SPEED], row[DECODE_SPEED] = times.alone_first_token, times.alone_step
         best_first = min(best_first, times.first_token)
         best_finish = min(best_finish, times.finish)
@@ -374,5 +388,5 @@ def observe(fleet: Fleet, request_id: int, out: Any) -> None:
         row[PREFILL_SPEED] = math.log(best_prefill / row[PREFILL_SPEED])
         row[DECODE_SPEED] = math.log(best_lone_step / row[DECODE_SPEED])
         row[HEAD_AGE] = math.log1p(row[HEAD_AGE] / best_alone)
-    fleet.memory[MEMORY_PER_REPLICA * count + _WINDOW_S] = _LIVES * at.mean_output * mean_step
+    remember_pace(fleet, at, mean_step)
     _observe_all(fleet, at, out)
