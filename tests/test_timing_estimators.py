@@ -169,6 +169,20 @@ def test_a_forest_is_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert len(list((tmp_path / "forests").iterdir())) == 2
 
 
+def test_a_forest_chooses_its_settings_by_cross_validation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that one split finds: the deeper tree only fits the noise."""
+    from gnomon.timing.estimators import forest
+
+    monkeypatch.setattr(forest, "SETTINGS", {"n_estimators": (5,), "max_depth": (1, 12), "min_samples_split": (2,)})
+    random = np.random.default_rng(0)
+    x = np.arange(120, dtype=float)[:, None]
+    y = np.where(x[:, 0] < 60, 1.0, 3.0) * random.lognormal(0.0, 0.3, 120)
+    made = forest.ForestCV(None, cache=False).fit(x, y)
+    assert made.chosen == {"n_estimators": 5, "max_depth": 1, "min_samples_split": 2}
+    line = forest.ForestCV(None, cache=False).fit(x, 1.0 + x[:, 0])
+    assert line.chosen["max_depth"] == 12
+
+
 def test_a_forest_without_scikit_learn_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn", None)
     with pytest.raises(MissingExtraError, match=r"gnomon-sim\[forest\]"):

@@ -78,7 +78,8 @@ class TimingConfig(Config):
     """How a data-parallel group brings tokens to their experts: each where it is needed (DeepEP, NVLink all-to-all), or
     all of them everywhere (vLLM's and SGLang's default); auto: all-to-all with expert parallelism."""
     estimator: str = "grid"
-    """How to read between measured points: grid, forest, linear, polynomial."""
+    """How to read between measured points: grid, forest, forest_cv (its settings by cross-validation), linear,
+    polynomial."""
     dtype: str = "auto"
     """Number format of the weights and multiplications: auto (the checkpoint's own), bf16, fp16, fp8, int8, int4, or a
     way of quantising: fp8_block, nvfp4, mxfp4, int4_experts, ... (`gnomon catalog quantization`)."""

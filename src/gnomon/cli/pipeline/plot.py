@@ -13,7 +13,15 @@ from gnomon.cli.pipeline.sweep import draw
 
 @click.command(context_settings=SPELLING)
 @click.argument("csv", type=click.Path(exists=True, dir_okay=False), metavar="FILE.csv")
-@click.option("-o", "--out", "folder", type=click.Path(file_okay=False), default="outputs/heatmaps", show_default=True)
+@click.option(
+    "-o",
+    "--out",
+    "--output_dir",
+    "folder",
+    type=click.Path(file_okay=False),
+    default="outputs/heatmaps",
+    show_default=True,
+)
 @jobs_option
 @click.option("--no-show", is_flag=True, hidden=True)
 def command(csv: str, folder: str, jobs: int | None, no_show: bool) -> None:

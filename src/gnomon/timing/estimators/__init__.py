@@ -19,6 +19,7 @@ DEFAULT = "grid"
 _WHERE = {
     "grid": "gnomon.timing.estimators.grid:Grid",
     "forest": "gnomon.timing.estimators.forest:Forest",
+    "forest_cv": "gnomon.timing.estimators.forest:ForestCV",
     "linear": "gnomon.timing.estimators.regression:Linear",
     "polynomial": "gnomon.timing.estimators.regression:Polynomial",
 }
