@@ -28,6 +28,8 @@ KNOWN_DIFFERENCES = {
     "MiniMaxAI/MiniMax-M2.7": {"num_mtp_layers", "max_context_tokens"},
     "nvidia/MiniMax-M2.5-NVFP4": {"num_mtp_layers"},
     "nvidia/MiniMax-M2.7-NVFP4": {"num_mtp_layers"},
+    "MiniMaxAI/MiniMax-M3": {"mlp_layers"},  # The first three are dense, in other words.
+    "nvidia/MiniMax-M3-NVFP4": {"mlp_layers", "num_dense_layers"},
     "nvidia/GLM-5.1-NVFP4": {"head_dim"},  # Of no meaning with latent attention.
 }
 NOT_READ = {"nvidia/Llama-3_3-Nemotron-Super-49B-v1"}  # Every layer has another shape.

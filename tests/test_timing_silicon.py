@@ -455,3 +455,35 @@ def test_experts_with_copies_are_those_measured_so(package: Path) -> None:
     c = Context(model("deepseek-v3"), chosen, default_node(chosen), cut, config)
     assert source_of(c).seconds(graph(c)["experts"], np.array([16.0])) == pytest.approx([1e-3 * 0.16 * 288 / 256])
     assert source_of(c).provenance(graph(c)["experts"]) == "measured in trtllm 1.3.0"
+
+
+def test_attention_over_chosen_blocks_is_its_module_less_the_projections(package: Path) -> None:
+    rows: list[dict[str, object]] = [
+        {
+            "num_heads": 8,
+            "kv_cache_dtype": "bfloat16",
+            "mla_dtype": "bfloat16",
+            "gemm_type": "bfloat16",
+            "architecture": "MiniMaxM3ForCausalLM",
+            "op_name": "msa_module",
+            "batch_size": b,
+            "isl": isl,
+            "step": step,
+            "latency": 0.3 + 1e-6 * b * (isl + step),
+        }
+        for b, isl, step in [
+            *((b, 1, s) for b in (1, 8, 64) for s in (16, 256, 4096)),
+            *((1, i, 0) for i in (16, 256, 4096)),
+        ]
+    ]
+    for phase in ("context", "generation"):
+        of_phase = [row for row in rows if (row["step"] == 0) == (phase == "context")]
+        write(package, f"msa/vllm/0.24.0/msa_{phase}_module_perf.parquet", of_phase)
+    c = context("minimax-m3", degree=8, dtype="bf16")
+    source, operators = source_of(c), graph(c)
+    eight = np.array([8.0])
+    projections = sum(float(source.seconds(operators[name], eight)[0]) for name in ("qkv_proj", "o_proj"))
+    expected = 1e-3 * (0.3 + 1e-6 * 8 * 257) - projections
+    assert source.seconds(operators["attention_decode"], eight, np.array([256.0])) == pytest.approx([expected])
+    assert source.provenance(operators["indexer_decode"]) == "part of attention"
+    assert source.seconds(operators["qk_norm"], eight) == 0.0

@@ -31,12 +31,12 @@ class LatentAttention(Config):
 
 
 class Indexer(Config):
-    """Sparse attention (DeepSeek-V3.2): a small scorer picks the tokens that the full layers' heads look at."""
+    """Sparse attention (DeepSeek-V3.2, MiniMax-M3): a small scorer picks what the full layers' heads look at."""
 
     num_heads: PositiveInt
     head_dim: PositiveInt
     top_k: PositiveInt
-    """Tokens that each query attends to; all of them while there are fewer."""
+    """Tokens that each query attends to (MiniMax: in blocks); all of them while there are fewer."""
 
     @property
     def cache_bytes(self) -> float:

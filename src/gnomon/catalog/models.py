@@ -96,7 +96,8 @@ class Model(ModelShape):
             index = self.indexer.cache_bytes if self.indexer else 0.0
             return (self.mla.kv_rank + self.mla.rope_dim) * each + index
         _, kv_heads, qk, v = self.heads_of(kind)
-        return math.ceil(kv_heads / tensor_parallel) * (qk + v) * each
+        index = self.indexer.cache_bytes if self.indexer and kind == "full" else 0.0
+        return math.ceil(kv_heads / tensor_parallel) * (qk + v) * each + index
 
     def kv_bytes_per_token(self, dtype: str = "auto", tensor_parallel: int = 1, layers: range | None = None) -> float:
         """KV cache bytes of one token in all full layers (of `layers`) on one tensor-parallel rank."""

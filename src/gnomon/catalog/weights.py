@@ -56,6 +56,11 @@ def _heads(model: ModelShape, kind: AttentionKind) -> Iterator[Weights]:
         yield Weights("other", h)
     if model.qk_norm:
         yield Weights("other", 2 * qk, 1)
+    if model.indexer and kind == "full":  # MiniMax: one for each group of heads.
+        i = model.indexer
+        yield Weights("indexer", h * i.num_heads * i.head_dim, i.num_heads)
+        yield Weights("indexer", h * i.head_dim, 1)
+        yield Weights("other", 2 * i.head_dim, 1)
 
 
 def _latent(model: ModelShape) -> Iterator[Weights]:

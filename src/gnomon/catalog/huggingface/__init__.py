@@ -126,6 +126,9 @@ def _notes(whole: Mapping[str, Any], config: Mapping[str, Any], family: str) -> 
         notes.append("Per-layer embeddings are not modelled.")
     if "shared" in (config.get("indexer_types") or ()):
         notes.append("Layers that share another's index are taken to have one of their own.")
+    sparse = config.get("sparse_attention_config") or {}
+    if 0 in (sparse.get("sparse_attention_freq") or ()):
+        notes.append("Layers without an index are taken to have one.")
     return tuple(notes)
 
 
@@ -136,7 +139,8 @@ def _switches(config: Mapping[str, Any], family: str) -> dict[str, bool]:
         facts = {"qkv_bias": True, "o_bias": family != "glm4_moe"}
     if family == "glm4_moe":
         facts["qk_norm"] = bool(config.get("use_qk_norm"))
-    return facts | ({"mlp_bias": True} if config.get("mlp_bias") else {})
+    switches = (("mlp_bias", "mlp_bias"), ("qk_norm", "use_qk_norm"), ("router_bias", "use_routing_bias"))
+    return facts | {fact: True for fact, key in switches if config.get(key)}
 
 
 def _num_mtp_layers(config: Mapping[str, Any]) -> int:

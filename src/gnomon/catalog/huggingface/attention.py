@@ -47,6 +47,12 @@ def attention_facts(config: Mapping[str, Any], family: str, where: str) -> dict[
             "head_dim": config["index_head_dim"],
             "top_k": config["index_topk"],
         }
+    if (sparse := config.get("sparse_attention_config") or {}).get("use_sparse_attention"):  # MiniMax: whole blocks.
+        facts["indexer"] = {
+            "num_heads": sparse["sparse_num_index_heads"],
+            "head_dim": sparse["sparse_index_dim"],
+            "top_k": sparse["sparse_topk_blocks"] * sparse["sparse_block_size"],
+        }
     return facts | {"attention_layers": shortest_period(layers)}
 
 

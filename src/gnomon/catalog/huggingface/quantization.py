@@ -29,11 +29,11 @@ Modules = Mapping[WeightGroup, tuple[str, ...]]
 _MODULES: Modules = {
     "attention": ("self_attn.q_proj", "self_attn.q_b_proj"),
     "attention_output": ("self_attn.o_proj",),
-    "indexer": ("self_attn.indexer.wq_b",),
+    "indexer": ("self_attn.indexer.wq_b", "self_attn.index_q_proj"),
     "linear_attention": ("linear_attn.in_proj_qkv",),
     "dense_mlp": ("mlp.up_proj",),
     "shared_experts": ("mlp.shared_experts.up_proj", "mlp.shared_expert.up_proj"),
-    "routed_experts": ("mlp.experts.0.up_proj", "mlp.experts"),
+    "routed_experts": ("mlp.experts.0.up_proj", "mlp.experts.0.w3", "mlp.experts"),
 }
 """What a group's matrices are called in checkpoints, below `layers.N.`; the first of them that is named decides."""
 _MODULES_OF: dict[str, Modules] = {

@@ -41,6 +41,9 @@ def _heads(parts: Parts, kind: AttentionKind) -> Iterator[Operator]:
     kv_bytes = kv_heads * (qk + v) * DTYPE_BYTES[parts.kv_dtype]
     yield parts.move("kv_write", 2 * kv_bytes / ACTIVATION_BYTES)
     window = m.sliding.window if kind == "sliding" and m.sliding else 0
+    if m.indexer and kind == "full":
+        yield from _indexer(parts, m.hidden_size, max(1, m.indexer.num_heads // ranks))
+        window = m.indexer.top_k
     name = "window" if kind == "sliding" else "attention"
     shape = (heads, kv_heads, qk, v, kv_bytes, window)
     yield Operator(f"{name}_prefill", "attention_prefill", 1, Prefill(*shape))
@@ -77,7 +80,7 @@ def _latent(parts: Parts) -> Iterator[Operator]:
     yield parts.move("kv_write", 2 * kv_bytes / ACTIVATION_BYTES)
     over_latent = (heads, 1, width, latent.kv_rank, kv_bytes)
     if m.indexer:
-        yield from _indexer(parts)
+        yield from _indexer(parts, latent.q_rank or m.hidden_size, m.indexer.num_heads)
         chosen = m.indexer.top_k
         yield Operator("attention_prefill", "attention_prefill", 1, Prefill(*over_latent, chosen))
         yield Operator("attention_decode", "attention_decode", 1, Decode(*over_latent, chosen))
@@ -89,15 +92,14 @@ def _latent(parts: Parts) -> Iterator[Operator]:
     yield parts.gemm("o_proj", m.hidden_size, heads * latent.v_dim, "attention_output")
 
 
-def _indexer(parts: Parts) -> Iterator[Operator]:
-    """The scorer that picks the tokens to attend to; every rank runs all of it."""
+def _indexer(parts: Parts, query_width: int, heads: int) -> Iterator[Operator]:
+    """The scorer that picks the tokens to attend to; over latents every rank runs all of its heads."""
     m = parts.model
     assert m.indexer is not None
-    assert m.mla is not None
     i = m.indexer
-    yield parts.gemm("indexer_q_proj", i.num_heads * i.head_dim, m.mla.q_rank or m.hidden_size, "indexer")
-    yield parts.gemm("indexer_k_proj", i.head_dim + i.num_heads, m.hidden_size, "indexer")
-    scores = (i.num_heads, 1, i.head_dim, 0, i.cache_bytes)
+    yield parts.gemm("indexer_q_proj", heads * i.head_dim, query_width, "indexer")
+    yield parts.gemm("indexer_k_proj", i.head_dim + (heads if m.mla else 0), m.hidden_size, "indexer")
+    scores = (heads, 1, i.head_dim, 0, i.cache_bytes)
     yield Operator("indexer_prefill", "attention_prefill", 1, Prefill(*scores))
     yield Operator("indexer_decode", "attention_decode", 1, Decode(*scores))
 

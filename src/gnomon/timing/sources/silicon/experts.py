@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import product
 
 import numpy as np
@@ -59,7 +59,7 @@ def find_experts(query: Query, operator: Operator, work: Experts) -> Found | Non
         return copied
     chosen = [query.expert_kernel] if query.expert_kernel else []
     for dtype, kernel in product(DTYPES.get(work.format.name, ()), [*chosen, ""]):
-        tables, excuse = tuned(everything, partial(_sample, dtype=dtype))
+        tables, excuse = tuned(everything, _sample, dtype)
         for look in (_exact,) if kernel else (_exact, _nearest):
             for table in tables:
                 found = look(table, dtype, kernel, operator, work, query)

@@ -1,4 +1,4 @@
-"""Latent attention (DeepSeek, Kimi) and sparse attention over it (DeepSeek-V3.2, GLM-5).
+"""Latent attention (DeepSeek, Kimi), and sparse attention over it (DeepSeek-V3.2, GLM-5) or over blocks (MiniMax-M3).
 
 Some engines' tables hold the kernel alone, others the whole module: down- and up-projections, norms, rotary embedding,
 writing the cache, the kernel, and the output projection. The projections have operators of their own, so their measured
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -30,10 +30,10 @@ LAUNCH_BOUND = SLOW
 """A module whose shortest prompt takes this much longer than in another engine's waits for launches."""
 PLATEAU = 1.6
 """Up to this much above the shortest prompt's time, it still does."""
-PROJECTIONS = ("qkv_a_proj", "q_b_proj", "q_proj", "kv_b_proj", "o_proj")
+PROJECTIONS = ("qkv_a_proj", "q_b_proj", "q_proj", "kv_b_proj", "qkv_proj", "o_proj")
 """Operators whose time a module contains and that are taken off."""
 INSIDE = {
-    *("latent_norm", "rotary", "kv_write", "absorb_q", "absorb_v", "o_quantize"),
+    *("latent_norm", "qk_norm", "rotary", "kv_write", "absorb_q", "absorb_v", "o_quantize"),
     *("indexer_q_proj", "indexer_k_proj", "indexer_prefill", "indexer_decode"),
 }
 """Operators that are part of a module's remainder."""
@@ -70,18 +70,25 @@ _SPARSE = {
     "attention_prefill": _Form("sparse_attention", "dsa_context_module_perf", True),
     "attention_decode": _Form("sparse_attention", "dsa_generation_module_perf", True),
 }
+_BLOCKS = {
+    "attention_prefill": _Form("msa", "msa_context_module_perf", True),
+    "attention_decode": _Form("msa", "msa_generation_module_perf", True),
+}
+BLOCKS_MODULE = "MiniMaxM3ForCausalLM"
 
 
 def find_latent(
     query: Query, operator: Operator, work: Prefill | Decode, latent: LatentQuery
 ) -> tuple[Found, bool] | None:
     """The kernel or the module's remainder (then True), in the engine or the others."""
-    forms = (_SPARSE,) if latent.architecture else (_MODULE, _KERNEL) if latent.has_module else (_KERNEL,)
+    forms: tuple[dict[str, _Form], ...] = (_MODULE, _KERNEL) if latent.has_module else (_KERNEL,)
+    if latent.architecture:
+        forms = (_BLOCKS,) if latent.architecture == BLOCKS_MODULE else (_SPARSE,)
     kv = KV_DTYPES.get(query.kv_dtype, "bfloat16")
     candidates, excuses = [], ""
     for form in (one[operator.kind] for one in forms):
         of_form = query.tables(form.family, form.table)
-        kept, excuse = tuned(of_form, partial(_points, form=form, kv_dtype=kv, architecture=latent.architecture))
+        kept, excuse = tuned(of_form, _points, form, kv, latent.architecture)
         candidates += [(table, form) for table in kept]
         excuses += excuse if of_form and of_form[0].engine == query.engine else ""
     candidates.sort(key=lambda one: one[0].engine != query.engine)

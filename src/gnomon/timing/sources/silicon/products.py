@@ -7,7 +7,7 @@ activation before them writes FP8 itself. So that part is taken off, as the engi
 
 from __future__ import annotations
 
-from functools import lru_cache, partial
+from functools import lru_cache
 
 import numpy as np
 import polars as pl
@@ -93,7 +93,7 @@ def gemm_kernels(table: Table, dtype: str) -> Kernels:
 
 def tuned_products(tables: list[Table], dtype: str) -> tuple[list[Table], str]:
     """The tables whose kernels of a format an engine would run, and words on the first where it is left out."""
-    return tuned(tables, partial(_points, dtype=dtype))
+    return tuned(tables, _points, dtype)
 
 
 @lru_cache(maxsize=64)

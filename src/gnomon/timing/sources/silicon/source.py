@@ -28,7 +28,7 @@ from gnomon.timing.sources.silicon.elementwise import find_elementwise
 from gnomon.timing.sources.silicon.exchange import find_exchange
 from gnomon.timing.sources.silicon.experts import find_experts
 from gnomon.timing.sources.silicon.kernels import Found, Query
-from gnomon.timing.sources.silicon.latent import INSIDE, PROJECTIONS, LatentQuery, find_latent
+from gnomon.timing.sources.silicon.latent import BLOCKS_MODULE, INSIDE, PROJECTIONS, LatentQuery, find_latent
 from gnomon.timing.sources.silicon.linear import find_recurrence
 from gnomon.timing.sources.silicon.products import find_absorbed, find_gemm
 from gnomon.timing.sources.silicon.quantizing import find_quantize
@@ -88,7 +88,7 @@ class Silicon(Measured):
                 return find_absorbed(query, operator, work)
             case Experts():
                 return find_experts(query, operator, work)
-            case Prefill() | Decode() if self._context.model.mla:
+            case Prefill() | Decode() if self._has_modules:
                 latent = None if _is_indexer(operator) else find_latent(query, operator, work, self._latent)
                 return latent[0] if latent else None
             case Prefill() | Decode():
@@ -108,7 +108,7 @@ class Silicon(Measured):
 
     def _note_module(self) -> None:
         """Where latent attention was measured as a module, its small kernels take no time of their own."""
-        if self._context.model.mla is None:
+        if not self._has_modules:
             return
         graph = {one.name: one for one in self._context.operators()}
         self._graph = graph
@@ -121,9 +121,16 @@ class Silicon(Measured):
             self.bundle.included |= INSIDE
 
     @property
+    def _has_modules(self) -> bool:
+        """Whether attention is over latents or over what an index picks."""
+        return self._context.model.mla is not None or self._context.model.indexer is not None
+
+    @property
     def _latent(self) -> LatentQuery:
         model = self._context.model
         architecture = _SPARSE_MODULES.get(model.hidden_size, "none") if model.indexer else ""
+        if model.mla is None:
+            architecture = BLOCKS_MODULE if model.model_type == "minimax_m3" else "none"
         has_module = model.mla is not None and (model.hidden_size, model.mla.q_rank) == (7168, 1536)
         return LatentQuery(architecture, has_module, self._projections_s)
 

@@ -8,7 +8,8 @@ provenance names it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from functools import lru_cache
 
 import polars as pl
 
@@ -21,24 +22,26 @@ MIN_COMMON = 30
 """Fewer common points than this say nothing."""
 
 
-def tuned(tables: Sequence[Table], points: Callable[[Table], pl.DataFrame]) -> tuple[list[Table], str]:
-    """The tables to trust, in their order, and words on the first one where it is not among them.
+Points = Callable[..., pl.DataFrame]
+"""Gives one row per point of a table and what is asked of it, all columns but `latency` naming the point."""
 
-    `points` gives one row per point, all columns but `latency` naming it.
-    """
-    kept = [one for one in tables if not _is_slow(one, tables, points)]
+
+def tuned(tables: Sequence[Table], points: Points, *asked: Hashable) -> tuple[list[Table], str]:
+    """The tables to trust, in their order, and words on the first one where it is not among them."""
+    kept = [one for one in tables if not _is_slow(one, tuple(tables), points, asked)]
     first = tables[0] if tables else None
     excuse = f" ({first.engine} {first.version} was measured untuned)" if first and first not in kept else ""
     return kept, excuse
 
 
-def _is_slow(table: Table, others: Sequence[Table], points: Callable[[Table], pl.DataFrame]) -> bool:
-    mine = points(table)
+@lru_cache(maxsize=1024)
+def _is_slow(table: Table, others: tuple[Table, ...], points: Points, asked: tuple[Hashable, ...]) -> bool:
+    mine = points(table, *asked)
     names = [column for column in mine.columns if column != "latency"]
     for other in others:
         if other.engine == table.engine:
             continue
-        both = mine.join(points(other), on=names, suffix="_other")
+        both = mine.join(points(other, *asked), on=names, suffix="_other")
         ratio = (both["latency"] / both["latency_other"]).median() if both.height >= MIN_COMMON else None
         if isinstance(ratio, float) and ratio > SLOW:
             return True
