@@ -7,9 +7,10 @@ import shlex
 import pytest
 import yaml
 
-from gnomon.convert import convert, engine_commands
+from gnomon.convert import convert, engine_commands, server_command
 from gnomon.convert.commands import FILE, sglang_flags, trtllm_script
-from gnomon.core.config import build
+from gnomon.core.config import build, load
+from gnomon.core.errors import ConfigError
 from gnomon.serving.scenario import Scenario
 
 
@@ -121,3 +122,27 @@ def test_a_command_converts_back(tool, tmp_path, monkeypatch):
     assert (found.replica, found.front_end) == (asked.replica, asked.front_end)
     assert found.batching.resolved() == asked.batching.resolved()
     assert found.timing.kv_dtype == "fp8"
+
+
+def test_the_command_is_that_of_the_engine_that_was_simulated() -> None:
+    for policy, engine in (("vllm_v1", "vllm"), ("sglang", "sglang"), ("trtllm", "trtllm")):
+        assert server_command(load(Scenario, None, {"batching.policy": policy}))[0] == engine
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"batching.policy": "orca"}, "no engine schedules as orca"),
+        ({"timing.dtype": "int4"}, "int4 weights"),
+        ({"pools": [{"num_replicas": 1}, {"num_replicas": 1, "device": "h100"}]}, "replicas differ"),
+    ],
+)
+def test_what_no_command_starts_is_refused(changes: dict[str, object], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        server_command(load(Scenario, None, changes))
+
+
+def test_replicas_behind_a_router_are_no_data_parallelism() -> None:
+    _, command = server_command(load(Scenario, None, {"num_replicas": 4, "router.name": "least_outstanding"}))
+    assert command.startswith("# One of 4 replicas; least_outstanding was simulated in front of them.\nvllm serve")
+    assert "data-parallel" not in command

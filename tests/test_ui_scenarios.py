@@ -20,7 +20,7 @@ from gnomon.ui.controls import Choices, ControlError, Number, Switch
 from gnomon.ui.pages.serve import CONTROLS, PAGE
 from gnomon.ui.pages.serve_answers import loaded
 from gnomon.ui.pages.serve_pins import MAX_PINS, pinned, states, with_pin, without_pin
-from gnomon.ui.scenarios import as_command, as_vllm, as_yaml, to_scenario, to_values
+from gnomon.ui.scenarios import as_command, as_server, as_yaml, to_scenario, to_values
 from gnomon.ui.serving import requests_of, simulated
 from gnomon.ui.turns import Question
 from gnomon.workload import generate
@@ -55,8 +55,8 @@ def test_what_is_copied_is_the_same_scenario(file: Path, tmp_path: Path) -> None
 
 def test_vllm_flags_are_one_command() -> None:
     scenario = load(Scenario, None, {"replica.tensor_parallel": 4})
-    assert shlex.split(as_vllm(scenario).replace("\\\n", ""))[:2] == ["vllm", "serve"]
-    assert "--tensor-parallel-size 4" in as_vllm(scenario)
+    assert shlex.split(as_server(scenario).replace("\\\n", ""))[:2] == ["vllm", "serve"]
+    assert "--tensor-parallel-size 4" in as_server(scenario)
 
 
 def test_the_default_address_is_empty() -> None:

@@ -129,7 +129,7 @@ def test_results_are_pinned_and_compared(tab: Tab) -> None:
 def test_copies_are_the_scenario(tab: Tab, tmp_path: Path) -> None:
     tab.open(f"{SMALL}&tp=2&policy=sarathi")
     texts = {}
-    for name in ("yaml", "command", "vllm"):
+    for name in ("yaml", "command", "server"):
         tab.page.click(f"#serve-copy-{name}-copy")
         tab.page.wait_for_selector(f"#serve-copy-{name}-copy:has-text('Copied')")
         texts[name] = tab.page.evaluate("navigator.clipboard.readText()")

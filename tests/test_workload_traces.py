@@ -13,6 +13,7 @@ from gnomon.core.config import build
 from gnomon.core.errors import ConfigError, DataError, UnknownNameError
 from gnomon.workload import WorkloadConfig, generate, with_rate
 from gnomon.workload.formats import FORMATS, TraceFormat
+from gnomon.workload.traces import read_requests
 
 AZURE_2023 = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:15:46.6805900,374,44
@@ -249,3 +250,48 @@ def test_reference_traces(reference):
     assert len(requests) == 19366
     assert requests.rate == pytest.approx(5.53013641)
     assert requests.prompt_tokens.mean() == pytest.approx(1154.6974, abs=1e-4)
+
+
+def written(folder, name, header, rows):
+    file = folder / name
+    file.write_text(header + "\n" + "\n".join(",".join(str(value) for value in row) for row in rows) + "\n")
+    return read_requests(str(file))
+
+
+def test_columns_are_guessed_by_what_people_call_them(tmp_path):
+    rows = [(5 + i, 100 + i, 10 + i) for i in range(5)]
+    for header in (
+        "time,ISL,OSL",
+        "Timestamp,inputTokens,completion tokens",
+        "created_at,num_prompt_tokens,Output Len",
+    ):
+        trace = written(tmp_path, "mine.csv", header, rows)
+        assert trace.prompt_tokens.tolist() == [100, 101, 102, 103, 104]
+        assert trace.output_tokens.tolist() == [10, 11, 12, 13, 14]
+        assert trace.arrival_s.tolist() == [0, 1, 2, 3, 4]
+        assert "guessed by their names" in trace.notes[0] and header.split(",")[1] in trace.notes[0]
+
+
+def test_dates_are_told_from_numbers(tmp_path):
+    rows = [(f"2024-05-01 12:00:0{i}.5", 10, 20) for i in range(3)]
+    assert written(tmp_path, "dated.csv", "time,isl,osl", rows).arrival_s.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("unit", "factor"), [("milliseconds", 10**3), ("microseconds", 10**6)])
+def test_an_epoch_in_smaller_units_is_told_from_seconds(tmp_path, unit, factor):
+    rows = [(1_715_000_000 * factor + i * factor, 100, 10) for i in range(4)]
+    trace = written(tmp_path, "epoch.csv", "arrival_s,prompt_tokens,output_tokens", rows)
+    assert trace.arrival_s == pytest.approx([0, 1, 2, 3])
+    assert f"read as {unit} since 1970" in trace.notes[0]
+
+
+def test_gaps_of_minutes_are_pointed_out(tmp_path):
+    rows = [(500 * i, 100, 10) for i in range(30)]
+    trace = written(tmp_path, "slow.csv", "arrival_s,prompt_tokens,output_tokens", rows)
+    assert trace.arrival_s[-1] == 14_500 and "500 s apart" in trace.notes[0]
+
+
+def test_a_csv_with_mooncakes_names_is_said(tmp_path):
+    rows = [(1000 * i, 100, 10) for i in range(3)]
+    trace = written(tmp_path, "mine.csv", "timestamp,input_length,output_length", rows)
+    assert trace.arrival_s.tolist() == [0, 1, 2] and "Mooncake" in trace.notes[0]

@@ -123,14 +123,30 @@ class Search(Result):
 
     @cached_property
     def commands(self) -> dict[str, str]:
-        """The winner as the command that starts it, by engine; empty where there is no winner."""
-        from gnomon.convert import engine_commands
+        """The winner as the command that starts it, by the engine that was simulated; else `no_command` says why."""
+        from gnomon.convert import server_command
 
-        return engine_commands(self.scenario()) if self.best else {}
+        try:
+            return dict([server_command(self.scenario())]) if self.best else {}
+        except ConfigError:
+            return {}
+
+    @property
+    def no_command(self) -> str:
+        """Why no command starts the winner; empty where one does, or where there is no winner."""
+        from gnomon.convert import server_command
+
+        if not self.best:
+            return ""
+        try:
+            server_command(self.scenario())
+        except ConfigError as error:
+            return str(error)
+        return ""
 
     @property
     def vllm_command(self) -> str:
-        """The winner as a `vllm serve` command; empty where there is no winner."""
+        """The winner as a `vllm serve` command; empty where vLLM's scheduler was not the one simulated."""
         return self.commands.get("vllm", "")
 
     def to_dict(self) -> dict[str, Any]:
@@ -143,7 +159,7 @@ class Search(Result):
         """The ranking, the reasons, the winner."""
         from gnomon.report.search.text import found_blocks
 
-        return found_blocks(self.found, top, self.commands)
+        return found_blocks(self.found, top, self.commands, self.no_command)
 
     def _frames(self) -> Mapping[str, Callable[[], pl.DataFrame]]:
         from gnomon.report.search.files import ranking_frame

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from gnomon.core.arrays import Floats
     from gnomon.report.blocks import Block
+    from gnomon.search.headroom import Headroom
     from gnomon.serving.check import Finding
     from gnomon.serving.metrics import Summary as Summary
     from gnomon.serving.paired import Difference
@@ -70,7 +71,8 @@ def simulate(
     """
     from gnomon.serving.simulate import run
 
-    return Simulation(run(scenario(given, **overrides), requests=requests, on_progress=on_progress))
+    chosen = scenario(given, **overrides)
+    return Simulation(run(chosen, requests=requests, on_progress=on_progress), given_requests=requests)
 
 
 def without_slo(given: Scenario) -> Scenario:
@@ -105,6 +107,8 @@ class Simulation(Result):
 
     run: Run = field(repr=False)
     """The engine's records."""
+    given_requests: Requests | None = field(default=None, repr=False)
+    """The requests that took the place of the workload's, if any."""
 
     def __repr__(self) -> str:
         s, latency = self.scenario, self.summary.latency
@@ -123,6 +127,17 @@ class Simulation(Result):
         from gnomon.serving.metrics import summarize
 
         return summarize(self.run)
+
+    @cached_property
+    def headroom(self) -> Headroom | None:
+        """The capacity beside the load, by about twenty short simulations; None where the arrivals have no rate."""
+        from gnomon.search.headroom import headroom
+        from gnomon.workload import generate
+
+        given = self.given_requests
+        return headroom(
+            self.scenario, given if given is not None else generate(self.scenario.workload, self.scenario.seed)
+        )
 
     @property
     def requests(self) -> pl.DataFrame:
@@ -152,11 +167,12 @@ class Simulation(Result):
         """The summary as tables, then warnings and notes."""
         from gnomon.report.serving.text import summary_blocks
 
-        return summary_blocks(self.scenario, self.summary)
+        return summary_blocks(self.scenario, self.summary, self.headroom)
 
     def to_dict(self) -> dict[str, Any]:
         """The summary and the scenario as nested plain data."""
-        return self.summary.to_dict() | {"scenario": self.scenario.model_dump(mode="json")}
+        room = None if self.headroom is None else self.headroom.to_dict()
+        return self.summary.to_dict() | {"capacity": room, "scenario": self.scenario.model_dump(mode="json")}
 
     def log_to_wandb(self, project: str) -> str:
         """Log the scenario, the figures and the time series to Weights & Biases; returns where."""
@@ -174,7 +190,7 @@ class Simulation(Result):
         for extra in extras:
             if extra not in EXTRAS:
                 raise UnknownNameError("extra", extra, EXTRAS)
-        return write_run(self.run, self.summary, folder, extras)
+        return write_run(self.run, self.summary, folder, extras, self.headroom)
 
 
 @dataclass(frozen=True, eq=False)
@@ -264,11 +280,12 @@ class Comparison(Result):
     def save(self, folder: str | Path) -> Path:
         """Write one report of all, comparison.json, and every variant's run into a folder of its own."""
         from gnomon.report.serving.compare import write_comparison_report
+        from gnomon.report.serving.files import write_run
 
         places = {name: f"{i}-{re.sub(r'[^A-Za-z0-9._=-]+', '-', name)[:80]}" for i, name in enumerate(self.results)}
         with folder_written_whole(folder, ("comparison.json", "report.html", "[0-9]*-*")) as temporary:
             for name, result in self.results.items():
-                result.save(temporary / places[name])
+                write_run(result.run, result.summary, temporary / places[name])
             write_text(temporary / "comparison.json", json.dumps(self.to_dict(), indent=1))
             scenarios = {name: one.scenario for name, one in self.results.items()}
             write_comparison_report(

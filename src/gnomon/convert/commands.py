@@ -10,10 +10,36 @@ import yaml
 
 from gnomon import catalog
 from gnomon.convert.vllm import vllm_flags
+from gnomon.core.errors import ConfigError
+from gnomon.serving.policies import POLICIES
 from gnomon.serving.scenario import KindConfig, ResolvedBatching, Scenario
 
 FILE = "trtllm.yaml"
 """Where the command for TensorRT-LLM writes what has no flag."""
+
+
+def server_command(scenario: Scenario) -> tuple[str, str]:
+    """The engine whose scheduler was simulated, and the command that starts such a server.
+
+    ConfigError with the reason where there is none: a command must start what the figures are of.
+    """
+    kinds = scenario.kinds()
+    if len(kinds) > 1:
+        raise ConfigError("its replicas differ: each kind needs a command of its own.")
+    policy, dtype = kinds[0].batching.policy, kinds[0].timing.dtype
+    spec = POLICIES[policy]
+    if not spec.engine:
+        raise ConfigError(
+            f"no engine schedules as {policy} does.", fix="Simulate vllm_v1, sglang or trtllm, which engines have."
+        )
+    if dtype not in ("auto", "bf16", "fp16") and not (dtype == "fp8" and spec.engine == "vllm"):
+        raise ConfigError(
+            f"{dtype} weights are a checkpoint of their own, not a flag.", fix="Name that checkpoint as the model."
+        )
+    count, router = scenario.num_replicas, scenario.router.name
+    command = engine_commands(scenario.model_copy(update={"num_replicas": 1}))[spec.engine]
+    note = f"# One of {count} replicas; {router} was simulated in front of them.\n" if count > 1 else ""
+    return spec.engine, note + command
 
 
 def engine_commands(scenario: Scenario) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 DARK = "#1F2A37"
@@ -17,6 +18,29 @@ LOOK: dict[str, Any] = {
 AXIS = {"gridcolor": "#EBEEF2", "zeroline": False, "linecolor": "#C5CCD6", "ticks": "outside", "tickcolor": "#C5CCD6"}
 LOG_AXIS: dict[str, Any] = AXIS | {"type": "log", "dtick": "D2", "tickformat": "~g"}
 """Logarithmic, with whole numbers at 1, 2 and 5: plotly would write single digits between powers of ten."""
+
+
+def log_axis(least: float, most: float) -> dict[str, Any]:
+    """A logarithmic axis over these values, with a margin; below a decade every step of the leading digit is labelled,
+    so that there are always a few labels."""
+    low, high = math.log10(least), math.log10(most)
+    margin = max(0.05 * (high - low), 0.02)
+    if high - low >= 1:
+        return LOG_AXIS | {"range": [low - margin, high + margin]}
+    ticks = _round_numbers(10 ** (low - margin), 10 ** (high + margin))
+    return AXIS | {"type": "log", "range": [low - margin, high + margin], "tickvals": ticks,
+                   "ticktext": [f"{value:g}" for value in ticks]}  # fmt: skip
+
+
+def _round_numbers(least: float, most: float) -> list[float]:
+    """About five round numbers between two."""
+    step = 10 ** math.floor(math.log10((most - least) / 2))
+    for factor in (5.0, 2.0, 1.0, 0.5, 0.2):
+        first, last = math.ceil(least / (factor * step)), math.floor(most / (factor * step))
+        if last - first >= 3:
+            return [float(f"{number * factor * step:.6g}") for number in range(first, last + 1)]
+    return [least, most]
+
 
 TIME_LINE_AXIS = {
     "showgrid": True,

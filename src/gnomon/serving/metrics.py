@@ -122,7 +122,9 @@ class Summary:
     """Share of the looked-up prompt tokens that a prefix cache held."""
     saturation: Saturation | None
     timing_error: float
-    """Relative error to expect of the iteration times, as their source states it."""
+    """Relative error to expect of the kernels' times, as their source states it."""
+    has_host_time: bool
+    """Whether the time of the engine's own code between kernels is part of the iterations."""
     classes: list[ClassSummary] = field(default_factory=list)
     """Every class of users; empty where all are alike."""
     fairness: Fairness | None = None
@@ -167,6 +169,7 @@ def summarize(run: Run) -> Summary:
         prefix_hit_rate=prefix_hit_rate(run.cluster.replicas),
         saturation=trend,
         timing_error=float(run.uncertainty),
+        has_host_time=bool(run.tables.host_s.any()),
         classes=classes,
         fairness=fairness,
         replicas=uses,

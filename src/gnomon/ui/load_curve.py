@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from gnomon.api.load import LoadCurve
+from gnomon.api.load import MAX_REQUESTS, REQUESTS_PER_RANK, LoadCurve
 from gnomon.api.load import capacity as find_capacity
 from gnomon.api.load import load_curve as find_curve
 from gnomon.api.serving import Scenario, without_slo
@@ -16,9 +16,6 @@ from gnomon.ui.serving import requests_of
 from gnomon.ui.turns import Question
 from gnomon.workload import Requests
 
-REQUESTS_PER_RANK = 5000
-MAX_REQUESTS = 20_000
-"""Requests of one run of the curve: enough for a P99, few enough to answer in about a second."""
 KEPT = 16
 
 Value = TypeVar("Value")

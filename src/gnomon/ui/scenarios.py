@@ -54,7 +54,8 @@ def _workload(values: Mapping[str, Any]) -> dict[str, Any]:
         return {"workload.preset": chosen}
     trace = uploads.trace(chosen)
     arrivals = {} if trace.has_arrivals else {"workload.arrivals.process": "poisson"}
-    return {"workload.trace.file": str(trace.path), **arrivals}
+    columns = {f"workload.trace.columns.{role}": name for role, name in trace.columns.items()}
+    return {"workload.trace.file": str(trace.path), **columns, **arrivals}
 
 
 def further_settings(text: str) -> dict[str, Any]:
@@ -158,11 +159,17 @@ def as_command(scenario: Scenario) -> str:
     return _folded([shlex.quote(word) for word in words])
 
 
-def as_vllm(scenario: Scenario) -> str:
-    """The `vllm serve` command that runs what the scenario simulates."""
-    from gnomon.convert.vllm import vllm_flags
+def as_server(scenario: Scenario) -> str:
+    """The command that starts a server such as the one simulated; a comment with the reason where none does."""
+    from gnomon.convert import server_command
 
-    return _folded([shlex.quote(word) for word in vllm_flags(scenario)])
+    try:
+        _, command = server_command(scenario)
+    except GnomonError as error:
+        return f"# No command: {error}"
+    note, is_noted, line = command.partition("\n") if command.startswith("#") else ("", "", command)
+    folded = line if "\n" in line else _folded([shlex.quote(word) for word in shlex.split(line)])
+    return f"{note}{is_noted}{folded}"
 
 
 def _word(value: Any) -> str:

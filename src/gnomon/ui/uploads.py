@@ -9,13 +9,15 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+from gnomon.core.config import build
 from gnomon.core.errors import ConfigError, DataError, GnomonError
+from gnomon.workload.config import ColumnsConfig
 from gnomon.workload.table import packing
 from gnomon.workload.traces import read_requests
 
@@ -35,6 +37,8 @@ class UploadedTrace:
     name: str
     num_requests: int
     has_arrivals: bool
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """Which column means what, where the user said it."""
 
 
 _traces: dict[str, UploadedTrace] = {}
@@ -74,8 +78,16 @@ def content(upload: str) -> bytes:
     return data
 
 
-def keep_trace(name: str, data: bytes) -> str:
-    """Read a trace and keep it; returns the name under which the Serve page knows it."""
+def columns_of(text: str) -> dict[str, str]:
+    """`prompt=NAME, output=NAME, arrival=NAME, time_unit=ms` as the scenario's section `workload.trace.columns`."""
+    pairs = [part.partition("=") for part in text.split(",") if part.strip()]
+    if not all(equals and role.strip() and name.strip() for role, equals, name in pairs):
+        raise DataError("the columns of the trace are not told.", fix="Write prompt=NAME, output=NAME, arrival=NAME.")
+    return {role.strip(): name.strip() for role, _, name in pairs}
+
+
+def keep_trace(name: str, data: bytes, columns: str = "") -> str:
+    """Read a trace and keep it; returns the name under which the Serve page knows it. `columns` name its columns."""
     safe = re.sub(r"[^A-Za-z0-9._-]+", "_", Path(name).name)[-60:].lstrip(".")
     if not safe.endswith(SUFFIXES):
         raise DataError(f"{name} is not a trace.", fix=f"Traces end in {', '.join(SUFFIXES)}.")
@@ -85,13 +97,14 @@ def keep_trace(name: str, data: bytes) -> str:
     path = Path(_folder().name) / key.removeprefix(TRACE)
     path.write_bytes(data)
     try:
-        trace = read_requests(str(path))
+        own = build(ColumnsConfig, given).as_format() if (given := columns_of(columns)) else None
+        trace = read_requests(str(path), own=own)
     except GnomonError as error:
         path.unlink()
         where = error.where.replace(str(path), safe) if error.where else None
         raise type(error)(error.what, where=where, fix=_fix(error)) if type(error) is DataError else error from None
     _traces.pop(key, None)  # One that is loaded again is the newest again.
-    _traces[key] = UploadedTrace(path, safe, len(trace), bool(len(trace.arrival_s)))
+    _traces[key] = UploadedTrace(path, safe, len(trace), bool(len(trace.arrival_s)), columns_of(columns))
     for old in list(_traces)[:-KEPT]:
         _traces.pop(old).path.unlink()
     return key
@@ -99,7 +112,12 @@ def keep_trace(name: str, data: bytes) -> str:
 
 def _fix(error: GnomonError) -> str | None:
     """Advice without what only a command line can do."""
-    return error.fix.split(" Or name your columns")[0] if error.fix else None
+    return (
+        error.fix.split(" Or name your columns")[0]
+        + (" Or name its columns below, under Trace columns, and load it again." if "Or name" in error.fix else "")
+        if error.fix
+        else None
+    )
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -31,6 +32,38 @@ class TraceFormat:
     def fits(self, names: Collection[str]) -> bool:
         """Whether a file with these column names is of this format."""
         return self.columns["prompt"] in names and self.columns["output"] in names
+
+
+SYNONYMS: Mapping[str, tuple[str, ...]] = {
+    "prompt": ("prompt_tokens", "input_tokens", "prompt_len", "prompt_length", "input_len", "input_length", "isl",
+               "num_prompt_tokens", "num_input_tokens", "context_tokens", "prefill_tokens", "request_tokens",
+               "tokens_in", "prompt", "input"),
+    "output": ("output_tokens", "completion_tokens", "generated_tokens", "response_tokens", "output_len",
+               "output_length", "osl", "num_output_tokens", "num_completion_tokens", "generation_tokens",
+               "decode_tokens", "tokens_out", "completion", "output"),
+    "arrival": ("arrival_s", "arrival", "arrival_time", "arrived_at", "timestamp", "time", "ts", "start_time",
+                "request_time", "created", "created_at", "arrival_ms", "timestamp_ms"),
+    "session": ("session", "session_id", "conversation_id", "chat_id", "user_id"),
+}  # fmt: skip
+"""Names that people give to columns, in small letters with `_` between words; the first that a file has is taken."""
+
+
+def guessed(names: Collection[str]) -> TraceFormat | None:
+    """A format for these columns by what they seem to mean; None where prompt or output tokens are not among them."""
+    plain = {_plain(name): name for name in reversed(list(names))}
+    columns = {
+        role: plain[word]
+        for role, words in SYNONYMS.items()
+        if (word := next((one for one in words if one in plain), None)) is not None
+    }
+    if "prompt" not in columns or "output" not in columns:
+        return None
+    is_ms = columns.get("arrival", "").lower().endswith("ms")
+    return TraceFormat("Guessed from the names of its columns.", columns, time_unit="ms" if is_ms else "s")
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "_", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()).strip("_")
 
 
 FORMATS: Registry[TraceFormat] = Registry("trace format")

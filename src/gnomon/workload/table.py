@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import json
+import re
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,6 +78,11 @@ class Table:
         self.refuse(column, seconds > MAX_SPAN_S, "is more than a century after the first")
         nanoseconds = seconds * 10**9 + np.rint(fraction_s * 1e9).astype(np.int64)
         return (nanoseconds - nanoseconds.min()) / 1e9
+
+    def has_dates(self, column: str | None) -> bool:
+        """Whether a column begins with something like a date."""
+        first = self.frame[column][0] if column is not None and len(self.frame) else None
+        return re.match(r"\s*\d{4}-\d\d-\d\d", str(first)) is not None
 
     def lists(self, column: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """A column of lists of whole numbers, as (offsets, values)."""

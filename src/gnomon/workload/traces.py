@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from gnomon.core.arrays import Floats
 from gnomon.core.errors import DataError
 from gnomon.workload.config import TraceConfig
-from gnomon.workload.formats import FORMATS, TimeUnit, TraceFormat
+from gnomon.workload.formats import FORMATS, TimeUnit, TraceFormat, guessed
 from gnomon.workload.requests import Tokens, gathered
 from gnomon.workload.table import Table, read_table
 
@@ -75,9 +75,17 @@ def read_trace(config: TraceConfig) -> Trace:
 def read_requests(path: str, format: str = "auto", own: TraceFormat | None = None) -> Trace:
     """A whole file of requests: in the named format, one told by its columns, or the user's `own`."""
     table = read_table(path)
-    known = own or (_detected(table) if format == "auto" else FORMATS[format])
+    notes: tuple[str, ...] = ()
+    if own is not None:
+        known = own
+    elif format == "auto":
+        known, notes = _detected(table)
+    else:
+        known = FORMATS[format]
     _check_columns(table, known, own is not None)
+    known, more = _plausible(table, known)
     trace = _without_empty(_read(table, known))
+    trace = replace(trace, notes=(*notes, *more, *trace.notes))
     if not len(trace.arrival_s):
         return trace
     order = np.argsort(trace.arrival_s, kind="stable")
@@ -85,16 +93,51 @@ def read_requests(path: str, format: str = "auto", own: TraceFormat | None = Non
     return trace if known.from_start else replace(trace, arrival_s=trace.arrival_s - trace.arrival_s[0])
 
 
-def _detected(table: Table) -> TraceFormat:
-    fitting = [FORMATS[name] for name in FORMATS if FORMATS[name].fits(table.names)]
-    if not fitting:
+def _detected(table: Table) -> tuple[TraceFormat, tuple[str, ...]]:
+    """The format that a file's columns tell, and what must be said about it."""
+    fitting = [name for name in FORMATS if FORMATS[name].fits(table.names)]
+    if fitting:
+        known = FORMATS[fitting[0]]
+        is_surprising = fitting[0] == "mooncake" and table.path.suffix != ".jsonl" and "timestamp" in table.names
+        said = f"{table.path.name} has the columns of Mooncake's traces: its timestamps are read as milliseconds."
+        return known, (said,) if is_surprising else ()
+    known_by_words = guessed(table.names)
+    if known_by_words is None:
         raise DataError(
             f"no known trace format has the columns {', '.join(table.names)}.",
             where=str(table.path),
             fix=f"Known formats: {', '.join(FORMATS)}. Or name your columns: --workload.trace.columns.prompt NAME, "
             "--workload.trace.columns.output NAME, --workload.trace.columns.arrival NAME.",
         )
-    return fitting[0]
+    if table.has_dates(known_by_words.columns.get("arrival")):
+        known_by_words = replace(known_by_words, time_unit="datetime")
+    pairs = ", ".join(f"{role} = {name}" for role, name in known_by_words.columns.items())
+    return known_by_words, (f"Columns of {table.path.name} guessed by their names: {pairs}.",)
+
+
+EPOCH_UNITS: tuple[tuple[float, TimeUnit], ...] = ((1e14, "us"), (1e11, "ms"))
+"""Since 1970 it is 1.8e9 s: a larger number counts smaller units."""
+LONG_GAP_S = 60.0
+
+
+def _plausible(table: Table, known: TraceFormat) -> tuple[TraceFormat, tuple[str, ...]]:
+    """The format with the unit that the times can only have, and what must be said about them."""
+    name = known.columns.get("arrival")
+    if known.time_unit != "s" or name is None or name not in table.names:
+        return known, ()
+    values = table.numbers(name, least=-np.inf)
+    for least, unit in EPOCH_UNITS:
+        if values.size and float(values.min()) > least:
+            words = {"us": "microseconds", "ms": "milliseconds"}[unit]
+            said = (
+                f"{name} of {table.path.name} is read as {words} since 1970: as seconds it would lie far in the future."
+            )
+            return replace(known, time_unit=unit, from_start=False), (said,)
+    gap_s = (float(values.max()) - float(values.min())) / max(values.size - 1, 1) if values.size else 0.0
+    if gap_s > LONG_GAP_S and values.size > 20:
+        said = f"Requests of {table.path.name} arrive {gap_s:,.0f} s apart in the mean. If {name} counts milliseconds, "
+        return known, (said + "name the columns, with --workload.trace.columns.time-unit ms.",)
+    return known, ()
 
 
 def _check_columns(table: Table, known: TraceFormat, all_needed: bool) -> None:

@@ -40,7 +40,7 @@ def scenario_rows(comparison: RouteComparison, scenario: str) -> list[dict[str, 
     best = comparison.best_heuristic(scenario)
     rows = []
     for name in ranked(comparison, scenario):
-        mark = {"policy": " *", "teacher": " (teacher)", "bound": " (bound)", "heuristic": ""}[roles[name]]
+        mark = {"policy": " *", "teacher": " (teacher)", "bound": " (knows lengths)", "heuristic": ""}[roles[name]]
         row: dict[str, Any] = {"router": name + mark}
         row |= {title: units.seconds(comparison.mean(scenario, name, figure)) for title, figure in COLUMNS.items()}
         row["requests/s"] = f"{comparison.mean(scenario, name, 'requests_per_s'):.4g}"

@@ -15,6 +15,7 @@ from gnomon.search.pareto import is_on_front, latency_axes
 from gnomon.search.study import Found
 
 Figure = dict[str, Any]
+RED = "#C8493F"
 
 
 def figures(found: Found) -> dict[str, Figure]:
@@ -34,7 +35,8 @@ def _scatter(found: Found, axis: str) -> Figure:
     groups: dict[str, list[tuple[int, Record]]] = {}
     for number, one in ranked:
         groups.setdefault(f"{one.overrides['device']} {one.overrides['batching.policy']}", []).append((number, one))
-    data = [_front_line([one for _, one in ranked], axis, objective)]
+    is_whole = found.search.strategy == "exhaustive"
+    data = [_front_line([one for _, one in ranked], axis, objective, "front" if is_whole else "best of those measured")]
     for number, (name, members) in enumerate(groups.items()):
         data.append(
             {"type": "scatter", "mode": "markers", "name": name,
@@ -45,15 +47,28 @@ def _scatter(found: Found, axis: str) -> Figure:
              "marker": {"size": 9, "color": look.COLOURS[number % len(look.COLOURS)],
                         "line": {"width": 1, "color": "#fff"}}}
         )  # fmt: skip
-    return {"data": data, "layout": _layout(latency_name(axis), UNITS[objective])}
+    layout = _layout(latency_name(axis), UNITS[objective])
+    metric, _, statistic = axis.partition(" ")
+    limit = getattr(found.search.slo, metric).get(statistic)
+    if limit is not None:
+        layout["shapes"] = [
+            {"type": "line", "x0": limit * 1e3, "x1": limit * 1e3, "y0": 0, "y1": 1, "yref": "paper",
+             "line": {"color": RED, "width": 1.5, "dash": "dash"},
+             "label": {"text": "SLO", "textposition": "end", "textangle": 0, "padding": 3, "xanchor": "right",
+                       "font": {"color": RED, "size": 11}}}
+        ]  # fmt: skip
+    values = [x for one in data[1:] for x in one["x"] if x > 0] + ([limit * 1e3] if limit is not None else [])
+    if values:
+        layout["xaxis"] = look.log_axis(min(values), max(values)) | {"title": layout["xaxis"]["title"]}
+    return {"data": data, "layout": layout}
 
 
-def _front_line(ranked: list[Record], axis: str, objective: Any) -> Figure:
+def _front_line(ranked: list[Record], axis: str, objective: Any, name: str) -> Figure:
     """The configurations that nothing beats in both respects, joined."""
     points = [(-(one.score or 0.0), one.figures[axis] or 0.0) for one in ranked]
     chosen = sorted(one for one, is_on in zip(points, is_on_front(points), strict=True) if is_on)
     return {
-        "type": "scatter", "mode": "lines", "name": "front", "hoverinfo": "skip",
+        "type": "scatter", "mode": "lines", "name": name, "hoverinfo": "skip",
         "x": [_short(latency * 1e3) for _, latency in chosen],
         "y": [_short(shown(objective, -worth)) for worth, _ in chosen],
         "line": {"color": look.DARK, "width": 1.4, "dash": "dot"},

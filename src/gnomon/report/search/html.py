@@ -29,7 +29,7 @@ def write_search_report(found: Found, path: str | Path, commands: Mapping[str, s
         "@LEDE@": html.escape(words.question_words(found.search)),
         "@CARDS@": "".join(_card(*card) for card in words.cards(found)),
         "@MESSAGES@": _messages(found),
-        "@PLOTS@": f"<section><h2>What it gives, what it costs</h2><div class=plots>{plots}</div></section>"
+        "@PLOTS@": f"<section><h2>{words.HEADINGS[found.search.objective]}</h2><div class=plots>{plots}</div></section>"
         if plots
         else "",
         "@REPLICAS@": _section("Ranking", words.ranking_rows(found))

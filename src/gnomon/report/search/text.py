@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +15,6 @@ from gnomon.search.matrix import Matrix
 from gnomon.search.objective import UNITS, shown
 from gnomon.search.pareto import front, latency_axes
 from gnomon.search.study import Found
-from gnomon.serving.policies import POLICIES
 
 WORDS = {
     "ttft_s": "TTFT", "tbt_s": "TBT", "tpot_s": "TPOT", "e2e_s": "E2E", "scheduling_delay_s": "scheduling delay",
@@ -22,10 +22,16 @@ WORDS = {
 
 
 MAX_REASONS = 10
+HEADINGS = {
+    "qps_per_dollar": "Throughput per dollar against latency",
+    "goodput_per_gpu": "Goodput per GPU against latency",
+    "cost": "Cost against latency",
+}
+"""Of the scatters, by objective."""
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
 
 
-def found_blocks(found: Found, top: int, commands: Mapping[str, str]) -> list[Block]:
+def found_blocks(found: Found, top: int, commands: Mapping[str, str], no_command: str = "") -> list[Block]:
     """The ranking, the reasons, the winner and the `commands` that deploy it, by engine."""
     blocks: list[Block] = [Line(question_words(found.search))]
     rows = ranking_rows(found, top)
@@ -37,12 +43,10 @@ def found_blocks(found: Found, top: int, commands: Mapping[str, str]) -> list[Bl
     blocks += lines(account(found))
     if found.best is None:
         return [*blocks, Line(nothing_qualifies(found))]
-    policy = found.best.overrides["batching.policy"]
-    own = POLICIES[policy].engine
     blocks += lines([f"Best: {found.best.label}"])
     blocks += lines([f"With {ENGINES[name]}: {command}" for name, command in commands.items()])
-    whose = f"that of {ENGINES[own]}" if own in ENGINES else f"{policy}, which none of these engines has"
-    blocks.append(Line(f"(The scheduler that was simulated is {whose}; the commands give all the same limits.)"))
+    if not commands:
+        blocks.append(Line(f"No command: {no_command}" if no_command else "No engine has a command for it."))
     return blocks
 
 
@@ -89,6 +93,11 @@ def slo_words(search: SearchConfig) -> str:
     return ", ".join(parts) or "no growing queue"
 
 
+def has_limits(search: SearchConfig) -> bool:
+    """Whether the SLO limits anything."""
+    return search.slo.goodput is not None or any(getattr(search.slo, metric) for metric in LATENCIES)
+
+
 def question_words(search: SearchConfig) -> str:
     """What was asked, in one line."""
     load = f" at {search.load:g} requests/s" if search.load is not None else ""
@@ -125,6 +134,7 @@ def ranking_rows(found: Found, top: int | None = None) -> list[dict[str, Any]]:
     axes = latency_axes(found.search)
     best = found.ranked[:top]
     on_front = front(found.search, found.ranked)
+    is_whole = found.search.strategy == "exhaustive"  # Of a smart search the front is not known.
     return [
         {
             "#": number,
@@ -137,8 +147,8 @@ def ranking_rows(found: Found, top: int | None = None) -> list[dict[str, Any]]:
             UNITS[found.search.objective]: f"{shown(found.search.objective, one.score or 0.0):.4g}",
             **{latency_name(axis): _seconds(one.figures.get(axis)) for axis in axes},
             "limited by": limited_by(one),
-            "front": "●" if on_front[number - 1] else "",
         }
+        | ({"front": "●" if on_front[number - 1] else ""} if is_whole else {})
         for number, one in enumerate(best, start=1)
     ]
 
@@ -153,7 +163,8 @@ def account(found: Found) -> list[str]:
     """What became of the configurations, in sentences."""
     counts = Counter(_fate(one) for one in found.others)
     total = len(found.ranked) + len(found.others)
-    said = [f"{total:,} configurations: {len(found.ranked):,} measured that meet the SLO"]
+    met = " that meet the SLO" if has_limits(found.search) else ""
+    said = [f"{total:,} configurations: {len(found.ranked):,} measured{met}"]
     said += [f"{count:,} {fate}" for fate, count in counts.items()]
     lines = [", ".join(said) + f". {found.runs:,} runs, {units.count(found.simulated)} requests simulated."]
     unsure = [one for one in found.ranked[:1] if one.converged is False]
@@ -164,7 +175,7 @@ def account(found: Found) -> list[str]:
 
 def _fate(record: Record) -> str:
     if record.status == "measured":
-        return "do not meet it at any load"
+        return "met at no load"
     return {
         "passed over": "passed over (cannot beat the best)",
         "impossible": "impossible",
@@ -176,16 +187,42 @@ def reason_rows(found: Found, top: int | None = None) -> list[dict[str, str]]:
     """Why configurations have no place in the ranking; those of one kind are told once, with the first as example."""
     grouped: dict[tuple[str, str], list[Record]] = {}
     for one in found.others:
-        if one.status != "passed over":
-            grouped.setdefault((one.status, (one.reason or "").split(":")[0]), []).append(one)
-    return [
-        {
-            "what": "meets the SLO at no load" if status == "measured" else status,
-            "configurations": _and_more(members),
-            "why": members[0].reason or "",
-        }
-        for (status, _), members in list(grouped.items())[:top]
-    ]
+        # What could not beat the best is told by GPU, with the one that came nearest.
+        kind = str(one.overrides.get("device", "")) if one.status == "passed over" else (one.reason or "").split(":")[0]
+        grouped.setdefault((one.status, kind), []).append(one)
+    rows = []
+    for (status, kind), members in list(grouped.items())[:top]:
+        if status == "passed over":
+            members = sorted(members, key=_reach, reverse=True)
+        rows.append(
+            {
+                "what": "meets the SLO at no load"
+                if status == "measured"
+                else f"{status} on {kind}".removesuffix(" on ")
+                if status == "passed over"
+                else status,
+                "configurations": _and_more(members),
+                "why": _why(members[0]),
+            }
+        )
+    return rows
+
+
+def _reach(record: Record) -> float:
+    """The load up to which a configuration that was passed over might go, as its reason says."""
+    found = re.search(r"([\d.e+-]+)/s", record.reason or "")
+    return float(found.group(1)) if found else 0.0
+
+
+def _why(record: Record) -> str:
+    """The reason, in words."""
+    reason = record.reason or ""
+    if record.status != "passed over":
+        return reason
+    if reason.startswith("bound: "):
+        most = reason.removeprefix("bound: ").replace("would be needed", "would beat the best")
+        return f"its iteration times allow {most}"
+    return f"{reason}; the best is worth more than that load"
 
 
 def _and_more(records: list[Record]) -> str:
@@ -198,7 +235,11 @@ def nothing_qualifies(found: Found) -> str:
     tried = [one for one in found.others if one.status in ("measured", "passed over")]
     if not tried:
         return "No configuration can run: see the reasons above."
-    said = f"No configuration meets the SLO ({slo_words(found.search)})."
+    said = (
+        f"No configuration meets the SLO ({slo_words(found.search)})."
+        if has_limits(found.search)
+        else ("The queue grows at every load.")
+    )
     missing = [one for one in tried if one.nearest_miss is not None]
     if missing:
         nearest = min(missing, key=lambda one: (one.nearest_miss or 0.0, one.label))

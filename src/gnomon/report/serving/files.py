@@ -14,6 +14,7 @@ from gnomon.core.files import folder_written_whole, write_text, written_whole
 from gnomon.report.serving.frames import iteration_frame, request_frame
 from gnomon.report.serving.html import write_report
 from gnomon.report.serving.trace import write_trace
+from gnomon.search.headroom import Headroom
 from gnomon.serving.metrics import Summary
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.simulate import Run
@@ -36,14 +37,16 @@ FILES = (
 """What the folder of a run holds: nothing else."""
 
 
-def write_run(run: Run, summary: Summary, folder: str | Path, extras: tuple[str, ...] = ()) -> Path:
+def write_run(
+    run: Run, summary: Summary, folder: str | Path, extras: tuple[str, ...] = (), room: Headroom | None = None
+) -> Path:
     """Write everything about a run into `folder`, made if missing; a run that was there before is replaced whole."""
     with folder_written_whole(folder, FILES) as temporary:
-        _write_files(run, summary, temporary, extras)
+        _write_files(run, summary, temporary, extras, room)
     return Path(folder)
 
 
-def _write_files(run: Run, summary: Summary, folder: Path, extras: tuple[str, ...]) -> None:
+def _write_files(run: Run, summary: Summary, folder: Path, extras: tuple[str, ...], room: Headroom | None) -> None:
     from gnomon.report.serving.events import write_events
     from gnomon.report.serving.operators import operator_frame
 
@@ -60,7 +63,8 @@ def _write_files(run: Run, summary: Summary, folder: Path, extras: tuple[str, ..
     if "events" in extras:
         write_events(requests, folder / "events.json")
     write_trace(run, folder / "trace.json.gz")
-    write_report(run, summary, folder / "report.html")
+    files = [name for name in FILES if (folder / name).is_file()]
+    write_report(run, summary, folder / "report.html", room, files)
 
 
 def spelled_out(scenario: Scenario) -> Scenario:

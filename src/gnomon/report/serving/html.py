@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ from gnomon.core.files import write_text
 from gnomon.report.page import page
 from gnomon.report.serving import text as words
 from gnomon.report.serving.figures import figures
+from gnomon.report.serving.load import load_figures
+from gnomon.report.serving.terms import TERMS
+from gnomon.search.headroom import Headroom
 from gnomon.serving.metrics import Summary
 from gnomon.serving.percentiles import Percentiles
 from gnomon.serving.simulate import Run
@@ -27,22 +31,32 @@ SECTIONS = {
 }
 
 
-def write_report(run: Run, summary: Summary, path: str | Path) -> Path:
-    """Write the page; it needs no network and no other file."""
+def write_report(
+    run: Run, summary: Summary, path: str | Path, room: Headroom | None = None, files: Sequence[str] = ()
+) -> Path:
+    """Write the page; it needs no network and no other file. `files` beside it are linked."""
     drawn = figures(run, summary)
+    chosen = {name: list(some) for name, some in SECTIONS.items()}
+    if room is not None and room.curve.loads:
+        curves = load_figures(room, run.scenario.slo)
+        drawn |= curves
+        chosen["Latency"] += curves
+    together = {"Over time": " together"}
     plots = "".join(
-        f"<section><h2>{name}</h2><div class=plots>{''.join(f'<div id={f} class=plot></div>' for f in chosen)}</div>"
+        f"<section><h2>{name}</h2><div class='plots{together.get(name, '')}'>"
+        f"{''.join(f'<div id={f} class=plot></div>' for f in some)}</div>"
         f"{_latency_table(summary) if name == 'Latency' else ''}</section>"
-        for name, chosen in SECTIONS.items()
+        for name, some in chosen.items()
     )
     scenario = run.scenario
     parts = {
         "@TITLE@": html.escape(words.title(scenario)),
         "@LEDE@": html.escape(f"{words.workload_words(scenario)}; {words.policy_words(scenario)}."),
-        "@CARDS@": "".join(card(*one) for one in key_figures(summary)),
+        "@LINKS@": _links(files),
+        "@CARDS@": "".join(card(*one) for one in key_figures(summary, room)),
         "@MESSAGES@": _messages(summary),
         "@PLOTS@": plots,
-        "@FIGURES@": _facts(summary),
+        "@FIGURES@": _facts(summary, room),
         "@REPLICAS@": _replicas(summary),
         "@SCENARIO@": html.escape(dump(scenario)),
         "@VERSION@": __version__,
@@ -51,7 +65,18 @@ def write_report(run: Run, summary: Summary, path: str | Path) -> Path:
     return write_text(path, page(parts))
 
 
-def key_figures(summary: Summary) -> list[tuple[str, str, str]]:
+LINKED = {"trace.json.gz": "trace (open it in ui.perfetto.dev)", "requests.parquet": "table of requests",
+          "iterations.parquet": "table of iterations", "requests.csv": "requests as CSV",
+          "iterations.csv": "iterations as CSV", "summary.json": "all figures",
+          "scenario.yaml": "scenario"}  # fmt: skip
+
+
+def _links(files: Sequence[str]) -> str:
+    named = [f"<a href={name}>{words}</a>" for name, words in LINKED.items() if name in files]
+    return f"<nav aria-label=Files>{''.join(named)}</nav>" if named else ""
+
+
+def key_figures(summary: Summary, room: Headroom | None = None) -> list[tuple[str, str, str]]:
     """What is shown first: name, value, what stands beside it."""
     t, use, cost = summary.throughput, summary.utilization, summary.cost
     million = cost.per_million_output_tokens
@@ -64,6 +89,9 @@ def key_figures(summary: Summary) -> list[tuple[str, str, str]]:
         ("KV cache peak", f"{use.kv_peak:.0%}", f"mean {use.kv_mean:.0%}"),
         ("cost", f"${million:.3g}" if million is not None else "–", "per million output tokens"),
     ]
+    if room is not None and room.share is not None:
+        left = f"headroom {room.share:.0%}" if room.share >= 0 else f"load {-room.share:.0%} above it"
+        cards.insert(4, ("capacity", f"{room.capacity_per_s:.3g}/s", left))
     if summary.slo is not None:
         goodput = f"goodput {summary.slo.goodput_requests_per_s:.3g}/s"
         cards.insert(3, ("SLO met by", f"{summary.slo.attainment:.1%}", goodput))
@@ -77,11 +105,23 @@ def _spread(values: Percentiles) -> tuple[str, str]:
 
 
 def card(name: str, value: str, beside: str) -> str:
-    """A key figure as HTML."""
+    """A key figure as HTML, with the meaning of its name and a colour where it is a verdict."""
+    shown, tip = html.escape(name), TERMS.get(name)
+    if tip is not None:
+        shown = f'<span class=term tabindex=0 data-tip="{html.escape(tip)}">{shown}</span>'
     return (
-        f"<div class=card><span>{html.escape(name)}</span><b>{html.escape(value)}</b>"
+        f"<div class='card{verdict(name, value, beside)}'><span>{shown}</span><b>{html.escape(value)}</b>"
         f"<small>{html.escape(beside)}</small></div>"
     )
+
+
+def verdict(name: str, value: str, beside: str) -> str:
+    """The class of a card: good or bad where it is held against a limit, else nothing."""
+    if name == "SLO met by":
+        return " good" if float(value.rstrip("%")) >= 99 else " bad"
+    if name == "capacity":
+        return " bad" if "above" in beside else " good"
+    return ""
 
 
 def _messages(summary: Summary) -> str:
@@ -99,8 +139,8 @@ def _latency_table(summary: Summary) -> str:
     return _table(words.latency_rows(summary), left=("latency",))
 
 
-def _facts(summary: Summary) -> str:
-    pairs = words.figure_rows(summary)
+def _facts(summary: Summary, room: Headroom | None) -> str:
+    pairs = words.figure_rows(summary, room)
     body = "".join(f"<dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd>" for name, value in pairs)
     return f"<dl>{body}</dl>"
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gnomon.report.serving.figures import BLUE, GREEN, ORANGE, RED, plot_layout
+from gnomon.search.headroom import Headroom
+from gnomon.workload.slo import SloConfig
 
 Figure = dict[str, Any]
 SHORT = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E"}
@@ -46,6 +48,17 @@ def load_figure(
     if load is not None:
         lines.append(_line("x", load, "now", "#4A5565", "solid"))
     return {"data": data, "layout": drawn | {"showlegend": True, "shapes": lines}}
+
+
+def load_figures(room: Headroom, slo: SloConfig) -> dict[str, Figure]:
+    """The curves of a run's report, one per latency: names as in `figures`, with `load_` before them."""
+    return {
+        f"load_{name}": load_figure(
+            name, room.curve.loads, room.curve.seconds[name], target=getattr(slo, f"{name}_s"),
+            capacity=room.capacity_per_s, load=room.load_per_s, num_requests=room.curve.num_requests,
+        )
+        for name in ("ttft", "tpot")
+    }  # fmt: skip
 
 
 def _line(axis: str, at: float, words: str, colour: str, dash: str) -> Figure:

@@ -7,6 +7,7 @@ from typing import Any
 
 from gnomon.core import units
 from gnomon.report.blocks import Block, Line, Table, lines
+from gnomon.search.headroom import Headroom
 from gnomon.serving.class_metrics import Fairness
 from gnomon.serving.metrics import Summary
 from gnomon.serving.percentiles import STATISTICS
@@ -28,11 +29,11 @@ Row = dict[str, Any]
 MAX_REPLICA_ROWS = 8
 
 
-def summary_blocks(scenario: Scenario, summary: Summary) -> list[Block]:
+def summary_blocks(scenario: Scenario, summary: Summary, room: Headroom | None = None) -> list[Block]:
     """A run in lines and tables: latencies, the other figures, replicas, warnings and notes."""
     blocks = lines([title(scenario), f"{workload_words(scenario)}; {policy_words(scenario)}"])
     blocks.append(Table(latency_rows(summary)))
-    blocks += [Line(f"{name:<13} {value}") for name, value in figure_rows(summary)]
+    blocks += [Line(f"{name:<13} {value}") for name, value in figure_rows(summary, room)]
     if summary.classes:
         blocks.append(Table(class_rows(summary)))
     if len(summary.replicas) > 1:
@@ -102,7 +103,7 @@ def latency_rows(summary: Summary) -> list[Row]:
     return rows
 
 
-def figure_rows(summary: Summary) -> list[tuple[str, str]]:
+def figure_rows(summary: Summary, room: Headroom | None = None) -> list[tuple[str, str]]:
     """The other figures as (name, value) pairs, in the order of the terminal table."""
     t, c, i, use, cost = (
         summary.throughput, summary.requests, summary.iterations, summary.utilization, summary.cost,
@@ -116,6 +117,8 @@ def figure_rows(summary: Summary) -> list[tuple[str, str]]:
         ("throughput", f"{t.requests_per_s:.4g} requests/s{offered}"),
         ("tokens", f"{t.output_tokens_per_s:,.0f} output/s, {t.prompt_tokens_per_s:,.0f} prompt/s"),
     ]
+    if room is not None:
+        rows.append(("capacity", headroom_words(room)))
     if summary.slo is not None:
         rows.append(("SLO", slo_words(summary)))
     rows += [
@@ -131,16 +134,33 @@ def figure_rows(summary: Summary) -> list[tuple[str, str]]:
     if summary.fairness is not None:
         rows.append(("fairness", fairness_words(summary.fairness)))
     rows.append(("cost", cost_words(summary)))
-    rows.append(("timing", f"expected error {summary.timing_error:.0%} per iteration"))
+    rows.append(("timing", timing_words(summary)))
     assert cost.num_gpus > 0
     return rows
 
 
+def headroom_words(room: Headroom) -> str:
+    """The capacity beside the load: "≈ 38 requests/s, headroom 19 %"."""
+    within = "within the SLO" if room.has_limits else "without a growing queue"
+    if room.share is None:
+        return "no load meets the SLO"
+    left = f"headroom {room.share:.0%}" if room.share >= 0 else f"the load is {-room.share:.0%} above it"
+    return f"≈ {room.capacity_per_s:.3g} requests/s {within}, {left}"
+
+
+def timing_words(summary: Summary) -> str:
+    """What may be wrong about the iteration times, in one sentence."""
+    if not summary.timing_error:
+        return "as given"
+    kernels = f"expected error of the kernels {summary.timing_error:.0%}"
+    return f"{kernels}; host time included" if summary.has_host_time else f"{kernels}; kernels only: no host time"
+
+
 def use_words(use: Utilization) -> str:
-    """Time and work shares in one line."""
+    """Time and work shares in one line. Busy is no share of the capacity: at a higher load the batches grow."""
     rest = f", {use.bubble:.1%} bubble" if use.bubble else ""
     rest += f", {use.idle:.1%} idle" if use.idle is not None else ""
-    return f"{use.busy:.1%} busy{rest}; MFU {use.mfu:.1%}, memory bandwidth {use.hbm:.1%}"
+    return f"an iteration ran {use.busy:.1%} of the time{rest}; MFU {use.mfu:.1%}, memory bandwidth {use.hbm:.1%}"
 
 
 def slo_words(summary: Summary) -> str:

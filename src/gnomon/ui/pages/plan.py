@@ -62,7 +62,7 @@ class Some(Choices):
 
 
 CONTROLS: tuple[Control, ...] = (
-    Choice("dir", "Open a search of the runs folder", "", options=searches, wide=True),
+    Choice("dir", "Load saved search", "", options=searches, wide=True),
     Choice("model", "Model", "llama-3-8b", options=catalog.model_names, field="model", wide=True, group="Question"),
     Choice("workload", "Workload", "chat-1m", options=preset_names, wide=True, group="Question"),
     Number("ttft", "TTFT P90 at most", 1000, optional=True, least=0.01, most=1e7, unit="ms", group="Question",
@@ -94,7 +94,9 @@ def body(state: dict[str, Any]) -> list[Component]:
     """Run and cancel; then the answer: figures, the fronts, the ranking, and why others are not in it."""
     drawn = [graph(PAGE.id(name), PLOT_PX, label="Worth against latency at capacity") for name in PLOTS]
     plotted = section(
-        "What it gives, what it costs", html.P("Click a point to open it in Serve.", className="more"), plots(*drawn)
+        "Throughput per dollar against latency",
+        html.P("Click a point to open it in Serve.", className="more"),
+        plots(*drawn),
     )
     return [
         section("", job_panel(PAGE, "Search")),
@@ -210,7 +212,7 @@ def _tables(found: Search) -> list[Component]:
     if reasons:
         shown.append(section("Not in the ranking", table(reasons, left=tuple(reasons[0]))))
     if command:
-        shown.append(section("The winner with vLLM", html.Pre(command, tabIndex="0")))
+        shown.append(section("Command for the winner", html.Pre(command, tabIndex="0")))
     return shown
 
 

@@ -11,7 +11,6 @@ from flask import current_app
 from gnomon import __version__
 from gnomon.api.search import Search, SearchConfig, check, fingerprint, finished_search, search
 from gnomon.core.config import build
-from gnomon.core.errors import GnomonError
 from gnomon.ui import jobs
 from gnomon.ui.controls import ControlError
 from gnomon.ui.run_folders import find_runs
@@ -82,8 +81,7 @@ def run_search(argument: tuple[SearchConfig, Path], report: jobs.Report) -> Sear
 
 
 def command_of(found: Search) -> str:
-    """The winner as a `vllm serve` command; empty where it has none."""
-    try:
-        return found.vllm_command
-    except GnomonError:
-        return ""
+    """The command that starts the winner, or why there is none; empty without a winner."""
+    if found.no_command:
+        return f"# No command: {found.no_command}"
+    return next(iter(found.commands.values()), "")

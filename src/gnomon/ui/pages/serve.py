@@ -12,6 +12,7 @@ from gnomon import catalog
 from gnomon.api.serving import DEFAULT_RATE, Scenario, policy_names, router_names
 from gnomon.core.errors import GnomonError
 from gnomon.report.serving.figures import LATENCIES
+from gnomon.report.serving.terms import TERMS
 from gnomon.ui import blocks, uploads
 from gnomon.ui.callbacks import callback
 from gnomon.ui.controls import Choice, Control, Hidden, Number, Slider, Text, select_options
@@ -26,10 +27,10 @@ from gnomon.workload.presets import preset_names
 
 def _workloads() -> dict[str, str]:
     presets = {name: name for name in preset_names()}
-    return presets | uploads.traces() | {OTHER: "as further settings say"}
+    return presets | uploads.traces() | {OTHER: "set in further settings"}
 
 
-DEPLOYMENT, LOAD, LIMITS = "Deployment", "Load", "Limits, for 99 % of the requests"
+DEPLOYMENT, LOAD, LIMITS = "Deployment", "Load", "SLO"
 CONTROLS: tuple[Control, ...] = (
     Choice("model", "Model", "llama-3-8b", field="model", options=catalog.model_names, wide=True, is_open=True,
            group=DEPLOYMENT),
@@ -47,16 +48,21 @@ CONTROLS: tuple[Control, ...] = (
            group=DEPLOYMENT),
     Slider("rate", "Requests per second", DEFAULT_RATE, field=("workload.rate", "workload.arrivals", "workload"),
            least=0.1, most=2000, log=True, optional=True, group=LOAD),
-    Choice("workload", "Requests like", "chat-1m", field=("workload.preset", "workload.trace.file", "preset"),
+    Choice("workload", "Workload", "chat-1m", field=("workload.preset", "workload.trace.file", "preset"),
            options=_workloads, group=LOAD),
-    Number("requests", "How many", 10000, field="workload.num_requests", least=10, most=MAX_REQUESTS, whole=True,
+    Number("requests", "Requests", 10000, field="workload.num_requests", least=10, most=MAX_REQUESTS, whole=True,
            optional=True, group=LOAD),
-    Number("ttft", "First token", 500, field="slo.ttft_s", least=0.001, optional=True, unit="ms", group=LIMITS),
-    Number("tpot", "Each further token", 50, field="slo.tpot_s", least=0.001, optional=True, unit="ms", group=LIMITS),
-    Number("e2e", "Whole answer", "", field="slo.e2e_s", least=0.001, optional=True, unit="s", group=LIMITS),
-    Choice("curve", "Curve shows", "ttft", options={"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E"}, group=LIMITS),
+    Number("ttft", "TTFT P99 at most", 500, field="slo.ttft_s", least=0.001, optional=True, unit="ms", group=LIMITS,
+           tip=TERMS["time to first token"]),
+    Number("tpot", "TPOT P99 at most", 50, field="slo.tpot_s", least=0.001, optional=True, unit="ms", group=LIMITS,
+           tip=TERMS["time per output token"]),
+    Number("e2e", "E2E P99 at most", "", field="slo.e2e_s", least=0.001, optional=True, unit="s", group=LIMITS,
+           tip=TERMS["end to end"]),
+    Choice("curve", "Load curve of", "ttft", options={"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E"}, group=LIMITS),
     Text("scenario", "Further settings", "", wide=True, group="More",
          help="Any field of a scenario, such as replica.data_parallel: 2"),
+    Text("columns", "Trace columns", "", wide=True, group="More",
+         help="For a trace with other names: prompt=NAME, output=NAME, arrival=NAME, time_unit=ms"),
 )  # fmt: skip
 
 
@@ -213,15 +219,15 @@ def _register_upload(app: Dash) -> None:
             "message": Output(PAGE.id("upload", "error"), "children"),
         },
         inputs={"content": Input(PAGE.id("upload"), "contents")},
-        state={"name": State(PAGE.id("upload"), "filename")},
+        state={"name": State(PAGE.id("upload"), "filename"), "columns": State(PAGE.id("columns"), "value")},
         prevent_initial_call=True,
     )
-    def load(content: str | None, name: str) -> dict[str, Any]:
+    def load(content: str | None, name: str, columns: str | None) -> dict[str, Any]:
         values: dict[str, Any] = dict.fromkeys(PAGE.values(), no_update)
         if content is None:
             return {"values": values, "workloads": no_update, "message": no_update}
         try:
-            values |= answers.loaded(name, content)
+            values |= answers.loaded(name, content, columns or "")
         except GnomonError as error:
             return {"values": values, "workloads": no_update, "message": str(error)}
         texts = {one.name: one for one in PAGE.controls}

@@ -105,11 +105,11 @@ def draw_curve(page: Page, raw: Raw, view: str) -> dict[str, Any]:
     )
 
 
-def loaded(name: str, content: str) -> dict[str, Any]:
+def loaded(name: str, content: str, columns: str = "") -> dict[str, Any]:
     """The controls that a file sets: all of them for a scenario, the load for a trace."""
     data = uploads.content(content)
     if name.endswith((".yaml", ".yml", ".json")):
         return to_values(read_scenario(name, data))
-    key = uploads.keep_trace(name, data)
+    key = uploads.keep_trace(name, data, columns)
     as_recorded = {"rate": ""} if uploads.trace(key).has_arrivals else {}
     return {"workload": key, "requests": "", **as_recorded}

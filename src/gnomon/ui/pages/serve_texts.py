@@ -10,9 +10,9 @@ from html import escape
 from gnomon.api.serving import Scenario, Simulation
 from gnomon.report.serving import text as words
 from gnomon.report.serving.html import card, key_figures, message
-from gnomon.ui.scenarios import as_command, as_vllm, as_yaml
+from gnomon.ui.scenarios import as_command, as_server, as_yaml
 
-COPIES = {"yaml": ("Scenario file", as_yaml), "command": ("Command line", as_command), "vllm": ("vllm serve", as_vllm)}
+COPIES = {"yaml": ("Scenario file", as_yaml), "command": ("Command line", as_command), "server": ("Server", as_server)}
 
 
 def texts(result: Simulation) -> dict[str, str]:

@@ -1,0 +1,62 @@
+"""How near capacity a run is, and what is said about its times."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import gnomon
+from gnomon.report.serving.text import headroom_words, timing_words
+from gnomon.search.headroom import Headroom
+from gnomon.search.load_curve import LoadCurve
+
+ONE_MS = {"timing": {"source": "table", "table": {"per_iteration": 0.001}}, "model": "llama-3-8b", "device": "h200"}
+
+
+def simulated(rate: float, **more: object) -> gnomon.Simulation:
+    workload = {"rate": rate, "num_requests": 2000, "lengths": {"distribution": "fixed", "prompt": 10, "output": 1}}
+    return gnomon.simulate({**ONE_MS, "workload": workload, "batching": {"max_sequences": 1}, **more})
+
+
+def test_capacity_is_that_of_one_request_at_a_time() -> None:
+    """One request per iteration of 1 ms: 1,000 requests per second, whatever the load."""
+    room = simulated(500.0).headroom
+    assert room is not None and room.capacity_per_s == pytest.approx(1000, rel=0.06)
+    assert room.share == pytest.approx(0.5, abs=0.04)
+    assert room.curve.seconds["ttft"]["p99"][0] < room.curve.seconds["ttft"]["p99"][-1]
+
+
+def test_limits_lower_the_capacity() -> None:
+    free, limited = simulated(100.0).headroom, simulated(100.0, slo={"ttft_s": 0.0025}).headroom
+    assert free is not None and limited is not None
+    assert 0 < limited.capacity_per_s < 0.9 * free.capacity_per_s
+    assert limited.has_limits and not free.has_limits
+
+
+def test_it_stands_in_the_text_the_data_and_the_report(tmp_path) -> None:
+    result = simulated(500.0)
+    assert "headroom" in "\n".join(str(block) for block in result.text())
+    data = json.loads(json.dumps(result.to_dict()))["capacity"]
+    assert data["load_per_s"] == 500 and data["headroom"] == pytest.approx(1 - 500 / data["capacity_per_s"])
+    page = (result.save(tmp_path / "run") / "report.html").read_text()
+    assert "id=load_ttft" in page and '"load_ttft":' in page
+    assert "href=trace.json.gz" in page and "href=requests.parquet" in page
+
+
+def test_arrivals_without_a_rate_have_no_capacity() -> None:
+    workload = {"num_requests": 500, "arrivals": {"process": "batch"}, "rate": None}
+    assert gnomon.simulate({**ONE_MS, "workload": workload}).headroom is None
+
+
+def test_words() -> None:
+    curve = LoadCurve((), {}, 0)
+    assert headroom_words(Headroom(31, 38.1, True, curve)) == "≈ 38.1 requests/s within the SLO, headroom 19%"
+    assert "30% above" in headroom_words(Headroom(130, 100, False, curve))
+    assert headroom_words(Headroom(10, 0, True, curve)) == "no load meets the SLO"
+    summary = simulated(500.0).summary
+    assert timing_words(summary) == "as given"
+    measured = gnomon.simulate({"workload": {"num_requests": 50}}).summary
+    assert "kernels only: no host time" in timing_words(measured)
+    with_host = {"workload": {"num_requests": 50}, "timing": {"host": {"per_iteration_s": 0.001}}}
+    assert "host time included" in timing_words(gnomon.simulate(with_host).summary)
