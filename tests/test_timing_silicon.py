@@ -487,3 +487,30 @@ def test_attention_over_chosen_blocks_is_its_module_less_the_projections(package
     assert source.seconds(operators["attention_decode"], eight, np.array([256.0])) == pytest.approx([expected])
     assert source.provenance(operators["indexer_decode"]) == "part of attention"
     assert source.seconds(operators["qk_norm"], eight) == 0.0
+
+
+def test_launches_show_beside_a_table_that_is_itself_passed_over(package: Path) -> None:
+    """vLLM's short prompts all take 1 ms; TensorRT-LLM's take a tenth of it, but its long ones three times as long."""
+    for engine, version, floor, per_token in (("vllm", "0.24.0", 1.0, 1e-3), ("trtllm", "1.3.0", 0.1, 3e-3)):
+        rows: list[dict[str, object]] = [
+            {
+                "num_heads": heads,
+                "kv_cache_dtype": "bfloat16",
+                "mla_dtype": "bfloat16",
+                "gemm_type": "bfloat16",
+                "architecture": "DeepseekV32ForCausalLM",
+                "op_name": "module",
+                "batch_size": 1,
+                "isl": isl,
+                "step": step,
+                "latency": max(floor, per_token * isl),
+            }
+            for heads in (8, 16, 32)
+            for isl in (16, 64, 256, 1024, 2048, 4096, 8192, 16384)
+            for step in (0, 128, 2048)
+        ]
+        write(package, f"sparse_attention/{engine}/{version}/dsa_context_module_perf.parquet", rows)
+    c = context("deepseek-v3.2", degree=8, dtype="bf16")
+    source, prefill = source_of(c), graph(c)["attention_prefill"]
+    assert source.provenance(prefill).endswith("its module less the projections, without its launches")
+    assert source.measured(prefill) == ((1024.0, 16384.0), (0.0, 2048.0))

@@ -103,7 +103,7 @@ def find_latent(
             if form.is_module:
                 words += ", its module less the projections"
                 if operator.kind == "attention_prefill":
-                    same = [one for one, other in candidates if other == form]
+                    same = query.tables(form.family, form.table)
                     others = [latent_kernels(one, operator.kind, True, kv_dtype, *shape) for one in same]
                     found, is_cut = _without_launches(found, _shortest(others, work.num_heads))
                     words += ", without its launches" if is_cut else ""
