@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gnomon.core.arrays import Floats, Ints
+from gnomon.core.fair_share import NUM_TYPES, share_links
 from gnomon.core.jit import inner, jit
 
 Records = Any
@@ -20,8 +21,6 @@ Records = Any
 
 COMPUTE, LINK, FREE = 0, 1, 2
 FWD_PROP, GRAD_PROP, GRAD_SYNC = 0, 1, 2
-NUM_TYPES = 3
-NO_TIER = 1 << 30
 EPSILON = 1e-9
 """The shortest step, and the work at which a task counts as done."""
 
@@ -54,6 +53,7 @@ RANK = np.dtype(
     [
         ("running", np.int64),  # The task on the compute channel, or -1.
         ("first", np.int64),  # The best candidate found so far, for the compute channel or the link.
+        ("capacity", np.float64),  # Of its link: 1.
         ("left", np.float64),  # Of its egress link.
         ("ingress", np.float64),  # Sum of the shares that come in.
         ("sync_share", np.float64),  # Share of its own GRAD_SYNC.
@@ -119,96 +119,13 @@ def _dispatch(tasks: Records, ranks: Records, queues: Queues, now: float) -> Non
 
 
 @inner
-def _divide(tasks: Records, ranks: Records, queues: Queues, present: Ints, weights: Floats, tiers: Ints) -> None:
-    """Give each sender's `left` capacity to its unfixed transfers: exclusive tier, else weights, else equally."""
-    for r in range(ranks.size):
-        ranks[r].first = -1
-        for kind in range(NUM_TYPES):
-            present[r, kind] = 0
-    for k in range(queues.length[LINK]):
-        index = queues.tasks[LINK, k]
-        task = tasks[index]
-        if task.fixed:
-            continue
-        present[task.rank, task.type] += 1
-        if tiers[task.type] != NO_TIER:
-            sender = ranks[task.rank]
-            if sender.first < 0 or _pre_empts(task, tasks[sender.first], tiers):
-                sender.first = index
-    for k in range(queues.length[LINK]):
-        index = queues.tasks[LINK, k]
-        task = tasks[index]
-        if task.fixed:
-            continue
-        sender = ranks[task.rank]
-        if sender.first >= 0:
-            task.share = sender.left if sender.first == index else 0.0
-            continue
-        total, count = 0.0, 0
-        for kind in range(NUM_TYPES):
-            count += present[task.rank, kind]
-            if present[task.rank, kind] > 0 and weights[kind] > EPSILON:
-                total += weights[kind]
-        if total == 0.0:
-            task.share = sender.left / count
-        elif weights[task.type] > EPSILON:
-            task.share = sender.left * weights[task.type] / total / present[task.rank, task.type]
-        else:
-            task.share = 0.0
-
-
-@inner
-def _pre_empts(one: Any, other: Any, tiers: Ints) -> bool:
-    """Whether transfer `one` goes before `other`, both of exclusive types."""
-    mine, theirs = tiers[one.type], tiers[other.type]
-    return mine < theirs or (mine == theirs and one.order < other.order)
-
-
-@inner
-def _push_back(tasks: Records, ranks: Records, queues: Queues) -> bool:
-    """Let every overloaded receiver scale what comes in and fix it; False when none is overloaded.
-
-    Transfers that wait with a share of nothing are fixed too: what their sender has left is for other receivers.
-    """
-    for r in range(ranks.size):
-        ranks[r].ingress = 0.0
-        ranks[r].left = 1.0
-    for k in range(queues.length[LINK]):
-        task = tasks[queues.tasks[LINK, k]]
-        if task.receiver >= 0:
-            ranks[task.receiver].ingress += task.share
-    overloaded = False
-    for r in range(ranks.size):
-        overloaded = overloaded or ranks[r].ingress > 1.0 + EPSILON
-    if not overloaded:
-        return False
-    for k in range(queues.length[LINK]):
-        task = tasks[queues.tasks[LINK, k]]
-        if task.receiver >= 0 and ranks[task.receiver].ingress > 1.0 + EPSILON:
-            task.throttled = task.throttled or task.share > 0.0
-            task.share /= ranks[task.receiver].ingress
-            task.fixed = True
-        if task.fixed:
-            ranks[task.rank].left -= task.share
-    for r in range(ranks.size):
-        ranks[r].left = max(ranks[r].left, 0.0)
-    return True
-
-
-@inner
 def _share_links(tasks: Records, ranks: Records, queues: Queues, present: Ints, weights: Floats, tiers: Ints) -> None:
-    """Set the share of every ready transfer: the senders divide their links, then the receivers push back."""
+    """Set the share of every ready transfer."""
     for r in range(ranks.size):
-        ranks[r].left = 1.0
         ranks[r].sync_share = 0.0
-    for k in range(queues.length[LINK]):
-        tasks[queues.tasks[LINK, k]].fixed = False
-    _divide(tasks, ranks, queues, present, weights, tiers)
-    for _ in range(2 * ranks.size):
-        if not _push_back(tasks, ranks, queues):
-            break
-        _divide(tasks, ranks, queues, present, weights, tiers)
-    for k in range(queues.length[LINK]):
+    count = queues.length[LINK]
+    share_links(tasks, ranks, queues.tasks[LINK], count, present, weights, tiers)
+    for k in range(count):
         task = tasks[queues.tasks[LINK, k]]
         if task.type == GRAD_SYNC:
             ranks[task.rank].sync_share += task.share
@@ -322,6 +239,7 @@ def _run(
     segments, num_segments = np.empty((64 if record else 0, 4)), 0
     for r in range(ranks.size):
         ranks[r].running = -1
+        ranks[r].capacity = 1.0
         ranks[r].sync_share = 0.0
     for index in range(num_tasks):
         tasks[index].share = 1.0

@@ -13,6 +13,7 @@ from gnomon.serving.acceptance import chances
 from gnomon.serving.calendar import NEVER
 from gnomon.serving.cluster import new_cluster
 from gnomon.serving.kinds import Kind, policies_of
+from gnomon.serving.pools import max_moving
 from gnomon.serving.state import NONE, Cluster
 from gnomon.serving.stepping import NEVER_STEP
 from gnomon.workload import Requests
@@ -43,6 +44,7 @@ def build_cluster(kinds: list[Kind], requests: Requests, seed: int, recording: R
         block_size=max(kind.batching.block_size for kind in kinds),
         cached_blocks=max(caches, default=0),
         blocks_per_request=int(requests.total_tokens.max()) // smallest_block + 2,
+        max_moving=max(map(max_moving, kinds)) if any(kind.role != "both" for kind in kinds) else 0,
         num_drafted=max(kind.tokens_per_decode for kind in kinds),
         num_classes=max(1, len(requests.classes)),
         num_parameters=max(8, *(len(kind.parameters) for kind in kinds)),
@@ -77,11 +79,14 @@ def fill_requests(cluster: Cluster, requests: Requests, seed: int) -> None:
     table.prefill_tokens = requests.prompt_tokens
     table.total_tokens = requests.total_tokens
     table.session = requests.session
-    table.replica = -1
+    table.replica = table.prefill_replica = table.decode_replica = NONE
     if requests.classes:
         table.user_class = requests.user_class
         cluster.classes[:] = [(one.weight, one.priority) for one in requests.classes]
-    for stamp in ("scheduled_s", "first_token_s", "last_token_s", "finished_s", "preempted_at_s"):
+    for stamp in (
+        "scheduled_s", "first_token_s", "last_token_s", "finished_s", "preempted_at_s", "prefilled_s", "moving_s",
+        "landed_s",
+    ):  # fmt: skip
         table[stamp] = -1.0
     table.prefix_first = requests.prefix_offsets[:-1]
     table.prefix_count = np.diff(requests.prefix_offsets)

@@ -5,7 +5,8 @@ that somebody else sets off, a control tick, a replica that comes, goes or slows
 `gnomon.serving.cluster` takes them in this order:
 
 1. the earlier time first;
-2. at one time, the calendar's events before the arrivals of an open workload, and those before batches that end;
+2. at one time, transfers that have sent everything before the calendar's events, those before the arrivals of an open
+   workload, and those before batches that end;
 3. among events of one time, by kind in the order of the list below, then in the order in which they were scheduled;
 4. among batches that end at one time, those of the replica with the lowest number.
 
@@ -28,7 +29,10 @@ from gnomon.serving.state import Cluster
 NEVER = math.inf
 
 # Kinds of events, in the order in which those of one instant are handled.
-REQUEST_ARRIVES = 0  # subject: the request
+KV_LANDS = 10  # subject: the request whose KV has moved
+KV_READY = 11  # subject: the request that is prefilled, as the replica that is to decode it learns
+KV_LOST = 12  # subject: the request that has waited too long for blocks there
+REQUEST_ARRIVES = 20  # subject: the request
 FOR_THE_CALLER = 100
 CONTROL_TICK = 100  # subject: any number
 
@@ -61,6 +65,11 @@ BOOK = np.dtype(
         ("subject", np.int64),  # of the event, or the request that wants a replica
         ("time_s", np.float64),
         ("stop_s", np.float64),  # nothing from here on happens
+        ("has_roles", np.int64),  # some replicas only prefill, or only decode
+        ("num_active", np.int64),  # transfers under way
+        ("shared_s", np.float64),  # when the links were divided last
+        ("next_drain_s", np.float64),  # when the first of them has sent everything
+        ("next_drained", np.int64),  # and which
     ],
     align=True,
 )
@@ -81,7 +90,7 @@ class Calendar(NamedTuple):
 def new_calendar(num_replicas: int, max_events: int = 0, stop_s: float = NEVER) -> Calendar:
     """An empty calendar with room for so many events at a time."""
     book = np.zeros(1, BOOK).view(np.recarray)
-    book.stop_s = stop_s
+    book.stop_s, book.next_drain_s = stop_s, NEVER
     return Calendar(np.zeros(max_events, EVENT).view(np.recarray), book, np.zeros(num_replicas, np.int64))
 
 

@@ -15,6 +15,9 @@ from gnomon.serving.calendar import (
     A_REPLICA,
     AN_EVENT,
     FOR_THE_CALLER,
+    KV_LANDS,
+    KV_LOST,
+    KV_READY,
     NEVER,
     NOTHING,
     REQUEST_ARRIVES,
@@ -24,21 +27,35 @@ from gnomon.serving.calendar import (
     take_next,
 )  # fmt: skip
 from gnomon.serving.front_end import leaves_front_end
+from gnomon.serving.handover import (
+    begin_landing,
+    free_held,
+    land,
+    may_land,
+    never_lands,
+    pop_ready,
+    prefill_here,
+    push_ready,
+)  # fmt: skip
 from gnomon.serving.log import Log
 from gnomon.serving.loop import Policies, receive
 from gnomon.serving.state import (
     BUDGET,
     FLIGHT,
+    MOVING,
     NO_LIMIT,
     NONE,
     NOT_ARRIVED,
     NUM_SERVICE,
     PARKED,
+    REJECTED,
     REPLICA,
     REQUEST,
     SHED,
     Cluster,
+    replica_view,
 )
+from gnomon.serving.transfers import HOP_S, LATENCY_S, TIMEOUT_S, Transfers, end_transfer, start_transfer
 from gnomon.timing.iteration import IterationTables
 
 
@@ -82,12 +99,20 @@ class Engine(NamedTuple):
     """Answers with 1 + the replica: a router that failed has answered 0."""
     admission: Admission
     """Answers with 2 for a request that is let in, 1 for one that is turned away, 0 where it failed."""
+    decode_router: Router
+    decider: Router
+    """Answers with 2 where a request is prefilled elsewhere, 1 where it is not, 0 where it failed."""
 
 
 @inner
 def ask_router(fleet: Fleet, engine: Engine, request_id: int) -> int:
     """The replica that the router chooses; the engine stops where there is no such replica."""
-    r = engine.router(fleet, request_id) - 1
+    return _ask(fleet, engine.router, request_id)
+
+
+@inner
+def _ask(fleet: Fleet, router: Router, request_id: int) -> int:
+    r = router(fleet, request_id) - 1
     if r < 0 or r >= fleet.cluster.replicas.size:
         contract.stop(fleet.cluster, contract.NO_SUCH_REPLICA, r, request_id)
         return 0
@@ -142,6 +167,20 @@ def wake_groups(fleet: Fleet, engine: Engine, log: Log, first: int, last: int, n
 
 
 @inner
+def serve_arrivals(fleet: Fleet, engine: Engine, log: Log, first: int, last: int) -> None:
+    """Serve arrivals from `first` to at least `last` with a router that looks at the replicas, and nothing else from
+    outside; for compiled code."""
+    cluster = fleet.cluster
+    while first < last and cluster.control[BUDGET] > 0:
+        now, after = cluster.requests[first].arrival_s, _together_until(cluster.requests, first)
+        advance_replicas(fleet, engine, log, now)
+        for request_id in range(first, after):
+            receive(cluster, ask_router(fleet, engine, request_id), request_id)
+        wake_groups(fleet, engine, log, first, after, now)
+        first = after
+
+
+@inner
 def _together_until(requests: Any, first: int) -> int:
     """One past the last request that arrives at the same instant as `first`."""
     last = first + 1
@@ -150,15 +189,48 @@ def _together_until(requests: Any, first: int) -> int:
     return last
 
 
+class Outside(NamedTuple):
+    """All that happens outside the replicas."""
+
+    calendar: Calendar
+    think_s: Floats
+    """[request]: the pause before it is sent in a closed loop; size 0 where there is none."""
+    front: Floats
+    """The front end (`gnomon.serving.front_end`)."""
+    transfers: Transfers
+    decode: Fleet
+    """The fleet as the decode router sees it: with its candidates, options and memory."""
+    decider: Fleet
+    """The fleet as the decider sees it."""
+
+
 @inner
-def serve_instant(fleet: Fleet, engine: Engine, sees_state: bool, is_plain: bool, log: Log, first: int) -> int:
+def _choose(fleet: Fleet, engine: Engine, outside: Outside, request_id: int) -> int:
+    """The replica that gets an arriving request. Where prefill and decode are apart, the one that decodes it is chosen
+    first, then whether it is prefilled elsewhere, then where."""
+    if outside.calendar.book[0].has_roles == 0:
+        return ask_router(fleet, engine, request_id)
+    cluster, request = fleet.cluster, fleet.cluster.requests[request_id]
+    request.decode_replica = _ask(outside.decode, engine.decode_router, request_id)
+    if engine.decider(outside.decider, request_id) < 2:
+        return request.decode_replica
+    r = ask_router(fleet, engine, request_id)
+    request.prefill_replica = r
+    if r != request.decode_replica:
+        cluster.replicas[request.decode_replica].num_coming += 1
+    return r
+
+
+@inner
+def serve_instant(fleet: Fleet, engine: Engine, outside: Outside, log: Log, first: int) -> int:
     """Serve request `first` and all that arrive at the same instant; returns the one after them, or `first` where it
     has to be gone on with: the slice's budget is used up, or a router in plain Python must choose.
 
     A router that looks at the replicas gets all of them at the moment of the arrival; for one that does not, only the
     chosen replica is brought up to date.
     """
-    cluster = fleet.cluster
+    cluster, book = fleet.cluster, outside.calendar.book[0]
+    sees_state = book.sees_state != 0
     now, after = cluster.requests[first].arrival_s, _together_until(cluster.requests, first)
     if sees_state:
         cluster.control[BUDGET] -= cluster.replicas.size  # A router that looks at them takes its time, too.
@@ -172,9 +244,9 @@ def serve_instant(fleet: Fleet, engine: Engine, sees_state: bool, is_plain: bool
         if request.replica == NONE:
             if not takes_in(fleet, engine, request_id, now):
                 continue
-            if is_plain:
+            if book.is_plain != 0:
                 return first
-            request.replica = ask_router(fleet, engine, request_id)
+            request.replica = _choose(fleet, engine, outside, request_id)
         if not sees_state:
             group = cluster.replicas[request.replica].group_first
             engine.proceed(cluster, fleet.tables, engine.policies, log, group, NEVER, now)
@@ -183,24 +255,6 @@ def serve_instant(fleet: Fleet, engine: Engine, sees_state: bool, is_plain: bool
         receive(cluster, request.replica, request_id)
     wake_groups(fleet, engine, log, first, after, now)
     return after
-
-
-@inner
-def serve_arrivals(fleet: Fleet, engine: Engine, log: Log, first: int, last: int) -> None:
-    """Serve arrivals from `first` to at least `last` with a compiled router that looks at the replicas, and nothing
-    else from outside; for compiled code."""
-    while first < last and fleet.cluster.control[BUDGET] > 0:
-        first = serve_instant(fleet, engine, True, False, log, first)
-
-
-class Outside(NamedTuple):
-    """All that happens outside the replicas."""
-
-    calendar: Calendar
-    think_s: Floats
-    """[request]: the pause before it is sent in a closed loop; size 0 where there is none."""
-    front: Floats
-    """The front end (`gnomon.serving.front_end`)."""
 
 
 @inner
@@ -225,9 +279,36 @@ def _take_reports(cluster: Cluster, outside: Outside, group: int, now: float) ->
     for r in range(group, group + replicas[group].group_size):
         state = replicas[r]
         while state.num_reported > 0:
-            state.first_reported = cluster.requests[state.first_reported].next_waiting
+            request_id = state.first_reported
+            state.first_reported = cluster.requests[request_id].next_waiting
             state.num_reported -= 1
-            _send_next(cluster, outside, now + replicas[group].reply_s)
+            request = cluster.requests[request_id]
+            if request.status == MOVING:
+                schedule(outside.calendar, now + outside.transfers.settings[HOP_S], KV_READY, request_id)
+            else:
+                if request.decode_replica not in (NONE, r):  # It ended before it could move.
+                    replicas[request.decode_replica].num_coming -= 1
+                _send_next(cluster, outside, now + replicas[group].reply_s)
+        if state.num_ready > 0:
+            _land_ready(cluster, outside, r, now)
+
+
+@inner
+def _land_ready(cluster: Cluster, outside: Outside, r: int, now: float) -> None:
+    """Let KV move into replica `r` for the prefilled requests that there is room for. While some wait, what ends in
+    its group concerns others."""
+    calendar, transfers, replica = outside.calendar, outside.transfers, replica_view(cluster, r)
+    while may_land(replica):
+        request_id = begin_landing(replica, now)
+        request = cluster.requests[request_id]
+        num_bytes = (request.prefill_tokens - request.processed) * transfers.bytes_per_token[r]
+        ahead_s = request.prefilled_s - request.scheduled_s
+        start_transfer(transfers, calendar.book[0], request_id, request.prefill_replica, r, num_bytes, ahead_s, now)
+    group = replica.state.group_first
+    waiting = 0
+    for member in range(group, group + replica.state.group_size):
+        waiting += cluster.replicas[member].num_ready + cluster.replicas[member].reports
+    calendar.reports[group] = 1 if waiting > 0 else 0
 
 
 @inner
@@ -236,6 +317,54 @@ def _wake(fleet: Fleet, engine: Engine, outside: Outside, log: Log, group: int, 
     engine.proceed(fleet.cluster, fleet.tables, engine.policies, log, group, now, now)
     if outside.calendar.reports[group] != 0:
         _take_reports(fleet.cluster, outside, group, now)
+
+
+@inner
+def _free_held(fleet: Fleet, engine: Engine, outside: Outside, log: Log, request_id: int, now: float) -> None:
+    """The replica that prefilled a request need not keep its KV any longer."""
+    r = fleet.cluster.requests[request_id].prefill_replica
+    free_held(replica_view(fleet.cluster, r), request_id)
+    _wake(fleet, engine, outside, log, fleet.cluster.replicas[r].group_first, now)
+
+
+@inner
+def _handle_move(fleet: Fleet, engine: Engine, outside: Outside, log: Log, kind: int, request_id: int) -> None:
+    """A step on the way of a request from the replica that prefilled it to the one that decodes it, which has been
+    brought up to this moment."""
+    cluster, now = fleet.cluster, outside.calendar.book[0].time_s
+    request = cluster.requests[request_id]
+    r = request.decode_replica
+    replica = replica_view(cluster, r)
+    group = replica.state.group_first
+    if kind == KV_READY:
+        push_ready(replica, request_id)
+        if never_lands(replica):
+            _refuse(cluster, outside, r, now)
+            _free_held(fleet, engine, outside, log, request_id, now)
+            return
+        _land_ready(cluster, outside, r, now)
+        if request.moving_s < 0.0:
+            schedule(outside.calendar, now + outside.transfers.settings[TIMEOUT_S], KV_LOST, request_id)
+    elif kind == KV_LANDS:
+        land(replica, request_id, now)
+        _wake(fleet, engine, outside, log, group, now)
+        _free_held(fleet, engine, outside, log, request_id, now)
+    elif request.status == MOVING and request.moving_s < 0.0:
+        prefill_here(replica)
+        _wake(fleet, engine, outside, log, group, now)
+        _free_held(fleet, engine, outside, log, request_id, now)
+
+
+@inner
+def _refuse(cluster: Cluster, outside: Outside, r: int, now: float) -> None:
+    """The first request that waits for blocks in replica `r` can never have them: it is rejected."""
+    replica = replica_view(cluster, r)
+    request = cluster.requests[pop_ready(replica)]
+    request.status = REJECTED
+    request.finished_s = now
+    replica.state.num_coming -= 1
+    replica.state.num_rejected += 1
+    _send_next(cluster, outside, now + replica.state.reply_s)
 
 
 @inner
@@ -262,6 +391,12 @@ def _handle_event(fleet: Fleet, engine: Engine, outside: Outside, log: Log) -> N
     if kind >= FOR_THE_CALLER:
         take_next(outside.calendar)
         book.wants = AN_EVENT
+    elif kind in (KV_LANDS, KV_READY, KV_LOST):
+        group = cluster.replicas[cluster.requests[subject].decode_replica].group_first
+        engine.proceed(cluster, fleet.tables, engine.policies, log, group, NEVER, now)
+        if cluster.control[BUDGET] > 0:
+            take_next(outside.calendar)
+            _handle_move(fleet, engine, outside, log, kind, subject)
     elif kind == REQUEST_ARRIVES:
         request = cluster.requests[subject]
         if request.replica == NONE:
@@ -273,7 +408,7 @@ def _handle_event(fleet: Fleet, engine: Engine, outside: Outside, log: Log) -> N
             if book.is_plain != 0:
                 book.wants, book.subject = A_REPLICA, subject
                 return
-            request.replica = ask_router(fleet, engine, subject)
+            request.replica = _choose(fleet, engine, outside, subject)
         group = cluster.replicas[request.replica].group_first
         engine.proceed(cluster, fleet.tables, engine.policies, log, group, NEVER, now)
         if cluster.control[BUDGET] > 0:
@@ -287,7 +422,7 @@ def _handle_arrivals(fleet: Fleet, engine: Engine, outside: Outside, log: Log) -
     """Serve the next instant of an open workload, or stop so that the caller names a replica."""
     cluster, book = fleet.cluster, outside.calendar.book[0]
     first = book.num_sent
-    after = serve_instant(fleet, engine, book.sees_state != 0, book.is_plain != 0, log, first)
+    after = serve_instant(fleet, engine, outside, log, first)
     if after == first and cluster.control[BUDGET] > 0:
         while cluster.requests[first].status != NOT_ARRIVED:
             first += 1
@@ -311,7 +446,7 @@ def _serve(fleet: Fleet, engine: Engine, outside: Outside, log: Log, last: int) 
             return
         arrival_s = cluster.requests[book.num_sent].arrival_s if book.num_sent < book.end_open else NEVER
         event_s = next_event_s(calendar)
-        now = min(arrival_s, event_s)
+        now = min(arrival_s, event_s, book.next_drain_s)
         if book.num_reporting > 0:
             group = _next_to_report(cluster, calendar, min(now, book.stop_s))
             if group != NONE:
@@ -319,7 +454,10 @@ def _serve(fleet: Fleet, engine: Engine, outside: Outside, log: Log, last: int) 
                 continue
         if now >= book.stop_s:
             return
-        if event_s <= arrival_s:
+        if book.next_drain_s <= now:
+            landing = end_transfer(outside.transfers, book)
+            schedule(calendar, now + outside.transfers.settings[LATENCY_S], KV_LANDS, landing)
+        elif event_s <= arrival_s:
             _handle_event(fleet, engine, outside, log)
         else:
             _handle_arrivals(fleet, engine, outside, log)
@@ -350,12 +488,13 @@ def new_cluster(
     num_parameters: int = 8,
     num_drafted: int = 1,
     num_classes: int = 1,
+    max_moving: int = 0,
     prefix_hashes: Ints | None = None,
     recorded: tuple[Ints, Floats] | None = None,
 ) -> Cluster:
     """Empty arrays for a cluster; `cached_blocks` > 0 makes room for prefix caches of that many blocks."""
     slots = 1 << (2 * cached_blocks).bit_length() if cached_blocks else 0
-    rows = min(max_running, num_requests) if cached_blocks else 0
+    rows = min(max_running + max_moving, num_requests) if cached_blocks else 0
     links = cached_blocks + 1 if cached_blocks else 0
 
     def ints(*shape: int) -> Ints:

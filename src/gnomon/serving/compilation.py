@@ -20,6 +20,7 @@ from gnomon.core.typing_errors import cannot_be_compiled
 from gnomon.core.user_files import is_own, plain
 from gnomon.serving.admission import ADMISSIONS, AdmissionSpec, Admit
 from gnomon.serving.cluster import Engine, Fleet, new_cluster
+from gnomon.serving.deciders import DeciderSpec
 from gnomon.serving.kinds import MAX_POLICIES
 from gnomon.serving.log import new_log
 from gnomon.serving.loop import proceed
@@ -29,16 +30,26 @@ from gnomon.serving.state import REPLICA, Replica, replica_view
 from gnomon.timing.iteration import blank
 
 
-def engine_of(policies: list[str], router: RouterSpec, admission: str = "everyone") -> Engine:
-    """The compiled engine with these batching policies, which replicas refer to by their place in the list."""
+def engine_of(
+    policies: list[str],
+    router: RouterSpec,
+    admission: str = "everyone",
+    decode_router: RouterSpec | None = None,
+    decider: DeciderSpec | None = None,
+) -> Engine:
+    """The compiled engine with these batching policies, which replicas refer to by their place in the list. Only fleets
+    with roles ask the `decode_router` and the `decider`."""
     functions = [POLICIES[name].form_batch for name in policies]
     functions += functions[:1] * (MAX_POLICIES - len(functions))
     run = _compiled_proceed() if ENABLED else proceed
+    route = callable_router(router)
     return Engine(
         run,
         tuple(_policy_entry(one) for one in functions),
-        callable_router(router),
+        route,
         callable_admission(ADMISSIONS[admission]),
+        callable_router(decode_router) if decode_router else route,
+        _router_entry(decider.decide, True) if decider else route,
     )
 
 

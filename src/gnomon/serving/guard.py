@@ -94,7 +94,10 @@ class Guard:
         """Check the books of a run that was not cut short: every request ended, nothing is held."""
         replicas, requests = self.cluster.replicas, self.cluster.requests
         ended = int(np.count_nonzero((requests.status == FINISHED) | (requests.status == REJECTED)))
-        books = ("num_waiting", "num_running", "num_stepping", "num_in_flight", "num_holding", "num_outstanding")
+        books = (
+            "num_waiting", "num_running", "num_stepping", "num_in_flight", "num_holding", "num_outstanding",
+            "num_held", "num_moving", "num_coming", "num_landing", "num_ready", "num_reported",
+        )  # fmt: skip
         wrong = [name for name in books if replicas[name].any()]
         if (replicas.free_blocks != replicas.num_blocks).any():
             wrong.append("free_blocks")

@@ -11,7 +11,7 @@ from gnomon.catalog import Device, MemoryPlan, Model
 from gnomon.core.errors import ConfigError
 from gnomon.core.user_files import is_own, load_user_file
 from gnomon.serving.policies import POLICIES, PolicySpec
-from gnomon.serving.scenario import KindConfig, ReplicaConfig, ResolvedBatching, Scenario
+from gnomon.serving.scenario import KindConfig, ReplicaConfig, ResolvedBatching, Role, Scenario
 from gnomon.timing.iteration import IterationTables, blank, stack
 from gnomon.timing.speculative import draft_head, with_draft
 from gnomon.workload import Requests, limit_lengths
@@ -35,6 +35,7 @@ class Kind:
     plan: MemoryPlan | None
     num_kv_blocks: int
     max_request_tokens: int
+    role: Role = "both"
 
     @property
     def policy(self) -> PolicySpec:
@@ -141,7 +142,17 @@ def _resolve_one(model: Model, pool: KindConfig, typical: int | None) -> Kind:
         )
         blocks = plan.num_kv_blocks if blocks is None else blocks
     return Kind(
-        pool.num_replicas, pool.device, device, pool.node, replica, batching, pool.timing, plan, blocks, longest
+        pool.num_replicas,
+        pool.device,
+        device,
+        pool.node,
+        replica,
+        batching,
+        pool.timing,
+        plan,
+        blocks,
+        longest,
+        pool.role,
     )
 
 

@@ -19,6 +19,7 @@ from typing import Any
 from gnomon.core.jit import inner
 from gnomon.serving import contract, prefix_cache, stepping
 from gnomon.serving.calendar import NEVER
+from gnomon.serving.handover import hand_over, leaves
 from gnomon.serving.log import Log, log_gap, log_iteration
 from gnomon.serving.state import BUDGET, FAULT, NONE, REJECTED, RUNNING, Cluster, Replica, replica_view
 from gnomon.serving.verbs import finish, pop_waiting, push_waiting, report
@@ -68,6 +69,9 @@ def _end_for_request(replica: Replica, log: Log, r: int, tokens: int, may_step: 
         request.processed += tokens
         state.prefill_left -= tokens
         if request.processed == request.prefill_tokens:
+            if leaves(replica, r):
+                hand_over(replica, r, now)
+                return
             request.processed += 1
             produced = 1
     if produced > 0:
@@ -221,6 +225,8 @@ def _choose_or_reject(cluster: Cluster, policies: Policies, r: int, now: float) 
         size = _choose_batch(cluster, policies, r, now)
         if size > 0 or state.num_waiting == 0 or state.num_waiting < state.num_outstanding:
             break
+        if state.num_landing + state.num_held > 0:  # What they hold will be free.
+            break
         if asked_twice:
             _reject_first_waiting(cluster, r, now)
         asked_twice = True
@@ -339,9 +345,10 @@ def _form_batches(cluster: Cluster, tables: IterationTables, policies: Policies,
     leader = cluster.replicas[first]
     last_chance = False
     while leader.num_in_flight < leader.num_stages:
-        formed, idle = 0, NONE
+        formed, idle, landing = 0, NONE, 0
         for r in range(first, first + leader.group_size):
             formed += _choose_or_reject(cluster, policies, r, now)
+            landing += cluster.replicas[r].num_landing + cluster.replicas[r].num_held
             if cluster.replicas[r].num_outstanding > 0:
                 idle = r
         if cluster.control[FAULT] != 0:
@@ -352,7 +359,7 @@ def _form_batches(cluster: Cluster, tables: IterationTables, policies: Policies,
             else:
                 _launch_together(cluster, tables, first, now)
             last_chance = False
-        elif leader.num_in_flight > 0 or idle == NONE:
+        elif leader.num_in_flight > 0 or idle == NONE or landing > 0:
             return
         elif last_chance:
             contract.stop(cluster, contract.LEFT_ALONE, idle, NONE)
@@ -397,6 +404,7 @@ def receive(cluster: Cluster, r: int, request_id: int) -> None:
     state.prefill_left += request.prefill_tokens
     state.decode_left += request.output_tokens
     replica = replica_view(cluster, r)
-    if request.prefix_count > 0 and state.prefix_cache != 0 and state.tracks_blocks == 0:
+    is_shared = request.prefix_count > 0 or leaves(replica, request_id)
+    if is_shared and state.prefix_cache != 0 and state.tracks_blocks == 0:
         prefix_cache.track_blocks(replica)
     push_waiting(replica, request_id)

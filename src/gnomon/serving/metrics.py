@@ -12,6 +12,7 @@ import numpy as np
 
 from gnomon.serving.class_metrics import ClassSummary, Fairness, class_summaries
 from gnomon.serving.latency import RequestTimes, Slo, request_times, slo_met
+from gnomon.serving.moves import Moves, moves
 from gnomon.serving.percentiles import Percentiles, percentiles, weighted_percentiles
 from gnomon.serving.saturation import Saturation, saturation
 from gnomon.serving.simulate import Run
@@ -121,6 +122,8 @@ class Summary:
     prefix_hit_rate: float | None
     """Share of the looked-up prompt tokens that a prefix cache held."""
     saturation: Saturation | None
+    moves: Moves | None
+    """KV that moved between pools; None where no pool has a role."""
     timing_error: float
     """Relative error to expect of the kernels' times, as their source states it."""
     has_host_time: bool
@@ -168,6 +171,7 @@ def summarize(run: Run) -> Summary:
         prompt_to_output_per_request=percentiles(q.prompt_tokens / q.output_tokens),
         prefix_hit_rate=prefix_hit_rate(run.cluster.replicas),
         saturation=trend,
+        moves=moves(run, duration_s),
         timing_error=float(run.uncertainty),
         has_host_time=bool(run.tables.host_s.any()),
         classes=classes,

@@ -177,11 +177,57 @@ class FrontEndConfig(Config):
         return not (self.per_request_s or self.per_prompt_token_s or self.reply_s or self.per_message_s)
 
 
+class DeciderConfig(Config):
+    """Whether a request is prefilled elsewhere, or where it decodes."""
+
+    shorthand: ClassVar[str] = "name"
+
+    name: str = "always"
+    """always, long_prompts, uncached_prompts, idle_prefill, or your own."""
+    file: str | None = None
+    """Python file that registers your own decider."""
+    options: dict[str, float] = Field(default_factory=dict)
+    """Options of the decider, e.g. {tokens: 2048}."""
+
+
+class DisaggregationConfig(Config):
+    """How requests get from the pool that prefills them to the pool that decodes them. `router` chooses among prefill
+    replicas."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    decode_router: RouterConfig = RouterConfig(name="least_outstanding")
+    """Which replica decodes a request; it is asked first."""
+    decider: DeciderConfig = DeciderConfig()
+    """Whether it is prefilled elsewhere."""
+    link: Literal["network", "nvlink"] = "network"
+    """What the KV moves over: the network between nodes, or NVLink inside one."""
+    bandwidth_gb_s: PositiveFloat | None = None
+    """GB/s of each GPU in one direction; those of the node's link if not given."""
+    latency_s: NonNegativeFloat = 0.001
+    """Seconds of a transfer beside its bytes: setting up, completion."""
+    hop_s: NonNegativeFloat = 0.0
+    """Seconds from the end of a prefill until the decode replica learns of it."""
+    moves: Literal["whole", "by_layer"] = "whole"
+    """KV moves when the whole prompt is computed, or layer by layer while it is."""
+    first_token: Literal["auto", "decode", "transfer", "prefill"] = "auto"
+    """Who gives the first token: the decode replica, which computes the last prompt token once more (vLLM), or the
+    prefill replica, with the KV (SGLang, TensorRT-LLM) or at once. [decode for vllm_v1, else transfer]"""
+    timeout_s: PositiveFloat = 480.0
+    """Seconds that a prefilled request waits for KV blocks; then its KV is dropped, and it is prefilled where it
+    decodes (vLLM's NIXL connector: 480)."""
+
+
+Role = Literal["both", "prefill", "decode"]
+
+
 class PoolConfig(Config):
     """Replicas of one kind in a fleet of several kinds. What is not given is as in the scenario, key by key within its
     sections too; but a pool with another batching policy starts from that policy's defaults."""
 
     num_replicas: Replicas = 1
+    role: Role = "both"
+    """prefill and decode: requests move from one to the other (docs/disaggregation.md); both: they stay."""
     device: str | None = None
     node: str | None = None
     replica: ReplicaConfig | None = None
@@ -231,7 +277,8 @@ class Scenario(Config):
     timing: TimingConfig = TimingConfig()
     front_end: FrontEndConfig = FrontEndConfig()
     pools: tuple[PoolConfig, ...] = ()
-    """Replicas of several kinds, instead of `num_replicas` equal ones."""
+    """Replicas of several kinds, instead of `num_replicas` equal ones; with roles, prefill and decode apart."""
+    disaggregation: DisaggregationConfig = DisaggregationConfig()
     slo: SloConfig = SloConfig()
     price_per_gpu_hour: NonNegativeFloat | None = None
     """US dollars; the catalog's price if not given."""
@@ -254,7 +301,27 @@ class Scenario(Config):
     def _one_kind_or_pools(self) -> Scenario:
         if self.pools and self.num_replicas != 1:
             raise ConfigError("num_replicas and pools both say how many replicas there are.", fix="Give one of them.")
+        roles = {pool.role for pool in self.pools}
+        missing = {"prefill": "decode", "decode": "prefill"}
+        for role, other in missing.items():
+            if role in roles and not roles & {other, "both"}:
+                raise ConfigError(
+                    f"pools have the role {role}, but none can {other}.",
+                    where="pools",
+                    fix=f"Add one with role {other}.",
+                )
+        if "disaggregation" in self.model_fields_set and not roles & {"prefill", "decode"}:
+            raise ConfigError(
+                "nothing moves between pools without roles.",
+                where="disaggregation",
+                fix="Give pools with role: prefill and role: decode, or leave it out.",
+            )
         return self
+
+    @property
+    def has_roles(self) -> bool:
+        """Whether prefill and decode are apart, at least in part."""
+        return any(pool.role != "both" for pool in self.pools)
 
     def kinds(self) -> list[KindConfig]:
         """Every kind of replica, with all its sections."""
@@ -262,6 +329,7 @@ class Scenario(Config):
         return [
             KindConfig(
                 num_replicas=pool.num_replicas,
+                role=pool.role,
                 device=pool.device or self.device,
                 node=pool.node or (self.node if pool.device in (None, self.device) else None),
                 replica=pool.replica or self.replica,

@@ -22,15 +22,18 @@ from gnomon.serving.build import Recording, build_cluster
 from gnomon.serving.calendar import A_REPLICA, NEVER, new_calendar, report_ends, send_first
 from gnomon.serving.cluster import Engine, Fleet, Outside, Router, advance_all, serve
 from gnomon.serving.compilation import callable_router, engine_of
+from gnomon.serving.deciders import DeciderSpec
 from gnomon.serving.front_end import as_client_sees, open_front_end
 from gnomon.serving.guard import Guard
 from gnomon.serving.kinds import Kind, accepted, bake, no_times, policies_of, resolve
 from gnomon.serving.log import Log, new_log
 from gnomon.serving.policies import POLICIES
+from gnomon.serving.pools import find_decider, max_events, open_pools, replicas_that
 from gnomon.serving.routers import ROUTERS, RouterSpec
-from gnomon.serving.scenario import AdmissionConfig, RouterConfig, Scenario
+from gnomon.serving.scenario import AdmissionConfig, DeciderConfig, RouterConfig, Scenario
 from gnomon.serving.size import check_size
 from gnomon.serving.state import Cluster
+from gnomon.serving.transfers import Transfers
 from gnomon.serving.warmup import begin_measuring, without_warmup
 from gnomon.timing.iteration import IterationTables
 from gnomon.workload import Requests, generate
@@ -50,6 +53,8 @@ class Run:
     tables: IterationTables
     notes: list[str] = field(default_factory=list)
     uncertainty: float = 0.0
+    transfers: Transfers | None = None
+    """KV that moved between pools; None where no pool has a role."""
 
     @property
     def kind_of_replica(self) -> Ints:
@@ -86,14 +91,25 @@ def run(
     cluster = build_cluster(kinds, offered, scenario.seed, recording)
     log = new_log(max_members=recording.num_members if recording else keep_members)
     with function_arguments():
-        before = _serve(scenario, router, kinds, offered, cluster, times.tables, log, forced_replicas, on_progress)
+        before, transfers = _serve(
+            scenario, router, kinds, offered, cluster, times.tables, log, forced_replicas, on_progress
+        )
     _check_clock(cluster)
     as_client_sees(scenario.front_end, cluster)
     if before is not None:
         cluster, offered = without_warmup(cluster, log, offered, before)
     notes = [*offered.notes, *times.notes]
     return Run(
-        scenario, catalog.model(scenario.model), kinds, offered, cluster, log, times.tables, notes, times.uncertainty
+        scenario,
+        catalog.model(scenario.model),
+        kinds,
+        offered,
+        cluster,
+        log,
+        times.tables,
+        notes,
+        times.uncertainty,
+        transfers,
     )
 
 
@@ -107,32 +123,35 @@ def _serve(
     log: Log,
     forced_replicas: Ints | None,
     on_progress: Callable[[int, int], None] | None,
-) -> dict[str, Any] | None:
-    """Run the cluster, in slices so that progress can be shown. Returns the accounts at the end of a warm-up."""
-    options = [scenario.router.options.get(name, default) for name, default in spec.options.items()]
-    numbers = spec.numbers(scenario.router) if spec.numbers else np.zeros(0)
+) -> tuple[dict[str, Any] | None, Transfers | None]:
+    """Run the cluster, in slices so that progress can be shown. Returns the accounts at the end of a warm-up, and the
+    transfers between pools."""
     total, num_replicas = len(requests), cluster.replicas.size
     gate = _find_admission(scenario.admission)
-    fleet = Fleet(
-        cluster,
-        tables,
-        stream(scenario.seed, "router").random((total, 2)),
-        np.array([*options, *numbers] or [0.0]),
-        np.zeros(spec.memory * num_replicas + 8),
-        predicted_outputs(scenario.router, requests, scenario.seed),
-        np.arange(num_replicas),
-        np.array([scenario.admission.options.get(name, default) for name, default in gate.options.items()] or [0.0]),
-        np.zeros((cluster.classes.shape[0], 2)),
-    )
-    engine = engine_of(policies_of(kinds), spec if spec.compiled else ROUTERS["round_robin"], gate.name)
+    fleet = _fleet(scenario, scenario.router, spec, gate, requests, cluster, tables, replicas_that(kinds, "prefill"))
+    decode, decide = scenario.disaggregation.decode_router, find_decider(scenario.disaggregation.decider)
+    decode_spec = _find_router(decode)
+    asked = spec if spec.compiled else ROUTERS["round_robin"]
+    engine = engine_of(policies_of(kinds), asked, gate.name, decode_spec, decide)
     policies = tuple(POLICIES[name].form_batch for name in policies_of(kinds))
     guard = Guard(cluster, policies, spec.route, gate.admit)
     front = open_front_end(scenario.front_end, cluster, sum(kind.num_replicas for kind in kinds))
-    calendar = new_calendar(num_replicas, total if requests.concurrency else 0, scenario.time_limit_s or NEVER)
-    outside = Outside(calendar, requests.think_s if requests.concurrency else np.zeros(0), front)
+    calendar = new_calendar(num_replicas, max_events(scenario, requests), scenario.time_limit_s or NEVER)
+    outside = Outside(
+        calendar,
+        requests.think_s if requests.concurrency else np.zeros(0),
+        front,
+        open_pools(scenario, catalog.model(scenario.model), kinds, cluster, calendar, total),
+        _fleet(scenario, decode, decode_spec, gate, requests, cluster, tables, replicas_that(kinds, "decode")),
+        fleet._replace(parameters=option_values(scenario.disaggregation.decider, decide)),
+    )
+    if scenario.has_roles and not (spec.compiled and decode_spec.compiled):
+        raise ConfigError("a plain Python router cannot choose for pools with roles.", where="router.name")
     if forced_replicas is not None:
         cluster.requests.replica = forced_replicas
-    calendar.book.sees_state = (spec.sees_state and forced_replicas is None) or gate.sees_state
+    looks = (spec, decode_spec, decide) if scenario.has_roles else (spec,)
+    sees_state = any(one.sees_state for one in looks) and forced_replicas is None
+    calendar.book.sees_state = sees_state or gate.sees_state
     calendar.book.is_plain = not spec.compiled
     route = callable_router(spec)
     drive = partial(_drive, fleet, engine, outside, log, route=None if spec.compiled else route)
@@ -151,7 +170,39 @@ def _serve(
     guard.run(lambda: advance_all(fleet, engine, log, scenario.time_limit_s or NEVER))
     if scenario.time_limit_s is None:
         guard.audit()
-    return before
+    return before, outside.transfers if scenario.has_roles else None
+
+
+def _fleet(
+    scenario: Scenario,
+    config: RouterConfig,
+    spec: RouterSpec,
+    gate: AdmissionSpec,
+    requests: Requests,
+    cluster: Cluster,
+    tables: IterationTables,
+    candidates: Ints,
+) -> Fleet:
+    """The fleet as a router sees it: with its options, memory and draws, and the replicas it may choose."""
+    numbers = spec.numbers(config) if spec.numbers else np.zeros(0)
+    return Fleet(
+        cluster,
+        tables,
+        stream(scenario.seed, "router").random((len(requests), 2)),
+        np.concatenate([option_values(config, spec), numbers]) if numbers.size else option_values(config, spec),
+        np.zeros(spec.memory * cluster.replicas.size + 8),
+        predicted_outputs(config, requests, scenario.seed),
+        candidates,
+        option_values(scenario.admission, gate),
+        np.zeros((cluster.classes.shape[0], 2)),
+    )
+
+
+def option_values(
+    config: RouterConfig | AdmissionConfig | DeciderConfig, spec: RouterSpec | AdmissionSpec | DeciderSpec
+) -> Floats:
+    """The values of the options of something that is asked, in their order."""
+    return np.array([config.options.get(name, default) for name, default in spec.options.items()] or [0.0])
 
 
 def _drive(fleet: Fleet, engine: Engine, outside: Outside, log: Log, last: int, *, route: Router | None) -> None:

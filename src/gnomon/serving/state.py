@@ -25,13 +25,17 @@ BUDGET, FAULT, FAULT_REPLICA, FAULT_REQUEST = range(4)
 NO_LIMIT = 1 << 62
 
 # Life of a request.
-NOT_ARRIVED, WAITING, RUNNING, IN_FLIGHT, FINISHED, REJECTED, SHED, PARKED = range(8)
+NOT_ARRIVED, WAITING, RUNNING, IN_FLIGHT, FINISHED, REJECTED, SHED, PARKED, MOVING = range(9)
 
 # Columns of `Cluster.classes`: what is known of a class of users.
 WEIGHT, PRIORITY = range(2)
 # Columns of `Cluster.service`: a replica's account of one class.
 QUEUED, PROMPT_TOKENS, OUTPUT_TOKENS, CREDIT, WAS_QUEUED = range(5)
 NUM_SERVICE = 5
+
+# Who gives a request's first token where prefill and decode are apart: the decode replica, which computes the last
+# prompt token once more; the prefill replica, known once the KV has moved; or the prefill replica, at once.
+FROM_DECODE, FROM_TRANSFER, FROM_PREFILL = range(3)
 
 REQUEST = np.dtype(
     [
@@ -71,6 +75,15 @@ REQUEST = np.dtype(
         ("front_s", np.float64),  # in the front end, before it arrives here
         ("first_reply_s", np.float64),  # from its first token, and its last, to the client
         ("last_reply_s", np.float64),
+        # Of a request that prefills in one replica and decodes in another.
+        ("prefill_replica", np.int64),  # where it is prefilled, or was
+        ("decode_replica", np.int64),  # where it goes after that
+        ("held_blocks", np.int64),  # blocks that the former holds until its KV has moved
+        ("held_table", np.int64),
+        ("held_counts", np.int64),  # whether it counts among the requests that run there
+        ("prefilled_s", np.float64),
+        ("moving_s", np.float64),  # there is room for it, and its KV starts to move
+        ("landed_s", np.float64),  # its KV is there
     ],
     align=True,
 )
@@ -150,6 +163,16 @@ REPLICA = np.dtype(
         ("decode_left", np.int64),  # output tokens not produced yet, waiting ones included
         ("num_outstanding", np.int64),  # waiting + running + in flight
         ("num_produced", np.int64),  # output tokens so far
+        # Requests that prefill in one replica and decode in another.
+        ("first_token_at", np.int64),  # who gives the first token: FROM_DECODE, FROM_TRANSFER or FROM_PREFILL
+        ("num_held", np.int64),  # prefilled here, and their blocks are held until their KV has moved
+        ("num_moving", np.int64),  # of those, the ones that do not count as running: at most `max_moving`
+        ("max_moving", np.int64),
+        ("num_coming", np.int64),  # to decode here, and their KV is not there yet
+        ("num_landing", np.int64),  # of those, the ones whose KV is on its way into blocks held for them
+        ("num_ready", np.int64),  # and those that are prefilled and wait for blocks; a list, oldest first
+        ("first_ready", np.int64),
+        ("last_ready", np.int64),
         # Requests that ended here, for the loop outside; a list, oldest first.
         ("reports", np.int64),  # whether they are listed
         ("num_reported", np.int64),

@@ -131,6 +131,15 @@ def hold_cached(replica: Replica, r: int, hits: int) -> None:
         request.cached_tokens = hits * state.block_size
     if hits == 0:
         return
+    hold_found(replica, r, hits)
+    request.processed = hits * state.block_size
+    state.prefill_left -= request.processed
+
+
+@inner
+def hold_found(replica: Replica, r: int, hits: int) -> None:
+    """Give request `r` the blocks of its first `hits` keys, which the prefix cache holds."""
+    request = replica.requests[r]
     _begin_holding(replica, r)
     for position in range(hits):
         block = prefix_cache.find(replica, prefix_cache.key_of(replica, r, position))
@@ -138,15 +147,13 @@ def hold_cached(replica: Replica, r: int, hits: int) -> None:
         replica.tables[request.table, position] = block
     request.num_blocks = hits
     request.keyed_blocks = hits
-    request.processed = hits * state.block_size
-    state.prefill_left -= request.processed
 
 
 @inner
 def _begin_holding(replica: Replica, r: int) -> None:
     state, request = replica.state, replica.requests[r]
     if state.prefix_cache != 0:
-        request.table = replica.free_rows[state.num_holding]
+        request.table = replica.free_rows[state.num_holding + state.num_moving]
         replica.tables[request.table, 0] = r
     request.keyed_blocks = 0
     request.admission = state.num_admitted
@@ -162,7 +169,7 @@ def let_go(replica: Replica, r: int) -> None:
         return
     state.num_holding -= 1
     if state.prefix_cache != 0:
-        replica.free_rows[state.num_holding] = request.table
+        replica.free_rows[state.num_holding + state.num_moving] = request.table
     if state.tracks_blocks != 0:
         for position in range(request.num_blocks - 1, -1, -1):
             prefix_cache.release(replica, replica.tables[request.table, position])

@@ -9,11 +9,11 @@ from typing import Any
 
 from gnomon.core import config
 from gnomon.core.errors import ConfigError, DataError, GnomonError
+from gnomon.core.fair_share import NO_TIER
 from gnomon.core.text import read_json
 from gnomon.pipeline import pytorch_csv, sweeps
 from gnomon.pipeline.costs import StepCosts
 from gnomon.pipeline.execution import execute, step_graph
-from gnomon.pipeline.fluid import NO_TIER
 from gnomon.pipeline.run import run_graph
 from gnomon.pipeline.schedule import Schedule
 from gnomon.pipeline.study import Study, simulate

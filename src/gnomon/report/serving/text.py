@@ -10,6 +10,7 @@ from gnomon.report.blocks import Block, Line, Table, lines
 from gnomon.search.headroom import Headroom
 from gnomon.serving.class_metrics import Fairness
 from gnomon.serving.metrics import Summary
+from gnomon.serving.moves import Moves
 from gnomon.serving.percentiles import STATISTICS
 from gnomon.serving.scenario import KindConfig, Scenario
 from gnomon.serving.usage import Utilization
@@ -63,7 +64,8 @@ def _pool(pool: KindConfig) -> str:
     count = pool.num_replicas
     gpus = f"{replica.num_gpus} x {pool.device}" if replica.num_gpus > 1 else f"{pool.device}"
     one = f"{gpus} ({', '.join(degrees)})" if degrees else gpus
-    return f"{count} replicas of {one}" if count > 1 else one
+    what = {"prefill": "prefill ", "decode": "decode "}.get(pool.role, "")
+    return f"{count} {what}replicas of {one}" if count > 1 else f"{what}{one}"
 
 
 def policy_words(scenario: Scenario) -> str:
@@ -72,6 +74,10 @@ def policy_words(scenario: Scenario) -> str:
     policies = list(dict.fromkeys(pool.batching.policy for pool in kinds))
     words = f"batching {' and '.join(policies)}"
     num_ranks = sum(pool.num_ranks for pool in kinds)
+    if scenario.has_roles:
+        moving = scenario.disaggregation
+        words += f", prefill routed by {scenario.router.name}, decode by {moving.decode_router.name}"
+        return words if moving.decider.name == "always" else f"{words}, disaggregated by {moving.decider.name}"
     return f"{words}, routed by {scenario.router.name}" if num_ranks > 1 else words
 
 
@@ -133,6 +139,8 @@ def figure_rows(summary: Summary, room: Headroom | None = None) -> list[tuple[st
         rows.append(("prefix cache", f"{summary.prefix_hit_rate:.1%} of prompt tokens found"))
     if summary.fairness is not None:
         rows.append(("fairness", fairness_words(summary.fairness)))
+    if summary.moves is not None:
+        rows.append(("KV moved", moves_words(summary.moves)))
     rows.append(("cost", cost_words(summary)))
     rows.append(("timing", timing_words(summary)))
     assert cost.num_gpus > 0
@@ -154,6 +162,19 @@ def timing_words(summary: Summary) -> str:
         return "as given"
     kernels = f"expected error of the kernels {summary.timing_error:.0%}"
     return f"{kernels}; host time included" if summary.has_host_time else f"{kernels}; kernels only: no host time"
+
+
+def moves_words(moved: Moves) -> str:
+    """What moved between pools, how long it waited and took."""
+    if not moved.moved:
+        return f"none; {moved.stayed:,} requests stayed where they decode"
+    rest = f", {moved.stayed:,} stayed" if moved.stayed else ""
+    rest += f", {moved.dropped:,} dropped and prefilled again" if moved.dropped else ""
+    wait, took = (units.seconds(one.mean or 0.0) for one in (moved.wait_s, moved.transfer_s))
+    return (
+        f"{moved.moved:,} requests{rest}; {units.size(moved.bytes / moved.moved)} each, waited {wait} and took {took} "
+        f"in the mean; links {moved.link_use:.1%} used"
+    )
 
 
 def use_words(use: Utilization) -> str:

@@ -65,6 +65,8 @@ class PolicySpec:
     """The engine that schedules like this today and can be started with the same settings, e.g. vllm."""
     speculates: bool = False
     """Its decodes compute `state.num_speculative` more tokens (`replica.speculative`)."""
+    recomputes_last_token: bool = False
+    """A request whose KV comes from elsewhere computes its last prompt token once more, for the first token."""
     has_stages: bool = True
     """It works with pipeline parallelism."""
     options: Mapping[str, float] = field(default_factory=dict)

@@ -145,6 +145,7 @@ def _waits_for_its_turn(replica: Replica, budget: int) -> bool:
     max_batch_tokens_of="iteration",
     engine="vllm",
     speculates=True,
+    recomputes_last_token=True,
     options={"prefill_interval": 1.0},
 )
 def vllm_v1(replica: Replica) -> None:

@@ -60,6 +60,7 @@ ROUTERS: Registry[RouterSpec] = Registry(
             "least_prefill_tokens",
             "lmetric",
             "sticky_session",
+            "sticky_until_full",
             "prefix_aware",
             "predicted_latency",
             "unselfish",

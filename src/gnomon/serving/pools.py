@@ -1,0 +1,113 @@
+"""Pools with roles: who prefills, who decodes, and the links between them, from a scenario."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gnomon import catalog
+from gnomon.catalog import Model
+from gnomon.core.arrays import Ints
+from gnomon.core.errors import ConfigError, UnknownNameError
+from gnomon.core.user_files import load_user_file
+from gnomon.serving.calendar import Calendar
+from gnomon.serving.deciders import DECIDERS, DeciderSpec
+from gnomon.serving.kinds import Kind
+from gnomon.serving.scenario import DeciderConfig, DisaggregationConfig, Scenario
+from gnomon.serving.state import FROM_DECODE, FROM_PREFILL, FROM_TRANSFER, Cluster
+from gnomon.serving.transfers import HOP_S, LAST_PART, LATENCY_S, OVERLAP, TIMEOUT_S, Transfers, new_transfers
+from gnomon.workload import Requests
+
+_FIRST_TOKEN_AT = {"decode": FROM_DECODE, "transfer": FROM_TRANSFER, "prefill": FROM_PREFILL}
+
+
+def max_moving(kind: Kind) -> int:
+    """Requests whose KV a prefill replica may hold beside those that run: beyond, they count as running."""
+    return max(64, 3 * kind.max_running)
+
+
+def replicas_that(kinds: list[Kind], role: str) -> Ints:
+    """The replicas that can do this: `prefill` or `decode`."""
+    can = np.repeat([kind.role in (role, "both") for kind in kinds], [kind.num_ranks for kind in kinds])
+    return np.flatnonzero(can).astype(np.int64)
+
+
+def open_pools(
+    scenario: Scenario, model: Model, kinds: list[Kind], cluster: Cluster, calendar: Calendar, num_requests: int
+) -> Transfers:
+    """The links of a fleet with roles; prefill replicas report what ends in them. Nothing where no pool has a role."""
+    if not scenario.has_roles:
+        return new_transfers(0, 0)
+    config = scenario.disaggregation
+    transfers = new_transfers(num_requests, cluster.replicas.size)
+    transfers.settings[[LATENCY_S, HOP_S, TIMEOUT_S]] = config.latency_s, config.hop_s, config.timeout_s
+    transfers.settings[[OVERLAP, LAST_PART]] = config.moves == "by_layer", 1.0 / model.num_layers
+    first = 0
+    for kind in kinds:
+        ranks = slice(first, first + kind.num_ranks)
+        transfers.links.capacity[ranks] = link_bytes_s(config, kind)
+        transfers.bytes_per_token[ranks] = kv_bytes_per_token(model, kind)
+        cluster.replicas.max_moving[ranks] = max_moving(kind)
+        first += kind.num_ranks
+    cluster.replicas.first_token_at = _FIRST_TOKEN_AT[first_token(config, kinds)]
+    prefill = replicas_that(kinds, "prefill")
+    cluster.replicas.reports[prefill] = 1
+    calendar.reports[cluster.replicas.group_first[prefill]] = 1
+    calendar.book.num_reporting = calendar.reports.sum()
+    calendar.book.has_roles = 1
+    return transfers
+
+
+def max_events(scenario: Scenario, requests: Requests) -> int:
+    """Events that can stand in the calendar at a time: one for each request that moves or is sent by a closed loop, and
+    one for each that has waited for blocks meanwhile."""
+    return (2 if scenario.has_roles else 1) * len(requests) if scenario.has_roles or requests.concurrency else 0
+
+
+def find_decider(config: DeciderConfig) -> DeciderSpec:
+    """The configured decider; options that it would leave unread are refused."""
+    if config.file is not None:
+        load_user_file(config.file)
+    spec = DECIDERS[config.name]
+    unknown = set(config.options) - set(spec.options)
+    if unknown:
+        raise UnknownNameError(
+            f"option of decider {spec.name}", unknown.pop(), spec.options, where="disaggregation.decider"
+        )
+    return spec
+
+
+def first_token(config: DisaggregationConfig, kinds: list[Kind]) -> str:
+    """Who gives the first token, as the batching policies of the decode replicas do it if the scenario does not say."""
+    recompute = all(kind.policy.recomputes_last_token for kind in kinds if kind.role != "prefill")
+    if config.first_token == "auto":
+        return "decode" if recompute else "transfer"
+    if config.first_token == "decode" and not recompute:
+        raise ConfigError(
+            "only vllm_v1 computes the last prompt token once more where it decodes.",
+            where="disaggregation.first_token",
+            fix="Choose transfer or prefill.",
+        )
+    return config.first_token
+
+
+def link_bytes_s(config: DisaggregationConfig, kind: Kind) -> float:
+    """Bytes per second in one direction of the links of all GPUs of one rank of this kind."""
+    gpus = kind.replica.num_gpus // kind.replica.data_parallel
+    if config.bandwidth_gb_s is not None:
+        return gpus * config.bandwidth_gb_s * 1e9
+    node = catalog.node(kind.node) if kind.node else catalog.default_node(kind.device)
+    if config.link == "nvlink":
+        return gpus * (node.send_link or node.link).bandwidth_bytes_s
+    return gpus * node.network.bandwidth_bytes_s * (node.network_links or node.num_gpus) / node.num_gpus
+
+
+def kv_bytes_per_token(model: Model, kind: Kind, tokens: int = 4096) -> float:
+    """KV that the GPUs of one rank take in for a token of a prompt: what each of them keeps, copies of heads (or of
+    MLA's latent) included; windows and states spread over `tokens`."""
+    cut = kind.replica.parallelism
+    dtype = model.kv_precision(kind.timing.kv_dtype, kind.timing.dtype)
+    kept = sum(
+        model.sequence_bytes(tokens, dtype, cut.tensor_parallel, cut.layers_of_stage(model, stage))
+        for stage in range(cut.pipeline_parallel)
+    )
+    return kept * cut.tensor_parallel / tokens

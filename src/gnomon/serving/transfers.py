@@ -1,0 +1,134 @@
+"""KV on its way from one replica to another, over links that transfers share fairly.
+
+Each replica has a link of its own (its GPUs' NICs, or NVLink), of a capacity in bytes a second for each direction.
+Shares change only when a transfer starts or ends; in between, everything moves at a constant rate
+(`gnomon.core.fair_share`, which pipelines use, too).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gnomon.core.arrays import Floats, Ints
+from gnomon.core.fair_share import LINK, NO_TIER, NUM_TYPES, share_links
+from gnomon.core.jit import inner
+from gnomon.serving.calendar import NEVER
+from gnomon.serving.state import NONE
+
+TRANSFER = np.dtype(
+    [
+        ("rank", np.int64),  # the replica that sends
+        ("receiver", np.int64),
+        ("type", np.int64),
+        ("order", np.int64),
+        ("remaining", np.float64),  # bytes
+        ("share", np.float64),  # bytes a second, now
+        ("fixed", np.bool_),
+        ("throttled", np.bool_),
+        ("bytes", np.float64),  # that moved over the link
+        ("start_s", np.float64),
+        ("end_s", np.float64),
+    ],
+    align=True,
+)
+
+
+class Transfers(NamedTuple):
+    """Every request's transfer, the links, and what they are like."""
+
+    flows: Any
+    """[request] `TRANSFER` records; size 0 where no request moves."""
+    links: Any
+    """[replica] `LINK` records."""
+    active: Ints
+    """The transfers under way: the first `book.num_active` entries."""
+    present: Ints
+    """Scratch."""
+    weights: Floats
+    tiers: Ints
+    bytes_per_token: Floats
+    """[replica]: KV that a replica takes in for a token."""
+    settings: Floats
+    """[5]: `LATENCY_S` ..."""
+
+
+LATENCY_S, HOP_S, TIMEOUT_S, OVERLAP, LAST_PART = range(5)
+"""Of `settings`: from a transfer's last byte to its use; from the end of a prefill to its start; how long a prefilled
+request waits for blocks; whether it moves layer by layer while it is computed; and the share of a prompt's KV that the
+last layer has."""
+
+
+def new_transfers(num_requests: int, num_replicas: int) -> Transfers:
+    """Nothing under way, links without capacity."""
+    return Transfers(
+        np.zeros(num_requests, TRANSFER).view(np.recarray),
+        np.zeros(num_replicas, LINK).view(np.recarray),
+        np.zeros(num_requests, np.int64),
+        np.zeros((num_replicas, NUM_TYPES), np.int64),
+        np.zeros(NUM_TYPES),
+        np.full(NUM_TYPES, NO_TIER, np.int64),
+        np.zeros(num_replicas),
+        np.zeros(5),
+    )
+
+
+@inner
+def start_transfer(
+    transfers: Transfers, book: Any, r: int, sender: int, receiver: int, num_bytes: float, ahead_s: float, now: float
+) -> None:
+    """Let request `r`'s KV move from now on. Layer by layer, as much has moved already as the link can take in the
+    `ahead_s` seconds in which it was computed, but for its last layer."""
+    flow = transfers.flows[r]
+    flow.rank, flow.receiver, flow.order = sender, receiver, r
+    flow.bytes, flow.remaining, flow.start_s = num_bytes, num_bytes, now
+    if transfers.settings[OVERLAP] != 0.0:
+        rate = min(transfers.links[sender].capacity, transfers.links[receiver].capacity)
+        flow.remaining = max(num_bytes * transfers.settings[LAST_PART], num_bytes - rate * ahead_s)
+    _move(transfers, book, now)
+    transfers.active[book.num_active] = r
+    book.num_active += 1
+    _share(transfers, book, now)
+
+
+@inner
+def end_transfer(transfers: Transfers, book: Any) -> int:
+    """Take out the transfer that has sent everything first (`book.next_drain_s`); returns its request."""
+    now, r = book.next_drain_s, book.next_drained
+    _move(transfers, book, now)
+    transfers.flows[r].end_s = now
+    transfers.flows[r].remaining = 0.0
+    kept = 0
+    for k in range(book.num_active):
+        if transfers.active[k] != r:
+            transfers.active[kept] = transfers.active[k]
+            kept += 1
+    book.num_active = kept
+    _share(transfers, book, now)
+    return r
+
+
+@inner
+def _move(transfers: Transfers, book: Any, now: float) -> None:
+    """Everything under way moves up to `now`."""
+    elapsed = now - book.shared_s
+    for k in range(book.num_active):
+        flow = transfers.flows[transfers.active[k]]
+        flow.remaining = max(0.0, flow.remaining - elapsed * flow.share)
+    book.shared_s = now
+
+
+@inner
+def _share(transfers: Transfers, book: Any, now: float) -> None:
+    """Divide the links among the transfers under way, and find the one that ends first."""
+    share_links(
+        transfers.flows, transfers.links, transfers.active, book.num_active, transfers.present, transfers.weights,
+        transfers.tiers,
+    )  # fmt: skip
+    book.next_drain_s, book.next_drained = NEVER, NONE
+    for k in range(book.num_active):
+        flow = transfers.flows[transfers.active[k]]
+        end_s = now + flow.remaining / flow.share if flow.remaining > 0.0 else now
+        if end_s < book.next_drain_s:
+            book.next_drain_s, book.next_drained = end_s, transfers.active[k]

@@ -1,0 +1,247 @@
+"""Prefill and decode apart: a request's way by hand, links that are shared, memory that runs out, conservation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gnomon import catalog
+from gnomon.core.config import build
+from gnomon.core.errors import ConfigError, GnomonError
+from gnomon.serving.kinds import resolve
+from gnomon.serving.metrics import summarize
+from gnomon.serving.pools import kv_bytes_per_token, link_bytes_s
+from gnomon.serving.scenario import DisaggregationConfig, Scenario
+from gnomon.serving.simulate import Run, run
+from gnomon.serving.state import FINISHED, REJECTED
+from serving_kit import requests_of, scenario
+
+SECOND = {"source": "table", "table": {"per_iteration": 1.0}}
+KV = 2 * 32 * 32 * 128 * 2
+"""Bytes of a token of Llama-2-7B."""
+
+
+def apart(prefill: int = 1, decode: int = 1, *, blocks: int = 1000, policy: str = "vllm_v1", **moving: Any) -> Scenario:
+    """Iterations of a second; a transfer of 100 tokens takes two, and half a second more."""
+    moving = {"bandwidth_gb_s": 50 * KV / 1e9, "latency_s": 0.5, **moving}
+    return scenario(
+        timing=SECOND,
+        batching={"policy": policy},
+        pools=[
+            {"role": "prefill", "num_replicas": prefill},
+            {"role": "decode", "num_replicas": decode, "replica": {"num_kv_blocks": blocks}},
+        ],
+        disaggregation=moving,
+    )
+
+
+def stamps(done: Run, *names: str) -> list[list[float]]:
+    return [[round(float(x), 6) for x in done.cluster.requests[name]] for name in names]
+
+
+def test_the_way_of_a_request() -> None:
+    """Prefilled at 1, moved at 3, usable at 3.5; the decode replica computes the last prompt token again."""
+    done = run(apart(), requests=requests_of([0.0], [100], [3]))
+    assert stamps(done, "prefilled_s", "moving_s", "landed_s") == [[1.0], [1.0], [3.5]]
+    assert stamps(done, "first_token_s", "finished_s") == [[4.5], [6.5]]
+    q = done.cluster.requests[0]
+    assert (q.prefill_replica, q.replica) == (0, 1)
+    assert list(done.cluster.replicas.num_produced) == [0, 3]
+
+
+@pytest.mark.parametrize(
+    ("policy", "first_token", "first_s", "end_s"),
+    [("vllm_v1", "transfer", 3.5, 5.5), ("vllm_v1", "prefill", 1.0, 5.5), ("sglang", "auto", 3.5, 5.5)],
+)
+def test_who_gives_the_first_token(policy: str, first_token: str, first_s: float, end_s: float) -> None:
+    done = run(apart(policy=policy, first_token=first_token), requests=requests_of([0.0], [100], [3]))
+    assert stamps(done, "first_token_s", "finished_s") == [[first_s], [end_s]]
+    assert list(done.cluster.replicas.num_produced) == [1, 2]
+
+
+def test_one_token_is_given_by_the_prefill_replica_if_it_can() -> None:
+    done = run(apart(first_token="prefill"), requests=requests_of([0.0], [100], [1]))
+    assert stamps(done, "finished_s") == [[1.0]]
+    assert done.transfers is not None and not done.transfers.flows.bytes.any()
+
+
+def test_transfers_share_the_receivers_link() -> None:
+    """Both start at 1 with half the link each; the short one is through at 3, the other has it alone from then on."""
+    done = run(apart(prefill=2), requests=requests_of([0.0, 0.0], [50, 100], [2, 2]))
+    assert stamps(done, "moving_s", "landed_s") == [[1.0, 1.0], [3.5, 4.5]]
+
+
+def test_transfers_share_the_senders_link() -> None:
+    done = run(apart(decode=2), requests=requests_of([0.0, 0.0], [100, 100], [2, 2]))
+    assert stamps(done, "prefilled_s", "landed_s") == [[1.0, 1.0], [5.5, 5.5]]
+
+
+def test_layer_by_layer_only_the_rest_is_left_at_the_end() -> None:
+    """In the second of its prefill 50 tokens move; the other 50 take another second."""
+    done = run(apart(moves="by_layer"), requests=requests_of([0.0], [100], [2]))
+    assert stamps(done, "landed_s") == [[2.5]]
+    quick = run(apart(moves="by_layer", bandwidth_gb_s=1e6), requests=requests_of([0.0], [100], [2]))
+    assert stamps(quick, "landed_s") == [[1.5]]
+
+
+def test_back_pressure_holds_the_prefill_replicas_memory() -> None:
+    """Seven blocks hold one prompt of 100 tokens: the second waits for the end of the first, with its KV held."""
+    done = run(apart(blocks=8), requests=requests_of([0.0, 0.0], [100, 100], [3, 3]))
+    first, second = stamps(done, "moving_s")[0]
+    assert first == 1.0
+    assert second == stamps(done, "finished_s")[0][0] == 6.5
+    moved = summarize(done).moves
+    assert moved is not None and moved.wait_s.max == pytest.approx(5.5)
+
+
+def test_a_prompt_beyond_all_memory_is_refused_and_nothing_stays_held() -> None:
+    done = run(apart(blocks=5), requests=requests_of([0.0, 0.0], [100, 50], [3, 3]))
+    assert list(done.cluster.requests.status) == [REJECTED, FINISHED]
+
+
+def test_who_waits_too_long_is_prefilled_where_it_decodes() -> None:
+    done = run(apart(blocks=8, timeout_s=2.0), requests=requests_of([0.0, 0.0], [100, 100], [3, 3]))
+    q = done.cluster.requests
+    assert list(q.status) == [FINISHED, FINISHED]
+    assert q.landed_s[1] == -1.0 and q.num_restarts[1] == 1
+    moved = summarize(done).moves
+    assert moved is not None and (moved.moved, moved.dropped) == (1, 1)
+
+
+def test_short_prompts_stay_where_they_decode() -> None:
+    decider = {"name": "long_prompts", "options": {"tokens": 80}}
+    done = run(apart(decider=decider), requests=requests_of([0.0, 0.0], [79, 80], [2, 2]))
+    assert list(done.cluster.requests.prefill_replica) == [-1, 0]
+    assert list(done.cluster.requests.replica) == [1, 1]
+    assert stamps(done, "first_token_s")[0][0] == 1.0
+
+
+def test_busy_prefill_replicas_are_passed_by() -> None:
+    decider = {"name": "idle_prefill", "options": {"tokens": 1, "max_queued_tokens": 150}}
+    done = run(apart(decider=decider), requests=requests_of([0.0] * 3, [100] * 3, [2] * 3))
+    assert list(done.cluster.requests.prefill_replica) == [0, 0, -1]
+
+
+def test_routers_choose_among_their_pool_only() -> None:
+    setup = apart(prefill=3, decode=2)
+    done = run(setup, requests=requests_of([0.0] * 12, [100] * 12, [4] * 12))
+    q = done.cluster.requests
+    assert list(np.bincount(q.prefill_replica, minlength=5)) == [4, 4, 4, 0, 0]
+    assert list(np.bincount(q.replica, minlength=5)) == [0, 0, 0, 6, 6]
+
+
+def test_a_pool_of_both_decodes_what_it_prefills_if_chosen_twice() -> None:
+    setup = scenario(
+        timing=SECOND,
+        pools=[{"role": "prefill"}, {"role": "both"}],
+        router="round_robin",
+        disaggregation={"decode_router": "round_robin"},
+    )
+    done = run(setup, requests=requests_of([0.0, 10.0], [100, 100], [2, 2]))
+    assert list(done.cluster.requests.prefill_replica) == [0, 1]
+    assert done.cluster.requests.landed_s[1] == -1.0
+
+
+@pytest.mark.parametrize("policy", ["vllm_v1", "sglang", "trtllm"])
+@pytest.mark.parametrize("seed", range(8))
+def test_nothing_is_lost_or_counted_twice(policy: str, seed: int) -> None:
+    """Every request ends once, every byte of a prompt moves once, all memory is free in the end (`Guard.audit`)."""
+    draw = np.random.default_rng(seed)
+    prefill, decode, blocks = (int(draw.integers(*span)) for span in ((1, 4), (1, 4), (14, 60)))
+    timeout_s, shares = float(draw.choice([0.5, 50.0])), bool(seed % 2)
+    setup = apart(prefill, decode, blocks=blocks, policy=policy, timeout_s=timeout_s, bandwidth_gb_s=1.0)
+    lengths = {"distribution": "uniform", "prompt": [10, 200], "output": [1, 60]}
+    workload: dict[str, Any] = {"num_requests": 40, "rate": 20.0, "lengths": lengths}
+    if shares:
+        workload["sessions"] = {"turns": 2, "shared_prefix_tokens": 64, "num_shared_prefixes": 3}
+    setup = build(Scenario, {**setup.model_dump(exclude_unset=True), "seed": seed, "workload": workload})
+    done = run(setup)
+    q = done.cluster.requests
+    assert set(q.status) <= {FINISHED, REJECTED}
+    produced = int(done.cluster.replicas.num_produced.sum())
+    assert q.output_tokens[q.status == FINISHED].sum() <= produced <= q.output_tokens.sum()
+    moved = q.landed_s >= 0
+    assert (q.prefilled_s[moved] <= q.moving_s[moved]).all() and (q.moving_s[moved] < q.landed_s[moved]).all()
+    assert (q.landed_s[moved] <= q.first_token_s[moved]).all()
+    assert done.transfers is not None
+    sizes = done.transfers.flows.bytes[moved]
+    assert (sizes <= q.prompt_tokens[moved] * KV).all()
+    if not shares:
+        np.testing.assert_allclose(sizes, q.prompt_tokens[moved] * KV)
+    assert (done.transfers.flows.remaining == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("model", "tensor_parallel", "expected"),
+    [
+        ("llama-3-70b", 8, 2 * 80 * 8 * 128 * 2),
+        ("llama-3-70b", 2, 2 * 80 * 8 * 128 * 2),
+        ("qwen3-235b-a22b", 8, 2 * 2 * 94 * 4 * 128 * 2),  # Four KV heads on eight GPUs: two copies.
+        ("deepseek-v3", 8, 8 * 61 * 576 * 2),  # The latent, on each of eight GPUs.
+    ],
+)
+def test_bytes_that_a_token_takes_in(model: str, tensor_parallel: int, expected: int) -> None:
+    setup = build(
+        Scenario,
+        {
+            "model": model,
+            "device": "b300",
+            "timing": {"kv_dtype": "bf16"},
+            "pools": [{"role": "prefill", "replica": {"tensor_parallel": 8}},
+                      {"role": "decode", "replica": {"tensor_parallel": tensor_parallel}}],
+        },
+    )  # fmt: skip
+    kind = resolve(setup)[1]
+    assert kv_bytes_per_token(catalog.model(model), kind) == pytest.approx(expected, rel=1e-6)
+
+
+MOONCAKE = {128: 2.07e-3, 32768: 76.78e-3}
+"""Qwen3-235B, TP 8, over four 400 GbE NICs, published by Mooncake: seconds by prompt tokens (49 MB and 12.62 GB)."""
+
+
+def test_transfer_times_published_by_mooncake() -> None:
+    """Nominal bandwidth at 80 %, and a fixed part of 1.7 ms: within 15 %."""
+    setup = build(
+        Scenario,
+        {
+            "model": "qwen3-235b-a22b",
+            "device": "h200",
+            "pools": [{"role": role, "replica": {"tensor_parallel": 8}} for role in ("prefill", "decode")],
+            "disaggregation": {"bandwidth_gb_s": 0.8 * 4 * 50 / 8, "latency_s": 1.7e-3},
+        },
+    )
+    kind = resolve(setup)[1]
+    size = kv_bytes_per_token(catalog.model("qwen3-235b-a22b"), kind)
+    assert size * 32768 == pytest.approx(12.62e9, rel=0.01)
+    for tokens, measured_s in MOONCAKE.items():
+        seconds = setup.disaggregation.latency_s + tokens * size / link_bytes_s(setup.disaggregation, kind)
+        assert seconds == pytest.approx(measured_s, rel=0.15)
+
+
+def test_links_of_a_node() -> None:
+    kind = resolve(build(Scenario, {"model": "llama-3-70b", "device": "h100", "replica": {"tensor_parallel": 4}}))[0]
+    network = link_bytes_s(DisaggregationConfig(), kind)
+    assert network == 4 * catalog.default_node(kind.device).network.bandwidth_bytes_s
+    assert link_bytes_s(DisaggregationConfig(link="nvlink"), kind) > network
+    assert link_bytes_s(DisaggregationConfig(bandwidth_gb_s=10), kind) == 4e10
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"pools": [{"role": "prefill"}]}, "none can decode"),
+        ({"pools": [{"role": "decode"}]}, "none can prefill"),
+        ({"disaggregation": {"hop_s": 1.0}}, "without roles"),
+        ({"pools": [{"role": "prefill"}, {"role": "decode"}], "disaggregation": {"decider": "sometimes"}}, "sometimes"),
+        ({"pools": [{"role": "prefill"}, {"role": "decode"}],
+          "disaggregation": {"decider": {"name": "always", "options": {"tokens": 1}}}}, "tokens"),
+        ({"pools": [{"role": "prefill"}, {"role": "decode"}], "batching": {"policy": "sglang"},
+          "disaggregation": {"first_token": "decode"}}, "only vllm_v1"),
+        ({"pools": [{"role": "prefil"}, {"role": "decode"}]}, "role"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_told(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises((ConfigError, GnomonError), match=said):
+        run(scenario(**changes))
