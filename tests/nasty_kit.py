@@ -76,6 +76,7 @@ BASES: dict[str, tuple[str, ...]] = {
     "verify h200": ("--only", "nothing"),
     "check-policy": ("nothing.py",),
     "calibrate": ("text.txt",),
+    "verify disagg": ("text.txt",),
     "verify kernels": ("--device", "nothing"),
     "verify timing": ("--data", "."),
     "verify silicon": ("--sample", "1", "--rows", "gpus == 0", "--jobs", "1"),

@@ -18,7 +18,8 @@ POLICIES = (
 )  # fmt: skip
 ROUTERS = (
     "random", "round_robin", "least_outstanding", "vidur_lor", "power_of_two", "least_kv", "least_prefill_tokens",
-    "lmetric", "sticky_session", "prefix_aware", "predicted_latency", "lookahead", "vllm_dp", "learned",
+    "lmetric", "sticky_session", "sticky_until_full", "prefix_aware", "predicted_latency", "lookahead", "vllm_dp",
+    "learned",
 )  # fmt: skip
 
 # Times that make sums of iterations tell one batch from another: each token, sequence and KV token costs something.

@@ -248,3 +248,16 @@ def test_only_candidates_are_chosen(name: str) -> None:
     fleet = fleet._replace(candidates=np.array([1, 3]))
     for _ in range(3):
         assert ROUTERS[name].route(fleet, 0) in (1, 3)
+
+
+def test_sticky_until_full_stays_then_takes_the_emptiest() -> None:
+    books = {"num_outstanding": [3, 1, 2], "num_coming": [0, 0, 0], "free_blocks": [9] * 3, "num_blocks": [10] * 3}
+    fleet = fleet_of(books, router="sticky_until_full")
+    route, replicas = ROUTERS["sticky_until_full"].route, fleet.cluster.replicas
+    assert route(fleet, 0) == 1
+    replicas.num_outstanding = [0, 7, 0]
+    assert route(fleet, 0) == 1
+    replicas.num_coming[1] = 1
+    assert route(fleet, 0) == 0
+    replicas.free_blocks[0] = 1
+    assert route(fleet, 0) == 2, "its memory is full"

@@ -155,7 +155,7 @@ def test_nothing_is_lost_or_counted_twice(policy: str, seed: int) -> None:
     lengths = {"distribution": "uniform", "prompt": [10, 200], "output": [1, 60]}
     workload: dict[str, Any] = {"num_requests": 40, "rate": 20.0, "lengths": lengths}
     if shares:
-        workload["sessions"] = {"turns": 2, "shared_prefix_tokens": 64, "num_shared_prefixes": 3}
+        workload["sessions"] = {"turns": 2, "shared_prefix_tokens": 64, "num_shared_prefixes": 3, "block_tokens": 32}
     setup = build(Scenario, {**setup.model_dump(exclude_unset=True), "seed": seed, "workload": workload})
     done = run(setup)
     q = done.cluster.requests

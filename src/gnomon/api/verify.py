@@ -216,6 +216,25 @@ def h200(
     return Verification("h200", found, told(found, host), {"cdf.svg": partial(write_cdfs, found)})
 
 
+@CHECKS.register("disagg")
+def disagg(
+    file: str | Path, *, only: str = "", concurrency: Sequence[int] = (), on_progress: Progress | None = None
+) -> Verification:
+    """Aggregated and disaggregated layouts that llm-d measured; `only` those whose name contains it."""
+    from gnomon.report.verify.disagg import told
+    from gnomon.verify.disagg import fit_site, predict, read_runs
+
+    runs = read_runs(file)
+    wanted = [one for one in runs if only in one.layout and (not concurrency or one.concurrency in concurrency)]
+    if not wanted:
+        raise ConfigError(
+            "no layout is left.", where="--only", fix=f"Known: {', '.join(sorted({one.layout for one in runs}))}."
+        )
+    added_s = fit_site(runs)
+    found = [predict(one, added_s) for one in _each(wanted, on_progress)]
+    return Verification("disagg", found, told(found, added_s))
+
+
 @CHECKS.register("silicon")
 def silicon(
     *, rows: str | None = None, sample: int | None = None, seed: int = 0, jobs: int | None = None,

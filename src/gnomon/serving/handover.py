@@ -177,6 +177,10 @@ def prefill_here(replica: Replica) -> None:
     state.num_coming -= 1
     state.num_outstanding += 1
     state.stalled = 0
+    if state.first_token_at == FROM_TRANSFER:  # Nobody has seen the first token, which is lost with the KV.
+        replica.ranks[request.prefill_replica].num_produced -= 1
+    elif state.first_token_at == FROM_PREFILL:
+        request.prefill_tokens = request.processed
     request.processed = 0
     request.decode_replica = state.id
     request.num_restarts += 1

@@ -126,6 +126,7 @@ class RouterConfig(Config):
 
     name: str = "round_robin"
     """random, round_robin, least_outstanding, power_of_two, least_kv, least_prefill_tokens, lmetric, sticky_session,
+    sticky_until_full,
     prefix_aware, predicted_latency, lookahead, learned, vidur_lor, vllm_dp, or your own."""
     file: str | None = None
     """Python file that registers your own router."""

@@ -36,6 +36,8 @@ class ReplicaUse:
     """One replica (of data-parallel ranks: one rank)."""
 
     replica: int
+    role: str
+    """prefill, decode or both."""
     device: str
     num_gpus: int
     num_kv_blocks: int
@@ -71,6 +73,7 @@ def replica_uses(run: Run, start_s: float, end_s: float) -> list[ReplicaUse]:
         rows.append(
             ReplicaUse(
                 replica=r,
+                role=kind.role,
                 device=kind.device.name,
                 num_gpus=kind.replica.num_gpus // kind.replica.data_parallel,
                 num_kv_blocks=int(account.num_blocks),

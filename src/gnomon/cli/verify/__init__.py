@@ -15,6 +15,7 @@ CHECKS = {
     "posttrain": "RL post-training: published results.",
     "h200": "The reference engine on an H200: simulated and measured.",
     "fetch": "The data that checks are held against: what is where, and how to get it.",
+    "disagg": "Prefill and decode together and apart: layouts measured by llm-d.",
     "silicon": "Real deployments: thousands of measured servers of today's models.",
 }
 

@@ -243,9 +243,10 @@ def fairness_words(fairness: Fairness) -> str:
 
 def replica_rows(summary: Summary, limit: int | None = None) -> list[Row]:
     """One formatted row per replica."""
+    has_roles = any(use.role != "both" for use in summary.replicas)
     return [
         {
-            "replica": use.replica,
+            "replica": f"{use.replica} {use.role}" if has_roles else use.replica,
             "device": f"{use.num_gpus} x {use.device}" if use.num_gpus > 1 else use.device,
             "finished": use.finished,
             "batches": use.iterations,

@@ -11,6 +11,7 @@ import polars as pl
 
 from gnomon.core.files import written_whole
 from gnomon.report.perfetto import Event, process_name, thread_name
+from gnomon.report.serving.transfers import transfer_events
 from gnomon.serving.simulate import Run
 
 MAX_ROWS = 100_000
@@ -29,6 +30,9 @@ def write_trace(run: Run, path: str | Path, max_rows: int = MAX_ROWS) -> Path:
     said = _said(run, len(rows))
     lines = [json.dumps(name) for name in _names(run, said)]
     lines += [line for frame in (_slices(rows), *_counters(rows)) for line in frame.write_ndjson().splitlines()]
+    if len(rows):
+        stretch = (float(rows["start_s"].min() or 0.0), float(rows["end_s"].max() or 0.0))  # type: ignore[arg-type]
+        lines += [json.dumps(event) for event in transfer_events(run, *stretch, max_rows)]
     head = json.dumps({"displayTimeUnit": "ms", "otherData": {"what": said}})
     text = head[:-1] + ', "traceEvents": [\n' + ",\n".join(lines) + "\n]}\n"
     with written_whole(path) as temporary:
@@ -73,7 +77,9 @@ def _names(run: Run, said: str) -> list[Event]:
     kinds = run.kind_of_replica
     events: list[Event] = []
     for r, stages in enumerate(run.cluster.replicas.num_stages.tolist()):
-        name = f"replica {r} ({run.kinds[kinds[r]].device.name}; {said})"
+        kind = run.kinds[kinds[r]]
+        role = "" if kind.role == "both" else f"{kind.role} "
+        name = f"{role}replica {r} ({kind.device.name}; {said})"
         events.append(process_name(r, name))
         events += [thread_name(r, stage, f"stage {stage}") for stage in range(stages)]
     return events

@@ -1,0 +1,34 @@
+"""`gnomon verify disagg`: measured layouts, prefill and decode together and apart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from gnomon.api.verify import verify
+from gnomon.cli.printing import json_option
+from gnomon.cli.progress import progress
+from gnomon.cli.verify.verdict import end
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--only", default="", metavar="TEXT", help="Only layouts whose name contains this, e.g. '1P'.")
+@click.option("--concurrency", type=click.IntRange(1), multiple=True, help="Only runs with so many requests at a time.")
+@json_option
+def command(file: Path, only: str, concurrency: tuple[int, ...], as_json: bool) -> None:
+    """Layouts of Llama-3.1-70B on H100s measured by llm-d, beside their simulation.
+
+    FILE is prism_pd_grid.json of llm-d-prism. One number per tensor-parallel degree is fitted on aggregated layouts;
+    the disaggregated ones are predicted. Exit code 1 when their median errors pass 10 % (TPOT, throughput) or 25 %
+    (TTFT), or the 16-GPU layouts come in another order; docs/disaggregation.md says why they do.
+
+    \b
+    Examples:
+      gnomon verify disagg reference/llmd/prism_pd_grid.json
+      gnomon verify disagg reference/llmd/prism_pd_grid.json --only 1P --concurrency 64 --json
+    """
+    with progress("simulating layouts") as on_progress:
+        found = verify("disagg", file, only=only, concurrency=concurrency, on_progress=on_progress)
+    end(found, as_json=as_json)

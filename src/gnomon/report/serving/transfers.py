@@ -1,0 +1,40 @@
+"""KV transfers between pools as slices of a trace, each with an arrow to where it lands."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gnomon.report.perfetto import Event, free_lane, microseconds, slice_event, thread_name
+from gnomon.serving.simulate import Run
+
+FIRST_LANE = 1000
+"""Lanes of transfers come below those of pipeline stages."""
+
+
+def transfer_events(run: Run, start_s: float, end_s: float, max_rows: int) -> list[Event]:
+    """Transfers that begin in a stretch of the run: slices in the process of the replica that sends, on as many lanes
+    as run side by side, and arrows to the replica that takes them in."""
+    if run.transfers is None:
+        return []
+    q = run.cluster.requests
+    sizes = run.transfers.flows.bytes[-q.size :]
+    shown = np.flatnonzero((q.landed_s >= 0) & (q.moving_s >= start_s) & (q.moving_s <= end_s))
+    shown = shown[np.argsort(q.moving_s[shown], kind="stable")][:max_rows]
+    events: list[Event] = []
+    lanes: dict[int, list[float]] = {}
+    for i in shown.tolist():
+        sender, receiver = int(q.prefill_replica[i]), int(q.replica[i])
+        begin, end = float(q.moving_s[i]), float(q.landed_s[i])
+        taken = lanes.setdefault(sender, [])
+        lane = FIRST_LANE + free_lane(taken, begin, end)
+        args = {"request": i, "MB": round(float(sizes[i]) / 1e6, 3), "waited_s": begin - float(q.prefilled_s[i])}
+        events.append(slice_event(f"KV to replica {receiver}", sender, lane, begin, end, args=args))
+        arrow = {"name": "KV", "cat": "transfer", "id": i}
+        events.append({**arrow, "ph": "s", "ts": microseconds(begin), "pid": sender, "tid": lane})
+        events.append({**arrow, "ph": "f", "bp": "e", "ts": microseconds(end), "pid": receiver, "tid": 0})
+    names = [
+        thread_name(sender, FIRST_LANE + lane, f"KV transfers {lane + 1}")
+        for sender, taken in lanes.items()
+        for lane in range(len(taken))
+    ]
+    return names + events

@@ -1,0 +1,166 @@
+"""Aggregated and disaggregated layouts of one model, measured by llm-d's benchmark, beside their simulation.
+
+Settings are stated once for all layouts. What was fitted: seconds that the site's collectives add to an iteration, one
+number per tensor-parallel degree, on the aggregated layouts with one replica and one request at a time. The
+disaggregated layouts are predicted with them.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gnomon.core.config import build
+from gnomon.core.errors import DataError
+from gnomon.serving.metrics import summarize
+from gnomon.serving.scenario import Scenario
+from gnomon.serving.simulate import run
+
+ROUNDS = 10
+"""Requests of a run for each that is under way at a time."""
+SETTINGS: dict[str, Any] = {
+    "model": "llama-3.1-70b",
+    "device": "h100",
+    "engine": "vllm",
+    "replica": {"memory_utilization": 0.95},
+    "timing": {"dtype": "bf16"},
+    "router": "least_outstanding",
+}
+"""0.95: what the most requests under way in the aggregated layouts need (46 with TP 4, 2.9 with TP 2)."""
+GOALS = {"tpot": 0.10, "throughput": 0.10, "ttft": 0.25}
+"""Medians of relative errors over the disaggregated layouts."""
+ORDERED_AT = (64, 128)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One run: a layout under a number of requests at a time."""
+
+    layout: str
+    prefill: tuple[int, int] | None
+    """Replicas and their tensor parallelism; None where the layout is aggregated."""
+    decode: tuple[int, int]
+    concurrency: int
+    prompt_tokens: int
+    output_tokens: int
+    ttft_s: float
+    tpot_s: float
+    output_tokens_s: float
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of the whole layout."""
+        return sum(count * degree for count, degree in (self.prefill or (0, 0), self.decode))
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """A run beside its simulation."""
+
+    measured: Measured
+    ttft_s: float
+    tpot_s: float
+    output_tokens_s: float
+    errors: dict[str, float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        m = self.measured
+        object.__setattr__(
+            self,
+            "errors",
+            {
+                "tpot": self.tpot_s / m.tpot_s - 1,
+                "throughput": self.output_tokens_s / m.output_tokens_s - 1,
+                "ttft": self.ttft_s / m.ttft_s - 1,
+            },
+        )
+
+
+def read_runs(path: str | Path) -> list[Measured]:
+    """The runs of a file of llm-d-prism."""
+    try:
+        runs = [_measured(row) for row in json.loads(Path(path).read_text(encoding="utf-8"))]
+        if not runs:
+            raise ValueError("it is empty")
+        return runs
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"this is no file of measured layouts: {error!r}.", where=str(path), fix="Name llmd/prism_pd_grid.json."
+        ) from None
+
+
+def _measured(row: dict[str, Any]) -> Measured:
+    figures, load, name = row["metrics"], row["workload"], str(row["configuration"])
+    if row["architecture"] == "disaggregated":
+        prefill: tuple[int, int] | None = (int(row["prefill_node_count"]), int(row["prefill_tp"]))
+        decode = (int(row["decode_node_count"]), int(row["decode_tp"]))
+    else:
+        count, degree = name.split(" TP")
+        prefill, decode = None, (int(count), int(degree))
+    return Measured(
+        layout=name.split(": ")[-1],
+        prefill=prefill,
+        decode=decode,
+        concurrency=int(load["concurrency"]),
+        prompt_tokens=int(load["input_tokens"]),
+        output_tokens=int(load["output_tokens"]),
+        ttft_s=float(figures["ttft"]["mean"]) / 1e3,
+        tpot_s=float(figures["tpot"]) / 1e3,
+        output_tokens_s=float(figures["request_rate"]) * int(load["output_tokens"]),
+    )
+
+
+def scenario_of(one: Measured, added_s: dict[int, float]) -> Scenario:
+    """A run as a scenario; `added_s` are the seconds that the site's collectives add, by tensor parallelism."""
+
+    host = build(Scenario, SETTINGS).timing.host.model_dump(exclude_unset=True)
+
+    def pool(role: str, count: int, degree: int) -> dict[str, Any]:
+        exposed_s = host.get("exposed_s", 0.0) + added_s.get(degree, 0.0)
+        return {
+            "role": role,
+            "num_replicas": count,
+            "replica": {"tensor_parallel": degree},
+            "timing": {"host": {**host, "exposed_s": exposed_s}},
+        }
+
+    pools = [pool("decode" if one.prefill else "both", *one.decode)]
+    if one.prefill:
+        pools.insert(0, pool("prefill", *one.prefill))
+    lengths = {"distribution": "fixed", "prompt": one.prompt_tokens, "output": one.output_tokens}
+    loop = {"process": "closed_loop", "concurrency": one.concurrency}
+    workload = {"num_requests": ROUNDS * one.concurrency, "lengths": lengths, "arrivals": loop}
+    return build(Scenario, {**SETTINGS, "pools": pools, "workload": workload})
+
+
+def predict(one: Measured, added_s: dict[int, float]) -> Predicted:
+    """Simulate a run."""
+    summary = summarize(run(scenario_of(one, added_s)))
+    latency = summary.latency
+    return Predicted(
+        one, latency.ttft_s.mean or 0.0, latency.tpot_s.mean or 0.0, summary.throughput.output_tokens_per_s
+    )
+
+
+def fit_site(runs: list[Measured]) -> dict[int, float]:
+    """Seconds that the site's collectives add to an iteration, by tensor parallelism: what one request at a time in one
+    aggregated replica takes longer for a token than it does here."""
+    alone = [one for one in runs if not one.prefill and one.concurrency == 1 and one.decode[0] == 1]
+    return {one.decode[1]: max(0.0, one.tpot_s - predict(one, {}).tpot_s) for one in alone}
+
+
+def medians(found: list[Predicted]) -> dict[str, float]:
+    """Median relative errors, without their sign."""
+    return {name: statistics.median(abs(one.errors[name]) for one in found) for name in GOALS} if found else {}
+
+
+def order(found: list[Predicted], concurrency: int, num_gpus: int = 16) -> tuple[list[str], list[str]]:
+    """The disaggregated layouts of so many GPUs, and the aggregated 4 TP4, by throughput: measured, simulated."""
+    some = [one for one in found if one.measured.concurrency == concurrency and one.measured.num_gpus == num_gpus]
+    some = [one for one in some if one.measured.prefill or one.measured.layout == "4 TP4"]
+    by_measured = sorted(some, key=lambda one: -one.measured.output_tokens_s)
+    by_simulated = sorted(some, key=lambda one: -one.output_tokens_s)
+    return [one.measured.layout for one in by_measured], [one.measured.layout for one in by_simulated]

@@ -1,0 +1,59 @@
+"""`gnomon verify disagg`: rows of llm-d become scenarios; medians, orders and mistakes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gnomon.core.errors import DataError
+from gnomon.report.verify.disagg import told
+from gnomon.verify.disagg import Measured, Predicted, order, read_runs, scenario_of
+
+
+def row(**changes: Any) -> dict[str, Any]:
+    base = {
+        "architecture": "disaggregated", "configuration": "4: 1P-TP4 3D-TP4", "prefill_node_count": 1, "prefill_tp": 4,
+        "decode_node_count": 3, "decode_tp": 4,
+        "metrics": {"ttft": {"mean": 6000.0}, "tpot": 50.0, "request_rate": 2.0},
+        "workload": {"concurrency": 64, "input_tokens": 9999, "output_tokens": 1000},
+    }  # fmt: skip
+    return base | changes
+
+
+def test_a_row_becomes_a_scenario(tmp_path: Path) -> None:
+    path = tmp_path / "grid.json"
+    path.write_text(json.dumps([row(), row(architecture="aggregated", configuration="2 TP8")]))
+    apart, together = read_runs(path)
+    assert (apart.layout, apart.prefill, apart.decode, apart.num_gpus) == ("1P-TP4 3D-TP4", (1, 4), (3, 4), 16)
+    assert (together.prefill, together.decode, together.output_tokens_s) == (None, (2, 8), 2000.0)
+    setup = scenario_of(apart, {4: 0.005})
+    prefill, decode = setup.kinds()
+    assert (prefill.role, decode.role, decode.num_replicas) == ("prefill", "decode", 3)
+    assert decode.timing.host.exposed_s == pytest.approx(setup.timing.host.exposed_s + 0.005)
+    assert setup.workload.num_requests == 640
+    assert scenario_of(together, {}).kinds()[0].role == "both"
+
+
+def test_medians_and_order_are_judged() -> None:
+    def one(layout: str, prefill: tuple[int, int] | None, measured: float, simulated: float) -> Predicted:
+        run = Measured(layout, prefill, (2, 4) if prefill else (4, 4), 64, 100, 10, 1.0, 0.05, measured)
+        return Predicted(run, 1.2, 0.051, simulated)
+
+    good = [one("2P-TP4 2D-TP4", (2, 4), 100.0, 104.0), one("4 TP4", None, 90.0, 95.0)]
+    assert told(good, {4: 0.001}).failures == []
+    assert order(good, 64) == (["2P-TP4 2D-TP4", "4 TP4"],) * 2
+    bad = [one("2P-TP4 2D-TP4", (2, 4), 100.0, 80.0), one("4 TP4", None, 90.0, 95.0)]
+    assert [text.split(":")[0] for text in told(bad, {}).failures] == [
+        "throughput of the disaggregated layouts", "order at 64 requests",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "[1]", '[{"architecture": "aggregated"}]'])
+def test_another_file_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "other.json"
+    path.write_text(text)
+    with pytest.raises(DataError, match="no file of measured layouts"):
+        read_runs(path)
