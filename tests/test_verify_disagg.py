@@ -32,6 +32,7 @@ def test_a_row_becomes_a_scenario(tmp_path: Path) -> None:
     setup = scenario_of(apart, {4: 0.005})
     prefill, decode = setup.kinds()
     assert (prefill.role, decode.role, decode.num_replicas) == ("prefill", "decode", 3)
+    assert decode.timing.host and setup.timing.host
     assert decode.timing.host.exposed_s == pytest.approx(setup.timing.host.exposed_s + 0.005)
     assert setup.workload.num_requests == 640
     assert scenario_of(together, {}).kinds()[0].role == "both"

@@ -116,7 +116,8 @@ def _measured(row: dict[str, Any]) -> Measured:
 def scenario_of(one: Measured, added_s: dict[int, float]) -> Scenario:
     """A run as a scenario; `added_s` are the seconds that the site's collectives add, by tensor parallelism."""
 
-    host = build(Scenario, SETTINGS).timing.host.model_dump(exclude_unset=True)
+    preset = build(Scenario, SETTINGS).timing.host
+    host = preset.model_dump(exclude_unset=True) if preset else {}
 
     def pool(role: str, count: int, degree: int) -> dict[str, Any]:
         exposed_s = host.get("exposed_s", 0.0) + added_s.get(degree, 0.0)
