@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from conftest import CommandLine
+from gnomon.measure.profiling import bundle
 
 WITHOUT_TORCH = """
 import sys
@@ -64,3 +67,35 @@ def test_overhead_of_a_wrong_folder(cli: CommandLine, tmp_path: Path) -> None:
 def test_quality_of_what_is_no_measurement(cli: CommandLine, tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "gemm.csv.gz").write_bytes(content)
     assert message in cli("profile", "quality", str(tmp_path), code=2).output
+
+
+def plain_bundle(folder: Path) -> Path:
+    """A bundle of plain CSV files, as a user's own program writes it."""
+    folder.mkdir()
+    rows = "".join(f"bf16,{m},4096,4096,{m * 1e-6:.6g},0.01\n" for m in (8, 16, 32, 64, 128))
+    (folder / "gemm.csv").write_text("dtype,m,n,k,seconds,spread\n" + rows)
+    files = {"gemm.csv": {"rows": 5, "sha256": hashlib.sha256((folder / "gemm.csv").read_bytes()).hexdigest()}}
+    facts = {"format": "gnomon-profile", "version": 1, "device": "h200", "models": ["llama-3-8b"], "files": files}
+    manifest = {**facts, "content_hash": bundle.content_hash(files)}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return folder
+
+
+def recorded_run(folder: Path) -> Path:
+    folder.mkdir()
+    rows = "".join(f"{n},{0.01 * n},{0.01 * n + 0.006},0.005\n" for n in range(1, 30))
+    with gzip.open(folder / "iterations.csv.gz", "wt") as file:
+        file.write("sequences,start_s,end_s,gpu_s\n" + rows)
+    return folder
+
+
+def test_host_rows_are_added_to_a_bundle_of_plain_files(cli: CommandLine, tmp_path: Path) -> None:
+    made = plain_bundle(tmp_path / "bundle")
+    assert "gemm" in cli("profile", "quality", str(made)).output
+    cli("profile", "overhead", str(recorded_run(tmp_path / "run")), "--out", str(made))
+    manifest = json.loads((made / "manifest.json").read_text())
+    assert {"gemm.csv.gz", "host.csv.gz"} == set(manifest["files"]) and manifest["models"] == ["llama-3-8b"]
+    rows = bundle.read_rows(made)
+    assert len(rows["gemm"]) == 5 and rows["gemm"]["bf16", 64, 4096, 4096][0] == pytest.approx(64e-6)
+    said = cli("time", "--source", "profile", "--path", str(made), "--decode", "64", "--json").output
+    assert json.loads(said)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import gnomon
+
 
 def test_time_prints_every_operator_with_share_and_limit(cli) -> None:
     output = cli("time", "--model", "llama-3-70b", "--device", "h100", "--tensor-parallel", "8").output
@@ -103,3 +105,13 @@ def test_a_config_json_with_missing_keys_is_exit_code_two(cli, tmp_path: Path) -
 def test_a_device_without_the_arithmetic_of_a_number_format_multiplies_in_bf16_and_says_so(cli) -> None:
     output = " ".join(cli("time", "--device", "a100", "--dtype", "fp8").output.split())
     assert "a100-80gb has no fp8 arithmetic: fp8 weights are multiplied in bf16." in output
+
+
+@pytest.mark.parametrize(
+    ("words", "tokens"), [([], (512, 64)), (["--decode", "64"], (0, 64)), (["--prefill", "128"], (128, 0))]
+)
+def test_what_is_asked_alone_comes_alone(words: list[str], tokens: tuple[int, int], cli) -> None:
+    asked = gnomon.time(**{name[2:]: int(value) for name, value in zip(words[::2], words[1::2], strict=True)})
+    assert (asked.batch.prefill, asked.batch.decode) == tokens
+    said = cli("time", "--source", "roofline", *words).output
+    assert ("attention_prefill" in said, "attention_decode" in said) == (tokens[0] > 0, tokens[1] > 0)

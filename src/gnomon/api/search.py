@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gnomon.search.evaluate import Record
     from gnomon.search.matrix import Matrix
     from gnomon.search.study import Found
+    from gnomon.serving.intervals import Interval
     from gnomon.serving.scenario import Scenario
 
 __all__ = [
@@ -122,6 +123,13 @@ class Search(Result):
         return winning_scenario(self.question, ranked[place])
 
     @cached_property
+    def capacity_interval(self) -> Interval | None:
+        """Where a real server's capacity lies with 90 % probability, for the winner."""
+        from gnomon.search.foretold import capacity_interval
+
+        return capacity_interval(self.found, self.best) if self.best else None
+
+    @cached_property
     def commands(self) -> dict[str, str]:
         """The winner as the command that starts it, by the engine that was simulated; else `no_command` says why."""
         from gnomon.convert import server_command
@@ -153,13 +161,13 @@ class Search(Result):
         """The ranking, the winner's scenario, and the rest with their reasons."""
         from gnomon.report.search.files import answer
 
-        return answer(self.found, self.commands)
+        return answer(self.found, self.commands, self.capacity_interval)
 
     def text(self, top: int = TOP) -> list[Block]:
         """The ranking, the reasons, the winner."""
         from gnomon.report.search.text import found_blocks
 
-        return found_blocks(self.found, top, self.commands, self.no_command)
+        return found_blocks(self.found, top, self.commands, self.no_command, self.capacity_interval)
 
     def _frames(self) -> Mapping[str, Callable[[], pl.DataFrame]]:
         from gnomon.report.search.files import ranking_frame
@@ -175,7 +183,7 @@ class Search(Result):
         """Write the report, the ranking, the question, and the winner's scenario and command."""
         from gnomon.report.search.files import write_search
 
-        return write_search(self.found, folder, self.commands)
+        return write_search(self.found, folder, self.commands, self.capacity_interval)
 
 
 @dataclass(frozen=True, eq=False)

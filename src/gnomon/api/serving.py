@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from gnomon.report.blocks import Block
     from gnomon.search.headroom import Headroom
     from gnomon.serving.check import Finding
+    from gnomon.serving.intervals import Intervals
     from gnomon.serving.metrics import Summary as Summary
     from gnomon.serving.paired import Difference
     from gnomon.serving.simulate import Run
@@ -62,17 +63,20 @@ def simulate(
     given: ScenarioLike = None,
     *,
     requests: Requests | None = None,
+    intervals: bool | None = None,
     on_progress: Progress | None = None,
     **overrides: Any,
 ) -> Simulation:
     """Simulate a scenario: a YAML file, a mapping, a `Scenario`, or the default one, with overrides on top.
 
-    `requests` replace those of its workload.
+    `requests` replace those of its workload. `intervals`: whether the first figures get 90 % intervals, from eight
+    more runs, when they are shown; if not given, where there are at most 20,000 requests.
     """
     from gnomon.serving.simulate import run
 
     chosen = scenario(given, **overrides)
-    return Simulation(run(chosen, requests=requests, on_progress=on_progress), given_requests=requests)
+    done = run(chosen, requests=requests, on_progress=on_progress)
+    return Simulation(done, requests, intervals, redraw=requests is None)
 
 
 def without_slo(given: Scenario) -> Scenario:
@@ -109,6 +113,12 @@ class Simulation(Result):
     """The engine's records."""
     given_requests: Requests | None = field(default=None, repr=False)
     """The requests that took the place of the workload's, if any."""
+    with_intervals: bool | None = None
+    """Whether to compute prediction intervals; None: where that is quick."""
+    redraw: bool = True
+    """Whether other requests of the same kind might have come."""
+    interval_runs: int = 8
+    """Runs for intervals."""
 
     def __repr__(self) -> str:
         s, latency = self.scenario, self.summary.latency
@@ -139,6 +149,16 @@ class Simulation(Result):
             self.scenario, given if given is not None else generate(self.scenario.workload, self.scenario.seed)
         )
 
+    @cached_property
+    def intervals(self) -> Intervals:
+        """90 % intervals of the first figures, by their place in the summary (`latency.ttft_s.p99`)."""
+        from gnomon.serving.intervals import MOST_REQUESTS, intervals
+
+        wanted = self.with_intervals
+        if wanted is None:
+            wanted = len(self.run.requests) <= MOST_REQUESTS
+        return intervals(self.run, self.summary, redraw=self.redraw, count=self.interval_runs) if wanted else {}
+
     @property
     def requests(self) -> pl.DataFrame:
         """One row per request."""
@@ -167,12 +187,17 @@ class Simulation(Result):
         """The summary as tables, then warnings and notes."""
         from gnomon.report.serving.text import summary_blocks
 
-        return summary_blocks(self.scenario, self.summary, self.headroom)
+        return summary_blocks(self.scenario, self.summary, self.headroom, self.intervals)
 
     def to_dict(self) -> dict[str, Any]:
-        """The summary and the scenario as nested plain data."""
-        room = None if self.headroom is None else self.headroom.to_dict()
-        return self.summary.to_dict() | {"capacity": room, "scenario": self.scenario.model_dump(mode="json")}
+        """The summary, its intervals and the scenario as nested plain data."""
+        from gnomon.report.serving.intervals import as_data
+
+        known = {
+            "capacity": None if self.headroom is None else self.headroom.to_dict(),
+            "intervals": as_data(self.intervals),
+        }
+        return self.summary.to_dict() | known | {"scenario": self.scenario.model_dump(mode="json")}
 
     def log_to_wandb(self, project: str) -> str:
         """Log the scenario, the figures and the time series to Weights & Biases; returns where."""
@@ -190,7 +215,7 @@ class Simulation(Result):
         for extra in extras:
             if extra not in EXTRAS:
                 raise UnknownNameError("extra", extra, EXTRAS)
-        return write_run(self.run, self.summary, folder, extras, self.headroom)
+        return write_run(self.run, self.summary, folder, extras, self.headroom, self.intervals)
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,6 +233,11 @@ class Comparison(Result):
     def summary(self) -> dict[str, Summary]:
         """Every variant's figures."""
         return {name: result.summary for name, result in self.results.items()}
+
+    @cached_property
+    def intervals(self) -> dict[str, Intervals]:
+        """Every variant's 90 % intervals."""
+        return {name: result.intervals for name, result in self.results.items()}
 
     @cached_property
     def differences(self) -> dict[str, list[Difference]]:
@@ -266,7 +296,7 @@ class Comparison(Result):
         """The variants side by side, then every difference to the baseline."""
         from gnomon.report.serving.compare import comparison_blocks
 
-        return comparison_blocks(self.summary, self.differences)
+        return comparison_blocks(self.summary, self.differences, self.intervals)
 
     def to_dict(self) -> dict[str, Any]:
         """Nested plain data: every variant's summary and the differences."""
@@ -274,7 +304,12 @@ class Comparison(Result):
             name: [asdict(one) | {"difference": one.difference, "relative": one.relative} for one in differences]
             for name, differences in self.differences.items()
         }
-        summaries = {name: summary.to_dict() for name, summary in self.summary.items()}
+        from gnomon.report.serving.intervals import as_data
+
+        summaries = {
+            name: summary.to_dict() | {"intervals": as_data(self.intervals[name])}
+            for name, summary in self.summary.items()
+        }
         return {"baseline": self.baseline, "summaries": summaries, "differences": rows}
 
     def save(self, folder: str | Path) -> Path:
@@ -289,14 +324,16 @@ class Comparison(Result):
             write_text(temporary / "comparison.json", json.dumps(self.to_dict(), indent=1))
             scenarios = {name: one.scenario for name, one in self.results.items()}
             write_comparison_report(
-                temporary / "report.html", self.summary, self.differences, dict(self.drawings), scenarios, places
-            )
+                temporary / "report.html", self.summary, self.differences, dict(self.drawings), scenarios, places,
+                self.intervals,
+            )  # fmt: skip
         return Path(folder)
 
 
 def compare(
     *given: ScenarioLike,
     vary: Mapping[str, Sequence[Any]] | None = None,
+    intervals: bool | None = None,
     on_progress: Progress | None = None,
     **overrides: Any,
 ) -> Comparison:
@@ -314,7 +351,8 @@ def compare(
         raise ConfigError("there is only one variant.", fix="Give two scenarios, or something to vary.")
     requests = _same_requests(variants)
     results = {
-        name: Simulation(run(one, requests=requests[name], on_progress=on_progress)) for name, one in variants.items()
+        name: Simulation(run(one, requests=requests[name], on_progress=on_progress), with_intervals=intervals)
+        for name, one in variants.items()
     }
     return Comparison(results)
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import PositiveInt
+from pydantic import PositiveInt, model_validator
 
 from gnomon.api.result import Drawing, Result, read
 from gnomon.core.config import Config
@@ -48,11 +48,11 @@ class Iteration(Config):
     expert_parallel: bool = False
     """Whole experts per GPU instead of slices of each."""
     prefill: int = 512
-    """Prompt tokens in the iteration."""
+    """Prompt tokens in the iteration; none where only decodes are given."""
     prefill_kv: int = 0
     """KV tokens before the chunk."""
     decode: int = 64
-    """Sequences that decode a token each."""
+    """Sequences that decode a token each; none where only a prompt is given."""
     kv: int = 1024
     """KV tokens of each decoding sequence."""
     sources: tuple[str, ...] = ("auto",)
@@ -71,6 +71,14 @@ class Iteration(Config):
     """Its version; the newest tables if not given."""
     expert_load: str = "power_law_1.01"
     """How tokens spread over experts."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _what_is_asked_alone(cls, data: Any) -> Any:
+        """Decodes alone mean no prompt, and a prompt alone no decodes."""
+        if isinstance(data, dict) and ("prefill" in data) != ("decode" in data):
+            return {**data, "decode" if "prefill" in data else "prefill": 0}
+        return data
 
 
 def time(given: Iteration | Mapping[str, Any] | str | Path | None = None, **overrides: Any) -> IterationTime:

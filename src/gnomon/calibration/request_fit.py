@@ -18,7 +18,7 @@ from gnomon.core.arrays import Floats
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.simulate import run
 from gnomon.timing.host import PHASES
-from gnomon.timing.iteration import IterationTables
+from gnomon.timing.iteration import IterationTables, scaled
 from gnomon.workload import Requests
 from gnomon.workload.requests import first_wave
 
@@ -47,14 +47,6 @@ class Constants:
         for index, phase in enumerate(PHASES):
             host[:, index, 6] = self.launch if phase != "decode" else 0.0
         return scaled(tables._replace(host_s=host), self.scale)
-
-
-SCALED = ("token_s", "expert_s", "prompt_s", "sequence_s", "prefill_s", "decode_s", "mixed_s")
-
-
-def scaled(tables: IterationTables, factor: float) -> IterationTables:
-    """All seconds of the GPU times a factor."""
-    return tables._replace(**{name: factor * getattr(tables, name) for name in SCALED})
 
 
 @dataclass(frozen=True, eq=False)

@@ -110,6 +110,13 @@ jobs_option = click.option(
 ray_option = click.option("--ray", metavar="ADDRESS", help="Run on a Ray cluster: auto, local, or head:6379.")
 
 
+intervals_option = click.option(
+    "--intervals/--no-intervals",
+    default=None,
+    help="90 % intervals by eight more runs.  [default: up to 20,000 requests]",
+)
+
+
 def worker_options(function: F) -> F:
     """Where a long command runs: `jobs` local processes, or the cluster at `ray`."""
     return jobs_option(ray_option(function))

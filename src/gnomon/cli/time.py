@@ -21,9 +21,9 @@ from gnomon.cli.printing import json_option, show
     "--data-parallel", "--dp", type=int, default=1, show_default=True, help="Attention groups that share experts."
 )
 @click.option("--expert-parallel", is_flag=True, help="Whole experts per GPU instead of slices of each.")
-@click.option("--prefill", type=int, default=512, show_default=True, help="Prompt tokens in the iteration.")
+@click.option("--prefill", type=int, help="Prompt tokens in the iteration.  [default: 512; 0 with --decode]")
 @click.option("--prefill-kv", type=int, default=0, show_default=True, help="KV tokens before the chunk.")
-@click.option("--decode", type=int, default=64, show_default=True, help="Sequences that decode a token each.")
+@click.option("--decode", type=int, help="Sequences that decode a token each.  [default: 64; 0 with --prefill]")
 @click.option("--kv", type=int, default=1024, show_default=True, help="KV tokens of each decoding sequence.")
 @click.option("--source", "sources", multiple=True, help="Timing source; give it twice to compare.  [default: auto]")
 @click.option("--engine", default="vllm", show_default=True, help="Whose kernels: vllm, sglang or trtllm.")
@@ -53,7 +53,8 @@ def command(sources: tuple[str, ...], as_json: bool, **given: Any) -> None:
     \b
     Examples:
       gnomon time --model llama-3-70b --gpu h100 --tp 8
-      gnomon time --model qwen3-32b --gpu rtxpro6000 --tp 2 --prefill 0 --decode 128 --kv 2048
+      gnomon time --model qwen3-32b --gpu rtxpro6000 --tp 2 --decode 128 --kv 2048
       gnomon time --model meta-llama/Llama-3.1-8B --device rtx-4090 --source roofline --source profile --path profiles
     """
-    show(time(given | ({"sources": sources} if sources else {})), as_json=as_json)
+    asked = {name: value for name, value in given.items() if value is not None}
+    show(time(asked | ({"sources": sources} if sources else {})), as_json=as_json)

@@ -154,6 +154,8 @@ class SearchConfig(Config):
     load: PositiveFloat | None = None
     """Requests per second to be served, for the objective cost."""
     space: SpaceConfig = SpaceConfig()
+    calibration: str | None = None
+    """File of `gnomon calibrate`: constants of a real server for every scenario."""
     settings: dict[str, Any] = Field(default_factory=dict)
     """Further fields of every scenario, dotted: {replica.memory_utilization: 0.95, timing.source: silicon}."""
     strategy: Literal["smart", "exhaustive"] = "smart"

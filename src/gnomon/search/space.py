@@ -66,6 +66,7 @@ def scenario_of(search: SearchConfig, candidate: Candidate, seed: int | None = N
     """The scenario that a candidate means; arrivals are those of the search's workload."""
     fields: dict[str, Any] = {"model": search.model, "seed": search.seed if seed is None else seed}
     fields |= {"workload": search.workload.model_dump(mode="json")}
+    fields |= {"calibration": search.calibration} if search.calibration else {}
     return load(Scenario, None, fields | search.settings | {k: v for k, v in candidate.overrides if v is not None})
 
 
@@ -120,4 +121,4 @@ def _check_names(search: SearchConfig) -> None:
     taken = {"model", "workload", "seed", "device", "num_replicas"} & {key.split(".")[0] for key in search.settings}
     if taken:
         raise ConfigError(f"{taken.pop()} has a key of its own in a search.", where="settings", fix="Set it there.")
-    load(Scenario, None, dict(search.settings))
+    load(Scenario, None, {**search.settings, "calibration": search.calibration})

@@ -182,6 +182,7 @@ class Times:
     tables: IterationTables
     notes: list[str]
     uncertainty: float
+    spread: float = 0.0
 
 
 def bake(model: str, kinds: list[Kind], requests: Requests) -> Times:
@@ -205,7 +206,8 @@ def bake(model: str, kinds: list[Kind], requests: Requests) -> Times:
             head = draft_head(target.tables, speculative.draft_layers / catalog.model(model).num_layers)
             tables[-1] = with_draft(target.tables, head, speculative.num_tokens)
     notes = list(dict.fromkeys(note for one in baked for note in one.notes))
-    return Times(stack(tables), notes, max(one.uncertainty for one in baked))
+    error, spread = (max(getattr(one, name) for one in baked) for name in ("uncertainty", "spread"))
+    return Times(stack(tables), notes, error, spread)
 
 
 def no_times(kinds: list[Kind]) -> Times:

@@ -55,6 +55,8 @@ class Run:
     uncertainty: float = 0.0
     transfers: Transfers | None = None
     """KV that moved between pools; None where no pool has a role."""
+    spread: float = 0.0
+    """Standard deviation to expect of a real server's iterations around the simulated ones."""
 
     @property
     def kind_of_replica(self) -> Ints:
@@ -99,9 +101,10 @@ def run(
     if before is not None:
         cluster, offered = without_warmup(cluster, log, offered, before)
     notes = [*offered.notes, *times.notes]
+    model = catalog.model(scenario.model)
     return Run(
         scenario,
-        catalog.model(scenario.model),
+        model,
         kinds,
         offered,
         cluster,
@@ -110,6 +113,7 @@ def run(
         notes,
         times.uncertainty,
         transfers,
+        times.spread,
     )
 
 

@@ -21,6 +21,7 @@ from gnomon.timing.operators import Operator, mixed_attention
 from gnomon.timing.sources import SOURCES, Context
 from gnomon.timing.sources.table import each_stage, given_tables
 from gnomon.timing.timer import Timer, axis_of, message_bytes
+from gnomon.timing.uncertainty import iteration_spread
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,8 @@ class Baked:
     """Operators taken from the roofline, shapes beyond the measured range."""
     uncertainty: float
     """Relative error to expect of an iteration's time."""
+    spread: float = 0.0
+    """Standard deviation to expect of a real server's iterations around it (`gnomon.timing.uncertainty`)."""
 
 
 def iteration_tables(
@@ -75,7 +78,9 @@ def iteration_tables(
     host = config.host or getattr(timer.source, "host", None) or HostConfig()
     tables = oven.bake(host.array(num_layers), work)
     typical = Batch(prefill=min(512, max_tokens), decode=min(64, max_sequences), kv=min(1024, max_kv_tokens))
-    return Baked(tables, timer.notes(), expected_error(timer, typical))
+    error = expected_error(timer, typical)
+    spread = iteration_spread(timer.source.name, error, has_experts=model.is_moe)
+    return Baked(tables, timer.notes(), error, spread)
 
 
 @dataclass
@@ -182,15 +187,15 @@ class _Oven:
         return np.where((at > 0) & (at <= captured[-1]), padded, at)
 
     def _measured(self, stages: list[list[Operator]]) -> Floats:
-        """The largest tokens, chunk, KV length and decodes that every measured operator covers."""
-        limits = np.full(4, np.inf)
+        """The largest sizes that every measured operator covers; see `IterationTables.measured`."""
+        limits = np.full(5, np.inf)
         for one in {one.name: one for operators in stages for one in operators}.values():
             covered = self.timer.source.measured(one)
             if covered is None:
                 continue
             highs = [high for _, high in covered]
             if one.kind == "attention_prefill":
-                limits[1:3] = np.minimum(limits[1:3], highs)
+                limits[[1, 4]] = np.minimum(limits[[1, 4]], highs)
             elif one.kind == "attention_decode":
                 limits[[3, 2]] = np.minimum(limits[[3, 2]], highs)
             elif axis_of(one) in ("token", "prompt_token"):

@@ -51,7 +51,8 @@ class IterationTables(NamedTuple):
     """[stage, phase, 7]: host seconds of iterations of prompts, of decodes, and of both (`gnomon.timing.host`). Only
     stage 0 is read."""
     measured: Floats
-    """[stage, 4]: the largest tokens, chunk, KV length and decodes that the source covers (inf for a formula). Beyond
+    """[stage, 5]: the largest tokens, chunk, mean KV length of decodes, decodes, and KV before a chunk that the source
+    covers (inf for a formula). Beyond
     them the tables hold an extrapolation by the roofline's shape; engines count such iterations and say so."""
     work: Floats
     """[stage, 9]: of the whole replica (all stages and ranks), repeated for every stage: FLOPs per token, per query-key
@@ -70,7 +71,7 @@ def blank(num_stages: int) -> IterationTables:
     return tables._replace(
         host_s=np.zeros((num_stages, len(PHASES), COLUMNS)),
         work=np.zeros((num_stages, 9)),
-        measured=np.full((num_stages, 4), np.inf),
+        measured=np.full((num_stages, 5), np.inf),
     )
 
 
@@ -123,6 +124,14 @@ def _with_prompts(tables: IterationTables) -> IterationTables:
     if tables.prompt_s.shape[1]:
         return tables
     return tables._replace(prompt_s=np.zeros_like(tables.token_s))
+
+
+SCALED = ("token_s", "expert_s", "prompt_s", "sequence_s", "prefill_s", "decode_s", "mixed_s")
+
+
+def scaled(tables: IterationTables, factor: float) -> IterationTables:
+    """All seconds of the GPU times a factor; the host's stay."""
+    return tables._replace(**{name: factor * getattr(tables, name) for name in SCALED})
 
 
 POINTS_PER_OCTAVE = 2

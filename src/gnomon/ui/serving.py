@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import replace
 from functools import lru_cache
 
 from gnomon.api.serving import Scenario, Simulation, simulate
@@ -21,7 +22,8 @@ def simulated(scenario: Scenario) -> Simulation:
     key = scenario.model_dump_json()
     if key not in _results:
         requests = requests_of(scenario.workload, scenario.seed)
-        _results[key] = simulate(scenario, requests=requests, on_progress=patience())
+        done = simulate(scenario, requests=requests, on_progress=patience())
+        _results[key] = replace(done, redraw=True, interval_runs=4)
         while len(_results) > KEPT:
             _results.popitem(last=False)
     _results.move_to_end(key)

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from gnomon.api.serving import Scenario, compare
-from gnomon.cli.options import SectionedCommand, config_options
+from gnomon.cli.options import SectionedCommand, config_options, intervals_option
 from gnomon.cli.printing import json_option, show
 from gnomon.cli.progress import progress
 from gnomon.core.errors import ConfigError
@@ -24,10 +24,16 @@ from gnomon.core.errors import ConfigError
     type=click.Path(file_okay=False, path_type=Path),
     help="Folder for the report, comparison.json and every variant's run.",
 )
+@intervals_option
 @json_option
 @config_options(Scenario)
 def command(
-    scenarios: tuple[str, ...], overrides: dict[str, Any], vary: tuple[str, ...], out: Path | None, as_json: bool
+    scenarios: tuple[str, ...],
+    overrides: dict[str, Any],
+    vary: tuple[str, ...],
+    intervals: bool | None,
+    out: Path | None,
+    as_json: bool,
 ) -> None:
     """Run several variants on the same requests and print their paired differences.
 
@@ -41,7 +47,7 @@ def command(
       gnomon compare --vary router=round_robin,least_outstanding --num-replicas 4 --rate 100
     """
     with progress() as on_progress:
-        comparison = compare(*scenarios, vary=_parsed(vary), on_progress=on_progress, **overrides)
+        comparison = compare(*scenarios, vary=_parsed(vary), intervals=intervals, on_progress=on_progress, **overrides)
     show(comparison, as_json=as_json)
     if out is not None:
         click.echo(f"The report is {comparison.save(out) / 'report.html'}; open it in a browser.", err=as_json)

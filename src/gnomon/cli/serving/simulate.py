@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from gnomon.api.serving import Scenario, scenario, simulate
-from gnomon.cli.options import SectionedCommand, config_options
+from gnomon.cli.options import SectionedCommand, config_options, intervals_option
 from gnomon.cli.printing import json_option, show
 from gnomon.cli.progress import progress
 from gnomon.core.errors import ConfigError
@@ -24,6 +24,7 @@ from gnomon.core.errors import ConfigError
 @click.option("--csv", "extras", flag_value="csv", multiple=True, help="Also write the tables as CSV.")
 @click.option("--events", "extras", flag_value="events", multiple=True, help="Also write every request's events.")
 @click.option("--operators", "extras", flag_value="operators", multiple=True, help="Also write operator-level times.")
+@intervals_option
 @click.option("--wandb", "project", metavar="PROJECT", help="Also log to this project of Weights & Biases.")
 @json_option
 @config_options(Scenario)
@@ -32,6 +33,7 @@ def command(
     overrides: dict[str, Any],
     out: Path | None,
     extras: tuple[str, ...],
+    intervals: bool | None,
     project: str | None,
     as_json: bool,
 ) -> None:
@@ -50,7 +52,7 @@ def command(
         raise ConfigError("there is no folder for it.", where=f"--{extras[0]}", fix="Give one with --out DIR.")
     chosen = scenario(file, **overrides)
     with progress() as on_progress:
-        result = simulate(chosen, on_progress=on_progress)
+        result = simulate(chosen, intervals=intervals, on_progress=on_progress)
     show(result, as_json=as_json)
     if out is not None:
         folder = result.save(out, extras)

@@ -64,6 +64,11 @@ class Journal:
             self.path.write_text(whole, encoding="utf-8")
 
 
+def _stored(folder: Path, name: str) -> Path | None:
+    """The file of a bundle that holds these rows: packed, or plain as people write it."""
+    return next((path for path in (folder / f"{name}.csv.gz", folder / f"{name}.csv") if path.exists()), None)
+
+
 def write(folder: Path, rows: Mapping[str, Mapping[Key, tuple[float, float]]], facts: Mapping[str, Any]) -> Path:
     """Write the CSV files and `manifest.json` of a bundle; returns the manifest's path."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -72,6 +77,7 @@ def write(folder: Path, rows: Mapping[str, Mapping[Key, tuple[float, float]]], f
         if measured and name in COLUMNS:
             path = folder / f"{name}.csv.gz"
             _write_whole(path, _packed(name, measured))
+            (folder / f"{name}.csv").unlink(missing_ok=True)  # What was plain is packed now.
             files[path.name] = {"rows": len(measured), "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
     manifest = {"format": "gnomon-profile", "version": 1, **facts, "files": files, "content_hash": content_hash(files)}
     _write_whole(folder / "manifest.json", (json.dumps(manifest, indent=1) + "\n").encode())
@@ -88,10 +94,11 @@ def read_rows(folder: Path) -> dict[str, dict[Key, tuple[float, float]]]:
     """The rows of a finished bundle, keyed as in a journal."""
     rows: dict[str, dict[Key, tuple[float, float]]] = {name: {} for name in COLUMNS}
     for name, columns in COLUMNS.items():
-        path = folder / f"{name}.csv.gz"
-        if not path.exists():
+        path = _stored(folder, name)
+        if path is None:
             continue
-        with gzip.open(path, "rt", encoding="utf-8") as file:
+        opened = gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")  # noqa: SIM115
+        with opened as file:
             for row in csv.DictReader(file):
                 key = tuple(int(row[c]) if row[c].lstrip("-").isdigit() else row[c] for c in columns)
                 seconds = float(row["seconds"])

@@ -16,12 +16,15 @@ from gnomon.search.matrix import Matrix
 from gnomon.search.objective import shown
 from gnomon.search.study import Found
 from gnomon.search.winner import winning_scenario
+from gnomon.serving.intervals import Interval
 
 if TYPE_CHECKING:
     import polars as pl
 
 
-def write_search(found: Found, folder: str | Path, commands: Mapping[str, str] | None = None) -> Path:
+def write_search(
+    found: Found, folder: str | Path, commands: Mapping[str, str] | None = None, capacity: Interval | None = None
+) -> Path:
     """Write report.html, ranking.csv, search.yaml, and where there is a winner best.yaml and best.ENGINE.sh."""
     commands = commands or {}
     folder = Path(folder)
@@ -31,11 +34,11 @@ def write_search(found: Found, folder: str | Path, commands: Mapping[str, str] |
         save(winning_scenario(found.search, found.best), folder / "best.yaml")
         for name, command in commands.items():
             write_text(folder / f"best.{name}.sh", command + "\n")
-    write_search_report(found, folder / "report.html", commands)
+    write_search_report(found, folder / "report.html", commands, capacity)
     return folder
 
 
-def answer(found: Found, commands: Mapping[str, str]) -> dict[str, Any]:
+def answer(found: Found, commands: Mapping[str, str], capacity: Interval | None = None) -> dict[str, Any]:
     """The answer as plain data, as `--json` prints it."""
     best = found.best
     return {
@@ -45,6 +48,7 @@ def answer(found: Found, commands: Mapping[str, str]) -> dict[str, Any]:
         "best_scenario": winning_scenario(found.search, best).model_dump(mode="json") if best else None,
         "commands": dict(commands),
         "margins_per_s": found.margins,
+        "capacity_interval": {"low": capacity.low, "high": capacity.high} if capacity else None,
         "runs": found.runs,
         "requests_simulated": found.simulated,
         "ranked": [one.to_dict() for one in found.ranked],

@@ -17,9 +17,12 @@ from gnomon.report.search import text as words
 from gnomon.report.search.figures import figures
 from gnomon.search.study import Found
 from gnomon.search.winner import winning_scenario
+from gnomon.serving.intervals import Interval
 
 
-def write_search_report(found: Found, path: str | Path, commands: Mapping[str, str]) -> Path:
+def write_search_report(
+    found: Found, path: str | Path, commands: Mapping[str, str], capacity: Interval | None = None
+) -> Path:
     """Write the page; it needs no network and no other file. `commands` start the winner, by engine."""
     drawn = figures(found) if found.ranked else {}
     plots = "".join(f"<div id={name} class=plot style='min-height:440px'></div>" for name in drawn)
@@ -28,7 +31,8 @@ def write_search_report(found: Found, path: str | Path, commands: Mapping[str, s
         "@TITLE@": html.escape(f"Best deployment: {best.label}" if best else "No configuration meets the SLO"),
         "@LEDE@": html.escape(words.question_words(found.search)),
         "@CARDS@": "".join(_card(*card) for card in words.cards(found)),
-        "@MESSAGES@": _messages(found),
+        "@MESSAGES@": _messages(found)
+        + (f"<p class=note>{html.escape(words.capacity_words(capacity))}</p>" if capacity else ""),
         "@PLOTS@": f"<section><h2>{words.HEADINGS[found.search.objective]}</h2><div class=plots>{plots}</div></section>"
         if plots
         else "",

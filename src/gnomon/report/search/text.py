@@ -15,6 +15,7 @@ from gnomon.search.matrix import Matrix
 from gnomon.search.objective import UNITS, shown
 from gnomon.search.pareto import front, latency_axes
 from gnomon.search.study import Found
+from gnomon.serving.intervals import Interval
 
 WORDS = {
     "ttft_s": "TTFT", "tbt_s": "TBT", "tpot_s": "TPOT", "e2e_s": "E2E", "scheduling_delay_s": "scheduling delay",
@@ -31,7 +32,9 @@ HEADINGS = {
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
 
 
-def found_blocks(found: Found, top: int, commands: Mapping[str, str], no_command: str = "") -> list[Block]:
+def found_blocks(
+    found: Found, top: int, commands: Mapping[str, str], no_command: str = "", capacity: Interval | None = None
+) -> list[Block]:
     """The ranking, the reasons, the winner and the `commands` that deploy it, by engine."""
     blocks: list[Block] = [Line(question_words(found.search))]
     rows = ranking_rows(found, top)
@@ -43,11 +46,19 @@ def found_blocks(found: Found, top: int, commands: Mapping[str, str], no_command
     blocks += lines(account(found))
     if found.best is None:
         return [*blocks, Line(nothing_qualifies(found))]
-    blocks += lines([f"Best: {found.best.label}"])
+    blocks += lines([f"Best: {found.best.label}", *([capacity_words(capacity)] if capacity else [])])
     blocks += lines([f"With {ENGINES[name]}: {command}" for name, command in commands.items()])
     if not commands:
         blocks.append(Line(f"No command: {no_command}" if no_command else "No engine has a command for it."))
     return blocks
+
+
+def capacity_words(capacity: Interval) -> str:
+    """The winner's capacity with its interval."""
+    return (
+        f"Its capacity: {capacity.value:.3g} requests/s, {capacity.low:.3g}–{capacity.high:.3g} with 90 % probability "
+        "(error of the timing source or calibration, other requests)"
+    )
 
 
 def matrix_blocks(matrix: Matrix) -> list[Block]:

@@ -19,7 +19,9 @@ from gnomon.report.routing.figures import differences_figure
 from gnomon.report.search.html import table
 from gnomon.report.serving.figures import LATENCIES, latency_cdf, latency_curves
 from gnomon.report.serving.html import message
+from gnomon.report.serving.intervals import CAPTION, variant_rows
 from gnomon.report.serving.text import title
+from gnomon.serving.intervals import Intervals
 from gnomon.serving.metrics import Summary
 from gnomon.serving.paired import Difference
 from gnomon.serving.scenario import Scenario
@@ -54,10 +56,14 @@ def _one(rows: list[Difference], metric: str, statistic: str) -> Difference | No
     return next((one for one in rows if (one.metric, one.statistic) == (metric, statistic)), None)
 
 
-def comparison_blocks(summaries: Mapping[str, Summary], differences: Differences) -> list[Block]:
+def comparison_blocks(
+    summaries: Mapping[str, Summary], differences: Differences, intervals: Mapping[str, Intervals] | None = None
+) -> list[Block]:
     """The variants side by side, then every difference to the baseline, request by request."""
     baseline = next(iter(summaries))
     blocks: list[Block] = [Table([variant_row(name, one) for name, one in summaries.items()])]
+    if any((intervals or {}).values()):
+        blocks.append(Table(variant_rows(intervals or {}), caption=CAPTION))
     for name, found in differences.items():
         blocks.append(Line(f"{name} against {baseline}, request by request:"))
         blocks.append(Table([difference_row(one) for one in found]))
@@ -103,6 +109,7 @@ def write_comparison_report(
     drawings: Mapping[str, Figure],
     scenarios: Mapping[str, Scenario],
     places: Mapping[str, str],
+    intervals: Mapping[str, Intervals] | None = None,
 ) -> Path:
     """One page of all variants; `places` names the folder of each, whose own report is linked."""
     baseline = next(iter(summaries))
@@ -117,6 +124,8 @@ def write_comparison_report(
         f"<li><a href='{html.escape(place)}/report.html'>{html.escape(name)}</a></li>" for name, place in places.items()
     )
     rows = table([variant_row(name, one) for name, one in summaries.items()])
+    if any((intervals or {}).values()):
+        rows += table(variant_rows(intervals or {})) + message("note", CAPTION)
     parts = {
         "@TITLE@": html.escape(f"{len(summaries)} variants compared"),
         "@LEDE@": html.escape(f"{title(scenarios[baseline])} and others on the same requests; the first: {baseline}."),

@@ -13,8 +13,10 @@ from gnomon.core.config import save
 from gnomon.core.files import folder_written_whole, write_text, written_whole
 from gnomon.report.serving.frames import iteration_frame, request_frame
 from gnomon.report.serving.html import write_report
+from gnomon.report.serving.intervals import as_data
 from gnomon.report.serving.trace import write_trace
 from gnomon.search.headroom import Headroom
+from gnomon.serving.intervals import Intervals
 from gnomon.serving.metrics import Summary
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.simulate import Run
@@ -38,21 +40,28 @@ FILES = (
 
 
 def write_run(
-    run: Run, summary: Summary, folder: str | Path, extras: tuple[str, ...] = (), room: Headroom | None = None
+    run: Run,
+    summary: Summary,
+    folder: str | Path,
+    extras: tuple[str, ...] = (),
+    room: Headroom | None = None,
+    intervals: Intervals | None = None,
 ) -> Path:
     """Write everything about a run into `folder`, made if missing; a run that was there before is replaced whole."""
     with folder_written_whole(folder, FILES) as temporary:
-        _write_files(run, summary, temporary, extras, room)
+        _write_files(run, summary, temporary, extras, room, intervals or {})
     return Path(folder)
 
 
-def _write_files(run: Run, summary: Summary, folder: Path, extras: tuple[str, ...], room: Headroom | None) -> None:
+def _write_files(
+    run: Run, summary: Summary, folder: Path, extras: tuple[str, ...], room: Headroom | None, intervals: Intervals
+) -> None:
     from gnomon.report.serving.events import write_events
     from gnomon.report.serving.operators import operator_frame
 
     requests, iterations = request_frame(run), iteration_frame(run)
     save(spelled_out(run.scenario), folder / "scenario.yaml")
-    write_text(folder / "summary.json", json.dumps(summary.to_dict(), indent=1))
+    write_text(folder / "summary.json", json.dumps(summary.to_dict() | {"intervals": as_data(intervals)}, indent=1))
     frames: dict[str, pl.DataFrame] = {"requests": requests, "iterations": iterations}
     if "operators" in extras:
         frames["operators"] = operator_frame(run)
@@ -64,7 +73,7 @@ def _write_files(run: Run, summary: Summary, folder: Path, extras: tuple[str, ..
         write_events(requests, folder / "events.json")
     write_trace(run, folder / "trace.json.gz")
     files = [name for name in FILES if (folder / name).is_file()]
-    write_report(run, summary, folder / "report.html", room, files)
+    write_report(run, summary, folder / "report.html", room, files, intervals)
 
 
 def spelled_out(scenario: Scenario) -> Scenario:

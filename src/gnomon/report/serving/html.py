@@ -15,9 +15,12 @@ from gnomon.core.files import write_text
 from gnomon.report.page import page
 from gnomon.report.serving import text as words
 from gnomon.report.serving.figures import figures
+from gnomon.report.serving.intervals import CAPTION, interval_rows, other_words
+from gnomon.report.serving.intervals import words as interval_words
 from gnomon.report.serving.load import load_figures
 from gnomon.report.serving.terms import TERMS
 from gnomon.search.headroom import Headroom
+from gnomon.serving.intervals import Intervals
 from gnomon.serving.metrics import Summary
 from gnomon.serving.percentiles import Percentiles
 from gnomon.serving.simulate import Run
@@ -32,7 +35,12 @@ SECTIONS = {
 
 
 def write_report(
-    run: Run, summary: Summary, path: str | Path, room: Headroom | None = None, files: Sequence[str] = ()
+    run: Run,
+    summary: Summary,
+    path: str | Path,
+    room: Headroom | None = None,
+    files: Sequence[str] = (),
+    intervals: Intervals | None = None,
 ) -> Path:
     """Write the page; it needs no network and no other file. `files` beside it are linked."""
     drawn = figures(run, summary)
@@ -45,7 +53,7 @@ def write_report(
     plots = "".join(
         f"<section><h2>{name}</h2><div class='plots{together.get(name, '')}'>"
         f"{''.join(f'<div id={f} class=plot></div>' for f in some)}</div>"
-        f"{_latency_table(summary) if name == 'Latency' else ''}</section>"
+        f"{_latency_table(summary, intervals) if name == 'Latency' else ''}</section>"
         for name, some in chosen.items()
     )
     scenario = run.scenario
@@ -53,7 +61,7 @@ def write_report(
         "@TITLE@": html.escape(words.title(scenario)),
         "@LEDE@": html.escape(f"{words.workload_words(scenario)}; {words.policy_words(scenario)}."),
         "@LINKS@": _links(files),
-        "@CARDS@": "".join(card(*one) for one in key_figures(summary, room)),
+        "@CARDS@": "".join(card(*one) for one in key_figures(summary, room, intervals)),
         "@MESSAGES@": _messages(summary),
         "@PLOTS@": plots,
         "@FIGURES@": _facts(summary, room),
@@ -76,14 +84,17 @@ def _links(files: Sequence[str]) -> str:
     return f"<nav aria-label=Files>{''.join(named)}</nav>" if named else ""
 
 
-def key_figures(summary: Summary, room: Headroom | None = None) -> list[tuple[str, str, str]]:
-    """What is shown first: name, value, what stands beside it."""
+def key_figures(
+    summary: Summary, room: Headroom | None = None, intervals: Intervals | None = None
+) -> list[tuple[str, str, str]]:
+    """What is shown first: name, value, what stands beside it (with 90 % intervals where they are known)."""
+    known = intervals or {}
     t, use, cost = summary.throughput, summary.utilization, summary.cost
     million = cost.per_million_output_tokens
     cards = [
-        ("time to first token", *_spread(summary.latency.ttft_s)),
-        ("time per output token", *_spread(summary.latency.tpot_s)),
-        ("end to end", *_spread(summary.latency.e2e_s)),
+        ("time to first token", *_spread(summary.latency.ttft_s, known, "ttft_s")),
+        ("time per output token", *_spread(summary.latency.tpot_s, known, "tpot_s")),
+        ("end to end", *_spread(summary.latency.e2e_s, known, "e2e_s")),
         ("throughput", f"{t.requests_per_s:.3g}/s", f"{t.output_tokens_per_s:,.0f} output tokens/s"),
         ("GPUs busy", f"{use.busy:.0%}", f"MFU {use.mfu:.0%}, HBM {use.hbm:.0%}"),
         ("KV cache peak", f"{use.kv_peak:.0%}", f"mean {use.kv_mean:.0%}"),
@@ -98,10 +109,11 @@ def key_figures(summary: Summary, room: Headroom | None = None) -> list[tuple[st
     return cards
 
 
-def _spread(values: Percentiles) -> tuple[str, str]:
+def _spread(values: Percentiles, known: Intervals, name: str) -> tuple[str, str]:
     if values.p50 is None or values.p99 is None:
         return "–", "nothing finished"
-    return units.seconds(values.p50), f"median; P99 {units.seconds(values.p99)}"
+    tail = known.get(f"latency.{name}.p99")
+    return units.seconds(values.p50), f"median; P99 {interval_words(tail) if tail else units.seconds(values.p99)}"
 
 
 def card(name: str, value: str, beside: str) -> str:
@@ -135,8 +147,12 @@ def message(kind: str, text: str) -> str:
     return f"<p class={kind}>{html.escape(text)}</p>"
 
 
-def _latency_table(summary: Summary) -> str:
-    return _table(words.latency_rows(summary), left=("latency",))
+def _latency_table(summary: Summary, intervals: Intervals | None) -> str:
+    table, known = _table(words.latency_rows(summary), left=("latency",)), interval_rows(intervals or {})
+    if known:
+        others = "; ".join(f"{name} {value}" for name, value in other_words(intervals or {}))
+        table += _table(known, left=("interval",)) + message("note", f"{CAPTION} {others}.")
+    return table
 
 
 def _facts(summary: Summary, room: Headroom | None) -> str:

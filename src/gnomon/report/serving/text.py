@@ -7,8 +7,10 @@ from typing import Any
 
 from gnomon.core import units
 from gnomon.report.blocks import Block, Line, Table, lines
+from gnomon.report.serving.intervals import interval_blocks
 from gnomon.search.headroom import Headroom
 from gnomon.serving.class_metrics import Fairness
+from gnomon.serving.intervals import Intervals
 from gnomon.serving.metrics import Summary
 from gnomon.serving.moves import Moves
 from gnomon.serving.percentiles import STATISTICS
@@ -30,10 +32,13 @@ Row = dict[str, Any]
 MAX_REPLICA_ROWS = 8
 
 
-def summary_blocks(scenario: Scenario, summary: Summary, room: Headroom | None = None) -> list[Block]:
+def summary_blocks(
+    scenario: Scenario, summary: Summary, room: Headroom | None = None, intervals: Intervals | None = None
+) -> list[Block]:
     """A run in lines and tables: latencies, the other figures, replicas, warnings and notes."""
     blocks = lines([title(scenario), f"{workload_words(scenario)}; {policy_words(scenario)}"])
     blocks.append(Table(latency_rows(summary)))
+    blocks += interval_blocks(intervals or {})
     blocks += [Line(f"{name:<13} {value}") for name, value in figure_rows(summary, room)]
     if summary.classes:
         blocks.append(Table(class_rows(summary)))

@@ -64,7 +64,7 @@ def given_tables(
         decodes_axis=geometric_axis(max_sequences),
         skew=staged(np.zeros((0, 2 * SKEW_BINS))),
         host_s=staged(host_s),
-        measured=staged(np.full(4, np.inf)),
+        measured=staged(np.full(5, np.inf)),
         work=staged(work),
     )
 

@@ -44,7 +44,7 @@ def _cards(result: Simulation) -> str:
     gpus = "1 GPU" if cost.num_gpus == 1 else f"{cost.num_gpus} GPUs"
     thousand = f"${cost.per_thousand_requests:.3g}" if cost.per_thousand_requests is not None else "–"
     hour = (f"{gpus} per hour", f"${cost.per_hour:,.2f}", f"{thousand} per 1,000 requests")
-    return "".join(card(*one) for one in (*key_figures(result.summary), hour))
+    return "".join(card(*one) for one in (*key_figures(result.summary, intervals=result.intervals), hour))
 
 
 def _copy(name: str, label: str, text: str) -> str:

@@ -1,0 +1,76 @@
+"""Prediction intervals in words: `205 ms, 190–223`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gnomon.core import units
+from gnomon.report.blocks import Block, Table
+from gnomon.serving.intervals import Interval, Intervals
+
+CAPTION = "90 % intervals: the timing source's error, a calibration's, and other requests of the same kind."
+NAMES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "tbt_s": "TBT", "e2e_s": "E2E"}
+
+
+def words(interval: Interval, kind: str = "seconds") -> str:
+    """A figure with its interval, in one unit."""
+    if kind == "share":
+        return f"{interval.value:.1%}, {100 * interval.low:.1f}–{100 * interval.high:.1f}"
+    if kind != "seconds":
+        return f"{interval.value:.4g}, {interval.low:.3g}–{interval.high:.3g}"
+    text = units.seconds(interval.value)
+    number, _, unit = text.partition(" ")
+    size = interval.value / float(number) if float(number) else 1.0
+    return f"{number} {unit}, {interval.low / size:.3g}–{interval.high / size:.3g}"
+
+
+def interval_rows(found: Intervals) -> list[dict[str, Any]]:
+    """Latencies at their mean, median and P99."""
+    rows = []
+    for metric, name in NAMES.items():
+        row: dict[str, Any] = {"interval": name}
+        for statistic in ("mean", "p50", "p99"):
+            one = found.get(f"latency.{metric}.{statistic}")
+            row[statistic] = words(one) if one else None
+        if any(row[statistic] for statistic in ("mean", "p50", "p99")):
+            rows.append(row)
+    return rows
+
+
+def other_words(found: Intervals) -> list[tuple[str, str]]:
+    """Throughput, cost and SLO with their intervals, as (name, value)."""
+    places = {
+        "throughput.requests_per_s": ("requests/s", "number"),
+        "throughput.output_tokens_per_s": ("output tokens/s", "number"),
+        "cost.per_million_output_tokens": ("$ per million output tokens", "number"),
+        "slo.attainment": ("SLO met by", "share"),
+        "slo.goodput_requests_per_s": ("good requests/s", "number"),
+    }
+    return [(name, words(found[place], kind)) for place, (name, kind) in places.items() if place in found]
+
+
+def interval_blocks(found: Intervals) -> list[Block]:
+    """For the terminal; nothing where no interval was asked for."""
+    rows = interval_rows(found)
+    if not rows:
+        return []
+    others = "; ".join(f"{name} {value}" for name, value in other_words(found))
+    return [Table(rows, caption=f"{CAPTION} {others}.")]
+
+
+def as_data(found: Intervals) -> dict[str, Any]:
+    """As in summary.json."""
+    return {name: {"value": one.value, "low": one.low, "high": one.high} for name, one in found.items()}
+
+
+def variant_rows(found: Mapping[str, Intervals]) -> list[dict[str, Any]]:
+    """Several runs side by side."""
+    rows = []
+    for variant, one in found.items():
+        row: dict[str, Any] = {"variant": variant}
+        for place, name in (("ttft_s.p99", "TTFT P99"), ("tpot_s.mean", "TPOT mean"), ("e2e_s.mean", "E2E mean")):
+            known = one.get(f"latency.{place}")
+            row[name] = words(known) if known else None
+        rows.append(row)
+    return rows

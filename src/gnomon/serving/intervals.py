@@ -1,0 +1,135 @@
+"""Prediction intervals: a few runs in which everything that is not known for sure is moved at once.
+
+Each perturbed run draws a factor on the GPU's times (the source's error, or what a calibration leaves), a calibration's
+constants within their covariance, and another sequence of requests. The spread of a figure over these runs, on a
+logarithmic scale, gives its 90 % interval around the run itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+
+from gnomon.core.arrays import Floats
+from gnomon.core.streams import stream
+from gnomon.serving.calibration import Calibration, read_calibration
+from gnomon.serving.engines import filled_in, nested
+from gnomon.serving.metrics import Summary, summarize
+from gnomon.serving.scenario import Scenario
+from gnomon.serving.simulate import Run, run
+from gnomon.timing.host import HostConfig
+from gnomon.timing.iteration import IterationTables, scaled
+from gnomon.workload import generate
+
+NUM_RUNS = 8
+MOST_REQUESTS = 20_000
+"""Runs with more requests get intervals only where they are asked for: they would take as long again eight times."""
+_T_95 = {4: 2.35, 8: 1.89, 16: 1.75, 32: 1.70}
+"""Student's t at 95 % by the number of runs."""
+STATISTICS = ("mean", "p50", "p90", "p99")
+LATENCIES = ("ttft_s", "tbt_s", "tpot_s", "e2e_s")
+SHARES = ("slo.attainment",)
+"""Between 0 and 1: their spread adds up rather than multiplies."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A figure of a run, and where that of a real server lies with 90 % probability."""
+
+    value: float
+    low: float
+    high: float
+
+
+Intervals = dict[str, Interval]
+"""By the figure's place in the summary: latency.ttft_s.p99, throughput.requests_per_s, ..."""
+
+
+def figures_of(summary: Summary) -> dict[str, float]:
+    """The figures that one looks at first."""
+    found: dict[str, float | None] = {
+        f"latency.{name}.{statistic}": getattr(getattr(summary.latency, name), statistic)
+        for name in LATENCIES
+        for statistic in STATISTICS
+    }
+    found["throughput.requests_per_s"] = summary.throughput.requests_per_s
+    found["throughput.output_tokens_per_s"] = summary.throughput.output_tokens_per_s
+    found["cost.per_million_output_tokens"] = summary.cost.per_million_output_tokens
+    if summary.slo is not None:
+        found["slo.attainment"] = summary.slo.attainment
+        found["slo.goodput_requests_per_s"] = summary.slo.goodput_requests_per_s
+    return {name: float(value) for name, value in found.items() if value is not None}
+
+
+def intervals(done: Run, summary: Summary, *, redraw: bool = True, count: int = NUM_RUNS) -> Intervals:
+    """90 % intervals of a run's first figures; `redraw`: the requests are one sequence of many that might come."""
+    runs = [figures_of(summarize(one)) for one in perturbed(done, redraw=redraw, count=count)]
+    quantile = _T_95.get(count, 1.89)
+    found = {}
+    for name, value in figures_of(summary).items():
+        others = np.array([one[name] for one in runs if name in one])
+        if name in SHARES:
+            half = quantile * float(np.sqrt(np.mean((others - value) ** 2)))
+            found[name] = Interval(value, max(0.0, value - half), min(1.0, value + half))
+        elif value > 0 and len(others) == len(runs) and (others > 0).all():
+            half = quantile * float(np.sqrt(np.mean(np.log(others / value) ** 2)))
+            found[name] = Interval(value, value * float(np.exp(-half)), value * float(np.exp(half)))
+    return found
+
+
+def perturbed(done: Run, *, redraw: bool = True, count: int = NUM_RUNS) -> Iterator[Run]:
+    """The same scenario `count` times, each time with everything uncertain moved."""
+    scenario = done.scenario
+    known = read_calibration(scenario.calibration) if scenario.calibration else None
+    spread = done.spread if known is None else known.error
+    rng = stream(scenario.seed, "intervals")
+    for number, factor in enumerate(rng.permutation(_normals(count))):
+        constants = known.drawn(rng.standard_normal(32)) if known else {}
+        chosen = _with_front_end(scenario, constants)
+        seed = scenario.seed + 1 + number
+        requests = generate(scenario.workload, seed) if redraw else done.requests
+        yield run(chosen, requests=requests, adjust=_Adjust(scenario, known, constants, float(np.exp(spread * factor))))
+
+
+@dataclass(frozen=True)
+class _Adjust:
+    """Moves the seconds of iterations."""
+
+    scenario: Scenario
+    known: Calibration | None
+    constants: dict[str, float]
+    factor: float
+
+    def __call__(self, tables: IterationTables) -> IterationTables:
+        moved = scaled(tables, self.factor)
+        drawn = {name: value for name, value in self.constants.items() if name.startswith("timing.host.")}
+        if self.known is None or not drawn:
+            return moved
+        nominal = {name: self.known.constants[name].value for name in drawn}
+        shift = _host_s(self.scenario, drawn) - _host_s(self.scenario, nominal)
+        return moved._replace(host_s=np.maximum(0.0, tables.host_s + shift))
+
+
+def _host_s(scenario: Scenario, constants: dict[str, float]) -> Floats:
+    from gnomon import catalog
+
+    own = (scenario.timing.host or HostConfig()).model_dump(exclude_unset=True)
+    given = nested(constants)["timing"]["host"]
+    stages = scenario.replica.pipeline_parallel
+    return HostConfig.model_validate(filled_in(given, own)).array(
+        -(-catalog.model(scenario.model).num_layers // stages)
+    )
+
+
+def _with_front_end(scenario: Scenario, constants: dict[str, float]) -> Scenario:
+    drawn = {name.partition(".")[2]: value for name, value in constants.items() if name.startswith("front_end.")}
+    return scenario.model_copy(update={"front_end": scenario.front_end.model_copy(update=drawn)}) if drawn else scenario
+
+
+def _normals(count: int) -> Floats:
+    """Standard normal numbers spread as evenly as can be, of standard deviation one."""
+    at = np.array([NormalDist().inv_cdf((i + 0.5) / count) for i in range(count)])
+    return at / np.sqrt(np.mean(at**2))

@@ -1,0 +1,82 @@
+"""Prediction intervals: what moves them, what they leave alone, and where they are shown."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gnomon
+from gnomon.serving.intervals import intervals, perturbed
+from gnomon.timing.uncertainty import SERVER_ERROR, iteration_spread
+
+SMALL = {"workload.num_requests": 80, "workload.rate": 4.0}
+TABLE = {"timing.source": "table", "timing.table": {"per_iteration": 0.01}, **SMALL}
+
+
+def simulated(**given: Any) -> gnomon.Simulation:
+    return gnomon.simulate(**{**SMALL, **given})
+
+
+def test_every_interval_holds_its_figure() -> None:
+    found = simulated(**{"slo.ttft_s": 0.1}).intervals
+    assert {"latency.ttft_s.p99", "latency.tpot_s.mean", "throughput.requests_per_s", "slo.attainment"} <= set(found)
+    for one in found.values():
+        assert one.low <= one.value <= one.high
+
+
+def test_times_that_are_given_leave_the_requests_alone() -> None:
+    """The source table is exact: with the same requests nothing moves."""
+    result = gnomon.simulate(**TABLE)
+    assert result.run.spread == 0.0
+    same = intervals(result.run, result.summary, redraw=False)
+    for one in same.values():
+        assert (one.low, one.high) == pytest.approx((one.value, one.value))
+    drawn = intervals(result.run, result.summary, redraw=True)["latency.e2e_s.mean"]
+    assert drawn.low < drawn.value < drawn.high
+
+
+def test_a_wider_error_of_the_source_widens_in_proportion() -> None:
+    result = simulated()
+    assert result.run.spread == pytest.approx(math.hypot(SERVER_ERROR["profile"], result.run.uncertainty))
+    runs = list(perturbed(result.run, redraw=False))
+    assert len(runs) == 8
+    half = intervals(result.run, result.summary, redraw=False)["latency.tpot_s.mean"]
+    assert math.log(half.high / half.value) == pytest.approx(1.89 * result.run.spread, rel=0.3)
+    wide = iteration_spread("silicon", 0.05)
+    assert wide > 2 * result.run.spread
+
+
+def test_the_same_seed_gives_the_same_intervals_and_large_runs_are_not_repeated() -> None:
+    assert simulated().intervals == simulated().intervals
+    assert gnomon.simulate(intervals=False, **SMALL).intervals == {}
+    result = gnomon.simulate(**{**TABLE, "workload.num_requests": 20_001, "workload.rate": 1.0,
+                                "workload.preset": None, "workload.lengths": {
+                                    "distribution": "fixed", "prompt": 8, "output": 2}})  # fmt: skip
+    assert result.intervals == {}
+
+
+def test_they_are_in_the_terminal_the_report_and_the_json(tmp_path: Path, cli: Any) -> None:
+    words = ["--workload.num-requests", "60", "--rate", "4"]
+    said = cli("simulate", *words, "--out", str(tmp_path / "run")).output
+    assert "90 % intervals" in said and "TTFT" in said
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "90 % intervals" in page
+    data = json.loads((tmp_path / "run" / "summary.json").read_text())["intervals"]["latency.ttft_s.p99"]
+    assert data["low"] < data["value"] < data["high"]
+    assert "90 %" not in cli("simulate", *words, "--no-intervals").output
+    both = cli("compare", *words, "--vary", "batching.policy=vllm_v1,sarathi").output
+    assert "90 % intervals" in both
+
+
+def test_a_searchs_winner_has_an_interval_of_its_capacity() -> None:
+    found = gnomon.search({
+        "slo": {"ttft_s": {"p90": 0.2}}, "space": {"device": "h200"},
+        "effort": {"min_requests": 200, "max_requests": 400, "num_intervals": 1, "num_sequences": 2},
+    }, jobs=1)  # fmt: skip
+    one = found.capacity_interval
+    assert one is not None and one.low < found.best.capacity_per_s < one.high
+    assert "with 90 % probability" in "".join(getattr(block, "text", "") for block in found.text())
