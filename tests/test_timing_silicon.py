@@ -514,3 +514,14 @@ def test_launches_show_beside_a_table_that_is_itself_passed_over(package: Path) 
     source, prefill = source_of(c), graph(c)["attention_prefill"]
     assert source.provenance(prefill).endswith("its module less the projections, without its launches")
     assert source.measured(prefill) == ((1024.0, 16384.0), (0.0, 2048.0))
+
+
+def test_notes_say_which_tables_answered(package: Path) -> None:
+    fp8_products(package, "sglang", "0.5.14")
+    c = context(engine="sglang")
+    source = source_of(c)
+    for operator in c.operators():
+        source.measured(operator)
+    (note, *_) = source.notes()
+    assert note.startswith("silicon: measured in vllm 0.24.0 unless said otherwise")
+    assert "attn_norm" in note and "measured for Gnomon" in note

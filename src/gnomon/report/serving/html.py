@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import polars as pl
+
 from gnomon import __version__
 from gnomon.core import units
 from gnomon.core.config import dump
@@ -18,6 +20,7 @@ from gnomon.report.serving.figures import figures
 from gnomon.report.serving.intervals import CAPTION, interval_rows, other_words
 from gnomon.report.serving.intervals import words as interval_words
 from gnomon.report.serving.load import load_figures
+from gnomon.report.serving.operators import operator_frame
 from gnomon.report.serving.terms import TERMS
 from gnomon.search.headroom import Headroom
 from gnomon.serving.intervals import Intervals
@@ -26,6 +29,7 @@ from gnomon.serving.percentiles import Percentiles
 from gnomon.serving.simulate import Run
 
 MAX_REPLICA_ROWS = 64
+MAX_OPERATOR_ROWS = 24
 
 SECTIONS = {
     "Latency": ("ttft", "tbt", "tpot", "e2e"),
@@ -65,7 +69,7 @@ def write_report(
         "@MESSAGES@": _messages(summary),
         "@PLOTS@": plots,
         "@FIGURES@": _facts(summary, room),
-        "@REPLICAS@": _replicas(summary),
+        "@REPLICAS@": _replicas(summary) + _operators(run),
         "@SCENARIO@": html.escape(dump(scenario)),
         "@VERSION@": __version__,
         "@DATA@": json.dumps(drawn, separators=(",", ":"), allow_nan=False).replace("</", "<\\/"),
@@ -168,6 +172,23 @@ def _replicas(summary: Summary) -> str:
     left = len(summary.replicas) - len(rows)
     more = f"<p class=more>{left:,} more replicas are in summary.json.</p>" if left else ""
     return f"<section><h2>Replicas</h2>{_table(rows, left=('device',))}{more}</section>"
+
+
+def _operators(run: Run) -> str:
+    """Where the GPUs' time goes, operator by operator, and where each one's time comes from."""
+    frame = operator_frame(run)
+    if frame.is_empty():
+        return ""
+    weight = pl.col("seconds") * pl.col("num_iterations")
+    of_each = (
+        frame.group_by("operator", "provenance", maintain_order=True).agg(s=weight.sum()).sort("s", descending=True)
+    )
+    total = of_each["s"].sum()
+    rows = [
+        {"operator": one["operator"], "share of GPU time": f"{one['s'] / total:.1%}", "from": one["provenance"] or "–"}
+        for one in of_each.head(MAX_OPERATOR_ROWS).iter_rows(named=True)
+    ]
+    return f"<section><h2>Operators</h2>{_table(rows, left=('operator', 'from'))}</section>"
 
 
 def _table(rows: list[dict[str, Any]], left: tuple[str, ...]) -> str:

@@ -48,6 +48,7 @@ class Silicon(Measured):
         self._query = Query(system, c.engine, c.engine_version, context.kv_dtype, roofline, c.expert_kernel)
         self._context = context
         self._found: dict[Operator, Found | None] = {}
+        self._names = {one.name for one in context.operators()}
         self._note_module()
 
     def samples(self, operator: Operator) -> Samples | None:
@@ -63,7 +64,23 @@ class Silicon(Measured):
         return found.provenance if found else self._roofline.name
 
     def notes(self) -> list[str]:
-        """The points that were left out, by operator."""
+        """Which tables answered, and the points that were left out, by operator."""
+        return [*self._note_origins(), *self._note_left_out()]
+
+    def _note_origins(self) -> list[str]:
+        """One sentence: where most operators come from, and which ones from elsewhere."""
+        origins: dict[str, list[str]] = {}
+        for one in self._found:
+            if one.name in self._names and one.name not in self.bundle.included:
+                names = origins.setdefault(_origin(self.provenance(one)), [])
+                names += [one.name] if one.name not in names else []
+        if not origins:
+            return []
+        main = max(origins, key=lambda origin: (origin.startswith("measured in"), len(origins[origin])))
+        others = [f"{', '.join(names)} {origin}" for origin, names in origins.items() if origin != main]
+        return [f"silicon: {'; '.join([f'{main} unless said otherwise', *others])}."]
+
+    def _note_left_out(self) -> list[str]:
         odd = [
             f"{one.name} at {_listing(found.left_out)}"
             for one, found in self._found.items()
@@ -148,6 +165,11 @@ class Silicon(Measured):
                 (low, high), *_ = covered
                 total += self.seconds(one, np.clip(tokens, low, high)) * np.maximum(tokens / high, 1.0)
         return total
+
+
+def _origin(provenance: str) -> str:
+    """The table alone, without what was made of it: "measured in sglang 0.5.14"."""
+    return provenance.split(",")[0].split(" (")[0].replace("roofline", "by the roofline")
 
 
 def _is_indexer(operator: Operator) -> bool:
