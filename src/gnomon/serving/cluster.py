@@ -46,6 +46,7 @@ from gnomon.serving.state import (
     NO_LIMIT,
     NONE,
     NOT_ARRIVED,
+    NUM_PARKED,
     NUM_SERVICE,
     PARKED,
     REJECTED,
@@ -135,6 +136,7 @@ def takes_in(fleet: Fleet, engine: Engine, request_id: int, now: float) -> bool:
         request.num_tries = 1
     if fleet.candidates.size == 0:
         request.status = PARKED
+        fleet.cluster.control[NUM_PARKED] += 1
         return False
     return True
 
@@ -533,5 +535,5 @@ def new_cluster(
         service=np.zeros((num_replicas, num_classes, NUM_SERVICE)),
         recorded_first=first,
         recorded_s=seconds,
-        control=np.array([NO_LIMIT, 0, NONE, NONE]),
+        control=np.array([NO_LIMIT, 0, NONE, NONE, 0]),
     )

@@ -137,7 +137,7 @@ class Guard:
 
     def _said(self, errors: list[BaseException]) -> Exception:
         """The fault that stopped the engine, in words."""
-        _, fault, r, request = (int(number) for number in self.cluster.control)
+        _, fault, r, request = (int(number) for number in self.cluster.control[:4])
         if fault == contract.NO_SUCH_REPLICA:
             return self._router_fault(r, request, errors)
         if fault == contract.ADMISSION_RAISED:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 from gnomon import catalog, timing
 from gnomon.catalog import Device, MemoryPlan, Model
+from gnomon.catalog.power import clock_under_cap
 from gnomon.core.errors import ConfigError
 from gnomon.core.user_files import is_own, load_user_file
+from gnomon.serving.energy import PowerConfig
 from gnomon.serving.policies import POLICIES, PolicySpec
 from gnomon.serving.scenario import KindConfig, ReplicaConfig, ResolvedBatching, Role, Scenario
 from gnomon.timing.iteration import IterationTables, blank, stack
@@ -36,6 +38,8 @@ class Kind:
     num_kv_blocks: int
     max_request_tokens: int
     role: Role = "both"
+    weight_bytes: float = 0.0
+    """Bytes of one replica's weights."""
 
     @property
     def policy(self) -> PolicySpec:
@@ -98,11 +102,35 @@ def resolve(scenario: Scenario, requests: Requests | None = None) -> list[Kind]:
     length of `requests`."""
     model = catalog.model(scenario.model)
     typical = round(requests.total_tokens.mean()) if requests is not None and len(requests) else None
-    kinds = [_resolve_one(model, pool, typical) for pool in scenario.kinds()]
+    kinds = [_resolve_one(model, _capped(pool, scenario.power), typical) for pool in scenario.kinds()]
+    if scenario.fleet is not None and scenario.fleet.max_replicas is not None:
+        kinds = [_with_places(kind, scenario.fleet.max_replicas) for kind in kinds]
     count = len(policies_of(kinds))
     if count > MAX_POLICIES:
         raise ConfigError(f"a fleet may mix at most {MAX_POLICIES} batching policies, not {count}.", where="pools")
     return kinds
+
+
+def _capped(pool: KindConfig, power: PowerConfig) -> KindConfig:
+    """A pool whose GPUs keep to the power cap by a lower clock, unless the scenario says at which one they run."""
+    facts = power.facts(catalog.device(pool.device).name)
+    if power.cap_w is None or "clock" in pool.timing.model_fields_set:
+        return pool
+    if facts is None:
+        raise ConfigError(
+            f"the power of {pool.device} is not known.", where="power.cap_w", fix="Give power.idle_w and power.max_w."
+        )
+    clock = clock_under_cap(facts, power.cap_w)
+    return pool.model_copy(update={"timing": pool.timing.model_copy(update={"clock": clock})})
+
+
+def _with_places(kind: Kind, places: int) -> Kind:
+    """A kind of a fleet that may grow: as many places as it may have replicas at once."""
+    if kind.num_replicas > places:
+        raise ConfigError(
+            f"{kind.num_replicas} replicas are more than fleet.max_replicas ({places}).", where="fleet.max_replicas"
+        )
+    return replace(kind, num_replicas=places)
 
 
 def policies_of(kinds: list[Kind]) -> list[str]:
@@ -141,6 +169,7 @@ def _resolve_one(model: Model, pool: KindConfig, typical: int | None) -> Kind:
             draft=catalog.model(replica.draft_model) if replica.draft_model else None,
         )
         blocks = plan.num_kv_blocks if blocks is None else blocks
+    weights = model.weight_bytes_per_rank(replica.parallelism, pool.timing.dtype) * replica.num_gpus
     return Kind(
         pool.num_replicas,
         pool.device,
@@ -153,6 +182,7 @@ def _resolve_one(model: Model, pool: KindConfig, typical: int | None) -> Kind:
         blocks,
         longest,
         pool.role,
+        weights,
     )
 
 

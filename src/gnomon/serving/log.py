@@ -104,7 +104,7 @@ def log_iteration(cluster: Cluster, log: Log, r: int, position: int) -> None:
     """Write the batch at `position` of replica `r`: one row per stage, and its members if they are kept."""
     state, flight = cluster.replicas[r], cluster.flights[r, position]
     flight_number = flight.number
-    if (flight_number - 1) % log.used[3] != 0:
+    if (flight_number - 1) & (log.used[3] - 1) != 0:  # It is a power of two.
         return
     if log.used[0] + state.num_stages > log.iterations.size:
         _drop_every_other(log)

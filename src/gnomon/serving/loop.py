@@ -24,7 +24,7 @@ from gnomon.serving.log import Log, log_gap, log_iteration
 from gnomon.serving.state import BUDGET, FAULT, NONE, REJECTED, RUNNING, Cluster, Replica, replica_view
 from gnomon.serving.verbs import finish, pop_waiting, push_waiting, report
 from gnomon.timing.iteration import IterationTables
-from gnomon.timing.lookup import Shape, stage_s, with_host_s
+from gnomon.timing.lookup import Shape, attention_s, stage_s, with_host_s
 
 Policies = tuple[Callable[[Replica], None], ...]
 
@@ -266,7 +266,9 @@ def _stage_seconds(
         contract.stop(cluster, contract.BEYOND_TABLES, r, NONE)
         return 0.0
     seconds = stage_s(tables, state.row + stage, shape, group_tokens)
-    return with_host_s(tables, state.row, seconds, shape) if stage == 0 else seconds
+    if stage == 0:
+        seconds = with_host_s(tables, state.row, seconds, shape)
+    return seconds + seconds * state.slowdown
 
 
 @inner
@@ -344,6 +346,8 @@ def _launch_together(cluster: Cluster, tables: IterationTables, first: int, now:
 def _form_batches(cluster: Cluster, tables: IterationTables, policies: Policies, first: int, now: float) -> None:
     """Form batches for a group until its pipeline is full or there is nothing to run."""
     leader = cluster.replicas[first]
+    if leader.frozen != 0:
+        return
     last_chance = False
     while leader.num_in_flight < leader.num_stages:
         formed, idle, landing = 0, NONE, 0
@@ -366,6 +370,101 @@ def _form_batches(cluster: Cluster, tables: IterationTables, policies: Policies,
             contract.stop(cluster, contract.LEFT_ALONE, idle, NONE)
         else:
             last_chance = True
+
+
+# Decodes alone.
+
+
+@inner
+def _may_coast(cluster: Cluster, log: Log, r: int) -> bool:
+    """Whether the next thing that happens in replica `r` is one more token for those that step together, and nothing
+    else: nobody is done, nobody waits, there is memory, and the policy has said that it would do nothing else."""
+    state = cluster.replicas[r]
+    if state.steppable != 2 or state.num_waiting > 0 or state.num_running > 0 or state.num_stepping == 0:
+        return False
+    if state.steps + 1 >= state.next_finish or state.num_off_beat > 0 or state.message_s > 0.0:
+        return False
+    is_simple = state.group_size == 1 and cluster.flights.shape[1] == 1 and state.num_speculative == 0
+    is_plain = state.checked == 0 and cluster.recorded_first.size == 0 and log.members.shape[0] == 0
+    flight = cluster.flights[r, 0]
+    if not (is_simple and is_plain) or flight.num_stepping != flight.num_requests:
+        return False
+    fits = state.num_stepping <= min(state.max_in_batch, state.max_batch_tokens)
+    return fits and cluster.growth[r, (state.steps + 1) % state.block_size] + 1 <= state.free_blocks
+
+
+@inner
+def _coast(cluster: Cluster, tables: IterationTables, log: Log, r: int, until: float) -> None:
+    """Step replica `r` on for as long as `_may_coast` holds, up to `until`: the same as `_wake` at each end, with what
+    stays the same from step to step computed once."""
+    state, flight = cluster.replicas[r], cluster.flights[r, 0]
+    replica = replica_view(cluster, r)
+    count, block_size, row = state.num_stepping, state.block_size, state.row
+    fixed_s = tables.token_s[row, count] + tables.sequence_s[row, count]
+    if tables.expert_s.shape[1] > 0:
+        fixed_s += tables.expert_s[row, count]
+    if tables.prompt_s.shape[1] > 0:
+        fixed_s += tables.prompt_s[row, 0]
+    work, measured = tables.work[row], tables.measured[row]
+    weights = work[3] + work[7] * (1.0 - (1.0 - work[8]) ** count)
+    many = count > measured[0] or count > measured[3]
+    steps, step_kv, longest, end_s = state.steps, state.step_kv, state.step_kv_max, flight.end_s
+    last_s, free, budget = state.last_step_s, state.free_blocks, cluster.control[BUDGET]
+    needed = cluster.growth[r, (steps + 1) % block_size]
+    while end_s < until and budget > 0 and steps + 1 < state.next_finish and needed + 1 <= free:
+        # The end of the step in flight.
+        log_gap(log, end_s - last_s, count)
+        state.free_blocks = free
+        if (state.num_iterations - 1) & (log.used[3] - 1) == 0:
+            log_iteration(cluster, log, r, 0)
+        steps += 1
+        step_kv += count
+        longest += 1
+        last_s = end_s
+        # The next one.
+        if state.tracks_blocks != 0:
+            for i in range(needed):
+                replica.loose_blocks[state.num_loose + i] = prefix_cache.take_oldest(replica)
+        state.num_loose += needed
+        free -= needed
+        state.peak_blocks = max(state.peak_blocks, state.num_blocks - free)
+        kv, kv_max = float(step_kv), float(longest)
+        shape = Shape(count, count, 0.0, 0.0, count, kv, kv_max)
+        seconds = with_host_s(tables, row, fixed_s + attention_s(tables, row, shape), shape)
+        seconds = seconds + seconds * state.slowdown
+        start_s = end_s
+        end_s = start_s + seconds
+        cluster.stage_start_s[r, 0, 0] = start_s
+        cluster.stage_end_s[r, 0, 0] = end_s
+        took_s = end_s - start_s
+        state.num_iterations += 1
+        state.busy_s += took_s
+        flight.number = state.num_iterations
+        flight.kv_block_s = (state.num_blocks - free) * took_s
+        flight.flops = work[0] * count + work[1] * kv + work[2] * count
+        flight.bytes = weights + work[4] * kv
+        flight.beyond_measured = many or kv_max > measured[2]
+        state.kv_block_s += flight.kv_block_s
+        state.flops += flight.flops
+        state.bytes += flight.bytes
+        state.num_beyond_measured += flight.beyond_measured
+        flight.start_s = start_s
+        flight.end_s = end_s
+        flight.decode_kv = kv
+        budget -= 1
+        needed = cluster.growth[r, (steps + 1) % block_size]
+    done = steps - state.steps
+    state.tokens_computed += done * count
+    state.decode_left -= done * count
+    state.num_produced += done * count
+    state.steps, state.step_kv, state.step_kv_max, state.last_step_s = steps, step_kv, longest, last_s
+    state.free_blocks = free
+    state.now_s = flight.start_s
+    state.stalled = 1
+    flight.tokens, flight.decodes, flight.prefill_tokens = count, count, 0
+    cluster.control[BUDGET] = budget
+    cluster.stage_free_s[r, 0] = end_s
+    _note_next_end(cluster, r, end_s)
 
 
 # The outside.
@@ -392,6 +491,9 @@ def proceed(
     if now != NEVER:
         _wake(cluster, tables, policies, log, first, now)
     while cluster.replicas[first].next_end_s < until and cluster.control[BUDGET] > 0:
+        if _may_coast(cluster, log, first):
+            _coast(cluster, tables, log, first, until)
+            continue
         _wake(cluster, tables, policies, log, first, cluster.replicas[first].next_end_s)
 
 
@@ -403,7 +505,7 @@ def receive(cluster: Cluster, r: int, request_id: int) -> None:
     state.stalled = 0
     state.num_outstanding += 1
     state.prefill_left += request.prefill_tokens
-    state.decode_left += request.output_tokens
+    state.decode_left += request.total_tokens - request.prefill_tokens
     replica = replica_view(cluster, r)
     is_shared = request.prefix_count > 0 or leaves(replica, request_id)
     if is_shared and state.prefix_cache != 0 and state.tracks_blocks == 0:

@@ -10,14 +10,17 @@ from typing import Any
 
 import numpy as np
 
+from gnomon.core.arrays import Floats
 from gnomon.serving.class_metrics import ClassSummary, Fairness, class_summaries
+from gnomon.serving.energy import Energy, energy_of, joules
+from gnomon.serving.fleet.metrics import FleetSummary, fleet_summary, paid_s
 from gnomon.serving.latency import RequestTimes, Slo, request_times, slo_met
 from gnomon.serving.moves import Moves, moves
 from gnomon.serving.percentiles import Percentiles, percentiles, weighted_percentiles
 from gnomon.serving.saturation import Saturation, saturation
 from gnomon.serving.simulate import Run
 from gnomon.serving.state import FINISHED, NOT_ARRIVED, REJECTED, SHED
-from gnomon.serving.usage import ReplicaUse, Utilization, overall, prefix_hit_rate, replica_uses
+from gnomon.serving.usage import ReplicaUse, Utilization, overall, prefix_hit_rate, replica_uses, seconds_on
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,7 @@ class Cost:
 
     num_gpus: int
     per_hour: float
+    """In a fleet that changes, in the mean."""
     per_million_output_tokens: float | None
     per_million_tokens: float | None
     """Prompt and output tokens of finished requests."""
@@ -113,6 +117,10 @@ class Summary:
     slo: Slo | None
     utilization: Utilization
     cost: Cost
+    energy: Energy | None
+    """None where the watts of a GPU are not known."""
+    fleet: FleetSummary | None
+    """What became of the replicas, where they changed."""
     iterations: Iterations
     prompt_tokens: Percentiles
     output_tokens: Percentiles
@@ -162,8 +170,10 @@ def summarize(run: Run) -> Summary:
         latency=_latency(run, times, done),
         throughput=_throughput(run, done, duration_s, arrived),
         slo=slo_met(run.scenario.slo, times, done, arrived + counts.too_long, duration_s),
-        utilization=overall(uses),
-        cost=_cost(run, done, duration_s),
+        utilization=overall(uses, seconds_on(run, start_s, end_s) if run.fleet else None),
+        cost=_cost(run, done, duration_s, end_s),
+        energy=_energy(run, done, duration_s, start_s, end_s),
+        fleet=fleet_summary(run.fleet, _gpus_of_replicas(run), end_s) if run.fleet else None,
         iterations=_iterations(run),
         prompt_tokens=percentiles(q.prompt_tokens.astype(np.float64)),
         output_tokens=percentiles(q.output_tokens.astype(np.float64)),
@@ -216,7 +226,10 @@ def _span(run: Run) -> tuple[float, float]:
     if cut:
         assert run.scenario.time_limit_s is not None
         return min(start, run.scenario.time_limit_s), run.scenario.time_limit_s
-    return start, float(ended.max()) if ended.size else start
+    end = float(ended.max()) if ended.size else start
+    if run.fleet is not None and ended.size < q.size:  # Some were given up, when the last decision was taken.
+        end = max(end, float(run.fleet.column("time_s").max(initial=end)))
+    return start, end
 
 
 def _counts(run: Run) -> Counts:
@@ -268,10 +281,41 @@ def _throughput(run: Run, done: Any, duration_s: float, arrived: int) -> Through
     )
 
 
-def _cost(run: Run, done: Any, duration_s: float) -> Cost:
+def _gpus_of_replicas(run: Run) -> Floats:
+    """[replica of a fleet that changes]: its GPUs."""
+    assert run.fleet is not None
+    return np.array([run.kinds[one.pool].replica.num_gpus for one in run.fleet.members], np.float64)
+
+
+def _energy(run: Run, done: Any, duration_s: float, start_s: float, end_s: float) -> Energy | None:
+    """What the run drew; None where the watts of a GPU are not known."""
+    config, replicas, q = run.scenario.power, run.cluster.replicas, run.cluster.requests
+    on_s = seconds_on(run, start_s, end_s)
+    if run.fleet is not None:
+        on_s = np.repeat(paid_s(run.fleet, end_s), [len(one.ranks) for one in run.fleet.members])
+    work = run.tables.work[np.minimum(replicas.row, len(run.tables.work) - 1)]
+    total_j = 0.0
+    for number, kind in enumerate(run.kinds):
+        facts, mine = config.facts(kind.device.name), run.kind_of_replica == number
+        if facts is None:
+            return None
+        a, w = replicas[mine], work[mine]
+        gpus = kind.replica.num_gpus / kind.replica.data_parallel
+        seconds = (a.busy_s, a.bytes / np.maximum(w[:, 6], 1.0), a.flops / np.maximum(w[:, 5], 1.0))
+        total_j += float(joules(config, facts, gpus, on_s[mine], *seconds).sum())
+    output = float(q.output_tokens[done].sum())
+    return energy_of(total_j, config, duration_s, output, int(np.count_nonzero(done)))
+
+
+def _cost(run: Run, done: Any, duration_s: float, end_s: float) -> Cost:
     q, price = run.cluster.requests, run.scenario.price_per_gpu_hour
-    per_hour = sum(k.num_gpus * (price if price is not None else k.device.price_per_hour) for k in run.kinds)
+    prices = [price if price is not None else k.device.price_per_hour for k in run.kinds]
+    per_hour = sum(k.num_gpus * each for k, each in zip(run.kinds, prices, strict=True))
     spent = per_hour * duration_s / 3600
+    if run.fleet is not None:
+        each = np.array([prices[one.pool] for one in run.fleet.members]) * _gpus_of_replicas(run)
+        spent = float((paid_s(run.fleet, end_s) * each).sum()) / 3600
+        per_hour = spent / max(duration_s, 1e-12) * 3600
     output = float(q.output_tokens[done].sum())
     return Cost(
         num_gpus=sum(kind.num_gpus for kind in run.kinds),
@@ -331,6 +375,8 @@ def _warnings(run: Run, summary: Summary) -> list[str]:
                 f"The GPUs would need {share:.0%} of their {of}: the iteration times are shorter than they can be. "
                 "Check the timing source."
             )
+    if run.fleet is not None:
+        found.extend(run.fleet.warnings)
     if summary.iterations.kept_one_in > 1:
         found.append(
             f"The table of iterations holds one in {summary.iterations.kept_one_in}; sums and means per replica are "

@@ -17,7 +17,7 @@ from gnomon.serving.calendar import NEVER
 from gnomon.serving.cluster import Engine, Fleet
 from gnomon.serving.log import Log
 from gnomon.serving.loop import receive
-from gnomon.serving.state import FINISHED, NONE, NOT_ARRIVED, QUEUED, REJECTED
+from gnomon.serving.state import FINISHED, NONE, NOT_ARRIVED, QUEUED, REJECTED, Cluster
 from gnomon.serving.stepping import ID, NEVER_STEP
 
 
@@ -28,7 +28,6 @@ def _submit(fleet: Fleet, engine: Engine, log: Log, ids: Ints, targets: Ints, no
         r, request = targets[i], cluster.requests[ids[i]]
         receive(cluster, r, ids[i])
         cluster.replicas[r].prefill_left -= request.processed
-        cluster.replicas[r].decode_left -= request.prefill_tokens - request.prompt_tokens
     for i in range(ids.size):
         if i + 1 == ids.size or targets[i + 1] != targets[i]:
             engine.proceed(cluster, fleet.tables, engine.policies, log, targets[i], now, now)
@@ -67,7 +66,8 @@ def withdraw(fleet: Fleet, engine: Engine, log: Log, r: int, now: float) -> tupl
     requests.num_restarts[ids] += requests.processed[ids] > 0
     for name, value in (("processed", 0), ("num_blocks", 0), ("status", NOT_ARRIVED), ("replica", NONE)):
         requests[name][ids] = value
-    _empty(fleet, r, stop)
+    empty(cluster, r)
+    cluster.stage_free_s[r] = stop
     return ids, stop
 
 
@@ -78,9 +78,8 @@ def advance_one(fleet: Fleet, engine: Engine, log: Log, r: int, until: float) ->
     engine.proceed(lent.cluster, lent.tables, engine.policies, borrow(log), r, NEVER, until)
 
 
-def _empty(fleet: Fleet, r: int, now: float) -> None:
-    """Nothing waits, runs, or is in flight; a batch that was just launched is taken back."""
-    cluster = fleet.cluster
+def empty(cluster: Cluster, r: int) -> None:
+    """Nothing waits, runs, or is in flight in replica `r`; a batch that was launched is taken back."""
     state = cluster.replicas[r]
     for i in range(state.num_in_flight):
         position = (state.oldest + i) % cluster.flights.shape[1]
@@ -97,10 +96,9 @@ def _empty(fleet: Fleet, r: int, now: float) -> None:
     state.first_waiting = state.last_waiting = NONE
     for name in (
         "num_waiting", "num_running", "num_holding", "num_in_flight", "num_stepping", "in_step", "batch_size",
-        "step_kv", "step_kv_max", "num_off_beat", "last_admitted_stepping", "num_loose", "steppable", "counter",
-        "reserve_ratio", "waiting_tokens", "prefill_left", "decode_left", "num_outstanding",
+        "step_kv", "step_kv_max", "frozen", "num_off_beat", "last_admitted_stepping", "num_loose", "steppable",
+        "counter", "reserve_ratio", "waiting_tokens", "prefill_left", "decode_left", "num_outstanding",
     ):  # fmt: skip
         state[name] = 0
     cluster.growth[r] = 0
     cluster.service[r, :, QUEUED] = 0.0
-    cluster.stage_free_s[r] = now

@@ -13,7 +13,9 @@ from gnomon.core.errors import ConfigError
 from gnomon.core.sizes import BatchTokens, Blocks, Count, CountOrNone, DraftTokens, Replicas, Seed, Sequences, Tokens
 from gnomon.serving.acceptance import Acceptance, chances
 from gnomon.serving.calibration import read_calibration
+from gnomon.serving.energy import PowerConfig
 from gnomon.serving.engines import EngineConfig, engine, filled_in, nested
+from gnomon.serving.fleet.config import FleetConfig
 from gnomon.serving.policies import COMMON_DEFAULTS, POLICIES
 from gnomon.timing import TimingConfig
 from gnomon.workload import WorkloadConfig
@@ -277,10 +279,14 @@ class Scenario(Config):
     workload: WorkloadConfig = WorkloadConfig()
     timing: TimingConfig = TimingConfig()
     front_end: FrontEndConfig = FrontEndConfig()
+    fleet: FleetConfig | None = None
+    """Replicas that come, go and fail during the run, by a controller or at given times; without it all are there from
+    the start to the end."""
     pools: tuple[PoolConfig, ...] = ()
     """Replicas of several kinds, instead of `num_replicas` equal ones; with roles, prefill and decode apart."""
     disaggregation: DisaggregationConfig = DisaggregationConfig()
     slo: SloConfig = SloConfig()
+    power: PowerConfig = PowerConfig()
     price_per_gpu_hour: NonNegativeFloat | None = None
     """US dollars; the catalog's price if not given."""
     time_limit_s: PositiveFloat | None = None

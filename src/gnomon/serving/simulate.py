@@ -19,10 +19,13 @@ from gnomon.core.user_files import load_user_file
 from gnomon.serving import contract
 from gnomon.serving.admission import ADMISSIONS, AdmissionSpec
 from gnomon.serving.build import Recording, build_cluster
-from gnomon.serving.calendar import A_REPLICA, NEVER, new_calendar, report_ends, send_first
+from gnomon.serving.calendar import A_REPLICA, AN_EVENT, NEVER, new_calendar, report_ends, send_first
 from gnomon.serving.cluster import Engine, Fleet, Outside, Router, advance_all, serve
 from gnomon.serving.compilation import callable_router, engine_of
 from gnomon.serving.deciders import DeciderSpec
+from gnomon.serving.fleet.manager import Manager
+from gnomon.serving.fleet.record import FleetRecord
+from gnomon.serving.fleet.setup import new_manager, record_of
 from gnomon.serving.front_end import as_client_sees, open_front_end
 from gnomon.serving.guard import Guard
 from gnomon.serving.kinds import Kind, accepted, bake, no_times, policies_of, resolve
@@ -36,7 +39,7 @@ from gnomon.serving.state import Cluster
 from gnomon.serving.transfers import Transfers
 from gnomon.serving.warmup import begin_measuring, without_warmup
 from gnomon.timing.iteration import IterationTables
-from gnomon.workload import Requests, generate
+from gnomon.workload import Requests, WorkloadConfig, generate
 from gnomon.workload.requests import with_classes
 
 
@@ -57,6 +60,8 @@ class Run:
     """KV that moved between pools; None where no pool has a role."""
     spread: float = 0.0
     """Standard deviation to expect of a real server's iterations around the simulated ones."""
+    fleet: FleetRecord | None = None
+    """What became of the replicas, where they changed."""
 
     @property
     def kind_of_replica(self) -> Ints:
@@ -93,7 +98,7 @@ def run(
     cluster = build_cluster(kinds, offered, scenario.seed, recording)
     log = new_log(max_members=recording.num_members if recording else keep_members)
     with function_arguments():
-        before, transfers = _serve(
+        before, transfers, manager = _serve(
             scenario, router, kinds, offered, cluster, times.tables, log, forced_replicas, on_progress
         )
     _check_clock(cluster)
@@ -101,20 +106,9 @@ def run(
     if before is not None:
         cluster, offered = without_warmup(cluster, log, offered, before)
     notes = [*offered.notes, *times.notes]
-    model = catalog.model(scenario.model)
-    return Run(
-        scenario,
-        model,
-        kinds,
-        offered,
-        cluster,
-        log,
-        times.tables,
-        notes,
-        times.uncertainty,
-        transfers,
-        times.spread,
-    )
+    model, fleet = catalog.model(scenario.model), record_of(manager, kinds) if manager else None
+    made = (scenario, model, kinds, offered, cluster, log, times.tables, notes, times.uncertainty)
+    return Run(*made, transfers, times.spread, fleet)
 
 
 def _serve(
@@ -127,9 +121,9 @@ def _serve(
     log: Log,
     forced_replicas: Ints | None,
     on_progress: Callable[[int, int], None] | None,
-) -> tuple[dict[str, Any] | None, Transfers | None]:
-    """Run the cluster, in slices so that progress can be shown. Returns the accounts at the end of a warm-up, and the
-    transfers between pools."""
+) -> tuple[dict[str, Any] | None, Transfers | None, Manager | None]:
+    """Run the cluster, in slices so that progress can be shown. Returns the accounts at the end of a warm-up, the
+    transfers between pools, and the manager of a fleet that changes."""
     total, num_replicas = len(requests), cluster.replicas.size
     gate = _find_admission(scenario.admission)
     fleet = _fleet(scenario, scenario.router, spec, gate, requests, cluster, tables, replicas_that(kinds, "prefill"))
@@ -140,13 +134,18 @@ def _serve(
     policies = tuple(POLICIES[name].form_batch for name in policies_of(kinds))
     guard = Guard(cluster, policies, spec.route, gate.admit)
     front = open_front_end(scenario.front_end, cluster, sum(kind.num_replicas for kind in kinds))
-    calendar = new_calendar(num_replicas, max_events(scenario, requests), scenario.time_limit_s or NEVER)
+    events = max_events(scenario, requests)
+    if scenario.fleet is not None:
+        events += total + FLEET_EVENTS * num_replicas
+    calendar = new_calendar(num_replicas, events, scenario.time_limit_s or NEVER)
     outside = Outside(
         calendar,
         requests.think_s if requests.concurrency else np.zeros(0),
         front,
         open_pools(scenario, catalog.model(scenario.model), kinds, cluster, calendar, total),
-        _fleet(scenario, decode, decode_spec, gate, requests, cluster, tables, replicas_that(kinds, "decode")),
+        _fleet(scenario, decode, decode_spec, gate, requests, cluster, tables, replicas_that(kinds, "decode"))
+        if scenario.has_roles
+        else fleet,
         fleet._replace(parameters=option_values(scenario.disaggregation.decider, decide)),
     )
     if scenario.has_roles and not (spec.compiled and decode_spec.compiled):
@@ -158,7 +157,10 @@ def _serve(
     calendar.book.sees_state = sees_state or gate.sees_state
     calendar.book.is_plain = not spec.compiled
     route = callable_router(spec)
-    drive = partial(_drive, fleet, engine, outside, log, route=None if spec.compiled else route)
+    manager = None
+    if scenario.fleet is not None:
+        manager = new_manager(scenario, kinds, requests, fleet, outside, _measured)
+    drive = partial(_drive, fleet, engine, outside, log, manager, route=None if spec.compiled else route)
     before = None
     if requests.concurrency:
         report_ends(calendar, cluster)
@@ -174,7 +176,7 @@ def _serve(
     guard.run(lambda: advance_all(fleet, engine, log, scenario.time_limit_s or NEVER))
     if scenario.time_limit_s is None:
         guard.audit()
-    return before, outside.transfers if scenario.has_roles else None
+    return before, outside.transfers if scenario.has_roles else None, manager
 
 
 def _fleet(
@@ -209,14 +211,52 @@ def option_values(
     return np.array([config.options.get(name, default) for name, default in spec.options.items()] or [0.0])
 
 
-def _drive(fleet: Fleet, engine: Engine, outside: Outside, log: Log, last: int, *, route: Router | None) -> None:
-    """`serve`, with the choices of a router in plain Python, which answers with 1 + the replica."""
+FLEET_EVENTS = 64
+"""Events in the calendar at a time for each replica of a fleet that changes, beside the arrivals."""
+
+
+def _measured(scenario: Scenario, rate: float, num_requests: int) -> tuple[Requests, Any]:
+    """One replica of a fleet alone, under a steady load."""
+    plain = {"fleet": None, "num_replicas": 1, "pools": scenario.pools[:1], "time_limit_s": None}
+    workload = WorkloadConfig(
+        **{
+            **scenario.workload.model_dump(exclude={"trace", "arrivals", "rate", "num_requests"}, exclude_none=True),
+            "arrivals": {"process": "poisson"},
+            "rate": rate,
+            "num_requests": num_requests,
+        }
+    )
+    done = run(scenario.model_copy(update={**plain, "workload": workload}))
+    return done.requests, done.cluster.requests
+
+
+def _drive(
+    fleet: Fleet,
+    engine: Engine,
+    outside: Outside,
+    log: Log,
+    manager: Manager | None,
+    last: int,
+    *,
+    route: Router | None,
+) -> None:
+    """`serve`, with the choices of a router in plain Python, which answers with 1 + the replica, and with what happens
+    to the replicas of a fleet."""
     cluster, book = fleet.cluster, outside.calendar.book[0]
+    if manager is not None:
+        fleet, outside = manager.fleet, manager.outside
     serve(fleet, engine, outside, log, last)
-    while book.wants == A_REPLICA and route is not None:
+    while (book.wants == A_REPLICA and route is not None) or (book.wants == AN_EVENT and manager is not None):
+        if book.wants == AN_EVENT:
+            assert manager is not None
+            manager.handle()
+            fleet, outside = manager.fleet, manager.outside
+            serve(fleet, engine, outside, log, last)
+            continue
+        assert route is not None
         r = route(fleet, int(book.subject)) - 1
         if not 0 <= r < cluster.replicas.size:
-            cluster.control[:] = (0, contract.NO_SUCH_REPLICA, r, book.subject)
+            cluster.control[:4] = (0, contract.NO_SUCH_REPLICA, r, book.subject)
             return
         cluster.requests[book.subject].replica = r
         serve(fleet, engine, outside, log, last)

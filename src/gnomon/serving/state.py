@@ -21,7 +21,7 @@ from gnomon.core.jit import inline
 NONE = -1
 
 # Entries of `Cluster.control`.
-BUDGET, FAULT, FAULT_REPLICA, FAULT_REQUEST = range(4)
+BUDGET, FAULT, FAULT_REPLICA, FAULT_REQUEST, NUM_PARKED = range(5)
 NO_LIMIT = 1 << 62
 
 # Life of a request.
@@ -116,6 +116,8 @@ REPLICA = np.dtype(
         ("blocks_per_hash", np.int64),  # blocks that one prefix hash of the workload covers
         ("num_speculative", np.int64),
         # State.
+        ("frozen", np.int64),  # it has died: no batch is formed, and the one in flight never ends
+        ("slowdown", np.float64),  # how much longer iterations take, as a share: 0 for not at all
         ("now_s", np.float64),
         ("free_blocks", np.int64),
         ("num_waiting", np.int64),
@@ -127,7 +129,8 @@ REPLICA = np.dtype(
         ("num_in_flight", np.int64),  # batches
         ("oldest", np.int64),  # ring position of the oldest in-flight batch
         ("batch_size", np.int64),  # of the batch being formed
-        ("steppable", np.int64),  # the policy would choose the same decodes again
+        # The policy would choose the same decodes again; 2: and do nothing else, as long as nothing waits.
+        ("steppable", np.int64),
         ("answered", np.int64),  # the policy returned, and did not fail
         ("stalled", np.int64),  # iterations since a token was produced or a request came or went
         # Decodes that step together.
@@ -310,7 +313,8 @@ class Cluster(NamedTuple):
     recorded_s: Floats
     """[batch, stage]"""
     control: Ints
-    """[4]: how many more iterations this slice may run (`BUDGET`), and what went wrong, where (`FAULT` ...)."""
+    """[5]: how many more iterations this slice may run (`BUDGET`), what went wrong, where (`FAULT` ...), and how many
+    requests wait for a replica to be up."""
 
 
 @inline

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from gnomon.core.arrays import Floats
+from gnomon.serving.fleet.metrics import past
+from gnomon.serving.fleet.replicas import DRAINING, UP
 from gnomon.serving.simulate import Run
 
 
@@ -56,7 +58,7 @@ def replica_uses(run: Run, start_s: float, end_s: float) -> list[ReplicaUse]:
     """Every replica's account."""
     replicas, kinds = run.cluster.replicas, run.kind_of_replica
     work = run.tables.work[np.minimum(replicas.row, len(run.tables.work) - 1)]
-    span = max(end_s - start_s, 1e-12)
+    span = np.maximum(seconds_on(run, start_s, end_s), 1e-12)
     busy, active = _busy_and_active(run, end_s, span)
     blocks = np.maximum(replicas.num_blocks, 1)
     kv_mean = np.where(replicas.busy_s > 0, replicas.kv_block_s / np.maximum(replicas.busy_s, 1e-12), 0.0) / blocks
@@ -97,6 +99,14 @@ def replica_uses(run: Run, start_s: float, end_s: float) -> list[ReplicaUse]:
     return rows
 
 
+def seconds_on(run: Run, start_s: float, end_s: float) -> Floats:
+    """[replica]: how long it was there; in a fleet that changes, while it served."""
+    if run.fleet is None:
+        return np.full(run.cluster.replicas.size, end_s - start_s)
+    seconds = past(run.fleet, end_s).seconds[:, [UP, DRAINING]].sum(axis=1)
+    return np.repeat(seconds, [len(one.ranks) for one in run.fleet.members])
+
+
 def prefix_hit_rate(replicas: Any) -> float | None:
     """Share of the prompt tokens looked up that the replicas' prefix caches held; None where they have none."""
     caching = replicas[replicas.prefix_cache != 0]
@@ -104,9 +114,12 @@ def prefix_hit_rate(replicas: Any) -> float | None:
     return int(caching.cache_hits.sum()) / queries if queries else None
 
 
-def overall(uses: list[ReplicaUse]) -> Utilization:
-    """The fleet's shares: the mean over GPUs; for the KV cache over blocks, and the highest peak of any replica."""
+def overall(uses: list[ReplicaUse], share_on: Floats | None = None) -> Utilization:
+    """The fleet's shares: the mean over GPUs (and the time they were there); for the KV cache over blocks, and the
+    highest peak of any replica."""
     gpus = np.array([use.num_gpus for use in uses], dtype=np.float64)
+    if share_on is not None and share_on.any():
+        gpus *= share_on
     blocks = np.array([max(use.num_kv_blocks, 1) for use in uses], dtype=np.float64)
 
     def mean(name: str, weights: Floats) -> float:
@@ -138,7 +151,7 @@ def _cut_off(run: Run, end_s: float) -> Floats:
     return cut
 
 
-def _busy_and_active(run: Run, end_s: float, span_s: float) -> tuple[Floats, Floats]:
+def _busy_and_active(run: Run, end_s: float, span_s: Floats) -> tuple[Floats, Floats]:
     """Per replica: share of time a stage computes, and share of time it has a batch in flight (NaN if not known)."""
     replicas = run.cluster.replicas
     # A time limit cuts through iterations whose whole time is on the account already.
@@ -158,8 +171,8 @@ def _busy_and_active(run: Run, end_s: float, span_s: float) -> tuple[Floats, Flo
             busy[r] *= mean_s / max(float(seconds[first].sum()), 1e-12)
             active[r] = np.nan
         else:
-            busy[r] = mean_s / span_s
-            active[r] = _covered_s(mine.start_s[first], mine.end_s[last]) / span_s
+            busy[r] = mean_s / span_s[r]
+            active[r] = _covered_s(mine.start_s[first], mine.end_s[last]) / span_s[r]
     return busy, active
 
 

@@ -67,6 +67,8 @@ class Diurnal(Process):
     """Highest rate over lowest rate."""
     peak_s: float = 43200.0
     """When the rate is highest, in seconds from the start."""
+    cv: PositiveFloat = 1.0
+    """Coefficient of variation of the gaps before they follow the day: 1 is Poisson, above it comes in bursts."""
 
 
 class Batch(Process):
@@ -120,7 +122,7 @@ def think_times(arrivals: ClosedLoop, num_requests: int, seed: int) -> Floats:
 
 def _gaps(arrivals: OpenLoop, num_requests: int, seed: int) -> Floats:
     random = stream(seed, "arrivals")
-    if isinstance(arrivals, Gamma):
+    if isinstance(arrivals, Gamma) or (isinstance(arrivals, Diurnal) and arrivals.cv != 1.0):
         shape = arrivals.cv**-2
         return random.gamma(shape, 1 / shape, num_requests)
     return random.standard_exponential(num_requests)

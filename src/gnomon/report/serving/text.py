@@ -10,6 +10,8 @@ from gnomon.report.blocks import Block, Line, Table, lines
 from gnomon.report.serving.intervals import interval_blocks
 from gnomon.search.headroom import Headroom
 from gnomon.serving.class_metrics import Fairness
+from gnomon.serving.energy import Energy
+from gnomon.serving.fleet.metrics import FleetSummary
 from gnomon.serving.intervals import Intervals
 from gnomon.serving.metrics import Summary
 from gnomon.serving.moves import Moves
@@ -146,7 +148,11 @@ def figure_rows(summary: Summary, room: Headroom | None = None) -> list[tuple[st
         rows.append(("fairness", fairness_words(summary.fairness)))
     if summary.moves is not None:
         rows.append(("KV moved", moves_words(summary.moves)))
+    if summary.fleet is not None:
+        rows.append(("fleet", fleet_words(summary.fleet)))
     rows.append(("cost", cost_words(summary)))
+    if summary.energy is not None:
+        rows.append(("energy", energy_words(summary.energy)))
     rows.append(("timing", timing_words(summary)))
     assert cost.num_gpus > 0
     return rows
@@ -204,6 +210,26 @@ def slo_words(summary: Summary) -> str:
     ]
     every = f"all by {slo.attainment:.1%}, " if len(targets) > 1 else ""
     return f"{', '.join(targets)}; {every}goodput {slo.goodput_requests_per_s:.4g} requests/s"
+
+
+def fleet_words(fleet: FleetSummary) -> str:
+    """Replicas over time in one line."""
+    parts = [f"{fleet.mean_up:.3g} replicas in the mean ({fleet.least_up} to {fleet.peak_up})",
+             f"{fleet.gpu_hours:,.4g} GPU hours", f"{fleet.cold_starts} cold starts of "
+             f"{units.seconds(fleet.cold_start_s)}"]  # fmt: skip
+    if fleet.failures:
+        parts.append(f"{fleet.failures} failures, {fleet.retries:,} requests sent again")
+    return f"{fleet.controller}: {', '.join(parts)}"
+
+
+def energy_words(energy: Energy) -> str:
+    """What the run drew in one line."""
+    each = energy.joules_per_output_token
+    parts = [f"{energy.kwh:,.4g} kWh, {energy.mean_kw:,.3g} kW in the mean"]
+    parts += [f"{each:,.3g} J per output token"] if each is not None else []
+    parts += [f"${energy.price:,.4g}"] if energy.price is not None else []
+    parts += [f"{energy.carbon_kg:,.4g} kg CO2"] if energy.carbon_kg is not None else []
+    return ", ".join(parts)
 
 
 def cost_words(summary: Summary) -> str:

@@ -6,7 +6,8 @@ Contract: every request that it takes from the waiting queue or from `running` i
 blocks are held before a request computes into them.
 
 A policy that gives every decode its token in the same iterations may say so with `state.steppable = 1` and start with
-`place_together`: the engine then keeps those decodes as one, which is much faster (see `gnomon.serving.stepping`).
+`place_together`: the engine then keeps those decodes as one, which is much faster (see `gnomon.serving.stepping`). With
+`state.steppable = 2` it also says that it does nothing else while nothing waits, and is then not asked at every step.
 
 What the rest of Gnomon must know of a policy stands beside it, as fields of `PolicySpec`:
 

@@ -86,4 +86,4 @@ def dlpm(replica: Replica) -> None:
             if tokens > 0:
                 charge_prompt(replica, r, replica.requests[r].prompt_tokens - replica.requests[r].cached_tokens)
             budget -= tokens
-    state.steppable = 1
+    state.steppable = 2

@@ -67,4 +67,4 @@ def drr(replica: Replica) -> None:
                 charge_prompt(replica, r, replica.requests[r].prompt_tokens)
             budget -= tokens
             c = _next_class(replica) if tokens > 0 else NONE
-    state.steppable = 1
+    state.steppable = 2

@@ -99,4 +99,4 @@ def priority(replica: Replica) -> None:
             tokens = admit_first(replica, budget)
             budget -= tokens
             c = most_urgent(replica)
-    state.steppable = 1
+    state.steppable = 2

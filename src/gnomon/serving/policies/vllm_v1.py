@@ -156,4 +156,4 @@ def vllm_v1(replica: Replica) -> None:
         while tokens > 0:
             budget -= tokens
             tokens = admit_first(replica, budget)
-    replica.state.steppable = 1
+    replica.state.steppable = 2 if replica.parameters[_PREFILL_INTERVAL] <= 1.0 else 1

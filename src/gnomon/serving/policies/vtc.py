@@ -77,4 +77,4 @@ def vtc(replica: Replica) -> None:
             budget -= tokens
             c = _served_least(replica, False)
     note_queued(replica)
-    state.steppable = 1
+    state.steppable = 2

@@ -1,0 +1,71 @@
+"""What a GPU draws, by what it does, and the clock that a power cap leaves it."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+
+import yaml
+from pydantic import Field, PositiveFloat
+
+from gnomon.core.config import Config, build
+from gnomon.core.errors import ConfigError
+
+
+class PowerFacts(Config):
+    """One GPU's watts."""
+
+    idle_w: PositiveFloat
+    """With a CUDA context, doing nothing."""
+    max_w: PositiveFloat
+    """The most it draws."""
+    source: str
+    """Where the two come from."""
+
+
+class Shares(Config):
+    """How far from idle to the maximum each kind of activity takes a GPU."""
+
+    busy: PositiveFloat
+    memory: PositiveFloat
+    arithmetic: PositiveFloat
+    source: str
+
+
+class PowerData(Config):
+    """All of `data/power.yaml`."""
+
+    shares: Shares
+    clock_exponent: PositiveFloat
+    clock_source: str
+    devices: dict[str, PowerFacts] = Field(default_factory=dict)
+
+
+@cache
+def power_data() -> PowerData:
+    """What is known of power."""
+    return build(
+        PowerData,
+        yaml.safe_load((files("gnomon.catalog") / "data" / "power.yaml").read_text(encoding="utf-8")),
+        where="power.yaml",
+    )
+
+
+def power_of(device: str) -> PowerFacts:
+    """The watts of a device of the catalog."""
+    known = power_data().devices
+    if device not in known:
+        raise ConfigError(
+            f"the power of {device} is not known.", where="power", fix="Give power.idle_w and power.max_w."
+        )
+    return known[device]
+
+
+def clock_under_cap(facts: PowerFacts, cap_w: float) -> float:
+    """The share of its clock at which a GPU at full activity stays within `cap_w`."""
+    if cap_w <= facts.idle_w:
+        raise ConfigError(
+            f"a cap of {cap_w:g} W is not above what the GPU draws idle ({facts.idle_w:g} W).", where="power.cap_w"
+        )
+    share = (cap_w - facts.idle_w) / (facts.max_w - facts.idle_w)
+    return min(1.0, share ** (1.0 / power_data().clock_exponent))

@@ -1,0 +1,1 @@
+"""Replicas over time: they start, drain, fail and slow down; controllers decide how many there are."""

@@ -1,0 +1,135 @@
+"""What a scenario says of a fleet that changes: its limits, its controller, cold starts, failures, retries."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveFloat, model_validator
+
+from gnomon.core.config import Config
+from gnomon.core.sizes import Replicas
+
+Share = Annotated[float, Field(gt=0, le=1)]
+AT_MOST_REPLICAS = 65_536
+
+
+class ControllerConfig(Config):
+    """Who decides how many replicas there are, and how often."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+    shorthand: ClassVar[str] = "name"
+
+    name: str = "fixed"
+    """fixed, schedule, target_utilization (as Kubernetes' HPA), queue_driven (as KEDA), slo_planner (as Dynamo's
+    planner), oracle (knows the trace), or your own."""
+    file: str | None = None
+    """Python file that registers your own controller."""
+    options: dict[str, float] = Field(default_factory=dict)
+    """Options of the controller, e.g. {target: 0.7}."""
+    steps: tuple[tuple[NonNegativeFloat, Annotated[int, Field(ge=0)]], ...] = ()
+    """schedule: [seconds of the day, replicas], in order of time; repeats every day."""
+    interval_s: Annotated[float, Field(gt=0)] = 30.0
+    """Seconds between two decisions."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> ControllerConfig:
+        times = [at_s for at_s, _ in self.steps]
+        if times != sorted(set(times)):
+            raise ValueError("the steps of a schedule must be in order of time, each time once")
+        return self
+
+
+class ColdStartConfig(Config):
+    """What happens between the decision to start a replica and its first request, one part after the other."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    node_s: NonNegativeFloat = 0.0
+    """Getting the machine; 0 where it is kept at hand."""
+    image_s: NonNegativeFloat = 0.0
+    """Pulling and starting the container."""
+    weights_bytes_per_s: PositiveFloat = 2e9
+    """How fast the weights of one replica are read: 2 GB/s is what 495 s for the weights of a 1T-parameter FP8 model
+    come to."""
+    weights_s: NonNegativeFloat | None = None
+    """Seconds for the weights, where they are known; else their size over `weights_bytes_per_s`."""
+    compile_s: NonNegativeFloat = 20.0
+    """Compiling kernels, capturing CUDA graphs."""
+    warmup_s: NonNegativeFloat = 12.0
+    """First requests that nobody waits for."""
+
+    def parts(self, weight_bytes: float) -> dict[str, float]:
+        """Seconds of each part for a replica whose weights take so many bytes."""
+        weights_s = weight_bytes / self.weights_bytes_per_s if self.weights_s is None else self.weights_s
+        return {
+            "node": self.node_s,
+            "image": self.image_s,
+            "weights": weights_s,
+            "compile": self.compile_s,
+            "warm-up": self.warmup_s,
+        }
+
+
+class FailureConfig(Config):
+    """Replicas that die at random, and come back."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    mtbf_s: PositiveFloat | None = None
+    """Mean time between failures of one replica while it is up, exponential; without it none fails."""
+    mttr_s: NonNegativeFloat = 600.0
+    """Mean time to repair, exponential: until then its place cannot be used; then it starts cold."""
+    detect_s: NonNegativeFloat = 5.0
+    """Until the failure is noticed: requests go on being sent there, and nothing comes back."""
+    keeps_tokens: bool = True
+    """A retried request goes on from the tokens that its client has (they are prefilled again); else it starts over."""
+
+
+class StragglerConfig(Config):
+    """Replicas that become slow for a while."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    mean_s: PositiveFloat | None = None
+    """Mean time between slow spells of one replica, exponential; without it there are none."""
+    duration_s: PositiveFloat = 300.0
+    """Mean length of a spell, exponential."""
+    factor: Annotated[float, Field(ge=1)] = 1.5
+    """How many times longer an iteration takes."""
+
+
+class EventConfig(Config):
+    """One thing that happens to one replica at a given time."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    at_s: NonNegativeFloat
+    """When."""
+    what: Literal["start", "drain", "fail", "repair", "slow"]
+    """start (cold), drain (finishes what it has, then leaves), fail (dies at once), repair (its place can be used
+    again), slow (iterations take `factor` times as long from now on; 1: as usual again)."""
+    replica: Annotated[int, Field(ge=0)]
+    """Which replica, from 0."""
+    factor: PositiveFloat = 1.0
+    """slow: how many times longer an iteration takes."""
+
+
+class FleetConfig(Config):
+    """A fleet that changes during the run. `num_replicas` (of each pool) are up at the start."""
+
+    controller: ControllerConfig = ControllerConfig()
+    min_replicas: Annotated[int, Field(ge=0, le=AT_MOST_REPLICAS)] = 1
+    """Fewest replicas of a pool that a controller may ask for."""
+    max_replicas: Replicas | None = None
+    """Most replicas of a pool; as many as at the start if not given."""
+    cold_start: ColdStartConfig = ColdStartConfig()
+    failures: FailureConfig = FailureConfig()
+    stragglers: StragglerConfig = StragglerConfig()
+    events: tuple[EventConfig, ...] = ()
+    """What happens at given times."""
+
+    @model_validator(mode="after")
+    def _limits(self) -> FleetConfig:
+        if self.max_replicas is not None and self.max_replicas < self.min_replicas:
+            raise ValueError("max_replicas must be at least min_replicas")
+        return self
