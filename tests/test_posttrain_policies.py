@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 
 from gnomon.core.errors import ConfigError, DataError, GnomonError, UnknownNameError
+from gnomon.posttrain.config import Posttrain
+from gnomon.posttrain.placement import placement_of
 from gnomon.posttrain.policies import POLICIES, Policy, make_policy
+from gnomon.posttrain.policies.payback import rollout_left_s, step_left_s
 from gnomon.posttrain.replay import replay, write_decisions
-from gnomon.posttrain.simulate import run
+from gnomon.posttrain.simulate import policy_of, run
 from gnomon.posttrain.snapshot import Finish, Instance, Migrate, Rates, Scale, Snapshot, Wait
 from posttrain_kit import policies, small
 
@@ -96,6 +99,30 @@ def test_pre_process_ends_when_half_of_the_sequences_run() -> None:
         Migrate(leave=tuple(range(8))),
         Scale(component="actor", gpus=tuple(range(16))),
     ]
+
+
+def test_payback_counts_what_releasing_instances_costs_the_rollout() -> None:
+    """A fast actor: 384 groups at 8 a second (48 s) wait for the rollout, which has 212 groups left at 2 a second (106 s)
+    and one mini-batch of 16 s after it. With 12 instead of 20 instances, 67 instead of 40 sequences on each, it would
+    take 106 x (1 + 0.52 x 0.67) = 143 s: the larger actor saves 8 s of the last mini-batch, and the step is longer."""
+    fast = Rates(rollout_groups_s=2.0, inference_groups_s=20.0, train_groups_s_per_gpu=0.5)
+    assert make_policy("payback").decide(snapshot(rates=fast)) == []
+    assert make_policy("payback").decide(snapshot(rates=fast, instances=idle_instances())) != []
+    assert rollout_left_s(snapshot(), 20) == pytest.approx(106.0)
+    assert rollout_left_s(snapshot(), 12) == pytest.approx(106.0 * (1 + 800 / 12 / 128 * (20 / 12 - 1)))
+    assert step_left_s(snapshot(), 16, 20) == pytest.approx(384 / 0.8)
+    assert step_left_s(snapshot(rates=fast), 16, 20) == pytest.approx(106.0 + 128 / 8)
+
+
+def test_a_scheduler_that_moves_gpus_is_safe_unless_flags_name_another() -> None:
+    config = small(cluster={"component_placement": {"actor": "0-1", "rollout": "2-5", "inference": "6-7"}})
+    assert policy_of(config, placement_of(config)).name == "payback"
+    flags = {
+        **config.model_dump(),
+        "cluster": {**config.cluster.model_dump(exclude_unset=True), "lend_inference": True},
+    }
+    named = Posttrain(**flags)
+    assert policy_of(named, placement_of(named)).name == "elastic"
 
 
 def test_payback_refuses_a_change_that_costs_more_than_it_saves() -> None:

@@ -31,7 +31,8 @@ class ClusterConfig(Config):
     num_nodes: Nodes = 1
     gpus_per_node: Degree = 8
     auto_scheduler: bool = False
-    """Move GPUs between components during a step (policy elastic unless `policy` says otherwise)."""
+    """Move GPUs between components during a step: policy payback, or elastic where one of the flags below is given,
+    unless `policy` says otherwise."""
     use_pre_process_policy: bool = True
     """elastic: rollout also starts on the actor's GPUs, and leaves them when at most half of the sequences run."""
     use_wait_before_last_iter_policy: bool = False

@@ -29,8 +29,11 @@ def policy_of(config: Posttrain, placement: Placement) -> Policy:
     if config.policy.file:
         load_user_file(config.policy.file)
     name = config.policy.name
-    if name is None:
-        name = "elastic" if config.cluster.auto_scheduler else "colocated" if placement.is_shared else "disaggregated"
+    if name is None and config.cluster.auto_scheduler:
+        has_flags = config.cluster.model_fields_set & set(POLICIES["elastic"].cluster_flags)
+        name = "elastic" if has_flags else "payback"
+    elif name is None:
+        name = "colocated" if placement.is_shared else "disaggregated"
     policy = make_policy(name, cluster_options(config, name) | config.policy.options)
     if placement.is_shared and not policy.spec.takes_turns:
         raise ConfigError(
