@@ -102,9 +102,10 @@ def test_pre_process_ends_when_half_of_the_sequences_run() -> None:
 
 
 def test_payback_counts_what_releasing_instances_costs_the_rollout() -> None:
-    """A fast actor: 384 groups at 8 a second (48 s) wait for the rollout, which has 212 groups left at 2 a second (106 s)
-    and one mini-batch of 16 s after it. With 12 instead of 20 instances, 67 instead of 40 sequences on each, it would
-    take 106 x (1 + 0.52 x 0.67) = 143 s: the larger actor saves 8 s of the last mini-batch, and the step is longer."""
+    """A fast actor: 384 groups at 8 a second (48 s) wait for the rollout, which has 212 groups left at 2 a second (106
+    s) and one mini-batch of 16 s after it. With 12 instead of 20 instances, 67 instead of 40 sequences on each, it
+    would take 106 x (1 + 0.52 x 0.67) = 143 s: the larger actor saves 8 s of the last mini-batch, and the step is
+    longer."""
     fast = Rates(rollout_groups_s=2.0, inference_groups_s=20.0, train_groups_s_per_gpu=0.5)
     assert make_policy("payback").decide(snapshot(rates=fast)) == []
     assert make_policy("payback").decide(snapshot(rates=fast, instances=idle_instances())) != []
