@@ -24,10 +24,10 @@ from gnomon.verify.silicon.scenarios import settings_of
 from gnomon.verify.silicon.servers import Server, servers
 
 GRID: dict[str, tuple[float, ...]] = {
-    "front_end.reply_s": (0.0, 0.02, 0.04, 0.06, 0.1, 0.15),
-    "timing.host.prefill.launch_per_layer_s": (0.0, 0.0005, 0.001, 0.0015, 0.002, 0.003),
-    "timing.host.mixed.launch_per_layer_s": (0.0, 0.0002, 0.0005, 0.001),
-    "timing.host.exposed_s": (0.0, 0.0003, 0.0006, 0.001, 0.0015),
+    "front_end.reply_s": (0.0, 0.015, 0.025, 0.04, 0.06, 0.085, 0.12, 0.15),
+    "front_end.per_prompt_token_s": (0.0, 2e-6, 4e-6, 5e-6, 6e-6, 8e-6),
+    "timing.host.launch_per_kernel_s": (0.0, 2e-5, 4e-5, 5e-5, 7e-5, 1e-4),
+    "timing.host.exposed_s": (0.0, 0.0003, 0.0007, 0.0015, 0.002),
 }
 """Constants and the values that are tried, one constant after another."""
 ROUNDS = 2

@@ -14,7 +14,7 @@ from gnomon.core.errors import ConfigError, UnknownNameError
 from gnomon.timing import Baked, Batch, Context, Timer, TimingConfig, breakdown, iteration_tables, timing_source
 from gnomon.timing import sources as sources
 from gnomon.timing.lookup import Shape, stage_s, with_host_s
-from gnomon.timing.operators import Operator
+from gnomon.timing.operators import Operator, num_kernels, stage_operators
 from gnomon.timing.speculative import with_draft
 
 SIZES = {"max_tokens": 4096, "max_sequences": 128, "max_kv_tokens": 8192}
@@ -143,6 +143,20 @@ def test_host_time_by_phase() -> None:
     assert with_host_s(tables, 0, 0.05, prompt) == pytest.approx(0.055), "compute bound"
     assert with_host_s(tables, 0, 0.0005, decodes(8)) == pytest.approx(1e-3), "hidden, as for all iterations"
     assert with_host_s(tables, 0, 0.01, both) == pytest.approx(0.01 + 1e-3 + 1000 * 1e-6), "not hidden"
+
+
+def test_kernels_are_launched_one_by_one_outside_cuda_graphs_only() -> None:
+    host = {"launch_per_kernel_s": 1e-5, "launch_in_graphs": False}
+    pieces = bake(config=TimingConfig.model_validate({"host": host, "graph_sizes": [8, 512]})).tables
+    whole = bake(config=TimingConfig.model_validate({"host": host, "graph_sizes": [8], "graph_attention": True})).tables
+    launch_s = 1e-5 * num_kernels(stage_operators(catalog.model("llama-3-8b"), catalog.Parallelism(), 0))
+    short, long = (Shape(tokens, 1, tokens**2.0, 0.0, 0, 0.0, 0.0) for tokens in (512, 513))
+    assert with_host_s(pieces, 0, 1e-4, short) == 1e-4, "without attention, any iteration may be a graph"
+    assert with_host_s(pieces, 0, 1e-4, long) == pytest.approx(launch_s)
+    assert with_host_s(pieces, 0, 1.0, long) == 1.0
+    assert with_host_s(whole, 0, 1e-4, short) == pytest.approx(launch_s), "with attention, decodes alone"
+    assert with_host_s(whole, 0, 1e-4, decodes(8)) == 1e-4
+    assert with_host_s(whole, 0, 1e-4, decodes(9)) == pytest.approx(launch_s)
 
 
 def test_attention_inside_graphs_runs_for_the_padded_batch() -> None:

@@ -161,3 +161,13 @@ def test_uneven_loads_touch_fewer_experts() -> None:
     assert even.touched(tokens) == pytest.approx(256 * (1 - (1 - 8 / 256) ** tokens))
     assert uneven.touched(tokens)[1] < 0.8 * even.touched(tokens)[1]
     assert uneven.touched(tokens)[2] == pytest.approx(256, rel=0.02)
+
+
+def test_a_norm_over_all_heads_is_reduced_over_ranks() -> None:
+    """MiniMax-M2 normalises queries and keys over all heads: each rank has a part of the sum of squares."""
+    model = catalog.model("minimax-m2.5")
+    cuts = (catalog.Parallelism(tensor_parallel=ranks) for ranks in (4, 1))
+    whole, alone = ({one.name: one for one in stage_operators(model, cut, 0)} for cut in cuts)
+    assert whole["qk_norm_all_reduce"].count == 62
+    assert whole["qk_norm_all_reduce"].work.bytes_each == 8
+    assert "qk_norm_all_reduce" not in alone

@@ -39,7 +39,8 @@ def test_the_whole_file_is_read() -> None:
     found = servers()
     assert len(found) == 5221
     assert sum(s.mode == "agg" for s in found) == 3619
-    assert sum(s.family == "inferencex" for s in found) == 4250
+    assert sum(s.family == "inferencex" for s in found) == 4373  # 123 of them under another name
+    assert all(s.date for s in found if s.family == "inferencex")
     assert sum(s.mode == "disagg" and "not simulated yet" in (s.problem or "") for s in found) == 274
     assert 0.4 < sum(s.is_held_out for s in found) / len(found) < 0.6
 
@@ -48,6 +49,19 @@ def test_aggregated_servers_without_a_layout_are_few_and_named() -> None:
     without = [s for s in servers() if s.mode == "agg" and s.problem]
     assert len(without) == 55 <= 0.02 * 3619
     assert {s.device for s in without} == {"gb200"}
+
+
+def test_exports_under_another_name_have_the_day_of_their_twin() -> None:
+    one = by_id("kimi_k2_5_gap_analysis_kimi_k2_5_gap_analysis_b200_sxm_vllm_fp4_agg_1024x1024_c4_tp8_ep1_1")
+    assert (one.family, one.date) == ("inferencex", "2026-03-27")
+
+
+def test_drafting_servers_are_those_without_a_twin_called_v3() -> None:
+    drafting = [s for s in servers() if s.is_drafting]
+    assert {(s.model, s.engine, s.layout) for s in drafting} == {("deepseek-ai/DeepSeek-R1", "sglang", Layout(8))}
+    by_load = {(s.prompt_tokens, s.output_tokens, s.concurrency): s.tpot_s for s in drafting}
+    assert by_load[1024, 1024, 4] == pytest.approx(0.0067, rel=0.01), "8.8 ms without"
+    assert scenario_of(drafting[0]).replica.speculative.num_tokens == 2
 
 
 @pytest.mark.parametrize(

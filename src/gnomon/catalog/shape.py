@@ -40,6 +40,8 @@ class ModelShape(Config):
     """LayerNorm (weight and bias) rather than RMSNorm (weight)."""
     qk_norm: bool = False
     """Queries and keys are normalised per head."""
+    joint_qk_norm: bool = False
+    """They are normalised over all heads together instead (MiniMax): tensor-parallel ranks add up their squares."""
     parallel_attention: bool = False
     """Attention and MLP read the same normalised input (Phi), so a layer has one norm."""
     num_experts: CountOrNone = 0

@@ -55,7 +55,7 @@ def _heads(model: ModelShape, kind: AttentionKind) -> Iterator[Weights]:
     if model.o_bias:
         yield Weights("other", h)
     if model.qk_norm:
-        yield Weights("other", 2 * qk, 1)
+        yield Weights("other", (heads + kv_heads if model.joint_qk_norm else 2) * qk, 1)
     if model.indexer and kind == "full":  # MiniMax: one for each group of heads.
         i = model.indexer
         yield Weights("indexer", h * i.num_heads * i.head_dim, i.num_heads)

@@ -17,7 +17,7 @@ from gnomon.timing.breakdown import Batch, expected_error
 from gnomon.timing.config import CAPTURE_SIZES, TimingConfig
 from gnomon.timing.host import HostConfig
 from gnomon.timing.iteration import SKEW_BINS, IterationTables, geometric_axis
-from gnomon.timing.operators import Operator, mixed_attention
+from gnomon.timing.operators import Operator, mixed_attention, num_kernels
 from gnomon.timing.sources import SOURCES, Context
 from gnomon.timing.sources.table import each_stage, given_tables
 from gnomon.timing.timer import Timer, axis_of, message_bytes
@@ -67,7 +67,7 @@ def iteration_tables(
             max_tokens=max_tokens,
             max_sequences=max_sequences,
             max_kv_tokens=max_kv_tokens,
-            host_s=(config.host or HostConfig()).array(num_layers),
+            host_s=(config.host or HostConfig()).array(num_layers, graphs=_largest_graphs(config)),
             work=work,
         )
         scaled = ("token_s", "sequence_s", "prefill_s", "decode_s")
@@ -76,11 +76,20 @@ def iteration_tables(
     timer = Timer(Context(model, device, node, parallelism, config))
     oven = _Oven(timer, max_tokens, max_sequences, max_kv_tokens)
     host = config.host or getattr(timer.source, "host", None) or HostConfig()
-    tables = oven.bake(host.array(num_layers), work)
+    host_s = host.array(num_layers, num_kernels(timer.operators(0)), _largest_graphs(config))
+    tables = oven.bake(host_s, work)
     typical = Batch(prefill=min(512, max_tokens), decode=min(64, max_sequences), kv=min(1024, max_kv_tokens))
     error = expected_error(timer, typical)
     spread = iteration_spread(timer.source.name, error, has_experts=model.is_moe)
     return Baked(tables, timer.notes(), error, spread)
+
+
+def _largest_graphs(config: TimingConfig) -> tuple[int, int, int]:
+    """The largest prefill, decode and mixed iteration that is a CUDA graph; with attention, it holds decodes only."""
+    sizes = CAPTURE_SIZES if config.graph_sizes == "vllm" else config.graph_sizes or (0,)
+    largest = max(sizes)
+    others = 0 if config.graph_attention else largest
+    return others, largest, others
 
 
 @dataclass

@@ -7,6 +7,7 @@ launched, however little there is to compute.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import numpy as np
@@ -16,8 +17,9 @@ from gnomon.core.arrays import Floats
 from gnomon.core.config import Config
 
 PHASES = ("prefill", "decode", "mixed")
-COLUMNS = 7
-"""Of one phase: exposed seconds, per sequence, per token; hidden seconds, per sequence, per token; launching."""
+COLUMNS = 8
+"""Of one phase: exposed seconds, per sequence, per token; hidden seconds, per sequence, per token; launching; and up to
+what size (sequences of a decode, tokens of others) a CUDA graph launches everything at once."""
 
 LONGEST_S = 1e4
 """An engine whose own code takes longer than hours for one iteration is a typing error."""
@@ -44,6 +46,10 @@ class HostPhase(Config):
     """Launching the kernels takes this long: the GPU's part of an iteration cannot take less."""
     launch_per_layer_s: Seconds = None
     """The same for each layer of the model, on top."""
+    launch_per_kernel_s: Seconds = None
+    """The same for each kernel of the model (`gnomon.timing.operators.num_kernels`), on top."""
+    launch_in_graphs: bool | None = None
+    """Iterations inside a CUDA graph (`timing.graph_sizes`) wait for launching too."""
 
 
 class HostConfig(Config):
@@ -65,6 +71,10 @@ class HostConfig(Config):
     """Launching the kernels takes this long: the GPU's part of an iteration cannot take less."""
     launch_per_layer_s: HostSeconds = 0.0
     """The same for each layer of the model, on top."""
+    launch_per_kernel_s: HostSeconds = 0.0
+    """The same for each kernel of the model (`gnomon.timing.operators.num_kernels`), on top."""
+    launch_in_graphs: bool = True
+    """Iterations inside a CUDA graph (`timing.graph_sizes`) wait for launching too; false: only those outside do."""
     prefill: HostPhase = HostPhase()
     """Iterations of prompts alone."""
     decode: HostPhase = HostPhase()
@@ -72,12 +82,14 @@ class HostConfig(Config):
     mixed: HostPhase = HostPhase()
     """Iterations with both."""
 
-    def array(self, num_layers: int) -> Floats:
-        """[phase, column] as `gnomon.timing.lookup.with_host_s` reads it, for a stage of so many layers."""
-        return np.stack([_row(self, getattr(self, phase), num_layers) for phase in PHASES])
+    def array(self, num_layers: int, num_kernels: int = 0, graphs: Sequence[int] = (0, 0, 0)) -> Floats:
+        """[phase, column] as `gnomon.timing.lookup.with_host_s` reads it, for a stage of so many layers and kernels,
+        and the largest iteration of each phase that is a CUDA graph."""
+        each = zip(PHASES, graphs, strict=True)
+        return np.stack([_row(self, getattr(self, phase), num_layers, num_kernels, graph) for phase, graph in each])
 
 
-def _row(common: HostConfig, phase: HostPhase, num_layers: int) -> Floats:
+def _row(common: HostConfig, phase: HostPhase, num_layers: int, num_kernels: int, graph: int) -> Floats:
     def of(name: str) -> float:
         own = getattr(phase, name)
         return float(getattr(common, name) if own is None else own)
@@ -85,4 +97,5 @@ def _row(common: HostConfig, phase: HostPhase, num_layers: int) -> Floats:
     work = [of("per_iteration_s"), of("per_sequence_s"), of("per_token_s")]
     exposed, hidden = ([0.0] * 3, work) if of("asynchronous") else (work, [0.0] * 3)
     exposed = [exposed[0] + of("exposed_s"), *exposed[1:]]
-    return np.array([*exposed, *hidden, of("launch_s") + num_layers * of("launch_per_layer_s")])
+    launch = of("launch_s") + num_layers * of("launch_per_layer_s") + num_kernels * of("launch_per_kernel_s")
+    return np.array([*exposed, *hidden, launch, 0.0 if of("launch_in_graphs") else graph])

@@ -123,4 +123,5 @@ def with_host_s(tables: IterationTables, stage: int, gpu_s: float, shape: Shape)
     host = tables.host_s[stage, phase]
     exposed = host[0] + host[1] * shape.sequences + host[2] * shape.tokens
     hidden = host[3] + host[4] * shape.sequences + host[5] * shape.tokens
-    return exposed + max(gpu_s, hidden, host[6])
+    in_graph = (shape.sequences if phase == 1 else shape.tokens) <= host[7]
+    return exposed + max(gpu_s, hidden, 0.0 if in_graph else host[6])

@@ -41,7 +41,7 @@ FACTS: dict[str, dict[str, Any]] = {
     "glm4_moe": {"router_bias": True},
     "glm_moe_dsa": _DEEPSEEK,
     "gpt_oss": {"mlp_bias": True, "router_bias": True},
-    "minimax_m2": {"qk_norm": True, "router_bias": True},
+    "minimax_m2": {"qk_norm": True, "joint_qk_norm": True, "router_bias": True},
     "minimax_m3": {"qk_norm": True, "router_bias": True},
     "mimo_v2_flash": {"router_bias": True},
     "nemotron_h": {"is_gated": False, "router_bias": True},

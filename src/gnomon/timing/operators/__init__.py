@@ -1,6 +1,6 @@
 """What one rank runs in one iteration: operators, and the graph that lists them."""
 
-from gnomon.timing.operators.graph import mixed_attention, stage_operators
+from gnomon.timing.operators.graph import mixed_attention, num_kernels, stage_operators
 from gnomon.timing.operators.work import (
     ACTIVATION_BYTES,
     Attention,
@@ -34,5 +34,6 @@ __all__ = [
     "Recurrence",
     "Work",
     "mixed_attention",
+    "num_kernels",
     "stage_operators",
 ]

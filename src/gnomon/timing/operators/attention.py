@@ -10,6 +10,9 @@ from gnomon.catalog.devices import DTYPE_BYTES
 from gnomon.timing.operators.parts import Parts
 from gnomon.timing.operators.work import ACTIVATION_BYTES, Decode, Gemm, Operator, Prefill, Recurrence
 
+SUMS_OF_SQUARES = 8
+"""Bytes per token that ranks reduce for a norm over all heads: one 32-bit sum of queries, one of keys."""
+
 
 def attention_operators(parts: Parts, kind: AttentionKind) -> Iterator[Operator]:
     """Norm, projections, attention and its all-reduce in one layer of a kind."""
@@ -37,6 +40,8 @@ def _heads(parts: Parts, kind: AttentionKind) -> Iterator[Operator]:
     yield parts.gemm("qkv_proj", queries + kv_heads * (qk + values), m.hidden_size, "attention")
     if m.qk_norm:
         yield parts.move("qk_norm", 2 * (heads + kv_heads) * qk)
+    if m.joint_qk_norm:
+        yield from parts.reduce("qk_norm_all_reduce", SUMS_OF_SQUARES)
     yield parts.move("rotary", 2 * (heads + kv_heads) * qk)
     kv_bytes = kv_heads * (qk + v) * DTYPE_BYTES[parts.kv_dtype]
     yield parts.move("kv_write", 2 * kv_bytes / ACTIVATION_BYTES)

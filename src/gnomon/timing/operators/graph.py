@@ -6,7 +6,7 @@ which measured sources look it up, and its shape, from which `flops` and `bytes`
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from gnomon.catalog.models import Model
@@ -18,6 +18,7 @@ from gnomon.timing.operators.work import (
     ACTIVATION_BYTES,
     Communication,
     Elementwise,
+    Experts,
     Gemm,
     Mixed,
     Operator,
@@ -88,3 +89,13 @@ def mixed_attention(operators: list[Operator]) -> Operator | None:
     assert isinstance(w, Prefill)
     work = Mixed(w.num_heads, w.num_kv_heads, w.qk_dim, w.v_dim, w.kv_bytes, w.window)
     return replace(prefills[0], name="attention_mixed", kind="attention_mixed", work=work)
+
+
+EXPERT_KERNELS = 7
+"""Kernels of a layer of routed experts: choosing, sorting, quantising, two products, the activation, the sum."""
+
+
+def num_kernels(operators: Iterable[Operator]) -> int:
+    """Kernels that an iteration with a prompt launches one by one outside a CUDA graph."""
+    launched = (one for one in operators if not one.is_fused and one.kind not in ("decode", "attention_decode"))
+    return sum(one.count * (EXPERT_KERNELS if isinstance(one.work, Experts) else 1) for one in launched)

@@ -39,12 +39,12 @@ class Parts:
         """A kernel that reads and writes so many 16-bit elements per token."""
         return Operator(name, "token", 1, Elementwise(elements * ACTIVATION_BYTES), is_fused=fused)
 
-    def reduce(self, name: str) -> Iterator[Operator]:
-        """The all-reduce after a half of a layer."""
+    def reduce(self, name: str, bytes_each: float | None = None) -> Iterator[Operator]:
+        """The all-reduce after a half of a layer, or of fewer bytes per token."""
         if self.ranks > 1:
             hidden = self.model.hidden_size * ACTIVATION_BYTES
             group = self.parallelism.tensor_group(self.stage)
-            yield Operator(name, "communication", 1, Communication("all_reduce", group, hidden))
+            yield Operator(name, "communication", 1, Communication("all_reduce", group, bytes_each or hidden))
 
     def quantize(self, name: str, width: int, group: WeightGroup) -> Iterator[Operator]:
         """Writing FP8 where no norm or activation before the product does it: two bytes in, one out."""

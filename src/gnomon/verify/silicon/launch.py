@@ -38,6 +38,8 @@ class Launch:
     """SGLang: decode steps between two looks for new requests."""
     draft_tokens: int = 0
     """Tokens drafted by the model's own head (multi-token prediction)."""
+    expert_parallel: bool = False
+    """The script spreads whole experts over the GPUs, whatever the row says."""
     batch_wait_iterations: int = 0
     """TensorRT-LLM: decode steps for which a prefill waits to be fuller."""
     batch_wait_ratio: float = 0.0
@@ -46,7 +48,7 @@ class Launch:
 
 def launch_of(facts: Mapping[str, Any]) -> Launch:
     """The settings of the server that `facts` describe: family, engine, version, model, device, precision, date,
-    prompt, output, concurrency, gpus, attention_groups."""
+    prompt, output, concurrency, gpus, attention_groups, expert_parallel, drafting."""
     rules = _rules()
     settings: dict[str, Any] = dict(rules["defaults"][facts["engine"]])
     for rule in rules["rules"]:

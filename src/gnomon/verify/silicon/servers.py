@@ -1,6 +1,6 @@
 """The measured servers of `silicon_sample.csv`, one row each, as plain data.
 
-The file comes with the package aiconfigurator-core (extra [silicon]). Four things in it need care:
+The file comes with the package aiconfigurator-core (extra [silicon]). Five things in it need care:
 
 - `tp_size`, `attention_dp_size`, `moe_tp_size` and `moe_ep_size` are written so that tp x dp = moe_tp x moe_ep. Where a
   server ran its experts in parallel, the file multiplies the degrees (8 GPUs with TP 8 and EP 8 become 64 ranks): the
@@ -9,13 +9,15 @@ The file comes with the package aiconfigurator-core (extra [silicon]). Four thin
   measurements (equal TTFT and TPOT) say so, and their launch scripts know no other way.
 - `batch_size` is the client's concurrency divided by the attention groups; the concurrency itself is in
   `silicon_data_source`.
+- exports called `...-gap-analysis.csv` repeat InferenceX's servers: each of their rows has a twin there with the same
+  layout, lengths and concurrency and the same figures, rounded to 10 microseconds. The day is the twin's.
 - some rows of GB200 called aggregated give all GPUs of a disaggregated deployment as `tp_size`: no layout is known.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -89,6 +91,8 @@ class Server:
     tpot_s: float
     problem: str | None = None
     """Why it cannot be simulated."""
+    is_drafting: bool = False
+    """Whether it ran the script with drafted tokens where the file has servers of both under one name."""
 
     @property
     def is_held_out(self) -> bool:
@@ -101,7 +105,7 @@ class Server:
         return (
             self.family, self.model, self.device, self.engine, self.version, self.precision, self.mode,
             self.prompt_tokens, self.output_tokens, self.concurrency, self.date, self.layout, self.prefill,
-            self.num_prefill, self.num_decode,
+            self.num_prefill, self.num_decode, self.is_drafting,
         )  # fmt: skip
 
 
@@ -116,12 +120,39 @@ def servers() -> tuple[Server, ...]:
     file = path()
     if not file.is_file():
         raise DataError("is not there.", where=str(file), fix="Install aiconfigurator-core 0.12 or newer.")
-    return tuple(_server(row) for row in pl.read_csv(file, infer_schema_length=None).iter_rows(named=True))
+    found = [_server(row) for row in pl.read_csv(file, infer_schema_length=None).iter_rows(named=True)]
+    return tuple(_with_drafting(_with_days(found)))
+
+
+def _with_days(found: list[Server]) -> list[Server]:
+    """Servers without a day get that of their twin."""
+    days = {_figures(s): s.date for s in found if s.family == "inferencex" and s.date}
+    return [s if s.date or s.family == "sweeps" else replace(s, date=days.get(_figures(s), "")) for s in found]
+
+
+def _with_drafting(found: list[Server]) -> list[Server]:
+    """DeepSeek-R1 on eight B200 in SGLang 0.5.9 was measured with and without drafting; the file does not say. Its
+    exports as DeepSeek-V3 hold those without: the others drafted."""
+    plain = {_figures(s)[1:] for s in found if s.model == "deepseek-ai/DeepSeek-V3"}
+    place = ("deepseek-ai/DeepSeek-R1", "b200", "sglang", "0.5.9", "fp8", "agg", Layout(8))
+    return [
+        replace(s, is_drafting=True)
+        if (s.model, s.device, s.engine, s.version, s.precision, s.mode, s.layout) == place
+        and _figures(s)[1:] not in plain
+        else s
+        for s in found
+    ]
+
+
+def _figures(server: Server) -> tuple[object, ...]:
+    place = (server.model, server.device, server.engine, server.precision, server.mode, server.layout)
+    load = (server.prompt_tokens, server.output_tokens, server.concurrency)
+    return (*place, *load, f"{server.ttft_s * 1e3:.2f}", f"{server.tpot_s * 1e3:.2f}")
 
 
 def _server(row: dict[str, object]) -> Server:
     source = str(row["silicon_data_source"])
-    is_inferencex = source.startswith("db-dump") or "source_file=2026-" in source
+    is_inferencex = re.match(r"db-dump|source_file=(2026-|[\w.-]+-gap-analysis\.csv)", source) is not None
     mode: Literal["agg", "disagg"] = "agg" if row["mode"] == "agg" else "disagg"
     layout = _layout(row, "" if mode == "agg" else "decode_")
     said = re.search(r"silicon_concurrency=(\d+)", source)
@@ -183,4 +214,4 @@ def _with_problem(server: Server) -> Server:
         problem = "prefill and decode on separate servers are not simulated yet"
     if problem is None:
         return server
-    return Server(**{**server.__dict__, "problem": problem})
+    return replace(server, problem=problem)
