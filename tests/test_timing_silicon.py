@@ -525,3 +525,4 @@ def test_notes_say_which_tables_answered(package: Path) -> None:
     (note, *_) = source.notes()
     assert note.startswith("silicon: measured in vllm 0.24.0 unless said otherwise")
     assert "attn_norm" in note and "measured for Gnomon" in note
+    assert "residual_add" not in note  # Part of its neighbour's kernel.

@@ -70,8 +70,9 @@ class Silicon(Measured):
     def _note_origins(self) -> list[str]:
         """One sentence: where most operators come from, and which ones from elsewhere."""
         origins: dict[str, list[str]] = {}
-        for one in self._found:
-            if one.name in self._names and one.name not in self.bundle.included:
+        for one, found in self._found.items():
+            takes_time = one.name not in self.bundle.included and (found is not None or not one.is_fused)
+            if one.name in self._names and takes_time:
                 names = origins.setdefault(_origin(self.provenance(one)), [])
                 names += [one.name] if one.name not in names else []
         if not origins:
