@@ -303,3 +303,54 @@ def test_a_file_that_is_no_log_is_told(text: str, words: str, tmp_path: Path) ->
 
 def test_repeats_of_a_load() -> None:
     assert [load_of(name) for name in ("chat-60", "chat-60.2")] == ["chat-60", "chat-60"]
+
+
+# Why a simulation differs
+
+
+def recorded_folder(folder: Path, **truth: float) -> Path:
+    """A server with host time, as `gnomon simulate --out` leaves it, and its settings without that host time."""
+    true = {f"timing.host.{name}": value for name, value in truth.items() if name != "reply"}
+    chosen = server(**true, **{"front_end.reply_s": truth.get("reply", 0.0), "workload.rate": 4.0,
+                               "workload.num_requests": 150})  # fmt: skip
+    result = simulate(chosen, intervals=False)
+    folder.mkdir(parents=True)
+    result.requests.write_parquet(folder / "requests.parquet")
+    result.iterations.write_parquet(folder / "iterations.parquet")
+    settings = server().model_dump(mode="json", exclude_unset=True)
+    (folder / "scenario.yaml").write_text(json.dumps(settings))
+    return folder
+
+
+def test_the_cause_that_was_put_in_comes_first(tmp_path: Path, cli) -> None:
+    run_ = recorded_folder(tmp_path / "slow-host", per_iteration_s=0.004)
+    words = ["explain-gap", str(run_), "--scenario", str(run_ / "scenario.yaml")]
+    found = json.loads(cli(*words, "--json").stdout)
+    assert found["causes"][0]["name"].startswith("host time of decode")
+    assert "+4.0" in found["causes"][0]["evidence"]
+    assert found["latencies"]["tpot"]["mean"]["simulated"] < found["latencies"]["tpot"]["mean"]["recorded"]
+    said = cli(*words, "--out", str(tmp_path / "gap"), "--timing.host.per-iteration-s", "0.004").output
+    assert "No cause stands out" in said
+    assert "Both over time" in (tmp_path / "gap" / "gap.html").read_text()
+
+
+def test_a_slow_front_end_is_told_from_slow_iterations(tmp_path: Path, cli) -> None:
+    run_ = recorded_folder(tmp_path / "slow-front", reply=0.02)
+    found = json.loads(cli("explain-gap", str(run_), "--scenario", str(run_ / "scenario.yaml"), "--json").stdout)
+    assert [one["name"] for one in found["causes"]] == ["front end or queueing"]
+
+
+def test_any_recorded_engine_is_verified(tmp_path: Path, cli) -> None:
+    run_ = recorded_folder(tmp_path / "engine", per_iteration_s=0.002)
+    assert "TPOT" in cli("verify", "engine", str(run_), code=1).output
+    settings = json.loads((run_ / "scenario.yaml").read_text())
+    settings["timing"]["host"] = {"per_iteration_s": 0.002}
+    (run_ / "scenario.yaml").write_text(json.dumps(settings))
+    rows = json.loads(cli("verify", "engine", str(run_), "--json").stdout)["runs"]
+    assert max(abs(row["error"]) for row in rows) < 1e-6
+
+
+def test_a_log_without_requests_cannot_be_explained(tmp_path: Path, cli) -> None:
+    row = json.dumps({"duration_s": 0.01, "prefill_tokens": 0, "decodes": 4}) + "\n"
+    (tmp_path / "steps.jsonl").write_text(row * 10)
+    assert "no requests with their stamps" in cli("explain-gap", str(tmp_path / "steps.jsonl"), code=2).output

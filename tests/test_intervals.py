@@ -46,8 +46,14 @@ def test_a_wider_error_of_the_source_widens_in_proportion() -> None:
     assert len(runs) == 8
     half = intervals(result.run, result.summary, redraw=False)["latency.tpot_s.mean"]
     assert math.log(half.high / half.value) == pytest.approx(1.89 * result.run.spread, rel=0.3)
-    wide = iteration_spread("silicon", 0.05)
-    assert wide > 2 * result.run.spread
+    assert iteration_spread("silicon", 0.05) > 2 * result.run.spread
+
+
+def test_first_tokens_are_less_sure_than_iterations_unless_calibrated() -> None:
+    result = simulated()
+    wide, narrow = result.intervals["latency.ttft_s.mean"], result.intervals["latency.tpot_s.mean"]
+    assert math.log(wide.high / wide.value) > 1.89 * result.run.first_token_spread
+    assert math.log(narrow.high / narrow.value) < math.log(wide.high / wide.value)
 
 
 def test_the_same_seed_gives_the_same_intervals_and_large_runs_are_not_repeated() -> None:

@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     import polars as pl
 
     from gnomon.calibration.calibrate import Calibrated
+    from gnomon.calibration.gap import Gap
     from gnomon.report.blocks import Block
 
-__all__ = ["Calibration", "calibrate"]
+__all__ = ["Calibration", "Explanation", "calibrate", "explain_gap"]
 
 CALIBRATION_FILE = "calibration.yaml"
 
@@ -97,3 +98,64 @@ def calibrate(
             on_progress=on_progress,
         )
     )
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation(Result):
+    """A recorded load beside its simulation, with likely causes of what differs."""
+
+    gap: Gap = field(repr=False)
+
+    @property
+    def summary(self) -> list[dict[str, Any]]:
+        """The causes, the largest first."""
+        return [vars(one) for one in self.gap.causes]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Latencies, iterations, counts and causes."""
+        from gnomon.report.gap import as_data
+
+        return as_data(self.gap)
+
+    def text(self) -> list[Block]:
+        """Tables side by side, then the causes."""
+        from gnomon.report.gap import blocks
+
+        return blocks(self.gap)
+
+    def _drawings(self) -> Mapping[str, Callable[[], dict[str, Any]]]:
+        from gnomon.report.gap import time_lines
+
+        return {"time_lines": lambda: time_lines(self.gap)}
+
+    def write_page(self, path: str | Path) -> Path:
+        """Write the page with both time lines."""
+        from gnomon.report.gap import write_page
+
+        return write_page(self.gap, path)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write gap.json and gap.html into `folder`; returns it."""
+        import json
+
+        from gnomon.core.files import write_text
+
+        write_text(Path(folder) / "gap.json", json.dumps(self.to_dict(), indent=1))
+        return self.write_page(Path(folder) / "gap.html").parent
+
+
+def explain_gap(log: str | Path, given: ScenarioLike = None, **overrides: Any) -> Explanation:
+    """Simulate a recorded load, request by request, and say what differs and why that may be."""
+    from gnomon.calibration.calibrate import with_facts
+    from gnomon.calibration.gap import explain
+    from gnomon.calibration.read import read_log
+    from gnomon.core.errors import DataError
+
+    read = read_log(log)
+    if read.stamps is None:
+        raise DataError(
+            "has no requests with their stamps, so that nothing can be simulated beside it.",
+            where=str(log),
+            fix="Give a client's file, or a folder with requests and iterations.",
+        )
+    return Explanation(explain(with_facts(scenario(given, **overrides), [read]), read))

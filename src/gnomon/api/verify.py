@@ -168,6 +168,20 @@ def vllm(
     return Verification("vllm", found, told(found, allowed), {"over_time.html": partial(write_page, found)})
 
 
+@CHECKS.register("engine")
+def engine(
+    *runs: str | Path, scenario: str | Path | None = None, calibration: str | None = None,
+    tolerances: Mapping[str, float] | None = None,
+) -> Verification:  # fmt: skip
+    """Latencies: recorded runs of any engine, simulated with the settings of `scenario` and a `calibration`."""
+    from gnomon.report.verify.engine import told
+    from gnomon.verify.engine import TOLERANCES, compare
+
+    found = compare(runs, scenario, calibration)
+    allowed = {metric: (tolerances or {}).get(metric, usual) for metric, usual in TOLERANCES.items()}
+    return Verification("engine", found, told(found, allowed))
+
+
 @CHECKS.register("pipeline")
 def pipeline(*files: str | Path, most_rows: int | None = None, on_progress: Progress | None = None) -> Verification:
     """Training pipelines: recorded runs and sweeps, published bubble tables, PyTorch schedules.

@@ -7,6 +7,7 @@ logarithmic scale, gives its 90 % interval around the run itself.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import NormalDist
@@ -68,6 +69,7 @@ def intervals(done: Run, summary: Summary, *, redraw: bool = True, count: int = 
     """90 % intervals of a run's first figures; `redraw`: the requests are one sequence of many that might come."""
     runs = [figures_of(summarize(one)) for one in perturbed(done, redraw=redraw, count=count)]
     quantile = _T_95.get(count, 1.89)
+    beside = _first_token_errors(done, summary)
     found = {}
     for name, value in figures_of(summary).items():
         others = np.array([one[name] for one in runs if name in one])
@@ -75,9 +77,20 @@ def intervals(done: Run, summary: Summary, *, redraw: bool = True, count: int = 
             half = quantile * float(np.sqrt(np.mean((others - value) ** 2)))
             found[name] = Interval(value, max(0.0, value - half), min(1.0, value + half))
         elif value > 0 and len(others) == len(runs) and (others > 0).all():
-            half = quantile * float(np.sqrt(np.mean(np.log(others / value) ** 2)))
+            half = quantile * math.hypot(float(np.sqrt(np.mean(np.log(others / value) ** 2))), beside.get(name, 0.0))
             found[name] = Interval(value, value * float(np.exp(-half)), value * float(np.exp(half)))
     return found
+
+
+def _first_token_errors(done: Run, summary: Summary) -> dict[str, float]:
+    """What latencies are off by beside iterations: all of it in a time to the first token, its share in an end to end.
+    A calibration has seen them."""
+    ttft, e2e = summary.latency.ttft_s.mean, summary.latency.e2e_s.mean
+    if done.scenario.calibration is not None or not ttft or not e2e:
+        return {}
+    error = done.first_token_spread
+    parts = {"ttft_s": error, "e2e_s": error * min(1.0, ttft / e2e)}
+    return {f"latency.{name}.{statistic}": part for name, part in parts.items() for statistic in STATISTICS}
 
 
 def perturbed(done: Run, *, redraw: bool = True, count: int = NUM_RUNS) -> Iterator[Run]:

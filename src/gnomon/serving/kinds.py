@@ -213,6 +213,7 @@ class Times:
     notes: list[str]
     uncertainty: float
     spread: float = 0.0
+    first_token_spread: float = 0.0
 
 
 def bake(model: str, kinds: list[Kind], requests: Requests) -> Times:
@@ -236,8 +237,8 @@ def bake(model: str, kinds: list[Kind], requests: Requests) -> Times:
             head = draft_head(target.tables, speculative.draft_layers / catalog.model(model).num_layers)
             tables[-1] = with_draft(target.tables, head, speculative.num_tokens)
     notes = list(dict.fromkeys(note for one in baked for note in one.notes))
-    error, spread = (max(getattr(one, name) for one in baked) for name in ("uncertainty", "spread"))
-    return Times(stack(tables), notes, error, spread)
+    errors = [max(getattr(one, name) for one in baked) for name in ("uncertainty", "spread", "first_token_spread")]
+    return Times(stack(tables), notes, *errors)
 
 
 def no_times(kinds: list[Kind]) -> Times:

@@ -62,6 +62,8 @@ class Run:
     """Standard deviation to expect of a real server's iterations around the simulated ones."""
     fleet: FleetRecord | None = None
     """What became of the replicas, where they changed."""
+    first_token_spread: float = 0.0
+    """The same of its times to the first token, beside that."""
 
     @property
     def kind_of_replica(self) -> Ints:
@@ -108,7 +110,7 @@ def run(
     notes = [*offered.notes, *times.notes]
     model, fleet = catalog.model(scenario.model), record_of(manager, kinds) if manager else None
     made = (scenario, model, kinds, offered, cluster, log, times.tables, notes, times.uncertainty)
-    return Run(*made, transfers, times.spread, fleet)
+    return Run(*made, transfers, times.spread, fleet, times.first_token_spread)
 
 
 def _serve(

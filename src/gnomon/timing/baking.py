@@ -21,7 +21,7 @@ from gnomon.timing.operators import Operator, mixed_attention, num_kernels
 from gnomon.timing.sources import SOURCES, Context
 from gnomon.timing.sources.table import each_stage, given_tables
 from gnomon.timing.timer import Timer, axis_of, message_bytes
-from gnomon.timing.uncertainty import iteration_spread
+from gnomon.timing.uncertainty import first_token_spread, iteration_spread
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,8 @@ class Baked:
     """Relative error to expect of an iteration's time."""
     spread: float = 0.0
     """Standard deviation to expect of a real server's iterations around it (`gnomon.timing.uncertainty`)."""
+    first_token_spread: float = 0.0
+    """The same of its times to the first token, beside that."""
 
 
 def iteration_tables(
@@ -80,8 +82,8 @@ def iteration_tables(
     tables = oven.bake(host_s, work)
     typical = Batch(prefill=min(512, max_tokens), decode=min(64, max_sequences), kv=min(1024, max_kv_tokens))
     error = expected_error(timer, typical)
-    spread = iteration_spread(timer.source.name, error, has_experts=model.is_moe)
-    return Baked(tables, timer.notes(), error, spread)
+    source = timer.source.name
+    return Baked(tables, timer.notes(), error, iteration_spread(source, error), first_token_spread(source))
 
 
 def _largest_graphs(config: TimingConfig) -> tuple[int, int, int]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gnomon.cli.measure.profile_import import command as import_command
+from gnomon.cli.measure.profile_own import command as own_command
 from gnomon.cli.measure.reading import degrees_of, readable
 from gnomon.cli.printing import json_option, print_rows
 from gnomon.core.errors import ConfigError, GnomonError, MissingExtraError
@@ -175,6 +176,7 @@ def quality(bundle: Path, as_json: bool) -> None:
 
 
 command.add_command(import_command)
+command.add_command(own_command, "own")
 
 
 def shapes_of(models: list[str], degrees: list[int], dtype: str = "bf16") -> Shapes:

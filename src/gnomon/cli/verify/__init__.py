@@ -11,6 +11,7 @@ CHECKS = {
     "kernels": "Measured kernels: every table of the silicon source held out, and the roofline beside.",
     "vidur": "Scheduling semantics: recorded Vidur runs, batch by batch.",
     "vllm": "Latencies: real vLLM servers, request by request.",
+    "engine": "Latencies: recorded runs of any engine, with settings and a calibration of your own.",
     "pipeline": "Training pipelines: published schedules and bubbles.",
     "posttrain": "RL post-training: published results.",
     "h200": "The reference engine on an H200: simulated and measured.",

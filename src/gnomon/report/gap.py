@@ -1,0 +1,157 @@
+"""Recorded against simulated: tables for the terminal, and a page with both time lines."""
+
+from __future__ import annotations
+
+import html
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gnomon.calibration.gap import Difference, Gap, simulated_steps
+from gnomon.calibration.replay import latencies, simulated_latencies
+from gnomon.core import units
+from gnomon.core.arrays import Floats
+from gnomon.report.blocks import Block, Line, Table
+from gnomon.report.look import AXIS, COLOURS, LOOK, title
+from gnomon.report.page import write_time_line
+
+NAMES = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E"}
+MOST_POINTS = 4000
+
+
+def blocks(gap: Gap) -> list[Block]:
+    """What the terminal shows: latencies, iterations, counts, causes."""
+    out: list[Block] = [Line(f"{gap.name}: recorded and simulated"), Table(figure_rows(gap))]
+    if gap.steps:
+        out.append(Table([_row(one, seconds=True) for one in gap.steps], title="Iterations by shape"))
+    out.append(Table([_row(one, seconds=False) for one in gap.counts], title="Counts"))
+    if gap.first:
+        out.append(Line(first_words(gap.first)))
+    if not gap.causes:
+        return [*out, Line("No cause stands out: what differs is within 2 %.")]
+    out.append(Line("Likely causes, the largest first:"))
+    for number, one in enumerate(gap.causes, 1):
+        out.append(Line(f"{number}. {one.name} ({one.weight:+.1%}): {one.evidence}. {one.try_this}"))
+    return out
+
+
+def first_words(first: dict[str, Any]) -> str:
+    """The first request that is off."""
+    return (
+        f"First to differ: request {first['request']}, sent at {first['sent_s']:.2f} s: first token at "
+        f"{first['recorded_first_token_s']:.3f} s, ours at {first['simulated_first_token_s']:.3f} s "
+        f"({first['waiting_before']} requests were waiting or in prefill)"
+    )
+
+
+def figure_rows(gap: Gap) -> list[dict[str, Any]]:
+    """Every latency at its statistics: both, and the error."""
+    return [
+        {
+            "latency": f"{NAMES[metric]} {name if name == 'mean' else name.upper()}",
+            "recorded": units.seconds(both[0]),
+            "simulated": units.seconds(both[1]),
+            "error": f"{gap.figures.error(metric, name):+.1%}",
+        }
+        for metric, statistics in gap.figures.values.items()
+        for name, both in statistics.items()
+    ]
+
+
+def _row(one: Difference, *, seconds: bool) -> dict[str, Any]:
+    words = units.seconds if seconds else units.count
+    return {"what": one.what, "recorded": words(one.recorded), "simulated": words(one.simulated),
+            "error": f"{one.relative:+.1%}" if one.recorded else None}  # fmt: skip
+
+
+def as_data(gap: Gap) -> dict[str, Any]:
+    """The same as plain data."""
+    return {
+        "log": gap.name,
+        "latencies": {
+            metric: {name: {"recorded": a, "simulated": b} for name, (a, b) in statistics.items()}
+            for metric, statistics in gap.figures.values.items()
+        },
+        "iterations": [vars(one) | {"relative": one.relative} for one in gap.steps],
+        "counts": [vars(one) | {"relative": one.relative} for one in gap.counts],
+        "first_difference": gap.first,
+        "causes": [vars(one) for one in gap.causes],
+    }
+
+
+def write_page(gap: Gap, path: str | Path) -> Path:
+    """A page with the causes, and both runs over time."""
+    rows = "".join(
+        f"<tr><td>{number}</td><td class=l>{html.escape(one.name)}</td><td>{one.weight:+.1%}</td>"
+        f"<td class=l style='white-space:normal'>{html.escape(one.evidence)}. {html.escape(one.try_this)}</td></tr>"
+        for number, one in enumerate(gap.causes, 1)
+    )
+    table = f"<table><tr><th></th><th class=l>cause</th><th>weight</th><th class=l>evidence</th></tr>{rows}</table>"
+    cards = {}
+    for metric in gap.figures.values:
+        recorded, simulated = gap.figures.values[metric]["mean"]
+        error = gap.figures.error(metric)
+        cards[f"{NAMES[metric]} mean"] = f"{units.seconds(recorded)}, ours {units.seconds(simulated)} ({error:+.1%})"
+    return write_time_line(
+        path,
+        title=f"{gap.name}: recorded and simulated",
+        cards=cards,
+        figure=time_lines(gap),
+        heading="Likely causes, the largest first",
+        causes=table if gap.causes else "<p>No cause stands out: what differs is within 2 %.</p>",
+    )
+
+
+def time_lines(gap: Gap) -> dict[str, Any]:
+    """Iterations and requests over time, the recording and the simulation over each other."""
+    assert gap.log.stamps is not None
+    ours = simulated_steps(gap.done)
+    traces: list[dict[str, Any]] = []
+    steps = gap.log.steps
+    if steps is not None:
+        at = steps.start_s if steps.start_s is not None else np.cumsum(steps.seconds) - steps.seconds
+        traces.append(_dots(at - at[0], 1e3 * steps.seconds, "recorded iterations", 1, 0))
+    traces.append(_dots(ours["start"], 1e3 * ours["seconds"], "simulated iterations", 1, 1))
+    recorded, simulated = latencies(gap.log.stamps), simulated_latencies(gap.done)
+    q = gap.done.cluster.requests
+    sent = q.arrival_s if gap.log.stamps.closed_loop else gap.log.stamps.requests.arrival_s
+    traces.append(_dots(sent, 1e3 * recorded["ttft"], "recorded", 2, 0, shown=steps is None))
+    traces.append(_dots(q.arrival_s, 1e3 * simulated["ttft"], "simulated", 2, 1, shown=False))
+    grid, theirs = _running(sent, sent + recorded["e2e"])
+    _, mine = _running(q.arrival_s, q.last_token_s, grid)
+    for name, values, colour in (("recorded", theirs, 0), ("simulated", mine, 1)):
+        line = {"color": COLOURS[colour], "width": 1.5}
+        traces.append({"type": "scatter", "mode": "lines", "x": _list(grid), "y": _list(values), "name": name,
+                       "line": line, "xaxis": "x", "yaxis": "y3", "showlegend": False})  # fmt: skip
+    layout = LOOK | {
+        "title": title("Both over time"), "height": 720, "legend": {"orientation": "h", "y": 1.05},
+        "margin": {"l": 70, "r": 20, "t": 70, "b": 50},
+        "xaxis": AXIS | {"title": {"text": "seconds"}, "anchor": "y3"},
+        "yaxis": AXIS | {"domain": [0.70, 1.0], "title": {"text": "iteration, ms"}},
+        "yaxis2": AXIS | {"domain": [0.36, 0.64], "title": {"text": "first token after, ms"}},
+        "yaxis3": AXIS | {"domain": [0.0, 0.30], "title": {"text": "requests in flight"}},
+    }  # fmt: skip
+    return {"data": traces, "layout": layout}
+
+
+def _dots(at: Floats, values: Floats, name: str, axis: int, colour: int, *, shown: bool = True) -> dict[str, Any]:
+    step = max(1, -(-len(at) // MOST_POINTS))
+    suffix = "" if axis == 1 else str(axis)
+    return {
+        "type": "scattergl", "mode": "markers", "x": _list(at[::step]), "y": _list(values[::step]), "name": name,
+        "marker": {"size": 3, "color": COLOURS[colour], "opacity": 0.6}, "xaxis": "x", "yaxis": f"y{suffix}",
+        "showlegend": shown,
+    }  # fmt: skip
+
+
+def _running(begun: Floats, ended: Floats, grid: Floats | None = None) -> tuple[Floats, Floats]:
+    """Requests in flight at each moment of a grid."""
+    grid = np.linspace(0.0, float(ended.max()), 400) if grid is None else grid
+    return grid, (
+        np.searchsorted(np.sort(begun), grid, "right") - np.searchsorted(np.sort(ended), grid, "right")
+    ).astype(np.float64)
+
+
+def _list(values: Floats) -> list[float]:
+    return [round(float(value), 5) for value in values]
