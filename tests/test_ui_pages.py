@@ -238,6 +238,8 @@ def test_policies_side_by_side(tab: Tab) -> None:
 
 def test_routers_on_the_same_requests(tab: Tab) -> None:
     tab.open("/routing?requests=1000&routers=round_robin,least_outstanding,lmetric&metric=ttft_s&statistic=p99")
+    tab.page.click("#routing-run")
+    wait_for_job(tab, "routing")
     routers = ["round_robin", "least_outstanding", "lmetric"]
     load = {"preset": "chat-1m", "rate": 90, "num_requests": 1000, "arrivals": {"process": "gamma", "cv": 4}}
     expected = gnomon.compare(vary={"router.name": routers}, workload=load, num_replicas=4, device="h100")
@@ -248,6 +250,8 @@ def test_routers_on_the_same_requests(tab: Tab) -> None:
         assert change == pytest.approx(100 * one.relative)
     assert tab.page.locator("#routing-rows tbody tr").count() == 3
     tab.type("routing-requests", "a lot")
+    tab.page.click("#routing-run")
+    tab.page.wait_for_selector("#routing-requests-error:has-text('not a number')")
     assert "not a number" in tab.text("routing-requests-error")
 
 

@@ -127,7 +127,7 @@ def test_results_are_pinned_and_compared(tab: Tab) -> None:
 
 
 def test_copies_are_the_scenario(tab: Tab, tmp_path: Path) -> None:
-    tab.open(f"{SMALL}&tp=2&policy=sarathi")
+    tab.open(f"{SMALL}&tp=2&policy=sglang")
     texts = {}
     for name in ("yaml", "command", "server"):
         tab.page.click(f"#serve-copy-{name}-copy")
@@ -135,9 +135,9 @@ def test_copies_are_the_scenario(tab: Tab, tmp_path: Path) -> None:
         texts[name] = tab.page.evaluate("navigator.clipboard.readText()")
     (tmp_path / "copied.yaml").write_text(texts["yaml"])
     scenario = load(Scenario, tmp_path / "copied.yaml")
-    assert (scenario.replica.tensor_parallel, scenario.batching.policy, scenario.workload.rate) == (2, "sarathi", 20)
+    assert (scenario.replica.tensor_parallel, scenario.batching.policy, scenario.workload.rate) == (2, "sglang", 20)
     assert texts["command"].startswith("gnomon simulate")
-    assert "--tensor-parallel-size 2" in texts["vllm"]
+    assert "sglang.launch_server" in texts["server"] and "--tp-size 2" in texts["server"]
 
 
 def test_a_trace_is_loaded(tab: Tab, tmp_path: Path) -> None:
@@ -184,3 +184,29 @@ def test_nothing_overflows_or_jumps(tab: Tab, width: int) -> None:
     before = tab.page.evaluate(tops)
     tab.type("serve-rate", "25")
     assert tab.page.evaluate(tops) == before
+
+
+def test_a_drag_shows_previews_and_then_the_whole_answer(tab: Tab) -> None:
+    tab.open("/serve?requests=3000&rate=20")
+    tab.page.evaluate(
+        """() => {
+            window.seen = [];
+            const places = new MutationObserver(() => seen.push(document.getElementById("serve-figures").innerText));
+            places.observe(document.getElementById("serve-figures"), {childList: true});
+            const slider = document.getElementById("serve-rate-slider");
+            const set = Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, "value").set;
+            let position = 540;
+            window.drag = setInterval(() => {
+                set.call(slider, position += 1);
+                slider.dispatchEvent(new Event("input", {bubbles: true}));
+            }, 30);
+        }"""
+    )
+    tab.page.wait_for_function("seen.filter((one) => one.includes('Preview: the first 1,000')).length >= 2")
+    tab.page.evaluate("clearInterval(drag)")
+    tab.page.wait_for_function("seen.at(-1).includes('3,000 of 3,000 finished')")
+    tab.idle()
+    rate = float(tab.page.input_value("#serve-rate"))
+    result = simulate(**{"workload.num_requests": 3000, "workload.rate": rate, "slo.ttft_s": 0.5, "slo.tpot_s": 0.05})
+    expected = figures(result.run, result.summary)["ttft"]["data"]
+    assert tab.traces("serve-plot-ttft")[0]["x"] == expected[0]["x"]

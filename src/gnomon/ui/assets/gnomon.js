@@ -17,12 +17,31 @@
   };
   const sliderOf = (id) => document.querySelector(`#${id}-slider`);
 
+  // Dash drops the answer to a question once a newer one is asked: a slider that is dragged waits for each answer (but
+  // not for the load curve, which comes when it comes), so that there is always something to see.
+  let unanswered = 0;
+  const ask = window.fetch;
+  window.fetch = (address, options) => {
+    const body = String(options?.body || "");
+    const isWaitedFor = String(address).includes("_dash-update-component") && !body.includes("plot-curve");
+    const answer = ask.call(window, address, options);
+    if (!isWaitedFor) return answer;
+    unanswered += 1;
+    const over = () => setTimeout(() => { unanswered -= 1; }, PAUSE_MS / 2);
+    answer.then((one) => one.clone().text()).then(over, over);
+    return answer;
+  };
+  const LONGEST_MS = 3000;
+
   // The first move counts at once, further ones at most every PAUSE_MS, the last one always.
   const pending = new Map();
   const send = (id) => {
     const wanted = pending.get(id);
-    if (wanted.value === wanted.sent) { pending.delete(id); return; }
+    if (wanted.value === wanted.sent) { pending.delete(id); rest(); return; }
+    if (unanswered && performance.now() - wanted.at < LONGEST_MS) { setTimeout(() => send(id), PAUSE_MS / 3); return; }
+    wanted.at = performance.now();
     wanted.sent = wanted.value;
+    wanted.times += 1;
     dash_clientside.set_props(id, {value: String(wanted.value)});
     setTimeout(() => send(id), PAUSE_MS);
   };
@@ -32,8 +51,17 @@
     const id = event.target.id.replace(/-slider$/, "");
     const value = valueAt(box, Number(event.target.value));
     if (pending.has(id)) pending.get(id).value = value;
-    else { pending.set(id, {value, sent: null}); send(id); }
+    else { pending.set(id, {value, sent: null, times: 0, at: -Infinity}); send(id); }
   }, true);
+  // During a drag there are previews only; the whole answer comes when the slider rests.
+  const isDragged = () => [...pending.values()].some((one) => one.times > 1);
+  const waiting = new Map();
+  const PREVIEW_FIRST_MS = 10;
+  const rest = (isFirst) => {
+    if (pending.size && (!isFirst || isDragged())) return;
+    for (const [page, data] of waiting) dash_clientside.set_props(`${page}-settled`, {data});
+    waiting.clear();
+  };
 
   // Enter means now, not after the pause that ends typing.
   document.addEventListener("keydown", (event) => {
@@ -199,6 +227,14 @@
           if (place && place.filled !== html) { place.innerHTML = html; place.filled = html; }
         }
         return dash_clientside.no_update;
+      },
+
+      // What is to be answered by a preview, at once; the whole answer is asked for right after, or at the drag's end.
+      settle(page, names, values) {
+        const raw = Object.fromEntries(names.map((name, i) => [name, values[i]]));
+        waiting.set(page, raw);
+        if (!isDragged()) setTimeout(() => rest(true), PREVIEW_FIRST_MS);
+        return {raw, isDragged: isDragged()};
       },
 
       // Put what differs from the defaults into the address, and every slider and list where its value is.

@@ -1,10 +1,10 @@
-"""Routing: every router on the same requests, live; and the training curves of run directories."""
+"""Routing: every router on the same requests; and the training curves of run directories."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from dash import Dash, Input, Output, State, dcc, html, no_update
+from dash import Dash, Input, Output, dcc, html, no_update
 from dash.development.base_component import Component
 
 from gnomon import catalog
@@ -12,29 +12,29 @@ from gnomon.api.serving import policy_names, router_names
 from gnomon.core.errors import GnomonError
 from gnomon.report.routing.curves import CURVE_PX, curve_figure, curve_names, run_colours
 from gnomon.report.routing.figures import differences_height
+from gnomon.ui import jobs
 from gnomon.ui.blocks import graph, notice, plots, section, table
 from gnomon.ui.callbacks import callback
-from gnomon.ui.controls import Choice, Choices, Control, Number, Slider, Switch, Text
-from gnomon.ui.pages.pieces import legend, not_tall, tall, tall_graph, tall_outputs, view_of
+from gnomon.ui.controls import Choice, Choices, Control, Hidden, Number, Slider, Switch, Text
+from gnomon.ui.job_panel import job_panel, register_job
+from gnomon.ui.pages.pieces import legend, not_tall, tall, tall_graph, tall_outputs
 from gnomon.ui.pages.routing_runs import (
     MAX_REQUESTS,
     METRICS,
-    Routed,
-    compare_routers,
-    in_serve,
+    STATISTICS,
+    RoutersCompared,
+    asked,
     metric_folders,
-    router_rows,
+    run_comparison,
     tables_of,
 )
 from gnomon.ui.site_page import Page
-from gnomon.ui.turns import turn
 from gnomon.workload.presets import preset_names
 
 CURVES = "Training curves"
 MAX_CURVES = 40
 FOLLOW_MS = 4000
 ROWS_PX = 34 * (1 + len(router_names()))
-STATISTICS = {"mean": "mean", "p99": "P99"}
 HINT = (
     "Choose run directories at the left: folders below the runs folder that hold a table metrics.csv, "
     "such as those of gnomon route."
@@ -66,17 +66,19 @@ CONTROLS: tuple[Control, ...] = (
     Text("columns", "Columns with", "", group=CURVES, help="Words, such as reward, kl"),
     Slider("smooth", "Smoothing", 0.0, least=0, most=0.99, step=0.01, group=CURVES),
     Switch("follow", "Read again every few seconds", wide=True, group=CURVES),
+    Hidden("job"),
 )  # fmt: skip
 FOR_CURVES = tuple(one.name for one in CONTROLS if one.group == CURVES)
-FOR_ROUTERS = tuple(one.name for one in CONTROLS if one.group != CURVES)
+SHOWN = ("metric", "statistic")
+"""What is shown of a comparison that has been made."""
 
 
 def body(state: dict[str, Any]) -> list[Component]:
-    """The comparison, then the curves."""
+    """The comparison, a job; then the curves."""
     return [
-        view_of(PAGE),
         section(
             "Routers on the same requests",
+            job_panel(PAGE, "Compare"),
             html.Div(id=PAGE.id("warnings")),
             plots(
                 graph(
@@ -97,9 +99,9 @@ def body(state: dict[str, Any]) -> list[Component]:
 
 
 def register(app: Dash) -> None:
-    """Compare at every change of the scenario; draw curves at every change of theirs. Each has messages of its own."""
+    """Compare when asked; draw curves at every change of theirs."""
+    register_job(app, PAGE, run_comparison, asked)
     inputs, slots = PAGE.inputs(), PAGE.messages()
-    of_routers = {name: slot for name, slot in slots.items() if name not in FOR_CURVES}
     of_curves = {name: slot for name, slot in slots.items() if name in FOR_CURVES}
 
     @callback(
@@ -109,24 +111,23 @@ def register(app: Dash) -> None:
             "distributions": tall_outputs(PAGE.id("distributions")),
             "rows": Output(PAGE.id("rows"), "children"),
             "warnings": Output(PAGE.id("warnings"), "children"),
-            "messages": of_routers,
         },
-        inputs={"raw": {name: inputs[name] for name in FOR_ROUTERS}},
-        state={"view": State(PAGE.id("opened"), "data")},
-        prevent_initial_call="initial_duplicate",
+        inputs={"job": Input(PAGE.id("finished"), "data"), "shown": {name: inputs[name] for name in SHOWN}},
+        prevent_initial_call=True,
     )
-    def compare(raw: dict[str, Any], view: str) -> dict[str, Any]:
-        kept = {"distributions": not_tall(), **dict.fromkeys(("differences", "rows", "warnings"), no_update)}
-        with turn(view) as is_newest:
-            if not is_newest:
-                return kept | {"messages": dict.fromkeys(of_routers, no_update)}
-            try:
-                values = PAGE.read(raw)
-                drawn = _drawn(compare_routers(values), values["metric"], values["statistic"])
-                return drawn | {"messages": dict.fromkeys(of_routers, "")}
-            except GnomonError as error:
-                texts = PAGE.explain(error)
-                return kept | {"messages": {name: texts[name] for name in of_routers}}
+    def show(job: str | None, shown: dict[str, Any]) -> dict[str, Any]:
+        try:
+            found: RoutersCompared = jobs.result(job or "")
+        except GnomonError:
+            return {"distributions": not_tall(), **dict.fromkeys(("differences", "rows", "warnings"), no_update)}
+        one = found.views[shown["metric"], shown["statistic"]]
+        rows = [row | {"router": dcc.Link(row["router"], href=found.links[row["router"]])} for row in one.rows]
+        return {
+            "differences": one.differences,
+            "distributions": tall(one.distributions),
+            "rows": table(rows, left=("router",)),
+            "warnings": [notice(text, "warning") for text in found.warnings],
+        }
 
     @callback(
         app,
@@ -144,22 +145,6 @@ def register(app: Dash) -> None:
     @callback(app, Output(PAGE.id("tick"), "disabled"), Input(PAGE.id("follow"), "value"))
     def follow(ticked: list[str] | None) -> bool:
         return not ticked
-
-
-def _drawn(routed: Routed, metric: str, statistic: str) -> dict[str, Any]:
-    order = routed.fastest_first(metric, statistic)
-    title = f"{METRICS[metric]}, {STATISTICS[statistic]}"
-    rows = [
-        row | {"router": dcc.Link(row["router"], href=in_serve(routed, row["router"]))}
-        for row in router_rows(routed, metric, statistic)
-    ]
-    said = dict.fromkeys(text for result in routed.results.values() for text in result.summary.warnings)
-    return {
-        "differences": routed.comparison.change_drawn(title, metric, statistic, order),
-        "distributions": tall(routed.comparison.distributions_drawn(f"{METRICS[metric]}, all requests", metric, order)),
-        "rows": table(rows, left=("router",)),
-        "warnings": [notice(text, "warning") for text in said],
-    }
 
 
 def _curves(values: dict[str, Any]) -> Any:

@@ -13,6 +13,7 @@ from gnomon.api.serving import scenario as new_scenario
 from gnomon.core import units
 from gnomon.core.errors import ConfigError
 from gnomon.report.routing.curves import FILES, read_metrics
+from gnomon.ui import jobs
 from gnomon.ui.pages.plan_search import runs_folder
 from gnomon.ui.pages.serve import link
 from gnomon.ui.run_folders import folders
@@ -21,8 +22,9 @@ from gnomon.ui.serving import requests_of
 from gnomon.ui.turns import told_if_too_large
 
 METRICS = {"e2e_s": "End to end", "ttft_s": "Time to first token", "tpot_s": "Time per output token"}
-MAX_REQUESTS = 5_000
-"""Requests that every router serves: what a page waits for."""
+STATISTICS = {"mean": "mean", "p99": "P99"}
+MAX_REQUESTS = 100_000
+"""Requests that every router serves."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +49,57 @@ class Routed:
         return float("inf") if value is None else value
 
 
-def compare_routers(values: Mapping[str, Any]) -> Routed:
-    """All chosen routers on the requests of one scenario."""
+@dataclass(frozen=True)
+class View:
+    """A comparison by one figure."""
+
+    differences: dict[str, Any]
+    distributions: dict[str, Any]
+    rows: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class RoutersCompared:
+    """What a job leaves: every view of the comparison, drawn."""
+
+    views: dict[tuple[str, str], View]
+    links: dict[str, str]
+    warnings: list[str]
+
+
+def asked(values: Mapping[str, Any]) -> tuple[Scenario, tuple[str, ...]]:
+    """The scenario and the routers; a mistake is raised here."""
+    return scenario_of(values), names_of(values)
+
+
+def run_comparison(argument: tuple[Scenario, tuple[str, ...]], report: jobs.Report) -> RoutersCompared:
+    """The job."""
+    scenario, names = argument
+    routed = compare_routers(scenario, names, report)
+    views = {}
+    for metric, words in METRICS.items():
+        for statistic, short in STATISTICS.items():
+            order = routed.fastest_first(metric, statistic)
+            views[metric, statistic] = View(
+                routed.comparison.change_drawn(f"{words}, {short}", metric, statistic, order),
+                routed.comparison.distributions_drawn(f"{words}, all requests", metric, order),
+                router_rows(routed, metric, statistic),
+            )
+    said = dict.fromkeys(text for result in routed.results.values() for text in result.summary.warnings)
+    return RoutersCompared(views, {name: in_serve(routed, name) for name in names}, list(said))
+
+
+def names_of(values: Mapping[str, Any]) -> tuple[str, ...]:
+    """The chosen routers, the baseline first."""
     routers: Sequence[str] = values["routers"]
-    names = [values["baseline"], *(name for name in routers if name != values["baseline"])]
+    names = (values["baseline"], *(name for name in routers if name != values["baseline"]))
     if len(names) < 2:
         raise ConfigError("there is nothing to compare.", where="routers", fix="Choose another router.")
+    return names
+
+
+def scenario_of(values: Mapping[str, Any]) -> Scenario:
+    """The scenario that every router serves."""
     scenario = to_scenario(values)
     is_arrival_given = any(key == "workload" or "arrivals" in key for key in further_settings(values["scenario"]))
     if values["cv"] != 1 and not is_arrival_given:
@@ -60,8 +107,21 @@ def compare_routers(values: Mapping[str, Any]) -> Routed:
         scenario = new_scenario(scenario, **bursts)
     if len(requests_of(scenario.workload, scenario.seed)) > MAX_REQUESTS:
         raise ConfigError(f"more than {MAX_REQUESTS:,} requests.", where="workload.num_requests", fix="Use fewer.")
+    return scenario
+
+
+def compare_routers(scenario: Scenario, names: Sequence[str], report: jobs.Report) -> Routed:
+    """All routers on the requests of one scenario."""
+
+    served, last = 0, 0
+
+    def tell(done: int, total: int) -> None:
+        nonlocal served, last
+        served, last = served + (done < last), done
+        report(served + done / total, len(names), f"{names[served]}: {done:,} of {total:,} requests served")
+
     with told_if_too_large():
-        compared = compare(scenario, vary={"router.name": names})
+        compared = compare(scenario, vary={"router.name": list(names)}, on_progress=tell)
     return Routed(scenario, Comparison(dict(zip(names, compared.results.values(), strict=True))))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from typing import Any
 
@@ -102,7 +103,7 @@ def body(state: dict[str, Any]) -> list[Component]:
         blocks.section("Copy", html.Div(id=PAGE.id("copies"), className="copies")),
         html.Div(id=PAGE.id("notes")),
         dcc.Store(id=PAGE.id("view"), data=secrets.token_hex(6)),
-        *(dcc.Store(id=PAGE.id(name)) for name in ("drawn", "texts", "filled")),
+        *(dcc.Store(id=PAGE.id(name)) for name in ("drawn", "texts", "filled", "settled", "passing", "shown")),
         dcc.Store(id=PAGE.id("mistaken"), data=False),
     ]
 
@@ -115,10 +116,38 @@ def register(app: Dash) -> None:
 
 
 def _register_answers(app: Dash) -> None:
-    """Two answers to every change, so that the browser draws the one while the other is being worked out."""
+    """A preview at every change, also during a drag; then two answers, of which the browser draws the one while the
+    other is being worked out. During a drag they wait for its end (`settled`, assets/gnomon.js)."""
     messages = PAGE.messages()
     plots = {name: Output(PAGE.id("plot", name), "figure") for name in (*LATENCIES, *answers.OVER_TIME)}
     view, drawn = State(PAGE.id("view"), "data"), State(PAGE.id("drawn"), "data")
+    settled = {"raw": Input(PAGE.id("settled"), "data")}
+    names = json.dumps([one.name for one in PAGE.controls])
+    app.clientside_callback(
+        f"function(...values) {{ return dash_clientside.gnomon.settle('serve', {names}, values); }}",
+        Output(PAGE.id("passing"), "data"),
+        list(PAGE.inputs().values()),
+    )
+
+    @callback(
+        app,
+        output={
+            "plots": {name: Output(PAGE.id("plot", name), "figure", allow_duplicate=True) for name in LATENCIES},
+            "texts": Output(PAGE.id("texts"), "data", allow_duplicate=True),
+        },
+        inputs={"asked": Input(PAGE.id("passing"), "data")},
+        state={"view": view},
+        prevent_initial_call=True,
+    )
+    def draw_preview(asked: dict[str, Any] | None, view: str) -> dict[str, Any]:
+        kept = {"plots": dict.fromkeys(LATENCIES, no_update), "texts": no_update}
+        if not asked:
+            return kept
+        try:
+            found = answers.preview(PAGE, CONTROLS, asked["raw"], view, is_drawn=asked["isDragged"])
+        except (GnomonError, Stale):  # A mistake is told by the whole answer.
+            return kept
+        return {"plots": kept["plots"] | found["plots"], "texts": found["texts"]}
 
     @callback(
         app,
@@ -127,15 +156,18 @@ def _register_answers(app: Dash) -> None:
             "mistaken": Output(PAGE.id("mistaken"), "data"),
             "messages": messages,
         },
-        inputs={"raw": PAGE.inputs()},
+        inputs=settled,
         state={"view": view, "mistaken": State(PAGE.id("mistaken"), "data"), "drawn": drawn},
+        prevent_initial_call=True,
     )
-    def draw_latencies(raw: dict[str, Any], view: str, mistaken: bool, drawn: Any) -> dict[str, Any]:
+    def draw_latencies(raw: dict[str, Any] | None, view: str, mistaken: bool, drawn: Any) -> dict[str, Any]:
         unchanged = {
             "plots": dict.fromkeys(LATENCIES, no_update),
             "mistaken": no_update,
             "messages": dict.fromkeys(messages, no_update),
         }
+        if raw is None:
+            return unchanged
         try:
             answer = {**unchanged, "plots": answers.draw_latencies(PAGE, CONTROLS, raw, view)}
         except GnomonError as error:
@@ -154,15 +186,19 @@ def _register_answers(app: Dash) -> None:
             "texts": Output(PAGE.id("texts"), "data"),
             "drawn": Output(PAGE.id("drawn"), "data"),
         },
-        inputs={"raw": PAGE.inputs()},
+        inputs=settled,
         state={"view": view, "drawn": drawn},
+        prevent_initial_call=True,
     )
-    def draw_rest(raw: dict[str, Any], view: str, drawn: Any) -> dict[str, Any]:
+    def draw_rest(raw: dict[str, Any] | None, view: str, drawn: Any) -> dict[str, Any]:
+        kept = {"plots": dict.fromkeys(answers.OVER_TIME, no_update)}
+        kept |= dict.fromkeys(("comparison", "texts", "drawn"), no_update)
+        if raw is None:
+            return kept
         try:
             return {**answers.draw_rest(PAGE, CONTROLS, raw, view), "drawn": raw}
         except (GnomonError, Stale):  # A mistake is told by the other answer.
-            plots = dict.fromkeys(answers.OVER_TIME, no_update if drawn else blocks.blank())
-            return {"plots": plots, "comparison": no_update, "texts": no_update, "drawn": no_update}
+            return kept if drawn else kept | {"plots": dict.fromkeys(answers.OVER_TIME, blocks.blank())}
 
     app.clientside_callback(
         "function(texts) { return dash_clientside.gnomon.fill('serve', texts); }",

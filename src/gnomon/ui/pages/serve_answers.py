@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dash import html
 from dash.development.base_component import Component
 
-from gnomon.api.serving import Comparison, Simulation
+from gnomon.api.serving import Comparison, Scenario, Simulation
 from gnomon.core.errors import GnomonError
 from gnomon.report.serving.figures import LATENCIES
 from gnomon.report.serving.load import load_figure
@@ -16,9 +18,9 @@ from gnomon.ui import blocks, load_curve, uploads
 from gnomon.ui.controls import Control
 from gnomon.ui.foreign import read_scenario
 from gnomon.ui.pages import serve_pins as pins
-from gnomon.ui.pages.serve_texts import texts
+from gnomon.ui.pages.serve_texts import figure_texts, texts
 from gnomon.ui.scenarios import to_scenario, to_values
-from gnomon.ui.serving import simulated
+from gnomon.ui.serving import KEPT, simulated
 from gnomon.ui.site_page import Page
 from gnomon.ui.turns import Question
 
@@ -26,9 +28,38 @@ Raw = Mapping[str, Any]
 OVER_TIME = ("queue", "kv")
 
 
+PREVIEW_REQUESTS = 1000
+_scenarios: OrderedDict[str, Scenario] = OrderedDict()
+
+
+def scenario_of(page: Page, raw: Raw) -> Scenario:
+    """What the controls describe; the answers to one change ask for it one after the other."""
+    key = json.dumps(raw, sort_keys=True)
+    if key not in _scenarios or uploads.is_trace(str(raw["workload"])):
+        _scenarios[key] = to_scenario(page.read(raw))
+        while len(_scenarios) > KEPT:
+            _scenarios.popitem(last=False)
+    return _scenarios[key]
+
+
+def preview(page: Page, controls: Sequence[Control], raw: Raw, view: str, *, is_drawn: bool) -> dict[str, Any]:
+    """Key figures and, where `is_drawn`, the distributions of the first requests only: what a drag shows on its way."""
+    scenario = scenario_of(page, raw)
+    count = scenario.workload.num_requests
+    is_short = count is not None and count <= PREVIEW_REQUESTS
+    with Question(f"{view} preview").turn():
+        workload = scenario.workload.model_copy(update={"num_requests": PREVIEW_REQUESTS})
+        result = simulated(scenario if is_short else scenario.model_copy(update={"workload": workload}))
+    drawn = result.drawings
+    return {
+        "plots": {name: drawn[name] for name in LATENCIES} if is_drawn and not raw["pins"] else {},
+        "texts": figure_texts(result, of=0 if is_short else PREVIEW_REQUESTS),
+    }
+
+
 def draw_latencies(page: Page, controls: Sequence[Control], raw: Raw, view: str) -> dict[str, Any]:
     """The distributions of the latencies; raises `Stale` where a newer question has come."""
-    scenario = to_scenario(page.read(raw))
+    scenario = scenario_of(page, raw)
     with Question(f"{view} latencies").turn():  # To the end: what else is asked waits until this is answered.
         result = simulated(scenario)
         pinned = _pinned(page, controls, raw)
@@ -40,7 +71,7 @@ def draw_latencies(page: Page, controls: Sequence[Control], raw: Raw, view: str)
 
 def draw_rest(page: Page, controls: Sequence[Control], raw: Raw, view: str) -> dict[str, Any]:
     """The plots over time, and what surrounds the plots; raises `Stale` where a newer question has come."""
-    scenario = to_scenario(page.read(raw))
+    scenario = scenario_of(page, raw)
     with Question(f"{view} rest").turn():
         result = simulated(scenario)
         pinned = _pinned(page, controls, raw)

@@ -18,11 +18,18 @@ COPIES = {"yaml": ("Scenario file", as_yaml), "command": ("Command line", as_com
 def texts(result: Simulation) -> dict[str, str]:
     """The HTML of every place on the page, by the place's name."""
     return {
+        **figure_texts(result),
         "headline": _headline(result.scenario),
-        "figures": f"<div class=strip>{_warnings(result)}</div><div class=cards>{_cards(result)}</div>",
         "copies": "".join(_copy(name, label, write(result.scenario)) for name, (label, write) in COPIES.items()),
         "notes": "".join(message("note", text) for text in result.summary.notes),
     }
+
+
+def figure_texts(result: Simulation, of: int = 0) -> dict[str, str]:
+    """The key figures; those of a preview `of` so many requests say so."""
+    said = message("note", f"Preview: the first {of:,} requests.") if of else _warnings(result)
+    style = "cards passing" if of else "cards"
+    return {"figures": f"<div class=strip>{said}</div><div class='{style}'>{_cards(result)}</div>"}
 
 
 def _headline(scenario: Scenario) -> str:
