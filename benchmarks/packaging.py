@@ -38,6 +38,17 @@ def called(*words: str | Path, **variables: str) -> str:
     return ended.stdout
 
 
+def built(work: Path) -> tuple[Path, Path]:
+    """The wheel and the sdist of this checkout."""
+    python = work / "builder" / "bin" / "python"
+    if not python.exists():
+        called(sys.executable, "-m", "venv", work / "builder")
+        called(python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "build")
+    called(python, "-m", "build", "-o", work / "dist", ROOT)
+    newest = [max((work / "dist").glob(kind), key=lambda one: one.stat().st_mtime) for kind in ("*.whl", "*.tar.gz")]
+    return newest[0], newest[1]
+
+
 def environment(python: str, kind: str, package: Path, work: Path) -> Path:
     """The command `gnomon` of an environment of its own."""
     folder = work / f"{Path(python).name}-{hashlib.sha256(python.encode()).hexdigest()[:6]}-{kind}"
@@ -55,12 +66,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "gnomon-packaging")
     options = parser.parse_args()
     work = options.work.resolve()
-    called(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", work / "dist", ROOT)
-    wheel = max((work / "dist").glob("*.whl"), key=lambda one: one.stat().st_mtime)
-    builder = environment(sys.executable, "builder", wheel, work).parent / "python"
-    called(builder, "-m", "pip", "install", "-q", "--disable-pip-version-check", "build")
-    called(builder, "-m", "build", "-q", "--sdist", "-o", work / "dist", ROOT)
-    sdist = max((work / "dist").glob("*.tar.gz"), key=lambda one: one.stat().st_mtime)
+    wheel, sdist = built(work)
     found: dict[str, list[str]] = {}
     for python in options.pythons:
         for kind, package in (("lowest", sdist), ("newest", wheel)):
