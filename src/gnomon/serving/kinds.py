@@ -211,9 +211,22 @@ class Times:
 
     tables: IterationTables
     notes: list[str]
-    uncertainty: float
-    spread: float = 0.0
-    first_token_spread: float = 0.0
+    baked: tuple[timing.Baked, ...] = ()
+
+    @property
+    def uncertainty(self) -> float:
+        """Relative error to expect of an iteration's time."""
+        return max((one.uncertainty for one in self.baked), default=0.0)
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation to expect of a real server's iterations around the simulated ones."""
+        return max((one.spread for one in self.baked), default=0.0)
+
+    @property
+    def first_token_spread(self) -> float:
+        """The same of its times to the first token, beside that."""
+        return max((one.first_token_spread for one in self.baked), default=0.0)
 
 
 def bake(model: str, kinds: list[Kind], requests: Requests) -> Times:
@@ -237,20 +250,29 @@ def bake(model: str, kinds: list[Kind], requests: Requests) -> Times:
             head = draft_head(target.tables, speculative.draft_layers / catalog.model(model).num_layers)
             tables[-1] = with_draft(target.tables, head, speculative.num_tokens)
     notes = list(dict.fromkeys(note for one in baked for note in one.notes))
-    errors = [max(getattr(one, name) for one in baked) for name in ("uncertainty", "spread", "first_token_spread")]
-    return Times(stack(tables), notes, *errors)
+    return Times(stack(tables), notes, tuple(baked))
 
 
 def no_times(kinds: list[Kind]) -> Times:
     """Nothing takes time: for runs whose stage times are replayed."""
-    return Times(blank(sum(kind.replica.pipeline_parallel for kind in kinds)), [], 0.0)
+    return Times(blank(sum(kind.replica.pipeline_parallel for kind in kinds)), [])
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)
+def _source(model: str, device: str, node: str | None, parallelism: Any, config: Any) -> timing.Source:
+    """What the times are from, with all that it has read and fitted: the same for all limits of an iteration."""
+    place = catalog.device(device)
+    on = catalog.node(node) if node else catalog.default_node(place, parallelism.num_gpus)
+    parallelism.check(catalog.model(model))
+    return timing.make_source(timing.Context(catalog.model(model), place, on, parallelism, config))
+
+
+@lru_cache(maxsize=128)
 def _bake(
     model: str, device: str, node: str | None, parallelism: Any, config: Any, tokens: int, sequences: int, kv: int
 ) -> timing.Baked:
     """`iteration_tables`, remembered: a search simulates the same replica many times."""
+    is_given = timing.SOURCES[config.source].gives_iterations
     return timing.iteration_tables(
         catalog.model(model),
         catalog.device(device),
@@ -260,4 +282,5 @@ def _bake(
         max_tokens=tokens,
         max_sequences=sequences,
         max_kv_tokens=kv,
+        source=None if is_given else _source(model, device, node, parallelism, config),
     )

@@ -28,7 +28,7 @@ from gnomon.serving.fleet.record import FleetRecord
 from gnomon.serving.fleet.setup import new_manager, record_of
 from gnomon.serving.front_end import as_client_sees, open_front_end
 from gnomon.serving.guard import Guard
-from gnomon.serving.kinds import Kind, accepted, bake, no_times, policies_of, resolve
+from gnomon.serving.kinds import Kind, Times, accepted, bake, no_times, policies_of, resolve
 from gnomon.serving.log import Log, new_log
 from gnomon.serving.policies import POLICIES
 from gnomon.serving.pools import find_decider, max_events, open_pools, replicas_that
@@ -55,15 +55,27 @@ class Run:
     log: Log
     tables: IterationTables
     notes: list[str] = field(default_factory=list)
-    uncertainty: float = 0.0
+    times: Times | None = None
+    """Where the tables are from."""
     transfers: Transfers | None = None
     """KV that moved between pools; None where no pool has a role."""
-    spread: float = 0.0
-    """Standard deviation to expect of a real server's iterations around the simulated ones."""
     fleet: FleetRecord | None = None
     """What became of the replicas, where they changed."""
-    first_token_spread: float = 0.0
-    """The same of its times to the first token, beside that."""
+
+    @property
+    def uncertainty(self) -> float:
+        """Relative error to expect of an iteration's time."""
+        return self.times.uncertainty if self.times else 0.0
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation to expect of a real server's iterations around the simulated ones."""
+        return self.times.spread if self.times else 0.0
+
+    @property
+    def first_token_spread(self) -> float:
+        """The same of its times to the first token, beside that."""
+        return self.times.first_token_spread if self.times else 0.0
 
     @property
     def kind_of_replica(self) -> Ints:
@@ -109,8 +121,9 @@ def run(
         cluster, offered = without_warmup(cluster, log, offered, before)
     notes = [*offered.notes, *times.notes]
     model, fleet = catalog.model(scenario.model), record_of(manager, kinds) if manager else None
-    made = (scenario, model, kinds, offered, cluster, log, times.tables, notes, times.uncertainty)
-    return Run(*made, transfers, times.spread, fleet, times.first_token_spread)
+    return Run(
+        scenario, model, kinds, offered, cluster, log, times.tables, notes, times, transfers=transfers, fleet=fleet
+    )
 
 
 def _serve(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,7 @@ from gnomon.timing.config import CAPTURE_SIZES, TimingConfig
 from gnomon.timing.host import HostConfig
 from gnomon.timing.iteration import SKEW_BINS, IterationTables, geometric_axis
 from gnomon.timing.operators import Operator, mixed_attention, num_kernels
-from gnomon.timing.sources import SOURCES, Context
+from gnomon.timing.sources import SOURCES, Context, Source
 from gnomon.timing.sources.table import each_stage, given_tables
 from gnomon.timing.timer import Timer, axis_of, message_bytes
 from gnomon.timing.uncertainty import first_token_spread, iteration_spread
@@ -31,12 +32,25 @@ class Baked:
     tables: IterationTables
     notes: list[str]
     """Operators taken from the roofline, shapes beyond the measured range."""
-    uncertainty: float
-    """Relative error to expect of an iteration's time."""
-    spread: float = 0.0
-    """Standard deviation to expect of a real server's iterations around it (`gnomon.timing.uncertainty`)."""
-    first_token_spread: float = 0.0
-    """The same of its times to the first token, beside that."""
+    timer: Timer | None = None
+    """Where the times are from; nothing where they were given."""
+    typical: Batch | None = None
+    """An iteration that the tables hold."""
+
+    @cached_property
+    def uncertainty(self) -> float:
+        """Relative error to expect of an iteration's time. It takes longer to tell than the times themselves."""
+        return expected_error(self.timer, self.typical) if self.timer and self.typical else 0.0
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation to expect of a real server's iterations around it (`gnomon.timing.uncertainty`)."""
+        return iteration_spread(self.timer.source.name, self.uncertainty) if self.timer else 0.0
+
+    @property
+    def first_token_spread(self) -> float:
+        """The same of its times to the first token, beside that."""
+        return first_token_spread(self.timer.source.name) if self.timer else 0.0
 
 
 def iteration_tables(
@@ -49,11 +63,13 @@ def iteration_tables(
     max_tokens: int,
     max_sequences: int,
     max_kv_tokens: int,
+    source: Source | None = None,
 ) -> Baked:
     """The seconds of every possible iteration of one replica.
 
-    `max_tokens` and `max_sequences` bound one iteration, `max_kv_tokens` the KV length of one request. Raises
-    GnomonError where the parallelism does not suit the model or the source cannot be read.
+    `max_tokens` and `max_sequences` bound one iteration, `max_kv_tokens` the KV length of one request. `source` is one
+    made before for all but these. Raises GnomonError where the parallelism does not suit the model or the source cannot
+    be read.
     """
     config = config or TimingConfig()
     for name, value in (("max_tokens", max_tokens), ("max_sequences", max_sequences), ("max_kv_tokens", max_kv_tokens)):
@@ -73,17 +89,15 @@ def iteration_tables(
             work=work,
         )
         scaled = ("token_s", "sequence_s", "prefill_s", "decode_s")
-        return Baked(tables._replace(**{name: config.scale * getattr(tables, name) for name in scaled}), [], 0.0)
+        return Baked(tables._replace(**{name: config.scale * getattr(tables, name) for name in scaled}), [])
     node = node or default_node(device, parallelism.num_gpus)
-    timer = Timer(Context(model, device, node, parallelism, config))
+    timer = Timer(Context(model, device, node, parallelism, config), source=source)
     oven = _Oven(timer, max_tokens, max_sequences, max_kv_tokens)
     host = config.host or getattr(timer.source, "host", None) or HostConfig()
     host_s = host.array(num_layers, num_kernels(timer.operators(0)), _largest_graphs(config))
     tables = oven.bake(host_s, work)
     typical = Batch(prefill=min(512, max_tokens), decode=min(64, max_sequences), kv=min(1024, max_kv_tokens))
-    error = expected_error(timer, typical)
-    source = timer.source.name
-    return Baked(tables, timer.notes(), error, iteration_spread(source, error), first_token_spread(source))
+    return Baked(tables, timer.notes(), timer, typical)
 
 
 def _largest_graphs(config: TimingConfig) -> tuple[int, int, int]:

@@ -21,9 +21,9 @@ OVERLAP_TOKENS = {"vllm": 256, "sglang": 1024, "trtllm": 256}
 class Timer:
     """The configured source; the roofline for operators that it lacks, and for the shape beyond its range."""
 
-    def __init__(self, context: Context, source_name: str | None = None) -> None:
+    def __init__(self, context: Context, source_name: str | None = None, source: Source | None = None) -> None:
         self.context = context
-        self.source: Source = make_source(context, source_name)
+        self.source: Source = source or make_source(context, source_name)
         self.roofline = Roofline(context.device, context.node)
         self.fallbacks: dict[str, None] = {}
         self.beyond: dict[str, str] = {}
