@@ -27,7 +27,7 @@ def lowest() -> list[str]:
     """Every dependency at its lower bound."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     dependencies = tomllib.loads(text)["project"]["dependencies"]
-    return [re.sub(r">=([\d.]+).*", lambda bound: f"=={bound[1]}.*", one) for one in dependencies]
+    return [re.sub(r">=([\d.]+)", r"==\1.*", one, count=1) for one in dependencies]
 
 
 def called(*words: str | Path, **variables: str) -> str:

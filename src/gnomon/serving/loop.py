@@ -185,9 +185,9 @@ def _account(state: Any, flight: Any, tables: IterationTables, shape: Shape, sec
     flight.beyond_measured = (
         shape.tokens > measured[0]
         or chunk > measured[1]
-        or shape.decode_kv > measured[2] * shape.decodes
+        or (shape.decodes > 0 and shape.decode_kv > measured[2] * shape.decodes)
         or shape.decodes > measured[3]
-        or shape.chunks_kv > measured[4] * chunk
+        or (chunk > 0.0 and shape.chunks_kv > measured[4] * chunk)
     )
     state.kv_block_s += flight.kv_block_s
     state.flops += flight.flops
