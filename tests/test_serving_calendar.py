@@ -25,6 +25,7 @@ from gnomon.serving.kinds import bake, policies_of, resolve
 from gnomon.serving.log import new_log
 from gnomon.serving.routers import ROUTERS
 from gnomon.serving.simulate import run
+from gnomon.serving.tiers import new_tiers
 from gnomon.serving.transfers import new_transfers
 from serving_kit import requests_of, scenario
 
@@ -74,7 +75,7 @@ def _fleet(arrival_s: list[float], ticks: list[float]) -> tuple[Fleet, Outside, 
     calendar = new_calendar(1, 10)
     calendar.book.end_open = len(requests)
     schedule_all(calendar, CONTROL_TICK, np.array(ticks), np.arange(len(ticks)))
-    outside = Outside(calendar, np.zeros(0), np.zeros(3), new_transfers(0, 0), fleet, fleet)
+    outside = Outside(calendar, np.zeros(0), np.zeros(3), new_transfers(0, 0), fleet, fleet, new_tiers(1, 0, 0, 0))
     return fleet, outside, engine_of(policies_of(kinds), ROUTERS["round_robin"]), new_log(64, 64)
 
 

@@ -85,7 +85,7 @@ def fill_requests(cluster: Cluster, requests: Requests, seed: int) -> None:
         cluster.classes[:] = [(one.weight, one.priority) for one in requests.classes]
     for stamp in (
         "scheduled_s", "first_token_s", "last_token_s", "finished_s", "preempted_at_s", "prefilled_s", "moving_s",
-        "landed_s",
+        "landed_s", "loaded_s",
     ):  # fmt: skip
         table[stamp] = -1.0
     table.prefix_first = requests.prefix_offsets[:-1]

@@ -32,6 +32,7 @@ NEVER = math.inf
 KV_LANDS = 10  # subject: the request whose KV has moved
 KV_READY = 11  # subject: the request that is prefilled, as the replica that is to decode it learns
 KV_LOST = 12  # subject: the request that has waited too long for blocks there
+KV_LOADED = 13  # subject: the request whose prefix has come from another tier
 REQUEST_ARRIVES = 20  # subject: the request
 FOR_THE_CALLER = 100
 CONTROL_TICK = 100  # subject: any number
@@ -66,6 +67,7 @@ BOOK = np.dtype(
         ("time_s", np.float64),
         ("stop_s", np.float64),  # nothing from here on happens
         ("has_roles", np.int64),  # some replicas only prefill, or only decode
+        ("has_tiers", np.int64),  # KV is kept beyond the GPUs
         ("num_active", np.int64),  # transfers under way
         ("shared_s", np.float64),  # when the links were divided last
         ("next_drain_s", np.float64),  # when the first of them has sent everything

@@ -16,6 +16,7 @@ from gnomon.serving.calendar import (
     AN_EVENT,
     FOR_THE_CALLER,
     KV_LANDS,
+    KV_LOADED,
     KV_LOST,
     KV_READY,
     NEVER,
@@ -56,6 +57,7 @@ from gnomon.serving.state import (
     Cluster,
     replica_view,
 )
+from gnomon.serving.tiers import Tiers, begin_load, end_load, write_prefix
 from gnomon.serving.transfers import HOP_S, LATENCY_S, TIMEOUT_S, Transfers, end_transfer, start_transfer
 from gnomon.timing.iteration import IterationTables
 
@@ -204,6 +206,7 @@ class Outside(NamedTuple):
     """The fleet as the decode router sees it: with its candidates, options and memory."""
     decider: Fleet
     """The fleet as the decider sees it."""
+    tiers: Tiers
 
 
 @inner
@@ -221,6 +224,20 @@ def _choose(fleet: Fleet, engine: Engine, outside: Outside, request_id: int) -> 
     if r != request.decode_replica:
         cluster.replicas[request.decode_replica].num_coming += 1
     return r
+
+
+@inner
+def _take_in(fleet: Fleet, outside: Outside, r: int, request_id: int, now: float) -> None:
+    """Put an arrived request into the queue of replica `r`, or let it wait for KV that another tier holds."""
+    cluster = fleet.cluster
+    if outside.calendar.book[0].has_tiers != 0:
+        loaded_s = begin_load(cluster, fleet.tables, outside.tiers, r, request_id, now)
+        if loaded_s >= 0.0:
+            cluster.requests[request_id].replica = r
+            cluster.requests[request_id].status = MOVING
+            schedule(outside.calendar, loaded_s, KV_LOADED, request_id)
+            return
+    receive(cluster, r, request_id)
 
 
 @inner
@@ -254,7 +271,7 @@ def serve_instant(fleet: Fleet, engine: Engine, outside: Outside, log: Log, firs
             engine.proceed(cluster, fleet.tables, engine.policies, log, group, NEVER, now)
             if cluster.control[BUDGET] <= 0:
                 return first
-        receive(cluster, request.replica, request_id)
+        _take_in(fleet, outside, request.replica, request_id, now)
     wake_groups(fleet, engine, log, first, after, now)
     return after
 
@@ -285,6 +302,8 @@ def _take_reports(cluster: Cluster, outside: Outside, group: int, now: float) ->
             state.first_reported = cluster.requests[request_id].next_waiting
             state.num_reported -= 1
             request = cluster.requests[request_id]
+            if outside.calendar.book[0].has_tiers != 0 and request.status != REJECTED:
+                write_prefix(cluster, outside.tiers, r, request_id, now)
             if request.status == MOVING:
                 schedule(outside.calendar, now + outside.transfers.settings[HOP_S], KV_READY, request_id)
             else:
@@ -399,6 +418,14 @@ def _handle_event(fleet: Fleet, engine: Engine, outside: Outside, log: Log) -> N
         if cluster.control[BUDGET] > 0:
             take_next(outside.calendar)
             _handle_move(fleet, engine, outside, log, kind, subject)
+    elif kind == KV_LOADED:
+        group = cluster.replicas[cluster.requests[subject].replica].group_first
+        engine.proceed(cluster, fleet.tables, engine.policies, log, group, NEVER, now)
+        if cluster.control[BUDGET] > 0:
+            take_next(outside.calendar)
+            end_load(cluster, outside.tiers, subject)
+            receive(cluster, cluster.requests[subject].replica, subject)
+            _wake(fleet, engine, outside, log, group, now)
     elif kind == REQUEST_ARRIVES:
         request = cluster.requests[subject]
         if request.replica == NONE:
@@ -415,7 +442,7 @@ def _handle_event(fleet: Fleet, engine: Engine, outside: Outside, log: Log) -> N
         engine.proceed(cluster, fleet.tables, engine.policies, log, group, NEVER, now)
         if cluster.control[BUDGET] > 0:
             take_next(outside.calendar)
-            receive(cluster, request.replica, subject)
+            _take_in(fleet, outside, request.replica, subject, now)
             _wake(fleet, engine, outside, log, group, now)
 
 

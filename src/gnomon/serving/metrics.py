@@ -15,7 +15,7 @@ from gnomon.serving.class_metrics import ClassSummary, Fairness, class_summaries
 from gnomon.serving.energy import Energy, energy_of, joules
 from gnomon.serving.fleet.metrics import FleetSummary, fleet_summary, paid_s
 from gnomon.serving.latency import RequestTimes, Slo, request_times, slo_met
-from gnomon.serving.moves import Moves, moves
+from gnomon.serving.moves import Moves, TierHits, moves, tier_hits
 from gnomon.serving.percentiles import Percentiles, percentiles, weighted_percentiles
 from gnomon.serving.saturation import Saturation, saturation
 from gnomon.serving.simulate import Run
@@ -132,6 +132,8 @@ class Summary:
     saturation: Saturation | None
     moves: Moves | None
     """KV that moved between pools; None where no pool has a role."""
+    tiers: TierHits | None
+    """Where prompt tokens were found; None where no tier is given."""
     timing_error: float
     """Relative error to expect of the kernels' times, as their source states it."""
     has_host_time: bool
@@ -182,6 +184,7 @@ def summarize(run: Run) -> Summary:
         prefix_hit_rate=prefix_hit_rate(run.cluster.replicas),
         saturation=trend,
         moves=moves(run, duration_s),
+        tiers=tier_hits(run),
         timing_error=float(run.uncertainty),
         has_host_time=bool(run.tables.host_s.any()),
         classes=classes,

@@ -33,6 +33,38 @@ class Moves:
     """Share of what the links of the prefill replicas could have sent in the whole run."""
 
 
+@dataclass(frozen=True)
+class TierHits:
+    """Prompt tokens by where they were found, as shares of those looked up (those on the GPU without being loaded)."""
+
+    gpu: float
+    host: float
+    ssd: float
+    remote: float
+    peers: float
+    computed: float
+    """Not found, or found where loading would have taken longer than computing."""
+    passed_over: float
+    """Of those, found but computed, because that was sooner."""
+    wait_s: Percentiles
+    """From a request's arrival until what was loaded for it is there."""
+
+
+def tier_hits(run: Run) -> TierHits | None:
+    """Hit rates by tier; None where no tier is given."""
+    if run.tiers is None:
+        return None
+    q, replicas = run.cluster.requests, run.cluster.replicas
+    queries = max(1, int(replicas.cache_queries.sum()))
+    host, ssd, remote, peers, passed = (float(x) / queries for x in run.tiers.loaded_tokens.sum(axis=0))
+    gpu = max(0.0, float(replicas.cache_hits.sum()) / queries - host - ssd - remote - peers)
+    loaded = q.loaded_s >= 0
+    return TierHits(
+        gpu, host, ssd, remote, peers, max(0.0, 1.0 - gpu - host - ssd - remote - peers), passed,
+        percentiles((q.loaded_s - q.arrival_s - q.front_s)[loaded]),
+    )  # fmt: skip
+
+
 def moves(run: Run, duration_s: float) -> Moves | None:
     """The figures of a run; None where no pool has a role."""
     transfers, q = run.transfers, run.cluster.requests

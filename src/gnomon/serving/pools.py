@@ -9,11 +9,12 @@ from gnomon.catalog import Model
 from gnomon.core.arrays import Ints
 from gnomon.core.errors import ConfigError, UnknownNameError
 from gnomon.core.user_files import load_user_file
-from gnomon.serving.calendar import Calendar
+from gnomon.serving.calendar import Calendar, report_ends
 from gnomon.serving.deciders import DECIDERS, DeciderSpec
 from gnomon.serving.kinds import Kind
 from gnomon.serving.scenario import DeciderConfig, DisaggregationConfig, Scenario
 from gnomon.serving.state import FROM_DECODE, FROM_PREFILL, FROM_TRANSFER, Cluster
+from gnomon.serving.tiers import HOST, PEERS, REMOTE, SSD, Tiers, new_tiers
 from gnomon.serving.transfers import HOP_S, LAST_PART, LATENCY_S, OVERLAP, TIMEOUT_S, Transfers, new_transfers
 from gnomon.workload import Requests
 
@@ -58,9 +59,45 @@ def open_pools(
 
 
 def max_events(scenario: Scenario, requests: Requests) -> int:
-    """Events that can stand in the calendar at a time: one for each request that moves or is sent by a closed loop, and
-    one for each that has waited for blocks meanwhile."""
-    return (2 if scenario.has_roles else 1) * len(requests) if scenario.has_roles or requests.concurrency else 0
+    """Events that can stand in the calendar at a time: one for each request that moves, is loaded or is sent by a
+    closed loop, and one for each that has waited for blocks meanwhile."""
+    if not (scenario.has_roles or scenario.kv_tiers.is_used or requests.concurrency):
+        return 0
+    return (2 if scenario.has_roles else 1) * len(requests)
+
+
+def open_tiers(
+    scenario: Scenario, model: Model, kinds: list[Kind], cluster: Cluster, calendar: Calendar, requests: Requests
+) -> Tiers:
+    """Empty shelves for KV beyond the GPUs; every replica reports what ends in it. Nothing where no tier is given."""
+    config, num_replicas = scenario.kv_tiers, cluster.replicas.size
+    if not config.is_used:
+        return new_tiers(num_replicas, 0, 0, 0)
+    block = np.repeat(
+        [kv_bytes_per_token(model, kind) * kind.batching.block_size for kind in kinds],
+        [kind.num_ranks for kind in kinds],
+    )
+    per_hash = int(cluster.replicas.blocks_per_hash.max())
+    keys = max(1, int(np.unique(cluster.prefix_hashes).size) * per_hash)
+    longest = max(1, int(cluster.requests.prefix_count.max()) * per_hash)
+    tiers = new_tiers(num_replicas, len(requests), keys, longest)
+    for at, tier in ((HOST, config.host), (SSD, config.ssd), (REMOTE, config.remote)):
+        if tier is not None:
+            one = tiers.tiers[at]
+            one.is_there, one.is_shared, one.is_fifo = 1, at == REMOTE, tier.eviction == "fifo"
+            one.writes_back = tier.write == "back" and any((config.host, config.ssd)[:at])
+            one.max_blocks = min(keys, max(1, int(tier.size_gb * 1e9 // block.max())))
+            one.bytes_s, one.latency_s = tier.bandwidth_gb_s * 1e9, tier.latency_s
+            one.down_from_s, one.down_to_s = tier.down_s or (np.inf, np.inf)
+    if config.peers is not None:
+        one = tiers.tiers[PEERS]
+        one.is_there, one.bytes_s, one.latency_s = 1, config.peers.bandwidth_gb_s * 1e9, config.peers.latency_s
+        one.down_from_s = one.down_to_s = np.inf
+    tiers.block_bytes[:] = block
+    tiers.always_loads[0] = config.load == "always"
+    report_ends(calendar, cluster)
+    calendar.book.has_tiers = 1
+    return tiers
 
 
 def find_decider(config: DeciderConfig) -> DeciderSpec:

@@ -12,6 +12,8 @@ counted; then `track_blocks` gives an identity to those held. Results are the sa
 
 from __future__ import annotations
 
+from typing import Any
+
 from gnomon.core.jit import inner
 from gnomon.serving.state import NONE, Replica
 
@@ -59,13 +61,13 @@ def key_of(replica: Replica, r: int, position: int) -> int:
 
 
 @inner
-def _home(replica: Replica, key: int) -> int:
+def _home(replica: Any, key: int) -> int:
     """The slot where the search for `key` starts. Products stay below 2**63: plain Python must agree."""
     return (key % _PRIME * 1_000_003) % _PRIME & (replica.slot_key.size - 1)
 
 
 @inner
-def _slot_of(replica: Replica, key: int) -> int:
+def _slot_of(replica: Any, key: int) -> int:
     """The slot that holds `key`, or the empty one where it belongs."""
     mask = replica.slot_key.size - 1
     slot = _home(replica, key)
@@ -75,14 +77,14 @@ def _slot_of(replica: Replica, key: int) -> int:
 
 
 @inner
-def find(replica: Replica, key: int) -> int:
-    """The block that holds `key`, or NONE."""
+def find(replica: Any, key: int) -> int:
+    """The block that holds `key`, or NONE. (Anything with such a table will do: `gnomon.serving.tiers`.)"""
     slot = _slot_of(replica, key)
     return replica.slot_block[slot] if replica.slot_key[slot] == key else NONE
 
 
 @inner
-def remember(replica: Replica, key: int, block: int) -> None:
+def remember(replica: Any, key: int, block: int) -> None:
     """Let `block` be found under `key`, unless another block already is."""
     slot = _slot_of(replica, key)
     if replica.slot_key[slot] == 0:
@@ -92,7 +94,7 @@ def remember(replica: Replica, key: int, block: int) -> None:
 
 
 @inner
-def forget(replica: Replica, block: int) -> None:
+def forget(replica: Any, block: int) -> None:
     """The block is about to hold something else. Entries behind the hole move up, so that probing stays unbroken."""
     key = replica.block_key[block]
     if key == 0:

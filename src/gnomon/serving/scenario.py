@@ -221,6 +221,57 @@ class DisaggregationConfig(Config):
     decodes (vLLM's NIXL connector: 480)."""
 
 
+class TierConfig(Config):
+    """A place for KV beyond the GPU."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    size_gb: PositiveFloat
+    """GB for KV: of each replica, or of the shared store."""
+    bandwidth_gb_s: PositiveFloat
+    """GB/s at which KV is loaded: of each replica, or of the shared store."""
+    latency_s: NonNegativeFloat = 0.0
+    """Seconds of a load beside its bytes."""
+    eviction: Literal["lru", "fifo"] = "lru"
+    """What goes first when it is full: what was not used for longest, or what was written first."""
+    write: Literal["through", "back"] = "through"
+    """It gets what is written to the tier above at once, or what that one evicts. The first tier gets what a request
+    computed when it ends."""
+    down_s: tuple[NonNegativeFloat, NonNegativeFloat] | None = None
+    """From when to when it cannot be reached: what it holds is computed meanwhile."""
+
+
+class PeersConfig(Config):
+    """Other replicas' GPUs as a source of KV."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    bandwidth_gb_s: PositiveFloat
+    """GB/s at which a replica gives its KV to others."""
+    latency_s: NonNegativeFloat = 0.001
+    """Seconds of a load beside its bytes."""
+
+
+class KvTiersConfig(Config):
+    """Where prefixes are kept beyond the GPU, and from where they are loaded; docs/kv-tiers.md."""
+
+    host: TierConfig | None = None
+    """Host memory of each replica."""
+    ssd: TierConfig | None = None
+    """SSDs of each replica."""
+    remote: TierConfig | None = None
+    """A store that all replicas share."""
+    peers: PeersConfig | None = None
+    """Pull from the GPUs of other replicas."""
+    load: Literal["sooner", "always"] = "sooner"
+    """Load what is found only where that is sooner than computing it, or always."""
+
+    @property
+    def is_used(self) -> bool:
+        """Whether there is any tier."""
+        return any((self.host, self.ssd, self.remote, self.peers))
+
+
 Role = Literal["both", "prefill", "decode"]
 
 
@@ -285,6 +336,7 @@ class Scenario(Config):
     pools: tuple[PoolConfig, ...] = ()
     """Replicas of several kinds, instead of `num_replicas` equal ones; with roles, prefill and decode apart."""
     disaggregation: DisaggregationConfig = DisaggregationConfig()
+    kv_tiers: KvTiersConfig = KvTiersConfig()
     slo: SloConfig = SloConfig()
     power: PowerConfig = PowerConfig()
     price_per_gpu_hour: NonNegativeFloat | None = None

@@ -31,11 +31,12 @@ from gnomon.serving.guard import Guard
 from gnomon.serving.kinds import Kind, Times, accepted, bake, no_times, policies_of, resolve
 from gnomon.serving.log import Log, new_log
 from gnomon.serving.policies import POLICIES
-from gnomon.serving.pools import find_decider, max_events, open_pools, replicas_that
+from gnomon.serving.pools import find_decider, max_events, open_pools, open_tiers, replicas_that
 from gnomon.serving.routers import ROUTERS, RouterSpec
 from gnomon.serving.scenario import AdmissionConfig, DeciderConfig, RouterConfig, Scenario
 from gnomon.serving.size import check_size
 from gnomon.serving.state import Cluster
+from gnomon.serving.tiers import Tiers
 from gnomon.serving.transfers import Transfers
 from gnomon.serving.warmup import begin_measuring, without_warmup
 from gnomon.timing.iteration import IterationTables
@@ -61,6 +62,8 @@ class Run:
     """KV that moved between pools; None where no pool has a role."""
     fleet: FleetRecord | None = None
     """What became of the replicas, where they changed."""
+    tiers: Tiers | None = None
+    """KV beyond the GPUs; None where no tier is given."""
 
     @property
     def uncertainty(self) -> float:
@@ -112,7 +115,7 @@ def run(
     cluster = build_cluster(kinds, offered, scenario.seed, recording)
     log = new_log(max_members=recording.num_members if recording else keep_members)
     with function_arguments():
-        before, transfers, manager = _serve(
+        before, transfers, tiers, manager = _serve(
             scenario, router, kinds, offered, cluster, times.tables, log, forced_replicas, on_progress
         )
     _check_clock(cluster)
@@ -121,9 +124,8 @@ def run(
         cluster, offered = without_warmup(cluster, log, offered, before)
     notes = [*offered.notes, *times.notes]
     model, fleet = catalog.model(scenario.model), record_of(manager, kinds) if manager else None
-    return Run(
-        scenario, model, kinds, offered, cluster, log, times.tables, notes, times, transfers=transfers, fleet=fleet
-    )
+    made = (scenario, model, kinds, offered, cluster, log, times.tables, notes, times)
+    return Run(*made, transfers=transfers, fleet=fleet, tiers=tiers)
 
 
 def _serve(
@@ -136,9 +138,9 @@ def _serve(
     log: Log,
     forced_replicas: Ints | None,
     on_progress: Callable[[int, int], None] | None,
-) -> tuple[dict[str, Any] | None, Transfers | None, Manager | None]:
+) -> tuple[dict[str, Any] | None, Transfers | None, Tiers | None, Manager | None]:
     """Run the cluster, in slices so that progress can be shown. Returns the accounts at the end of a warm-up, the
-    transfers between pools, and the manager of a fleet that changes."""
+    transfers between pools, the tiers of KV, and the manager of a fleet that changes."""
     total, num_replicas = len(requests), cluster.replicas.size
     gate = _find_admission(scenario.admission)
     fleet = _fleet(scenario, scenario.router, spec, gate, requests, cluster, tables, replicas_that(kinds, "prefill"))
@@ -162,6 +164,7 @@ def _serve(
         if scenario.has_roles
         else fleet,
         fleet._replace(parameters=option_values(scenario.disaggregation.decider, decide)),
+        open_tiers(scenario, catalog.model(scenario.model), kinds, cluster, calendar, requests),
     )
     if scenario.has_roles and not (spec.compiled and decode_spec.compiled):
         raise ConfigError("a plain Python router cannot choose for pools with roles.", where="router.name")
@@ -191,7 +194,8 @@ def _serve(
     guard.run(lambda: advance_all(fleet, engine, log, scenario.time_limit_s or NEVER))
     if scenario.time_limit_s is None:
         guard.audit()
-    return before, outside.transfers if scenario.has_roles else None, manager
+    tiers = outside.tiers if scenario.kv_tiers.is_used else None
+    return before, outside.transfers if scenario.has_roles else None, tiers, manager
 
 
 def _fleet(

@@ -84,6 +84,9 @@ REQUEST = np.dtype(
         ("prefilled_s", np.float64),
         ("moving_s", np.float64),  # there is room for it, and its KV starts to move
         ("landed_s", np.float64),  # its KV is there
+        # Of a request that waits for KV from another tier.
+        ("loaded_from", np.int64),  # the first block that is loaded
+        ("loaded_s", np.float64),  # when it is all there
     ],
     align=True,
 )

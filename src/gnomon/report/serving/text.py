@@ -14,7 +14,7 @@ from gnomon.serving.energy import Energy
 from gnomon.serving.fleet.metrics import FleetSummary
 from gnomon.serving.intervals import Intervals
 from gnomon.serving.metrics import Summary
-from gnomon.serving.moves import Moves
+from gnomon.serving.moves import Moves, TierHits
 from gnomon.serving.percentiles import STATISTICS
 from gnomon.serving.scenario import KindConfig, Scenario
 from gnomon.serving.usage import Utilization
@@ -150,6 +150,8 @@ def figure_rows(summary: Summary, room: Headroom | None = None) -> list[tuple[st
         rows.append(("KV moved", moves_words(summary.moves)))
     if summary.fleet is not None:
         rows.append(("fleet", fleet_words(summary.fleet)))
+    if summary.tiers is not None:
+        rows.append(("KV tiers", tier_words(summary.tiers)))
     rows.append(("cost", cost_words(summary)))
     if summary.energy is not None:
         rows.append(("energy", energy_words(summary.energy)))
@@ -173,6 +175,14 @@ def timing_words(summary: Summary) -> str:
         return "as given"
     kernels = f"expected error of the kernels {summary.timing_error:.0%}"
     return f"{kernels}; host time included" if summary.has_host_time else f"{kernels}; kernels only: no host time"
+
+
+def tier_words(tiers: TierHits) -> str:
+    """Where prompt tokens were found."""
+    found = [f"{name} {getattr(tiers, name):.1%}" for name in ("gpu", "host", "ssd", "remote", "peers", "computed")]
+    rest = f" ({tiers.passed_over:.1%} found, but computed sooner)" if tiers.passed_over else ""
+    wait = f"; loads waited {units.seconds(tiers.wait_s.mean)} in the mean" if tiers.wait_s.mean is not None else ""
+    return f"prompt tokens from {', '.join(one for one in found if not one.endswith(' 0.0%'))}{rest}{wait}"
 
 
 def moves_words(moved: Moves) -> str:
