@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Callable
 from typing import Any
@@ -12,8 +13,9 @@ from gnomon import catalog
 from gnomon.convert.vllm import vllm_flags
 from gnomon.core.errors import ConfigError
 from gnomon.serving.policies import POLICIES
-from gnomon.serving.scenario import KindConfig, ResolvedBatching, Scenario
+from gnomon.serving.scenario import KindConfig, PoolConfig, ResolvedBatching, Scenario
 
+DYNAMO_FILE = "dynamo.yaml"
 FILE = "trtllm.yaml"
 """Where the command for TensorRT-LLM writes what has no flag."""
 
@@ -24,6 +26,8 @@ def server_command(scenario: Scenario) -> tuple[str, str]:
     ConfigError with the reason where there is none: a command must start what the figures are of.
     """
     kinds = scenario.kinds()
+    if scenario.has_roles:
+        return "vllm", disaggregated_commands(scenario)
     if len(kinds) > 1:
         raise ConfigError("its replicas differ: each kind needs a command of its own.")
     policy, dtype = kinds[0].batching.policy, kinds[0].timing.dtype
@@ -40,6 +44,42 @@ def server_command(scenario: Scenario) -> tuple[str, str]:
     command = engine_commands(scenario.model_copy(update={"num_replicas": 1}))[spec.engine]
     note = f"# One of {count} replicas; {router} was simulated in front of them.\n" if count > 1 else ""
     return spec.engine, note + command
+
+
+def disaggregated_commands(scenario: Scenario) -> str:
+    """One `vllm serve` command for each pool, with KV moved by NIXL, and the same as a layout file for Dynamo."""
+    kinds = scenario.kinds()
+    if any(kind.batching.policy != "vllm_v1" for kind in kinds):
+        raise ConfigError("only vLLM's scheduler is written as pairs of commands.", fix="Simulate vllm_v1.")
+    text = []
+    for kind in kinds:
+        pool = PoolConfig(**{name: getattr(kind, name) for name in PoolConfig.model_fields})
+        words = vllm_flags(scenario.model_copy(update={"pools": (pool,)}))
+        words += ["--kv-transfer-config", json.dumps({"kv_connector": "NixlConnector", "kv_role": "kv_both"})]
+        text.append(f"# {kind.num_replicas} of these {kind.role}:\n{shlex.join(words)}")
+    layout = yaml.safe_dump(dynamo_layout(scenario), sort_keys=False)
+    return "\n".join([*text, f"cat > {DYNAMO_FILE} <<'EOF'\n{layout}EOF"])
+
+
+def dynamo_layout(scenario: Scenario) -> dict[str, Any]:
+    """The pools as services of a Dynamo graph: a front end, prefill workers, decode workers."""
+    workers = {"prefill": "VllmPrefillWorker", "decode": "VllmDecodeWorker", "both": "VllmWorker"}
+    services: dict[str, Any] = {"Frontend": {"replicas": 1}}
+    for kind in scenario.kinds():
+        pool = PoolConfig(**{name: getattr(kind, name) for name in PoolConfig.model_fields})
+        flags = vllm_flags(scenario.model_copy(update={"pools": (pool,)}))[3:]
+        role = ["--is-prefill-worker"] if kind.role == "prefill" else []
+        services[workers[kind.role]] = {
+            "replicas": kind.num_replicas,
+            "resources": {"limits": {"gpu": str(kind.replica.num_gpus)}},
+            "args": ["python3", "-m", "dynamo.vllm", "--model", _model(scenario), *flags, *role],
+        }
+    return {
+        "apiVersion": "nvidia.com/v1alpha1",
+        "kind": "DynamoGraphDeployment",
+        "metadata": {"name": "disaggregated"},
+        "spec": {"services": services},
+    }
 
 
 def engine_commands(scenario: Scenario) -> dict[str, str]:

@@ -19,17 +19,25 @@ def rate_bound(scenario: Scenario, requests: Requests) -> float:
     kinds = resolve(scenario, requests)
     served = accepted(scenario, kinds, requests)
     tables = bake(scenario.model, kinds, served).tables
-    row, total = 0, 0.0
+    row, rates = 0, dict.fromkeys(("both", "prefill", "decode"), 0.0)
     for kind in kinds:
         stages = range(row, row + kind.replica.pipeline_parallel)
-        total += kind.num_ranks / max(_seconds_per_request(kind, tables, stage, served) for stage in stages)
+        rates[kind.role] += kind.num_ranks / max(_seconds_per_request(kind, tables, stage, served) for stage in stages)
         row += kind.replica.pipeline_parallel
-    return total
+    # Replicas that do both may help either side. Where requests may stay where they decode, prefill replicas only add.
+    apart = min(rates["prefill"], rates["decode"])
+    if scenario.disaggregation.decider.name != "always":
+        apart = rates["prefill"] + rates["decode"]
+    return rates["both"] + (apart if not rates["both"] else rates["prefill"] + rates["decode"])
 
 
 def _seconds_per_request(kind: Kind, tables: IterationTables, stage: int, requests: Requests) -> float:
-    """The least time of a stage for a mean request."""
+    """The least time of a stage for a mean request, or for the part of it that its role leaves."""
     prompt, output = requests.prompt_tokens.astype(np.float64), requests.output_tokens.astype(np.float64)
+    if kind.role == "prefill":
+        output = np.ones_like(output)
+    elif kind.role == "decode":
+        prompt = np.ones_like(prompt)
     if kind.batching.prefix_cache and len(requests.prefix_hashes):
         prompt = np.ones_like(prompt)  # All of it may be cached, up to the last token.
     decodes = output - 1.0

@@ -90,6 +90,17 @@ class BatchingSpace(Config):
     """Most tokens of one prompt in one iteration."""
 
 
+class DisaggregatedSpace(Config):
+    """Layouts with prefill and decode apart, each value with each; they join the aggregated ones."""
+
+    prefill_replicas: Counts = (1,)
+    prefill_tensor_parallel: Counts = (1,)
+    decode_replicas: Counts = (1,)
+    decode_tensor_parallel: Counts = (1,)
+    num_gpus: Counts = ()
+    """Only layouts with so many GPUs in all."""
+
+
 class SpaceConfig(Config):
     """Values to combine, each with each; a single value needs no list."""
 
@@ -113,11 +124,13 @@ class SpaceConfig(Config):
     """Routers; they matter from two replicas on."""
     batching: Annotated[tuple[BatchingSpace, ...], BeforeValidator(_listed)] = (BatchingSpace(),)
     """Batching policies with their parameters."""
+    disaggregated: DisaggregatedSpace | None = None
+    """Layouts with prefill and decode apart, beside the others."""
 
     @model_validator(mode="after")
     def _not_empty(self) -> SpaceConfig:
         for name in type(self).model_fields:
-            if name != "num_replicas" and not getattr(self, name):
+            if name not in ("num_replicas", "disaggregated") and not getattr(self, name):
                 raise ConfigError(f"the space is empty: {name} has no value.", where="space", fix="Give at least one.")
         return self
 

@@ -140,7 +140,7 @@ def capacity_with_seed(task: tuple[SearchConfig, Candidate, int, float, int]) ->
 
 def _ranks(scenario: Scenario) -> int:
     """Schedulers of the deployment: run lengths grow with them."""
-    return scenario.num_replicas * scenario.replica.data_parallel
+    return sum(kind.num_ranks for kind in scenario.kinds())
 
 
 def sequence(search: SearchConfig, scenario: Scenario) -> Requests:

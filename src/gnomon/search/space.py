@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
 from gnomon import catalog
 from gnomon.core.config import load
 from gnomon.core.errors import ConfigError, UnknownNameError
-from gnomon.search.config import BatchingSpace, SearchConfig
+from gnomon.search.config import BatchingSpace, DisaggregatedSpace, SearchConfig
 from gnomon.serving.policies import POLICIES
 from gnomon.serving.routers import ROUTERS
 from gnomon.serving.scenario import Scenario
@@ -57,9 +57,26 @@ def candidates(search: SearchConfig) -> list[Candidate]:
     """Every configuration of the space, once; those that only differ in what has no effect are one."""
     _check_names(search)
     found: dict[str, Candidate] = {}
-    for one in _combinations(search):
+    for one in chain(_combinations(search), _apart(search)):
         found.setdefault(one.key, one)
     return list(found.values())
+
+
+def pools_of(layout: str) -> list[dict[str, Any]]:
+    """The pools of a layout like `2P-TP4 1D-TP8`."""
+    pools = []
+    for part, role in zip(layout.split(), ("prefill", "decode"), strict=True):
+        count, degree = part.split(f"{role[0].upper()}-TP")
+        pools.append({"role": role, "num_replicas": int(count), "replica": {"tensor_parallel": int(degree)}})
+    return pools
+
+
+def _layouts(space: DisaggregatedSpace) -> Iterator[str]:
+    for prefill, p_degree, decode, d_degree in product(
+        space.prefill_replicas, space.prefill_tensor_parallel, space.decode_replicas, space.decode_tensor_parallel
+    ):
+        if not space.num_gpus or prefill * p_degree + decode * d_degree in space.num_gpus:
+            yield f"{prefill}P-TP{p_degree} {decode}D-TP{d_degree}"
 
 
 def scenario_of(search: SearchConfig, candidate: Candidate, seed: int | None = None) -> Scenario:
@@ -67,7 +84,10 @@ def scenario_of(search: SearchConfig, candidate: Candidate, seed: int | None = N
     fields: dict[str, Any] = {"model": search.model, "seed": search.seed if seed is None else seed}
     fields |= {"workload": search.workload.model_dump(mode="json")}
     fields |= {"calibration": search.calibration} if search.calibration else {}
-    return load(Scenario, None, fields | search.settings | {k: v for k, v in candidate.overrides if v is not None})
+    overrides = {k: v for k, v in candidate.overrides if v is not None}
+    if (layout := overrides.pop("layout", None)) is not None:
+        fields["pools"] = pools_of(layout)
+    return load(Scenario, None, fields | search.settings | overrides)
 
 
 def _combinations(search: SearchConfig) -> Iterator[Candidate]:
@@ -96,6 +116,26 @@ def _combinations(search: SearchConfig) -> Iterator[Candidate]:
                     yield Candidate(tuple((name, value) for name, value in whole.items() if value is not None))
 
 
+def _apart(search: SearchConfig) -> Iterator[Candidate]:
+    """Layouts with prefill and decode apart."""
+    space = search.space
+    if space.disaggregated is None:
+        return
+    for device, node, dtype, layout, batching in product(
+        space.device, space.node, space.dtype, _layouts(space.disaggregated), space.batching
+    ):
+        placed = {
+            "device": device,
+            "node": node,
+            "layout": layout,
+            "timing.dtype": dtype if len(space.dtype) > 1 or dtype != "auto" else None,
+        }
+        for parameters in _parameters(batching):
+            for router in space.router:
+                whole = placed | parameters | {"router.name": router}
+                yield Candidate(tuple((name, value) for name, value in whole.items() if value is not None))
+
+
 def _parameters(batching: BatchingSpace) -> Iterator[dict[str, Any]]:
     names = ("max_sequences", "max_batch_tokens", "max_chunk_tokens")
     for values in product(*(getattr(batching, name) or (None,) for name in names)):
@@ -118,6 +158,12 @@ def _check_names(search: SearchConfig) -> None:
     for router in search.space.router:
         if router not in ROUTERS and not own_files:
             raise UnknownNameError("router", router, ROUTERS, where="space.router")
+    if search.space.disaggregated is not None and search.objective == "cost":
+        raise ConfigError(
+            "the objective cost counts copies of one kind of replica.",
+            where="space.disaggregated",
+            fix="Choose another objective, or leave it out.",
+        )
     taken = {"model", "workload", "seed", "device", "num_replicas"} & {key.split(".")[0] for key in search.settings}
     if taken:
         raise ConfigError(f"{taken.pop()} has a key of its own in a search.", where="settings", fix="Set it there.")
