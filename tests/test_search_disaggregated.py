@@ -42,7 +42,7 @@ def question(**changes: Any) -> SearchConfig:
 def test_both_kinds_of_layouts_are_in_the_space() -> None:
     labels = [one.label for one in candidates(question())]
     assert [label for label in labels if "P-TP" in label] == [
-        "a100 1P-TP1 2D-TP1 vllm_v1 round_robin", "a100 1P-TP1 1D-TP2 vllm_v1 round_robin",
+        "a100 1P-TP1 1D-TP2 vllm_v1 round_robin", "a100 1P-TP1 2D-TP1 vllm_v1 round_robin",
         "a100 2P-TP1 1D-TP1 vllm_v1 round_robin",
     ]  # fmt: skip
     assert len(labels) == 5

@@ -369,7 +369,7 @@ class Scenario(Config):
                     where="pools",
                     fix=f"Add one with role {other}.",
                 )
-        if "disaggregation" in self.model_fields_set and not roles & {"prefill", "decode"}:
+        if self.disaggregation != DisaggregationConfig() and not roles & {"prefill", "decode"}:
             raise ConfigError(
                 "nothing moves between pools without roles.",
                 where="disaggregation",
