@@ -21,7 +21,7 @@ def texts(result: Simulation) -> dict[str, str]:
         **figure_texts(result),
         "headline": _headline(result.scenario),
         "copies": "".join(_copy(name, label, write(result.scenario)) for name, (label, write) in COPIES.items()),
-        "notes": "".join(message("note", text) for text in result.summary.notes),
+        "notes": "".join(message("note", text) for text in (*_kv(result), *result.summary.notes)),
     }
 
 
@@ -30,6 +30,12 @@ def figure_texts(result: Simulation, of: int = 0) -> dict[str, str]:
     said = message("note", f"Preview: the first {of:,} requests.") if of else _warnings(result)
     style = "cards passing" if of else "cards"
     return {"figures": f"<div class=strip>{said}</div><div class='{style}'>{_cards(result)}</div>"}
+
+
+def _kv(result: Simulation) -> list[str]:
+    """Where KV came from and went to, where pools have roles or KV has tiers."""
+    rows = dict(words.figure_rows(result.summary))
+    return [f"{name}: {rows[name]}." for name in ("KV moved", "KV tiers") if name in rows]
 
 
 def _headline(scenario: Scenario) -> str:
