@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
+
 from gnomon.pipeline.explain import idle_time, total
 from gnomon.pipeline.memory import Curve, micro_batches_held
 from gnomon.pipeline.run import Run
@@ -24,7 +26,12 @@ CAUSES = {
     "contention": ("contention", "#E45756"),
     "cool_down": ("cool-down", "#E8E3DA"),
 }
-RANK_COLOURS = ("#4C78A8", "#F58518", "#54A24B", "#E45756", "#72B7B2", "#9D7CBF", "#EECA3B", "#9D755D")
+RANK_COLOURS = ("#8064A8", "#2FA0B5", "#8C6D31", "#D46A9F", "#5B6776", "#B29CD9", "#1F6E7A", "#C9A96A")
+"""Of the memory of each GPU: none of them is the colour of a pass or a transfer."""
+DENSE = 2000
+"""Bars from which on they are drawn without edges."""
+LINK_BINS = 400
+"""Links in use are means over this many intervals where they change more often."""
 GAP = 0.12
 """Of a lane's height, left free."""
 
@@ -47,7 +54,13 @@ def step_figure(
         traces.append(_steps(curve, run.total_time, "y2", colour, hover))
     use = bandwidth(run)
     for kind, curve in use.items():
-        steps = _steps(curve, run.total_time, "y3", COLOURS[kind], f"{NAMES[kind]}: %{{y:.1%}} of all links")
+        steps = _steps(
+            _binned(curve, run.total_time),
+            run.total_time,
+            "y3",
+            COLOURS[kind],
+            f"{NAMES[kind]}: %{{y:.1%}} of all links",
+        )
         flat = {"shape": "hv", "width": 0, "color": COLOURS[kind]}
         traces.append(steps | {"stackgroup": "links", "line": flat, "fillcolor": COLOURS[kind]})
     end = run.total_time * (1.07 if show_completion_time else 1.01)
@@ -90,6 +103,7 @@ def _layout(lanes: Timeline, end: float, memory_unit: str, has_links: bool) -> F
     whole = height + below + 110
     layout: Figure = {
         **TIME_LINE,
+        "uniformtext": {"minsize": 8, "mode": "hide"},
         "height": whole,
         "margin": {"l": 92, "r": 18, "t": 46, "b": 44},
         "xaxis": TIME_LINE_AXIS
@@ -134,6 +148,7 @@ def _bars(lanes: Timeline, kind: str, show_throttling: bool) -> Figure:
     centre = [bar.lane + height * (0.5 - (bar.low + bar.high) / 2) for bar in bars]
     is_pass = bool(bars) and lanes.lanes[bars[0].lane].name == "compute"
     outline = ["#B00020" if show_throttling and bar.throttled else "#FFFFFF" for bar in bars]
+    edge = 0.6 if len(lanes.bars) < DENSE else 0.0  # Where bars are as thin as their edges, nothing else would be seen.
     return {
         "type": "bar",
         "orientation": "h",
@@ -144,7 +159,7 @@ def _bars(lanes: Timeline, kind: str, show_throttling: bool) -> Figure:
         "width": [max(height * (bar.high - bar.low), 0.04) for bar in bars],
         "marker": {
             "color": COLOURS[kind],
-            "line": {"color": outline, "width": [2.0 if c != "#FFFFFF" else 0.6 for c in outline]},
+            "line": {"color": outline, "width": [2.0 if c != "#FFFFFF" else edge for c in outline]},
         },
         "text": [bar.text for bar in bars] if is_pass or len(bars) < 400 else None,
         "textposition": "inside",
@@ -168,6 +183,17 @@ def _steps(curve: Curve, end: float, axis: str, colour: str, hover: str) -> Figu
         "showlegend": False,
         "hovertemplate": f"{hover}<extra></extra>",
     }
+
+
+def _binned(curve: Curve, end: float) -> Curve:
+    """The curve's means over equal intervals, where it has more steps than a screen can show."""
+    if len(curve.times) <= LINK_BINS or end <= 0:
+        return curve
+    edges = np.linspace(0.0, end, LINK_BINS + 1)
+    at = np.concatenate([curve.times, [end]])
+    area = np.concatenate([[0.0], np.cumsum(curve.values * np.diff(at))])
+    sums = np.interp(edges, at, area)
+    return Curve(edges[:-1], np.diff(sums) / np.diff(edges))
 
 
 def _lane_name(gpu: int, name: str) -> str:

@@ -29,6 +29,12 @@ class HeatGrid:
         row, column = np.unravel_index(np.nanargmin(self.values), self.values.shape)
         return int(row), int(column)
 
+    @property
+    def all_best(self) -> list[tuple[int, int]]:
+        """Every cell that is as good as the best, to the digits that are shown."""
+        least = float(np.nanmin(self.values))
+        return [(int(row), int(column)) for row, column in np.argwhere(self.values <= least * (1 + 1e-6))]
+
 
 def heat_grid(table: SweepTable) -> HeatGrid:
     """The cells of one configuration, exclusive tiers after the weights."""
@@ -55,8 +61,10 @@ def cell_texts(cell: tuple[Priority, Priority, Priority]) -> tuple[str, str, str
 def heat_map_figure(grid: HeatGrid, chosen: Cell | None = None) -> Figure:
     """Numbers in cells where they fit, the best in red, and `chosen` in black where it is on the grid."""
     axis, size = grid.axis, len(grid.axis)
-    row, column = grid.best
-    shapes = [_line(size, "x"), _line(size, "y"), _box(row, column, "#E4002B")]
+    best = grid.all_best
+    is_flat = len(best) == int(np.count_nonzero(~np.isnan(grid.values)))
+    shapes = [_line(size, "x"), _line(size, "y")]
+    shapes += [] if is_flat else [_box(row, column, "#E4002B") for row, column in best]
     if chosen and chosen[0] in axis and chosen[1] in axis:
         shapes.append(_box(axis.index(chosen[0]), axis.index(chosen[1]), "#1B2430", "dot"))
     values = [[None if np.isnan(value) else float(f"{value:.6g}") for value in line] for line in grid.values]
@@ -79,6 +87,9 @@ def heat_map_figure(grid: HeatGrid, chosen: Cell | None = None) -> Figure:
         "yaxis": plain | {"title": {"text": "priority of fwd_prop (a: exclusive)"}},
         "shapes": shapes,
     }
+    if is_flat and size > 1:
+        layout["title"] = {"text": "Priorities do not matter here", "x": 0, "font": {"size": 13, "color": "#1F2A37"}}
+        layout["margin"] = {"l": 56, "r": 8, "t": 34, "b": 48}
     return {"data": [trace], "layout": layout}
 
 

@@ -119,6 +119,7 @@ def _layout(record: RunRecord) -> Figure:
     ]  # fmt: skip
     return {
         **TIME_LINE,
+        "uniformtext": {"minsize": 8, "mode": "hide"},
         "height": 760,
         "margin": {"l": 76, "r": 18, "t": 46, "b": 44},
         "shapes": lines,
@@ -127,6 +128,9 @@ def _layout(record: RunRecord) -> Figure:
             "domain": [0.46, 1],
             "range": [record.num_gpus - 0.5, -0.5],
             "title": {"text": "GPU"},
+            "tick0": 0,
+            "dtick": max(1, record.num_gpus // 16),
+            "tickformat": "d",
             "showgrid": False,
             "zeroline": False,
             "fixedrange": True,

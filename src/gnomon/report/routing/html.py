@@ -10,6 +10,7 @@ from typing import Any
 from gnomon import __version__
 from gnomon.core.config import dump
 from gnomon.core.files import write_text
+from gnomon.report import look
 from gnomon.report.page import page
 from gnomon.report.routing import text as words
 from gnomon.report.search.html import table
@@ -22,7 +23,8 @@ COLOURS = {"policy": "#B4512B", "teacher": "#D9A441", "heuristic": "#5B7C99", "b
 def write_route_report(comparison: RouteComparison, verdicts: list[Verdict], path: str | Path) -> Path:
     """Write the page; it needs no network and no other file."""
     names = list(comparison.scenarios)
-    drawn = {f"{figure}_{i}": bars(comparison, name, figure) for i, name in enumerate(names) for figure in FIGURES}
+    drawn: dict[str, Any] = {"overview": overview(comparison)}
+    drawn |= {f"{figure}_{i}": bars(comparison, name, figure) for i, name in enumerate(names) for figure in FIGURES}
     policies = ", ".join(comparison.policies) or "no policy"
     seeds = len({row.seed for row in comparison.rows})
     met = sum(verdict.is_met for verdict in verdicts)
@@ -33,13 +35,40 @@ def write_route_report(comparison: RouteComparison, verdicts: list[Verdict], pat
             "Differences are paired by seed, with 95 % intervals."
         ),
         "@CARDS@": f"<div class=card><span>goals met</span><b>{met} of {len(verdicts)}</b></div>" if verdicts else "",
-        "@PLOTS@": "".join(_section(comparison, name, i) for i, name in enumerate(names)),
+        "@PLOTS@": "<section><h2>Every router in every scenario</h2><div id=overview class=plot></div></section>"
+        + "".join(_section(comparison, name, i) for i, name in enumerate(names)),
         "@REPLICAS@": f"<section><h2>Goals</h2>{table(words.goal_rows(verdicts))}</section>" if verdicts else "",
         "@SCENARIO@": html.escape("\n".join(f"# {name}\n{dump(one)}" for name, one in comparison.scenarios.items())),
         "@VERSION@": __version__,
         "@DATA@": json.dumps(drawn, separators=(",", ":"), allow_nan=False).replace("</", "<\\/"),
     }
     return write_text(path, page(parts))
+
+
+def overview(comparison: RouteComparison) -> dict[str, Any]:
+    """A heat map: the change of the mean E2E latency against the best heuristic of each scenario, in per cent."""
+    scenarios, names = list(comparison.scenarios), [one.name for one in comparison.contenders]
+    best = {scenario: comparison.best_heuristic(scenario) for scenario in scenarios}
+
+    def change(scenario: str, name: str) -> float:
+        base = comparison.mean(scenario, best[scenario], "e2e_mean_s")
+        return round(100 * (comparison.mean(scenario, name, "e2e_mean_s") / base - 1), 1)
+
+    cells = [[change(scenario, name) for name in names] for scenario in scenarios]
+    heat = {
+        "type": "heatmap", "x": names, "y": scenarios, "z": cells, "zmin": -25, "zmid": 0, "zmax": 25,
+        "text": [[f"{value:+.0f}" for value in row] for row in cells], "texttemplate": "%{text}",
+        "colorscale": [[0, "#2F6FB5"], [0.5, "#F4F6F8"], [1, "#C8493F"]], "showscale": False, "xgap": 1, "ygap": 1,
+        "hovertemplate": "%{x} on %{y}: %{z:+.1f} %<extra></extra>",
+    }  # fmt: skip
+    layout = look.LOOK | {
+        "title": look.title("Mean E2E latency against the best heuristic, %"),
+        "margin": {"l": 130, "r": 12, "t": 44, "b": 120},
+        "height": 200 + 30 * len(scenarios),
+        "xaxis": {"tickangle": 40, "ticks": ""},
+        "yaxis": {"autorange": "reversed", "ticks": ""},
+    }
+    return {"data": [heat], "layout": layout}
 
 
 FIGURES = {"e2e_mean_s": "mean E2E latency", "ttft_p99_s": "P99 TTFT"}
@@ -70,7 +99,8 @@ def bars(comparison: RouteComparison, scenario: str, figure: str) -> dict[str, A
     }  # fmt: skip
     layout = {
         "title": {"text": FIGURES[figure], "x": 0, "font": {"size": 14}},
-        "margin": {"l": 170, "r": 12, "t": 36, "b": 40},
+        "margin": {"l": 120, "r": 12, "t": 36, "b": 40},
+        "font": look.LOOK["font"],
         "xaxis": {"title": {"text": "seconds"}, "rangemode": "tozero", "gridcolor": "#EEF1F4"},
         "yaxis": {"automargin": True},
         "plot_bgcolor": "#FFFFFF",

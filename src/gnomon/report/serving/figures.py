@@ -29,6 +29,8 @@ LATENCIES = {"ttft": "Time to first token", "tpot": "Time per output token", "e2
 # Labels that neither turn nor hide need no measuring, which is half of what drawing a small plot takes.
 _AXIS = look.AXIS | {"tickangle": 0, "ticklabeloverflow": "allow", "automargin": False}
 
+CLIPPED_AT = 0.995
+"""The share of the requests up to which a distribution is shown; a few stragglers would squeeze all others."""
 # More than this from the median to the largest value, and only a logarithmic axis shows both.
 _LOG_FROM = 30.0
 
@@ -115,6 +117,8 @@ def cdf(title: str, curves: Mapping[str, Curve], *, unit: str = "s", target: flo
     )
     if len(curves) > 1:
         layout |= {"showlegend": True, "hovermode": "closest"}
+    if not is_log:
+        _clip(layout, curves, factor, unit, target)
     if target is not None:
         layout["shapes"] = [
             {"type": "line", "x0": target * factor, "x1": target * factor, "y0": 0, "y1": 1, "yref": "paper",
@@ -123,6 +127,23 @@ def cdf(title: str, curves: Mapping[str, Curve], *, unit: str = "s", target: flo
                        "xanchor": "right" if target > largest / 2 else "left", "font": {"color": RED, "size": 11}}}
         ]  # fmt: skip
     return {"data": data, "layout": layout}
+
+
+def _clip(layout: Figure, curves: Mapping[str, Curve], factor: float, unit: str, target: float | None) -> None:
+    """Show the axis up to P99.5 (and the target, where that is not far), and say where the maximum lies."""
+    shown = [curve for curve in curves.values() if curve.x.size]
+    if not shown:
+        return
+    most = max(float(curve.x[-1]) for curve in shown)
+    end = max(float(curve.x[min(np.searchsorted(curve.y, CLIPPED_AT), curve.x.size - 1)]) for curve in shown)
+    end = max(end, target) if target is not None and target < 3 * end else end
+    if most <= 1.15 * end:
+        return
+    layout["xaxis"]["range"] = [0, 1.04 * end * factor]
+    layout["annotations"] = [
+        {"text": f"max {_value(most, unit)} →", "showarrow": False, "x": 1, "xref": "paper", "xanchor": "right",
+         "y": 1.06, "yref": "y", "yanchor": "bottom", "font": {"size": 11, "color": GREY}}
+    ]  # fmt: skip
 
 
 def _marks(x: Floats, y: Floats, factor: float, unit: str) -> Figure:

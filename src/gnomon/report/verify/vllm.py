@@ -9,22 +9,20 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from gnomon import __version__
 from gnomon.core.arrays import Floats
 from gnomon.core.files import write_text
 from gnomon.report.blocks import Block, Line, Table
+from gnomon.report.page import page
 from gnomon.report.verify.told import Told
 from gnomon.verify.vllm import Comparison, Error, Metric
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 900, 180, 64, 22
-_STYLE = """
-body { font: 14px/1.45 system-ui, sans-serif; color: #1f2a37; max-width: 62rem; margin: 2rem auto; padding: 0 1rem }
-h2 { margin: 2.2rem 0 .3rem } h3 { font-size: 14px; margin: 1.1rem 0 .2rem; font-weight: 600 }
-svg { width: 100%; height: auto } text { font-size: 12px; fill: #6b7686 }
-.recorded { stroke: #8a94a3 } .simulated { stroke: #2f6fb5 } polyline { fill: none; stroke-width: 1.6 }
-table { border-collapse: collapse } td, th { padding: .15rem .8rem; text-align: right }
-th:first-child { text-align: left }
-.key span { padding: 0 .5rem; color: #fff; border-radius: 3px } .r { background: #8a94a3 } .s { background: #2f6fb5 }
-"""
+_STYLE = """<style>
+svg { width: 100%; height: auto } svg text { font-size: 12px; fill: var(--faint) }
+.recorded { stroke: var(--edge) } .simulated { stroke: var(--blue) } polyline { fill: none; stroke-width: 1.6 }
+</style>"""
+_KEY = {"recorded": "#8A94A3", "simulated": "#2F6FB5"}
 
 
 _UNITS = {"ttft": "s", "tpot": "ms", "e2e": "s", "throughput": "tokens/s"}
@@ -105,18 +103,20 @@ def _as_data(one: Comparison, tolerances: Tolerances) -> dict[str, Any]:
 
 def write_page(comparisons: list[Comparison], path: str | Path) -> Path:
     """Draw every run below each other; runs without a time series show their errors alone."""
-    body = "".join(_section(one) for one in comparisons)
-    return write_text(
-        path,
-        f"<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
-        f"<title>Recorded vLLM servers</title><style>{_STYLE}</style><h1>Recorded and simulated servers</h1>"
-        f"<p class=key><span class=r>recorded</span> <span class=s>simulated</span></p>{body}</html>",
-    )
+    key = "".join(f"<li><i style='background:{colour}'></i>{name}</li>" for name, colour in _KEY.items())
+    sections = "".join(_section(one) for one in comparisons)
+    parts = {
+        "@TITLE@": "Recorded and simulated vLLM servers",
+        "@LEDE@": "Errors of the simulation against each recording, and the course of both over time.",
+        "@PLOTS@": f"{_STYLE}<ul class=legend>{key}</ul>{sections}",
+        "@VERSION@": __version__,
+    }
+    return write_text(path, page(parts))
 
 
 def _section(one: Comparison) -> str:
     head = f"<h2>{html.escape(one.recording.name)}</h2><p>{html.escape(one.recording.model)} on {one.device}</p>"
-    return head + _error_table(one) + "".join(_charts(one))
+    return f"<section>{head}{_error_table(one)}{''.join(_charts(one))}</section>"
 
 
 def _error_table(one: Comparison) -> str:
@@ -124,10 +124,11 @@ def _error_table(one: Comparison) -> str:
     names = list(dict.fromkeys(error.statistic for error in one.errors))
     cells = {(error.metric, error.statistic): f"<td>{error.relative:+.2%}</td>" for error in one.errors}
     rows = [
-        f"<tr><th>{metric}</th>{''.join(cells.get((metric, name), '<td>') for name in names)}" for metric in metrics
+        f"<tr><th class=l>{metric}</th>{''.join(cells.get((metric, name), '<td>') for name in names)}"
+        for metric in metrics
     ]
     heads = "".join(f"<th>{name}</th>" for name in names)
-    return f"<table><tr><th>error</th>{heads}{''.join(rows)}</table>"
+    return f"<div class=scroll><table><tr><th class=l>error</th>{heads}</tr>{''.join(rows)}</table></div>"
 
 
 def _charts(one: Comparison) -> list[str]:

@@ -1,0 +1,57 @@
+"""What figures show, and what they leave out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gnomon.pipeline.memory import Curve as Steps
+from gnomon.report import look
+from gnomon.report.pipeline.figures import LINK_BINS, RANK_COLOURS, _binned
+from gnomon.report.pipeline.heat_map import HeatGrid, heat_map_figure
+from gnomon.report.pipeline.timeline import COLOURS
+from gnomon.report.serving.figures import cdf
+from gnomon.report.serving.series import distribution
+
+
+def test_a_straggler_does_not_squeeze_the_distribution() -> None:
+    values = np.concatenate([np.linspace(0.1, 0.2, 9999), [3.0]])
+    layout = cdf("Time", {"": distribution(values)})["layout"]
+    assert layout["xaxis"]["range"][1] == pytest.approx(1.04 * 0.1995, rel=0.01)
+    assert [one["text"] for one in layout["annotations"]] == ["max 3 s →"]
+    near = cdf("Time", {"": distribution(np.linspace(0.1, 0.2, 1000))}, target=0.25)["layout"]
+    assert "range" not in near["xaxis"] and "annotations" not in near
+
+
+def test_the_target_stays_in_sight() -> None:
+    values = np.concatenate([np.linspace(0.1, 0.2, 9999), [5.0]])
+    assert cdf("Time", {"": distribution(values)}, target=0.4)["layout"]["xaxis"]["range"][1] == pytest.approx(0.416)
+
+
+def test_below_a_decade_a_log_axis_has_labels() -> None:
+    axis = look.log_axis(210.0, 340.0)
+    inside = [value for value in axis["tickvals"] if axis["range"][0] <= np.log10(value) <= axis["range"][1]]
+    assert len(inside) >= 3 and axis["ticktext"][0] == f"{axis['tickvals'][0]:g}"
+    assert "tickvals" not in look.log_axis(1.0, 100.0)
+
+
+def test_equal_priorities_have_no_best() -> None:
+    flat = heat_map_figure(HeatGrid(["0", "1"], np.full((2, 2), 7.0)))["layout"]
+    assert flat["title"]["text"] == "Priorities do not matter here"
+    assert [one["type"] for one in flat["shapes"]] == ["line", "line"]
+    one = heat_map_figure(HeatGrid(["0", "1"], np.array([[7.0, 6.0], [6.0, np.nan]])))["layout"]
+    assert [shape["type"] for shape in one["shapes"]] == ["line", "line", "rect", "rect"] and "title" not in one
+
+
+def test_links_in_use_keep_their_mean_when_binned() -> None:
+    times = np.linspace(0.0, 10.0, 5000, endpoint=False)
+    curve = Steps(times, np.arange(5000) % 2 * 1.0)
+    binned = _binned(curve, 10.0)
+    assert len(binned.times) == LINK_BINS
+    assert binned.values.mean() == pytest.approx(0.5) and binned.values.max() < 0.6
+    short = Steps(times[:10], curve.values[:10])
+    assert _binned(short, 10.0) is short
+
+
+def test_memory_has_colours_of_its_own() -> None:
+    assert not {one.lower() for one in RANK_COLOURS} & {one.lower() for one in COLOURS.values()}
