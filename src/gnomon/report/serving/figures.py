@@ -135,7 +135,7 @@ def _clip(layout: Figure, curves: Mapping[str, Curve], factor: float, unit: str,
     if not shown:
         return
     most = max(float(curve.x[-1]) for curve in shown)
-    end = max(float(curve.x[min(np.searchsorted(curve.y, CLIPPED_AT), curve.x.size - 1)]) for curve in shown)
+    end = max(float(curve.x[min(int(np.searchsorted(curve.y, CLIPPED_AT)), curve.x.size - 1)]) for curve in shown)
     end = max(end, target) if target is not None and target < 3 * end else end
     if most <= 1.15 * end:
         return
