@@ -6,7 +6,7 @@ import sys
 from importlib import import_module
 from importlib.util import find_spec
 
-NAMES = ("start", "tables", "serving", "pools", "routing", "report", "pipeline", "search", "posttrain", "ui")
+NAMES = ("start", "tables", "serving", "pools", "fleet", "routing", "report", "pipeline", "search", "posttrain", "ui")
 
 
 def main(chosen: list[str]) -> None:

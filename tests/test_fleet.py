@@ -8,7 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gnomon.api.serving import simulate
+from gnomon.catalog.power import clock_under_cap
 from gnomon.core.errors import ConfigError, GnomonError
+from gnomon.serving.energy import PowerConfig, joules
 from gnomon.serving.fleet.config import ColdStartConfig
 from gnomon.serving.fleet.controllers import CONTROLLERS, View
 from gnomon.serving.fleet.record import SAMPLES
@@ -16,7 +19,7 @@ from gnomon.serving.fleet.replicas import DOWN, DRAINING, OFF, STARTING, UP
 from gnomon.serving.metrics import summarize
 from gnomon.serving.simulate import Run
 from gnomon.serving.state import FINISHED
-from serving_kit import outcome, requests_of, run, scenario
+from serving_kit import TABLE, outcome, requests_of, run, scenario
 
 FAST = {"weights_s": 1.0, "compile_s": 0.0, "warmup_s": 0.0}
 SECOND = {"source": "table", "table": {"per_iteration": 1.0}}
@@ -372,3 +375,44 @@ def test_down_is_a_state_of_its_own() -> None:
     done = trouble(3)
     assert done.fleet is not None
     assert {state for _, _, state in done.fleet.changes} == {OFF, STARTING, UP, DRAINING, DOWN}
+
+
+def test_the_day_of_the_example(tmp_path: Path) -> None:
+    """A small part of it: time lines, classes, cost and energy are there."""
+    path = Path(__file__).parent.parent / "examples" / "fleet" / "day.yaml"
+    few = {"workload.num_requests": 300, "workload.rate": 2.0, "fleet.controller.interval_s": 5.0, "timing": TABLE}
+    few |= {"workload.arrivals": {"process": "diurnal", "period_s": 150.0, "peak_s": 75.0}}
+    day = simulate(path, **few)
+    summary, frame = day.summary, day.frames["fleet"]
+    assert [one.name for one in summary.classes] == ["chat", "batch"]
+    assert summary.energy is not None and summary.energy.kwh > 0 and summary.energy.carbon_kg is not None
+    assert summary.fleet is not None and summary.fleet.gpu_hours > 0
+    assert {"time_s", "arrivals_per_s", "up", "dollars_per_hour", "kw"} <= set(frame.columns)
+    assert {"slo_met_chat", "slo_met_batch"} <= set(frame.columns)
+    assert frame["arrivals_per_s"].max() > 2.0 and frame["kw"].min() > 0
+    day.save(tmp_path / "day")
+    assert (tmp_path / "day" / "fleet.parquet").exists()
+    assert "The fleet over time" in (tmp_path / "day" / "report.html").read_text()
+
+
+def test_energy_by_hand() -> None:
+    """An H200 for ten seconds, half of them busy, reading memory at full speed for two: 80 W idle, 620 W above it."""
+    config = PowerConfig(pue=1.5, server_w=20.0, price_per_kwh=0.2)
+    facts = config.facts("h200")
+    assert facts is not None
+    drawn = joules(config, facts, 2, 10.0, 5.0, 2.0, 0.0)
+    assert float(drawn) == pytest.approx(2 * 1.5 * (100.0 * 10 + 620.0 * (0.25 * 5 + 0.4 * 2)))
+    assert float(joules(config, facts, 1, 10.0, 10.0, 10.0, 10.0)) == pytest.approx(1.5 * (100.0 * 10 + 620.0 * 10))
+
+
+def test_a_power_cap_lowers_the_clock() -> None:
+    facts = PowerConfig().facts("h200")
+    assert facts is not None
+    assert clock_under_cap(facts, 700.0) == 1.0
+    assert clock_under_cap(facts, 390.0) == pytest.approx(0.5 ** (1 / 3))
+    plain, capped = (run(scenario(device="h200", timing={"source": "roofline", "table": None}, power=power))
+                     for power in ({}, {"cap_w": 300.0}))  # fmt: skip
+    assert capped.kinds[0].timing.clock < 0.8
+    assert capped.cluster.requests.finished_s.mean() > plain.cluster.requests.finished_s.mean()
+    with pytest.raises(ConfigError, match="idle"):
+        run(scenario(device="h200", power={"cap_w": 50.0}))

@@ -75,7 +75,8 @@ def _fleet(arrival_s: list[float], ticks: list[float]) -> tuple[Fleet, Outside, 
     calendar = new_calendar(1, 10)
     calendar.book.end_open = len(requests)
     schedule_all(calendar, CONTROL_TICK, np.array(ticks), np.arange(len(ticks)))
-    outside = Outside(calendar, np.zeros(0), np.zeros(3), new_transfers(0, 0), fleet, fleet, new_tiers(1, 0, 0, 0))
+    others = (new_transfers(0, 0), fleet, fleet, new_tiers(1, 0, 0, 0), *(np.zeros(0, np.int64),) * 3)
+    outside = Outside(calendar, np.zeros(0), np.zeros(3), *others)
     return fleet, outside, engine_of(policies_of(kinds), ROUTERS["round_robin"]), new_log(64, 64)
 
 

@@ -40,6 +40,7 @@ __all__ = [
     "Simulation",
     "check_policy",
     "compare",
+    "controller_names",
     "policy_names",
     "router_names",
     "scenario",
@@ -96,6 +97,13 @@ def check_policy(file: str | Path) -> Iterator[Finding]:
     from gnomon.serving.check import check_file
 
     return check_file(file)
+
+
+def controller_names() -> list[str]:
+    """Controllers of fleets that are known."""
+    from gnomon.serving.fleet.controllers import CONTROLLERS
+
+    return list(CONTROLLERS.names())
 
 
 def router_names() -> list[str]:
@@ -171,8 +179,11 @@ class Simulation(Result):
 
     def _frames(self) -> Mapping[str, Callable[[], pl.DataFrame]]:
         from gnomon.report.serving import frames, operators
+        from gnomon.report.serving.fleet import fleet_frame
 
+        changes = {"fleet": partial(fleet_frame, self.run)} if self.run.fleet is not None else {}
         return {
+            **changes,
             "requests": partial(frames.request_frame, self.run),
             "iterations": partial(frames.iteration_frame, self.run),
             "operators": partial(operators.operator_frame, self.run),

@@ -207,6 +207,11 @@ class Outside(NamedTuple):
     decider: Fleet
     """The fleet as the decider sees it."""
     tiers: Tiers
+    follower_first: Ints
+    """[request + 1]: where the requests that wait for its end start among `followers`; size 0 where nobody waits."""
+    followers: Ints
+    parents_left: Ints
+    """[request]: how many of those that it waits for have not ended."""
 
 
 @inner
@@ -292,6 +297,23 @@ def _send_next(cluster: Cluster, outside: Outside, ended_s: float) -> None:
 
 
 @inner
+def _send_followers(cluster: Cluster, outside: Outside, request_id: int, ended_s: float) -> None:
+    """A call of an agent has ended: those that waited for it, and for no other any more, are sent when their tool is
+    done."""
+    if outside.follower_first.size == 0:
+        return
+    for i in range(outside.follower_first[request_id], outside.follower_first[request_id + 1]):
+        follower = outside.followers[i]
+        outside.parents_left[follower] -= 1
+        if outside.parents_left[follower] == 0:
+            request = cluster.requests[follower]
+            sent_s = ended_s + outside.think_s[follower]
+            request.arrival_s = leaves_front_end(outside.front, sent_s, request.prompt_tokens)
+            request.front_s = request.arrival_s - sent_s
+            schedule(outside.calendar, request.arrival_s, REQUEST_ARRIVES, follower)
+
+
+@inner
 def _take_reports(cluster: Cluster, outside: Outside, group: int, now: float) -> None:
     """Do what follows from the requests that ended in a group."""
     replicas = cluster.replicas
@@ -310,6 +332,7 @@ def _take_reports(cluster: Cluster, outside: Outside, group: int, now: float) ->
                 if request.decode_replica not in (NONE, r):  # It ended before it could move.
                     replicas[request.decode_replica].num_coming -= 1
                 _send_next(cluster, outside, now + replicas[group].reply_s)
+                _send_followers(cluster, outside, request_id, now + replicas[group].reply_s)
         if state.num_ready > 0:
             _land_ready(cluster, outside, r, now)
 

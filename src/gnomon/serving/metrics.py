@@ -161,7 +161,7 @@ def summarize(run: Run) -> Summary:
     times, start_s, end_s = request_times(run), *_span(run)
     duration_s = end_s - start_s
     uses = replica_uses(run, start_s, end_s)
-    is_open = not run.requests.concurrency
+    is_open = not run.requests.concurrency and not len(run.requests.parents)
     arrived = int(np.count_nonzero(q.status != NOT_ARRIVED))
     trend = saturation(q, arrived) if is_open else None
     counts = _counts(run)

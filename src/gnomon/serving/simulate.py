@@ -26,6 +26,7 @@ from gnomon.serving.deciders import DeciderSpec
 from gnomon.serving.fleet.manager import Manager
 from gnomon.serving.fleet.record import FleetRecord
 from gnomon.serving.fleet.setup import new_manager, record_of
+from gnomon.serving.followers import followers_of
 from gnomon.serving.front_end import as_client_sees, open_front_end
 from gnomon.serving.guard import Guard
 from gnomon.serving.kinds import Kind, Times, accepted, bake, no_times, policies_of, resolve
@@ -151,13 +152,13 @@ def _serve(
     policies = tuple(POLICIES[name].form_batch for name in policies_of(kinds))
     guard = Guard(cluster, policies, spec.route, gate.admit)
     front = open_front_end(scenario.front_end, cluster, sum(kind.num_replicas for kind in kinds))
-    events = max_events(scenario, requests)
+    events = max_events(scenario, requests) + (total if len(requests.parents) else 0)
     if scenario.fleet is not None:
         events += total + FLEET_EVENTS * num_replicas
     calendar = new_calendar(num_replicas, events, scenario.time_limit_s or NEVER)
     outside = Outside(
         calendar,
-        requests.think_s if requests.concurrency else np.zeros(0),
+        requests.think_s if requests.concurrency or len(requests.parents) else np.zeros(0),
         front,
         open_pools(scenario, catalog.model(scenario.model), kinds, cluster, calendar, total),
         _fleet(scenario, decode, decode_spec, gate, requests, cluster, tables, replicas_that(kinds, "decode"))
@@ -165,6 +166,7 @@ def _serve(
         else fleet,
         fleet._replace(parameters=option_values(scenario.disaggregation.decider, decide)),
         open_tiers(scenario, catalog.model(scenario.model), kinds, cluster, calendar, requests),
+        *followers_of(requests),
     )
     if scenario.has_roles and not (spec.compiled and decode_spec.compiled):
         raise ConfigError("a plain Python router cannot choose for pools with roles.", where="router.name")
@@ -188,7 +190,9 @@ def _serve(
             before = begin_measuring(cluster, log, requests, front)
         send_first(calendar, cluster, requests.num_warmup, requests.concurrency, total)
     else:
-        calendar.book.end_open = total
+        calendar.book.end_open = int(np.count_nonzero(np.isfinite(cluster.requests.arrival_s)))
+        if len(requests.parents):
+            report_ends(calendar, cluster)
     for last in _slices(total, on_progress):
         guard.run(partial(drive, last))
     guard.run(lambda: advance_all(fleet, engine, log, scenario.time_limit_s or NEVER))

@@ -100,6 +100,34 @@ class SessionsConfig(Config):
     """Tokens per hashed block; best equal to the KV block size."""
 
 
+class AgentsConfig(Config):
+    """Agents: sessions of calls with tools in between; each call waits for the answer to the one before.
+
+    `num_requests` counts calls, `rate` calls per second; sessions start so often that it comes out on average. The
+    drawn prompt length is what a call adds to its conversation (a tool's answer), the prompt all of it so far.
+    """
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    calls: Count = 8
+    """Model calls of a session, one after the other."""
+    tool_s: Annotated[float, Field(ge=0)] = 2.0
+    """Mean seconds of a tool between two calls, exponential."""
+    sub_agents: CountOrNone = 0
+    """Sub-agents that a session starts after its first call; the second call waits for all of them."""
+    sub_calls: Count = 3
+    """Model calls of a sub-agent, one after the other."""
+    shared_prefix_tokens: CountOrNone = 2000
+    """Tokens at the start of every prompt that all sessions have in common: instructions and tools."""
+    block_tokens: Tokens = 16
+    """Tokens per hashed block; best equal to the KV block size."""
+
+    @property
+    def calls_per_session(self) -> int:
+        """All model calls of a session."""
+        return self.calls + self.sub_agents * self.sub_calls
+
+
 class WorkloadConfig(Config):
     """Requests: arrivals at a rate, lengths from a preset, a distribution or a trace."""
 
@@ -133,6 +161,8 @@ class WorkloadConfig(Config):
     """What happens to longer ones: reject (refused and counted), truncate (prompt first), or drop (never sent)."""
     sessions: SessionsConfig | None = None
     """Conversations with shared prefixes; without it every prompt is new (or as the trace says)."""
+    agents: AgentsConfig | None = None
+    """Agents whose calls wait for the answer to the one before."""
     priority_shares: tuple[Annotated[float, Field(ge=0)], ...] = ()
     """Shares of the requests with priority 0, 1, ...; without it all have 0. Each priority is a class of users."""
     classes: tuple[ClassConfig, ...] = ()
@@ -183,6 +213,8 @@ class WorkloadConfig(Config):
         if self.priority_shares and not sum(self.priority_shares):
             raise ValueError("priority_shares need a share above 0")
         self._check_classes()
+        if self.agents is not None and (self.sessions is not None or process not in RATED or distribution == "trace"):
+            raise ValueError("agents need arrivals of a rate and drawn lengths, and are sessions of their own")
         return self
 
     def _check_classes(self) -> None:

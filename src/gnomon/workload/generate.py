@@ -11,6 +11,7 @@ from gnomon.core.errors import ConfigError, DataError
 from gnomon.core.streams import stream
 from gnomon.workload import arrivals as arrival
 from gnomon.workload import lengths as length
+from gnomon.workload.agents import num_sessions, with_agents
 from gnomon.workload.config import WorkloadConfig
 from gnomon.workload.presets import preset, preset_lengths
 from gnomon.workload.requests import ArrivalShape, Requests, Tokens, first_wave, limit_lengths
@@ -35,6 +36,8 @@ def generate(config: WorkloadConfig, seed: int) -> Requests:
         requests = _with_classes(requests, config, seed)
     if config.sessions is not None:
         requests = with_sessions(requests, config.sessions, seed)
+    if config.agents is not None:
+        requests = with_agents(requests, config.agents, seed)
     if config.warmup_requests:
         requests = _with_warmup(requests, config.warmup_requests)
     requests = _with_arrivals(requests, config, trace, seed)
@@ -46,6 +49,8 @@ def generate(config: WorkloadConfig, seed: int) -> Requests:
 def _count(config: WorkloadConfig, trace: Trace | None) -> int:
     if trace is None:
         assert config.num_requests is not None
+        if config.agents is not None:
+            return num_sessions(config.agents, config.num_requests) * config.agents.calls_per_session
         return config.num_requests
     if config.num_requests is not None and config.num_requests > len(trace):
         raise ConfigError(
@@ -139,8 +144,20 @@ def _with_arrivals(requests: Requests, config: WorkloadConfig, trace: Trace | No
             return _with_recorded_arrivals(requests, trace, config.rate)
         case _:
             assert config.rate is not None
+            if config.agents is not None:
+                return _with_starts(requests, config, arrivals, seed)
             shape = arrival.unit_shape(arrivals, count, seed)
             return replace(requests, arrival_s=shape.at(config.rate), rate=config.rate, shape=shape)
+
+
+def _with_starts(requests: Requests, config: WorkloadConfig, arrivals: arrival.OpenLoop, seed: int) -> Requests:
+    """Sessions start by themselves, at a rate that makes the calls' rate come out; all other calls are sent later."""
+    assert config.rate is not None and config.agents is not None
+    starts = len(requests) // config.agents.calls_per_session
+    shape = arrival.unit_shape(arrivals, starts, seed)
+    arrival_s = np.full(len(requests), np.inf)
+    arrival_s[:starts] = shape.at(config.rate / config.agents.calls_per_session)
+    return replace(requests, arrival_s=arrival_s, rate=config.rate)
 
 
 def _with_recorded_arrivals(requests: Requests, trace: Trace, rate: float | None) -> Requests:

@@ -82,6 +82,10 @@ class Requests:
     """Closed loop: the first so many requests warm the servers up, and count in no figure."""
     think_s: Floats = field(default_factory=lambda: np.empty(0))
     """Closed loop: pause before request i arrives, after the completion that releases it; else empty."""
+    parent_offsets: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Agents: `parents[parent_offsets[i]:parent_offsets[i + 1]]` are the requests whose end request i waits for; it is
+    sent `think_s[i]` later. Those that wait for none come first. Empty where nobody waits."""
+    parents: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     shape: ArrivalShape | None = None
     """What `with_rate` rescales; None where arrivals have no rate (batch, closed loop)."""
     user_class: NDArray[np.int8] = field(default_factory=lambda: np.empty(0, np.int8))
@@ -111,6 +115,12 @@ class Requests:
         """The requests of these increasing indices."""
         offsets, hashes = gathered(self.prefix_offsets, self.prefix_hashes, index)
         shape = self.shape and replace(self.shape, times_s=self.shape.times_s[index])
+        if len(self.parents) and len(index) < len(self):
+            raise ConfigError(
+                "a call of a session is longer than the model takes, and the rest of its session waits for it.",
+                where="workload.agents",
+                fix="Use fewer calls or shorter lengths, or set workload.over_long to truncate.",
+            )
         return replace(
             self,
             arrival_s=self._released(index),

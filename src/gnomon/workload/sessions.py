@@ -27,8 +27,8 @@ def with_sessions(requests: Requests, config: SessionsConfig, seed: int) -> Requ
     turn_of_slot = _position_within(slot)
     session = turn_of_slot // config.turns * config.num_active + slot
     said = requests.total_tokens.astype(np.int64)
-    prompt = tokens(config.shared_prefix_tokens + _sum_before(session, said) + requests.prompt_tokens)
-    offsets, hashes = _hash_blocks(session, tokens(prompt.astype(np.int64) + requests.output_tokens), config)
+    prompt = tokens(config.shared_prefix_tokens + sum_before(session, said) + requests.prompt_tokens)
+    offsets, hashes = hash_blocks(session, tokens(prompt.astype(np.int64) + requests.output_tokens), config)
     return replace(
         requests,
         prompt_tokens=prompt,
@@ -41,10 +41,10 @@ def with_sessions(requests: Requests, config: SessionsConfig, seed: int) -> Requ
 
 def _position_within(group: NDArray[np.int64]) -> NDArray[np.int64]:
     """How many earlier entries are of the same group."""
-    return _sum_before(group, np.ones(len(group), dtype=np.int64))
+    return sum_before(group, np.ones(len(group), dtype=np.int64))
 
 
-def _sum_before(group: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np.int64]:
+def sum_before(group: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np.int64]:
     """For every entry, the sum of `values` over the earlier entries of its group."""
     order = np.argsort(group, kind="stable")
     running = np.cumsum(values[order]) - values[order]
@@ -55,7 +55,7 @@ def _sum_before(group: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[
     return before
 
 
-def _hash_blocks(
+def hash_blocks(
     session: NDArray[np.int64], total: NDArray[np.int32], config: SessionsConfig
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Hashes of the full blocks of requests: by shared prefix where a block lies inside it, else by conversation."""

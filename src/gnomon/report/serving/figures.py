@@ -11,7 +11,8 @@ import numpy as np
 
 from gnomon.core import units
 from gnomon.core.arrays import Floats
-from gnomon.report import look
+from gnomon.report.serving.fleet import fleet_drawers
+from gnomon.report.serving.lines import plot_layout, short, time_lines
 from gnomon.report.serving.series import MARKED_SHARES, Curve, Levels, Rates, distribution, levels, rates
 from gnomon.serving.latency import request_times
 from gnomon.serving.metrics import Summary
@@ -26,9 +27,6 @@ COLOURS = (BLUE, ORANGE, GREEN, "#7B61A8", "#B58A2F", GREY)
 """Of curves side by side."""
 LATENCIES = {"ttft": "Time to first token", "tpot": "Time per output token", "e2e": "End to end"}
 """Latencies that every request has, and the titles of their figures."""
-# Labels that neither turn nor hide need no measuring, which is half of what drawing a small plot takes.
-_AXIS = look.AXIS | {"tickangle": 0, "ticklabeloverflow": "allow", "automargin": False}
-
 CLIPPED_AT = 0.995
 """The share of the requests up to which a distribution is shown; a few stragglers would squeeze all others."""
 # More than this from the median to the largest value, and only a logarithmic axis shows both.
@@ -64,6 +62,7 @@ def drawers(run: Run, summary: Summary) -> dict[str, Callable[[], Figure]]:
         "kv": lambda: _kv(full(), many=len(summary.replicas) > 1),
         "batch_size": lambda: cdf("Batch size", {"": batches("size")}, unit="requests"),
         "batch_tokens": lambda: cdf("Tokens per batch", {"": batches("tokens")}, unit="tokens"),
+        **(fleet_drawers(run) if run.fleet is not None else {}),
     }
 
 
@@ -78,21 +77,6 @@ def latency_cdf(name: str, curves: Mapping[str, Curve], slo: SloConfig) -> Figur
     return cdf(LATENCIES[name], curves, target=getattr(slo, f"{name}_s"))
 
 
-def plot_layout(title: str, x: Figure, y: Figure) -> Figure:
-    """The look that all figures of serving share."""
-    return look.LOOK | {
-        "title": {"text": title, "x": 0, "xref": "container", "xanchor": "left", "pad": {"l": 8, "t": 4},
-                  "y": 1, "yref": "container", "yanchor": "top", "font": {"size": 14, "color": "#1F2A37"}},
-        "xaxis": _AXIS | x,
-        "yaxis": _AXIS | y,
-        "margin": {"l": 58, "r": 16, "t": 44, "b": 44},
-        "height": 300,
-        "hovermode": "x unified",
-        "legend": {"orientation": "h", "x": 1, "xanchor": "right", "y": 1.0, "yanchor": "bottom"},
-        "showlegend": False,
-    }  # fmt: skip
-
-
 def cdf(title: str, curves: Mapping[str, Curve], *, unit: str = "s", target: float | None = None) -> Figure:
     """Distribution functions with the SLO's target as a line; a single one has its median, P90 and P99 marked."""
     largest = max((float(c.x[-1]) for c in curves.values() if c.x.size), default=0.0)
@@ -105,7 +89,7 @@ def cdf(title: str, curves: Mapping[str, Curve], *, unit: str = "s", target: flo
         x, y = curve.x[positive] * factor, curve.y[positive]
         words = f"{name} %{{x:.4g}} {shown}" if name else f"%{{y:.2%}} at most %{{x:.4g}} {shown}"
         data.append(
-            {"type": "scatter", "mode": "lines", "name": name, "x": _short(x), "y": _short(y),
+            {"type": "scatter", "mode": "lines", "name": name, "x": short(x), "y": short(y),
              "line": {"color": colour, "width": 2}, "hovertemplate": f"{words}<extra></extra>"}
         )  # fmt: skip
         if len(curves) == 1:
@@ -151,7 +135,7 @@ def _marks(x: Floats, y: Floats, factor: float, unit: str) -> Figure:
     marked = np.searchsorted(y, MARKED_SHARES) if y.size else np.empty(0, int)
     marked = marked[marked < y.size]
     return {
-        "type": "scatter", "mode": "markers+text", "x": _short(x[marked]), "y": _short(y[marked]),
+        "type": "scatter", "mode": "markers+text", "x": short(x[marked]), "y": short(y[marked]),
         "text": [f"P{100 * share:.0f}  {_value(value / factor, unit)}"
                  for share, value in zip(y[marked], x[marked], strict=True)],
         "textposition": [_side(x[i], x[-1], y[i]) for i in marked],
@@ -171,38 +155,23 @@ def _value(value: float, unit: str) -> str:
     return units.seconds(value) if unit == "s" else f"{value:,.4g}"
 
 
-def _lines(title: str, x: Floats, lines: list[tuple[str, Floats, str]], y_axis: Figure, hover: str = ".4g") -> Figure:
-    data = [
-        {"type": "scatter", "mode": "lines", "name": name, "x": _short(x), "y": _short(y),
-         "line": {"color": colour, "width": 1.6}, "hovertemplate": f"{name} %{{y:{hover}}}<extra></extra>"}
-        for name, y, colour in lines
-    ]  # fmt: skip
-    layout = plot_layout(title, {"title": {"text": "seconds"}}, {"rangemode": "tozero"} | y_axis)
-    return {"data": data, "layout": layout | {"showlegend": len(lines) > 1}}
-
-
 def _queue(series: Levels) -> Figure:
     lines = [("waiting", series.waiting, ORANGE), ("running", series.running, BLUE)]
-    return _lines("Requests in the system", series.at_s, lines, {})
+    return time_lines("Requests in the system", series.at_s, lines, {})
 
 
 def _rates(series: Rates) -> Figure:
     lines = [("arriving", series.arrivals_per_s, GREY), ("finishing", series.finished_per_s, BLUE)]
-    return _lines("Requests per second", series.middle_s, lines, {})
+    return time_lines("Requests per second", series.middle_s, lines, {})
 
 
 def _tokens(series: Rates) -> Figure:
     lines = [("prompt", series.prompt_tokens_per_s, ORANGE), ("output", series.output_tokens_per_s, BLUE)]
-    return _lines("Tokens per second", series.middle_s, lines, {})
+    return time_lines("Tokens per second", series.middle_s, lines, {})
 
 
 def _kv(series: Levels, *, many: bool) -> Figure:
     lines = [("mean of replicas" if many else "in use", series.kv_mean, GREEN)]
     if many:
         lines.append(("fullest replica", series.kv_max, GREY))
-    return _lines("KV cache in use", series.at_s, lines, {"tickformat": ".1~%"}, hover=".1%")
-
-
-def _short(values: Floats) -> list[float]:
-    """Five significant digits: enough for a screen, half the bytes."""
-    return [float(f"{value:.5g}") for value in values]
+    return time_lines("KV cache in use", series.at_s, lines, {"tickformat": ".1~%"}, hover=".1%")

@@ -11,6 +11,7 @@ import polars as pl
 from gnomon import catalog
 from gnomon.core.config import save
 from gnomon.core.files import folder_written_whole, write_text, written_whole
+from gnomon.report.serving.fleet import fleet_frame
 from gnomon.report.serving.frames import iteration_frame, request_frame
 from gnomon.report.serving.html import write_report
 from gnomon.report.serving.intervals import as_data
@@ -31,7 +32,11 @@ EXTRAS = ("csv", "events", "operators")
 FILES = (
     "scenario.yaml",
     "summary.json",
-    *(f"{table}.{suffix}" for table in ("requests", "iterations", "operators") for suffix in ("parquet", "csv")),
+    *(
+        f"{table}.{suffix}"
+        for table in ("requests", "iterations", "operators", "fleet")
+        for suffix in ("parquet", "csv")
+    ),
     "events.json",
     "trace.json.gz",
     "report.html",
@@ -65,6 +70,8 @@ def _write_files(
     frames: dict[str, pl.DataFrame] = {"requests": requests, "iterations": iterations}
     if "operators" in extras:
         frames["operators"] = operator_frame(run)
+    if run.fleet is not None:
+        frames["fleet"] = fleet_frame(run)
     for name, frame in frames.items():
         _write(folder / f"{name}.parquet", frame.write_parquet)
         if "csv" in extras:

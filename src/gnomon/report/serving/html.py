@@ -36,6 +36,7 @@ SECTIONS = {
     "Over time": ("queue", "rates", "tokens", "kv"),
     "Batches": ("batch_size", "batch_tokens"),
 }
+FLEET_SECTION = {"The fleet over time": ("load", "replicas", "slo_over_time", "cost_over_time", "power")}
 
 
 def write_report(
@@ -48,12 +49,13 @@ def write_report(
 ) -> Path:
     """Write the page; it needs no network and no other file. `files` beside it are linked."""
     drawn = figures(run, summary)
-    chosen = {name: list(some) for name, some in SECTIONS.items()}
+    shown = SECTIONS | (FLEET_SECTION if run.fleet is not None else {})
+    chosen = {name: list(some) for name, some in shown.items()}
     if room is not None and room.curve.loads:
         curves = load_figures(room, run.scenario.slo)
         drawn |= curves
         chosen["Latency"] += curves
-    together = {"Over time": " together"}
+    together = {"Over time": " together", "The fleet over time": " together"}
     plots = "".join(
         f"<section><h2>{name}</h2><div class='plots{together.get(name, '')}'>"
         f"{''.join(f'<div id={f} class=plot></div>' for f in some)}</div>"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gnomon.report.serving.figures import BLUE, GREEN, ORANGE, RED, plot_layout
+from gnomon.report.serving.figures import BLUE, GREEN, ORANGE, RED
+from gnomon.report.serving.lines import plot_layout
 from gnomon.search.headroom import Headroom
 from gnomon.workload.slo import SloConfig
 

@@ -38,6 +38,12 @@ def new_manager(
     spec = find_controller(config)
     if scenario.has_roles:
         _check_roles(config)
+    if scenario.kv_tiers.is_used and _fails(config):
+        raise ConfigError(
+            "replicas with KV tiers cannot fail: what their tiers would give back is not simulated.",
+            where="fleet.failures",
+            fix="Leave failures or kv_tiers out.",
+        )
     up = [pool.num_replicas for pool in scenario.kinds()]
     pools = [
         Pool(
@@ -62,10 +68,13 @@ def new_manager(
     )
 
 
+def _fails(config: FleetConfig) -> bool:
+    return config.failures.mtbf_s is not None or any(one.what == "fail" for one in config.events)
+
+
 def _check_roles(config: FleetConfig) -> None:
     """Pools with roles grow and shrink, each by itself; that they fail is not simulated."""
-    fails = config.failures.mtbf_s is not None or any(one.what == "fail" for one in config.events)
-    if fails:
+    if _fails(config):
         raise ConfigError(
             "replicas of pools with roles cannot fail: what becomes of KV on its way is not simulated.",
             where="fleet.failures",

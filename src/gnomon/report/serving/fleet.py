@@ -1,0 +1,131 @@
+"""A fleet over the day: load, replicas, SLO attainment, cost and power, as a table and as figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from gnomon.core.arrays import Floats
+from gnomon.report.serving.lines import time_lines
+from gnomon.serving.energy import joules
+from gnomon.serving.fleet.metrics import PAID, past
+from gnomon.serving.fleet.slo import slo_check
+from gnomon.serving.simulate import Run
+from gnomon.serving.state import FINISHED, NOT_ARRIVED
+
+MOST_POINTS = 240
+"""Intervals of the time lines: a day in steps of six minutes."""
+BLUE, ORANGE, GREEN, RED, GREY = "#2F6FB5", "#E08A2E", "#3E9B6E", "#C8493F", "#8A94A3"
+COLOURS = (BLUE, ORANGE, GREEN, RED, GREY)
+
+
+def fleet_frame(run: Run) -> pl.DataFrame:
+    """One row per interval: arrivals, replicas by state, what waits and runs, SLO attainment by class, dollars per hour
+    and kilowatts."""
+    record, q = run.fleet, run.cluster.requests
+    assert record is not None
+    edges = _edges(run)
+    hours = np.diff(edges) / 3600
+    columns: dict[str, Any] = {"time_s": edges[1:]}
+    came = q.arrival_s[(q.status != NOT_ARRIVED) & np.isfinite(q.arrival_s)]
+    columns["arrivals_per_s"] = np.histogram(came, edges)[0] / np.diff(edges)
+    seen = past(record, edges[-1])
+    at = np.searchsorted(seen.time_s, edges[1:], side="right") - 1
+    for state, name in ((2, "up"), (1, "starting"), (3, "draining"), (4, "down")):
+        columns[name] = seen.counts[at, :, state].sum(axis=1)
+    samples = np.searchsorted(record.column("time_s")[:, 0], edges, side="right") - 1
+    for name in ("waiting", "running"):
+        columns[name] = record.column(name).sum(axis=1)[np.maximum(samples[1:], 0)]
+    for name, share in slo_by_class(run, edges).items():
+        columns[f"slo_met_{name}"] = share
+    columns["dollars_per_hour"] = _dollars(run, seen.counts[at])
+    watts = _kilowatts(run, np.maximum(samples, 0), np.diff(edges), seen.counts[at])
+    if watts is not None:
+        columns["kw"] = watts
+    assert hours.size == len(columns["time_s"])
+    return pl.DataFrame(columns)
+
+
+def _edges(run: Run) -> Floats:
+    assert run.fleet is not None
+    times = run.fleet.column("time_s")[:, 0]
+    if times.size < 2:
+        q = run.cluster.requests
+        return np.array([0.0, max(float(q.finished_s.max()), 1e-9)])
+    step = max(1, -(-times.size // MOST_POINTS))
+    return np.concatenate(([0.0], times[step - 1 :: step]))
+
+
+def slo_by_class(run: Run, edges: Floats) -> dict[str, Floats]:
+    """For every class (or all alike) the share of the requests that arrived in an interval and met their SLO; NaN where
+    none did. Those that were turned away or never ended did not."""
+    q = run.cluster.requests
+    check = slo_check(run.scenario.slo, run.requests, q)
+    if check is None:
+        return {}
+    good = np.zeros(q.size)
+    done = np.flatnonzero(q.status == FINISHED)
+    good[done] = check(done)
+    names = [one.name for one in run.requests.classes] or ["all"]
+    there = np.isfinite(q.arrival_s) & (q.status != NOT_ARRIVED)
+    found = {}
+    for number, name in enumerate(names):
+        mine = there & (q.user_class == number)
+        all_ = np.histogram(q.arrival_s[mine], edges)[0]
+        met = np.histogram(q.arrival_s[mine], edges, weights=good[mine])[0]
+        found[name] = np.divide(met, all_, out=np.full(all_.size, np.nan), where=all_ > 0)
+    return found
+
+
+def _dollars(run: Run, counts: Any) -> Floats:
+    price = run.scenario.price_per_gpu_hour
+    each = [k.replica.num_gpus * (k.device.price_per_hour if price is None else price) for k in run.kinds]
+    return np.asarray((counts[:, :, PAID].sum(axis=2) * np.array(each)).sum(axis=1), dtype=np.float64)
+
+
+def _kilowatts(run: Run, samples: Any, lasts_s: Floats, counts: Any) -> Floats | None:
+    """Mean power in each interval, by what the pools did between two samples."""
+    record, config = run.fleet, run.scenario.power
+    assert record is not None
+    total = np.zeros(lasts_s.size)
+    row = 0
+    for number, kind in enumerate(run.kinds):
+        facts, work = config.facts(kind.device.name), run.tables.work[row]
+        row += kind.replica.pipeline_parallel
+        if facts is None or not record.samples.size:
+            return None
+        done = [np.diff(record.column(name)[samples, number]) for name in ("busy_s", "bytes", "flops")]
+        gpus = kind.replica.num_gpus / kind.replica.data_parallel
+        on_s = counts[:, number, PAID].sum(axis=1) * kind.replica.data_parallel * lasts_s
+        seconds = (done[0], done[1] / max(work[6], 1.0), done[2] / max(work[5], 1.0))
+        total += joules(config, facts, gpus, on_s, *(np.maximum(one, 0.0) for one in seconds)) / lasts_s / 1e3
+    return total
+
+
+def fleet_drawers(run: Run) -> dict[str, Callable[[], dict[str, Any]]]:
+    """The figures of a fleet by name."""
+    frame: list[pl.DataFrame] = []
+
+    def columns(*names: str) -> tuple[Floats, list[tuple[str, Floats, str]]]:
+        if not frame:
+            frame.append(fleet_frame(run))
+        table = frame[0]
+        lines = [(name, table[name].to_numpy(), colour) for name, colour in zip(names, COLOURS, strict=False)
+                 if name in table.columns]  # fmt: skip
+        return table["time_s"].to_numpy() / 3600, lines
+
+    def draw(title: str, *names: str, **axis: Any) -> dict[str, Any]:
+        hours, lines = columns(*names)
+        return time_lines(title, hours, lines, axis, "hours")
+
+    met = [f"slo_met_{one.name}" for one in run.requests.classes] or ["slo_met_all"]
+    return {
+        "load": lambda: draw("Requests per second", "arrivals_per_s"),
+        "replicas": lambda: draw("Replicas", "up", "starting", "draining", "down"),
+        "slo_over_time": lambda: draw("SLO met", *met, tickformat=".0%"),
+        "cost_over_time": lambda: draw("Dollars per hour", "dollars_per_hour"),
+        "power": lambda: draw("Power, kW", "kw"),
+    }

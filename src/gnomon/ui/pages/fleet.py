@@ -1,0 +1,130 @@
+"""Fleet: a day of load over replicas that a controller starts and drains and that fail, live."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dash import Dash, Output, State, html, no_update
+from dash.development.base_component import Component
+
+from gnomon import catalog
+from gnomon.api.serving import Simulation, controller_names, simulate
+from gnomon.core import units
+from gnomon.core.errors import GnomonError
+from gnomon.ui.blocks import cards, graph, notice, plots, section
+from gnomon.ui.callbacks import callback
+from gnomon.ui.controls import Choice, Control, Number, Slider
+from gnomon.ui.pages.pieces import view_of
+from gnomon.ui.site_page import Page
+from gnomon.ui.turns import turn
+
+DAY_S = 86_400
+FIGURES = {
+    "load": "Requests per second over the day",
+    "replicas": "Replicas over the day",
+    "slo_over_time": "SLO met over the day",
+    "cost_over_time": "Dollars per hour over the day",
+    "power": "Power over the day",
+}
+
+CONTROLS: tuple[Control, ...] = (
+    Choice("controller", "Controller", "slo_planner", options=lambda: [one for one in controller_names()
+           if one != "schedule"], wide=True, field="fleet.controller.name"),
+    Slider("rate", "Requests per second", 0.3, least=0.02, most=0.5, step=0.02, field="workload.rate",
+           help="in the mean of the day"),
+    Slider("swing", "Noon over night", 4, least=1, most=20, step=1, field="workload.arrivals"),
+    Number("least", "Fewest replicas", 1, least=0, most=64, whole=True, field="fleet.min_replicas"),
+    Number("most", "Most replicas", 12, least=1, most=64, whole=True, field=("fleet.max_replicas", "max_replicas")),
+    Number("interval", "Decides every", 60, least=5, most=3600, field="fleet.controller.interval_s", help="seconds"),
+    Number("node", "Getting a machine", 60, least=0, most=3600, field="fleet.cold_start", help="seconds"),
+    Number("mtbf", "Hours between failures", "", optional=True, least=0.1, most=1e5, field="fleet.failures",
+           help="of one replica; none unless given"),
+    Number("ttft", "First token within", 2.0, least=0.01, most=600, field="slo", help="seconds"),
+    Choice("model", "Model", "llama-3-70b", options=catalog.model_names, field="model", wide=True, group="Replica"),
+    Choice("device", "GPU", "h100", options=catalog.device_names, field="device", group="Replica"),
+    Number("tensor_parallel", "Tensor parallel", 4, least=1, most=64, whole=True, field="replica.tensor_parallel",
+           group="Replica"),
+)  # fmt: skip
+
+
+def body(state: dict[str, Any]) -> list[Component]:
+    """Figures, what to know of them, and the day."""
+    return [
+        view_of(PAGE),
+        html.Div(id=PAGE.id("cards"), className="card-space"),
+        html.Div(id=PAGE.id("notes")),
+        section("The day", plots(*(graph(PAGE.id(name), label=label) for name, label in FIGURES.items()))),
+    ]
+
+
+def register(app: Dash) -> None:
+    """Simulate and draw the day at every change."""
+
+    @callback(
+        app,
+        output={
+            "cards": Output(PAGE.id("cards"), "children"),
+            "notes": Output(PAGE.id("notes"), "children"),
+            "figures": {name: Output(PAGE.id(name), "figure") for name in FIGURES},
+            "messages": PAGE.messages(),
+        },
+        inputs={"raw": PAGE.inputs()},
+        state={"view": State(PAGE.id("opened"), "data")},
+        prevent_initial_call="initial_duplicate",
+    )
+    def draw(raw: dict[str, Any], view: str) -> dict[str, Any]:
+        kept = {"cards": no_update, "notes": no_update, "figures": dict.fromkeys(FIGURES, no_update)}
+        with turn(view) as is_newest:
+            if not is_newest:
+                return kept | {"messages": dict.fromkeys(PAGE.messages(), no_update)}
+            try:
+                return _drawn(simulate(scenario_of(PAGE.read(raw)))) | {"messages": PAGE.explain(None)}
+            except GnomonError as error:
+                return kept | {"messages": PAGE.explain(error)}
+
+
+def scenario_of(values: dict[str, Any]) -> dict[str, Any]:
+    """The day that the controls describe."""
+    failures = {"mtbf_s": values["mtbf"] * 3600} if values["mtbf"] else {}
+    return {
+        "model": values["model"],
+        "device": values["device"],
+        "num_replicas": max(values["least"], 1),
+        "replica": {"tensor_parallel": values["tensor_parallel"]},
+        "workload": {
+            "rate": values["rate"],
+            "num_requests": max(1, round(values["rate"] * DAY_S)),
+            "arrivals": {"process": "diurnal", "peak_to_trough": values["swing"]},
+        },
+        "slo": {"ttft_s": values["ttft"]},
+        "fleet": {
+            "min_replicas": values["least"],
+            "max_replicas": values["most"],
+            "controller": {"name": values["controller"], "interval_s": values["interval"]},
+            "cold_start": {"node_s": values["node"]},
+            "failures": failures,
+        },
+    }
+
+
+def _drawn(day: Simulation) -> dict[str, Any]:
+    summary = day.summary
+    fleet, energy, slo = summary.fleet, summary.energy, summary.slo
+    assert fleet is not None and slo is not None
+    shown = [
+        ("replicas", f"{fleet.mean_up:.3g}", f"{fleet.least_up} to {fleet.peak_up}"),
+        ("SLO met by", f"{slo.attainment:.1%}", "of all requests"),
+        ("GPU hours", f"{fleet.gpu_hours:,.4g}", f"${summary.cost.per_hour * summary.duration_s / 3600:,.4g}"),
+        ("cold starts", f"{fleet.cold_starts}", f"{units.seconds(fleet.cold_start_s)} each"),
+        ("failures", f"{fleet.failures}", f"{fleet.retries:,} requests sent again"),
+    ]
+    if energy is not None:
+        shown.append(("energy", f"{energy.kwh:,.4g} kWh", f"{energy.mean_kw:.3g} kW in the mean"))
+    return {
+        "cards": cards(shown),
+        "notes": [notice(text, "warning") for text in summary.warnings if "table of" not in text],
+        "figures": {name: day.drawings[name] for name in FIGURES},
+    }
+
+
+PAGE = Page(name="fleet", title="Fleet", controls=CONTROLS, body=body, register=register)
