@@ -6,7 +6,22 @@ import sys
 from importlib import import_module
 from importlib.util import find_spec
 
-NAMES = ("start", "tables", "serving", "pools", "fleet", "routing", "report", "pipeline", "search", "posttrain", "ui")
+NAMES = (
+    *(
+        "start",
+        "tables",
+        "serving",
+        "pools",
+        "fleet",
+        "routing",
+        "report",
+        "pipeline",
+        "search",
+        "posttrain",
+        "silicon",
+    ),
+    "ui",
+)
 
 
 def main(chosen: list[str]) -> None:

@@ -13,6 +13,7 @@ from gnomon.core.config import load
 from gnomon.core.errors import ConfigError, UnknownNameError
 from gnomon.timing import Baked, Batch, Context, Timer, TimingConfig, breakdown, iteration_tables, timing_source
 from gnomon.timing import sources as sources
+from gnomon.timing.iteration import stack
 from gnomon.timing.lookup import Shape, stage_s, with_host_s
 from gnomon.timing.operators import Operator, num_kernels, stage_operators
 from gnomon.timing.speculative import with_draft
@@ -317,3 +318,13 @@ def test_shared_experts_hide_behind_the_routed_ones_while_tokens_are_few() -> No
     assert beside[65:] == pytest.approx(apart[65:])
     # Up-projection, activation and down-projection of 58 layers, each at least its floor.
     assert apart[32] - beside[32] > 58 * 3 * 2e-6
+
+
+def test_kinds_with_groups_of_other_sizes_stack() -> None:
+    """A prefill worker of four attention groups beside a decode worker of two, and one of none."""
+    four, two, none = (bake("deepseek-v3", data_parallel=n, tensor_parallel=8 // n).tables for n in (4, 2, 1))
+    both = stack([four, two, none])
+    width = four.expert_s.shape[1]
+    assert both.expert_s.shape == (3, width)
+    assert np.array_equal(both.expert_s[1, : two.expert_s.shape[1]], two.expert_s[0])
+    assert not both.expert_s[2].any()

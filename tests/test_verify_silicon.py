@@ -11,12 +11,12 @@ import pytest
 pytest.importorskip("aiconfigurator_core", reason="the extra [silicon] is not installed")
 
 from gnomon.core.errors import ConfigError
-from gnomon.report.verify.silicon import text, write_page
+from gnomon.report.verify.silicon import summary_rows, text, write_page
 from gnomon.verify.silicon import predict
 from gnomon.verify.silicon.choose import chosen
-from gnomon.verify.silicon.launch import launch_of
+from gnomon.verify.silicon.launch import doubt_about, launch_of
 from gnomon.verify.silicon.predict import Prediction, Scored, score
-from gnomon.verify.silicon.scenarios import MODELS, scenario_of
+from gnomon.verify.silicon.scenarios import MODELS, facts_of, scenario_of
 from gnomon.verify.silicon.scores import errors_of, ranking
 from gnomon.verify.silicon.servers import Layout, Server, servers
 from gnomon.verify.silicon.verdict import Verdict
@@ -41,7 +41,8 @@ def test_the_whole_file_is_read() -> None:
     assert sum(s.mode == "agg" for s in found) == 3619
     assert sum(s.family == "inferencex" for s in found) == 4373  # 123 of them under another name
     assert all(s.date for s in found if s.family == "inferencex")
-    assert sum(s.mode == "disagg" and "not simulated yet" in (s.problem or "") for s in found) == 274
+    assert sum(s.mode == "disagg" and s.problem is None for s in found) == 267
+    assert sum("under way is not known" in (s.problem or "") for s in found) == 7
     assert 0.4 < sum(s.is_held_out for s in found) / len(found) < 0.6
 
 
@@ -217,3 +218,21 @@ def test_one_server_is_printed_as_a_scenario_that_loads(cli: Any, tmp_path: Path
 def test_an_unknown_server_gets_the_nearest_ones(cli: Any) -> None:
     output = cli("verify", "silicon", "--show", LLAMA[:-1], code=2).output
     assert LLAMA in output and len(output) < 1000
+
+
+def test_workers_apart_become_pools_with_roles() -> None:
+    one = by_id("kimik2_5_gb200_trtllm_fp4_disagg_1024x1024_c4_cfg759")
+    prefill, decode = scenario_of(one).pools
+    assert (prefill.role, prefill.num_replicas, prefill.replica.data_parallel) == ("prefill", 1, 4)
+    assert (decode.role, decode.num_replicas, decode.replica.tensor_parallel) == ("decode", 4, 8)
+
+
+def test_figures_in_doubt_stay_in_the_score_and_the_others_stand_beside() -> None:
+    odd = [s for s in servers() if doubt_about(facts_of(s))]
+    assert {(s.model, s.device, s.concurrency) for s in odd} == {("openai/gpt-oss-120b", "h100", 512)}
+    assert len(odd) == 9
+    scored = [Scored(odd[0], Prediction(1.0, 1.0)), Scored(by_id(LLAMA), Prediction(by_id(LLAMA).ttft_s, 0.01))]
+    verdict = Verdict(scored, is_whole=False)
+    assert verdict.errors is not None and verdict.errors.covered == 2
+    assert verdict.without_doubtful is not None and verdict.without_doubtful.covered == 1
+    assert any("in doubt" in str(row) for row in summary_rows(verdict))

@@ -86,7 +86,8 @@ def stack(kinds: list[IterationTables]) -> IterationTables:
     assert all(k.token_s.shape[1:] == kinds[0].token_s.shape[1:] for k in kinds), "baked with different maxima"
     with_mixed = [_with_mixed(k) for k in kinds] if any(k.mixed_s.shape[1] for k in kinds) else kinds
     with_skew = [_with_skew(k) for k in with_mixed] if any(k.skew.shape[1] for k in kinds) else with_mixed
-    with_experts = [_with_experts(k) for k in with_skew] if any(k.expert_s.shape[1] for k in kinds) else with_skew
+    widest = max(k.expert_s.shape[1] for k in kinds)
+    with_experts = [_with_experts(k, widest) for k in with_skew] if widest else with_skew
     with_all = [_with_prompts(k) for k in with_experts] if any(k.prompt_s.shape[1] for k in kinds) else with_experts
     axes = {"chunk_axis", "kv_axis", "decodes_axis"}
     columns = {
@@ -114,10 +115,10 @@ def _with_skew(tables: IterationTables) -> IterationTables:
     return tables._replace(skew=np.zeros((tables.token_s.shape[0], tables.decodes_axis.size, 2 * SKEW_BINS)))
 
 
-def _with_experts(tables: IterationTables) -> IterationTables:
-    if tables.expert_s.shape[1]:
-        return tables
-    return tables._replace(expert_s=np.zeros_like(tables.token_s))
+def _with_experts(tables: IterationTables, width: int) -> IterationTables:
+    """As wide as the largest data-parallel group needs; a smaller group never looks beyond its own tokens."""
+    own = tables.expert_s if tables.expert_s.shape[1] else np.zeros((tables.token_s.shape[0], 1))
+    return tables._replace(expert_s=np.pad(own, ((0, 0), (0, width - own.shape[1])), mode="edge"))
 
 
 def _with_prompts(tables: IterationTables) -> IterationTables:

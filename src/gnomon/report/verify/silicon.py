@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -60,6 +61,9 @@ def text(verdict: Verdict) -> list[Block]:
             )
         )
     blocks.append(Table(worst_rows(verdict.scored), "Farthest off"))
+    if verdict.doubtful:
+        rows = [{"reason": reason, "servers": n} for reason, n in Counter(verdict.doubtful.values()).items()]
+        blocks.append(Table(rows, "Figures in doubt"))
     if verdict.missing:
         rows = [{"reason": reason, "servers": count} for reason, count in verdict.missing.items()]
         blocks.append(Table(rows, "Without a prediction"))
@@ -73,6 +77,9 @@ def summary_rows(verdict: Verdict) -> list[dict[str, Any]]:
         "held out (odd)": [s for s in verdict.scored if s.server.is_held_out],
         "fitted on (even)": [s for s in verdict.scored if not s.server.is_held_out],
     }
+    if doubtful := verdict.doubtful:
+        others = [s for s in verdict.scored if s.server.id not in doubtful]
+        halves["without those in doubt"] = others
     rows = [{"servers": name, **error_row(e)} for name, half in halves.items() if (e := errors_of(half))]
     blank = dict.fromkeys(error_row(_NOTHING))
     for peer in verdict.peers:

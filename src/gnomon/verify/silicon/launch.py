@@ -57,6 +57,18 @@ def launch_of(facts: Mapping[str, Any]) -> Launch:
     return Launch(**{key: _value(value, facts) for key, value in settings.items()})
 
 
+def doubt_about(facts: Mapping[str, Any]) -> str | None:
+    """Why the figures of the server that `facts` describe contradict each other, if they do."""
+    found = (d for d in _doubtful() if all(_matches(facts[key], wanted) for key, wanted in d["when"].items()))
+    return next((str(one["reason"]) for one in found), None)
+
+
+@cache
+def _doubtful() -> Any:
+    text = (files("gnomon.verify") / "data/silicon/doubtful.yaml").read_text(encoding="utf-8")
+    return yaml.safe_load(text)
+
+
 def rules_text() -> str:
     """The rules as they are written."""
     return (files("gnomon.verify") / _FILE).read_text(encoding="utf-8")

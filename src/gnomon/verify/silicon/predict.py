@@ -72,12 +72,11 @@ def score(
     known = _Kept.of_this_version()
     missing = {s.key: s for s in chosen if s.problem is None and not known.has(s)}
     todo = sorted(missing.values(), key=_neighbours_first)
-    done = len({s.key for s in chosen}) - len(todo)
-    for server, prediction in _predict_all(todo, jobs, ray):
+    total = len({s.key for s in chosen})
+    for done, (server, prediction) in enumerate(_predict_all(todo, jobs, ray), start=total - len(todo) + 1):
         known.add(server, prediction)
-        done += 1
         if on_progress:
-            on_progress(done, done + len(todo))
+            on_progress(done, total)
     return [Scored(s, Prediction(problem=s.problem) if s.problem else known.of(s)) for s in chosen]
 
 

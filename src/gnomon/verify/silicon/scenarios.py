@@ -66,8 +66,8 @@ def settings_of(server: Server) -> dict[str, Any]:
     """The same as the few keys that differ from the defaults."""
     if server.problem:
         raise ConfigError(server.problem, where=server.id)
-    launch = launch_of(_facts(server))
-    return {
+    launch = launch_of(facts_of(server))
+    common = {
         "model": model_of(server),
         "device": server.device,
         "engine": server.engine,
@@ -94,6 +94,16 @@ def settings_of(server: Server) -> dict[str, Any]:
         "front_end": {"stream_interval": launch.stream_interval},
         "workload": workload_of(server),
     }
+    return common | _roles(server) if server.mode == "disagg" else common
+
+
+def _roles(server: Server) -> dict[str, Any]:
+    """Prefill and decode workers apart. Their scripts are those of another site and are not read: both are told what
+    the aggregated servers of this model are."""
+    assert server.prefill is not None
+    sides = (("prefill", server.num_prefill, server.prefill), ("decode", server.num_decode, server.layout))
+    pools = [{"role": role, "num_replicas": count, "replica": parallelism_of(layout)} for role, count, layout in sides]
+    return {"pools": pools, "router": "least_outstanding"}
 
 
 def _drafting(launch: Launch) -> dict[str, Any]:
@@ -132,8 +142,8 @@ def model_of(server: Server) -> str:
     return MODELS.get(server.model, server.model)
 
 
-def _facts(server: Server) -> dict[str, Any]:
-    """What the rules of `launch.yaml` may ask."""
+def facts_of(server: Server) -> dict[str, Any]:
+    """What the rules of `launch.yaml` and `doubtful.yaml` may ask."""
     return {
         "family": server.family,
         "engine": server.engine,

@@ -210,8 +210,8 @@ def _with_problem(server: Server) -> Server:
         problem = "called aggregated, but names all GPUs of a disaggregated deployment: its layout is not known"
     elif server.mode == "disagg" and not (server.num_prefill and server.num_decode):
         problem = "disaggregated, but the numbers of workers are not known"
-    elif server.mode == "disagg":
-        problem = "prefill and decode on separate servers are not simulated yet"
+    elif server.mode == "disagg" and not server.concurrency:
+        problem = "disaggregated, but the number of requests under way is not known"
     if problem is None:
         return server
     return replace(server, problem=problem)

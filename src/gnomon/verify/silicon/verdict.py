@@ -11,7 +11,9 @@ from typing import Any
 
 import yaml
 
+from gnomon.verify.silicon.launch import doubt_about
 from gnomon.verify.silicon.predict import Scored
+from gnomon.verify.silicon.scenarios import facts_of
 from gnomon.verify.silicon.scores import GROUPS, Errors, Ranking, errors_by, errors_of, ranking
 
 SLACK = 0.002
@@ -37,6 +39,18 @@ class Verdict:
         return errors_of(s for s in self.scored if s.server.is_held_out)
 
     @property
+    def doubtful(self) -> dict[str, str]:
+        """Servers whose figures contradict each other, with the reason."""
+        found = ((s.server.id, doubt_about(facts_of(s.server))) for s in self.scored)
+        return {name: reason for name, reason in found if reason}
+
+    @property
+    def without_doubtful(self) -> Errors | None:
+        """Of the others."""
+        doubtful = self.doubtful
+        return errors_of(s for s in self.scored if s.server.id not in doubtful)
+
+    @property
     def ranking(self) -> Ranking | None:
         """Whether the predicted best layout is the measured best."""
         return ranking(self.scored)
@@ -53,8 +67,8 @@ class Verdict:
 
     @property
     def worse(self) -> list[str]:
-        """Figures that are worse than those recorded with the release."""
-        errors = self.errors
+        """Figures of the aggregated servers that are worse than those recorded with the release."""
+        errors = errors_of(s for s in self.scored if s.server.mode == "agg")
         if not self.is_whole or errors is None:
             return []
         recorded = _data("recorded")
@@ -70,6 +84,8 @@ class Verdict:
         return {
             "errors": asdict(self.errors) if self.errors else None,
             "held_out": asdict(self.held_out) if self.held_out else None,
+            "without_doubtful": asdict(self.without_doubtful) if self.without_doubtful else None,
+            "doubtful": self.doubtful,
             "by": groups,
             "ranking": asdict(self.ranking) if self.ranking else None,
             "missing": self.missing,
