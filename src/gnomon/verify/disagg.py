@@ -85,7 +85,7 @@ def read_runs(path: str | Path) -> list[Measured]:
         runs = [_measured(row) for row in json.loads(Path(path).read_text(encoding="utf-8"))]
         if not runs:
             raise ValueError("it is empty")
-        return runs
+        return sorted(runs, key=lambda one: (one.prefill is None, one.layout, one.concurrency))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(
             f"this is no file of measured layouts: {error!r}.", where=str(path), fix="Name llmd/prism_pd_grid.json."
