@@ -416,3 +416,12 @@ def test_a_power_cap_lowers_the_clock() -> None:
     assert capped.cluster.requests.finished_s.mean() > plain.cluster.requests.finished_s.mean()
     with pytest.raises(ConfigError, match="idle"):
         run(scenario(device="h200", power={"cap_w": 50.0}))
+
+
+@pytest.mark.parametrize("router", ["prefix_aware", "predicted_latency", "lookahead", "learned"])
+def test_routers_that_look_closely_send_nothing_to_a_replica_that_drains(router: str) -> None:
+    """Replica 0 drains before the first arrival: idle or not, nobody is sent there."""
+    events = [{"at_s": 0.0, "what": "drain", "replica": 0}]
+    done = run(scenario(num_replicas=3, router=router, fleet={"events": events}, workload={"num_requests": 40}))
+    check_books(done)
+    assert set(done.cluster.requests.replica.tolist()) == {1, 2}
