@@ -10,7 +10,7 @@ NAMES = (
     *(
         "start",
         "tables",
-        "serving",
+        "serving", "explain",
         "pools",
         "fleet",
         "routing",

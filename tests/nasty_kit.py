@@ -32,6 +32,7 @@ TINY_DOMAIN = ("--domain.num-replicas", "[2, 2]", "--demos.steps-per-driver", "1
 ONE_CELL = ("--models", "[llama-3-8b]", "--workloads", "[chat-1m]", "--policies", "[vllm_v1]")
 BASES: dict[str, tuple[str, ...]] = {
     "simulate": WORKLOAD,
+    "explain": ("small.yaml", "--no-advice"),
     "compare": (*WORKLOAD, "--vary", "batching.policy=vllm_v1,sarathi"),
     "workload show": WORKLOAD,
     "workload export": (*WORKLOAD, "--out", "out.csv"),
@@ -160,6 +161,7 @@ def corpus(folder: Path) -> None:
         "config.json": '{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 1000000, "layer_types": 5}',
         "config_bad.json": '{"architectures": 5, "hidden_size": "x", "num_attention_heads": -1, "rope_scaling": [1]}',
         "lines.jsonl": '{"a": 1}\n[1]\n',
+        "small.yaml": "workload: {num_requests: 20}\n",
         "search.yaml": "model: llama-3-8b\nslo: {ttft_s: {p90: 1.0}}\nspace: {device: [h200]}\n",
         "sweep.json": (EXAMPLES / "pipeline/sweep.json").read_text(encoding="utf-8"),
         "posttrain.yaml": (EXAMPLES / "posttrain/small.yaml").read_text(encoding="utf-8")

@@ -85,7 +85,10 @@ def test_the_trace_has_a_lane_per_replica_and_stage(folder: Path) -> None:
     trace = json.loads(gzip.decompress((folder / "trace.json.gz").read_bytes()))
     events = trace["traceEvents"]
     named = {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}
-    assert named == {(0, 0), (0, 1), (1, 0), (2, 0)}
+    slow = {lane for lane in named if lane[0] == 3}
+    assert named - slow == {(0, 0), (0, 1), (1, 0), (2, 0)} and len(slow) == 20
+    waits = [e["args"] for e in events if e["pid"] == 3 and e["name"] == "decode"]
+    assert all(args["decode_alone_ms"] > 0 for args in waits)
     slices = [e for e in events if e["ph"] == "X"]
     assert {(e["pid"], e["tid"]) for e in slices} == named
     assert len(slices) == len(pipeline().iterations)
@@ -221,7 +224,7 @@ def test_slices_of_one_lane_never_overlap(folder: Path) -> None:
         if event["ph"] == "X":
             assert isinstance(event["ts"], int) and isinstance(event["dur"], int)
             lanes.setdefault((event["pid"], event["tid"]), []).append((event["ts"], event["ts"] + event["dur"]))
-    assert len(lanes) == 4
+    assert len(lanes) == 4 + 20  # Replicas' stages, and the slowest requests.
     for slices in lanes.values():
         slices.sort()
         assert all(before[1] <= after[0] for before, after in pairwise(slices))

@@ -53,6 +53,12 @@ def _simulate(found: dict[str, Any]) -> Iterator[str]:
     yield f"{found['throughput']['requests_per_s']:.4g}"
 
 
+def _explain(found: dict[str, Any]) -> Iterator[str]:
+    yield from (units.seconds(found[name]) for name in ("slow_s", "typical_s"))
+    for part in found["parts"].values():
+        yield from (units.seconds(value) for value in part.values() if value)
+
+
 def _compare(found: dict[str, Any]) -> Iterator[str]:
     for one in found["summaries"].values():
         yield from (units.seconds(one["latency"]["e2e_s"][name]) for name in ("mean", "p99"))
@@ -121,6 +127,7 @@ def _schedules(found: dict[str, Any]) -> Iterator[str]:
 
 COMMANDS: dict[str, Callable[[Any], Iterator[str]]] = {
     f"simulate {SMALL}": _simulate,
+    "explain examples/serving/queue_md1.yaml --no-advice": _explain,
     f"compare {SMALL} --vary replica.tensor_parallel=1,2": _compare,
     "time --gpu h100 --tp 2 --source roofline --source auto": _time,
     SEARCH: _search,

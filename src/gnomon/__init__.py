@@ -19,6 +19,7 @@ _LAZY: dict[str, str] = {
     "Scenario": "gnomon.api.serving",
     "Simulation": "gnomon.api.serving",
     "compare": "gnomon.api.serving",
+    "explain": "gnomon.api.explain",
     "route": "gnomon.api.routing",
     "simulate": "gnomon.api.serving",
     "time": "gnomon.api.time",

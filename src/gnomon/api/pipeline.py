@@ -9,7 +9,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gnomon.api.result import Drawing, Progress, Result, read
+from gnomon.api.result import Drawing, Progress, Result, TableResult, read
 from gnomon.core.errors import ConfigError
 from gnomon.core.files import folder_written_whole, write_text
 
@@ -90,6 +90,13 @@ class PipelineStep(Result):
         from gnomon.report.pipeline.text import step_blocks
 
         return step_blocks(self.step, self.what_if)
+
+    def explain(self) -> TableResult:
+        """What the step waited for: the critical path by kind, idle time by cause, what a faster link would bring."""
+        from gnomon.pipeline.explain import faster_links
+        from gnomon.report.pipeline.text import explanation
+
+        return TableResult("explanation", self.step, *explanation(self.run, faster_links(self.run, 2.0)))
 
     def throttled_words(self) -> str:
         """The transfers that their receiver slowed, in a line."""

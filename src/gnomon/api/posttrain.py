@@ -83,6 +83,12 @@ class PosttrainRun(Result):
 
         return run_blocks(self.record)
 
+    def explain(self) -> TableResult:
+        """What every step waited for: generation, its tail, log-probabilities, training, transitions."""
+        from gnomon.report.posttrain.text import explanation
+
+        return TableResult("explanation", self.record, *explanation(self.record))
+
     def _frames(self) -> Mapping[str, Callable[[], pl.DataFrame]]:
         import polars as pl
 

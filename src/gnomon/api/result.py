@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gnomon.core.config import Config, load
-from gnomon.core.errors import UnknownNameError
+from gnomon.core.errors import GnomonError, UnknownNameError
 from gnomon.core.files import write_text
 
 if TYPE_CHECKING:
@@ -72,6 +72,13 @@ class Result(ABC):
     @abstractmethod
     def save(self, folder: str | Path) -> Path:
         """Write everything into `folder`, made if missing; returns it."""
+
+    def explain(self) -> Result:
+        """Why it is as it is; for results that have an explanation."""
+        raise GnomonError(
+            f"a {type(self).__name__} has no explanation.",
+            fix="Explain one of gnomon.simulate, gnomon.pipeline or gnomon.posttrain.",
+        )
 
     def _frames(self) -> Mapping[str, Callable[[], pl.DataFrame]]:
         return {}

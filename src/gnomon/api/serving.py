@@ -23,6 +23,7 @@ from gnomon.workload.slo import SloConfig
 if TYPE_CHECKING:
     import polars as pl
 
+    from gnomon.api.explain import Explanation
     from gnomon.core.arrays import Floats
     from gnomon.report.blocks import Block
     from gnomon.search.headroom import Headroom
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from gnomon.serving.intervals import Intervals
     from gnomon.serving.metrics import Summary as Summary
     from gnomon.serving.paired import Difference
+    from gnomon.serving.parts import Metric
     from gnomon.serving.simulate import Run
     from gnomon.workload import Requests
 
@@ -48,6 +50,9 @@ __all__ = [
     "without_slo",
 ]
 
+_MOST_TO_REPEAT = 50_000
+"""Requests of a run that is simulated again for the section of its report that says why."""
+
 ScenarioLike = Scenario | Mapping[str, Any] | str | Path | None
 
 
@@ -65,6 +70,7 @@ def simulate(
     *,
     requests: Requests | None = None,
     intervals: bool | None = None,
+    explained: bool = False,
     on_progress: Progress | None = None,
     **overrides: Any,
 ) -> Simulation:
@@ -72,11 +78,13 @@ def simulate(
 
     `requests` replace those of its workload. `intervals`: whether the first figures get 90 % intervals, from eight
     more runs, when they are shown; if not given, where there are at most 20,000 requests.
+    `explained` keeps accounts of every request's time from the start, which
+    takes a fifth longer; `explain()` works without, by simulating again.
     """
     from gnomon.serving.simulate import run
 
     chosen = scenario(given, **overrides)
-    done = run(chosen, requests=requests, on_progress=on_progress)
+    done = run(chosen, requests=requests, explained=explained, on_progress=on_progress)
     return Simulation(done, requests, intervals, redraw=requests is None)
 
 
@@ -210,6 +218,23 @@ class Simulation(Result):
         }
         return self.summary.to_dict() | known | {"scenario": self.scenario.model_dump(mode="json")}
 
+    def explain(
+        self,
+        *,
+        request: int | None = None,
+        percentile: float = 99.0,
+        metric: Metric = "e2e",
+        advice: bool = True,
+        on_progress: Progress | None = None,
+    ) -> Explanation:
+        """Why the requests from a percentile of a latency on are slow, or the story of one request; with `advice` what
+        would help and what limits, each really simulated."""
+        from gnomon.api.explain import explain_simulation
+
+        return explain_simulation(
+            self, request=request, percentile=percentile, metric=metric, advice=advice, on_progress=on_progress
+        )
+
     def log_to_wandb(self, project: str) -> str:
         """Log the scenario, the figures and the time series to Weights & Biases; returns where."""
         from gnomon.report.serving.wandb import log_run
@@ -226,7 +251,14 @@ class Simulation(Result):
         for extra in extras:
             if extra not in EXTRAS:
                 raise UnknownNameError("extra", extra, EXTRAS)
-        return write_run(self.run, self.summary, folder, extras, self.headroom, self.intervals)
+        return write_run(self._explained_run(), self.summary, folder, extras, self.headroom, self.intervals)
+
+    def _explained_run(self) -> Run:
+        """The run with accounts of every request's time, for the report; a large one only if they were kept."""
+        from gnomon.api.explain import explained
+
+        small = self.run.cluster.requests.size <= _MOST_TO_REPEAT
+        return explained(self).run if small else self.run
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,6 +13,7 @@ from gnomon.core.errors import GnomonError
 VERBS = {
     "simulate": "Simulate a serving deployment: latency, throughput, utilisation, cost.",
     "compare": "Run several variants on the same requests and print paired differences.",
+    "explain": "Say why requests were slow, what would help, and what limits a deployment.",
     "check-policy": "Test your own batching policies and routers against the rules they must keep.",
     "workload": "Look at or export the requests of a workload.",
     "search": "Find the best deployment for a model, a workload and an SLO.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -110,6 +111,29 @@ class StepRecord:
             "transition": owned["transition"],
             "divisibility": indivisible,
         }
+
+    def waited_for(self) -> dict[str, float]:
+        """The step's seconds by what it waited for; they add up to its duration.
+
+        At each moment that is the last in line that works: training, else log-probabilities, else generation while
+        sequences are being generated (its tail from when nine in ten are there), else a transition.
+        """
+        ends = np.sort(self.finished_s[np.isfinite(self.finished_s)])
+        tail_s = float(ends[int(0.9 * ends.size)]) if ends.size else self.rollout_end_s
+        stretches = {
+            name: [(one.start_s, one.end_s) for one in self.work if one.component == component]
+            for name, component in (("training", "actor"), ("log-probabilities", "inference"))
+        }
+        stretches |= {"generation": [(0.0, min(tail_s, self.rollout_end_s))]}
+        stretches |= {"generation's tail": [(0.0, self.rollout_end_s)], "transitions": [(0.0, self.duration_s)]}
+        edges = {0.0, self.duration_s, *(at for some in stretches.values() for pair in some for at in pair)}
+        cuts = [at for at in sorted(edges) if 0.0 <= at <= self.duration_s]
+        found = dict.fromkeys(stretches, 0.0)
+        for start, end in pairwise(cuts):
+            middle = 0.5 * (start + end)
+            busy = (name for name, some in stretches.items() if any(a <= middle < b for a, b in some))
+            found[next(busy, "transitions")] += end - start
+        return found
 
     def _indivisible_gpu_s(self) -> float:
         """GPU seconds of free GPUs while no larger actor would fit on them."""

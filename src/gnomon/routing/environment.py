@@ -234,7 +234,7 @@ class VectorClusters:
         requests = self.num_requests
         cluster = Cluster(*(np.repeat(array[None], lanes, axis=0) for array in self._blank))
         cluster = cluster._replace(
-            **{name: getattr(cluster, name).view(np.recarray) for name in ("replicas", "requests", "flights")}
+            **{name: getattr(cluster, name).view(np.recarray) for name in ("replicas", "requests", "flights", "ledger")}
         )
         foretold = 0 if self.router_config.lengths == "none" else requests
         fleets = Fleet(

@@ -9,6 +9,7 @@ import numpy as np
 from gnomon.core.arrays import Floats, Ints
 from gnomon.core.errors import ConfigError
 from gnomon.core.streams import stream
+from gnomon.serving import ledger
 from gnomon.serving.acceptance import chances
 from gnomon.serving.calendar import NEVER
 from gnomon.serving.cluster import new_cluster
@@ -16,6 +17,7 @@ from gnomon.serving.kinds import Kind, policies_of
 from gnomon.serving.pools import max_moving
 from gnomon.serving.state import NONE, Cluster
 from gnomon.serving.stepping import NEVER_STEP
+from gnomon.timing.iteration import IterationTables
 from gnomon.workload import Requests
 
 
@@ -59,6 +61,40 @@ def build_cluster(kinds: list[Kind], requests: Requests, seed: int, recording: R
         first += kind.num_ranks
         row += kind.replica.pipeline_parallel
     return cluster
+
+
+def with_ledger(cluster: Cluster, kinds: list[Kind], tables: IterationTables) -> Cluster:
+    """The same cluster with accounts of where its requests' time goes (`gnomon.serving.ledger`)."""
+    replicas, requests = cluster.replicas, cluster.requests
+    rows = sum(kind.replica.pipeline_parallel for kind in kinds)
+    floor_ns = np.zeros((rows, replicas.max_in_batch.max() + 1), np.int64)
+    context_ns = np.zeros((rows, int(requests.total_tokens.max()) + 2), np.int64)
+    clocks = np.zeros((replicas.size, ledger.NUM_CLOCKS), np.int64)
+    clocks[:, ledger.CAUSE] = ledger.ITERATION
+    row = first = 0
+    for kind in kinds:
+        stages = kind.replica.pipeline_parallel
+        ledger.tabulate(tables, row, stages, kind.tokens_per_decode, floor_ns[row], context_ns[row])
+        here = clocks[first : first + kind.num_ranks]
+        here[:, ledger.NEEDS] = ledger.NEEDS_OF[kind.policy.reserves]
+        here[:, ledger.CHUNKS] = kind.policy.chunks_prompts
+        first, row = first + kind.num_ranks, row + stages
+    # Times are held against those of the fastest kind of the same role: what a slower one takes more has its own part.
+    alone = floor_ns[replicas.row, 1] + context_ns[replicas.row, -1] // context_ns.shape[1]
+    role = np.repeat([kind.role for kind in kinds], [kind.num_ranks for kind in kinds])
+    for one in np.unique(role):
+        mine = np.flatnonzero(role == one)
+        fastest = replicas[mine[int(np.argmin(alone[mine]))]]
+        clocks[mine, ledger.REFERENCE_ROW] = fastest.row
+        clocks[mine, ledger.REFERENCE_STAGES] = fastest.num_stages
+    return cluster._replace(
+        ledger=np.zeros(requests.size, ledger.ENTRY).view(np.recarray),
+        parts_ns=np.zeros((requests.size, 2, ledger.NUM_PARTS), np.int64),
+        clocks=clocks,
+        flight_ns=np.zeros((*cluster.flights.shape, ledger.NUM_PARTS - ledger.DECODE_ALONE), np.int64),
+        floor_ns=floor_ns,
+        context_ns=context_ns,
+    )
 
 
 def prefix_keys(requests: Requests, block_size: int) -> Ints:

@@ -38,6 +38,7 @@ from gnomon.serving.handover import (
     prefill_here,
     push_ready,
 )  # fmt: skip
+from gnomon.serving.ledger import ENTRY
 from gnomon.serving.log import Log
 from gnomon.serving.loop import Policies, receive
 from gnomon.serving.state import (
@@ -586,4 +587,10 @@ def new_cluster(
         recorded_first=first,
         recorded_s=seconds,
         control=np.array([NO_LIMIT, 0, NONE, NONE, 0]),
+        ledger=np.zeros(0, ENTRY).view(np.recarray),
+        parts_ns=ints(0, 0, 0),
+        clocks=ints(0, 0),
+        flight_ns=ints(0, 0, 0),
+        floor_ns=ints(0, 0),
+        context_ns=ints(0, 0),
     )

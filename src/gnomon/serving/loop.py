@@ -17,11 +17,11 @@ from collections.abc import Callable
 from typing import Any
 
 from gnomon.core.jit import inner
-from gnomon.serving import contract, prefix_cache, stepping
+from gnomon.serving import contract, ledger, prefix_cache, stepping
 from gnomon.serving.calendar import NEVER
 from gnomon.serving.handover import hand_over, leaves
 from gnomon.serving.log import Log, log_gap, log_iteration
-from gnomon.serving.state import BUDGET, FAULT, NONE, REJECTED, RUNNING, Cluster, Replica, replica_view
+from gnomon.serving.state import BUDGET, FAULT, IN_FLIGHT, NONE, REJECTED, RUNNING, Cluster, Replica, replica_view
 from gnomon.serving.verbs import finish, pop_waiting, push_waiting, report
 from gnomon.timing.iteration import IterationTables
 from gnomon.timing.lookup import Shape, attention_s, stage_s, with_host_s
@@ -115,13 +115,16 @@ def _may_step(state: Any, log: Log) -> bool:
 
 
 @inner
-def _end_oldest_batch(cluster: Cluster, log: Log, r: int) -> None:
+def _end_oldest_batch(cluster: Cluster, tables: IterationTables, log: Log, r: int) -> None:
     """Handle the end of the oldest in-flight batch of replica `r`."""
     state = cluster.replicas[r]
+    books = cluster.ledger.size > 0
     position = state.oldest
     flight = cluster.flights[r, position]
     replica = replica_view(cluster, r)
     may_step = _may_step(state, log)
+    if books:
+        ledger.end_batch(cluster, r, position)
     if state.message_s > 0.0:
         _write_messages(state, flight)
     if flight.num_stepping > 0:
@@ -129,10 +132,16 @@ def _end_oldest_batch(cluster: Cluster, log: Log, r: int) -> None:
     elif state.num_stepping == 0:
         state.last_step_s = flight.end_s
     if not may_step and state.num_stepping > 0:
+        if books:
+            ledger.leave_all(cluster, r, state.num_stepping)
         stepping.dissolve(replica, state.num_running)
     for i in range(flight.num_stepping, flight.num_requests):
         request_id, tokens = cluster.flight_requests[r, position, i], cluster.flight_tokens[r, position, i]
+        if books:
+            ledger.end_member(cluster, tables, r, position, i)
         _end_for_request(replica, log, request_id, tokens, may_step, flight.end_s)
+        if books and cluster.requests[request_id].status == IN_FLIGHT:
+            ledger.join(cluster, r, request_id)
     if flight.num_requests > 0:
         log_iteration(cluster, log, r, position)
     state.num_in_flight -= 1
@@ -204,7 +213,10 @@ def _choose_batch(cluster: Cluster, policies: Policies, r: int, now: float) -> i
     state.batch_size = 0
     state.in_step = 0
     state.answered = 0
+    num_stepping = state.num_stepping
     policies[state.policy](replica)
+    if cluster.ledger.size > 0 and state.num_stepping < num_stepping:
+        ledger.leave_all(cluster, r, num_stepping)
     if state.answered == 0:
         contract.stop(cluster, contract.POLICY_RAISED, r, NONE)
     elif state.checked != 0:
@@ -224,6 +236,8 @@ def _choose_or_reject(cluster: Cluster, policies: Policies, r: int, now: float) 
         while state.num_waiting > 0 and cluster.requests[state.first_waiting].hopeless != 0:
             _reject_first_waiting(cluster, r, now)
         size = _choose_batch(cluster, policies, r, now)
+        if cluster.ledger.size > 0:
+            ledger.note_queue(cluster, r, now)
         if size > 0 or state.num_waiting == 0 or state.num_waiting < state.num_outstanding:
             break
         if state.num_landing + state.num_held > 0:  # What they hold will be free.
@@ -253,7 +267,7 @@ def _reject_first_waiting(cluster: Cluster, r: int, now: float) -> None:
 
 @inner
 def _stage_seconds(
-    cluster: Cluster, tables: IterationTables, r: int, stage: int, shape: Shape, group_tokens: int
+    cluster: Cluster, tables: IterationTables, r: int, position: int, stage: int, shape: Shape, group_tokens: int
 ) -> float:
     """The time of one stage: replayed, or from the tables; the first stage also waits for the host."""
     state = cluster.replicas[r]
@@ -266,6 +280,7 @@ def _stage_seconds(
         contract.stop(cluster, contract.BEYOND_TABLES, r, NONE)
         return 0.0
     seconds = stage_s(tables, state.row + stage, shape, group_tokens)
+    cluster.flights[r, position].gpu_s = seconds + (cluster.flights[r, position].gpu_s if stage > 0 else 0.0)
     if stage == 0:
         seconds = with_host_s(tables, state.row, seconds, shape)
     return seconds + seconds * state.slowdown
@@ -314,9 +329,11 @@ def _launch(cluster: Cluster, tables: IterationTables, r: int, now: float) -> No
     shape = _shape(replica_view(cluster, r))
     at = now
     for stage in range(state.num_stages):
-        seconds = _stage_seconds(cluster, tables, r, stage, shape, shape.tokens)
+        seconds = _stage_seconds(cluster, tables, r, position, stage, shape, shape.tokens)
         at = _enter_stage(cluster, r, position, stage, at, seconds)
     _take_off(cluster, tables, r, position, shape, at)
+    if cluster.ledger.size > 0:
+        ledger.take_off(cluster, tables, r, position, shape, shape.tokens)
 
 
 @inner
@@ -333,13 +350,16 @@ def _launch_together(cluster: Cluster, tables: IterationTables, first: int, now:
         slowest = 0.0
         for r in members:
             shape = _shape(replica_view(cluster, r))
-            slowest = max(slowest, _stage_seconds(cluster, tables, r, stage, shape, group_tokens))
+            slowest = max(slowest, _stage_seconds(cluster, tables, r, position, stage, shape, group_tokens))
         leaves = at
         for r in members:
             leaves = _enter_stage(cluster, r, position, stage, at, slowest)
         at = leaves
     for r in members:
-        _take_off(cluster, tables, r, position, _shape(replica_view(cluster, r)), at)
+        shape = _shape(replica_view(cluster, r))
+        _take_off(cluster, tables, r, position, shape, at)
+        if cluster.ledger.size > 0:
+            ledger.take_off(cluster, tables, r, position, shape, group_tokens)
 
 
 @inner
@@ -475,7 +495,7 @@ def _wake(cluster: Cluster, tables: IterationTables, policies: Policies, log: Lo
     """Handle the group's batch ends up to `now`, and form batches at `now`."""
     for r in range(first, first + cluster.replicas[first].group_size):
         while cluster.replicas[r].next_end_s <= now:
-            _end_oldest_batch(cluster, log, r)
+            _end_oldest_batch(cluster, tables, log, r)
     _form_batches(cluster, tables, policies, first, now)
 
 
@@ -511,3 +531,5 @@ def receive(cluster: Cluster, r: int, request_id: int) -> None:
     if is_shared and state.prefix_cache != 0 and state.tracks_blocks == 0:
         prefix_cache.track_blocks(replica)
     push_waiting(replica, request_id)
+    if cluster.ledger.size > 0:
+        ledger.arrive(cluster, r, request_id)

@@ -18,7 +18,7 @@ from gnomon.core.streams import stream
 from gnomon.core.user_files import load_user_file
 from gnomon.serving import contract
 from gnomon.serving.admission import ADMISSIONS, AdmissionSpec
-from gnomon.serving.build import Recording, build_cluster
+from gnomon.serving.build import Recording, build_cluster, with_ledger
 from gnomon.serving.calendar import A_REPLICA, AN_EVENT, NEVER, new_calendar, report_ends, send_first
 from gnomon.serving.cluster import Engine, Fleet, Outside, Router, advance_all, serve
 from gnomon.serving.compilation import callable_router, engine_of
@@ -94,12 +94,14 @@ def run(
     recording: Recording | None = None,
     forced_replicas: Ints | None = None,
     keep_members: int = 0,
+    explained: bool = False,
     adjust: Callable[[IterationTables], IterationTables] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Run:
     """Simulate a scenario. `requests` replaces its workload (paired comparisons, recorded runs), `recording` its
     timing, and `forced_replicas` the choices of its router. `keep_members` > 0 records who was in which batch, up to
     that many entries; decodes are then handled one by one, which is slower. `adjust` changes the seconds of iterations.
+    `explained` books where every request's time goes (`gnomon.serving.ledger`).
 
     `on_progress(done, total)` is called now and then with the number of requests that have arrived.
     """
@@ -114,6 +116,8 @@ def run(
     if adjust is not None:
         times = replace(times, tables=adjust(times.tables))
     cluster = build_cluster(kinds, offered, scenario.seed, recording)
+    if explained:
+        cluster = with_ledger(cluster, kinds, times.tables)
     log = new_log(max_members=recording.num_members if recording else keep_members)
     with function_arguments():
         before, transfers, tiers, manager = _serve(

@@ -214,6 +214,7 @@ FLIGHT = np.dtype(
         ("prefill_tokens", np.int64),
         ("decodes", np.int64),
         ("decode_kv", np.float64),
+        ("gpu_s", np.float64),  # of all its stages, as the tables say: without the host, or waiting for others
         # What it adds to the replica's accounts, once it is through.
         ("flops", np.float64),
         ("bytes", np.float64),
@@ -318,6 +319,19 @@ class Cluster(NamedTuple):
     control: Ints
     """[5]: how many more iterations this slice may run (`BUDGET`), what went wrong, where (`FAULT` ...), and how many
     requests wait for a replica to be up."""
+    # Where requests' time goes (`gnomon.serving.ledger`); all of size 0 unless it is asked for.
+    ledger: Any
+    """`ENTRY` records of all requests."""
+    parts_ns: Ints
+    """[request, before and after its first token, part]"""
+    clocks: Ints
+    """[replica, column]: what its waiting requests wait for, what its decodes spend their time on, and more."""
+    flight_ns: Ints
+    """[replica, ring position, part]: the time of a batch in flight, divided."""
+    floor_ns: Ints
+    """[row of the tables, decodes]: an iteration of so many decodes with empty contexts."""
+    context_ns: Ints
+    """[row of the tables, length]: what contexts add to a decode alone, summed over all lengths below."""
 
 
 @inline

@@ -44,4 +44,7 @@ def without_warmup(cluster: Cluster, log: Log, requests: Requests, before: dict[
     log.members[: log.used[1], 0] -= first
     note = f"{first:,} warm-up requests were served before and are left out of every figure."
     measured = replace(requests.take(np.arange(first, len(requests))), notes=(*requests.notes, note))
-    return cluster._replace(requests=cluster.requests[first:]), measured
+    kept = cluster._replace(
+        requests=cluster.requests[first:], ledger=cluster.ledger[first:], parts_ns=cluster.parts_ns[first:]
+    )
+    return kept, measured

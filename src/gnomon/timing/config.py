@@ -99,6 +99,9 @@ class TimingConfig(Config):
     """The GPU's clock over that of the measurements, below 1 where a power cap lowers it. What a matrix product takes
     beyond that of one token, and prefill attention, take as much longer; what waits for memory does not. Kernels that
     were measured with prompts and decodes in one call, and the source table, stay as they are."""
+    free: tuple[Literal["compute", "memory", "network"], ...] = ()
+    """What costs no time, to see what limits a deployment: arithmetic, the GPU's memory bandwidth, or the network. A
+    measured time shrinks by as much as the roofline's does; launching kernels and the host stay."""
     table: TableConfig | None = None
     """The seconds themselves, for the source table."""
 
@@ -108,6 +111,8 @@ class TimingConfig(Config):
             others = {"auto", "roofline", "profile", "silicon", "table"} - {source}
             if getattr(self, name) is not None and self.source in others:
                 raise ValueError(f"{name} is not used: the source is {self.source}, not {source}")
+        if self.free and self.source == "table":
+            raise ValueError("free is not used: the source table has no operators")
         return self
 
     @field_validator("dtype")

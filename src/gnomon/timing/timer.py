@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from typing import Any
+
 import numpy as np
 
+from gnomon.catalog.devices import Device
 from gnomon.core.arrays import Floats
 from gnomon.core.units import size
 from gnomon.timing.operators import Communication, Experts, Gemm, Operator
@@ -25,6 +29,7 @@ class Timer:
         self.context = context
         self.source: Source = source or make_source(context, source_name)
         self.roofline = Roofline(context.device, context.node)
+        self._freed = Roofline(_without(context.device, context.config.free), context.node)
         self.fallbacks: dict[str, None] = {}
         self.beyond: dict[str, str] = {}
 
@@ -33,10 +38,19 @@ class Timer:
         return self.context.operators(stage)
 
     def seconds(self, operator: Operator, *sizes: Floats) -> Floats:
-        """Seconds of one call at the configured clock.
+        """Seconds of one call at the configured clock, less what is free.
 
         Sizes outside the measured range take the roofline's shape from its edge on.
         """
+        seconds, free = self._at_clock(operator, *sizes), self.context.config.free
+        if not free:
+            return seconds
+        if isinstance(operator.work, Communication):
+            return np.zeros_like(seconds) if "network" in free else seconds
+        whole = self.roofline.seconds(operator, *sizes)
+        return seconds * np.minimum(self._freed.seconds(operator, *sizes) / np.maximum(whole, 1e-12), 1.0)
+
+    def _at_clock(self, operator: Operator, *sizes: Floats) -> Floats:
         seconds, clock = self._at_full_clock(operator, *sizes), self.context.config.clock
         if clock < 1.0 and isinstance(operator.work, Gemm | Experts):
             one = self._at_full_clock(operator, np.ones(1))
@@ -117,6 +131,20 @@ class Timer:
         for dtype in sorted(products - set(c.device.peak_flops)):
             notes.append(f"{c.device.name} has no {dtype} arithmetic: {dtype} weights are multiplied in bf16.")
         return notes
+
+
+_BOUNDLESS = 1e6
+"""How much faster than it is a resource must be to cost nothing."""
+
+
+def _without(device: Device, free: Collection[str]) -> Device:
+    """A device whose arithmetic, memory or both cost nothing."""
+    faster: dict[str, Any] = {}
+    if "compute" in free:
+        faster["peak_flops"] = {dtype: _BOUNDLESS * flops for dtype, flops in device.peak_flops.items()}
+    if "memory" in free:
+        faster["bandwidth_bytes_s"] = _BOUNDLESS * device.bandwidth_bytes_s
+    return device.model_copy(update=faster) if faster else device
 
 
 def _limits(operator: Operator, measured: Range) -> str:

@@ -52,7 +52,7 @@ def command(
         raise ConfigError("there is no folder for it.", where=f"--{extras[0]}", fix="Give one with --out DIR.")
     chosen = scenario(file, **overrides)
     with progress() as on_progress:
-        result = simulate(chosen, intervals=intervals, on_progress=on_progress)
+        result = simulate(chosen, intervals=intervals, explained=out is not None, on_progress=on_progress)
     show(result, as_json=as_json)
     if out is not None:
         folder = result.save(out, extras)

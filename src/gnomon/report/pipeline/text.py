@@ -117,3 +117,62 @@ def schedule_blocks(found: Found, unit: str) -> list[Block]:
     best = found.best.name if found.best else "none fits"
     left_out = lines((f"left out {name}: {why}" for name, why in found.skipped.items()), "aside")
     return [Table(schedule_rows(found, unit), "Schedules by time"), *left_out, Line(f"Best{within}: {best}")]
+
+
+_IDLE_WORDS = {
+    "warm_up": "waiting for their first pass",
+    "dependency": "waiting for other ranks to compute",
+    "communication": "waiting for transfers over idle links",
+    "contention": "waiting because transfers share links",
+    "cool_down": "after their last pass",
+}
+_PATH_WORDS = {
+    "fwd_prop": "activations sent on",
+    "grad_prop": "gradients sent back",
+    "grad_sync": "synchronised gradients",
+}
+
+
+def explanation(run: Run, what_if: list[WhatIf]) -> tuple[list[dict[str, Any]], dict[str, Any], list[Block]]:
+    """What a step waited for: rows of the critical path, plain data, and sentences with tables."""
+    path, idle = path_by_kind(run), asdict(total(idle_time(run)))
+    largest = max(path, key=lambda kind: path[kind])
+    causes = {name: idle[name] for name in _IDLE_WORDS}
+    worst = max(causes, key=lambda name: causes[name])
+    all_idle = sum(causes.values())
+    sentences = [
+        f"The step takes {run.total_time:.6g}; {path[largest] / run.total_time:.0%} of its critical path is"
+        f" {_PATH_WORDS.get(largest, largest)}.",
+        f"Ranks are idle {run.bubble:.1%} of the time, most of that ({causes[worst] / max(all_idle, 1e-12):.0%})"
+        f" {_IDLE_WORDS[worst]}.",
+    ]
+    if what_if and what_if[0].gain > 0.001:
+        best = what_if[0]
+        sentences.append(
+            f"Of all links, {best.sender} to {best.receiver} matters most: twice as fast, the step would take"
+            f" {best.gain:.1%} less."
+        )
+    elif what_if:
+        sentences.append("No single link matters: none of them, twice as fast, makes the step shorter.")
+    rows = [
+        {"on the critical path": _PATH_WORDS.get(kind, kind), "time": value, "share": f"{value / run.total_time:.1%}"}
+        for kind, value in sorted(path.items(), key=lambda pair: -pair[1])
+    ]
+    idle_rows = [
+        {"idle time of all ranks": _IDLE_WORDS[name], "time": value, "share": f"{value / max(all_idle, 1e-12):.1%}"}
+        for name, value in sorted(causes.items(), key=lambda pair: -pair[1])
+    ]
+    links = [
+        {"link": f"{w.sender} to {w.receiver}", "total_time": w.total_time, "gain": f"{w.gain:.1%}"} for w in what_if
+    ]
+    blocks: list[Block] = [*lines(sentences), Table(rows), Table(idle_rows)]
+    if links:
+        blocks.append(Table(links[:8], "If one link were twice as fast"))
+    data = {
+        "sentences": sentences,
+        "total_time": run.total_time,
+        "critical_path": path,
+        "idle": causes,
+        "faster_links": [asdict(one) for one in what_if],
+    }
+    return rows, data, blocks

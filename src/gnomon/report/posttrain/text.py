@@ -115,3 +115,42 @@ def rule_words(advice: Advice) -> str:
         f"the rule: {where}, rollout {advice.rollout}, inference {advice.inference}, actor {advice.actor}"
         f" (step {advice.step_s:.1f} s)"
     )
+
+
+def explanation(record: RunRecord) -> tuple[list[dict[str, Any]], dict[str, Any], list[Block]]:
+    """What the steps waited for: rows by step, plain data, and sentences with tables."""
+    waited = [step.waited_for() for step in record.steps]
+    names = list(waited[0])
+    mean = {name: sum(one[name] for one in waited) / len(waited) for name in names}
+    first, second = sorted(mean, key=lambda name: -mean[name])[:2]
+    shares = record.shares()
+    idle = {name: value for name, value in shares.items() if name != "busy"}
+    worst = max(idle, key=lambda name: idle[name])
+    sentences = [
+        f"A step takes {record.step_s:.4g} s under {record.policy}, and waits {mean[first]:.4g} s of them"
+        f" ({mean[first] / record.step_s:.0%}) for {first} and {mean[second]:.4g} s for {second}.",
+        f"GPUs are busy {shares['busy']:.0%} of the time; most of the rest ({idle[worst]:.0%} of all) is"
+        f" {_IDLE[worst]}.",
+    ]
+    slowest = max(record.steps, key=lambda step: step.duration_s)
+    if slowest.duration_s > 1.1 * record.step_s:
+        own = slowest.waited_for()
+        more = max(names, key=lambda name: own[name] - mean[name])
+        sentences.append(
+            f"Step {slowest.number} took {slowest.duration_s:.4g} s, most of what it took more for {more}."
+        )
+    rows = [
+        {"step": step.number, "seconds": step.duration_s, **one} for step, one in zip(record.steps, waited, strict=True)
+    ]
+    gpus = [{"GPU time": name, "share": f"{share:.1%}"} for name, share in shares.items()]
+    data = {"sentences": sentences, "step_s": record.step_s, "waited_for": mean, "gpu_time": shares, "steps": rows}
+    blocks = [*lines(sentences), Table(rows, "What each step waited for, seconds"), Table(gpus)]
+    return rows, data, blocks
+
+
+_IDLE = {
+    "tail": "the tail of generation: instances with nothing left to generate",
+    "pipeline": "the actor or inference waiting for data or for their slowest rank",
+    "transition": "moving weights, work or memory",
+    "divisibility": "GPUs that fit no valid size",
+}

@@ -16,6 +16,7 @@ from gnomon.core.config import dump
 from gnomon.core.files import write_text
 from gnomon.report.page import page
 from gnomon.report.serving import text as words
+from gnomon.report.serving.explain_html import why_section
 from gnomon.report.serving.figures import figures
 from gnomon.report.serving.intervals import CAPTION, interval_rows, other_words
 from gnomon.report.serving.intervals import words as interval_words
@@ -56,6 +57,7 @@ def write_report(
         drawn |= curves
         chosen["Latency"] += curves
     together = {"Over time": " together", "The fleet over time": " together"}
+    why, why_drawn = why_section(run, summary)
     plots = "".join(
         f"<section><h2>{name}</h2><div class='plots{together.get(name, '')}'>"
         f"{''.join(f'<div id={f} class=plot></div>' for f in some)}</div>"
@@ -69,12 +71,12 @@ def write_report(
         "@LINKS@": _links(files),
         "@CARDS@": "".join(card(*one) for one in key_figures(summary, room, intervals)),
         "@MESSAGES@": _messages(summary),
-        "@PLOTS@": plots,
+        "@PLOTS@": why + plots,
         "@FIGURES@": _facts(summary, room),
         "@REPLICAS@": _replicas(summary) + _operators(run),
         "@SCENARIO@": html.escape(dump(scenario)),
         "@VERSION@": __version__,
-        "@DATA@": json.dumps(drawn, separators=(",", ":"), allow_nan=False).replace("</", "<\\/"),
+        "@DATA@": json.dumps(why_drawn | drawn, separators=(",", ":"), allow_nan=False).replace("</", "<\\/"),
     }
     return write_text(path, page(parts))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -12,6 +13,8 @@ import polars as pl
 from gnomon.core.files import written_whole
 from gnomon.report.perfetto import Event, process_name, thread_name
 from gnomon.report.serving.transfers import transfer_events
+from gnomon.serving import ledger
+from gnomon.serving.parts import NAMES, accounts
 from gnomon.serving.simulate import Run
 
 MAX_ROWS = 100_000
@@ -29,6 +32,7 @@ def write_trace(run: Run, path: str | Path, max_rows: int = MAX_ROWS) -> Path:
     rows = shown_rows(run, max_rows)
     said = _said(run, len(rows))
     lines = [json.dumps(name) for name in _names(run, said)]
+    lines += [json.dumps(event) for event in _slow_requests(run, rows)]
     lines += [line for frame in (_slices(rows), *_counters(rows)) for line in frame.write_ndjson().splitlines()]
     if len(rows):
         stretch = (float(rows["start_s"].min() or 0.0), float(rows["end_s"].max() or 0.0))  # type: ignore[arg-type]
@@ -83,6 +87,45 @@ def _names(run: Run, said: str) -> list[Event]:
         events.append(process_name(r, name))
         events += [thread_name(r, stage, f"stage {stage}") for stage in range(stages)]
     return events
+
+
+_NUM_SLOW = 20
+"""Requests that are told of one by one."""
+
+
+def _slow_requests(run: Run, rows: pl.DataFrame) -> list[Event]:
+    """The slowest requests of the stretch shown, a lane each: waiting, prefill, decode, with where the time went.
+    Nothing where accounts were not kept."""
+    if not run.cluster.ledger.size or not len(rows):
+        return []
+    found, q = accounts(run), run.cluster.requests
+    seconds, parts = found.values_s("e2e"), found.parts_ns
+    shown = (found.requests.finished_s > rows["start_s"].min()) & (found.requests.arrival_s < rows["end_s"].max())
+    chosen = np.flatnonzero(shown)
+    chosen = chosen[np.argsort(-seconds[chosen], kind="stable")][:_NUM_SLOW]
+    pid = int(run.cluster.replicas.size)
+    events: list[Event] = [process_name(pid, "slowest requests")]
+    for lane, row in enumerate(chosen):
+        request = q[found.ids[row]]
+        events.append(thread_name(pid, lane, f"request {found.ids[row]} on replica {request.replica}"))
+        stamps = [request.arrival_s, request.scheduled_s, request.first_token_s, request.finished_s]
+        at = [round(float(stamp) * 1e6) for stamp in stamps]
+        booked = (_milliseconds(parts[row, 0, : ledger.PREFILL_ALONE], 0),
+                  _milliseconds(parts[row, 0, ledger.PREFILL_ALONE :], ledger.PREFILL_ALONE),
+                  _milliseconds(parts[row, 1], 0))  # fmt: skip
+        for name, start, end, where in zip(("waiting", "prefill", "decode"), at[:-1], at[1:], booked, strict=True):
+            if end > start:
+                args = {"prompt_tokens": int(request.prompt_tokens), "output_tokens": int(request.output_tokens)}
+                events.append(
+                    {"ph": "X", "name": name, "ts": start, "dur": end - start, "pid": pid, "tid": lane,
+                     "args": args | where}
+                )  # fmt: skip
+    return events
+
+
+def _milliseconds(parts: Any, first: int) -> dict[str, float]:
+    """Parts by name, in milliseconds; those that are not zero."""
+    return {f"{NAMES[first + i]}_ms": float(value) / 1e6 for i, value in enumerate(parts) if value}
 
 
 def _slices(rows: pl.DataFrame) -> pl.DataFrame:

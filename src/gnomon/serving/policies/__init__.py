@@ -70,6 +70,8 @@ class PolicySpec:
     """A request whose KV comes from elsewhere computes its last prompt token once more, for the first token."""
     has_stages: bool = True
     """It works with pipeline parallelism."""
+    holds_back: str = ""
+    """Why it may leave a request waiting although there are places, tokens and memory for it; its name goes before."""
     options: Mapping[str, float] = field(default_factory=dict)
     """What `batching.options` may set, with defaults; the policy reads them from `replica.parameters` in this order."""
 

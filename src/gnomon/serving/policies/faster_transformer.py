@@ -22,6 +22,7 @@ from gnomon.serving.verbs import keep_running, place
     reserves="longest",
     has_prefix_cache=False,
     has_chunk_cap=False,
+    holds_back="admits nobody until the whole batch is done",
 )
 def faster_transformer(replica: Replica) -> None:
     """Go on with the batch that has waited longest; admit a new one only when there is none.

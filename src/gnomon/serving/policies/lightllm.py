@@ -71,6 +71,7 @@ def _admit(replica: Replica) -> None:
     has_prefix_cache=False,
     has_chunk_cap=False,
     has_stages=False,
+    holds_back="prefills once in so many decode iterations, and only if the memory of all outputs to come fits",
 )
 def lightllm(replica: Replica) -> None:
     """Prefill when nothing runs or the counter is full; else one token, and one block, for every running request."""

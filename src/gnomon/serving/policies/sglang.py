@@ -193,6 +193,7 @@ def _retract(replica: Replica) -> None:
     max_batch_tokens_of="prefill",
     mixes=False,
     speculates=True,
+    holds_back="keeps memory for part of the outputs that running requests have yet to produce",
     options={"receive_interval": 1.0},
     engine="sglang",
 )

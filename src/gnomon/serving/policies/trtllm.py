@@ -158,6 +158,7 @@ def _admit(replica: Replica, budget: int) -> int:
     },
     max_batch_tokens_of="iteration",
     reserves="request",
+    holds_back="holds prompts back until a batch is fuller, or all ranks have some",
     has_chunk_cap=False,
     speculates=True,
     options=OPTIONS,

@@ -146,6 +146,7 @@ def _waits_for_its_turn(replica: Replica, budget: int) -> bool:
     engine="vllm",
     speculates=True,
     recomputes_last_token=True,
+    holds_back="admits new requests in every Nth iteration only (prefill_interval)",
     options={"prefill_interval": 1.0},
 )
 def vllm_v1(replica: Replica) -> None:

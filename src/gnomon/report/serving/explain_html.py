@@ -1,0 +1,60 @@
+"""The section of a report that says why: sentences, pictures, tables."""
+
+from __future__ import annotations
+
+import html
+from typing import Any
+
+from gnomon.report.blocks import Table, cell
+from gnomon.report.serving import explain_figures as figures
+from gnomon.report.serving import explain_text as words
+from gnomon.serving.explain import slowest
+from gnomon.serving.metrics import Summary
+from gnomon.serving.parts import accounts
+from gnomon.serving.simulate import Run
+from gnomon.timing import SOURCES
+
+PERCENTILE = 99.0
+
+
+def why_section(run: Run, summary: Summary) -> tuple[str, dict[str, Any]]:
+    """The section as HTML, and its figures by name; nothing for a run whose accounts were not kept."""
+    found = accounts(run) if run.cluster.ledger.size else None
+    if found is None or not found.ids.size:
+        return "", {}
+    slow = slowest(found, "e2e", PERCENTILE)
+    worst = int(slow.rows[found.values_s("e2e")[slow.rows].argmax()])
+    drawn = {
+        "why_causes": figures.causes_figure(found),
+        "why_ttft": figures.causes_figure(found, "ttft"),
+        "why_slowest": figures.slowest_figure(found, slow),
+        "why_neighbours": figures.neighbours_figure(found, worst),
+    }
+    if not SOURCES[run.kinds[0].timing.source].gives_iterations:
+        drawn["why_roofline"] = figures.roofline_figure(run)
+    texts = words.slow_sentences(found, slow)
+    texts += [line.text for line in words.missed_blocks(found, summary) if not isinstance(line, Table)]
+    texts += words.request_sentences(found, int(found.ids[worst]))
+    tables = [one for one in words.slow_blocks(found, slow) if isinstance(one, Table)]
+    plots = "".join(f"<div id={name} class=plot></div>" for name in drawn)
+    body = (
+        f"<section><h2>Why</h2><p class=why>{html.escape(' '.join(texts))}</p><div class=plots>{plots}</div>"
+        f"{''.join(_table(table) for table in tables)}"
+        "<p class=more>`gnomon explain` on this folder also simulates what would help.</p></section>"
+    )
+    return body, drawn
+
+
+def _table(table: Table) -> str:
+    def one(tag: str, column: str, text: str) -> str:
+        return f"<{tag}{' class=l' if table.is_left(column) else ''}>{html.escape(text)}</{tag}>"
+
+    head = "".join(one("th", column, column) for column in table.columns)
+    body = "".join(
+        f"<tr>{''.join(one('td', column, cell(row.get(column))) for column in table.columns)}</tr>"
+        for row in table.rows
+    )
+    return (
+        f"<h3>{html.escape(table.title)}</h3><div class=scroll><table><thead><tr>{head}</tr></thead>"
+        f"<tbody>{body}</tbody></table></div>"
+    )

@@ -1,0 +1,150 @@
+"""What would be if: the same requests on a deployment with one thing changed, really simulated.
+
+Advice changes what an operator can change; a bottleneck is found by making one resource free at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gnomon.core.config import build
+from gnomon.core.errors import GnomonError
+from gnomon.serving.kinds import Kind
+from gnomon.serving.metrics import Summary, summarize
+from gnomon.serving.scenario import Scenario
+from gnomon.serving.simulate import Run, run
+
+_MOST_BLOCKS, _MOST_SEQUENCES, _MOST_TOKENS = 2**31 - 1, 65_536, 2**22
+"""What a scenario may say (`gnomon.core.sizes`)."""
+
+Edit = Callable[[Kind], Mapping[str, Any] | None]
+"""The dotted settings that change for one kind of replica; None where there is nothing to change."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One thing that could be different."""
+
+    name: str
+    words: str
+    edit: Edit
+    replicas: int = 0
+    """More of them, of the last kind."""
+    router: str | None = None
+    needs: str = ""
+    """What it takes, where that is not dollars."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a change did."""
+
+    change: Change
+    scenario: Scenario
+    """Simulating it gives the summary below."""
+    summary: Summary
+
+    def figure(self, metric: str, statistic: str) -> float | None:
+        """A latency in seconds, e.g. e2e's p99."""
+        value: float | None = getattr(getattr(self.summary.latency, f"{metric}_s"), statistic)
+        return value
+
+
+def changed(scenario: Scenario, kinds: list[Kind], change: Change) -> Scenario | None:
+    """The scenario with a change made; None where it would be the same."""
+    data = scenario.model_dump(mode="json", exclude_unset=True)
+    data.pop("engine", None)  # Its settings stand in the sections already.
+    edits = [change.edit(kind) for kind in kinds]
+    if not any(edits) and not change.replicas and change.router is None:
+        return None
+    places = data["pools"] if scenario.pools else [data]
+    for place, edit in zip(places, edits, strict=True):
+        for name, value in (edit or {}).items():
+            section, _, field = name.partition(".")
+            place[section] = {**_section(place.get(section)), field: value}
+    if change.replicas:
+        places[-1]["num_replicas"] = kinds[-1].num_replicas + change.replicas
+    if change.router is not None:
+        data["router"] = change.router
+    return build(Scenario, data)
+
+
+def _section(given: Any) -> dict[str, Any]:
+    return dict(given) if isinstance(given, Mapping) else {}
+
+
+def advice(done: Run) -> list[Change]:
+    """What an operator could do about this deployment."""
+    first = done.kinds[0].batching
+    changes = [
+        Change("kv", "10 % more KV memory", lambda k: {"replica.num_kv_blocks": _blocks(1.1 * k.num_kv_blocks)},
+               needs="memory: fewer weights, a smaller KV format, a larger GPU"),
+        Change("chunk_half", f"half the token budget ({first.max_batch_tokens // 2:,})", lambda k: _budget(k, 0.5)),
+        Change("chunk_double", f"twice the token budget ({first.max_batch_tokens * 2:,})", lambda k: _budget(k, 2.0)),
+        Change("cap_half", f"half the batch cap ({max(1, first.max_sequences // 2):,})", lambda k: _cap(k, 0.5)),
+        Change("cap_double", f"twice the batch cap ({first.max_sequences * 2:,})", lambda k: _cap(k, 2.0)),
+        Change("replica", "one more replica", lambda k: None, replicas=1),
+        Change("prefix_cache", "prefix caching", lambda k: {"batching.prefix_cache": True}
+               if k.policy.has_prefix_cache and not k.batching.prefix_cache else None),
+    ]  # fmt: skip
+    if sum(kind.num_ranks for kind in done.kinds) > 1 and done.scenario.router.name != "least_outstanding":
+        changes.append(Change("router", "the router least_outstanding", lambda k: None, router="least_outstanding"))
+    return changes
+
+
+def limits(done: Run) -> list[Change]:
+    """Everything that may be a bottleneck, each without a price."""
+    requests = done.requests
+    total = int(requests.total_tokens.sum())
+    changes = []
+    if all(kind.timing.source != "table" for kind in done.kinds):
+        changes += [
+            Change("compute", "arithmetic", lambda k: {"timing.free": ("compute",)}),
+            Change("memory", "memory bandwidth", lambda k: {"timing.free": ("memory",)}),
+        ]
+        if any(kind.replica.num_gpus > 1 for kind in done.kinds):
+            changes.append(Change("network", "the network", lambda k: {"timing.free": ("network",)}))
+
+    def all_blocks(kind: Kind) -> Mapping[str, Any]:
+        enough = total // kind.batching.block_size + 2 * len(requests)
+        return {"replica.num_kv_blocks": _blocks(min(16 * kind.num_kv_blocks, max(enough, kind.num_kv_blocks)))}
+
+    changes.append(Change("kv", "KV capacity", all_blocks))
+    if done.tables.host_s.any():
+        changes.append(Change("host", "the host", lambda k: {"timing.host": {}}))
+    changes.append(Change("cap", "the batch cap", lambda k: _cap(k, 8.0)))
+    return changes
+
+
+def _blocks(count: float) -> int:
+    return min(int(np.ceil(count)), _MOST_BLOCKS)
+
+
+def _budget(kind: Kind, factor: float) -> Mapping[str, Any] | None:
+    if not kind.policy.chunks_prompts or kind.policy.max_batch_tokens_of == "nothing":
+        return None
+    tokens = max(kind.batching.block_size, int(factor * kind.batching.max_batch_tokens))
+    return {"batching.max_batch_tokens": min(tokens, _MOST_TOKENS)}
+
+
+def _cap(kind: Kind, factor: float) -> Mapping[str, Any]:
+    return {"batching.max_sequences": min(max(1, int(factor * kind.batching.max_sequences)), _MOST_SEQUENCES)}
+
+
+def outcomes(done: Run, changes: list[Change], on_progress: Callable[[int, int], None]) -> Iterator[Outcome]:
+    """Simulate each change on the same requests; what cannot be simulated (does not fit, or is refused) is left out."""
+    # Warm-up requests are not among those of a run any more: the scenario makes them again.
+    requests = None if done.scenario.workload.warmup_requests else done.requests
+    for number, change in enumerate(changes):
+        on_progress(number, len(changes))
+        try:
+            scenario = changed(done.scenario, done.kinds, change)
+            if scenario is not None and scenario != done.scenario:
+                yield Outcome(change, scenario, summarize(run(scenario, requests=requests)))
+        except GnomonError:
+            continue
+    on_progress(len(changes), len(changes))

@@ -1,0 +1,349 @@
+"""Where every request's time went, in whole nanoseconds; written only when asked for.
+
+Each request has an account of parts that together are its time, to the last nanosecond: whatever happens to it, the
+time since its last entry is divided and booked. The seconds of a part come from the same tables as the iteration itself
+(`gnomon.timing.lookup`): an iteration is looked up again without its prefills, with empty contexts, for one request
+alone, and the differences are what the others cost.
+
+Decodes that step together are not touched one by one. A replica has two running clocks instead: what its waiting
+requests wait for, and what its decodes spend their time on. A request is charged with the clock's advance between the
+moments at which it begins and ends to wait or to step, as a taxi is paid by its meter. What a decode costs alone
+depends on its own length only, so that it comes from a table of sums over lengths.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gnomon.core.arrays import Ints
+from gnomon.core.jit import inner, jit
+from gnomon.serving.state import FAULT, Cluster, replica_view
+from gnomon.serving.stepping import DUE, ID
+from gnomon.serving.verbs import tokens_placed
+from gnomon.timing.iteration import IterationTables
+from gnomon.timing.lookup import Shape, stage_s, with_host_s
+
+# Parts of a request's time; columns of `Cluster.parts_ns`. The last ones, from DECODE_ALONE on, are also the columns of
+# an iteration and of the clock of decodes.
+(
+    FRONT_END, ROUTING, ITERATION, BATCH_CAP, KV_FULL, TOKEN_BUDGET, POLICY, PREFILL_ALONE, PREFILL_OTHERS, PREEMPTED,
+    RECOMPUTED, TRANSFER, TIER, OUTAGE, DECODE_ALONE, DECODE_PREFILLS, DECODE_BATCH, DECODE_CONTEXTS, DECODE_TURN,
+    PIPELINE, HOST, STRAGGLER,
+) = range(22)  # fmt: skip
+NUM_PARTS = 22
+CAUSES = range(ITERATION, POLICY + 1)
+"""Why a waiting request is not admitted."""
+_METER = DECODE_ALONE
+
+# Columns of `Cluster.clocks`: after the parts (what the waiting wait for, what decodes spend time on), these.
+(
+    CAUSE, SINCE, DECODED_UNTIL, PREFILL_ONLY, PREEMPTIONS_SEEN, REFERENCE_ROW, REFERENCE_STAGES, NEEDS, CHUNKS,
+) = range(NUM_PARTS, NUM_PARTS + 9)  # fmt: skip
+NUM_CLOCKS = NUM_PARTS + 9
+NEEDS_OF = {"prompt": 0, "request": 1, "longest": 2}
+"""`PolicySpec.reserves` as a number."""
+
+BEFORE, AFTER = range(2)
+"""Of the first token: the two rows of an account."""
+
+# What a request is doing, as far as its account knows.
+UNKNOWN, WAITS, RUNS, STEPS = range(4)
+
+ENTRY = np.dtype(
+    [
+        ("first_ns", np.int64),  # when it reached the scheduler, and up to when its account is written
+        ("last_ns", np.int64),
+        ("doing", np.int64),
+        ("moved", np.int64),  # its way from the replica that prefilled it is booked
+        ("restarts", np.int64),  # of those in its record, the ones that are booked
+        ("cached", np.int64),  # tokens that its first prefill found computed
+        ("kv", np.int64),  # its length when it began to step with others
+        ("prefill_only_ns", np.int64),  # what the clock of that name showed at its last entry
+        ("inflicted_ns", np.int64),  # by how much its prefill delayed the decodes of others, all of them together
+    ],
+    align=True,
+)
+
+
+@inner
+def nanoseconds(seconds: float) -> int:
+    """A moment as a whole number of nanoseconds: differences of those add up exactly."""
+    return int(np.floor(seconds * 1e9 + 0.5))
+
+
+# Waiting.
+
+
+@inner
+def arrive(cluster: Cluster, r: int, request_id: int) -> None:
+    """A request joins the queue of replica `r`: from here on it waits for what the others wait for."""
+    entry, clock = cluster.ledger[request_id], cluster.clocks[r]
+    entry.first_ns = entry.last_ns = nanoseconds(cluster.requests[request_id].arrival_s)
+    entry.doing = WAITS
+    _charge_wait(cluster, clock, request_id, entry.last_ns, -1)
+
+
+@inner
+def _charge_wait(cluster: Cluster, clock: Any, request_id: int, now_ns: int, sign: int) -> None:
+    """Read the meter of the waiting at `now_ns`: taken off at the beginning (-1), added at the end (+1)."""
+    parts = cluster.parts_ns[request_id, BEFORE]
+    for cause in range(ITERATION, POLICY + 1):
+        parts[cause] += sign * clock[cause]
+    parts[clock[CAUSE]] += sign * (now_ns - clock[SINCE])
+
+
+@inner
+def note_queue(cluster: Cluster, r: int, now: float) -> None:
+    """Replica `r` has formed a batch, or none: until the next one, this is what its queue waits for."""
+    clock, now_ns = cluster.clocks[r], nanoseconds(now)
+    clock[clock[CAUSE]] += now_ns - clock[SINCE]
+    clock[SINCE] = now_ns
+    clock[CAUSE] = ITERATION if cluster.replicas[r].num_waiting == 0 else _why_waiting(cluster, r)
+    clock[PREEMPTIONS_SEEN] = cluster.replicas[r].num_preemptions
+
+
+@inner
+def _why_waiting(cluster: Cluster, r: int) -> int:
+    """What keeps the first in the queue out of the batch just formed."""
+    state, clock = cluster.replicas[r], cluster.clocks[r]
+    tokens = tokens_placed(replica_view(cluster, r))
+    first = cluster.requests[state.first_waiting]
+    if state.num_holding >= state.max_running or state.batch_size >= state.max_in_batch:
+        return BATCH_CAP
+    if state.num_preemptions > clock[PREEMPTIONS_SEEN]:
+        return KV_FULL
+    if tokens >= state.max_batch_tokens:
+        return TOKEN_BUDGET
+    needed = first.prefill_tokens
+    if clock[NEEDS] == 1:
+        needed = first.total_tokens
+    elif clock[NEEDS] == 2:
+        needed = state.max_request_tokens
+    if (needed + state.block_size - 1) // state.block_size > state.free_blocks - state.watermark_blocks:
+        return KV_FULL
+    if clock[CHUNKS] == 0 and tokens + first.prefill_tokens > state.max_batch_tokens:
+        return TOKEN_BUDGET
+    return POLICY
+
+
+# The start of a batch.
+
+
+@inner
+def take_off(cluster: Cluster, tables: IterationTables, r: int, position: int, shape: Shape, group_tokens: int) -> None:
+    """Divide the time of the batch just launched, and end the waiting of those it admits."""
+    if cluster.control[FAULT] != 0:
+        return
+    state, flight = cluster.replicas[r], cluster.flights[r, position]
+    _divide(cluster, tables, r, position, shape, group_tokens)
+    now_ns, clock = nanoseconds(state.now_s), cluster.clocks[r]
+    slowed = cluster.flight_ns[r, position, DECODE_PREFILLS - _METER] * shape.decodes
+    for i in range(flight.num_stepping, flight.num_requests):
+        request_id = cluster.flight_requests[r, position, i]
+        request, entry = cluster.requests[request_id], cluster.ledger[request_id]
+        phase = int(request.first_token_s >= 0.0)
+        if entry.doing == WAITS:
+            _charge_wait(cluster, clock, request_id, now_ns, 1)
+            entry.cached = request.processed
+            entry.doing, entry.last_ns = RUNS, now_ns
+        if entry.moved == 0 and request.landed_s >= 0.0:
+            _book_move(cluster, request_id, now_ns)
+        if entry.restarts != request.num_restarts:
+            cluster.parts_ns[request_id, phase, PREEMPTED] += now_ns - entry.last_ns
+            entry.restarts, entry.last_ns = request.num_restarts, now_ns
+        if slowed > 0 and flight.prefill_tokens > 0 and request.processed <= request.prefill_tokens:
+            entry.inflicted_ns += slowed * cluster.flight_tokens[r, position, i] // flight.prefill_tokens
+
+
+@inner
+def _book_move(cluster: Cluster, request_id: int, now_ns: int) -> None:
+    """A request was prefilled elsewhere: it waited for blocks here, its KV moved, an iteration was under way."""
+    request, entry = cluster.requests[request_id], cluster.ledger[request_id]
+    had_token = request.first_token_s >= 0.0 and request.first_token_s < request.landed_s
+    parts = cluster.parts_ns[request_id, int(had_token)]
+    moving_ns, landed_ns = nanoseconds(request.moving_s), nanoseconds(request.landed_s)
+    parts[KV_FULL] += moving_ns - entry.last_ns
+    parts[TRANSFER] += landed_ns - moving_ns
+    cluster.parts_ns[request_id, int(request.first_token_s >= 0.0), ITERATION] += now_ns - landed_ns
+    entry.last_ns, entry.moved = now_ns, 1
+
+
+@inner
+def _all_stages_s(tables: IterationTables, row: int, num_stages: int, shape: Shape, group_tokens: int) -> float:
+    seconds = 0.0
+    for stage in range(num_stages):
+        seconds += stage_s(tables, row + stage, shape, group_tokens)
+    return seconds
+
+
+@inner
+def _divide(cluster: Cluster, tables: IterationTables, r: int, position: int, shape: Shape, group_tokens: int) -> None:
+    """The columns of one iteration: what a decode in it would take alone with an empty context, and what it takes more:
+    for prefills, for other decodes, for contexts (its own included), in the pipeline, for the host, for stragglers."""
+    state, clock, columns = cluster.replicas[r], cluster.clocks[r], cluster.flight_ns[r, position]
+    own_s = cluster.flights[r, position].gpu_s
+    first_s = own_s if state.num_stages == 1 else stage_s(tables, state.row, shape, group_tokens)
+    host_s = with_host_s(tables, state.row, first_s, shape) - first_s
+    busy_s = 0.0
+    for stage in range(state.num_stages):
+        busy_s += cluster.stage_end_s[r, position, stage] - cluster.stage_start_s[r, position, stage]
+    gpu_s, row, stages = own_s, clock[REFERENCE_ROW], clock[REFERENCE_STAGES]
+    if row != state.row:
+        gpu_s = min(own_s, _all_stages_s(tables, row, stages, shape, group_tokens))
+    decodes_s = gpu_s
+    if shape.decodes > 0 and shape.chunks_squared > 0.0:
+        tokens = shape.decodes * (1 + state.num_speculative)
+        only = Shape(tokens, tokens, 0.0, 0.0, shape.decodes, shape.decode_kv, shape.decode_kv_max)
+        decodes_s = min(gpu_s, _all_stages_s(tables, row, stages, only, tokens))
+    total_s = cluster.flights[r, position].end_s - cluster.flights[r, position].start_s
+    alone_ns = cluster.floor_ns[row, 1]
+    columns[DECODE_PREFILLS - _METER] = nanoseconds(gpu_s - decodes_s)
+    columns[DECODE_BATCH - _METER] = cluster.floor_ns[row, shape.decodes] - alone_ns if shape.decodes > 0 else 0
+    columns[DECODE_TURN - _METER] = 0
+    columns[PIPELINE - _METER] = max(0, nanoseconds(total_s - busy_s))
+    columns[HOST - _METER] = nanoseconds(host_s)
+    columns[STRAGGLER - _METER] = max(0, nanoseconds(busy_s - gpu_s - host_s))
+    columns[DECODE_ALONE - _METER] = alone_ns
+    columns[DECODE_CONTEXTS - _METER] = 0
+    rest = nanoseconds(cluster.flights[r, position].end_s) - nanoseconds(cluster.flights[r, position].start_s)
+    for i in range(NUM_PARTS - _METER):
+        rest -= columns[i]
+    columns[DECODE_CONTEXTS - _METER] = rest
+
+
+# The end of a batch.
+
+
+@inner
+def end_batch(cluster: Cluster, r: int, position: int) -> None:
+    """Advance the clock of decodes by a batch that ends, and let those leave whose last token it is. To be called
+    before anything else is done about that end."""
+    state, flight, clock = cluster.replicas[r], cluster.flights[r, position], cluster.clocks[r]
+    start_ns, end_ns = nanoseconds(flight.start_s), nanoseconds(flight.end_s)
+    only_prefills = flight.decodes == 0 and flight.prefill_tokens > 0
+    if state.num_stepping > 0:
+        if flight.num_stepping > 0:
+            clock[DECODE_TURN] += start_ns - clock[DECODED_UNTIL]
+            for i in range(NUM_PARTS - _METER):
+                clock[_METER + i] += cluster.flight_ns[r, position, i]
+        else:
+            clock[DECODE_PREFILLS if only_prefills else DECODE_TURN] += end_ns - clock[DECODED_UNTIL]
+    clock[DECODED_UNTIL] = end_ns
+    if only_prefills:
+        clock[PREFILL_ONLY] += end_ns - start_ns
+    if flight.num_stepping > 0 and state.steps + 1 >= state.next_finish:
+        for i in range(state.num_stepping):
+            if cluster.stepping[r, i, DUE] <= state.steps + 1:
+                _leave(cluster, r, cluster.stepping[r, i, ID], state.steps + 1)
+
+
+@inner
+def join(cluster: Cluster, r: int, request_id: int) -> None:
+    """A request begins to step with the others, at the end of a batch."""
+    request, parts = cluster.requests[request_id], cluster.parts_ns[request_id, AFTER]
+    for part in range(_METER, NUM_PARTS):
+        parts[part] -= cluster.clocks[r, part]
+    cluster.ledger[request_id].kv = request.processed
+    cluster.ledger[request_id].doing = STEPS
+
+
+@inner
+def _leave(cluster: Cluster, r: int, request_id: int, steps: int) -> None:
+    """A request ends to step with the others, after so many steps of the replica."""
+    request, entry, parts = (
+        cluster.requests[request_id],
+        cluster.ledger[request_id],
+        cluster.parts_ns[request_id, AFTER],
+    )
+    clock = cluster.clocks[r]
+    for part in range(_METER, NUM_PARTS):
+        parts[part] += clock[part]
+    sums = cluster.context_ns[clock[REFERENCE_ROW]]
+    length = max(request.processed, request.prefill_tokens)  # The latter if it has just been pre-empted.
+    own = sums[length + steps - request.joined] - sums[entry.kv]
+    parts[DECODE_ALONE] += own
+    parts[DECODE_CONTEXTS] -= own
+    entry.doing, entry.last_ns, entry.prefill_only_ns = RUNS, clock[DECODED_UNTIL], clock[PREFILL_ONLY]
+
+
+@inner
+def leave_all(cluster: Cluster, r: int, count: int) -> None:
+    """The first `count` that stepped together are no longer one."""
+    for i in range(count):
+        _leave(cluster, r, cluster.stepping[r, i, ID], cluster.replicas[r].steps)
+
+
+@inner
+def end_member(cluster: Cluster, tables: IterationTables, r: int, position: int, i: int) -> None:
+    """Book a batch for one that was in it by itself; to be called before its tokens are counted."""
+    flight, clock, columns = cluster.flights[r, position], cluster.clocks[r], cluster.flight_ns[r, position]
+    request_id, tokens = cluster.flight_requests[r, position, i], cluster.flight_tokens[r, position, i]
+    request, entry = cluster.requests[request_id], cluster.ledger[request_id]
+    phase = int(request.first_token_s >= 0.0)
+    parts = cluster.parts_ns[request_id, phase]
+    start_ns, end_ns = nanoseconds(flight.start_s), nanoseconds(flight.end_s)
+    gap = start_ns - entry.last_ns
+    entry.last_ns = end_ns
+    if request.processed > request.prefill_tokens:
+        behind = min(gap, clock[PREFILL_ONLY] - entry.prefill_only_ns)
+        parts[DECODE_PREFILLS] += behind
+        parts[PIPELINE if cluster.replicas[r].num_stages > 1 else DECODE_TURN] += gap - behind
+        for k in range(NUM_PARTS - _METER):
+            parts[_METER + k] += columns[k]
+        sums = cluster.context_ns[clock[REFERENCE_ROW]]
+        own = sums[request.processed + 1] - sums[request.processed]
+        parts[DECODE_ALONE] += own
+        parts[DECODE_CONTEXTS] -= own
+    else:
+        rest = end_ns - start_ns
+        for part in range(PIPELINE, NUM_PARTS):
+            parts[part] += columns[part - _METER]
+            rest -= columns[part - _METER]
+        is_first = request.num_restarts == 0 and parts[PREFILL_ALONE] == 0
+        parts[PREFILL_OTHERS if is_first else RECOMPUTED] += rest
+        parts[PIPELINE if cluster.replicas[r].num_stages > 1 else PREFILL_OTHERS] += gap
+        if phase == 0 and parts[PREFILL_ALONE] == 0 and request.processed + tokens == request.prefill_tokens:
+            _find_alone(cluster, tables, r, request_id, parts)
+    entry.prefill_only_ns = clock[PREFILL_ONLY]
+
+
+@inner
+def _find_alone(cluster: Cluster, tables: IterationTables, r: int, request_id: int, parts: Any) -> None:
+    """The first prefill is complete: of its time, so much it would have taken alone."""
+    state, clock, request = cluster.replicas[r], cluster.clocks[r], cluster.requests[request_id]
+    most = request.prompt_tokens
+    if clock[CHUNKS] != 0:
+        most = min(most, state.max_chunk_tokens, state.max_batch_tokens)
+    done, alone_s = cluster.ledger[request_id].cached, 0.0
+    while done < request.prompt_tokens:
+        chunk = min(most, request.prompt_tokens - done)
+        shape = Shape(chunk, 1, float(chunk) * chunk, float(chunk) * done, 0, 0.0, 0.0)
+        alone_s += _all_stages_s(tables, clock[REFERENCE_ROW], clock[REFERENCE_STAGES], shape, chunk)
+        done += chunk
+    left = nanoseconds(alone_s)
+    for part in (PREFILL_OTHERS, RECOMPUTED):
+        taken = min(left, parts[part])
+        parts[part] -= taken
+        parts[PREFILL_ALONE] += taken
+        left -= taken
+
+
+# What a decode takes.
+
+
+@jit
+def tabulate(tables: IterationTables, row: int, num_stages: int, per_decode: int, floor_ns: Ints, sums: Ints) -> None:
+    """Fill in what decodes of one kind of replica take: `Cluster.floor_ns` and `Cluster.context_ns`, one row each."""
+    for decodes in range(1, floor_ns.size):
+        tokens = decodes * per_decode
+        if tokens < tables.token_s.shape[1] and tokens < tables.sequence_s.shape[1]:
+            shape = Shape(tokens, tokens, 0.0, 0.0, decodes, 0.0, 0.0)
+            floor_ns[decodes] = nanoseconds(_all_stages_s(tables, row, num_stages, shape, tokens))
+        else:
+            floor_ns[decodes] = floor_ns[decodes - 1]
+    for kv in range(sums.size - 1):
+        shape = Shape(per_decode, per_decode, 0.0, 0.0, 1, float(kv), float(kv))
+        alone_s = _all_stages_s(tables, row, num_stages, shape, per_decode)
+        sums[kv + 1] = sums[kv] + nanoseconds(alone_s) - floor_ns[1]
