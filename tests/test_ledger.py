@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import test_fleet
 from gnomon.core.config import build, load
 from gnomon.serving import ledger
 from gnomon.serving.parts import NAMES, PARTS, Accounts, accounts
@@ -76,6 +77,13 @@ def test_parts_add_up_where_prefill_and_decode_are_apart(first_token: str, block
 def test_parts_add_up_with_classes_of_users(policy: str) -> None:
     workload = {"rate": 30.0, "classes": [{"name": "chat", "share": 0.5}, {"name": "batch", "share": 0.5}]}
     check(scenario(batching={"policy": policy, "max_sequences": 4}, workload=workload))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_parts_add_up_in_a_fleet_in_which_much_goes_wrong(seed: int) -> None:
+    setup = test_fleet.trouble(seed).scenario
+    found = check(setup)
+    assert found.parts_ns[:, :, ledger.OUTAGE].sum() > 0 and found.parts_ns[:, :, ledger.STRAGGLER].sum() > 0
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from gnomon.core.arrays import Ints
+from gnomon.core.borrow import borrow
 from gnomon.core.jit import inner, jit
 from gnomon.serving.state import FAULT, Cluster, replica_view
 from gnomon.serving.stepping import DUE, ID
@@ -49,7 +50,7 @@ BEFORE, AFTER = range(2)
 """Of the first token: the two rows of an account."""
 
 # What a request is doing, as far as its account knows.
-UNKNOWN, WAITS, RUNS, STEPS = range(4)
+UNKNOWN, WAITS, RUNS, STEPS, LOST = range(5)
 
 ENTRY = np.dtype(
     [
@@ -80,9 +81,23 @@ def nanoseconds(seconds: float) -> int:
 def arrive(cluster: Cluster, r: int, request_id: int) -> None:
     """A request joins the queue of replica `r`: from here on it waits for what the others wait for."""
     entry, clock = cluster.ledger[request_id], cluster.clocks[r]
+    if entry.doing != UNKNOWN:  # It comes from a replica that went away, and pays for the detour when it runs again.
+        if entry.doing == WAITS:
+            _forget(cluster, request_id)
+        entry.doing = LOST
+        return
     entry.first_ns = entry.last_ns = nanoseconds(cluster.requests[request_id].arrival_s)
     entry.doing = WAITS
     _charge_wait(cluster, clock, request_id, entry.last_ns, -1)
+
+
+@inner
+def _forget(cluster: Cluster, request_id: int) -> None:
+    """Nothing is booked for a request yet."""
+    for part in range(NUM_PARTS):
+        cluster.parts_ns[request_id, BEFORE, part] = 0
+        cluster.parts_ns[request_id, AFTER, part] = 0
+    cluster.ledger[request_id].last_ns = cluster.ledger[request_id].first_ns
 
 
 @inner
@@ -148,6 +163,9 @@ def take_off(cluster: Cluster, tables: IterationTables, r: int, position: int, s
             _charge_wait(cluster, clock, request_id, now_ns, 1)
             entry.cached = request.processed
             entry.doing, entry.last_ns = RUNS, now_ns
+        if entry.doing == LOST:
+            cluster.parts_ns[request_id, phase, OUTAGE] += now_ns - entry.last_ns
+            entry.doing, entry.last_ns = RUNS, now_ns
         if entry.moved == 0 and request.landed_s >= 0.0:
             _book_move(cluster, request_id, now_ns)
         if entry.restarts != request.num_restarts:
@@ -211,6 +229,23 @@ def _divide(cluster: Cluster, tables: IterationTables, r: int, position: int, sh
     for i in range(NUM_PARTS - _METER):
         rest -= columns[i]
     columns[DECODE_CONTEXTS - _METER] = rest
+
+
+@jit
+def lose(cluster: Cluster, ids: Ints, keeps_tokens: bool) -> None:
+    """The replica of these requests has died: book what they had until then, or, if their tokens are lost, forget it.
+    To be called before their records are changed."""
+    lent = borrow(cluster)
+    for request_id in ids:
+        entry, r = lent.ledger[request_id], lent.requests[request_id].replica
+        if entry.doing == STEPS:
+            _leave(lent, r, request_id, lent.replicas[r].steps)
+        elif entry.doing == WAITS:
+            entry.last_ns = max(entry.last_ns, lent.clocks[r, SINCE])
+            _charge_wait(lent, lent.clocks[r], request_id, entry.last_ns, 1)
+        if not keeps_tokens:
+            _forget(lent, request_id)
+        entry.doing = LOST
 
 
 # The end of a batch.

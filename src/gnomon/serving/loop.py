@@ -433,6 +433,8 @@ def _coast(cluster: Cluster, tables: IterationTables, log: Log, r: int, until: f
     needed = cluster.growth[r, (steps + 1) % block_size]
     while end_s < until and budget > 0 and steps + 1 < state.next_finish and needed + 1 <= free:
         # The end of the step in flight.
+        if cluster.ledger.size > 0:
+            ledger.end_batch(cluster, r, 0)
         log_gap(log, end_s - last_s, count)
         state.free_blocks = free
         if (state.num_iterations - 1) & (log.used[3] - 1) == 0:
@@ -450,7 +452,8 @@ def _coast(cluster: Cluster, tables: IterationTables, log: Log, r: int, until: f
         state.peak_blocks = max(state.peak_blocks, state.num_blocks - free)
         kv, kv_max = float(step_kv), float(longest)
         shape = Shape(count, count, 0.0, 0.0, count, kv, kv_max)
-        seconds = with_host_s(tables, row, fixed_s + attention_s(tables, row, shape), shape)
+        gpu_s = fixed_s + attention_s(tables, row, shape)
+        seconds = with_host_s(tables, row, gpu_s, shape)
         seconds = seconds + seconds * state.slowdown
         start_s = end_s
         end_s = start_s + seconds
@@ -471,6 +474,9 @@ def _coast(cluster: Cluster, tables: IterationTables, log: Log, r: int, until: f
         flight.start_s = start_s
         flight.end_s = end_s
         flight.decode_kv = kv
+        if cluster.ledger.size > 0:
+            flight.gpu_s = gpu_s
+            ledger.take_off(cluster, tables, r, 0, shape, count)
         budget -= 1
         needed = cluster.growth[r, (steps + 1) % block_size]
     done = steps - state.steps

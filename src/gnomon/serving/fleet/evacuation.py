@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from gnomon.core.arrays import Ints
+from gnomon.serving.ledger import lose
 from gnomon.serving.migration import empty
 from gnomon.serving.state import IN_FLIGHT, NONE, NOT_ARRIVED, RUNNING, WAITING, Cluster
 from gnomon.serving.stepping import ID
@@ -24,14 +25,16 @@ def evacuate(cluster: Cluster, ranks: range, keeps_tokens: bool) -> Ints:
     """Take all requests from a frozen replica; returns them in order of arrival. They have not arrived anywhere, and go
     on from the tokens they have, or start over. The replica is empty, and so is its prefix cache."""
     q = cluster.requests
+    is_here = (q.replica >= ranks.start) & (q.replica < ranks.stop)
+    ids = np.flatnonzero(is_here & np.isin(q.status, (WAITING, RUNNING, IN_FLIGHT)))
+    if cluster.ledger.size:
+        lose(cluster, ids, keeps_tokens)
     for r in ranks:
         state = cluster.replicas[r]
         members = cluster.stepping[r, : state.num_stepping, ID]
         done = state.steps - q.joined[members]
         q.processed[members] += done
         q.last_token_s[members] = np.where(done > 0, state.last_step_s, q.last_token_s[members])
-    is_here = (q.replica >= ranks.start) & (q.replica < ranks.stop)
-    ids = np.flatnonzero(is_here & np.isin(q.status, (WAITING, RUNNING, IN_FLIGHT)))
     if keeps_tokens:
         q.prefill_tokens[ids] = np.maximum(q.prefill_tokens[ids], q.processed[ids])
     else:
