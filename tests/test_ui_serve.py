@@ -52,6 +52,19 @@ def test_a_slider_changes_the_plot_and_the_address(tab: Tab) -> None:
     assert tab.traces("serve-plot-ttft") == after
 
 
+def test_a_click_on_a_curve_tells_a_requests_story(tab: Tab) -> None:
+    tab.open(SMALL)
+    assert "Click a point" in tab.text("serve-story")
+    box = tab.page.locator("#serve-plot-e2e .nsewdrag").bounding_box()
+    tab.page.mouse.move(box["x"] + 0.3 * box["width"], box["y"] + 0.3 * box["height"])
+    tab.page.wait_for_timeout(300)
+    tab.page.mouse.click(box["x"] + 0.3 * box["width"], box["y"] + 0.3 * box["height"])
+    tab.page.wait_for_timeout(300)
+    tab.idle()
+    said = tab.text("serve-story")
+    assert "end to end" in said and "alone on its replica" in said and "nanoseconds" in said
+
+
 def test_the_curve_rises_to_a_capacity(tab: Tab) -> None:
     tab.open("/serve?requests=3000&rate=20&curve=ttft")
     median, tail = tab.traces("serve-plot-curve")

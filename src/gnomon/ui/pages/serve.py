@@ -20,6 +20,7 @@ from gnomon.ui.controls import Choice, Control, Hidden, Number, Slider, Text, se
 from gnomon.ui.foreign import MAX_REQUESTS
 from gnomon.ui.pages import serve_answers as answers
 from gnomon.ui.pages import serve_pins as pins
+from gnomon.ui.pages.serve_story import HINT, story
 from gnomon.ui.scenarios import OTHER, to_values
 from gnomon.ui.site_page import Page
 from gnomon.ui.turns import Stale
@@ -98,6 +99,7 @@ def body(state: dict[str, Any]) -> list[Component]:
         _top(),
         html.Div(id=PAGE.id("figures"), className="serve-figures"),
         blocks.section("Latency", blocks.plots(*latency, curve)),
+        blocks.section("Why", html.Div(html.P(HINT, className="more"), id=PAGE.id("story"), **{"aria-live": "polite"})),
         html.Div(id=PAGE.id("comparison")),
         blocks.section("Over time", blocks.plots(*over_time)),
         blocks.section("Copy", html.Div(id=PAGE.id("copies"), className="copies")),
@@ -111,6 +113,7 @@ def body(state: dict[str, Any]) -> list[Component]:
 def register(app: Dash) -> None:
     """Answer every change."""
     _register_answers(app)
+    _register_story(app)
     _register_pins(app)
     _register_upload(app)
 
@@ -220,6 +223,32 @@ def _register_answers(app: Dash) -> None:
             return answers.draw_curve(PAGE, raw, view)
         except GnomonError:
             return blocks.blank(300, "There is no curve for these requests.")
+        except Stale:
+            return no_update
+
+
+def _register_story(app: Dash) -> None:
+    """A click on a latency's curve tells the story of a request that took so long."""
+
+    @callback(
+        app,
+        output=Output(PAGE.id("story"), "children"),
+        inputs={"clicked": {name: Input(PAGE.id("plot", name), "clickData") for name in LATENCIES}},
+        state={
+            "raw": {one.name: State(PAGE.id(one.name), "value") for one in PAGE.controls},
+            "view": State(PAGE.id("view"), "data"),
+        },
+        prevent_initial_call=True,
+    )
+    def tell(clicked: dict[str, Any], raw: dict[str, Any], view: str) -> Any:
+        name = next((one for one in LATENCIES if ctx.triggered_id == PAGE.id("plot", one)), None)
+        point = (clicked.get(name) or {}).get("points") if name else None
+        if not point:
+            return no_update
+        try:
+            return story(PAGE, raw, view, name, float(point[0]["y"]))
+        except GnomonError as error:
+            return html.P(str(error), className="more")
         except Stale:
             return no_update
 
