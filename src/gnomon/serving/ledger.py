@@ -87,6 +87,9 @@ def arrive(cluster: Cluster, r: int, request_id: int) -> None:
         entry.doing = LOST
         return
     entry.first_ns = entry.last_ns = nanoseconds(cluster.requests[request_id].arrival_s)
+    if cluster.requests[request_id].loaded_s >= 0.0:  # KV that a lower tier held came first.
+        entry.last_ns = nanoseconds(cluster.requests[request_id].loaded_s)
+        cluster.parts_ns[request_id, BEFORE, TIER] = entry.last_ns - entry.first_ns
     entry.doing = WAITS
     _charge_wait(cluster, clock, request_id, entry.last_ns, -1)
 
