@@ -10,7 +10,8 @@ NAMES = (
     *(
         "start",
         "tables",
-        "serving", "explain",
+        "serving",
+        "explain",
         "pools",
         "fleet",
         "routing",
