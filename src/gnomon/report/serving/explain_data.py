@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -11,9 +11,6 @@ import polars as pl
 from gnomon.report.serving import explain_text as words
 from gnomon.serving.explain import Slow, delayed_by, waited_behind
 from gnomon.serving.parts import NAMES, Accounts
-
-if TYPE_CHECKING:
-    from gnomon.api.explain import Explanation
 
 
 def part_frame(accounts: Accounts) -> pl.DataFrame:
@@ -28,7 +25,7 @@ def part_frame(accounts: Accounts) -> pl.DataFrame:
     return pl.DataFrame({name: np.ascontiguousarray(values) for name, values in columns.items()})
 
 
-def explanation_data(given: Explanation) -> dict[str, Any]:
+def explanation_data(given: Any) -> dict[str, Any]:
     """Everything that the text says, as nested plain data."""
     accounts, summary = given.accounts, given.simulation.summary
     data: dict[str, Any] = {"sentences": given.sentences, "metric": given.metric, "note": given.note}
