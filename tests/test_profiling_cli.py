@@ -17,6 +17,7 @@ from gnomon import catalog  # noqa: E402
 from gnomon.core.errors import DataError  # noqa: E402
 from gnomon.measure.profiling import bundle, collectives, overhead, quality  # noqa: E402
 from gnomon.timing import TimingConfig, iteration_tables  # noqa: E402
+from gnomon.timing.host import COLUMNS  # noqa: E402
 from gnomon.timing.sources import shipped_profile  # noqa: E402
 from gnomon.verify import h200  # noqa: E402
 
@@ -83,6 +84,11 @@ def test_host_time_is_a_constant_and_a_part_per_sequence(tmp_path: Path) -> None
     assert json.loads((tmp_path / "manifest.json").read_text())["device"] == "h200"
 
 
+def _filled_up(*values: float) -> list[float]:
+    """The entries of a phase's host time that differ from 0, which are the first ones."""
+    return [*values, *[0.0] * (COLUMNS - len(values))]
+
+
 def test_host_rows_of_a_bundle_are_used(tmp_path: Path) -> None:
     """They were written and never read."""
     rows = {
@@ -100,9 +106,9 @@ def test_host_rows_of_a_bundle_are_used(tmp_path: Path) -> None:
             catalog.model("llama-3-8b"), catalog.device("h200"), catalog.Parallelism(), config=config, **sizes
         ).tables.host_s
 
-    assert host()[0, 1] == pytest.approx([298e-6, 2e-6, 0, 0, 0, 0, 0])
-    assert host()[0, 0] == pytest.approx([298e-6, 2e-6, 0, 0, 0, 0, 0.02])
-    assert host(host={"per_iteration_s": 1e-3})[0, 0] == pytest.approx([1e-3, 0, 0, 0, 0, 0, 0]), "the scenario wins"
+    assert host()[0, 1] == pytest.approx(_filled_up(298e-6, 2e-6))
+    assert host()[0, 0] == pytest.approx(_filled_up(298e-6, 2e-6, 0, 0, 0, 0, 0.02))
+    assert host(host={"per_iteration_s": 1e-3})[0, 0] == pytest.approx(_filled_up(1e-3)), "the scenario wins"
     rows["host"] = {("schedule", 1): (100e-6, 0.0), ("sample", 1): (50e-6, 0.0)}
     bundle.write(tmp_path, rows, {"device": "h200"})
     assert host()[0, 1, 0] == pytest.approx(150e-6), "the parts together"

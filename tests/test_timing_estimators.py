@@ -36,6 +36,8 @@ POINTS = plane([1, 2, 4, 8, 16, 32, 64], [64 * i for i in range(1, 40)])
 @pytest.mark.parametrize("name", estimator_names())
 def test_every_estimator_learns_a_straight_line(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GNOMON_CACHE", str(tmp_path))
+    few = {"n_estimators": (100,), "max_depth": (8, 16), "min_samples_split": (2,)}
+    monkeypatch.setattr("gnomon.timing.estimators.forest.SETTINGS", few)
     x = np.arange(1.0, 400.0)[:, None]
     y = 1e-5 + 2e-7 * x[:, 0]
     made = estimator(name)(None).fit(x, y)

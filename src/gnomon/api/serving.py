@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
+from importlib import import_module
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,6 @@ from gnomon.workload.slo import SloConfig
 if TYPE_CHECKING:
     import polars as pl
 
-    from gnomon.api.explain import Explanation
     from gnomon.core.arrays import Floats
     from gnomon.report.blocks import Block
     from gnomon.search.headroom import Headroom
@@ -54,6 +54,11 @@ _MOST_TO_REPEAT = 50_000
 """Requests of a run that is simulated again for the section of its report that says why."""
 
 ScenarioLike = Scenario | Mapping[str, Any] | str | Path | None
+
+
+def _explaining() -> Any:
+    """`gnomon.api.explain`, which builds on this module and is therefore looked up when it is asked for."""
+    return import_module("gnomon.api.explain")
 
 
 def scenario(given: ScenarioLike = None, **overrides: Any) -> Scenario:
@@ -226,12 +231,10 @@ class Simulation(Result):
         metric: Metric = "e2e",
         advice: bool = True,
         on_progress: Progress | None = None,
-    ) -> Explanation:
-        """Why the requests from a percentile of a latency on are slow, or the story of one request; with `advice` what
-        would help and what limits, each really simulated."""
-        from gnomon.api.explain import explain_simulation
-
-        return explain_simulation(
+    ) -> Any:
+        """An `Explanation`: why the requests from a percentile of a latency on are slow, or the story of one request;
+        with `advice` what would help and what limits, each really simulated."""
+        return _explaining().explain_simulation(
             self, request=request, percentile=percentile, metric=metric, advice=advice, on_progress=on_progress
         )
 
@@ -255,10 +258,8 @@ class Simulation(Result):
 
     def _explained_run(self) -> Run:
         """The run with accounts of every request's time, for the report; a large one only if they were kept."""
-        from gnomon.api.explain import explained
-
         small = self.run.cluster.requests.size <= _MOST_TO_REPEAT
-        return explained(self).run if small else self.run
+        return _explaining().explained(self).run if small else self.run
 
 
 @dataclass(frozen=True, eq=False)

@@ -42,15 +42,18 @@ def _cached(dispatcher: F, function: Callable[..., Any]) -> F:
 
 @contextmanager
 def function_arguments() -> Iterator[None]:
-    """Allow compiled functions to be passed to compiled functions, which Numba warns is experimental."""
+    """Allow compiled functions to be passed to compiled functions, which Numba warns is experimental.
+
+    Filters of warnings belong to the whole process: one that was taken back at the end would be taken from under other
+    threads.
+    """
     if not ENABLED:
         yield
         return
     from numba.core.errors import NumbaExperimentalFeatureWarning
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", NumbaExperimentalFeatureWarning)
-        yield
+    warnings.simplefilter("ignore", NumbaExperimentalFeatureWarning)
+    yield
 
 
 _LISTENING = threading.local()

@@ -25,6 +25,7 @@ from gnomon.core.errors import DataError, UnknownNameError
 from gnomon.core.files import written_whole
 from gnomon.core.streams import stream
 from gnomon.routing.config import RouteConfig
+from gnomon.routing.domain import filled_up
 from gnomon.serving.routers import ROUTERS
 from gnomon.serving.routers.observation import ADDED_VS, FEATURES, SCHEMA_HASH
 
@@ -53,12 +54,6 @@ class Demos:
 
     def __len__(self) -> int:
         return len(self.rows)
-
-
-def filled_up(array: Any, num_replicas: int) -> Any:
-    """An array by environment and replica with zeros for replicas that its fleet does not have."""
-    more = num_replicas - array.shape[1]
-    return np.pad(array, [(0, 0), (0, more), *[(0, 0)] * (array.ndim - 2)]) if more else array
 
 
 def joined(parts: list[Demos]) -> Demos:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
@@ -116,6 +116,12 @@ class Episode:
     """Arrivals before the first decision."""
     alone_s: float
     """Latency of the mean request alone on the fastest replica: the unit of rewards."""
+
+
+def filled_up(array: Any, num_replicas: int) -> Any:
+    """An array by environment and replica with zeros for replicas that its fleet does not have."""
+    more = num_replicas - array.shape[1]
+    return np.pad(array, [(0, 0), (0, more), *[(0, 0)] * (array.ndim - 2)]) if more else array
 
 
 class Traffic(Protocol):

@@ -11,8 +11,7 @@ from gnomon.core.arrays import Floats
 from gnomon.core.streams import stream
 from gnomon.routing.compare import find_scenario
 from gnomon.routing.config import RouteConfig
-from gnomon.routing.demos import filled_up
-from gnomon.routing.domain import DomainConfig, Traffic
+from gnomon.routing.domain import DomainConfig, Traffic, filled_up
 from gnomon.routing.environment import VectorClusters
 from gnomon.routing.traffic import ScenarioTraffic
 

@@ -5,19 +5,16 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from gnomon.cli.measure.profile_import import command as import_command
 from gnomon.cli.measure.profile_own import command as own_command
-from gnomon.cli.measure.reading import degrees_of, readable
+from gnomon.cli.measure.reading import degrees_of, readable, shapes_of
 from gnomon.cli.printing import json_option, print_rows
 from gnomon.core.errors import ConfigError, GnomonError, MissingExtraError
 from gnomon.core.files import write_text
-
-if TYPE_CHECKING:
-    from gnomon.measure.profiling.shapes import Shapes
 
 models_option = click.option(
     "--models", default="llama-3-8b", show_default=True, help="Names or config.json, by commas."
@@ -177,51 +174,6 @@ def quality(bundle: Path, as_json: bool) -> None:
 
 command.add_command(import_command)
 command.add_command(own_command, "own")
-
-
-def shapes_of(models: list[str], degrees: list[int], dtype: str = "bf16") -> Shapes:
-    """The shapes of one rank of every model at every degree it allows, each once."""
-    from gnomon import catalog
-    from gnomon.measure.profiling.shapes import Shapes
-    from gnomon.timing.operators import Communication, Elementwise, Experts, Gemm, Prefill, stage_operators
-    from gnomon.timing.sources.profile.samples import shape_keys
-
-    found: dict[str, dict[Any, None]] = {k: {} for k in ("gemm", "head", "elementwise", "attention", "moe")}
-    head_dims = set()
-    for name in models:
-        model = catalog.model(name)
-        head_dims.add(model.head_dim)
-        for degree in degrees:
-            if degree not in catalog.tensor_degrees(model):
-                continue
-            for one in stage_operators(model, catalog.Parallelism(tensor_parallel=degree), dtype=dtype):
-                if isinstance(one.work, Communication):
-                    continue  # `gnomon profile collectives` measures them by their bytes.
-                key = shape_keys(one)[0]
-                match one.work:
-                    case Gemm():
-                        found["head" if one.kind == "sequence" else "gemm"][key[1:]] = None
-                    case Elementwise() if not one.is_fused:
-                        found["elementwise"][key] = None
-                    case Prefill() if len(key) == 4:
-                        found["attention"][key[1:]] = None
-                    case Experts():
-                        found["moe"][key[1:]] = None
-    if len(head_dims) > 1:
-        raise ConfigError(
-            f"models with head dimensions {sorted(head_dims)} in one bundle.", fix="Profile them one by one."
-        )
-    return Shapes(
-        dtype=dtype,
-        head_dim=head_dims.pop(),
-        models=[catalog.model(name).name for name in models],
-        tensor_parallel=degrees,
-        gemm=list(found["gemm"]),
-        head=list(found["head"]),
-        elementwise=list(found["elementwise"]),
-        attention=list(found["attention"]),
-        moe=list(found["moe"]),
-    )
 
 
 def _profiler() -> tuple[Any, Any]:

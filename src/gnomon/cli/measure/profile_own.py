@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from gnomon.cli.measure.reading import degrees_of, readable
+from gnomon.cli.measure.reading import degrees_of, readable, shapes_of
 from gnomon.cli.progress import progress
 from gnomon.core.errors import ConfigError, DataError
 from gnomon.core.files import write_text
@@ -40,7 +40,6 @@ def command(
       gnomon profile own --answers answers.jsonl --device h200 --out my-engine
       gnomon simulate --device h200 --timing.source profile --timing.path my-engine
     """
-    from gnomon.cli.measure.profile import shapes_of
     from gnomon.measure.profiling import own
 
     if (kernels is None) + (plan_file is None) + (answers is None) != 2:

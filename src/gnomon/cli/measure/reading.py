@@ -1,4 +1,4 @@
-"""What the verbs of `gnomon profile` read: folders of measurements and lists of degrees."""
+"""What the verbs of `gnomon profile` read: folders of measurements, lists of degrees, and the shapes of models."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from gnomon.core.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from gnomon.measure.profiling.shapes import Shapes
 
 
 @contextmanager
@@ -36,3 +40,48 @@ def degrees_of(text: str) -> list[int]:
             f"cannot read {text[:100]!r}.", where="--tensor-parallel", fix="Give whole numbers from 1 on, e.g. 1,2,4,8."
         )
     return numbers
+
+
+def shapes_of(models: list[str], degrees: list[int], dtype: str = "bf16") -> Shapes:
+    """The shapes of one rank of every model at every degree it allows, each once."""
+    from gnomon import catalog
+    from gnomon.measure.profiling.shapes import Shapes
+    from gnomon.timing.operators import Communication, Elementwise, Experts, Gemm, Prefill, stage_operators
+    from gnomon.timing.sources.profile.samples import shape_keys
+
+    found: dict[str, dict[Any, None]] = {k: {} for k in ("gemm", "head", "elementwise", "attention", "moe")}
+    head_dims = set()
+    for name in models:
+        model = catalog.model(name)
+        head_dims.add(model.head_dim)
+        for degree in degrees:
+            if degree not in catalog.tensor_degrees(model):
+                continue
+            for one in stage_operators(model, catalog.Parallelism(tensor_parallel=degree), dtype=dtype):
+                if isinstance(one.work, Communication):
+                    continue  # `gnomon profile collectives` measures them by their bytes.
+                key = shape_keys(one)[0]
+                match one.work:
+                    case Gemm():
+                        found["head" if one.kind == "sequence" else "gemm"][key[1:]] = None
+                    case Elementwise() if not one.is_fused:
+                        found["elementwise"][key] = None
+                    case Prefill() if len(key) == 4:
+                        found["attention"][key[1:]] = None
+                    case Experts():
+                        found["moe"][key[1:]] = None
+    if len(head_dims) > 1:
+        raise ConfigError(
+            f"models with head dimensions {sorted(head_dims)} in one bundle.", fix="Profile them one by one."
+        )
+    return Shapes(
+        dtype=dtype,
+        head_dim=head_dims.pop(),
+        models=[catalog.model(name).name for name in models],
+        tensor_parallel=degrees,
+        gemm=list(found["gemm"]),
+        head=list(found["head"]),
+        elementwise=list(found["elementwise"]),
+        attention=list(found["attention"]),
+        moe=list(found["moe"]),
+    )

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from gnomon.core import units
-from gnomon.report.serving.figures import plot_layout
+from gnomon.report.serving.lines import plot_layout
 from gnomon.report.serving.operators import operator_frame
 from gnomon.serving.explain import Neighbour, Slow, by_cause, delayed_by, waited_behind
 from gnomon.serving.parts import CAUSES, Accounts, Metric
