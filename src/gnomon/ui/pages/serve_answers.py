@@ -22,7 +22,7 @@ from gnomon.ui.pages.serve_texts import figure_texts, texts
 from gnomon.ui.scenarios import to_scenario, to_values
 from gnomon.ui.serving import KEPT, simulated
 from gnomon.ui.site_page import Page
-from gnomon.ui.turns import Question
+from gnomon.ui.turns import Question, Stale
 
 Raw = Mapping[str, Any]
 OVER_TIME = ("queue", "kv")
@@ -43,18 +43,23 @@ def scenario_of(page: Page, raw: Raw) -> Scenario:
 
 
 def preview(page: Page, controls: Sequence[Control], raw: Raw, view: str, *, is_drawn: bool) -> dict[str, Any]:
-    """Key figures and, where `is_drawn`, the distributions of the first requests only: what a drag shows on its way."""
+    """Key figures and, where `is_drawn`, the distributions of the first requests only: what a drag shows on its way;
+    raises `Stale` where a newer question has come, such as that for the whole answer."""
     scenario = scenario_of(page, raw)
     count = scenario.workload.num_requests
     is_short = count is not None and count <= PREVIEW_REQUESTS
-    with Question(f"{view} preview").turn():
+    question = Question(f"{view} preview")
+    with question.turn():
         workload = scenario.workload.model_copy(update={"num_requests": PREVIEW_REQUESTS})
         result = simulated(scenario if is_short else scenario.model_copy(update={"workload": workload}))
     drawn = result.drawings
-    return {
+    answer = {
         "plots": {name: drawn[name] for name in LATENCIES} if is_drawn and not raw["pins"] else {},
         "texts": figure_texts(result, of=0 if is_short else PREVIEW_REQUESTS),
     }
+    if question.is_before(f"{view} latencies"):  # It would be shown over the whole answer.
+        raise Stale
+    return answer
 
 
 def draw_latencies(page: Page, controls: Sequence[Control], raw: Raw, view: str) -> dict[str, Any]:
