@@ -5,11 +5,14 @@ from __future__ import annotations
 import base64
 import shlex
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
+from pydantic import BaseModel
 
 pytest.importorskip("dash", reason="Dash is not installed (extra ui)")
 
+from gnomon.api.posttrain import Posttrain
 from gnomon.api.serving import simulate
 from gnomon.core.config import load
 from gnomon.core.errors import ConfigError, DataError, GnomonError
@@ -17,6 +20,7 @@ from gnomon.serving.scenario import Scenario
 from gnomon.ui import foreign, uploads
 from gnomon.ui.address import query_of, state_of
 from gnomon.ui.controls import Choices, ControlError, Number, Switch
+from gnomon.ui.foreign import check_is_data
 from gnomon.ui.pages.serve import CONTROLS, PAGE
 from gnomon.ui.pages.serve_answers import loaded
 from gnomon.ui.pages.serve_pins import MAX_PINS, pinned, states, with_pin, without_pin
@@ -197,9 +201,50 @@ def test_large_files_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         loaded("x.csv", as_upload(b"0" * 11))
 
 
-def test_a_link_runs_no_python_files() -> None:
-    with pytest.raises(ConfigError, match="no Python files"):
-        to_scenario(PAGE.read(state_of(PAGE.controls, "?scenario=router.file%3A+mine.py")))
+def keys_of_files(kind: type[BaseModel], prefix: str = "") -> list[str]:
+    """Dotted keys of all fields named `file`, in sections and in lists of sections, at any depth."""
+    found = [f"{prefix}file"] if "file" in kind.model_fields else []
+    for name, field in kind.model_fields.items():
+        inner = [one for one in _classes(field.annotation) if issubclass(one, BaseModel) and one is not kind]
+        found += [key for one in inner for key in keys_of_files(one, f"{prefix}{name}.")]
+    return found
+
+
+def _classes(annotation: Any) -> list[type]:
+    inner = [one for part in get_args(annotation) for one in _classes(part)]
+    return [annotation, *inner] if isinstance(annotation, type) and not inner else inner
+
+
+@pytest.mark.parametrize("key", sorted({*keys_of_files(Scenario), *keys_of_files(Posttrain)}))
+def test_a_link_runs_no_python_files(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No field named `file`, wherever it stands, loads code from a path; fields of data files are named one by one."""
+    monkeypatch.chdir(tmp_path)
+    *sections, last = key.split(".")
+    nested: Any = {last: "mine.py"}
+    for name in reversed(sections):
+        nested = {name: [nested] if name == "pools" else nested}
+    if key.endswith(("trace.file", "lengths.file")):
+        check_is_data({key: "mine.csv"})
+        return
+    for given in (
+        {key: "mine.py"},
+        {key.replace("_", "-"): "mine.py"},
+        nested,
+        {sections[0]: repr(nested[sections[0]])},
+    ):
+        with pytest.raises(ConfigError, match="no Python files"):
+            check_is_data(given)
+
+
+def test_a_link_runs_no_python_file_of_this_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.py").write_text("from pathlib import Path\nPath('ran').touch()")
+    monkeypatch.chdir(tmp_path)
+    for setting in ("router.file", "admission.file", "fleet.controller.file", "disaggregation.decider.file"):
+        with pytest.raises(ConfigError, match="no Python files"):
+            simulated(to_scenario(PAGE.read(state_of(PAGE.controls, f"?scenario={setting}%3A+mine.py"))))
+        with pytest.raises(ConfigError, match="no Python files"):
+            loaded("x.yaml", as_upload(f"{setting}: mine.py".encode()))
+    assert not (tmp_path / "ran").exists()
 
 
 def of_link(**state: str) -> Scenario:

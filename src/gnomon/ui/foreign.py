@@ -23,6 +23,8 @@ MAX_DRAFT_TOKENS = 32
 MOST = {"pipeline_parallel": 64, "tensor_parallel": 64, "max_sequences": 2**14, "block_size": 2**12,
         "max_batch_tokens": 2**18}  # fmt: skip
 """Other fields that arrays are sized by, wherever they stand in a scenario."""
+DATA_FILES = ("trace.file", "lengths.file")
+"""Fields named `file` that are read as data. Every other one names Python to run (routers, policies, ...)."""
 
 
 def check_is_data(given: Any, key: str = "") -> None:
@@ -30,7 +32,7 @@ def check_is_data(given: Any, key: str = "") -> None:
 
     `given` is what will be read as a configuration. It is looked at before that, because reading opens files.
     """
-    if key.endswith(("router.file", "batching.file")) and given is not None:
+    if key.rpartition(".")[2] == "file" and not key.endswith(DATA_FILES) and given is not None:
         raise ConfigError("a page runs no Python files.", where=key, fix="Use gnomon simulate.")
     match given:
         case dict():
