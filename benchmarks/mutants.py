@@ -5,8 +5,9 @@ python -m benchmarks.mutants --sample 200 --seed 0 [--module timing/communicatio
 Sources and tests are copied, and only the copy is changed. First the test files that TESTS names run once, to note
 which test calls which function, and for how long it runs. Each mutant then runs in a child of one process that has
 imported the libraries already, without compiled code (GNOMON_JIT=0): those tests that call its function, the quickest
-first, to the first failure, for a bounded time. Notes and results are kept in files, and a run goes on where the last
-one stopped.
+first, to the first failure, and no more of them than BUDGET_S seconds. Notes and results are kept in files: a run goes
+on where the last one stopped, and looks again at a survivor when its tests have changed. A mutant is drawn by the hash
+of what it changes, so that the sample stays nearly the same while other code changes.
 """
 
 from __future__ import annotations
@@ -16,16 +17,17 @@ import copy
 import hashlib
 import json
 import os
-import random
 import shutil
 import signal
 import sys
 import tempfile
 import time
 import traceback
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib import import_module
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -35,31 +37,23 @@ import pytest
 ROOT = Path(__file__).parent.parent
 SOURCES = ROOT / "src" / "gnomon"
 TESTS: dict[str, tuple[str, ...]] = {
-    "catalog/topology": ("timing_topology",),
-    "catalog/quantization": ("catalog_quantization", "timing_golden"),
-    "catalog/memory": ("catalog_memory", "timing_speculative"),
-    "catalog": (
-        "catalog",
-        "catalog_layers",
-        "catalog_memory",
-        "catalog_quantization",
-        "timing_golden",
-        "timing_topology",
-    ),
-    "timing/communication": ("timing_topology", "timing_roofline"),
-    "timing/operators": ("timing_golden", "timing_operators", "catalog_layers"),
-    "timing/passes": ("timing_passes",),
-    "timing/speculative": ("timing_speculative",),
+    "catalog": ("catalog", "catalog_layers", "catalog_memory", "catalog_published", "catalog_quantization",
+                "timing_golden", "timing_topology", "recorded_catalog"),
+    "timing/operators": ("timing_golden", "recorded_catalog", "timing_operators", "catalog_layers", "timing_families"),
+    "timing/passes": ("timing_passes", "recorded_pipeline"),
     "timing/estimators": ("timing_estimators", "timing_profile"),
     "timing/sources/profile": ("timing_profile", "timing_estimators", "timing_baking"),
     "timing/sources/silicon": ("timing_silicon",),
-    "timing/sources": ("timing_roofline", "timing_golden", "timing_baking", "timing_profile"),
-    "timing": ("timing_baking", "timing_golden", "timing_passes", "timing_speculative", "timing_profile", "front_end"),
-    "serving/policies": ("policy_decisions", "policy_options"),
-    "serving/routers": ("router_decisions", "learned_router"),
-    "search": ("search",),
-    "pipeline": ("pipeline_zoo", "pipeline_execution", "pipeline_study", "pipeline_sweep", "timing_passes"),
-}
+    "timing/sources": ("timing_roofline", "recorded_catalog", "timing_golden", "timing_baking", "timing_profile"),
+    "timing": ("timing_baking", "recorded_catalog",
+               "timing_golden", "timing_passes", "timing_speculative", "timing_profile", "front_end",
+               "timing_roofline", "timing_topology", "timing_operators", "intervals"),
+    "serving/policies": ("policy_decisions", "policy_options", "trtllm", "classes", "recorded_serving"),
+    "serving/routers": ("router_decisions", "learned_router", "recorded_serving"),
+    "search": ("search", "headroom", "search_disaggregated"),
+    "pipeline": ("pipeline_zoo", "pipeline_execution", "pipeline_study", "pipeline_sweep", "timing_passes", "explain",
+                 "recorded_pipeline"),
+}  # fmt: skip
 """Module (or folder) -> test files that matter for it; the most specific entry counts."""
 
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
@@ -71,6 +65,10 @@ OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
     ast.Mod: ast.Mult, ast.Pow: ast.Mult,
 }  # fmt: skip
 LONGEST_S = 300.0
+BUDGET_S = 20.0
+"""Seconds of the tests that a mutant is shown to."""
+NO_DECISIONS = ("strict", "frozen", "slots", "kw_only", "maxsize", "order", "repr", "compare")
+"""Arguments of `zip`, `dataclass`, `field` and `lru_cache` that no result depends on; they are left alone."""
 LIBRARIES = ("numba", "numpy", "polars", "pydantic", "pytest", "scipy.stats", "yaml")
 """Imported once, for all children."""
 
@@ -86,26 +84,38 @@ class Mutant:
     span: tuple[int, int]
     """First and last character in the file."""
     source: str
-    """Hash of the file."""
+    """Hash of the function it is in, or of the file."""
     function: str = ""
     """The function it is in (`Class.method`), or nothing."""
+    number: int = 0
+    """Which one, of equal changes in one function."""
 
     @property
     def key(self) -> str:
-        """What a result is kept under: it holds as long as the file is the same."""
-        return f"{self.module}:{self.source}:{self.span[0]}:{self.after}"
+        """What a result is kept under: it holds as long as the function is the same."""
+        return f"{self.source}:{self.lot}"
+
+    @property
+    def lot(self) -> str:
+        """What it is drawn by."""
+        return f"{self.module}:{self.function}:{self.before}:{self.after}:{self.number}"
 
 
 class _Finder(ast.NodeVisitor):
     """Every expression that can be changed, with its changed form; annotations, messages and docs are left alone."""
 
     def __init__(self) -> None:
-        self.found: list[tuple[ast.expr, ast.expr, str]] = []
+        self.found: list[tuple[ast.expr, ast.expr, str, ast.AST | None]] = []
         self.scope: list[str] = []
         self.function = ""
+        self.body: ast.AST | None = None
 
     def _note(self, node: ast.expr, other: ast.expr) -> None:
-        self.found.append((node, other, self.function))
+        self.found.append((node, other, self.function, self.body))
+
+    def visit_keyword(self, node: ast.keyword) -> None:
+        if node.arg not in NO_DECISIONS:
+            self.generic_visit(node)
 
     def visit_Compare(self, node: ast.Compare) -> None:
         for i, op in enumerate(node.ops):
@@ -153,11 +163,12 @@ class _Finder(ast.NodeVisitor):
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
         for part in (*node.args.defaults, *(one for one in node.args.kw_defaults if one is not None)):
             self.visit(part)
-        outer, self.function = self.function, ".".join([*self.scope, node.name])
+        outer, self.function, body = self.function, ".".join([*self.scope, node.name]), self.body
+        self.body = body or node
         self.scope += [node.name, "<locals>"]
         for part in node.body:
             self.visit(part)
-        self.scope, self.function = self.scope[:-2], outer
+        self.scope, self.function, self.body = self.scope[:-2], outer, body
 
     def visit_Assert(self, node: ast.Assert) -> None:
         """Never fails as long as the code is right."""
@@ -180,13 +191,15 @@ def mutants_of(module: str, text: str) -> Iterator[Mutant]:
         starts.append(starts[-1] + len(line.encode()))
     finder = _Finder()
     finder.visit(ast.parse(text))
-    source = hashlib.sha256(text.encode()).hexdigest()[:12]
-    for node, other, function in finder.found:
+    seen: Counter[tuple[str, str, str]] = Counter()
+    for node, other, function, body in finder.found:
         assert node.end_lineno is not None and node.end_col_offset is not None
         span = (starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset)
         before, after = ast.unparse(node), ast.unparse(ast.fix_missing_locations(other))
         if before != after:
-            yield Mutant(module, node.lineno, before, after, span, source, function)
+            source = hashlib.sha256((ast.unparse(body) if body else text).encode()).hexdigest()[:12]
+            yield Mutant(module, node.lineno, before, after, span, source, function, seen[function, before, after])
+            seen[function, before, after] += 1
 
 
 def tests_of(module: str) -> tuple[str, ...]:
@@ -259,14 +272,16 @@ def watch_tests(sources: Path, tests: tuple[str, ...], notes: Path, limit_s: flo
 
 def choose_tests(mutant: Mutant, files: tuple[str, ...], notes: dict[str, Any]) -> list[tuple[float, str]]:
     """Seconds and names of the tests in these files that call the mutant's function (any of its file, where it is in
-    none), the quickest first."""
+    none), the quickest first; the first of them however long it takes."""
     calls = f"{mutant.module}:{mutant.function}"
     chosen = []
     for name in files:
         for test, note in notes[name]["tests"].items():
             if calls in note["calls"] if mutant.function else any(c.startswith(calls) for c in note["calls"]):
                 chosen.append((note["seconds"], test))
-    return sorted(chosen)
+    chosen.sort()
+    spent = list(accumulate(seconds for seconds, _ in chosen))
+    return [one for number, one in enumerate(chosen) if not number or spent[number] <= BUDGET_S]
 
 
 def run_tests(
@@ -324,13 +339,13 @@ def apply(mutant: Mutant, sources: Path) -> tuple[Path, bytes, os.stat_result]:
 
 
 def sample(count: int, seed: int, modules: tuple[str, ...]) -> list[Mutant]:
-    """Mutants drawn evenly from all files that tests are named for."""
+    """Mutants drawn evenly from all files that tests are named for, by the hash of what they change."""
     found: list[Mutant] = []
     for path in sorted(SOURCES.rglob("*.py")):
         name = path.relative_to(SOURCES).as_posix()
         if any(f"{name.removesuffix('.py')}/".startswith(f"{one}/") for one in modules or TESTS):
             found += mutants_of(name, path.read_text(encoding="utf-8"))
-    return random.Random(seed).sample(found, min(count, len(found)))
+    return sorted(found, key=lambda one: hashlib.sha256(f"{seed}:{one.lot}".encode()).digest())[:count]
 
 
 @click.command()
@@ -345,7 +360,7 @@ def main(count: int, seed: int, modules: tuple[str, ...], results: str) -> None:
     for library in LIBRARIES:
         import_module(library)
 
-    mutants, kept = sample(count, seed, modules), Path(results)
+    mutants, kept = sample(count, seed, modules), Path(results).resolve()
     kept.parent.mkdir(parents=True, exist_ok=True)
     known = {row["key"]: row for row in map(json.loads, kept.read_text().splitlines())} if kept.exists() else {}
     with tempfile.TemporaryDirectory() as folder:
@@ -358,9 +373,12 @@ def main(count: int, seed: int, modules: tuple[str, ...], results: str) -> None:
         watch_tests(sources, files, notes, LONGEST_S)
         noted = json.loads(notes.read_text())
         for number, mutant in enumerate(mutants, 1):
-            if mutant.key in known:
-                continue
             chosen = choose_tests(mutant, tests_of(mutant.module), noted)
+            shown = hashlib.sha256(
+                json.dumps([(name, noted[name.split("::")[0]]["source"]) for _, name in chosen]).encode()
+            )
+            if mutant.key in known and known[mutant.key].get("shown") in (None, shown.hexdigest()[:12]):
+                continue
             tests, limit_s = tuple(name for _, name in chosen), 3.0 * sum(seconds for seconds, _ in chosen) + 20.0
             sys.dont_write_bytecode = True
             path, text, before = apply(mutant, sources)
@@ -369,6 +387,9 @@ def main(count: int, seed: int, modules: tuple[str, ...], results: str) -> None:
             os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
             sys.dont_write_bytecode = False
             row = asdict(mutant) | {"key": mutant.key, "outcome": outcome, "seconds": round(seconds, 1)}
+            row["shown"] = (
+                shown.hexdigest()[:12] if outcome == "passed" else None
+            )  # What a survivor has not been shown may kill it.
             known[mutant.key] = row
             with kept.open("a") as file:
                 file.write(json.dumps(row) + "\n")

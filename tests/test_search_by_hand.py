@@ -1,0 +1,368 @@
+"""What a search computes, without simulating: bounds from a formula, brackets around a known capacity, scores."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gnomon.core.config import build
+from gnomon.core.errors import ConfigError
+from gnomon.search import capacity as capacities
+from gnomon.search import foretold, headroom, load_curve
+from gnomon.search.bound import rate_bound
+from gnomon.search.capacity import coarse_bracket, find_capacity, refine
+from gnomon.search.config import EffortConfig, SearchConfig
+from gnomon.search.evaluate import Record
+from gnomon.search.fleet import _first_met, smallest_fleet
+from gnomon.search.matrix import _share, questions
+from gnomon.search.objective import Price, price, rate_for, score, shown
+from gnomon.search.pareto import front, latency_axes
+from gnomon.search.results import ResultsFile
+from gnomon.search.slo import Gaps, Verdict, _statistic
+from gnomon.search.space import Candidate, candidates, pools_of, scenario_of
+from gnomon.serving.scenario import Scenario
+from gnomon.workload.requests import ArrivalShape
+from search_kit import question
+from serving_kit import requests_of, scenario
+
+OFFERED = requests_of([0.0, 1.0], [100, 300], [11, 31])  # 200 prompt tokens and 21 output tokens in the mean.
+
+
+def bounded(table: dict[str, float], **changes: Any) -> float:
+    changes = {"batching": {"prefix_cache": False}, **changes}
+    return rate_bound(scenario(timing={"source": "table", "table": table}, **changes), OFFERED)
+
+
+def test_the_bound_of_tokens() -> None:
+    """200 prompt tokens and 20 more of decodes at 1 ms."""
+    assert bounded({"per_token": 0.001}) == pytest.approx(1 / 0.220)
+    assert bounded({"per_token": 0.001}, num_replicas=3) == pytest.approx(3 / 0.220)
+    staged = {"replica": {"pipeline_parallel": 2}}
+    assert bounded({"per_token": 0.001}, **staged) == pytest.approx(1 / 0.220), "the times are those of a stage"
+
+
+def test_the_bound_of_pools_adds_up_each_with_its_own_times() -> None:
+    slow = {"source": "table", "table": {"per_token": 0.002}}
+    fast = {"source": "table", "table": {"per_token": 0.001}}
+    plain = {"prefix_cache": False}
+    pools = [{"timing": slow, "replica": {"pipeline_parallel": 2}}, {"timing": fast, "num_replicas": 2}]
+    found = rate_bound(scenario(pools=pools, timing=slow, batching=plain), OFFERED)
+    assert found == pytest.approx(1 / 0.440 + 2 / 0.220)
+
+
+def test_the_bound_of_sequences_and_of_the_batch_cap() -> None:
+    """Sampling 20 decodes at 1 ms each; with an iteration of 10 ms and two at a time, 20 / 2 iterations."""
+    assert bounded({"per_sequence": 0.001}) == pytest.approx(1 / 0.020)
+    capped = {"batching": {"prefix_cache": False, "max_sequences": 2}}
+    assert bounded({"per_iteration": 0.01}, **capped) == pytest.approx(1 / 0.1)
+
+
+def test_the_bound_of_attention() -> None:
+    """Pairs of a prompt: half its square, (100^2 + 300^2) / 4 in the mean. A decode reads prompt + half its output."""
+    pairs = (100**2 + 300**2) / 4
+    found = 1 / bounded({"per_prefill_token": 1e-6})
+    assert found <= 1e-6 * 300, "at least no more than its tokens"
+    read = ((10 * 100 + 10 * 10 / 2) + (30 * 300 + 30 * 30 / 2)) / 2
+    assert 1 / bounded({"per_decode_kv_token": 1e-6}) == pytest.approx(1e-6 * read)
+    assert pairs > read
+
+
+def test_prefixes_may_spare_all_but_the_last_token() -> None:
+    shared = replace(OFFERED, prefix_hashes=np.arange(2), prefix_offsets=np.array([0, 1, 2]), prefix_block_tokens=16)
+    setup = scenario(timing={"source": "table", "table": {"per_token": 0.001}}, batching={"prefix_cache": True})
+    assert rate_bound(setup, shared) == pytest.approx(1 / 0.021)
+
+
+@pytest.mark.parametrize(("decider", "expected"), [("always", 1 / 0.200), ("never", 2 / 0.201 + 1 / 0.021)])
+def test_the_bound_of_prefill_and_decode_apart(decider: str, expected: float) -> None:
+    """Two replicas prefill (200 tokens, and the first token of the answer is theirs), one decodes (a token of the
+    prompt and 20 more)."""
+    pools = [{"role": "prefill", "num_replicas": 2}, {"role": "decode"}]
+    setup = scenario(
+        timing={"source": "table", "table": {"per_token": 0.001}},
+        pools=pools,
+        batching={"prefix_cache": False},
+        disaggregation={"decider": {"name": decider}},
+    )
+    parts = {"prefill": 2 / 0.200, "decode": 1 / 0.021}
+    together = min(parts.values()) if decider == "always" else sum(parts.values())
+    assert rate_bound(setup, OFFERED) == pytest.approx(together)
+
+
+class Known:
+    """A prober of a configuration that takes up to `most` requests a second, of 1 s each."""
+
+    def __init__(self, most: float, e2e_s: float = 1.0, requests: int = 10**6) -> None:
+        self.most, self.e2e_s, self.requests, self.asked = most, e2e_s, range(requests), []  # type: ignore[var-annotated]
+
+    def __call__(self, rate: float, count: int) -> Verdict:
+        if (rate, count) not in self.asked:
+            self.asked.append((rate, count))
+        return Verdict(rate / self.most if self.most else np.inf, "ttft_s p90", {"e2e_s p50": self.e2e_s}, 1.0, 0.0)
+
+
+def test_short_runs_bracket_within_a_tenth() -> None:
+    """Half the bound, 50, is too much, 25 is not; 35.4, 29.7, 32.4 and 30.9 narrow it to a factor of 1.1."""
+    prober = Known(30.0)
+    low, high = coarse_bracket(prober, 100.0, 500)
+    assert [round(rate, 1) for rate, _ in prober.asked] == [50.0, 25.0, 35.4, 29.7, 32.4]
+    assert (round(low, 1), round(high, 1)) == (29.7, 32.4)
+    assert {count for _, count in prober.asked} == {500}
+
+
+def test_no_load_at_all_is_found_out() -> None:
+    prober = Known(0.0)
+    assert coarse_bracket(prober, 1.0, 500) == (0.0, 2.0**-7), "0.0078 requests in the system: below 0.01"
+
+
+def test_refining_goes_up_and_down_from_a_guess() -> None:
+    """Steps of 1 + 2 x 0.05, then its square."""
+    prober = Known(30.0)
+    low, high = refine(prober, 25.0, 500, 0.05)
+    assert [round(rate, 2) for rate, _ in prober.asked] == [25.0, 27.5, 33.28, 30.25, 28.84]
+    assert (round(low, 2), round(high, 2)) == (28.84, 30.25)
+    prober = Known(30.0)
+    low, high = refine(prober, 36.0, 500, 0.05)
+    assert [round(rate, 2) for rate, _ in prober.asked] == [36.0, 32.73, 27.05, 29.75, 31.2]
+    assert (round(low, 2), round(high, 2)) == (29.75, 31.2)
+    assert refine(Known(0.0), 1.0, 500, 0.05)[0] == 0.0
+    with pytest.raises(ConfigError, match="no load is too high"):
+        refine(Known(np.inf), 1.0, 500, 0.5)
+
+
+def test_capacity_doubles_its_runs_until_nothing_changes() -> None:
+    """A run of n requests at 30/s of 1 s each lasts n / 30 turnovers: 25 from 750 on, 50 from 1,500 on. Runs of 400 and
+    800 give a coarse answer and a fine one, 1,600 the same again."""
+    effort = EffortConfig(min_requests=200, max_requests=10**6, precision=0.02, convergence=0.05)
+    prober = Known(30.0)
+    found = find_capacity(prober, 100.0, effort, 1)
+    assert found.per_s == pytest.approx(30.0, rel=0.02)
+    assert found.per_s <= 30.0
+    assert (found.num_requests, found.converged, found.binding) == (1600, True, "ttft_s p90")
+    assert sorted({count for _, count in prober.asked}) == [200, 400, 800, 1600]
+    assert sorted({count for _, count in _asked(effort, 2)}) == [400, 800, 1600]
+    short = find_capacity(Known(30.0, requests=700), 100.0, effort, 1)
+    assert (short.num_requests, short.converged) == (700, False)
+    nothing = find_capacity(Known(0.0), 1.0, effort, 1)
+    assert (nothing.per_s, nothing.converged, nothing.num_requests) == (0.0, True, 200)
+
+
+def _asked(effort: EffortConfig, num_ranks: int) -> list[tuple[float, int]]:
+    prober = Known(30.0)
+    find_capacity(prober, 100.0, effort, num_ranks)
+    return prober.asked
+
+
+@pytest.mark.parametrize(
+    ("least", "counts", "expected", "asked"),
+    [
+        (1, [1, 2, 3], 1, [1]),
+        (3, [1, 2, 3, 4, 5], 3, [1, 2, 4, 3]),
+        (5, [1, 2, 3, 4, 5], 5, [1, 2, 4, 5]),
+        (9, [1, 2, 3], None, [1, 2, 3]),
+        (6, [2, 4, 6, 8, 10, 12, 14, 16], 6, [2, 4, 8, 6]),
+    ],
+)
+def test_copies_are_counted_by_galloping(least: int, counts: list[int], expected: int | None, asked: list[int]) -> None:
+    seen = []
+
+    def met(count: int) -> bool:
+        seen.append(count)
+        return count >= least
+
+    assert _first_met(counts, met) == expected
+    assert seen == asked
+
+
+def test_the_fewest_copies_that_carry_a_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """40 requests/s where one copy takes at most 12 by its bound and 9 in fact: four by the bound, five in fact."""
+    asked = question(objective="cost", load=40.0, slo={"ttft_s": {"p90": 1.0}}, effort={"min_requests": 10})
+    (one, *_) = candidates(asked)
+    lengths = []
+
+    def judged(self: Any, rate: float, count: int) -> Verdict:
+        self.runs, self.simulated = self.runs + 1, self.simulated + count
+        lengths.append((self.scenario.num_replicas, count))
+        return Verdict(rate / (9.0 * self.scenario.num_replicas), "ttft_s p90", {}, 1.0, 0.0)
+
+    monkeypatch.setattr(capacities.Prober, "_simulate", judged)
+    offered = requests_of(np.arange(10_000), [10] * 10_000, [2] * 10_000)
+    found = smallest_fleet(asked, one, 12.0, None, lambda _: offered)
+    assert not isinstance(found.outcome, str)
+    chosen, verdict, length = found.outcome
+    assert dict(chosen.overrides)["num_replicas"] == 5
+    assert verdict.excess == pytest.approx(40 / 45)
+    assert length == 8 * 10 * 5
+    assert lengths == [(4, 320), (5, 400)]
+    assert (found.runs, found.simulated) == (2, 720)
+    each = price(scenario_of(asked, one)).per_hour
+    beaten = smallest_fleet(asked, one, 12.0, -each * 4, lambda _: offered)
+    assert beaten.beaten and beaten.outcome == f"bound: at least 4 replicas, ${4 * each:.2f}/h"
+    tight = smallest_fleet(asked, one, 12.0, -each * 5, lambda _: offered)
+    assert tight.beaten and tight.miss == pytest.approx(40 / 36)
+    limited = asked.model_copy(update={"space": asked.space.model_copy(update={"num_replicas": (2, 3)})})
+    assert smallest_fleet(limited, one, 12.0, None, lambda _: offered).outcome == (
+        "3 replicas are too few: at least 4 are needed"
+    )
+
+
+def test_scores() -> None:
+    two = Price(4, 10.0)
+    assert score("goodput_per_gpu", 12.0, 0.5, two) == 1.5
+    assert score("qps_per_dollar", 12.0, 0.5, two) == 1.2
+    assert score("cost", 12.0, 0.5, two) == -10.0
+    assert rate_for("goodput_per_gpu", 1.5, two) == 6.0
+    assert rate_for("qps_per_dollar", 1.2, two) == 12.0
+    assert (shown("cost", -10.0), shown("goodput_per_gpu", 1.5)) == (10.0, 1.5)
+    pools = [{"device": "h100", "replica": {"tensor_parallel": 2}}, {"device": "a100", "num_replicas": 3}]
+    given = build(Scenario, {"model": "llama-3-8b", "pools": pools, "price_per_gpu_hour": 2.0})
+    assert price(given) == Price(5, 10.0)
+
+
+def test_the_front_by_score_and_latencies() -> None:
+    asked = question()
+    rows = [(3.0, 1.0, 1.0), (2.0, 0.5, 1.0), (2.0, 1.0, 1.0), (3.0, 1.0, None)]
+    axes = latency_axes(asked)
+    records = [Record("", {}, "ok", score=worth, figures=dict(zip(axes, times, strict=True))) for worth, *times in rows]
+    assert axes == ("ttft_s p90", "tbt_s p99")
+    assert front(asked, records) == [True, True, False, False]
+
+
+def test_statistics_with_requests_that_were_never_served() -> None:
+    values = np.array([1.0, 2.0, 3.0, np.inf])
+    assert _statistic(values, "p50") == 3.0
+    assert _statistic(values, "p60") == 3.0
+    assert _statistic(values, "max") == np.inf
+    assert _statistic(values[:3], "p50") == 2.0
+    assert _statistic(values[:3], "mean") == 2.0
+    gaps = Gaps(np.array([0.3, 0.1, 0.2]), np.array([1, 6, 3]))
+    assert [gaps.statistic(name) for name in ("p50", "p60", "p61", "p90", "p91", "max")] == [
+        0.1,
+        0.1,
+        0.2,
+        0.2,
+        0.3,
+        0.3,
+    ]
+    assert gaps.statistic("mean") == pytest.approx(0.15)
+
+
+def test_a_cut_line_of_results_is_dropped_and_the_rest_kept(tmp_path: Path) -> None:
+    asked, path = question(), tmp_path / "results.jsonl"
+    first = ResultsFile(path, asked)
+    first.put("a", {"status": "ok", "x": 1})
+    first.put("b", {"status": "failed"})
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"key": "c", "rec')
+    again = ResultsFile(path, asked)
+    assert path.read_bytes() == whole
+    assert again.get("a") == {"status": "ok", "x": 1}
+    assert again.get("b") is None, "failures are tried again"
+    assert set(again.known) == {"a", "b"}
+    path.write_bytes(b"")
+    assert ResultsFile(path, asked).known == {}
+    assert json.loads(path.read_text())["search"]
+
+
+def test_questions_of_a_matrix() -> None:
+    chat, code = {"lengths": {"distribution": "fixed", "prompt": 9, "output": 2}}, {"preset": "chat-1m"}
+    asked = question(models=["llama-2-7b", "phi-2"], workloads={"chat": chat, "code": code})
+    found = questions(asked)
+    assert list(found) == [(m, w) for m in ("llama-2-7b", "phi-2") for w in ("chat", "code")]
+    assert (found["phi-2", "chat"].model, found["phi-2", "chat"].workload.lengths.prompt) == ("phi-2", 9)
+    assert found["phi-2", "code"].models == () and found["phi-2", "code"].workloads == {}
+    assert list(questions(question())) == [("llama-2-7b", "workload")]
+    assert list(questions(question(workload={"preset": "chat-1m"}))) == [("llama-2-7b", "chat-1m")]
+
+
+def test_worth_elsewhere_is_a_share_of_the_best() -> None:
+    class Best:
+        def __init__(self, worth: float) -> None:
+            self.best = Record("", {}, "ok", score=worth)
+
+    line = {"label": "", "overrides": {}, "status": "ok"}
+    assert _share({**line, "score": 3.0}, Best(4.0)) == 0.75  # type: ignore[arg-type]
+    assert _share({**line, "score": -8.0}, Best(-4.0)) == 0.5, "twice as dear"  # type: ignore[arg-type]
+    assert _share(line, Best(4.0)) == 0.0  # type: ignore[arg-type]
+
+
+def test_headroom_is_what_is_left() -> None:
+    curve = load_curve.LoadCurve((), {}, 0)
+    assert headroom.Headroom(6.0, 8.0, True, curve).share == 0.25
+    assert headroom.Headroom(6.0, 0.0, True, curve).share is None
+
+
+def test_the_load_of_a_trace_is_its_requests_over_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """400 requests from second 100 to second 200: 4 a second."""
+    curve = load_curve.LoadCurve((), {}, 0)
+    monkeypatch.setattr(headroom, "saturation", lambda *_: 10.0)
+    monkeypatch.setattr(headroom, "capacity", lambda *_: 8.0)
+    monkeypatch.setattr(headroom, "load_curve", lambda *_: curve)
+    times = np.linspace(100.0, 200.0, 400)
+    offered = replace(requests_of(times, [9] * 400, [2] * 400), shape=ArrivalShape(times, 4.0))
+    setup = scenario().model_copy(update={"workload": scenario().workload.model_copy(update={"rate": None})})
+    found = headroom.headroom(setup, offered)
+    assert found is not None
+    assert (found.load_per_s, found.capacity_per_s, found.has_limits) == (4.0, 10.0, False)
+    strict = setup.model_copy(update={"slo": setup.slo.model_copy(update={"e2e_s": 3.0})})
+    found = headroom.headroom(strict, offered)
+    assert found is not None
+    assert (found.capacity_per_s, found.has_limits) == (8.0, True)
+    assert headroom.headroom(setup, offered.take(np.arange(199))) is None, "fewer than 200"
+    assert headroom.headroom(setup, replace(offered, shape=None)) is None
+
+
+def test_loads_of_a_curve(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    row = {(name, stat): 1.0 for name in load_curve.LATENCIES for stat in load_curve.STATISTICS}
+    monkeypatch.setattr(load_curve, "_latencies", lambda _, requests, __: asked.append(requests.arrival_s[1]) or row)
+    offered = replace(OFFERED, shape=ArrivalShape(OFFERED.arrival_s, 1.0))
+    found = load_curve.load_curve(scenario(), offered, 200.0)
+    assert found.loads == (10.0, 40.0, 70.0, 100.0, 130.0, 150.0, 166.0, 180.0, 190.0, 200.0, 210.0, 230.0)
+    assert asked == pytest.approx([1 / load for load in found.loads])
+    assert found.seconds["ttft"]["p99"] == [1.0] * 12
+    assert load_curve.load_curve(scenario(), OFFERED, 0.0).loads == ()
+
+
+def test_a_capacity_is_as_sure_as_times_and_sequences_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times known to 3 % (a standard deviation) and sequences that differ by 4 of 100 requests/s (1.96 of them)."""
+
+    class Found:
+        search, margins = question(), {"it": 4.0 / 1.645 * 1.960}
+
+    class Done:
+        spread = 0.03 / 1.645
+
+    seen = []
+    monkeypatch.setattr(foretold, "run", lambda setup: seen.append(setup.workload.num_requests) or Done())
+    monkeypatch.setattr(foretold, "winning_scenario", lambda *_: scenario())
+    record = Record("it", {}, "ok", capacity_per_s=100.0)
+    interval = foretold.capacity_interval(Found(), record)  # type: ignore[arg-type]
+    assert interval is not None
+    assert (interval.value, interval.low, interval.high) == (
+        100.0, pytest.approx(100 * np.exp(-0.05)), pytest.approx(100 * np.exp(0.05))
+    )  # fmt: skip
+    assert seen == [20]
+    assert foretold.capacity_interval(Found(), Record("it", {}, "ok")) is None  # type: ignore[arg-type]
+
+
+def test_layouts_and_labels() -> None:
+    assert pools_of("2P-TP4 1D-TP8") == [
+        {"role": "prefill", "num_replicas": 2, "replica": {"tensor_parallel": 4}},
+        {"role": "decode", "num_replicas": 1, "replica": {"tensor_parallel": 8}},
+    ]
+    one = Candidate(
+        (("device", "h100"), ("replica.tensor_parallel", 4), ("replica.expert_parallel", True), ("x", None))
+    )
+    assert one.label == "h100 TP4 expert_parallel"
+    assert one.with_replicas(3).with_replicas(2).label == "h100 TP4 expert_parallel x2"
+    apart = {"prefill_replicas": [1, 2], "prefill_tensor_parallel": [1], "decode_replicas": [1],
+             "decode_tensor_parallel": [2], "num_gpus": [4]}  # fmt: skip
+    space = {"device": ["h100"], "disaggregated": apart, "batching": ["vllm_v1"]}
+    asked = build(SearchConfig, {"model": "llama-2-7b", "space": space})
+    assert [dict(c.overrides).get("layout") for c in candidates(asked)] == [None, "2P-TP1 1D-TP2"]
