@@ -251,9 +251,9 @@ def test_sglang_options():
     assert (scenario.timing.kv_dtype, scenario.timing.engine) == ("fp8", "sglang")
     assert (scenario.timing.graph_sizes[0], scenario.timing.graph_sizes[-1]) == (1, 128)
     assert scenario.front_end.stream_interval == 10
+    assert scenario.batching.options == {"max_prefill_tokens": 32768}
     assert [given for given, _ in result.without] == [
         "--host 0.0.0.0",
-        "--max-prefill-tokens 32768",
         "--attention-backend flashinfer",
         "--trust-remote-code",
     ]

@@ -89,6 +89,14 @@ def test_sglang_prefills_first_and_never_mixes() -> None:
     assert batches("sglang", offered, max_batch_tokens=10) == ["A6 B4", "B4", "A1 B1", "C3", "A1"]
 
 
+def test_sglang_cuts_no_later_prompt_where_both_limits_are_equal() -> None:
+    """B would use up the four tokens that are left of `max_prefill_tokens`, so it waits although the chunk has room; C,
+    behind it, waits too. Alone a prompt may be longer than the limit: D is cut by the chunk only."""
+    offered = {"A": (0, 6, 1), "B": (0, 4, 1), "C": (0, 3, 1), "D": (0, 12, 1)}
+    settings = {"max_batch_tokens": 10, "options": {"max_prefill_tokens": 10}}
+    assert batches("sglang", offered, **settings) == ["A6", "B4 C3", "D10", "D2"]
+
+
 # TensorRT-LLM: whole prompts (or chunks of whole blocks), memory guaranteed to the last token.
 
 
@@ -97,6 +105,14 @@ def test_trtllm_admits_what_fits_to_its_last_token() -> None:
     offered = {"A": (0, 6, 6), "B": (0, 8, 8), "C": (0, 3, 2)}
     expected = ["A6 B8", *["A1 B1"] * 5, "B1 C3", "B1 C1"]
     assert batches("trtllm", offered, blocks=8, max_batch_tokens=20) == expected
+
+
+def test_trtllm_max_utilization_pauses_from_the_end_and_lets_nobody_pass() -> None:
+    """Six blocks hold all four prompts. A's second token needs a block: D, the last, is paused. B's does: C is. D's two
+    blocks would be free then, but it starts only after C, which needs four, in the order of arrival."""
+    offered = {"A": (0, 4, 5), "B": (0, 4, 5), "C": (0, 12, 2), "D": (0, 4, 2)}
+    settings = {"blocks": 6, "max_batch_tokens": 100, "options": {"max_utilization": 1}}
+    assert batches("trtllm", offered, **settings) == ["A4 B4 C12 D4", *["A1 B1"] * 4, "C13 D5"]
 
 
 @pytest.mark.parametrize(("chunked", "expected"), [(0, ["A6", "A1 B9"]), (1, ["A6 B4", "A1 B5"])])

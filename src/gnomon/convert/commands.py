@@ -111,6 +111,8 @@ def sglang_flags(scenario: Scenario) -> list[str]:
     words += ["--chunked-prefill-size", str(batching.max_batch_tokens)]
     if replica.planner == "sglang":
         words += ["--mem-fraction-static", f"{replica.memory_utilization:g}", "--page-size", str(batching.block_size)]
+    if "max_prefill_tokens" in batching.options:
+        words += ["--max-prefill-tokens", f"{batching.options['max_prefill_tokens']:.0f}"]
     if not batching.prefix_cache:
         words.append("--disable-radix-cache")
     if kind.timing.kv_dtype == "fp8":

@@ -1,11 +1,15 @@
 """SGLang: prefills before decodes, chunked, with memory kept for part of the outputs to come.
 
 From: L. Zheng et al., "SGLang: Efficient Execution of Structured Language Model Programs" (NeurIPS 2024), and the
-scheduler of its runtime (`python/sglang/srt/managers/{scheduler,schedule_policy,schedule_batch}.py` of commit 00550cd):
+scheduler of its runtime (`python/sglang/srt/managers/{scheduler,schedule_policy,schedule_batch}.py` of commit 00550cd;
+`PrefillAdder` also of 0.5.9):
 
 - Admission keeps memory for a share of the outputs that running requests have yet to produce, of each at most 4096
   tokens, and for the whole output of those admitted in the same pass. The share starts at 0.7, falls to 0.098 over 600
   decode steps, is set anew when requests are retracted, and starts over when the engine was idle.
+- A prompt that does not fit into what is left of the chunk (`--chunked-prefill-size`) starts with what does. But one
+  that would use up what is left of `--max-prefill-tokens` (option `max_prefill_tokens`) waits for the next pass, unless
+  it is alone: where both limits are equal, only a prompt longer than them is cut.
 - Once a request did not fit, none is tried until one leaves.
 - When a decode step lacks memory, the requests that have produced least are retracted, at least one: their KV beyond
   what they prefilled is freed at once, and they go to the end of the queue. Where even a single one lacks memory, it
@@ -45,7 +49,7 @@ _RETRACT_AHEAD = 20  # Decode steps that the share after a retraction looks ahea
 _MOST_FORETOLD = (
     4096  # Output tokens of one request that admission reckons with (SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION)
 )
-_RECEIVE_INTERVAL = 0  # The option's place.
+_RECEIVE_INTERVAL, _MAX_PREFILL = 0, 1  # The options' places.
 _AT_ONCE = 1 << 30  # Iterations since the last look for new requests that are more than any interval.
 
 
@@ -104,6 +108,7 @@ def _place_prefills(replica: Replica) -> None:
     """The chunk in progress, then new requests, within the chunk and the memory that outputs to come leave free."""
     state, running = replica.state, replica.running
     budget = min(state.max_batch_tokens, state.max_chunk_tokens)
+    most = int(replica.parameters[_MAX_PREFILL])
     kept = 0
     spare = float(state.free_blocks * state.block_size)
     for i in range(state.num_stepping):
@@ -120,6 +125,7 @@ def _place_prefills(replica: Replica) -> None:
             spare -= _whole_output(replica, r)
         _compute_prefill(replica, r, tokens)
         budget -= tokens
+        most -= tokens
     keep_running(replica, 0, kept)
 
     # `counter` holds how many had left when a request did not fit, plus one.
@@ -136,6 +142,8 @@ def _place_prefills(replica: Replica) -> None:
         if needed + taken > state.free_blocks or (wanted >= spare and state.num_holding > 0):
             state.counter = _num_left(state) + 1
             return
+        if left >= most and state.batch_size > 0:
+            return
         pop_waiting(replica)
         state.num_received -= 1
         hold_cached(replica, r, hits)
@@ -143,6 +151,7 @@ def _place_prefills(replica: Replica) -> None:
         tokens = min(left, budget)
         _compute_prefill(replica, r, tokens)
         budget -= tokens
+        most -= tokens
         spare -= (needed + taken + 1) * state.block_size + _whole_output(replica, r)
 
 
@@ -194,7 +203,7 @@ def _retract(replica: Replica) -> None:
     mixes=False,
     speculates=True,
     holds_back="keeps memory for part of the outputs that running requests have yet to produce",
-    options={"receive_interval": 1.0},
+    options={"receive_interval": 1.0, "max_prefill_tokens": 16384.0},
     engine="sglang",
 )
 def sglang(replica: Replica) -> None:

@@ -118,6 +118,8 @@ def _policy_options(server: Server, launch: Launch) -> dict[str, float]:
     options: dict[str, float] = {}
     if launch.receive_interval > 1:
         options["receive_interval"] = launch.receive_interval
+    if server.engine == "sglang":  # The scripts give both limits alike where they are above the default.
+        options["max_prefill_tokens"] = max(launch.max_batch_tokens, 16384)
     if launch.batch_wait_iterations:
         options |= {"wait_iterations": launch.batch_wait_iterations, "wait_tokens_ratio": launch.batch_wait_ratio}
     if server.engine == "trtllm" and server.layout.attention_groups > 1:
