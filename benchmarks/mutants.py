@@ -41,16 +41,16 @@ TESTS: dict[str, tuple[str, ...]] = {
                 "timing_golden", "timing_topology", "recorded_catalog"),
     "timing/operators": ("timing_golden", "recorded_catalog", "timing_operators", "catalog_layers", "timing_families"),
     "timing/passes": ("timing_passes", "recorded_pipeline"),
-    "timing/estimators": ("timing_estimators", "timing_profile"),
+    "timing/estimators": ("lookup_by_hand", "timing_estimators", "timing_profile"),
     "timing/sources/profile": ("timing_profile", "timing_estimators", "timing_baking"),
     "timing/sources/silicon": ("timing_silicon",),
     "timing/sources": ("timing_roofline", "recorded_catalog", "timing_golden", "timing_baking", "timing_profile"),
     "timing": ("timing_baking", "recorded_catalog",
                "timing_golden", "timing_passes", "timing_speculative", "timing_profile", "front_end",
-               "timing_roofline", "timing_topology", "timing_operators", "intervals"),
+               "timing_roofline", "timing_topology", "timing_operators", "lookup_by_hand"),
     "serving/policies": ("policy_decisions", "policy_options", "trtllm", "classes", "recorded_serving"),
     "serving/routers": ("router_decisions", "learned_router", "recorded_serving"),
-    "search": ("search", "headroom", "search_disaggregated"),
+    "search": ("search_by_hand", "search_disaggregated"),
     "pipeline": ("pipeline_zoo", "pipeline_execution", "pipeline_study", "pipeline_sweep", "timing_passes", "explain",
                  "recorded_pipeline"),
 }  # fmt: skip
@@ -66,7 +66,9 @@ OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
 }  # fmt: skip
 LONGEST_S = 300.0
 BUDGET_S = 20.0
-"""Seconds of the tests that a mutant is shown to."""
+"""Processor seconds of the tests that a mutant is shown to."""
+SLOW_S = 8.0
+"""Processor seconds beyond which a single test is not for mutants."""
 NO_DECISIONS = ("strict", "frozen", "slots", "kw_only", "maxsize", "order", "repr", "compare")
 """Arguments of `zip`, `dataclass`, `field` and `lru_cache` that no result depends on; they are left alone."""
 LIBRARIES = ("numba", "numpy", "polars", "pydantic", "pytest", "scipy.stats", "yaml")
@@ -219,6 +221,7 @@ class Watcher:
         self.sources = f"{sources}/"
         self.shared: dict[str, set[Any]] = {}
         self.notes: dict[str, dict[str, Any]] = {}
+        self.passed: set[str] = set()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: Any, request: Any) -> Any:
@@ -237,14 +240,23 @@ class Watcher:
         """Note the calls of one test."""
         seen: set[Any] = set()
         start = time.process_time()
+        signal.signal(signal.SIGPROF, _too_slow)
+        signal.setitimer(signal.ITIMER_PROF, SLOW_S)
         sys.settrace(lambda frame, *_: seen.add(frame.f_code))
         try:
             return (yield)
         finally:
             sys.settrace(None)
+            signal.setitimer(signal.ITIMER_PROF, 0)
             codes = seen | self.shared.get(str(item.path), set())
             calls = sorted({self._name(code) for code in codes} - {""})
-            self.notes[item.nodeid] = {"seconds": round(time.process_time() - start, 2), "calls": calls}
+            if item.nodeid in self.passed:
+                self.notes[item.nodeid] = {"seconds": round(time.process_time() - start, 2), "calls": calls}
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        """Only tests that pass say something about a change."""
+        if report.when == "call" and report.passed:
+            self.passed.add(report.nodeid)
 
     def _name(self, code: Any) -> str:
         if not code.co_filename.startswith(self.sources):
@@ -253,6 +265,10 @@ class Watcher:
         for part in (".<locals>.<listcomp>", ".<locals>.<genexpr>", ".<locals>.<dictcomp>", ".<locals>.<setcomp>"):
             function = function.replace(part, "")
         return f"{code.co_filename.removeprefix(self.sources)}:{function.removesuffix('.<locals>.<lambda>')}"
+
+
+def _too_slow(*_: object) -> None:
+    raise TimeoutError("too slow for mutants")
 
 
 def watch_tests(sources: Path, tests: tuple[str, ...], notes: Path, limit_s: float) -> None:
@@ -264,10 +280,10 @@ def watch_tests(sources: Path, tests: tuple[str, ...], notes: Path, limit_s: flo
             continue
         found = notes.with_suffix(".part")
         outcome, seconds = run_tests(sources, (test,), limit_s, Watcher(sources), found)
-        print(f"{test}: {outcome} in {seconds:.0f} s", flush=True)
-        part = json.loads(found.read_text()) if outcome == "passed" else {}
+        part = json.loads(found.read_text()) if outcome != "timeout" else {}
         known[test] = {"source": source, "outcome": outcome, "tests": part}
         notes.write_text(json.dumps(known))
+        print(f"{test}: {outcome}, {len(part)} tests, in {seconds:.0f} s", flush=True)
 
 
 def choose_tests(mutant: Mutant, files: tuple[str, ...], notes: dict[str, Any]) -> list[tuple[float, str]]:
@@ -317,7 +333,7 @@ def _child(sources: Path, tests: tuple[str, ...], watcher: Watcher | None, found
     code = 3
     try:
         os.chdir(sources.parent.parent)
-        options = ["-q", "-x", "-m", "not slow", "-p", "no:cacheprovider", "-p", "no:xdist"]
+        options = ["-q", *([] if watcher else ["-x"]), "-m", "not slow", "-p", "no:cacheprovider", "-p", "no:xdist"]
         code = int(pytest.main([*options, *tests], plugins=[watcher] if watcher else None))
         if watcher and found:
             found.write_text(json.dumps(watcher.notes))

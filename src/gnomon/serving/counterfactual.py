@@ -17,6 +17,7 @@ from gnomon.serving.kinds import Kind
 from gnomon.serving.metrics import Summary, summarize
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.simulate import Run, run
+from gnomon.timing.sources import SOURCES
 
 _MOST_BLOCKS, _MOST_SEQUENCES, _MOST_TOKENS = 2**31 - 1, 65_536, 2**22
 """What a scenario may say (`gnomon.core.sizes`)."""
@@ -101,7 +102,7 @@ def limits(done: Run) -> list[Change]:
     requests = done.requests
     total = int(requests.total_tokens.sum())
     changes = []
-    if all(kind.timing.source != "table" for kind in done.kinds):
+    if not any(SOURCES[kind.timing.source].gives_iterations for kind in done.kinds):
         changes += [
             Change("compute", "arithmetic", lambda k: {"timing.free": ("compute",)}),
             Change("memory", "memory bandwidth", lambda k: {"timing.free": ("memory",)}),

@@ -21,6 +21,7 @@ from gnomon.core.errors import UnknownNameError
 from gnomon.timing.estimators import estimator_names
 from gnomon.timing.host import HostConfig
 from gnomon.timing.operators.load import check_load
+from gnomon.timing.sources import SOURCES
 
 CAPTURE_SIZES = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
 """The token counts for which vLLM captures CUDA graphs by default."""
@@ -107,12 +108,17 @@ class TimingConfig(Config):
 
     @model_validator(mode="after")
     def _used(self) -> TimingConfig:
-        for name, source in (("path", "profile"), ("table", "table")):
-            others = {"auto", "roofline", "profile", "silicon", "table"} - {source}
-            if getattr(self, name) is not None and self.source in others:
-                raise ValueError(f"{name} is not used: the source is {self.source}, not {source}")
-        if self.free and self.source == "table":
-            raise ValueError("free is not used: the source table has no operators")
+        if self.path is self.table is None and not self.free:
+            return self
+        if self.source not in SOURCES or self.source in SOURCES.own:  # One of the user's own may read anything.
+            return self
+        spec = SOURCES[self.source]
+        if self.path is not None and not spec.reads_path:
+            raise ValueError(f"path is not used: the source is {self.source}, not profile")
+        if self.table is not None and not spec.gives_iterations:
+            raise ValueError(f"table is not used: the source is {self.source}, not table")
+        if self.free and spec.gives_iterations:
+            raise ValueError(f"free is not used: the source {self.source} has no operators")
         return self
 
     @field_validator("dtype")

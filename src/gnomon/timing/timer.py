@@ -111,9 +111,6 @@ class Timer:
     def notes(self) -> list[str]:
         """What a user should know about these times."""
         notes = [*self.context.model.notes, *self._precision_notes()]
-        if self.context.config.source == "auto" and self.source.name == "silicon":
-            engine = self.context.config.engine
-            notes.append(f"Times are measured kernels of {engine} (timing.source: auto found aiconfigurator-core).")
         if self.fallbacks:
             notes.append(f"{self.source.name} has no {', '.join(self.fallbacks)}: taken from the roofline.")
         notes += getattr(self.source, "notes", list)()

@@ -104,6 +104,8 @@ class SourceSpec:
     make: Factory
     about: str = "added by the user"
     """One line for `gnomon catalog sources`."""
+    reads_path: bool = False
+    """Its measurements lie in a folder that the scenario may name (`timing.path`)."""
     gives_iterations: bool = False
     """It has no operators: the seconds of whole iterations stand in the scenario (`timing.table`)."""
 

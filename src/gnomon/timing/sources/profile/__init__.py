@@ -36,7 +36,11 @@ def read_bundle(path: str | Path, context: Context) -> Bundle:
     )
 
 
-@timing_source("profile", about="measured CSV/Parquet bundles (own format, Vidur's and LLMServingSim's layouts)")
+@timing_source(
+    "profile",
+    about="measured CSV/Parquet bundles (own format, Vidur's and LLMServingSim's layouts)",
+    reads_path=True,
+)
 def make(context: Context) -> Measured:
     """The measurements in the folder that `timing.path` names, or those that come with the package."""
     path = context.config.path or shipped_profile(context.device, context.dtype)

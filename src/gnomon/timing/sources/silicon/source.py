@@ -65,7 +65,10 @@ class Silicon(Measured):
 
     def notes(self) -> list[str]:
         """Which tables answered, and the points that were left out, by operator."""
-        return [*self._note_origins(), *self._note_left_out()]
+        c, by_itself = self._context.config, []
+        if c.source == "auto":
+            by_itself = [f"Times are measured kernels of {c.engine} (timing.source: auto found aiconfigurator-core)."]
+        return [*by_itself, *self._note_origins(), *self._note_left_out()]
 
     def _note_origins(self) -> list[str]:
         """One sentence: where most operators come from, and which ones from elsewhere."""
