@@ -75,3 +75,26 @@ def test_what_the_how_to_pages_show_keeps_the_contract(page: str, changes: dict[
     check_invariants(done)
     if "batching" in changes:
         assert done.log.iterations[: done.log.used[0]]["size"].max() == 1
+
+
+def test_the_drawing_of_the_rooms_is_true_to_the_code() -> None:
+    """Every module that docs/architecture.md names is there, and so is every name that it says a module has."""
+    sources = ROOT / "src" / "gnomon"
+    modules = {path.relative_to(sources).with_suffix("").as_posix(): path for path in sources.rglob("*.py")}
+    modules |= {name.removesuffix("/__init__"): path for name, path in modules.items() if name.endswith("/__init__")}
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([a-z_]+(?:[/.][A-Za-z_]+)+)`", text)) - {"pyproject.toml", "state.max_running"}
+    named |= set(re.findall(r"^ +((?:serving|timing|workload|api|report)/[a-z_]+)", text, re.MULTILINE))
+    assert len(named) > 25
+    for one in named:
+        whole = one.replace(".", "/")
+        if any(name == whole or name.endswith(f"/{whole}") for name in modules):
+            continue
+        module, _, thing = one.rpartition(".")
+        found = [path for name, path in modules.items() if f"/{name}".endswith(f"/{module.replace('.', '/')}")]
+        text_of = "\n".join(path.read_text(encoding="utf-8") for path in found)
+        assert re.search(rf"\b{thing}\b", text_of), one
+    drawn = re.findall(r"^ {10,}([a-z]+(?: {5,}[a-z]+)?) {5,}\w", text.split("```")[1], re.MULTILINE)
+    rooms = {room for line in drawn for room in line.split()}
+    folders = {path.parent.name for path in sources.glob("*/__init__.py")} - {"measure"}
+    assert rooms == folders
