@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,16 @@ def _found(done: Run) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("seed", range(20_000, 20_000 + 5 * len(POLICIES)))
+def _short_ones(count: int) -> list[int]:
+    """The first `count` scarce scenarios of every policy that take few iterations."""
+    found: list[int] = []
+    for first in range(20_000, 20_000 + len(POLICIES)):
+        seeds = (seed for seed in range(first, 30_000, len(POLICIES)))
+        found += islice((s for s in seeds if 20 < scarce(s)[1].output_tokens.sum() < 160), count)
+    return found
+
+
+@pytest.mark.parametrize("seed", _short_ones(5))
 def test_scarce_scenarios(seed: int) -> None:
     setup, offered = scarce(seed)
     check("scarce", str(seed), _found(run(setup, requests=offered)))

@@ -1,0 +1,186 @@
+"""Configurations of small made-up models, read layer by layer, and what may be cut how."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gnomon.catalog.huggingface import parse_config
+from gnomon.catalog.memory import plan_memory
+from gnomon.catalog.models import Model
+from gnomon.catalog.parallelism import Parallelism, tensor_degrees
+from gnomon.core.errors import ConfigError
+
+PLAIN: dict[str, Any] = {
+    "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 6, "num_attention_heads": 8,
+    "num_key_value_heads": 4, "intermediate_size": 96, "vocab_size": 1000, "max_position_embeddings": 4096,
+}  # fmt: skip
+EXPERTS: dict[str, Any] = {**PLAIN, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+
+
+def read(given: dict[str, Any], **changes: Any) -> Model:
+    return parse_config({**given, **changes}, name="mine", where="config.json")
+
+
+def kinds(model: Model) -> str:
+    """The first letter of every layer's attention, then of its MLP."""
+    layers = range(model.num_layers)
+    return "".join(model.attention_kind(i)[0] for i in layers) + " " + "".join(model.mlp_kind(i)[0] for i in layers)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "ffffff dddddd"),
+        ({"sliding_window": 32}, "ssssss dddddd"),
+        ({"sliding_window": 32, "use_sliding_window": False}, "ffffff dddddd"),
+        ({"sliding_window": 32, "sliding_window_pattern": 3}, "ssfssf dddddd"),
+        ({"sliding_window": 32, "hybrid_layer_pattern": [0, 1, 1, 0, 1, 1]}, "fssfss dddddd"),
+        ({"sliding_window": 32, "layer_types": ["sliding_attention", "full_attention"] * 3}, "sfsfsf dddddd"),
+    ],
+)
+def test_windows(changes: dict[str, Any], expected: str) -> None:
+    assert kinds(read(PLAIN, **changes)) == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "eeeeee"),
+        ({"first_k_dense_replace": 2}, "ddeeee"),
+        ({"interleave_moe_layer_step": 2}, "dedede"),
+        ({"decoder_sparse_step": 3}, "ddedde"),
+        ({"mlp_only_layers": [0, 4]}, "deeede"),
+        ({"moe_layer_freq": [0, 1, 1, 0, 1, 1]}, "deedee"),
+        ({"num_experts": 1}, "dddddd"),
+        ({"num_experts": 2}, "eeeeee"),
+    ],
+)
+def test_experts(changes: dict[str, Any], expected: str) -> None:
+    assert kinds(read(EXPERTS, **changes)).split()[1] == expected
+
+
+def test_windows_may_have_heads_of_their_own() -> None:
+    whole = read(PLAIN, sliding_window=32)
+    assert whole.heads_of("sliding") == whole.heads_of("full") == (8, 4, 8, 8)
+    own = read(PLAIN, sliding_window=32, swa_num_attention_heads=6, swa_num_key_value_heads=2, swa_head_dim=16)
+    assert own.heads_of("sliding") == (6, 2, 16, 16)
+    assert read(PLAIN, sliding_window=32, swa_head_dim=16, swa_v_head_dim=12).heads_of("sliding") == (8, 4, 16, 12)
+    assert own.sliding is not None and own.sliding.window == 32
+    assert read(PLAIN, sliding_window=32, attention_chunk_size=48).sliding.window == 48  # type: ignore[union-attr]
+
+
+def test_widths_of_experts() -> None:
+    model = read(EXPERTS)
+    assert (model.num_experts, model.experts_per_token, model.expert_ffn_size, model.ffn_size) == (8, 2, 24, 96)
+    assert model.shared_ffn_size == 0
+    assert read(EXPERTS, n_shared_experts=2).shared_ffn_size == 48
+    assert read(EXPERTS, n_shared_experts=2, moe_shared_expert_intermediate_size=10).shared_ffn_size == 20
+    assert read(EXPERTS, shared_expert_intermediate_size=40).shared_ffn_size == 40
+    assert read({**EXPERTS, "moe_intermediate_size": None}).expert_ffn_size == 96
+    assert read({**EXPERTS, "num_experts_per_tok": None}).experts_per_token == 1
+    assert read(EXPERTS, num_experts_per_tok=8).experts_per_token == 8
+    for active in (9, "two", -1):
+        with pytest.raises(ConfigError, match="makes no sense with 8 experts"):
+            read(EXPERTS, num_experts_per_tok=active)
+    assert read(PLAIN, model_type="qwen").ffn_size == 48, "the first Qwen counts gate and up together"
+
+
+def test_layers_are_bounded() -> None:
+    assert read(PLAIN, num_hidden_layers=10_000).num_layers == 10_000
+    with pytest.raises(ConfigError, match="at most 10000"):
+        read(PLAIN, num_hidden_layers=10_001)
+    with pytest.raises(ConfigError, match="lacks"):
+        parse_config({"model_type": "llama"}, name="mine", where="config.json")
+
+
+def test_parameters_of_a_small_model() -> None:
+    """Embedding and head 1000 x 64; attention (8 + 2 x 4) x 8 x 64 and 64 x 64; MLP 3 x 64 x 96; two norms of 64."""
+    model = read(PLAIN)
+    layer = 16 * 8 * 64 + 64 * 64 + 3 * 64 * 96 + 2 * 64
+    assert model.num_parameters == 2 * 64_000 + 6 * layer + 64
+    assert read(PLAIN, tie_word_embeddings=True).num_parameters == 64_000 + 6 * layer + 64
+    sparse = layer - 3 * 64 * 96 + 8 * 64 + 8 * 3 * 64 * 24
+    assert read(EXPERTS).num_parameters == 2 * 64_000 + 6 * sparse + 64
+    assert read(EXPERTS).num_active_parameters == 2 * 64_000 + 6 * (sparse - 6 * 3 * 64 * 24) + 64
+
+
+def test_weights_of_a_rank() -> None:
+    """Two ranks hold half of everything but norms; eight hold one expert each where experts lie whole."""
+    model = read(EXPERTS)
+    norms, router = 2 * 64, 8 * 64
+    attention, experts = 16 * 8 * 64 + 64 * 64, 8 * 3 * 64 * 24
+    found = model.weight_bytes_of_stage(Parallelism(tensor_parallel=2), 0, "bf16")
+    ends = 64_000 + 64
+    assert found == 2 * (6 * (norms + router + attention / 2 + experts / 2) + ends)
+    whole = Parallelism(data_parallel=8, expert_parallel=True)
+    assert model.weight_bytes_of_stage(whole, 0, "bf16") == 2 * (
+        6 * (norms + router + attention + experts / 8) + 2 * 64_000 + 64
+    )
+    first, last = (model.weight_bytes_of_stage(Parallelism(pipeline_parallel=2), stage, "bf16") for stage in range(2))
+    each = 3 * (norms + router + attention + experts)
+    assert (first, last) == (2 * (each + 64_000), 2 * (each + 64_064))
+
+
+def test_kv_of_a_token() -> None:
+    """Keys and values of 4 heads of 8 in 6 layers; of 8 ranks each holds one head, some of them twice."""
+    model = read(PLAIN)
+    assert model.kv_bytes_per_token("bf16") == 6 * 4 * 16 * 2
+    assert model.kv_bytes_per_token("fp8", 2) == 6 * 2 * 16
+    assert model.kv_bytes_per_token("bf16", 8) == 6 * 1 * 16 * 2
+    windows = read(PLAIN, sliding_window=32, sliding_window_pattern=3)
+    assert windows.sequence_bytes(100, "bf16") == (2 * 100 + 4 * 32) * 4 * 16 * 2
+    assert windows.sequence_bytes(20, "bf16") == 6 * 20 * 4 * 16 * 2
+
+
+def test_degrees_that_heads_allow() -> None:
+    """8 query heads; the 4 KV heads are divided, or repeated."""
+    assert tensor_degrees(read(PLAIN)) == [1, 2, 4, 8]
+    assert tensor_degrees(read(PLAIN, num_attention_heads=12, num_key_value_heads=6), 6) == [1, 2, 3, 6]
+    assert tensor_degrees(read(PLAIN), 2) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("cut", "message"),
+    [
+        ({"tensor_parallel": 3}, "3"),
+        ({"pipeline_parallel": 7}, "too few for 7"),
+        ({"data_parallel": 2}, "no experts to share"),
+        ({"expert_parallel": True}, "no experts to share"),
+    ],
+)
+def test_cuts_that_do_not_go(cut: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Parallelism(**cut).check(read(PLAIN))
+
+
+def test_cuts_that_go() -> None:
+    Parallelism(tensor_parallel=8, pipeline_parallel=6).check(read(PLAIN))
+    Parallelism(tensor_parallel=2, data_parallel=4, expert_parallel=True).check(read(EXPERTS))
+    with pytest.raises(ConfigError, match="6 ranks do not divide the 8 experts"):
+        Parallelism(tensor_parallel=2, data_parallel=3, expert_parallel=True).check(read(EXPERTS))
+    stages = Parallelism(pipeline_parallel=4)
+    assert [len(stages.layers_of_stage(read(PLAIN), stage)) for stage in range(4)] == [1, 2, 2, 1]
+
+
+def test_the_smallest_plan_of_memory() -> None:
+    from gnomon import catalog
+
+    model, device, alone = read(PLAIN), catalog.device("h100"), Parallelism()
+    given = {"reserve_bytes": 1e9, "memory_utilization": 0.5, "block_size": 16, "dtype": "bf16"}
+    plan = plan_memory(model, device, alone, **given)  # type: ignore[arg-type]
+    weights = model.weight_bytes_per_rank(alone, "bf16")
+    assert plan.num_kv_blocks == int((0.5 * device.memory_bytes - weights - 1e9) // (16 * 768))
+    for planner, room in (
+        ("sglang", 0.5 * device.memory_bytes - weights),
+        ("trtllm", 0.5 * (device.memory_bytes - weights - 1e9)),
+    ):
+        assert plan_memory(model, device, alone, planner=planner, **given).num_kv_blocks == int(room // (16 * 768))  # type: ignore[arg-type]
+    assert plan_memory(model, device, alone, max_batched_tokens=1, max_sequences=1, max_tokens=1, block_size=1)
+    for name in ("max_batched_tokens", "max_sequences", "max_tokens", "block_size"):
+        with pytest.raises(ConfigError, match="must be positive"):
+            plan_memory(model, device, alone, **{name: 0})  # type: ignore[arg-type]
+    for share in (0.0, 1.01):
+        with pytest.raises(ConfigError, match="must lie in"):
+            plan_memory(model, device, alone, memory_utilization=share)
