@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from gnomon.verify.silicon.choose import chosen
 from gnomon.verify.silicon.predict import predict, score
 from gnomon.verify.silicon.scores import errors_of
+from gnomon.verify.silicon.verdict import FIGURES, RECORDED
 
 SAMPLE = 200
 
@@ -31,10 +32,10 @@ def main() -> None:
     scored = score(servers)
     wall, cpu = time.perf_counter() - wall, _cpu_s() - cpu
     print(f"silicon: {len(servers):,} servers in {wall:.0f} s, {cpu:.0f} s of CPU time in this process and its workers")
-    errors = errors_of(s for s in scored if s.server.mode == "agg")
-    if given.whole and errors:
-        for name in ("tpot_mape", "tpot_median", "ttft_mape", "ttft_median"):
-            print(f"{name}: {getattr(errors, name):.3f}")
+    if given.whole:
+        for name, belongs in RECORDED.items():
+            if errors := errors_of(filter(belongs, scored)):
+                print(f"{name}: {{{', '.join(f'{figure}: {getattr(errors, figure):.3f}' for figure in FIGURES)}}}")
 
 
 def _cpu_s() -> float:

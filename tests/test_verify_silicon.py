@@ -41,15 +41,23 @@ def test_the_whole_file_is_read() -> None:
     assert sum(s.mode == "agg" for s in found) == 3619
     assert sum(s.family == "inferencex" for s in found) == 4373  # 123 of them under another name
     assert all(s.date for s in found if s.family == "inferencex")
-    assert sum(s.mode == "disagg" and s.problem is None for s in found) == 267
-    assert sum("under way is not known" in (s.problem or "") for s in found) == 7
+    assert sum(s.mode == "disagg" and s.problem is None for s in found) == 274
     assert 0.4 < sum(s.is_held_out for s in found) / len(found) < 0.6
 
 
 def test_aggregated_servers_without_a_layout_are_few_and_named() -> None:
     without = [s for s in servers() if s.mode == "agg" and s.problem]
-    assert len(without) == 55 <= 0.02 * 3619
+    assert len(without) == 40 <= 0.02 * 3619
     assert {s.device for s in without} == {"gb200"}
+
+
+def test_whole_deployments_called_aggregated_take_the_workers_of_their_twin() -> None:
+    found = [s for s in servers() if s.mode == "agg" and s.prefill]
+    assert len(found) == 15
+    assert {s.num_gpus for s in found} == {28, 36, 48}, "the GPUs that their rows name"
+    one = by_id("2026_04_06_deepseek_r1_gb200_trtllm_fp4_agg_1024x1024_c32_tp36_ep1_11")
+    assert (one.num_prefill, one.num_decode, one.layout) == (1, 4, Layout(8, 1, 8))
+    assert [pool.role for pool in scenario_of(one).pools] == ["prefill", "decode"]
 
 
 def test_exports_under_another_name_have_the_day_of_their_twin() -> None:
@@ -95,7 +103,7 @@ def facts(**changes: Any) -> dict[str, Any]:
     plain = {
         "family": "inferencex", "engine": "trtllm", "version": "", "model": "deepseek-r1", "device": "b200",
         "precision": "fp8", "date": "2026-02-01", "prompt": 1024, "output": 1024, "concurrency": 64, "gpus": 8,
-        "attention_groups": 1,
+        "attention_groups": 1, "role": "both", "workers": 1, "each": 64,
     }  # fmt: skip
     return plain | changes
 
@@ -192,7 +200,7 @@ def test_predictions_are_kept_and_failures_are_named(tmp_path: Path, monkeypatch
 
 def test_a_worse_figure_is_said_for_the_whole_file_only() -> None:
     far_off = [scored(9.0, 9.0)]
-    assert any("tpot_mape" in line for line in Verdict(far_off, is_whole=True).worse)
+    assert any(line.startswith("aggregated: tpot_mape is") for line in Verdict(far_off, is_whole=True).worse)
     assert Verdict(far_off, is_whole=False).worse == []
 
 
@@ -225,6 +233,39 @@ def test_workers_apart_become_pools_with_roles() -> None:
     prefill, decode = scenario_of(one).pools
     assert (prefill.role, prefill.num_replicas, prefill.replica.data_parallel) == ("prefill", 1, 4)
     assert (decode.role, decode.num_replicas, decode.replica.tensor_parallel) == ("decode", 4, 8)
+
+
+def test_workers_apart_have_the_settings_of_their_recipe() -> None:
+    """ctx1_gen4_tep8_batch16 of GB200 in fp4: four decode workers of 16 requests each, prompts two at a time."""
+    one = by_id("dsr1_gb200_trtllm_fp4_disagg_8192x1024_c44_cfg388")
+    found = scenario_of(one)
+    prefill, decode = found.pools
+    assert (prefill.batching.max_batch_tokens, prefill.batching.max_sequences) == (16640, 2)
+    assert (decode.batching.max_sequences, decode.timing.graph_sizes) == (16, (1, 2, 4, 8, 16))
+    assert found.front_end.stream_interval == 100
+    assert (found.router.name, found.disaggregation.decode_router.name) == ("least_outstanding", "round_robin")
+    assert found.disaggregation.link == "nvlink"
+
+
+def test_recipes_without_a_list_of_concurrencies_take_the_power_of_two_below() -> None:
+    """84 requests over four workers, 21 each: ctx1_gen4_tep8_batch16."""
+    decode = launch_of(facts(role="decode", device="gb300", concurrency=84, workers=4, each=21))
+    assert (decode.max_sequences, decode.graph_batch) == (16, 16)
+    assert launch_of(facts(role="decode", device="gb300", concurrency=3, workers=4, each=0)).max_sequences == 1
+
+
+def test_scripts_overrule_the_degrees_of_a_row() -> None:
+    """SGLang 0.5.5: the row says data parallel with sliced experts, of workers that were tensor parallel or DEP 32."""
+    small = by_id("dsr1_gb200_sglang_fp8_disagg_1024x1024_c16_cfg227")
+    assert small.layout == Layout(4, 4, 1)
+    assert {(p.replica.tensor_parallel, p.replica.data_parallel) for p in scenario_of(small).pools} == {(4, 1)}
+    large = scenario_of(by_id("dsr1_gb200_sglang_fp8_disagg_1024x1024_c4096_cfg236")).pools[1]
+    assert (large.replica.data_parallel, large.replica.expert_parallel) == (32, True)
+
+
+def test_sweeps_without_a_concurrency_take_it_from_their_decode_batches() -> None:
+    one = by_id("qwen3_32b_qwen3_32b_h100_sxm_vllm_disagg_4000x1000_c_tp_epnone_2")
+    assert one.concurrency == 224 * 2
 
 
 def test_figures_in_doubt_stay_in_the_score_and_the_others_stand_beside() -> None:

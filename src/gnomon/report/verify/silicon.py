@@ -281,7 +281,7 @@ def write_page(verdict: Verdict, path: str | Path) -> Path:
         "@CARDS@": "" if overall is None else _cards(overall),
         "@PLOTS@": f"<section><h2>Measured against predicted</h2><div class=plots>{plots}</div></section>{chooser}",
         "@REPLICAS@": f"<section><h2>Figures</h2>{tables}</section>",
-        "@SCENARIO@": html.escape(rules_text()),
+        "@SCENARIO@": html.escape(rules_text("launch") + "\n" + rules_text("launch_disagg")),
         "@VERSION@": __version__,
         "@DATA@": json.dumps(drawn, separators=(",", ":"), allow_nan=False).replace("</", "<\\/"),
     }

@@ -1,4 +1,5 @@
-"""What a measured server was told when it was started: rules over the launch scripts, as data (`launch.yaml`)."""
+"""What a measured server was told when it was started: rules over the launch scripts, as data (`launch.yaml`, and
+`launch_disagg.yaml` for the workers of disaggregated ones)."""
 
 from __future__ import annotations
 
@@ -13,8 +14,6 @@ from typing import Any
 import yaml
 
 from gnomon.core.errors import DataError
-
-_FILE = "data/silicon/launch.yaml"
 
 
 @dataclass(frozen=True)
@@ -38,8 +37,14 @@ class Launch:
     """SGLang: decode steps between two looks for new requests."""
     draft_tokens: int = 0
     """Tokens drafted by the model's own head (multi-token prediction)."""
-    expert_parallel: bool = False
-    """The script spreads whole experts over the GPUs, whatever the row says."""
+    attention: str = ""
+    """tensor or data: how the script spreads attention over the GPUs, whatever the row says."""
+    experts: str = ""
+    """whole or sliced: how the script spreads experts over the GPUs, whatever the row says."""
+    exchange: str = "auto"
+    """How tokens get to their experts: all_gather or all_to_all; auto: as the engine does by default."""
+    router: str = ""
+    """Which worker gets a request, where there are several."""
     batch_wait_iterations: int = 0
     """TensorRT-LLM: decode steps for which a prefill waits to be fuller."""
     batch_wait_ratio: float = 0.0
@@ -47,36 +52,32 @@ class Launch:
 
 
 def launch_of(facts: Mapping[str, Any]) -> Launch:
-    """The settings of the server that `facts` describe: family, engine, version, model, device, precision, date,
-    prompt, output, concurrency, gpus, attention_groups, expert_parallel, drafting."""
-    rules = _rules()
+    """The settings of the server that `facts` describe, or of one side of a disaggregated one: family, engine,
+    version, model, device, precision, date, prompt, output, concurrency, gpus, attention_groups, expert_parallel,
+    drafting, role, workers, each."""
+    name = "launch" if facts["role"] == "both" else "launch_disagg"
+    rules = _data(name)
     settings: dict[str, Any] = dict(rules["defaults"][facts["engine"]])
     for rule in rules["rules"]:
         if all(_matches(facts[key], wanted) for key, wanted in rule["when"].items()):
-            settings.update(rule["set"])
-    return Launch(**{key: _value(value, facts) for key, value in settings.items()})
+            settings.update({key: _value(value, settings | facts, name) for key, value in rule["set"].items()})
+    return Launch(**settings)
 
 
 def doubt_about(facts: Mapping[str, Any]) -> str | None:
     """Why the figures of the server that `facts` describe contradict each other, if they do."""
-    found = (d for d in _doubtful() if all(_matches(facts[key], wanted) for key, wanted in d["when"].items()))
+    found = (d for d in _data("doubtful") if all(_matches(facts[key], wanted) for key, wanted in d["when"].items()))
     return next((str(one["reason"]) for one in found), None)
 
 
-@cache
-def _doubtful() -> Any:
-    text = (files("gnomon.verify") / "data/silicon/doubtful.yaml").read_text(encoding="utf-8")
-    return yaml.safe_load(text)
-
-
-def rules_text() -> str:
-    """The rules as they are written."""
-    return (files("gnomon.verify") / _FILE).read_text(encoding="utf-8")
+def rules_text(name: str) -> str:
+    """The rules of one file as they are written."""
+    return (files("gnomon.verify") / "data" / "silicon" / f"{name}.yaml").read_text(encoding="utf-8")
 
 
 @cache
-def _rules() -> Any:
-    return yaml.safe_load(rules_text())
+def _data(name: str) -> Any:
+    return yaml.safe_load(rules_text(name))
 
 
 def _matches(value: Any, wanted: Any) -> bool:
@@ -85,14 +86,18 @@ def _matches(value: Any, wanted: Any) -> bool:
     return value in wanted if isinstance(wanted, list) else bool(value == wanted)
 
 
-_NAMES = ("", "bf16", "fp8", "trtllm", "cutlass", "deepgemm", "triton", "marlin")
+_NAMES = (
+    "", "bf16", "fp8", "auto",
+    "trtllm", "cutlass", "deepgemm", "triton", "marlin",
+    "data", "tensor", "whole", "sliced", "all_gather", "all_to_all", "round_robin", "least_outstanding",
+)  # fmt: skip
 
 
-def _value(value: Any, facts: Mapping[str, Any]) -> Any:
-    """A number or a name as it stands, a formula computed."""
+def _value(value: Any, known: Mapping[str, Any], file: str) -> Any:
+    """A number or a name as it stands, a formula of what is known computed."""
     if not isinstance(value, str) or value in _NAMES:
         return value
-    return _evaluate(ast.parse(value, mode="eval").body, facts)
+    return _evaluate(ast.parse(value, mode="eval").body, known, file)
 
 
 _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
@@ -102,14 +107,16 @@ _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
 }
 
 
-def _evaluate(node: ast.expr, facts: Mapping[str, Any]) -> int:
+def _evaluate(node: ast.expr, known: Mapping[str, Any], file: str) -> int:
     match node:
         case ast.Constant(value=int(number)):
             return number
         case ast.Name(id=name):
-            return int(facts[name])
+            return int(known[name])
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
-            return _OPERATORS[type(op)](_evaluate(left, facts), _evaluate(right, facts))
+            return _OPERATORS[type(op)](_evaluate(left, known, file), _evaluate(right, known, file))
         case ast.Call(func=ast.Name(id="max"), args=arguments):
-            return max(_evaluate(one, facts) for one in arguments)
-    raise DataError(f"cannot compute {ast.unparse(node)!r}.", where=_FILE)
+            return max(_evaluate(one, known, file) for one in arguments)
+        case ast.Call(func=ast.Name(id="power_of_two"), args=[argument]):  # The largest that is not above it.
+            return 1 << max(_evaluate(argument, known, file).bit_length() - 1, 0)
+    raise DataError(f"cannot compute {ast.unparse(node)!r}.", where=f"data/silicon/{file}.yaml")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, Literal
 
 from gnomon.core.config import load
 from gnomon.core.errors import ConfigError
@@ -38,6 +38,9 @@ MODELS = {
 }
 """The file's models in the catalog. (Its DeepSeek-V3 rows are DeepSeek-R1 of another export: see their ids.)"""
 
+ONE_NVLINK_DOMAIN = ("gb200", "gb300")
+"""Systems whose workers are linked by NVLink: 72 GPUs in one rack."""
+
 _SCHEMES = {
     ("deepseek-r1", "fp4"): "nvfp4_mlp_and_output",
     ("deepseek-v3.1", "fp4"): "nvfp4_mlp_and_output",
@@ -71,9 +74,18 @@ def settings_of(server: Server) -> dict[str, Any]:
         "model": model_of(server),
         "device": server.device,
         "engine": server.engine,
+        "front_end": {"stream_interval": launch.stream_interval},
+        "workload": workload_of(server),
+    }
+    return common | (_roles(server) if server.prefill else _worker(server, server.layout, launch))
+
+
+def _worker(server: Server, layout: Layout, launch: Launch) -> dict[str, Any]:
+    """The sections of a scenario, or of one of its pools, that a launch script decides."""
+    layout = as_launched(layout, launch)
+    return {
         "replica": {
-            **parallelism_of(server.layout),
-            **({"expert_parallel": True} if launch.expert_parallel else {}),
+            **parallelism_of(layout),
             "memory_utilization": launch.memory,
             **_drafting(launch),
         },
@@ -81,7 +93,7 @@ def settings_of(server: Server) -> dict[str, Any]:
             "max_batch_tokens": launch.max_batch_tokens,
             "max_sequences": launch.max_sequences,
             "prefix_cache": False,
-            "options": _policy_options(server, launch),
+            "options": _policy_options(server, layout, launch),
         },
         "timing": {
             "source": "silicon",
@@ -89,21 +101,32 @@ def settings_of(server: Server) -> dict[str, Any]:
             "dtype": _scheme(server),
             "kv_dtype": launch.kv_dtype,
             "expert_kernel": launch.expert_kernel,
+            **({} if launch.exchange == "auto" else {"expert_exchange": launch.exchange}),
             "graph_sizes": graph_sizes(server.engine, launch.graph_batch, 1 + launch.draft_tokens),
         },
-        "front_end": {"stream_interval": launch.stream_interval},
-        "workload": workload_of(server),
     }
-    return common | _roles(server) if server.mode == "disagg" else common
 
 
 def _roles(server: Server) -> dict[str, Any]:
-    """Prefill and decode workers apart. Their scripts are those of another site and are not read: both are told what
-    the aggregated servers of this model are."""
+    """Prefill and decode workers apart, each with the settings of its side of the recipe."""
     assert server.prefill is not None
-    sides = (("prefill", server.num_prefill, server.prefill), ("decode", server.num_decode, server.layout))
-    pools = [{"role": role, "num_replicas": count, "replica": parallelism_of(layout)} for role, count, layout in sides]
-    return {"pools": pools, "router": "least_outstanding"}
+    prefill, decode = (launch_of(facts_of(server, role)) for role in ("prefill", "decode"))
+    sides = (
+        ("prefill", server.num_prefill, server.prefill, prefill),
+        ("decode", server.num_decode, server.layout, decode),
+    )
+    return {
+        "pools": [
+            {"role": role, "num_replicas": count, **_worker(server, layout, launch)}
+            for role, count, layout, launch in sides
+        ],
+        "router": prefill.router,
+        "disaggregation": {
+            "decode_router": decode.router,
+            "link": "nvlink" if server.device in ONE_NVLINK_DOMAIN else "network",
+        },
+        "front_end": {"stream_interval": decode.stream_interval},
+    }
 
 
 def _drafting(launch: Launch) -> dict[str, Any]:
@@ -113,7 +136,7 @@ def _drafting(launch: Launch) -> dict[str, Any]:
     return {"speculative": {"num_tokens": launch.draft_tokens, "acceptance": ACCEPTANCE, "draft_layers": 1}}
 
 
-def _policy_options(server: Server, launch: Launch) -> dict[str, float]:
+def _policy_options(server: Server, layout: Layout, launch: Launch) -> dict[str, float]:
     """What the engine's scheduler was told beyond its limits."""
     options: dict[str, float] = {}
     if launch.receive_interval > 1:
@@ -122,7 +145,7 @@ def _policy_options(server: Server, launch: Launch) -> dict[str, float]:
         options["max_prefill_tokens"] = max(launch.max_batch_tokens, 16384)
     if launch.batch_wait_iterations:
         options |= {"wait_iterations": launch.batch_wait_iterations, "wait_tokens_ratio": launch.batch_wait_ratio}
-    if server.engine == "trtllm" and server.layout.attention_groups > 1:
+    if server.engine == "trtllm" and layout.attention_groups > 1:
         options["balance"] = 1
         if model_of(server) == "deepseek-r1":  # dsr1_*_trt.sh; gptoss_*_trt.sh leaves the rest of it at the defaults.
             options |= {"balance_wait_iterations": 0, "balance_timeout_iterations": 60}
@@ -144,8 +167,13 @@ def model_of(server: Server) -> str:
     return MODELS.get(server.model, server.model)
 
 
-def facts_of(server: Server) -> dict[str, Any]:
-    """What the rules of `launch.yaml` and `doubtful.yaml` may ask."""
+def facts_of(server: Server, role: Literal["both", "prefill", "decode"] = "both") -> dict[str, Any]:
+    """What the rules of `launch.yaml`, `launch_disagg.yaml` and `doubtful.yaml` may ask."""
+    layout = server.layout
+    workers = {"both": 1, "prefill": server.num_prefill, "decode": server.num_decode}[role]
+    if role == "prefill":
+        assert server.prefill is not None
+        layout = server.prefill
     return {
         "family": server.family,
         "engine": server.engine,
@@ -157,10 +185,13 @@ def facts_of(server: Server) -> dict[str, Any]:
         "prompt": server.prompt_tokens,
         "output": server.output_tokens,
         "concurrency": server.concurrency,
-        "gpus": server.layout.num_gpus,
-        "attention_groups": server.layout.attention_groups,
-        "expert_parallel": server.layout.expert_parallel,
+        "gpus": layout.num_gpus,
+        "attention_groups": layout.attention_groups,
+        "expert_parallel": layout.expert_parallel,
         "drafting": server.is_drafting,
+        "role": role,
+        "workers": workers,
+        "each": server.concurrency // (workers * layout.attention_groups) if workers else 0,
     }
 
 
@@ -183,6 +214,13 @@ def workload_of(server: Server) -> dict[str, Any]:
     if server.family == "sweeps":
         return {"client": {"name": "genai_perf"} | client, "num_requests": 10 * server.concurrency}
     return {"client": {"name": "inferencex" if server.date >= WARM_UP_SINCE else "inferencex_2025"} | client}
+
+
+def as_launched(layout: Layout, launch: Launch) -> Layout:
+    """How one worker is spread: as its row says, unless its script says otherwise."""
+    groups = {"data": layout.num_gpus, "tensor": 1}.get(launch.attention, layout.attention_groups)
+    experts = {"whole": layout.num_gpus, "sliced": 1}.get(launch.experts, layout.expert_parallel)
+    return Layout(layout.num_gpus, groups, experts)
 
 
 def parallelism_of(layout: Layout) -> dict[str, Any]:

@@ -120,5 +120,4 @@ def per_gpu(scored: Scored, ttft_s: float, tpot_s: float) -> float:
     """Output tokens per second and GPU of a closed loop with these latencies."""
     s = scored.server
     per_request_s = ttft_s + tpot_s * (s.output_tokens - 1)
-    workers = s.layout.num_gpus * max(s.num_decode, 1) + (s.prefill.num_gpus * s.num_prefill if s.prefill else 0)
-    return s.concurrency * s.output_tokens / per_request_s / workers
+    return s.concurrency * s.output_tokens / per_request_s / s.num_gpus

@@ -1,17 +1,19 @@
 """The measured servers of `silicon_sample.csv`, one row each, as plain data.
 
-The file comes with the package aiconfigurator-core (extra [silicon]). Five things in it need care:
+The file comes with the package aiconfigurator-core (extra [silicon]). Six things in it need care:
 
 - `tp_size`, `attention_dp_size`, `moe_tp_size` and `moe_ep_size` are written so that tp x dp = moe_tp x moe_ep. Where a
   server ran its experts in parallel, the file multiplies the degrees (8 GPUs with TP 8 and EP 8 become 64 ranks): the
   GPUs are read from the row's name, or as the root of that product.
 - rows of vLLM with tp = dp > 1 ran tensor-parallel attention and expert-parallel experts: other exports of the same
   measurements (equal TTFT and TPOT) say so, and their launch scripts know no other way.
-- `batch_size` is the client's concurrency divided by the attention groups; the concurrency itself is in
-  `silicon_data_source`.
+- `batch_size` is the client's concurrency divided by the attention groups, `decode_batch_size` by those of all decode
+  workers; the concurrency itself is in `silicon_data_source`, but for a few sweeps.
 - exports called `...-gap-analysis.csv` repeat InferenceX's servers: each of their rows has a twin there with the same
   layout, lengths and concurrency and the same figures, rounded to 10 microseconds. The day is the twin's.
-- some rows of GB200 called aggregated give all GPUs of a disaggregated deployment as `tp_size`: no layout is known.
+- some rows of GB200 called aggregated give all GPUs of a disaggregated deployment as `tp_size`. Those of TensorRT-LLM
+  that have a disaggregated twin (the same GPUs, lengths and concurrency a month later) take its workers; of the others
+  no layout is known.
 """
 
 from __future__ import annotations
@@ -95,6 +97,12 @@ class Server:
     """Whether it ran the script with drafted tokens where the file has servers of both under one name."""
 
     @property
+    def num_gpus(self) -> int:
+        """GPUs of all workers."""
+        prefill = self.prefill.num_gpus * self.num_prefill if self.prefill else 0
+        return prefill + self.layout.num_gpus * max(self.num_decode, 1)
+
+    @property
     def is_held_out(self) -> bool:
         """Whether it belongs to the half on which constants are scored, not fitted."""
         return crc32(self.id.encode()) % 2 == 1
@@ -121,7 +129,24 @@ def servers() -> tuple[Server, ...]:
     if not file.is_file():
         raise DataError("is not there.", where=str(file), fix="Install aiconfigurator-core 0.12 or newer.")
     found = [_server(row) for row in pl.read_csv(file, infer_schema_length=None).iter_rows(named=True)]
-    return tuple(_with_drafting(_with_days(found)))
+    return tuple(_with_drafting(_with_days(_with_workers(found))))
+
+
+def _with_workers(found: list[Server]) -> list[Server]:
+    """Whole deployments that are called aggregated get the workers of their twin, the oldest if there are several."""
+    fleets = (s for s in found if s.mode == "disagg" and s.problem is None)
+    twins = {_deployment(s): s for s in sorted(fleets, key=lambda s: s.date, reverse=True)}
+    return [
+        replace(s, layout=t.layout, prefill=t.prefill, num_prefill=t.num_prefill, num_decode=t.num_decode, problem=None)
+        if s.problem and s.mode == "agg" and s.engine == "trtllm" and (t := twins.get(_deployment(s)))
+        else s
+        for s in found
+    ]
+
+
+def _deployment(server: Server) -> tuple[object, ...]:
+    place = (server.device, server.engine, server.precision, server.num_gpus)
+    return (*place, server.prompt_tokens, server.output_tokens, server.concurrency)
 
 
 def _with_days(found: list[Server]) -> list[Server]:
@@ -169,7 +194,7 @@ def _server(row: dict[str, object]) -> Server:
         mode=mode,
         prompt_tokens=_whole(row, "isl"),
         output_tokens=_whole(row, "osl"),
-        concurrency=int(said.group(1)) if said else _whole(row, "batch_size") * layout.attention_groups,
+        concurrency=int(said.group(1)) if said else _concurrency(row, layout),
         date=date.group(1) if date else "",
         layout=layout,
         prefill=_layout(row, "prefill_") if mode == "disagg" else None,
@@ -184,6 +209,13 @@ def _server(row: dict[str, object]) -> Server:
 def _whole(row: dict[str, object], column: str) -> int:
     value = row[column]
     return int(value) if isinstance(value, int | float) else 0
+
+
+def _concurrency(row: dict[str, object], layout: Layout) -> int:
+    """Requests under way, where the file gives them by attention group only."""
+    if row["mode"] == "agg":
+        return _whole(row, "batch_size") * layout.attention_groups
+    return _whole(row, "decode_batch_size") * _whole(row, "decode_num_workers") * layout.attention_groups
 
 
 def _layout(row: dict[str, object], side: str) -> Layout:

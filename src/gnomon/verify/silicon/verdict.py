@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.resources import files
@@ -18,6 +18,17 @@ from gnomon.verify.silicon.scores import GROUPS, Errors, Ranking, errors_by, err
 
 SLACK = 0.002
 """How much a figure may differ from the recorded one without being called worse: other versions of NumPy, say."""
+
+RECORDED: dict[str, Callable[[Scored], bool]] = {
+    "aggregated": lambda s: s.server.mode == "agg",
+    "disaggregated": lambda s: s.server.mode == "disagg",
+    "InferenceX aggregated, held out": lambda s: (
+        s.server.mode == "agg" and s.server.family == "inferencex" and s.server.is_held_out
+    ),
+}
+"""Groups of servers whose figures are recorded with a release (`recorded.yaml`)."""
+FIGURES = ("tpot_mape", "tpot_median", "ttft_mape", "ttft_median")
+"""The figures that are recorded of each."""
 
 
 @dataclass(frozen=True)
@@ -67,15 +78,18 @@ class Verdict:
 
     @property
     def worse(self) -> list[str]:
-        """Figures of the aggregated servers that are worse than those recorded with the release."""
-        errors = errors_of(s for s in self.scored if s.server.mode == "agg")
-        if not self.is_whole or errors is None:
+        """Figures that are worse than those recorded with the release."""
+        if not self.is_whole:
             return []
-        recorded = _data("recorded")
+        return [line for name, recorded in _data("recorded").items() for line in self._worse(name, recorded)]
+
+    def _worse(self, name: str, recorded: dict[str, float]) -> list[str]:
+        errors = errors_of(filter(RECORDED[name], self.scored))
+        found = asdict(errors) if errors else {}
         return [
-            f"{name} is {value:.1%}, worse than the recorded {recorded[name]:.1%}."
-            for name, value in asdict(errors).items()
-            if name in recorded and value > recorded[name] + SLACK
+            f"{name}: {figure} is {found[figure]:.1%}, worse than the recorded {value:.1%}."
+            for figure, value in recorded.items()
+            if figure in found and found[figure] > value + SLACK
         ]
 
     def to_dict(self) -> dict[str, Any]:
