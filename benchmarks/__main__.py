@@ -14,6 +14,7 @@ NAMES = (
         "explain",
         "pools",
         "fleet",
+        "large",
         "routing",
         "report",
         "pipeline",

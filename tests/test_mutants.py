@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 mutants = pytest.importorskip("benchmarks.mutants")
@@ -59,3 +62,20 @@ def test_a_mutant_meets_the_tests_that_call_its_function_the_quickest_first() ->
 def test_the_same_seed_draws_the_same_mutants() -> None:
     one, two, other = (mutants.sample(5, seed, ("timing/communication",)) for seed in (0, 0, 1))
     assert one == two != other
+
+
+def test_a_function_gets_another_body(tmp_path: Path) -> None:
+    """Also where others have imported it already."""
+    (tmp_path / "gnomon").mkdir()
+    (tmp_path / "gnomon" / "half.py").write_text(TEXT)
+    namespace: dict[str, Any] = {}
+    exec(compile(TEXT, str(tmp_path / "gnomon" / "half.py"), "exec"), namespace)
+    (divided,) = [one for one in mutants.mutants_of("half.py", TEXT) if one.after == "n * 2.0"]
+    assert namespace["half"](6) == 3.0
+    mutants.apply(divided, tmp_path / "gnomon")
+    assert namespace["half"](6) == 12.0
+
+
+def test_a_mutant_is_known_by_its_function_wherever_it_stands() -> None:
+    moved = [one.key for one in mutants.mutants_of("half.py", f"X = 1\n{TEXT}") if one.function]
+    assert moved == [one.key for one in mutants.mutants_of("half.py", TEXT) if one.function]
