@@ -19,7 +19,7 @@ from gnomon.serving.calendar import (
     schedule_all,
     take_next,
 )
-from gnomon.serving.cluster import Fleet, Outside, advance_all, open_to_all, serve
+from gnomon.serving.cluster import Asked, Fleet, Outside, advance_all, open_to_all, serve
 from gnomon.serving.compilation import engine_of
 from gnomon.serving.kinds import bake, policies_of, resolve
 from gnomon.serving.log import new_log
@@ -75,7 +75,13 @@ def _fleet(arrival_s: list[float], ticks: list[float]) -> tuple[Fleet, Outside, 
     calendar = new_calendar(1, 10)
     calendar.book.end_open = len(requests)
     schedule_all(calendar, CONTROL_TICK, np.array(ticks), np.arange(len(ticks)))
-    others = (new_transfers(0, 0), fleet, fleet, new_tiers(1, 0, 0, 0), *(np.zeros(0, np.int64),) * 3)
+    others = (
+        new_transfers(0, 0),
+        Asked(*fleet[2:7]),
+        np.zeros(1),
+        new_tiers(1, 0, 0, 0),
+        *(np.zeros(0, np.int64),) * 3,
+    )
     outside = Outside(calendar, np.zeros(0), np.zeros(3), *others)
     return fleet, outside, engine_of(policies_of(kinds), ROUTERS["round_robin"]), new_log(64, 64)
 

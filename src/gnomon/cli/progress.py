@@ -15,7 +15,7 @@ SHOW_AFTER_S = 0.8
 """What is done by then needs no bar."""
 SAY_EVERY_S, MOST_SELDOM_S = 10.0, 60.0
 """Seconds between two lines where no terminal shows a bar: at first, and at last."""
-COMPILING = "Compiling the engine: once per version, about 3 minutes on an idle machine."
+COMPILING = "Compiling the engine: once per version, about a minute on an idle machine."
 
 Report = Callable[[int, int], None]
 

@@ -3,7 +3,8 @@
 Numba counts references of every array in a named tuple at every call, which costs more than the work itself when a
 state of thirty arrays goes through small functions. `borrow(bundle)` turns the arrays of a (nested) named tuple into
 bare pointers with a shape: they are read and written with `a[i]`, `a[i, j]`, give rows with fewer indices, and have
-`.size` and `.shape`, but are not counted, not sliced, not checked. Whoever calls keeps the arrays alive.
+`.size` and `.shape`, but are not counted, not sliced, not checked. Whoever calls keeps the arrays alive. The tuple
+itself goes by its address: its fields are read by name, and it lives as long as the function that borrowed it.
 In plain Python `borrow` returns its argument. Users' own functions get their arrays `checked`: the same pointers, but
 every index is compared with the shape.
 """

@@ -1,10 +1,12 @@
-"""The Numba type behind `gnomon.core.borrow`: a pointer and a shape. Imported only when something is compiled."""
+"""The Numba types behind `gnomon.core.borrow`: a pointer and a shape, and bundles of them that go by their address.
+Imported only when something is compiled."""
 
 from __future__ import annotations
 
+import hashlib
 import operator
 import sys
-from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from llvmlite import ir
@@ -12,7 +14,15 @@ from numba import types
 from numba.core import cgutils
 from numba.core.lowering import Lower
 from numba.core.typing.templates import AbstractTemplate, AttributeTemplate, infer_getattr, infer_global, signature
-from numba.extending import intrinsic, lower_builtin, lower_getattr, models, overload, register_model
+from numba.extending import (
+    intrinsic,
+    lower_builtin,
+    lower_getattr,
+    lower_getattr_generic,
+    models,
+    overload,
+    register_model,
+)  # fmt: skip
 
 from gnomon.core.jit import borrow, first_rows, is_checked
 
@@ -24,6 +34,11 @@ class Borrowed(types.Type):  # type: ignore[misc]
         self.dtype, self.ndim, self.is_checked = dtype, ndim, is_checked
         super().__init__(name=f"{'Checked' if is_checked else 'Borrowed'}({dtype}, {ndim}d)")
 
+    @property
+    def mangling_args(self) -> Any:
+        """What stands in the names of compiled functions: records have hundreds of fields."""
+        return _short_name(self), ()
+
 
 @register_model(Borrowed)
 class BorrowedModel(models.StructModel):  # type: ignore[misc]
@@ -33,24 +48,55 @@ class BorrowedModel(models.StructModel):  # type: ignore[misc]
         super().__init__(manager, kind, [("data", types.voidptr), ("shape", types.UniTuple(types.intp, kind.ndim))])
 
 
+class Bundle(types.Type):  # type: ignore[misc]
+    """A named tuple that goes by its address, so that a call of a function with it passes one number, not hundreds.
+
+    It lies where it was borrowed and lives as long as the function that did so.
+    """
+
+    def __init__(self, kinds: Any, instance_class: Any) -> None:
+        self.types, self.fields, self.instance_class = tuple(kinds), instance_class._fields, instance_class
+        inside = ", ".join(f"{field}={kind}" for field, kind in zip(self.fields, self.types, strict=True))
+        super().__init__(name=f"{instance_class.__name__}({inside})")
+
+    @property
+    def mangling_args(self) -> Any:
+        """What stands in the names of compiled functions."""
+        return _short_name(self), ()
+
+
+register_model(Bundle)(models.OpaqueModel)
+
+
+@cache
+def _short_name(kind: Any) -> str:
+    return f"{type(kind).__name__}_{hashlib.sha256(kind.name.encode()).hexdigest()[:16]}"
+
+
 def borrowed(kind: Any) -> Any:
     """The type of a bundle once its arrays are borrowed."""
-    return _with_arrays(kind, types.Array, lambda array: Borrowed(array.dtype, array.ndim))
-
-
-def _with_arrays(kind: Any, which: type, replacement: Callable[[Any], Any]) -> Any:
-    """The type of a bundle with its arrays replaced, at any depth."""
-    if isinstance(kind, which):
-        return replacement(kind)
+    if isinstance(kind, types.Array):
+        return Borrowed(kind.dtype, kind.ndim)
     if isinstance(kind, types.BaseTuple) and hasattr(kind, "instance_class"):
-        inner = [_with_arrays(t, which, replacement) for t in kind.types]
-        if len(set(inner)) == 1:
-            return types.NamedUniTuple(inner[0], len(inner), kind.instance_class)
-        return types.NamedTuple(inner, kind.instance_class)
+        return Bundle([borrowed(inner) for inner in kind.types], kind.instance_class)
     return kind
 
 
 # borrow(bundle)
+
+
+@infer_global(borrow)
+class Borrow(AbstractTemplate):  # type: ignore[misc]
+    """Arrays become borrowed arrays, named tuples bundles."""
+
+    def generic(self, args: Any, kws: Any) -> Any:
+        """The type of `borrow(bundle)`."""
+        return signature(borrowed(args[0]), *args)
+
+
+@lower_builtin(borrow, types.Any)  # type: ignore[untyped-decorator]
+def _borrow(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    return _lend(context, builder, sig.args[0], args[0])
 
 
 def _lend(context: Any, builder: Any, kind: Any, value: Any) -> Any:
@@ -60,23 +106,37 @@ def _lend(context: Any, builder: Any, kind: Any, value: Any) -> Any:
         view.data = builder.bitcast(array.data, cgutils.voidptr_t)
         view.shape = array.shape
         return view._getvalue()
-    if isinstance(kind, types.BaseTuple):
-        items = [_lend(context, builder, t, builder.extract_value(value, i)) for i, t in enumerate(kind.types)]
-        return context.make_tuple(builder, borrowed(kind), items)
+    if isinstance(kind, types.BaseTuple) and hasattr(kind, "instance_class"):
+        bundle = cgutils.alloca_once(builder, _layout(context, borrowed(kind)))
+        for i, inner in enumerate(kind.types):
+            item = _lend(context, builder, inner, builder.extract_value(value, i))
+            builder.store(item, cgutils.gep_inbounds(builder, bundle, 0, i))
+        return builder.bitcast(bundle, cgutils.voidptr_t)
     return value
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def _lend_bundle(typing: Any, bundle: Any) -> Any:
-    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return _lend(context, builder, sig.args[0], args[0])
-
-    return borrowed(bundle)(bundle), generate
+def _layout(context: Any, bundle: Bundle) -> Any:
+    return ir.LiteralStructType([context.get_value_type(kind) for kind in bundle.types])
 
 
-@overload(borrow, strict=False)  # type: ignore[untyped-decorator]
-def _borrow(bundle: Any) -> Any:
-    return lambda bundle: _lend_bundle(bundle)
+# bundle.field
+
+
+@infer_getattr
+class BundleAttributes(AttributeTemplate):  # type: ignore[misc]
+    """The fields of the named tuple."""
+
+    key = Bundle
+
+    def generic_resolve(self, bundle: Any, name: str) -> Any:
+        """The type of a field."""
+        return bundle.types[bundle.fields.index(name)] if name in bundle.fields else None
+
+
+@lower_getattr_generic(Bundle)  # type: ignore[untyped-decorator]
+def _field(context: Any, builder: Any, kind: Any, value: Any, name: str) -> Any:
+    bundle = builder.bitcast(value, _layout(context, kind).as_pointer())
+    return builder.load(cgutils.gep_inbounds(builder, bundle, 0, kind.fields.index(name)))
 
 
 # checked(bundle)
@@ -85,8 +145,15 @@ def _borrow(bundle: Any) -> Any:
 @intrinsic  # type: ignore[untyped-decorator]
 def checked(typing: Any, bundle: Any) -> Any:
     """The same borrowed arrays with every index checked: one out of range raises IndexError, also a negative one."""
-    kind = _with_arrays(bundle, Borrowed, lambda view: Borrowed(view.dtype, view.ndim, is_checked=True))
-    return kind(bundle), lambda context, builder, sig, args: args[0]
+    return _checked(bundle)(bundle), lambda context, builder, sig, args: args[0]
+
+
+def _checked(kind: Any) -> Any:
+    if isinstance(kind, Borrowed):
+        return Borrowed(kind.dtype, kind.ndim, is_checked=True)
+    if isinstance(kind, Bundle):
+        return Bundle([_checked(inner) for inner in kind.types], kind.instance_class)
+    return kind
 
 
 @overload(is_checked, strict=False)  # type: ignore[untyped-decorator]

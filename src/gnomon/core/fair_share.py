@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from gnomon.core.arrays import Floats, Ints
-from gnomon.core.jit import inner
+from gnomon.core.jit import apart, inner
 
 NUM_TYPES = 3
 NO_TIER = 1 << 30
@@ -34,7 +34,7 @@ LINK = np.dtype(
 )
 
 
-@inner
+@apart
 def share_links(flows: Any, links: Any, active: Ints, count: int, present: Ints, weights: Floats, tiers: Ints) -> None:
     """Set the share of each of the first `count` active flows. `present` is scratch, [link, type]."""
     for k in range(count):
@@ -48,7 +48,7 @@ def share_links(flows: Any, links: Any, active: Ints, count: int, present: Ints,
         _divide(flows, links, active, count, present, weights, tiers)
 
 
-@inner
+@apart
 def _divide(flows: Any, links: Any, active: Ints, count: int, present: Ints, weights: Floats, tiers: Ints) -> None:
     """Give each sender's `left` capacity to its unfixed flows: exclusive tier, else weights, else equally."""
     for k in range(count):

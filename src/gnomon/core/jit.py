@@ -99,25 +99,37 @@ def jit(function: F) -> F:
     """Compile `function` on first call (types inferred), or return it unchanged under GNOMON_JIT=0."""
     if not ENABLED:
         return function
-    return _cached(_numba().njit(error_model="numpy")(function), function)
+    from gnomon.core.linked_code import WholeCompiler
+
+    return _cached(_numba().njit(error_model="numpy", pipeline_class=WholeCompiler)(function), function)
 
 
 def inner(function: F) -> F:
-    """Like `jit`, for a function that only compiled code calls: inlined, and without the slow way in from Python."""
-    if not ENABLED:
-        return function
-    options = {
-        "error_model": "numpy",
-        "no_cpython_wrapper": True,
-        "no_cfunc_wrapper": True,
-        "forceinline": True,
-    }
-    return _cached(_numba().njit(**options)(function), function)
+    """Like `jit`, for a function that only compiled code calls: a part of its callers, and inlined."""
+    return _cached(_part(function, is_inlined=True), function) if ENABLED else function
+
+
+def apart(function: F) -> F:
+    """Like `inner`, for one that is long and not called at every iteration: it stands once in the code, and is
+    called."""
+    return _cached(_part(function, is_inlined=False), function) if ENABLED else function
+
+
+def _part(function: F, is_inlined: bool) -> F:
+    from gnomon.core.linked_code import PartCompiler
+
+    return _numba().njit(
+        error_model="numpy",
+        no_cpython_wrapper=True,
+        no_cfunc_wrapper=True,
+        forceinline=is_inlined,
+        pipeline_class=PartCompiler,
+    )(function)
 
 
 def own_jit(function: F) -> F:
     """Compile a function as part of the one that calls it, which is what is cached."""
-    return _numba().njit(error_model="numpy", no_cpython_wrapper=True, forceinline=True)(function)
+    return _part(function, is_inlined=True)
 
 
 def inline(function: F) -> F:
@@ -149,9 +161,11 @@ def compiled(signature: Any) -> Callable[[F], F]:
         from numba.core.ccallback import CFunc
 
         from gnomon.core.compiled_code import kept
+        from gnomon.core.linked_code import PointerCompiler
 
         # As `numba.cfunc` does, which would bring a cache of its own.
-        callback: Any = CFunc(function, sigutils.normalize_signature(signature), {}, {"error_model": "numpy"})
+        types, options = sigutils.normalize_signature(signature), {"error_model": "numpy"}
+        callback: Any = CFunc(function, types, {}, options, pipeline_class=PointerCompiler)
         callback._cache = kept(function)
         callback.compile()
         return callback

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from gnomon.core.arrays import Floats, Ints
 from gnomon.core.borrow import borrow, first_rows
-from gnomon.core.jit import inner, jit
+from gnomon.core.jit import inline, inner, jit
 from gnomon.serving.calendar import NEVER
 from gnomon.serving.cluster import Engine, Fleet, advance_replicas, ask_router, serve_arrivals, wake_groups
 from gnomon.serving.log import Log
@@ -52,7 +52,7 @@ class Ensemble(NamedTuple):
     """[lane, number]: memory of a router that is asked for its opinion (a teacher)."""
 
 
-@inner
+@inline
 def _lane(fleets: Fleet, lane: int, num_replicas: int, memory: Floats) -> Fleet:
     """One lane as the fleet that it is."""
     all_ = fleets.cluster
@@ -93,8 +93,8 @@ def _lane(fleets: Fleet, lane: int, num_replicas: int, memory: Floats) -> Fleet:
         all_.floor_ns[lane],
         all_.context_ns[lane],
     )
-    return Fleet(
-        cluster,
+    fleet = Fleet(
+        borrow(cluster),
         fleets.tables,
         fleets.draws[lane],
         fleets.parameters,
@@ -104,6 +104,7 @@ def _lane(fleets: Fleet, lane: int, num_replicas: int, memory: Floats) -> Fleet:
         fleets.gate,
         fleets.gate_memory[lane],
     )
+    return borrow(fleet)
 
 
 @inner

@@ -23,7 +23,7 @@ import numpy as np
 
 from gnomon.core.arrays import Floats, Ints
 from gnomon.core.borrow import borrow
-from gnomon.core.jit import inner, jit
+from gnomon.core.jit import apart, inner, jit
 from gnomon.serving.state import Cluster
 
 NEVER = math.inf
@@ -123,7 +123,7 @@ def _is_before(one: Any, time_s: float, kind: int, order: int) -> bool:
     return one.kind < kind if one.kind != kind else one.order < order
 
 
-@inner
+@apart
 def schedule(calendar: Calendar, time_s: float, kind: int, subject: int) -> None:
     """Put an event into the calendar."""
     events, book = calendar.events, calendar.book[0]
@@ -145,7 +145,7 @@ def schedule_all(calendar: Calendar, kind: int, time_s: Floats, subjects: Ints) 
         schedule(lent, time_s[i], kind, subjects[i])
 
 
-@inner
+@apart
 def take_next(calendar: Calendar) -> None:
     """Take the next event out; `book.kind`, `book.subject` and `book.time_s` say what it was."""
     events, book = calendar.events, calendar.book[0]

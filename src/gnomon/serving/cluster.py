@@ -9,7 +9,7 @@ import numpy as np
 
 from gnomon.core.arrays import Floats, Ints
 from gnomon.core.borrow import borrow
-from gnomon.core.jit import inner, jit
+from gnomon.core.jit import apart, inner, jit
 from gnomon.serving import contract
 from gnomon.serving.calendar import (
     A_REPLICA,
@@ -144,7 +144,7 @@ def takes_in(fleet: Fleet, engine: Engine, request_id: int, now: float) -> bool:
     return True
 
 
-@inner
+@apart
 def advance_replicas(fleet: Fleet, engine: Engine, log: Log, until: float) -> None:
     """`advance_all`, for compiled code."""
     for r in range(fleet.cluster.next_end_s.size):
@@ -158,7 +158,7 @@ def advance_all(fleet: Fleet, engine: Engine, log: Log, until: float) -> None:
     advance_replicas(borrow(fleet), engine, borrow(log), until)
 
 
-@inner
+@apart
 def wake_groups(fleet: Fleet, engine: Engine, log: Log, first: int, last: int, now: float) -> None:
     """Wake the groups that received requests `first` to `last` at this instant, each once."""
     replicas, requests = fleet.cluster.replicas, fleet.cluster.requests
@@ -171,7 +171,7 @@ def wake_groups(fleet: Fleet, engine: Engine, log: Log, first: int, last: int, n
             engine.proceed(fleet.cluster, fleet.tables, engine.policies, log, group, now, now)
 
 
-@inner
+@apart
 def serve_arrivals(fleet: Fleet, engine: Engine, log: Log, first: int, last: int) -> None:
     """Serve arrivals from `first` to at least `last` with a router that looks at the replicas, and nothing else from
     outside; for compiled code."""
@@ -194,6 +194,16 @@ def _together_until(requests: Any, first: int) -> int:
     return last
 
 
+class Asked(NamedTuple):
+    """What another router than that of the `Fleet` gets in its place; see there."""
+
+    draws: Floats
+    parameters: Floats
+    memory: Floats
+    predicted_output: Floats
+    candidates: Ints
+
+
 class Outside(NamedTuple):
     """All that happens outside the replicas."""
 
@@ -203,10 +213,10 @@ class Outside(NamedTuple):
     front: Floats
     """The front end (`gnomon.serving.front_end`)."""
     transfers: Transfers
-    decode: Fleet
-    """The fleet as the decode router sees it: with its candidates, options and memory."""
-    decider: Fleet
-    """The fleet as the decider sees it."""
+    decode: Asked
+    """What the decode router gets."""
+    decider: Floats
+    """The options of the decider."""
     tiers: Tiers
     follower_first: Ints
     """[request + 1]: where the requests that wait for its end start among `followers`; size 0 where nobody waits."""
@@ -215,15 +225,37 @@ class Outside(NamedTuple):
     """[request]: how many of those that it waits for have not ended."""
 
 
-@inner
+@apart
 def _choose(fleet: Fleet, engine: Engine, outside: Outside, request_id: int) -> int:
     """The replica that gets an arriving request. Where prefill and decode are apart, the one that decodes it is chosen
     first, then whether it is prefilled elsewhere, then where."""
     if outside.calendar.book[0].has_roles == 0:
         return ask_router(fleet, engine, request_id)
-    cluster, request = fleet.cluster, fleet.cluster.requests[request_id]
-    request.decode_replica = _ask(outside.decode, engine.decode_router, request_id)
-    if engine.decider(outside.decider, request_id) < 2:
+    cluster, request, own = fleet.cluster, fleet.cluster.requests[request_id], outside.decode
+    to_decode = Fleet(
+        cluster,
+        fleet.tables,
+        own.draws,
+        own.parameters,
+        own.memory,
+        own.predicted_output,
+        own.candidates,
+        fleet.gate,
+        fleet.gate_memory,
+    )
+    request.decode_replica = _ask(borrow(to_decode), engine.decode_router, request_id)
+    to_decide = Fleet(
+        cluster,
+        fleet.tables,
+        fleet.draws,
+        outside.decider,
+        fleet.memory,
+        fleet.predicted_output,
+        fleet.candidates,
+        fleet.gate,
+        fleet.gate_memory,
+    )
+    if engine.decider(borrow(to_decide), request_id) < 2:
         return request.decode_replica
     r = ask_router(fleet, engine, request_id)
     request.prefill_replica = r
@@ -232,7 +264,7 @@ def _choose(fleet: Fleet, engine: Engine, outside: Outside, request_id: int) -> 
     return r
 
 
-@inner
+@apart
 def _take_in(fleet: Fleet, outside: Outside, r: int, request_id: int, now: float) -> None:
     """Put an arrived request into the queue of replica `r`, or let it wait for KV that another tier holds."""
     cluster = fleet.cluster
@@ -246,7 +278,7 @@ def _take_in(fleet: Fleet, outside: Outside, r: int, request_id: int, now: float
     receive(cluster, r, request_id)
 
 
-@inner
+@apart
 def serve_instant(fleet: Fleet, engine: Engine, outside: Outside, log: Log, first: int) -> int:
     """Serve request `first` and all that arrive at the same instant; returns the one after them, or `first` where it
     has to be gone on with: the slice's budget is used up, or a router in plain Python must choose.
@@ -282,7 +314,7 @@ def serve_instant(fleet: Fleet, engine: Engine, outside: Outside, log: Log, firs
     return after
 
 
-@inner
+@apart
 def _send_next(cluster: Cluster, outside: Outside, ended_s: float) -> None:
     """A client of the closed loop has its answer: it pauses, then sends the next request, which arrives when it has
     passed the front end."""
@@ -297,7 +329,7 @@ def _send_next(cluster: Cluster, outside: Outside, ended_s: float) -> None:
     book.num_sent += 1
 
 
-@inner
+@apart
 def _send_followers(cluster: Cluster, outside: Outside, request_id: int, ended_s: float) -> None:
     """A call of an agent has ended: those that waited for it, and for no other any more, are sent when their tool is
     done."""
@@ -314,7 +346,7 @@ def _send_followers(cluster: Cluster, outside: Outside, request_id: int, ended_s
             schedule(outside.calendar, request.arrival_s, REQUEST_ARRIVES, follower)
 
 
-@inner
+@apart
 def _take_reports(cluster: Cluster, outside: Outside, group: int, now: float) -> None:
     """Do what follows from the requests that ended in a group."""
     replicas = cluster.replicas
@@ -338,7 +370,7 @@ def _take_reports(cluster: Cluster, outside: Outside, group: int, now: float) ->
             _land_ready(cluster, outside, r, now)
 
 
-@inner
+@apart
 def _land_ready(cluster: Cluster, outside: Outside, r: int, now: float) -> None:
     """Let KV move into replica `r` for the prefilled requests that there is room for. While some wait, what ends in
     its group concerns others."""
@@ -356,7 +388,7 @@ def _land_ready(cluster: Cluster, outside: Outside, r: int, now: float) -> None:
     calendar.reports[group] = 1 if waiting > 0 else 0
 
 
-@inner
+@apart
 def _wake(fleet: Fleet, engine: Engine, outside: Outside, log: Log, group: int, now: float) -> None:
     """Let a group handle all that happens in it at `now`, and do what follows from it outside."""
     engine.proceed(fleet.cluster, fleet.tables, engine.policies, log, group, now, now)
@@ -364,7 +396,7 @@ def _wake(fleet: Fleet, engine: Engine, outside: Outside, log: Log, group: int, 
         _take_reports(fleet.cluster, outside, group, now)
 
 
-@inner
+@apart
 def _free_held(fleet: Fleet, engine: Engine, outside: Outside, log: Log, request_id: int, now: float) -> None:
     """The replica that prefilled a request need not keep its KV any longer."""
     r = fleet.cluster.requests[request_id].prefill_replica
@@ -372,7 +404,7 @@ def _free_held(fleet: Fleet, engine: Engine, outside: Outside, log: Log, request
     _wake(fleet, engine, outside, log, fleet.cluster.replicas[r].group_first, now)
 
 
-@inner
+@apart
 def _handle_move(fleet: Fleet, engine: Engine, outside: Outside, log: Log, kind: int, request_id: int) -> None:
     """A step on the way of a request from the replica that prefilled it to the one that decodes it, which has been
     brought up to this moment."""
@@ -400,7 +432,7 @@ def _handle_move(fleet: Fleet, engine: Engine, outside: Outside, log: Log, kind:
         _free_held(fleet, engine, outside, log, request_id, now)
 
 
-@inner
+@apart
 def _refuse(cluster: Cluster, outside: Outside, r: int, now: float) -> None:
     """The first request that waits for blocks in replica `r` can never have them: it is rejected."""
     replica = replica_view(cluster, r)
@@ -422,7 +454,7 @@ def _next_to_report(cluster: Cluster, calendar: Calendar, until: float) -> int:
     return group
 
 
-@inner
+@apart
 def _handle_event(fleet: Fleet, engine: Engine, outside: Outside, log: Log) -> None:
     """Handle the calendar's next event, or stop so that the caller does."""
     cluster, book = fleet.cluster, outside.calendar.book[0]
@@ -470,7 +502,7 @@ def _handle_event(fleet: Fleet, engine: Engine, outside: Outside, log: Log) -> N
             _wake(fleet, engine, outside, log, group, now)
 
 
-@inner
+@apart
 def _handle_arrivals(fleet: Fleet, engine: Engine, outside: Outside, log: Log) -> None:
     """Serve the next instant of an open workload, or stop so that the caller names a replica."""
     cluster, book = fleet.cluster, outside.calendar.book[0]
@@ -489,7 +521,7 @@ def _handle_arrivals(fleet: Fleet, engine: Engine, outside: Outside, log: Log) -
     book.num_sent = after
 
 
-@inner
+@apart
 def _serve(fleet: Fleet, engine: Engine, outside: Outside, log: Log, last: int) -> None:
     cluster, calendar = fleet.cluster, outside.calendar
     book = calendar.book[0]

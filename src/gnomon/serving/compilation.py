@@ -154,9 +154,10 @@ def _compiled_proceed() -> Any:
 def _policy_signature() -> Any:
     from numba import from_dtype, types
 
+    from gnomon.core.borrowed_array import Bundle
+
     view = getattr(replica_view, "py_func", replica_view)(_example().cluster, 0)
-    fields = [from_dtype(REPLICA), *(borrowed_type(array) for array in view[1:])]
-    return types.void(types.NamedTuple(fields, Replica))
+    return types.void(Bundle([from_dtype(REPLICA), *(borrowed_type(array) for array in view[1:])], Replica))
 
 
 @cache

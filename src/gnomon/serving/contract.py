@@ -7,7 +7,7 @@ costs a walk over the batch and the running list. Verbs check what they are aske
 
 from __future__ import annotations
 
-from gnomon.core.jit import inner
+from gnomon.core.jit import apart
 from gnomon.serving.state import BUDGET, FAULT, FAULT_REPLICA, FAULT_REQUEST, NONE, RUNNING, Cluster, replica_view
 
 # Faults.
@@ -17,7 +17,7 @@ from gnomon.serving.state import BUDGET, FAULT, FAULT_REPLICA, FAULT_REQUEST, NO
 ) = range(1, 12)  # fmt: skip
 
 
-@inner
+@apart
 def stop(cluster: Cluster, fault: int, r: int, request_id: int) -> None:
     """Note what went wrong first, and let no further iteration start."""
     if cluster.control[FAULT] == 0:
@@ -27,7 +27,7 @@ def stop(cluster: Cluster, fault: int, r: int, request_id: int) -> None:
     cluster.control[BUDGET] = 0
 
 
-@inner
+@apart
 def check_batch(cluster: Cluster, r: int) -> None:
     """Stop at the first rule that the batch just formed by replica `r` breaks."""
     state = cluster.replicas[r]

@@ -10,7 +10,7 @@ move. Batching policies know nothing of all this: a request whose KV has landed 
 
 from __future__ import annotations
 
-from gnomon.core.jit import inner
+from gnomon.core.jit import apart, inner
 from gnomon.serving import prefix_cache
 from gnomon.serving.state import FROM_DECODE, FROM_PREFILL, FROM_TRANSFER, MOVING, NONE, RUNNING, Replica
 from gnomon.serving.verbs import blocks_for, blocks_missing, hold, hold_found, push_waiting, report
@@ -25,7 +25,7 @@ def leaves(replica: Replica, r: int) -> bool:
     return state.first_token_at == FROM_DECODE or request.prefill_tokens + 1 < request.total_tokens
 
 
-@inner
+@apart
 def hand_over(replica: Replica, r: int, now: float) -> None:
     """Request `r` is prefilled: it runs here no more, but its blocks are held until its KV has moved."""
     state, request = replica.state, replica.requests[r]
@@ -58,7 +58,7 @@ def _stamp_first_token(replica: Replica, r: int, now: float) -> None:
     request.first_reply_s = replica.state.reply_s
 
 
-@inner
+@apart
 def free_held(replica: Replica, r: int) -> None:
     """The KV of request `r` is needed here no more."""
     state, request = replica.state, replica.requests[r]
@@ -126,7 +126,7 @@ def never_lands(replica: Replica) -> bool:
     return needed > state.num_blocks - state.watermark_blocks
 
 
-@inner
+@apart
 def begin_landing(replica: Replica, now: float) -> int:
     """Give the first request that waits for blocks its blocks; what this cache holds is there already
     (`request.processed` tokens). Returns the request."""
@@ -145,7 +145,7 @@ def begin_landing(replica: Replica, now: float) -> int:
     return r
 
 
-@inner
+@apart
 def land(replica: Replica, r: int, now: float) -> None:
     """The KV of request `r` is here: it runs from now on."""
     state, request = replica.state, replica.requests[r]
@@ -168,7 +168,7 @@ def land(replica: Replica, r: int, now: float) -> None:
     state.num_running += 1
 
 
-@inner
+@apart
 def prefill_here(replica: Replica) -> None:
     """The first request that waits for blocks has waited too long: its KV is dropped, and it is prefilled here."""
     state = replica.state

@@ -19,7 +19,7 @@ import numpy as np
 
 from gnomon.core.arrays import Ints
 from gnomon.core.borrow import borrow
-from gnomon.core.jit import inner, jit
+from gnomon.core.jit import apart, inner, jit
 from gnomon.serving.state import FAULT, Cluster, replica_view
 from gnomon.serving.stepping import DUE, ID
 from gnomon.serving.verbs import tokens_placed
@@ -77,7 +77,7 @@ def nanoseconds(seconds: float) -> int:
 # Waiting.
 
 
-@inner
+@apart
 def arrive(cluster: Cluster, r: int, request_id: int) -> None:
     """A request joins the queue of replica `r`: from here on it waits for what the others wait for."""
     entry, clock = cluster.ledger[request_id], cluster.clocks[r]
@@ -112,7 +112,7 @@ def _charge_wait(cluster: Cluster, clock: Any, request_id: int, now_ns: int, sig
     parts[clock[CAUSE]] += sign * (now_ns - clock[SINCE])
 
 
-@inner
+@apart
 def note_queue(cluster: Cluster, r: int, now: float) -> None:
     """Replica `r` has formed a batch, or none: until the next one, this is what its queue waits for."""
     clock, now_ns = cluster.clocks[r], nanoseconds(now)
@@ -149,7 +149,7 @@ def _why_waiting(cluster: Cluster, r: int) -> int:
 # The start of a batch.
 
 
-@inner
+@apart
 def take_off(cluster: Cluster, tables: IterationTables, r: int, position: int, shape: Shape, group_tokens: int) -> None:
     """Divide the time of the batch just launched, and end the waiting of those it admits."""
     if cluster.control[FAULT] != 0:
@@ -254,7 +254,7 @@ def lose(cluster: Cluster, ids: Ints, keeps_tokens: bool) -> None:
 # The end of a batch.
 
 
-@inner
+@apart
 def end_batch(cluster: Cluster, r: int, position: int) -> None:
     """Advance the clock of decodes by a batch that ends, and let those leave whose last token it is. To be called
     before anything else is done about that end."""
@@ -277,7 +277,7 @@ def end_batch(cluster: Cluster, r: int, position: int) -> None:
                 _leave(cluster, r, cluster.stepping[r, i, ID], state.steps + 1)
 
 
-@inner
+@apart
 def join(cluster: Cluster, r: int, request_id: int) -> None:
     """A request begins to step with the others, at the end of a batch."""
     request, parts = cluster.requests[request_id], cluster.parts_ns[request_id, AFTER]
@@ -306,14 +306,14 @@ def _leave(cluster: Cluster, r: int, request_id: int, steps: int) -> None:
     entry.doing, entry.last_ns, entry.prefill_only_ns = RUNS, clock[DECODED_UNTIL], clock[PREFILL_ONLY]
 
 
-@inner
+@apart
 def leave_all(cluster: Cluster, r: int, count: int) -> None:
     """The first `count` that stepped together are no longer one."""
     for i in range(count):
         _leave(cluster, r, cluster.stepping[r, i, ID], cluster.replicas[r].steps)
 
 
-@inner
+@apart
 def end_member(cluster: Cluster, tables: IterationTables, r: int, position: int, i: int) -> None:
     """Book a batch for one that was in it by itself; to be called before its tokens are counted."""
     flight, clock, columns = cluster.flights[r, position], cluster.clocks[r], cluster.flight_ns[r, position]
@@ -347,7 +347,7 @@ def end_member(cluster: Cluster, tables: IterationTables, r: int, position: int,
     entry.prefill_only_ns = clock[PREFILL_ONLY]
 
 
-@inner
+@apart
 def _find_alone(cluster: Cluster, tables: IterationTables, r: int, request_id: int, parts: Any) -> None:
     """The first prefill is complete: of its time, so much it would have taken alone."""
     state, clock, request = cluster.replicas[r], cluster.clocks[r], cluster.requests[request_id]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gnomon.core.arrays import Floats, Ints
-from gnomon.core.jit import inner
+from gnomon.core.jit import apart, inner
 from gnomon.serving.state import NONE, Cluster
 
 # Gaps are merged in bins of a logarithmic scale, from a microsecond to three hours.
@@ -80,7 +80,7 @@ def log_gap(log: Log, gap: float, count: int) -> None:
     log.used[2] = used + 1
 
 
-@inner
+@apart
 def _merge_gaps(log: Log) -> None:
     """Merge gaps of nearly the same size (within 0.3 %) into their weighted mean."""
     sums, counts = np.zeros(_NUM_BINS), np.zeros(_NUM_BINS, np.int64)
@@ -136,7 +136,7 @@ def log_iteration(cluster: Cluster, log: Log, r: int, position: int) -> None:
         log.used[0] += 1
 
 
-@inner
+@apart
 def _drop_every_other(log: Log) -> None:
     """Keep the rows of every second iteration that was kept so far."""
     log.used[3] *= 2

@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from gnomon.core.jit import inner
+from gnomon.core.jit import apart, inner
 from gnomon.serving import contract, ledger, prefix_cache, stepping
 from gnomon.serving.calendar import NEVER
 from gnomon.serving.handover import hand_over, leaves
@@ -336,7 +336,7 @@ def _launch(cluster: Cluster, tables: IterationTables, r: int, now: float) -> No
         ledger.take_off(cluster, tables, r, position, shape, shape.tokens)
 
 
-@inner
+@apart
 def _launch_together(cluster: Cluster, tables: IterationTables, first: int, now: float) -> None:
     """Send the batches of a group through the stages in step: each stage takes as long as its slowest member."""
     leader = cluster.replicas[first]

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from gnomon.core.jit import inner
+from gnomon.core.jit import apart, inner
 from gnomon.serving.state import NONE, Replica
 
 _PRIME = 2_147_483_647
 
 
-@inner
+@apart
 def track_blocks(replica: Replica) -> None:
     """From now on blocks have an identity: those held are numbered through, the others form the list of free ones."""
     state, tables = replica.state, replica.tables

@@ -20,7 +20,7 @@ from gnomon.serving import contract
 from gnomon.serving.admission import ADMISSIONS, AdmissionSpec
 from gnomon.serving.build import Recording, build_cluster, with_ledger
 from gnomon.serving.calendar import A_REPLICA, AN_EVENT, NEVER, new_calendar, report_ends, send_first
-from gnomon.serving.cluster import Engine, Fleet, Outside, Router, advance_all, serve
+from gnomon.serving.cluster import Asked, Engine, Fleet, Outside, Router, advance_all, serve
 from gnomon.serving.compilation import callable_router, engine_of
 from gnomon.serving.deciders import DeciderSpec
 from gnomon.serving.fleet.manager import Manager
@@ -148,11 +148,13 @@ def _serve(
     transfers between pools, the tiers of KV, and the manager of a fleet that changes."""
     total, num_replicas = len(requests), cluster.replicas.size
     gate = _find_admission(scenario.admission)
-    fleet = _fleet(scenario, scenario.router, spec, gate, requests, cluster, tables, replicas_that(kinds, "prefill"))
+    asked = _asked(scenario, scenario.router, spec, requests, cluster, replicas_that(kinds, "prefill"))
+    gate_memory = np.zeros((cluster.classes.shape[0], 2))
+    fleet = Fleet(cluster, tables, *asked, option_values(scenario.admission, gate), gate_memory)
     decode, decide = scenario.disaggregation.decode_router, find_decider(scenario.disaggregation.decider)
     decode_spec = _find_router(decode)
-    asked = spec if spec.compiled else ROUTERS["round_robin"]
-    engine = engine_of(policies_of(kinds), asked, gate.name, decode_spec, decide)
+    compiled = spec if spec.compiled else ROUTERS["round_robin"]
+    engine = engine_of(policies_of(kinds), compiled, gate.name, decode_spec, decide)
     policies = tuple(POLICIES[name].form_batch for name in policies_of(kinds))
     guard = Guard(cluster, policies, spec.route, gate.admit)
     front = open_front_end(scenario.front_end, cluster, sum(kind.num_replicas for kind in kinds))
@@ -165,10 +167,10 @@ def _serve(
         requests.think_s if requests.concurrency or len(requests.parents) else np.zeros(0),
         front,
         open_pools(scenario, catalog.model(scenario.model), kinds, cluster, calendar, total),
-        _fleet(scenario, decode, decode_spec, gate, requests, cluster, tables, replicas_that(kinds, "decode"))
+        _asked(scenario, decode, decode_spec, requests, cluster, replicas_that(kinds, "decode"))
         if scenario.has_roles
-        else fleet,
-        fleet._replace(parameters=option_values(scenario.disaggregation.decider, decide)),
+        else asked,
+        option_values(scenario.disaggregation.decider, decide),
         open_tiers(scenario, catalog.model(scenario.model), kinds, cluster, calendar, requests),
         *followers_of(requests),
     )
@@ -206,28 +208,17 @@ def _serve(
     return before, outside.transfers if scenario.has_roles else None, tiers, manager
 
 
-def _fleet(
-    scenario: Scenario,
-    config: RouterConfig,
-    spec: RouterSpec,
-    gate: AdmissionSpec,
-    requests: Requests,
-    cluster: Cluster,
-    tables: IterationTables,
-    candidates: Ints,
-) -> Fleet:
-    """The fleet as a router sees it: with its options, memory and draws, and the replicas it may choose."""
+def _asked(
+    scenario: Scenario, config: RouterConfig, spec: RouterSpec, requests: Requests, cluster: Cluster, candidates: Ints
+) -> Asked:
+    """What a router gets beside the replicas: its draws, options and memory, and the replicas it may choose."""
     numbers = spec.numbers(config) if spec.numbers else np.zeros(0)
-    return Fleet(
-        cluster,
-        tables,
+    return Asked(
         stream(scenario.seed, "router").random((len(requests), 2)),
         np.concatenate([option_values(config, spec), numbers]) if numbers.size else option_values(config, spec),
         np.zeros(spec.memory * cluster.replicas.size + 8),
         predicted_outputs(config, requests, scenario.seed),
         candidates,
-        option_values(scenario.admission, gate),
-        np.zeros((cluster.classes.shape[0], 2)),
     )
 
 

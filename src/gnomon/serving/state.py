@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gnomon.core.arrays import Floats, Ints
+from gnomon.core.borrow import borrow
 from gnomon.core.jit import inline
 
 NONE = -1
@@ -339,7 +340,7 @@ def replica_view(cluster: Cluster, r: int) -> Replica:
     """The views that belong to replica `r`, with the next free ring position as the batch to form."""
     state = cluster.replicas[r]
     position = (state.oldest + state.num_in_flight) % cluster.flights.shape[1]
-    return Replica(
+    view = Replica(
         state,
         cluster.requests,
         cluster.running[r],
@@ -363,3 +364,4 @@ def replica_view(cluster: Cluster, r: int) -> Replica:
         cluster.service[r],
         cluster.replicas,
     )
+    return borrow(view)

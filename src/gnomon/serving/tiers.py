@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gnomon.core.arrays import Floats, Ints
-from gnomon.core.jit import inner
+from gnomon.core.jit import apart, inner
 from gnomon.serving import prefix_cache
 from gnomon.serving.state import NONE, Cluster, Replica, replica_view
 from gnomon.timing.iteration import IterationTables
@@ -141,7 +141,7 @@ def _unlink(shelf: Shelf, entry: int) -> None:
     shelf.older[shelf.newer[entry]] = shelf.older[entry]
 
 
-@inner
+@apart
 def _put(tiers: Tiers, tier: int, number: int, key: int) -> int:
     """Write a key to a shelf; returns the key that it evicts, or 0."""
     shelf, kind, evicted = _shelf(tiers, number), tiers.tiers[tier], 0
@@ -176,7 +176,7 @@ def _write(tiers: Tiers, r: int, num_replicas: int, key: int, now: float) -> Non
         spilled = _put(tiers, tier, _number(tiers, tier, r, num_replicas), given) if given != 0 else 0
 
 
-@inner
+@apart
 def write_prefix(cluster: Cluster, tiers: Tiers, r: int, request_id: int, now: float) -> None:
     """Request `request_id` has ended in replica `r`, or leaves it: its shared blocks are written."""
     replica, request = replica_view(cluster, r), cluster.requests[request_id]
@@ -187,7 +187,7 @@ def write_prefix(cluster: Cluster, tiers: Tiers, r: int, request_id: int, now: f
         _write(tiers, r, cluster.replicas.size, prefix_cache.key_of(replica, request_id, position), now)
 
 
-@inner
+@apart
 def _run_in(
     cluster: Cluster, tiers: Tiers, source: int, r: int, request_id: int, first: int, last: int, now: float
 ) -> int:
@@ -219,7 +219,7 @@ def _prefill_s(tables: IterationTables, replica: Replica, tokens: int, before: i
     return seconds * tokens / chunk
 
 
-@inner
+@apart
 def begin_load(cluster: Cluster, tables: IterationTables, tiers: Tiers, r: int, request_id: int, now: float) -> float:
     """Start to load what other places hold of a request's prefix beyond replica `r`'s GPU, from the place that has most
     of it; returns when it is there, or a negative number where nothing is loaded."""
@@ -279,7 +279,7 @@ def begin_load(cluster: Cluster, tables: IterationTables, tiers: Tiers, r: int, 
     return end_s
 
 
-@inner
+@apart
 def end_load(cluster: Cluster, tiers: Tiers, request_id: int) -> None:
     """What was loaded for a request can be found in its replica's GPU from now on."""
     request = cluster.requests[request_id]

@@ -13,7 +13,7 @@ import numpy as np
 
 from gnomon.core.arrays import Floats, Ints
 from gnomon.core.fair_share import LINK, NO_TIER, NUM_TYPES, share_links
-from gnomon.core.jit import inner
+from gnomon.core.jit import apart, inner
 from gnomon.serving.calendar import NEVER
 from gnomon.serving.state import NONE
 
@@ -74,7 +74,7 @@ def new_transfers(num_requests: int, num_replicas: int) -> Transfers:
     )
 
 
-@inner
+@apart
 def start_transfer(
     transfers: Transfers, book: Any, r: int, sender: int, receiver: int, num_bytes: float, ahead_s: float, now: float
 ) -> None:
@@ -92,7 +92,7 @@ def start_transfer(
     _share(transfers, book, now)
 
 
-@inner
+@apart
 def end_transfer(transfers: Transfers, book: Any) -> int:
     """Take out the transfer that has sent everything first (`book.next_drain_s`); returns its request."""
     now, r = book.next_drain_s, book.next_drained
@@ -119,7 +119,7 @@ def _move(transfers: Transfers, book: Any, now: float) -> None:
     book.shared_s = now
 
 
-@inner
+@apart
 def _share(transfers: Transfers, book: Any, now: float) -> None:
     """Divide the links among the transfers under way, and find the one that ends first."""
     share_links(

@@ -122,8 +122,7 @@ class Manager:
         candidates = open_[np.isin(open_, self.can_prefill)]
         self.fleet = self.fleet._replace(candidates=candidates)
         to_decode = self.outside.decode._replace(candidates=open_[np.isin(open_, self.can_decode)])
-        decider = self.outside.decider._replace(candidates=candidates)
-        self.outside = self.outside._replace(decode=to_decode, decider=decider)
+        self.outside = self.outside._replace(decode=to_decode)
         if candidates.size and self._has_parked:
             parked = np.flatnonzero(self.cluster.requests.status == PARKED)
             self.cluster.control[NUM_PARKED] = 0
