@@ -55,8 +55,8 @@ TESTS: dict[str, tuple[str, ...]] = {
     "serving/policies": ("policy_decisions", "policy_options", "trtllm", "classes", "recorded_serving"),
     "serving/routers": ("router_decisions", "routers_by_hand", "learned_router", "recorded_serving"),
     "search": ("search_by_hand",),
-    "pipeline": ("pipeline_zoo", "pipeline_execution", "pipeline_study", "pipeline_sweep", "timing_passes",
-                 "recorded_pipeline"),
+    "pipeline": ("pipeline_by_hand", "pipeline_zoo", "pipeline_execution", "pipeline_study", "pipeline_sweep",
+                 "timing_passes", "recorded_pipeline"),
 }  # fmt: skip
 """Module (or folder) -> test files that matter for it; the most specific entry counts."""
 

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from gnomon.core.config import build
-from gnomon.core.errors import ConfigError
+from gnomon.core.errors import ConfigError, DataError
 from gnomon.search import capacity as capacities
 from gnomon.search import foretold, headroom, load_curve
+from gnomon.search.bench import BenchConfig, _task
 from gnomon.search.bound import rate_bound
 from gnomon.search.capacity import coarse_bracket, find_capacity, refine
 from gnomon.search.config import EffortConfig, SearchConfig
@@ -25,6 +26,7 @@ from gnomon.search.pareto import front, latency_axes
 from gnomon.search.results import ResultsFile
 from gnomon.search.slo import Gaps, Verdict, _statistic
 from gnomon.search.space import Candidate, candidates, pools_of, scenario_of
+from gnomon.search.study import finished_search
 from gnomon.serving.scenario import Scenario
 from gnomon.workload.requests import ArrivalShape
 from search_kit import question
@@ -366,3 +368,45 @@ def test_layouts_and_labels() -> None:
     space = {"device": ["h100"], "disaggregated": apart, "batching": ["vllm_v1"]}
     asked = build(SearchConfig, {"model": "llama-2-7b", "space": space})
     assert [dict(c.overrides).get("layout") for c in candidates(asked)] == [None, "2P-TP1 1D-TP2"]
+
+
+def test_a_prober_counts_and_remembers(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    verdict = Verdict(2.0, "ttft_s p90", {}, 1.0, 0.0)
+    monkeypatch.setattr(capacities, "run", lambda setup, requests: seen.append(len(requests)))
+    monkeypatch.setattr(capacities, "judge", lambda done, targets: verdict)
+    times = np.arange(8000.0)
+    offered = replace(requests_of(times, [9] * 8000, [2] * 8000), shape=ArrivalShape(times, 1.0))
+    prober = capacities.Prober(scenario(), offered, question().slo)
+    assert prober(2.0, 100) is prober(2.0, 100)
+    assert (prober.runs, prober.simulated, seen) == (1, 100, [100])
+    prober.unless_hopeless(3.0, 8000)
+    assert seen[1:] == [2000], "a quarter is 2 x over its limit"
+    prober.unless_hopeless(3.0, 3999)
+    assert seen[2:] == [3999], "a quarter of that says nothing"
+    assert (prober.runs, prober.simulated) == (3, 100 + 2000 + 3999)
+
+
+def test_copies_are_bounded() -> None:
+    asked = question(objective="cost", load=4097.0)
+    (one, *_) = candidates(asked)
+    found = smallest_fleet(asked, one, 1.0, None, lambda _: OFFERED)
+    assert found.outcome == "4096 replicas are too few: at least 4097 are needed"
+
+
+def test_the_suite_takes_the_fewest_gpus() -> None:
+    config = BenchConfig()
+    degrees = [
+        dict(_task(config, model, "chat-1m", "vllm_v1").candidate.overrides)["replica.tensor_parallel"]
+        for model in ("llama-3-8b", "llama-2-70b")
+    ]
+    assert degrees == [1, 2]
+    assert (config.seed, config.effort.num_intervals) == (0, 0)
+
+
+def test_a_folder_without_a_search_is_said(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no finished search"):
+        finished_search(tmp_path)
+    (tmp_path / "search.yaml").write_text("model: llama-2-7b\n")
+    with pytest.raises(DataError, match="no finished search"):
+        finished_search(tmp_path)

@@ -1,0 +1,261 @@
+"""Small pieces of the pipeline wing, worked out by hand: graphs, ranges, priorities, choices, files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gnomon.core.config import build
+from gnomon.core.errors import ConfigError, DataError
+from gnomon.pipeline.costs import StepCosts
+from gnomon.pipeline.execution import execute, jittered, step_graph
+from gnomon.pipeline.fluid import COMPUTE, FREE, LINK
+from gnomon.pipeline.graph import GraphBuilder, Label
+from gnomon.pipeline.memory import activations, micro_batches_held
+from gnomon.pipeline.schedule import Schedule
+from gnomon.pipeline.schedule_search import Candidate, Found
+from gnomon.pipeline.step import run_step, search_schedules
+from gnomon.pipeline.step_config import StepConfig
+from gnomon.pipeline.study import Study, simulate, step_costs, study_plan
+from gnomon.pipeline.sweep_config import Range, priority_grid
+from gnomon.pipeline.sweeps import COLUMNS, read_csv
+from gnomon.pipeline.training import Training, TrainingCosts
+from gnomon.pipeline.validation import validate
+from gnomon.pipeline.zoo import Plan, make
+from gnomon.pipeline.zoo.plan import check_passes
+
+
+def test_a_graph_is_arrays_of_tasks_and_of_those_that_wait_for_each() -> None:
+    b = GraphBuilder()
+    first = b.compute(Label("forward", 0, 0), 0, 2.0, 5, 0.3)
+    sent = b.transfer(Label("fwd_prop", 0, 0), 0, 1, 0, 0.5, 7)
+    late = b.free(Label("latency", 0, 0), 1, 0.1, 2)
+    last = b.compute(Label("forward", 0, 1), 1, 3.0, 6)
+    b.after(sent, first)
+    b.after(late, sent)
+    b.after(last, late, first)
+    graph = b.build()
+    tasks = graph.tasks
+    assert tasks.channel.tolist() == [COMPUTE, LINK, FREE, COMPUTE]
+    assert tasks.work.tolist() == tasks.remaining.tolist() == [2.0, 0.5, 0.1, 3.0]
+    assert tasks.order.tolist() == [5, 7, 0, 6]
+    assert tasks.missing.tolist() == [0, 1, 1, 2]
+    followers = [
+        graph.successors[a:b].tolist() for a, b in zip(tasks.first_successor, tasks.end_successor, strict=True)
+    ]
+    assert followers == [[sent, last], [late], [last], []]
+    assert np.isnan(tasks.start).all()
+
+
+def test_tasks_of_a_step() -> None:
+    """1F1B of two ranks and three micro-batches: 12 passes, 6 transfers; syncs only where they take time, one or three
+    for each rank; latencies only where there are some."""
+    schedule = make("1f1b", Plan(2, 3))
+
+    def count(**costs: Any) -> int:
+        return len(step_graph(schedule, StepCosts(**costs))[1])
+
+    assert count() == 12
+    assert count(send=0.1) == 18
+    assert count(send=0.1, sync=0.1) == 20
+    assert count(send=0.1, sync=0.1, sync_freq=1) == 24
+    assert count(send=0.1, sync=0.1, sync_freq=2) == 22
+    assert count(send=0.1, latency=0.1) == 24
+    assert count(sync=(0.0, 0.1)) == 13
+
+
+def test_syncs_wait_for_the_one_before_but_a_leftover_does_not() -> None:
+    """One rank, three micro-batches of F 1 and B 2; a sync of 4 for each. After every one: from 3, 6 and 9 on, one
+    behind the other: 3-7, 7-11, 11-15. After every two: 8 from 6 on, and the leftover 4 from 9 on beside it: at half
+    the rate it is done at 17, and the first has 1 left then: 18. Once at the end: 12 from 9 on."""
+    schedule = make("gpipe", Plan(1, 3))
+    one_by_one = make("1f1b", Plan(1, 3))
+    costs = {"forward": 1.0, "input_grad": 1.0, "weight_grad": 1.0, "sync": 4.0}
+    assert execute(one_by_one, StepCosts(**costs, sync_freq=1)).total_time == pytest.approx(15.0)
+    assert execute(one_by_one, StepCosts(**costs, sync_freq=2)).total_time == pytest.approx(18.0)
+    assert execute(one_by_one, StepCosts(**costs)).total_time == pytest.approx(9.0 + 12.0)
+    assert execute(schedule, StepCosts(**costs)).total_time == pytest.approx(9.0 + 12.0)
+
+
+def test_jitter_keeps_the_mean() -> None:
+    graph, _ = step_graph(make("gpipe", Plan(1, 4000)), StepCosts(send=1.0))
+    changed = jittered(graph, 0.5, 1, 0).tasks
+    factors = changed.work / graph.tasks.work
+    assert factors.mean() == pytest.approx(1.0, abs=0.03)
+    assert np.log(factors).std() == pytest.approx(0.5, abs=0.03)
+    assert (changed.remaining == changed.work).all()
+    assert not np.array_equal(jittered(graph, 0.5, 1, 1).tasks.work, changed.work)
+    assert np.array_equal(jittered(graph, 0.0, 1, 1).tasks.work, graph.tasks.work)
+
+
+def test_memory_of_one_rank() -> None:
+    """Two micro-batches through GPipe hold two; of split gradients the weights' part stays until it is done."""
+    run = execute(make("gpipe", Plan(1, 2)), StepCosts(), record=False)
+    (curve,) = activations(run)
+    assert curve.values.tolist() == [0, 1, 2, 1, 0]
+    (sized,) = activations(run, per_stage=np.array([3.0]))
+    assert sized.peak == 6.0
+    split = execute(make("zb-h1", Plan(2, 4)), StepCosts(), record=False)
+    kept = [activations(split, weight_grad_memory=share)[0].peak for share in (0.0, 1.0)]
+    assert kept == [2.0, 2.0]
+    assert activations(split, weight_grad_memory=0.5)[1].values.min() == 0.0
+    halves = execute(make("interleaved", Plan(2, 4)), StepCosts(), record=False)
+    assert max(c.peak for c in micro_batches_held(halves)) == max(c.peak for c in activations(halves)) / 2
+
+
+def test_ranges_include_both_ends() -> None:
+    assert Range(start=0.5, stop=2.0, step=0.5).values() == [0.5, 1.0, 1.5, 2.0]
+    assert Range(start=3.0, stop=3.0, step=0.1).values() == [3.0]
+    assert Range(start=0.0, stop=0.3, step=0.1).values() == [0.0, 0.1, 0.2, 0.3]
+    for given in ((1.0, 0.0, 0.1), (0.0, 1.0, 0.0), (0.0, 1.0, -1.0), (0.0, 1.0, 0.3), (0.0, 1e9, 1.0)):
+        with pytest.raises((ConfigError, ValueError)):
+            Range(start=given[0], stop=given[1], step=given[2])
+    assert len(Range(start=0.0, stop=100_000.0, step=1.0).values()) == 100_001
+
+
+def test_priorities_sum_to_one() -> None:
+    """Steps of a half: six ways to share, three with forwards first, three with gradients first."""
+    grid = priority_grid(0.5)
+    assert len(grid) == 12
+    assert grid[:6] == [(0, 0, 1), (0, 0.5, 0.5), (0, 1, 0), (0.5, 0, 0.5), (0.5, 0.5, 0), (1, 0, 0)]
+    assert grid[6:9] == [("a", 0, 1), ("a", 0.5, 0.5), ("a", 1, 0)]
+    assert grid[9:] == [(0, "a", 1), (0.5, "a", 0.5), (1, "a", 0)]
+    assert len(priority_grid(1.0)) == 7
+    for step in (0.3, 1.5, 0.0, -1.0, 0.001):
+        with pytest.raises(ConfigError):
+            priority_grid(step)
+
+
+def test_passes_are_bounded() -> None:
+    check_passes(25, 10_000)
+    check_passes(5, 10_000, 5)
+    for given in ((25, 10_001), (5, 10_001, 5)):
+        with pytest.raises(ConfigError, match="at most 250,000"):
+            check_passes(*given)
+
+
+def test_the_fastest_within_the_limit() -> None:
+    schedule = Schedule("none", ())
+    made = [Candidate(name, schedule, time, 0.0, memory) for name, time, memory in (("a", 1, 4), ("b", 2, 3))]
+    assert [Found(made, {}, limit).best.name for limit in (None, 4.0, 3.9, 3.0)] == ["a", "a", "b", "b"]  # type: ignore[union-attr]
+    assert Found(made, {}, 2.9).best is None
+
+
+def test_a_search_over_schedules_says_which_are_on_the_front() -> None:
+    found = search_schedules(build(StepConfig, {"stages": 2, "n": 4, "prop_len": 0.0, "sync_base_len": 0.0}))
+    times = [one.total_time for one in found.candidates]
+    assert times == sorted(times)
+    best = {one.name: one for one in found.candidates}
+    assert best["1f1b"].total_time == best["gpipe"].total_time == 15.0
+    assert (best["1f1b"].memory, best["gpipe"].memory) == (2.0, 4.0)
+    assert not best["gpipe"].is_on_front
+    assert found.candidates[0].is_on_front
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"jitter": 0.1}, "jitter needs a schedule"),
+        ({"chunks": 3}, "chunks has no effect"),
+        ({"draws": 3}, "draws has no effect"),
+        ({"schedule": "1f1b", "chunks": 3}, "chunks has no effect"),
+        ({"schedule": "1f1b", "draws": 3}, "draws has no effect"),
+        ({"schedule": "1f1b", "dispatch": "greedy"}, "greedy dispatch"),
+        ({"training": {}, "fwd_len": 2.0}, "fwd_len has no effect with a model"),
+        ({"costs": {}, "sync_freq": 2}, "sync_freq has no effect with costs"),
+        ({"schedule": "x.csv", "n": 4}, "n has no effect with a schedule from a file"),
+        ({"sync_freq": 9}, "more than the 8"),
+    ],
+)
+def test_what_has_no_effect_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build(StepConfig, given).check()
+
+
+def test_what_has_an_effect_is_not_refused() -> None:
+    for given in (
+        {}, {"schedule": "interleaved", "chunks": 3}, {"schedule": "1f1b", "jitter": 0.1, "draws": 3},
+        {"costs": {"jitter": 0.1}, "draws": 3}, {"schedule": "1f1b", "dispatch": "strict"}, {"sync_freq": 8},
+        {"schedule": "1f1b", "grad_prop_len": None}, {"training": {}, "sync_freq": 2},
+    ):  # fmt: skip
+        build(StepConfig, given).check()
+
+
+def test_lengths_become_costs() -> None:
+    study = Study(fwd_len=2.0, bwd_len=5.0, prop_len=0.3, grad_prop_len=0.4, sync_base_len=1.0, sync_freq=2)
+    costs = step_costs(study, pieces=2.0, weight_grad_len=3.0)
+    assert (costs.forward, costs.input_grad, costs.weight_grad) == (1.0, 1.0, 1.5)
+    assert (costs.send, costs.send_grad, costs.sync, costs.sync_freq, costs.contention) == (0.3, 0.4, 0.5, 2, True)
+    assert step_costs(study).weight_grad == 2.5
+    assert step_costs(study.model_copy(update={"ideal": True})).contention is False
+    with pytest.raises(ConfigError, match="longer than the backward"):
+        step_costs(study, weight_grad_len=5.1)
+    plan = study_plan(study, Plan(2, 4), 3.0, 0.2)
+    assert (plan.forward, plan.input_grad, plan.weight_grad, plan.hop) == (2.0, 2.0, 3.0, 0.5)
+
+
+def test_the_study_by_hand() -> None:
+    """Two stages, two micro-batches, F 1, B 2, no communication: F0 F1 on the first, then B0 and B1 come back."""
+    quiet: dict[str, Any] = {"stages": 2, "n": 2, "prop_len": 0.0, "sync_base_len": 0.0}
+    assert simulate(Study(**quiet)).total_time == pytest.approx(9.0)
+    alone = {"stages": 1, "n": 3, "prop_len": 1.0, "fwd_impact": 0.0, "bwd_impact": 0.0}
+    assert simulate(Study(**alone, sync_base_len=0.0)).total_time == pytest.approx(9.0)
+    assert simulate(Study(**alone, sync_base_len=4.0)).total_time == pytest.approx(3.0 + 12.0), "one behind the other"
+    ideal = simulate(Study(stages=2, n=2, prop_len=1.0, sync_base_len=0.0, ideal=True)).total_time
+    assert ideal == pytest.approx(1 + 1 + 1 + 2 + 1 + 2 + 3.0)
+
+
+def test_a_changed_step() -> None:
+    base = {"stages": 2, "n": 4, "schedule": "1f1b", "prop_len": 0.0, "sync_base_len": 0.0}
+    assert run_step(build(StepConfig, base)).run.total_time == pytest.approx(15.0)
+    slow = run_step(build(StepConfig, {**base, "stragglers": {1: 2.0}})).run.total_time
+    assert slow == pytest.approx(1 + 4 * 6 + 2)
+    late = run_step(build(StepConfig, {**base, "latency": 0.5})).run.total_time
+    assert late > 15.0
+    assert run_step(build(StepConfig, {**base, "memory_limit": 2.0})).run.total_time == pytest.approx(15.0)
+    with pytest.raises(DataError, match="more than the limit of 1"):
+        run_step(build(StepConfig, {**base, "memory_limit": 1.0}))
+    validate(make("1f1b", Plan(2, 4)), memory_limit=2.0)
+
+
+def test_a_table_of_a_sweep(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.csv"
+    rows = ["8,1,1,2,1,2,0.2,0.2,a,0.5,0.5,60.5", "4,1,1,2,1,2,0.2,0.2,0.5,0.5,0,30.5", "8,1,1,2,1,2,0.2,0.2,0,1,0,61"]
+    path.write_text("\n".join([",".join(COLUMNS), *rows, ""]))
+    first, second = read_csv(path)
+    assert first.total_time.tolist() == [30.5]
+    assert second.total_time.tolist() == [60.5, 61.0]
+    assert second.priorities == [("a", "0.5", "0.5"), ("0", "1", "0")]
+    assert second.parameters[COLUMNS[0]] == 8
+    for text, message in (("", "not a sweep"), (",".join(COLUMNS), "no row"), (f"{','.join(COLUMNS)}\n1,2", "2 cells")):
+        path.write_text(text)
+        with pytest.raises(DataError, match=message):
+            read_csv(path)
+
+
+def test_the_costs_of_a_model_by_hand() -> None:
+    """Llama-3-8B: what a layer keeps of 4,096 tokens, and what a rank holds of its parameters."""
+    costs = TrainingCosts(Training(), 4)
+    h, ffn, kv = 4096, 14336, 1024
+    layer = (4 * h + (h + 2 * kv + h) + 3 * ffn) * 2 * 4096
+    assert costs.activation_bytes().tolist() == [8 * layer] * 4
+    again = TrainingCosts(Training(recompute=True), 4)
+    assert again.activation_bytes().tolist() == [8 * h * 2 * 4096] * 4
+    assert again.stages[1].input_grad == pytest.approx(costs.stages[1].input_grad + costs.stages[1].forward)
+    schedule = make("1f1b", Plan(4, 8))
+    each = 32 * (h * h * 2 + 2 * h * kv + 3 * h * ffn + 2 * h) / 4
+    assert costs.stages[1].parameters == each
+    assert costs.static_bytes(schedule)[1] == each * 18
+    shared = TrainingCosts(Training(data_parallel=4, shard_optimizer=True), 4)
+    assert shared.static_bytes(schedule)[1] == each * (2 + 4 + 12 / 4)
+    assert costs.step_flops(8) == pytest.approx(2 * costs.step_flops(4))
+    halves = TrainingCosts(Training(tensor_parallel=2), 4)
+    assert halves.activation_bytes()[0] == 8 * (4 * h + ((h + 2 * kv + h) + 3 * ffn) / 2) * 2 * 4096
+    synced = TrainingCosts(Training(data_parallel=2), 4).step_costs(schedule)
+    often = TrainingCosts(Training(data_parallel=2), 4).step_costs(schedule, 2)
+    assert np.array(often.sync) == pytest.approx(4 * np.array(synced.sync))
+    with pytest.raises(ConfigError, match="does not divide"):
+        costs.step_costs(schedule, 3)
