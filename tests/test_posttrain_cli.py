@@ -89,4 +89,24 @@ def test_the_same_in_python(tmp_path: Path) -> None:
     assert gnomon.posttrain(run.save(tmp_path) / "config.yaml").summary == run.summary
     compared = compare_policies(SMALL, policies=["elastic", "disaggregated"], with_oracle=False, num_steps=1)
     assert compared.summary[0]["step s"] == pytest.approx(run.summary["step_s"])
-    assert compared.summary[1]["speed-up"] == 1.0
+    assert compared.summary[1]["ratio"] == 1.0
+
+
+def test_elastic_wins_in_the_small_example_and_equal_digits_are_explained() -> None:
+    names = ["colocated", "disaggregated", "elastic", "payback"]
+    compared = compare_policies(SMALL, policies=names, with_oracle=False)
+    steps = {row["policy"]: row["step s"] for row in compared.summary}
+    assert min(steps, key=lambda name: steps[name]) == "elastic" and steps["elastic"] < 0.9 * steps["disaggregated"]
+    assert steps["payback"] == steps["disaggregated"]
+    assert compared.to_dict()["notes"] == ["payback moved no GPU here, which gives the digits of disaggregated."]
+
+
+def test_causes_have_one_name_everywhere(tmp_path: Path) -> None:
+    """The record, the terminal, the page and the documentation."""
+    from gnomon.posttrain.record import CAUSES
+    from gnomon.report.posttrain import text, timeline
+
+    assert tuple(timeline.CAUSES) == CAUSES == tuple(name for name, _ in timeline.CAUSES.values())
+    assert text.SHARES[1:] == CAUSES and tuple(text._IDLE) == CAUSES[1:]
+    told = (Path(__file__).parent.parent / "docs" / "posttrain.md").read_text(encoding="utf-8")
+    assert all(f"**{cause}**" in told for cause in CAUSES[1:])

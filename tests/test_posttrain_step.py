@@ -223,16 +223,16 @@ def test_the_oracle_is_a_policy_that_can_be_asked() -> None:
 def test_idle_time_is_attributed() -> None:
     config = small(lengths={"mean": 600, "shape": 0.9})
     static = run(config, make_policy("disaggregated")).shares()
-    assert static["tail"] > 0.05 and static["pipeline"] > 0.05 and static["divisibility"] == 0.0
+    assert static["tail"] > 0.05 and static["waiting"] > 0.05 and static["unusable"] == 0.0
     turns = run(config, make_policy("colocated"))
     moved = turns.steps[0].idle()["transition"] / turns.num_gpus
     # Two syncs of everybody, a switch of all GPUs to inference, one of half of them to the actor.
     assert moved == pytest.approx(2 * (0.1 + 1.54e9 * 2 / 20e9) + 0.3 + 0.3 / 2, rel=0.01)
     # Actors of 1, 2 and 4 GPUs are valid: what colocated training leaves over is nobody's.
-    assert turns.shares()["divisibility"] > 0.0
+    assert turns.shares()["unusable"] > 0.0
     # Rollout's GPUs are given up early and stay unused although the actor could grow: that is no matter of sizes.
     early = run(config, make_policy("partial_rollout")).shares()
-    assert early["divisibility"] == 0.0 and early["pipeline"] > static["pipeline"]
+    assert early["unusable"] == 0.0 and early["waiting"] > static["waiting"]
 
 
 def test_drifting_lengths_make_later_steps_longer() -> None:

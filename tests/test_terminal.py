@@ -92,7 +92,7 @@ def _posttrain(found: dict[str, Any]) -> Iterator[str]:
 
 def _policies(found: dict[str, Any]) -> Iterator[str]:
     for row in found["policies"]:
-        yield from (cell(row["step s"]), cell(row["tokens/s"]), cell(row["speed-up"]), f"{100 * row['busy']:.1f} %")
+        yield from (cell(row["step s"]), cell(row["tokens/s"]), cell(row["ratio"]), f"{100 * row['busy']:.1f} %")
 
 
 def _routers(found: dict[str, Any]) -> Iterator[str]:

@@ -133,7 +133,7 @@ def compare_policies(
 
 @dataclass(frozen=True, eq=False)
 class PolicyComparison(Result):
-    """Policies on the same lengths; speed-up is over the static placement side by side."""
+    """Policies on the same lengths; the ratio is of tokens/s, over the static placement side by side."""
 
     config: Posttrain
     outcomes: list[Outcome] = field(repr=False)
@@ -147,8 +147,10 @@ class PolicyComparison(Result):
         return policy_rows(self.outcomes, with_oracle=self.with_oracle)
 
     def to_dict(self) -> dict[str, Any]:
-        """One row per policy, and what the oracle did."""
-        return {"policies": self.summary, "notes": [note for one in self.outcomes for note in one.record.notes]}
+        """One row per policy, what the oracle did, and why some give the same digits."""
+        from gnomon.report.posttrain.text import comparison_notes
+
+        return {"policies": self.summary, "notes": comparison_notes(self.outcomes)}
 
     def text(self) -> list[Block]:
         """Policies side by side."""

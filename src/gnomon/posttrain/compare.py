@@ -78,7 +78,7 @@ def oracle(
         on_progress(number)
         found.append(run(config, plan))
     best = max(found, key=lambda one: one.tokens_s)
-    return RunRecord("oracle", best.num_gpus, best.steps, [f"the oracle follows {best.policy}"])
+    return RunRecord("oracle", best.num_gpus, best.steps, [f"The oracle follows {best.policy}."])
 
 
 def clairvoyant(config: Posttrain) -> Policy:

@@ -11,7 +11,7 @@ from gnomon.core.arrays import Floats, Ints
 from gnomon.posttrain.snapshot import Actions, Snapshot
 
 OWNERS = ("actor", "rollout", "inference", "transition", "free")
-CAUSES = ("busy", "tail", "pipeline", "transition", "divisibility")
+CAUSES = ("busy", "tail", "waiting", "transition", "unusable")
 
 
 @dataclass(frozen=True)
@@ -92,9 +92,9 @@ class StepRecord:
     def idle(self) -> dict[str, float]:
         """GPU seconds by cause; they add up to GPUs x duration.
 
-        tail: owned by rollout, which has nothing left to run there. pipeline: owned by the actor or by inference, which
+        tail: owned by rollout, which has nothing left to run there. waiting: owned by the actor or by inference, which
         wait for data or for the slowest rank, or by nobody although a larger actor would be valid. transition: weights,
-        work or memory are moved. divisibility: nobody's, since no valid size fits.
+        work or memory are moved. unusable: nobody's, since no valid size fits.
         """
         owned = dict.fromkeys(OWNERS, 0.0)
         for span in self.spans:
@@ -107,9 +107,9 @@ class StepRecord:
         return {
             "busy": generating + sum(working.values()),
             "tail": max(0.0, owned["rollout"] - generating),
-            "pipeline": sum(owned[name] - working[name] for name in working) + owned["free"] - indivisible,
+            "waiting": sum(owned[name] - working[name] for name in working) + owned["free"] - indivisible,
             "transition": owned["transition"],
-            "divisibility": indivisible,
+            "unusable": indivisible,
         }
 
     def waited_for(self) -> dict[str, float]:
@@ -180,6 +180,10 @@ class RunRecord:
         whole = self.num_gpus * self.duration_s
         parts = [step.idle() for step in self.steps]
         return {cause: sum(part[cause] for part in parts) / whole for cause in CAUSES}
+
+    def allocation(self) -> tuple[tuple[frozenset[Span], int], ...]:
+        """Who has which GPU when, and the tokens trained, step by step: equal where policies decided alike."""
+        return tuple((frozenset(step.spans), step.tokens_trained) for step in self.steps)
 
     @property
     def staleness(self) -> int:

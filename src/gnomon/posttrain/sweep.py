@@ -53,7 +53,7 @@ def sweep(
                     "step s": record.step_s,
                     "tokens/s": record.tokens_s,
                     "tokens/s/GPU": record.tokens_s / record.num_gpus,
-                    "speed-up": outcome.speedup,
+                    "ratio": outcome.speedup,
                     "idle %": 100 * (1 - record.shares()["busy"]),
                 }
             )

@@ -22,7 +22,7 @@ def command(config: str, policies: str | None, no_oracle: bool, as_json: bool, o
     """Run policies on the same lengths: step time, throughput, where GPU time goes, regret against the oracle.
 
     The oracle knows every length, deals prompts by them, and takes the best of all policies and of a grid of plans.
-    Speed-up is over the static placement side by side.
+    Ratio is of tokens/s, over the static placement side by side.
 
     \b
     Examples:

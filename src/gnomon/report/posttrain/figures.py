@@ -205,7 +205,7 @@ def policies_figure(outcomes: list[Outcome]) -> Figure:
         notes.append(
             {
                 "x": 0, "xref": "paper", "xanchor": "left", "y": top, "yref": "paper", "yanchor": "bottom",
-                "text": f"<b>{one.policy}</b>  {one.record.duration_s:,.0f} s, {one.speedup:.2f}x",
+                "text": f"<b>{one.policy}</b>  step {one.record.step_s:,.1f} s, {one.speedup:.2f}x the tokens/s",
                 "showarrow": False, "font": {"size": 12, "color": "#2B3440"},
             }
         )  # fmt: skip
@@ -235,7 +235,7 @@ def policy_rows(outcomes: list[Outcome], *, with_oracle: bool) -> list[dict[str,
             "policy": one.policy,
             "step s": one.record.step_s,
             "tokens/s": one.record.tokens_s,
-            "speed-up": one.speedup,
+            "ratio": one.speedup,
             **({"regret": one.regret} if with_oracle else {}),
             **one.record.shares(),
             "staleness": one.record.staleness,

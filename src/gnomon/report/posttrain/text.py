@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from gnomon.posttrain.advise import Advice
-from gnomon.posttrain.compare import Outcome
+from gnomon.posttrain.compare import BASELINE, Outcome
 from gnomon.posttrain.placement_search import Report
 from gnomon.posttrain.record import RunRecord, StepRecord
 from gnomon.report.blocks import Block, Line, Table, lines
 from gnomon.report.posttrain.figures import policy_rows
 
-SHARES = ("regret", "busy", "tail", "pipeline", "transition", "divisibility")
+SHARES = ("regret", "busy", "tail", "waiting", "transition", "unusable")
+
+RATIO = f"Ratio: tokens/s over those of {BASELINE}; a shorter step that trains on fewer tokens can be below 1."
 
 
 def run_data(record: RunRecord) -> dict[str, Any]:
@@ -58,9 +60,30 @@ def comparison_blocks(outcomes: list[Outcome], *, with_oracle: bool) -> list[Blo
         {key: f"{100 * value:.1f} %" if key in SHARES else value for key, value in row.items()}
         for row in policy_rows(outcomes, with_oracle=with_oracle)
     ]
-    notes = [note for one in outcomes for note in one.record.notes]
-    caption = "Shares of GPU time: busy, then idle by cause. " + " ".join(f"{note.capitalize()}." for note in notes)
+    caption = " ".join([RATIO, "Shares of GPU time: busy, then idle by cause.", *comparison_notes(outcomes)])
     return [Table(rows, "Policies on the same lengths", caption)]
+
+
+def comparison_notes(outcomes: list[Outcome]) -> list[str]:
+    """What the oracle did, and why policies give the same digits."""
+    notes = [note for one in outcomes for note in one.record.notes]
+    groups: dict[Any, list[Outcome]] = {}
+    for one in outcomes:
+        if one.policy != "oracle":
+            groups.setdefault(one.record.allocation(), []).append(one)
+    for group in groups.values():
+        names = [one.policy for one in group]
+        if BASELINE in names and len(names) > 1:
+            names.remove(BASELINE)
+            notes.append(f"{_and(names)} moved no GPU here, which gives the digits of {BASELINE}.")
+        elif len(names) > 1:
+            more = "; more steps may tell them apart" if len(group[0].record.steps) == 1 else ""
+            notes.append(f"{_and(names)} decided alike here, which gives the same digits{more}.")
+    return notes
+
+
+def _and(names: list[str]) -> str:
+    return " and ".join((", ".join(names[:-1]), names[-1])) if len(names) > 1 else names[0]
 
 
 def placement_rows(report: Report) -> list[dict[str, Any]]:
@@ -150,7 +173,7 @@ def explanation(record: RunRecord) -> tuple[list[dict[str, Any]], dict[str, Any]
 
 _IDLE = {
     "tail": "the tail of generation: instances with nothing left to generate",
-    "pipeline": "the actor or inference waiting for data or for their slowest rank",
+    "waiting": "the actor or inference waiting for data or for their slowest rank",
     "transition": "moving weights, work or memory",
-    "divisibility": "GPUs that fit no valid size",
+    "unusable": "GPUs that fit no valid size",
 }

@@ -21,11 +21,11 @@ NAMES = {
     "free": "nobody",
 }
 CAUSES = {
-    "busy": ("computing", "#4C78A8"),
-    "tail": ("tail of rollout", "#B9DDB4"),
-    "pipeline": ("waiting for data", "#C7D3E3"),
+    "busy": ("busy", "#4C78A8"),
+    "tail": ("tail", "#B9DDB4"),
+    "waiting": ("waiting", "#C7D3E3"),
     "transition": ("transition", "#9D7CBF"),
-    "divisibility": ("no valid size", "#E8E3DA"),
+    "unusable": ("unusable", "#E8E3DA"),
 }
 
 

@@ -21,6 +21,7 @@ from gnomon.api.posttrain import (
 )
 from gnomon.core.errors import GnomonError
 from gnomon.report.posttrain.figures import cause_rows, policies_height, run_cards
+from gnomon.report.posttrain.text import RATIO
 from gnomon.report.posttrain.timeline import CAUSES
 from gnomon.report.splits import SplitRow
 from gnomon.ui import jobs
@@ -61,13 +62,13 @@ CONTROLS: tuple[Control, ...] = (
     Text("inference", "Inference", "6-7", field=f"{PLACEMENT}.inference", group="Placement: GPUs of each component",
          help="Such as 0-3,8 or all"),
     Switch("logprobs", "Recompute log-probabilities", default=True, group="Placement: GPUs of each component"),
-    _count("prompts", "Prompts", 32, "Step", most=65_536),
+    _count("prompts", "Prompts", 64, "Step", most=65_536),
     _count("samples", "Samples of each", 8, "Step", most=512),
     _count("minibatches", "Mini-batches", 4, "Step", most=256),
     _count("steps", "Steps", 1, "Step", most=20),
     Choice("lengths", "Responses", "gamma", options=("gamma", "lognormal", "fixed"), group="Lengths"),
     _number("shape", "Shape", 3.1, "Lengths", least=0.05, most=1000, help="Small: a long tail"),
-    Slider("mean", "Mean tokens", 3000, least=100, most=30_000, log=True, field=KEYS["mean"], group="Lengths"),
+    Slider("mean", "Mean tokens", 6000, least=100, most=30_000, log=True, field=KEYS["mean"], group="Lengths"),
     _count("longest", "Cut off at", 16_384, "Lengths", most=1_000_000),
     _number("correlation", "Alike in a group", 0.5, "Lengths", most=0.999),
     _count("rollout_tp", "Rollout TP", 1, "Components", most=64),
@@ -240,7 +241,7 @@ def run_comparison(asked: tuple[Posttrain, tuple[str, ...], bool], report: jobs.
 
 def _rows(found: PolicyComparison) -> list[Component]:
     rows = [{name: _cell(name, value) for name, value in row.items()} for row in found.summary]
-    notes = [notice(f"{note.capitalize()}.") for note in found.to_dict()["notes"]]
+    notes = [notice(note) for note in (RATIO, *found.to_dict()["notes"])]
     bars = split_bars(CAUSES, [_bar(one) for one in found.outcomes])
     return [table(rows, left=("policy",)), html.H3("Where their GPU time goes"), bars, *notes]
 
@@ -248,14 +249,14 @@ def _rows(found: PolicyComparison) -> list[Component]:
 def _cell(name: str, value: Any) -> Any:
     if name in ("regret", *CAUSES):
         return f"{100 * value:.1f} %"
-    decimals = {"step s": 1, "tokens/s": 0, "speed-up": 2}.get(name)
+    decimals = {"step s": 1, "tokens/s": 0, "ratio": 2}.get(name)
     return value if decimals is None else f"{value:,.{decimals}f}"
 
 
 def _bar(one: Any) -> SplitRow:
     whole, shares = one.record.duration_s * one.record.num_gpus, one.record.shares()
     parts = {cause: share * whole for cause, share in shares.items()}
-    return SplitRow(one.policy, parts, whole, f"{100 * shares['busy']:.1f} % computing", " GPU s")
+    return SplitRow(one.policy, parts, whole, f"{100 * shares['busy']:.1f} % busy", " GPU s")
 
 
 PAGE = Page(
