@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from gnomon.pipeline.memory import Curve as Steps
 from gnomon.report import look
-from gnomon.report.pipeline.figures import LINK_BINS, RANK_COLOURS, _binned
+from gnomon.report.pipeline.dense import drawn_together
+from gnomon.report.pipeline.figures import LINK_BINS, RANK_COLOURS, binned
 from gnomon.report.pipeline.heat_map import HeatGrid, heat_map_figure
-from gnomon.report.pipeline.timeline import COLOURS
+from gnomon.report.pipeline.timeline import COLOURS, Bar, Lane, Timeline
 from gnomon.report.serving.figures import cdf
 from gnomon.report.serving.series import distribution
 
@@ -43,14 +46,36 @@ def test_equal_priorities_have_no_best() -> None:
     assert [shape["type"] for shape in one["shapes"]] == ["line", "line", "rect", "rect"] and "title" not in one
 
 
-def test_links_in_use_keep_their_mean_when_binned() -> None:
+def test_links_in_use_keep_their_mean_whenbinned() -> None:
     times = np.linspace(0.0, 10.0, 5000, endpoint=False)
     curve = Steps(times, np.arange(5000) % 2 * 1.0)
-    binned = _binned(curve, 10.0)
-    assert len(binned.times) == LINK_BINS
-    assert binned.values.mean() == pytest.approx(0.5) and binned.values.max() < 0.6
+    found = binned(curve, 10.0)
+    assert len(found.times) == LINK_BINS
+    assert found.values.mean() == pytest.approx(0.5) and found.values.max() < 0.6
     short = Steps(times[:10], curve.values[:10])
-    assert _binned(short, 10.0) is short
+    assert binned(short, 10.0) is short
+
+
+def test_bars_narrower_than_a_pixel_are_drawn_together() -> None:
+    """Ten passes of 0.1 in a lane that shows five bars: one bar per bin and kind, as high as its share of the bin."""
+
+    def bar(number: int, kind: str, lane: int) -> Bar:
+        start = 0.1 * number
+        return Bar(number, kind, lane, start, start + 0.1, 0.0, 1.0, str(number), "", False, False)
+
+    dense = [bar(number, "forward" if number % 2 else "backward", 0) for number in range(10)]
+    wide = replace(bar(0, "forward", 0), start=1.0, end=2.0)
+    lanes = Timeline([Lane(0, "compute"), Lane(1, "compute")], [*dense, wide, bar(3, "forward", 1)])
+    drawn = drawn_together(lanes, 2.0, bins=5)  # Bins of 0.4: two forwards and two backwards in each of the first two.
+    first = [one for one in drawn.bars if one.lane == 0]
+    assert wide in first and [one for one in drawn.bars if one.lane == 1] == [lanes.bars[-1]]
+    merged = [one for one in first if one.start == 0.0]
+    assert [(one.kind, one.end, one.low, one.high) for one in merged] == [
+        ("forward", 0.4, 0.0, pytest.approx(0.5)),
+        ("backward", 0.4, pytest.approx(0.5), pytest.approx(1.0)),
+    ]
+    assert "2 x forward" in merged[0].hover and merged[0].text == ""
+    assert drawn_together(lanes, 2.0, bins=11).bars == lanes.bars
 
 
 def test_memory_has_colours_of_its_own() -> None:

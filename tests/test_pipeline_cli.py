@@ -51,7 +51,7 @@ def test_run_writes_pictures(cli: CommandLine, tmp_path: Path) -> None:
     passes = [event for event in trace if event["ph"] == "X" and event["cat"] in ("forward", "backward")]
     assert len(passes) == 2 * 8 * 4
     assert max(event["ts"] + event["dur"] for event in trace if event["ph"] == "X") == pytest.approx(58.902661e6)
-    assert {event["pid"] for event in trace} == {1, 2, 3, 4}
+    assert {event["pid"] for event in trace} == {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "interleaved", "zb-v", "dualpipe"])

@@ -13,13 +13,14 @@ from gnomon.pipeline.run import Run
 from gnomon.pipeline.step import TrainingFigures
 from gnomon.pipeline.training import Training
 from gnomon.report.look import TIME_LINE, TIME_LINE_AXIS
+from gnomon.report.pipeline.dense import drawn_together
 from gnomon.report.pipeline.timeline import COLOURS, NAMES, Timeline, View, bandwidth, timeline
 from gnomon.report.splits import SplitRow
 
 Figure = dict[str, Any]
 
 CAUSES = {
-    "busy": ("computing", "#4C78A8"),
+    "busy": ("busy", "#4C78A8"),
     "warm_up": ("warm-up", "#D9DEE5"),
     "dependency": ("dependency", "#B7C0CC"),
     "communication": ("communication", "#8CB8E0"),
@@ -46,16 +47,16 @@ def step_figure(
     memory_unit: str = "micro-batches",
 ) -> Figure:
     """The Gantt chart, with memory and the use of links below. `memory` replaces the count of activations."""
-    lanes = timeline(run, view)
+    lanes = drawn_together(timeline(run, view), run.total_time)
     traces = [_bars(lanes, kind, show_throttling) for kind in lanes.kinds]
     for rank, curve in enumerate(memory or micro_batches_held(run)):
         colour = RANK_COLOURS[rank % len(RANK_COLOURS)]
-        hover = f"GPU {rank + 1}: %{{y:.4g}} {memory_unit}"
+        hover = f"GPU {rank}: %{{y:.4g}} {memory_unit}"
         traces.append(_steps(curve, run.total_time, "y2", colour, hover))
     use = bandwidth(run)
     for kind, curve in use.items():
         steps = _steps(
-            _binned(curve, run.total_time),
+            binned(curve, run.total_time),
             run.total_time,
             "y3",
             COLOURS[kind],
@@ -185,7 +186,7 @@ def _steps(curve: Curve, end: float, axis: str, colour: str, hover: str) -> Figu
     }
 
 
-def _binned(curve: Curve, end: float) -> Curve:
+def binned(curve: Curve, end: float) -> Curve:
     """The curve's means over equal intervals, where it has more steps than a screen can show."""
     if len(curve.times) <= LINK_BINS or end <= 0:
         return curve
@@ -203,7 +204,7 @@ def _lane_name(gpu: int, name: str) -> str:
 def cause_rows(run: Run) -> list[SplitRow]:
     """Every rank's time by cause, and that of all."""
     ranks = idle_time(run)
-    rows = [(f"GPU {rank + 1}", time, run.total_time) for rank, time in enumerate(ranks)]
+    rows = [(f"GPU {rank}", time, run.total_time) for rank, time in enumerate(ranks)]
     rows.append(("all", total(ranks), run.total_time * len(ranks)))
     return [
         SplitRow(name, {cause: asdict(time)[cause] for cause in CAUSES}, whole, f"{100 * time.idle / whole:.1f} % idle")

@@ -45,14 +45,14 @@ def write_trace(run: Run, path: str | Path, *, memory: list[Curve] | None = None
             "work": float(tasks.work[task]),
         }
         name = f"{NAMES[label.kind]} {label.microbatch}"
-        events.append(slice_event(name, rank + 1, thread, start, end, cat=label.kind, args=about))
+        events.append(slice_event(name, rank, thread, start, end, cat=label.kind, args=about))
     for rank in range(run.num_ranks):
-        events.append(process_name(rank + 1, f"GPU {rank + 1}"))
-        events += [thread_name(rank + 1, number, name) for name, number in threads.items()]
+        events.append(process_name(rank, f"GPU {rank}"))
+        events += [thread_name(rank, number, name) for name, number in threads.items()]
     for name, curves in (("memory", memory or micro_batches_held(run)), ("egress", link_use(run))):
         for rank, curve in enumerate(curves):
             events += [
-                counter_event(name, rank + 1, at, {name: float(value)})
+                counter_event(name, rank, at, {name: float(value)})
                 for at, value in zip(curve.times, curve.values, strict=True)
             ]
     return write_events(events, path)

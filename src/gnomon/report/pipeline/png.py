@@ -13,7 +13,8 @@ from gnomon.core.files import written_whole
 from gnomon.pipeline.memory import Curve, micro_batches_held
 from gnomon.pipeline.run import Run
 from gnomon.pipeline.sweeps import SweepTable
-from gnomon.report.pipeline.figures import GAP, RANK_COLOURS
+from gnomon.report.pipeline.dense import drawn_together
+from gnomon.report.pipeline.figures import DENSE, GAP, RANK_COLOURS, binned
 from gnomon.report.pipeline.heat_map import heat_grid
 from gnomon.report.pipeline.timeline import COLOURS, NAMES, View, bandwidth, timeline
 
@@ -32,15 +33,16 @@ def write_gantt(
 ) -> Path:
     """Draw the step: lanes of passes and transfers, memory and egress below."""
     figure, (gantt, below, egress) = _figure(run, view)
-    lanes = timeline(run, view)
+    lanes = drawn_together(timeline(run, view), run.total_time)
     patches = _matplotlib("patches")
     height = 1.0 - GAP
+    thin = 0.4 if len(lanes.bars) < DENSE else 0.0
     for bar in lanes.bars:
         low = bar.lane + height * (0.5 - bar.high)
         edge = "#B00020" if show_throttling and bar.throttled else "white"
         box = patches.Rectangle(
             (bar.start, low), bar.end - bar.start, height * (bar.high - bar.low), facecolor=COLOURS[bar.kind],
-            edgecolor=edge, linewidth=1.4 if edge != "white" else 0.4,
+            edgecolor=edge, linewidth=1.4 if edge != "white" else thin,
         )  # fmt: skip
         gantt.add_patch(box)
         if lanes.lanes[bar.lane].name == "compute" and bar.end - bar.start > 0.012 * run.total_time:
@@ -167,20 +169,21 @@ def _curves(plot: Any, curves: list[Curve], end: float, name: str) -> None:
     for rank, curve in enumerate(curves):
         colour = RANK_COLOURS[rank % len(RANK_COLOURS)]
         times, values = np.append(curve.times, end), np.append(curve.values, curve.values[-1])
-        plot.step(times, values, where="post", color=colour, linewidth=1.2, label=f"GPU {rank + 1}")
+        plot.step(times, values, where="post", color=colour, linewidth=1.2, label=f"GPU {rank}")
     plot.set_ylabel(name, color=INK, fontsize=8)
     plot.set_ylim(bottom=0)
     plot.grid(color="#EEF1F4")
     plot.set_axisbelow(True)
     plot.spines[["top", "right"]].set_visible(False)
-    if len(curves) <= 8:
-        plot.legend(loc="upper right", ncols=len(curves), frameon=False, fontsize=7)
+    if len(curves) <= 8:  # Above the plot: nowhere inside is there always room.
+        plot.legend(loc="lower right", bbox_to_anchor=(1, 0.96), ncols=len(curves), frameon=False, fontsize=7)
 
 
 def _stacked(plot: Any, curves: dict[str, Curve], end: float) -> None:
     """The use of all links by kind, one on top of the other."""
     floor: Any = 0.0
-    for kind, curve in curves.items():
+    for kind, one in curves.items():
+        curve = binned(one, end)
         times, values = np.append(curve.times, end), np.append(curve.values, curve.values[-1])
         plot.fill_between(times, floor, floor + values, step="post", color=COLOURS[kind], linewidth=0)
         floor = floor + values

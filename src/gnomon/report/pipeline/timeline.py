@@ -64,7 +64,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Lane:
-    """One row of the picture; GPUs are counted from 1."""
+    """One row of the picture; GPUs are counted from 0, as ranks are."""
 
     gpu: int
     name: str
@@ -90,7 +90,7 @@ def timeline(run: Run, view: View = "single_channel") -> Timeline:
     kinds = LANES[view] if has_links else ()
     lanes = []
     for rank in range(run.num_ranks):
-        lanes += [Lane(rank + 1, "compute"), *(Lane(rank + 1, name) for name, _ in kinds)]
+        lanes += [Lane(rank, "compute"), *(Lane(rank, name) for name, _ in kinds)]
     on_path = {step.task for step in critical_path(run)}
     per_rank = 1 + len(kinds)
     bars = [_pass(run, task, rank * per_rank, on_path) for rank, row in enumerate(run.computes) for task in row]
