@@ -11,6 +11,8 @@ from gnomon.report.posttrain.timeline import CAUSES, COLOURS, NAMES, bars, count
 from gnomon.report.splits import SplitRow
 
 Figure = dict[str, Any]
+LEFT = "#6B7A8C"
+"""Of what is left to generate, and of the ends of steps; seen on light and on dark."""
 
 
 def allocation_figure(record: RunRecord) -> Figure:
@@ -30,7 +32,7 @@ def allocation_figure(record: RunRecord) -> Figure:
     traces.append(
         {
             "type": "scatter", "mode": "lines", "x": at, "y": left, "yaxis": "y3", "showlegend": False,
-            "line": {"color": "#2B3440", "width": 1.6},
+            "line": {"color": LEFT, "width": 1.6},
             "hovertemplate": "%{y:,} sequences at %{x:.0f} s<extra></extra>",
         }
     )  # fmt: skip
@@ -113,7 +115,7 @@ def _layout(record: RunRecord) -> Figure:
     lines = [
         {
             "type": "line", "x0": at, "x1": at, "yref": "paper", "y0": 0, "y1": 1,
-            "line": {"color": "#2B3440", "width": 1, "dash": "dot"},
+            "line": {"color": LEFT, "width": 1, "dash": "dot"},
         }
         for at in starts(record)[1:]
     ]  # fmt: skip

@@ -18,7 +18,7 @@ NAMES = {
     "inference": "inference",
     "actor": "actor",
     "transition": "transition",
-    "free": "nobody",
+    "free": "free",
 }
 CAUSES = {
     "busy": ("busy", "#4C78A8"),

@@ -83,6 +83,7 @@ def cdf(title: str, curves: Mapping[str, Curve], *, unit: str = "s", target: flo
     median = min((float(np.median(c.x)) for c in curves.values() if c.x.size), default=0.0)
     shown, factor = ("ms", 1e3) if unit == "s" and 0 < largest < 2 else (unit, 1.0)
     is_log = largest > _LOG_FROM * max(median, 1e-12)
+    end = None if is_log else _end(curves, target)
     data: list[Figure] = []
     for (name, curve), colour in zip(curves.items(), cycle(COLOURS), strict=False):
         positive = curve.x > 0 if is_log else np.full(curve.x.size, True)
@@ -93,7 +94,7 @@ def cdf(title: str, curves: Mapping[str, Curve], *, unit: str = "s", target: flo
              "line": {"color": colour, "width": 2}, "hovertemplate": f"{words}<extra></extra>"}
         )  # fmt: skip
         if len(curves) == 1:
-            data.append(_marks(x, y, factor, unit))
+            data.append(_marks(x, y, factor, unit, (largest if end is None else end) * factor))
     layout = plot_layout(
         title,
         {"title": {"text": shown}, "type": "log" if is_log else "linear"},
@@ -101,52 +102,54 @@ def cdf(title: str, curves: Mapping[str, Curve], *, unit: str = "s", target: flo
     )
     if len(curves) > 1:
         layout |= {"showlegend": True, "hovermode": "closest"}
-    if not is_log:
-        _clip(layout, curves, factor, unit, target)
+    if end is not None and largest > 1.15 * end:
+        layout |= _clipped(layout, end * factor, f"max {_value(largest, unit)} →")
     if target is not None:
-        layout["shapes"] = [
-            {"type": "line", "x0": target * factor, "x1": target * factor, "y0": 0, "y1": 1, "yref": "paper",
-             "line": {"color": RED, "width": 1.5, "dash": "dash"},
-             "label": {"text": "SLO", "textposition": "start", "textangle": 0, "padding": 4,
-                       "xanchor": "right" if target > largest / 2 else "left", "font": {"color": RED, "size": 11}}}
-        ]  # fmt: skip
+        layout["shapes"] = [_target(target * factor, is_right=target > (end or largest) / 2)]
     return {"data": data, "layout": layout}
 
 
-def _clip(layout: Figure, curves: Mapping[str, Curve], factor: float, unit: str, target: float | None) -> None:
-    """Show the axis up to P99.5 (and the target, where that is not far), and say where the maximum lies."""
+def _target(at: float, *, is_right: bool) -> Figure:
+    """The SLO's line, with its name on the side where there is room."""
+    label = {"text": "SLO", "textposition": "start", "textangle": 0, "padding": 4,
+             "xanchor": "right" if is_right else "left", "font": {"color": RED, "size": 11}}  # fmt: skip
+    line = {"color": RED, "width": 1.5, "dash": "dash"}
+    return {"type": "line", "x0": at, "x1": at, "y0": 0, "y1": 1, "yref": "paper", "line": line, "label": label}
+
+
+def _end(curves: Mapping[str, Curve], target: float | None) -> float | None:
+    """Up to where a linear axis is shown: P99.5, and the target where that is not far."""
     shown = [curve for curve in curves.values() if curve.x.size]
     if not shown:
-        return
-    most = max(float(curve.x[-1]) for curve in shown)
+        return None
     end = max(float(curve.x[min(int(np.searchsorted(curve.y, CLIPPED_AT)), curve.x.size - 1)]) for curve in shown)
-    end = max(end, target) if target is not None and target < 3 * end else end
-    if most <= 1.15 * end:
-        return
-    layout["xaxis"]["range"] = [0, 1.04 * end * factor]
-    layout["annotations"] = [
-        {"text": f"max {_value(most, unit)} →", "showarrow": False, "x": 1, "xref": "paper", "xanchor": "right",
-         "y": 1.06, "yref": "y", "yanchor": "bottom", "font": {"size": 11, "color": GREY}}
-    ]  # fmt: skip
+    return max(end, target) if target is not None and target < 3 * end else end
 
 
-def _marks(x: Floats, y: Floats, factor: float, unit: str) -> Figure:
-    """Points at the median, P90 and P99, with their values."""
+def _clipped(layout: Figure, end: float, words: str) -> Figure:
+    """The axis up to `end`; where the maximum lies is said above the plot, where no line is."""
+    note = {"text": words, "showarrow": False, "x": 1, "xref": "paper", "xanchor": "right", "y": 1, "yref": "paper",
+            "yanchor": "bottom", "font": {"size": 11, "color": GREY}}  # fmt: skip
+    return {"xaxis": layout["xaxis"] | {"range": [0, 1.04 * end]}, "annotations": [note]}
+
+
+def _marks(x: Floats, y: Floats, factor: float, unit: str, end: float) -> Figure:
+    """Points at the median, P90 and P99, with their values; the axis is shown up to `end`."""
     marked = np.searchsorted(y, MARKED_SHARES) if y.size else np.empty(0, int)
     marked = marked[marked < y.size]
     return {
         "type": "scatter", "mode": "markers+text", "x": short(x[marked]), "y": short(y[marked]),
         "text": [f"P{100 * share:.0f}  {_value(value / factor, unit)}"
                  for share, value in zip(y[marked], x[marked], strict=True)],
-        "textposition": [_side(x[i], x[-1], y[i]) for i in marked],
+        "textposition": [_side(x[i], end, y[i]) for i in marked],
         "textfont": {"size": 11, "color": "#1F2A37"},
         "marker": {"color": BLUE, "size": 7}, "hoverinfo": "skip", "cliponaxis": False, "showlegend": False,
     }  # fmt: skip
 
 
-def _side(x: float, largest: float, share: float) -> str:
+def _side(x: float, end: float, share: float) -> str:
     """Where a mark's label finds room beside the curve."""
-    if x > 0.7 * largest:
+    if x > 0.6 * end:
         return "top left"
     return "top right" if share > 0.95 else "bottom right"
 

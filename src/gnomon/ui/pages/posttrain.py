@@ -63,25 +63,25 @@ CONTROLS: tuple[Control, ...] = (
          help="Such as 0-3,8 or all"),
     Switch("logprobs", "Recompute log-probabilities", default=True, group="Placement: GPUs of each component"),
     _count("prompts", "Prompts", 64, "Step", most=65_536),
-    _count("samples", "Samples of each", 8, "Step", most=512),
+    _count("samples", "Samples per prompt", 8, "Step", most=512),
     _count("minibatches", "Mini-batches", 4, "Step", most=256),
     _count("steps", "Steps", 1, "Step", most=20),
-    Choice("lengths", "Responses", "gamma", options=("gamma", "lognormal", "fixed"), group="Lengths"),
+    Choice("lengths", "Distribution", "gamma", options=("gamma", "lognormal", "fixed"), group="Lengths"),
     _number("shape", "Shape", 3.1, "Lengths", least=0.05, most=1000, help="Small: a long tail"),
     Slider("mean", "Mean tokens", 6000, least=100, most=30_000, log=True, field=KEYS["mean"], group="Lengths"),
-    _count("longest", "Cut off at", 16_384, "Lengths", most=1_000_000),
-    _number("correlation", "Alike in a group", 0.5, "Lengths", most=0.999),
+    _count("longest", "Longest response", 16_384, "Lengths", most=1_000_000),
+    _number("correlation", "Group correlation", 0.5, "Lengths", most=0.999),
     _count("rollout_tp", "Rollout TP", 1, "Components", most=64),
-    _count("running", "Running at once", 64, "Components", most=100_000),
+    _count("running", "Max running", 64, "Components", most=100_000),
     _count("actor_tp", "Actor TP", 1, "Components", most=64),
     _number("actor_share", "Actor efficiency", 0.5, "Components", least=0.001, most=1),
     _count("inference_tp", "Inference TP", 1, "Components", most=64),
-    _number("inference_share", "Its efficiency", 0.6, "Components", least=0.001, most=1),
+    _number("inference_share", "Inference efficiency", 0.6, "Components", least=0.001, most=1),
     _number("migration", "Migration", 4.0, "Components", most=1e4, unit="s"),
     _number("switch", "Switch", 5.0, "Components", most=1e4, unit="s"),
     _number("seed", "Seed", 0, "Components", most=2**31, whole=True),
-    Choices("policies", "Policies", compared_policies(), options=policy_names, wide=True, group="Side by side"),
-    Switch("oracle", "And the oracle, which knows every length", wide=True, group="Side by side"),
+    Choices("policies", "Policies", compared_policies(), options=policy_names, wide=True, group="Comparison"),
+    Switch("oracle", "With the oracle, which knows every length", wide=True, group="Comparison"),
     Hidden("job"),
 )  # fmt: skip
 CLUSTER_FLAGS = ("pre", "wait", "lend")
@@ -98,10 +98,10 @@ def body(state: dict[str, Any]) -> list[Component]:
     return [
         view_of(PAGE),
         html.Div(id=PAGE.id("cards"), className="card-space"),
-        section("Who has which GPU", tall_graph(PAGE.id("allocation"), ALLOCATION_PX, "Allocation of GPUs over time")),
+        section("GPU allocation", tall_graph(PAGE.id("allocation"), ALLOCATION_PX, "Allocation of GPUs over time")),
         section("Where the GPU time goes", html.Div(id=PAGE.id("causes"), style={"minHeight": "56px"})),
         section(
-            "Policies side by side",
+            "Policies compared",
             job_panel(PAGE, "Compare policies"),
             html.Div(id=PAGE.id("stale")),
             html.Div(
@@ -166,7 +166,8 @@ def _register_run(app: Dash) -> None:
 
 def _cards(result: PosttrainRun) -> Component:
     shown = run_cards(result.record)
-    size = f"of {shown.pop('steps')}, on {shown.pop('GPUs')} GPUs"
+    steps = shown.pop("steps")
+    size = f"{'one step' if steps == '1' else f'mean of {steps}'}, {shown.pop('GPUs')} GPUs"
     return cards((name, value, size if name == "step" else "") for name, value in shown.items())
 
 
