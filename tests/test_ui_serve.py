@@ -69,9 +69,11 @@ def test_the_curve_rises_to_a_capacity(tab: Tab) -> None:
     tab.open("/serve?requests=3000&rate=20&curve=ttft")
     median, tail = tab.traces("serve-plot-curve")
     assert median["x"] == tail["x"] and tail["y"] == sorted(tail["y"])
-    target, capacity, now = tab.layout("serve-plot-curve")["shapes"]
-    assert target["label"]["text"] == "SLO" and now["label"]["text"] == "now"
-    assert capacity["label"]["text"] == f"capacity {capacity['x0']:.3g}/s"
+    drawn = tab.layout("serve-plot-curve")
+    target, capacity, now = drawn["shapes"]
+    assert target["label"]["text"] == "SLO"
+    words = [one["text"] for one in drawn["annotations"]]
+    assert words == [f"capacity {capacity['x0']:.3g}/s", "now"]
     assert target["y0"] == 500 and now["x0"] == 20
     above = [load for load, value in zip(tail["x"], tail["y"], strict=True) if value > 500]
     assert capacity["x0"] <= above[0]
@@ -80,7 +82,8 @@ def test_the_curve_rises_to_a_capacity(tab: Tab) -> None:
 def test_an_slo_that_no_load_meets_is_told(tab: Tab) -> None:
     tab.open("/serve?requests=1000&rate=20&ttft=0.01")
     assert "no load meets the SLO" in tab.layout("serve-plot-curve")["title"]["text"]
-    assert [one["label"]["text"] for one in tab.layout("serve-plot-curve")["shapes"]] == ["SLO", "now"]
+    drawn = tab.layout("serve-plot-curve")
+    assert len(drawn["shapes"]) == 2 and [one["text"] for one in drawn["annotations"]] == ["now"]
 
 
 def test_arrivals_without_a_rate_have_no_curve(tab: Tab) -> None:
@@ -132,8 +135,10 @@ def test_results_are_pinned_and_compared(tab: Tab) -> None:
     rows = tab.page.locator("#serve-compared tbody tr")
     assert rows.count() == 3
     link = tab.page.url.removeprefix(tab.address)
+    before = {one["name"]: one["line"]["color"] for one in tab.traces("serve-plot-ttft")}
     tab.page.get_by_label("Unpin rate 20").click()
     tab.idle()
+    assert all(before[one["name"]] == one["line"]["color"] for one in tab.traces("serve-plot-ttft"))
     assert [one["name"] for one in tab.traces("serve-plot-ttft")] == ["now: rate 35", "rate 30"]
     tab.open(link)
     assert tab.page.locator("#serve-compared tbody tr").count() == 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from importlib import import_module
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from gnomon.report.blocks import Block
     from gnomon.search.headroom import Headroom
     from gnomon.serving.check import Finding
-    from gnomon.serving.intervals import Intervals
+    from gnomon.serving.intervals import Intervals as Intervals
     from gnomon.serving.metrics import Summary as Summary
     from gnomon.serving.paired import Difference
     from gnomon.serving.parts import Metric
@@ -173,12 +174,18 @@ class Simulation(Result):
     @cached_property
     def intervals(self) -> Intervals:
         """90 % intervals of the first figures, by their place in the summary (`latency.ttft_s.p99`)."""
+        return self.intervals_by(nullcontext)
+
+    def intervals_by(self, turn: Callable[[], AbstractContextManager[None]]) -> Intervals:
+        """The same, found anew; each of the runs that they take is made within a `turn`."""
         from gnomon.serving.intervals import MOST_REQUESTS, intervals
 
         wanted = self.with_intervals
         if wanted is None:
             wanted = len(self.run.requests) <= MOST_REQUESTS
-        return intervals(self.run, self.summary, redraw=self.redraw, count=self.interval_runs) if wanted else {}
+        if not wanted:
+            return {}
+        return intervals(self.run, self.summary, redraw=self.redraw, count=self.interval_runs, turn=turn)
 
     @property
     def requests(self) -> pl.DataFrame:

@@ -21,7 +21,7 @@ def blocks(found: Calibrated) -> list[Block]:
         Table(constant_rows(found.calibration), caption="Interval: 90 %. Constants at zero are left out."),
         Table(
             [_load_row(one) for one in found.checks],
-            caption="Errors of means, simulated over recorded. Foretold: by constants fitted on the other loads"
+            caption="Errors of means, simulated over recorded. Predicted: by constants fitted on the other loads"
             + (" (held out: on the fitted ones)." if is_held else "."),
         ),
         Line(f"Error to expect of iterations at other loads: {found.calibration.error:.1%}"),
@@ -54,7 +54,7 @@ def _load_row(one: Check) -> dict[str, Any]:
         "used": "fitted" if one.is_fitted else "held out",
         "of": f"{one.steps:,} steps" if one.steps else f"{one.requests:,} requests" if one.requests else "counters",
         "step" if one.steps else "error": _percent(one.step_error),
-        "foretold": _percent(one.foretold),
+        "predicted": _percent(one.foretold),
     }
     if one.figures is not None:
         row |= {words: _percent(one.figures.error(metric)) for metric, words in METRICS.items()
@@ -70,7 +70,7 @@ def check_row(one: Check) -> dict[str, Any]:
         "steps": one.steps,
         "requests": one.requests,
         "error": one.step_error,
-        "foretold": one.foretold,
+        "predicted": one.foretold,
     }
     for metric in METRICS:
         known = one.figures is not None and metric in one.figures.values

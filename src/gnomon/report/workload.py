@@ -2,63 +2,78 @@
 
 from __future__ import annotations
 
+import html
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from gnomon import __version__
 from gnomon.core.files import write_text
+from gnomon.report.look import COLOURS
+from gnomon.report.page import as_script, page
+from gnomon.report.serving.lines import plot_layout, short
 from gnomon.workload.describe import gaps_s
 from gnomon.workload.requests import Requests
 
 # Enough points for a smooth curve, few enough for a small page.
 CURVE_POINTS = 500
+MOST_DOTS = 5000
+Figure = dict[str, Any]
 
 
 def write_page(requests: Requests, path: str | Path, title: str) -> Path:
     """Distribution functions of the lengths and gaps, arrivals over time, prompt against output."""
-    from plotly.graph_objects import Bar, Scatter, Scattergl
-    from plotly.subplots import make_subplots
+    drawn = figures(requests)
+    plots = "".join(f"<div id={name} class=plot></div>" for name in drawn)
+    parts = {
+        "@TITLE@": html.escape(title),
+        "@LEDE@": f"{len(requests):,} requests.",
+        "@PLOTS@": f"<section><h2>Workload</h2><div class=plots>{plots}</div></section>",
+        "@VERSION@": __version__,
+        "@DATA@": as_script(drawn),
+    }
+    return write_text(path, page(parts))
 
-    figure = make_subplots(2, 2, subplot_titles=("Lengths", "Arrivals", "Prompt and output", "Gaps between arrivals"))
-    for name, values in (("prompt", requests.prompt_tokens), ("output", requests.output_tokens)):
-        figure.add_trace(Scatter(**_curve(values), name=name, mode="lines"), 1, 1)
+
+def figures(requests: Requests) -> dict[str, Figure]:
+    """The plots by name; those of arrivals only where there is more than one."""
+    lengths = {"prompt": requests.prompt_tokens, "output": requests.output_tokens}
+    drawn = {"lengths": _distributions("Lengths", lengths, "tokens"), "both": _dots(requests)}
     gaps = gaps_s(requests)
     if len(gaps):
-        counts, edges = np.histogram(requests.arrival_s, bins=min(200, max(10, len(requests) // 50)))
-        per_second = counts / np.diff(edges)
-        middles = (edges[1:] + edges[:-1]) / 2
-        figure.add_trace(Bar(x=middles.round(3).tolist(), y=per_second.round(3).tolist(), name="requests/s"), 1, 2)
-        figure.add_trace(Scatter(**_curve(gaps), name="gap", mode="lines"), 2, 2)
-    some = np.linspace(0, len(requests) - 1, min(len(requests), 5000)).astype(int)
-    dots = {"size": 3, "opacity": 0.4}
-    figure.add_trace(
-        Scattergl(
-            x=requests.prompt_tokens[some].tolist(),
-            y=requests.output_tokens[some].tolist(),
-            mode="markers",
-            marker=dots,
-            name="requests",
-        ),
-        2,
-        1,
-    )
-    labels = (
-        ("tokens", "share"),
-        ("seconds", "requests / s"),
-        ("prompt tokens", "output tokens"),
-        ("seconds", "share"),
-    )
-    for (row, column), (x, y) in zip(((1, 1), (1, 2), (2, 1), (2, 2)), labels, strict=True):
-        figure.update_xaxes(title_text=x, row=row, col=column, type="linear" if x == "seconds" and row == 1 else "log")
-        figure.update_yaxes(title_text=y, row=row, col=column, type="log" if row == 2 and column == 1 else "linear")
-    figure.update_layout(title=title, template="plotly_white", height=800, showlegend=True)
-    return write_text(
-        path, figure.to_html(include_plotlyjs=True, full_html=True, div_id="workload", config={"responsive": True})
-    )
+        drawn["arrivals"] = _arrivals(requests)
+        drawn["gaps"] = _distributions("Gaps between arrivals", {"gap": gaps}, "seconds")
+    return drawn
 
 
-def _curve(values: Any) -> dict[str, list[float]]:
-    """The empirical distribution function at evenly spaced shares."""
+def _distributions(title: str, samples: dict[str, Any], unit: str) -> Figure:
+    """Empirical distribution functions at evenly spaced shares, on a logarithmic axis."""
     shares = np.linspace(0, 1, CURVE_POINTS)
-    return {"x": np.quantile(values, shares).tolist(), "y": shares.round(4).tolist()}
+    data = [
+        {"type": "scatter", "mode": "lines", "name": name, "x": short(np.quantile(values, shares)), "y": short(shares),
+         "line": {"color": colour, "width": 2}, "hovertemplate": f"%{{y:.1%}} at most %{{x:.4g}} {unit}<extra></extra>"}
+        for (name, values), colour in zip(samples.items(), COLOURS, strict=False)
+    ]  # fmt: skip
+    layout = plot_layout(title, {"title": {"text": unit}, "type": "log"}, {"tickformat": ".0%"})
+    return {"data": data, "layout": layout | {"showlegend": len(data) > 1, "hovermode": "closest"}}
+
+
+def _arrivals(requests: Requests) -> Figure:
+    counts, edges = np.histogram(requests.arrival_s, bins=min(200, max(10, len(requests) // 50)))
+    bars = {
+        "type": "bar", "x": short((edges[1:] + edges[:-1]) / 2), "y": short(counts / np.diff(edges)),
+        "marker": {"color": COLOURS[0]}, "hovertemplate": "%{y:.4g}/s at %{x:.4g} s<extra></extra>",
+    }  # fmt: skip
+    return {"data": [bars], "layout": plot_layout("Arrivals per second", {"title": {"text": "seconds"}}, {})}
+
+
+def _dots(requests: Requests) -> Figure:
+    some = np.linspace(0, len(requests) - 1, min(len(requests), MOST_DOTS)).astype(int)
+    dots = {
+        "type": "scattergl", "mode": "markers", "marker": {"size": 3, "opacity": 0.4, "color": COLOURS[0]},
+        "x": requests.prompt_tokens[some].tolist(), "y": requests.output_tokens[some].tolist(),
+        "hovertemplate": "%{x} prompt, %{y} output tokens<extra></extra>",
+    }  # fmt: skip
+    axes = [{"title": {"text": f"{side} tokens"}, "type": "log"} for side in ("prompt", "output")]
+    return {"data": [dots], "layout": plot_layout("Prompt and output", *axes) | {"hovermode": "closest"}}

@@ -8,7 +8,8 @@ logarithmic scale, gives its 90 % interval around the run itself.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -45,6 +46,7 @@ class Interval:
     high: float
 
 
+Turn = Callable[[], AbstractContextManager[None]]
 Intervals = dict[str, Interval]
 """By the figure's place in the summary: latency.ttft_s.p99, throughput.requests_per_s, ..."""
 
@@ -65,9 +67,16 @@ def figures_of(summary: Summary) -> dict[str, float]:
     return {name: float(value) for name, value in found.items() if value is not None}
 
 
-def intervals(done: Run, summary: Summary, *, redraw: bool = True, count: int = NUM_RUNS) -> Intervals:
-    """90 % intervals of a run's first figures; `redraw`: the requests are one sequence of many that might come."""
-    runs = [figures_of(summarize(one)) for one in perturbed(done, redraw=redraw, count=count)]
+def intervals(
+    done: Run, summary: Summary, *, redraw: bool = True, count: int = NUM_RUNS, turn: Turn = nullcontext
+) -> Intervals:
+    """90 % intervals of a run's first figures; `redraw`: the requests are one sequence of many that might come. Each
+    run is made within a `turn`."""
+    perturbed_runs = perturbed(done, redraw=redraw, count=count)
+    runs = []
+    for _ in range(count):
+        with turn():
+            runs.append(figures_of(summarize(next(perturbed_runs))))
     quantile = _T_95.get(count, 1.89)
     beside = _first_token_errors(done, summary)
     found = {}

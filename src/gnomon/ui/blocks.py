@@ -61,7 +61,7 @@ def table(rows: Sequence[Mapping[str, Any]], left: tuple[str, ...] = (), id: str
     body = [html.Tr([html.Td(_cell(value), className=side.get(name, "")) for name, value in row.items()])
             for row in rows]  # fmt: skip
     named = {"id": id} if id else {}
-    return html.Div(html.Table([html.Thead(head), html.Tbody(body)], **named), className="scroll")
+    return html.Div(html.Table([html.Thead(head), html.Tbody(body)], **named), className="scroll", tabIndex=0)
 
 
 def _cell(value: Any) -> Any:

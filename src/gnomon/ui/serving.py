@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import replace
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from gnomon.api.serving import Scenario, Simulation, simulate
 from gnomon.core.config import load
 from gnomon.ui.foreign import check_count
-from gnomon.ui.turns import patience, turn
+from gnomon.ui.turns import Question, patience, turn
 from gnomon.workload import Requests, WorkloadConfig, generate, with_rate
+
+if TYPE_CHECKING:
+    from gnomon.api.serving import Intervals
 
 KEPT = 8
 """Results that are kept: the one shown, those pinned, and the way back."""
 _results: OrderedDict[str, Simulation] = OrderedDict()
+_intervals: OrderedDict[str, Intervals] = OrderedDict()
 
 
 def simulated(scenario: Scenario) -> Simulation:
@@ -28,6 +33,21 @@ def simulated(scenario: Scenario) -> Simulation:
             _results.popitem(last=False)
     _results.move_to_end(key)
     return _results[key]
+
+
+def known_intervals(scenario: Scenario) -> Intervals | None:
+    """The intervals of its figures, where they were found before."""
+    return _intervals.get(scenario.model_dump_json())
+
+
+def find_intervals(scenario: Scenario, question: Question) -> Intervals:
+    """The intervals of its figures, by a few runs, between which others get their turn."""
+    with question.turn():
+        result = simulated(scenario)
+    _intervals[scenario.model_dump_json()] = found = result.intervals_by(question.turn)
+    while len(_intervals) > KEPT:
+        _intervals.popitem(last=False)
+    return found
 
 
 def requests_of(workload: WorkloadConfig, seed: int) -> Requests:

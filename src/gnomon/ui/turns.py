@@ -60,10 +60,6 @@ class Question:
         """Whether the view has not asked anything since."""
         return _newest.get(self.view, self.number) == self.number
 
-    def is_before(self, view: str) -> bool:
-        """Whether another view has asked something since."""
-        return _newest.get(view, -1) > self.number
-
     @contextmanager
     def turn(self) -> Iterator[None]:
         """Wait for the simulator; raises `Stale` where the question is no longer of interest."""

@@ -8,7 +8,7 @@ from gnomon.cli.lazy import LazyGroup
 
 COMMANDS = {
     "run": "Simulate the steps of one policy and show where the time goes.",
-    "compare": "Policies on the same lengths, with regret against a clairvoyant.",
+    "compare": "Policies on the same lengths, with regret against the oracle.",
     "place": "The best static placement, and whether elastic scheduling pays.",
     "sweep": "Policies over cluster sizes.",
     "calibrate": "Fit efficiencies to measured stage times.",

@@ -15,7 +15,7 @@ from gnomon.cli.progress import progress
 @click.command("compare", cls=SectionedCommand)
 @click.argument("config", type=click.Path(dir_okay=False))
 @click.option("--policies", default=None, metavar="NAMES", help="Comma-separated; all built-in ones if not given.")
-@click.option("--no-oracle", is_flag=True, help="Leave out the clairvoyant (about forty runs).")
+@click.option("--no-oracle", is_flag=True, help="Leave out the oracle (about forty runs).")
 @json_option
 @config_options(Posttrain)
 def command(config: str, policies: str | None, no_oracle: bool, as_json: bool, overrides: dict[str, Any]) -> None:

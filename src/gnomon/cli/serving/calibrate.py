@@ -17,7 +17,7 @@ from gnomon.cli.progress import progress
 @click.command(cls=SectionedCommand)
 @click.argument("logs", metavar="LOG...", nargs=-1, required=True, type=click.Path())
 @click.option("--scenario", "file", type=click.Path(), help="Scenario of the server, a YAML file.")
-@click.option("--hold-out", multiple=True, metavar="NAME", help="Foretell this log instead of fitting it; repeatable.")
+@click.option("--hold-out", multiple=True, metavar="NAME", help="Predict this log instead of fitting it; repeatable.")
 @click.option("--kernel-scale", is_flag=True, help="Also fit a factor on all kernel times.")
 @click.option("--no-clock", is_flag=True, help="Do not look for a lower clock of the GPU.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="File for the calibration (YAML).")

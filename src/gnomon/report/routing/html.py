@@ -54,17 +54,17 @@ def overview(comparison: RouteComparison) -> dict[str, Any]:
         base = comparison.mean(scenario, best[scenario], "e2e_mean_s")
         return round(100 * (comparison.mean(scenario, name, "e2e_mean_s") / base - 1), 1)
 
-    cells = [[change(scenario, name) for name in names] for scenario in scenarios]
+    cells = [[change(scenario, name) for scenario in scenarios] for name in names]
     heat = {
-        "type": "heatmap", "x": names, "y": scenarios, "z": cells, "zmin": -25, "zmid": 0, "zmax": 25,
+        "type": "heatmap", "x": scenarios, "y": names, "z": cells, "zmin": -25, "zmid": 0, "zmax": 25,
         "text": [[f"{value:+.0f}" for value in row] for row in cells], "texttemplate": "%{text}",
         "colorscale": [[0, "#2F6FB5"], [0.5, "#F4F6F8"], [1, "#C8493F"]], "showscale": False, "xgap": 1, "ygap": 1,
-        "hovertemplate": "%{x} on %{y}: %{z:+.1f} %<extra></extra>",
+        "hovertemplate": "%{y} on %{x}: %{z:+.1f} %<extra></extra>",
     }  # fmt: skip
     layout = look.LOOK | {
         "title": look.title("Mean E2E latency against the best heuristic, %"),
-        "margin": {"l": 130, "r": 12, "t": 44, "b": 120},
-        "height": 200 + 30 * len(scenarios),
+        "margin": {"l": 150, "r": 60, "t": 44, "b": 110},
+        "height": 160 + 26 * len(names),
         "xaxis": {"tickangle": 40, "ticks": ""},
         "yaxis": {"autorange": "reversed", "ticks": ""},
     }
@@ -77,6 +77,7 @@ FIGURES = {"e2e_mean_s": "mean E2E latency", "ttft_p99_s": "P99 TTFT"}
 def _section(comparison: RouteComparison, scenario: str, number: int) -> str:
     plots = "".join(f"<div id={figure}_{number} class=plot style='min-height:420px'></div>" for figure in FIGURES)
     rows = table(words.scenario_rows(comparison, scenario))
+    rows += f"<p class=more>{html.escape(words.notes(comparison, scenario))}</p>"
     head = html.escape(f"{scenario}: {words.about(comparison, scenario)}")
     return f"<section><h2>{head}</h2><div class=plots>{plots}</div>{rows}</section>"
 
@@ -94,7 +95,7 @@ def bars(comparison: RouteComparison, scenario: str, figure: str) -> dict[str, A
     }  # fmt: skip
     dots = {
         "type": "scatter", "mode": "markers", "x": [value for value, _ in seeds], "y": [name for _, name in seeds],
-        "marker": {"color": "#2B3440", "size": 4, "opacity": 0.6}, "showlegend": False,
+        "marker": {"color": "#6B7A8C", "size": 5}, "showlegend": False,
         "hovertemplate": "one seed: %{x:.4g} s<extra></extra>",
     }  # fmt: skip
     layout = {

@@ -28,7 +28,11 @@ def ranked(comparison: RouteComparison, scenario: str) -> list[str]:
 def comparison_blocks(comparison: RouteComparison, verdicts: list[Verdict]) -> list[Block]:
     """A table per scenario, then the goals."""
     blocks: list[Block] = [
-        Table(scenario_rows(comparison, scenario), f"{scenario}: {about(comparison, scenario)}")
+        Table(
+            scenario_rows(comparison, scenario),
+            f"{scenario}: {about(comparison, scenario)}",
+            notes(comparison, scenario),
+        )
         for scenario in comparison.scenarios
     ]
     return [*blocks, *([Table(goal_rows(verdicts), "Goals")] if verdicts else [])]
@@ -50,6 +54,24 @@ def scenario_rows(comparison: RouteComparison, scenario: str) -> list[dict[str, 
         row[f"vs {best}"] = interval(comparison.against(scenario, name, best))
         rows.append(row)
     return rows
+
+
+MARKS = {
+    "policy": "* a learned policy.",
+    "teacher": "(teacher): the rule that policies learn from.",
+    "bound": "(knows lengths): is told every output length, which no real router is; not the best possible.",
+}
+
+
+def notes(comparison: RouteComparison, scenario: str) -> str:
+    """What the marks mean, and which routers gave the same digits."""
+    roles = {one.role for one in comparison.contenders}
+    groups: dict[tuple[float, ...], list[str]] = {}
+    for name in ranked(comparison, scenario):
+        groups.setdefault(tuple(comparison.values(scenario, name, "e2e_mean_s")), []).append(name)
+    alike = [" and ".join(names) for names in groups.values() if len(names) > 1]
+    same = [f"{names} sent every request to the same replica here." for names in alike]
+    return " ".join([*(words for role, words in MARKS.items() if role in roles), *same])
 
 
 def about(comparison: RouteComparison, scenario: str) -> str:

@@ -114,7 +114,7 @@ def write_comparison_report(
     """One page of all variants; `places` names the folder of each, whose own report is linked."""
     baseline = next(iter(summaries))
     overlays = "".join(f"<div id={name} class=plot></div>" for name in LATENCIES)
-    changes = "".join(f"<div id={name} class=plot></div>" for name in drawings if name not in LATENCIES)
+    changes = "".join(f"<div id={name} class='plot short'></div>" for name in drawings if name not in LATENCIES)
     paired = "".join(
         f"<h3>{html.escape(f'{name} against {baseline}')}</h3>{table([difference_row(one) for one in found])}"
         for name, found in differences.items()

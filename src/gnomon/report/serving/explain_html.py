@@ -55,6 +55,6 @@ def _table(table: Table) -> str:
         for row in table.rows
     )
     return (
-        f"<h3>{html.escape(table.title)}</h3><div class=scroll><table><thead><tr>{head}</tr></thead>"
+        f"<h3>{html.escape(table.title)}</h3><div class=scroll tabindex=0><table><thead><tr>{head}</tr></thead>"
         f"<tbody>{body}</tbody></table></div>"
     )

@@ -127,8 +127,8 @@ def _end(curves: Mapping[str, Curve], target: float | None) -> float | None:
 
 
 def _clipped(layout: Figure, end: float, words: str) -> Figure:
-    """The axis up to `end`; where the maximum lies is said above the plot, where no line is."""
-    note = {"text": words, "showarrow": False, "x": 1, "xref": "paper", "xanchor": "right", "y": 1, "yref": "paper",
+    """The axis up to `end`; where the maximum lies is said below the curves' ends, where no line is."""
+    note = {"text": words, "showarrow": False, "x": 1, "xref": "paper", "xanchor": "right", "y": 0.1, "yref": "paper",
             "yanchor": "bottom", "font": {"size": 11, "color": GREY}}  # fmt: skip
     return {"xaxis": layout["xaxis"] | {"range": [0, 1.04 * end]}, "annotations": [note]}
 

@@ -202,4 +202,4 @@ def _table(rows: list[dict[str, Any]], left: tuple[str, ...]) -> str:
 
     head = "".join(f"<th{' class=l' if name in left else ''}>{html.escape(name)}</th>" for name in rows[0])
     body = "".join(f"<tr>{''.join(cell(n, v) for n, v in row.items())}</tr>" for row in rows)
-    return f"<div class=scroll><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    return f"<div class=scroll tabindex=0><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"

@@ -18,11 +18,16 @@ def words(interval: Interval, kind: str = "seconds") -> str:
     if kind == "share":
         return f"{interval.value:.1%}, {100 * interval.low:.1f}–{100 * interval.high:.1f}"
     if kind != "seconds":
-        return f"{interval.value:.4g}, {interval.low:.3g}–{interval.high:.3g}"
+        return f"{_number(interval.value, 4)}, {_number(interval.low, 3)}–{_number(interval.high, 3)}"
     text = units.seconds(interval.value)
     number, _, unit = text.partition(" ")
     size = interval.value / float(number) if float(number) else 1.0
     return f"{number} {unit}, {interval.low / size:.3g}–{interval.high / size:.3g}"
+
+
+def _number(value: float, digits: int) -> str:
+    """So many digits, and never a power of ten."""
+    return f"{value:.{digits}g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
 def interval_rows(found: Intervals) -> list[dict[str, Any]]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gnomon.report.serving.figures import BLUE, GREEN, ORANGE, RED
+from gnomon.report import look
+from gnomon.report.serving.figures import BLUE, GREEN, GREY, ORANGE, RED
 from gnomon.report.serving.lines import plot_layout
 from gnomon.search.headroom import Headroom
 from gnomon.workload.slo import SloConfig
@@ -39,16 +40,20 @@ def load_figure(
     drawn = plot_layout(
         f"{SHORT[name]} against load" if capacity else f"{SHORT[name]} against load: no load meets the SLO",
         {"title": {"text": f"requests per second, in runs of {num_requests:,}"}, "rangemode": "tozero"},
-        {"title": {"text": shown}, "type": "log", "dtick": 1},
+        {"title": {"text": shown}, **_log([value * factor for value in (*known, target) if value])},
     )
-    lines = []
+    end = max((*loads, capacity, load or 0.0))
+    lines, notes = [], []
     if target is not None:
-        lines.append(_line("y", target * factor, "SLO", RED, "dash"))
+        lines.append(_line("y", target * factor, RED, "dash") | {"label": _words("SLO", RED)})
     if capacity:
-        lines.append(_line("x", capacity, f"capacity {capacity:.3g}/s", RED, "dot"))
+        lines.append(_line("x", capacity, RED, "dot"))
+        notes.append(_note(capacity, f"capacity {capacity:.3g}/s", RED, is_left=capacity > end / 2))
     if load is not None:
-        lines.append(_line("x", load, "now", "#4A5565", "solid"))
-    return {"data": data, "layout": drawn | {"showlegend": True, "shapes": lines}}
+        is_left = load <= capacity or load > 0.9 * end
+        lines.append(_line("x", load, GREY, "solid"))
+        notes.append(_note(load, "now", GREY, is_left=is_left, above=14 if capacity else 0))
+    return {"data": data, "layout": drawn | {"showlegend": True, "shapes": lines, "annotations": notes}}
 
 
 def load_figures(room: Headroom, slo: SloConfig) -> dict[str, Figure]:
@@ -62,16 +67,25 @@ def load_figures(room: Headroom, slo: SloConfig) -> dict[str, Figure]:
     }  # fmt: skip
 
 
-def _line(axis: str, at: float, words: str, colour: str, dash: str) -> Figure:
-    """A line across the plot with words at its end."""
+def _log(values: Sequence[float]) -> Figure:
+    return look.log_axis(min(values), max(values)) if values else {"type": "log"}
+
+
+def _line(axis: str, at: float, colour: str, dash: str) -> Figure:
+    """A line across the plot."""
     other = "y" if axis == "x" else "x"
-    label = {"text": words, "font": {"color": colour, "size": 11}, "padding": 2}
-    label |= (
-        {"textposition": "end", "xanchor": "right", "yanchor": "bottom"}
-        if axis == "x"
-        else {"textposition": "start", "yanchor": "bottom"}
-    )
-    return {
-        "type": "line", f"{axis}0": at, f"{axis}1": at, f"{other}0": 0, f"{other}1": 1, f"{other}ref": "paper",
-        "line": {"color": colour, "width": 1.5 if dash != "solid" else 1, "dash": dash}, "label": label,
-    }  # fmt: skip
+    line = {"color": colour, "width": 1.5 if dash != "solid" else 1, "dash": dash}
+    ends = {f"{axis}0": at, f"{axis}1": at, f"{other}0": 0, f"{other}1": 1, f"{other}ref": "paper"}
+    return {"type": "line", "line": line, **ends}
+
+
+def _words(text: str, colour: str) -> Figure:
+    """At the beginning of a line across."""
+    return {"text": text, "font": {"color": colour, "size": 11}, "padding": 2, "textposition": "start",
+            "yanchor": "bottom"}  # fmt: skip
+
+
+def _note(at: float, text: str, colour: str, *, is_left: bool, above: int = 0) -> Figure:
+    """Words beside a line upwards, below the curves, on the side where there is room."""
+    return {"text": text, "showarrow": False, "x": at, "xanchor": "right" if is_left else "left", "y": 0,
+            "yref": "paper", "yanchor": "bottom", "yshift": above, "font": {"color": colour, "size": 11}}  # fmt: skip

@@ -270,7 +270,7 @@ def write_page(verdict: Verdict, path: str | Path) -> Path:
     drawn = figures(scored)
     plots = "".join(f"<div id={name} class=plot></div>" for name in drawn)
     chooser = _CURVES.replace("@CURVES@", as_script(curves(scored)))
-    tables = "".join(f"<div class=scroll>{as_html([block])}</div>" for block in text(verdict))
+    tables = "".join(f"<div class=scroll tabindex=0>{as_html([block])}</div>" for block in text(verdict))
     covered = 0 if overall is None else overall.covered
     parts = {
         "@TITLE@": "Real servers, measured and predicted",

@@ -128,7 +128,7 @@ def _error_table(one: Comparison) -> str:
         for metric in metrics
     ]
     heads = "".join(f"<th>{name}</th>" for name in names)
-    return f"<div class=scroll><table><tr><th class=l>error</th>{heads}</tr>{''.join(rows)}</table></div>"
+    return f"<div class=scroll tabindex=0><table><tr><th class=l>error</th>{heads}</tr>{''.join(rows)}</table></div>"
 
 
 def _charts(one: Comparison) -> list[str]:

@@ -57,6 +57,7 @@
   const isDragged = () => [...pending.values()].some((one) => one.times > 1);
   const waiting = new Map();
   const PREVIEW_FIRST_MS = 10;
+  let serial = 0, filled = {serial: 0, rank: 0}; // Of the state asked for, and of the texts that are shown.
   const rest = (isFirst) => {
     if (pending.size && (!isFirst || isDragged())) return;
     for (const [page, data] of waiting) dash_clientside.set_props(`${page}-settled`, {data});
@@ -179,7 +180,7 @@
   const place = () => {
     const panel = document.querySelector(".panel");
     if (!panel) return;
-    if (wide.matches) panel.open = true;
+    if (wide.matches || panel.closest(".stacked")) panel.open = true;
     else if (!panel.dataset.seen) panel.open = false;
     panel.dataset.seen = "yes";
     const top = Math.min(64, innerHeight - panel.offsetHeight - 16);
@@ -220,9 +221,14 @@
 
   window.dash_clientside = Object.assign({}, window.dash_clientside, {
     gnomon: {
-      // Put HTML that the server has made (and escaped) into its places, where it differs from what is there.
+      // Put HTML that the server has made (and escaped) into its places, where it differs from what is there; but none
+      // that is older, or of a less whole answer, than what is there.
       fill(page, texts) {
-        for (const [name, html] of Object.entries(texts || {})) {
+        if (!texts || texts.serial < filled.serial || (texts.serial === filled.serial && texts.rank < filled.rank)) {
+          return dash_clientside.no_update;
+        }
+        filled = texts;
+        for (const [name, html] of Object.entries(texts.places)) {
           const place = document.getElementById(`${page}-${name}`);
           if (place && place.filled !== html) { place.innerHTML = html; place.filled = html; }
         }
@@ -232,9 +238,15 @@
       // What is to be answered by a preview, at once; the whole answer is asked for right after, or at the drag's end.
       settle(page, names, values) {
         const raw = Object.fromEntries(names.map((name, i) => [name, values[i]]));
-        waiting.set(page, raw);
+        serial += 1;
+        waiting.set(page, {raw, serial});
         if (!isDragged()) setTimeout(() => rest(true), PREVIEW_FIRST_MS);
-        return {raw, isDragged: isDragged()};
+        return {raw, serial, isDragged: isDragged()};
+      },
+
+      // The plots of a preview, unless the whole answer to this or a later state is drawn.
+      preview(found, whole) {
+        return found && found.serial > whole ? found.plots : found.plots.map(() => dash_clientside.no_update);
       },
 
       // Put what differs from the defaults into the address, and every slider and list where its value is.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from typing import Any
 
@@ -20,6 +19,7 @@ from gnomon.ui.controls import Choice, Control, Hidden, Number, Slider, Text, se
 from gnomon.ui.foreign import MAX_REQUESTS
 from gnomon.ui.pages import serve_answers as answers
 from gnomon.ui.pages import serve_pins as pins
+from gnomon.ui.pages.serve_live import register_live
 from gnomon.ui.pages.serve_story import HINT, story
 from gnomon.ui.scenarios import OTHER, to_values
 from gnomon.ui.site_page import Page
@@ -105,126 +105,18 @@ def body(state: dict[str, Any]) -> list[Component]:
         blocks.section("Copy", html.Div(id=PAGE.id("copies"), className="copies")),
         html.Div(id=PAGE.id("notes")),
         dcc.Store(id=PAGE.id("view"), data=secrets.token_hex(6)),
-        *(dcc.Store(id=PAGE.id(name)) for name in ("drawn", "texts", "filled", "settled", "passing", "shown")),
+        *(dcc.Store(id=PAGE.id(name)) for name in ("drawn", "texts", "filled", "settled", "passing", "previewed")),
         dcc.Store(id=PAGE.id("mistaken"), data=False),
+        dcc.Store(id=PAGE.id("whole"), data=0),
     ]
 
 
 def register(app: Dash) -> None:
     """Answer every change."""
-    _register_answers(app)
+    register_live(app, PAGE)
     _register_story(app)
     _register_pins(app)
     _register_upload(app)
-
-
-def _register_answers(app: Dash) -> None:
-    """A preview at every change, also during a drag; then two answers, of which the browser draws the one while the
-    other is being worked out. During a drag they wait for its end (`settled`, assets/gnomon.js)."""
-    messages = PAGE.messages()
-    plots = {name: Output(PAGE.id("plot", name), "figure") for name in (*LATENCIES, *answers.OVER_TIME)}
-    view, drawn = State(PAGE.id("view"), "data"), State(PAGE.id("drawn"), "data")
-    settled = {"raw": Input(PAGE.id("settled"), "data")}
-    names = json.dumps([one.name for one in PAGE.controls])
-    app.clientside_callback(
-        f"function(...values) {{ return dash_clientside.gnomon.settle('serve', {names}, values); }}",
-        Output(PAGE.id("passing"), "data"),
-        list(PAGE.inputs().values()),
-    )
-
-    @callback(
-        app,
-        output={
-            "plots": {name: Output(PAGE.id("plot", name), "figure", allow_duplicate=True) for name in LATENCIES},
-            "texts": Output(PAGE.id("texts"), "data", allow_duplicate=True),
-        },
-        inputs={"asked": Input(PAGE.id("passing"), "data")},
-        state={"view": view},
-        prevent_initial_call=True,
-    )
-    def draw_preview(asked: dict[str, Any] | None, view: str) -> dict[str, Any]:
-        kept = {"plots": dict.fromkeys(LATENCIES, no_update), "texts": no_update}
-        if not asked:
-            return kept
-        try:
-            found = answers.preview(PAGE, CONTROLS, asked["raw"], view, is_drawn=asked["isDragged"])
-        except (GnomonError, Stale):  # A mistake is told by the whole answer.
-            return kept
-        return {"plots": kept["plots"] | found["plots"], "texts": found["texts"]}
-
-    @callback(
-        app,
-        output={
-            "plots": {name: plots[name] for name in LATENCIES},
-            "mistaken": Output(PAGE.id("mistaken"), "data"),
-            "messages": messages,
-        },
-        inputs=settled,
-        state={"view": view, "mistaken": State(PAGE.id("mistaken"), "data"), "drawn": drawn},
-        prevent_initial_call=True,
-    )
-    def draw_latencies(raw: dict[str, Any] | None, view: str, mistaken: bool, drawn: Any) -> dict[str, Any]:
-        unchanged = {
-            "plots": dict.fromkeys(LATENCIES, no_update),
-            "mistaken": no_update,
-            "messages": dict.fromkeys(messages, no_update),
-        }
-        if raw is None:
-            return unchanged
-        try:
-            answer = {**unchanged, "plots": answers.draw_latencies(PAGE, CONTROLS, raw, view)}
-        except GnomonError as error:
-            plots = unchanged["plots"] if drawn else dict.fromkeys(LATENCIES, blocks.blank())
-            return {"plots": plots, "mistaken": True, "messages": PAGE.explain(error)}
-        except Stale:
-            return unchanged
-        # What is not sent need not be drawn: messages only where there is one to take away.
-        return {**answer, "mistaken": False, "messages": PAGE.explain(None)} if mistaken else answer
-
-    @callback(
-        app,
-        output={
-            "plots": {name: plots[name] for name in answers.OVER_TIME},
-            "comparison": Output(PAGE.id("comparison"), "children"),
-            "texts": Output(PAGE.id("texts"), "data"),
-            "drawn": Output(PAGE.id("drawn"), "data"),
-        },
-        inputs=settled,
-        state={"view": view, "drawn": drawn},
-        prevent_initial_call=True,
-    )
-    def draw_rest(raw: dict[str, Any] | None, view: str, drawn: Any) -> dict[str, Any]:
-        kept = {"plots": dict.fromkeys(answers.OVER_TIME, no_update)}
-        kept |= dict.fromkeys(("comparison", "texts", "drawn"), no_update)
-        if raw is None:
-            return kept
-        try:
-            return {**answers.draw_rest(PAGE, CONTROLS, raw, view), "drawn": raw}
-        except (GnomonError, Stale):  # A mistake is told by the other answer.
-            return kept if drawn else kept | {"plots": dict.fromkeys(answers.OVER_TIME, blocks.blank())}
-
-    app.clientside_callback(
-        "function(texts) { return dash_clientside.gnomon.fill('serve', texts); }",
-        Output(PAGE.id("filled"), "data"),
-        Input(PAGE.id("texts"), "data"),
-    )
-
-    @callback(
-        app,
-        output=Output(PAGE.id("plot", "curve"), "figure"),
-        inputs={"raw": Input(PAGE.id("drawn"), "data")},
-        state={"view": view},
-    )
-    def draw_curve(raw: dict[str, Any] | None, view: str) -> Any:
-        """After the rest: the first curve of a deployment takes about a second."""
-        if raw is None:
-            return no_update
-        try:
-            return answers.draw_curve(PAGE, raw, view)
-        except GnomonError:
-            return blocks.blank(300, "There is no curve for these requests.")
-        except Stale:
-            return no_update
 
 
 def _register_story(app: Dash) -> None:

@@ -15,12 +15,11 @@ from gnomon.core.errors import GnomonError
 from gnomon.report.serving.figures import LATENCIES
 from gnomon.report.serving.load import load_figure
 from gnomon.ui import blocks, load_curve, uploads
-from gnomon.ui.controls import Control
 from gnomon.ui.foreign import read_scenario
 from gnomon.ui.pages import serve_pins as pins
 from gnomon.ui.pages.serve_texts import figure_texts, texts
 from gnomon.ui.scenarios import to_scenario, to_values
-from gnomon.ui.serving import KEPT, simulated
+from gnomon.ui.serving import KEPT, find_intervals, known_intervals, simulated
 from gnomon.ui.site_page import Page
 from gnomon.ui.turns import Question, Stale
 
@@ -42,58 +41,84 @@ def scenario_of(page: Page, raw: Raw) -> Scenario:
     return _scenarios[key]
 
 
-def preview(page: Page, controls: Sequence[Control], raw: Raw, view: str, *, is_drawn: bool) -> dict[str, Any]:
+def preview(page: Page, raw: Raw, view: str, *, is_drawn: bool) -> dict[str, Any]:
     """Key figures and, where `is_drawn`, the distributions of the first requests only: what a drag shows on its way;
-    raises `Stale` where a newer question has come, such as that for the whole answer."""
+    raises `Stale` where a newer question has come. All within one turn, so that the whole answer waits."""
     scenario = scenario_of(page, raw)
     count = scenario.workload.num_requests
     is_short = count is not None and count <= PREVIEW_REQUESTS
-    question = Question(f"{view} preview")
-    with question.turn():
+    with Question(f"{view} preview").turn():
         workload = scenario.workload.model_copy(update={"num_requests": PREVIEW_REQUESTS})
         result = simulated(scenario if is_short else scenario.model_copy(update={"workload": workload}))
-    drawn = result.drawings
-    answer = {
-        "plots": {name: drawn[name] for name in LATENCIES} if is_drawn and not raw["pins"] else {},
-        "texts": figure_texts(result, of=0 if is_short else PREVIEW_REQUESTS),
-    }
-    if question.is_before(f"{view} latencies"):  # It would be shown over the whole answer.
-        raise Stale
-    return answer
+        drawn = result.drawings if is_drawn and not raw["pins"] else {}
+        return {
+            "plots": {name: drawn[name] for name in LATENCIES if name in drawn},
+            "texts": figure_texts(result, of=0 if is_short else PREVIEW_REQUESTS),
+        }
 
 
-def draw_latencies(page: Page, controls: Sequence[Control], raw: Raw, view: str) -> dict[str, Any]:
+def draw_latencies(page: Page, raw: Raw, view: str) -> dict[str, Any]:
     """The distributions of the latencies; raises `Stale` where a newer question has come."""
     scenario = scenario_of(page, raw)
     with Question(f"{view} latencies").turn():  # To the end: what else is asked waits until this is answered.
         result = simulated(scenario)
-        pinned = _pinned(page, controls, raw)
-        runs = {_name_of_now(controls, raw) if pinned else "": result}
+        pinned = _pinned(page, raw)
+        runs = {_name_of_now(page, raw) if pinned else "": result}
         runs |= {name: one for name, one in pinned.items() if isinstance(one, Simulation)}
         drawings = Comparison(runs).drawings
-        return {latency: drawings[latency] for latency in LATENCIES}
+        colours = [one for one, name in zip(pins.colours(raw["pins"]), ("", *pinned), strict=True)
+                   if not name or isinstance(pinned[name], Simulation)]  # fmt: skip
+        return {latency: _coloured(drawings[latency], colours) for latency in LATENCIES}
 
 
-def draw_rest(page: Page, controls: Sequence[Control], raw: Raw, view: str) -> dict[str, Any]:
+def _coloured(figure: Mapping[str, Any], colours: Sequence[str]) -> dict[str, Any]:
+    """Curves in colours that they keep; a single one stays as it is."""
+    if len(colours) == 1:
+        return dict(figure)
+    data = [
+        trace | {"line": trace["line"] | {"color": colour}}
+        for trace, colour in zip(figure["data"], colours, strict=True)
+    ]
+    return {**figure, "data": data}
+
+
+def draw_rest(page: Page, raw: Raw, view: str) -> dict[str, Any]:
     """The plots over time, and what surrounds the plots; raises `Stale` where a newer question has come."""
     scenario = scenario_of(page, raw)
     with Question(f"{view} rest").turn():
         result = simulated(scenario)
-        pinned = _pinned(page, controls, raw)
+        pinned = _pinned(page, raw)
     return {
         "plots": {name: result.drawings[name] for name in OVER_TIME},
-        "comparison": _comparison(page, controls, raw, result, pinned) if pinned else [],
-        "texts": texts(result),
+        "comparison": _comparison(page, raw, result, pinned) if pinned else [],
+        "texts": texts(result, known_intervals(scenario)),
     }
 
 
-def _name_of_now(controls: Sequence[Control], raw: Raw) -> str:
-    return next(iter(pins.states(controls, raw["pins"], raw)))
+def add_intervals(page: Page, raw: Raw, view: str) -> dict[str, str]:
+    """The key figures once more, with their intervals: they take several runs, and come after everything else; raises
+    `Stale` where a newer question has come, or where they are shown already."""
+    scenario = scenario_of(page, raw)
+    if known_intervals(scenario) is not None:
+        raise Stale
+    question = Question(f"{view} intervals")
+    found = find_intervals(scenario, question)
+    with question.turn():
+        return figure_texts(simulated(scenario), found)
 
 
-def _pinned(page: Page, controls: Sequence[Control], raw: Raw) -> dict[str, Simulation | GnomonError]:
+def _name_of_now(page: Page, raw: Raw) -> str:
+    return next(iter(_states(page, raw)))
+
+
+def _states(page: Page, raw: Raw) -> dict[str, Raw]:
+    """The present state and the pinned ones by name; what is not shown tells none apart."""
+    return dict(pins.states([one for one in page.controls if not one.is_hidden], raw["pins"], raw))
+
+
+def _pinned(page: Page, raw: Raw) -> dict[str, Simulation | GnomonError]:
     """The pinned results by name, or why there is none."""
-    _, *others = pins.states(controls, raw["pins"], raw).items()
+    _, *others = _states(page, raw).items()
     found: dict[str, Simulation | GnomonError] = {}
     for name, state in others:
         try:
@@ -103,22 +128,28 @@ def _pinned(page: Page, controls: Sequence[Control], raw: Raw) -> dict[str, Simu
     return found
 
 
-def _comparison(
-    page: Page, controls: Sequence[Control], raw: Raw, now: Simulation, pinned: Mapping[str, Simulation | GnomonError]
-) -> Component:
+def _comparison(page: Page, raw: Raw, now: Simulation, pinned: Mapping[str, Simulation | GnomonError]) -> Component:
     """A table of the present result and the pinned ones."""
-    first = _name_of_now(controls, raw)
-    rows: list[dict[str, Any]] = [{"result": first, **pins.comparison_row(now.summary), "": None}]
-    for index, (name, one) in enumerate(pinned.items()):
+    first, *others = pins.colours(raw["pins"])
+    named = _entry(_name_of_now(page, raw), first)
+    rows: list[dict[str, Any]] = [{"result": named, **pins.comparison_row(now.summary), "": None}]
+    for (name, one), colour, index in zip(pinned.items(), others, pins.pinned(raw["pins"]), strict=True):
         figures_ = pins.comparison_row(one.summary) if isinstance(one, Simulation) else pins.failed_row(one)
         unpin = html.Button(
             "×", id={"type": page.id("unpin"), "index": index}, className="button unpin", n_clicks=0, type="button",
             **{"aria-label": f"Unpin {name}"},
         )  # fmt: skip
-        rows.append({"result": name, **dict.fromkeys(rows[0].keys() - {"result", ""}), **figures_, "": unpin})
+        rows.append(
+            {"result": _entry(name, colour), **dict.fromkeys(rows[0].keys() - {"result", ""}), **figures_, "": unpin}
+        )
     ordered = [{key: row[key] for key in rows[0]} for row in rows]
     ordered[0][""] = ""
     return blocks.section("Compared", blocks.table(ordered, left=("result",), id=page.id("compared")))
+
+
+def _entry(name: str, colour: str) -> Component:
+    """A result's name with its colour in the plots."""
+    return html.Span([html.I(className="swatch", style={"background": colour}), name])
 
 
 def draw_curve(page: Page, raw: Raw, view: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from gnomon.core import units
 from gnomon.core.errors import GnomonError
+from gnomon.report.serving.figures import COLOURS
 from gnomon.ui.address import defaults_of, query_of, state_of
 from gnomon.ui.controls import Control
 
@@ -19,26 +20,35 @@ _BETWEEN = ";"
 NOW = "now"
 
 
-def pinned(pins: str | None) -> list[str]:
-    """The queries of the pinned results; only so many as can be compared."""
-    return [query for query in (pins or "").split(_BETWEEN) if query][:MAX_PINS]
+def pinned(pins: str | None) -> dict[int, str]:
+    """The queries of the pinned results by their places; a place gives a colour, and stays when another is emptied."""
+    return {place: query for place, query in enumerate((pins or "").split(_BETWEEN)[:MAX_PINS]) if query}
 
 
 def with_pin(controls: Sequence[Control], pins: str, raw: Mapping[str, Any]) -> str:
-    """The pins and the present state, unless it is pinned already or there is no room."""
-    query = query_of(controls, raw) or "?"
-    found = pinned(pins)
-    return _BETWEEN.join(found if query in found else [*found, query][:MAX_PINS])
+    """The pins and the present state in the first free place, unless it is pinned already or there is no room."""
+    query, found = query_of(controls, raw) or "?", pinned(pins)
+    free = next((place for place in range(MAX_PINS) if place not in found), None)
+    return _joined(found if query in found.values() or free is None else found | {free: query})
 
 
-def without_pin(pins: str, index: int) -> str:
+def without_pin(pins: str, place: int) -> str:
     """The pins without one of them."""
-    return _BETWEEN.join(query for number, query in enumerate(pinned(pins)) if number != index)
+    return _joined({other: query for other, query in pinned(pins).items() if other != place})
+
+
+def _joined(found: Mapping[int, str]) -> str:
+    return _BETWEEN.join(found.get(place, "") for place in range(max(found, default=-1) + 1))
+
+
+def colours(pins: str) -> list[str]:
+    """Of the present result, always the same, and of the pinned ones by their places."""
+    return [COLOURS[0], *(COLOURS[1 + place] for place in pinned(pins))]
 
 
 def states(controls: Sequence[Control], pins: str, raw: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """The present state and the pinned ones, each under a name that says what tells it apart."""
-    shown = [raw, *(state_of(controls, query) for query in pinned(pins))]
+    shown = [raw, *(state_of(controls, query) for query in pinned(pins).values())]
     texts = [{one.name: one.to_query(state[one.name]) for one in controls} for state in shown]
     usual = defaults_of(controls)
     varying = [name for name in usual if len({text[name] for text in texts}) > 1]

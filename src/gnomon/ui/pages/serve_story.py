@@ -16,7 +16,7 @@ from gnomon.ui.serving import simulated
 from gnomon.ui.site_page import Page
 from gnomon.ui.turns import Question
 
-HINT = "Click a point of a latency's curve: the request that took so long tells its story."
+HINT = "Click a point of a latency distribution to see why that request took so long."
 
 
 def story(page: Page, raw: Mapping[str, Any], view: str, metric: Any, share: float) -> list[Component]:
