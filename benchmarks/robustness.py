@@ -6,6 +6,7 @@ No traceback, no hang beyond 20 processor seconds, no exit code but 0, 1 and 2, 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import random
 import sys
 import tempfile
@@ -52,7 +53,9 @@ def main() -> None:
     parser.add_argument("--only", default="", help="Command lines that begin with this.")
     parser.add_argument("--part", default="0/1", help="I/N: every N-th case from the I-th on.")
     parser.add_argument("--kills", type=int, help="Kill so many runs at random instead.")
-    parser.add_argument("--log", type=Path, help="A line for every case.")
+    parser.add_argument(
+        "--log", type=Path, help="A line for every case; those that are there already are not run again."
+    )
     options = parser.parse_args()
     if options.kills:
         kill_at_random(options.kills, options.seed)
@@ -62,25 +65,35 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="gnomon-robustness-"))
     corpus(folder)
     warm_up()
-    codes: Counter[int] = Counter()
-    problems = 0
-    began, used = time.monotonic(), 0.0
+    rows = _logged(options.log) if options.log else {}
     for case in cases:
+        if _name(case) in rows:
+            continue
         ended = run_case(case, folder)
         corpus(folder)
-        codes[ended.code] += 1
-        used += ended.seconds
+        said = " | ".join(ended.text.strip().splitlines()[-3:])[-300:]
+        rows[_name(case)] = (str(ended.code), f"{ended.seconds:.2f}", _name(case), ended.problem or "", said)
         if options.log:
             with options.log.open("a", encoding="utf-8", errors="replace") as log:
-                said = " | ".join(ended.text.strip().splitlines()[-3:])[-300:]
-                log.write(f"{ended.code}\t{ended.seconds:.2f}\t{case}\t{said}\n")
+                log.write("\t".join(" ".join(cell.split()) for cell in rows[_name(case)]) + "\n")
         if ended.problem:
-            problems += 1
             print(f"{ended.problem}\n    gnomon {case}", flush=True)
-    minutes = (time.monotonic() - began) / 60
-    print(f"{len(cases):,} command lines, {problems} problems; exit codes {dict(sorted(codes.items()))}; "
-          f"{minutes:.1f} min by the clock, {used / 60:.1f} min of the processor")  # fmt: skip
+    problems = sum(bool(row[3]) for row in rows.values())
+    codes, seconds = Counter(int(row[0]) for row in rows.values()), [float(row[1]) for row in rows.values()]
+    print(f"{len(rows):,} command lines, {problems} problems; exit codes {dict(sorted(codes.items()))}; "
+          f"{sum(seconds) / 60:.1f} min of the processor, {max(seconds, default=0.0):.1f} s at most")  # fmt: skip
     sys.exit(1 if problems else 0)
+
+
+def _name(case: Case) -> str:
+    text = f"{case} {hashlib.sha256(repr(case.words).encode()).hexdigest()[:8]}"
+    return " ".join(text.encode("utf-8", "replace").decode().split())
+
+
+def _logged(path: Path) -> dict[str, tuple[str, ...]]:
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    rows = [tuple(line.split("\t")) for line in text.split("\n") if line.count("\t") == 4]
+    return {row[2]: row for row in rows}
 
 
 if __name__ == "__main__":
