@@ -50,6 +50,16 @@ def test_kv_bytes_per_token_are_the_published_ones(name: str, kilobytes: float) 
     assert catalog.model(name).kv_bytes_per_token("bf16") == pytest.approx(1000 * kilobytes)
 
 
+def test_a_million_tokens_of_deepseek_v4_take_the_published_memory() -> None:
+    """9.62 GiB in bf16 (release notes): 30 layers of entries for 4 tokens with index keys, 31 of entries for 128."""
+    pro = catalog.model("deepseek-v4-pro")
+    assert pro.kv_bytes_per_token("bf16") * 2**20 / 2**30 == pytest.approx(9.62, abs=0.005)
+    assert pro.kv_bytes_per_token("bf16") == 30 * (1024 + 256) / 4 + 31 * 1024 / 128
+    # A sequence also keeps its last 128 tokens in every layer, and the compressors' unfinished entries in 32 bits.
+    more = pro.sequence_bytes(1000, "bf16") - 1000 * pro.kv_bytes_per_token("bf16")
+    assert more == 61 * 128 * 1024 + 30 * 2 * 4 * 2 * (512 + 128) * 4 + 31 * 2 * 128 * 512 * 4
+
+
 def test_an_index_adds_one_fp8_key_per_layer() -> None:
     plain, sparse = catalog.model("deepseek-v3"), catalog.model("deepseek-v3.2")
     assert sparse.kv_bytes_per_token("bf16") - plain.kv_bytes_per_token("bf16") == 61 * 132

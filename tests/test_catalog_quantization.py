@@ -23,6 +23,8 @@ MOE = LLAMA | {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_siz
     ("name", "published_bytes", "mtp_bytes"),
     [
         ("deepseek-v3", 688.6e9, 1.0),  # Its files on Hugging Face, with the MTP layer and its embedding and head.
+        ("deepseek-v4-pro", 865e9, 0.55),  # As downloaded, with its MTP layer, whose experts are in FP4 too.
+        ("deepseek-v4-flash", 160e9, 0.55),
         ("gpt-oss-120b", 60.8 * GIB, 0.0),  # gpt-oss model card, table 1: checkpoint size.
         ("gpt-oss-20b", 12.8 * GIB, 0.0),
         ("moonshotai/Kimi-K2-Thinking", 594e9, 0.0),  # Its files on Hugging Face.

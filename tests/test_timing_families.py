@@ -45,6 +45,44 @@ def test_latent_attention_and_experts_deepseek() -> None:
     assert weights == pytest.approx(256 * 3 * 7168 * 256 * (1 + 4 / 128**2), rel=1e-4)
 
 
+def test_compressed_attention_deepseek_v4() -> None:
+    g = graph("deepseek-v4-pro", kv_dtype="fp8")
+    # 61 layers: every second one from the third on picks among entries of 4 tokens, the others read all of 128.
+    assert (g["csa_decode"].count, g["hca_decode"].count) == (30, 31)
+    assert g["qkv_a_proj"].flops(ONE)[0] == 2 * 7168 * (1536 + 512)
+    assert g["q_b_proj"].flops(ONE)[0] == 2 * 1536 * 16 * 512
+    # At 30,000 tokens a query meets the 1,024 best of 7,500 entries, or all 234.4, and the last 128 tokens.
+    assert g["csa_decode"].flops(at(4), at(30000))[0] == 4 * (1024 + 128) * 2 * 16 * (512 + 512)
+    assert g["hca_decode"].flops(at(4), at(30000))[0] == 4 * (30000 / 128 + 128) * 2 * 16 * (512 + 512)
+    assert g["csa_decode"].flops(at(4), at(100))[0] == 4 * (25 + 100) * 2 * 16 * (512 + 512)
+    # An entry: 448 values in 8 bits, 64 in 16, eight scales.
+    assert g["csa_decode"].bytes(at(1), at(30000))[0] == (1024 + 128) * 584 + 16 * 1024 * 2
+    # The index has one key of 128 for every four tokens, scored by 64 heads on every rank.
+    assert g["indexer_decode"].flops(at(4), at(30000))[0] == 4 * 7500 * 2 * 64 * 128
+    # A prompt of 8192: 4096 queries see a quarter of what is before them, the others 1024; all but 128 see 128 more.
+    pairs = 4096 * 2048 / 4 + 4096 * 1024 + 128 * 64 + (8192 - 128) * 128
+    assert g["csa_prefill"].flops(at(8192), at(0))[0] == 2 * 16 * (512 + 512) * pairs
+    # Values and gates: of two overlapping stretches and of the index keys, or of one.
+    assert g["csa_compressor_proj"].flops(ONE)[0] == 2 * 7168 * 4 * (512 + 128)
+    assert g["hca_compressor_proj"].flops(ONE)[0] == 2 * 7168 * 2 * 512
+    # Two of sixteen groups, eight heads each, to a rank of 1024, then together to the full width.
+    assert g["o_a_proj"].flops(ONE)[0] == 2 * 2 * (8 * 512) * 1024
+    assert g["o_proj"].flops(ONE)[0] == 2 * (2 * 1024) * 7168
+    # Four residual streams: both halves of a layer read them and write one, then read one and rewrite them.
+    assert g["streams_in"].bytes(ONE)[0] == 2 * (4 + 1) * 7168 * 2
+    assert g["streams_out"].bytes(ONE)[0] == 2 * (4 + 1 + 4) * 7168 * 2
+    assert g["experts"].work.format.name == "mxfp4"
+    assert {one.work.format.name for one in g.values() if one.name in ("q_b_proj", "o_proj", "shared_up_proj")} == {
+        "fp8_block"
+    }
+
+
+def test_layers_with_a_window_alone_deepseek_v4_flash() -> None:
+    g = graph("deepseek-v4-flash", tensor_parallel=1)
+    assert (g["window_decode"].count, g["csa_decode"].count, g["hca_decode"].count) == (2, 21, 20)
+    assert g["window_decode"].flops(at(1), at(30000))[0] == 128 * 2 * 64 * (512 + 512)
+
+
 def test_sparse_attention_glm() -> None:
     g = graph("glm-5")
     # The indexer scores every token with 32 heads of 128 on every rank; attention meets the 2048 best of them.

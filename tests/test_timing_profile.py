@@ -24,6 +24,7 @@ from gnomon.timing.config import TimingConfig
 from gnomon.timing.operators import Operator, mixed_attention, stage_operators
 from gnomon.timing.sources import Context, make_source
 from gnomon.timing.sources.profile import Measured, make, native
+from gnomon.timing.sources.profile.servingsim import IN_SERVER
 
 MODEL = "qwen2.5-0.5b"  # 14 heads of 64, 2 KV heads, hidden 896, MLP 4864, vocabulary 151936
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -298,6 +299,14 @@ def test_the_command_line_says_it_in_one_paragraph(tmp_path: Path, cli: Callable
 # LLMServingSim's layout
 
 
+SERVINGSIM_SKEW = "".join(
+    f"{n},{long},{pc},1024,512,100,200,{100 + 100 * a}\n"
+    for n, spread in ((8, 0.05), (64, 0.1), (128, 0.5), (512, 0.3))
+    for pc, long, a in ((0, n // 4, spread), (0, 1, 0.9), (64, n // 4, 0.75), (64, n // 2, 0.2))
+)
+"""Batches of which a quarter is long, and others, which take another time."""
+
+
 def write_servingsim(root: Path) -> Path:
     folder = root / "RTX4090" / "Qwen" / "Qwen2.5-0.5B" / "bf16" / "tp1"
     folder.mkdir(parents=True)
@@ -309,27 +318,29 @@ def write_servingsim(root: Path) -> Path:
     cells = [row.split(",")[4:] for row in rows]
     lines = "".join(f"{c},{kv},{d},{dk},{float(s) * 1e6}\n" for c, kv, d, dk, s in cells)
     (folder / "attention.csv").write_text("prefill_chunk,kv_prefill,n_decode,kv_decode,time_us\n" + lines)
-    skew = "".join(f"{n},{pc},1024,512,100,200,{100 + 100 * a}\n" for n in (2, 8) for pc, a in ((0, 0.25), (64, 0.75)))
-    (folder / "skew.csv").write_text("n,pc,kv_big,kv_mean,t_mean_us,t_max_us,t_skew_us\n" + skew)
+    (folder / "skew.csv").write_text("n,nb,pc,kv_big,kv_mean,t_mean_us,t_max_us,t_skew_us\n" + SERVINGSIM_SKEW)
     return root
 
 
 def test_servingsim_times_are_microseconds(tmp_path: Path) -> None:
     c = context(write_servingsim(tmp_path), gpu="rtx-4090")
     source, operators = make_source(c), graph(c)
-    assert source.seconds(operators["mlp_norm"], at(64)) == pytest.approx([11.4e-6])
-    assert source.seconds(operators["lm_head"], at(64)) == pytest.approx([56.4e-6])
+    assert source.seconds(operators["mlp_norm"], at(64)) == pytest.approx([IN_SERVER * 11.4e-6])
+    assert source.seconds(operators["lm_head"], at(64)) == pytest.approx([IN_SERVER * 56.4e-6])
     mixed = source.seconds(operators["attention_mixed"], at(64), at(128), at(8), at(128))
-    assert mixed == pytest.approx([1e-5 + 1e-9 * 64 * 160 + 2e-9 * 1024])
+    assert mixed == pytest.approx([IN_SERVER * (1e-5 + 1e-9 * 64 * 160 + 2e-9 * 1024)])
     assert source.seconds(operators["kv_write"], at(64, 128)) == pytest.approx([0.0, 0.0])
 
 
 def test_servingsim_skew_keeps_decodes_alone_apart_from_mixed_batches(tmp_path: Path) -> None:
     source = make_source(context(write_servingsim(tmp_path), gpu="rtx-4090"))
-    skew = source.skew(at(2, 4, 8))
+    skew = source.skew(at(2, 8, 64, 102, 103, 128, 256, 4096))
     assert skew is not None
-    assert skew[:, :8] == pytest.approx(np.full((3, 8), 0.25))
-    assert skew[:, 8:] == pytest.approx(np.full((3, 8), 0.75))
+    # 0.8 x 2 x 128 SMs over 2 KV heads: up to 102 decodes their KV is split, from 103 on the longest is waited for. At
+    # 256, halfway (in octaves) between 128 and 512, alpha is so too.
+    assert (skew[:, :8] == skew[:, :1]).all()
+    assert skew[:, 0] == pytest.approx([0.05, 0.05, 0.1, 0.1, 0.5, 0.5, 0.4, 0.3])
+    assert skew[:, 8:] == pytest.approx(np.full((8, 8), 0.75))
 
 
 def test_servingsim_says_what_it_has(tmp_path: Path) -> None:

@@ -526,3 +526,55 @@ def test_notes_say_which_tables_answered(package: Path) -> None:
     assert note.startswith("silicon: measured in vllm 0.24.0 unless said otherwise")
     assert "attn_norm" in note and "measured for Gnomon" in note
     assert "residual_add" not in note  # Part of its neighbour's kernel.
+
+
+def test_compressed_attention_is_its_modules_less_the_projections_and_streams_are_measured(package: Path) -> None:
+    """DeepSeek-V4: two modules by the kind of layer, each of two models; another model's rows stay out."""
+    sizes = [*((b, 1, s) for b in (1, 8, 64) for s in (16, 256, 4096)), *((1, i, 0) for i in (16, 256, 4096))]
+    for kind, base in (("csa", 0.4), ("hca", 0.3)):
+        rows: list[dict[str, object]] = [
+            {
+                "num_heads": 16,
+                "kv_cache_dtype": "fp8",
+                "mla_dtype": "bfloat16",
+                "gemm_type": "fp8_block",
+                "architecture": "DeepseekV4ForCausalLM",
+                "model": f"deepseek-ai/DeepSeek-V4-{name}",
+                "op_name": f"dsv4_{kind}_module",
+                "batch_size": b,
+                "isl": isl,
+                "step": step,
+                "latency": factor * (base + 1e-6 * b * (isl + step)),
+            }
+            for name, factor in (("Pro", 1.0), ("Flash", 10.0))
+            for b, isl, step in sizes
+        ]
+        for phase in ("context", "generation"):
+            of_phase = [row for row in rows if (row["step"] == 0) == (phase == "context")]
+            path = f"sparse_attention/vllm/0.24.0/dsv4_{kind}_{phase}_module_perf.parquet"
+            write(package, path, of_phase)
+    streams: list[dict[str, object]] = [
+        {"op_name": op, "num_tokens": t, "num_sites": 2, "hc_mult": 4, "hidden_size": 7168, "latency": each * t}
+        for op, each in (("pre", 0.001), ("post", 0.002))
+        for t in (1, 16, 256)
+    ]
+    write(package, "mhc/vllm/0.24.0/mhc_module_perf.parquet", streams)
+    c = context("deepseek-v4-pro", degree=8, kv_dtype="fp8")
+    source, operators = source_of(c), graph(c)
+    eight, kv = np.array([8.0]), np.array([256.0])
+    names = ("qkv_a_proj", "q_b_proj", "o_proj")
+    projections = sum(float(source.seconds(operators[name], eight)[0]) for name in names)
+    for kind, base in (("csa", 0.4), ("hca", 0.3)):
+        expected = 1e-3 * (base + 1e-6 * 8 * 257) - projections
+        assert source.seconds(operators[f"{kind}_decode"], eight, kv) == pytest.approx([expected])
+    assert source.provenance(operators["csa_decode"]) == "measured in vllm 0.24.0, its module less the projections"
+    inside = ("o_a_proj", "csa_compressor_proj", "hca_compressor_proj", "indexer_q_proj", "indexer_decode")
+    assert {source.provenance(operators[name]) for name in inside} == {"part of attention"}
+    assert source.seconds(operators["streams_in"], np.array([16.0])) == pytest.approx([16e-6])
+    assert source.seconds(operators["streams_out"], np.array([16.0])) == pytest.approx([32e-6])
+    assert source.provenance(operators["streams_out"]) == "measured in vllm 0.24.0"
+    flash = context("deepseek-v4-flash", degree=4)
+    provenance = source_of(flash).provenance(graph(flash)["streams_in"])
+    assert provenance == "measured in vllm 0.24.0, scaled from 7168 wide"
+    # A layer with a window alone is taken for one that reads its few compressed entries too.
+    assert source_of(flash).provenance(graph(flash)["window_decode"]).startswith("measured in vllm 0.24.0, its module")

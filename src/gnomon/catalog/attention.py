@@ -9,9 +9,10 @@ from pydantic import NonNegativeInt, PositiveInt
 from gnomon.catalog.devices import DTYPE_BYTES, Dtype
 from gnomon.core.config import Config
 
-AttentionKind = Literal["full", "sliding", "linear", "none"]
+AttentionKind = Literal["full", "sliding", "linear", "compressed", "compressed_sparse", "none"]
 """full: keys and values of every token (with an indexer: kept all, read in part); sliding: of the last `window` tokens;
-linear: a state of fixed size; none: the layer has no attention."""
+linear: a state of fixed size; compressed: one entry for many tokens beside a window, all of them read or (sparse) those
+that an indexer picks; none: the layer has no attention."""
 MlpKind = Literal["dense", "experts", "none"]
 
 
@@ -42,6 +43,39 @@ class Indexer(Config):
     def cache_bytes(self) -> float:
         """Bytes that one token leaves in one layer's index: its key in fp8 with a 4-byte scale per 128 values."""
         return self.head_dim * (1.0 + 4.0 / 128.0)
+
+
+class CompressedAttention(Config):
+    """DeepSeek-V4: keys and values are one vector, kept for the last tokens and, compressed, once for every `ratio`."""
+
+    q_rank: PositiveInt
+    """Width of the compressed query."""
+    rope_dim: PositiveInt
+    """Part of the vector that carries the position; it stays in 16 bits."""
+    window: PositiveInt
+    """Last tokens that every layer keeps one by one."""
+    o_groups: PositiveInt
+    """Groups of heads whose outputs go through a low rank of their own."""
+    o_rank: PositiveInt
+    ratio: PositiveInt = 128
+    """Tokens of one entry in the layers that read all entries."""
+    sparse_ratio: PositiveInt = 4
+    """The same in those whose indexer picks them; there every entry is made of two such stretches."""
+
+    def ratio_of(self, kind: AttentionKind) -> int:
+        """Tokens of one entry; 0 in a layer that has a window alone."""
+        return {"compressed": self.ratio, "compressed_sparse": self.sparse_ratio}.get(kind, 0)
+
+    def entry_bytes(self, head_dim: int, dtype: str) -> float:
+        """One vector in the cache; in 8 bits with a 1-byte scale for every 64 values."""
+        each = DTYPE_BYTES[dtype]
+        scales = (head_dim - self.rope_dim) // 64 + 1 if each < 2.0 else 0
+        return (head_dim - self.rope_dim) * each + self.rope_dim * 2.0 + scales
+
+    def state_bytes(self, head_dim: int, index_dim: int, kind: AttentionKind) -> float:
+        """What the compressor keeps of a sequence's unfinished entry: sums and scores in 32 bits."""
+        ratio, is_sparse = self.ratio_of(kind), kind == "compressed_sparse"
+        return 2.0 * ratio * (2 if is_sparse else 1) * (head_dim + (index_dim if is_sparse else 0)) * 4.0
 
 
 class SlidingWindow(Config):

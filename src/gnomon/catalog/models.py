@@ -82,15 +82,23 @@ class Model(ModelShape):
     def num_mtp_parameters(self) -> int:
         """Parameters of the layers that predict later tokens; embedding and head are the model's."""
         join = 2 * self.hidden_size**2 + 3 * self.num_norm_parameters
-        layer = layer_weights(self, "full", "experts" if self.is_moe else "dense")
+        attention: AttentionKind = "sliding" if self.compressed else "full"
+        layer = layer_weights(self, attention, "experts" if self.is_moe else "dense")
         return self.num_mtp_layers * (join + sum(one.count for one in layer))
 
     # Bytes
 
+    @property
+    def window_tokens(self) -> int:
+        """Tokens of a window; 0 where no layer has one."""
+        return self.compressed.window if self.compressed else self.sliding.window if self.sliding else 0
+
     def kv_bytes_per_layer(self, dtype: str = "auto", tensor_parallel: int = 1, kind: AttentionKind = "full") -> float:
         """KV cache bytes of one token in one layer of a kind on one rank; KV heads are replicated where too few."""
-        if kind not in ("full", "sliding"):
+        if kind in ("linear", "none"):
             return 0.0
+        if self.compressed:
+            return self._compressed_bytes(self.kv_precision(dtype), kind)
         each = DTYPE_BYTES[self.kv_precision(dtype)]
         if self.mla and kind == "full":  # One latent vector, which every rank needs whole.
             index = self.indexer.cache_bytes if self.indexer else 0.0
@@ -99,18 +107,38 @@ class Model(ModelShape):
         index = self.indexer.cache_bytes if self.indexer and kind == "full" else 0.0
         return math.ceil(kv_heads / tensor_parallel) * (qk + v) * each + index
 
+    def _compressed_bytes(self, dtype: str, kind: AttentionKind) -> float:
+        """Of one token: its own vector in the window, or its part of an entry (and of the index)."""
+        assert self.compressed is not None
+        entry = self.compressed.entry_bytes(self.head_dim, dtype)
+        if kind == "sliding":
+            return entry
+        if kind == "compressed_sparse":
+            assert self.indexer is not None
+            entry += self.indexer.cache_bytes if DTYPE_BYTES[dtype] < 2.0 else self.indexer.head_dim * 2.0
+        return entry / self.compressed.ratio_of(kind)
+
     def kv_bytes_per_token(self, dtype: str = "auto", tensor_parallel: int = 1, layers: range | None = None) -> float:
-        """KV cache bytes of one token in all full layers (of `layers`) on one tensor-parallel rank."""
-        return self.num_attention_layers("full", layers) * self.kv_bytes_per_layer(dtype, tensor_parallel)
+        """KV cache bytes of one token in all full or compressed layers (of `layers`) on one tensor-parallel rank."""
+        kinds: tuple[AttentionKind, ...] = ("compressed", "compressed_sparse") if self.compressed else ("full",)
+        return sum(
+            self.num_attention_layers(kind, layers) * self.kv_bytes_per_layer(dtype, tensor_parallel, kind)
+            for kind in kinds
+        )
 
     def window_bytes_per_token(
         self, dtype: str = "auto", tensor_parallel: int = 1, layers: range | None = None
     ) -> float:
-        """KV cache bytes of one token in all sliding layers, which keep those of the last `sliding.window` tokens."""
-        return self.num_attention_layers("sliding", layers) * self.kv_bytes_per_layer(dtype, tensor_parallel, "sliding")
+        """KV cache bytes of one token in all layers that keep those of the last `window_tokens` tokens."""
+        count = sum(self.kinds(layers).values()) if self.compressed else self.num_attention_layers("sliding", layers)
+        return count * self.kv_bytes_per_layer(dtype, tensor_parallel, "sliding") if count else 0.0
 
     def state_bytes_per_sequence(self, tensor_parallel: int = 1, layers: range | None = None) -> float:
-        """Bytes of one sequence's states in all linear layers on one rank, whatever its length."""
+        """Bytes of one sequence's states in all linear or compressed layers on one rank, whatever its length."""
+        if self.compressed:
+            index = self.indexer.head_dim if self.indexer else 0
+            states = {kind: self.compressed.state_bytes(self.head_dim, index, kind) for kind in self.attention_layers}
+            return sum(self.num_attention_layers(kind, layers) * each for kind, each in states.items())
         each = self.linear.state_bytes(tensor_parallel) if self.linear else 0.0
         return self.num_attention_layers("linear", layers) * each
 
@@ -118,7 +146,7 @@ class Model(ModelShape):
         self, tokens: int, dtype: str = "auto", tensor_parallel: int = 1, layers: range | None = None
     ) -> float:
         """All that one rank keeps of a sequence of `tokens` tokens: full layers, windows and states."""
-        inside = min(tokens, self.sliding.window) if self.sliding else 0
+        inside = min(tokens, self.window_tokens)
         return (
             tokens * self.kv_bytes_per_token(dtype, tensor_parallel, layers)
             + inside * self.window_bytes_per_token(dtype, tensor_parallel, layers)

@@ -6,7 +6,15 @@ from collections import Counter
 
 from pydantic import model_validator
 
-from gnomon.catalog.attention import AttentionKind, Indexer, LatentAttention, LinearAttention, MlpKind, SlidingWindow
+from gnomon.catalog.attention import (
+    AttentionKind,
+    CompressedAttention,
+    Indexer,
+    LatentAttention,
+    LinearAttention,
+    MlpKind,
+    SlidingWindow,
+)
 from gnomon.catalog.quantization import Quantization, scheme
 from gnomon.core.config import Config
 from gnomon.core.sizes import Count, CountOrNone, Layers, Tokens
@@ -66,6 +74,10 @@ class ModelShape(Config):
     """The full layers look at the tokens that it picks."""
     sliding: SlidingWindow | None = None
     linear: LinearAttention | None = None
+    compressed: CompressedAttention | None = None
+    """All layers keep one vector per token or for several (DeepSeek-V4)."""
+    residual_streams: Count = 1
+    """Residual streams side by side, mixed before and after every half of a layer (DeepSeek-V4)."""
     output_gate: bool = False
     """Attention's output is multiplied by a gate as wide as the queries, from the same projection (Qwen3.5)."""
     shared_kv: bool = False
@@ -86,6 +98,8 @@ class ModelShape(Config):
         for kind, shape in (("sliding", self.sliding), ("linear", self.linear)):
             if (kind in self.attention_layers) != (shape is not None):
                 raise ValueError(f"{kind} layers and their shape are given together")
+        if any(kind.startswith("compressed") for kind in self.attention_layers) != (self.compressed is not None):
+            raise ValueError("compressed layers and their shape are given together")
         return self
 
     # Layers

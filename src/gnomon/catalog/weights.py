@@ -39,6 +39,8 @@ def attention_weights(model: ModelShape, kind: AttentionKind) -> Iterator[Weight
         yield from _linear(model.linear, model.hidden_size)
     elif kind == "full" and model.mla:
         yield from _latent(model)
+    elif model.compressed:
+        yield from _compressed(model, kind)
     else:
         yield from _heads(model, kind)
 
@@ -78,6 +80,29 @@ def _latent(model: ModelShape) -> Iterator[Weights]:
         i = model.indexer
         yield Weights("indexer", (m.q_rank or h) * i.num_heads * i.head_dim + h * i.head_dim, 1)
         yield Weights("other", h * i.num_heads + 2 * i.head_dim, 1)
+
+
+def _compressed(model: ModelShape, kind: AttentionKind) -> Iterator[Weights]:
+    c, h, heads, d = model.compressed, model.hidden_size, model.num_heads, model.head_dim
+    assert c is not None
+    yield Weights("attention", h * (c.q_rank + d), 1)
+    yield Weights("attention", c.q_rank * heads * d)
+    yield Weights("attention_output", heads * d * c.o_rank)
+    yield Weights("attention_output", c.o_groups * c.o_rank * h)
+    yield Weights("other", c.q_rank + d + heads, 1)
+    ratio, copies = c.ratio_of(kind), 2 if kind == "compressed_sparse" else 1
+    widths = [d] if ratio else []
+    if kind == "compressed_sparse":
+        i = model.indexer
+        assert i is not None
+        widths.append(i.head_dim)
+        yield Weights("indexer", c.q_rank * i.num_heads * i.head_dim, 1)
+        yield Weights("other", h * i.num_heads, 1)
+    for width in widths:  # Values and gates of the compressor, its positions, its norm.
+        yield Weights("other", copies * width * (2 * h + ratio) + width, 1)
+    n = model.residual_streams
+    if n > 1:  # How streams are mixed: before, after and among them, at both halves of the layer.
+        yield Weights("other", 2 * ((2 + n) * n * (n * h + 1) + 3), 1)
 
 
 def _linear(linear: LinearAttention, h: int) -> Iterator[Weights]:

@@ -70,7 +70,8 @@ def parse_config(config: Mapping[str, Any], *, name: str, where: str) -> Model:
     try:
         model = _model(whole, config, family, name, where)
         quantised = whole.get("quantization_config") or config.get("quantization_config")
-        own = parse_quantization(quantised, model, where) if quantised else model.checkpoint
+        experts = {"expert_dtype": config["expert_dtype"]} if config.get("expert_dtype") else {}
+        own = parse_quantization({**quantised, **experts}, model, where) if quantised else model.checkpoint
     except (TypeError, KeyError, AttributeError, ValueError, OverflowError) as error:
         raise ConfigError(f"a key has a value of a kind that makes no sense: {error}.", where=where) from None
     return model.model_copy(update={"checkpoint": own})

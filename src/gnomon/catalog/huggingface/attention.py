@@ -25,6 +25,9 @@ def attention_facts(config: Mapping[str, Any], family: str, where: str) -> dict[
     head_dim = config.get("head_dim") or config.get("kv_channels") or hidden // heads
     facts: dict[str, Any] = {"num_heads": heads, "num_kv_heads": kv_heads, "head_dim": head_dim}
     layers = attention_layers(config, family, where)
+    if config.get("compress_ratios"):
+        facts["compressed"] = _compressed(config)
+        facts["residual_streams"] = config.get("hc_mult") or 1
     if "sliding" in layers:
         facts["sliding"] = _sliding(config, heads, kv_heads, head_dim)
     if config.get("global_head_dim"):  # Gemma 4: the full layers have heads of their own.
@@ -62,6 +65,13 @@ def attention_layers(config: Mapping[str, Any], family: str, where: str) -> list
     if blocks := config.get("layers_block_type"):  # Nemotron: a layer is either a mixer or an MLP.
         kinds: dict[str, AttentionKind] = {"mamba": "linear", "attention": "full"}
         return [kinds.get(block, "none") for block in blocks]
+    if ratios := config.get("compress_ratios"):  # DeepSeek-V4; the last ones are those of its MTP layers.
+        low, high = _ratios(config)
+        by_ratio: dict[int, AttentionKind] = {0: "sliding", low: "compressed_sparse", high: "compressed"}
+        if len(ratios) < num_layers or any(ratio not in by_ratio for ratio in ratios):
+            fix = "One of three numbers for every layer: 0, a small and a large one."
+            raise ConfigError(f"compress_ratios = {ratios!r} makes no sense.", where=where, fix=fix)
+        return [by_ratio[ratio] for ratio in ratios[:num_layers]]
     if names := config.get("layer_types"):
         unknown = [name for name in names if name not in _KINDS]
         if unknown:
@@ -93,6 +103,25 @@ def _sliding(config: Mapping[str, Any], heads: int, kv_heads: int, head_dim: int
         "num_kv_heads": own["num_key_value_heads"] or kv_heads,
         "head_dim": dim,
         "v_head_dim": config.get("swa_v_head_dim") or dim,
+    }
+
+
+def _ratios(config: Mapping[str, Any]) -> tuple[int, int]:
+    """Tokens of an entry in the layers with an indexer, and in the others."""
+    known = sorted(set(config["compress_ratios"]) - {0})
+    return known[0], known[-1]
+
+
+def _compressed(config: Mapping[str, Any]) -> dict[str, Any]:
+    low, high = _ratios(config)
+    return {
+        "q_rank": config["q_lora_rank"],
+        "rope_dim": config["qk_rope_head_dim"],
+        "window": config["sliding_window"],
+        "o_groups": config["o_groups"],
+        "o_rank": config["o_lora_rank"],
+        "ratio": high,
+        "sparse_ratio": low,
     }
 
 

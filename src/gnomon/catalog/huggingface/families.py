@@ -36,6 +36,7 @@ FACTS: dict[str, dict[str, Any]] = {
     "deepseek_v2": {},
     "deepseek_v3": _DEEPSEEK,
     "deepseek_v32": _DEEPSEEK,
+    "deepseek_v4": _DEEPSEEK,
     "kimi_k2": _DEEPSEEK,
     "kimi_linear": _DEEPSEEK,
     "glm4_moe": {"router_bias": True},

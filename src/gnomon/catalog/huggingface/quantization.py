@@ -76,16 +76,19 @@ def parse_quantization(config: Mapping[str, Any], model: Model, where: str) -> Q
     config = config.get("quantization") or config
     modules = _MODULES_OF.get(model.model_type, _MODULES)
     if per_layer := config.get("quantized_layers"):
-        format_of = _listed({_below(name): _algorithm(rule, where) for name, rule in per_layer.items()})
+        others = weight_format("fp8_block") if config.get("weight_block_size") else BF16
+        format_of = _listed({_below(name): _algorithm(rule, where) for name, rule in per_layer.items()}, others)
     else:
         format_of = _all_but(_matcher(_ignored(config)), _format(config, where))
     formats: dict[WeightGroup, WeightFormat] = dict.fromkeys(GROUPS, BF16)
-    formats["head"] = format_of("lm_head") if per_layer else BF16
+    formats["head"] = format_of("lm_head") if per_layer and not config.get("weight_block_size") else BF16
     for group, names in modules.items():
         votes = Counter(
             format_of(*(f"layers.{layer}.{name}" for name in names)) for layer in _layers_with(model, group)
         )
         formats[group] = votes.most_common(1)[0][0] if votes else formats["attention"]
+    if config.get("expert_dtype") == "fp4" and formats["routed_experts"] == weight_format("fp8_block"):
+        formats["routed_experts"] = weight_format("mxfp4")  # DeepSeek-V4: all else is as `quantization_config` says.
     if config.get("quant_method") == "mxfp4":  # Written for experts; other matrices are never converted.
         formats = dict.fromkeys(GROUPS, BF16) | {"routed_experts": formats["routed_experts"]}
     return _named(formats, _kv_dtype(config))
@@ -107,8 +110,8 @@ def _all_but(is_ignored: Callable[[str], bool], format_: WeightFormat) -> Callab
     return lambda *names: BF16 if any(map(is_ignored, names)) else format_
 
 
-def _listed(formats: Mapping[str, WeightFormat]) -> Callable[..., WeightFormat]:
-    return lambda *names: next((formats[name] for name in names if name in formats), BF16)
+def _listed(formats: Mapping[str, WeightFormat], others: WeightFormat) -> Callable[..., WeightFormat]:
+    return lambda *names: next((formats[name] for name in names if name in formats), others)
 
 
 def _named(formats: dict[WeightGroup, WeightFormat], kv: Dtype | None) -> Quantization:

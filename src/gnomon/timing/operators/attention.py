@@ -17,11 +17,16 @@ SUMS_OF_SQUARES = 8
 def attention_operators(parts: Parts, kind: AttentionKind) -> Iterator[Operator]:
     """Norm, projections, attention and its all-reduce in one layer of a kind."""
     m = parts.model
+    if m.residual_streams > 1:  # At both halves of the layer: streams in, one out; one and streams in, streams out.
+        yield parts.move("streams_in", 2 * (m.residual_streams + 1) * m.hidden_size)
+        yield parts.move("streams_out", 2 * (2 * m.residual_streams + 1) * m.hidden_size)
     yield parts.move("attn_norm", 4 * m.hidden_size)
     if kind == "linear":
         yield from _linear(parts)
     elif kind == "full" and m.mla:
         yield from _latent(parts)
+    elif m.compressed:
+        yield from _compressed(parts, kind)
     else:
         yield from _heads(parts, kind)
     if m.post_norm:
@@ -95,6 +100,44 @@ def _latent(parts: Parts) -> Iterator[Operator]:
         yield Operator("attention_decode", "attention_decode", 1, Decode(*over_latent))
     yield from parts.quantize("o_quantize", heads * latent.v_dim, "attention_output")
     yield parts.gemm("o_proj", m.hidden_size, heads * latent.v_dim, "attention_output")
+
+
+_COMPRESSED = {"sliding": "window", "compressed": "hca", "compressed_sparse": "csa"}
+"""What DeepSeek-V4 calls its kinds of attention: within a window, heavily compressed, compressed and sparse."""
+
+
+def _compressed(parts: Parts, kind: AttentionKind) -> Iterator[Operator]:
+    """One vector is key and value of all heads: of the last tokens, and compressed of all before."""
+    m, ranks, name = parts.model, parts.ranks, _COMPRESSED[kind]
+    c, d = m.compressed, m.head_dim
+    assert c is not None
+    heads, groups, ratio = m.num_heads // ranks, max(1, c.o_groups // ranks), c.ratio_of(kind)
+    yield parts.gemm("qkv_a_proj", c.q_rank + d, m.hidden_size, "attention")
+    yield parts.move("latent_norm", 2 * (c.q_rank + d))
+    yield parts.gemm("q_b_proj", heads * d, c.q_rank, "attention")
+    yield parts.move("rotary", 2 * (heads + 1) * c.rope_dim)
+    entry = c.entry_bytes(d, parts.kv_dtype)
+    yield parts.move("kv_write", 2 * entry / ACTIVATION_BYTES)
+    chosen = 0
+    if kind == "compressed_sparse":
+        i = m.indexer
+        assert i is not None
+        chosen = i.top_k
+        yield parts.gemm("indexer_q_proj", i.num_heads * i.head_dim, c.q_rank, "indexer")
+        yield parts.gemm("indexer_k_proj", i.num_heads, m.hidden_size, "other")
+        scores = (i.num_heads, 1, i.head_dim, 0, i.cache_bytes, 0, ratio)
+        yield Operator("indexer_prefill", "attention_prefill", 1, Prefill(*scores))
+        yield Operator("indexer_decode", "attention_decode", 1, Decode(*scores))
+        # Values and gates of entries and of their index keys; every entry is made twice, from two stretches.
+        yield parts.gemm("csa_compressor_proj", 4 * (d + i.head_dim), m.hidden_size, "other")
+    elif ratio:
+        yield parts.gemm("hca_compressor_proj", 2 * d, m.hidden_size, "other")
+    shape = (heads, 1, d, d, entry, chosen, ratio, c.window) if ratio else (heads, 1, d, d, entry, c.window)
+    yield Operator(f"{name}_prefill", "attention_prefill", 1, Prefill(*shape))
+    yield Operator(f"{name}_decode", "attention_decode", 1, Decode(*shape))
+    low_rank = Gemm(c.o_rank, heads * d // groups, parts.formats["attention_output"], groups)
+    yield Operator("o_a_proj", "token", 1, low_rank)
+    yield parts.gemm("o_proj", m.hidden_size, groups * c.o_rank, "attention_output")
 
 
 def _indexer(parts: Parts, query_width: int, heads: int) -> Iterator[Operator]:

@@ -41,7 +41,7 @@ def stage_operators(
     formats, kv = model.precision(dtype), model.kv_precision(kv_dtype, dtype)
     parts = Parts(model, parallelism, stage, formats, kv, expert_load, expert_exchange)
     operators = [*_embedding(parts)] if stage == 0 else []
-    for kind in ("full", "sliding", "linear"):
+    for kind in ("full", "sliding", "linear", "compressed", "compressed_sparse"):
         count = sum(n for (attention, _), n in kinds.items() if attention == kind)
         if count:
             operators += [replace(one, count=one.count * count) for one in attention_operators(parts, kind)]

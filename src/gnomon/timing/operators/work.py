@@ -126,18 +126,20 @@ class Attention:
     """Bytes per token that decoding reads from the cache."""
     window: int = 0
     """The last tokens (or, in sparse attention, the number of chosen ones) that a query sees; 0 for all."""
+    ratio: int = 1
+    """Tokens of one entry in the cache."""
+    near: int = 0
+    """Last tokens that a query sees one by one beside the entries."""
 
     def pairs(self, chunk: Floats, kv: Floats) -> Floats:
         """Query-key pairs of a chunk, causal within it, after `kv` tokens."""
-        full = chunk * (kv + 0.5 * chunk)
-        if not self.window:
-            return full
-        growing = np.clip(self.window - kv, 0.0, chunk)  # Queries that see less than a whole window.
-        return growing * (kv + 0.5 * growing) + (chunk - growing) * self.window
+        entries = _causal_pairs(chunk, kv, self.window * self.ratio) / self.ratio
+        return entries + _causal_pairs(chunk, kv, self.near) if self.near else entries
 
     def seen(self, kv: Floats) -> Floats:
-        """KV tokens that one query at the end of `kv` meets."""
-        return np.minimum(kv, self.window) if self.window else kv
+        """Keys that one query at the end of `kv` tokens meets."""
+        entries = (np.minimum(kv, self.window * self.ratio) if self.window else kv) / self.ratio
+        return entries + np.minimum(kv, self.near) if self.near else entries
 
     @property
     def flops_per_pair(self) -> float:
@@ -238,6 +240,14 @@ class Communication:
     def bytes(self, num_bytes: Floats) -> Floats:
         """The message itself."""
         return num_bytes
+
+
+def _causal_pairs(chunk: Floats, kv: Floats, most: int) -> Floats:
+    """Pairs of a chunk after `kv` tokens where a query sees the last `most` tokens, or all."""
+    if not most:
+        return chunk * (kv + 0.5 * chunk)
+    growing = np.clip(most - kv, 0.0, chunk)  # Queries that see less than a whole window.
+    return growing * (kv + 0.5 * growing) + (chunk - growing) * most
 
 
 def _levels(chances: Floats) -> tuple[Floats, Floats]:

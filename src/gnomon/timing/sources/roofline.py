@@ -67,6 +67,8 @@ _EXPERT_KERNELS = 9.0
 # their peak than bf16 does of its own. Both from the tables of aiconfigurator-core 0.12 (H200 and B200, three engines).
 _QUANTIZING = ("fp8_block", "mxfp8", "nvfp4")
 _PRODUCT_RATES = {"fp8": 0.88, "fp8_block": 0.75, "mxfp8": 0.75, "nvfp4": 0.55}
+# Cards without tensor memory (RTX) get more of their lower FP4 peak done: RTX PRO 6000, three engines.
+_RTX_NVFP4_RATE = 0.7
 # Linear attention over a prompt: seconds of its half a dozen kernels, and the share of the rates of attention and
 # element-wise kernels that they reach; from the Gated DeltaNet tables of the same package.
 _CHUNKED_FLOOR_S = 30e-6
@@ -135,7 +137,8 @@ class Roofline:
         c = self._constants
         peak = self.device.flops(work.format.product)
         if work.format.product in self.device.peak_flops:
-            peak *= _PRODUCT_RATES.get(work.format.name, 1.0)
+            is_rtx_fp4 = work.format.name == "nvfp4" and self._is_flash_2
+            peak *= _RTX_NVFP4_RATE if is_rtx_fp4 else _PRODUCT_RATES.get(work.format.name, 1.0)
         compute = self._tiled_s(rows, work.n * work.batch, work.k, peak)
         memory = work.bytes(rows) / (c.gemm_bandwidth * self.device.bandwidth_bytes_s)
         seconds = self._overlapped(compute, memory) + c.gemm_floor_s
@@ -221,7 +224,7 @@ class Roofline:
     def decode_s(self, work: Decode, sequences: Floats, kv: Floats) -> Floats:
         """The KV cache streams in, on top of a floor."""
         c = self._constants
-        read = replace(work, window=0).bytes(sequences, work.seen(kv) + _DECODE_EXTRA_KV)
+        read = replace(work, window=0, ratio=1, near=0).bytes(sequences, work.seen(kv) + _DECODE_EXTRA_KV)
         memory = read / (c.decode_bandwidth * self.device.bandwidth_bytes_s)
         if work.qk_dim == work.v_dim and work.kv_bytes <= 2.0 * work.num_kv_heads * work.qk_dim:
             memory = memory / _KV8_RATE

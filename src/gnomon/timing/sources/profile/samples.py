@@ -54,6 +54,11 @@ class SkewSamples:
     at_max_s: Floats
     skewed_s: Floats
     chunk: Floats
+    long_share: Floats
+    """Share of the decodes that are long; the others are equally short."""
+    splits_below: float | None = None
+    """Number of decodes from which on the kernel no longer cuts a sequence's KV over several SMs; None where it is not
+    known to stop."""
 
 
 @dataclass

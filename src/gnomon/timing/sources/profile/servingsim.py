@@ -6,6 +6,7 @@ the KV cache is part of it; residual adds are part of the norms.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +19,12 @@ from gnomon.timing.operators import Experts
 from gnomon.timing.sources.profile.csvfile import Columns, read_csv
 from gnomon.timing.sources.profile.naming import Names, folders_of
 from gnomon.timing.sources.profile.samples import Bundle, Samples, SkewSamples
+from gnomon.timing.sources.profile.skew import flash_2_splits_below
 
 US = 1e-6
+IN_SERVER = 0.967
+"""What a kernel takes in a server over what it takes in such a profile, where it was called alone and outside CUDA
+graphs. From decode iterations of the recording `rtx4090_llama-3.1-8b` (docs/vllm-validation.md)."""
 
 OPERATORS: dict[str, tuple[str, ...]] = {
     "embedding": ("embedding",),
@@ -63,7 +68,8 @@ def read(root: Path, model: Model, device: Device, dtype: str, tensor_parallel: 
     if model.is_moe and experts.is_file():
         bundle.add(("name", "experts"), read_experts(experts, model))
     if (folder / "skew.csv").is_file():
-        bundle.skew = read_skew(folder / "skew.csv")
+        kv_heads = -(-model.num_kv_heads // tensor_parallel)
+        bundle.skew = replace(read_skew(folder / "skew.csv"), splits_below=flash_2_splits_below(device, kv_heads))
     return bundle
 
 
@@ -139,14 +145,16 @@ def read_experts(path: Path, model: Model) -> Samples:
 
 def read_skew(path: Path) -> SkewSamples:
     """Batches whose decodes have unequal KV lengths, measured beside equal ones."""
-    columns = read_csv(path, ("n", "pc", "kv_big", "kv_mean", "t_mean_us", "t_max_us", "t_skew_us"))
-    decodes, chunk, longest, mean = columns.sizes("n", "pc", "kv_big", "kv_mean").T
+    columns = read_csv(path, ("n", "nb", "pc", "kv_big", "kv_mean", "t_mean_us", "t_max_us", "t_skew_us"))
+    decodes, long, chunk, longest, mean = columns.sizes("n", "nb", "pc", "kv_big", "kv_mean").T
 
     def seconds(name: str) -> Floats:
         return columns.seconds(name, unit_s=US)
 
-    return SkewSamples(decodes, mean, longest, seconds("t_mean_us"), seconds("t_max_us"), seconds("t_skew_us"), chunk)
+    times = [seconds(name) for name in ("t_mean_us", "t_max_us", "t_skew_us")]
+    return SkewSamples(decodes, mean, longest, *times, chunk, long / decodes)
 
 
 def _samples(columns: Columns, *sizes: str) -> Samples:
-    return Samples(columns.sizes(*sizes), columns.seconds("time_us", unit_s=US), str(columns.path))
+    seconds = IN_SERVER * columns.seconds("time_us", unit_s=US)
+    return Samples(columns.sizes(*sizes), seconds, str(columns.path))

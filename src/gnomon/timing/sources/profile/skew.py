@@ -2,10 +2,13 @@
 
     seconds = at_mean + alpha x (at_longest - at_mean)
 
-`alpha` is fitted by least squares for each eighth of the skew 1 - mean / longest. Decodes alone are pooled over the
-number of decodes: measured batches are powers of two, where the kernel's blocks fill the GPU in whole waves and one
-straggler costs most or nothing; the batches of a server lie anywhere between. Decodes beside a chunk of a prompt have
-values of their own, and the fewer they are, the more the longest one counts: they are fitted for each number.
+Profiles measure batches of two lengths, a server's are spread. A batch whose lengths are spread evenly has the mean,
+the longest and the variance of one in which a quarter of the sequences is long, whatever the shortest is; so of the
+measured batches those count. How much it costs depends on the kernel: FlashAttention-2 cuts a sequence's KV over
+several SMs while the batch is too small to fill the GPU, and then lengths hardly matter; from some number of decodes on
+it does not, and the longest sequence is waited for. The two are kept apart. Where it is not known to stop, alpha is
+pooled over the number of decodes and fitted for each eighth of the skew 1 - mean / longest. Decodes beside a chunk of a
+prompt have values of their own, and the fewer they are, the more the longest one counts.
 """
 
 from __future__ import annotations
@@ -13,11 +16,21 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from gnomon.catalog.devices import Device
 from gnomon.core.arrays import Floats
 from gnomon.timing.iteration import SKEW_BINS
 from gnomon.timing.operators import Operator
 from gnomon.timing.sources import Source
 from gnomon.timing.sources.profile.samples import Bundle, SkewSamples, shape_keys
+
+SPREAD = 0.25
+"""Share of long sequences in a batch of two lengths that stands for evenly spread ones."""
+
+
+def flash_2_splits_below(device: Device, kv_heads: int) -> float | None:
+    """Decodes from which on FlashAttention-2 gives every sequence and KV head one block: they are 0.8 of twice the SMs
+    (`num_splits_heuristic`). None on GPUs whose attention is a later version's."""
+    return 0.8 * 2 * device.num_sms / kv_heads if device.roofline.prefill_tile == 64 else None
 
 
 def skew_table(skew: SkewSamples, decodes: Floats) -> Floats | None:
@@ -25,6 +38,8 @@ def skew_table(skew: SkewSamples, decodes: Floats) -> Floats | None:
 
     None where neither was measured; what was measured of only one counts for both.
     """
+    if skew.splits_below is not None:
+        return _spread_table(skew, decodes, skew.splits_below)
     bins = np.minimum((SKEW_BINS * (1.0 - skew.mean_kv / skew.max_kv)).astype(int), SKEW_BINS - 1)
     is_alone = skew.chunk == 0
     alone = _by_bin(skew, bins, is_alone)
@@ -33,6 +48,38 @@ def skew_table(skew: SkewSamples, decodes: Floats) -> Floats | None:
         return None if mixed is None else np.hstack([mixed, mixed])
     rows = np.tile(alone, (decodes.size, 1))
     return np.hstack([rows, rows if mixed is None else mixed])
+
+
+def _spread_table(skew: SkewSamples, decodes: Floats, splits_below: float) -> Floats | None:
+    """One alpha for each number of decodes, whatever the skew."""
+    by_level = [_of_spread(skew, rows) for rows in (skew.chunk == 0, skew.chunk > 0)]
+    alone, mixed = by_level[0] or by_level[1], by_level[1] or by_level[0]
+    if not alone:
+        return None
+    halves = [_between(alone, decodes, splits_below), _between(mixed, decodes, 0.0)]
+    return np.hstack([np.repeat(one[:, None], SKEW_BINS, axis=1) for one in halves])
+
+
+def _of_spread(skew: SkewSamples, rows: NDArray[np.bool_]) -> dict[float, float]:
+    """Alpha by the number of decodes, of the batches whose share of long ones is nearest to `SPREAD`."""
+    found = {}
+    for level in np.unique(skew.decodes[rows]):
+        of_level = rows & (skew.decodes == level)
+        apart = np.abs(skew.long_share - SPREAD)
+        alpha = _alpha(skew, of_level & (apart <= apart[of_level].min() + 1e-9))
+        if not np.isnan(alpha):
+            found[float(level)] = alpha
+    return found
+
+
+def _between(levels: dict[float, float], decodes: Floats, splits_below: float) -> Floats:
+    """Straight lines over the logarithm of the measured numbers of decodes, on either side of where splitting stops."""
+    alpha = np.zeros_like(decodes)
+    for side in (np.less, np.greater_equal):
+        known = {level: value for level, value in levels.items() if side(level, splits_below)} or levels
+        at = side(decodes, splits_below)
+        alpha[at] = np.interp(np.log2(np.maximum(decodes[at], 1.0)), np.log2(list(known)), list(known.values()))
+    return alpha
 
 
 def _by_bin(skew: SkewSamples, bins: NDArray[np.int64], rows: NDArray[np.bool_]) -> Floats | None:
@@ -73,4 +120,4 @@ def skew_between(bundle: Bundle, source: Source, decode: Operator) -> SkewSample
     chunk, _, decodes, long_decodes, decode_kv, long_kv = samples.sizes[rows].T
     mean = ((decodes - long_decodes) * decode_kv + long_decodes * long_kv) / decodes
     at_mean, at_max = source.seconds(decode, decodes, mean), source.seconds(decode, decodes, long_kv)
-    return SkewSamples(decodes, mean, long_kv, at_mean, at_max, samples.seconds[rows], chunk)
+    return SkewSamples(decodes, mean, long_kv, at_mean, at_max, samples.seconds[rows], chunk, long_decodes / decodes)

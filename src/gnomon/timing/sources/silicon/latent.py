@@ -1,4 +1,5 @@
-"""Latent attention (DeepSeek, Kimi), and sparse attention over it (DeepSeek-V3.2, GLM-5) or over blocks (MiniMax-M3).
+"""Latent attention (DeepSeek, Kimi), and sparse attention over it (DeepSeek-V3.2, GLM-5), over blocks (MiniMax-M3) or
+over compressed entries (DeepSeek-V4).
 
 Some engines' tables hold the kernel alone, others the whole module: down- and up-projections, norms, rotary embedding,
 writing the cache, the kernel, and the output projection. The projections have operators of their own, so their measured
@@ -35,6 +36,7 @@ PROJECTIONS = ("qkv_a_proj", "q_b_proj", "q_proj", "kv_b_proj", "qkv_proj", "o_p
 INSIDE = {
     *("latent_norm", "qk_norm", "rotary", "kv_write", "absorb_q", "absorb_v", "o_quantize"),
     *("indexer_q_proj", "indexer_k_proj", "indexer_prefill", "indexer_decode"),
+    *("csa_compressor_proj", "hca_compressor_proj", "o_a_proj"),
 }
 """Operators that are part of a module's remainder."""
 
@@ -44,7 +46,8 @@ class LatentQuery:
     """What a model's latent attention is, beside the heads."""
 
     architecture: str
-    """"" for plain latent attention, else the name under which the sparse module was measured."""
+    """"" for plain latent attention, else the name under which the sparse module was measured; where several models
+    have it, with the end of the model's name: "DeepseekV4ForCausalLM/Pro"."""
     has_module: bool
     """Whether it is the model whose module was measured: DeepSeek-V3's widths."""
     projections: Callable[[bool, Floats, str], Floats]
@@ -75,15 +78,32 @@ _BLOCKS = {
     "attention_decode": _Form("msa", "msa_generation_module_perf", True),
 }
 BLOCKS_MODULE = "MiniMaxM3ForCausalLM"
+COMPRESSED_MODULE = "DeepseekV4ForCausalLM"
+
+
+def _compressed(name: str) -> dict[str, _Form]:
+    """DeepSeek-V4's module of an operator. Layers with a window alone were not measured: as those that hardly read
+    more."""
+    kind = "csa" if name.startswith("csa") else "hca"
+    return {
+        "attention_prefill": _Form("sparse_attention", f"dsv4_{kind}_context_module_perf", True),
+        "attention_decode": _Form("sparse_attention", f"dsv4_{kind}_generation_module_perf", True),
+    }
+
+
+def _forms(operator: Operator, latent: LatentQuery) -> tuple[dict[str, _Form], ...]:
+    if latent.architecture.startswith(COMPRESSED_MODULE):
+        return (_compressed(operator.name),)
+    if latent.architecture:
+        return (_BLOCKS,) if latent.architecture == BLOCKS_MODULE else (_SPARSE,)
+    return (_MODULE, _KERNEL) if latent.has_module else (_KERNEL,)
 
 
 def find_latent(
     query: Query, operator: Operator, work: Prefill | Decode, latent: LatentQuery
 ) -> tuple[Found, bool] | None:
     """The kernel or the module's remainder (then True), in the engine or the others."""
-    forms: tuple[dict[str, _Form], ...] = (_MODULE, _KERNEL) if latent.has_module else (_KERNEL,)
-    if latent.architecture:
-        forms = (_BLOCKS,) if latent.architecture == BLOCKS_MODULE else (_SPARSE,)
+    forms = _forms(operator, latent)
     kv = KV_DTYPES.get(query.kv_dtype, "bfloat16")
     candidates, excuses = [], ""
     for form in (one[operator.kind] for one in forms):
@@ -142,7 +162,7 @@ def _without_launches(samples: Samples, shortest_s: float) -> tuple[Samples, boo
 def _module_type(table: Table, architecture: str) -> str:
     """The number format of a module's projections: 16 bits if it was measured so."""
     rows = table.rows("gemm_type")
-    rows = rows.filter(pl.col("architecture") == architecture) if architecture else rows
+    rows = rows.filter(*_of_architecture(architecture))
     types = sorted(rows["gemm_type"].unique().to_list())
     return next((one for one in types if one in OURS), "bfloat16")
 
@@ -194,11 +214,17 @@ def _chosen(table: Table, is_module: bool, kv_dtype: str, architecture: str) -> 
     chosen = [pl.col("kv_cache_dtype").str.starts_with(kv_dtype)]
     if is_module:
         chosen.append(~pl.col("op_name").str.contains("skip"))
-    if architecture:
-        chosen.append(pl.col("architecture") == architecture)
+    chosen += _of_architecture(architecture)
     if "mla_dtype" in rows.columns and "bfloat16" in rows["mla_dtype"]:
         chosen.append(pl.col("mla_dtype") == "bfloat16")
     return rows.filter(*chosen)
+
+
+def _of_architecture(name: str) -> list[pl.Expr]:
+    """The rows of one module, and of one model where several have it."""
+    architecture, _, model = name.partition("/")
+    chosen = [pl.col("architecture") == architecture] if architecture else []
+    return [*chosen, pl.col("model").str.contains(f"-{model}")] if model else chosen
 
 
 def _inside_graphs(samples: Samples) -> Samples:

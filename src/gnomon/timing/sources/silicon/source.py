@@ -28,14 +28,24 @@ from gnomon.timing.sources.silicon.elementwise import find_elementwise
 from gnomon.timing.sources.silicon.exchange import find_exchange
 from gnomon.timing.sources.silicon.experts import find_experts
 from gnomon.timing.sources.silicon.kernels import Found, Query
-from gnomon.timing.sources.silicon.latent import BLOCKS_MODULE, INSIDE, PROJECTIONS, LatentQuery, find_latent
+from gnomon.timing.sources.silicon.latent import (
+    BLOCKS_MODULE,
+    COMPRESSED_MODULE,
+    INSIDE,
+    PROJECTIONS,
+    LatentQuery,
+    find_latent,
+)
 from gnomon.timing.sources.silicon.linear import find_recurrence
 from gnomon.timing.sources.silicon.products import find_absorbed, find_gemm
 from gnomon.timing.sources.silicon.quantizing import find_quantize
+from gnomon.timing.sources.silicon.streams import find_streams
 from gnomon.timing.sources.silicon.tables import SYSTEMS, data_folder
 
 _SPARSE_MODULES = {7168: "DeepseekV32ForCausalLM", 6144: "GlmMoeDsaForCausalLM"}
 """Width of a model -> the module of its sparse attention, as the tables call it."""
+_COMPRESSED_MODELS = {7168: "Pro", 4096: "Flash"}
+"""Width of a DeepSeek-V4 -> which of them it is."""
 
 
 class Silicon(Measured):
@@ -106,7 +116,7 @@ class Silicon(Measured):
             case Gemm(batch=1):
                 return find_gemm(query, operator, work)
             case Gemm():
-                return find_absorbed(query, operator, work)
+                return find_absorbed(query, operator, work) if self._context.model.mla else None
             case Experts():
                 return find_experts(query, operator, work)
             case Prefill() | Decode() if self._has_modules:
@@ -123,6 +133,8 @@ class Silicon(Measured):
                 return find_collective(query, operator, work)
             case Elementwise() if operator.name.endswith("quantize"):
                 return find_quantize(query, operator, work)
+            case Elementwise() if operator.name.startswith("streams"):
+                return find_streams(query, operator, self._context.model)
             case Elementwise():
                 return find_elementwise(query, operator, work)
         return None
@@ -150,7 +162,9 @@ class Silicon(Measured):
     def _latent(self) -> LatentQuery:
         model = self._context.model
         architecture = _SPARSE_MODULES.get(model.hidden_size, "none") if model.indexer else ""
-        if model.mla is None:
+        if model.compressed:
+            architecture = f"{COMPRESSED_MODULE}/{_COMPRESSED_MODELS.get(model.hidden_size, 'none')}"
+        elif model.mla is None:
             architecture = BLOCKS_MODULE if model.model_type == "minimax_m3" else "none"
         has_module = model.mla is not None and (model.hidden_size, model.mla.q_rank) == (7168, 1536)
         return LatentQuery(architecture, has_module, self._projections_s)
