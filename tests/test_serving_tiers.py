@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from gnomon.core.errors import GnomonError
+from gnomon.report.serving.transfers import transfer_events
 from gnomon.serving.metrics import summarize
 from gnomon.serving.simulate import Run, run
 from gnomon.serving.state import FINISHED
@@ -122,12 +123,30 @@ def test_peers_give_what_their_gpus_hold() -> None:
     assert loaded(done)[PEERS] == 4 and ttft(done)[1] == 0.41
 
 
-def test_loads_over_one_link_come_one_after_another() -> None:
-    """Three replicas without A ask the store for it at once: the first has it after 0.4 s, the last after 1.2 s."""
+def test_loads_over_one_link_share_it() -> None:
+    """Three replicas without A ask the store for it at once: each gets a third, and has A after 1.2 s."""
     wanted = prompts(A, A, A, A)
     wanted.arrival_s[1:] = 100.0
     done = run(tiered(replicas=4, remote={}, load="always"), requests=wanted)
-    assert ttft(done)[1:] == [0.41, 0.81, 1.21]
+    assert ttft(done)[1:] == [1.21, 1.21, 1.21]
+
+
+@pytest.mark.parametrize(("later_s", "first_s", "second_s"), [(0.2, 0.61, 0.61), (0.1, 0.41, 0.65), (0.5, 0.41, 0.41)])
+def test_a_second_load_slows_the_first_and_is_foretold(later_s: float, first_s: float, second_s: float) -> None:
+    """0.2 s later half of the first is left: the two share until 0.6 s, then the second is alone until 0.8 s. Any
+    sooner, the second would take longer than the 0.65 s of computing."""
+    wanted = prompts(A, A, A)
+    wanted.arrival_s[1:] = [100.0, 100.0 + later_s]
+    done = run(tiered(replicas=3, remote={}), requests=wanted)
+    assert ttft(done)[1:] == [first_s, second_s]
+    assert loaded(done) == [0, 0, 8 if second_s != 0.65 else 4, 0, 0 if second_s != 0.65 else 4]
+
+
+def test_a_load_is_a_slice() -> None:
+    done = run(tiered(host={}), requests=prompts(A, B, A))
+    named, load = transfer_events(done, 0.0, 1000.0, 100)
+    assert named["args"]["name"] == "KV loads 1"
+    assert (load["name"], load["pid"], load["ts"], load["dur"]) == ("KV from another tier", 0, 200e6, 0.4e6)
 
 
 def test_a_tier_that_is_down_is_computed_around() -> None:

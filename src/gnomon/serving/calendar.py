@@ -33,6 +33,7 @@ KV_LANDS = 10  # subject: the request whose KV has moved
 KV_READY = 11  # subject: the request that is prefilled, as the replica that is to decode it learns
 KV_LOST = 12  # subject: the request that has waited too long for blocks there
 KV_LOADED = 13  # subject: the request whose prefix has come from another tier
+LINKS_CHANGE = 14  # subject: 1 where nothing moves between pools from now on, 0 where it does again
 REQUEST_ARRIVES = 20  # subject: the request
 FOR_THE_CALLER = 100
 CONTROL_TICK = 100  # subject: any number

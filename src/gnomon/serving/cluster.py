@@ -19,6 +19,7 @@ from gnomon.serving.calendar import (
     KV_LOADED,
     KV_LOST,
     KV_READY,
+    LINKS_CHANGE,
     NEVER,
     NOTHING,
     REQUEST_ARRIVES,
@@ -58,8 +59,17 @@ from gnomon.serving.state import (
     Cluster,
     replica_view,
 )
-from gnomon.serving.tiers import Tiers, begin_load, end_load, write_prefix
-from gnomon.serving.transfers import HOP_S, LATENCY_S, TIMEOUT_S, Transfers, end_transfer, start_transfer
+from gnomon.serving.tiers import Tiers, begin_load, end_load, latency_s, write_prefix
+from gnomon.serving.transfers import (
+    HOP_S,
+    IS_DOWN,
+    LATENCY_S,
+    TIMEOUT_S,
+    Transfers,
+    end_transfer,
+    start_transfer,
+    switch_links,
+)  # fmt: skip
 from gnomon.timing.iteration import IterationTables
 
 
@@ -244,6 +254,8 @@ def _choose(fleet: Fleet, engine: Engine, outside: Outside, request_id: int) -> 
         fleet.gate_memory,
     )
     request.decode_replica = _ask(borrow(to_decode), engine.decode_router, request_id)
+    if outside.transfers.settings[IS_DOWN] != 0.0:
+        return request.decode_replica
     to_decide = Fleet(
         cluster,
         fleet.tables,
@@ -267,14 +279,13 @@ def _choose(fleet: Fleet, engine: Engine, outside: Outside, request_id: int) -> 
 @apart
 def _take_in(fleet: Fleet, outside: Outside, r: int, request_id: int, now: float) -> None:
     """Put an arrived request into the queue of replica `r`, or let it wait for KV that another tier holds."""
-    cluster = fleet.cluster
-    if outside.calendar.book[0].has_tiers != 0:
-        loaded_s = begin_load(cluster, fleet.tables, outside.tiers, r, request_id, now)
-        if loaded_s >= 0.0:
-            cluster.requests[request_id].replica = r
-            cluster.requests[request_id].status = MOVING
-            schedule(outside.calendar, loaded_s, KV_LOADED, request_id)
-            return
+    cluster, book = fleet.cluster, outside.calendar.book[0]
+    if book.has_tiers != 0 and begin_load(
+        cluster, fleet.tables, outside.tiers, outside.transfers, book, r, request_id, now
+    ):
+        cluster.requests[request_id].replica = r
+        cluster.requests[request_id].status = MOVING
+        return
     receive(cluster, r, request_id)
 
 
@@ -479,9 +490,12 @@ def _handle_event(fleet: Fleet, engine: Engine, outside: Outside, log: Log) -> N
         engine.proceed(cluster, fleet.tables, engine.policies, log, group, NEVER, now)
         if cluster.control[BUDGET] > 0:
             take_next(outside.calendar)
-            end_load(cluster, outside.tiers, subject)
+            end_load(cluster, outside.tiers, subject, now)
             receive(cluster, cluster.requests[subject].replica, subject)
             _wake(fleet, engine, outside, log, group, now)
+    elif kind == LINKS_CHANGE:
+        take_next(outside.calendar)
+        switch_links(outside.transfers, book, subject, now)
     elif kind == REQUEST_ARRIVES:
         request = cluster.requests[subject]
         if request.replica == NONE:
@@ -540,8 +554,12 @@ def _serve(fleet: Fleet, engine: Engine, outside: Outside, log: Log, last: int) 
         if now >= book.stop_s:
             return
         if book.next_drain_s <= now:
-            landing = end_transfer(outside.transfers, book)
-            schedule(calendar, now + outside.transfers.settings[LATENCY_S], KV_LANDS, landing)
+            request_id = end_transfer(outside.transfers, book)
+            link = outside.transfers.flows[request_id].rank
+            if link < cluster.replicas.size:
+                schedule(calendar, now + outside.transfers.settings[LATENCY_S], KV_LANDS, request_id)
+            else:
+                schedule(calendar, now + latency_s(cluster, outside.tiers, link), KV_LOADED, request_id)
         elif event_s <= arrival_s:
             _handle_event(fleet, engine, outside, log)
         else:

@@ -9,12 +9,12 @@ from gnomon.catalog import Model
 from gnomon.core.arrays import Ints
 from gnomon.core.errors import ConfigError, UnknownNameError
 from gnomon.core.user_files import load_user_file
-from gnomon.serving.calendar import Calendar, report_ends
+from gnomon.serving.calendar import LINKS_CHANGE, Calendar, report_ends, schedule_all
 from gnomon.serving.deciders import DECIDERS, DeciderSpec
 from gnomon.serving.kinds import Kind
 from gnomon.serving.scenario import DeciderConfig, DisaggregationConfig, Scenario
 from gnomon.serving.state import FROM_DECODE, FROM_PREFILL, FROM_TRANSFER, Cluster
-from gnomon.serving.tiers import HOST, PEERS, REMOTE, SSD, Tiers, new_tiers
+from gnomon.serving.tiers import HOST, NUM_SOURCES, PEERS, REMOTE, SSD, Tiers, new_tiers
 from gnomon.serving.transfers import HOP_S, LAST_PART, LATENCY_S, OVERLAP, TIMEOUT_S, Transfers, new_transfers
 from gnomon.workload import Requests
 
@@ -35,11 +35,14 @@ def replicas_that(kinds: list[Kind], role: str) -> Ints:
 def open_pools(
     scenario: Scenario, model: Model, kinds: list[Kind], cluster: Cluster, calendar: Calendar, num_requests: int
 ) -> Transfers:
-    """The links of a fleet with roles; prefill replicas report what ends in them. Nothing where no pool has a role."""
+    """The links of a fleet with roles or tiers; prefill replicas report what ends in them. Nothing where KV stays."""
+    size, has_tiers = cluster.replicas.size, scenario.kv_tiers.is_used
+    if not (scenario.has_roles or has_tiers):
+        return new_transfers(0, 0, 0)
+    transfers = new_transfers(num_requests, size, size * (1 + NUM_SOURCES if has_tiers else 1))
     if not scenario.has_roles:
-        return new_transfers(0, 0)
+        return transfers
     config = scenario.disaggregation
-    transfers = new_transfers(num_requests, cluster.replicas.size)
     transfers.settings[[LATENCY_S, HOP_S, TIMEOUT_S]] = config.latency_s, config.hop_s, config.timeout_s
     transfers.settings[[OVERLAP, LAST_PART]] = config.moves == "by_layer", 1.0 / model.num_layers
     first = 0
@@ -55,19 +58,27 @@ def open_pools(
     calendar.reports[cluster.replicas.group_first[prefill]] = 1
     calendar.book.num_reporting = calendar.reports.sum()
     calendar.book.has_roles = 1
+    if config.down_s is not None:
+        schedule_all(calendar, LINKS_CHANGE, np.array(config.down_s), np.array([1, 0]))
     return transfers
 
 
 def max_events(scenario: Scenario, requests: Requests) -> int:
     """Events that can stand in the calendar at a time: one for each request that moves, is loaded or is sent by a
-    closed loop, and one for each that has waited for blocks meanwhile."""
+    closed loop, one for each that has waited for blocks meanwhile, and two for links that go down."""
     if not (scenario.has_roles or scenario.kv_tiers.is_used or requests.concurrency):
         return 0
-    return (2 if scenario.has_roles else 1) * len(requests)
+    return (2 if scenario.has_roles else 1) * len(requests) + 2
 
 
 def open_tiers(
-    scenario: Scenario, model: Model, kinds: list[Kind], cluster: Cluster, calendar: Calendar, requests: Requests
+    scenario: Scenario,
+    model: Model,
+    kinds: list[Kind],
+    cluster: Cluster,
+    calendar: Calendar,
+    transfers: Transfers,
+    requests: Requests,
 ) -> Tiers:
     """Empty shelves for KV beyond the GPUs; every replica reports what ends in it. Nothing where no tier is given."""
     config, num_replicas = scenario.kv_tiers, cluster.replicas.size
@@ -81,17 +92,20 @@ def open_tiers(
     keys = max(1, int(np.unique(cluster.prefix_hashes).size) * per_hash)
     longest = max(1, int(cluster.requests.prefix_count.max()) * per_hash)
     tiers = new_tiers(num_replicas, len(requests), keys, longest)
+    capacity = transfers.links.capacity[num_replicas:].reshape(NUM_SOURCES, num_replicas)
     for at, tier in ((HOST, config.host), (SSD, config.ssd), (REMOTE, config.remote)):
         if tier is not None:
             one = tiers.tiers[at]
             one.is_there, one.is_shared, one.is_fifo = 1, at == REMOTE, tier.eviction == "fifo"
             one.writes_back = tier.write == "back" and any((config.host, config.ssd)[:at])
             one.max_blocks = min(keys, max(1, int(tier.size_gb * 1e9 // block.max())))
-            one.bytes_s, one.latency_s = tier.bandwidth_gb_s * 1e9, tier.latency_s
+            one.latency_s = tier.latency_s
+            capacity[at] = tier.bandwidth_gb_s * 1e9
             one.down_from_s, one.down_to_s = tier.down_s or (np.inf, np.inf)
     if config.peers is not None:
         one = tiers.tiers[PEERS]
-        one.is_there, one.bytes_s, one.latency_s = 1, config.peers.bandwidth_gb_s * 1e9, config.peers.latency_s
+        one.is_there, one.latency_s = 1, config.peers.latency_s
+        capacity[PEERS] = config.peers.bandwidth_gb_s * 1e9
         one.down_from_s = one.down_to_s = np.inf
     tiers.block_bytes[:] = block
     tiers.always_loads[0] = config.load == "always"

@@ -219,6 +219,8 @@ class DisaggregationConfig(Config):
     timeout_s: PositiveFloat = 480.0
     """Seconds that a prefilled request waits for KV blocks; then its KV is dropped, and it is prefilled where it
     decodes (vLLM's NIXL connector: 480)."""
+    down_s: tuple[NonNegativeFloat, NonNegativeFloat] | None = None
+    """From when to when nothing moves between pools: requests that arrive meanwhile are prefilled where they decode."""
 
 
 class TierConfig(Config):

@@ -162,16 +162,18 @@ def _serve(
     if scenario.fleet is not None:
         events += total + FLEET_EVENTS * num_replicas
     calendar = new_calendar(num_replicas, events, scenario.time_limit_s or NEVER)
+    model = catalog.model(scenario.model)
+    transfers = open_pools(scenario, model, kinds, cluster, calendar, total)
     outside = Outside(
         calendar,
         requests.think_s if requests.concurrency or len(requests.parents) else np.zeros(0),
         front,
-        open_pools(scenario, catalog.model(scenario.model), kinds, cluster, calendar, total),
+        transfers,
         _asked(scenario, decode, decode_spec, requests, cluster, replicas_that(kinds, "decode"))
         if scenario.has_roles
         else asked,
         option_values(scenario.disaggregation.decider, decide),
-        open_tiers(scenario, catalog.model(scenario.model), kinds, cluster, calendar, requests),
+        open_tiers(scenario, model, kinds, cluster, calendar, transfers, requests),
         *followers_of(requests),
     )
     if scenario.has_roles and not (spec.compiled and decode_spec.compiled):

@@ -4,7 +4,7 @@ A shelf is one tier of one replica (or the shared store): a set of block keys wi
 computed is written to the first tier when it ends or leaves; a tier below gets the same at once (write through), or
 what the tier above evicts (write back). An arriving request whose prefix goes on in one of these places beyond what its
 replica's GPU holds waits for that part to be loaded, where loading is sooner than computing it. Loads over one link
-come one after another.
+share it fairly (`gnomon.serving.transfers`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ import numpy as np
 from gnomon.core.arrays import Floats, Ints
 from gnomon.core.jit import apart, inner
 from gnomon.serving import prefix_cache
+from gnomon.serving.shelf import Shelf, num_slots, put
 from gnomon.serving.state import NONE, Cluster, Replica, replica_view
+from gnomon.serving.transfers import Transfers, load_s, start_load
 from gnomon.timing.iteration import IterationTables
 from gnomon.timing.lookup import Shape, stage_s
 
@@ -28,7 +30,6 @@ TIER = np.dtype(
         ("is_there", np.int64),
         ("is_shared", np.int64),
         ("max_blocks", np.int64),
-        ("bytes_s", np.float64),
         ("latency_s", np.float64),
         ("is_fifo", np.int64),
         ("writes_back", np.int64),
@@ -50,9 +51,7 @@ class Tiers(NamedTuple):
     slot_key: Ints
     slot_block: Ints
     used: Ints
-    """[shelf]: entries in use."""
-    free_s: Floats
-    """[shelf]: when its link has done all loads so far."""
+    """[shelf, 1]: entries in use."""
     loading: Ints
     """[request, place]: the blocks of its prefix, held while the last of them are loaded."""
     num_loading: Ints
@@ -65,41 +64,28 @@ class Tiers(NamedTuple):
     """[1]: loads whatever computing would take."""
 
 
-class Shelf(NamedTuple):
-    """One tier of one replica, as the functions of `prefix_cache` see a cache."""
-
-    block_key: Ints
-    newer: Ints
-    older: Ints
-    slot_key: Ints
-    slot_block: Ints
-
-
 def new_tiers(num_replicas: int, num_requests: int, max_keys: int, blocks_per_request: int) -> Tiers:
     """Empty shelves for at most so many keys; none at all for `max_keys` 0."""
     shelves = REMOTE * num_replicas + 1 if max_keys else 0
-    slots = 1 << (2 * max_keys).bit_length() if max_keys else 0
+    slots = num_slots(max_keys) if max_keys else 0
 
     def ints(*shape: int) -> Ints:
         return np.zeros(shape, np.int64)
 
-    tiers = Tiers(
+    return Tiers(
         np.zeros(NUM_SOURCES, TIER).view(np.recarray),
         ints(shelves, max_keys),
         ints(shelves, max_keys + 1),
         ints(shelves, max_keys + 1),
         ints(shelves, slots),
         ints(shelves, slots),
-        ints(shelves),
-        np.zeros(NUM_SOURCES * num_replicas),
+        ints(shelves, 1),
         ints(num_requests if max_keys else 0, blocks_per_request),
         ints(num_requests if max_keys else 0),
         ints(num_replicas, NUM_SOURCES + 1),
         np.zeros(num_replicas),
         ints(1),
     )
-    tiers.newer[:, -1:] = tiers.older[:, -1:] = max_keys
-    return tiers
 
 
 @inner
@@ -110,6 +96,7 @@ def _shelf(tiers: Tiers, number: int) -> Shelf:
         tiers.older[number],
         tiers.slot_key[number],
         tiers.slot_block[number],
+        tiers.used[number],
     )
 
 
@@ -124,44 +111,11 @@ def _is_up(tier: Any, now: float) -> bool:
     return tier.is_there != 0 and not tier.down_from_s <= now < tier.down_to_s
 
 
-@inner
-def _append(shelf: Shelf, entry: int) -> None:
-    """Put an entry behind all others: it is evicted last."""
-    end = shelf.newer.size - 1
-    newest = shelf.older[end]
-    shelf.newer[newest] = entry
-    shelf.older[entry] = newest
-    shelf.newer[entry] = end
-    shelf.older[end] = entry
-
-
-@inner
-def _unlink(shelf: Shelf, entry: int) -> None:
-    shelf.newer[shelf.older[entry]] = shelf.newer[entry]
-    shelf.older[shelf.newer[entry]] = shelf.older[entry]
-
-
 @apart
 def _put(tiers: Tiers, tier: int, number: int, key: int) -> int:
     """Write a key to a shelf; returns the key that it evicts, or 0."""
-    shelf, kind, evicted = _shelf(tiers, number), tiers.tiers[tier], 0
-    entry = prefix_cache.find(shelf, key)
-    if entry != NONE:
-        if kind.is_fifo == 0:
-            _unlink(shelf, entry)
-            _append(shelf, entry)
-        return 0
-    if tiers.used[number] < kind.max_blocks:
-        entry = tiers.used[number]
-        tiers.used[number] += 1
-    else:
-        entry = shelf.newer[shelf.newer.size - 1]
-        evicted = shelf.block_key[entry]
-        _unlink(shelf, entry)
-        prefix_cache.forget(shelf, entry)
-    _append(shelf, entry)
-    prefix_cache.remember(shelf, key, entry)
-    return evicted
+    kind = tiers.tiers[tier]
+    return put(_shelf(tiers, number), key, kind.max_blocks, kind.is_fifo != 0)
 
 
 @inner
@@ -220,12 +174,21 @@ def _prefill_s(tables: IterationTables, replica: Replica, tokens: int, before: i
 
 
 @apart
-def begin_load(cluster: Cluster, tables: IterationTables, tiers: Tiers, r: int, request_id: int, now: float) -> float:
+def begin_load(
+    cluster: Cluster,
+    tables: IterationTables,
+    tiers: Tiers,
+    transfers: Transfers,
+    book: Any,
+    r: int,
+    request_id: int,
+    now: float,
+) -> bool:
     """Start to load what other places hold of a request's prefix beyond replica `r`'s GPU, from the place that has most
-    of it; returns when it is there, or a negative number where nothing is loaded."""
+    of it; returns whether anything is loaded."""
     request, state = cluster.requests[request_id], cluster.replicas[r]
     if request.prefix_count == 0 or tiers.used.size == 0 or state.prefix_cache == 0:
-        return -1.0
+        return False
     replica = replica_view(cluster, r)
     if state.tracks_blocks == 0:
         prefix_cache.track_blocks(replica)
@@ -249,16 +212,16 @@ def begin_load(cluster: Cluster, tables: IterationTables, tiers: Tiers, r: int, 
     count = best - first
     held = prefix_cache.count_free_hits(replica, request_id, first)
     if source == NONE or count + held > state.free_blocks - state.watermark_blocks:
-        return -1.0
+        return False
     tokens, kind = count * state.block_size, tiers.tiers[source]
-    link = source * cluster.replicas.size + (0 if kind.is_shared != 0 else owner)
-    start_s = max(now, tiers.free_s[link])
-    busy_s = count * tiers.block_bytes[r] / kind.bytes_s
-    end_s = start_s + busy_s + kind.latency_s
-    if tiers.always_loads[0] == 0 and end_s - now > _prefill_s(tables, replica, tokens, first * state.block_size):
-        tiers.loaded_tokens[r, NUM_SOURCES] += tokens
-        return -1.0
-    tiers.free_s[link] = start_s + busy_s
+    link = link_of(cluster, source, 0 if kind.is_shared != 0 else owner)
+    num_bytes = count * tiers.block_bytes[r]
+    if tiers.always_loads[0] == 0:
+        loading_s = load_s(transfers, book, link, num_bytes, now) + kind.latency_s
+        if loading_s > _prefill_s(tables, replica, tokens, first * state.block_size):
+            tiers.loaded_tokens[r, NUM_SOURCES] += tokens
+            return False
+    start_load(transfers, book, request_id, link, num_bytes, now)
     tiers.loaded_tokens[r, source] += tokens
     for i in range(first):  # What is here already must not be evicted meanwhile.
         tiers.loading[request_id, i] = prefix_cache.find(replica, prefix_cache.key_of(replica, request_id, i))
@@ -275,14 +238,26 @@ def begin_load(cluster: Cluster, tables: IterationTables, tiers: Tiers, r: int, 
             key = prefix_cache.key_of(replica, request_id, first + i)
             _put(tiers, source, _number(tiers, source, r, cluster.replicas.size), key)
     request.loaded_from = first
-    request.loaded_s = end_s
-    return end_s
+    return True
+
+
+@inner
+def link_of(cluster: Cluster, source: int, owner: int) -> int:
+    """The link over which replica `owner`'s part of a source is loaded: behind those between replicas."""
+    return (1 + source) * cluster.replicas.size + owner
+
+
+@inner
+def latency_s(cluster: Cluster, tiers: Tiers, link: int) -> float:
+    """From the last byte over this link until it can be used."""
+    return tiers.tiers[link // cluster.replicas.size - 1].latency_s
 
 
 @apart
-def end_load(cluster: Cluster, tiers: Tiers, request_id: int) -> None:
+def end_load(cluster: Cluster, tiers: Tiers, request_id: int, now: float) -> None:
     """What was loaded for a request can be found in its replica's GPU from now on."""
     request = cluster.requests[request_id]
+    request.loaded_s = now
     replica = replica_view(cluster, request.replica)
     for i in range(request.loaded_from, tiers.num_loading[request_id]):
         key = prefix_cache.key_of(replica, request_id, i)

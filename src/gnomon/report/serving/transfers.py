@@ -1,4 +1,4 @@
-"""KV transfers between pools as slices of a trace, each with an arrow to where it lands."""
+"""KV transfers as slices of a trace: between pools, each with an arrow to where it lands, and from other tiers."""
 
 from __future__ import annotations
 
@@ -7,11 +7,39 @@ import numpy as np
 from gnomon.report.perfetto import Event, free_lane, microseconds, slice_event, thread_name
 from gnomon.serving.simulate import Run
 
-FIRST_LANE = 1000
-"""Lanes of transfers come below those of pipeline stages."""
+FIRST_LANE, FIRST_LOAD_LANE = 1000, 2000
+"""Lanes of transfers come below those of pipeline stages, those of loads below them."""
 
 
 def transfer_events(run: Run, start_s: float, end_s: float, max_rows: int) -> list[Event]:
+    """All KV that begins to move in a stretch of the run."""
+    return _between_pools(run, start_s, end_s, max_rows) + _from_tiers(run, start_s, end_s, max_rows)
+
+
+def _from_tiers(run: Run, start_s: float, end_s: float, max_rows: int) -> list[Event]:
+    """Loads from other tiers: slices in the process of the replica that waits for them."""
+    if run.tiers is None:
+        return []
+    q = run.cluster.requests
+    begin_s = q.arrival_s + q.front_s
+    shown = np.flatnonzero((q.loaded_s >= 0) & (begin_s >= start_s) & (begin_s <= end_s))
+    shown = shown[np.argsort(begin_s[shown], kind="stable")][:max_rows]
+    events: list[Event] = []
+    lanes: dict[int, list[float]] = {}
+    for i in shown.tolist():
+        replica = int(q.replica[i] if q.landed_s[i] < 0 else q.prefill_replica[i])
+        begin, end = float(begin_s[i]), float(q.loaded_s[i])
+        lane = FIRST_LOAD_LANE + free_lane(lanes.setdefault(replica, []), begin, end)
+        events.append(slice_event("KV from another tier", replica, lane, begin, end, args={"request": i}))
+    names = [
+        thread_name(replica, FIRST_LOAD_LANE + lane, f"KV loads {lane + 1}")
+        for replica, taken in lanes.items()
+        for lane in range(len(taken))
+    ]
+    return names + events
+
+
+def _between_pools(run: Run, start_s: float, end_s: float, max_rows: int) -> list[Event]:
     """Transfers that begin in a stretch of the run: slices in the process of the replica that sends, on as many lanes
     as run side by side, and arrows to the replica that takes them in."""
     if run.transfers is None:
