@@ -19,7 +19,7 @@ POLICIES = (
 ROUTERS = (
     "random", "round_robin", "least_outstanding", "vidur_lor", "power_of_two", "least_kv", "least_prefill_tokens",
     "lmetric", "sticky_session", "sticky_until_full", "prefix_aware", "predicted_latency", "lookahead", "vllm_dp",
-    "learned",
+    "llmd", "llmd_estimated", "learned",
 )  # fmt: skip
 
 # Times that make sums of iterations tell one batch from another: each token, sequence and KV token costs something.

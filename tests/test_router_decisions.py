@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from gnomon.core import jit
+from gnomon.core.user_files import plain
 from gnomon.serving.cluster import Fleet, new_cluster, open_to_all
-from gnomon.serving.routers import ROUTERS
+from gnomon.serving.routers import ROUTERS, llmd
 from gnomon.timing.iteration import blank
 from serving_kit import ROUTERS as BUILT_IN
 from serving_kit import requests_of, run, scenario
@@ -151,7 +152,94 @@ def test_vllm_dp_goes_by_reports_and_its_own_choices_between_them() -> None:
     assert [route(fleet, 0) for _ in range(3)] == [0, 1, 0], "both are empty now: 0 against 0, 4 against 0, 4 against 4"
 
 
+@pytest.fixture
+def callable_llmd(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its compiled helpers cannot be called from Python; they are plain ones for the occasion."""
+    for name in ("look", "score_load", "pick"):
+        monkeypatch.setattr(llmd, name, plain(getattr(llmd, name)))
+
+
+@pytest.mark.parametrize(
+    ("waiting", "free", "expected"),
+    [
+        ([4, 0, 2], [9, 9, 9], 1),  # 0 + .9, 1 + .9, .5 + .9
+        ([4, 0, 2], [9, 1, 9], 2),  # 0 + .9, 1 + .1, .5 + .9
+        ([3, 3, 3], [5, 6, 4], 1),  # queues of one length count as short
+    ],
+)
+def test_llmd_adds_short_queues_and_free_memory(
+    waiting: list[float], free: list[float], expected: int, callable_llmd: None
+) -> None:
+    books: Books = {"num_waiting": waiting, "free_blocks": free, "num_blocks": [10] * 3, "block_size": [16] * 3}
+    assert choice("llmd", books) == choice("llmd_estimated", books) == expected
+
+
+def test_llmd_goes_by_old_reports_and_draws_among_equals(callable_llmd: None) -> None:
+    """Unlike vLLM's own balancer it does not count what it has sent meanwhile: a burst goes to one replica."""
+    fleet = fleet_of({"num_waiting": [1, 0], "free_blocks": [9, 9], "num_blocks": [10] * 2}, router="llmd")
+    route, at = ROUTERS["llmd"].route, fleet.cluster.requests
+    assert [route(fleet, 0) for _ in range(3)] == [1, 1, 1]
+    fleet.cluster.replicas["num_waiting"] = [0, 9]
+    at.arrival_s = 0.049
+    assert route(fleet, 0) == 1, "the next report is due after 50 ms"
+    at.arrival_s = 0.05
+    assert route(fleet, 0) == 0
+    equal: Books = {"num_waiting": [0, 0, 0], "free_blocks": [9, 9, 9], "num_blocks": [10] * 3}
+    assert [choice("llmd", equal, draws=(draw, 0.0)) for draw in (0.1, 0.5, 0.9)] == [0, 1, 2]
+
+
 # Routers that look into caches and tables.
+
+
+def shared(*prompts: list[int], gap_s: float = 1.0) -> Any:
+    """Prompts of 16-token blocks, one after another; equal numbers are equal blocks."""
+    offered = requests_of(np.arange(len(prompts)) * gap_s, [16 * len(one) for one in prompts], [1] * len(prompts))
+    return replace(
+        offered,
+        prefix_hashes=np.concatenate(prompts).astype(np.int64),
+        prefix_offsets=np.cumsum([0, *map(len, prompts)]),
+        prefix_block_tokens=16,
+    )
+
+
+def prefixes_only(router: str, blocks: int = 100, **options: float) -> Any:
+    return scenario(
+        router={"name": router, "options": {"queue": 0.0, "kv": 0.0, **options}}, num_replicas=4,
+        replica={"num_kv_blocks": blocks}, timing={"source": "table", "table": {"per_token": 0.001}},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("router", ["llmd", "llmd_estimated"])
+def test_llmd_sends_a_prefix_where_most_of_it_is(router: str) -> None:
+    """The same prompt four times, then one that shares half of it: all go where the first went, by lot."""
+    chosen = run(prefixes_only(router), requests=shared(*[[1, 2, 3, 4]] * 4, [1, 2, 8, 9])).cluster.requests.replica
+    assert len(set(chosen.tolist())) == 1
+
+
+def test_llmd_estimated_looks_no_deeper_than_it_may() -> None:
+    """Two blocks deep, prompts that differ in the third are the same to it; two prompts of eight blocks fit into an
+    index of sixteen blocks, but not of one."""
+    alike = [[1, 2, number] for number in range(10, 30)]
+    where = run(prefixes_only("llmd_estimated", depth_tokens=32), requests=shared(*alike)).cluster.requests.replica
+    assert len(set(where.tolist())) == 1
+    again = [list(range(8 * k, 8 * k + 8)) for k in (1, 2, 1, 2, 1, 2)]
+    for tokens, is_remembered in ((256, True), (16, False)):
+        done = run(prefixes_only("llmd_estimated", index_tokens=tokens), requests=shared(*again))
+        first, last = done.cluster.requests.replica[:2].tolist(), done.cluster.requests.replica[-2:].tolist()
+        assert (first == last) == is_remembered
+
+
+def test_llmd_knows_what_was_evicted_and_llmd_estimated_does_not() -> None:
+    """Forty prompts whose KV fits the four GPUs together, over and over, some sent elsewhere for short queues: who sees
+    the caches finds more in them."""
+    rng = np.random.default_rng(1)
+    prompts = [list(range(8 * k, 8 * k + 8)) for k in rng.integers(1, 41, 600)]
+    found = {}
+    for router in ("llmd", "llmd_estimated"):
+        setup = prefixes_only(router, blocks=100, queue=1.0, kv=1.0)
+        replicas = run(setup, requests=shared(*prompts, gap_s=0.03)).cluster.replicas
+        found[router] = replicas.cache_hits.sum() / replicas.cache_queries.sum()
+    assert found["llmd"] > found["llmd_estimated"] + 0.02, found
 
 
 @pytest.mark.parametrize(("load_weight", "last"), [(1.0, 1), (0.5, 0)])
@@ -233,7 +321,7 @@ def test_every_built_in_router_has_a_table(router: str) -> None:
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_only_candidates_are_chosen(name: str) -> None:
     """Replicas 1 and 3 are the only ones that take requests, though 0 and 2 are idle."""
-    if name in ("learned", "unselfish", "prefix_aware", "predicted_latency", "lookahead") and jit.ENABLED:
+    if name in ("learned", "unselfish", "prefix_aware", "predicted_latency", "lookahead", "llmd") and jit.ENABLED:
         pytest.skip("its compiled helpers cannot be called from Python; see the fleet's tests")
     if name in ("learned", "unselfish"):
         pytest.skip("needs the memory of a whole run")

@@ -66,6 +66,8 @@ ROUTERS: Registry[RouterSpec] = Registry(
             "unselfish",
             "lookahead",
             "vllm_dp",
+            "llmd",
+            "llmd_estimated",
             "learned",
         )
     },

@@ -1,0 +1,62 @@
+"""llm-d's endpoint picker with the estimated prefix scorer: it remembers where it sent which prefixes, and never learns
+what replicas have evicted."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from weakref import finalize
+
+from gnomon.core.user_files import plain
+from gnomon.serving.routers import Fleet, router
+from gnomon.serving.routers.llmd import SCORE, SEEN, look, pick, score_load
+
+Index = OrderedDict[int, None]
+"""Hashes of prefixes that were sent to a replica, the oldest first."""
+_indices: dict[int, list[Index]] = {}
+"""By run: the identity of the router's memory, as long as that lives."""
+
+
+def _indices_of(fleet: Fleet) -> list[Index]:
+    run = id(fleet.memory)
+    if run not in _indices:
+        _indices[run] = [OrderedDict() for _ in range(fleet.cluster.replicas.size)]
+        finalize(fleet.memory, _indices.pop, run)
+    return _indices[run]
+
+
+@router(
+    "llmd_estimated",
+    options={
+        "queue": 1.0,
+        "kv": 1.0,
+        "prefix": 1.0,
+        "report_interval_s": 0.05,
+        "index_tokens": 500_000.0,
+        "depth_tokens": 4096.0,
+    },
+    memory=SEEN,
+    draws=True,
+    compiled=False,
+)
+def llmd_estimated(fleet: Fleet, request_id: int) -> int:
+    """As `llmd`, with prefixes as they were sent: at most `index_tokens` of each replica, the oldest forgotten first,
+    and the first `depth_tokens` of a prompt (31,250 and 256 blocks of 64 characters, four to a token)."""
+    queue, kv, prefix, interval_s, index_tokens, depth_tokens = fleet.parameters[:6].tolist()
+    plain(look)(fleet, request_id, interval_s)
+    plain(score_load)(fleet, queue, kv)
+    request, indices = fleet.cluster.requests[request_id], _indices_of(fleet)
+    replica = fleet.cluster.replicas[fleet.candidates[0]]
+    tokens = max(1, int(replica.block_size * replica.blocks_per_hash))
+    depth = min(int(request.prefix_count), int(depth_tokens) // tokens)
+    first = int(request.prefix_first)
+    hashes = fleet.cluster.prefix_hashes[first : first + depth].tolist()
+    for r in fleet.candidates.tolist() if hashes else ():
+        found = next((i for i, one in enumerate(hashes) if one not in indices[r]), depth)
+        fleet.memory[SEEN * r + SCORE] += prefix * found / depth
+    chosen = int(plain(pick)(fleet, request_id))
+    for one in hashes:
+        indices[chosen][one] = None
+        indices[chosen].move_to_end(one)
+    while len(indices[chosen]) > index_tokens // tokens:
+        indices[chosen].popitem(last=False)
+    return chosen
