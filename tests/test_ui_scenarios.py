@@ -63,6 +63,30 @@ def test_vllm_flags_are_one_command() -> None:
     assert "--tensor-parallel-size 4" in as_server(scenario)
 
 
+def test_prefill_replicas_and_tiers_have_controls() -> None:
+    query = (
+        "?tp=8&replicas=2&prefill=3&prefill_tp=4&decider=long_prompts&decode_router=least_kv&host_gb=200&ssd_gb=4000"
+    )
+    scenario = to_scenario(PAGE.read(state_of(PAGE.controls, query)))
+    prefill, decode = scenario.kinds()
+    assert (prefill.role, prefill.num_replicas, prefill.replica.tensor_parallel) == ("prefill", 3, 4)
+    assert (decode.role, decode.num_replicas, decode.replica.tensor_parallel) == ("decode", 2, 8)
+    apart, tiers = scenario.disaggregation, scenario.kv_tiers
+    assert (apart.decider.name, apart.decode_router.name) == ("long_prompts", "least_kv")
+    assert tiers.host and tiers.ssd and not tiers.remote
+    assert (tiers.host.size_gb, tiers.host.bandwidth_gb_s, tiers.ssd.size_gb) == (200, 50, 4000)
+    assert from_controls(scenario) == scenario
+
+
+def test_pools_that_the_controls_can_say_leave_the_further_settings() -> None:
+    example = load(Scenario, next(file for file in EXAMPLES if file.stem == "disaggregated"))
+    values = to_values(example)
+    assert (values["prefill"], values["prefill_tp"], values["replicas"], values["tp"]) == (2, 4, 1, 8)
+    assert "pools" not in values["scenario"]
+    other = to_values(load(Scenario, next(file for file in EXAMPLES if file.stem == "heterogeneous_fleet")))
+    assert other["prefill"] == 0 and "pools" in other["scenario"]
+
+
 def test_the_default_address_is_empty() -> None:
     assert query_of(PAGE.controls, state_of(PAGE.controls, "")) == ""
 

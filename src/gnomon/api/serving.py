@@ -44,6 +44,7 @@ __all__ = [
     "check_policy",
     "compare",
     "controller_names",
+    "decider_names",
     "policy_names",
     "router_names",
     "scenario",
@@ -118,6 +119,13 @@ def controller_names() -> list[str]:
     from gnomon.serving.fleet.controllers import CONTROLLERS
 
     return list(CONTROLLERS.names())
+
+
+def decider_names() -> list[str]:
+    """Deciders that are known: whether a request is prefilled elsewhere."""
+    from gnomon.serving.deciders import DECIDERS
+
+    return list(DECIDERS.names())
 
 
 def router_names() -> list[str]:

@@ -15,6 +15,7 @@ from gnomon.core.errors import DataError, GnomonError
 from gnomon.core.text import parse_yaml
 from gnomon.ui import foreign, uploads
 from gnomon.ui.controls import ControlError
+from gnomon.ui.kv_controls import kv_fields, kv_values
 from gnomon.workload.presets import preset_names
 
 KEYS = {
@@ -33,7 +34,7 @@ def to_scenario(values: Mapping[str, Any]) -> Scenario:
     """The scenario that the controls describe; a mistake in the further settings is theirs."""
     flat = {key: values[name] for name, key in KEYS.items() if values.get(name) is not None}
     flat |= {key: values[name] / unit for name, (key, unit) in LIMITS.items() if values.get(name) is not None}
-    flat |= _workload(values)
+    flat |= _workload(values) | kv_fields(values)
     further = further_settings(values.get("scenario") or "")
     foreign.check_is_data({**flat, **further})
     try:
@@ -83,6 +84,10 @@ def to_values(scenario: Scenario) -> dict[str, Any]:
     values["workload"] = (
         OTHER if is_file else preset or uploads.name_of(flat.get("workload.trace.file")) or OTHER
     )  # fmt: skip
+    near = values | kv_values(scenario)
+    values |= {name: near[name] for name in near if name not in values} | {"prefill": 0}
+    if dict(_leaves(_as_far_as_said(near).model_dump(mode="json")))["pools"] == flat["pools"]:
+        values = near
     usual = dict(_leaves(_as_far_as_said(values).model_dump(mode="json")))
     said = {*KEYS.values(), *(key for key, _ in LIMITS.values()), *(() if is_file else ("workload.preset",))}
     further = {key: value for key, value in flat.items() if key not in said and value != usual.get(key)}
@@ -95,7 +100,7 @@ def _as_far_as_said(values: Mapping[str, Any]) -> Scenario:
     """What the controls alone would give."""
     preset = {} if values["workload"] == OTHER else _workload(values)
     told = {key: values[name] for name, key in KEYS.items() if values[name] is not None and key != "workload.rate"}
-    return load(Scenario, None, {**told, **preset})
+    return load(Scenario, None, {**told, **preset, **kv_fields(values)})
 
 
 def _arrivals_of_trace(flat: Mapping[str, Any]) -> dict[str, Any]:

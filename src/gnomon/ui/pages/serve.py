@@ -17,6 +17,7 @@ from gnomon.ui import blocks, uploads
 from gnomon.ui.callbacks import callback
 from gnomon.ui.controls import Choice, Control, Hidden, Number, Slider, Text, select_options
 from gnomon.ui.foreign import MAX_REQUESTS
+from gnomon.ui.kv_controls import KV_CONTROLS
 from gnomon.ui.pages import serve_answers as answers
 from gnomon.ui.pages import serve_pins as pins
 from gnomon.ui.pages.serve_live import register_live
@@ -61,6 +62,7 @@ CONTROLS: tuple[Control, ...] = (
     Number("e2e", "E2E P99 at most", "", field="slo.e2e_s", least=0.001, optional=True, unit="s", group=LIMITS,
            tip=TERMS["end to end"]),
     Choice("curve", "Load curve of", "ttft", options={"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E"}, group=LIMITS),
+    *KV_CONTROLS,
     Text("scenario", "Further settings", "", wide=True, group="More",
          help="Any field of a scenario, such as replica.data_parallel: 2"),
     Text("columns", "Trace columns", "", wide=True, group="More",
