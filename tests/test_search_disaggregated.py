@@ -78,11 +78,14 @@ def test_the_winner_as_commands_of_vllm_and_a_layout_of_dynamo() -> None:
     assert "NixlConnector" in prefill and "--tensor-parallel-size" not in prefill
     assert "--tensor-parallel-size 2" in decode
     services = dynamo_layout(setup)["spec"]["services"]
-    assert (
-        services["VllmPrefillWorker"]["replicas"] == 1
-        and "--is-prefill-worker" in services["VllmPrefillWorker"]["args"]
-    )
-    assert services["VllmDecodeWorker"]["resources"]["limits"]["gpu"] == "2"
+    prefill, decode = services["VllmPrefillWorker"], services["VllmDecodeWorker"]
+    assert (prefill["replicas"], prefill["componentType"], prefill["subComponentType"]) == (1, "worker", "prefill")
+    assert decode["resources"]["limits"]["gpu"] == "2"
+    container = prefill["extraPodSpec"]["mainContainer"]
+    assert container["command"] == ["python3", "-m", "dynamo.vllm"]
+    assert container["args"][-2:] == ["--disaggregation-mode", "prefill"]
+    known = {"componentType", "subComponentType", "replicas", "resources", "extraPodSpec"}
+    assert all(set(one) <= known for one in services.values()), "fields of the published schema"
     written = text.split("<<'EOF'\n")[1].removesuffix("EOF")
     assert yaml.safe_load(written)["kind"] == "DynamoGraphDeployment"
 

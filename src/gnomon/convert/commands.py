@@ -16,6 +16,9 @@ from gnomon.serving.policies import POLICIES
 from gnomon.serving.scenario import KindConfig, PoolConfig, ResolvedBatching, Scenario
 
 DYNAMO_FILE = "dynamo.yaml"
+IMAGE = "vllm-runtime:my-tag"
+"""Of Dynamo's workers: the tag that is deployed is not the simulator's to say."""
+_WORKERS = {"prefill": "VllmPrefillWorker", "decode": "VllmDecodeWorker", "both": "VllmWorker"}
 FILE = "trtllm.yaml"
 """Where the command for TensorRT-LLM writes what has no flag."""
 
@@ -62,17 +65,27 @@ def disaggregated_commands(scenario: Scenario) -> str:
 
 
 def dynamo_layout(scenario: Scenario) -> dict[str, Any]:
-    """The pools as services of a Dynamo graph: a front end, prefill workers, decode workers."""
-    workers = {"prefill": "VllmPrefillWorker", "decode": "VllmDecodeWorker", "both": "VllmWorker"}
-    services: dict[str, Any] = {"Frontend": {"replicas": 1}}
+    """The pools as services of a Dynamo graph (DynamoGraphDeployment, v1alpha1): a front end, prefill workers, decode
+    workers. Which image they run is left to fill in."""
+    services: dict[str, Any] = {
+        "Frontend": {"componentType": "frontend", "replicas": 1, "extraPodSpec": {"mainContainer": {"image": IMAGE}}}
+    }
     for kind in scenario.kinds():
         pool = PoolConfig(**{name: getattr(kind, name) for name in PoolConfig.model_fields})
         flags = vllm_flags(scenario.model_copy(update={"pools": (pool,)}))[3:]
-        role = ["--is-prefill-worker"] if kind.role == "prefill" else []
-        services[workers[kind.role]] = {
+        role = {} if kind.role == "both" else {"subComponentType": kind.role}
+        mode = [] if kind.role == "both" else ["--disaggregation-mode", kind.role]
+        container = {
+            "image": IMAGE,
+            "command": ["python3", "-m", "dynamo.vllm"],
+            "args": ["--model", _model(scenario), *flags, *mode],
+        }
+        services[_WORKERS[kind.role]] = {
+            "componentType": "worker",
+            **role,
             "replicas": kind.num_replicas,
             "resources": {"limits": {"gpu": str(kind.replica.num_gpus)}},
-            "args": ["python3", "-m", "dynamo.vllm", "--model", _model(scenario), *flags, *role],
+            "extraPodSpec": {"mainContainer": container},
         }
     return {
         "apiVersion": "nvidia.com/v1alpha1",
