@@ -30,12 +30,17 @@ def test_a_row_becomes_a_scenario(tmp_path: Path) -> None:
     assert (apart.layout, apart.prefill, apart.decode, apart.num_gpus) == ("1P-TP4 3D-TP4", (1, 4), (3, 4), 16)
     assert (together.prefill, together.decode, together.output_tokens_s) == (None, (2, 8), 2000.0)
     setup = scenario_of(apart, {4: 0.005})
-    prefill, decode = setup.kinds()
-    assert (prefill.role, decode.role, decode.num_replicas) == ("prefill", "decode", 3)
-    assert decode.timing.host and setup.timing.host
-    assert decode.timing.host.exposed_s == pytest.approx(setup.timing.host.exposed_s + 0.005)
-    assert setup.workload.num_requests == 640
-    assert scenario_of(together, {}).kinds()[0].role == "both"
+    one, other = setup.kinds()
+    assert (one.role, other.role, one.num_replicas, other.num_replicas) == ("both", "both", 1, 3)
+    assert other.timing.host and setup.timing.host
+    assert other.timing.host.exposed_s == setup.timing.host.exposed_s, "fitted for the aggregated pods only"
+    assert (setup.workload.num_requests, setup.router.name) == (640, "llmd")
+    prefill, decode = scenario_of(apart, {}, as_labelled=True).kinds()
+    assert (prefill.role, decode.role) == ("prefill", "decode")
+    setup = scenario_of(together, {8: 0.005})
+    host = setup.kinds()[0].timing.host
+    assert host and setup.timing.host and host.exposed_s == pytest.approx(setup.timing.host.exposed_s + 0.005)
+    assert (setup.kinds()[0].role, setup.router.name) == ("both", "random")
 
 
 def test_medians_and_order_are_judged() -> None:
@@ -45,7 +50,9 @@ def test_medians_and_order_are_judged() -> None:
 
     good = [one("2P-TP4 2D-TP4", (2, 4), 100.0, 104.0), one("4 TP4", None, 90.0, 95.0)]
     assert told(good, {4: 0.001}).failures == []
-    assert order(good, 64) == (["2P-TP4 2D-TP4", "4 TP4"],) * 2
+    assert order(good, 64) == (["4 TP4 behind the picker", "4 TP4"],) * 2
+    alike = [*good, one("1P-TP4 3D-TP4", (2, 4), 70.0, 104.0)]
+    assert order(alike, 64)[0] == ["4 TP4", "4 TP4 behind the picker"], "(100 + 70) / 2 against 90"
     bad = [one("2P-TP4 2D-TP4", (2, 4), 100.0, 80.0), one("4 TP4", None, 90.0, 95.0)]
     assert [text.split(":")[0] for text in told(bad, {}).failures] == [
         "throughput of the disaggregated layouts", "order at 64 requests",

@@ -232,9 +232,15 @@ def h200(
 
 @CHECKS.register("disagg")
 def disagg(
-    file: str | Path, *, only: str = "", concurrency: Sequence[int] = (), on_progress: Progress | None = None
+    file: str | Path,
+    *,
+    only: str = "",
+    concurrency: Sequence[int] = (),
+    as_labelled: bool = False,
+    on_progress: Progress | None = None,
 ) -> Verification:
-    """Aggregated and disaggregated layouts that llm-d measured; `only` those whose name contains it."""
+    """Aggregated and disaggregated layouts that llm-d measured; `only` those whose name contains it. The latter as they
+    ran, or `as_labelled`."""
     from gnomon.report.verify.disagg import told
     from gnomon.verify.disagg import fit_site, predict, read_runs
 
@@ -245,8 +251,19 @@ def disagg(
             "no layout is left.", where="--only", fix=f"Known: {', '.join(sorted({one.layout for one in runs}))}."
         )
     added_s = fit_site(runs)
-    found = [predict(one, added_s) for one in _each(wanted, on_progress)]
+    found = [predict(one, added_s, as_labelled=as_labelled) for one in _each(wanted, on_progress)]
     return Verification("disagg", found, told(found, added_s))
+
+
+@CHECKS.register("prefixes")
+def prefixes(*, on_progress: Progress | None = None) -> Verification:
+    """Routing by prefixes and KV in host memory, as llm-d published it."""
+    from gnomon.report.verify.prefixes import told
+    from gnomon.verify.prefixes import ROUTING, fit_client, offloading_rows, route, routing_rows
+
+    under_way = fit_client(lambda count: route("random", count)[1], ROUTING[0].ttft_s)
+    found = [row for part in _each([lambda: routing_rows(under_way), offloading_rows], on_progress) for row in part()]
+    return Verification("prefixes", found, told(found, under_way))
 
 
 @CHECKS.register("silicon")

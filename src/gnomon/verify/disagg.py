@@ -1,8 +1,14 @@
 """Aggregated and disaggregated layouts of one model, measured by llm-d's benchmark, beside their simulation.
 
-Settings are stated once for all layouts. What was fitted: seconds that the site's collectives add to an iteration, one
-number per tensor-parallel degree, on the aggregated layouts with one replica and one request at a time. The
-disaggregated layouts are predicted with them.
+Settings are stated once for all layouts. By the benchmark's own files, the rows labelled disaggregated did not run so
+(docs/disaggregation.md): their endpoint picker had a configuration without prefill and decode profiles
+(`plugins-v2.yaml`), so that every pod prefilled and decoded what it was sent. They are simulated as they ran, behind
+that endpoint picker, or as they are labelled where that is asked for. The aggregated pods stood behind a Kubernetes
+service, which chooses at random.
+
+What was fitted: seconds that collectives add to an iteration of the aggregated pods, one number per tensor-parallel
+degree, on those layouts with one replica and one request at a time. The other pods ran another image, with other
+collectives; they are predicted with the nominal ones.
 """
 
 from __future__ import annotations
@@ -27,9 +33,10 @@ SETTINGS: dict[str, Any] = {
     "engine": "vllm",
     "replica": {"memory_utilization": 0.95},
     "timing": {"dtype": "bf16"},
-    "router": "least_outstanding",
 }
 """0.95: what the most requests under way in the aggregated layouts need (46 with TP 4, 2.9 with TP 2)."""
+SERVICE, PICKER = "random", "llmd"
+"""Routers: of the aggregated pods, and of the others."""
 GOALS = {"tpot": 0.10, "throughput": 0.10, "ttft": 0.25}
 """Medians of relative errors over the disaggregated layouts."""
 ORDERED_AT = (64, 128)
@@ -54,6 +61,15 @@ class Measured:
     def num_gpus(self) -> int:
         """GPUs of the whole layout."""
         return sum(count * degree for count, degree in (self.prefill or (0, 0), self.decode))
+
+    @property
+    def ran(self) -> str:
+        """The pods as they ran: layouts that differ in their labels only are one."""
+        counts: dict[int, int] = {}
+        for count, degree in (self.prefill or (0, 0), self.decode):
+            counts[degree] = counts.get(degree, 0) + count
+        pods = " + ".join(f"{count} TP{degree}" for degree, count in sorted(counts.items()) if count)
+        return f"{pods} behind the picker" if self.prefill else pods
 
 
 @dataclass(frozen=True)
@@ -113,33 +129,37 @@ def _measured(row: dict[str, Any]) -> Measured:
     )
 
 
-def scenario_of(one: Measured, added_s: dict[int, float]) -> Scenario:
-    """A run as a scenario; `added_s` are the seconds that the site's collectives add, by tensor parallelism."""
-
+def scenario_of(one: Measured, added_s: dict[int, float], *, as_labelled: bool = False) -> Scenario:
+    """A run as a scenario; `added_s`: seconds that the aggregated pods' collectives add, by tensor parallelism."""
     preset = build(Scenario, SETTINGS).timing.host
     host = preset.model_dump(exclude_unset=True) if preset else {}
-
-    def pool(role: str, count: int, degree: int) -> dict[str, Any]:
-        exposed_s = host.get("exposed_s", 0.0) + added_s.get(degree, 0.0)
-        return {
+    roles = ("prefill", "decode") if as_labelled else ("both", "both")
+    pods = [(roles[0], *one.prefill), (roles[1], *one.decode)] if one.prefill else [("both", *one.decode)]
+    pools = [
+        {
             "role": role,
             "num_replicas": count,
             "replica": {"tensor_parallel": degree},
-            "timing": {"host": {**host, "exposed_s": exposed_s}},
+            "timing": {
+                "host": {
+                    **host,
+                    "exposed_s": host.get("exposed_s", 0.0) + (0.0 if one.prefill else added_s.get(degree, 0.0)),
+                }
+            },
         }
-
-    pools = [pool("decode" if one.prefill else "both", *one.decode)]
-    if one.prefill:
-        pools.insert(0, pool("prefill", *one.prefill))
+        for role, count, degree in pods
+    ]
+    router = PICKER if one.prefill else SERVICE
+    apart = {"disaggregation": {"decode_router": PICKER}} if as_labelled and one.prefill else {}
     lengths = {"distribution": "fixed", "prompt": one.prompt_tokens, "output": one.output_tokens}
     loop = {"process": "closed_loop", "concurrency": one.concurrency}
     workload = {"num_requests": ROUNDS * one.concurrency, "lengths": lengths, "arrivals": loop}
-    return build(Scenario, {**SETTINGS, "pools": pools, "workload": workload})
+    return build(Scenario, {**SETTINGS, **apart, "router": router, "pools": pools, "workload": workload})
 
 
-def predict(one: Measured, added_s: dict[int, float]) -> Predicted:
+def predict(one: Measured, added_s: dict[int, float], *, as_labelled: bool = False) -> Predicted:
     """Simulate a run."""
-    summary = summarize(run(scenario_of(one, added_s)))
+    summary = summarize(run(scenario_of(one, added_s, as_labelled=as_labelled)))
     latency = summary.latency
     return Predicted(
         one, latency.ttft_s.mean or 0.0, latency.tpot_s.mean or 0.0, summary.throughput.output_tokens_per_s
@@ -159,9 +179,13 @@ def medians(found: list[Predicted]) -> dict[str, float]:
 
 
 def order(found: list[Predicted], concurrency: int, num_gpus: int = 16) -> tuple[list[str], list[str]]:
-    """The disaggregated layouts of so many GPUs, and the aggregated 4 TP4, by throughput: measured, simulated."""
-    some = [one for one in found if one.measured.concurrency == concurrency and one.measured.num_gpus == num_gpus]
-    some = [one for one in some if one.measured.prefill or one.measured.layout == "4 TP4"]
-    by_measured = sorted(some, key=lambda one: -one.measured.output_tokens_s)
-    by_simulated = sorted(some, key=lambda one: -one.output_tokens_s)
-    return [one.measured.layout for one in by_measured], [one.measured.layout for one in by_simulated]
+    """The pods labelled disaggregated of so many GPUs, and the aggregated 4 TP4, by throughput: measured, simulated.
+    Rows whose pods ran alike are one, with the mean of what was measured."""
+    some: dict[str, list[Predicted]] = {}
+    for one in found:
+        m = one.measured
+        if m.concurrency == concurrency and m.num_gpus == num_gpus and (m.prefill or m.layout == "4 TP4"):
+            some.setdefault(m.ran, []).append(one)
+    measured = {name: statistics.mean(one.measured.output_tokens_s for one in rows) for name, rows in some.items()}
+    simulated = {name: statistics.mean(one.output_tokens_s for one in rows) for name, rows in some.items()}
+    return sorted(measured, key=lambda name: -measured[name]), sorted(simulated, key=lambda name: -simulated[name])

@@ -17,6 +17,7 @@ CHECKS = {
     "h200": "The reference engine on an H200: simulated and measured.",
     "fetch": "The data that checks are held against: what is where, and how to get it.",
     "disagg": "Prefill and decode together and apart: layouts measured by llm-d.",
+    "prefixes": "Routing by prefixes and KV in host memory: effects that llm-d published.",
     "silicon": "Real deployments: thousands of measured servers of today's models.",
 }
 

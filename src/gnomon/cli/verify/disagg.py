@@ -16,13 +16,16 @@ from gnomon.cli.verify.verdict import end
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--only", default="", metavar="TEXT", help="Only layouts whose name contains this, e.g. '1P'.")
 @click.option("--concurrency", type=click.IntRange(1), multiple=True, help="Only runs with so many requests at a time.")
+@click.option(
+    "--as-labelled", is_flag=True, help="Prefill and decode apart as the labels say, which is not how they ran."
+)
 @json_option
-def command(file: Path, only: str, concurrency: tuple[int, ...], as_json: bool) -> None:
+def command(file: Path, only: str, concurrency: tuple[int, ...], as_labelled: bool, as_json: bool) -> None:
     """Layouts of Llama-3.1-70B on H100s measured by llm-d, beside their simulation.
 
     FILE is prism_pd_grid.json of llm-d-prism. One number per tensor-parallel degree is fitted on aggregated layouts;
-    the disaggregated ones are predicted. Exit code 1 when their median errors pass 10 % (TPOT, throughput) or 25 %
-    (TTFT), or the 16-GPU layouts come in another order; docs/disaggregation.md says why they do.
+    those labelled disaggregated are predicted, as they ran: with pods that do both (docs/disaggregation.md). Exit code
+    1 when their median errors pass 10 % (TPOT, throughput) or 25 % (TTFT), or the 16-GPU layouts come in another order.
 
     \b
     Examples:
@@ -30,5 +33,7 @@ def command(file: Path, only: str, concurrency: tuple[int, ...], as_json: bool) 
       gnomon verify disagg reference/llmd/prism_pd_grid.json --only 1P --concurrency 64 --json
     """
     with progress("simulating layouts") as on_progress:
-        found = verify("disagg", file, only=only, concurrency=concurrency, on_progress=on_progress)
+        found = verify(
+            "disagg", file, only=only, concurrency=concurrency, as_labelled=as_labelled, on_progress=on_progress
+        )
     end(found, as_json=as_json)

@@ -38,9 +38,7 @@ def told(found: list[Predicted], added_s: dict[int, float]) -> Told:
         blocks=[
             Table(_shown(found), "Errors of the simulation in %", "By requests at a time."),
             Table(summary, "Median error, without sign"),
-            *lines(
-                [f"Fitted on the aggregated layouts, one request at a time: an iteration takes longer by {fitted}."]
-            ),
+            *lines([f"Fitted on aggregated pods, one request at a time: an iteration takes longer by {fitted}."]),
             *lines(failures, "warning"),
         ],
         failures=failures,

@@ -1,0 +1,28 @@
+"""`gnomon verify prefixes`."""
+
+from __future__ import annotations
+
+import click
+
+from gnomon.api.verify import verify
+from gnomon.cli.printing import json_option
+from gnomon.cli.progress import progress
+from gnomon.cli.verify.verdict import end
+
+
+@click.command()
+@json_option
+def command(as_json: bool) -> None:
+    """Published effects of routing by prefixes and of KV in host memory, beside their simulation.
+
+    Qwen3-32B on 16 H100s, as llm-d published it: four settings of its endpoint picker, and KV offloaded to host memory.
+    One number is fitted, on one of the eight runs. Exit code 1 where a ratio of throughputs is more than 15 % off; see
+    docs/disaggregation.md.
+
+    \\b
+    Example:
+      gnomon verify prefixes --json
+    """
+    with progress("simulating") as on_progress:
+        found = verify("prefixes", on_progress=on_progress)
+    end(found, as_json=as_json)
