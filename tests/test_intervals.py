@@ -41,7 +41,9 @@ def test_times_that_are_given_leave_the_requests_alone() -> None:
 
 def test_a_wider_error_of_the_source_widens_in_proportion() -> None:
     result = simulated()
-    assert result.run.spread == pytest.approx(math.hypot(SERVER_ERROR["profile"], result.run.uncertainty))
+    assert result.run.spread == pytest.approx(
+        math.hypot(SERVER_ERROR["profile"], result.run.times.baked[0].uncertainty)
+    )
     runs = list(perturbed(result.run, redraw=False))
     assert len(runs) == 8
     half = intervals(result.run, result.summary, redraw=False)["latency.tpot_s.mean"]

@@ -26,7 +26,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_all_files_are_there(folder: Path) -> None:
-    tables = {f"{name}.{kind}" for name in ("requests", "iterations", "operators") for kind in ("parquet", "csv")}
+    names = ("requests", "iterations", "operators", "operators_over_time")
+    tables = {f"{name}.{kind}" for name in names for kind in ("parquet", "csv")}
     others = {"scenario.yaml", "summary.json", "report.html", "trace.json.gz", "events.json"}
     assert {path.name for path in folder.iterdir()} == tables | others
 
@@ -137,16 +138,25 @@ def test_a_run_in_which_nothing_finished_has_a_report(tmp_path: Path) -> None:
     page = (result.save(tmp_path, ("operators", "events")) / "report.html").read_text()
     assert "nothing finished" in page
     events = json.loads((tmp_path / "events.json").read_text())
-    assert {event["event"] for event in events} == {"arrival", "rejected"}
+    assert {event["event"] for event in events} == {"arrival", "queued", "rejected"}
 
 
 def test_events_are_in_order_and_complete(folder: Path) -> None:
     events = json.loads((folder / "events.json").read_text())
     times = [event["time_s"] for event in events]
     assert times == sorted(times)
-    assert len(events) == 4 * 400
     mine = [event["event"] for event in events if event["request"] == 17]
-    assert mine == ["arrival", "scheduled", "first_token", "finished"]
+    assert mine == ["arrival", "queued", "scheduled", "chunk", "first_token", "finished"]
+    assert sum(event["event"] != "chunk" for event in events) == 5 * 400
+
+
+def test_operators_over_time_are_those_of_the_iterations_of_that_time(folder: Path) -> None:
+    whole, parts = (pl.read_parquet(folder / f"{name}.parquet") for name in ("operators", "operators_over_time"))
+    assert parts["start_s"].n_unique() == 20 and (parts["end_s"] > parts["start_s"]).all()
+    key = ["kind", "iteration", "operator"]
+    summed = parts.group_by(key).agg(pl.col("num_iterations").sum())
+    both = whole.join(summed, on=key, suffix="_parts")
+    assert len(both) == len(whole) and (both["num_iterations"] == both["num_iterations_parts"]).all()
 
 
 def test_operator_times_add_up_to_an_iteration(folder: Path) -> None:

@@ -45,6 +45,7 @@ def test_a_clone_agrees_with_its_teacher():
     history = clone(found, CloneConfig(epochs=20, learning_rate=1e-2, batch=64), scorer, 0, heard.append)
     assert heard == history
     assert max(row["agreement"] for row in history) > 0.9
+    assert history[-1]["indifferent"] == 0.0
     assert history[-1]["validation_regret"] < 0.1 * found.costs.mean()
 
 
@@ -65,7 +66,8 @@ def test_a_teacher_without_a_reason_is_cloned_to_a_uniform_choice():
     uniform = (found.mask / found.mask.sum(1, keepdims=True)).astype(np.float32)
     found = replace(found, targets=uniform, costs=np.zeros_like(found.costs))
     scorer = fresh()
-    clone(found, CloneConfig(epochs=5), scorer, 0, lambda metrics: None)
+    history = clone(found, CloneConfig(epochs=5), scorer, 0, lambda metrics: None)
+    assert (history[-1]["agreement"], history[-1]["indifferent"]) == (1.0, 1.0), "whatever it does, the teacher agrees"
     with torch.no_grad():
         p = torch.softmax(scorer(torch.tensor(found.rows), torch.tensor(found.mask)), -1).numpy()
     assert np.abs(p - uniform).max() < 0.15

@@ -16,8 +16,9 @@ from gnomon.core.errors import ConfigError, UnknownNameError
 from gnomon.report.routing import files as route_files
 from gnomon.report.routing import text as route_text
 from gnomon.routing import compare as comparing
-from gnomon.routing.compare import Contender, RouteComparison, Row, paired
+from gnomon.routing.compare import Contender, RouteComparison, Row, built_in_scenarios, find_scenario, paired
 from gnomon.routing.config import CompareConfig, RouteConfig, load_config
+from gnomon.routing.domain import DomainConfig
 from gnomon.routing.goals import BEST, GOALS, judge
 from gnomon.routing.metrics import SCALARS
 from gnomon.serving.routers import ROUTERS
@@ -203,3 +204,17 @@ def test_the_same_in_python(tmp_path: Path) -> None:
     assert "learned *" in found._repr_html_()
     assert len(found.figures["chat e2e_mean_s"].data[0].x) == 3
     assert (found.save(tmp_path) / "report.html").is_file()
+
+
+@pytest.mark.parametrize("name", built_in_scenarios())
+def test_figures_do_not_depend_on_what_is_installed(name):
+    """Beside the roofline, a source may or may not be there: built-in scenarios and the training domain name theirs."""
+    assert {kind.timing.source for kind in find_scenario(name).kinds()} == {"roofline"}
+    assert DomainConfig().source == "roofline"
+
+
+def test_another_source_is_that_of_every_pool():
+    found = find_scenario("unequal", "silicon")
+    assert [(kind.timing.source, kind.timing.scale) for kind in found.kinds()] == [("silicon", 1.0), ("silicon", 2.0)]
+    with pytest.raises(UnknownNameError, match="roofline"):
+        find_scenario("unequal", "crystal_ball")

@@ -155,7 +155,7 @@ class TunedRouter(Routers):
         made = super().save(folder)
         for name in self.comparison.scenarios:
             path = next(one for one in self.names if Path(one).stem == name)
-            save(as_scenario(path, self.tuned, self.config.lengths), made / "tuned" / f"{name}.yaml")
+            save(as_scenario(path, self.tuned, self.config), made / "tuned" / f"{name}.yaml")
         return made
 
 
@@ -178,7 +178,7 @@ def tune(
 
     made, names = read(TuneConfig, config, overrides), [str(one) for one in scenarios]
     found = tuning.tune(made, names, jobs=jobs, ray=ray, on_progress=on_progress)
-    against = CompareConfig(scenarios=tuple(names), num_seeds=made.held_out_seeds)
+    against = CompareConfig(scenarios=tuple(names), num_seeds=made.held_out_seeds, source=made.source)
     router = RouterConfig(name=TEACHER, options=found.options, lengths=made.lengths)
     everyone = [Contender("tuned", router, "policy"), *contenders(against, {}, made.lengths)]
     return TunedRouter(compare(against, everyone, jobs=jobs, ray=ray), found, made, tuple(names))

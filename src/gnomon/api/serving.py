@@ -163,10 +163,14 @@ class Simulation(Result):
 
     @cached_property
     def summary(self) -> Summary:
-        """Every figure, as plain data."""
+        """Every figure, as plain data, and where another timing source contradicts the one in use."""
         from gnomon.serving.metrics import summarize
+        from gnomon.serving.mix import contradictions
 
-        return summarize(self.run)
+        found, (warnings, notes) = summarize(self.run), contradictions(self.run)
+        found.warnings.extend(warnings)
+        found.notes.extend(notes)
+        return found
 
     @cached_property
     def headroom(self) -> Headroom | None:
@@ -215,6 +219,7 @@ class Simulation(Result):
             "requests": partial(frames.request_frame, self.run),
             "iterations": partial(frames.iteration_frame, self.run),
             "operators": partial(operators.operator_frame, self.run),
+            "operators_over_time": partial(operators.operators_over_time, self.run),
         }
 
     def _drawings(self) -> Mapping[str, Callable[[], Drawing]]:
@@ -269,7 +274,17 @@ class Simulation(Result):
         for extra in extras:
             if extra not in EXTRAS:
                 raise UnknownNameError("extra", extra, EXTRAS)
-        return write_run(self._explained_run(), self.summary, folder, extras, self.headroom, self.intervals)
+        run = self._eventful_run() if "events" in extras else self._explained_run()
+        return write_run(run, self.summary, folder, extras, self.headroom, self.intervals)
+
+    def _eventful_run(self) -> Run:
+        """The run once more, with the parts that prompts were computed in."""
+        from gnomon.report.serving.events import MOST_CHUNKS
+        from gnomon.serving.simulate import run
+
+        is_small = self.run.cluster.requests.size <= _MOST_TO_REPEAT
+        kept = {"keep_chunks": MOST_CHUNKS, "explained": is_small or self.run.cluster.ledger.size > 0}
+        return run(self.scenario, requests=self.given_requests, **kept)
 
     def _explained_run(self) -> Run:
         """The run with accounts of every request's time, for the report; a large one only if they were kept."""

@@ -82,11 +82,14 @@ def _regret(log_p: Tensor, batch: dict[str, Tensor]) -> Tensor:
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def _judged(scorer: Scorer, check: dict[str, Tensor], config: CloneConfig) -> dict[str, float]:
-    """Loss, regret of the likeliest choice, and how often it is the teacher's own."""
+    """Loss, regret of the likeliest choice, how often it is the teacher's own, and how often the teacher prefers no
+    replica to another: any choice is its own then."""
     logits = scorer(check["rows"], check["mask"])
     chosen = logits.argmax(1, keepdim=True)
+    highest, lowest = check["targets"].amax(1), check["targets"].masked_fill(~check["mask"], 2.0).amin(1)
     return {
         "validation_loss": float(_loss(scorer, check, config)),
         "validation_regret": float(check["costs"].gather(1, chosen).mean()),
-        "agreement": float((check["targets"].gather(1, chosen).squeeze(1) >= check["targets"].amax(1)).float().mean()),
+        "agreement": float((check["targets"].gather(1, chosen).squeeze(1) >= highest).float().mean()),
+        "indifferent": float((lowest >= highest).float().mean()),
     }

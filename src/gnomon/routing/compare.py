@@ -19,6 +19,7 @@ from gnomon.routing.config import CompareConfig
 from gnomon.routing.windows import held_out_requests
 from gnomon.serving.routers import ROUTERS
 from gnomon.serving.scenario import LengthsKnown, RouterConfig, Scenario
+from gnomon.timing import SOURCES, TimingConfig
 
 BASELINES = (
     "random",
@@ -178,15 +179,32 @@ def built_in_scenarios() -> list[str]:
     return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
 
 
-def find_scenario(name: str) -> Scenario:
-    """A built-in scenario by its name, or one from a file."""
+def find_scenario(name: str, source: str | None = None) -> Scenario:
+    """A built-in scenario by its name, or one from a file; with iteration times from `source` if given."""
     if name in built_in_scenarios():
         folder = resources.files("gnomon.routing").joinpath("scenarios")
         with resources.as_file(folder.joinpath(f"{name}.yaml")) as path:
-            return load(Scenario, path)
-    if not Path(name).suffix:
+            found = load(Scenario, path)
+    elif not Path(name).suffix:
         raise UnknownNameError("scenario", name, built_in_scenarios())
-    return load(Scenario, name)
+    else:
+        found = load(Scenario, name)
+    return found if source is None else _with_source(found, source)
+
+
+def _with_source(scenario: Scenario, source: str) -> Scenario:
+    """The scenario with another `timing.source` in all its pools."""
+    if source not in SOURCES:
+        raise UnknownNameError("timing source", source, SOURCES, where="source")
+    pools = tuple(
+        one if one.timing is None else one.model_copy(update={"timing": _from(one.timing, source)})
+        for one in scenario.pools
+    )
+    return scenario.model_copy(update={"timing": _from(scenario.timing, source), "pools": pools})
+
+
+def _from(timing: TimingConfig, source: str) -> TimingConfig:
+    return timing.model_copy(update={"source": source})
 
 
 def compare(
@@ -198,7 +216,9 @@ def compare(
     on_progress: Callable[[int, int], None] | None = None,
 ) -> RouteComparison:
     """Run every contender on every scenario and seed."""
-    scenarios = {Path(name).stem: find_scenario(name) for name in config.scenarios or built_in_scenarios()}
+    scenarios = {
+        Path(name).stem: find_scenario(name, config.source) for name in config.scenarios or built_in_scenarios()
+    }
     seeds = range(config.first_seed, config.first_seed + config.num_seeds)
     items = [(name, _sized(one, config.num_requests), seed) for name, one in scenarios.items() for seed in seeds]
     rows: list[Row] = []

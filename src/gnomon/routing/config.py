@@ -155,6 +155,8 @@ class CompareConfig(Config):
     while the teacher and the presets were chosen."""
     num_requests: Requests | None = None
     """Requests per trace; as the scenario says if not given."""
+    source: str | None = None
+    """Where iteration times come from (`timing.source`), instead of what the scenarios say."""
 
 
 class RouteConfig(Config):

@@ -24,6 +24,8 @@ class DomainConfig(Config):
     """Model that all replicas serve."""
     devices: tuple[str, ...] = ("h100", "a100-80gb")
     """GPUs; all replicas of a cluster are on one of them, unless their speeds differ."""
+    source: str = "roofline"
+    """Where iteration times come from (`timing.source`), so that a policy does not depend on what is installed."""
     num_replicas: tuple[PositiveInt, PositiveInt] = (2, 8)
     """Fewest and most replicas."""
     slowdowns: tuple[PositiveFloat, ...] = (1.0, 1.5, 2.0, 3.0)

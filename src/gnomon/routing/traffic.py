@@ -33,7 +33,9 @@ keeps its own cache."""
 def _kinds_and_tables(domain: DomainConfig) -> tuple[list[Kind], IterationTables]:
     """Every kind of replica that the domain may draw, by device, then by slowdown; one row of the tables each."""
     pools = [
-        {"device": device, "timing": {"scale": slowdown}} for device in domain.devices for slowdown in domain.slowdowns
+        {"device": device, "timing": {"source": domain.source, "scale": slowdown}}
+        for device in domain.devices
+        for slowdown in domain.slowdowns
     ]
     batching = {"max_sequences": max(domain.max_sequences), "max_batch_tokens": max(domain.max_batch_tokens)}
     scenario = build(Scenario, {"model": domain.model, "pools": pools, "batching": batching})

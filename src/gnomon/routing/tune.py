@@ -27,6 +27,7 @@ from gnomon.serving.scenario import LengthsKnown, RouterConfig, Scenario
 
 BASELINE = "least_outstanding"
 """Whose P99 of TTFT the tuned rule should not exceed."""
+USUAL_REQUESTS = 4000
 LEAST = 0.01
 """Where a weight of 0 starts from: its logarithm must be finite."""
 
@@ -34,21 +35,24 @@ LEAST = 0.01
 class TuneConfig(Config):
     """How long to search, on what, and for what."""
 
-    generations: Steps = 14
+    generations: Steps = 10
     """Rounds of the search."""
     population: Annotated[Steps, Field(ge=4)] = 12
     """Candidates in each."""
     spread: PositiveFloat = 0.8
     """Standard deviation of the logarithms of the weights, at first."""
-    narrowing: Annotated[float, Field(gt=0, le=1)] = 0.88
+    narrowing: Annotated[float, Field(gt=0, le=1)] = 0.85
     """The spread is multiplied by this after every generation."""
-    num_seeds: Steps = 6
+    num_seeds: Steps = 5
     """Traces of each scenario on which all candidates are simulated."""
-    num_requests: Requests = 4000
-    """Requests per trace."""
+    num_requests: Requests | None = None
+    """Requests per trace; if not given, as many as the scenario has (of a recorded trace without a number, 4,000). A
+    trace must be long enough to hold what makes the tail, such as a spike."""
     tail_weight: NonNegativeFloat = 1.0
     """Cost of a P99 of TTFT above that of least_outstanding: with 1, a percent of it weighs as much as one of the mean
     E2E."""
+    source: str | None = None
+    """Where iteration times come from (`timing.source`), instead of what the scenarios say."""
     lengths: LengthsKnown = "none"
     """What the rule knows of output lengths."""
     held_out_seeds: Annotated[int, Field(ge=2)] = 5
@@ -71,7 +75,8 @@ class Tuned:
 @dataclass(frozen=True)
 class _Trial:
     scenario: str
-    count: int
+    source: str | None
+    count: int | None
     seed: int
     router: RouterConfig
 
@@ -134,15 +139,17 @@ class _Costs:
     def _measured(self, routers: list[RouterConfig]) -> Any:
         """[router, trace, (mean E2E, P99 TTFT)]"""
         trials = [
-            _Trial(scenario, self.config.num_requests, seed, one) for one in routers for scenario, seed in self.traces
+            _Trial(scenario, self.config.source, self.config.num_requests, seed, one)
+            for one in routers
+            for scenario, seed in self.traces
         ]
         found = [outcome.unwrap() for outcome in self.workers(_measure, trials)]
         return np.array(found).reshape(len(routers), len(self.traces), 2)
 
 
 def _measure(trial: _Trial) -> tuple[float, float]:
-    scenario = _scenario(trial.scenario)
-    requests = _requests(trial.scenario, trial.count, trial.seed)
+    scenario = _scenario(trial.scenario, trial.source)
+    requests = _requests(trial.scenario, trial.source, trial.count, trial.seed)
     row = one_row(
         trial.scenario, scenario.model_copy(update={"seed": trial.seed, "router": trial.router}), "tuned", requests
     )
@@ -150,16 +157,17 @@ def _measure(trial: _Trial) -> tuple[float, float]:
 
 
 @lru_cache(maxsize=64)
-def _scenario(name: str) -> Scenario:
-    return find_scenario(name)
+def _scenario(name: str, source: str | None) -> Scenario:
+    return find_scenario(name, source)
 
 
 @lru_cache(maxsize=64)
-def _requests(name: str, count: int, seed: int) -> Any:
-    return training_requests(_scenario(name).workload, count, seed)
+def _requests(name: str, source: str | None, count: int | None, seed: int) -> Any:
+    workload = _scenario(name, source).workload
+    return training_requests(workload, count or workload.num_requests or USUAL_REQUESTS, seed)
 
 
-def as_scenario(name: str, tuned: Tuned, lengths: LengthsKnown) -> Scenario:
+def as_scenario(name: str, tuned: Tuned, config: TuneConfig) -> Scenario:
     """The scenario with the tuned rule as its router."""
-    router = RouterConfig(name=TEACHER, options=tuned.options, lengths=lengths)
-    return find_scenario(name).model_copy(update={"router": router})
+    router = RouterConfig(name=TEACHER, options=tuned.options, lengths=config.lengths)
+    return find_scenario(name, config.source).model_copy(update={"router": router})

@@ -212,11 +212,8 @@ class Times:
     tables: IterationTables
     notes: list[str]
     baked: tuple[timing.Baked, ...] = ()
-
-    @property
-    def uncertainty(self) -> float:
-        """Relative error to expect of an iteration's time."""
-        return max((one.uncertainty for one in self.baked), default=0.0)
+    timers: tuple[timing.Timer | None, ...] = ()
+    """Of every kind, where its iterations are from; None where they were given."""
 
     @property
     def spread(self) -> float:
@@ -234,11 +231,12 @@ def bake(model: str, kinds: list[Kind], requests: Requests) -> Times:
     longest = int(requests.total_tokens.max())
     max_sequences = max(kind.max_in_batch * kind.tokens_per_decode for kind in kinds)
     max_tokens = max(kind.max_iteration_tokens(requests) for kind in kinds)
-    baked, tables = [], []
+    baked, tables, timers = [], [], []
     for kind in kinds:
         place = (kind.device_name, kind.node, kind.replica.parallelism, kind.timing, max_tokens, max_sequences, longest)
         target = _bake(model, *place)
         baked.append(target)
+        timers.append(target.timer)
         tables.append(target.tables)
         speculative = kind.replica.speculative
         if speculative and speculative.draft_model:
@@ -250,7 +248,14 @@ def bake(model: str, kinds: list[Kind], requests: Requests) -> Times:
             head = draft_head(target.tables, speculative.draft_layers / catalog.model(model).num_layers)
             tables[-1] = with_draft(target.tables, head, speculative.num_tokens)
     notes = list(dict.fromkeys(note for one in baked for note in one.notes))
-    return Times(stack(tables), notes, tuple(baked))
+    return Times(stack(tables), notes, tuple(baked), tuple(timers))
+
+
+def other_timer(model: str, kind: Kind, source: str) -> timing.Timer:
+    """A kind's iterations from another source."""
+    config = kind.timing.model_copy(update={"source": source, "path": None})
+    made = _source(model, kind.device_name, kind.node, kind.replica.parallelism, config)
+    return timing.Timer(_context(model, kind.device_name, kind.node, kind.replica.parallelism, config), source=made)
 
 
 def no_times(kinds: list[Kind]) -> Times:
@@ -261,10 +266,14 @@ def no_times(kinds: list[Kind]) -> Times:
 @lru_cache(maxsize=16)
 def _source(model: str, device: str, node: str | None, parallelism: Any, config: Any) -> timing.Source:
     """What the times are from, with all that it has read and fitted: the same for all limits of an iteration."""
+    parallelism.check(catalog.model(model))
+    return timing.make_source(_context(model, device, node, parallelism, config))
+
+
+def _context(model: str, device: str, node: str | None, parallelism: Any, config: Any) -> timing.Context:
     place = catalog.device(device)
     on = catalog.node(node) if node else catalog.default_node(place, parallelism.num_gpus)
-    parallelism.check(catalog.model(model))
-    return timing.make_source(timing.Context(catalog.model(model), place, on, parallelism, config))
+    return timing.Context(catalog.model(model), place, on, parallelism, config)
 
 
 @lru_cache(maxsize=128)

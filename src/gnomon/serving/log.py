@@ -39,6 +39,21 @@ ITERATION = np.dtype(
 )
 
 
+# A part of one prompt (or of a prompt and the output so far, after a pre-emption) in one iteration.
+CHUNK = np.dtype(
+    [
+        ("request", np.int64),
+        ("replica", np.int32),
+        ("restarts", np.int32),  # of the request so far
+        ("tokens", np.int64),
+        ("start_s", np.float64),
+        ("end_s", np.float64),
+        ("preempted_s", np.float64),  # how long it was pre-empted so far, all times together
+    ],
+    align=True,
+)
+
+
 class Log(NamedTuple):
     """The engine's notebook; `used` says how much of each array is written."""
 
@@ -50,10 +65,14 @@ class Log(NamedTuple):
     """Seconds between a token and the one before it; `gap_count` tokens in a row share one entry."""
     gap_count: Ints
     used: Ints
-    """[5]: iterations, members, gaps; one in how many iterations is kept; how often gaps were merged."""
+    """[6]: iterations, members, gaps; one in how many iterations is kept; how often gaps were merged; chunks."""
+    chunks: Any
+    """`CHUNK` records of all iterations; size 0 unless asked for. Those that find no room are counted only."""
 
 
-def new_log(max_iterations: int = 1_000_000, max_gaps: int = 8_000_000, max_members: int = 0) -> Log:
+def new_log(
+    max_iterations: int = 1_000_000, max_gaps: int = 8_000_000, max_members: int = 0, max_chunks: int = 0
+) -> Log:
     """An empty log. Memory is taken as it is written."""
     max_gaps = max(max_gaps, 2 * _NUM_BINS)  # Merging leaves at most one gap per bin.
     return Log(
@@ -61,7 +80,8 @@ def new_log(max_iterations: int = 1_000_000, max_gaps: int = 8_000_000, max_memb
         np.empty((max_members, 2), np.int64),
         np.empty(max_gaps),
         np.empty(max_gaps, np.int64),
-        np.array([0, 0, 0, 1, 0], np.int64),
+        np.array([0, 0, 0, 1, 0, 0], np.int64),
+        np.empty(max_chunks, CHUNK).view(np.recarray),
     )
 
 
@@ -104,6 +124,8 @@ def log_iteration(cluster: Cluster, log: Log, r: int, position: int) -> None:
     """Write the batch at `position` of replica `r`: one row per stage, and its members if they are kept."""
     state, flight = cluster.replicas[r], cluster.flights[r, position]
     flight_number = flight.number
+    if log.chunks.size > 0 and flight.prefill_tokens > 0:
+        _log_chunks(cluster, log, r, position)
     if (flight_number - 1) & (log.used[3] - 1) != 0:  # It is a power of two.
         return
     if log.used[0] + state.num_stages > log.iterations.size:
@@ -134,6 +156,28 @@ def log_iteration(cluster: Cluster, log: Log, r: int, position: int) -> None:
         row.waiting = state.num_waiting
         row.first_member = first_member
         log.used[0] += 1
+
+
+@apart
+def _log_chunks(cluster: Cluster, log: Log, r: int, position: int) -> None:
+    """Write the prompts' parts in the batch at `position`. Its end was handled: a request that still prefills has
+    processed no more than its prefill, one whose prefill has just ended one token more."""
+    flight = cluster.flights[r, position]
+    for i in range(flight.num_stepping, flight.num_requests):
+        request_id = cluster.flight_requests[r, position, i]
+        request = cluster.requests[request_id]
+        if request.processed > request.prefill_tokens + 1:
+            continue
+        if log.used[5] < log.chunks.size:
+            row = log.chunks[log.used[5]]
+            row.request = request_id
+            row.replica = r
+            row.restarts = request.num_restarts
+            row.tokens = cluster.flight_tokens[r, position, i]
+            row.start_s = cluster.stage_start_s[r, position, 0]
+            row.end_s = flight.end_s
+            row.preempted_s = request.preempted_s
+        log.used[5] += 1
 
 
 @apart

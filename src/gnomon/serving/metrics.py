@@ -15,6 +15,7 @@ from gnomon.serving.class_metrics import ClassSummary, Fairness, class_summaries
 from gnomon.serving.energy import Energy, energy_of, joules
 from gnomon.serving.fleet.metrics import FleetSummary, fleet_summary, paid_s
 from gnomon.serving.latency import RequestTimes, Slo, request_times, slo_met
+from gnomon.serving.mix import stated_error
 from gnomon.serving.moves import Moves, TierHits, moves, tier_hits
 from gnomon.serving.percentiles import Percentiles, percentiles, weighted_percentiles
 from gnomon.serving.saturation import Saturation, saturation
@@ -185,7 +186,7 @@ def summarize(run: Run) -> Summary:
         saturation=trend,
         moves=moves(run, duration_s),
         tiers=tier_hits(run),
-        timing_error=float(run.uncertainty),
+        timing_error=stated_error(run),
         has_host_time=bool(run.tables.host_s.any()),
         classes=classes,
         fairness=fairness,

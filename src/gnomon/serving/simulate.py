@@ -67,11 +67,6 @@ class Run:
     """KV beyond the GPUs; None where no tier is given."""
 
     @property
-    def uncertainty(self) -> float:
-        """Relative error to expect of an iteration's time."""
-        return self.times.uncertainty if self.times else 0.0
-
-    @property
     def spread(self) -> float:
         """Standard deviation to expect of a real server's iterations around the simulated ones."""
         return self.times.spread if self.times else 0.0
@@ -94,14 +89,16 @@ def run(
     recording: Recording | None = None,
     forced_replicas: Ints | None = None,
     keep_members: int = 0,
+    keep_chunks: int = 0,
     explained: bool = False,
     adjust: Callable[[IterationTables], IterationTables] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Run:
     """Simulate a scenario. `requests` replaces its workload (paired comparisons, recorded runs), `recording` its
     timing, and `forced_replicas` the choices of its router. `keep_members` > 0 records who was in which batch, up to
-    that many entries; decodes are then handled one by one, which is slower. `adjust` changes the seconds of iterations.
-    `explained` books where every request's time goes (`gnomon.serving.ledger`).
+    that many entries; decodes are then handled one by one, which is slower. `keep_chunks` > 0 records the parts that
+    prompts are computed in, up to that many. `adjust` changes the seconds of iterations. `explained` books where every
+    request's time goes (`gnomon.serving.ledger`).
 
     `on_progress(done, total)` is called now and then with the number of requests that have arrived.
     """
@@ -118,7 +115,7 @@ def run(
     cluster = build_cluster(kinds, offered, scenario.seed, recording)
     if explained:
         cluster = with_ledger(cluster, kinds, times.tables)
-    log = new_log(max_members=recording.num_members if recording else keep_members)
+    log = new_log(max_members=recording.num_members if recording else keep_members, max_chunks=keep_chunks)
     with function_arguments():
         before, transfers, tiers, manager = _serve(
             scenario, router, kinds, offered, cluster, times.tables, log, forced_replicas, on_progress

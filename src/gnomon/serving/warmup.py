@@ -32,6 +32,7 @@ def begin_measuring(cluster: Cluster, log: Log, requests: Requests, front: Float
     wave = np.arange(requests.num_warmup, min(requests.num_warmup + requests.concurrency, len(requests)))
     send(front, cluster, wave, np.full(wave.size, (warmup.finished_s + warmup.last_reply_s).max()))
     log.used[:3] = 0
+    log.used[5] = 0
     cluster.replicas.peak_blocks = 0
     return {name: cluster.replicas[name].copy() for name in _SUMS}
 
@@ -42,6 +43,7 @@ def without_warmup(cluster: Cluster, log: Log, requests: Requests, before: dict[
     for name, sums in before.items():
         cluster.replicas[name] -= sums
     log.members[: log.used[1], 0] -= first
+    log.chunks.request[: log.used[5]] -= first
     note = f"{first:,} warm-up requests were served before and are left out of every figure."
     measured = replace(requests.take(np.arange(first, len(requests))), notes=(*requests.notes, note))
     kept = cluster._replace(

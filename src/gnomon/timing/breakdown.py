@@ -93,12 +93,18 @@ def total(times: list[OperatorTime]) -> OperatorTime:
 
 def expected_error(timer: Timer, batch: Batch) -> float:
     """The source's relative error for one iteration: operators' errors weighted by time, all of one sign."""
-    total = weighted = 0.0
+    seconds, wrong_s = expected_s(timer, batch)
+    return wrong_s / seconds if seconds > 0.0 else 0.0
+
+
+def expected_s(timer: Timer, batch: Batch) -> tuple[float, float]:
+    """Seconds of one iteration, and how many of them may be wrong by the errors that the source states."""
+    seconds = wrong_s = 0.0
     for operator, sizes, share in _calls(timer, batch):
-        seconds = share * operator.count * float(timer.seconds(operator, *sizes)[0])
-        total += seconds
-        weighted += seconds * timer.uncertainty(operator)
-    return weighted / total if total > 0.0 else 0.0
+        each = share * operator.count * float(timer.seconds(operator, *sizes)[0])
+        seconds += each
+        wrong_s += each * timer.uncertainty(operator)
+    return seconds, wrong_s
 
 
 def _calls(timer: Timer, batch: Batch) -> list[tuple[Operator, tuple[Floats, ...], float]]:

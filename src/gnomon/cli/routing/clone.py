@@ -28,4 +28,7 @@ def command(config: str | None, overrides: dict[str, Any], out: Path | None, job
     made, folder = resolved(config, overrides, out)
     with watcher() as watch:
         last = clone_teacher(made, folder, watch, jobs, ray)[-1]
-    click.echo(f"Wrote {folder.clone}: it agrees with the teacher in {last['agreement']:.1%} of the validation.")
+    text = f"Wrote {folder.clone}: it agrees with the teacher in {last['agreement']:.1%} of the validation."
+    if last["indifferent"] > 0.0:
+        text += f" In {last['indifferent']:.1%} the teacher prefers no replica to another: any choice agrees there."
+    click.echo(text)

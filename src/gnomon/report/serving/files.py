@@ -34,7 +34,7 @@ FILES = (
     "summary.json",
     *(
         f"{table}.{suffix}"
-        for table in ("requests", "iterations", "operators", "fleet")
+        for table in ("requests", "iterations", "operators", "operators_over_time", "fleet")
         for suffix in ("parquet", "csv")
     ),
     "events.json",
@@ -62,14 +62,14 @@ def _write_files(
     run: Run, summary: Summary, folder: Path, extras: tuple[str, ...], room: Headroom | None, intervals: Intervals
 ) -> None:
     from gnomon.report.serving.events import write_events
-    from gnomon.report.serving.operators import operator_frame
+    from gnomon.report.serving.operators import operator_frame, operators_over_time
 
     requests, iterations = request_frame(run), iteration_frame(run)
     save(spelled_out(run.scenario), folder / "scenario.yaml")
     write_text(folder / "summary.json", json.dumps(summary.to_dict() | {"intervals": as_data(intervals)}, indent=1))
     frames: dict[str, pl.DataFrame] = {"requests": requests, "iterations": iterations}
     if "operators" in extras:
-        frames["operators"] = operator_frame(run)
+        frames |= {"operators": operator_frame(run), "operators_over_time": operators_over_time(run)}
     if run.fleet is not None:
         frames["fleet"] = fleet_frame(run)
     for name, frame in frames.items():
@@ -77,7 +77,7 @@ def _write_files(
         if "csv" in extras:
             _write(folder / f"{name}.csv", frame.write_csv)
     if "events" in extras:
-        write_events(requests, folder / "events.json")
+        write_events(run, folder / "events.json")
     write_trace(run, folder / "trace.json.gz")
     files = [name for name in FILES if (folder / name).is_file()]
     write_report(run, summary, folder / "report.html", room, files, intervals)

@@ -1,4 +1,4 @@
-"""Operator-level times of a run: where the seconds of its mean iterations go."""
+"""Operator-level times of a run: where the seconds of its mean iterations go, in all and over time."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from gnomon import catalog
-from gnomon.serving.kinds import Kind
+from gnomon.serving.mix import first_stages, mean_iterations
 from gnomon.serving.simulate import Run
-from gnomon.timing import SOURCES, Batch, Context, Timer, breakdown
+from gnomon.timing import Timer, breakdown
+
+NUM_SLICES = 20
+"""Parts of a run for operators over time."""
 
 _SCHEMA = {
     "kind": pl.Int64, "device": pl.String, "iteration": pl.String, "num_iterations": pl.Int64, "operator": pl.String,
     "calls": pl.Int64, "seconds": pl.Float64, "flops": pl.Float64, "bytes": pl.Float64, "mfu": pl.Float64,
     "limit": pl.String, "provenance": pl.String,
 }  # fmt: skip
+_OVER_TIME = {"start_s": pl.Float64, "end_s": pl.Float64, **_SCHEMA}
 
 
 def operator_frame(run: Run) -> pl.DataFrame:
@@ -26,52 +29,42 @@ def operator_frame(run: Run) -> pl.DataFrame:
     gives whole iterations (`table`) has no operators: the frame is empty.
     """
     rows: list[dict[str, Any]] = []
-    kind_of_replica = run.kind_of_replica
-    log = run.log.iterations[: run.log.used[0]]
-    first = log[log["stage"] == 0]
-    for number, kind in enumerate(run.kinds):
-        if SOURCES[kind.timing.source].gives_iterations:
-            continue
-        timer = _timer(run, kind)
-        mine = first[kind_of_replica[first["replica"]] == number]
-        for name, batch, count in _mean_batches(mine):
-            same = {"kind": number, "device": kind.device.name, "iteration": name, "num_iterations": count}
-            rows += [
-                {**same, "operator": one.name, "calls": one.calls, "seconds": one.seconds, "flops": one.flops,
-                 "bytes": one.bytes, "mfu": one.mfu, "limit": one.limit, "provenance": one.provenance}
-                for one in breakdown(timer, batch)
-            ]  # fmt: skip
+    for number, timer in _timers(run):
+        rows += _operators(run, number, timer, first_stages(run, number))
     return pl.DataFrame(rows, schema=_SCHEMA)
 
 
-def _timer(run: Run, kind: Kind) -> Timer:
-    pool = kind
-    assert pool.replica is not None and pool.timing is not None
-    parallelism = pool.replica.parallelism
-    node = catalog.node(pool.node) if pool.node else catalog.default_node(kind.device, parallelism.num_gpus)
-    return Timer(Context(run.model, kind.device, node, parallelism, pool.timing))
-
-
-def _mean_batches(rows: Any) -> list[tuple[str, Batch, int]]:
-    """The mean iteration of each kind that occurred."""
-    has_prefill, has_decodes = rows["prefill_tokens"] > 0, rows["decodes"] > 0
-    found = []
-    for name, chosen in (
-        ("prefill", has_prefill & ~has_decodes),
-        ("mixed", has_prefill & has_decodes),
-        ("decode", ~has_prefill & has_decodes),
-    ):
-        some = rows[chosen]
-        if not len(some):
+def operators_over_time(run: Run) -> pl.DataFrame:
+    """The same for each of twenty equal parts of the run, of the iterations that began in it."""
+    rows: list[dict[str, Any]] = []
+    for number, timer in _timers(run):
+        iterations = first_stages(run, number)
+        if not len(iterations):
             continue
-        decodes = float(some["decodes"].mean())
-        kv = float(some["decode_kv"].sum() / max(some["decodes"].sum(), 1))
-        prefill = float(some["prefill_tokens"].mean())
-        batch = Batch(prefill=_whole(prefill), decode=_whole(decodes), kv=_whole(kv) if decodes else 0)
-        found.append((name, batch, len(some)))
-    return found
+        edges = np.linspace(iterations["start_s"].min(), iterations["end_s"].max(), NUM_SLICES + 1)
+        part = np.minimum(np.searchsorted(edges, iterations["start_s"], side="right") - 1, NUM_SLICES - 1)
+        for i in np.unique(part):
+            span = {"start_s": edges[i], "end_s": edges[i + 1]}
+            rows += [{**span, **row} for row in _operators(run, number, timer, iterations[part == i])]
+    return pl.DataFrame(rows, schema=_OVER_TIME)
 
 
-def _whole(value: float) -> int:
-    """The nearest whole number, at least one of what is there at all."""
-    return max(1, int(np.rint(value))) if value > 0 else 0
+def _timers(run: Run) -> list[tuple[int, Timer]]:
+    """Kinds of replica whose iterations are made of operators."""
+    return [(number, one) for number, one in enumerate(run.times.timers if run.times else ()) if one is not None]
+
+
+def _operators(run: Run, number: int, timer: Timer, iterations: Any) -> list[dict[str, Any]]:
+    """The operators of the mean iterations of a kind of replica."""
+    rows = []
+    for mean in mean_iterations(iterations):
+        same = {
+            "kind": number, "device": run.kinds[number].device.name, "iteration": mean.sort,
+            "num_iterations": mean.count,
+        }  # fmt: skip
+        rows += [
+            {**same, "operator": one.name, "calls": one.calls, "seconds": one.seconds, "flops": one.flops,
+             "bytes": one.bytes, "mfu": one.mfu, "limit": one.limit, "provenance": one.provenance}
+            for one in breakdown(timer, mean.batch)
+        ]  # fmt: skip
+    return rows

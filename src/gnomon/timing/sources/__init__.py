@@ -77,6 +77,11 @@ class Context:
         """The number format of the KV cache."""
         return self.model.kv_precision(self.config.kv_dtype, self.config.dtype)
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether all layers attend in full, over keys and values of their own."""
+        return self.model.mla is None and set(self.model.attention_layers) == {"full"}
+
     def operators(self, stage: int = 0) -> list[Operator]:
         """What one rank of a pipeline stage runs."""
         c = self.config

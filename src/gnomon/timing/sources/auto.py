@@ -20,9 +20,7 @@ def make(context: Context) -> Source:
 def automatic_source(context: Context) -> str:
     """What `auto` means: the shipped profile where it has the model's kind of attention; else the kernels of
     aiconfigurator-core where that is installed and has the device (unless GNOMON_SILICON=0); else the roofline."""
-    model = context.model
-    is_plain = model.mla is None and set(model.attention_layers) == {"full"}
-    if is_plain and shipped_profile(context.device, context.dtype):
+    if context.is_plain and shipped_profile(context.device, context.dtype):
         return "profile"
     if os.environ.get("GNOMON_SILICON") == "0":
         return "roofline"

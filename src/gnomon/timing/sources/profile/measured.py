@@ -35,6 +35,7 @@ class Measured:
         self._factory = estimator(estimator_name)
         self._samples: dict[Operator, Samples | None] = {}
         self._fitted: dict[Operator, Estimator] = {}
+        self._errors: dict[Operator, float] = {}
 
     @property
     def host(self) -> HostConfig | None:
@@ -86,8 +87,19 @@ class Measured:
         samples = self.samples(operator)
         if samples is None or len(samples.seconds) < 10:
             return 0.0 if operator.name in self.bundle.included else self._roofline.uncertainty(operator)
-        error = a_fifth(lambda: self._make(operator, samples), samples.sizes, samples.seconds).median
-        return error + BETWEEN_ERROR if samples.is_between else error
+        if operator not in self._errors:
+            error = a_fifth(lambda: self._make(operator, samples), samples.sizes, samples.seconds).median
+            self._errors[operator] = error + BETWEEN_ERROR if samples.is_between else error
+        return self._errors[operator]
+
+    def notes(self) -> list[str]:
+        """The settings of what was trained: one sentence per set of them."""
+        alike: dict[str, list[str]] = {}
+        for operator, one in self._fitted.items():
+            if chosen := getattr(one, "chosen", None):
+                words = ", ".join(f"{name} {value}" for name, value in chosen.items())
+                alike.setdefault(words, []).append(operator.name)
+        return [f"Forests of {', '.join(dict.fromkeys(names))}: {words}." for words, names in alike.items()]
 
     def skew(self, decodes: Floats) -> Floats | None:
         """How far skewed KV lengths move a decode towards its longest, where that was measured."""

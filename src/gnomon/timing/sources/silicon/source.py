@@ -74,11 +74,11 @@ class Silicon(Measured):
         return found.provenance if found else self._roofline.name
 
     def notes(self) -> list[str]:
-        """Which tables answered, and the points that were left out, by operator."""
+        """Which tables answered, the points that were left out, by operator, and the settings of what was trained."""
         c, by_itself = self._context.config, []
         if c.source == "auto":
             by_itself = [f"Times are measured kernels of {c.engine} (timing.source: auto found aiconfigurator-core)."]
-        return [*by_itself, *self._note_origins(), *self._note_left_out()]
+        return [*by_itself, *self._note_origins(), *self._note_left_out(), *super().notes()]
 
     def _note_origins(self) -> list[str]:
         """One sentence: where most operators come from, and which ones from elsewhere."""

@@ -1,0 +1,83 @@
+"""What a run's iterations are like on the mean: where operators, their errors and other timing sources are asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gnomon.serving.kinds import other_timer
+from gnomon.serving.simulate import Run
+from gnomon.timing import Batch
+from gnomon.timing.agreement import Estimate, estimate, in_words, sources_at_hand
+
+
+@dataclass(frozen=True)
+class MeanIteration:
+    """The iterations of one sort: prefill, mixed or decode."""
+
+    sort: str
+    batch: Batch
+    count: int
+
+
+def first_stages(run: Run, kind: int) -> Any:
+    """The iterations of one kind of replica that were kept, each once."""
+    log = run.log.iterations[: run.log.used[0]]
+    rows = log[log["stage"] == 0]
+    return rows[run.kind_of_replica[rows["replica"]] == kind]
+
+
+def mean_iterations(rows: Any) -> list[MeanIteration]:
+    """The mean iteration of each sort that occurred."""
+    has_prefill, has_decodes = rows["prefill_tokens"] > 0, rows["decodes"] > 0
+    sorts = {
+        "prefill": has_prefill & ~has_decodes, "mixed": has_prefill & has_decodes, "decode": ~has_prefill & has_decodes,
+    }  # fmt: skip
+    return [MeanIteration(sort, _mean(rows[those]), int(those.sum())) for sort, those in sorts.items() if those.any()]
+
+
+def _mean(rows: Any) -> Batch:
+    decodes, kv = float(rows["decodes"].mean()), float(rows["decode_kv"].sum() / max(rows["decodes"].sum(), 1))
+    prefill = float(rows["prefill_tokens"].mean())
+    return Batch(prefill=_whole(prefill), decode=_whole(decodes), kv=_whole(kv) if decodes else 0)
+
+
+def _whole(value: float) -> int:
+    """The nearest whole number, at least one of what is there at all."""
+    return max(1, int(np.rint(value))) if value > 0 else 0
+
+
+def _estimates(run: Run) -> list[tuple[int, Estimate, list[tuple[Batch, int]]]]:
+    """For every kind of replica whose operators are known: what its source says of the iterations that it ran."""
+    found = []
+    for number, timer in enumerate(run.times.timers if run.times else ()):
+        iterations = [(one.batch, one.count) for one in mean_iterations(first_stages(run, number))]
+        if timer is not None and iterations:
+            found.append((number, estimate(timer, iterations), iterations))
+    return found
+
+
+def stated_error(run: Run) -> float:
+    """Relative error to expect of the kernels' times, by the operators that this run spent its time in."""
+    each = [one for _, one, _ in _estimates(run)]
+    seconds = sum(one.seconds for one in each)
+    return sum(one.error * one.seconds for one in each) / seconds if seconds else 0.0
+
+
+def contradictions(run: Run) -> tuple[list[str], list[str]]:
+    """Where other sources at hand contradict the one in use: warnings where they claim to be more exact, else notes."""
+    warnings: dict[str, None] = {}
+    notes: dict[str, None] = {}
+    for number, used, iterations in _estimates(run):
+        assert run.times is not None
+        timer = run.times.timers[number]
+        assert timer is not None
+        for name in sources_at_hand(timer.context):
+            if name == used.source:
+                continue
+            other = estimate(other_timer(run.scenario.model, run.kinds[number], name), iterations)
+            if used.contradicts(other):
+                (warnings if other.error < used.error else notes)[in_words(used, other)] = None
+    return list(warnings), list(notes)

@@ -1,0 +1,107 @@
+"""Stated errors by the operators of a run, and sources that contradict each other."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import gnomon.serving.mix as mix
+from gnomon import catalog
+from gnomon.core.config import build
+from gnomon.serving.log import ITERATION
+from gnomon.serving.scenario import Scenario
+from gnomon.serving.simulate import run
+from gnomon.timing import Batch, Context, Timer, TimingConfig
+from gnomon.timing.agreement import Estimate, estimate, in_words, sources_at_hand
+from gnomon.timing.breakdown import expected_error
+
+
+def timer(**config: object) -> Timer:
+    device = catalog.device("h200")
+    place = (catalog.model("llama-3-8b"), device, catalog.default_node(device, 1), catalog.Parallelism())
+    return Timer(Context(*place, build(TimingConfig, config)))
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "expected"),
+    [
+        (Estimate("a", 1.0, 0.1), Estimate("b", 1.2, 0.1), False),  # 1.1 x 1.1 = 1.21
+        (Estimate("a", 1.0, 0.1), Estimate("b", 1.22, 0.1), True),
+        (Estimate("a", 1.22, 0.1), Estimate("b", 1.0, 0.1), True),
+        (Estimate("a", 1.0, 0.0), Estimate("b", 1.0, 0.0), False),
+        (Estimate("a", 0.0, 0.0), Estimate("b", 1.0, 0.1), False),
+    ],
+)
+def test_a_contradiction_is_more_than_both_errors(ours, theirs, expected):
+    assert ours.contradicts(theirs) is theirs.contradicts(ours) is expected
+
+
+def test_errors_are_weighted_by_the_time_of_the_iterations():
+    """A hundred decodes count as much more than one prefill as they take longer."""
+    measured, prefill, decode = timer(source="profile"), Batch(prefill=2048), Batch(decode=32, kv=2000)
+    errors = [expected_error(measured, one) for one in (prefill, decode)]
+    seconds = [estimate(measured, [(one, 1)]).seconds for one in (prefill, decode)]
+    both = estimate(measured, [(prefill, 1), (decode, 100)])
+    assert both.seconds == pytest.approx(seconds[0] + 100 * seconds[1])
+    assert both.error == pytest.approx((errors[0] * seconds[0] + 100 * errors[1] * seconds[1]) / both.seconds)
+    assert errors[0] != errors[1]
+
+
+def test_the_error_depends_on_the_estimator():
+    """Straight lines miss what a grid follows."""
+    batch = [(Batch(prefill=512, decode=32, kv=1000), 1)]
+    assert estimate(timer(source="profile", estimator="linear"), batch).error > 1.5 * (
+        estimate(timer(source="profile"), batch).error
+    )
+
+
+def test_mean_iterations_of_each_sort():
+    rows = np.zeros(5, ITERATION)
+    rows["prefill_tokens"] = [100, 300, 50, 0, 0]
+    rows["decodes"] = [0, 0, 10, 4, 8]
+    rows["decode_kv"] = [0, 0, 5000, 400, 2000]
+    assert [(one.sort, one.batch, one.count) for one in mix.mean_iterations(rows)] == [
+        ("prefill", Batch(prefill=200), 2),
+        ("mixed", Batch(prefill=50, decode=10, kv=500), 1),
+        ("decode", Batch(decode=6, kv=200), 2),
+    ]
+
+
+def test_sources_that_need_nothing_else(monkeypatch):
+    monkeypatch.setenv("GNOMON_SILICON", "0")
+    assert sources_at_hand(timer().context) == ["roofline", "profile"]
+
+
+SMALL = {"device": "h200", "model": "llama-3-8b", "timing": {"source": "roofline"}, "workload": {"num_requests": 20}}
+
+
+def test_a_run_says_where_a_source_contradicts_it(monkeypatch):
+    """A source that is twice as slow and claims to be more exact is warned of; one that claims less is noted."""
+    monkeypatch.setenv("GNOMON_SILICON", "0")
+    done = run(build(Scenario, SMALL))
+    assert mix.contradictions(done) == ([], [])
+    slow = Timer(timer(source="profile").context)
+    monkeypatch.setattr(mix, "other_timer", lambda *_: _Twice(slow))
+    (warning,), notes = mix.contradictions(done)
+    assert "profile has these iterations take" in warning and not notes
+    slow.source.uncertainty = lambda operator: 0.3
+    assert mix.contradictions(done)[0] == [] and len(mix.contradictions(done)[1]) == 1
+
+
+class _Twice:
+    """A timer whose operators take twice as long."""
+
+    def __init__(self, timer: Timer) -> None:
+        self._timer = timer
+
+    def __getattr__(self, name):
+        return getattr(self._timer, name)
+
+    def seconds(self, operator, *sizes):
+        return 2.0 * self._timer.seconds(operator, *sizes)
+
+
+def test_words_name_both():
+    assert in_words(Estimate("silicon", 1.0, 0.05), Estimate("roofline", 1.5, 0.1)).startswith(
+        "roofline has these iterations take 1.50 times as long as silicon; the stated errors (10% and 5%)"
+    )
