@@ -44,7 +44,9 @@ def test_a_prompt_in_chunks():
 def test_a_request_that_is_pre_empted_computes_its_tokens_again():
     """Two prompts of 4 tokens fill 4 blocks of 2. After their first token (at 8) both need a fifth block: there are 5,
     so the later one gives way at 8, and computes its prompt and its token again when the first has finished."""
-    setup = one_second_per_token(batching={"policy": "vllm_v1", "block_size": 2}, replica={"num_kv_blocks": 5})
+    setup = one_second_per_token(
+        batching={"policy": "vllm_v1", "block_size": 2, "prefix_cache": False}, replica={"num_kv_blocks": 5}
+    )
     done, events = events_of(setup, requests_of([0.0, 0.0], [4, 4], [3, 3]))
     assert done.cluster.requests.num_restarts.tolist() == [0, 1]
     assert story(events, 1) == [

@@ -20,5 +20,8 @@ def finish_vidur(values: dict[str, Any], given: dict[str, Any]) -> list[str]:
     if values["workload"].get("arrivals", {}).get("process") == "poisson":
         notes.append("Vidur caps Poisson gaps at 3 / qps, which sends about 5 % more load; Gnomon does not.")
     if values["timing"].get("source") != "profile":
-        notes.append("times are the roofline's; for Vidur's measurements set timing.source: profile and timing.path.")
+        notes.append(
+            "times are measured kernels where the extra [silicon] is installed, else the roofline's; for Vidur's own "
+            "measurements set timing.source: profile and timing.path."
+        )
     return notes
