@@ -85,17 +85,28 @@ def _stamps(run: Run, chunks: pl.DataFrame) -> list[tuple[str, np.ndarray, np.nd
 
 def _interruptions(run: Run, chunks: pl.DataFrame) -> list[pl.DataFrame]:
     """Where a request's count of restarts grows from one chunk to the next, it was pre-empted, for as long as its
-    record says; or, if that says nothing, it started over elsewhere: its replica went away or dropped it."""
-    before = pl.col("restarts", "preempted_s").shift(1, fill_value=0).over("request").name.suffix("_before")
-    begun = chunks.with_columns(before).filter(pl.col("restarts") > pl.col("restarts_before"))
-    waited = pl.col("preempted_s") - pl.col("preempted_s_before")
-    resumed, moved = begun.filter(waited > 0), begun.filter(waited <= 0)
-    stopped_s = resumed["start_s"] - resumed.select(waited).to_series()
+    record says, or it started over: elsewhere, or on a replica that was away meanwhile."""
+    before = pl.col("restarts", "preempted_s", "replica").shift(1).over("request").name.suffix("_before")
+    begun = chunks.with_columns(before).filter(pl.col("restarts") > pl.col("restarts_before").fill_null(0))
+    begun = begun.with_columns(away_s=pl.col("preempted_s") - pl.col("preempted_s_before").fill_null(0.0))
+    stayed = pl.col("replica") == pl.col("replica_before").fill_null(pl.col("replica"))
+    is_preempted = stayed & ((pl.col("away_s") > 0) | pl.lit(run.fleet is None))
+    resumed, moved = begun.filter(is_preempted), begun.filter(~is_preempted)
     return [
-        _rows("preempted", resumed["request"], stopped_s, resumed["replica"]),
+        _rows("preempted", resumed["request"], resumed["start_s"] - resumed["away_s"], resumed["replica"]),
         _rows("resumed", resumed["request"], resumed["start_s"], resumed["replica"]),
         _rows("restarted", moved["request"], moved["start_s"], moved["replica"]),
+        _given_up(run, chunks),
     ]
+
+
+def _given_up(run: Run, chunks: pl.DataFrame) -> pl.DataFrame:
+    """Pre-emptions of requests that were rejected when their turn came again: memory would never be enough."""
+    q, last = run.cluster.requests, chunks.unique("request", keep="last", maintain_order=True)
+    ids = last["request"].to_numpy()
+    is_over = (q.status[ids] == REJECTED) & (q.num_restarts[ids] > last["restarts"].to_numpy())
+    away_s = q.preempted_s[ids] - last["preempted_s"].to_numpy()
+    return _rows("preempted", ids[is_over], (q.finished_s[ids] - away_s)[is_over], q.replica[ids][is_over])
 
 
 def _rows(

@@ -37,11 +37,10 @@ def operator_frame(run: Run) -> pl.DataFrame:
 def operators_over_time(run: Run) -> pl.DataFrame:
     """The same for each of twenty equal parts of the run, of the iterations that began in it."""
     rows: list[dict[str, Any]] = []
+    log = run.log.iterations[: run.log.used[0]]
+    edges = np.linspace(log["start_s"].min() if len(log) else 0.0, log["end_s"].max(initial=0.0), NUM_SLICES + 1)
     for number, timer in _timers(run):
         iterations = first_stages(run, number)
-        if not len(iterations):
-            continue
-        edges = np.linspace(iterations["start_s"].min(), iterations["end_s"].max(), NUM_SLICES + 1)
         part = np.minimum(np.searchsorted(edges, iterations["start_s"], side="right") - 1, NUM_SLICES - 1)
         for i in np.unique(part):
             span = {"start_s": edges[i], "end_s": edges[i + 1]}
