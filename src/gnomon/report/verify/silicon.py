@@ -19,6 +19,7 @@ from gnomon.report.verify.told import Told
 from gnomon.verify.silicon.launch import rules_text
 from gnomon.verify.silicon.predict import Scored
 from gnomon.verify.silicon.scores import GROUPS, Errors, errors_by, errors_of, per_gpu
+from gnomon.verify.silicon.servers import Layout
 from gnomon.verify.silicon.verdict import Verdict
 
 ENGINES = {"vllm": look.COLOURS[0], "sglang": look.COLOURS[1], "trtllm": look.COLOURS[2]}
@@ -71,21 +72,29 @@ def text(verdict: Verdict) -> list[Block]:
 
 
 def summary_rows(verdict: Verdict) -> list[dict[str, Any]]:
-    """All servers, both halves, and the peers' published scores."""
-    halves = {
-        "all": verdict.scored,
-        "held out (odd)": [s for s in verdict.scored if s.server.is_held_out],
-        "fitted on (even)": [s for s in verdict.scored if not s.server.is_held_out],
-    }
+    """All servers, both modes, both halves, and the peers' published scores."""
+    groups = {"all": verdict.scored, **_groups([s for s in verdict.scored if s.server.mode == "agg"])}
+    if apart := [s for s in verdict.scored if s.server.mode == "disagg"]:
+        groups["disaggregated"] = apart
     if doubtful := verdict.doubtful:
-        others = [s for s in verdict.scored if s.server.id not in doubtful]
-        halves["without those in doubt"] = others
-    rows = [{"servers": name, **error_row(e)} for name, half in halves.items() if (e := errors_of(half))]
+        groups["without those in doubt"] = [s for s in verdict.scored if s.server.id not in doubtful]
+    rows = [{"servers": name, **error_row(e)} for name, group in groups.items() if (e := errors_of(group))]
     blank = dict.fromkeys(error_row(_NOTHING))
     for peer in verdict.peers:
         known = {"predicted": f"{peer['servers']:,}", "TPOT": f"{peer['tpot']:.1%}", "TTFT": f"{peer['ttft']:.1%}"}
         rows.append({"servers": f"peer: {peer['name']}", **blank, **known})
     return rows
+
+
+def _groups(aggregated: list[Scored]) -> dict[str, list[Scored]]:
+    """Aggregated servers by family; InferenceX's in those that constants were fitted on, and the others."""
+    known = [s for s in aggregated if s.server.family == "inferencex"]
+    return {
+        "aggregated": aggregated,
+        "InferenceX, held out (odd)": [s for s in known if s.server.is_held_out],
+        "InferenceX, fitted on (even)": [s for s in known if not s.server.is_held_out],
+        "NVIDIA's sweeps": [s for s in aggregated if s.server.family == "sweeps"],
+    }
 
 
 _NOTHING = Errors(0, 0, 0, 0, 0, 0, 0, 0)
@@ -175,11 +184,17 @@ def _scatter(scored: Sequence[Scored], name: str, field: str) -> dict[str, Any]:
 def hover(one: Scored) -> str:
     """The server in words."""
     s = one.server
-    layout = f"TP {s.layout.tensor_parallel}"
-    layout += f" DP {s.layout.attention_groups}" if s.layout.attention_groups > 1 else ""
-    layout += f" EP {s.layout.expert_parallel}" if s.layout.expert_parallel > 1 else ""
+    layout = _layout(s.layout)
+    if s.prefill:
+        layout = f"{s.num_prefill} prefill workers of {_layout(s.prefill)}, {s.num_decode} decode workers of {layout}"
     name = f"{s.model.split('/')[-1]} {s.precision} on {s.device}, {s.engine} {s.version or ''}"
     return html.escape(f"{name}, {layout}, {s.prompt_tokens}/{s.output_tokens}, concurrency {s.concurrency}")
+
+
+def _layout(layout: Layout) -> str:
+    text = f"TP {layout.tensor_parallel}"
+    text += f" DP {layout.attention_groups}" if layout.attention_groups > 1 else ""
+    return text + (f" EP {layout.expert_parallel}" if layout.expert_parallel > 1 else "")
 
 
 BINS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 8192)

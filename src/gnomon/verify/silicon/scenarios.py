@@ -207,13 +207,29 @@ def _version(server: Server) -> str:
     return version if re.fullmatch(r"\d+\.\d+\.\d+[a-z0-9.]*", version) else ""
 
 
+SPREAD = 0.5
+"""NVIDIA's sweeps: by how much of the nominal length answers are shorter or longer. Their client is not known; the
+first tokens came so early that requests cannot have moved in step, as they do with equal lengths."""
+
+
 def workload_of(server: Server) -> dict[str, Any]:
-    """The load generator of the server's family. That of NVIDIA's own sweeps is not in the file: taken to send fixed
-    lengths, and ten requests for each one in flight as InferenceX does."""
-    client = {"concurrency": server.concurrency, "prompt": server.prompt_tokens, "output": server.output_tokens}
+    """The load generator of the server's family. NVIDIA's own sweeps are taken to be a steady state: answers of
+    different lengths, two rounds of warm-up, and ten requests for each one in flight as InferenceX sends."""
+    users, prompt, output = server.concurrency, server.prompt_tokens, server.output_tokens
     if server.family == "sweeps":
-        return {"client": {"name": "genai_perf"} | client, "num_requests": 10 * server.concurrency}
-    return {"client": {"name": "inferencex" if server.date >= WARM_UP_SINCE else "inferencex_2025"} | client}
+        spread = int(SPREAD * output)
+        return {
+            "arrivals": {"process": "closed_loop", "concurrency": users},
+            "lengths": {
+                "distribution": "uniform",
+                "prompt": [prompt, prompt],
+                "output": [output - spread, output + spread],
+            },
+            "num_requests": 10 * users,
+            "warmup_requests": 2 * users,
+        }
+    client = "inferencex" if server.date >= WARM_UP_SINCE else "inferencex_2025"
+    return {"client": {"name": client, "concurrency": users, "prompt": prompt, "output": output}}
 
 
 def as_launched(layout: Layout, launch: Launch) -> Layout:
