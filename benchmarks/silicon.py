@@ -1,7 +1,7 @@
 """How long `gnomon verify silicon` takes: a sample of 200 servers, and with --whole the whole file with its figures.
 
 python -m benchmarks silicon
-python -m benchmarks.silicon --whole     # ten minutes on two idle cores; prints recorded.yaml
+python -m benchmarks.silicon --whole     # minutes on two idle cores; prints recorded.yaml and docs/accuracy.md's tables
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ from __future__ import annotations
 import argparse
 import resource
 import time
+from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 
+from gnomon.report.verify.silicon import error_row
 from gnomon.verify.silicon.choose import chosen
-from gnomon.verify.silicon.predict import predict, score
-from gnomon.verify.silicon.scores import errors_of
-from gnomon.verify.silicon.verdict import FIGURES, RECORDED
+from gnomon.verify.silicon.predict import Scored, predict, score
+from gnomon.verify.silicon.scores import GROUPS, errors_by, errors_of, ranking
+from gnomon.verify.silicon.verdict import FIGURES, RECORDED, Verdict
 
 SAMPLE = 200
 
@@ -33,9 +35,47 @@ def main() -> None:
     wall, cpu = time.perf_counter() - wall, _cpu_s() - cpu
     print(f"silicon: {len(servers):,} servers in {wall:.0f} s, {cpu:.0f} s of CPU time in this process and its workers")
     if given.whole:
-        for name, belongs in RECORDED.items():
-            if errors := errors_of(filter(belongs, scored)):
-                print(f"{name}: {{{', '.join(f'{figure}: {getattr(errors, figure):.3f}' for figure in FIGURES)}}}")
+        _print_record(scored)
+        _print_tables(scored)
+
+
+def _print_record(scored: Sequence[Scored]) -> None:
+    """The lines of recorded.yaml."""
+    for name, belongs in RECORDED.items():
+        if errors := errors_of(filter(belongs, scored)):
+            print(f"{name}: {{{', '.join(f'{figure}: {getattr(errors, figure):.3f}' for figure in FIGURES)}}}")
+
+
+def _print_tables(scored: Sequence[Scored]) -> None:
+    """The tables of docs/accuracy.md, in its order."""
+    verdict = Verdict(scored, is_whole=True)
+    aggregated = [s for s in scored if s.server.mode == "agg"]
+    known = [s for s in aggregated if s.server.family == "inferencex"]
+    held_out = [s for s in known if s.server.is_held_out]
+    apart = [s for s in scored if s.server.mode == "disagg" and s.server.num_prefill]
+    doubtful = verdict.doubtful
+    print("\n| servers | predicted | TPOT | median | bias | TTFT | median | bias |\n|---|---|---|---|---|---|---|---|")
+    _print_row("all aggregated", aggregated)
+    _print_row("InferenceX", known)
+    _print_row("InferenceX, held out (odd)", held_out)
+    _print_row("... without those in doubt", [s for s in held_out if s.server.id not in doubtful])
+    _print_row("InferenceX, fitted on (even)", [s for s in known if not s.server.is_held_out])
+    _print_row("NVIDIA's sweeps", [s for s in aggregated if s.server.family == "sweeps"])
+    _print_row("NVIDIA's sweeps, odd", [s for s in aggregated if s.server.family == "sweeps" and s.server.is_held_out])
+    _print_row("disaggregated", apart)
+    _print_row("disaggregated, odd", [s for s in apart if s.server.is_held_out])
+    for group in (held_out, apart):
+        for name in ("engine", "system", "model"):
+            print(f"\n| {name} |")
+            for value in errors_by(group, name):
+                _print_row(value, (s for s in group if GROUPS[name](s) == value))
+    print(ranking(scored), {reason: count for reason, count in verdict.missing.items() if "workers" not in reason})
+    print(f"{len({s.server.key for s in scored if s.server.problem is None}):,} configurations; worse: {verdict.worse}")
+
+
+def _print_row(name: str, group: Iterable[Scored]) -> None:
+    if errors := errors_of(group):
+        print(f"| {name} | {' | '.join(error_row(errors).values())} |")
 
 
 def _cpu_s() -> float:

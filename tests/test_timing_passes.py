@@ -106,6 +106,20 @@ def test_a_lower_clock_slows_what_computes() -> None:
     assert at_half.seconds(norms[0], np.array([64.0])) == timer_of(**cut).seconds(norms[0], np.array([64.0]))
 
 
+def test_slow_experts_take_longer_beyond_256_tokens_only() -> None:
+    plain, slow = (timer_of("mixtral-8x7b", TimingConfig(expert_speed=speed)) for speed in (1.0, 0.5))
+    tokens = np.array([1.0, 64.0, 256.0, 4096.0])
+    for one in (o for o in plain.operators(0) if o.name in ("experts", "qkv_proj")):
+        before, longer = plain.seconds(one, tokens), slow.seconds(one, tokens)
+        assert longer[:3] == pytest.approx(before[:3]), "decodes stay as they are"
+        factor = 2.0 if one.name == "experts" else 1.0
+        assert longer[3] == pytest.approx(before[2] + factor * (before[3] - before[2]))
+    both = timer_of("mixtral-8x7b", TimingConfig(expert_speed=0.5, clock=0.5))
+    experts = next(o for o in plain.operators(0) if o.name == "experts")
+    one, many = plain.seconds(experts, tokens[:1]), slow.seconds(experts, tokens[3:])
+    assert both.seconds(experts, tokens[3:]) == pytest.approx(one + 2 * (many - one))
+
+
 def test_gradients_are_reduced_in_float32_by_both() -> None:
     schedule = make("1f1b", Plan(1, 4))
     training = Training(model="qwen2.5-7b", device="h100", data_parallel=4)

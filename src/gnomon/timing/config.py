@@ -100,6 +100,9 @@ class TimingConfig(Config):
     """The GPU's clock over that of the measurements, below 1 where a power cap lowers it. What a matrix product takes
     beyond that of one token, and prefill attention, take as much longer; what waits for memory does not. Kernels that
     were measured with prompts and decodes in one call, and the source table, stay as they are."""
+    expert_speed: float = Field(1.0, gt=0, le=1)
+    """How fast experts compute prompts beside the measurements, below 1 for an engine older than them. What they take
+    beyond 256 tokens takes as much longer; decodes stay as they are."""
     free: tuple[Literal["compute", "memory", "network"], ...] = ()
     """What costs no time, to see what limits a deployment: arithmetic, the GPU's memory bandwidth, or the network. A
     measured time shrinks by as much as the roofline's does; launching kernels and the host stay."""

@@ -22,6 +22,10 @@ OVERLAP_TOKENS = {"vllm": 256, "sglang": 1024, "trtllm": 256}
 """Up to how many tokens each engine runs shared experts on a second stream; see `TimingConfig.overlap_tokens`."""
 
 
+PROMPT_TOKENS = 256.0
+"""Products of more tokens than this are those of prompts: decodes rarely reach it."""
+
+
 class Timer:
     """The configured source; the roofline for operators that it lacks, and for the shape beyond its range."""
 
@@ -52,10 +56,19 @@ class Timer:
 
     def _at_clock(self, operator: Operator, *sizes: Floats) -> Floats:
         seconds, clock = self._at_full_clock(operator, *sizes), self.context.config.clock
+        if isinstance(operator.work, Experts):
+            seconds = self._as_the_engine(operator, seconds)
         if clock < 1.0 and isinstance(operator.work, Gemm | Experts):
             one = self._at_full_clock(operator, np.ones(1))
             return one + (seconds - one) / clock
         return seconds / clock if operator.kind == "attention_prefill" else seconds
+
+    def _as_the_engine(self, experts: Operator, seconds: Floats) -> Floats:
+        """Experts of an engine older than the measurements: slower over prompts."""
+        if self.context.config.expert_speed == 1.0:
+            return seconds
+        few = np.minimum(seconds, self._at_full_clock(experts, np.full(1, PROMPT_TOKENS)))
+        return few + (seconds - few) / self.context.config.expert_speed
 
     def _at_full_clock(self, operator: Operator, *sizes: Floats) -> Floats:
         measured = self.source.measured(operator)

@@ -102,6 +102,7 @@ def _worker(server: Server, layout: Layout, launch: Launch) -> dict[str, Any]:
             "kv_dtype": launch.kv_dtype,
             "expert_kernel": launch.expert_kernel,
             **({} if launch.exchange == "auto" else {"expert_exchange": launch.exchange}),
+            **({} if launch.expert_speed == 1.0 else {"expert_speed": launch.expert_speed}),
             "graph_sizes": graph_sizes(server.engine, launch.graph_batch, 1 + launch.draft_tokens),
         },
     }
@@ -207,17 +208,18 @@ def _version(server: Server) -> str:
     return version if re.fullmatch(r"\d+\.\d+\.\d+[a-z0-9.]*", version) else ""
 
 
-SPREAD = 0.5
-"""NVIDIA's sweeps: by how much of the nominal length answers are shorter or longer. Their client is not known; the
-first tokens came so early that requests cannot have moved in step, as they do with equal lengths."""
+SPREAD = 0.1
+"""NVIDIA's sweeps: by how much of the nominal length answers are shorter or longer. Their client is not known. Under
+engines that compute prompts beside decodes, first tokens came so early that requests cannot have moved in step, as they
+do in a simulation with equal lengths; SGLang, which lets decodes wait for prompts, keeps them in step."""
 
 
 def workload_of(server: Server) -> dict[str, Any]:
-    """The load generator of the server's family. NVIDIA's own sweeps are taken to be a steady state: answers of
-    different lengths, two rounds of warm-up, and ten requests for each one in flight as InferenceX sends."""
+    """The load generator of the server's family. NVIDIA's own sweeps are taken to send ten requests for each one in
+    flight, as InferenceX does, after two rounds of warm-up."""
     users, prompt, output = server.concurrency, server.prompt_tokens, server.output_tokens
     if server.family == "sweeps":
-        spread = int(SPREAD * output)
+        spread = 0 if server.engine == "sglang" else int(SPREAD * output)
         return {
             "arrivals": {"process": "closed_loop", "concurrency": users},
             "lengths": {
