@@ -125,7 +125,7 @@ class Whole(JITCodeLibrary):  # type: ignore[misc]
     def finalize(self) -> None:
         """Link everything, then optimise."""
         libraries = _with_parts(self._linking_libraries)
-        self._linking_libraries = []
+        self._linking_libraries: Any = []
         for library in libraries:
             self._final_module.link_in(_module(library), preserve=True)
         super().finalize()

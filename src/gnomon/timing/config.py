@@ -111,7 +111,7 @@ class TimingConfig(Config):
 
     @model_validator(mode="after")
     def _used(self) -> TimingConfig:
-        if self.path is self.table is None and not self.free:
+        if self.path is None and self.table is None and not self.free:
             return self
         if self.source not in SOURCES or self.source in SOURCES.own:  # One of the user's own may read anything.
             return self

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -20,7 +21,7 @@ EVENTS = (
 """In the order in which those of one moment are listed: what an iteration brought, then what the next one needs."""
 MOST_CHUNKS = 4_000_000
 """Parts of prompts that a log of events can hold."""
-_SCHEMA = {
+_SCHEMA: dict[str, Any] = {
     "time_s": pl.Float64, "event": pl.Enum(EVENTS), "request": pl.Int64, "replica": pl.Int64, "tokens": pl.Int64,
     "end_s": pl.Float64,
 }  # fmt: skip
@@ -58,7 +59,7 @@ def _chunks(run: Run) -> pl.DataFrame:
     return frame.sort("request", "start_s", maintain_order=True)
 
 
-def _stamps(run: Run, chunks: pl.DataFrame) -> list[tuple[str, np.ndarray, np.ndarray, np.ndarray]]:  # type: ignore[type-arg]
+def _stamps(run: Run, chunks: pl.DataFrame) -> list[tuple[str, np.ndarray, np.ndarray, np.ndarray]]:
     """What a request's own record says: (event, of whom, when, where)."""
     q = run.cluster.requests
     has_arrived = (q.status != NOT_ARRIVED) | (q.num_restarts > 0)

@@ -62,7 +62,7 @@ def launch_of(facts: Mapping[str, Any]) -> Launch:
     settings: dict[str, Any] = dict(rules["defaults"][facts["engine"]])
     for rule in rules["rules"]:
         if all(_matches(facts[key], wanted) for key, wanted in rule["when"].items()):
-            settings.update({key: _value(value, settings | facts, name) for key, value in rule["set"].items()})
+            settings.update({key: _value(value, settings | dict(facts), name) for key, value in rule["set"].items()})
     return Launch(**settings)
 
 

@@ -151,8 +151,8 @@ def read_skew(path: Path) -> SkewSamples:
     def seconds(name: str) -> Floats:
         return columns.seconds(name, unit_s=US)
 
-    times = [seconds(name) for name in ("t_mean_us", "t_max_us", "t_skew_us")]
-    return SkewSamples(decodes, mean, longest, *times, chunk, long / decodes)
+    at_mean_s, at_max_s, skewed_s = seconds("t_mean_us"), seconds("t_max_us"), seconds("t_skew_us")
+    return SkewSamples(decodes, mean, longest, at_mean_s, at_max_s, skewed_s, chunk, long / decodes)
 
 
 def _samples(columns: Columns, *sizes: str) -> Samples:
