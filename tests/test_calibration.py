@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -137,6 +138,16 @@ def test_constants_of_requests_are_found_again() -> None:
     assert any("do not tell phases apart" in note for note in found.provenance.notes)
 
 
+def test_what_stays_is_told_by_a_held_out_load_of_requests() -> None:
+    """The held-out server is slower than the one that was fitted: that is what the calibration says it leaves."""
+    logs = [recorded(2.0, 4, per_iteration_s=0.003), recorded(6.0, 4, per_iteration_s=0.003)]
+    slower = recorded(8.0, 4, per_iteration_s=0.012)
+    found = calibrate([*logs, slower], server(), hold_out=["rate-8"])
+    (check,) = [one for one in found.checks if not one.is_fitted]
+    assert check.foretold is not None and check.foretold < -0.05
+    assert found.calibration.error == pytest.approx(-check.foretold, abs=1e-3)
+
+
 def test_the_file_is_read_back_and_the_scenario_wins(tmp_path: Path, cli) -> None:
     for batch in (5, 40):
         one = steps(np.random.default_rng(batch), 800, batch, TRUTH, 0.0)
@@ -235,6 +246,140 @@ def test_files_of_clients_say_the_same(name: str, tmp_path: Path) -> None:
     assert stamps.first_token_s == pytest.approx([0.05, 0.58], abs=1e-6)
     assert stamps.last_token_s == pytest.approx([1.05, 1.58], abs=1e-6)
     assert stamps.requests.prompt_tokens.tolist() == [100, 200] and stamps.requests.output_tokens.tolist() == [11, 21]
+
+
+VLLM_BENCH = {
+    "date": "20260102-030405", "endpoint_type": "openai", "backend": "openai", "label": None,
+    "model_id": "meta-llama/Llama-3.1-8B", "tokenizer_id": "meta-llama/Llama-3.1-8B", "num_prompts": 3,
+    "request_rate": 2.0, "burstiness": 1.0, "max_concurrency": None, "duration": 1.6, "completed": 2, "failed": 1,
+    "total_input_tokens": 300, "total_output_tokens": 32, "request_throughput": 1.25, "request_goodput": None,
+    "output_throughput": 20.0, "total_token_throughput": 207.5, "max_output_tokens_per_s": 22.0,
+    "max_concurrent_requests": 2, "rtfx": 0.0,
+    "input_lens": [100, 150, 200], "output_lens": [11, 0, 21], "ttfts": [0.05, 0.0, 0.08],
+    "itls": [[0.1] * 10, [], [0.05] * 20], "start_times": [8123.25, 8123.5, 8123.75],
+    "generated_texts": ["a", "", "b"], "errors": ["", "Service Unavailable", ""],
+    "mean_ttft_ms": 65.0, "median_ttft_ms": 65.0, "std_ttft_ms": 15.0, "p99_ttft_ms": 79.7,
+    "mean_tpot_ms": 75.0, "mean_itl_ms": 66.7,
+}  # fmt: skip
+"""The keys of a file of `vllm bench serve --save-result --save-detailed`; a failed request has but its prompt."""
+
+SGLANG_BENCH = {
+    "tag": None, "backend": "sglang", "dataset_name": "random", "request_rate": float("inf"), "max_concurrency": 1,
+    "sharegpt_output_len": None, "random_input_len": 1024, "random_output_len": 1024, "random_range_ratio": 0.0,
+    "server_info": {"tp_size": 8}, "duration": 2.2, "completed": 2, "total_input_tokens": 300,
+    "total_output_tokens": 32, "total_output_tokens_retokenized": 32, "request_throughput": 0.9,
+    "input_throughput": 136.0, "output_throughput": 14.5, "mean_e2e_latency_ms": 1065.0, "mean_ttft_ms": 65.0,
+    "mean_tpot_ms": 75.0, "mean_itl_ms": 66.7, "concurrency": 0.97, "accept_length": None,
+    "input_lens": [100, 200], "output_lens": [11, 21], "ttfts": [0.05, 0.08],
+    "itls": [[0.1] * 10, [0.05] * 20], "generated_texts": ["a", "b"], "errors": ["", ""],
+}  # fmt: skip
+"""A line of a file of SGLang's bench_serving with `--output-details`: every run appends one, with Python's Infinity."""
+
+
+def aiperf(start_ns: int, metrics: dict[str, Any], error: Any = None, cancelled: bool = False) -> str:
+    """A line of AIPerf's profile_export.jsonl, as its documentation shows it."""
+    about = {
+        "session_num": 45, "x_request_id": "7609a2e7", "x_correlation_id": "32ee4f33", "conversation_id": "77aa5b0e",
+        "turn_index": 0, "request_start_ns": start_ns, "request_ack_ns": start_ns + 1, "request_end_ns": start_ns + 2,
+        "worker_id": "worker_359d423a", "record_processor_id": "record_processor_1fa47cd7",
+        "benchmark_phase": "profiling", "was_cancelled": cancelled, "cancellation_time_ns": None,
+    }  # fmt: skip
+    return json.dumps({"metadata": about, "metrics": metrics, "error": error}) + "\n"
+
+
+def aiperf_metrics(ttft_ms: float, latency_ms: float, prompt: int, output: int) -> dict[str, Any]:
+    values = {
+        "input_sequence_length": (prompt, "tokens"), "time_to_first_token": (ttft_ms, "ms"),
+        "time_to_second_token": (4.9, "ms"), "request_latency": (latency_ms, "ms"),
+        "output_token_count": (output, "tokens"), "inter_chunk_latency": ([4.9, 5.3], "ms"),
+        "output_sequence_length": (output, "tokens"), "inter_token_latency": (5.2, "ms"),
+        "output_token_throughput_per_user": (192.1, "tokens/sec/user"),
+    }  # fmt: skip
+    return {name: {"value": value, "unit": unit} for name, (value, unit) in values.items()}
+
+
+START_NS = 1759813207532900363
+CANCELLED = {"code": 499, "type": "RequestCancellationError", "message": "Request was cancelled after 0.000 seconds"}
+
+
+def genai_perf(start_ns: int, ttft_ns: int, last_ns: int, prompt: int, output: int) -> dict[str, Any]:
+    """A request of genai-perf's profile_export.json: first the role, then text, then counts, then the end."""
+
+    def line(**message: Any) -> dict[str, str]:
+        return {"response": "data: " + json.dumps({"id": "abc", "object": "chat.completion.chunk", **message}) + "\n\n"}
+
+    outputs = [
+        line(choices=[{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]),
+        line(choices=[{"index": 0, "delta": {"content": "dogs"}, "finish_reason": None}]),
+        line(choices=[{"index": 0, "delta": {"content": " bark"}, "finish_reason": "stop"}]),
+        line(choices=[], usage={"prompt_tokens": prompt, "completion_tokens": output}),
+        {"response": "data: [DONE]\n\n"},
+    ]  # fmt: skip
+    times = [ttft_ns // 2, ttft_ns, last_ns, last_ns + 5_000_000, last_ns + 6_000_000]
+    return {
+        "timestamp": start_ns,
+        "request_inputs": {"payload": '{"messages":[{"role":"user","content":"a"}],"model":"m","stream":true}'},
+        "response_timestamps": [start_ns + one for one in times],
+        "response_outputs": outputs,
+    }
+
+
+def lifecycle(start: float, first: float, last: float, prompt: int, output: int, error: Any = None) -> dict[str, Any]:
+    """An entry of inference-perf's per_request_lifecycle_metrics.json; its own count of tokens is one short here."""
+    response = {
+        "output_tokens": output - 1, "server_usage": {"prompt_tokens": prompt, "completion_tokens": output},
+        "response_chunks": ["a", "b"], "chunk_times": [first, last], "output_token_times": [first, last],
+    }  # fmt: skip
+    info = {
+        "request_metrics": {"text": {"input_tokens": prompt}}, "response_metrics": None if error else response,
+        "extra_info": {}, "lora_adapter": None, "graph_event_id": None, "labels": {}, "retries_attempted": 0,
+        "retries_recovered": False, "input_tokens": prompt,
+    }  # fmt: skip
+    return {"start_time": start, "end_time": last, "request": "{}", "response": "{}", "info": info, "error": error}
+
+
+WHOLE_FILES = {
+    "vllm.json": json.dumps(VLLM_BENCH),
+    "profile_export.jsonl": aiperf(START_NS, aiperf_metrics(50.0, 1050.0, 100, 11))
+    + aiperf(START_NS + 100, {"error_isl": {"value": 550, "unit": "tokens"}}, CANCELLED, cancelled=True)
+    + aiperf(START_NS + 500_000_000, aiperf_metrics(80.0, 1080.0, 200, 21)),
+    "profile_export.json": json.dumps({
+        "service_kind": "openai", "endpoint": "v1/chat/completions",
+        "experiments": [{
+            "experiment": {"mode": "request_rate", "value": 2.0},
+            "requests": [genai_perf(START_NS, 50_000_000, 1_050_000_000, 100, 11),
+                         genai_perf(START_NS + 500_000_000, 80_000_000, 1_080_000_000, 200, 21)],
+            "window_boundaries": [START_NS, START_NS + 10**10],
+        }],
+        "version": "2.59.0",
+    }),
+    "per_request_lifecycle_metrics.json": json.dumps([
+        lifecycle(41.5, 41.55, 42.55, 100, 11),
+        lifecycle(41.6, 41.6, 41.6, 90, 5, {"error_type": "TimeoutError", "error_msg": "timed out"}),
+        lifecycle(42.0, 42.08, 43.08, 200, 21),
+    ]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WHOLE_FILES)
+def test_files_with_all_that_clients_write(name: str, tmp_path: Path) -> None:
+    """Requests that failed are left out, counts are the server's, and text counts rather than messages."""
+    (tmp_path / name).write_text(WHOLE_FILES[name])
+    stamps = read_log(tmp_path / name).stamps
+    assert stamps is not None
+    assert stamps.requests.arrival_s == pytest.approx([0.0, 0.5], abs=1e-6)
+    assert stamps.first_token_s == pytest.approx([0.05, 0.58], abs=1e-6)
+    assert stamps.last_token_s == pytest.approx([1.05, 1.58], abs=1e-6)
+    assert stamps.requests.prompt_tokens.tolist() == [100, 200] and stamps.requests.output_tokens.tolist() == [11, 21]
+
+
+def test_of_several_runs_in_one_file_the_last_counts(tmp_path: Path) -> None:
+    earlier = {**SGLANG_BENCH, "input_lens": [7, 7]}
+    (tmp_path / "sglang.jsonl").write_text(json.dumps(earlier) + "\n" + json.dumps(SGLANG_BENCH) + "\n")
+    stamps = read_log(tmp_path / "sglang.jsonl").stamps
+    assert stamps is not None and stamps.closed_loop and stamps.requests.concurrency == 1
+    assert stamps.requests.prompt_tokens.tolist() == [100, 200]
+    assert (stamps.last_token_s - stamps.first_token_s) == pytest.approx([1.0, 1.0])
 
 
 def test_a_benchmark_without_times_of_sending_is_a_closed_loop(tmp_path: Path) -> None:

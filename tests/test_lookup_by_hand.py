@@ -12,7 +12,7 @@ from gnomon.timing.estimators.grid import Grid
 from gnomon.timing.estimators.holes import filled
 from gnomon.timing.host import HostConfig, HostPhase
 from gnomon.timing.iteration import SKEW_BINS, IterationTables, blank, geometric_axis, scaled, stack
-from gnomon.timing.lookup import Shape, attention_s, stage_s, with_host_s
+from gnomon.timing.lookup import Shape, attention_s, is_beyond_measured, stage_s, with_host_s
 from gnomon.timing.speculative import draft_head, with_draft
 from gnomon.timing.uncertainty import first_token_spread, iteration_spread
 
@@ -240,3 +240,21 @@ def test_grid_between_and_beyond_its_points() -> None:
     plane = np.array([[0.0, 0.0], [0.0, 3.0], [3.0, 0.0], [3.0, 3.0]])
     corners = Grid().fit(plane, np.array([1.0, 16.0, 4.0, 64.0]))
     assert corners.predict(np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [3.0, 1.0]])) == pytest.approx([2, 4, 8, 16])
+
+
+@pytest.mark.parametrize(
+    ("given", "beyond"),
+    [
+        (shape(chunk=16.0, kv=100.0, decodes=8, mean=1000.0, longest=9000.0), False),  # The mean counts.
+        (shape(decodes=2, mean=1000.5), True),
+        (shape(decodes=9, mean=10.0), True),
+        (shape(chunk=17.0), True),
+        (shape(chunk=4.0, kv=101.0), True),
+        (shape(chunk=16.0, decodes=8)._replace(tokens=31), True),
+        (shape(), False),
+    ],
+)
+def test_an_iteration_beyond_what_was_measured(given: Shape, beyond: bool) -> None:
+    """Up to 30 tokens, chunks of 16 after 100 tokens, 8 decodes of 1,000 tokens in the mean."""
+    measured = np.array([30.0, 16.0, 1000.0, 8.0, 100.0])
+    assert is_beyond_measured(measured, given) == beyond

@@ -85,7 +85,7 @@ def calibrate(
     if fitted[0].steps is not None:
         found = _from_steps(fitted, logs, base, with_scale=with_scale, with_clock=with_clock)
     else:
-        found = _from_requests(fitted, base, with_scale=with_scale, on_progress=on_progress)
+        found = _from_requests(fitted, logs, base, with_scale=with_scale, on_progress=on_progress)
     constants, order, spread, notes, errors = found
     loads = {load_of(log.name) for log in fitted}
     if len(loads) == 1:
@@ -151,17 +151,15 @@ def _pooled(logs: Sequence[Log], errors: Errors, which: int) -> float | None:
 
 def _left_error(logs: Sequence[Log], fitted: Sequence[Log], errors: Errors) -> float:
     """What stays on a load that was not fitted: on those held out, else on each as foretold from two others or more,
-    else twice what stays on those that were fitted."""
+    else twice what stays on those that were fitted. The first of these that is known."""
     names = {load_of(log.name): [one for one in logs if load_of(one.name) == load_of(log.name)] for log in logs}
     held = [mine for mine in names.values() if mine[0] not in fitted]
-    if held:
-        left = [_pooled(mine, errors, 0) for mine in held]
-    elif len(names) > 2:
-        left = [_pooled(mine, errors, 1) for mine in names.values()]
-    else:
-        left = [2.0 * (_pooled(mine, errors, 0) or 0.0) for mine in names.values()]
-    known = [error for error in left if error is not None]
-    return max(LEAST_ERROR, float(np.sqrt(np.mean(np.square(known)))) if known else LEAST_ERROR)
+    own = [mine for mine in names.values() if mine[0] in fitted]
+    foretold = [_pooled(mine, errors, 1) for mine in own] if len(own) > 2 else []
+    seen = [_pooled(mine, errors, 0) for mine in own]
+    ways = ([_pooled(mine, errors, 0) for mine in held], foretold, [2.0 * one for one in seen if one is not None])
+    known = next((known for way in ways if (known := [error for error in way if error is not None])), [0.0])
+    return max(LEAST_ERROR, float(np.sqrt(np.mean(np.square(known)))))
 
 
 def _from_steps(fitted: list[Log], logs: Sequence[Log], base: Scenario, *, with_scale: bool, with_clock: bool) -> Found:
@@ -202,8 +200,9 @@ def _mean_error(log: Log, kernels: Kernels, fit: Fit) -> float:
 
 
 def _from_requests(
-    fitted: list[Log], base: Scenario, *, with_scale: bool, on_progress: Callable[[int, int], None] | None
-) -> Found:
+    fitted: list[Log], logs: Sequence[Log], base: Scenario, *, with_scale: bool,
+    on_progress: Callable[[int, int], None] | None,
+) -> Found:  # fmt: skip
     targets = [target_of(log) for log in fitted]
     found = fit_requests(base, targets, with_scale=with_scale, on_progress=on_progress)
     errors: Errors = {name: (float(error[3]), None) for name, error in found.errors.items()}
@@ -215,5 +214,9 @@ def _from_requests(
             if load_of(target.name) == one:
                 told = simulated(base, target, without.constants) / target.means - 1.0
                 errors[target.name] = (errors[target.name][0], float(told[3]))
+    held = [log for log in logs if log not in fitted and (log.stamps is not None or log.counters is not None)]
+    for target in map(target_of, held):
+        told = simulated(base, target, found.constants) / target.means - 1.0
+        errors[target.name] = (float(told[3]), float(told[3]))
     constants, order, spread, notes = naming.of_requests(found, base, len(targets))
     return constants, order, spread, notes, errors

@@ -111,11 +111,11 @@ def _from_json(text: str, where: str) -> Part:
     if not lines:
         raise DataError("is empty.", where=where, fix=f"Give {KINDS}.")
     try:
-        data = parse_json(text, where)
+        data = parse_json(text, where, lenient=True)
     except DataError:
         if len(lines) == 1:
             raise
-        data = [parse_json(line, f"{where}:{number}") for number, line in enumerate(lines, 1)]
+        data = [parse_json(line, f"{where}:{number}", lenient=True) for number, line in enumerate(lines, 1)]
     if isinstance(data, dict) and "experiments" in data:
         return request_files.from_genai_perf(data, where)
     rows = data if isinstance(data, list) else [data]

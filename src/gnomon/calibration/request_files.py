@@ -7,6 +7,7 @@ Read: Gnomon's own tables and recordings, `vllm bench serve --save-detailed`, SG
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -82,7 +83,7 @@ def from_aiperf(rows: Iterable[Mapping[str, Any]], where: str) -> Stamps:
     found = []
     for row in rows:
         metrics, about = row["metrics"], row["metadata"]
-        if row.get("error") or about.get("benchmark_phase", "profiling") != "profiling":
+        if row.get("error") or about.get("was_cancelled") or about.get("benchmark_phase", "profiling") != "profiling":
             continue
         names = ("time_to_first_token", "request_latency", "input_sequence_length", "output_sequence_length")
         if not all(isinstance(metrics.get(name), dict) for name in names):
@@ -94,24 +95,58 @@ def from_aiperf(rows: Iterable[Mapping[str, Any]], where: str) -> Stamps:
 
 
 def from_genai_perf(data: Mapping[str, Any], where: str) -> Stamps:
-    """genai-perf's profile_export.json: stamps in nanoseconds; it holds texts, but no counts of prompt tokens."""
+    """genai-perf's profile_export.json: stamps in nanoseconds, and what was streamed.
+
+    The first message names the role and the last ones are empty: those with text count. It does not count prompts; the
+    server's own `usage` does, where it was asked for.
+    """
     found = []
     for experiment in data["experiments"]:
         for request in experiment.get("requests", []):
-            times = request.get("response_timestamps") or []
-            prompt = request.get("input_token_count") or request.get("num_input_tokens")
-            if not times or request.get("success") is False:
+            if not request.get("response_timestamps") or request.get("success") is False:
                 continue
+            times, usage = _streamed(request)
+            prompt = request.get("input_token_count") or usage.get("prompt_tokens")
             if not prompt:
                 raise DataError(
                     "does not say how long its prompts are.",
                     where=where,
-                    fix="Add input_token_count to each request, or use AIPerf's profile_export.jsonl.",
+                    fix='Run it with --extra-inputs \'{"stream_options": {"include_usage": true}}\', add '
+                    "input_token_count to each request, or use AIPerf's profile_export.jsonl.",
                 )
-            output = int(request.get("output_token_count") or len(times))
+            output = int(request.get("output_token_count") or usage.get("completion_tokens") or len(times))
             sent, first, last = (float(t) * 1e-9 for t in (request["timestamp"], times[0], times[-1]))
             found.append(Row(sent, first, last, int(prompt), output))
     return stamps(found, where)
+
+
+def _streamed(request: Mapping[str, Any]) -> tuple[list[float], Mapping[str, Any]]:
+    """When messages with text came (all, where none is known to have any), and the server's count of tokens."""
+    times, outputs = request["response_timestamps"], request.get("response_outputs") or []
+    with_text, usage = [], {}
+    for time, output in zip(times, outputs, strict=False):
+        message = _message(output)
+        usage = message.get("usage") or usage
+        if any(_has_text(choice) for choice in message.get("choices") or [message]):
+            with_text.append(time)
+    return with_text or times, usage
+
+
+def _message(output: Mapping[str, Any] | str) -> Mapping[str, Any]:
+    """One streamed message: Triton's as it is, OpenAI's from its line of server-sent events."""
+    text = output if isinstance(output, str) else output.get("response")
+    if text is None:
+        return {} if isinstance(output, str) else output
+    try:
+        message = json.loads(str(text).strip().removeprefix("data:"))
+    except ValueError:  # "[DONE]", or plain text.
+        return {}
+    return message if isinstance(message, dict) else {}
+
+
+def _has_text(choice: Mapping[str, Any]) -> bool:
+    said = choice.get("delta") or choice.get("message") or choice
+    return any(said.get(name) for name in ("content", "reasoning_content", "text", "text_output"))
 
 
 def from_inference_perf(rows: Iterable[Mapping[str, Any]], where: str) -> Stamps:
@@ -124,7 +159,9 @@ def from_inference_perf(rows: Iterable[Mapping[str, Any]], where: str) -> Stamps
         times = given.get("output_token_times") or []
         if row.get("error") or not times:
             continue
-        output = int(given.get("output_tokens") or len(times))
+        # The client's own count is of the text, tokenised again.
+        counted = (given.get("server_usage") or {}).get("completion_tokens")
+        output = int(counted or given.get("output_tokens") or len(times))
         found.append(
             Row(float(row["start_time"]), float(times[0]), float(times[-1]), int(asked["input_tokens"]), output)
         )

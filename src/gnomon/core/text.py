@@ -52,10 +52,12 @@ def read_text(path: str | Path, *, most: int = MAX_BYTES) -> str:
 # JSON
 
 
-def parse_json(text: str, where: str | None = None) -> Any:
-    """The data in a JSON text; a DataError where it is not JSON or beyond what is read."""
+def parse_json(text: str, where: str | None = None, *, lenient: bool = False) -> Any:
+    """The data in a JSON text; a DataError where it is not JSON or beyond what is read. NaN and Infinity, which Python
+    writes though JSON lacks them, are refused, or None where `lenient`."""
+    constant = _no_constant if lenient else _refuse_constant
     try:
-        data = json.loads(text, parse_constant=_refuse_constant, parse_int=_whole_number, parse_float=_finite)
+        data = json.loads(text, parse_constant=constant, parse_int=_whole_number, parse_float=_finite)
     except json.JSONDecodeError as error:
         place = f"{where or 'the text'}:{error.lineno}:{error.colno}"
         raise DataError(f"not valid JSON: {error.msg}.", where=place) from None
@@ -74,6 +76,10 @@ def read_json(path: str | Path) -> Any:
 
 def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is not a number that JSON has")
+
+
+def _no_constant(name: str) -> None:
+    return None
 
 
 def _whole_number(digits: str) -> int:

@@ -24,7 +24,7 @@ from gnomon.serving.log import Log, log_gap, log_iteration
 from gnomon.serving.state import BUDGET, FAULT, IN_FLIGHT, NONE, REJECTED, RUNNING, Cluster, Replica, replica_view
 from gnomon.serving.verbs import finish, pop_waiting, push_waiting, report
 from gnomon.timing.iteration import IterationTables
-from gnomon.timing.lookup import Shape, attention_s, stage_s, with_host_s
+from gnomon.timing.lookup import Shape, attention_s, is_beyond_measured, stage_s, with_host_s
 
 Policies = tuple[Callable[[Replica], None], ...]
 
@@ -190,14 +190,7 @@ def _account(state: Any, flight: Any, tables: IterationTables, shape: Shape, sec
     chunk = math.sqrt(shape.chunks_squared)
     weights = work[3] + work[7] * (1.0 - (1.0 - work[8]) ** shape.tokens)
     flight.bytes = weights + work[4] * (shape.decode_kv + (shape.chunks_kv / chunk if chunk > 0.0 else 0.0))
-    measured = tables.measured[state.row]
-    flight.beyond_measured = (
-        shape.tokens > measured[0]
-        or chunk > measured[1]
-        or (shape.decodes > 0 and shape.decode_kv > measured[2] * shape.decodes)
-        or shape.decodes > measured[3]
-        or (chunk > 0.0 and shape.chunks_kv > measured[4] * chunk)
-    )
+    flight.beyond_measured = is_beyond_measured(tables.measured[state.row], shape)
     state.kv_block_s += flight.kv_block_s
     state.flops += flight.flops
     state.bytes += flight.bytes
@@ -427,7 +420,6 @@ def _coast(cluster: Cluster, tables: IterationTables, log: Log, r: int, until: f
         fixed_s += tables.prompt_s[row, 0]
     work, measured = tables.work[row], tables.measured[row]
     weights = work[3] + work[7] * (1.0 - (1.0 - work[8]) ** count)
-    many = count > measured[0] or count > measured[3]
     steps, step_kv, longest, end_s = state.steps, state.step_kv, state.step_kv_max, flight.end_s
     last_s, free, budget = state.last_step_s, state.free_blocks, cluster.control[BUDGET]
     needed = cluster.growth[r, (steps + 1) % block_size]
@@ -466,7 +458,7 @@ def _coast(cluster: Cluster, tables: IterationTables, log: Log, r: int, until: f
         flight.kv_block_s = (state.num_blocks - free) * took_s
         flight.flops = work[0] * count + work[1] * kv + work[2] * count
         flight.bytes = weights + work[4] * kv
-        flight.beyond_measured = many or kv_max > measured[2]
+        flight.beyond_measured = is_beyond_measured(measured, shape)
         state.kv_block_s += flight.kv_block_s
         state.flops += flight.flops
         state.bytes += flight.bytes

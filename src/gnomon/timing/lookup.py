@@ -117,6 +117,22 @@ def stage_s(tables: IterationTables, stage: int, shape: Shape, group_tokens: int
 
 
 @jit
+def is_beyond_measured(measured: Floats, shape: Shape) -> bool:
+    """Whether an iteration is larger in some way than the source covers (`IterationTables.measured` of its stage).
+
+    Decodes are looked up at their mean KV length, so that counts, not the longest.
+    """
+    chunk = np.sqrt(shape.chunks_squared)
+    return bool(
+        shape.tokens > measured[0]
+        or chunk > measured[1]
+        or (shape.decodes > 0 and shape.decode_kv > measured[2] * shape.decodes)
+        or shape.decodes > measured[3]
+        or (chunk > 0.0 and shape.chunks_kv > measured[4] * chunk)
+    )
+
+
+@jit
 def with_host_s(tables: IterationTables, stage: int, gpu_s: float, shape: Shape) -> float:
     """Add the host's time to an iteration of a (first) stage: what is exposed, and what the GPU waits for."""
     phase = 1 if shape.chunks_squared == 0.0 else (0 if shape.decodes == 0 else 2)

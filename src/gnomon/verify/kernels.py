@@ -244,7 +244,7 @@ def kernel_scores(device_name: str, one_in: int = 16) -> Iterator[TableScore]:
     gpu = device(device_name)
     if gpu.name not in SYSTEMS:
         raise DataError(f"has no kernels of {gpu.name}.", where="silicon", fix=f"It has: {', '.join(SYSTEMS)}.")
-    roofline = Roofline(gpu, default_node(gpu))
+    roofline = Roofline(gpu, default_node(gpu), is_repeated=True)
     for measured in tables_of(gpu.name):
         found = score(measured, roofline, one_in)
         if found:

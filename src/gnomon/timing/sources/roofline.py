@@ -67,8 +67,8 @@ _EXPERT_KERNELS = 9.0
 # their peak than bf16 does of its own. Both from the tables of aiconfigurator-core 0.12 (H200 and B200, three engines).
 _QUANTIZING = ("fp8_block", "mxfp8", "nvfp4")
 _PRODUCT_RATES = {"fp8": 0.88, "fp8_block": 0.75, "mxfp8": 0.75, "nvfp4": 0.55}
-# Cards without tensor memory (RTX) get more of their lower FP4 peak done: RTX PRO 6000, three engines.
-_RTX_NVFP4_RATE = 0.7
+# Workstation cards and their kin reach more of their lower FP4 peak, and less in block-wise FP8: RTX PRO 6000 and L40S.
+_RTX_RATES = _PRODUCT_RATES | {"nvfp4": 0.7, "fp8_block": 0.55, "mxfp8": 0.55}
 # Linear attention over a prompt: seconds of its half a dozen kernels, and the share of the rates of attention and
 # element-wise kernels that they reach; from the Gated DeltaNet tables of the same package.
 _CHUNKED_FLOOR_S = 30e-6
@@ -90,8 +90,10 @@ class Roofline:
 
     name = "roofline"
 
-    def __init__(self, device: Device, node: Node) -> None:
-        self.device, self.node = device, node
+    def __init__(self, device: Device, node: Node, *, is_repeated: bool = False) -> None:
+        """With `is_repeated`, decodes find their KV in the L2 cache where it fits: so are kernels measured, by calling
+        them again and again. In serving the other layers' weights have passed through it since."""
+        self.device, self.node, self._is_repeated = device, node, is_repeated
         self._attention_peak = device.flops("bf16")
         self._constants = device.roofline
 
@@ -137,8 +139,8 @@ class Roofline:
         c = self._constants
         peak = self.device.flops(work.format.product)
         if work.format.product in self.device.peak_flops:
-            is_rtx_fp4 = work.format.name == "nvfp4" and self._is_flash_2
-            peak *= _RTX_NVFP4_RATE if is_rtx_fp4 else _PRODUCT_RATES.get(work.format.name, 1.0)
+            rates = _RTX_RATES if self._is_flash_2 else _PRODUCT_RATES
+            peak *= rates.get(work.format.name, 1.0)
         compute = self._tiled_s(rows, work.n * work.batch, work.k, peak)
         memory = work.bytes(rows) / (c.gemm_bandwidth * self.device.bandwidth_bytes_s)
         seconds = self._overlapped(compute, memory) + c.gemm_floor_s
@@ -178,9 +180,13 @@ class Roofline:
         """Bytes over bandwidth, the cache's while they fit and the memory's beyond twice that, on top of a floor."""
         c = self._constants
         moved = work.bytes(rows)
-        cached = np.clip(2.0 - moved / self.device.l2_bytes, 0.0, 1.0)
+        cached = self._cached(moved)
         per_byte = cached / c.cache_bandwidth + (1.0 - cached) / c.elementwise_bandwidth
         return c.elementwise_floor_s + moved * per_byte / self.device.bandwidth_bytes_s
+
+    def _cached(self, moved: Floats) -> Floats:
+        """Share of so many bytes that comes from the L2 cache: all that fit, none beyond twice that."""
+        return np.clip(2.0 - moved / self.device.l2_bytes, 0.0, 1.0)
 
     def experts_s(self, work: Experts, tokens: Floats) -> Floats:
         """A grouped multiplication: the touched experts' weights stream in, at least one of the busiest rank; each
@@ -225,7 +231,11 @@ class Roofline:
         """The KV cache streams in, on top of a floor."""
         c = self._constants
         read = replace(work, window=0, ratio=1, near=0).bytes(sequences, work.seen(kv) + _DECODE_EXTRA_KV)
-        memory = read / (c.decode_bandwidth * self.device.bandwidth_bytes_s)
+        per_byte = 1.0 / c.decode_bandwidth
+        if self._is_repeated:
+            cached = self._cached(read)
+            per_byte = cached / max(c.cache_bandwidth, c.decode_bandwidth) + (1.0 - cached) * per_byte
+        memory = read * per_byte / self.device.bandwidth_bytes_s
         if work.qk_dim == work.v_dim and work.kv_bytes <= 2.0 * work.num_kv_heads * work.qk_dim:
             memory = memory / _KV8_RATE
         compute = work.flops(sequences, kv) / (self._attention_peak * c.prefill_efficiency)
