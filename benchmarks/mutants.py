@@ -53,10 +53,9 @@ TESTS: dict[str, tuple[str, ...]] = {
                "timing_golden", "timing_passes", "timing_speculative", "timing_profile", "front_end",
                "timing_roofline", "timing_topology", "timing_operators", "lookup_by_hand"),
     "serving/policies": ("policy_decisions", "policy_options", "trtllm", "classes", "recorded_serving"),
-    "serving/routers": ("router_decisions", "routers_by_hand", "learned_router", "recorded_serving"),
+    "serving/routers": ("router_decisions", "routers_by_hand", "recorded_serving"),
     "search": ("search_by_hand",),
-    "pipeline": ("pipeline_by_hand", "pipeline_zoo", "pipeline_execution", "pipeline_study", "pipeline_sweep",
-                 "timing_passes", "recorded_pipeline"),
+    "pipeline": ("pipeline_by_hand", "recorded_pipeline", "timing_passes"),
 }  # fmt: skip
 """Module (or folder) -> test files that matter for it; the most specific entry counts."""
 
@@ -358,13 +357,24 @@ def _child(sources: Path, tests: tuple[str, ...], watcher: Watcher | None, mutan
 
 
 def import_all(sources: Path) -> None:
-    """Every module of the copy that can be imported, so that children need not."""
+    """The modules of the copy that mutants are in or that they use, so that children need not import them."""
     sys.path.insert(0, str(sources.parent))
-    for path in sorted(sources.rglob("*.py")):
-        name = ".".join(path.relative_to(sources.parent).with_suffix("").parts).removesuffix(".__init__")
-        if name.split(".")[1:2] != ["measure"]:
-            with suppress(Exception):  # Extras that are not installed.
+    for wing in ("core", "catalog", "timing", "workload", "serving", "search", "pipeline"):
+        for path in sorted((sources / wing).rglob("*.py")):
+            name = ".".join(path.relative_to(sources.parent).with_suffix("").parts).removesuffix(".__init__")
+            with suppress(ImportError):  # Extras that are not installed.
                 import_module(name)
+
+
+def check_unchanged(sources: Path, notes: dict[str, Any]) -> None:
+    """A few tests of every file, with nothing changed: they must pass in a child as they did when they were noted."""
+    for name, note in notes.items():
+        few = sorted((one["seconds"], test) for test, one in note["tests"].items())[:3]
+        outcome, _ = run_tests(sources, tuple(test for _, test in few), LONGEST_S) if few else ("passed", 0.0)
+        if outcome != "passed":
+            sys.exit(
+                f"{name}: {outcome} with nothing changed:\n{(sources.parent.parent / 'output').read_text()[-2000:]}"
+            )
 
 
 def apply(mutant: Mutant, sources: Path) -> None:
@@ -379,7 +389,7 @@ def apply(mutant: Mutant, sources: Path) -> None:
     known = [
         one
         for one in gc.get_objects()
-        if isinstance(one, FunctionType) and one.__code__.co_filename == str(path) and one.__code__.co_qualname == name
+        if type(one) is FunctionType and one.__code__.co_filename == str(path) and one.__code__.co_qualname == name
     ]
     if len(codes) == 1 and known:
         for function in known:
@@ -435,6 +445,7 @@ def main(count: int, seed: int, modules: tuple[str, ...], results: str) -> None:
         watch_tests(sources, files, notes, LONGEST_S)
         noted = json.loads(notes.read_text())
         import_all(sources)
+        check_unchanged(sources, {name: noted[name] for name in files})
         for number, mutant in enumerate(mutants, 1):
             chosen = choose_tests(mutant, tests_of(mutant.module), noted)
             shown = hashlib.sha256(

@@ -295,6 +295,8 @@ def warm_up() -> None:
     """Import and compile what cases need, before they fork; but nothing that starts the threads of Polars."""
     import polars  # noqa: F401
 
+    with contextlib.suppress(ImportError):  # Seconds, for every command of `route`.
+        import torch  # noqa: F401
     from gnomon.cli.main import main
 
     for _ in leaves():
