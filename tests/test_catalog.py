@@ -39,6 +39,31 @@ def test_parameter_counts_are_the_published_ones(name: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "parameters"),
+    [  # Totals of the safetensors files as Hugging Face listed them in September 2026.
+        ("gemma-3-1b", 999_885_952),
+        ("llama-2-70b", 68_976_648_192),
+        ("llama-3.1-8b", 8_030_261_248),
+        ("llama-3.1-70b", 70_553_706_496),
+        ("llama-3.2-1b", 1_235_814_400),
+        ("llama-3.2-3b", 3_212_749_824),
+        ("minimax-m2.5", 228_689_764_864),  # Of MiniMax-M2.7, which has its shape.
+        ("mistral-7b", 7_248_023_552),
+        ("mistral-small-24b", 23_572_403_200),
+        ("qwen2.5-0.5b", 494_032_768),
+        ("qwen2.5-1.5b", 1_543_714_304),
+        ("qwen2.5-3b", 3_085_938_688),
+        ("qwen2.5-7b", 7_615_616_512),
+        ("qwen3-4b", 4_022_468_096),
+        ("qwen3-8b", 8_190_735_360),
+        ("qwen3-32b", 32_762_123_264),
+    ],
+)
+def test_counts_are_those_of_the_files_to_the_last_parameter(name: str, parameters: int) -> None:
+    assert catalog.model(name).num_parameters == parameters
+
+
+@pytest.mark.parametrize(
     ("name", "billions"),
     [
         ("mixtral-8x7b", 12.9),
