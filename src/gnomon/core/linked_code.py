@@ -104,15 +104,22 @@ def restored(target: Any, payload: Any) -> Any:
 
 
 def _with_parts(libraries: Iterable[Any]) -> list[Any]:
-    """These libraries, and all that the parts among them call, each once."""
-    found: dict[Any, None] = {}
-    left = list(libraries)
-    while left:
-        library = left.pop()
-        if library not in found:
-            found[library] = None
-            left += library._linking_libraries if isinstance(library, Part) else []
-    return list(found)
+    """These libraries, and all that the parts among them call, each once, and before all that it calls: LLVM leaves out
+    of a module what nothing has asked for yet."""
+    seen: set[Any] = set()
+    callees_first: list[Any] = []
+
+    def visit(library: Any) -> None:
+        if library in seen:
+            return
+        seen.add(library)
+        for callee in library._linking_libraries if isinstance(library, Part) else ():
+            visit(callee)
+        callees_first.append(library)
+
+    for library in libraries:
+        visit(library)
+    return callees_first[::-1]
 
 
 def _module(library: Any) -> Any:
