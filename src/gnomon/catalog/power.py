@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from importlib.resources import files
 
+import numpy as np
 import yaml
 from pydantic import Field, PositiveFloat
 
@@ -32,12 +33,19 @@ class Shares(Config):
     source: str
 
 
+class ClockCurve(Config):
+    """The clock that a power cap leaves."""
+
+    points: tuple[tuple[float, float], ...]
+    """[share of the power above idle, share of the clock], increasing."""
+    source: str
+
+
 class PowerData(Config):
     """All of `data/power.yaml`."""
 
     shares: Shares
-    clock_exponent: PositiveFloat
-    clock_source: str
+    clock: ClockCurve
     devices: dict[str, PowerFacts] = Field(default_factory=dict)
 
 
@@ -68,4 +76,5 @@ def clock_under_cap(facts: PowerFacts, cap_w: float) -> float:
             f"a cap of {cap_w:g} W is not above what the GPU draws idle ({facts.idle_w:g} W).", where="power.cap_w"
         )
     share = (cap_w - facts.idle_w) / (facts.max_w - facts.idle_w)
-    return min(1.0, share ** (1.0 / power_data().clock_exponent))
+    powers, clocks = zip(*power_data().clock.points, strict=True)
+    return float(np.interp(share, powers, clocks))
