@@ -9,7 +9,7 @@ import pytest
 
 from gnomon.core.errors import ConfigError
 from gnomon.serving.metrics import summarize
-from gnomon.serving.state import FINISHED
+from gnomon.serving.state import FINISHED, SHED
 from gnomon.workload import WorkloadConfig, generate
 from serving_kit import run, scenario
 
@@ -46,6 +46,23 @@ def test_the_context_is_found_again() -> None:
     summary = summarize(done)
     assert summary.prefix_hit_rate is not None and summary.prefix_hit_rate > 0.5
     assert summary.requests.finished == 120
+
+
+@pytest.mark.parametrize("fleet", [None, {"max_replicas": 2, "controller": {"interval_s": 1.0}}])
+def test_a_refused_call_ends_its_session(fleet: Any) -> None:
+    """Whoever waits for a call that was turned away is turned away, too, and nobody else; the run ends."""
+    gate = {"name": "queue_limit", "options": {"max_waiting": 1}}
+    crowded = workload(calls=3, sub_agents=1, sub_calls=2) | {"rate": 200.0}
+    done = run(scenario(batching={"max_sequences": 2}, admission=gate, workload=crowded, fleet=fleet))
+    q, requests = done.cluster.requests, done.requests
+    assert np.isin(q.status, (FINISHED, SHED)).all()
+    shed = q.status == SHED
+    assert shed.any() and not shed.all()
+    for i in np.flatnonzero(requests.parent_offsets[1:] > requests.parent_offsets[:-1]):
+        parents = requests.parents[requests.parent_offsets[i] : requests.parent_offsets[i + 1]]
+        assert shed[i] or not shed[parents].any()
+        assert not shed[i] or shed[parents].any() or q.arrival_s[i] >= q.finished_s[parents].max()
+    assert summarize(done).requests.shed == shed.sum()
 
 
 def test_impossible_agents_are_refused() -> None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from gnomon.core.borrow import borrow
 from gnomon.core.jit import function_arguments, jit
+from gnomon.serving.adapters import new_adapters
 from gnomon.serving.build import build_cluster
 from gnomon.serving.calendar import (
     AN_EVENT,
@@ -81,6 +82,7 @@ def _fleet(arrival_s: list[float], ticks: list[float]) -> tuple[Fleet, Outside, 
         np.zeros(1),
         new_tiers(1, 0, 0, 0),
         *(np.zeros(0, np.int64),) * 3,
+        new_adapters(np.zeros(0), np.zeros(2), 1),
     )
     outside = Outside(calendar, np.zeros(0), np.zeros(3), *others)
     return fleet, outside, engine_of(policies_of(kinds), ROUTERS["round_robin"]), new_log(64, 64)

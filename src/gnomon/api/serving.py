@@ -378,13 +378,16 @@ class Comparison(Result):
             name: [asdict(one) | {"difference": one.difference, "relative": one.relative} for one in differences]
             for name, differences in self.differences.items()
         }
+        from gnomon.report.serving.compare import regrets
         from gnomon.report.serving.intervals import as_data
 
         summaries = {
             name: summary.to_dict() | {"intervals": as_data(self.intervals[name])}
             for name, summary in self.summary.items()
         }
-        return {"baseline": self.baseline, "summaries": summaries, "differences": rows}
+        found = {name: asdict(one) for name, one in regrets(self.summary).items()}
+        known = {"regret": found} if found else {}
+        return {"baseline": self.baseline, "summaries": summaries, "differences": rows} | known
 
     def save(self, folder: str | Path) -> Path:
         """Write one report of all, comparison.json, and every variant's run into a folder of its own."""

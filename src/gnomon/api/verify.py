@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gnomon.api.result import Progress, Result, TableResult
-from gnomon.core.errors import ConfigError, DataError
+from gnomon.core.errors import ConfigError, DataError, UnknownNameError
 from gnomon.core.files import write_text
 from gnomon.core.registry import Registry
 
@@ -264,6 +264,20 @@ def prefixes(*, on_progress: Progress | None = None) -> Verification:
     under_way = fit_client(lambda count: route("random", count)[1], ROUTING[0].ttft_s)
     found = [row for part in _each([lambda: routing_rows(under_way), offloading_rows], on_progress) for row in part()]
     return Verification("prefixes", found, told(found, under_way))
+
+
+@CHECKS.register("fleet")
+def fleet(*, only: Sequence[str] = (), on_progress: Progress | None = None) -> Verification:
+    """Published effects of fleets; `only` those named (cold-start, elastic-experts, dlpm, forecast)."""
+    from gnomon.report.verify.fleet import told
+    from gnomon.verify.fleet import EFFECTS
+
+    for name in only:
+        if name not in EFFECTS:
+            raise UnknownNameError("effect", name, EFFECTS)
+    wanted = [EFFECTS[name] for name in EFFECTS if not only or name in only]
+    found = [one for effect in _each(wanted, on_progress) for one in effect()]
+    return Verification("fleet", found, told(found))
 
 
 @CHECKS.register("silicon")

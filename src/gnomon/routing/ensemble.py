@@ -86,6 +86,7 @@ def _lane(fleets: Fleet, lane: int, num_replicas: int, memory: Floats) -> Fleet:
         all_.recorded_first[lane],
         all_.recorded_s[lane],
         all_.control[lane],
+        all_.adapter_slots[lane],
         all_.ledger[lane],
         all_.parts_ns[lane],
         all_.clocks[lane],

@@ -232,10 +232,8 @@ class VectorClusters:
     def new_ensemble(self, lanes: int) -> Ensemble:
         """Arrays for some clusters of this environment's size."""
         requests = self.num_requests
-        cluster = Cluster(*(np.repeat(array[None], lanes, axis=0) for array in self._blank))
-        cluster = cluster._replace(
-            **{name: getattr(cluster, name).view(np.recarray) for name in ("replicas", "requests", "flights", "ledger")}
-        )
+        arrays = (np.repeat(array[None], lanes, axis=0) for array in self._blank)
+        cluster = Cluster(*(one.view(np.recarray) if one.dtype.names else one for one in arrays))
         foretold = 0 if self.router_config.lengths == "none" else requests
         fleets = Fleet(
             cluster,

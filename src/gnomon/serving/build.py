@@ -33,7 +33,13 @@ class Recording:
     """Requests in all batches: how much to record for the comparison."""
 
 
-def build_cluster(kinds: list[Kind], requests: Requests, seed: int, recording: Recording | None = None) -> Cluster:
+def build_cluster(
+    kinds: list[Kind],
+    requests: Requests,
+    seed: int,
+    recording: Recording | None = None,
+    adapter_slots: int = 0,
+) -> Cluster:
     """Arrays for all replicas and requests, with their limits filled in."""
     caches = [kind.num_kv_blocks for kind in kinds if kind.batching.prefix_cache]
     smallest_block = min(kind.batching.block_size for kind in kinds)
@@ -49,6 +55,7 @@ def build_cluster(kinds: list[Kind], requests: Requests, seed: int, recording: R
         max_moving=max(map(max_moving, kinds)) if any(kind.role != "both" for kind in kinds) else 0,
         num_drafted=max(kind.tokens_per_decode for kind in kinds),
         num_classes=max(1, len(requests.classes)),
+        adapter_slots=adapter_slots if len(requests.adapter) else 0,
         num_parameters=max(8, *(len(kind.parameters) for kind in kinds)),
         prefix_hashes=prefix_keys(requests, smallest_block),
         recorded=(recording.first, recording.stage_s) if recording else None,
@@ -115,6 +122,7 @@ def fill_requests(cluster: Cluster, requests: Requests, seed: int) -> None:
     table.prefill_tokens = requests.prompt_tokens
     table.total_tokens = requests.total_tokens
     table.session = requests.session
+    table.adapter = requests.adapter if len(requests.adapter) else NONE
     table.replica = table.prefill_replica = table.decode_replica = NONE
     if requests.classes:
         table.user_class = requests.user_class

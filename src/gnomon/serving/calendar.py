@@ -34,6 +34,8 @@ KV_READY = 11  # subject: the request that is prefilled, as the replica that is 
 KV_LOST = 12  # subject: the request that has waited too long for blocks there
 KV_LOADED = 13  # subject: the request whose prefix has come from another tier
 LINKS_CHANGE = 14  # subject: 1 where nothing moves between pools from now on, 0 where it does again
+ADAPTER_READY = 15  # subject: the request whose adapter is loaded
+BLOCKS_FREED = 16  # subject: a replica, whose blocks somebody else has freed
 REQUEST_ARRIVES = 20  # subject: the request
 FOR_THE_CALLER = 100
 CONTROL_TICK = 100  # subject: any number
@@ -144,6 +146,17 @@ def schedule_all(calendar: Calendar, kind: int, time_s: Floats, subjects: Ints) 
     lent = borrow(calendar)
     for i in range(time_s.size):
         schedule(lent, time_s[i], kind, subjects[i])
+
+
+def drop(calendar: Calendar, subjects: Ints) -> None:
+    """Take out all that was to happen to these requests before they arrive again; what concerns replicas stays."""
+    book, events = calendar.book[0], calendar.events
+    some = events[: book.num_events]
+    of_requests = (KV_LANDS, KV_READY, KV_LOST, KV_LOADED, ADAPTER_READY)
+    kept = some[~(np.isin(some.kind, of_requests) & np.isin(some.subject, subjects))]
+    # Sorted, they are a heap.
+    events[: kept.size] = kept[np.lexsort((kept.order, kept.kind, kept.time_s))]
+    book.num_events = kept.size
 
 
 @apart

@@ -11,9 +11,20 @@ from gnomon.core.arrays import Floats, Ints
 from gnomon.core.borrow import borrow
 from gnomon.core.jit import apart, inner, jit
 from gnomon.serving import contract
+from gnomon.serving.adapters import (
+    Adapters,
+    leave_adapter,
+    leave_line,
+    new_slots,
+    next_in_line,
+    take_adapter,
+    wait_in_line,
+)  # fmt: skip
 from gnomon.serving.calendar import (
     A_REPLICA,
+    ADAPTER_READY,
     AN_EVENT,
+    BLOCKS_FREED,
     FOR_THE_CALLER,
     KV_LANDS,
     KV_LOADED,
@@ -51,6 +62,7 @@ from gnomon.serving.state import (
     NOT_ARRIVED,
     NUM_PARKED,
     NUM_SERVICE,
+    NUM_SHED,
     PARKED,
     REJECTED,
     REPLICA,
@@ -145,6 +157,7 @@ def takes_in(fleet: Fleet, engine: Engine, request_id: int, now: float) -> bool:
         if verdict < 2:
             request.status = SHED
             request.finished_s = now
+            fleet.cluster.control[NUM_SHED] += 1
             return False
         request.num_tries = 1
     if fleet.candidates.size == 0:
@@ -233,6 +246,7 @@ class Outside(NamedTuple):
     followers: Ints
     parents_left: Ints
     """[request]: how many of those that it waits for have not ended."""
+    adapters: Adapters
 
 
 @apart
@@ -278,7 +292,35 @@ def _choose(fleet: Fleet, engine: Engine, outside: Outside, request_id: int) -> 
 
 @apart
 def _take_in(fleet: Fleet, outside: Outside, r: int, request_id: int, now: float) -> None:
-    """Put an arrived request into the queue of replica `r`, or let it wait for KV that another tier holds."""
+    """An arrived request comes to replica `r`: into its queue, once its adapter is loaded."""
+    cluster, request = fleet.cluster, fleet.cluster.requests[request_id]
+    if request.adapter != NONE:
+        ready_s = take_adapter(cluster, outside.adapters, r, request_id, now)
+        if ready_s > now:
+            request.replica = r
+            request.status = MOVING
+            cluster.replicas[r].num_coming += 1
+            if ready_s < NEVER:
+                schedule(outside.calendar, ready_s, ADAPTER_READY, request_id)
+            else:
+                wait_in_line(cluster, outside.adapters, r, request_id)
+            return
+    _queue(fleet, outside, r, request_id, now)
+
+
+@apart
+def _leave_adapter(cluster: Cluster, outside: Outside, r: int, request_id: int, now: float) -> None:
+    """A request with an adapter has ended in replica `r`: those in line may have its slot."""
+    leave_adapter(cluster, outside.adapters, r, request_id, now)
+    ready_s = next_in_line(cluster, outside.adapters, r, now)
+    while ready_s < NEVER:
+        schedule(outside.calendar, ready_s, ADAPTER_READY, leave_line(cluster, outside.adapters, r))
+        ready_s = next_in_line(cluster, outside.adapters, r, now)
+
+
+@apart
+def _queue(fleet: Fleet, outside: Outside, r: int, request_id: int, now: float) -> None:
+    """Put a request into the queue of replica `r`, or let it wait for KV that another tier holds."""
     cluster, book = fleet.cluster, outside.calendar.book[0]
     if book.has_tiers != 0 and begin_load(
         cluster, fleet.tables, outside.tiers, outside.transfers, book, r, request_id, now
@@ -311,6 +353,8 @@ def serve_instant(fleet: Fleet, engine: Engine, outside: Outside, log: Log, firs
             continue
         if request.replica == NONE:
             if not takes_in(fleet, engine, request_id, now):
+                if request.status == SHED:
+                    _give_up_followers(cluster, outside, request_id, now)
                 continue
             if book.is_plain != 0:
                 return first
@@ -349,12 +393,35 @@ def _send_followers(cluster: Cluster, outside: Outside, request_id: int, ended_s
     for i in range(outside.follower_first[request_id], outside.follower_first[request_id + 1]):
         follower = outside.followers[i]
         outside.parents_left[follower] -= 1
-        if outside.parents_left[follower] == 0:
+        if outside.parents_left[follower] == 0 and cluster.requests[follower].status == NOT_ARRIVED:
             request = cluster.requests[follower]
             sent_s = ended_s + outside.think_s[follower]
             request.arrival_s = leaves_front_end(outside.front, sent_s, request.prompt_tokens)
             request.front_s = request.arrival_s - sent_s
             schedule(outside.calendar, request.arrival_s, REQUEST_ARRIVES, follower)
+
+
+@apart
+def _give_up_followers(cluster: Cluster, outside: Outside, request_id: int, now: float) -> None:
+    """A call of an agent was refused: its session ends there. All calls that would have followed count as turned
+    away."""
+    if outside.follower_first.size == 0:
+        return
+    requests = cluster.requests
+    requests[request_id].next_waiting = NONE
+    one, last = request_id, request_id
+    while one != NONE:  # A list of calls that are given up, each followed by those that wait for it.
+        for i in range(outside.follower_first[one], outside.follower_first[one + 1]):
+            follower = outside.followers[i]
+            if requests[follower].status == NOT_ARRIVED:
+                requests[follower].status = SHED
+                requests[follower].arrival_s = now
+                requests[follower].finished_s = now
+                requests[follower].next_waiting = NONE
+                requests[last].next_waiting = follower
+                last = follower
+                cluster.control[NUM_SHED] += 1
+        one = requests[one].next_waiting
 
 
 @apart
@@ -375,8 +442,13 @@ def _take_reports(cluster: Cluster, outside: Outside, group: int, now: float) ->
             else:
                 if request.decode_replica not in (NONE, r):  # It ended before it could move.
                     replicas[request.decode_replica].num_coming -= 1
+                if request.adapter != NONE:
+                    _leave_adapter(cluster, outside, r, request_id, now)
                 _send_next(cluster, outside, now + replicas[group].reply_s)
-                _send_followers(cluster, outside, request_id, now + replicas[group].reply_s)
+                if request.status == REJECTED:
+                    _give_up_followers(cluster, outside, request_id, now)
+                else:
+                    _send_followers(cluster, outside, request_id, now + replicas[group].reply_s)
         if state.num_ready > 0:
             _land_ready(cluster, outside, r, now)
 
@@ -447,12 +519,14 @@ def _handle_move(fleet: Fleet, engine: Engine, outside: Outside, log: Log, kind:
 def _refuse(cluster: Cluster, outside: Outside, r: int, now: float) -> None:
     """The first request that waits for blocks in replica `r` can never have them: it is rejected."""
     replica = replica_view(cluster, r)
-    request = cluster.requests[pop_ready(replica)]
+    request_id = pop_ready(replica)
+    request = cluster.requests[request_id]
     request.status = REJECTED
     request.finished_s = now
     replica.state.num_coming -= 1
     replica.state.num_rejected += 1
     _send_next(cluster, outside, now + replica.state.reply_s)
+    _give_up_followers(cluster, outside, request_id, now)
 
 
 @inner
@@ -496,6 +570,22 @@ def _handle_event(fleet: Fleet, engine: Engine, outside: Outside, log: Log) -> N
     elif kind == LINKS_CHANGE:
         take_next(outside.calendar)
         switch_links(outside.transfers, book, subject, now)
+    elif kind == ADAPTER_READY:
+        r = cluster.requests[subject].replica
+        group = cluster.replicas[r].group_first
+        engine.proceed(cluster, fleet.tables, engine.policies, log, group, NEVER, now)
+        if cluster.control[BUDGET] > 0:
+            take_next(outside.calendar)
+            cluster.replicas[r].num_coming -= 1
+            _queue(fleet, outside, r, subject, now)
+            _wake(fleet, engine, outside, log, group, now)
+    elif kind == BLOCKS_FREED:
+        group = cluster.replicas[subject].group_first
+        engine.proceed(cluster, fleet.tables, engine.policies, log, group, NEVER, now)
+        if cluster.control[BUDGET] > 0:
+            take_next(outside.calendar)
+            _land_ready(cluster, outside, subject, now)
+            _wake(fleet, engine, outside, log, group, now)
     elif kind == REQUEST_ARRIVES:
         request = cluster.requests[subject]
         if request.replica == NONE:
@@ -503,6 +593,7 @@ def _handle_event(fleet: Fleet, engine: Engine, outside: Outside, log: Log) -> N
                 take_next(outside.calendar)
                 if request.status == SHED:
                     _send_next(cluster, outside, now)
+                    _give_up_followers(cluster, outside, subject, now)
                 return
             if book.is_plain != 0:
                 book.wants, book.subject = A_REPLICA, subject
@@ -592,6 +683,7 @@ def new_cluster(
     num_drafted: int = 1,
     num_classes: int = 1,
     max_moving: int = 0,
+    adapter_slots: int = 0,
     prefix_hashes: Ints | None = None,
     recorded: tuple[Ints, Floats] | None = None,
 ) -> Cluster:
@@ -636,7 +728,8 @@ def new_cluster(
         service=np.zeros((num_replicas, num_classes, NUM_SERVICE)),
         recorded_first=first,
         recorded_s=seconds,
-        control=np.array([NO_LIMIT, 0, NONE, NONE, 0]),
+        control=np.array([NO_LIMIT, 0, NONE, NONE, 0, 0]),
+        adapter_slots=new_slots(num_replicas, adapter_slots),
         ledger=np.zeros(0, ENTRY).view(np.recarray),
         parts_ns=ints(0, 0, 0),
         clocks=ints(0, 0),

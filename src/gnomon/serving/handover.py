@@ -53,9 +53,10 @@ def hand_over(replica: Replica, r: int, now: float) -> None:
 @inner
 def _stamp_first_token(replica: Replica, r: int, now: float) -> None:
     request = replica.requests[r]
-    request.first_token_s = now
     request.last_token_s = now
-    request.first_reply_s = replica.state.reply_s
+    if request.first_token_s < 0.0:  # One that was sent again has had it before.
+        request.first_token_s = now
+        request.first_reply_s = replica.state.reply_s
 
 
 @apart
@@ -101,6 +102,21 @@ def pop_ready(replica: Replica) -> int:
     state.first_ready = replica.requests[r].next_waiting
     state.num_ready -= 1
     return r
+
+
+@apart
+def unlink_ready(replica: Replica, r: int) -> None:
+    """Take request `r` out of those that wait for blocks, wherever it stands among them."""
+    state, before, one = replica.state, NONE, replica.state.first_ready
+    while one != r:
+        before, one = one, replica.requests[one].next_waiting
+    if before == NONE:
+        state.first_ready = replica.requests[r].next_waiting
+    else:
+        replica.requests[before].next_waiting = replica.requests[r].next_waiting
+    if state.last_ready == r:
+        state.last_ready = before
+    state.num_ready -= 1
 
 
 @inner
@@ -152,6 +168,7 @@ def land(replica: Replica, r: int, now: float) -> None:
     prefix_cache.key_full_blocks(replica, r, request.prefill_tokens)
     state.num_landing -= 1
     state.num_coming -= 1
+    state.num_taken += 1
     state.num_outstanding += 1
     state.stalled = 0
     request.landed_s = now
@@ -175,6 +192,7 @@ def prefill_here(replica: Replica) -> None:
     r = pop_ready(replica)
     request = replica.requests[r]
     state.num_coming -= 1
+    state.num_taken += 1
     state.num_outstanding += 1
     state.stalled = 0
     if state.first_token_at == FROM_TRANSFER:  # Nobody has seen the first token, which is lost with the KV.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -12,6 +13,7 @@ from gnomon.catalog.power import clock_under_cap
 from gnomon.core.errors import ConfigError
 from gnomon.core.user_files import is_own, load_user_file
 from gnomon.serving.energy import PowerConfig
+from gnomon.serving.lora import slots_bytes
 from gnomon.serving.policies import POLICIES, PolicySpec
 from gnomon.serving.scenario import KindConfig, ReplicaConfig, ResolvedBatching, Role, Scenario
 from gnomon.timing.iteration import IterationTables, blank, stack
@@ -103,6 +105,8 @@ def resolve(scenario: Scenario, requests: Requests | None = None) -> list[Kind]:
     model = catalog.model(scenario.model)
     typical = round(requests.total_tokens.mean()) if requests is not None and len(requests) else None
     kinds = [_resolve_one(model, _capped(pool, scenario.power), typical) for pool in scenario.kinds()]
+    if requests is not None and len(requests.adapter):
+        kinds = [_with_adapters(kind, slots_bytes(scenario.lora, model)) for kind in kinds]
     if scenario.fleet is not None and scenario.fleet.max_replicas is not None:
         kinds = [_with_places(kind, scenario.fleet.max_replicas) for kind in kinds]
     count = len(policies_of(kinds))
@@ -122,6 +126,16 @@ def _capped(pool: KindConfig, power: PowerConfig) -> KindConfig:
         )
     clock = clock_under_cap(facts, power.cap_w)
     return pool.model_copy(update={"timing": pool.timing.model_copy(update={"clock": clock})})
+
+
+def _with_adapters(kind: Kind, slots: float) -> Kind:
+    """A kind whose replicas keep room for LoRA adapters, where their KV blocks were planned."""
+    if kind.plan is None or kind.replica.num_kv_blocks is not None:
+        return kind
+    blocks = kind.num_kv_blocks - math.ceil(slots / kind.replica.num_gpus / kind.plan.block_bytes)
+    if blocks < 1:
+        raise ConfigError("there is no memory left for KV beside the adapters.", where="lora.max_loaded")
+    return replace(kind, num_kv_blocks=blocks)
 
 
 def _with_places(kind: Kind, places: int) -> Kind:

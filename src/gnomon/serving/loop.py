@@ -521,6 +521,7 @@ def receive(cluster: Cluster, r: int, request_id: int) -> None:
     request, state = cluster.requests[request_id], cluster.replicas[r]
     request.replica = r
     state.stalled = 0
+    state.num_taken += 1
     state.num_outstanding += 1
     state.prefill_left += request.prefill_tokens
     state.decode_left += request.total_tokens - request.prefill_tokens

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from gnomon.core.arrays import Floats
+from gnomon.serving.adapters import AdapterFigures, adapter_figures
 from gnomon.serving.class_metrics import ClassSummary, Fairness, class_summaries
 from gnomon.serving.energy import Energy, energy_of, joules
 from gnomon.serving.fleet.metrics import FleetSummary, fleet_summary, paid_s
@@ -135,6 +136,8 @@ class Summary:
     """KV that moved between pools; None where no pool has a role."""
     tiers: TierHits | None
     """Where prompt tokens were found; None where no tier is given."""
+    adapters: AdapterFigures | None
+    """What became of LoRA adapters; None where no request asks for one."""
     timing_error: float
     """Relative error to expect of the kernels' times, as their source states it."""
     has_host_time: bool
@@ -186,6 +189,7 @@ def summarize(run: Run) -> Summary:
         saturation=trend,
         moves=moves(run, duration_s),
         tiers=tier_hits(run),
+        adapters=adapter_figures(run.adapters) if run.adapters is not None else None,
         timing_error=stated_error(run),
         has_host_time=bool(run.tables.host_s.any()),
         classes=classes,

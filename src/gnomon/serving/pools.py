@@ -7,12 +7,10 @@ import numpy as np
 from gnomon import catalog
 from gnomon.catalog import Model
 from gnomon.core.arrays import Ints
-from gnomon.core.errors import ConfigError, UnknownNameError
-from gnomon.core.user_files import load_user_file
+from gnomon.core.errors import ConfigError
 from gnomon.serving.calendar import LINKS_CHANGE, Calendar, report_ends, schedule_all
-from gnomon.serving.deciders import DECIDERS, DeciderSpec
 from gnomon.serving.kinds import Kind
-from gnomon.serving.scenario import DeciderConfig, DisaggregationConfig, Scenario
+from gnomon.serving.scenario import DisaggregationConfig, Scenario
 from gnomon.serving.state import FROM_DECODE, FROM_PREFILL, FROM_TRANSFER, Cluster
 from gnomon.serving.tiers import HOST, NUM_SOURCES, PEERS, REMOTE, SSD, Tiers, new_tiers
 from gnomon.serving.transfers import HOP_S, LAST_PART, LATENCY_S, OVERLAP, TIMEOUT_S, Transfers, new_transfers
@@ -112,19 +110,6 @@ def open_tiers(
     report_ends(calendar, cluster)
     calendar.book.has_tiers = 1
     return tiers
-
-
-def find_decider(config: DeciderConfig) -> DeciderSpec:
-    """The configured decider; options that it would leave unread are refused."""
-    if config.file is not None:
-        load_user_file(config.file)
-    spec = DECIDERS[config.name]
-    unknown = set(config.options) - set(spec.options)
-    if unknown:
-        raise UnknownNameError(
-            f"option of decider {spec.name}", unknown.pop(), spec.options, where="disaggregation.decider"
-        )
-    return spec
 
 
 def first_token(config: DisaggregationConfig, kinds: list[Kind]) -> str:

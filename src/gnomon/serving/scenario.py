@@ -16,6 +16,7 @@ from gnomon.serving.calibration import read_calibration
 from gnomon.serving.energy import PowerConfig
 from gnomon.serving.engines import EngineConfig, engine, filled_in, nested
 from gnomon.serving.fleet.config import FleetConfig
+from gnomon.serving.lora import LoraConfig
 from gnomon.serving.policies import COMMON_DEFAULTS, POLICIES
 from gnomon.timing import TimingConfig
 from gnomon.workload import WorkloadConfig
@@ -128,8 +129,8 @@ class RouterConfig(Config):
 
     name: str = "round_robin"
     """random, round_robin, least_outstanding, power_of_two, least_kv, least_prefill_tokens, lmetric, sticky_session,
-    sticky_until_full,
-    prefix_aware, predicted_latency, lookahead, learned, vidur_lor, vllm_dp, or your own."""
+    sticky_until_full, prefix_aware, adapter_aware, predicted_latency, lookahead, learned, vidur_lor, vllm_dp, or
+    your own."""
     file: str | None = None
     """Python file that registers your own router."""
     options: dict[str, float] = Field(default_factory=dict)
@@ -339,6 +340,7 @@ class Scenario(Config):
     """Replicas of several kinds, instead of `num_replicas` equal ones; with roles, prefill and decode apart."""
     disaggregation: DisaggregationConfig = DisaggregationConfig()
     kv_tiers: KvTiersConfig = KvTiersConfig()
+    lora: LoraConfig = LoraConfig()
     slo: SloConfig = SloConfig()
     power: PowerConfig = PowerConfig()
     price_per_gpu_hour: NonNegativeFloat | None = None

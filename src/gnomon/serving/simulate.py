@@ -12,17 +12,18 @@ import numpy as np
 from gnomon import catalog
 from gnomon.catalog import Model
 from gnomon.core.arrays import Floats, Ints
-from gnomon.core.errors import ConfigError, UnknownNameError
+from gnomon.core.errors import ConfigError
 from gnomon.core.jit import function_arguments
 from gnomon.core.streams import stream
-from gnomon.core.user_files import load_user_file
 from gnomon.serving import contract
+from gnomon.serving.adapters import Adapters
 from gnomon.serving.admission import ADMISSIONS, AdmissionSpec
 from gnomon.serving.build import Recording, build_cluster, with_ledger
 from gnomon.serving.calendar import A_REPLICA, AN_EVENT, NEVER, new_calendar, report_ends, send_first
+from gnomon.serving.chosen import chosen
 from gnomon.serving.cluster import Asked, Engine, Fleet, Outside, Router, advance_all, serve
 from gnomon.serving.compilation import callable_router, engine_of
-from gnomon.serving.deciders import DeciderSpec
+from gnomon.serving.deciders import DECIDERS, DeciderSpec
 from gnomon.serving.fleet.manager import Manager
 from gnomon.serving.fleet.record import FleetRecord
 from gnomon.serving.fleet.setup import new_manager, record_of
@@ -31,8 +32,9 @@ from gnomon.serving.front_end import as_client_sees, open_front_end
 from gnomon.serving.guard import Guard
 from gnomon.serving.kinds import Kind, Times, accepted, bake, no_times, policies_of, resolve
 from gnomon.serving.log import Log, new_log
+from gnomon.serving.lora import open_adapters
 from gnomon.serving.policies import POLICIES
-from gnomon.serving.pools import find_decider, max_events, open_pools, open_tiers, replicas_that
+from gnomon.serving.pools import max_events, open_pools, open_tiers, replicas_that
 from gnomon.serving.routers import ROUTERS, RouterSpec
 from gnomon.serving.scenario import AdmissionConfig, DeciderConfig, RouterConfig, Scenario
 from gnomon.serving.size import check_size
@@ -65,6 +67,8 @@ class Run:
     """What became of the replicas, where they changed."""
     tiers: Tiers | None = None
     """KV beyond the GPUs; None where no tier is given."""
+    adapters: Adapters | None = None
+    """What became of LoRA adapters; None where no request asks for one."""
 
     @property
     def spread(self) -> float:
@@ -112,12 +116,12 @@ def run(
     times = no_times(kinds) if recording else bake(scenario.model, kinds, offered)
     if adjust is not None:
         times = replace(times, tables=adjust(times.tables))
-    cluster = build_cluster(kinds, offered, scenario.seed, recording)
+    cluster = build_cluster(kinds, offered, scenario.seed, recording, scenario.lora.max_loaded)
     if explained:
         cluster = with_ledger(cluster, kinds, times.tables)
     log = new_log(max_members=recording.num_members if recording else keep_members, max_chunks=keep_chunks)
     with function_arguments():
-        before, transfers, tiers, manager = _serve(
+        before, outside, manager = _serve(
             scenario, router, kinds, offered, cluster, times.tables, log, forced_replicas, on_progress
         )
     _check_clock(cluster)
@@ -127,7 +131,13 @@ def run(
     notes = [*offered.notes, *times.notes]
     model, fleet = catalog.model(scenario.model), record_of(manager, kinds) if manager else None
     made = (scenario, model, kinds, offered, cluster, log, times.tables, notes, times)
-    return Run(*made, transfers=transfers, fleet=fleet, tiers=tiers)
+    return Run(
+        *made,
+        transfers=outside.transfers if scenario.has_roles else None,
+        fleet=fleet,
+        tiers=outside.tiers if scenario.kv_tiers.is_used else None,
+        adapters=outside.adapters if outside.adapters.load_s.size else None,
+    )
 
 
 def _serve(
@@ -140,22 +150,22 @@ def _serve(
     log: Log,
     forced_replicas: Ints | None,
     on_progress: Callable[[int, int], None] | None,
-) -> tuple[dict[str, Any] | None, Transfers | None, Tiers | None, Manager | None]:
-    """Run the cluster, in slices so that progress can be shown. Returns the accounts at the end of a warm-up, the
-    transfers between pools, the tiers of KV, and the manager of a fleet that changes."""
+) -> tuple[dict[str, Any] | None, Outside, Manager | None]:
+    """Run the cluster, in slices so that progress can be shown. Returns the accounts at the end of a warm-up, what was
+    outside the replicas, and the manager of a fleet that changes."""
     total, num_replicas = len(requests), cluster.replicas.size
-    gate = _find_admission(scenario.admission)
+    gate = chosen(ADMISSIONS, scenario.admission)
     asked = _asked(scenario, scenario.router, spec, requests, cluster, replicas_that(kinds, "prefill"))
     gate_memory = np.zeros((cluster.classes.shape[0], 2))
     fleet = Fleet(cluster, tables, *asked, option_values(scenario.admission, gate), gate_memory)
-    decode, decide = scenario.disaggregation.decode_router, find_decider(scenario.disaggregation.decider)
+    decode, decide = scenario.disaggregation.decode_router, chosen(DECIDERS, scenario.disaggregation.decider)
     decode_spec = _find_router(decode)
     compiled = spec if spec.compiled else ROUTERS["round_robin"]
     engine = engine_of(policies_of(kinds), compiled, gate.name, decode_spec, decide)
     policies = tuple(POLICIES[name].form_batch for name in policies_of(kinds))
     guard = Guard(cluster, policies, spec.route, gate.admit)
     front = open_front_end(scenario.front_end, cluster, sum(kind.num_replicas for kind in kinds))
-    events = max_events(scenario, requests) + (total if len(requests.parents) else 0)
+    events = max_events(scenario, requests) + (total if len(requests.parents) or len(requests.adapter) else 0)
     if scenario.fleet is not None:
         events += total + FLEET_EVENTS * num_replicas
     calendar = new_calendar(num_replicas, events, scenario.time_limit_s or NEVER)
@@ -172,7 +182,14 @@ def _serve(
         option_values(scenario.disaggregation.decider, decide),
         open_tiers(scenario, model, kinds, cluster, calendar, transfers, requests),
         *followers_of(requests),
+        open_adapters(scenario.lora, catalog.model(scenario.model), requests, num_replicas),
     )
+    if scenario.has_roles and outside.adapters.load_s.size:
+        raise ConfigError(
+            "LoRA adapters are not simulated where prefill and decode are apart.",
+            where="workload.adapters",
+            fix="Leave adapters or roles out.",
+        )
     if scenario.has_roles and not (spec.compiled and decode_spec.compiled):
         raise ConfigError("a plain Python router cannot choose for pools with roles.", where="router.name")
     if forced_replicas is not None:
@@ -196,15 +213,14 @@ def _serve(
         send_first(calendar, cluster, requests.num_warmup, requests.concurrency, total)
     else:
         calendar.book.end_open = int(np.count_nonzero(np.isfinite(cluster.requests.arrival_s)))
-        if len(requests.parents):
+        if len(requests.parents) or outside.adapters.load_s.size:
             report_ends(calendar, cluster)
     for last in _slices(total, on_progress):
         guard.run(partial(drive, last))
     guard.run(lambda: advance_all(fleet, engine, log, scenario.time_limit_s or NEVER))
-    if scenario.time_limit_s is None:
+    if scenario.time_limit_s is None and not (manager and manager.gave_up):
         guard.audit()
-    tiers = outside.tiers if scenario.kv_tiers.is_used else None
-    return before, outside.transfers if scenario.has_roles else None, tiers, manager
+    return before, outside, manager
 
 
 def _asked(
@@ -232,9 +248,23 @@ FLEET_EVENTS = 64
 """Events in the calendar at a time for each replica of a fleet that changes, beside the arrivals."""
 
 
-def _measured(scenario: Scenario, rate: float, num_requests: int) -> tuple[Requests, Any]:
-    """One replica of a fleet alone, under a steady load."""
-    plain = {"fleet": None, "num_replicas": 1, "pools": scenario.pools[:1], "time_limit_s": None}
+AMPLE_REPLICAS = 16
+"""Replicas of the other pool while one of a pool with a role is measured."""
+
+
+def _measured(scenario: Scenario, pool: int, rate: float, num_requests: int) -> tuple[Requests, Any]:
+    """One replica of a pool alone, under a steady load; where pools have roles, beside plenty of the others."""
+    pools = [one.model_copy(update={"num_replicas": 1}) for one in scenario.pools[pool : pool + 1]]
+    if scenario.has_roles:
+        counts = [1 if number == pool else AMPLE_REPLICAS for number in range(len(scenario.pools))]
+        pools = [one.model_copy(update={"num_replicas": n}) for one, n in zip(scenario.pools, counts, strict=True)]
+    plain = {
+        "fleet": None,
+        "num_replicas": 1,
+        "pools": tuple(pools),
+        "time_limit_s": None,
+        "admission": AdmissionConfig(),
+    }
     workload = WorkloadConfig(
         **{
             **scenario.workload.model_dump(exclude={"trace", "arrivals", "rate", "num_requests"}, exclude_none=True),
@@ -296,27 +326,11 @@ def _check_clock(cluster: Cluster) -> None:
 
 def _find_router(config: RouterConfig) -> RouterSpec:
     """The configured router; what it would leave unread is refused."""
-    if config.file is not None:
-        load_user_file(config.file)
-    spec = ROUTERS[config.name]
-    unknown = set(config.options) - set(spec.options)
-    if unknown:
-        raise UnknownNameError(f"option of router {spec.name}", unknown.pop(), spec.options)
+    spec = chosen(ROUTERS, config)
     if config.lengths != "none" and not spec.foretells:
         raise ConfigError(f"{spec.name} does not look at output lengths.", where="router.lengths", fix="Leave it out.")
     if config.checkpoint is not None and spec.numbers is None:
         raise ConfigError(f"{spec.name} has no policy file.", where="router.checkpoint", fix="Use --router learned.")
-    return spec
-
-
-def _find_admission(config: AdmissionConfig) -> AdmissionSpec:
-    """The configured admission control; options that it does not have are refused."""
-    if config.file is not None:
-        load_user_file(config.file)
-    spec = ADMISSIONS[config.name]
-    unknown = set(config.options) - set(spec.options)
-    if unknown:
-        raise UnknownNameError(f"option of {spec.name}", unknown.pop(), spec.options, where="admission.options")
     return spec
 
 

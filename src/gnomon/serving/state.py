@@ -22,7 +22,7 @@ from gnomon.core.jit import inline
 NONE = -1
 
 # Entries of `Cluster.control`.
-BUDGET, FAULT, FAULT_REPLICA, FAULT_REQUEST, NUM_PARKED = range(5)
+BUDGET, FAULT, FAULT_REPLICA, FAULT_REQUEST, NUM_PARKED, NUM_SHED = range(6)
 NO_LIMIT = 1 << 62
 
 # Life of a request.
@@ -71,6 +71,7 @@ REQUEST = np.dtype(
         ("charged", np.int64),  # output tokens that are on the account of its class already
         ("draw", np.int64),  # state of the request's own random sequence (speculative decoding)
         ("session", np.int64),
+        ("adapter", np.int64),  # the LoRA adapter that it runs with, or NONE
         ("prefix_first", np.int64),  # where its prefix hashes start, and how many there are
         ("prefix_count", np.int64),
         ("front_s", np.float64),  # in the front end, before it arrives here
@@ -120,8 +121,10 @@ REPLICA = np.dtype(
         ("blocks_per_hash", np.int64),  # blocks that one prefix hash of the workload covers
         ("num_speculative", np.int64),
         # State.
-        ("frozen", np.int64),  # it has died: no batch is formed, and the one in flight never ends
+        ("frozen", np.int64),  # it has died or is off: no batch is formed, and the one in flight never ends
         ("slowdown", np.float64),  # how much longer iterations take, as a share: 0 for not at all
+        ("straggling", np.float64),  # of that, because it is a straggler
+        ("adapting", np.float64),  # and because of the adapters in use
         ("now_s", np.float64),
         ("free_blocks", np.int64),
         ("num_waiting", np.int64),
@@ -169,6 +172,7 @@ REPLICA = np.dtype(
         ("prefill_left", np.int64),  # prefill tokens not computed yet, waiting ones included
         ("decode_left", np.int64),  # output tokens not produced yet, waiting ones included
         ("num_outstanding", np.int64),  # waiting + running + in flight
+        ("num_taken", np.int64),  # requests that came here so far
         ("num_produced", np.int64),  # output tokens so far
         # Requests that prefill in one replica and decode in another.
         ("first_token_at", np.int64),  # who gives the first token: FROM_DECODE, FROM_TRANSFER or FROM_PREFILL
@@ -221,6 +225,18 @@ FLIGHT = np.dtype(
         ("bytes", np.float64),
         ("kv_block_s", np.float64),
         ("beyond_measured", np.int64),
+    ],
+    align=True,
+)
+
+
+# A place for one LoRA adapter in a replica.
+ADAPTER_SLOT = np.dtype(
+    [
+        ("adapter", np.int64),  # or NONE
+        ("num_users", np.int64),  # requests with it that have come and not ended
+        ("used_s", np.float64),  # when one came or ended last
+        ("ready_s", np.float64),  # when it is loaded
     ],
     align=True,
 )
@@ -318,8 +334,10 @@ class Cluster(NamedTuple):
     recorded_s: Floats
     """[batch, stage]"""
     control: Ints
-    """[5]: how many more iterations this slice may run (`BUDGET`), what went wrong, where (`FAULT` ...), and how many
-    requests wait for a replica to be up."""
+    """[6]: how many more iterations this slice may run (`BUDGET`), what went wrong, where (`FAULT` ...), how many
+    requests wait for a replica to be up, and how many were turned away."""
+    adapter_slots: Any
+    """[replica, slot] `ADAPTER_SLOT` records: the LoRA adapters that are loaded; no slots where there are none."""
     # Where requests' time goes (`gnomon.serving.ledger`); all of size 0 unless it is asked for.
     ledger: Any
     """`ENTRY` records of all requests."""

@@ -142,6 +142,26 @@ def write_prefix(cluster: Cluster, tiers: Tiers, r: int, request_id: int, now: f
 
 
 @apart
+def store_prefix(cluster: Cluster, tiers: Tiers, request_id: int) -> None:
+    """What request `request_id` has computed so far is in the shared store, whatever becomes of its replica."""
+    request = cluster.requests[request_id]
+    if request.replica == NONE or request.prefix_count == 0 or tiers.used.size == 0:
+        return
+    replica = replica_view(cluster, request.replica)
+    full = min(request.prefix_count * replica.state.blocks_per_hash, request.processed // replica.state.block_size)
+    number = _number(tiers, REMOTE, request.replica, cluster.replicas.size)
+    for position in range(full):
+        _put(tiers, REMOTE, number, prefix_cache.key_of(replica, request_id, position))
+
+
+def forget_shelves(tiers: Tiers, r: int, num_replicas: int) -> None:
+    """Host memory and SSDs of replica `r` hold nothing, as at the start."""
+    if tiers.used.size:
+        for array in (tiers.block_key, tiers.newer, tiers.older, tiers.slot_key, tiers.slot_block, tiers.used):
+            array[[HOST * num_replicas + r, SSD * num_replicas + r]] = 0
+
+
+@apart
 def _run_in(
     cluster: Cluster, tiers: Tiers, source: int, r: int, request_id: int, first: int, last: int, now: float
 ) -> int:
@@ -205,7 +225,8 @@ def begin_load(
                 best, source, owner = reach, tier, r
             continue
         for peer in range(cluster.replicas.size):
-            same = cluster.replicas[peer].block_size == state.block_size
+            other = cluster.replicas[peer]
+            same = other.block_size == state.block_size and other.frozen == 0
             reach = _run_in(cluster, tiers, tier, peer, request_id, first, last, now) if same and peer != r else first
             if reach > best:
                 best, source, owner = reach, tier, peer

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gnomon.core.arrays import Floats, Ints
+from gnomon.core.borrow import borrow
 from gnomon.core.fair_share import LINK, NO_TIER, NUM_TYPES, share_links
-from gnomon.core.jit import apart, inner
-from gnomon.serving.calendar import NEVER
+from gnomon.core.jit import apart, inner, jit
+from gnomon.serving.calendar import NEVER, Calendar
 from gnomon.serving.state import NONE
 
 TRANSFER = np.dtype(
@@ -131,9 +132,16 @@ def _start(transfers: Transfers, book: Any, r: int, now: float) -> None:
 def end_transfer(transfers: Transfers, book: Any) -> int:
     """Take out the transfer that has sent everything first (`book.next_drain_s`); returns its request."""
     now, r = book.next_drain_s, book.next_drained
-    _move(transfers, book, now)
+    stop_transfer(transfers, book, r, now)
     transfers.flows[r].end_s = now
     transfers.flows[r].remaining = 0.0
+    return r
+
+
+@apart
+def stop_transfer(transfers: Transfers, book: Any, r: int, now: float) -> None:
+    """Request `r`'s KV does not move any further."""
+    _move(transfers, book, now)
     kept = 0
     for k in range(book.num_active):
         if transfers.active[k] != r:
@@ -141,7 +149,14 @@ def end_transfer(transfers: Transfers, book: Any) -> int:
             kept += 1
     book.num_active = kept
     _share(transfers, book, now)
-    return r
+
+
+@jit
+def share_again(transfers: Transfers, calendar: Calendar, now: float) -> None:
+    """Divide the links anew, because one of them has changed."""
+    lent, book = borrow(transfers), borrow(calendar).book[0]
+    _move(lent, book, now)
+    _share(lent, book, now)
 
 
 @inner

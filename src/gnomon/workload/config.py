@@ -40,13 +40,15 @@ class ColumnsConfig(Config):
     """Column of conversations."""
     priority: str | None = None
     """Column of priorities (0 is the least urgent)."""
+    adapter: str | None = None
+    """Column of LoRA adapters; empty for none."""
     time_unit: TimeUnit = "s"
     """Unit of arrival times: s, ms, us or datetime."""
 
     def as_format(self) -> TraceFormat:
         """The trace format these columns make."""
         roles = {"prompt": self.prompt, "output": self.output, "arrival": self.arrival}
-        roles |= {"session": self.session, "priority": self.priority}
+        roles |= {"session": self.session, "priority": self.priority, "adapter": self.adapter}
         named = {role: name for role, name in roles.items() if name is not None}
         return TraceFormat("columns named by the user", named, time_unit=self.time_unit)
 
@@ -69,6 +71,8 @@ class TraceConfig(Config):
     """Leave out what arrived at or after this many seconds."""
     time_scale: PositiveFloat = 1.0
     """Multiply all gaps: 0.5 sends the trace twice as fast."""
+    think_s: Annotated[float, Field(ge=0)] | None = None
+    """Calls that wait for others: seconds between their end and the call, instead of what the file says."""
 
     @model_validator(mode="after")
     def _known_format(self) -> TraceConfig:
@@ -128,6 +132,20 @@ class AgentsConfig(Config):
         return self.calls + self.sub_agents * self.sub_calls
 
 
+class AdaptersConfig(Config):
+    """LoRA adapters: fine-tuned variants of the model, one of which a request asks for. What they weigh and how they
+    are loaded is `lora` in the scenario."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    count: Count = 16
+    """How many there are."""
+    share: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Share of the requests (conversations) that ask for one."""
+    zipf: Annotated[float, Field(ge=0)] = 1.0
+    """How uneven they are: the k-th is asked for 1/k^zipf times as often as the first; 0: all alike."""
+
+
 class WorkloadConfig(Config):
     """Requests: arrivals at a rate, lengths from a preset, a distribution or a trace."""
 
@@ -163,6 +181,8 @@ class WorkloadConfig(Config):
     """Conversations with shared prefixes; without it every prompt is new (or as the trace says)."""
     agents: AgentsConfig | None = None
     """Agents whose calls wait for the answer to the one before."""
+    adapters: AdaptersConfig | None = None
+    """LoRA adapters that requests ask for."""
     priority_shares: tuple[Annotated[float, Field(ge=0)], ...] = ()
     """Shares of the requests with priority 0, 1, ...; without it all have 0. Each priority is a class of users."""
     classes: tuple[ClassConfig, ...] = ()

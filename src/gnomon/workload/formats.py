@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from gnomon.core.registry import Registry
+from gnomon.workload.agent_traces import CALLS, calls_with_messages, conversations, sessions_of_requests
+from gnomon.workload.table import Table
 
-TimeUnit = Literal["s", "ms", "us", "datetime"]
+TimeUnit = Literal["s", "ms", "us", "ns", "datetime"]
 
 
 @dataclass(frozen=True)
 class TraceFormat:
     """Columns (or JSON keys) of one kind of trace.
 
-    Roles: `prompt` and `output` (tokens, needed), `arrival`, `session`, `priority`, `prefix` (block hashes of the
-    prompt: a JSON list, or numbers with spaces between) and `prefix_block_tokens`, each optional.
+    Roles: `prompt` and `output` (tokens, needed), `arrival`, `session`, `priority`, `adapter` (LoRA), `prefix` (block
+    hashes of the prompt: a JSON list, or numbers with spaces between) and `prefix_block_tokens`, each optional. Where
+    calls wait for others: `call` (a number), `parents` (those it waits for, -1 for none), and `think` (seconds from
+    their end until it is sent) or `duration` (recorded seconds of a call).
     """
 
     description: str
@@ -29,8 +33,17 @@ class TraceFormat:
     from_start: bool = False
     """Times count from the start of the run; else from an epoch, and the first request is moved to 0."""
 
+    needs: tuple[str, ...] = ()
+    """Columns by which a file of this format is told; else by those of prompt and output."""
+    reader: Callable[[Table], Table] | None = None
+    """Makes one row of each call, where lines of the file are something else."""
+    note: str = ""
+    """What must be said about what is read."""
+
     def fits(self, names: Collection[str]) -> bool:
         """Whether a file with these column names is of this format."""
+        if self.needs:
+            return all(name in names for name in self.needs)
         return self.columns["prompt"] in names and self.columns["output"] in names
 
 
@@ -77,6 +90,7 @@ FORMATS.add(
             "output": "output_tokens",
             "session": "session",
             "priority": "priority",
+            "adapter": "adapter",
             "prefix": "prefix_hashes",
             "prefix_block_tokens": "prefix_block_tokens",
         },
@@ -92,6 +106,22 @@ FORMATS.add(
     ),
 )
 FORMATS.add(
+    "qwen",
+    TraceFormat(
+        "Qwen-Bailian's anonymous traces: conversations by parent_chat_id, JSON lines with 16-token block hashes "
+        "(github.com/alibaba-edu/qwen-bailian-usagetraces-anon).",
+        {
+            "arrival": "timestamp",
+            "prompt": "input_length",
+            "output": "output_length",
+            "prefix": "hash_ids",
+            "call": "chat_id",
+            "parents": "parent_chat_id",
+        },
+        needs=("chat_id", "parent_chat_id", "input_length", "output_length"),
+    ),
+)
+FORMATS.add(
     "mooncake",
     TraceFormat(
         "Mooncake traces, JSON lines with 512-token block hashes (github.com/kvcache-ai/Mooncake).",
@@ -100,6 +130,55 @@ FORMATS.add(
         block_tokens=512,
     ),
 )
+FORMATS.add(
+    "agent-sessions",
+    TraceFormat(
+        "Coding agents, a session to a line with its calls and sub-agents in `requests` "
+        "(huggingface.co/datasets/semianalysisai, cc-traces-weka).",
+        CALLS,
+        needs=("id", "requests"),
+        reader=sessions_of_requests,
+        from_start=True,
+    ),
+)
+FORMATS.add(
+    "agent-turns",
+    TraceFormat(
+        "Tokenised turns of agents: session_id, turn_idx, input_toks, output_toks, arrival_time_ns.",
+        {
+            "session": "session_id",
+            "turn": "turn_idx",
+            "prompt": "input_toks",
+            "output": "output_toks",
+            "arrival": "arrival_time_ns",
+        },
+        time_unit="ns",
+        needs=("session_id", "turn_idx", "input_toks", "output_toks"),
+    ),
+)
+MESSAGES = "Tokens of messages are estimated: one for four characters."
+FORMATS.add(
+    "agent-messages",
+    TraceFormat(
+        "Calls of agents as messages: session_id, input (all messages so far), output_length, session_timestamp.",
+        CALLS,
+        needs=("session_id", "input", "output_length"),
+        reader=calls_with_messages,
+        from_start=True,
+        note=MESSAGES,
+    ),
+)
+for _name, _key in (("conversations", "conversations"), ("chat-messages", "messages")):
+    FORMATS.add(
+        _name,
+        TraceFormat(
+            f"Whole conversations as messages in `{_key}`: ShareGPT, OpenAI's chat format, trajectories of agents.",
+            {role: name for role, name in CALLS.items() if role not in ("arrival", "think")},
+            needs=(_key,),
+            reader=conversations,
+            note=MESSAGES,
+        ),
+    )
 FORMATS.add(
     "burstgpt",
     TraceFormat(

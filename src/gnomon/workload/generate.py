@@ -11,6 +11,7 @@ from gnomon.core.errors import ConfigError, DataError
 from gnomon.core.streams import stream
 from gnomon.workload import arrivals as arrival
 from gnomon.workload import lengths as length
+from gnomon.workload.adapters import apart_by_adapter, with_adapters
 from gnomon.workload.agents import num_sessions, with_agents
 from gnomon.workload.config import WorkloadConfig
 from gnomon.workload.presets import preset, preset_lengths
@@ -29,7 +30,10 @@ def generate(config: WorkloadConfig, seed: int) -> Requests:
     trace = read_trace(config.trace) if config.trace is not None else None
     count = _count(config, trace)
     requests = _recorded(trace, count) if config.lengths.distribution == "trace" else _drawn(config, count, seed)
+    count = len(requests)
     requests = _scaled(requests, config.prompt_scale, config.output_scale)
+    if len(requests.adapter):
+        requests = apart_by_adapter(requests)
     if config.priority_shares:
         requests = replace(requests, priority=_priorities(config.priority_shares, count, seed))
     if config.classes:
@@ -38,6 +42,8 @@ def generate(config: WorkloadConfig, seed: int) -> Requests:
         requests = with_sessions(requests, config.sessions, seed)
     if config.agents is not None:
         requests = with_agents(requests, config.agents, seed)
+    if config.adapters is not None:
+        requests = with_adapters(requests, config.adapters, seed)
     if config.warmup_requests:
         requests = _with_warmup(requests, config.warmup_requests)
     requests = _with_arrivals(requests, config, trace, seed)
@@ -63,7 +69,8 @@ def _count(config: WorkloadConfig, trace: Trace | None) -> int:
 def _recorded(trace: Trace | None, count: int) -> Requests:
     """The trace's requests without their arrivals."""
     assert trace is not None
-    first = trace.take(np.arange(count))
+    first = trace.first(count)
+    count = len(first)
     return Requests(
         arrival_s=np.zeros(count),
         prompt_tokens=first.prompt_tokens,
@@ -73,6 +80,10 @@ def _recorded(trace: Trace | None, count: int) -> Requests:
         prefix_offsets=first.prefix_offsets,
         prefix_hashes=first.prefix_hashes,
         prefix_block_tokens=first.prefix_block_tokens,
+        adapter=first.adapter,
+        parent_offsets=first.parent_offsets,
+        parents=first.parents,
+        think_s=first.think_s,
     )
 
 
@@ -129,6 +140,12 @@ def _with_warmup(requests: Requests, count: int) -> Requests:
 
 def _with_arrivals(requests: Requests, config: WorkloadConfig, trace: Trace | None, seed: int) -> Requests:
     count, arrivals = len(requests), config.arrivals
+    if len(requests.parents) and isinstance(arrivals, arrival.Batch | arrival.ClosedLoop):
+        raise ConfigError(
+            f"calls that wait for others cannot arrive as {arrivals.process}.",
+            where="workload.arrivals",
+            fix="Let their sessions start as recorded, or choose a process with a rate.",
+        )
     match arrivals:
         case arrival.Batch():
             return requests
@@ -144,7 +161,7 @@ def _with_arrivals(requests: Requests, config: WorkloadConfig, trace: Trace | No
             return _with_recorded_arrivals(requests, trace, config.rate)
         case _:
             assert config.rate is not None
-            if config.agents is not None:
+            if len(requests.parents):
                 return _with_starts(requests, config, arrivals, seed)
             shape = arrival.unit_shape(arrivals, count, seed)
             return replace(requests, arrival_s=shape.at(config.rate), rate=config.rate, shape=shape)
@@ -152,12 +169,17 @@ def _with_arrivals(requests: Requests, config: WorkloadConfig, trace: Trace | No
 
 def _with_starts(requests: Requests, config: WorkloadConfig, arrivals: arrival.OpenLoop, seed: int) -> Requests:
     """Sessions start by themselves, at a rate that makes the calls' rate come out; all other calls are sent later."""
-    assert config.rate is not None and config.agents is not None
-    starts = len(requests) // config.agents.calls_per_session
+    assert config.rate is not None
+    starts = _num_starts(requests)
     shape = arrival.unit_shape(arrivals, starts, seed)
     arrival_s = np.full(len(requests), np.inf)
-    arrival_s[:starts] = shape.at(config.rate / config.agents.calls_per_session)
+    arrival_s[:starts] = shape.at(config.rate * starts / len(requests))
     return replace(requests, arrival_s=arrival_s, rate=config.rate)
+
+
+def _num_starts(requests: Requests) -> int:
+    """Requests that wait for no other: they come first."""
+    return int(np.count_nonzero(np.diff(requests.parent_offsets) == 0)) if len(requests.parents) else len(requests)
 
 
 def _with_recorded_arrivals(requests: Requests, trace: Trace, rate: float | None) -> Requests:
@@ -168,6 +190,8 @@ def _with_recorded_arrivals(requests: Requests, trace: Trace, rate: float | None
             fix="Choose a process, such as --workload.arrivals.process poisson, or draw from the file with "
             "--workload.lengths.distribution empirical.",
         )
+    if len(requests.parents):
+        return _with_recorded_starts(requests, trace, rate)
     times_s = trace.arrival_s[: len(requests)]
     span_s = float(times_s[-1] - times_s[0])
     if span_s == 0:
@@ -177,6 +201,19 @@ def _with_recorded_arrivals(requests: Requests, trace: Trace, rate: float | None
     shape = ArrivalShape(times_s, (len(times_s) - 1) / span_s)
     rate = shape.rate if rate is None else rate
     return replace(requests, arrival_s=shape.at(rate), rate=rate, shape=shape)
+
+
+def _with_recorded_starts(requests: Requests, trace: Trace, rate: float | None) -> Requests:
+    """Sessions start as recorded, or so much faster that calls come at the rate; all other calls are sent later."""
+    starts = _num_starts(requests)
+    times_s = trace.arrival_s[:starts]
+    span_s = float(times_s[-1] - times_s[0])
+    arrival_s = np.full(len(requests), np.inf)
+    recorded = len(requests) / span_s if span_s > 0 else None
+    if rate is not None and recorded is None:
+        raise ConfigError("all sessions of the trace start at once: there is no rate to change.")
+    arrival_s[:starts] = times_s if rate is None or recorded is None else times_s * (recorded / rate)
+    return replace(requests, arrival_s=arrival_s, rate=rate or recorded)
 
 
 def _with_classes(requests: Requests, config: WorkloadConfig, seed: int) -> Requests:

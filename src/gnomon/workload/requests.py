@@ -88,6 +88,8 @@ class Requests:
     parents: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     shape: ArrivalShape | None = None
     """What `with_rate` rescales; None where arrivals have no rate (batch, closed loop)."""
+    adapter: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
+    """The LoRA adapter of the request, -1 for none; empty where there are none."""
     user_class: NDArray[np.int8] = field(default_factory=lambda: np.empty(0, np.int8))
     """The place of the request's class among `classes`; empty where there are none."""
     classes: tuple[UserClass, ...] = ()
@@ -129,6 +131,7 @@ class Requests:
             session=self.session[index],
             priority=self.priority[index],
             user_class=self.user_class[index] if len(self.user_class) else self.user_class,
+            adapter=self.adapter[index] if len(self.adapter) else self.adapter,
             prefix_offsets=offsets,
             prefix_hashes=hashes,
             num_warmup=int(np.count_nonzero(index < self.num_warmup)),

@@ -70,11 +70,11 @@ def hash_blocks(
         shared = block < config.shared_prefix_tokens // config.block_tokens
         # Negative owners: the shared prefixes, apart from all conversations.
         owner[shared] = -1 - owner[shared] % config.num_shared_prefixes
-        hashes[into] = _mixed(owner, block)
+        hashes[into] = mixed(owner, block)
     return offsets, hashes
 
 
-def _mixed(owner: NDArray[np.int64], block: NDArray[np.int64]) -> NDArray[np.int64]:
+def mixed(owner: NDArray[np.int64], block: NDArray[np.int64]) -> NDArray[np.int64]:
     """One non-negative number per (owner, block): SplitMix64's finaliser (Steele et al., OOPSLA 2014)."""
     x = owner.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + block.astype(np.uint64) * np.uint64(
         0xD1B54A32D192ED03

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from gnomon.workload.table import Table, read_table
 
 T = TypeVar("T")
 
-SECONDS_PER: dict[TimeUnit, float] = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
+SECONDS_PER: dict[TimeUnit, float] = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,16 +35,44 @@ class Trace:
     prefix_offsets: NDArray[np.int64]
     prefix_hashes: NDArray[np.int64]
     prefix_block_tokens: int
+    adapter: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
+    """Empty where no column says it."""
+    parent_offsets: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Of calls that wait for others, as in `Requests`: those that wait for none come first; else empty."""
+    parents: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    think_s: Floats = field(default_factory=lambda: np.empty(0))
     notes: tuple[str, ...] = field(default=())
 
     def __len__(self) -> int:
         return len(self.prompt_tokens)
 
+    @property
+    def num_starts(self) -> int:
+        """Requests that wait for no other."""
+        return int(np.count_nonzero(np.diff(self.parent_offsets) == 0)) if len(self.parents) else len(self)
+
+    def first(self, count: int) -> Trace:
+        """The first so many requests; where calls wait for others, whole sessions, and at least one."""
+        if not len(self.parents):
+            return self.take(np.arange(count))
+        start = starts_of(self.parent_offsets, self.parents)
+        calls = np.cumsum(np.bincount(start, minlength=self.num_starts))
+        sessions = max(1, int(np.searchsorted(calls, count, side="right")))
+        return self.take(np.flatnonzero(start < sessions))
+
     def take(self, index: NDArray[np.int64]) -> Trace:
         """The chosen requests in the order of `index`."""
         offsets, hashes = gathered(self.prefix_offsets, self.prefix_hashes, index)
+        waiting: dict[str, Any] = {}
+        if len(self.parents):
+            place = np.full(len(self), -1)
+            place[index] = np.arange(len(index))
+            first, parents = gathered(self.parent_offsets, self.parents, index)
+            waiting = {"parent_offsets": first, "parents": place[parents], "think_s": self.think_s[index]}
         return replace(
             self,
+            **waiting,
+            adapter=self.adapter[index] if len(self.adapter) else self.adapter,
             arrival_s=self.arrival_s[index] if len(self.arrival_s) else self.arrival_s,
             prompt_tokens=self.prompt_tokens[index],
             output_tokens=self.output_tokens[index],
@@ -58,10 +86,15 @@ class Trace:
 def read_trace(config: TraceConfig) -> Trace:
     """The part of a trace that a workload uses; the window's start becomes time 0."""
     trace = read_requests(config.file, config.format, None if config.columns is None else config.columns.as_format())
+    if config.think_s is not None and len(trace.parents):
+        trace = replace(trace, think_s=np.where(np.diff(trace.parent_offsets) > 0, config.think_s, 0.0))
     if not len(trace.arrival_s):
         return trace
     ends_s = np.inf if config.end_s is None else config.end_s
-    inside = np.flatnonzero((trace.arrival_s >= config.start_s) & (trace.arrival_s < ends_s))
+    is_inside = (trace.arrival_s >= config.start_s) & (trace.arrival_s < ends_s)
+    if len(trace.parents):  # A session counts by its start.
+        is_inside = is_inside[starts_of(trace.parent_offsets, trace.parents)]
+    inside = np.flatnonzero(is_inside)
     if not len(inside):
         raise DataError(
             f"no request arrives from {config.start_s:g} s to {ends_s:g} s.",
@@ -69,7 +102,11 @@ def read_trace(config: TraceConfig) -> Trace:
             fix=f"The trace covers 0 s to {trace.arrival_s[-1]:g} s.",
         )
     trace = trace if len(inside) == len(trace) else trace.take(inside)
-    return replace(trace, arrival_s=(trace.arrival_s - config.start_s) * config.time_scale)
+    return replace(
+        trace,
+        arrival_s=(trace.arrival_s - config.start_s) * config.time_scale,
+        think_s=trace.think_s * config.time_scale,
+    )
 
 
 def read_requests(path: str, format: str = "auto", own: TraceFormat | None = None) -> Trace:
@@ -82,10 +119,15 @@ def read_requests(path: str, format: str = "auto", own: TraceFormat | None = Non
         known, notes = _detected(table)
     else:
         known = FORMATS[format]
+    if known.reader is not None:
+        table = known.reader(table)
     _check_columns(table, known, own is not None)
     known, more = _plausible(table, known)
-    trace = _without_empty(_read(table, known))
-    trace = replace(trace, notes=(*notes, *more, *trace.notes))
+    trace = _read(table, known)
+    trace = trace if len(trace.parents) else _without_empty(trace)
+    trace = replace(trace, notes=(*notes, *((known.note,) if known.note else ()), *more, *trace.notes))
+    if len(trace.parents):
+        return _starts_first(trace, known)
     if not len(trace.arrival_s):
         return trace
     order = np.argsort(trace.arrival_s, kind="stable")
@@ -96,6 +138,7 @@ def read_requests(path: str, format: str = "auto", own: TraceFormat | None = Non
 def _detected(table: Table) -> tuple[TraceFormat, tuple[str, ...]]:
     """The format that a file's columns tell, and what must be said about it."""
     fitting = [name for name in FORMATS if FORMATS[name].fits(table.names)]
+    fitting.sort(key=lambda name: not FORMATS[name].needs)  # Those that are told by more than lengths go first.
     if fitting:
         known = FORMATS[fitting[0]]
         is_surprising = fitting[0] == "mooncake" and table.path.suffix != ".jsonl" and "timestamp" in table.names
@@ -171,9 +214,12 @@ def _read(table: Table, known: TraceFormat) -> Trace:
             np.diff(offsets) > np.maximum(-(-prompt // block_tokens), (prompt + output) // block_tokens),
             f"has more blocks than prompt and answer have, of {block_tokens} tokens each",
         )
+    arrival_s = column("arrival", lambda name: _arrivals(table, name, known), np.empty(0))
     return Trace(
+        **_waiting(table, known, arrival_s),
         path=table.path,
-        arrival_s=column("arrival", lambda name: _arrivals(table, name, known), np.empty(0)),
+        arrival_s=arrival_s,
+        adapter=column("adapter", lambda name: _sessions(table, name), np.empty(0, np.int32)),
         prompt_tokens=prompt,
         output_tokens=output,
         session=column("session", lambda name: _sessions(table, name), none),
@@ -184,6 +230,72 @@ def _read(table: Table, known: TraceFormat) -> Trace:
         prefix_hashes=hashes,
         prefix_block_tokens=block_tokens,
     )
+
+
+def starts_of(offsets: NDArray[np.int64], parents: NDArray[np.int64]) -> NDArray[np.int64]:
+    """[request]: the request that its session starts with, by the first of those that it waits for."""
+    start = np.arange(len(offsets) - 1)
+    waits = np.diff(offsets) > 0
+    start[waits] = parents[offsets[:-1][waits]]
+    while (start[start] != start).any():
+        start = start[start]
+    return start
+
+
+def _starts_first(trace: Trace, known: TraceFormat) -> Trace:
+    """Requests that wait for no other in order of arrival, then all others."""
+    waits = np.diff(trace.parent_offsets) > 0
+    at_s = trace.arrival_s if len(trace.arrival_s) else np.zeros(len(trace))
+    trace = trace.take(np.lexsort((np.arange(len(trace)), at_s, waits)))
+    if not len(trace.arrival_s) or known.from_start:
+        return trace
+    return replace(trace, arrival_s=trace.arrival_s - trace.arrival_s[0])
+
+
+def _waiting(table: Table, known: TraceFormat, arrival_s: Floats) -> dict[str, Any]:
+    """Who waits for whom, and how long after; nothing where the file does not say."""
+    names = {role: name for role, name in known.columns.items() if name in table.names}
+    count = len(table.frame)
+    if "parents" in names:
+        offsets, wanted = table.lists(names["parents"])
+        call = table.numbers(names["call"]).astype(np.int64)
+        owner = np.repeat(np.arange(count), np.diff(offsets))
+        order = np.argsort(call, kind="stable")
+        place = np.searchsorted(call[order], wanted).clip(max=count - 1)
+        is_known = (wanted >= 0) & (call[order[place]] == wanted)  # Parents before the trace began are not waited for.
+        owner, parents = owner[is_known], order[place][is_known]
+    elif "turn" in names:
+        session = _sessions(table, names["session"])
+        order = np.lexsort((table.numbers(names["turn"]), session))
+        follows = session[order][1:] == session[order][:-1]
+        owner, parents = order[1:][follows], order[:-1][follows]
+    else:
+        return {}
+    table.refuse(
+        names.get("parents", names.get("turn", "")), _is_before_itself(owner, parents, count), "waits for itself"
+    )
+    sorted_ = np.argsort(owner, kind="stable")
+    offsets = np.concatenate(([0], np.cumsum(np.bincount(owner, minlength=count))))
+    think_s = np.zeros(count)
+    if "think" in names:
+        think_s = table.numbers(names["think"], least=0)
+    elif len(arrival_s):
+        duration_s = table.numbers(names["duration"], least=0) if "duration" in names else np.zeros(count)
+        np.maximum.at(ended := np.zeros(count), owner, arrival_s[parents] + duration_s[parents])
+        think_s = np.where(np.diff(offsets) > 0, np.maximum(arrival_s - ended, 0.0), 0.0)
+    return {"parent_offsets": offsets, "parents": parents[sorted_], "think_s": think_s}
+
+
+def _is_before_itself(owner: NDArray[np.int64], parents: NDArray[np.int64], count: int) -> NDArray[np.bool_]:
+    """[request]: whether it can never be sent, because it waits for itself, directly or not."""
+    left = np.bincount(owner, minlength=count)
+    ready = np.flatnonzero(left == 0)
+    sent = np.zeros(count, np.bool_)
+    while ready.size:
+        sent[ready] = True
+        np.subtract.at(left, owner[np.isin(parents, ready)], 1)
+        ready = np.flatnonzero((left == 0) & ~sent)
+    return ~sent
 
 
 def _arrivals(table: Table, name: str, known: TraceFormat) -> Floats:

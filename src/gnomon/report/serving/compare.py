@@ -21,6 +21,7 @@ from gnomon.report.serving.figures import LATENCIES, latency_cdf, latency_curves
 from gnomon.report.serving.html import message
 from gnomon.report.serving.intervals import CAPTION, variant_rows
 from gnomon.report.serving.text import title
+from gnomon.serving.fleet.metrics import Regret, regret
 from gnomon.serving.intervals import Intervals
 from gnomon.serving.metrics import Summary
 from gnomon.serving.paired import Difference
@@ -64,12 +65,47 @@ def comparison_blocks(
     blocks: list[Block] = [Table([variant_row(name, one) for name, one in summaries.items()])]
     if any((intervals or {}).values()):
         blocks.append(Table(variant_rows(intervals or {}), caption=CAPTION))
+    if rows := regret_rows(summaries):
+        blocks.append(Table(rows, caption=REGRET_CAPTION))
     for name, found in differences.items():
         blocks.append(Line(f"{name} against {baseline}, request by request:"))
         blocks.append(Table([difference_row(one) for one in found]))
     blocks += [Line(f"{name}: {text}", "warning") for name, one in summaries.items() for text in one.warnings]
     notes = dict.fromkeys(note for one in summaries.values() for note in one.notes)
     return [*blocks, *(Line(note, "note") for note in notes)]
+
+
+REGRET_CAPTION = "Regret: against the controller that knew the arrivals to come."
+
+
+def regrets(summaries: Mapping[str, Summary]) -> dict[str, Regret]:
+    """Every variant's controller against the oracle's, where one of them has it; else nothing."""
+    oracle = next((one for one in summaries.values() if one.fleet is not None and one.fleet.sees_future), None)
+    if oracle is None or oracle.fleet is None:
+        return {}
+    return {
+        name: regret(one.fleet, _slo_met(one), oracle.fleet, _slo_met(oracle))
+        for name, one in summaries.items()
+        if one.fleet is not None
+    }
+
+
+def _slo_met(summary: Summary) -> float | None:
+    return summary.slo.attainment if summary.slo is not None else None
+
+
+def regret_rows(summaries: Mapping[str, Summary]) -> list[dict[str, Any]]:
+    """`regrets`, formatted, with what the GPU hours cost."""
+    return [
+        {
+            "variant": name,
+            "GPU hours": f"{one.gpu_hours:,.1f}",
+            "more than the oracle": f"{one.more_gpu_hours:+.1%}",
+            "SLO met": f"{one.slo_met:.2%}" if one.slo_met is not None else None,
+            "less than the oracle": f"{one.less_slo_met * 100:+.2f} points" if one.less_slo_met is not None else None,
+        }
+        for name, one in regrets(summaries).items()
+    ]
 
 
 def variant_row(name: str, summary: Summary) -> dict[str, Any]:
@@ -126,6 +162,8 @@ def write_comparison_report(
     rows = table([variant_row(name, one) for name, one in summaries.items()])
     if any((intervals or {}).values()):
         rows += table(variant_rows(intervals or {})) + message("note", CAPTION)
+    if told := regret_rows(summaries):
+        rows += table(told) + message("note", REGRET_CAPTION)
     parts = {
         "@TITLE@": html.escape(f"{len(summaries)} variants compared"),
         "@LEDE@": html.escape(f"{title(scenarios[baseline])} and others on the same requests; the first: {baseline}."),

@@ -9,6 +9,7 @@ from gnomon.core import units
 from gnomon.report.blocks import Block, Line, Table, lines
 from gnomon.report.serving.intervals import interval_blocks
 from gnomon.search.headroom import Headroom
+from gnomon.serving.adapters import AdapterFigures
 from gnomon.serving.class_metrics import Fairness
 from gnomon.serving.energy import Energy
 from gnomon.serving.fleet.metrics import FleetSummary
@@ -152,6 +153,8 @@ def figure_rows(summary: Summary, room: Headroom | None = None) -> list[tuple[st
         rows.append(("fleet", fleet_words(summary.fleet)))
     if summary.tiers is not None:
         rows.append(("KV tiers", tier_words(summary.tiers)))
+    if summary.adapters is not None:
+        rows.append(("LoRA adapters", adapter_words(summary.adapters)))
     rows.append(("cost", cost_words(summary)))
     if summary.energy is not None:
         rows.append(("energy", energy_words(summary.energy)))
@@ -175,6 +178,12 @@ def timing_words(summary: Summary) -> str:
         return "as given"
     kernels = f"expected error of the kernels {summary.timing_error:.0%}"
     return f"{kernels}; host time included" if summary.has_host_time else f"{kernels}; kernels only: no host time"
+
+
+def adapter_words(adapters: AdapterFigures) -> str:
+    """How often an adapter was there: "found 91.2 %, 312 loads, 0.4 % of the requests waited for a slot"."""
+    waited = f", {adapters.waited:.1%} of the requests waited for a slot" if adapters.waited else ""
+    return f"found {adapters.found:.1%}, {adapters.loads:,} loads{waited}"
 
 
 def tier_words(tiers: TierHits) -> str:

@@ -18,23 +18,23 @@ GOAL = 0.99
 STEPS = 7
 """Halvings of the bracket: a few percent."""
 
-Measure = Callable[[Scenario, float, int], tuple[Requests, object]]
+Measure = Callable[[Scenario, int, float, int], tuple[Requests, object]]
 
 
-def measured_rate(scenario: Scenario, measure: Measure) -> float:
+def measured_rate(scenario: Scenario, pool: int, measure: Measure) -> float:
     """Requests per second, by bisection between loads that were served within the SLO and such that were not.
 
-    `measure(scenario, rate, requests)` runs one replica under a steady load and returns requests and records. Without
-    an SLO the queue decides: half a second of it in the median is too much.
+    `measure(scenario, pool, rate, requests)` runs one replica of a pool under a steady load and returns requests and
+    records. Without an SLO the queue decides: half a second of it in the median is too much.
     """
     low, high = 0.0, 1.0
-    while _holds(scenario, measure, high):
+    while _holds(scenario, pool, measure, high):
         low, high = high, high * 2
         if high > 1e6:
             raise ConfigError("one replica serves any load within the SLO.", where="slo")
     for _ in range(STEPS):
         middle = (low + high) / 2
-        low, high = (middle, high) if _holds(scenario, measure, middle) else (low, middle)
+        low, high = (middle, high) if _holds(scenario, pool, measure, middle) else (low, middle)
     if low == 0.0:
         raise ConfigError(
             "one replica alone cannot serve 0.01 requests per second within the SLO.",
@@ -44,8 +44,8 @@ def measured_rate(scenario: Scenario, measure: Measure) -> float:
     return low
 
 
-def _holds(scenario: Scenario, measure: Measure, rate: float) -> bool:
-    requests, records = measure(scenario, rate, NUM_REQUESTS)
+def _holds(scenario: Scenario, pool: int, measure: Measure, rate: float) -> bool:
+    requests, records = measure(scenario, pool, rate, NUM_REQUESTS)
     done = np.flatnonzero(records.status == FINISHED)  # type: ignore[attr-defined]
     check = slo_check(scenario.slo, requests, records)
     q = records[done]  # type: ignore[index]

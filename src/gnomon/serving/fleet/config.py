@@ -83,6 +83,9 @@ class FailureConfig(Config):
     """Until the failure is noticed: requests go on being sent there, and nothing comes back."""
     keeps_tokens: bool = True
     """A retried request goes on from the tokens that its client has (they are prefilled again); else it starts over."""
+    stores_kv: bool = False
+    """KV is written to the shared store (`kv_tiers.remote`) as it is computed: a retried request loads from there what
+    the replica that died had computed of its hashed prompt. Else only what ended before is there."""
 
 
 class StragglerConfig(Config):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,9 @@ from gnomon.serving.calendar import CONTROL_TICK, REQUEST_ARRIVES, Calendar, sch
 from gnomon.serving.cluster import Fleet, Outside
 from gnomon.serving.fleet.config import FleetConfig
 from gnomon.serving.fleet.controllers import ControllerSpec, View
-from gnomon.serving.fleet.evacuation import evacuate, forget_cache, freeze
+from gnomon.serving.fleet.evacuation import cut_link, evacuate, forget_cache, freeze, redirect, requests_of
 from gnomon.serving.fleet.replicas import DOWN, DRAINING, OFF, STARTING, UP, Replicas
-from gnomon.serving.state import FINISHED, NOT_ARRIVED, NUM_PARKED, PARKED, REJECTED, SHED, Cluster
+from gnomon.serving.state import FINISHED, NOT_ARRIVED, NUM_PARKED, NUM_SHED, PARKED, REJECTED, SHED, Cluster
 
 REPLICA_CHANGES = 101
 """A kind of event: something happens to a replica; its subject is the place in the manager's agenda."""
@@ -67,8 +68,10 @@ class Manager:
     """How often a replica was started or has died: what was planned for an earlier life does not happen."""
     idle_ticks: int = 0
     last_tick_s: float = 0.0
-    checked: int = 0
-    """Requests before this one had ended when the controller was asked last."""
+    watched: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Requests that had not ended when the controller was asked last."""
+    num_watched: int = 0
+    """Those before this one had been sent by then."""
     failures: int = 0
     retries: int = 0
     samples: list[list[list[float]]] = field(default_factory=list)
@@ -77,9 +80,16 @@ class Manager:
     def __post_init__(self) -> None:
         self.random = stream(self.seed, "fleet")
         self.can_prefill, self.can_decode = self.fleet.candidates, self.outside.decode.candidates
+        self.has_roles = bool(self.calendar.book[0].has_roles)
+        self.link_bytes_s = self.outside.transfers.links.capacity.copy()
+        if self.outside.followers.size:  # Calls of agents are not sent in their order.
+            self.num_watched = self.cluster.requests.size
+            self.watched = np.arange(self.num_watched)
         for i, state in enumerate(self.replicas.state):
             if state == UP:
                 self._plan_trouble(i, 0.0)
+            else:
+                freeze(self.cluster, self.replicas.members[i].ranks)
         for one in self.config.events:
             self.at(one.at_s, self._given(one.what, one.replica, one.factor))
         self._admit()
@@ -115,14 +125,17 @@ class Manager:
         else:
             self.agenda[int(book.subject)](now_s)
         self._admit()
+        self._send_stranded(now_s)
 
     def _admit(self) -> None:
         """Routers see the replicas that take requests; where there were none, those that waited for one arrive."""
         open_ = self.replicas.taking_requests(self.dead)
+        to_decode = open_[np.isin(open_, self.can_decode)]
         candidates = open_[np.isin(open_, self.can_prefill)]
+        if not to_decode.size:  # Nobody is prefilled whom nobody would decode.
+            candidates = candidates[:0]
         self.fleet = self.fleet._replace(candidates=candidates)
-        to_decode = self.outside.decode._replace(candidates=open_[np.isin(open_, self.can_decode)])
-        self.outside = self.outside._replace(decode=to_decode)
+        self.outside = self.outside._replace(decode=self.outside.decode._replace(candidates=to_decode))
         if candidates.size and self._has_parked:
             parked = np.flatnonzero(self.cluster.requests.status == PARKED)
             self.cluster.control[NUM_PARKED] = 0
@@ -133,8 +146,22 @@ class Manager:
         return int(self.calendar.book[0].num_sent)
 
     @property
+    def _is_stuck(self) -> bool:
+        """Whether requests wait for a replica that is not there."""
+        replicas = self.cluster.replicas
+        here = replicas.num_outstanding + replicas.num_coming
+        return self._has_parked or bool(here[replicas.frozen != 0].any())
+
+    @property
     def _has_parked(self) -> bool:
         return bool(self.cluster.control[NUM_PARKED])
+
+    @property
+    def _under_way(self) -> slice:
+        """All requests that have been sent and not ended are among these."""
+        if self.outside.followers.size:
+            return slice(0, None)
+        return slice(int(self.watched[0]) if self.watched.size else self.num_watched, self._sent)
 
     def _arrive_again(self, ids: Ints, now_s: float) -> None:
         self.cluster.requests.status[ids] = NOT_ARRIVED
@@ -160,10 +187,16 @@ class Manager:
         self.at(now_s + self.pools[self.replicas.members[i].pool].cold_start_s, self._in_life(i, self._ready))
 
     def _ready(self, i: int, now_s: float) -> None:
-        for r in self.replicas.members[i].ranks:
+        ranks = self.replicas.members[i].ranks
+        self._send_again(i, now_s)
+        for r in ranks:
             forget_cache(self.cluster, r)
-            self.cluster.replicas[r].slowdown = 0.0
+            self.cluster.replicas[r].frozen = 0
             self.cluster.stage_free_s[r] = now_s
+        if self.has_roles:
+            here = slice(ranks.start, ranks.stop)
+            self.outside.transfers.links.capacity[here] = self.link_bytes_s[here]
+        self.slow(i, 1.0)
         self.replicas.change(now_s, i, UP)
         self._plan_trouble(i, now_s)
 
@@ -180,11 +213,13 @@ class Manager:
         """Replicas that have finished what they had left when their last batch ended."""
         for i in np.flatnonzero(self.replicas.state == DRAINING).tolist():
             ranks = self.replicas.members[i].ranks
-            if not self.cluster.replicas.num_outstanding[ranks.start : ranks.stop].any():
-                began = max(at_s for at_s, one, state in self.replicas.changes if one == i and state == DRAINING)
+            here = self.cluster.replicas[ranks.start : ranks.stop]
+            # KV that it holds for others, or that is on its way here, is waited for, too.
+            if not any(here[name].any() for name in ("num_outstanding", "num_coming", "num_held")):
                 ended = float(self.cluster.stage_free_s[ranks.start : ranks.stop].max())
                 self._begin_life(i)
-                self.replicas.change(min(max(began, ended), now_s), i, OFF)
+                self.replicas.change(min(max(self.replicas.since[i], ended), now_s), i, OFF)
+                freeze(self.cluster, ranks)
 
     def fail(self, i: int, now_s: float) -> None:
         """A replica dies. It is noticed after a while; until then requests go on being sent there."""
@@ -195,6 +230,7 @@ class Manager:
         self._begin_life(i)
         self.failures += 1
         freeze(self.cluster, self.replicas.members[i].ranks)
+        cut_link(self.outside, self.replicas.members[i].ranks, now_s)
         self.replicas.change(now_s, i, DOWN)
         if state == UP:
             self.dead.add(i)
@@ -206,10 +242,33 @@ class Manager:
     def _noticed(self, i: int, now_s: float) -> None:
         """The death of a replica is noticed: its requests are sent again, and another one starts in its stead."""
         self.dead.discard(i)
-        ids = evacuate(self.cluster, self.replicas.members[i].ranks, self.config.failures.keeps_tokens)
+        self._send_again(i, now_s)
+        self._reconcile(self.replicas.members[i].pool, now_s)
+
+    def _send_again(self, i: int, now_s: float) -> None:
+        """All requests that are lost with a replica arrive once more; those that would have gone there from another one
+        go elsewhere."""
+        failures, ranks = self.config.failures, self.replicas.members[i].ranks
+        ids = requests_of(self.cluster, ranks, self._under_way)
+        told = {"keeps_tokens": failures.keeps_tokens, "stores_kv": failures.stores_kv}
+        evacuate(self.cluster, self.outside, ranks, ids, now_s=now_s, **told)
         self.retries += ids.size
         self._arrive_again(ids, now_s)
-        self._reconcile(self.replicas.members[i].pool, now_s)
+        targets = self.replicas.taking_requests(self.dead)
+        targets = targets[np.isin(targets, self.can_decode)]
+        if self.has_roles and targets.size:
+            redirect(self.cluster, ranks, targets, self._under_way)
+
+    def _send_stranded(self, now_s: float) -> None:
+        """Requests that went to a dead replica because there was no other: where there is one now, they arrive once
+        more."""
+        if not self.has_roles or not self.outside.decode.candidates.size:
+            return
+        has = self.cluster.replicas.num_outstanding + self.cluster.replicas.num_coming
+        for i in np.flatnonzero(np.isin(self.replicas.state, (OFF, DOWN))).tolist():
+            ranks = self.replicas.members[i].ranks
+            if i not in self.dead and has[ranks.start : ranks.stop].any():
+                self._send_again(i, now_s)
 
     def repair(self, i: int, now_s: float) -> None:
         """The place of a dead replica can be used again."""
@@ -220,7 +279,9 @@ class Manager:
     def slow(self, i: int, factor: float) -> None:
         """From the next iteration on a replica takes `factor` times as long."""
         ranks = self.replicas.members[i].ranks
-        self.cluster.replicas.slowdown[ranks.start : ranks.stop] = factor - 1.0
+        here = self.cluster.replicas[ranks.start : ranks.stop]
+        here.straggling = factor - 1.0
+        here.slowdown = (1.0 + here.straggling) * (1.0 + here.adapting) - 1.0
 
     def _given(self, what: str, i: int, factor: float) -> Callable[[float], None]:
         if i >= len(self.replicas.members):
@@ -311,7 +372,10 @@ class Manager:
     def _goes_on(self) -> bool:
         """Whether there will be anything to decide: requests to come, or some that have not ended."""
         book, replicas = self.calendar.book[0], self.cluster.replicas
-        hopeless = self._has_parked and not np.isin(self.replicas.state, (UP, STARTING)).any()
+        alive = np.array(
+            [one.pool for i, one in enumerate(self.replicas.members) if self.replicas.state[i] in (UP, STARTING)]
+        )
+        hopeless = self._is_stuck and len(set(alive.tolist())) < (len(self.pools) if self.has_roles else 1)
         self.idle_ticks = self.idle_ticks + 1 if hopeless else 0
         if self.idle_ticks > PATIENCE_TICKS:
             self.gave_up = True
@@ -352,9 +416,10 @@ class Manager:
         beyond_s = np.maximum(self.cluster.stage_free_s[mine, 0] - now_s, 0.0)
         busy_s = float((replicas.busy_s[mine] - np.where(np.isfinite(beyond_s), beyond_s, 0.0)).sum())
         parked = self._num_parked if number == 0 else 0
-        taken = int((replicas.num_finished[mine] + replicas.num_rejected[mine] + replicas.num_outstanding[mine]).sum())
-        arrived, used_s = taken + parked - pool.taken, busy_s - pool.busy_s
-        pool.taken, pool.busy_s = taken + parked, busy_s
+        turned_away = int(self.cluster.control[NUM_SHED]) if number == 0 else 0
+        taken = int(replicas.num_taken[mine].sum()) + parked + turned_away
+        arrived, used_s = taken - pool.taken, busy_s - pool.busy_s
+        pool.taken, pool.busy_s = taken, busy_s
         blocks = max(int(replicas.num_blocks[ranks].sum()), 1)
         waiting = int(replicas.num_waiting[mine].sum())
         return View(
@@ -377,7 +442,7 @@ class Manager:
             options={**self.spec.options, **self.config.controller.options},
             steps=self.config.controller.steps,
             memory=pool.memory,
-            future=self._arrivals_between if self.spec.sees_future else None,
+            future=partial(self._arrivals_between, self._share(number)) if self.spec.sees_future else None,
         )
 
     @property
@@ -385,23 +450,27 @@ class Manager:
         return int(self.cluster.control[NUM_PARKED])
 
     def _ended_since(self) -> Ints:
-        """The requests that ended since the last decision, but for stragglers among them."""
-        if self.met_slo is None:
-            return np.zeros(0, np.int64)
-        status = self.cluster.requests.status[self.checked : self._sent]
-        waiting = np.flatnonzero(status != FINISHED)
-        upto = self._sent
-        if waiting.size:
-            # Answers come out of order: go on from the first that is not there, but look at all that are.
-            upto = self.checked + int(waiting[0])
-        ended = np.arange(self.checked, upto)
-        self.checked = upto
+        """The requests that ended since the last decision."""
+        if not self.outside.followers.size:
+            self.watched = np.concatenate([self.watched, np.arange(self.num_watched, self._sent)])
+            self.num_watched = self._sent
+        has_ended = np.isin(self.cluster.requests.status[self.watched], ENDED)
+        ended, self.watched = self.watched[has_ended], self.watched[~has_ended]
         return ended
 
-    def _arrivals_between(self, start_s: float, end_s: float) -> int:
-        arrival_s = self.cluster.requests.arrival_s
-        first, last = np.searchsorted(arrival_s, (start_s, end_s))
-        return int(last - first)
+    def _arrivals_between(self, share: float, start_s: float, end_s: float) -> float:
+        """Arrivals between two moments, as far as they are known ahead: of agents, the starts of sessions, each with
+        all its calls."""
+        known = int(self.calendar.book[0].end_open)
+        first, last = np.searchsorted(self.cluster.requests.arrival_s[:known], (start_s, end_s))
+        return float(last - first) * share * self.cluster.requests.size / max(known, 1)
+
+    def _share(self, number: int) -> float:
+        """Of all arrivals, how many concern a pool: all where pools have roles, else as many as it has had so far."""
+        if len(self.pools) == 1 or self.has_roles:
+            return 1.0
+        taken = np.array([self.cluster.replicas.num_taken[self._ranks(n)].sum() for n in range(len(self.pools))])
+        return float(taken[number] / taken.sum()) if taken.sum() else 1.0 / len(self.pools)
 
     def flaps(self) -> list[str]:
         """A sentence for each pool whose controller kept undoing what it had decided."""

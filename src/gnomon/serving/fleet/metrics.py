@@ -36,6 +36,8 @@ class FleetSummary:
     """Requests that were sent again after a failure."""
     decisions: int
     """How often the controller changed what it wanted."""
+    sees_future: bool = False
+    """The controller knew the arrivals to come: others are held against it."""
 
 
 def past(record: FleetRecord, end_s: float) -> History:
@@ -68,4 +70,29 @@ def fleet_summary(record: FleetRecord, gpus: Floats, end_s: float) -> FleetSumma
         failures=record.failures,
         retries=record.retries,
         decisions=sum(len(one) for one in record.decisions),
+        sees_future=record.sees_future,
+    )
+
+
+@dataclass(frozen=True)
+class Regret:
+    """What a controller costs beside one that knows the arrivals to come, on the same requests."""
+
+    gpu_hours: float
+    more_gpu_hours: float
+    """Than the oracle, as a share of its own."""
+    slo_met: float | None
+    """Share of the requests."""
+    less_slo_met: float | None
+    """Than the oracle, as a share of the requests."""
+
+
+def regret(one: FleetSummary, slo_met: float | None, oracle: FleetSummary, oracle_slo_met: float | None) -> Regret:
+    """One controller beside the oracle."""
+    has_slo = slo_met is not None and oracle_slo_met is not None
+    return Regret(
+        gpu_hours=one.gpu_hours,
+        more_gpu_hours=one.gpu_hours / max(oracle.gpu_hours, 1e-12) - 1,
+        slo_met=slo_met,
+        less_slo_met=oracle_slo_met - slo_met if has_slo else None,  # type: ignore[operator]
     )

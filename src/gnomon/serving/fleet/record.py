@@ -35,6 +35,8 @@ class FleetRecord:
     """Requests that were sent again after a failure."""
     samples: Floats
     """[sample, pool, column of `SAMPLES`]."""
+    sees_future: bool = False
+    """The controller knew the arrivals to come."""
     warnings: list[str] = field(default_factory=list)
 
     def column(self, name: str) -> Floats:

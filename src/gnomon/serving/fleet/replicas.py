@@ -31,9 +31,13 @@ class Replicas:
     changes: list[tuple[float, int, int]] = field(default_factory=list)
     """(time, replica, new state), in order of time but for drains, which are noticed late."""
 
+    def __post_init__(self) -> None:
+        self.since = np.zeros(len(self.members))
+        """[replica]: when it came into its state."""
+
     def change(self, now_s: float, replica: int, state: int) -> None:
         """A replica is in another state from `now_s` on."""
-        self.state[replica] = state
+        self.state[replica], self.since[replica] = state, now_s
         self.changes.append((now_s, replica, state))
 
     def of(self, pool: int, *states: int) -> list[int]:

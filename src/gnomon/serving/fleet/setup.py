@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from gnomon.core.errors import ConfigError, UnknownNameError
-from gnomon.core.user_files import load_user_file
+from gnomon.core.errors import ConfigError
+from gnomon.serving.chosen import chosen
 from gnomon.serving.cluster import Fleet, Outside
 from gnomon.serving.fleet.capacity import Measure, measured_rate
-from gnomon.serving.fleet.config import FleetConfig
-from gnomon.serving.fleet.controllers import CONTROLLERS, ControllerSpec
+from gnomon.serving.fleet.controllers import CONTROLLERS
 from gnomon.serving.fleet.manager import Manager, Pool
 from gnomon.serving.fleet.record import FleetRecord
 from gnomon.serving.fleet.replicas import replicas_of
@@ -17,32 +16,26 @@ from gnomon.serving.scenario import Scenario
 from gnomon.workload import Requests
 
 
-def find_controller(config: FleetConfig) -> ControllerSpec:
-    """The configured controller; options that it does not have are refused."""
-    if config.controller.file is not None:
-        load_user_file(config.controller.file)
-    spec = CONTROLLERS[config.controller.name]
-    unknown = set(config.controller.options) - set(spec.options)
-    if unknown:
-        where = "fleet.controller.options"
-        raise UnknownNameError(f"option of controller {spec.name}", unknown.pop(), spec.options, where=where)
-    return spec
-
-
 def new_manager(
     scenario: Scenario, kinds: list[Kind], requests: Requests, fleet: Fleet, outside: Outside, measure: Measure
 ) -> Manager:
     """The manager of a scenario's fleet, with everything planned that is known at the start."""
     config = scenario.fleet
     assert config is not None
-    spec = find_controller(config)
-    if scenario.has_roles:
-        _check_roles(config)
-    if scenario.kv_tiers.is_used and _fails(config):
+    spec = chosen(CONTROLLERS, config.controller)
+    if scenario.has_roles and config.min_replicas < 1:
+        raise ConfigError("every pool with a role needs a replica.", where="fleet.min_replicas", fix="Set it to 1.")
+    if config.failures.stores_kv and scenario.kv_tiers.remote is None:
         raise ConfigError(
-            "replicas with KV tiers cannot fail: what their tiers would give back is not simulated.",
-            where="fleet.failures",
-            fix="Leave failures or kv_tiers out.",
+            "there is no shared store that KV could be written to.",
+            where="fleet.failures.stores_kv",
+            fix="Give kv_tiers.remote.",
+        )
+    if spec.sees_future and requests.concurrency:
+        raise ConfigError(
+            f"{spec.name} knows the arrivals to come; those of a closed loop depend on the answers.",
+            where="fleet.controller.name",
+            fix="Choose another controller, or arrivals of a rate.",
         )
     up = [pool.num_replicas for pool in scenario.kinds()]
     pools = [
@@ -51,9 +44,9 @@ def new_manager(
             max_replicas=kind.num_replicas,
             desired=min(count, kind.num_replicas),
             cold_start_s=sum(config.cold_start.parts(kind.weight_bytes).values()),
-            replica_rate=measured_rate(scenario, measure) if spec.profiles else 0.0,
+            replica_rate=measured_rate(scenario, number, measure) if spec.profiles else 0.0,
         )
-        for kind, count in zip(kinds, up, strict=True)
+        for number, (kind, count) in enumerate(zip(kinds, up, strict=True))
     ]
     return Manager(
         config=config,
@@ -66,22 +59,6 @@ def new_manager(
         seed=scenario.seed,
         stop_s=float(outside.calendar.book[0].stop_s),
     )
-
-
-def _fails(config: FleetConfig) -> bool:
-    return config.failures.mtbf_s is not None or any(one.what == "fail" for one in config.events)
-
-
-def _check_roles(config: FleetConfig) -> None:
-    """Pools with roles grow and shrink, each by itself; that they fail is not simulated."""
-    if _fails(config):
-        raise ConfigError(
-            "replicas of pools with roles cannot fail: what becomes of KV on its way is not simulated.",
-            where="fleet.failures",
-            fix="Leave failures out; drains, starts, stragglers and controllers work.",
-        )
-    if config.min_replicas < 1:
-        raise ConfigError("every pool with a role needs a replica.", where="fleet.min_replicas", fix="Set it to 1.")
 
 
 def record_of(manager: Manager, kinds: list[Kind]) -> FleetRecord:
@@ -102,5 +79,6 @@ def record_of(manager: Manager, kinds: list[Kind]) -> FleetRecord:
         failures=manager.failures,
         retries=manager.retries,
         samples=manager.sampled(),
+        sees_future=manager.spec.sees_future,
         warnings=warnings,
     )

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from gnomon.core.arrays import Floats, Ints
+from gnomon.serving.state import FINISHED
 from gnomon.workload import Requests
 from gnomon.workload.slo import SloConfig
 
@@ -26,7 +27,7 @@ def slo_check(slo: SloConfig, requests: Requests, records: Any) -> Callable[[Int
         limit = limits[q.user_class]
         per_token = (q.finished_s - q.first_token_s) / np.maximum(q.output_tokens - 1, 1)
         good = (q.first_token_s - q.arrival_s <= limit[:, 0]) & (per_token <= limit[:, 1])
-        good &= (q.finished_s - q.arrival_s <= limit[:, 2]) & (q.finished_s >= 0)
+        good &= (q.finished_s - q.arrival_s <= limit[:, 2]) & (q.status == FINISHED)
         return good.astype(np.float64)
 
     return met

@@ -12,15 +12,13 @@ from gnomon.core.jit import inner
 from gnomon.serving import prefix_cache
 from gnomon.serving.accounts import (
     balance,
-    charge_outputs,
-    charge_prompt,
-    forget_idle_credit,
     is_queued,
     move_to_front,
     refill,
 )
 from gnomon.serving.policies import batching_policy
-from gnomon.serving.policies.vllm_v1 import admit_first, continue_running
+from gnomon.serving.policies.charged import admit_charged, settle_credit
+from gnomon.serving.policies.vllm_v1 import continue_running
 from gnomon.serving.state import NONE, Replica
 from gnomon.serving.verbs import tokens_placed
 
@@ -72,18 +70,13 @@ def _best_to_front(replica: Replica) -> None:
 def dlpm(replica: Replica) -> None:
     """Running requests first; then, of the classes with credit, the request with the longest cached prefix."""
     state, prices = replica.state, replica.parameters
-    if state.num_waiting > 0:
-        charge_outputs(replica)
-        forget_idle_credit(replica, prices[_PROMPT_PRICE], prices[_OUTPUT_PRICE])
+    settle_credit(replica, prices[_PROMPT_PRICE], prices[_OUTPUT_PRICE])
     if continue_running(replica):
         budget = state.max_batch_tokens - tokens_placed(replica)
         tokens = 1
         while tokens > 0 and state.num_waiting > 0:
             _ensure_credit(replica)
             _best_to_front(replica)
-            r = state.first_waiting
-            tokens = admit_first(replica, budget)
-            if tokens > 0:
-                charge_prompt(replica, r, replica.requests[r].prompt_tokens - replica.requests[r].cached_tokens)
+            tokens = admit_charged(replica, budget, True)
             budget -= tokens
     state.steppable = 2

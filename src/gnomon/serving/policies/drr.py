@@ -11,14 +11,12 @@ from gnomon.core.jit import inner
 from gnomon.serving.accounts import (
     balance,
     bring_forward,
-    charge_outputs,
-    charge_prompt,
-    forget_idle_credit,
     is_queued,
     refill,
 )
 from gnomon.serving.policies import batching_policy
-from gnomon.serving.policies.vllm_v1 import admit_first, continue_running
+from gnomon.serving.policies.charged import admit_charged, settle_credit
+from gnomon.serving.policies.vllm_v1 import continue_running
 from gnomon.serving.state import NONE, Replica
 from gnomon.serving.verbs import tokens_placed
 
@@ -53,18 +51,13 @@ def _next_class(replica: Replica) -> int:
 def drr(replica: Replica) -> None:
     """Running requests first; then waiting ones, class by class in turn, while the class has credit."""
     state, prices = replica.state, replica.parameters
-    if state.num_waiting > 0:
-        charge_outputs(replica)
-        forget_idle_credit(replica, prices[_PROMPT_PRICE], prices[_OUTPUT_PRICE])
+    settle_credit(replica, prices[_PROMPT_PRICE], prices[_OUTPUT_PRICE])
     if continue_running(replica):
         budget = state.max_batch_tokens - tokens_placed(replica)
         tokens, c = 1, _next_class(replica)
         while tokens > 0 and c != NONE:
             bring_forward(replica, c)
-            r = state.first_waiting
-            tokens = admit_first(replica, budget)
-            if tokens > 0:
-                charge_prompt(replica, r, replica.requests[r].prompt_tokens)
+            tokens = admit_charged(replica, budget, False)
             budget -= tokens
             c = _next_class(replica) if tokens > 0 else NONE
     state.steppable = 2

@@ -8,9 +8,10 @@ having had nothing to send is lifted to the others, so that it cannot save servi
 from __future__ import annotations
 
 from gnomon.core.jit import inner
-from gnomon.serving.accounts import bring_forward, charge_outputs, charge_prompt, is_queued, note_queued, spent
+from gnomon.serving.accounts import bring_forward, charge_outputs, is_queued, note_queued, spent
 from gnomon.serving.policies import batching_policy
-from gnomon.serving.policies.vllm_v1 import admit_first, continue_running
+from gnomon.serving.policies.charged import admit_charged
+from gnomon.serving.policies.vllm_v1 import continue_running
 from gnomon.serving.state import CREDIT, NONE, WAS_QUEUED, WEIGHT, Replica
 from gnomon.serving.verbs import tokens_placed
 
@@ -70,10 +71,7 @@ def vtc(replica: Replica) -> None:
         tokens, c = 1, _served_least(replica, False)
         while tokens > 0 and c != NONE:
             bring_forward(replica, c)
-            r = state.first_waiting
-            tokens = admit_first(replica, budget)
-            if tokens > 0:
-                charge_prompt(replica, r, replica.requests[r].prompt_tokens)
+            tokens = admit_charged(replica, budget, False)
             budget -= tokens
             c = _served_least(replica, False)
     note_queued(replica)

@@ -62,6 +62,7 @@ ROUTERS: Registry[RouterSpec] = Registry(
             "sticky_session",
             "sticky_until_full",
             "prefix_aware",
+            "adapter_aware",
             "predicted_latency",
             "unselfish",
             "lookahead",

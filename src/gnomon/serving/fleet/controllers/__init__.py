@@ -55,7 +55,7 @@ class View:
     """The schedule of the scenario."""
     memory: dict[str, Any]
     """Whatever it wants to remember; its own."""
-    future: Callable[[float, float], int] | None = None
+    future: Callable[[float, float], float] | None = None
     """Arrivals between two moments, for a controller that `sees_future`."""
 
 

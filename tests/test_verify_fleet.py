@@ -1,0 +1,47 @@
+"""Published effects of fleets: distances by hand, verdicts, and the quick ones of them."""
+
+from __future__ import annotations
+
+import pytest
+
+import gnomon
+from gnomon.core.errors import UnknownNameError
+from gnomon.report.verify.fleet import told
+from gnomon.verify.fleet import CLIENTS, DOCUMENT_TOKENS, DOCUMENTS, QUESTIONS, Effect, _questions
+
+
+def effect(simulated: float) -> Effect:
+    return Effect("name", "figure", 100.0, simulated, 0.1, "setting", "source")
+
+
+def test_an_effect_is_reproduced_within_its_tolerance() -> None:
+    assert effect(109.0).distance == pytest.approx(0.09) and effect(109.0).is_reproduced
+    assert not effect(89.0).is_reproduced
+    found = told([effect(109.0), effect(89.0)])
+    assert len(found.failures) == 1 and "89" in found.failures[0] and "-11%" in found.failures[0]
+    assert [row["is_reproduced"] for row in found.rows] == [True, False]
+
+
+def test_a_cold_start_of_a_trillion_parameters() -> None:
+    found = gnomon.verify("fleet", only=["cold-start"])
+    assert found.passed
+    seconds = {one.figure: one.simulated for one in found.records}
+    assert seconds["seconds in all"] == pytest.approx(seconds["seconds for weights"] + 32.0)
+
+
+def test_the_questions_share_documents_within_a_client() -> None:
+    made = _questions()
+    assert len(made) == CLIENTS * DOCUMENTS * QUESTIONS
+    firsts = {(int(made.user_class[i]), int(made.prefix(i)[0])) for i in range(len(made))}
+    assert len(firsts) == CLIENTS * DOCUMENTS
+    assert len(made.prefix(0)) == DOCUMENT_TOKENS // 16
+
+
+def test_unknown_effects_are_named() -> None:
+    with pytest.raises(UnknownNameError, match="dlpm"):
+        gnomon.verify("fleet", only=["dlmp"])
+
+
+@pytest.mark.slow
+def test_fair_scheduling_that_knows_prefixes() -> None:
+    assert gnomon.verify("fleet", only=["dlpm"]).passed
