@@ -177,6 +177,7 @@ def facts_of(server: Server, role: Literal["both", "prefill", "decode"] = "both"
         layout = server.prefill
     return {
         "family": server.family,
+        "mode": server.mode,
         "engine": server.engine,
         "version": server.version or "",
         "model": model_of(server),
