@@ -123,7 +123,8 @@ def from_genai_perf(data: Mapping[str, Any], where: str) -> Stamps:
 def _streamed(request: Mapping[str, Any]) -> tuple[list[float], Mapping[str, Any]]:
     """When messages with text came (all, where none is known to have any), and the server's count of tokens."""
     times, outputs = request["response_timestamps"], request.get("response_outputs") or []
-    with_text, usage = [], {}
+    with_text: list[float] = []
+    usage: Mapping[str, Any] = {}
     for time, output in zip(times, outputs, strict=False):
         message = _message(output)
         usage = message.get("usage") or usage

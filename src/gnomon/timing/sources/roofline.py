@@ -231,10 +231,8 @@ class Roofline:
         """The KV cache streams in, on top of a floor."""
         c = self._constants
         read = replace(work, window=0, ratio=1, near=0).bytes(sequences, work.seen(kv) + _DECODE_EXTRA_KV)
-        per_byte = 1.0 / c.decode_bandwidth
-        if self._is_repeated:
-            cached = self._cached(read)
-            per_byte = cached / max(c.cache_bandwidth, c.decode_bandwidth) + (1.0 - cached) * per_byte
+        cached = self._cached(read) if self._is_repeated else np.zeros_like(read)
+        per_byte = cached / max(c.cache_bandwidth, c.decode_bandwidth) + (1.0 - cached) / c.decode_bandwidth
         memory = read * per_byte / self.device.bandwidth_bytes_s
         if work.qk_dim == work.v_dim and work.kv_bytes <= 2.0 * work.num_kv_heads * work.qk_dim:
             memory = memory / _KV8_RATE
