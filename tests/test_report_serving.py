@@ -7,6 +7,7 @@ import itertools
 import json
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -86,13 +87,13 @@ def test_the_trace_has_a_lane_per_replica_and_stage(folder: Path) -> None:
     trace = json.loads(gzip.decompress((folder / "trace.json.gz").read_bytes()))
     events = trace["traceEvents"]
     named = {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}
-    slow = {lane for lane in named if lane[0] == 3}
-    assert named - slow == {(0, 0), (0, 1), (1, 0), (2, 0)} and len(slow) == 20
+    slow, requests = ({lane for lane in named if lane[0] in processes} for processes in ({3}, {4, 5, 6}))
+    assert named - slow - requests == {(0, 0), (0, 1), (1, 0), (2, 0)} and len(slow) == 20 and requests
     waits = [e["args"] for e in events if e["pid"] == 3 and e["name"] == "decode"]
     assert all(args["decode_alone_ms"] > 0 for args in waits)
     slices = [e for e in events if e["ph"] == "X"]
     assert {(e["pid"], e["tid"]) for e in slices} == named
-    assert len([e for e in slices if e["pid"] != 3]) == len(pipeline().iterations)
+    assert len([e for e in slices if e["pid"] < 3]) == len(pipeline().iterations)
     assert {e["name"] for e in slices} <= {"waiting", "prefill", "decode", "mixed"}
     for lane in named:
         mine = sorted((e["ts"], e["ts"] + e["dur"]) for e in slices if (e["pid"], e["tid"]) == lane)
@@ -101,10 +102,27 @@ def test_the_trace_has_a_lane_per_replica_and_stage(folder: Path) -> None:
     assert trace["otherData"]["what"] == "every iteration"
 
 
+def test_the_trace_has_every_requests_slices(folder: Path) -> None:
+    trace = json.loads(gzip.decompress((folder / "trace.json.gz").read_bytes()))
+    mine: dict[int, dict[str, Any]] = {}
+    for event in trace["traceEvents"]:
+        if event["ph"] == "X" and event["pid"] > 3:
+            mine.setdefault(event["args"]["request"], {})[event["name"]] = event
+    for row in pipeline().requests.iter_rows(named=True):
+        found = mine[row["request"]]
+        assert found["prefill"]["pid"] - 4 == row["replica"]
+        assert ("decode" in found) == (row["output_tokens"] > 1)
+        if "decode" in found:
+            assert found["prefill"]["ts"] + found["prefill"]["dur"] == found["decode"]["ts"]
+        first = min(event["ts"] for event in found.values())
+        assert first == pytest.approx(1e6 * row["arrival_s"], abs=1)
+        assert sum(event["dur"] for event in found.values()) == pytest.approx(1e6 * row["e2e_s"], abs=2)
+
+
 def test_a_huge_trace_is_cut_and_says_so(tmp_path: Path) -> None:
     path = write_trace(pipeline().run, tmp_path / "trace.json", max_rows=100)
     trace = json.loads(path.read_text())
-    slices = [e for e in trace["traceEvents"] if e["ph"] == "X"]
+    slices = [e for e in trace["traceEvents"] if e["ph"] == "X" and e["pid"] < 3]
     assert 0 < len(slices) <= 100
     assert f"{len(slices)} of {len(pipeline().iterations):,} rows" in trace["otherData"]["what"]
 
@@ -234,7 +252,7 @@ def test_slices_of_one_lane_never_overlap(folder: Path) -> None:
         if event["ph"] == "X":
             assert isinstance(event["ts"], int) and isinstance(event["dur"], int)
             lanes.setdefault((event["pid"], event["tid"]), []).append((event["ts"], event["ts"] + event["dur"]))
-    assert len(lanes) == 4 + 20  # Replicas' stages, and the slowest requests.
+    assert len({lane for lane in lanes if lane[0] <= 3}) == 4 + 20  # Replicas' stages, and the slowest requests.
     for slices in lanes.values():
         slices.sort()
         assert all(before[1] <= after[0] for before, after in pairwise(slices))

@@ -31,6 +31,10 @@ def test_the_plots_are_those_of_the_report(tab: Tab) -> None:
     for name in ("ttft", "tpot", "e2e", "queue", "kv"):
         shown = tab.traces(f"serve-plot-{name}")
         assert [(one["x"], one["y"]) for one in shown] == [(one["x"], one["y"]) for one in expected[name]["data"]]
+    queue = "document.querySelector('#serve-plot-queue .js-plotly-plot')"
+    tab.page.evaluate(f"() => Plotly.relayout({queue}, {{'xaxis.range[0]': 5, 'xaxis.range[1]': 20}})")
+    tab.idle()
+    assert tab.layout("serve-plot-kv")["xaxis"]["range"] == [5, 20]  # Plots over time share their zoom.
     assert "llama-3-8b on h200" in tab.text("serve-headline")
     assert f"{result.summary.throughput.requests_per_s:.3g}/s" in tab.text("serve-figures")
 

@@ -38,9 +38,9 @@ def section(title: str, *children: Any, id: str | None = None) -> Component:
     return html.Section([html.H2(title), *children] if title else list(children), **named)
 
 
-def plots(*graphs: Component) -> Component:
-    """Plots side by side, below each other on a narrow screen."""
-    return html.Div(list(graphs), className="plots")
+def plots(*graphs: Component, together: bool = False) -> Component:
+    """Plots side by side, below each other on a narrow screen; `together`: over one time, with one zoom and cursor."""
+    return html.Div(list(graphs), className="plots together" if together else "plots")
 
 
 def cards(shown: Iterable[tuple[str, str, str]]) -> Component:

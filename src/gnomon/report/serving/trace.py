@@ -12,6 +12,7 @@ import polars as pl
 
 from gnomon.core.files import written_whole
 from gnomon.report.perfetto import Event, process_name, thread_name
+from gnomon.report.serving.trace_requests import request_events
 from gnomon.report.serving.transfers import transfer_events
 from gnomon.serving import ledger
 from gnomon.serving.parts import NAMES, accounts
@@ -27,6 +28,7 @@ def write_trace(run: Run, path: str | Path, max_rows: int = MAX_ROWS) -> Path:
     """Write a trace, compressed if the name ends in .gz; a stretch from the middle of the run if it is too long.
 
     A process is a replica, a thread a pipeline stage; beside them the KV blocks in use and the requests that wait.
+    Further processes hold the requests of each replica: slices of waiting, prefill and decode.
     What is left out is said in the trace's metadata and in the names of its processes.
     """
     rows = shown_rows(run, max_rows)
@@ -37,6 +39,9 @@ def write_trace(run: Run, path: str | Path, max_rows: int = MAX_ROWS) -> Path:
     if len(rows):
         stretch = (float(rows["start_s"].min() or 0.0), float(rows["end_s"].max() or 0.0))  # type: ignore[arg-type]
         lines += [json.dumps(event) for event in transfer_events(run, *stretch, max_rows)]
+        # After the replicas and the process of the slowest requests.
+        first = int(run.cluster.replicas.size) + 1
+        lines += [json.dumps(event) for event in request_events(run, *stretch, first)]
     head = json.dumps({"displayTimeUnit": "ms", "otherData": {"what": said}})
     text = head[:-1] + ', "traceEvents": [\n' + ",\n".join(lines) + "\n]}\n"
     with written_whole(path) as temporary:

@@ -18,12 +18,12 @@
   const sliderOf = (id) => document.querySelector(`#${id}-slider`);
 
   // Dash drops the answer to a question once a newer one is asked: a slider that is dragged waits for each answer (but
-  // not for the load curve, which comes when it comes), so that there is always something to see.
+  // not for the load curve and the intervals, which come when they come), so that there is always something to see.
   let unanswered = 0;
   const ask = window.fetch;
   window.fetch = (address, options) => {
     const body = String(options?.body || "");
-    const isWaitedFor = String(address).includes("_dash-update-component") && !body.includes("plot-curve");
+    const isWaitedFor = String(address).includes("_dash-update-component") && !/plot-curve|told-intervals/.test(body);
     const answer = ask.call(window, address, options);
     if (!isWaitedFor) return answer;
     unanswered += 1;
@@ -56,10 +56,12 @@
   // During a drag there are previews only; the whole answer comes when the slider rests.
   const isDragged = () => [...pending.values()].some((one) => one.times > 1);
   const waiting = new Map();
-  const PREVIEW_FIRST_MS = 10;
-  let serial = 0, filled = {serial: 0, rank: 0}; // Of the state asked for, and of the texts that are shown.
-  const rest = (isFirst) => {
-    if (pending.size && (!isFirst || isDragged())) return;
+  const PREVIEW_AT_MOST_MS = 250; // The whole answer is asked for when the preview is there, or after so long.
+  let serial = 0, askedAt = 0; // The state asked for last.
+  let previewed = 0, filled = {serial: 0, rank: 0}; // The state of the last preview, and of the texts that are shown.
+  const rest = () => {
+    const isLate = performance.now() - askedAt >= PREVIEW_AT_MOST_MS;
+    if (isDragged() || (previewed < serial && !isLate)) return;
     for (const [page, data] of waiting) dash_clientside.set_props(`${page}-settled`, {data});
     waiting.clear();
   };
@@ -202,9 +204,30 @@
       one.setAttribute("aria-label", one.parentElement.textContent);
     }
   };
+  // Plots over the same time share zoom and cursor.
+  const share = () => {
+    for (const one of document.querySelectorAll(".together .js-plotly-plot")) {
+      if (one.isShared || !one.on) continue;
+      one.isShared = true;
+      const others = () => [...one.closest(".together").querySelectorAll(".js-plotly-plot")].filter((other) => other !== one && other.layout);
+      one.on("plotly_relayout", (change) => {
+        if (one.isFollowing) return;
+        const low = change["xaxis.range[0]"], high = change["xaxis.range[1]"];
+        const update = low !== undefined ? {"xaxis.range": [low, high]} : change["xaxis.autorange"] ? {"xaxis.autorange": true} : null;
+        for (const other of update ? others() : []) {
+          other.isFollowing = true;
+          Plotly.relayout(other, update).then(() => { other.isFollowing = false; });
+        }
+      });
+      one.on("plotly_hover", (event) => { if (event.event) for (const other of others()) Plotly.Fx.hover(other, [{xval: event.points[0].x}]); });
+      one.on("plotly_unhover", (event) => { if (event.event) for (const other of others()) Plotly.Fx.unhover(other); });
+    }
+  };
+
   const sizes = new ResizeObserver(place);
   new MutationObserver(() => {
     rename();
+    share();
     const panel = document.querySelector(".panel");
     if (!panel || panel.dataset.watched) return;
     panel.dataset.watched = "yes";
@@ -224,6 +247,7 @@
       // Put HTML that the server has made (and escaped) into its places, where it differs from what is there; but none
       // that is older, or of a less whole answer, than what is there.
       fill(page, texts) {
+        if (texts?.rank === 0) { previewed = texts.serial; setTimeout(rest); }
         if (!texts || texts.serial < filled.serial || (texts.serial === filled.serial && texts.rank < filled.rank)) {
           return dash_clientside.no_update;
         }
@@ -235,12 +259,13 @@
         return dash_clientside.no_update;
       },
 
-      // What is to be answered by a preview, at once; the whole answer is asked for right after, or at the drag's end.
+      // What is to be answered by a preview, at once; the whole answer is asked for after it, or at the drag's end.
       settle(page, names, values) {
         const raw = Object.fromEntries(names.map((name, i) => [name, values[i]]));
         serial += 1;
         waiting.set(page, {raw, serial});
-        if (!isDragged()) setTimeout(() => rest(true), PREVIEW_FIRST_MS);
+        askedAt = performance.now();
+        setTimeout(rest, PREVIEW_AT_MOST_MS + 10);
         return {raw, serial, isDragged: isDragged()};
       },
 

@@ -53,7 +53,9 @@ def body(state: dict[str, Any]) -> list[Component]:
         view_of(PAGE),
         html.Div(id=PAGE.id("cards"), className="card-space"),
         html.Div(id=PAGE.id("notes")),
-        section("The day", plots(*(graph(PAGE.id(name), label=label) for name, label in FIGURES.items()))),
+        section(
+            "The day", plots(*(graph(PAGE.id(name), label=label) for name, label in FIGURES.items()), together=True)
+        ),
     ]
 
 

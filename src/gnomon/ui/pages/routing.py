@@ -28,13 +28,13 @@ from gnomon.ui.pages.routing_runs import (
     run_comparison,
     tables_of,
 )
-from gnomon.ui.site_page import Page
+from gnomon.ui.site_page import HIDDEN, SHOWN, Page
 from gnomon.workload.presets import preset_names
 
 CURVES = "Training curves"
 MAX_CURVES = 40
 FOLLOW_MS = 4000
-ROWS_PX = 34 * (1 + len(router_names()))
+NOT_COMPARED = "Compare simulates every chosen router on the same requests: differences in latency, request by request."
 HINT = (
     "Choose run directories at the left: folders below the runs folder that hold a table metrics.csv, "
     "such as those of gnomon route."
@@ -69,7 +69,7 @@ CONTROLS: tuple[Control, ...] = (
     Hidden("job"),
 )  # fmt: skip
 FOR_CURVES = tuple(one.name for one in CONTROLS if one.group == CURVES)
-SHOWN = ("metric", "statistic")
+VIEWED = ("metric", "statistic")
 """What is shown of a comparison that has been made."""
 
 
@@ -79,22 +79,25 @@ def body(state: dict[str, Any]) -> list[Component]:
         section(
             "Routers on the same requests",
             job_panel(PAGE, "Compare"),
-            html.Div(id=PAGE.id("warnings")),
-            plots(
-                graph(
-                    PAGE.id("differences"),
-                    differences_height(len(router_names())),
-                    label="Change against the baseline",
-                ),
-                tall_graph(PAGE.id("distributions"), 350, "Distributions of latency", is_legend_below=True),
-            ),
-            html.Div(id=PAGE.id("rows"), className="under-plot", style={"minHeight": f"{ROWS_PX}px"}),
+            html.P(NOT_COMPARED, className="more", id=PAGE.id("empty")),
+            html.Div(_comparison(), id=PAGE.id("found"), style=HIDDEN),
         ),
         section(
             CURVES,
             html.Div(id=PAGE.id("curves"), children=notice(HINT)),
             dcc.Interval(id=PAGE.id("tick"), interval=FOLLOW_MS, disabled=True),
         ),
+    ]
+
+
+def _comparison() -> list[Component]:
+    return [
+        html.Div(id=PAGE.id("warnings")),
+        plots(
+            graph(PAGE.id("differences"), differences_height(len(router_names())), label="Change against the baseline"),
+            tall_graph(PAGE.id("distributions"), 350, "Distributions of latency", is_legend_below=True),
+        ),
+        html.Div(id=PAGE.id("rows"), className="under-plot"),
     ]
 
 
@@ -111,15 +114,18 @@ def register(app: Dash) -> None:
             "distributions": tall_outputs(PAGE.id("distributions")),
             "rows": Output(PAGE.id("rows"), "children"),
             "warnings": Output(PAGE.id("warnings"), "children"),
+            "empty": Output(PAGE.id("empty"), "style"),
+            "found": Output(PAGE.id("found"), "style"),
         },
-        inputs={"job": Input(PAGE.id("finished"), "data"), "shown": {name: inputs[name] for name in SHOWN}},
+        inputs={"job": Input(PAGE.id("finished"), "data"), "shown": {name: inputs[name] for name in VIEWED}},
         prevent_initial_call=True,
     )
     def show(job: str | None, shown: dict[str, Any]) -> dict[str, Any]:
         try:
             found: RoutersCompared = jobs.result(job or "")
         except GnomonError:
-            return {"distributions": not_tall(), **dict.fromkeys(("differences", "rows", "warnings"), no_update)}
+            others = ("differences", "rows", "warnings", "empty", "found")
+            return {"distributions": not_tall(), **dict.fromkeys(others, no_update)}
         one = found.views[shown["metric"], shown["statistic"]]
         rows = [row | {"router": dcc.Link(row["router"], href=found.links[row["router"]])} for row in one.rows]
         return {
@@ -127,6 +133,8 @@ def register(app: Dash) -> None:
             "distributions": tall(one.distributions),
             "rows": table(rows, left=("router",)),
             "warnings": [notice(text, "warning") for text in found.warnings],
+            "empty": HIDDEN,
+            "found": SHOWN,
         }
 
     @callback(

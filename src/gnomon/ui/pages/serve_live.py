@@ -26,6 +26,12 @@ Asked = dict[str, Any]
 """What the browser asks: the values of the controls (`raw`), and the `serial` of their state."""
 
 
+TOLD = ("told-preview", "told-whole", "told-intervals")
+"""Texts of each answer, in stores of their own: the browser holds back what hangs on a store that a callback under way
+may still change."""
+STORES = (*TOLD, *(f"{store}-filled" for store in TOLD), "drawn", "settled", "passing", "previewed")
+
+
 def register_live(app: Dash, page: Page) -> None:
     """All answers to a change of a control, in the order in which they come."""
     names = json.dumps([one.name for one in page.controls])
@@ -46,11 +52,12 @@ def register_live(app: Dash, page: Page) -> None:
         State(page.id("whole"), "data"),
         prevent_initial_call=True,
     )
-    app.clientside_callback(
-        "function(texts) { return dash_clientside.gnomon.fill('serve', texts); }",
-        Output(page.id("filled"), "data"),
-        Input(page.id("texts"), "data"),
-    )
+    for store in TOLD:
+        app.clientside_callback(
+            "function(texts) { return dash_clientside.gnomon.fill('serve', texts); }",
+            Output(page.id(store, "filled"), "data"),
+            Input(page.id(store), "data"),
+        )
 
 
 def _told(texts: Mapping[str, str], asked: Asked, rank: int) -> dict[str, Any]:
@@ -67,7 +74,7 @@ def _previews(app: Dash, page: Page) -> None:
         app,
         output={
             "found": Output(page.id("previewed"), "data"),
-            "texts": Output(page.id("texts"), "data", allow_duplicate=True),
+            "texts": Output(page.id("told-preview"), "data"),
         },
         inputs={"asked": Input(page.id("passing"), "data")},
         state={"view": State(page.id("view"), "data")},
@@ -79,7 +86,9 @@ def _previews(app: Dash, page: Page) -> None:
             return kept
         try:
             found = answers.preview(page, asked["raw"], view, is_drawn=asked["isDragged"])
-        except (GnomonError, Stale):  # A mistake is told by the whole answer.
+        except GnomonError:  # Told by the whole answer, which is asked for when this one is there.
+            return kept | {"texts": _told({}, asked, 0)}
+        except Stale:
             return kept
         drawn = {"serial": asked["serial"], "plots": list(found["plots"].values())}
         return {"found": drawn if found["plots"] else no_update, "texts": _told(found["texts"], asked, 0)}
@@ -127,7 +136,7 @@ def _rest(app: Dash, page: Page) -> None:
         output={
             "plots": _plots(page, OVER_TIME),
             "comparison": Output(page.id("comparison"), "children"),
-            "texts": Output(page.id("texts"), "data"),
+            "texts": Output(page.id("told-whole"), "data"),
             "drawn": Output(page.id("drawn"), "data"),
         },
         inputs={"asked": Input(page.id("settled"), "data")},
@@ -171,7 +180,7 @@ def _intervals(app: Dash, page: Page) -> None:
 
     @callback(
         app,
-        output=Output(page.id("texts"), "data", allow_duplicate=True),
+        output=Output(page.id("told-intervals"), "data"),
         inputs={"asked": Input(page.id("drawn"), "data")},
         state={"view": State(page.id("view"), "data")},
         prevent_initial_call=True,
