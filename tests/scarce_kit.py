@@ -6,8 +6,18 @@ from typing import Any
 
 import numpy as np
 
-from serving_kit import POLICIES, ROUTERS, requests_of, scenario
+from serving_kit import requests_of, scenario
 
+# Lists of their own: a seed stays the same scenario when policies and routers are added elsewhere.
+POLICIES = (
+    "vllm_v1", "sglang", "trtllm", "vllm", "sarathi", "orca", "faster_transformer", "lightllm", "priority", "vtc",
+    "drr", "dlpm",
+)  # fmt: skip
+ROUTERS = (
+    "random", "round_robin", "least_outstanding", "vidur_lor", "power_of_two", "least_kv", "least_prefill_tokens",
+    "lmetric", "sticky_session", "sticky_until_full", "prefix_aware", "predicted_latency", "lookahead", "vllm_dp",
+    "learned",
+)  # fmt: skip
 MODERN = ("vllm_v1", "sglang")
 
 

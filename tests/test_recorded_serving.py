@@ -12,8 +12,8 @@ import pytest
 from gnomon.serving.simulate import Run
 from gnomon.workload.slo import UserClass
 from recorded_kit import check
-from scarce_kit import scarce
-from serving_kit import POLICIES, ROUTERS, requests_of, run, scenario
+from scarce_kit import POLICIES, scarce
+from serving_kit import ROUTERS, requests_of, run, scenario
 
 OF_CLASSES = ("priority", "vtc", "drr", "dlpm")
 CLASSES = (UserClass("low"), UserClass("high", priority=2), UserClass("heavy", priority=1, weight=3.0))
