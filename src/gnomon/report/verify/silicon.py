@@ -73,7 +73,8 @@ def text(verdict: Verdict) -> list[Block]:
 
 def summary_rows(verdict: Verdict) -> list[dict[str, Any]]:
     """All servers, both modes, both halves, and the peers' published scores."""
-    groups = {"all": verdict.scored, **_groups([s for s in verdict.scored if s.server.mode == "agg"])}
+    groups: dict[str, Sequence[Scored]] = {"all": verdict.scored}
+    groups |= _groups([s for s in verdict.scored if s.server.mode == "agg"])
     if apart := [s for s in verdict.scored if s.server.mode == "disagg"]:
         groups["disaggregated"] = apart
     if doubtful := verdict.doubtful:
@@ -86,7 +87,7 @@ def summary_rows(verdict: Verdict) -> list[dict[str, Any]]:
     return rows
 
 
-def _groups(aggregated: list[Scored]) -> dict[str, list[Scored]]:
+def _groups(aggregated: Sequence[Scored]) -> dict[str, Sequence[Scored]]:
     """Aggregated servers by family; InferenceX's in those that constants were fitted on, and the others."""
     known = [s for s in aggregated if s.server.family == "inferencex"]
     return {

@@ -111,7 +111,7 @@ def _worker(server: Server, layout: Layout, launch: Launch) -> dict[str, Any]:
 def _roles(server: Server) -> dict[str, Any]:
     """Prefill and decode workers apart, each with the settings of its side of the recipe."""
     assert server.prefill is not None
-    prefill, decode = (launch_of(facts_of(server, role)) for role in ("prefill", "decode"))
+    prefill, decode = launch_of(facts_of(server, "prefill")), launch_of(facts_of(server, "decode"))
     sides = (
         ("prefill", server.num_prefill, server.prefill, prefill),
         ("decode", server.num_decode, server.layout, decode),
