@@ -41,6 +41,23 @@ def test_a_prompt_in_chunks():
     assert events["replica"].to_list() == [None] + [0] * 7
 
 
+def test_a_decode_beside_a_prompt_is_no_chunk():
+    """The first decodes its second token in the iteration that computes the other's prompt."""
+    setup = one_second_per_token(batching={"policy": "vllm_v1"})
+    _, events = events_of(setup, requests_of([0.0, 1.0], [4, 3], [3, 1]))
+    chunks = events.filter(pl.col("event") == "chunk").select("request", "time_s", "tokens").rows()
+    assert chunks == [(0, 0.0, 4), (1, 4.0, 3)]
+
+
+@pytest.mark.parametrize("replica", [{"pipeline_parallel": 2}, {"speculative": {"num_tokens": 1}}])
+def test_nor_are_decodes_that_are_handled_one_by_one(replica):
+    """In a pipeline, or with drafted tokens, decodes do not step together."""
+    setup = one_second_per_token(batching={"policy": "vllm_v1", "max_batch_tokens": 8}, replica=replica)
+    _, events = events_of(setup, requests_of([0.0, 1.0], [4, 40], [9, 1]))
+    chunks = events.filter(pl.col("event") == "chunk").group_by("request").agg(pl.col("tokens").sum()).sort("request")
+    assert chunks.rows() == [(0, 4), (1, 40)]
+
+
 def test_a_request_that_is_pre_empted_computes_its_tokens_again():
     """Two prompts of 4 tokens fill 4 blocks of 2. After their first token (at 8) both need a fifth block: there are 5,
     so the later one gives way at 8, and computes its prompt and its token again when the first has finished."""
