@@ -290,7 +290,7 @@ def test_a_short_log_thins_itself_out_and_never_overflows(monkeypatch: pytest.Mo
     from gnomon.serving.log import new_log
 
     whole = run(scenario(num_replicas=80, workload={"num_requests": 800}))
-    monkeypatch.setattr(simulate, "new_log", lambda max_members: new_log(64, 100, max_members))
+    monkeypatch.setattr(simulate, "new_log", lambda **kept: new_log(64, 100, **kept))
     thin = run(scenario(num_replicas=80, workload={"num_requests": 800}))
     assert thin.log.used[3] > 1, "iterations are sampled"
     assert thin.log.used[4] > 0, "gaps are merged"
