@@ -103,7 +103,7 @@ def cdf(title: str, curves: Mapping[str, Curve], *, unit: str = "s", target: flo
     if len(curves) > 1:
         layout |= {"showlegend": True, "hovermode": "closest"}
     if end is not None and largest > 1.15 * end:
-        layout |= _clipped(layout, end * factor, f"max {_value(largest, unit)} →")
+        layout |= _clipped(layout, end * factor, shown, _value(largest, unit))
     if target is not None:
         layout["shapes"] = [_target(target * factor, is_right=target > (end or largest) / 2)]
     return {"data": data, "layout": layout}
@@ -126,11 +126,9 @@ def _end(curves: Mapping[str, Curve], target: float | None) -> float | None:
     return max(end, target) if target is not None and target < 3 * end else end
 
 
-def _clipped(layout: Figure, end: float, words: str) -> Figure:
-    """The axis up to `end`; where the maximum lies is said below the curves' ends, where no line is."""
-    note = {"text": words, "showarrow": False, "x": 1, "xref": "paper", "xanchor": "right", "y": 0.1, "yref": "paper",
-            "yanchor": "bottom", "font": {"size": 11, "color": GREY}}  # fmt: skip
-    return {"xaxis": layout["xaxis"] | {"range": [0, 1.04 * end]}, "annotations": [note]}
+def _clipped(layout: Figure, end: float, shown: str, most: str) -> Figure:
+    """The axis up to `end`; what the maximum is stands beside the unit, where no line is."""
+    return {"xaxis": layout["xaxis"] | {"range": [0, 1.04 * end], "title": {"text": f"{shown} (max {most})"}}}
 
 
 def _marks(x: Floats, y: Floats, factor: float, unit: str, end: float) -> Figure:

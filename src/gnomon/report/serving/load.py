@@ -68,7 +68,12 @@ def load_figures(room: Headroom, slo: SloConfig) -> dict[str, Figure]:
 
 
 def _log(values: Sequence[float]) -> Figure:
-    return look.log_axis(min(values), max(values)) if values else {"type": "log"}
+    """With room below the curves for words."""
+    if not values:
+        return {"type": "log"}
+    axis = look.log_axis(min(values), max(values))
+    low, high = axis["range"]
+    return axis | {"range": [low - 0.2 * (high - low), high]}
 
 
 def _line(axis: str, at: float, colour: str, dash: str) -> Figure:
