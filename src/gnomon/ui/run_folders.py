@@ -105,7 +105,9 @@ def _matrix(folder: Path) -> str:
 
 def _posttrain(folder: Path) -> str:
     config = _yaml(folder / "config.yaml")
-    return f"policy {config.get('policy', {}).get('name', config.get('policy'))}" if config.get("policy") else ""
+    policy = config.get("policy")
+    name = policy.get("name") if isinstance(policy, dict) else policy
+    return ", ".join([str(config.get("model", "")), *([f"policy {name}"] if name else [])])
 
 
 def _learning(folder: Path) -> str:
