@@ -26,6 +26,7 @@ from gnomon.catalog.parallelism import Parallelism
 from gnomon.core.arrays import Floats
 from gnomon.timing.estimators.grid import Grid
 from gnomon.timing.estimators.holes import filled
+from gnomon.timing.iteration import SKEW_BINS
 from gnomon.timing.operators import Decode, Gemm, Kind, Operator, Prefill, mixed_attention, stage_operators
 from gnomon.timing.sources import silicon
 from gnomon.timing.sources.profile import servingsim
@@ -90,18 +91,20 @@ def added(parts: dict[str, Samples], operators: dict[str, Operator], roofline: R
 
 
 def skewed(skew: SkewSamples) -> None:
+    """By the skew, as where no kernel is known to stop splitting: that rule is for spread lengths, these are of two."""
+    skew = replace(skew, splits_below=None)
     mixed = skew.chunk > 0
     joint = replace(skew, chunk=np.zeros_like(skew.chunk))
-    for name, rows, flag in (("alone", ~mixed, False), ("mixed", mixed, True)):
+    for name, rows, first in (("alone", ~mixed, 0), ("mixed", mixed, SKEW_BINS)):
         mean = mean_error(skew.at_mean_s[rows], skew.skewed_s[rows])
-        own = _with_alpha(skew, skew_table(skew, skew.decodes[rows], mixed=flag), rows)
-        both = _with_alpha(skew, skew_table(joint, skew.decodes[rows]), rows)
+        own = _with_alpha(skew, skew_table(skew, skew.decodes[rows]), rows, first)
+        both = _with_alpha(skew, skew_table(joint, skew.decodes[rows]), rows, 0)
         print(f"  decodes {name}: at the mean {mean:.1f} %, own alpha {own:.1f} %, one alpha for both {both:.1f} %")
 
 
-def _with_alpha(skew: SkewSamples, table: Floats | None, rows: np.ndarray) -> float:
+def _with_alpha(skew: SkewSamples, table: Floats | None, rows: np.ndarray, first: int) -> float:
     assert table is not None
-    bins = np.minimum((8 * (1 - skew.mean_kv / skew.max_kv)).astype(int), 7)[rows]
+    bins = first + np.minimum((SKEW_BINS * (1 - skew.mean_kv / skew.max_kv)).astype(int), SKEW_BINS - 1)[rows]
     alpha = table[np.arange(len(table)), bins]
     predicted = skew.at_mean_s[rows] + alpha * (skew.at_max_s - skew.at_mean_s)[rows]
     return mean_error(predicted, skew.skewed_s[rows])
