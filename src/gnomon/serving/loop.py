@@ -144,6 +144,7 @@ def _end_oldest_batch(cluster: Cluster, tables: IterationTables, log: Log, r: in
             ledger.join(cluster, r, request_id)
     if flight.num_requests > 0:
         log_iteration(cluster, log, r, position)
+    state.told_waiting, state.told_free = state.formed_waiting, state.free_blocks
     state.num_in_flight -= 1
     state.oldest = (position + 1) % cluster.flights.shape[1]
     _note_next_end(cluster, r, cluster.flights[r, state.oldest].end_s if state.num_in_flight > 0 else NEVER)
@@ -310,6 +311,7 @@ def _take_off(cluster: Cluster, tables: IterationTables, r: int, position: int, 
         if state.stalled > 2 * state.prefill_left + _SPARE_ITERATIONS:
             contract.stop(cluster, contract.NO_PROGRESS, r, NONE)
     state.num_in_flight += 1
+    state.formed_waiting = state.num_waiting
     if state.num_in_flight == 1:
         _note_next_end(cluster, r, end_s)
 
@@ -476,7 +478,8 @@ def _coast(cluster: Cluster, tables: IterationTables, log: Log, r: int, until: f
     state.decode_left -= done * count
     state.num_produced += done * count
     state.steps, state.step_kv, state.step_kv_max, state.last_step_s = steps, step_kv, longest, last_s
-    state.free_blocks = free
+    state.free_blocks = state.told_free = free
+    state.told_waiting = state.formed_waiting = 0
     state.now_s = flight.start_s
     state.stalled = 1
     flight.tokens, flight.decodes, flight.prefill_tokens = count, count, 0

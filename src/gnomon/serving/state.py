@@ -127,6 +127,12 @@ REPLICA = np.dtype(
         ("adapting", np.float64),  # and because of the adapters in use
         ("now_s", np.float64),
         ("free_blocks", np.int64),
+        ("formed_waiting", np.int64),  # who waited when the last batch was formed
+        (
+            "told_waiting",
+            np.int64,
+        ),  # who waited and what was free as its metrics say: those of the batch that ended last
+        ("told_free", np.int64),
         ("num_waiting", np.int64),
         ("first_waiting", np.int64),
         ("last_waiting", np.int64),

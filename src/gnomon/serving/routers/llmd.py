@@ -1,4 +1,4 @@
-"""llm-d's endpoint picker: a weighted sum of scores between 0 and 1, of metrics that are up to 50 ms old.
+"""llm-d's endpoint picker: a weighted sum of scores between 0 and 1, of metrics that are an iteration and 50 ms old.
 
 After llm-d's inference scheduler and the Gateway API inference extension (September 2025). The queue's score is 1 for
 the shortest and 0 for the longest queue, that of memory the share of KV blocks not in use, that of prefixes 1 for the
@@ -20,15 +20,16 @@ SEEN = 3
 
 @inner
 def look(fleet: Fleet, request_id: int, interval_s: float) -> None:
-    """Let replicas report anew where their last reports are `interval_s` old."""
+    """Let replicas report anew where their last reports are `interval_s` old: as of the end of their last iteration,
+    without what has arrived since it began."""
     replicas, seen = fleet.cluster.replicas, fleet.memory
     now, due = fleet.cluster.requests[request_id].arrival_s, seen.size - 1
     if now < seen[due]:
         return
     seen[due] = now + interval_s
     for r in range(replicas.size):
-        seen[SEEN * r + WAITING] = replicas[r].num_waiting
-        seen[SEEN * r + KV_USED] = 1.0 - replicas[r].free_blocks / max(1, replicas[r].num_blocks)
+        seen[SEEN * r + WAITING] = replicas[r].told_waiting
+        seen[SEEN * r + KV_USED] = 1.0 - replicas[r].told_free / max(1, replicas[r].num_blocks)
 
 
 @inner
