@@ -31,10 +31,11 @@ SETTINGS: dict[str, Any] = {
     "model": "llama-3.1-70b",
     "device": "h100",
     "engine": "vllm",
-    "replica": {"memory_utilization": 0.95},
     "timing": {"dtype": "bf16"},
 }
-"""0.95: what the most requests under way in the aggregated layouts need (46 with TP 4, 2.9 with TP 2)."""
+MEMORY, PICKED_MEMORY, PICKED_BLOCK = 0.95, 0.9, 128
+"""Shares of the GPUs' memory: the benchmark's default for aggregated pods (46 requests under way with TP 4 and 2.9 with
+TP 2 need it), and vLLM's for the others, whose commands do not say any; theirs say blocks of 128 tokens."""
 SERVICE, PICKER = "random", "llmd"
 """Routers: of the aggregated pods, and of the others."""
 GOALS = {"tpot": 0.10, "throughput": 0.10, "ttft": 0.25}
@@ -139,7 +140,10 @@ def scenario_of(one: Measured, added_s: dict[int, float], *, as_labelled: bool =
         {
             "role": role,
             "num_replicas": count,
-            "replica": {"tensor_parallel": degree},
+            "replica": {
+                "tensor_parallel": degree,
+                "memory_utilization": PICKED_MEMORY if one.prefill else MEMORY,
+            },
             "timing": {
                 "host": {
                     **host,
@@ -150,11 +154,13 @@ def scenario_of(one: Measured, added_s: dict[int, float], *, as_labelled: bool =
         for role, count, degree in pods
     ]
     router = PICKER if one.prefill else SERVICE
-    apart = {"disaggregation": {"decode_router": PICKER}} if as_labelled and one.prefill else {}
+    more: dict[str, Any] = {"batching": {"block_size": PICKED_BLOCK}} if one.prefill else {}
+    if as_labelled and one.prefill:
+        more["disaggregation"] = {"decode_router": PICKER}
     lengths = {"distribution": "fixed", "prompt": one.prompt_tokens, "output": one.output_tokens}
     loop = {"process": "closed_loop", "concurrency": one.concurrency}
     workload = {"num_requests": ROUNDS * one.concurrency, "lengths": lengths, "arrivals": loop}
-    return build(Scenario, {**SETTINGS, **apart, "router": router, "pools": pools, "workload": workload})
+    return build(Scenario, {**SETTINGS, **more, "router": router, "pools": pools, "workload": workload})
 
 
 def predict(one: Measured, added_s: dict[int, float], *, as_labelled: bool = False) -> Predicted:

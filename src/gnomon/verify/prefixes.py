@@ -2,20 +2,19 @@
 
 Both were measured by llm-d with vLLM, Qwen3-32B on 16 H100s: eight replicas of two.
 
-Routing (September 2025): 150 prefixes of 6,000 tokens, five users of each with questions of 1,200, answers of 1,000;
-four settings of the endpoint picker (`gnomon.serving.routers.llmd`). Its waiting queues and times to first token say
-that the client had a limited number of requests under way (27.3 x 8 of them waited 45 s in the mean at 4.4 requests a
-second). That number is not published: it is fitted here, on the mean time to first token with random routing, and the
-other three settings are predicted.
+Routing (September 2025): 150 prefixes of 6,000 tokens, five users of each with questions of 1,200; stages of Poisson
+arrivals, from 3 to 60 requests a second, each sent when the one before has ended (the benchmark's profile and client);
+answers of 1,000; four settings of the endpoint picker (`gnomon.serving.routers.llmd`).
 
 Offloading: 45 prefixes of 30,000 (or 8,000) tokens, ten questions of 256 to each, answers of 1,024, 45 requests under
-way; 9,271 blocks of 16 tokens on the GPUs of a replica and 41,000 in its host's memory. Nothing is fitted.
+way; 9,271 blocks of 16 tokens on the GPUs of a replica and 41,000 in its host's memory. 0.12 s to the first token of
+8,000 say that caches were warm; here all prompts are asked once before. Nothing is fitted in either.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from gnomon.serving.metrics import summarize
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.simulate import run
 from gnomon.workload import Requests
+from gnomon.workload.requests import first_wave
 
 SETTINGS: dict[str, Any] = {
     "model": "qwen3-32b",
@@ -47,9 +47,12 @@ BLOCK_GB = OFFLOADING_BLOCK * 2 * 64 * 8 * 128 * 2 / 1e9
 """Of 16 tokens of Qwen3-32B: keys and values of 64 layers, 8 heads of 128, two bytes each."""
 HOST_GB_S = 50.0
 """Between a host and the two GPUs of a replica; PCIe 5.0 has 63 GB/s each, and copies of blocks do not reach it."""
-ROUNDS = 6
-"""How often each of the 750 prompts is asked; in the first round nothing is found."""
-MOST_UNDER_WAY = 2048
+STAGES = (
+    (15, 50), (3, 20), (10, 20), (15, 20), (20, 38), (22, 34), (25, 30), (30, 25), (35, 21), (40, 38), (43, 36),
+    (46, 33), (49, 30), (52, 29), (55, 27), (57, 26), (60, 25),
+)  # fmt: skip
+"""Requests a second, and seconds. In the first stage nothing is found."""
+ANSWER = 1000
 
 
 @dataclass(frozen=True)
@@ -106,56 +109,72 @@ class Row:
 
 
 def shared_prompts(
-    groups: int, users: int, prefix: int, question: int, output: int, *, block: int, rounds: int, concurrency: int
+    groups: int, users: int, prefix: int, question: int, output: int, *, block: int, count: int
 ) -> Requests:
-    """Every user's question behind their group's prefix, in one random order, over and over, so many at a time."""
+    """Every user's question behind their group's prefix, in one random order, over and over, all at once."""
     pairs = np.stack(np.meshgrid(np.arange(groups), np.arange(users), indexing="ij"), axis=-1).reshape(-1, 2)
-    pairs = np.tile(np.random.default_rng(0).permutation(pairs), (rounds, 1))
+    pairs = np.random.default_rng(0).permutation(pairs)[np.arange(count) % len(pairs)]
     common, whole = prefix // block, (prefix + question) // block
     own = whole - common
     start = 1 + pairs[:, 0] * (common + users * own)
-    hashes = np.concatenate(
-        [
-            start[:, None] + np.arange(common),
-            (start + common + pairs[:, 1] * own)[:, None] + np.arange(own),
-        ],
-        axis=1,
-    )
-    count = len(pairs)
+    of_group = start[:, None] + np.arange(common)
+    of_user = (start + common + pairs[:, 1] * own)[:, None] + np.arange(own)
     return Requests(
-        arrival_s=np.where(np.arange(count) < concurrency, 0.0, np.inf),
+        arrival_s=np.zeros(count),
         prompt_tokens=np.full(count, prefix + question, np.int32),
         output_tokens=np.full(count, output, np.int32),
         session=np.full(count, -1, np.int32),
         priority=np.zeros(count, np.int8),
         prefix_offsets=np.arange(count + 1, dtype=np.int64) * whole,
-        prefix_hashes=hashes.ravel().astype(np.int64),
+        prefix_hashes=np.concatenate([of_group, of_user], axis=1).ravel().astype(np.int64),
         prefix_block_tokens=block,
-        concurrency=concurrency,
-        think_s=np.zeros(count),
     )
 
 
-def route(name: str, under_way: int, rounds: int = ROUNDS) -> tuple[float, float]:
+def at_a_time(requests: Requests, under_way: int, num_warmup: int) -> Requests:
+    """A client that has so many under way; the first requests warm the caches and are not counted."""
+    count = len(requests)
+    arrival_s = first_wave(count, under_way, num_warmup)
+    loop = {"concurrency": under_way, "num_warmup": num_warmup, "think_s": np.zeros(count)}
+    return replace(requests, arrival_s=arrival_s, **loop)
+
+
+def in_stages(requests: Requests, stages: Sequence[tuple[float, float]]) -> Requests:
+    """Poisson arrivals in stages, each sent when the one before has ended. Between two, the last request of the first
+    stands for all of it: it is sent when the others have ended, and the next stage when it has."""
+    draw = np.random.default_rng(1)
+    counts = [round(rate * seconds) for rate, seconds in stages]
+    assert sum(counts) == len(requests)
+    think_s, parents = np.zeros(len(requests)), []
+    first = 0
+    for (rate, _), count in zip(stages, counts, strict=True):
+        last = first + count - 1
+        think_s[first:last] = np.cumsum(draw.exponential(1 / rate, count - 1))
+        parents += [[first - 1] if first else [] for _ in range(first, last)]
+        parents.append(list(range(first, last)))
+        first += count
+    waits_for = np.array([len(one) for one in parents])
+    return replace(
+        requests,
+        arrival_s=np.where(waits_for == 0, think_s, np.inf),
+        think_s=think_s,
+        parent_offsets=np.concatenate(([0], np.cumsum(waits_for))),
+        parents=np.array([parent for one in parents for parent in one], np.int64),
+    )
+
+
+def route(name: str, stages: Sequence[tuple[float, float]] = STAGES) -> tuple[float, float]:
     """Answer tokens a second and mean seconds to the first token with one of the four settings."""
     blocks = {**SETTINGS["replica"], "num_kv_blocks": KV_TOKENS // ROUTING_BLOCK}
     setup = SETTINGS | {"replica": blocks, "batching": {"block_size": ROUTING_BLOCK}, "router": ROUTERS[name]}
-    asked = shared_prompts(150, 5, 6000, 1200, 1000, block=ROUTING_BLOCK, rounds=rounds, concurrency=under_way)
-    return _figures(setup, asked)
+    count = sum(round(rate * seconds) for rate, seconds in stages)
+    asked = shared_prompts(150, 5, 6000, 1200, ANSWER, block=ROUTING_BLOCK, count=count)
+    return _figures(setup, in_stages(asked, stages))
 
 
 def _figures(setup: dict[str, Any], asked: Requests) -> tuple[float, float]:
     found = summarize(run(build(Scenario, setup), requests=asked))
     return found.throughput.output_tokens_per_s, found.latency.ttft_s.mean or 0.0
-
-
-def fit_client(ttft: Callable[[int], float], goal_s: float) -> int:
-    """How many requests the client had under way, to a 16th: where `ttft` of them is the one measured."""
-    low, high = 8, MOST_UNDER_WAY
-    while high - low > max(1, low // 16):
-        middle = (low + high) // 2
-        low, high = (middle, high) if ttft(middle) < goal_s else (low, middle)
-    return high
 
 
 def offload(prefix: int, *, with_host: bool) -> tuple[float, float]:
@@ -167,14 +186,14 @@ def offload(prefix: int, *, with_host: bool) -> tuple[float, float]:
         "router": ROUTERS["estimated"],
         "kv_tiers": {"host": host} if with_host else {},
     }
-    asked = shared_prompts(45, 10, prefix, 256, 1024, block=OFFLOADING_BLOCK, rounds=1, concurrency=45)
-    answers_s, ttft_s = _figures(setup, asked)
+    asked = shared_prompts(45, 10, prefix, 256, 1024, block=OFFLOADING_BLOCK, count=900)
+    answers_s, ttft_s = _figures(setup, at_a_time(asked, 45, num_warmup=450))
     return answers_s * (prefix + 256 + 1024) / 1024, ttft_s
 
 
-def routing_rows(under_way: int, rounds: int = ROUNDS) -> list[Row]:
+def routing_rows() -> list[Row]:
     """The four settings."""
-    return [Row("routing", one, *route(one.name, under_way, rounds)) for one in ROUTING]
+    return [Row("routing", one, *route(one.name)) for one in ROUTING]
 
 
 def offloading_rows() -> list[Row]:

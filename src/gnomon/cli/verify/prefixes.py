@@ -16,10 +16,9 @@ def command(as_json: bool) -> None:
     """Published effects of routing by prefixes and of KV in host memory, beside their simulation.
 
     Qwen3-32B on 16 H100s, as llm-d published it: four settings of its endpoint picker, and KV offloaded to host memory.
-    One number is fitted, on one of the eight runs. Exit code 1 where a ratio of throughputs is more than 15 % off; see
-    docs/disaggregation.md.
+    Nothing is fitted. Exit code 1 where a ratio of throughputs is more than 15 % off; see docs/kv-tiers.md.
 
-    \\b
+    \b
     Example:
       gnomon verify prefixes --json
     """

@@ -9,7 +9,7 @@ from gnomon.report.verify.told import Told
 from gnomon.verify.prefixes import TOLERANCE, Row, effects
 
 
-def told(rows: list[Row], under_way: int) -> Told:
+def told(rows: list[Row]) -> Told:
     """A row for every run, the ratios between them, and those that are too far from the published ones."""
     found = effects(rows)
     failures = [
@@ -23,14 +23,12 @@ def told(rows: list[Row], under_way: int) -> Told:
          "error": f"{one.error:+.0%}"}
         for one in found
     ]  # fmt: skip
-    fitted = f"{under_way} requests under way at a time: fitted on the time to first token with random routing."
     return Told(
         rows=shown,
-        data={"rows": shown, "effects": ratios, "under_way": under_way},
+        data={"rows": shown, "effects": ratios},
         blocks=[
             Table(shown, "Runs", "Tokens per second: of answers; for offloading of prompts, too."),
             Table(ratios, "Effects on throughput"),
-            *lines([fitted]),
             *lines(failures, "warning"),
         ],
         failures=failures,
