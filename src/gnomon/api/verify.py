@@ -267,7 +267,7 @@ def prefixes(*, on_progress: Progress | None = None) -> Verification:
 
 @CHECKS.register("fleet")
 def fleet(*, only: Sequence[str] = (), on_progress: Progress | None = None) -> Verification:
-    """Published effects of fleets; `only` those named (cold-start, elastic-experts, dlpm, forecast)."""
+    """Published effects of fleets; `only` those named (cold-start, elastic-experts, dlpm)."""
     from gnomon.report.verify.fleet import told
     from gnomon.verify.fleet import EFFECTS
 

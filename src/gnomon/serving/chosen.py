@@ -21,4 +21,4 @@ def chosen(registry: Registry[S], config: Any) -> S:
     if unknown:
         where = f"{(registry.where or registry.kind).removesuffix('.name')}.options"
         raise UnknownNameError(f"option of {registry.kind} {spec.name}", min(unknown), spec.options, where=where)
-    return spec  # type: ignore[no-any-return]
+    return spec

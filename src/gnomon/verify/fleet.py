@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from gnomon import catalog
 from gnomon.catalog import Parallelism
 from gnomon.core.config import build
 from gnomon.serving.fleet.config import ColdStartConfig
-from gnomon.serving.metrics import Summary, summarize
+from gnomon.serving.metrics import summarize
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.simulate import run
 from gnomon.workload import Requests
@@ -76,37 +75,42 @@ PER_RANK = 16
 """Requests that a rank runs at once."""
 
 
-def elastic_experts() -> list[Effect]:
-    """DeepSeek-V3.2 over 32 ranks with 256 redundant experts: every rank holds 16 experts, whoever else is left, so a
-    group of 16 ranks stands for the survivors; each runs as many requests as before. Against the first figure: the GPU,
-    the batch and the lengths are not published."""
-    group = RANKS // 2
-    setup = build(
-        Scenario,
-        {
-            "model": "deepseek-v3.2",
-            "device": "h200",
-            "timing": {"source": "roofline"},
-            "replica": {"data_parallel": group, "expert_parallel": True},
-            "batching": {"policy": "sglang", "max_sequences": PER_RANK},
-            "workload": {
-                "num_requests": 4 * group * PER_RANK,
-                "lengths": {"distribution": "fixed", "prompt": 1024, "output": 512},
-                "arrivals": {"process": "closed_loop", "concurrency": group * PER_RANK},
-            },
+def _rank_tokens_s(ranks: int) -> float:
+    """Output tokens per second of one rank of a group, each of whose ranks runs `PER_RANK` requests."""
+    setup = {
+        "model": "deepseek-v3.2",
+        "device": "h200",
+        "timing": {"source": "roofline"},
+        "replica": {"data_parallel": ranks, "expert_parallel": True},
+        "batching": {"policy": "sglang", "max_sequences": PER_RANK},
+        "workload": {
+            "num_requests": 4 * ranks * PER_RANK,
+            "lengths": {"distribution": "fixed", "prompt": 1024, "output": 512},
+            "arrivals": {"process": "closed_loop", "concurrency": ranks * PER_RANK},
         },
-    )
-    per_rank = summarize(run(setup)).throughput.output_tokens_per_s / group
-    first = TOKENS_S_BY_LOST[1] / (per_rank * (RANKS - 1))
+    }
+    return summarize(run(build(Scenario, setup))).throughput.output_tokens_per_s / ranks
+
+
+def elastic_experts() -> list[Effect]:
+    """DeepSeek-V3.2 over 32 ranks, some of which are lost: groups of 32 and of 16 ranks are simulated (others do not
+    divide 256 experts); between them a rank's seconds per token go by the experts that it has. All against the figure
+    for one lost rank: the GPU, the batch and the lengths are not published, and copies of experts are not simulated."""
+    whole_s, half_s = 1 / _rank_tokens_s(RANKS), 1 / _rank_tokens_s(RANKS // 2)
+
+    def tokens_s(left: int) -> float:
+        return left / (whole_s + (half_s - whole_s) * (RANKS / left - 1))
+
+    scale = TOKENS_S_BY_LOST[1] / tokens_s(RANKS - 1)
     return [
         Effect(
             "elastic experts",
             f"tokens/s, {lost} of {RANKS} ranks lost",
             published,
-            per_rank * (RANKS - lost) * first,
+            tokens_s(RANKS - lost) * scale,
             0.1,
-            f"a group of {group} ranks on H200 by the roofline, {PER_RANK} requests a rank; scaled to the figure for "
-            "one lost rank",
+            f"groups of {RANKS} and {RANKS // 2} ranks on H200 by the roofline, {PER_RANK} requests a rank, between "
+            "them by experts per rank; scaled to the figure for one lost rank",
             "Elastic EP in SGLang, LMSYS, March 2026: DeepSeek V3.2, 32 GPUs, 256 redundant experts",
         )
         for lost, published in TOKENS_S_BY_LOST.items()
@@ -172,68 +176,8 @@ def dlpm_over_vtc() -> list[Effect]:
     ]
 
 
-# A forecast against reaction.
-
-SAGESERVE_SAVING = 0.25
-_FLEET: dict[str, Any] = {
-    "min_replicas": 1,
-    "max_replicas": 24,
-    "cold_start": {"node_s": 300, "image_s": 120},
-}
-
-
-def _day(classes: list[dict[str, Any]], rate: float, policy: str, controller: dict[str, Any]) -> Summary:
-    """Four hours that stand for a day; the peak is six times the trough."""
-    setup = {
-        "model": "llama-3-70b",
-        "device": "h100",
-        "num_replicas": 3,
-        "replica": {"tensor_parallel": 4},
-        "timing": {"source": "roofline"},
-        "batching": {"policy": policy},
-        "workload": {
-            "rate": rate,
-            "num_requests": int(rate * 14_400),
-            "arrivals": {"process": "diurnal", "period_s": 14_400, "peak_s": 7_200, "peak_to_trough": 6, "cv": 2},
-            "prompt_scale": 2,
-            "output_scale": 2,
-            "classes": classes,
-        },
-        "slo": {"ttft_s": 5.0},
-        "fleet": {**_FLEET, "controller": {"interval_s": 60, **controller}},
-    }
-    return summarize(run(build(Scenario, setup)))
-
-
-def forecast_saving() -> list[Effect]:
-    """Interactive and batch requests: each kind with a fleet of its own that reacts to its utilization (the published
-    baseline), against one fleet for both with priorities and a planner that forecasts."""
-    chat = {"name": "interactive", "share": 1, "priority": 1, "slo": {"ttft_s": 5.0}}
-    batch = {"name": "batch", "share": 1, "slo": {"e2e_s": 7200.0}}
-    rate = 6.0
-    reactive = {"name": "target_utilization", "options": {"target": 0.6}}
-    apart = [_day([one], rate / 2, "vllm_v1", reactive) for one in (chat, batch)]
-    together = _day([chat, batch], rate, "priority", {"name": "slo_planner"})
-    hours = sum(one.fleet.gpu_hours for one in apart if one.fleet)
-    assert together.fleet is not None
-    met = [min(one.slo.attainment for one in some if one.slo) for some in (apart, [together])]
-    return [
-        Effect(
-            "forecast against reaction",
-            "GPU hours, as a share",
-            1 - SAGESERVE_SAVING,
-            together.fleet.gpu_hours / hours,
-            0.15,
-            f"Llama-3-70B, TP 4, a day of four hours; SLO met {met[0]:.1%} apart and reactive, {met[1]:.1%} together "
-            "and planned; the published saving is the best of several models and regions",
-            "SageServe, arXiv 2502.14617: up to 25 % of the GPU hours",
-        )
-    ]
-
-
 EFFECTS: dict[str, Callable[[], list[Effect]]] = {
     "cold-start": cold_start,
     "elastic-experts": elastic_experts,
     "dlpm": dlpm_over_vtc,
-    "forecast": forecast_saving,
 }

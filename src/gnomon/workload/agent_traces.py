@@ -154,7 +154,8 @@ def conversations(table: Table) -> Table:
     rows: list[Row] = []
     for number, (line, one) in enumerate(_lines(table)):
         where = f"{table.path}:{line}"
-        said, parents = "", []
+        said = ""
+        parents: list[int] = []
         for message in _messages(one.get("conversations", one.get("messages")), where):
             speaker, text = _message(message, where)
             if speaker in ("assistant", "gpt", "model") and said:

@@ -18,7 +18,7 @@ CHECKS = {
     "fetch": "The data that checks are held against: what is where, and how to get it.",
     "disagg": "Prefill and decode together and apart: layouts measured by llm-d.",
     "prefixes": "Routing by prefixes and KV in host memory: effects that llm-d published.",
-    "fleet": "Fleets: published effects of cold starts, failures, fairness and planning.",
+    "fleet": "Fleets: published effects of cold starts, failures and fairness.",
     "silicon": "Real deployments: thousands of measured servers of today's models.",
 }
 

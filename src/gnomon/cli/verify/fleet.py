@@ -11,13 +11,11 @@ from gnomon.cli.verify.verdict import end
 
 
 @click.command()
-@click.option(
-    "--only", multiple=True, metavar="NAME", help="Only these effects: cold-start, elastic-experts, dlpm, forecast."
-)
+@click.option("--only", multiple=True, metavar="NAME", help="Only these effects: cold-start, elastic-experts, dlpm.")
 @json_option
 def command(only: tuple[str, ...], as_json: bool) -> None:
     """Effects that are published of fleets, beside their simulation: cold starts, expert parallelism after failures,
-    fair scheduling that knows prefixes, planning against reacting.
+    fair scheduling that knows prefixes.
 
     Exit code 1 where one lies beyond its tolerance; docs/fleet.md says why it does.
 

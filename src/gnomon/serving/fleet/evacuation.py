@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gnomon.core.arrays import Ints
 from gnomon.core.borrow import borrow
@@ -56,7 +57,7 @@ def requests_of(cluster: Cluster, ranks: range, span: slice) -> Ints:
     way there, and those whose KV is held there. Only those of `span` are looked at."""
     q = cluster.requests[span]
 
-    def inside(place: Ints) -> Ints:
+    def inside(place: Ints) -> NDArray[np.bool_]:
         return (place >= ranks.start) & (place < ranks.stop)
 
     is_there = inside(q.replica) & np.isin(q.status, (WAITING, RUNNING, IN_FLIGHT, MOVING))
