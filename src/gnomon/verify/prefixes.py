@@ -134,9 +134,13 @@ def shared_prompts(
 def at_a_time(requests: Requests, under_way: int, num_warmup: int) -> Requests:
     """A client that has so many under way; the first requests warm the caches and are not counted."""
     count = len(requests)
-    arrival_s = first_wave(count, under_way, num_warmup)
-    loop = {"concurrency": under_way, "num_warmup": num_warmup, "think_s": np.zeros(count)}
-    return replace(requests, arrival_s=arrival_s, **loop)
+    return replace(
+        requests,
+        arrival_s=first_wave(count, under_way, num_warmup),
+        concurrency=under_way,
+        num_warmup=num_warmup,
+        think_s=np.zeros(count),
+    )
 
 
 def in_stages(requests: Requests, stages: Sequence[tuple[float, float]]) -> Requests:
@@ -145,7 +149,8 @@ def in_stages(requests: Requests, stages: Sequence[tuple[float, float]]) -> Requ
     draw = np.random.default_rng(1)
     counts = [round(rate * seconds) for rate, seconds in stages]
     assert sum(counts) == len(requests)
-    think_s, parents = np.zeros(len(requests)), []
+    think_s = np.zeros(len(requests))
+    parents: list[list[int]] = []
     first = 0
     for (rate, _), count in zip(stages, counts, strict=True):
         last = first + count - 1
