@@ -19,6 +19,7 @@ from gnomon.core.config import build
 from gnomon.core.errors import ConfigError, UnknownNameError
 from gnomon.serving.scenario import BatchingConfig, ReplicaConfig, Scenario
 from gnomon.serving.state import FINISHED, REJECTED
+from gnomon.timing.iteration import IterationTables
 from gnomon.workload import generate
 from serving_kit import POLICIES, ROUTERS, assert_same, check_invariants, outcome, requests_of, run, scenario
 
@@ -61,6 +62,21 @@ def test_stepping_together_equals_stepping_one_by_one_with_measured_times() -> N
     assert together.tables.skew.shape[1] > 0
     assert together.cluster.replicas[0].num_beyond_measured == 0
     assert_same(outcome(together), outcome(run(setup, keep_members=KEEP_ALL)))
+
+
+def test_iterations_beyond_the_measured_sizes_are_the_same_both_ways() -> None:
+    """By the mean length of the decodes in either way, not by the longest of them."""
+
+    def limited(tables: IterationTables) -> IterationTables:
+        measured = tables.measured.copy()
+        measured[:, 2] = 120.0
+        return tables._replace(measured=measured)
+
+    lengths = {"distribution": "uniform", "prompt": [10, 200], "output": [50, 100]}
+    setup = scenario(workload={"num_requests": 100, "rate": 20.0, "lengths": lengths})
+    together, one_by_one = (run(setup, adjust=limited, keep_members=kept) for kept in (0, KEEP_ALL))
+    beyond = [int(done.cluster.replicas[0].num_beyond_measured) for done in (together, one_by_one)]
+    assert 0 < beyond[0] == beyond[1] < one_by_one.cluster.replicas[0].num_iterations
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -112,7 +112,7 @@ def _charge_wait(cluster: Cluster, clock: Any, request_id: int, now_ns: int, sig
     parts[clock[CAUSE]] += sign * (now_ns - clock[SINCE])
 
 
-@apart
+@inner
 def note_queue(cluster: Cluster, r: int, now: float) -> None:
     """Replica `r` has formed a batch, or none: until the next one, this is what its queue waits for."""
     clock, now_ns = cluster.clocks[r], nanoseconds(now)
@@ -149,7 +149,7 @@ def _why_waiting(cluster: Cluster, r: int) -> int:
 # The start of a batch.
 
 
-@apart
+@inner
 def take_off(cluster: Cluster, tables: IterationTables, r: int, position: int, shape: Shape, group_tokens: int) -> None:
     """Divide the time of the batch just launched, and end the waiting of those it admits."""
     if cluster.control[FAULT] != 0:
@@ -254,7 +254,7 @@ def lose(cluster: Cluster, ids: Ints, keeps_tokens: bool) -> None:
 # The end of a batch.
 
 
-@apart
+@inner
 def end_batch(cluster: Cluster, r: int, position: int) -> None:
     """Advance the clock of decodes by a batch that ends, and let those leave whose last token it is. To be called
     before anything else is done about that end."""
@@ -277,7 +277,7 @@ def end_batch(cluster: Cluster, r: int, position: int) -> None:
                 _leave(cluster, r, cluster.stepping[r, i, ID], state.steps + 1)
 
 
-@apart
+@inner
 def join(cluster: Cluster, r: int, request_id: int) -> None:
     """A request begins to step with the others, at the end of a batch."""
     request, parts = cluster.requests[request_id], cluster.parts_ns[request_id, AFTER]
@@ -313,7 +313,7 @@ def leave_all(cluster: Cluster, r: int, count: int) -> None:
         _leave(cluster, r, cluster.stepping[r, i, ID], cluster.replicas[r].steps)
 
 
-@apart
+@inner
 def end_member(cluster: Cluster, tables: IterationTables, r: int, position: int, i: int) -> None:
     """Book a batch for one that was in it by itself; to be called before its tokens are counted."""
     flight, clock, columns = cluster.flights[r, position], cluster.clocks[r], cluster.flight_ns[r, position]

@@ -12,31 +12,23 @@ their batches at the same moment and finish together. Every other replica is a g
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
-from gnomon.core.jit import apart, inner
+from gnomon.core.jit import inner
 from gnomon.serving import contract, ledger, prefix_cache, stepping
 from gnomon.serving.calendar import NEVER
 from gnomon.serving.handover import hand_over, leaves
+from gnomon.serving.launch import fill_flight, launch, launch_together, note_next_end, weight_bytes_of
 from gnomon.serving.log import Log, log_gap, log_iteration
 from gnomon.serving.state import BUDGET, FAULT, IN_FLIGHT, NONE, REJECTED, RUNNING, Cluster, Replica, replica_view
 from gnomon.serving.verbs import finish, pop_waiting, push_waiting, report
 from gnomon.timing.iteration import IterationTables
-from gnomon.timing.lookup import Shape, attention_s, is_beyond_measured, stage_s, with_host_s
+from gnomon.timing.lookup import Shape, attention_s, with_host_s, without_attention_s
 
 Policies = tuple[Callable[[Replica], None], ...]
 
-_SPARE_ITERATIONS = 1000
-"""Iterations without a token that a replica may run beyond two for each prompt token it has to compute."""
 _DRAW_MODULUS = 2_147_483_647
-
-
-@inner
-def _note_next_end(cluster: Cluster, r: int, end_s: float) -> None:
-    cluster.replicas[r].next_end_s = end_s
-    cluster.next_end_s[cluster.replicas[r].group_first] = end_s
 
 
 # The end of a batch.
@@ -147,55 +139,10 @@ def _end_oldest_batch(cluster: Cluster, tables: IterationTables, log: Log, r: in
     state.told_waiting, state.told_free = state.formed_waiting, state.free_blocks
     state.num_in_flight -= 1
     state.oldest = (position + 1) % cluster.flights.shape[1]
-    _note_next_end(cluster, r, cluster.flights[r, state.oldest].end_s if state.num_in_flight > 0 else NEVER)
+    note_next_end(cluster, r, cluster.flights[r, state.oldest].end_s if state.num_in_flight > 0 else NEVER)
 
 
 # The start of a batch.
-
-
-@inner
-def _shape(replica: Replica) -> Shape:
-    """What the batch just formed contains, as far as its time depends on it."""
-    state = replica.state
-    together = state.num_stepping if state.in_step != 0 else 0
-    tokens, decodes = together, together
-    decode_kv = float(state.step_kv) if together > 0 else 0.0
-    longest = float(state.step_kv_max) if together > 0 else 0.0
-    sequences, squared, chunks_kv = together, 0.0, 0.0
-    for i in range(together, state.batch_size):
-        request = replica.requests[replica.batch[i]]
-        count = replica.batch_tokens[i]
-        tokens += count
-        if request.processed > request.prefill_tokens:
-            decodes += 1
-            sequences += count
-            decode_kv += request.processed
-            longest = max(longest, float(request.processed))
-        else:
-            sequences += 1
-            squared += float(count) * count
-            chunks_kv += float(count) * request.processed
-    return Shape(tokens, sequences, squared, chunks_kv, decodes, decode_kv, longest)
-
-
-@inner
-def _account(state: Any, flight: Any, tables: IterationTables, shape: Shape, seconds: float) -> None:
-    """Add one iteration to the replica's accounts of time, work and memory."""
-    state.num_iterations += 1
-    state.busy_s += seconds
-    state.tokens_computed += shape.tokens
-    flight.kv_block_s = (state.num_blocks - state.free_blocks) * seconds
-    work = tables.work[state.row]
-    pairs = 0.5 * shape.chunks_squared + shape.chunks_kv + shape.decode_kv
-    flight.flops = work[0] * shape.tokens + work[1] * pairs + work[2] * shape.sequences
-    chunk = math.sqrt(shape.chunks_squared)
-    weights = work[3] + work[7] * (1.0 - (1.0 - work[8]) ** shape.tokens)
-    flight.bytes = weights + work[4] * (shape.decode_kv + (shape.chunks_kv / chunk if chunk > 0.0 else 0.0))
-    flight.beyond_measured = is_beyond_measured(tables.measured[state.row], shape)
-    state.kv_block_s += flight.kv_block_s
-    state.flops += flight.flops
-    state.bytes += flight.bytes
-    state.num_beyond_measured += flight.beyond_measured
 
 
 @inner
@@ -260,104 +207,6 @@ def _reject_first_waiting(cluster: Cluster, r: int, now: float) -> None:
 
 
 @inner
-def _stage_seconds(
-    cluster: Cluster, tables: IterationTables, r: int, position: int, stage: int, shape: Shape, group_tokens: int
-) -> float:
-    """The time of one stage: replayed, or from the tables; the first stage also waits for the host."""
-    state = cluster.replicas[r]
-    if cluster.recorded_first.size > 0:
-        n = cluster.recorded_first[r] + state.num_iterations
-        return cluster.recorded_s[n, stage] if n < cluster.recorded_first[r + 1] else 0.0
-    if shape.sequences == 0 and group_tokens == 0:
-        return 0.0
-    if shape.tokens >= tables.token_s.shape[1] or shape.sequences >= tables.sequence_s.shape[1]:
-        contract.stop(cluster, contract.BEYOND_TABLES, r, NONE)
-        return 0.0
-    seconds = stage_s(tables, state.row + stage, shape, group_tokens)
-    cluster.flights[r, position].gpu_s = seconds + (cluster.flights[r, position].gpu_s if stage > 0 else 0.0)
-    if stage == 0:
-        seconds = with_host_s(tables, state.row, seconds, shape)
-    return seconds + seconds * state.slowdown
-
-
-@inner
-def _enter_stage(cluster: Cluster, r: int, position: int, stage: int, at: float, seconds: float) -> float:
-    """Queue the batch at a stage it reaches at `at`; returns when it leaves."""
-    start = max(at, cluster.stage_free_s[r, stage])
-    end = start + seconds
-    cluster.stage_start_s[r, position, stage] = start
-    cluster.stage_end_s[r, position, stage] = end
-    cluster.stage_free_s[r, stage] = end
-    return end
-
-
-@inner
-def _take_off(cluster: Cluster, tables: IterationTables, r: int, position: int, shape: Shape, end_s: float) -> None:
-    """Put the batch among those in flight."""
-    state, flight = cluster.replicas[r], cluster.flights[r, position]
-    flight.num_requests = state.batch_size
-    flight.num_stepping = state.num_stepping if state.in_step != 0 else 0
-    flight.start_s = cluster.stage_start_s[r, position, 0]
-    flight.end_s = end_s
-    flight.tokens = shape.tokens
-    flight.prefill_tokens = shape.tokens - shape.decodes * (1 + state.num_speculative)
-    flight.decodes = shape.decodes
-    flight.decode_kv = shape.decode_kv
-    _account(state, flight, tables, shape, cluster.stage_end_s[r, position, 0] - flight.start_s)
-    flight.number = state.num_iterations
-    cluster.control[BUDGET] -= 1
-    if shape.tokens > 0:
-        state.stalled += 1
-        if state.stalled > 2 * state.prefill_left + _SPARE_ITERATIONS:
-            contract.stop(cluster, contract.NO_PROGRESS, r, NONE)
-    state.num_in_flight += 1
-    state.formed_waiting = state.num_waiting
-    if state.num_in_flight == 1:
-        _note_next_end(cluster, r, end_s)
-
-
-@inner
-def _launch(cluster: Cluster, tables: IterationTables, r: int, now: float) -> None:
-    """Send the batch that replica `r` formed through its stages."""
-    state = cluster.replicas[r]
-    position = (state.oldest + state.num_in_flight) % cluster.flights.shape[1]
-    shape = _shape(replica_view(cluster, r))
-    at = now
-    for stage in range(state.num_stages):
-        seconds = _stage_seconds(cluster, tables, r, position, stage, shape, shape.tokens)
-        at = _enter_stage(cluster, r, position, stage, at, seconds)
-    _take_off(cluster, tables, r, position, shape, at)
-    if cluster.ledger.size > 0:
-        ledger.take_off(cluster, tables, r, position, shape, shape.tokens)
-
-
-@apart
-def _launch_together(cluster: Cluster, tables: IterationTables, first: int, now: float) -> None:
-    """Send the batches of a group through the stages in step: each stage takes as long as its slowest member."""
-    leader = cluster.replicas[first]
-    members = range(first, first + leader.group_size)
-    position = (leader.oldest + leader.num_in_flight) % cluster.flights.shape[1]
-    group_tokens = 0
-    for r in members:
-        group_tokens += _shape(replica_view(cluster, r)).tokens
-    at = now
-    for stage in range(leader.num_stages):
-        slowest = 0.0
-        for r in members:
-            shape = _shape(replica_view(cluster, r))
-            slowest = max(slowest, _stage_seconds(cluster, tables, r, position, stage, shape, group_tokens))
-        leaves = at
-        for r in members:
-            leaves = _enter_stage(cluster, r, position, stage, at, slowest)
-        at = leaves
-    for r in members:
-        shape = _shape(replica_view(cluster, r))
-        _take_off(cluster, tables, r, position, shape, at)
-        if cluster.ledger.size > 0:
-            ledger.take_off(cluster, tables, r, position, shape, group_tokens)
-
-
-@inner
 def _form_batches(cluster: Cluster, tables: IterationTables, policies: Policies, first: int, now: float) -> None:
     """Form batches for a group until its pipeline is full or there is nothing to run."""
     leader = cluster.replicas[first]
@@ -375,9 +224,9 @@ def _form_batches(cluster: Cluster, tables: IterationTables, policies: Policies,
             return
         if formed > 0:
             if leader.group_size == 1:
-                _launch(cluster, tables, first, now)
+                launch(cluster, tables, first, now)
             else:
-                _launch_together(cluster, tables, first, now)
+                launch_together(cluster, tables, first, now)
             last_chance = False
         elif leader.num_in_flight > 0 or idle == NONE or landing > 0:
             return
@@ -415,22 +264,16 @@ def _coast(cluster: Cluster, tables: IterationTables, log: Log, r: int, until: f
     state, flight = cluster.replicas[r], cluster.flights[r, 0]
     replica = replica_view(cluster, r)
     count, block_size, row = state.num_stepping, state.block_size, state.row
-    fixed_s = tables.token_s[row, count] + tables.sequence_s[row, count]
-    if tables.expert_s.shape[1] > 0:
-        fixed_s += tables.expert_s[row, count]
-    if tables.prompt_s.shape[1] > 0:
-        fixed_s += tables.prompt_s[row, 0]
-    work, measured = tables.work[row], tables.measured[row]
-    weights = work[3] + work[7] * (1.0 - (1.0 - work[8]) ** count)
+    fixed_s = without_attention_s(tables, row, count, count, count, count)
+    weight_bytes = weight_bytes_of(tables, row, count)
     steps, step_kv, longest, end_s = state.steps, state.step_kv, state.step_kv_max, flight.end_s
-    last_s, free, budget = state.last_step_s, state.free_blocks, cluster.control[BUDGET]
+    last_s, budget = state.last_step_s, cluster.control[BUDGET]
     needed = cluster.growth[r, (steps + 1) % block_size]
-    while end_s < until and budget > 0 and steps + 1 < state.next_finish and needed + 1 <= free:
+    while end_s < until and budget > 0 and steps + 1 < state.next_finish and needed + 1 <= state.free_blocks:
         # The end of the step in flight.
         if cluster.ledger.size > 0:
             ledger.end_batch(cluster, r, 0)
         log_gap(log, end_s - last_s, count)
-        state.free_blocks = free
         if (state.num_iterations - 1) & (log.used[3] - 1) == 0:
             log_iteration(cluster, log, r, 0)
         steps += 1
@@ -438,54 +281,31 @@ def _coast(cluster: Cluster, tables: IterationTables, log: Log, r: int, until: f
         longest += 1
         last_s = end_s
         # The next one.
-        if state.tracks_blocks != 0:
-            for i in range(needed):
-                replica.loose_blocks[state.num_loose + i] = prefix_cache.take_oldest(replica)
-        state.num_loose += needed
-        free -= needed
-        state.peak_blocks = max(state.peak_blocks, state.num_blocks - free)
-        kv, kv_max = float(step_kv), float(longest)
-        shape = Shape(count, count, 0.0, 0.0, count, kv, kv_max)
+        stepping.grow(replica, needed)
+        shape = Shape(count, count, 0.0, 0.0, count, float(step_kv), float(longest))
         gpu_s = fixed_s + attention_s(tables, row, shape)
         seconds = with_host_s(tables, row, gpu_s, shape)
-        seconds = seconds + seconds * state.slowdown
-        start_s = end_s
-        end_s = start_s + seconds
-        cluster.stage_start_s[r, 0, 0] = start_s
+        end_s = last_s + (seconds + seconds * state.slowdown)
+        cluster.stage_start_s[r, 0, 0] = last_s
         cluster.stage_end_s[r, 0, 0] = end_s
-        took_s = end_s - start_s
-        state.num_iterations += 1
-        state.busy_s += took_s
-        flight.number = state.num_iterations
-        flight.kv_block_s = (state.num_blocks - free) * took_s
-        flight.flops = work[0] * count + work[1] * kv + work[2] * count
-        flight.bytes = weights + work[4] * kv
-        flight.beyond_measured = is_beyond_measured(measured, shape)
-        state.kv_block_s += flight.kv_block_s
-        state.flops += flight.flops
-        state.bytes += flight.bytes
-        state.num_beyond_measured += flight.beyond_measured
-        flight.start_s = start_s
         flight.end_s = end_s
-        flight.decode_kv = kv
+        fill_flight(state, flight, tables, shape, weight_bytes, last_s, end_s - last_s)
         if cluster.ledger.size > 0:
             flight.gpu_s = gpu_s
             ledger.take_off(cluster, tables, r, 0, shape, count)
         budget -= 1
         needed = cluster.growth[r, (steps + 1) % block_size]
     done = steps - state.steps
-    state.tokens_computed += done * count
     state.decode_left -= done * count
     state.num_produced += done * count
     state.steps, state.step_kv, state.step_kv_max, state.last_step_s = steps, step_kv, longest, last_s
-    state.free_blocks = state.told_free = free
+    state.told_free = state.free_blocks
     state.told_waiting = state.formed_waiting = 0
-    state.now_s = flight.start_s
+    state.now_s = last_s
     state.stalled = 1
-    flight.tokens, flight.decodes, flight.prefill_tokens = count, count, 0
     cluster.control[BUDGET] = budget
     cluster.stage_free_s[r, 0] = end_s
-    _note_next_end(cluster, r, end_s)
+    note_next_end(cluster, r, end_s)
 
 
 # The outside.
@@ -509,13 +329,15 @@ def proceed(
     This is the one way into the engine; the loops over arrivals call it through a pointer (`engine_of`), so
     that they compile without it.
     """
-    if now != NEVER:
-        _wake(cluster, tables, policies, log, first, now)
-    while cluster.replicas[first].next_end_s < until and cluster.control[BUDGET] > 0:
-        if _may_coast(cluster, log, first):
-            _coast(cluster, tables, log, first, until)
-            continue
-        _wake(cluster, tables, policies, log, first, cluster.replicas[first].next_end_s)
+    at, wakes = now, now != NEVER
+    while wakes or (cluster.replicas[first].next_end_s < until and cluster.control[BUDGET] > 0):
+        if not wakes:
+            if _may_coast(cluster, log, first):
+                _coast(cluster, tables, log, first, until)
+                continue
+            at = cluster.replicas[first].next_end_s
+        _wake(cluster, tables, policies, log, first, at)  # The only place, so that it is compiled once.
+        wakes = False
 
 
 @inner

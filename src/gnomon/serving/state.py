@@ -177,7 +177,9 @@ REPLICA = np.dtype(
         ("waiting_tokens", np.int64),  # prefill tokens of the waiting requests
         ("prefill_left", np.int64),  # prefill tokens not computed yet, waiting ones included
         ("decode_left", np.int64),  # output tokens not produced yet, waiting ones included
+        # Side by side, because routers look at both of all replicas.
         ("num_outstanding", np.int64),  # waiting + running + in flight
+        ("num_coming", np.int64),  # to decode here, and their KV is not there yet
         ("num_taken", np.int64),  # requests that came here so far
         ("num_produced", np.int64),  # output tokens so far
         # Requests that prefill in one replica and decode in another.
@@ -185,8 +187,7 @@ REPLICA = np.dtype(
         ("num_held", np.int64),  # prefilled here, and their blocks are held until their KV has moved
         ("num_moving", np.int64),  # of those, the ones that do not count as running: at most `max_moving`
         ("max_moving", np.int64),
-        ("num_coming", np.int64),  # to decode here, and their KV is not there yet
-        ("num_landing", np.int64),  # of those, the ones whose KV is on its way into blocks held for them
+        ("num_landing", np.int64),  # of those that come, the ones whose KV is on its way into blocks held for them
         ("num_ready", np.int64),  # and those that are prefilled and wait for blocks; a list, oldest first
         ("first_ready", np.int64),
         ("last_ready", np.int64),

@@ -74,15 +74,22 @@ def place_together(replica: Replica) -> int:
     if needed + 1 > state.free_blocks or state.num_stepping > min(state.max_in_batch, state.max_batch_tokens):
         dissolve(replica, 0)
         return 0
+    grow(replica, needed)
+    state.in_step = 1
+    state.batch_size = state.num_stepping
+    return state.num_stepping
+
+
+@inner
+def grow(replica: Replica, needed: int) -> None:
+    """Take the blocks that those who step together need for their next token."""
+    state = replica.state
     if state.tracks_blocks != 0:
         for i in range(needed):
             replica.loose_blocks[state.num_loose + i] = prefix_cache.take_oldest(replica)
     state.num_loose += needed
     state.free_blocks -= needed
     state.peak_blocks = max(state.peak_blocks, state.num_blocks - state.free_blocks)
-    state.in_step = 1
-    state.batch_size = state.num_stepping
-    return state.num_stepping
 
 
 @inner

@@ -106,14 +106,23 @@ def attention_s(tables: IterationTables, stage: int, shape: Shape) -> float:
 
 
 @jit
-def stage_s(tables: IterationTables, stage: int, shape: Shape, group_tokens: int) -> float:
-    """Seconds of one iteration in one pipeline stage, without host time."""
-    seconds = tables.token_s[stage, shape.tokens] + tables.sequence_s[stage, shape.sequences]
+def without_attention_s(
+    tables: IterationTables, stage: int, tokens: int, sequences: int, decodes: int, group_tokens: int
+) -> float:
+    """Seconds of all but attention in one stage: what does not depend on how long the sequences are."""
+    seconds = tables.token_s[stage, tokens] + tables.sequence_s[stage, sequences]
     if tables.expert_s.shape[1] > 0:
         seconds += tables.expert_s[stage, group_tokens]
     if tables.prompt_s.shape[1] > 0:
-        seconds += tables.prompt_s[stage, shape.tokens - shape.decodes]
-    return seconds + attention_s(tables, stage, shape)
+        seconds += tables.prompt_s[stage, tokens - decodes]
+    return seconds
+
+
+@jit
+def stage_s(tables: IterationTables, stage: int, shape: Shape, group_tokens: int) -> float:
+    """Seconds of one iteration in one pipeline stage, without host time."""
+    rest_s = without_attention_s(tables, stage, shape.tokens, shape.sequences, shape.decodes, group_tokens)
+    return rest_s + attention_s(tables, stage, shape)
 
 
 @jit
