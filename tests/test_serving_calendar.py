@@ -77,7 +77,7 @@ def _fleet(arrival_s: list[float], ticks: list[float]) -> tuple[Fleet, Outside, 
     calendar.book.end_open = len(requests)
     schedule_all(calendar, CONTROL_TICK, np.array(ticks), np.arange(len(ticks)))
     others = (
-        new_transfers(0, 0),
+        new_transfers(0, 0, 0),
         Asked(*fleet[2:7]),
         np.zeros(1),
         new_tiers(1, 0, 0, 0),
