@@ -11,7 +11,9 @@ import os
 import random
 import resource
 import signal
+import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Iterator
@@ -295,12 +297,14 @@ def warm_up() -> None:
     """Import and compile what cases need, before they fork; but nothing that starts the threads of Polars."""
     import polars  # noqa: F401
 
-    with contextlib.suppress(ImportError):  # Seconds, for every command of `route`.
-        import torch  # noqa: F401
     from gnomon.cli.main import main
 
     for _ in leaves():
         pass
+    # What a whole run compiles (accounts, intervals), in a process of its own: writing tables starts threads.
+    with tempfile.TemporaryDirectory() as folder:
+        words = (sys.executable, "-c", "from gnomon.cli.main import main; main()", "simulate", "--out", "run", "--csv")
+        subprocess.run([*words, "--timing.source", "roofline"], cwd=folder, capture_output=True, check=False)
     for words in (("simulate", "--workload.num-requests", "20", "--timing.source", "roofline"), ("pipeline", "run")):
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.suppress(SystemExit):
             main(list(words))
