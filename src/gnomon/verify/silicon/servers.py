@@ -240,6 +240,8 @@ def _with_problem(server: Server) -> Server:
     problem = None
     if server.mode == "agg" and server.layout.num_gpus > NODE_GPUS and server.layout.attention_groups == 1:
         problem = "called aggregated, but names all GPUs of a disaggregated deployment: its layout is not known"
+    elif server.mode == "agg" and server.model == "nvidia/Qwen3-32B-NVFP4":
+        problem = "names the GPUs of one server and the requests of several: 29 PFLOP/s a GPU would be needed"
     elif server.mode == "disagg" and not (server.num_prefill and server.num_decode):
         problem = "disaggregated, but the numbers of workers are not known"
     elif server.mode == "disagg" and not server.concurrency:
