@@ -95,6 +95,7 @@ BASES: dict[str, tuple[str, ...]] = {
     "verify posttrain": ("--only", "nothing"),
     "verify engine": ("text.txt",),
     "verify h200": ("--only", "nothing"),
+    "verify fleet": ("--only", "nothing"),
     "check-policy": ("nothing.py",),
     "calibrate": ("text.txt",),
     "explain-gap": ("text.txt",),

@@ -202,7 +202,7 @@ def test_thinned_tables_and_extrapolated_times_are_said() -> None:
     run = chat().run
     replicas = run.cluster.replicas.copy()
     replicas.num_beyond_measured = 7
-    log = run.log._replace(used=run.log.used + np.array([0, 0, 0, 3, 1]))
+    log = run.log._replace(used=run.log.used + np.array([0, 0, 0, 3, 1, 0]))
     told = " ".join(summarize(replace(run, log=log, cluster=run.cluster._replace(replicas=replicas))).warnings)
     assert "one in 4" in told
     assert "7 of" in told

@@ -45,7 +45,7 @@ def test_a_plain_router_from_a_file_works(cli: Any) -> None:
     assert np.bincount(done.cluster.requests.replica, minlength=3).min() > 0
 
 
-COMPILED_WITHIN = ("prefix_aware", "predicted_latency", "lookahead", "learned")
+COMPILED_WITHIN = ("prefix_aware", "predicted_latency", "lookahead", "learned", "llmd")
 """Routers that call functions which only compiled code can call."""
 
 

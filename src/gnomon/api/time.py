@@ -197,6 +197,6 @@ class IterationTime(Result):
 
 def source_names() -> dict[str, str]:
     """Where seconds can come from, with a line about each."""
-    from gnomon.timing.sources import SOURCES
+    from gnomon.timing.source_registry import SOURCES
 
     return {name: SOURCES[name].about for name in SOURCES}

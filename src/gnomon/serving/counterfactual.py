@@ -17,7 +17,7 @@ from gnomon.serving.kinds import Kind
 from gnomon.serving.metrics import Summary, summarize
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.simulate import Run, run
-from gnomon.timing.sources import SOURCES
+from gnomon.timing.source_registry import SOURCES
 
 _MOST_BLOCKS, _MOST_SEQUENCES, _MOST_TOKENS = 2**31 - 1, 65_536, 2**22
 """What a scenario may say (`gnomon.core.sizes`)."""

@@ -19,7 +19,8 @@ from gnomon.timing.config import CAPTURE_SIZES, TimingConfig
 from gnomon.timing.host import HostConfig
 from gnomon.timing.iteration import SKEW_BINS, IterationTables, geometric_axis
 from gnomon.timing.operators import Operator, mixed_attention, num_kernels
-from gnomon.timing.sources import SOURCES, Context, Source
+from gnomon.timing.source_registry import SOURCES
+from gnomon.timing.sources import Context, Source
 from gnomon.timing.sources.table import each_stage, given_tables
 from gnomon.timing.timer import Timer, axis_of, message_bytes
 from gnomon.timing.uncertainty import first_token_spread, iteration_spread

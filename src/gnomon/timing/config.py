@@ -21,7 +21,7 @@ from gnomon.core.errors import UnknownNameError
 from gnomon.timing.estimators import estimator_names
 from gnomon.timing.host import HostConfig
 from gnomon.timing.operators.load import check_load
-from gnomon.timing.sources import SOURCES
+from gnomon.timing.source_registry import SOURCES
 
 CAPTURE_SIZES = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
 """The token counts for which vLLM captures CUDA graphs by default."""

@@ -18,8 +18,8 @@ from gnomon.catalog.parallelism import Parallelism
 from gnomon.catalog.quantization import Quantization
 from gnomon.core.arrays import Floats
 from gnomon.core.errors import ConfigError
-from gnomon.core.registry import Registry
 from gnomon.timing.operators import Operator, stage_operators
+from gnomon.timing.source_registry import SOURCES
 
 if TYPE_CHECKING:
     from gnomon.timing.config import TimingConfig
@@ -101,33 +101,8 @@ Factory = Callable[[Context], Source]
 _SHIPPED = Path(__file__).parent.parent / "data"
 
 
-@dataclass(frozen=True)
-class SourceSpec:
-    """A registered timing source with all its traits."""
-
-    name: str
-    make: Factory
-    about: str = "added by the user"
-    """One line for `gnomon catalog sources`."""
-    reads_path: bool = False
-    """Its measurements lie in a folder that the scenario may name (`timing.path`)."""
-    gives_iterations: bool = False
-    """It has no operators: the seconds of whole iterations stand in the scenario (`timing.table`)."""
-
-
-SOURCES: Registry[SourceSpec] = Registry(
-    "timing source",
-    SourceSpec,
-    built_in={
-        **{name: f"gnomon.timing.sources.{name}" for name in ("auto", "roofline", "profile", "silicon", "table")},
-        "recorded": "gnomon.timing.sources",
-    },
-    where="timing.source",
-)
-
-
 def timing_source(name: str, **traits: Any) -> Callable[[Factory], Factory]:
-    """Make a source available as `timing.source: NAME`; `traits` are the fields of its `SourceSpec`."""
+    """Make a source available as `timing.source: NAME`; `traits` are the fields of its spec (`source_registry`)."""
     return SOURCES.register(name, **traits)
 
 
