@@ -380,5 +380,6 @@ def test_reference_experts_of_another_degree_are_slices(reference: Path) -> None
     sliced = context(profiles, gpu="rtx-pro-6000", name="qwen3-30b-a3b", degree=2)
     one = make_source(whole).seconds(graph(whole)["experts"], at(1, 2048))
     two = make_source(sliced).seconds(graph(sliced)["experts"], at(1, 2048))
-    assert one == pytest.approx([50.2297e-6, 1066.6e-6], rel=0.01)
+    in_server = 0.967  # Of what a kernel takes when it is called alone.
+    assert one == pytest.approx([in_server * 50.2297e-6, in_server * 1066.6e-6], rel=0.01)
     assert (two < 0.8 * one).all()
