@@ -140,14 +140,21 @@
     if (chosen) chosen.textContent = !value?.length ? "none" : value.length > 3 ? `${value.length} chosen` : value.join(", ");
   };
 
-  // Every state has a place in the history; what follows within a second (a drag, typing) takes the last one's place.
+  // Every state has a place in the history; what one gesture changes (a drag, typing: no second without a touch or a key)
+  // takes one place, however late the page hears of it.
   const SETTLED_MS = 1000;
-  let shown = null, restoring = false, changed = 0;
+  let shown = null, restoring = false, gesture = 0, remembered = 0, touched = -Infinity;
+  for (const kind of ["pointerdown", "keydown", "input", "change"]) {
+    addEventListener(kind, (event) => {
+      if (event.timeStamp - touched > SETTLED_MS) gesture += 1;
+      touched = Math.max(touched, event.timeStamp);
+    }, true);
+  }
   const remember = (page, search) => {
     const here = location.pathname;
     if ((here !== page.path && here !== "/") || search === location.search) { shown = page; return; }
-    const isNew = shown?.path === page.path && here === page.path && Date.now() - changed > SETTLED_MS;
-    changed = Date.now();
+    const isNew = shown?.path === page.path && here === page.path && gesture !== remembered;
+    remembered = gesture;
     shown = page;
     if (restoring) return;
     history[isNew ? "pushState" : "replaceState"](isNew ? {gnomon: true} : history.state, "", page.path + search);
@@ -164,7 +171,7 @@
       const value = isTick ? (text === "on" ? ["on"] : []) : text.split(",").filter(Boolean);
       dash_clientside.set_props(`${page.path.slice(1)}-${name}`, {value: page.kinds[name] === "list" ? value : text});
     }
-    setTimeout(() => { restoring = false; changed = 0; }, 50);
+    setTimeout(() => { restoring = false; remembered = -1; }, 50);
   }, true);
 
   // Light or dark: the system's choice until another is made here.
