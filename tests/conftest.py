@@ -7,8 +7,12 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from hypothesis import settings
 
 os.environ["GNOMON_SILICON"] = "0"  # What `auto` means must not depend on an optional package.
+
+settings.register_profile("no deadline", deadline=None)  # How long an example takes depends on who else is at work.
+settings.load_profile("no deadline")
 
 
 @pytest.fixture(scope="session")

@@ -120,3 +120,18 @@ def test_no_name_and_no_home_is_no_traceback(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", nobody)
     cache_folder.cache_home.__wrapped__()
+
+
+def test_writers_side_by_side_never_write_each_others_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both looked at the index before either wrote to it: whichever index stays, it names the code of its own key."""
+    from gnomon.core.compiled_code import _CheckedFiles
+
+    first, second = (_CheckedFiles(str(tmp_path), "module.add-7", "stamp") for _ in range(2))
+    with monkeypatch.context() as together:
+        together.setattr(_CheckedFiles, "_load_index", lambda self: {})
+        first.save("integers", "code for integers")
+        index = (tmp_path / "module.add-7.nbi").read_bytes()
+        second.save("floats", "code for floats")
+    assert second.load("floats") == "code for floats"
+    (tmp_path / "module.add-7.nbi").write_bytes(index)
+    assert first.load("integers") == "code for integers"

@@ -72,12 +72,19 @@ class _Reduced(CompileResultCacheImpl):  # type: ignore[misc]
 
 
 class _CheckedFiles(IndexDataCacheFile):  # type: ignore[misc]
-    """Data files that begin with their hash: machine code with a changed bit would crash, or worse, not crash."""
+    """Data files that begin with their hash: machine code with a changed bit would crash, or worse, not crash.
 
-    def _save_data(self, name: str, data: Any) -> None:
+    They are named by it too, and written before the index that names them: processes that compile the same function
+    for other types at the same time never write each other's files, as those that are numbered do.
+    """
+
+    def save(self, key: Any, data: Any) -> None:
         content = self._dump(data)
+        digest = hashlib.sha256(content)
+        name = f"{self._index_name.removesuffix('.nbi')}.{digest.hexdigest()[:16]}.nbc"
         with self._open_for_write(self._data_path(name)) as file:
-            file.write(hashlib.sha256(content).digest() + content)
+            file.write(digest.digest() + content)
+        self._save_index(self._load_index() | {key: name})
 
     def _load_data(self, name: str) -> Any:
         stored = Path(self._data_path(name)).read_bytes()
