@@ -42,6 +42,7 @@ def test_parameter_counts_are_the_published_ones(name: str) -> None:
     ("name", "parameters"),
     [  # Totals of the safetensors files as Hugging Face listed them in September 2026.
         ("gemma-3-1b", 999_885_952),
+        ("kimi-linear-48b-a3b", 49_122_681_728),
         ("llama-2-70b", 68_976_648_192),
         ("llama-3.1-8b", 8_030_261_248),
         ("llama-3.1-70b", 70_553_706_496),
@@ -56,11 +57,28 @@ def test_parameter_counts_are_the_published_ones(name: str) -> None:
         ("qwen2.5-7b", 7_615_616_512),
         ("qwen3-4b", 4_022_468_096),
         ("qwen3-8b", 8_190_735_360),
+        ("qwen3-30b-a3b", 30_532_122_624),
         ("qwen3-32b", 32_762_123_264),
+        ("qwen3-235b-a22b", 235_093_634_560),
     ],
 )
 def test_counts_are_those_of_the_files_to_the_last_parameter(name: str, parameters: int) -> None:
     assert catalog.model(name).num_parameters == parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "copies", "parameters"),
+    [  # GLM's MTP layer brings its own embedding and head; Qwen's uses the model's.
+        ("glm-4.5", 2, 358_337_791_296),
+        ("glm-4.5-air", 2, 110_468_824_832),
+        ("qwen3-next-80b-a3b", 0, 81_324_862_720),
+    ],
+)
+def test_counts_with_mtp_layers_are_those_of_the_files(name: str, copies: int, parameters: int) -> None:
+    model = catalog.model(name)
+    assert model.num_mtp_layers == 1
+    with_mtp = model.num_parameters + model.num_mtp_parameters
+    assert with_mtp + copies * model.num_embedding_parameters == parameters
 
 
 @pytest.mark.parametrize(
@@ -76,6 +94,7 @@ def test_counts_are_those_of_the_files_to_the_last_parameter(name: str, paramete
         ("nemotron-3-super-120b-a12b", 12.7),
         ("gemma-4-26b-a4b", 3.8),
         ("llama-4-maverick", 17.2),
+        ("deepseek-v4-pro", 49 + 0.93),  # Its card leaves out the embedding, and gives two digits.
     ],
 )
 def test_active_parameters(name: str, billions: float) -> None:

@@ -107,7 +107,8 @@ def _compressed(model: ModelShape, kind: AttentionKind) -> Iterator[Weights]:
 
 def _linear(linear: LinearAttention, h: int) -> Iterator[Weights]:
     keys, values, heads = linear.key_size, linear.value_size, linear.num_value_heads
-    yield Weights("other", linear.conv_channels * linear.conv_kernel + 2 * heads)
+    biases = keys if linear.kind == "kda" else heads  # Of the decay, which KDA has for every channel of a key.
+    yield Weights("other", linear.conv_channels * linear.conv_kernel + heads + biases)
     if linear.kind == "kda":  # Decay and output gate each go through a low rank, as wide as a head.
         yield Weights("linear_attention", h * (2 * keys + values) + 2 * h * linear.value_dim, None)
         yield Weights("linear_attention", linear.value_dim * (keys + values) + h * heads)
