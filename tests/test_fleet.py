@@ -451,3 +451,13 @@ def test_routers_that_look_closely_send_nothing_to_a_replica_that_drains(router:
     done = run(scenario(num_replicas=3, router=router, fleet={"events": events}, workload={"num_requests": 40}))
     check_books(done)
     assert set(done.cluster.requests.replica.tolist()) == {1, 2}
+
+
+def test_a_replica_that_has_drained_cannot_fail() -> None:
+    """Replica 1 is drained at 3 s and has left at 10 s, when its request ended; nobody asked since. What was to kill it
+    at 15 s finds nothing to kill: it is neither a failure nor down."""
+    events = [{"at_s": 3.0, "what": "drain", "replica": 1}, {"at_s": 15.0, "what": "fail", "replica": 1}]
+    record = one_by_one({"events": events}, count=3, replicas=2).fleet
+    assert record is not None
+    assert record.failures == 0
+    assert [(t, s) for t, i, s in record.changes if i == 1] == [(0.0, UP), (3.0, DRAINING), (10.0, OFF)]

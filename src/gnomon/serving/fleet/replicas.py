@@ -30,6 +30,8 @@ class Replicas:
     """[replica]: OFF, STARTING, UP, DRAINING or DOWN."""
     changes: list[tuple[float, int, int]] = field(default_factory=list)
     """(time, replica, new state), in order of time but for drains, which are noticed late."""
+    dead: set[int] = field(default_factory=set)
+    """Those that have died and nobody has noticed."""
 
     def __post_init__(self) -> None:
         self.since = np.zeros(len(self.members))
@@ -44,9 +46,9 @@ class Replicas:
         """The replicas of a pool that are in one of these states."""
         return [i for i, one in enumerate(self.members) if one.pool == pool and self.state[i] in states]
 
-    def taking_requests(self, dead: set[int]) -> Ints:
+    def taking_requests(self) -> Ints:
         """The ranks that a router may choose: those of replicas that are up, or whose death nobody has noticed."""
-        open_ = [i for i, one in enumerate(self.members) if self.state[i] == UP or i in dead]
+        open_ = [i for i, one in enumerate(self.members) if self.state[i] == UP or i in self.dead]
         return np.array([r for i in open_ for r in self.members[i].ranks], np.int64)
 
 

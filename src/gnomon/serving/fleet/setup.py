@@ -7,10 +7,12 @@ from gnomon.serving.chosen import chosen
 from gnomon.serving.cluster import Fleet, Outside
 from gnomon.serving.fleet.capacity import Measure, measured_rate
 from gnomon.serving.fleet.controllers import CONTROLLERS
-from gnomon.serving.fleet.manager import Manager, Pool
+from gnomon.serving.fleet.manager import Manager
+from gnomon.serving.fleet.observation import Pool
 from gnomon.serving.fleet.record import FleetRecord
 from gnomon.serving.fleet.replicas import replicas_of
 from gnomon.serving.fleet.slo import slo_check
+from gnomon.serving.fleet.traffic import Traffic
 from gnomon.serving.kinds import Kind
 from gnomon.serving.scenario import Scenario
 from gnomon.workload import Requests
@@ -48,13 +50,13 @@ def new_manager(
         )
         for number, (kind, count) in enumerate(zip(kinds, up, strict=True))
     ]
+    replicas = replicas_of(kinds, up)
     return Manager(
         config=config,
         spec=spec,
-        fleet=fleet,
-        replicas=replicas_of(kinds, up),
+        replicas=replicas,
         pools=pools,
-        outside=outside,
+        traffic=Traffic(config.failures, fleet, outside, replicas),
         met_slo=slo_check(scenario.slo, requests, fleet.cluster.requests),
         seed=scenario.seed,
         stop_s=float(outside.calendar.book[0].stop_s),
@@ -76,9 +78,9 @@ def record_of(manager: Manager, kinds: list[Kind]) -> FleetRecord:
         decisions=[pool.decisions for pool in manager.pools],
         cold_start=[manager.config.cold_start.parts(kind.weight_bytes) for kind in kinds],
         replica_rate=[pool.replica_rate for pool in manager.pools],
-        failures=manager.failures,
-        retries=manager.retries,
-        samples=manager.sampled(),
+        failures=manager.lives.failures,
+        retries=manager.traffic.retries,
+        samples=manager.observer.sampled(),
         sees_future=manager.spec.sees_future,
         warnings=warnings,
     )
