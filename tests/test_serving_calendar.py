@@ -27,6 +27,7 @@ from gnomon.serving.log import new_log
 from gnomon.serving.routers import ROUTERS
 from gnomon.serving.simulate import run
 from gnomon.serving.tiers import new_tiers
+from gnomon.serving.tool_cache import open_tool_cache
 from gnomon.serving.transfers import new_transfers
 from serving_kit import requests_of, scenario
 
@@ -83,6 +84,7 @@ def _fleet(arrival_s: list[float], ticks: list[float]) -> tuple[Fleet, Outside, 
         new_tiers(1, 0, 0, 0),
         *(np.zeros(0, np.int64),) * 3,
         new_adapters(np.zeros(0), np.zeros(2), 1),
+        open_tool_cache(setup.tool_cache, requests, cluster),
     )
     outside = Outside(calendar, np.zeros(0), np.zeros(3), *others)
     return fleet, outside, engine_of(policies_of(kinds), ROUTERS["round_robin"]), new_log(64, 64)

@@ -25,8 +25,10 @@ from gnomon.serving.calendar import (
     ADAPTER_READY,
     AN_EVENT,
     BLOCKS_FREED,
+    CACHE_EXPIRES,
     FOR_THE_CALLER,
     KV_LANDS,
+    KV_LET_GO,
     KV_LOADED,
     KV_LOST,
     KV_READY,
@@ -72,6 +74,7 @@ from gnomon.serving.state import (
     replica_view,
 )
 from gnomon.serving.tiers import Tiers, begin_load, end_load, latency_s, write_prefix
+from gnomon.serving.tool_cache import ToolCache, expire, let_go_held, note_arrival, note_end
 from gnomon.serving.transfers import (
     HOP_S,
     IS_DOWN,
@@ -247,6 +250,7 @@ class Outside(NamedTuple):
     parents_left: Ints
     """[request]: how many of those that it waits for have not ended."""
     adapters: Adapters
+    tool_cache: ToolCache
 
 
 @apart
@@ -448,6 +452,8 @@ def _take_reports(cluster: Cluster, outside: Outside, group: int, now: float) ->
                 if request.status == REJECTED:
                     _give_up_followers(cluster, outside, request_id, now)
                 else:
+                    first, who = outside.follower_first, outside.followers
+                    note_end(cluster, outside.tool_cache, outside.calendar, first, who, request_id, now)
                     _send_followers(cluster, outside, request_id, now + replicas[group].reply_s)
         if state.num_ready > 0:
             _land_ready(cluster, outside, r, now)
@@ -586,6 +592,18 @@ def _handle_event(fleet: Fleet, engine: Engine, outside: Outside, log: Log) -> N
             take_next(outside.calendar)
             _land_ready(cluster, outside, subject, now)
             _wake(fleet, engine, outside, log, group, now)
+    elif kind in (KV_LET_GO, CACHE_EXPIRES):
+        r = cluster.requests[subject].replica
+        group = cluster.replicas[r].group_first
+        engine.proceed(cluster, fleet.tables, engine.policies, log, group, NEVER, now)
+        if cluster.control[BUDGET] > 0:
+            take_next(outside.calendar)
+            if kind == CACHE_EXPIRES:
+                expire(cluster, outside.tool_cache, subject, now)
+            elif outside.tool_cache.held[subject] > 0:
+                let_go_held(cluster, outside.tool_cache, subject)
+                _land_ready(cluster, outside, r, now)
+                _wake(fleet, engine, outside, log, group, now)
     elif kind == REQUEST_ARRIVES:
         request = cluster.requests[subject]
         if request.replica == NONE:
@@ -604,6 +622,8 @@ def _handle_event(fleet: Fleet, engine: Engine, outside: Outside, log: Log) -> N
         if cluster.control[BUDGET] > 0:
             take_next(outside.calendar)
             _take_in(fleet, outside, request.replica, subject, now)
+            first, who = outside.follower_first, outside.followers
+            note_arrival(cluster, outside.tool_cache, outside.calendar, first, who, subject, now)
             _wake(fleet, engine, outside, log, group, now)
 
 

@@ -18,6 +18,7 @@ from gnomon.serving.engines import EngineConfig, engine, filled_in, nested
 from gnomon.serving.fleet.config import FleetConfig
 from gnomon.serving.lora import LoraConfig
 from gnomon.serving.policies import COMMON_DEFAULTS, POLICIES
+from gnomon.serving.tool_cache import ToolCacheConfig
 from gnomon.timing import TimingConfig
 from gnomon.workload import WorkloadConfig
 from gnomon.workload.slo import SloConfig
@@ -340,6 +341,7 @@ class Scenario(Config):
     """Replicas of several kinds, instead of `num_replicas` equal ones; with roles, prefill and decode apart."""
     disaggregation: DisaggregationConfig = DisaggregationConfig()
     kv_tiers: KvTiersConfig = KvTiersConfig()
+    tool_cache: ToolCacheConfig = ToolCacheConfig()
     lora: LoraConfig = LoraConfig()
     slo: SloConfig = SloConfig()
     power: PowerConfig = PowerConfig()

@@ -40,6 +40,7 @@ from gnomon.serving.scenario import AdmissionConfig, DeciderConfig, RouterConfig
 from gnomon.serving.size import check_size
 from gnomon.serving.state import Cluster
 from gnomon.serving.tiers import Tiers
+from gnomon.serving.tool_cache import open_tool_cache
 from gnomon.serving.transfers import Transfers
 from gnomon.serving.warmup import begin_measuring, without_warmup
 from gnomon.timing.iteration import IterationTables
@@ -166,6 +167,8 @@ def _serve(
     guard = Guard(cluster, policies, spec.route, gate.admit)
     front = open_front_end(scenario.front_end, cluster, sum(kind.num_replicas for kind in kinds))
     events = max_events(scenario, requests) + (total if len(requests.parents) or len(requests.adapter) else 0)
+    if scenario.tool_cache.is_used:
+        events += 3 * total  # A call's KV is let go at its time or when the next one has arrived, and expires.
     if scenario.fleet is not None:
         events += total + FLEET_EVENTS * num_replicas
     calendar = new_calendar(num_replicas, events, scenario.time_limit_s or NEVER)
@@ -183,6 +186,7 @@ def _serve(
         open_tiers(scenario, model, kinds, cluster, calendar, transfers, requests),
         *followers_of(requests),
         open_adapters(scenario.lora, catalog.model(scenario.model), requests, num_replicas),
+        open_tool_cache(scenario.tool_cache, requests, cluster),
     )
     if scenario.has_roles and outside.adapters.load_s.size:
         raise ConfigError(

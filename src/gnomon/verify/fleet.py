@@ -15,7 +15,8 @@ from gnomon import catalog
 from gnomon.catalog import Parallelism
 from gnomon.core.config import build
 from gnomon.serving.fleet.config import ColdStartConfig
-from gnomon.serving.metrics import summarize
+from gnomon.serving.fleet.controllers import View, controller
+from gnomon.serving.metrics import Summary, summarize
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.simulate import run
 from gnomon.workload import Requests
@@ -35,6 +36,8 @@ class Effect:
     """Of the simulated figure, as a share of the published one."""
     setting: str
     source: str
+    holds: bool = True
+    """Whether what must be so beside the figure is so."""
 
     @property
     def distance(self) -> float:
@@ -43,8 +46,8 @@ class Effect:
 
     @property
     def is_reproduced(self) -> bool:
-        """Whether it lies within the tolerance."""
-        return abs(self.distance) <= self.tolerance
+        """Whether it lies within the tolerance, and what must be so beside it is so."""
+        return self.holds and abs(self.distance) <= self.tolerance
 
 
 # Cold start.
@@ -176,8 +179,74 @@ def dlpm_over_vtc() -> list[Effect]:
     ]
 
 
+# Forecast against reactive scaling.
+
+SAVED_BY_FORECAST = 0.25
+SCALES_OUT, SCALES_IN = 0.7, 0.3
+
+
+@controller("memory_thresholds")
+def memory_thresholds(view: View) -> int:
+    """One replica more above 70 % of the KV memory, one less below 30 %; nothing while one starts."""
+    if view.starting:
+        return view.desired
+    return view.desired + (view.kv_use > SCALES_OUT) - (view.kv_use < SCALES_IN and view.desired > 0)
+
+
+def _day(name: str) -> Summary:
+    """A day of Llama-3-70B under one controller: long requests, so that the peak needs about ten replicas."""
+    setup = {
+        "model": "llama-3-70b",
+        "device": "h100",
+        "num_replicas": 4,
+        "replica": {"tensor_parallel": 4},
+        "timing": {"source": "roofline"},
+        "workload": {
+            "rate": 6,
+            "num_requests": 518_400,
+            "prompt_scale": 6,
+            "output_scale": 6,
+            "over_long": "truncate",
+            "arrivals": {"process": "diurnal", "peak_to_trough": 4, "cv": 2},
+        },
+        "slo": {"ttft_s": 2},
+        "fleet": {
+            "min_replicas": 2,
+            "max_replicas": 24,
+            "controller": {"name": name, "interval_s": 60},
+            "cold_start": {"node_s": 300, "image_s": 60},
+        },
+    }
+    return summarize(run(build(Scenario, setup)))
+
+
+def forecast_saving() -> list[Effect]:
+    """GPU hours that a planner with a forecast saves of those of reactive scaling. The saving is published as up to
+    25 %: in shape is half of it to half again as much, where the planner meets the SLO for no more than one percent of
+    the requests less."""
+    reactive, planned = _day("memory_thresholds"), _day("slo_planner")
+    assert reactive.fleet is not None and planned.fleet is not None
+    assert reactive.slo is not None and planned.slo is not None
+    met = f"SLO (TTFT below 2 s) met by {planned.slo.attainment:.1%}, reactive by {reactive.slo.attainment:.1%}"
+    return [
+        Effect(
+            "forecast scaling",
+            "GPU hours saved, share",
+            SAVED_BY_FORECAST,
+            1 - planned.fleet.gpu_hours / reactive.fleet.gpu_hours,
+            0.5,
+            "a diurnal day of Llama-3-70B on 4 H100 each, slo_planner against one replica more above 70 % of the KV "
+            f"memory and one less below 30 %; {planned.fleet.gpu_hours:,.0f} and {reactive.fleet.gpu_hours:,.0f} GPU "
+            f"hours, {met}; models, load and thresholds were chosen here",
+            "SageServe, arXiv 2502.14617: up to 25 % less GPU hours than reactive scaling; three regions, four models",
+            holds=planned.slo.attainment >= reactive.slo.attainment - 0.01,
+        )
+    ]
+
+
 EFFECTS: dict[str, Callable[[], list[Effect]]] = {
     "cold-start": cold_start,
     "elastic-experts": elastic_experts,
     "dlpm": dlpm_over_vtc,
+    "forecast": forecast_saving,
 }

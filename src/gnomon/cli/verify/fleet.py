@@ -11,11 +11,13 @@ from gnomon.cli.verify.verdict import end
 
 
 @click.command()
-@click.option("--only", multiple=True, metavar="NAME", help="Only these effects: cold-start, elastic-experts, dlpm.")
+@click.option(
+    "--only", multiple=True, metavar="NAME", help="Only these effects: cold-start, elastic-experts, dlpm, forecast."
+)
 @json_option
 def command(only: tuple[str, ...], as_json: bool) -> None:
     """Effects that are published of fleets, beside their simulation: cold starts, expert parallelism after failures,
-    fair scheduling that knows prefixes.
+    fair scheduling that knows prefixes, scaling by forecast.
 
     Exit code 1 where one lies beyond its tolerance; docs/fleet.md says why it does.
 

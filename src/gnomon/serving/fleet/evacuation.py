@@ -30,6 +30,7 @@ from gnomon.serving.state import (
 )
 from gnomon.serving.stepping import ID
 from gnomon.serving.tiers import Tiers, forget_shelves, store_prefix
+from gnomon.serving.tool_cache import forget_held
 from gnomon.serving.transfers import Transfers, share_again, stop_transfer
 from gnomon.serving.verbs import let_go
 
@@ -95,6 +96,7 @@ def evacuate(
         forget_cache(cluster, r)
         forget_shelves(outside.tiers, r, cluster.replicas.size)
         forget_adapters(cluster, outside.adapters, r)
+        forget_held(cluster, outside.tool_cache, r)
 
 
 def _start_over(cluster: Cluster, ids: Ints, moved: Any, keeps_tokens: bool) -> None:
