@@ -60,13 +60,11 @@ def cold_start() -> list[Effect]:
     published 495 s come to for 1 TB, so only the model's size is tried here."""
     model = catalog.model("kimi-k2")
     parts = ColdStartConfig().parts(model.weight_bytes_per_rank(Parallelism(), "auto"))
-    told = {
-        "setting": "kimi-k2 in its own FP8, default cold start (2 GB/s, from the published 495 s for 1 TB)",
-        "source": "cold start of a 1T-parameter FP8 model: 527 s, 495 of them weights",
-    }
+    setting = "kimi-k2 in its own FP8, default cold start (2 GB/s, from the published 495 s for 1 TB)"
+    source = "cold start of a 1T-parameter FP8 model: 527 s, 495 of them weights"
     return [
-        Effect("cold start", "seconds in all", COLD_START_S, sum(parts.values()), 0.1, **told),
-        Effect("cold start", "seconds for weights", WEIGHTS_S, parts["weights"], 0.1, **told),
+        Effect("cold start", "seconds in all", COLD_START_S, sum(parts.values()), 0.1, setting, source),
+        Effect("cold start", "seconds for weights", WEIGHTS_S, parts["weights"], 0.1, setting, source),
     ]
 
 
