@@ -10,7 +10,7 @@ help:  ## This list
 
 .venv/base: pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --editable .
+	$(BIN)/python -m pip install --quiet --editable '.[silicon,ui]' || $(BIN)/python -m pip install --quiet --editable .
 	@touch $@
 
 .venv/dev: pyproject.toml constraints.txt

@@ -182,3 +182,18 @@ def test_one_iteration_by_operator(tmp_path: Path) -> None:
     assert "attention_decode" in found._repr_html_()
     assert len(found.figures["operators"].data) == len(found.operators["roofline"])
     assert (found.save(tmp_path) / "time.json").is_file()
+
+
+def test_short_names_are_those_of_the_command_line() -> None:
+    short = scenario(gpu="h100", tp=4, pp=2, rate=3, requests=50)
+    assert short == scenario({"gpu": "h100", "tp": 4, "pp": 2, "rate": 3, "requests": 50})
+    assert (short.device, short.replica.tensor_parallel, short.replica.pipeline_parallel) == ("h100", 4, 2)
+    assert (short.workload.rate, short.workload.num_requests) == (3, 50)
+    assert gnomon.simulate(requests=20, rate=5).summary.requests.finished == 20
+
+
+def test_a_file_of_ones_own_needs_a_name() -> None:
+    for section in ("router", "batching", "admission", "disaggregation.decider", "fleet.controller"):
+        with pytest.raises(ConfigError, match=r"mine\.py registers names, but .* does not say"):
+            scenario(**{f"{section}.file": "mine.py"})
+    assert scenario(**{"router.file": "mine.py", "router.name": "mine"}).router.file == "mine.py"

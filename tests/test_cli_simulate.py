@@ -79,8 +79,11 @@ def test_compare_json(cli: Any, tmp_path: Path) -> None:
         (("simulate", "--timing.scale", ".inf"), "timing.scale"),
         (("simulate", "--timing.host.per-iteration-s", ".inf"), "timing.host.per_iteration_s"),
         (("simulate", "nowhere.yaml"), "no such file"),
-        (("simulate", "--wandb", "x", *SMALL), "gnomon-sim[wandb]"),
+        (("simulate", "--wandb", "x", *SMALL), "[wandb]'"),
         (("simulate", "--csv"), "--out DIR"),
+        (("simulate", "--slo.ttft-s", "{p99: 1}"), "slo.ttft_s: here a limit is what each request must meet"),
+        (("search", "--slo.ttft-s", "1"), "slo.ttft_s: a limit needs the statistic"),
+        (("simulate", "--router.file", "mine.py"), "router: mine.py registers names, but name does not say"),
         (("simulate", "--out", __file__), "is a file"),
         (("compare", "--out", __file__), "is a file"),
         (("compare",), "only one variant"),
@@ -101,6 +104,15 @@ def test_nothing_heavy_is_loaded(tmp_path: Path) -> None:
         f"main(['simulate', '--workload.num-requests', '20', '--out', {str(tmp_path)!r}]); "
         "heavy = {'torch', 'ray', 'sklearn', 'optuna', 'dash', 'plotly', 'pandas', 'matplotlib', 'wandb'}; "
         "sys.exit(str(heavy & set(sys.modules)) if heavy & set(sys.modules) else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_help_compiles_nothing() -> None:
+    code = (
+        "import sys; from gnomon.cli.main import gnomon; gnomon.main(['simulate', '--help'], standalone_mode=False); "
+        "loaded = {'numba', 'polars', 'plotly', 'scipy'} & set(sys.modules); sys.exit(str(loaded) if loaded else 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -15,7 +15,7 @@ import pytest
 from pydantic import Field
 
 from gnomon.core import config, units
-from gnomon.core.errors import ConfigError, GnomonError, UnknownNameError
+from gnomon.core.errors import ConfigError, GnomonError, MissingExtraError, UnknownNameError
 from gnomon.core.files import write_text, written_whole
 from gnomon.core.registry import Registry
 from gnomon.core.streams import stream
@@ -164,3 +164,23 @@ def test_modules_import_each_other_in_one_direction() -> None:
     """No circles, not even for types or inside functions."""
     graph = grimp.build_graph("gnomon", cache_dir=None)
     TopologicalSorter({one: graph.find_modules_directly_imported_by(one) for one in graph.modules}).prepare()
+
+
+@pytest.mark.parametrize(
+    ("origin", "command"),
+    [
+        (None, "pip install 'gnomon-sim[ui]'"),
+        ('{"url": "https://host/gnomon.whl", "archive_info": {}}', "pip install 'gnomon-sim[ui]'"),
+        ('{"url": "file:///me/a%20b", "dir_info": {"editable": true}}', "cd '/me/a b' && pip install -e '.[ui]'"),
+        ('{"url": "file:///src/gnomon", "dir_info": {}}', "cd /src/gnomon && pip install '.[ui]'"),
+    ],
+)  # fmt: skip
+def test_the_hint_fits_how_it_was_installed(monkeypatch: pytest.MonkeyPatch, origin: str | None, command: str) -> None:
+    from importlib import metadata
+
+    class Installed:
+        def read_text(self, name: str) -> str | None:
+            return origin if name == "direct_url.json" else None
+
+    monkeypatch.setattr(metadata, "distribution", lambda name: Installed())
+    assert str(MissingExtraError("The page", "ui")) == f"The page needs a package that is not installed. Run: {command}"

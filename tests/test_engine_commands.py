@@ -146,3 +146,19 @@ def test_replicas_behind_a_router_are_no_data_parallelism() -> None:
     _, command = server_command(load(Scenario, None, {"num_replicas": 4, "router.name": "least_outstanding"}))
     assert command.startswith("# One of 4 replicas; least_outstanding was simulated in front of them.\nvllm serve")
     assert "data-parallel" not in command
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [
+        ("Qwen/Qwen3-32B-FP8", "Qwen/Qwen3-32B-FP8"),
+        ("RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8", "RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8"),
+        ("meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-8B-Instruct"),
+        ("qwen3-32b-fp8", "Qwen/Qwen3-32B-FP8"),
+        ("llama-3-8b", "meta-llama/Meta-Llama-3-8B"),
+    ],
+)
+def test_a_command_names_the_checkpoint_that_was_asked_for(engine: str, asked: str, named: str) -> None:
+    _, command = server_command(scenario(model=asked, engine=engine))
+    assert named in shlex.split(command.splitlines()[-1])

@@ -51,7 +51,10 @@ def test_arrivals_without_a_rate_have_no_capacity() -> None:
 
 def test_words() -> None:
     curve = LoadCurve((), {}, 0)
-    assert headroom_words(Headroom(31, 38.1, True, curve)) == "≈ 38.1 requests/s within the SLO, headroom 19%"
+    assert (
+        headroom_words(Headroom(31, 38.1, True, curve))
+        == "≈ 38.1 requests/s at which 99 % of the requests meet the SLO, headroom 19%"
+    )
     assert "30% above" in headroom_words(Headroom(130, 100, False, curve))
     assert headroom_words(Headroom(10, 0, True, curve)) == "no load meets the SLO"
     summary = simulated(500.0).summary

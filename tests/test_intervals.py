@@ -88,3 +88,14 @@ def test_a_searchs_winner_has_an_interval_of_its_capacity() -> None:
     one = found.capacity_interval
     assert one is not None and one.low < found.best.capacity_per_s < one.high
     assert "with 90 % probability" in "".join(getattr(block, "text", "") for block in found.text())
+
+
+def test_wide_intervals_say_where_the_width_comes_from() -> None:
+    from gnomon.report.serving.intervals import width_words
+    from gnomon.serving.intervals import Interval
+
+    wide = {"latency.tpot_s.mean": Interval(0.010, 0.008, 0.0125)}
+    assert "timing source may be off" in width_words(wide, 0.13) and "13%" in width_words(wide, 0.13)
+    assert "other requests" in width_words(wide, 0.05) and "±8%" in width_words(wide, 0.05)
+    assert width_words({"latency.tpot_s.mean": Interval(0.010, 0.0095, 0.0105)}, 0.03) == ""
+    assert width_words({}, 0.1) == ""

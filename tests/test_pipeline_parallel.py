@@ -93,7 +93,7 @@ HAS_RAY = importlib.util.find_spec("ray") is not None
 
 @pytest.mark.skipif(HAS_RAY, reason="Ray is installed")
 def test_ray_is_an_extra() -> None:
-    with pytest.raises(MissingExtraError, match=r"gnomon-sim\[ray\]"):
+    with pytest.raises(MissingExtraError, match=r"\[ray\]"):
         list(map_ordered(square, [1], ray="local"))
 
 

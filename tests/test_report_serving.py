@@ -220,7 +220,7 @@ def test_weights_and_biases_without_the_package(monkeypatch: pytest.MonkeyPatch)
     from gnomon.core.errors import MissingExtraError
 
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(MissingExtraError, match="gnomon-sim\\[wandb\\]"):
+    with pytest.raises(MissingExtraError, match="\\[wandb\\]"):
         chat().log_to_wandb("test")
 
 
@@ -256,3 +256,15 @@ def test_slices_of_one_lane_never_overlap(folder: Path) -> None:
     for slices in lanes.values():
         slices.sort()
         assert all(before[1] <= after[0] for before, after in pairwise(slices))
+
+
+def test_notes_on_single_operators_are_one_line() -> None:
+    from gnomon.report.serving.text import _most_important
+
+    first = "Weights are in fp8, the checkpoint's own precision (timing.dtype: auto)."
+    other = "roofline has these iterations take 0.77 times as long as silicon; the stated errors do not explain that."
+    details = ["silicon: left out points.", "silicon has no latent_norm: taken from the roofline.",
+               "silicon is extrapolated by the roofline's shape beyond its range: sampler."]  # fmt: skip
+    assert _most_important([first, *details, other])[:2] == [first, other]
+    assert _most_important([first, *details, other])[2].startswith("3 more on single operators")
+    assert _most_important([first, details[0]]) == [first, details[0]]

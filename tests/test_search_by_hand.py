@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 
 from gnomon.core.config import build
 from gnomon.core.errors import ConfigError, DataError
+from gnomon.report.search.text import best_by_device
 from gnomon.search import capacity as capacities
 from gnomon.search import foretold, headroom, load_curve
 from gnomon.search.bench import BenchConfig, _task
@@ -233,6 +235,29 @@ def test_the_front_by_score_and_latencies() -> None:
     records = [Record("", {}, "ok", score=worth, figures=dict(zip(axes, times, strict=True))) for worth, *times in rows]
     assert axes == ("ttft_s p90", "tbt_s p99")
     assert front(asked, records) == [True, True, False, False]
+
+
+def test_the_second_axis_is_what_the_slo_limits() -> None:
+    def axes(**slo: Any) -> tuple[str, str]:
+        return latency_axes(build(SearchConfig, {"model": "llama-2-7b", "slo": slo}))
+
+    assert axes(tpot_s={"p95": 0.05}) == ("ttft_s p90", "tpot_s p95")
+    assert axes(tpot_s={"p95": 0.05}, tbt_s={"p90": 0.1}) == ("ttft_s p90", "tbt_s p90")
+    assert axes(ttft_s={"p50": 1}) == ("ttft_s p50", "tbt_s p99")
+
+
+def test_the_best_of_each_gpu_is_named() -> None:
+    def record(device: str, label: str, score: float) -> Record:
+        return Record(label, {"device": device}, "measured", score=score, cost_per_hour=2.5)
+
+    ranked = [record("h100", "h100 TP2", 3.0), record("h100", "h100 TP1", 2.0), record("a100", "a100 TP4", 1.25)]
+    found: Any = SimpleNamespace(ranked=ranked, search=SimpleNamespace(objective="qps_per_dollar"))
+    (said,) = best_by_device(found)
+    assert said == (
+        "Best on each GPU: h100 TP2 ($2.50/h, 3 requests/s per $/h); a100 TP4 ($2.50/h, 1.25 requests/s per $/h)."
+    )
+    found.ranked = ranked[:2]
+    assert best_by_device(found) == []
 
 
 def test_statistics_with_requests_that_were_never_served() -> None:

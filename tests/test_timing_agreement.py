@@ -79,13 +79,15 @@ def test_a_run_says_where_a_source_contradicts_it(monkeypatch):
     """A source that is twice as slow and claims to be more exact is warned of; one that claims less is noted."""
     monkeypatch.setenv("GNOMON_SILICON", "0")
     done = run(build(Scenario, SMALL))
-    assert mix.contradictions(done) == ([], [])
+    said = mix.judged(done)
+    assert said.error > 0 and (said.warnings, said.notes) == ([], [])
     slow = Timer(timer(source="profile").context)
     monkeypatch.setattr(mix, "other_timer", lambda *_: _Twice(slow))
-    (warning,), notes = mix.contradictions(done)
-    assert "profile has these iterations take" in warning and not notes
+    said = mix.judged(done)
+    assert "profile has these iterations take" in said.warnings[0] and not said.notes
     slow.source.uncertainty = lambda operator: 0.3
-    assert mix.contradictions(done)[0] == [] and len(mix.contradictions(done)[1]) == 1
+    said = mix.judged(done)
+    assert said.warnings == [] and len(said.notes) == 1
 
 
 class _Twice:

@@ -187,5 +187,5 @@ def test_a_forest_chooses_its_settings_by_cross_validation(monkeypatch: pytest.M
 
 def test_a_forest_without_scikit_learn_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn", None)
-    with pytest.raises(MissingExtraError, match=r"gnomon-sim\[forest\]"):
+    with pytest.raises(MissingExtraError, match=r"\[forest\]"):
         estimator("forest")(None).fit(np.ones((3, 1)), np.ones(3))

@@ -78,6 +78,35 @@ def test_prefill_replicas_and_tiers_have_controls() -> None:
     assert from_controls(scenario) == scenario
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+@pytest.mark.parametrize("more", ["", "&policy=sarathi", "&model=llama-3-70b&tp=8&device=h100"])
+def test_an_engine_is_chosen_as_in_a_file(engine: str, more: str) -> None:
+    scenario = to_scenario(PAGE.read(state_of(PAGE.controls, f"?engine={engine}{more}")))
+    flat = {"sarathi": {"batching.policy": "sarathi"}, "8": {"model": "llama-3-70b", "replica.tensor_parallel": 8,
+            "device": "h100"}, "": {}}["sarathi" if "sarathi" in more else "8" if more else ""]  # fmt: skip
+    limits = {"slo.ttft_s": 0.5, "slo.tpot_s": 0.05}
+    assert scenario == load(Scenario, None, {"engine.name": engine, "workload.num_requests": 10000, **flat, **limits})
+    assert from_controls(scenario) == scenario
+    words = shlex.split(as_command(scenario).replace("\\\n", ""))
+    assert load(Scenario, None, {k[2:]: v for k, v in zip(words[2::2], words[3::2], strict=True)}) == scenario
+    assert ("--batching.policy" in words) == ("sarathi" in more)
+
+
+def test_a_preview_asks_no_timing_source_and_the_whole_answer_asks_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gnomon.serving import mix
+    from gnomon.ui.pages import serve_answers as answers
+
+    asked = []
+    judged = mix.judged
+    monkeypatch.setattr(mix, "judged", lambda run: asked.append(run) or judged(run))
+    raw = state_of(PAGE.controls, "?rate=7.5&requests=1500")
+    answers.preview(PAGE, raw, "view", is_drawn=True)
+    assert not asked
+    answers.draw_latencies(PAGE, raw, "view")
+    answers.draw_rest(PAGE, raw, "view")
+    assert len(asked) == 1
+
+
 def test_pools_that_the_controls_can_say_leave_the_further_settings() -> None:
     example = load(Scenario, next(file for file in EXAMPLES if file.stem == "disaggregated"))
     values = to_values(example)
@@ -111,6 +140,7 @@ def test_a_bad_number_is_its_controls_mistake(text: str) -> None:
         ("?model=llama-9", "model"),
         ("?device=abacus", "device"),
         ("?policy=nice", "policy"),
+        ("?engine=steam", "engine"),
         ("?rate=-1", "rate"),
         ("?requests=5", "requests"),
         ("?workload=gossip", "workload"),

@@ -127,6 +127,14 @@ def test_a_choice_changes_the_answer(tab: Tab) -> None:
     assert "policy=sarathi" in tab.page.url
 
 
+def test_an_engine_is_chosen(tab: Tab) -> None:
+    tab.open(SMALL)
+    tab.choose("serve-engine", "SGLang")
+    assert "batching sglang" in tab.text("serve-headline")
+    assert "engine=sglang" in tab.page.url
+    assert "sglang.launch_server" in tab.text("serve-copies")
+
+
 def test_results_are_pinned_and_compared(tab: Tab) -> None:
     tab.open(SMALL)
     tab.page.click("#serve-pin")

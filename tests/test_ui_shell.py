@@ -177,7 +177,7 @@ def test_a_port_that_is_taken_is_a_clear_mistake(tmp_path: Path, cli: CommandLin
 
 def test_without_dash_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, cli: CommandLine) -> None:
     monkeypatch.setitem(sys.modules, "dash", None)
-    assert "gnomon-sim[ui]" in cli("ui", "--no-browser", code=2).output
+    assert "[ui]" in cli("ui", "--no-browser", code=2).output
 
 
 @pytest.fixture(scope="module")

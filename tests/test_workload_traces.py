@@ -295,3 +295,20 @@ def test_a_csv_with_mooncakes_names_is_said(tmp_path):
     rows = [(1000 * i, 100, 10) for i in range(3)]
     trace = written(tmp_path, "mine.csv", "timestamp,input_length,output_length", rows)
     assert trace.arrival_s.tolist() == [0, 1, 2] and "Mooncake" in trace.notes[0]
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["arrival_s,prompt_tokens,output_tokens", "timestamp,prompt_tokens,output_tokens",
+     "arrived_at,num_prefill_tokens,num_decode_tokens", "timestamp,input_length,output_length"],
+)  # fmt: skip
+@pytest.mark.parametrize("spelled", ["2024-05-01T12:00:0{}Z", "2024-05-01 12:00:0{}+02:00", "2024-05-01 12:00:0{}.250"])
+def test_dates_are_read_in_every_format(tmp_path, header, spelled):
+    rows = [(spelled.format(i), 10, 20) for i in (4, 5, 7)]
+    assert written(tmp_path, "dated.csv", header, rows).arrival_s.tolist() == [0, 1, 3]
+
+
+def test_a_column_of_times_is_not_passed_over(tmp_path):
+    """The columns of tokens alone make it a trace of Gnomon's own, whose arrivals have another name."""
+    trace = written(tmp_path, "mine.csv", "timestamp,prompt_tokens,output_tokens", [(5, 10, 20), (8, 10, 20)])
+    assert trace.arrival_s.tolist() == [0, 3] and "timestamp" in trace.notes[0]

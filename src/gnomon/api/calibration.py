@@ -79,7 +79,7 @@ def calibrate(
 ) -> Calibration:
     """Fit a server's constants to what it left behind; `logs` are files or folders, each one load.
 
-    `given` is the scenario of that server. Logs named in `hold_out` are foretold, not fitted. `kernel_scale` fits a
+    `given` is the scenario of that server. Logs named in `hold_out` are predicted, not fitted. `kernel_scale` fits a
     factor on all kernels too; `clock` a lower clock of the GPU.
 
         gnomon.calibrate(["steps-20.csv", "steps-60.csv"], "server.yaml").write("calibration.yaml")

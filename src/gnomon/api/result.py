@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from gnomon.core.config import Config, load
 from gnomon.core.errors import GnomonError, UnknownNameError
 from gnomon.core.files import write_text
+from gnomon.core.short_names import spelled_out
 
 if TYPE_CHECKING:
     import polars as pl
@@ -155,13 +156,14 @@ def read(model: type[C], given: C | Mapping[str, Any] | str | Path | None, overr
     """A configuration from a file, a mapping, itself or nothing, with overrides on top.
 
     An override is named by the field's dotted path (`**{"replica.tensor_parallel": 2}`), with `__` for the dot where
-    a keyword needs it (`replica__tensor_parallel=2`), or is a whole section (`workload={"rate": 3}`).
+    a keyword needs it (`replica__tensor_parallel=2`), by its short name on the command line (`tp=2`), or is a whole
+    section (`workload={"rate": 3}`).
     """
-    dotted = {key.replace("__", "."): value for key, value in overrides.items()}
+    dotted = spelled_out(model, {key.replace("__", "."): value for key, value in overrides.items()})
     if isinstance(given, model) and not dotted:
         return given
     if isinstance(given, Config):
         given = given.model_dump(mode="json", exclude_unset=True)
     if given is None or isinstance(given, str | Path):
         return load(model, given, dotted)
-    return load(model, None, {**given, **dotted})
+    return load(model, None, {**spelled_out(model, given), **dotted})

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from importlib import import_module
 from itertools import product
@@ -67,7 +67,8 @@ def scenario(given: ScenarioLike = None, **overrides: Any) -> Scenario:
     """A scenario from a YAML file, a mapping or nothing, with overrides on top.
 
     An override is named by the field's dotted path (`**{"replica.tensor_parallel": 2}`), with `__` for the dot where
-    a keyword needs it (`replica__tensor_parallel=2`), or is a whole section (`workload={"rate": 3}`).
+    a keyword needs it (`replica__tensor_parallel=2`), by its short name on the command line (`tp=2`, `gpu="h100"`),
+    or is a whole section (`workload={"rate": 3}`).
     """
     return read(Scenario, given, overrides)
 
@@ -75,7 +76,7 @@ def scenario(given: ScenarioLike = None, **overrides: Any) -> Scenario:
 def simulate(
     given: ScenarioLike = None,
     *,
-    requests: Requests | None = None,
+    requests: Requests | int | None = None,
     intervals: bool | None = None,
     explained: bool = False,
     on_progress: Progress | None = None,
@@ -83,13 +84,15 @@ def simulate(
 ) -> Simulation:
     """Simulate a scenario: a YAML file, a mapping, a `Scenario`, or the default one, with overrides on top.
 
-    `requests` replace those of its workload. `intervals`: whether the first figures get 90 % intervals, from eight
-    more runs, when they are shown; if not given, where there are at most 20,000 requests.
-    `explained` keeps accounts of every request's time from the start, which
+    `requests` replace those of its workload; a number is how many of them there are. `intervals`: whether the first
+    figures get 90 % intervals, from eight more runs, when they are shown; if not given, where there are at most 20,000
+    requests. `explained` keeps accounts of every request's time from the start, which
     takes a fifth longer; `explain()` works without, by simulating again.
     """
     from gnomon.serving.simulate import run
 
+    if isinstance(requests, int):
+        overrides, requests = overrides | {"requests": requests}, None
     chosen = scenario(given, **overrides)
     done = run(chosen, requests=requests, explained=explained, on_progress=on_progress)
     return Simulation(done, requests, intervals, redraw=requests is None)
@@ -149,6 +152,8 @@ class Simulation(Result):
     """Whether other requests of the same kind might have come."""
     interval_runs: int = 8
     """Runs for intervals."""
+    is_judged: bool = True
+    """Whether the timing sources are asked about the iterations: previews do without."""
 
     def __repr__(self) -> str:
         s, latency = self.scenario, self.summary.latency
@@ -165,12 +170,15 @@ class Simulation(Result):
     def summary(self) -> Summary:
         """Every figure, as plain data, and where another timing source contradicts the one in use."""
         from gnomon.serving.metrics import summarize
-        from gnomon.serving.mix import contradictions
+        from gnomon.serving.mix import judged
 
-        found, (warnings, notes) = summarize(self.run), contradictions(self.run)
-        found.warnings.extend(warnings)
-        found.notes.extend(notes)
-        return found
+        found = summarize(self.run)
+        if not self.is_judged:
+            return found
+        said = judged(self.run)
+        found.warnings.extend(said.warnings)
+        found.notes.extend(said.notes)
+        return replace(found, timing_error=said.error)
 
     @cached_property
     def headroom(self) -> Headroom | None:
@@ -231,7 +239,8 @@ class Simulation(Result):
         """The summary as tables, then warnings and notes."""
         from gnomon.report.serving.text import summary_blocks
 
-        return summary_blocks(self.scenario, self.summary, self.headroom, self.intervals)
+        spread = None if self.scenario.calibration else self.run.spread
+        return summary_blocks(self.scenario, self.summary, self.headroom, self.intervals, spread)
 
     def to_dict(self) -> dict[str, Any]:
         """The summary, its intervals and the scenario as nested plain data."""

@@ -178,7 +178,8 @@ class IterationTime(Result):
         """A table of operators; several sources side by side."""
         from gnomon.report.timing import blocks
 
-        return blocks(self.timers[0].context, self.batch, self.operators, self.expected_error, self.notes)
+        asked, context = self.iteration.model, self.timers[0].context
+        return blocks(asked, context, self.batch, self.operators, self.expected_error, self.notes)
 
     def _frames(self) -> Mapping[str, Callable[[], pl.DataFrame]]:
         from gnomon.report.timing import frame

@@ -60,14 +60,15 @@ def _built_in(name: str) -> Model:
         raise ConfigError(error.what, fix=fix) from None
     parsed = parse_config(entry.config, name=entry.name, where=f"model {entry.name}")
     schemes = tuple(dict.fromkeys(one.scheme for one in entry.checkpoints.values()))
-    model = parsed.model_copy(update={"hf_id": entry.hf_id, "schemes": schemes})
-    published = {folded(one): how for one, how in entry.checkpoints.items()}
-    if how := published.get(folded(name)):
-        return model.model_copy(update={"checkpoint": how.quantization})
+    asked = name if "/" in name else None
+    model = parsed.model_copy(update={"hf_id": asked or entry.hf_id, "schemes": schemes})
+    for one, how in entry.checkpoints.items():
+        if folded(name) in (folded(one), folded(one.rpartition("/")[2])):
+            return model.model_copy(update={"checkpoint": how.quantization, "hf_id": asked or one})
     if quantised is None:
         return model
     own = model.precision(quantised.scheme).model_copy(update={"kv_dtype": quantised.kv_dtype})
-    return model.model_copy(update={"checkpoint": own})
+    return model.model_copy(update={"checkpoint": own, "hf_id": asked or ""})
 
 
 def _split(name: str) -> tuple[str, Checkpoint | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -26,7 +27,7 @@ def command() -> None:
 @command.command()
 @json_option
 def devices(as_json: bool) -> None:
-    """GPUs: peak FLOP/s, memory, bandwidth, price.
+    """GPUs: peak FLOP/s, memory, bandwidth, price (also: gpus).
 
     \b
     Example:
@@ -55,6 +56,11 @@ def devices(as_json: bool) -> None:
         )
     numbers = ("bf16 TFLOP/s", "fp8 TFLOP/s", "memory GB", "GB/s", "SMs", "$/h")
     print_rows(rows, as_json=as_json, right=numbers, caption="Dense FLOP/s. Sources of every number: --json.")
+
+
+gpus = copy(devices)
+gpus.hidden = True  # The same under the word that the flag has.
+command.add_command(gpus, "gpus")
 
 
 @command.command()

@@ -9,26 +9,9 @@ from typing import Any, TypeVar
 import click
 
 from gnomon.core.config import Config, Field, fields, submodels
+from gnomon.core.short_names import short_names
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-SHORT = {
-    "device": ("--gpu",),
-    "tensor_parallel": ("--tp", "--tensor-parallel"),
-    "pipeline_parallel": ("--pp", "--pipeline-parallel"),
-    "data_parallel": ("--dp", "--data-parallel"),
-    "rate": ("--rate",),
-    "num_requests": ("--requests",),
-}
-"""Names that mean the same in every command, by the last part of the field's."""
-ALIASED = ("", "replica.", "space.", "workload.")
-"""Sections whose fields have short names; in others they would be ambiguous."""
-
-
-def short_names(dotted: str) -> tuple[str, ...]:
-    """The short names of a field."""
-    section, dot, field = dotted.rpartition(".")
-    return SHORT.get(field, ()) if section + dot in ALIASED else ()
 
 
 class SectionedCommand(click.Command):
@@ -93,7 +76,8 @@ def config_options(model: type[Config], *, skip: tuple[str, ...] = ()) -> Callab
         collect.__click_params__ = taken  # type: ignore[attr-defined]
         names = {flag for parameter in taken for flag in parameter.opts}
         for leaf in reversed(leaves):
-            flags = [leaf.flag, *(one for one in short_names(leaf.dotted) if one != leaf.flag and one not in names)]
+            short = [f"--{one.replace('_', '-')}" for one in short_names(leaf.dotted)]
+            flags = [leaf.flag, *(one for one in short if one != leaf.flag and one not in names)]
             collect = click.option(
                 *flags, _name(leaf), cls=_FieldOption, metavar="VALUE", default=None, help=_help(leaf),
                 show_default=False,

@@ -39,6 +39,17 @@ class Config(BaseModel):
         return {cls.shorthand: data} if cls.shorthand and isinstance(data, str) else data
 
 
+class Choice(Config):
+    """One of several things by its name (`shorthand` says in which field), or the user's own from a Python `file`."""
+
+    @model_validator(mode="after")
+    def _own_is_named(self) -> Choice:
+        file = getattr(self, "file", None)
+        if file is not None and self.shorthand not in self.model_fields_set:
+            raise ValueError(f"{file} registers names, but {self.shorthand} does not say which of them is meant")
+        return self
+
+
 C = TypeVar("C", bound=Config)
 Path_ = tuple[str | int, ...]
 

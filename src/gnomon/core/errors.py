@@ -9,6 +9,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+DISTRIBUTION = "gnomon-sim"
+"""What Gnomon is called where packages are installed from."""
+
 
 class GnomonError(Exception):
     """A mistake in what the user gave us.
@@ -49,9 +52,25 @@ class MissingExtraError(GnomonError):
     """A feature whose optional dependency is not installed."""
 
     def __init__(self, feature: str, extra: str) -> None:
-        super().__init__(
-            f"{feature} needs a package that is not installed.", fix=f"Run: pip install 'gnomon-sim[{extra}]'"
-        )
+        super().__init__(f"{feature} needs a package that is not installed.", fix=f"Run: {install_command(extra)}")
+
+
+def install_command(extra: str) -> str:
+    """The command that adds an extra to Gnomon, as it was installed: from a folder, or from an index."""
+    import json
+    from importlib.metadata import PackageNotFoundError, distribution
+    from shlex import quote
+    from urllib.parse import unquote, urlsplit
+
+    try:
+        text = distribution(DISTRIBUTION).read_text("direct_url.json")
+    except PackageNotFoundError:
+        text = None
+    origin = json.loads(text) if text else {}
+    if "dir_info" not in origin:
+        return f"pip install '{DISTRIBUTION}[{extra}]'"
+    flag = "-e " if origin["dir_info"].get("editable") else ""
+    return f"cd {quote(unquote(urlsplit(origin['url']).path))} && pip install {flag}'.[{extra}]'"
 
 
 def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:

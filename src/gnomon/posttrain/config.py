@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
-from gnomon.core.config import Config
+from gnomon.core.config import Choice, Config
 from gnomon.core.sizes import Degree, Nodes, Seed, Sequences, Steps, Tokens
 from gnomon.timing import HostConfig
 
@@ -148,7 +148,7 @@ class TransitionConfig(Config):
     """How often a policy looks between mini-batches."""
 
 
-class PolicyConfig(Config):
+class PolicyConfig(Choice):
     """Who decides which GPU does what."""
 
     shorthand: ClassVar[str] = "name"

@@ -19,11 +19,11 @@ Times = Mapping[str, list[OperatorTime]]
 
 
 def blocks(
-    context: Context, batch: Batch, times: Times, expected_error: Mapping[str, float], notes: list[str]
+    asked: str, context: Context, batch: Batch, times: Times, expected_error: Mapping[str, float], notes: list[str]
 ) -> list[Block]:
     """The operators of each source, what to expect of its error, and its notes."""
     rows = _one(next(iter(times.values()))) if len(times) == 1 else _side_by_side(times)
-    found: list[Block] = [Table(rows, title=title(context, batch))]
+    found: list[Block] = [Table(rows, title=title(asked, context, batch))]
     for name, error in expected_error.items():
         by_formula = sum(t.seconds for t in times[name] if t.provenance == "roofline") / total(times[name]).seconds
         if 0.0 < by_formula < 1.0:
@@ -32,17 +32,16 @@ def blocks(
     return [*found, *lines(notes, "note")]
 
 
-def title(context: Context, batch: Batch) -> str:
-    """What is timed, in a line."""
+def title(asked: str, context: Context, batch: Batch) -> str:
+    """What is timed, in a line; the model by the name that it was asked for."""
     p = context.parallelism
     degrees = [f"TP {p.tensor_parallel}", f"PP {p.pipeline_parallel}"]
     degrees += [f"DP {p.data_parallel}"] if p.data_parallel > 1 else []
     degrees += ["expert parallel"] if p.expert_parallel else []
     parts = [f"{batch.prefill:,} prompt tokens"] if batch.prefill else []
     parts += [f"{batch.decode:,} decodes at {batch.kv:,} KV tokens"] if batch.decode else []
-    return f"{context.model.name} on {context.device.name} ({context.node.name}), {', '.join(degrees)}: " + " + ".join(
-        parts
-    )
+    place = f"{context.device.name} ({context.node.name}), {', '.join(degrees)}"
+    return f"{asked} on {place}: {' + '.join(parts)}"
 
 
 def _one(times: list[OperatorTime]) -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ SCALARS = {
     "policy/clipped": "Share of decisions whose ratio left the clip range.",
     "policy/passes": "Gradient steps of this update.",
     "critic/error": "Smooth L1 error of the critic.",
-    "critic/explained": "Share of the returns' variance that the critic foretells; below 0 it is worse than the mean.",
+    "critic/explained": "Share of the returns' variance that the critic predicts; below 0 it is worse than the mean.",
     "weights/kl": "Weight of the leash: falls, then holds.",
     "weights/entropy": "Weight of the entropy.",
     "cluster/top_share": "Share of the decisions that go to the busiest replica, mean over clusters.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from gnomon.core.config import Config
 from gnomon.core.errors import ConfigError
@@ -45,6 +45,9 @@ class GoodputConfig(Config):
         return self
 
 
+LATENCIES = ("ttft_s", "tbt_s", "tpot_s", "e2e_s", "scheduling_delay_s")
+
+
 class SloTargets(Config):
     """Limits in seconds, each at a statistic: `ttft_s: {p90: 2}`. Statistics: mean, max, p50, p99, p99.9, ..."""
 
@@ -61,6 +64,13 @@ class SloTargets(Config):
     goodput: GoodputConfig | None = None
     """A share of the requests that must each meet limits."""
 
+    @field_validator(*LATENCIES, mode="before")
+    @classmethod
+    def _at_a_statistic(cls, limit: Any) -> Any:
+        if isinstance(limit, int | float):
+            raise ValueError(f"a limit needs the statistic that must meet it: {{p99: {limit:g}}}, {{mean: {limit:g}}}")
+        return limit
+
     @model_validator(mode="after")
     def _known_statistics(self) -> SloTargets:
         for metric in LATENCIES:
@@ -70,9 +80,6 @@ class SloTargets(Config):
                         f"unknown statistic {statistic!r}.", where=f"slo.{metric}", fix="Use mean, max or p90, p99.9."
                     )
         return self
-
-
-LATENCIES = ("ttft_s", "tbt_s", "tpot_s", "e2e_s", "scheduling_delay_s")
 
 
 class BatchingSpace(Config):

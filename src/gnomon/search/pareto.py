@@ -17,13 +17,17 @@ def is_on_front(points: Sequence[tuple[float, ...]]) -> list[bool]:
 
 
 def latency_axes(search: SearchConfig) -> tuple[str, str]:
-    """The TTFT and TBT figures of interest: those of the SLO, else TTFT P90 and TBT P99."""
-    ttft, tbt = next(iter(search.slo.ttft_s), "p90"), next(iter(search.slo.tbt_s), "p99")
-    return f"ttft_s {ttft}", f"tbt_s {tbt}"
+    """The figures of interest of the first token and of those after it: those of the SLO (TBT, or else TPOT), or else
+    TTFT P90 and TBT P99."""
+    slo = search.slo
+    after = (
+        f"tpot_s {next(iter(slo.tpot_s))}" if slo.tpot_s and not slo.tbt_s else f"tbt_s {next(iter(slo.tbt_s), 'p99')}"
+    )
+    return f"ttft_s {next(iter(slo.ttft_s), 'p90')}", after
 
 
 def front(search: SearchConfig, ranked: Sequence[Record]) -> list[bool]:
-    """Which of the ranked are on the front of score (high) against TTFT and TBT at capacity (low)."""
+    """Which of the ranked are on the front of score (high) against both latencies at capacity (low)."""
     axes = latency_axes(search)
     points = [(-(one.score or 0.0), *(_latency(one, axis) for axis in axes)) for one in ranked]
     return is_on_front(points)

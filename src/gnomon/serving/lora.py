@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from importlib.resources import files
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import yaml
@@ -15,8 +15,10 @@ from gnomon.core.arrays import Floats
 from gnomon.core.config import Config, build
 from gnomon.core.errors import ConfigError, UnknownNameError
 from gnomon.core.sizes import Count
-from gnomon.serving.adapters import Adapters, new_adapters
 from gnomon.workload import Requests
+
+if TYPE_CHECKING:
+    from gnomon.serving.adapters import Adapters
 
 Point = tuple[Annotated[int, Field(ge=1, le=4096)], NonNegativeFloat]
 
@@ -97,6 +99,8 @@ def slots_bytes(config: LoraConfig, model: Model) -> float:
 
 def open_adapters(config: LoraConfig, model: Model, requests: Requests, num_replicas: int) -> Adapters:
     """The adapters of a run, none of which is loaded."""
+    from gnomon.serving.adapters import new_adapters  # Compiled code; a configuration needs none of it.
+
     count = int(requests.adapter.max()) + 1 if len(requests.adapter) else 0
     sizes = np.resize([adapter_bytes(model, rank) for rank in config.ranks], count)
     return new_adapters(config.latency_s + sizes / (config.bandwidth_gb_s * 1e9), config.curve(), num_replicas)

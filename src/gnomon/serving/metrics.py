@@ -16,7 +16,6 @@ from gnomon.serving.class_metrics import ClassSummary, Fairness, class_summaries
 from gnomon.serving.energy import Energy, energy_of, joules
 from gnomon.serving.fleet.metrics import FleetSummary, fleet_summary, paid_s
 from gnomon.serving.latency import RequestTimes, Slo, request_times, slo_met
-from gnomon.serving.mix import stated_error
 from gnomon.serving.moves import Moves, TierHits, moves, tier_hits
 from gnomon.serving.percentiles import Percentiles, percentiles, weighted_percentiles
 from gnomon.serving.saturation import Saturation, saturation
@@ -139,7 +138,7 @@ class Summary:
     adapters: AdapterFigures | None
     """What became of LoRA adapters; None where no request asks for one."""
     timing_error: float
-    """Relative error to expect of the kernels' times, as their source states it."""
+    """Relative error to expect of the kernels' times, as their source states it; 0 where it was not asked."""
     has_host_time: bool
     """Whether the time of the engine's own code between kernels is part of the iterations."""
     classes: list[ClassSummary] = field(default_factory=list)
@@ -159,7 +158,7 @@ _ATTAINMENTS = ("attainment", "ttft_attainment", "tpot_attainment", "e2e_attainm
 
 
 def summarize(run: Run) -> Summary:
-    """Compute every figure."""
+    """Compute every figure but the error of its times, which their sources are asked for (`gnomon.serving.mix`)."""
     q = run.cluster.requests
     done = q.status == FINISHED
     times, start_s, end_s = request_times(run), *_span(run)
@@ -190,7 +189,7 @@ def summarize(run: Run) -> Summary:
         moves=moves(run, duration_s),
         tiers=tier_hits(run),
         adapters=adapter_figures(run.adapters) if run.adapters is not None else None,
-        timing_error=stated_error(run),
+        timing_error=0.0,
         has_host_time=bool(run.tables.host_s.any()),
         classes=classes,
         fairness=fairness,

@@ -59,18 +59,26 @@ def _estimates(run: Run) -> list[tuple[int, Estimate, list[tuple[Batch, int]]]]:
     return found
 
 
-def stated_error(run: Run) -> float:
-    """Relative error to expect of the kernels' times, by the operators that this run spent its time in."""
-    each = [one for _, one, _ in _estimates(run)]
-    seconds = sum(one.seconds for one in each)
-    return sum(one.error * one.seconds for one in each) / seconds if seconds else 0.0
+@dataclass(frozen=True)
+class Judgement:
+    """What the timing sources say of a run."""
+
+    error: float
+    """Relative error to expect of the kernels' times, by the operators that the run spent its time in."""
+    warnings: list[str]
+    """Where a source that claims to be more exact contradicts the one in use."""
+    notes: list[str]
+    """Where another source contradicts it."""
 
 
-def contradictions(run: Run) -> tuple[list[str], list[str]]:
-    """Where other sources at hand contradict the one in use: warnings where they claim to be more exact, else notes."""
+def judged(run: Run) -> Judgement:
+    """Ask the source in use, and the others at hand, about the iterations of a run."""
+    each = _estimates(run)
+    seconds = sum(used.seconds for _, used, _ in each)
+    error = sum(used.error * used.seconds for _, used, _ in each) / seconds if seconds else 0.0
     warnings: dict[str, None] = {}
     notes: dict[str, None] = {}
-    for number, used, iterations in _estimates(run):
+    for number, used, iterations in each:
         assert run.times is not None
         timer = run.times.timers[number]
         assert timer is not None
@@ -80,4 +88,4 @@ def contradictions(run: Run) -> tuple[list[str], list[str]]:
             other = estimate(other_timer(run.scenario.model, run.kinds[number], name), iterations)
             if used.contradicts(other):
                 (warnings if other.error < used.error else notes)[in_words(used, other)] = None
-    return list(warnings), list(notes)
+    return Judgement(error, list(warnings), list(notes))

@@ -141,7 +141,7 @@ def accounts(run: Run) -> Accounts:
     assert run.cluster.ledger.size, "the run was not explained"
     q = run.cluster.requests
     if q.size and max(q.finished_s.max(), q.arrival_s[np.isfinite(q.arrival_s)].max(initial=0.0)) > 9e9:
-        raise ConfigError("the run lasts longer than can be told in nanoseconds.", where="scenario")
+        raise ConfigError("the run lasts longer than nanoseconds of 64 bits can count.", where="scenario")
     ids = np.flatnonzero(q.status == FINISHED)
     entries, requests = run.cluster.ledger[ids], q[ids]
     parts = run.cluster.parts_ns[ids]

@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveFloat, model_v
 
 from gnomon.catalog import Parallelism
 from gnomon.catalog.memory import Planner
-from gnomon.core.config import Config, build
+from gnomon.core.config import Choice, Config, build
 from gnomon.core.errors import ConfigError
 from gnomon.core.sizes import BatchTokens, Blocks, Count, CountOrNone, DraftTokens, Replicas, Seed, Sequences, Tokens
 from gnomon.serving.acceptance import Acceptance, chances
@@ -75,7 +75,7 @@ class ReplicaConfig(Parallelism):
         return Parallelism(**{name: getattr(self, name) for name in Parallelism.model_fields})
 
 
-class BatchingConfig(Config):
+class BatchingConfig(Choice):
     """What one iteration of a replica runs. What is not given follows the policy's own defaults."""
 
     shorthand: ClassVar[str] = "policy"
@@ -123,7 +123,7 @@ class ResolvedBatching(BatchingConfig):
     prefix_cache: bool
 
 
-class RouterConfig(Config):
+class RouterConfig(Choice):
     """Which replica gets an arriving request."""
 
     shorthand: ClassVar[str] = "name"
@@ -137,7 +137,7 @@ class RouterConfig(Config):
     options: dict[str, float] = Field(default_factory=dict)
     """Options of the router, e.g. {load_weight: 2}."""
     lengths: LengthsKnown = "none"
-    """What predicted_latency, lookahead and learned are told of output lengths: none (they go by what was produced so
+    """What predicted_latency, lookahead and learned know of output lengths: none (they go by what was produced so
     far), noisy (the truth times a log-normal error), oracle (the truth)."""
     length_noise: NonNegativeFloat = 0.5
     """Standard deviation of the logarithm of the error of noisy lengths."""
@@ -145,7 +145,7 @@ class RouterConfig(Config):
     """Policy file of learned; the one that comes with Gnomon if not given."""
 
 
-class AdmissionConfig(Config):
+class AdmissionConfig(Choice):
     """Whether an arriving request is let in at all."""
 
     shorthand: ClassVar[str] = "name"
@@ -182,7 +182,7 @@ class FrontEndConfig(Config):
         return not (self.per_request_s or self.per_prompt_token_s or self.reply_s or self.per_message_s)
 
 
-class DeciderConfig(Config):
+class DeciderConfig(Choice):
     """Whether a request is prefilled elsewhere, or where it decodes."""
 
     shorthand: ClassVar[str] = "name"

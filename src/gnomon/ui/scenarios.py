@@ -26,13 +26,17 @@ KEYS = {
 """The field behind each control whose value it takes as it is."""
 LIMITS = {"ttft": ("slo.ttft_s", 1e3), "tpot": ("slo.tpot_s", 1e3), "e2e": ("slo.e2e_s", 1.0)}
 """Limits: the field, and how many of the control's units a second has."""
+NO_ENGINE = "none"
+"""Without the preset of an engine."""
+OF_ENGINE = "engine"
+"""The batching policy of the engine; without one, a scenario's default."""
 OTHER = "other"
 """The workload that the further settings describe."""
 
 
 def to_scenario(values: Mapping[str, Any]) -> Scenario:
     """The scenario that the controls describe; a mistake in the further settings is theirs."""
-    flat = {key: values[name] for name, key in KEYS.items() if values.get(name) is not None}
+    flat = _as_given(values)
     flat |= {key: values[name] / unit for name, (key, unit) in LIMITS.items() if values.get(name) is not None}
     flat |= _workload(values) | kv_fields(values)
     further = further_settings(values.get("scenario") or "")
@@ -45,6 +49,22 @@ def to_scenario(values: Mapping[str, Any]) -> Scenario:
         raise
     foreign.check_size(scenario)
     return scenario
+
+
+def _as_given(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields whose controls hold their value as it is, and the engine."""
+    flat = {key: values[name] for name, key in KEYS.items() if values.get(name) is not None}
+    if flat.get("batching.policy") == OF_ENGINE:
+        del flat["batching.policy"]
+    return flat if values.get("engine", NO_ENGINE) == NO_ENGINE else flat | {"engine.name": values["engine"]}
+
+
+def _usual(scenario: Scenario) -> Scenario:
+    """The default scenario; with an engine, as that runs this model on this device."""
+    if scenario.engine is None:
+        return Scenario()
+    same = {"model": scenario.model, "device": scenario.device, "engine.name": scenario.engine.name}
+    return load(Scenario, None, same)
 
 
 def _workload(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -77,6 +97,9 @@ def to_values(scenario: Scenario) -> dict[str, Any]:
     """The controls that describe a scenario; what they cannot say goes into the further settings."""
     flat = dict(_leaves(scenario.model_dump(mode="json")))
     values: dict[str, Any] = {name: flat.get(key) for name, key in KEYS.items()}
+    values["engine"] = scenario.engine.name if scenario.engine else NO_ENGINE
+    if values["policy"] == _usual(scenario).batching.policy:
+        values["policy"] = OF_ENGINE
     for name, (key, unit) in LIMITS.items():
         values[name] = None if flat[key] is None else float(f"{flat[key] * unit:.12g}")
     preset = flat.get("workload.preset")
@@ -89,7 +112,12 @@ def to_values(scenario: Scenario) -> dict[str, Any]:
     if dict(_leaves(_as_far_as_said(near).model_dump(mode="json")))["pools"] == flat["pools"]:
         values = near
     usual = dict(_leaves(_as_far_as_said(values).model_dump(mode="json")))
-    said = {*KEYS.values(), *(key for key, _ in LIMITS.values()), *(() if is_file else ("workload.preset",))}
+    said = {
+        *KEYS.values(),
+        "engine.name",
+        *(key for key, _ in LIMITS.values()),
+        *(() if is_file else ("workload.preset",)),
+    }
     further = {key: value for key, value in flat.items() if key not in said and value != usual.get(key)}
     further |= _arrivals_of_trace(flat)
     values["scenario"] = yaml.safe_dump(further, default_flow_style=True, width=10**6).strip() if further else ""
@@ -99,8 +127,9 @@ def to_values(scenario: Scenario) -> dict[str, Any]:
 def _as_far_as_said(values: Mapping[str, Any]) -> Scenario:
     """What the controls alone would give."""
     preset = {} if values["workload"] == OTHER else _workload(values)
-    told = {key: values[name] for name, key in KEYS.items() if values[name] is not None and key != "workload.rate"}
-    return load(Scenario, None, {**told, **preset, **kv_fields(values)})
+    given = _as_given(values)
+    given.pop("workload.rate", None)
+    return load(Scenario, None, {**given, **preset, **kv_fields(values)})
 
 
 def _arrivals_of_trace(flat: Mapping[str, Any]) -> dict[str, Any]:
@@ -130,13 +159,13 @@ def _is_leaf(dotted: str) -> bool:
     return field is not None and field.annotation is not str
 
 
-ALWAYS = ("model", "device", "workload.preset", "workload.rate")
+ALWAYS = ("model", "device", "engine.name", "workload.preset", "workload.rate")
 """Fields that are written even where they have their default."""
 
 
 def differences(scenario: Scenario) -> dict[str, Any]:
-    """Dotted keys that make this scenario from the default one."""
-    usual = dict(_leaves(Scenario().model_dump(mode="json")))
+    """Dotted keys that make this scenario from the default one, as its engine runs it."""
+    usual = dict(_leaves(_usual(scenario).model_dump(mode="json")))
     found = dict(_leaves(scenario.model_dump(mode="json")))
     chosen = {k: v for k, v in found.items() if v != usual.get(k) or (k in ALWAYS and v is not None)}
     chosen |= _arrivals_of_trace(found)

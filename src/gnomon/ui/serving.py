@@ -22,13 +22,13 @@ _results: OrderedDict[str, Simulation] = OrderedDict()
 _intervals: OrderedDict[str, Intervals] = OrderedDict()
 
 
-def simulated(scenario: Scenario) -> Simulation:
+def simulated(scenario: Scenario, *, is_judged: bool = True) -> Simulation:
     """The scenario's result, from memory where it was asked for just before. Call it within a `turn`."""
-    key = scenario.model_dump_json()
+    key = f"{is_judged}{scenario.model_dump_json()}"
     if key not in _results:
         requests = requests_of(scenario.workload, scenario.seed)
         done = simulate(scenario, requests=requests, on_progress=patience())
-        _results[key] = replace(done, redraw=True, interval_runs=4)
+        _results[key] = replace(done, redraw=True, interval_runs=4, is_judged=is_judged)
         while len(_results) > KEPT:
             _results.popitem(last=False)
     _results.move_to_end(key)

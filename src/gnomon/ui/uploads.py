@@ -82,7 +82,9 @@ def columns_of(text: str) -> dict[str, str]:
     """`prompt=NAME, output=NAME, arrival=NAME, time_unit=ms` as the scenario's section `workload.trace.columns`."""
     pairs = [part.partition("=") for part in text.split(",") if part.strip()]
     if not all(equals and role.strip() and name.strip() for role, equals, name in pairs):
-        raise DataError("the columns of the trace are not told.", fix="Write prompt=NAME, output=NAME, arrival=NAME.")
+        raise DataError(
+            "it is not said which column of the trace is which.", fix="Write prompt=NAME, output=NAME, arrival=NAME."
+        )
     return {role.strip(): name.strip() for role, _, name in pairs}
 
 

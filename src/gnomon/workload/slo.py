@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from pydantic import PositiveFloat
+from pydantic import PositiveFloat, field_validator
 
 from gnomon.core.config import Config
 
@@ -18,6 +19,16 @@ class SloConfig(Config):
     """Mean seconds per output token after the first."""
     e2e_s: PositiveFloat | None = None
     """Seconds from arrival to the last token."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _of_each_request(cls, limit: Any) -> Any:
+        if isinstance(limit, dict):
+            raise ValueError(
+                "here a limit is what each request must meet: give a number of seconds, and the share of the requests "
+                "that meet it is printed; limits at a percentile are those of `gnomon search`"
+            )
+        return limit
 
     @property
     def is_given(self) -> bool:

@@ -143,7 +143,7 @@ def _detected(table: Table) -> tuple[TraceFormat, tuple[str, ...]]:
         known = FORMATS[fitting[0]]
         is_surprising = fitting[0] == "mooncake" and table.path.suffix != ".jsonl" and "timestamp" in table.names
         said = f"{table.path.name} has the columns of Mooncake's traces: its timestamps are read as milliseconds."
-        return known, (said,) if is_surprising else ()
+        return _with_arrivals(table, known, (said,) if is_surprising else ())
     known_by_words = guessed(table.names)
     if known_by_words is None:
         raise DataError(
@@ -152,10 +152,18 @@ def _detected(table: Table) -> tuple[TraceFormat, tuple[str, ...]]:
             fix=f"Known formats: {', '.join(FORMATS)}. Or name your columns: --workload.trace.columns.prompt NAME, "
             "--workload.trace.columns.output NAME, --workload.trace.columns.arrival NAME.",
         )
-    if table.has_dates(known_by_words.columns.get("arrival")):
-        known_by_words = replace(known_by_words, time_unit="datetime")
     pairs = ", ".join(f"{role} = {name}" for role, name in known_by_words.columns.items())
     return known_by_words, (f"Columns of {table.path.name} guessed by their names: {pairs}.",)
+
+
+def _with_arrivals(table: Table, known: TraceFormat, notes: tuple[str, ...]) -> tuple[TraceFormat, tuple[str, ...]]:
+    """The format, with the column of arrival times by its name where the file has not the format's own."""
+    by_words = guessed(table.names)
+    name = by_words.columns.get("arrival") if by_words is not None else None
+    if known.needs or by_words is None or name is None or known.columns.get("arrival") in table.names:
+        return known, notes
+    found = replace(known, columns={**known.columns, "arrival": name}, time_unit=by_words.time_unit, from_start=False)
+    return found, (*notes, f"Arrival times of {table.path.name} guessed by the column's name: {name}.")
 
 
 EPOCH_UNITS: tuple[tuple[float, TimeUnit], ...] = ((1e14, "us"), (1e11, "ms"))
@@ -166,7 +174,11 @@ LONG_GAP_S = 60.0
 def _plausible(table: Table, known: TraceFormat) -> tuple[TraceFormat, tuple[str, ...]]:
     """The format with the unit that the times can only have, and what must be said about them."""
     name = known.columns.get("arrival")
-    if known.time_unit != "s" or name is None or name not in table.names:
+    if name is None or name not in table.names:
+        return known, ()
+    if table.has_dates(name):
+        return replace(known, time_unit="datetime", from_start=False), ()
+    if known.time_unit != "s":
         return known, ()
     values = table.numbers(name, least=-np.inf)
     for least, unit in EPOCH_UNITS:

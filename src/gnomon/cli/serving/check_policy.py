@@ -24,6 +24,7 @@ def command(file: str, as_json: bool) -> None:
       gnomon check-policy examples/own/shortest_first.py
     """
     found = []
+    said_by: dict[str, str] = {}
     for finding in check_policy(file):
         found.append(finding)
         if as_json:
@@ -31,7 +32,8 @@ def command(file: str, as_json: bool) -> None:
         mark = click.style("passed", fg="green") if finding.passed else click.style("FAILED", fg="red")
         click.echo(f"{mark}  {finding.kind} {finding.name}: {finding.test}")
         if finding.said:
-            click.echo(f"        {finding.said}")
+            first = said_by.setdefault(finding.said, finding.test)
+            click.echo(f"        {finding.said if first == finding.test else f'The same as for {first}.'}")
     failed = sum(not finding.passed for finding in found)
     if as_json:
         print_json([finding.to_dict() for finding in found])

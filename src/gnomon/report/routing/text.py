@@ -62,7 +62,7 @@ def scenario_rows(comparison: RouteComparison, scenario: str) -> list[dict[str, 
 MARKS = {
     "policy": "* a learned policy.",
     "teacher": "(teacher): the rule that policies learn from.",
-    "bound": "(knows lengths): is told every output length, which no real router is; not the best possible.",
+    "bound": "(knows lengths): knows every output length, which no real router does; not the best possible.",
 }
 
 

@@ -178,10 +178,28 @@ def account(found: Found) -> list[str]:
     said = [f"{total:,} configurations: {len(found.ranked):,} measured{met}"]
     said += [f"{count:,} {fate}" for fate, count in counts.items()]
     lines = [", ".join(said) + f". {found.runs:,} runs, {units.count(found.simulated)} requests simulated."]
+    lines += best_by_device(found)
     unsure = [one for one in found.ranked[:1] if one.converged is False]
     if unsure:
         lines.append("The winner's capacity still changed with the length of the runs: raise effort.max_requests.")
     return lines
+
+
+def best_by_device(found: Found) -> list[str]:
+    """The best on each GPU, in one sentence, where several were measured."""
+    first: dict[str, Record] = {}
+    for one in found.ranked:
+        first.setdefault(str(one.overrides["device"]), one)
+    if len(first) < 2:
+        return []
+    objective = found.search.objective
+    worth = "" if objective == "cost" else f" {UNITS[objective]}"
+    each = [
+        f"{one.label} (${one.cost_per_hour:.2f}/h"
+        + (f", {shown(objective, one.score or 0.0):.4g}{worth})" if worth else ")")
+        for one in first.values()
+    ]
+    return [f"Best on each GPU: {'; '.join(each)}."]
 
 
 def _fate(record: Record) -> str:

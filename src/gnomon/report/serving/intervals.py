@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,11 @@ from gnomon.report.blocks import Block, Table
 from gnomon.serving.intervals import Interval, Intervals
 
 CAPTION = "90 % intervals: the timing source's error, a calibration's, and other requests of the same kind."
+WIDTH_OF = ("latency.tpot_s.mean", "latency.e2e_s.mean")
+"""The figure whose width is explained; the second where there is no first."""
+WIDE = 0.1
+"""Half a width (of the logarithm) from which it is explained."""
+Z_95 = 1.645
 NAMES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "tbt_s": "TBT", "e2e_s": "E2E"}
 
 
@@ -55,13 +61,31 @@ def other_words(found: Intervals) -> list[tuple[str, str]]:
     return [(name, words(found[place], kind)) for place, (name, kind) in places.items() if place in found]
 
 
-def interval_blocks(found: Intervals) -> list[Block]:
-    """For the terminal; nothing where no interval was asked for."""
+def width_words(found: Intervals, spread: float) -> str:
+    """Where the width of wide intervals comes from; `spread` is the standard deviation of the timing source's error."""
+    of = next((found[place] for place in WIDTH_OF if place in found), None)
+    if of is None or not of.value or (half := math.log(of.high / of.value)) < WIDE:
+        return ""
+    alone = Z_95 * spread
+    if alone**2 > 0.5 * half**2:
+        return (
+            f"Most of the width is what the timing source may be off by on a whole server ({spread:.0%}, one standard "
+            "deviation); `gnomon calibrate` with a server's logs makes it less."
+        )
+    return (
+        f"Most of the width is other requests of the same kind, and queues near capacity; the timing source alone "
+        f"gives ±{alone:.0%}. More requests make it less."
+    )
+
+
+def interval_blocks(found: Intervals, spread: float | None = None) -> list[Block]:
+    """For the terminal; nothing where no interval was asked for. `spread`: as in `width_words`, where it is known."""
     rows = interval_rows(found)
     if not rows:
         return []
     others = "; ".join(f"{name} {value}" for name, value in other_words(found))
-    return [Table(rows, caption=f"{CAPTION} {others}.")]
+    why = "" if spread is None else width_words(found, spread)
+    return [Table(rows, caption=" ".join(part for part in (CAPTION, f"{others}.", why) if part))]
 
 
 def as_data(found: Intervals) -> dict[str, Any]:

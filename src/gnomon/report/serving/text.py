@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +36,22 @@ Row = dict[str, Any]
 MAX_REPLICA_ROWS = 8
 
 
+DETAIL = re.compile(r"[a-z_]+(:| has no | is extrapolated )")
+"""How a note begins that a timing source makes about single operators."""
+
+
 def summary_blocks(
-    scenario: Scenario, summary: Summary, room: Headroom | None = None, intervals: Intervals | None = None
+    scenario: Scenario,
+    summary: Summary,
+    room: Headroom | None = None,
+    intervals: Intervals | None = None,
+    spread: float | None = None,
 ) -> list[Block]:
-    """A run in lines and tables: latencies, the other figures, replicas, warnings and notes."""
+    """A run in lines and tables: latencies, the other figures, replicas, warnings and notes. `spread`: standard
+    deviation of the timing source's error, where it is known."""
     blocks = lines([title(scenario), f"{workload_words(scenario)}; {policy_words(scenario)}"])
     blocks.append(Table(latency_rows(summary)))
-    blocks += interval_blocks(intervals or {})
+    blocks += interval_blocks(intervals or {}, spread)
     blocks += [Line(f"{name:<13} {value}") for name, value in figure_rows(summary, room)]
     if summary.classes:
         blocks.append(Table(class_rows(summary)))
@@ -49,7 +59,16 @@ def summary_blocks(
         some = replica_rows(summary, MAX_REPLICA_ROWS)
         left = len(summary.replicas) - len(some)
         blocks.append(Table(some, caption=f"{left} more replicas" if left else ""))
-    return [*blocks, *lines(summary.warnings, "warning"), *lines(summary.notes, "note")]
+    return [*blocks, *lines(summary.warnings, "warning"), *lines(_most_important(summary.notes), "note")]
+
+
+def _most_important(notes: list[str]) -> list[str]:
+    """The notes; those on single operators as one."""
+    details = [note for note in notes if DETAIL.match(note)]
+    if len(details) < 2:
+        return notes
+    rest = "on single operators (measured elsewhere, extrapolated, points left out) are in the report and in --json."
+    return [*(note for note in notes if note not in details), f"{len(details)} more {rest}"]
 
 
 def title(scenario: Scenario) -> str:
@@ -165,7 +184,7 @@ def figure_rows(summary: Summary, room: Headroom | None = None) -> list[tuple[st
 
 def headroom_words(room: Headroom) -> str:
     """The capacity beside the load: "≈ 38 requests/s, headroom 19 %"."""
-    within = "within the SLO" if room.has_limits else "without a growing queue"
+    within = "at which 99 % of the requests meet the SLO" if room.has_limits else "without a growing queue"
     if room.share is None:
         return "no load meets the SLO"
     left = f"headroom {room.share:.0%}" if room.share >= 0 else f"the load is {-room.share:.0%} above it"

@@ -6,14 +6,14 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveFloat, model_validator
 
-from gnomon.core.config import Config
+from gnomon.core.config import Choice, Config
 from gnomon.core.sizes import Replicas
 
 Share = Annotated[float, Field(gt=0, le=1)]
 AT_MOST_REPLICAS = 65_536
 
 
-class ControllerConfig(Config):
+class ControllerConfig(Choice):
     """Who decides how many replicas there are, and how often."""
 
     model_config = ConfigDict(allow_inf_nan=False)

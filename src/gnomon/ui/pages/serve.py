@@ -22,7 +22,7 @@ from gnomon.ui.pages import serve_answers as answers
 from gnomon.ui.pages import serve_pins as pins
 from gnomon.ui.pages.serve_live import STORES, register_live
 from gnomon.ui.pages.serve_story import HINT, story
-from gnomon.ui.scenarios import OTHER, to_values
+from gnomon.ui.scenarios import NO_ENGINE, OF_ENGINE, OTHER, to_values
 from gnomon.ui.site_page import Page
 from gnomon.ui.turns import Stale
 from gnomon.workload.presets import preset_names
@@ -31,6 +31,10 @@ from gnomon.workload.presets import preset_names
 def _workloads() -> dict[str, str]:
     presets = {name: name for name in preset_names()}
     return presets | uploads.traces() | {OTHER: "set in further settings"}
+
+
+def _policies() -> dict[str, str]:
+    return {OF_ENGINE: "the engine's, else vllm_v1"} | {name: name for name in policy_names()}
 
 
 DEPLOYMENT, LOAD, LIMITS = "Deployment", "Load", "SLO"
@@ -45,7 +49,10 @@ CONTROLS: tuple[Control, ...] = (
            least=1, most=64, whole=True, group=DEPLOYMENT),
     Number("pp", "Pipeline parallel", 1, field=("replica.pipeline_parallel", "pipeline_parallel"), least=1, most=64,
            whole=True, group=DEPLOYMENT),
-    Choice("policy", "Batching", "vllm_v1", field=("batching.policy", "batching policy"), options=policy_names,
+    Choice("engine", "Engine", NO_ENGINE, field="engine", group=DEPLOYMENT,
+           options={NO_ENGINE: "none", "vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"},
+           tip="Its scheduler, limits, memory, kernels and host time, where nothing else is set"),
+    Choice("policy", "Batching", OF_ENGINE, field=("batching.policy", "batching policy"), options=_policies,
            group=DEPLOYMENT),
     Choice("router", "Router", "round_robin", field=("router.name", "router"), options=router_names,
            group=DEPLOYMENT),

@@ -49,7 +49,8 @@ def preview(page: Page, raw: Raw, view: str, *, is_drawn: bool) -> dict[str, Any
     is_short = count is not None and count <= PREVIEW_REQUESTS
     with Question(f"{view} preview").turn():
         workload = scenario.workload.model_copy(update={"num_requests": PREVIEW_REQUESTS})
-        result = simulated(scenario if is_short else scenario.model_copy(update={"workload": workload}))
+        first = scenario.model_copy(update={"workload": workload})
+        result = simulated(scenario) if is_short else simulated(first, is_judged=False)
         drawn = result.drawings if is_drawn and not raw["pins"] else {}
         return {
             "plots": {name: drawn[name] for name in LATENCIES if name in drawn},
