@@ -16,10 +16,10 @@ from gnomon.core.errors import ConfigError, DataError
 from gnomon.report.search.text import best_by_device
 from gnomon.search import capacity as capacities
 from gnomon.search import foretold, headroom, load_curve
-from gnomon.search.bench import BenchConfig, _task
+from gnomon.search.bench import _task
 from gnomon.search.bound import rate_bound
 from gnomon.search.capacity import coarse_bracket, find_capacity, refine
-from gnomon.search.config import EffortConfig, SearchConfig
+from gnomon.search.config import BenchConfig, EffortConfig, SearchConfig
 from gnomon.search.evaluate import Record
 from gnomon.search.fleet import _first_met, smallest_fleet
 from gnomon.search.matrix import _share, questions

@@ -125,6 +125,35 @@ def _schedules(found: dict[str, Any]) -> Iterator[str]:
         yield from (row["schedule"], cell(row["total_time"]))
 
 
+def _cells(*names: str) -> Callable[[Any], Iterator[str]]:
+    """These values of every row, as a table shows them."""
+
+    def numbers(found: list[dict[str, Any]]) -> Iterator[str]:
+        for row in found:
+            yield from (cell(row[name]) for name in names)
+
+    return numbers
+
+
+def _bench(found: dict[str, Any]) -> Iterator[str]:
+    for row in found["rows"]:
+        yield from (row["workload"], f"{row['capacity_per_s']:.4g}")
+
+
+def _placements(found: dict[str, Any]) -> Iterator[str]:
+    yield from (str(found["rule"][name]) for name in ("actor", "rollout", "inference"))
+    yield from _cells("static step s", "elastic step s", "speed-up")(found["placements"])
+
+
+def _sweep(found: dict[str, Any]) -> Iterator[str]:
+    yield from _cells("policy", "step s", "tokens/s", "tokens/s/GPU")(found["sizes"])
+
+
+def _converted(found: dict[str, Any]) -> Iterator[str]:
+    for one in found["mapped"]:
+        yield one["keys"]
+
+
 COMMANDS: dict[str, Callable[[Any], Iterator[str]]] = {
     f"simulate {SMALL}": _simulate,
     "explain examples/serving/queue_md1.yaml --no-advice": _explain,
@@ -139,7 +168,24 @@ COMMANDS: dict[str, Callable[[Any], Iterator[str]]] = {
     "verify posttrain --only E": _checks,
     "catalog devices": _devices,
     f"workload show {SMALL}": _workload,
+    "workload presets": _cells("preset", "prompt mean", "prompt p90", "output mean"),
+    "workload formats": _cells("format"),
+    "workload clients": _cells("client"),
+    "catalog nodes": _cells("name", "num_gpus"),
+    "catalog models": _cells("name", "num_layers", "hidden_size", "max_context_tokens"),
+    "catalog quantization": _cells("name"),
+    "catalog sources": _cells("source"),
+    "pipeline schedules": _cells("name"),
+    "check-policy examples/own/shortest_first.py": _cells("test"),
+    "bench --models llama-2-7b --workloads [chat-1m] --policies [vllm_v1] --effort.max-requests 1000 --jobs 1": _bench,
+    "posttrain place examples/posttrain/small.yaml --top 2": _placements,
+    "posttrain sweep examples/posttrain/small.yaml --nodes 1 --policies disaggregated --num-steps 1": _sweep,
+    "convert vllm 'vllm serve meta-llama/Llama-3.1-8B -tp 2'": _converted,
+    "verify fetch": lambda found: _cells("data set", "here")(found["sets"]),
 }
+"""Not among them: what trains, measures on a GPU or takes minutes (`route` but compare, `profile`, `engine`, the other
+checks of `verify`, `calibrate`, `explain-gap`), what only writes files (`workload export` and `fit`, `pipeline sweep`,
+`plot`, `convert` and `all`), and what prints no table (`ui`, `completion`, `posttrain decide` and `calibrate`)."""
 
 
 def _arguments(out: Path, more: str = "") -> list[str]:

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gnomon.api.result import Drawing, Progress, Result, read
 from gnomon.core.errors import ConfigError
 from gnomon.core.files import write_text
-from gnomon.search.bench import BenchConfig
-from gnomon.search.config import SearchConfig
+from gnomon.search.config import BenchConfig, SearchConfig
 from gnomon.search.objective import UNITS
 
 if TYPE_CHECKING:

@@ -3,38 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-from pydantic import Field
-
-from gnomon.core.config import Config
 from gnomon.core.parallel import map_ordered
-from gnomon.search.config import EffortConfig, Names, SearchConfig, SloTargets
+from gnomon.search.config import BenchConfig, SearchConfig
 from gnomon.search.evaluate import Record, Task, bound_of, evaluate
 from gnomon.search.space import candidates
 from gnomon.search.warm_up import warm_up
 from gnomon.workload import WorkloadConfig
 
 TENSOR_DEGREES = (1, 2, 4, 8)
-
-
-class BenchConfig(Config):
-    """Models x workloads x schedulers."""
-
-    models: Names = ("llama-3-8b", "llama-2-70b")
-    """Each on the fewest GPUs of one server on which it fits."""
-    workloads: Names = ("chat-1m", "arxiv-4k", "bwb-4k", "azure-code")
-    """Presets: chat, summarising papers, books (long answers), code."""
-    policies: Names = ("vllm_v1", "sglang", "vllm", "sarathi", "orca")
-    """Schedulers, each with its own customs."""
-    device: str = "h100"
-    """GPU."""
-    slo: SloTargets = SloTargets(ttft_s={"p90": 2.0}, tbt_s={"p99": 0.2})
-    effort: EffortConfig = EffortConfig(num_intervals=0)
-    settings: dict[str, Any] = Field(default_factory=dict)
-    """Further fields of every scenario, dotted."""
-    seed: int = 0
-    """Every random draw follows from it."""
 
 
 def bench(

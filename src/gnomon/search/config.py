@@ -201,3 +201,22 @@ class SearchConfig(Config):
     def is_matrix(self) -> bool:
         """Whether several models or workloads are asked for."""
         return bool(self.models or self.workloads)
+
+
+class BenchConfig(Config):
+    """Models x workloads x schedulers."""
+
+    models: Names = ("llama-3-8b", "llama-2-70b")
+    """Each on the fewest GPUs of one server on which it fits."""
+    workloads: Names = ("chat-1m", "arxiv-4k", "bwb-4k", "azure-code")
+    """Presets: chat, summarising papers, books (long answers), code."""
+    policies: Names = ("vllm_v1", "sglang", "vllm", "sarathi", "orca")
+    """Schedulers, each with its own defaults."""
+    device: str = "h100"
+    """GPU."""
+    slo: SloTargets = SloTargets(ttft_s={"p90": 2.0}, tbt_s={"p99": 0.2})
+    effort: EffortConfig = EffortConfig(num_intervals=0)
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Further fields of every scenario, dotted."""
+    seed: int = 0
+    """Every random draw follows from it."""

@@ -18,7 +18,7 @@ from gnomon.serving.engines import EngineConfig, engine, filled_in, nested
 from gnomon.serving.fleet.config import FleetConfig
 from gnomon.serving.lora import LoraConfig
 from gnomon.serving.policies import COMMON_DEFAULTS, POLICIES
-from gnomon.serving.tool_cache import ToolCacheConfig
+from gnomon.serving.tool_cache_config import ToolCacheConfig
 from gnomon.timing import TimingConfig
 from gnomon.workload import WorkloadConfig
 from gnomon.workload.slo import SloConfig

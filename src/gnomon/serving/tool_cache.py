@@ -10,42 +10,18 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from pydantic import ConfigDict, PositiveFloat, model_validator
 
 from gnomon.core.arrays import Floats, Ints
-from gnomon.core.config import Config
 from gnomon.core.errors import ConfigError
 from gnomon.core.jit import apart
 from gnomon.serving import prefix_cache
 from gnomon.serving.calendar import CACHE_EXPIRES, KV_LET_GO, Calendar, schedule
 from gnomon.serving.state import NONE, NOT_ARRIVED, Cluster, replica_view
+from gnomon.serving.tool_cache_config import ToolCacheConfig
 from gnomon.workload import Requests
 
 # Entries of `ToolCache.settings`; 0 where it is not given.
 KEEP_S, EXPIRE_S = range(2)
-
-
-class ToolCacheConfig(Config):
-    """What becomes of the KV of a call while the tool runs that its session (`workload.agents`, a trace) waits for."""
-
-    model_config = ConfigDict(allow_inf_nan=False)
-
-    keep_s: PositiveFloat | None = None
-    """Seconds for which it is held at most, so that nothing else takes its place, until the next call has arrived;
-    without it, it gives way to whatever needs the memory."""
-    expire_s: PositiveFloat | None = None
-    """Seconds without a request that uses it after which KV is not found any more; without it, never."""
-
-    @model_validator(mode="after")
-    def _in_order(self) -> ToolCacheConfig:
-        if self.keep_s is not None and self.expire_s is not None and self.expire_s < self.keep_s:
-            raise ValueError("expire_s must be at least keep_s: what is held cannot expire")
-        return self
-
-    @property
-    def is_used(self) -> bool:
-        """Whether it says anything."""
-        return self != ToolCacheConfig()
 
 
 class ToolCache(NamedTuple):
