@@ -461,3 +461,14 @@ def test_a_replica_that_has_drained_cannot_fail() -> None:
     assert record is not None
     assert record.failures == 0
     assert [(t, s) for t, i, s in record.changes if i == 1] == [(0.0, UP), (3.0, DRAINING), (10.0, OFF)]
+
+
+def test_the_day_that_the_page_opens_with_scales() -> None:
+    pytest.importorskip("dash", reason="Dash is not installed (extra ui)")
+    from gnomon.ui.pages.fleet import CONTROLS, scenario_of
+
+    defaults = {one.name: one.default for one in CONTROLS}
+    day = simulate(scenario_of(defaults)).summary
+    assert day.fleet is not None and day.slo is not None
+    assert day.fleet.peak_up >= 2 * day.fleet.least_up and day.fleet.peak_up < defaults["most"]
+    assert day.slo.attainment > 0.99

@@ -17,6 +17,7 @@ from gnomon.ui.controls import Choice, Control, Number, Slider
 from gnomon.ui.pages.pieces import view_of
 from gnomon.ui.site_page import Page
 from gnomon.ui.turns import turn
+from gnomon.workload.presets import preset_names
 
 DAY_S = 86_400
 FIGURES = {
@@ -30,7 +31,8 @@ FIGURES = {
 CONTROLS: tuple[Control, ...] = (
     Choice("controller", "Controller", "slo_planner", options=lambda: [one for one in controller_names()
            if one != "schedule"], wide=True, field="fleet.controller.name"),
-    Slider("rate", "Requests per second", 0.3, least=0.02, most=0.5, step=0.02, field="workload.rate",
+    Choice("preset", "Requests", "bwb-4k", options=preset_names, wide=True, field="workload.preset"),
+    Slider("rate", "Requests per second", 5, least=0.1, most=10, step=0.1, field="workload.rate",
            help="in the mean of the day"),
     Slider("swing", "Peak over trough", 4, least=1, most=20, step=1, field="workload.arrivals"),
     Number("least", "Min replicas", 1, least=0, most=64, whole=True, field="fleet.min_replicas"),
@@ -41,8 +43,8 @@ CONTROLS: tuple[Control, ...] = (
            help="of one replica; none unless given"),
     Number("ttft", "TTFT at most", 2.0, least=0.01, most=600, field="slo", help="seconds"),
     Choice("model", "Model", "llama-3-70b", options=catalog.model_names, field="model", wide=True, group="Replica"),
-    Choice("device", "GPU", "h100", options=catalog.device_names, field="device", group="Replica"),
-    Number("tensor_parallel", "Tensor parallel", 4, least=1, most=64, whole=True, field="replica.tensor_parallel",
+    Choice("device", "GPU", "h200", options=catalog.device_names, field="device", group="Replica"),
+    Number("tensor_parallel", "Tensor parallel", 2, least=1, most=64, whole=True, field="replica.tensor_parallel",
            group="Replica"),
 )  # fmt: skip
 
@@ -94,6 +96,7 @@ def scenario_of(values: dict[str, Any]) -> dict[str, Any]:
         "num_replicas": max(values["least"], 1),
         "replica": {"tensor_parallel": values["tensor_parallel"]},
         "workload": {
+            "preset": values["preset"],
             "rate": values["rate"],
             "num_requests": max(1, round(values["rate"] * DAY_S)),
             "arrivals": {"process": "diurnal", "peak_to_trough": values["swing"]},
