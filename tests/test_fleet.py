@@ -138,6 +138,15 @@ def test_a_failure_loses_the_iteration_and_keeps_the_tokens() -> None:
     assert again.cluster.requests.finished_s[0] == 16.0
 
 
+def test_a_failure_is_no_preemption_and_the_first_schedule_is_that_of_the_life_that_counts() -> None:
+    events = [{"at_s": 3.5, "what": "fail", "replica": 0}, {"at_s": 5.0, "what": "repair", "replica": 0}]
+    done = one_by_one({"events": events, "failures": {"detect_s": 0.5, "keeps_tokens": False}}, count=1)
+    counts = summarize(done).requests
+    assert (counts.preempted, counts.preemptions) == (0, 0)
+    assert done.cluster.requests.num_restarts.tolist() == [1]
+    assert done.cluster.requests.scheduled_s.tolist() == [6.0]  # up again, one second after its repair
+
+
 def test_until_a_failure_is_noticed_requests_go_on_being_sent_there() -> None:
     events = [{"at_s": 0.5, "what": "fail", "replica": 0}]
     done = run(

@@ -200,7 +200,7 @@ def test_nothing_is_lost_where_kv_is_kept_in_tiers(seed: int) -> None:
     assert done.fleet is not None and done.fleet.failures > 3
 
 
-def recovered(stores_kv: bool) -> Run:
+def recovered(stores_kv: bool, **tier: Any) -> Run:
     """A prompt of 64 tokens in chunks of 16, one second each. The replica dies at 2.5 s with two chunks computed."""
     setup = scenario(
         timing=SECOND,
@@ -209,7 +209,7 @@ def recovered(stores_kv: bool) -> Run:
         batching={"max_batch_tokens": 16, "block_size": 16},
         replica={"num_kv_blocks": 100},
         workload={"sessions": {}},
-        kv_tiers={"remote": {"size_gb": 1.0, "bandwidth_gb_s": 1e6}, "load": "always"},
+        kv_tiers={"remote": {"size_gb": 1.0, "bandwidth_gb_s": 1e6, **tier}, "load": "always"},
         fleet={
             "cold_start": FAST,
             "failures": {"detect_s": 0.5, "stores_kv": stores_kv},
@@ -228,6 +228,13 @@ def test_kv_is_recovered_from_the_shared_store() -> None:
     assert done.cluster.requests.finished_s[0] == pytest.approx(3.0 + 2.0 + 1.0, abs=1e-3)
     hits = summarize(done).tiers
     assert hits is not None and hits.remote > 0
+
+
+def test_a_store_that_is_down_takes_nothing() -> None:
+    """It is down when the replica's death is noticed at 3 s, and stays so."""
+    done = recovered(True, down_s=(2.8, 1000.0))
+    assert done.cluster.requests.finished_s[0] == pytest.approx(3.0 + 4.0 + 1.0)
+    assert done.tiers is not None and not done.tiers.used.any()
 
 
 def test_a_store_that_is_not_there_is_said() -> None:

@@ -54,6 +54,15 @@ def test_messages_are_written_one_after_another():
     assert summarize(done).latency.e2e_s.max == pytest.approx(seen.e2e_s[0])
 
 
+def test_a_chunk_of_a_prompt_gives_no_message():
+    """A prompt of 100 tokens in ten chunks: nothing is written before its first token."""
+    chunked = scenario(front_end={"per_message_s": 1.0}, batching={"policy": "vllm_v1", "max_batch_tokens": 10})
+    done = run(chunked, requests=requests_of([0.0], [100], [1]))
+    q = done.cluster.requests
+    assert done.cluster.replicas.num_iterations[0] == 10
+    assert q.first_reply_s[0] == pytest.approx(1.0)
+
+
 def closed(**front_end: float) -> Scenario:
     loop = {"process": "closed_loop", "concurrency": 4}
     lengths = {"distribution": "fixed", "prompt": 100, "output": 10}

@@ -41,6 +41,25 @@ def test_answers_are_found_again_in_the_next_turn(policy: str) -> None:
     assert replica.tokens_computed == 3 * 49 + 100 + (250 - 144) + (400 - 288)
 
 
+@pytest.mark.parametrize(("policy", "second", "third"), [("vllm_v1", 48, 48), ("sglang", 0, 48), ("trtllm", 0, 32)])
+def test_a_prefix_that_is_still_being_computed(policy: str, second: int, third: int) -> None:
+    """Two requests with the same prompt of 60 tokens arrive together, a third one long after them. vLLM finds blocks as
+    soon as they are placed, the others only once they are computed. Blocks are 16 tokens, 32 for TensorRT-LLM."""
+    same = np.tile(np.arange(3) + 1, 3)
+    sent = replace(
+        requests_of([0.0, 0.0, 100.0], [60] * 3, [2] * 3),
+        prefix_offsets=np.arange(4) * 3,
+        prefix_hashes=same,
+        prefix_block_tokens=16,
+    )
+    size = 32 if policy == "trtllm" else 16
+    if policy == "trtllm":
+        sent = replace(sent, prefix_offsets=np.arange(4), prefix_hashes=np.array([5, 5, 5]), prefix_block_tokens=32)
+    done = run(scenario(batching={"policy": policy, "block_size": size}), requests=sent)
+    check_invariants(done)
+    assert done.cluster.requests.cached_tokens.tolist() == [0, second, third]
+
+
 def test_a_long_conversation_hits_nearly_all_of_its_prompts() -> None:
     """17 turns of 30 + 200 tokens: turn k has 230 k + 30 prompt tokens, and finds the blocks of 230 k - 1."""
     done = run(scenario(replica={"num_kv_blocks": 2000}), requests=conversation([30] * 17, [200] * 17, 16))

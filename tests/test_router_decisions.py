@@ -170,21 +170,21 @@ def callable_llmd(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_llmd_adds_short_queues_and_free_memory(
     waiting: list[float], free: list[float], expected: int, callable_llmd: None
 ) -> None:
-    books: Books = {"told_waiting": waiting, "told_free": free, "num_blocks": [10] * 3, "block_size": [16] * 3}
+    books: Books = {"reported_waiting": waiting, "reported_free": free, "num_blocks": [10] * 3, "block_size": [16] * 3}
     assert choice("llmd", books) == choice("llmd_estimated", books) == expected
 
 
 def test_llmd_goes_by_old_reports_and_draws_among_equals(callable_llmd: None) -> None:
     """Unlike vLLM's own balancer it does not count what it has sent meanwhile: a burst goes to one replica."""
-    fleet = fleet_of({"told_waiting": [1, 0], "told_free": [9, 9], "num_blocks": [10] * 2}, router="llmd")
+    fleet = fleet_of({"reported_waiting": [1, 0], "reported_free": [9, 9], "num_blocks": [10] * 2}, router="llmd")
     route, at = ROUTERS["llmd"].route, fleet.cluster.requests
     assert [route(fleet, 0) for _ in range(3)] == [1, 1, 1]
-    fleet.cluster.replicas["told_waiting"] = [0, 9]
+    fleet.cluster.replicas["reported_waiting"] = [0, 9]
     at.arrival_s = 0.049
     assert route(fleet, 0) == 1, "the next report is due after 50 ms"
     at.arrival_s = 0.05
     assert route(fleet, 0) == 0
-    equal: Books = {"told_waiting": [0, 0, 0], "told_free": [9, 9, 9], "num_blocks": [10] * 3}
+    equal: Books = {"reported_waiting": [0, 0, 0], "reported_free": [9, 9, 9], "num_blocks": [10] * 3}
     assert [choice("llmd", equal, draws=(draw, 0.0)) for draw in (0.1, 0.5, 0.9)] == [0, 1, 2]
 
 
@@ -197,7 +197,22 @@ def test_metrics_are_those_of_the_last_iteration_that_ended(until_s: float, wait
         replica={"num_kv_blocks": 10}, time_limit_s=until_s,
     )  # fmt: skip
     state = run(setup, requests=requests_of([0.0, 0.5], [20, 20], [3, 2])).cluster.replicas[0]
-    assert (state.told_waiting, state.num_blocks - state.told_free) == (waiting, held)
+    assert (state.reported_waiting, state.num_blocks - state.reported_free) == (waiting, held)
+
+
+@pytest.mark.parametrize("until_s", [17.5, 18.5, 19.5, 40.5])
+def test_metrics_are_the_same_whether_decodes_step_together_or_one_by_one(until_s: float) -> None:
+    """A prompt of 16 tokens: a block more is taken every 16 iterations of a second, when the next one starts."""
+    setup = scenario(
+        timing={"source": "table", "table": {"per_iteration": 1.0}},
+        replica={"num_kv_blocks": 10},
+        time_limit_s=until_s,
+    )
+    seen = [
+        run(setup, requests=requests_of([0.0], [16], [60]), keep_members=kept).cluster.replicas[0].reported_free
+        for kept in (0, 1000)
+    ]
+    assert seen[0] == seen[1]
 
 
 # Routers that look into caches and tables.

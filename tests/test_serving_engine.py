@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from gnomon.core.config import build
 from gnomon.core.errors import ConfigError, UnknownNameError
+from gnomon.serving import guard
 from gnomon.serving.scenario import BatchingConfig, ReplicaConfig, Scenario
 from gnomon.serving.state import FINISHED, REJECTED
 from gnomon.timing.iteration import IterationTables
@@ -234,6 +235,20 @@ def test_blocks_counted_until_a_preemption_give_the_same_results_as_blocks_track
         assert late.cluster.replicas[0].cache_hits > 0
     for column in ("first_token_s", "finished_s", "num_restarts", "cached_tokens"):
         assert np.array_equal(late.cluster.requests[column], early.cluster.requests[column])
+
+
+def test_progress_is_told_while_the_last_requests_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has waited long enough can end a run although nothing arrives any more."""
+    monkeypatch.setattr(guard, "SLICE_ITERATIONS", 10)
+    told: list[tuple[int, int]] = []
+    run(scenario(), requests=requests_of([0.0], [10], [100]), on_progress=lambda *said: told.append(said))
+    assert len(told) >= 9 and set(told) == {(1, 1)}
+
+    def enough(done: int, total: int) -> None:
+        raise ConfigError(f"enough, at {done} of {total}.")
+
+    with pytest.raises(ConfigError, match="enough, at 1 of 1"):
+        run(scenario(), requests=requests_of([0.0], [10], [100]), on_progress=enough)
 
 
 def test_speculation_takes_as_many_iterations_as_accepted_drafts_leave() -> None:

@@ -8,15 +8,19 @@ import numpy as np
 import pytest
 
 from gnomon import catalog
+from gnomon.core.borrow import borrow
 from gnomon.core.config import build
 from gnomon.core.errors import ConfigError, GnomonError
+from gnomon.core.jit import jit
 from gnomon.report.serving.transfers import transfer_events
 from gnomon.serving.kinds import resolve
 from gnomon.serving.metrics import summarize
 from gnomon.serving.pools import kv_bytes_per_token, link_bytes_s
 from gnomon.serving.scenario import DisaggregationConfig, Scenario
 from gnomon.serving.simulate import Run, run
-from gnomon.serving.state import FINISHED, REJECTED
+from gnomon.serving.state import FINISHED, REJECTED, RUNNING, Cluster, replica_view
+from gnomon.serving.stepping import processed_now
+from gnomon.serving.verbs import place
 from serving_kit import TABLE, requests_of, scenario
 
 SECOND = {"source": "table", "table": {"per_iteration": 1.0}}
@@ -98,6 +102,13 @@ def test_layer_by_layer_only_the_rest_is_left_at_the_end() -> None:
     assert stamps(quick, "landed_s") == [[1.5]]
 
 
+def test_layer_by_layer_a_batch_shares_the_link() -> None:
+    """In the second in which both are computed the link moves 50 tokens, 25 of each. The other 75 of each, sent from
+    then on at half its rate, take three seconds."""
+    done = run(apart(decode=2, moves="by_layer"), requests=requests_of([0.0, 0.0], [100, 100], [2, 2]))
+    assert stamps(done, "prefilled_s", "landed_s") == [[1.0, 1.0], [4.5, 4.5]]
+
+
 def test_back_pressure_holds_the_prefill_replicas_memory() -> None:
     """Seven blocks hold one prompt of 100 tokens: the second waits for the end of the first, with its KV held."""
     done = run(apart(blocks=8), requests=requests_of([0.0, 0.0], [100, 100], [3, 3]))
@@ -111,6 +122,34 @@ def test_back_pressure_holds_the_prefill_replicas_memory() -> None:
 def test_a_prompt_beyond_all_memory_is_refused_and_nothing_stays_held() -> None:
     done = run(apart(blocks=5), requests=requests_of([0.0, 0.0], [100, 50], [3, 3]))
     assert list(done.cluster.requests.status) == [REJECTED, FINISHED]
+
+
+def test_whoever_can_never_land_is_refused_when_it_is_the_first_and_frees_its_own_blocks() -> None:
+    """Forty blocks hold 640 tokens. The third prompt (900) waits behind the second, and the fourth behind it: once it
+    is the first, it is refused, what was held for it is free, and the fourth moves."""
+    pools = [{"role": role, "replica": {"num_kv_blocks": n}} for role, n in (("prefill", 400), ("decode", 40))]
+    for last_s in (1.0, 1.5):  # It is prefilled before the third one is the first, or after.
+        sent = requests_of([0.0, 0.0001, 0.0002, last_s], [500, 400, 900, 100], [100, 100, 10, 10])
+        done = run(scenario(pools=pools, disaggregation={"hop_s": 0.0}), requests=sent)
+        assert done.cluster.requests.status.tolist() == [FINISHED, FINISHED, REJECTED, FINISHED]
+        assert np.array_equal(done.cluster.replicas.free_blocks, done.cluster.replicas.num_blocks)
+        assert not done.cluster.requests.held_blocks.any()
+
+
+@jit
+def processed_once_placed(cluster: Cluster, r: int, request_id: int) -> int:
+    replica = replica_view(borrow(cluster), r)
+    place(replica, request_id, 1)
+    return processed_now(replica, request_id)
+
+
+def test_routers_know_how_far_a_landed_request_is() -> None:
+    """Seven steps of others were before it came: they are none of its own."""
+    cluster = run(apart(), requests=requests_of([0.0], [100], [3])).cluster
+    cluster.replicas.steps[1], cluster.replicas.batch_size[1] = 7, 0
+    request = cluster.requests[0]
+    request.status, request.processed, request.joined = RUNNING, 101, 0
+    assert processed_once_placed(cluster, 1, 0) == 101
 
 
 def test_who_waits_too_long_is_prefilled_where_it_decodes() -> None:

@@ -13,6 +13,7 @@ from gnomon.serving.metrics import summarize
 from gnomon.serving.simulate import Run, run
 from gnomon.serving.state import FINISHED
 from gnomon.serving.tiers import HOST, PEERS, REMOTE, SSD
+from gnomon.timing.host import HostConfig
 from gnomon.workload import Requests
 from serving_kit import scenario
 
@@ -184,6 +185,30 @@ def test_nothing_is_lost_under_load(policy: str, seed: int) -> None:
     assert done.tiers is not None and not done.tiers.num_loading.any()
     q = done.cluster.requests
     assert (q.scheduled_s >= q.loaded_s - 1e-9).all()
+
+
+def test_computing_takes_the_host_its_time_too() -> None:
+    """64 tokens take 0.64 s on the GPU and the host a second more: loading them in a second is sooner."""
+    slow = {"bandwidth_gb_s": 4 * BLOCK, "latency_s": 0.0}
+    setup = tiered(host=slow)
+    assert loaded(run(setup, requests=prompts(A, B, A)))[HOST] == 0
+    hosted = setup.model_copy(
+        update={"timing": setup.timing.model_copy(update={"host": HostConfig(per_iteration_s=1.0)})}
+    )
+    assert loaded(run(hosted, requests=prompts(A, B, A)))[HOST] == 4
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [({"batching": {"block_size": 32}}, "block sizes differ"), ({"timing": {"kv_dtype": "fp8"}}, "data types of KV")],
+)
+def test_pools_that_cannot_read_each_others_blocks_share_no_store(own: dict[str, Any], said: str) -> None:
+    setup = scenario(
+        pools=[{"num_replicas": 1}, {"num_replicas": 1, **own}],
+        kv_tiers={"remote": {"size_gb": 1.0, "bandwidth_gb_s": 10}},
+    )
+    with pytest.raises(GnomonError, match=said):
+        run(setup)
 
 
 def test_mistakes_are_told() -> None:

@@ -16,7 +16,7 @@ from gnomon.routing.windows import training_requests
 from gnomon.serving.kinds import Kind, bake, policies_of, resolve
 from gnomon.serving.scenario import Scenario
 from gnomon.timing.iteration import IterationTables
-from gnomon.timing.lookup import Shape, stage_s, with_host_s
+from gnomon.timing.lookup import Shape, iteration_s
 from gnomon.workload import Requests
 from gnomon.workload.config import SessionsConfig
 from gnomon.workload.lengths import tokens
@@ -190,17 +190,13 @@ def _in_sessions(requests: Requests, random: np.random.Generator) -> Requests:
 # How much a replica can take.
 
 
-def _iteration_s(tables: IterationTables, row: int, prefill: float, decodes: int, kv: float) -> float:
+def _iteration_s(
+    tables: IterationTables, row: int, prefill: float, decodes: int, kv: float, num_stages: int = 1
+) -> float:
     count = min(int(prefill) + decodes, tables.token_s.shape[1] - 1)
     sequences = min(decodes + (prefill > 0), tables.sequence_s.shape[1] - 1)
     shape = Shape(count, sequences, float(prefill) ** 2, 0.0, decodes, decodes * kv, kv)
-    return float(with_host_s(tables, row, stage_s(tables, row, shape, count), shape))
-
-
-def _stages_s(tables: IterationTables, row: int, kind: Kind, prefill: float, decodes: int, kv: float) -> float:
-    """Seconds of an iteration through all stages of a replica."""
-    stages = range(row, row + kind.replica.pipeline_parallel)
-    return sum(_iteration_s(tables, stage, prefill, decodes, kv) for stage in stages)
+    return float(iteration_s(tables, row, num_stages, shape, count))
 
 
 def capacity_per_s(tables: IterationTables, row: int, kind: Kind, prompt: float, output: float) -> float:
@@ -215,8 +211,9 @@ def capacity_per_s(tables: IterationTables, row: int, kind: Kind, prompt: float,
 def alone_s(tables: IterationTables, row: int, kind: Kind, prompt: float, output: float) -> float:
     """Latency of a request that has a replica for itself."""
     chunk = min(prompt, kind.batching.max_batch_tokens)
-    prefill = prompt / chunk * _stages_s(tables, row, kind, chunk, 0, 0.0)
-    return prefill + output * _stages_s(tables, row, kind, 0, 1, prompt)
+    stages = kind.replica.pipeline_parallel
+    prefill = prompt / chunk * _iteration_s(tables, row, chunk, 0, 0.0, stages)
+    return prefill + output * _iteration_s(tables, row, 0, 1, prompt, stages)
 
 
 def least_alone_s(tables: IterationTables, kinds: list[tuple[Kind, int]], prompt: float, output: float) -> float:

@@ -154,7 +154,7 @@ def fill_replicas(cluster: Cluster, kind: Kind, requests: Requests, first: int, 
     table.group_first = first + np.arange(count) // replica.data_parallel * replica.data_parallel
     table.group_size = replica.data_parallel
     table.block_size = batching.block_size
-    table.num_blocks = table.free_blocks = table.told_free = kind.num_kv_blocks
+    table.num_blocks = table.free_blocks = table.reported_free = kind.num_kv_blocks
     table.watermark_blocks = int(batching.watermark * kind.num_kv_blocks)
     table.max_running, table.max_in_batch = kind.max_running, kind.max_in_batch
     table.max_batch_tokens = batching.max_batch_tokens

@@ -31,7 +31,7 @@ NEVER = math.inf
 # Kinds of events, in the order in which those of one instant are handled.
 KV_LANDS = 10  # subject: the request whose KV has moved
 KV_READY = 11  # subject: the request that is prefilled, as the replica that is to decode it learns
-KV_LOST = 12  # subject: the request that has waited too long for blocks there
+KV_LOST = 12  # subject: the request that has waited too long for blocks there, or can never have them
 KV_LOADED = 13  # subject: the request whose prefix has come from another tier
 LINKS_CHANGE = 14  # subject: 1 where nothing moves between pools from now on, 0 where it does again
 ADAPTER_READY = 15  # subject: the request whose adapter is loaded

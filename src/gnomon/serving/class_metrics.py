@@ -70,7 +70,7 @@ def class_summaries(run: Run, times: RequestTimes, duration_s: float) -> tuple[l
                 finished=int(np.count_nonzero(ended)),
                 shed=int(np.count_nonzero(mine & (q.status == SHED))),
                 rejected=int(np.count_nonzero(mine & (q.status == REJECTED))),
-                preemptions=int(q.num_restarts[mine].sum()),
+                preemptions=int(q.num_preemptions[mine].sum()),
                 ttft_s=percentiles(times.ttft_s[ended]),
                 tpot_s=percentiles(times.tpot_s[ended]),
                 e2e_s=percentiles(times.e2e_s[ended]),

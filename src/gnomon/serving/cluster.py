@@ -434,6 +434,8 @@ def _take_reports(cluster: Cluster, outside: Outside, group: int, now: float) ->
     replicas = cluster.replicas
     for r in range(group, group + replicas[group].group_size):
         state = replicas[r]
+        if outside.calendar.book[0].has_roles != 0:
+            _count_leaving(cluster, outside.transfers, r)
         while state.num_reported > 0:
             request_id = state.first_reported
             state.first_reported = cluster.requests[request_id].next_waiting
@@ -459,12 +461,31 @@ def _take_reports(cluster: Cluster, outside: Outside, group: int, now: float) ->
             _land_ready(cluster, outside, r, now)
 
 
+@inner
+def _count_leaving(cluster: Cluster, transfers: Transfers, r: int) -> None:
+    """Of the requests that ended in replica `r` at this moment, those whose KV is to move share its link."""
+    state, leaving = cluster.replicas[r], 0
+    for fill in range(2):
+        request_id = state.first_reported
+        for _ in range(state.num_reported):
+            if cluster.requests[request_id].status == MOVING:
+                leaving += 1 - fill
+                if fill == 1:
+                    transfers.flows[request_id].num_with = leaving
+            request_id = cluster.requests[request_id].next_waiting
+
+
 @apart
 def _land_ready(cluster: Cluster, outside: Outside, r: int, now: float) -> None:
     """Let KV move into replica `r` for the prefilled requests that there is room for. While some wait, what ends in
-    its group concerns others."""
+    its group concerns others. One that all memory is not enough for is refused when it is the first."""
     calendar, transfers, replica = outside.calendar, outside.transfers, replica_view(cluster, r)
-    while may_land(replica):
+    while True:
+        if never_lands(replica):
+            _refuse(cluster, outside, r, now)
+            continue
+        if not may_land(replica):
+            break
         request_id = begin_landing(replica, now)
         request = cluster.requests[request_id]
         num_bytes = (request.prefill_tokens - request.processed) * transfers.bytes_per_token[r]
@@ -504,12 +525,8 @@ def _handle_move(fleet: Fleet, engine: Engine, outside: Outside, log: Log, kind:
     group = replica.state.group_first
     if kind == KV_READY:
         push_ready(replica, request_id)
-        if never_lands(replica):
-            _refuse(cluster, outside, r, now)
-            _free_held(fleet, engine, outside, log, request_id, now)
-            return
         _land_ready(cluster, outside, r, now)
-        if request.moving_s < 0.0:
+        if request.status == MOVING and request.moving_s < 0.0:
             schedule(outside.calendar, now + outside.transfers.settings[TIMEOUT_S], KV_LOST, request_id)
     elif kind == KV_LANDS:
         land(replica, request_id, now)
@@ -519,11 +536,14 @@ def _handle_move(fleet: Fleet, engine: Engine, outside: Outside, log: Log, kind:
         prefill_here(replica)
         _wake(fleet, engine, outside, log, group, now)
         _free_held(fleet, engine, outside, log, request_id, now)
+    elif request.status == REJECTED and request.held_blocks > 0:
+        _free_held(fleet, engine, outside, log, request_id, now)
 
 
 @apart
 def _refuse(cluster: Cluster, outside: Outside, r: int, now: float) -> None:
-    """The first request that waits for blocks in replica `r` can never have them: it is rejected."""
+    """The first request that waits for blocks in replica `r` can never have them: it is rejected, and the replica that
+    prefilled it learns so at once."""
     replica = replica_view(cluster, r)
     request_id = pop_ready(replica)
     request = cluster.requests[request_id]
@@ -531,6 +551,7 @@ def _refuse(cluster: Cluster, outside: Outside, r: int, now: float) -> None:
     request.finished_s = now
     replica.state.num_coming -= 1
     replica.state.num_rejected += 1
+    schedule(outside.calendar, now, KV_LOST, request_id)
     _send_next(cluster, outside, now + replica.state.reply_s)
     _give_up_followers(cluster, outside, request_id, now)
 

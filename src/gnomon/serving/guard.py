@@ -69,6 +69,8 @@ class Guard:
     """As replicas refer to them."""
     router: Any = None
     admission: Any = None
+    between: Callable[[], None] | None = None
+    """Called after every slice that was used up: whoever raises an error there ends the run."""
 
     def __post_init__(self) -> None:
         own = np.array([is_own(policy) for policy in self.policies])
@@ -89,6 +91,8 @@ class Guard:
                 if control[BUDGET] > 0:
                     control[BUDGET] = NO_LIMIT
                     return result
+                if self.between is not None:
+                    self.between()
 
     def audit(self) -> None:
         """Check the books of a run that was not cut short: every request ended, nothing is held."""

@@ -60,6 +60,7 @@ def _end_for_request(replica: Replica, log: Log, r: int, tokens: int, may_step: 
     else:
         request.processed += tokens
         state.prefill_left -= tokens
+        prefix_cache.key_full_blocks(replica, r, request.processed)
         if request.processed == request.prefill_tokens:
             if leaves(replica, r):
                 hand_over(replica, r, now)
@@ -89,10 +90,15 @@ def _end_for_request(replica: Replica, log: Log, r: int, tokens: int, may_step: 
 
 
 @inner
-def _write_messages(state: Any, flight: Any) -> None:
-    """The front end writes what the batch produced: each new request's first token, and one message in
-    `stream_interval` tokens of the others."""
-    messages = flight.num_requests - flight.decodes + flight.decodes / state.stream_interval
+def _write_messages(cluster: Cluster, r: int, position: int) -> None:
+    """The front end writes what the batch produced: the first token of each whose prompt is complete, and one message
+    in `stream_interval` tokens of those that decode."""
+    state, flight = cluster.replicas[r], cluster.flights[r, position]
+    messages = flight.decodes / state.stream_interval
+    for i in range(flight.num_stepping, flight.num_requests):
+        request = cluster.requests[cluster.flight_requests[r, position, i]]
+        if request.processed + cluster.flight_tokens[r, position, i] == request.prefill_tokens:
+            messages += 1.0
     start_s = max(flight.end_s, state.writer_free_s)
     state.writer_free_s = start_s + messages * state.message_s
     state.reply_s = state.base_reply_s + start_s - flight.end_s + 0.5 * (messages + 1.0) * state.message_s
@@ -118,7 +124,7 @@ def _end_oldest_batch(cluster: Cluster, tables: IterationTables, log: Log, r: in
     if books:
         ledger.end_batch(cluster, r, position)
     if state.message_s > 0.0:
-        _write_messages(state, flight)
+        _write_messages(cluster, r, position)
     if flight.num_stepping > 0:
         stepping.end_step(replica, log, flight.end_s)
     elif state.num_stepping == 0:
@@ -136,7 +142,7 @@ def _end_oldest_batch(cluster: Cluster, tables: IterationTables, log: Log, r: in
             ledger.join(cluster, r, request_id)
     if flight.num_requests > 0:
         log_iteration(cluster, log, r, position)
-    state.told_waiting, state.told_free = state.formed_waiting, state.free_blocks
+    state.reported_waiting, state.reported_free = state.formed_waiting, state.free_blocks
     state.num_in_flight -= 1
     state.oldest = (position + 1) % cluster.flights.shape[1]
     note_next_end(cluster, r, cluster.flights[r, state.oldest].end_s if state.num_in_flight > 0 else NEVER)
@@ -174,7 +180,7 @@ def _choose_or_reject(cluster: Cluster, policies: Policies, r: int, now: float) 
     """
     state, size, asked_twice = cluster.replicas[r], 0, False
     while cluster.control[FAULT] == 0:
-        while state.num_waiting > 0 and cluster.requests[state.first_waiting].hopeless != 0:
+        while state.num_waiting > 0 and cluster.requests[state.first_waiting].never_fits != 0:
             _reject_first_waiting(cluster, r, now)
         size = _choose_batch(cluster, policies, r, now)
         if cluster.ledger.size > 0:
@@ -267,7 +273,7 @@ def _coast(cluster: Cluster, tables: IterationTables, log: Log, r: int, until: f
     fixed_s = without_attention_s(tables, row, count, count, count, count)
     weight_bytes = weight_bytes_of(tables, row, count)
     steps, step_kv, longest, end_s = state.steps, state.step_kv, state.step_kv_max, flight.end_s
-    last_s, budget = state.last_step_s, cluster.control[BUDGET]
+    last_s, budget, reported_free = state.last_step_s, cluster.control[BUDGET], state.free_blocks
     needed = cluster.growth[r, (steps + 1) % block_size]
     while end_s < until and budget > 0 and steps + 1 < state.next_finish and needed + 1 <= state.free_blocks:
         # The end of the step in flight.
@@ -280,6 +286,7 @@ def _coast(cluster: Cluster, tables: IterationTables, log: Log, r: int, until: f
         step_kv += count
         longest += 1
         last_s = end_s
+        reported_free = state.free_blocks
         # The next one.
         stepping.grow(replica, needed)
         shape = Shape(count, count, 0.0, 0.0, count, float(step_kv), float(longest))
@@ -299,8 +306,9 @@ def _coast(cluster: Cluster, tables: IterationTables, log: Log, r: int, until: f
     state.decode_left -= done * count
     state.num_produced += done * count
     state.steps, state.step_kv, state.step_kv_max, state.last_step_s = steps, step_kv, longest, last_s
-    state.told_free = state.free_blocks
-    state.told_waiting = state.formed_waiting = 0
+    state.reported_free = reported_free
+    state.reported_waiting = state.formed_waiting if done == 1 else 0
+    state.formed_waiting = 0
     state.now_s = last_s
     state.stalled = 1
     cluster.control[BUDGET] = budget

@@ -252,7 +252,7 @@ def _counts(run: Run) -> Counts:
         too_long=run.requests.num_rejected,
         unfinished=q.size - finished - rejected - shed - not_arrived,
         not_arrived=not_arrived,
-        preempted=int(np.count_nonzero(q.num_restarts)),
+        preempted=int(np.count_nonzero(q.num_preemptions)),
         preemptions=int(run.cluster.replicas.num_preemptions.sum()),
     )
 
@@ -267,7 +267,7 @@ def _latency(run: Run, times: RequestTimes, done: Any) -> Latency:
         e2e_s=percentiles(times.e2e_s[done]),
         scheduling_delay_s=percentiles(times.scheduling_delay_s[done]),
         normalized_s=percentiles(times.normalized_s[done]),
-        preempted_s=percentiles(q.preempted_s[done & (q.num_restarts > 0)]),
+        preempted_s=percentiles(q.preempted_s[done & (q.num_preemptions > 0)]),
     )
 
 

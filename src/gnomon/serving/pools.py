@@ -82,6 +82,8 @@ def open_tiers(
     config, num_replicas = scenario.kv_tiers, cluster.replicas.size
     if not config.is_used:
         return new_tiers(num_replicas, 0, 0, 0)
+    if config.remote is not None:
+        _check_one_format(model, kinds)
     block = np.repeat(
         [kv_bytes_per_token(model, kind) * kind.batching.block_size for kind in kinds],
         [kind.num_ranks for kind in kinds],
@@ -110,6 +112,21 @@ def open_tiers(
     report_ends(calendar, cluster)
     calendar.book.has_tiers = 1
     return tiers
+
+
+def _check_one_format(model: Model, kinds: list[Kind]) -> None:
+    """Refuse a shared store for pools that cannot read each other's blocks."""
+    sizes = {kind.batching.block_size for kind in kinds}
+    dtypes = {str(model.kv_precision(kind.timing.kv_dtype, kind.timing.dtype)) for kind in kinds}
+    for what, found in (("block sizes", sizes), ("data types of KV", dtypes)):
+        if len(found) > 1:
+            told = " and ".join(str(one) for one in sorted(found, key=str))
+            raise ConfigError(
+                f"the pools share a remote store, but their {what} differ ({told}): they cannot read each other's "
+                "blocks.",
+                where="kv_tiers.remote",
+                fix="Give all pools the same, or leave the remote store out.",
+            )
 
 
 def first_token(config: DisaggregationConfig, kinds: list[Kind]) -> str:

@@ -2,9 +2,9 @@
 
 A full block carries a key: the workload's prefix hash where requests share a prefix (prompts, and the answers that a
 conversation goes on from), else one of the request's own (so that a pre-empted request finds its blocks again). Blocks
-of prompts can be found once they are computed, those of an answer when it is complete. Free blocks keep their key and
-wait in a list, oldest first, until they are taken for something else; whoever asks for the key before that gets the
-block back. This is the automatic prefix caching of vLLM v1.
+of prompts can be found once they are computed (vLLM's policies: as soon as they are placed), those of an answer when it
+is complete. Free blocks keep their key and wait in a list, oldest first, until they are taken for something else;
+whoever asks for the key before that gets the block back. This is the automatic prefix caching of vLLM v1.
 
 Until the first request with a shared prefix arrives, or the first pre-emption, nothing can be found, so blocks are only
 counted; then `track_blocks` gives an identity to those held. Results are the same as if they always had one.

@@ -19,7 +19,7 @@ from gnomon.serving import contract
 from gnomon.serving.adapters import Adapters
 from gnomon.serving.admission import ADMISSIONS, AdmissionSpec
 from gnomon.serving.build import Recording, build_cluster, with_ledger
-from gnomon.serving.calendar import A_REPLICA, AN_EVENT, NEVER, new_calendar, report_ends, send_first
+from gnomon.serving.calendar import A_REPLICA, AN_EVENT, NEVER, Calendar, new_calendar, report_ends, send_first
 from gnomon.serving.chosen import chosen
 from gnomon.serving.cluster import Asked, Engine, Fleet, Outside, Router, advance_all, serve
 from gnomon.serving.compilation import callable_router, engine_of
@@ -164,7 +164,6 @@ def _serve(
     compiled = spec if spec.compiled else ROUTERS["round_robin"]
     engine = engine_of(policies_of(kinds), compiled, gate.name, decode_spec, decide)
     policies = tuple(POLICIES[name].form_batch for name in policies_of(kinds))
-    guard = Guard(cluster, policies, spec.route, gate.admit)
     front = open_front_end(scenario.front_end, cluster, sum(kind.num_replicas for kind in kinds))
     events = max_events(scenario, requests) + (total if len(requests.parents) or len(requests.adapter) else 0)
     if scenario.tool_cache.is_used:
@@ -172,6 +171,7 @@ def _serve(
     if scenario.fleet is not None:
         events += total + FLEET_EVENTS * num_replicas
     calendar = new_calendar(num_replicas, events, scenario.time_limit_s or NEVER)
+    guard = Guard(cluster, policies, spec.route, gate.admit, _told_between(on_progress, calendar, total))
     model = catalog.model(scenario.model)
     transfers = open_pools(scenario, model, kinds, cluster, calendar, total)
     outside = Outside(
@@ -347,6 +347,15 @@ def predicted_outputs(config: RouterConfig, requests: Requests, seed: int) -> Fl
         return truth
     errors = stream(seed, "length predictions").standard_normal(len(requests))
     return np.maximum(1.0, truth * np.exp(config.length_noise * errors))
+
+
+def _told_between(
+    on_progress: Callable[[int, int], None] | None, calendar: Calendar, total: int
+) -> Callable[[], None] | None:
+    """Says how many requests have been sent, also while nothing but the last ones are served."""
+    if on_progress is None:
+        return None
+    return lambda: on_progress(int(calendar.book[0].num_sent), total)
 
 
 def _slices(total: int, on_progress: Callable[[int, int], None] | None) -> Any:

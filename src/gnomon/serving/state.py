@@ -63,9 +63,10 @@ REQUEST = np.dtype(
         ("finished_s", np.float64),
         ("preempted_at_s", np.float64),
         ("preempted_s", np.float64),  # total time between pre-emptions and being scheduled again
-        ("num_restarts", np.int64),
+        ("num_restarts", np.int64),  # how often it lost what it had computed: pre-empted, or with a replica that failed
+        ("num_preemptions", np.int64),
         ("cached_tokens", np.int64),  # prompt tokens found in the prefix cache at first admission
-        ("hopeless", np.int64),  # all memory is not enough to prefill it again: it is rejected
+        ("never_fits", np.int64),  # all memory is not enough to prefill it again: it is rejected
         ("user_class", np.int64),
         ("num_tries", np.int64),  # how often it was handed to a replica
         ("charged", np.int64),  # output tokens that are on the account of its class already
@@ -129,10 +130,10 @@ REPLICA = np.dtype(
         ("free_blocks", np.int64),
         ("formed_waiting", np.int64),  # who waited when the last batch was formed
         (
-            "told_waiting",
+            "reported_waiting",
             np.int64,
-        ),  # who waited and what was free as its metrics say: those of the batch that ended last
-        ("told_free", np.int64),
+        ),  # who waited and what was free, as its metrics say: at the end of its last batch
+        ("reported_free", np.int64),
         ("num_waiting", np.int64),
         ("first_waiting", np.int64),
         ("last_waiting", np.int64),

@@ -20,7 +20,7 @@ from gnomon.serving.shelf import Shelf, num_slots, put
 from gnomon.serving.state import NONE, Cluster, Replica, replica_view
 from gnomon.serving.transfers import Transfers, load_s, start_load
 from gnomon.timing.iteration import IterationTables
-from gnomon.timing.lookup import Shape, stage_s
+from gnomon.timing.lookup import Shape, iteration_s
 
 HOST, SSD, REMOTE, PEERS = range(4)
 NUM_SOURCES = 4
@@ -142,10 +142,11 @@ def write_prefix(cluster: Cluster, tiers: Tiers, r: int, request_id: int, now: f
 
 
 @apart
-def store_prefix(cluster: Cluster, tiers: Tiers, request_id: int) -> None:
-    """What request `request_id` has computed so far is in the shared store, whatever becomes of its replica."""
+def store_prefix(cluster: Cluster, tiers: Tiers, request_id: int, now: float) -> None:
+    """What request `request_id` has computed so far is in the shared store, whatever becomes of its replica; a store
+    that is down takes nothing."""
     request = cluster.requests[request_id]
-    if request.replica == NONE or request.prefix_count == 0 or tiers.used.size == 0:
+    if request.replica == NONE or request.prefix_count == 0 or not _is_up(tiers.tiers[REMOTE], now):
         return
     replica = replica_view(cluster, request.replica)
     full = min(request.prefix_count * replica.state.blocks_per_hash, request.processed // replica.state.block_size)
@@ -187,10 +188,7 @@ def _prefill_s(tables: IterationTables, replica: Replica, tokens: int, before: i
     state = replica.state
     chunk = float(max(1, min(tokens, state.max_batch_tokens, tables.token_s.shape[1] - 1)))
     shape = Shape(int(chunk), 1, chunk * chunk, chunk * (before + 0.5 * (tokens - chunk)), 0, 0.0, 0.0)
-    seconds = 0.0
-    for stage in range(state.num_stages):
-        seconds += stage_s(tables, state.row + stage, shape, int(chunk))
-    return seconds * tokens / chunk
+    return iteration_s(tables, state.row, state.num_stages, shape, int(chunk)) * tokens / chunk
 
 
 @apart
@@ -226,7 +224,8 @@ def begin_load(
             continue
         for peer in range(cluster.replicas.size):
             other = cluster.replicas[peer]
-            same = other.block_size == state.block_size and other.frozen == 0
+            same = tiers.block_bytes[peer] == tiers.block_bytes[r] and other.block_size == state.block_size
+            same = same and other.frozen == 0
             reach = _run_in(cluster, tiers, tier, peer, request_id, first, last, now) if same and peer != r else first
             if reach > best:
                 best, source, owner = reach, tier, peer

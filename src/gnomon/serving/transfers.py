@@ -29,6 +29,7 @@ TRANSFER = np.dtype(
         ("fixed", np.bool_),
         ("throttled", np.bool_),
         ("bytes", np.float64),  # that moved over the link
+        ("num_with", np.int64),  # transfers of KV that was computed in the same batch, this one included
         ("start_s", np.float64),
         ("end_s", np.float64),
     ],
@@ -79,13 +80,14 @@ def new_transfers(num_requests: int, num_replicas: int, num_links: int) -> Trans
 def start_transfer(
     transfers: Transfers, book: Any, r: int, sender: int, receiver: int, num_bytes: float, ahead_s: float, now: float
 ) -> None:
-    """Let request `r`'s KV move from now on. Layer by layer, as much has moved already as the link can take in the
-    `ahead_s` seconds in which it was computed, but for its last layer."""
+    """Let request `r`'s KV move from now on. Layer by layer, as much has moved already as its share of the link can
+    take in the `ahead_s` seconds in which it was computed, but for its last layer: KV that was computed in the same
+    batch moved at the same time."""
     flow = transfers.flows[r]
     flow.rank, flow.receiver, flow.order = sender, receiver, r
     flow.bytes, flow.remaining, flow.start_s = num_bytes, num_bytes, now
     if transfers.settings[OVERLAP] != 0.0:
-        rate = min(transfers.links[sender].capacity, transfers.links[receiver].capacity)
+        rate = min(transfers.links[sender].capacity / flow.num_with, transfers.links[receiver].capacity)
         flow.remaining = max(num_bytes * transfers.settings[LAST_PART], num_bytes - rate * ahead_s)
     _start(transfers, book, r, now)
 

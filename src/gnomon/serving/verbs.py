@@ -200,6 +200,7 @@ def place(replica: Replica, r: int, tokens: int) -> None:
     replica.batch[state.batch_size] = r
     replica.batch_tokens[state.batch_size] = tokens
     state.batch_size += 1
+    request.joined = state.steps  # It does not step with the others: its record is up to date.
     request.status = IN_FLIGHT
 
 
@@ -273,11 +274,12 @@ def _give_up(replica: Replica, r: int, findable: int) -> None:
     request.prefill_tokens = max(request.prefill_tokens, request.processed)
     request.processed = 0
     request.num_restarts += 1
+    request.num_preemptions += 1
     state.prefill_left += request.prefill_tokens
     state.num_preemptions += 1
     let_go(replica, r)
     if blocks_for(replica, request.prefill_tokens) > state.num_blocks:
-        request.hopeless = 1
+        request.never_fits = 1
     request.preempted_at_s = state.now_s
 
 

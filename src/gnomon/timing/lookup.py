@@ -150,3 +150,12 @@ def with_host_s(tables: IterationTables, stage: int, gpu_s: float, shape: Shape)
     hidden = host[3] + host[4] * shape.sequences + host[5] * shape.tokens
     in_graph = (shape.sequences if phase == 1 else shape.tokens) <= host[7]
     return exposed + max(gpu_s, hidden, 0.0 if in_graph else host[6])
+
+
+@jit
+def iteration_s(tables: IterationTables, row: int, num_stages: int, shape: Shape, group_tokens: int) -> float:
+    """Seconds from the start of one iteration to its end, through all stages (from `row` on), with the host's time."""
+    seconds = with_host_s(tables, row, stage_s(tables, row, shape, group_tokens), shape)
+    for stage in range(1, num_stages):
+        seconds += stage_s(tables, row + stage, shape, group_tokens)
+    return seconds

@@ -82,7 +82,7 @@ def evacuate(
         q.processed[members] += done
         q.last_token_s[members] = np.where(done > 0, state.last_step_s, q.last_token_s[members])
     if stores_kv:
-        _store(cluster, outside.tiers, ids)
+        _store(cluster, outside.tiers, ids, now_s)
     moved = q.held_blocks[ids] > 0
     if ((q.status[ids] == MOVING) | (q.decode_replica[ids] != NONE)).any():
         freed = _take_back(cluster, outside.transfers, outside.tiers, outside.calendar, ids, now_s)
@@ -113,6 +113,7 @@ def _start_over(cluster: Cluster, ids: Ints, moved: Any, keeps_tokens: bool) -> 
         for stamp in ("first_token_s", "last_token_s"):
             q[stamp][ids] = -1.0
         q.charged[ids] = 0
+    q.scheduled_s[ids[q.first_token_s[ids] < 0.0]] = -1.0
     q.num_restarts[ids] += moved | (q.processed[ids] > 0)
     q.num_tries[ids] += 1
     for name, value in (("processed", 0), ("num_blocks", 0), ("keyed_blocks", 0), ("status", NOT_ARRIVED),
@@ -123,11 +124,11 @@ def _start_over(cluster: Cluster, ids: Ints, moved: Any, keeps_tokens: bool) -> 
 
 
 @jit
-def _store(cluster: Cluster, tiers: Tiers, ids: Ints) -> None:
-    """What these requests have computed is in the shared store."""
+def _store(cluster: Cluster, tiers: Tiers, ids: Ints, now_s: float) -> None:
+    """What these requests have computed is in the shared store, unless that is down."""
     lent, shelves = borrow(cluster), borrow(tiers)
     for request_id in ids:
-        store_prefix(lent, shelves, request_id)
+        store_prefix(lent, shelves, request_id, now_s)
 
 
 @jit
@@ -152,6 +153,7 @@ def _take_back(
                 freed.add(to)
             elif here == to:
                 unlink_ready(replica_view(lent, to), request_id)
+                freed.add(to)  # Another one is the first now.
         else:
             if to != NONE and to != here:
                 replicas[to].num_coming -= 1

@@ -46,9 +46,7 @@ from gnomon.serving.verbs import (
 
 _FIRST_RATIO, _LEAST_RATIO, _FALL_PER_STEP = 0.7, 0.098, 0.602 / 600
 _RETRACT_AHEAD = 20  # Decode steps that the share after a retraction looks ahead.
-_MOST_FORETOLD = (
-    4096  # Output tokens of one request that admission reckons with (SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION)
-)
+_MOST_EXPECTED = 4096  # Output tokens of a request that admission counts (SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION)
 _RECEIVE_INTERVAL, _MAX_PREFILL = 0, 1  # The options' places.
 _AT_ONCE = 1 << 30  # Iterations since the last look for new requests that are more than any interval.
 
@@ -57,12 +55,12 @@ _AT_ONCE = 1 << 30  # Iterations since the last look for new requests that are m
 def _output_left(replica: Replica, r: int) -> int:
     """Output tokens of request `r` to come, as admission counts them."""
     left = replica.requests[r].total_tokens - max(processed_now(replica, r), replica.requests[r].prefill_tokens)
-    return min(left, _MOST_FORETOLD)
+    return min(left, _MOST_EXPECTED)
 
 
 @inner
 def _whole_output(replica: Replica, r: int) -> int:
-    return min(replica.requests[r].output_tokens, _MOST_FORETOLD)
+    return min(replica.requests[r].output_tokens, _MOST_EXPECTED)
 
 
 @inner
@@ -98,12 +96,6 @@ def _num_left(state: Any) -> int:
 
 
 @inner
-def _compute_prefill(replica: Replica, r: int, tokens: int) -> None:
-    prefix_cache.key_full_blocks(replica, r, replica.requests[r].processed + tokens)
-    place(replica, r, tokens)
-
-
-@inner
 def _place_prefills(replica: Replica) -> None:
     """The chunk in progress, then new requests, within the chunk and the memory that outputs to come leave free."""
     state, running = replica.state, replica.running
@@ -123,7 +115,7 @@ def _place_prefills(replica: Replica) -> None:
         tokens = min(prefill_left(replica, r), budget)
         if tokens == prefill_left(replica, r):
             spare -= _whole_output(replica, r)
-        _compute_prefill(replica, r, tokens)
+        place(replica, r, tokens)
         budget -= tokens
         most -= tokens
     keep_running(replica, 0, kept)
@@ -149,7 +141,7 @@ def _place_prefills(replica: Replica) -> None:
         hold_cached(replica, r, hits)
         hold(replica, r, needed)
         tokens = min(left, budget)
-        _compute_prefill(replica, r, tokens)
+        place(replica, r, tokens)
         budget -= tokens
         most -= tokens
         spare -= (needed + taken + 1) * state.block_size + _whole_output(replica, r)

@@ -142,7 +142,6 @@ def _admit(replica: Replica, budget: int) -> int:
     pop_waiting(replica)
     hold_cached(replica, r, hits)
     hold(replica, r, needed)
-    prefix_cache.key_full_blocks(replica, r, replica.requests[r].processed + tokens)
     place(replica, r, tokens)
     return tokens
 
@@ -168,7 +167,7 @@ def trtllm(replica: Replica) -> None:
     """Every generation and chunk under way, then prompts of new requests, unless they are held back."""
     state = replica.state
     state.steppable = 1
-    nobody_paused = continue_running(replica)
+    nobody_paused = continue_running(replica, False)
     used = tokens_placed(replica)
     decodes = state.num_stepping if state.in_step != 0 else 0
     for i in range(decodes, state.batch_size):

@@ -56,21 +56,22 @@ def _must_take_turns(replica: Replica) -> bool:
 
 
 @inner
-def continue_running(replica: Replica) -> bool:
+def continue_running(replica: Replica, findable_ahead: bool = True) -> bool:
     """Give every running request its tokens, in order of admission; returns whether nobody was pre-empted.
 
     When blocks run out, the request admitted last makes room, if need be the one at hand itself; but where others are
-    in flight (pipeline stages), it waits for them, lest two push each other out for ever.
+    in flight (pipeline stages), it waits for them, lest two push each other out for ever. `findable_ahead`: the prefix
+    cache finds blocks as soon as they are placed, as vLLM's does, not only once they are computed.
     """
     if _must_take_turns(replica):
         dissolve(replica, 0)
     budget = replica.state.max_batch_tokens - place_together(replica)
     sort_running_by_admission(replica)
-    return continue_in_order(replica, budget)
+    return continue_in_order(replica, budget, findable_ahead)
 
 
 @inner
-def continue_in_order(replica: Replica, budget: int) -> bool:
+def continue_in_order(replica: Replica, budget: int, findable_ahead: bool = True) -> bool:
     """`continue_running` in the order of the running list, with so many tokens."""
     state, running = replica.state, replica.running
     first, last = 0, state.num_running
@@ -90,7 +91,7 @@ def continue_in_order(replica: Replica, budget: int) -> bool:
             break
         if missing > 0:
             hold(replica, r, missing)
-        if not is_decoding(replica, r):
+        if findable_ahead and not is_decoding(replica, r):
             prefix_cache.key_full_blocks(replica, r, after)
         place(replica, r, tokens)
         budget -= tokens

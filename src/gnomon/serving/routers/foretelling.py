@@ -14,7 +14,8 @@ from gnomon.core.jit import inner
 from gnomon.serving.cluster import Fleet
 from gnomon.serving.state import Cluster, replica_view
 from gnomon.serving.stepping import ID, processed_now
-from gnomon.timing.lookup import Shape, stage_s, with_host_s
+from gnomon.timing import lookup
+from gnomon.timing.lookup import Shape
 
 PRIOR_OUTPUT, PRIOR_WEIGHT = 200.0, 10.0
 """Output tokens expected before any was seen, and how many finished requests that belief is worth."""
@@ -85,10 +86,7 @@ def iteration_s(fleet: Fleet, r: int, prefill: int, decodes: int, kv: float) -> 
     sequences = min(decodes + (1 if prefill > 0 else 0), tables.sequence_s.shape[1] - 1)
     decodes = min(decodes, tables.decode_s.shape[1] - 1)
     shape = Shape(tokens, sequences, float(prefill) * prefill, 0.0, decodes, decodes * kv, kv)
-    total = 0.0
-    for stage in range(state.num_stages):
-        total += stage_s(tables, state.row + stage, shape, tokens)
-    return max(_SHORTEST_S, with_host_s(tables, state.row, total, shape))
+    return max(_SHORTEST_S, lookup.iteration_s(tables, state.row, state.num_stages, shape, tokens))
 
 
 @inner

@@ -28,8 +28,8 @@ def look(fleet: Fleet, request_id: int, interval_s: float) -> None:
         return
     seen[due] = now + interval_s
     for r in range(replicas.size):
-        seen[SEEN * r + WAITING] = replicas[r].told_waiting
-        seen[SEEN * r + KV_USED] = 1.0 - replicas[r].told_free / max(1, replicas[r].num_blocks)
+        seen[SEEN * r + WAITING] = replicas[r].reported_waiting
+        seen[SEEN * r + KV_USED] = 1.0 - replicas[r].reported_free / max(1, replicas[r].num_blocks)
 
 
 @inner
