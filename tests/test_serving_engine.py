@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from gnomon.core.config import build
 from gnomon.core.errors import ConfigError, UnknownNameError
 from gnomon.serving import guard
+from gnomon.serving.kinds import resolve
 from gnomon.serving.scenario import BatchingConfig, ReplicaConfig, Scenario
 from gnomon.serving.state import FINISHED, REJECTED
 from gnomon.timing.iteration import IterationTables
@@ -182,6 +183,14 @@ def test_a_request_may_outgrow_a_reservation_that_is_rounded_down(policy: str, o
     done = run(setup, requests=requests)
     check_invariants(done)
     assert_same(outcome(done), outcome(run(setup, requests=requests, keep_members=KEEP_ALL)))
+
+
+@pytest.mark.parametrize(("blocks", "most"), [(40, (40 + 3) * 16), (400, 200 + 180 + 150 + 3 * 60)])
+def test_whole_prompts_in_one_iteration_are_bounded_by_the_kv_cache_and_by_the_longest(blocks: int, most: int) -> None:
+    changes = {"num_kv_blocks": blocks, "max_request_tokens": 260}
+    (kind,) = resolve(scenario(batching={"policy": "orca", "max_sequences": 3}, replica=changes))
+    requests = requests_of([0.0] * 4, [200, 1, 180, 150], [60, 1, 60, 60])
+    assert kind.max_iteration_tokens(requests) == most
 
 
 def test_closed_loop_keeps_its_concurrency() -> None:

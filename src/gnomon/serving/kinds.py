@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
 from gnomon import catalog, timing
 from gnomon.catalog import Device, MemoryPlan, Model
 from gnomon.catalog.power import clock_under_cap
@@ -96,7 +98,10 @@ class Kind:
             case "chunks":
                 return given + decodes
             case "nothing":
-                return in_batch * int(requests.total_tokens.max())
+                largest = np.partition(requests.total_tokens, len(requests) - in_batch)[-in_batch:]
+                # What is computed lies in the KV cache; a reservation may be rounded down by less than a block.
+                held = (self.num_kv_blocks + in_batch) * self.batching.block_size
+                return int(largest.sum() if is_own(self.policy.form_batch) else min(largest.sum(), held))
 
 
 def resolve(scenario: Scenario, requests: Requests | None = None) -> list[Kind]:
