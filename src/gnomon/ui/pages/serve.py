@@ -34,7 +34,7 @@ def _workloads() -> dict[str, str]:
 
 
 def _policies() -> dict[str, str]:
-    return {OF_ENGINE: "the engine's, else vllm_v1"} | {name: name for name in policy_names()}
+    return {OF_ENGINE: "engine's own"} | {name: name for name in policy_names()}
 
 
 DEPLOYMENT, LOAD, LIMITS = "Deployment", "Load", "SLO"
@@ -53,7 +53,7 @@ CONTROLS: tuple[Control, ...] = (
            options={NO_ENGINE: "none", "vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"},
            tip="Its scheduler, limits, memory, kernels and host time, where nothing else is set"),
     Choice("policy", "Batching", OF_ENGINE, field=("batching.policy", "batching policy"), options=_policies,
-           group=DEPLOYMENT),
+           group=DEPLOYMENT, tip="Without an engine: vllm_v1"),
     Choice("router", "Router", "round_robin", field=("router.name", "router"), options=router_names,
            group=DEPLOYMENT),
     Slider("rate", "Requests per second", DEFAULT_RATE, field=("workload.rate", "workload.arrivals", "workload"),
