@@ -10,10 +10,12 @@ import yaml
 
 from gnomon import catalog
 from gnomon.convert import TOOLS, as_yaml, convert, vllm_flags
+from gnomon.convert.commands import sglang_flags
 from gnomon.convert.options import option_map
 from gnomon.convert.readers import READERS, tokens
 from gnomon.core.config import build, fields, load
 from gnomon.core.errors import ConfigError, GnomonError
+from gnomon.serving.engines import engine
 from gnomon.serving.policies import POLICIES
 from gnomon.serving.scenario import Scenario
 
@@ -53,7 +55,7 @@ def test_every_target_is_a_key_of_the_scenario(tool):
     for key in keys:
         plain, _, of_policy = key.removesuffix(".0").removesuffix(".1").partition("options.")
         plain = plain.rstrip(".") + (".options" if of_policy else "")
-        assert not of_policy or of_policy in POLICIES[tool].options
+        assert not of_policy or of_policy in POLICIES[engine(tool).settings["batching.policy"].value].options
         assert any(leaf == plain or leaf.startswith(plain + ".") for leaf in known_keys()), key
 
 
@@ -259,6 +261,79 @@ def test_sglang_options():
     ]
 
 
+@pytest.mark.parametrize(
+    ("flags", "sizes"),
+    [
+        ("", tuple(engine("sglang").settings["timing.graph_sizes"].value)),
+        ("--cuda-graph-max-bs 20", (1, 2, 4, 8, 12, 16, 20)),
+        ("--cuda-graph-max-bs-decode 4", (1, 2, 4)),
+        ("--cuda-graph-bs 1 8 64", (1, 8, 64)),
+        ("--disable-cuda-graph", ()),
+        ("--disable-cuda-graph --cuda-graph-max-bs 64", ()),
+    ],
+)
+def test_sglang_graphs(flags, sizes):
+    found = convert("sglang", f"sglang serve --model-path llama-3-8b {flags}").scenario
+    assert found.timing.graph_sizes == sizes
+    again = convert("sglang", " ".join(sglang_flags(found))).scenario
+    assert again.timing.graph_sizes == sizes
+
+
+def test_sglang_graphs_above_512_come_every_32():
+    sizes = convert(
+        "sglang", "sglang serve --model-path llama-3-8b --cuda-graph-max-bs 600"
+    ).scenario.timing.graph_sizes
+    assert sizes[-5:] == (496, 512, 544, 576, 600)
+
+
+@pytest.mark.parametrize(
+    ("flags", "sizes"),
+    [
+        ("--max-cudagraph-capture-size 20", (1, 2, 4, 8, 16, 20)),
+        ("--cudagraph-capture-sizes 1 8 64", (1, 8, 64)),
+        ("""--compilation-config '{"cudagraph_capture_sizes": [1, 8], "mode": 3}'""", (1, 8)),
+        ("""--compilation-config '{"cudagraph_mode": "NONE"}'""", ()),
+        ("""--compilation-config '{"cudagraph_mode": "FULL_DECODE_ONLY"}'""", "vllm"),
+        ("-O 3", "vllm"),
+        ("", "vllm"),
+        ("--enforce-eager --max-cudagraph-capture-size 64", ()),
+    ],
+)
+def test_vllm_graphs(flags, sizes):
+    found = convert("vllm", f"vllm serve llama-3-8b {flags}").scenario
+    assert found.timing.graph_sizes == sizes
+    again = convert("vllm", " ".join(vllm_flags(found))).scenario
+    assert again.timing.graph_sizes == sizes
+
+
+def test_vllm_configuration_file(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        "kv-cache-dtype: fp8\nno-enable-prefix-caching: true\nmax-num-batched-tokens: 8192\nmax-num-seqs: 4\n"
+        """compilation-config: '{"cudagraph_capture_sizes": [1, 8]}'\n"""
+    )
+    result = convert("vllm", f"vllm serve llama-3-8b --config={path} --max-num-seqs 64")
+    batching, timing = result.scenario.batching, result.scenario.timing
+    assert (batching.prefix_cache, batching.max_batch_tokens, batching.max_sequences) == (False, 8192, 64)
+    assert (timing.kv_dtype, timing.graph_sizes) == ("fp8", (1, 8))
+    assert result.without == []
+
+
+def test_options_of_the_launch_scripts_of_real_servers():
+    vllm = convert(
+        "vllm",
+        "vllm serve sgl-project/DeepSeek-V4-Pro-FP8 -dp 8 --enable-expert-parallel --prefill-schedule-interval 4 "
+        "--quantization deepseek_v4_fp8 --moe-backend deep_gemm_mega_moe --linear-backend flashinfer_cutlass",
+    )
+    assert vllm.scenario.batching.options == {"prefill_interval": 4}
+    assert vllm.scenario.timing.dtype == "auto"
+    assert not any("not an option" in why for _, why in vllm.without)
+    sglang = convert("sglang", "sglang serve --model-path deepseek-v4-pro --tp 8 --moe-a2a-backend megamoe")
+    assert sglang.scenario.replica.expert_parallel is True
+    other = convert("sglang", "sglang serve --model-path deepseek-v4-pro --tp 8 --moe-a2a-backend brand_new")
+    assert other.without == [("--moe-a2a-backend brand_new", "one model of the expert exchange")]
+
+
 def test_sglang_data_parallelism_is_attention_groups_or_copies():
     groups = convert(
         "sglang", "sglang.launch_server --model deepseek-r1 --tp 8 --dp 8 --enable-dp-attention --ep-size 8"
@@ -366,6 +441,7 @@ def test_short_numbers(text, number):
             "does not divide",
         ),
         ("sglang", "sglang.launch_server --model-path llama-3-8b --ep-size many", "'many' is not a whole number"),
+        ("sglang", "sglang.launch_server --model-path llama-3-8b --chunked-prefill-size ''", "'' is not a number"),
     ],
 )
 def test_mistakes_are_named(tool, command, message):
@@ -436,3 +512,7 @@ def test_the_page_names_every_option():
         for name in option_map(tool).options:
             spelled = name if "." in name else "--" + name.replace("_", dash)
             assert f"`{spelled}`" in page, (tool, name)
+            option, rows = option_map(tool).options[name], [row for row in page.splitlines() if f"`{spelled}`" in row]
+            keys = [f"`{key}`" for key in (*option.targets, *option.finishes)]
+            meant = [f"| {option.none} |"] if option.none is not None else keys
+            assert any(all(part in row for part in meant) for row in rows), (tool, name)

@@ -121,7 +121,15 @@ def test_a_command_converts_back(tool, tmp_path, monkeypatch):
     found = convert(tool, script.splitlines()[-1], device="h200").scenario
     assert (found.replica, found.front_end) == (asked.replica, asked.front_end)
     assert found.batching.resolved() == asked.batching.resolved()
-    assert found.timing.kv_dtype == "fp8"
+    assert (found.timing.kv_dtype, found.timing.graph_sizes) == ("fp8", asked.timing.graph_sizes)
+
+
+@pytest.mark.parametrize("sizes", [(), (1, 2, 4, 8, 16, 20), (1, 8, 64)])
+def test_trtllm_graphs_convert_back(sizes, tmp_path, monkeypatch):
+    script = trtllm_script(scenario(engine="trtllm", timing={"graph_sizes": sizes}))
+    (tmp_path / FILE).write_text(yaml.safe_dump(extra_of(script)))
+    monkeypatch.chdir(tmp_path)
+    assert convert("trtllm", script.splitlines()[-1]).scenario.timing.graph_sizes == sizes
 
 
 def test_the_command_is_that_of_the_engine_that_was_simulated() -> None:

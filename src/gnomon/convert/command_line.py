@@ -32,7 +32,7 @@ def read_command_line(command: str, known: OptionMap) -> Given:
         if is_off or (option is not None and option.flag and not has_value):
             given.append((spelled, name, not is_off))
         elif has_value:
-            given.append((spelled, name, _value(value)))
+            given.append((spelled, name, value_of(value)))
         else:
             given.append((spelled, name, _values(words, option, spelled)))
     return given
@@ -80,8 +80,8 @@ def _values(words: list[str], option: Option | None, spelled: str) -> Any:
     """The values that follow: one for a known option unless more follow, as many as there are for a list."""
     found = []
     while words and not _is_option(words[0]):
-        found.append(_value(words.pop(0)))
-        if option is not None and not isinstance(option.default, list):
+        found.append(value_of(words.pop(0)))
+        if option is not None and not option.many:
             break
     if not found:
         if option is not None and option.none is None and not isinstance(option.default, bool):
@@ -90,7 +90,7 @@ def _values(words: list[str], option: Option | None, spelled: str) -> Any:
     return found[0] if len(found) == 1 else found
 
 
-def _value(text: str) -> Any:
+def value_of(text: str) -> Any:
     """Numbers, booleans and JSON as such; everything else as text."""
     try:
         value = parse_yaml(text)

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from gnomon import catalog
+from gnomon.convert.readers import captured_sizes
 from gnomon.convert.vllm import vllm_flags
 from gnomon.core.errors import ConfigError
 from gnomon.serving.policies import POLICIES
@@ -130,6 +131,7 @@ def sglang_flags(scenario: Scenario) -> list[str]:
         words.append("--disable-radix-cache")
     if kind.timing.kv_dtype == "fp8":
         words += ["--kv-cache-dtype", "fp8_e4m3"]
+    words += _sglang_graphs(kind.timing.graph_sizes)
     if scenario.front_end.stream_interval > 1:
         words += ["--stream-interval", str(scenario.front_end.stream_interval)]
     if (interval := batching.options.get("receive_interval", 1)) > 1:
@@ -141,6 +143,17 @@ def sglang_flags(scenario: Scenario) -> list[str]:
         if replica.speculative.draft_model:
             words += ["--speculative-draft-model-path", replica.speculative.draft_model]
     return words
+
+
+def _sglang_graphs(sizes: tuple[int, ...] | str | None) -> list[str]:
+    """The flags of SGLang's CUDA graphs; vLLM's default sizes count tokens, not decodes, and are not written."""
+    if not isinstance(sizes, tuple):
+        return []
+    if not sizes:
+        return ["--disable-cuda-graph"]
+    if sizes == captured_sizes("sglang", sizes[-1]):
+        return ["--cuda-graph-max-bs", str(sizes[-1])]
+    return ["--cuda-graph-bs", *map(str, sizes)]
 
 
 def trtllm_script(scenario: Scenario) -> str:
@@ -169,8 +182,12 @@ def _trtllm_extra(scenario: Scenario, kind: KindConfig, batching: ResolvedBatchi
     if kind.timing.kv_dtype == "fp8":
         cache["dtype"] = "fp8"
     extra: dict[str, Any] = {"kv_cache_config": cache}
-    if isinstance(sizes, tuple):
-        extra["cuda_graph_config"] = {"enable_padding": True, "max_batch_size": max(sizes)}
+    if sizes == ():
+        extra["cuda_graph_config"] = None
+    elif isinstance(sizes, tuple):
+        is_usual = sizes == captured_sizes("trtllm", sizes[-1])
+        captured: dict[str, Any] = {"max_batch_size": sizes[-1]} if is_usual else {"batch_sizes": list(sizes)}
+        extra["cuda_graph_config"] = {"enable_padding": True, **captured}
     # Without its own scheduler being simulated, prompts are chunked as the other engines do.
     if options.get("chunked_prefill", 0 if batching.policy == "trtllm" else 1):
         extra["enable_chunked_prefill"] = True

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from gnomon.convert.command_line import Given, read_command_line
+from gnomon.convert.command_line import Given, read_command_line, value_of
 from gnomon.convert.engines import finish_sglang, finish_trtllm, finish_vllm
 from gnomon.convert.options import Option, OptionMap, option_map
 from gnomon.convert.readers import READERS, whole_number
@@ -65,7 +65,7 @@ def convert(tool: str, command: str, *, device: str | None = None) -> Conversion
     `device` names the GPU, which engines' command lines do not say.
     """
     known = option_map(tool)
-    given = _merged(_with_files(read_command_line(command, known), known), known)
+    given = _merged(_opened(_with_files(read_command_line(command, known), known), known), known)
     flat: dict[str, Any] = {**known.scenario, **({"device": device} if device else {})}
     for option in _defaults(known, given):
         _apply(flat, option, option.default)
@@ -123,16 +123,32 @@ def _with_files(given: Given, known: OptionMap) -> Given:
 
 
 def _flat(content: dict[Any, Any], prefix: str, known: OptionMap) -> Given:
-    """The keys of a file as dotted names, down to options that are known."""
-    aliases = {alias: name for name, option in known.all_options().items() for alias in option.aliases}
+    """The keys of a file as dotted names, down to options that are known; `no-...: true` turns one off."""
+    options = known.all_options()
+    aliases = {alias.lstrip("-"): name for name, option in options.items() for alias in option.aliases}
     found: Given = []
     for key, value in content.items():
-        name = aliases.get(f"{prefix}{key}", f"{prefix}{key}")
-        if isinstance(value, dict) and name not in known.all_options():
+        spelled = f"{prefix}{key}"
+        name = aliases.get(spelled, spelled.replace("-", "_"))
+        if isinstance(value, dict) and name not in options:
             found += _flat(value, f"{name}.", known)
+        elif name.startswith("no_") and name[3:] in options:
+            found.append((f"{spelled}:", name[3:], not value))
         else:
-            found.append((f"{prefix}{key}:", name, value))
+            found.append((f"{spelled}:", name, value_of(value) if isinstance(value, str) else value))
     return found
+
+
+def _opened(given: Given, known: OptionMap) -> Given:
+    """The options with those inside an option given as JSON (`--compilation-config '{"mode": 3}'`), where each has a
+    meaning of its own."""
+    parents = {name.rpartition(".")[0] for name in known.all_options()}
+    opened: Given = []
+    for spelled, name, value in given:
+        opened += (
+            _flat(value, f"{name}.", known) if isinstance(value, dict) and name in parents else [(spelled, name, value)]
+        )
+    return opened
 
 
 def _merged(given: Given, known: OptionMap) -> Given:

@@ -43,6 +43,8 @@ class Option(Config):
     """A function that makes the value, by name (see `readers.py`)."""
     flag: bool = False
     """Takes no value; `--no-...` turns it off."""
+    many: bool = False
+    """Takes as many values as follow."""
     aliases: tuple[str, ...] = ()
     """Other spellings, such as -tp."""
 

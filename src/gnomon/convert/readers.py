@@ -8,7 +8,6 @@ from typing import Any
 
 from gnomon.core.errors import ConfigError
 from gnomon.core.registry import Registry
-from gnomon.serving.engines import engine
 
 READERS: Registry[Callable[[Any], Any]] = Registry("reader of option values")
 
@@ -28,8 +27,10 @@ def rest_of_one(value: Any) -> float:
 
 @READERS.register("positive_or_none")
 def positive_or_none(value: Any) -> Any:
-    """0 means no limit."""
-    return value if float(value) > 0 else None
+    """0 or less means no limit."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"{value!r} is not a number.", where="the command")
+    return value if value > 0 else None
 
 
 @READERS.register("tokens")
@@ -66,20 +67,32 @@ def listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-@READERS.register("sglang_graph_sizes")
-def sglang_graph_sizes(value: Any) -> list[int]:
-    """The batch sizes for which SGLang captures CUDA graphs, up to the largest."""
-    captured, largest = engine("sglang").settings["timing.graph_sizes"].value, whole_number(value)
-    return [size for size in captured if size < largest] + [largest]
+_CAPTURED = {
+    "vllm": (1, 2, 4, *range(8, 256, 8), *range(256, 8193, 16)),
+    "sglang": (1, 2, 4, 8, 12, *range(16, 257, 8), *range(272, 513, 16), *range(544, 8193, 32)),
+    "trtllm": (1, 2, 4, *range(8, 129, 8), *(2**power for power in range(8, 14))),
+}
+"""Batch sizes for which engines capture CUDA graphs (vllm/config/vllm.py, sglang/srt/server_args.py,
+tensorrt_llm/llmapi/llm_args.py)."""
 
 
-@READERS.register("trtllm_graph_sizes")
-def trtllm_graph_sizes(value: Any) -> list[int]:
-    """The batch sizes for which TensorRT-LLM captures CUDA graphs: 1, 2, 4, every 8 to 128, then powers of two, and
-    the largest (tensorrt_llm/llmapi/llm_args.py)."""
-    sizes = [1, 2, 4, *range(8, 129, 8), *(2**power for power in range(8, 16))]
-    largest = whole_number(value)
-    return [size for size in sizes if size < largest] + [largest]
+def captured_sizes(engine: str, largest: int) -> tuple[int, ...]:
+    """The batch sizes for which an engine captures CUDA graphs when it is given the largest; none at 0."""
+    return (*(size for size in _CAPTURED[engine] if size < largest), largest) if largest > 0 else ()
+
+
+def _captured(engine: str) -> Callable[[Any], list[int]]:
+    return lambda value: list(captured_sizes(engine, whole_number(value)))
+
+
+for _engine in _CAPTURED:
+    READERS.register(f"{_engine}_graph_sizes")(_captured(_engine))
+
+
+@READERS.register("graph_mode")
+def graph_mode(value: Any) -> list[int] | None:
+    """vLLM's `cudagraph_mode`: NONE is no graphs at all; which parts the other modes capture is not modelled."""
+    return [] if str(value).upper() == "NONE" else None
 
 
 @READERS.register("trtllm_speculative")

@@ -6,6 +6,7 @@ from typing import Any
 
 from gnomon import catalog
 from gnomon.convert.options import option_map
+from gnomon.convert.readers import captured_sizes
 from gnomon.serving.scenario import Scenario
 
 
@@ -23,8 +24,14 @@ def vllm_flags(scenario: Scenario) -> list[str]:
     for name, option in option_map("vllm").options.items():
         if len(option.targets) != 1 or option.read == "speculative" or option.targets[0] == "model":
             continue
+        if option.read and option.targets[0] == "timing.graph_sizes":
+            continue
         value = _at(resolved, option.targets[0].split("."))
         words += _flag(name, value, option.values, option.flag)
+    if isinstance(sizes := kind.timing.graph_sizes, tuple) and sizes:
+        is_usual = sizes == captured_sizes("vllm", sizes[-1])
+        words += ["--max-cudagraph-capture-size", str(sizes[-1])] if is_usual else ["--cudagraph-capture-sizes"]
+        words += [] if is_usual else map(str, sizes)
     if not known.is_moe and scenario.num_replicas > 1:
         words += ["--data-parallel-size", str(scenario.num_replicas)]
     speculative = kind.replica.speculative
@@ -44,7 +51,7 @@ def _flag(name: str, value: Any, values: dict[str, Any] | None, is_flag: bool) -
         return []
     if isinstance(value, bool):
         return [spelled if value else "--no-" + name.replace("_", "-")]
-    return [spelled, str(value)]
+    return [spelled, f"{value:g}" if isinstance(value, float) else str(value)]
 
 
 # vLLM's own defaults, which need no word.
@@ -52,7 +59,7 @@ _UNSAID = {
     "enable_prefix_caching": True, "scheduler_reserve_full_isl": True, "enable_expert_parallel": False,
     "enforce_eager": False, "async_scheduling": False, "watermark": 0.0,
     "tensor_parallel_size": 1, "pipeline_parallel_size": 1, "data_parallel_size": 1, "gpu_memory_utilization": 0.9,
-    "block_size": 16, "seed": 0, "dtype": "bfloat16", "kv_cache_dtype": "bfloat16",
+    "block_size": 16, "seed": 0, "prefill_schedule_interval": 1, "dtype": "bfloat16", "kv_cache_dtype": "bfloat16",
 }  # fmt: skip
 
 
