@@ -37,7 +37,10 @@ def test_a_search_leaves_everything_in_its_folder(cli: CommandLine, file: Path, 
     assert "passed over on a100" in shown or "passed over" not in shown
     assert "12 configurations" in shown
     names = {path.name for path in out.iterdir()}
-    assert names == {"results.jsonl", "report.html", "ranking.csv", "search.yaml", "best.yaml"}
+    commands = {"best.vllm.sh", "best.sglang.sh", "best.trtllm.sh"}
+    assert names == {"results.jsonl", "report.html", "ranking.csv", "search.yaml", "best.yaml"} | commands
+    assert (out / "best.vllm.sh").read_text().startswith("# The best with vLLM:")
+    assert (out / "best.sglang.sh").read_text().startswith("# Not simulated with SGLang:")
     page = (out / "report.html").read_text()
     assert "Best deployment: a100 TP1 PP1" in page
     assert "ttft_front" in page and "Plotly.newPlot" in page

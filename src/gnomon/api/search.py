@@ -130,13 +130,11 @@ class Search(Result):
 
     @cached_property
     def commands(self) -> dict[str, str]:
-        """The winner as the command that starts it, by the engine that was simulated; else `no_command` says why."""
-        from gnomon.convert import server_command
+        """A command for each engine, the winner's first: the best configuration of every engine that was searched, and
+        for the others the winner's layout under a comment that it was not simulated. Empty: `no_command` says why."""
+        from gnomon.convert.winners import winning_commands
 
-        try:
-            return dict([server_command(self.scenario())]) if self.best else {}
-        except ConfigError:
-            return {}
+        return winning_commands(self.found)
 
     @property
     def no_command(self) -> str:
@@ -153,7 +151,7 @@ class Search(Result):
 
     @property
     def vllm_command(self) -> str:
-        """The winner as a `vllm serve` command; empty where vLLM's scheduler was not the one simulated."""
+        """The command for vLLM; a comment in it says where its scheduler was not the one simulated."""
         return self.commands.get("vllm", "")
 
     def to_dict(self) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from gnomon.core.errors import ConfigError
 from gnomon.serving.policies import POLICIES
 from gnomon.serving.scenario import KindConfig, PoolConfig, ResolvedBatching, Scenario
 
+ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
 DYNAMO_FILE = "dynamo.yaml"
 IMAGE = "vllm-runtime:my-tag"
 """Of Dynamo's workers: the tag that is deployed is not the simulator's to say."""

@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, field_v
 from gnomon.core.config import Config
 from gnomon.core.errors import ConfigError
 from gnomon.core.sizes import CountOrNone, Requests, Seed
+from gnomon.serving.engines import engine
 from gnomon.workload import WorkloadConfig
 
 _STATISTIC = re.compile(r"mean|max|p(\d{1,2}(\.\d+)?)")
@@ -88,13 +89,30 @@ class BatchingSpace(Config):
     shorthand: ClassVar[str] = "policy"
 
     policy: str = "vllm_v1"
-    """Name of the policy."""
+    """Name of the policy; that of the engine where one is given."""
+    engine: str | None = None
+    """Engine whose preset (scheduler, kernels, host time, memory plan) is tried: vllm, sglang or trtllm. Of several
+    engines each gets a winner of its own."""
     max_sequences: Counts = ()
     """Batch caps."""
     max_batch_tokens: Counts = ()
     """Token budgets (the chunk of sarathi)."""
     max_chunk_tokens: Counts = ()
     """Most tokens of one prompt in one iteration."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _scheduler_of_the_engine(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or not isinstance(given.get("engine"), str):
+            return given
+        own = engine(given["engine"]).settings["batching.policy"].value
+        if given.get("policy", own) != own:
+            raise ConfigError(
+                f"{given['engine']} schedules by {own}, not by {given['policy']}.",
+                where="space.batching",
+                fix="Leave the policy or the engine out.",
+            )
+        return {**given, "policy": own}
 
 
 class DisaggregatedSpace(Config):

@@ -40,6 +40,8 @@ class Candidate:
         """In short, e.g. `h100 TP4 PP1 sarathi tokens=512`."""
         words = []
         for name, value in self.overrides:
+            if name == "batching.policy" and self.engine:
+                continue  # The engine's own.
             if name in _SHORT:
                 words.append(f"{_SHORT[name]}{value}")
             elif value is True:
@@ -47,6 +49,11 @@ class Candidate:
             elif value not in (None, False):
                 words.append(str(value))
         return " ".join(words)
+
+    @property
+    def engine(self) -> str:
+        """The engine whose preset it takes; empty where none is asked for."""
+        return str(dict(self.overrides).get("engine.name", ""))
 
     def with_replicas(self, count: int) -> Candidate:
         """The same with another number of copies."""
@@ -140,7 +147,7 @@ def _parameters(batching: BatchingSpace) -> Iterator[dict[str, Any]]:
     names = ("max_sequences", "max_batch_tokens", "max_chunk_tokens")
     for values in product(*(getattr(batching, name) or (None,) for name in names)):
         chosen = {f"batching.{name}": value for name, value in zip(names, values, strict=True)}
-        yield {"batching.policy": batching.policy} | chosen
+        yield {"engine.name": batching.engine, "batching.policy": batching.policy} | chosen
 
 
 def _check_names(search: SearchConfig) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -128,11 +128,12 @@ class _Examiner:
         self.simulated += sum(one["simulated"] for one in known.values())
         return {key: one["per_s"] for key, one in known.items()}
 
-    def all_of(self, chosen: list[Candidate], beat: float | None = None) -> list[Record]:
-        """A record for each, in order."""
+    def all_of(self, chosen: list[Candidate], beat: Mapping[str, float] | None = None) -> list[Record]:
+        """A record for each, in order; `beat` are the scores to be beaten, by engine."""
+        beat = beat or {}
         open_ones = [one for one in chosen if self.file.get(one.key) is None]
         self._advance(len(chosen) - len(open_ones))
-        tasks = [Task(self.question, one, beat) for one in open_ones]
+        tasks = [Task(self.question, one, beat.get(one.engine)) for one in open_ones]
         for one, outcome in zip(open_ones, self.workers(evaluate, tasks), strict=True):
             record = outcome.value or Record(one.label, dict(one.overrides), "failed", outcome.error)
             self.file.put(one.key, record.to_dict())
@@ -153,7 +154,8 @@ class _Examiner:
 
 
 def _smart(examiner: _Examiner, space: list[Candidate]) -> list[Record]:
-    """The most promising first, in rounds; each configuration must beat the best so far, at first in a short run."""
+    """The most promising first, in rounds; each configuration must beat the best so far of its engine, at first in a
+    short run."""
     question = examiner.question
     bounds = examiner.workers(bound_of, [Task(question, one) for one in space])
     records: dict[str, Record] = {}
@@ -165,14 +167,17 @@ def _smart(examiner: _Examiner, space: list[Candidate]) -> list[Record]:
             reason = Record(one.label, dict(one.overrides), "failed", outcome.error)
             records[one.key] = examiner.settle(outcome.value or reason, one.key)
     hopeful.sort(key=lambda pair: (-pair[0], pair[1].key))
-    queue, best, size = _promising_first(examiner, [one for _, one in hopeful]), None, FIRST_ROUND
+    queue, size = _promising_first(examiner, [one for _, one in hopeful]), FIRST_ROUND
+    best: dict[str, float] = {}
     while queue:
         chosen, queue = queue[:size], queue[size:]
         size = min(2 * size, LARGEST_ROUND)
         for one, record in zip(chosen, examiner.all_of(chosen, best), strict=True):
             records[one.key] = record
-        scores = [one.score for one in records.values() if one.score is not None]
-        best = max(scores, default=None)
+        for record in records.values():
+            if record.score is not None:
+                engine = record.candidate.engine
+                best[engine] = max(best.get(engine, record.score), record.score)
     return [records[one.key] for one in space]
 
 

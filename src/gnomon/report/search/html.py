@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gnomon import __version__
+from gnomon.convert.commands import ENGINES
 from gnomon.core.config import dump
 from gnomon.core.files import write_text
 from gnomon.report.blocks import Table
@@ -67,8 +68,9 @@ def _messages(found: Found) -> str:
 
 def _facts(found: Found, commands: Mapping[str, str]) -> str:
     pairs = [("asked", words.question_words(found.search)), *(("found", line) for line in words.account(found))]
-    pairs += [(words.ENGINES[name], command) for name, command in commands.items()]
-    return "<dl>" + "".join(f"<dt>{html.escape(n)}</dt><dd>{html.escape(v)}</dd>" for n, v in pairs) + "</dl>"
+    shown = [(name, html.escape(value)) for name, value in pairs]
+    shown += [(ENGINES[name], f"<pre>{html.escape(command)}</pre>") for name, command in commands.items()]
+    return "<dl>" + "".join(f"<dt>{html.escape(name)}</dt><dd>{value}</dd>" for name, value in shown) + "</dl>"
 
 
 def _section(title: str, rows: list[dict[str, Any]]) -> str:

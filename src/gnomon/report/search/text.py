@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from gnomon.convert.commands import ENGINES
 from gnomon.core import units
 from gnomon.report.blocks import Block, Line, Table, lines
 from gnomon.search.config import LATENCIES, SearchConfig
@@ -29,7 +30,6 @@ HEADINGS = {
     "cost": "Cost against latency",
 }
 """Of the scatters, by objective."""
-ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
 
 
 def found_blocks(
@@ -47,9 +47,11 @@ def found_blocks(
     if found.best is None:
         return [*blocks, Line(nothing_qualifies(found))]
     blocks += lines([f"Best: {found.best.label}", *([capacity_words(capacity)] if capacity else [])])
-    blocks += lines([f"With {ENGINES[name]}: {command}" for name, command in commands.items()])
-    if not commands:
-        blocks.append(Line(f"No command: {no_command}" if no_command else "No engine has a command for it."))
+    if no_command:
+        blocks.append(Line(f"No command: {no_command}"))
+    for name, command in commands.items():
+        gap = "\n" if "\n" in command else " "
+        blocks.append(Line(f"With {ENGINES[name]}:{gap}{command}"))
     return blocks
 
 

@@ -81,7 +81,6 @@ def run_search(argument: tuple[SearchConfig, Path], report: jobs.Report) -> Sear
 
 
 def command_of(found: Search) -> str:
-    """The command that starts the winner, or why there is none; empty without a winner."""
-    if found.no_command:
-        return f"# No command: {found.no_command}"
-    return next(iter(found.commands.values()), "")
+    """The commands that start the best of each engine, and why none starts the winner; empty without a winner."""
+    reason = [f"# No command for the winner: {found.no_command}"] if found.no_command else []
+    return "\n\n".join([*reason, *found.commands.values()])
