@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from gnomon.report.verify.silicon import error_row
 from gnomon.verify.silicon.choose import chosen
 from gnomon.verify.silicon.predict import Scored, predict, score
+from gnomon.verify.silicon.scenarios import is_in_held_out_sweep
 from gnomon.verify.silicon.scores import GROUPS, errors_by, errors_of, ranking
 from gnomon.verify.silicon.verdict import FIGURES, RECORDED, Verdict
 
@@ -43,7 +44,8 @@ def _print_record(scored: Sequence[Scored]) -> None:
     """The lines of recorded.yaml."""
     for name, belongs in RECORDED.items():
         if errors := errors_of(filter(belongs, scored)):
-            print(f"{name}: {{{', '.join(f'{figure}: {getattr(errors, figure):.3f}' for figure in FIGURES)}}}")
+            figures = ", ".join(f"{figure}: {getattr(errors, figure):.3f}" for figure in FIGURES)
+            print(f"{name}: {{covered: {errors.covered}, {figures}}}")
 
 
 def _print_tables(scored: Sequence[Scored]) -> None:
@@ -60,6 +62,8 @@ def _print_tables(scored: Sequence[Scored]) -> None:
     _print_row("InferenceX, held out (odd)", held_out)
     _print_row("... without those in doubt", [s for s in held_out if s.server.id not in doubtful])
     _print_row("InferenceX, fitted on (even)", [s for s in known if not s.server.is_held_out])
+    _print_row("InferenceX, held out by sweeps", [s for s in known if is_in_held_out_sweep(s.server)])
+    _print_row("... and odd", [s for s in held_out if is_in_held_out_sweep(s.server)])
     _print_row("NVIDIA's sweeps", [s for s in aggregated if s.server.family == "sweeps"])
     _print_row("NVIDIA's sweeps, odd", [s for s in aggregated if s.server.family == "sweeps" and s.server.is_held_out])
     _print_row("disaggregated", apart)

@@ -60,7 +60,7 @@ def decode_steps(found: Comparison) -> list[dict[str, Any]]:
             used = 0.005 * (before["kv_cache_pct"] + row["kv_cache_pct"]) * found.simulated.kinds[0].num_kv_blocks
             total = 16 * used - 8 * count
         n = round(count)
-        shape = Shape(n, n, 0.0, 0.0, n, total * n / count, float(kv.max()))
+        shape = Shape(n, n, 0.0, 0.0, n, total * n / count, float(kv.max()), n, 0.0)
         kernels_s = stage_s(found.simulated.tables, 0, shape, n)
         steps.append((count, count / row["gen_throughput"], kernels_s))
     table = np.array(steps)

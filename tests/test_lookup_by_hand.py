@@ -43,7 +43,8 @@ def tables(**changes: Any) -> IterationTables:
 
 def shape(chunk: float = 0.0, kv: float = 0.0, decodes: int = 0, mean: float = 0.0, longest: float = 0.0) -> Shape:
     tokens = math.ceil(chunk) + decodes
-    return Shape(tokens, decodes + (chunk > 0), chunk * chunk, chunk * kv, decodes, decodes * mean, longest or mean)
+    at = (decodes, decodes * mean, longest or mean, decodes, kv)
+    return Shape(tokens, decodes + (chunk > 0), chunk * chunk, chunk * kv, *at)
 
 
 def test_axes_have_two_points_per_octave() -> None:
@@ -72,7 +73,7 @@ def test_attention_is_read_between_the_points(given: Shape, expected: float) -> 
 
 
 def test_two_chunks_cost_as_one_of_the_root_of_their_squares() -> None:
-    both = Shape(7, 2, 3.0**2 + 4.0**2, 3.0 * 2.0 + 4.0 * 1.0, 0, 0.0, 0.0)
+    both = Shape(7, 2, 3.0**2 + 4.0**2, 3.0 * 2.0 + 4.0 * 1.0, 0, 0.0, 0.0, 0, 3.0)
     assert attention_s(tables(), 0, both) == pytest.approx(10.0 * 5.0 + 10.0 / 5.0)
 
 
@@ -135,12 +136,26 @@ def test_launching_is_waited_for_outside_graphs() -> None:
     assert always(0.5, shape(decodes=2, mean=1.0)) == pytest.approx(3.2)
     assert always(4.0, shape(decodes=2, mean=1.0)) == pytest.approx(4.0)
     outside = host_of(HostConfig(**costs, launch_in_graphs=False))
-    few, many = Shape(9, 8, 0.0, 0.0, 8, 8.0, 1.0), Shape(9, 9, 0.0, 0.0, 9, 9.0, 1.0)
+    few, many = Shape(9, 8, 0.0, 0.0, 8, 8.0, 1.0, 8, 0.0), Shape(9, 9, 0.0, 0.0, 9, 9.0, 1.0, 9, 0.0)
     assert (outside(0.5, few), outside(0.5, many)) == (0.5, pytest.approx(3.2)), "decodes count sequences"
-    assert outside(0.5, Shape(100, 1, 1e4, 0.0, 0, 0.0, 0.0)) == 0.5, "prompts count tokens"
-    assert outside(0.5, Shape(101, 1, 1e4, 0.0, 0, 0.0, 0.0)) == pytest.approx(3.2)
-    assert outside(0.5, Shape(50, 2, 49.0**2, 0.0, 1, 1.0, 1.0)) == 0.5
-    assert outside(0.5, Shape(51, 2, 50.0**2, 0.0, 1, 1.0, 1.0)) == pytest.approx(3.2)
+    assert outside(0.5, Shape(100, 1, 1e4, 0.0, 0, 0.0, 0.0, 0, 0.0)) == 0.5, "prompts count tokens"
+    assert outside(0.5, Shape(101, 1, 1e4, 0.0, 0, 0.0, 0.0, 0, 0.0)) == pytest.approx(3.2)
+    assert outside(0.5, Shape(50, 2, 49.0**2, 0.0, 1, 1.0, 1.0, 1, 0.0)) == 0.5
+    assert outside(0.5, Shape(51, 2, 50.0**2, 0.0, 1, 1.0, 1.0, 1, 0.0)) == pytest.approx(3.2)
+
+
+def test_every_stage_of_a_pipeline_launches_its_own_layers_and_the_engine_works_once() -> None:
+    """3 + 2 layers, 7 and 5 kernels: launching takes 2 + 3 x 0.5 + 7 x 0.1 = 4.2 and 2 + 2 x 0.5 + 5 x 0.1 = 3.5."""
+    host = HostConfig(
+        per_iteration_s=1.0, per_sequence_s=0.1, exposed_s=5.0, exposed_per_layer_s=0.01, launch_s=2.0,
+        launch_per_layer_s=0.5, launch_per_kernel_s=0.1, decode=HostPhase(launch_s=4.0),
+    )  # fmt: skip
+    one = tables(host_s=host.of_stages([3, 2], [7, 5]))
+    batch = shape(chunk=4.0)
+    assert with_host_s(one, 0, 0.5, batch) == pytest.approx(1.0 + 0.1 + 5.0 + 0.03 + 4.2)
+    assert with_host_s(one, 1, 0.5, batch) == pytest.approx(0.02 + 3.5)
+    assert with_host_s(one, 1, 9.0, batch) == pytest.approx(0.02 + 9.0)
+    assert with_host_s(one, 1, 0.5, shape(decodes=2, mean=1.0)) == pytest.approx(0.02 + 5.5), "its own of the phase"
 
 
 def test_a_phase_has_its_own_host_time() -> None:

@@ -23,7 +23,7 @@ from gnomon.serving.scenario import BatchingConfig, ReplicaConfig, Scenario
 from gnomon.serving.state import FINISHED, REJECTED
 from gnomon.timing.iteration import IterationTables
 from gnomon.workload import generate
-from serving_kit import POLICIES, ROUTERS, assert_same, check_invariants, outcome, requests_of, run, scenario
+from serving_kit import POLICIES, ROUTERS, TABLE, assert_same, check_invariants, outcome, requests_of, run, scenario
 
 KEEP_ALL = 1_000_000
 """Keeping the members of all batches makes the engine handle decodes one by one."""
@@ -271,6 +271,26 @@ def test_speculation_takes_as_many_iterations_as_accepted_drafts_leave() -> None
     assert iterations(1.0) == 1 + 100 // 5
     # Expected tokens per iteration at acceptance a and k drafts: (1 - a^(k+1)) / (1 - a) = 3.36 for 0.8 and 4.
     assert iterations(0.8) == pytest.approx(1 + 100 / 3.36, rel=0.25)
+
+
+def test_every_stage_of_a_pipeline_waits_for_its_launches() -> None:
+    """Two stages of 16 layers each, 1 ms of launching a layer: no stage takes less than 16 ms, whatever it computes."""
+    timing = {**TABLE, "host": {"launch_per_layer_s": 1e-3, "exposed_s": 2e-3}}
+    setup = scenario(replica={"pipeline_parallel": 2}, timing=timing)
+    done = run(setup, requests=requests_of([0.0], [10], [1]))
+    check_invariants(done)
+    assert done.cluster.requests[0].first_token_s == pytest.approx(2 * 0.016 + 0.002)
+
+
+def test_every_chunk_reads_the_kv_before_it() -> None:
+    """Two prompts of 20 tokens in chunks of 10: the second iteration reads 10 + 10 tokens of KV, 512 KiB each."""
+    setup = scenario(batching={"max_chunk_tokens": 10, "prefix_cache": False})
+    done = run(setup, requests=requests_of([0.0, 0.0], [20, 20], [1, 1]))
+    check_invariants(done)
+    replica = done.cluster.replicas[0]
+    assert replica.num_iterations == 2
+    weights = done.tables.work[0, 3]
+    assert replica.bytes - 2 * weights == pytest.approx(20 * 2 * 32 * 32 * 128 * 2)
 
 
 def test_data_parallel_ranks_step_together() -> None:

@@ -46,7 +46,7 @@ def timer(name: str, config: TimingConfig | None = None, device: str = "h100", *
 def test_tables_hold_the_sum_of_the_operators(name: str, degrees: dict[str, object]) -> None:
     batch = Batch(prefill=512, prefill_kv=1024, decode=64, kv=2048)  # On the tables' grid.
     tables = bake(name, **degrees).tables
-    shape = Shape(batch.tokens, batch.sequences, 512.0**2, 512.0 * 1024.0, 64, 64 * 2048.0, 2048.0)
+    shape = Shape(batch.tokens, batch.sequences, 512.0**2, 512.0 * 1024.0, 64, 64 * 2048.0, 2048.0, 64, 1024.0)
     group = batch.tokens * int(degrees.get("data_parallel", 1))  # type: ignore[call-overload]
     baked = sum(stage_s(tables, stage, shape, group) for stage in range(tables.token_s.shape[0]))
     assert baked == pytest.approx(sum(row.seconds for row in breakdown(timer(name, **degrees), batch)), rel=1e-9)
@@ -54,7 +54,7 @@ def test_tables_hold_the_sum_of_the_operators(name: str, degrees: dict[str, obje
 
 def test_a_mixed_batch_on_flash_attention_2_is_dearer_than_its_parts() -> None:
     batch = Batch(prefill=512, prefill_kv=1024, decode=64, kv=2048)
-    shape = Shape(576, 65, 512.0**2, 512.0 * 1024.0, 64, 64 * 2048.0, 2048.0)
+    shape = Shape(576, 65, 512.0**2, 512.0 * 1024.0, 64, 64 * 2048.0, 2048.0, 64, 1024.0)
     together, apart = TimingConfig(), TimingConfig(separate_attention=True)
     totals = []
     for config in (together, apart):
@@ -118,7 +118,7 @@ def test_graph_padding_rounds_small_iterations_up() -> None:
 
 
 def decodes(count: int) -> Shape:
-    return Shape(count, count, 0.0, 0.0, count, 100.0 * count, 100.0)
+    return Shape(count, count, 0.0, 0.0, count, 100.0 * count, 100.0, count, 0.0)
 
 
 def test_host_time_adds_or_hides() -> None:
@@ -138,12 +138,23 @@ def test_host_time_by_phase() -> None:
         "mixed": {"asynchronous": False, "per_token_s": 1e-6},
     }
     tables = bake(config=TimingConfig.model_validate({"host": host})).tables
-    prompt = Shape(512, 1, 512.0**2, 0.0, 0, 0.0, 0.0)
-    both = Shape(1000, 11, 990.0**2, 0.0, 10, 1000.0, 100.0)
+    prompt = Shape(512, 1, 512.0**2, 0.0, 0, 0.0, 0.0, 0, 0.0)
+    both = Shape(1000, 11, 990.0**2, 0.0, 10, 1000.0, 100.0, 10, 0.0)
     assert with_host_s(tables, 0, 0.012, prompt) == pytest.approx(0.005 + 0.02 + 32 * 1e-4), "launch bound"
     assert with_host_s(tables, 0, 0.05, prompt) == pytest.approx(0.055), "compute bound"
     assert with_host_s(tables, 0, 0.0005, decodes(8)) == pytest.approx(1e-3), "hidden, as for all iterations"
     assert with_host_s(tables, 0, 0.01, both) == pytest.approx(0.01 + 1e-3 + 1000 * 1e-6), "not hidden"
+
+
+def test_stages_of_a_pipeline_wait_for_their_own_kernels() -> None:
+    """32 layers over three stages: 10, 11 and 11, the leftover ones before the last."""
+    host = {"launch_per_layer_s": 1e-3, "exposed_s": 0.5, "exposed_per_layer_s": 1e-4}
+    cut = catalog.Parallelism(pipeline_parallel=3)
+    tables = bake(pipeline_parallel=3, config=TimingConfig.model_validate({"host": host})).tables
+    layers = [len(cut.layers_of_stage(catalog.model("llama-3-8b"), stage)) for stage in range(3)]
+    found = [with_host_s(tables, stage, 1e-6, decodes(8)) for stage in range(3)]
+    assert sum(layers) == 32
+    assert found == pytest.approx([0.5 * (stage == 0) + 1.1e-3 * n for stage, n in enumerate(layers)])
 
 
 def test_kernels_are_launched_one_by_one_outside_cuda_graphs_only() -> None:
@@ -151,7 +162,7 @@ def test_kernels_are_launched_one_by_one_outside_cuda_graphs_only() -> None:
     pieces = bake(config=TimingConfig.model_validate({"host": host, "graph_sizes": [8, 512]})).tables
     whole = bake(config=TimingConfig.model_validate({"host": host, "graph_sizes": [8], "graph_attention": True})).tables
     launch_s = 1e-5 * num_kernels(stage_operators(catalog.model("llama-3-8b"), catalog.Parallelism(), 0))
-    short, long = (Shape(tokens, 1, tokens**2.0, 0.0, 0, 0.0, 0.0) for tokens in (512, 513))
+    short, long = (Shape(tokens, 1, tokens**2.0, 0.0, 0, 0.0, 0.0, 0, 0.0) for tokens in (512, 513))
     assert with_host_s(pieces, 0, 1e-4, short) == 1e-4, "without attention, any iteration may be a graph"
     assert with_host_s(pieces, 0, 1e-4, long) == pytest.approx(launch_s)
     assert with_host_s(pieces, 0, 1.0, long) == 1.0
@@ -262,14 +273,14 @@ def test_a_service_time_proportional_to_the_prompt_is_one_line_of_yaml(tmp_path:
         file.write("source: table\ntable: {per_token: 1.0e-3}\n")
     tables = bake(config=load(TimingConfig, path)).tables
     for prompt in (1, 7, 700, 4096):
-        shape = Shape(prompt, 1, float(prompt) ** 2, 0.0, 0, 0.0, 0.0)
+        shape = Shape(prompt, 1, float(prompt) ** 2, 0.0, 0, 0.0, 0.0, 0, 0.0)
         assert stage_s(tables, 0, shape, prompt) == pytest.approx(prompt * 1e-3, rel=1e-12)
 
 
 def test_given_seconds_are_exact_between_grid_points() -> None:
     given = table(per_iteration=0.5, per_token=[0.1, 0.01], per_sequence=2.0, per_decode=0.25, per_decode_kv_token=1e-4)
     tables = bake(config=given).tables
-    shape = Shape(10, 3, 0.0, 0.0, 3, 3 * 777.0, 777.0)
+    shape = Shape(10, 3, 0.0, 0.0, 3, 3 * 777.0, 777.0, 3, 0.0)
     assert stage_s(tables, 0, shape, 10) == pytest.approx(0.5 + 0.1 + 0.1 + 6.0 + 0.75 + 3 * 777 * 1e-4)
 
 

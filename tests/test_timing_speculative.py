@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from gnomon import catalog
@@ -9,9 +10,9 @@ from gnomon.catalog import Parallelism
 from gnomon.core.config import build
 from gnomon.serving.kinds import resolve
 from gnomon.serving.scenario import Scenario
-from gnomon.timing import TimingConfig, iteration_tables
+from gnomon.timing import Context, Timer, TimingConfig, iteration_tables
 from gnomon.timing.iteration import IterationTables
-from gnomon.timing.lookup import Shape, stage_s
+from gnomon.timing.lookup import Shape, stage_s, with_host_s
 from gnomon.timing.speculative import with_draft
 
 
@@ -27,10 +28,11 @@ def seconds(of: IterationTables, shape: Shape) -> float:
 
 
 def decodes(count: int, tokens_each: int) -> Shape:
-    return Shape(count * tokens_each, count * tokens_each, 0.0, 0.0, count, count * 1024.0, 1024.0)
+    tokens = count * tokens_each
+    return Shape(tokens, tokens, 0.0, 0.0, count, count * 1024.0, 1024.0, tokens, 0.0)
 
 
-PROMPT = Shape(1024, 0, 1024.0**2, 0.0, 0, 0.0, 0.0)  # No head: that one's tokens are the target's own.
+PROMPT = Shape(1024, 0, 1024.0**2, 0.0, 0, 0.0, 0.0, 0, 0.0)  # No head: that one's tokens are the target's own.
 
 
 @pytest.mark.parametrize("device", ["h100", "rtx-4090"])  # The second has chunks and decodes in one kernel.
@@ -49,6 +51,43 @@ def test_a_round_is_one_pass_of_the_draft_over_the_tokens_and_then_one_for_each_
     first -= draft.token_s[0, 8]
     expected = seconds(target, verified) + first + 2 * seconds(draft, decodes(8, 1))
     assert seconds(both, verified) == pytest.approx(expected)
+
+
+def test_further_draft_passes_wait_for_the_experts_that_groups_share() -> None:
+    """Two data-parallel groups: eight decodes here are sixteen tokens for the experts of each further pass."""
+    moe = tables("qwen3-30b-a3b", data_parallel=2, expert_parallel=True)
+    one, three = (with_draft(moe, moe, drafted, num_groups=2) for drafted in (1, 3))
+    verified = decodes(8, 4)
+    further = moe.expert_s[0, 16] + seconds(moe._replace(expert_s=moe.expert_s[:, :0]), decodes(8, 1))
+    assert moe.expert_s[0, 16] > 0
+    assert seconds(three, verified) - seconds(one, verified) == pytest.approx(2 * further)
+
+
+def test_every_drafting_sequence_takes_the_hosts_time() -> None:
+    target, draft = tables("llama-3-8b"), tables("llama-3.2-1b")
+    plain, hosted = (with_draft(target, draft, 3, sequence_s=each_s) for each_s in (0.0, 1e-3))
+    mixed = decodes(8, 4)._replace(chunks_squared=4.0)
+    assert with_host_s(hosted, 0, 1.0, decodes(8, 4)) - with_host_s(plain, 0, 1.0, decodes(8, 4)) == pytest.approx(8e-3)
+    assert with_host_s(hosted, 0, 1.0, mixed) - with_host_s(plain, 0, 1.0, mixed) == pytest.approx(8e-3)
+    assert with_host_s(hosted, 0, 1.0, PROMPT) == with_host_s(plain, 0, 1.0, PROMPT)
+
+
+def test_verified_tokens_are_no_prompt_and_pass_what_decodes_pass() -> None:
+    """Latent attention expands the KV of prompts only, and absorbs the products of all that a decode computes."""
+    sizes = {"max_tokens": 2048, "max_sequences": 64, "max_kv_tokens": 4096}
+    model, config, cut = catalog.model("deepseek-v2-lite"), TimingConfig(source="roofline"), Parallelism()
+    one, four = (
+        iteration_tables(model, catalog.device("h100"), cut, config=config, tokens_per_decode=each, **sizes).tables
+        for each in (1, 4)
+    )
+    verified = decodes(8, 4)
+    assert one.prompt_s[0, 24] > 0
+    assert seconds(one, verified) == pytest.approx(seconds(one._replace(prompt_s=one.prompt_s[:, :0]), verified))
+    timer = Timer(Context(model, catalog.device("h100"), catalog.default_node(catalog.device("h100")), cut, config))
+    absorbed = [one for one in timer.operators(0) if one.kind == "decode"]
+    more = sum(o.count * float(np.diff(timer.seconds(o, np.array([8.0, 32.0])))[0]) for o in absorbed)
+    assert more > 0
+    assert seconds(four, verified) - seconds(one, verified) == pytest.approx(more)
 
 
 def test_all_stages_of_the_draft_run_before_the_target() -> None:

@@ -16,7 +16,7 @@ from gnomon.verify.silicon import predict
 from gnomon.verify.silicon.choose import chosen
 from gnomon.verify.silicon.launch import doubt_about, launch_of
 from gnomon.verify.silicon.predict import Prediction, Scored, score
-from gnomon.verify.silicon.scenarios import MODELS, facts_of, scenario_of
+from gnomon.verify.silicon.scenarios import MODELS, facts_of, is_in_held_out_sweep, scenario_of
 from gnomon.verify.silicon.scores import errors_of, ranking
 from gnomon.verify.silicon.servers import Layout, Server, servers
 from gnomon.verify.silicon.verdict import Verdict
@@ -206,6 +206,18 @@ def test_a_worse_figure_is_said_for_the_whole_file_only() -> None:
     far_off = [scored(9.0, 9.0)]
     assert any(line.startswith("aggregated: tpot_mape is") for line in Verdict(far_off, is_whole=True).worse)
     assert Verdict(far_off, is_whole=False).worse == []
+
+
+def test_fewer_predicted_servers_are_worse() -> None:
+    without = [Scored(server(), Prediction(problem="x"))]
+    assert any("0 servers are predicted" in line for line in Verdict(without, is_whole=True).worse)
+
+
+def test_repeats_under_another_name_are_in_the_same_half_of_the_sweeps() -> None:
+    r1, v3 = "deepseek-ai/DeepSeek-R1", "deepseek-ai/DeepSeek-V3"
+    assert is_in_held_out_sweep(server(model=r1)) == is_in_held_out_sweep(server(model=v3, concurrency=7, id="other"))
+    halves = {is_in_held_out_sweep(s) for s in servers()}
+    assert halves == {True, False}
 
 
 def test_text_and_page_show_every_group(tmp_path: Path) -> None:

@@ -38,7 +38,8 @@ class Kernels:
 def _stage_s(tables: IterationTables, rows: Floats, out: Floats) -> None:
     for i in range(rows.shape[0]):
         r = rows[i]
-        out[i] = stage_s(tables, 0, Shape(int(r[0]), int(r[1]), r[2], r[3], int(r[4]), r[5], r[6]), int(r[0]))
+        shape = Shape(int(r[0]), int(r[1]), r[2], r[3], int(r[4]), r[5], r[6], int(r[4]), 0.0)
+        out[i] = stage_s(tables, 0, shape, int(r[0]))
 
 
 def kernels_of(scenario: Scenario, logs: list[Log]) -> dict[str, Kernels]:

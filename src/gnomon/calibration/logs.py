@@ -53,7 +53,7 @@ class Steps:
         """What one iteration contained, as the timing tables read it."""
         return Shape(
             int(self.tokens[i]), int(self.sequences[i]), float(self.chunks_squared[i]), float(self.chunks_kv[i]),
-            int(self.decodes[i]), float(self.decode_kv[i]), float(self.decode_kv_max[i]),
+            int(self.decodes[i]), float(self.decode_kv[i]), float(self.decode_kv_max[i]), int(self.decodes[i]), 0.0,
         )  # fmt: skip
 
 

@@ -195,7 +195,7 @@ def _iteration_s(
 ) -> float:
     count = min(int(prefill) + decodes, tables.token_s.shape[1] - 1)
     sequences = min(decodes + (prefill > 0), tables.sequence_s.shape[1] - 1)
-    shape = Shape(count, sequences, float(prefill) ** 2, 0.0, decodes, decodes * kv, kv)
+    shape = Shape(count, sequences, float(prefill) ** 2, 0.0, decodes, decodes * kv, kv, decodes, 0.0)
     return float(iteration_s(tables, row, num_stages, shape, count))
 
 

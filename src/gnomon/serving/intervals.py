@@ -136,14 +136,17 @@ class _Adjust:
 
 
 def _host_s(scenario: Scenario, constants: dict[str, float]) -> Floats:
+    """Of every stage of every kind of replica, one below the other."""
     from gnomon import catalog
 
     own = (scenario.timing.host or HostConfig()).model_dump(exclude_unset=True)
-    given = nested(constants)["timing"]["host"]
-    stages = scenario.replica.pipeline_parallel
-    return HostConfig.model_validate(filled_in(given, own)).array(
-        -(-catalog.model(scenario.model).num_layers // stages)
-    )
+    host = HostConfig.model_validate(filled_in(nested(constants)["timing"]["host"], own))
+    model, rows = catalog.model(scenario.model), []
+    for kind in scenario.kinds():
+        cut = kind.replica.parallelism
+        layers = [len(cut.layers_of_stage(model, stage)) for stage in range(cut.pipeline_parallel)]
+        rows.append(host.of_stages(layers, [0] * len(layers)))
+    return np.concatenate(rows)
 
 
 def _with_front_end(scenario: Scenario, constants: dict[str, float]) -> Scenario:

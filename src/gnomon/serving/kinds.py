@@ -253,19 +253,23 @@ def bake(model: str, kinds: list[Kind], requests: Requests) -> Times:
     baked, tables, timers = [], [], []
     for kind in kinds:
         place = (kind.device_name, kind.node, kind.replica.parallelism, kind.timing, max_tokens, max_sequences, longest)
-        target = _bake(model, *place)
+        target = _bake(model, *place, kind.tokens_per_decode)
         baked.append(target)
         timers.append(target.timer)
         tables.append(target.tables)
         speculative = kind.replica.speculative
-        if speculative and speculative.draft_model:
-            place = (*place[:2], place[2].suited_to(catalog.model(speculative.draft_model)), *place[3:])
-            draft = _bake(speculative.draft_model, *place)
-            baked.append(draft)
-            tables[-1] = with_draft(target.tables, draft.tables, speculative.num_tokens)
-        elif speculative and speculative.draft_layers:
-            head = draft_head(target.tables, speculative.draft_layers / catalog.model(model).num_layers)
-            tables[-1] = with_draft(target.tables, head, speculative.num_tokens)
+        if speculative and (speculative.draft_model or speculative.draft_layers):
+            name = speculative.draft_model
+            if name:
+                place = (*place[:2], place[2].suited_to(catalog.model(name)), *place[3:])
+                baked.append(_bake(name, *place, 1))
+                draft = baked[-1].tables
+            else:
+                share = speculative.draft_layers / catalog.model(model).num_layers
+                draft = draft_head(_bake(model, *place, 1).tables, share)
+            each_s = kind.timing.host.draft_sequence_s if kind.timing.host else 0.0
+            groups = kind.replica.data_parallel
+            tables[-1] = with_draft(target.tables, draft, speculative.num_tokens, num_groups=groups, sequence_s=each_s)
     notes = list(dict.fromkeys(note for one in baked for note in one.notes))
     return Times(stack(tables), notes, tuple(baked), tuple(timers))
 
@@ -297,7 +301,15 @@ def _context(model: str, device: str, node: str | None, parallelism: Any, config
 
 @lru_cache(maxsize=128)
 def _bake(
-    model: str, device: str, node: str | None, parallelism: Any, config: Any, tokens: int, sequences: int, kv: int
+    model: str,
+    device: str,
+    node: str | None,
+    parallelism: Any,
+    config: Any,
+    tokens: int,
+    sequences: int,
+    kv: int,
+    each: int,
 ) -> timing.Baked:
     """`iteration_tables`, remembered: a search simulates the same replica many times."""
     is_given = timing.SOURCES[config.source].gives_iterations
@@ -310,5 +322,6 @@ def _bake(
         max_tokens=tokens,
         max_sequences=sequences,
         max_kv_tokens=kv,
+        tokens_per_decode=each,
         source=None if is_given else _source(model, device, node, parallelism, config),
     )

@@ -5,7 +5,6 @@ A formed batch is frozen, and stages serve batches first come first served: all 
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from gnomon.core.jit import apart, inner
@@ -33,13 +32,15 @@ def _shape(replica: Replica) -> Shape:
     tokens, decodes = together, together
     decode_kv = float(state.step_kv) if together > 0 else 0.0
     longest = float(state.step_kv_max) if together > 0 else 0.0
-    sequences, squared, chunks_kv = together, 0.0, 0.0
+    decode_tokens = together
+    sequences, squared, chunks_kv, prompt_kv = together, 0.0, 0.0, 0.0
     for i in range(together, state.batch_size):
         request = replica.requests[replica.batch[i]]
         count = replica.batch_tokens[i]
         tokens += count
         if request.processed > request.prefill_tokens:
             decodes += 1
+            decode_tokens += count
             sequences += count
             decode_kv += request.processed
             longest = max(longest, float(request.processed))
@@ -47,7 +48,8 @@ def _shape(replica: Replica) -> Shape:
             sequences += 1
             squared += float(count) * count
             chunks_kv += float(count) * request.processed
-    return Shape(tokens, sequences, squared, chunks_kv, decodes, decode_kv, longest)
+            prompt_kv += request.processed
+    return Shape(tokens, sequences, squared, chunks_kv, decodes, decode_kv, longest, decode_tokens, prompt_kv)
 
 
 @inner
@@ -65,15 +67,14 @@ def fill_flight(
     memory: its first stage is busy for `busy_s`."""
     flight.start_s = start_s
     flight.tokens = shape.tokens
-    flight.prefill_tokens = shape.tokens - shape.decodes * (1 + state.num_speculative)
+    flight.prefill_tokens = shape.tokens - shape.decode_tokens
     flight.decodes = shape.decodes
     flight.decode_kv = shape.decode_kv
     flight.kv_block_s = (state.num_blocks - state.free_blocks) * busy_s
     work = tables.work[state.row]
     pairs = 0.5 * shape.chunks_squared + shape.chunks_kv + shape.decode_kv
     flight.flops = work[0] * shape.tokens + work[1] * pairs + work[2] * shape.sequences
-    chunk = math.sqrt(shape.chunks_squared)
-    flight.bytes = weight_bytes + work[4] * (shape.decode_kv + (shape.chunks_kv / chunk if chunk > 0.0 else 0.0))
+    flight.bytes = weight_bytes + work[4] * (shape.decode_kv + shape.prompt_kv)
     flight.beyond_measured = is_beyond_measured(tables.measured[state.row], shape)
     state.num_iterations += 1
     flight.number = state.num_iterations
@@ -89,7 +90,7 @@ def fill_flight(
 def _stage_seconds(
     cluster: Cluster, tables: IterationTables, r: int, position: int, stage: int, shape: Shape, group_tokens: int
 ) -> float:
-    """The time of one stage: replayed, or from the tables; the first stage also waits for the host."""
+    """The time of one stage: replayed, or from the tables with the host's."""
     state = cluster.replicas[r]
     if cluster.recorded_first.size > 0:
         n = cluster.recorded_first[r] + state.num_iterations
@@ -101,8 +102,7 @@ def _stage_seconds(
         return 0.0
     seconds = stage_s(tables, state.row + stage, shape, group_tokens)
     cluster.flights[r, position].gpu_s = seconds + (cluster.flights[r, position].gpu_s if stage > 0 else 0.0)
-    if stage == 0:
-        seconds = with_host_s(tables, state.row, seconds, shape)
+    seconds = with_host_s(tables, state.row + stage, seconds, shape)
     return seconds + seconds * state.slowdown
 
 

@@ -205,18 +205,18 @@ def _divide(cluster: Cluster, tables: IterationTables, r: int, position: int, sh
     for prefills, for other decodes, for contexts (its own included), in the pipeline, for the host, for stragglers."""
     state, clock, columns = cluster.replicas[r], cluster.clocks[r], cluster.flight_ns[r, position]
     own_s = cluster.flights[r, position].gpu_s
-    first_s = own_s if state.num_stages == 1 else stage_s(tables, state.row, shape, group_tokens)
-    host_s = with_host_s(tables, state.row, first_s, shape) - first_s
-    busy_s = 0.0
+    host_s, busy_s = 0.0, 0.0
     for stage in range(state.num_stages):
+        one_s = own_s if state.num_stages == 1 else stage_s(tables, state.row + stage, shape, group_tokens)
+        host_s += with_host_s(tables, state.row + stage, one_s, shape) - one_s
         busy_s += cluster.stage_end_s[r, position, stage] - cluster.stage_start_s[r, position, stage]
     gpu_s, row, stages = own_s, clock[REFERENCE_ROW], clock[REFERENCE_STAGES]
     if row != state.row:
         gpu_s = min(own_s, _all_stages_s(tables, row, stages, shape, group_tokens))
     decodes_s = gpu_s
     if shape.decodes > 0 and shape.chunks_squared > 0.0:
-        tokens = shape.decodes * (1 + state.num_speculative)
-        only = Shape(tokens, tokens, 0.0, 0.0, shape.decodes, shape.decode_kv, shape.decode_kv_max)
+        tokens = shape.decode_tokens
+        only = Shape(tokens, tokens, 0.0, 0.0, shape.decodes, shape.decode_kv, shape.decode_kv_max, tokens, 0.0)
         decodes_s = min(gpu_s, _all_stages_s(tables, row, stages, only, tokens))
     total_s = cluster.flights[r, position].end_s - cluster.flights[r, position].start_s
     alone_ns = cluster.floor_ns[row, 1]
@@ -357,7 +357,7 @@ def _find_alone(cluster: Cluster, tables: IterationTables, r: int, request_id: i
     done, alone_s = cluster.ledger[request_id].cached, 0.0
     while done < request.prompt_tokens:
         chunk = min(most, request.prompt_tokens - done)
-        shape = Shape(chunk, 1, float(chunk) * chunk, float(chunk) * done, 0, 0.0, 0.0)
+        shape = Shape(chunk, 1, float(chunk) * chunk, float(chunk) * done, 0, 0.0, 0.0, 0, float(done))
         alone_s += _all_stages_s(tables, clock[REFERENCE_ROW], clock[REFERENCE_STAGES], shape, chunk)
         done += chunk
     left = nanoseconds(alone_s)
@@ -377,11 +377,11 @@ def tabulate(tables: IterationTables, row: int, num_stages: int, per_decode: int
     for decodes in range(1, floor_ns.size):
         tokens = decodes * per_decode
         if tokens < tables.token_s.shape[1] and tokens < tables.sequence_s.shape[1]:
-            shape = Shape(tokens, tokens, 0.0, 0.0, decodes, 0.0, 0.0)
+            shape = Shape(tokens, tokens, 0.0, 0.0, decodes, 0.0, 0.0, tokens, 0.0)
             floor_ns[decodes] = nanoseconds(_all_stages_s(tables, row, num_stages, shape, tokens))
         else:
             floor_ns[decodes] = floor_ns[decodes - 1]
     for kv in range(sums.size - 1):
-        shape = Shape(per_decode, per_decode, 0.0, 0.0, 1, float(kv), float(kv))
+        shape = Shape(per_decode, per_decode, 0.0, 0.0, 1, float(kv), float(kv), per_decode, 0.0)
         alone_s = _all_stages_s(tables, row, num_stages, shape, per_decode)
         sums[kv + 1] = sums[kv] + nanoseconds(alone_s) - floor_ns[1]

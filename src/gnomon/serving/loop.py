@@ -289,7 +289,7 @@ def _coast(cluster: Cluster, tables: IterationTables, log: Log, r: int, until: f
         reported_free = state.free_blocks
         # The next one.
         stepping.grow(replica, needed)
-        shape = Shape(count, count, 0.0, 0.0, count, float(step_kv), float(longest))
+        shape = Shape(count, count, 0.0, 0.0, count, float(step_kv), float(longest), count, 0.0)
         gpu_s = fixed_s + attention_s(tables, row, shape)
         seconds = with_host_s(tables, row, gpu_s, shape)
         end_s = last_s + (seconds + seconds * state.slowdown)

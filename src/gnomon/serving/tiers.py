@@ -187,7 +187,8 @@ def _prefill_s(tables: IterationTables, replica: Replica, tokens: int, before: i
     """Seconds to compute so many tokens behind those before them, alone, in chunks."""
     state = replica.state
     chunk = float(max(1, min(tokens, state.max_batch_tokens, tables.token_s.shape[1] - 1)))
-    shape = Shape(int(chunk), 1, chunk * chunk, chunk * (before + 0.5 * (tokens - chunk)), 0, 0.0, 0.0)
+    kv = before + 0.5 * (tokens - chunk)
+    shape = Shape(int(chunk), 1, chunk * chunk, chunk * kv, 0, 0.0, 0.0, 0, kv)
     return iteration_s(tables, state.row, state.num_stages, shape, int(chunk)) * tokens / chunk
 
 

@@ -64,13 +64,14 @@ def iteration_tables(
     max_tokens: int,
     max_sequences: int,
     max_kv_tokens: int,
+    tokens_per_decode: int = 1,
     source: Source | None = None,
 ) -> Baked:
     """The seconds of every possible iteration of one replica.
 
-    `max_tokens` and `max_sequences` bound one iteration, `max_kv_tokens` the KV length of one request. `source` is one
-    made before for all but these. Raises GnomonError where the parallelism does not suit the model or the source cannot
-    be read.
+    `max_tokens` and `max_sequences` bound one iteration, `max_kv_tokens` the KV length of one request. A decode
+    computes `tokens_per_decode` tokens: its own, and drafts that are verified. `source` is one made before for all but
+    these. Raises GnomonError where the parallelism does not suit the model or the source cannot be read.
     """
     config = config or TimingConfig()
     for name, value in (("max_tokens", max_tokens), ("max_sequences", max_sequences), ("max_kv_tokens", max_kv_tokens)):
@@ -78,7 +79,8 @@ def iteration_tables(
             raise ConfigError(f"must be positive, not {value}.", where=name)
     parallelism.check(model)
     work = _work(model, device, parallelism, config)
-    num_layers = -(-model.num_layers // parallelism.pipeline_parallel)
+    stages = range(parallelism.pipeline_parallel)
+    num_layers = [len(parallelism.layers_of_stage(model, stage)) for stage in stages]
     if SOURCES[config.source].gives_iterations:
         tables = given_tables(
             config.table,
@@ -86,17 +88,17 @@ def iteration_tables(
             max_tokens=max_tokens,
             max_sequences=max_sequences,
             max_kv_tokens=max_kv_tokens,
-            host_s=(config.host or HostConfig()).array(num_layers, graphs=_largest_graphs(config)),
+            host_s=(config.host or HostConfig()).of_stages(num_layers, [0 for _ in stages], _largest_graphs(config)),
             work=work,
         )
         scaled = ("token_s", "sequence_s", "prefill_s", "decode_s")
         return Baked(tables._replace(**{name: config.scale * getattr(tables, name) for name in scaled}), [])
     node = node or default_node(device, parallelism.num_gpus)
     timer = Timer(Context(model, device, node, parallelism, config), source=source)
-    oven = _Oven(timer, max_tokens, max_sequences, max_kv_tokens)
+    oven = _Oven(timer, max_tokens, max_sequences, max_kv_tokens, tokens_per_decode)
     host = config.host or getattr(timer.source, "host", None) or HostConfig()
-    host_s = host.array(num_layers, num_kernels(timer.operators(0)), _largest_graphs(config))
-    tables = oven.bake(host_s, work)
+    launched = [num_kernels(timer.operators(stage)) for stage in stages]
+    tables = oven.bake(host.of_stages(num_layers, launched, _largest_graphs(config)), work)
     typical = Batch(prefill=min(512, max_tokens), decode=min(64, max_sequences), kv=min(1024, max_kv_tokens))
     return Baked(tables, timer.notes(), timer, typical)
 
@@ -117,6 +119,7 @@ class _Oven:
     max_tokens: int
     max_sequences: int
     max_kv_tokens: int
+    tokens_per_decode: int
     _calls: dict[tuple[str, object, str], Floats] = field(default_factory=dict)
 
     def bake(self, host_s: Floats, work: Floats) -> IterationTables:
@@ -138,13 +141,13 @@ class _Oven:
             prefill_s=self._attention(
                 stages, "attention_prefill", *np.meshgrid(self.chunk_axis[1:], self.kv_axis, indexing="ij")
             ),
-            decode_s=decodes[:, self._padding(self.max_sequences), None] + self._decode_attention(stages),
+            decode_s=decodes[:, self._decode_tokens(), None] + self._decode_attention(stages),
             mixed_s=self._mixed(stages),
             chunk_axis=self.chunk_axis,
             kv_axis=self.kv_axis,
             decodes_axis=self.decodes_axis,
             skew=each_stage(np.zeros((0, 2 * SKEW_BINS)) if skew is None else skew, len(stages)),
-            host_s=each_stage(host_s, len(stages)),
+            host_s=host_s,
             measured=each_stage(self._measured(stages), len(stages)),
             work=each_stage(work, len(stages)),
         )
@@ -195,9 +198,14 @@ class _Oven:
         have no KV, so that the mean falls as the number rises."""
         rows, kv = np.meshgrid(np.arange(1.0, self.max_sequences + 1.0), self.kv_axis, indexing="ij")
         if self.timer.context.config.graph_attention:
-            padded = np.broadcast_to(self._padding(self.max_sequences)[1:, None].astype(np.float64), rows.shape)
+            padded = np.broadcast_to(self._decode_tokens()[1:, None] / self.tokens_per_decode, rows.shape)
             kv, rows = kv * (rows / padded), padded
         return self._attention(stages, "attention_decode", rows, kv)
+
+    def _decode_tokens(self) -> NDArray[np.int64]:
+        """The tokens for which a CUDA graph runs each count of decodes. (More than fit are never asked for.)"""
+        tokens = self.tokens_per_decode * np.arange(self.max_sequences + 1)
+        return self._padding(self.max_sequences)[np.minimum(tokens, self.max_sequences)]
 
     def _padding(self, maximum: int) -> NDArray[np.int64]:
         """The count to which CUDA graphs pad each count of tokens (of decodes: sequences) up to `maximum`."""

@@ -71,6 +71,10 @@ class TimingConfig(Config):
     expert_kernel: Literal["", "trtllm", "cutlass", "deepgemm", "triton", "marlin"] = ""
     """Whose kernels run the experts, as engines let one choose; silicon: the fastest measured in the engine if not
     given."""
+    all_reduce: Literal["", "flashinfer"] = ""
+    """Whose all-reduce runs beside the engine's own: FlashInfer's, which vLLM (fuse_allreduce_rms) and SGLang
+    (--enable-flashinfer-allreduce-fusion) fuse with the norm behind it; silicon: its kernel is TensorRT-LLM's, and the
+    faster of the two counts at each size."""
     overlap_tokens: NonNegativeInt | None = None
     """Up to how many tokens shared experts run beside the routed ones, on a second stream; if not given, 256 in vLLM
     (VLLM_SHARED_EXPERTS_STREAM_TOKEN_THRESHOLD) and TensorRT-LLM (inside CUDA graphs), 1024 in SGLang

@@ -42,6 +42,8 @@ class HostPhase(Config):
     """The three above hide behind the GPU's work."""
     exposed_s: Seconds = None
     """Seconds per iteration that never hide."""
+    exposed_per_layer_s: Seconds = None
+    """The same for each layer of the model, on top: gaps between kernels, and small kernels that no source times."""
     launch_s: Seconds = None
     """Launching the kernels takes this long: the GPU's part of an iteration cannot take less."""
     launch_per_layer_s: Seconds = None
@@ -67,6 +69,11 @@ class HostConfig(Config):
     """Hidden behind the GPU's work: an iteration takes the longer of the two rather than their sum."""
     exposed_s: HostSeconds = 0.0
     """Seconds per iteration that never hide."""
+    exposed_per_layer_s: HostSeconds = 0.0
+    """The same for each layer of the model, on top: gaps between kernels, and small kernels that no source times."""
+    draft_sequence_s: HostSeconds = 0.0
+    """Seconds for each sequence whose drafted tokens an iteration verifies, never hidden: sorting out what was
+    accepted, preparing the next drafts."""
     launch_s: HostSeconds = 0.0
     """Launching the kernels takes this long: the GPU's part of an iteration cannot take less."""
     launch_per_layer_s: HostSeconds = 0.0
@@ -88,6 +95,22 @@ class HostConfig(Config):
         each = zip(PHASES, graphs, strict=True)
         return np.stack([_row(self, getattr(self, phase), num_layers, num_kernels, graph) for phase, graph in each])
 
+    def of_stages(
+        self, num_layers: Sequence[int], num_kernels: Sequence[int], graphs: Sequence[int] = (0, 0, 0)
+    ) -> Floats:
+        """[stage, phase, column] of a pipeline. Every stage launches its own kernels; the engine's work around an
+        iteration is done once, before the first."""
+        later = self._launching()
+        each = zip(num_layers, num_kernels, strict=True)
+        return np.stack([(later if i else self).array(*sizes, graphs) for i, sizes in enumerate(each)])
+
+    def _launching(self) -> HostConfig:
+        """What the stages behind the first take of it."""
+        kept = {"exposed_per_layer_s", "launch_s", "launch_per_layer_s", "launch_per_kernel_s", "launch_in_graphs"}
+        return HostConfig.model_validate(
+            self.model_dump(include=dict.fromkeys(kept, True) | dict.fromkeys(PHASES, kept))
+        )
+
 
 def _row(common: HostConfig, phase: HostPhase, num_layers: int, num_kernels: int, graph: int) -> Floats:
     def of(name: str) -> float:
@@ -96,6 +119,6 @@ def _row(common: HostConfig, phase: HostPhase, num_layers: int, num_kernels: int
 
     work = [of("per_iteration_s"), of("per_sequence_s"), of("per_token_s")]
     exposed, hidden = ([0.0] * 3, work) if of("asynchronous") else (work, [0.0] * 3)
-    exposed = [exposed[0] + of("exposed_s"), *exposed[1:]]
+    exposed = [exposed[0] + of("exposed_s") + num_layers * of("exposed_per_layer_s"), *exposed[1:]]
     launch = of("launch_s") + num_layers * of("launch_per_layer_s") + num_kernels * of("launch_per_kernel_s")
     return np.array([*exposed, *hidden, launch, 0.0 if of("launch_in_graphs") else graph])

@@ -28,6 +28,10 @@ class Shape(NamedTuple):
     """Sum of their KV lengths."""
     decode_kv_max: float
     """The longest of them."""
+    decode_tokens: int
+    """Tokens that they compute: one each, and those drafted before, which are verified."""
+    prompt_kv: float
+    """Sum of the KV tokens before the prefill chunks."""
 
 
 @jit
@@ -107,21 +111,21 @@ def attention_s(tables: IterationTables, stage: int, shape: Shape) -> float:
 
 @jit
 def without_attention_s(
-    tables: IterationTables, stage: int, tokens: int, sequences: int, decodes: int, group_tokens: int
+    tables: IterationTables, stage: int, tokens: int, sequences: int, decode_tokens: int, group_tokens: int
 ) -> float:
     """Seconds of all but attention in one stage: what does not depend on how long the sequences are."""
     seconds = tables.token_s[stage, tokens] + tables.sequence_s[stage, sequences]
     if tables.expert_s.shape[1] > 0:
         seconds += tables.expert_s[stage, group_tokens]
     if tables.prompt_s.shape[1] > 0:
-        seconds += tables.prompt_s[stage, tokens - decodes]
+        seconds += tables.prompt_s[stage, tokens - decode_tokens]
     return seconds
 
 
 @jit
 def stage_s(tables: IterationTables, stage: int, shape: Shape, group_tokens: int) -> float:
     """Seconds of one iteration in one pipeline stage, without host time."""
-    rest_s = without_attention_s(tables, stage, shape.tokens, shape.sequences, shape.decodes, group_tokens)
+    rest_s = without_attention_s(tables, stage, shape.tokens, shape.sequences, shape.decode_tokens, group_tokens)
     return rest_s + attention_s(tables, stage, shape)
 
 
@@ -143,7 +147,7 @@ def is_beyond_measured(measured: Floats, shape: Shape) -> bool:
 
 @jit
 def with_host_s(tables: IterationTables, stage: int, gpu_s: float, shape: Shape) -> float:
-    """Add the host's time to an iteration of a (first) stage: what is exposed, and what the GPU waits for."""
+    """Add the host's time to an iteration of one stage: what is exposed, and what the GPU waits for."""
     phase = 1 if shape.chunks_squared == 0.0 else (0 if shape.decodes == 0 else 2)
     host = tables.host_s[stage, phase]
     exposed = host[0] + host[1] * shape.sequences + host[2] * shape.tokens
@@ -155,7 +159,7 @@ def with_host_s(tables: IterationTables, stage: int, gpu_s: float, shape: Shape)
 @jit
 def iteration_s(tables: IterationTables, row: int, num_stages: int, shape: Shape, group_tokens: int) -> float:
     """Seconds from the start of one iteration to its end, through all stages (from `row` on), with the host's time."""
-    seconds = with_host_s(tables, row, stage_s(tables, row, shape, group_tokens), shape)
-    for stage in range(1, num_stages):
-        seconds += stage_s(tables, row + stage, shape, group_tokens)
+    seconds = 0.0
+    for stage in range(row, row + num_stages):
+        seconds += with_host_s(tables, stage, stage_s(tables, stage, shape, group_tokens), shape)
     return seconds

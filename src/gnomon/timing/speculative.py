@@ -20,17 +20,25 @@ def draft_head(target: IterationTables, share: float) -> IterationTables:
     return target._replace(**{name: share * getattr(target, name) for name in layers})
 
 
-def with_draft(target: IterationTables, draft: IterationTables, drafted: int) -> IterationTables:
-    """The target's tables with the draft model's time on top. Both must have been baked with the same maxima.
+def with_draft(
+    target: IterationTables, draft: IterationTables, drafted: int, *, num_groups: int = 1, sequence_s: float = 0.0
+) -> IterationTables:
+    """The target's tables with the draft model's time on top. Both must have been baked with the same maxima, those of
+    the draft with one token for each decode.
 
     The draft passes over all tokens of an iteration, prompts included, so that it has their KV; whenever requests
-    decode, it goes on with `drafted` - 1 decode iterations.
+    decode, it goes on with `drafted` - 1 decode iterations. Where `num_groups` data-parallel groups share experts, all
+    of them are taken to decode as many in those. Every sequence that drafts takes `sequence_s` of the host.
     """
     counts = np.arange(target.decode_s.shape[1])
     more = draft.decode_s + draft.sequence_s[:, counts, None]
-    tokens = np.minimum(counts, draft.token_s.shape[1] - 1)  # No iteration has more.
-    decode_s = drafted * more + (drafted - 1) * draft.token_s[:, tokens, None]
+    later_s = draft.token_s[:, np.minimum(counts, draft.token_s.shape[1] - 1)]  # No iteration has more.
+    if draft.expert_s.shape[1]:
+        later_s = later_s + draft.expert_s[:, np.minimum(num_groups * counts, draft.expert_s.shape[1] - 1)]
+    decode_s = drafted * more + (drafted - 1) * later_s[:, :, None]
     decode_s[:, 0] = 0.0
+    hosts = target.host_s.copy()
+    hosts[0, 1:, 1] += sequence_s / (1 + drafted)  # Of decodes, and of both: each counts as all its tokens.
     mixed_s = target.mixed_s
     if mixed_s.shape[1]:
         at = np.minimum(np.rint(target.decodes_axis).astype(int), counts[-1])
@@ -42,6 +50,7 @@ def with_draft(target: IterationTables, draft: IterationTables, drafted: int) ->
         prefill_s=_plus(target.prefill_s, draft.prefill_s),
         decode_s=_plus(target.decode_s, decode_s),
         mixed_s=mixed_s,
+        host_s=hosts,
     )
 
 

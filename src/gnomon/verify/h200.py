@@ -257,6 +257,8 @@ def _shape(row: dict[str, Any]) -> Shape:
         decodes=decodes,
         decode_kv=float(row["decode_kv"] + decodes),
         decode_kv_max=float(row["decode_kv_max"] + (decodes > 0)),
+        decode_tokens=decodes,
+        prompt_kv=0.0,
     )
 
 

@@ -18,6 +18,7 @@ from gnomon.report.page import as_script, page
 from gnomon.report.verify.told import Told
 from gnomon.verify.silicon.launch import rules_text
 from gnomon.verify.silicon.predict import Scored
+from gnomon.verify.silicon.scenarios import is_in_held_out_sweep
 from gnomon.verify.silicon.scores import GROUPS, Errors, errors_by, errors_of, per_gpu
 from gnomon.verify.silicon.servers import Layout
 from gnomon.verify.silicon.verdict import Verdict
@@ -88,12 +89,14 @@ def summary_rows(verdict: Verdict) -> list[dict[str, Any]]:
 
 
 def _groups(aggregated: Sequence[Scored]) -> dict[str, Sequence[Scored]]:
-    """Aggregated servers by family; InferenceX's in those that constants were fitted on, and the others."""
+    """Aggregated servers by family; InferenceX's in those that constants were fitted on, and the others, by server and
+    by whole sweeps."""
     known = [s for s in aggregated if s.server.family == "inferencex"]
     return {
         "aggregated": aggregated,
         "InferenceX, held out (odd)": [s for s in known if s.server.is_held_out],
         "InferenceX, fitted on (even)": [s for s in known if not s.server.is_held_out],
+        "InferenceX, held out by sweeps": [s for s in known if is_in_held_out_sweep(s.server)],
         "NVIDIA's sweeps": [s for s in aggregated if s.server.family == "sweeps"],
     }
 

@@ -85,7 +85,7 @@ def iteration_s(fleet: Fleet, r: int, prefill: int, decodes: int, kv: float) -> 
     tokens = min(prefill + decodes, tables.token_s.shape[1] - 1)
     sequences = min(decodes + (1 if prefill > 0 else 0), tables.sequence_s.shape[1] - 1)
     decodes = min(decodes, tables.decode_s.shape[1] - 1)
-    shape = Shape(tokens, sequences, float(prefill) * prefill, 0.0, decodes, decodes * kv, kv)
+    shape = Shape(tokens, sequences, float(prefill) * prefill, 0.0, decodes, decodes * kv, kv, decodes, 0.0)
     return max(_SHORTEST_S, lookup.iteration_s(tables, state.row, state.num_stages, shape, tokens))
 
 

@@ -63,7 +63,7 @@ def given_tables(
         kv_axis=kv_axis,
         decodes_axis=geometric_axis(max_sequences),
         skew=staged(np.zeros((0, 2 * SKEW_BINS))),
-        host_s=staged(host_s),
+        host_s=host_s,
         measured=staged(np.full(5, np.inf)),
         work=staged(work),
     )

@@ -33,6 +33,8 @@ class Launch:
     """Tokens between two messages to the client."""
     expert_kernel: str = ""
     """Family of the experts' kernels."""
+    all_reduce: str = ""
+    """flashinfer: its all-reduce was asked for."""
     receive_interval: int = 1
     """SGLang: decode steps between two looks for new requests."""
     draft_tokens: int = 0
@@ -90,7 +92,7 @@ def _matches(value: Any, wanted: Any) -> bool:
 
 _NAMES = (
     "", "bf16", "fp8", "auto",
-    "trtllm", "cutlass", "deepgemm", "triton", "marlin",
+    "trtllm", "cutlass", "deepgemm", "triton", "marlin", "flashinfer",
     "data", "tensor", "whole", "sliced", "all_gather", "all_to_all", "round_robin", "least_outstanding",
 )  # fmt: skip
 

@@ -144,11 +144,12 @@ def _key(server: Server) -> str:
 
 @cache
 def _version() -> str:
-    """A hash of all sources and data files of the package: any change may change a prediction."""
+    """A hash of all sources and data files of the package: any change may change a prediction, but for the figures that
+    are recorded of them."""
     digest = hashlib.sha256()
     package = Path(gnomon.__file__).parent
     for path in sorted(package.rglob("*")):
-        if path.is_file() and path.suffix in (".py", ".yaml", ".csv", ".parquet"):
+        if path.suffix in (".py", ".yaml", ".csv", ".parquet") and path.is_file() and path.name != "recorded.yaml":
             digest.update(path.read_bytes())
     from importlib.metadata import version
 

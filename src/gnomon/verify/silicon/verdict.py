@@ -28,7 +28,7 @@ RECORDED: dict[str, Callable[[Scored], bool]] = {
 }
 """Groups of servers whose figures are recorded with a release (`recorded.yaml`)."""
 FIGURES = ("tpot_mape", "tpot_median", "ttft_mape", "ttft_median")
-"""The figures that are recorded of each."""
+"""The errors that are recorded of each, beside the number of servers covered."""
 
 
 @dataclass(frozen=True)
@@ -85,12 +85,17 @@ class Verdict:
 
     def _worse(self, name: str, recorded: dict[str, float]) -> list[str]:
         errors = errors_of(filter(RECORDED[name], self.scored))
-        found = asdict(errors) if errors else {}
-        return [
-            f"{name}: {figure} is {found[figure]:.1%}, worse than the recorded {value:.1%}."
-            for figure, value in recorded.items()
-            if figure in found and found[figure] > value + SLACK
+        found = asdict(errors) if errors else {"covered": 0}
+        lines = [
+            f"{name}: {figure} is {found[figure]:.1%}, worse than the recorded {recorded[figure]:.1%}."
+            for figure in FIGURES
+            if figure in found and found[figure] > recorded[figure] + SLACK
         ]
+        if found["covered"] < recorded["covered"]:
+            lines.append(
+                f"{name}: {found['covered']:,} servers are predicted, fewer than the recorded {recorded['covered']:,}."
+            )
+        return lines
 
     def to_dict(self) -> dict[str, Any]:
         """Nested plain data."""

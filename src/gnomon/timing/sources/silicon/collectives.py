@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
+import numpy as np
 import polars as pl
 
 from gnomon.catalog.topology import Group
@@ -33,16 +34,32 @@ def find_collective(query: Query, operator: Operator, work: Communication) -> Fo
 
 def _measured(query: Query, operator: Operator, work: Communication) -> Found | None:
     if work.collective == "all_reduce":
-        for table in query.tables("comm", "custom_allreduce_perf"):
-            found = exact(all_reduce_kernels(table), operator, table, query.roofline.node)
-            if found:
-                return found
+        own = _first(query, operator, query.engine, query.version)
+        fused = _first(query, operator, "trtllm") if query.all_reduce == "flashinfer" else None
+        if own:
+            return _faster(own, fused) if fused else own
     if work.collective in _NCCL:
         for table in find_tables(query.system, "comm", "nccl_perf", "nccl"):
             found = exact(nccl_kernels(table, work.collective), operator, table, query.roofline.node)
             if found:
                 return found
     return None
+
+
+def _first(query: Query, operator: Operator, engine: str, version: str = "") -> Found | None:
+    """The all-reduce of an engine, or of another that has it."""
+    tables = find_tables(query.system, "comm", "custom_allreduce_perf", engine, version)
+    found = (exact(all_reduce_kernels(table), operator, table, query.roofline.node) for table in tables)
+    return next((one for one in found if one), None)
+
+
+def _faster(own: Found, fused: Found) -> Found:
+    """At each size of a message the faster of two kernels: engines turn to the fused one where it is."""
+    sizes, at, there = np.intersect1d(own.samples.sizes[:, 0], fused.samples.sizes[:, 0], return_indices=True)
+    seconds = np.minimum(own.samples.seconds[at], fused.samples.seconds[there])
+    origin = fused.provenance.removeprefix("measured in ").removesuffix(", other engine")
+    samples = replace(own.samples, sizes=sizes[:, None], seconds=seconds, spread=None)
+    return Found(samples, f"{own.provenance}, or FlashInfer's as in {origin}", own.left_out + fused.left_out)
 
 
 @lru_cache(maxsize=64)

@@ -31,6 +31,8 @@ class Query:
     roofline: Roofline
     expert_kernel: str = ""
     """Family of the experts' kernels, where it was chosen."""
+    all_reduce: str = ""
+    """Whose all-reduce runs beside the engine's own."""
 
     def tables(self, family: str, table: str) -> list[Table]:
         """Every file of a table, the best first."""

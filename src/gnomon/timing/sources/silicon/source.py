@@ -55,7 +55,9 @@ class Silicon(Measured):
         system, c = SYSTEMS[context.device.name], context.config
         roofline = Roofline(context.device, context.node)
         super().__init__("silicon", Bundle(str(data_folder() / system)), roofline, c.estimator)
-        self._query = Query(system, c.engine, c.engine_version, context.kv_dtype, roofline, c.expert_kernel)
+        self._query = Query(
+            system, c.engine, c.engine_version, context.kv_dtype, roofline, c.expert_kernel, c.all_reduce
+        )
         self._context = context
         self._found: dict[Operator, Found | None] = {}
         self._names = {one.name for one in context.operators()}
