@@ -58,8 +58,7 @@ def switched_off() -> None:
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "gnomon"
         shutil.copytree(Path(gnomon.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
-        for place in ("loop.py", "launch.py", "cluster.py"):
-            file = copy / "serving" / place
+        for file in (copy / "serving").glob("*.py"):
             file.write_text(
                 file.read_text(encoding="utf-8").replace("cluster.ledger.size > 0", "False"), encoding="utf-8"
             )

@@ -14,7 +14,8 @@ import pytest
 
 from gnomon.core import jit
 from gnomon.core.user_files import plain
-from gnomon.serving.cluster import Fleet, new_cluster, open_to_all
+from gnomon.serving.allocation import new_cluster
+from gnomon.serving.outside import Fleet, open_to_all
 from gnomon.serving.routers import ROUTERS, llmd
 from gnomon.timing.iteration import blank
 from serving_kit import ROUTERS as BUILT_IN

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from gnomon.core import jit
-from gnomon.serving.cluster import Fleet
+from gnomon.serving.outside import Fleet
 from gnomon.serving.routers import foretelling, learned, lookahead, observation, predicted_latency
 from gnomon.serving.routers.foretelling import PRIOR_OUTPUT, PRIOR_WEIGHT
 from gnomon.timing.iteration import blank, geometric_axis

@@ -20,10 +20,11 @@ from gnomon.serving.calendar import (
     schedule_all,
     take_next,
 )
-from gnomon.serving.cluster import Asked, Fleet, Outside, advance_all, open_to_all, serve
+from gnomon.serving.cluster import advance_all, serve
 from gnomon.serving.compilation import engine_of
 from gnomon.serving.kinds import bake, policies_of, resolve
 from gnomon.serving.log import new_log
+from gnomon.serving.outside import Asked, Fleet, Outside, open_to_all
 from gnomon.serving.routers import ROUTERS
 from gnomon.serving.simulate import run
 from gnomon.serving.tiers import new_tiers

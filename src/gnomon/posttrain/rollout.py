@@ -15,11 +15,12 @@ from gnomon.core.errors import ConfigError
 from gnomon.core.jit import function_arguments
 from gnomon.posttrain.config import Posttrain
 from gnomon.serving.build import build_cluster
-from gnomon.serving.cluster import Fleet, advance_all, open_to_all
+from gnomon.serving.cluster import advance_all
 from gnomon.serving.compilation import engine_of
 from gnomon.serving.kinds import Kind, bake, resolve
 from gnomon.serving.log import Log, new_log
 from gnomon.serving.migration import submit, withdraw
+from gnomon.serving.outside import Fleet, open_to_all
 from gnomon.serving.routers import ROUTERS
 from gnomon.serving.scenario import BatchingConfig, ReplicaConfig, Scenario
 from gnomon.serving.state import FINISHED, REJECTED

@@ -12,10 +12,12 @@ from typing import NamedTuple
 from gnomon.core.arrays import Floats, Ints
 from gnomon.core.borrow import borrow, first_rows
 from gnomon.core.jit import inline, inner, jit
+from gnomon.serving.arrivals import advance_replicas, serve_arrivals, wake_groups
 from gnomon.serving.calendar import NEVER
-from gnomon.serving.cluster import Engine, Fleet, advance_replicas, ask_router, serve_arrivals, wake_groups
+from gnomon.serving.choosing import ask_router
 from gnomon.serving.log import Log
 from gnomon.serving.loop import receive
+from gnomon.serving.outside import Engine, Fleet
 from gnomon.serving.routers.observation import observe, remember_choice
 from gnomon.serving.state import FINISHED, REJECTED, Cluster
 

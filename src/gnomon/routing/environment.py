@@ -27,10 +27,11 @@ from gnomon.routing.ensemble import (
     warm_up,
 )
 from gnomon.routing.traffic import RandomTraffic
+from gnomon.serving.allocation import new_cluster
 from gnomon.serving.build import fill_replicas, fill_requests, prefix_keys
-from gnomon.serving.cluster import Fleet, new_cluster
 from gnomon.serving.compilation import engine_of
 from gnomon.serving.log import new_log
+from gnomon.serving.outside import Fleet
 from gnomon.serving.routers import ROUTERS, RouterSpec
 from gnomon.serving.routers.observation import MEMORY_PER_REPLICA, NUM_FEATURES
 from gnomon.serving.scenario import LengthsKnown, RouterConfig

@@ -11,8 +11,8 @@ from gnomon.core.errors import ConfigError
 from gnomon.core.streams import stream
 from gnomon.serving import ledger
 from gnomon.serving.acceptance import chances
+from gnomon.serving.allocation import new_cluster
 from gnomon.serving.calendar import NEVER
-from gnomon.serving.cluster import new_cluster
 from gnomon.serving.kinds import Kind, policies_of
 from gnomon.serving.pools import max_moving
 from gnomon.serving.state import NONE, Cluster

@@ -19,11 +19,12 @@ from gnomon.core.jit import ENABLED, compiled, own_jit
 from gnomon.core.typing_errors import cannot_be_compiled
 from gnomon.core.user_files import is_own, plain
 from gnomon.serving.admission import ADMISSIONS, AdmissionSpec, Admit
-from gnomon.serving.cluster import Engine, Fleet, new_cluster
+from gnomon.serving.allocation import new_cluster
 from gnomon.serving.deciders import DeciderSpec
 from gnomon.serving.kinds import MAX_POLICIES
 from gnomon.serving.log import new_log
 from gnomon.serving.loop import proceed
+from gnomon.serving.outside import Engine, Fleet
 from gnomon.serving.policies import POLICIES, BatchingPolicy
 from gnomon.serving.routers import Router, RouterSpec
 from gnomon.serving.state import REPLICA, Replica, replica_view

@@ -18,13 +18,13 @@ from typing import Any
 from gnomon.core.jit import inner
 from gnomon.serving import contract, ledger, prefix_cache, stepping
 from gnomon.serving.calendar import NEVER
+from gnomon.serving.coasting import coast, may_coast
 from gnomon.serving.handover import hand_over, leaves
-from gnomon.serving.launch import fill_flight, launch, launch_together, note_next_end, weight_bytes_of
+from gnomon.serving.launch import launch, launch_together, note_next_end
 from gnomon.serving.log import Log, log_gap, log_iteration
 from gnomon.serving.state import BUDGET, FAULT, IN_FLIGHT, NONE, REJECTED, RUNNING, Cluster, Replica, replica_view
 from gnomon.serving.verbs import finish, pop_waiting, push_waiting, report
 from gnomon.timing.iteration import IterationTables
-from gnomon.timing.lookup import Shape, attention_s, with_host_s, without_attention_s
 
 Policies = tuple[Callable[[Replica], None], ...]
 
@@ -242,80 +242,6 @@ def _form_batches(cluster: Cluster, tables: IterationTables, policies: Policies,
             last_chance = True
 
 
-# Decodes alone.
-
-
-@inner
-def _may_coast(cluster: Cluster, log: Log, r: int) -> bool:
-    """Whether the next thing that happens in replica `r` is one more token for those that step together, and nothing
-    else: nobody is done, nobody waits, there is memory, and the policy has said that it would do nothing else."""
-    state = cluster.replicas[r]
-    if state.steppable != 2 or state.num_waiting > 0 or state.num_running > 0 or state.num_stepping == 0:
-        return False
-    if state.steps + 1 >= state.next_finish or state.num_off_beat > 0 or state.message_s > 0.0:
-        return False
-    is_simple = state.group_size == 1 and cluster.flights.shape[1] == 1 and state.num_speculative == 0
-    is_plain = state.checked == 0 and cluster.recorded_first.size == 0 and log.members.shape[0] == 0
-    flight = cluster.flights[r, 0]
-    if not (is_simple and is_plain) or flight.num_stepping != flight.num_requests:
-        return False
-    fits = state.num_stepping <= min(state.max_in_batch, state.max_batch_tokens)
-    return fits and cluster.growth[r, (state.steps + 1) % state.block_size] + 1 <= state.free_blocks
-
-
-@inner
-def _coast(cluster: Cluster, tables: IterationTables, log: Log, r: int, until: float) -> None:
-    """Step replica `r` on for as long as `_may_coast` holds, up to `until`: the same as `_wake` at each end, with what
-    stays the same from step to step computed once."""
-    state, flight = cluster.replicas[r], cluster.flights[r, 0]
-    replica = replica_view(cluster, r)
-    count, block_size, row = state.num_stepping, state.block_size, state.row
-    fixed_s = without_attention_s(tables, row, count, count, count, count)
-    weight_bytes = weight_bytes_of(tables, row, count)
-    steps, step_kv, longest, end_s = state.steps, state.step_kv, state.step_kv_max, flight.end_s
-    last_s, budget, reported_free = state.last_step_s, cluster.control[BUDGET], state.free_blocks
-    needed = cluster.growth[r, (steps + 1) % block_size]
-    while end_s < until and budget > 0 and steps + 1 < state.next_finish and needed + 1 <= state.free_blocks:
-        # The end of the step in flight.
-        if cluster.ledger.size > 0:
-            ledger.end_batch(cluster, r, 0)
-        log_gap(log, end_s - last_s, count)
-        if (state.num_iterations - 1) & (log.used[3] - 1) == 0:
-            log_iteration(cluster, log, r, 0)
-        steps += 1
-        step_kv += count
-        longest += 1
-        last_s = end_s
-        reported_free = state.free_blocks
-        # The next one.
-        stepping.grow(replica, needed)
-        shape = Shape(count, count, 0.0, 0.0, count, float(step_kv), float(longest), count, 0.0)
-        gpu_s = fixed_s + attention_s(tables, row, shape)
-        seconds = with_host_s(tables, row, gpu_s, shape)
-        end_s = last_s + (seconds + seconds * state.slowdown)
-        cluster.stage_start_s[r, 0, 0] = last_s
-        cluster.stage_end_s[r, 0, 0] = end_s
-        flight.end_s = end_s
-        fill_flight(state, flight, tables, shape, weight_bytes, last_s, end_s - last_s)
-        if cluster.ledger.size > 0:
-            flight.gpu_s = gpu_s
-            ledger.take_off(cluster, tables, r, 0, shape, count)
-        budget -= 1
-        needed = cluster.growth[r, (steps + 1) % block_size]
-    done = steps - state.steps
-    state.decode_left -= done * count
-    state.num_produced += done * count
-    state.steps, state.step_kv, state.step_kv_max, state.last_step_s = steps, step_kv, longest, last_s
-    state.reported_free = reported_free
-    state.reported_waiting = state.formed_waiting if done == 1 else 0
-    state.formed_waiting = 0
-    state.now_s = last_s
-    state.stalled = 1
-    cluster.control[BUDGET] = budget
-    cluster.stage_free_s[r, 0] = end_s
-    note_next_end(cluster, r, end_s)
-
-
 # The outside.
 
 
@@ -340,8 +266,8 @@ def proceed(
     at, wakes = now, now != NEVER
     while wakes or (cluster.replicas[first].next_end_s < until and cluster.control[BUDGET] > 0):
         if not wakes:
-            if _may_coast(cluster, log, first):
-                _coast(cluster, tables, log, first, until)
+            if may_coast(cluster, log, first):
+                coast(cluster, tables, log, first, until)
                 continue
             at = cluster.replicas[first].next_end_s
         _wake(cluster, tables, policies, log, first, at)  # The only place, so that it is compiled once.

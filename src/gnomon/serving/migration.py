@@ -14,9 +14,9 @@ from gnomon.core.arrays import Ints
 from gnomon.core.borrow import borrow
 from gnomon.core.jit import inner, jit
 from gnomon.serving.calendar import NEVER
-from gnomon.serving.cluster import Engine, Fleet
 from gnomon.serving.log import Log
 from gnomon.serving.loop import receive
+from gnomon.serving.outside import Engine, Fleet
 from gnomon.serving.state import FINISHED, NONE, NOT_ARRIVED, QUEUED, REJECTED, Cluster
 from gnomon.serving.stepping import ID, NEVER_STEP
 

@@ -21,7 +21,7 @@ from gnomon.serving.admission import ADMISSIONS, AdmissionSpec
 from gnomon.serving.build import Recording, build_cluster, with_ledger
 from gnomon.serving.calendar import A_REPLICA, AN_EVENT, NEVER, Calendar, new_calendar, report_ends, send_first
 from gnomon.serving.chosen import chosen
-from gnomon.serving.cluster import Asked, Engine, Fleet, Outside, Router, advance_all, serve
+from gnomon.serving.cluster import advance_all, serve
 from gnomon.serving.compilation import callable_router, engine_of
 from gnomon.serving.deciders import DECIDERS, DeciderSpec
 from gnomon.serving.fleet.manager import Manager
@@ -33,6 +33,7 @@ from gnomon.serving.guard import Guard
 from gnomon.serving.kinds import Kind, Times, accepted, bake, no_times, policies_of, resolve
 from gnomon.serving.log import Log, new_log
 from gnomon.serving.lora import open_adapters
+from gnomon.serving.outside import Asked, Engine, Fleet, Outside, Router
 from gnomon.serving.policies import POLICIES
 from gnomon.serving.pools import max_events, open_pools, open_tiers, replicas_that
 from gnomon.serving.routers import ROUTERS, RouterSpec

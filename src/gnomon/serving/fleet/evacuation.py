@@ -13,10 +13,10 @@ from gnomon.core.borrow import borrow
 from gnomon.core.jit import jit
 from gnomon.serving.adapters import forget_adapters
 from gnomon.serving.calendar import BLOCKS_FREED, Calendar, drop, schedule_all
-from gnomon.serving.cluster import Outside
 from gnomon.serving.handover import free_held, unlink_ready
 from gnomon.serving.ledger import lose
 from gnomon.serving.migration import empty
+from gnomon.serving.outside import Outside
 from gnomon.serving.state import (
     FROM_PREFILL,
     IN_FLIGHT,

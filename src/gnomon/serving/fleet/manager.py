@@ -14,7 +14,6 @@ from gnomon.core.errors import ConfigError
 from gnomon.core.streams import stream
 from gnomon.core.user_files import is_own, own_error, place_of, plain
 from gnomon.serving.calendar import CONTROL_TICK
-from gnomon.serving.cluster import Fleet, Outside
 from gnomon.serving.fleet.agenda import Agenda
 from gnomon.serving.fleet.config import FleetConfig
 from gnomon.serving.fleet.controllers import ControllerSpec, View
@@ -22,6 +21,7 @@ from gnomon.serving.fleet.lives import Lives
 from gnomon.serving.fleet.observation import Observer, Pool
 from gnomon.serving.fleet.replicas import OFF, STARTING, UP, Replicas
 from gnomon.serving.fleet.traffic import Traffic
+from gnomon.serving.outside import Fleet, Outside
 
 PATIENCE_TICKS = 1000
 """Decisions without a replica that is up or starting, while requests wait for one, before the run is given up."""

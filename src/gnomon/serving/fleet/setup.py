@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from gnomon.core.errors import ConfigError
 from gnomon.serving.chosen import chosen
-from gnomon.serving.cluster import Fleet, Outside
 from gnomon.serving.fleet.capacity import Measure, measured_rate
 from gnomon.serving.fleet.controllers import CONTROLLERS
 from gnomon.serving.fleet.manager import Manager
@@ -14,6 +13,7 @@ from gnomon.serving.fleet.replicas import replicas_of
 from gnomon.serving.fleet.slo import slo_check
 from gnomon.serving.fleet.traffic import Traffic
 from gnomon.serving.kinds import Kind
+from gnomon.serving.outside import Fleet, Outside
 from gnomon.serving.scenario import Scenario
 from gnomon.workload import Requests
 

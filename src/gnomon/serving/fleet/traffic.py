@@ -8,10 +8,10 @@ import numpy as np
 
 from gnomon.core.arrays import Ints
 from gnomon.serving.calendar import REQUEST_ARRIVES, schedule_all
-from gnomon.serving.cluster import Fleet, Outside
 from gnomon.serving.fleet.config import FailureConfig
 from gnomon.serving.fleet.evacuation import evacuate, redirect, requests_of
 from gnomon.serving.fleet.replicas import DOWN, OFF, Replicas
+from gnomon.serving.outside import Fleet, Outside
 from gnomon.serving.state import FINISHED, NOT_ARRIVED, NUM_PARKED, PARKED, REJECTED, SHED, Cluster
 
 ENDED = (FINISHED, REJECTED, SHED)

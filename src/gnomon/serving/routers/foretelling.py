@@ -11,7 +11,7 @@ from typing import Any
 
 from gnomon.core.arrays import Ints
 from gnomon.core.jit import inner
-from gnomon.serving.cluster import Fleet
+from gnomon.serving.outside import Fleet
 from gnomon.serving.state import Cluster, replica_view
 from gnomon.serving.stepping import ID, processed_now
 from gnomon.timing import lookup

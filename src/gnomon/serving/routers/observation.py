@@ -18,7 +18,7 @@ import numpy as np
 
 from gnomon.core.jit import inner
 from gnomon.serving import prefix_cache
-from gnomon.serving.cluster import Fleet
+from gnomon.serving.outside import Fleet
 from gnomon.serving.routers.foretelling import (
     chunk_of,
     expected_output,

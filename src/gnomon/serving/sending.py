@@ -1,0 +1,64 @@
+"""Requests that others set off: the next one of a client that waits for its answer, and the calls of an agent."""
+
+from __future__ import annotations
+
+from gnomon.core.jit import apart
+from gnomon.serving.calendar import REQUEST_ARRIVES, schedule
+from gnomon.serving.front_end import leaves_front_end
+from gnomon.serving.outside import Outside
+from gnomon.serving.state import NONE, NOT_ARRIVED, NUM_SHED, SHED, Cluster
+
+
+@apart
+def send_next(cluster: Cluster, outside: Outside, ended_s: float) -> None:
+    """A client of the closed loop has its answer: it pauses, then sends the next request, which arrives when it has
+    passed the front end."""
+    book = outside.calendar.book[0]
+    if book.num_sent >= book.end_closed:
+        return
+    request = cluster.requests[book.num_sent]
+    sent_s = ended_s + (outside.think_s[book.num_sent] if outside.think_s.size > 0 else 0.0)
+    request.arrival_s = leaves_front_end(outside.front, sent_s, request.prompt_tokens)
+    request.front_s = request.arrival_s - sent_s
+    schedule(outside.calendar, request.arrival_s, REQUEST_ARRIVES, book.num_sent)
+    book.num_sent += 1
+
+
+@apart
+def send_followers(cluster: Cluster, outside: Outside, request_id: int, ended_s: float) -> None:
+    """A call of an agent has ended: those that waited for it, and for no other any more, are sent when their tool is
+    done."""
+    if outside.follower_first.size == 0:
+        return
+    for i in range(outside.follower_first[request_id], outside.follower_first[request_id + 1]):
+        follower = outside.followers[i]
+        outside.parents_left[follower] -= 1
+        if outside.parents_left[follower] == 0 and cluster.requests[follower].status == NOT_ARRIVED:
+            request = cluster.requests[follower]
+            sent_s = ended_s + outside.think_s[follower]
+            request.arrival_s = leaves_front_end(outside.front, sent_s, request.prompt_tokens)
+            request.front_s = request.arrival_s - sent_s
+            schedule(outside.calendar, request.arrival_s, REQUEST_ARRIVES, follower)
+
+
+@apart
+def give_up_followers(cluster: Cluster, outside: Outside, request_id: int, now: float) -> None:
+    """A call of an agent was refused: its session ends there. All calls that would have followed count as turned
+    away."""
+    if outside.follower_first.size == 0:
+        return
+    requests = cluster.requests
+    requests[request_id].next_waiting = NONE
+    one, last = request_id, request_id
+    while one != NONE:  # A list of calls that are given up, each followed by those that wait for it.
+        for i in range(outside.follower_first[one], outside.follower_first[one + 1]):
+            follower = outside.followers[i]
+            if requests[follower].status == NOT_ARRIVED:
+                requests[follower].status = SHED
+                requests[follower].arrival_s = now
+                requests[follower].finished_s = now
+                requests[follower].next_waiting = NONE
+                requests[last].next_waiting = follower
+                last = follower
+                cluster.control[NUM_SHED] += 1
+        one = requests[one].next_waiting
