@@ -14,6 +14,7 @@ from conftest import CommandLine
 from gnomon.api.explain import Explanation, explain_simulation
 from gnomon.api.serving import Simulation
 from gnomon.core.errors import ConfigError, GnomonError
+from gnomon.serving.counterfactual import advice, changed
 from gnomon.serving.explain import waited_behind
 from gnomon.serving.parts import NAMES
 from gnomon.serving.simulate import run
@@ -112,6 +113,22 @@ def test_advice_is_what_a_run_with_the_change_gives(with_advice: Explanation) ->
     best = with_advice.to_dict()["advice"][0]
     assert best["change"] in ("one more replica", "twice the batch cap (8)")
     assert "What helps most is" in " ".join(with_advice.sentences)
+
+
+def test_one_more_replica_is_one_of_a_pool_that_is_named() -> None:
+    pools = [{"role": "prefill"}, {"role": "decode", "num_replicas": 2, "batching": {"max_sequences": 8}}]
+    done = run(scenario(pools=pools), requests=requests_of([0.0], [100], [3]))
+    more = {one.words: one for one in advice(done) if one.pool is not None}
+    assert list(more) == [
+        "one more prefill replica of pool 0 (a100-80gb)",
+        "one more decode replica of pool 1 (a100-80gb)",
+    ]
+    counts = [
+        [pool.num_replicas for pool in (changed(done.scenario, done.kinds, one) or done.scenario).pools]
+        for one in more.values()
+    ]
+    assert counts == [[2, 2], [1, 3]]
+    assert "half the batch cap of every pool" in [one.words for one in advice(done)]
 
 
 def test_the_limit_is_the_batch_cap(with_advice: Explanation) -> None:

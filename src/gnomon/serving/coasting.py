@@ -41,10 +41,14 @@ def coast(cluster: Cluster, tables: IterationTables, log: Log, r: int, until: fl
     steps, step_kv, longest, end_s = state.steps, state.step_kv, state.step_kv_max, flight.end_s
     last_s, budget, reported_free = state.last_step_s, cluster.control[BUDGET], state.free_blocks
     needed = cluster.growth[r, (steps + 1) % block_size]
+    books = cluster.ledger.size > 0
+    if books:
+        ledger.end_batch(cluster, r, 0)
+    host_ns, slower_ns, step_host_ns, step_slower_ns = 0, 0, 0, 0
     while end_s < until and budget > 0 and steps + 1 < state.next_finish and needed + 1 <= state.free_blocks:
         # The end of the step in flight.
-        if cluster.ledger.size > 0:
-            ledger.end_batch(cluster, r, 0)
+        host_ns += step_host_ns
+        slower_ns += step_slower_ns
         log_gap(log, end_s - last_s, count)
         if (state.num_iterations - 1) & (log.used[3] - 1) == 0:
             log_iteration(cluster, log, r, 0)
@@ -63,12 +67,18 @@ def coast(cluster: Cluster, tables: IterationTables, log: Log, r: int, until: fl
         cluster.stage_end_s[r, 0, 0] = end_s
         flight.end_s = end_s
         fill_flight(state, flight, tables, shape, weight_bytes, last_s, end_s - last_s)
-        if cluster.ledger.size > 0:
-            flight.gpu_s = gpu_s
-            ledger.take_off(cluster, tables, r, 0, shape, count)
+        flight.gpu_s = gpu_s
+        if books:
+            step_host_ns = ledger.nanoseconds(seconds - gpu_s)
+            step_slower_ns = ledger.slower_ns(cluster, tables, r, shape, end_s - last_s, gpu_s, seconds - gpu_s)
         budget -= 1
         needed = cluster.growth[r, (steps + 1) % block_size]
     done = steps - state.steps
+    if books:
+        ledger.pass_steps(cluster, r, done - 1, last_s, host_ns, slower_ns)
+        ledger.divide(
+            cluster, tables, r, 0, Shape(count, count, 0.0, 0.0, count, float(step_kv), float(longest)), count
+        )
     state.decode_left -= done * count
     state.num_produced += done * count
     state.steps, state.step_kv, state.step_kv_max, state.last_step_s = steps, step_kv, longest, last_s

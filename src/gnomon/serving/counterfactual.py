@@ -33,8 +33,8 @@ class Change:
     name: str
     words: str
     edit: Edit
-    replicas: int = 0
-    """More of them, of the last kind."""
+    pool: int | None = None
+    """One more replica of this one."""
     router: str | None = None
     needs: str = ""
     """What it takes, where that is not dollars."""
@@ -60,15 +60,15 @@ def changed(scenario: Scenario, kinds: list[Kind], change: Change) -> Scenario |
     data = scenario.model_dump(mode="json", exclude_unset=True)
     data.pop("engine", None)  # Its settings stand in the sections already.
     edits = [change.edit(kind) for kind in kinds]
-    if not any(edits) and not change.replicas and change.router is None:
+    if not any(edits) and change.pool is None and change.router is None:
         return None
     places = data["pools"] if scenario.pools else [data]
     for place, edit in zip(places, edits, strict=True):
         for name, value in (edit or {}).items():
             section, _, field = name.partition(".")
             place[section] = {**_section(place.get(section)), field: value}
-    if change.replicas:
-        places[-1]["num_replicas"] = kinds[-1].num_replicas + change.replicas
+    if change.pool is not None:
+        places[change.pool]["num_replicas"] = kinds[change.pool].num_replicas + 1
     if change.router is not None:
         data["router"] = change.router
     return build(Scenario, data)
@@ -80,21 +80,37 @@ def _section(given: Any) -> dict[str, Any]:
 
 def advice(done: Run) -> list[Change]:
     """What an operator could do about this deployment."""
-    first = done.kinds[0].batching
+    tokens, sequences = (
+        {getattr(kind.batching, name) for kind in done.kinds} for name in ("max_batch_tokens", "max_sequences")
+    )
     changes = [
         Change("kv", "10 % more KV memory", lambda k: {"replica.num_kv_blocks": _blocks(1.1 * k.num_kv_blocks)},
                needs="memory: fewer weights, a smaller KV format, a larger GPU"),
-        Change("chunk_half", f"half the token budget ({first.max_batch_tokens // 2:,})", lambda k: _budget(k, 0.5)),
-        Change("chunk_double", f"twice the token budget ({first.max_batch_tokens * 2:,})", lambda k: _budget(k, 2.0)),
-        Change("cap_half", f"half the batch cap ({max(1, first.max_sequences // 2):,})", lambda k: _cap(k, 0.5)),
-        Change("cap_double", f"twice the batch cap ({first.max_sequences * 2:,})", lambda k: _cap(k, 2.0)),
-        Change("replica", "one more replica", lambda k: None, replicas=1),
+        Change("chunk_half", f"half the token budget{_each(tokens, 0.5)}", lambda k: _budget(k, 0.5)),
+        Change("chunk_double", f"twice the token budget{_each(tokens, 2.0)}", lambda k: _budget(k, 2.0)),
+        Change("cap_half", f"half the batch cap{_each(sequences, 0.5)}", lambda k: _cap(k, 0.5)),
+        Change("cap_double", f"twice the batch cap{_each(sequences, 2.0)}", lambda k: _cap(k, 2.0)),
+        *(_one_more(done.kinds, pool) for pool in range(len(done.kinds))),
         Change("prefix_cache", "prefix caching", lambda k: {"batching.prefix_cache": True}
                if k.policy.has_prefix_cache and not k.batching.prefix_cache else None),
     ]  # fmt: skip
     if sum(kind.num_ranks for kind in done.kinds) > 1 and done.scenario.router.name != "least_outstanding":
         changes.append(Change("router", "the router least_outstanding", lambda k: None, router="least_outstanding"))
     return changes
+
+
+def _each(values: set[int], factor: float) -> str:
+    """The number after the change, where it is the same in every pool."""
+    return f" ({max(1, int(factor * min(values))):,})" if len(values) == 1 else " of every pool"
+
+
+def _one_more(kinds: list[Kind], pool: int) -> Change:
+    """One more replica, and of which pool where there are several."""
+    if len(kinds) == 1:
+        return Change("replica", "one more replica", lambda k: None, pool=0)
+    kind = kinds[pool]
+    what = f"one more {kind.role} replica" if kind.role != "both" else "one more replica"
+    return Change(f"replica_{pool}", f"{what} of pool {pool} ({kind.device.name})", lambda k: None, pool=pool)
 
 
 def limits(done: Run) -> list[Change]:

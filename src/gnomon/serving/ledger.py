@@ -155,7 +155,7 @@ def take_off(cluster: Cluster, tables: IterationTables, r: int, position: int, s
     if cluster.control[FAULT] != 0:
         return
     state, flight = cluster.replicas[r], cluster.flights[r, position]
-    _divide(cluster, tables, r, position, shape, group_tokens)
+    divide(cluster, tables, r, position, shape, group_tokens)
     now_ns, clock = nanoseconds(state.now_s), cluster.clocks[r]
     slowed = cluster.flight_ns[r, position, DECODE_PREFILLS - _METER] * shape.decodes
     for i in range(flight.num_stepping, flight.num_requests):
@@ -200,7 +200,7 @@ def _all_stages_s(tables: IterationTables, row: int, num_stages: int, shape: Sha
 
 
 @inner
-def _divide(cluster: Cluster, tables: IterationTables, r: int, position: int, shape: Shape, group_tokens: int) -> None:
+def divide(cluster: Cluster, tables: IterationTables, r: int, position: int, shape: Shape, group_tokens: int) -> None:
     """The columns of one iteration: what a decode in it would take alone with an empty context, and what it takes more:
     for prefills, for other decodes, for contexts (its own included), in the pipeline, for the host, for stragglers."""
     state, clock, columns = cluster.replicas[r], cluster.clocks[r], cluster.flight_ns[r, position]
@@ -275,6 +275,36 @@ def end_batch(cluster: Cluster, r: int, position: int) -> None:
         for i in range(state.num_stepping):
             if cluster.stepping[r, i, DUE] <= state.steps + 1:
                 _leave(cluster, r, cluster.stepping[r, i, ID], state.steps + 1)
+
+
+@inner
+def slower_ns(
+    cluster: Cluster, tables: IterationTables, r: int, shape: Shape, busy_s: float, own_s: float, host_s: float
+) -> int:
+    """What an iteration of one stage takes more than on the fastest replica of its role: see `divide`."""
+    state, row = cluster.replicas[r], cluster.clocks[r, REFERENCE_ROW]
+    gpu_s = own_s
+    if row != state.row:
+        gpu_s = min(own_s, _all_stages_s(tables, row, cluster.clocks[r, REFERENCE_STAGES], shape, shape.tokens))
+    elif state.slowdown == 0.0:
+        return 0
+    return max(0, nanoseconds(busy_s - gpu_s - host_s))
+
+
+@inner
+def pass_steps(cluster: Cluster, r: int, steps: int, until_s: float, host_ns: int, slower_ns: int) -> None:
+    """Advance the clock of decodes by so many steps in a row of the same decodes and nothing else, the last of which
+    ends at `until_s`: as `divide` and `end_batch` for each of them."""
+    clock, until_ns = cluster.clocks[r], nanoseconds(until_s)
+    floors = cluster.floor_ns[clock[REFERENCE_ROW]]
+    alone_ns = floors[1] * steps
+    batch_ns = floors[cluster.replicas[r].num_stepping] * steps - alone_ns
+    clock[DECODE_ALONE] += alone_ns
+    clock[DECODE_BATCH] += batch_ns
+    clock[HOST] += host_ns
+    clock[STRAGGLER] += slower_ns
+    clock[DECODE_CONTEXTS] += until_ns - clock[DECODED_UNTIL] - alone_ns - batch_ns - host_ns - slower_ns
+    clock[DECODED_UNTIL] = until_ns
 
 
 @inner
