@@ -46,7 +46,7 @@ def _second(found: Found, record: Record, engine: str) -> str:
     """What the best of another engine than the winner's is worth."""
     assert found.best is not None and found.best.score is not None and record.score is not None
     objective = found.search.objective
-    worth, winner = (shown(objective, one.score) for one in (record, found.best))
+    worth, winner = shown(objective, record.score), shown(objective, found.best.score)
     return (
         f"# The best with {ENGINES[engine]}: {record.label}, {worth:.3g} {UNITS[objective]} (the winner: {winner:.3g})."
     )

@@ -77,7 +77,12 @@ def coast(cluster: Cluster, tables: IterationTables, log: Log, r: int, until: fl
     if books:
         ledger.pass_steps(cluster, r, done - 1, last_s, host_ns, slower_ns)
         ledger.divide(
-            cluster, tables, r, 0, Shape(count, count, 0.0, 0.0, count, float(step_kv), float(longest)), count
+            cluster,
+            tables,
+            r,
+            0,
+            Shape(count, count, 0.0, 0.0, count, float(step_kv), float(longest), count, 0.0),
+            count,
         )
     state.decode_left -= done * count
     state.num_produced += done * count
