@@ -99,3 +99,11 @@ def test_wide_intervals_say_where_the_width_comes_from() -> None:
     assert "other requests" in width_words(wide, 0.05) and "±8%" in width_words(wide, 0.05)
     assert width_words({"latency.tpot_s.mean": Interval(0.010, 0.0095, 0.0105)}, 0.03) == ""
     assert width_words({}, 0.1) == ""
+
+
+def test_wide_intervals_are_never_written_as_powers_of_ten() -> None:
+    from gnomon.report.serving.intervals import words
+    from gnomon.serving.intervals import Interval
+
+    assert words(Interval(0.652, 0.226, 1.88)) == "652 ms, 226–1,880"
+    assert words(Interval(0.205, 0.190, 0.223)) == "205 ms, 190–223"

@@ -28,7 +28,7 @@ def words(interval: Interval, kind: str = "seconds") -> str:
     text = units.seconds(interval.value)
     number, _, unit = text.partition(" ")
     size = interval.value / float(number) if float(number) else 1.0
-    return f"{number} {unit}, {interval.low / size:.3g}–{interval.high / size:.3g}"
+    return f"{number} {unit}, {_number(interval.low / size, 3)}–{_number(interval.high / size, 3)}"
 
 
 def _number(value: float, digits: int) -> str:
