@@ -15,7 +15,7 @@ from gnomon.api.explain import Explanation, explain_simulation
 from gnomon.api.serving import Simulation
 from gnomon.core.errors import ConfigError, GnomonError
 from gnomon.serving.counterfactual import advice, changed
-from gnomon.serving.explain import waited_behind
+from gnomon.serving.explain import delayed_by, waited_behind
 from gnomon.serving.parts import NAMES
 from gnomon.serving.simulate import run
 from serving_kit import requests_of, scenario
@@ -96,6 +96,18 @@ def test_the_story_names_those_in_the_way() -> None:
     data = found.to_dict()
     assert sum(data["parts_ns"].values()) == data["e2e_ns"]
     assert set(data["parts_ns"]) == set(NAMES)
+
+
+def test_with_prefill_apart_only_those_of_the_same_prefill_replica_stand_in_the_way() -> None:
+    """Prompts 0 and 2 are computed one after the other on replica 0, 1 and 3 on replica 1. All decode on replica 2:
+    nobody's prompt is computed there."""
+    pools = [{"role": "prefill", "num_replicas": 2}, {"role": "decode"}]
+    setup = scenario(pools=pools, router="round_robin", batching={"max_sequences": 1})
+    requests = requests_of([0.0, 0.001, 0.002, 0.003], [400, 300, 400, 300], [30] * 4)
+    found = explained(setup, requests, request=2)
+    assert [one.request for one in waited_behind(found.accounts, 2).behind] == [0]
+    assert [one.request for one in waited_behind(found.accounts, 3).behind] == [1]
+    assert all(delayed_by(found.accounts, row) == [] for row in range(4))
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import numpy as np
 
 from gnomon.core.arrays import Floats, Ints
 from gnomon.serving import ledger
-from gnomon.serving.parts import CAUSES, NAMES, PARTS, Accounts, Metric
+from gnomon.serving.parts import CAUSES, NAMES, PARTS, Accounts, Metric, prefilled_at
 
 _TYPICAL = (45.0, 55.0)
 """Percentiles between which a request counts as typical."""
@@ -273,12 +273,14 @@ def waited_behind(accounts: Accounts, row: int, most: int = 5) -> Wait:
     """The requests that a request waited behind, ranked by what was scarce: memory held, tokens prefilled, or time."""
     q, me = accounts.requests, accounts.requests[row]
     came, admitted = float(me.arrival_s + me.front_s), float(me.scheduled_s)
-    here = (q.replica == me.replica) & (np.arange(q.size) != row)
+    where = prefilled_at(q)
+    left_s = np.where(where == q.replica, q.finished_s, q.landed_s)  # With prefill and decode apart, when its KV left.
+    here = (where == where[row]) & (np.arange(q.size) != row)
     arrived = q.arrival_s + q.front_s
     ahead = here & (arrived <= came) & (q.scheduled_s > came)
-    running = here & (q.scheduled_s <= came) & (q.finished_s > came)
-    rows = np.flatnonzero(here & (q.scheduled_s <= admitted) & (q.finished_s > came))
-    start, end = np.maximum(q.scheduled_s[rows], came), np.minimum(q.finished_s[rows], admitted)
+    running = here & (q.scheduled_s <= came) & (left_s > came)
+    rows = np.flatnonzero(here & (q.scheduled_s <= admitted) & (left_s > came))
+    start, end = np.maximum(q.scheduled_s[rows], came), np.minimum(left_s[rows], admitted)
     seconds = np.maximum(end - start, 0.0)
     prefill_s = np.maximum(q.first_token_s[rows] - q.scheduled_s[rows], 1e-12)
     met_s = np.maximum(np.minimum(q.first_token_s[rows], admitted) - start, 0.0)
@@ -307,7 +309,7 @@ def waited_behind(accounts: Accounts, row: int, most: int = 5) -> Wait:
 def delayed_by(accounts: Accounts, row: int, most: int = 5) -> list[Neighbour]:
     """The requests whose prefills fell into the decoding of a request, the longest prompts first."""
     q, me = accounts.requests, accounts.requests[row]
-    here = (q.replica == me.replica) & (np.arange(q.size) != row)
+    here = (prefilled_at(q) == me.replica) & (np.arange(q.size) != row)
     rows = np.flatnonzero(here & (q.first_token_s > me.first_token_s) & (q.scheduled_s < me.finished_s))
     start, end = np.maximum(q.scheduled_s[rows], me.first_token_s), np.minimum(q.first_token_s[rows], me.finished_s)
     seconds = np.maximum(end - start, 0.0)

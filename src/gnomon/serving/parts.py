@@ -199,12 +199,17 @@ def _charge_router(run: Run, ids: Ints, parts: Ints) -> None:
     parts[delayed, ledger.BEFORE, ledger.ROUTING] += moved.sum(axis=1)
 
 
+def prefilled_at(q: Any) -> Ints:
+    """The replica in whose queue each request waited, and which computed its prompt."""
+    return np.where(q.prefill_replica >= 0, q.prefill_replica, q.replica)
+
+
 def _somebody_free(q: Any, num_replicas: int) -> tuple[Floats, Floats]:
     """Moments, and up to each the seconds during which at least one replica had no request waiting."""
     known = np.flatnonzero((q.replica >= 0) & (q.scheduled_s >= 0))
     came, went = q.arrival_s[known] + q.front_s[known], q.scheduled_s[known]
     waited = went > came
-    where = np.where(q.prefill_replica >= 0, q.prefill_replica, q.replica)
+    where = prefilled_at(q)
     replica = np.concatenate([where[known][waited]] * 2)
     at = np.concatenate([came[waited], went[waited]])
     step = np.concatenate([np.ones(int(waited.sum()), np.int64), -np.ones(int(waited.sum()), np.int64)])
