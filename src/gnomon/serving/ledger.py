@@ -404,14 +404,15 @@ def _find_alone(cluster: Cluster, tables: IterationTables, r: int, request_id: i
 @jit
 def tabulate(tables: IterationTables, row: int, num_stages: int, per_decode: int, floor_ns: Ints, sums: Ints) -> None:
     """Fill in what decodes of one kind of replica take: `Cluster.floor_ns` and `Cluster.context_ns`, one row each."""
+    lent = borrow(tables)
     for decodes in range(1, floor_ns.size):
         tokens = decodes * per_decode
-        if tokens < tables.token_s.shape[1] and tokens < tables.sequence_s.shape[1]:
+        if tokens < lent.token_s.shape[1] and tokens < lent.sequence_s.shape[1]:
             shape = Shape(tokens, tokens, 0.0, 0.0, decodes, 0.0, 0.0, tokens, 0.0)
-            floor_ns[decodes] = nanoseconds(_all_stages_s(tables, row, num_stages, shape, tokens))
+            floor_ns[decodes] = nanoseconds(_all_stages_s(lent, row, num_stages, shape, tokens))
         else:
             floor_ns[decodes] = floor_ns[decodes - 1]
     for kv in range(sums.size - 1):
         shape = Shape(per_decode, per_decode, 0.0, 0.0, 1, float(kv), float(kv), per_decode, 0.0)
-        alone_s = _all_stages_s(tables, row, num_stages, shape, per_decode)
+        alone_s = _all_stages_s(lent, row, num_stages, shape, per_decode)
         sums[kv + 1] = sums[kv] + nanoseconds(alone_s) - floor_ns[1]
