@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gnomon.core.errors import ConfigError
+from gnomon.posttrain import allocation
 from gnomon.posttrain.compare import clairvoyant, compare
 from gnomon.posttrain.feed import PromptQueue
 from gnomon.posttrain.policies import make_policy
@@ -239,3 +241,10 @@ def test_drifting_lengths_make_later_steps_longer() -> None:
     record = run(small(num_steps=4, lengths={"mean": 300, "drift": 0.3}), make_policy("disaggregated"))
     assert record.steps[-1].tokens_trained > 1.5 * record.steps[0].tokens_trained
     assert record.steps[-1].duration_s > record.steps[0].duration_s
+
+
+def test_a_step_too_long_for_its_check_interval_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(run(small()).steps) > 0
+    monkeypatch.setattr(allocation, "MAX_LOOKS", 2)
+    with pytest.raises(ConfigError, match="looked at more than 2 times, every"):
+        run(small())

@@ -8,7 +8,7 @@ import math
 import numpy as np
 
 from gnomon.core.arrays import Ints
-from gnomon.core.errors import GnomonError
+from gnomon.core.errors import ConfigError, GnomonError
 from gnomon.posttrain.config import Posttrain
 from gnomon.posttrain.costs import Costs
 from gnomon.posttrain.feed import PromptQueue
@@ -19,6 +19,9 @@ from gnomon.posttrain.policies import Policy
 from gnomon.posttrain.record import StepRecord
 from gnomon.posttrain.rollout import Rollouts
 from gnomon.posttrain.snapshot import Finish, Scale
+
+MAX_LOOKS = 10_000
+"""Check intervals in one step: at the default of a second, nearly three hours."""
 
 
 class PolicyError(GnomonError):
@@ -39,7 +42,7 @@ class Allocation:
         self.deliveries: list[tuple[float, int, Ints, Ints]] = []
         self.rollouts: Rollouts | None = None
         self.prompts: PromptQueue | None = None
-        self._fed_s = 0.0
+        self._fed_s, self._num_looks = 0.0, 0
         self.left_s = math.inf
         """When rollout finished with work left over."""
         self.keep_tokens = False
@@ -69,6 +72,7 @@ class Allocation:
         """Let rollout run up to `until`, with prompts and moved sequences handed to instances on the way."""
         assert self.rollouts is not None
         while True:
+            self._count_look()
             moved_s = self.deliveries[0][0] if self.deliveries else math.inf
             at = min(moved_s, self._next_feed_s)
             if at > until or at == math.inf:
@@ -80,6 +84,17 @@ class Allocation:
             else:
                 self._feed(at)
         self.rollouts.advance(until)
+
+    def _count_look(self) -> None:
+        """End a step that is too long for its check interval: it would take minutes and more."""
+        self._num_looks += 1
+        if self._num_looks > MAX_LOOKS:
+            interval_s = self.config.transitions.check_interval_s
+            raise ConfigError(
+                f"one step is looked at more than {MAX_LOOKS:,} times, every {interval_s:g} s.",
+                where="transitions.check_interval_s",
+                fix=f"Give a longer interval, such as {100 * interval_s:g} s, or see what makes the step so long.",
+            )
 
     @property
     def has_rollout_work(self) -> bool:
