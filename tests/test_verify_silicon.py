@@ -226,6 +226,9 @@ def test_text_and_page_show_every_group(tmp_path: Path) -> None:
     titles = [getattr(block, "title", "") for block in text(verdict)]
     assert "By engine" in titles and "Farthest off" in titles and "Without a prediction" in titles
     page = write_page(verdict, tmp_path / "page.html").read_text()
+    assert "Throughput against interactivity" not in page, "there are too few servers of one kind for a curve"
+    sweep = [scored(1.1, 0.95, concurrency=4 * n, id=str(n)) for n in range(1, 9)]
+    page = write_page(Verdict(sweep, is_whole=False), tmp_path / "sweep.html").read_text()
     assert "Throughput against interactivity" in page and "http://" not in page.split("Plotly")[0]
     assert json.loads(json.dumps(verdict.to_dict()))["errors"]["covered"] == 2
 

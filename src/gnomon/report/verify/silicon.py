@@ -288,7 +288,8 @@ def write_page(verdict: Verdict, path: str | Path) -> Path:
     overall = errors_of(scored)
     drawn = figures(scored)
     plots = "".join(f"<div id={name} class=plot></div>" for name in drawn)
-    chooser = _CURVES.replace("@CURVES@", as_script(curves(scored)))
+    drawn = curves(scored)  # None in a small sample.
+    chooser = _CURVES.replace("@CURVES@", as_script(drawn)) if drawn else ""
     tables = "".join(f"<div class=scroll tabindex=0>{as_html([block])}</div>" for block in text(verdict))
     covered = 0 if overall is None else overall.covered
     parts = {
