@@ -11,7 +11,7 @@ import pytest
 
 import gnomon
 from conftest import CommandLine
-from gnomon.api.explain import Explanation, explain_simulation
+from gnomon.api.causes import Explanation
 from gnomon.api.serving import Simulation
 from gnomon.core.errors import ConfigError, GnomonError
 from gnomon.serving.counterfactual import advice, changed
@@ -24,7 +24,7 @@ from serving_kit import requests_of, scenario
 def explained(setup: Any, requests: Any = None, **options: Any) -> Explanation:
     """The explanation of a small run, without advice."""
     done = Simulation(run(setup, requests=requests, explained=True))
-    return explain_simulation(done, **{"advice": False, **options})
+    return done.explain(**{"advice": False, **options})
 
 
 def steady(count: int, gap_s: float = 0.05) -> np.ndarray[Any, Any]:

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gnomon.api.serving import compare, simulate
+from gnomon.api.comparison import compare
+from gnomon.api.serving import simulate
 from gnomon.catalog.power import clock_under_cap
 from gnomon.core.errors import ConfigError, GnomonError
 from gnomon.serving.energy import PowerConfig, joules

@@ -150,7 +150,7 @@ def test_foretold_lengths_are_seen_where_asked_for() -> None:
 
 
 def test_noisy_lengths_are_the_truth_times_an_error() -> None:
-    from gnomon.serving.scenario import RouterConfig
+    from gnomon.serving.sections import RouterConfig
     from gnomon.serving.simulate import predicted_outputs
     from gnomon.workload import generate
 

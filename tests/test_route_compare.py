@@ -22,7 +22,8 @@ from gnomon.routing.domain import DomainConfig
 from gnomon.routing.goals import BEST, GOALS, judge
 from gnomon.routing.metrics import SCALARS
 from gnomon.serving.routers import ROUTERS
-from gnomon.serving.scenario import RouterConfig, Scenario
+from gnomon.serving.scenario import Scenario
+from gnomon.serving.sections import RouterConfig
 
 DEMANDED = {
     "random", "round_robin", "least_outstanding", "power_of_two", "least_kv", "least_prefill_tokens", "lmetric",

@@ -19,7 +19,8 @@ from gnomon.core.config import build
 from gnomon.core.errors import ConfigError, UnknownNameError
 from gnomon.serving import guard
 from gnomon.serving.kinds import resolve
-from gnomon.serving.scenario import BatchingConfig, ReplicaConfig, Scenario
+from gnomon.serving.scenario import Scenario
+from gnomon.serving.sections import BatchingConfig, ReplicaConfig
 from gnomon.serving.state import FINISHED, REJECTED
 from gnomon.timing.iteration import IterationTables
 from gnomon.workload import generate

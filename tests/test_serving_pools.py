@@ -16,7 +16,8 @@ from gnomon.report.serving.transfers import transfer_events
 from gnomon.serving.kinds import resolve
 from gnomon.serving.metrics import summarize
 from gnomon.serving.pools import kv_bytes_per_token, link_bytes_s
-from gnomon.serving.scenario import DisaggregationConfig, Scenario
+from gnomon.serving.scenario import Scenario
+from gnomon.serving.sections import DisaggregationConfig
 from gnomon.serving.simulate import Run, run
 from gnomon.serving.state import FINISHED, REJECTED, RUNNING, Cluster, replica_view
 from gnomon.serving.stepping import processed_now

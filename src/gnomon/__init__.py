@@ -11,14 +11,14 @@ __version__ = "0.1.0"
 
 # Loaded on first use, so that `import gnomon` and `gnomon --help` stay fast.
 _LAZY: dict[str, str] = {
-    "Comparison": "gnomon.api.serving",
+    "Comparison": "gnomon.api.comparison",
     "Result": "gnomon.api.result",
     "bench": "gnomon.api.search",
     "calibrate": "gnomon.api.calibration",
     "explain_gap": "gnomon.api.calibration",
     "Scenario": "gnomon.api.serving",
     "Simulation": "gnomon.api.serving",
-    "compare": "gnomon.api.serving",
+    "compare": "gnomon.api.comparison",
     "explain": "gnomon.api.explain",
     "route": "gnomon.api.routing",
     "simulate": "gnomon.api.serving",

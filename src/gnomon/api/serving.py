@@ -1,23 +1,16 @@
-"""Serving: one scenario, or several on the same requests."""
+"""Serving: one scenario."""
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from importlib import import_module
-from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Unpack
 
 from gnomon.api.result import Drawing, Progress, Result, read
-from gnomon.core.errors import ConfigError, UnknownNameError
-from gnomon.core.files import folder_written_whole, write_text
+from gnomon.core.errors import UnknownNameError
 from gnomon.serving.scenario import Scenario
 from gnomon.workload.config import DEFAULT_RATE
 from gnomon.workload.slo import SloConfig
@@ -25,24 +18,20 @@ from gnomon.workload.slo import SloConfig
 if TYPE_CHECKING:
     import polars as pl
 
-    from gnomon.core.arrays import Floats
+    from gnomon.api.causes import Asked, Explanation
     from gnomon.report.blocks import Block
     from gnomon.search.headroom import Headroom
     from gnomon.serving.check import Finding
     from gnomon.serving.intervals import Intervals as Intervals
-    from gnomon.serving.metrics import Summary as Summary
-    from gnomon.serving.paired import Difference
-    from gnomon.serving.parts import Metric
     from gnomon.serving.simulate import Run
+    from gnomon.serving.summary import Summary as Summary
     from gnomon.workload import Requests
 
 __all__ = [
     "DEFAULT_RATE",
-    "Comparison",
     "Scenario",
     "Simulation",
     "check_policy",
-    "compare",
     "controller_names",
     "decider_names",
     "policy_names",
@@ -56,11 +45,6 @@ _MOST_TO_REPEAT = 50_000
 """Requests of a run that is simulated again for the section of its report that says why."""
 
 ScenarioLike = Scenario | Mapping[str, Any] | str | Path | None
-
-
-def _explaining() -> Any:
-    """`gnomon.api.explain`, which builds on this module and is therefore looked up when it is asked for."""
-    return import_module("gnomon.api.explain")
 
 
 def scenario(given: ScenarioLike = None, **overrides: Any) -> Scenario:
@@ -252,20 +236,20 @@ class Simulation(Result):
         }
         return self.summary.to_dict() | known | {"scenario": self.scenario.model_dump(mode="json")}
 
-    def explain(
-        self,
-        *,
-        request: int | None = None,
-        percentile: float = 99.0,
-        metric: Metric = "e2e",
-        advice: bool = True,
-        on_progress: Progress | None = None,
-    ) -> Any:
-        """An `Explanation`: why the requests from a percentile of a latency on are slow, or the story of one request;
-        with `advice` what would help and what limits, each really simulated."""
-        return _explaining().explain_simulation(
-            self, request=request, percentile=percentile, metric=metric, advice=advice, on_progress=on_progress
-        )
+    def explain(self, **asked: Unpack[Asked]) -> Explanation:
+        """Why the requests from a percentile of a latency on are slow, or the story of one request; with `advice` what
+        would help and what limits, each really simulated."""
+        from gnomon.api.causes import explain_simulation
+
+        return explain_simulation(self.explained(), **asked)
+
+    def explained(self) -> Simulation:
+        """The same with accounts of every request's time: simulated again unless they were kept."""
+        from gnomon.serving.simulate import run
+
+        if self.run.cluster.ledger.size:
+            return self
+        return replace(self, run=run(self.scenario, requests=self.given_requests, explained=True))
 
     def log_to_wandb(self, project: str) -> str:
         """Log the scenario, the figures and the time series to Weights & Biases; returns where."""
@@ -298,191 +282,4 @@ class Simulation(Result):
     def _explained_run(self) -> Run:
         """The run with accounts of every request's time, for the report; a large one only if they were kept."""
         small = self.run.cluster.requests.size <= _MOST_TO_REPEAT
-        return _explaining().explained(self).run if small else self.run
-
-
-@dataclass(frozen=True, eq=False)
-class Comparison(Result):
-    """Several variants on the same requests; the first is the baseline."""
-
-    results: dict[str, Simulation]
-
-    @property
-    def baseline(self) -> str:
-        """The name of the first variant."""
-        return next(iter(self.results))
-
-    @cached_property
-    def summary(self) -> dict[str, Summary]:
-        """Every variant's figures."""
-        return {name: result.summary for name, result in self.results.items()}
-
-    @cached_property
-    def intervals(self) -> dict[str, Intervals]:
-        """Every variant's 90 % intervals."""
-        return {name: result.intervals for name, result in self.results.items()}
-
-    @cached_property
-    def differences(self) -> dict[str, list[Difference]]:
-        """For every other variant, its paired differences to the baseline."""
-        from gnomon.serving.latency import request_times
-        from gnomon.serving.paired import paired_differences
-
-        first, *others = self.results.values()
-        names = list(self.results)[1:]
-        before, seed = request_times(first.run), first.scenario.seed
-        return {
-            name: paired_differences(before, request_times(result.run), seed)
-            for name, result in zip(names, others, strict=True)
-        }
-
-    def times(self, metric: str) -> dict[str, Floats]:
-        """A latency (`ttft_s`, `tpot_s`, `e2e_s`) of every request, by variant."""
-        from gnomon.serving.latency import request_times
-
-        return {name: getattr(request_times(result.run), metric) for name, result in self.results.items()}
-
-    def against(self, metric: str, statistic: str) -> dict[str, Difference]:
-        """One figure of every other variant against the baseline's."""
-        return {
-            name: one
-            for name, found in self.differences.items()
-            for one in found
-            if (one.metric, one.statistic) == (metric, statistic)
-        }
-
-    def change_drawn(self, title: str, metric: str, statistic: str, order: Sequence[str]) -> Drawing:
-        """The change of one figure against the baseline, in an order of one's own."""
-        from gnomon.report.routing.figures import differences_figure
-
-        return differences_figure(title, self.baseline, self.against(metric, statistic), order)
-
-    def distributions_drawn(self, title: str, metric: str, order: Sequence[str]) -> Drawing:
-        """A latency's distributions over each other on a logarithmic axis, in an order of one's own."""
-        from gnomon.report.routing.figures import distributions_figure
-
-        times = self.times(metric)
-        return distributions_figure(title, {name: times[name] for name in order})
-
-    def _frames(self) -> Mapping[str, Callable[[], pl.DataFrame]]:
-        from gnomon.report.serving.frames import difference_frame
-
-        variants = {name: (lambda one=one: one.requests) for name, one in self.results.items()}
-        return {"differences": lambda: difference_frame(self.differences), **variants}
-
-    def _drawings(self) -> Mapping[str, Callable[[], Drawing]]:
-        from gnomon.report.serving.compare import drawers
-
-        return drawers({name: one.run for name, one in self.results.items()}, lambda: self.differences)
-
-    def text(self) -> list[Block]:
-        """The variants side by side, then every difference to the baseline."""
-        from gnomon.report.serving.compare import comparison_blocks
-
-        return comparison_blocks(self.summary, self.differences, self.intervals)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Nested plain data: every variant's summary and the differences."""
-        rows = {
-            name: [asdict(one) | {"difference": one.difference, "relative": one.relative} for one in differences]
-            for name, differences in self.differences.items()
-        }
-        from gnomon.report.serving.compare import regrets
-        from gnomon.report.serving.intervals import as_data
-
-        summaries = {
-            name: summary.to_dict() | {"intervals": as_data(self.intervals[name])}
-            for name, summary in self.summary.items()
-        }
-        found = {name: asdict(one) for name, one in regrets(self.summary).items()}
-        known = {"regret": found} if found else {}
-        return {"baseline": self.baseline, "summaries": summaries, "differences": rows} | known
-
-    def save(self, folder: str | Path) -> Path:
-        """Write one report of all, comparison.json, and every variant's run into a folder of its own."""
-        from gnomon.report.serving.compare import write_comparison_report
-        from gnomon.report.serving.files import write_run
-
-        places = {name: f"{i}-{re.sub(r'[^A-Za-z0-9._=-]+', '-', name)[:80]}" for i, name in enumerate(self.results)}
-        with folder_written_whole(folder, ("comparison.json", "report.html", "[0-9]*-*")) as temporary:
-            for name, result in self.results.items():
-                write_run(result.run, result.summary, temporary / places[name])
-            write_text(temporary / "comparison.json", json.dumps(self.to_dict(), indent=1))
-            scenarios = {name: one.scenario for name, one in self.results.items()}
-            write_comparison_report(
-                temporary / "report.html", self.summary, self.differences, dict(self.drawings), scenarios, places,
-                self.intervals,
-            )  # fmt: skip
-        return Path(folder)
-
-
-def compare(
-    *given: ScenarioLike,
-    vary: Mapping[str, Sequence[Any]] | None = None,
-    intervals: bool | None = None,
-    on_progress: Progress | None = None,
-    **overrides: Any,
-) -> Comparison:
-    """Simulate several scenarios, or all combinations of `vary` on one, on the same requests.
-
-        gnomon.compare("a.yaml", "b.yaml")
-        gnomon.compare(vary={"batching.policy": ["vllm_v1", "sarathi"], "replica.tensor_parallel": [1, 2]})
-
-    The requests must be the same: what varies may be the arrival rate, but not the lengths or the number of requests.
-    """
-    from gnomon.serving.simulate import run
-
-    variants = _variants(given or (None,), vary or {}, overrides)
-    if len(variants) < 2:
-        raise ConfigError("there is only one variant.", fix="Give two scenarios, or something to vary.")
-    requests = _same_requests(variants)
-    results = {
-        name: Simulation(run(one, requests=requests[name], on_progress=on_progress), with_intervals=intervals)
-        for name, one in variants.items()
-    }
-    return Comparison(results)
-
-
-def _variants(
-    given: Sequence[ScenarioLike], vary: Mapping[str, Sequence[Any]], overrides: Mapping[str, Any]
-) -> dict[str, Scenario]:
-    """Every scenario x every combination, named by what tells them apart."""
-    found: dict[str, Scenario] = {}
-    for number, one in enumerate(given):
-        label = Path(one).stem if isinstance(one, str | Path) else f"scenario {number + 1}"
-        for values in product(*vary.values()):
-            changed = dict(zip(vary, values, strict=True))
-            parts = [label] * (len(given) > 1) + [f"{key.split('.')[-1]}={value}" for key, value in changed.items()]
-            name = ", ".join(parts) or label
-            if name in found:
-                raise ConfigError(f"two variants are called {name!r}.", fix="Give the files different names.")
-            found[name] = scenario(one, **{**overrides, **changed})
-    return found
-
-
-def _same_requests(variants: Mapping[str, Scenario]) -> dict[str, Requests]:
-    """The requests of every variant, limited to what all of them accept; refused where their lengths differ."""
-    from gnomon import catalog
-    from gnomon.workload import generate, limit_lengths
-
-    limits = [
-        pool.replica.max_request_tokens or catalog.model(one.model).max_context_tokens
-        for one in variants.values()
-        for pool in one.kinds()
-    ]
-    made = {
-        name: limit_lengths(generate(one.workload, one.seed), min(limits), one.workload.over_long)
-        for name, one in variants.items()
-    }
-    first = next(iter(made.values()))
-    for name, other in made.items():
-        if not (
-            np.array_equal(first.prompt_tokens, other.prompt_tokens)
-            and np.array_equal(first.output_tokens, other.output_tokens)
-        ):
-            raise ConfigError(
-                "its requests differ from those of the first variant, so that they cannot be compared one by one.",
-                where=name,
-                fix="Give all variants the same workload (the rate may differ) and seed.",
-            )
-    return made
+        return self.explained().run if small else self.run

@@ -14,7 +14,8 @@ from gnomon.convert.readers import captured_sizes
 from gnomon.convert.vllm import vllm_flags
 from gnomon.core.errors import ConfigError
 from gnomon.serving.policies import POLICIES
-from gnomon.serving.scenario import KindConfig, PoolConfig, ResolvedBatching, Scenario
+from gnomon.serving.scenario import KindConfig, PoolConfig, Scenario
+from gnomon.serving.sections import ResolvedBatching
 
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
 DYNAMO_FILE = "dynamo.yaml"

@@ -22,7 +22,8 @@ from gnomon.serving.log import Log, new_log
 from gnomon.serving.migration import submit, withdraw
 from gnomon.serving.outside import Fleet, open_to_all
 from gnomon.serving.routers import ROUTERS
-from gnomon.serving.scenario import BatchingConfig, ReplicaConfig, Scenario
+from gnomon.serving.scenario import Scenario
+from gnomon.serving.sections import BatchingConfig, ReplicaConfig
 from gnomon.serving.state import FINISHED, REJECTED
 from gnomon.timing import TimingConfig
 from gnomon.timing.iteration import IterationTables

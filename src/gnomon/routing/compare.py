@@ -18,7 +18,8 @@ from gnomon.core.parallel import map_ordered
 from gnomon.routing.config import CompareConfig
 from gnomon.routing.windows import held_out_requests
 from gnomon.serving.routers import ROUTERS
-from gnomon.serving.scenario import LengthsKnown, RouterConfig, Scenario
+from gnomon.serving.scenario import Scenario
+from gnomon.serving.sections import LengthsKnown, RouterConfig
 from gnomon.timing import SOURCES, TimingConfig
 
 BASELINES = (

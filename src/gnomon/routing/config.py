@@ -12,7 +12,7 @@ from gnomon.core.config import Config, load
 from gnomon.core.errors import UnknownNameError
 from gnomon.core.sizes import CountOrNone, Degree, Requests, Seed, Sequences, Steps
 from gnomon.routing.domain import DomainConfig, RewardConfig
-from gnomon.serving.scenario import LengthsKnown
+from gnomon.serving.sections import LengthsKnown
 
 Share = Annotated[float, Field(ge=0, le=1)]
 

@@ -34,7 +34,7 @@ from gnomon.serving.log import new_log
 from gnomon.serving.outside import Fleet
 from gnomon.serving.routers import ROUTERS, RouterSpec
 from gnomon.serving.routers.observation import MEMORY_PER_REPLICA, NUM_FEATURES
-from gnomon.serving.scenario import LengthsKnown, RouterConfig
+from gnomon.serving.sections import LengthsKnown, RouterConfig
 from gnomon.serving.simulate import predicted_outputs
 from gnomon.serving.state import Cluster
 

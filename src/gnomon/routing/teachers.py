@@ -11,7 +11,7 @@ from gnomon.routing.environment import SPARE_REQUESTS, VectorClusters
 from gnomon.serving.compilation import engine_of
 from gnomon.serving.routers import ROUTERS, RouterSpec
 from gnomon.serving.routers.observation import MEMORY_PER_REPLICA
-from gnomon.serving.scenario import RouterConfig
+from gnomon.serving.sections import RouterConfig
 
 
 def _router(name_or_file: str, envs: VectorClusters) -> tuple[RouterSpec, Floats]:

@@ -23,7 +23,8 @@ from gnomon.core.streams import stream
 from gnomon.routing.compare import TEACHER, find_scenario, one_row
 from gnomon.routing.windows import training_requests
 from gnomon.serving.routers import ROUTERS
-from gnomon.serving.scenario import LengthsKnown, RouterConfig, Scenario
+from gnomon.serving.scenario import Scenario
+from gnomon.serving.sections import LengthsKnown, RouterConfig
 
 BASELINE = "least_outstanding"
 """Whose P99 of TTFT the tuned rule should not exceed."""

@@ -14,9 +14,10 @@ import numpy as np
 from gnomon.core.config import build
 from gnomon.core.errors import GnomonError
 from gnomon.serving.kinds import Kind
-from gnomon.serving.metrics import Summary, summarize
+from gnomon.serving.metrics import summarize
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.simulate import Run, run
+from gnomon.serving.summary import Summary
 from gnomon.timing.source_registry import SOURCES
 
 _MOST_BLOCKS, _MOST_SEQUENCES, _MOST_TOKENS = 2**31 - 1, 65_536, 2**22

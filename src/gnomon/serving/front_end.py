@@ -13,7 +13,7 @@ import numpy as np
 
 from gnomon.core.arrays import Floats
 from gnomon.core.jit import inner, jit
-from gnomon.serving.scenario import FrontEndConfig
+from gnomon.serving.sections import FrontEndConfig
 from gnomon.serving.state import Cluster
 
 # The array that the loops carry: seconds per request, per prompt token, then when each worker is free.

@@ -19,9 +19,10 @@ from gnomon.core.arrays import Floats
 from gnomon.core.streams import stream
 from gnomon.serving.calibration import Calibration, read_calibration
 from gnomon.serving.engines import filled_in, nested
-from gnomon.serving.metrics import Summary, summarize
+from gnomon.serving.metrics import summarize
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.simulate import Run, run
+from gnomon.serving.summary import Summary
 from gnomon.timing.host import HostConfig
 from gnomon.timing.iteration import IterationTables, scaled
 from gnomon.workload import generate

@@ -17,7 +17,8 @@ from gnomon.core.user_files import is_own, load_user_file
 from gnomon.serving.energy import PowerConfig
 from gnomon.serving.lora import slots_bytes
 from gnomon.serving.policies import POLICIES, PolicySpec
-from gnomon.serving.scenario import KindConfig, ReplicaConfig, ResolvedBatching, Role, Scenario
+from gnomon.serving.scenario import KindConfig, Role, Scenario
+from gnomon.serving.sections import ReplicaConfig, ResolvedBatching
 from gnomon.timing.iteration import IterationTables, blank, stack
 from gnomon.timing.speculative import draft_head, with_draft
 from gnomon.workload import Requests, limit_lengths

@@ -10,7 +10,8 @@ from gnomon.core.arrays import Ints
 from gnomon.core.errors import ConfigError
 from gnomon.serving.calendar import LINKS_CHANGE, Calendar, report_ends, schedule_all
 from gnomon.serving.kinds import Kind
-from gnomon.serving.scenario import DisaggregationConfig, Scenario
+from gnomon.serving.scenario import Scenario
+from gnomon.serving.sections import DisaggregationConfig
 from gnomon.serving.state import FROM_DECODE, FROM_PREFILL, FROM_TRANSFER, Cluster
 from gnomon.serving.tiers import HOST, NUM_SOURCES, PEERS, REMOTE, SSD, Tiers, new_tiers
 from gnomon.serving.transfers import HOP_S, LAST_PART, LATENCY_S, OVERLAP, TIMEOUT_S, Transfers, new_transfers

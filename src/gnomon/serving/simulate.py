@@ -37,7 +37,8 @@ from gnomon.serving.outside import Asked, Engine, Fleet, Outside, Router
 from gnomon.serving.policies import POLICIES
 from gnomon.serving.pools import max_events, open_pools, open_tiers, replicas_that
 from gnomon.serving.routers import ROUTERS, RouterSpec
-from gnomon.serving.scenario import AdmissionConfig, DeciderConfig, RouterConfig, Scenario
+from gnomon.serving.scenario import Scenario
+from gnomon.serving.sections import AdmissionConfig, DeciderConfig, RouterConfig
 from gnomon.serving.size import check_size
 from gnomon.serving.state import Cluster
 from gnomon.serving.tiers import Tiers

@@ -16,9 +16,10 @@ from gnomon.catalog import Parallelism
 from gnomon.core.config import build
 from gnomon.serving.fleet.config import ColdStartConfig
 from gnomon.serving.fleet.controllers import View, controller
-from gnomon.serving.metrics import Summary, summarize
+from gnomon.serving.metrics import summarize
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.simulate import run
+from gnomon.serving.summary import Summary
 from gnomon.workload import Requests
 from gnomon.workload.sessions import mixed
 from gnomon.workload.slo import UserClass

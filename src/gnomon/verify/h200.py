@@ -26,7 +26,8 @@ from gnomon.core.arrays import Floats
 from gnomon.core.errors import DataError
 from gnomon.core.streams import stream
 from gnomon.core.text import read_json
-from gnomon.serving.scenario import BatchingConfig, ReplicaConfig, Scenario
+from gnomon.serving.scenario import Scenario
+from gnomon.serving.sections import BatchingConfig, ReplicaConfig
 from gnomon.serving.simulate import run
 from gnomon.timing import TimingConfig, iteration_tables
 from gnomon.timing.host import HostConfig

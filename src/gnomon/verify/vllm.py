@@ -17,7 +17,8 @@ from gnomon.catalog import Model
 from gnomon.catalog.devices import DEVICES, Dtype
 from gnomon.core.arrays import Floats
 from gnomon.core.errors import ConfigError, DataError
-from gnomon.serving.scenario import BatchingConfig, ReplicaConfig, RouterConfig, Scenario
+from gnomon.serving.scenario import Scenario
+from gnomon.serving.sections import BatchingConfig, ReplicaConfig, RouterConfig
 from gnomon.serving.simulate import Run, run
 from gnomon.serving.state import FINISHED
 from gnomon.timing import TimingConfig

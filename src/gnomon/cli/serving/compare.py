@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from gnomon.api.serving import Scenario, compare
+from gnomon.api.comparison import compare
+from gnomon.api.serving import Scenario
 from gnomon.cli.options import SectionedCommand, config_options, intervals_option
 from gnomon.cli.printing import json_option, show
 from gnomon.cli.progress import progress

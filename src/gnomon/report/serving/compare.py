@@ -23,10 +23,10 @@ from gnomon.report.serving.intervals import CAPTION, variant_rows
 from gnomon.report.serving.text import title
 from gnomon.serving.fleet.metrics import Regret, regret
 from gnomon.serving.intervals import Intervals
-from gnomon.serving.metrics import Summary
 from gnomon.serving.paired import Difference
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.simulate import Run
+from gnomon.serving.summary import Summary
 
 WORDS = {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "E2E", "scheduling_delay_s": "scheduling delay"}
 Differences = Mapping[str, list[Difference]]

@@ -9,9 +9,9 @@ from gnomon.report.blocks import Table, cell
 from gnomon.report.serving import explain_figures as figures
 from gnomon.report.serving import explain_text as words
 from gnomon.serving.explain import slowest
-from gnomon.serving.metrics import Summary
 from gnomon.serving.parts import accounts
 from gnomon.serving.simulate import Run
+from gnomon.serving.summary import Summary
 from gnomon.timing import SOURCES
 
 PERCENTILE = 99.0

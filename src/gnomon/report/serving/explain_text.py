@@ -22,8 +22,8 @@ from gnomon.serving.explain import (
     offenders,
     waited_behind,
 )
-from gnomon.serving.metrics import Summary
 from gnomon.serving.parts import CAUSES, PARTS, Accounts, Metric
+from gnomon.serving.summary import Summary
 
 Row = dict[str, Any]
 METRIC_WORDS = {"e2e": "end to end", "ttft": "to the first token", "tpot": "per output token"}

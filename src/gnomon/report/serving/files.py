@@ -18,9 +18,9 @@ from gnomon.report.serving.intervals import as_data
 from gnomon.report.serving.trace import write_trace
 from gnomon.search.headroom import Headroom
 from gnomon.serving.intervals import Intervals
-from gnomon.serving.metrics import Summary
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.simulate import Run
+from gnomon.serving.summary import Summary
 
 if TYPE_CHECKING:
     from collections.abc import Callable

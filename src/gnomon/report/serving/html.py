@@ -25,9 +25,9 @@ from gnomon.report.serving.operators import operator_frame
 from gnomon.report.serving.terms import TERMS
 from gnomon.search.headroom import Headroom
 from gnomon.serving.intervals import Intervals
-from gnomon.serving.metrics import Summary
 from gnomon.serving.percentiles import Percentiles
 from gnomon.serving.simulate import Run
+from gnomon.serving.summary import Summary
 
 MAX_REPLICA_ROWS = 64
 MAX_OPERATOR_ROWS = 24

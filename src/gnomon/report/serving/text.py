@@ -15,10 +15,10 @@ from gnomon.serving.class_metrics import Fairness
 from gnomon.serving.energy import Energy
 from gnomon.serving.fleet.metrics import FleetSummary
 from gnomon.serving.intervals import Intervals
-from gnomon.serving.metrics import Summary
 from gnomon.serving.moves import Moves, TierHits
 from gnomon.serving.percentiles import STATISTICS
 from gnomon.serving.scenario import KindConfig, Scenario
+from gnomon.serving.summary import Summary
 from gnomon.serving.usage import Utilization
 
 LATENCIES = {

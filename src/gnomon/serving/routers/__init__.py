@@ -20,7 +20,7 @@ from typing import Any
 from gnomon.core.arrays import Floats
 from gnomon.core.registry import Registry
 from gnomon.serving.outside import Fleet, Router
-from gnomon.serving.scenario import RouterConfig
+from gnomon.serving.sections import RouterConfig
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from gnomon.core.jit import inner
 from gnomon.serving.routers import Fleet, router
 from gnomon.serving.routers.observation import MEMORY_PER_REPLICA, NUM_FEATURES, observe, remember_choice
 from gnomon.serving.routers.policy_file import CLIP, load_policy, packed, shipped_policy
-from gnomon.serving.scenario import RouterConfig
+from gnomon.serving.sections import RouterConfig
 
 NUM_OPTIONS = 1
 """Entries of `fleet.parameters` before the packed policy."""

@@ -8,7 +8,8 @@ from typing import Any
 
 import polars as pl
 
-from gnomon.api.serving import Comparison, Scenario, Simulation, compare
+from gnomon.api.comparison import Comparison, compare
+from gnomon.api.serving import Scenario, Simulation
 from gnomon.api.serving import scenario as new_scenario
 from gnomon.core import units
 from gnomon.core.errors import ConfigError

@@ -10,7 +10,8 @@ from typing import Any
 from dash import html
 from dash.development.base_component import Component
 
-from gnomon.api.serving import Comparison, Scenario, Simulation
+from gnomon.api.comparison import Comparison
+from gnomon.api.serving import Scenario, Simulation
 from gnomon.core.errors import GnomonError
 from gnomon.report.serving.figures import LATENCIES
 from gnomon.report.serving.load import load_figure

@@ -23,13 +23,14 @@ def story(page: Page, raw: Mapping[str, Any], view: str, metric: Any, share: flo
     """What the request did that a share of all requests did not exceed in a latency: sentences, parts, neighbours."""
     scenario = to_scenario(page.read(raw))
     with Question(f"{view} story").turn():
-        found = simulated(scenario).explain(advice=False, metric=metric)
+        simulation = simulated(scenario).explained()
+        found = simulation.explain(advice=False, metric=metric)
         values = found.accounts.values_s(metric)
         order = np.argsort(values, kind="stable")
         order = order[~np.isnan(values[order])]
         rank = min(max(int(np.ceil(share * order.size)) - 1, 0), order.size - 1)
         request = int(found.accounts.ids[order[rank]])
-        told = found.simulation.explain(advice=False, metric=metric, request=request)
+        told = simulation.explain(advice=False, metric=metric, request=request)
         drawn = told.drawings["neighbours"]
     shown: list[Component] = [html.P(" ".join(told.sentences), className="story")]
     graph = dcc.Graph(figure=drawn, config=blocks.QUIET, style={"height": f"{drawn['layout']['height']}px"})

@@ -1,0 +1,211 @@
+"""Why requests of a simulation were slow, what would help, and what limits it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict
+
+from gnomon.api.result import Drawing, Progress, Result
+from gnomon.core.errors import ConfigError
+from gnomon.core.files import folder_written_whole, write_text, written_whole
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from gnomon.report.blocks import Block
+    from gnomon.serving.counterfactual import Outcome
+    from gnomon.serving.explain import Slow
+    from gnomon.serving.parts import Accounts, Metric
+    from gnomon.serving.simulate import Run
+    from gnomon.serving.summary import Summary
+
+__all__ = ["Asked", "Explanation", "explain_simulation"]
+
+
+class Asked(TypedDict, total=False):
+    """What is to be explained; `explain_simulation` has the defaults."""
+
+    request: int | None
+    """The request whose story is told; None: what the slow ones suffer from."""
+    percentile: float
+    """Slow are the requests from here on."""
+    metric: Metric
+    """Which latency: e2e, ttft, tpot."""
+    advice: bool
+    """Simulate changes and bottlenecks, each as long as the run itself."""
+    on_progress: Progress | None
+
+
+class Simulated(Protocol):
+    """A simulation, as far as its explanation needs it."""
+
+    @property
+    def run(self) -> Run:
+        """The engine's records, with accounts of every request's time."""
+
+    @property
+    def summary(self) -> Summary:
+        """Its figures."""
+
+
+def explain_simulation(
+    simulation: Simulated,
+    *,
+    request: int | None = None,
+    percentile: float = 99.0,
+    metric: Metric = "e2e",
+    advice: bool = True,
+    on_progress: Progress | None = None,
+) -> Explanation:
+    """Explain a simulation with accounts of every request's time."""
+    from gnomon.serving.counterfactual import advice as changes
+    from gnomon.serving.counterfactual import limits, outcomes
+    from gnomon.serving.parts import METRICS, accounts
+
+    if metric not in METRICS:
+        raise ConfigError(f"unknown metric {metric!r}.", where="metric", fix=f"Choose from {', '.join(METRICS)}.")
+    if not 0.0 < percentile < 100.0:
+        raise ConfigError(f"must lie between 0 and 100, not {percentile:g}.", where="percentile", fix="E.g. 99.")
+    found = accounts(simulation.run)
+    if not found.ids.size:
+        raise ConfigError("no request finished: there is nothing to explain.", where="scenario")
+    if request is not None:
+        found.row(request)
+    report = on_progress or (lambda done, total: None)
+    tried: dict[str, list[Outcome]] = {"advice": [], "limits": []}
+    if advice and request is None:
+        planned = {"advice": changes(simulation.run), "limits": limits(simulation.run)}
+        total = sum(len(some) for some in planned.values())
+        before = 0
+        for name, some in planned.items():
+            step = partial(_shifted, report, before, total)
+            tried[name] = list(outcomes(simulation.run, some, step))
+            before += len(some)
+    return Explanation(simulation, found, metric, percentile, request, advice=tried["advice"], limits=tried["limits"])
+
+
+def _shifted(report: Progress, before: int, total: int, done: int, _: int) -> None:
+    report(before + done, total)
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation(Result):
+    """Why requests of a simulation were slow."""
+
+    simulation: Simulated = field(repr=False)
+    accounts: Accounts = field(repr=False)
+    """Every request's time in parts, nanoseconds that add up exactly."""
+    metric: Metric = "e2e"
+    percentile: float = 99.0
+    request: int | None = None
+    """The request whose story is told; None: that of the slow ones."""
+    advice: list[Outcome] = field(default_factory=list, repr=False)
+    """Changes that were simulated."""
+    limits: list[Outcome] = field(default_factory=list, repr=False)
+    """Resources made free, one at a time."""
+    note: str = ""
+
+    def with_note(self, note: str) -> Explanation:
+        """The same with a remark."""
+        return replace(self, note=note)
+
+    def __repr__(self) -> str:
+        return f"Explanation({' '.join(self.sentences)})"
+
+    @cached_property
+    def slow(self) -> Slow:
+        """The slow requests against typical ones."""
+        from gnomon.serving.explain import slowest
+
+        return slowest(self.accounts, self.metric, self.percentile)
+
+    @property
+    def statistic(self) -> str:
+        """The percentile of a summary that is nearest: p50, p90, p95 or p99."""
+        from gnomon.serving.percentiles import STATISTICS
+
+        known = {float(name[1:]): name for name in STATISTICS if name[0] == "p" and name[1:].isdigit()}
+        return known[min(known, key=lambda value: abs(value - self.percentile))]
+
+    @cached_property
+    def sentences(self) -> list[str]:
+        """The answer in two or three sentences."""
+        from gnomon.report.serving import explain_text as words
+
+        if self.request is not None:
+            return words.request_sentences(self.accounts, self.request)
+        found = words.slow_sentences(self.accounts, self.slow)
+        summary = self.simulation.summary
+        if self.advice:
+            found.append(words.advice_sentence(summary, self.advice, self.metric, self.statistic))
+        if self.limits:
+            found.append(words.limit_sentence(summary, self.limits))
+        return found
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """The sentences, causes and figures, as plain data."""
+        from gnomon.report.serving.explain_data import explanation_data
+
+        return explanation_data(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The summary."""
+        return self.summary
+
+    def story(self, request: int) -> list[Block]:
+        """The story of one request: sentences, its parts, whom it waited behind."""
+        from gnomon.report.serving.explain_text import request_blocks
+
+        return request_blocks(self.accounts, request)
+
+    def text(self) -> list[Block]:
+        """The answer in sentences, then the tables."""
+        from gnomon.report.blocks import Line, Table
+        from gnomon.report.serving import explain_text as words
+
+        remarks: list[Block] = [Line(self.note, "warning")] if self.note else []
+        if self.request is not None:
+            return [*self.story(self.request), *remarks]
+        summary = self.simulation.summary
+        blocks: list[Block] = [Line(text) for text in self.sentences]
+        blocks += words.missed_blocks(self.accounts, summary)
+        blocks += [one for one in words.slow_blocks(self.accounts, self.slow) if isinstance(one, Table)]
+        if self.advice:
+            rows = words.advice_rows(summary, self.advice, self.metric, self.statistic)
+            blocks.append(Table(rows, "What would help: each change simulated on the same requests"))
+        if self.limits:
+            blocks.append(Table(words.limit_rows(summary, self.limits), "What limits it: each resource made free"))
+        return blocks + remarks
+
+    def _frames(self) -> Mapping[str, Callable[[], pl.DataFrame]]:
+        from gnomon.report.serving.explain_data import part_frame
+
+        return {"parts": partial(part_frame, self.accounts)}
+
+    def _drawings(self) -> Mapping[str, Callable[[], Drawing]]:
+        from gnomon.report.serving import explain_figures as figures
+
+        def one() -> Drawing:
+            slowest = int(self.accounts.values_s(self.metric)[self.slow.rows].argmax())
+            row = self.accounts.row(self.request) if self.request is not None else int(self.slow.rows[slowest])
+            return figures.neighbours_figure(self.accounts, row)
+
+        return {
+            "causes": lambda: figures.causes_figure(self.accounts, self.metric),
+            "slowest": lambda: figures.slowest_figure(self.accounts, self.slow),
+            "neighbours": one,
+            "roofline": lambda: figures.roofline_figure(self.simulation.run),
+        }
+
+    def save(self, folder: str | Path) -> Path:
+        """Write explanation.json and parts.parquet: every request's parts in nanoseconds."""
+        with folder_written_whole(folder, ("explanation.json", "parts.parquet")) as temporary:
+            write_text(temporary / "explanation.json", json.dumps(self.to_dict(), indent=1))
+            with written_whole(temporary / "parts.parquet") as path:
+                self.frames["parts"].write_parquet(path)
+        return Path(folder)
