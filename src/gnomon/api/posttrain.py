@@ -48,15 +48,14 @@ def posttrain(
 
     `keep_decisions` records every snapshot that the policy saw, and its answer.
     """
-    from gnomon.posttrain.compare import clairvoyant
+    from gnomon.posttrain.compare import ORACLE, clairvoyant, of_oracle
     from gnomon.posttrain.simulate import run
 
     config = read(Posttrain, given, overrides)
-    policy = clairvoyant(config) if config.policy.name == "oracle" else None
+    is_oracle = config.policy.name == ORACLE
+    policy = clairvoyant(config) if is_oracle else None
     record = run(config, policy, keep_decisions=keep_decisions, on_progress=_report(on_progress))
-    if policy is not None:
-        record.policy, record.notes = "oracle", [f"The oracle follows {policy.name}."]
-    return PosttrainRun(config, record)
+    return PosttrainRun(config, of_oracle(record) if is_oracle else record)
 
 
 @dataclass(frozen=True, eq=False)

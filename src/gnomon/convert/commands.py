@@ -55,7 +55,7 @@ def server_command(scenario: Scenario) -> tuple[str, str]:
 def disaggregated_commands(scenario: Scenario) -> str:
     """One `vllm serve` command for each pool, with KV moved by NIXL, and the same as a layout file for Dynamo."""
     kinds = scenario.kinds()
-    if any(kind.batching.policy != "vllm_v1" for kind in kinds):
+    if any(POLICIES[kind.batching.policy].engine != "vllm" for kind in kinds):
         raise ConfigError("only vLLM's scheduler is written as pairs of commands.", fix="Simulate vllm_v1.")
     text = []
     for kind in kinds:
@@ -191,7 +191,7 @@ def _trtllm_extra(scenario: Scenario, kind: KindConfig, batching: ResolvedBatchi
         captured: dict[str, Any] = {"max_batch_size": sizes[-1]} if is_usual else {"batch_sizes": list(sizes)}
         extra["cuda_graph_config"] = {"enable_padding": True, **captured}
     # Without its own scheduler being simulated, prompts are chunked as the other engines do.
-    if options.get("chunked_prefill", 0 if batching.policy == "trtllm" else 1):
+    if options.get("chunked_prefill", POLICIES[batching.policy].options.get("chunked_prefill", 1)):
         extra["enable_chunked_prefill"] = True
     if options.get("max_utilization"):
         extra["scheduler_config"] = {"capacity_scheduler_policy": "MAX_UTILIZATION"}

@@ -8,7 +8,7 @@ is among its choices. It bounds these plans, not every conceivable one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gnomon.posttrain.advise import Advice
 from gnomon.posttrain.config import Posttrain
@@ -18,8 +18,8 @@ from gnomon.posttrain.record import RunRecord
 from gnomon.posttrain.simulate import cluster_options, run
 
 COMPARED = ("colocated", "disaggregated", "elastic", "utilization", "payback", "tail_batching", "partial_rollout")
-BASELINE = "disaggregated"
-"""What speed-ups are over: the static placement side by side."""
+BASELINE, ORACLE = "disaggregated", "oracle"
+"""What speed-ups are over, the static placement side by side; and the best of all plans, with hindsight."""
 _ORACLE_SHARES = (0.3, 0.5, 0.7)
 _ORACLE_PACKING = (0.25, 0.5, 1.0)
 
@@ -78,7 +78,12 @@ def oracle(
         on_progress(number)
         found.append(run(config, plan))
     best = max(found, key=lambda one: one.tokens_s)
-    return RunRecord("oracle", best.num_gpus, best.steps, [f"The oracle follows {best.policy}."])
+    return of_oracle(best)
+
+
+def of_oracle(best: RunRecord) -> RunRecord:
+    """The run that the oracle chose, under its name."""
+    return replace(best, policy=ORACLE, follows=best.policy)
 
 
 def clairvoyant(config: Posttrain) -> Policy:

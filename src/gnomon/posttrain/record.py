@@ -158,7 +158,13 @@ class RunRecord:
     policy: str
     num_gpus: int
     steps: list[StepRecord]
-    notes: list[str] = field(default_factory=list)
+    follows: str = ""
+    """Of an oracle: the policy that it chose."""
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader is told beside the figures."""
+        return [f"The {self.policy} follows {self.follows}."] if self.follows else []
 
     @property
     def duration_s(self) -> float:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
 from gnomon import catalog, timing
-from gnomon.catalog import Device, MemoryPlan, Model
+from gnomon.catalog import Device, MemoryPlan, Model, Parallelism
 from gnomon.catalog.power import clock_under_cap
 from gnomon.core.errors import ConfigError
 from gnomon.core.user_files import is_own, load_user_file
@@ -216,7 +215,7 @@ def _check_traits(policy: PolicySpec, replica: ReplicaConfig, batching: Resolved
         raise ConfigError(
             f"speculative decoding is not part of {policy.name}.",
             where="replica.speculative",
-            fix="Use vllm_v1 or trtllm.",
+            fix=f"Use {' or '.join(name for name in POLICIES.names() if POLICIES[name].speculates)}.",
         )
     policy.numbers(batching.options)
     has = {"prefix_cache": policy.has_prefix_cache, "max_chunk_tokens": policy.has_chunk_cap}
@@ -246,15 +245,38 @@ class Times:
         return max((one.first_token_spread for one in self.baked), default=0.0)
 
 
+@dataclass(frozen=True)
+class _Place:
+    """What operator times depend on."""
+
+    model: str
+    device: str
+    node: str | None
+    parallelism: Parallelism
+    config: timing.TimingConfig
+
+    @property
+    def context(self) -> timing.Context:
+        """The same with the facts behind the names."""
+        device = catalog.device(self.device)
+        node = catalog.node(self.node) if self.node else catalog.default_node(device, self.parallelism.num_gpus)
+        return timing.Context(catalog.model(self.model), device, node, self.parallelism, self.config)
+
+
+def _place_of(model: str, kind: Kind) -> _Place:
+    return _Place(model, kind.device_name, kind.node, kind.replica.parallelism, kind.timing)
+
+
 def bake(model: str, kinds: list[Kind], requests: Requests) -> Times:
     """Bake every kind's timing, with maxima that cover whatever its policy may put into one iteration."""
     longest = int(requests.total_tokens.max())
     max_sequences = max(kind.max_in_batch * kind.tokens_per_decode for kind in kinds)
     max_tokens = max(kind.max_iteration_tokens(requests) for kind in kinds)
+    limits = (max_tokens, max_sequences, longest)
     baked, tables, timers = [], [], []
     for kind in kinds:
-        place = (kind.device_name, kind.node, kind.replica.parallelism, kind.timing, max_tokens, max_sequences, longest)
-        target = _bake(model, *place, kind.tokens_per_decode)
+        place = _place_of(model, kind)
+        target = _bake(place, *limits, kind.tokens_per_decode)
         baked.append(target)
         timers.append(target.timer)
         tables.append(target.tables)
@@ -262,12 +284,12 @@ def bake(model: str, kinds: list[Kind], requests: Requests) -> Times:
         if speculative and (speculative.draft_model or speculative.draft_layers):
             name = speculative.draft_model
             if name:
-                place = (*place[:2], place[2].suited_to(catalog.model(name)), *place[3:])
-                baked.append(_bake(name, *place, 1))
+                place = replace(place, model=name, parallelism=place.parallelism.suited_to(catalog.model(name)))
+                baked.append(_bake(place, *limits, 1))
                 draft = baked[-1].tables
             else:
                 share = speculative.draft_layers / catalog.model(model).num_layers
-                draft = draft_head(_bake(model, *place, 1).tables, share)
+                draft = draft_head(_bake(place, *limits, 1).tables, share)
             each_s = kind.timing.host.draft_sequence_s if kind.timing.host else 0.0
             groups = kind.replica.data_parallel
             tables[-1] = with_draft(target.tables, draft, speculative.num_tokens, num_groups=groups, sequence_s=each_s)
@@ -278,8 +300,8 @@ def bake(model: str, kinds: list[Kind], requests: Requests) -> Times:
 def other_timer(model: str, kind: Kind, source: str) -> timing.Timer:
     """A kind's iterations from another source."""
     config = kind.timing.model_copy(update={"source": source, "path": None})
-    made = _source(model, kind.device_name, kind.node, kind.replica.parallelism, config)
-    return timing.Timer(_context(model, kind.device_name, kind.node, kind.replica.parallelism, config), source=made)
+    place = replace(_place_of(model, kind), config=config)
+    return timing.Timer(place.context, source=_source(place))
 
 
 def no_times(kinds: list[Kind]) -> Times:
@@ -288,41 +310,25 @@ def no_times(kinds: list[Kind]) -> Times:
 
 
 @lru_cache(maxsize=16)
-def _source(model: str, device: str, node: str | None, parallelism: Any, config: Any) -> timing.Source:
+def _source(place: _Place) -> timing.Source:
     """What the times are from, with all that it has read and fitted: the same for all limits of an iteration."""
-    parallelism.check(catalog.model(model))
-    return timing.make_source(_context(model, device, node, parallelism, config))
-
-
-def _context(model: str, device: str, node: str | None, parallelism: Any, config: Any) -> timing.Context:
-    place = catalog.device(device)
-    on = catalog.node(node) if node else catalog.default_node(place, parallelism.num_gpus)
-    return timing.Context(catalog.model(model), place, on, parallelism, config)
+    place.parallelism.check(catalog.model(place.model))
+    return timing.make_source(place.context)
 
 
 @lru_cache(maxsize=128)
-def _bake(
-    model: str,
-    device: str,
-    node: str | None,
-    parallelism: Any,
-    config: Any,
-    tokens: int,
-    sequences: int,
-    kv: int,
-    each: int,
-) -> timing.Baked:
+def _bake(place: _Place, max_tokens: int, max_sequences: int, max_kv_tokens: int, each: int) -> timing.Baked:
     """`iteration_tables`, remembered: a search simulates the same replica many times."""
-    is_given = timing.SOURCES[config.source].gives_iterations
+    is_given = timing.SOURCES[place.config.source].gives_iterations
     return timing.iteration_tables(
-        catalog.model(model),
-        catalog.device(device),
-        parallelism,
-        node=catalog.node(node) if node else None,
-        config=config,
-        max_tokens=tokens,
-        max_sequences=sequences,
-        max_kv_tokens=kv,
+        catalog.model(place.model),
+        catalog.device(place.device),
+        place.parallelism,
+        node=catalog.node(place.node) if place.node else None,
+        config=place.config,
+        max_tokens=max_tokens,
+        max_sequences=max_sequences,
+        max_kv_tokens=max_kv_tokens,
         tokens_per_decode=each,
-        source=None if is_given else _source(model, device, node, parallelism, config),
+        source=None if is_given else _source(place),
     )

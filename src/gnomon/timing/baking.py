@@ -15,7 +15,7 @@ from gnomon.catalog.parallelism import Parallelism
 from gnomon.core.arrays import Floats
 from gnomon.core.errors import ConfigError
 from gnomon.timing.breakdown import Batch, expected_error
-from gnomon.timing.config import CAPTURE_SIZES, TimingConfig
+from gnomon.timing.config import TimingConfig
 from gnomon.timing.host import HostConfig
 from gnomon.timing.iteration import SKEW_BINS, IterationTables, geometric_axis
 from gnomon.timing.operators import Operator, mixed_attention, num_kernels
@@ -105,8 +105,7 @@ def iteration_tables(
 
 def _largest_graphs(config: TimingConfig) -> tuple[int, int, int]:
     """The largest prefill, decode and mixed iteration that is a CUDA graph; with attention, it holds decodes only."""
-    sizes = CAPTURE_SIZES if config.graph_sizes == "vllm" else config.graph_sizes or (0,)
-    largest = max(sizes)
+    largest = max(config.captured_sizes, default=0)
     others = 0 if config.graph_attention else largest
     return others, largest, others
 
@@ -209,11 +208,8 @@ class _Oven:
 
     def _padding(self, maximum: int) -> NDArray[np.int64]:
         """The count to which CUDA graphs pad each count of tokens (of decodes: sequences) up to `maximum`."""
-        sizes = self.timer.context.config.graph_sizes
         at = np.arange(maximum + 1)
-        if sizes is None:
-            return at
-        captured = np.unique(np.array(CAPTURE_SIZES if sizes == "vllm" else sizes))
+        captured = np.unique(np.array(self.timer.context.config.captured_sizes, int))
         captured = captured[captured <= maximum]
         if captured.size == 0:
             return at

@@ -113,6 +113,11 @@ class TimingConfig(Config):
     table: TableConfig | None = None
     """The seconds themselves, for the source table."""
 
+    @property
+    def captured_sizes(self) -> tuple[int, ...]:
+        """Token counts that CUDA graphs are there for."""
+        return CAPTURE_SIZES if self.graph_sizes == "vllm" else self.graph_sizes or ()
+
     @model_validator(mode="after")
     def _used(self) -> TimingConfig:
         if self.path is None and self.table is None and not self.free:

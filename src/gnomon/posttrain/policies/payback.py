@@ -55,21 +55,33 @@ def rollout_left_s(snapshot: Snapshot, num_instances: int) -> float:
     return left / snapshot.rates.rollout_groups_s * (1 + crowding * (then / now - 1))
 
 
-@scheduling_policy("payback")
-class Payback(Policy):
-    """Starts side by side; at boundaries commits the elastic rules' change if it pays back."""
-
-    gamma: PositiveFloat = 0.5
-    """Largest share of the remaining benefit that the transition may cost."""
+class AtBoundaries(Policy):
+    """Starts side by side, and may change that at the boundaries of mini-batches; at the last one the step ends."""
 
     def decide(self, snapshot: Snapshot) -> Actions:
-        """Benefit: how much sooner the step would be over, by the larger actor and the smaller rollout."""
+        """By the point at which it is asked."""
         if snapshot.point == "start":
             return side_by_side(snapshot)
         if snapshot.point != "boundary":
             return []
         if snapshot.minibatch == snapshot.num_minibatches - 1:
             return end_of_step(snapshot)
+        return self.change(snapshot)
+
+    def change(self, snapshot: Snapshot) -> Actions:
+        """What to change at a boundary that is not the last."""
+        raise NotImplementedError
+
+
+@scheduling_policy("payback")
+class Payback(AtBoundaries):
+    """Starts side by side; at boundaries commits the elastic rules' change if it pays back."""
+
+    gamma: PositiveFloat = 0.5
+    """Largest share of the remaining benefit that the transition may cost."""
+
+    def change(self, snapshot: Snapshot) -> Actions:
+        """Benefit: how much sooner the step would be over, by the larger actor and the smaller rollout."""
         change = proposal(snapshot)
         if not change or snapshot.rates.train_groups_s_per_gpu <= 0:
             return []

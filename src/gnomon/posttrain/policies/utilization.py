@@ -7,17 +7,15 @@ from typing import Annotated
 
 from pydantic import Field, PositiveInt
 
-from gnomon.posttrain.policies import Policy, scheduling_policy
-from gnomon.posttrain.policies.elastic import end_of_step
-from gnomon.posttrain.policies.payback import actor_size_after, proposal
-from gnomon.posttrain.policies.static import side_by_side
+from gnomon.posttrain.policies import scheduling_policy
+from gnomon.posttrain.policies.payback import AtBoundaries, actor_size_after, proposal
 from gnomon.posttrain.snapshot import Actions, Migrate, Snapshot
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
 @scheduling_policy("utilization", checks="always")
-class Utilization(Policy):
+class Utilization(AtBoundaries):
     """Starts side by side; looks at the KV use of the engines at every check and acts at mini-batch boundaries."""
 
     theta: Share = 0.5
@@ -27,14 +25,8 @@ class Utilization(Policy):
     window: PositiveInt = 10
     """... at so many checks in a row (at most 30)."""
 
-    def decide(self, snapshot: Snapshot) -> Actions:
+    def change(self, snapshot: Snapshot) -> Actions:
         """Commit only if the predicted throughput of the slowest stage rises."""
-        if snapshot.point == "start":
-            return side_by_side(snapshot)
-        if snapshot.point != "boundary":
-            return []
-        if snapshot.minibatch == snapshot.num_minibatches - 1:
-            return end_of_step(snapshot)
         low = [one for one in snapshot.instances if self._is_low(one.kv_recent)]
         if len(low) <= self.theta * len(snapshot.instances) and snapshot.sequences_unfinished:
             return []

@@ -69,7 +69,7 @@ def comparison_notes(outcomes: list[Outcome]) -> list[str]:
     notes = [note for one in outcomes for note in one.record.notes]
     groups: dict[Any, list[Outcome]] = {}
     for one in outcomes:
-        if one.policy != "oracle":
+        if not one.record.follows:
             groups.setdefault(one.record.allocation(), []).append(one)
     for group in groups.values():
         names = [one.policy for one in group]

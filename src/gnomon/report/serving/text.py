@@ -18,6 +18,7 @@ from gnomon.serving.intervals import Intervals
 from gnomon.serving.moves import Moves, TierHits
 from gnomon.serving.percentiles import STATISTICS
 from gnomon.serving.scenario import KindConfig, Scenario
+from gnomon.serving.sections import DeciderConfig
 from gnomon.serving.summary import Summary
 from gnomon.serving.usage import Utilization
 
@@ -104,7 +105,7 @@ def policy_words(scenario: Scenario) -> str:
     if scenario.has_roles:
         moving = scenario.disaggregation
         words += f", prefill routed by {scenario.router.name}, decode by {moving.decode_router.name}"
-        return words if moving.decider.name == "always" else f"{words}, disaggregated by {moving.decider.name}"
+        return words if moving.decider == DeciderConfig() else f"{words}, disaggregated by {moving.decider.name}"
     return f"{words}, routed by {scenario.router.name}" if num_ranks > 1 else words
 
 
