@@ -128,6 +128,27 @@ def test_models_answer_to_their_hugging_face_names(alias: str, name: str) -> Non
     assert catalog.model(alias).name == name
 
 
+@pytest.mark.parametrize(
+    ("asked", "called", "hf_id"),
+    [
+        ("deepseek-v3", "deepseek-v3", "deepseek-ai/DeepSeek-V3"),
+        ("deepseek-r1", "deepseek-r1", "deepseek-ai/DeepSeek-R1"),
+        ("deepseek-v3.1", "deepseek-v3.1", "deepseek-ai/DeepSeek-V3.1"),
+        ("deepseek-ai/DeepSeek-R1-0528", "deepseek-r1-0528", "deepseek-ai/DeepSeek-R1-0528"),
+        ("nvidia/DeepSeek-R1-0528-FP4-v2", "deepseek-r1-0528", "nvidia/DeepSeek-R1-0528-FP4-v2"),
+        ("kimi-k2-thinking", "kimi-k2-thinking", "moonshotai/Kimi-K2-Thinking"),
+    ],
+)
+def test_models_of_one_shape_keep_the_name_they_were_asked_by(asked: str, called: str, hf_id: str) -> None:
+    found = catalog.model(asked)
+    assert (found.name, found.hf_id) == (called, hf_id)
+
+
+def test_messages_name_the_model_that_was_asked_for() -> None:
+    with pytest.raises(ConfigError, match="heads of deepseek-r1"):
+        catalog.Parallelism(tensor_parallel=3).check(catalog.model("deepseek-r1"))
+
+
 def test_every_entry_is_named_after_its_file_and_says_where_its_facts_come_from() -> None:
     for library in (DEVICES, NODES, MODELS):
         for name in library.names:

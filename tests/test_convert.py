@@ -199,10 +199,102 @@ def test_vllm_speculation():
     eagle = convert(
         "vllm", """vllm serve llama-3-8b -sc '{"num_speculative_tokens": 2, "method": "eagle", "model": "some/head"}'"""
     )
-    assert eagle.scenario.replica.speculative.draft_model is None
-    assert any("some/head" in note for note in eagle.notes)
+    assert (eagle.scenario.replica.speculative.draft_model, eagle.scenario.replica.speculative.draft_layers) == (
+        None,
+        1,
+    )
+    unknown = convert("vllm", """vllm serve llama-3-8b -sc '{"num_speculative_tokens": 2, "model": "some/draft"}'""")
+    assert unknown.scenario.replica.speculative.draft_model is None
+    assert any("some/draft" in note for note in unknown.notes)
     with pytest.raises(ConfigError, match="num_speculative_tokens"):
         convert("vllm", "vllm serve llama-3-8b --speculative-config '{}'")
+
+
+_EAGLE = "--speculative-num-steps 2 --speculative-eagle-topk 1 --speculative-num-draft-tokens 3"
+
+
+@pytest.mark.parametrize(
+    ("tool", "command", "drafts"),
+    [
+        ("vllm", """vllm serve deepseek-r1 -sc '{"num_speculative_tokens": 2, "method": "mtp"}'""", (2, 1, None)),
+        (
+            "vllm",
+            """vllm serve deepseek-r1 -sc '{"num_speculative_tokens": 2, "method": "deepseek_mtp",
+            "model": "deepseek-ai/DeepSeek-R1"}'""",
+            (2, 1, None),
+        ),
+        (
+            "vllm",
+            """vllm serve qwen3-32b -sc '{"num_speculative_tokens": 2, "model": "qwen3-0.6b"}'""",
+            (2, 0, "qwen3-0.6b"),
+        ),
+        ("vllm", """vllm serve qwen3-32b -sc '{"num_speculative_tokens": 2, "method": "ngram"}'""", (2, 0, None)),
+        ("sglang", f"sglang.launch_server --model deepseek-r1 --speculative-algorithm EAGLE {_EAGLE}", (2, 1, None)),
+        ("sglang", f"sglang.launch_server --model deepseek-r1 --speculative-algorithm NGRAM {_EAGLE}", (2, 0, None)),
+        (
+            "sglang",
+            "sglang.launch_server --model qwen3-32b --speculative-algorithm STANDALONE "
+            f"--speculative-draft-model-path qwen3-0.6b {_EAGLE}",
+            (2, 0, "qwen3-0.6b"),
+        ),
+    ],
+)
+def test_what_drafts_is_a_head_a_model_or_free(tool, command, drafts):
+    found = convert(tool, command).scenario.replica.speculative
+    assert (found.num_tokens, found.draft_layers, found.draft_model) == drafts
+
+
+@pytest.mark.parametrize(
+    ("config", "drafts"),
+    [
+        ("{decoding_type: MTP, num_nextn_predict_layers: 3}", (3, 1, None)),
+        ("{decoding_type: Eagle, max_draft_len: 4, speculative_model_dir: some/head}", (4, 1, None)),
+        ("{decoding_type: Draft_Target, max_draft_len: 4, speculative_model_dir: qwen3-0.6b}", (4, 0, "qwen3-0.6b")),
+    ],
+)
+def test_what_drafts_in_trtllm(config, drafts, tmp_path):
+    (tmp_path / "extra.yml").write_text(f"speculative_config: {config}\n")
+    found = convert("trtllm", f"trtllm-serve qwen3-32b --config {tmp_path}/extra.yml").scenario.replica.speculative
+    assert (found.num_tokens, found.draft_layers, found.draft_model) == drafts
+
+
+def test_the_commands_memory_share_counts_before_the_files(tmp_path):
+    (tmp_path / "extra.yml").write_text("kv_cache_config: {free_gpu_memory_fraction: 0.5}\n")
+    command = f"trtllm-serve qwen3-32b --config {tmp_path}/extra.yml"
+    assert convert("trtllm", command).scenario.replica.memory_utilization == 0.5
+    both = convert("trtllm", f"{command} --kv_cache_free_gpu_memory_fraction 0.7")
+    assert both.scenario.replica.memory_utilization == 0.7
+
+
+@pytest.mark.parametrize("end", ["> server.log 2>&1 &", "2>&1 | tee server.log", "&& echo ready", "; sleep 1"])
+def test_what_the_shell_does_after_the_command_is_no_option(end):
+    plain = "vllm serve qwen3-32b -tp 2"
+    assert convert("vllm", f"{plain} {end}").values == convert("vllm", plain).values
+
+
+def test_short_spellings_of_nested_options():
+    found = convert("vllm", "vllm serve qwen3-32b -O3 -cc.cudagraph_mode=NONE")
+    assert found.scenario.timing.graph_sizes == ()
+    assert (
+        convert("vllm", "vllm serve qwen3-32b -sc.num_speculative_tokens 3").scenario.replica.speculative.num_tokens
+        == 3
+    )
+
+
+def test_sglang_without_chunks_takes_whole_prompts():
+    command = "sglang.launch_server --model-path llama-3-8b --chunked-prefill-size -1"
+    assert convert("sglang", command, device="h100").scenario.batching.max_batch_tokens == 16384
+    wider = convert("sglang", f"{command} --max-prefill-tokens 40000", device="h100")
+    assert wider.scenario.batching.max_batch_tokens == 40000
+    assert any("not chunked" in note for note in wider.notes)
+
+
+def test_a_converted_name_gets_its_models_variant_of_the_preset():
+    command = "sglang.launch_server --model-path {} --tp 8"
+    short, full = (convert("sglang", command.format(name), device="b200").scenario for name in
+                   ("deepseek-r1", "deepseek-ai/DeepSeek-R1-0528"))  # fmt: skip
+    assert full.batching == short.batching and full.timing == short.timing
+    assert full.timing.all_reduce == "flashinfer"
 
 
 def test_unknown_options_are_named_with_a_guess():
@@ -221,7 +313,9 @@ def test_quantization_is_read_from_the_option_or_the_checkpoint():
     assert dtype("deepseek-ai/DeepSeek-R1 --dtype float16") == "auto", "that is the format of activations"
     named = convert("vllm", "vllm serve nvidia/DeepSeek-V3.1-NVFP4 -q modelopt_fp4")
     assert catalog.model(named.scenario.model).precision(named.scenario.timing.dtype).name == "nvfp4_mlp_and_output"
-    own = convert("vllm", "vllm serve Qwen/Qwen3-32B-AWQ")
+    assert named.scenario.timing.dtype == "auto", "the option only says how the checkpoint is quantised"
+    own = convert("vllm", "vllm serve Qwen/Qwen3-32B-AWQ -q awq_marlin --kv-cache-dtype fp8_ds_mla")
+    assert own.scenario.timing.kv_dtype == "fp8"
     assert "weights are in int4, the checkpoint's own precision." in own.notes
     assert convert("vllm", "vllm serve llama-3-8b -q gguf").without[0][0] == "-q gguf"
 

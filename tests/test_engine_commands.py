@@ -165,6 +165,9 @@ def test_replicas_behind_a_router_are_no_data_parallelism() -> None:
         ("meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-8B-Instruct"),
         ("qwen3-32b-fp8", "Qwen/Qwen3-32B-FP8"),
         ("llama-3-8b", "meta-llama/Meta-Llama-3-8B"),
+        ("deepseek-r1", "deepseek-ai/DeepSeek-R1"),  # One entry with DeepSeek-V3.
+        ("glm-4.7", "zai-org/GLM-4.7"),
+        ("llama-3.3-70b", "meta-llama/Llama-3.3-70B-Instruct"),
     ],
 )
 def test_a_command_names_the_checkpoint_that_was_asked_for(engine: str, asked: str, named: str) -> None:

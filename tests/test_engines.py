@@ -45,7 +45,11 @@ def test_the_device_and_the_model_decide_variants():
     assert scenario(engine="vllm", device="a100").batching.max_batch_tokens == 2048
     assert scenario(engine="vllm", device="l4").batching.max_sequences == 256
     assert scenario(engine="sglang", device="b200").batching.max_batch_tokens == 16384
-    assert scenario(engine="sglang", device="h200", model="deepseek-r1").batching.max_batch_tokens == 32768
+    for spelled in ("deepseek-r1", "DeepSeek-R1", "deepseek-ai/DeepSeek-R1-0528", "deepseek-ai/DeepSeek-V3.2"):
+        assert scenario(engine="sglang", device="h200", model=spelled).batching.max_batch_tokens == 32768
+    assert (
+        scenario(engine="sglang", device="NVIDIA B200", model="openai/gpt-oss-120b").timing.all_reduce == "flashinfer"
+    )
 
 
 def test_the_scenario_wins_key_by_key():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -58,10 +59,10 @@ def _built_in(name: str) -> Model:
     except UnknownNameError as error:
         fix = f"{error.fix} Any other: the path of its Hugging Face config.json."
         raise ConfigError(error.what, fix=fix) from None
-    parsed = parse_config(entry.config, name=entry.name, where=f"model {entry.name}")
+    parsed = parse_config(entry.config, name=_called(known, entry), where=f"model {entry.name}")
     schemes = tuple(dict.fromkeys(one.scheme for one in entry.checkpoints.values()))
     asked = name if "/" in name else None
-    model = parsed.model_copy(update={"hf_id": asked or entry.hf_id, "schemes": schemes})
+    model = parsed.model_copy(update={"hf_id": asked or _published_as(known, entry), "schemes": schemes})
     for one, how in entry.checkpoints.items():
         if folded(name) in (folded(one), folded(one.rpartition("/")[2])):
             return model.model_copy(update={"checkpoint": how.quantization, "hf_id": asked or one})
@@ -69,6 +70,24 @@ def _built_in(name: str) -> Model:
         return model
     own = model.precision(quantised.scheme).model_copy(update={"kv_dtype": quantised.kv_dtype})
     return model.model_copy(update={"checkpoint": own, "hf_id": asked or ""})
+
+
+def _called(name: str, entry: ModelEntry) -> str:
+    """What results and messages call a model: its entry's name, or that of another model of the same shape, as it was
+    asked for (deepseek-r1, whose entry is deepseek-v3)."""
+    short = name.rpartition("/")[2]
+    words = re.split("[-_ ]", short.lower())
+    is_entry = folded(short) == folded(entry.name) or set(entry.name.split("-")) <= set(words)
+    return entry.name if is_entry else short.lower()
+
+
+def _published_as(name: str, entry: ModelEntry) -> str:
+    """The Hugging Face id of a name: of entries for several models, that of the one asked for."""
+    if _called(name, entry) == entry.name:
+        return entry.hf_id
+    asked, tails = folded(name), {one: folded(one.rpartition("/")[2]) for one in entry.aliases if "/" in one}
+    is_like = (lambda tail: tail == asked), (lambda tail: tail.startswith(asked))
+    return next((one for test in is_like for one, tail in tails.items() if test(tail)), entry.hf_id)
 
 
 def _split(name: str) -> tuple[str, Checkpoint | None]:

@@ -145,8 +145,9 @@ def _attention(model: Model) -> str:
     others = [kind for kind in ("sliding", "linear") if kind in model.attention_layers]
     if not others:
         return full
-    counts = [model.num_attention_layers(kind) for kind in ("full", others[0])]
-    return f"{counts[0]} {full}, {counts[1]} {others[0]}"
+    other = model.num_attention_layers(others[0])
+    rest = model.num_layers - model.num_attention_layers("none") - other
+    return f"{rest} {full}, {other} {others[0]}"
 
 
 @command.command()

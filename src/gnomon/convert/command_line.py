@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from itertools import takewhile
 from typing import Any
 
 from gnomon.convert.options import Option, OptionMap
@@ -12,6 +13,9 @@ from gnomon.core.text import parse_yaml
 
 Given = list[tuple[str, str, Any]]
 """(as written, name, value) of every option, in order."""
+
+_SHELL = re.compile(r"\d*>.*|&>.*|<.*|[|&;]+")
+"""Words with which a command ends and the shell's own business begins: `> server.log 2>&1 &`."""
 
 
 def read_command_line(command: str, known: OptionMap) -> Given:
@@ -49,7 +53,7 @@ def _after_entry(words: list[str], known: OptionMap) -> list[str]:
     """What follows the words that start the tool (`python -m vidur.main`, `vllm serve`)."""
     for at, word in reversed(list(enumerate(words))):
         if word in known.entries:
-            return words[at + 1 :]
+            return list(takewhile(lambda one: not _SHELL.fullmatch(one), words[at + 1 :]))
     if words and _is_option(words[0]):
         return words
     raise ConfigError(
@@ -68,8 +72,9 @@ def _spellings(known: OptionMap) -> dict[str, str]:
 
 def _name(spelled: str, aliases: dict[str, str]) -> tuple[str, bool]:
     """The option's name, and whether `--no-` turned it off."""
-    if spelled in aliases:
-        return aliases[spelled], False
+    head, dot, part = spelled.partition(".")
+    if head in aliases:
+        return aliases[head] + dot + part, False
     name = spelled.lstrip("-").replace("-", "_")
     if spelled.startswith("--no-"):
         return name.removeprefix("no_"), True

@@ -140,7 +140,9 @@ def sglang_flags(scenario: Scenario) -> list[str]:
         words += ["--scheduler-recv-interval", f"{interval:g}"]
     if replica.speculative is not None:
         drafted = replica.speculative.num_tokens
-        words += ["--speculative-algorithm", "EAGLE", "--speculative-eagle-topk", "1"]
+        head = "EAGLE" if replica.speculative.draft_layers else "NGRAM"
+        algorithm = "STANDALONE" if replica.speculative.draft_model else head
+        words += ["--speculative-algorithm", algorithm, "--speculative-eagle-topk", "1"]
         words += ["--speculative-num-steps", str(drafted), "--speculative-num-draft-tokens", str(drafted + 1)]
         if replica.speculative.draft_model:
             words += ["--speculative-draft-model-path", replica.speculative.draft_model]
@@ -220,6 +222,8 @@ def _trtllm_drafts(speculative: Any) -> dict[str, Any]:
             "max_draft_len": speculative.num_tokens,
             "speculative_model_dir": speculative.draft_model,
         }
+    if not speculative.draft_layers:
+        return {"decoding_type": "NGram", "max_draft_len": speculative.num_tokens}
     return {"decoding_type": "MTP", "num_nextn_predict_layers": speculative.num_tokens}
 
 

@@ -215,7 +215,7 @@ def _apply(flat: dict[str, Any], option: Option, value: Any) -> list[str]:
     if value is None:
         return []
     if option.finishes:
-        if not option.flag:
+        if not option.flag and option.read is None:
             whole_number(value)
         return list(option.finishes)
     keys = {**dict.fromkeys(option.targets, value), **option.sets}

@@ -5,12 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from gnomon import catalog
+from gnomon.convert.readers import drafter
 from gnomon.core.errors import ConfigError, GnomonError
 from gnomon.serving.engines import engine
 from gnomon.serving.policies import POLICIES
 from gnomon.serving.scenario import Scenario
 
 Values = dict[str, Any]
+
+MAX_PREFILL_TOKENS = 16384
+"""SGLang's own `max_prefill_tokens`."""
 
 
 def finish_vllm(values: Values, given: Values) -> list[str]:
@@ -38,7 +42,12 @@ def finish_sglang(values: Values, given: Values) -> list[str]:
         replica["num_kv_blocks"] = given["max_total_tokens"] // values.get("batching", {}).get("block_size", 1)
     drafted = given.get("speculative_num_draft_tokens", given.get("speculative_num_steps", 0) + 1) - 1
     if drafted > 0:
-        replica["speculative"] = {"num_tokens": drafted}
+        drafts = drafter(given.get("speculative_algorithm", ""), given.get("speculative_draft_model_path"))
+        replica["speculative"] = {"num_tokens": drafted, **drafts}
+    if given.get("chunked_prefill_size", 1) <= 0:
+        batching = values.setdefault("batching", {})
+        batching["max_batch_tokens"] = batching.get("options", {}).get("max_prefill_tokens", MAX_PREFILL_TOKENS)
+        notes.append("prompts are not chunked: max_prefill_tokens is what an iteration takes (longer ones are cut).")
     return [*notes, *_dense(values), *_finished(values)]
 
 
@@ -91,8 +100,8 @@ def _finished(values: Values) -> list[str]:
     """What holds for every engine: number formats, drafts, the load."""
     model, timing = catalog.model(values["model"]), values.get("timing", {})
     notes = []
-    if timing.get("dtype") in ("fp16", "bf16") and not model.checkpoint.is_plain:
-        del timing["dtype"]  # Of activations and of what is not quantised.
+    if not model.checkpoint.is_plain:
+        timing.pop("dtype", None)  # Of activations, or how the checkpoint is quantised anyway.
     if timing.get("dtype", "auto") == "auto" and not model.checkpoint.is_plain:
         notes.append(f"weights are in {model.checkpoint.name}, the checkpoint's own precision.")
     replica = values.get("replica", {})

@@ -95,14 +95,31 @@ def graph_mode(value: Any) -> list[int] | None:
     return [] if str(value).upper() == "NONE" else None
 
 
+@READERS.register("word")
+def word(value: Any) -> str:
+    """A name."""
+    return str(value)
+
+
+def drafter(method: str, model: Any = None) -> dict[str, Any]:
+    """What drafts, by an engine's name of the method: a head of one layer (multi-token prediction, EAGLE), a model, or
+    something that costs nothing (n-grams of the text)."""
+    if any(head in method.lower() for head in ("mtp", "nextn", "eagle")):
+        return {"draft_layers": 1}
+    if method.lower() in ("ngram", "ngram_gpu", "medusa", "suffix", "lookahead") or model in (None, "ngram"):
+        return {}
+    return {"draft_model": str(model)}
+
+
 @READERS.register("trtllm_speculative")
 def trtllm_speculative(value: Any) -> dict[str, Any]:
-    """TensorRT-LLM's `speculative_config`: how many tokens are drafted."""
+    """TensorRT-LLM's `speculative_config`: how many tokens are drafted, and by what."""
     keys = ("num_nextn_predict_layers", "max_draft_len")
     drafted = next((value[key] for key in keys if isinstance(value, dict) and key in value), None)
     if drafted is None:
         raise ConfigError(f"speculative_config needs {' or '.join(keys)}.", where="the file")
-    return {"num_tokens": drafted}
+    model = value.get("speculative_model", value.get("speculative_model_dir"))
+    return {"num_tokens": drafted, **drafter(str(value.get("decoding_type", "")), model)}
 
 
 @READERS.register("speculative")
@@ -112,7 +129,5 @@ def speculative(value: Any) -> dict[str, Any]:
         raise ConfigError(
             "--speculative-config needs num_speculative_tokens.", where="the command", fix="Give it as JSON."
         )
-    read: dict[str, Any] = {"num_tokens": value["num_speculative_tokens"]}
-    if value.get("method") not in ("ngram", "mtp", "medusa") and "model" in value and value["model"] != "ngram":
-        read["draft_model"] = value["model"]
-    return read
+    drafts = drafter(str(value.get("method", "")), value.get("model"))
+    return {"num_tokens": value["num_speculative_tokens"], **drafts}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from gnomon import catalog
@@ -36,8 +37,9 @@ def vllm_flags(scenario: Scenario) -> list[str]:
         words += ["--data-parallel-size", str(scenario.num_replicas)]
     speculative = kind.replica.speculative
     if speculative is not None:
-        drafted = f'"model": "{speculative.draft_model}", ' if speculative.draft_model else '"method": "mtp", '
-        words += ["--speculative-config", f'{{{drafted}"num_speculative_tokens": {speculative.num_tokens}}}']
+        method = {"method": "mtp" if speculative.draft_layers else "ngram"}
+        drafter = {"model": speculative.draft_model} if speculative.draft_model else method
+        words += ["--speculative-config", json.dumps({**drafter, "num_speculative_tokens": speculative.num_tokens})]
     return words
 
 

@@ -81,9 +81,10 @@ class EnginePreset(Config):
     def sections(self, model: str, device: str) -> Sections:
         """The preset's values for a scenario, by section."""
         values = {key: setting.value for key, setting in self.settings.items()}
-        memory_gb = _memory_gb(device)
+        gpu, memory_gb = _known_device(device)
+        name = _model_name(model) if any(variant.when.models for variant in self.variants) else model
         for variant in self.variants:
-            if variant.when.matches(model, device, memory_gb):
+            if variant.when.matches(name, gpu, memory_gb):
                 values |= variant.settings
         return nested(values)
 
@@ -123,9 +124,18 @@ def filled_in(given: Any, preset: Any) -> Any:
     return {**given, **{key: filled_in(given.get(key), value) for key, value in preset.items()}}
 
 
-def _memory_gb(device: str) -> float:
-    """The GPU's memory; of an unknown one none, for the scenario's own check says more about it."""
+def _known_device(name: str) -> tuple[str, float]:
+    """The GPU's own name and its memory; of an unknown one none, for the scenario's own check says more about it."""
     try:
-        return catalog.device(device).memory_gb
+        known = catalog.device(name)
     except GnomonError:
-        return 0.0
+        return name, 0.0
+    return known.name, known.memory_gb
+
+
+def _model_name(name: str) -> str:
+    """What the catalog calls a model, however it is spelled (deepseek-ai/DeepSeek-R1, a path)."""
+    try:
+        return catalog.model(name).name.lower()
+    except GnomonError:
+        return name

@@ -32,7 +32,7 @@ def folders_of(
 
 
 def _has_name(name: str, model: Model) -> bool:
-    return name == model.hf_id or MODELS.resolve(name) == model.name
+    return name == model.hf_id or MODELS.resolve(name) == (MODELS.resolve(model.name) or model.name)
 
 
 def _has_shape(name: str, model: Model) -> bool:
