@@ -17,6 +17,7 @@ from importlib import import_module
 from typing import Any, Generic, TypeVar
 
 from gnomon.core.errors import GnomonError, UnknownNameError
+from gnomon.core.user_files import load_user_file
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -80,6 +81,18 @@ class Registry(Generic[S]):
         if name not in self._specs:
             raise UnknownNameError(self.kind, name, self, where=self.where)
         return self._specs[name]
+
+    def chosen(self, config: Any) -> S:
+        """The spec of what a section of a configuration names, after its `file` was loaded; options that it does not
+        have are refused."""
+        if config.file is not None:
+            load_user_file(config.file)
+        spec: Any = self[config.name]
+        unknown = set(config.options) - set(spec.options)
+        if unknown:
+            where = f"{(self.where or self.kind).removesuffix('.name')}.options"
+            raise UnknownNameError(f"option of {self.kind} {spec.name}", min(unknown), spec.options, where=where)
+        return spec
 
     def __contains__(self, name: object) -> bool:
         return name in self._built_in or name in self._specs

@@ -62,12 +62,24 @@ def open_pools(
     return transfers
 
 
-def max_events(scenario: Scenario, requests: Requests) -> int:
-    """Events that can stand in the calendar at a time: one for each request that moves, is loaded or is sent by a
-    closed loop, one for each that has waited for blocks meanwhile, and two for links that go down."""
-    if not (scenario.has_roles or scenario.kv_tiers.is_used or requests.concurrency):
-        return 0
-    return (2 if scenario.has_roles else 1) * len(requests) + 2
+FLEET_EVENTS = 64
+"""Events in the calendar at a time for each replica of a fleet that changes, beside the arrivals."""
+
+
+def max_events(scenario: Scenario, requests: Requests, num_replicas: int) -> int:
+    """Events that can stand in the calendar at a time."""
+    total, events = len(requests), 0
+    if scenario.has_roles or scenario.kv_tiers.is_used or requests.concurrency:
+        # One for each request that moves, is loaded or is sent by a closed loop, one for each that has waited for
+        # blocks meanwhile, and two for links that go down.
+        events += (2 if scenario.has_roles else 1) * total + 2
+    if len(requests.parents) or len(requests.adapter):
+        events += total
+    if scenario.tool_cache.is_used:
+        events += 3 * total  # A call's KV is let go at its time or when the next one has arrived, and expires.
+    if scenario.fleet is not None:
+        events += total + FLEET_EVENTS * num_replicas
+    return events
 
 
 def open_tiers(

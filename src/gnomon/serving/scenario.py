@@ -22,8 +22,8 @@ from gnomon.serving.sections import (
     KvTiersConfig,
     ReplicaConfig,
     RouterConfig,
+    ToolCacheConfig,
 )
-from gnomon.serving.tool_cache_config import ToolCacheConfig
 from gnomon.timing import TimingConfig
 from gnomon.workload import WorkloadConfig
 from gnomon.workload.slo import SloConfig

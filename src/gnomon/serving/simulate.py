@@ -20,7 +20,6 @@ from gnomon.serving.adapters import Adapters
 from gnomon.serving.admission import ADMISSIONS, AdmissionSpec
 from gnomon.serving.build import Recording, build_cluster, with_ledger
 from gnomon.serving.calendar import A_REPLICA, AN_EVENT, NEVER, Calendar, new_calendar, report_ends, send_first
-from gnomon.serving.chosen import chosen
 from gnomon.serving.cluster import advance_all, serve
 from gnomon.serving.compilation import callable_router, engine_of
 from gnomon.serving.deciders import DECIDERS, DeciderSpec
@@ -157,21 +156,17 @@ def _serve(
     """Run the cluster, in slices so that progress can be shown. Returns the accounts at the end of a warm-up, what was
     outside the replicas, and the manager of a fleet that changes."""
     total, num_replicas = len(requests), cluster.replicas.size
-    gate = chosen(ADMISSIONS, scenario.admission)
+    gate = ADMISSIONS.chosen(scenario.admission)
     asked = _asked(scenario, scenario.router, spec, requests, cluster, replicas_that(kinds, "prefill"))
     gate_memory = np.zeros((cluster.classes.shape[0], 2))
     fleet = Fleet(cluster, tables, *asked, option_values(scenario.admission, gate), gate_memory)
-    decode, decide = scenario.disaggregation.decode_router, chosen(DECIDERS, scenario.disaggregation.decider)
+    decode, decide = scenario.disaggregation.decode_router, DECIDERS.chosen(scenario.disaggregation.decider)
     decode_spec = _find_router(decode)
     compiled = spec if spec.compiled else ROUTERS["round_robin"]
     engine = engine_of(policies_of(kinds), compiled, gate.name, decode_spec, decide)
     policies = tuple(POLICIES[name].form_batch for name in policies_of(kinds))
     front = open_front_end(scenario.front_end, cluster, sum(kind.num_replicas for kind in kinds))
-    events = max_events(scenario, requests) + (total if len(requests.parents) or len(requests.adapter) else 0)
-    if scenario.tool_cache.is_used:
-        events += 3 * total  # A call's KV is let go at its time or when the next one has arrived, and expires.
-    if scenario.fleet is not None:
-        events += total + FLEET_EVENTS * num_replicas
+    events = max_events(scenario, requests, num_replicas)
     calendar = new_calendar(num_replicas, events, scenario.time_limit_s or NEVER)
     guard = Guard(cluster, policies, spec.route, gate.admit, _told_between(on_progress, calendar, total))
     model = catalog.model(scenario.model)
@@ -187,7 +182,7 @@ def _serve(
         option_values(scenario.disaggregation.decider, decide),
         open_tiers(scenario, model, kinds, cluster, calendar, transfers, requests),
         *followers_of(requests),
-        open_adapters(scenario.lora, catalog.model(scenario.model), requests, num_replicas),
+        open_adapters(scenario.lora, model, requests, num_replicas),
         open_tool_cache(scenario.tool_cache, requests, cluster),
     )
     if scenario.has_roles and outside.adapters.load_s.size:
@@ -204,11 +199,9 @@ def _serve(
     sees_state = any(one.sees_state for one in looks) and forced_replicas is None
     calendar.book.sees_state = sees_state or gate.sees_state
     calendar.book.is_plain = not spec.compiled
-    route = callable_router(spec)
-    manager = None
-    if scenario.fleet is not None:
-        manager = new_manager(scenario, kinds, requests, fleet, outside, _measured)
-    drive = partial(_drive, fleet, engine, outside, log, manager, route=None if spec.compiled else route)
+    manager = new_manager(scenario, kinds, requests, fleet, outside, _measured) if scenario.fleet is not None else None
+    route = None if spec.compiled else callable_router(spec)
+    drive = partial(_drive, fleet, engine, outside, log, manager, route=route)
     before = None
     if requests.concurrency:
         report_ends(calendar, cluster)
@@ -248,10 +241,6 @@ def option_values(
 ) -> Floats:
     """The values of the options of something that is asked, in their order."""
     return np.array([config.options.get(name, default) for name, default in spec.options.items()] or [0.0])
-
-
-FLEET_EVENTS = 64
-"""Events in the calendar at a time for each replica of a fleet that changes, beside the arrivals."""
 
 
 AMPLE_REPLICAS = 16
@@ -332,7 +321,7 @@ def _check_clock(cluster: Cluster) -> None:
 
 def _find_router(config: RouterConfig) -> RouterSpec:
     """The configured router; what it would leave unread is refused."""
-    spec = chosen(ROUTERS, config)
+    spec = ROUTERS.chosen(config)
     if config.lengths != "none" and not spec.foretells:
         raise ConfigError(f"{spec.name} does not look at output lengths.", where="router.lengths", fix="Leave it out.")
     if config.checkpoint is not None and spec.numbers is None:

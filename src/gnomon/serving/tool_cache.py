@@ -16,8 +16,8 @@ from gnomon.core.errors import ConfigError
 from gnomon.core.jit import apart
 from gnomon.serving import prefix_cache
 from gnomon.serving.calendar import CACHE_EXPIRES, KV_LET_GO, Calendar, schedule
+from gnomon.serving.sections import ToolCacheConfig
 from gnomon.serving.state import NONE, NOT_ARRIVED, Cluster, replica_view
-from gnomon.serving.tool_cache_config import ToolCacheConfig
 from gnomon.workload import Requests
 
 # Entries of `ToolCache.settings`; 0 where it is not given.

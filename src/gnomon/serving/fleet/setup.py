@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from gnomon.core.errors import ConfigError
-from gnomon.serving.chosen import chosen
 from gnomon.serving.fleet.capacity import Measure, measured_rate
 from gnomon.serving.fleet.controllers import CONTROLLERS
 from gnomon.serving.fleet.manager import Manager
@@ -24,7 +23,7 @@ def new_manager(
     """The manager of a scenario's fleet, with everything planned that is known at the start."""
     config = scenario.fleet
     assert config is not None
-    spec = chosen(CONTROLLERS, config.controller)
+    spec = CONTROLLERS.chosen(config.controller)
     if scenario.has_roles and config.min_replicas < 1:
         raise ConfigError("every pool with a role needs a replica.", where="fleet.min_replicas", fix="Set it to 1.")
     if config.failures.stores_kv and scenario.kv_tiers.remote is None:
