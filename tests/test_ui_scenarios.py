@@ -26,7 +26,7 @@ from gnomon.ui.pages.serve_answers import loaded
 from gnomon.ui.pages.serve_pins import MAX_PINS, colours, pinned, states, with_pin, without_pin
 from gnomon.ui.scenarios import as_command, as_server, as_yaml, to_scenario, to_values
 from gnomon.ui.serving import requests_of, simulated
-from gnomon.ui.turns import Question
+from gnomon.ui.turns import Question, Stale
 from gnomon.workload import generate
 from gnomon.workload.presets import FOLDER
 
@@ -92,19 +92,38 @@ def test_an_engine_is_chosen_as_in_a_file(engine: str, more: str) -> None:
     assert ("--batching.policy" in words) == ("sarathi" in more)
 
 
-def test_a_preview_asks_no_timing_source_and_the_whole_answer_asks_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figures_and_plots_come_before_the_timing_sources_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     from gnomon.serving import mix
-    from gnomon.ui.pages import serve_answers as answers
+    from gnomon.ui.pages import serve_live
 
     asked = []
     judged = mix.judged
     monkeypatch.setattr(mix, "judged", lambda run: asked.append(run) or judged(run))
     raw = state_of(PAGE.controls, "?rate=7.5&requests=1500")
-    answers.preview(PAGE, raw, "view", is_drawn=True)
-    assert not asked
-    answers.draw_latencies(PAGE, raw, "view")
-    answers.draw_rest(PAGE, raw, "view")
+    found = [(sorted(one.get("plots", {})), "copies" in one.get("texts", {}), len(asked))
+             for one in serve_live.lines(PAGE, raw, Question("view"), is_dragged=False)]  # fmt: skip
+    assert found == [
+        ([], False, 0),
+        (["e2e", "tpot", "ttft"], False, 0),
+        (["kv", "queue"], True, 0),
+        ([], True, 1),
+        (["curve"], False, 1),
+    ]
+    (preview,) = serve_live.lines(PAGE, raw | {"rate": "7.6"}, Question("view"), is_dragged=True)
+    assert sorted(preview["plots"]) == ["e2e", "tpot", "ttft"] and "first 1,000" in preview["texts"]["figures"]
     assert len(asked) == 1
+
+
+def test_an_answer_ends_when_the_same_view_asks_again() -> None:
+    from gnomon.ui.pages import serve_live
+
+    raw = state_of(PAGE.controls, "?rate=7.7&requests=1500")
+    first = serve_live.lines(PAGE, raw, Question("view"), is_dragged=False)
+    next(first)
+    other, newer = Question("another view"), Question("view")
+    with pytest.raises(Stale):
+        next(first)
+    assert other.is_newest and newer.is_newest
 
 
 def test_pools_that_the_controls_can_say_leave_the_further_settings() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import sys
@@ -198,6 +199,30 @@ def test_large_requests_are_refused(client: Any) -> None:
     body = b"0" * (MAX_REQUEST_BYTES + 1)
     answer = client.post("/_dash-update-component", data=body, headers={"Content-Type": "application/json"})
     assert answer.status_code == 413
+
+
+@pytest.mark.parametrize("body", ["", "[]", "{}", '{"raw": []}', '{"raw": {"model": "llama-3-8b"}}'])
+def test_a_question_that_is_none_is_refused(client: Any, body: str) -> None:
+    answer = client.post("/serve/answers", data=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 400
+
+
+def test_a_question_of_a_foreign_page_is_refused(client: Any) -> None:
+    body = json.dumps({"raw": {one.name: one.default for one in all_pages()[0].controls}})
+    assert client.post("/serve/answers", data=body, headers={"Content-Type": "text/plain"}).status_code == 400
+
+
+def test_what_breaks_is_said_on_the_page(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gnomon.ui.pages import serve_answers
+
+    def broken(*_: Any) -> None:
+        raise RuntimeError("a mistake of Gnomon's own")
+
+    monkeypatch.setattr(serve_answers, "latency_plots", broken)
+    raw = {one.name: one.default for one in all_pages()[0].controls} | {"requests": "100"}
+    lines = client.post("/serve/answers", json={"raw": raw, "view": "one"}).get_data(as_text=True).splitlines()
+    said = json.loads(lines[-1])["messages"]["page"]
+    assert "could not be answered" in said and "Gnomon's own" not in said
 
 
 def test_nothing_is_loaded_from_elsewhere(client: Any) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dash import Dash
 from flask import Flask, Response, abort, request
-from werkzeug.serving import BaseWSGIServer, make_server
+from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
 
 from gnomon.core.errors import ConfigError
 from gnomon.ui.files import ONLY_OURS, register_files
@@ -46,13 +46,19 @@ def _in_no_foreign_frame(answer: Response) -> Response:
     return answer
 
 
+class _AtOnce(WSGIRequestHandler):
+    """Sends each part of an answer when it is there, however small it is."""
+
+    disable_nagle_algorithm = True
+
+
 def make_site(app: Dash, host: str, port: int) -> BaseWSGIServer:
     """A server that is bound and ready; `serve_forever` runs it, `port` 0 takes a free one."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     if host in LOOPBACK:
         _only_for(app, (*LOOPBACK, "[::1]"))
     try:
-        return make_server(host, port, app.server, threaded=True)
+        return make_server(host, port, app.server, threaded=True, request_handler=_AtOnce)
     except (OSError, SystemExit, UnicodeError) as error:  # werkzeug turns "address in use" into an exit of its own
         reason = getattr(error, "strerror", None) or "it is taken or not allowed"
         raise ConfigError(

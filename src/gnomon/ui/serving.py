@@ -19,20 +19,32 @@ if TYPE_CHECKING:
 KEPT = 8
 """Results that are kept: the one shown, those pinned, and the way back."""
 _results: OrderedDict[str, Simulation] = OrderedDict()
+_judged: OrderedDict[str, Simulation] = OrderedDict()
 _intervals: OrderedDict[str, Intervals] = OrderedDict()
 
 
-def simulated(scenario: Scenario, *, is_judged: bool = True) -> Simulation:
-    """The scenario's result, from memory where it was asked for just before. Call it within a `turn`."""
-    key = f"{is_judged}{scenario.model_dump_json()}"
+def simulated(scenario: Scenario) -> Simulation:
+    """The scenario's result, from memory where it was asked for just before; the timing sources are not asked what they
+    think of it. Call it within a `turn`."""
+    key = scenario.model_dump_json()
     if key not in _results:
         requests = requests_of(scenario.workload, scenario.seed)
         done = simulate(scenario, requests=requests, on_progress=patience())
-        _results[key] = replace(done, redraw=True, interval_runs=4, is_judged=is_judged)
+        _results[key] = replace(done, redraw=True, interval_runs=4, is_judged=False)
         while len(_results) > KEPT:
             _results.popitem(last=False)
     _results.move_to_end(key)
     return _results[key]
+
+
+def judged(scenario: Scenario) -> Simulation:
+    """The same result with what the timing sources say of it, which takes longer than the simulation."""
+    key = scenario.model_dump_json()
+    if key not in _judged:
+        _judged[key] = replace(simulated(scenario), is_judged=True)
+        while len(_judged) > KEPT:
+            _judged.popitem(last=False)
+    return _judged[key]
 
 
 def known_intervals(scenario: Scenario) -> Intervals | None:
@@ -43,7 +55,7 @@ def known_intervals(scenario: Scenario) -> Intervals | None:
 def find_intervals(scenario: Scenario, question: Question) -> Intervals:
     """The intervals of its figures, by a few runs, between which others get their turn."""
     with question.turn():
-        result = simulated(scenario)
+        result = judged(scenario)
     _intervals[scenario.model_dump_json()] = found = result.intervals_by(question.turn)
     while len(_intervals) > KEPT:
         _intervals.popitem(last=False)

@@ -17,17 +17,19 @@
   };
   const sliderOf = (id) => document.querySelector(`#${id}-slider`);
 
-  // Dash drops the answer to a question once a newer one is asked: a slider that is dragged waits for each answer (but
-  // not for the load curve and the intervals, which come when they come), so that there is always something to see.
+  // Dash drops the answer to a question once a newer one is asked: a slider that is dragged waits for each answer, so
+  // that there is always something to see.
   let unanswered = 0;
+  const waiting = () => {
+    let isOver = false;
+    unanswered += 1;
+    return () => { if (!isOver) setTimeout(() => { unanswered -= 1; }, PAUSE_MS / 2); isOver = true; };
+  };
   const ask = window.fetch;
   window.fetch = (address, options) => {
-    const body = String(options?.body || "");
-    const isWaitedFor = String(address).includes("_dash-update-component") && !/plot-curve|told-intervals/.test(body);
     const answer = ask.call(window, address, options);
-    if (!isWaitedFor) return answer;
-    unanswered += 1;
-    const over = () => setTimeout(() => { unanswered -= 1; }, PAUSE_MS / 2);
+    if (!String(address).includes("_dash-update-component")) return answer;
+    const over = waiting();
     answer.then((one) => one.clone().text()).then(over, over);
     return answer;
   };
@@ -37,7 +39,7 @@
   const pending = new Map();
   const send = (id) => {
     const wanted = pending.get(id);
-    if (wanted.value === wanted.sent) { pending.delete(id); rest(); return; }
+    if (wanted.value === wanted.sent) { pending.delete(id); if (!drag.isOn()) drag.atRest(); return; }
     if (unanswered && performance.now() - wanted.at < LONGEST_MS) { setTimeout(() => send(id), PAUSE_MS / 3); return; }
     wanted.at = performance.now();
     wanted.sent = wanted.value;
@@ -53,18 +55,8 @@
     if (pending.has(id)) pending.get(id).value = value;
     else { pending.set(id, {value, sent: null, times: 0, at: -Infinity}); send(id); }
   }, true);
-  // During a drag there are previews only; the whole answer comes when the slider rests.
-  const isDragged = () => [...pending.values()].some((one) => one.times > 1);
-  const waiting = new Map();
-  const PREVIEW_AT_MOST_MS = 250; // The whole answer is asked for when the preview is there, or after so long.
-  let serial = 0, askedAt = 0; // The state asked for last.
-  let previewed = 0, filled = {serial: 0, rank: 0}; // The state of the last preview, and of the texts that are shown.
-  const rest = () => {
-    const isLate = performance.now() - askedAt >= PREVIEW_AT_MOST_MS;
-    if (isDragged() || (previewed < serial && !isLate)) return;
-    for (const [page, data] of waiting) dash_clientside.set_props(`${page}-settled`, {data});
-    waiting.clear();
-  };
+  const drag = {isOn: () => [...pending.values()].some((one) => one.times > 1), atRest: () => {}};
+  window.gnomon = {drag, waiting}; // For live.js.
 
   // Enter means now, not after the pause that ends typing.
   document.addEventListener("keydown", (event) => {
@@ -232,14 +224,23 @@
   };
 
   const sizes = new ResizeObserver(place);
-  new MutationObserver(() => {
+  let isTidied = true;
+  const tidy = () => {
+    isTidied = true;
     rename();
     share();
+    // By a class: a rule with :has() is looked at again at every change of a plot.
+    const page = document.querySelector(".page");
+    page?.classList.toggle("mistaken", !!page.querySelector(".controls .message:not(:empty), .message.own:not(:empty)"));
     const panel = document.querySelector(".panel");
     if (!panel || panel.dataset.watched) return;
     panel.dataset.watched = "yes";
     sizes.observe(panel);
     place();
+  };
+  new MutationObserver(() => { // Once for all changes of a moment.
+    if (isTidied) setTimeout(tidy);
+    isTidied = false;
   }).observe(document.documentElement, {childList: true, subtree: true, attributeFilter: ["aria-selected"]});
 
   // A report in a frame is as high as its content: one thing scrolls, not two.
@@ -251,36 +252,6 @@
 
   window.dash_clientside = Object.assign({}, window.dash_clientside, {
     gnomon: {
-      // Put HTML that the server has made (and escaped) into its places, where it differs from what is there; but none
-      // that is older, or of a less whole answer, than what is there.
-      fill(page, texts) {
-        if (texts?.rank === 0) { previewed = texts.serial; setTimeout(rest); }
-        if (!texts || texts.serial < filled.serial || (texts.serial === filled.serial && texts.rank < filled.rank)) {
-          return dash_clientside.no_update;
-        }
-        filled = texts;
-        for (const [name, html] of Object.entries(texts.places)) {
-          const place = document.getElementById(`${page}-${name}`);
-          if (place && place.filled !== html) { place.innerHTML = html; place.filled = html; }
-        }
-        return dash_clientside.no_update;
-      },
-
-      // What is to be answered by a preview, at once; the whole answer is asked for after it, or at the drag's end.
-      settle(page, names, values) {
-        const raw = Object.fromEntries(names.map((name, i) => [name, values[i]]));
-        serial += 1;
-        waiting.set(page, {raw, serial});
-        askedAt = performance.now();
-        setTimeout(rest, PREVIEW_AT_MOST_MS + 10);
-        return {raw, serial, isDragged: isDragged()};
-      },
-
-      // The plots of a preview, unless the whole answer to this or a later state is drawn.
-      preview(found, whole) {
-        return found && found.serial > whole ? found.plots : found.plots.map(() => dash_clientside.no_update);
-      },
-
       // Put what differs from the defaults into the address, and every slider and list where its value is.
       address(page, names, values) {
         const query = new URLSearchParams();

@@ -20,7 +20,7 @@ from gnomon.ui.foreign import MAX_REQUESTS
 from gnomon.ui.kv_controls import KV_CONTROLS
 from gnomon.ui.pages import serve_answers as answers
 from gnomon.ui.pages import serve_pins as pins
-from gnomon.ui.pages.serve_live import STORES, register_live
+from gnomon.ui.pages.serve_live import register_live
 from gnomon.ui.pages.serve_story import HINT, story
 from gnomon.ui.scenarios import NO_ENGINE, OF_ENGINE, OTHER, to_values
 from gnomon.ui.site_page import Page
@@ -114,9 +114,7 @@ def body(state: dict[str, Any]) -> list[Component]:
         blocks.section("Copy", html.Div(id=PAGE.id("copies"), className="copies")),
         html.Div(id=PAGE.id("notes")),
         dcc.Store(id=PAGE.id("view"), data=secrets.token_hex(6)),
-        *(dcc.Store(id=PAGE.id(name)) for name in STORES),
-        dcc.Store(id=PAGE.id("mistaken"), data=False),
-        dcc.Store(id=PAGE.id("whole"), data=0),
+        dcc.Store(id=PAGE.id("asked")),
     ]
 
 

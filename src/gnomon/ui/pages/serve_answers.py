@@ -20,11 +20,13 @@ from gnomon.ui.foreign import read_scenario
 from gnomon.ui.pages import serve_pins as pins
 from gnomon.ui.pages.serve_texts import figure_texts, texts
 from gnomon.ui.scenarios import to_scenario, to_values
-from gnomon.ui.serving import KEPT, find_intervals, known_intervals, simulated
+from gnomon.ui.serving import KEPT, find_intervals, judged, known_intervals, requests_of, simulated
 from gnomon.ui.site_page import Page
-from gnomon.ui.turns import Question, Stale
+from gnomon.ui.turns import Question
 
 Raw = Mapping[str, Any]
+Line = dict[str, Any]
+"""A part of an answer (`serve_live`)."""
 OVER_TIME = ("queue", "kv")
 
 
@@ -42,35 +44,28 @@ def scenario_of(page: Page, raw: Raw) -> Scenario:
     return _scenarios[key]
 
 
-def preview(page: Page, raw: Raw, view: str, *, is_drawn: bool) -> dict[str, Any]:
-    """Key figures and, where `is_drawn`, the distributions of the first requests only: what a drag shows on its way;
-    raises `Stale` where a newer question has come. All within one turn, so that the whole answer waits."""
-    scenario = scenario_of(page, raw)
-    count = scenario.workload.num_requests
-    is_short = count is not None and count <= PREVIEW_REQUESTS
-    with Question(f"{view} preview").turn():
-        workload = scenario.workload.model_copy(update={"num_requests": PREVIEW_REQUESTS})
-        first = scenario.model_copy(update={"workload": workload})
-        result = simulated(scenario) if is_short else simulated(first, is_judged=False)
-        drawn = result.drawings if is_drawn and not raw["pins"] else {}
-        return {
-            "plots": {name: drawn[name] for name in LATENCIES if name in drawn},
-            "texts": figure_texts(result, of=0 if is_short else PREVIEW_REQUESTS),
-        }
+def preview(raw: Raw, scenario: Scenario, *, is_drawn: bool) -> Line:
+    """Key figures and, where `is_drawn`, the distributions of the first requests only: what a drag shows on its way."""
+    is_short = len(requests_of(scenario.workload, scenario.seed)) <= PREVIEW_REQUESTS
+    workload = scenario.workload.model_copy(update={"num_requests": PREVIEW_REQUESTS})
+    result = simulated(scenario if is_short else scenario.model_copy(update={"workload": workload}))
+    drawn = result.drawings if is_drawn and not raw["pins"] else {}
+    return {
+        "plots": {name: drawn[name] for name in LATENCIES if name in drawn},
+        "texts": figure_texts(result, of=0 if is_short else PREVIEW_REQUESTS),
+    }
 
 
-def draw_latencies(page: Page, raw: Raw, view: str) -> dict[str, Any]:
-    """The distributions of the latencies; raises `Stale` where a newer question has come."""
-    scenario = scenario_of(page, raw)
-    with Question(f"{view} latencies").turn():  # To the end: what else is asked waits until this is answered.
-        result = simulated(scenario)
-        pinned = _pinned(page, raw)
-        runs = {_name_of_now(page, raw) if pinned else "": result}
-        runs |= {name: one for name, one in pinned.items() if isinstance(one, Simulation)}
-        drawings = Comparison(runs).drawings
-        colours = [one for one, name in zip(pins.colours(raw["pins"]), ("", *pinned), strict=True)
-                   if not name or isinstance(pinned[name], Simulation)]  # fmt: skip
-        return {latency: _coloured(drawings[latency], colours) for latency in LATENCIES}
+def latency_plots(page: Page, raw: Raw, scenario: Scenario) -> Line:
+    """The distributions of the latencies, of this result and of the pinned ones."""
+    result = simulated(scenario)
+    pinned = _pinned(page, raw)
+    runs = {_name_of_now(page, raw) if pinned else "": result}
+    runs |= {name: one for name, one in pinned.items() if isinstance(one, Simulation)}
+    drawings = Comparison(runs).drawings
+    colours = [one for one, name in zip(pins.colours(raw["pins"]), ("", *pinned), strict=True)
+               if not name or isinstance(pinned[name], Simulation)]  # fmt: skip
+    return {latency: _coloured(drawings[latency], colours) for latency in LATENCIES}
 
 
 def _coloured(figure: Mapping[str, Any], colours: Sequence[str]) -> dict[str, Any]:
@@ -84,29 +79,34 @@ def _coloured(figure: Mapping[str, Any], colours: Sequence[str]) -> dict[str, An
     return {**figure, "data": data}
 
 
-def draw_rest(page: Page, raw: Raw, view: str) -> dict[str, Any]:
-    """The plots over time, and what surrounds the plots; raises `Stale` where a newer question has come."""
-    scenario = scenario_of(page, raw)
-    with Question(f"{view} rest").turn():
-        result = simulated(scenario)
-        pinned = _pinned(page, raw)
+def plots_over_time(scenario: Scenario) -> Line:
+    """Requests in the system and KV cache."""
+    drawings = simulated(scenario).drawings
+    return {name: drawings[name] for name in OVER_TIME}
+
+
+def surroundings(page: Page, raw: Raw, scenario: Scenario) -> Line:
+    """What surrounds the plots: key figures, copies, notes, and the comparison."""
+    result, pinned = simulated(scenario), _pinned(page, raw)
     return {
-        "plots": {name: result.drawings[name] for name in OVER_TIME},
+        "texts": known_texts(scenario) or texts(result, None),
         "comparison": _comparison(page, raw, result, pinned) if pinned else [],
-        "texts": texts(result, known_intervals(scenario)),
     }
 
 
-def add_intervals(page: Page, raw: Raw, view: str) -> dict[str, str]:
-    """The key figures once more, with their intervals: they take several runs, and come after everything else; raises
-    `Stale` where a newer question has come, or where they are shown already."""
-    scenario = scenario_of(page, raw)
+def known_texts(scenario: Scenario) -> dict[str, str]:
+    """What surrounds the plots, with intervals and what the timing sources say, where that was found before."""
+    intervals = known_intervals(scenario)
+    return {} if intervals is None else texts(judged(scenario), intervals)
+
+
+def judged_texts(scenario: Scenario, question: Question) -> Line:
+    """The key figures once more, with intervals and what the timing sources say: both take longer than all plots."""
     if known_intervals(scenario) is not None:
-        raise Stale
-    question = Question(f"{view} intervals")
-    found = find_intervals(scenario, question)
+        return {}
+    find_intervals(scenario, question)
     with question.turn():
-        return figure_texts(simulated(scenario), found)
+        return {"texts": known_texts(scenario)}
 
 
 def _name_of_now(page: Page, raw: Raw) -> str:
@@ -154,23 +154,27 @@ def _entry(name: str, colour: str) -> Component:
     return html.Span([html.I(className="swatch", style={"background": colour}), name])
 
 
-def draw_curve(page: Page, raw: Raw, view: str) -> dict[str, Any]:
-    """Latency against load, with the limit, the capacity and the present load."""
-    values = page.read(raw)
-    scenario = to_scenario(values)
-    question = Question(f"{view} curve")
+def curve(name: str, scenario: Scenario, question: Question) -> Line:
+    """Latency against load, with the limit, the capacity and the present load; the first one of a deployment takes
+    about a second."""
+    try:
+        return {"plots": {"curve": _curve(name, scenario, question)}}
+    except GnomonError:
+        return {"plots": {"curve": blocks.blank(300, "There is no curve for these requests.")}}
+
+
+def _curve(name: str, scenario: Scenario, question: Question) -> dict[str, Any]:
     if not load_curve.is_rated(scenario):
         return blocks.blank(300, "These arrivals have no rate to change.")
-    curve = load_curve.load_curve(scenario, question)
-    name = values["curve"]
+    found = load_curve.load_curve(scenario, question)
     return load_figure(
         name,
-        curve.loads,
-        curve.seconds[name],
+        found.loads,
+        found.seconds[name],
         target=getattr(scenario.slo, f"{name}_s"),
         capacity=load_curve.capacity(scenario, question),
         load=scenario.workload.rate,
-        num_requests=curve.num_requests,
+        num_requests=found.num_requests,
     )
 
 

@@ -1,194 +1,86 @@
-"""The Serve page follows its controls: a preview at every change, also during a drag; then two answers, of which the
-browser draws the one while the other is being worked out; then what takes longer. During a drag all but the previews
-wait for its end (`settled`, assets/gnomon.js).
+"""The Serve page follows its controls: one request for every state of them, whose answer comes line by line, each a
+JSON object, as it is worked out. The browser (assets/live.js) shows a line while the next is worked out.
 
-Every state of the controls has a `serial` number, which its answers carry: the browser shows none that is older, or
-less whole, than what it shows already, in whatever order they arrive."""
+Not by Dash's callbacks: a plot that a callback sets takes the browser twice as long as plotly alone."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
-from dash import Dash, Input, Output, State, no_update
+from dash import Dash, Output, State
+from flask import Response, abort, request
+from plotly.io.json import to_json_plotly
 
 from gnomon.core.errors import GnomonError
 from gnomon.report.serving.figures import LATENCIES
 from gnomon.ui import blocks
-from gnomon.ui.callbacks import callback
 from gnomon.ui.pages import serve_answers as answers
-from gnomon.ui.pages.serve_answers import OVER_TIME
-from gnomon.ui.site_page import Page
-from gnomon.ui.turns import Stale
+from gnomon.ui.pages.serve_answers import OVER_TIME, Raw
+from gnomon.ui.site_page import OWN, Page
+from gnomon.ui.turns import Question, Stale
 
-Asked = dict[str, Any]
-"""What the browser asks: the values of the controls (`raw`), and the `serial` of their state."""
+ROUTE = "/serve/answers"
+LIVE_PLOTS = (*LATENCIES, *OVER_TIME)
 
-
-TOLD = ("told-preview", "told-whole", "told-intervals")
-"""Texts of each answer, in stores of their own: the browser holds back what hangs on a store that a callback under way
-may still change."""
-STORES = (*TOLD, *(f"{store}-filled" for store in TOLD), "drawn", "settled", "passing", "previewed")
+Line = dict[str, Any]
+"""`plots` by name, `texts` (HTML) by place, `messages` by slot (none: no mistake), `blank` for plots without answer."""
 
 
 def register_live(app: Dash, page: Page) -> None:
-    """All answers to a change of a control, in the order in which they come."""
+    """Answer every change of a control."""
     names = json.dumps([one.name for one in page.controls])
     app.clientside_callback(
-        f"function(...values) {{ return dash_clientside.gnomon.settle('serve', {names}, values); }}",
-        Output(page.id("passing"), "data"),
-        list(page.inputs().values()),
+        f"function(...values) {{ return dash_clientside.gnomon.ask('{ROUTE}', 'serve', {names}, values); }}",
+        Output(page.id("asked"), "data"),
+        [*page.inputs().values(), State(page.id("view"), "data")],
     )
-    _previews(app, page)
-    _latencies(app, page)
-    _rest(app, page)
-    _curve(app, page)
-    _intervals(app, page)
-    app.clientside_callback(
-        "function(found, whole) { return dash_clientside.gnomon.preview(found, whole); }",
-        *_plots(page, tuple(LATENCIES), allow_duplicate=True).values(),
-        Input(page.id("previewed"), "data"),
-        State(page.id("whole"), "data"),
-        prevent_initial_call=True,
-    )
-    for store in TOLD:
-        app.clientside_callback(
-            "function(texts) { return dash_clientside.gnomon.fill('serve', texts); }",
-            Output(page.id(store, "filled"), "data"),
-            Input(page.id(store), "data"),
-        )
+
+    def answer() -> Response:
+        asked = request.get_json(silent=True)
+        if not isinstance(asked, dict) or not isinstance(raw := asked.get("raw"), dict):
+            abort(400)
+        if {one.name for one in page.controls} - raw.keys():
+            abort(400)
+        lines = _told(page, raw, str(asked.get("view")), is_dragged=bool(asked.get("isDragged")))
+        return Response((f"{to_json_plotly(line)}\n" for line in lines), mimetype="application/x-ndjson")
+
+    app.server.add_url_rule(ROUTE, "serve_answers", answer, methods=["POST"])
 
 
-def _told(texts: Mapping[str, str], asked: Asked, rank: int) -> dict[str, Any]:
-    """Texts for `fill`: of which state they are, and how whole an answer (0: preview, 1: whole, 2: with intervals)."""
-    return {"serial": asked["serial"], "rank": rank, "places": texts}
+def _told(page: Page, raw: Raw, view: str, *, is_dragged: bool) -> Iterator[Line]:
+    """The lines of an answer; a mistake is one of them, and nothing follows it."""
+    try:
+        yield from lines(page, raw, Question(f"{view} serve"), is_dragged=is_dragged)
+    except Stale:
+        return
+    except GnomonError as error:
+        yield {"messages": page.explain(error), "blank": blocks.blank()}
+    except Exception:
+        logging.getLogger(__name__).exception("the Serve page could not answer")
+        said = "This could not be answered. The terminal in which gnomon ui runs says why."
+        yield {"messages": page.explain(None) | {OWN: said}, "blank": blocks.blank()}
 
 
-def _plots(page: Page, names: tuple[str, ...], **more: Any) -> dict[str, Output]:
-    return {name: Output(page.id("plot", name), "figure", **more) for name in names}
-
-
-def _previews(app: Dash, page: Page) -> None:
-    @callback(
-        app,
-        output={
-            "found": Output(page.id("previewed"), "data"),
-            "texts": Output(page.id("told-preview"), "data"),
-        },
-        inputs={"asked": Input(page.id("passing"), "data")},
-        state={"view": State(page.id("view"), "data")},
-        prevent_initial_call=True,
-    )
-    def draw_preview(asked: Asked | None, view: str) -> dict[str, Any]:
-        kept = {"found": no_update, "texts": no_update}
-        if not asked:
-            return kept
-        try:
-            found = answers.preview(page, asked["raw"], view, is_drawn=asked["isDragged"])
-        except GnomonError:  # Told by the whole answer, which is asked for when this one is there.
-            return kept | {"texts": _told({}, asked, 0)}
-        except Stale:
-            return kept
-        drawn = {"serial": asked["serial"], "plots": list(found["plots"].values())}
-        return {"found": drawn if found["plots"] else no_update, "texts": _told(found["texts"], asked, 0)}
-
-
-def _latencies(app: Dash, page: Page) -> None:
-    messages = page.messages()
-
-    @callback(
-        app,
-        output={
-            "plots": _plots(page, tuple(LATENCIES)),
-            "mistaken": Output(page.id("mistaken"), "data"),
-            "whole": Output(page.id("whole"), "data"),
-            "messages": messages,
-        },
-        inputs={"asked": Input(page.id("settled"), "data")},
-        state={name: State(page.id(name), "data") for name in ("view", "mistaken", "drawn")},
-        prevent_initial_call=True,
-    )
-    def draw_latencies(asked: Asked | None, view: str, mistaken: bool, drawn: Any) -> dict[str, Any]:
-        unchanged = {
-            "plots": dict.fromkeys(LATENCIES, no_update),
-            "mistaken": no_update,
-            "whole": no_update,
-            "messages": dict.fromkeys(messages, no_update),
-        }
-        if asked is None:
-            return unchanged
-        unchanged["whole"] = asked["serial"]
-        try:
-            answer = {**unchanged, "plots": answers.draw_latencies(page, asked["raw"], view)}
-        except GnomonError as error:
-            plots = unchanged["plots"] if drawn else dict.fromkeys(LATENCIES, blocks.blank())
-            return {**unchanged, "plots": plots, "mistaken": True, "messages": page.explain(error)}
-        except Stale:
-            return unchanged | {"whole": no_update}
-        # What is not sent need not be drawn: messages only where there is one to take away.
-        return {**answer, "mistaken": False, "messages": page.explain(None)} if mistaken else answer
-
-
-def _rest(app: Dash, page: Page) -> None:
-    @callback(
-        app,
-        output={
-            "plots": _plots(page, OVER_TIME),
-            "comparison": Output(page.id("comparison"), "children"),
-            "texts": Output(page.id("told-whole"), "data"),
-            "drawn": Output(page.id("drawn"), "data"),
-        },
-        inputs={"asked": Input(page.id("settled"), "data")},
-        state={name: State(page.id(name), "data") for name in ("view", "drawn")},
-        prevent_initial_call=True,
-    )
-    def draw_rest(asked: Asked | None, view: str, drawn: Any) -> dict[str, Any]:
-        kept = {"plots": dict.fromkeys(OVER_TIME, no_update)}
-        kept |= dict.fromkeys(("comparison", "texts", "drawn"), no_update)
-        if asked is None:
-            return kept
-        try:
-            found = answers.draw_rest(page, asked["raw"], view)
-            return {**found, "texts": _told(found["texts"], asked, 1), "drawn": asked}
-        except (GnomonError, Stale):  # A mistake is told by the other answer.
-            return kept if drawn else kept | {"plots": dict.fromkeys(OVER_TIME, blocks.blank())}
-
-
-def _curve(app: Dash, page: Page) -> None:
-    """After the rest: the first curve of a deployment takes about a second."""
-
-    @callback(
-        app,
-        output=Output(page.id("plot", "curve"), "figure"),
-        inputs={"asked": Input(page.id("drawn"), "data")},
-        state={"view": State(page.id("view"), "data")},
-    )
-    def draw_curve(asked: Asked | None, view: str) -> Any:
-        if asked is None:
-            return no_update
-        try:
-            return answers.draw_curve(page, asked["raw"], view)
-        except GnomonError:
-            return blocks.blank(300, "There is no curve for these requests.")
-        except Stale:
-            return no_update
-
-
-def _intervals(app: Dash, page: Page) -> None:
-    """After the rest too: they take a few runs more."""
-
-    @callback(
-        app,
-        output=Output(page.id("told-intervals"), "data"),
-        inputs={"asked": Input(page.id("drawn"), "data")},
-        state={"view": State(page.id("view"), "data")},
-        prevent_initial_call=True,
-    )
-    def add_intervals(asked: Asked | None, view: str) -> Any:
-        if asked is None:
-            return no_update
-        try:
-            return _told(answers.add_intervals(page, asked["raw"], view), asked, 2)
-        except (GnomonError, Stale):
-            return no_update
+def lines(page: Page, raw: Raw, question: Question, *, is_dragged: bool) -> Iterator[Line]:
+    """A preview; unless this is one of many states of a drag, the plots, what surrounds them, and what takes longer.
+    Each in a turn of its own; raises `Stale` where a newer question of the same view has come."""
+    scenario = answers.scenario_of(page, raw)
+    with question.turn():
+        line = answers.preview(raw, scenario, is_drawn=is_dragged)
+    yield {**line, "messages": {}}
+    if is_dragged:
+        return
+    with question.turn():
+        plots = answers.latency_plots(page, raw, scenario)
+    yield {"plots": plots}
+    with question.turn():
+        line = answers.surroundings(page, raw, scenario)
+        plots = answers.plots_over_time(scenario)
+    yield {**line, "plots": plots}
+    with suppress(GnomonError):
+        yield answers.judged_texts(scenario, question)
+    yield answers.curve(page.read(raw)["curve"], scenario, question)
