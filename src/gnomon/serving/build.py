@@ -13,6 +13,7 @@ from gnomon.serving import ledger
 from gnomon.serving.acceptance import chances
 from gnomon.serving.allocation import new_cluster
 from gnomon.serving.calendar import NEVER
+from gnomon.serving.division import NUM_COLUMNS, tabulate
 from gnomon.serving.kinds import Kind, policies_of
 from gnomon.serving.pools import max_moving
 from gnomon.serving.state import NONE, Cluster
@@ -81,7 +82,7 @@ def with_ledger(cluster: Cluster, kinds: list[Kind], tables: IterationTables) ->
     row = first = 0
     for kind in kinds:
         stages = kind.replica.pipeline_parallel
-        ledger.tabulate(tables, row, stages, kind.tokens_per_decode, floor_ns[row], context_ns[row])
+        tabulate(tables, row, stages, kind.tokens_per_decode, floor_ns[row], context_ns[row])
         here = clocks[first : first + kind.num_ranks]
         here[:, ledger.NEEDS] = ledger.NEEDS_OF[kind.policy.reserves]
         here[:, ledger.CHUNKS] = kind.policy.chunks_prompts
@@ -96,9 +97,9 @@ def with_ledger(cluster: Cluster, kinds: list[Kind], tables: IterationTables) ->
         clocks[mine, ledger.REFERENCE_STAGES] = fastest.num_stages
     return cluster._replace(
         ledger=np.zeros(requests.size, ledger.ENTRY).view(np.recarray),
-        parts_ns=np.zeros((requests.size, 2, ledger.NUM_PARTS), np.int64),
+        parts_ns=np.empty((requests.size, 2, ledger.NUM_PARTS), np.int64),  # Cleared as requests arrive.
         clocks=clocks,
-        flight_ns=np.zeros((*cluster.flights.shape, ledger.NUM_PARTS - ledger.DECODE_ALONE), np.int64),
+        flight_ns=np.zeros((*cluster.flights.shape, NUM_COLUMNS), np.int64),
         floor_ns=floor_ns,
         context_ns=context_ns,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gnomon.core.jit import inner
 from gnomon.serving import ledger, stepping
+from gnomon.serving.division import divide, nanoseconds, reference_s, slower_ns
 from gnomon.serving.launch import fill_flight, note_next_end, weight_bytes_of
 from gnomon.serving.log import Log, log_gap, log_iteration
 from gnomon.serving.state import BUDGET, Cluster, replica_view
@@ -42,13 +43,15 @@ def coast(cluster: Cluster, tables: IterationTables, log: Log, r: int, until: fl
     last_s, budget, reported_free = state.last_step_s, cluster.control[BUDGET], state.free_blocks
     needed = cluster.growth[r, (steps + 1) % block_size]
     books = cluster.ledger.size > 0
+    there, num_stages = row, 1
     if books:
         ledger.end_batch(cluster, r, 0)
-    host_ns, slower_ns, step_host_ns, step_slower_ns = 0, 0, 0, 0
+        there, num_stages = cluster.clocks[r, ledger.REFERENCE_ROW], cluster.clocks[r, ledger.REFERENCE_STAGES]
+    host_ns, lost_ns, step_host_ns, step_lost_ns = 0, 0, 0, 0
     while end_s < until and budget > 0 and steps + 1 < state.next_finish and needed + 1 <= state.free_blocks:
         # The end of the step in flight.
         host_ns += step_host_ns
-        slower_ns += step_slower_ns
+        lost_ns += step_lost_ns
         log_gap(log, end_s - last_s, count)
         if (state.num_iterations - 1) & (log.used[3] - 1) == 0:
             log_iteration(cluster, log, r, 0)
@@ -69,21 +72,16 @@ def coast(cluster: Cluster, tables: IterationTables, log: Log, r: int, until: fl
         fill_flight(state, flight, tables, shape, weight_bytes, last_s, end_s - last_s)
         flight.gpu_s = gpu_s
         if books:
-            step_host_ns = ledger.nanoseconds(seconds - gpu_s)
-            step_slower_ns = ledger.slower_ns(cluster, tables, r, shape, end_s - last_s, gpu_s, seconds - gpu_s)
+            step_host_ns = nanoseconds(seconds - gpu_s)
+            there_s = reference_s(tables, row, gpu_s, there, num_stages, shape, count)
+            step_lost_ns = slower_ns(cluster, r, there, end_s - last_s, there_s, seconds - gpu_s)
         budget -= 1
         needed = cluster.growth[r, (steps + 1) % block_size]
     done = steps - state.steps
     if books:
-        ledger.pass_steps(cluster, r, done - 1, last_s, host_ns, slower_ns)
-        ledger.divide(
-            cluster,
-            tables,
-            r,
-            0,
-            Shape(count, count, 0.0, 0.0, count, float(step_kv), float(longest), count, 0.0),
-            count,
-        )
+        ledger.pass_steps(cluster, r, done - 1, last_s, host_ns, lost_ns)
+        shape = Shape(count, count, 0.0, 0.0, count, float(step_kv), float(longest), count, 0.0)
+        divide(cluster, tables, r, 0, shape, count, there, num_stages)
     state.decode_left -= done * count
     state.num_produced += done * count
     state.steps, state.step_kv, state.step_kv_max, state.last_step_s = steps, step_kv, longest, last_s

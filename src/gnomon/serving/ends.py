@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gnomon.core.jit import apart, inner
+from gnomon.serving import ledger
 from gnomon.serving.adapters import leave_adapter, leave_line, next_in_line
 from gnomon.serving.calendar import ADAPTER_READY, KV_LANDS, KV_LOST, KV_READY, NEVER, schedule
 from gnomon.serving.handover import (
@@ -146,6 +147,8 @@ def handle_move(fleet: Fleet, engine: Engine, outside: Outside, log: Log, kind: 
     replica = replica_view(cluster, r)
     group = replica.state.group_first
     if kind == KV_READY:
+        if cluster.ledger.size > 0:
+            ledger.move(cluster, request_id, now)
         push_ready(replica, request_id)
         land_ready(cluster, outside, r, now)
         if request.status == MOVING and request.moving_s < 0.0:

@@ -20,14 +20,16 @@ import numpy as np
 from gnomon.core.arrays import Ints
 from gnomon.core.borrow import borrow
 from gnomon.core.jit import apart, inner, jit
-from gnomon.serving.state import FAULT, Cluster, replica_view
-from gnomon.serving.stepping import DUE, ID
+from gnomon.serving import division
+from gnomon.serving.division import NUM_COLUMNS, divide, gpu_s, nanoseconds
+from gnomon.serving.state import FAULT, Cluster, Replica, replica_view
+from gnomon.serving.stepping import ID
 from gnomon.serving.verbs import tokens_placed
 from gnomon.timing.iteration import IterationTables
-from gnomon.timing.lookup import Shape, stage_s, with_host_s
+from gnomon.timing.lookup import Shape
 
-# Parts of a request's time; columns of `Cluster.parts_ns`. The last ones, from DECODE_ALONE on, are also the columns of
-# an iteration and of the clock of decodes.
+# Parts of a request's time; columns of `Cluster.parts_ns`. The last ones, from DECODE_ALONE on, are those into which an
+# iteration is divided (`gnomon.serving.division`), and the clock of decodes.
 (
     FRONT_END, ROUTING, ITERATION, BATCH_CAP, KV_FULL, TOKEN_BUDGET, POLICY, PREFILL_ALONE, PREFILL_OTHERS, PREEMPTED,
     RECOMPUTED, TRANSFER, TIER, OUTAGE, DECODE_ALONE, DECODE_PREFILLS, DECODE_BATCH, DECODE_CONTEXTS, DECODE_TURN,
@@ -56,22 +58,16 @@ ENTRY = np.dtype(
     [
         ("first_ns", np.int64),  # when it reached the scheduler, and up to when its account is written
         ("last_ns", np.int64),
-        ("doing", np.int64),
-        ("moved", np.int64),  # its way from the replica that prefilled it is booked
-        ("restarts", np.int64),  # of those in its record, the ones that are booked
-        ("cached", np.int64),  # tokens that its first prefill found computed
-        ("kv", np.int64),  # its length when it began to step with others
         ("prefill_only_ns", np.int64),  # what the clock of that name showed at its last entry
         ("inflicted_ns", np.int64),  # by how much its prefill delayed the decodes of others, all of them together
+        ("cached", np.int32),  # tokens that its first prefill found computed
+        ("kv", np.int32),  # its length when it began to step with others
+        ("restarts", np.int32),  # of those in its record, the ones that are booked
+        ("doing", np.int16),
+        ("moves", np.int16),  # it is on its way from the replica that prefilled it, and waits there for this (a part)
     ],
     align=True,
 )
-
-
-@inner
-def nanoseconds(seconds: float) -> int:
-    """A moment as a whole number of nanoseconds: differences of those add up exactly."""
-    return int(np.floor(seconds * 1e9 + 0.5))
 
 
 # Waiting.
@@ -86,7 +82,8 @@ def arrive(cluster: Cluster, r: int, request_id: int) -> None:
             _forget(cluster, request_id)
         entry.doing = LOST
         return
-    entry.first_ns = entry.last_ns = nanoseconds(cluster.requests[request_id].arrival_s)
+    entry.first_ns = nanoseconds(cluster.requests[request_id].arrival_s)
+    _forget(cluster, request_id)
     if cluster.requests[request_id].loaded_s >= 0.0:  # KV that a lower tier held came first.
         entry.last_ns = nanoseconds(cluster.requests[request_id].loaded_s)
         cluster.parts_ns[request_id, BEFORE, TIER] = entry.last_ns - entry.first_ns
@@ -97,9 +94,10 @@ def arrive(cluster: Cluster, r: int, request_id: int) -> None:
 @inner
 def _forget(cluster: Cluster, request_id: int) -> None:
     """Nothing is booked for a request yet."""
+    before, after = cluster.parts_ns[request_id, BEFORE], cluster.parts_ns[request_id, AFTER]
     for part in range(NUM_PARTS):
-        cluster.parts_ns[request_id, BEFORE, part] = 0
-        cluster.parts_ns[request_id, AFTER, part] = 0
+        before[part] = 0
+        after[part] = 0
     cluster.ledger[request_id].last_ns = cluster.ledger[request_id].first_ns
 
 
@@ -154,10 +152,10 @@ def take_off(cluster: Cluster, tables: IterationTables, r: int, position: int, s
     """Divide the time of the batch just launched, and end the waiting of those it admits."""
     if cluster.control[FAULT] != 0:
         return
-    state, flight = cluster.replicas[r], cluster.flights[r, position]
-    divide(cluster, tables, r, position, shape, group_tokens)
-    now_ns, clock = nanoseconds(state.now_s), cluster.clocks[r]
-    slowed = cluster.flight_ns[r, position, DECODE_PREFILLS - _METER] * shape.decodes
+    state, flight, clock = cluster.replicas[r], cluster.flights[r, position], cluster.clocks[r]
+    divide(cluster, tables, r, position, shape, group_tokens, clock[REFERENCE_ROW], clock[REFERENCE_STAGES])
+    now_ns = nanoseconds(state.now_s)
+    slowed = cluster.flight_ns[r, position, division.PREFILLS] * shape.decodes
     for i in range(flight.num_stepping, flight.num_requests):
         request_id = cluster.flight_requests[r, position, i]
         request, entry = cluster.requests[request_id], cluster.ledger[request_id]
@@ -169,7 +167,7 @@ def take_off(cluster: Cluster, tables: IterationTables, r: int, position: int, s
         if entry.doing == LOST:
             cluster.parts_ns[request_id, phase, OUTAGE] += now_ns - entry.last_ns
             entry.doing, entry.last_ns = RUNS, now_ns
-        if entry.moved == 0 and request.landed_s >= 0.0:
+        if entry.moves != 0 and request.landed_s >= 0.0:
             _book_move(cluster, request_id, now_ns)
         if entry.restarts != request.num_restarts:
             cluster.parts_ns[request_id, phase, PREEMPTED] += now_ns - entry.last_ns
@@ -179,59 +177,26 @@ def take_off(cluster: Cluster, tables: IterationTables, r: int, position: int, s
 
 
 @inner
+def move(cluster: Cluster, request_id: int, now: float) -> None:
+    """The replica that is to decode a request learns that it is prefilled: from here on it waits for room there."""
+    request, entry = cluster.requests[request_id], cluster.ledger[request_id]
+    state, now_ns = cluster.replicas[request.decode_replica], nanoseconds(now)
+    cluster.parts_ns[request_id, int(request.first_token_s >= 0.0), TRANSFER] += now_ns - entry.last_ns
+    entry.last_ns = now_ns
+    entry.moves = BATCH_CAP if state.num_holding >= state.max_running else KV_FULL
+
+
+@inner
 def _book_move(cluster: Cluster, request_id: int, now_ns: int) -> None:
-    """A request was prefilled elsewhere: it waited for blocks here, its KV moved, an iteration was under way."""
+    """A request was prefilled elsewhere: it waited for room here, its KV moved, an iteration was under way."""
     request, entry = cluster.requests[request_id], cluster.ledger[request_id]
     had_token = request.first_token_s >= 0.0 and request.first_token_s < request.landed_s
     parts = cluster.parts_ns[request_id, int(had_token)]
     moving_ns, landed_ns = nanoseconds(request.moving_s), nanoseconds(request.landed_s)
-    parts[KV_FULL] += moving_ns - entry.last_ns
+    parts[entry.moves] += moving_ns - entry.last_ns
     parts[TRANSFER] += landed_ns - moving_ns
     cluster.parts_ns[request_id, int(request.first_token_s >= 0.0), ITERATION] += now_ns - landed_ns
-    entry.last_ns, entry.moved = now_ns, 1
-
-
-@inner
-def _all_stages_s(tables: IterationTables, row: int, num_stages: int, shape: Shape, group_tokens: int) -> float:
-    seconds = 0.0
-    for stage in range(num_stages):
-        seconds += stage_s(tables, row + stage, shape, group_tokens)
-    return seconds
-
-
-@inner
-def divide(cluster: Cluster, tables: IterationTables, r: int, position: int, shape: Shape, group_tokens: int) -> None:
-    """The columns of one iteration: what a decode in it would take alone with an empty context, and what it takes more:
-    for prefills, for other decodes, for contexts (its own included), in the pipeline, for the host, for stragglers."""
-    state, clock, columns = cluster.replicas[r], cluster.clocks[r], cluster.flight_ns[r, position]
-    own_s = cluster.flights[r, position].gpu_s
-    host_s, busy_s = 0.0, 0.0
-    for stage in range(state.num_stages):
-        one_s = own_s if state.num_stages == 1 else stage_s(tables, state.row + stage, shape, group_tokens)
-        host_s += with_host_s(tables, state.row + stage, one_s, shape) - one_s
-        busy_s += cluster.stage_end_s[r, position, stage] - cluster.stage_start_s[r, position, stage]
-    gpu_s, row, stages = own_s, clock[REFERENCE_ROW], clock[REFERENCE_STAGES]
-    if row != state.row:
-        gpu_s = min(own_s, _all_stages_s(tables, row, stages, shape, group_tokens))
-    decodes_s = gpu_s
-    if shape.decodes > 0 and shape.chunks_squared > 0.0:
-        tokens = shape.decode_tokens
-        only = Shape(tokens, tokens, 0.0, 0.0, shape.decodes, shape.decode_kv, shape.decode_kv_max, tokens, 0.0)
-        decodes_s = min(gpu_s, _all_stages_s(tables, row, stages, only, tokens))
-    total_s = cluster.flights[r, position].end_s - cluster.flights[r, position].start_s
-    alone_ns = cluster.floor_ns[row, 1]
-    columns[DECODE_PREFILLS - _METER] = nanoseconds(gpu_s - decodes_s)
-    columns[DECODE_BATCH - _METER] = cluster.floor_ns[row, shape.decodes] - alone_ns if shape.decodes > 0 else 0
-    columns[DECODE_TURN - _METER] = 0
-    columns[PIPELINE - _METER] = max(0, nanoseconds(total_s - busy_s))
-    columns[HOST - _METER] = nanoseconds(host_s)
-    columns[STRAGGLER - _METER] = max(0, nanoseconds(busy_s - gpu_s - host_s))
-    columns[DECODE_ALONE - _METER] = alone_ns
-    columns[DECODE_CONTEXTS - _METER] = 0
-    rest = nanoseconds(cluster.flights[r, position].end_s) - nanoseconds(cluster.flights[r, position].start_s)
-    for i in range(NUM_PARTS - _METER):
-        rest -= columns[i]
-    columns[DECODE_CONTEXTS - _METER] = rest
+    entry.last_ns, entry.moves = now_ns, 0
 
 
 @jit
@@ -256,39 +221,21 @@ def lose(cluster: Cluster, ids: Ints, keeps_tokens: bool) -> None:
 
 @inner
 def end_batch(cluster: Cluster, r: int, position: int) -> None:
-    """Advance the clock of decodes by a batch that ends, and let those leave whose last token it is. To be called
-    before anything else is done about that end."""
+    """Advance the clock of decodes by a batch that ends, before anything else is done about that end."""
     state, flight, clock = cluster.replicas[r], cluster.flights[r, position], cluster.clocks[r]
     start_ns, end_ns = nanoseconds(flight.start_s), nanoseconds(flight.end_s)
     only_prefills = flight.decodes == 0 and flight.prefill_tokens > 0
     if state.num_stepping > 0:
         if flight.num_stepping > 0:
             clock[DECODE_TURN] += start_ns - clock[DECODED_UNTIL]
-            for i in range(NUM_PARTS - _METER):
-                clock[_METER + i] += cluster.flight_ns[r, position, i]
+            columns = cluster.flight_ns[r, position]
+            for i in range(NUM_COLUMNS):
+                clock[_METER + i] += columns[i]
         else:
             clock[DECODE_PREFILLS if only_prefills else DECODE_TURN] += end_ns - clock[DECODED_UNTIL]
     clock[DECODED_UNTIL] = end_ns
     if only_prefills:
         clock[PREFILL_ONLY] += end_ns - start_ns
-    if flight.num_stepping > 0 and state.steps + 1 >= state.next_finish:
-        for i in range(state.num_stepping):
-            if cluster.stepping[r, i, DUE] <= state.steps + 1:
-                _leave(cluster, r, cluster.stepping[r, i, ID], state.steps + 1)
-
-
-@inner
-def slower_ns(
-    cluster: Cluster, tables: IterationTables, r: int, shape: Shape, busy_s: float, own_s: float, host_s: float
-) -> int:
-    """What an iteration of one stage takes more than on the fastest replica of its role: see `divide`."""
-    state, row = cluster.replicas[r], cluster.clocks[r, REFERENCE_ROW]
-    gpu_s = own_s
-    if row != state.row:
-        gpu_s = min(own_s, _all_stages_s(tables, row, cluster.clocks[r, REFERENCE_STAGES], shape, shape.tokens))
-    elif state.slowdown == 0.0:
-        return 0
-    return max(0, nanoseconds(busy_s - gpu_s - host_s))
 
 
 @inner
@@ -336,6 +283,13 @@ def _leave(cluster: Cluster, r: int, request_id: int, steps: int) -> None:
     entry.doing, entry.last_ns, entry.prefill_only_ns = RUNS, clock[DECODED_UNTIL], clock[PREFILL_ONLY]
 
 
+@inner
+def leave_done(cluster: Cluster, replica: Replica, r: int, count: int) -> None:
+    """The first `count` in the list of the batch stepped with the others, and are done with this step."""
+    for i in range(count):
+        _leave(cluster, r, replica.batch[i], replica.state.steps)
+
+
 @apart
 def leave_all(cluster: Cluster, r: int, count: int) -> None:
     """The first `count` that stepped together are no longer one."""
@@ -358,7 +312,7 @@ def end_member(cluster: Cluster, tables: IterationTables, r: int, position: int,
         behind = min(gap, clock[PREFILL_ONLY] - entry.prefill_only_ns)
         parts[DECODE_PREFILLS] += behind
         parts[PIPELINE if cluster.replicas[r].num_stages > 1 else DECODE_TURN] += gap - behind
-        for k in range(NUM_PARTS - _METER):
+        for k in range(NUM_COLUMNS):
             parts[_METER + k] += columns[k]
         sums = cluster.context_ns[clock[REFERENCE_ROW]]
         own = sums[request.processed + 1] - sums[request.processed]
@@ -388,7 +342,7 @@ def _find_alone(cluster: Cluster, tables: IterationTables, r: int, request_id: i
     while done < request.prompt_tokens:
         chunk = min(most, request.prompt_tokens - done)
         shape = Shape(chunk, 1, float(chunk) * chunk, float(chunk) * done, 0, 0.0, 0.0, 0, float(done))
-        alone_s += _all_stages_s(tables, clock[REFERENCE_ROW], clock[REFERENCE_STAGES], shape, chunk)
+        alone_s += gpu_s(tables, clock[REFERENCE_ROW], clock[REFERENCE_STAGES], shape, chunk)
         done += chunk
     left = nanoseconds(alone_s)
     for part in (PREFILL_OTHERS, RECOMPUTED):
@@ -396,23 +350,3 @@ def _find_alone(cluster: Cluster, tables: IterationTables, r: int, request_id: i
         parts[part] -= taken
         parts[PREFILL_ALONE] += taken
         left -= taken
-
-
-# What a decode takes.
-
-
-@jit
-def tabulate(tables: IterationTables, row: int, num_stages: int, per_decode: int, floor_ns: Ints, sums: Ints) -> None:
-    """Fill in what decodes of one kind of replica take: `Cluster.floor_ns` and `Cluster.context_ns`, one row each."""
-    lent = borrow(tables)
-    for decodes in range(1, floor_ns.size):
-        tokens = decodes * per_decode
-        if tokens < lent.token_s.shape[1] and tokens < lent.sequence_s.shape[1]:
-            shape = Shape(tokens, tokens, 0.0, 0.0, decodes, 0.0, 0.0, tokens, 0.0)
-            floor_ns[decodes] = nanoseconds(_all_stages_s(lent, row, num_stages, shape, tokens))
-        else:
-            floor_ns[decodes] = floor_ns[decodes - 1]
-    for kv in range(sums.size - 1):
-        shape = Shape(per_decode, per_decode, 0.0, 0.0, 1, float(kv), float(kv), per_decode, 0.0)
-        alone_s = _all_stages_s(lent, row, num_stages, shape, per_decode)
-        sums[kv + 1] = sums[kv] + nanoseconds(alone_s) - floor_ns[1]

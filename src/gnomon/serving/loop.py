@@ -126,7 +126,9 @@ def _end_oldest_batch(cluster: Cluster, tables: IterationTables, log: Log, r: in
     if state.message_s > 0.0:
         _write_messages(cluster, r, position)
     if flight.num_stepping > 0:
-        stepping.end_step(replica, log, flight.end_s)
+        num_done = stepping.end_step(replica, log, flight.end_s)
+        if cluster.ledger.size > 0:
+            ledger.leave_done(cluster, replica, r, num_done)
     elif state.num_stepping == 0:
         state.last_step_s = flight.end_s
     if not may_step and state.num_stepping > 0:

@@ -148,8 +148,8 @@ def _forget_all(replica: Replica) -> None:
 
 
 @inner
-def end_step(replica: Replica, log: Log, now: float) -> None:
-    """All members have produced a token."""
+def end_step(replica: Replica, log: Log, now: float) -> int:
+    """All members have produced a token. Returns how many are done with it, whose ids lead the list of the batch."""
     state = replica.state
     if state.num_off_beat > 0:
         _log_each_gap(replica, log, now)
@@ -164,8 +164,7 @@ def end_step(replica: Replica, log: Log, now: float) -> None:
     state.num_produced += state.num_stepping
     state.last_step_s = now
     state.num_off_beat = 0
-    if state.steps >= state.next_finish:
-        _finish_due(replica, now)
+    return _finish_due(replica, now) if state.steps >= state.next_finish else 0
 
 
 @inner
@@ -179,13 +178,16 @@ def _log_each_gap(replica: Replica, log: Log, now: float) -> None:
 
 
 @inner
-def _finish_due(replica: Replica, now: float) -> None:
-    """Finish the members that have all their tokens; the others keep their order."""
+def _finish_due(replica: Replica, now: float) -> int:
+    """Finish the members that have all their tokens; the others keep their order. Returns how many they are; their ids
+    are written where the batch is formed, which has no need of the ids of members."""
     state, members = replica.state, replica.stepping
     kept, next_finish, longest = 0, NEVER_STEP, -NEVER_STEP
-    for i in range(state.num_stepping):
+    count = state.num_stepping
+    for i in range(count):
         due, length = members[i, DUE], members[i, LENGTH]
         if due <= state.steps:
+            replica.batch[i - kept] = members[i, ID]
             _finish_member(replica, members[i, ID], now)
             continue
         members[kept, ID] = members[i, ID]
@@ -197,6 +199,7 @@ def _finish_due(replica: Replica, now: float) -> None:
     state.num_stepping = kept
     state.next_finish = next_finish
     state.step_kv_max = longest + state.steps if kept > 0 else 0
+    return count - kept
 
 
 @inner
