@@ -162,6 +162,6 @@ def test_a_scenario_plans_by_the_mean_length_of_its_requests() -> None:
 
 
 def test_the_listing_counts_every_layer_with_attention(cli) -> None:
-    rows = {row.split()[0]: row for row in cli("catalog", "models").splitlines() if row.strip()}
+    rows = {row.split()[0]: row for row in cli("catalog", "models").output.splitlines() if row.strip()}
     assert "41 sparse, 2 sliding" in rows["deepseek-v4-flash"]
     assert "12 full, 36 linear" in rows["qwen3-next-80b-a3b"]
