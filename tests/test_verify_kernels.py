@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
 
 from gnomon.api.verify import verify
 from gnomon.core.errors import DataError
 from gnomon.timing.sources.silicon import tables
+from gnomon.verify.kernel_tables import tables_of
+from gnomon.verify.kernels import every_fifth
 
 M = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 
@@ -42,3 +45,36 @@ def test_a_smooth_table_is_predicted_and_its_odd_point_left_out(package: Path) -
 def test_a_device_without_tables_is_refused() -> None:
     with pytest.raises(DataError, match="no kernels of a40"):
         verify("kernels", "a40")
+
+
+def test_every_fifth_point_leaves_no_row_or_column_of_a_grid_out() -> None:
+    grid = np.array([(a, b) for a in range(18) for b in range(5)], dtype=float)
+    out = every_fifth(grid)
+    assert out.sum() == 18
+    for column in grid.T:
+        for value in np.unique(column):
+            assert 0 < out[column == value].mean() < 0.5
+    line = every_fifth(np.arange(12.0)[:, None])
+    assert np.flatnonzero(line).tolist() == [2, 7]
+    assert not every_fifth(np.arange(8.0)[:, None])[-1]
+
+
+def test_every_table_that_is_read_is_checked() -> None:
+    pytest.importorskip("aiconfigurator_core")
+    families = {
+        *("gemm", "moe", "wideep_moe", "context_attention", "generation_attention", "context_mla", "generation_mla"),
+        *("mla_context_module", "mla_generation_module", "dsa_context_module", "dsa_generation_module"),
+        *("msa_context_module", "msa_generation_module", "mla_bmm", "mhc_module", "scale_matrix", "gdn", "kda"),
+        *(f"dsv4_{kind}_{phase}_module" for kind in ("csa", "hca") for phase in ("context", "generation")),
+        *("moe_a2a", "wideep_deepep_ll", "wideep_deepep_normal", "trtllm_alltoall", "custom_allreduce", "all_gather"),
+    }
+    found = {one.name.split()[0] for name in ("b200", "gb200") for one in tables_of(name) if one.kernels.bundle.samples}
+    assert families <= found
+
+
+def test_the_roofline_is_not_held_against_what_was_measured_untuned() -> None:
+    pytest.importorskip("aiconfigurator_core")
+    alone = {(one.engine, one.name): one.is_one_kernel for one in tables_of("h200", ("vllm", "sglang"))}
+    assert not alone["vllm", "gemm fp8_block"] and not alone["vllm", "moe fp8 balanced"]
+    assert not alone["sglang", "scale_matrix"] and not alone["vllm", "mla_generation_module"]
+    assert alone["vllm", "gemm bf16"] and alone["vllm", "scale_matrix"] and alone["sglang", "moe fp8_block balanced"]

@@ -14,9 +14,14 @@ from gnomon.timing.sources.silicon.kernels import MS, Found, Query
 from gnomon.timing.sources.silicon.tables import Table
 
 US = 1e-6
-_TABLES = ("moe_a2a_perf", "wideep_deepep_ll_perf", "wideep_deepep_normal_perf", "trtllm_alltoall_perf")
+EXCHANGES = ("moe_a2a_perf", "wideep_deepep_ll_perf", "wideep_deepep_normal_perf", "trtllm_alltoall_perf")
 _NODE_RANKS = {"gb200": 4, "gb300": 4}
 """GPUs of a node where the tables count nodes; 8 elsewhere."""
+
+
+def node_ranks(system: str) -> int:
+    """GPUs of what the tables of a system call a node."""
+    return _NODE_RANKS.get(system, 8)
 
 
 def find_exchange(query: Query, name: str, work: Communication, model: Model) -> Found | None:
@@ -24,11 +29,11 @@ def find_exchange(query: Query, name: str, work: Communication, model: Model) ->
     decodes, wide for prompts. Another width or number of choices is scaled by bytes."""
     phase, ranks = name.removeprefix("expert_"), work.group.size
     width, choices = model.expert_hidden_size or model.hidden_size, model.experts_per_token
-    by_table = [query.tables("comm", one) for one in _TABLES]
+    by_table = [query.tables("comm", one) for one in EXCHANGES]
     engines = dict.fromkeys(table.engine for tables in by_table for table in tables)
     for engine in sorted(engines, key=lambda one: one != query.engine):
         first = [next((t for t in tables if t.engine == engine), None) for tables in by_table]
-        read = [(t, exchange_rows(t, phase, _NODE_RANKS.get(query.system, 8))) for t in first if t]
+        read = [(t, exchange_rows(t, phase, node_ranks(query.system))) for t in first if t]
         parts = [(t, rows.filter(pl.col("ranks") == ranks)) for t, rows in read]
         parts = [(t, _nearest(rows, width, choices)) for t, rows in parts if not rows.is_empty()]
         if not parts:

@@ -59,7 +59,7 @@ def find_experts(query: Query, operator: Operator, work: Experts) -> Found | Non
         return copied
     chosen = [query.expert_kernel] if query.expert_kernel else []
     for dtype, kernel in product(DTYPES.get(work.format.name, ()), [*chosen, ""]):
-        tables, excuse = tuned(everything, _sample, dtype)
+        tables, excuse = tuned(everything, expert_points, dtype)
         for look in (_exact,) if kernel else (_exact, _nearest):
             for table in tables:
                 found = look(table, dtype, kernel, operator, work, query)
@@ -92,7 +92,7 @@ def copied_kernels(table: Table, dtype: str, load: str) -> Kernels:
 
 
 @lru_cache(maxsize=256)
-def _sample(table: Table, dtype: str) -> pl.DataFrame:
+def expert_points(table: Table, dtype: str) -> pl.DataFrame:
     """A few sizes of every shape under even load, the fastest kernel of each."""
     rows = table.rows(*_POINT, "moe_dtype", "distribution", "latency").filter(
         pl.col("moe_dtype") == dtype, pl.col("distribution") == "balanced", pl.col("num_tokens").is_in([1, 16, 256])

@@ -113,7 +113,7 @@ def find_latent(
         excuses += excuse if of_form and of_form[0].engine == query.engine else ""
     candidates.sort(key=lambda one: one[0].engine != query.engine)
     for table, form in candidates:
-        shape = (latent.architecture, _module_type(table, latent.architecture) if form.is_module else "")
+        shape = (latent.architecture, module_type(table, latent.architecture) if form.is_module else "")
         for kv_dtype in dict.fromkeys((kv, "bfloat16", "fp8")):
             kernels = latent_kernels(table, operator.kind, form.is_module, kv_dtype, *shape)
             found = _of_heads(kernels, operator, work, query)
@@ -159,7 +159,7 @@ def _without_launches(samples: Samples, shortest_s: float) -> tuple[Samples, boo
 
 
 @lru_cache(maxsize=64)
-def _module_type(table: Table, architecture: str) -> str:
+def module_type(table: Table, architecture: str) -> str:
     """The number format of a module's projections: 16 bits if it was measured so."""
     rows = table.rows("gemm_type")
     rows = rows.filter(*_of_architecture(architecture))

@@ -53,7 +53,7 @@ def find_gemm(query: Query, operator: Operator, work: Gemm) -> Found | None:
     """A product: its own shape or one between shapes, in the engine's tables or the others'."""
     names = DTYPES.get(work.format.name, ("", "bfloat16"))
     for dtype in filter(None, names):
-        tables, excuse = tuned_products(query.tables("gemm", "gemm_perf"), dtype)
+        tables, excuse = tuned(query.tables("gemm", "gemm_perf"), product_points, dtype)
         for look in (_close, _far):
             for table in tables:
                 found = look(gemm_kernels(table, dtype), operator, table, query)
@@ -91,13 +91,8 @@ def gemm_kernels(table: Table, dtype: str) -> Kernels:
     return kernels
 
 
-def tuned_products(tables: list[Table], dtype: str) -> tuple[list[Table], str]:
-    """The tables whose kernels of a format an engine would run, and words on the first where it is left out."""
-    return tuned(tables, _points, dtype)
-
-
 @lru_cache(maxsize=64)
-def _points(table: Table, dtype: str) -> pl.DataFrame:
+def product_points(table: Table, dtype: str) -> pl.DataFrame:
     """Products of few rows, where weights decide and no tile does, without the quantising that is taken off."""
     chosen = (pl.col("gemm_dtype") == dtype, pl.col("m").is_in(FEW_ROWS), pl.min_horizontal("n", "k") >= MIN_WIDTH)
     rows = table.rows("gemm_dtype", "m", "n", "k", "latency").filter(*chosen)
@@ -118,12 +113,18 @@ def find_absorbed(query: Query, operator: Operator, work: Gemm) -> Found | None:
     """The per-head products with which decoding applies the latent expansion (`pre` to queries, `post` to outputs)."""
     name = "mla_gen_pre" if operator.name == "absorb_q" else "mla_gen_post"
     for table in query.tables("mla_bmm", "mla_bmm_perf"):
-        rows = table.rows("op_name", "bmm_dtype", "num_tokens", "num_heads", "latency")
-        wanted = "fp8" if work.format.name.startswith("fp8") and "fp8" in rows["bmm_dtype"] else "bfloat16"
-        chosen = (pl.col("op_name") == name) & (pl.col("bmm_dtype") == wanted)
-        shape = rows.filter(chosen).with_columns(n=pl.lit(work.n), k=pl.lit(work.k))
-        kernels = read_kernels(table, shape, "bmm", ("num_heads", "n", "k"), ("num_tokens",))
-        found = exact(kernels, operator, table)
+        has_fp8 = "fp8" in table.rows("bmm_dtype")["bmm_dtype"]
+        wanted = "fp8" if work.format.name.startswith("fp8") and has_fp8 else "bfloat16"
+        found = exact(absorbed_kernels(table, name, wanted, work.n, work.k), operator, table)
         if found:
             return found
     return None
+
+
+@lru_cache(maxsize=64)
+def absorbed_kernels(table: Table, name: str, dtype: str, n: int, k: int) -> Kernels:
+    """Samples by heads, of products with [k, n] each."""
+    rows = table.rows("op_name", "bmm_dtype", "num_tokens", "num_heads", "latency")
+    chosen = (pl.col("op_name") == name) & (pl.col("bmm_dtype") == dtype)
+    shape = rows.filter(chosen).with_columns(n=pl.lit(n), k=pl.lit(k))
+    return read_kernels(table, shape, "bmm", ("num_heads", "n", "k"), ("num_tokens",))

@@ -13,7 +13,7 @@ import polars as pl
 
 from gnomon.core.arrays import Floats
 from gnomon.timing.operators import Elementwise, Operator
-from gnomon.timing.sources.silicon.kernels import MS, Found, Query, read_kernels, scaled
+from gnomon.timing.sources.silicon.kernels import MS, Found, Kernels, Query, read_kernels, scaled
 from gnomon.timing.sources.silicon.tables import Table, tables_in
 from gnomon.timing.sources.silicon.untuned import MIN_COMMON, tuned
 
@@ -21,10 +21,9 @@ from gnomon.timing.sources.silicon.untuned import MIN_COMMON, tuned
 def find_quantize(query: Query, operator: Operator, work: Elementwise) -> Found | None:
     """Quantising a tensor of a known width to FP8 with a scale that is known."""
     width = round(work.bytes_each / 3.0)
-    tables, excuse = tuned(query.tables("quantize", "scale_matrix_perf"), _points)
+    tables, excuse = tuned(query.tables("quantize", "scale_matrix_perf"), quantize_points)
     for table in tables:
-        rows = table.rows("m", "k", "quant_dtype", "latency").filter(pl.col("quant_dtype") == "fp8")
-        kernels = read_kernels(table, rows, "quantize", ("k",), ("m",))
+        kernels = quantize_kernels(table)
         widths = np.array([float(key[1]) for key in kernels.bundle.samples])
         if widths.size == 0:
             continue
@@ -36,7 +35,15 @@ def find_quantize(query: Query, operator: Operator, work: Elementwise) -> Found 
 
 
 @lru_cache(maxsize=64)
-def _points(table: Table) -> pl.DataFrame:
+def quantize_kernels(table: Table) -> Kernels:
+    """Samples by width, over rows."""
+    rows = table.rows("m", "k", "quant_dtype", "latency").filter(pl.col("quant_dtype") == "fp8")
+    return read_kernels(table, rows, "quantize", ("k",), ("m",))
+
+
+@lru_cache(maxsize=64)
+def quantize_points(table: Table) -> pl.DataFrame:
+    """What was measured, one row per size."""
     rows = table.rows("m", "k", "quant_dtype", "latency").filter(pl.col("quant_dtype") == "fp8")
     return rows.group_by("m", "k").agg(pl.col("latency").min())
 
@@ -60,12 +67,12 @@ def row_wise_s(system: Path, engine: str, rows: Floats, width: int) -> Floats:
 @lru_cache(maxsize=64)
 def _row_wise(system: Path, engine: str) -> tuple[Floats, Floats, Floats] | None:
     """Logarithms of widths and of rows, and the seconds over both."""
-    tables, _ = tuned(tables_in(system, "quantize", "scale_matrix_perf", engine), _points)
+    tables, _ = tuned(tables_in(system, "quantize", "scale_matrix_perf", engine), quantize_points)
     for table in tables:
         scales = table.path.with_name("computescale_perf.parquet")
         if not scales.is_file():
             continue
-        both = _points(table).join(_points(Table(scales, engine, "")), on=["m", "k"], suffix="_scale")
+        both = quantize_points(table).join(quantize_points(Table(scales, engine, "")), on=["m", "k"], suffix="_scale")
         if both.height < MIN_COMMON:
             continue
         whole = both.with_columns(seconds=(pl.col("latency") + pl.col("latency_scale")) * MS)
