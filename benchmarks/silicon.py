@@ -60,7 +60,6 @@ def _print_tables(scored: Sequence[Scored]) -> None:
     _print_row("all aggregated", aggregated)
     _print_row("InferenceX", known)
     _print_row("InferenceX, held out (odd)", held_out)
-    _print_row("... without those in doubt", [s for s in held_out if s.server.id not in doubtful])
     _print_row("InferenceX, fitted on (even)", [s for s in known if not s.server.is_held_out])
     _print_row("InferenceX, held out by sweeps", [s for s in known if is_in_held_out_sweep(s.server)])
     _print_row("... and odd", [s for s in held_out if is_in_held_out_sweep(s.server)])
@@ -68,6 +67,7 @@ def _print_tables(scored: Sequence[Scored]) -> None:
     _print_row("NVIDIA's sweeps, odd", [s for s in aggregated if s.server.family == "sweeps" and s.server.is_held_out])
     _print_row("disaggregated", apart)
     _print_row("disaggregated, odd", [s for s in apart if s.server.is_held_out])
+    _print_row("... without those in doubt", [s for s in apart if s.server.is_held_out and s.server.id not in doubtful])
     for group in (held_out, apart):
         for name in ("engine", "system", "model"):
             print(f"\n| {name} |")

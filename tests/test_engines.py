@@ -52,6 +52,19 @@ def test_the_device_and_the_model_decide_variants():
     )
 
 
+def test_the_family_of_attention_decides_the_time_per_layer():
+    def per_layer_s(model: str, **given: object) -> float:
+        return scenario(engine="sglang", model=model, **given).timing.host.exposed_per_layer_s
+
+    families = {"qwen3-32b": "grouped", "deepseek-r1": "latent", "glm-5": "sparse", "qwen3.5-397b-a17b": "linear"}
+    assert {name: catalog.model(name).attention_family for name in families} == families
+    assert len({per_layer_s(name) for name in families}) == 4
+    assert per_layer_s("kimi-k2.5") == per_layer_s("deepseek-r1") == per_layer_s("deepseek-ai/DeepSeek-R1")
+    assert per_layer_s("kimi-linear-48b-a3b") == per_layer_s("qwen3.5-397b-a17b"), "latent too, but most layers are not"
+    assert per_layer_s("deepseek-r1", timing={"host": {"exposed_per_layer_s": 1e-3}}) == 1e-3
+    assert catalog.model("gpt-oss-120b").attention_family == "window"
+
+
 def test_the_scenario_wins_key_by_key():
     given = scenario(
         engine={"name": "sglang", "version": "0.5.9"},

@@ -13,6 +13,9 @@ AttentionKind = Literal["full", "sliding", "linear", "compressed", "compressed_s
 """full: keys and values of every token (with an indexer: kept all, read in part); sliding: of the last `window` tokens;
 linear: a state of fixed size; compressed: one entry for many tokens beside a window, all of them read or (sparse) those
 that an indexer picks; none: the layer has no attention."""
+AttentionFamily = Literal["grouped", "window", "latent", "sparse", "linear"]
+"""What is peculiar in a model's attention: nothing (every token's keys and values in groups of heads), windows in some
+layers, compressed vectors, an indexer that picks what is read, or states of fixed size in some layers."""
 MlpKind = Literal["dense", "experts", "none"]
 
 

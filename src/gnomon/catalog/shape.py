@@ -7,6 +7,7 @@ from collections import Counter
 from pydantic import model_validator
 
 from gnomon.catalog.attention import (
+    AttentionFamily,
     AttentionKind,
     CompressedAttention,
     Indexer,
@@ -126,6 +127,17 @@ class ModelShape(Config):
     def num_attention_layers(self, kind: AttentionKind, layers: range | None = None) -> int:
         """How many of `layers` (all, if not given) have this kind of attention."""
         return sum(count for (attention, _), count in self.kinds(layers).items() if attention == kind)
+
+    @property
+    def attention_family(self) -> AttentionFamily:
+        """What is peculiar in its attention, by which engine presets may tell models apart."""
+        if self.indexer or self.compressed:
+            return "sparse"
+        if self.linear:
+            return "linear"
+        if self.mla:
+            return "latent"
+        return "window" if self.sliding else "grouped"
 
     # Shapes
 

@@ -14,6 +14,7 @@ import yaml
 from pydantic import Field
 
 from gnomon import catalog
+from gnomon.catalog.attention import AttentionFamily
 from gnomon.core.config import Config, build
 from gnomon.core.errors import GnomonError, UnknownNameError
 
@@ -45,6 +46,8 @@ class When(Config):
 
     models: tuple[str, ...] = ()
     """Patterns of model names."""
+    attention: tuple[AttentionFamily, ...] = ()
+    """Families of the model's attention."""
     devices: tuple[str, ...] = ()
     """Patterns of device names."""
     not_devices: tuple[str, ...] = ()
@@ -52,10 +55,11 @@ class When(Config):
     """The GPU has at least this much memory."""
     memory_gb_below: float | None = None
 
-    def matches(self, model: str, device: str, memory_gb: float) -> bool:
+    def matches(self, model: str, attention: AttentionFamily | None, device: str, memory_gb: float) -> bool:
         """Whether a scenario is meant."""
         return (
             (not self.models or any(fnmatch(model, pattern) for pattern in self.models))
+            and (not self.attention or attention in self.attention)
             and (not self.devices or any(fnmatch(device, pattern) for pattern in self.devices))
             and not any(fnmatch(device, pattern) for pattern in self.not_devices)
             and (self.memory_gb_from is None or memory_gb >= self.memory_gb_from)
@@ -81,10 +85,10 @@ class EnginePreset(Config):
     def sections(self, model: str, device: str) -> Sections:
         """The preset's values for a scenario, by section."""
         values = {key: setting.value for key, setting in self.settings.items()}
+        name, attention = _known_model(model)
         gpu, memory_gb = _known_device(device)
-        name = _model_name(model) if any(variant.when.models for variant in self.variants) else model
         for variant in self.variants:
-            if variant.when.matches(name, gpu, memory_gb):
+            if variant.when.matches(name, attention, gpu, memory_gb):
                 values |= variant.settings
         return nested(values)
 
@@ -133,9 +137,11 @@ def _known_device(name: str) -> tuple[str, float]:
     return known.name, known.memory_gb
 
 
-def _model_name(name: str) -> str:
-    """What the catalog calls a model, however it is spelled (deepseek-ai/DeepSeek-R1, a path)."""
+def _known_model(name: str) -> tuple[str, AttentionFamily | None]:
+    """What the catalog calls a model, however it is spelled (deepseek-ai/DeepSeek-R1, a path), and the family of its
+    attention."""
     try:
-        return catalog.model(name).name.lower()
+        known = catalog.model(name)
     except GnomonError:
-        return name
+        return name, None
+    return known.name.lower(), known.attention_family

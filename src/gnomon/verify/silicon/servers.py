@@ -1,6 +1,6 @@
 """The measured servers of `silicon_sample.csv`, one row each, as plain data.
 
-The file comes with the package aiconfigurator-core (extra [silicon]). Six things in it need care:
+The file comes with the package aiconfigurator-core (extra [silicon]). Seven things in it need care:
 
 - `tp_size`, `attention_dp_size`, `moe_tp_size` and `moe_ep_size` are written so that tp x dp = moe_tp x moe_ep. Where a
   server ran its experts in parallel, the file multiplies the degrees (8 GPUs with TP 8 and EP 8 become 64 ranks): the
@@ -14,6 +14,10 @@ The file comes with the package aiconfigurator-core (extra [silicon]). Six thing
 - some rows of GB200 called aggregated give all GPUs of a disaggregated deployment as `tp_size`. Those of TensorRT-LLM
   that have a disaggregated twin (the same GPUs, lengths and concurrency a month later) take its workers; of the others
   no layout is known.
+- rows of gpt-oss on H100 in vLLM with 512 requests (December 2025): InferenceX's benchmarks/gptoss_fp4_h100_docker.sh
+  between those of 2025-10-30 and 2026-01-05 (in public copies: billishyahao/InferenceMAX at 14068bc8,
+  ishandhanani/InferenceMAX at d22bf9ca) starts the server with `--max-num-seqs=$CONC` and the client with
+  `--max-concurrency 512`, ten prompts for each of `$CONC`. The row keeps the 512 and not `$CONC`.
 """
 
 from __future__ import annotations
@@ -240,6 +244,13 @@ def _with_problem(server: Server) -> Server:
     problem = None
     if server.mode == "agg" and server.layout.num_gpus > NODE_GPUS and server.layout.attention_groups == 1:
         problem = "called aggregated, but names all GPUs of a disaggregated deployment: its layout is not known"
+    elif (server.model, server.device, server.engine, server.concurrency) == (
+        "openai/gpt-oss-120b",
+        "h100",
+        "vllm",
+        512,
+    ):
+        problem = "its script told the client 512 requests whatever the run: how many the server admitted is not known"
     elif server.mode == "agg" and server.model == "nvidia/Qwen3-32B-NVFP4":
         problem = "names the GPUs of one server and the requests of several: 29 PFLOP/s a GPU would be needed"
     elif server.mode == "disagg" and not (server.num_prefill and server.num_decode):
