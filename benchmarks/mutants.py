@@ -26,7 +26,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import import_module
@@ -46,14 +46,14 @@ TESTS: dict[str, tuple[str, ...]] = {
     "timing/operators": ("timing_golden", "recorded_catalog", "timing_operators", "catalog_layers", "timing_families"),
     "timing/passes": ("timing_passes", "recorded_pipeline"),
     "timing/estimators": ("lookup_by_hand", "timing_estimators", "timing_profile"),
-    "timing/sources/profile": ("timing_profile", "timing_estimators", "timing_baking"),
-    "timing/sources/silicon": ("timing_silicon", "recorded_silicon"),
+    "timing/sources/profile": ("measured_by_hand", "timing_profile", "timing_estimators", "timing_baking"),
+    "timing/sources/silicon": ("measured_by_hand", "timing_silicon", "recorded_silicon"),
     "timing/sources": ("timing_roofline", "recorded_catalog", "timing_golden", "timing_baking", "timing_profile"),
-    "timing": ("timing_baking", "recorded_catalog",
+    "timing": ("measured_by_hand", "timing_baking", "recorded_catalog",
                "timing_golden", "timing_passes", "timing_speculative", "timing_profile", "front_end",
                "timing_roofline", "timing_topology", "timing_operators", "lookup_by_hand"),
     "serving/policies": ("policy_decisions", "policy_options", "trtllm", "classes", "recorded_serving"),
-    "serving/routers": ("router_decisions", "routers_by_hand", "recorded_serving"),
+    "serving/routers": ("router_decisions", "routers_by_hand", "recorded_serving", "adapters"),
     "search": ("search_by_hand",),
     "pipeline": ("pipeline_by_hand", "recorded_pipeline", "timing_passes"),
 }  # fmt: skip
@@ -294,14 +294,19 @@ def watch_tests(sources: Path, tests: tuple[str, ...], notes: Path, limit_s: flo
 
 
 def choose_tests(mutant: Mutant, files: tuple[str, ...], notes: dict[str, Any]) -> list[tuple[float, str]]:
-    """Seconds and names of the tests in these files that call the mutant's function (any of its file, where it is in
-    none), the quickest first; the first of them however long it takes."""
-    calls = f"{mutant.module}:{mutant.function}"
-    chosen = []
-    for name in files:
-        for test, note in notes[name]["tests"].items():
-            if calls in note["calls"] if mutant.function else any(c.startswith(calls) for c in note["calls"]):
-                chosen.append((note["seconds"], test))
+    """Seconds and names of the tests in these files that call the mutant's function, the quickest first; where there is
+    none, those that call any function of its file, or else all. The first of them however long it takes."""
+    own = f"{mutant.module}:"
+    exactly = own + mutant.function
+    ways: list[Callable[[list[str]], bool]] = [
+        lambda calls: bool(mutant.function) and exactly in calls,
+        lambda calls: any(call.startswith(own) for call in calls),
+        lambda calls: True,
+    ]
+    known = [(one["seconds"], test, one["calls"]) for name in files for test, one in notes[name]["tests"].items()]
+    chosen: list[tuple[float, str]] = []
+    for is_right in ways:
+        chosen = chosen or [(seconds, test) for seconds, test, calls in known if is_right(calls)]
     chosen.sort()
     spent = list(accumulate(seconds for seconds, _ in chosen))
     return [one for number, one in enumerate(chosen) if not number or spent[number] <= BUDGET_S]

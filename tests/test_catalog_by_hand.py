@@ -8,6 +8,7 @@ import pytest
 
 from gnomon.catalog.huggingface import parse_config
 from gnomon.catalog.memory import plan_memory
+from gnomon.catalog.model_library import MODELS, _published_as
 from gnomon.catalog.models import Model
 from gnomon.catalog.parallelism import Parallelism, tensor_degrees
 from gnomon.core.errors import ConfigError
@@ -184,3 +185,17 @@ def test_the_smallest_plan_of_memory() -> None:
     for share in (0.0, 1.01):
         with pytest.raises(ConfigError, match="must lie in"):
             plan_memory(model, device, alone, memory_utilization=share)
+
+
+@pytest.mark.parametrize(
+    ("asked", "published"),
+    [
+        ("deepseek-v3", "deepseek-ai/DeepSeek-V3"),
+        ("deepseek-r1", "deepseek-ai/DeepSeek-R1"),  # Another model of the same entry.
+        ("llama-3-8b", "meta-llama/Meta-Llama-3-8B"),
+    ],
+)
+def test_a_model_is_published_under_the_name_it_was_asked_by(asked: str, published: str) -> None:
+    known = MODELS.resolve(asked)
+    assert known is not None
+    assert _published_as(asked, MODELS[known]) == published

@@ -107,6 +107,9 @@ def test_a_skewed_batch_lies_between_its_mean_and_its_longest() -> None:
     assert attention_s(one, 1, shape(decodes=2, mean=4.0, longest=8.0)) == pytest.approx(410.0)
     assert attention_s(one, 0, shape(decodes=2, mean=4.0, longest=7.9)) == pytest.approx(204.0), "the bin before"
     assert attention_s(one, 0, shape(chunk=3.0, decodes=2, mean=4.0, longest=8.0)) == pytest.approx(237.0)
+    alone, beside = (attention_s(tables(), 0, shape(chunk=1.0, decodes=2, mean=m, longest=8.0)) for m in (4.0, 8.0))
+    a_token = attention_s(one, 0, shape(chunk=1.0, decodes=2, mean=4.0, longest=8.0))
+    assert a_token == pytest.approx(alone + 0.75 * (beside - alone)), "a prompt of one token is a prompt"
     assert attention_s(one, 0, shape(decodes=1, mean=4.0, longest=8.0)) == pytest.approx(104.0), "one is not skewed"
     skew[0, :, 4] = np.where(AXIS < 2.0, 0.0, np.where(AXIS > 2.0, 1.0, 0.5))
     assert attention_s(one, 0, shape(decodes=2, mean=4.0, longest=8.0)) == pytest.approx(206.0)
@@ -178,6 +181,8 @@ def test_tables_one_below_the_other() -> None:
     one = shape(chunk=3.0, kv=1.0, decodes=2, mean=4.0, longest=8.0)
     assert attention_s(both, 0, one) == pytest.approx(31.0 + 204.0)
     assert attention_s(both, 2, one) == pytest.approx(7.0)
+    assert both.skew.shape == (4, a.size, 2 * SKEW_BINS)
+    assert both.skew.mean(axis=(1, 2)).tolist() == [0, 0, 1, 1]
     assert both.expert_s.tolist() == [[0] * 4, [0] * 4, [1] * 4, [1] * 4]
     assert both.prompt_s.sum(axis=1).tolist() == [0, 0, 20, 20]
     assert stack([rich]).mixed_s.shape == mixed.shape

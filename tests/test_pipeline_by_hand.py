@@ -17,7 +17,7 @@ from gnomon.pipeline.graph import GraphBuilder, Label
 from gnomon.pipeline.memory import activations, micro_batches_held
 from gnomon.pipeline.schedule import Schedule
 from gnomon.pipeline.schedule_search import Candidate, Found
-from gnomon.pipeline.step import run_step, search_schedules
+from gnomon.pipeline.step import _changed, run_step, search_schedules
 from gnomon.pipeline.step_config import StepConfig
 from gnomon.pipeline.study import Study, simulate, step_costs, study_plan
 from gnomon.pipeline.sweep_config import Range, priority_grid
@@ -219,6 +219,9 @@ def test_a_changed_step() -> None:
     with pytest.raises(DataError, match="more than the limit of 1"):
         run_step(build(StepConfig, {**base, "memory_limit": 1.0}))
     validate(make("1f1b", Plan(2, 4)), memory_limit=2.0)
+    ideal = build(StepConfig, {**base, "ideal": True})
+    assert _changed(StepCosts(), ideal).contention is False
+    assert _changed(StepCosts(), build(StepConfig, base)).contention is True
 
 
 def test_a_table_of_a_sweep(tmp_path: Path) -> None:

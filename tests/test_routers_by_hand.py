@@ -239,6 +239,7 @@ def test_the_highest_score_or_a_draw_from_their_softmax() -> None:
     drawn = [learned.choose(scores, 4, 1.0, draw) for draw in (0.0, 0.09, 0.11, 0.29, 0.31, 0.49, 0.51, 0.99)]
     assert drawn == [0, 0, 1, 1, 2, 2, 3, 3], "shares 1, 2, 2 and 5 of ten"
     assert learned.choose(scores, 4, 1.0, 1.0) == 3
+    assert learned.choose(np.zeros(2), 2, 1.0, 0.5) == 1, "a draw at the edge belongs to the next"
     cold = [learned.choose(scores, 4, 0.5, draw) for draw in (0.02, 0.03, 0.14, 0.15)]
     assert cold == [0, 1, 1, 2], "1, 4, 4 and 25 of 34"
 

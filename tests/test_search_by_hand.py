@@ -235,6 +235,8 @@ def test_the_front_by_score_and_latencies() -> None:
     records = [Record("", {}, "ok", score=worth, figures=dict(zip(axes, times, strict=True))) for worth, *times in rows]
     assert axes == ("ttft_s p90", "tbt_s p99")
     assert front(asked, records) == [True, True, False, False]
+    unscored = [replace(records[0], score=worth) for worth in (None, 0.5)]
+    assert front(asked, unscored) == [False, True], "no score is none at all"
 
 
 def test_the_second_axis_is_what_the_slo_limits() -> None:
