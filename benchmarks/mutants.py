@@ -53,7 +53,7 @@ TESTS: dict[str, tuple[str, ...]] = {
                "timing_golden", "timing_passes", "timing_speculative", "timing_profile", "front_end",
                "timing_roofline", "timing_topology", "timing_operators", "lookup_by_hand"),
     "serving/policies": ("policy_decisions", "policy_options", "trtllm", "classes", "recorded_serving"),
-    "serving/routers": ("router_decisions", "routers_by_hand", "recorded_serving", "adapters"),
+    "serving/routers": ("router_decisions", "routers_by_hand", "recorded_serving", "adapters", "learned_router"),
     "search": ("search_by_hand",),
     "pipeline": ("pipeline_by_hand", "recorded_pipeline", "timing_passes"),
 }  # fmt: skip
@@ -76,6 +76,19 @@ SLOW_S = 3.0
 """Processor seconds beyond which a single test is not for mutants."""
 NO_DECISIONS = ("strict", "frozen", "slots", "kw_only", "maxsize", "order", "repr", "compare")
 """Arguments of `zip`, `dataclass`, `field` and `lru_cache` that no result depends on; they are left alone."""
+EQUIVALENT = {
+    "serving/routers/observation.py:observe:1e+300:2e+300": "stands for infinity",
+    "serving/routers/adapter_aware.py:adapter_aware:1e+300:2e+300": "stands for infinity",
+    "serving/routers/lookahead.py:lookahead:weight > 0.0:weight >= 0.0": (
+        "with a weight of 0, playing on to the end finds the same time for the request itself"
+    ),
+    "serving/policies/lightllm.py:lightllm:state.batch_size > 0:state.batch_size >= 0:0": (
+        "the counter is set again before it is read: what runs next was admitted by the same branch"
+    ),
+    "pipeline/sweep_config.py:priority_grid:1:2:3": "one turn more of a loop whose inner loop is then empty",
+}
+"""Changes that cannot change a result (module:function:before:after[:number]), and why: survivors that were looked at.
+They count as alive, and are named apart."""
 LIBRARIES = ("numba", "numpy", "polars", "pydantic", "pytest", "scipy.stats", "yaml")
 """Imported once, for all children."""
 
@@ -469,16 +482,22 @@ def main(count: int, seed: int, modules: tuple[str, ...], results: str) -> None:
             with kept.open("a") as file:
                 file.write(json.dumps(row) + "\n")
             print(f"{number}/{len(mutants)} {outcome} {seconds:.1f} s {mutant.module}:{mutant.line}", flush=True)
-    _print_summary([known[one.key] for one in mutants if one.key in known])
+    _print_summary(mutants, known)
 
 
-def _print_summary(rows: list[dict[str, object]]) -> None:
-    alive = [row for row in rows if row["outcome"] == "passed"]
-    for row in alive:
-        print(f"alive: {row['module']}:{row['line']}: {row['before']}  ->  {row['after']}")
-    seconds = sum(float(str(row["seconds"])) for row in rows)
-    share = len(alive) / max(len(rows), 1)
-    print(f"{len(alive)} of {len(rows)} mutants alive ({share:.0%}); {seconds / max(len(rows), 1):.1f} s each")
+def _print_summary(mutants: list[Mutant], known: dict[str, dict[str, Any]]) -> None:
+    seen = [one for one in mutants if one.key in known]
+    alive = [one for one in seen if known[one.key]["outcome"] == "passed"]
+    same = {one: why for one in alive for lot, why in EQUIVALENT.items() if f"{one.lot}:".startswith(f"{lot}:")}
+    for one in alive:
+        why = f"  (changes nothing: {same[one]})" if one in same else ""
+        print(f"alive: {one.module}:{one.line}: {one.before}  ->  {one.after}{why}")
+    seconds, count = sum(known[one.key]["seconds"] for one in seen), max(len(seen), 1)
+    print(
+        f"{len(alive)} of {len(seen)} mutants alive ({len(alive) / count:.0%}), {len(same)} of which change nothing; ",
+        end="",
+    )
+    print(f"{seconds / count:.1f} s each")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from gnomon.pipeline.sweep_config import Range, priority_grid
 from gnomon.pipeline.sweeps import COLUMNS, read_csv
 from gnomon.pipeline.training import Training, TrainingCosts
 from gnomon.pipeline.validation import validate
-from gnomon.pipeline.zoo import Plan, make
+from gnomon.pipeline.zoo import Plan, make, zero_bubble_auto
 from gnomon.pipeline.zoo.plan import check_passes
 
 
@@ -142,6 +142,13 @@ def test_the_fastest_within_the_limit() -> None:
     made = [Candidate(name, schedule, time, 0.0, memory) for name, time, memory in (("a", 1, 4), ("b", 2, 3))]
     assert [Found(made, {}, limit).best.name for limit in (None, 4.0, 3.9, 3.0)] == ["a", "a", "b", "b"]  # type: ignore[union-attr]
     assert Found(made, {}, 2.9).best is None
+
+
+def test_packed_schedules_are_tried_from_one_to_three_activations_per_rank() -> None:
+    tried = zero_bubble_auto._limits("zb-auto", Plan(4, 8))
+    assert {name: plan.memory_limit for name, plan in tried.items()} == {
+        f"zb-auto {limit}": limit for limit in (4, 5, 6, 7, 8, 10, 12)
+    }
 
 
 def test_a_search_over_schedules_says_which_are_on_the_front() -> None:

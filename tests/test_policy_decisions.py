@@ -97,6 +97,15 @@ def test_sglang_cuts_no_later_prompt_where_both_limits_are_equal() -> None:
     assert batches("sglang", offered, **settings) == ["A6", "B4 C3", "D10", "D2"]
 
 
+def test_sglang_retracts_to_the_end_of_the_queue_whoever_has_produced_least() -> None:
+    """78 blocks of one token. Beside A, of whose 39 tokens to come 0.7 are kept free, B's 4 + 40 + 1 just fit; C's do
+    not. After 34 steps together 77 blocks are full: B, which has produced 35 tokens to A's 36, gives its own up and
+    queues behind C. While C holds memory for 40 more, B's 39 tokens do not fit, and nobody is tried until C leaves."""
+    offered = {"A": (0, 4, 40), "B": (1.5, 4, 40), "C": (5.5, 4, 40)}
+    together, alone = ["A4", "A1", "B4", *["A1 B1"] * 34, *["A1"] * 4], ["C4", *["C1"] * 39, "B39", *["B1"] * 4]
+    assert batches("sglang", offered, blocks=78, block_size=1, max_batch_tokens=100) == together + alone
+
+
 # TensorRT-LLM: whole prompts (or chunks of whole blocks), memory guaranteed to the last token.
 
 

@@ -450,12 +450,13 @@ def test_mamba2_stands_on_gated_delta_nets_and_says_so(package: Path) -> None:
 
 
 def test_experts_with_copies_are_those_measured_so(package: Path) -> None:
-    shape = {"hidden_size": 7168, "inter_size": 2048, "topk": 8, "num_experts": 256, "moe_dtype": "nvfp4"}
+    """Measured as halves of experts of 4096, which is as wide as those of 2048 that the model has."""
+    shape = {"hidden_size": 7168, "inter_size": 4096, "topk": 8, "num_experts": 256, "moe_dtype": "nvfp4"}
     rows: list[dict[str, object]] = [
         {
             **shape,
             "num_tokens": t,
-            "moe_tp_size": 1,
+            "moe_tp_size": 2,
             "moe_ep_size": 8,
             "num_slots": slots,
             "distribution": "power_law_1.01_eplb",
