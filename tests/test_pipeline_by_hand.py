@@ -15,7 +15,7 @@ from gnomon.pipeline.execution import execute, jittered, step_graph
 from gnomon.pipeline.fluid import COMPUTE, FREE, LINK
 from gnomon.pipeline.graph import GraphBuilder, Label
 from gnomon.pipeline.memory import activations, micro_batches_held
-from gnomon.pipeline.schedule import Schedule
+from gnomon.pipeline.schedule import Action, Schedule
 from gnomon.pipeline.schedule_search import Candidate, Found
 from gnomon.pipeline.step import _changed, run_step, search_schedules
 from gnomon.pipeline.step_config import StepConfig
@@ -25,6 +25,7 @@ from gnomon.pipeline.sweeps import COLUMNS, read_csv
 from gnomon.pipeline.training import Training, TrainingCosts
 from gnomon.pipeline.validation import validate
 from gnomon.pipeline.zoo import Plan, make, zero_bubble_auto
+from gnomon.pipeline.zoo.packing import Timeline
 from gnomon.pipeline.zoo.plan import check_passes
 
 
@@ -149,6 +150,18 @@ def test_packed_schedules_are_tried_from_one_to_three_activations_per_rank() -> 
     assert {name: plan.memory_limit for name, plan in tried.items()} == {
         f"zb-auto {limit}": limit for limit in (4, 5, 6, 7, 8, 10, 12)
     }
+
+
+@pytest.mark.parametrize(("clock", "filled"), [(0.0, True), (0.5, True), (1.0, False), (1.5, False)])
+def test_gaps_are_filled_with_weight_gradients(clock: float, filled: bool) -> None:
+    """Rank 1 waits until 1 for what rank 0 sends. A weight gradient of 1 fits from 0 on; from 0.5 on it overruns, as is
+    allowed here; where nothing is waited for, none is put in."""
+    timeline = Timeline(Plan(2, 4), zero_bubble_auto.LEGS, pieces=1, memory_limit=4.0)
+    timeline.put(0, 0)
+    timeline.clock[1] = clock
+    timeline.put_off[1].append(Action("W", 1, 0))
+    timeline.fill_gap(0, 1, overrun_long=True, overrun_short=True)
+    assert bool(timeline.order[1]) is filled
 
 
 def test_a_search_over_schedules_says_which_are_on_the_front() -> None:

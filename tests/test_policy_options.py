@@ -53,3 +53,16 @@ def test_sglang_keeps_less_for_outputs_the_longer_it_decodes_and_forgets_when_id
     first_wait, second_wait = starts[1] - starts[0], starts[3] - starts[2]
     assert first_wait > 1.0
     assert second_wait == pytest.approx(first_wait), "an idle server starts again"
+
+
+@pytest.mark.parametrize(("blocks", "is_taken"), [(5005, True), (5004, False)])
+def test_sglang_counts_at_most_4096_tokens_of_an_output(blocks, is_taken):
+    """Beside 900 + 1 tokens and an output of 2, all but 903 of the blocks are left: 4,102 of 5,005. The second request
+    asks for 4 + 4,096 + 1 of its 5,004, and there must be more than that."""
+    setup = scenario(
+        batching={"policy": "sglang", "prefix_cache": False, "block_size": 1},
+        replica={"num_kv_blocks": blocks, "max_request_tokens": 6000},
+    )
+    done = run(setup, requests=requests_of([0.0, 0.0], [900, 4], [2, 5000]))
+    first, second = done.cluster.requests.scheduled_s
+    assert bool(second == first) is is_taken

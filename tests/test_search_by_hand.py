@@ -150,6 +150,11 @@ def test_capacity_doubles_its_runs_until_nothing_changes() -> None:
     assert (found.num_requests, found.converged, found.binding) == (1600, True, "ttft_s p90")
     assert sorted({count for _, count in prober.asked}) == [200, 400, 800, 1600]
     assert sorted({count for _, count in _asked(effort, 2)}) == [400, 800, 1600]
+    slower = Known(20.0)  # 400 requests are 20 turnovers: not yet worth a fine answer.
+    find_capacity(slower, 100.0, effort, 1)
+    asked = {count: sorted(rate for rate, n in slower.asked if n == count) for count in (400, 800)}
+    steps = {n: min(r for r in rates if r > 20.0) / max(r for r in rates if r <= 20.0) for n, rates in asked.items()}
+    assert steps[400] > 1.02 >= steps[800]
     short = find_capacity(Known(30.0, requests=700), 100.0, effort, 1)
     assert (short.num_requests, short.converged) == (700, False)
     nothing = find_capacity(Known(0.0), 1.0, effort, 1)
@@ -226,6 +231,11 @@ def test_scores() -> None:
     pools = [{"device": "h100", "replica": {"tensor_parallel": 2}}, {"device": "a100", "num_replicas": 3}]
     given = build(Scenario, {"model": "llama-3-8b", "pools": pools, "price_per_gpu_hour": 2.0})
     assert price(given) == Price(5, 10.0)
+
+
+def test_a_configuration_that_was_not_simulated_has_no_runs() -> None:
+    one = Record("", {}, "bound")
+    assert (one.runs, one.simulated) == (0, 0)
 
 
 def test_the_front_by_score_and_latencies() -> None:

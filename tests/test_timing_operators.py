@@ -64,6 +64,14 @@ def test_kv_heads_too_few_for_the_ranks_are_projected_on_each() -> None:
     assert qkv.work == Gemm((32 // 16 + 2) * 128, 4096)
 
 
+@pytest.mark.parametrize(("ranks", "keys", "values"), [(8, 2, 4), (16, 1, 2), (32, 1, 1)])
+def test_linear_attention_is_cut_by_heads_and_no_finer(ranks: int, keys: int, values: int) -> None:
+    """16 key heads and 32 value heads of 128: queries and keys, values and gates, and two numbers per value head."""
+    operators = stage_operators(catalog.model("qwen3-next-80b-a3b"), catalog.Parallelism(tensor_parallel=ranks))
+    project = next(one for one in operators if one.name == "linear_in_proj")
+    assert project.work == Gemm(2 * keys * 128 + 2 * values * 128 + 2 * values, 2048)
+
+
 def test_communication_of_a_tensor_parallel_layer() -> None:
     operators = all_operators("llama-3-8b", tensor_parallel=4)
     comms = {one.name: one for one in operators if one.kind == "communication"}
