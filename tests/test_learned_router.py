@@ -194,6 +194,8 @@ def _rewritten(path: Path, **changes: Any) -> Path:
         ({"about": {"schema": "0" * 16, "features": ["mood"]}}, "trained on other features"),
         ({"about": {"format": 9}}, "format 9"),
         ({"about": {"lengths": "all"}}, "unknown length information"),
+        ({"about": {"hidden": 0}}, "hidden must be a whole number above 0"),
+        ({"about": {"hidden": 2.5}}, "hidden must be a whole number above 0"),
         ({"about": {"hidden": 8}}, r"phi0.weight is not a finite array of shape \(8"),
         ({"phi1.bias": None}, "missing or unknown: phi1.bias"),
         ({"extra": np.zeros(2)}, "missing or unknown: extra"),

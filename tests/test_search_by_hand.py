@@ -444,6 +444,8 @@ def test_the_suite_takes_the_fewest_gpus() -> None:
 def test_a_folder_without_a_search_is_said(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no finished search"):
         finished_search(tmp_path)
-    (tmp_path / "search.yaml").write_text("model: llama-2-7b\n")
-    with pytest.raises(DataError, match="no finished search"):
-        finished_search(tmp_path)
+    for name in ("search.yaml", "results.jsonl"):
+        (tmp_path / name).write_text("model: llama-2-7b\n")
+        with pytest.raises(DataError, match="no finished search"):
+            finished_search(tmp_path)
+        (tmp_path / name).unlink()
