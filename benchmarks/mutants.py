@@ -85,6 +85,10 @@ EQUIVALENT = {
     "serving/policies/lightllm.py:lightllm:state.batch_size > 0:state.batch_size >= 0:0": (
         "the counter is set again before it is read: what runs next was admitted by the same branch"
     ),
+    (
+        "serving/policies/trtllm.py:_waits_for_more:given[_WAIT] == 0.0 and given[_WAIT_RATIO] == 0.0"
+        ":given[_WAIT] == 0.0 or given[_WAIT_RATIO] == 0.0"
+    ): "where one of the two is 0, what follows answers the same",
     "pipeline/sweep_config.py:priority_grid:1:2:3": "one turn more of a loop whose inner loop is then empty",
 }
 """Changes that cannot change a result (module:function:before:after[:number]), and why: survivors that were looked at.

@@ -282,3 +282,13 @@ def test_the_costs_of_a_model_by_hand() -> None:
     assert np.array(often.sync) == pytest.approx(4 * np.array(synced.sync))
     with pytest.raises(ConfigError, match="does not divide"):
         costs.step_costs(schedule, 3)
+
+
+def test_links_inside_a_node_are_faster_than_the_slowest_between_two() -> None:
+    """Four ranks of four GPUs on nodes of eight: 0 and 1 share a node, 2 and 3 another."""
+    costs = TrainingCosts(Training(tensor_parallel=4), 4)
+    step = costs.step_costs(make("1f1b", Plan(4, 8)))
+    (latency, across), (_, inside) = costs._send_s(1, 2), costs._send_s(0, 1)
+    assert across > 2 * inside
+    assert (step.latency, step.send) == (latency, across)
+    assert step.link_speed == {pair: pytest.approx(across / inside) for pair in ("0-1", "1-0", "2-3", "3-2")}
