@@ -79,6 +79,8 @@ NO_DECISIONS = ("strict", "frozen", "slots", "kw_only", "maxsize", "order", "rep
 EQUIVALENT = {
     "serving/routers/observation.py:observe:1e+300:2e+300": "stands for infinity",
     "serving/routers/adapter_aware.py:adapter_aware:1e+300:2e+300": "stands for infinity",
+    "serving/routers/observation.py:remember_choice:mine + _ARRIVALS:mine - _ARRIVALS": "_ARRIVALS is 0",
+    "timing/timer.py:Timer.exposed:1e-12:2e-12": "only keeps 0 / 0 away: no kernel takes picoseconds",
     "serving/routers/lookahead.py:lookahead:weight > 0.0:weight >= 0.0": (
         "with a weight of 0, playing on to the end finds the same time for the request itself"
     ),

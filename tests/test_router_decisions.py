@@ -17,6 +17,7 @@ from gnomon.core.user_files import plain
 from gnomon.serving.allocation import new_cluster
 from gnomon.serving.outside import Fleet, open_to_all
 from gnomon.serving.routers import ROUTERS, llmd
+from gnomon.serving.state import NONE
 from gnomon.timing.iteration import blank
 from serving_kit import ROUTERS as BUILT_IN
 from serving_kit import requests_of, run, scenario
@@ -88,6 +89,27 @@ def test_power_of_two_takes_the_better_of_two(
     draws: tuple[float, float], outstanding: list[float], expected: int
 ) -> None:
     assert choice("power_of_two", {"num_outstanding": outstanding}, draws=draws) == expected
+
+
+@pytest.mark.parametrize(
+    ("outstanding", "coming", "adapter", "expected"),
+    [
+        ([3, 1, 2], [0, 0, 0], NONE, 1),
+        ([3, 1, 2], [0, 3, 0], NONE, 2),  # those on their way count: 3, 4, 2
+        ([16, 1, 2], [0, 0, 0], 7, 0),  # 16 against 1 + 16 and 2 + 16, which would have to load it
+        ([17, 1, 2], [0, 0, 0], 7, 0),  # a tie
+        ([18, 1, 2], [0, 0, 0], 7, 1),
+    ],
+)
+def test_adapter_aware_counts_a_missing_adapter_as_sixteen_requests(
+    outstanding: list[float], coming: list[float], adapter: int, expected: int
+) -> None:
+    books: Books = {"num_outstanding": outstanding, "num_coming": coming}
+    fleet = fleet_of(books, router="adapter_aware", adapter=adapter)
+    slots = np.zeros((3, 1), fleet.cluster.adapter_slots.dtype).view(np.recarray)
+    slots.adapter = [[7], [NONE], [NONE]]
+    fleet = fleet._replace(cluster=fleet.cluster._replace(adapter_slots=slots))
+    assert ROUTERS["adapter_aware"].route(fleet, 0) == expected
 
 
 @pytest.mark.parametrize(

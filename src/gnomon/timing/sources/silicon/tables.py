@@ -10,7 +10,6 @@ than the newest do, see docs/silicon.md.)
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib.util import find_spec
@@ -118,9 +117,3 @@ def version_key(name: str) -> tuple[float, ...]:
     """1.3.0rc20 -> (1, 3, 0, -1, 20), which is before 1.3.0 -> (1, 3, 0, 0)."""
     parts = re.findall(r"\d+|rc", name)
     return (*(-1.0 if part == "rc" else float(part) for part in parts), 0.0)
-
-
-def installed_systems() -> Iterator[str]:
-    """The devices whose tables are there."""
-    root = data_folder()
-    return (device for device, folder in SYSTEMS.items() if (root / folder).is_dir())
