@@ -11,7 +11,7 @@ from gnomon import catalog
 from gnomon.core.arrays import Floats
 from gnomon.core.config import load
 from gnomon.core.errors import ConfigError, UnknownNameError
-from gnomon.timing import Baked, Batch, Context, Timer, TimingConfig, breakdown, iteration_tables, timing_source
+from gnomon.timing import Baked, Batch, Context, Known, Timer, TimingConfig, breakdown, iteration_tables, timing_source
 from gnomon.timing import sources as sources
 from gnomon.timing.iteration import stack
 from gnomon.timing.lookup import Shape, stage_s, with_host_s
@@ -339,3 +339,18 @@ def test_kinds_with_groups_of_other_sizes_stack() -> None:
     assert both.expert_s.shape == (3, width)
     assert np.array_equal(both.expert_s[1, : two.expert_s.shape[1]], two.expert_s[0])
     assert not both.expert_s[2].any()
+
+
+@pytest.mark.parametrize("name", ["llama-3-8b", "mixtral-8x7b"])
+def test_replicas_of_other_limits_share_what_is_known(name: str) -> None:
+    """To the last bit, and with the same words on what is not measured, whichever limits come first."""
+    at = (catalog.model(name), catalog.device("h200"), catalog.Parallelism(tensor_parallel=2))
+    limits = [(512, 64), (20_000, 256), (2048, 32)]
+    known: Known = {}
+    for tokens, sequences in limits:
+        sizes = {"max_tokens": tokens, "max_sequences": sequences, "max_kv_tokens": 8192}
+        alone = iteration_tables(*at, **sizes)
+        shared = iteration_tables(*at, **sizes, known=known)
+        assert all(np.array_equal(a, b) for a, b in zip(alone.tables, shared.tables, strict=True))
+        assert alone.notes == shared.notes
+    assert known["token"].shape[1] == 20_001

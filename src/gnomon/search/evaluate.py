@@ -32,6 +32,8 @@ class Task:
     candidate: Candidate
     beat: float | None = None
     """The score to beat: where that is out of reach, say so after as few runs as possible."""
+    bound: float | None = None
+    """The load that it cannot exceed, where that is known already."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ def _check_node(scenario: Scenario) -> None:
 
 def evaluate(task: Task) -> Record:
     """Measure a configuration, or show that it cannot beat `task.beat`."""
-    bound = bound_of(task)
+    bound = bound_of(task) if task.bound is None else task.bound
     if isinstance(bound, Record):
         return bound
     search, candidate = task.search, task.candidate
@@ -124,7 +126,8 @@ def pilot(task: Task) -> Estimate:
     scenario = scenario_of(task.search, task.candidate)
     prober = Prober(scenario, sequence(task.search, scenario), task.search.slo)
     count = min(task.search.effort.min_requests * _ranks(scenario), len(prober.requests))
-    low, _ = coarse_bracket(prober, rate_bound(scenario, prober.requests), count)
+    bound = rate_bound(scenario, prober.requests) if task.bound is None else task.bound
+    low, _ = coarse_bracket(prober, bound, count)
     return Estimate(low, prober.runs, prober.simulated)
 
 

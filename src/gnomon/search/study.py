@@ -116,6 +116,8 @@ class _Examiner:
     settled: int = 0
     runs: int = 0
     simulated: int = 0
+    bounds: dict[str, float] = field(default_factory=dict)
+    """By key: loads that configurations cannot exceed."""
 
     def estimates(self, function: Callable[[Any], Estimate], asked: dict[str, Any]) -> dict[str, float]:
         """Capacities by key, without a record of the configuration; those whose attempt failed are missing."""
@@ -133,7 +135,7 @@ class _Examiner:
         beat = beat or {}
         open_ones = [one for one in chosen if self.file.get(one.key) is None]
         self._advance(len(chosen) - len(open_ones))
-        tasks = [Task(self.question, one, beat.get(one.engine)) for one in open_ones]
+        tasks = [Task(self.question, one, beat.get(one.engine), self.bounds.get(one.key)) for one in open_ones]
         for one, outcome in zip(open_ones, self.workers(evaluate, tasks), strict=True):
             record = outcome.value or Record(one.label, dict(one.overrides), "failed", outcome.error)
             self.file.put(one.key, record.to_dict())
@@ -162,6 +164,7 @@ def _smart(examiner: _Examiner, space: list[Candidate]) -> list[Record]:
     hopeful: list[tuple[float, Candidate]] = []
     for one, outcome in zip(space, bounds, strict=True):
         if isinstance(outcome.value, float):
+            examiner.bounds[one.key] = outcome.value
             hopeful.append((_worth(question, one, outcome.value), one))
         else:
             reason = Record(one.label, dict(one.overrides), "failed", outcome.error)
@@ -191,7 +194,7 @@ def _promising_first(examiner: _Examiner, by_bound: list[Candidate]) -> list[Can
     pilots: dict[str, Candidate] = {}
     for one in by_bound:
         pilots.setdefault(_placement(one), one)
-    asked = {f"{one.key} pilot": Task(question, one) for one in pilots.values()}
+    asked = {f"{one.key} pilot": Task(question, one, bound=examiner.bounds[one.key]) for one in pilots.values()}
     rates = examiner.estimates(pilot, asked)
     promise = {place: _worth(question, one, rates.get(f"{one.key} pilot", 0.0)) for place, one in pilots.items()}
     return sorted(by_bound, key=lambda one: -promise[_placement(one)])

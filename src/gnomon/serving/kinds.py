@@ -316,6 +316,12 @@ def _source(place: _Place) -> timing.Source:
     return timing.make_source(place.context)
 
 
+@lru_cache(maxsize=32)
+def _known(place: _Place) -> timing.Known:
+    """What the operators of a place are known to take: replicas that differ in their limits share it."""
+    return {}
+
+
 @lru_cache(maxsize=128)
 def _bake(place: _Place, max_tokens: int, max_sequences: int, max_kv_tokens: int, each: int) -> timing.Baked:
     """`iteration_tables`, remembered: a search simulates the same replica many times."""
@@ -331,4 +337,5 @@ def _bake(place: _Place, max_tokens: int, max_sequences: int, max_kv_tokens: int
         max_kv_tokens=max_kv_tokens,
         tokens_per_decode=each,
         source=None if is_given else _source(place),
+        known=_known(place),
     )

@@ -1,6 +1,6 @@
 """From a model and a device to the seconds of one iteration."""
 
-from gnomon.timing.baking import Baked, iteration_tables
+from gnomon.timing.baking import Baked, Known, iteration_tables
 from gnomon.timing.breakdown import Batch, OperatorTime, breakdown
 from gnomon.timing.config import TableConfig, TimingConfig
 from gnomon.timing.host import HostConfig, HostPhase
@@ -16,6 +16,7 @@ __all__ = [
     "Context",
     "HostConfig",
     "HostPhase",
+    "Known",
     "Operator",
     "OperatorTime",
     "Source",

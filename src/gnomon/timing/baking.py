@@ -25,6 +25,9 @@ from gnomon.timing.sources.table import each_stage, given_tables
 from gnomon.timing.timer import Timer, axis_of, message_bytes
 from gnomon.timing.uncertainty import first_token_spread, iteration_spread
 
+Known = dict[str, Floats]
+"""[stage, units]: seconds of a replica's operators by the axis that they follow, as far as they were ever asked for."""
+
 
 @dataclass(frozen=True)
 class Baked:
@@ -66,12 +69,14 @@ def iteration_tables(
     max_kv_tokens: int,
     tokens_per_decode: int = 1,
     source: Source | None = None,
+    known: Known | None = None,
 ) -> Baked:
     """The seconds of every possible iteration of one replica.
 
     `max_tokens` and `max_sequences` bound one iteration, `max_kv_tokens` the KV length of one request. A decode
     computes `tokens_per_decode` tokens: its own, and drafts that are verified. `source` is one made before for all but
-    these. Raises GnomonError where the parallelism does not suit the model or the source cannot be read.
+    these, `known` what its operators are known to take; it grows. Raises GnomonError where the parallelism does not
+    suit the model or the source cannot be read.
     """
     config = config or TimingConfig()
     for name, value in (("max_tokens", max_tokens), ("max_sequences", max_sequences), ("max_kv_tokens", max_kv_tokens)):
@@ -95,7 +100,7 @@ def iteration_tables(
         return Baked(tables._replace(**{name: config.scale * getattr(tables, name) for name in scaled}), [])
     node = node or default_node(device, parallelism.num_gpus)
     timer = Timer(Context(model, device, node, parallelism, config), source=source)
-    oven = _Oven(timer, max_tokens, max_sequences, max_kv_tokens, tokens_per_decode)
+    oven = _Oven(timer, max_tokens, max_sequences, max_kv_tokens, tokens_per_decode, {} if known is None else known)
     host = config.host or getattr(timer.source, "host", None) or HostConfig()
     launched = [num_kernels(timer.operators(stage)) for stage in stages]
     tables = oven.bake(host.of_stages(num_layers, launched, _largest_graphs(config)), work)
@@ -119,6 +124,7 @@ class _Oven:
     max_sequences: int
     max_kv_tokens: int
     tokens_per_decode: int
+    known: Known
     _calls: dict[tuple[str, object, str], Floats] = field(default_factory=dict)
 
     def bake(self, host_s: Floats, work: Floats) -> IterationTables:
@@ -153,13 +159,22 @@ class _Oven:
 
     def _stack(self, stages: list[list[Operator]], axis: str, maximum: int) -> Floats:
         """[stage, 0..maximum] of the operators on one axis; an empty iteration takes no time."""
-        out = np.zeros((len(stages), maximum + 1))
-        at = np.arange(1.0, maximum + 1.0)
+        known = self.known.get(axis, np.zeros((len(stages), 1)))
+        # At least the largest size is asked for: the timer notes what is not measured.
+        first = min(known.shape[1], maximum)
+        new = self._sum(stages, axis, np.arange(float(first), maximum + 1.0))
+        if known.shape[1] <= maximum:
+            known = self.known[axis] = np.concatenate([known, new], axis=1)
+        return np.ascontiguousarray(known[:, : maximum + 1])
+
+    def _sum(self, stages: list[list[Operator]], axis: str, at: Floats) -> Floats:
+        """[stage, sizes] of the operators on one axis."""
+        out = np.zeros((len(stages), at.size))
         for stage, operators in enumerate(stages):
             exposed = self.timer.exposed(operators, at) if axis == "token" else np.ones_like(at)
             for one in operators:
                 if axis_of(one) == axis:
-                    out[stage, 1:] += one.count * self._call(one, axis, at) * (exposed if one.is_beside else 1.0)
+                    out[stage] += one.count * self._call(one, axis, at) * (exposed if one.is_beside else 1.0)
         return out
 
     def _call(self, operator: Operator, axis: str, at: Floats) -> Floats:
