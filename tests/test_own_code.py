@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gnomon.core.jit import inner, jit
 from gnomon.core.user_files import is_own
 from gnomon.serving.policies import POLICIES as REGISTERED
 from own_code_kit import CAREFUL, HEADER, ONE_BY_ONE, POLICIES, ROUTER, ROUTERS, SCRIPT
@@ -127,3 +128,22 @@ def test_check_policy_says_what_passed_and_what_failed(tmp_path: Path, cli: Any)
     assert [one["said"] for (name, _), one in found.items() if name == "careful" and not one["passed"]] == []
     assert not found["forgetful", "a light load"]["passed"]
     assert "KV blocks" in found["forgetful", "a light load"]["said"]
+
+
+def test_a_plain_function_may_call_what_compiled_code_calls() -> None:
+    """A part of compiled code has no machine code of its own: called from Python it runs as it is written."""
+
+    @inner
+    def doubled(x: float) -> float:
+        return 2.0 * x
+
+    @inner
+    def squared_twice(x: float) -> float:
+        return doubled(x) * doubled(x)
+
+    @jit
+    def compiled(x: float) -> float:
+        return squared_twice(x)
+
+    assert squared_twice(3.0) == compiled(3.0) == 36.0
+    assert doubled(x=1.5) == 3.0

@@ -105,7 +105,8 @@ def jit(function: F) -> F:
 
 
 def inner(function: F) -> F:
-    """Like `jit`, for a function that only compiled code calls: a part of its callers, and inlined."""
+    """Like `jit`, for a function that compiled code calls: a part of its callers, and inlined. Python runs it as it is
+    written."""
     return _cached(_part(function, is_inlined=True), function) if ENABLED else function
 
 
@@ -116,15 +117,17 @@ def apart(function: F) -> F:
 
 
 def _part(function: F, is_inlined: bool) -> F:
-    from gnomon.core.linked_code import PartCompiler
+    from gnomon.core.linked_code import PartCompiler, PartDispatcher
 
-    return _numba().njit(
+    dispatcher = _numba().njit(
         error_model="numpy",
         no_cpython_wrapper=True,
         no_cfunc_wrapper=True,
         forceinline=is_inlined,
         pipeline_class=PartCompiler,
     )(function)
+    dispatcher.__class__ = PartDispatcher
+    return dispatcher  # type: ignore[no-any-return]
 
 
 def own_jit(function: F) -> F:

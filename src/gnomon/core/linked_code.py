@@ -16,6 +16,7 @@ from llvmlite.ir.values import ArgumentAttributes
 from numba.core import cgutils
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler, CompileResult
+from numba.core.registry import CPUDispatcher
 
 _NOT_KEPT = "captures(none)" if "captures(none)" in ArgumentAttributes._known else "nocapture"
 """Nobody keeps this address; as this version of LLVM says it."""
@@ -157,6 +158,14 @@ class PartCompiler(_Compiler):
     """Compiles what others link in."""
 
     kind = Part
+
+
+class PartDispatcher(CPUDispatcher):  # type: ignore[misc]
+    """A part has no machine code that Python could call: called from there, it runs as it is written."""
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Run it as plain Python."""
+        return self.py_func(*arguments, **named)
 
 
 class WholeCompiler(_Compiler):
