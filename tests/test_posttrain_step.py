@@ -7,10 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gnomon.core.config import load
 from gnomon.core.errors import ConfigError
 from gnomon.posttrain import allocation
+from gnomon.posttrain.advise import StageCosts
+from gnomon.posttrain.calibrate import calibrate
 from gnomon.posttrain.compare import clairvoyant, compare
+from gnomon.posttrain.config import LengthsConfig, Posttrain
 from gnomon.posttrain.feed import PromptQueue
+from gnomon.posttrain.lengths import quantile
 from gnomon.posttrain.policies import make_policy
 from gnomon.posttrain.rollout import Rollouts, Sequences
 from gnomon.posttrain.simulate import run
@@ -248,3 +253,26 @@ def test_a_step_too_long_for_its_check_interval_says_so(monkeypatch: pytest.Monk
     monkeypatch.setattr(allocation, "MAX_LOOKS", 2)
     with pytest.raises(ConfigError, match="looked at more than 2 times, every"):
         run(small())
+
+
+@pytest.mark.parametrize("shape", [0.01, 0.1, 0.8, 3.1, 99.0, 101.0, 701.0, 1e4, 1e6])
+def test_lengths_of_every_allowed_shape_have_its_spread(shape: float) -> None:
+    """Also where the density is steeper than any grid over the lengths: gamma's deviation is mean / sqrt(shape)."""
+    at = (np.arange(200_000) + 0.5) / 200_000
+    values = quantile(LengthsConfig(shape=shape, max_response=2**30), 4000.0, at)
+    assert values.mean() == pytest.approx(4000.0, rel=0.02)
+    assert values.std() / values.mean() * np.sqrt(shape) == pytest.approx(1.0, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"lengths.shape": 1e30}, {"lengths.shape": 1e-30}, {"actor.efficiency": 1e300}, {"rollout.efficiency": 1e-300}],
+)
+def test_shapes_and_efficiencies_that_mean_nothing_are_refused(fields: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match="Input should be"):
+        load(Posttrain, None, fields)
+
+
+def test_a_measured_time_that_no_efficiency_explains() -> None:
+    with pytest.raises(ConfigError, match=r"an efficiency of .* explains nothing"):
+        calibrate(small(), StageCosts(actor=0.0, rollout=1e-300, inference=0.0))

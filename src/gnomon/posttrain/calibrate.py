@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 
 from gnomon.core.errors import ConfigError
 from gnomon.posttrain.advise import StageCosts
-from gnomon.posttrain.config import Posttrain
+from gnomon.posttrain.config import MAX_EFFICIENCY, MIN_EFFICIENCY, Posttrain
 from gnomon.posttrain.policies import make_policy
 from gnomon.posttrain.record import RunRecord
 from gnomon.posttrain.simulate import run
@@ -55,7 +55,15 @@ def calibrate(config: Posttrain, measured: StageCosts) -> Calibrated:
         if all(abs(ratio - 1.0) < CLOSE_ENOUGH for ratio in ratios.values()):
             break
         for name, ratio in ratios.items():
-            config = with_efficiency(config, name, getattr(config, name).efficiency * ratio)
+            efficiency = getattr(config, name).efficiency * ratio
+            if not MIN_EFFICIENCY <= efficiency <= MAX_EFFICIENCY:
+                raise ConfigError(
+                    f"{targets[name]:.3g} s are measured and {getattr(simulated, name):.3g} s simulated: an efficiency "
+                    f"of {efficiency:.3g} explains nothing.",
+                    where=f"--{name}-s",
+                    fix="Give seconds of one step.",
+                )
+            config = with_efficiency(config, name, efficiency)
         simulated = colocated_costs(config)
     return Calibrated(config, simulated)
 

@@ -47,12 +47,16 @@ class ClusterConfig(Config):
         return self.num_nodes * self.gpus_per_node
 
 
+MIN_EFFICIENCY, MAX_EFFICIENCY = 1e-6, 1e6
+"""Beyond them it is no efficiency but a mistake in a unit."""
+
+
 class ComponentConfig(Config):
     """How one copy of the model is spread over GPUs, and how well it runs there."""
 
     tensor_parallel: Degree = 1
     pipeline_parallel: Degree = 1
-    efficiency: PositiveFloat = 1.0
+    efficiency: Annotated[float, Field(ge=MIN_EFFICIENCY, le=MAX_EFFICIENCY)] = 1.0
     """Share of the operators' speed that is reached end to end (`gnomon posttrain calibrate`)."""
 
     @property
@@ -109,7 +113,7 @@ class LengthsConfig(Config):
     distribution: Literal["gamma", "lognormal", "fixed", "empirical"] = "gamma"
     mean: PositiveFloat = 4000.0
     """Mean response tokens after truncation."""
-    shape: PositiveFloat = 3.1
+    shape: Annotated[float, Field(ge=0.01, le=1e6)] = 3.1
     """gamma: its k. lognormal: sigma is chosen for the same spread, 1/sqrt(k)."""
     file: str | None = None
     """empirical: response lengths, one number per line; scaled to `mean`."""

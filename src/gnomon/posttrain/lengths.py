@@ -73,8 +73,16 @@ def _unit_quantiles(distribution: str, shape: float) -> tuple[Floats, Floats]:
 
 
 def _gamma_quantile(at: Floats, shape: float) -> Floats:
-    """By the trapezoidal cumulative of the density, over mean one."""
-    x = np.linspace(0.0, 40.0, 400_001)[1:] * max(1.0, 1.0 / shape)
+    """By the trapezoidal cumulative of the density, over mean one; that of the logarithm where the density is too steep
+    for equal steps."""
+    if not 1.0 <= shape <= 100.0:
+        low, high = (-40.0 / shape, np.log(40.0 / shape)) if shape < 1.0 else np.array([-20.0, 20.0]) / np.sqrt(shape)
+        log = np.linspace(low, high, 400_001)
+        exponent = shape * (log - np.exp(log))
+        density = np.exp(exponent - exponent.max())
+        cumulative = np.concatenate([[0.0], np.cumsum(0.5 * (density[1:] + density[:-1]))])
+        return np.exp(np.interp(at, cumulative / cumulative[-1], log))
+    x = np.linspace(0.0, 40.0, 400_001)[1:]
     density = np.exp((shape - 1.0) * np.log(x) - shape * x)
     cumulative = np.concatenate([[0.0], np.cumsum(0.5 * (density[1:] + density[:-1]) * np.diff(x))])
     return np.interp(at, cumulative / cumulative[-1], x)
