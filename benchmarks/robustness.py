@@ -62,10 +62,12 @@ def main() -> None:
     cases = [one for one in all_cases(options.seed, options.per_option) if str(one).startswith(options.only)]
     number, count = (int(word) for word in options.part.split("/"))
     cases = cases[number::count]
-    folder = Path(tempfile.mkdtemp(prefix="gnomon-robustness-"))
+    random.Random(options.seed).shuffle(cases)  # So that a part of them is a fair sample.
+    folder = Path(tempfile.mkdtemp(prefix="gnomon-robustness-")) / "cases"
     corpus(folder)
     warm_up()
-    rows = _logged(options.log) if options.log else {}
+    known = _logged(options.log) if options.log else {}
+    rows = {name: known[name] for one in cases if (name := _name(one)) in known}
     for case in cases:
         if _name(case) in rows:
             continue

@@ -10,6 +10,7 @@ import gzip
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,8 +30,19 @@ MEMORY = 6 * 2**30
 
 # Cheap runs to which an option is added. Paths are relative to the folder that `corpus` fills.
 WORKLOAD = ("--workload.num-requests", "20")
-EFFORT = ("--effort.min-requests", "20", "--effort.max-requests", "40", "--effort.num-sequences", "1")
+EFFORT = ("--effort.min-requests", "20", "--effort.max-requests", "40", "--effort.num-sequences", "2")
 TINY_DOMAIN = ("--domain.num-replicas", "[2, 2]", "--demos.steps-per-driver", "16", "--demos.num-environments", "2")
+TINY_TRAINING = (
+    "--start", "nothing", "--train.updates", "1", "--train.num-environments", "2", "--train.trace-group", "2",
+    "--train.steps", "8", "--train.validation-environments", "2", "--train.validation-steps", "8",
+)  # fmt: skip
+TINY_COMPARISON = (
+    "--compare.scenarios", "[mixed_bursty]", "--compare.routers", "[random]", "--compare.num-seeds", "2",
+    "--compare.num-requests", "20",
+)  # fmt: skip
+TINY_TUNING = (
+    "--generations", "1", "--population", "4", "--num-seeds", "1", "--num-requests", "20", "--held-out-seeds", "2",
+)  # fmt: skip
 ONE_CELL = ("--models", "[llama-3-8b]", "--workloads", "[chat-1m]", "--policies", "[vllm_v1]")
 BASES: dict[str, tuple[str, ...]] = {
     "simulate": WORKLOAD,
@@ -38,40 +50,26 @@ BASES: dict[str, tuple[str, ...]] = {
     "compare": (*WORKLOAD, "--vary", "batching.policy=vllm_v1,sarathi"),
     "workload show": WORKLOAD,
     "workload export": (*WORKLOAD, "--out", "out.csv"),
-    "workload fit": ("trace.csv", "--out", "out.yaml"),
+    "workload fit": ("long.csv", "--out", "out.yaml"),
     "search": ("search.yaml", *EFFORT, "--jobs", "1"),
-    "bench": (
-        "--models",
-        "[llama-3-8b]",
-        "--workloads",
-        "[chat-1m]",
-        "--policies",
-        "[vllm_v1]",
-        *EFFORT,
-        "--jobs",
-        "1",
-    ),
-    "route demos": ("--config", "quick", "--out", "text.txt", *TINY_DOMAIN, "--jobs", "1"),
+    "bench": (*ONE_CELL, *EFFORT, "--jobs", "1"),
+    "route demos": ("--config", "quick", "--out", "demos", *TINY_DOMAIN, "--jobs", "1"),
     "route clone": ("--config", "quick", "--out", "nothing"),
-    "route train": ("--config", "quick", "--out", "nothing"),
-    "route all": ("--config", "quick", "--out", "text.txt", "--jobs", "1"),
-    "route tune": (
+    "route train": ("--config", "quick", "--out", "trained", "--resume", "never", *TINY_DOMAIN, *TINY_TRAINING),
+    "route all": ("--config", "quick", "--out", "all", *TINY_DOMAIN, *TINY_TRAINING, *TINY_COMPARISON, "--jobs", "1"),
+    "route tune": ("mixed_bursty", *TINY_TUNING, "--jobs", "1"),
+    "verify fetch": ("nothing",),
+    "route compare": (
         "mixed_bursty",
-        "--generations",
-        "1",
-        "--population",
-        "2",
         "--num-seeds",
-        "1",
+        "2",
         "--num-requests",
         "20",
-        "--held-out-seeds",
-        "1",
+        "--routers",
+        "[random]",
         "--jobs",
         "1",
     ),
-    "verify fetch": ("nothing",),
-    "route compare": ("mixed_bursty", "--num-seeds", "1", "--num-requests", "20", "--routers", "random", "--jobs", "1"),
     "pipeline run": ("--no-show",),
     "pipeline sweep": ("-c", "sweep.json", "--step", "0.5", "--no-show", "--output", "out.csv", "--jobs", "1"),
     "pipeline plot": ("sweep.csv", "--no-show", "--jobs", "1"),
@@ -79,11 +77,11 @@ BASES: dict[str, tuple[str, ...]] = {
     "pipeline convert": ("1f1b",),
     "pipeline search": ("-n", "4", "--stages", "2"),
     "posttrain run": ("posttrain.yaml",),
-    "posttrain compare": ("posttrain.yaml", "--no-oracle", "--policies", "static"),
-    "posttrain place": ("posttrain.yaml", "--rule-only"),
-    "posttrain sweep": ("posttrain.yaml", "--nodes", "1", "--policies", "static"),
+    "posttrain compare": ("posttrain.yaml", "--no-oracle", "--policies", "disaggregated"),
+    "posttrain place": ("posttrain.yaml", "--rule-only", "--costs", "101,224,10"),
+    "posttrain sweep": ("posttrain.yaml", "--nodes", "1", "--policies", "disaggregated"),
     "posttrain calibrate": ("posttrain.yaml", "--rollout-s", "10", "--inference-s", "2", "--actor-s", "5"),
-    "posttrain decide": ("text.txt", "--policy", "static"),
+    "posttrain decide": ("text.txt", "--policy", "disaggregated"),
     "profile import": (".", "--model", "llama-3-8b", "--device", "h100", "--out", "bundle"),
     "profile overhead": (".",),
     "profile own": ("text.txt", "--device", "h200", "--out", "bundle"),
@@ -106,9 +104,10 @@ BASES: dict[str, tuple[str, ...]] = {
     "convert": ("vllm", "vllm serve meta-llama/Llama-3.1-8B"),
     "completion": ("bash",),
     "time": (),
-    "ui": ("--no-browser", "--port", "1"),
+    "ui": ("--no-browser", "--host", "203.0.113.1"),
 }
-SKIPPED = ("engine probe", "engine serve", "profile all", "profile attention", "profile collectives", "profile compute")
+SKIPPED = ("engine probe", "engine serve", "profile all", "profile attention", "profile collectives", "profile compute",
+           "verify prefixes")  # fmt: skip
 """They measure a GPU: given good values they run for minutes."""
 
 # What a field needs beside it to be looked at.
@@ -142,7 +141,7 @@ COMPANIONS: dict[str, dict[str, tuple[str, ...]]] = {
 
 WHOLE = ("0", "-1", "1", "3", "2147483648", "9223372036854775808", "1e30", "9" * 5000, "100000", "10000000")
 REAL = ("0", "-1", "nan", "inf", "-inf", "1e308", "1e-308", "5e-324", "-0.0", "0.5")
-OTHER = ("", " ", "abc", "1.5", "[]", "{}", "null", "true", "[[[[", "&a [*a]", "0x10", "1_000", "٣", "🎉", "\udcff",
+OTHER = ("", " ", "abc", "1.5", "[]", "{}", "null", "true", "[[[[", "&a [*a]", "0x10", "1_0", "٣", "🎉", "\udcff",
          "x" * 3000, "[1, 2, 3]", "{a: b}", "2023-02-31", "!!python/name:os.system", "%s", "--", "a=b",
          "[" * 300)  # fmt: skip
 PATHS = ("", ".", "/", "missing", "/dev/null", "/dev/full", "/proc/nothing", "text.txt", "empty.txt", "binary.csv",
@@ -151,13 +150,25 @@ PATHS = ("", ".", "/", "missing", "/dev/null", "/dev/full", "/proc/nothing", "te
          "config_bad.json", "lines.jsonl")  # fmt: skip
 
 
+SWEEP = (
+    "n,sync_freq,fwd_len,bwd_len,prop_len,sync_base_len,fwd_impact,bwd_impact,p_fwd_prop,p_grad_prop,p_grad_sync,"
+    "total_time\n4,1,1,2,1,1,0,0,0.5,0.5,0.5,10\n4,1,1,2,1,1,0,0,0.5,1.0,0.5,9\n"
+)
+
+
 def corpus(folder: Path) -> None:
-    """Good and bad files that the cases name."""
+    """Good and bad files that the cases name, and nothing that a case before left behind."""
     folder.mkdir(parents=True, exist_ok=True)
+    for left in folder.iterdir():
+        if left.is_dir() and not left.is_symlink():
+            shutil.rmtree(left, ignore_errors=True)
+        else:
+            left.unlink()
     trace = "arrived_at,num_prefill_tokens,num_decode_tokens\n0,10,5\n1,20,6\n2,30,7\n"
     levels = "".join(f"{b}: &{b} [{','.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True))
     texts = {
         "trace.csv": trace, "x[1].csv": trace, "tr #1.csv": trace, "🎉.csv": trace, "own.csv": "p,o\n10,5\n20,6\n",
+        "long.csv": trace.splitlines(keepends=True)[0] + "".join(f"{n},{10 + n % 7},{5 + n % 3}\n" for n in range(30)),
         "text.txt": "nothing of use\n", "empty.txt": "", "deep.json": "[" * 20_000, "ragged.csv": trace + "1,2,3,4\n",
         "bomb.yaml": f"model: &a [x, x, x, x, x, x, x, x, x]\n{levels}", "list.yaml": "- 1\n- 2\n",
         "infinity.json": '{"hidden_size": Infinity}', "surrogate.yaml": 'model: "\\ud800"\n',
@@ -165,11 +176,11 @@ def corpus(folder: Path) -> None:
         "config_bad.json": '{"architectures": 5, "hidden_size": "x", "num_attention_heads": -1, "rope_scaling": [1]}',
         "lines.jsonl": '{"a": 1}\n[1]\n',
         "small.yaml": "workload: {num_requests: 20}\n",
-        "search.yaml": "model: llama-3-8b\nslo: {ttft_s: {p90: 1.0}}\nspace: {device: [h200]}\n",
+        "search.yaml": "model: llama-3-8b\nslo: {ttft_s: {p90: 0.05}}\nspace: {device: [h200]}\n",
         "sweep.json": (EXAMPLES / "pipeline/sweep.json").read_text(encoding="utf-8"),
         "posttrain.yaml": (EXAMPLES / "posttrain/small.yaml").read_text(encoding="utf-8")
         .replace("num_steps: 2", "num_steps: 1"),
-        "sweep.csv": "a,b\n1,2\n",
+        "sweep.csv": SWEEP,
     }  # fmt: skip
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
@@ -287,7 +298,8 @@ class Ended:
             return f"took {self.seconds:.0f} s"
         if self.code == -signal.SIGKILL:
             return "hung, and was killed"
-        if self.code not in (0, 1, 2):
+        stopped = self.case.words[0] == "ui" and self.code == 130
+        if self.code not in (0, 1, 2) and not stopped:
             return f"exit code {self.code}"
         if self.code == 2 and not self.text.strip():
             return "refused without a word"
@@ -299,6 +311,9 @@ def warm_up() -> None:
     import polars  # noqa: F401
 
     from gnomon.cli.main import main
+
+    with contextlib.suppress(ImportError):
+        import torch  # noqa: F401
 
     for _ in leaves():
         pass
@@ -340,6 +355,9 @@ def _child(case: Case, folder: Path, output: Path) -> None:
         nothing = os.open(os.devnull, os.O_RDONLY)
         for number, target in ((nothing, 0), (handle, 1), (handle, 2)):
             os.dup2(number, target)
+        if case.words[0] == "ui":  # It serves until it is stopped.
+            signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
+            signal.alarm(6)
         resource.setrlimit(resource.RLIMIT_CPU, (int(LIMIT_S) + 1, int(LIMIT_S) + 5))
         resource.setrlimit(resource.RLIMIT_AS, (_address_space() + MEMORY,) * 2)
         sys.stdin, sys.stdout, sys.stderr = (os.fdopen(n, m) for n, m in ((0, "r"), (1, "w"), (2, "w")))

@@ -11,6 +11,7 @@ import pytest
 from gnomon.api.comparison import compare
 from gnomon.api.serving import simulate
 from gnomon.catalog.power import clock_under_cap
+from gnomon.core.config import load
 from gnomon.core.errors import ConfigError, GnomonError
 from gnomon.serving.energy import PowerConfig, joules
 from gnomon.serving.fleet.config import ColdStartConfig
@@ -18,6 +19,7 @@ from gnomon.serving.fleet.controllers import CONTROLLERS, View
 from gnomon.serving.fleet.record import SAMPLES
 from gnomon.serving.fleet.replicas import DOWN, DRAINING, OFF, STARTING, UP
 from gnomon.serving.metrics import summarize
+from gnomon.serving.scenario import Scenario
 from gnomon.serving.simulate import Run
 from gnomon.serving.state import FINISHED
 from serving_kit import TABLE, outcome, requests_of, run, scenario
@@ -482,3 +484,17 @@ def test_the_day_that_the_page_opens_with_scales() -> None:
     assert day.fleet is not None and day.slo is not None
     assert day.fleet.peak_up >= 2 * day.fleet.least_up and day.fleet.peak_up < defaults["most"]
     assert day.slo.attainment > 0.99
+
+
+def test_a_fleet_that_dies_before_it_serves_is_an_error() -> None:
+    """Iterations of a second, replicas that live for one: no token ever comes, and the run would never end."""
+    failing = {"mtbf_s": 1.0, "mttr_s": 0.0, "detect_s": 0.0}
+    slow = {"source": "table", "table": {"per_iteration": 1000.0}}
+    with pytest.raises(ConfigError, match="replicas die before they can serve"):
+        run(scenario(timing=slow, workload={"num_requests": 3}, fleet={"failures": failing, "cold_start": FAST}))
+
+
+@pytest.mark.parametrize("field", ["failures.mtbf_s", "stragglers.mean_s", "stragglers.duration_s"])
+def test_events_at_every_moment_are_refused(field: str) -> None:
+    with pytest.raises(ConfigError, match="greater than or equal to 1"):
+        load(Scenario, None, {f"fleet.{field}": 5e-324})

@@ -192,6 +192,10 @@ def test_all_runs_of_the_engine_are_predicted(cli, tmp_path: Path) -> None:
     cli("verify", "h200", "--only", "llama-3-8b-chat-90", "--full-clock", code=1)
 
 
+def test_verifying_no_run_is_a_mistake(cli):
+    assert "no run is called like 'nothing'" in cli("verify", "h200", "--only", "nothing", code=2).output
+
+
 def test_foreign_measurements_become_a_bundle(cli, reference: Path, tmp_path: Path) -> None:
     source = reference / "vidur" / "data" / "profiling"
     options = ("--model", "llama-2-70b", "--device", "a100-80gb", "--node", "a100_dgx", "--tensor-parallel", "4")

@@ -199,3 +199,9 @@ def test_compare_takes_policies_by_name(cli, whole):
 def test_the_policy_routes_any_simulation(cli, whole):
     policy = ["--router", "learned", "--router.checkpoint", str(whole / "policy.npz")]
     cli("simulate", "--num-replicas", "3", "--workload.num-requests", "50", *policy)
+
+
+def test_training_without_a_clone_says_so_before_anything_is_compiled(cli, config, monkeypatch):
+    monkeypatch.setattr("gnomon.routing.several.new_clusters", lambda *_, **__: pytest.fail("made clusters first"))
+    said = cli("route", "train", "--config", str(config), "--out", str(config.parent / "empty"), code=2).output
+    assert "there is no clone" in said

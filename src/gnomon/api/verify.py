@@ -224,8 +224,12 @@ def h200(
     from gnomon.verify import h200 as check
 
     folder, bundle = Path(runs or check.RUNS), Path(profile or check.PROFILE)
+    recorded = check.runs_in(folder)
+    wanted = [one for one in recorded if only in one[0].name]
+    if not wanted:
+        known = ", ".join(one[0].name for one in recorded)
+        raise ConfigError(f"no run is called like {only!r}.", where="--only", fix=f"Known: {known}.")
     host = check.calibrate(check.Recording(folder / check.CALIBRATION), bundle, full_clock=full_clock)
-    wanted = [one for one in check.runs_in(folder) if only in one[0].name]
     found = [check.compare(one, host, bundle, full_clock=full_clock) for one in _each(wanted, on_progress)]
     return Verification("h200", found, told(found, host), {"cdf.svg": partial(write_cdfs, found)})
 

@@ -140,6 +140,8 @@ def new_trainer(config: RouteConfig, folder: Folder, state: dict[str, Any] | Non
     from gnomon.serving.routers.observation import NUM_FEATURES
 
     train = config.train
+    if state is None:
+        _check_first_policy(config, folder)
     clusters = new_clusters(config, train.num_environments, horizon=train.steps, group=train.trace_group)
     validation = new_clusters(config, train.validation_environments, horizon=train.validation_steps)
     if state is None:
@@ -155,7 +157,6 @@ def new_trainer(config: RouteConfig, folder: Folder, state: dict[str, Any] | Non
 def _first_policy(config: RouteConfig, folder: Folder, clusters: Any) -> Scorer:
     """The policy that training starts from: the folder's clone, one at random, or that of a file."""
     from gnomon.routing.network import Scorer, initialize, load_scorer
-    from gnomon.serving.routers.policy_file import load_policy
 
     if config.start == "nothing":
         rows, mask = clusters.reset(config.seed)
@@ -163,7 +164,20 @@ def _first_policy(config: RouteConfig, folder: Folder, clusters: Any) -> Scorer:
         initialize(scorer, config.seed)
         scorer.normalizer.fit(rows[mask])
         return scorer
-    path = folder.clone if config.start == "clone" else Path(config.start)
+    return load_scorer(_first_path(config, folder))
+
+
+def _first_path(config: RouteConfig, folder: Folder) -> Path:
+    return folder.clone if config.start == "clone" else Path(config.start)
+
+
+def _check_first_policy(config: RouteConfig, folder: Folder) -> None:
+    """Before anything is compiled for it."""
+    from gnomon.serving.routers.policy_file import load_policy
+
+    if config.start == "nothing":
+        return
+    path = _first_path(config, folder)
     if not path.is_file():
         if config.start == "clone":
             raise ConfigError("there is no clone.", where=str(path), fix="Run `gnomon route clone` first.")
@@ -174,7 +188,6 @@ def _first_policy(config: RouteConfig, folder: Folder, clusters: Any) -> Scorer:
             f"the policy was made for lengths {known!r}, not {config.lengths!r}.", where=str(path),
             fix=f"Use --lengths {known}.",
         )  # fmt: skip
-    return load_scorer(path)
 
 
 def train(config: RouteConfig, folder: Folder, watch: Watcher, checkpoint: Path | None = None) -> Path:

@@ -70,12 +70,16 @@ class ColdStartConfig(Config):
         }
 
 
+Seconds = Annotated[float, Field(ge=1.0)]
+"""Mean seconds between events of one replica; with fewer a run would consist of them."""
+
+
 class FailureConfig(Config):
     """Replicas that die at random, and come back."""
 
     model_config = ConfigDict(allow_inf_nan=False)
 
-    mtbf_s: PositiveFloat | None = None
+    mtbf_s: Seconds | None = None
     """Mean time between failures of one replica while it is up, exponential; without it none fails."""
     mttr_s: NonNegativeFloat = 600.0
     """Mean time to repair, exponential: until then its place cannot be used; then it starts cold."""
@@ -93,9 +97,9 @@ class StragglerConfig(Config):
 
     model_config = ConfigDict(allow_inf_nan=False)
 
-    mean_s: PositiveFloat | None = None
+    mean_s: Seconds | None = None
     """Mean time between slow spells of one replica, exponential; without it there are none."""
-    duration_s: PositiveFloat = 300.0
+    duration_s: Seconds = 300.0
     """Mean length of a spell, exponential."""
     factor: Annotated[float, Field(ge=1)] = 1.5
     """How many times longer an iteration takes."""

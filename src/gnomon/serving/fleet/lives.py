@@ -13,6 +13,10 @@ from gnomon.serving.fleet.config import FleetConfig
 from gnomon.serving.fleet.evacuation import cut_link, forget_cache, freeze
 from gnomon.serving.fleet.replicas import DOWN, DRAINING, OFF, STARTING, UP, Replicas
 from gnomon.serving.fleet.traffic import Traffic
+from gnomon.serving.state import FINISHED, REJECTED
+
+IN_VAIN = 100
+"""Failures of each replica between two looks at whether anything is served at all."""
 
 
 @dataclass
@@ -29,6 +33,8 @@ class Lives:
     has_room: Callable[[int, float], None]
     """Called with a pool and the time when a replica may be missing, or can be started again."""
     failures: int = 0
+    latest_token_s: float = -1.0
+    """The last token, when that was looked at last."""
 
     def __post_init__(self) -> None:
         self.link_bytes_s = self.traffic.outside.transfers.links.capacity.copy()
@@ -92,6 +98,8 @@ class Lives:
             return
         self.agenda.begin_life(i)
         self.failures += 1
+        if self.failures % (IN_VAIN * len(self.replicas.members)) == 0:
+            self._check_progress(now_s)
         freeze(self.traffic.cluster, self.replicas.members[i].ranks)
         cut_link(self.traffic.outside, self.replicas.members[i].ranks, now_s)
         self.replicas.change(now_s, i, DOWN)
@@ -101,6 +109,20 @@ class Lives:
         if failures.mtbf_s is not None:
             repair_s = float(self.random.exponential(failures.mttr_s))
             self.agenda.at(now_s + failures.detect_s + repair_s, self.agenda.in_life(i, self.repair))
+
+    def _check_progress(self, now_s: float) -> None:
+        """Requests wait, and replicas die before any of them gets a token: so it would go on for ever."""
+        requests = self.traffic.cluster.requests
+        waiting = (requests.arrival_s <= now_s) & (requests.status != FINISHED) & (requests.status != REJECTED)
+        latest_s = float(np.fmax.reduce(requests.last_token_s, initial=0.0))
+        if waiting.any() and latest_s == self.latest_token_s:
+            raise ConfigError(
+                f"{self.failures:,} failures until {now_s:.0f} s, and requests get no tokens any more: replicas die "
+                "before they can serve.",
+                where="fleet.failures.mtbf_s",
+                fix="Give longer times between failures.",
+            )
+        self.latest_token_s = latest_s
 
     def _noticed(self, i: int, now_s: float) -> None:
         """The death of a replica is noticed: its requests are sent again, and another one starts in its stead."""
