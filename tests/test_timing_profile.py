@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from gnomon.timing.baking import iteration_tables
 from gnomon.timing.config import TimingConfig
 from gnomon.timing.operators import Operator, mixed_attention, stage_operators
 from gnomon.timing.sources import Context, make_source
-from gnomon.timing.sources.profile import Measured, make, native
+from gnomon.timing.sources.profile import Measured, make, native, servingsim
 from gnomon.timing.sources.profile.servingsim import IN_SERVER
 
 MODEL = "qwen2.5-0.5b"  # 14 heads of 64, 2 KV heads, hidden 896, MLP 4864, vocabulary 151936
@@ -349,6 +350,18 @@ def test_servingsim_says_what_it_has(tmp_path: Path) -> None:
         make(context(root, gpu="rtx-4090", degree=2))
     with pytest.raises(DataError, match="no profile of llama-3-8b on rtx-4090"):
         make(context(root, gpu="rtx-4090", name="llama-3-8b"))
+
+
+def test_not_all_of_a_disk_is_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    walk = os.walk
+    monkeypatch.setattr(os, "walk", lambda root: (seen.append(one) or one for one in walk(root)))
+    monkeypatch.setattr(servingsim, "MOST_FOLDERS", 50)
+    for number in range(80):
+        (tmp_path / f"folder{number}").mkdir()
+    with pytest.raises(DataError, match="no folder of measurements"):
+        make(context(tmp_path, gpu="rtx-4090"))
+    assert 50 <= len(seen) <= 51
 
 
 # The reference data

@@ -147,3 +147,16 @@ def test_a_search_is_opened_in_plan(tab: Tab, saved: Path) -> None:
 def test_a_run_that_is_gone_says_so(tab: Tab) -> None:
     tab.open("/runs?run=gone")
     assert "there is no run directory here" in tab.text("content")
+
+
+def test_reports_fit_a_phone_and_ask_nobody(browser: Any, saved: Path) -> None:
+    page = browser.new_page(viewport={"width": 390, "height": 844})
+    found: list[str] = []
+    page.on("pageerror", lambda error: found.append(str(error)))
+    page.on("request", lambda one: None if one.url.startswith(("file:", "data:", "blob:")) else found.append(one.url))
+    for name in ("chat", "policies", "found"):
+        page.goto((saved / name / "report.html").as_uri())
+        page.wait_for_selector(".js-plotly-plot .trace", state="attached")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390, name
+    page.close()
+    assert found == []

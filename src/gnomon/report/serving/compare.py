@@ -131,7 +131,7 @@ def difference_row(one: Difference) -> dict[str, Any]:
     return {
         "figure": f"{WORDS[one.metric]} {one.statistic.upper() if one.statistic != 'mean' else 'mean'}",
         "difference": _signed(one.difference),
-        "relative": f"{one.relative:+.1%}" if one.relative is not None else None,
+        "relative": f"{one.relative:+.1%}".replace("-", "−") if one.relative is not None else None,
         "95 % interval": f"{_signed(one.low)} to {_signed(one.high)}" if has_interval else None,
         "clear": "yes" if one.is_clear else "no" if has_interval else None,
         "requests": f"{one.num_requests:,}",

@@ -51,7 +51,7 @@ def causes_figure(accounts: Accounts, metric: Metric = "e2e") -> Figure:
     ]  # fmt: skip
     names = {"e2e": "End to end", "ttft": "Time to first token", "tpot": "Time per output token"}
     drawn = plot_layout(
-        f"{names[metric]} by cause, from the fastest to the slowest request",
+        f"{names[metric]} by cause, fastest to slowest",
         {"title": {"text": "percentile"}, "range": [0, 100]},
         {"title": {"text": unit}, "rangemode": "tozero"},
     )

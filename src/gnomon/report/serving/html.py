@@ -127,11 +127,12 @@ def _spread(values: Percentiles, known: Intervals, name: str) -> tuple[str, str]
 def card(name: str, value: str, beside: str) -> str:
     """A key figure as HTML, with the meaning of its name and a colour where it is a verdict."""
     shown, tip = html.escape(name), TERMS.get(name)
+    unbroken = html.escape(beside).replace("–", "\u2060–\u2060")  # No line ends within an interval.
     if tip is not None:
         shown = f'<span class=term tabindex=0 data-tip="{html.escape(tip)}">{shown}</span>'
     return (
         f"<div class='card{verdict(name, value, beside)}'><span>{shown}</span><b>{html.escape(value)}</b>"
-        f"<small>{html.escape(beside)}</small></div>"
+        f"<small>{unbroken}</small></div>"
     )
 
 

@@ -203,7 +203,7 @@ def _register_comparison(app: Dash) -> None:
         except GnomonError:
             return []
         same = asked == jobs.result(job).config
-        return [] if same else notice("This comparison was made with other settings than those at the left.", "warning")
+        return [] if same else notice("This comparison was made with other settings than the present ones.", "warning")
 
     @callback(
         app,

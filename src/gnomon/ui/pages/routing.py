@@ -36,7 +36,7 @@ MAX_CURVES = 40
 FOLLOW_MS = 4000
 NOT_COMPARED = "Compare simulates every chosen router on the same requests: differences in latency, request by request."
 HINT = (
-    "Choose run directories at the left: folders below the runs folder that hold a table metrics.csv, "
+    "Choose run directories in the settings: folders below the runs folder that hold a table metrics.csv, "
     "such as those of gnomon route."
 )
 

@@ -6,6 +6,8 @@ the KV cache is part of it; residual adds are part of the norms.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,13 +44,15 @@ OPERATORS: dict[str, tuple[str, ...]] = {
 }
 """A layer of dense.csv or per_sequence.csv -> the operators of our graph that it times."""
 
+MOST_FOLDERS = 10_000
+"""Folders that are looked into; the tables that are published have a few dozen."""
 INCLUDED = ("kv_write",)
 """Operators that another one's measurement contains."""
 
 
 def find_root(path: Path) -> Path | None:
     """`path` itself, where some `tp<N>/dense.csv` lies below it."""
-    return path if next(path.glob("**/tp*/dense.csv"), None) else None
+    return path if next(_measured(path), None) else None
 
 
 def read(root: Path, model: Model, device: Device, dtype: str, tensor_parallel: int) -> Bundle:
@@ -101,7 +105,15 @@ def profiled_devices(root: Path, model: Model) -> list[str]:
 
 
 def _degree_folders(root: Path) -> list[Path]:
-    return [path.parent for path in sorted(root.glob("**/tp*/dense.csv"))]
+    return sorted(_measured(root))
+
+
+def _measured(root: Path) -> Iterator[Path]:
+    """The folders `tp<N>` with a dense.csv below `root`; not all of a disk is searched for them."""
+    for _, (folder, _, files) in zip(range(MOST_FOLDERS), os.walk(root), strict=False):
+        path = Path(folder)
+        if path.name.startswith("tp") and "dense.csv" in files:
+            yield path
 
 
 def _names(path: Path) -> Names:
