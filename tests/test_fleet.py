@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 
 from gnomon.api.comparison import compare
@@ -13,6 +14,7 @@ from gnomon.api.serving import simulate
 from gnomon.catalog.power import clock_under_cap
 from gnomon.core.config import load
 from gnomon.core.errors import ConfigError, GnomonError
+from gnomon.report.serving.fleet import fleet_frame
 from gnomon.serving.energy import PowerConfig, joules
 from gnomon.serving.fleet.config import ColdStartConfig
 from gnomon.serving.fleet.controllers import CONTROLLERS, View
@@ -498,3 +500,28 @@ def test_a_fleet_that_dies_before_it_serves_is_an_error() -> None:
 def test_events_at_every_moment_are_refused(field: str) -> None:
     with pytest.raises(ConfigError, match="greater than or equal to 1"):
         load(Scenario, None, {f"fleet.{field}": 5e-324})
+
+
+def test_a_run_that_ends_before_the_controller_is_asked_has_a_report(tmp_path: Path) -> None:
+    given = {
+        "model": "llama-3-8b",
+        "timing": {"source": "roofline"},
+        "workload": {"num_requests": 20, "rate": 5.0},
+        "slo": {"ttft_s": 1.0},
+        "fleet": {"max_replicas": 2, "controller": {"name": "queue_driven", "interval_s": 3600.0}},
+    }
+    result = simulate(**given)
+    assert result.run.fleet is not None and not result.run.fleet.samples.size
+    folder = result.save(tmp_path / "short")
+    frame = pl.read_parquet(folder / "fleet.parquet")
+    assert frame["arrivals_per_s"].len() == 1 and frame["slo_met_all"][0] == 1.0
+
+
+def test_the_first_interval_draws_power_for_what_was_done_in_it() -> None:
+    workload = {"num_requests": 400, "rate": 10.0}
+    controller = {"name": "fixed", "interval_s": 5.0}
+    result = simulate(
+        model="llama-3-8b", timing={"source": "roofline"}, workload=workload, fleet={"controller": controller}
+    )
+    watts = fleet_frame(result.run)["kw"].to_numpy()
+    assert watts[0] == pytest.approx(watts[1], rel=0.2)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 
 from gnomon.api.serving import simulate
 from gnomon.serving.metrics import summarize
-from gnomon.serving.paired import _resampled_p99, paired_differences
+from gnomon.serving.paired import COMPARED, _resampled_p99, paired_differences
 from gnomon.serving.percentiles import NUM_BATCHES, mean_with_margin, percentiles, weighted_percentiles
 from gnomon.serving.state import WAITING
 from gnomon.serving.summary import Summary, check_summary
@@ -221,12 +223,10 @@ def test_a_shared_prefix_is_found_again() -> None:
 
 
 def test_paired_differences_see_what_single_means_cannot() -> None:
-    from gnomon.serving.latency import RequestTimes
-
     random = np.random.default_rng(0)
     before = random.exponential(1.0, 2000)
-    times = RequestTimes(before, before, before, before, before)
-    later = RequestTimes(*(before + random.normal(0.01, 0.02, 2000) for _ in range(5)))
+    times: Any = SimpleNamespace(**dict.fromkeys(COMPARED, before))
+    later: Any = SimpleNamespace(**{name: before + random.normal(0.01, 0.02, 2000) for name in COMPARED})
     mean = next(d for d in paired_differences(times, later) if d.metric == "e2e_s" and d.statistic == "mean")
     assert mean.is_clear
     assert mean.low is not None

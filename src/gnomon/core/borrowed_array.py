@@ -68,6 +68,47 @@ class Bundle(types.Type):  # type: ignore[misc]
 register_model(Bundle)(models.OpaqueModel)
 
 
+class Wide(types.Record):  # type: ignore[misc]
+    """A record whose small integers are read as 64 bits: sums and products of them do not overflow, and functions are
+    compiled for one kind of integer."""
+
+    def __init__(self, record: Any) -> None:
+        fields = [(name, field._asdict()) for name, field in record.fields.items()]
+        super().__init__(fields, record.size, record.aligned)
+
+
+register_model(Wide)(models.RecordModel)
+
+
+def _widened(kind: Any) -> Any:
+    if not isinstance(kind, types.Record):
+        return kind
+    stored = (kind.typeof(name) for name in kind.fields)
+    return Wide(kind) if any(isinstance(one, types.Integer) and one.bitwidth < 64 for one in stored) else kind
+
+
+@infer_getattr
+class WideAttributes(AttributeTemplate):  # type: ignore[misc]
+    """The fields of the record."""
+
+    key = Wide
+
+    def generic_resolve(self, record: Any, name: str) -> Any:
+        """The type of a field, as it is read and written."""
+        if name not in record.fields:
+            return None
+        kind = record.typeof(name)
+        return types.int64 if isinstance(kind, types.Integer) else kind
+
+
+@lower_getattr_generic(Wide)  # type: ignore[untyped-decorator]
+def _wide_field(context: Any, builder: Any, kind: Any, value: Any, name: str) -> Any:
+    stored = kind.typeof(name)
+    address = cgutils.get_record_member(builder, value, kind.offset(name), context.get_data_type(stored))
+    found = context.unpack_value(builder, stored, address)
+    return context.cast(builder, found, stored, types.int64) if isinstance(stored, types.Integer) else found
+
+
 @cache
 def _short_name(kind: Any) -> str:
     return f"{type(kind).__name__}_{hashlib.sha256(kind.name.encode()).hexdigest()[:16]}"
@@ -76,7 +117,7 @@ def _short_name(kind: Any) -> str:
 def borrowed(kind: Any) -> Any:
     """The type of a bundle once its arrays are borrowed."""
     if isinstance(kind, types.Array):
-        return Borrowed(kind.dtype, kind.ndim)
+        return Borrowed(_widened(kind.dtype), kind.ndim)
     if isinstance(kind, types.BaseTuple) and hasattr(kind, "instance_class"):
         return Bundle([borrowed(inner) for inner in kind.types], kind.instance_class)
     return kind

@@ -21,6 +21,9 @@ from gnomon.serving.stepping import NEVER_STEP
 from gnomon.timing.iteration import IterationTables
 from gnomon.workload import Requests
 
+_ROWS = 4096
+"""Requests that are written at a time."""
+
 
 @dataclass(frozen=True)
 class Recording:
@@ -116,26 +119,29 @@ def prefix_keys(requests: Requests, block_size: int) -> Ints:
 
 def fill_requests(cluster: Cluster, requests: Requests, seed: int) -> None:
     """Write the requests, none of which has arrived yet, into a cluster's arrays."""
-    table, count = cluster.requests, len(requests)
-    table.arrival_s = requests.arrival_s
-    table.prompt_tokens = requests.prompt_tokens
-    table.output_tokens = requests.output_tokens
-    table.prefill_tokens = requests.prompt_tokens
-    table.total_tokens = requests.total_tokens
-    table.session = requests.session
-    table.adapter = requests.adapter if len(requests.adapter) else NONE
-    table.replica = table.prefill_replica = table.decode_replica = NONE
+    draw = stream(seed, "speculation").integers(1, 2**31 - 1, len(requests))
     if requests.classes:
-        table.user_class = requests.user_class
         cluster.classes[:] = [(one.weight, one.priority) for one in requests.classes]
-    for stamp in (
-        "scheduled_s", "first_token_s", "last_token_s", "finished_s", "preempted_at_s", "prefilled_s", "moving_s",
-        "landed_s", "loaded_s",
-    ):  # fmt: skip
-        table[stamp] = -1.0
-    table.prefix_first = requests.prefix_offsets[:-1]
-    table.prefix_count = np.diff(requests.prefix_offsets)
-    table.draw = stream(seed, "speculation").integers(1, 2**31 - 1, count)
+    for first in range(0, len(requests), _ROWS):  # So many at a time stay in the processor's cache.
+        some = slice(first, first + _ROWS)
+        table = cluster.requests[some]
+        table.arrival_s = requests.arrival_s[some]
+        table.prompt_tokens = table.prefill_tokens = requests.prompt_tokens[some]
+        table.output_tokens = requests.output_tokens[some]
+        table.total_tokens = table.prompt_tokens + table.output_tokens
+        table.session = requests.session[some]
+        table.adapter = requests.adapter[some] if len(requests.adapter) else NONE
+        table.replica = table.prefill_replica = table.decode_replica = NONE
+        if requests.classes:
+            table.user_class = requests.user_class[some]
+        for stamp in (
+            "scheduled_s", "first_token_s", "last_token_s", "finished_s", "preempted_at_s", "prefilled_s", "moving_s",
+            "landed_s", "loaded_s",
+        ):  # fmt: skip
+            table[stamp] = -1.0
+        table.prefix_first = requests.prefix_offsets[:-1][some]
+        table.prefix_count = np.diff(requests.prefix_offsets[first : first + _ROWS + 1])
+        table.draw = draw[some]
 
 
 def fill_replicas(cluster: Cluster, kind: Kind, requests: Requests, first: int, row: int, policy: int) -> None:

@@ -54,6 +54,7 @@ def class_summaries(run: Run, times: RequestTimes, duration_s: float) -> tuple[l
     if not classes:
         return [], None
     done, arrived = q.status == FINISHED, q.status != NOT_ARRIVED
+    ttft_s, tpot_s, e2e_s, normalized_s = times.ttft_s, times.tpot_s, times.e2e_s, times.normalized_s
     service = PROMPT_PRICE * q.prompt_tokens + OUTPUT_PRICE * q.output_tokens
     served = np.bincount(q.user_class[done], weights=service[done], minlength=len(classes))
     found = []
@@ -71,9 +72,9 @@ def class_summaries(run: Run, times: RequestTimes, duration_s: float) -> tuple[l
                 shed=int(np.count_nonzero(mine & (q.status == SHED))),
                 rejected=int(np.count_nonzero(mine & (q.status == REJECTED))),
                 preemptions=int(q.num_preemptions[mine].sum()),
-                ttft_s=percentiles(times.ttft_s[ended]),
-                tpot_s=percentiles(times.tpot_s[ended]),
-                e2e_s=percentiles(times.e2e_s[ended]),
+                ttft_s=percentiles(ttft_s[ended]),
+                tpot_s=percentiles(tpot_s[ended]),
+                e2e_s=percentiles(e2e_s[ended]),
                 slo=slo_met(slo, times, ended, int(np.count_nonzero(mine & arrived)), duration_s),
                 output_tokens_per_s=float(q.output_tokens[ended].sum()) / max(duration_s, 1e-12),
                 service_share=float(served[number] / served.sum()) if served.any() else None,
@@ -81,7 +82,7 @@ def class_summaries(run: Run, times: RequestTimes, duration_s: float) -> tuple[l
         )
     weights = np.array([one.weight for one in classes])
     there = np.array([one.arrived > 0 for one in found])
-    per_token = [float(np.nanmean(times.normalized_s[done & (q.user_class == n)])) for n in np.flatnonzero(there)
+    per_token = [float(np.nanmean(normalized_s[done & (q.user_class == n)])) for n in np.flatnonzero(there)
                  if found[n].finished]  # fmt: skip
     return found, Fairness(service=jain_index(served[there] / weights[there]), latency=jain_index(np.array(per_token)))
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from gnomon.core.jit import inner
 from gnomon.serving import ledger, stepping
 from gnomon.serving.division import divide, nanoseconds, reference_s, slower_ns
-from gnomon.serving.launch import fill_flight, note_next_end, weight_bytes_of
+from gnomon.serving.launch import Work, note_flight, note_next_end, weight_bytes_of, work_of
 from gnomon.serving.log import Log, log_gap, log_iteration
 from gnomon.serving.state import BUDGET, Cluster, replica_view
 from gnomon.timing.iteration import IterationTables
-from gnomon.timing.lookup import Shape, attention_s, with_host_s, without_attention_s
+from gnomon.timing.lookup import Shape, attention_near, host_times, without_attention_s
 
 
 @inner
@@ -33,27 +33,36 @@ def may_coast(cluster: Cluster, log: Log, r: int) -> bool:
 @inner
 def coast(cluster: Cluster, tables: IterationTables, log: Log, r: int, until: float) -> None:
     """Step replica `r` on for as long as `may_coast` holds, up to `until`: the same as at every end of a batch, with
-    what stays the same from step to step computed once."""
+    what stays the same from step to step computed once, and the accounts added up before they are written."""
     state, flight = cluster.replicas[r], cluster.flights[r, 0]
     replica = replica_view(cluster, r)
-    count, block_size, row = state.num_stepping, state.block_size, state.row
-    fixed_s = without_attention_s(tables, row, count, count, count, count)
-    weight_bytes = weight_bytes_of(tables, row, count)
+    count, block_size, row, slowdown = state.num_stepping, state.block_size, state.row, state.slowdown
     steps, step_kv, longest, end_s = state.steps, state.step_kv, state.step_kv_max, flight.end_s
-    last_s, budget, reported_free = state.last_step_s, cluster.control[BUDGET], state.free_blocks
-    needed = cluster.growth[r, (steps + 1) % block_size]
+    last_s, budget, reported_free, last_step = state.last_step_s, cluster.control[BUDGET], 0, state.next_finish - 1
+    shape = Shape(count, count, 0.0, 0.0, count, float(step_kv), float(longest), count, 0.0)
+    fixed_s = without_attention_s(tables, row, count, count, count, count)
+    exposed_s, least_s = host_times(tables, row, shape)
+    weight_bytes, near = weight_bytes_of(tables, row, count), (0, 0)
+    work, of_source = tables.work[row], tables.measured[row]
+    coefficients = (work[0], work[1], work[2], work[3], work[4])
+    measured = (of_source[0], of_source[1], of_source[2], of_source[3], of_source[4])
+    done = work_of(coefficients, measured, shape, weight_bytes, 0, 0.0)
+    gpu_s, iterations, busy_s, kv_block_s = 0.0, state.num_iterations, state.busy_s, state.kv_block_s
+    flops, num_bytes, num_beyond = state.flops, state.bytes, state.num_beyond_measured
+    phase = (steps + 1) % block_size
+    needed = cluster.growth[r, phase]
     books = cluster.ledger.size > 0
     there, num_stages = row, 1
     if books:
         ledger.end_batch(cluster, r, 0)
         there, num_stages = cluster.clocks[r, ledger.REFERENCE_ROW], cluster.clocks[r, ledger.REFERENCE_STAGES]
     host_ns, lost_ns, step_host_ns, step_lost_ns = 0, 0, 0, 0
-    while end_s < until and budget > 0 and steps + 1 < state.next_finish and needed + 1 <= state.free_blocks:
+    while end_s < until and budget > 0 and steps < last_step and needed + 1 <= state.free_blocks:
         # The end of the step in flight.
         host_ns += step_host_ns
         lost_ns += step_lost_ns
         log_gap(log, end_s - last_s, count)
-        if (state.num_iterations - 1) & (log.used[3] - 1) == 0:
+        if (iterations - 1) & (log.used[3] - 1) == 0:
             log_iteration(cluster, log, r, 0)
         steps += 1
         step_kv += count
@@ -63,33 +72,53 @@ def coast(cluster: Cluster, tables: IterationTables, log: Log, r: int, until: fl
         # The next one.
         stepping.grow(replica, needed)
         shape = Shape(count, count, 0.0, 0.0, count, float(step_kv), float(longest), count, 0.0)
-        gpu_s = fixed_s + attention_s(tables, row, shape)
-        seconds = with_host_s(tables, row, gpu_s, shape)
-        end_s = last_s + (seconds + seconds * state.slowdown)
-        cluster.stage_start_s[r, 0, 0] = last_s
-        cluster.stage_end_s[r, 0, 0] = end_s
-        flight.end_s = end_s
-        fill_flight(state, flight, tables, shape, weight_bytes, last_s, end_s - last_s)
-        flight.gpu_s = gpu_s
+        attention_s, near = attention_near(tables, row, shape, near)
+        gpu_s = fixed_s + attention_s
+        seconds = exposed_s + max(gpu_s, least_s)
+        end_s = last_s + (seconds + seconds * slowdown)
+        done = work_of(
+            coefficients, measured, shape, weight_bytes, state.num_blocks - state.free_blocks, end_s - last_s
+        )
+        iterations += 1
+        busy_s += end_s - last_s
+        kv_block_s += done.kv_block_s
+        flops += done.flops
+        num_bytes += done.bytes
+        num_beyond += done.beyond_measured
+        if (iterations - 1) & (log.used[3] - 1) == 0:  # Its end will be logged.
+            _note_step(cluster, r, iterations, shape, done, last_s, end_s)
         if books:
             step_host_ns = nanoseconds(seconds - gpu_s)
             there_s = reference_s(tables, row, gpu_s, there, num_stages, shape, count)
             step_lost_ns = slower_ns(cluster, r, there, end_s - last_s, there_s, seconds - gpu_s)
         budget -= 1
-        needed = cluster.growth[r, (steps + 1) % block_size]
-    done = steps - state.steps
+        phase = phase + 1 if phase + 1 < block_size else 0
+        needed = cluster.growth[r, phase]
+    _note_step(cluster, r, iterations, shape, done, last_s, end_s)
+    flight.gpu_s = gpu_s
+    made = steps - state.steps
     if books:
-        ledger.pass_steps(cluster, r, done - 1, last_s, host_ns, lost_ns)
-        shape = Shape(count, count, 0.0, 0.0, count, float(step_kv), float(longest), count, 0.0)
+        ledger.pass_steps(cluster, r, made - 1, last_s, host_ns, lost_ns)
         divide(cluster, tables, r, 0, shape, count, there, num_stages)
-    state.decode_left -= done * count
-    state.num_produced += done * count
+    state.num_iterations, state.busy_s, state.kv_block_s = iterations, busy_s, kv_block_s
+    state.flops, state.bytes, state.num_beyond_measured = flops, num_bytes, num_beyond
+    state.tokens_computed += made * count
+    state.decode_left -= made * count
+    state.num_produced += made * count
     state.steps, state.step_kv, state.step_kv_max, state.last_step_s = steps, step_kv, longest, last_s
     state.reported_free = reported_free
-    state.reported_waiting = state.formed_waiting if done == 1 else 0
+    state.reported_waiting = state.formed_waiting if made == 1 else 0
     state.formed_waiting = 0
     state.now_s = last_s
     state.stalled = 1
     cluster.control[BUDGET] = budget
     cluster.stage_free_s[r, 0] = end_s
     note_next_end(cluster, r, end_s)
+
+
+@inner
+def _note_step(cluster: Cluster, r: int, number: int, shape: Shape, done: Work, start_s: float, end_s: float) -> None:
+    """Write down the step in flight of replica `r`."""
+    note_flight(cluster.flights[r, 0], number, shape, done, start_s, end_s)
+    cluster.stage_start_s[r, 0, 0] = start_s
+    cluster.stage_end_s[r, 0, 0] = end_s

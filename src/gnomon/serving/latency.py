@@ -29,35 +29,56 @@ class Slo:
     """Requests per second that met every target."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RequestTimes:
-    """Latencies of every request, NaN where there is none."""
+    """Latencies of every request, NaN where there is none: computed from the requests' stamps whenever they are asked
+    for, because of many requests each is large. TTFT of unfinished requests counts, the rest needs their end."""
 
-    scheduling_delay_s: Floats
-    ttft_s: Floats
-    tpot_s: Floats
-    e2e_s: Floats
-    normalized_s: Floats
+    records: Any
+
+    def _since_arrival(self, stamp: str, known: Any) -> Floats:
+        q = self.records
+        return np.subtract(q[stamp], q.arrival_s, out=np.full(q.size, np.nan), where=known)
+
+    def _reached(self, stamp: str) -> Any:
+        q = self.records
+        return (q.status != REJECTED) & (q.status != SHED) & (q[stamp] >= 0)
+
+    @property
+    def scheduling_delay_s(self) -> Floats:
+        """From the arrival to the first batch."""
+        return self._since_arrival("scheduled_s", self._reached("scheduled_s"))
+
+    @property
+    def ttft_s(self) -> Floats:
+        """Time to the first token."""
+        return self._since_arrival("first_token_s", self._reached("first_token_s"))
+
+    @property
+    def tpot_s(self) -> Floats:
+        """Time per output token after the first."""
+        q = self.records
+        known = (q.status == FINISHED) & (q.output_tokens > 1)
+        after_first = np.subtract(q.finished_s, q.first_token_s, out=np.full(q.size, np.nan), where=known)
+        after_first /= np.maximum(q.output_tokens - 1, 1)
+        return after_first
+
+    @property
+    def e2e_s(self) -> Floats:
+        """From the arrival to the end."""
+        return self._since_arrival("finished_s", self.records.status == FINISHED)
+
+    @property
+    def normalized_s(self) -> Floats:
+        """The same per output token."""
+        seconds = self.e2e_s
+        seconds /= self.records.output_tokens
+        return seconds
 
 
 def request_times(run: Run) -> RequestTimes:
-    """Latencies from the requests' stamps; TTFT of unfinished requests counts, the rest needs their end."""
-    q = run.cluster.requests
-    done = q.status == FINISHED
-    served = (q.status != REJECTED) & (q.status != SHED)
-
-    def since_arrival(stamp_s: Floats, known: Any) -> Floats:
-        return np.subtract(stamp_s, q.arrival_s, out=np.full(q.size, np.nan), where=known)
-
-    e2e = since_arrival(q.finished_s, done)
-    after_first = np.where(done & (q.output_tokens > 1), q.finished_s - q.first_token_s, np.nan)
-    return RequestTimes(
-        scheduling_delay_s=since_arrival(q.scheduled_s, served & (q.scheduled_s >= 0)),
-        ttft_s=since_arrival(q.first_token_s, served & (q.first_token_s >= 0)),
-        tpot_s=after_first / np.maximum(q.output_tokens - 1, 1),
-        e2e_s=e2e,
-        normalized_s=e2e / q.output_tokens,
-    )
+    """Latencies from the requests' stamps."""
+    return RequestTimes(run.cluster.requests)
 
 
 def slo_met(slo: SloConfig, times: RequestTimes, done: Any, arrived: int, duration_s: float) -> Slo | None:
@@ -65,8 +86,11 @@ def slo_met(slo: SloConfig, times: RequestTimes, done: Any, arrived: int, durati
     limits = {"ttft": slo.ttft_s, "tpot": slo.tpot_s, "e2e": slo.e2e_s}
     if all(limit is None for limit in limits.values()):
         return None
-    seconds = {"ttft": times.ttft_s, "tpot": np.nan_to_num(times.tpot_s, nan=0.0), "e2e": times.e2e_s}
-    met = {name: done & (seconds[name] <= limit) for name, limit in limits.items() if limit is not None}
+    met = {}
+    for name, limit in limits.items():
+        if limit is not None:
+            seconds = getattr(times, f"{name}_s")
+            met[name] = done & ((seconds <= limit) | np.isnan(seconds) if name == "tpot" else seconds <= limit)
     good = np.logical_and.reduce(list(met.values()))
     shares = {name: float(m.sum()) / max(arrived, 1) for name, m in met.items()}
     return Slo(

@@ -5,7 +5,7 @@ A formed batch is frozen, and stages serve batches first come first served: all 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from gnomon.core.jit import apart, inner
 from gnomon.serving import contract, ledger
@@ -59,31 +59,41 @@ def weight_bytes_of(tables: IterationTables, row: int, tokens: int) -> float:
     return work[3] + work[7] * (1.0 - (1.0 - work[8]) ** tokens)
 
 
+class Work(NamedTuple):
+    """What a batch adds to the replica's accounts."""
+
+    flops: float
+    bytes: float
+    kv_block_s: float
+    beyond_measured: int
+
+
 @inner
-def fill_flight(
-    state: Any, flight: Any, tables: IterationTables, shape: Shape, weight_bytes: float, start_s: float, busy_s: float
-) -> None:
-    """Write down what the batch about to start contains, and add it to the replica's accounts of time, work and
-    memory: its first stage is busy for `busy_s`."""
+def work_of(
+    coefficients: Any, measured: Any, shape: Shape, weight_bytes: float, used_blocks: int, busy_s: float
+) -> Work:
+    """The work of a batch whose first stage is busy for `busy_s`; `coefficients` are the row's of `tables.work`, and
+    `measured` of `tables.measured`, arrays or tuples."""
+    pairs = 0.5 * shape.chunks_squared + shape.chunks_kv + shape.decode_kv
+    flops = coefficients[0] * shape.tokens + coefficients[1] * pairs + coefficients[2] * shape.sequences
+    num_bytes = weight_bytes + coefficients[4] * (shape.decode_kv + shape.prompt_kv)
+    return Work(flops, num_bytes, used_blocks * busy_s, 1 if is_beyond_measured(measured, shape) else 0)
+
+
+@inner
+def note_flight(flight: Any, number: int, shape: Shape, work: Work, start_s: float, end_s: float) -> None:
+    """Write down what the batch about to start contains, and when it ends."""
+    flight.number = number
     flight.start_s = start_s
+    flight.end_s = end_s
     flight.tokens = shape.tokens
     flight.prefill_tokens = shape.tokens - shape.decode_tokens
     flight.decodes = shape.decodes
     flight.decode_kv = shape.decode_kv
-    flight.kv_block_s = (state.num_blocks - state.free_blocks) * busy_s
-    work = tables.work[state.row]
-    pairs = 0.5 * shape.chunks_squared + shape.chunks_kv + shape.decode_kv
-    flight.flops = work[0] * shape.tokens + work[1] * pairs + work[2] * shape.sequences
-    flight.bytes = weight_bytes + work[4] * (shape.decode_kv + shape.prompt_kv)
-    flight.beyond_measured = is_beyond_measured(tables.measured[state.row], shape)
-    state.num_iterations += 1
-    flight.number = state.num_iterations
-    state.busy_s += busy_s
-    state.tokens_computed += shape.tokens
-    state.kv_block_s += flight.kv_block_s
-    state.flops += flight.flops
-    state.bytes += flight.bytes
-    state.num_beyond_measured += flight.beyond_measured
+    flight.flops = work.flops
+    flight.bytes = work.bytes
+    flight.kv_block_s = work.kv_block_s
+    flight.beyond_measured = work.beyond_measured
 
 
 @inner
@@ -123,10 +133,18 @@ def _take_off(cluster: Cluster, tables: IterationTables, r: int, position: int, 
     state, flight = cluster.replicas[r], cluster.flights[r, position]
     flight.num_requests = state.batch_size
     flight.num_stepping = state.num_stepping if state.in_step != 0 else 0
-    flight.end_s = end_s
-    start_s = cluster.stage_start_s[r, position, 0]
-    weight_bytes = weight_bytes_of(tables, state.row, shape.tokens)
-    fill_flight(state, flight, tables, shape, weight_bytes, start_s, cluster.stage_end_s[r, position, 0] - start_s)
+    start_s, row = cluster.stage_start_s[r, position, 0], state.row
+    busy_s, used = cluster.stage_end_s[r, position, 0] - start_s, state.num_blocks - state.free_blocks
+    weight_bytes = weight_bytes_of(tables, row, shape.tokens)
+    work = work_of(tables.work[row], tables.measured[row], shape, weight_bytes, used, busy_s)
+    state.num_iterations += 1
+    note_flight(flight, state.num_iterations, shape, work, start_s, end_s)
+    state.busy_s += busy_s
+    state.tokens_computed += shape.tokens
+    state.kv_block_s += work.kv_block_s
+    state.flops += work.flops
+    state.bytes += work.bytes
+    state.num_beyond_measured += work.beyond_measured
     cluster.control[BUDGET] -= 1
     if shape.tokens > 0:
         state.stalled += 1

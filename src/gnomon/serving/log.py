@@ -15,8 +15,10 @@ from gnomon.core.arrays import Floats, Ints
 from gnomon.core.jit import apart, inner
 from gnomon.serving.state import NONE, Cluster
 
-# Gaps are merged in bins of a logarithmic scale, from a microsecond to three hours.
-_SHORTEST_S, _BINS_PER_OCTAVE, _NUM_BINS = 1e-6, 256, 256 * 34
+# Gaps are merged in bins by the leading bits of their numbers: 512 between a number and its double, from about a
+# microsecond (2^-20 s) to nine hours.
+_SHIFT, _NUM_BINS = 43, 512 * 35
+_FIRST_BIN = int(np.array([2.0**-20]).view(np.int64)[0]) >> _SHIFT
 
 # One iteration, one row per pipeline stage.
 ITERATION = np.dtype(
@@ -64,6 +66,8 @@ class Log(NamedTuple):
     gap_s: Floats
     """Seconds between a token and the one before it; `gap_count` tokens in a row share one entry."""
     gap_count: Ints
+    gap_bits: Ints
+    """The memory of `gap_s`, read as integers: numbers above 0 are in the same order."""
     used: Ints
     """[6]: iterations, members, gaps; one in how many iterations is kept; how often gaps were merged; chunks."""
     chunks: Any
@@ -74,12 +78,13 @@ def new_log(
     max_iterations: int = 1_000_000, max_gaps: int = 8_000_000, max_members: int = 0, max_chunks: int = 0
 ) -> Log:
     """An empty log. Memory is taken as it is written."""
-    max_gaps = max(max_gaps, 2 * _NUM_BINS)  # Merging leaves at most one gap per bin.
+    gap_s = np.empty(max(max_gaps, 2 * _NUM_BINS))  # Merging leaves at most one gap per bin.
     return Log(
         np.empty(max(max_iterations, 64), ITERATION).view(np.recarray),
         np.empty((max_members, 2), np.int64),
-        np.empty(max_gaps),
-        np.empty(max_gaps, np.int64),
+        gap_s,
+        np.empty(gap_s.size, np.int64),
+        gap_s.view(np.int64),
         np.array([0, 0, 0, 1, 0, 0], np.int64),
         np.empty(max_chunks, CHUNK).view(np.recarray),
     )
@@ -102,11 +107,10 @@ def log_gap(log: Log, gap: float, count: int) -> None:
 
 @apart
 def _merge_gaps(log: Log) -> None:
-    """Merge gaps of nearly the same size (within 0.3 %) into their weighted mean."""
+    """Merge gaps of nearly the same size (within 0.2 %) into their weighted mean."""
     sums, counts = np.zeros(_NUM_BINS), np.zeros(_NUM_BINS, np.int64)
     for i in range(log.used[2]):
-        octaves = np.log2(max(log.gap_s[i], _SHORTEST_S) / _SHORTEST_S)
-        at = min(int(octaves * _BINS_PER_OCTAVE), _NUM_BINS - 1)
+        at = min(max((log.gap_bits[i] >> _SHIFT) - _FIRST_BIN, 0), _NUM_BINS - 1)
         sums[at] += log.gap_s[i] * log.gap_count[i]
         counts[at] += log.gap_count[i]
     kept = 0

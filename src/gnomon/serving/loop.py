@@ -39,7 +39,7 @@ def _accepted(replica: Replica, r: int) -> int:
     """How many drafted tokens the target accepts, up to the first refusal."""
     request, accepted = replica.requests[r], 0
     while accepted < replica.state.num_speculative:
-        request.draw = request.draw * 48_271 % _DRAW_MODULUS
+        request.draw = int(request.draw) * 48_271 % _DRAW_MODULUS
         if request.draw >= replica.acceptance[accepted] * _DRAW_MODULUS:
             break
         accepted += 1

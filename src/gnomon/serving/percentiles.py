@@ -36,7 +36,8 @@ STATISTICS = tuple(f.name for f in fields(Percentiles) if f.name != "mean_margin
 
 def percentiles(values: Floats) -> Percentiles:
     """Percentiles of `values` (linear between neighbours, as NumPy); NaNs are left out."""
-    known = values[~np.isnan(values)]
+    unknown = np.isnan(values)
+    known = values[~unknown] if unknown.any() else values
     if not known.size:
         return Percentiles()
     levels = np.percentile(known, list(LEVELS.values())).tolist()

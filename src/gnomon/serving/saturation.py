@@ -46,21 +46,24 @@ def saturation(requests: Any, arrived: int) -> Saturation | None:
     window_s = float(arrival_s[-1] - arrival_s[half])
     if window_s <= 0.0:
         return None
-    waiting = _waiting_at_arrivals(requests[:arrived])[half:]
+    waiting = _waiting_at_arrivals(requests[:arrived], half)
     rate = (arrived - 1 - half) / window_s
     growth = float(waiting[-1] - waiting[0]) / window_s
     grows = growth > MIN_SHARE * rate and _trend(waiting) >= _MIN_TREND
     return Saturation(grows, rate, growth, int(waiting[-1]))
 
 
-def _waiting_at_arrivals(requests: Any) -> Floats:
-    """How many requests wait for their first batch, right after each arrival."""
-    arrival_s = requests.arrival_s
+def _waiting_at_arrivals(requests: Any, first: int) -> Floats:
+    """How many requests wait for their first batch, right after each arrival from the one at `first` on."""
     refused = (requests.status == REJECTED) | (requests.status == SHED)
     started = (requests.scheduled_s >= 0.0) & ~refused
-    left_s = np.where(started, requests.scheduled_s, np.where(refused, requests.finished_s, np.inf))
-    gone = np.searchsorted(np.sort(left_s), arrival_s, side="right")
-    return np.arange(1, len(arrival_s) + 1) - np.minimum(gone, np.arange(1, len(arrival_s) + 1)) * 1.0
+    left_s = np.full(requests.size, np.inf)
+    np.copyto(left_s, requests.scheduled_s, where=started)
+    np.copyto(left_s, requests.finished_s, where=refused)
+    left_s.sort()
+    arrived = np.arange(first + 1, requests.size + 1)
+    gone = np.searchsorted(left_s, requests.arrival_s[first:], side="right")
+    return (arrived - np.minimum(gone, arrived)).astype(np.float64)
 
 
 def _trend(values: Floats) -> int:

@@ -13,8 +13,9 @@ from gnomon import catalog
 from gnomon.catalog import Model
 from gnomon.core.arrays import Floats, Ints
 from gnomon.core.errors import ConfigError
-from gnomon.core.jit import function_arguments
+from gnomon.core.jit import bound, function_arguments
 from gnomon.core.streams import stream
+from gnomon.core.user_files import is_own
 from gnomon.serving import contract
 from gnomon.serving.adapters import Adapters
 from gnomon.serving.admission import ADMISSIONS, AdmissionSpec
@@ -157,10 +158,11 @@ def _serve(
     outside the replicas, and the manager of a fleet that changes."""
     total, num_replicas = len(requests), cluster.replicas.size
     gate = ADMISSIONS.chosen(scenario.admission)
-    asked = _asked(scenario, scenario.router, spec, requests, cluster, replicas_that(kinds, "prefill"))
+    decode, decide = scenario.disaggregation.decode_router, DECIDERS.chosen(scenario.disaggregation.decider)
+    others = (gate.admit, decide.decide)
+    asked = _asked(scenario, scenario.router, spec, requests, cluster, replicas_that(kinds, "prefill"), *others)
     gate_memory = np.zeros((cluster.classes.shape[0], 2))
     fleet = Fleet(cluster, tables, *asked, option_values(scenario.admission, gate), gate_memory)
-    decode, decide = scenario.disaggregation.decode_router, DECIDERS.chosen(scenario.disaggregation.decider)
     decode_spec = _find_router(decode)
     compiled = spec if spec.compiled else ROUTERS["round_robin"]
     engine = engine_of(policies_of(kinds), compiled, gate.name, decode_spec, decide)
@@ -201,7 +203,8 @@ def _serve(
     calendar.book.is_plain = not spec.compiled
     manager = new_manager(scenario, kinds, requests, fleet, outside, _measured) if scenario.fleet is not None else None
     route = None if spec.compiled else callable_router(spec)
-    drive = partial(_drive, fleet, engine, outside, log, manager, route=route)
+    go_on = bound(serve, fleet, engine, outside, log, total)
+    drive = partial(_drive, go_on, fleet, engine, outside, log, manager, route=route)
     before = None
     if requests.concurrency:
         report_ends(calendar, cluster)
@@ -223,12 +226,20 @@ def _serve(
 
 
 def _asked(
-    scenario: Scenario, config: RouterConfig, spec: RouterSpec, requests: Requests, cluster: Cluster, candidates: Ints
+    scenario: Scenario,
+    config: RouterConfig,
+    spec: RouterSpec,
+    requests: Requests,
+    cluster: Cluster,
+    candidates: Ints,
+    *others: Callable[..., Any],
 ) -> Asked:
-    """What a router gets beside the replicas: its draws, options and memory, and the replicas it may choose."""
+    """What a router gets beside the replicas: its draws, options and memory, and the replicas it may choose. There are
+    no draws where neither it nor `others`, which see the same, can look at them."""
     numbers = spec.numbers(config) if spec.numbers else np.zeros(0)
+    draws = spec.draws or spec.numbers is not None or any(is_own(one) for one in (spec.route, *others))
     return Asked(
-        stream(scenario.seed, "router").random((len(requests), 2)),
+        stream(scenario.seed, "router").random((len(requests), 2)) if draws else np.zeros((1, 2)),
         np.concatenate([option_values(config, spec), numbers]) if numbers.size else option_values(config, spec),
         np.zeros(spec.memory * cluster.replicas.size + 8),
         predicted_outputs(config, requests, scenario.seed),
@@ -273,6 +284,7 @@ def _measured(scenario: Scenario, pool: int, rate: float, num_requests: int) -> 
 
 
 def _drive(
+    go_on: Callable[..., None],
     fleet: Fleet,
     engine: Engine,
     outside: Outside,
@@ -287,13 +299,13 @@ def _drive(
     cluster, book = fleet.cluster, outside.calendar.book[0]
     if manager is not None:
         fleet, outside = manager.fleet, manager.outside
-    serve(fleet, engine, outside, log, last)
+    go_on(fleet, engine, outside, log, last)
     while (book.wants == A_REPLICA and route is not None) or (book.wants == AN_EVENT and manager is not None):
         if book.wants == AN_EVENT:
             assert manager is not None
             manager.handle()
             fleet, outside = manager.fleet, manager.outside
-            serve(fleet, engine, outside, log, last)
+            go_on(fleet, engine, outside, log, last)
             continue
         assert route is not None
         r = route(fleet, int(book.subject)) - 1
@@ -301,7 +313,7 @@ def _drive(
             cluster.control[:4] = (0, contract.NO_SUCH_REPLICA, r, book.subject)
             return
         cluster.requests[book.subject].replica = r
-        serve(fleet, engine, outside, log, last)
+        go_on(fleet, engine, outside, log, last)
 
 
 LATEST_S = 1e12

@@ -27,6 +27,7 @@ NO_LIMIT = 1 << 62
 
 # Life of a request.
 NOT_ARRIVED, WAITING, RUNNING, IN_FLIGHT, FINISHED, REJECTED, SHED, PARKED, MOVING = range(9)
+NUM_STATUS = 9
 
 # Columns of `Cluster.classes`: what is known of a class of users.
 WEIGHT, PRIORITY = range(2)
@@ -38,58 +39,60 @@ NUM_SERVICE = 5
 # prompt token once more; the prefill replica, known once the KV has moved; or the prefill replica, at once.
 FROM_DECODE, FROM_TRANSFER, FROM_PREFILL = range(3)
 
+# Counts and ids are kept in 32 bits, because there are many requests; compiled code reads them as 64 bits
+# (`gnomon.core.borrowed_array.Wide`), plain Python does not, and widens a number before it multiplies it.
 REQUEST = np.dtype(
     [
         # What every iteration looks at, in one cache line.
-        ("processed", np.int64),
-        ("prefill_tokens", np.int64),
-        ("total_tokens", np.int64),  # prompt + output
-        ("num_blocks", np.int64),  # KV blocks held
+        ("processed", np.int32),
+        ("prefill_tokens", np.int32),
+        ("total_tokens", np.int32),  # prompt + output
+        ("num_blocks", np.int32),  # KV blocks held
         ("last_token_s", np.float64),
         ("first_token_s", np.float64),
-        ("status", np.int64),
-        ("joined", np.int64),  # the step at which it began to step with the other decodes
-        # The rest.
-        ("admission", np.int64),  # position in the replica's order of admissions
+        ("joined", np.int32),  # the step at which it began to step with the other decodes
+        ("admission", np.int32),  # position in the replica's order of admissions
+        ("status", np.int8),
+        ("never_fits", np.int8),  # all memory is not enough to prefill it again: it is rejected
+        ("user_class", np.int8),
+        ("held_counts", np.int8),  # while its KV moves: whether it counts among those that run where it was prefilled
+        ("next_waiting", np.int32),  # the request behind this one in the waiting queue, or among those reported
         ("arrival_s", np.float64),
-        ("prompt_tokens", np.int64),
-        ("output_tokens", np.int64),
-        ("replica", np.int64),
-        ("cohort", np.int64),  # the batch it was admitted with (faster_transformer)
-        ("table", np.int64),  # row of the replica's block tables (prefix caching)
-        ("keyed_blocks", np.int64),  # leading blocks that others may find by their key
-        ("next_waiting", np.int64),  # the request behind this one in the waiting queue, or among those reported
+        ("replica", np.int32),
+        ("table", np.int32),  # row of the replica's block tables (prefix caching)
+        # The rest.
+        ("prompt_tokens", np.int32),
+        ("output_tokens", np.int32),
         ("scheduled_s", np.float64),  # first time in a batch
         ("finished_s", np.float64),
         ("preempted_at_s", np.float64),
         ("preempted_s", np.float64),  # total time between pre-emptions and being scheduled again
-        ("num_restarts", np.int64),  # how often it lost what it had computed: pre-empted, or with a replica that failed
-        ("num_preemptions", np.int64),
-        ("cached_tokens", np.int64),  # prompt tokens found in the prefix cache at first admission
-        ("never_fits", np.int64),  # all memory is not enough to prefill it again: it is rejected
-        ("user_class", np.int64),
-        ("num_tries", np.int64),  # how often it was handed to a replica
-        ("charged", np.int64),  # output tokens that are on the account of its class already
-        ("draw", np.int64),  # state of the request's own random sequence (speculative decoding)
-        ("session", np.int64),
-        ("adapter", np.int64),  # the LoRA adapter that it runs with, or NONE
+        ("keyed_blocks", np.int32),  # leading blocks that others may find by their key
+        ("cohort", np.int32),  # the batch it was admitted with (faster_transformer)
+        ("num_restarts", np.int32),  # how often it lost what it had computed: pre-empted, or with a replica that failed
+        ("num_preemptions", np.int32),
+        ("cached_tokens", np.int32),  # prompt tokens found in the prefix cache at first admission
+        ("num_tries", np.int32),  # how often it was handed to a replica
+        ("charged", np.int32),  # output tokens that are on the account of its class already
+        ("draw", np.int32),  # state of the request's own random sequence (speculative decoding)
+        ("session", np.int32),
+        ("adapter", np.int32),  # the LoRA adapter that it runs with, or NONE
         ("prefix_first", np.int64),  # where its prefix hashes start, and how many there are
-        ("prefix_count", np.int64),
-        ("front_s", np.float64),  # in the front end, before it arrives here
-        ("first_reply_s", np.float64),  # from its first token, and its last, to the client
-        ("last_reply_s", np.float64),
+        ("prefix_count", np.int32),
         # Of a request that prefills in one replica and decodes in another.
-        ("prefill_replica", np.int64),  # where it is prefilled, or was
-        ("decode_replica", np.int64),  # where it goes after that
-        ("held_blocks", np.int64),  # blocks that the former holds until its KV has moved
-        ("held_table", np.int64),
-        ("held_counts", np.int64),  # whether it counts among the requests that run there
+        ("prefill_replica", np.int32),  # where it is prefilled, or was
+        ("decode_replica", np.int32),  # where it goes after that
+        ("held_blocks", np.int32),  # blocks that the former holds until its KV has moved
+        ("held_table", np.int32),
+        ("loaded_from", np.int32),  # of one that waits for KV from another tier: the first block that is loaded
         ("prefilled_s", np.float64),
         ("moving_s", np.float64),  # there is room for it, and its KV starts to move
         ("landed_s", np.float64),  # its KV is there
-        # Of a request that waits for KV from another tier.
-        ("loaded_from", np.int64),  # the first block that is loaded
-        ("loaded_s", np.float64),  # when it is all there
+        ("loaded_s", np.float64),  # KV from another tier is all there
+        # The front end.
+        ("front_s", np.float64),  # in the front end, before it arrives here
+        ("first_reply_s", np.float64),  # from its first token, and its last, to the client
+        ("last_reply_s", np.float64),
     ],
     align=True,
 )

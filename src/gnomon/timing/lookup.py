@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -45,6 +45,14 @@ def _cell(axis: Floats, value: float) -> tuple[int, float]:
 
 
 @jit
+def _cell_near(axis: Floats, value: float, near: int) -> tuple[int, float]:
+    """`_cell`, quicker where the value still lies in the cell `near`."""
+    if axis[near] <= value < axis[near + 1]:
+        return near, (value - axis[near]) / (axis[near + 1] - axis[near])
+    return _cell(axis, value)
+
+
+@jit
 def _on_plane(table: Floats, i: int, u: float, j: int, v: float) -> float:
     low = table[i, j] + v * (table[i, j + 1] - table[i, j])
     high = table[i + 1, j] + v * (table[i + 1, j + 1] - table[i + 1, j])
@@ -52,10 +60,10 @@ def _on_plane(table: Floats, i: int, u: float, j: int, v: float) -> float:
 
 
 @jit
-def _decode_s(tables: IterationTables, stage: int, decodes: int, kv: float) -> float:
-    cell, fraction = _cell(tables.kv_axis, kv)
+def _decode_s(tables: IterationTables, stage: int, decodes: int, kv: float, near: int) -> tuple[float, int]:
+    cell, fraction = _cell_near(tables.kv_axis, kv, near)
     row = tables.decode_s[stage, decodes]
-    return row[cell] + fraction * (row[cell + 1] - row[cell])
+    return row[cell] + fraction * (row[cell + 1] - row[cell]), cell
 
 
 @jit
@@ -76,27 +84,32 @@ def _mixed_s(tables: IterationTables, stage: int, chunk: float, kv: float, decod
 
 @jit
 def _attention_at(
-    tables: IterationTables, stage: int, chunk: float, kv: float, decodes: int, decode_kv: float
-) -> float:
+    tables: IterationTables, stage: int, chunk: float, kv: float, decodes: int, decode_kv: float, near: int
+) -> tuple[float, int]:
     if chunk == 0.0:
-        return _decode_s(tables, stage, decodes, decode_kv)
+        return _decode_s(tables, stage, decodes, decode_kv, near)
     if decodes > 0 and tables.mixed_s.shape[1] > 0:
-        return _mixed_s(tables, stage, chunk, kv, decodes, decode_kv)
+        return _mixed_s(tables, stage, chunk, kv, decodes, decode_kv), near
     c, u = _cell(tables.chunk_axis, chunk)
     k, v = _cell(tables.kv_axis, kv)
     total = _on_plane(tables.prefill_s[stage], c, u, k, v)
     if decodes > 0:
-        total += _decode_s(tables, stage, decodes, decode_kv)
-    return total
+        more, near = _decode_s(tables, stage, decodes, decode_kv, near)
+        total += more
+    return total, near
 
 
 @jit
-def attention_s(tables: IterationTables, stage: int, shape: Shape) -> float:
-    """Seconds of attention in one stage."""
+def attention_near(
+    tables: IterationTables, stage: int, shape: Shape, near: tuple[int, int]
+) -> tuple[float, tuple[int, int]]:
+    """Seconds of attention in one stage, and the cells of the tables in which the decodes' mean and longest KV lie:
+    given to the next call, they need not be looked for where they are the same."""
     chunk = np.sqrt(shape.chunks_squared)
     kv = shape.chunks_kv / chunk if chunk > 0.0 else 0.0
     mean = shape.decode_kv / shape.decodes if shape.decodes > 0 else 0.0
-    seconds = _attention_at(tables, stage, chunk, kv, shape.decodes, mean)
+    seconds, near_mean = _attention_at(tables, stage, chunk, kv, shape.decodes, mean, near[0])
+    near_longest = near[1]
     if tables.skew.shape[1] > 0 and shape.decodes > 1 and shape.decode_kv_max > mean:
         n, w = _cell(tables.decodes_axis, float(shape.decodes))
         skew = tables.skew[stage]
@@ -104,9 +117,17 @@ def attention_s(tables: IterationTables, stage: int, shape: Shape) -> float:
         if chunk > 0.0:
             s += SKEW_BINS
         towards_max = skew[n, s] + w * (skew[n + 1, s] - skew[n, s])
-        longest = _attention_at(tables, stage, chunk, kv, shape.decodes, shape.decode_kv_max)
+        longest, near_longest = _attention_at(
+            tables, stage, chunk, kv, shape.decodes, shape.decode_kv_max, near_longest
+        )
         seconds += towards_max * (longest - seconds)
-    return seconds
+    return seconds, (near_mean, near_longest)
+
+
+@jit
+def attention_s(tables: IterationTables, stage: int, shape: Shape) -> float:
+    """Seconds of attention in one stage."""
+    return attention_near(tables, stage, shape, (0, 0))[0]
 
 
 @jit
@@ -130,8 +151,9 @@ def stage_s(tables: IterationTables, stage: int, shape: Shape, group_tokens: int
 
 
 @jit
-def is_beyond_measured(measured: Floats, shape: Shape) -> bool:
-    """Whether an iteration is larger in some way than the source covers (`IterationTables.measured` of its stage).
+def is_beyond_measured(measured: Any, shape: Shape) -> bool:
+    """Whether an iteration is larger in some way than the source covers (`IterationTables.measured` of its stage, an
+    array or a tuple).
 
     Decodes are looked up at their mean KV length, so that counts, not the longest.
     """
@@ -146,14 +168,21 @@ def is_beyond_measured(measured: Floats, shape: Shape) -> bool:
 
 
 @jit
-def with_host_s(tables: IterationTables, stage: int, gpu_s: float, shape: Shape) -> float:
-    """Add the host's time to an iteration of one stage: what is exposed, and what the GPU waits for."""
+def host_times(tables: IterationTables, stage: int, shape: Shape) -> tuple[float, float]:
+    """Of the host's time in one stage: what is exposed, and the least that the GPU's part takes because of it."""
     phase = 1 if shape.chunks_squared == 0.0 else (0 if shape.decodes == 0 else 2)
     host = tables.host_s[stage, phase]
     exposed = host[0] + host[1] * shape.sequences + host[2] * shape.tokens
     hidden = host[3] + host[4] * shape.sequences + host[5] * shape.tokens
     in_graph = (shape.sequences if phase == 1 else shape.tokens) <= host[7]
-    return exposed + max(gpu_s, hidden, 0.0 if in_graph else host[6])
+    return exposed, max(hidden, 0.0 if in_graph else host[6])
+
+
+@jit
+def with_host_s(tables: IterationTables, stage: int, gpu_s: float, shape: Shape) -> float:
+    """Add the host's time to an iteration of one stage: what is exposed, and what the GPU waits for."""
+    exposed_s, least_s = host_times(tables, stage, shape)
+    return exposed_s + max(gpu_s, least_s)
 
 
 @jit

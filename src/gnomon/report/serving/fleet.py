@@ -37,12 +37,12 @@ def fleet_frame(run: Run) -> pl.DataFrame:
     for state, name in ((2, "up"), (1, "starting"), (3, "draining"), (4, "down")):
         columns[name] = seen.counts[at, :, state].sum(axis=1)
     samples = np.searchsorted(record.column("time_s")[:, 0], edges, side="right") - 1
-    for name in ("waiting", "running"):
+    for name in ("waiting", "running") if record.samples.size else ():  # The controller may never have been asked.
         columns[name] = record.column(name).sum(axis=1)[np.maximum(samples[1:], 0)]
     for name, share in slo_by_class(run, edges).items():
         columns[f"slo_met_{name}"] = share
     columns["dollars_per_hour"] = _dollars(run, seen.counts[at])
-    watts = _kilowatts(run, np.maximum(samples, 0), np.diff(edges), seen.counts[at])
+    watts = _kilowatts(run, samples, np.diff(edges), seen.counts[at])
     if watts is not None:
         columns["kw"] = watts
     assert hours.size == len(columns["time_s"])
@@ -87,7 +87,7 @@ def _dollars(run: Run, counts: Any) -> Floats:
 
 
 def _kilowatts(run: Run, samples: Any, lasts_s: Floats, counts: Any) -> Floats | None:
-    """Mean power in each interval, by what the pools did between two samples."""
+    """Mean power in each interval, by what the pools did between two samples; before the first, from nothing on."""
     record, config = run.fleet, run.scenario.power
     assert record is not None
     total = np.zeros(lasts_s.size)
@@ -97,7 +97,8 @@ def _kilowatts(run: Run, samples: Any, lasts_s: Floats, counts: Any) -> Floats |
         row += kind.replica.pipeline_parallel
         if facts is None or not record.samples.size:
             return None
-        done = [np.diff(record.column(name)[samples, number]) for name in ("busy_s", "bytes", "flops")]
+        so_far = [np.append(0.0, record.column(name)[:, number]) for name in ("busy_s", "bytes", "flops")]
+        done = [np.diff(one[samples + 1]) for one in so_far]
         gpus = kind.replica.num_gpus / kind.replica.data_parallel
         on_s = counts[:, number, PAID].sum(axis=1) * kind.replica.data_parallel * lasts_s
         seconds = (done[0], done[1] / max(work[6], 1.0), done[2] / max(work[5], 1.0))

@@ -64,7 +64,9 @@ def iteration_frame(run: Run) -> pl.DataFrame:
 
 
 def _contiguous(values: object) -> object:
-    return np.ascontiguousarray(values) if isinstance(values, np.ndarray) else values
+    if not isinstance(values, np.ndarray):
+        return values
+    return np.ascontiguousarray(values, np.int64 if values.dtype.kind == "i" else None)  # As users know them.
 
 
 def difference_frame(differences: dict[str, list[Difference]]) -> pl.DataFrame:

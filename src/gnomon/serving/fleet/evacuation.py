@@ -168,10 +168,11 @@ def _take_back(
 
 
 def forget_cache(cluster: Cluster, r: int) -> None:
-    """The replica's prefix cache is as at the start."""
-    cluster.replicas[r].tracks_blocks = 0
-    for array in (cluster.block_key, cluster.block_users, cluster.slot_key, cluster.slot_block):
-        array[r] = 0
+    """The replica's prefix cache is as at the start; as long as its blocks have no identity, nothing is in it."""
+    if cluster.replicas[r].tracks_blocks != 0:
+        cluster.replicas[r].tracks_blocks = 0
+        for array in (cluster.block_key, cluster.block_users, cluster.slot_key, cluster.slot_block):
+            array[r] = 0
     cluster.free_rows[r] = np.arange(cluster.free_rows.shape[1])
 
 

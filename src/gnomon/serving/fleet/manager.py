@@ -101,9 +101,8 @@ class Manager:
 
     def _goes_on(self) -> bool:
         """Whether there will be anything to decide."""
-        alive = np.isin(self.replicas.state, (UP, STARTING))
-        pools = {one.pool for one, is_alive in zip(self.replicas.members, alive, strict=True) if is_alive}
-        nobody_comes = self.traffic.is_stuck and len(pools) < (len(self.pools) if self.traffic.has_roles else 1)
+        alive = sum(bool(self.replicas.of(number, UP, STARTING)) for number in range(len(self.pools)))
+        nobody_comes = self.traffic.is_stuck and alive < (len(self.pools) if self.traffic.has_roles else 1)
         self.idle_ticks = self.idle_ticks + 1 if nobody_comes else 0
         self.gave_up = self.idle_ticks > PATIENCE_TICKS
         return not self.gave_up and self.traffic.goes_on

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gnomon.core.arrays import Floats, Ints
 from gnomon.serving.kinds import Kind
@@ -36,6 +37,9 @@ class Replicas:
     def __post_init__(self) -> None:
         self.since = np.zeros(len(self.members))
         """[replica]: when it came into its state."""
+        self.pool = np.array([one.pool for one in self.members], np.int64)
+        self.replica_of = np.array([i for i, one in enumerate(self.members) for _ in one.ranks], np.int64)
+        """[rank]: its replica."""
 
     def change(self, now_s: float, replica: int, state: int) -> None:
         """A replica is in another state from `now_s` on."""
@@ -44,12 +48,20 @@ class Replicas:
 
     def of(self, pool: int, *states: int) -> list[int]:
         """The replicas of a pool that are in one of these states."""
-        return [i for i, one in enumerate(self.members) if one.pool == pool and self.state[i] in states]
+        found: list[int] = np.flatnonzero((self.pool == pool) & _any_of(self.state, states)).tolist()
+        return found
 
     def taking_requests(self) -> Ints:
         """The ranks that a router may choose: those of replicas that are up, or whose death nobody has noticed."""
-        open_ = [i for i, one in enumerate(self.members) if self.state[i] == UP or i in self.dead]
-        return np.array([r for i in open_ for r in self.members[i].ranks], np.int64)
+        is_open = self.state == UP
+        is_open[list(self.dead)] = True
+        return np.flatnonzero(is_open[self.replica_of])
+
+
+def _any_of(state: Ints, states: tuple[int, ...]) -> NDArray[np.bool_]:
+    wanted = np.zeros(len(STATES), bool)
+    wanted[list(states)] = True
+    return wanted[state]
 
 
 def replicas_of(kinds: list[Kind], up: list[int]) -> Replicas:

@@ -23,11 +23,11 @@ def slo_check(slo: SloConfig, requests: Requests, records: Any) -> Callable[[Int
     ])  # fmt: skip
 
     def met(ids: Ints) -> Floats:
-        q = records[ids]
-        limit = limits[q.user_class]
-        per_token = (q.finished_s - q.first_token_s) / np.maximum(q.output_tokens - 1, 1)
-        good = (q.first_token_s - q.arrival_s <= limit[:, 0]) & (per_token <= limit[:, 1])
-        good &= (q.finished_s - q.arrival_s <= limit[:, 2]) & (q.status == FINISHED)
+        limit = limits[records.user_class[ids]]
+        arrival_s, first_s, end_s = records.arrival_s[ids], records.first_token_s[ids], records.finished_s[ids]
+        per_token = (end_s - first_s) / np.maximum(records.output_tokens[ids] - 1, 1)
+        good = (first_s - arrival_s <= limit[:, 0]) & (per_token <= limit[:, 1])
+        good &= (end_s - arrival_s <= limit[:, 2]) & (records.status[ids] == FINISHED)
         return good.astype(np.float64)
 
     return met

@@ -12,9 +12,10 @@ from gnomon.serving.fleet.config import FailureConfig
 from gnomon.serving.fleet.evacuation import evacuate, redirect, requests_of
 from gnomon.serving.fleet.replicas import DOWN, OFF, Replicas
 from gnomon.serving.outside import Fleet, Outside
-from gnomon.serving.state import FINISHED, NOT_ARRIVED, NUM_PARKED, PARKED, REJECTED, SHED, Cluster
+from gnomon.serving.state import FINISHED, NOT_ARRIVED, NUM_PARKED, NUM_STATUS, PARKED, REJECTED, SHED, Cluster
 
 ENDED = (FINISHED, REJECTED, SHED)
+IS_ENDED = np.isin(np.arange(NUM_STATUS), ENDED)
 
 
 @dataclass
@@ -63,13 +64,14 @@ class Traffic:
             return True
         if replicas.num_outstanding.any() or replicas.num_held.any():
             return True
-        return not np.isin(self.cluster.requests.status, ENDED).all()
+        return not IS_ENDED[self.cluster.requests.status].all()
 
     def admit(self, now_s: float) -> None:
         """Routers see the replicas that take requests; where there were none, those that waited for one arrive."""
-        open_ = self.replicas.taking_requests()
-        to_decode = open_[np.isin(open_, self.can_decode)]
-        candidates = open_[np.isin(open_, self.can_prefill)]
+        to_decode = candidates = self.replicas.taking_requests()
+        if self.has_roles:
+            to_decode = to_decode[np.isin(to_decode, self.can_decode)]
+            candidates = candidates[np.isin(candidates, self.can_prefill)]
         if not to_decode.size:  # Nobody is prefilled whom nobody would decode.
             candidates = candidates[:0]
         self.fleet = self.fleet._replace(candidates=candidates)
@@ -110,7 +112,7 @@ class Traffic:
             sent = int(self.outside.calendar.book[0].num_sent)
             self.watched = np.concatenate([self.watched, np.arange(self.num_watched, sent)])
             self.num_watched = sent
-        has_ended = np.isin(self.cluster.requests.status[self.watched], ENDED)
+        has_ended = IS_ENDED[self.cluster.requests.status[self.watched]]
         ended, self.watched = self.watched[has_ended], self.watched[~has_ended]
         return ended
 

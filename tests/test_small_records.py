@@ -1,0 +1,72 @@
+"""Records that are small, and a log that is merged: what is computed from them is the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gnomon.core.borrow import borrow
+from gnomon.core.jit import jit
+from gnomon.core.user_files import plain
+from gnomon.serving.allocation import new_cluster
+from gnomon.serving.log import Log, log_gap, new_log
+from gnomon.serving.routers import ROUTERS
+from gnomon.serving.state import REQUEST, Cluster
+from serving_kit import requests_of, run, scenario
+
+
+@jit
+def multiplied(cluster: Cluster) -> int:
+    lent = borrow(cluster)
+    request = lent.requests[0]
+    request.session = 2_000_000_000
+    request.status = 7
+    return request.session * 3 + request.status
+
+
+def test_compiled_code_reads_small_numbers_as_large_ones() -> None:
+    cluster = new_cluster(1, 1, 1, 1, 1, 1)
+    assert multiplied(cluster) == 6_000_000_007
+    assert cluster.requests.session[0] == 2_000_000_000 and cluster.requests.status[0] == 7
+
+
+def test_a_request_takes_little_memory() -> None:
+    assert REQUEST.itemsize <= 240  # Ten million in 2.4 GB.
+
+
+def test_sessions_are_spread_alike_in_plain_python_and_compiled() -> None:
+    sessions = np.array([0, 1, 5, 70_000, 2_147_483_000] * 4, np.int32)
+    offered = requests_of(np.arange(sessions.size), [10] * sessions.size, [2] * sessions.size)
+    done = run(scenario(num_replicas=7, router="sticky_session"), requests=replace(offered, session=sessions))
+    chosen = [(session * 2_654_435_761 % 2**32) * 7 // 2**32 for session in sessions.tolist()]
+    assert done.cluster.requests.replica.tolist() == chosen
+    fleet: Any = SimpleNamespace(cluster=done.cluster, candidates=np.arange(7), memory=np.zeros(8))
+    route = plain(ROUTERS["sticky_session"].route)
+    assert [route(fleet, i) for i in range(sessions.size)] == chosen
+
+
+@jit
+def _write(log: Log, gaps: np.ndarray) -> None:
+    lent = borrow(log)
+    for gap in gaps:
+        log_gap(lent, gap, 2)
+
+
+def test_merged_gaps_keep_counts_sums_and_percentiles() -> None:
+    gaps = np.random.default_rng(0).lognormal(-4.0, 1.0, 200_000)
+    gaps[::1000] = 0.0
+    log = new_log(64, 50_000)
+    _write(log, gaps)
+    used = log.used[2]
+    seconds, counts = log.gap_s[:used], log.gap_count[:used]
+    assert log.used[4] > 1 and counts.sum() == 2 * gaps.size
+    assert np.dot(seconds, counts) == pytest.approx(2 * gaps.sum())
+    order = np.argsort(seconds)
+    reached = np.cumsum(counts[order]) / counts.sum()
+    for share in (0.1, 0.5, 0.99):
+        found = seconds[order[np.searchsorted(reached, share)]]
+        assert found == pytest.approx(np.quantile(gaps, share), rel=0.003)
