@@ -71,7 +71,14 @@ def test_parts_add_up_where_prefill_and_decode_are_apart(first_token: str, block
     found = check(scenario(pools=pools, disaggregation=way))
     moved = found.requests.landed_s >= 0
     seconds = (found.requests.landed_s - found.requests.moving_s)[moved] + way["hop_s"]
-    assert moved.any() and found.parts_ns[moved][:, :, ledger.TRANSFER].sum(axis=1) / 1e9 == pytest.approx(seconds)
+    booked = found.parts_ns[moved][:, :, ledger.TRANSFER].sum(axis=1) / 1e9
+    assert moved.any() and (booked >= seconds - 1e-8).all()
+    more = (booked - seconds)[found.requests.num_restarts[moved] == 0]
+    if first_token == "decode":  # The last prompt token is computed once more: 10.4 ms alone.
+        assert more.min() > 0.0103
+    else:
+        assert np.abs(more).max() < 1e-8
+    assert not found.parts_ns[found.requests.num_restarts == 0][:, :, ledger.RECOMPUTED].any()
     waited = found.parts_ns[:, :, ledger.KV_FULL].sum()
     assert waited > 1e9 if blocks == 40 else waited == 0
 
@@ -195,6 +202,17 @@ def test_host_time_is_the_hosts() -> None:
     timing = {"source": "roofline", "host": {"per_iteration_s": 0.004}}
     found = check(build(Scenario, {"timing": timing}), requests_of([0.0], [100], [11]))
     assert milliseconds(found, 0)["host"] == pytest.approx(44.0, abs=1e-4)
+
+
+def test_waiting_for_an_adapter_is_not_waiting_for_an_iteration() -> None:
+    lora = {"max_loaded": 1, "latency_s": 0.5}
+    workload = {"rate": 20.0, "num_requests": 60, "adapters": {"count": 6, "share": 1.0}}
+    found = check(scenario(lora=lora, workload=workload))
+    before = found.parts_ns[:, ledger.BEFORE] / 1e9
+    came = found.requests.arrival_s + found.requests.front_s
+    waited = found.requests.scheduled_s - came
+    assert before[:, ledger.ADAPTER].sum() > 0.5 * waited.sum() > 1.0
+    assert before[:, ledger.ITERATION].max() < 1.0
 
 
 def test_nothing_is_kept_unless_asked_for() -> None:

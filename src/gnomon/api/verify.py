@@ -241,10 +241,11 @@ def disagg(
     only: str = "",
     concurrency: Sequence[int] = (),
     as_labelled: bool = False,
+    metrics_age_s: float | None = None,
     on_progress: Progress | None = None,
 ) -> Verification:
     """Aggregated and disaggregated layouts that llm-d measured; `only` those whose name contains it. The latter as they
-    ran, or `as_labelled`."""
+    ran, or `as_labelled`; `metrics_age_s` is how old the picker's metrics become, if not 50 ms."""
     from gnomon.report.verify.disagg import told
     from gnomon.verify.disagg import fit_site, predict, read_runs
 
@@ -255,7 +256,10 @@ def disagg(
             "no layout is left.", where="--only", fix=f"Known: {', '.join(sorted({one.layout for one in runs}))}."
         )
     added_s = fit_site(runs)
-    found = [predict(one, added_s, as_labelled=as_labelled) for one in _each(wanted, on_progress)]
+    found = [
+        predict(one, added_s, as_labelled=as_labelled, metrics_age_s=metrics_age_s)
+        for one in _each(wanted, on_progress)
+    ]
     return Verification("disagg", found, told(found, added_s))
 
 

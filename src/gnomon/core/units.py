@@ -9,7 +9,7 @@ KB, MB, GB, TB = 10**3, 10**6, 10**9, 10**12
 def seconds(value: float) -> str:
     """A duration with three significant digits: '12.3 ms', '1.50 s', '4.2 min'."""
     size = abs(value)
-    if size == 0:
+    if size < 5e-10:  # Nobody measures less than a nanosecond.
         return "0 s"
     if size < 1e-3:
         return f"{value * 1e6:.3g} µs"

@@ -46,7 +46,7 @@ def serve_arrivals(fleet: Fleet, engine: Engine, log: Log, first: int, last: int
         now, after = cluster.requests[first].arrival_s, _together_until(cluster.requests, first)
         advance_replicas(fleet, engine, log, now)
         for request_id in range(first, after):
-            receive(cluster, ask_router(fleet, engine, request_id), request_id)
+            receive(cluster, ask_router(fleet, engine, request_id), request_id, now)
         wake_groups(fleet, engine, log, first, after, now)
         first = after
 
@@ -88,7 +88,7 @@ def queue(fleet: Fleet, outside: Outside, r: int, request_id: int, now: float) -
         cluster.requests[request_id].replica = r
         cluster.requests[request_id].status = MOVING
         return
-    receive(cluster, r, request_id)
+    receive(cluster, r, request_id, now)
 
 
 @apart

@@ -80,7 +80,7 @@ def _handle_event(fleet: Fleet, engine: Engine, outside: Outside, log: Log) -> N
         if cluster.control[BUDGET] > 0:
             take_next(outside.calendar)
             end_load(cluster, outside.tiers, subject, now)
-            receive(cluster, cluster.requests[subject].replica, subject)
+            receive(cluster, cluster.requests[subject].replica, subject, now)
             wake(fleet, engine, outside, log, group, now)
     elif kind == LINKS_CHANGE:
         take_next(outside.calendar)

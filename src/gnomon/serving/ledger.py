@@ -22,7 +22,7 @@ from gnomon.core.borrow import borrow
 from gnomon.core.jit import apart, inner, jit
 from gnomon.serving import division
 from gnomon.serving.division import NUM_COLUMNS, divide, gpu_s, nanoseconds
-from gnomon.serving.state import FAULT, Cluster, Replica, replica_view
+from gnomon.serving.state import FAULT, NONE, Cluster, Replica, replica_view
 from gnomon.serving.stepping import ID
 from gnomon.serving.verbs import tokens_placed
 from gnomon.timing.iteration import IterationTables
@@ -32,10 +32,10 @@ from gnomon.timing.lookup import Shape
 # iteration is divided (`gnomon.serving.division`), and the clock of decodes.
 (
     FRONT_END, ROUTING, ITERATION, BATCH_CAP, KV_FULL, TOKEN_BUDGET, POLICY, PREFILL_ALONE, PREFILL_OTHERS, PREEMPTED,
-    RECOMPUTED, TRANSFER, TIER, OUTAGE, DECODE_ALONE, DECODE_PREFILLS, DECODE_BATCH, DECODE_CONTEXTS, DECODE_TURN,
-    PIPELINE, HOST, STRAGGLER,
-) = range(22)  # fmt: skip
-NUM_PARTS = 22
+    RECOMPUTED, TRANSFER, TIER, OUTAGE, ADAPTER, DECODE_ALONE, DECODE_PREFILLS, DECODE_BATCH, DECODE_CONTEXTS,
+    DECODE_TURN, PIPELINE, HOST, STRAGGLER,
+) = range(23)  # fmt: skip
+NUM_PARTS = 23
 CAUSES = range(ITERATION, POLICY + 1)
 """Why a waiting request is not admitted."""
 _METER = DECODE_ALONE
@@ -74,19 +74,20 @@ ENTRY = np.dtype(
 
 
 @apart
-def arrive(cluster: Cluster, r: int, request_id: int) -> None:
+def arrive(cluster: Cluster, r: int, request_id: int, now: float) -> None:
     """A request joins the queue of replica `r`: from here on it waits for what the others wait for."""
-    entry, clock = cluster.ledger[request_id], cluster.clocks[r]
+    request, entry, clock = cluster.requests[request_id], cluster.ledger[request_id], cluster.clocks[r]
     if entry.doing != UNKNOWN:  # It comes from a replica that went away, and pays for the detour when it runs again.
         if entry.doing == WAITS:
             _forget(cluster, request_id)
         entry.doing = LOST
         return
-    entry.first_ns = nanoseconds(cluster.requests[request_id].arrival_s)
+    entry.first_ns = nanoseconds(request.arrival_s)
     _forget(cluster, request_id)
-    if cluster.requests[request_id].loaded_s >= 0.0:  # KV that a lower tier held came first.
-        entry.last_ns = nanoseconds(cluster.requests[request_id].loaded_s)
-        cluster.parts_ns[request_id, BEFORE, TIER] = entry.last_ns - entry.first_ns
+    if now > request.arrival_s:  # KV or its adapter was loaded first, or no replica was up.
+        part = TIER if request.loaded_s >= 0.0 else (ADAPTER if request.adapter != NONE else OUTAGE)
+        entry.last_ns = nanoseconds(now)
+        cluster.parts_ns[request_id, BEFORE, part] = entry.last_ns - entry.first_ns
     entry.doing = WAITS
     _charge_wait(cluster, clock, request_id, entry.last_ns, -1)
 
@@ -323,12 +324,21 @@ def end_member(cluster: Cluster, tables: IterationTables, r: int, position: int,
         for part in range(PIPELINE, NUM_PARTS):
             parts[part] += columns[part - _METER]
             rest -= columns[part - _METER]
-        is_first = request.num_restarts == 0 and parts[PREFILL_ALONE] == 0
-        parts[PREFILL_OTHERS if is_first else RECOMPUTED] += rest
+        parts[_prefill_part(request, parts)] += rest
         parts[PIPELINE if cluster.replicas[r].num_stages > 1 else PREFILL_OTHERS] += gap
         if phase == 0 and parts[PREFILL_ALONE] == 0 and request.processed + tokens == request.prefill_tokens:
             _find_alone(cluster, tables, r, request_id, parts)
     entry.prefill_only_ns = clock[PREFILL_ONLY]
+
+
+@inner
+def _prefill_part(request: Any, parts: Any) -> int:
+    """What an iteration with a part of its prompt is for a request. Where KV has come from another replica, the last
+    token is computed once more, for its logits."""
+    if request.num_restarts == 0 and parts[PREFILL_ALONE] == 0:
+        return PREFILL_OTHERS
+    is_last = request.landed_s >= 0.0 and request.processed + 1 == request.prefill_tokens
+    return TRANSFER if is_last and request.first_token_s < 0.0 else RECOMPUTED
 
 
 @apart

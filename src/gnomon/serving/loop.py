@@ -277,7 +277,7 @@ def proceed(
 
 
 @inner
-def receive(cluster: Cluster, r: int, request_id: int) -> None:
+def receive(cluster: Cluster, r: int, request_id: int, now: float) -> None:
     """Put an arrived request into the queue of replica `r`. The caller wakes the replica's group afterwards."""
     request, state = cluster.requests[request_id], cluster.replicas[r]
     request.replica = r
@@ -292,4 +292,4 @@ def receive(cluster: Cluster, r: int, request_id: int) -> None:
         prefix_cache.track_blocks(replica)
     push_waiting(replica, request_id)
     if cluster.ledger.size > 0:
-        ledger.arrive(cluster, r, request_id)
+        ledger.arrive(cluster, r, request_id, now)

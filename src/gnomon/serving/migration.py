@@ -26,7 +26,7 @@ def _submit(fleet: Fleet, engine: Engine, log: Log, ids: Ints, targets: Ints, no
     cluster = fleet.cluster
     for i in range(ids.size):
         r, request = targets[i], cluster.requests[ids[i]]
-        receive(cluster, r, ids[i])
+        receive(cluster, r, ids[i], now)
         cluster.replicas[r].prefill_left -= request.processed
     for i in range(ids.size):
         if i + 1 == ids.size or targets[i + 1] != targets[i]:

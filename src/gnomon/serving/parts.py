@@ -51,6 +51,7 @@ PARTS: tuple[Part, ...] = (
     Part("kv_transfer", "KV transfer", "while its KV cache was moved", "transfers"),
     Part("tier_load", "KV tier load", "while its KV cache was loaded from a lower tier", "transfers"),
     Part("outage", "outage", "lost to an outage", "outages"),
+    Part("wait_adapter", "wait: LoRA adapter", "waiting for its LoRA adapter", "adapters"),
     Part("decode_alone", "decode alone", "on its own decoding", "own decode"),
     Part("decode_prefills", "decode, prefills of others", "decoding more slowly for prefills of others", "prefills"),
     Part("decode_batch", "decode, batch size", "decoding more slowly for the batch size", "batch"),
@@ -78,6 +79,7 @@ CAUSES = {
     "host": "the host",
     "slow replica": "a slow replica",
     "outages": "outages",
+    "adapters": "LoRA adapters to load",
 }
 """Groups of parts with one cure, in words."""
 

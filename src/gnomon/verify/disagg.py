@@ -130,8 +130,11 @@ def _measured(row: dict[str, Any]) -> Measured:
     )
 
 
-def scenario_of(one: Measured, added_s: dict[int, float], *, as_labelled: bool = False) -> Scenario:
-    """A run as a scenario; `added_s`: seconds that the aggregated pods' collectives add, by tensor parallelism."""
+def scenario_of(
+    one: Measured, added_s: dict[int, float], *, as_labelled: bool = False, metrics_age_s: float | None = None
+) -> Scenario:
+    """A run as a scenario; `added_s`: seconds that the aggregated pods' collectives add, by tensor parallelism;
+    `metrics_age_s`: how often the endpoint picker looks at the pods, if not as by its default."""
     preset = build(Scenario, SETTINGS).timing.host
     host = preset.model_dump(exclude_unset=True) if preset else {}
     roles = ("prefill", "decode") if as_labelled else ("both", "both")
@@ -153,19 +156,23 @@ def scenario_of(one: Measured, added_s: dict[int, float], *, as_labelled: bool =
         }
         for role, count, degree in pods
     ]
-    router = PICKER if one.prefill else SERVICE
+    router: dict[str, Any] = {"name": PICKER if one.prefill else SERVICE}
+    if one.prefill and metrics_age_s is not None:
+        router["options"] = {"report_interval_s": metrics_age_s}
     more: dict[str, Any] = {"batching": {"block_size": PICKED_BLOCK}} if one.prefill else {}
     if as_labelled and one.prefill:
-        more["disaggregation"] = {"decode_router": PICKER}
+        more["disaggregation"] = {"decode_router": router}
     lengths = {"distribution": "fixed", "prompt": one.prompt_tokens, "output": one.output_tokens}
     loop = {"process": "closed_loop", "concurrency": one.concurrency}
     workload = {"num_requests": ROUNDS * one.concurrency, "lengths": lengths, "arrivals": loop}
     return build(Scenario, {**SETTINGS, **more, "router": router, "pools": pools, "workload": workload})
 
 
-def predict(one: Measured, added_s: dict[int, float], *, as_labelled: bool = False) -> Predicted:
+def predict(
+    one: Measured, added_s: dict[int, float], *, as_labelled: bool = False, metrics_age_s: float | None = None
+) -> Predicted:
     """Simulate a run."""
-    summary = summarize(run(scenario_of(one, added_s, as_labelled=as_labelled)))
+    summary = summarize(run(scenario_of(one, added_s, as_labelled=as_labelled, metrics_age_s=metrics_age_s)))
     latency = summary.latency
     return Predicted(
         one, latency.ttft_s.mean or 0.0, latency.tpot_s.mean or 0.0, summary.throughput.output_tokens_per_s

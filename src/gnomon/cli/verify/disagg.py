@@ -19,8 +19,21 @@ from gnomon.cli.verify.verdict import end
 @click.option(
     "--as-labelled", is_flag=True, help="Prefill and decode apart as the labels say, which is not how they ran."
 )
+@click.option(
+    "--metrics-age",
+    type=click.FloatRange(0),
+    metavar="SECONDS",
+    help="How old the picker's metrics become, if not 50 ms.",
+)
 @json_option
-def command(file: Path, only: str, concurrency: tuple[int, ...], as_labelled: bool, as_json: bool) -> None:
+def command(
+    file: Path,
+    only: str,
+    concurrency: tuple[int, ...],
+    as_labelled: bool,
+    metrics_age: float | None,
+    as_json: bool,
+) -> None:
     """Layouts of Llama-3.1-70B on H100s measured by llm-d, beside their simulation.
 
     FILE is prism_pd_grid.json of llm-d-prism. One number per tensor-parallel degree is fitted on aggregated layouts;
@@ -34,6 +47,12 @@ def command(file: Path, only: str, concurrency: tuple[int, ...], as_labelled: bo
     """
     with progress("simulating layouts") as on_progress:
         found = verify(
-            "disagg", file, only=only, concurrency=concurrency, as_labelled=as_labelled, on_progress=on_progress
+            "disagg",
+            file,
+            only=only,
+            concurrency=concurrency,
+            as_labelled=as_labelled,
+            metrics_age_s=metrics_age,
+            on_progress=on_progress,
         )
     end(found, as_json=as_json)

@@ -18,9 +18,9 @@ Figure = dict[str, Any]
 CAUSE_COLOURS = dict(
     zip(
         ("own prefill", "own decode", "batch", "prefills", "KV memory", "batch cap", "routing", "iteration", "policy",
-         "slow replica", "host", "pipeline", "transfers", "outages"),
+         "slow replica", "host", "pipeline", "transfers", "outages", "adapters"),
         ("#9ECAE1", "#2F6FB5", "#3E9B6E", "#E08A2E", "#C8493F", "#7B61A8", "#D46A9F", "#8A94A3", "#B58A2F",
-         "#8C564B", "#2FA0B5", "#6B8E23", "#FDBF6F", "#1F2A37"),
+         "#8C564B", "#2FA0B5", "#6B8E23", "#FDBF6F", "#1F2A37", "#B2DF8A"),
         strict=True,
     )
 )  # fmt: skip
