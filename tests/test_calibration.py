@@ -102,6 +102,18 @@ def test_one_load_is_warned_about_and_equal_batches_have_no_slope() -> None:
     assert any("a part per sequence cannot be identified" in note for note in notes)
 
 
+def test_a_host_that_drifts_is_named() -> None:
+    logs = [Log(name, steps=steps(np.random.default_rng(i), 600, size, TRUTH, 0.05)) for i, (name, size) in
+            enumerate((("low", 10), ("high", 60)))]  # fmt: skip
+    assert not any("drifts" in note for note in calibrate(logs, server()).calibration.provenance.notes)
+    slow = np.arange(600) // 100 % 3 == 0
+    for log in logs:
+        assert log.steps is not None
+        log.steps.seconds[slow & (log.steps.chunks_squared > 0)] *= 1.8
+    notes = [note for note in calibrate(logs, server()).calibration.provenance.notes if "drifts" in note]
+    assert len(notes) == 1 and notes[0].startswith("mixed: the host drifts")
+
+
 def test_every_iteration_bound_by_launching_is_said() -> None:
     truth = {**TRUTH, "launch": 0.08}
     notes = fitted(truth, 3).calibration.provenance.notes

@@ -9,7 +9,7 @@ import numpy as np
 from gnomon import catalog
 from gnomon.calibration.logs import PHASES
 from gnomon.calibration.request_fit import RequestFit
-from gnomon.calibration.step_fit import FEW, Data, Fit, Phase, covariance
+from gnomon.calibration.step_fit import BLOCKS, FEW, Data, Fit, Phase, covariance
 from gnomon.core.arrays import Floats
 from gnomon.serving.calibration import Constant
 from gnomon.serving.scenario import Scenario
@@ -17,6 +17,9 @@ from gnomon.serving.scenario import Scenario
 Named = tuple[dict[str, Constant], tuple[str, ...], Floats, list[str]]
 LEAST_S, LEAST_SHARE = 1e-6, 0.005
 """Half of an interval is at least this: clocks and formats are not finer."""
+DRIFT, DRIFT_PARTS = 1.3, 8
+"""A host drifts where, of at least so many parts of the logs, the slowest tenth takes so much longer than the fastest
+tenth."""
 ALIKE = 0.98
 """Correlation beyond which two constants are known by their sum only."""
 
@@ -55,10 +58,30 @@ def of_steps(fit: Fit, data: Data, scenario: Scenario) -> Named:
     dotted = tuple(_dotted(*name) for name in names)
     size = np.array([1.0 / layers if name == "launch" else 1.0 for _, name in names])
     notes = [note for index, phase in enumerate(fit.phases) for note in _phase_notes(index, phase, data)]
+    notes += [note for index in range(len(PHASES)) for note in _drift(index, fit, data)]
     notes += _alike(dotted, matrix)
     if fit.clock == 1.0:
         notes.append("timing.clock: no iteration shows a lower clock than that of the kernels' measurements.")
     return constants, dotted, _root(matrix * np.outer(size, size)), notes
+
+
+def _drift(index: int, fit: Fit, data: Data) -> list[str]:
+    """Words on a host that is slower in some parts of the logs than in others, at the same work."""
+    ratios = []
+    for steps, kernels in zip(data.steps, data.kernels, strict=True):
+        mine = np.flatnonzero(steps.phase == index)
+        ratio = steps.seconds[mine] / fit.seconds(steps, kernels)[mine]
+        parts = np.array_split(ratio, min(BLOCKS, len(mine) // FEW)) if len(mine) >= FEW else []
+        ratios += [float(np.median(part)) for part in parts]
+    if len(ratios) < DRIFT_PARTS:
+        return []
+    low, high = np.quantile(ratios, (0.1, 0.9))
+    if high < DRIFT * low:
+        return []
+    return [
+        f"{PHASES[index]}: the host drifts: a tenth of the logs' parts take {low:.2f} times what the constants say or "
+        f"less, another tenth {high:.2f} times or more. Record more and shorter rounds, in turn over the loads."
+    ]
 
 
 def of_requests(fit: RequestFit, scenario: Scenario, num_loads: int) -> Named:
