@@ -488,7 +488,8 @@ def test_the_cause_that_was_put_in_comes_first(tmp_path: Path, cli) -> None:
     assert found["latencies"]["tpot"]["mean"]["simulated"] < found["latencies"]["tpot"]["mean"]["recorded"]
     said = cli(*words, "--out", str(tmp_path / "gap"), "--timing.host.per-iteration-s", "0.004").output
     assert "No cause stands out" in said
-    assert "Both over time" in (tmp_path / "gap" / "gap.html").read_text()
+    page = (tmp_path / "gap" / "gap.html").read_text()
+    assert all(words in page for words in ("Both over time", "Iterations by shape", "Counts", "TTFT P99"))
 
 
 def test_a_slow_front_end_is_told_from_slow_iterations(tmp_path: Path, cli) -> None:

@@ -89,6 +89,14 @@ def recorded_run(folder: Path) -> Path:
     return folder
 
 
+def test_overhead_without_times_of_the_gpu_is_told(cli: CommandLine, tmp_path: Path) -> None:
+    run = recorded_run(tmp_path / "run")
+    with gzip.open(run / "iterations.csv.gz", "wt") as file:
+        file.write("sequences,start_s,end_s\n1,0.0,0.006\n2,0.01,0.016\n")
+    said = cli("profile", "overhead", str(run), code=2).output
+    assert "gpu_s" in said and "Traceback" not in said
+
+
 def test_host_rows_are_added_to_a_bundle_of_plain_files(cli: CommandLine, tmp_path: Path) -> None:
     made = plain_bundle(tmp_path / "bundle")
     assert "gemm" in cli("profile", "quality", str(made)).output

@@ -26,6 +26,12 @@ def test_time_as_json_adds_up(cli) -> None:
     assert total["bytes"] == pytest.approx(weights, rel=0.15)
 
 
+@pytest.mark.parametrize(("given", "missing"), [(("--decode", "8"), "prefill"), (("--prefill", "8"), "decode")])
+def test_what_is_asked_alone_stands_alone(cli, given: tuple[str, str], missing: str) -> None:
+    rows = json.loads(cli("time", "--source", "roofline", *given, "--json").output)["roofline"]["operators"]
+    assert f"attention_{missing}" not in {row["name"] for row in rows}
+
+
 def test_two_sources_stand_side_by_side(cli) -> None:
     from gnomon.timing import Context, timing_source
     from gnomon.timing import sources as sources

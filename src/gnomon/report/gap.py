@@ -81,13 +81,18 @@ def as_data(gap: Gap) -> dict[str, Any]:
 
 
 def write_page(gap: Gap, path: str | Path) -> Path:
-    """A page with the causes, and both runs over time."""
-    rows = "".join(
-        f"<tr><td>{number}</td><td class=l>{html.escape(one.name)}</td><td>{one.weight:+.1%}</td>"
-        f"<td class=l style='white-space:normal'>{html.escape(one.evidence)}. {html.escape(one.try_this)}</td></tr>"
-        for number, one in enumerate(gap.causes, 1)
+    """A page with both runs over time, the causes, and the tables of the terminal."""
+    causes = "".join(
+        f"<li><b>{html.escape(one.name)}</b> ({one.weight:+.1%}): {html.escape(one.evidence)}. "
+        f"{html.escape(one.try_this)}</li>"
+        for one in gap.causes
     )
-    table = f"<table><tr><th></th><th class=l>cause</th><th>weight</th><th class=l>evidence</th></tr>{rows}</table>"
+    causes = f"<ol>{causes}</ol>" if causes else "<p>No cause stands out: what differs is within 2 %.</p>"
+    if gap.first:
+        causes += f"<p>{html.escape(first_words(gap.first))}.</p>"
+    tables = [("Latencies", figure_rows(gap)), ("Counts", [_row(one, seconds=False) for one in gap.counts])]
+    if gap.steps:
+        tables.insert(1, ("Iterations by shape", [_row(one, seconds=True) for one in gap.steps]))
     cards = {}
     for metric in gap.figures.values:
         recorded, simulated = gap.figures.values[metric]["mean"]
@@ -99,8 +104,16 @@ def write_page(gap: Gap, path: str | Path) -> Path:
         cards=cards,
         figure=time_lines(gap),
         heading="Likely causes, the largest first",
-        causes=table if gap.causes else "<p>No cause stands out: what differs is within 2 %.</p>",
+        causes=causes + "".join(_html_table(name, rows) for name, rows in tables),
     )
+
+
+def _html_table(name: str, rows: list[dict[str, Any]]) -> str:
+    heads = "".join(f"<th>{html.escape(head)}</th>" for head in rows[0])
+    body = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(str(cell or '–'))}</td>" for cell in row.values()) + "</tr>" for row in rows
+    )
+    return f"<h2>{name}</h2><table class=both><tr>{heads}</tr>{body}</table>"
 
 
 def time_lines(gap: Gap) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def as_script(figure: Any) -> str:
 def write_time_line(
     path: str | Path, *, title: str, cards: dict[str, str], figure: Any, heading: str, causes: str
 ) -> Path:
-    """A page with figures on cards, one large plot, and a table of where the time goes (`causes`, as HTML)."""
+    """A page with figures on cards, one large plot, and what there is to say about it (`causes`, as HTML)."""
     shown = "".join(
         f"<div class=card><span>{html.escape(name)}</span><b>{html.escape(value)}</b></div>"
         for name, value in cards.items()
