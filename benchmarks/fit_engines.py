@@ -109,9 +109,8 @@ def look(server: Server) -> Seen:
     base, slopes = latencies(server, {}), {}
     for name, step in STEPS.items():
         if name == "expert_speed":
-            if preset[name] == 1.0 or not catalog.model(model_of(server)).is_moe:
-                continue
-            slopes[name] = (latencies(server, {name: 1.0 / (1.0 / preset[name] + step)}) - base) / step
+            if preset[name] < 1.0:
+                slopes[name] = (latencies(server, {name: 1.0 / (1.0 / preset[name] + step)}) - base) / step
         else:
             slopes[name] = (latencies(server, {name: preset[name] + step}) - base) / step
     draft = launch_of(facts_of(server)).draft_tokens
@@ -130,7 +129,7 @@ def preset_of(server: Server) -> Constants:
         "launch_per_kernel_s": host.launch_per_kernel_s,
         "reply_s": scenario.front_end.reply_s,
         "per_prompt_token_s": scenario.front_end.per_prompt_token_s,
-        "expert_speed": scenario.timing.expert_speed,
+        "expert_speed": scenario.timing.expert_speed if catalog.model(model_of(server)).is_moe else 1.0,
         "draft_sequence_s": host.draft_sequence_s,
     }
 
@@ -243,16 +242,16 @@ def fit(rows: Sequence[Server]) -> None:
 
 def print_worth(rows: Sequence[Server]) -> None:
     """Print what the servers' errors are without each constant of the preset, all of them simulated."""
-    print(f"{len(rows)} servers; preset: {words(simulated(rows, {}))}")
-    presets = [preset_of(server) for server in rows]
-    for name in dict.fromkeys(name for preset in presets for name, value in preset.items() if value):
-        having = [s for s, preset in zip(rows, presets, strict=True) if name in preset]
+    errors, presets = simulated(rows, {}), [preset_of(server) for server in rows]
+    print(f"{len(rows)} servers; preset: {words(errors)}")
+    for name in dict.fromkeys(name for preset in presets for name in preset):
+        nothing = 1.0 if name == "expert_speed" else 0.0
+        having = [i for i, preset in enumerate(presets) if preset.get(name, nothing) != nothing]
         if name == "draft_sequence_s":
-            having = [s for s in having if launch_of(facts_of(s)).draft_tokens]
-        if name == "expert_speed":
-            having = [s for s, preset in zip(rows, presets, strict=True) if preset[name] < 1.0]
-        without = simulated(having, {name: 1.0 if name == "expert_speed" else 0.0})
-        print(f"  {name} ({len(having)}): without {words(without)}; with {words(simulated(having, {}))}")
+            having = [i for i in having if launch_of(facts_of(rows[i])).draft_tokens]
+        if having:
+            without = simulated([rows[i] for i in having], {name: nothing})
+            print(f"  {name} ({len(having)}): without {words(without)}; with {words(errors[having])}", flush=True)
 
 
 def fit_apart(rows: Sequence[Server]) -> None:

@@ -12,14 +12,14 @@ pytest.importorskip("aiconfigurator_core", reason="the extra [silicon] is not in
 
 from gnomon.core.errors import ConfigError
 from gnomon.report.verify.silicon import summary_rows, text, write_page
-from gnomon.verify.silicon import predict
+from gnomon.verify.silicon import choose, predict, verdict
 from gnomon.verify.silicon.choose import chosen
 from gnomon.verify.silicon.launch import doubt_about, launch_of
 from gnomon.verify.silicon.predict import Prediction, Scored, score
 from gnomon.verify.silicon.scenarios import MODELS, facts_of, is_in_held_out_sweep, scenario_of
 from gnomon.verify.silicon.scores import errors_of, ranking
 from gnomon.verify.silicon.servers import Layout, Server, servers
-from gnomon.verify.silicon.verdict import Verdict
+from gnomon.verify.silicon.verdict import FIGURES, Verdict
 
 LLAMA = "2026_04_06_llama_3_1_70b_b200_sxm_vllm_fp8_agg_8192x1024_c32_tp4_ep1_812"
 
@@ -206,6 +206,20 @@ def test_a_worse_figure_is_said_for_the_whole_file_only() -> None:
     far_off = [scored(9.0, 9.0)]
     assert any(line.startswith("aggregated: tpot_mape is") for line in Verdict(far_off, is_whole=True).worse)
     assert Verdict(far_off, is_whole=False).worse == []
+
+
+@pytest.mark.parametrize(("wrong", "code"), [(1.09, 0), (1.11, 1)])
+def test_the_command_ends_with_exit_code_1_when_worse_than_recorded(
+    wrong: float, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Any
+) -> None:
+    """A file of one server, recorded as 10 % off."""
+    recorded = {"aggregated": {"covered": 1} | dict.fromkeys(FIGURES, 0.1)}
+    monkeypatch.setattr(verdict, "_data", lambda name: recorded if name == "recorded" else [])
+    monkeypatch.setattr(choose, "servers", lambda: [server()])
+    monkeypatch.setattr(predict, "cache_home", lambda: tmp_path)
+    monkeypatch.setattr(predict, "predict", lambda one: Prediction(one.ttft_s * wrong, one.tpot_s * wrong))
+    output = cli("verify", "silicon", "--jobs", "1", code=code).output
+    assert ("worse than the recorded" in output) == bool(code)
 
 
 def test_fewer_predicted_servers_are_worse() -> None:
