@@ -91,7 +91,7 @@ def _with_prefixes(offered: Any, random: Any) -> Any:
 SLOW = {"source": "table", "table": {"per_iteration": 0.015, "per_token": 2e-4, "per_decode_kv_token": 2e-7}}
 LENGTHS = {0: "none", 1: "oracle", 2: "noisy"}
 OPTIONS: dict[str, dict[str, float]] = {
-    "lookahead": {"others": 0.7}, "unselfish": {"tail": 0.5}, "learned": {"temperature": 0.5},
+    "lookahead": {"others": 0.7}, "unselfish": {"patience": 0.5}, "learned": {"temperature": 0.5},
     "sticky_until_full": {"outstanding": 3.0, "kv_share": 0.4}, "prefix_aware": {"load_weight": 0.4},
     "vllm_dp": {"report_interval_s": 0.02},
 }  # fmt: skip

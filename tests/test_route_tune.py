@@ -81,7 +81,7 @@ def test_the_search_finds_better_weights_and_is_repeatable(fleet):
     config = TuneConfig(generations=3, population=5, num_seeds=2, num_requests=120)
     found = tune(config, [str(fleet)], jobs=1)
     assert found == tune(config, [str(fleet)], jobs=1)
-    assert list(found.options) == ["first_token", "stall", "crowding", "stalls_to_come", "tail"]
+    assert list(found.options) == ["first_token", "stall", "crowding", "stalls_to_come", "patience"]
     assert found.cost < 1.0 and found.cost == found.history[-1]
     assert list(found.history) == sorted(found.history, reverse=True)
 

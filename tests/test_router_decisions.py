@@ -351,15 +351,32 @@ def test_lookahead_counts_what_it_costs_others_where_asked(slow_ms: float, expec
     assert second_choice("lookahead", slow_ms, others=1.0) == expected
 
 
-@pytest.mark.parametrize(
-    ("tail", "slow_ms", "expected"), [(0.0, 1.38, 0), (0.0, 1.40, 1), (1.0, 1.33, 0), (1.0, 1.345, 1)]
-)
-def test_unselfish_counts_what_it_costs_everybody(tail: float, slow_ms: float, expected: int) -> None:
+@pytest.mark.parametrize(("slow_ms", "expected"), [(1.38, 0), (1.40, 1)])
+def test_unselfish_counts_what_it_costs_everybody(slow_ms: float, expected: int) -> None:
     """On replica 1 the first token comes after 0.5 + 101 ms and the last 50 steps of 2 ms later: 201.5 ms. The first
     request is held up by 100 ms and then slowed by 50 x 1 ms. With the weights 2.5, 0.5 and 1 that is 201.5 + 253.75 +
-    50 + 50 = 555.25 ms. On replica 0 of s ms a token: 150 s + 2.5 x 100 s = 400 s, so that s = 1.388 makes them equal.
-    The tail adds 101.5 squared over 150 (68.7 ms), and 66.7 s: then it is s = 1.337."""
-    assert second_choice("unselfish", slow_ms, stalls_to_come=0.0, tail=tail) == expected
+    50 + 50 = 555.25 ms. On replica 0 of s ms a token: 150 s + 2.5 x 100 s = 400 s, so that s = 1.388 makes them equal."""
+    assert second_choice("unselfish", slow_ms, stalls_to_come=0.0) == expected
+
+
+@pytest.mark.parametrize(("patience", "expected"), [(0.0, 1), (0.0120, 0), (0.0125, 1)])
+def test_unselfish_has_patience(patience: float, expected: int) -> None:
+    """As above with 1.40 ms: the first request could have its first token after 140 or 100 ms, in the root mean square
+    after 121.7 ms. The second waits for 0.5 ms on replica 1 and takes 1 ms longer beside a decode: too long where 1.46
+    ms are allowed, not where 1.52 ms are."""
+    assert second_choice("unselfish", 1.40, stalls_to_come=0.0, patience=patience) == expected
+
+
+@pytest.mark.parametrize(("patience", "expected"), [(0.0, [0, 0, 0]), (1e-6, [0, 1, 1])])
+def test_unselfish_takes_the_soonest_where_all_are_late(patience: float, expected: list[int]) -> None:
+    """Weights that prefer late first tokens, so replica 0. Without patience the second goes where it need not wait; the
+    third would wait on both, and replica 1 is through with its prompt first."""
+    slow, fast = ({"source": "table", "table": {"per_token": ms / 1e3}} for ms in (1.4, 1.0))
+    options = {"first_token": -10.0, "stall": 0.0, "crowding": 0.0, "stalls_to_come": 0.0, "patience": patience}
+    chosen = {"name": "unselfish", "lengths": "oracle", "options": options}
+    setup = scenario(pools=[{"timing": slow}, {"timing": fast}], router=chosen, timing=slow)
+    offered = requests_of([0.0, 0.001, 0.002], [100] * 3, [50] * 3)
+    assert run(setup, requests=offered).cluster.requests.replica.tolist() == expected
 
 
 @pytest.mark.parametrize("router", [name for name in BUILT_IN if name != "learned"])

@@ -26,7 +26,8 @@ plain = pytest.mark.skipif(jit.ENABLED, reason="helpers of compiled code cannot 
 @pytest.mark.skipif(not jit.ENABLED, reason="this is the child")
 def test_all_of_this_in_plain_python() -> None:
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", __file__]
-    variables = {**os.environ, "GNOMON_JIT": "0", "PYTHONPATH": str(Path(__file__).parent)}
+    paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    variables = {**os.environ, "GNOMON_JIT": "0", "PYTHONPATH": paths}
     ended = subprocess.run(words, env=variables, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout[-3000:]
 
@@ -206,7 +207,7 @@ def test_choices_are_remembered() -> None:
 def test_a_row_of_features() -> None:
     seen = fleet()
     out = np.full((2, observation.NUM_FEATURES), np.nan)
-    observation.observe(seen, 0, out)
+    assert observation.observe(seen, 0, out) == pytest.approx(0.1), "the prefill alone"
     assert not np.isnan(out).any()
     names = dict(zip(observation.FEATURES, out[0], strict=True))
     other = dict(zip(observation.FEATURES, out[1], strict=True))
@@ -229,6 +230,9 @@ def test_a_row_of_features() -> None:
     added = 1.158 + 2.5 * 0.158 + 0.5 * 0.4 + 1.0 * 0.8
     assert names["added_vs_best"] == pytest.approx(math.log(added / (0.3 + 2.5 * 0.1)))
     assert seen.memory[12 + observation._WINDOW_S] == pytest.approx(4.0 * 200 * (0.005 + 0.001) / 2)
+    square = (0.158**2 + 0.1**2) / 2
+    assert observation.longest_wait_s(seen, 3.0) == pytest.approx(3.0 * square**0.5)
+    assert observation.longest_wait_s(seen, 0.0) == observation.longest_wait_s(fleet(), 3.0) == 1e300
 
 
 @plain
@@ -251,6 +255,15 @@ def test_replicas_that_take_nothing_are_not_chosen() -> None:
     assert scores.tolist() == [3.0, 2.0]
     learned._rule_out_others(seen._replace(candidates=np.array([1])), scores)
     assert scores.tolist() == [-np.inf, 2.0]
+
+
+@plain
+def test_late_replicas_are_not_chosen_unless_all_are_late() -> None:
+    first_tokens, waits = np.array([0.5, 0.3, 0.4]), np.array([0.4, 0.2, 0.1])
+    for limit, expected in ((0.4, [3.0, 2.0, -np.inf]), (0.2, [-np.inf, 2.0, -np.inf]), (0.05, [-0.5, -0.3, -np.inf])):
+        scores = np.array([3.0, 2.0, -np.inf])  # The third takes no requests.
+        learned._rule_out_late(first_tokens, waits, limit, scores)
+        assert scores.tolist() == expected
 
 
 def work(*rows: tuple[float, float, float]) -> lookahead.Work:

@@ -74,7 +74,7 @@ class Routers(Result):
 
     @property
     def goals_met(self) -> bool:
-        """Whether every goal that could be judged is met."""
+        """Whether every goal that could be judged is met with its whole interval."""
         return all(verdict.is_met for verdict in self.goals)
 
     @cached_property

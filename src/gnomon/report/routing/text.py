@@ -19,6 +19,9 @@ COLUMNS = {
 }
 
 
+GOAL_NOTE = "yes or NO: with the whole interval. open: the goal lies inside the interval; more seeds (--num-seeds) tell."
+
+
 def ranked(comparison: RouteComparison, scenario: str) -> list[str]:
     """Names of the contenders, the fastest first."""
     names = [one.name for one in comparison.contenders]
@@ -35,7 +38,7 @@ def comparison_blocks(comparison: RouteComparison, verdicts: list[Verdict]) -> l
         )
         for scenario in comparison.scenarios
     ]
-    return [*blocks, *([Table(goal_rows(verdicts), "Goals")] if verdicts else [])]
+    return [*blocks, *([Table(goal_rows(verdicts), "Goals", GOAL_NOTE)] if verdicts else [])]
 
 
 def scenario_rows(comparison: RouteComparison, scenario: str) -> list[dict[str, Any]]:
@@ -101,7 +104,7 @@ def goal_rows(verdicts: list[Verdict]) -> list[dict[str, Any]]:
             "against": one.baseline,
             "measured": f"{one.measured.mean:+.1%}",
             "95 % interval": f"{one.measured.low:+.1%} to {one.measured.high:+.1%}",
-            "met": "yes" if one.is_met else "NO",
+            "met": one.word,
         }
         for one in verdicts
     ]

@@ -11,11 +11,20 @@ from gnomon.core.arrays import Floats
 from gnomon.core.errors import ConfigError
 from gnomon.core.jit import inner
 from gnomon.serving.routers import Fleet, router
-from gnomon.serving.routers.observation import MEMORY_PER_REPLICA, NUM_FEATURES, observe, remember_choice
+from gnomon.serving.routers.observation import (
+    FIRST_TOKEN,
+    MEMORY_PER_REPLICA,
+    NUM_FEATURES,
+    PATIENCE,
+    PREFILL_SPEED,
+    longest_wait_s,
+    observe,
+    remember_choice,
+)
 from gnomon.serving.routers.policy_file import CLIP, load_policy, packed, shipped_policy
 from gnomon.serving.sections import RouterConfig
 
-NUM_OPTIONS = 1
+NUM_OPTIONS = 2
 """Entries of `fleet.parameters` before the packed policy."""
 
 
@@ -131,14 +140,37 @@ def _rule_out_others(fleet: Fleet, scores: Any) -> None:
         scores[r] = kept[r]
 
 
-@router("learned", options={"temperature": 0.0}, memory=MEMORY_PER_REPLICA, foretells=True, numbers=policy_numbers)
+@inner
+def _rule_out_late(first_tokens: Any, waits: Any, limit: float, scores: Any) -> None:
+    """Replicas on which the request would wait longer than `limit` are not chosen. Where all would be late, the soonest
+    first token is the highest score."""
+    in_time = False
+    for r in range(scores.size):
+        in_time = in_time or (waits[r] <= limit and scores[r] > -np.inf)
+    for r in range(scores.size):
+        if scores[r] > -np.inf and not in_time:
+            scores[r] = -first_tokens[r]
+        elif waits[r] > limit:
+            scores[r] = -np.inf
+
+
+@router(
+    "learned", options={"temperature": 0.0, "patience": PATIENCE}, memory=MEMORY_PER_REPLICA, foretells=True,
+    numbers=policy_numbers,
+)  # fmt: skip
 def learned(fleet: Fleet, request_id: int) -> int:
-    """The replica with the highest score; with a `temperature`, sampled from the softmax of the scores."""
+    """The replica with the highest score of those where the request does not wait too long; with a `temperature`,
+    sampled from the softmax of the scores."""
     count = fleet.cluster.replicas.size
     rows, scores = np.empty((count, NUM_FEATURES)), np.empty(count)
-    observe(fleet, request_id, rows)
+    unit_s = observe(fleet, request_id, rows)
+    first_tokens, waits = np.empty(count), np.empty(count)
+    for r in range(count):
+        first_tokens[r] = unit_s * math.exp(rows[r, FIRST_TOKEN])
+        waits[r] = first_tokens[r] - unit_s * math.exp(-rows[r, PREFILL_SPEED])
     score(fleet.parameters, NUM_OPTIONS, rows, count, scores)
     _rule_out_others(fleet, scores)
+    _rule_out_late(first_tokens, waits, longest_wait_s(fleet, fleet.parameters[1]), scores)
     chosen = choose(scores, count, fleet.parameters[0], fleet.draws[request_id, 0])
     remember_choice(fleet, request_id, chosen)
     return chosen

@@ -20,6 +20,9 @@ from gnomon.core.jit import inner
 from gnomon.serving import prefix_cache
 from gnomon.serving.outside import Fleet
 from gnomon.serving.routers.foretelling import (
+    ADDED_WEIGHTS,
+    Foretold,
+    added_s,
     chunk_of,
     expected_output,
     iteration_s,
@@ -95,8 +98,8 @@ SCHEMA_HASH = hashlib.sha256(",".join((*FEATURES, str(QUEUED))).encode()).hexdig
 _ARRIVALS, _ARRIVED, _COMPLETIONS, _FINISHED, _OUTSTANDING, _PREFILL_S = range(6)
 MEMORY_PER_REPLICA = 6
 # ... and, behind all of them, of the fleet.
-_LAST_S, _GAP, _SLOW_GAP, _SQUARED_GAP, _PROMPT, _COUNT, _WINDOW_S = range(7)
-_QUICK, _SLOW = 0.05, 0.005
+_LAST_S, _GAP, _SLOW_GAP, _SQUARED_GAP, _PROMPT, _COUNT, _WINDOW_S, _SQUARED_FIRST = range(8)
+_QUICK, _SLOW, _SLOWEST = 0.05, 0.005, 1e-4
 """Weights of the newest arrival in the moving averages."""
 _LIVES = 4.0
 """Length of the window of recent prefills, in lives of a mean request."""
@@ -112,34 +115,9 @@ class Arrival(NamedTuple):
     mean_output: float
 
 
-class Foretold(NamedTuple):
-    """What sending the request to one replica would mean, in seconds."""
-
-    step: float
-    """Decode step without it."""
-    joined_step: float
-    first_token: float
-    finish: float
-    stall: float
-    crowding: float
-    stalls_to_come: float
-    alone_first_token: float
-    alone_step: float
-
-
-ADDED_WEIGHTS = {"first_token": 2.5, "stall": 0.5, "crowding": 1.0, "stalls_to_come": 2.0}
-"""Weights of `added_s`, beside 1 for the time to finish. Chosen on seeds 100-104 of the scenarios of `gnomon route
-compare`, which measures on others. Results change little between half and twice each of them; more weight on the first
-token trades mean latency for its tail."""
 _FIRST_TOKEN, _STALL, _CROWDING, _STALLS_TO_COME = ADDED_WEIGHTS.values()
-
-
-@inner
-def added_s(times: Foretold, first_token: float, stall: float, crowding: float, stalls_to_come: float) -> float:
-    """The latency that sending the request to a replica adds in all: its own, what it costs those who decode there, and
-    what others will cost it, with these weights."""
-    own = times.finish + first_token * times.first_token
-    return own + stall * times.stall + crowding * times.crowding + stalls_to_come * times.stalls_to_come
+PATIENCE = 2.5
+"""Usual `patience` (see `longest_wait_s`)."""
 
 
 @inner
@@ -344,20 +322,34 @@ def arrival_of(fleet: Fleet, request_id: int) -> Arrival:
 
 
 @inner
-def remember_pace(fleet: Fleet, at: Arrival, mean_step: float) -> None:
-    """Note how long a mean request lives: recent prefills are those of a few such lives."""
-    fleet.memory[MEMORY_PER_REPLICA * fleet.cluster.replicas.size + _WINDOW_S] = _LIVES * at.mean_output * mean_step
+def remember_pace(fleet: Fleet, at: Arrival, mean_step: float, squared_first: float) -> None:
+    """Note how long a mean request lives (recent prefills are those of a few such lives), and the mean square of its
+    time to the first token over the replicas."""
+    memory, base = fleet.memory, MEMORY_PER_REPLICA * fleet.cluster.replicas.size
+    memory[base + _WINDOW_S] = _LIVES * at.mean_output * mean_step
+    weight = max(_SLOWEST, 1.0 / memory[base + _COUNT])
+    memory[base + _SQUARED_FIRST] += weight * (squared_first - memory[base + _SQUARED_FIRST])
 
 
 @inner
-def observe(fleet: Fleet, request_id: int, out: Any) -> None:
-    """Write one row of FEATURES per replica into `out` [replica, feature], for an arriving request.
+def longest_wait_s(fleet: Fleet, patience: float) -> float:
+    """How long a request may wait before its own prefill: `patience` times the root mean square of what times to
+    first tokens were so far, over all replicas. No limit where patience is 0, or before the first arrival."""
+    squared = fleet.memory[MEMORY_PER_REPLICA * fleet.cluster.replicas.size + _SQUARED_FIRST]
+    return patience * math.sqrt(squared) if patience > 0.0 and squared > 0.0 else 1e300
+
+
+@inner
+def observe(fleet: Fleet, request_id: int, out: Any) -> float:
+    """Write one row of FEATURES per replica into `out` [replica, feature], for an arriving request; returns the seconds
+    of its shortest prefill alone, the unit of FIRST_TOKEN.
 
     To be called once for every arrival, with all replicas brought up to it.
     """
     count, at = fleet.cluster.replicas.size, arrival_of(fleet, request_id)
     best_first, best_finish, best_step, best_added = 1e300, 1e300, 1e300, 1e300
-    best_prefill, best_alone, best_lone_step, mean_step = 1e300, 1e300, 1e300, 0.0
+    best_prefill, best_alone, best_lone_step = 1e300, 1e300, 1e300
+    mean_step, squared_first = 0.0, 0.0
     for r in range(count):
         times = _observe_replica(fleet, r, at, out)
         row = out[r]
@@ -373,6 +365,7 @@ def observe(fleet: Fleet, request_id: int, out: Any) -> None:
         best_prefill = min(best_prefill, times.alone_first_token)
         best_lone_step = min(best_lone_step, times.alone_step)
         mean_step += times.joined_step / count
+        squared_first += times.first_token * times.first_token / count
         best_alone = min(best_alone, times.alone_first_token + at.output * times.alone_step)
     for r in range(count):
         row = out[r]
@@ -388,5 +381,6 @@ def observe(fleet: Fleet, request_id: int, out: Any) -> None:
         row[PREFILL_SPEED] = math.log(best_prefill / row[PREFILL_SPEED])
         row[DECODE_SPEED] = math.log(best_lone_step / row[DECODE_SPEED])
         row[HEAD_AGE] = math.log1p(row[HEAD_AGE] / best_alone)
-    remember_pace(fleet, at, mean_step)
+    remember_pace(fleet, at, mean_step, squared_first)
     _observe_all(fleet, at, out)
+    return best_prefill

@@ -1,51 +1,45 @@
 """The replica where the request adds the least latency in all: its own, and what it costs the others.
 
-A rule with a few weights. `gnomon route tune` finds those that suit a fleet and its load; with the ones below it is the
-teacher of the router `learned`.
+A rule with a few weights, and with patience: where a request would wait much longer than is usual, it goes where its
+first token comes soonest. That keeps the tail short when the fleet is overloaded. `gnomon route tune` finds weights and
+patience that suit a fleet and its load; with the ones below the rule is the teacher of the router `learned`.
 """
 
 from __future__ import annotations
 
-from gnomon.core.jit import inner
 from gnomon.serving.routers import Fleet, router
+from gnomon.serving.routers.foretelling import ADDED_WEIGHTS, added_s
 from gnomon.serving.routers.observation import (
-    ADDED_WEIGHTS,
     MEMORY_PER_REPLICA,
-    Foretold,
-    added_s,
+    PATIENCE,
     arrival_of,
     foretell,
+    longest_wait_s,
     new_tokens,
     remember_choice,
     remember_pace,
 )
 
-OPTIONS = {**ADDED_WEIGHTS, "tail": 0.0}
-"""Weights beside that of the request's own time to finish, which is 1: of its time to the first token, of holding up
-those who decode there, of slowing them, of the prefills that will hold it up; and of the square of the time to the
-first token over the time that the request would take alone, which keeps the slowest first tokens short."""
 
-
-@inner
-def _cost_s(fleet: Fleet, times: Foretold, output: float) -> float:
-    weights = fleet.parameters
-    alone = times.alone_first_token + output * times.alone_step
-    added = added_s(times, weights[0], weights[1], weights[2], weights[3])
-    return added + weights[4] * times.first_token * times.first_token / alone
-
-
-@router("unselfish", options=OPTIONS, memory=MEMORY_PER_REPLICA, foretells=True)
+@router("unselfish", options={**ADDED_WEIGHTS, "patience": PATIENCE}, memory=MEMORY_PER_REPLICA, foretells=True)
 def unselfish(fleet: Fleet, request_id: int) -> int:
-    """Least added latency; ties to the lowest id."""
-    count, at = fleet.candidates.size, arrival_of(fleet, request_id)
-    best, least, mean_step = fleet.candidates[0], 1e300, 0.0
+    """Least added latency among the replicas where the request does not wait too long, else the soonest first token;
+    ties to the lowest id."""
+    count, at, weights = fleet.candidates.size, arrival_of(fleet, request_id), fleet.parameters
+    limit = longest_wait_s(fleet, weights[4])
+    best, least, soonest, sooner = fleet.candidates[0], 1e300, fleet.candidates[0], 1e300
+    mean_step, squared_first = 0.0, 0.0
     for i in range(count):
         r = fleet.candidates[i]
         times = foretell(fleet, r, new_tokens(fleet, r, request_id), at)
         mean_step += times.joined_step / count
-        cost = _cost_s(fleet, times, at.output)
-        if cost < least:
+        squared_first += times.first_token * times.first_token / count
+        cost = added_s(times, weights[0], weights[1], weights[2], weights[3])
+        if cost < least and times.first_token - times.alone_first_token <= limit:
             best, least = r, cost
-    remember_pace(fleet, at, mean_step)
-    remember_choice(fleet, request_id, best)
-    return best
+        if times.first_token < sooner:
+            soonest, sooner = r, times.first_token
+    chosen = best if least < 1e300 else soonest
+    remember_pace(fleet, at, mean_step, squared_first)
+    remember_choice(fleet, request_id, chosen)
+    return chosen
