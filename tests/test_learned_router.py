@@ -47,8 +47,8 @@ def compiled_scores(numbers: Any, rows: Any, out: Any) -> None:
 
 
 @jit
-def compiled_observation(fleet: Any, request_id: int, out: Any) -> None:
-    observe(borrow(fleet), request_id, out)
+def compiled_observation(fleet: Any, request_id: int, out: Any, queue_depth: int) -> None:
+    observe(borrow(fleet), request_id, out, queue_depth)
 
 
 def test_features_are_named_once_and_hashed() -> None:
@@ -119,9 +119,9 @@ def _arrays_mid_run(lengths: str = "none", stop_s: float = 1.5) -> tuple[Any, An
     return done, fleet, next_id
 
 
-def _observed(fleet: Any, request_id: int) -> Any:
+def _observed(fleet: Any, request_id: int, queue_depth: int = 8) -> Any:
     out = np.full((fleet.cluster.replicas.size, NUM_FEATURES), np.nan)
-    compiled_observation(fleet._replace(memory=np.zeros(64)), request_id, out)
+    compiled_observation(fleet._replace(memory=np.zeros(64)), request_id, out, queue_depth)
     return out
 
 
@@ -147,6 +147,37 @@ def test_foretold_lengths_are_seen_where_asked_for() -> None:
     after = _observed(fleet, next_id)
     changed = {FEATURES[i] for i in np.flatnonzero((before != after).any(axis=0))}
     assert {"decode_left", "expected_output", "finish"} <= changed
+
+
+def test_only_the_head_of_a_queue_is_seen() -> None:
+    """Three requests wait on replica 1; with a depth of 2 the last of them is not looked at."""
+    _, fleet, next_id = _arrays_mid_run()
+    requests, state = fleet.cluster.requests, fleet.cluster.replicas[1]
+    waiting = np.flatnonzero(requests.finished_s >= 0)[:3]
+    requests.prefill_tokens[waiting] = [10, 20, 400]
+    requests.next_waiting[waiting[:2]] = waiting[1:]
+    state.first_waiting, state.num_waiting = waiting[0], 3
+    shallow, deep = (_observed(fleet, next_id, depth) for depth in (2, 3))
+    changed = np.argwhere(shallow != deep)
+    assert {(int(r), FEATURES[i]) for r, i in changed} == {(1, "queue_head_tokens"), (1, "queue_head_longest")}
+    assert np.expm1(shallow[1, FEATURES.index("queue_head_tokens")]) == pytest.approx(30)
+    assert np.expm1(deep[1, FEATURES.index("queue_head_longest")]) == pytest.approx(400)
+
+
+def test_a_policy_looks_as_deep_as_it_was_made_for(tmp_path: Path) -> None:
+    chosen = []
+    for depth in (8, 1):
+        policy = load_policy(random_policy(tmp_path / "p.npz"))
+        made = {"config": {"queue_depth": depth}}
+        path = save_policy(tmp_path / f"{depth}.npz", policy.arrays, policy.mean, policy.std, "none", made)
+        assert load_policy(path).queue_depth == depth
+        router = {"name": "learned", "checkpoint": str(path), "options": {"patience": 0.0}}
+        busy = scenario(
+            num_replicas=3, router=router, batching={"max_sequences": 2}, workload={"rate": 80.0, "num_requests": 200}
+        )
+        chosen.append(run(busy).cluster.requests.replica.tolist())
+    assert load_policy(random_policy(tmp_path / "p.npz")).queue_depth == 8, "where the file does not say"
+    assert chosen[0] != chosen[1]
 
 
 def test_noisy_lengths_are_the_truth_times_an_error() -> None:
@@ -201,6 +232,7 @@ def _rewritten(path: Path, **changes: Any) -> Path:
         ({"extra": np.zeros(2)}, "missing or unknown: extra"),
         ({"rho1.bias": np.array([np.nan])}, "rho1.bias is not a finite array"),
         ({"std": np.zeros(NUM_FEATURES)}, "std must be above 0"),
+        ({"about": {"made": {"config": {"queue_depth": "two"}}}}, "queue_depth must be a whole number"),
     ],
 )
 def test_a_policy_that_does_not_fit_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:

@@ -205,3 +205,18 @@ def test_training_without_a_clone_says_so_before_anything_is_compiled(cli, confi
     monkeypatch.setattr("gnomon.routing.several.new_clusters", lambda *_, **__: pytest.fail("made clusters first"))
     said = cli("route", "train", "--config", str(config), "--out", str(config.parent / "empty"), code=2).output
     assert "there is no clone" in said
+
+
+def test_a_policy_of_another_queue_depth_is_no_start(cli, config, whole, tmp_path):
+    words = ["--config", str(config), "--start", str(whole / "policy.npz"), "--out", str(tmp_path)]
+    result = cli("route", "train", *words, "--queue-depth", "3", code=2)
+    assert "made for queue_depth 8, not 3" in result.output and "--queue-depth 8" in result.output
+
+
+def test_check_fails_where_a_goal_is_missed_or_open(cli, whole):
+    """An untrained policy on two short traces: some goals are missed, none is met for sure."""
+    words = ["chat", "--policy", str(whole / "policy.npz"), "--num-seeds", "2", "--num-requests", "60", "--jobs", "1"]
+    words += ["--routers", "[least_outstanding]"]
+    result = cli("route", "compare", *words, "--check", code=1)
+    assert "open" in result.output or "NO" in result.output
+    cli("route", "compare", *words)

@@ -121,17 +121,20 @@ def test_loading_is_strict(tmp_path):
 def test_demonstrations_are_written_and_read_back(tmp_path):
     found, config = synthetic(), RouteConfig()
     path = demos.write(found, tmp_path / "demos.npz", config)
-    again = demos.read(path, "none")
+    again = demos.read(path, RouteConfig())
     assert all(np.array_equal(getattr(found, name), getattr(again, name)) for name in ("rows", "mask", "costs"))
 
 
 def test_demonstrations_of_other_features_or_lengths_are_refused(tmp_path, monkeypatch):
     path = demos.write(synthetic(), tmp_path / "demos.npz", RouteConfig())
-    with pytest.raises(DataError, match="know lengths as 'none'"):
-        demos.read(path, "oracle")
+    with pytest.raises(DataError, match="with lengths 'none', asked for is 'oracle'"):
+        demos.read(path, RouteConfig(lengths="oracle"))
+    with pytest.raises(DataError, match="with queue_depth 8, asked for is 3") as refused:
+        demos.read(path, RouteConfig(queue_depth=3))
+    assert "--queue-depth" in str(refused.value)
     monkeypatch.setattr(demos, "SCHEMA_HASH", "another")
     with pytest.raises(DataError, match="other features"):
-        demos.read(path, "none")
+        demos.read(path, RouteConfig())
 
 
 @pytest.mark.parametrize("content", [b"", b"no archive"])
@@ -139,16 +142,16 @@ def test_damaged_demonstrations_are_refused(tmp_path, content):
     path = tmp_path / "demos.npz"
     path.write_bytes(content)
     with pytest.raises(DataError, match="no demonstrations"):
-        demos.read(path, "none")
+        demos.read(path, RouteConfig())
     with pytest.raises(DataError, match="there are no demonstrations"):
-        demos.read(tmp_path / "absent.npz", "none")
+        demos.read(tmp_path / "absent.npz", RouteConfig())
 
 
 def test_pickles_in_demonstrations_are_refused(tmp_path):
     path = tmp_path / "demos.npz"
     np.savez(path, description=np.array([{"a": 1}], dtype=object))
     with pytest.raises(DataError, match="no demonstrations"):
-        demos.read(path, "none")
+        demos.read(path, RouteConfig())
 
 
 def test_clusters_of_joined_demonstrations_stay_different():

@@ -77,7 +77,7 @@ def test_a_goal_is_missed_by_what_misses_it():
     [([1.00, 1.01, 1.02], "open"), ([1.0, 1.0, 1.01], "yes"), ([1.03, 1.04, 1.04], "NO"), ([1.02, 1.03, 1.04], "open")],
 )
 def test_a_goal_is_judged_with_its_interval(latencies, word):
-    """At most 2 % above. Means of 1 and 3 % with a half width of 2.5 % decide nothing; 0.3 ± 1.4 % and 3.7 ± 1.4 % do."""
+    """At most 2 % above. 1 ± 2.5 % and 3 ± 2.5 % decide nothing; 0.3 ± 1.4 % and 3.7 ± 1.4 % do."""
     found = made_up({"ours": latencies, "least_outstanding": [1.0] * 3}, {"ours": "policy"})
     verdict = judge(found, "ours")[0]
     assert (verdict.word, verdict.is_met) == (word, word == "yes")

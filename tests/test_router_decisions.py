@@ -355,7 +355,7 @@ def test_lookahead_counts_what_it_costs_others_where_asked(slow_ms: float, expec
 def test_unselfish_counts_what_it_costs_everybody(slow_ms: float, expected: int) -> None:
     """On replica 1 the first token comes after 0.5 + 101 ms and the last 50 steps of 2 ms later: 201.5 ms. The first
     request is held up by 100 ms and then slowed by 50 x 1 ms. With the weights 2.5, 0.5 and 1 that is 201.5 + 253.75 +
-    50 + 50 = 555.25 ms. On replica 0 of s ms a token: 150 s + 2.5 x 100 s = 400 s, so that s = 1.388 makes them equal."""
+    50 + 50 = 555.25 ms. On replica 0 of s ms a token: 150 s + 2.5 x 100 s = 400 s: equal at 1.388."""
     assert second_choice("unselfish", slow_ms, stalls_to_come=0.0) == expected
 
 

@@ -207,7 +207,7 @@ def test_choices_are_remembered() -> None:
 def test_a_row_of_features() -> None:
     seen = fleet()
     out = np.full((2, observation.NUM_FEATURES), np.nan)
-    assert observation.observe(seen, 0, out) == pytest.approx(0.1), "the prefill alone"
+    assert observation.observe(seen, 0, out, 8) == pytest.approx(0.1), "the prefill alone"
     assert not np.isnan(out).any()
     names = dict(zip(observation.FEATURES, out[0], strict=True))
     other = dict(zip(observation.FEATURES, out[1], strict=True))

@@ -197,7 +197,7 @@ def dump_state(config: RouteConfig, folder: Folder, path: str | Path) -> None:
     """Write what the demonstrations observed as CSV or Parquet."""
     from gnomon.routing import demos
 
-    demos.dump_state(demos.read(folder.demos, config.lengths), Path(path))
+    demos.dump_state(demos.read(folder.demos, config), Path(path))
 
 
 def clone_teacher(

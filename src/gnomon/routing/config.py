@@ -12,7 +12,7 @@ from gnomon.core.config import Config, load
 from gnomon.core.errors import UnknownNameError
 from gnomon.core.sizes import CountOrNone, Degree, Requests, Seed, Sequences, Steps
 from gnomon.routing.domain import DomainConfig, RewardConfig
-from gnomon.serving.sections import LengthsKnown
+from gnomon.serving.sections import QUEUE_DEPTH, LengthsKnown
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -167,6 +167,8 @@ class RouteConfig(Config):
     lengths: LengthsKnown = "none"
     """What is known of a request's output when it arrives: `none` (only averages of what has finished), `noisy` (the
     true length times log-normal noise), `oracle` (the true length)."""
+    queue_depth: Sequences = QUEUE_DEPTH
+    """How many requests at the head of each queue the policy looks at. It is made for this depth, as for `lengths`."""
     scenarios: tuple[str, ...] = ()
     """What it is trained on: built-in names or YAML files, of any fleet with an open load. None: the domain."""
     domain_share: Share = 0.0

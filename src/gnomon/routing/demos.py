@@ -28,6 +28,7 @@ from gnomon.routing.config import RouteConfig
 from gnomon.routing.domain import filled_up
 from gnomon.serving.routers import ROUTERS
 from gnomon.serving.routers.observation import ADDED_VS, FEATURES, SCHEMA_HASH
+from gnomon.serving.sections import QUEUE_DEPTH
 
 if TYPE_CHECKING:
     from gnomon.routing.environment import VectorClusters
@@ -108,8 +109,8 @@ def collect(order: Collection) -> Demos:
     kinds = kinds_of_traffic(config, demos.steps_per_driver)
     count = spread(config, demos.num_environments, len(kinds))[order.kind]
     clusters = VectorClusters(
-        kinds[order.kind], count, horizon=demos.steps_per_driver, lengths=config.lengths, reward=config.reward,
-        lopsided=demos.include_imbalanced,
+        kinds[order.kind], count, horizon=demos.steps_per_driver, lengths=config.lengths,
+        queue_depth=config.queue_depth, reward=config.reward, lopsided=demos.include_imbalanced,
     )  # fmt: skip
     random = stream(config.seed, "demos", order.driver, order.round, *([order.kind] if order.kind else []))
     rows, mask = clusters.reset(int(random.integers(2**31)))
@@ -201,6 +202,7 @@ def write(demos: Demos, path: Path, config: RouteConfig) -> Path:
         "features": list(FEATURES),
         "schema": SCHEMA_HASH,
         "lengths": config.lengths,
+        "queue_depth": config.queue_depth,
         "seed": config.seed,
         "config": config.demos.model_dump(mode="json"),
         "decisions": len(demos),
@@ -211,8 +213,8 @@ def write(demos: Demos, path: Path, config: RouteConfig) -> Path:
     return path
 
 
-def read(path: Path, lengths: str) -> Demos:
-    """Read demonstrations; refuse those of other features or of another length mode."""
+def read(path: Path, config: RouteConfig) -> Demos:
+    """Read demonstrations; refuse those of other features, of another length mode or queue depth."""
     try:
         with np.load(path, allow_pickle=False) as file:
             description = json.loads(str(file["description"]))
@@ -229,12 +231,14 @@ def read(path: Path, lengths: str) -> Demos:
             where=str(path),
             fix="Collect them again.",
         )
-    if description["lengths"] != lengths:
-        raise DataError(
-            f"the demonstrations know lengths as {description['lengths']!r}, asked for is {lengths!r}.",
-            where=str(path),
-            fix="Collect them again, or change --lengths.",
-        )
+    for name in ("lengths", "queue_depth"):
+        theirs, ours = {"queue_depth": QUEUE_DEPTH, **description}[name], getattr(config, name)
+        if theirs != ours:
+            option = name.replace("_", "-")
+            raise DataError(
+                f"the demonstrations were made with {name} {theirs!r}, asked for is {ours!r}.", where=str(path),
+                fix=f"Collect them again, or change --{option}.",
+            )  # fmt: skip
     return demos
 
 

@@ -50,6 +50,8 @@ class Ensemble(NamedTuple):
     of the times to first tokens have grown."""
     slo_ttft_s: Floats
     """[1]"""
+    queue_depth: Ints
+    """[1]: requests of every queue that are observed."""
     router_memory: Floats
     """[lane, number]: memory of a router that is asked for its opinion (a teacher)."""
 
@@ -164,7 +166,7 @@ def _step(many: Ensemble, engine: Engine, log: Log, lane: int, chosen: int) -> N
         _account(many, lane, now, then)
     _take_stock(many, lane, fleet)
     many.pending[lane] = pending + 1
-    observe(fleet, pending + 1, many.observation[lane])
+    observe(fleet, pending + 1, many.observation[lane], many.queue_depth[0])
 
 
 @inner
@@ -201,7 +203,7 @@ def opinions(many: Ensemble, engine: Engine, chosen: Ints) -> None:
 @inner
 def _warm_up(many: Ensemble, engine: Engine, log: Log, lane: int, count: int) -> None:
     fleet = _lane(many.fleets, lane, many.num_replicas[lane], many.fleets.memory)
-    observe(fleet, 0, many.observation[lane])
+    observe(fleet, 0, many.observation[lane], many.queue_depth[0])
     for _ in range(count):
         _step(many, engine, log, lane, _opinion(many, engine, lane))
 

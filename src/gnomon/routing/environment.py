@@ -34,7 +34,7 @@ from gnomon.serving.log import new_log
 from gnomon.serving.outside import Fleet
 from gnomon.serving.routers import ROUTERS, RouterSpec
 from gnomon.serving.routers.observation import MEMORY_PER_REPLICA, NUM_FEATURES
-from gnomon.serving.sections import LengthsKnown, RouterConfig
+from gnomon.serving.sections import QUEUE_DEPTH, LengthsKnown, RouterConfig
 from gnomon.serving.simulate import predicted_outputs
 from gnomon.serving.state import Cluster
 
@@ -70,6 +70,7 @@ class VectorClusters:
         *,
         horizon: int = 512,
         lengths: LengthsKnown = "none",
+        queue_depth: int = QUEUE_DEPTH,
         reward: RewardConfig | None = None,
         group: int = 1,
         lopsided: bool = True,
@@ -84,7 +85,7 @@ class VectorClusters:
         self.reward = reward or RewardConfig()
         self.num_envs, self.horizon, self.group = num_envs, horizon, group
         self.num_features, self.max_replicas = NUM_FEATURES, self.traffic.max_replicas
-        self.router_config = RouterConfig(lengths=lengths)
+        self.router_config, self.queue_depth = RouterConfig(lengths=lengths), queue_depth
         self.num_requests = self.traffic.max_warm_up + horizon + SPARE_REQUESTS
         self.log = new_log(64, 64)
         self._starts = WARM_UP_ROUTERS if lopsided else WARM_UP_ROUTERS[:-1]
@@ -257,5 +258,6 @@ class VectorClusters:
             observation=np.zeros((lanes, self.max_replicas, NUM_FEATURES)),
             accounts=np.zeros((lanes, NUM_ACCOUNTS)),
             slo_ttft_s=np.array([self.reward.slo_ttft_s or np.inf]),
+            queue_depth=np.array([self.queue_depth]),
             router_memory=np.zeros((lanes, MEMORY_PER_REPLICA * self.max_replicas + 8)),
         )

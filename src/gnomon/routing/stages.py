@@ -105,7 +105,7 @@ def clone_teacher(
     use_torch()
     from gnomon.routing.network import Scorer, initialize, save_scorer
 
-    found = demonstrations.read(folder.demos, config.lengths)
+    found = demonstrations.read(folder.demos, config)
     scorer = Scorer(found.rows.shape[-1], config.network.hidden)
     initialize(scorer, config.seed)
     scorer.normalizer.fit(found.rows[found.mask])
@@ -182,12 +182,14 @@ def _check_first_policy(config: RouteConfig, folder: Folder) -> None:
         if config.start == "clone":
             raise ConfigError("there is no clone.", where=str(path), fix="Run `gnomon route clone` first.")
         raise ConfigError("no such policy file.", where=config.start, fix="Use clone, nothing, or the path of one.")
-    known = load_policy(path).lengths
-    if known != config.lengths:
-        raise ConfigError(
-            f"the policy was made for lengths {known!r}, not {config.lengths!r}.", where=str(path),
-            fix=f"Use --lengths {known}.",
-        )  # fmt: skip
+    policy = load_policy(path)
+    for name in ("lengths", "queue_depth"):
+        theirs, ours = getattr(policy, name), getattr(config, name)
+        if theirs != ours:
+            raise ConfigError(
+                f"the policy was made for {name} {theirs!r}, not {ours!r}.", where=str(path),
+                fix=f"Use --{name.replace('_', '-')} {theirs}.",
+            )  # fmt: skip
 
 
 def train(config: RouteConfig, folder: Folder, watch: Watcher, checkpoint: Path | None = None) -> Path:

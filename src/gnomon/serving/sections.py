@@ -16,6 +16,8 @@ from gnomon.serving.policies import COMMON_DEFAULTS, POLICIES
 
 Share = Annotated[float, Field(gt=0, le=1)]
 LengthsKnown = Literal["none", "noisy", "oracle"]
+QUEUE_DEPTH = 8
+"""Requests at the head of each queue that a learned router looks at, unless it was made for another number."""
 
 
 class SpeculativeConfig(Config):

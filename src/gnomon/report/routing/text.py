@@ -19,7 +19,9 @@ COLUMNS = {
 }
 
 
-GOAL_NOTE = "yes or NO: with the whole interval. open: the goal lies inside the interval; more seeds (--num-seeds) tell."
+GOAL_NOTE = (
+    "yes or NO: with the whole interval. open: the goal lies inside the interval; more seeds (--num-seeds) tell."
+)
 
 
 def ranked(comparison: RouteComparison, scenario: str) -> list[str]:

@@ -76,7 +76,7 @@ def _normalise(numbers: Floats, first: int, row: Any) -> None:
 def score(numbers: Floats, first: int, rows: Any, count: int, scores: Any) -> None:
     """The scores of `count` replicas from their features, by the policy packed at `first`. `rows` are used up."""
     hidden = int(numbers[first])
-    normaliser = first + 1
+    normaliser = first + 2
     phi0 = normaliser + 2 * NUM_FEATURES
     phi1 = phi0 + NUM_FEATURES * hidden + hidden
     rho0 = phi1 + hidden * hidden + hidden
@@ -163,7 +163,7 @@ def learned(fleet: Fleet, request_id: int) -> int:
     sampled from the softmax of the scores."""
     count = fleet.cluster.replicas.size
     rows, scores = np.empty((count, NUM_FEATURES)), np.empty(count)
-    unit_s = observe(fleet, request_id, rows)
+    unit_s = observe(fleet, request_id, rows, int(fleet.parameters[NUM_OPTIONS + 1]))
     first_tokens, waits = np.empty(count), np.empty(count)
     for r in range(count):
         first_tokens[r] = unit_s * math.exp(rows[r, FIRST_TOKEN])

@@ -32,10 +32,8 @@ from gnomon.serving.routers.foretelling import (
     outstanding,
     prefill_room,
 )
+from gnomon.serving.sections import QUEUE_DEPTH
 from gnomon.serving.state import replica_view
-
-QUEUED = 8
-"""Requests at the head of each queue that are looked at."""
 
 FEATURES = (
     # The replica.
@@ -84,7 +82,7 @@ FEATURES = (
     "kv_used_in_all",
 )
 NUM_FEATURES = len(FEATURES)
-SCHEMA_HASH = hashlib.sha256(",".join((*FEATURES, str(QUEUED))).encode()).hexdigest()[:16]
+SCHEMA_HASH = hashlib.sha256(",".join((*FEATURES, str(QUEUE_DEPTH))).encode()).hexdigest()[:16]
 
 (
     OUTSTANDING, WAITING, RUNNING_SHARE, PREFILL_LEFT, KV_USED, KV_DEMAND, DECODE_LEFT, OUTSTANDING_VS, PREFILL_VS,
@@ -231,7 +229,7 @@ def foretell(fleet: Fleet, r: int, new: int, at: Arrival) -> Foretold:
 
 
 @inner
-def _observe_replica(fleet: Fleet, r: int, at: Arrival, out: Any) -> Foretold:
+def _observe_replica(fleet: Fleet, r: int, at: Arrival, out: Any, queue_depth: int) -> Foretold:
     """Write what needs no look at the other replicas into row `r`."""
     cluster, memory = fleet.cluster, fleet.memory
     state, row, mine = cluster.replicas[r], out[r], MEMORY_PER_REPLICA * r
@@ -258,18 +256,18 @@ def _observe_replica(fleet: Fleet, r: int, at: Arrival, out: Any) -> Foretold:
     row[ARRIVED_TOKENS] = memory[mine + _ARRIVED]
     row[COMPLETIONS] = memory[mine + _COMPLETIONS]
     row[TREND] = row[OUTSTANDING] - math.log1p(memory[mine + _OUTSTANDING])
-    _observe_queue(fleet, r, at.now, row)
+    _observe_queue(fleet, r, at.now, row, queue_depth)
     row[PREFIX_HIT] = 1.0 - new / at.prompt
     row[NEW_TOKENS] = math.log1p(new)
     return times
 
 
 @inner
-def _observe_queue(fleet: Fleet, r: int, now: float, row: Any) -> None:
+def _observe_queue(fleet: Fleet, r: int, now: float, row: Any, queue_depth: int) -> None:
     """Look at the head of the queue of replica `r`."""
     state, requests = fleet.cluster.replicas[r], fleet.cluster.requests
     total, longest, request_id = 0, 0, state.first_waiting
-    for _ in range(min(QUEUED, state.num_waiting)):
+    for _ in range(min(queue_depth, state.num_waiting)):
         tokens = requests[request_id].prefill_tokens
         total += tokens
         longest = max(longest, tokens)
@@ -340,9 +338,10 @@ def longest_wait_s(fleet: Fleet, patience: float) -> float:
 
 
 @inner
-def observe(fleet: Fleet, request_id: int, out: Any) -> float:
+def observe(fleet: Fleet, request_id: int, out: Any, queue_depth: int) -> float:
     """Write one row of FEATURES per replica into `out` [replica, feature], for an arriving request; returns the seconds
-    of its shortest prefill alone, the unit of FIRST_TOKEN.
+    of its shortest prefill alone, the unit of FIRST_TOKEN. Of every queue the first `queue_depth` requests are looked
+    at.
 
     To be called once for every arrival, with all replicas brought up to it.
     """
@@ -351,7 +350,7 @@ def observe(fleet: Fleet, request_id: int, out: Any) -> float:
     best_prefill, best_alone, best_lone_step = 1e300, 1e300, 1e300
     mean_step, squared_first = 0.0, 0.0
     for r in range(count):
-        times = _observe_replica(fleet, r, at, out)
+        times = _observe_replica(fleet, r, at, out, queue_depth)
         row = out[r]
         # Seconds for now; they become ratios below, when the best of each is known.
         row[FIRST_TOKEN], row[FINISH], row[STEP_VS] = times.first_token, times.finish, times.joined_step

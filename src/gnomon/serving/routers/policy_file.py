@@ -24,7 +24,7 @@ from gnomon.core.arrays import Floats
 from gnomon.core.errors import DataError
 from gnomon.core.files import written_whole
 from gnomon.serving.routers.observation import FEATURES, NUM_FEATURES, SCHEMA_HASH
-from gnomon.serving.sections import LengthsKnown
+from gnomon.serving.sections import QUEUE_DEPTH, LengthsKnown
 
 FORMAT = 1
 CLIP = 10.0
@@ -49,6 +49,17 @@ class Policy:
     def hidden(self) -> int:
         """Width of the hidden layers."""
         return int(self.arrays["phi0.bias"].size)
+
+    @property
+    def queue_depth(self) -> int:
+        """How many requests of every queue it looks at, as the configuration that made it says."""
+        return int(queue_depth_of(self.made))
+
+
+def queue_depth_of(made: Any) -> Any:
+    """The queue depth in what a file says of how it was made; the usual one where it says nothing."""
+    config = made.get("config") if isinstance(made, dict) else None
+    return config.get("queue_depth", QUEUE_DEPTH) if isinstance(config, dict) else QUEUE_DEPTH
 
 
 def shapes(hidden: int) -> dict[str, tuple[int, ...]]:
@@ -144,6 +155,9 @@ def _about(stored: dict[str, NDArray[Any]], where: str) -> dict[str, Any]:
         raise DataError(f"unknown length information {about['lengths']!r}.", where=where)
     if not isinstance(about["hidden"], int) or about["hidden"] < 1:
         raise DataError("hidden must be a whole number above 0.", where=where)
+    depth = queue_depth_of(about["made"])
+    if not isinstance(depth, int) or depth < 1:
+        raise DataError("queue_depth must be a whole number above 0.", where=where)
     return about
 
 
@@ -161,9 +175,9 @@ def shipped_policy(lengths: str) -> Policy:
 
 
 def packed(policy: Policy) -> Floats:
-    """The policy as one row of numbers, as the compiled router reads it: hidden width, normaliser, then per layer the
-    weights [in, out] and the biases."""
-    parts = [np.array([policy.hidden]), policy.mean, policy.std]
+    """The policy as one row of numbers, as the compiled router reads it: hidden width, queue depth, normaliser, then
+    per layer the weights [in, out] and the biases."""
+    parts = [np.array([policy.hidden, policy.queue_depth]), policy.mean, policy.std]
     for layer in LAYERS:
         parts += [policy.arrays[f"{layer}.weight"].T.ravel(), policy.arrays[f"{layer}.bias"]]
     return np.concatenate([np.asarray(part, np.float64) for part in parts])
