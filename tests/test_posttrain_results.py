@@ -34,6 +34,15 @@ def test_elastic_saves_20_to_50_percent_on_a_long_tail() -> None:
     assert elastic.shares()["tail"] < static.shares()["tail"]
 
 
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_safe_policy_loses_to_static_in_no_example(path: Path) -> None:
+    """`payback` is what `auto_scheduler` runs unless flags name another: at most 1 % behind, ahead on a long tail."""
+    config = load(Posttrain, path)
+    static, safe = run(config, make_policy("disaggregated")), run(config, make_policy("payback"))
+    assert safe.step_s <= 1.01 * static.step_s
+    assert (safe.step_s < 0.9 * static.step_s) == (path.stem == "elastic")
+
+
 @pytest.mark.parametrize("pre_process", [False, True])
 @pytest.mark.parametrize("mean", [1500, 2000, 2500])
 def test_elastic_gains_nothing_on_a_flat_workload_and_loses_at_most_transitions(pre_process: bool, mean: int) -> None:
