@@ -79,8 +79,8 @@ def whole() -> None:
     measured(0.001)
     tenth, _ = measured(0.1)
     all_, _ = measured(1.0)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    print(f"  {all_:.1f} s, {all_ / tenth:.1f}x a tenth of the day; {peak:.2f} GiB at most")
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+    print(f"  {all_:.1f} s, {all_ / tenth:.1f}x a tenth of the day; {peak:.2f} GB at most")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import pytest
 import gnomon
 from gnomon.core.errors import UnknownNameError
 from gnomon.report.verify.fleet import told
-from gnomon.verify.fleet import CLIENTS, DOCUMENT_TOKENS, DOCUMENTS, QUESTIONS, Effect, _questions
+from gnomon.verify.fleet import CLIENTS, DOCUMENT_TOKENS, DOCUMENTS, QUESTIONS, Effect, _questions, per_rank
 
 
 def effect(simulated: float) -> Effect:
@@ -20,6 +20,19 @@ def test_an_effect_is_reproduced_within_its_tolerance() -> None:
     found = told([effect(109.0), effect(89.0)])
     assert len(found.failures) == 1 and "89" in found.failures[0] and "-11%" in found.failures[0]
     assert [row["is_reproduced"] for row in found.rows] == [True, False]
+
+
+def test_the_best_of_several_is_held_by_its_direction() -> None:
+    def best(simulated: float, holds: bool = True) -> Effect:
+        return Effect("name", "figure", 2.0, simulated, 0.25, "setting", "source", holds, nothing=1.0)
+
+    assert best(1.1).is_reproduced and best(2.5).is_reproduced
+    assert not best(1.0).is_reproduced and not best(0.9).is_reproduced  # No gain.
+    assert not best(2.6).is_reproduced and not best(1.5, holds=False).is_reproduced
+
+
+def test_requests_of_a_rank_by_littles_law() -> None:
+    assert [per_rank(lost) for lost in (1, 2, 4, 8, 16)] == [17, 17, 17, 15, 12]
 
 
 def test_a_cold_start_of_a_trillion_parameters() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -36,13 +37,17 @@ class RequestTimes:
 
     records: Any
 
+    @cached_property
+    def status(self) -> Any:
+        """What became of every request, side by side."""
+        return np.ascontiguousarray(self.records.status)
+
     def _since_arrival(self, stamp: str, known: Any) -> Floats:
         q = self.records
         return np.subtract(q[stamp], q.arrival_s, out=np.full(q.size, np.nan), where=known)
 
     def _reached(self, stamp: str) -> Any:
-        q = self.records
-        return (q.status != REJECTED) & (q.status != SHED) & (q[stamp] >= 0)
+        return (self.status != REJECTED) & (self.status != SHED) & (self.records[stamp] >= 0)
 
     @property
     def scheduling_delay_s(self) -> Floats:
@@ -58,7 +63,7 @@ class RequestTimes:
     def tpot_s(self) -> Floats:
         """Time per output token after the first."""
         q = self.records
-        known = (q.status == FINISHED) & (q.output_tokens > 1)
+        known = (self.status == FINISHED) & (q.output_tokens > 1)
         after_first = np.subtract(q.finished_s, q.first_token_s, out=np.full(q.size, np.nan), where=known)
         after_first /= np.maximum(q.output_tokens - 1, 1)
         return after_first
@@ -66,7 +71,7 @@ class RequestTimes:
     @property
     def e2e_s(self) -> Floats:
         """From the arrival to the end."""
-        return self._since_arrival("finished_s", self.records.status == FINISHED)
+        return self._since_arrival("finished_s", self.status == FINISHED)
 
     @property
     def normalized_s(self) -> Floats:

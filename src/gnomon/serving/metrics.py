@@ -26,15 +26,15 @@ from gnomon.serving.usage import overall, prefix_hit_rate, replica_uses, seconds
 
 def summarize(run: Run) -> Summary:
     """Compute every figure but the error of its times, which their sources are asked for (`gnomon.serving.mix`)."""
-    q = run.cluster.requests
-    done = q.status == FINISHED
-    times, start_s, end_s = request_times(run), *_span(run)
+    q, times = run.cluster.requests, request_times(run)
+    done = times.status == FINISHED
+    start_s, end_s = _span(run, times.status)
     duration_s = end_s - start_s
     uses = replica_uses(run, start_s, end_s)
     is_open = not run.requests.concurrency and not len(run.requests.parents)
-    arrived = int(np.count_nonzero(q.status != NOT_ARRIVED))
+    arrived = int(np.count_nonzero(times.status != NOT_ARRIVED))
     trend = saturation(q, arrived) if is_open else None
-    counts = _counts(run)
+    counts = _counts(run, times.status)
     classes, fairness = class_summaries(run, times, duration_s)
     summary = Summary(
         duration_s=duration_s,
@@ -68,10 +68,10 @@ def summarize(run: Run) -> Summary:
     return summary
 
 
-def _span(run: Run) -> tuple[float, float]:
+def _span(run: Run, status: Any) -> tuple[float, float]:
     """The first arrival and the last end; the time limit where it cut something off."""
     q = run.cluster.requests
-    ended = q.finished_s[(q.status == FINISHED) | (q.status == REJECTED) | (q.status == SHED)]
+    ended = q.finished_s[(status == FINISHED) | (status == REJECTED) | (status == SHED)]
     start = float(q.arrival_s.min())
     cut = run.scenario.time_limit_s is not None and ended.size < q.size
     if cut:
@@ -83,10 +83,10 @@ def _span(run: Run) -> tuple[float, float]:
     return start, end
 
 
-def _counts(run: Run) -> Counts:
+def _counts(run: Run, status: Any) -> Counts:
     q = run.cluster.requests
     finished, rejected, shed, not_arrived = (
-        int(np.count_nonzero(q.status == s)) for s in (FINISHED, REJECTED, SHED, NOT_ARRIVED)
+        int(np.count_nonzero(status == s)) for s in (FINISHED, REJECTED, SHED, NOT_ARRIVED)
     )
     return Counts(
         offered=q.size + run.requests.num_rejected,

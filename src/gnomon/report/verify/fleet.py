@@ -24,7 +24,7 @@ def told(found: list[Effect]) -> Told:
             "published": f"{one.published:,.4g}",
             "simulated": f"{one.simulated:,.4g}",
             "distance": f"{one.distance:+.1%}",
-            "within": f"{one.tolerance:.0%}",
+            "rule": f"within {one.tolerance:.0%}" if one.nothing is None else "direction",
         }
         for one in found
     ]
