@@ -2,6 +2,7 @@
 
 python -m benchmarks silicon
 python -m benchmarks.silicon --whole     # minutes on two idle cores; prints recorded.yaml and docs/accuracy.md's tables
+python -m benchmarks.silicon --whole --picture docs/images/accuracy.png
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import time
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 
-from gnomon.report.verify.silicon import error_row
+from gnomon.report.verify.silicon import ENGINES, error_row
 from gnomon.verify.silicon.choose import chosen
 from gnomon.verify.silicon.predict import Scored, predict, score
 from gnomon.verify.silicon.scenarios import is_in_held_out_sweep
@@ -25,6 +26,9 @@ SAMPLE = 200
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--whole", action="store_true", help="All servers instead of a sample.")
+    parser.add_argument(
+        "--picture", metavar="FILE", help="Draw InferenceX's aggregated servers, measured and predicted."
+    )
     given = parser.parse_known_args()[0]
     if find_spec("aiconfigurator_core") is None:
         print("silicon: needs the extra [silicon]")
@@ -38,6 +42,8 @@ def main() -> None:
     if given.whole:
         _print_record(scored)
         _print_tables(scored)
+    if given.picture:
+        _draw([s for s in scored if s.server.mode == "agg" and s.server.family == "inferencex"], given.picture)
 
 
 def _print_record(scored: Sequence[Scored]) -> None:
@@ -80,6 +86,27 @@ def _print_tables(scored: Sequence[Scored]) -> None:
 def _print_row(name: str, group: Iterable[Scored]) -> None:
     if errors := errors_of(group):
         print(f"| {name} | {' | '.join(error_row(errors).values())} |")
+
+
+def _draw(scored: Sequence[Scored], path: str) -> None:
+    """README's picture."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 5.4), layout="constrained")
+    for name, plot in zip(("tpot_s", "ttft_s"), figure.subplots(1, 2), strict=True):
+        known = [s for s in scored if s.prediction.problem is None]
+        for engine, colour in ENGINES.items():
+            group = [s for s in known if s.server.engine == engine]
+            measured = [1e3 * getattr(s.server, name) for s in group]
+            predicted = [1e3 * getattr(s.prediction, name) for s in group]
+            plot.scatter(measured, predicted, s=8, alpha=0.5, color=colour, linewidths=0, label=engine)
+        ends = [f(1e3 * getattr(s.server, name) for s in known) for f in (min, max)]
+        plot.plot(ends, ends, color="black", linewidth=0.8)
+        plot.set(xscale="log", yscale="log", xlabel="measured, ms", ylabel="predicted, ms")
+        plot.set_title(f"{name[:4].upper()}: InferenceX's aggregated servers")
+        plot.grid(alpha=0.3)
+    figure.axes[0].legend(loc="upper left")
+    figure.savefig(path, dpi=100)
 
 
 def _cpu_s() -> float:

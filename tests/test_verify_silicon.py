@@ -244,6 +244,7 @@ def test_text_and_page_show_every_group(tmp_path: Path) -> None:
     sweep = [scored(1.1, 0.95, concurrency=4 * n, id=str(n)) for n in range(1, 9)]
     page = write_page(Verdict(sweep, is_whole=False), tmp_path / "sweep.html").read_text()
     assert "Throughput against interactivity" in page and "http://" not in page.split("Plotly")[0]
+    assert all(title in page for title in ("TPOT, measured and predicted", "by model and system")), "plots with data"
     assert json.loads(json.dumps(verdict.to_dict()))["errors"]["covered"] == 2
 
 

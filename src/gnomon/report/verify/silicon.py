@@ -288,15 +288,16 @@ def write_page(verdict: Verdict, path: str | Path) -> Path:
     overall = errors_of(scored)
     drawn = figures(scored)
     plots = "".join(f"<div id={name} class=plot></div>" for name in drawn)
-    drawn = curves(scored)  # None in a small sample.
-    chooser = _CURVES.replace("@CURVES@", as_script(drawn)) if drawn else ""
+    sweeps = curves(scored)  # None in a small sample.
+    chooser = _CURVES.replace("@CURVES@", as_script(sweeps)) if sweeps else ""
     tables = "".join(f"<div class=scroll tabindex=0>{as_html([block])}</div>" for block in text(verdict))
     covered = 0 if overall is None else overall.covered
     parts = {
         "@TITLE@": "Real servers, measured and predicted",
         "@LEDE@": html.escape(
             f"{len(scored):,} measured servers of aiconfigurator-core's silicon_sample.csv, {covered:,} predicted; "
-            "the settings are those of the launch scripts, nothing is fitted to a server, a model or a GPU."
+            "the settings are those of the launch scripts; constants are fitted for each engine on half of them, "
+            "its time per layer for each family of attention."
         ),
         "@CARDS@": "" if overall is None else _cards(overall),
         "@PLOTS@": f"<section><h2>Measured against predicted</h2><div class=plots>{plots}</div></section>{chooser}",
