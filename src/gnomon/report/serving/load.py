@@ -51,7 +51,8 @@ def load_figure(
         notes.append(_note(capacity, f"capacity {capacity:.3g}/s", RED, is_left=capacity > end / 2))
     if load is not None:
         is_left = load <= capacity or load > 0.9 * end
-        lines.append(_line("x", load, GREY, "solid"))
+        # From above the name of the capacity, which it would cross.
+        lines.append(_line("x", load, GREY, "solid") | {"y0": 0.09 if capacity else 0})
         notes.append(_note(load, "now", GREY, is_left=is_left, above=14 if capacity else 0))
     return {"data": data, "layout": drawn | {"showlegend": True, "shapes": lines, "annotations": notes}}
 
