@@ -134,6 +134,7 @@ class Explanation(Result):
     @cached_property
     def sentences(self) -> list[str]:
         """The answer in two or three sentences."""
+        from gnomon.report.serving import explain_advice
         from gnomon.report.serving import explain_text as words
 
         if self.request is not None:
@@ -141,9 +142,9 @@ class Explanation(Result):
         found = words.slow_sentences(self.accounts, self.slow)
         summary = self.simulation.summary
         if self.advice:
-            found.append(words.advice_sentence(summary, self.advice, self.metric, self.statistic))
+            found.append(explain_advice.advice_sentence(summary, self.advice, self.metric, self.statistic))
         if self.limits:
-            found.append(words.limit_sentence(summary, self.limits))
+            found.append(explain_advice.limit_sentence(summary, self.limits))
         return found
 
     @cached_property
@@ -166,6 +167,7 @@ class Explanation(Result):
     def text(self) -> list[Block]:
         """The answer in sentences, then the tables."""
         from gnomon.report.blocks import Line, Table
+        from gnomon.report.serving import explain_advice
         from gnomon.report.serving import explain_text as words
 
         remarks: list[Block] = [Line(self.note, "warning")] if self.note else []
@@ -176,10 +178,11 @@ class Explanation(Result):
         blocks += words.missed_blocks(self.accounts, summary)
         blocks += [one for one in words.slow_blocks(self.accounts, self.slow) if isinstance(one, Table)]
         if self.advice:
-            rows = words.advice_rows(summary, self.advice, self.metric, self.statistic)
+            rows = explain_advice.advice_rows(summary, self.advice, self.metric, self.statistic)
             blocks.append(Table(rows, "What would help: each change simulated on the same requests"))
         if self.limits:
-            blocks.append(Table(words.limit_rows(summary, self.limits), "What limits it: each resource made free"))
+            limits = explain_advice.limit_rows(summary, self.limits)
+            blocks.append(Table(limits, "What limits it: each resource made free"))
         return blocks + remarks
 
     def _frames(self) -> Mapping[str, Callable[[], pl.DataFrame]]:

@@ -153,7 +153,7 @@ def _step(many: Ensemble, engine: Engine, log: Log, lane: int, chosen: int) -> N
     fleet = _lane(many.fleets, lane, many.num_replicas[lane], many.fleets.memory)
     cluster, pending = fleet.cluster, many.pending[lane]
     now, then = cluster.requests[pending].arrival_s, cluster.requests[pending + 1].arrival_s
-    receive(cluster, chosen, pending)
+    receive(cluster, chosen, pending, now)
     remember_choice(fleet, pending, chosen)
     many.active[lane, many.num_active[lane]] = pending
     many.num_active[lane] += 1
@@ -221,7 +221,7 @@ def _roll_out(
     for r in range(costs.size):
         fleet = _lane(copies.fleets, r, costs.size, copies.router_memory)
         requests, pending, num_active = fleet.cluster.requests, copies.pending[r], copies.num_active[r]
-        receive(fleet.cluster, r, pending)
+        receive(fleet.cluster, r, pending, requests[pending].arrival_s)
         if observes:
             remember_choice(fleet, pending, r)
         wake_groups(fleet, engine, log, copies.unwoken[r], pending + 1, requests[pending].arrival_s)

@@ -79,7 +79,7 @@ CAUSES = {
     "host": "the host",
     "slow replica": "a slow replica",
     "outages": "outages",
-    "adapters": "LoRA adapters to load",
+    "adapters": "waiting for a LoRA adapter",
 }
 """Groups of parts with one cure, in words."""
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from gnomon.report.serving import explain_advice
 from gnomon.report.serving import explain_text as words
 from gnomon.serving.explain import Slow, delayed_by, waited_behind
 from gnomon.serving.parts import NAMES, Accounts
@@ -46,8 +47,8 @@ def explanation_data(given: Any) -> dict[str, Any]:
         "percentile": given.percentile,
         **_slow_data(accounts, slow),
         "groups": {table.title: list(table.rows) for table in words.group_tables(accounts, given.metric, slow)},
-        "advice": words.advice_rows(summary, given.advice, given.metric, given.statistic),
-        "limits": words.limit_rows(summary, given.limits),
+        "advice": explain_advice.advice_rows(summary, given.advice, given.metric, given.statistic),
+        "limits": explain_advice.limit_rows(summary, given.limits),
         "scenarios": {
             one.change.name: one.scenario.model_dump(mode="json", exclude_unset=True) for one in given.advice
         },
