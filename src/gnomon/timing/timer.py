@@ -79,10 +79,10 @@ class Timer:
         if all(size.min() >= low and size.max() <= high for size, (low, high) in zip(sizes, measured, strict=True)):
             return self.context.config.scale * self.source.seconds(operator, *sizes)
         inside = [np.clip(size, low, high) for size, (low, high) in zip(sizes, measured, strict=True)]
-        seconds = self.source.seconds(operator, *inside)
+        seconds = _each_once(self.source, operator, inside, measured)
         is_outside = np.any([a != b for a, b in zip(sizes, inside, strict=True)], axis=0)
         if is_outside.any():
-            at_edge = self.roofline.seconds(operator, *inside)
+            at_edge = _each_once(self.roofline, operator, inside, measured)
             there = self.roofline.seconds(operator, *sizes)
             seconds = seconds * np.where(is_outside & (at_edge > 0), there / np.maximum(at_edge, 1e-12), 1.0)
             self._note_beyond(operator, sizes, measured)
@@ -141,6 +141,19 @@ class Timer:
         for dtype in sorted(products - set(c.device.peak_flops)):
             notes.append(f"{c.device.name} has no {dtype} arithmetic: {dtype} weights are multiplied in bf16.")
         return notes
+
+
+def _each_once(source: Source, operator: Operator, inside: list[Floats], measured: Range) -> Floats:
+    """Seconds of sizes cut to the measured range. All beyond it have become its last size, which is timed once: of the
+    long tables of one axis that is most."""
+    if len(inside) > 1:
+        return source.seconds(operator, *inside)
+    (sizes,), ((_, last),) = inside, measured
+    is_before = sizes < last
+    seconds = np.empty_like(sizes)
+    seconds[is_before] = source.seconds(operator, sizes[is_before]) if is_before.any() else 0.0
+    seconds[~is_before] = source.seconds(operator, np.full(1, last))
+    return seconds
 
 
 _BOUNDLESS = 1e6
