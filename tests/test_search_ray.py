@@ -1,9 +1,11 @@
-"""A search on a real local Ray cluster: the same bytes as on local processes, also when a worker is killed."""
+"""A search on a real local Ray cluster: the same bytes as on local processes, also when a worker is killed, or when it
+is stopped by Ctrl-C and goes on."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -23,9 +25,9 @@ from ray.cluster_utils import Cluster
 from gnomon.search.study import search
 from search_kit import QUICK, question
 
-folder, kill = Path(sys.argv[1]), sys.argv[2] == "kill"
+folder, mode = Path(sys.argv[1]), sys.argv[2]
 asked = question(strategy="exhaustive", effort=QUICK | {"min_requests": 2000, "max_requests": 8000})
-killed = []
+killed, stopped = [], []
 
 def ancestors(pid):
     while pid > 1:
@@ -42,7 +44,10 @@ def busy_workers():
             pass
 
 def on_progress(done, total):
-    if kill and not killed and done < total:
+    if mode == "stop" and not stopped and 0 < done < total:
+        stopped.append(done)
+        os.kill(os.getpid(), signal.SIGINT)
+    if mode == "kill" and not killed and done < total:
         for pid in busy_workers():
             os.kill(pid, signal.SIGKILL)
             killed.append(pid)
@@ -50,7 +55,12 @@ def on_progress(done, total):
 
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "object_store_memory": 80_000_000})
 try:
-    far = search(asked, results=folder / "ray.jsonl", ray=cluster.address, on_progress=on_progress)
+    try:
+        far = search(asked, results=folder / "ray.jsonl", ray=cluster.address, on_progress=on_progress)
+    except KeyboardInterrupt:
+        kept = len((folder / "ray.jsonl").read_text().splitlines())
+        far = search(asked, results=folder / "ray.jsonl", ray=cluster.address)
+        print("went on from", kept, "of", len((folder / "ray.jsonl").read_text().splitlines()))
 finally:
     import ray
     ray.shutdown()
@@ -61,7 +71,7 @@ print("killed", len(killed))
 """
 
 
-@pytest.mark.parametrize("mode", ["calm", "kill"])
+@pytest.mark.parametrize("mode", ["calm", "kill", "stop"])
 def test_the_same_bytes_on_a_cluster(tmp_path: Path, mode: str) -> None:
     places = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": os.pathsep.join(places)}
@@ -75,3 +85,6 @@ def test_the_same_bytes_on_a_cluster(tmp_path: Path, mode: str) -> None:
     assert done.returncode == 0, done.stderr
     assert "same True" in done.stdout
     assert f"killed {int(mode == 'kill')}" in done.stdout
+    if mode == "stop":
+        kept, whole = (int(word) for word in re.findall(r"went on from (\d+) of (\d+)", done.stdout)[0])
+        assert 1 < kept < whole  # The first line is the question.
