@@ -266,9 +266,15 @@ def test_lengths_of_every_allowed_shape_have_its_spread(shape: float) -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    [{"lengths.shape": 1e30}, {"lengths.shape": 1e-30}, {"actor.efficiency": 1e300}, {"rollout.efficiency": 1e-300}],
+    [
+        {"lengths.shape": 1e30},
+        {"lengths.shape": 1e-30},
+        {"actor.efficiency": 1e300},
+        {"rollout.efficiency": 1e-300},
+        {"transitions.switch_s": 1e30},
+    ],
 )
-def test_shapes_and_efficiencies_that_mean_nothing_are_refused(fields: dict[str, float]) -> None:
+def test_shapes_efficiencies_and_pauses_that_mean_nothing_are_refused(fields: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match="Input should be"):
         load(Posttrain, None, fields)
 

@@ -133,18 +133,22 @@ class LengthsConfig(Config):
         return self
 
 
+Pause = Annotated[float, Field(ge=0, le=1e6)]
+"""Seconds; beside longer ones everything else is lost in rounding."""
+
+
 class TransitionConfig(Config):
     """Seconds of everything that is neither generation nor training."""
 
     sync_bandwidth_bytes_s: PositiveFloat = 20e9
     """Weights from the actor to rollout and inference, per receiving copy."""
-    sync_fixed_s: NonNegativeFloat = 1.0
+    sync_fixed_s: Pause = 1.0
     """Of each of the two weight syncs."""
-    reshard_s: NonNegativeFloat | None = None
+    reshard_s: Pause | None = None
     """Change of the actor's size. If not given: 0.5 / 1.3 / 2.8 s for 1.5B / 7B / 32B, and on the line between."""
-    migration_s: NonNegativeFloat = 4.0
+    migration_s: Pause = 4.0
     """From the stop of rollout instances to their sequences' going on elsewhere (published medians: 3.7-5.0 s)."""
-    switch_s: NonNegativeFloat = 5.0
+    switch_s: Pause = 5.0
     """colocated: off-load one component and load the next."""
     kv_bandwidth_bytes_s: PositiveFloat = 20e9
     """KV transfer between two instances."""
