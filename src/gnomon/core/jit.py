@@ -127,7 +127,7 @@ def _part(function: F, is_inlined: bool) -> F:
         pipeline_class=PartCompiler,
     )(function)
     dispatcher.__class__ = PartDispatcher
-    return dispatcher  # type: ignore[no-any-return]
+    return dispatcher
 
 
 def own_jit(function: F) -> F:
