@@ -86,8 +86,8 @@ def _published_as(name: str, entry: ModelEntry) -> str:
     if _called(name, entry) == entry.name:
         return entry.hf_id
     asked, tails = folded(name), {one: folded(one.rpartition("/")[2]) for one in entry.aliases if "/" in one}
-    is_like = (lambda tail: tail == asked), (lambda tail: tail.startswith(asked))
-    return next((one for test in is_like for one, tail in tails.items() if test(tail)), entry.hf_id)
+    like = sorted((one for one, tail in tails.items() if tail.startswith(asked)), key=lambda one: tails[one] != asked)
+    return next(iter(like), entry.hf_id)
 
 
 def _split(name: str) -> tuple[str, Checkpoint | None]:
