@@ -543,6 +543,11 @@ def test_notes_say_which_tables_answered(package: Path) -> None:
     assert note.startswith("silicon: measured in vllm 0.24.0 unless said otherwise")
     assert "attn_norm" in note and "measured for Gnomon" in note
     assert "residual_add" not in note  # Part of its neighbour's kernel.
+    mixtral = context("mixtral-8x7b")
+    source = source_of(mixtral)
+    for operator in mixtral.operators():
+        source.measured(operator)
+    assert any("experts" in one and "roofline" in one for one in source.notes()), "what nobody measured"
 
 
 def test_compressed_attention_is_its_modules_less_the_projections_and_streams_are_measured(package: Path) -> None:
