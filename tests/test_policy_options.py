@@ -60,8 +60,9 @@ def test_sglang_counts_at_most_4096_tokens_of_an_output(blocks, is_taken):
     """Beside 900 + 1 tokens and an output of 2, all but 903 of the blocks are left: 4,102 of 5,005. The second request
     asks for 4 + 4,096 + 1 of its 5,004, and there must be more than that."""
     setup = scenario(
-        batching={"policy": "sglang", "prefix_cache": False, "block_size": 1},
+        batching={"policy": "sglang", "prefix_cache": False, "block_size": 1, "max_batch_tokens": 1000},
         replica={"num_kv_blocks": blocks, "max_request_tokens": 6000},
+        time_limit_s=0.1,
     )
     done = run(setup, requests=requests_of([0.0, 0.0], [900, 4], [2, 5000]))
     first, second = done.cluster.requests.scheduled_s
