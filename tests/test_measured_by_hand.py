@@ -32,6 +32,7 @@ def product(n: int, k: int) -> Operator:
 
 def test_prompts_alone_decodes_alone_and_both_are_kept_apart(tmp_path: Path) -> None:
     rows = ["prefill_chunk,kv_prefill,n_decode,kv_decode,time_us", "16,0,0,0,1", "0,0,2,64,2", "16,0,2,64,3"]
+    rows.append("0,0,0,0,4")  # Nothing at all: left out.
     (tmp_path / "attention.csv").write_text("\n".join(rows) + "\n")
     found = read_attention(tmp_path / "attention.csv")
     assert {name: one.sizes.tolist() for name, one in found.items()} == {
@@ -94,13 +95,13 @@ def test_the_nearest_shape_is_scaled_by_the_roofline() -> None:
     """From 300 columns it is farther to 100 than to 400, whose times fall to three quarters."""
     bundle = Bundle("here")
     for n in (100, 400):
-        bundle.add(("gemm", n, 64), samples([[1], [2]], [n * 1e-6, n * 2e-6]))
+        bundle.add(("gemm", n, 64), samples([[1], [2]], [n * n * 1e-9, n * n * 2e-9]))
     kernels: Any = SimpleNamespace(bundle=bundle, left_out={})
     roofline: Any = SimpleNamespace(seconds=lambda operator, tokens: operator.work.n * tokens)
     table: Any = SimpleNamespace(name="a table")
     found = nearest(kernels, product(300, 64), table, roofline, lambda key: Gemm(int(key[1]), int(key[2])))
     assert found is not None
-    assert found.samples.seconds == pytest.approx([300e-6, 600e-6])
+    assert found.samples.seconds == pytest.approx([0.75 * 160e-6, 0.75 * 320e-6])
     assert found.samples.is_between
 
 
