@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gnomon.core.arrays import Floats
 from gnomon.core.borrow import borrow
 from gnomon.core.jit import jit
 from gnomon.core.user_files import plain
@@ -50,7 +51,7 @@ def test_sessions_are_spread_alike_in_plain_python_and_compiled() -> None:
 
 
 @jit
-def _write(log: Log, gaps: np.ndarray) -> None:
+def _write(log: Log, gaps: Floats) -> None:
     lent = borrow(log)
     for gap in gaps:
         log_gap(lent, gap, 2)
