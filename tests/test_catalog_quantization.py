@@ -40,22 +40,22 @@ def test_weight_bytes_are_those_of_the_published_files(name: str, published_byte
 
 
 @pytest.mark.parametrize(
-    ("name", "entry", "scheme", "kv_dtype"),
+    ("name", "called", "scheme", "kv_dtype"),
     [
-        ("deepseek-r1", "deepseek-v3", "fp8_block", None),
+        ("deepseek-r1", "deepseek-r1", "fp8_block", None),
         ("llama-3-8b", "llama-3-8b", "bf16", None),
         ("Qwen/Qwen3-32B-FP8", "qwen3-32b", "fp8_block", None),
         ("Qwen/Qwen3-32B-AWQ", "qwen3-32b", "int4", None),
-        ("RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic", "llama-3.1-70b", "fp8", None),
+        ("RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic", "llama-3.3-70b-instruct", "fp8", None),
         ("nvidia/Llama-3.1-70B-Instruct-FP8", "llama-3.1-70b", "fp8", "fp8"),
-        ("nvidia/DeepSeek-V3.1-NVFP4", "deepseek-v3", "nvfp4_mlp_and_output", "fp8"),
-        ("nvidia/DeepSeek-R1-0528-FP4-v2", "deepseek-v3", "nvfp4_mlp_and_output", None),
+        ("nvidia/DeepSeek-V3.1-NVFP4", "deepseek-v3.1", "nvfp4_mlp_and_output", "fp8"),
+        ("nvidia/DeepSeek-R1-0528-FP4-v2", "deepseek-r1-0528", "nvfp4_mlp_and_output", None),
         ("openai/gpt-oss-20b", "gpt-oss-20b", "mxfp4", None),
     ],
 )
-def test_a_name_says_how_the_checkpoint_is_quantised(name: str, entry: str, scheme: str, kv_dtype: str | None) -> None:
+def test_a_name_says_how_the_checkpoint_is_quantised(name: str, called: str, scheme: str, kv_dtype: str | None) -> None:
     model = catalog.model(name)
-    assert (model.name, model.checkpoint.name, model.checkpoint.kv_dtype) == (entry, scheme, kv_dtype)
+    assert (model.name, model.checkpoint.name, model.checkpoint.kv_dtype) == (called, scheme, kv_dtype)
     assert model.kv_precision() == (kv_dtype or "bf16")
 
 

@@ -75,7 +75,8 @@ def _built_in(name: str) -> Model:
 def _called(name: str, entry: ModelEntry) -> str:
     """What results and messages call a model: its entry's name, or that of another model of the same shape, as it was
     asked for (deepseek-r1, whose entry is deepseek-v3)."""
-    short = name.rpartition("/")[2]
+    base, _ = split_name(name) or (name, None)
+    short = base.rpartition("/")[2]
     words = re.split("[-_ ]", short.lower())
     is_entry = folded(short) == folded(entry.name) or set(entry.name.split("-")) <= set(words)
     return entry.name if is_entry else short.lower()
