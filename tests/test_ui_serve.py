@@ -109,7 +109,7 @@ def test_a_bad_value_shows_its_message_beside_it(tab: Tab) -> None:
     assert "does not divide" in tab.text("serve-tp-error")
     tab.type("serve-tp", "2")
     assert tab.text("serve-tp-error") == ""
-    assert float(tab.page.evaluate(faded)) == 1
+    tab.page.wait_for_function(f"{faded} === '1'", timeout=2000)
     assert tab.traces("serve-plot-ttft") != before
 
 
