@@ -63,3 +63,19 @@ def test_words() -> None:
     assert "kernels only: no host time" in timing_words(measured)
     with_host = {"workload": {"num_requests": 50}, "timing": {"host": {"per_iteration_s": 0.001}}}
     assert "host time included" in timing_words(gnomon.simulate(with_host).summary)
+
+
+def test_requests_that_are_turned_away_are_beyond_capacity() -> None:
+    """Admission control keeps the queue short at any load: what it turns away tells the capacity."""
+    room = simulated(500.0, admission={"name": "queue_limit", "options": {"max_waiting": 20}}).headroom
+    assert room is not None and room.capacity_per_s == pytest.approx(1000, rel=0.06)
+
+
+def test_a_fleet_that_changes_has_no_capacity() -> None:
+    result = simulated(500.0, fleet={"max_replicas": 2, "controller": {"name": "target_utilization"}})
+    assert result.headroom is None and result.text()
+
+
+def test_admission_that_lets_nobody_in_ends_with_no_capacity() -> None:
+    room = simulated(500.0, admission={"name": "token_bucket", "options": {"tokens_per_s": 1e-6}}).headroom
+    assert room is not None and room.capacity_per_s == 0.0

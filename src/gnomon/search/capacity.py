@@ -24,7 +24,7 @@ COARSE = 1.1
 IDLE = 0.01
 """Mean requests in the system below which a load is no load: what is not met then is met at no load."""
 BEYOND = 1e6
-"""Times a guess that a capacity is looked for."""
+"""Times a guess, up or down, that a capacity is looked for."""
 HOPELESS = 1.5
 """A limit exceeded this much by the first quarter of the requests will not be met by all of them."""
 TURNOVERS = 50
@@ -113,7 +113,7 @@ def coarse_bracket(prober: Prober, bound: float, count: int) -> tuple[float, flo
     high = bound
     while not prober(low := high / 2.0, count).met:
         high = low
-        if _in_system(prober, low, count) < IDLE:
+        if _in_system(prober, low, count) < IDLE or low * BEYOND < bound:
             return 0.0, low
     return _bisected(lambda rate: prober(rate, count).met, low, high, COARSE)
 
@@ -125,8 +125,12 @@ def _none(prober: Prober, lowest: float, count: int) -> Capacity:
 
 
 def _in_system(prober: Prober, rate: float, count: int) -> float:
-    """Median requests in the system (Little's law); 0 where most are never served."""
-    return rate * (prober(rate, count).figures["e2e_s p50"] or 0.0)
+    """Median requests in the system (Little's law); 0 where most are never served, at this load or a lower one."""
+    verdict = prober(rate, count)
+    median_s = verdict.figures["e2e_s p50"]
+    if median_s is None:
+        return float("inf") if verdict.turned_away else 0.0
+    return rate * median_s
 
 
 def _turnovers(prober: Prober, rate: float, count: int) -> float:
@@ -154,7 +158,7 @@ def refine(prober: Prober, guess: float, count: int, precision: float) -> tuple[
     else:
         while not met(low := high / step):
             high, step = low, step * step
-            if _in_system(prober, high, count) < IDLE:
+            if _in_system(prober, high, count) < IDLE or high * BEYOND < guess:
                 return 0.0, high
     return _bisected(met, low, high, 1.0 + precision)
 

@@ -10,13 +10,15 @@ from numpy.typing import NDArray
 from gnomon.core.arrays import Floats, Ints
 from gnomon.search.config import LATENCIES, GoodputConfig, SloTargets
 from gnomon.serving.latency import RequestTimes, request_times
-from gnomon.serving.saturation import saturation
+from gnomon.serving.saturation import MIN_SHARE, saturation
 from gnomon.serving.simulate import Run
-from gnomon.serving.state import FINISHED
+from gnomon.serving.state import FINISHED, SHED
 
 Bools = NDArray[np.bool_]
 
 GROWING = "growing queue"
+TURNED_AWAY = "requests turned away"
+"""By admission control, so that the queue does not grow."""
 
 _SHOWN = (("ttft_s", "p50"), ("ttft_s", "p90"), ("ttft_s", "p99"), ("tbt_s", "p50"), ("tbt_s", "p99"), ("e2e_s", "p50"))
 """Latencies that are reported whatever the SLO says."""
@@ -36,6 +38,8 @@ class Verdict:
     """Share of the requests that met the goodput limits; 1 where there are none."""
     unserved: float
     """Share of the requests that were refused or not finished."""
+    turned_away: float = 0.0
+    """Share of the requests that admission control refused: fewer of them at a lower load."""
 
     @property
     def miss(self) -> str:
@@ -65,10 +69,13 @@ def judge(run: Run, targets: SloTargets) -> Verdict:
     trend = saturation(run.cluster.requests, done.size)
     if trend is not None and trend.is_saturated:
         excesses[GROWING] = np.inf
+    turned_away = float((run.cluster.requests.status == SHED).mean())
+    if turned_away > MIN_SHARE:
+        excesses[TURNED_AWAY] = np.inf
     worst = max(excesses, key=lambda name: excesses[name], default="")
     named = {f"{metric} {stat}": value for (metric, stat), value in figures.items()}
     finite = {name: float(value) if np.isfinite(value) else None for name, value in named.items()}
-    return Verdict(float(excesses.get(worst, 0.0)), worst, finite, good_share, float(1.0 - done.mean()))
+    return Verdict(float(excesses.get(worst, 0.0)), worst, finite, good_share, float(1.0 - done.mean()), turned_away)
 
 
 def _figure(run: Run, times: RequestTimes, gaps: Gaps, done: Bools, metric: str, statistic: str) -> float:
