@@ -189,6 +189,8 @@ def test_the_command(cli: CommandLine, tmp_path: Path) -> None:
     cli("simulate", *small, "--out", str(folder))
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert "<h2>Why</h2>" in page and "why_causes" in page
+    first, story = page.split("<p class=why>")[1:3]
+    assert first.startswith("The slowest 1 %") and story.startswith("Request ") and "end to end" in story
     said = cli("explain", str(folder), "--no-advice").output
     assert said.startswith("The slowest 1 %") and "Where the time goes" in said
     data = json.loads(cli("explain", str(folder), "--request", "3", "--json").output)
@@ -203,6 +205,17 @@ def test_pipelines_and_post_training_say_what_they_waited_for() -> None:
     step = gnomon.pipeline(schedule="1f1b", stages=4, n=8, prop_len=0.5).explain()
     assert sum(step.summary["critical_path"].values()) == pytest.approx(step.summary["total_time"])
     assert "critical path" in step.text()[0].text  # type: ignore[union-attr]
+
+
+def test_the_folder_of_a_training_step_is_explained_and_has_no_requests(cli: CommandLine, tmp_path: Path) -> None:
+    folder = str(tmp_path / "step")
+    cli("pipeline", "run", "--schedule", "1f1b", "--stages", "4", "-n", "8", "--prop-len", "0.5", "--out", folder)
+    summary = gnomon.pipeline(schedule="1f1b", stages=4, n=8, prop_len=0.5).explain().summary
+    assert json.loads(cli("explain", folder, "--json").output)["critical_path"] == summary["critical_path"]
+    for asked in (("--request", "3"), ("--percentile", "99"), ("--metric", "ttft")):
+        assert "only a simulation of serving has requests" in cli("explain", folder, *asked, code=2).output
+    with pytest.raises(ConfigError, match="percentile: only a simulation"):
+        gnomon.explain(gnomon.pipeline(schedule="1f1b"), percentile=95.0)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""`gnomon verify prefixes`: the prompts that are asked, the number that is fitted, and how ratios are judged."""
+"""`gnomon verify prefixes`: the prompts that are asked, their stages, and how ratios are judged."""
 
 from __future__ import annotations
 

@@ -26,19 +26,29 @@ def explain(given: Explainable, **asked: Unpack[Asked]) -> Result:
 
     A folder's scenario is simulated again, which gives the same run to the last bit. `request` tells the story of one
     request; else it is told what the requests from `percentile` (99) of `metric` (e2e, ttft, tpot) on suffer from.
-    `advice` (True) simulates changes and bottlenecks, each as long as the run itself.
+    `advice` (True) simulates changes and bottlenecks, each as long as the run itself. A step of training has no
+    requests: there `request`, `percentile` and `metric` are refused.
     """
     if isinstance(given, Simulation):
         return given.explain(**asked)
     if isinstance(given, Result):
+        _refuse(asked)
         return given.explain()
     if isinstance(given, str | Path):
         path = Path(given)
         if path.is_dir() and not (path / "scenario.yaml").exists():
+            _refuse(asked)
             return _other_folder(path)
         if path.is_dir():
             return _saved(path, asked)
     return simulate(scenario(given), explained=True, on_progress=asked.get("on_progress")).explain(**asked)
+
+
+def _refuse(asked: Asked) -> None:
+    """Say that what asks about requests has no meaning here."""
+    for name in ("request", "percentile", "metric"):
+        if name in asked:
+            raise ConfigError("only a simulation of serving has requests.", where=name, fix="Leave it out.")
 
 
 def _saved(folder: Path, asked: Asked) -> Explanation:

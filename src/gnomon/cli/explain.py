@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from gnomon.api.explain import explain
 from gnomon.cli.printing import json_option, show
@@ -39,15 +41,11 @@ def command(
       gnomon explain runs/demo --request 812
       gnomon explain runs/demo --percentile 95 --metric ttft --no-advice
     """
+    source = click.get_current_context().get_parameter_source
+    asked: dict[str, Any] = {"request": request, "percentile": percentile, "metric": metric}
+    given = {name: value for name, value in asked.items() if source(name) is not ParameterSource.DEFAULT}
     with progress() as on_progress:
-        result = explain(
-            run,
-            request=request,
-            percentile=percentile,
-            metric=metric,  # type: ignore[arg-type]
-            advice=not no_advice,
-            on_progress=on_progress,
-        )
+        result = explain(run, advice=not no_advice, on_progress=on_progress, **given)
     show(result, as_json=as_json)
     if out is not None:
         click.echo(f"Written to {result.save(out)}.", err=as_json)

@@ -166,7 +166,7 @@ def roofline_figure(run: Run) -> Figure:
          "hoverinfo": "skip"},
     )  # fmt: skip
     drawn = plot_layout(
-        "Operators of the mean iterations under the roofline (larger: longer)",
+        "Operators under the roofline (larger: longer)",
         {"title": {"text": "FLOPs per byte"}, "type": "log", "dtick": 1},
         {"title": {"text": "FLOP/s per GPU"}, "type": "log", "dtick": 1, "exponentformat": "power"},
     )

@@ -34,11 +34,12 @@ def why_section(run: Run, summary: Summary) -> tuple[str, dict[str, Any]]:
         drawn["why_roofline"] = figures.roofline_figure(run)
     texts = words.slow_sentences(found, slow)
     texts += [line.text for line in words.missed_blocks(found, summary) if not isinstance(line, Table)]
-    texts += words.request_sentences(found, int(found.ids[worst]))
+    story = words.request_sentences(found, int(found.ids[worst]))
     tables = [one for one in words.slow_blocks(found, slow) if isinstance(one, Table)]
     plots = "".join(f"<div id={name} class=plot></div>" for name in drawn)
     body = (
-        f"<section><h2>Why</h2><p class=why>{html.escape(' '.join(texts))}</p><div class=plots>{plots}</div>"
+        f"<section><h2>Why</h2><p class=why>{html.escape(' '.join(texts))}</p>"
+        f"<p class=why>{html.escape(' '.join(story))}</p><div class=plots>{plots}</div>"
         f"{''.join(_table(table) for table in tables)}"
         "<p class=more>`gnomon explain` on this folder also simulates what would help.</p></section>"
     )
