@@ -243,6 +243,12 @@ def test_queue_driven_by_the_largest_trigger() -> None:
     assert decide("queue_driven", waiting=0, memory=memory, now_s=1301.0) <= 1
 
 
+def test_queue_driven_shrinks_a_pool_that_was_too_large_from_the_start() -> None:
+    memory: dict[str, Any] = {}
+    assert [decide("queue_driven", memory=memory, now_s=now) for now in (60.0, 359.0)] == [4, 4]
+    assert decide("queue_driven", memory=memory, now_s=360.0) <= 1
+
+
 def test_slo_planner_looks_ahead_by_a_cold_start() -> None:
     """Ten more requests per second every 30 s: 60 s later 30 + 20 = 50, with a tenth on top, two per replica."""
     memory: dict[str, Any] = {}

@@ -22,6 +22,6 @@ def queue_driven(view: View) -> int:
     if wanted >= current:
         view.memory["active_s"] = view.now_s
         return wanted
-    if view.now_s - view.memory.get("active_s", view.now_s) < view.options["cooldown_s"]:
+    if view.now_s - view.memory.setdefault("active_s", view.now_s) < view.options["cooldown_s"]:
         return current
     return wanted
