@@ -10,9 +10,12 @@ import yaml
 from gnomon.convert.commands import dynamo_layout, server_command
 from gnomon.core.config import build
 from gnomon.core.errors import ConfigError
+from gnomon.report.search.figures import figures
 from gnomon.search.bound import rate_bound
 from gnomon.search.config import SearchConfig
+from gnomon.search.evaluate import Record
 from gnomon.search.space import candidates, pools_of, scenario_of
+from gnomon.search.study import Found
 from gnomon.serving.metrics import summarize
 from gnomon.serving.simulate import run
 from gnomon.workload import generate
@@ -88,6 +91,19 @@ def test_the_winner_as_commands_of_vllm_and_a_layout_of_dynamo() -> None:
     assert all(set(one) <= known for one in services.values()), "fields of the published schema"
     written = text.split("<<'EOF'\n")[1].removesuffix("EOF")
     assert yaml.safe_load(written)["kind"] == "DynamoGraphDeployment"
+
+
+def test_the_front_tells_layouts_apart_from_others() -> None:
+    search = question()
+    both = [one for one in candidates(search) if one.label.startswith(("a100 TP2", "a100 1P-TP1 1D-TP2"))]
+    ranked = [
+        Record(one.label, dict(one.overrides), "measured", capacity_per_s=9.0 - place, score=9.0 - place, num_gpus=3,
+               cost_per_hour=1.0, figures={"ttft_s p90": 1.0, "tbt_s p99": 0.1})
+        for place, one in enumerate(both)
+    ]  # fmt: skip
+    for figure in figures(Found(search, ranked, [])).values():
+        shown = {one["name"]: one["customdata"] for one in figure["data"] if one["mode"] == "markers"}
+        assert shown == {"a100 vllm_v1": [0], "a100 vllm_v1, prefill and decode apart": [1]}
 
 
 def test_counting_out_copies_is_refused() -> None:

@@ -34,7 +34,9 @@ def _scatter(found: Found, axis: str) -> Figure:
     ranked = [(number, one) for number, one in enumerate(found.ranked) if one.figures.get(axis) is not None]
     groups: dict[str, list[tuple[int, Record]]] = {}
     for number, one in ranked:
-        groups.setdefault(f"{one.overrides['device']} {one.overrides['batching.policy']}", []).append((number, one))
+        apart = ", prefill and decode apart" if "layout" in one.overrides else ""
+        name = f"{one.overrides['device']} {one.overrides['batching.policy']}{apart}"
+        groups.setdefault(name, []).append((number, one))
     is_whole = found.search.strategy == "exhaustive"
     data = [_front_line([one for _, one in ranked], axis, objective, "front" if is_whole else "best of those measured")]
     for number, (name, members) in enumerate(groups.items()):
