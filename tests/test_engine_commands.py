@@ -143,11 +143,27 @@ def test_the_command_is_that_of_the_engine_that_was_simulated() -> None:
         ({"batching.policy": "orca"}, "no engine schedules as orca"),
         ({"timing.dtype": "int4"}, "int4 weights"),
         ({"pools": [{"num_replicas": 1}, {"num_replicas": 1, "device": "h100"}]}, "replicas differ"),
+        ({"batching.policy": "sglang", "workload.adapters": {"count": 4}}, "LoRA adapters are not written for SGLang"),
     ],
 )
 def test_what_no_command_starts_is_refused(changes: dict[str, object], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         server_command(load(Scenario, None, changes))
+
+
+def test_adapters_and_the_front_end_are_in_vllms_command() -> None:
+    plain = server_command(load(Scenario, None, {}))[1]
+    assert "lora" not in plain
+    assert "stream" not in plain
+    asked = {"workload.adapters": {"count": 4}, "lora.max_loaded": 3, "lora.ranks": [8, 32]}
+    _, command = server_command(load(Scenario, None, {**asked, "front_end.stream_interval": 5}))
+    assert "--max-loras 3" in command
+    assert command.endswith("--stream-interval 5 --max-loras 3 --enable-lora --max-lora-rank 32")
+    again = convert("vllm", command).scenario
+    assert (again.lora.max_loaded, again.front_end.stream_interval) == (3, 5)
+    columns = {"prompt": "in", "output": "out", "adapter": "lora"}
+    column = load(Scenario, None, {"workload.trace": {"file": "x.csv", "columns": columns}})
+    assert "--enable-lora" in server_command(column)[1]
 
 
 def test_replicas_behind_a_router_are_no_data_parallelism() -> None:

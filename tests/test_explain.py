@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from conftest import CommandLine
 from gnomon.api.causes import Explanation
 from gnomon.api.serving import Simulation
 from gnomon.core.errors import ConfigError, GnomonError
+from gnomon.report.serving.explain_advice import advice_rows, limit_rows
 from gnomon.serving.counterfactual import advice, changed
 from gnomon.serving.explain import delayed_by, waited_behind
 from gnomon.serving.parts import NAMES
@@ -146,6 +148,15 @@ def test_one_more_replica_is_one_of_a_pool_that_is_named() -> None:
 def test_the_limit_is_the_batch_cap(with_advice: Explanation) -> None:
     assert with_advice.to_dict()["limits"][0]["if free"] == "the batch cap"
     assert any("miss TTFT" in getattr(block, "text", "") for block in with_advice.text())
+
+
+def test_a_change_too_small_to_show_has_no_minus(with_advice: Explanation) -> None:
+    same = with_advice.advice[0]
+    before = same.summary
+    worse = SimpleNamespace(change=same.change, summary=before, figure=lambda name, of: 1.0001 * same.figure(name, of))
+    rows = [*advice_rows(before, [worse], "e2e", "p99"), *limit_rows(before, [worse])]  # type: ignore[list-item]
+    shown = [rows[0]["gain in E2E"], rows[1]["mean E2E"], rows[1]["E2E P99"]]
+    assert shown == ["+0.0%", "+0.0%", "+0.0%"]
 
 
 def test_free_resources_make_times_shorter() -> None:

@@ -49,6 +49,13 @@ def test_arrivals_without_a_rate_have_no_capacity() -> None:
     assert gnomon.simulate({**ONE_MS, "workload": workload}).headroom is None
 
 
+@pytest.mark.parametrize(("count", "is_rough"), [(999, True), (1000, False)])
+def test_a_capacity_from_few_requests_is_rough(count: int, is_rough: bool) -> None:
+    lengths = {"distribution": "fixed", "prompt": 10, "output": 1}
+    room = gnomon.simulate({**ONE_MS, "workload": {"rate": 500.0, "num_requests": count, "lengths": lengths}}).headroom
+    assert room is not None and room.is_rough is is_rough
+
+
 def test_words() -> None:
     curve = LoadCurve((), {}, 0)
     assert (
@@ -56,6 +63,8 @@ def test_words() -> None:
         == "≈ 38.1 requests/s at which 99 % of the requests meet the SLO, headroom 19%"
     )
     assert "30% above" in headroom_words(Headroom(130, 100, False, curve))
+    rough = headroom_words(Headroom(31, 80, False, curve, is_rough=True))
+    assert rough.endswith("headroom 61% (rather too high: too few requests for the queue to grow)")
     assert headroom_words(Headroom(10, 0, True, curve)) == "no load meets the SLO"
     summary = simulated(500.0).summary
     assert timing_words(summary) == "as given"

@@ -186,7 +186,7 @@ def test_training_from_nothing_and_from_what_is_not_there(cli, config, tmp_path)
 
 
 def test_compare_takes_policies_by_name(cli, whole):
-    words = ["route", "compare", "chat", "--routers", "[least_outstanding]", "--num-seeds", "2", "--num-requests", "40"]
+    words = ["route", "compare", "chat", "--routers", "least_outstanding", "--num-seeds", "2", "--num-requests", "40"]
     result = cli(*words, "--policy", f"mine={whole / 'policy.npz'}", "--jobs", "1", "--json")
     found = json.loads(result.stdout)
     assert [one["name"] for one in found["contenders"]] == ["mine", "least_outstanding"]

@@ -164,7 +164,7 @@ COMMANDS: dict[str, Callable[[Any], Iterator[str]]] = {
     "pipeline search --stages 4 -n 8": _schedules,
     "posttrain run examples/posttrain/small.yaml --num-steps 1": _posttrain,
     "posttrain compare examples/posttrain/small.yaml --num-steps 1 --no-oracle": _policies,
-    "route compare chat --routers [round_robin,least_outstanding] --num-seeds 2 --num-requests 60 --jobs 1": _routers,
+    "route compare chat --routers round_robin,least_outstanding --num-seeds 2 --num-requests 60 --jobs 1": _routers,
     "verify posttrain --only E": _checks,
     "catalog devices": _devices,
     f"workload show {SMALL}": _workload,

@@ -264,6 +264,7 @@ def test_columns_are_guessed_by_what_people_call_them(tmp_path):
         "time,ISL,OSL",
         "Timestamp,inputTokens,completion tokens",
         "created_at,num_prompt_tokens,Output Len",
+        "ts,prompt_len,gen_len",
     ):
         trace = written(tmp_path, "mine.csv", header, rows)
         assert trace.prompt_tokens.tolist() == [100, 101, 102, 103, 104]

@@ -218,7 +218,7 @@ def _host_causes(steps: list[Difference], log: Log) -> list[Cause]:
         if is_constant or len(mine) == 1:
             causes.append(Cause(
                 f"host time of {phase} iterations", weight,
-                f"{1e3 * missing.mean():+.2f} ms per iteration at every batch size ({sizes})",
+                f"{1e3 * missing.mean():+z.2f} ms per iteration at every batch size ({sizes})",
                 "gnomon calibrate fits it from this log.",
             ))  # fmt: skip
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_origin
 
 import click
 
@@ -60,14 +60,14 @@ class _FieldOption(click.Option):
 def config_options(model: type[Config], *, skip: tuple[str, ...] = ()) -> Callable[[F], F]:
     """Add one option per leaf field of `model`; the command receives `overrides`, those that were given.
 
-    `overrides` goes to `gnomon.core.config.load`, which reads each value as YAML. Booleans need a value
-    (`--replica.prefix-cache false`), so that every field is set in the same way.
+    `overrides` goes to `gnomon.core.config.load`, which reads each value as YAML; lists need no brackets.
+    Booleans need a value (`--replica.prefix-cache false`), so that every field is set in the same way.
     """
     leaves = [leaf for leaf in fields(model) if leaf.dotted not in skip]
 
     def decorate(function: F) -> F:
         def collect(**given: Any) -> Any:
-            overrides = {leaf.dotted: given.pop(_name(leaf)) for leaf in leaves}
+            overrides = {leaf.dotted: _listed(leaf, given.pop(_name(leaf))) for leaf in leaves}
             return function(overrides={k: v for k, v in overrides.items() if v is not None}, **given)
 
         collect.__name__ = function.__name__
@@ -104,6 +104,12 @@ intervals_option = click.option(
 def worker_options(function: F) -> F:
     """Where a long command runs: `jobs` local processes, or the cluster at `ray`."""
     return jobs_option(ray_option(function))
+
+
+def _listed(leaf: Field, value: str | None) -> str | None:
+    """`a,b` as `[a,b]` where a list is asked for."""
+    is_bare = value is not None and get_origin(leaf.annotation) is tuple and not value.lstrip().startswith("[")
+    return f"[{value}]" if is_bare else value
 
 
 def _name(leaf: Field) -> str:

@@ -11,7 +11,7 @@ import yaml
 
 from gnomon import catalog
 from gnomon.convert.readers import captured_sizes
-from gnomon.convert.vllm import vllm_flags
+from gnomon.convert.vllm import has_adapters, vllm_flags
 from gnomon.core.errors import ConfigError
 from gnomon.serving.policies import POLICIES
 from gnomon.serving.scenario import KindConfig, PoolConfig, Scenario
@@ -46,6 +46,8 @@ def server_command(scenario: Scenario) -> tuple[str, str]:
         raise ConfigError(
             f"{dtype} weights are a checkpoint of their own, not a flag.", fix="Name that checkpoint as the model."
         )
+    if has_adapters(scenario) and spec.engine != "vllm":
+        raise ConfigError(f"LoRA adapters are not written for {ENGINES[spec.engine]}.", fix="Simulate vllm_v1.")
     count, router = scenario.num_replicas, scenario.router.name
     command = engine_commands(scenario.model_copy(update={"num_replicas": 1}))[spec.engine]
     note = f"# One of {count} replicas; {router} was simulated in front of them.\n" if count > 1 else ""

@@ -21,6 +21,8 @@ def vllm_flags(scenario: Scenario) -> list[str]:
         "batching": kind.batching.resolved(),
         "timing": kind.timing,
         "seed": scenario.seed,
+        "front_end": scenario.front_end,
+        "lora": scenario.lora if has_adapters(scenario) else None,
     }
     for name, option in option_map("vllm").options.items():
         if len(option.targets) != 1 or option.read == "speculative" or option.targets[0] == "model":
@@ -35,12 +37,21 @@ def vllm_flags(scenario: Scenario) -> list[str]:
         words += [] if is_usual else map(str, sizes)
     if not known.is_moe and scenario.num_replicas > 1:
         words += ["--data-parallel-size", str(scenario.num_replicas)]
+    if has_adapters(scenario):
+        words += ["--enable-lora", "--max-lora-rank", str(max(scenario.lora.ranks))]
     speculative = kind.replica.speculative
     if speculative is not None:
         method = {"method": "mtp" if speculative.draft_layers else "ngram"}
         drafter = {"model": speculative.draft_model} if speculative.draft_model else method
         words += ["--speculative-config", json.dumps({**drafter, "num_speculative_tokens": speculative.num_tokens})]
     return words
+
+
+def has_adapters(scenario: Scenario) -> bool:
+    """Whether requests ask for LoRA adapters."""
+    trace = scenario.workload.trace
+    columns = None if trace is None else trace.columns
+    return scenario.workload.adapters is not None or (columns is not None and columns.adapter is not None)
 
 
 def _flag(name: str, value: Any, values: dict[str, Any] | None, is_flag: bool) -> list[str]:
@@ -62,6 +73,7 @@ _UNSAID = {
     "enforce_eager": False, "async_scheduling": False, "watermark": 0.0,
     "tensor_parallel_size": 1, "pipeline_parallel_size": 1, "data_parallel_size": 1, "gpu_memory_utilization": 0.9,
     "block_size": 16, "seed": 0, "prefill_schedule_interval": 1, "dtype": "bfloat16", "kv_cache_dtype": "bfloat16",
+    "stream_interval": 1,
 }  # fmt: skip
 
 

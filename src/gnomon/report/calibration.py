@@ -79,4 +79,4 @@ def check_row(one: Check) -> dict[str, Any]:
 
 
 def _percent(value: float | None) -> str | None:
-    return None if value is None else f"{value:+.1%}"
+    return None if value is None else f"{value:+z.1%}"

@@ -32,7 +32,7 @@ def blocks(gap: Gap) -> list[Block]:
         return [*out, Line("No cause stands out: what differs is within 2 %.")]
     out.append(Line("Likely causes, the largest first:"))
     for number, one in enumerate(gap.causes, 1):
-        out.append(Line(f"{number}. {one.name} ({one.weight:+.1%}): {one.evidence}. {one.try_this}"))
+        out.append(Line(f"{number}. {one.name} ({one.weight:+z.1%}): {one.evidence}. {one.try_this}"))
     return out
 
 
@@ -52,7 +52,7 @@ def figure_rows(gap: Gap) -> list[dict[str, Any]]:
             "latency": f"{NAMES[metric]} {name if name == 'mean' else name.upper()}",
             "recorded": units.seconds(both[0]),
             "simulated": units.seconds(both[1]),
-            "error": f"{gap.figures.error(metric, name):+.1%}",
+            "error": f"{gap.figures.error(metric, name):+z.1%}",
         }
         for metric, statistics in gap.figures.values.items()
         for name, both in statistics.items()
@@ -62,7 +62,7 @@ def figure_rows(gap: Gap) -> list[dict[str, Any]]:
 def _row(one: Difference, *, seconds: bool) -> dict[str, Any]:
     words = units.seconds if seconds else units.count
     return {"what": one.what, "recorded": words(one.recorded), "simulated": words(one.simulated),
-            "error": f"{one.relative:+.1%}" if one.recorded else None}  # fmt: skip
+            "error": f"{one.relative:+z.1%}" if one.recorded else None}  # fmt: skip
 
 
 def as_data(gap: Gap) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def as_data(gap: Gap) -> dict[str, Any]:
 def write_page(gap: Gap, path: str | Path) -> Path:
     """A page with both runs over time, the causes, and the tables of the terminal."""
     causes = "".join(
-        f"<li><b>{html.escape(one.name)}</b> ({one.weight:+.1%}): {html.escape(one.evidence)}. "
+        f"<li><b>{html.escape(one.name)}</b> ({one.weight:+z.1%}): {html.escape(one.evidence)}. "
         f"{html.escape(one.try_this)}</li>"
         for one in gap.causes
     )
@@ -97,7 +97,7 @@ def write_page(gap: Gap, path: str | Path) -> Path:
     for metric in gap.figures.values:
         recorded, simulated = gap.figures.values[metric]["mean"]
         error = gap.figures.error(metric)
-        cards[f"{NAMES[metric]} mean"] = f"{units.seconds(recorded)}, ours {units.seconds(simulated)} ({error:+.1%})"
+        cards[f"{NAMES[metric]} mean"] = f"{units.seconds(recorded)}, ours {units.seconds(simulated)} ({error:+z.1%})"
     return write_time_line(
         path,
         title=f"{gap.name}: recorded and simulated",

@@ -53,7 +53,7 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
                "tokens_in", "prompt", "input"),
     "output": ("output_tokens", "completion_tokens", "generated_tokens", "response_tokens", "output_len",
                "output_length", "osl", "num_output_tokens", "num_completion_tokens", "generation_tokens",
-               "decode_tokens", "tokens_out", "completion", "output"),
+               "decode_tokens", "tokens_out", "gen_tokens", "gen_len", "response_length", "completion", "output"),
     "arrival": ("arrival_s", "arrival", "arrival_time", "arrived_at", "timestamp", "time", "ts", "start_time",
                 "request_time", "created", "created_at", "arrival_ms", "timestamp_ms"),
     "session": ("session", "session_id", "conversation_id", "chat_id", "user_id"),

@@ -53,6 +53,7 @@ def command(
     Examples:
       gnomon route compare
       gnomon route compare mixed_bursty unequal --num-seeds 10 --out runs/compared
+      gnomon route compare chat --routers least_outstanding,unselfish
       gnomon route compare my.yaml --policy runs/route/quick/policy.npz --policy clone=runs/route/quick/clone.npz
     """
     config = load(CompareConfig, None, {**overrides, **({"scenarios": list(scenarios)} if scenarios else {})})

@@ -57,7 +57,7 @@ def overview(comparison: RouteComparison) -> dict[str, Any]:
     cells = [[change(scenario, name) for scenario in scenarios] for name in names]
     heat = {
         "type": "heatmap", "x": scenarios, "y": names, "z": cells, "zmin": -25, "zmid": 0, "zmax": 25,
-        "text": [[f"{value:+.0f}" for value in row] for row in cells], "texttemplate": "%{text}",
+        "text": [[f"{value:+z.0f}" for value in row] for row in cells], "texttemplate": "%{text}",
         "colorscale": [[0, "#2F6FB5"], [0.5, "#F4F6F8"], [1, "#C8493F"]], "showscale": False, "xgap": 1, "ygap": 1,
         "hovertemplate": "%{y} on %{x}: %{z:+.1f} %<extra></extra>",
     }  # fmt: skip

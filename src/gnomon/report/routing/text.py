@@ -93,7 +93,7 @@ def about(comparison: RouteComparison, scenario: str) -> str:
 
 def interval(difference: Paired) -> str:
     """A relative difference, with half its 95 % interval."""
-    return f"{difference.mean:+.1%} ± {difference.high - difference.mean:.1%}"
+    return f"{difference.mean:+z.1%} ± {difference.high - difference.mean:.1%}"
 
 
 def goal_rows(verdicts: list[Verdict]) -> list[dict[str, Any]]:
@@ -104,8 +104,8 @@ def goal_rows(verdicts: list[Verdict]) -> list[dict[str, Any]]:
             "scenario": one.goal.scenario,
             "goal": one.goal.words,
             "against": one.baseline,
-            "measured": f"{one.measured.mean:+.1%}",
-            "95 % interval": f"{one.measured.low:+.1%} to {one.measured.high:+.1%}",
+            "measured": f"{one.measured.mean:+z.1%}",
+            "95 % interval": f"{one.measured.low:+z.1%} to {one.measured.high:+z.1%}",
             "met": one.word,
         }
         for one in verdicts

@@ -100,9 +100,9 @@ def regret_rows(summaries: Mapping[str, Summary]) -> list[dict[str, Any]]:
         {
             "variant": name,
             "GPU hours": f"{one.gpu_hours:,.1f}",
-            "more than the oracle": f"{one.more_gpu_hours:+.1%}",
+            "more than the oracle": f"{one.more_gpu_hours:+z.1%}",
             "SLO met": f"{one.slo_met:.2%}" if one.slo_met is not None else None,
-            "less than the oracle": f"{one.less_slo_met * 100:+.2f} points" if one.less_slo_met is not None else None,
+            "less than the oracle": f"{one.less_slo_met * 100:+z.2f} points" if one.less_slo_met is not None else None,
         }
         for name, one in regrets(summaries).items()
     ]
@@ -131,7 +131,7 @@ def difference_row(one: Difference) -> dict[str, Any]:
     return {
         "figure": f"{WORDS[one.metric]} {one.statistic.upper() if one.statistic != 'mean' else 'mean'}",
         "difference": _signed(one.difference),
-        "relative": f"{one.relative:+.1%}".replace("-", "−") if one.relative is not None else None,
+        "relative": f"{one.relative:+z.1%}".replace("-", "−") if one.relative is not None else None,
         "95 % interval": f"{_signed(one.low)} to {_signed(one.high)}" if has_interval else None,
         "clear": "yes" if one.is_clear else "no" if has_interval else None,
         "requests": f"{one.num_requests:,}",

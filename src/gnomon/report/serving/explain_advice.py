@@ -19,7 +19,7 @@ def advice_rows(before: Summary, outcomes: Sequence[Outcome], metric: Metric, st
         row: Row = {"change": one.change.words}
         for name in ("ttft", "tpot", "e2e"):
             row[f"{SHORT[name]} {statistic.upper()}"] = _or_none(one.figure(name, statistic))
-        row[f"gain in {SHORT[metric]}"] = f"{gain:+.1%}"
+        row[f"gain in {SHORT[metric]}"] = f"{gain:+z.1%}"
         if before.slo is not None and one.summary.slo is not None:
             row["SLO met by"] = f"{one.summary.slo.attainment:.1%}"
         more = one.summary.cost.per_hour - before.cost.per_hour
@@ -60,8 +60,8 @@ def limit_rows(before: Summary, outcomes: Sequence[Outcome]) -> list[Row]:
     for one in sorted(outcomes, key=lambda one: -_gain(before, one, "e2e", "mean")):
         row: Row = {"if free": one.change.words}
         for name in ("ttft", "tpot", "e2e"):
-            row[f"mean {SHORT[name]}"] = f"{-_gain(before, one, name, 'mean'):+.1%}"
-        row["E2E P99"] = f"{-_gain(before, one, 'e2e', 'p99'):+.1%}"
+            row[f"mean {SHORT[name]}"] = f"{-_gain(before, one, name, 'mean'):+z.1%}"
+        row["E2E P99"] = f"{-_gain(before, one, 'e2e', 'p99'):+z.1%}"
         row["GPUs busy"] = f"{one.summary.utilization.busy:.1%}"
         rows.append(row)
     return rows

@@ -59,5 +59,5 @@ def _shown(found: list[Predicted]) -> list[dict[str, Any]]:
     for one in found:
         for name, error in one.errors.items():
             row = table.setdefault((one.measured.layout, name), {"layout": one.measured.layout, "figure": name})
-            row[str(one.measured.concurrency)] = f"{100 * error:+.0f}"
+            row[str(one.measured.concurrency)] = f"{100 * error:+z.0f}"
     return list(table.values())

@@ -19,7 +19,7 @@ def told(found: list[Comparison], tolerances: dict[str, float]) -> Told:
         blocks += [Line(f"{one.name}: {one.num_requests:,} requests"), Table(_rows(one, tolerances))]
     rows = [{"run": one.name, **row} for one in found for row in _data(one)]
     failures = [
-        f"{one.name} {NAMES[metric]} mean ({one.figures.error(metric):+.1%})"
+        f"{one.name} {NAMES[metric]} mean ({one.figures.error(metric):+z.1%})"
         for one in found
         for metric in one.beyond(tolerances)
     ]
@@ -34,7 +34,7 @@ def _rows(one: Comparison, tolerances: dict[str, float]) -> list[dict[str, Any]]
             judged = "yes" if abs(error) <= tolerances[metric] else f"no ({tolerances[metric]:.0%})"
             rows.append({
                 "metric": NAMES[metric], "of": name, "recorded": units.seconds(recorded),
-                "simulated": units.seconds(simulated), "error": f"{error:+.1%}",
+                "simulated": units.seconds(simulated), "error": f"{error:+z.1%}",
                 "within": judged if name == "mean" else None,
             })  # fmt: skip
     return rows

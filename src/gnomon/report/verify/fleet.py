@@ -13,7 +13,7 @@ def told(found: list[Effect]) -> Told:
     """A row for every figure; those beyond their tolerance fail."""
     rows = [asdict(one) | {"distance": one.distance, "is_reproduced": one.is_reproduced} for one in found]
     failures = [
-        f"{one.name}, {one.figure}: {one.simulated:.4g}, published {one.published:.4g} ({one.distance:+.0%})"
+        f"{one.name}, {one.figure}: {one.simulated:.4g}, published {one.published:.4g} ({one.distance:+z.0%})"
         for one in found
         if not one.is_reproduced
     ]
@@ -23,7 +23,7 @@ def told(found: list[Effect]) -> Told:
             "figure": one.figure,
             "published": f"{one.published:,.4g}",
             "simulated": f"{one.simulated:,.4g}",
-            "distance": f"{one.distance:+.1%}",
+            "distance": f"{one.distance:+z.1%}",
             "rule": f"within {one.tolerance:.0%}" if one.nothing is None else "direction",
         }
         for one in found

@@ -30,7 +30,7 @@ def told(found: list[Comparison], host: HostConfig) -> Told:
         data={"host": host.model_dump(), "runs": runs},
         blocks=[Table([_row(one) for one in found], "Simulated against measured", caption)],
         failures=[
-            f"{c.name} {e.metric} {e.statistic} ({e.relative:+.1%})" for c in found for e in c.errors if e.is_beyond
+            f"{c.name} {e.metric} {e.statistic} ({e.relative:+z.1%})" for c in found for e in c.errors if e.is_beyond
         ],
     )
 
@@ -38,7 +38,7 @@ def told(found: list[Comparison], host: HostConfig) -> Told:
 def _row(one: Comparison) -> dict[str, Any]:
     row: dict[str, Any] = {"run": one.name, "requests": one.num_requests, "clock": f"{one.clock:.3f}"}
     for error in one.errors:
-        row[f"{error.metric} {error.statistic}"] = f"{100 * error.relative:+.1f}{'!' if error.is_beyond else ''}"
+        row[f"{error.metric} {error.statistic}"] = f"{100 * error.relative:+z.1f}{'!' if error.is_beyond else ''}"
     return row
 
 

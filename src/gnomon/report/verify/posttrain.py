@@ -43,6 +43,6 @@ def _row(check: Check) -> dict[str, Any]:
 def _printed(check: Check) -> dict[str, Any]:
     """Errors in per cent; gates say whether they hold."""
     row = _row(check)
-    row["error"] = "" if check.is_bound else f"{100 * check.error:+.1f} %"
+    row["error"] = "" if check.is_bound else f"{100 * check.error:+z.1f} %"
     row["ok"] = ("yes" if check.ok else "NO") if check.role == "gate" else ""
     return row

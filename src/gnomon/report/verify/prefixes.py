@@ -13,14 +13,14 @@ def told(rows: list[Row]) -> Told:
     """A row for every run, the ratios between them, and those that are too far from the published ones."""
     found = effects(rows)
     failures = [
-        f"{one.name}: {one.simulated:.2f} times the throughput, published {one.published:.2f} ({one.error:+.0%})"
+        f"{one.name}: {one.simulated:.2f} times the throughput, published {one.published:.2f} ({one.error:+z.0%})"
         for one in found
         if abs(one.error) > TOLERANCE
     ]
     shown = [_row(row) for row in rows]
     ratios = [
         {"effect": one.name, "published": f"{one.published:.2f}", "simulated": f"{one.simulated:.2f}",
-         "error": f"{one.error:+.0%}"}
+         "error": f"{one.error:+z.0%}"}
         for one in found
     ]  # fmt: skip
     return Told(

@@ -110,10 +110,10 @@ def error_row(e: Errors) -> dict[str, Any]:
         "predicted": f"{e.covered:,} of {e.servers:,}",
         "TPOT": f"{e.tpot_mape:.1%}",
         "TPOT median": f"{e.tpot_median:.1%}",
-        "TPOT bias": f"{e.tpot_bias:+.1%}",
+        "TPOT bias": f"{e.tpot_bias:+z.1%}",
         "TTFT": f"{e.ttft_mape:.1%}",
         "TTFT median": f"{e.ttft_median:.1%}",
-        "TTFT bias": f"{e.ttft_bias:+.1%}",
+        "TTFT bias": f"{e.ttft_bias:+z.1%}",
     }
 
 
@@ -125,9 +125,9 @@ def worst_rows(scored: Sequence[Scored]) -> list[dict[str, Any]]:
         {
             "server": one.server.id,
             "TPOT": f"{1e3 * one.server.tpot_s:.1f} ms",
-            "error": f"{one.tpot_error:+.0%}",
+            "error": f"{one.tpot_error:+z.0%}",
             "TTFT": f"{1e3 * one.server.ttft_s:,.0f} ms",
-            "error ": f"{one.ttft_error:+.0%}",
+            "error ": f"{one.ttft_error:+z.0%}",
             "likely reason": likely_reason(one),
         }
         for one in ranked

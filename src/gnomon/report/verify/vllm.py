@@ -40,7 +40,7 @@ def told(found: list[Comparison], tolerances: Tolerances) -> Told:
         data={"runs": runs},
         blocks=blocks,
         failures=[
-            f"{one.recording.name} {e.metric} {e.statistic} ({e.relative:+.1%})"
+            f"{one.recording.name} {e.metric} {e.statistic} ({e.relative:+z.1%})"
             for one in found
             for e in one.beyond(tolerances)
         ],
@@ -70,8 +70,8 @@ def _row(error: Error, tolerances: Tolerances) -> dict[str, Any]:
         "of": error.statistic,
         "recorded": f"{scale * error.recorded:,.2f} {_UNITS[error.metric]}",
         "simulated": f"{scale * error.simulated:,.2f} {_UNITS[error.metric]}",
-        "error": f"{error.relative:+.2%}",
-        "peer": None if error.peer is None else f"{error.peer:+.1%}",
+        "error": f"{error.relative:+z.2%}",
+        "peer": None if error.peer is None else f"{error.peer:+z.1%}",
         "within": "yes" if abs(error.relative) <= tolerances[error.metric] else f"no ({tolerances[error.metric]:.0%})",
     }
 
@@ -122,7 +122,7 @@ def _section(one: Comparison) -> str:
 def _error_table(one: Comparison) -> str:
     metrics = list(dict.fromkeys(error.metric for error in one.errors))
     names = list(dict.fromkeys(error.statistic for error in one.errors))
-    cells = {(error.metric, error.statistic): f"<td>{error.relative:+.2%}</td>" for error in one.errors}
+    cells = {(error.metric, error.statistic): f"<td>{error.relative:+z.2%}</td>" for error in one.errors}
     rows = [
         f"<tr><th class=l>{metric}</th>{''.join(cells.get((metric, name), '<td>') for name in names)}"
         for metric in metrics

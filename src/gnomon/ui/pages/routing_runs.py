@@ -163,7 +163,7 @@ def _against(one: Any) -> str:
     if one is None or one.relative is None:
         return "–"
     sure = "" if one.is_clear else " (not clear)"
-    return f"{one.relative:+.1%}{sure}"
+    return f"{one.relative:+z.1%}{sure}"
 
 
 def metric_folders() -> dict[str, str]:

@@ -137,7 +137,7 @@ def _difference(one: dict[str, Any]) -> dict[str, Any]:
     return {
         "figure": f"{one['metric'].removesuffix('_s').replace('_', ' ')} {one['statistic']}",
         "difference": _signed(one["difference"]),
-        "relative": f"{one['relative']:+.1%}" if one["relative"] is not None else None,
+        "relative": f"{one['relative']:+z.1%}" if one["relative"] is not None else None,
         "95 % interval": f"{_signed(one['low'])} to {_signed(one['high'])}" if known else None,
     }
 
