@@ -321,6 +321,13 @@ def test_a_fleet_that_is_never_ready_ends_with_a_statement() -> None:
     summary = summarize(done)
     assert summary.requests.unfinished == 4
     assert any("given up" in warning for warning in summary.warnings)
+    assert "4 requests were never finished: no replica was there for them." in summary.warnings
+
+
+@pytest.mark.parametrize("slow", [{"node_s": 1e9}, {"weights_bytes_per_s": 1.0}])
+def test_a_cold_start_of_more_than_a_day_is_refused(slow: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match="never ready"):
+        one_by_one({"cold_start": slow})
 
 
 def test_wrong_sections_are_refused() -> None:
@@ -436,7 +443,9 @@ def test_the_day_of_the_example(tmp_path: Path) -> None:
     assert frame["arrivals_per_s"].max() > 2.0 and frame["kw"].min() > 0
     day.save(tmp_path / "day")
     assert (tmp_path / "day" / "fleet.parquet").exists()
-    assert "The fleet over time" in (tmp_path / "day" / "report.html").read_text()
+    page = (tmp_path / "day" / "report.html").read_text()
+    assert "The fleet over time" in page and '"name":"batch"' in page
+    assert any("slo_planner" in str(block) for block in day.text())
 
 
 def test_energy_by_hand() -> None:

@@ -206,9 +206,9 @@ def _warnings(run: Run, summary: Summary) -> list[str]:
         found.append(_why_rejected(run))
     limit_s = run.scenario.time_limit_s
     if counts.unfinished and limit_s is None:
-        found.append(
-            f"{counts.unfinished:,} requests were never finished: the batching policy left them where they were."
-        )
+        waited = run.fleet is not None and run.fleet.gave_up
+        why = "no replica was there for them" if waited else "the batching policy left them where they were"
+        found.append(f"{counts.unfinished:,} requests were never finished: {why}.")
     elif counts.unfinished or counts.not_arrived:
         found.append(
             f"Stopped at the time limit of {limit_s:g} s: {counts.unfinished:,} requests were not "

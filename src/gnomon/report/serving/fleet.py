@@ -114,8 +114,8 @@ def fleet_drawers(run: Run) -> dict[str, Callable[[], dict[str, Any]]]:
         if not frame:
             frame.append(fleet_frame(run))
         table = frame[0]
-        lines = [(name, table[name].to_numpy(), colour) for name, colour in zip(names, COLOURS, strict=False)
-                 if name in table.columns]  # fmt: skip
+        lines = [(name.removeprefix("slo_met_"), table[name].to_numpy(), colour)
+                 for name, colour in zip(names, COLOURS, strict=False) if name in table.columns]  # fmt: skip
         return table["time_s"].to_numpy() / 3600, lines
 
     def draw(title: str, *names: str, **axis: Any) -> dict[str, Any]:

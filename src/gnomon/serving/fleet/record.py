@@ -38,6 +38,8 @@ class FleetRecord:
     sees_future: bool = False
     """The controller knew the arrivals to come."""
     warnings: list[str] = field(default_factory=list)
+    gave_up: bool = False
+    """Requests waited for a replica that nobody started."""
 
     def column(self, name: str) -> Floats:
         """[sample, pool]: one column of the samples."""

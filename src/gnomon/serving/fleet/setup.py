@@ -16,6 +16,9 @@ from gnomon.serving.outside import Fleet, Outside
 from gnomon.serving.scenario import Scenario
 from gnomon.workload import Requests
 
+LONGEST_START_S = 86_400.0
+"""A replica that takes longer is never ready."""
+
 
 def new_manager(
     scenario: Scenario, kinds: list[Kind], requests: Requests, fleet: Fleet, outside: Outside, measure: Measure
@@ -49,6 +52,13 @@ def new_manager(
         )
         for number, (kind, count) in enumerate(zip(kinds, up, strict=True))
     ]
+    slowest_s = max(pool.cold_start_s for pool in pools)
+    if slowest_s > LONGEST_START_S:
+        raise ConfigError(
+            f"a cold start takes {slowest_s:,.0f} s: a replica that takes longer than a day is never ready.",
+            where="fleet.cold_start",
+            fix="Shorten its parts, or raise weights_bytes_per_s.",
+        )
     replicas = replicas_of(kinds, up)
     return Manager(
         config=config,
@@ -82,4 +92,5 @@ def record_of(manager: Manager, kinds: list[Kind]) -> FleetRecord:
         samples=manager.observer.sampled(),
         sees_future=manager.spec.sees_future,
         warnings=warnings,
+        gave_up=manager.gave_up,
     )
