@@ -220,7 +220,8 @@ def test_the_same_in_python(tmp_path: Path) -> None:
     assert found.summary["chat"]["round_robin"] == pytest.approx(mine)
     assert "learned *" in found._repr_html_()
     assert len(found.figures["chat e2e_mean_s"].data[0].x) == 3
-    assert (found.save(tmp_path) / "report.html").is_file()
+    page = (found.save(tmp_path) / "report.html").read_text()
+    assert "3 routers compared" in page and "Scenarios: 1. Held-out seeds: 2." in page
 
 
 @pytest.mark.parametrize("name", built_in_scenarios())

@@ -189,6 +189,7 @@ def test_the_page_shows_both_over_time(tensor_parallel: Comparison, tmp_path: Pa
     text = write_page([tensor_parallel], tmp_path / "page.html").read_text()
     assert text.count("<polyline class=simulated") == text.count("<polyline class=recorded") == 4
     assert "rtxpro6000_qwen3-32b" in text
+    assert "<th class=l>TTFT</th>" in text and "<th class=l>throughput</th>" in text
 
 
 def test_the_command_prints_errors_and_fails_beyond_tolerance(cli: Any, reference: Path) -> None:

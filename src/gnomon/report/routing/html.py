@@ -25,16 +25,16 @@ def write_route_report(comparison: RouteComparison, verdicts: list[Verdict], pat
     names = list(comparison.scenarios)
     drawn: dict[str, Any] = {"overview": overview(comparison)}
     drawn |= {f"{figure}_{i}": bars(comparison, name, figure) for i, name in enumerate(names) for figure in FIGURES}
-    policies = ", ".join(comparison.policies) or "no policy"
     seeds = len({row.seed for row in comparison.rows})
-    met = sum(verdict.is_met for verdict in verdicts)
+    met, still_open = (sum(verdict.word == word for verdict in verdicts) for word in ("yes", "open"))
+    goals = f"{met} of {len(verdicts)}" + (f", {still_open} open" if still_open else "")
     parts = {
-        "@TITLE@": html.escape(f"Routers compared: {policies} and {len(comparison.contenders)} in all"),
+        "@TITLE@": f"{len(comparison.contenders)} routers compared",
         "@LEDE@": html.escape(
-            f"{len(names)} scenarios, {seeds} held-out seeds; every router meets the same requests. "
+            f"Scenarios: {len(names)}. Held-out seeds: {seeds}. Every router gets the same requests. "
             "Differences are paired by seed, with 95 % intervals."
         ),
-        "@CARDS@": f"<div class=card><span>goals met</span><b>{met} of {len(verdicts)}</b></div>" if verdicts else "",
+        "@CARDS@": f"<div class=card><span>goals met</span><b>{goals}</b></div>" if verdicts else "",
         "@PLOTS@": "<section><h2>Every router in every scenario</h2><div id=overview class=plot></div></section>"
         + "".join(_section(comparison, name, i) for i, name in enumerate(names)),
         "@REPLICAS@": f"<section><h2>Goals</h2>{table(words.goal_rows(verdicts))}</section>" if verdicts else "",

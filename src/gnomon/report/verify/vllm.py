@@ -107,7 +107,7 @@ def write_page(comparisons: list[Comparison], path: str | Path) -> Path:
     sections = "".join(_section(one) for one in comparisons)
     parts = {
         "@TITLE@": "Recorded and simulated vLLM servers",
-        "@LEDE@": "Errors of the simulation against each recording, and the course of both over time.",
+        "@LEDE@": "How far the simulation is from each recording, and both over time.",
         "@PLOTS@": f"{_STYLE}<ul class=legend>{key}</ul>{sections}",
         "@VERSION@": __version__,
     }
@@ -124,7 +124,8 @@ def _error_table(one: Comparison) -> str:
     names = list(dict.fromkeys(error.statistic for error in one.errors))
     cells = {(error.metric, error.statistic): f"<td>{error.relative:+z.2%}</td>" for error in one.errors}
     rows = [
-        f"<tr><th class=l>{metric}</th>{''.join(cells.get((metric, name), '<td>') for name in names)}"
+        f"<tr><th class=l>{metric if metric == 'throughput' else metric.upper()}</th>"
+        f"{''.join(cells.get((metric, name), '<td></td>') for name in names)}</tr>"
         for metric in metrics
     ]
     heads = "".join(f"<th>{name}</th>" for name in names)
