@@ -7,10 +7,11 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import gnomon
-from gnomon.serving.intervals import intervals, perturbed
+from gnomon.serving.intervals import _around, intervals, perturbed
 from gnomon.timing.uncertainty import SERVER_ERROR, iteration_spread
 
 SMALL = {"workload.num_requests": 80, "workload.rate": 4.0}
@@ -107,3 +108,12 @@ def test_wide_intervals_are_never_written_as_powers_of_ten() -> None:
 
     assert words(Interval(0.652, 0.226, 1.88)) == "652 ms, 226–1,880"
     assert words(Interval(0.205, 0.190, 0.223)) == "205 ms, 190–223"
+
+
+def test_figures_that_leap_near_capacity_have_the_range_of_their_runs() -> None:
+    even = _around(1.0, np.array([0.5, 2.0]), 1.89, 0.0)
+    assert even.low == pytest.approx(0.5**1.89) and even.high == pytest.approx(2.0**1.89)
+    leaping = _around(1.0, np.array([0.9, 0.95, 1.1, 400.0]), 1.89, 0.0)
+    assert (leaping.low, leaping.high) == (0.9, 400.0)
+    beside = _around(1.0, np.array([1.2, 400.0]), 2.0, math.log(1.5))
+    assert beside.low == pytest.approx(1 / 1.5**2) and beside.high == pytest.approx(400 * 1.5**2)

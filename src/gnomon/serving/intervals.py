@@ -2,7 +2,8 @@
 
 Each perturbed run draws a factor on the GPU's times (the source's error, or what a calibration leaves), a calibration's
 constants within their covariance, and another sequence of requests. The spread of a figure over these runs, on a
-logarithmic scale, gives its 90 % interval around the run itself.
+logarithmic scale, gives its 90 % interval around the run itself; near capacity, where figures leap from run to run, the
+least and the largest of them do.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ _T_95 = {4: 2.35, 8: 1.89, 16: 1.75, 32: 1.70}
 """Student's t at 95 % by the number of runs."""
 STATISTICS = ("mean", "p50", "p90", "p99")
 LATENCIES = ("ttft_s", "tbt_s", "tpot_s", "e2e_s")
+LEAP = math.log(10.0)
+"""A spread by more than this factor is no spread around the run itself: some runs were beyond their capacity."""
 SHARES = ("slo.attainment",)
 """Between 0 and 1: their spread adds up rather than multiplies."""
 
@@ -87,9 +90,17 @@ def intervals(
             half = quantile * float(np.sqrt(np.mean((others - value) ** 2)))
             found[name] = Interval(value, max(0.0, value - half), min(1.0, value + half))
         elif value > 0 and len(others) == len(runs) and (others > 0).all():
-            half = quantile * math.hypot(float(np.sqrt(np.mean(np.log(others / value) ** 2))), beside.get(name, 0.0))
-            found[name] = Interval(value, value * float(np.exp(-half)), value * float(np.exp(half)))
+            found[name] = _around(value, others, quantile, beside.get(name, 0.0))
     return found
+
+
+def _around(value: float, others: Floats, quantile: float, beside: float) -> Interval:
+    """The interval of a figure that came out as `others` in the perturbed runs, with an error of its own `beside`."""
+    half = quantile * math.hypot(float(np.sqrt(np.mean(np.log(others / value) ** 2))), beside)
+    if half <= LEAP:
+        return Interval(value, value * math.exp(-half), value * math.exp(half))
+    own = math.exp(quantile * beside)
+    return Interval(value, min(value, float(others.min())) / own, max(value, float(others.max())) * own)
 
 
 def _first_token_errors(done: Run, summary: Summary) -> dict[str, float]:
