@@ -89,7 +89,9 @@ def test_the_winner_as_commands_of_vllm_and_a_layout_of_dynamo() -> None:
     assert container["args"][-2:] == ["--disaggregation-mode", "prefill"]
     known = {"componentType", "subComponentType", "replicas", "resources", "extraPodSpec"}
     assert all(set(one) <= known for one in services.values()), "fields of the published schema"
-    written = text.split("<<'EOF'\n")[1].removesuffix("EOF")
+    before, written = text.split("<<'EOF'\n")
+    assert "vllm serve" not in before, "a script that has started a server writes nothing after it"
+    written = written.split("\nEOF\n")[0]
     assert yaml.safe_load(written)["kind"] == "DynamoGraphDeployment"
 
 

@@ -55,18 +55,19 @@ def server_command(scenario: Scenario) -> tuple[str, str]:
 
 
 def disaggregated_commands(scenario: Scenario) -> str:
-    """One `vllm serve` command for each pool, with KV moved by NIXL, and the same as a layout file for Dynamo."""
+    """The layout as a file for Dynamo, then the same as one `vllm serve` command for each pool, with KV moved by NIXL.
+    The file is written first, because servers do not return."""
     kinds = scenario.kinds()
     if any(POLICIES[kind.batching.policy].engine != "vllm" for kind in kinds):
         raise ConfigError("only vLLM's scheduler is written as pairs of commands.", fix="Simulate vllm_v1.")
-    text = []
+    layout = yaml.safe_dump(dynamo_layout(scenario), sort_keys=False)
+    text = [f"# For Dynamo:\ncat > {DYNAMO_FILE} <<'EOF'\n{layout}EOF"]
     for kind in kinds:
         pool = PoolConfig(**{name: getattr(kind, name) for name in PoolConfig.model_fields})
         words = vllm_flags(scenario.model_copy(update={"pools": (pool,)}))
         words += ["--kv-transfer-config", json.dumps({"kv_connector": "NixlConnector", "kv_role": "kv_both"})]
         text.append(f"# {kind.num_replicas} of these {kind.role}:\n{shlex.join(words)}")
-    layout = yaml.safe_dump(dynamo_layout(scenario), sort_keys=False)
-    return "\n".join([*text, f"cat > {DYNAMO_FILE} <<'EOF'\n{layout}EOF"])
+    return "\n".join(text)
 
 
 def dynamo_layout(scenario: Scenario) -> dict[str, Any]:
