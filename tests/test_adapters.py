@@ -10,8 +10,10 @@ import pytest
 
 from gnomon import catalog
 from gnomon.core.errors import GnomonError
+from gnomon.serving.ledger import NUM_PARTS
 from gnomon.serving.lora import LoraConfig, adapter_bytes
 from gnomon.serving.metrics import summarize
+from gnomon.serving.parts import accounts
 from gnomon.serving.simulate import Run
 from gnomon.serving.state import FINISHED
 from gnomon.workload import WorkloadConfig, generate
@@ -22,14 +24,19 @@ SIZE = adapter_bytes(catalog.model("llama-2-7b"), 16)
 
 
 def served(
-    offered: list[tuple[float, int]], output: int = 3, slots: int = 2, load_s: float = 2.0, **changes: Any
+    offered: list[tuple[float, int]],
+    output: int = 3,
+    slots: int = 2,
+    load_s: float = 2.0,
+    explained: bool = False,
+    **changes: Any,
 ) -> Run:
     """Requests (arrival, adapter) of three tokens, one second each; an adapter takes two seconds to load."""
     arrival_s, adapter = zip(*offered, strict=True)
     lora = {"max_loaded": slots, "bandwidth_gb_s": SIZE / load_s / 1e9, **changes.pop("lora", {})}
     made = requests_of(list(arrival_s), [4] * len(offered), [output] * len(offered))
     setup = scenario(timing=SECOND, replica={"num_kv_blocks": 1000}, lora=lora, **changes)
-    return run(setup, requests=replace(made, adapter=np.array(adapter, np.int32)))
+    return run(setup, requests=replace(made, adapter=np.array(adapter, np.int32)), explained=explained)
 
 
 def test_an_adapter_is_loaded_once_and_found_again() -> None:
@@ -88,6 +95,16 @@ def test_adapters_survive_failures() -> None:
     q = done.cluster.requests
     assert (q.status == FINISHED).all() and (q.replica == 1).all()
     assert not done.cluster.replicas.num_coming.any()
+
+
+def test_requests_lost_before_they_had_a_place_in_a_queue_have_whole_accounts() -> None:
+    fleet = {"events": [{"at_s": 1.0, "what": "fail", "replica": 0}], "failures": {"detect_s": 0.5}}
+    offered = [(0.0, 0), (0.1, 0), (0.2, 1), (0.3, 1)]
+    for _ in range(3):
+        np.full(len(offered) * 2 * NUM_PARTS, -(2**40))  # Memory that was used before holds anything.
+        found = accounts(served(offered, slots=1, num_replicas=2, fleet=fleet, explained=True))
+        assert found.parts_ns.min() >= 0
+        assert found.parts_ns.sum(axis=(1, 2)).tolist() == found.e2e_ns.tolist()
 
 
 @pytest.mark.parametrize("router", ["adapter_aware", "least_outstanding"])

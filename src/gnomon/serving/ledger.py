@@ -207,6 +207,8 @@ def lose(cluster: Cluster, ids: Ints, keeps_tokens: bool) -> None:
     lent = borrow(cluster)
     for request_id in ids:
         entry, r = lent.ledger[request_id], lent.requests[request_id].replica
+        if entry.doing == UNKNOWN:  # It was on its way to the queue: its account begins when it gets to one.
+            continue
         if entry.doing == STEPS:
             _leave(lent, r, request_id, lent.replicas[r].steps)
         elif entry.doing == WAITS:

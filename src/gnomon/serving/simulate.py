@@ -237,7 +237,7 @@ def _asked(
     """What a router gets beside the replicas: its draws, options and memory, and the replicas it may choose. There are
     no draws where neither it nor `others`, which see the same, can look at them."""
     numbers = spec.numbers(config) if spec.numbers else np.zeros(0)
-    draws = spec.draws or spec.numbers is not None or any(is_own(one) for one in (spec.route, *others))
+    draws = spec.draws or spec.numbers is not None or spec.name in ROUTERS.own or any(map(is_own, others))
     return Asked(
         stream(scenario.seed, "router").random((len(requests), 2)) if draws else np.zeros((1, 2)),
         np.concatenate([option_values(config, spec), numbers]) if numbers.size else option_values(config, spec),

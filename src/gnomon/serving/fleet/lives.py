@@ -12,8 +12,7 @@ from gnomon.serving.fleet.agenda import Agenda
 from gnomon.serving.fleet.config import FleetConfig
 from gnomon.serving.fleet.evacuation import cut_link, forget_cache, freeze
 from gnomon.serving.fleet.replicas import DOWN, DRAINING, OFF, STARTING, UP, Replicas
-from gnomon.serving.fleet.traffic import Traffic
-from gnomon.serving.state import FINISHED, REJECTED
+from gnomon.serving.fleet.traffic import IS_ENDED, Traffic
 
 IN_VAIN = 100
 """Failures of each replica between two looks at whether anything is served at all."""
@@ -113,7 +112,7 @@ class Lives:
     def _check_progress(self, now_s: float) -> None:
         """Requests wait, and replicas die before any of them gets a token: so it would go on for ever."""
         requests = self.traffic.cluster.requests
-        waiting = (requests.arrival_s <= now_s) & (requests.status != FINISHED) & (requests.status != REJECTED)
+        waiting = (requests.arrival_s <= now_s) & ~IS_ENDED[requests.status]
         latest_s = float(np.fmax.reduce(requests.last_token_s, initial=0.0))
         if waiting.any() and latest_s == self.latest_token_s:
             raise ConfigError(
