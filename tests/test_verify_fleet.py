@@ -7,6 +7,7 @@ import pytest
 import gnomon
 from gnomon.core.errors import UnknownNameError
 from gnomon.report.verify.fleet import told
+from gnomon.verify import fleet
 from gnomon.verify.fleet import CLIENTS, DOCUMENT_TOKENS, DOCUMENTS, QUESTIONS, Effect, _questions, per_rank
 
 
@@ -22,17 +23,28 @@ def test_an_effect_is_reproduced_within_its_tolerance() -> None:
     assert [row["is_reproduced"] for row in found.rows] == [True, False]
 
 
-def test_the_best_of_several_is_held_by_its_direction() -> None:
+def test_of_the_best_of_several_a_third_must_come_out() -> None:
     def best(simulated: float, holds: bool = True) -> Effect:
         return Effect("name", "figure", 2.0, simulated, 0.25, "setting", "source", holds, nothing=1.0)
 
-    assert best(1.1).is_reproduced and best(2.5).is_reproduced
-    assert not best(1.0).is_reproduced and not best(0.9).is_reproduced  # No gain.
+    assert best(1.34).is_reproduced and best(2.5).is_reproduced
+    assert not best(1.33).is_reproduced and not best(0.9).is_reproduced
+    assert "1.333" in str(told([best(1.34)]).blocks[0])
     assert not best(2.6).is_reproduced and not best(1.5, holds=False).is_reproduced
 
 
 def test_requests_of_a_rank_by_littles_law() -> None:
     assert [per_rank(lost) for lost in (1, 2, 4, 8, 16)] == [17, 17, 17, 15, 12]
+
+
+def test_lost_ranks_are_held_by_a_time_that_the_published_throughput_does_not_give(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Were every token to take as long as with one lost rank, TPOT would stay where it is."""
+    monkeypatch.setattr(fleet, "_group_tpot_s", lambda ranks, requests: 0.03)
+    found = fleet.elastic_experts()
+    assert [one.published for one in found] == [92.0, 89.0, 79.0, 68.0]
+    assert [one.simulated for one in found] == pytest.approx([96.0] * 4)
 
 
 def test_a_cold_start_of_a_trillion_parameters() -> None:

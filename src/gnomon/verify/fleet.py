@@ -25,6 +25,9 @@ from gnomon.workload import Requests
 from gnomon.workload.sessions import mixed
 from gnomon.workload.slo import UserClass
 
+LEAST_SHARE = 1 / 3
+"""Of a published effect that is the best of several: how much of it must come out."""
+
 
 @dataclass(frozen=True)
 class Effect:
@@ -41,8 +44,7 @@ class Effect:
     holds: bool = True
     """Whether what must be so beside the figure is so."""
     nothing: float | None = None
-    """Where the figure is the best of several workloads ("up to"): what it would be without the effect. Any figure
-    between the two has its direction."""
+    """Where the figure is the best of several workloads ("up to"): what it would be without the effect."""
 
     @property
     def distance(self) -> float:
@@ -50,12 +52,17 @@ class Effect:
         return self.simulated / self.published - 1
 
     @property
-    def is_reproduced(self) -> bool:
-        """Whether it lies within the tolerance, or for one that is the best of several between nothing and that, and
-        what must be so beside it is so."""
+    def least(self) -> float:
+        """The least figure that reproduces it: within the tolerance, or of one that is the best of several a third of
+        the published effect."""
         if self.nothing is not None:
-            return self.holds and self.nothing < self.simulated <= self.published * (1 + self.tolerance)
-        return self.holds and abs(self.distance) <= self.tolerance
+            return self.nothing + LEAST_SHARE * (self.published - self.nothing)
+        return self.published * (1 - self.tolerance)
+
+    @property
+    def is_reproduced(self) -> bool:
+        """Whether it lies between the least and the tolerance above, and what must be so beside it is so."""
+        return self.holds and self.least <= self.simulated <= self.published * (1 + self.tolerance)
 
 
 # Cold start.
@@ -88,8 +95,8 @@ def per_rank(lost: int) -> int:
     return round(TOKENS_S_BY_LOST[lost] * TPOT_S_BY_LOST[lost] / (RANKS - lost))
 
 
-def _rank_tokens_s(ranks: int, requests: int) -> float:
-    """Output tokens per second of one rank of a group, each of whose ranks runs so many requests."""
+def _group_tpot_s(ranks: int, requests: int) -> float:
+    """Mean TPOT of a group of so many ranks, each of which runs so many requests."""
     setup = {
         "model": "deepseek-v3.2",
         "device": "h200",
@@ -102,35 +109,35 @@ def _rank_tokens_s(ranks: int, requests: int) -> float:
             "arrivals": {"process": "closed_loop", "concurrency": ranks * requests},
         },
     }
-    return summarize(run(build(Scenario, setup))).throughput.output_tokens_per_s / ranks
+    return summarize(run(build(Scenario, setup))).latency.tpot_s.mean
 
 
 def elastic_experts() -> list[Effect]:
     """DeepSeek-V3.2 over 32 ranks, some of which are lost: groups of 32 and of 16 ranks are simulated (others do not
-    divide 256 experts); between them a rank's seconds per token go by the experts that it has. All against the figure
-    for one lost rank: the GPU and the lengths are not published, and copies of experts are not simulated. How many
-    requests a rank runs comes from the published tokens per second and TPOT, so what is tried is the TPOT."""
-    rank_s = cache(lambda ranks, requests: 1 / _rank_tokens_s(ranks, requests))
+    divide 256 experts); between them the TPOT goes by the experts that a rank has. All against the figure for one lost
+    rank: the GPU and the lengths are not published, and copies of experts are not simulated. Tokens per second are no
+    row of their own: how many requests a rank runs comes from them."""
+    group_s = cache(_group_tpot_s)
 
-    def tokens_s(lost: int) -> float:
+    def tpot_s(lost: int) -> float:
         left, requests = RANKS - lost, per_rank(lost)
-        whole_s, half_s = rank_s(RANKS, requests), rank_s(RANKS // 2, requests)
-        return left / (whole_s + (half_s - whole_s) * (RANKS / left - 1))
+        whole_s, half_s = group_s(RANKS, requests), group_s(RANKS // 2, requests)
+        return whole_s + (half_s - whole_s) * (RANKS / left - 1)
 
-    scale = TOKENS_S_BY_LOST[1] / tokens_s(1)
+    scale = TPOT_S_BY_LOST[1] / tpot_s(1)
     return [
         Effect(
             "elastic experts",
-            f"tokens/s, {lost} of {RANKS} ranks lost",
-            published,
-            tokens_s(lost) * scale,
+            f"TPOT in ms, {lost} of {RANKS} ranks lost",
+            published * 1e3,
+            tpot_s(lost) * scale * 1e3,
             0.1,
             f"groups of {RANKS} and {RANKS // 2} ranks on H200 by the roofline, {per_rank(lost)} requests a rank (the "
             "published tokens/s times TPOT), between them by experts per rank; scaled to the figure for one lost rank",
             "Elastic EP in SGLang, LMSYS, March 2026: DeepSeek V3.2, 32 GPUs, 256 redundant experts; TPOT from its "
             "draft of March 17",
         )
-        for lost, published in TOKENS_S_BY_LOST.items()
+        for lost, published in TPOT_S_BY_LOST.items()
         if lost > 1
     ]
 

@@ -24,7 +24,7 @@ def told(found: list[Effect]) -> Told:
             "published": f"{one.published:,.4g}",
             "simulated": f"{one.simulated:,.4g}",
             "distance": f"{one.distance:+z.1%}",
-            "rule": f"within {one.tolerance:.0%}" if one.nothing is None else "direction",
+            "rule": f"within {one.tolerance:.0%}" if one.nothing is None else f"at least {one.least:,.4g}",
         }
         for one in found
     ]
