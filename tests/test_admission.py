@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from gnomon.core.errors import GnomonError
+from gnomon.search.config import GoodputConfig, SloTargets
+from gnomon.search.slo import judge
 from gnomon.serving.metrics import summarize
 from gnomon.serving.simulate import Run
 from gnomon.serving.state import FINISHED, SHED
@@ -66,6 +68,14 @@ def test_those_turned_away_count_against_the_slo_of_their_class() -> None:
     assert summary.slo.attainment == pytest.approx(2 / 3)
     assert [one.shed for one in summary.classes] == [0, 1]
     assert summary.classes[1].slo is not None and summary.classes[1].slo.attainment == 0.0
+
+
+def test_goodput_says_itself_how_many_may_be_turned_away() -> None:
+    offered = [(0.0, 4, 2, 0), (0.1, 4, 2, 0), (0.2, 4, 2, 0), (0.3, 4, 2, 0)]
+    done = served({"name": "queue_limit", "options": {"max_waiting": 2}}, offered)
+    good = [judge(done, SloTargets(goodput=GoodputConfig(e2e_s=100.0, share=share))) for share in (0.75, 0.8)]
+    assert [one.met for one in good] == [True, False] and good[1].worst == "goodput"
+    assert judge(done, SloTargets(e2e_s={"p50": 100.0})).worst == "requests turned away"
 
 
 def test_a_closed_loop_goes_on_after_a_refusal() -> None:

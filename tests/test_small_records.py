@@ -7,12 +7,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 
 from gnomon.core.arrays import Floats
 from gnomon.core.borrow import borrow
 from gnomon.core.jit import jit
 from gnomon.core.user_files import plain
+from gnomon.report.serving.frames import iteration_frame
 from gnomon.serving.allocation import new_cluster
 from gnomon.serving.log import Log, log_gap, new_log
 from gnomon.serving.routers import ROUTERS
@@ -48,6 +50,12 @@ def test_sessions_are_spread_alike_in_plain_python_and_compiled() -> None:
     fleet: Any = SimpleNamespace(cluster=done.cluster, candidates=np.arange(7), memory=np.zeros(8))
     route = plain(ROUTERS["sticky_session"].route)
     assert [route(fleet, i) for i in range(sessions.size)] == chosen
+
+
+def test_sums_over_iterations_do_not_wrap() -> None:
+    """Polars adds 32 bits up in 32 bits."""
+    frame = iteration_frame(run(scenario()))
+    assert {kind for kind in frame.schema.dtypes() if kind.is_integer()} == {pl.Int64}
 
 
 @jit

@@ -70,7 +70,7 @@ def judge(run: Run, targets: SloTargets) -> Verdict:
     if trend is not None and trend.is_saturated:
         excesses[GROWING] = np.inf
     turned_away = float((run.cluster.requests.status == SHED).mean())
-    if turned_away > MIN_SHARE:
+    if turned_away > MIN_SHARE and targets.goodput is None:  # That says itself how many may be lost.
         excesses[TURNED_AWAY] = np.inf
     worst = max(excesses, key=lambda name: excesses[name], default="")
     named = {f"{metric} {stat}": value for (metric, stat), value in figures.items()}

@@ -59,7 +59,7 @@ def iteration_frame(run: Run) -> pl.DataFrame:
     """Every iteration that was kept, one row per pipeline stage."""
     rows = run.log.iterations[: run.log.used[0]]
     names = [name for name in rows.dtype.names or () if name != "first_member"]
-    frame = pl.DataFrame({name: np.ascontiguousarray(rows[name]) for name in names})
+    frame = pl.DataFrame({name: _contiguous(rows[name]) for name in names})
     return frame.rename({"number": "iteration"}).with_columns(duration_s=pl.col("end_s") - pl.col("start_s"))
 
 
