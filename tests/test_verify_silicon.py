@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from gnomon.verify.silicon.launch import doubt_about, launch_of
 from gnomon.verify.silicon.predict import Prediction, Scored, score
 from gnomon.verify.silicon.scenarios import MODELS, facts_of, is_in_held_out_sweep, scenario_of
 from gnomon.verify.silicon.scores import errors_of, ranking
-from gnomon.verify.silicon.servers import Layout, Server, servers
+from gnomon.verify.silicon.servers import Layout, Server, _with_problem, servers
 from gnomon.verify.silicon.verdict import FIGURES, Verdict
 
 LLAMA = "2026_04_06_llama_3_1_70b_b200_sxm_vllm_fp8_agg_8192x1024_c32_tp4_ep1_812"
@@ -222,6 +223,12 @@ def test_the_command_ends_with_exit_code_1_when_worse_than_recorded(
     assert ("worse than the recorded" in output) == bool(code)
 
 
+def test_sweeps_held_out_are_recorded() -> None:
+    odd = next(s for s in servers() if s.family == "inferencex" and s.mode == "agg" and is_in_held_out_sweep(s))
+    worse = Verdict([Scored(odd, Prediction(9 * odd.ttft_s, odd.tpot_s))], is_whole=True).worse
+    assert any("by sweeps: ttft_mape is 800.0%, worse than the recorded 20.1%" in line for line in worse)
+
+
 def test_fewer_predicted_servers_are_worse() -> None:
     without = [Scored(server(), Prediction(problem="x"))]
     assert any("0 servers are predicted" in line for line in Verdict(without, is_whole=True).worse)
@@ -310,6 +317,8 @@ def test_servers_whose_client_was_told_512_whatever_the_run_are_named_and_not_pr
         ("openai/gpt-oss-120b", "h100", "vllm", 512)
     }
     assert all(s.date.startswith("2025-12") for s in found)
+    assert _with_problem(replace(found[0], problem=None)).problem
+    assert _with_problem(replace(found[0], problem=None, date="2026-03-27")).problem is None, "another script"
 
 
 def test_figures_in_doubt_stay_in_the_score_and_the_others_stand_beside() -> None:

@@ -13,7 +13,7 @@ import yaml
 
 from gnomon.verify.silicon.launch import doubt_about
 from gnomon.verify.silicon.predict import Scored
-from gnomon.verify.silicon.scenarios import facts_of
+from gnomon.verify.silicon.scenarios import facts_of, is_in_held_out_sweep
 from gnomon.verify.silicon.scores import GROUPS, Errors, Ranking, errors_by, errors_of, ranking
 
 SLACK = 0.002
@@ -24,6 +24,9 @@ RECORDED: dict[str, Callable[[Scored], bool]] = {
     "disaggregated": lambda s: s.server.mode == "disagg",
     "InferenceX aggregated, held out": lambda s: (
         s.server.mode == "agg" and s.server.family == "inferencex" and s.server.is_held_out
+    ),
+    "InferenceX aggregated, held out by sweeps": lambda s: (
+        s.server.mode == "agg" and s.server.family == "inferencex" and is_in_held_out_sweep(s.server)
     ),
 }
 """Groups of servers whose figures are recorded with a release (`recorded.yaml`)."""
