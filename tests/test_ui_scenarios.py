@@ -17,10 +17,11 @@ from gnomon.api.serving import simulate
 from gnomon.core.config import load
 from gnomon.core.errors import ConfigError, DataError, GnomonError
 from gnomon.serving.scenario import Scenario
-from gnomon.ui import foreign, uploads
+from gnomon.ui import foreign, load_curve, uploads
 from gnomon.ui.address import query_of, state_of
 from gnomon.ui.controls import Choices, ControlError, Number, Switch
 from gnomon.ui.foreign import check_is_data
+from gnomon.ui.pages import serve_answers
 from gnomon.ui.pages.serve import CONTROLS, PAGE
 from gnomon.ui.pages.serve_answers import loaded
 from gnomon.ui.pages.serve_pins import MAX_PINS, colours, pinned, states, with_pin, without_pin
@@ -55,6 +56,15 @@ def test_what_is_copied_is_the_same_scenario(file: Path, tmp_path: Path) -> None
     assert words[:2] == ["gnomon", "simulate"]
     flags = dict(zip(words[2::2], words[3::2], strict=True))
     assert load(Scenario, None, {flag.removeprefix("--"): text for flag, text in flags.items()}) == scenario
+
+
+def test_another_thread_may_push_out_what_was_just_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here all is pushed out at once."""
+    monkeypatch.setattr(load_curve, "KEPT", 0)
+    monkeypatch.setattr(serve_answers, "KEPT", 0)
+    scenario = serve_answers.scenario_of(PAGE, state_of(PAGE.controls, "?rate=7"))
+    assert scenario.workload.rate == 7
+    assert load_curve._kept("capacity", scenario, lambda: 0.0) == 0.0
 
 
 def test_vllm_flags_are_one_command() -> None:

@@ -51,9 +51,9 @@ def _kept(kind: str, scenario: Scenario, find: Callable[[], Value]) -> Value:
     """What was found for this deployment before, whatever the load; else what `find` finds."""
     workload = scenario.workload.model_copy(update={"rate": None})
     key = kind + scenario.model_copy(update={"workload": workload}).model_dump_json()
-    if key not in _known:
-        _known[key] = find()
-        while len(_known) > KEPT:
+    found: Value | None = _known.get(key)
+    if found is None:
+        _known[key] = found = find()
+        while len(_known) > KEPT:  # Maybe in several threads: it need not be there any more.
             _known.popitem(last=False)
-    found: Value = _known[key]
     return found

@@ -37,11 +37,12 @@ _scenarios: OrderedDict[str, Scenario] = OrderedDict()
 def scenario_of(page: Page, raw: Raw) -> Scenario:
     """What the controls describe; the answers to one change ask for it one after the other."""
     key = json.dumps(raw, sort_keys=True)
-    if key not in _scenarios or uploads.is_trace(str(raw["workload"])):
-        _scenarios[key] = to_scenario(page.read(raw))
-        while len(_scenarios) > KEPT:
+    found = None if uploads.is_trace(str(raw["workload"])) else _scenarios.get(key)
+    if found is None:
+        _scenarios[key] = found = to_scenario(page.read(raw))
+        while len(_scenarios) > KEPT:  # Maybe in several threads: it need not be there any more.
             _scenarios.popitem(last=False)
-    return _scenarios[key]
+    return found
 
 
 def preview(raw: Raw, scenario: Scenario, *, is_drawn: bool) -> Line:
