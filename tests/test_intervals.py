@@ -12,7 +12,7 @@ import pytest
 
 import gnomon
 from gnomon.serving.intervals import _around, intervals, perturbed
-from gnomon.timing.uncertainty import SERVER_ERROR, iteration_spread
+from gnomon.timing.source_registry import SOURCES
 
 SMALL = {"workload.num_requests": 80, "workload.rate": 4.0}
 TABLE = {"timing.source": "table", "timing.table": {"per_iteration": 0.01}, **SMALL}
@@ -43,13 +43,13 @@ def test_times_that_are_given_leave_the_requests_alone() -> None:
 def test_a_wider_error_of_the_source_widens_in_proportion() -> None:
     result = simulated()
     assert result.run.spread == pytest.approx(
-        math.hypot(SERVER_ERROR["profile"], result.run.times.baked[0].uncertainty)
+        math.hypot(SOURCES["profile"].server_error, result.run.times.baked[0].uncertainty)
     )
     runs = list(perturbed(result.run, redraw=False))
     assert len(runs) == 8
     half = intervals(result.run, result.summary, redraw=False)["latency.tpot_s.mean"]
     assert math.log(half.high / half.value) == pytest.approx(1.89 * result.run.spread, rel=0.3)
-    assert iteration_spread("silicon", 0.05) > 2 * result.run.spread
+    assert SOURCES["silicon"].server_error > 2 * result.run.spread
 
 
 def test_first_tokens_are_less_sure_than_iterations_unless_calibrated() -> None:

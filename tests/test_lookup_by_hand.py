@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from gnomon.timing.baking import Baked
 from gnomon.timing.estimators.grid import Grid
 from gnomon.timing.estimators.holes import filled
 from gnomon.timing.host import HostConfig, HostPhase
 from gnomon.timing.iteration import SKEW_BINS, IterationTables, blank, geometric_axis, scaled, stack
 from gnomon.timing.lookup import Shape, attention_s, is_beyond_measured, stage_s, with_host_s
+from gnomon.timing.source_registry import traits_of
 from gnomon.timing.speculative import draft_head, with_draft
-from gnomon.timing.uncertainty import first_token_spread, iteration_spread
+from gnomon.timing.timer import Timer
 
 AXIS = geometric_axis(8.0)
 
@@ -210,10 +213,15 @@ def test_a_draft_of_three_tokens_decodes_twice_more() -> None:
 
 
 def test_errors_of_kernels_and_servers_add_as_squares() -> None:
-    assert iteration_spread("profile", 0.04) == pytest.approx(0.05)
-    assert iteration_spread("silicon", 0.16) == pytest.approx(0.2)
-    assert iteration_spread("roofline", 0.24) == iteration_spread("my own", 0.24) == pytest.approx(0.3)
-    assert [first_token_spread(one) for one in ("profile", "silicon", "own")] == [0.03, 0.38, 0.49]
+    def spread(source: str, kernels: float) -> float:
+        baked = Baked(tables(), [], cast(Timer, SimpleNamespace(source=SimpleNamespace(name=source))))
+        baked.__dict__["uncertainty"] = kernels
+        return baked.spread
+
+    assert spread("profile", 0.04) == pytest.approx(0.05)
+    assert spread("silicon", 0.16) == pytest.approx(0.2)
+    assert spread("roofline", 0.24) == spread("my own", 0.24) == pytest.approx(0.3)
+    assert [traits_of(one).first_token_error for one in ("profile", "silicon", "own")] == [0.03, 0.38, 0.49]
 
 
 # Holes in a grid of measurements.

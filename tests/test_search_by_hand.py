@@ -82,7 +82,7 @@ def test_prefixes_may_spare_all_but_the_last_token() -> None:
     assert rate_bound(setup, shared) == pytest.approx(1 / 0.021)
 
 
-@pytest.mark.parametrize(("decider", "expected"), [("always", 1 / 0.200), ("never", 2 / 0.201 + 1 / 0.021)])
+@pytest.mark.parametrize(("decider", "expected"), [("always", 1 / 0.200), ("long_prompts", 2 / 0.201 + 1 / 0.021)])
 def test_the_bound_of_prefill_and_decode_apart(decider: str, expected: float) -> None:
     """Two replicas prefill (200 tokens, and the first token of the answer is theirs), one decodes (a token of the
     prompt and 20 more)."""

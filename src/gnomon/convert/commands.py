@@ -10,12 +10,12 @@ from typing import Any
 import yaml
 
 from gnomon import catalog
-from gnomon.convert.readers import captured_sizes
 from gnomon.convert.vllm import has_adapters, vllm_flags
 from gnomon.core.errors import ConfigError
 from gnomon.serving.policies import POLICIES
 from gnomon.serving.scenario import KindConfig, PoolConfig, Scenario
 from gnomon.serving.sections import ResolvedBatching
+from gnomon.timing.config import captured_sizes
 
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
 DYNAMO_FILE = "dynamo.yaml"

@@ -8,6 +8,7 @@ from typing import Any
 
 from gnomon.core.errors import ConfigError
 from gnomon.core.registry import Registry
+from gnomon.timing.config import CAPTURED, captured_sizes
 
 READERS: Registry[Callable[[Any], Any]] = Registry("reader of option values")
 
@@ -67,25 +68,11 @@ def listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-_CAPTURED = {
-    "vllm": (1, 2, 4, *range(8, 256, 8), *range(256, 8193, 16)),
-    "sglang": (1, 2, 4, 8, 12, *range(16, 257, 8), *range(272, 513, 16), *range(544, 8193, 32)),
-    "trtllm": (1, 2, 4, *range(8, 129, 8), *(2**power for power in range(8, 14))),
-}
-"""Batch sizes for which engines capture CUDA graphs (vllm/config/vllm.py, sglang/srt/server_args.py,
-tensorrt_llm/llmapi/llm_args.py)."""
-
-
-def captured_sizes(engine: str, largest: int) -> tuple[int, ...]:
-    """The batch sizes for which an engine captures CUDA graphs when it is given the largest; none at 0."""
-    return (*(size for size in _CAPTURED[engine] if size < largest), largest) if largest > 0 else ()
-
-
 def _captured(engine: str) -> Callable[[Any], list[int]]:
     return lambda value: list(captured_sizes(engine, whole_number(value)))
 
 
-for _engine in _CAPTURED:
+for _engine in CAPTURED:
     READERS.register(f"{_engine}_graph_sizes")(_captured(_engine))
 
 

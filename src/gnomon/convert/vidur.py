@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gnomon import catalog
+from gnomon.serving.routers import ROUTERS
 
 VIDUR_NODE = "a100_pairwise_nvlink"
 
@@ -15,7 +16,7 @@ def finish_vidur(values: dict[str, Any], given: dict[str, Any]) -> list[str]:
     if "node" not in values and catalog.device(values["device"]).name == catalog.device("a100").name:
         values["node"] = VIDUR_NODE
     notes = []
-    if values.setdefault("router", {"name": "round_robin"})["name"] == "learned":
+    if ROUTERS[values.setdefault("router", {"name": "round_robin"})["name"]].numbers is not None:
         notes.append("the router is the policy that comes with Gnomon until router.checkpoint names another.")
     if values["workload"].get("arrivals", {}).get("process") == "poisson":
         notes.append("Vidur caps Poisson gaps at 3 / qps, which sends about 5 % more load; Gnomon does not.")

@@ -7,8 +7,8 @@ from typing import Any
 
 from gnomon import catalog
 from gnomon.convert.options import option_map
-from gnomon.convert.readers import captured_sizes
 from gnomon.serving.scenario import Scenario
+from gnomon.timing.config import captured_sizes
 
 
 def vllm_flags(scenario: Scenario) -> list[str]:

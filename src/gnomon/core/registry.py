@@ -82,6 +82,11 @@ class Registry(Generic[S]):
             raise UnknownNameError(self.kind, name, self, where=self.where)
         return self._specs[name]
 
+    def get(self, name: str) -> S | None:
+        """The spec of that name, or None."""
+        self._load(name)
+        return self._specs.get(name)
+
     def chosen(self, config: Any) -> S:
         """The spec of what a section of a configuration names, after its `file` was loaded; options that it does not
         have are refused."""

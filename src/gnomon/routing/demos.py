@@ -27,13 +27,15 @@ from gnomon.core.streams import stream
 from gnomon.routing.config import RouteConfig
 from gnomon.routing.domain import filled_up
 from gnomon.serving.routers import ROUTERS
-from gnomon.serving.routers.observation import ADDED_VS, FEATURES, SCHEMA_HASH
+from gnomon.serving.routers.observation import FEATURES, SCHEMA_HASH
 from gnomon.serving.sections import QUEUE_DEPTH
 
 if TYPE_CHECKING:
     from gnomon.routing.environment import VectorClusters
 
 Floats32 = NDArray[np.float32]
+ROLLOUT, OWN = "rollout", "own"
+"""Teachers that are no routers: the one that tries every replica, and the driver itself."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +98,9 @@ def check_names(config: RouteConfig) -> None:
     for name in config.demos.drivers:
         if name not in ROUTERS:
             raise UnknownNameError("driver", name, ROUTERS, where="demos.drivers")
-    if config.demos.teacher not in (*ROUTERS, "rollout", "own"):
-        raise UnknownNameError("teacher", config.demos.teacher, [*ROUTERS, "rollout", "own"], where="demos.teacher")
+    teachers = (*ROUTERS, ROLLOUT, OWN)
+    if config.demos.teacher not in teachers:
+        raise UnknownNameError("teacher", config.demos.teacher, teachers, where="demos.teacher")
 
 
 def collect(order: Collection) -> Demos:
@@ -123,7 +126,7 @@ def collect(order: Collection) -> Demos:
             recorded[name].append(np.array(value, dtype=bool if name == "mask" else np.float32))
         rows, mask, _, _, _ = clusters.step(actions)
     stacked = {name: np.stack(values) for name, values in recorded.items()}
-    if label.name == "rollout":
+    if label.rollout is not None:
         stacked |= _in_units_of_their_spread(stacked["costs"], stacked["mask"], config.clone.softness)
     flat = {name: value.reshape(-1, *value.shape[2:]) for name, value in stacked.items()}
     return Demos(**flat, cluster=np.tile(np.arange(count), demos.steps_per_driver))
@@ -148,19 +151,22 @@ class _Labels:
     def __init__(self, config: RouteConfig, driver: str) -> None:
         from gnomon.routing.teachers import HeuristicTeacher, RolloutTeacher
 
-        self.name = driver if config.demos.teacher == "own" else config.demos.teacher
+        name = driver if config.demos.teacher == OWN else config.demos.teacher
         self.sharpness = config.demos.sharpness
-        self.rollout = RolloutTeacher(base=config.demos.base, horizon=config.demos.lookahead)
-        self.heuristic = HeuristicTeacher(self.name) if self.name in ROUTERS else None
+        self.rollout: RolloutTeacher | None = None
+        if name == ROLLOUT:
+            self.rollout = RolloutTeacher(base=config.demos.base, horizon=config.demos.lookahead)
+        self.spec = ROUTERS.get(name)
+        self.heuristic = HeuristicTeacher(name)
 
     def __call__(self, clusters: VectorClusters, rows: Any, mask: Any) -> tuple[Any, Any]:
-        if self.name == "rollout":
+        if self.rollout is not None:
             return mask, self.rollout.costs(clusters)  # Targets follow once the spread of the costs is known.
-        if self.name == "unselfish":  # What it goes by is among the features: the log of the added latency.
-            costs = rows[:, :, ADDED_VS]
+        if self.spec is not None and self.spec.cost_feature is not None:
+            costs = rows[:, :, self.spec.cost_feature]
             return soft_targets(costs * self.sharpness, mask), costs
         # A choice that is no function of what the policy sees teaches nothing.
-        if self.heuristic is None or ROUTERS[self.name].draws or not ROUTERS[self.name].sees_state:
+        if self.spec is None or self.spec.draws or not self.spec.sees_state:
             return mask / mask.sum(1, keepdims=True), np.zeros(mask.shape)
         return np.eye(mask.shape[1])[self.heuristic.actions(clusters)], np.zeros(mask.shape)
 

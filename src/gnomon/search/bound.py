@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from gnomon.serving.deciders import DECIDERS
 from gnomon.serving.kinds import Kind, accepted, bake, resolve
 from gnomon.serving.scenario import Scenario
 from gnomon.timing.iteration import IterationTables
@@ -25,10 +26,8 @@ def rate_bound(scenario: Scenario, requests: Requests) -> float:
         rates[kind.role] += kind.num_ranks / max(_seconds_per_request(kind, tables, stage, served) for stage in stages)
         row += kind.replica.pipeline_parallel
     # Replicas that do both may help either side. Where requests may stay where they decode, prefill replicas only add.
-    apart = min(rates["prefill"], rates["decode"])
-    if scenario.disaggregation.decider.name != "always":
-        apart = rates["prefill"] + rates["decode"]
-    return rates["both"] + (apart if not rates["both"] else rates["prefill"] + rates["decode"])
+    is_apart = not rates["both"] and DECIDERS.chosen(scenario.disaggregation.decider).always_elsewhere
+    return rates["both"] + (min if is_apart else sum)((rates["prefill"], rates["decode"]))
 
 
 def _seconds_per_request(kind: Kind, tables: IterationTables, stage: int, requests: Requests) -> float:

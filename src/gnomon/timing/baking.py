@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -19,11 +20,10 @@ from gnomon.timing.config import TimingConfig
 from gnomon.timing.host import HostConfig
 from gnomon.timing.iteration import SKEW_BINS, IterationTables, geometric_axis
 from gnomon.timing.operators import Operator, mixed_attention, num_kernels
-from gnomon.timing.source_registry import SOURCES
+from gnomon.timing.source_registry import SOURCES, traits_of
 from gnomon.timing.sources import Context, Source
 from gnomon.timing.sources.table import each_stage, given_tables
 from gnomon.timing.timer import Timer, axis_of, message_bytes
-from gnomon.timing.uncertainty import first_token_spread, iteration_spread
 
 Known = dict[str, Floats]
 """[stage, units]: seconds of a replica's operators by the axis that they follow, as far as they were ever asked for."""
@@ -48,13 +48,14 @@ class Baked:
 
     @property
     def spread(self) -> float:
-        """Standard deviation to expect of a real server's iterations around it (`gnomon.timing.uncertainty`)."""
-        return iteration_spread(self.timer.source.name, self.uncertainty) if self.timer else 0.0
+        """Standard deviation to expect of a real server's iterations around it: the kernels' own error (a median) and
+        the server's, together."""
+        return math.hypot(self.uncertainty, traits_of(self.timer.source.name).server_error) if self.timer else 0.0
 
     @property
     def first_token_spread(self) -> float:
         """The same of its times to the first token, beside that."""
-        return first_token_spread(self.timer.source.name) if self.timer else 0.0
+        return traits_of(self.timer.source.name).first_token_error if self.timer else 0.0
 
 
 def iteration_tables(

@@ -23,7 +23,21 @@ from gnomon.timing.host import HostConfig
 from gnomon.timing.operators.load import check_load
 from gnomon.timing.source_registry import SOURCES
 
-CAPTURE_SIZES = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
+CAPTURED = {
+    "vllm": (1, 2, 4, *range(8, 256, 8), *range(256, 8193, 16)),
+    "sglang": (1, 2, 4, 8, 12, *range(16, 257, 8), *range(272, 513, 16), *range(544, 8193, 32)),
+    "trtllm": (1, 2, 4, *range(8, 129, 8), *(2**power for power in range(8, 14))),
+}
+"""Batch sizes for which engines capture CUDA graphs (vllm/config/vllm.py, sglang/srt/server_args.py,
+tensorrt_llm/llmapi/llm_args.py)."""
+
+
+def captured_sizes(engine: str, largest: int) -> tuple[int, ...]:
+    """The batch sizes for which an engine captures CUDA graphs when it is given the largest; none at 0."""
+    return (*(size for size in CAPTURED[engine] if size < largest), largest) if largest > 0 else ()
+
+
+CAPTURE_SIZES = captured_sizes("vllm", 512)
 """The token counts for which vLLM captures CUDA graphs by default."""
 
 

@@ -22,6 +22,12 @@ class SourceSpec:
     """Its measurements lie in a folder that the scenario may name (`timing.path`)."""
     gives_iterations: bool = False
     """It has no operators: the seconds of whole iterations stand in the scenario (`timing.table`)."""
+    server_error: float = 0.18
+    """Standard deviation (of the logarithm) of what a server's iterations take beside their kernels' times: settings,
+    host time and overlaps that nobody told (docs/intervals.md). The roofline's is what silicon's was before the
+    engines' host times were fitted; no better known."""
+    first_token_error: float = 0.49
+    """The same for what times to the first token are off by beside iterations: front end, clients, admission."""
 
 
 SOURCES: Registry[SourceSpec] = Registry(
@@ -33,3 +39,8 @@ SOURCES: Registry[SourceSpec] = Registry(
     },
     where="timing.source",
 )
+
+
+def traits_of(name: str) -> SourceSpec:
+    """The spec of a source that calls itself so; the usual traits where none is registered under that name."""
+    return SOURCES.get(name) or SourceSpec(name, make=lambda context: None)

@@ -30,6 +30,8 @@ class DeciderSpec:
     """Its options with their defaults, in the order in which `fleet.parameters` holds them."""
     sees_state: bool = False
     """It looks at the replicas, so that all of them are brought up to date at every arrival."""
+    always_elsewhere: bool = False
+    """No request is prefilled where it decodes."""
 
 
 DECIDERS: Registry[DeciderSpec] = Registry(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gnomon.serving.deciders import Fleet, decider
 
 
-@decider("always")
+@decider("always", always_elsewhere=True)
 def always(fleet: Fleet, request_id: int) -> bool:
     """Yes."""
     return True

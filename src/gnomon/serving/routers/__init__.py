@@ -41,6 +41,8 @@ class RouterSpec:
     """It is compiled; else plain Python, slower, but free to use any object."""
     foretells: bool = False
     """It looks at `fleet.predicted_output` (`--router.lengths`)."""
+    cost_feature: int | None = None
+    """The feature (`observation.FEATURES`) of which it takes the least, so that it teaches what every choice costs."""
     numbers: Callable[[RouterConfig], Floats] | None = None
     """What `fleet.parameters` holds behind the options, e.g. a trained network (`--router.checkpoint`)."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from gnomon.serving.routers import Fleet, router
 from gnomon.serving.routers.foretelling import ADDED_WEIGHTS, added_s
 from gnomon.serving.routers.observation import (
+    ADDED_VS,
     MEMORY_PER_REPLICA,
     PATIENCE,
     arrival_of,
@@ -21,7 +22,13 @@ from gnomon.serving.routers.observation import (
 )
 
 
-@router("unselfish", options={**ADDED_WEIGHTS, "patience": PATIENCE}, memory=MEMORY_PER_REPLICA, foretells=True)
+@router(
+    "unselfish",
+    options={**ADDED_WEIGHTS, "patience": PATIENCE},
+    memory=MEMORY_PER_REPLICA,
+    foretells=True,
+    cost_feature=ADDED_VS,  # The log of the added latency over the least.
+)
 def unselfish(fleet: Fleet, request_id: int) -> int:
     """Least added latency among the replicas where the request does not wait too long, else the soonest first token;
     ties to the lowest id."""

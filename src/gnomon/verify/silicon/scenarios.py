@@ -8,7 +8,10 @@ from zlib import crc32
 
 from gnomon.core.config import load
 from gnomon.core.errors import ConfigError
+from gnomon.serving.engines import engine
+from gnomon.serving.policies import POLICIES, PolicySpec
 from gnomon.serving.scenario import Scenario
+from gnomon.timing.config import captured_sizes
 from gnomon.verify.silicon.launch import Launch, launch_of
 from gnomon.verify.silicon.servers import Layout, Server
 
@@ -105,7 +108,9 @@ def _worker(server: Server, layout: Layout, launch: Launch) -> dict[str, Any]:
             "all_reduce": launch.all_reduce,
             **({} if launch.exchange == "auto" else {"expert_exchange": launch.exchange}),
             **({} if launch.expert_speed == 1.0 else {"expert_speed": launch.expert_speed}),
-            "graph_sizes": graph_sizes(server.engine, launch.graph_batch, 1 + launch.draft_tokens),
+            "graph_sizes": [
+                (1 + launch.draft_tokens) * size for size in captured_sizes(server.engine, launch.graph_batch)
+            ],
         },
     }
 
@@ -139,30 +144,25 @@ def _drafting(launch: Launch) -> dict[str, Any]:
     return {"speculative": {"num_tokens": launch.draft_tokens, "acceptance": ACCEPTANCE, "draft_layers": 1}}
 
 
+def _policy(server: Server) -> PolicySpec:
+    """The scheduler of the server's engine."""
+    return POLICIES[engine(server.engine).settings["batching.policy"].value]
+
+
 def _policy_options(server: Server, layout: Layout, launch: Launch) -> dict[str, float]:
     """What the engine's scheduler was told beyond its limits."""
-    options: dict[str, float] = {}
+    options, known = dict[str, float](), _policy(server).options
     if launch.receive_interval > 1:
         options["receive_interval"] = launch.receive_interval
-    if server.engine == "sglang":  # The scripts give both limits alike where they are above the default.
+    if "max_prefill_tokens" in known:  # The scripts give both limits alike where they are above the default.
         options["max_prefill_tokens"] = max(launch.max_batch_tokens, 16384)
     if launch.batch_wait_iterations:
         options |= {"wait_iterations": launch.batch_wait_iterations, "wait_tokens_ratio": launch.batch_wait_ratio}
-    if server.engine == "trtllm" and layout.attention_groups > 1:
+    if "balance" in known and layout.attention_groups > 1:
         options["balance"] = 1
         if model_of(server) == "deepseek-r1":  # dsr1_*_trt.sh; gptoss_*_trt.sh leaves the rest of it at the defaults.
             options |= {"balance_wait_iterations": 0, "balance_timeout_iterations": 60}
     return options
-
-
-def graph_sizes(engine: str, largest: int, tokens_each: int = 1) -> list[int]:
-    """The batches for which an engine captures CUDA graphs, up to the largest that it was told, in tokens."""
-    steps = {
-        "vllm": [1, 2, 4, *range(8, 256, 8), *range(256, 8193, 16)],
-        "sglang": [1, 2, 4, 8, 12, *range(16, 257, 8), *range(272, 513, 16), *range(544, 8193, 32)],
-        "trtllm": [1, 2, 4, *range(8, 129, 8), 256, 512, 1024, 2048, 4096, 8192],
-    }
-    return sorted({tokens_each * size for size in steps[engine] if size <= largest} | {tokens_each * largest})
 
 
 def model_of(server: Server) -> str:
@@ -229,7 +229,7 @@ def workload_of(server: Server) -> dict[str, Any]:
     flight, as InferenceX does, after two rounds of warm-up."""
     users, prompt, output = server.concurrency, server.prompt_tokens, server.output_tokens
     if server.family == "sweeps":
-        spread = 0 if server.engine == "sglang" else int(SPREAD * output)
+        spread = int(SPREAD * output) if _policy(server).mixes else 0
         return {
             "arrivals": {"process": "closed_loop", "concurrency": users},
             "lengths": {

@@ -40,6 +40,10 @@ def read_bundle(path: str | Path, context: Context) -> Bundle:
     "profile",
     about="measured CSV/Parquet bundles (own format, Vidur's and LLMServingSim's layouts)",
     reads_path=True,
+    # Recorded servers and the reference engine, simulated from kernels measured on their own GPU
+    # (docs/h200-validation.md, docs/vllm-validation.md).
+    server_error=0.03,
+    first_token_error=0.03,
 )
 def make(context: Context) -> Measured:
     """The measurements in the folder that `timing.path` names, or those that come with the package."""

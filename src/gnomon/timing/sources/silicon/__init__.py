@@ -27,7 +27,14 @@ def has_device(device: Device) -> bool:
         return False
 
 
-@timing_source("silicon", about="kernels measured in the package aiconfigurator-core (extra [silicon])")
+@timing_source(
+    "silicon",
+    about="kernels measured in the package aiconfigurator-core (extra [silicon])",
+    # Such that 90 % of the even half of the measured servers lie inside by their time per output token (1,766 of them;
+    # dense models and mixtures of experts alike); coverage is checked on the odd half.
+    server_error=0.12,
+    first_token_error=0.38,
+)
 def make(context: Context) -> Silicon:
     """The measured kernels of the context's device, in `timing.engine` and `timing.engine_version`."""
     data_folder()
