@@ -10,7 +10,7 @@ import pytest
 
 from gnomon import catalog
 from gnomon.core.errors import GnomonError
-from gnomon.serving.ledger import NUM_PARTS
+from gnomon.serving.ledger import ADAPTER, BEFORE, NUM_PARTS, OUTAGE
 from gnomon.serving.lora import LoraConfig, adapter_bytes
 from gnomon.serving.metrics import summarize
 from gnomon.serving.parts import accounts
@@ -105,6 +105,17 @@ def test_requests_lost_before_they_had_a_place_in_a_queue_have_whole_accounts() 
         found = accounts(served(offered, slots=1, num_replicas=2, fleet=fleet, explained=True))
         assert found.parts_ns.min() >= 0
         assert found.parts_ns.sum(axis=(1, 2)).tolist() == found.e2e_ns.tolist()
+
+
+def test_waiting_for_a_replica_is_an_outage_also_with_an_adapter() -> None:
+    """The only replica is away until 5 s; then the adapter is loaded for 2 s."""
+    events = [{"at_s": 0.5, "what": "fail", "replica": 0}, {"at_s": 5.0, "what": "repair", "replica": 0}]
+    at_once = dict.fromkeys(("node_s", "image_s", "weights_s", "compile_s", "warmup_s"), 0.0)
+    fleet = {"events": events, "failures": {"detect_s": 0.1}, "cold_start": at_once}
+    done = served([(1.0, 0)], num_replicas=1, fleet=fleet, explained=True)
+    assert done.cluster.requests.scheduled_s.tolist() == [7.0]
+    before = accounts(done).parts_ns[0, BEFORE] / 1e9
+    assert (before[OUTAGE], before[ADAPTER]) == (4.0, 2.0)
 
 
 @pytest.mark.parametrize("router", ["adapter_aware", "least_outstanding"])

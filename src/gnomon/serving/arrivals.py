@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gnomon.core.jit import apart, inner
+from gnomon.serving import ledger
 from gnomon.serving.adapters import take_adapter, wait_in_line
 from gnomon.serving.calendar import ADAPTER_READY, NEVER, schedule
 from gnomon.serving.choosing import ask_router, choose, takes_in
@@ -64,6 +65,8 @@ def _together_until(requests: Any, first: int) -> int:
 def take_in(fleet: Fleet, outside: Outside, r: int, request_id: int, now: float) -> None:
     """An arrived request comes to replica `r`: into its queue, once its adapter is loaded."""
     cluster, request = fleet.cluster, fleet.cluster.requests[request_id]
+    if cluster.ledger.size > 0:
+        ledger.come(cluster, request_id, now, ledger.OUTAGE)
     if request.adapter != NONE:
         ready_s = take_adapter(cluster, outside.adapters, r, request_id, now)
         if ready_s > now:
@@ -82,6 +85,8 @@ def take_in(fleet: Fleet, outside: Outside, r: int, request_id: int, now: float)
 def queue(fleet: Fleet, outside: Outside, r: int, request_id: int, now: float) -> None:
     """Put a request into the queue of replica `r`, or let it wait for KV that another tier holds."""
     cluster, book = fleet.cluster, outside.calendar.book[0]
+    if cluster.ledger.size > 0:
+        ledger.come(cluster, request_id, now, ledger.ADAPTER)
     if book.has_tiers != 0 and begin_load(
         cluster, fleet.tables, outside.tiers, outside.transfers, book, r, request_id, now
     ):

@@ -22,7 +22,7 @@ from gnomon.core.borrow import borrow
 from gnomon.core.jit import apart, inner, jit
 from gnomon.serving import division
 from gnomon.serving.division import NUM_COLUMNS, divide, gpu_s, nanoseconds
-from gnomon.serving.state import FAULT, NONE, Cluster, Replica, replica_view
+from gnomon.serving.state import FAULT, Cluster, Replica, replica_view
 from gnomon.serving.stepping import ID
 from gnomon.serving.verbs import tokens_placed
 from gnomon.timing.iteration import IterationTables
@@ -52,7 +52,7 @@ BEFORE, AFTER = range(2)
 """Of the first token: the two rows of an account."""
 
 # What a request is doing, as far as its account knows.
-UNKNOWN, WAITS, RUNS, STEPS, LOST = range(5)
+UNKNOWN, COMES, WAITS, RUNS, STEPS, LOST = range(6)
 
 ENTRY = np.dtype(
     [
@@ -74,20 +74,29 @@ ENTRY = np.dtype(
 
 
 @apart
+def come(cluster: Cluster, request_id: int, now: float, part: int) -> None:
+    """A request is on its way to a queue: since it arrived, or since this was called last, it waited for `part`."""
+    entry = cluster.ledger[request_id]
+    if entry.doing == UNKNOWN:
+        entry.first_ns = nanoseconds(cluster.requests[request_id].arrival_s)
+        _forget(cluster, request_id)
+        entry.doing = COMES
+    if entry.doing == COMES:
+        now_ns = nanoseconds(now)
+        cluster.parts_ns[request_id, BEFORE, part] += now_ns - entry.last_ns
+        entry.last_ns = now_ns
+
+
+@apart
 def arrive(cluster: Cluster, r: int, request_id: int, now: float) -> None:
     """A request joins the queue of replica `r`: from here on it waits for what the others wait for."""
     request, entry, clock = cluster.requests[request_id], cluster.ledger[request_id], cluster.clocks[r]
-    if entry.doing != UNKNOWN:  # It comes from a replica that went away, and pays for the detour when it runs again.
+    if entry.doing > COMES:  # It comes from a replica that went away, and pays for the detour when it runs again.
         if entry.doing == WAITS:
             _forget(cluster, request_id)
         entry.doing = LOST
         return
-    entry.first_ns = nanoseconds(request.arrival_s)
-    _forget(cluster, request_id)
-    if now > request.arrival_s:  # KV or its adapter was loaded first, or no replica was up.
-        part = TIER if request.loaded_s >= 0.0 else (ADAPTER if request.adapter != NONE else OUTAGE)
-        entry.last_ns = nanoseconds(now)
-        cluster.parts_ns[request_id, BEFORE, part] = entry.last_ns - entry.first_ns
+    come(cluster, request_id, now, TIER if request.loaded_s >= 0.0 else OUTAGE)
     entry.doing = WAITS
     _charge_wait(cluster, clock, request_id, entry.last_ns, -1)
 
@@ -207,7 +216,7 @@ def lose(cluster: Cluster, ids: Ints, keeps_tokens: bool) -> None:
     lent = borrow(cluster)
     for request_id in ids:
         entry, r = lent.ledger[request_id], lent.requests[request_id].replica
-        if entry.doing == UNKNOWN:  # It was on its way to the queue: its account begins when it gets to one.
+        if entry.doing <= COMES:  # It was on its way to the queue: it pays for the detour when it comes to another.
             continue
         if entry.doing == STEPS:
             _leave(lent, r, request_id, lent.replicas[r].steps)
