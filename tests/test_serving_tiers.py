@@ -143,11 +143,12 @@ def test_a_second_load_slows_the_first_and_is_foretold(later_s: float, first_s: 
     assert loaded(done) == [0, 0, 8 if second_s != 0.65 else 4, 0, 0 if second_s != 0.65 else 4]
 
 
-def test_a_load_is_a_slice() -> None:
-    done = run(tiered(host={}), requests=prompts(A, B, A))
+@pytest.mark.parametrize(("tier", "name"), [("host", "host memory"), ("ssd", "SSD"), ("remote", "shared store")])
+def test_a_load_is_a_slice_that_names_its_tier(tier: str, name: str) -> None:
+    done = run(tiered(**{tier: {}}), requests=prompts(A, B, A))
     named, load = transfer_events(done, 0.0, 1000.0, 100)
     assert named["args"]["name"] == "KV loads 1"
-    assert (load["name"], load["pid"], load["ts"], load["dur"]) == ("KV from another tier", 0, 200e6, 0.4e6)
+    assert (load["name"], load["pid"], load["ts"], load["dur"]) == (f"KV from {name}", 0, 200e6, 0.4e6)
 
 
 def test_a_tier_that_is_down_is_computed_around() -> None:

@@ -24,6 +24,8 @@ from gnomon.timing.lookup import Shape, iteration_s
 
 HOST, SSD, REMOTE, PEERS = range(4)
 NUM_SOURCES = 4
+SOURCES = ("host memory", "SSD", "shared store", "another replica")
+"""As a reader knows them."""
 
 TIER = np.dtype(
     [
@@ -56,6 +58,8 @@ class Tiers(NamedTuple):
     """[request, place]: the blocks of its prefix, held while the last of them are loaded."""
     num_loading: Ints
     """[request]"""
+    source: Ints
+    """[request]: where the last of its loads came from."""
     loaded_tokens: Ints
     """[replica, source + 1]: prompt tokens loaded from each source; and found somewhere, but computed."""
     block_bytes: Floats
@@ -81,6 +85,7 @@ def new_tiers(num_replicas: int, num_requests: int, max_keys: int, blocks_per_re
         ints(shelves, slots),
         ints(shelves, 1),
         ints(num_requests if max_keys else 0, blocks_per_request),
+        ints(num_requests if max_keys else 0),
         ints(num_requests if max_keys else 0),
         ints(num_replicas, NUM_SOURCES + 1),
         np.zeros(num_replicas),
@@ -250,6 +255,7 @@ def begin_load(
     for i in range(first, best):
         tiers.loading[request_id, i] = prefix_cache.take_oldest(replica)
     tiers.num_loading[request_id] = best
+    tiers.source[request_id] = source
     state.free_blocks -= count
     state.peak_blocks = max(state.peak_blocks, state.num_blocks - state.free_blocks)
     state.num_landing += 1

@@ -6,6 +6,7 @@ import numpy as np
 
 from gnomon.report.perfetto import Event, free_lane, microseconds, slice_event, thread_name
 from gnomon.serving.simulate import Run
+from gnomon.serving.tiers import SOURCES
 
 FIRST_LANE, FIRST_LOAD_LANE = 1000, 2000
 """Lanes of transfers come below those of pipeline stages, those of loads below them."""
@@ -21,6 +22,7 @@ def _from_tiers(run: Run, start_s: float, end_s: float, max_rows: int) -> list[E
     if run.tiers is None:
         return []
     q = run.cluster.requests
+    sources = run.tiers.source[-q.size :]
     begin_s = q.arrival_s + q.front_s
     shown = np.flatnonzero((q.loaded_s >= 0) & (begin_s >= start_s) & (begin_s <= end_s))
     shown = shown[np.argsort(begin_s[shown], kind="stable")][:max_rows]
@@ -30,7 +32,7 @@ def _from_tiers(run: Run, start_s: float, end_s: float, max_rows: int) -> list[E
         replica = int(q.replica[i] if q.landed_s[i] < 0 else q.prefill_replica[i])
         begin, end = float(begin_s[i]), float(q.loaded_s[i])
         lane = FIRST_LOAD_LANE + free_lane(lanes.setdefault(replica, []), begin, end)
-        events.append(slice_event("KV from another tier", replica, lane, begin, end, args={"request": i}))
+        events.append(slice_event(f"KV from {SOURCES[sources[i]]}", replica, lane, begin, end, args={"request": i}))
     names = [
         thread_name(replica, FIRST_LOAD_LANE + lane, f"KV loads {lane + 1}")
         for replica, taken in lanes.items()
