@@ -154,10 +154,6 @@ class Explanation(Result):
 
         return explanation_data(self)
 
-    def to_dict(self) -> dict[str, Any]:
-        """The summary."""
-        return self.summary
-
     def story(self, request: int) -> list[Block]:
         """The story of one request: sentences, its parts, whom it waited behind."""
         from gnomon.report.serving.explain_text import request_blocks

@@ -259,10 +259,6 @@ class PrioritySweep(Result):
         """How many runs, and the shortest."""
         return {"runs": int(self.sweep.totals.size), "best": float(self.sweep.totals.min())}
 
-    def to_dict(self) -> dict[str, Any]:
-        """The summary."""
-        return self.summary
-
     def text(self) -> list[Block]:
         """One line."""
         from gnomon.report.blocks import Line

@@ -72,10 +72,6 @@ class PosttrainRun(Result):
 
         return run_data(self.record)
 
-    def to_dict(self) -> dict[str, Any]:
-        """The summary."""
-        return self.summary
-
     def text(self) -> list[Block]:
         """Every step, then where the GPU time goes."""
         from gnomon.report.posttrain.text import run_blocks

@@ -114,12 +114,12 @@ def timing(
 
 
 @CHECKS.register("roofline")
-def roofline(*, data: str | Path | None = None) -> Verification:
+def roofline(*, data: str | Path | None = None, on_progress: Progress | None = None) -> Verification:
     """The roofline alone against every measured table below `data`; it has no gate."""
     from gnomon.report.verify.timing import told_of_roofline
     from gnomon.verify.roofline import roofline_errors
 
-    rows = roofline_errors(_reference(data))
+    rows = [row for folder in _each([_reference(data)], on_progress) for row in roofline_errors(folder)]
     return Verification("roofline", rows, told_of_roofline(rows))
 
 
@@ -171,13 +171,13 @@ def vllm(
 @CHECKS.register("engine")
 def engine(
     *runs: str | Path, scenario: str | Path | None = None, calibration: str | None = None,
-    tolerances: Mapping[str, float] | None = None,
+    tolerances: Mapping[str, float] | None = None, on_progress: Progress | None = None,
 ) -> Verification:  # fmt: skip
     """Latencies: recorded runs of any engine, simulated with the settings of `scenario` and a `calibration`."""
     from gnomon.report.verify.engine import told
     from gnomon.verify.engine import TOLERANCES, compare
 
-    found = compare(runs, scenario, calibration)
+    found = [one for logs in _each([runs], on_progress) for one in compare(logs, scenario, calibration)]
     allowed = {metric: (tolerances or {}).get(metric, usual) for metric, usual in TOLERANCES.items()}
     return Verification("engine", found, told(found, allowed))
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from gnomon.posttrain.advise import Advice
 from gnomon.posttrain.config import Posttrain
 from gnomon.posttrain.placement import placement_of
 from gnomon.posttrain.policies import Policy, make_policy
@@ -133,8 +132,3 @@ def placed(config: Posttrain, actor: int, rollout: int, inference: int) -> Postt
     )
     cluster = config.cluster.model_copy(update={"component_placement": placement})
     return config.model_copy(update={"cluster": cluster})
-
-
-def advised(config: Posttrain, advice: Advice) -> Posttrain:
-    """The configuration that follows an advice to put components side by side."""
-    return placed(config, advice.actor, advice.rollout, advice.inference)

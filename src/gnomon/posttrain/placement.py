@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from gnomon.core.errors import ConfigError
 from gnomon.posttrain.config import GpuRange, Posttrain
 
-COMPONENTS = ("actor", "rollout", "inference")
-
 
 @dataclass(frozen=True)
 class Placement:

@@ -119,8 +119,7 @@ def _combinations(search: SearchConfig) -> Iterator[Candidate]:
                 for count, router in product(copies, space.router):
                     alone = count == 1 and data == 1 and search.objective != "cost"
                     spread = {"num_replicas": None if count == 1 else count, "router.name": None if alone else router}
-                    whole = placed | parameters | spread
-                    yield Candidate(tuple((name, value) for name, value in whole.items() if value is not None))
+                    yield _candidate(placed | parameters | spread)
 
 
 def _apart(search: SearchConfig) -> Iterator[Candidate]:
@@ -139,8 +138,11 @@ def _apart(search: SearchConfig) -> Iterator[Candidate]:
         }
         for parameters in _parameters(batching):
             for router in space.router:
-                whole = placed | parameters | {"router.name": router}
-                yield Candidate(tuple((name, value) for name, value in whole.items() if value is not None))
+                yield _candidate(placed | parameters | {"router.name": router})
+
+
+def _candidate(settings: dict[str, Any]) -> Candidate:
+    return Candidate(tuple((name, value) for name, value in settings.items() if value is not None))
 
 
 def _parameters(batching: BatchingSpace) -> Iterator[dict[str, Any]]:

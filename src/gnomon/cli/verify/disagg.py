@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
-from gnomon.api.verify import verify
 from gnomon.cli.printing import json_option
-from gnomon.cli.progress import progress
-from gnomon.cli.verify.verdict import end
+from gnomon.cli.verify.verdict import check
 
 
 @click.command()
@@ -26,14 +25,7 @@ from gnomon.cli.verify.verdict import end
     help="How old the picker's metrics become, if not 50 ms.",
 )
 @json_option
-def command(
-    file: Path,
-    only: str,
-    concurrency: tuple[int, ...],
-    as_labelled: bool,
-    metrics_age: float | None,
-    as_json: bool,
-) -> None:
+def command(file: Path, metrics_age: float | None, **given: Any) -> None:
     """Layouts of Llama-3.1-70B on H100s measured by llm-d, beside their simulation.
 
     FILE is prism_pd_grid.json of llm-d-prism. One number per tensor-parallel degree is fitted on aggregated layouts;
@@ -45,14 +37,4 @@ def command(
       gnomon verify disagg reference/llmd/prism_pd_grid.json
       gnomon verify disagg reference/llmd/prism_pd_grid.json --only 1P --concurrency 64 --json
     """
-    with progress("simulating layouts") as on_progress:
-        found = verify(
-            "disagg",
-            file,
-            only=only,
-            concurrency=concurrency,
-            as_labelled=as_labelled,
-            metrics_age_s=metrics_age,
-            on_progress=on_progress,
-        )
-    end(found, as_json=as_json)
+    check("disagg", file, doing="simulating layouts", metrics_age_s=metrics_age, **given)

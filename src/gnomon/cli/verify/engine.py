@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import click
 
-from gnomon.api.verify import verify
 from gnomon.cli.printing import json_option
-from gnomon.cli.verify.verdict import end
+from gnomon.cli.verify.verdict import check
 
 
 @click.command()
@@ -32,4 +31,4 @@ def command(
       gnomon verify engine bench-60.json --scenario my-engine.yaml --tolerance-ttft 0.05
     """
     tolerances = {name.removeprefix("tolerance_"): value for name, value in allowed.items()}
-    end(verify("engine", *runs, scenario=scenario, calibration=calibration, tolerances=tolerances), as_json=as_json)
+    check("engine", *runs, scenario=scenario, calibration=calibration, tolerances=tolerances, as_json=as_json)

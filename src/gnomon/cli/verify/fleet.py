@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import click
 
-from gnomon.api.verify import verify
 from gnomon.cli.printing import json_option
-from gnomon.cli.progress import progress
-from gnomon.cli.verify.verdict import end
+from gnomon.cli.verify.verdict import check
 
 
 @click.command()
@@ -26,6 +24,4 @@ def command(only: tuple[str, ...], as_json: bool) -> None:
       gnomon verify fleet
       gnomon verify fleet --only dlpm --only cold-start
     """
-    with progress("simulating effects") as on_progress:
-        found = verify("fleet", only=only, on_progress=on_progress)
-    end(found, as_json=as_json)
+    check("fleet", doing="simulating effects", only=only, as_json=as_json)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
-from gnomon.api.verify import verify
 from gnomon.cli.printing import json_option
-from gnomon.cli.progress import progress
-from gnomon.cli.verify.verdict import end
+from gnomon.cli.verify.verdict import check
 
 
 @click.command()
@@ -23,9 +22,7 @@ from gnomon.cli.verify.verdict import end
 @click.option("--svg", type=click.Path(path_type=Path), help="Also draw measured and simulated CDFs into this file.")
 @click.option("--full-clock", is_flag=True, help="Simulate all runs at the profile's clock, as if there were no cap.")
 @json_option
-def command(
-    runs: Path | None, profile: Path | None, only: str | None, svg: Path | None, full_clock: bool, as_json: bool
-) -> None:
+def command(only: str | None, svg: Path | None, **given: Any) -> None:
     """Simulate measured runs of the reference engine from the H200 profile and compare latencies.
 
     Host time is calibrated once, on the run `calibration`, for all others; the card's mean clock during each run, below
@@ -37,10 +34,4 @@ def command(
       gnomon verify h200
       gnomon verify h200 --only llama-3-8b-chat --svg cdf.svg
     """
-    with progress("verifying") as on_progress:
-        found = verify(
-            "h200", runs=runs, profile=profile, only=only or "", full_clock=full_clock, on_progress=on_progress
-        )
-    if svg is not None:
-        found.pictures["cdf.svg"](svg)
-    end(found, as_json=as_json)
+    check("h200", only=only or "", pictures={"cdf.svg": svg}, **given)

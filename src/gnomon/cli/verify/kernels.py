@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import click
 
-from gnomon.api.verify import verify
 from gnomon.cli.printing import json_option
-from gnomon.cli.progress import progress
-from gnomon.cli.verify.verdict import end
+from gnomon.cli.verify.verdict import check
 
 
 @click.command()
@@ -25,6 +23,4 @@ def command(devices: tuple[str, ...], one_in: int, as_json: bool) -> None:
       gnomon verify kernels
       gnomon verify kernels --device gb200 --one-in 1 --json
     """
-    with progress("holding out") as on_progress:
-        found = verify("kernels", *devices, one_in=one_in, on_progress=on_progress)
-    end(found, as_json=as_json)
+    check("kernels", *devices, doing="holding out", one_in=one_in, as_json=as_json)

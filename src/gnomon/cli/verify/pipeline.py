@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import click
 
-from gnomon.api.verify import verify
 from gnomon.cli.printing import json_option
-from gnomon.cli.progress import progress
-from gnomon.cli.verify.verdict import end
+from gnomon.cli.verify.verdict import check
 
 MAX_ROWS = 200
 
@@ -26,6 +24,4 @@ def command(files: tuple[str, ...], show_all: bool, as_json: bool) -> None:
     Example:
       gnomon verify pipeline single_runs.json config_1_step0.1.csv zero_bubble_tables.json
     """
-    with progress("verifying") as on_progress:
-        found = verify("pipeline", *files, most_rows=None if show_all else MAX_ROWS, on_progress=on_progress)
-    end(found, as_json=as_json)
+    check("pipeline", *files, most_rows=None if show_all else MAX_ROWS, as_json=as_json)

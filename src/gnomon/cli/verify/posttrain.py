@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import click
 
-from gnomon.api.verify import verify
 from gnomon.cli.printing import json_option
-from gnomon.cli.progress import progress
-from gnomon.cli.verify.verdict import end
+from gnomon.cli.verify.verdict import check
 
 
 @click.command("posttrain")
@@ -29,6 +27,4 @@ def command(only: str, calibrate_on: str, seed: int, as_json: bool) -> None:
       gnomon verify posttrain
       gnomon verify posttrain --only BE --json
     """
-    with progress("verifying") as on_progress:
-        found = verify("posttrain", only=only, calibrate_on=int(calibrate_on), seed=seed, on_progress=on_progress)
-    end(found, as_json=as_json)
+    check("posttrain", only=only, calibrate_on=int(calibrate_on), seed=seed, as_json=as_json)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import click
 
-from gnomon.api.verify import verify
 from gnomon.cli.printing import json_option
-from gnomon.cli.progress import progress
-from gnomon.cli.verify.verdict import end
+from gnomon.cli.verify.verdict import check
 
 
 @click.command()
@@ -22,6 +20,4 @@ def command(as_json: bool) -> None:
     Example:
       gnomon verify prefixes --json
     """
-    with progress("simulating") as on_progress:
-        found = verify("prefixes", on_progress=on_progress)
-    end(found, as_json=as_json)
+    check("prefixes", doing="simulating", as_json=as_json)

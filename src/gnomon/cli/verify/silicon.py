@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
-from gnomon.api.verify import silicon_scenario, verify
+from gnomon.api.verify import silicon_scenario
 from gnomon.cli.options import worker_options
 from gnomon.cli.printing import json_option
-from gnomon.cli.progress import progress
-from gnomon.cli.verify.verdict import end
+from gnomon.cli.verify.verdict import check
 
 
 @click.command()
@@ -21,16 +21,7 @@ from gnomon.cli.verify.verdict import end
 @click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Also write the leaderboard as a page.")
 @click.option("--show", "shown", metavar="ID", help="Print one server as a scenario, and simulate nothing.")
 @json_option
-def command(
-    rows: str | None,
-    sample: int | None,
-    seed: int,
-    jobs: int | None,
-    ray: str | None,
-    html: Path | None,
-    shown: str | None,
-    as_json: bool,
-) -> None:
+def command(html: Path | None, shown: str | None, **given: Any) -> None:
     """Simulate the measured servers of aiconfigurator-core (extra [silicon]) and compare TTFT and TPOT.
 
     Every server gets its benchmark client, the settings of its launch script and its layout; servers of one
@@ -49,8 +40,4 @@ def command(
     if shown is not None:
         click.echo(yaml.safe_dump(silicon_scenario(shown), sort_keys=False), nl=False)
         return
-    with progress("simulating servers") as on_progress:
-        found = verify("silicon", rows=rows, sample=sample, seed=seed, jobs=jobs, ray=ray, on_progress=on_progress)
-    if html is not None:
-        found.pictures["leaderboard.html"](html)
-    end(found, as_json=as_json)
+    check("silicon", doing="simulating servers", pictures={"leaderboard.html": html}, **given)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import click
 
-from gnomon.api.verify import verify
 from gnomon.cli.printing import json_option
-from gnomon.cli.progress import progress
-from gnomon.cli.verify.verdict import end
+from gnomon.cli.verify.verdict import check
 
 
 @click.command()
@@ -29,9 +27,7 @@ def command(data: str | None, forests: bool, roofline: bool, each_table: bool, a
       gnomon verify timing --data reference/ --forests
       gnomon verify timing --data reference/ --roofline --json
     """
-    with progress("cross-validating") as on_progress:
-        if roofline:
-            found = verify("roofline", data=data)
-        else:
-            found = verify("timing", data=data, forests=forests, each_table=each_table, on_progress=on_progress)
-    end(found, as_json=as_json)
+    if roofline:
+        check("roofline", data=data, as_json=as_json)
+    else:
+        check("timing", doing="cross-validating", data=data, forests=forests, each_table=each_table, as_json=as_json)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import click
 
-from gnomon.api.verify import verify
 from gnomon.cli.printing import json_option
-from gnomon.cli.progress import progress
-from gnomon.cli.verify.verdict import end
+from gnomon.cli.verify.verdict import check
 
 
 @click.command()
@@ -24,6 +22,4 @@ def command(run_dirs: tuple[str, ...], as_json: bool) -> None:
     Example:
       gnomon verify vidur reference/vidur/runs/*
     """
-    with progress("replaying") as on_progress:
-        found = verify("vidur", *run_dirs, on_progress=on_progress)
-    end(found, as_json=as_json)
+    check("vidur", *run_dirs, doing="replaying", as_json=as_json)

@@ -6,10 +6,8 @@ from pathlib import Path
 
 import click
 
-from gnomon.api.verify import verify
 from gnomon.cli.printing import json_option
-from gnomon.cli.progress import progress
-from gnomon.cli.verify.verdict import end
+from gnomon.cli.verify.verdict import check
 
 
 @click.command()
@@ -20,10 +18,10 @@ from gnomon.cli.verify.verdict import end
 @click.option("--tolerance-tpot", default=0.01, show_default=True)
 @click.option("--tolerance-e2e", default=0.01, show_default=True)
 @click.option("--tolerance-throughput", default=0.01, show_default=True)
-@click.option("--html", type=click.Path(), help="Also draw both over time into this file.")
+@click.option("--html", type=click.Path(path_type=Path), help="Also draw both over time into this file.")
 @json_option
 def command(
-    run_dirs: tuple[str, ...], profiles: str, device: str | None, html: str | None, as_json: bool, **allowed: float
+    run_dirs: tuple[str, ...], profiles: str, device: str | None, html: Path | None, as_json: bool, **allowed: float
 ) -> None:
     """Simulate recorded vLLM servers and compare latencies and throughput.
 
@@ -37,10 +35,7 @@ def command(
       gnomon verify vllm my-run --profiles my-profiles --device rtx-4090 --html over-time.html
     """
     tolerances = {name.removeprefix("tolerance_"): value for name, value in allowed.items()}
-    with progress("simulating servers") as on_progress:
-        found = verify(
-            "vllm", *run_dirs, profiles=profiles, device=device, tolerances=tolerances, on_progress=on_progress
-        )
-    if html:
-        found.pictures["over_time.html"](Path(html))
-    end(found, as_json=as_json)
+    check(
+        "vllm", *run_dirs, doing="simulating servers", profiles=profiles, device=device, tolerances=tolerances,
+        pictures={"over_time.html": html}, as_json=as_json,
+    )  # fmt: skip

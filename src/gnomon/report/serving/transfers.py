@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
+from gnomon.core.arrays import Floats
 from gnomon.report.perfetto import Event, free_lane, microseconds, slice_event, thread_name
 from gnomon.serving.simulate import Run
 from gnomon.serving.tiers import SOURCES
@@ -24,21 +26,14 @@ def _from_tiers(run: Run, start_s: float, end_s: float, max_rows: int) -> list[E
     q = run.cluster.requests
     sources = run.tiers.source[-q.size :]
     begin_s = q.arrival_s + q.front_s
-    shown = np.flatnonzero((q.loaded_s >= 0) & (begin_s >= start_s) & (begin_s <= end_s))
-    shown = shown[np.argsort(begin_s[shown], kind="stable")][:max_rows]
     events: list[Event] = []
     lanes: dict[int, list[float]] = {}
-    for i in shown.tolist():
+    for i in _first(q.loaded_s >= 0, begin_s, start_s, end_s, max_rows):
         replica = int(q.replica[i] if q.landed_s[i] < 0 else q.prefill_replica[i])
         begin, end = float(begin_s[i]), float(q.loaded_s[i])
         lane = FIRST_LOAD_LANE + free_lane(lanes.setdefault(replica, []), begin, end)
         events.append(slice_event(f"KV from {SOURCES[sources[i]]}", replica, lane, begin, end, args={"request": i}))
-    names = [
-        thread_name(replica, FIRST_LOAD_LANE + lane, f"KV loads {lane + 1}")
-        for replica, taken in lanes.items()
-        for lane in range(len(taken))
-    ]
-    return names + events
+    return _names(lanes, FIRST_LOAD_LANE, "KV loads") + events
 
 
 def _between_pools(run: Run, start_s: float, end_s: float, max_rows: int) -> list[Event]:
@@ -48,23 +43,29 @@ def _between_pools(run: Run, start_s: float, end_s: float, max_rows: int) -> lis
         return []
     q = run.cluster.requests
     sizes = run.transfers.flows.bytes[-q.size :]
-    shown = np.flatnonzero((q.landed_s >= 0) & (q.moving_s >= start_s) & (q.moving_s <= end_s))
-    shown = shown[np.argsort(q.moving_s[shown], kind="stable")][:max_rows]
     events: list[Event] = []
     lanes: dict[int, list[float]] = {}
-    for i in shown.tolist():
+    for i in _first(q.landed_s >= 0, q.moving_s, start_s, end_s, max_rows):
         sender, receiver = int(q.prefill_replica[i]), int(q.replica[i])
         begin, end = float(q.moving_s[i]), float(q.landed_s[i])
-        taken = lanes.setdefault(sender, [])
-        lane = FIRST_LANE + free_lane(taken, begin, end)
+        lane = FIRST_LANE + free_lane(lanes.setdefault(sender, []), begin, end)
         args = {"request": i, "MB": round(float(sizes[i]) / 1e6, 3), "waited_s": begin - float(q.prefilled_s[i])}
         events.append(slice_event(f"KV to replica {receiver}", sender, lane, begin, end, args=args))
         arrow = {"name": "KV", "cat": "transfer", "id": i}
         events.append({**arrow, "ph": "s", "ts": microseconds(begin), "pid": sender, "tid": lane})
         events.append({**arrow, "ph": "f", "bp": "e", "ts": microseconds(end), "pid": receiver, "tid": 0})
-    names = [
-        thread_name(sender, FIRST_LANE + lane, f"KV transfers {lane + 1}")
-        for sender, taken in lanes.items()
+    return _names(lanes, FIRST_LANE, "KV transfers") + events
+
+
+def _first(moves: NDArray[np.bool_], begin_s: Floats, start_s: float, end_s: float, max_rows: int) -> list[int]:
+    """The requests whose KV moves from a moment of the stretch on, in that order."""
+    shown = np.flatnonzero(moves & (begin_s >= start_s) & (begin_s <= end_s))
+    return shown[np.argsort(begin_s[shown], kind="stable")][:max_rows].tolist()
+
+
+def _names(lanes: dict[int, list[float]], first: int, words: str) -> list[Event]:
+    return [
+        thread_name(replica, first + lane, f"{words} {lane + 1}")
+        for replica, taken in lanes.items()
         for lane in range(len(taken))
     ]
-    return names + events

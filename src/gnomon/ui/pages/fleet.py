@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from dash import Dash, Output, State, html, no_update
+from dash import Dash, Output, html
 from dash.development.base_component import Component
 
 from gnomon import catalog
 from gnomon.api.serving import Simulation, controller_names, simulate
 from gnomon.core import units
-from gnomon.core.errors import GnomonError
 from gnomon.ui.blocks import cards, graph, notice, plots, section
-from gnomon.ui.callbacks import callback
 from gnomon.ui.controls import Choice, Control, Number, Slider
-from gnomon.ui.pages.pieces import view_of
+from gnomon.ui.pages.pieces import draw_live, view_of
 from gnomon.ui.site_page import Page
-from gnomon.ui.turns import turn
 from gnomon.workload.presets import preset_names
 
 DAY_S = 86_400
@@ -63,28 +60,12 @@ def body(state: dict[str, Any]) -> list[Component]:
 
 def register(app: Dash) -> None:
     """Simulate and draw the day at every change."""
-
-    @callback(
-        app,
-        output={
-            "cards": Output(PAGE.id("cards"), "children"),
-            "notes": Output(PAGE.id("notes"), "children"),
-            "figures": {name: Output(PAGE.id(name), "figure") for name in FIGURES},
-            "messages": PAGE.messages(),
-        },
-        inputs={"raw": PAGE.inputs()},
-        state={"view": State(PAGE.id("opened"), "data")},
-        prevent_initial_call="initial_duplicate",
-    )
-    def draw(raw: dict[str, Any], view: str) -> dict[str, Any]:
-        kept = {"cards": no_update, "notes": no_update, "figures": dict.fromkeys(FIGURES, no_update)}
-        with turn(view) as is_newest:
-            if not is_newest:
-                return kept | {"messages": dict.fromkeys(PAGE.messages(), no_update)}
-            try:
-                return _drawn(simulate(scenario_of(PAGE.read(raw)))) | {"messages": PAGE.explain(None)}
-            except GnomonError as error:
-                return kept | {"messages": PAGE.explain(error)}
+    outputs = {
+        "cards": Output(PAGE.id("cards"), "children"),
+        "notes": Output(PAGE.id("notes"), "children"),
+        "figures": {name: Output(PAGE.id(name), "figure") for name in FIGURES},
+    }
+    draw_live(app, PAGE, outputs, lambda values: _drawn(simulate(scenario_of(values))))
 
 
 def scenario_of(values: dict[str, Any]) -> dict[str, Any]:

@@ -1,21 +1,51 @@
-"""Pieces that several pages share: plots as high as their figure, bars of where time goes, controls out of sight."""
+"""Pieces that several pages share: answers at every change, plots as high as their figure, bars of where time goes,
+controls out of sight."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from dash import Dash, Input, Output, dcc, html, no_update
+from dash import Dash, Input, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
 
+from gnomon.core.errors import GnomonError
 from gnomon.report.splits import Causes, SplitRow
 from gnomon.ui.blocks import WITH_TOOLS, blank
 from gnomon.ui.callbacks import callback
 from gnomon.ui.site_page import HIDDEN, SHOWN, Page
+from gnomon.ui.turns import turn
 
 ABOVE_PX = 10
 """Above a plot whose legend stands over it."""
+
+
+def draw_live(
+    app: Dash, page: Page, outputs: Mapping[str, Any], answer: Callable[[dict[str, Any]], dict[str, Any]],
+    inputs: Mapping[str, Input] | None = None,
+) -> None:  # fmt: skip
+    """Fill `outputs` with what `answer` makes of the controls, at every change of them (or of `inputs`). Only the
+    newest question of a view is answered; a mistake stands beside its control, and leaves the rest as it is."""
+    kept = {
+        name: dict.fromkeys(one, no_update) if isinstance(one, dict) else no_update for name, one in outputs.items()
+    }
+
+    @callback(
+        app,
+        output={**outputs, "messages": page.messages()},
+        inputs={"raw": inputs or page.inputs()},
+        state={"view": State(page.id("opened"), "data")},
+        prevent_initial_call="initial_duplicate",
+    )
+    def draw(raw: dict[str, Any], view: str) -> dict[str, Any]:
+        with turn(view) as is_newest:
+            if not is_newest:
+                return kept | {"messages": dict.fromkeys(page.messages(), no_update)}
+            try:
+                return answer(page.read(raw)) | {"messages": page.explain(None)}
+            except GnomonError as error:
+                return kept | {"messages": page.explain(error)}
 
 
 def tall_graph(id: str, height: int, label: str, *, is_legend_below: bool = False) -> Component:

@@ -15,10 +15,9 @@ from gnomon.report.pipeline.figures import CAUSES, cause_rows
 from gnomon.ui.blocks import cards, graph, notice, section
 from gnomon.ui.callbacks import callback
 from gnomon.ui.controls import Choice, Control, Number, Slider, Switch, Text
-from gnomon.ui.pages.pieces import not_tall, register_boxes, split_bars, tall, tall_graph, tall_outputs, view_of
+from gnomon.ui.pages.pieces import draw_live, register_boxes, split_bars, tall, tall_graph, tall_outputs, view_of
 from gnomon.ui.pages.pipeline_step import MODEL, STUDY, step_of
 from gnomon.ui.site_page import Page
-from gnomon.ui.turns import turn
 
 GANTT_PX, HEAT_PX = 640, 460
 
@@ -107,30 +106,14 @@ def body(state: dict[str, Any]) -> list[Component]:
 
 def register(app: Dash) -> None:
     """Draw at every change; a click in the heat map sets the priorities."""
-
-    @callback(
-        app,
-        output={
-            "gantt": tall_outputs(PAGE.id("gantt")),
-            "cards": Output(PAGE.id("cards"), "children"),
-            "notes": Output(PAGE.id("notes"), "children"),
-            "causes": Output(PAGE.id("causes"), "children"),
-            "heat": Output(PAGE.id("heat"), "figure"),
-            "messages": PAGE.messages(),
-        },
-        inputs={"raw": PAGE.inputs()},
-        state={"view": State(PAGE.id("opened"), "data")},
-        prevent_initial_call="initial_duplicate",
-    )
-    def draw(raw: dict[str, Any], view: str) -> dict[str, Any]:
-        kept = {"gantt": not_tall(), **dict.fromkeys(("cards", "notes", "causes", "heat"), no_update)}
-        with turn(view) as is_newest:
-            if not is_newest:
-                return kept | {"messages": dict.fromkeys(PAGE.messages(), no_update)}
-            try:
-                return _drawn(PAGE.read(raw)) | {"messages": PAGE.explain(None)}
-            except GnomonError as error:
-                return kept | {"messages": PAGE.explain(error)}
+    outputs = {
+        "gantt": tall_outputs(PAGE.id("gantt")),
+        "cards": Output(PAGE.id("cards"), "children"),
+        "notes": Output(PAGE.id("notes"), "children"),
+        "causes": Output(PAGE.id("causes"), "children"),
+        "heat": Output(PAGE.id("heat"), "figure"),
+    }
+    draw_live(app, PAGE, outputs, _drawn)
 
     @callback(
         app,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dash import Dash, Input, Output, State, dcc, html, no_update
+from dash import Dash, Input, Output, dcc, html, no_update
 from dash.development.base_component import Component
 
 from gnomon import catalog
@@ -29,13 +29,20 @@ from gnomon.ui.blocks import cards, notice, section, table
 from gnomon.ui.callbacks import callback
 from gnomon.ui.controls import Choice, Choices, Control, ControlError, Hidden, Number, Slider, Switch, Text
 from gnomon.ui.job_panel import job_panel, register_job
-from gnomon.ui.pages.pieces import not_tall, register_boxes, split_bars, tall, tall_graph, tall_outputs, view_of
+from gnomon.ui.pages.pieces import (
+    draw_live,
+    not_tall,
+    register_boxes,
+    split_bars,
+    tall,
+    tall_graph,
+    tall_outputs,
+    view_of,
+)
 from gnomon.ui.pages.posttrain_config import EXAMPLES, KEYS, config_of
 from gnomon.ui.site_page import HIDDEN, SHOWN, Page
-from gnomon.ui.turns import turn
 
 ALLOCATION_PX = 760
-COMPARED_PX = policies_height(len(compared_policies()))
 PLACEMENT = "cluster.component_placement"
 
 
@@ -121,10 +128,20 @@ def body(state: dict[str, Any]) -> list[Component]:
 
 def register(app: Dash) -> None:
     """Draw at every change; the comparison is a job."""
-    _register_run(app)
+    outputs = {
+        "allocation": tall_outputs(PAGE.id("allocation")),
+        "cards": Output(PAGE.id("cards"), "children"),
+        "causes": Output(PAGE.id("causes"), "children"),
+    }
+    draw_live(app, PAGE, outputs, _drawn, _live())
     _register_comparison(app)
     register_job(app, PAGE, run_comparison, asked)
     register_boxes(app, PAGE, ("policy",), CLUSTER_FLAGS)
+
+
+def _live() -> dict[str, Input]:
+    """The controls of the run that is shown."""
+    return {name: one for name, one in PAGE.inputs().items() if name in KEYS}
 
 
 def without_effect(state: dict[str, Any]) -> tuple[str, ...]:
@@ -132,36 +149,13 @@ def without_effect(state: dict[str, Any]) -> tuple[str, ...]:
     return () if takes_cluster_flags(state["policy"]) else CLUSTER_FLAGS
 
 
-def _register_run(app: Dash) -> None:
-    names = ("cards", "causes")
-    live = {one.name: Input(PAGE.id(one.name), "value") for one in CONTROLS if one.name in KEYS}
-
-    @callback(
-        app,
-        output={
-            "allocation": tall_outputs(PAGE.id("allocation")),
-            **{name: Output(PAGE.id(name), "children") for name in names},
-            "messages": PAGE.messages(),
-        },
-        inputs={"raw": live},
-        state={"view": State(PAGE.id("opened"), "data")},
-        prevent_initial_call="initial_duplicate",
-    )
-    def draw(raw: dict[str, Any], view: str) -> dict[str, Any]:
-        kept = {"allocation": not_tall(), **dict.fromkeys(names, no_update)}
-        with turn(view) as is_newest:
-            if not is_newest:
-                return kept | {"messages": dict.fromkeys(PAGE.messages(), no_update)}
-            try:
-                result = posttrain(config_of(PAGE.read(raw)))
-            except GnomonError as error:
-                return kept | {"messages": PAGE.explain(error)}
-        return {
-            "allocation": tall(result.drawings["allocation"]),
-            "cards": _cards(result),
-            "causes": split_bars(CAUSES, cause_rows(result.record)),
-            "messages": PAGE.explain(None),
-        }
+def _drawn(values: dict[str, Any]) -> dict[str, Any]:
+    result = posttrain(config_of(values))
+    return {
+        "allocation": tall(result.drawings["allocation"]),
+        "cards": _cards(result),
+        "causes": split_bars(CAUSES, cause_rows(result.record)),
+    }
 
 
 def _cards(result: PosttrainRun) -> Component:
@@ -192,7 +186,7 @@ def _register_comparison(app: Dash) -> None:
         app,
         Output(PAGE.id("stale"), "children"),
         Input(PAGE.id("finished"), "data"),
-        {one.name: Input(PAGE.id(one.name), "value") for one in CONTROLS if one.name in KEYS},
+        _live(),
         prevent_initial_call=True,
     )
     def say_if_stale(job: str | None, raw: dict[str, Any]) -> Any:

@@ -16,15 +16,13 @@ from flask import Response, abort, request
 from plotly.io.json import to_json_plotly
 
 from gnomon.core.errors import GnomonError
-from gnomon.report.serving.figures import LATENCIES
 from gnomon.ui import blocks
 from gnomon.ui.pages import serve_answers as answers
-from gnomon.ui.pages.serve_answers import OVER_TIME, Raw
+from gnomon.ui.pages.serve_answers import Raw
 from gnomon.ui.site_page import OWN, Page
 from gnomon.ui.turns import Question, Stale
 
 ROUTE = "/serve/answers"
-LIVE_PLOTS = (*LATENCIES, *OVER_TIME)
 
 Line = dict[str, Any]
 """`plots` by name, `texts` (HTML) by place, `messages` by slot (none: no mistake), `blank` for plots without answer."""
