@@ -114,6 +114,18 @@ def test_a_host_that_drifts_is_named() -> None:
     assert len(notes) == 1 and notes[0].startswith("mixed: the host drifts")
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_one_slow_round_does_not_hide_what_is_bound_by_launching(seed: int) -> None:
+    """In the last quarter of one load launches take five times as long."""
+    rng = np.random.default_rng(seed)
+    logs = [Log(f"load-{size}", steps=steps(rng, 1500, size, TRUTH, 0.1)) for size in (6, 40)]
+    late = logs[1].steps
+    assert late is not None
+    late.seconds[(np.arange(1500) >= 1125) & (late.chunks_squared > 0)] += 4 * TRUTH["launch"]
+    found = calibrate(logs, server()).calibration.constants["timing.host.mixed.launch_per_layer_s"]
+    assert found.value == pytest.approx(TRUTH["launch"] / 32, rel=0.2)
+
+
 def test_every_iteration_bound_by_launching_is_said() -> None:
     truth = {**TRUTH, "launch": 0.08}
     notes = fitted(truth, 3).calibration.provenance.notes
