@@ -36,6 +36,39 @@ def test_more_workers_take_in_more_at_once():
     assert done.cluster.requests.scheduled_s[:2] == pytest.approx([0.1, 0.1])
 
 
+def test_each_replica_takes_in_its_own_requests_behind_the_router():
+    """Round robin over two replicas: the first and third request queue in one front end, the second has the other."""
+    two = {"num_replicas": 2, "router": "round_robin"}
+    done, _ = times({"per_request_s": 0.1, "per_prompt_token_s": 1e-3, "per_replica": True}, **two)
+    q = done.cluster.requests
+    assert q.replica.tolist() == [0, 1, 0, 1]
+    assert q.arrival_s.tolist() == [0.0, 0.0, 0.0, 5.0], "as the client sent them"
+    assert q.front_s == pytest.approx([0.2, 0.15, 0.2 + 0.11, 0.11])
+    assert q.scheduled_s[:2] == pytest.approx([0.2, 0.15]) and q.scheduled_s[3] == pytest.approx(5.11)
+    shared, _ = times({"per_request_s": 0.1, "per_prompt_token_s": 1e-3}, **two)
+    assert shared.cluster.requests.front_s == pytest.approx([0.2, 0.2, 0.26, 0.11]), "in order"
+    assert (done.cluster.replicas.num_coming == 0).all()
+
+
+def test_one_replica_has_one_front_end_wherever_it_stands():
+    one, other = (times({"per_request_s": 0.1, "per_replica": own})[0].cluster.requests for own in (False, True))
+    for stamp in ("arrival_s", "scheduled_s", "first_token_s", "finished_s", "front_s"):
+        assert one[stamp].tolist() == other[stamp].tolist(), stamp
+
+
+def test_a_router_that_counts_sees_what_is_being_tokenised_and_a_picker_does_not():
+    """The second request comes while the first is tokenised: least outstanding counts it as coming, llm-d's picker has
+    metrics without it and so draws."""
+    slow = {"per_request_s": 1.0, "per_replica": True}
+    counted, _ = times(slow, (0.0, 0.5), (10, 10), num_replicas=2, router="least_outstanding")
+    assert counted.cluster.requests.replica.tolist() == [0, 1]
+    chosen = set()
+    for seed in range(6):
+        picked, _ = times(slow, (0.0, 0.5), (10, 10), num_replicas=2, router="llmd", seed=seed)
+        chosen.add(tuple(picked.cluster.requests.replica.tolist()))
+    assert (0, 0) in chosen or (1, 1) in chosen
+
+
 def test_the_way_back_delays_every_token_alike():
     _, plain = times({})
     _, seen = times({"reply_s": 0.25})

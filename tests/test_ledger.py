@@ -98,6 +98,14 @@ def test_parts_add_up_with_classes_of_users(policy: str) -> None:
     check(scenario(batching={"policy": policy, "max_sequences": 4}, workload=workload))
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_parts_add_up_where_each_replica_has_a_front_end_and_much_goes_wrong(seed: int) -> None:
+    front_end = {"per_request_s": 0.2, "per_prompt_token_s": 1e-3, "reply_s": 0.01, "per_replica": True}
+    setup = test_fleet.trouble(seed).scenario
+    found = check(build(Scenario, {**setup.model_dump(exclude_unset=True), "front_end": front_end}))
+    assert found.parts_ns[:, :, ledger.FRONT_END].any()
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_parts_add_up_in_a_fleet_in_which_much_goes_wrong(seed: int) -> None:
     setup = test_fleet.trouble(seed).scenario

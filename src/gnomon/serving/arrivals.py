@@ -7,8 +7,9 @@ from typing import Any
 from gnomon.core.jit import apart, inner
 from gnomon.serving import ledger
 from gnomon.serving.adapters import take_adapter, wait_in_line
-from gnomon.serving.calendar import ADAPTER_READY, NEVER, schedule
+from gnomon.serving.calendar import ADAPTER_READY, FRONT_END_PASSED, NEVER, schedule
 from gnomon.serving.choosing import ask_router, choose, takes_in
+from gnomon.serving.front_end import is_per_replica, leaves_replica_front_end
 from gnomon.serving.log import Log
 from gnomon.serving.loop import receive
 from gnomon.serving.outside import Engine, Fleet, Outside
@@ -63,7 +64,21 @@ def _together_until(requests: Any, first: int) -> int:
 
 @apart
 def take_in(fleet: Fleet, outside: Outside, r: int, request_id: int, now: float) -> None:
-    """An arrived request comes to replica `r`: into its queue, once its adapter is loaded."""
+    """An arrived request comes to replica `r`: through its front end, where each replica has one."""
+    if not is_per_replica(outside.front):
+        admit(fleet, outside, r, request_id, now)
+        return
+    cluster, request = fleet.cluster, fleet.cluster.requests[request_id]
+    request.replica = r
+    request.status = MOVING
+    cluster.replicas[r].num_coming += 1
+    passed_s = leaves_replica_front_end(outside.front, r, now, request.prompt_tokens)
+    schedule(outside.calendar, passed_s, FRONT_END_PASSED, request_id)
+
+
+@apart
+def admit(fleet: Fleet, outside: Outside, r: int, request_id: int, now: float) -> None:
+    """A request has reached the scheduler of replica `r`: into its queue, once its adapter is loaded."""
     cluster, request = fleet.cluster, fleet.cluster.requests[request_id]
     if cluster.ledger.size > 0:
         ledger.come(cluster, request_id, now, ledger.OUTAGE)

@@ -38,6 +38,7 @@ ADAPTER_READY = 15  # subject: the request whose adapter is loaded
 BLOCKS_FREED = 16  # subject: a replica, whose blocks somebody else has freed
 KV_LET_GO = 17  # subject: the call of an agent whose KV need not be held any longer
 CACHE_EXPIRES = 18  # subject: the call whose KV nobody may have used for long
+FRONT_END_PASSED = 19  # subject: the request that a replica's front end has taken in
 REQUEST_ARRIVES = 20  # subject: the request
 FOR_THE_CALLER = 100
 CONTROL_TICK = 100  # subject: any number
@@ -154,7 +155,7 @@ def drop(calendar: Calendar, subjects: Ints) -> None:
     """Take out all that was to happen to these requests before they arrive again; what concerns replicas stays."""
     book, events = calendar.book[0], calendar.events
     some = events[: book.num_events]
-    of_requests = (KV_LANDS, KV_READY, KV_LOST, KV_LOADED, ADAPTER_READY)
+    of_requests = (KV_LANDS, KV_READY, KV_LOST, KV_LOADED, ADAPTER_READY, FRONT_END_PASSED)
     kept = some[~(np.isin(some.kind, of_requests) & np.isin(some.subject, subjects))]
     # Sorted, they are a heap.
     events[: kept.size] = kept[np.lexsort((kept.order, kept.kind, kept.time_s))]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gnomon.core.borrow import borrow
 from gnomon.core.jit import apart, inner, jit
-from gnomon.serving.arrivals import advance_replicas, queue, serve_instant, take_in
+from gnomon.serving.arrivals import admit, advance_replicas, queue, serve_instant, take_in
 from gnomon.serving.calendar import (
     A_REPLICA,
     ADAPTER_READY,
@@ -12,6 +12,7 @@ from gnomon.serving.calendar import (
     BLOCKS_FREED,
     CACHE_EXPIRES,
     FOR_THE_CALLER,
+    FRONT_END_PASSED,
     KV_LANDS,
     KV_LET_GO,
     KV_LOADED,
@@ -93,6 +94,18 @@ def _handle_event(fleet: Fleet, engine: Engine, outside: Outside, log: Log) -> N
             take_next(outside.calendar)
             cluster.replicas[r].num_coming -= 1
             queue(fleet, outside, r, subject, now)
+            wake(fleet, engine, outside, log, group, now)
+    elif kind == FRONT_END_PASSED:
+        request = cluster.requests[subject]
+        group = cluster.replicas[request.replica].group_first
+        engine.proceed(cluster, fleet.tables, engine.policies, log, group, NEVER, now)
+        if cluster.control[BUDGET] > 0:
+            take_next(outside.calendar)
+            cluster.replicas[request.replica].num_coming -= 1
+            if request.num_tries <= 1:  # Where it has been in a front end before, that is part of its detour.
+                request.front_s = now - request.arrival_s
+                request.arrival_s = now
+            admit(fleet, outside, request.replica, subject, now)
             wake(fleet, engine, outside, log, group, now)
     elif kind == BLOCKS_FREED:
         group = cluster.replicas[subject].group_first

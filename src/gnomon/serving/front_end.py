@@ -3,6 +3,9 @@ them.
 
 A request is parsed and tokenised before the scheduler knows of it, one after another (per worker): of a burst, the last
 prompt waits for all others. Tokens are detokenised and sent in messages, also one after another.
+
+One front end stands before the router, as in one server with several ranks, or each replica has its own behind the
+router, as servers behind a load balancer do. Then a router chooses while the requests it has sent are still tokenised.
 """
 
 from __future__ import annotations
@@ -16,17 +19,37 @@ from gnomon.core.jit import inner, jit
 from gnomon.serving.sections import FrontEndConfig
 from gnomon.serving.state import Cluster
 
-# The array that the loops carry: seconds per request, per prompt token, then when each worker is free.
-_WORKERS = 2
+# The array that the loops carry: seconds per request, per prompt token, workers of a replica's own front end (0 where
+# one stands before the router), then when each worker is free.
+_PER_REPLICA, _WORKERS = 2, 3
+
+
+@inner
+def is_per_replica(front: Floats) -> bool:
+    """Whether requests are taken in behind the router."""
+    return front[_PER_REPLICA] > 0.0
 
 
 @inner
 def leaves_front_end(front: Floats, sent_s: float, prompt_tokens: int) -> float:
-    """When a request that the client sends at `sent_s` reaches the scheduler."""
-    if front[0] == 0.0 and front[1] == 0.0:
+    """When a request that the client sends at `sent_s` has passed what stands before the router."""
+    if is_per_replica(front) or (front[0] == 0.0 and front[1] == 0.0):
         return sent_s
-    worker = _WORKERS
-    for i in range(_WORKERS + 1, front.size):
+    return _pass(front, _WORKERS, front.size, sent_s, prompt_tokens)
+
+
+@inner
+def leaves_replica_front_end(front: Floats, r: int, sent_s: float, prompt_tokens: int) -> float:
+    """When a request that the router sends to replica `r` reaches its scheduler."""
+    first = _WORKERS + r * int(front[_PER_REPLICA])
+    return _pass(front, first, first + int(front[_PER_REPLICA]), sent_s, prompt_tokens)
+
+
+@inner
+def _pass(front: Floats, first: int, last: int, sent_s: float, prompt_tokens: int) -> float:
+    """Let the worker that is free first, of `first` to `last`, take a request in."""
+    worker = first
+    for i in range(first + 1, last):
         if front[i] < front[worker]:
             worker = i
     front[worker] = max(sent_s, front[worker]) + front[0] + front[1] * prompt_tokens
@@ -46,7 +69,9 @@ def _arrivals(front: Floats, sent_s: Floats, prompt_tokens: Any) -> Floats:
 def open_front_end(config: FrontEndConfig, cluster: Cluster, num_replicas: int) -> Floats:
     """A front end with so many replicas behind it, idle; the requests whose time of sending is known pass through."""
     front = np.zeros(_WORKERS + config.workers * num_replicas)
-    front[:_WORKERS] = config.per_request_s, config.per_prompt_token_s
+    front[:_PER_REPLICA] = config.per_request_s, config.per_prompt_token_s
+    if config.per_replica and front.any():
+        front[_PER_REPLICA] = config.workers
     cluster.replicas.reply_s = cluster.replicas.base_reply_s = config.reply_s
     cluster.replicas.message_s = config.per_message_s
     cluster.replicas.stream_interval = config.stream_interval

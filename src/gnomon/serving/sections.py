@@ -162,6 +162,9 @@ class FrontEndConfig(Config):
     """Seconds to tokenise one token of a prompt, one request after another."""
     workers: Sequences = 1
     """Requests of one replica that are taken in at the same time."""
+    per_replica: bool = False
+    """Each replica is a server with a front end of its own, behind the router; otherwise one front end takes requests
+    in before the router looks."""
     reply_s: NonNegativeFloat = 0.0
     """Seconds from a token to the client: detokenising, and the way back."""
     per_message_s: NonNegativeFloat = 0.0
