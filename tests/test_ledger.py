@@ -160,6 +160,16 @@ def test_a_prefill_delays_a_decode_and_is_named() -> None:
     assert milliseconds(found, 1)["wait_iteration"] > 0
 
 
+def test_a_budget_that_a_policy_does_not_read_is_no_reason_to_wait() -> None:
+    """Orca runs whole prompts, however many tokens they are; the second one waits for memory."""
+    setup = scenario(
+        batching={"policy": "orca", "max_batch_tokens": 100}, replica={"num_kv_blocks": 20, "max_request_tokens": 208}
+    )
+    parts = milliseconds(check(setup, requests_of([0.0, 0.0], [200, 200], [5, 5])), 1)
+    assert parts["wait_kv"] > 0
+    assert "wait_token_budget" not in parts
+
+
 @pytest.mark.parametrize(
     ("batching", "replica", "cause"),
     [

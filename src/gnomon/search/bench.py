@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gnomon.core.parallel import map_ordered
+from gnomon.search.compiling import compile_for
 from gnomon.search.config import BenchConfig, SearchConfig
 from gnomon.search.evaluate import Record, Task, bound_of, evaluate
 from gnomon.search.space import candidates
-from gnomon.search.warm_up import warm_up
 from gnomon.workload import WorkloadConfig
 
 TENSOR_DEGREES = (1, 2, 4, 8)
@@ -28,7 +28,7 @@ def bench(
         for workload in config.workloads
         for policy in config.policies
     ]
-    warm_up(_question(config, config.models[0], config.workloads[0], config.policies, (1,)))
+    compile_for(_question(config, config.models[0], config.workloads[0], config.policies, (1,)))
     rows = []
     outcomes = map_ordered(evaluate, [task for *_, task in asked], jobs=jobs, ray=ray)
     for (model, workload, policy, task), outcome in zip(asked, outcomes, strict=True):

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from gnomon.core.parallel import Map, shared_workers
+from gnomon.search.compiling import compile_for
 from gnomon.search.config import SearchConfig
 from gnomon.search.evaluate import Record, Task, evaluate
 from gnomon.search.results import ResultsFile, record_from
 from gnomon.search.study import Found, Progress, check, search_with
-from gnomon.search.warm_up import warm_up
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def search_matrix(
         check(one)
     files = {cell: ResultsFile(_path(folder, *cell), one) for cell, one in asked.items()}
     report = on_progress or (lambda done, total: None)
-    warm_up(question)
+    compile_for(question)
     with shared_workers(jobs=jobs, ray=ray) as workers:
         cells = {}
         for number, (cell, one) in enumerate(asked.items()):

@@ -12,12 +12,12 @@ import numpy as np
 from gnomon.core.config import load
 from gnomon.core.errors import DataError
 from gnomon.core.parallel import Map, shared_workers
+from gnomon.search.compiling import compile_for
 from gnomon.search.config import SearchConfig
 from gnomon.search.evaluate import Estimate, Record, Task, bound_of, capacity_with_seed, check_rated, evaluate, pilot
 from gnomon.search.objective import price, rate_for
 from gnomon.search.results import ResultsFile, record_from
 from gnomon.search.space import Candidate, candidates, scenario_of
-from gnomon.search.warm_up import warm_up
 
 PLACEMENT = ("batching.", "router.", "num_replicas")
 """Fields that do not say where the model runs."""
@@ -77,7 +77,7 @@ def search(
     """
     check(question)
     file = ResultsFile(Path(results) if results is not None else None, question)
-    warm_up(question)
+    compile_for(question)
     with shared_workers(jobs=jobs, ray=ray) as workers:
         return search_with(question, file, workers, on_progress or (lambda done, total: None))
 

@@ -164,8 +164,8 @@ def fill_replicas(cluster: Cluster, kind: Kind, requests: Requests, first: int, 
     table.num_blocks = table.free_blocks = table.reported_free = kind.num_kv_blocks
     table.watermark_blocks = int(batching.watermark * kind.num_kv_blocks)
     table.max_running, table.max_in_batch = kind.max_running, kind.max_in_batch
-    table.max_batch_tokens = batching.max_batch_tokens
-    table.max_chunk_tokens = batching.max_chunk_tokens or batching.max_batch_tokens
+    table.max_batch_tokens = kind.token_budget
+    table.max_chunk_tokens = batching.max_chunk_tokens or kind.token_budget
     table.max_request_tokens = kind.max_request_tokens
     table.max_waiting_iterations = batching.max_waiting_iterations
     table.reserve_full_prompt = batching.reserve_full_prompt

@@ -24,6 +24,8 @@ from gnomon.workload import Requests, limit_lengths
 
 MAX_POLICIES = 4
 """Different batching policies in one fleet: a fixed number, so that the engine is compiled once."""
+UNBOUNDED = 1 << 40
+"""Tokens that no batch has."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,11 @@ class Kind:
         if self.policy.reserves == "longest" and self.plan and self.plan.max_batch:
             return min(cap, self.plan.max_batch)
         return cap
+
+    @property
+    def token_budget(self) -> int:
+        """Prompt tokens for which a batch has room; no bound where the policy does not read `max_batch_tokens`."""
+        return UNBOUNDED if self.policy.max_batch_tokens_of == "nothing" else self.batching.max_batch_tokens
 
     @property
     def tokens_per_decode(self) -> int:

@@ -252,7 +252,7 @@ def _why_rejected(run: Run) -> str:
     tokens, kept = reserved[policy.reserves], int(replica.watermark_blocks) if policy.reserves == "prompt" else 0
     needed = -(-tokens // int(replica.block_size))
     fits = needed + kept <= replica.num_blocks
-    if prompt > most and policy.max_batch_tokens_of != "nothing" and (fits or not policy.chunks_prompts):
+    if prompt > most and (fits or not policy.chunks_prompts):
         return (
             f"{told}has {prompt:,} tokens to prefill, which {policy.name} does in one batch of at most {most:,} tokens "
             "(batching.max_batch_tokens)."

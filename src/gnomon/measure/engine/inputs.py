@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from gnomon.measure.engine.scheduler import Batch, Request
+from gnomon.measure.engine.scheduler import Batch, Ints, Request
 from gnomon.measure.engine.shape import EngineConfig
 from gnomon.measure.kernels.work import Layout, WorkList
-
-Ints = NDArray[np.int32]
 
 
 class HostInputs:

@@ -15,7 +15,7 @@ _SMALL = {
 }
 
 
-def warm_up(search: SearchConfig) -> None:
+def compile_for(search: SearchConfig) -> None:
     """Run two requests under every policy and router of the space."""
     files = {key: value for key, value in search.settings.items() if key.endswith(".file")}
     for policy in {one.policy for one in search.space.batching}:
