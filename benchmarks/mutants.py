@@ -12,8 +12,6 @@ it changes, so that the sample stays nearly the same while other code changes.
 
 from __future__ import annotations
 
-import ast
-import copy
 import gc
 import hashlib
 import json
@@ -25,10 +23,9 @@ import sys
 import tempfile
 import time
 import traceback
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib import import_module
 from itertools import accumulate
 from pathlib import Path
@@ -37,36 +34,15 @@ from typing import Any
 
 import click
 import pytest
+import yaml
+
+from benchmarks.mutations import Mutant, mutants_of
 
 ROOT = Path(__file__).parent.parent
 SOURCES = ROOT / "src" / "gnomon"
-TESTS: dict[str, tuple[str, ...]] = {
-    "catalog": ("catalog", "catalog_by_hand", "catalog_layers", "catalog_memory", "catalog_published",
-                "catalog_quantization", "timing_golden", "timing_topology", "recorded_catalog"),
-    "timing/operators": ("timing_golden", "recorded_catalog", "timing_operators", "catalog_layers", "timing_families"),
-    "timing/passes": ("timing_passes", "recorded_pipeline"),
-    "timing/estimators": ("lookup_by_hand", "timing_estimators", "timing_profile"),
-    "timing/sources/profile": ("measured_by_hand", "timing_profile", "timing_estimators", "timing_baking"),
-    "timing/sources/silicon": ("measured_by_hand", "timing_silicon", "recorded_silicon"),
-    "timing/sources": ("timing_roofline", "recorded_catalog", "timing_golden", "timing_baking", "timing_profile"),
-    "timing": ("measured_by_hand", "timing_baking", "recorded_catalog",
-               "timing_golden", "timing_passes", "timing_speculative", "timing_profile", "front_end",
-               "timing_roofline", "timing_topology", "timing_operators", "lookup_by_hand"),
-    "serving/policies": ("policy_decisions", "policy_options", "trtllm", "classes", "recorded_serving"),
-    "serving/routers": ("router_decisions", "routers_by_hand", "recorded_serving", "adapters", "learned_router"),
-    "search": ("search_by_hand",),
-    "pipeline": ("pipeline_by_hand", "recorded_pipeline", "timing_passes"),
-}  # fmt: skip
-"""Module (or folder) -> test files that matter for it; the most specific entry counts."""
-
-COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
-    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
-    ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
-}  # fmt: skip
-OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
-    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult,
-    ast.Mod: ast.Mult, ast.Pow: ast.Mult,
-}  # fmt: skip
+_DATA = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+TESTS: dict[str, list[str]] = _DATA["tests"]
+EQUIVALENT: dict[str, str] = {one["change"]: one["why"] for one in _DATA["equivalent"]}
 LONGEST_S = 300.0
 BUSY = 20.0
 """How many times as long it may take by the clock."""
@@ -74,158 +50,8 @@ BUDGET_S = 12.0
 """Processor seconds of the tests that a mutant is shown to."""
 SLOW_S = 3.0
 """Processor seconds beyond which a single test is not for mutants."""
-NO_DECISIONS = ("strict", "frozen", "slots", "kw_only", "maxsize", "order", "repr", "compare")
-"""Arguments of `zip`, `dataclass`, `field` and `lru_cache` that no result depends on; they are left alone."""
-EQUIVALENT = {
-    "serving/routers/observation.py:observe:1e+300:2e+300": "stands for infinity",
-    "serving/routers/adapter_aware.py:adapter_aware:1e+300:2e+300": "stands for infinity",
-    "serving/routers/observation.py:remember_choice:mine + _ARRIVALS:mine - _ARRIVALS": "_ARRIVALS is 0",
-    "timing/timer.py:Timer.exposed:1e-12:2e-12": "only keeps 0 / 0 away: no kernel takes picoseconds",
-    "serving/routers/lookahead.py:lookahead:weight > 0.0:weight >= 0.0": (
-        "with a weight of 0, playing on to the end finds the same time for the request itself"
-    ),
-    "serving/policies/lightllm.py:lightllm:state.batch_size > 0:state.batch_size >= 0:0": (
-        "the counter is set again before it is read: what runs next was admitted by the same branch"
-    ),
-    (
-        "serving/policies/trtllm.py:_waits_for_more:given[_WAIT] == 0.0 and given[_WAIT_RATIO] == 0.0"
-        ":given[_WAIT] == 0.0 or given[_WAIT_RATIO] == 0.0"
-    ): "where one of the two is 0, what follows answers the same",
-    "pipeline/sweep_config.py:priority_grid:1:2:3": "one turn more of a loop whose inner loop is then empty",
-}
-"""Changes that cannot change a result (module:function:before:after[:number]), and why: survivors that were looked at.
-They count as alive, and are named apart."""
 LIBRARIES = ("numba", "numpy", "polars", "pydantic", "pytest", "scipy.stats", "yaml")
 """Imported once, for all children."""
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """One change of one expression of one module."""
-
-    module: str
-    line: int
-    before: str
-    after: str
-    span: tuple[int, int]
-    """First and last character in the file."""
-    source: str
-    """Hash of the function it is in, or of the file."""
-    function: str = ""
-    """The function it is in (`Class.method`), or nothing."""
-    number: int = 0
-    """Which one, of equal changes in one function."""
-
-    @property
-    def key(self) -> str:
-        """What a result is kept under: it holds as long as the function is the same."""
-        return f"{self.source}:{self.lot}"
-
-    @property
-    def lot(self) -> str:
-        """What it is drawn by."""
-        return f"{self.module}:{self.function}:{self.before}:{self.after}:{self.number}"
-
-
-class _Finder(ast.NodeVisitor):
-    """Every expression that can be changed, with its changed form; annotations, messages and docs are left alone."""
-
-    def __init__(self) -> None:
-        self.found: list[tuple[ast.expr, ast.expr, str, ast.AST | None]] = []
-        self.scope: list[str] = []
-        self.function = ""
-        self.body: ast.AST | None = None
-
-    def _note(self, node: ast.expr, other: ast.expr) -> None:
-        self.found.append((node, other, self.function, self.body))
-
-    def visit_keyword(self, node: ast.keyword) -> None:
-        if node.arg not in NO_DECISIONS:
-            self.generic_visit(node)
-
-    def visit_Compare(self, node: ast.Compare) -> None:
-        for i, op in enumerate(node.ops):
-            other = copy.deepcopy(node)
-            other.ops[i] = COMPARISONS[type(op)]()
-            self._note(node, other)
-        self.generic_visit(node)
-
-    def visit_BinOp(self, node: ast.BinOp) -> None:
-        is_type = isinstance(node.op, ast.BitOr)
-        if type(node.op) in OPERATORS and not _is_text(node):
-            self._note(node, ast.BinOp(node.left, OPERATORS[type(node.op)](), node.right))
-        if not is_type:
-            self.generic_visit(node)
-
-    def visit_BoolOp(self, node: ast.BoolOp) -> None:
-        other = ast.Or() if isinstance(node.op, ast.And) else ast.And()
-        self._note(node, ast.BoolOp(other, node.values))
-        self.generic_visit(node)
-
-    def visit_UnaryOp(self, node: ast.UnaryOp) -> None:
-        if isinstance(node.op, ast.Not):
-            self._note(node, node.operand)
-        self.generic_visit(node)
-
-    def visit_Constant(self, node: ast.Constant) -> None:
-        value = node.value
-        if isinstance(value, bool):
-            self._note(node, ast.Constant(not value))
-        elif isinstance(value, int | float):
-            self._note(node, ast.Constant(value + 1 if isinstance(value, int) else value * 2.0 or 1.0))
-
-    def visit_Raise(self, node: ast.Raise) -> None:
-        """What a message says is not held by tests."""
-
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
-        if node.value is not None:
-            self.visit(node.value)
-
-    def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        self.scope.append(node.name)
-        self.generic_visit(node)
-        self.scope.pop()
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
-        for part in (*node.args.defaults, *(one for one in node.args.kw_defaults if one is not None)):
-            self.visit(part)
-        outer, self.function, body = self.function, ".".join([*self.scope, node.name]), self.body
-        self.body = body or node
-        self.scope += [node.name, "<locals>"]
-        for part in node.body:
-            self.visit(part)
-        self.scope, self.function, self.body = self.scope[:-2], outer, body
-
-    def visit_Assert(self, node: ast.Assert) -> None:
-        """Never fails as long as the code is right."""
-
-    def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
-        """Text."""
-
-
-def _is_text(node: ast.BinOp) -> bool:
-    sides = (node.left, node.right)
-    return any(
-        isinstance(s, ast.JoinedStr) or (isinstance(s, ast.Constant) and isinstance(s.value, str)) for s in sides
-    )
-
-
-def mutants_of(module: str, text: str) -> Iterator[Mutant]:
-    """Every mutant of one file."""
-    starts = [0]
-    for line in text.splitlines(keepends=True):
-        starts.append(starts[-1] + len(line.encode()))
-    finder = _Finder()
-    finder.visit(ast.parse(text))
-    seen: Counter[tuple[str, str, str]] = Counter()
-    for node, other, function, body in finder.found:
-        assert node.end_lineno is not None and node.end_col_offset is not None
-        span = (starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset)
-        before, after = ast.unparse(node), ast.unparse(ast.fix_missing_locations(other))
-        if before != after:
-            source = hashlib.sha256((ast.unparse(body) if body else text).encode()).hexdigest()[:12]
-            yield Mutant(module, node.lineno, before, after, span, source, function, seen[function, before, after])
-            seen[function, before, after] += 1
 
 
 def tests_of(module: str) -> tuple[str, ...]:
