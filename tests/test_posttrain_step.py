@@ -12,7 +12,7 @@ from gnomon.core.errors import ConfigError
 from gnomon.posttrain import allocation
 from gnomon.posttrain.advise import StageCosts
 from gnomon.posttrain.calibrate import calibrate
-from gnomon.posttrain.compare import clairvoyant, compare
+from gnomon.posttrain.compare import compare, run_chosen
 from gnomon.posttrain.config import LengthsConfig, Posttrain
 from gnomon.posttrain.feed import PromptQueue
 from gnomon.posttrain.lengths import quantile
@@ -223,7 +223,8 @@ def test_training_starts_with_the_first_group() -> None:
 
 def test_the_oracle_is_a_policy_that_can_be_asked() -> None:
     config = small(lengths={"mean": 500})
-    best = run(config, clairvoyant(config))
+    best = run_chosen(small(lengths={"mean": 500}, policy="oracle"), keep_decisions=False)
+    assert best.policy == "oracle" and best.follows
     assert best.tokens_s >= max(run(config, make_policy(name)).tokens_s for name in ("colocated", "elastic"))
 
 

@@ -48,14 +48,10 @@ def posttrain(
 
     `keep_decisions` records every snapshot that the policy saw, and its answer.
     """
-    from gnomon.posttrain.compare import ORACLE, clairvoyant, of_oracle
-    from gnomon.posttrain.simulate import run
+    from gnomon.posttrain.compare import run_chosen
 
     config = read(Posttrain, given, overrides)
-    is_oracle = config.policy.name == ORACLE
-    policy = clairvoyant(config) if is_oracle else None
-    record = run(config, policy, keep_decisions=keep_decisions, on_progress=_report(on_progress))
-    return PosttrainRun(config, of_oracle(record) if is_oracle else record)
+    return PosttrainRun(config, run_chosen(config, keep_decisions=keep_decisions, on_progress=_report(on_progress)))
 
 
 @dataclass(frozen=True, eq=False)

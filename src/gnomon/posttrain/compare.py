@@ -76,18 +76,23 @@ def oracle(
     for number, plan in enumerate(_plans(config)):
         on_progress(number)
         found.append(run(config, plan))
-    best = max(found, key=lambda one: one.tokens_s)
-    return of_oracle(best)
+    return _of_oracle(max(found, key=lambda one: one.tokens_s))
 
 
-def of_oracle(best: RunRecord) -> RunRecord:
+def run_chosen(
+    config: Posttrain, *, keep_decisions: bool, on_progress: Callable[[int, int], None] = lambda done, total: None
+) -> RunRecord:
+    """The configured policy's run; the oracle's is that of the plan which turns out best."""
+    if config.policy.name != ORACLE:
+        return run(config, keep_decisions=keep_decisions, on_progress=on_progress)
+    plans = [*policies_to_compare(config), *_plans(config)]
+    best = max(plans, key=lambda plan: run(config, plan).tokens_s)
+    return _of_oracle(run(config, best, keep_decisions=keep_decisions, on_progress=on_progress))
+
+
+def _of_oracle(best: RunRecord) -> RunRecord:
     """The run that the oracle chose, under its name."""
     return replace(best, policy=ORACLE, follows=best.policy)
-
-
-def clairvoyant(config: Posttrain) -> Policy:
-    """The oracle as a policy: the plan that turns out best, to be asked like any other."""
-    return max([*policies_to_compare(config), *_plans(config)], key=lambda plan: run(config, plan).tokens_s)
 
 
 def _plans(config: Posttrain) -> Iterator[Policy]:

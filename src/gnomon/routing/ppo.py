@@ -97,9 +97,7 @@ def collect(
 ) -> Experience:
     """Act for `num_steps` decisions in fresh clusters, sampling from the policy as it is (temperature 1)."""
     rows, mask = _tensors(*clusters.reset(seed))
-    steps: dict[str, list[Tensor]] = {
-        name: [] for name in ("rows", "mask", "actions", "log_p", "values", "rewards", "cut", "next_values")
-    }
+    steps: list[dict[str, Tensor]] = []
     backlogs = []
     for _ in range(num_steps):
         log_p = log_probabilities(scorer(rows, mask))
@@ -110,33 +108,29 @@ def collect(
             followed = np.where(cut[:, None, None], info["final_observation"], next_rows)
             followed_mask = np.where(cut[:, None], info["final_mask"], next_mask)
         backlogs.append(float(np.mean(info["backlog"])))
-        record = {
-            "rows": rows,
-            "mask": mask,
-            "actions": actions,
-            "log_p": log_p.gather(1, actions.unsqueeze(1)).squeeze(1),
-            "values": critic(rows, mask),
-            "rewards": torch.as_tensor(rewards, dtype=torch.float32),
-            "cut": torch.as_tensor(cut),
-            "next_values": critic(*_tensors(followed, followed_mask)),
-        }
-        for name, value in record.items():
-            steps[name].append(value)
+        steps.append(
+            {
+                "rows": rows,
+                "mask": mask,
+                "actions": actions,
+                "log_p": log_p.gather(1, actions.unsqueeze(1)).squeeze(1),
+                "values": critic(rows, mask),
+                "rewards": torch.as_tensor(rewards, dtype=torch.float32),
+                "cut": torch.as_tensor(cut),
+                "next_values": critic(*_tensors(followed, followed_mask)),
+            }
+        )
         rows, mask = _tensors(next_rows, next_mask)
-    stacked = {name: torch.stack(values) for name, values in steps.items()}
+    stacked = {name: torch.stack([step[name] for step in steps]) for name in steps[0]}
     quarter = max(1, num_steps // 4)
     growth = fmean(backlogs[-quarter:]) / max(1.0, fmean(backlogs[:quarter]))
-    return Experience(**stacked, backlog=growth, top_share=_top_share(stacked["actions"], stacked["mask"]))
+    chosen = functional.one_hot(stacked["actions"], stacked["mask"].shape[-1]).float().mean(0)
+    return Experience(**stacked, backlog=growth, top_share=float(chosen.amax(-1).mean()))
 
 
 def _tensors(rows: Array, mask: Array) -> tuple[Tensor, Tensor]:
     """Copies: the environments reuse their arrays."""
     return torch.tensor(rows, dtype=torch.float32), torch.tensor(mask, dtype=torch.bool)
-
-
-def _top_share(actions: Tensor, mask: Tensor) -> float:
-    chosen = functional.one_hot(actions, mask.shape[-1]).float().mean(0)
-    return float(chosen.amax(-1).mean())
 
 
 # Advantages.
@@ -343,14 +337,8 @@ class Trainer:
         c, weights = self.config, self._weights()
         with torch.no_grad():
             reference = log_probabilities(self.reference(batch["rows"], batch["mask"]))
-        terms = loss_terms(
-            self.scorer(batch["rows"], batch["mask"]),
-            reference,
-            batch["actions"],
-            batch["log_p"],
-            batch["merits"],
-            c.clip,
-        )
+        scores = self.scorer(batch["rows"], batch["mask"])
+        terms = loss_terms(scores, reference, batch["actions"], batch["log_p"], batch["merits"], c.clip)
         error = functional.smooth_l1_loss(self.critic(batch["rows"], batch["mask"]), batch["returns"])
         loss = (
             weights.policy * terms["policy"]
