@@ -43,3 +43,13 @@ def test_prompts_of_a_million_tokens() -> None:
     done = run(setup, requests=requests_of([0.0, 1.0, 2.0], [1_000_000] * 3, [20] * 3))
     check_invariants(done)
     assert done.cluster.tables.shape == (2, 3, 1_000_020 // 16 + 2)
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_prompts_of_thousands_of_chunks(cached: bool) -> None:
+    """Iterations without a token are no sign of a hang while the prompt goes on."""
+    batching = {"max_batch_tokens": 16, "prefix_cache": cached}
+    setup = scenario(replica={"num_kv_blocks": 4000, "max_request_tokens": 50_000}, batching=batching)
+    done = run(setup, requests=requests_of([0.0], [40_000], [20]))
+    check_invariants(done)
+    assert done.cluster.replicas.num_iterations[0] == 40_000 // 16 + 19

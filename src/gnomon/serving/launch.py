@@ -14,7 +14,7 @@ from gnomon.timing.iteration import IterationTables
 from gnomon.timing.lookup import Shape, is_beyond_measured, stage_s, with_host_s
 
 _SPARE_ITERATIONS = 1000
-"""Iterations without a token that a replica may run beyond two for each prompt token it has to compute."""
+"""Iterations without a token that a replica may run beyond two for each prompt token it had to compute meanwhile."""
 
 
 @inner
@@ -148,7 +148,9 @@ def _take_off(cluster: Cluster, tables: IterationTables, r: int, position: int, 
     cluster.control[BUDGET] -= 1
     if shape.tokens > 0:
         state.stalled += 1
-        if state.stalled > 2 * state.prefill_left + _SPARE_ITERATIONS:
+        limit = 2 * state.prefill_left + _SPARE_ITERATIONS
+        state.stall_limit = max(limit, state.stall_limit) if state.stalled > 1 else limit
+        if state.stalled > state.stall_limit:
             contract.stop(cluster, contract.NO_PROGRESS, r, NONE)
     state.num_in_flight += 1
     state.formed_waiting = state.num_waiting

@@ -150,6 +150,7 @@ REPLICA = np.dtype(
         ("steppable", np.int64),
         ("answered", np.int64),  # the policy returned, and did not fail
         ("stalled", np.int64),  # iterations since a token was produced or a request came or went
+        ("stall_limit", np.int64),  # more of them are a sign that it runs for ever
         # Decodes that step together.
         ("num_stepping", np.int64),
         ("steps", np.int64),
