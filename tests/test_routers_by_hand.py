@@ -274,12 +274,23 @@ def work(*rows: tuple[float, float, float]) -> lookahead.Work:
 @plain
 def test_lookahead_admits_while_places_and_memory_last() -> None:
     two = fleet("lookahead", max_running=[2, 8], num_blocks=[10, 100])
-    assert lookahead._num_admitted(two, 0, work((10, 5, 0), (10, 5, 0), (10, 5, 0))) == 2
-    assert lookahead._num_admitted(two, 0, work((0, 0, 0), (10, 5, 0), (10, 5, 0))) == 3, "one has ended"
-    assert lookahead._num_admitted(two, 0, work((60, 5, 0), (40, 5, 0), (1, 5, 0))) == 2, "100 tokens of memory"
-    assert lookahead._num_admitted(two, 0, work((60, 5, 0), (41, 5, 0))) == 1
-    assert lookahead._num_admitted(two, 0, work((200, 5, 0), (1, 5, 0))) == 1, "the first goes in anyhow"
-    assert lookahead._num_admitted(two, 1, work((1, 5, 30), (1, 5, 30))) == 2
+    end = lookahead._end_of_admitted
+    assert end(two, 0, work((10, 5, 0), (10, 5, 0), (10, 5, 0)), 0) == 2
+    assert end(two, 0, work((0, 0, 0), (10, 5, 0), (10, 5, 0)), 1) == 3, "one has ended"
+    assert end(two, 0, work((60, 5, 0), (40, 5, 0), (1, 5, 0)), 0) == 2, "100 tokens of memory"
+    assert end(two, 0, work((60, 5, 0), (41, 5, 0)), 0) == 1
+    assert end(two, 0, work((200, 5, 0), (1, 5, 0)), 0) == 1, "the first goes in anyhow"
+    assert end(two, 1, work((1, 5, 30), (1, 5, 30)), 0) == 2
+
+
+@plain
+def test_lookahead_looks_no_more_at_what_has_ended() -> None:
+    """Of those before the fourth, which is not in the batch, the first and the third go on."""
+    left = work((1, 5, 10), (0, 0, 20), (2, 6, 30), (3, 7, 40))
+    assert lookahead._drop_ended(left, 0, 3) == 1
+    assert left.prefill[1:].tolist() == [1, 2, 3]
+    assert left.output[1:].tolist() == [5, 6, 7]
+    assert left.held[1:].tolist() == [10, 30, 40]
 
 
 @plain
@@ -287,21 +298,21 @@ def test_lookahead_runs_a_chunk_or_decodes_until_one_is_done() -> None:
     """Two decodes of 30 and 50 KV tokens beside the first 198 of 250 prompt tokens; then the rest; then 3 steps."""
     seen = fleet("lookahead", kv_s=1e-5)
     left = work((0, 4, 30), (0, 9, 50), (250, 6, 0))
-    assert lookahead._run_iterations(seen, 0, left, 3) == pytest.approx(0.200 + 2 * 40 * 1e-5)
+    assert lookahead._run_iterations(seen, 0, left, 0, 3) == pytest.approx(0.200 + 2 * 40 * 1e-5)
     assert left.prefill.tolist() == [0, 0, 52]
     assert left.output.tolist() == [3, 8, 6]
     assert left.held.tolist() == [31, 51, 198]
-    assert lookahead._run_iterations(seen, 0, left, 3) == pytest.approx(0.054 + 2 * 41 * 1e-5)
+    assert lookahead._run_iterations(seen, 0, left, 0, 3) == pytest.approx(0.054 + 2 * 41 * 1e-5)
     assert left.prefill.tolist() == [0, 0, 0]
     assert left.output.tolist() == [2, 7, 5], "its first token"
     assert left.held.tolist() == [32, 52, 251]
     mean = (32 + 52 + 251) / 3 + 0.5
-    assert lookahead._run_iterations(seen, 0, left, 3) == pytest.approx(2 * (0.003 + 3 * mean * 1e-5), rel=1e-3)
+    assert lookahead._run_iterations(seen, 0, left, 0, 3) == pytest.approx(2 * (0.003 + 3 * mean * 1e-5), rel=1e-3)
     assert left.output.tolist() == [0, 5, 3]
     assert left.held.tolist() == [34, 54, 253]
     capped = fleet("lookahead", max_chunk_tokens=[100, 100])
     left = work((250, 6, 0), (30, 2, 0))
-    assert lookahead._run_iterations(capped, 0, left, 2) == pytest.approx(0.130)
+    assert lookahead._run_iterations(capped, 0, left, 0, 2) == pytest.approx(0.130)
     assert left.prefill.tolist() == [150, 0]
     assert left.output.tolist() == [6, 1]
 

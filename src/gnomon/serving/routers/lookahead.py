@@ -63,33 +63,31 @@ def _gather(fleet: Fleet, r: int, request_id: int, mean: float) -> Work:
 
 
 @inner
-def _num_admitted(fleet: Fleet, r: int, work: Work) -> int:
-    """How many requests from the front fit the batch cap and the memory, ended ones counted for nothing."""
-    state, admitted, running, room = fleet.cluster.replicas[r], 0, 0, 0.0
-    while admitted < work.output.size:
-        if work.output[admitted] > 0.0:
-            room += work.held[admitted] + work.prefill[admitted]
-            if running > 0 and (running >= state.max_running or room > state.num_blocks * state.block_size):
-                break
-            running += 1
-        admitted += 1
-    return admitted
+def _end_of_admitted(fleet: Fleet, r: int, work: Work, first: int) -> int:
+    """One past the last request, from `first` on, that fits the batch cap and the memory."""
+    state, room, end = fleet.cluster.replicas[r], 0.0, first
+    while end < work.output.size:
+        room += work.held[end] + work.prefill[end]
+        if end > first and (end - first >= state.max_running or room > state.num_blocks * state.block_size):
+            break
+        end += 1
+    return end
 
 
 @inner
-def _run_iterations(fleet: Fleet, r: int, work: Work, admitted: int) -> float:
+def _run_iterations(fleet: Fleet, r: int, work: Work, first: int, end: int) -> float:
     """One iteration if there is prefill to do, else decodes until the first of them is done; returns the seconds."""
     state = fleet.cluster.replicas[r]
     decodes, kv, steps = 0, 0.0, 1e300
-    for i in range(admitted):
-        if work.output[i] > 0.0 and work.prefill[i] == 0.0:
+    for i in range(first, end):
+        if work.prefill[i] == 0.0:
             decodes += 1
             kv += work.held[i]
             steps = min(steps, work.output[i])
     budget = float(prefill_room(state, decodes))
     chunk = 0.0
-    for i in range(admitted):
-        if work.output[i] > 0.0 and work.prefill[i] > 0.0 and chunk < budget:
+    for i in range(first, end):
+        if work.prefill[i] > 0.0 and chunk < budget:
             steps = 1.0
             tokens = min(work.prefill[i], budget - chunk, float(state.max_chunk_tokens))
             chunk += tokens
@@ -97,13 +95,25 @@ def _run_iterations(fleet: Fleet, r: int, work: Work, admitted: int) -> float:
             # One that is through produces its first token, and is told from the decodes of this iteration by its sign.
             work.prefill[i] = work.prefill[i] - tokens if work.prefill[i] > tokens else -1.0
     mean_kv = kv / decodes + (steps - 1.0) / 2.0 if decodes > 0 else 0.0
-    for i in range(admitted):
-        if work.output[i] > 0.0 and work.prefill[i] <= 0.0:
+    for i in range(first, end):
+        if work.prefill[i] <= 0.0:
             produced = 1.0 if work.prefill[i] < 0.0 else steps
             work.prefill[i] = 0.0
             work.output[i] -= produced
             work.held[i] += produced
     return steps * iteration_s(fleet, r, int(chunk), decodes, mean_kv)
+
+
+@inner
+def _drop_ended(work: Work, first: int, end: int) -> int:
+    """Move those that go on up to `end`, in their order; returns the first of them. So none is looked at once it has
+    ended, however long the queue is."""
+    kept = end
+    for i in range(end - 1, first - 1, -1):
+        if work.output[i] > 0.0:
+            kept -= 1
+            work.prefill[kept], work.output[kept], work.held[kept] = work.prefill[i], work.output[i], work.held[i]
+    return kept
 
 
 @inner
@@ -114,26 +124,23 @@ def play_on(
     of all others there. Stops with the former unless asked `to_end`, and before that at `limit` seconds."""
     state = fleet.cluster.replicas[r]
     work = _gather(fleet, r, request_id, mean)
-    count = work.output.size
-    last = NONE if request_id == NONE else count - 1
-    left, own, others, seconds = count, 0.0, 0.0, 0.0
+    first, count, own, others, seconds = 0, work.output.size, 0.0, 0.0, 0.0
+    is_there = request_id != NONE  # While it is, it is the last.
     if state.num_in_flight > 0:
         seconds = max(0.0, state.next_end_s - now)
-    while left > 0:
-        admitted = _num_admitted(fleet, r, work)
-        seconds += _run_iterations(fleet, r, work, admitted)
+    while first < count:
+        end = _end_of_admitted(fleet, r, work, first)
+        seconds += _run_iterations(fleet, r, work, first, end)
         if seconds >= limit and not to_end:
             return seconds, others
-        for i in range(admitted):
-            if work.output[i] <= 0.0 and work.held[i] > 0.0:
-                work.held[i] = 0.0
-                left -= 1
-                if i == last:
-                    own = seconds
-                    if not to_end:
-                        return own, others
-                else:
-                    others += seconds
+        is_done = is_there and end == count and work.output[count - 1] <= 0.0
+        before, first = first, _drop_ended(work, first, end)
+        for _ in range(first - before - (1 if is_done else 0)):
+            others += seconds
+        if is_done:
+            is_there, own = False, seconds
+            if not to_end:
+                return own, others
     return own, others
 
 
