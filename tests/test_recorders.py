@@ -9,6 +9,8 @@ import importlib.util
 from pathlib import Path
 from types import SimpleNamespace as Some
 
+import pytest
+
 from gnomon.verify.vidur import compare, read_run
 from gnomon.verify.vllm_recording import read_recording
 
@@ -23,6 +25,7 @@ def recorder(name: str):
 
 
 def test_a_recorded_vllm_engine_is_read(tmp_path):
+    pytest.importorskip("torch")
     vllm = recorder("record_vllm")
     load = vllm.drawn(rate=2.0, count=5, prompt=20, output=8, seed=3)
     assert load == vllm.drawn(2.0, 5, 20, 8, 3) and len(load) == 5

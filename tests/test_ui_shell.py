@@ -87,10 +87,17 @@ def test_back_goes_to_the_state_before(tab: Tab) -> None:
 def test_a_drag_is_one_state(tab: Tab) -> None:
     tab.open("/runs")
     tab.open("/pipeline")
-    tab.page.focus("#pipeline-n-slider")
-    for _ in range(4):
-        tab.page.keyboard.press("ArrowRight")
-        tab.page.wait_for_timeout(30)
+    # In the page itself: the way from here to there may take longer than a gesture lasts.
+    tab.page.evaluate(
+        """async () => {
+            const slider = document.getElementById("pipeline-n-slider");
+            for (let i = 0; i < 4; i += 1) {
+                slider.stepUp();
+                slider.dispatchEvent(new Event("input", {bubbles: true}));
+                await new Promise((resolve) => setTimeout(resolve, 30));
+            }
+        }"""
+    )
     tab.idle()
     assert "n=12" in tab.page.url
     tab.page.go_back()
