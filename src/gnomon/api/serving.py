@@ -101,11 +101,11 @@ def check_policy(file: str | Path) -> Iterator[Finding]:
     return check_file(file)
 
 
-def controller_names() -> list[str]:
-    """Controllers of fleets that are known."""
+def controller_names(*, with_steps: bool = True) -> list[str]:
+    """Controllers of fleets that are known; or those that need no steps of a schedule."""
     from gnomon.serving.fleet.controllers import CONTROLLERS
 
-    return list(CONTROLLERS.names())
+    return [name for name in CONTROLLERS if with_steps or not CONTROLLERS[name].needs_steps]
 
 
 def decider_names() -> list[str]:

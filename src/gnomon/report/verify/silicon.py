@@ -16,6 +16,7 @@ from gnomon.report import look
 from gnomon.report.blocks import Block, Line, Table, as_html
 from gnomon.report.page import as_script, page
 from gnomon.report.verify.told import Told
+from gnomon.timing.sources.silicon.tables import ENGINES as NAMES
 from gnomon.verify.silicon.launch import rules_text
 from gnomon.verify.silicon.predict import Scored
 from gnomon.verify.silicon.scenarios import is_in_held_out_sweep
@@ -23,7 +24,7 @@ from gnomon.verify.silicon.scores import GROUPS, Errors, errors_by, errors_of, p
 from gnomon.verify.silicon.servers import Layout
 from gnomon.verify.silicon.verdict import Verdict
 
-ENGINES = {"vllm": look.COLOURS[0], "sglang": look.COLOURS[1], "trtllm": look.COLOURS[2]}
+ENGINES = dict(zip(NAMES, look.COLOURS, strict=False))
 WORST = 12
 
 

@@ -10,6 +10,7 @@ from dash.development.base_component import Component
 
 from gnomon import catalog
 from gnomon.api.serving import DEFAULT_RATE, Scenario, policy_names, router_names
+from gnomon.convert.commands import ENGINES
 from gnomon.core.errors import GnomonError
 from gnomon.report.serving.figures import LATENCIES
 from gnomon.report.serving.terms import TERMS
@@ -50,7 +51,7 @@ CONTROLS: tuple[Control, ...] = (
     Number("pp", "Pipeline parallel", 1, field=("replica.pipeline_parallel", "pipeline_parallel"), least=1, most=64,
            whole=True, group=DEPLOYMENT),
     Choice("engine", "Engine", NO_ENGINE, field="engine", group=DEPLOYMENT,
-           options={NO_ENGINE: "none", "vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"},
+           options={NO_ENGINE: "none", **ENGINES},
            tip="Its scheduler, limits, memory, kernels and host time, where nothing else is set"),
     Choice("policy", "Batching", OF_ENGINE, field=("batching.policy", "batching policy"), options=_policies,
            group=DEPLOYMENT, tip="Without an engine: vllm_v1"),

@@ -74,6 +74,8 @@ class ControllerSpec:
     """It is told how much one replica can serve within the SLO (`view.replica_rate`)."""
     sees_future: bool = False
     """It is told the arrivals to come (`view.future`)."""
+    needs_steps: bool = False
+    """It follows the schedule of the scenario (`view.steps`), and does nothing without one."""
 
 
 CONTROLLERS: Registry[ControllerSpec] = Registry(

@@ -8,7 +8,7 @@ from gnomon.serving.fleet.controllers import View, controller
 DAY_S = 86_400.0
 
 
-@controller("schedule")
+@controller("schedule", needs_steps=True)
 def schedule(view: View) -> int:
     """The last step that has begun; before the first one of a day, the last of the day before."""
     if not view.steps:
