@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from gnomon import __version__
 from gnomon.core.files import write_text
 
 
@@ -45,6 +46,12 @@ def page(parts: Mapping[str, str], template: str = "serving.html") -> str:
     )
 
 
+def write_whole_page(path: str | Path, parts: Mapping[str, str], drawn: Mapping[str, Any] | None = None) -> Path:
+    """Write a page with the plots that are `drawn`, by the ids of their boxes. A number that is none is an error."""
+    data = {} if drawn is None else {"@DATA@": as_script(drawn, allow_nan=False)}
+    return write_text(path, page({**parts, **data, "@VERSION@": __version__}))
+
+
 def look_css() -> str:
     """The style sheet of all pages: colours for light and dark, boxes, tables, plots."""
     return _file("look.css")
@@ -54,9 +61,9 @@ def _file(name: str) -> str:
     return resources.files("gnomon.report").joinpath(name).read_text(encoding="utf-8")
 
 
-def as_script(figure: Any) -> str:
+def as_script(figure: Any, *, allow_nan: bool = True) -> str:
     """A figure as JavaScript that can stand inside a page."""
-    return json.dumps(figure, separators=(",", ":")).replace("</", "<\\/")
+    return json.dumps(figure, separators=(",", ":"), allow_nan=allow_nan).replace("</", "<\\/")
 
 
 def write_time_line(

@@ -8,10 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from gnomon import __version__
-from gnomon.core.files import write_text
 from gnomon.report.look import COLOURS
-from gnomon.report.page import as_script, page
+from gnomon.report.page import as_script, write_whole_page
 from gnomon.report.serving.lines import plot_layout, short
 from gnomon.workload.describe import gaps_s
 from gnomon.workload.requests import Requests
@@ -30,10 +28,9 @@ def write_page(requests: Requests, path: str | Path, title: str) -> Path:
         "@TITLE@": html.escape(title),
         "@LEDE@": f"{len(requests):,} requests.",
         "@PLOTS@": f"<section><h2>Workload</h2><div class=plots>{plots}</div></section>",
-        "@VERSION@": __version__,
         "@DATA@": as_script(drawn),
     }
-    return write_text(path, page(parts))
+    return write_whole_page(path, parts)
 
 
 def figures(requests: Requests) -> dict[str, Figure]:

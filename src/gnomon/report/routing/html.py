@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import html
-import json
 from pathlib import Path
 from typing import Any
 
-from gnomon import __version__
 from gnomon.core.config import dump
-from gnomon.core.files import write_text
 from gnomon.report import look
-from gnomon.report.page import page
+from gnomon.report.page import write_whole_page
 from gnomon.report.routing import text as words
 from gnomon.report.search.html import table
 from gnomon.routing.compare import RouteComparison
@@ -39,10 +36,8 @@ def write_route_report(comparison: RouteComparison, verdicts: list[Verdict], pat
         + "".join(_section(comparison, name, i) for i, name in enumerate(names)),
         "@REPLICAS@": f"<section><h2>Goals</h2>{table(words.goal_rows(verdicts))}</section>" if verdicts else "",
         "@SCENARIO@": html.escape("\n".join(f"# {name}\n{dump(one)}" for name, one in comparison.scenarios.items())),
-        "@VERSION@": __version__,
-        "@DATA@": json.dumps(drawn, separators=(",", ":"), allow_nan=False).replace("</", "<\\/"),
     }
-    return write_text(path, page(parts))
+    return write_whole_page(path, parts, drawn)
 
 
 def overview(comparison: RouteComparison) -> dict[str, Any]:

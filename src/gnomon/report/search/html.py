@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import html
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gnomon import __version__
 from gnomon.convert.commands import ENGINES
 from gnomon.core.config import dump
-from gnomon.core.files import write_text
 from gnomon.report.blocks import Table
-from gnomon.report.page import page
+from gnomon.report.page import write_whole_page
 from gnomon.report.search import text as words
 from gnomon.report.search.figures import figures
 from gnomon.search.study import Found
@@ -41,10 +38,8 @@ def write_search_report(
         + _section("Not in the ranking", words.reason_rows(found)),
         "@FIGURES@": _facts(found, commands),
         "@SCENARIO@": html.escape(dump(winning_scenario(found.search, best) if best else found.search)),
-        "@VERSION@": __version__,
-        "@DATA@": json.dumps(drawn, separators=(",", ":"), allow_nan=False).replace("</", "<\\/"),
     }
-    return write_text(path, page(parts))
+    return write_whole_page(path, parts, drawn)
 
 
 def _card(name: str, value: str, beside: str) -> str:

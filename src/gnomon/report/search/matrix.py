@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import html
-import json
 from pathlib import Path
 from typing import Any
 
-from gnomon import __version__
 from gnomon.core.config import dump
-from gnomon.core.files import write_text
-from gnomon.report.page import page
+from gnomon.report.page import write_whole_page
 from gnomon.report.search import text as words
 from gnomon.report.search.html import table
 from gnomon.search.matrix import Matrix, cell_folder
@@ -30,10 +27,8 @@ def write_matrix_report(matrix: Matrix, path: str | Path) -> Path:
         "@REPLICAS@": f"<section><h2>Best per model and workload</h2>{table(rows)}</section>",
         "@FIGURES@": "<ul>" + "".join(_link(*cell) for cell in matrix.cells) + "</ul>",
         "@SCENARIO@": html.escape(dump(first)),
-        "@VERSION@": __version__,
-        "@DATA@": json.dumps(drawn, separators=(",", ":"), allow_nan=False).replace("</", "<\\/"),
     }
-    return write_text(path, page(parts))
+    return write_whole_page(path, parts, drawn)
 
 
 def _link(model: str, workload: str) -> str:

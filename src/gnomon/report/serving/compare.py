@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import html
-import json
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from gnomon import __version__
 from gnomon.core import units
 from gnomon.core.config import dump
-from gnomon.core.files import write_text
 from gnomon.report.blocks import Block, Line, Table
-from gnomon.report.page import page
+from gnomon.report.page import write_whole_page
 from gnomon.report.routing.figures import differences_figure
 from gnomon.report.search.html import table
 from gnomon.report.serving.figures import LATENCIES, latency_cdf, latency_curves
@@ -174,10 +171,8 @@ def write_comparison_report(
         f"<section><h2>Change, request by request</h2><div class=plots>{changes}</div>{paired}</section>",
         "@FIGURES@": f"<ul>{links}</ul>",
         "@SCENARIO@": html.escape("\n".join(f"# {name}\n{dump(one)}" for name, one in scenarios.items())),
-        "@VERSION@": __version__,
-        "@DATA@": json.dumps(drawings, separators=(",", ":"), allow_nan=False).replace("</", "<\\/"),
     }
-    return write_text(path, page(parts))
+    return write_whole_page(path, parts, drawings)
 
 
 def _signed(value: float | None) -> str:

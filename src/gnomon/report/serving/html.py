@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import html
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
-from gnomon import __version__
 from gnomon.core import units
 from gnomon.core.config import dump
-from gnomon.core.files import write_text
-from gnomon.report.page import page
+from gnomon.report.page import write_whole_page
 from gnomon.report.serving import text as words
 from gnomon.report.serving.explain_html import why_section
 from gnomon.report.serving.figures import figures
@@ -75,10 +72,8 @@ def write_report(
         "@FIGURES@": _facts(summary, room),
         "@REPLICAS@": _replicas(summary) + _operators(run),
         "@SCENARIO@": html.escape(dump(scenario)),
-        "@VERSION@": __version__,
-        "@DATA@": json.dumps(why_drawn | drawn, separators=(",", ":"), allow_nan=False).replace("</", "<\\/"),
     }
-    return write_text(path, page(parts))
+    return write_whole_page(path, parts, why_drawn | drawn)
 
 
 LINKED = {"trace.json.gz": "trace (open it in ui.perfetto.dev)", "requests.parquet": "table of requests",

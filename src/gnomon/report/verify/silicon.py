@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import html
-import json
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from gnomon import __version__
-from gnomon.core.files import write_text
 from gnomon.report import look
 from gnomon.report.blocks import Block, Line, Table, as_html
-from gnomon.report.page import as_script, page
+from gnomon.report.page import as_script, write_whole_page
 from gnomon.report.verify.told import Told
 from gnomon.timing.sources.silicon.tables import ENGINES as NAMES
 from gnomon.verify.silicon.launch import rules_text
@@ -304,10 +301,8 @@ def write_page(verdict: Verdict, path: str | Path) -> Path:
         "@PLOTS@": f"<section><h2>Measured against predicted</h2><div class=plots>{plots}</div></section>{chooser}",
         "@REPLICAS@": f"<section><h2>Figures</h2>{tables}</section>",
         "@SCENARIO@": html.escape(rules_text("launch") + "\n" + rules_text("launch_disagg")),
-        "@VERSION@": __version__,
-        "@DATA@": json.dumps(drawn, separators=(",", ":"), allow_nan=False).replace("</", "<\\/"),
     }
-    return write_text(path, page(parts))
+    return write_whole_page(path, parts, drawn)
 
 
 def _cards(e: Errors) -> str:

@@ -9,11 +9,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from gnomon import __version__
 from gnomon.core.arrays import Floats
-from gnomon.core.files import write_text
 from gnomon.report.blocks import Block, Line, Table
-from gnomon.report.page import page
+from gnomon.report.page import write_whole_page
 from gnomon.report.verify.told import Told
 from gnomon.verify.vllm import Comparison, Error, Metric
 
@@ -109,9 +107,8 @@ def write_page(comparisons: list[Comparison], path: str | Path) -> Path:
         "@TITLE@": "Recorded and simulated vLLM servers",
         "@LEDE@": "How far the simulation is from each recording, and both over time.",
         "@PLOTS@": f"{_STYLE}<ul class=legend>{key}</ul>{sections}",
-        "@VERSION@": __version__,
     }
-    return write_text(path, page(parts))
+    return write_whole_page(path, parts)
 
 
 def _section(one: Comparison) -> str:
