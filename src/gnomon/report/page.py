@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 
 from gnomon import __version__
 from gnomon.core.files import write_text
+from gnomon.report.blocks import Table, cell
 
 
 def plotly_js() -> str:
@@ -50,6 +51,24 @@ def write_whole_page(path: str | Path, parts: Mapping[str, str], drawn: Mapping[
     """Write a page with the plots that are `drawn`, by the ids of their boxes. A number that is none is an error."""
     data = {} if drawn is None else {"@DATA@": as_script(drawn, allow_nan=False)}
     return write_text(path, page({**parts, **data, "@VERSION@": __version__}))
+
+
+def table(rows: Sequence[Mapping[str, Any]], left: Sequence[str] | None = None, title: str = "") -> str:
+    """Rows as a table of a page, as `Table` aligns them; a column of reasons is wide."""
+    shown = Table(rows, left=left)
+    style = {name: " class=l" if shown.is_left(name) else "" for name in shown.columns}
+    wide = {"why": " style='white-space:normal;min-width:24em'"}
+    head = "".join(f"<th{style[name]}>{html.escape(name)}</th>" for name in shown.columns)
+    body = "".join(
+        "<tr>"
+        + "".join(f"<td{style[n]}{wide.get(n, '')}>{html.escape(cell(row.get(n)))}</td>" for n in shown.columns)
+        + "</tr>"
+        for row in rows
+    )
+    above = f"<h3>{html.escape(title)}</h3>" if title else ""
+    return (
+        f"{above}<div class=scroll tabindex=0><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
 
 
 def look_css() -> str:

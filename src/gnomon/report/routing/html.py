@@ -8,9 +8,8 @@ from typing import Any
 
 from gnomon.core.config import dump
 from gnomon.report import look
-from gnomon.report.page import write_whole_page
+from gnomon.report.page import table, write_whole_page
 from gnomon.report.routing import text as words
-from gnomon.report.search.html import table
 from gnomon.routing.compare import RouteComparison
 from gnomon.routing.goals import Verdict
 

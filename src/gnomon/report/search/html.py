@@ -9,8 +9,7 @@ from typing import Any
 
 from gnomon.convert.commands import ENGINES
 from gnomon.core.config import dump
-from gnomon.report.blocks import Table
-from gnomon.report.page import write_whole_page
+from gnomon.report.page import table, write_whole_page
 from gnomon.report.search import text as words
 from gnomon.report.search.figures import figures
 from gnomon.search.study import Found
@@ -70,17 +69,3 @@ def _facts(found: Found, commands: Mapping[str, str]) -> str:
 
 def _section(title: str, rows: list[dict[str, Any]]) -> str:
     return f"<section><h2>{title}</h2>{table(rows)}</section>" if rows else ""
-
-
-def table(rows: list[dict[str, Any]]) -> str:
-    """Rows as an HTML table."""
-    left = {name: " class=l" if Table(rows).is_left(name) else "" for name in rows[0]}
-
-    def cell(name: str, value: Any) -> str:
-        text = "–" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
-        wide = " style='white-space:normal;min-width:24em'" if name == "why" else ""
-        return f"<td{left[name]}{wide}>{html.escape(text)}</td>"
-
-    head = "".join(f"<th{left[name]}>{html.escape(name)}</th>" for name in rows[0])
-    body = "".join(f"<tr>{''.join(cell(n, v) for n, v in row.items())}</tr>" for row in rows)
-    return f"<div class=scroll tabindex=0><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"

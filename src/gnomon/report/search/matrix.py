@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from gnomon.core.config import dump
-from gnomon.report.page import write_whole_page
+from gnomon.report.page import table, write_whole_page
 from gnomon.report.search import text as words
-from gnomon.report.search.html import table
 from gnomon.search.matrix import Matrix, cell_folder
 
 

@@ -11,9 +11,8 @@ from typing import Any
 from gnomon.core import units
 from gnomon.core.config import dump
 from gnomon.report.blocks import Block, Line, Table
-from gnomon.report.page import write_whole_page
+from gnomon.report.page import table, write_whole_page
 from gnomon.report.routing.figures import differences_figure
-from gnomon.report.search.html import table
 from gnomon.report.serving.figures import LATENCIES, latency_cdf, latency_curves
 from gnomon.report.serving.html import message
 from gnomon.report.serving.intervals import CAPTION, variant_rows

@@ -5,7 +5,8 @@ from __future__ import annotations
 import html
 from typing import Any
 
-from gnomon.report.blocks import Table, cell
+from gnomon.report.blocks import Table
+from gnomon.report.page import table
 from gnomon.report.serving import explain_figures as figures
 from gnomon.report.serving import explain_text as words
 from gnomon.serving.explain import slowest
@@ -40,22 +41,7 @@ def why_section(run: Run, summary: Summary) -> tuple[str, dict[str, Any]]:
     body = (
         f"<section><h2>Why</h2><p class=why>{html.escape(' '.join(texts))}</p>"
         f"<p class=why>{html.escape(' '.join(story))}</p><div class=plots>{plots}</div>"
-        f"{''.join(_table(table) for table in tables)}"
+        f"{''.join(table(one.rows, one.left, one.title) for one in tables)}"
         "<p class=more>`gnomon explain` on this folder also simulates what would help.</p></section>"
     )
     return body, drawn
-
-
-def _table(table: Table) -> str:
-    def one(tag: str, column: str, text: str) -> str:
-        return f"<{tag}{' class=l' if table.is_left(column) else ''}>{html.escape(text)}</{tag}>"
-
-    head = "".join(one("th", column, column) for column in table.columns)
-    body = "".join(
-        f"<tr>{''.join(one('td', column, cell(row.get(column))) for column in table.columns)}</tr>"
-        for row in table.rows
-    )
-    return (
-        f"<h3>{html.escape(table.title)}</h3><div class=scroll tabindex=0><table><thead><tr>{head}</tr></thead>"
-        f"<tbody>{body}</tbody></table></div>"
-    )

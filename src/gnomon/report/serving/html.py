@@ -5,13 +5,12 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 
 from gnomon.core import units
 from gnomon.core.config import dump
-from gnomon.report.page import write_whole_page
+from gnomon.report.page import table, write_whole_page
 from gnomon.report.serving import text as words
 from gnomon.report.serving.explain_html import why_section
 from gnomon.report.serving.figures import figures
@@ -152,11 +151,11 @@ def message(kind: str, text: str) -> str:
 
 
 def _latency_table(summary: Summary, intervals: Intervals | None) -> str:
-    table, known = _table(words.latency_rows(summary), left=("latency",)), interval_rows(intervals or {})
+    shown, known = table(words.latency_rows(summary), left=("latency",)), interval_rows(intervals or {})
     if known:
         others = "; ".join(f"{name} {value}" for name, value in other_words(intervals or {}))
-        table += _table(known, left=("interval",)) + message("note", f"{CAPTION} {others}.")
-    return table
+        shown += table(known, left=("interval",)) + message("note", f"{CAPTION} {others}.")
+    return shown
 
 
 def _facts(summary: Summary, room: Headroom | None) -> str:
@@ -171,7 +170,7 @@ def _replicas(summary: Summary) -> str:
     rows = words.replica_rows(summary, MAX_REPLICA_ROWS)
     left = len(summary.replicas) - len(rows)
     more = f"<p class=more>{left:,} more replicas are in summary.json.</p>" if left else ""
-    return f"<section><h2>Replicas</h2>{_table(rows, left=('device',))}{more}</section>"
+    return f"<section><h2>Replicas</h2>{table(rows, left=('device',))}{more}</section>"
 
 
 def _operators(run: Run) -> str:
@@ -188,14 +187,4 @@ def _operators(run: Run) -> str:
         {"operator": one["operator"], "share of GPU time": f"{one['s'] / total:.1%}", "from": one["provenance"] or "–"}
         for one in of_each.head(MAX_OPERATOR_ROWS).iter_rows(named=True)
     ]
-    return f"<section><h2>Operators</h2>{_table(rows, left=('operator', 'from'))}</section>"
-
-
-def _table(rows: list[dict[str, Any]], left: tuple[str, ...]) -> str:
-    def cell(name: str, value: Any) -> str:
-        text = "–" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
-        return f"<td{' class=l' if name in left else ''}>{html.escape(text)}</td>"
-
-    head = "".join(f"<th{' class=l' if name in left else ''}>{html.escape(name)}</th>" for name in rows[0])
-    body = "".join(f"<tr>{''.join(cell(n, v) for n, v in row.items())}</tr>" for row in rows)
-    return f"<div class=scroll tabindex=0><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    return f"<section><h2>Operators</h2>{table(rows, left=('operator', 'from'))}</section>"
