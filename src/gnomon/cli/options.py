@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
+from functools import reduce
 from typing import Any, TypeVar, get_origin
 
 import click
@@ -101,9 +102,13 @@ intervals_option = click.option(
 )
 
 
-def worker_options(function: F) -> F:
-    """Where a long command runs: `jobs` local processes, or the cluster at `ray`."""
-    return jobs_option(ray_option(function))
+def together(*options: Callable[[F], F]) -> Callable[[F], F]:
+    """Several options as one, in this order."""
+    return lambda function: reduce(lambda done, one: one(done), reversed(options), function)
+
+
+worker_options = together(jobs_option, ray_option)
+"""Where a long command runs: `jobs` local processes, or the cluster at `ray`."""
 
 
 def _listed(leaf: Field, value: str | None) -> str | None:

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from gnomon.api.pipeline import TRANSFERS, read_costs
+from gnomon.cli.options import together
 from gnomon.core.errors import ConfigError
 
 STEP = (
@@ -28,53 +29,37 @@ def option(*names: str, **settings: Any) -> Callable[[Any], Any]:
     return click.option(*names, show_default=settings.get("default") is not None, **settings)
 
 
-def study_options(function: Any) -> Any:
-    """The parameters of the study, which every schedule understands."""
-    for decorate in reversed(
-        (
-            option("-n", "--num-groups", "n", type=int, default=8, help="Micro-batches."),
-            option("--stages", "--num-gpus", "--pp", "stages", type=int, default=4, help="Pipeline ranks."),
-            option("--fwd-len", type=float, default=1.0, help="A forward on one GPU."),
-            option("--bwd-len", type=float, default=2.0, help="A full backward on one GPU."),
-            option("--prop-len", type=float, default=1.0, help="Sending activations over an idle link."),
-            option("--sync-base-len", type=float, default=2.0, help="Synchronising one micro-batch's gradients."),
-            option("--fwd-impact", type=float, default=None, help="Rate a forward loses to grad_sync.  [default: 0.2]"),
-            option(
-                "--bwd-impact", type=float, default=None, help="Rate a backward loses to grad_sync.  [default: 0.2]"
-            ),
-            option(
-                "--sync-freq", type=int, default=None, help="Synchronise every this many micro-batches.  [default: 1]"
-            ),
-            option(
-                "--priority", "priorities", multiple=True, metavar="TYPE=WEIGHT", help="Link share, e.g. fwd_prop=0.5."
-            ),
-            option("--tier", "tiers", multiple=True, metavar="TYPE=LETTER", help="Exclusive tier, e.g. grad_prop=a."),
-            option("--sync-solo-w", hidden=True, default=None),
-        )
-    ):
-        function = decorate(function)
-    return function
+study_options = together(
+    option("-n", "--num-groups", "n", type=int, default=8, help="Micro-batches."),
+    option("--stages", "--num-gpus", "--pp", "stages", type=int, default=4, help="Pipeline ranks."),
+    option("--fwd-len", type=float, default=1.0, help="A forward on one GPU."),
+    option("--bwd-len", type=float, default=2.0, help="A full backward on one GPU."),
+    option("--prop-len", type=float, default=1.0, help="Sending activations over an idle link."),
+    option("--sync-base-len", type=float, default=2.0, help="Synchronising one micro-batch's gradients."),
+    option("--fwd-impact", type=float, default=None, help="Rate a forward loses to grad_sync.  [default: 0.2]"),
+    option("--bwd-impact", type=float, default=None, help="Rate a backward loses to grad_sync.  [default: 0.2]"),
+    option("--sync-freq", type=int, default=None, help="Synchronise every this many micro-batches.  [default: 1]"),
+    option("--priority", "priorities", multiple=True, metavar="TYPE=WEIGHT", help="Link share, e.g. fwd_prop=0.5."),
+    option("--tier", "tiers", multiple=True, metavar="TYPE=LETTER", help="Exclusive tier, e.g. grad_prop=a."),
+    option("--sync-solo-w", hidden=True, default=None),
+)
+"""The parameters of the study, which every schedule understands."""
 
 
-def training_options(function: Any) -> Any:
-    """A model on a GPU instead of lengths."""
-    for decorate in reversed(
-        (
-            option("--model", default=None, help="Take the costs from this model (see `gnomon catalog models`)."),
-            option("--device", "--gpu", default="h100", help="GPU."),
-            option("--node", default=None, help="Links between GPUs; the device's usual node if not given."),
-            option("--tensor-parallel", "--tp", type=int, default=1, help="GPUs per rank."),
-            option("--data-parallel", "--dp", type=int, default=1, help="Pipelines that synchronise their gradients."),
-            option("--micro-batch", type=int, default=1, help="Sequences per micro-batch."),
-            option("--sequence", type=int, default=4096, help="Tokens per sequence."),
-            option("--recompute", is_flag=True, help="Recompute activations in the backward."),
-            option("--shard-optimizer", is_flag=True, help="Spread the optimizer over the data-parallel pipelines."),
-            option("--source", default="auto", help="Timing source (see `gnomon catalog sources`)."),
-            option("--path", default=None, help="Folder of measurements, for the source profile."),
-        )
-    ):
-        function = decorate(function)
-    return function
+training_options = together(
+    option("--model", default=None, help="Take the costs from this model (see `gnomon catalog models`)."),
+    option("--device", "--gpu", default="h100", help="GPU."),
+    option("--node", default=None, help="Links between GPUs; the device's usual node if not given."),
+    option("--tensor-parallel", "--tp", type=int, default=1, help="GPUs per rank."),
+    option("--data-parallel", "--dp", type=int, default=1, help="Pipelines that synchronise their gradients."),
+    option("--micro-batch", type=int, default=1, help="Sequences per micro-batch."),
+    option("--sequence", type=int, default=4096, help="Tokens per sequence."),
+    option("--recompute", is_flag=True, help="Recompute activations in the backward."),
+    option("--shard-optimizer", is_flag=True, help="Spread the optimizer over the data-parallel pipelines."),
+    option("--source", default="auto", help="Timing source (see `gnomon catalog sources`)."),
+    option("--path", default=None, help="Folder of measurements, for the source profile."),
+)
+"""A model on a GPU instead of lengths."""
 
 
 def step_of(given: dict[str, Any]) -> dict[str, Any]:

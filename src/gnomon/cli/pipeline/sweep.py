@@ -9,31 +9,26 @@ from typing import Any
 import click
 
 from gnomon.api.pipeline import PrioritySweep, draw_heat_maps, sweep
-from gnomon.cli.options import worker_options
+from gnomon.cli.options import together, worker_options
 from gnomon.cli.pipeline.options import SPELLING, warn_of_legacy
 from gnomon.cli.progress import progress
 
 DATA = Path("outputs/data")
 
 
-def sweep_options(function: Any) -> Any:
-    """What every sweep takes."""
-    for decorate in reversed(
-        (
-            click.option("-c", "--config", "config_path", required=True, type=click.Path(dir_okay=False),
-                         help="JSON or YAML."),
-            click.option("--step", "--priority-step", "step", type=float, default=0.1,
-                         show_default=True, help="Of the priorities; must divide 1."),
-            worker_options,
-            click.option("--yes", is_flag=True, help="Run it even if it takes days."),
-            click.option("--view", "--simulator", "view", type=click.Choice(["single_channel", "dual_channel"]),
-                         default="single_channel", help="Both compute the same; accepted for old scripts."),
-            click.option("--sync-solo-w", hidden=True, default=None),
-            click.option("--no-show", is_flag=True, hidden=True),
-        )
-    ):  # fmt: skip
-        function = decorate(function)
-    return function
+sweep_options = together(
+    click.option("-c", "--config", "config_path", required=True, type=click.Path(dir_okay=False),
+                 help="JSON or YAML."),
+    click.option("--step", "--priority-step", "step", type=float, default=0.1,
+                 show_default=True, help="Of the priorities; must divide 1."),
+    worker_options,
+    click.option("--yes", is_flag=True, help="Run it even if it takes days."),
+    click.option("--view", "--simulator", "view", type=click.Choice(["single_channel", "dual_channel"]),
+                 default="single_channel", help="Both compute the same; accepted for old scripts."),
+    click.option("--sync-solo-w", hidden=True, default=None),
+    click.option("--no-show", is_flag=True, hidden=True),
+)  # fmt: skip
+"""What every sweep takes."""
 
 
 @click.command(context_settings=SPELLING)
