@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 from gnomon.core.jit import inner
 from gnomon.serving import ledger, stepping
 from gnomon.serving.division import divide, nanoseconds, reference_s, slower_ns
@@ -30,29 +32,68 @@ def may_coast(cluster: Cluster, log: Log, r: int) -> bool:
     return fits and cluster.growth[r, (state.steps + 1) % state.block_size] + 1 <= state.free_blocks
 
 
+class Same(NamedTuple):
+    """What does not change from step to step."""
+
+    row: int
+    slowdown: float
+    gpu_s: float
+    """Without attention."""
+    exposed_s: float
+    least_s: float
+    weight_bytes: float
+    coefficients: Any
+    measured: Any
+
+
+class Sums(NamedTuple):
+    """Accounts of the replica that steps add to."""
+
+    iterations: int
+    busy_s: float
+    kv_block_s: float
+    flops: float
+    bytes: float
+    beyond_measured: int
+
+
+@inner
+def _shape(count: int, kv: int, longest: int) -> Shape:
+    return Shape(count, count, 0.0, 0.0, count, float(kv), float(longest), count, 0.0)
+
+
+@inner
+def _same(tables: IterationTables, state: Any) -> Same:
+    count, row = state.num_stepping, state.row
+    exposed_s, least_s = host_times(tables, row, _shape(count, state.step_kv, state.step_kv_max))
+    work, measured = tables.work[row], tables.measured[row]
+    return Same(
+        row,
+        state.slowdown,
+        without_attention_s(tables, row, count, count, count, count),
+        exposed_s,
+        least_s,
+        weight_bytes_of(tables, row, count),
+        (work[0], work[1], work[2], work[3], work[4]),
+        (measured[0], measured[1], measured[2], measured[3], measured[4]),
+    )
+
+
 @inner
 def coast(cluster: Cluster, tables: IterationTables, log: Log, r: int, until: float) -> None:
     """Step replica `r` on for as long as `may_coast` holds, up to `until`: the same as at every end of a batch, with
     what stays the same from step to step computed once, and the accounts added up before they are written."""
-    state, flight = cluster.replicas[r], cluster.flights[r, 0]
-    replica = replica_view(cluster, r)
-    count, block_size, row, slowdown = state.num_stepping, state.block_size, state.row, state.slowdown
-    steps, step_kv, longest, end_s = state.steps, state.step_kv, state.step_kv_max, flight.end_s
-    last_s, budget, reported_free, last_step = state.last_step_s, cluster.control[BUDGET], 0, state.next_finish - 1
-    shape = Shape(count, count, 0.0, 0.0, count, float(step_kv), float(longest), count, 0.0)
-    fixed_s = without_attention_s(tables, row, count, count, count, count)
-    exposed_s, least_s = host_times(tables, row, shape)
-    weight_bytes, near = weight_bytes_of(tables, row, count), (0, 0)
-    work, of_source = tables.work[row], tables.measured[row]
-    coefficients = (work[0], work[1], work[2], work[3], work[4])
-    measured = (of_source[0], of_source[1], of_source[2], of_source[3], of_source[4])
-    done = work_of(coefficients, measured, shape, weight_bytes, 0, 0.0)
-    gpu_s, iterations, busy_s, kv_block_s = 0.0, state.num_iterations, state.busy_s, state.kv_block_s
+    state, flight, replica = cluster.replicas[r], cluster.flights[r, 0], replica_view(cluster, r)
+    same, count, block_size = _same(tables, state), state.num_stepping, state.block_size
+    steps, last_step, step_kv, longest = state.steps, state.next_finish - 1, state.step_kv, state.step_kv_max
+    last_s, end_s, gpu_s, reported_free, near = state.last_step_s, flight.end_s, 0.0, 0, (0, 0)
+    shape = _shape(count, step_kv, longest)
+    done = work_of(same.coefficients, same.measured, shape, same.weight_bytes, 0, 0.0)
+    iterations, busy_s, kv_block_s = state.num_iterations, state.busy_s, state.kv_block_s
     flops, num_bytes, num_beyond = state.flops, state.bytes, state.num_beyond_measured
-    phase = (steps + 1) % block_size
+    budget, phase = cluster.control[BUDGET], (steps + 1) % block_size
     needed = cluster.growth[r, phase]
-    books = cluster.ledger.size > 0
-    there, num_stages = row, 1
+    books, there, num_stages = cluster.ledger.size > 0, same.row, 1
     if books:
         ledger.end_batch(cluster, r, 0)
         there, num_stages = cluster.clocks[r, ledger.REFERENCE_ROW], cluster.clocks[r, ledger.REFERENCE_STAGES]
@@ -71,14 +112,13 @@ def coast(cluster: Cluster, tables: IterationTables, log: Log, r: int, until: fl
         reported_free = state.free_blocks
         # The next one.
         stepping.grow(replica, needed)
-        shape = Shape(count, count, 0.0, 0.0, count, float(step_kv), float(longest), count, 0.0)
-        attention_s, near = attention_near(tables, row, shape, near)
-        gpu_s = fixed_s + attention_s
-        seconds = exposed_s + max(gpu_s, least_s)
-        end_s = last_s + (seconds + seconds * slowdown)
-        done = work_of(
-            coefficients, measured, shape, weight_bytes, state.num_blocks - state.free_blocks, end_s - last_s
-        )
+        shape = _shape(count, step_kv, longest)
+        attention_s, near = attention_near(tables, same.row, shape, near)
+        gpu_s = same.gpu_s + attention_s
+        seconds = same.exposed_s + max(gpu_s, same.least_s)
+        end_s = last_s + (seconds + seconds * same.slowdown)
+        used = state.num_blocks - state.free_blocks
+        done = work_of(same.coefficients, same.measured, shape, same.weight_bytes, used, end_s - last_s)
         iterations += 1
         busy_s += end_s - last_s
         kv_block_s += done.kv_block_s
@@ -89,29 +129,35 @@ def coast(cluster: Cluster, tables: IterationTables, log: Log, r: int, until: fl
             _note_step(cluster, r, iterations, shape, done, last_s, end_s)
         if books:
             step_host_ns = nanoseconds(seconds - gpu_s)
-            there_s = reference_s(tables, row, gpu_s, there, num_stages, shape, count)
+            there_s = reference_s(tables, same.row, gpu_s, there, num_stages, shape, count)
             step_lost_ns = slower_ns(cluster, r, there, end_s - last_s, there_s, seconds - gpu_s)
         budget -= 1
         phase = phase + 1 if phase + 1 < block_size else 0
         needed = cluster.growth[r, phase]
     _note_step(cluster, r, iterations, shape, done, last_s, end_s)
     flight.gpu_s = gpu_s
-    made = steps - state.steps
     if books:
-        ledger.pass_steps(cluster, r, made - 1, last_s, host_ns, lost_ns)
+        ledger.pass_steps(cluster, r, steps - state.steps - 1, last_s, host_ns, lost_ns)
         divide(cluster, tables, r, 0, shape, count, there, num_stages)
-    state.num_iterations, state.busy_s, state.kv_block_s = iterations, busy_s, kv_block_s
-    state.flops, state.bytes, state.num_beyond_measured = flops, num_bytes, num_beyond
-    state.tokens_computed += made * count
-    state.decode_left -= made * count
-    state.num_produced += made * count
-    state.steps, state.step_kv, state.step_kv_max, state.last_step_s = steps, step_kv, longest, last_s
-    state.reported_free = reported_free
+    cluster.control[BUDGET] = budget
+    state.step_kv, state.step_kv_max, state.reported_free = step_kv, longest, reported_free
+    _hand_back(cluster, r, Sums(iterations, busy_s, kv_block_s, flops, num_bytes, num_beyond), steps, last_s, end_s)
+
+
+@inner
+def _hand_back(cluster: Cluster, r: int, sums: Sums, steps: int, last_s: float, end_s: float) -> None:
+    """Replica `r` has made steps up to this one; the next is in flight, from `last_s` to `end_s`."""
+    state = cluster.replicas[r]
+    made = steps - state.steps
+    state.num_iterations, state.busy_s, state.kv_block_s = sums.iterations, sums.busy_s, sums.kv_block_s
+    state.flops, state.bytes, state.num_beyond_measured = sums.flops, sums.bytes, sums.beyond_measured
+    state.tokens_computed += made * state.num_stepping
+    state.decode_left -= made * state.num_stepping
+    state.num_produced += made * state.num_stepping
+    state.steps, state.last_step_s, state.now_s = steps, last_s, last_s
     state.reported_waiting = state.formed_waiting if made == 1 else 0
     state.formed_waiting = 0
-    state.now_s = last_s
     state.stalled = 1
-    cluster.control[BUDGET] = budget
     cluster.stage_free_s[r, 0] = end_s
     note_next_end(cluster, r, end_s)
 
