@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from gnomon.core.user_files import plain
+from gnomon.serving import cluster as loop
+from gnomon.serving import launch
+from gnomon.serving.state import NONE
 from serving_kit import check_invariants, requests_of, run, scenario
 
 
@@ -53,3 +58,23 @@ def test_prompts_of_thousands_of_chunks(cached: bool) -> None:
     done = run(setup, requests=requests_of([0.0], [40_000], [20]))
     check_invariants(done)
     assert done.cluster.replicas.num_iterations[0] == 40_000 // 16 + 19
+
+
+def test_the_next_of_many_to_report_is_the_first_of_all() -> None:
+    """Batches end and start, replicas begin and cease to report; ends of whole tenths tie often."""
+    draw, count = np.random.default_rng(0), 150
+    ends, reports = np.full(count, np.inf), np.zeros(count, np.int64)
+    books: Any = SimpleNamespace(next_end_s=ends, soonest_s=np.full(5, np.inf))
+    now, found = 0.0, 0
+    for _ in range(3000):
+        one = int(draw.integers(count))
+        ends[one] = now + draw.integers(1, 30) / 10 if draw.random() < 0.9 else np.inf
+        reports[one] = draw.random() < 0.7
+        plain(launch.note_soonest)(books, one)
+        until = now + 0.3
+        group = plain(loop._next_to_report)(books, SimpleNamespace(reports=reports), until)
+        due = np.where(reports != 0, ends, np.inf)
+        assert group == (int(due.argmin()) if due.min() < until else NONE)
+        if group != NONE:
+            now, ends[group], found = max(now, ends[group]), np.inf, found + 1
+    assert found > 500

@@ -70,6 +70,7 @@ def _lane(fleets: Fleet, lane: int, num_replicas: int, memory: Floats) -> Fleet:
         all_.flight_requests[lane],
         all_.flight_tokens[lane],
         first_rows(all_.next_end_s[lane], num_replicas),
+        all_.soonest_s[lane],
         all_.stage_free_s[lane],
         all_.stage_start_s[lane],
         all_.stage_end_s[lane],

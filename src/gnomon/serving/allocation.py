@@ -8,7 +8,7 @@ from gnomon.core.arrays import Floats, Ints
 from gnomon.serving.adapters import new_slots
 from gnomon.serving.calendar import NEVER
 from gnomon.serving.ledger import ENTRY
-from gnomon.serving.state import FLIGHT, NO_LIMIT, NONE, NUM_SERVICE, REPLICA, REQUEST, Cluster
+from gnomon.serving.state import FLIGHT, NEIGHBOURS, NO_LIMIT, NONE, NUM_SERVICE, REPLICA, REQUEST, Cluster
 
 
 def new_cluster(
@@ -51,6 +51,7 @@ def new_cluster(
         flight_requests=ints(num_replicas, max_stages, max_in_batch),
         flight_tokens=ints(num_replicas, max_stages, max_in_batch),
         next_end_s=np.full(num_replicas, NEVER),
+        soonest_s=np.full(-(-num_replicas // NEIGHBOURS), NEVER),
         stage_free_s=np.zeros((num_replicas, max_stages)),
         stage_start_s=np.zeros((num_replicas, max_stages, max_stages)),
         stage_end_s=np.zeros((num_replicas, max_stages, max_stages)),

@@ -33,7 +33,7 @@ from gnomon.serving.log import Log
 from gnomon.serving.loop import receive
 from gnomon.serving.outside import Engine, Fleet, Outside
 from gnomon.serving.sending import give_up_followers, send_next
-from gnomon.serving.state import BUDGET, NONE, NOT_ARRIVED, SHED, Cluster
+from gnomon.serving.state import BUDGET, NEIGHBOURS, NONE, NOT_ARRIVED, SHED, Cluster
 from gnomon.serving.tiers import end_load, latency_s
 from gnomon.serving.tool_cache import expire, let_go_held, note_arrival
 from gnomon.serving.transfers import LATENCY_S, end_transfer, switch_links
@@ -47,11 +47,19 @@ def advance_all(fleet: Fleet, engine: Engine, log: Log, until: float) -> None:
 
 @inner
 def _next_to_report(cluster: Cluster, calendar: Calendar, until: float) -> int:
-    """The group whose batch ends first, before `until`, among those whose ends concern others; or NONE."""
+    """The group whose batch ends first, before `until`, among those whose ends concern others; or NONE. Only where one
+    may end so soon, all neighbours are looked at."""
     group, end_s = NONE, until
-    for r in range(cluster.next_end_s.size):
-        if cluster.next_end_s[r] < end_s and calendar.reports[r] != 0:
-            group, end_s = r, cluster.next_end_s[r]
+    for place in range(cluster.soonest_s.size):
+        if cluster.soonest_s[place] >= end_s:
+            continue
+        first, soonest = NONE, NEVER
+        for r in range(place * NEIGHBOURS, min((place + 1) * NEIGHBOURS, cluster.next_end_s.size)):
+            if cluster.next_end_s[r] < soonest and calendar.reports[r] != 0:
+                first, soonest = r, cluster.next_end_s[r]
+        cluster.soonest_s[place] = soonest
+        if soonest < end_s:
+            group, end_s = first, soonest
     return group
 
 

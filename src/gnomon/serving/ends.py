@@ -16,6 +16,7 @@ from gnomon.serving.handover import (
     prefill_here,
     push_ready,
 )
+from gnomon.serving.launch import note_soonest
 from gnomon.serving.log import Log
 from gnomon.serving.outside import Engine, Fleet, Outside
 from gnomon.serving.sending import give_up_followers, send_followers, send_next
@@ -103,6 +104,7 @@ def land_ready(cluster: Cluster, outside: Outside, r: int, now: float) -> None:
     for member in range(group, group + replica.state.group_size):
         waiting += cluster.replicas[member].num_ready + cluster.replicas[member].reports
     calendar.reports[group] = 1 if waiting > 0 else 0
+    note_soonest(cluster, group)
 
 
 @apart

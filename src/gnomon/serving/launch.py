@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from gnomon.core.jit import apart, inner
 from gnomon.serving import contract, ledger
-from gnomon.serving.state import BUDGET, NONE, Cluster, Replica, replica_view
+from gnomon.serving.state import BUDGET, NEIGHBOURS, NONE, Cluster, Replica, replica_view
 from gnomon.timing.iteration import IterationTables
 from gnomon.timing.lookup import Shape, is_beyond_measured, stage_s, with_host_s
 
@@ -20,8 +20,17 @@ _SPARE_ITERATIONS = 1000
 @inner
 def note_next_end(cluster: Cluster, r: int, end_s: float) -> None:
     """The oldest batch in flight ends then, as the outside sees it."""
+    group = cluster.replicas[r].group_first
     cluster.replicas[r].next_end_s = end_s
-    cluster.next_end_s[cluster.replicas[r].group_first] = end_s
+    cluster.next_end_s[group] = end_s
+    note_soonest(cluster, group)
+
+
+@inner
+def note_soonest(cluster: Cluster, group: int) -> None:
+    """The end of a group's batch may come before that of its neighbours."""
+    place = group // NEIGHBOURS
+    cluster.soonest_s[place] = min(cluster.soonest_s[place], cluster.next_end_s[group])
 
 
 @inner

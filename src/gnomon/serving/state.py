@@ -20,6 +20,7 @@ from gnomon.core.borrow import borrow
 from gnomon.core.jit import inline
 
 NONE = -1
+NEIGHBOURS = 32  # replicas that share a `Cluster.soonest_s`
 
 # Entries of `Cluster.control`.
 BUDGET, FAULT, FAULT_REPLICA, FAULT_REQUEST, NUM_PARKED, NUM_SHED = range(6)
@@ -319,6 +320,8 @@ class Cluster(NamedTuple):
     next_end_s: Floats
     """[replica]: the records' `next_end_s` once more, side by side, because every arrival looks at all of them. Only
     the first replica of a group has one."""
+    soonest_s: Floats
+    """[a neighbourhood of replicas]: none of those whose ends concern others (`Calendar.reports`) ends before."""
     stage_free_s: Floats
     """[replica, stage]: when the stage has done all batches given to it."""
     stage_start_s: Floats
