@@ -6,9 +6,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from weakref import finalize
 
-from gnomon.core.user_files import plain
+import numpy as np
+
+from gnomon.core.arrays import Floats
 from gnomon.serving.routers import Fleet, router
-from gnomon.serving.routers.llmd import SCORE, SEEN, look, pick, score_load
+from gnomon.serving.routers.llmd import KV_USED, SEEN, WAITING
 
 Index = OrderedDict[int, None]
 """Hashes of prefixes that were sent to a replica, the oldest first."""
@@ -22,6 +24,24 @@ def _indices_of(fleet: Fleet) -> list[Index]:
         _indices[run] = [OrderedDict() for _ in range(fleet.cluster.replicas.size)]
         finalize(fleet.memory, _indices.pop, run)
     return _indices[run]
+
+
+def _look(fleet: Fleet, now: float, interval_s: float) -> None:
+    """`llmd.look` for all replicas at once."""
+    replicas, seen, due = fleet.cluster.replicas, fleet.memory, fleet.memory.size - 1
+    if now >= seen[due]:
+        seen[due] = now + interval_s
+        seen[WAITING : SEEN * replicas.size : SEEN] = replicas.reported_waiting
+        seen[KV_USED : SEEN * replicas.size : SEEN] = 1.0 - replicas.reported_free / np.maximum(1, replicas.num_blocks)
+
+
+def _load_scores(fleet: Fleet, queue: float, kv: float) -> Floats:
+    """`llmd.score_load` of the candidates."""
+    waiting, used = (fleet.memory[SEEN * fleet.candidates + of] for of in (WAITING, KV_USED))
+    spread = waiting.max() - waiting.min()
+    short = (waiting.max() - waiting) / spread if spread > 0.0 else 1.0
+    scores: Floats = queue * short + kv * (1.0 - used)
+    return scores
 
 
 @router(
@@ -42,18 +62,18 @@ def llmd_estimated(fleet: Fleet, request_id: int) -> int:
     """As `llmd`, with prefixes as they were sent: at most `index_tokens` of each replica, the oldest forgotten first,
     and the first `depth_tokens` of a prompt (31,250 and 256 blocks of 64 characters, four to a token)."""
     queue, kv, prefix, interval_s, index_tokens, depth_tokens = fleet.parameters[:6].tolist()
-    plain(look)(fleet, request_id, interval_s)
-    plain(score_load)(fleet, queue, kv)
     request, indices = fleet.cluster.requests[request_id], _indices_of(fleet)
+    _look(fleet, float(request.arrival_s), interval_s)
+    scores = _load_scores(fleet, queue, kv)
     replica = fleet.cluster.replicas[fleet.candidates[0]]
     tokens = max(1, int(replica.block_size * replica.blocks_per_hash))
     depth = min(int(request.prefix_count), int(depth_tokens) // tokens)
     first = int(request.prefix_first)
     hashes = fleet.cluster.prefix_hashes[first : first + depth].tolist()
-    for r in fleet.candidates.tolist() if hashes else ():
-        found = next((i for i, one in enumerate(hashes) if one not in indices[r]), depth)
-        fleet.memory[SEEN * r + SCORE] += prefix * found / depth
-    chosen = int(plain(pick)(fleet, request_id))
+    for i, r in enumerate(fleet.candidates.tolist() if hashes else ()):
+        scores[i] += prefix * next((found for found, one in enumerate(hashes) if one not in indices[r]), depth) / depth
+    best = np.flatnonzero(scores == scores.max())
+    chosen = int(fleet.candidates[best[int(fleet.draws[request_id, 0] * best.size)]])
     for one in hashes:
         indices[chosen][one] = None
         indices[chosen].move_to_end(one)
