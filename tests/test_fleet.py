@@ -136,7 +136,7 @@ def test_a_failure_loses_the_iteration_and_keeps_the_tokens() -> None:
     q = done.cluster.requests
     assert q.first_token_s[0] == 1.0
     assert q.finished_s[0] == 13.0  # four tokens at 7 s, six more
-    assert q.num_tries[0] == 2 and q.num_restarts[0] == 1
+    assert q.num_tries[0] == 3 and q.num_restarts[0] == 1  # sent, lost, and again when the replica is up
     assert done.fleet is not None and done.fleet.retries == 1
     again = one_by_one({"events": events, "failures": {"detect_s": 0.5, "keeps_tokens": False}}, count=1)
     assert again.cluster.requests.first_token_s[0] == 7.0

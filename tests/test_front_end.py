@@ -8,7 +8,9 @@ import pytest
 from gnomon.core.config import build
 from gnomon.core.errors import ConfigError
 from gnomon.serving.latency import request_times
+from gnomon.serving.ledger import BEFORE, FRONT_END, OUTAGE
 from gnomon.serving.metrics import summarize
+from gnomon.serving.parts import accounts
 from gnomon.serving.scenario import Scenario
 from serving_kit import requests_of, run, scenario
 
@@ -67,6 +69,41 @@ def test_a_router_that_counts_sees_what_is_being_tokenised_and_a_picker_does_not
         picked, _ = times(slow, (0.0, 0.5), (10, 10), num_replicas=2, router="llmd", seed=seed)
         chosen.add(tuple(picked.cluster.requests.replica.tolist()))
     assert (0, 0) in chosen or (1, 1) in chosen
+
+
+def test_ranks_of_one_replica_share_its_front_end():
+    """Two replicas of two ranks: each takes in two requests, one after the other."""
+    ranks = {"data_parallel": 2, "expert_parallel": True, "num_kv_blocks": 1000}
+    setup = {"model": "mixtral-8x7b", "replica": ranks, "num_replicas": 2, "router": "round_robin"}
+    done, _ = times({"per_request_s": 0.1, "per_replica": True}, (0.0,) * 4, (10,) * 4, **setup)
+    q = done.cluster.requests
+    assert q.replica.tolist() == [0, 1, 2, 3]
+    assert q.front_s == pytest.approx([0.1, 0.2, 0.1, 0.2])
+
+
+def fails_until_5s(at_s: float) -> dict:
+    """The replica fails and is up again at 5 s."""
+    at_once = dict.fromkeys(("node_s", "image_s", "weights_s", "compile_s", "warmup_s"), 0.0)
+    events = [{"at_s": at_s, "what": "fail", "replica": 0}, {"at_s": 5.0, "what": "repair", "replica": 0}]
+    return {"events": events, "failures": {"detect_s": 0.1}, "cold_start": at_once}
+
+
+def test_waiting_for_a_replica_is_no_time_in_its_front_end():
+    """Sent at 1 s, while the only replica is away until 5 s: what comes then belongs to that detour."""
+    slow = {"per_request_s": 0.5, "per_replica": True}
+    setup = scenario(front_end=slow, fleet=fails_until_5s(0.5))
+    done = run(setup, requests=requests_of([1.0], [10], [5]), explained=True)
+    before = accounts(done).parts_ns[0, BEFORE] / 1e9
+    assert (before[OUTAGE], before[FRONT_END]) == (4.5, 0.0)
+    assert done.cluster.requests.arrival_s.tolist() == [1.0]
+    assert done.cluster.requests.scheduled_s.tolist() == [5.5]
+
+
+def test_a_front_end_that_died_has_nothing_to_do_when_its_replica_is_back():
+    """Ten seconds a request: two were to be tokenised until 20 s, and start over at 5 s."""
+    setup = scenario(front_end={"per_request_s": 10.0, "per_replica": True}, fleet=fails_until_5s(4.5))
+    done = run(setup, requests=requests_of([0.0, 0.0], [10, 10], [5, 5]))
+    assert done.cluster.requests.scheduled_s == pytest.approx([15.0, 25.0])
 
 
 def test_the_way_back_delays_every_token_alike():

@@ -64,6 +64,14 @@ def test_what_is_held_is_found_again(cache: dict[str, float], cached: int) -> No
     assert q.cached_tokens[3] == cached
 
 
+def test_it_is_held_until_the_next_call_has_passed_the_front_end_of_its_replica() -> None:
+    """Four seconds a request: the first call ends at 21 s, the other request is tokenised at 32 s, and the next call,
+    sent at 31 s, after it."""
+    front_end = {"per_request_s": 4.0, "per_replica": True}
+    setup = scenario(timing=SECOND, replica={"num_kv_blocks": 12}, tool_cache={"keep_s": 100.0}, front_end=front_end)
+    assert run(setup, requests=session([(28.0, 120, 2)])).cluster.requests.scheduled_s[1] == 36.0
+
+
 @pytest.mark.parametrize(("keep_s", "scheduled_s"), [(5.0, 22.0), (100.0, 27.0)])
 def test_who_needs_what_is_held_waits_for_it(keep_s: float, scheduled_s: float) -> None:
     """Eight blocks do not fit beside the five: not rejected, but served when these are let go, or the next call is

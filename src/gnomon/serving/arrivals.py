@@ -72,7 +72,8 @@ def take_in(fleet: Fleet, outside: Outside, r: int, request_id: int, now: float)
     request.replica = r
     request.status = MOVING
     cluster.replicas[r].num_coming += 1
-    passed_s = leaves_replica_front_end(outside.front, r, now, request.prompt_tokens)
+    group = cluster.replicas[r].group_first
+    passed_s = leaves_replica_front_end(outside.front, group, now, request.prompt_tokens)
     schedule(outside.calendar, passed_s, FRONT_END_PASSED, request_id)
 
 

@@ -29,6 +29,7 @@ from gnomon.serving.calendar import (
 )
 from gnomon.serving.choosing import choose, takes_in
 from gnomon.serving.ends import handle_move, land_ready, take_reports, wake
+from gnomon.serving.front_end import is_per_replica
 from gnomon.serving.log import Log
 from gnomon.serving.loop import receive
 from gnomon.serving.outside import Engine, Fleet, Outside
@@ -61,6 +62,13 @@ def _next_to_report(cluster: Cluster, calendar: Calendar, until: float) -> int:
         if soonest < end_s:
             group, end_s = first, soonest
     return group
+
+
+@apart
+def _let_go_for(cluster: Cluster, outside: Outside, call: int, now: float) -> None:
+    """The scheduler has got a call of an agent: what was held for it alone is held no longer."""
+    first, who = outside.follower_first, outside.followers
+    note_arrival(cluster, outside.tool_cache, outside.calendar, first, who, call, now)
 
 
 @apart
@@ -110,10 +118,11 @@ def _handle_event(fleet: Fleet, engine: Engine, outside: Outside, log: Log) -> N
         if cluster.control[BUDGET] > 0:
             take_next(outside.calendar)
             cluster.replicas[request.replica].num_coming -= 1
-            if request.num_tries <= 1:  # Where it has been in a front end before, that is part of its detour.
+            if request.num_tries <= 1:  # Where it has come before (lost there, or parked), that is part of its detour.
                 request.front_s = now - request.arrival_s
                 request.arrival_s = now
             admit(fleet, outside, request.replica, subject, now)
+            _let_go_for(cluster, outside, subject, now)
             wake(fleet, engine, outside, log, group, now)
     elif kind == BLOCKS_FREED:
         group = cluster.replicas[subject].group_first
@@ -152,8 +161,8 @@ def _handle_event(fleet: Fleet, engine: Engine, outside: Outside, log: Log) -> N
         if cluster.control[BUDGET] > 0:
             take_next(outside.calendar)
             take_in(fleet, outside, request.replica, subject, now)
-            first, who = outside.follower_first, outside.followers
-            note_arrival(cluster, outside.tool_cache, outside.calendar, first, who, subject, now)
+            if not is_per_replica(outside.front):
+                _let_go_for(cluster, outside, subject, now)
             wake(fleet, engine, outside, log, group, now)
 
 

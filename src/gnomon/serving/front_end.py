@@ -20,7 +20,7 @@ from gnomon.serving.sections import FrontEndConfig
 from gnomon.serving.state import Cluster
 
 # The array that the loops carry: seconds per request, per prompt token, workers of a replica's own front end (0 where
-# one stands before the router), then when each worker is free.
+# one stands before the router), then when each worker is free; of a replica's own, from the place of its first rank on.
 _PER_REPLICA, _WORKERS = 2, 3
 
 
@@ -39,9 +39,9 @@ def leaves_front_end(front: Floats, sent_s: float, prompt_tokens: int) -> float:
 
 
 @inner
-def leaves_replica_front_end(front: Floats, r: int, sent_s: float, prompt_tokens: int) -> float:
-    """When a request that the router sends to replica `r` reaches its scheduler."""
-    first = _WORKERS + r * int(front[_PER_REPLICA])
+def leaves_replica_front_end(front: Floats, group: int, sent_s: float, prompt_tokens: int) -> float:
+    """When a request that the router sends to the replica whose first rank is `group` reaches its scheduler."""
+    first = _WORKERS + group * int(front[_PER_REPLICA])
     return _pass(front, first, first + int(front[_PER_REPLICA]), sent_s, prompt_tokens)
 
 
@@ -68,7 +68,8 @@ def _arrivals(front: Floats, sent_s: Floats, prompt_tokens: Any) -> Floats:
 
 def open_front_end(config: FrontEndConfig, cluster: Cluster, num_replicas: int) -> Floats:
     """A front end with so many replicas behind it, idle; the requests whose time of sending is known pass through."""
-    front = np.zeros(_WORKERS + config.workers * num_replicas)
+    places = cluster.replicas.size if config.per_replica else num_replicas
+    front = np.zeros(_WORKERS + config.workers * places)
     front[:_PER_REPLICA] = config.per_request_s, config.per_prompt_token_s
     if config.per_replica and front.any():
         front[_PER_REPLICA] = config.workers
@@ -80,6 +81,12 @@ def open_front_end(config: FrontEndConfig, cluster: Cluster, num_replicas: int) 
     known = np.flatnonzero(np.isfinite(cluster.requests.arrival_s))
     send(front, cluster, known, cluster.requests.arrival_s[known])
     return front
+
+
+def forget_front_end(front: Floats, group: int) -> None:
+    """The replica whose first rank is `group` has died with all that its front end was to take in."""
+    workers = int(front[_PER_REPLICA])
+    front[_WORKERS + group * workers : _WORKERS + (group + 1) * workers] = 0.0
 
 
 def send(front: Floats, cluster: Cluster, ids: Any, sent_s: Floats) -> None:

@@ -73,7 +73,7 @@ REQUEST = np.dtype(
         ("num_restarts", np.int32),  # how often it lost what it had computed: pre-empted, or with a replica that failed
         ("num_preemptions", np.int32),
         ("cached_tokens", np.int32),  # prompt tokens found in the prefix cache at first admission
-        ("num_tries", np.int32),  # how often it was handed to a replica
+        ("num_tries", np.int32),  # how often it came to the router
         ("charged", np.int32),  # output tokens that are on the account of its class already
         ("draw", np.int32),  # state of the request's own random sequence (speculative decoding)
         ("session", np.int32),

@@ -13,6 +13,7 @@ from gnomon.core.borrow import borrow
 from gnomon.core.jit import jit
 from gnomon.serving.adapters import forget_adapters
 from gnomon.serving.calendar import BLOCKS_FREED, Calendar, drop, schedule_all
+from gnomon.serving.front_end import forget_front_end
 from gnomon.serving.handover import free_held, unlink_ready
 from gnomon.serving.ledger import lose
 from gnomon.serving.migration import empty
@@ -94,6 +95,7 @@ def evacuate(
         empty(cluster, r)
         cluster.replicas[r].frozen = 1
         forget_cache(cluster, r)
+        forget_front_end(outside.front, r)
         forget_shelves(outside.tiers, r, cluster.replicas.size)
         forget_adapters(cluster, outside.adapters, r)
         forget_held(cluster, outside.tool_cache, r)
@@ -115,7 +117,6 @@ def _start_over(cluster: Cluster, ids: Ints, moved: Any, keeps_tokens: bool) -> 
         q.charged[ids] = 0
     q.scheduled_s[ids[q.first_token_s[ids] < 0.0]] = -1.0
     q.num_restarts[ids] += moved | (q.processed[ids] > 0)
-    q.num_tries[ids] += 1
     for name, value in (("processed", 0), ("num_blocks", 0), ("keyed_blocks", 0), ("status", NOT_ARRIVED),
                         ("replica", NONE), ("prefill_replica", NONE), ("decode_replica", NONE), ("held_blocks", 0),
                         ("preempted_at_s", -1.0), ("prefilled_s", -1.0), ("moving_s", -1.0),

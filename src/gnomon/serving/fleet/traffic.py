@@ -126,4 +126,5 @@ class Traffic:
 
     def _arrive_again(self, ids: Ints, now_s: float) -> None:
         self.cluster.requests.status[ids] = NOT_ARRIVED
+        self.cluster.requests.num_tries[ids] += 1
         schedule_all(self.outside.calendar, REQUEST_ARRIVES, np.full(ids.size, now_s), ids)
