@@ -17,6 +17,7 @@ from gnomon.core import jit
 from gnomon.serving.outside import Fleet
 from gnomon.serving.routers import foretelling, learned, lookahead, observation, predicted_latency
 from gnomon.serving.routers.foretelling import PRIOR_OUTPUT, PRIOR_WEIGHT
+from gnomon.serving.state import UNBOUNDED
 from gnomon.timing.iteration import blank, geometric_axis
 from test_router_decisions import choice, fleet_of
 
@@ -82,6 +83,9 @@ def test_chunks_leave_room_for_decodes() -> None:
     assert foretelling.chunk_of(fleet(num_holding=[150, 0]), 0, 1000.0) == 100
     assert foretelling.chunk_of(fleet(max_chunk_tokens=[64, 64]), 0, 1000.0) == 64
     assert foretelling.chunk_of(fleet(), 0, 0.0) == 1
+    unbounded = {"max_batch_tokens": [UNBOUNDED] * 2, "max_chunk_tokens": [UNBOUNDED] * 2}
+    assert foretelling.chunk_of(fleet(**unbounded), 0, 1e5) == 4092, "not one prompt as long as the queue"
+    assert foretelling.chunk_of(fleet(num_holding=[9000, 0], **unbounded), 0, 1e5) == 2048
     assert foretelling.kv_each(fleet(), 0) == 40 * 10 / 4
     assert foretelling.kv_each(fleet(), 1) == 0.0
 

@@ -18,14 +18,13 @@ from gnomon.serving.lora import slots_bytes
 from gnomon.serving.policies import POLICIES, PolicySpec
 from gnomon.serving.scenario import KindConfig, Role, Scenario
 from gnomon.serving.sections import ReplicaConfig, ResolvedBatching
+from gnomon.serving.state import UNBOUNDED
 from gnomon.timing.iteration import IterationTables, blank, stack
 from gnomon.timing.speculative import draft_head, with_draft
 from gnomon.workload import Requests, limit_lengths
 
 MAX_POLICIES = 4
 """Different batching policies in one fleet: a fixed number, so that the engine is compiled once."""
-UNBOUNDED = 1 << 40
-"""Tokens that no batch has."""
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ NEIGHBOURS = 32  # replicas that share a `Cluster.soonest_s`
 # Entries of `Cluster.control`.
 BUDGET, FAULT, FAULT_REPLICA, FAULT_REQUEST, NUM_PARKED, NUM_SHED = range(6)
 NO_LIMIT = 1 << 62
+UNBOUNDED = 1 << 40  # `max_batch_tokens` where the policy does not read it: tokens that no batch has
 
 # Life of a request.
 NOT_ARRIVED, WAITING, RUNNING, IN_FLIGHT, FINISHED, REJECTED, SHED, PARKED, MOVING = range(9)

@@ -12,13 +12,16 @@ from typing import Any, NamedTuple
 from gnomon.core.arrays import Ints
 from gnomon.core.jit import inner
 from gnomon.serving.outside import Fleet
-from gnomon.serving.state import Cluster, replica_view
+from gnomon.serving.state import UNBOUNDED, Cluster, replica_view
 from gnomon.serving.stepping import ID, processed_now
 from gnomon.timing import lookup
 from gnomon.timing.lookup import Shape
 
 PRIOR_OUTPUT, PRIOR_WEIGHT = 200.0, 10.0
 """Output tokens expected before any was seen, and how many finished requests that belief is worth."""
+_WITHOUT_BUDGET = 4096
+"""Prompt tokens of an iteration where the policy has no token budget: the prompts of an iteration are priced as one,
+and attention over one as long as the whole queue would cost many times what it does."""
 _SHORTEST_S = 1e-9
 """Ratios of times must exist even where a table of the user's says that nothing takes any time."""
 
@@ -113,14 +116,15 @@ def iteration_s(fleet: Fleet, r: int, prefill: int, decodes: int, kv: float) -> 
 @inner
 def prefill_room(state: Any, decodes: int) -> int:
     """Prompt tokens that an iteration of a replica has room for beside so many decodes, as routers foretell it."""
-    return max(1, state.max_batch_tokens - decodes)
+    budget = state.max_batch_tokens if state.max_batch_tokens < UNBOUNDED else _WITHOUT_BUDGET
+    return max(1, budget - decodes)
 
 
 @inner
 def chunk_of(fleet: Fleet, r: int, prefill: float) -> int:
     """Prefill tokens of one iteration of replica `r` while that much is to be done: what its decodes leave."""
     state = fleet.cluster.replicas[r]
-    room = prefill_room(state, min(state.num_holding, state.max_batch_tokens // 2))
+    room = prefill_room(state, min(state.num_holding, prefill_room(state, 0) // 2))
     return max(1, min(int(prefill), room, state.max_chunk_tokens))
 
 
