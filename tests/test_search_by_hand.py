@@ -20,7 +20,7 @@ from gnomon.search.bench import _task
 from gnomon.search.bound import rate_bound
 from gnomon.search.capacity import coarse_bracket, find_capacity, refine
 from gnomon.search.config import BenchConfig, EffortConfig, SearchConfig
-from gnomon.search.evaluate import Record
+from gnomon.search.evaluate import Record, Task, bound_of
 from gnomon.search.fleet import _first_met, smallest_fleet
 from gnomon.search.matrix import _share, questions
 from gnomon.search.objective import Price, price, rate_for, score, shown
@@ -31,7 +31,7 @@ from gnomon.search.space import Candidate, candidates, pools_of, scenario_of
 from gnomon.search.study import finished_search
 from gnomon.serving.scenario import Scenario
 from gnomon.workload.requests import ArrivalShape
-from search_kit import question
+from search_kit import TABLE, question
 from serving_kit import requests_of, scenario
 
 OFFERED = requests_of([0.0, 1.0], [100, 300], [11, 31])  # 200 prompt tokens and 21 output tokens in the mean.
@@ -57,6 +57,15 @@ def test_the_bound_of_pools_adds_up_each_with_its_own_times() -> None:
     pools = [{"timing": slow, "replica": {"pipeline_parallel": 2}}, {"timing": fast, "num_replicas": 2}]
     found = rate_bound(scenario(pools=pools, timing=slow, batching=plain), OFFERED)
     assert found == pytest.approx(1 / 0.440 + 2 / 0.220)
+
+
+def test_more_may_come_than_are_served_where_goodput_lets_some_be_turned_away() -> None:
+    """Half of the requests must be good: with admission control twice as many may be offered."""
+    slo = {"goodput": {"ttft_s": 1.0, "share": 0.5}}
+    gate = {**TABLE, "admission.name": "queue_limit"}
+    asked = (question(), question(slo=slo), question(settings=gate), question(slo=slo, settings=gate))
+    plain, *others = (bound_of(Task(one, next(iter(candidates(one))))) for one in asked)
+    assert others == [plain, plain, pytest.approx(2 * plain)]
 
 
 def test_the_bound_of_sequences_and_of_the_batch_cap() -> None:

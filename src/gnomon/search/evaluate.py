@@ -16,6 +16,7 @@ from gnomon.search.fleet import smallest_fleet
 from gnomon.search.objective import price, rate_for, score
 from gnomon.search.space import Candidate, scenario_of
 from gnomon.serving.scenario import Scenario
+from gnomon.serving.sections import AdmissionConfig
 from gnomon.workload import Requests, WorkloadConfig, generate
 
 Status = Literal["measured", "passed over", "impossible", "failed"]
@@ -78,9 +79,16 @@ def bound_of(task: Task) -> float | Record:
     try:
         scenario = scenario_of(search, candidate)
         _check_node(scenario)
-        return rate_bound(scenario, sequence(search, scenario))
+        return _bound(search, scenario, sequence(search, scenario))
     except (DoesNotFitError, ConfigError) as error:
         return Record(candidate.label, dict(candidate.overrides), "impossible", str(error))
+
+
+def _bound(search: SearchConfig, scenario: Scenario, requests: Requests) -> float:
+    """Where admission control may turn requests away, more may come than are served."""
+    goodput, lets_all_in = search.slo.goodput, scenario.admission == AdmissionConfig()
+    served = 1.0 if goodput is None or lets_all_in else goodput.share
+    return rate_bound(scenario, requests) / served
 
 
 def _check_node(scenario: Scenario) -> None:
@@ -126,7 +134,7 @@ def pilot(task: Task) -> Estimate:
     scenario = scenario_of(task.search, task.candidate)
     prober = Prober(scenario, sequence(task.search, scenario), task.search.slo)
     count = min(task.search.effort.min_requests * _ranks(scenario), len(prober.requests))
-    bound = rate_bound(scenario, prober.requests) if task.bound is None else task.bound
+    bound = _bound(task.search, scenario, prober.requests) if task.bound is None else task.bound
     low, _ = coarse_bracket(prober, bound, count)
     return Estimate(low, prober.runs, prober.simulated)
 
