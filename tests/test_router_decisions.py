@@ -89,6 +89,7 @@ def test_power_of_two_takes_the_better_of_two(
     draws: tuple[float, float], outstanding: list[float], expected: int
 ) -> None:
     assert choice("power_of_two", {"num_outstanding": outstanding}, draws=draws) == expected
+    assert choice("power_of_two", {"num_coming": outstanding}, draws=draws) == expected
 
 
 @pytest.mark.parametrize(

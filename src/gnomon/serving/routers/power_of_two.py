@@ -10,7 +10,7 @@ from gnomon.serving.routers import Fleet, router
 
 @router("power_of_two", draws=True)
 def power_of_two(fleet: Fleet, request_id: int) -> int:
-    """Of two different random replicas, the one with fewer outstanding requests."""
+    """Of two different random replicas, the one with fewer requests outstanding or on their way to it."""
     replicas = fleet.cluster.replicas
     count = fleet.candidates.size
     first = int(fleet.draws[request_id, 0] * count)
@@ -18,4 +18,5 @@ def power_of_two(fleet: Fleet, request_id: int) -> int:
     if count == 1:
         return a
     b = fleet.candidates[(first + 1 + int(fleet.draws[request_id, 1] * (count - 1))) % count]
-    return a if replicas[a].num_outstanding <= replicas[b].num_outstanding else b
+    fewer = replicas[a].num_outstanding + replicas[a].num_coming <= replicas[b].num_outstanding + replicas[b].num_coming
+    return a if fewer else b
