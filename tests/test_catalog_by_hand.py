@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
+from gnomon.catalog.devices import DTYPE_BYTES, device
 from gnomon.catalog.huggingface import parse_config
 from gnomon.catalog.memory import plan_memory
 from gnomon.catalog.model_library import MODELS, _published_as
 from gnomon.catalog.models import Model
 from gnomon.catalog.parallelism import Parallelism, tensor_degrees
+from gnomon.catalog.weights import attention_weights
 from gnomon.core.errors import ConfigError
 
 PLAIN: dict[str, Any] = {
@@ -18,6 +20,12 @@ PLAIN: dict[str, Any] = {
     "num_key_value_heads": 4, "intermediate_size": 96, "vocab_size": 1000, "max_position_embeddings": 4096,
 }  # fmt: skip
 EXPERTS: dict[str, Any] = {**PLAIN, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+
+COMPRESSED: dict[str, Any] = {
+    **EXPERTS, "model_type": "deepseek_v4", "num_hidden_layers": 3, "compress_ratios": [0, 4, 128], "head_dim": 32,
+    "num_key_value_heads": 1, "q_lora_rank": 16, "qk_rope_head_dim": 8, "o_groups": 4, "o_lora_rank": 12,
+    "sliding_window": 16, "index_n_heads": 4, "index_head_dim": 8, "index_topk": 5, "hc_mult": 2,
+}  # fmt: skip
 
 
 def read(given: dict[str, Any], **changes: Any) -> Model:
@@ -124,6 +132,45 @@ def test_weights_of_a_rank() -> None:
     assert (first, last) == (2 * (each + 64_000), 2 * (each + 64_064))
 
 
+@pytest.mark.parametrize(
+    ("kind", "indexer", "more"),
+    [
+        ("sliding", 0, 0),
+        # Values and gates of one entry from 64 each, 128 positions and a norm, 32 wide.
+        ("compressed", 0, 32 * (2 * 64 + 128) + 32),
+        # The same twice for entries and for index keys, of 4 tokens; the indexer's 4 heads of 8, and their weights.
+        ("compressed_sparse", 16 * 4 * 8, 2 * 32 * (2 * 64 + 4) + 32 + 2 * 8 * (2 * 64 + 4) + 8 + 64 * 4),
+    ],
+)
+def test_weights_of_compressed_attention(kind: Any, indexer: int, more: int) -> None:
+    """Down to 16 for queries and to the one key, up to 8 heads of 32; back through 4 groups of 12. The norms of the
+    layer, of queries and of the key, and a sink per head. Two streams are mixed by 2 x (2 + 2) numbers, each from both,
+    with a bias, and by three scales, at both halves of the layer."""
+    model = read(COMPRESSED)
+    assert kinds(model).split()[0] == "scc"
+    counts: dict[str, int] = {}
+    for one in attention_weights(model, kind):
+        counts[one.group] = counts.get(one.group, 0) + one.count
+    assert counts["attention"] == 64 * (16 + 32) + 16 * 8 * 32
+    assert counts["attention_output"] == 8 * 32 * 12 + 4 * 12 * 64
+    assert counts.get("indexer", 0) == indexer
+    assert counts["other"] == 64 + 16 + 32 + 8 + more + 2 * (8 * (2 * 64 + 1) + 3)
+    whole = {(one.group, one.count) for one in attention_weights(model, kind) if one.ways is None}
+    assert whole == {("attention", 4096), ("attention_output", 3072)}, "all else lies on every rank"
+
+
+def test_bytes_of_number_formats() -> None:
+    """By their bits; tf32 is multiplied with fewer, but lies in memory as fp32 does. What is shorter than 16 bits and
+    has no arithmetic of its own is multiplied in bf16."""
+    bits = {"fp32": 32, "tf32": 32, "bf16": 16, "fp16": 16, "fp8": 8, "int8": 8, "fp4": 4, "int4": 4}
+    assert {name: size / 8 for name, size in bits.items()} == DTYPE_BYTES
+    old = device("h100").model_copy(update={"peak_flops": {"bf16": 1e15, "fp32": 1e14}})
+    assert [old.flops(name) for name in ("bf16", "fp32", "fp8", "int8", "fp4", "int4")] == [1e15, 1e14] + 4 * [1e15]
+    for name in ("fp16", "tf32"):
+        with pytest.raises(ConfigError, match=f"no {name} arithmetic"):
+            old.flops(name)
+
+
 def test_kv_of_a_token() -> None:
     """Keys and values of 4 heads of 8 in 6 layers; of 8 ranks each holds one head, some of them twice."""
     model = read(PLAIN)
@@ -163,6 +210,17 @@ def test_cuts_that_go() -> None:
         Parallelism(tensor_parallel=2, data_parallel=3, expert_parallel=True).check(read(EXPERTS))
     stages = Parallelism(pipeline_parallel=4)
     assert [len(stages.layers_of_stage(read(PLAIN), stage)) for stage in range(4)] == [1, 2, 2, 1]
+
+
+def test_ranks_of_a_cut() -> None:
+    """Five groups of two GPUs in each of three stages: ten GPUs a stage, one stage behind the other."""
+    cut = Parallelism(tensor_parallel=2, pipeline_parallel=3, data_parallel=5)
+    assert (cut.num_gpus, cut.num_expert_ranks) == (30, 10)
+    assert list(cut.tensor_group(2).ranks) == [20, 21]
+    assert list(cut.expert_group(1).ranks) == list(range(10, 20))
+    assert (list(cut.handover_group(1).ranks), cut.handover_group(1).copies) == ([10, 20], 10)
+    assert cut.suited_to(read(EXPERTS)) == cut
+    assert cut.suited_to(read(PLAIN)) == Parallelism(tensor_parallel=2, pipeline_parallel=3)
 
 
 def test_the_smallest_plan_of_memory() -> None:

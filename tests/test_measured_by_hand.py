@@ -7,19 +7,23 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 
+from gnomon import catalog
 from gnomon.core.config import build
-from gnomon.core.errors import GnomonError
+from gnomon.core.errors import DataError, GnomonError
 from gnomon.timing.config import CAPTURE_SIZES, TimingConfig
-from gnomon.timing.operators import Gemm, Operator
+from gnomon.timing.operators import Elementwise, Gemm, Operator, stage_operators
 from gnomon.timing.sources import ANY
 from gnomon.timing.sources.profile.measured import Measured
-from gnomon.timing.sources.profile.samples import Bundle, Samples
+from gnomon.timing.sources.profile.samples import Bundle, Samples, shape_keys
 from gnomon.timing.sources.profile.servingsim import IN_SERVER, read_attention
 from gnomon.timing.sources.profile.shapes import from_neighbours
 from gnomon.timing.sources.silicon import latent
+from gnomon.timing.sources.silicon.exchange import exchange_rows
 from gnomon.timing.sources.silicon.kernels import nearest
+from gnomon.timing.sources.silicon.tables import Table
 
 
 def samples(sizes: list[Any], seconds: list[float]) -> Samples:
@@ -28,6 +32,13 @@ def samples(sizes: list[Any], seconds: list[float]) -> Samples:
 
 def product(n: int, k: int) -> Operator:
     return Operator("product", "gemm", 1, Gemm(n, k))
+
+
+def table(folder: Path, rows: list[dict[str, Any]]) -> Table:
+    path = folder / "gemm" / "vllm" / "0.24.0" / "measured.parquet"
+    path.parent.mkdir(parents=True)
+    pl.DataFrame(rows).write_parquet(path)
+    return Table(path, "vllm", "")
 
 
 def test_prompts_alone_decodes_alone_and_both_are_kept_apart(tmp_path: Path) -> None:
@@ -103,6 +114,123 @@ def test_the_nearest_shape_is_scaled_by_the_roofline() -> None:
     assert found is not None
     assert found.samples.seconds == pytest.approx([0.75 * 160e-6, 0.75 * 320e-6])
     assert found.samples.is_between
+
+
+def test_rows_without_a_time_are_left_out(tmp_path: Path) -> None:
+    times = [0.5, 0.0, -1.0, float("inf"), float("nan"), 2.0]
+    measured = table(tmp_path / "one", [{"m": m, "latency": one} for m, one in enumerate(times)])
+    assert measured.rows("m", "latency").rows() == [(0, 0.5), (5, 2.0)]
+    with pytest.raises(DataError, match="no column 'n'"):
+        measured.rows("m", "n")
+    other = table(tmp_path / "two", [{"m": 1, "transmit_us": 0.0}])
+    assert other.rows("transmit_us").rows() == [(1, 0.0)], "a table that counts its seconds otherwise"
+
+
+def test_points_that_tell_whether_a_module_was_measured_tuned(tmp_path: Path) -> None:
+    """Decodes of up to 16 sequences and 4096 tokens; single prompts from 2048 tokens on. The fastest of each counts, in
+    16 bits, without the layers that skip part of it."""
+    same = {"num_heads": 8, "gemm_type": "bfloat16", "mla_dtype": "bfloat16", "kv_cache_dtype": "bfloat16"}
+    ways = [("module", same, 3.0), ("module", same, 2.0), ("module_skip", same, 1.0)]
+    ways += [("module", {**same, "mla_dtype": "fp8"}, 0.5), ("module", {**same, "kv_cache_dtype": "fp8"}, 0.25)]
+
+    def measured(sizes: list[tuple[int, int, int]]) -> Table:
+        rows = [
+            {"op_name": name, **kind, "batch_size": b, "isl": i, "step": s, "latency": each * (b + i + s)}
+            for name, kind, each in ways
+            for b, i, s in sizes
+        ]
+        return table(tmp_path / str(len(sizes)), rows)
+
+    decodes = measured([(1, 1, 64), (16, 1, 4096), (17, 1, 64), (16, 1, 4097)])
+    prompts = measured([(1, 2047, 0), (1, 2048, 0), (2, 2048, 0)])
+    names = ["num_heads", "batch_size", "isl", "step", "gemm_type", "latency"]
+    found = latent._points(decodes, latent._MODULE["attention_decode"], "bfloat16", "").select(names).sort("step")
+    assert found.rows() == [(8, 1, 1, 64, "bfloat16", 2.0 * 66), (8, 16, 1, 4096, "bfloat16", 2.0 * 4113)]
+    found = latent._points(prompts, latent._MODULE["attention_prefill"], "bfloat16", "").select(names)
+    assert found.rows() == [(8, 1, 2048, 0, "bfloat16", 2.0 * 2049)]
+    plain = latent._points(prompts, latent._KERNEL["attention_prefill"], "fp8", "")
+    assert sorted(plain.columns) == sorted(set(names) - {"gemm_type"})
+    assert plain["latency"].to_list() == [0.25 * 2049]
+
+
+@pytest.mark.parametrize(
+    ("rows", "dispatch_us", "combine_us"),
+    [
+        (  # One row for each phase.
+            [
+                {"phase": "dispatch", "ep_size": 16, "topk": 8, "num_tokens": 4, "transmit_us": 5.0, "notify_us": 2.0},
+                {"phase": "combine", "ep_size": 16, "topk": 8, "num_tokens": 4, "transmit_us": 6.0, "notify_us": 0.5},
+            ],
+            7.0,
+            6.5,
+        ),
+        (  # In milliseconds; preparing belongs to dispatching; the fastest kernel counts.
+            [
+                {"op_name": f"alltoall_{name}", "moe_ep_size": 16, "topk": 8, "num_tokens": 4, "latency": ms}
+                | {"kernel_source": kernel, "moe_dtype": "bf16"}
+                for kernel, each in (("a", 1.0), ("b", 2.0))
+                for name, ms in (("prepare", 0.001 * each), ("dispatch", 0.005 * each), ("combine", 0.007 * each))
+            ],
+            6.0,
+            7.0,
+        ),
+        (  # Two nodes of eight, short.
+            [{"node_num": 2, "num_topk": 8, "num_token": 4, "dispatch_avg_t_us": 3.0, "combine_avg_t_us": 4.0}],
+            3.0,
+            4.0,
+        ),
+        (  # And wide; the faster setting counts.
+            [
+                {"node_num": 2, "num_topk": 8, "num_token": 4, "dispatch_transmit_us": 3.0 * each}
+                | {"dispatch_notify_us": 1.0, "combine_transmit_us": 5.0 * each, "combine_notify_us": 2.0}
+                for each in (2.0, 1.0)
+            ],
+            4.0,
+            7.0,
+        ),
+    ],
+)
+def test_the_forms_of_measured_exchanges(
+    rows: list[dict[str, Any]], dispatch_us: float, combine_us: float, tmp_path: Path
+) -> None:
+    measured = table(tmp_path, [{**row, "hidden_size": 64} for row in rows])
+    for phase, us in (("dispatch", dispatch_us), ("combine", combine_us)):
+        (found,) = exchange_rows(measured, phase, 8).rows(named=True)
+        assert found == pytest.approx({"tokens": 4, "ranks": 16, "width": 64, "choices": 8, "seconds": us * 1e-6})
+
+
+def test_widths_of_element_wise_kernels() -> None:
+    """docs/profile-format.md. Gemma 3 has norms before and behind, and of queries and keys: 5376 wide, 32 heads and 16
+    KV heads of 128, 21504 in the MLP. Phi-2's activation has no gate: 10240 wide."""
+    operators = stage_operators(catalog.model("gemma-3-27b"), catalog.Parallelism())
+    found = {one.name: shape_keys(one) for one in operators if isinstance(one.work, Elementwise)}
+    norms = ("attn_norm", "attn_post_norm", "mlp_norm", "mlp_post_norm", "final_norm")
+    assert {name: found.pop(name) for name in norms} == dict.fromkeys(norms, (("add_norm", 5376), ("norm", 5376)))
+    assert found.pop("act")[0] == ("activation", 21504)
+    assert found == {
+        "embedding": (("embedding", 5376),),
+        "qk_norm": (("qk_norm", (32 + 16) * 128),),
+        "rotary": (("rotary", (32 + 16) * 128),),
+        "kv_write": (("kv_write", 2 * 16 * 128),),
+        "residual_add": (("add", 5376),),
+        "sampler": (("sampler", 262208),),
+    }
+    plain = {one.name: one for one in stage_operators(catalog.model("phi-2"), catalog.Parallelism())}
+    assert shape_keys(plain["act"])[1] == ("activation_plain", 10240)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_numbers_that_are_none_are_refused(number: float) -> None:
+    for name in ("scale", "clock", "expert_speed"):
+        with pytest.raises(GnomonError, match=rf"{name}.* finite number"):
+            build(TimingConfig, {name: number})
+    for name in ("per_iteration", "per_token", "per_sequence", "per_decode"):
+        with pytest.raises(GnomonError, match=rf"{name}.* finite number"):
+            build(TimingConfig, {"source": "table", "table": {name: number}})
+    for name in ("per_iteration_s", "launch_s"):
+        with pytest.raises(GnomonError, match=rf"{name}.* finite number"):
+            build(TimingConfig, {"host": {name: number}})
+    assert build(TimingConfig, {"scale": 1e6, "clock": 1.0}).scale == 1e6
 
 
 def test_what_a_source_does_not_read_is_refused() -> None:

@@ -106,6 +106,18 @@ def test_sglang_retracts_to_the_end_of_the_queue_whoever_has_produced_least() ->
     assert batches("sglang", offered, blocks=78, block_size=1, max_batch_tokens=100) == together + alone
 
 
+def test_sglang_retracts_no_more_than_it_must_and_then_keeps_memory_for_whole_outputs() -> None:
+    """Ten blocks, prompts of one block each, so that each second token needs another. F just fits: beside the five
+    blocks that are free then, 0.7 of A's to E's 11 tokens to come are kept, 12.3 are left, and it asks for 4 + 2 + 4.
+    Six blocks are needed next, and four are free: F, the last, gives its own up, and the other five just suffice.
+    Its outputs being short, all of them are kept free from now on: of the four blocks that A and B leave, 6 tokens are
+    C's to E's, and the 10 others are no more than F asks for (5 + 1 + 4). It waits until they have left, too."""
+    offered = {"A": (0, 4, 2), "B": (0, 4, 2), "C": (0, 4, 4), "D": (0.5, 4, 4), "E": (0.5, 4, 4), "F": (1.5, 4, 2)}
+    prefills = ["A4 B4 C4", "D4 E4", "F4"]
+    decodes = ["A1 B1 C1 D1 E1", "C1 D1 E1", "C1 D1 E1"]
+    assert batches("sglang", offered, blocks=10, max_batch_tokens=100) == [*prefills, *decodes, "F5"]
+
+
 # TensorRT-LLM: whole prompts (or chunks of whole blocks), memory guaranteed to the last token.
 
 

@@ -149,6 +149,26 @@ def test_held_out_points_are_not_seen() -> None:
     assert a_fifth(Memory, x, np.ones(20)).mean == pytest.approx(1.0)
 
 
+def test_a_fifth_is_the_first_of_the_shuffled_folds() -> None:
+    """Seconds are powers of two and 1 is predicted, so that every error says which point it is of."""
+
+    class One:
+        def fit(self, x: Floats, y: Floats) -> One:
+            assert len(y) == 12
+            return self
+
+        def predict(self, x: Floats) -> Floats:
+            return np.ones(len(x))
+
+    y = 0.5 ** np.arange(15.0)
+    held_out = np.random.default_rng(0).permutation(15)[:3]
+    of_three = np.sort(2.0**held_out - 1.0)
+    found = a_fifth(One, np.arange(15.0)[:, None], y)
+    assert (found.median, found.mean) == pytest.approx((of_three[1], of_three.mean()))
+    errors = held_out_errors(One, np.arange(15.0)[:, None], y, num_folds=5, shuffle=True)
+    assert found.mean == pytest.approx(errors[held_out].mean())
+
+
 def test_consecutive_folds_are_harder_than_shuffled_ones() -> None:
     """Steps of 64 KV tokens, measured every 32: a gap of many steps is guessed less well than a single hole."""
     x = np.array([(d, k) for k in range(32, 2048, 32) for d in (1, 2, 4, 8, 16, 32, 64)], dtype=float)

@@ -59,6 +59,13 @@ def test_compressed_attention_deepseek_v4() -> None:
     assert g["csa_decode"].bytes(at(1), at(30000))[0] == (1024 + 128) * 584 + 16 * 1024 * 2
     # The index has one key of 128 for every four tokens, scored by 64 heads on every rank.
     assert g["indexer_decode"].flops(at(4), at(30000))[0] == 4 * 7500 * 2 * 64 * 128
+    # Its queries come from the compressed ones, and a weight for each head from the token itself.
+    assert g["indexer_q_proj"].flops(ONE)[0] == 2 * 1536 * 64 * 128
+    assert g["indexer_k_proj"].flops(ONE)[0] == 2 * 7168 * 64
+    # Norms of the compressed query and of the key; 64 values of 16 heads and of the key turn; one vector is written.
+    assert g["latent_norm"].bytes(ONE)[0] == 2 * (1536 + 512) * 2
+    assert g["rotary"].bytes(ONE)[0] == 2 * (16 + 1) * 64 * 2
+    assert g["kv_write"].bytes(ONE)[0] == 2 * 584
     # A prompt of 8192: 4096 queries see a quarter of what is before them, the others 1024; all but 128 see 128 more.
     pairs = 4096 * 2048 / 4 + 4096 * 1024 + 128 * 64 + (8192 - 128) * 128
     assert g["csa_prefill"].flops(at(8192), at(0))[0] == 2 * 16 * (512 + 512) * pairs
