@@ -9,19 +9,20 @@ import numpy as np
 import pytest
 
 from gnomon.core.config import build
-from gnomon.core.errors import ConfigError, DataError
+from gnomon.core.errors import ConfigError, DataError, DoesNotFitError
 from gnomon.pipeline.costs import StepCosts
 from gnomon.pipeline.execution import execute, jittered, step_graph
+from gnomon.pipeline.explain import critical_path, faster_links, idle_time, total
 from gnomon.pipeline.fluid import COMPUTE, FREE, LINK
 from gnomon.pipeline.graph import GraphBuilder, Label
 from gnomon.pipeline.memory import activations, micro_batches_held
 from gnomon.pipeline.schedule import Action, Schedule
 from gnomon.pipeline.schedule_search import Candidate, Found
-from gnomon.pipeline.step import _changed, run_step, search_schedules
+from gnomon.pipeline.step import TrainingFigures, _changed, run_step, search_schedules
 from gnomon.pipeline.step_config import StepConfig
 from gnomon.pipeline.study import Study, simulate, step_costs, study_plan
-from gnomon.pipeline.sweep_config import Range, priority_grid
-from gnomon.pipeline.sweeps import COLUMNS, read_csv
+from gnomon.pipeline.sweep_config import Priorities, Range, SweepConfig, priority_grid
+from gnomon.pipeline.sweeps import COLUMNS, Sweep, read_csv, sweep
 from gnomon.pipeline.training import Training, TrainingCosts
 from gnomon.pipeline.validation import validate
 from gnomon.pipeline.zoo import Plan, make, zero_bubble_auto
@@ -111,7 +112,7 @@ def test_ranges_include_both_ends() -> None:
     assert Range(start=0.5, stop=2.0, step=0.5).values() == [0.5, 1.0, 1.5, 2.0]
     assert Range(start=3.0, stop=3.0, step=0.1).values() == [3.0]
     assert Range(start=0.0, stop=0.3, step=0.1).values() == [0.0, 0.1, 0.2, 0.3]
-    for given in ((1.0, 0.0, 0.1), (0.0, 1.0, 0.0), (0.0, 1.0, -1.0), (0.0, 1.0, 0.3), (0.0, 1e9, 1.0)):
+    for given in ((1.0, 0.0, 0.1), (0.0, 1.0, 0.0), (0.0, 1.0, -1.0), (0.0, 1.0, 0.3), (0.0, 100_001.0, 1.0)):
         with pytest.raises((ConfigError, ValueError)):
             Range(start=given[0], stop=given[1], step=given[2])
     assert len(Range(start=0.0, stop=100_000.0, step=1.0).values()) == 100_001
@@ -125,9 +126,96 @@ def test_priorities_sum_to_one() -> None:
     assert grid[6:9] == [("a", 0, 1), ("a", 0.5, 0.5), ("a", 1, 0)]
     assert grid[9:] == [(0, "a", 1), (0.5, "a", 0.5), (1, "a", 0)]
     assert len(priority_grid(1.0)) == 7
-    for step in (0.3, 1.5, 0.0, -1.0, 0.001):
+    assert len(priority_grid(1 / 316)) == 317 * 318 / 2 + 2 * 317, "316 squared is less than 100,000"
+    for step in (0.3, 1.5, 0.0, -1.0, 1 / 317):
         with pytest.raises(ConfigError):
             priority_grid(step)
+
+
+def test_configurations_of_a_sweep() -> None:
+    """n of 1, 2, 3 with sync_freq 1, 2: all six but (1, 2); the last key changes fastest."""
+    config = build(
+        SweepConfig,
+        {"n": {"start": 1, "stop": 3, "step": 1}, "sync_freq": [1, 2], "bwd_impact": [0.1, 0.2], "stages": 5},
+    )
+    pairs = [(1, 1), (2, 1), (2, 2), (3, 1), (3, 2)]
+    studies = config.studies()
+    assert [(s.n, s.sync_freq, s.bwd_impact) for s in studies] == [(*p, share) for p in pairs for share in (0.1, 0.2)]
+    assert {(s.stages, s.fwd_len, s.bwd_len, s.fwd_impact) for s in studies} == {(5, 1.0, 2.0, 0.2)}
+    assert config.num_configurations == 10
+    assert config.seconds_each == pytest.approx(4e-6 * 3 * 5)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"fwd_len": []}, "fwd_len is an empty list"),
+        ({"n": {"start": 1, "stop": 2, "step": 0.5}}, "n must be whole"),
+        ({"n": 4, "sync_freq": [5, 6]}, "nothing to run"),
+        ({"fwd_len": [1.0, float("inf")]}, "finite"),
+        ({"bwd_len": [1.0, -1.0]}, "bwd_len"),
+        ({"fwd_len": {"start": 1, "stop": 10_000, "step": 1}, "prop_len": {"start": 1, "stop": 1001, "step": 1}},
+         "10,010,000 configurations; at most 10,000,000"),
+    ],
+)  # fmt: skip
+def test_mistakes_in_a_sweep_are_found_before_it_begins(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build(SweepConfig, given)
+
+
+def test_the_largest_sweep() -> None:
+    many = {"fwd_len": {"start": 1, "stop": 10_000, "step": 1}, "prop_len": {"start": 1, "stop": 1000, "step": 1}}
+    assert build(SweepConfig, many).num_configurations == 10_000_000
+    assert build(SweepConfig, {"n": 4, "sync_freq": 4}).num_configurations == 1
+
+
+def test_a_sweep_of_a_single_stage(tmp_path: Path) -> None:
+    """Three micro-batches of F 1 and B 2; syncs of 4 from 3 on, one behind the other, whatever their priority."""
+    given = {"stages": 1, "n": 3, "fwd_impact": 0.0, "bwd_impact": 0.0, "sync_base_len": [4.0, 0.0]}
+    told: list[float] = []
+    done = sweep(build(SweepConfig, given), step=1.0, jobs=1, workspace=tmp_path, progress=told.append)
+    assert done.totals == pytest.approx(np.array([[15.0] * 7, [9.0] * 7]))
+    assert (len(done.studies), done.grid, told) == (2, priority_grid(1.0), [14])
+    assert list(tmp_path.iterdir()) == [], "what was kept is deleted at the end"
+
+
+def test_rows_of_a_sweep_by_rounded_time() -> None:
+    """0.00004 is less than a row shows: those two stay in the order of their configurations."""
+    grid = [Priorities("a", 0.5, 0.5), Priorities(1.0, 0.0, 0.0)]
+    done = Sweep([Study(n=4), Study(n=8)], grid, np.array([[3.00004, 5.0], [3.0, 2.5]]))
+    assert list(done.rows()) == [
+        "8,1,1.0,2.0,1.0,2.0,0.2,0.2,1.0,0.0,0.0,2.5000\n",
+        "4,1,1.0,2.0,1.0,2.0,0.2,0.2,a,0.5,0.5,3.0000\n",
+        "8,1,1.0,2.0,1.0,2.0,0.2,0.2,a,0.5,0.5,3.0000\n",
+        "4,1,1.0,2.0,1.0,2.0,0.2,0.2,1.0,0.0,0.0,5.0000\n",
+    ]
+
+
+def test_where_the_time_of_one_micro_batch_goes() -> None:
+    """F on 0 until 1, sent until 1.5, F on 1 until 2.5, B until 4.5, sent back until 5.5, B on 0 until 7.5."""
+    run = execute(make("1f1b", Plan(2, 1)), StepCosts(send=0.5, send_grad=1.0))
+    first, second = idle_time(run)
+    assert (first.warm_up, first.busy, first.dependency, first.communication) == pytest.approx((0.0, 3.0, 3.5, 1.0))
+    assert (first.contention, first.cool_down, first.slowed) == pytest.approx((0.0, 0.0, 0.0))
+    assert (second.warm_up, second.busy, second.dependency, second.cool_down) == pytest.approx((1.5, 3.0, 0.0, 3.0))
+    assert (first.idle, second.idle, total([first, second]).idle) == pytest.approx((4.5, 4.5, 9.0))
+    path = critical_path(run)
+    assert [(step.label.kind, step.rank) for step in path] == [
+        ("forward", 0), ("fwd_prop", 0), ("forward", 1), ("backward", 1), ("grad_prop", 1), ("backward", 0),
+    ]  # fmt: skip
+    assert [step.end for step in path] == pytest.approx([1.0, 1.5, 2.5, 4.5, 5.5, 7.5])
+    assert [step.start for step in path] == pytest.approx([0.0, 1.0, 1.5, 2.5, 4.5, 5.5])
+    rows = [(one.sender, one.receiver, one.total_time, one.gain) for one in faster_links(run)]
+    assert rows == [(1, 0, 7.0, pytest.approx(0.5 / 7.5)), (0, 1, 7.25, pytest.approx(0.25 / 7.5))]
+    assert faster_links(run, 4.0)[0].total_time == pytest.approx(6.75)
+
+
+def test_the_critical_path_stays_on_a_rank_that_is_never_free() -> None:
+    """Two micro-batches on one rank: every pass waits for the rank, not for an input."""
+    path = critical_path(execute(make("1f1b", Plan(1, 2)), StepCosts()))
+    assert [(step.label.kind, step.label.microbatch, step.end) for step in path] == [
+        ("forward", 0, 1.0), ("backward", 0, 3.0), ("forward", 1, 4.0), ("backward", 1, 6.0),
+    ]  # fmt: skip
 
 
 def test_passes_are_bounded() -> None:
@@ -162,6 +250,14 @@ def test_gaps_are_filled_with_weight_gradients(clock: float, filled: bool) -> No
     timeline.put_off[1].append(Action("W", 1, 0))
     timeline.fill_gap(0, 1, overrun_long=True, overrun_short=True)
     assert bool(timeline.order[1]) is filled
+
+
+def test_zb_v_needs_the_memory_of_1f1b_and_two_micro_batches_a_rank() -> None:
+    assert len(make("zb-v", Plan(4, 8, memory_limit=4.0)).ranks) == 4
+    with pytest.raises(ConfigError, match=r"zb-v needs 4 activations per rank \(limit: 3\.9\)"):
+        make("zb-v", Plan(4, 8, memory_limit=3.9))
+    with pytest.raises(ConfigError, match="at least 8 micro-batches for 4 ranks"):
+        make("zb-v", Plan(4, 7))
 
 
 def test_a_search_over_schedules_says_which_are_on_the_front() -> None:
@@ -292,3 +388,36 @@ def test_links_inside_a_node_are_faster_than_the_slowest_between_two() -> None:
     assert across > 2 * inside
     assert (step.latency, step.send) == (latency, across)
     assert step.link_speed == {pair: pytest.approx(across / inside) for pair in ("0-1", "1-0", "2-3", "3-2")}
+
+
+def test_a_single_rank_sends_nothing() -> None:
+    step = TrainingCosts(Training(), 1).step_costs(make("1f1b", Plan(1, 2)))
+    assert (step.latency, step.send, step.link_speed) == (0.0, 0.0, {})
+
+
+def test_a_step_fits_where_its_fullest_rank_does() -> None:
+    def figures(device_bytes: float) -> TrainingFigures:
+        return TrainingFigures(1.0, 1.0, 1.0, 0.5, np.array([1e9, 3e9, 2e9]), [], device_bytes)
+
+    assert figures(3e9).fits
+    figures(3e9).check()
+    assert not figures(2.9e9).fits
+    with pytest.raises(DoesNotFitError, match=r"rank 1 needs 3\.0 GB of the GPU's 2\.9 GB"):
+        figures(2.9e9).check()
+
+
+def test_figures_of_a_training_step_by_hand() -> None:
+    """Four ranks of two GPUs, three copies, eight micro-batches of two sequences."""
+    training = Training(tensor_parallel=2, data_parallel=3, micro_batch=2, sequence=1024)
+    done = run_step(build(StepConfig, {"training": training.model_dump(), "schedule": "gpipe", "n": 8}))
+    found, costs = done.training, TrainingCosts(training, 4)
+    assert found is not None
+    assert found.step_s == done.run.total_time
+    assert found.samples_per_s * found.step_s == pytest.approx(8 * 2 * 3)
+    assert found.tokens_per_s == pytest.approx(found.samples_per_s * 1024)
+    assert found.mfu == pytest.approx(costs.step_flops(8) / (found.step_s * 8 * costs.device.flops("bf16")))
+    schedule = make("gpipe", Plan(4, 8))
+    held = costs.static_bytes(schedule) + 8 * costs.activation_bytes()
+    assert found.peak_bytes == pytest.approx(held), "GPipe holds all eight"
+    assert [curve.peak for curve in done.memory] == pytest.approx(held / 1e9)
+    assert done.memory_unit == "GB"

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from gnomon.core.config import build
 from gnomon.core.errors import ConfigError, DataError
@@ -28,7 +29,7 @@ from gnomon.search.pareto import front, latency_axes
 from gnomon.search.results import ResultsFile
 from gnomon.search.slo import Gaps, Verdict, _statistic
 from gnomon.search.space import Candidate, candidates, pools_of, scenario_of
-from gnomon.search.study import finished_search
+from gnomon.search.study import _half_widths, _repeats, finished_search
 from gnomon.serving.scenario import Scenario
 from gnomon.workload.requests import ArrivalShape
 from search_kit import TABLE, question
@@ -365,6 +366,46 @@ def test_the_load_of_a_trace_is_its_requests_over_its_time(monkeypatch: pytest.M
     assert headroom.headroom(setup, replace(offered, shape=None)) is None
 
 
+@pytest.mark.parametrize(
+    ("count", "replicas", "used", "is_rough"),
+    [(999, 1, 999, True), (1000, 1, 1000, False), (1999, 2, 1999, True), (2000, 2, 2000, False),
+     (5001, 1, 5000, False), (10_001, 2, 10_000, False), (20_001, 5, 20_000, False), (399, 2, None, False),
+     (400, 2, 400, True)],
+)  # fmt: skip
+def test_how_many_requests_a_headroom_takes(
+    monkeypatch: pytest.MonkeyPatch, count: int, replicas: int, used: int | None, is_rough: bool
+) -> None:
+    """At least 200 a replica, rough below 1,000, at most 5,000, and 20,000 for all."""
+    seen = []
+    monkeypatch.setattr(headroom, "saturation", lambda _, some, __: seen.append(len(some)) or 10.0)
+    monkeypatch.setattr(headroom, "load_curve", lambda *_: load_curve.LoadCurve((), {}, 0))
+    times = np.arange(float(count))
+    offered = replace(requests_of(times, [9] * count, [2] * count), shape=ArrivalShape(times, 1.0))
+    found = headroom.headroom(scenario(num_replicas=replicas), offered)
+    assert seen == ([] if used is None else [used])
+    assert (found is None) is (used is None)
+    assert found is None or (found.is_rough, found.load_per_s) == (is_rough, 20.0)
+
+
+def test_nobody_waits_for_a_headroom_longer_than_20_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(seconds: float) -> Any:
+        def found(_: Any, __: Any, turn: Any) -> float:
+            clock[0] += seconds
+            with turn():
+                return 10.0
+
+        return found
+
+    clock = [5.0]
+    monkeypatch.setattr(headroom, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(headroom, "load_curve", lambda *_: load_curve.LoadCurve((), {}, 0))
+    times = np.arange(400.0)
+    offered = replace(requests_of(times, [9] * 400, [2] * 400), shape=ArrivalShape(times, 1.0))
+    for seconds, is_found in ((20.0, True), (20.5, False)):
+        monkeypatch.setattr(headroom, "saturation", slow(seconds))
+        assert (headroom.headroom(scenario(), offered) is not None) is is_found
+
+
 def test_loads_of_a_curve(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     row = {(name, stat): 1.0 for name in load_curve.LATENCIES for stat in load_curve.STATISTICS}
@@ -414,6 +455,67 @@ def test_layouts_and_labels() -> None:
     space = {"device": ["h100"], "disaggregated": apart, "batching": ["vllm_v1"]}
     asked = build(SearchConfig, {"model": "llama-2-7b", "space": space})
     assert [dict(c.overrides).get("layout") for c in candidates(asked)] == [None, "2P-TP1 1D-TP2"]
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_number_format_is_set_where_it_was_asked_for(apart: bool) -> None:
+    """Nothing is set where only the scenario's own is meant."""
+    pools = {"prefill_replicas": [1], "prefill_tensor_parallel": [1], "decode_replicas": [1],
+             "decode_tensor_parallel": [1]}  # fmt: skip
+
+    def formats(*given: str) -> list[str | None]:
+        space = {"device": ["h100"], "disaggregated": pools, "batching": ["vllm_v1"], "dtype": given}
+        found = (dict(c.overrides) for c in candidates(build(SearchConfig, {"model": "llama-2-7b", "space": space})))
+        return [one.get("timing.dtype") for one in found if ("layout" in one) is apart]
+
+    assert formats("auto") == [None]
+    assert formats("fp8") == ["fp8"]
+    assert formats("auto", "fp8") == ["auto", "fp8"]
+
+
+def test_what_a_space_leaves_unsaid() -> None:
+    """One copy and one rank need no router, unless copies are counted; a degree of 1 is said where others are."""
+
+    def space(**given: Any) -> list[dict[str, Any]]:
+        objective = given.pop("asked", {})
+        base = {"device": ["h100"], "batching": ["vllm_v1"], "router": ["random"]}
+        asked = build(SearchConfig, {"model": "llama-2-7b", "space": base | given} | objective)
+        names = ("num_replicas", "router.name", "replica.data_parallel", "replica.expert_parallel")
+        return [{k: v for k, v in c.overrides if k in names} for c in candidates(asked)]
+
+    assert space() == [{}]
+    assert space(num_replicas=[1, 2]) == [{}, {"num_replicas": 2, "router.name": "random"}]
+    assert space(data_parallel=[2]) == [{"replica.data_parallel": 2, "router.name": "random"}]
+    assert space(data_parallel=[1, 2]) == [
+        {"replica.data_parallel": 1},
+        {"replica.data_parallel": 2, "router.name": "random"},
+    ]
+    assert space(expert_parallel=[False, True]) == [{}, {"replica.expert_parallel": True}]
+    counted = {"objective": "cost", "load": 9.0}
+    assert space(num_replicas=[1, 2], asked=counted) == [{"router.name": "random"}]
+
+
+@pytest.mark.parametrize("others", range(1, 14))
+def test_margins_are_those_of_student(others: int) -> None:
+    """A capacity of n + 1 and n sequences of 0: the deviations are n and n times -1, so that the standard deviation is
+    the root of n (n + 1) / n, and over the root of the n + 1 values just Student's t is left."""
+    asked = question(seed=7, effort={"num_sequences": others + 1})
+    best = Record("it", {"device": "h100"}, "measured", capacity_per_s=others + 1.0, num_requests=800)
+    repeats = _repeats(asked, [best])
+    assert list(repeats.values()) == [(asked, best.candidate, 8 + k, others + 1.0, 800) for k in range(others)]
+    margins = _half_widths(asked, [best], dict.fromkeys(repeats, 0.0))
+    t = stats.t.ppf(0.975, min(others, 10))
+    assert margins == {"it": pytest.approx(t, abs=0.0005)}
+
+
+def test_sequences_that_failed_are_not_counted() -> None:
+    asked = question(effort={"num_sequences": 4})
+    best = Record("it", {}, "measured", capacity_per_s=10.0, num_requests=800)
+    keys = list(_repeats(asked, [best]))
+    assert _half_widths(asked, [best], {}) == {}
+    found = _half_widths(asked, [best], {keys[0]: 12.0, keys[2]: 14.0})
+    assert found == {"it": pytest.approx(4.303 * 2.0 / np.sqrt(3))}
+    assert _repeats(question(objective="cost", load=9.0), [best]) == {}
 
 
 def test_a_prober_counts_and_remembers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,7 +73,7 @@ class TrainingFigures:
     """Per GPU of each rank: weights, gradients, optimizer, activations."""
     memory: list[Curve] = field(repr=False)
     """Per rank, in GB."""
-    device_bytes: float = 0.0
+    device_bytes: float
 
     @property
     def fits(self) -> bool:
