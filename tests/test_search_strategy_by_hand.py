@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +15,7 @@ import pytest
 from gnomon.core.config import build
 from gnomon.core.parallel import Outcome
 from gnomon.search import capacity as capacities
+from gnomon.search import study
 from gnomon.search.config import SearchConfig, SloTargets
 from gnomon.search.evaluate import (
     Estimate,
@@ -89,6 +93,13 @@ def test_a_request_that_was_refused_waited_for_ever() -> None:
     assert found.figures["tpot_s p50"] == 2.0, "1, 2 and for ever: one token has none"
 
 
+def test_answers_of_one_token_have_no_time_between_tokens() -> None:
+    found = judge(ended(FOUR[1:2]), targets(tpot_s={"max": 1.0}, tbt_s={"max": 1.0, "p50": 1.0}))
+    assert (found.excess, found.figures["tpot_s max"], found.figures["tbt_s p50"]) == (0.0, 0.0, 0.0)
+    thousand = judge(ended(FOUR, {0.1: 500, 0.2: 500}), targets(tbt_s={"p50": 1.0, "p50.2": 1.0}))
+    assert (thousand.figures["tbt_s p50"], thousand.figures["tbt_s p50.2"]) == (0.1, 0.2)
+
+
 def test_good_requests_meet_all_their_limits() -> None:
     """TTFT up to 2: three; TPOT up to 1: three (a single token has none); both: three; with E2E below 5, two."""
 
@@ -100,7 +111,8 @@ def test_good_requests_meet_all_their_limits() -> None:
     assert goodput(ttft_s=2.0, e2e_s=4.9).good_share == 0.5
     assert not goodput(ttft_s=2.0, e2e_s=4.9).met
     none = goodput(ttft_s=0.5, share=0.5)
-    assert (none.good_share, none.met) == (0.0, False)
+    assert (none.good_share, none.excess) == (0.0, pytest.approx(0.5e9)), "finite: it can be written to a file"
+    assert goodput(tpot_s=0.6).good_share == 0.5, "0.5, and a single token that has none"
     unfinished = ended([*FOUR[:3], (3.0, 3.5, 4.0, -1.0, 5, REJECTED)])
     assert judge(unfinished, targets(goodput={"ttft_s": 9.0})).good_share == 0.75
 
@@ -195,6 +207,14 @@ def test_a_configuration_that_no_load_suits_says_by_how_much_it_misses(monkeypat
         found = evaluate(Task(question(), one, bound=1.0))
         assert (found.status, found.score, found.capacity_per_s, found.nearest_miss) == ("measured", None, 0.0, miss)
         assert found.reason == f"the SLO is met at no load: {verdict.miss}"
+
+
+def test_where_most_are_never_served_a_lower_load_helps_only_if_they_were_turned_away() -> None:
+    """Half the bound says it all where requests are too long; else halves, until less than a millionth is left."""
+    unserved = Verdict(np.inf, "ttft_s p90", {"e2e_s p50": None}, 1.0, 0.9)
+    assert capacities.coarse_bracket(lambda *_: unserved, 1.0, 500) == (0.0, 0.5)  # type: ignore[arg-type]
+    shed = replace(unserved, turned_away=0.9)
+    assert capacities.coarse_bracket(lambda *_: shed, 1.0, 500) == (0.0, 2.0**-20)  # type: ignore[arg-type]
 
 
 def test_copies_are_counted_out_for_a_load(nine_per_copy: list[tuple[float, int]]) -> None:
@@ -333,6 +353,26 @@ def test_an_exhaustive_search_measures_all_with_nothing_to_beat() -> None:
     assert workers.rounds == [[(tokens, None) for tokens in range(1, 7)]]
     assert [one.score for one in found.ranked] == [6.0, 5.0, 4.0, 3.0, 2.0, 1.0]
     assert told == [(done, 6) for done in range(1, 7)]
+
+
+def test_a_search_keeps_its_records_in_the_file_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = tokens_question(2, strategy="exhaustive", effort={"num_intervals": 0})
+    workers = Workers({evaluate: lambda _, tokens: measured(tokens, float(tokens))})
+    monkeypatch.setattr(study, "compile_for", lambda _: None)
+    monkeypatch.setattr(study, "shared_workers", lambda **_: nullcontext(workers))
+    told: list[tuple[int, int]] = []
+    found = study.search(asked, results=tmp_path / "results.jsonl", on_progress=lambda *done: told.append(done))
+    assert told == [(1, 2), (2, 2)]
+    assert set(ResultsFile(tmp_path / "results.jsonl", asked).known) == {one.key for one in candidates(asked)}
+    again = study.search(asked, results=tmp_path / "results.jsonl")
+    assert len(workers.rounds) == 1, "everything is known"
+    assert again.ranked == found.ranked == study.search(asked).ranked
+    assert len(workers.rounds) == 2
+
+
+def test_nothing_found() -> None:
+    nothing = study.Found(question(), [], [])
+    assert (nothing.best, nothing.runs, nothing.simulated) == (None, 0, 0)
 
 
 def test_the_winner_is_run_at_its_capacity_and_counts_who_meets_its_limits() -> None:
