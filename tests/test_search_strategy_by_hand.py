@@ -304,6 +304,17 @@ def test_rounds_double_and_each_must_beat_the_best_of_those_before() -> None:
     assert told[-1] == (100, 100)
 
 
+def test_what_a_load_is_worth() -> None:
+    """12 requests/s on two GPUs; for the objective cost, per dollar, too."""
+    goodput = question(objective="goodput_per_gpu", slo={"goodput": {"ttft_s": 1.0}})
+    by_price, by_cost = question(), question(objective="cost", load=9.0)
+    one = next(c for c in candidates(by_price) if dict(c.overrides)["replica.tensor_parallel"] == 2)
+    dollars = price(scenario_of(by_price, one)).per_hour
+    assert study._worth(goodput, one, 12.0) == pytest.approx(6.0)
+    assert study._worth(by_price, one, 12.0) == pytest.approx(12.0 / dollars)
+    assert study._worth(by_cost, one, 12.0) == pytest.approx(12.0 / dollars)
+
+
 def test_placements_that_promise_more_come_first() -> None:
     """By its bound an A100 is better, by its pilot an H100, also for its price."""
     batching = [{"policy": "vllm_v1", "max_batch_tokens": [1, 2]}]
@@ -318,7 +329,11 @@ def test_placements_that_promise_more_come_first() -> None:
     )
     found = search_with(asked, ResultsFile(None, asked), workers, lambda *_: None)
     assert workers.piloted == [("a100", 2), ("h100", 2)]
-    assert seen == [("h100", 2), ("h100", 1), ("a100", 2), ("a100", 1)]
+    in_order = [("h100", 2), ("h100", 1), ("a100", 2), ("a100", 1)]
+    assert seen == in_order
+    workers.answers[pilot] = lambda device, _: Estimate(0.1, 1, 1) if device == "h100" else None
+    search_with(asked, ResultsFile(None, asked), workers, lambda *_: None)
+    assert seen[4:] == in_order, "a pilot that failed promises nothing"
     assert (found.best, found.ranked, len(found.others), found.margins) == (None, [], 4, {})
 
 
@@ -334,7 +349,9 @@ def test_what_cannot_run_or_failed_is_named_and_the_rest_goes_on() -> None:
         },
     )
     file = ResultsFile(None, asked)
-    found = search_with(asked, file, workers, lambda *_: None)
+    told: list[tuple[int, int]] = []
+    found = search_with(asked, file, workers, lambda *done: told.append(done))
+    assert told == [(done, 5) for done in range(1, 6)]
     assert [one.label for one in found.ranked] == ["tokens=4", "tokens=5"]
     assert [(one.status, one.reason) for one in found.others] == [
         ("impossible", "too small"), ("failed", "lost"), ("failed", "lost"),
