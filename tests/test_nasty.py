@@ -38,6 +38,10 @@ REPORTED = [
     "compare --workload.num-requests 20 --vary batching.policy=vllm_v1,sarathi --fleet.failures.mtbf-s 5e-324",
     "profile overhead .",
     "verify vidur .",
+    "verify disagg deep.json",
+    "posttrain sweep posttrain.yaml --policies disaggregated --nodes 2147483648",
+    "route compare mixed_bursty --routers random --num-seeds 2147483648",
+    "route train --config quick --out trained --domain.devices []",
     "time --prefill -1",
     "time --decode 9223372036854775808",
 ]

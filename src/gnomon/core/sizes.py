@@ -50,7 +50,9 @@ Sequences = Annotated[int, Ge(1), AtMost(65_536, "a GPU runs no more at once")]
 BatchTokens = Annotated[int, Ge(1), AtMost(2**22, "the tables of iterations end there")]
 DraftTokens = Annotated[int, Ge(1), AtMost(256, "the tables of iterations grow with every drafted token")]
 Blocks = Annotated[int, Ge(0), AtMost(2**31 - 1, "blocks are counted in 32 bits")]
-Nodes = Annotated[int, Ge(1), AtMost(16_384, "every GPU is simulated")]
+MAX_NODES = 16_384
+Nodes = Annotated[int, Ge(1), AtMost(MAX_NODES, "every GPU is simulated")]
+Seeds = Annotated[int, Ge(1), AtMost(100_000, "each is a run of its own, and intervals hardly narrow any more")]
 Steps = Annotated[int, Ge(1), AtMost(10_000_000, "a run of so many steps would take weeks")]
 
 

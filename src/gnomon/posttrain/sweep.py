@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gnomon.core.errors import ConfigError
+from gnomon.core.sizes import MAX_NODES
 from gnomon.posttrain.advise import candidates
 from gnomon.posttrain.compare import compare, placed, policies_to_compare
 from gnomon.posttrain.config import Posttrain
@@ -14,8 +15,6 @@ from gnomon.posttrain.placement import placement_of
 
 def scaled(config: Posttrain, num_nodes: int) -> Posttrain:
     """The same on another number of nodes, with the valid placement whose shares are nearest."""
-    if num_nodes < 1:
-        raise ConfigError(f"a cluster of {num_nodes} nodes.", where="--nodes", fix="Give positive numbers.")
     before, total = placement_of(config), config.cluster.num_gpus
     shares = [len(gpus) / total for gpus in before.by_name().values()]
     larger = config.model_copy(update={"cluster": config.cluster.model_copy(update={"num_nodes": num_nodes})})
@@ -38,6 +37,9 @@ def sweep(
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[dict[str, Any]]:
     """One row per size and policy."""
+    for num_nodes in nodes:
+        if not 1 <= num_nodes <= MAX_NODES:
+            raise ConfigError(f"a cluster of {num_nodes:,} nodes.", where="--nodes", fix=f"Give 1 to {MAX_NODES:,}.")
     rows = []
     for done, num_nodes in enumerate(nodes):
         on_progress(done, len(nodes))

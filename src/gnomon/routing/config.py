@@ -10,7 +10,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from gnomon.core.config import Config, load
 from gnomon.core.errors import UnknownNameError
-from gnomon.core.sizes import CountOrNone, Degree, Requests, Seed, Sequences, Steps
+from gnomon.core.sizes import CountOrNone, Degree, Requests, Seed, Seeds, Sequences, Steps
 from gnomon.routing.domain import DomainConfig, RewardConfig
 from gnomon.serving.sections import QUEUE_DEPTH, LengthsKnown
 
@@ -148,7 +148,7 @@ class CompareConfig(Config):
     """Built-in names or YAML files; all built-in ones if none is given."""
     routers: tuple[str, ...] = ()
     """Routers beside the policies; all baselines if none is given."""
-    num_seeds: Annotated[int, Field(ge=2)] = 5
+    num_seeds: Annotated[Seeds, Field(ge=2)] = 5
     """Traces per scenario."""
     first_seed: Seed = 2000
     """The first of their seeds. Training draws its traces from streams of other names; seeds below 2000 were looked at

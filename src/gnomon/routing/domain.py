@@ -22,19 +22,19 @@ class DomainConfig(Config):
 
     model: str = "llama-3-8b"
     """Model that all replicas serve."""
-    devices: tuple[str, ...] = ("h100", "a100-80gb")
+    devices: Annotated[tuple[str, ...], Field(min_length=1)] = ("h100", "a100-80gb")
     """GPUs; all replicas of a cluster are on one of them, unless their speeds differ."""
     source: str = "roofline"
     """Where iteration times come from (`timing.source`), so that a policy does not depend on what is installed."""
     num_replicas: tuple[PositiveInt, PositiveInt] = (2, 8)
     """Fewest and most replicas."""
-    slowdowns: tuple[PositiveFloat, ...] = (1.0, 1.5, 2.0, 3.0)
+    slowdowns: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)] = (1.0, 1.5, 2.0, 3.0)
     """How much slower than its device a replica of an unequal cluster may be."""
     unequal_share: Share = 0.4
     """Share of the clusters whose replicas differ in speed."""
-    max_sequences: tuple[PositiveInt, ...] = (32, 64, 128, 256)
+    max_sequences: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (32, 64, 128, 256)
     """Batch caps."""
-    max_batch_tokens: tuple[PositiveInt, ...] = (2048, 8192)
+    max_batch_tokens: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (2048, 8192)
     """Token budgets of an iteration."""
     load: tuple[PositiveFloat, PositiveFloat] = (0.5, 0.95)
     """Least and most offered load, as a share of what the cluster can serve."""

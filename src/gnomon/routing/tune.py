@@ -18,7 +18,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat
 from gnomon.core.arrays import Floats
 from gnomon.core.config import Config
 from gnomon.core.parallel import Map, shared_workers
-from gnomon.core.sizes import Requests, Seed, Steps
+from gnomon.core.sizes import Requests, Seed, Seeds, Steps
 from gnomon.core.streams import stream
 from gnomon.routing.compare import TEACHER, find_scenario, one_row
 from gnomon.routing.windows import training_requests
@@ -44,7 +44,7 @@ class TuneConfig(Config):
     """Standard deviation of the logarithms of the weights, at first."""
     narrowing: Annotated[float, Field(gt=0, le=1)] = 0.85
     """The spread is multiplied by this after every generation."""
-    num_seeds: Steps = 5
+    num_seeds: Seeds = 5
     """Traces of each scenario on which all candidates are simulated."""
     num_requests: Requests | None = None
     """Requests per trace; if not given, as many as the scenario has (of a recorded trace without a number, 4,000). A
@@ -56,7 +56,7 @@ class TuneConfig(Config):
     """Where iteration times come from (`timing.source`), instead of what the scenarios say."""
     lengths: LengthsKnown = "none"
     """What the rule knows of output lengths."""
-    held_out_seeds: Annotated[int, Field(ge=2)] = 5
+    held_out_seeds: Annotated[Seeds, Field(ge=2)] = 5
     """Traces of each scenario on which the result is compared with the other routers: none that it was tuned on."""
     seed: Seed = 0
     """Every random draw follows from it. Traces come from other streams than those of comparisons."""

@@ -13,7 +13,6 @@ collectives; they are predicted with the nominal ones.
 
 from __future__ import annotations
 
-import json
 import statistics
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 
 from gnomon.core.config import build
 from gnomon.core.errors import DataError
+from gnomon.core.text import read_json
 from gnomon.serving.metrics import summarize
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.simulate import run
@@ -101,12 +101,13 @@ class Predicted:
 
 def read_runs(path: str | Path) -> list[Measured]:
     """The runs of a file of llm-d-prism."""
+    rows = read_json(path)
     try:
-        runs = [_measured(row) for row in json.loads(Path(path).read_text(encoding="utf-8"))]
+        runs = [_measured(row) for row in rows]
         if not runs:
             raise ValueError("it is empty")
         return sorted(runs, key=lambda one: (one.prefill is None, one.layout, one.concurrency))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(
             f"this is no file of measured layouts: {error!r}.", where=str(path), fix="Name llmd/prism_pd_grid.json."
         ) from None
