@@ -319,8 +319,7 @@ class Cluster(NamedTuple):
     """[replica, ring position, place in the batch]"""
     flight_tokens: Ints
     next_end_s: Floats
-    """[replica]: the records' `next_end_s` once more, side by side, because every arrival looks at all of them. Only
-    the first replica of a group has one."""
+    """[replica]: the records' `next_end_s` side by side, as arrivals look at all; only a group's first has one."""
     soonest_s: Floats
     """[a neighbourhood of replicas]: none of those whose ends concern others (`Calendar.reports`) ends before."""
     stage_free_s: Floats
