@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gnomon.core.arrays import Floats, Ints
+from gnomon.core.borrow import borrow
 from gnomon.core.fair_share import NUM_TYPES, share_links
 from gnomon.core.jit import inner, jit
 
@@ -85,6 +86,21 @@ class Queues(NamedTuple):
 
     tasks: Ints
     length: Ints
+
+
+class Scene(NamedTuple):
+    """The arrays of a run, which are lent to compiled code."""
+
+    template: Records
+    """The tasks as they are before."""
+    successors: Ints
+    tasks: Records
+    ranks: Records
+    queues: Queues
+    present: Ints
+    """Scratch: ready transfers by rank and type."""
+    done: Ints
+    """Scratch: the tasks that a step has ended."""
 
 
 @inner
@@ -226,49 +242,57 @@ def _record(
     return num_segments
 
 
-@jit
-def _run(
-    template: Records, successors: Ints, ranks: Records, weights: Floats, tiers: Ints, record: bool
-) -> tuple[float, Records, Floats, int]:
-    tasks = template.copy()
-    num_tasks = tasks.size
-    queues = Queues(np.empty((3, num_tasks), np.int64), np.zeros(3, np.int64))
-    present = np.empty((ranks.size, NUM_TYPES), np.int64)
-    done = np.empty(num_tasks, np.int64)
-    last = np.full(num_tasks if record else 0, -1, np.int64)
-    segments, num_segments = np.empty((64 if record else 0, 4)), 0
+@inner
+def _play(
+    scene: Scene, weights: Floats, tiers: Ints, record: bool, segments: Floats, last: Ints
+) -> tuple[float, Floats, int, int]:
+    tasks, ranks, queues = scene.tasks, scene.ranks, scene.queues
+    for channel in range(FREE + 1):
+        queues.length[channel] = 0
     for r in range(ranks.size):
         ranks[r].running = -1
         ranks[r].capacity = 1.0
         ranks[r].sync_share = 0.0
-    for index in range(num_tasks):
+    for index in range(tasks.size):
+        tasks[index] = scene.template[index]
         tasks[index].share = 1.0
         if tasks[index].missing == 0:
             _enqueue(tasks, queues, index, 0.0)
-    now, links_changed, num_events = 0.0, True, 0
+    now, links_changed, num_events, num_segments = 0.0, True, 0, 0
     while True:
         _dispatch(tasks, ranks, queues, now)
         if links_changed:
-            _share_links(tasks, ranks, queues, present, weights, tiers)
+            _share_links(tasks, ranks, queues, scene.present, weights, tiers)
         _set_compute_rates(tasks, ranks)
         step = _time_to_next_completion(tasks, ranks, queues)
         if np.isinf(step):
-            return now, tasks, segments[:num_segments], num_events
+            return now, segments, num_segments, num_events
         if record:
             while num_segments + queues.length[LINK] > segments.shape[0]:
                 segments = np.concatenate((segments, np.empty_like(segments)))
             num_segments = _record(tasks, queues, segments, num_segments, last, now, step)
-        num_done = _advance(tasks, ranks, queues, now, step, done)
+        num_done = _advance(tasks, ranks, queues, now, step, scene.done)
         now += step
         num_events += 1
-        links_changed = _release(tasks, queues, successors, done, num_done, now)
+        links_changed = _release(tasks, queues, scene.successors, scene.done, num_done, now)
 
 
 @jit
-def _run_many(template: Records, successors: Ints, ranks: Records, weights: Floats, tiers: Ints) -> Floats:
+def _run(scene: Scene, weights: Floats, tiers: Ints, record: bool) -> tuple[float, Floats, int]:
+    segments, last = np.empty((64 if record else 0, 4)), np.full(scene.tasks.size if record else 0, -1, np.int64)
+    now, segments, num_segments, num_events = _play(
+        borrow(scene), borrow(weights), borrow(tiers), record, segments, last
+    )
+    return now, segments[:num_segments], num_events
+
+
+@jit
+def _run_many(scene: Scene, weights: Floats, tiers: Ints) -> Floats:
     totals = np.empty(weights.shape[0])
+    lent, lent_weights, lent_tiers = borrow(scene), borrow(weights), borrow(tiers)
+    segments, last = np.empty((0, 4)), np.empty(0, np.int64)
     for row in range(totals.size):
-        totals[row] = _run(template, successors, ranks, weights[row], tiers[row], False)[0]
+        totals[row] = _play(lent, lent_weights[row], lent_tiers[row], False, segments, last)[0]
     return totals
 
 
@@ -278,12 +302,24 @@ def run(graph: TaskGraph, num_ranks: int, weights: Floats, tiers: Ints, *, recor
     `weights` and `tiers` are per transfer type; a tier of NO_TIER shares by weight. The graph must not have a cycle
     (`gnomon.pipeline.validation` names it): the tasks in one, and those after it, end at NaN.
     """
-    ranks = np.zeros(num_ranks, RANK).view(np.recarray)
-    total, tasks, segments, num_events = _run(graph.tasks, graph.successors, ranks, weights, tiers, record)
-    return Trace(float(total), tasks.view(np.recarray), segments, int(num_events))
+    scene = _scene(graph, num_ranks)
+    total, segments, num_events = _run(scene, weights, tiers, record)
+    return Trace(float(total), scene.tasks, segments, int(num_events))
 
 
 def run_many(graph: TaskGraph, num_ranks: int, weights: Floats, tiers: Ints) -> Floats:
     """The total time for each row of `weights` and `tiers`."""
-    ranks = np.zeros(num_ranks, RANK).view(np.recarray)
-    return _run_many(graph.tasks, graph.successors, ranks, weights, tiers)
+    return _run_many(_scene(graph, num_ranks), weights, tiers)
+
+
+def _scene(graph: TaskGraph, num_ranks: int) -> Scene:
+    num_tasks = graph.tasks.size
+    return Scene(
+        graph.tasks,
+        graph.successors,
+        np.empty(num_tasks, TASK).view(np.recarray),
+        np.zeros(num_ranks, RANK).view(np.recarray),
+        Queues(np.empty((FREE + 1, num_tasks), np.int64), np.empty(FREE + 1, np.int64)),
+        np.empty((num_ranks, NUM_TYPES), np.int64),
+        np.empty(num_tasks, np.int64),
+    )
