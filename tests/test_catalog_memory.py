@@ -37,6 +37,31 @@ def test_vidur_planner_gives_the_recorded_blocks(
     assert plan.max_batch == blocks // pipeline // (max_tokens // block_size)
 
 
+def test_vidur_planner_by_hand() -> None:
+    """Llama-2-70B (80 layers, 8 KV heads of 128, 64 heads, 8192 wide, 28672 in the MLP) on two by two A100 of 80 GiB.
+
+    A rank holds half of the layers and half of each: 2 bytes x 40 x (8192 x 128 x (64 + 16 + 64) / 2 + 3 x 8192 x 28672
+    / 2). A token's KV is 4 x 128 bytes for each of 4 KV heads, planned for all 80 layers and then cut over two stages.
+    """
+    plan = catalog.plan_memory(
+        catalog.model("llama-2-70b"),
+        catalog.device("a100"),
+        catalog.Parallelism(tensor_parallel=2, pipeline_parallel=2),
+        planner="vidur",
+        block_size=16,
+        max_tokens=2048,
+        memory_utilization=0.9,
+    )
+    weights = 2 * 40 * (8192 * 128 * (64 + 16 + 64) + 3 * 8192 * 28672) / 2
+    token = 4 * 128 * 4 * 80
+    assert plan.usable_bytes == pytest.approx(0.9 * 80 * 2**30)
+    assert (plan.weight_bytes, plan.reserve_bytes) == (weights, 0.0)
+    assert plan.kv_bytes == plan.usable_bytes - weights
+    assert plan.block_bytes == token * 16 / 2
+    assert plan.max_batch == int(plan.kv_bytes // (token * 2048)) == 128
+    assert plan.num_kv_blocks == 128 * 128 * 2
+
+
 def test_default_planner_is_close_to_a_real_vllm_server() -> None:
     plan = catalog.plan_memory(
         catalog.model("meta-llama/Llama-3.1-8B"),

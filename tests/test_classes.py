@@ -15,7 +15,7 @@ from gnomon.core.errors import ConfigError
 from gnomon.serving.class_metrics import jain_index
 from gnomon.serving.metrics import summarize
 from gnomon.serving.simulate import Run
-from gnomon.serving.state import FINISHED, OUTPUT_TOKENS, QUEUED
+from gnomon.serving.state import FINISHED, OUTPUT_TOKENS, PROMPT_TOKENS, QUEUED
 from gnomon.workload import WorkloadConfig, generate
 from gnomon.workload.slo import SloConfig, UserClass
 from serving_kit import check_invariants, outcome, requests_of, run, scenario
@@ -125,33 +125,59 @@ def test_drr_makes_a_class_in_debt_wait() -> None:
 def test_dlpm_prefers_what_is_cached_while_credit_lasts() -> None:
     """Conversations of the first class share a prefix with what was served; with a large quantum they all go first,
     with a small one the second class gets its turn in between."""
-    offered = {"A": (0.0, 8, 1, 0), "B": (0.0, 8, 1, 1), "C": (0.0, 8, 1, 0), "D": (0.0, 8, 1, 0)}
-    hashes = np.array([1, 2, 7, 8, 1, 2, 1, 2], np.int64)
-    orders = {}
-    for quantum in (1000.0, 8.0):
-        setup = scenario(
-            timing={"source": "table", "table": {"per_iteration": 1.0}},
-            replica={"num_kv_blocks": 100, "max_request_tokens": 64},
-            batching={
-                "policy": "dlpm",
-                "block_size": 4,
-                "max_sequences": 1,
-                "prefix_cache": True,
-                "options": {"quantum": quantum},
-            },
-        )
-        *columns, of_class = zip(*offered.values(), strict=True)
-        requests = replace(
-            requests_of(*columns),
-            user_class=np.array(of_class, np.int8),
-            classes=TWO,
-            prefix_offsets=np.arange(0, 9, 2),
-            prefix_hashes=hashes,
-            prefix_block_tokens=4,
-        )
-        done = run(setup, requests=requests)
-        orders[quantum] = "".join(np.array(list("ABCD"))[np.argsort(done.cluster.requests.scheduled_s)])
+    offered = {"A": (0, [1, 2]), "B": (1, [7, 8]), "C": (0, [1, 2]), "D": (0, [1, 2])}
+    orders = {quantum: order_of(served_with_prefixes("dlpm", offered, quantum=quantum)) for quantum in (1000.0, 8.0)}
     assert orders == {1000.0: "ACDB", 8.0: "ABCD"}
+
+
+def served_with_prefixes(policy: str, offered: dict[str, tuple[int, list[int]]], **options: float) -> Run:
+    """One place, one answer token each; of each request its class and the blocks of four tokens of its prompt."""
+    setup = scenario(
+        timing={"source": "table", "table": {"per_iteration": 1.0}},
+        replica={"num_kv_blocks": 100, "max_request_tokens": 64},
+        batching={"policy": policy, "block_size": 4, "max_sequences": 1, "prefix_cache": True, "options": options},
+    )
+    classes, blocks = zip(*offered.values(), strict=True)
+    requests = replace(
+        requests_of([0.0] * len(blocks), [4 * len(one) for one in blocks], [1] * len(blocks)),
+        user_class=np.array(classes, np.int8),
+        classes=TWO,
+        prefix_offsets=np.cumsum([0, *map(len, blocks)]),
+        prefix_hashes=np.concatenate(blocks).astype(np.int64),
+        prefix_block_tokens=4,
+    )
+    return run(setup, requests=requests)
+
+
+def order_of(done: Run, names: str = "ABCDEFGH") -> str:
+    return "".join(names[r] for r in np.argsort(done.cluster.requests.scheduled_s, kind="stable"))
+
+
+def test_dlpm_charges_only_what_is_computed() -> None:
+    """Quantum 20, prompts of 8 tokens and one answer token at twice the price. A costs 8 + 2, and C, half of which is
+    cached, 4 + 2: of 20, four are left, and D goes too. Where cached tokens cost as much, C uses the rest up."""
+    offered = {"A": (0, [1, 2]), "B": (1, [7, 8]), "C": (0, [1, 3]), "D": (0, [1, 4])}
+    done = served_with_prefixes("dlpm", offered, quantum=20.0)
+    assert order_of(done) == "ACDB"
+    assert done.cluster.service[0, :, PROMPT_TOKENS].tolist() == [8 + 4 + 4, 8]
+    done = served_with_prefixes("drr", offered, quantum=20.0)
+    assert order_of(done) == "ACBD"
+    assert done.cluster.service[0, :, PROMPT_TOKENS].tolist() == [24, 8]
+
+
+@pytest.mark.parametrize(("depth", "expected"), [(128.0, "ADBC"), (3.0, "ADBC"), (2.0, "ABDC"), (1.0, "ABCD")])
+def test_dlpm_looks_no_deeper_than_it_may(depth: float, expected: str) -> None:
+    """D, the third behind A, shares its prefix: seen where three of those that wait are looked at, or once
+    only two are left."""
+    offered = {"A": (0, [1, 2]), "B": (0, [7, 8]), "C": (0, [5, 6]), "D": (0, [1, 2])}
+    assert order_of(served_with_prefixes("dlpm", offered, quantum=1000.0, depth=depth)) == expected
+
+
+def test_dlpm_looks_on_until_somebody_has_credit() -> None:
+    """A quantum of 10 pays for A (8 + 2), which leaves its class nothing. Whoever has credit then is the third in the
+    queue: looked at however short the depth."""
+    offered = {"A": (0, [1, 2]), "B": (0, [7, 8]), "C": (0, [5, 6]), "D": (1, [3, 4])}
+    assert order_of(served_with_prefixes("dlpm", offered, quantum=10.0, depth=1.0)) == "ADBC"
 
 
 @pytest.mark.parametrize("policy", ["priority", "vtc", "drr", "dlpm"])

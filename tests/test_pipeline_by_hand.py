@@ -10,7 +10,8 @@ import pytest
 
 from gnomon.core.config import build
 from gnomon.core.errors import ConfigError, DataError, DoesNotFitError
-from gnomon.pipeline.costs import StepCosts
+from gnomon.pipeline import pytorch_csv
+from gnomon.pipeline.costs import NO_TIER, StepCosts, check_impact, check_priority, priorities
 from gnomon.pipeline.execution import execute, jittered, step_graph
 from gnomon.pipeline.explain import critical_path, faster_links, idle_time, total
 from gnomon.pipeline.fluid import COMPUTE, FREE, LINK
@@ -116,6 +117,64 @@ def test_ranges_include_both_ends() -> None:
         with pytest.raises((ConfigError, ValueError)):
             Range(start=given[0], stop=given[1], step=given[2])
     assert len(Range(start=0.0, stop=100_000.0, step=1.0).values()) == 100_001
+
+
+def test_a_range_may_miss_its_end_by_a_millionth_of_a_step() -> None:
+    assert Range(start=0.0, stop=1.999999, step=1.0).values() == [0.0, 1.0, 2.0]
+    assert Range(start=0.0, stop=1e-6, step=1.0).values() == [0.0]
+    for stop in (1.9999985, 2.0000015):
+        with pytest.raises(ConfigError, match="is not reached from 0 in steps of 1"):
+            Range(start=0.0, stop=stop, step=1.0)
+
+
+def test_a_priority_is_a_weight_or_the_letter_of_a_tier() -> None:
+    """Weights count from 0 on, tiers from a on; what has the one has not the other."""
+    for good in (0.0, 0.5, 1e9, "a", "m", "z"):
+        check_priority("grad_sync", good)
+    for bad in (-0.1, float("inf"), float("nan"), "", "A", "`", "{", "ab"):
+        with pytest.raises(ConfigError, match="grad_sync must be a weight of at least 0 or a tier letter"):
+            check_priority("grad_sync", bad)
+    weights, tiers = priorities(0.5, "a", "c")
+    assert weights.tolist() == [0.5, 0.0, 0.0]
+    assert tiers.tolist() == [NO_TIER, 0, 2]
+
+
+@pytest.mark.parametrize("share", [-0.01, 1.01, float("nan")])
+def test_an_impact_is_a_share(share: float) -> None:
+    for good in (0.0, 1.0):
+        check_impact("fwd_impact", good)
+    with pytest.raises(ConfigError, match="fwd_impact must be between 0 and 1"):
+        check_impact("fwd_impact", share)
+
+
+def test_costs_are_one_number_or_one_for_each_stage() -> None:
+    costs = StepCosts(forward=(1.0, 2.0), send=0.5, link_speed={"0-1": 2.0})
+    assert costs.per_stage("forward", 2).tolist() == [1.0, 2.0]
+    assert costs.per_stage("send", 3).tolist() == [0.5] * 3
+    assert (costs.speed_of(0, 1), costs.speed_of(1, 0)) == (2.0, 1.0)
+    with pytest.raises(ConfigError, match="forward has 2 numbers for 3 stages"):
+        costs.per_stage("forward", 3)
+
+
+def test_cells_of_pytorch_schedules() -> None:
+    """Stage, kind and micro-batch; no micro-batch where a whole stage is meant; one F and one B in either order."""
+    schedule = pytorch_csv.parse("0F0, ,1UNSHARD\n,,\n(0F3;1B2)OVERLAP_F_B,(1B4;0F5)OVERLAP_F_B,12SEND_F7\n")
+    first, second = schedule.ranks
+    assert first == (Action("F", 0, 0), Action("UNSHARD", 1, 0))
+    assert second[0] == Action("OVERLAP_F_B", 0, 3, (Action("F", 0, 3), Action("B", 1, 2)))
+    assert second[1] == Action("OVERLAP_F_B", 1, 4, (Action("B", 1, 4), Action("F", 0, 5)))
+    assert second[2] == Action("SEND_F", 12, 7)
+    assert pytorch_csv.parse(pytorch_csv.text(schedule)).ranks == schedule.ranks
+    for text, message in (
+        ("0F0,(0F3;1F2)OVERLAP_F_B", r"schedule:1, cell 2.*must overlap one F and one B"),
+        ("0F0,(0I3;1B2)OVERLAP_F_B", "must overlap one F and one B"),
+        ("0F0\n0F", r"schedule:2, cell 1.*'0F' is not an action"),
+        ("0F0,0X1", "'0X1' is not an action"),
+        ("0UNSHARD\n", "no F, I, W or B"),
+        ("\n", "no F, I, W or B"),
+    ):
+        with pytest.raises(DataError, match=message):
+            pytorch_csv.parse(text)
 
 
 def test_priorities_sum_to_one() -> None:

@@ -21,20 +21,26 @@ from serving_kit import requests_of, run, scenario
 Offered = dict[str, tuple[float, int, int]]
 
 
-def batches(policy: str, offered: Offered, blocks: int = 1000, longest: int = 64, **settings: Any) -> list[str]:
-    """The iterations of one replica, in order."""
+def batches(
+    policy: str, offered: Offered, blocks: int = 1000, longest: int = 64, stages: int = 1, **settings: Any
+) -> list[str]:
+    """The iterations of one replica (of its first pipeline stage), in order. They end at the same times where decodes
+    are not handled one by one."""
     batching: dict[str, Any] = {"policy": policy, "block_size": 4, "watermark": 0.0, "max_sequences": 10, **settings}
     if POLICIES[policy].has_prefix_cache:
         batching["prefix_cache"] = False
     setup = scenario(
         timing={"source": "table", "table": {"per_iteration": 1.0}},
-        replica={"num_kv_blocks": blocks, "max_request_tokens": longest},
+        replica={"num_kv_blocks": blocks, "max_request_tokens": longest, "pipeline_parallel": stages},
         batching=batching,
     )
-    done = run(setup, requests=requests_of(*zip(*offered.values(), strict=True)), keep_members=1000)
+    requests = requests_of(*zip(*offered.values(), strict=True))
+    done, together = (run(setup, requests=requests, keep_members=count) for count in (1000, 0))
+    assert done.cluster.requests.finished_s.tolist() == together.cluster.requests.finished_s.tolist()
     assert (done.cluster.requests.status == FINISHED).all()
     names, log = list(offered), done.log
     rows = log.iterations[: log.used[0]]
+    rows = rows[rows.stage == 0]
     assert np.allclose(rows.end_s - rows.start_s, 1.0)
     members = [log.members[row.first_member : row.first_member + row["size"]] for row in rows]
     return [" ".join(f"{names[r]}{tokens}" for r, tokens in batch) for batch in members]
@@ -81,7 +87,96 @@ def test_vllm_v1_leaves_the_watermark_free() -> None:
     assert batches("vllm_v1", offered, blocks=8, max_batch_tokens=100, watermark=0.1) == ["A16 B12"]
 
 
+# What all have in common: caps on requests and tokens, and the share of blocks that stays free.
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        *((policy, ["A4 B4", "A1 B1", "A1 C4", "C1"]) for policy in ("vllm_v1", "trtllm", "sarathi", "orca")),
+        *((policy, ["A4 B4", "A1 B1", "C4", "A1 C1"]) for policy in ("sglang", "vllm")),
+        *((policy, ["A4 B4", "A1 B1", "A1", "C4", "C1"]) for policy in ("faster_transformer", "lightllm")),
+    ],
+)
+def test_no_more_than_max_sequences_run_at_once(policy: str, expected: list[str]) -> None:
+    """C waits until B has its two tokens; then it joins A's decode, goes before it, or waits for A's end."""
+    offered = {"A": (0, 4, 3), "B": (0, 4, 2), "C": (0, 4, 2)}
+    sizes = {"block_size": 1, "max_waiting_iterations": 100} if policy == "lightllm" else {}
+    assert batches(policy, offered, longest=16, max_sequences=2, **sizes) == expected
+
+
+@pytest.mark.parametrize(
+    ("policy", "cap", "expected"),
+    [  # The cap holds for all stages together, ...
+        ("vllm_v1", 4, ["A4 B4 C4 D4", "A1 B1 C1 D1", "A1 E4", "E1"]),
+        ("sglang", 4, ["A4 B4 C4 D4", "A1 B1 C1 D1", "E4", "A1", "E1"]),
+        # ... is shared out to them, ...
+        ("sarathi", 4, ["A4 B4", "C4 D4", "A1 B1", "C1 D1", "A1 E4", "E1"]),
+        ("vllm", 4, ["A4 B4", "C4 D4", "A1 B1", "C1 D1", "E4", "A1", "E1"]),
+        # ... or holds for each of their batches.
+        ("orca", 2, ["A4 B4", "C4 D4", "A1 B1", "C1 D1", "A1 E4", "E1"]),
+        ("faster_transformer", 2, ["A4 B4", "C4 D4", "A1 B1", "C1 D1", "A1", "E4", "E1"]),
+    ],
+)
+def test_batches_of_two_pipeline_stages(policy: str, cap: int, expected: list[str]) -> None:
+    offered = {"A": (0, 4, 3), **dict.fromkeys("BCDE", (0, 4, 2))}
+    assert batches(policy, offered, longest=16, stages=2, max_sequences=cap) == expected
+
+
+@pytest.mark.parametrize("policy", ["vllm_v1", "trtllm", "sarathi", "vllm"])
+def test_the_watermark_stays_free(policy: str) -> None:
+    """A quarter of eight blocks: A takes four and B the two that are left beyond it; C waits for their end."""
+    offered = {"A": (0, 15, 1), "B": (0, 7, 1), "C": (0, 3, 1)}
+    assert batches(policy, offered, blocks=8, max_batch_tokens=100, watermark=0.25) == ["A15 B7", "C3"]
+    assert batches(policy, offered, blocks=8, max_batch_tokens=100) == ["A15 B7 C3"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        ("vllm_v1", ["A4 B6", "C3"]),
+        ("trtllm", ["A4 B6", "C3"]),
+        ("sarathi", ["A4 B6", "C3"]),
+        ("sglang", ["A4 B6", "C3"]),
+        ("lightllm", ["A4 B6", "C3"]),
+        ("vllm", ["A4", "B6", "C3"]),  # two of six are twelve
+        ("orca", ["A4 B6 C3"]),  # no budget
+        ("faster_transformer", ["A4 B6 C3"]),
+    ],
+)
+def test_a_budget_that_is_just_used_up(policy: str, expected: list[str]) -> None:
+    offered = {"A": (0, 4, 1), "B": (0, 6, 1), "C": (0, 3, 1)}
+    budget = {} if policy in ("orca", "faster_transformer") else {"max_batch_tokens": 10}
+    size = {"block_size": 1} if policy == "lightllm" else {}
+    assert batches(policy, offered, **budget, **size) == expected
+
+
 # SGLang: prompts before decodes, never in one batch.
+
+
+@pytest.mark.parametrize(("first_tried", "is_taken"), [(0.5, False), (10.5, True)])
+def test_sglang_keeps_a_thousandth_less_for_outputs_with_every_step(first_tried: float, is_taken: bool) -> None:
+    """721 blocks of one token, A of 20 + 1000. B asks for 1 + 1 + 1. After its prefill, 701 - 0.7 x 999 = 1.7
+    tokens are left, and B, which did not fit, is not tried until A leaves. After ten steps of a thousandth less each,
+    691 - 0.69 x 989 = 8.6 are left."""
+    setup = scenario(
+        timing={"source": "table", "table": {"per_iteration": 1.0}},
+        replica={"num_kv_blocks": 721, "max_request_tokens": 2000},
+        batching={"policy": "sglang", "prefix_cache": False, "block_size": 1},
+        time_limit_s=14.5,
+    )
+    done = run(setup, requests=requests_of([0.0, first_tried], [20, 1], [1000, 1]))
+    assert (done.cluster.requests.status[1] == FINISHED) == is_taken
+
+
+def test_sglang_retracts_only_where_blocks_are_missing() -> None:
+    """Four blocks. A (8 + 8) takes the last one for its 13th token: that is not too few, and the share that is kept for
+    outputs falls by seven steps only, to 0.693. When A has left, C (4 + 8) takes one block; of the three that are left,
+    12 - 0.693 x 7 = 7.1 tokens are free for D, which asks for 1 + 1 + 4. Were the share set anew, as when requests are
+    retracted, it would be 1, and 12 - 7 tokens too few."""
+    offered = {"A": (0, 8, 8), "C": (0.5, 4, 8), "D": (8.5, 1, 1)}
+    expected = ["A8", *["A1"] * 7, "C4", "D1", *["C1"] * 7]
+    assert batches("sglang", offered, blocks=4, max_batch_tokens=100) == expected
 
 
 def test_sglang_prefills_first_and_never_mixes() -> None:
@@ -213,6 +308,15 @@ def test_orca_mixes_whole_prompts_with_decodes() -> None:
 def test_faster_transformer_ends_a_batch_before_the_next() -> None:
     offered = {"A": (0, 6, 3), "B": (0, 3, 2), "C": (0, 4, 2)}
     assert batches("faster_transformer", offered, blocks=8, longest=16) == ["A6 B3", "A1 B1", "A1", "C4", "C1"]
+
+
+@pytest.mark.parametrize("policy", ["orca", "faster_transformer"])
+def test_reservations_are_whole_blocks_and_at_least_one(policy: str) -> None:
+    """Seven tokens are rounded down to one block of four, three are rounded up to one: two fit two blocks. A's seven
+    tokens go on in its one block."""
+    assert batches(policy, {"A": (0, 4, 3), "B": (0, 4, 2)}, blocks=2, longest=7) == ["A4 B4", "A1 B1", "A1"]
+    assert batches(policy, {"A": (0, 2, 1), "B": (0, 2, 1)}, blocks=2, longest=3) == ["A2 B2"]
+    assert batches(policy, {"A": (0, 2, 1), "B": (0, 2, 1)}, blocks=2, longest=11) == ["A2", "B2"]
 
 
 @pytest.mark.parametrize("policy", ["orca", "faster_transformer"])

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from gnomon.core.user_files import plain
+from gnomon.serving.prefix_cache import key_of
 from serving_kit import check_invariants, requests_of, run, scenario
 
 POLICIES = ("vllm_v1", "sglang")
@@ -90,3 +93,10 @@ def test_hashes_that_cover_several_blocks_stay_apart(block_tokens: int) -> None:
         prefix_block_tokens=block_tokens,
     )
     assert run(scenario(), requests=strangers).cluster.replicas[0].cache_hits == 0
+
+
+def test_keys_of_own_blocks_do_not_wrap_around_in_plain_python() -> None:
+    """Ids of requests have 32 bits; from the 128th on, 2^24 keys for each do not fit them."""
+    requests = np.zeros(200, [("prefix_count", np.int32), ("prefix_first", np.int64)]).view(np.recarray)
+    replica = SimpleNamespace(requests=requests, state=SimpleNamespace(blocks_per_hash=1))
+    assert plain(key_of)(replica, np.int32(127), np.int32(5)) == 128 * 2**24 + 6

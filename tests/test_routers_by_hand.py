@@ -145,6 +145,22 @@ def _between(kv: float) -> float:
 
 
 @plain
+def test_a_prefill_alone_goes_in_chunks_of_what_an_iteration_takes() -> None:
+    """At 1 ms a token and 10 ms an iteration. 450 tokens are 2.25 chunks of 200; of one token, one."""
+    for caps, new, expected in (
+        ({}, 100, 0.110),
+        ({}, 450, 2.25 * 0.210),
+        ({"max_chunk_tokens": [50, 50]}, 450, 9 * 0.060),
+        ({}, 1, 0.011),
+        ({"max_chunk_tokens": [1, 1]}, 20, 20 * 0.011),
+        ({"max_batch_tokens": [0, 0]}, 20, 20 * 0.011),
+    ):
+        seen = fleet(**caps)
+        seen = seen._replace(tables=seen.tables._replace(token_s=seen.tables.token_s + 0.01))
+        assert observation._prefill_alone_s(seen, 0, new) == pytest.approx(expected)
+
+
+@plain
 def test_a_full_replica_makes_it_wait_for_mean_requests() -> None:
     """Three places for six: two rounds; the second starts after a mean request of 200 steps. Of memory, 50 tokens of
     1,000 are missing: a twentieth of a round more."""

@@ -11,14 +11,14 @@ from gnomon.core.config import build
 from gnomon.serving.log import ITERATION
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.simulate import run
-from gnomon.timing import Batch, Context, Timer, TimingConfig
+from gnomon.timing import Batch, Context, Timer, TimingConfig, agreement
 from gnomon.timing.agreement import Estimate, estimate, in_words, sources_at_hand
 from gnomon.timing.breakdown import expected_error
 
 
-def timer(**config: object) -> Timer:
-    device = catalog.device("h200")
-    place = (catalog.model("llama-3-8b"), device, catalog.default_node(device, 1), catalog.Parallelism())
+def timer(model: str = "llama-3-8b", device_name: str = "h200", **config: object) -> Timer:
+    device = catalog.device(device_name)
+    place = (catalog.model(model), device, catalog.default_node(device, 1), catalog.Parallelism())
     return Timer(Context(*place, build(TimingConfig, config)))
 
 
@@ -67,9 +67,25 @@ def test_mean_iterations_of_each_sort():
     ]
 
 
-def test_sources_that_need_nothing_else(monkeypatch):
+@pytest.mark.parametrize(
+    ("knows", "allowed", "expected"),
+    [
+        (True, "1", ["roofline", "silicon", "profile"]),
+        (True, "0", ["roofline", "profile"]),
+        (False, "1", ["roofline", "profile"]),
+        (False, "0", ["roofline", "profile"]),
+    ],
+)
+def test_sources_that_need_nothing_else(monkeypatch, knows, allowed, expected):
+    monkeypatch.setenv("GNOMON_SILICON", allowed)
+    monkeypatch.setattr(agreement, "has_device", lambda device: knows)
+    assert sources_at_hand(timer().context) == expected
+
+
+@pytest.mark.parametrize(("model", "device"), [("gemma-3-27b", "h200"), ("llama-3-8b", "b200")])
+def test_shipped_profiles_are_of_some_devices_and_of_full_attention(monkeypatch, model, device):
     monkeypatch.setenv("GNOMON_SILICON", "0")
-    assert sources_at_hand(timer().context) == ["roofline", "profile"]
+    assert sources_at_hand(timer(model, device).context) == ["roofline"]
 
 
 SMALL = {"device": "h200", "model": "llama-3-8b", "timing": {"source": "roofline"}, "workload": {"num_requests": 20}}

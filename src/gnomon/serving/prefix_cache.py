@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from gnomon.core.jit import apart, inner
 from gnomon.serving.state import NONE, Replica
 
@@ -57,7 +59,7 @@ def key_of(replica: Replica, r: int, position: int) -> int:
     if position < request.prefix_count * per_hash:
         shared = replica.prefix_hashes[request.prefix_first + position // per_hash]
         return -(shared * per_hash + position % per_hash) - 1
-    return (r + 1) * 16_777_216 + position + 1
+    return (np.int64(r) + 1) * 16_777_216 + position + 1  # Plain Python would stay in the 32 bits of `r`.
 
 
 @inner
