@@ -11,7 +11,7 @@ import pytest
 from gnomon.core.errors import ConfigError, DataError, GnomonError, UnknownNameError
 from gnomon.posttrain.config import Posttrain
 from gnomon.posttrain.placement import placement_of
-from gnomon.posttrain.policies import POLICIES, Policy, make_policy
+from gnomon.posttrain.policies import POLICIES, Policy, make_policy, scheduling_policy
 from gnomon.posttrain.policies.payback import rollout_left_s, step_left_s
 from gnomon.posttrain.replay import replay, write_decisions
 from gnomon.posttrain.simulate import policy_of, run
@@ -189,6 +189,16 @@ def test_a_policy_from_a_file(tmp_path: Path) -> None:
             run(small(policy={"name": name, "file": str(file), "options": {"lazy": True}}))
     finally:
         POLICIES.remove(name)
+
+
+def test_a_policy_without_a_decision_is_refused_when_it_is_registered() -> None:
+    with pytest.raises(GnomonError, match="policy undecided has no decide"):
+
+        @scheduling_policy("undecided")
+        class Undecided(Policy):
+            pass
+
+    assert "undecided" not in POLICIES
 
 
 def test_mistakes_are_named() -> None:

@@ -14,7 +14,6 @@ from gnomon.posttrain.costs import Costs
 from gnomon.posttrain.lengths import draw
 from gnomon.posttrain.placement import Placement, check_movable, placement_of
 from gnomon.posttrain.policies import POLICIES, Policy, make_policy
-from gnomon.posttrain.policies.elastic import Elastic
 from gnomon.posttrain.prompts import Prompts
 from gnomon.posttrain.record import RunRecord
 from gnomon.posttrain.rollout import check_memory
@@ -30,8 +29,8 @@ def policy_of(config: Posttrain, placement: Placement) -> Policy:
         load_user_file(config.policy.file)
     name = config.policy.name
     if name is None and config.cluster.auto_scheduler:
-        has_flags = config.cluster.model_fields_set & set(POLICIES["elastic"].cluster_flags)
-        name = "elastic" if has_flags else "payback"
+        given = config.cluster.model_fields_set
+        name = next((one for one in POLICIES if given & set(POLICIES[one].cluster_flags)), "payback")
     elif name is None:
         name = "colocated" if placement.is_shared else "disaggregated"
     policy = make_policy(name, cluster_options(config, name) | config.policy.options)
@@ -60,8 +59,8 @@ def run(
     placement = placement_of(config)
     check_memory(config)
     policy = policy or policy_of(config, placement)
-    if isinstance(policy, Elastic):
-        check_movable(config, placement, policy.use_pre_process_policy, policy.lend_inference)
+    if policy.spec.needs_order:
+        check_movable(config, placement, "actor" in policy.lent, "inference" in policy.lent)
     costs = Costs(config)
     steps, left = [], None
     for number in range(config.num_steps):

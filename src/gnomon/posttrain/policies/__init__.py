@@ -12,11 +12,13 @@ rest of Gnomon must know of it stands beside it, as fields of `SchedulingSpec`:
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeVar
 
 from gnomon.core.config import Config, build
+from gnomon.core.errors import GnomonError
 from gnomon.core.registry import Registry
 from gnomon.posttrain.snapshot import Actions, Snapshot
 
@@ -31,9 +33,14 @@ class Policy(Config):
         """The name under which it is registered."""
         return self.spec.name
 
+    @property
+    def lent(self) -> tuple[str, ...]:
+        """Components on whose GPUs rollout starts too, in whole instances."""
+        return ()
+
+    @abstractmethod
     def decide(self, snapshot: Snapshot) -> Actions:
         """What to do now; called at the points that `Snapshot` lists. Must not keep anything."""
-        raise NotImplementedError
 
 
 P = TypeVar("P", bound=type[Policy])
@@ -51,6 +58,8 @@ class SchedulingSpec:
     """It never moves running work, so nothing depends on when it is asked."""
     takes_turns: bool = False
     """Components own the same GPUs one after another: changes cost `switch_s`."""
+    needs_order: bool = False
+    """It moves GPUs between neighbours: actor, rollout, inference, contiguous from GPU 0."""
     cluster_flags: tuple[str, ...] = ()
     """Options that `cluster` may set."""
 
@@ -76,6 +85,8 @@ def scheduling_policy(name: str, **traits: Any) -> Callable[[P], P]:
     """Register a policy under `name`; `traits` are the fields of its `SchedulingSpec`."""
 
     def add(policy: P) -> P:
+        if missing := ", ".join(sorted(policy.__abstractmethods__)):
+            raise GnomonError(f"policy {name} has no {missing}.", where=policy.__name__, fix="Write that method.")
         POLICIES.register(name, **traits)(policy)
         policy.spec = POLICIES[name]
         return policy

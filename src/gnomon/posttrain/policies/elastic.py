@@ -60,6 +60,7 @@ def end_of_step(snapshot: Snapshot) -> Actions:
 @scheduling_policy(
     "elastic",
     checks="before_training",
+    needs_order=True,
     cluster_flags=("use_pre_process_policy", "use_wait_before_last_iter_policy", "lend_inference"),
 )
 class Elastic(Policy):
@@ -77,6 +78,12 @@ class Elastic(Policy):
     """Sequences per kept instance, over max_running_requests."""
     balance: bool = False
     """Deal by true lengths (for the clairvoyant bound)."""
+
+    @property
+    def lent(self) -> tuple[str, ...]:
+        """By its flags."""
+        flags = {"actor": self.use_pre_process_policy, "inference": self.lend_inference}
+        return tuple(component for component, is_lent in flags.items() if is_lent)
 
     def decide(self, snapshot: Snapshot) -> Actions:
         """See the rules in the documentation."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 from pydantic import PositiveFloat
 
 from gnomon.posttrain.policies import Policy, scheduling_policy
@@ -68,9 +70,9 @@ class AtBoundaries(Policy):
             return end_of_step(snapshot)
         return self.change(snapshot)
 
+    @abstractmethod
     def change(self, snapshot: Snapshot) -> Actions:
         """What to change at a boundary that is not the last."""
-        raise NotImplementedError
 
 
 @scheduling_policy("payback")
