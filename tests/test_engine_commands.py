@@ -151,6 +151,16 @@ def test_what_no_command_starts_is_refused(changes: dict[str, object], reason: s
         server_command(load(Scenario, None, changes))
 
 
+def test_a_share_of_memory_is_written_for_the_engine_that_means_the_same_by_it() -> None:
+    flags = {
+        "vllm": "--gpu-memory-utilization", "sglang": "--mem-fraction-static",
+        "trtllm": "--kv_cache_free_gpu_memory_fraction",
+    }  # fmt: skip
+    for simulated in flags:
+        found = engine_commands(scenario(engine=simulated, replica={"memory_utilization": 0.77}))
+        assert [name for name, flag in flags.items() if f"{flag} 0.77" in found[name]] == [simulated]
+
+
 def test_adapters_and_the_front_end_are_in_vllms_command() -> None:
     plain = server_command(load(Scenario, None, {}))[1]
     assert "lora" not in plain

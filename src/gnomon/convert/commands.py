@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import yaml
 
 from gnomon import catalog
-from gnomon.convert.vllm import has_adapters, vllm_flags
+from gnomon.convert.vllm import has_adapters, plans_as, vllm_flags
 from gnomon.core.errors import ConfigError
 from gnomon.serving.policies import POLICIES
 from gnomon.serving.scenario import KindConfig, PoolConfig, Scenario
 from gnomon.serving.sections import ResolvedBatching
 from gnomon.timing.config import captured_sizes
 
-ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
 DYNAMO_FILE = "dynamo.yaml"
 IMAGE = "vllm-runtime:my-tag"
 """Of Dynamo's workers: the tag that is deployed is not the simulator's to say."""
@@ -26,43 +26,56 @@ FILE = "trtllm.yaml"
 """Where the command for TensorRT-LLM writes what has no flag."""
 
 
+@dataclass(frozen=True)
+class Engine:
+    """An engine whose servers can be started, with what its command has words for."""
+
+    name: str
+    command: Callable[[Scenario], str]
+    weight_formats: tuple[str, ...] = ("auto", "bf16", "fp16")
+    """Number formats into which it brings the weights of any checkpoint."""
+    has_adapters: bool = False
+    has_roles: bool = False
+    """Its servers can be told apart into those that prefill and those that decode."""
+
+
 def server_command(scenario: Scenario) -> tuple[str, str]:
     """The engine whose scheduler was simulated, and the command that starts such a server.
 
     ConfigError with the reason where there is none: a command must start what the figures are of.
     """
     kinds = scenario.kinds()
-    if scenario.has_roles:
-        return "vllm", disaggregated_commands(scenario)
-    if len(kinds) > 1:
-        raise ConfigError("its replicas differ: each kind needs a command of its own.")
-    policy, dtype = kinds[0].batching.policy, kinds[0].timing.dtype
-    spec = POLICIES[policy]
-    if not spec.engine:
+    policies = list(dict.fromkeys(kind.batching.policy for kind in kinds))
+    policy, dtype = policies[0], kinds[0].timing.dtype
+    name = POLICIES[policy].engine
+    if not name:
         raise ConfigError(
             f"no engine schedules as {policy} does.", fix="Simulate vllm_v1, sglang or trtllm, which engines have."
         )
-    if dtype not in ("auto", "bf16", "fp16") and not (dtype == "fp8" and spec.engine == "vllm"):
+    engine = ENGINES[name]
+    if scenario.has_roles:
+        if len(policies) > 1 or not engine.has_roles:
+            raise ConfigError("only vLLM's scheduler is written as pairs of commands.", fix="Simulate vllm_v1.")
+        return name, disaggregated_commands(scenario)
+    if len(kinds) > 1:
+        raise ConfigError("its replicas differ: each kind needs a command of its own.")
+    if dtype not in engine.weight_formats:
         raise ConfigError(
             f"{dtype} weights are a checkpoint of their own, not a flag.", fix="Name that checkpoint as the model."
         )
-    if has_adapters(scenario) and spec.engine != "vllm":
-        raise ConfigError(f"LoRA adapters are not written for {ENGINES[spec.engine]}.", fix="Simulate vllm_v1.")
+    if has_adapters(scenario) and not engine.has_adapters:
+        raise ConfigError(f"LoRA adapters are not written for {engine.name}.", fix="Simulate vllm_v1.")
     count, router = scenario.num_replicas, scenario.router.name
-    command = engine_commands(scenario.model_copy(update={"num_replicas": 1}))[spec.engine]
     note = f"# One of {count} replicas; {router} was simulated in front of them.\n" if count > 1 else ""
-    return spec.engine, note + command
+    return name, note + engine.command(scenario.model_copy(update={"num_replicas": 1}))
 
 
 def disaggregated_commands(scenario: Scenario) -> str:
     """The layout as a file for Dynamo, then the same as one `vllm serve` command for each pool, with KV moved by NIXL.
     The file is written first, because servers do not return."""
-    kinds = scenario.kinds()
-    if any(POLICIES[kind.batching.policy].engine != "vllm" for kind in kinds):
-        raise ConfigError("only vLLM's scheduler is written as pairs of commands.", fix="Simulate vllm_v1.")
     layout = yaml.safe_dump(dynamo_layout(scenario), sort_keys=False)
     text = [f"# For Dynamo:\ncat > {DYNAMO_FILE} <<'EOF'\n{layout}EOF"]
-    for kind in kinds:
+    for kind in scenario.kinds():
         pool = PoolConfig(**{name: getattr(kind, name) for name in PoolConfig.model_fields})
         words = vllm_flags(scenario.model_copy(update={"pools": (pool,)}))
         words += ["--kv-transfer-config", json.dumps({"kv_connector": "NixlConnector", "kv_role": "kv_both"})]
@@ -104,12 +117,7 @@ def dynamo_layout(scenario: Scenario) -> dict[str, Any]:
 def engine_commands(scenario: Scenario) -> dict[str, str]:
     """The scenario as a command of each engine, as far as the engine has a word for it. All get the same limits,
     whichever engine's scheduler was simulated."""
-    makers: dict[str, Callable[[Scenario], str]] = {
-        "vllm": lambda one: shlex.join(vllm_flags(one)),
-        "sglang": lambda one: shlex.join(sglang_flags(one)),
-        "trtllm": trtllm_script,
-    }
-    return {name: make(scenario) for name, make in makers.items()}
+    return {name: engine.command(scenario) for name, engine in ENGINES.items()}
 
 
 def sglang_flags(scenario: Scenario) -> list[str]:
@@ -128,7 +136,7 @@ def sglang_flags(scenario: Scenario) -> list[str]:
         words += ["--ep-size", str(replica.tensor_parallel * replica.data_parallel)]
     words += ["--max-running-requests", str(batching.max_sequences)]
     words += ["--chunked-prefill-size", str(batching.max_batch_tokens)]
-    if replica.planner == "sglang":
+    if plans_as("sglang", replica):
         words += ["--mem-fraction-static", f"{replica.memory_utilization:g}", "--page-size", str(batching.block_size)]
     if "max_prefill_tokens" in batching.options:
         words += ["--max-prefill-tokens", f"{batching.options['max_prefill_tokens']:.0f}"]
@@ -176,7 +184,7 @@ def trtllm_script(scenario: Scenario) -> str:
     words += ["--max_batch_size", str(batching.max_sequences), "--max_num_tokens", str(batching.max_batch_tokens)]
     if replica.max_request_tokens:
         words += ["--max_seq_len", str(replica.max_request_tokens)]
-    if replica.planner == "trtllm":
+    if plans_as("trtllm", replica):
         words += ["--kv_cache_free_gpu_memory_fraction", f"{replica.memory_utilization:g}"]
     words += ["--extra_llm_api_options", FILE]
     extra = yaml.safe_dump(_trtllm_extra(scenario, kind, batching), sort_keys=False)
@@ -237,3 +245,16 @@ def _parts(scenario: Scenario) -> tuple[KindConfig, ResolvedBatching]:
 
 def _model(scenario: Scenario) -> str:
     return catalog.model(scenario.model).hf_id or scenario.model
+
+
+ENGINES = {
+    "vllm": Engine(
+        "vLLM",
+        lambda one: shlex.join(vllm_flags(one)),
+        weight_formats=("auto", "bf16", "fp16", "fp8"),
+        has_adapters=True,
+        has_roles=True,
+    ),
+    "sglang": Engine("SGLang", lambda one: shlex.join(sglang_flags(one))),
+    "trtllm": Engine("TensorRT-LLM", trtllm_script),
+}

@@ -7,7 +7,9 @@ from typing import Any
 
 from gnomon import catalog
 from gnomon.convert.options import option_map
+from gnomon.serving.engines import engine
 from gnomon.serving.scenario import Scenario
+from gnomon.serving.sections import ReplicaConfig
 from gnomon.timing.config import captured_sizes
 
 
@@ -29,6 +31,8 @@ def vllm_flags(scenario: Scenario) -> list[str]:
             continue
         if option.read and option.targets[0] == "timing.graph_sizes":
             continue
+        if option.targets[0] == "replica.memory_utilization" and not plans_as("vllm", kind.replica):
+            continue
         value = _at(resolved, option.targets[0].split("."))
         words += _flag(name, value, option.values, option.flag)
     if isinstance(sizes := kind.timing.graph_sizes, tuple) and sizes:
@@ -45,6 +49,11 @@ def vllm_flags(scenario: Scenario) -> list[str]:
         drafter = {"model": speculative.draft_model} if speculative.draft_model else method
         words += ["--speculative-config", json.dumps({**drafter, "num_speculative_tokens": speculative.num_tokens})]
     return words
+
+
+def plans_as(name: str, replica: ReplicaConfig) -> bool:
+    """Whether the replica's memory was planned as an engine does, so that its share means the same there."""
+    return bool(replica.planner == engine(name).settings["replica.planner"].value)
 
 
 def has_adapters(scenario: Scenario) -> bool:

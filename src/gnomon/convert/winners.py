@@ -35,9 +35,9 @@ def winning_commands(found: Found) -> dict[str, str]:
     scenario = winning_scenario(found.search, first)
     if not scenario.has_roles:
         alike = engine_commands(scenario.model_copy(update={"num_replicas": 1}))
-        won = ENGINES[next(iter(commands))]
+        won = ENGINES[next(iter(commands))].name
         for engine in ENGINES:
-            note = f"# Not simulated with {ENGINES[engine]}: the layout and the limits that were best with {won}."
+            note = f"# Not simulated with {ENGINES[engine].name}: the layout and the limits that were best with {won}."
             commands.setdefault(engine, f"{note}\n{alike[engine]}")
     return commands
 
@@ -48,5 +48,6 @@ def _second(found: Found, record: Record, engine: str) -> str:
     objective = found.search.objective
     worth, winner = shown(objective, record.score), shown(objective, found.best.score)
     return (
-        f"# The best with {ENGINES[engine]}: {record.label}, {worth:.3g} {UNITS[objective]} (the winner: {winner:.3g})."
+        f"# The best with {ENGINES[engine].name}: {record.label}, {worth:.3g} {UNITS[objective]}"
+        f" (the winner: {winner:.3g})."
     )

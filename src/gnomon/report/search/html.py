@@ -63,7 +63,7 @@ def _messages(found: Found) -> str:
 def _facts(found: Found, commands: Mapping[str, str]) -> str:
     pairs = [("asked", words.question_words(found.search)), *(("found", line) for line in words.account(found))]
     shown = [(name, html.escape(value)) for name, value in pairs]
-    shown += [(ENGINES[name], f"<pre>{html.escape(command)}</pre>") for name, command in commands.items()]
+    shown += [(ENGINES[name].name, f"<pre>{html.escape(command)}</pre>") for name, command in commands.items()]
     return "<dl>" + "".join(f"<dt>{html.escape(name)}</dt><dd>{value}</dd>" for name, value in shown) + "</dl>"
 
 

@@ -51,7 +51,7 @@ def found_blocks(
         blocks.append(Line(f"No command: {no_command}"))
     for name, command in commands.items():
         gap = "\n" if "\n" in command else " "
-        blocks.append(Line(f"With {ENGINES[name]}:{gap}{command}"))
+        blocks.append(Line(f"With {ENGINES[name].name}:{gap}{command}"))
     return blocks
 
 

@@ -51,7 +51,7 @@ CONTROLS: tuple[Control, ...] = (
     Number("pp", "Pipeline parallel", 1, field=("replica.pipeline_parallel", "pipeline_parallel"), least=1, most=64,
            whole=True, group=DEPLOYMENT),
     Choice("engine", "Engine", NO_ENGINE, field="engine", group=DEPLOYMENT,
-           options={NO_ENGINE: "none", **ENGINES},
+           options={NO_ENGINE: "none", **{name: one.name for name, one in ENGINES.items()}},
            tip="Its scheduler, limits, memory, kernels and host time, where nothing else is set"),
     Choice("policy", "Batching", OF_ENGINE, field=("batching.policy", "batching policy"), options=_policies,
            group=DEPLOYMENT, tip="Without an engine: vllm_v1"),
