@@ -12,6 +12,7 @@ import pytest
 from gnomon import simulate
 from gnomon.api.serving import scenario
 from gnomon.calibration.calibrate import calibrate, load_of
+from gnomon.calibration.kernels import kernels_of
 from gnomon.calibration.logs import Log, Stamps, Steps, open_loop
 from gnomon.calibration.read import read_log
 from gnomon.core.errors import ConfigError, DataError
@@ -130,6 +131,18 @@ def test_every_iteration_bound_by_launching_is_said() -> None:
     truth = {**TRUTH, "launch": 0.08}
     notes = fitted(truth, 3).calibration.provenance.notes
     assert any("known by their sum only" in note for note in notes)
+
+
+def test_decodes_beyond_the_token_budget_are_timed() -> None:
+    """60 decodes run together although the budget is 32 tokens: all tokens of an iteration but for decodes."""
+    decodes, none = np.array([60]), np.zeros(1)
+    log = Log(
+        "x", steps=Steps(np.ones(1), decodes, decodes, none, none, decodes, np.array([6000.0]), np.array([100.0]))
+    )
+    found = kernels_of(server(**{"batching.max_batch_tokens": 32}), [log])["x"]
+    assert found.seconds() == pytest.approx(0.004 + 60 * 2e-5 + 6000 * 1e-8)
+    with pytest.raises(ConfigError, match="of 60 tokens and 60 sequences; the scenario allows 32 and 16"):
+        kernels_of(server(**{"batching.max_batch_tokens": 32, "batching.max_sequences": 16}), [log])
 
 
 def test_a_held_out_load_is_foretold() -> None:

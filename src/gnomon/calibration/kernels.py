@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from gnomon import catalog
-from gnomon.calibration.logs import Log, Steps
+from gnomon.calibration.logs import Log, Steps, open_loop
+from gnomon.catalog import Model
 from gnomon.core.arrays import Floats
 from gnomon.core.errors import ConfigError
 from gnomon.core.jit import jit
@@ -16,7 +16,7 @@ from gnomon.serving.kinds import bake, resolve
 from gnomon.serving.scenario import Scenario
 from gnomon.timing.iteration import IterationTables
 from gnomon.timing.lookup import Shape, stage_s
-from gnomon.workload import generate
+from gnomon.workload import Requests, generate
 
 LOW_CLOCK = 0.5
 
@@ -82,23 +82,22 @@ def _tables(scenario: Scenario, logs: list[Log], clock: float) -> IterationTable
     steps = [log.steps for log in logs if log.steps is not None]
     longest = max(float(one.decode_kv_max.max()) for one in steps)
     most_tokens, most_seqs = (max(int(getattr(one, name).max()) for one in steps) for name in ("tokens", "sequences"))
-    budget, cap = kind.batching.max_batch_tokens, kind.max_in_batch
-    if most_tokens > max(budget, cap) or most_seqs > cap:
+    requests = _as_long(max(longest, 16.0), most_seqs, catalog.model(scenario.model))
+    allowed, cap = kind.max_iteration_tokens(requests), kind.max_in_batch
+    if most_tokens > allowed or most_seqs > cap:
         raise ConfigError(
             f"the log has iterations of {most_tokens:,} tokens and {most_seqs:,} sequences; the scenario allows "
-            f"{budget:,} and {cap:,}.",
+            f"{allowed:,} and {cap:,}.",
             where="batching",
             fix="Set max_batch_tokens and max_sequences as the server had them.",
         )
-    return bake(scenario.model, [kind], _as_long(max(longest, 16.0), catalog.model(scenario.model))).tables
+    return bake(scenario.model, [kind], requests).tables
 
 
-def _as_long(tokens: float, model: Any) -> Any:
-    """Requests of the length up to which tables are needed."""
-    from gnomon.calibration.logs import open_loop
-
+def _as_long(tokens: float, count: int, model: Model) -> Requests:
+    """As many requests, and as long, as tables are needed for."""
     longest = min(int(tokens) + 1, model.max_context_tokens)
-    return open_loop(np.zeros(1), np.array([max(1, longest - 1)]), np.array([1]))
+    return open_loop(np.zeros(count), np.full(count, max(1, longest - 1)), np.ones(count))
 
 
 def _rows(steps: Steps) -> Floats:

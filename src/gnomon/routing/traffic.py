@@ -204,13 +204,13 @@ def capacity_per_s(tables: IterationTables, row: int, kind: Kind, prompt: float,
     kv = prompt + output / 2
     room = kind.num_kv_blocks * kind.batching.block_size / (prompt + output)
     batch = max(1, int(min(kind.max_in_batch, room)))
-    chunk = min(batch * prompt / output, kind.batching.max_batch_tokens)
+    chunk = min(batch * prompt / output, kind.token_budget)
     return min(batch / output, chunk / prompt) / _iteration_s(tables, row, chunk, batch, kv)
 
 
 def alone_s(tables: IterationTables, row: int, kind: Kind, prompt: float, output: float) -> float:
     """Latency of a request that has a replica for itself."""
-    chunk = min(prompt, kind.batching.max_batch_tokens)
+    chunk = min(prompt, kind.token_budget)
     stages = kind.replica.pipeline_parallel
     prefill = prompt / chunk * _iteration_s(tables, row, chunk, 0, 0.0, stages)
     return prefill + output * _iteration_s(tables, row, 0, 1, prompt, stages)

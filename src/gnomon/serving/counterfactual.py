@@ -17,11 +17,13 @@ from gnomon.serving.kinds import Kind
 from gnomon.serving.metrics import summarize
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.simulate import Run, run
+from gnomon.serving.state import UNBOUNDED
 from gnomon.serving.summary import Summary
 from gnomon.timing.source_registry import SOURCES
 
 _MOST_BLOCKS, _MOST_SEQUENCES, _MOST_TOKENS = 2**31 - 1, 65_536, 2**22
 """What a scenario may say (`gnomon.core.sizes`)."""
+ADVISED_ROUTER = "least_outstanding"
 
 Edit = Callable[[Kind], Mapping[str, Any] | None]
 """The dotted settings that change for one kind of replica; None where there is nothing to change."""
@@ -61,7 +63,7 @@ def changed(scenario: Scenario, kinds: list[Kind], change: Change) -> Scenario |
     data = scenario.model_dump(mode="json", exclude_unset=True)
     data.pop("engine", None)  # Its settings stand in the sections already.
     edits = [change.edit(kind) for kind in kinds]
-    if not any(edits) and change.pool is None and change.router is None:
+    if not any(edits) and change.pool is None and change.router in (None, scenario.router.name):
         return None
     places = data["pools"] if scenario.pools else [data]
     for place, edit in zip(places, edits, strict=True):
@@ -95,8 +97,8 @@ def advice(done: Run) -> list[Change]:
         Change("prefix_cache", "prefix caching", lambda k: {"batching.prefix_cache": True}
                if k.policy.has_prefix_cache and not k.batching.prefix_cache else None),
     ]  # fmt: skip
-    if sum(kind.num_ranks for kind in done.kinds) > 1 and done.scenario.router.name != "least_outstanding":
-        changes.append(Change("router", "the router least_outstanding", lambda k: None, router="least_outstanding"))
+    if sum(kind.num_ranks for kind in done.kinds) > 1:
+        changes.append(Change("router", f"the router {ADVISED_ROUTER}", lambda k: None, router=ADVISED_ROUTER))
     return changes
 
 
@@ -143,7 +145,7 @@ def _blocks(count: float) -> int:
 
 
 def _budget(kind: Kind, factor: float) -> Mapping[str, Any] | None:
-    if not kind.policy.chunks_prompts or kind.policy.max_batch_tokens_of == "nothing":
+    if not kind.policy.chunks_prompts or kind.token_budget == UNBOUNDED:
         return None
     tokens = max(kind.batching.block_size, int(factor * kind.batching.max_batch_tokens))
     return {"batching.max_batch_tokens": min(tokens, _MOST_TOKENS)}
