@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -36,7 +37,7 @@ def progress(words: str = "simulating") -> Iterator[Report]:
         yield report
 
 
-class _Shown:
+class _Shown(ABC):
     """Shows itself from a thread of its own, so that it does not wait for the first report."""
 
     first_s, every_s = SHOW_AFTER_S, 0.2
@@ -53,7 +54,6 @@ class _Shown:
     def __exit__(self, *_: Any) -> None:
         self._over.set()
         self._thread.join()
-        self.end()
 
     def report(self, done: int, total: int) -> None:
         self.done, self.total = done, total
@@ -68,11 +68,9 @@ class _Shown:
         """Seconds until it is shown again."""
         return self.every_s
 
+    @abstractmethod
     def show(self) -> None:
-        raise NotImplementedError
-
-    def end(self) -> None:
-        """Nothing is left to clear."""
+        """Say how far it is."""
 
 
 class _Lines(_Shown):
@@ -100,7 +98,8 @@ class _Bar(_Shown):
             self._bar.start()
         self._bar.update(self._task, completed=self.done, total=self.total or None)
 
-    def end(self) -> None:
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
         if self._bar is not None:
             self._bar.stop()
 

@@ -50,7 +50,7 @@ def _lopsided(fleet: Fleet, request_id: int) -> int:
 
 
 LOPSIDED = RouterSpec("lopsided", _lopsided)
-WARM_UP_ROUTERS = ("least_outstanding", "random", "predicted_latency", "lopsided")
+WARM_UP_ROUTERS = (*(ROUTERS[name] for name in ("least_outstanding", "random", "predicted_latency")), LOPSIDED)
 
 
 class VectorClusters:
@@ -179,7 +179,7 @@ class VectorClusters:
         self._done_at[env] = episode.warm_up + self.horizon
         self._unit_s[env] = episode.alone_s
         rule = self._starts[int(random.integers(len(self._starts)))]
-        engine = engine_of(self.traffic.policies, LOPSIDED if rule == "lopsided" else ROUTERS[rule])
+        engine = engine_of(self.traffic.policies, rule)
         self._warm_up(self.many, engine, self.log, env, episode.warm_up)
 
     def _fill(self, env: int, episode: Episode, seed: int) -> None:

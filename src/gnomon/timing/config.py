@@ -23,13 +23,17 @@ from gnomon.timing.host import HostConfig
 from gnomon.timing.operators.load import check_load
 from gnomon.timing.source_registry import SOURCES
 
-CAPTURED = {
+Engine = Literal["vllm", "sglang", "trtllm"]
+"""Engines whose kernels are known, and what they do when they are not told otherwise."""
+CAPTURED: dict[str, tuple[int, ...]] = {
     "vllm": (1, 2, 4, *range(8, 256, 8), *range(256, 8193, 16)),
     "sglang": (1, 2, 4, 8, 12, *range(16, 257, 8), *range(272, 513, 16), *range(544, 8193, 32)),
     "trtllm": (1, 2, 4, *range(8, 129, 8), *(2**power for power in range(8, 14))),
 }
 """Batch sizes for which engines capture CUDA graphs (vllm/config/vllm.py, sglang/srt/server_args.py,
 tensorrt_llm/llmapi/llm_args.py)."""
+OVERLAP_TOKENS: dict[Engine, int] = {"vllm": 256, "sglang": 1024, "trtllm": 256}
+"""Up to how many tokens each runs shared experts on a second stream."""
 
 
 def captured_sizes(engine: str, largest: int) -> tuple[int, ...]:
@@ -75,7 +79,7 @@ class TimingConfig(Config):
     silicon, table, or a registered one (`gnomon catalog sources`)."""
     path: str | None = None
     """Folder of the measurements, for the source profile; those that come with Gnomon if not given."""
-    engine: Literal["vllm", "sglang", "trtllm"] = "vllm"
+    engine: Engine = "vllm"
     """Whose kernels the source silicon takes; those of the other two where it has none."""
     engine_version: str = ""
     """The engine's version, e.g. 0.24.0, where its own tables are wanted; else the newest."""
@@ -131,6 +135,11 @@ class TimingConfig(Config):
     def captured_sizes(self) -> tuple[int, ...]:
         """Token counts that CUDA graphs are there for."""
         return CAPTURE_SIZES if self.graph_sizes == "vllm" else self.graph_sizes or ()
+
+    @property
+    def overlap_limit(self) -> int:
+        """Up to how many tokens shared experts run beside the routed ones."""
+        return OVERLAP_TOKENS[self.engine] if self.overlap_tokens is None else self.overlap_tokens
 
     @model_validator(mode="after")
     def _used(self) -> TimingConfig:

@@ -18,10 +18,6 @@ NOT_WORTH_A_NOTE = 1.01
 """How far beyond the last measured point nobody needs to be told: 8,192 where 8,128 was measured."""
 
 
-OVERLAP_TOKENS = {"vllm": 256, "sglang": 1024, "trtllm": 256}
-"""Up to how many tokens each engine runs shared experts on a second stream; see `TimingConfig.overlap_tokens`."""
-
-
 PROMPT_TOKENS = 256.0
 """Products of more tokens than this are those of prompts: decodes rarely reach it."""
 
@@ -104,11 +100,10 @@ class Timer:
         experts = next((one for one in operators if one.name == "experts"), None)
         if not side or experts is None:
             return np.ones_like(tokens)
-        limit = OVERLAP_TOKENS[c.config.engine] if c.config.overlap_tokens is None else c.config.overlap_tokens
         beside = sum(one.count * self.seconds(one, tokens) for one in side)
         group = tokens * (c.parallelism.data_parallel if experts.is_shared else 1)
         hidden = np.minimum(beside, experts.count * self.seconds(experts, group))
-        return np.where(tokens <= limit, 1.0 - hidden / np.maximum(beside, 1e-12), 1.0)
+        return np.where(tokens <= c.config.overlap_limit, 1.0 - hidden / np.maximum(beside, 1e-12), 1.0)
 
     def provenance(self, operator: Operator) -> str:
         """Where this operator's time comes from, in words."""

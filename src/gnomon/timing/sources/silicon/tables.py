@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import get_args
 
 import polars as pl
 
 from gnomon.core.errors import DataError, MissingExtraError
+from gnomon.timing.config import Engine
 
 SYSTEMS = {
     "a100-80gb": "a100_sxm",
@@ -33,7 +35,7 @@ SYSTEMS = {
 }
 """Device -> its folder in the package."""
 
-ENGINES = ("vllm", "sglang", "trtllm")
+ENGINES: tuple[Engine, ...] = get_args(Engine)
 
 
 @cache
