@@ -121,7 +121,7 @@ def test_config_round_trips(tmp_path: Path) -> None:
 
 def test_fields_are_dotted_with_help() -> None:
     leaf = next(f for f in config.fields(Bicycle) if f.dotted == "front.spokes")
-    assert (leaf.flag, leaf.default, leaf.help) == ("--front.spokes", 32, "How many spokes.")
+    assert (leaf.flag, leaf.default, leaf.describe()) == ("--front.spokes", 32, "How many spokes.")
 
 
 def test_streams_are_named_and_repeatable() -> None:

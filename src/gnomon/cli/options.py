@@ -53,9 +53,11 @@ def nearest_flags(wrong: str, flags: Iterable[str]) -> list[str]:
 
 
 class _FieldOption(click.Option):
-    """A flag of a configuration's field."""
+    """A flag of a configuration's field, whose help is looked for when it is wanted."""
 
     section = "Options"
+    leaf: Field
+    help = property(lambda self: _help(self.leaf), lambda self, nothing: None)
 
 
 def config_options(model: type[Config], *, skip: tuple[str, ...] = ()) -> Callable[[F], F]:
@@ -80,10 +82,10 @@ def config_options(model: type[Config], *, skip: tuple[str, ...] = ()) -> Callab
             short = [f"--{one.replace('_', '-')}" for one in short_names(leaf.dotted)]
             flags = [leaf.flag, *(one for one in short if one != leaf.flag and one not in names)]
             collect = click.option(
-                *flags, _name(leaf), cls=_FieldOption, metavar="VALUE", default=None, help=_help(leaf),
-                show_default=False,
-            )(collect)  # fmt: skip
-            collect.__click_params__[-1].section = _section(model, leaf)  # type: ignore[attr-defined]
+                *flags, _name(leaf), cls=_FieldOption, metavar="VALUE", default=None, show_default=False
+            )(collect)
+            option: _FieldOption = collect.__click_params__[-1]  # type: ignore[attr-defined]
+            option.section, option.leaf = _section(model, leaf), leaf
         return collect  # type: ignore[return-value]
 
     return decorate
@@ -123,7 +125,7 @@ def _name(leaf: Field) -> str:
 
 def _help(leaf: Field) -> str:
     default = "" if leaf.default in (None, "") or "Undefined" in repr(leaf.default) else f"  [default: {leaf.default}]"
-    return f"{' '.join(leaf.help.split())}{default}"
+    return f"{' '.join(leaf.describe().split())}{default}".strip()
 
 
 def _section(model: type[Config], leaf: Field) -> str:

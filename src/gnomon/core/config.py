@@ -9,8 +9,9 @@ from __future__ import annotations
 import reprlib
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin
 
@@ -19,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from gnomon.core.errors import ConfigError, DataError, GnomonError, nearest
+from gnomon.core.field_docs import field_doc
 from gnomon.core.files import write_text
 from gnomon.core.text import parse_yaml, parse_yaml_with_nodes, read_text
 
@@ -26,9 +28,7 @@ from gnomon.core.text import parse_yaml, parse_yaml_with_nodes, read_text
 class Config(BaseModel):
     """Base of every configuration: frozen, unknown keys refused, doc strings under fields as help."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
 
     shorthand: ClassVar[str | None] = None
     """The field that a bare string sets: with "name", `router: random` means `router: {name: random}`."""
@@ -61,7 +61,8 @@ class Field:
     dotted: str
     annotation: Any
     default: Any
-    help: str
+    describe: Callable[[], str]
+    """Finds what it means; called only where help is printed."""
 
     @property
     def flag(self) -> str:
@@ -118,11 +119,12 @@ def fields(model: type[BaseModel], prefix: str = "") -> Iterator[Field]:
         dotted = f"{prefix}{name}"
         inner = submodels(info.annotation)
         if not inner:
-            yield Field(dotted, info.annotation, info.get_default(call_default_factory=True), info.description or "")
+            default = info.get_default(call_default_factory=True)
+            yield Field(dotted, info.annotation, default, partial(field_doc, model, name))
             continue
         short = _shorthand(inner)
         if short:
-            yield Field(dotted, str, None, f"Short for --{dotted}.{short}.".replace("_", "-"))
+            yield Field(dotted, str, None, partial(str, f"Short for --{dotted}.{short}.".replace("_", "-")))
         for one in inner:
             for leaf in fields(one, f"{dotted}."):
                 if leaf.dotted not in seen:

@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any, TypeVar
 
+import numpy as np
+
 from gnomon.core.cache_folder import compiled_code_folder
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -150,8 +152,25 @@ def bound(function: F, *examples: Any) -> F:
     """
     if not ENABLED:
         return function
-    with function_arguments():
-        return function.compile(tuple(_numba().typeof(example) for example in examples))  # type: ignore[attr-defined]
+    key = (function, _kind_of(examples))
+    if key not in _BOUND:
+        with function_arguments():
+            _BOUND[key] = function.compile(tuple(map(_numba().typeof, examples)))  # type: ignore[attr-defined]
+    return _BOUND[key]
+
+
+_BOUND: dict[Any, Any] = {}
+"""By function and kinds of its arguments: Numba takes milliseconds to tell the types of a hundred arrays."""
+
+
+def _kind_of(value: Any) -> Any:
+    """What values of one Numba type have in common. Functions are of their own kind."""
+    if isinstance(value, np.ndarray):
+        flags = value.flags
+        return type(value), value.dtype, value.ndim, flags.c_contiguous, flags.f_contiguous, flags.writeable
+    if isinstance(value, tuple):
+        return type(value), tuple(map(_kind_of, value))
+    return type(value) if isinstance(value, int | float | np.generic) else value
 
 
 def compiled(signature: Any) -> Callable[[F], F]:
@@ -161,14 +180,13 @@ def compiled(signature: Any) -> Callable[[F], F]:
         if not ENABLED:
             return function
         from numba.core import sigutils
-        from numba.core.ccallback import CFunc
 
         from gnomon.core.compiled_code import kept
-        from gnomon.core.linked_code import PointerCompiler
+        from gnomon.core.linked_code import Pointer, PointerCompiler
 
         # As `numba.cfunc` does, which would bring a cache of its own.
         types, options = sigutils.normalize_signature(signature), {"error_model": "numpy"}
-        callback: Any = CFunc(function, types, {}, options, pipeline_class=PointerCompiler)
+        callback: Any = Pointer(function, types, {}, options, pipeline_class=PointerCompiler)
         callback._cache = kept(function)
         callback.compile()
         return callback

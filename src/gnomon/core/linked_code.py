@@ -14,6 +14,7 @@ from typing import Any
 from llvmlite import binding
 from llvmlite.ir.values import ArgumentAttributes
 from numba.core import cgutils
+from numba.core.ccallback import CFunc
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler, CompileResult
 from numba.core.registry import CPUDispatcher
@@ -172,6 +173,14 @@ class WholeCompiler(_Compiler):
     """Compiles what is called from outside."""
 
     kind = Whole
+
+
+class Pointer(CFunc):
+    """A compiled function that compiled code calls by its address."""
+
+    def __wrapper_address__(self) -> Any:
+        """Where it is. Without this, Numba compares signatures whenever one is passed to compiled code."""
+        return self.address
 
 
 class PointerCompiler(WholeCompiler):

@@ -73,7 +73,8 @@ def _let_go_for(cluster: Cluster, outside: Outside, call: int, now: float) -> No
 
 @apart
 def _handle_event(fleet: Fleet, engine: Engine, outside: Outside, log: Log) -> None:
-    """Handle the calendar's next event, or stop so that the caller does."""
+    """Bring the replica that the calendar's next event concerns up to that moment, and let it happen; or stop so that
+    the caller does."""
     cluster, book = fleet.cluster, outside.calendar.book[0]
     event = outside.calendar.events[0]
     now, kind, subject = event.time_s, event.kind, event.subject
@@ -82,88 +83,85 @@ def _handle_event(fleet: Fleet, engine: Engine, outside: Outside, log: Log) -> N
         advance_replicas(fleet, engine, log, now)
         if cluster.control[BUDGET] <= 0:
             return
+    if kind == REQUEST_ARRIVES and not _has_replica(fleet, engine, outside, subject, now):
+        return
+    r = _where(cluster, kind, subject)
+    if r != NONE:
+        engine.proceed(cluster, fleet.tables, engine.policies, log, cluster.replicas[r].group_first, NEVER, now)
+        if cluster.control[BUDGET] <= 0:
+            return
+    take_next(outside.calendar)
     if kind >= FOR_THE_CALLER:
-        take_next(outside.calendar)
         book.wants = AN_EVENT
-    elif kind in (KV_LANDS, KV_READY, KV_LOST):
-        group = cluster.replicas[cluster.requests[subject].decode_replica].group_first
-        engine.proceed(cluster, fleet.tables, engine.policies, log, group, NEVER, now)
-        if cluster.control[BUDGET] > 0:
-            take_next(outside.calendar)
-            handle_move(fleet, engine, outside, log, kind, subject)
-    elif kind == KV_LOADED:
-        group = cluster.replicas[cluster.requests[subject].replica].group_first
-        engine.proceed(cluster, fleet.tables, engine.policies, log, group, NEVER, now)
-        if cluster.control[BUDGET] > 0:
-            take_next(outside.calendar)
-            end_load(cluster, outside.tiers, subject, now)
-            receive(cluster, cluster.requests[subject].replica, subject, now)
-            wake(fleet, engine, outside, log, group, now)
     elif kind == LINKS_CHANGE:
-        take_next(outside.calendar)
         switch_links(outside.transfers, book, subject, now)
+    elif kind in (KV_LANDS, KV_READY, KV_LOST):
+        handle_move(fleet, engine, outside, log, kind, subject)
+    elif kind == CACHE_EXPIRES:
+        expire(cluster, outside.tool_cache, subject, now)
+    elif kind != KV_LET_GO or outside.tool_cache.held[subject] > 0:  # It may have been let go already.
+        _happen(fleet, outside, kind, subject, r, now)
+        wake(fleet, engine, outside, log, cluster.replicas[r].group_first, now)
+
+
+@inner
+def _where(cluster: Cluster, kind: int, subject: int) -> int:
+    """The replica at which an event happens, or NONE."""
+    if kind == LINKS_CHANGE or kind >= FOR_THE_CALLER:
+        return NONE
+    if kind == BLOCKS_FREED:
+        return subject
+    request = cluster.requests[subject]
+    return request.decode_replica if kind in (KV_LANDS, KV_READY, KV_LOST) else request.replica
+
+
+@apart
+def _has_replica(fleet: Fleet, engine: Engine, outside: Outside, request_id: int, now: float) -> bool:
+    """Whether an arriving request has a replica, chosen now if need be. It has none where it is not let in, and where a
+    router in plain Python has to be asked first."""
+    request, book = fleet.cluster.requests[request_id], outside.calendar.book[0]
+    if request.replica != NONE:
+        return True
+    if not takes_in(fleet, engine, request_id, now):
+        take_next(outside.calendar)
+        if request.status == SHED:
+            send_next(fleet.cluster, outside, now)
+            give_up_followers(fleet.cluster, outside, request_id, now)
+        return False
+    if book.is_plain != 0:
+        book.wants, book.subject = A_REPLICA, request_id
+        return False
+    request.replica = choose(fleet, engine, outside, request_id)
+    return True
+
+
+@apart
+def _happen(fleet: Fleet, outside: Outside, kind: int, subject: int, r: int, now: float) -> None:
+    """Let an event happen at replica `r`, which is woken afterwards."""
+    cluster = fleet.cluster
+    if kind == BLOCKS_FREED:
+        land_ready(cluster, outside, r, now)
+    elif kind == KV_LOADED:
+        end_load(cluster, outside.tiers, subject, now)
+        receive(cluster, r, subject, now)
     elif kind == ADAPTER_READY:
-        r = cluster.requests[subject].replica
-        group = cluster.replicas[r].group_first
-        engine.proceed(cluster, fleet.tables, engine.policies, log, group, NEVER, now)
-        if cluster.control[BUDGET] > 0:
-            take_next(outside.calendar)
-            cluster.replicas[r].num_coming -= 1
-            queue(fleet, outside, r, subject, now)
-            wake(fleet, engine, outside, log, group, now)
+        cluster.replicas[r].num_coming -= 1
+        queue(fleet, outside, r, subject, now)
     elif kind == FRONT_END_PASSED:
         request = cluster.requests[subject]
-        group = cluster.replicas[request.replica].group_first
-        engine.proceed(cluster, fleet.tables, engine.policies, log, group, NEVER, now)
-        if cluster.control[BUDGET] > 0:
-            take_next(outside.calendar)
-            cluster.replicas[request.replica].num_coming -= 1
-            if request.num_tries <= 1:  # Where it has come before (lost there, or parked), that is part of its detour.
-                request.front_s = now - request.arrival_s
-                request.arrival_s = now
-            admit(fleet, outside, request.replica, subject, now)
-            _let_go_for(cluster, outside, subject, now)
-            wake(fleet, engine, outside, log, group, now)
-    elif kind == BLOCKS_FREED:
-        group = cluster.replicas[subject].group_first
-        engine.proceed(cluster, fleet.tables, engine.policies, log, group, NEVER, now)
-        if cluster.control[BUDGET] > 0:
-            take_next(outside.calendar)
-            land_ready(cluster, outside, subject, now)
-            wake(fleet, engine, outside, log, group, now)
-    elif kind in (KV_LET_GO, CACHE_EXPIRES):
-        r = cluster.requests[subject].replica
-        group = cluster.replicas[r].group_first
-        engine.proceed(cluster, fleet.tables, engine.policies, log, group, NEVER, now)
-        if cluster.control[BUDGET] > 0:
-            take_next(outside.calendar)
-            if kind == CACHE_EXPIRES:
-                expire(cluster, outside.tool_cache, subject, now)
-            elif outside.tool_cache.held[subject] > 0:
-                let_go_held(cluster, outside.tool_cache, subject)
-                land_ready(cluster, outside, r, now)
-                wake(fleet, engine, outside, log, group, now)
+        cluster.replicas[r].num_coming -= 1
+        if request.num_tries <= 1:  # Where it has come before (lost there, or parked), that is part of its detour.
+            request.front_s = now - request.arrival_s
+            request.arrival_s = now
+        admit(fleet, outside, r, subject, now)
+        _let_go_for(cluster, outside, subject, now)
+    elif kind == KV_LET_GO:
+        let_go_held(cluster, outside.tool_cache, subject)
+        land_ready(cluster, outside, r, now)
     elif kind == REQUEST_ARRIVES:
-        request = cluster.requests[subject]
-        if request.replica == NONE:
-            if not takes_in(fleet, engine, subject, now):
-                take_next(outside.calendar)
-                if request.status == SHED:
-                    send_next(cluster, outside, now)
-                    give_up_followers(cluster, outside, subject, now)
-                return
-            if book.is_plain != 0:
-                book.wants, book.subject = A_REPLICA, subject
-                return
-            request.replica = choose(fleet, engine, outside, subject)
-        group = cluster.replicas[request.replica].group_first
-        engine.proceed(cluster, fleet.tables, engine.policies, log, group, NEVER, now)
-        if cluster.control[BUDGET] > 0:
-            take_next(outside.calendar)
-            take_in(fleet, outside, request.replica, subject, now)
-            if not is_per_replica(outside.front):
-                _let_go_for(cluster, outside, subject, now)
-            wake(fleet, engine, outside, log, group, now)
+        take_in(fleet, outside, r, subject, now)
+        if not is_per_replica(outside.front):
+            _let_go_for(cluster, outside, subject, now)
 
 
 @apart

@@ -219,7 +219,8 @@ def _serve(
             report_ends(calendar, cluster)
     for last in _slices(total, on_progress):
         guard.run(partial(drive, last))
-    guard.run(lambda: advance_all(fleet, engine, log, scenario.time_limit_s or NEVER))
+    go_on_alone = bound(advance_all, fleet, engine, log, NEVER)
+    guard.run(lambda: go_on_alone(fleet, engine, log, scenario.time_limit_s or NEVER))
     if scenario.time_limit_s is None and not (manager and manager.gave_up):
         guard.audit()
     return before, outside, manager
