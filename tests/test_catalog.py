@@ -277,7 +277,9 @@ def test_layers_are_split_over_stages_without_loss() -> None:
     ("name", "degrees", "message"),
     [
         ("llama-3-8b", {"tensor_parallel": 3}, r"does not divide the 32 attention heads.*1, 2, 4, 8, 16, 32"),
-        ("qwen2.5-7b", {"tensor_parallel": 7}, "neither divides the 4 KV heads"),
+        ("qwen2.5-7b", {"tensor_parallel": 7}, "neither divides nor is a multiple of the 4 KV heads"),
+        ("qwen3.5-27b", {"tensor_parallel": 24}, "neither divides nor is a multiple of the 16 key heads"),
+        ("qwen3.5-27b", {"tensor_parallel": 3}, "neither divides nor is a multiple of the 4 KV heads"),
         ("llama-3-8b", {"pipeline_parallel": 33}, "32 layers"),
         ("llama-3-8b", {"expert_parallel": True}, "no experts"),
         ("llama-3-8b", {"data_parallel": 2}, "num_replicas"),

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from gnomon import catalog
+from gnomon.catalog.parallelism import tensor_degrees
+from gnomon.catalog.weights import layer_weights
 from gnomon.core.arrays import Floats
-from gnomon.timing.operators import Operator, stage_operators
+from gnomon.timing.operators import Experts, Gemm, Operator, stage_operators
 
 ONE = np.array([1.0])
 
@@ -170,3 +172,28 @@ def test_flops_of_a_prompt_token_are_two_per_active_weight(name: str) -> None:
     flops = sum(one.count * float(one.flops(ONE)[0]) for one in products)
     weights = model.num_active_parameters - model.num_embedding_parameters - model.num_head_parameters
     assert flops == pytest.approx(2 * weights, rel=0.01)  # Norms, biases and convolutions are not products.
+
+
+@pytest.mark.parametrize("name", catalog.model_names())
+def test_a_rank_holds_the_weights_that_it_multiplies(name: str) -> None:
+    """Whatever is not split, such as projections to a low rank, is both held and multiplied whole. Norms, biases,
+    convolutions and some small products lie in the group `other`."""
+    model = catalog.model(name)
+    for ranks in {1, 2, 4, 8, 16}.intersection(tensor_degrees(model)):
+        cut = catalog.Parallelism(tensor_parallel=ranks)
+        multiplied = sum(one.count * _weights_in(one, bool(model.indexer)) for one in stage_operators(model, cut))
+        held = {"other": 0.0, "products": 0.0}
+        for (attention, mlp), count in model.kinds().items():
+            for weights in layer_weights(model, attention, mlp):
+                held["other" if weights.group == "other" else "products"] += count * weights.per_rank(ranks)
+        # Biases of experts are counted with their weights.
+        assert 0.9996 * held["products"] <= multiplied <= held["products"] + held["other"], ranks
+
+
+def _weights_in(operator: Operator, is_sparse: bool) -> float:
+    """Of a layer's product; latents are either expanded for prompts or, by the same weights, absorbed."""
+    work = operator.work
+    if isinstance(work, Experts):
+        return work.num_local * work.projections * work.hidden * work.ffn
+    is_twice = operator.name.startswith("absorb_") and not is_sparse
+    return work.n * work.k * work.batch if isinstance(work, Gemm) and operator.name != "lm_head" and not is_twice else 0

@@ -62,18 +62,10 @@ class Parallelism(Config):
 
     def check(self, model: ModelShape) -> None:
         """Refuse degrees that `model` cannot be cut into."""
-        if model.num_heads % self.tensor_parallel:
+        misfit = _misfit(model, self.tensor_parallel)
+        if misfit:
             raise ConfigError(
-                f"tensor parallelism {self.tensor_parallel} does not divide the {model.num_heads} attention heads of"
-                f" {model.name}.",
-                where="tensor_parallel",
-                fix=f"Use one of {', '.join(map(str, tensor_degrees(model)))}.",
-            )
-        kv = model.num_kv_heads
-        if kv % self.tensor_parallel and self.tensor_parallel % kv:
-            raise ConfigError(
-                f"tensor parallelism {self.tensor_parallel} neither divides the {kv} KV heads of {model.name} nor is a"
-                " multiple of them.",
+                f"tensor parallelism {self.tensor_parallel} {misfit} of {model.name}.",
                 where="tensor_parallel",
                 fix=f"Use one of {', '.join(map(str, tensor_degrees(model)))}.",
             )
@@ -102,5 +94,17 @@ class Parallelism(Config):
 
 def tensor_degrees(model: ModelShape, up_to: int = 64) -> list[int]:
     """The tensor-parallel degrees that `model` allows, powers of two and others alike."""
-    kv = model.num_kv_heads
-    return [t for t in range(1, up_to + 1) if model.num_heads % t == 0 and (kv % t == 0 or t % kv == 0)]
+    return [t for t in range(1, up_to + 1) if not _misfit(model, t)]
+
+
+def _misfit(model: ModelShape, t: int) -> str:
+    """Why `t` ranks cannot share the heads of `model`; empty where they can. Too few KV or key heads are repeated."""
+    if model.num_heads % t:
+        return f"does not divide the {model.num_heads} attention heads"
+    if model.linear and model.linear.num_value_heads % t:
+        return f"does not divide the {model.linear.num_value_heads} heads of linear attention"
+    repeated = {"KV heads": model.num_kv_heads, "key heads": model.linear.num_key_heads if model.linear else t}
+    for name, heads in repeated.items():
+        if heads % t and t % heads:
+            return f"neither divides nor is a multiple of the {heads} {name}"
+    return ""

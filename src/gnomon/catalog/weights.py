@@ -88,7 +88,7 @@ def _compressed(model: ModelShape, kind: AttentionKind) -> Iterator[Weights]:
     yield Weights("attention", h * (c.q_rank + d), 1)
     yield Weights("attention", c.q_rank * heads * d)
     yield Weights("attention_output", heads * d * c.o_rank)
-    yield Weights("attention_output", c.o_groups * c.o_rank * h)
+    yield Weights("attention_output", c.o_groups * c.o_rank * h, c.o_groups)
     yield Weights("other", c.q_rank + d + heads, 1)
     ratio, copies = c.ratio_of(kind), 2 if kind == "compressed_sparse" else 1
     widths = [d] if ratio else []
@@ -109,12 +109,14 @@ def _linear(linear: LinearAttention, h: int) -> Iterator[Weights]:
     keys, values, heads = linear.key_size, linear.value_size, linear.num_value_heads
     biases = keys if linear.kind == "kda" else heads  # Of the decay, which KDA has for every channel of a key.
     yield Weights("other", linear.conv_channels * linear.conv_kernel + heads + biases)
-    if linear.kind == "kda":  # Decay and output gate each go through a low rank, as wide as a head.
-        yield Weights("linear_attention", h * (2 * keys + values) + 2 * h * linear.value_dim, None)
-        yield Weights("linear_attention", linear.value_dim * (keys + values) + h * heads)
-    else:  # Queries, keys, values and gate; a step size per head (Mamba-2), or that and a decay (Gated DeltaNet).
+    yield Weights("linear_attention", h * 2 * keys, linear.num_key_heads)
+    if linear.kind == "kda":  # Decay and output gate each go through a low rank, as wide as a head, whole on each rank.
+        yield Weights("linear_attention", h * (values + heads))
+        yield Weights("linear_attention", 2 * h * linear.value_dim, 1)
+        yield Weights("linear_attention", linear.value_dim * (keys + values))
+    else:  # Values and gate; a step size per head (Mamba-2), or that and a decay (Gated DeltaNet).
         scalars = heads if linear.kind == "mamba2" else 2 * heads
-        yield Weights("linear_attention", h * (2 * keys + 2 * values + scalars))
+        yield Weights("linear_attention", h * (2 * values + scalars))
     if linear.kind == "mamba2":  # Bias of the convolution, skip connection, norm over all heads.
         yield Weights("other", linear.conv_channels + heads + values)
     else:
