@@ -80,6 +80,19 @@ POLICIES = {
         "    n = 0\n    while state.num_waiting > 0:\n        n += 1\n",
         "endless.py:11: the batching policy endless failed: the loop in line 11 does not end",
     ),
+    "nearly_endless": (
+        "    n = 0\n    for i in range(10**9):\n        for _ in range(i):\n            n += state.max_running\n"
+        "    if n > 0:\n        state.steppable = 0\n",
+        "nearly_endless.py:12: the batching policy nearly_endless failed: the loop in line 12 does not end",
+    ),
+    "batch_of_its_own": (ONE_BY_ONE + "    state.batch_size = 10**6\n", "writes numbers into its state"),
+    "running_of_its_own": (ONE_BY_ONE + "    state.num_running = 10**6\n", "writes numbers into its state"),
+    "stepping_of_its_own": (ONE_BY_ONE + "    state.num_stepping = 10**6\n", "writes numbers into its state"),
+    "queue_of_its_own": (ONE_BY_ONE + "    state.first_waiting = 10**8\n", "writes numbers into its state"),
+    "member_of_its_own": (
+        ONE_BY_ONE + "    if state.batch_size > 0:\n        replica.batch[0] = 10**8\n",
+        "writes numbers into its state",
+    ),
     "twice": (
         ONE_BY_ONE.replace("place(replica, r, 1)", "place(replica, r, 1)\n        place(replica, r, 1)"),
         "place() was called for a request that waits, was placed already or has ended",

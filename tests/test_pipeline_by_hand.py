@@ -116,7 +116,9 @@ def test_ranges_include_both_ends() -> None:
     for given in ((1.0, 0.0, 0.1), (0.0, 1.0, 0.0), (0.0, 1.0, -1.0), (0.0, 1.0, 0.3), (0.0, 100_001.0, 1.0)):
         with pytest.raises((ConfigError, ValueError)):
             Range(start=given[0], stop=given[1], step=given[2])
-    assert len(Range(start=0.0, stop=100_000.0, step=1.0).values()) == 100_001
+    assert len(Range(start=1.0, stop=100_000.0, step=1.0).values()) == 100_000
+    with pytest.raises(ConfigError, match="a range of 100,001 values; at most 100,000"):
+        Range(start=0.0, stop=100_000.0, step=1.0)
 
 
 def test_a_range_may_miss_its_end_by_a_millionth_of_a_step() -> None:

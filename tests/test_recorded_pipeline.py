@@ -95,7 +95,7 @@ STEPS: dict[str, dict[str, Any]] = {
                   "link_speed": {"0-1": 0.5}, "latency": 0.05},
     },
     "jitter": {"stages": 3, "n": 5, "schedule": "1f1b", "jitter": 0.1, "draws": 3, "seed": 4},
-    "lengths": {"stages": 3, "n": 6, "schedule": "zb-h2", "weight_grad_len": 0.7, "overlap_len": 2.5, "latency": 0.1},
+    "lengths": {"stages": 3, "n": 6, "schedule": "zb-h2", "weight_grad_len": 0.7, "latency": 0.1},
 }  # fmt: skip
 
 

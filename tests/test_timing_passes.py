@@ -88,7 +88,13 @@ def test_training_is_in_bf16_whatever_the_checkpoint_is() -> None:
     assert timer_of(config=TimingConfig(dtype="fp8")).context.dtype == "fp8"
 
 
-@pytest.mark.parametrize("given", [{"host": HostConfig(per_iteration_s=0.01)}, {"graph_sizes": "vllm"}])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"host": HostConfig(per_iteration_s=0.01)}, {"graph_sizes": "vllm"}, {"graph_attention": True},
+        {"overlap_tokens": 64}, {"separate_attention": True}, {"expert_exchange": "all_gather"}, {"kv_dtype": "fp8"},
+    ],
+)  # fmt: skip
 def test_what_only_engines_have_is_refused(given: dict[str, object]) -> None:
     training = Training(device="h100", timing=TimingConfig(**given))
     with pytest.raises(ConfigError, match=f"timing.{next(iter(given))}.*no serving engine"):

@@ -1,7 +1,7 @@
 """Python files of users that register policies and routers of their own, and what goes wrong in them, in one sentence.
 
-A `while` loop in such a file ends with an error after `MAX_TURNS` turns: compiled code that loops for ever could not
-be stopped.
+Loops of a function in such a file end with an error after `MAX_TURNS` turns: compiled code that loops for ever could
+not be stopped.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import linecache
 import sys
 import traceback
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -20,7 +20,7 @@ from typing import Any
 from gnomon.core.errors import ConfigError, GnomonError
 
 MAX_TURNS = 10_000_000
-"""Turns of one `while` loop of a user's function."""
+"""Turns of all loops together in one call of a user's function."""
 
 
 def load_user_file(path: str | Path) -> None:
@@ -51,20 +51,36 @@ def _load(path: str) -> None:
 
 
 class _BoundLoops(ast.NodeTransformer):
-    """Count the turns of every `while` loop, and raise when it does not end."""
+    """Count the turns of all loops of every function, and raise when they do not end."""
 
-    def visit_While(self, loop: ast.While) -> list[ast.stmt]:
-        """The loop with a count before it and a check in it."""
-        self.generic_visit(loop)
-        name = f"turns_{loop.lineno}_{loop.col_offset}"
-        message = f"the loop in line {loop.lineno} does not end"
-        check = ast.parse(f"{name} += 1\nassert {name} < {MAX_TURNS}, {message!r}").body
-        before = ast.parse(f"{name} = 0").body
-        for new in (*before, *check):
-            for node in ast.walk(new):
-                ast.copy_location(node, loop)
-        loop.body[:0] = check
-        return [*before, loop]
+    def visit_FunctionDef(self, function: ast.FunctionDef) -> ast.FunctionDef:
+        """The function with a count before its body and a check in its loops; functions in it count for themselves."""
+        loops = [node for node in _own_nodes(function) if isinstance(node, ast.While | ast.For)]
+        for loop in loops:
+            message = f"the loop in line {loop.lineno} does not end (more than {MAX_TURNS:,} turns)"
+            loop.body[:0] = _at(loop, f"own_turns += 1\nassert own_turns < {MAX_TURNS}, {message!r}")
+        if loops:
+            first = 1 if ast.get_docstring(function, clean=False) is not None else 0
+            function.body[first:first] = _at(function.body[-1], "own_turns = 0")
+        self.generic_visit(function)
+        return function
+
+
+def _own_nodes(function: ast.AST) -> Iterator[ast.AST]:
+    """All nodes of a function but those of functions defined in it."""
+    for node in ast.iter_child_nodes(function):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+            yield node
+            yield from _own_nodes(node)
+
+
+def _at(place: ast.AST, code: str) -> list[ast.stmt]:
+    """Statements that stand where `place` does."""
+    statements = ast.parse(code).body
+    for statement in statements:
+        for node in ast.walk(statement):
+            ast.copy_location(node, place)
+    return statements
 
 
 def is_own(function: Callable[..., Any]) -> bool:

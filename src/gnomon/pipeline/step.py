@@ -11,7 +11,7 @@ import numpy as np
 
 from gnomon.core.arrays import Floats
 from gnomon.core.config import build
-from gnomon.core.errors import DoesNotFitError
+from gnomon.core.errors import ConfigError, DoesNotFitError
 from gnomon.core.units import GB
 from gnomon.pipeline import pytorch_csv
 from gnomon.pipeline.costs import TRANSFERS, StepCosts
@@ -140,6 +140,11 @@ def run_step(config: StepConfig) -> StepRecord:
     if config.is_study:
         return StepRecord(config, simulate(config))
     schedule, costs, model_costs = _assembled(config)
+    if config.overlap_len is not None and not any(action.parts for order in schedule.ranks for action in order):
+        raise ConfigError(
+            f"overlap_len has no effect with the schedule {schedule.name}: no forward and backward run as one.",
+            fix="Leave it out.",
+        )
     run = execute(schedule, costs, seed=config.seed)
     draws = monte_carlo(schedule, costs, draws=config.draws, seed=config.seed) if costs.jitter > 0.0 else None
     if model_costs is None:

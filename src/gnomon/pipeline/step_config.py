@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from gnomon.core.errors import ConfigError
-from gnomon.pipeline.costs import StepCosts
+from gnomon.pipeline.costs import MAX_LENGTH, StepCosts
 from gnomon.pipeline.study import Study, check_sync_freq
 from gnomon.pipeline.training import Training
 from gnomon.pipeline.zoo import SCHEDULES
@@ -60,7 +60,11 @@ class StepConfig(Study):
         return name in self.model_fields_set
 
     def check(self) -> StepConfig:
-        """Refuse fields that would have no effect, rather than ignore them."""
+        """Refuse what makes no sense, and fields that would have no effect, rather than ignore them."""
+        for name in ("overlap_len", "weight_grad_len"):
+            value = getattr(self, name)
+            if value is not None and not 0.0 <= value <= MAX_LENGTH:
+                raise ConfigError(f"{name} must be from 0 to {MAX_LENGTH:g} (given: {value}).")
         if self.is_study:
             for name in OF_A_SCHEDULE:
                 if getattr(self, name):

@@ -39,8 +39,9 @@ class Range(Config):
         if not (self.step > 0 and self.stop >= self.start):
             raise ConfigError("a range needs step > 0 and stop >= start.")
         steps = (self.stop - self.start) / self.step
-        if steps > MAX_VALUES:
-            raise ConfigError(f"a range of {steps:,.3g} values; at most {MAX_VALUES:,}.", fix="Use a larger step.")
+        if steps + 1 > MAX_VALUES:
+            count = f"{steps + 1:,.0f}" if steps < 1e15 else f"{steps:.3g}"
+            raise ConfigError(f"a range of {count} values; at most {MAX_VALUES:,}.", fix="Use a larger step.")
         if abs(steps - round(steps)) > 1e-6:
             raise ConfigError(
                 f"stop {self.stop:g} is not reached from {self.start:g} in steps of {self.step:g}.",

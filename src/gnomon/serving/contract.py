@@ -7,14 +7,24 @@ costs a walk over the batch and the running list. Verbs check what they are aske
 
 from __future__ import annotations
 
-from gnomon.core.jit import apart
-from gnomon.serving.state import BUDGET, FAULT, FAULT_REPLICA, FAULT_REQUEST, NONE, RUNNING, Cluster, replica_view
+from gnomon.core.jit import apart, inner
+from gnomon.serving.state import (
+    BUDGET,
+    FAULT,
+    FAULT_REPLICA,
+    FAULT_REQUEST,
+    NONE,
+    RUNNING,
+    Cluster,
+    Replica,
+    replica_view,
+)
 
 # Faults.
 (
     POLICY_RAISED, LEFT_ALONE, NO_PROGRESS, BEYOND_TABLES, NO_SUCH_REPLICA,
-    WRONG_TOKENS, NO_BLOCKS, NOT_TAKEN_OUT, NOT_COUNTED, TOO_MANY, ADMISSION_RAISED,
-) = range(1, 12)  # fmt: skip
+    WRONG_TOKENS, NO_BLOCKS, NOT_TAKEN_OUT, NOT_COUNTED, TOO_MANY, ADMISSION_RAISED, OVERWRITTEN,
+) = range(1, 13)  # fmt: skip
 
 
 @apart
@@ -27,11 +37,34 @@ def stop(cluster: Cluster, fault: int, r: int, request_id: int) -> None:
     cluster.control[BUDGET] = 0
 
 
+@inner
+def _is_in_range(replica: Replica) -> bool:
+    """Whether what counts and names requests stays within the arrays, whatever the policy wrote there."""
+    state, requests = replica.state, replica.requests.size
+    if not (0 <= state.batch_size <= replica.batch.size and 0 <= state.num_running <= replica.running.size):
+        return False
+    if not 0 <= state.num_stepping <= replica.stepping.shape[0]:
+        return False
+    if state.num_waiting > 0 and not (0 <= state.first_waiting < requests and 0 <= state.last_waiting < requests):
+        return False
+    are_requests = True
+    for i in range(state.num_stepping if state.in_step != 0 else 0, state.batch_size):
+        are_requests = are_requests and 0 <= replica.batch[i] < requests
+    for i in range(state.num_running):
+        are_requests = are_requests and 0 <= replica.running[i] < requests
+    return are_requests
+
+
 @apart
 def check_batch(cluster: Cluster, r: int) -> None:
     """Stop at the first rule that the batch just formed by replica `r` breaks."""
     state = cluster.replicas[r]
     replica = replica_view(cluster, r)
+    if not _is_in_range(replica):
+        stop(cluster, OVERWRITTEN, r, NONE)
+        # Nobody may follow these numbers on the way out.
+        state.batch_size, state.num_running, state.num_stepping, state.num_waiting = 0, 0, 0, 0
+        return
     together = state.num_stepping if state.in_step != 0 else 0
     for i in range(together, state.batch_size):
         request_id, tokens = replica.batch[i], replica.batch_tokens[i]

@@ -53,6 +53,10 @@ _SAYINGS = {
         "loses a request or has one twice: those waiting, running and placed are not those that are there.",
         "Place, put back or pre-empt every request taken from the queue or from `running`.",
     ),
+    contract.OVERWRITTEN: (
+        "writes numbers into its state that no request or batch has.",
+        "Change the queue, the running requests and the batch only with the verbs of gnomon.serving.verbs.",
+    ),
     contract.TOO_MANY: (
         "runs more requests at once than batching.max_sequences allows.",
         "Admit none while state.num_holding is state.max_running.",

@@ -35,6 +35,11 @@ weight; float32 gradient, which is also what data-parallel copies reduce; float3
 SERVING_ONLY = ("attention_decode", "decode", "kv_write", "sampler", "logits_all_gather")
 """Kinds and names of the operators that a pass over whole sequences does not run."""
 
+ENGINES_ONLY = (
+    "host", "graph_sizes", "graph_attention", "overlap_tokens", "separate_attention", "expert_exchange", "kv_dtype",
+)  # fmt: skip
+"""Settings of `timing` for which a pass over whole sequences has no use."""
+
 
 @dataclass(frozen=True)
 class StagePasses:
@@ -53,7 +58,7 @@ def training_timer(
 ) -> Timer:
     """Times of a model in training: in bf16 unless another number format is given. Refuses what only engines have."""
     config = config or TimingConfig()
-    for name in ("host", "graph_sizes"):
+    for name in ENGINES_ONLY:
         if getattr(config, name) != TimingConfig.model_fields[name].default:
             raise ConfigError(
                 "a training pass has no serving engine around it.", where=f"timing.{name}", fix="Leave it out."

@@ -32,7 +32,10 @@ _NUMBERS = (
     "num_attention_heads", "hidden_size", "intermediate_size", "moe_intermediate_size",
     "shared_expert_intermediate_size", "n_routed_experts", "num_experts", "num_local_experts",
 )  # fmt: skip
-
+_LISTS = (
+    "layer_types", "layers_block_type", "compress_ratios", "hybrid_layer_pattern", "no_rope_layers", "mlp_only_layers",
+)  # fmt: skip
+_SECTIONS = ("linear_attn_config", "sparse_attention_config")
 
 _MOST_LAYERS = 10_000
 
@@ -49,6 +52,11 @@ def parse_config(config: Mapping[str, Any], *, name: str, where: str) -> Model:
         raise ConfigError("text_config must be a JSON object.", where=where)
     family = str(config.get("model_type", ""))
     config = {**DEFAULTS.get(family, {}), **{key: value for key, value in config.items() if value is not None}}
+    for key in (*_LISTS, *_SECTIONS):
+        value, kind = config.get(key), list if key in _LISTS else Mapping
+        if value is not None and not isinstance(value, kind):
+            wanted = "list" if key in _LISTS else "JSON object"
+            raise ConfigError(f"{key} must be a {wanted}, not {value!r}.", where=where)
     if blocks := _blocks(config):
         config |= {"layers_block_type": blocks, "num_hidden_layers": len(blocks)}
     required = _REQUIRED | (_REQUIRED_OF_MLA if config.get("kv_lora_rank") else {})

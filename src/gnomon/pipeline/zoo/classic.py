@@ -64,7 +64,7 @@ def interleaved(plan: Plan) -> Schedule:
         raise ConfigError(
             f"interleaved 1F1B needs micro-batches in multiples of the {p} ranks (given: {m}).",
             where="microbatches",
-            fix=f"Choose {m - m % p or p} or {m - m % p + p} micro-batches.",
+            fix=f"Choose {f'{m - m % p} or ' if m > p else ''}{m - m % p + p} micro-batches.",
         )
     lists = []
     for rank in range(p):

@@ -352,7 +352,7 @@ def observe(fleet: Fleet, request_id: int, out: Any, queue_depth: int) -> float:
     for r in range(count):
         times = _observe_replica(fleet, r, at, out, queue_depth)
         row = out[r]
-        # Seconds for now; they become ratios below, when the best of each is known.
+        # These columns hold seconds until the best replica is known: the second loop turns them into log ratios to it.
         row[FIRST_TOKEN], row[FINISH], row[STEP_VS] = times.first_token, times.finish, times.joined_step
         row[STALL], row[CROWDING], row[STALLS_TO_COME] = times.stall, times.crowding, times.stalls_to_come
         row[ADDED_VS] = added_s(times, _FIRST_TOKEN, _STALL, _CROWDING, _STALLS_TO_COME)
