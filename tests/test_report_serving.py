@@ -13,6 +13,7 @@ import polars as pl
 import pytest
 
 from gnomon.api.serving import simulate
+from gnomon.report.serving.compare import warnings
 from gnomon.report.serving.files import write_run
 from gnomon.report.serving.series import distribution, levels, rates
 from gnomon.report.serving.text import policy_words, title, workload_words
@@ -268,3 +269,17 @@ def test_notes_on_single_operators_are_one_line() -> None:
     assert _most_important([first, *details, other])[:2] == [first, other]
     assert _most_important([first, *details, other])[2].startswith("3 more on single operators")
     assert _most_important([first, details[0]]) == [first, details[0]]
+
+
+def test_variants_that_warn_of_the_same_have_one_line() -> None:
+    class Said:
+        def __init__(self, *texts: str) -> None:
+            self.warnings = texts
+
+    many = {"a": Said("28 of 1,900 iterations (1.5%) are extrapolated."), "b": Said("Saturated."), "c": Said()}
+    many |= {"d": Said("1,178 of 17,975 iterations (6.6%) are extrapolated.", "Saturated at 3 requests.")}
+    assert warnings(many) == [  # type: ignore[arg-type]
+        "d (and 1 more alike): 1,178 of 17,975 iterations (6.6%) are extrapolated.",
+        "b: Saturated.",
+        "d: Saturated at 3 requests.",
+    ]

@@ -95,6 +95,13 @@ class Comparison(Result):
         times = self.times(metric)
         return distributions_figure(title, {name: times[name] for name in order})
 
+    @property
+    def warnings(self) -> list[str]:
+        """What the variants warn of; those who say the same with other numbers have one line together."""
+        from gnomon.report.serving.compare import warnings
+
+        return warnings(self.summary)
+
     def _frames(self) -> Mapping[str, Callable[[], pl.DataFrame]]:
         from gnomon.report.serving.frames import difference_frame
 

@@ -102,5 +102,5 @@ def open_adapters(config: LoraConfig, model: Model, requests: Requests, num_repl
     from gnomon.serving.adapters import new_adapters  # Compiled code; a configuration needs none of it.
 
     count = int(requests.adapter.max()) + 1 if len(requests.adapter) else 0
-    sizes = np.resize([adapter_bytes(model, rank) for rank in config.ranks], count)
+    sizes = np.resize([adapter_bytes(model, rank) for rank in config.ranks] if count else [], count)
     return new_adapters(config.latency_s + sizes / (config.bandwidth_gb_s * 1e9), config.curve(), num_replicas)

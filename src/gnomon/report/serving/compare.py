@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from pathlib import Path
@@ -66,10 +67,26 @@ def comparison_blocks(
     for name, found in differences.items():
         blocks.append(Line(f"{name} against {baseline}, request by request:"))
         blocks.append(Table([difference_row(one) for one in found]))
-    blocks += [Line(f"{name}: {text}", "warning") for name, one in summaries.items() for text in one.warnings]
+    blocks += [Line(text, "warning") for text in warnings(summaries)]
     notes = dict.fromkeys(note for one in summaries.values() for note in one.notes)
     return [*blocks, *(Line(note, "note") for note in notes)]
 
+
+def warnings(summaries: Mapping[str, Summary]) -> list[str]:
+    """What the variants warn of. Where several say the same with other numbers, the one with the largest speaks."""
+    alike: dict[str, dict[str, str]] = {}
+    for name, one in summaries.items():
+        for text in one.warnings:
+            alike.setdefault(_NUMBER.sub("#", text), {})[name] = text
+    found = []
+    for texts in alike.values():
+        largest = max(texts, key=lambda name: [float(one.replace(",", "")) for one in _NUMBER.findall(texts[name])])
+        others = f" (and {len(texts) - 1} more alike)" if len(texts) > 1 else ""
+        found.append(f"{largest}{others}: {texts[largest]}")
+    return found
+
+
+_NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?")
 
 REGRET_CAPTION = "Regret: against the controller that knew the arrivals to come."
 
@@ -163,9 +180,7 @@ def write_comparison_report(
     parts = {
         "@TITLE@": html.escape(f"{len(summaries)} variants compared"),
         "@LEDE@": html.escape(f"{title(scenarios[baseline])} and others on the same requests; the first: {baseline}."),
-        "@MESSAGES@": "".join(
-            message("warning", f"{name}: {text}") for name, one in summaries.items() for text in one.warnings
-        ),
+        "@MESSAGES@": "".join(message("warning", text) for text in warnings(summaries)),
         "@PLOTS@": f"<section><h2>Latency</h2><div class=plots>{overlays}</div>{rows}</section>"
         f"<section><h2>Change, request by request</h2><div class=plots>{changes}</div>{paired}</section>",
         "@FIGURES@": f"<ul>{links}</ul>",

@@ -86,8 +86,7 @@ def run_comparison(argument: tuple[Scenario, tuple[str, ...]], report: jobs.Repo
                 routed.comparison.distributions_drawn(f"{words}, all requests", metric, order),
                 router_rows(routed, metric, statistic),
             )
-    said = dict.fromkeys(text for result in routed.results.values() for text in result.summary.warnings)
-    return RoutersCompared(views, {name: in_serve(routed, name) for name in names}, list(said))
+    return RoutersCompared(views, {name: in_serve(routed, name) for name in names}, routed.comparison.warnings)
 
 
 def names_of(values: Mapping[str, Any]) -> tuple[str, ...]:
