@@ -14,8 +14,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from gnomon.core.jit import apart, inner
 from gnomon.serving.state import NONE, Replica
 
