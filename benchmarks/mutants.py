@@ -42,6 +42,7 @@ ROOT = Path(__file__).parent.parent
 SOURCES = ROOT / "src" / "gnomon"
 _DATA = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 TESTS: dict[str, list[str]] = _DATA["tests"]
+OUTSIDE_FUNCTIONS: list[str] = _DATA["outside_functions"]
 EQUIVALENT: dict[str, str] = {one["change"]: one["why"] for one in _DATA["equivalent"]}
 LONGEST_S = 300.0
 BUSY = 20.0
@@ -59,7 +60,7 @@ def tests_of(module: str) -> tuple[str, ...]:
     parts = module.removesuffix(".py").split("/")
     for end in range(len(parts), 0, -1):
         if found := TESTS.get("/".join(parts[:end])):
-            names = (f"tests/test_{name}.py" for name in found)
+            names = (f"tests/test_{name}.py" for name in (*found, *OUTSIDE_FUNCTIONS))
             return tuple(name for name in names if (ROOT / name).is_file())
     return ()
 
@@ -149,10 +150,13 @@ def choose_tests(mutant: Mutant, files: tuple[str, ...], notes: dict[str, Any]) 
         lambda calls: True,
     ]
     known = [(one["seconds"], test, one["calls"]) for name in files for test, one in notes[name]["tests"].items()]
+    outside = tuple(f"tests/test_{name}.py" for name in OUTSIDE_FUNCTIONS)
     chosen: list[tuple[float, str]] = []
     for is_right in ways:
         chosen = chosen or [(seconds, test) for seconds, test, calls in known if is_right(calls)]
-    chosen.sort()
+    if not mutant.function:
+        chosen += [(seconds, test) for seconds, test, _ in known if test.startswith(outside)]
+    chosen = sorted(set(chosen))
     spent = list(accumulate(seconds for seconds, _ in chosen))
     return [one for number, one in enumerate(chosen) if not number or spent[number] <= BUDGET_S]
 

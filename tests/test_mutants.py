@@ -38,7 +38,7 @@ def test_every_module_with_tests_is_there_and_so_are_the_tests() -> None:
     for module, names in mutants.TESTS.items():
         path = mutants.SOURCES / module
         assert path.is_dir() or path.with_suffix(".py").is_file(), module
-        assert len(mutants.tests_of(module)) == len(names), module
+        assert len(mutants.tests_of(module)) == len(names) + len(mutants.OUTSIDE_FUNCTIONS), module
 
 
 def test_a_mutant_meets_the_tests_that_call_its_function_the_quickest_first() -> None:
@@ -57,6 +57,12 @@ def test_a_mutant_meets_the_tests_that_call_its_function_the_quickest_first() ->
     files = ("test_a.py", "test_b.py")
     assert [name for _, name in mutants.choose_tests(there, files, notes)] == ["b", "a"]
     assert [name for _, name in mutants.choose_tests(here, files, notes)] == ["c", "b", "a"]
+    settings = "tests/test_recorded_defaults.py"
+    notes[settings] = {"tests": {f"{settings}::e": {"seconds": 0.7, "calls": []}}}
+    assert [name for _, name in mutants.choose_tests(there, (*files, settings), notes)] == ["b", "a"]
+    assert [name for _, name in mutants.choose_tests(here, (*files, settings), notes)] == [
+        "c", f"{settings}::e", "b", "a",
+    ]  # fmt: skip
 
 
 def test_the_same_seed_draws_the_same_mutants() -> None:

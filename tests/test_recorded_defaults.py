@@ -1,0 +1,68 @@
+"""What counts where a user says nothing, and what may be said, as recorded: a default that changes is a result that
+changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from pkgutil import walk_packages
+from typing import Any
+
+import annotated_types
+import pytest
+from pydantic.fields import FieldInfo
+
+import gnomon
+from gnomon.core.config import Config
+from gnomon.serving.policies import POLICIES
+from gnomon.serving.routers import ROUTERS
+from recorded_kit import check
+from serving_kit import POLICIES as BUILT_IN_POLICIES
+from serving_kit import ROUTERS as BUILT_IN_ROUTERS
+
+WINGS = ("catalog", "timing", "workload", "serving", "search", "pipeline", "posttrain")
+
+
+def _below(cls: type[Config]) -> Iterator[type[Config]]:
+    for one in cls.__subclasses__():
+        yield one
+        yield from _below(one)
+
+
+def _configurations() -> dict[str, type[Config]]:
+    """Every class of settings, by module and name."""
+    (sources,) = gnomon.__path__
+    for wing in WINGS:
+        for found in walk_packages([str(Path(sources) / wing)], f"gnomon.{wing}."):
+            with suppress(ImportError):  # Extras that are not installed.
+                import_module(found.name)
+    every = {f"{one.__module__.removeprefix('gnomon.')}.{one.__name__}": one for one in _below(Config)}
+    return {name: one for name, one in sorted(every.items()) if one.__module__.split(".")[1] in WINGS}
+
+
+@pytest.mark.parametrize("name", _configurations())
+def test_defaults_of_settings(name: str) -> None:
+    fields = _configurations()[name].model_fields.items()
+    check("defaults", name, {field: told for field, one in fields if (told := _told(one))})
+
+
+def _told(field: FieldInfo) -> str:
+    """Its default and its bounds, whatever they are made of; nothing where it has neither."""
+    bounds = [str(one) for one in field.metadata if isinstance(one, annotated_types.BaseMetadata)]
+    if field.is_required():
+        return ", ".join(bounds)
+    value: Any = field.get_default(call_default_factory=True)
+    return ", ".join([str(value.model_dump() if isinstance(value, Config) else value), *bounds])
+
+
+@pytest.mark.parametrize("name", BUILT_IN_POLICIES)
+def test_defaults_of_policies(name: str) -> None:
+    spec = POLICIES[name]
+    check("defaults", f"policy {name}", {"settings": str(spec.defaults), "options": str(spec.options)})
+
+
+@pytest.mark.parametrize("name", BUILT_IN_ROUTERS)
+def test_defaults_of_routers(name: str) -> None:
+    check("defaults", f"router {name}", {"options": str(dict(ROUTERS[name].options))})
