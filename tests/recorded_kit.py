@@ -25,7 +25,7 @@ def _recorded(subject: str) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
-def check(subject: str, case: str, found: dict[str, Any]) -> None:
+def check_recorded(subject: str, case: str, found: dict[str, Any]) -> None:
     """Compare with what was recorded: numbers to ten digits, all else exactly."""
     known, found = _recorded(subject), {name: _plain(value) for name, value in found.items()}
     if IS_RECORDING:

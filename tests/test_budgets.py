@@ -74,9 +74,15 @@ def test_pipeline_run(cli: CommandLine, words: list[str], message: str) -> None:
     assert message in " ".join(cli("pipeline", "run", "--no-show", *words, code=2).output.split())
 
 
-def test_links_that_exist_are_taken(cli: CommandLine) -> None:
-    cli("pipeline", "run", "--no-show", "--json", "--schedule", "interleaved", "--link", "3-0=0.5")
-    cli("pipeline", "run", "--no-show", "--json", "--schedule", "zb-v", "--link", "1-2=0.5")
+@pytest.mark.parametrize(("schedule", "link"), [("interleaved", "3-0"), ("zb-v", "1-2")])
+def test_links_that_exist_are_taken(cli: CommandLine, schedule: str, link: str) -> None:
+    """At half its speed the step takes longer, at its own as long as before."""
+
+    def total(*words: str) -> float:
+        output = cli("pipeline", "run", "--no-show", "--json", "--schedule", schedule, *words).output
+        return float(json.loads(output[output.index("{\n") :])["total_time"])
+
+    assert total("--link", f"{link}=0.5") > total("--link", f"{link}=1") == total()
 
 
 def test_sweeps_are_counted_before_they_begin(cli: CommandLine, tmp_path: Path) -> None:

@@ -96,6 +96,25 @@ def test_widths_of_experts() -> None:
     assert read(PLAIN, model_type="qwen").ffn_size == 48, "the first Qwen counts gate and up together"
 
 
+def test_what_a_gemma_3_leaves_out() -> None:
+    """As transformers' `Gemma3TextConfig` has it: 8 heads and 4 KV heads of 256, five layers with a window of 4,096 and
+    one without, 262,208 words that are embedding and head at once, 131,072 tokens."""
+    given = {"model_type": "gemma3_text", "hidden_size": 2304, "num_hidden_layers": 7, "intermediate_size": 9216}
+    model = parse_config(given, name="mine", where="config.json")
+    assert (model.num_heads, model.num_kv_heads, model.head_dim) == (8, 4, 256)
+    assert (model.vocab_size, model.tied_embeddings, model.max_context_tokens) == (262_208, True, 131_072)
+    assert kinds(model).split()[0] == "sssssfs"
+    assert model.sliding is not None and model.sliding.window == 4096
+    assert model.qk_norm and model.post_norm
+
+
+def test_what_a_llama_4_leaves_out() -> None:
+    """Chunks of 8,192 tokens, but for every fourth layer."""
+    model = read(PLAIN, model_type="llama4_text")
+    assert kinds(model).split()[0] == "sssfss"
+    assert model.sliding is not None and model.sliding.window == 8192
+
+
 def test_layers_are_bounded() -> None:
     assert read(PLAIN, num_hidden_layers=10_000).num_layers == 10_000
     with pytest.raises(ConfigError, match="at most 10000"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -119,7 +120,8 @@ def test_no_name_and_no_home_is_no_traceback(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.delenv("GNOMON_CACHE", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", nobody)
-    cache_folder.cache_home.__wrapped__()
+    other = cache_folder.cache_home.__wrapped__()
+    assert other is not None and other.is_relative_to(tempfile.gettempdir())
 
 
 def test_writers_side_by_side_never_write_each_others_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -233,12 +233,21 @@ def _rewritten(path: Path, **changes: Any) -> Path:
         ({"rho1.bias": np.array([np.nan])}, "rho1.bias is not a finite array"),
         ({"std": np.zeros(NUM_FEATURES)}, "std must be above 0"),
         ({"about": {"made": {"config": {"queue_depth": "two"}}}}, "queue_depth must be a whole number"),
+        ({"about": {"made": {"config": {"queue_depth": 0}}}}, "queue_depth must be a whole number"),
     ],
 )
 def test_a_policy_that_does_not_fit_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     path = _rewritten(random_policy(tmp_path / "p.npz"), **changes)
     with pytest.raises(DataError, match=message):
         load_policy(path)
+
+
+def test_the_smallest_policy(tmp_path: Path) -> None:
+    """One unit wide, one request of a queue deep; eight where the file says nothing."""
+    path = random_policy(tmp_path / "p.npz", hidden=1)
+    assert (load_policy(path).hidden, load_policy(path).queue_depth) == (1, 8)
+    assert load_policy(_rewritten(path, about={"made": {"config": {"queue_depth": 1}}})).queue_depth == 1
+    assert load_policy(_rewritten(path, about={"made": "by hand"})).queue_depth == 8
 
 
 def test_damaged_and_missing_files_are_refused(tmp_path: Path, cli: Any) -> None:

@@ -14,13 +14,14 @@ from gnomon import catalog
 from gnomon.core.config import build
 from gnomon.core.errors import DataError, GnomonError
 from gnomon.timing.config import CAPTURE_SIZES, TimingConfig
-from gnomon.timing.operators import Elementwise, Gemm, Operator, stage_operators
+from gnomon.timing.operators import Decode, Elementwise, Experts, Gemm, Operator, Prefill, num_kernels, stage_operators
 from gnomon.timing.sources import ANY
 from gnomon.timing.sources.profile.measured import Measured
 from gnomon.timing.sources.profile.samples import Bundle, Samples, shape_keys
 from gnomon.timing.sources.profile.servingsim import IN_SERVER, read_attention
-from gnomon.timing.sources.profile.shapes import from_neighbours
-from gnomon.timing.sources.silicon import latent
+from gnomon.timing.sources.profile.shapes import BETWEEN_ERROR, from_neighbours
+from gnomon.timing.sources.roofline import Roofline
+from gnomon.timing.sources.silicon import latent, quantizing
 from gnomon.timing.sources.silicon.exchange import exchange_rows
 from gnomon.timing.sources.silicon.kernels import nearest
 from gnomon.timing.sources.silicon.tables import Table
@@ -197,6 +198,57 @@ def test_the_forms_of_measured_exchanges(
     for phase, us in (("dispatch", dispatch_us), ("combine", combine_us)):
         (found,) = exchange_rows(measured, phase, 8).rows(named=True)
         assert found == pytest.approx({"tokens": 4, "ranks": 16, "width": 64, "choices": 8, "seconds": us * 1e-6})
+
+
+def test_finding_scales_is_read_between_widths_and_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Measured for widths of 64 and 256, and for 1, 4 and 16 rows. Straight lines over logarithms: 2 rows lie halfway
+    from 1 to 4, a width of 128 halfway from 64 to 256. Four times the most rows take four times as long."""
+    grid = (np.log([64.0, 256.0]), np.log([1.0, 4.0, 16.0]), np.array([[1.0, 2.0, 4.0], [3.0, 6.0, 12.0]]))
+    monkeypatch.setattr(quantizing, "_row_wise", lambda system, engine: grid)
+    rows = np.array([0.5, 1.0, 2.0, 4.0, 16.0, 64.0])
+    narrow, wide = np.array([1.0, 1.0, 1.5, 2.0, 4.0, 16.0]), np.array([3.0, 3.0, 4.5, 6.0, 12.0, 48.0])
+    for width, expected in ((32, narrow), (64, narrow), (128, (narrow + wide) / 2), (256, wide), (999, wide)):
+        assert quantizing.row_wise_s(tmp_path, "vllm", rows, width) == pytest.approx(expected)
+    monkeypatch.setattr(quantizing, "_row_wise", lambda system, engine: None)
+    assert quantizing.row_wise_s(tmp_path, "vllm", rows, 64).tolist() == [0.0] * 6
+
+
+def test_the_error_of_an_operator_is_that_of_measurements_left_out() -> None:
+    """Twice the roofline wherever it was measured: nothing is missed. Of fewer than ten measurements nothing is known
+    but what the roofline says of itself; what is read between shapes adds the error of that."""
+    device = catalog.device("h100")
+    roofline = Roofline(device, catalog.default_node(device))
+    operator = product(1024, 1024)
+    tokens = np.arange(1.0, 13.0)
+    bundle = Bundle("here", included={"rotary"})
+    bundle.add(("gemm", 1024, 1024), samples(tokens[:, None].tolist(), 2.0 * roofline.seconds(operator, tokens)))
+    source = Measured("mine", bundle, roofline)
+    assert source.uncertainty(operator) == source.uncertainty(operator) == pytest.approx(0.0, abs=1e-9)
+    near = product(1024, 1536)
+    assert source.samples(near).is_between  # type: ignore[union-attr]
+    assert source.uncertainty(near) == pytest.approx(source.uncertainty(operator) + BETWEEN_ERROR, abs=0.01)
+    bundle.add(
+        ("gemm", 64, 64), samples(tokens[:9, None].tolist(), 2.0 * roofline.seconds(product(64, 64), tokens[:9]))
+    )
+    assert source.uncertainty(product(64, 64)) == roofline.uncertainty(operator) > 0.0
+    assert source.uncertainty(Operator("rotary", "token", 1, Gemm(3, 3))) == 0.0
+
+
+def test_kernels_that_are_launched_one_by_one() -> None:
+    """Two layers with a product and a layer of experts (seven kernels) each; what is fused is launched with another,
+    and decodes are not of an iteration with a prompt."""
+    experts = Experts(8, 8, 2, 64, 24, 3)
+    launched = [
+        Operator("product", "token", 2, Gemm(8, 8)),
+        Operator("experts", "token", 2, experts),
+        Operator("attention_prefill", "attention_prefill", 2, Prefill(1, 1, 8, 8, 2.0)),
+    ]
+    left_out = [
+        Operator("norm", "token", 2, Elementwise(8.0), is_fused=True),
+        Operator("attention_decode", "attention_decode", 2, Decode(1, 1, 8, 8, 2.0)),
+        Operator("draft", "decode", 2, Gemm(8, 8)),
+    ]
+    assert num_kernels(launched + left_out) == 2 + 2 * 7 + 2
 
 
 def test_widths_of_element_wise_kernels() -> None:

@@ -19,7 +19,7 @@ from gnomon.pipeline.graph import GraphBuilder, Label
 from gnomon.pipeline.memory import activations, micro_batches_held
 from gnomon.pipeline.schedule import Action, Schedule
 from gnomon.pipeline.schedule_search import Candidate, Found
-from gnomon.pipeline.step import TrainingFigures, _changed, run_step, search_schedules
+from gnomon.pipeline.step import StepRecord, TrainingFigures, _changed, run_step, search_schedules
 from gnomon.pipeline.step_config import StepConfig
 from gnomon.pipeline.study import Study, simulate, step_costs, study_plan
 from gnomon.pipeline.sweep_config import Priorities, Range, SweepConfig, priority_grid
@@ -353,12 +353,17 @@ def test_what_has_no_effect_is_refused(given: dict[str, Any], message: str) -> N
 
 
 def test_what_has_an_effect_is_not_refused() -> None:
-    for given in (
-        {}, {"schedule": "interleaved", "chunks": 3}, {"schedule": "1f1b", "jitter": 0.1, "draws": 3},
-        {"costs": {"jitter": 0.1}, "draws": 3}, {"schedule": "1f1b", "dispatch": "strict"}, {"sync_freq": 8},
-        {"schedule": "1f1b", "grad_prop_len": None}, {"training": {}, "sync_freq": 2},
-    ):  # fmt: skip
-        build(StepConfig, given).check()
+    def ran(**given: Any) -> StepRecord:
+        return run_step(build(StepConfig, given))
+
+    assert ran(schedule="interleaved", chunks=3).schedule.num_stages == 3 * 4
+    for jitter in ({"jitter": 0.1, "schedule": "1f1b"}, {"costs": {"jitter": 0.1}}):
+        draws = ran(**jitter, draws=3).draws
+        assert draws is not None and len(set(draws)) == 3
+    assert ran(sync_freq=8).run.total_time > ran().run.total_time
+    assert ran(training={"data_parallel": 2}, sync_freq=2).run.total_time > ran(training={}).run.total_time
+    plain, strict, same = ran(schedule="1f1b"), ran(schedule="1f1b", dispatch="strict"), {"grad_prop_len": None}
+    assert plain.run.total_time == strict.run.total_time == ran(schedule="1f1b", **same).run.total_time
 
 
 def test_lengths_become_costs() -> None:

@@ -232,7 +232,7 @@ def test_verify_checks_that_a_sweep_is_whole(cli: CommandLine, reference: Path, 
 def test_verify_refuses_what_it_cannot_read(cli: CommandLine, tmp_path: Path, text: str) -> None:
     path = tmp_path / "x.json"
     path.write_text(text)
-    cli("verify", "pipeline", str(path), code=2)
+    assert str(path) in cli("verify", "pipeline", str(path), code=2).output.replace("\n", "")
 
 
 def test_the_same_in_python(tmp_path: Path) -> None:

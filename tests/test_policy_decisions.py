@@ -169,6 +169,23 @@ def test_sglang_keeps_a_thousandth_less_for_outputs_with_every_step(first_tried:
     assert (done.cluster.requests.status[1] == FINISHED) == is_taken
 
 
+@pytest.mark.parametrize(
+    ("blocks", "expected"),
+    [
+        (28, ["A8", "A4", *["A1"] * 9, "B2", "B1", "B1"]),
+        (29, ["A8", "A4 B2", "A1 B1", "A1 B1", *["A1"] * 7]),
+    ],
+)
+def test_sglang_keeps_memory_for_the_whole_output_of_a_prompt_that_it_completes(
+    blocks: int, expected: list[str]
+) -> None:
+    """Blocks of one token. Beside A's last chunk, all but its 12 tokens and its output of 10 are left: 6 or 7. B asks
+    for 2 + 3 + 1, and there must be more than that; what did not fit is not tried until A leaves."""
+    offered = {"A": (0, 12, 10), "B": (0, 2, 3)}
+    settings = {"block_size": 1, "max_batch_tokens": 8, "options": {"max_prefill_tokens": 100}}
+    assert batches("sglang", offered, blocks=blocks, **settings) == expected
+
+
 def test_sglang_retracts_only_where_blocks_are_missing() -> None:
     """Four blocks. A (8 + 8) takes the last one for its 13th token: that is not too few, and the share that is kept for
     outputs falls by seven steps only, to 0.693. When A has left, C (4 + 8) takes one block; of the three that are left,

@@ -12,7 +12,7 @@ from gnomon.catalog.memory import plan_memory
 from gnomon.core.errors import GnomonError
 from gnomon.timing import Batch, Context, Timer, TimingConfig, breakdown
 from gnomon.timing.breakdown import expected_error, total
-from recorded_kit import check
+from recorded_kit import check_recorded
 
 FAMILIES = (
     "llama-3-8b", "phi-2", "mixtral-8x7b", "deepseek-v3", "deepseek-v3.2", "gemma-3-12b", "gpt-oss-120b",
@@ -44,7 +44,7 @@ def test_sizes_of_models(name: str) -> None:
             found[f"weights {number} {dtype}"] = _or_refused(lambda c=cut, d=dtype: _weights(model, c, d))
     for planner in ("gnomon", "sglang", "trtllm"):
         found[planner] = _or_refused(lambda p=planner: _blocks(model, p))
-    check("models", name, found)
+    check_recorded("models", name, found)
 
 
 def _weights(model: Any, cut: Parallelism, dtype: str) -> list[float]:
@@ -102,4 +102,4 @@ def test_times_of_operators(name: str, setup: str) -> None:
             found[f"{title} limits"] = "".join(one.limit[0] for one in rows)
     except GnomonError as error:
         found = {"refused": str(error).splitlines()[0]}
-    check("operators", f"{name} {setup}", found)
+    check_recorded("operators", f"{name} {setup}", found)

@@ -18,7 +18,7 @@ import gnomon
 from gnomon.core.config import Config
 from gnomon.serving.policies import POLICIES
 from gnomon.serving.routers import ROUTERS
-from recorded_kit import check
+from recorded_kit import check_recorded
 from serving_kit import POLICIES as BUILT_IN_POLICIES
 from serving_kit import ROUTERS as BUILT_IN_ROUTERS
 
@@ -38,14 +38,14 @@ def _configurations() -> dict[str, type[Config]]:
         for found in walk_packages([str(Path(sources) / wing)], f"gnomon.{wing}."):
             with suppress(ImportError):  # Extras that are not installed.
                 import_module(found.name)
-    every = {f"{one.__module__.removeprefix('gnomon.')}.{one.__name__}": one for one in _below(Config)}
-    return {name: one for name, one in sorted(every.items()) if one.__module__.split(".")[1] in WINGS}
+    every = {f"{one.__module__}.{one.__name__}".removeprefix("gnomon."): one for one in _below(Config)}
+    return {name: one for name, one in sorted(every.items()) if name.split(".")[0] in WINGS}
 
 
 @pytest.mark.parametrize("name", _configurations())
 def test_defaults_of_settings(name: str) -> None:
     fields = _configurations()[name].model_fields.items()
-    check("defaults", name, {field: told for field, one in fields if (told := _told(one))})
+    check_recorded("defaults", name, {field: told for field, one in fields if (told := _told(one))})
 
 
 def _told(field: FieldInfo) -> str:
@@ -60,9 +60,9 @@ def _told(field: FieldInfo) -> str:
 @pytest.mark.parametrize("name", BUILT_IN_POLICIES)
 def test_defaults_of_policies(name: str) -> None:
     spec = POLICIES[name]
-    check("defaults", f"policy {name}", {"settings": str(spec.defaults), "options": str(spec.options)})
+    check_recorded("defaults", f"policy {name}", {"settings": str(spec.defaults), "options": str(spec.options)})
 
 
 @pytest.mark.parametrize("name", BUILT_IN_ROUTERS)
 def test_defaults_of_routers(name: str) -> None:
-    check("defaults", f"router {name}", {"options": str(dict(ROUTERS[name].options))})
+    check_recorded("defaults", f"router {name}", {"options": str(dict(ROUTERS[name].options))})

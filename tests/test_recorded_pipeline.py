@@ -19,7 +19,7 @@ from gnomon.pipeline.step import run_step
 from gnomon.pipeline.step_config import StepConfig
 from gnomon.pipeline.study import Study, simulate
 from gnomon.pipeline.zoo import SCHEDULES, Plan, make
-from recorded_kit import check
+from recorded_kit import check_recorded
 
 PLANS = {
     "3x7": Plan(3, 7),
@@ -40,11 +40,11 @@ def test_schedules(name: str, plan: str) -> None:
     try:
         schedule = make(name, PLANS[plan])
     except GnomonError as error:
-        check("schedules", f"{name} {plan}", {"refused": str(error).splitlines()[0]})
+        check_recorded("schedules", f"{name} {plan}", {"refused": str(error).splitlines()[0]})
         return
     orders = [" ".join(str(one) for one in actions) for actions in schedule.ranks]
     run = execute(schedule, COSTS, record=False)
-    check(
+    check_recorded(
         "schedules",
         f"{name} {plan}",
         {
@@ -73,7 +73,7 @@ def test_studies(name: str) -> None:
     run = simulate(Study(**STUDIES[name]))
     tasks = run.trace.tasks
     found = {"total": run.total_time, "busy": run.busy, "spans": run.spans, "ends": float(np.sum(tasks.end**2))}
-    check("studies", name, {**found, "throttled": len(run.throttled)})
+    check_recorded("studies", name, {**found, "throttled": len(run.throttled)})
 
 
 STEPS: dict[str, dict[str, Any]] = {
@@ -108,11 +108,11 @@ def test_steps(name: str) -> None:
     if record.training is not None:
         found |= {"mfu": record.training.mfu, "tokens_per_s": record.training.tokens_per_s}
         found |= {"bytes": record.training.peak_bytes, "fits": record.training.fits}
-    check("steps", name, found)
+    check_recorded("steps", name, found)
 
 
 @pytest.mark.parametrize("name", ["uneven costs", "dense"])
 def test_explanations(name: str) -> None:
     ranks = idle_time(run_step(build(StepConfig, STEPS[name])).run)
     rows = [[*asdict(one).values(), one.idle] for one in (*ranks, total(ranks))]
-    check("explanations", name, {f"rank {number}": row for number, row in enumerate(rows)})
+    check_recorded("explanations", name, {f"rank {number}": row for number, row in enumerate(rows)})

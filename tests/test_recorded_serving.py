@@ -11,7 +11,7 @@ import pytest
 
 from gnomon.serving.simulate import Run
 from gnomon.workload.slo import UserClass
-from recorded_kit import check
+from recorded_kit import check_recorded
 from scarce_kit import POLICIES, scarce
 from serving_kit import ROUTERS, requests_of, run, scenario
 
@@ -44,7 +44,7 @@ def _short_ones(count: int) -> list[int]:
 @pytest.mark.parametrize("seed", _short_ones(5))
 def test_scarce_scenarios(seed: int) -> None:
     setup, offered = scarce(seed)
-    check("scarce", str(seed), _found(run(setup, requests=offered)))
+    check_recorded("scarce", str(seed), _found(run(setup, requests=offered)))
 
 
 @pytest.mark.parametrize("number", range(3))
@@ -63,7 +63,7 @@ def test_classes(policy: str, number: int) -> None:
         "prefix_cache": number != 1,
     }  # fmt: skip
     setup = scenario(batching=batching, replica={"num_kv_blocks": 70 + 30 * number, "max_request_tokens": 200})
-    check("classes", f"{policy} {number}", _found(run(setup, requests=offered)))
+    check_recorded("classes", f"{policy} {number}", _found(run(setup, requests=offered)))
 
 
 def _with_prefixes(offered: Any, random: Any) -> Any:
@@ -113,4 +113,4 @@ def test_routers(router: str, number: int) -> None:
         batching={"block_size": 4, "max_sequences": 6, "max_batch_tokens": 128},
         replica={"num_kv_blocks": 300, "pipeline_parallel": 2 if number == 2 else 1},
     )
-    check("routers", f"{router} {number}", _found(run(setup, requests=offered)))
+    check_recorded("routers", f"{router} {number}", _found(run(setup, requests=offered)))

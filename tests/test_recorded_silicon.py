@@ -10,7 +10,7 @@ import pytest
 from gnomon import catalog
 from gnomon.catalog import Parallelism
 from gnomon.timing import Batch, Context, Timer, TimingConfig, breakdown
-from recorded_kit import check
+from recorded_kit import check_recorded
 
 RECORDED_WITH = "0.12.0"
 BATCHES = {
@@ -52,4 +52,4 @@ def test_measured_kernels(name: str) -> None:
         for one in breakdown(timer, batch):
             found[f"{title} {one.name}"] = one.seconds
             found[one.name] = one.provenance
-    check("silicon", name, found)
+    check_recorded("silicon", name, found)

@@ -198,7 +198,8 @@ def test_compare_takes_policies_by_name(cli, whole):
 
 def test_the_policy_routes_any_simulation(cli, whole):
     policy = ["--router", "learned", "--router.checkpoint", str(whole / "policy.npz")]
-    cli("simulate", "--num-replicas", "3", "--workload.num-requests", "50", *policy)
+    words = ["--num-replicas", "3", "--workload.num-requests", "50", *policy]
+    assert "50 of 50" in cli("simulate", *words).output
 
 
 def test_training_without_a_clone_says_so_before_anything_is_compiled(cli, config, monkeypatch):

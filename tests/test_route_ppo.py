@@ -211,6 +211,9 @@ def test_a_collapse_on_a_growing_backlog_raises_the_alarm():
 def test_no_alarm_without_both(top_share, backlog):
     alarm = ppo.Alarm(share=0.9, patience=1)
     alarm.watch(replace(experience(), top_share=top_share, backlog=backlog))
+    assert alarm.strikes == 0
+    with pytest.raises(ppo.CollapseError):
+        alarm.watch(replace(experience(), top_share=0.99, backlog=5.0))
 
 
 def test_a_policy_that_always_takes_the_first_replica_is_seen_as_collapsed():

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import pytest
 
 from gnomon.core import jit
 from gnomon.serving.outside import Fleet
-from gnomon.serving.routers import foretelling, learned, lookahead, observation, predicted_latency
+from gnomon.serving.routers import foretelling, learned, llmd, lookahead, observation, predicted_latency
 from gnomon.serving.routers.foretelling import PRIOR_OUTPUT, PRIOR_WEIGHT
 from gnomon.serving.state import UNBOUNDED
 from gnomon.timing.iteration import blank, geometric_axis
@@ -335,6 +336,29 @@ def test_lookahead_runs_a_chunk_or_decodes_until_one_is_done() -> None:
     assert lookahead._run_iterations(capped, 0, left, 0, 2) == pytest.approx(0.130)
     assert left.prefill.tolist() == [150, 0]
     assert left.output.tolist() == [6, 1]
+
+
+@plain
+@pytest.mark.parametrize(
+    ("hits", "weight", "expected"),
+    [
+        ([0, 0, 0], 1.0, 1),  # queues alone: 0, 1, 0.5
+        ([4, 3, 2], 1.0, 1),  # and 1, 0.5, 0 for prefixes: 1, 1.5, 0.5
+        ([4, 3, 2], 3.0, 0),  # 3, 2.5, 0.5
+        ([2, 2, 2], 9.0, 1),  # all hold the same
+        ([0, 0, 1], 1.0, 2),  # 0, 1, 1.5: who holds nothing gets nothing
+        ([9, 0, 0], 0.0, 1),  # of no interest
+    ],
+)
+def test_llmd_scores_prefixes_from_the_least_to_the_most(
+    hits: list[int], weight: float, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llmd, "replica_view", lambda cluster, r: r)
+    monkeypatch.setattr(llmd, "prefix_cache", SimpleNamespace(count_hits=lambda r, request_id: hits[r]))
+    books: dict[str, list[float]] = {"reported_waiting": [4, 0, 2], "reported_free": [5] * 3, "num_blocks": [10] * 3}
+    seen = fleet_of(books, router="llmd", prefix_count=1)
+    seen.parameters[2] = weight
+    assert llmd.llmd(seen, 0) == expected
 
 
 @plain

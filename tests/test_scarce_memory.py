@@ -10,7 +10,7 @@ from scarce_kit import scarce
 from serving_kit import assert_same, check_invariants, outcome, requests_of, run, scenario
 
 
-def check(seeds: range) -> None:
+def check_books(seeds: range) -> None:
     for seed in seeds:
         setup, offered = scarce(seed)
         try:
@@ -23,14 +23,14 @@ def check(seeds: range) -> None:
 
 
 def test_a_few_hundred_scarce_scenarios_end_with_clean_books() -> None:
-    check(range(250))
-    check(range(1944, 1945))  # A long prompt in chunks of one token, overtaken by a short one that decodes.
-    check(range(3120, 3121))  # Two requests of a pipeline that pushed each other out for ever.
+    check_books(range(250))
+    check_books(range(1944, 1945))  # A long prompt in chunks of one token, overtaken by a short one that decodes.
+    check_books(range(3120, 3121))  # Two requests of a pipeline that pushed each other out for ever.
 
 
 @pytest.mark.slow
 def test_two_thousand_scarce_scenarios_end_with_clean_books() -> None:
-    check(range(250, 2250))
+    check_books(range(250, 2250))
 
 
 def test_a_request_larger_than_the_kv_cache_is_rejected_and_not_pre_empted_for_ever() -> None:

@@ -14,6 +14,7 @@ from scipy import stats
 
 from gnomon.core.config import build
 from gnomon.core.errors import ConfigError, DataError
+from gnomon.core.parallel import Outcome
 from gnomon.report.search.text import best_by_device
 from gnomon.search import capacity as capacities
 from gnomon.search import foretold, headroom, load_curve
@@ -23,13 +24,13 @@ from gnomon.search.capacity import coarse_bracket, find_capacity, refine
 from gnomon.search.config import BenchConfig, EffortConfig, SearchConfig
 from gnomon.search.evaluate import Record, Task, bound_of
 from gnomon.search.fleet import _first_met, smallest_fleet
-from gnomon.search.matrix import _share, questions
+from gnomon.search.matrix import _share, _worth_elsewhere, questions
 from gnomon.search.objective import Price, price, rate_for, score, shown
 from gnomon.search.pareto import front, latency_axes
 from gnomon.search.results import ResultsFile
 from gnomon.search.slo import Gaps, Verdict, _statistic
 from gnomon.search.space import Candidate, candidates, pools_of, scenario_of
-from gnomon.search.study import _half_widths, _repeats, finished_search
+from gnomon.search.study import Found, _half_widths, _repeats, finished_search
 from gnomon.serving.scenario import Scenario
 from gnomon.workload.requests import ArrivalShape
 from search_kit import TABLE, question
@@ -340,6 +341,54 @@ def test_worth_elsewhere_is_a_share_of_the_best() -> None:
     assert _share(line, Best(4.0)) == 0.0  # type: ignore[arg-type]
 
 
+def test_choices_are_measured_elsewhere_once_and_a_failure_is_worth_nothing(tmp_path: Path) -> None:
+    """Two workloads, each with a winner; how each does where it wins is measured, too, unless it is known."""
+
+    def cell(name: str, score: float) -> Found:
+        return Found(question(), [Record(name, {"device": name}, "ok", score=score)], [])
+
+    cells = {
+        ("m", "chat"): cell("a100", 4.0),
+        ("m", "code"): cell("h100", 8.0),
+        ("m", "none"): Found(question(), [], []),
+    }
+    files = {one: ResultsFile(tmp_path / one[1], question()) for one in cells}
+    known = Candidate((("device", "a100"),))
+    files["m", "chat"].put(f"{known.key} as chosen", Record("a100", {}, "ok", score=3.0).to_dict())
+    asked: list[tuple[str, str]] = []
+
+    def workers(function: Any, tasks: list[Task]) -> Any:
+        for number, task in enumerate(tasks):
+            ((_, device),) = task.candidate.overrides
+            asked.append((device, "chat" if task.search is cells["m", "chat"].search else "code"))
+            lost = asked[-1] == ("a100", "code")
+            yield Outcome(number, error="lost") if lost else Outcome(number, Record(device, {}, "ok", score=2.0))
+
+    worth = _worth_elsewhere(cells, files, workers)  # type: ignore[arg-type]
+    assert worth == {
+        ("m", "chat", "chat"): 3.0 / 4.0,
+        ("m", "chat", "code"): 0.0,
+        ("m", "code", "chat"): 2.0 / 4.0,
+        ("m", "code", "code"): 2.0 / 8.0,
+    }
+    assert asked == [("a100", "code"), ("h100", "chat"), ("h100", "code")]
+    assert {one["status"] for one in files["m", "code"].known.values()} == {"failed", "ok"}
+
+
+@pytest.mark.parametrize(
+    ("given", "fix"),
+    [({"objective": "cost"}, "Set load to the requests per second"), ({"load": 3.0}, "Leave load out")],
+)
+def test_a_load_goes_with_the_objective_cost(given: dict[str, Any], fix: str) -> None:
+    assert question(objective="cost", load=3.0).load == 3.0
+    with pytest.raises(ConfigError, match="do not go together") as told:
+        question(**given)
+    assert fix in str(told.value)
+    with pytest.raises(ConfigError, match=r"needs slo\.goodput"):
+        question(objective="goodput_per_gpu")
+    assert question(objective="goodput_per_gpu", slo={"goodput": {"ttft_s": 1.0}}).slo.goodput is not None
+
+
 def test_headroom_is_what_is_left() -> None:
     curve = load_curve.LoadCurve((), {}, 0)
     assert headroom.Headroom(6.0, 8.0, True, curve).share == 0.25
@@ -446,7 +495,13 @@ def test_layouts_and_labels() -> None:
         {"role": "decode", "num_replicas": 1, "replica": {"tensor_parallel": 8}},
     ]
     one = Candidate(
-        (("device", "h100"), ("replica.tensor_parallel", 4), ("replica.expert_parallel", True), ("x", None))
+        (
+            ("device", "h100"),
+            ("replica.tensor_parallel", 4),
+            ("replica.expert_parallel", True),
+            ("x", None),
+            ("y", False),
+        )
     )
     assert one.label == "h100 TP4 expert_parallel"
     assert one.with_replicas(3).with_replicas(2).label == "h100 TP4 expert_parallel x2"

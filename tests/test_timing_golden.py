@@ -41,7 +41,7 @@ def iteration(name: str, **degrees: int | bool) -> dict[str, Work]:
     return {row.name: (row.calls, row.flops / row.calls, row.bytes / row.calls) for row in rows}
 
 
-def check(found: dict[str, Work], expected: dict[str, Work]) -> None:
+def check_work(found: dict[str, Work], expected: dict[str, Work]) -> None:
     assert list(found) == list(expected), "in order of execution"
     for name, work in expected.items():
         assert found[name] == pytest.approx(work), name
@@ -77,7 +77,7 @@ def test_dense_with_grouped_queries_on_two_ranks() -> None:
         "logits_all_gather": message(1, vocab, S),
         "sampler": (1, 0.0, 16.0 * 128256 * S),
     }
-    check(iteration("llama-3-8b", tensor_parallel=2), expected)
+    check_work(iteration("llama-3-8b", tensor_parallel=2), expected)
 
 
 def experts(num: int, local: int, top: int, h: int, ffn: int, tokens: float = T) -> tuple[float, float]:
@@ -110,7 +110,7 @@ def test_mixture_of_experts_alone() -> None:
         "o_proj",
     ]
     assert list(found) == [*names, *expected]
-    check({name: found[name] for name in expected}, expected)
+    check_work({name: found[name] for name in expected}, expected)
 
 
 def test_latent_attention_and_experts_spread_over_a_group() -> None:
@@ -153,7 +153,7 @@ def test_latent_attention_and_experts_spread_over_a_group() -> None:
         "lm_head": gemm(1, 129280, h, S),
         "sampler": (1, 0.0, 16.0 * 129280 * S),
     }
-    check(iteration("deepseek-v3", data_parallel=ranks, expert_parallel=True), expected)
+    check_work(iteration("deepseek-v3", data_parallel=ranks, expert_parallel=True), expected)
     # The shared expert runs beside the routed ones, and takes no time of its own while tokens are this few.
     beside = {
         "shared_up_proj": gemm(58, 2 * 2048, h),
@@ -162,7 +162,7 @@ def test_latent_attention_and_experts_spread_over_a_group() -> None:
     }
     cut, tokens = Parallelism(data_parallel=ranks, expert_parallel=True), np.array([float(T)])
     shared = [one for one in stage_operators(catalog.model("deepseek-v3"), cut, dtype="bf16") if one.is_beside]
-    check({one.name: (one.count, one.flops(tokens)[0], one.bytes(tokens)[0]) for one in shared}, beside)
+    check_work({one.name: (one.count, one.flops(tokens)[0], one.bytes(tokens)[0]) for one in shared}, beside)
 
 
 def test_linear_attention_keeps_a_state() -> None:

@@ -120,7 +120,9 @@ def test_jobs_end_with_a_server_that_is_killed(tmp_path: Path) -> None:
     wait_for(lambda: (tmp_path / "pid").exists() and bool((tmp_path / "pid").read_text()))
     server.kill()
     server.wait()
-    wait_for(lambda: not is_running(int((tmp_path / "pid").read_text())))
+    job = int((tmp_path / "pid").read_text())
+    wait_for(lambda: not is_running(job))
+    assert not is_running(job)
 
 
 def test_an_id_that_never_was_is_unknown() -> None:

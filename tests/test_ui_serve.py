@@ -192,6 +192,7 @@ def test_a_file_that_is_too_large_is_refused_in_the_browser(tab: Tab, tmp_path: 
     tab.open(SMALL)
     tab.page.set_input_files("#serve-upload input[type=file]", large)
     tab.page.wait_for_selector("#serve-upload-error:has-text('larger than 16 MiB')")
+    assert "larger than 16 MiB" in tab.text("serve-upload-error")
 
 
 def test_a_scenario_is_loaded(tab: Tab) -> None:

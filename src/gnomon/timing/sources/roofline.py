@@ -214,7 +214,7 @@ class Roofline:
         """Tiles of rows of one head, one per SM at a time, in waves over the SMs."""
         c, sms = self._constants, self.device.num_sms
         waves = np.ceil(np.ceil(chunk / c.prefill_tile) * work.num_heads / sms)
-        met = work.pairs(chunk, kv) / np.maximum(chunk, 1e-9)
+        met = work.pairs(chunk, kv) / np.maximum(chunk, 1.0)
         if work.window:  # The keys of all windows of a tile's rows are computed, most of them masked.
             met = np.minimum(met + c.prefill_tile, kv + 0.5 * chunk)
         tile_s = self._attention_tile_s(work, met)

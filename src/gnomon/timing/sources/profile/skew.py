@@ -66,7 +66,7 @@ def _of_spread(skew: SkewSamples, rows: NDArray[np.bool_]) -> dict[float, float]
     for level in np.unique(skew.decodes[rows]):
         of_level = rows & (skew.decodes == level)
         apart = np.abs(skew.long_share - SPREAD)
-        alpha = _alpha(skew, of_level & (apart <= apart[of_level].min() + 1e-9))
+        alpha = _alpha(skew, of_level & np.isclose(apart, apart[of_level].min()))
         if not np.isnan(alpha):
             found[float(level)] = alpha
     return found
