@@ -57,7 +57,7 @@ def key_of(replica: Replica, r: int, position: int) -> int:
     if position < request.prefix_count * per_hash:
         shared = replica.prefix_hashes[request.prefix_first + position // per_hash]
         return -(shared * per_hash + position % per_hash) - 1
-    return (int(r) + 1) * 16_777_216 + position + 1  # Plain Python would stay in the 32 bits of `r`.
+    return (int(r) + 1) * 16_777_216 + int(position) + 1  # Plain Python would stay in their 32 bits.
 
 
 @inner
