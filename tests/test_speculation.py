@@ -6,9 +6,14 @@ import numpy as np
 import pytest
 
 from gnomon.core.errors import ConfigError, UnknownNameError
-from gnomon.serving.acceptance import acceptance_names, chances, reached, tokens_per_round
+from gnomon.serving.acceptance import acceptance_names, chances, reached
 from gnomon.serving.kinds import bake, resolve
 from serving_kit import check_invariants, requests_of, run, scenario
+
+
+def tokens_per_round(acceptance, num_tokens):
+    """Accepted drafts, and one of the model's own."""
+    return 1.0 + np.cumprod(chances(acceptance, num_tokens)).sum()
 
 
 def test_a_measured_curve_yields_its_mean_tokens_at_every_number_of_drafts():

@@ -18,7 +18,7 @@ from gnomon.timing.breakdown import expected_error
 
 def timer(model: str = "llama-3-8b", device_name: str = "h200", **config: object) -> Timer:
     device = catalog.device(device_name)
-    place = (catalog.model(model), device, catalog.default_node(device, 1), catalog.Parallelism())
+    place = (catalog.model(model), device, catalog.default_node(device), catalog.Parallelism())
     return Timer(Context(*place, build(TimingConfig, config)))
 
 

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from gnomon import catalog
+from gnomon.calibration.replay import Latencies
 from gnomon.core.errors import ConfigError, DataError
 from gnomon.report.verify.vllm import write_page
-from gnomon.verify.vllm import TOLERANCES, Comparison, compare, device_of, latencies, scenario_of
+from gnomon.verify.vllm import TOLERANCES, Comparison, compare, device_of, scenario_of
 from gnomon.verify.vllm_recording import read_recording, shared_prefixes
 
 META: dict[str, Any] = {
@@ -60,10 +61,10 @@ def test_requests_are_in_order_of_queueing_from_zero(tmp_path: Path) -> None:
 
 def test_latencies_leave_out_tpot_of_single_tokens(tmp_path: Path) -> None:
     r = read_recording(write_run(tmp_path / "run"))
-    found = latencies(r.requests.arrival_s, r.first_token_s, r.last_token_s, r.requests.output_tokens)
-    assert found["ttft"] == pytest.approx([0.25, 0.1])
-    assert found["tpot"] == pytest.approx([0.05])
-    assert found["e2e"] == pytest.approx([0.25, 0.3])
+    found = Latencies.of(r.requests.arrival_s, r.first_token_s, r.last_token_s, r.requests.output_tokens)
+    assert found.ttft == pytest.approx([0.25, 0.1])
+    assert found.tpot == pytest.approx([0.05])
+    assert found.e2e == pytest.approx([0.25, 0.3])
 
 
 def test_resolved_options_win_over_given_ones(tmp_path: Path) -> None:

@@ -171,7 +171,7 @@ class Explanation(Result):
             return [*self.story(self.request), *remarks]
         summary = self.simulation.summary
         blocks: list[Block] = [Line(text) for text in self.sentences]
-        blocks += words.missed_blocks(self.accounts, summary)
+        blocks += words.missed_blocks(self.accounts)
         blocks += [one for one in words.slow_blocks(self.accounts, self.slow) if isinstance(one, Table)]
         if self.advice:
             rows = explain_advice.advice_rows(summary, self.advice, self.metric, self.statistic)

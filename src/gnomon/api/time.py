@@ -95,7 +95,7 @@ def time(given: Iteration | Mapping[str, Any] | str | Path | None = None, **over
     degrees = ("tensor_parallel", "pipeline_parallel", "data_parallel", "expert_parallel")
     parallelism = build(catalog.Parallelism, {name: getattr(asked, name) for name in degrees}, where="parallelism")
     parallelism.check(model)
-    node = catalog.node(asked.node) if asked.node else catalog.default_node(device, parallelism.num_gpus)
+    node = catalog.node(asked.node) if asked.node else catalog.default_node(device)
     batch = Batch(asked.prefill, asked.prefill_kv, asked.decode, asked.kv)
     timers = []
     for source in dict.fromkeys(asked.sources):

@@ -126,8 +126,8 @@ def _count_differences(log: Log, done: Run) -> list[Difference]:
             Difference("prompt tokens found in the cache", max(0.0, prompts - computed), float(q.cached_tokens.sum())),
         ]
     recorded, simulated = latencies(log.stamps), simulated_latencies(done)
-    found.append(Difference("requests in flight, mean", _in_flight(recorded["e2e"], log.stamps.last_token_s),
-                            _in_flight(simulated["e2e"], q.last_token_s)))  # fmt: skip
+    found.append(Difference("requests in flight, mean", _in_flight(recorded.e2e, log.stamps.last_token_s),
+                            _in_flight(simulated.e2e, q.last_token_s)))  # fmt: skip
     return found
 
 
@@ -191,7 +191,7 @@ def _causes(told: Figures, steps: list[Difference], counts: list[Difference], lo
             f"{lost:,} pre-emptions in the simulation: KV is short there",
             "Set replica.num_kv_blocks to what the server reports at its start.",
         ))  # fmt: skip
-    found += _front_end_cause(told, steps, log)
+    found += _front_end_cause(told, steps)
     return found
 
 
@@ -230,7 +230,7 @@ def _host_causes(steps: list[Difference], log: Log) -> list[Cause]:
     return causes
 
 
-def _front_end_cause(told: Figures, steps: list[Difference], log: Log) -> list[Cause]:
+def _front_end_cause(told: Figures, steps: list[Difference]) -> list[Cause]:
     """First tokens that come late although iterations do not: what lies before the scheduler, or behind it."""
     ttft, tpot = told.error("ttft"), told.error("tpot") if "tpot" in told.values else 0.0
     fits = all(abs(one.relative) < 2 * NOTICED for one in steps) if steps else abs(tpot) < NOTICED

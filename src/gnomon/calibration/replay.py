@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -43,35 +43,44 @@ def matched(scenario: Scenario, log: Log, keep_members: int = 0) -> Run:
     return done
 
 
-def latencies(stamps: Stamps) -> dict[str, Floats]:
-    """Seconds of every request as recorded; TPOT of those with several tokens."""
+class Latencies(NamedTuple):
+    """Seconds of every request; TPOT of those with several tokens."""
+
+    ttft: Floats
+    tpot: Floats
+    e2e: Floats
+
+    @classmethod
+    def of(cls, sent_s: Floats, first_s: Floats, last_s: Floats, outputs: Any) -> Latencies:
+        """From stamps."""
+        several = outputs > 1
+        return cls(first_s - sent_s, (last_s - first_s)[several] / (outputs[several] - 1), last_s - sent_s)
+
+
+def latencies(stamps: Stamps) -> Latencies:
+    """As recorded."""
     q = stamps.requests
     sent = np.zeros(len(q)) if stamps.closed_loop else q.arrival_s
-    return _latencies(sent, stamps.first_token_s, stamps.last_token_s, q.output_tokens)
+    return Latencies.of(sent, stamps.first_token_s, stamps.last_token_s, q.output_tokens)
 
 
-def simulated_latencies(done: Run) -> dict[str, Floats]:
+def simulated_latencies(done: Run) -> Latencies:
     """The same of a simulation."""
     q = done.cluster.requests
-    return _latencies(q.arrival_s, q.first_token_s, q.last_token_s, q.output_tokens)
-
-
-def _latencies(sent: Floats, first: Floats, last: Floats, output: Any) -> dict[str, Floats]:
-    several = output > 1
-    tpot = (last - first)[several] / (output[several] - 1)
-    return {"ttft": first - sent, "tpot": tpot, "e2e": last - sent}
+    return Latencies.of(q.arrival_s, q.first_token_s, q.last_token_s, q.output_tokens)
 
 
 def figures(pairs: Sequence[tuple[Stamps, Run]]) -> Figures:
     """Recorded and simulated side by side, the repeats of a load together."""
     recorded, ours = [latencies(stamps) for stamps, _ in pairs], [simulated_latencies(done) for _, done in pairs]
     values = {}
-    for metric in recorded[0]:
-        both = [np.concatenate([one[metric] for one in side]) for side in (recorded, ours)]
+    for metric in Latencies._fields:
+        both = [np.concatenate([getattr(one, metric) for one in side]) for side in (recorded, ours)]
         if both[0].size:
-            values[metric] = {name: (_at(both[0], q), _at(both[1], q)) for name, q in STATISTICS.items()}
+            values[metric] = {name: (statistic(both[0], q), statistic(both[1], q)) for name, q in STATISTICS.items()}
     return Figures(values)
 
 
-def _at(values: Floats, percent: float | None) -> float:
+def statistic(values: Floats, percent: float | None) -> float:
+    """A percentile, or the mean."""
     return float(values.mean() if percent is None else np.percentile(values, percent))

@@ -60,6 +60,6 @@ def node_names() -> list[str]:
     return NODES.names
 
 
-def default_node(device: Device, num_gpus: int = 1) -> Node:
+def default_node(device: Device) -> Node:
     """The node in which `device` usually comes; groups larger than it cross its network."""
     return NODES[device.default_node]

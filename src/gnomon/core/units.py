@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
-KB, MB, GB, TB = 10**3, 10**6, 10**9, 10**12
+GB = 10**9
 
 
 def seconds(value: float) -> str:

@@ -129,9 +129,9 @@ def time_lines(gap: Gap) -> dict[str, Any]:
     recorded, simulated = latencies(gap.log.stamps), simulated_latencies(gap.done)
     q = gap.done.cluster.requests
     sent = q.arrival_s if gap.log.stamps.closed_loop else gap.log.stamps.requests.arrival_s
-    traces.append(_dots(sent, 1e3 * recorded["ttft"], "recorded", 2, 0, shown=steps is None))
-    traces.append(_dots(q.arrival_s, 1e3 * simulated["ttft"], "simulated", 2, 1, shown=False))
-    grid, theirs = _running(sent, sent + recorded["e2e"])
+    traces.append(_dots(sent, 1e3 * recorded.ttft, "recorded", 2, 0, shown=steps is None))
+    traces.append(_dots(q.arrival_s, 1e3 * simulated.ttft, "simulated", 2, 1, shown=False))
+    grid, theirs = _running(sent, sent + recorded.e2e)
     _, mine = _running(q.arrival_s, q.last_token_s, grid)
     for name, values, colour in (("recorded", theirs, 0), ("simulated", mine, 1)):
         line = {"color": COLOURS[colour], "width": 1.5}

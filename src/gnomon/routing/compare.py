@@ -39,17 +39,6 @@ BOUND = "lookahead, oracle lengths"
 TEACHER = "unselfish"
 """The rule that policies are cloned from: a router made by hand."""
 
-FIGURES = (
-    "e2e_mean_s",
-    "e2e_p50_s",
-    "e2e_p99_s",
-    "ttft_mean_s",
-    "ttft_p50_s",
-    "ttft_p99_s",
-    "requests_per_s",
-    "imbalance",
-)
-
 
 @dataclass(frozen=True)
 class Contender:

@@ -59,11 +59,6 @@ def reached(tokens: Sequence[float]) -> Floats:
     return np.concatenate([np.full(int(count), total / count) for total, count in pools])
 
 
-def tokens_per_round(acceptance: Acceptance, num_tokens: int) -> float:
-    """Mean tokens of a round: accepted drafts, and one of the model's own."""
-    return float(1.0 + np.cumprod(chances(acceptance, num_tokens)).sum())
-
-
 def _conditional(shares: Floats) -> Floats:
     before = np.concatenate([[1.0], shares[:-1]])
     return np.divide(shares, before, out=np.zeros_like(shares), where=before > 0)

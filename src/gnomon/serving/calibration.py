@@ -17,7 +17,6 @@ from gnomon.core.config import Config, load
 from gnomon.core.errors import ConfigError
 from gnomon.timing.host import PHASES
 
-FORMAT: Literal["gnomon-calibration"] = "gnomon-calibration"
 SECTIONS = ("timing", "front_end")
 
 

@@ -265,7 +265,7 @@ class _Place:
     def context(self) -> timing.Context:
         """The same with the facts behind the names."""
         device = catalog.device(self.device)
-        node = catalog.node(self.node) if self.node else catalog.default_node(device, self.parallelism.num_gpus)
+        node = catalog.node(self.node) if self.node else catalog.default_node(device)
         return timing.Context(catalog.model(self.model), device, node, self.parallelism, self.config)
 
 

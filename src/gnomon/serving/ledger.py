@@ -36,8 +36,6 @@ from gnomon.timing.lookup import Shape
     DECODE_TURN, PIPELINE, HOST, STRAGGLER,
 ) = range(23)  # fmt: skip
 NUM_PARTS = 23
-CAUSES = range(ITERATION, POLICY + 1)
-"""Why a waiting request is not admitted."""
 _METER = DECODE_ALONE
 
 # Columns of `Cluster.clocks`: after the parts (what the waiting wait for, what decodes spend time on), these.

@@ -99,7 +99,7 @@ def iteration_tables(
         )
         scaled = ("token_s", "sequence_s", "prefill_s", "decode_s")
         return Baked(tables._replace(**{name: config.scale * getattr(tables, name) for name in scaled}), [])
-    node = node or default_node(device, parallelism.num_gpus)
+    node = node or default_node(device)
     timer = Timer(Context(model, device, node, parallelism, config), source=source)
     oven = _Oven(timer, max_tokens, max_sequences, max_kv_tokens, tokens_per_decode, {} if known is None else known)
     host = config.host or getattr(timer.source, "host", None) or HostConfig()

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import polars as pl
 
 from gnomon import catalog
-from gnomon.core.arrays import Floats
+from gnomon.calibration.replay import STATISTICS, Latencies, statistic
 from gnomon.core.errors import DataError
 from gnomon.core.streams import stream
 from gnomon.core.text import read_json
@@ -42,26 +42,10 @@ CALIBRATION = "calibration"
 Metric = Literal["ttft", "tpot", "e2e"]
 TOLERANCES: dict[Metric, float] = {"ttft": 0.05, "tpot": 0.03, "e2e": 0.03}
 GATED = ("mean", "p99")
-STATISTICS = {"mean": None, "p50": 50.0, "p90": 90.0, "p99": 99.0}
 
 NUM_SIMULATIONS = 8
 ARRIVAL_SHIFT_S = 10e-3
 """Arrivals are moved by up to this much: about two iterations."""
-
-
-class Latencies(NamedTuple):
-    """Seconds of every request; TPOT of those with more than one output token."""
-
-    ttft: Floats
-    tpot: Floats
-    e2e: Floats
-
-    @classmethod
-    def of(cls, arrived_s: Floats, first_s: Floats, last_s: Floats, output_tokens: Floats) -> Latencies:
-        """From stamps."""
-        several = output_tokens > 1
-        tpot = (last_s - first_s)[several] / (output_tokens[several] - 1)
-        return cls(first_s - arrived_s, tpot, last_s - arrived_s)
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,10 +198,9 @@ def compare(
     ]
     errors = []
     for metric in TOLERANCES:
-        for statistic, percent in STATISTICS.items():
-            values = [_figure(getattr(one, metric), percent) for one in simulated]
-            figure = _figure(getattr(measured, metric), percent)
-            errors.append(Error(metric, statistic, figure, float(np.mean(values))))
+        for name, percent in STATISTICS.items():
+            values = [statistic(getattr(one, metric), percent) for one in simulated]
+            errors.append(Error(metric, name, statistic(getattr(measured, metric), percent), float(np.mean(values))))
     clock = float(np.mean([scenario.timing.clock for scenario in scenarios]))
     return Comparison(repeats[0].name, measured, simulated, errors, clock)
 
@@ -241,10 +224,6 @@ def _simulate(rows: pl.DataFrame, scenario: Scenario, rng: np.random.Generator) 
     )
     done = run(scenario, requests=requests).cluster.requests
     return Latencies.of(arrived[order], done["first_token_s"], done["finished_s"], output.astype(float))
-
-
-def _figure(values: Floats, percent: float | None) -> float:
-    return float(values.mean() if percent is None else np.percentile(values, percent))
 
 
 def _shape(row: dict[str, Any]) -> Shape:

@@ -10,12 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
 
-import numpy as np
-
 from gnomon import catalog
+from gnomon.calibration.replay import Latencies, statistic
 from gnomon.catalog import Model
 from gnomon.catalog.devices import DEVICES, Dtype
-from gnomon.core.arrays import Floats
 from gnomon.core.errors import ConfigError, DataError
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.sections import BatchingConfig, ReplicaConfig, RouterConfig
@@ -187,28 +185,13 @@ def errors_of(recording: Recording, simulated: Run) -> list[Error]:
     """Every compared number of a run."""
     requests = simulated.cluster.requests
     arrival_s, outputs = recording.requests.arrival_s, recording.requests.output_tokens
-    pairs = zip(
-        latencies(arrival_s, recording.first_token_s, recording.last_token_s, outputs).items(),
-        latencies(arrival_s, requests.first_token_s, requests.last_token_s, outputs).values(),
-        strict=True,
-    )
+    both = [Latencies.of(arrival_s, one.first_token_s, one.last_token_s, outputs) for one in (recording, requests)]
     errors = [
-        Error(metric, name, _statistic(real, share), _statistic(ours, share), recording.peer_errors.get((metric, name)))
-        for (metric, real), ours in pairs
+        Error(metric, name, statistic(real, share), statistic(ours, share), recording.peer_errors.get((metric, name)))
+        for metric, real, ours in zip(TOLERANCES, *both, strict=False)  # The throughput follows.
         if real.size
         for name, share in STATISTICS.items()
     ]
     total = float(outputs.sum())
     real_s, ours_s = float(recording.last_token_s.max()), float(requests.last_token_s.max())
     return [*errors, Error("throughput", "mean", total / real_s, total / ours_s, None)]
-
-
-def latencies(arrival_s: Floats, first_s: Floats, last_s: Floats, outputs: np.ndarray) -> dict[Metric, Floats]:
-    """Seconds to the first token, per output token after it (where there are any), and to the last one."""
-    several = outputs > 1
-    tpot = (last_s - first_s)[several] / (outputs[several] - 1)
-    return {"ttft": first_s - arrival_s, "tpot": tpot, "e2e": last_s - arrival_s}
-
-
-def _statistic(values: Floats, percentile: float | None) -> float:
-    return float(values.mean() if percentile is None else np.percentile(values, percentile))

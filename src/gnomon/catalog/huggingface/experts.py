@@ -17,7 +17,7 @@ def mlp_facts(config: Mapping[str, Any], family: str, where: str) -> dict[str, A
         ffn //= 2
     experts = config.get("n_routed_experts") or config.get("num_experts") or config.get("num_local_experts") or 0
     if experts <= 1:
-        return {"ffn_size": ffn, **_pattern(config, family)}
+        return {"ffn_size": ffn, **_pattern(config)}
     active = config.get("num_experts_per_tok") or config.get("top_k_experts") or config.get("num_experts_per_token", 1)
     if not isinstance(active, int) or not 1 <= active <= experts:
         raise ConfigError(f"num_experts_per_tok = {active!r} makes no sense with {experts} experts.", where=where)
@@ -30,7 +30,7 @@ def mlp_facts(config: Mapping[str, Any], family: str, where: str) -> dict[str, A
         "expert_hidden_size": config.get("moe_latent_size") or config.get("routed_expert_hidden_size") or 0,
         "shared_ffn_size": _shared(config, family, ffn, width),
         "num_dense_layers": config.get("first_k_dense_replace") or 0,
-        **_pattern(config, family),
+        **_pattern(config),
     }
 
 
@@ -45,7 +45,7 @@ def _shared(config: Mapping[str, Any], family: str, ffn: int, width: int) -> int
     return own or number * (config.get("moe_shared_expert_intermediate_size") or width)
 
 
-def _pattern(config: Mapping[str, Any], family: str) -> dict[str, Any]:
+def _pattern(config: Mapping[str, Any]) -> dict[str, Any]:
     """Which layers have experts, where that is not "all after the first dense ones"."""
     kinds: list[MlpKind] = []
     num_layers = config["num_hidden_layers"]

@@ -64,7 +64,7 @@ def command(source: Path, model: str, device: str, node: str | None, degrees: st
         if degree not in allowed:
             continue
         split = catalog.Parallelism(tensor_parallel=degree)
-        where = catalog.node(node) if node else catalog.default_node(card, degree)
+        where = catalog.node(node) if node else catalog.default_node(card)
         try:
             found = read_bundle(source, Context(about, card, where, split, TimingConfig()))
         except DataError as error:

@@ -34,7 +34,7 @@ def why_section(run: Run, summary: Summary) -> tuple[str, dict[str, Any]]:
     if not SOURCES[run.kinds[0].timing.source].gives_iterations:
         drawn["why_roofline"] = figures.roofline_figure(run)
     texts = words.slow_sentences(found, slow)
-    texts += [line.text for line in words.missed_blocks(found, summary) if not isinstance(line, Table)]
+    texts += [line.text for line in words.missed_blocks(found) if not isinstance(line, Table)]
     story = words.request_sentences(found, int(found.ids[worst]))
     tables = [one for one in words.slow_blocks(found, slow) if isinstance(one, Table)]
     plots = "".join(f"<div id={name} class=plot></div>" for name in drawn)

@@ -22,7 +22,6 @@ from gnomon.serving.explain import (
     waited_behind,
 )
 from gnomon.serving.parts import CAUSES, PARTS, Accounts, Metric
-from gnomon.serving.summary import Summary
 
 Row = dict[str, Any]
 METRIC_WORDS = {"e2e": "end to end", "ttft": "to the first token", "tpot": "per output token"}
@@ -209,7 +208,7 @@ def _group_table(name: str, accounts: Accounts, metric: Metric, slow: Slow, bins
     return Table(shown[:_MOST_ROWS], f"By {name}" if name != "arrival" else "Over time, by arrival", caption)
 
 
-def missed_blocks(accounts: Accounts, summary: Summary) -> list[Block]:
+def missed_blocks(accounts: Accounts) -> list[Block]:
     """For each missed target, what the requests that miss it suffer from."""
     blocks: list[Block] = []
     slo = accounts.run.scenario.slo
@@ -233,7 +232,7 @@ def missed_blocks(accounts: Accounts, summary: Summary) -> list[Block]:
 # One request.
 
 
-def request_sentences(accounts: Accounts, request_id: int, metric: Metric = "e2e") -> list[str]:
+def request_sentences(accounts: Accounts, request_id: int) -> list[str]:
     """The story of one request."""
     row = accounts.row(request_id)
     parts, values = accounts.parts_s("e2e")[row], accounts.values_s("e2e")

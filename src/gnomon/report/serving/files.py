@@ -91,7 +91,7 @@ def spelled_out(scenario: Scenario) -> Scenario:
     )
     node = scenario.node
     if node is None and not pools:
-        node = catalog.default_node(catalog.device(scenario.device), scenario.replica.num_gpus).name
+        node = catalog.default_node(catalog.device(scenario.device)).name
     return scenario.model_copy(update={"batching": scenario.batching.resolved(), "pools": pools, "node": node})
 
 

@@ -9,7 +9,6 @@ from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveFloat, model_v
 from gnomon.core.config import Choice, Config
 from gnomon.core.sizes import Replicas
 
-Share = Annotated[float, Field(gt=0, le=1)]
 AT_MOST_REPLICAS = 65_536
 
 
