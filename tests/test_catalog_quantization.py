@@ -79,12 +79,12 @@ def test_dtype_means_the_published_checkpoint_where_there_is_one(name: str, dtyp
 
 def test_what_stays_in_16_bits_stays() -> None:
     model = catalog.model("nvidia/DeepSeek-V3.1-NVFP4")
-    assert model.format_of("attention").name == "bf16"
-    assert model.format_of("attention_output").name == "nvfp4"
-    assert model.format_of("routed_experts").bytes_per_weight == 0.5625
-    assert model.format_of("routed_experts").product == "fp4"
+    assert model.precision()["attention"].name == "bf16"
+    assert model.precision()["attention_output"].name == "nvfp4"
+    assert model.precision()["routed_experts"].bytes_per_weight == 0.5625
+    assert model.precision()["routed_experts"].product == "fp4"
     for group in ("router", "embedding", "head", "other"):
-        assert model.format_of(group).name == "bf16"
+        assert model.precision()[group].name == "bf16"
 
 
 def read(tmp_path: Path, config: dict[str, Any], **quantization: Any) -> catalog.Quantization:

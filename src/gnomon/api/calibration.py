@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gnomon.calibration.gap import Gap
     from gnomon.report.blocks import Block
 
-__all__ = ["Calibration", "Explanation", "calibrate", "explain_gap"]
+__all__ = ["Calibration", "GapExplanation", "calibrate", "explain_gap"]
 
 CALIBRATION_FILE = "calibration.yaml"
 
@@ -101,7 +101,7 @@ def calibrate(
 
 
 @dataclass(frozen=True, eq=False)
-class Explanation(Result):
+class GapExplanation(Result):
     """A recorded load beside its simulation, with likely causes of what differs."""
 
     gap: Gap = field(repr=False)
@@ -144,7 +144,7 @@ class Explanation(Result):
         return self.write_page(Path(folder) / "gap.html").parent
 
 
-def explain_gap(log: str | Path, given: ScenarioLike = None, **overrides: Any) -> Explanation:
+def explain_gap(log: str | Path, given: ScenarioLike = None, **overrides: Any) -> GapExplanation:
     """Simulate a recorded load, request by request, and say what differs and why that may be."""
     from gnomon.calibration.calibrate import with_facts
     from gnomon.calibration.gap import explain
@@ -158,4 +158,4 @@ def explain_gap(log: str | Path, given: ScenarioLike = None, **overrides: Any) -
             where=str(log),
             fix="Give a client's file, or a folder with requests and iterations.",
         )
-    return Explanation(explain(with_facts(scenario(given, **overrides), [read]), read))
+    return GapExplanation(explain(with_facts(scenario(given, **overrides), [read]), read))

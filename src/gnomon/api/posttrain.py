@@ -222,7 +222,7 @@ def sweep_sizes(
     return TableResult("sizes", rows, rows, {"sizes": rows}, [Table(rows, "Cluster sizes")])
 
 
-def calibrate(given: PosttrainLike = None, *, measured: StageCosts, **overrides: Any) -> Calibration:
+def calibrate(given: PosttrainLike = None, *, measured: StageCosts, **overrides: Any) -> Efficiencies:
     """Fit the efficiency of each component to its measured seconds."""
     from gnomon.posttrain.calibrate import calibrate as fit
     from gnomon.report.blocks import Table
@@ -239,11 +239,11 @@ def calibrate(given: PosttrainLike = None, *, measured: StageCosts, **overrides:
         }
         for name, efficiency in found.efficiencies.items()
     ]
-    return Calibration("efficiencies", found, rows, {"components": rows}, [Table(rows, "Efficiencies")])
+    return Efficiencies("efficiencies", found, rows, {"components": rows}, [Table(rows, "Efficiencies")])
 
 
 @dataclass(frozen=True, eq=False)
-class Calibration(TableResult):
+class Efficiencies(TableResult):
     """Efficiencies, and the configuration that has them."""
 
     @property

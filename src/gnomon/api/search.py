@@ -132,7 +132,7 @@ class Search(Result):
     def commands(self) -> dict[str, str]:
         """A command for each engine, the winner's first: the best configuration of every engine that was searched, and
         for the others the winner's layout under a comment that it was not simulated. Empty: `no_command` says why."""
-        from gnomon.convert.winners import winning_commands
+        from gnomon.convert.winning_commands import winning_commands
 
         return winning_commands(self.found)
 

@@ -7,7 +7,7 @@ import math
 from gnomon.catalog.attention import AttentionKind
 from gnomon.catalog.devices import DTYPE_BYTES
 from gnomon.catalog.parallelism import Parallelism
-from gnomon.catalog.quantization import Quantization, WeightFormat, WeightGroup, scheme
+from gnomon.catalog.quantization import Quantization, scheme
 from gnomon.catalog.shape import ModelShape
 from gnomon.catalog.weights import Weights, attention_weights, layer_weights, mlp_weights
 from gnomon.core.errors import ConfigError
@@ -38,10 +38,6 @@ class Model(ModelShape):
                 fix="Use a number format for all layers, such as fp8 or int4.",
             )
         return wanted
-
-    def format_of(self, group: WeightGroup, dtype: str = "auto") -> WeightFormat:
-        """How the weights of one group are stored and multiplied."""
-        return self.precision(dtype)[group]
 
     def kv_precision(self, kv_dtype: str = "auto", dtype: str = "auto") -> str:
         """The KV cache's number format; auto: what the checkpoint asks for, else bf16."""

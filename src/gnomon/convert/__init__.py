@@ -3,6 +3,6 @@
 from gnomon.convert.commands import engine_commands, server_command
 from gnomon.convert.conversion import Conversion, as_yaml, convert
 from gnomon.convert.options import TOOLS
-from gnomon.convert.vllm import vllm_flags
+from gnomon.convert.vllm_command import vllm_flags
 
 __all__ = ["TOOLS", "Conversion", "as_yaml", "convert", "engine_commands", "server_command", "vllm_flags"]

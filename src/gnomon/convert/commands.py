@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from gnomon import catalog
-from gnomon.convert.vllm import has_adapters, plans_as, vllm_flags
+from gnomon.convert.vllm_command import has_adapters, plans_as, vllm_flags
 from gnomon.core.errors import ConfigError
 from gnomon.serving.policies import POLICIES
 from gnomon.serving.scenario import KindConfig, PoolConfig, Scenario

@@ -10,10 +10,9 @@ from typing import Any
 import yaml
 
 from gnomon.convert.command_line import Given, read_command_line, value_of
-from gnomon.convert.engines import finish_sglang, finish_trtllm, finish_vllm
+from gnomon.convert.finishers import finish_sglang, finish_trtllm, finish_vidur, finish_vllm
 from gnomon.convert.options import Option, OptionMap, option_map
 from gnomon.convert.readers import READERS, whole_number
-from gnomon.convert.vidur import finish_vidur
 from gnomon.core.config import build
 from gnomon.core.errors import ConfigError
 from gnomon.core.text import parse_yaml, read_text

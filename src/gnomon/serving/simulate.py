@@ -28,6 +28,7 @@ from gnomon.serving.fleet.manager import Manager
 from gnomon.serving.fleet.record import FleetRecord
 from gnomon.serving.fleet.setup import new_manager, record_of
 from gnomon.serving.followers import followers_of
+from gnomon.serving.footprint import check_size
 from gnomon.serving.front_end import as_client_sees, open_front_end
 from gnomon.serving.guard import Guard
 from gnomon.serving.kinds import Kind, Times, accepted, bake, no_times, policies_of, resolve
@@ -39,7 +40,6 @@ from gnomon.serving.pools import max_events, open_pools, open_tiers, replicas_th
 from gnomon.serving.routers import ROUTERS, RouterSpec
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.sections import AdmissionConfig, DeciderConfig, RouterConfig
-from gnomon.serving.size import check_size
 from gnomon.serving.state import Cluster
 from gnomon.serving.tiers import Tiers
 from gnomon.serving.tool_cache import open_tool_cache

@@ -121,6 +121,17 @@ def prefill_room(state: Any, decodes: int) -> int:
 
 
 @inner
+def rounds_of(state: Any, prompt: int, output: float) -> float:
+    """After how many fillings of a replica one more request would be done: those beyond the batch cap or the memory
+    wait for others to finish first."""
+    rounds = (state.num_outstanding + 1) / min(state.num_outstanding + 1, state.max_running)
+    need, free = state.waiting_tokens + prompt + output, state.free_blocks * state.block_size
+    if need > free:
+        rounds += (need - free) / max(1.0, float(state.num_blocks * state.block_size))
+    return rounds
+
+
+@inner
 def chunk_of(fleet: Fleet, r: int, prefill: float) -> int:
     """Prefill tokens of one iteration of replica `r` while that much is to be done: what its decodes leave."""
     state = fleet.cluster.replicas[r]

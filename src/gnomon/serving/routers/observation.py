@@ -31,6 +31,7 @@ from gnomon.serving.routers.foretelling import (
     output_left,
     outstanding,
     prefill_room,
+    rounds_of,
 )
 from gnomon.serving.sections import QUEUE_DEPTH
 from gnomon.serving.state import replica_view
@@ -203,14 +204,7 @@ def foretell(fleet: Fleet, r: int, new: int, at: Arrival) -> Foretold:
     if state.prefill_left > 0:
         ahead_chunk = chunk_of(fleet, r, state.prefill_left)
         ahead = state.prefill_left / ahead_chunk * iteration_s(fleet, r, ahead_chunk, held, kv)
-    # Those beyond the batch cap or the memory wait for others to finish.
-    batch = min(state.num_outstanding + 1, state.max_running)
-    rounds = (state.num_outstanding + 1) / batch
-    need = state.waiting_tokens + at.prompt + at.output
-    free = state.free_blocks * state.block_size
-    if need > free:
-        rounds += (need - free) / max(1.0, float(state.num_blocks * state.block_size))
-    queued = (rounds - 1.0) * at.mean_output * joined_step
+    queued = (rounds_of(state, at.prompt, at.output) - 1.0) * at.mean_output * joined_step
     in_flight = max(0.0, state.next_end_s - at.now) if state.num_in_flight > 0 else 0.0
     first_token = in_flight + ahead + queued + own_prefill
     window = fleet.memory[MEMORY_PER_REPLICA * fleet.cluster.replicas.size + _WINDOW_S]

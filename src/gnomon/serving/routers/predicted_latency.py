@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from gnomon.core.jit import inner
 from gnomon.serving.routers import Fleet, router
-from gnomon.serving.routers.foretelling import chunk_of, expected_output, iteration_s, kv_each, mean_output
+from gnomon.serving.routers.foretelling import chunk_of, expected_output, iteration_s, kv_each, mean_output, rounds_of
 
 
 @inner
@@ -18,15 +18,9 @@ def foretold_s(fleet: Fleet, r: int, prompt: int, output: float) -> float:
     kv = kv_each(fleet, r)
     chunk = chunk_of(fleet, r, state.prefill_left + prompt)
     prefill_s = (state.prefill_left + prompt) / chunk * iteration_s(fleet, r, chunk, state.num_holding, kv)
-    # Requests beyond the batch cap or the memory wait for others to finish first.
     batch = min(state.num_outstanding + 1, state.max_running)
     per_token_s = iteration_s(fleet, r, 0, batch, max(kv, float(prompt)))
-    rounds = (state.num_outstanding + 1) / batch
-    need = state.waiting_tokens + prompt + output
-    free = state.free_blocks * state.block_size
-    if need > free:
-        rounds += (need - free) / max(1.0, float(state.num_blocks * state.block_size))
-    return prefill_s + rounds * output * per_token_s
+    return prefill_s + rounds_of(state, prompt, output) * output * per_token_s
 
 
 @router("predicted_latency", foretells=True)
