@@ -1,4 +1,4 @@
-"""One function and one result for every question; the command line, the page and notebooks call nothing else.
+"""One function and one result for every question; the command line, the page and notebooks ask nothing else.
 
 gnomon.simulate, gnomon.compare      serving        gnomon.pipeline     a training step
 gnomon.search, gnomon.bench          planning       gnomon.posttrain    RL post-training
