@@ -96,6 +96,36 @@ def test_widths_of_experts() -> None:
     assert read(PLAIN, model_type="qwen").ffn_size == 48, "the first Qwen counts gate and up together"
 
 
+BIASES = ("qkv_bias", "o_bias", "mlp_bias", "head_bias", "norm_bias")
+TRAITS = (*BIASES, "qk_norm", "joint_qk_norm", "post_norm", "parallel_attention", "output_gate", "shared_gate")
+
+
+@pytest.mark.parametrize(
+    ("families", "traits"),
+    [
+        ("llama mistral ministral3 internlm", ""),
+        ("phi", " ".join((*BIASES, "parallel_attention"))),
+        ("qwen qwen2", "qkv_bias"),
+        ("qwen2_moe", "qkv_bias shared_gate"),
+        ("qwen3 qwen3_moe qwen3_vl_text qwen3_vl_moe_text", "qk_norm"),
+        ("qwen3_5_text", "qk_norm output_gate"),
+        ("qwen3_5_moe_text", "qk_norm output_gate shared_gate"),
+        ("glm4_moe mimo_v2_flash", "router_bias"),
+        ("gpt_oss", "mlp_bias router_bias"),
+        ("minimax_m2", "qk_norm joint_qk_norm router_bias"),
+        ("minimax_m3", "qk_norm router_bias"),
+        ("gemma3_text gemma4_text", "qk_norm post_norm"),
+    ],
+)
+def test_what_the_code_of_a_family_fixes(families: str, traits: str) -> None:
+    """By its `modeling_*.py`; a `config.json` does not say it. Only Phi's MLP has no gate."""
+    for family in families.split():
+        model = read(EXPERTS if "moe" in family or "router_bias" in traits else PLAIN, model_type=family)
+        found = {name for name in (*TRAITS, "router_bias") if getattr(model, name)}
+        assert found == set(traits.split()), family
+        assert model.is_gated is (family != "phi")
+
+
 def test_what_a_gemma_3_leaves_out() -> None:
     """As transformers' `Gemma3TextConfig` has it: 8 heads and 4 KV heads of 256, five layers with a window of 4,096 and
     one without, 262,208 words that are embedding and head at once, 131,072 tokens."""

@@ -69,7 +69,7 @@ def _check_transfers(schedule: Schedule, where: str) -> None:
         seen: set[tuple[str, int, int]] = set()
         for action in actions:
             direction, _, what = action.kind.partition("_")
-            if direction in ("SEND", "RECV") and what in ("F", "B"):
+            if direction in ("SEND", "RECV"):
                 needed = ("F" if what == "F" else "G", action.stage, action.microbatch)
                 if direction == "SEND" and needed not in seen:
                     raise DataError(f"rank {rank} sends {action} before it has computed it.", where=where)
