@@ -28,14 +28,14 @@ def batches(
     are not handled one by one."""
     batching: dict[str, Any] = {"policy": policy, "block_size": 4, "watermark": 0.0, "max_sequences": 10, **settings}
     if POLICIES[policy].has_prefix_cache:
-        batching["prefix_cache"] = False
+        batching.setdefault("prefix_cache", False)
     setup = scenario(
         timing={"source": "table", "table": {"per_iteration": 1.0}},
         replica={"num_kv_blocks": blocks, "max_request_tokens": longest, "pipeline_parallel": stages},
         batching=batching,
     )
     requests = requests_of(*zip(*offered.values(), strict=True))
-    done, together = (run(setup, requests=requests, keep_members=count) for count in (1000, 0))
+    done, together = (run(setup, requests=requests, keep_members=count) for count in (10_000, 0))
     assert done.cluster.requests.finished_s.tolist() == together.cluster.requests.finished_s.tolist()
     assert (done.cluster.requests.status == FINISHED).all()
     names, log = list(offered), done.log
@@ -199,6 +199,40 @@ def test_sglang_retracts_only_where_blocks_are_missing() -> None:
 def test_sglang_prefills_first_and_never_mixes() -> None:
     offered = {"A": (0, 6, 3), "B": (0, 8, 2), "C": (2.5, 3, 1)}
     assert batches("sglang", offered, max_batch_tokens=10) == ["A6 B4", "B4", "A1 B1", "C3", "A1"]
+
+
+def test_sglang_keeps_less_for_outputs_after_decodes_not_after_prefills() -> None:
+    """1,200 blocks of one token. Beside A, whose 399 tokens to come count 0.7, C's 4 + 950 + 1 do not fit, however many
+    chunks of B have been computed meanwhile (by half of A's output they would): it waits until A leaves."""
+    offered = {"A": (0, 4, 400), "B": (0.5, 800, 1), "C": (1.5, 4, 950)}
+    expected = ["A4", *["B4"] * 200, *["A1"] * 399, "C4", *["C1"] * 949]
+    assert batches("sglang", offered, blocks=1200, longest=2000, block_size=1, max_batch_tokens=4) == expected
+
+
+def test_sglang_forgets_when_idle_that_it_kept_less() -> None:
+    """The same memory. After A's 399 decodes 0.3 of outputs to come would be kept, and C would fit beside B; but the
+    server was idle before B came."""
+    offered = {"A": (0, 4, 400), "B": (500, 4, 400), "C": (500.5, 4, 950)}
+    expected = ["A4", *["A1"] * 399, "B4", *["B1"] * 399, "C4", *["C1"] * 949]
+    assert batches("sglang", offered, blocks=1200, longest=2000, block_size=1, max_batch_tokens=100) == expected
+
+
+def test_sglang_finds_again_what_a_retracted_request_prefilled_alone() -> None:
+    """As below without C: B comes back when A has left. Nothing needed the blocks of its 35 output tokens since, yet
+    only its prompt's are found again."""
+    offered = {"A": (0, 4, 40), "B": (1.5, 4, 40)}
+    together = ["A4", "A1", "B4", *["A1 B1"] * 34, *["A1"] * 4]
+    settings: dict[str, Any] = {"blocks": 78, "block_size": 1, "max_batch_tokens": 100}
+    assert batches("sglang", offered, **settings) == [*together, "B39", *["B1"] * 4]
+    assert batches("sglang", offered, **settings, prefix_cache=True) == [*together, "B35", *["B1"] * 4]
+
+
+def test_sglang_fills_the_chunk_to_its_last_token() -> None:
+    """The numbers of SGLang's own test of its chunk (test_prefill_adder.py, test_mixed_chunk_prefill_budgets): a prompt
+    of 56 uses a chunk of 56 up; of 59 tokens it leaves 3 for the next prompt."""
+    offered = {"A": (0, 56, 1), "B": (0, 3, 1)}
+    assert batches("sglang", offered, max_batch_tokens=56) == ["A56", "B3"]
+    assert batches("sglang", offered, max_batch_tokens=59) == ["A56 B3"]
 
 
 def test_sglang_cuts_no_later_prompt_where_both_limits_are_equal() -> None:

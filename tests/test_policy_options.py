@@ -40,21 +40,6 @@ def test_vllm_admits_at_once_while_nothing_runs():
     assert started("vllm_v1", {"prefill_interval": 100}, [0.0, 5.0], [3, 2]) == [1, 4]
 
 
-def test_sglang_keeps_less_for_outputs_the_longer_it_decodes_and_forgets_when_idle():
-    """1,000 tokens of memory. The first request leaves 980 - 0.7 x 500 = 630 tokens: too few for 20 + 700 more, until
-    its share has fallen."""
-    setup = scenario(
-        batching={"policy": "sglang", "prefix_cache": False, "block_size": 1},
-        replica={"num_kv_blocks": 1000},
-    )
-    done = run(setup, requests=requests_of([0.0, 0.0, 100.0, 100.0], [20] * 4, [500, 700, 500, 700]))
-    check_invariants(done)
-    starts = done.cluster.requests.scheduled_s
-    first_wait, second_wait = starts[1] - starts[0], starts[3] - starts[2]
-    assert first_wait > 1.0
-    assert second_wait == pytest.approx(first_wait), "an idle server starts again"
-
-
 @pytest.mark.parametrize(("blocks", "is_taken"), [(5005, True), (5004, False)])
 def test_sglang_counts_at_most_4096_tokens_of_an_output(blocks, is_taken):
     """Beside 900 + 1 tokens and an output of 2, all but 903 of the blocks are left: 4,102 of 5,005. The second request

@@ -197,3 +197,107 @@ def _weights_in(operator: Operator, is_sparse: bool) -> float:
         return work.num_local * work.projections * work.hidden * work.ffn
     is_twice = operator.name.startswith("absorb_") and not is_sparse
     return work.n * work.k * work.batch if isinstance(work, Gemm) and operator.name != "lm_head" and not is_twice else 0
+
+
+def test_joint_norms_minimax_m2() -> None:
+    """48 query and 8 KV heads of 128 over 8 ranks; queries and keys are normed over all heads, so that ranks add up two
+    sums of squares in 32 bits; 256 experts of 1536, 8 for a token."""
+    g = graph("minimax-m2.5")
+    assert g["qkv_proj"].flops(ONE)[0] == 2 * 3072 * (6 + 2 * 1) * 128
+    assert g["qk_norm"].bytes(ONE)[0] == 2 * (6 + 1) * 128 * 2
+    assert g["qk_norm_all_reduce"].work.bytes_each == 2 * 4  # type: ignore[union-attr]
+    assert "qk_norm_all_reduce" not in graph("minimax-m2.5", tensor_parallel=1)
+    assert g["experts"].flops(ONE)[0] == 2 * 8 * 3 * 3072 * 1536 / 8
+
+
+def test_sparse_attention_over_groups_of_heads_minimax_m3() -> None:
+    """64 query and 4 KV heads of 128 over 4 ranks; one index head for each KV head, one key for all of them. A query
+    meets 16 blocks of 128."""
+    g = graph("minimax-m3", tensor_parallel=4)
+    assert g["qkv_proj"].flops(ONE)[0] == 2 * 6144 * (16 + 2 * 1) * 128
+    assert g["indexer_q_proj"].flops(ONE)[0] == 2 * 6144 * 1 * 128
+    assert g["indexer_k_proj"].flops(ONE)[0] == 2 * 6144 * 128
+    assert g["indexer_decode"].flops(at(4), at(30000))[0] == 4 * 30000 * 2 * 1 * 128
+    assert g["indexer_decode"].bytes(at(4), at(30000))[0] == 4 * (30000 * (128 + 4) + 128 * 2)
+    assert g["attention_decode"].flops(at(4), at(30000))[0] == 4 * 2048 * 2 * 16 * (128 + 128)
+    assert g["attention_decode"].bytes(at(4), at(30000))[0] == 4 * (2048 * 2 * 128 * 2 + 16 * (128 + 128) * 2)
+    # More ranks than index heads: each runs one of them.
+    assert graph("minimax-m3", tensor_parallel=8)["indexer_q_proj"].flops(ONE)[0] == 2 * 6144 * 128
+
+
+def test_attention_and_mlp_side_by_side_phi() -> None:
+    """32 heads of 80, an MLP of 10240 without a gate. Both halves read one norm and are summed by one all-reduce."""
+    g = graph("phi-2", tensor_parallel=2)
+    assert g["qkv_proj"].flops(ONE)[0] == 2 * 2560 * 3 * 16 * 80
+    assert g["up_proj"].flops(ONE)[0] == g["down_proj"].flops(ONE)[0] == 2 * 2560 * 5120
+    assert g["act"].bytes(ONE)[0] == 2 * 5120 * 2
+    assert "mlp_norm" not in g and "attn_all_reduce" not in g
+    assert g["mlp_all_reduce"].work.bytes_each == 2560 * 2  # type: ignore[union-attr]
+
+
+def test_decay_by_channel_kimi_linear() -> None:
+    """27 layers, 7 of them over latents (queries are not compressed), 20 with states of 32 heads x 128 x 128, of which
+    a rank has 4. Decay and gate are whole down to a rank of 128, then split."""
+    g = graph("kimi-linear-48b-a3b")
+    assert (g["attention_decode"].count, g["linear_decode"].count) == (7, 20)
+    assert g["qkv_a_proj"].flops(ONE)[0] == 2 * 2304 * (512 + 64)
+    assert g["q_proj"].flops(ONE)[0] == 2 * 2304 * 4 * (128 + 64)
+    assert g["linear_in_proj"].flops(ONE)[0] == 2 * 2304 * (3 * 4 * 128 + 4)
+    assert g["linear_gate_down_proj"].flops(ONE)[0] == 2 * 2304 * 2 * 128
+    assert g["linear_gate_proj"].flops(ONE)[0] == 2 * 128 * 2 * 4 * 128
+    assert g["linear_out_proj"].flops(ONE)[0] == 2 * 4 * 128 * 2304
+    state, io = 4 * 128 * 128 * 4, 2 * 2 * 2 * (2 * 4 * 128 + 2 * 4 * 128)
+    assert g["linear_decode"].bytes(at(32))[0] == 32 * (2 * state + io)
+
+
+def test_values_from_keys_gemma_4() -> None:
+    """Every sixth layer sees everything with 4 KV heads of 512, whose values are its keys; the others a window of 1024
+    with 16 KV heads of 256. 32 query heads in both, over 4 ranks."""
+    cut = catalog.Parallelism(tensor_parallel=4)
+    products = [one for one in stage_operators(catalog.model("gemma-4-31b"), cut) if one.name == "qkv_proj"]
+    assert [one.count for one in products] == [10, 50]
+    full, window = (float(one.flops(ONE)[0]) for one in products)
+    assert (full, window) == (2 * 5376 * (8 + 1) * 512, 2 * 5376 * (8 + 2 * 4) * 256)
+    g = graph("gemma-4-31b", tensor_parallel=4)
+    assert g["attention_decode"].bytes(at(1), at(5000))[0] == 5000 * 2 * 512 * 2 + 8 * 2 * 512 * 2
+    assert g["window_decode"].bytes(at(1), at(5000))[0] == 1024 * 2 * 4 * 256 * 2 + 8 * 2 * 256 * 2
+
+
+def test_every_second_layer_has_experts_llama_4() -> None:
+    """48 layers: every fourth sees everything, the others chunks of 8192. One of 128 experts of 8192 and a shared one;
+    dense layers of 16384."""
+    g = graph("llama-4-maverick")
+    assert (g["attention_decode"].count, g["window_decode"].count) == (12, 36)
+    assert (g["up_proj"].count, g["experts"].count) == (24, 24)
+    assert g["up_proj"].flops(ONE)[0] == 2 * 5120 * 2 * 16384 / 8
+    assert g["experts"].flops(ONE)[0] == 2 * 1 * 3 * 5120 * 8192 / 8
+    assert g["shared_up_proj"].flops(ONE)[0] == 2 * 5120 * 2 * 8192 / 8
+    assert g["window_decode"].flops(at(1), at(20000))[0] == 8192 * 2 * 5 * (128 + 128)
+
+
+def test_norms_of_queries_and_keys_glm() -> None:
+    """GLM-4.5: 92 layers, 3 of them dense; 96 query and 8 KV heads of 128, each normed by itself; 160 experts of 1536,
+    8 for a token, and a shared one."""
+    g = graph("glm-4.5")
+    assert (g["attention_decode"].count, g["up_proj"].count, g["experts"].count) == (92, 3, 89)
+    assert g["qk_norm"].bytes(ONE)[0] == 2 * (12 + 1) * 128 * 2
+    assert "qk_norm_all_reduce" not in g
+    assert g["experts"].flops(ONE)[0] == 2 * 8 * 3 * 5120 * 1536 / 8
+    assert g["shared_down_proj"].flops(ONE)[0] == 2 * 5120 * 1536 / 8
+
+
+WORKED_OUT = {
+    "llama-3-8b", "mixtral-8x7b", "deepseek-v3", "deepseek-v4-pro", "deepseek-v4-flash", "glm-5", "gpt-oss-120b",
+    "qwen3.5-397b-a17b", "qwen3-next-80b-a3b", "nemotron-3-super-120b-a12b", "minimax-m2.5", "minimax-m3", "phi-2",
+    "kimi-linear-48b-a3b", "gemma-3-27b", "gemma-4-31b", "llama-4-maverick", "glm-4.5",
+}  # fmt: skip
+"""Models with a breakdown by hand, here and in test_timing_golden.py."""
+
+
+@pytest.mark.parametrize("name", sorted(set(catalog.model_names()) - WORKED_OUT))
+def test_other_models_are_made_of_what_was_worked_out(name: str) -> None:
+    """Their kinds of layers, and all operators in them, occur in a breakdown by hand."""
+    known = {one for model in WORKED_OUT for one in graph(model, tensor_parallel=2, dtype="bf16")}
+    assert set(graph(name, tensor_parallel=2, dtype="bf16")) <= known
+    kinds = {kind for model in WORKED_OUT for kind in catalog.model(model).kinds()}
+    assert set(catalog.model(name).kinds()) <= kinds
