@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gnomon.core.arrays import Floats
 from gnomon.core.errors import DataError, MissingExtraError, UnknownNameError
-from gnomon.timing.estimators import estimator, estimator_names
+from gnomon.timing.estimators import ESTIMATORS
 from gnomon.timing.estimators.bounds import Fixed, Priced, bound_for
 from gnomon.timing.estimators.grid import Grid
 from gnomon.timing.estimators.holes import filled
@@ -33,21 +33,21 @@ def plane(decodes: list[int], kv: list[int]) -> Floats:
 POINTS = plane([1, 2, 4, 8, 16, 32, 64], [64 * i for i in range(1, 40)])
 
 
-@pytest.mark.parametrize("name", estimator_names())
+@pytest.mark.parametrize("name", ESTIMATORS.names())
 def test_every_estimator_learns_a_straight_line(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GNOMON_CACHE", str(tmp_path))
     few = {"n_estimators": (100,), "max_depth": (8, 16), "min_samples_split": (2,)}
     monkeypatch.setattr("gnomon.timing.estimators.forest.SETTINGS", few)
     x = np.arange(1.0, 400.0)[:, None]
     y = 1e-5 + 2e-7 * x[:, 0]
-    made = estimator(name)(None).fit(x, y)
+    made = ESTIMATORS[name](None).fit(x, y)
     at = np.array([[10.5], [200.25], [399.0]])
     assert made.predict(at) == pytest.approx(1e-5 + 2e-7 * at[:, 0], rel=0.02)
 
 
 def test_unknown_estimator_names_the_nearest() -> None:
     with pytest.raises(UnknownNameError, match="'forest'"):
-        estimator("forrest")
+        ESTIMATORS["forrest"]
 
 
 def test_the_grid_returns_measured_points_exactly() -> None:
@@ -181,13 +181,13 @@ def test_consecutive_folds_are_harder_than_shuffled_ones() -> None:
 def test_a_forest_is_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gnomon.timing.estimators.forest.cache_home", lambda: tmp_path)
     x = np.arange(1.0, 60.0)[:, None]
-    first = estimator("forest")(None).fit(x, x[:, 0]).predict(x)
+    first = ESTIMATORS["forest"](None).fit(x, x[:, 0]).predict(x)
     (kept,) = (tmp_path / "forests").iterdir()
     stamp = kept.stat().st_mtime_ns
-    again = estimator("forest")(None).fit(x, x[:, 0]).predict(x)
+    again = ESTIMATORS["forest"](None).fit(x, x[:, 0]).predict(x)
     assert (again == first).all()
     assert kept.stat().st_mtime_ns == stamp
-    estimator("forest")(None).fit(x, 2 * x[:, 0])
+    ESTIMATORS["forest"](None).fit(x, 2 * x[:, 0])
     assert len(list((tmp_path / "forests").iterdir())) == 2
 
 
@@ -208,4 +208,4 @@ def test_a_forest_chooses_its_settings_by_cross_validation(monkeypatch: pytest.M
 def test_a_forest_without_scikit_learn_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn", None)
     with pytest.raises(MissingExtraError, match=r"\[forest\]"):
-        estimator("forest")(None).fit(np.ones((3, 1)), np.ones(3))
+        ESTIMATORS["forest"](None).fit(np.ones((3, 1)), np.ones(3))

@@ -11,6 +11,7 @@ from gnomon.serving.engines import engine
 from gnomon.serving.policies import POLICIES
 from gnomon.serving.routers import ROUTERS
 from gnomon.serving.scenario import Scenario
+from gnomon.timing.source_registry import SOURCES
 
 Values = dict[str, Any]
 
@@ -29,7 +30,7 @@ def finish_vidur(values: Values, given: Values) -> list[str]:
         notes.append("the router is the policy that comes with Gnomon until router.checkpoint names another.")
     if values["workload"].get("arrivals", {}).get("process") == "poisson":
         notes.append("Vidur caps Poisson gaps at 3 / qps, which sends about 5 % more load; Gnomon does not.")
-    if values["timing"].get("source") != "profile":
+    if not SOURCES[values["timing"].get("source", "auto")].reads_path:
         notes.append(
             "times are measured kernels where the extra [silicon] is installed, else the roofline's; for Vidur's own "
             "measurements set timing.source: profile and timing.path."

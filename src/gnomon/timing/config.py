@@ -18,7 +18,7 @@ from gnomon.catalog.devices import Dtype
 from gnomon.catalog.quantization import scheme_names
 from gnomon.core.config import Config
 from gnomon.core.errors import UnknownNameError
-from gnomon.timing.estimators import estimator_names
+from gnomon.timing.estimators import ESTIMATORS
 from gnomon.timing.host import HostConfig
 from gnomon.timing.operators.load import check_load
 from gnomon.timing.source_registry import SOURCES
@@ -171,6 +171,6 @@ class TimingConfig(Config):
     @field_validator("estimator")
     @classmethod
     def _known_estimator(cls, name: str) -> str:
-        if name not in estimator_names():
-            raise UnknownNameError("estimator", name, estimator_names(), where="timing.estimator")
+        if name not in ESTIMATORS:
+            raise UnknownNameError("estimator", name, ESTIMATORS, where="timing.estimator")
         return name

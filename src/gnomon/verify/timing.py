@@ -18,7 +18,7 @@ from gnomon.catalog.nodes import default_node, node
 from gnomon.catalog.parallelism import Parallelism
 from gnomon.catalog.topology import Group
 from gnomon.core.errors import DataError
-from gnomon.timing.estimators import DEFAULT, Estimator, estimator
+from gnomon.timing.estimators import DEFAULT, ESTIMATORS, Estimator
 from gnomon.timing.estimators.validation import HeldOut, shuffled, unshuffled
 from gnomon.timing.operators import Communication, Operator, stage_operators
 from gnomon.timing.sources.profile import vidur
@@ -105,7 +105,7 @@ def sample(tables: Sequence[Table], every: int = 12) -> list[Table]:
 
 def score(table: Table, name: str) -> Score:
     """Cross-validate one estimator on one table."""
-    factory = estimator(name)
+    factory = ESTIMATORS[name]
     bound = bound_of(table.operator, table.roofline, table.samples)
     x, y = table.samples.sizes, table.samples.seconds
 

@@ -18,7 +18,7 @@ from gnomon.core.arrays import Floats
 from gnomon.core.cache_folder import cache_home, said_once
 from gnomon.core.errors import ConfigError, MissingExtraError
 from gnomon.core.files import written_whole
-from gnomon.timing.estimators.interface import Bound
+from gnomon.timing.estimators.interface import ESTIMATORS, Bound
 
 NUM_TREES = 100
 SETTINGS = {"n_estimators": (250, 500, 750), "max_depth": (8, 16, 32), "min_samples_split": (2, 5, 10)}
@@ -26,6 +26,7 @@ SETTINGS = {"n_estimators": (250, 500, 750), "max_depth": (8, 16, 32), "min_samp
 FOLDS = 5
 
 
+@ESTIMATORS.register("forest")
 class Forest:
     """scikit-learn's forest on the raw sizes; the bound is not used. Beyond its data it answers the last value."""
 
@@ -72,6 +73,7 @@ class Forest:
         return np.asarray(self._model.predict(x), dtype=float)
 
 
+@ESTIMATORS.register("forest_cv")
 class ForestCV(Forest):
     """A forest whose settings are those with the least relative error in cross-validation."""
 

@@ -17,13 +17,14 @@ from numpy.typing import NDArray
 from gnomon.core.arrays import Floats
 from gnomon.core.errors import DataError
 from gnomon.timing.estimators.holes import filled
-from gnomon.timing.estimators.interface import Bound, Formula
+from gnomon.timing.estimators.interface import ESTIMATORS, Bound, Formula
 
 Cells = NDArray[np.intp]
 
 MAX_CELLS = 4_000_000
 
 
+@ESTIMATORS.register("grid")
 class Grid:
     """Interpolates `log(seconds / bound)` between measured points; beyond them the ratio stays at the edge's."""
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from gnomon.core.arrays import Floats
+from gnomon.core.registry import Registry
 
 Formula = Callable[[Floats], Floats]
 """Seconds at points [rows, sizes]; positive."""
@@ -29,3 +30,10 @@ class Estimator(Protocol):
 
 
 Factory = Callable[[Bound | None], Estimator]
+DEFAULT = "grid"
+_IN = {"grid": "grid", "forest": "forest", "forest_cv": "forest", "linear": "regression", "polynomial": "regression"}
+ESTIMATORS: Registry[Factory] = Registry(
+    "estimator",
+    built_in={name: f"gnomon.timing.estimators.{module}" for name, module in _IN.items()},
+    where="timing.estimator",
+)

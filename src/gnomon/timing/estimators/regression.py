@@ -10,9 +10,10 @@ from itertools import combinations_with_replacement
 import numpy as np
 
 from gnomon.core.arrays import Floats
-from gnomon.timing.estimators.interface import Bound
+from gnomon.timing.estimators.interface import ESTIMATORS, Bound
 
 
+@ESTIMATORS.register("linear")
 class Linear:
     """constant + slope x size + ...; the bound is not used."""
 
@@ -45,6 +46,7 @@ class Linear:
         return np.stack(columns, axis=1)
 
 
+@ESTIMATORS.register("polynomial")
 class Polynomial(Linear):
     """All products of up to two sizes."""
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from gnomon.core.arrays import Floats
 from gnomon.core.errors import DataError
-from gnomon.timing.estimators import Bound, Estimator, estimator
+from gnomon.timing.estimators import ESTIMATORS, Bound, Estimator
 from gnomon.timing.estimators.bounds import bound_for
 from gnomon.timing.estimators.validation import a_fifth
 from gnomon.timing.host import HostConfig
@@ -32,7 +32,7 @@ class Measured:
     def __init__(self, name: str, bundle: Bundle, roofline: Roofline, estimator_name: str = "grid") -> None:
         self.name, self.bundle = name, bundle
         self._roofline = roofline
-        self._factory = estimator(estimator_name)
+        self._factory = ESTIMATORS[estimator_name]
         self._samples: dict[Operator, Samples | None] = {}
         self._fitted: dict[Operator, Estimator] = {}
         self._errors: dict[Operator, float] = {}
