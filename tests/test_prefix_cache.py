@@ -63,6 +63,25 @@ def test_a_prefix_that_is_still_being_computed(policy: str, second: int, third: 
     assert done.cluster.requests.cached_tokens.tolist() == [0, second, third]
 
 
+def test_a_request_without_blocks_is_looked_at_again_when_its_prefix_grows() -> None:
+    """A prompt of 160 tokens is computed in chunks of 24, in iterations of 10 ms; there are 11 blocks of 16. Another one
+    of 176 tokens that starts with it is first looked at at 20 ms, when the first has placed 72 tokens: it holds 5
+    blocks, 4 of which are full. The other needs 11 - 4, and 6 are free. 10 ms later 96 are placed in 6 full blocks; it
+    needs 5, and 5 are free."""
+    sent = replace(
+        requests_of([0.0, 0.015], [160, 176], [1, 1]),
+        prefix_offsets=np.array([0, 10, 20]),
+        prefix_hashes=np.tile(np.arange(10) + 1, 2),
+        prefix_block_tokens=16,
+    )
+    batching = {"policy": "vllm_v1", "max_batch_tokens": 64, "max_chunk_tokens": 24}
+    timing = {"table": {"per_iteration": 0.01}}
+    done = run(scenario(batching=batching, timing=timing, replica={"num_kv_blocks": 11}), requests=sent)
+    check_invariants(done)
+    assert done.cluster.requests.scheduled_s.tolist() == pytest.approx([0.0, 0.03])
+    assert done.cluster.requests.cached_tokens.tolist() == [0, 6 * 16]
+
+
 def test_a_long_conversation_hits_nearly_all_of_its_prompts() -> None:
     """17 turns of 30 + 200 tokens: turn k has 230 k + 30 prompt tokens, and finds the blocks of 230 k - 1."""
     done = run(scenario(replica={"num_kv_blocks": 2000}), requests=conversation([30] * 17, [200] * 17, 16))

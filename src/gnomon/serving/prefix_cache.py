@@ -153,6 +153,7 @@ def release(replica: Replica, block: int) -> None:
     replica.newer[block] = end
     replica.older[end] = block
     replica.state.free_blocks += 1
+    replica.state.lacks_blocks = 0
 
 
 @inner
@@ -187,7 +188,9 @@ def key_full_blocks(replica: Replica, r: int, num_tokens: int) -> None:
     full = min(num_tokens // replica.state.block_size, shared, request.num_blocks)
     for position in range(request.keyed_blocks, full):
         remember(replica, key_of(replica, r, position), replica.tables[request.table, position])
-    request.keyed_blocks = max(request.keyed_blocks, full)
+    if full > request.keyed_blocks:
+        request.keyed_blocks = full
+        replica.state.lacks_blocks = 0
 
 
 @inner
@@ -196,3 +199,4 @@ def key_own_blocks(replica: Replica, r: int, num_tokens: int) -> None:
     request = replica.requests[r]
     for position in range(request.keyed_blocks, num_tokens // replica.state.block_size):
         remember(replica, key_of(replica, r, position), replica.tables[request.table, position])
+        replica.state.lacks_blocks = 0

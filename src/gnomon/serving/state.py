@@ -120,10 +120,7 @@ REPLICA = np.dtype(
         ("max_waiting_iterations", np.int64),
         ("reserve_full_prompt", np.int64),
         ("prefix_cache", np.int64),
-        (
-            "tracks_blocks",
-            np.int64,
-        ),  # blocks have an identity (see `gnomon.serving.prefix_cache`); else they are counted
+        ("tracks_blocks", np.int64),  # blocks have an identity (`gnomon.serving.prefix_cache`); else they are counted
         ("blocks_per_hash", np.int64),  # blocks that one prefix hash of the workload covers
         ("num_speculative", np.int64),
         # State.
@@ -134,13 +131,13 @@ REPLICA = np.dtype(
         ("now_s", np.float64),
         ("free_blocks", np.int64),
         ("formed_waiting", np.int64),  # who waited when the last batch was formed
-        (
-            "reported_waiting",
-            np.int64,
-        ),  # who waited and what was free, as its metrics say: at the end of its last batch
+        ("reported_waiting", np.int64),  # who waited and what was free at the end of its last batch, as its metrics say
         ("reported_free", np.int64),
         ("num_waiting", np.int64),
         ("first_waiting", np.int64),
+        # 1 + a waiting request that there are too few blocks for, while none has come back or been keyed since; or 0.
+        ("lacks_blocks", np.int64),
+        ("lacks_with_budget", np.int64),  # tokens that it might have computed then
         ("last_waiting", np.int64),
         ("num_running", np.int64),  # entries of `running`: hold blocks, are not in flight
         ("num_holding", np.int64),  # requests that hold blocks, in flight or not
@@ -171,10 +168,7 @@ REPLICA = np.dtype(
         ("writer_free_s", np.float64),  # when all messages so far are written
         ("reply_s", np.float64),  # from the tokens of the batch that ended last to the client, in the mean
         ("counter", np.int64),  # for policies that count iterations
-        (
-            "num_received",
-            np.int64,
-        ),  # waiting requests that the scheduler knows of (sglang looks for new ones now and then)
+        ("num_received", np.int64),  # waiting requests that the scheduler knows of (sglang looks for new ones at times)
         ("wait_count", np.int64),  # iterations for which prefills have waited, to be fuller
         ("balance_count", np.int64),  # the same, for the other ranks to have some
         ("holds_prefills", np.int64),  # the ranks of the group do not prefill in this iteration

@@ -116,10 +116,14 @@ def admit_first(replica: Replica, budget: int) -> int:
     if state.num_waiting == 0 or budget <= 0 or state.num_holding >= state.max_running:
         return 0
     r = state.first_waiting
+    if state.lacks_blocks == r + 1 and budget >= state.lacks_with_budget:  # As it was: no need to look for its prefix.
+        return 0
     hits = prefix_cache.count_hits(replica, r)
     tokens = min(prefill_left(replica, r) - hits * state.block_size, budget, state.max_chunk_tokens)
     after = hits * state.block_size + tokens
     if not has_memory_for(replica, r, hits, after):
+        if hits > 0:
+            state.lacks_blocks, state.lacks_with_budget = r + 1, budget
         return 0
     pop_waiting(replica)
     hold_cached(replica, r, hits)
