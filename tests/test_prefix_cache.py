@@ -64,7 +64,7 @@ def test_a_prefix_that_is_still_being_computed(policy: str, second: int, third: 
 
 
 def test_a_request_without_blocks_is_looked_at_again_when_its_prefix_grows() -> None:
-    """A prompt of 160 tokens is computed in chunks of 24, in iterations of 10 ms; there are 11 blocks of 16. Another one
+    """A prompt of 160 tokens is computed in chunks of 24, in iterations of 10 ms; there are 11 blocks of 16. Another
     of 176 tokens that starts with it is first looked at at 20 ms, when the first has placed 72 tokens: it holds 5
     blocks, 4 of which are full. The other needs 11 - 4, and 6 are free. 10 ms later 96 are placed in 6 full blocks; it
     needs 5, and 5 are free."""
