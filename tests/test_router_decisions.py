@@ -7,6 +7,7 @@ into prefix caches or timing tables are asked by arrivals at a small fleet.
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from gnomon.core.user_files import plain
 from gnomon.serving.allocation import new_cluster
 from gnomon.serving.outside import Fleet, open_to_all
 from gnomon.serving.routers import ROUTERS, llmd
+from gnomon.serving.routers.observation import FEATURES, NUM_FEATURES
+from gnomon.serving.routers.policy_file import save_policy, shapes
 from gnomon.serving.state import NONE
 from gnomon.timing.iteration import blank
 from serving_kit import ROUTERS as BUILT_IN
@@ -380,9 +383,22 @@ def test_unselfish_takes_the_soonest_where_all_are_late(patience: float, expecte
     assert run(setup, requests=offered).cluster.requests.replica.tolist() == expected
 
 
-@pytest.mark.parametrize("router", [name for name in BUILT_IN if name != "learned"])
+@pytest.mark.parametrize(("sign", "expected"), [(-1.0, [0, 1, 2, 0, 1]), (1.0, [0, 0, 0, 0, 0])])
+def test_learned_follows_its_network(tmp_path: Path, sign: float, expected: list[int]) -> None:
+    """A network one unit wide that looks at one feature, the requests at a replica: it likes few of them, or many. Of
+    equal scores the first counts."""
+    arrays = {name: np.zeros(shape) for name, shape in shapes(1).items()}
+    arrays["phi0.weight"][0, FEATURES.index("outstanding")] = 1.0
+    arrays["phi1.weight"][0, 0] = arrays["rho0.weight"][0, 0] = 1.0
+    arrays["rho1.weight"][0, 0] = sign
+    path = save_policy(tmp_path / "p.npz", arrays, np.zeros(NUM_FEATURES), np.ones(NUM_FEATURES), "none", {})
+    chosen = {"name": "learned", "checkpoint": str(path), "options": {"patience": 0.0}}
+    offered = requests_of([0.0, 0.001, 0.002, 0.003, 0.004], [100] * 5, [50] * 5)
+    assert run(scenario(num_replicas=3, router=chosen), requests=offered).cluster.requests.replica.tolist() == expected
+
+
+@pytest.mark.parametrize("router", [name for name in ROUTERS.names() if name not in ROUTERS.own])
 def test_every_built_in_router_has_a_table(router: str) -> None:
-    """But for the learned one, whose network is held to its file in `test_learned_router.py`."""
     assert any(test.startswith(f"test_{router}_") for test in globals())
 
 

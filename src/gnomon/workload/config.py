@@ -184,7 +184,8 @@ class WorkloadConfig(Config):
     adapters: AdaptersConfig | None = None
     """LoRA adapters that requests ask for."""
     priority_shares: tuple[Annotated[float, Field(ge=0)], ...] = ()
-    """Shares of the requests with priority 0, 1, ...; without it all have 0. Each priority is a class of users."""
+    """Shares of the requests with priority 0, 1, ...; without it all have 0. Each priority is a class of users, which
+    figures are given for; the policy priority and some admission control look at it, others serve all alike."""
     classes: tuple[ClassConfig, ...] = ()
     """Classes of users, each with its share, priority, weight, SLO and lengths; without it all are alike."""
 
