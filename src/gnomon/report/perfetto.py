@@ -2,13 +2,14 @@
 
 Perfetto drops a slice that begins before the one before it on its lane has ended. Stamps are therefore whole
 microseconds, from which lengths are taken, so that no reader's rounding makes neighbours overlap; what may run side by
-side goes on lanes of its own (`free_lane`).
+side goes on lanes of its own (`Lanes`).
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any
 
@@ -43,14 +44,25 @@ def thread_name(process: int, thread: int, name: str) -> Event:
     return {"name": "thread_name", "ph": "M", "pid": process, "tid": thread, "args": {"name": name}}
 
 
-def free_lane(busy_until_s: list[float], start_s: float, end_s: float) -> int:
-    """The first lane that is free at `start_s`, now taken until `end_s`; `busy_until_s` grows as needed."""
-    for lane, until in enumerate(busy_until_s):
-        if until <= start_s:
-            busy_until_s[lane] = end_s
-            return lane
-    busy_until_s.append(end_s)
-    return len(busy_until_s) - 1
+class Lanes:
+    """As many lanes as things run side by side."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._free: list[int] = []
+        self._busy: list[tuple[float, int]] = []
+        """Until when, and which."""
+
+    def take(self, start_s: float, end_s: float) -> int:
+        """The first lane that is free at `start_s`, which is not before that of the last call."""
+        while self._busy and self._busy[0][0] <= start_s:
+            heappush(self._free, heappop(self._busy)[1])
+        if not self._free:
+            self._free.append(self.count)
+            self.count += 1
+        lane = heappop(self._free)
+        heappush(self._busy, (end_s, lane))
+        return lane
 
 
 def write_events(events: list[Event], path: str | Path) -> Path:

@@ -11,8 +11,8 @@ from gnomon.pipeline.memory import Curve, micro_batches_held
 from gnomon.pipeline.run import Run
 from gnomon.report.perfetto import (
     Event,
+    Lanes,
     counter_event,
-    free_lane,
     process_name,
     slice_event,
     thread_name,
@@ -27,7 +27,7 @@ def write_trace(run: Run, path: str | Path, *, memory: list[Curve] | None = None
     Transfers of one kind that wait or run side by side have lanes of their own.
     """
     threads: dict[str, int] = {"compute": 0}
-    busy: defaultdict[tuple[int, str], list[float]] = defaultdict(list)
+    busy: defaultdict[tuple[int, str], Lanes] = defaultdict(Lanes)
     events: list[Event] = []
     tasks = run.trace.tasks
     starts = np.where(tasks.channel == 0, tasks.start, tasks.ready)
@@ -36,7 +36,7 @@ def write_trace(run: Run, path: str | Path, *, memory: list[Curve] | None = None
         lane = "compute"
         if tasks.channel[task] != 0:
             lane = NAMES[label.kind]
-            number = free_lane(busy[rank, lane], start, end)
+            number = busy[rank, lane].take(start, end)
             lane = f"{lane} ({number + 1})" if number else lane
         thread = threads.setdefault(lane, len(threads))
         about = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import polars as pl
 
 from gnomon.core.files import written_whole
 from gnomon.report.perfetto import Event, process_name, thread_name
-from gnomon.report.serving.trace_requests import request_events
+from gnomon.report.serving.trace_requests import request_slices
 from gnomon.report.serving.transfers import transfer_events
 from gnomon.serving import ledger
 from gnomon.serving.parts import NAMES, accounts
@@ -33,23 +34,29 @@ def write_trace(run: Run, path: str | Path, max_rows: int = MAX_ROWS) -> Path:
     """
     rows = shown_rows(run, max_rows)
     said = _said(run, len(rows))
-    lines = [json.dumps(name) for name in _names(run, said)]
-    lines += [json.dumps(event) for event in _slow_requests(run, rows)]
-    lines += [line for frame in (_slices(rows), *_counters(rows)) for line in frame.write_ndjson().splitlines()]
+    events = _names(run, said) + _slow_requests(run, rows)
+    frames = [_slices(rows), *_counters(rows)]
     if len(rows):
         stretch = (float(rows["start_s"].min() or 0.0), float(rows["end_s"].max() or 0.0))  # type: ignore[arg-type]
-        lines += [json.dumps(event) for event in transfer_events(run, *stretch, max_rows)]
+        events += transfer_events(run, *stretch, max_rows)
         # After the replicas and the process of the slowest requests.
-        first = int(run.cluster.replicas.size) + 1
-        lines += [json.dumps(event) for event in request_events(run, *stretch, first)]
-    head = json.dumps({"displayTimeUnit": "ms", "otherData": {"what": said}})
-    text = head[:-1] + ', "traceEvents": [\n' + ",\n".join(lines) + "\n]}\n"
+        slices, names = request_slices(run, *stretch, int(run.cluster.replicas.size) + 1)
+        events += names
+        frames.append(slices)
+    head = json.dumps({"displayTimeUnit": "ms", "otherData": {"what": said}})[:-1] + ', "traceEvents": [\n'
+    tail = json.dumps(events)[1:] + "}\n"
+    text = b"".join([head.encode(), *map(_lines, frames), tail.encode()])
     with written_whole(path) as temporary:
-        if Path(path).suffix == ".gz":
-            temporary.write_bytes(gzip.compress(text.encode(), compresslevel=1, mtime=0))
-        else:
-            temporary.write_text(text, encoding="utf-8")
+        is_compressed = Path(path).suffix == ".gz"
+        temporary.write_bytes(gzip.compress(text, compresslevel=1, mtime=0) if is_compressed else text)
     return Path(path)
+
+
+def _lines(frame: pl.DataFrame) -> bytes:
+    """An event for each row, as elements of a JSON list with others after them."""
+    buffer = BytesIO()
+    frame.write_ndjson(buffer)
+    return buffer.getvalue().replace(b"\n", b",\n")
 
 
 def shown_rows(run: Run, max_rows: int = MAX_ROWS) -> pl.DataFrame:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 import numpy as np
 from numpy.typing import NDArray
 
 from gnomon.core.arrays import Floats
-from gnomon.report.perfetto import Event, free_lane, microseconds, slice_event, thread_name
+from gnomon.report.perfetto import Event, Lanes, microseconds, slice_event, thread_name
 from gnomon.serving.simulate import Run
 from gnomon.serving.tiers import SOURCES
 
@@ -27,11 +29,11 @@ def _from_tiers(run: Run, start_s: float, end_s: float, max_rows: int) -> list[E
     sources = run.tiers.source[-q.size :]
     begin_s = q.arrival_s + q.front_s
     events: list[Event] = []
-    lanes: dict[int, list[float]] = {}
+    lanes: defaultdict[int, Lanes] = defaultdict(Lanes)
     for i in _first(q.loaded_s >= 0, begin_s, start_s, end_s, max_rows):
         replica = int(q.replica[i] if q.landed_s[i] < 0 else q.prefill_replica[i])
         begin, end = float(begin_s[i]), float(q.loaded_s[i])
-        lane = FIRST_LOAD_LANE + free_lane(lanes.setdefault(replica, []), begin, end)
+        lane = FIRST_LOAD_LANE + lanes[replica].take(begin, end)
         events.append(slice_event(f"KV from {SOURCES[sources[i]]}", replica, lane, begin, end, args={"request": i}))
     return _names(lanes, FIRST_LOAD_LANE, "KV loads") + events
 
@@ -44,11 +46,11 @@ def _between_pools(run: Run, start_s: float, end_s: float, max_rows: int) -> lis
     q = run.cluster.requests
     sizes = run.transfers.flows.bytes[-q.size :]
     events: list[Event] = []
-    lanes: dict[int, list[float]] = {}
+    lanes: defaultdict[int, Lanes] = defaultdict(Lanes)
     for i in _first(q.landed_s >= 0, q.moving_s, start_s, end_s, max_rows):
         sender, receiver = int(q.prefill_replica[i]), int(q.replica[i])
         begin, end = float(q.moving_s[i]), float(q.landed_s[i])
-        lane = FIRST_LANE + free_lane(lanes.setdefault(sender, []), begin, end)
+        lane = FIRST_LANE + lanes[sender].take(begin, end)
         args = {"request": i, "MB": round(float(sizes[i]) / 1e6, 3), "waited_s": begin - float(q.prefilled_s[i])}
         events.append(slice_event(f"KV to replica {receiver}", sender, lane, begin, end, args=args))
         arrow = {"name": "KV", "cat": "transfer", "id": i}
@@ -63,9 +65,9 @@ def _first(moves: NDArray[np.bool_], begin_s: Floats, start_s: float, end_s: flo
     return shown[np.argsort(begin_s[shown], kind="stable")][:max_rows].tolist()
 
 
-def _names(lanes: dict[int, list[float]], first: int, words: str) -> list[Event]:
+def _names(lanes: dict[int, Lanes], first: int, words: str) -> list[Event]:
     return [
         thread_name(replica, first + lane, f"{words} {lane + 1}")
         for replica, taken in lanes.items()
-        for lane in range(len(taken))
+        for lane in range(taken.count)
     ]
