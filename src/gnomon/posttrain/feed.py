@@ -24,11 +24,8 @@ class PromptQueue:
             left = sequences.response - sequences.generated
             order = np.argsort([-int(left[part].sum()) for part in parts], kind="stable")
         self._waiting = deque(parts[i] for i in order)
-
-    @property
-    def num_sequences(self) -> int:
+        self.num_sequences = len(ids)
         """Sequences that no instance has yet."""
-        return sum(len(part) for part in self._waiting)
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -41,6 +38,7 @@ class PromptQueue:
             least = int(load.argmin())
             part = self._waiting.popleft()
             load[least] += len(part)
+            self.num_sequences -= len(part)
             parts.append(part)
             targets.append(np.full(len(part), instances[least]))
         if parts:
@@ -49,3 +47,4 @@ class PromptQueue:
     def clear(self) -> None:
         """Nobody will generate the rest in this step."""
         self._waiting.clear()
+        self.num_sequences = 0

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from gnomon.core.arrays import Floats, Ints
+from gnomon.core.direct_call import for_types_of
 from gnomon.core.errors import ConfigError
 from gnomon.core.jit import function_arguments
 from gnomon.posttrain.config import Posttrain
@@ -62,6 +63,9 @@ class Rollouts:
         self.kv_tokens = kind.num_kv_blocks * kind.batching.block_size
         self.instance_of = np.full(len(sequences), -1, np.int64)
         self._requests, self._replicas = cluster.requests, cluster.replicas
+        state = (self._fleet, self._engine, self._log)
+        self._advance = for_types_of(advance_all, *state, 0.0)
+        self._submit = for_types_of(submit, *state, self.instance_of, self.instance_of, 0.0)
 
     def submit(self, ids: Ints, instances: Ints, now: float) -> None:
         """Queue sequence `ids[i]` at `instances[i]`; everything before `now` has happened."""
@@ -69,13 +73,11 @@ class Rollouts:
             return
         order = np.argsort(instances, kind="stable")
         self.instance_of[ids] = instances
-        with function_arguments():
-            submit(self._fleet, self._engine, self._log, ids[order], instances[order], now)
+        self._submit(self._fleet, self._engine, self._log, ids[order], instances[order], now)
 
     def advance(self, until: float) -> None:
         """Let every instance run up to `until`."""
-        with function_arguments():
-            advance_all(self._fleet, self._engine, self._log, until)
+        self._advance(self._fleet, self._engine, self._log, until)
 
     def withdraw(self, instance: int, now: float) -> tuple[Ints, float]:
         """Empty an instance at its next batch boundary: its unfinished sequences, and when that is."""
