@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from gnomon import __version__
-from gnomon.core.files import write_text
+from gnomon.core.files import written_whole
 from gnomon.report.blocks import Table, cell
 
 
-def plotly_js() -> str:
+def plotly_js() -> bytes:
     """The library as installed, found without importing plotly: a page needs only its JavaScript."""
     spec = find_spec("plotly")
     assert spec is not None and spec.origin is not None
-    return (Path(spec.origin).parent / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
+    return (Path(spec.origin).parent / "package_data" / "plotly.min.js").read_bytes()
 
 
 MARKS = (
@@ -34,7 +34,8 @@ FRAMES = {
 
 
 def page(parts: Mapping[str, str], template: str = "serving.html") -> str:
-    """A whole page, in the look that all of them share; marks of `MARKS` that are not given stay empty."""
+    """A page in the look that all share, whole but for the plotting library (see `write_page`); marks of `MARKS`
+    that are not given stay empty."""
     text = _file(template)
     given = {mark: parts.get(mark, "") for mark in MARKS} | dict(parts)
     given["@DATA@"] = given["@DATA@"] or "{}"
@@ -42,15 +43,21 @@ def page(parts: Mapping[str, str], template: str = "serving.html") -> str:
         given[mark] = before + given[mark] + after if given[mark] else ""
     for mark, content in given.items():
         text = text.replace(mark, content)
-    return (
-        text.replace("@LOOK@", _file("look.css")).replace("@SCRIPT@", _file("page.js")).replace("@PLOTLY@", plotly_js())
-    )
+    return text.replace("@LOOK@", _file("look.css")).replace("@SCRIPT@", _file("page.js"))
+
+
+def write_page(path: str | Path, text: str) -> Path:
+    """Write a `page`, with the plotting library in it."""
+    with written_whole(path) as temporary:
+        pieces = (piece.encode(errors="backslashreplace") for piece in text.split("@PLOTLY@"))
+        temporary.write_bytes(plotly_js().join(pieces))
+    return Path(path)
 
 
 def write_whole_page(path: str | Path, parts: Mapping[str, str], drawn: Mapping[str, Any] | None = None) -> Path:
     """Write a page with the plots that are `drawn`, by the ids of their boxes. A number that is none is an error."""
     data = {} if drawn is None else {"@DATA@": as_script(drawn, allow_nan=False)}
-    return write_text(path, page({**parts, **data, "@VERSION@": __version__}))
+    return write_page(path, page({**parts, **data, "@VERSION@": __version__}))
 
 
 def table(rows: Sequence[Mapping[str, Any]], left: Sequence[str] | None = None, title: str = "") -> str:
@@ -100,4 +107,4 @@ def write_time_line(
         "@CAUSES@": causes,
         "@FIGURE@": as_script(figure),
     }
-    return write_text(path, page(parts, "timeline.html"))
+    return write_page(path, page(parts, "timeline.html"))

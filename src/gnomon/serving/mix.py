@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from gnomon.core.arrays import Ints
 from gnomon.serving.kinds import other_timer
 from gnomon.serving.simulate import Run
 from gnomon.timing import Batch
@@ -25,23 +26,29 @@ class MeanIteration:
 def first_stages(run: Run, kind: int) -> Any:
     """The iterations of one kind of replica that were kept, each once."""
     log = run.log.iterations[: run.log.used[0]]
-    rows = log[log["stage"] == 0]
-    return rows[run.kind_of_replica[rows["replica"]] == kind]
+    return log[(log["stage"] == 0) & (run.kind_of_replica[log["replica"]] == kind)]
 
 
 def mean_iterations(rows: Any) -> list[MeanIteration]:
     """The mean iteration of each sort that occurred."""
-    has_prefill, has_decodes = rows["prefill_tokens"] > 0, rows["decodes"] > 0
+    prefill, decodes, decode_kv = rows["prefill_tokens"], rows["decodes"], rows["decode_kv"]
+    has_prefill, has_decodes = prefill > 0, decodes > 0
     sorts = {
         "prefill": has_prefill & ~has_decodes, "mixed": has_prefill & has_decodes, "decode": ~has_prefill & has_decodes,
     }  # fmt: skip
-    return [MeanIteration(sort, _mean(rows[those]), int(those.sum())) for sort, those in sorts.items() if those.any()]
+    return [
+        MeanIteration(sort, _mean(prefill[those], decodes[those], decode_kv[those]), int(those.sum()))
+        for sort, those in sorts.items()
+        if those.any()
+    ]
 
 
-def _mean(rows: Any) -> Batch:
-    decodes, kv = float(rows["decodes"].mean()), float(rows["decode_kv"].sum() / max(rows["decodes"].sum(), 1))
-    prefill = float(rows["prefill_tokens"].mean())
-    return Batch(prefill=_whole(prefill), decode=_whole(decodes), kv=_whole(kv) if decodes else 0)
+def _mean(prefill: Ints, decodes: Ints, decode_kv: Ints) -> Batch:
+    """A batch of the mean chunk and the mean decodes."""
+    mean_decodes, kv = float(decodes.mean()), float(decode_kv.sum() / max(decodes.sum(), 1))
+    return Batch(
+        prefill=_whole(float(prefill.mean())), decode=_whole(mean_decodes), kv=_whole(kv) if mean_decodes else 0
+    )
 
 
 def _whole(value: float) -> int:

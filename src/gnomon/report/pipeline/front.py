@@ -6,9 +6,8 @@ import html
 from pathlib import Path
 from typing import Any
 
-from gnomon.core.files import write_text
 from gnomon.pipeline.schedule_search import Found
-from gnomon.report.page import as_script, page
+from gnomon.report.page import as_script, page, write_page
 
 
 def front_figure(found: Found, unit: str) -> dict[str, Any]:
@@ -60,4 +59,4 @@ def write_front(found: Found, path: str | Path, unit: str) -> Path:
     heading = f"Best within the limit: {best.name}" if best else "No schedule fits the limit"
     plot = "<section><div id=front class='plot tall'></div></section>"
     data = as_script({"front": front_figure(found, unit)})
-    return write_text(path, page({"@TITLE@": html.escape(heading), "@PLOTS@": plot, "@DATA@": data}))
+    return write_page(path, page({"@TITLE@": html.escape(heading), "@PLOTS@": plot, "@DATA@": data}))

@@ -53,4 +53,4 @@ def _gaps(values: list[float]) -> list[float | None]:
 
 def short(values: Floats) -> list[float]:
     """Five significant digits: enough for a screen, half the bytes."""
-    return [float(f"{value:.5g}") for value in values]
+    return [float(f"{value:.5g}") for value in values.tolist()]

@@ -111,8 +111,8 @@ def _count_by(at: Floats, stamps_s: Floats) -> Floats:
 def _kv_shares(run: Run, at: Floats) -> Floats:
     """[replica, moment]: share of blocks in use after the last iteration that ended by then."""
     rows = run.log.iterations[: run.log.used[0]]
-    rows = rows[rows["stage"] == 0]
-    order = np.argsort(rows["replica"], kind="stable")
+    first = np.flatnonzero(rows["stage"] == 0)
+    order = first[np.argsort(rows["replica"][first], kind="stable")]
     replica, end_s, used = rows["replica"][order], rows["end_s"][order], rows["used_blocks"][order]
     bounds = np.searchsorted(replica, np.arange(run.cluster.replicas.size + 1))
     shares = np.zeros((run.cluster.replicas.size, at.size))
@@ -127,11 +127,11 @@ def _kv_shares(run: Run, at: Floats) -> Floats:
 def _output_tokens_by(at: Floats, run: Run) -> Floats:
     """Output tokens of finished requests by each moment, spread evenly between a request's first token and its end."""
     q = run.cluster.requests
-    done = q[(q.status == FINISHED) & (q.first_token_s >= 0)]
-    first, last, more = done.first_token_s, done.finished_s, done.output_tokens - 1.0
+    done = (q.status == FINISHED) & (q.first_token_s >= 0)
+    first, last, tokens = q.first_token_s[done], q.finished_s[done], q.output_tokens[done]
     lasting = last > first
-    slope = np.divide(more, last - first, out=np.zeros(len(done)), where=lasting)
-    at_once = np.where(lasting, 1.0, done.output_tokens)
+    slope = np.divide(tokens - 1.0, last - first, out=np.zeros(first.size), where=lasting)
+    at_once = np.where(lasting, 1.0, tokens)
     return _sum_by(at, first, at_once) + _ramp_by(at, first, slope) - _ramp_by(at, last, slope)
 
 

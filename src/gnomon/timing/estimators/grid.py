@@ -10,6 +10,7 @@ neighbours (see `holes`).
 from __future__ import annotations
 
 from itertools import product
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,7 +59,7 @@ class Grid:
         total = np.zeros(len(x))
         for corner in product((False, True), repeat=len(self._axes)):
             at = tuple(u if high else low for high, low, u in zip(corner, lower, upper, strict=True))
-            share = np.prod([w if high else 1.0 - w for high, w in zip(corner, weight, strict=True)], axis=0)
+            share = prod(w if high else 1.0 - w for high, w in zip(corner, weight, strict=True))
             total += share * self._values[at]
         return np.exp(total) * self._formula(x)
 
@@ -81,6 +82,6 @@ def _cell(axis: Floats, at: Floats) -> tuple[Cells, Cells, Floats]:
     if axis.size == 1:
         zeros = np.zeros(at.size, dtype=np.intp)
         return zeros, zeros, np.zeros(at.size)
-    lower = np.clip(np.searchsorted(axis, at, side="right") - 1, 0, axis.size - 2)
+    lower = np.minimum(np.maximum(np.searchsorted(axis, at, side="right") - 1, 0), axis.size - 2)
     fraction = (at - axis[lower]) / (axis[lower + 1] - axis[lower])
-    return lower, lower + 1, np.clip(fraction, 0.0, 1.0)
+    return lower, lower + 1, np.minimum(np.maximum(fraction, 0.0), 1.0)

@@ -166,7 +166,7 @@ class Roofline:
         best = np.full_like(rows, np.inf)
         for tile_rows, tile_columns, share in _TILES:
             tiles = np.ceil(rows / tile_rows) * np.ceil(n / tile_columns)
-            split = np.clip(np.floor(sms / np.maximum(tiles, 1.0)), 1.0, _MAX_SPLIT)
+            split = np.minimum(np.maximum(np.floor(sms / np.maximum(tiles, 1.0)), 1.0), _MAX_SPLIT)
             waves = np.ceil(tiles * split / sms)
             np.minimum(best, waves / split * (2.0 * tile_rows * tile_columns * k / (rate * share)), out=best)
         return best
