@@ -9,10 +9,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 
 from gnomon.api.serving import simulate
+from gnomon.report.perfetto import Lanes
 from gnomon.report.serving.compare import warnings
 from gnomon.report.serving.files import write_run
 from gnomon.report.serving.series import distribution, levels, rates
@@ -283,3 +285,15 @@ def test_variants_that_warn_of_the_same_have_one_line() -> None:
         "b: Saturated.",
         "d: Saturated at 3 requests.",
     ]
+
+
+def test_lanes_of_a_trace_are_the_first_that_are_free() -> None:
+    rng = np.random.default_rng(0)
+    starts = np.sort(rng.integers(0, 40, 200)).astype(float)
+    ends = starts + rng.integers(0, 9, 200)
+    lanes, busy_until = Lanes(), [-1.0] * 200
+    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+        first = next(lane for lane, until in enumerate(busy_until) if until <= start)
+        busy_until[first] = end
+        assert lanes.take(start, end) == first
+    assert lanes.count == sum(until >= 0 for until in busy_until)
