@@ -231,6 +231,23 @@ def test_kv_of_a_token() -> None:
     assert windows.sequence_bytes(20, "bf16") == 6 * 20 * 4 * 16 * 2
 
 
+def test_entries_of_compressed_attention() -> None:
+    """Of 32 values 8 turn with the position and stay in 16 bits; 8-bit ones have a byte of scale for every 64 begun."""
+    one = read(COMPRESSED).compressed
+    assert one is not None
+    assert one.entry_bytes(32, "bf16") == 24 * 2 + 8 * 2
+    assert one.entry_bytes(32, "fp8") == 24 + 8 * 2 + 1
+    assert one.entry_bytes(64 + 8, "fp8") == 64 + 8 * 2 + 2
+    assert [one.ratio_of(kind) for kind in ("compressed", "compressed_sparse", "sliding")] == [128, 4, 0]
+    assert one.state_bytes(32, 8, "compressed") == 2 * 128 * 32 * 4
+    assert one.state_bytes(32, 8, "compressed_sparse") == 2 * 4 * 2 * (32 + 8) * 4
+
+
+def test_tokens_of_a_window() -> None:
+    assert [read(PLAIN, **one).window_tokens for one in ({}, {"sliding_window": 32})] == [0, 32]
+    assert read(COMPRESSED).window_tokens == 16
+
+
 def test_degrees_that_heads_allow() -> None:
     """8 query heads; the 4 KV heads are divided, or repeated."""
     assert tensor_degrees(read(PLAIN)) == [1, 2, 4, 8]

@@ -112,6 +112,33 @@ def test_every_method_is_read(tmp_path: Path) -> None:
     assert (modelopt.name, modelopt.kv_dtype) == ("fp8", "fp8")
 
 
+def test_groups_of_a_scale_each(tmp_path: Path) -> None:
+    """Half a byte a weight, and for each group two bytes of scale and half a byte of zero; one scale for a whole row is
+    not counted."""
+    sizes = {-1: 0.5, 1: 3.0, 64: 0.5 + 2.5 / 64}
+    for size, expected in sizes.items():
+        found = read(tmp_path, LLAMA, quant_method="gptq", bits=4, group_size=size)["dense_mlp"]
+        assert found.bytes_per_weight == expected
+    assert read(tmp_path, LLAMA, quant_method="gptq", bits=4, group_size=32).name == "int4_group32"
+    assert read(tmp_path, LLAMA, quant_method="gptq", bits=8, group_size=64)["dense_mlp"].name == "int8_weights"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, None),
+        ({"kv_cache_scheme": {"num_bits": 8}}, "fp8"),
+        ({"kv_cache_scheme": {"num_bits": 4}}, "fp4"),
+        ({"kv_cache_scheme": {"type": "float"}}, "fp8"),
+        ({"kv_cache_scheme": {"num_bits": 16}}, None),
+        ({"kv_cache_quant_algo": "int8"}, "int8"),
+        ({"kv_cache_quant_algo": "NVFP4"}, "fp4"),
+    ],
+)
+def test_number_formats_of_the_kv_cache(tmp_path: Path, given: dict[str, Any], expected: str | None) -> None:
+    assert read(tmp_path, LLAMA, quant_method="modelopt", quant_algo="FP8", **given).kv_dtype == expected
+
+
 def test_left_out_modules_are_found_by_name_glob_and_expression(tmp_path: Path) -> None:
     names = [f"model.layers.{layer}.self_attn.q_proj" for layer in range(4)]
     by_name = read(tmp_path, MOE, quant_method="fp8", modules_to_not_convert=["lm_head", *names])

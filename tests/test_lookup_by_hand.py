@@ -9,12 +9,15 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from gnomon import catalog
+from gnomon.core.user_files import plain
+from gnomon.timing import TimingConfig, iteration_tables
 from gnomon.timing.baking import Baked
 from gnomon.timing.estimators.grid import Grid
-from gnomon.timing.estimators.holes import filled
+from gnomon.timing.estimators.holes import _roughness, filled
 from gnomon.timing.host import HostConfig, HostPhase
 from gnomon.timing.iteration import SKEW_BINS, IterationTables, blank, geometric_axis, scaled, stack
-from gnomon.timing.lookup import Shape, attention_s, is_beyond_measured, stage_s, with_host_s
+from gnomon.timing.lookup import Shape, _cell, _cell_near, attention_s, is_beyond_measured, stage_s, with_host_s
 from gnomon.timing.source_registry import traits_of
 from gnomon.timing.speculative import draft_head, with_draft
 from gnomon.timing.timer import Timer
@@ -172,6 +175,19 @@ def test_a_phase_has_its_own_host_time() -> None:
     assert at(0.0, shape(chunk=4.0, decodes=2, mean=1.0)) == 4.0
 
 
+def test_blank_tables_have_the_shape_of_others() -> None:
+    """Where times are replayed, compiled code reads arrays of the same dimensions; rows of fixed length are as long."""
+    place = (catalog.model("llama-3-8b"), catalog.device("h100"), catalog.Parallelism(pipeline_parallel=2))
+    sizes = {"max_tokens": 16, "max_sequences": 4, "max_kv_tokens": 64}
+    baked = iteration_tables(*place, config=TimingConfig(source="roofline"), **sizes).tables
+    for name, empty, full in zip(IterationTables._fields, blank(2), baked, strict=True):
+        assert empty.ndim == full.ndim, name
+        assert name.endswith("_axis") or empty.shape[0] == full.shape[0] == 2, name
+    for name in ("host_s", "work", "measured"):
+        assert getattr(blank(2), name).shape == getattr(baked, name).shape, name
+    assert np.isinf(blank(2).measured).all() and not blank(2).work.any()
+
+
 def test_tables_one_below_the_other() -> None:
     """What only one kind has is spelled out for the other: mixed times are sums, no skew, no experts, no prompts."""
     a = AXIS
@@ -282,3 +298,44 @@ def test_an_iteration_beyond_what_was_measured(given: Shape, beyond: bool) -> No
     """Up to 30 tokens, chunks of 16 after 100 tokens, 8 decodes of 1,000 tokens in the mean."""
     measured = np.array([30.0, 16.0, 1000.0, 8.0, 100.0])
     assert is_beyond_measured(measured, given) == beyond
+
+
+def test_roughness_is_the_mean_distance_from_the_line_between_neighbours() -> None:
+    """Over 0, 1 and 4 a line from 0 to 8 is at 2 in the middle: 5 lies 3 off, in the other row nothing; of a row with a
+    hole nothing is known."""
+    axis = np.array([0.0, 1.0, 4.0])
+    grid = np.array([[0.0, 5.0, 8.0], [0.0, 2.0, 8.0], [0.0, np.nan, 8.0]])
+    assert _roughness(grid, 1, axis) == pytest.approx(1.5, abs=1e-5)
+    assert _roughness(grid[2:], 1, axis) == 1.0
+    assert _roughness(grid[:, :2], 1, axis[:2]) == 1.0, "two points are always on a line"
+    assert _roughness(grid.T, 0, axis) == pytest.approx(1.5, abs=1e-5)
+
+
+def test_a_hole_is_the_median_of_its_crosses() -> None:
+    """Logarithms of rows and columns add: i + 10 j. One of its neighbours is off by 100, and so are the crosses that it
+    is part of; the median is not. Four steps away nobody is asked."""
+    grid = np.add.outer(np.arange(9.0), 10.0 * np.arange(9.0))
+    expected = grid[4, 4]
+    grid[4, 4], grid[4, 3] = np.nan, 100.0
+    assert filled(grid, [np.arange(9.0)] * 2)[4, 4] == pytest.approx(expected)
+    far = grid.copy()
+    far[4, [1, 2, 5, 6]] = 100.0  # Five of six in its row: nearly all crosses are wrong.
+    assert filled(far, [np.arange(9.0)] * 2)[4, 4] != pytest.approx(expected)
+    beyond = grid.copy()
+    beyond[4, 3] = 34.0
+    beyond[[0, 8], :] = beyond[:, [0, 8]] = 1e3
+    assert filled(beyond, [np.arange(9.0)] * 2)[4, 4] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("value", "cell"), [(1.0, 1), (1.2, 1), (2.0, 3), (2.5, 3), (5.0, 5), (20.0, 6)])
+def test_a_cell_that_is_near_is_found_as_any_other(value: float, cell: int) -> None:
+    """Two points per octave: 0, 1, 1.41, 2, 2.83, 4, 5.66, 8. Beyond the last the line of the last cell goes on."""
+    find = plain(_cell)
+    number, share = find(AXIS, value)
+    assert (AXIS[number] + share * (AXIS[number + 1] - AXIS[number])) == pytest.approx(value)
+    if value > 1.0:
+        assert number == cell
+    for near in range(AXIS.size - 1):
+        found, part = plain(_cell_near)(AXIS, value, near)
+        assert AXIS[found] + part * (AXIS[found + 1] - AXIS[found]) == pytest.approx(value)
+        assert found == number or value in AXIS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,15 +12,30 @@ import polars as pl
 import pytest
 
 from gnomon import catalog
+from gnomon.catalog import Group
 from gnomon.core.config import build
 from gnomon.core.errors import DataError, GnomonError
 from gnomon.timing.config import CAPTURE_SIZES, TimingConfig
-from gnomon.timing.operators import Decode, Elementwise, Experts, Gemm, Operator, Prefill, num_kernels, stage_operators
+from gnomon.timing.estimators import bounds
+from gnomon.timing.operators import (
+    Communication,
+    Decode,
+    Elementwise,
+    Experts,
+    Gemm,
+    Operator,
+    Prefill,
+    num_kernels,
+    stage_operators,
+)
 from gnomon.timing.sources import ANY
+from gnomon.timing.sources.profile import native
+from gnomon.timing.sources.profile.csvfile import read_csv
 from gnomon.timing.sources.profile.measured import Measured
-from gnomon.timing.sources.profile.samples import Bundle, Samples, shape_keys
+from gnomon.timing.sources.profile.samples import Bundle, Samples, SkewSamples, shape_keys
 from gnomon.timing.sources.profile.servingsim import IN_SERVER, read_attention
 from gnomon.timing.sources.profile.shapes import BETWEEN_ERROR, from_neighbours
+from gnomon.timing.sources.profile.skew import skew_table
 from gnomon.timing.sources.roofline import Roofline
 from gnomon.timing.sources.silicon import latent, quantizing
 from gnomon.timing.sources.silicon.exchange import exchange_rows
@@ -249,6 +265,75 @@ def test_kernels_that_are_launched_one_by_one() -> None:
         Operator("draft", "decode", 2, Gemm(8, 8)),
     ]
     assert num_kernels(launched + left_out) == 2 + 2 * 7 + 2
+
+
+@pytest.mark.parametrize(
+    ("at", "seconds", "expected"),
+    [
+        ([1, 2, 3], [5.0, 7.0, 9.0], (3.0, 2.0)),
+        ([4, 4], [5.0, 7.0], (6.0, 0.0)),  # of one size: a constant
+        ([1, 2, 3], [9.0, 7.0, 5.0], (7.0, 0.0)),  # falling: a constant
+        ([1, 2, 3], [1.0, 4.0, 7.0], (0.0, 30 / 14)),  # from below zero: through it, (1 + 8 + 21) / (1 + 4 + 9)
+        ([0, 1, 2], [0.0, 2.0, 4.0], (0.0, 2.0)),
+    ],
+)
+def test_host_time_is_a_line_that_is_nowhere_below_zero(
+    at: list[float], seconds: list[float], expected: tuple[float, float]
+) -> None:
+    assert native._line(np.array(at, float), np.array(seconds)) == pytest.approx(expected, abs=1e-12)
+
+
+def test_two_gpus_of_different_pairs_are_not_two_of_one_pair() -> None:
+    """GPUs 0 and 1 are a pair. What was measured of four holds for four, pairs or not."""
+
+    def keys(ranks: list[int], node: str) -> Any:
+        work = Communication("all_reduce", Group(ranks), 2.0)
+        return shape_keys(Operator("all_reduce", "communication", 1, work), catalog.node(node))
+
+    assert keys([0, 1], "h100_pairwise_nvlink") == (("all_reduce", 2),)
+    assert keys([1, 2], "h100_pairwise_nvlink") == ()
+    assert keys([0, 1, 2, 3], "h100_pairwise_nvlink") == (("all_reduce", 4),)
+    assert keys([1, 2], "h100_dgx") == (("all_reduce", 2),)
+
+
+def test_skew_by_eighths_of_what_the_mean_lacks() -> None:
+    """Means of 7/8 and 1/2 of the longest: the second and the fifth eighth. A quarter and three quarters of the way to
+    the longest's time. Between them on straight lines, beyond them as the nearest."""
+    one = np.ones(2)
+    skew = SkewSamples(8 * one, np.array([7.0, 4.0]), 8 * one, one, 2 * one, np.array([1.25, 1.75]), 0 * one, one)
+    table = skew_table(skew, np.array([1.0, 99.0]))
+    expected = [0.25, 0.25, 0.25 + 0.5 / 3, 0.25 + 1.0 / 3, 0.75, 0.75, 0.75, 0.75]
+    assert table == pytest.approx(np.array([expected * 2] * 2)), "the same for decodes beside a chunk"
+    ends = skew_table(replace(skew, mean_kv=np.array([8.0, 1e-9])), np.ones(1))
+    assert ends is not None and ends[0, [0, 7]] == pytest.approx([0.25, 0.75])
+
+
+def test_amounts_of_work_that_measurements_are_priced_by() -> None:
+    """A chunk of 4 behind 10 tokens: 4 x (10 + 2) pairs, 14 tokens of KV; 3 decodes that read 7 each: 21, and 3."""
+    prefill, decode = np.array([[4.0, 10.0]]), np.array([[3.0, 7.0]])
+    assert bounds._prefill(prefill).tolist() == [[1, 48, 14]]
+    assert bounds._decode(decode).tolist() == [[1, 21, 3]]
+    assert bounds._mixed(np.hstack([prefill, decode])).tolist() == [[1, 48, 14, 21, 3]]
+
+
+def test_measurements_of_one_shape_are_joined() -> None:
+    """Their spread is known only where it is known of all."""
+    bundle, key = Bundle("here"), ("gemm", 8, 8)
+    one, two = (Samples(np.ones((1, 1)), np.ones(1), "here", np.full(1, spread)) for spread in (0.1, 0.2))
+    bundle.add(key, one)
+    bundle.add(key, two)
+    joined = bundle.samples[key]
+    assert joined.spread is not None and joined.spread.tolist() == [0.1, 0.2]
+    bundle.add(key, samples([[2]], [3.0]))
+    assert bundle.samples[key].spread is None
+    assert bundle.samples[key].seconds.tolist() == [1.0, 1.0, 3.0]
+
+
+def test_bf16_and_fp16_take_the_same_time(tmp_path: Path) -> None:
+    path = tmp_path / "gemm.csv"
+    path.write_text("dtype,n,k,m,seconds\n" + "".join(f"{one},8,8,1,0.5\n" for one in ("bf16", "fp16", "fp8", "fp8")))
+    columns = read_csv(path, ("dtype", "n", "k", "m", "seconds"))
+    assert [native._of_dtype(columns, one).frame.height for one in ("bf16", "fp16", "fp8", "int8")] == [2, 2, 2, 0]
 
 
 def test_widths_of_element_wise_kernels() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from gnomon.core.config import build
 from gnomon.core.errors import ConfigError, DataError, DoesNotFitError
-from gnomon.pipeline import pytorch_csv
+from gnomon.pipeline import pytorch_csv, sweeps
 from gnomon.pipeline.costs import NO_TIER, StepCosts, check_impact, check_priority, priorities
 from gnomon.pipeline.execution import execute, jittered, step_graph
 from gnomon.pipeline.explain import critical_path, faster_links, idle_time, total
@@ -81,6 +82,54 @@ def test_syncs_wait_for_the_one_before_but_a_leftover_does_not() -> None:
     assert execute(one_by_one, StepCosts(**costs, sync_freq=2)).total_time == pytest.approx(18.0)
     assert execute(one_by_one, StepCosts(**costs)).total_time == pytest.approx(9.0 + 12.0)
     assert execute(schedule, StepCosts(**costs)).total_time == pytest.approx(9.0 + 12.0)
+
+
+def test_when_each_sync_is_done() -> None:
+    """As above, one by one: 7, 11 and 15, though sharing the link would end at 15, too; with a leftover: 17 and 18."""
+
+    def ends(every: int) -> list[float]:
+        costs = StepCosts(forward=1.0, input_grad=1.0, weight_grad=1.0, sync=4.0, sync_freq=every)
+        run = execute(make("1f1b", Plan(1, 3)), costs)
+        done = zip(run.labels, run.trace.tasks.end, strict=True)
+        return sorted(float(end) for label, end in done if label.kind == "grad_sync")
+
+    assert ends(1) == pytest.approx([7.0, 11.0, 15.0])
+    assert ends(2) == pytest.approx([17.0, 18.0])
+    assert ends(3) == pytest.approx([21.0])
+
+
+def test_schedules_are_searched_by_the_memory_of_the_fullest_rank_in_gigabytes() -> None:
+    given = {"training": {}, "stages": 2, "n": 4}
+    found = {one.name: one.memory for one in search_schedules(build(StepConfig, given)).candidates}
+    for name in ("1f1b", "gpipe"):
+        figures = run_step(build(StepConfig, {**given, "schedule": name})).training
+        assert figures is not None
+        assert found[name] == pytest.approx(figures.peak_bytes.max() / 1e9)
+    assert found["gpipe"] > found["1f1b"] > 50.0, "18 bytes for each of 4 billion parameters"
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({}, True),  # it waits for the next rank anyway: 5 is not before 2 + 1 + 1 + 1
+        ({"clock": [4.9, 2.0]}, False),  # 4.9 + 1 is after 5: it would delay, but by no more than others idle
+        ({"clock": [4.9, 2.0], "bubble": [0.0, 0.2]}, True),  # others idle for longer
+        ({"clock": [4.0, 2.0], "bubble": [0.0, 9.0]}, False),  # a forward just fits
+        ({"clock": [4.0, 2.0], "bubble": [0.0, 9.0], "memory": [4.0, 0.0]}, True),  # and a weight gradient does not
+        ({"count": [[3, 0], [2, 0]]}, False),  # not two forwards ahead
+        ({"rank": 1}, False),  # the last rank
+    ],
+)
+def test_a_rank_is_ahead_where_a_forward_would_delay_a_backward(change: dict[str, Any], expected: bool) -> None:
+    """Two ranks, passes of 1, hops of 1, a limit of four activations of which a weight gradient gives one back."""
+    state: dict[str, Any] = {
+        "plan": Plan(2, 8, hop=1.0), "time": {"F": 1.0, "I": 1.0, "W": 1.0}, "count": [[4, 0], [2, 0]],
+        "clock": [5.0, 2.0], "memory": [2.0, 0.0], "limit": 4.0, "put_off": [[Action("W", 0, 0)], []],
+        "bubble": [0.0, 0.0],
+    }  # fmt: skip
+    rank = change.get("rank", 0)
+    timeline = SimpleNamespace(**{**state, **change})
+    assert zero_bubble_auto._is_ahead(timeline, rank) is expected  # type: ignore[arg-type]
 
 
 def test_jitter_keeps_the_mean() -> None:
@@ -277,6 +326,42 @@ def test_the_critical_path_stays_on_a_rank_that_is_never_free() -> None:
     assert [(step.label.kind, step.label.microbatch, step.end) for step in path] == [
         ("forward", 0, 1.0), ("backward", 0, 3.0), ("forward", 1, 4.0), ("backward", 1, 6.0),
     ]  # fmt: skip
+
+
+def test_the_bubble_is_the_idle_share_of_all_ranks() -> None:
+    """1F1B of two ranks and four micro-batches: 15 long, of which each rank computes for 12."""
+    run = execute(make("1f1b", Plan(2, 4)), StepCosts())
+    assert (run.total_time, run.busy.tolist()) == (pytest.approx(15.0), pytest.approx([12.0, 12.0]))
+    assert run.bubble == pytest.approx(1 - 24 / 30)
+    assert run.spans.tolist() == pytest.approx([15.0, 12.0]), "the last rank never waits"
+
+
+@pytest.mark.parametrize("limit", [0.0, -1.0, float("inf"), float("nan")])
+def test_memory_limits_are_positive(limit: float) -> None:
+    assert Plan(2, 4, memory_limit=0.5).memory_limit == 0.5
+    with pytest.raises(ConfigError, match="memory_limit must be positive"):
+        Plan(2, 4, memory_limit=limit)
+
+
+def test_a_weight_gradient_as_long_as_the_backward_leaves_nothing() -> None:
+    plan = study_plan(Study(fwd_len=2.0, bwd_len=5.0), Plan(2, 4), 5.0)
+    assert (plan.input_grad, plan.weight_grad) == (0.0, 5.0)
+
+
+def test_chunks_of_a_sweep_are_put_where_they_belong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two configurations at a time, of five; what another process has kept is read back."""
+    config = build(SweepConfig, {"stages": 1, "n": [1, 2, 3, 4, 5], "sync_base_len": 0.0})
+    monkeypatch.setattr(sweeps, "RUNS_PER_CHUNK", 2 * len(priority_grid(1.0)))
+    expected = [3.0, 6.0, 9.0, 12.0, 15.0]
+    assert sweep(config, step=1.0, jobs=1).totals[:, 0] == pytest.approx(expected)
+    with monkeypatch.context() as stopped:
+        stopped.setattr(sweeps._Kept, "forget", lambda self: None)
+        sweep(config, step=1.0, jobs=1, workspace=tmp_path)
+    told: list[float] = []
+    monkeypatch.setattr(sweeps, "run_chunk", lambda chunk: pytest.fail("was kept"))
+    again = sweep(config, step=1.0, jobs=1, workspace=tmp_path, progress=told.append)
+    assert again.totals[:, 0] == pytest.approx(expected)
+    assert told == [14, 14, 7]
 
 
 def test_passes_are_bounded() -> None:

@@ -150,7 +150,36 @@ def test_a_budget_that_is_just_used_up(policy: str, expected: list[str]) -> None
     assert batches(policy, offered, **budget, **size) == expected
 
 
+@pytest.mark.parametrize(
+    ("policy", "blocks"),
+    [("vllm_v1", [1, 2, 3, 3, 3, 3, 4, 4]), ("sglang", [1, 2, 3, 3, 3, 3, 4, 4]), ("trtllm", [4] * 8)],
+)
+def test_drafted_tokens_are_computed_and_have_blocks(policy: str, blocks: list[int]) -> None:
+    """4 + 9 tokens, three drafted each time. None is taken: nine iterations of four tokens; after the first there are 5
+    tokens, and with the drafted ones 8, then 9, ..., but never more than the 13 that there will be. All are taken:
+    four more a time. TensorRT-LLM has blocks for all 13 from the start."""
+    for acceptance, iterations in ((0.0, 9), (1.0, 3)):
+        setup = scenario(
+            timing={"source": "table", "table": {"per_iteration": 1.0}},
+            replica={"num_kv_blocks": 10, "speculative": {"num_tokens": 3, "acceptance": acceptance}},
+            batching={"policy": policy, "block_size": 4, "prefix_cache": False},
+        )
+        done = run(setup, requests=requests_of([0.0], [4], [9]))
+        rows = done.log.iterations[: done.log.used[0]]
+        assert rows.tokens.tolist() == [4] * iterations
+        if not acceptance:
+            assert rows.used_blocks.tolist() == [*blocks, 0]
+
+
 # SGLang: prompts before decodes, never in one batch.
+
+
+@pytest.mark.parametrize(("output", "expected"), [(3, "A4 B4"), (4, "A4")])
+def test_sglang_counts_what_it_has_admitted_in_the_same_pass(output: int, expected: str) -> None:
+    """Six blocks of four. A takes its block, one more and its output of 4: 24 - 8 - 4 = 12 tokens are left. B asks
+    for 4 + 3 + 4, which is less, or for 4 + 4 + 4, which is not."""
+    offered = {"A": (0, 4, 4), "B": (0, 4, output)}
+    assert batches("sglang", offered, blocks=6, max_batch_tokens=100)[0] == expected
 
 
 @pytest.mark.parametrize(("first_tried", "is_taken"), [(0.5, False), (10.5, True)])

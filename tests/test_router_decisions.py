@@ -159,6 +159,8 @@ def test_sticky_session_hashes_the_session() -> None:
     shares = [session * 2_654_435_761 % 2**32 / 2**32 for session in (0, 1, 2, 7)]
     assert np.round(shares, 3).tolist() == [0.0, 0.618, 0.236, 0.326]
     assert [choice("sticky_session", OF_THREE, session=session) for session in (0, 1, 2, 7)] == [0, 1, 0, 0]
+    assert round(2_000_000_000 * 2_654_435_761 % 2**32 / 2**32, 3) == 0.543
+    assert choice("sticky_session", OF_THREE, session=2_000_000_000) == 1
     fleet = fleet_of(OF_THREE, router="sticky_session")
     assert [ROUTERS["sticky_session"].route(fleet, 0) for _ in range(4)] == [0, 1, 2, 0], "without one they take turns"
 

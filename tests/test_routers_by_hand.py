@@ -101,6 +101,16 @@ def test_the_mean_output_begins_with_a_belief() -> None:
 
 
 @plain
+@pytest.mark.parametrize(("predicted", "produced", "expected"), [(5, 0, 5), (5, 3, 2), (5, 4, 1), (5, 9, 1)])
+def test_an_answer_goes_on_for_at_least_one_token(predicted: int, produced: int, expected: int) -> None:
+    seen = fleet()._replace(predicted_output=np.array([float(predicted)]))
+    request = seen.cluster.requests[0]
+    request.prefill_tokens, request.processed = 100, 100 + produced
+    assert foretelling.output_left(seen, 0, 0, 77.0) == expected
+    assert foretelling.output_left(fleet(), 0, 0, 77.0) == 77.0, "nothing is predicted"
+
+
+@plain
 def test_predicted_latency_of_a_loaded_replica() -> None:
     """150 prompt tokens in one chunk beside 4 decodes: 154 ms. Then 20 steps of 6 tokens, once: 600 tokens are free,
     and 30 + 100 + 20 needed."""
@@ -253,7 +263,7 @@ def test_a_row_of_features() -> None:
     assert seen.memory[12 + observation._WINDOW_S] == pytest.approx(4.0 * 200 * (0.005 + 0.001) / 2)
     square = (0.158**2 + 0.1**2) / 2
     assert observation.longest_wait_s(seen, 3.0) == pytest.approx(3.0 * square**0.5)
-    assert observation.longest_wait_s(seen, 0.0) == observation.longest_wait_s(fleet(), 3.0) == 1e300
+    assert observation.longest_wait_s(seen, 0.0) == observation.longest_wait_s(fleet(), 3.0) == math.inf
 
 
 @plain

@@ -24,7 +24,7 @@ from gnomon.search.capacity import coarse_bracket, find_capacity, refine
 from gnomon.search.config import BenchConfig, EffortConfig, SearchConfig
 from gnomon.search.evaluate import Record, Task, bound_of
 from gnomon.search.fleet import _first_met, smallest_fleet
-from gnomon.search.matrix import _share, _worth_elsewhere, questions
+from gnomon.search.matrix import _part, _path, _share, _worth_elsewhere, questions
 from gnomon.search.objective import Price, price, rate_for, score, shown
 from gnomon.search.pareto import front, latency_axes
 from gnomon.search.results import ResultsFile
@@ -328,6 +328,14 @@ def test_questions_of_a_matrix() -> None:
     assert found["phi-2", "code"].models == () and found["phi-2", "code"].workloads == {}
     assert list(questions(question())) == [("llama-2-7b", "workload")]
     assert list(questions(question(workload={"preset": "chat-1m"}))) == [("llama-2-7b", "chat-1m")]
+
+
+def test_cells_of_a_matrix_have_their_own_file_and_their_part_of_the_progress(tmp_path: Path) -> None:
+    assert _path(None, "m", "chat") is None
+    assert _path(tmp_path, "org/llama", "chat") == tmp_path / "llama--chat" / "results.jsonl"
+    told: list[tuple[int, int]] = []
+    _part(lambda done, total: told.append((done, total)), 2, 5)(3, 10)
+    assert told == [(23, 50)], "two of five are through, and three tenths of the third"
 
 
 def test_worth_elsewhere_is_a_share_of_the_best() -> None:

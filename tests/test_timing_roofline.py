@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +14,11 @@ from gnomon import catalog
 from gnomon.catalog import Group
 from gnomon.catalog.quantization import weight_format
 from gnomon.core.errors import ConfigError
+from gnomon.timing.breakdown import _limit
 from gnomon.timing.communication import collective_s
-from gnomon.timing.operators import Gemm, stage_operators
+from gnomon.timing.operators import Decode, Elementwise, Gemm, Mixed, Operator, Prefill, stage_operators
 from gnomon.timing.sources.roofline import Roofline
+from gnomon.timing.timer import _limits
 
 
 def roofline(name: str = "h100") -> Roofline:
@@ -64,6 +67,80 @@ def test_fewer_bits_are_faster_where_the_device_has_them() -> None:
     assert kept_in_fp8 == pytest.approx(roofline("a100").gemm_s(Gemm(8192, 8192), rows), rel=0.05)
     with pytest.raises(ConfigError, match="no fp64 arithmetic"):
         catalog.device("a100").flops("fp64")
+
+
+def test_a_product_without_tiles_by_hand() -> None:
+    """512 rows of 1024 x 2048: the longer of computing and streaming, and of the shorter what the fourth power leaves.
+    What is no product has no tiles."""
+    source, work, rows = roofline(), Gemm(1024, 2048), np.array([512.0])
+    c, device = source.device.roofline, source.device
+    compute = 2 * 512 * 1024 * 2048 / (device.flops("bf16") * c.gemm_efficiency)
+    memory = 2 * (512 * 2048 + 2048 * 1024 + 512 * 1024) / (c.gemm_bandwidth * device.bandwidth_bytes_s)
+    expected = (compute**4 + memory**4) ** 0.25 + c.gemm_floor_s
+    assert source.smooth_s(Operator("product", "token", 1, work), rows) == pytest.approx([expected])
+    other = Operator("norm", "token", 1, Elementwise(4096.0))
+    assert source.smooth_s(other, rows) == source.seconds(other, rows)
+
+
+@pytest.mark.parametrize("chunk", [1.0, 64.0, 100.0])
+def test_a_chunk_beside_no_decodes_is_a_prefill(chunk: float) -> None:
+    """On an A100, whose kernel takes both: as long as the chunk's tiles are the longer ones."""
+    source, heads = roofline("a100"), (8, 8, 128, 128, 4096.0)
+    at = (np.array([chunk]), np.array([20_000.0]))
+    mixed = source.mixed_s(Mixed(*heads), *at, np.zeros(1), np.zeros(1))
+    assert mixed == pytest.approx(source.prefill_s(Prefill(*heads), *at))
+
+
+def test_what_attention_computes_and_moves_by_hand() -> None:
+    """4 heads of 8 + 8, and 64 bytes of KV a token. A chunk of 3 behind 5 tokens meets 3 x 5 + 9 / 2 keys; two decodes
+    meet 7 each. Queries and outputs are 4 x 16 elements of two bytes."""
+    shape, pair, query = (4, 2, 8, 8, 64.0), 2.0 * 4 * 16, 128.0
+    chunk, kv, sequences, decode_kv = (np.array([one]) for one in (3.0, 5.0, 2.0, 7.0))
+    assert Prefill(*shape).flops(chunk, kv) == [pair * 19.5]
+    assert Prefill(*shape).bytes(chunk, kv) == [3 * query + 8 * 64]
+    assert Decode(*shape).flops(sequences, decode_kv) == [pair * 14]
+    assert Decode(*shape).bytes(sequences, decode_kv) == [2 * query + 14 * 64]
+    assert Mixed(*shape).flops(chunk, kv, sequences, decode_kv) == [pair * 33.5]
+    assert Mixed(*shape).bytes(chunk, kv, sequences, decode_kv) == [5 * query + 22 * 64]
+    # A window of 4: of the chunk's queries none sees more. Entries of two tokens, the last three tokens one by one.
+    assert Prefill(*shape, 4).pairs(chunk, kv) == [12.0]
+    assert Prefill(*shape, 6).pairs(chunk, kv) == [1 * 5.5 + 2 * 6]
+    assert Decode(*shape, 4).seen(decode_kv) == [4.0]
+    assert Decode(*shape, 0, 2, 3).seen(decode_kv) == [3.5 + 3.0]
+    assert Decode(*shape, 2, 2, 3).seen(decode_kv) == [2.0 + 3.0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "compute_s", "memory_s", "expected"),
+    [
+        ("token", 0.24, 0.1, "latency"),
+        ("token", 0.25, 0.1, "compute"),
+        ("token", 0.1, 0.25, "memory"),
+        ("token", 0.5, 0.5, "memory"),
+        ("communication", 0.9, 0.9, "network"),
+    ],
+)
+def test_what_limits_an_operator_of_a_second(kind: Any, compute_s: float, memory_s: float, expected: str) -> None:
+    operator = Operator("one", kind, 1, Gemm(8, 8))
+    assert _limit(operator, 1.0, compute_s, memory_s) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "highest", "expected"),
+    [
+        ("token", [2048], "2,048 tokens"),
+        ("prompt_token", [2048], "2,048 tokens"),
+        ("decode", [64], "64 decodes"),
+        ("sequence", [64], "64 sequences"),
+        ("attention_prefill", [512, 8192], "512 chunk, 8,192 KV"),
+        ("attention_decode", [64, 8192], "64 decodes, 8,192 KV"),
+        ("attention_mixed", [512, 4096, 64, 8192], "512 chunk, 4,096 KV, 64 decodes, 8,192 their KV"),
+        ("communication", [3 * 2**20], "3.0 MiB"),
+    ],
+)
+def test_limits_of_measurements_in_words(kind: Any, highest: list[float], expected: str) -> None:
+    measured = tuple((1.0, float(high)) for high in highest)
+    assert _limits(Operator("one", kind, 1, Gemm(8, 8)), measured) == expected
 
 
 BYTES = np.array([1e3, 1e6, 1e8])

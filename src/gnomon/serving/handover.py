@@ -127,7 +127,7 @@ def may_land(replica: Replica) -> bool:
         return False
     r = state.first_ready
     hits = prefix_cache.count_hits(replica, r)
-    taken = prefix_cache.count_free_hits(replica, r, hits) if hits > 0 else 0
+    taken = prefix_cache.count_free_hits(replica, r, hits)
     needed = blocks_for(replica, replica.requests[r].prefill_tokens) - hits + taken
     return needed <= state.free_blocks - state.watermark_blocks
 

@@ -127,7 +127,7 @@ def _place_prefills(replica: Replica) -> None:
         r = state.first_waiting
         hits = prefix_cache.count_hits(replica, r)
         left = prefill_left(replica, r) - hits * state.block_size
-        taken = prefix_cache.count_free_hits(replica, r, hits) if hits > 0 else 0
+        taken = prefix_cache.count_free_hits(replica, r, hits)
         needed = blocks_for(replica, replica.requests[r].prefill_tokens) - hits
         wanted = left + taken * state.block_size + _output_left(replica, r) + state.block_size
         # An idle replica takes whatever fits at all.

@@ -67,7 +67,7 @@ def _prompts_that_fit(replica: Replica, budget: int) -> tuple[int, int]:
         if state.num_holding + count >= state.max_running or state.batch_size + count >= state.max_in_batch:
             break
         hits = prefix_cache.count_hits(replica, r)
-        taken = prefix_cache.count_free_hits(replica, r, hits) if hits > 0 else 0
+        taken = prefix_cache.count_free_hits(replica, r, hits)
         blocks += _needed(replica, r, hits) + taken
         part = _first_part(replica, prefill_left(replica, r) - hits * state.block_size, budget - tokens)
         if blocks > state.free_blocks - state.watermark_blocks or part <= 0:
@@ -82,7 +82,7 @@ def _prompts_that_fit(replica: Replica, budget: int) -> tuple[int, int]:
 def _waits_for_more(replica: Replica, prompts: int, decodes: int) -> bool:
     """Hold prompts back until they fill the batch, or for so many iterations; never while nothing is generated."""
     state, given = replica.state, replica.parameters
-    if (given[_WAIT] == 0.0 and given[_WAIT_RATIO] == 0.0) or decodes == 0 or prompts == 0:
+    if decodes == 0 or prompts == 0:
         return False
     if state.wait_count >= given[_WAIT] or prompts + decodes >= given[_WAIT_RATIO] * state.max_batch_tokens:
         state.wait_count = 0

@@ -105,7 +105,7 @@ def has_memory_for(replica: Replica, r: int, hits: int, after: int) -> bool:
     """Whether a waiting request, `hits` blocks of which are cached, can be admitted to compute up to token `after`."""
     state = replica.state
     must_fit = replica.requests[r].prefill_tokens if state.reserve_full_prompt != 0 else after
-    taken = prefix_cache.count_free_hits(replica, r, hits) if hits > 0 else 0
+    taken = prefix_cache.count_free_hits(replica, r, hits)
     return blocks_for(replica, must_fit) - hits + taken <= state.free_blocks - state.watermark_blocks
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from gnomon.serving.adapters import slot_of
 from gnomon.serving.routers import Fleet, router
 from gnomon.serving.state import NONE
@@ -12,7 +14,7 @@ def adapter_aware(fleet: Fleet, request_id: int) -> int:
     """Fewest requests, where one that lacks the adapter counts `miss` more; ties to the lowest id."""
     cluster, replicas = fleet.cluster, fleet.cluster.replicas
     adapter = cluster.requests[request_id].adapter
-    best, least = fleet.candidates[0], 1e300
+    best, least = fleet.candidates[0], math.inf
     for i in range(fleet.candidates.size):
         r = fleet.candidates[i]
         cost = float(replicas[r].num_outstanding + replicas[r].num_coming)

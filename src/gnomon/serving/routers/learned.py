@@ -43,14 +43,13 @@ def policy_numbers(config: RouterConfig) -> Floats:
 
 
 @inner
-def _layer(numbers: Floats, first: int, x: Any, num_in: int, out: Any, num_out: int) -> int:
-    """out += W x, for weights stored [in, out] at `first`; returns where they end."""
+def _layer(numbers: Floats, first: int, x: Any, num_in: int, out: Any, num_out: int) -> None:
+    """out += W x, for weights stored [in, out] at `first`."""
     for i in range(num_in):
         value, row = x[i], first + i * num_out
         if value != 0.0:
             for j in range(num_out):
                 out[j] += value * numbers[row + j]
-    return first + num_in * num_out
 
 
 @inner

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from gnomon.serving.routers import Fleet, router
 
 
@@ -9,7 +11,7 @@ from gnomon.serving.routers import Fleet, router
 def least_kv(fleet: Fleet, request_id: int) -> int:
     """Smallest share of KV blocks in use, prompts that wait counted as if they were in."""
     replicas = fleet.cluster.replicas
-    best, least = fleet.candidates[0], 1e300
+    best, least = fleet.candidates[0], math.inf
     for i in range(fleet.candidates.size):
         r = fleet.candidates[i]
         state = replicas[r]

@@ -8,6 +8,8 @@ by guess.
 
 from __future__ import annotations
 
+import math
+
 from gnomon.core.jit import inner
 from gnomon.serving import prefix_cache
 from gnomon.serving.routers import Fleet, router
@@ -35,7 +37,7 @@ def look(fleet: Fleet, request_id: int, interval_s: float) -> None:
 @inner
 def score_load(fleet: Fleet, queue: float, kv: float) -> None:
     """Set the scores to those of queues and memory."""
-    seen, most, fewest = fleet.memory, 0.0, 1e300
+    seen, most, fewest = fleet.memory, 0.0, math.inf
     for i in range(fleet.candidates.size):
         waiting = seen[SEEN * fleet.candidates[i] + WAITING]
         most, fewest = max(most, waiting), min(fewest, waiting)
@@ -48,7 +50,7 @@ def score_load(fleet: Fleet, queue: float, kv: float) -> None:
 @inner
 def pick(fleet: Fleet, request_id: int) -> int:
     """The highest score; one of those that have it, by lot."""
-    best, ties = -1e300, 0
+    best, ties = -math.inf, 0
     for i in range(fleet.candidates.size):
         score = fleet.memory[SEEN * fleet.candidates[i] + SCORE]
         ties = 1 if score > best else ties + (1 if score == best else 0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from gnomon.serving.routers import Fleet, router
 
 
@@ -10,7 +12,7 @@ def lmetric(fleet: Fleet, request_id: int) -> int:
     """Smallest product of prefill tokens (this prompt included) and outstanding requests (this one included)."""
     replicas = fleet.cluster.replicas
     prompt = fleet.cluster.requests[request_id].prompt_tokens
-    best, least = fleet.candidates[0], 1e300
+    best, least = fleet.candidates[0], math.inf
     for i in range(fleet.candidates.size):
         r = fleet.candidates[i]
         product = float(replicas[r].prefill_left + prompt) * (replicas[r].num_outstanding + 1)

@@ -78,7 +78,7 @@ def _end_of_admitted(fleet: Fleet, r: int, work: Work, first: int) -> int:
 def _run_iterations(fleet: Fleet, r: int, work: Work, first: int, end: int) -> float:
     """One iteration if there is prefill to do, else decodes until the first of them is done; returns the seconds."""
     state = fleet.cluster.replicas[r]
-    decodes, kv, steps = 0, 0.0, 1e300
+    decodes, kv, steps = 0, 0.0, math.inf
     for i in range(first, end):
         if work.prefill[i] == 0.0:
             decodes += 1
@@ -149,7 +149,7 @@ def lookahead(fleet: Fleet, request_id: int) -> int:
     """Smallest time to finish, plus `others` x the time it adds to those already there; ties to the lowest id."""
     weight, now = fleet.parameters[0], fleet.cluster.requests[request_id].arrival_s
     mean = mean_output(fleet)
-    best, least, idle_row = fleet.candidates[0], 1e300, NONE
+    best, least, idle_row = fleet.candidates[0], math.inf, NONE
     for i in range(fleet.candidates.size):
         r = fleet.candidates[i]
         state = fleet.cluster.replicas[r]
@@ -159,7 +159,7 @@ def lookahead(fleet: Fleet, request_id: int) -> int:
             idle_row = state.row
         cost, after = play_on(fleet, r, request_id, now, mean, weight > 0.0, least)
         if weight > 0.0:
-            _, before = play_on(fleet, r, NONE, now, mean, True, 1e300)
+            _, before = play_on(fleet, r, NONE, now, mean, True, math.inf)
             cost += weight * (after - before)
         if cost < least:
             best, least = r, cost

@@ -328,7 +328,7 @@ def longest_wait_s(fleet: Fleet, patience: float) -> float:
     """How long a request may wait before its own prefill: `patience` times the root mean square of what times to
     first tokens were so far, over all replicas. No limit where patience is 0, or before the first arrival."""
     squared = fleet.memory[MEMORY_PER_REPLICA * fleet.cluster.replicas.size + _SQUARED_FIRST]
-    return patience * math.sqrt(squared) if patience > 0.0 and squared > 0.0 else 1e300
+    return patience * math.sqrt(squared) if patience > 0.0 and squared > 0.0 else math.inf
 
 
 @inner
@@ -340,8 +340,8 @@ def observe(fleet: Fleet, request_id: int, out: Any, queue_depth: int) -> float:
     To be called once for every arrival, with all replicas brought up to it.
     """
     count, at = fleet.cluster.replicas.size, arrival_of(fleet, request_id)
-    best_first, best_finish, best_step, best_added = 1e300, 1e300, 1e300, 1e300
-    best_prefill, best_alone, best_lone_step = 1e300, 1e300, 1e300
+    best_first, best_finish, best_step, best_added = math.inf, math.inf, math.inf, math.inf
+    best_prefill, best_alone, best_lone_step = math.inf, math.inf, math.inf
     mean_step, squared_first = 0.0, 0.0
     for r in range(count):
         times = _observe_replica(fleet, r, at, out, queue_depth)

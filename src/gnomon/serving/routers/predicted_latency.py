@@ -6,6 +6,8 @@ of `--router.lengths`, or the mean of what was produced so far.
 
 from __future__ import annotations
 
+import math
+
 from gnomon.core.jit import inner
 from gnomon.serving.routers import Fleet, router
 from gnomon.serving.routers.foretelling import chunk_of, expected_output, iteration_s, kv_each, mean_output, rounds_of
@@ -28,7 +30,7 @@ def predicted_latency(fleet: Fleet, request_id: int) -> int:
     """Smallest foretold time to finish; ties to the lowest id."""
     prompt = fleet.cluster.requests[request_id].prompt_tokens
     output = expected_output(fleet, request_id, mean_output(fleet))
-    best, least = fleet.candidates[0], 1e300
+    best, least = fleet.candidates[0], math.inf
     for i in range(fleet.candidates.size):
         r = fleet.candidates[i]
         seconds = foretold_s(fleet, r, prompt, output)

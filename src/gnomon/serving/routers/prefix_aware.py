@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from gnomon.serving import prefix_cache
 from gnomon.serving.routers import Fleet, router
 from gnomon.serving.state import replica_view
@@ -15,7 +17,7 @@ def prefix_aware(fleet: Fleet, request_id: int) -> int:
     """
     cluster, replicas = fleet.cluster, fleet.cluster.replicas
     prompt = cluster.requests[request_id].prompt_tokens
-    best, least = fleet.candidates[0], 1e300
+    best, least = fleet.candidates[0], math.inf
     for i in range(fleet.candidates.size):
         r = fleet.candidates[i]
         state = replicas[r]

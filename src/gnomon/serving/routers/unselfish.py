@@ -7,6 +7,8 @@ patience that suit a fleet and its load; with the ones below the rule is the tea
 
 from __future__ import annotations
 
+import math
+
 from gnomon.serving.routers import Fleet, router
 from gnomon.serving.routers.foretelling import ADDED_WEIGHTS, added_s
 from gnomon.serving.routers.observation import (
@@ -34,7 +36,7 @@ def unselfish(fleet: Fleet, request_id: int) -> int:
     ties to the lowest id."""
     count, at, weights = fleet.candidates.size, arrival_of(fleet, request_id), fleet.parameters
     limit = longest_wait_s(fleet, weights[4])
-    best, least, soonest, sooner = fleet.candidates[0], 1e300, fleet.candidates[0], 1e300
+    best, least, soonest, sooner = fleet.candidates[0], math.inf, fleet.candidates[0], math.inf
     mean_step, squared_first = 0.0, 0.0
     for i in range(count):
         r = fleet.candidates[i]
@@ -46,7 +48,7 @@ def unselfish(fleet: Fleet, request_id: int) -> int:
             best, least = r, cost
         if times.first_token < sooner:
             soonest, sooner = r, times.first_token
-    chosen = best if least < 1e300 else soonest
+    chosen = best if least < math.inf else soonest
     remember_pace(fleet, at, mean_step, squared_first)
     remember_choice(fleet, request_id, chosen)
     return chosen
