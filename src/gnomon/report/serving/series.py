@@ -16,6 +16,8 @@ CURVE_POINTS = 400
 TIME_POINTS = 600
 
 MARKED_SHARES = (0.5, 0.9, 0.99)
+_TAIL = 1 - np.geomspace(1, 1e-4, CURVE_POINTS // 2)
+_SHARES = np.unique(np.concatenate([np.linspace(0, 1, CURVE_POINTS // 2), _TAIL, MARKED_SHARES]))
 
 
 @dataclass(frozen=True)
@@ -32,14 +34,12 @@ def distribution(values: Floats, counts: Ints | None = None) -> Curve:
     values = values[known]
     if not values.size:
         return Curve(np.empty(0), np.empty(0))
-    tail = 1 - np.geomspace(1, 1e-4, CURVE_POINTS // 2)
-    shares = np.unique(np.concatenate([np.linspace(0, 1, CURVE_POINTS // 2), tail, MARKED_SHARES]))
     if counts is None:
-        return Curve(np.quantile(values, shares), shares)
+        return Curve(np.quantile(values, _SHARES), _SHARES)
     order = np.argsort(values)
     accumulated = np.cumsum(counts[known][order])
-    ranks = np.minimum(np.ceil(shares * accumulated[-1]), accumulated[-1])
-    return Curve(values[order[np.searchsorted(accumulated, ranks)]], shares)
+    ranks = np.minimum(np.ceil(_SHARES * accumulated[-1]), accumulated[-1])
+    return Curve(values[order[np.searchsorted(accumulated, ranks)]], _SHARES)
 
 
 @dataclass(frozen=True)
@@ -132,15 +132,13 @@ def _output_tokens_by(at: Floats, run: Run) -> Floats:
     lasting = last > first
     slope = np.divide(tokens - 1.0, last - first, out=np.zeros(first.size), where=lasting)
     at_once = np.where(lasting, 1.0, tokens)
-    return _sum_by(at, first, at_once) + _ramp_by(at, first, slope) - _ramp_by(at, last, slope)
+    begun, rising, offset = _sums_by(at, first, at_once, slope, slope * first)
+    ended, last_offset = _sums_by(at, last, slope, slope * last)
+    return begun + (at * rising - offset) - (at * ended - last_offset)
 
 
-def _sum_by(at: Floats, stamps_s: Floats, values: Floats) -> Floats:
+def _sums_by(at: Floats, stamps_s: Floats, *values: Floats) -> list[Floats]:
+    """The sum of each of the values stamped by each moment."""
     order = np.argsort(stamps_s)
-    sums = np.concatenate([[0.0], np.cumsum(values[order])])
-    return sums[np.searchsorted(stamps_s[order], at, side="right")]
-
-
-def _ramp_by(at: Floats, begin_s: Floats, slope: Floats) -> Floats:
-    """Sum of ramps that begin at `begin_s` and rise by `slope` per second."""
-    return at * _sum_by(at, begin_s, slope) - _sum_by(at, begin_s, slope * begin_s)
+    count = np.searchsorted(stamps_s[order], at, side="right")
+    return [np.concatenate([[0.0], np.cumsum(each[order])])[count] for each in values]
