@@ -111,6 +111,32 @@ def test_a_draft_model_leaves_fewer_blocks() -> None:
     assert both.num_kv_blocks < alone.num_kv_blocks
 
 
+def test_layers_that_draft_leave_fewer_blocks() -> None:
+    """One more layer on the last stage, and what joins embedding and hidden state before it, whole on every rank."""
+    drafting = {"speculative": {"num_tokens": 3, "draft_layers": 1}}
+    (alone,), (both,) = (
+        resolve(build(Scenario, {"model": "llama-3-70b", "device": "h100", "replica": {"tensor_parallel": 4, **more}}))
+        for more in ({}, drafting)
+    )
+    assert alone.plan is not None and both.plan is not None
+    attention, mlp = 2 * 8192 * 8192 + 2 * 8192 * 1024, 3 * 8192 * 28672
+    norms, join = 2 * 8192, 2 * 8192 * 8192 + 3 * 8192
+    assert both.plan.weight_bytes - alone.plan.weight_bytes == 2 * ((attention + mlp) / 4 + norms + join)
+    assert both.plan.block_bytes - alone.plan.block_bytes == 16 * 2 * 2 * 128 * 2
+    assert both.num_kv_blocks < alone.num_kv_blocks
+    # With two stages, the last one, which has the head already, holds it.
+    cut, llama, h100 = Parallelism(pipeline_parallel=2), catalog.model("llama-3-8b"), catalog.device("h100")
+    plain, head = (catalog.plan_memory(llama, h100, cut, draft_layers=count) for count in (0, 1))
+    assert llama.weight_bytes_of_stage(cut, 0) < plain.weight_bytes < head.weight_bytes
+
+
+def test_layers_that_draft_keep_what_the_model_keeps() -> None:
+    """DeepSeek-V3: 576 numbers of a latent vector on every rank; 256 experts of 3 x 7168 x 2048 bytes over eight."""
+    model, cut = catalog.model("deepseek-v3"), Parallelism(tensor_parallel=8)
+    assert model.drafting_sequence_bytes(10, "bf16", 8) == 10 * 576 * 2
+    assert model.drafting_layer_bytes(cut) == pytest.approx(256 * 3 * 7168 * 2048 / 8, rel=0.2)
+
+
 def test_a_dense_draft_beside_shared_experts() -> None:
     cut = Parallelism(tensor_parallel=2, data_parallel=4, expert_parallel=True)
     dense, moe = catalog.model("llama-3.2-1b"), catalog.model("qwen3-30b-a3b")

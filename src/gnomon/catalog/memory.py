@@ -62,6 +62,7 @@ def plan_memory(
     sequence_tokens: int | None = None,
     reserve_bytes: float | None = None,
     draft: Model | None = None,
+    draft_layers: int = 0,
 ) -> MemoryPlan:
     """Weights, reserve and KV blocks of one replica.
 
@@ -70,8 +71,8 @@ def plan_memory(
     share `memory_utilization` of what weights and activations leave free. `"vidur"` follows Vidur, where `max_tokens`
     is the longest request and its margin is 1 - `memory_utilization`. `reserve_bytes` replaces the estimated reserve.
     What a sequence keeps whatever its length (windows, states) is spread over the `sequence_tokens` of a typical one.
-    A `draft` model lies on the same GPUs, and every block has its KV too. Raises DoesNotFitError where not a single
-    block remains.
+    A `draft` model lies on the same GPUs, and every block has its KV too; so do `draft_layers` of the model's own, on
+    the last stage. Raises DoesNotFitError where not a single block remains.
     """
     parallelism.check(model)
     if not 0 < memory_utilization <= 1:
@@ -91,16 +92,17 @@ def plan_memory(
         if reserve is None:
             reserve = _reserve(model, parallelism, stage, max_batched_tokens, max_sequences)
         tokens = min(sequence_tokens or TYPICAL_TOKENS, max_tokens)
-        block = (
-            block_size
-            / tokens
-            * sum(
-                one.sequence_bytes(
-                    tokens, one.kv_precision(kv_dtype, dtype), cut.tensor_parallel, cut.layers_of_stage(one, stage)
-                )
-                for one, cut in both
+        kept = sum(
+            one.sequence_bytes(
+                tokens, one.kv_precision(kv_dtype, dtype), cut.tensor_parallel, cut.layers_of_stage(one, stage)
             )
+            for one, cut in both
         )
+        if stage == parallelism.pipeline_parallel - 1 and draft_layers:
+            cut, kv = parallelism.suited_to(model), model.kv_precision(kv_dtype, dtype)
+            weights += draft_layers * model.drafting_layer_bytes(cut, dtype)
+            kept += draft_layers * model.drafting_sequence_bytes(tokens, kv, cut.tensor_parallel)
+        block = block_size / tokens * kept
         match planner:
             case "sglang":
                 room, reserve = usable - weights, device.memory_bytes - usable

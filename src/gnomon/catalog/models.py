@@ -77,10 +77,16 @@ class Model(ModelShape):
     @property
     def num_mtp_parameters(self) -> int:
         """Parameters of the layers that predict later tokens; embedding and head are the model's."""
-        join = 2 * self.hidden_size**2 + 3 * self.num_norm_parameters
-        attention: AttentionKind = "sliding" if self.compressed else "full"
-        layer = layer_weights(self, attention, "experts" if self.is_moe else "dense")
-        return self.num_mtp_layers * (join + sum(one.count for one in layer))
+        return self.num_mtp_layers * sum(one.count for one in self._drafting_layer())
+
+    @property
+    def _drafting_attention(self) -> AttentionKind:
+        return "sliding" if self.compressed else "full"
+
+    def _drafting_layer(self) -> list[Weights]:
+        """A layer that predicts a later token, with what joins a token's embedding and its hidden state before it."""
+        join = Weights("other", 2 * self.hidden_size**2 + 3 * self.num_norm_parameters, 1)
+        return [join, *layer_weights(self, self._drafting_attention, "experts" if self.is_moe else "dense")]
 
     # Bytes
 
@@ -151,16 +157,28 @@ class Model(ModelShape):
 
     def weight_bytes_of_stage(self, parallelism: Parallelism, stage: int, dtype: str = "auto") -> float:
         """Bytes of weights on one rank of one pipeline stage."""
-        t, formats = parallelism.tensor_parallel, self.precision(dtype)
         body = 0.0
         for (attention, mlp), count in self.kinds(parallelism.layers_of_stage(self, stage)).items():
-            for one in layer_weights(self, attention, mlp):
-                is_expert = one.group == "routed_experts"
-                held = one.count / parallelism.num_expert_ranks if is_expert else one.per_rank(t)
-                body += count * held * formats[one.group].bytes_per_weight
-        return body + sum(
-            one.per_rank(t) * formats[one.group].bytes_per_weight for one in self._ends(parallelism, stage)
-        )
+            body += count * self._bytes_held(layer_weights(self, attention, mlp), parallelism, dtype)
+        return body + self._bytes_held(self._ends(parallelism, stage), parallelism, dtype)
+
+    def _bytes_held(self, weights: list[Weights], parallelism: Parallelism, dtype: str) -> float:
+        """Bytes of these weights on one rank."""
+        formats, total = self.precision(dtype), 0.0
+        for one in weights:
+            is_expert = one.group == "routed_experts"
+            held = one.count / parallelism.num_expert_ranks if is_expert else one.per_rank(parallelism.tensor_parallel)
+            total += held * formats[one.group].bytes_per_weight
+        return total
+
+    def drafting_layer_bytes(self, parallelism: Parallelism, dtype: str = "auto") -> float:
+        """Bytes of weights of one layer that predicts later tokens, on one rank."""
+        return self._bytes_held(self._drafting_layer(), parallelism, dtype)
+
+    def drafting_sequence_bytes(self, tokens: int, dtype: str = "auto", tensor_parallel: int = 1) -> float:
+        """What one rank keeps of a sequence of `tokens` tokens in such a layer."""
+        inside = min(tokens, self.window_tokens) if self.compressed else tokens
+        return inside * self.kv_bytes_per_layer(dtype, tensor_parallel, self._drafting_attention)
 
     def _ends(self, parallelism: Parallelism, stage: int) -> list[Weights]:
         """Embedding and head, on the stages that have them."""

@@ -192,6 +192,7 @@ def _resolve_one(model: Model, pool: KindConfig, typical: int | None) -> Kind:
             max_sequences=batching.max_sequences,
             sequence_tokens=typical,
             draft=catalog.model(replica.draft_model) if replica.draft_model else None,
+            draft_layers=replica.speculative.draft_layers if replica.speculative else 0,
         )
         blocks = plan.num_kv_blocks if blocks is None else blocks
     weights = model.weight_bytes_per_rank(replica.parallelism, pool.timing.dtype) * replica.num_gpus
