@@ -84,21 +84,30 @@ def test_back_goes_to_the_state_before(tab: Tab) -> None:
     assert tab.page.evaluate("window.kept.isConnected"), "the page was laid out anew"
 
 
+DRAG = """async () => {
+    const slider = document.getElementById("pipeline-n-slider");
+    const times = [];
+    for (let i = 0; i < 4; i += 1) {
+        slider.stepUp();
+        slider.dispatchEvent(new Event("input", {bubbles: true}));
+        times.push(performance.now());
+        await new Promise((resolve) => setTimeout(resolve, 30));
+    }
+    return Math.max(...times.slice(1).map((one, i) => one - times[i]));
+}"""
+"""Four steps of a slider, in the page itself; returns the longest pause between two, in milliseconds."""
+
+
 def test_a_drag_is_one_state(tab: Tab) -> None:
-    tab.open("/runs")
-    tab.open("/pipeline")
-    # In the page itself: the way from here to there may take longer than a gesture lasts.
-    tab.page.evaluate(
-        """async () => {
-            const slider = document.getElementById("pipeline-n-slider");
-            for (let i = 0; i < 4; i += 1) {
-                slider.stepUp();
-                slider.dispatchEvent(new Event("input", {bubbles: true}));
-                await new Promise((resolve) => setTimeout(resolve, 30));
-            }
-        }"""
-    )
-    tab.idle()
+    for _ in range(5):
+        tab.open("/runs")
+        tab.open("/pipeline")
+        pause_ms = tab.page.evaluate(DRAG)
+        tab.idle()
+        if pause_ms < 900:  # A busy machine may take longer than a second, which ends a gesture.
+            break
+    else:
+        pytest.skip("the machine is too busy for a gesture")
     assert "n=12" in tab.page.url
     tab.page.go_back()
     tab.idle()
