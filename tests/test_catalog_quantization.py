@@ -112,6 +112,26 @@ def test_every_method_is_read(tmp_path: Path) -> None:
     assert (modelopt.name, modelopt.kv_dtype) == ("fp8", "fp8")
 
 
+@pytest.mark.parametrize(
+    ("weights", "activations", "expected"),
+    [
+        ({"num_bits": 8, "type": "float"}, {}, "fp8"),
+        ({"num_bits": 8, "type": "float", "strategy": "block"}, {}, "fp8_block"),
+        ({"num_bits": 4, "type": "float", "group_size": 32}, {}, "mxfp4"),
+        ({"num_bits": 4, "type": "float", "group_size": 16}, {}, "nvfp4"),
+        ({"num_bits": 4, "type": "float", "group_size": 16}, None, "nvfp4_weights"),
+        ({"num_bits": 8, "type": "int"}, {}, "int8"),
+        ({"num_bits": 8, "type": "int"}, None, "int8_weights"),
+        ({"num_bits": 4, "type": "int"}, None, "int4"),
+        ({"num_bits": 4, "type": "int", "group_size": 32}, {}, "int4_group32"),
+    ],
+)
+def test_groups_of_compressed_tensors(tmp_path: Path, weights: Any, activations: Any, expected: str) -> None:
+    groups = {"group_0": {"weights": weights, "input_activations": activations}}
+    found = read(tmp_path, LLAMA, quant_method="compressed-tensors", config_groups=groups)
+    assert found["dense_mlp"].name == expected
+
+
 def test_groups_of_a_scale_each(tmp_path: Path) -> None:
     """Half a byte a weight, and for each group two bytes of scale and half a byte of zero; one scale for a whole row is
     not counted."""

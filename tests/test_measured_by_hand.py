@@ -15,7 +15,7 @@ from gnomon import catalog
 from gnomon.catalog import Group
 from gnomon.core.config import build
 from gnomon.core.errors import DataError, GnomonError
-from gnomon.timing.config import CAPTURE_SIZES, TimingConfig
+from gnomon.timing.config import CAPTURE_SIZES, TimingConfig, captured_sizes
 from gnomon.timing.estimators import bounds
 from gnomon.timing.operators import (
     Communication,
@@ -380,5 +380,7 @@ def test_what_a_source_does_not_read_is_refused() -> None:
 
 
 def test_sizes_of_graphs() -> None:
+    assert [captured_sizes("vllm", largest) for largest in (0, 1, 2, 9)] == [(), (1,), (1, 2), (1, 2, 4, 8, 9)]
+    assert captured_sizes("trtllm", 16) == (1, 2, 4, 8, 16)
     sizes = [build(TimingConfig, {"graph_sizes": one}).captured_sizes for one in ("vllm", [1, 8], [], None)]
     assert sizes == [CAPTURE_SIZES, (1, 8), (), ()]

@@ -267,6 +267,23 @@ def test_a_row_of_features() -> None:
 
 
 @plain
+@pytest.mark.parametrize(("depth", "tokens", "longest"), [(1, 10, 10), (2, 40, 30), (3, 45, 30), (8, 45, 30)])
+def test_the_head_of_a_queue(depth: int, tokens: int, longest: int) -> None:
+    """Three wait, of 10, 30 and 5 tokens, the first since 1.5 s; one more request is not in the queue."""
+    seen = fleet(num_waiting=[3, 0], first_waiting=[2, -1])
+    requests = np.zeros(4, seen.cluster.requests.dtype).view(np.recarray)
+    requests.prefill_tokens, requests.arrival_s = [30, 99, 10, 5], [2.0, 0.0, 1.5, 3.0]
+    requests.next_waiting = [3, -1, 0, -1]
+    seen = seen._replace(cluster=seen.cluster._replace(requests=requests))
+    row = np.zeros(observation.NUM_FEATURES)
+    observation._observe_queue(seen, 0, 4.0, row, depth)
+    head = row[[observation.HEAD_TOKENS, observation.HEAD_LONGEST, observation.HEAD_AGE]]
+    assert head == pytest.approx([math.log1p(tokens), math.log1p(longest), 2.5])
+    observation._observe_queue(seen, 1, 4.0, row, depth)
+    assert row[[observation.HEAD_TOKENS, observation.HEAD_LONGEST, observation.HEAD_AGE]].tolist() == [0.0, 0.0, 0.0]
+
+
+@plain
 def test_the_highest_score_or_a_draw_from_their_softmax() -> None:
     scores = np.array([0.0, math.log(2.0), math.log(2.0), math.log(5.0)])
     assert learned.choose(scores, 3, 0.0, 0.9) == 1, "ties to the lowest"

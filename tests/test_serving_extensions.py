@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gnomon.core.errors import ConfigError, GnomonError
+from gnomon.core.errors import ConfigError, GnomonError, UnknownNameError
 from gnomon.serving.policies import POLICIES, batching_policy
 from gnomon.serving.policies.lightllm import peak_tokens
 from gnomon.serving.routers import ROUTERS, router
@@ -18,6 +18,15 @@ from serving_kit import ROUTERS as ROUTER_NAMES
 from serving_kit import assert_same, check_invariants, outcome, run, scenario
 
 EXAMPLES = Path(__file__).parent.parent / "examples" / "own"
+
+
+def test_defaults_of_a_policy_are_settings_of_all() -> None:
+    def nothing(replica: Any) -> None:
+        """Forms no batch."""
+
+    with pytest.raises(UnknownNameError, match="default of a batching policy 'chunk'"):
+        batching_policy("own_of_a_test", defaults={"chunk": 3})(nothing)
+    assert "own_of_a_test" not in POLICIES
 
 
 def test_a_policy_from_a_file_keeps_the_contract() -> None:
