@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from gnomon.core.arrays import Floats, Ints
-from gnomon.core.direct_call import for_types_of
 from gnomon.core.errors import ConfigError
-from gnomon.core.jit import function_arguments
+from gnomon.core.jit import bound, function_arguments
 from gnomon.posttrain.config import Posttrain
 from gnomon.serving.build import build_cluster
 from gnomon.serving.cluster import advance_all
@@ -64,8 +63,8 @@ class Rollouts:
         self.instance_of = np.full(len(sequences), -1, np.int64)
         self._requests, self._replicas = cluster.requests, cluster.replicas
         state = (self._fleet, self._engine, self._log)
-        self._advance = for_types_of(advance_all, *state, 0.0)
-        self._submit = for_types_of(submit, *state, self.instance_of, self.instance_of, 0.0)
+        self._advance = bound(advance_all, *state, 0.0)
+        self._submit = bound(submit, *state, self.instance_of, self.instance_of, 0.0)
 
     def submit(self, ids: Ints, instances: Ints, now: float) -> None:
         """Queue sequence `ids[i]` at `instances[i]`; everything before `now` has happened."""
