@@ -228,6 +228,19 @@ def test_a_draft_of_three_tokens_decodes_twice_more() -> None:
     assert (found[1] == 1.0).all()
 
 
+def test_the_host_works_for_each_sequence_that_drafts() -> None:
+    """A decode counts as its own token and three drafted ones: a quarter of it each. Prompts do not draft."""
+    target = tables(host_s=np.zeros((2, 3, 8)))
+    hosts = with_draft(target, draft_head(tables(), 0.1), 3, sequence_s=0.8).host_s
+    assert hosts[0, :, 1] == pytest.approx([0.0, 0.2, 0.2])
+    assert hosts.sum() == pytest.approx(0.4), "in the first stage, and nothing else"
+
+
+def test_times_that_were_given_are_certain() -> None:
+    given = Baked(tables(), [])
+    assert (given.uncertainty, given.spread, given.first_token_spread) == (0.0, 0.0, 0.0)
+
+
 def test_errors_of_kernels_and_servers_add_as_squares() -> None:
     def spread(source: str, kernels: float) -> float:
         baked = Baked(tables(), [], cast(Timer, SimpleNamespace(source=SimpleNamespace(name=source))))

@@ -38,7 +38,7 @@ from gnomon.timing.sources.profile.shapes import BETWEEN_ERROR, from_neighbours
 from gnomon.timing.sources.profile.skew import skew_table
 from gnomon.timing.sources.roofline import Roofline
 from gnomon.timing.sources.silicon import latent, quantizing
-from gnomon.timing.sources.silicon.exchange import exchange_rows
+from gnomon.timing.sources.silicon.exchange import exchange_rows, node_ranks
 from gnomon.timing.sources.silicon.kernels import nearest
 from gnomon.timing.sources.silicon.tables import Table
 
@@ -356,8 +356,26 @@ def test_widths_of_element_wise_kernels() -> None:
     assert shape_keys(plain["act"])[1] == ("activation_plain", 10240)
 
 
+@pytest.mark.parametrize(("system", "ranks"), [("gb200", 4), ("gb300", 4), ("h100", 8), ("b200", 8)])
+def test_gpus_of_what_tables_call_a_node(system: str, ranks: int) -> None:
+    assert node_ranks(system) == ranks
+
+
+def test_experts_are_measured_by_their_rows_and_asked_by_tokens() -> None:
+    """Two of eight experts lie here, and a token takes two: of 100 tokens, 50 choices come here, as many as 25 tokens
+    would bring to a rank with all experts. Measured from 10 to 1000 of those: 40 to 4000 tokens."""
+    work = Experts(8, 2, 2, 64, 24, 3)
+    bundle = Bundle("here")
+    bundle.add(("experts", 2, 2, 64, 24), samples([[10, 2], [100, 2], [1000, 2]], [1e-5, 2e-5, 3e-5]))
+    device = catalog.device("h100")
+    source = Measured("mine", bundle, Roofline(device, catalog.default_node(device)))
+    assert source.measured(Operator("experts", "token", 1, work)) == (pytest.approx((40.0, 4000.0)),)
+
+
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
 def test_numbers_that_are_none_are_refused(number: float) -> None:
+    with pytest.raises(GnomonError, match="finite number"):
+        build(TimingConfig, {"host": {"decode": {"exposed_s": number}}})
     for name in ("scale", "clock", "expert_speed"):
         with pytest.raises(GnomonError, match=rf"{name}.* finite number"):
             build(TimingConfig, {name: number})

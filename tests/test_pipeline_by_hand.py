@@ -364,6 +364,45 @@ def test_chunks_of_a_sweep_are_put_where_they_belong(tmp_path: Path, monkeypatch
     assert told == [14, 14, 7]
 
 
+def test_a_pass_stands_still_while_its_gradients_have_the_whole_link() -> None:
+    """One rank, two micro-batches of F 1 and B 2, syncs of 4 that stop all passes. F0 and B0 until 3, a sync until 7,
+    F1 and B1 until 10, a sync until 14. At half the impact they run at half their speed until 7: F1 and half of B1,
+    which ends at 8."""
+
+    def ends(impact: float) -> list[float]:
+        costs = StepCosts(sync=4.0, sync_freq=1, fwd_impact=impact, bwd_impact=impact)
+        run = execute(make("1f1b", Plan(1, 2)), costs)
+        return [float(run.trace.tasks.end[number]) for number in run.computes[0]]
+
+    assert ends(1.0) == pytest.approx([1.0, 3.0, 8.0, 10.0])
+    assert ends(0.5) == pytest.approx([1.0, 3.0, 5.0, 8.0])
+    assert ends(0.0) == pytest.approx([1.0, 3.0, 4.0, 6.0])
+
+
+@pytest.mark.parametrize("rank", [-1, 2])
+def test_ranks_that_straggle_are_there(rank: int) -> None:
+    """1F1B of two ranks and two micro-batches takes 9. The first at half its speed: F0 until 2, F1 until 4; rank 1 is
+    through with both at 7, and B0 and B1 take 4 each from 5 on."""
+    schedule = make("1f1b", Plan(2, 2))
+    assert execute(schedule, StepCosts(stragglers={0: 2.0})).total_time == pytest.approx(13.0)
+    with pytest.raises(ConfigError, match=rf"there is no rank {rank} to straggle.*Ranks: 0 to 1"):
+        execute(schedule, StepCosts(stragglers={rank: 2.0}))
+
+
+def test_models_in_more_than_two_chunks_have_more_passes() -> None:
+    assert Plan(25, 10_000, chunks=2).chunks == 2, "what has not been said does not count"
+    with pytest.raises(ConfigError, match="at most 250,000"):
+        Plan(25, 10_000, chunks=3)
+
+
+def test_gradients_are_synchronised_after_every_divisor() -> None:
+    schedule, costs = make("1f1b", Plan(4, 8)), TrainingCosts(Training(data_parallel=2), 4)
+    assert [costs.step_costs(schedule, every).sync_freq for every in (None, 1, 2, 8)] == [8, 1, 2, 8]
+    for every in (0, 3, 16):
+        with pytest.raises(ConfigError, match=f"sync_freq {every} does not divide the 8"):
+            costs.step_costs(schedule, every)
+
+
 def test_passes_are_bounded() -> None:
     check_passes(25, 10_000)
     check_passes(5, 10_000, 5)

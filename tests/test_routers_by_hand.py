@@ -267,6 +267,36 @@ def test_a_row_of_features() -> None:
 
 
 @plain
+def test_features_are_cut_at_ten_deviations() -> None:
+    count = observation.NUM_FEATURES
+    numbers, row = np.concatenate([[0.0], np.full(count, 5.0), np.full(count, 2.0)]), np.full(count, 5.0)
+    row[:5] = [9.0, 24.9, 26.0, -14.9, -99.0]
+    learned._normalise(numbers, 1, row)
+    assert row[:6] == pytest.approx([2.0, 9.95, 10.0, -9.95, -10.0, 0.0])
+
+
+@plain
+@pytest.mark.parametrize(
+    ("gap", "slow_gap", "squared", "rate", "bursts"),
+    [
+        (1.0, 2.0, 8.0, 2.0, 2.0),  # twice as many of late; the squares' mean is twice the mean's square
+        (1e-9, 1.0, 1e-9, 1e3, 1e-3),  # no more than a thousand times
+        (1.0, 1e-9, 1.0, 1e-3, 1e3),
+    ],
+)
+def test_rates_and_bursts_are_ratios_up_to_a_thousand(
+    gap: float, slow_gap: float, squared: float, rate: float, bursts: float
+) -> None:
+    seen, base = fleet(), observation.MEMORY_PER_REPLICA * 2
+    for name, value in (("_GAP", gap), ("_SLOW_GAP", slow_gap), ("_SQUARED_GAP", squared)):
+        seen.memory[base + getattr(observation, name)] = value
+    out = np.zeros((2, observation.NUM_FEATURES))
+    observation._observe_all(seen, observation.Arrival(0, 2.0, 100, 20.0, 200.0), out)
+    for row in out:
+        assert row[[observation.RATE_VS, observation.BURSTINESS]] == pytest.approx([math.log(rate), math.log(bursts)])
+
+
+@plain
 @pytest.mark.parametrize(("depth", "tokens", "longest"), [(1, 10, 10), (2, 40, 30), (3, 45, 30), (8, 45, 30)])
 def test_the_head_of_a_queue(depth: int, tokens: int, longest: int) -> None:
     """Three wait, of 10, 30 and 5 tokens, the first since 1.5 s; one more request is not in the queue."""

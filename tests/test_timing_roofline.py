@@ -14,11 +14,12 @@ from gnomon import catalog
 from gnomon.catalog import Group
 from gnomon.catalog.quantization import weight_format
 from gnomon.core.errors import ConfigError
+from gnomon.timing import Context, TimingConfig
 from gnomon.timing.breakdown import _limit
 from gnomon.timing.communication import collective_s
 from gnomon.timing.operators import Decode, Elementwise, Gemm, Mixed, Operator, Prefill, stage_operators
 from gnomon.timing.sources.roofline import Roofline
-from gnomon.timing.timer import _limits
+from gnomon.timing.timer import Timer, _limits
 
 
 def roofline(name: str = "h100") -> Roofline:
@@ -123,6 +124,22 @@ def test_what_attention_computes_and_moves_by_hand() -> None:
 def test_what_limits_an_operator_of_a_second(kind: Any, compute_s: float, memory_s: float, expected: str) -> None:
     operator = Operator("one", kind, 1, Gemm(8, 8))
     assert _limit(operator, 1.0, compute_s, memory_s) == expected
+
+
+@pytest.mark.parametrize(
+    ("model", "dtype", "notes"),
+    [
+        ("llama-3-8b", "auto", 0),
+        ("llama-3-8b", "bf16", 0),
+        ("deepseek-v3", "auto", 1),  # its weights are in fp8 blocks
+        ("deepseek-v3", "bf16", 0),
+    ],
+)
+def test_a_precision_that_nobody_chose_is_said(model: str, dtype: str, notes: int) -> None:
+    device = catalog.device("h100")
+    place = (catalog.model(model), device, catalog.default_node(device), catalog.Parallelism(tensor_parallel=8))
+    timer = Timer(Context(*place, TimingConfig(source="roofline", dtype=dtype)))
+    assert sum("checkpoint's own precision" in note for note in timer.notes()) == notes
 
 
 @pytest.mark.parametrize(

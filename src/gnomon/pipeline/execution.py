@@ -31,7 +31,7 @@ def execute(schedule: Schedule, costs: StepCosts, *, record: bool = True, seed: 
     return run_graph(schedule.name, schedule.num_ranks, graph, labels, _priorities(costs), record=record)
 
 
-def monte_carlo(schedule: Schedule, costs: StepCosts, *, draws: int, seed: int = 0) -> Floats:
+def monte_carlo(schedule: Schedule, costs: StepCosts, *, draws: int, seed: int) -> Floats:
     """The total times of `draws` steps that differ in their jitter."""
     if not 1 <= draws <= MAX_DRAWS:
         raise ConfigError(f"draws must be from 1 to {MAX_DRAWS:,} (given: {draws}): percentiles settle before that.")
