@@ -610,3 +610,69 @@ def test_the_page_names_every_option():
             keys = [f"`{key}`" for key in (*option.targets, *option.finishes)]
             meant = [f"| {option.none} |"] if option.none is not None else keys
             assert any(all(part in row for part in meant) for row in rows), (tool, name)
+
+
+POWERSHELL = r"""python -m vidur.main `
+  --cluster_config_num_replicas 4 `
+  --global_scheduler_config_type ppoonline `
+  --p_p_o_global_scheduler_online_config_max_queue_requests_per_replica 8 `  # how many requests of a queue are seen
+  --p_p_o_global_scheduler_online_config_balance_penalty_weight 0.3 `
+  --poisson_request_interval_generator_config_qps 2 `
+  *> .\run.log
+"""
+
+
+@pytest.mark.parametrize("command", [POWERSHELL, POWERSHELL.replace("`", "^"), POWERSHELL.replace("\n", "\r\n")])
+def test_commands_as_powershell_and_cmd_break_them(command):
+    found = convert("vidur", command)
+    assert (found.scenario.num_replicas, found.scenario.router.name, found.scenario.workload.rate) == (4, "learned", 2)
+    assert found.training == {"reward.balance_penalty": 0.3, "queue_depth": 8, "reward.mode": "hybrid"}
+    assert not found.without
+
+
+def test_options_without_effect_bring_what_they_need():
+    prefix = "--p_p_o_global_scheduler_modular_config_"
+    command = (
+        f"python -m vidur.main --global_scheduler_config_type ppo_modular {prefix}alpha 0.2 {prefix}min_temperature 0.5"
+    )
+    found = convert("vidur", command)
+    assert found.training == {
+        "reward.throughput_weight": 0.2,
+        "demos.min_temperature": 0.5,
+        "reward.mode": "hybrid",
+        "demos.dagger_rounds": 2,
+    }
+    assert any("demos.dagger_rounds 2 is set too" in note for note in found.notes)
+    said = convert("vidur", f"{command} {prefix}reward_mode delta")
+    assert said.training["reward.mode"] == "delta"
+
+
+def test_the_forks_first_stages():
+    demos = convert(
+        "vidur",
+        "python -m src.demo_collection.mixed_collector --output demo.pkl --policies round_robin lor random "
+        "--steps_per_policy 700 --num_replicas 4 --qps 2.5 --include_imbalanced",
+    )
+    assert demos.training_command == (
+        "gnomon route demos --scenario SCENARIO.yaml --demos.drivers round_robin,vidur_lor,random "
+        "--demos.steps-per-driver 700 --demos.include-imbalanced true --demos.teacher own"
+    )
+    assert (demos.scenario.num_replicas, demos.scenario.workload.rate) == (4, 2.5)
+    clone = convert("vidur", "python scripts/pretrain_actor.py --demo demo.pkl --epochs 30 --batch_size 256 --lr 5e-4")
+    assert clone.training_command == (
+        "gnomon route clone --scenario SCENARIO.yaml --clone.epochs 30 --clone.batch 256 --clone.learning-rate 5e-4"
+    )
+
+
+def test_a_converted_command_runs_with_what_is_installed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("gnomon.convert.finishers.find_spec", lambda name: None)
+    command = VIDUR.replace("TRACE", "data/processed_traces/splitwise_conv.csv")
+    found = convert("vidur", command)
+    assert "estimator" not in found.values["timing"]
+    assert found.values["workload"]["preset"] == "azure-conv"
+    assert "lengths" not in found.values["workload"]
+    told = [note for note in found.notes if "takes its place" in note or "[forest]" in note]
+    assert len(told) == 2
+    other = convert("vidur", command.replace("splitwise_conv", "mine"))
+    assert any("mine.csv is not here: set workload.lengths.file" in note for note in other.notes)

@@ -14,8 +14,10 @@ from gnomon.core.text import parse_yaml
 Given = list[tuple[str, str, Any]]
 """(as written, name, value) of every option, in order."""
 
-_SHELL = re.compile(r"\d*>.*|&>.*|<.*|[|&;]+")
+_SHELL = re.compile(r"\d*>.*|[&*]>.*|<.*|[|&;]+")
 """Words with which a command ends and the shell's own business begins: `> server.log 2>&1 &`."""
+_GOES_ON = re.compile(r"[\\`^][ \t]*(#[^\n]*)?\r?\n")
+"""A line that goes on in the next, as sh, PowerShell (`) and cmd (^) write it, with a remark behind the mark."""
 
 
 def read_command_line(command: str, known: OptionMap) -> Given:
@@ -44,15 +46,20 @@ def read_command_line(command: str, known: OptionMap) -> Given:
 
 def _split(command: str) -> list[str]:
     try:
-        return shlex.split(command.replace("\\\n", " "), comments=True)
+        return shlex.split(_GOES_ON.sub(" ", command), comments=True)
     except ValueError as error:
         raise ConfigError(f"cannot be read as a command line: {error}.", where="the command") from None
+
+
+def stage_of(command: str, known: OptionMap) -> str:
+    """The stage of `gnomon route` that the command does alone; all of them, if it is another command."""
+    return next((known.stages[word] for word in reversed(_split(command)) if word in known.stages), "all")
 
 
 def _after_entry(words: list[str], known: OptionMap) -> list[str]:
     """What follows the words that start the tool (`python -m vidur.main`, `vllm serve`)."""
     for at, word in reversed(list(enumerate(words))):
-        if word in known.entries:
+        if word in known.entries or word in known.stages:
             return list(takewhile(lambda one: not _SHELL.fullmatch(one), words[at + 1 :]))
     if words and _is_option(words[0]):
         return words

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
 
-from gnomon.convert.command_line import Given, read_command_line, value_of
+from gnomon.convert.command_line import Given, read_command_line, stage_of, value_of
 from gnomon.convert.finishers import finish_sglang, finish_trtllm, finish_vidur, finish_vllm
 from gnomon.convert.options import Option, OptionMap, option_map
 from gnomon.convert.readers import READERS, whole_number
@@ -43,19 +44,28 @@ class Conversion:
     """What the command does not say and the reader should know."""
     training: dict[str, Any] = field(default_factory=dict)
     """Where the router was to be trained: dotted keys of the configuration of `gnomon route`."""
+    stage: str = "all"
+    """The command of `gnomon route` that does it."""
 
     @property
     def training_command(self) -> str:
         """How to train the router on the converted scenario; empty where none is to be trained."""
         if not self.training:
             return ""
-        flags = (f"--{key.replace('_', '-')} {value}" for key, value in self.training.items())
-        return " ".join(["gnomon route all --scenario SCENARIO.yaml", *flags])
+        flags = (f"--{key.replace('_', '-')} {shlex.quote(_written(value))}" for key, value in self.training.items())
+        return " ".join([f"gnomon route {self.stage} --scenario SCENARIO.yaml", *flags])
 
     @property
     def scenario(self) -> Scenario:
         """The scenario itself."""
         return build(Scenario, self.values)
+
+
+def _written(value: Any) -> str:
+    """A value of `gnomon route` as its flag takes it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def convert(tool: str, command: str, *, device: str | None = None) -> Conversion:
@@ -79,11 +89,22 @@ def convert(tool: str, command: str, *, device: str | None = None) -> Conversion
         for key in known.all_options()[name].trained
     }
 
+    along = {
+        key: value
+        for _, name, _ in counting
+        for key, value in known.all_options()[name].along.items()
+        if key not in training
+    }
+
     nested = _nested(flat)
     build(Scenario, nested)  # A mistake in a value is named before anything is concluded from it.
     notes = FINISHERS[tool](nested, {name: value for _, name, value in counting})
     values = {key: nested[key] for key in Scenario.model_fields if key in nested}
-    result = Conversion(tool, values, notes=notes, training=training)
+    notes += [
+        f"{key} {value} is set too: without it, what the command asks for has no effect."
+        for key, value in along.items()
+    ]
+    result = Conversion(tool, values, notes=notes, training=training | along, stage=stage_of(command, known))
     for spelled, name, value in given:
         is_bare = spelled == value or (isinstance(value, bool) and not spelled.endswith(":"))
         shown = spelled if is_bare else f"{spelled} {value}"

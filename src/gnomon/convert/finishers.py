@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from gnomon import catalog
@@ -18,6 +20,8 @@ Values = dict[str, Any]
 MAX_PREFILL_TOKENS = 16384
 """SGLang's own `max_prefill_tokens`."""
 VIDUR_NODE = "a100_pairwise_nvlink"
+VIDUR_TRACES = {"splitwise_conv": "azure-conv", "splitwise_code": "azure-code", "arxiv_summarization": "arxiv-4k"}
+"""Traces that Vidur ships, by how their names begin, and the presets made from their quantiles."""
 
 
 def finish_vidur(values: Values, given: Values) -> list[str]:
@@ -35,7 +39,29 @@ def finish_vidur(values: Values, given: Values) -> list[str]:
             "times are measured kernels where the extra [silicon] is installed, else the roofline's; for Vidur's own "
             "measurements set timing.source: profile and timing.path."
         )
-    return notes
+    return [*notes, *_estimator_at_hand(values["timing"]), *_lengths_at_hand(values["workload"])]
+
+
+def _estimator_at_hand(timing: Values) -> list[str]:
+    """Vidur's random forest needs an extra: without it the scenario must run all the same."""
+    if timing.get("estimator") != "forest" or find_spec("sklearn"):
+        return []
+    del timing["estimator"]
+    return ["timing.estimator: forest needs the extra [forest]: the default estimator is used instead."]
+
+
+def _lengths_at_hand(workload: Values) -> list[str]:
+    """A trace that Vidur ships and that is not here: the preset with its statistics takes its place."""
+    lengths = workload.get("lengths", {})
+    name = lengths.get("file", "")
+    if not name or Path(name).exists():
+        return []
+    preset = next((preset for start, preset in VIDUR_TRACES.items() if Path(name).name.startswith(start)), None)
+    if preset is None:
+        return [f"{name} is not here: set workload.lengths.file, or a preset (`gnomon workload presets`)."]
+    del workload["lengths"]
+    workload["preset"] = preset
+    return [f"{name} is not here: the preset {preset}, made from that trace's quantiles, takes its place."]
 
 
 def finish_vllm(values: Values, given: Values) -> list[str]:

@@ -27,6 +27,8 @@ class Option(Config):
     """Dotted keys that follow from it together with other options (`FINISHERS` in conversion.py)."""
     trains: str | tuple[str, ...] = ()
     """Dotted keys of the configuration of `gnomon route` that get its value."""
+    along: dict[str, Any] = Field(default_factory=dict)
+    """Keys of `gnomon route` without which it would have no effect, set where the command does not say otherwise."""
     file: bool = False
     """Names a YAML file of further options, whose keys are dotted names."""
     none: str | None = None
@@ -81,6 +83,8 @@ class OptionMap(Config):
     """Which version of the tool the options were read from."""
     entries: tuple[str, ...]
     """Words that start the tool; everything before the last of them is not an option."""
+    stages: dict[str, str] = Field(default_factory=dict)
+    """Entries that do one stage of `gnomon route` alone, and which."""
     positional: str | None = None
     """The option that a bare word sets."""
     scenario: dict[str, Any] = Field(default_factory=dict)

@@ -62,6 +62,12 @@ def zero_or_one(value: Any) -> int:
     return int(bool(value))
 
 
+@READERS.register("demonstrators")
+def demonstrators(value: Any) -> list[str]:
+    """Routers that demonstrate, by the names that they have here."""
+    return [{"lor": "vidur_lor"}.get(str(name), str(name)) for name in listed(value)]
+
+
 @READERS.register("listed")
 def listed(value: Any) -> list[Any]:
     """One value or several, as a list."""
