@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -13,6 +15,9 @@ from gnomon.serving.metrics import summarize
 from gnomon.serving.parts import accounts
 from gnomon.serving.scenario import Scenario
 from serving_kit import requests_of, run, scenario
+
+ONE_S = 0.0114
+"""A prompt of ten tokens and its first token alone: 0.01 + 10 (1e-4 + 1e-5) + 3e-4."""
 
 
 def times(front_end: dict, arrival_s=(0.0, 0.0, 0.0, 5.0), prompt=(100, 50, 10, 10), **changes):
@@ -131,6 +136,50 @@ def test_a_chunk_of_a_prompt_gives_no_message():
     q = done.cluster.requests
     assert done.cluster.replicas.num_iterations[0] == 10
     assert q.first_reply_s[0] == pytest.approx(1.0)
+
+
+def calls(front_end: dict, arrival_s: list[float], parent: list[int], think_s: list[float], **changes):
+    """Calls of ten prompt tokens and one of output; call i waits for `parent[i]` (-1: for none), then for its tool."""
+    count = len(arrival_s)
+    made = replace(
+        requests_of(arrival_s, [10] * count, [1] * count),
+        parent_offsets=np.concatenate(([0], np.cumsum(np.array(parent) >= 0))),
+        parents=np.array([one for one in parent if one >= 0]),
+        think_s=np.array(think_s),
+    )
+    return run(scenario(front_end=front_end, **changes), requests=made).cluster.requests
+
+
+def test_an_idle_front_end_delays_no_follower_however_much_arrives_later():
+    """A session's calls at 0, 20 and 40 s, another's at 600 s: nobody meets anybody."""
+    q = calls({"per_request_s": 0.1}, [0.0, 600.0, np.inf, np.inf], [-1, -1, 0, 2], [0.0, 0.0, 20.0, 20.0])
+    assert q.front_s == pytest.approx([0.1] * 4)
+    between = 20.0 + 0.1 + ONE_S
+    assert q.arrival_s == pytest.approx([0.0, 600.0, between, 2 * between])
+    assert q.first_token_s - q.arrival_s == pytest.approx([0.1 + ONE_S] * 4)
+
+
+def test_those_known_ahead_and_followers_queue_in_order_of_time():
+    """The follower comes at 10.51 s, while the request of 10.4 s is taken in; that of 10.6 s waits for both."""
+    q = calls({"per_request_s": 0.5}, [0.0, 10.4, 10.6, np.inf], [-1, -1, -1, 0], [0.0, 0.0, 0.0, 10.0])
+    assert q.arrival_s[3] == pytest.approx(10.5 + ONE_S)
+    assert q.arrival_s + q.front_s == pytest.approx([0.5, 10.9, 11.9, 11.4])
+
+
+def test_followers_come_in_order_of_their_tools_not_of_their_parents():
+    """Two calls end at 0.1 and 0.2 s; the tool of the first takes longer, so its follower comes second."""
+    q = calls({"per_request_s": 0.1}, [0.0, 0.0, np.inf, np.inf], [-1, -1, 0, 1], [0.0, 0.0, 50.0, 1.0])
+    assert q.front_s == pytest.approx([0.1, 0.2, 0.1, 0.1])
+
+
+def test_clients_that_think_for_different_times_are_taken_in_as_they_come():
+    loop = {"process": "closed_loop", "concurrency": 4, "think_s": 1.0, "think": "exponential"}
+    load = {"rate": None, "num_requests": 40, "arrivals": loop}
+    q = run(scenario(front_end={"per_request_s": 0.1}, workload=load)).cluster.requests
+    free_s = 0.0
+    for one in np.argsort(q.arrival_s, kind="stable"):
+        free_s = max(free_s, q.arrival_s[one]) + 0.1
+        assert q.arrival_s[one] + q.front_s[one] == pytest.approx(free_s)
 
 
 def closed(**front_end: float) -> Scenario:

@@ -40,6 +40,7 @@ KV_LET_GO = 17  # subject: the call of an agent whose KV need not be held any lo
 CACHE_EXPIRES = 18  # subject: the call whose KV nobody may have used for long
 FRONT_END_PASSED = 19  # subject: the request that a replica's front end has taken in
 REQUEST_ARRIVES = 20  # subject: the request
+REQUEST_SENT = 21  # subject: the request, which comes to the front end before the router
 FOR_THE_CALLER = 100
 CONTROL_TICK = 100  # subject: any number
 
@@ -107,13 +108,6 @@ def report_ends(calendar: Calendar, cluster: Cluster) -> None:
     cluster.replicas.reports = 1
     calendar.reports[:] = cluster.replicas.group_first == cluster.replicas.id
     calendar.book.num_reporting = calendar.reports.sum()
-
-
-def send_first(calendar: Calendar, cluster: Cluster, first: int, count: int, end: int) -> None:
-    """Send the first `count` requests of a closed loop that serves those from `first` to `end`."""
-    sent = np.arange(first, min(first + count, end))
-    schedule_all(calendar, REQUEST_ARRIVES, np.ascontiguousarray(cluster.requests.arrival_s[sent]), sent)
-    calendar.book.num_sent, calendar.book.end_closed = first + sent.size, end
 
 
 @inner

@@ -22,6 +22,7 @@ from gnomon.serving.calendar import (
     NEVER,
     NOTHING,
     REQUEST_ARRIVES,
+    REQUEST_SENT,
     Calendar,
     next_event_s,
     schedule,
@@ -29,11 +30,11 @@ from gnomon.serving.calendar import (
 )
 from gnomon.serving.choosing import choose, takes_in
 from gnomon.serving.ends import handle_move, land_ready, take_reports, wake
-from gnomon.serving.front_end import is_per_replica
+from gnomon.serving.front_end import is_before_router, is_per_replica
 from gnomon.serving.log import Log
 from gnomon.serving.loop import receive
 from gnomon.serving.outside import Engine, Fleet, Outside
-from gnomon.serving.sending import give_up_followers, send_next
+from gnomon.serving.sending import enter_front_end, give_up_followers, send_next
 from gnomon.serving.state import BUDGET, NEIGHBOURS, NONE, NOT_ARRIVED, SHED, Cluster
 from gnomon.serving.tiers import end_load, latency_s
 from gnomon.serving.tool_cache import expire, let_go_held, note_arrival
@@ -78,6 +79,10 @@ def _handle_event(fleet: Fleet, engine: Engine, outside: Outside, log: Log) -> N
     cluster, book = fleet.cluster, outside.calendar.book[0]
     event = outside.calendar.events[0]
     now, kind, subject = event.time_s, event.kind, event.subject
+    if kind == REQUEST_SENT:  # No replica is concerned yet.
+        take_next(outside.calendar)
+        enter_front_end(cluster, outside, subject, now)
+        return
     if book.sees_state != 0 or kind >= FOR_THE_CALLER:
         cluster.control[BUDGET] -= cluster.replicas.size
         advance_replicas(fleet, engine, log, now)
@@ -210,6 +215,9 @@ def _serve(fleet: Fleet, engine: Engine, outside: Outside, log: Log, last: int) 
                 schedule(calendar, now + latency_s(cluster, outside.tiers, link), KV_LOADED, request_id)
         elif event_s <= arrival_s:
             _handle_event(fleet, engine, outside, log)
+        elif outside.follower_first.size > 0 and is_before_router(outside.front):
+            enter_front_end(cluster, outside, book.num_sent, now)  # Those that others set off come between.
+            book.num_sent += 1
         else:
             _handle_arrivals(fleet, engine, outside, log)
 

@@ -31,10 +31,14 @@ def is_per_replica(front: Floats) -> bool:
 
 
 @inner
+def is_before_router(front: Floats) -> bool:
+    """Whether requests are taken in before the router, and that takes time."""
+    return not is_per_replica(front) and (front[0] > 0.0 or front[1] > 0.0)
+
+
+@inner
 def leaves_front_end(front: Floats, sent_s: float, prompt_tokens: int) -> float:
-    """When a request that the client sends at `sent_s` has passed what stands before the router."""
-    if is_per_replica(front) or (front[0] == 0.0 and front[1] == 0.0):
-        return sent_s
+    """When a request that comes to what stands before the router at `sent_s` has passed. Ask in order of time."""
     return _pass(front, _WORKERS, front.size, sent_s, prompt_tokens)
 
 
@@ -66,8 +70,9 @@ def _arrivals(front: Floats, sent_s: Floats, prompt_tokens: Any) -> Floats:
     return arrival_s
 
 
-def open_front_end(config: FrontEndConfig, cluster: Cluster, num_replicas: int) -> Floats:
-    """A front end with so many replicas behind it, idle; the requests whose time of sending is known pass through."""
+def open_front_end(config: FrontEndConfig, cluster: Cluster, num_replicas: int, *, in_order: bool) -> Floats:
+    """A front end with so many replicas behind it, idle. Where all requests are known ahead, in order of time, they
+    pass through at once; where some are sent when others end, each passes when it is sent."""
     places = cluster.replicas.size if config.per_replica else num_replicas
     front = np.zeros(_WORKERS + config.workers * places)
     front[:_PER_REPLICA] = config.per_request_s, config.per_prompt_token_s
@@ -76,10 +81,11 @@ def open_front_end(config: FrontEndConfig, cluster: Cluster, num_replicas: int) 
     cluster.replicas.reply_s = cluster.replicas.base_reply_s = config.reply_s
     cluster.replicas.message_s = config.per_message_s
     cluster.replicas.stream_interval = config.stream_interval
-    if config.takes_no_time:
-        return front
-    known = np.flatnonzero(np.isfinite(cluster.requests.arrival_s))
-    send(front, cluster, known, cluster.requests.arrival_s[known])
+    if in_order and is_before_router(front):
+        requests = cluster.requests
+        sent_s = np.ascontiguousarray(requests.arrival_s)
+        requests.arrival_s = _arrivals(front, sent_s, np.ascontiguousarray(requests.prompt_tokens))
+        requests.front_s = requests.arrival_s - sent_s
     return front
 
 
@@ -87,14 +93,6 @@ def forget_front_end(front: Floats, group: int) -> None:
     """The replica whose first rank is `group` has died with all that its front end was to take in."""
     workers = int(front[_PER_REPLICA])
     front[_WORKERS + group * workers : _WORKERS + (group + 1) * workers] = 0.0
-
-
-def send(front: Floats, cluster: Cluster, ids: Any, sent_s: Floats) -> None:
-    """Let the client send these requests, in order."""
-    requests = cluster.requests
-    arrival_s = _arrivals(front, np.ascontiguousarray(sent_s), requests.prompt_tokens[ids])
-    requests.arrival_s[ids] = arrival_s
-    requests.front_s[ids] = arrival_s - sent_s
 
 
 def as_client_sees(config: FrontEndConfig, cluster: Cluster) -> None:

@@ -2,25 +2,49 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from gnomon.core.jit import apart
-from gnomon.serving.calendar import REQUEST_ARRIVES, schedule
-from gnomon.serving.front_end import leaves_front_end
+from gnomon.serving.calendar import REQUEST_ARRIVES, REQUEST_SENT, schedule, schedule_all
+from gnomon.serving.front_end import is_before_router, leaves_front_end
 from gnomon.serving.outside import Outside
 from gnomon.serving.state import NONE, NOT_ARRIVED, NUM_SHED, SHED, Cluster
 
 
+def send_first(cluster: Cluster, outside: Outside, first: int, count: int, end: int) -> None:
+    """Send the first `count` requests of a closed loop that serves those from `first` to `end`."""
+    book, sent = outside.calendar.book, np.arange(first, min(first + count, end))
+    kind = REQUEST_SENT if is_before_router(outside.front) else REQUEST_ARRIVES
+    schedule_all(outside.calendar, kind, np.ascontiguousarray(cluster.requests.arrival_s[sent]), sent)
+    book.num_sent, book.end_closed = first + sent.size, end
+
+
+@apart
+def _send(cluster: Cluster, outside: Outside, request_id: int, sent_s: float) -> None:
+    """Let a client send a request at a time to come: who takes it in first is decided then."""
+    cluster.requests[request_id].arrival_s = sent_s
+    kind = REQUEST_SENT if is_before_router(outside.front) else REQUEST_ARRIVES
+    schedule(outside.calendar, sent_s, kind, request_id)
+
+
+@apart
+def enter_front_end(cluster: Cluster, outside: Outside, request_id: int, now: float) -> None:
+    """A request comes to the front end before the router, behind all that came earlier, and arrives when it has
+    passed."""
+    request = cluster.requests[request_id]
+    request.arrival_s = leaves_front_end(outside.front, now, request.prompt_tokens)
+    request.front_s = request.arrival_s - now
+    schedule(outside.calendar, request.arrival_s, REQUEST_ARRIVES, request_id)
+
+
 @apart
 def send_next(cluster: Cluster, outside: Outside, ended_s: float) -> None:
-    """A client of the closed loop has its answer: it pauses, then sends the next request, which arrives when it has
-    passed the front end."""
+    """A client of the closed loop has its answer: it pauses, then sends the next request."""
     book = outside.calendar.book[0]
     if book.num_sent >= book.end_closed:
         return
-    request = cluster.requests[book.num_sent]
-    sent_s = ended_s + (outside.think_s[book.num_sent] if outside.think_s.size > 0 else 0.0)
-    request.arrival_s = leaves_front_end(outside.front, sent_s, request.prompt_tokens)
-    request.front_s = request.arrival_s - sent_s
-    schedule(outside.calendar, request.arrival_s, REQUEST_ARRIVES, book.num_sent)
+    think_s = outside.think_s[book.num_sent] if outside.think_s.size > 0 else 0.0
+    _send(cluster, outside, book.num_sent, ended_s + think_s)
     book.num_sent += 1
 
 
@@ -34,11 +58,7 @@ def send_followers(cluster: Cluster, outside: Outside, request_id: int, ended_s:
         follower = outside.followers[i]
         outside.parents_left[follower] -= 1
         if outside.parents_left[follower] == 0 and cluster.requests[follower].status == NOT_ARRIVED:
-            request = cluster.requests[follower]
-            sent_s = ended_s + outside.think_s[follower]
-            request.arrival_s = leaves_front_end(outside.front, sent_s, request.prompt_tokens)
-            request.front_s = request.arrival_s - sent_s
-            schedule(outside.calendar, request.arrival_s, REQUEST_ARRIVES, follower)
+            _send(cluster, outside, follower, ended_s + outside.think_s[follower])
 
 
 @apart

@@ -20,7 +20,7 @@ from gnomon.serving import contract
 from gnomon.serving.adapters import Adapters
 from gnomon.serving.admission import ADMISSIONS, AdmissionSpec
 from gnomon.serving.build import Recording, build_cluster, with_ledger
-from gnomon.serving.calendar import A_REPLICA, AN_EVENT, NEVER, Calendar, new_calendar, report_ends, send_first
+from gnomon.serving.calendar import A_REPLICA, AN_EVENT, NEVER, Calendar, new_calendar, report_ends
 from gnomon.serving.cluster import advance_all, serve
 from gnomon.serving.compilation import callable_router, engine_of
 from gnomon.serving.deciders import DECIDERS, DeciderSpec
@@ -40,6 +40,7 @@ from gnomon.serving.pools import max_events, open_pools, open_tiers, replicas_th
 from gnomon.serving.routers import ROUTERS, RouterSpec
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.sections import AdmissionConfig, DeciderConfig, RouterConfig
+from gnomon.serving.sending import send_first
 from gnomon.serving.state import Cluster
 from gnomon.serving.tiers import Tiers
 from gnomon.serving.tool_cache import open_tool_cache
@@ -167,7 +168,8 @@ def _serve(
     compiled = spec if spec.compiled else ROUTERS["round_robin"]
     engine = engine_of(policies_of(kinds), compiled, gate.name, decode_spec, decide)
     policies = tuple(POLICIES[name].form_batch for name in policies_of(kinds))
-    front = open_front_end(scenario.front_end, cluster, sum(kind.num_replicas for kind in kinds))
+    is_known = not (requests.concurrency or len(requests.parents))
+    front = open_front_end(scenario.front_end, cluster, sum(kind.num_replicas for kind in kinds), in_order=is_known)
     events = max_events(scenario, requests, num_replicas)
     calendar = new_calendar(num_replicas, events, scenario.time_limit_s or NEVER)
     guard = Guard(cluster, policies, spec.route, gate.admit, _told_between(on_progress, calendar, total))
@@ -175,7 +177,7 @@ def _serve(
     transfers = open_pools(scenario, model, kinds, cluster, calendar, total)
     outside = Outside(
         calendar,
-        requests.think_s if requests.concurrency or len(requests.parents) else np.zeros(0),
+        np.zeros(0) if is_known else requests.think_s,
         front,
         transfers,
         _asked(scenario, decode, decode_spec, requests, cluster, replicas_that(kinds, "decode"))
@@ -209,10 +211,10 @@ def _serve(
     if requests.concurrency:
         report_ends(calendar, cluster)
         if requests.num_warmup:
-            send_first(calendar, cluster, 0, requests.concurrency, requests.num_warmup)
+            send_first(cluster, outside, 0, requests.concurrency, requests.num_warmup)
             guard.run(partial(drive, total))
-            before = begin_measuring(cluster, log, requests, front)
-        send_first(calendar, cluster, requests.num_warmup, requests.concurrency, total)
+            before = begin_measuring(cluster, log, requests)
+        send_first(cluster, outside, requests.num_warmup, requests.concurrency, total)
     else:
         calendar.book.end_open = int(np.count_nonzero(np.isfinite(cluster.requests.arrival_s)))
         if len(requests.parents) or outside.adapters.load_s.size:

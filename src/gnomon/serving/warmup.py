@@ -7,9 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gnomon.core.arrays import Floats
 from gnomon.core.errors import ConfigError
-from gnomon.serving.front_end import send
 from gnomon.serving.log import Log
 from gnomon.serving.state import FINISHED, REJECTED, Cluster
 from gnomon.workload import Requests
@@ -21,7 +19,7 @@ _SUMS = (
 )  # fmt: skip
 
 
-def begin_measuring(cluster: Cluster, log: Log, requests: Requests, front: Floats) -> dict[str, Any]:
+def begin_measuring(cluster: Cluster, log: Log, requests: Requests) -> dict[str, Any]:
     """The warm-up is over: start the measured requests now, with an empty log. Returns the accounts so far."""
     warmup = cluster.requests[: requests.num_warmup]
     ended = (warmup.status == FINISHED) | (warmup.status == REJECTED)
@@ -30,7 +28,7 @@ def begin_measuring(cluster: Cluster, log: Log, requests: Requests, front: Float
             "the time limit falls into the warm-up.", where="time_limit_s", fix="Raise it, or set warmup_requests to 0."
         )
     wave = np.arange(requests.num_warmup, min(requests.num_warmup + requests.concurrency, len(requests)))
-    send(front, cluster, wave, np.full(wave.size, (warmup.finished_s + warmup.last_reply_s).max()))
+    cluster.requests.arrival_s[wave] = (warmup.finished_s + warmup.last_reply_s).max()
     log.used[:3] = 0
     log.used[5] = 0
     cluster.replicas.peak_blocks = 0
