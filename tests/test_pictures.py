@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 from gnomon.pipeline.memory import Curve as Steps
+from gnomon.pipeline.step import run_step
+from gnomon.pipeline.step_config import StepConfig
 from gnomon.report import look
 from gnomon.report.pipeline.dense import drawn_together
-from gnomon.report.pipeline.figures import LINK_BINS, RANK_COLOURS, binned
+from gnomon.report.pipeline.figures import LINK_BINS, RANK_COLOURS, binned, step_figure
 from gnomon.report.pipeline.heat_map import HeatGrid, heat_map_figure
-from gnomon.report.pipeline.timeline import COLOURS, Bar, Lane, Timeline
+from gnomon.report.pipeline.timeline import COLOURS, COMPLETION, Bar, Lane, Timeline
 from gnomon.report.serving.figures import cdf
 from gnomon.report.serving.series import distribution
 
@@ -43,7 +45,15 @@ def test_equal_priorities_have_no_best() -> None:
     assert flat["title"]["text"] == "Priorities do not matter here"
     assert [one["type"] for one in flat["shapes"]] == ["line", "line"]
     one = heat_map_figure(HeatGrid(["0", "1"], np.array([[7.0, 6.0], [6.0, np.nan]])))["layout"]
-    assert [shape["type"] for shape in one["shapes"]] == ["line", "line", "rect", "rect"] and "title" not in one
+    assert [shape["type"] for shape in one["shapes"]] == ["line", "line", "rect", "rect"]
+    assert one["title"]["text"] == "Red: the least total time, the same in 2 cells"
+
+
+def test_a_dashed_red_line_marks_where_a_step_ends() -> None:
+    run = run_step(StepConfig(n=4, stages=2)).run
+    (mark,) = (shape for shape in step_figure(run, show_completion_time=True)["layout"]["shapes"] if shape["x0"])
+    assert mark["x0"] == mark["x1"] == run.total_time
+    assert mark["line"]["dash"] == "dash" and mark["line"]["color"] == COMPLETION
 
 
 def test_links_in_use_keep_their_mean_whenbinned() -> None:

@@ -42,7 +42,7 @@ from gnomon.cli.progress import progress
     "--view", "--simulator", "view", type=click.Choice(["single_channel", "dual_channel"]), default="single_channel"
 )
 @option("--show-throttling", is_flag=True, help="Mark transfers that their receiver slowed.")
-@option("--show-completion-time", is_flag=True, help="Write the make-span on GPU 1.")
+@option("--show-completion-time", is_flag=True, help="Mark the end of the step with a dashed red line.")
 @option("--what-if", type=float, default=None, metavar="FACTOR", help="What each link would bring if so much faster.")
 @option("--out", type=click.Path(file_okay=False), default=None, help="Write HTML, PNG, Perfetto trace and CSV here.")
 @option("--open", "open_page", is_flag=True, help="Show the page in the browser.")

@@ -14,7 +14,7 @@ from gnomon.pipeline.step import TrainingFigures
 from gnomon.pipeline.training import Training
 from gnomon.report.look import TIME_LINE, TIME_LINE_AXIS
 from gnomon.report.pipeline.dense import drawn_together
-from gnomon.report.pipeline.timeline import COLOURS, NAMES, Timeline, View, bandwidth, timeline
+from gnomon.report.pipeline.timeline import COLOURS, COMPLETION, NAMES, Timeline, View, bandwidth, timeline
 from gnomon.report.splits import SplitRow
 
 Figure = dict[str, Any]
@@ -83,14 +83,14 @@ def _marks(lanes: Timeline, total_time: float, show_completion_time: bool) -> Fi
     if show_completion_time:
         shapes.append(
             {
-                "type": "line", "x0": total_time, "x1": total_time, "y0": -0.5, "y1": 0.5,
-                "line": {"color": "#1B2430", "width": 2},
+                "type": "line", "x0": total_time, "x1": total_time, "y0": -0.5, "y1": len(lanes.lanes) - 0.5,
+                "line": {"color": COMPLETION, "width": 2, "dash": "dash"},
             }
         )  # fmt: skip
         notes.append(
             {
                 "x": total_time, "y": 0, "text": f"<b>{total_time:.4f}</b>", "xanchor": "left", "xshift": 4,
-                "showarrow": False, "font": {"size": 12, "color": "#1B2430"}, "bgcolor": "rgba(255,255,255,0.85)",
+                "showarrow": False, "font": {"size": 12, "color": COMPLETION}, "bgcolor": "rgba(255,255,255,0.85)",
             }
         )  # fmt: skip
     return {"shapes": shapes, "annotations": notes}

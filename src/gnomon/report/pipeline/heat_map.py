@@ -35,6 +35,19 @@ class HeatGrid:
         least = float(np.nanmin(self.values))
         return [(int(row), int(column)) for row, column in np.argwhere(self.values <= least * (1 + 1e-6))]
 
+    @property
+    def is_flat(self) -> bool:
+        """Every cell is as good as the best."""
+        return len(self.all_best) == int(np.count_nonzero(~np.isnan(self.values)))
+
+    @property
+    def marked(self) -> str:
+        """What a red frame says."""
+        if self.is_flat:
+            return "priorities do not matter here"
+        count = len(self.all_best)
+        return "red: the least total time" if count == 1 else f"red: the least total time, the same in {count} cells"
+
 
 def heat_grid(table: SweepTable) -> HeatGrid:
     """The cells of one configuration, exclusive tiers after the weights."""
@@ -62,9 +75,8 @@ def heat_map_figure(grid: HeatGrid, chosen: Cell | None = None) -> Figure:
     """Numbers in cells where they fit, the best in red, and `chosen` in black where it is on the grid."""
     axis, size = grid.axis, len(grid.axis)
     best = grid.all_best
-    is_flat = len(best) == int(np.count_nonzero(~np.isnan(grid.values)))
     shapes = [_line(size, "x"), _line(size, "y")]
-    shapes += [] if is_flat else [_box(row, column, "#E4002B") for row, column in best]
+    shapes += [] if grid.is_flat else [_box(row, column, "#E4002B") for row, column in best]
     if chosen and chosen[0] in axis and chosen[1] in axis:
         shapes.append(_box(axis.index(chosen[0]), axis.index(chosen[1]), "#1B2430", "dot"))
     values = [[None if np.isnan(value) else float(f"{value:.6g}") for value in line] for line in grid.values]
@@ -87,8 +99,9 @@ def heat_map_figure(grid: HeatGrid, chosen: Cell | None = None) -> Figure:
         "yaxis": plain | {"title": {"text": "priority of fwd_prop (a: exclusive)"}},
         "shapes": shapes,
     }
-    if is_flat and size > 1:
-        layout["title"] = {"text": "Priorities do not matter here", "x": 0, "font": {"size": 13, "color": "#1F2A37"}}
+    if size > 1:
+        words = grid.marked[0].upper() + grid.marked[1:]
+        layout["title"] = {"text": words, "x": 0, "font": {"size": 13, "color": "#1F2A37"}}
         layout["margin"] = {"l": 56, "r": 8, "t": 34, "b": 48}
     return {"data": [trace], "layout": layout}
 

@@ -16,7 +16,7 @@ from gnomon.pipeline.sweeps import SweepTable
 from gnomon.report.pipeline.dense import drawn_together
 from gnomon.report.pipeline.figures import DENSE, GAP, RANK_COLOURS, binned
 from gnomon.report.pipeline.heat_map import heat_grid
-from gnomon.report.pipeline.timeline import COLOURS, NAMES, View, bandwidth, timeline
+from gnomon.report.pipeline.timeline import COLOURS, COMPLETION, NAMES, View, bandwidth, timeline
 
 INK, FAINT = "#2B3440", "#D5DAE1"
 
@@ -60,10 +60,13 @@ def write_gantt(
     )
     gantt.set_title(f"{run.title}: {run.total_time:.6g}, idle {100 * run.bubble:.1f} %", loc="left", pad=26, color=INK)
     if show_completion_time:
-        gantt.plot([run.total_time] * 2, [-0.5, 0.5], color=INK, linewidth=1.6)
-        gantt.annotate(
-            f" {run.total_time:.4f}", (run.total_time, 0), ha="left", va="center", fontsize=8, color=INK, weight="bold"
+        gantt.plot(
+            [run.total_time] * 2, [-0.5, len(lanes.lanes) - 0.5], color=COMPLETION, linewidth=1.6, linestyle="--"
         )
+        gantt.annotate(
+            f" {run.total_time:.4f}", (run.total_time, 0), ha="left", va="center", fontsize=8, color=COMPLETION,
+            weight="bold",
+        )  # fmt: skip
     _curves(below, memory or micro_batches_held(run), run.total_time, memory_unit)
     use = bandwidth(run)
     if use:
@@ -93,10 +96,11 @@ def write_heat_map(table: SweepTable, path: str | Path) -> Path:
     if len(axis) <= 14:
         _write_numbers(plot, values)
     best_row, best_column = grid.best
-    box = _matplotlib("patches").Rectangle(
-        (best_column - 0.46, best_row - 0.46), 0.92, 0.92, fill=False, edgecolor="#E4002B", linewidth=2.6, zorder=5
-    )
-    plot.add_patch(box)
+    for row, column in [] if grid.is_flat else grid.all_best:
+        box = _matplotlib("patches").Rectangle(
+            (column - 0.46, row - 0.46), 0.92, 0.92, fill=False, edgecolor="#E4002B", linewidth=2.6, zorder=5
+        )
+        plot.add_patch(box)
     plot.set_xticks(range(len(axis)), axis)
     plot.set_yticks(range(len(axis)), axis)
     plot.set_xlabel("priority of grad_prop (a: exclusive)", color=INK)
@@ -104,7 +108,7 @@ def write_heat_map(table: SweepTable, path: str | Path) -> Path:
     plot.spines[:].set_visible(False)
     plot.tick_params(length=0, colors=INK)
     best = f"best {values[best_row, best_column]:.4f} at fwd_prop {axis[best_row]}, grad_prop {axis[best_column]}"
-    figure.text(0.09, 0.905, f"{_title(table)}\n{best}", fontsize=10, color=INK, linespacing=1.5)
+    figure.text(0.09, 0.905, f"{_title(table)}\n{best}; {grid.marked}", fontsize=10, color=INK, linespacing=1.5)
     bar = figure.colorbar(image, cax=scale)
     bar.set_label("total time", color=INK)
     bar.outline.set_visible(False)

@@ -17,6 +17,8 @@ from gnomon.pipeline.run import Run
 
 View = Literal["single_channel", "dual_channel"]
 
+COMPLETION = "#D7263D"
+"""Of the dashed line where a step ends."""
 COLOURS = {
     "forward": "#4C78A8",
     "backward": "#54A24B",
