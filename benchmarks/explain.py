@@ -16,10 +16,10 @@ from pathlib import Path
 
 import gnomon
 from gnomon.core.config import build
-from gnomon.serving.explain import slowest
-from gnomon.serving.parts import accounts
+from gnomon.serving.results.explain import slowest
+from gnomon.serving.results.latency_breakdown import accounts
+from gnomon.serving.run.simulate import run
 from gnomon.serving.scenario import Scenario
-from gnomon.serving.simulate import run
 from gnomon.workload import generate
 
 REPEATS = 5

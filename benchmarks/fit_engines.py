@@ -33,9 +33,9 @@ from gnomon.core.arrays import Floats
 from gnomon.core.config import load
 from gnomon.core.parallel import map_ordered
 from gnomon.core.streams import stream
-from gnomon.serving.metrics import summarize
+from gnomon.serving.results.metrics import summarize
+from gnomon.serving.run.simulate import run
 from gnomon.serving.scenario import Scenario
-from gnomon.serving.simulate import run
 from gnomon.verify.silicon.launch import launch_of
 from gnomon.verify.silicon.scenarios import facts_of, is_in_held_out_sweep, model_of, settings_of
 from gnomon.verify.silicon.servers import Server, servers

@@ -14,9 +14,9 @@ import time
 from typing import Any
 
 from gnomon.core.config import build
-from gnomon.serving.metrics import summarize
+from gnomon.serving.results.metrics import summarize
+from gnomon.serving.run.simulate import run
 from gnomon.serving.scenario import Scenario
-from gnomon.serving.simulate import run
 
 DAY_S = 86_400.0
 LARGEST = 256

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from gnomon.core.config import build
+from gnomon.serving.run.simulate import run
 from gnomon.serving.scenario import Scenario
-from gnomon.serving.simulate import run
 from gnomon.workload import Requests
 
 ROUTERS = (

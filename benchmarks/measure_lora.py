@@ -3,7 +3,7 @@
 The matrix products of one layer of Llama-3-8B in bf16, for a batch of decodes, as one CUDA graph: without adapters, and
 with adapters on every projection, the batch divided evenly among them (two batched products each, as the gathered
 kernels of vLLM and S-LoRA compute them). Attention is left out: the shares are upper bounds for an iteration.
-Prints YAML for `src/gnomon/serving/data/lora.yaml`.
+Prints YAML for `src/gnomon/serving/scenario/data/lora.yaml`.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ import time
 from typing import Any
 
 from gnomon.core.config import build
+from gnomon.serving.run.simulate import run
 from gnomon.serving.scenario import Scenario
-from gnomon.serving.simulate import run
 
 APART: dict[str, Any] = {
     "pools": [{"role": "prefill", "num_replicas": 64}, {"role": "decode", "num_replicas": 192}],

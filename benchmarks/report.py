@@ -54,8 +54,8 @@ def stage_shares() -> dict[str, float]:
     from gnomon.report.serving.frames import iteration_frame, request_frame
     from gnomon.report.serving.html import write_report
     from gnomon.report.serving.trace import write_trace
-    from gnomon.serving.metrics import summarize
-    from gnomon.serving.simulate import run
+    from gnomon.serving.results.metrics import summarize
+    from gnomon.serving.run.simulate import run
 
     chosen = scenario(**{"workload.num_requests": NUM_REQUESTS})
     result = Simulation(run(chosen))

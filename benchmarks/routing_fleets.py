@@ -16,7 +16,7 @@ from gnomon.core.parallel import map_ordered
 from gnomon.routing.compare import one_row, paired
 from gnomon.routing.traffic import ScenarioTraffic, total_capacity_per_s
 from gnomon.serving.scenario import Scenario
-from gnomon.serving.sections import RouterConfig
+from gnomon.serving.scenario.config import RouterConfig
 from gnomon.workload import generate
 
 FLEETS, TRACES, REQUESTS, SEED = 24, 5, 6000, 77

@@ -19,8 +19,8 @@ import numba
 import numpy as np
 
 from gnomon.core.config import build
+from gnomon.serving.run.simulate import run
 from gnomon.serving.scenario import Scenario
-from gnomon.serving.simulate import run
 from gnomon.workload import generate
 
 VIDUR_S_PER_ITERATION = (150e-6, 680e-6)

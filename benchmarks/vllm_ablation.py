@@ -14,8 +14,8 @@ import yaml
 from gnomon import catalog
 from gnomon.catalog.nodes import default_node
 from gnomon.cli.printing import print_rows
+from gnomon.serving.run.simulate import run
 from gnomon.serving.scenario import Scenario
-from gnomon.serving.simulate import run
 from gnomon.verify.vllm import device_of, errors_of, scenario_of
 from gnomon.verify.vllm_recording import read_recording
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 HEADER = """from gnomon.serving.policies import batching_policy
-from gnomon.serving.verbs import (
+from gnomon.serving.engine.batch_operations import (
     blocks_for, grow_for_decode, hold, keep_running, place, pop_waiting, preempt, prefill_left,
 )
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from gnomon.core.config import build
+from gnomon.serving.engine.state import FINISHED, REJECTED
+from gnomon.serving.run.simulate import Run, run
 from gnomon.serving.scenario import Scenario
-from gnomon.serving.simulate import Run, run
-from gnomon.serving.state import FINISHED, REJECTED
 from gnomon.workload import Requests
 
 POLICIES = (

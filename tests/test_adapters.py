@@ -10,12 +10,12 @@ import pytest
 
 from gnomon import catalog
 from gnomon.core.errors import GnomonError
-from gnomon.serving.ledger import ADAPTER, BEFORE, NUM_PARTS, OUTAGE
-from gnomon.serving.lora import LoraConfig, adapter_bytes
-from gnomon.serving.metrics import summarize
-from gnomon.serving.parts import accounts
-from gnomon.serving.simulate import Run
-from gnomon.serving.state import FINISHED
+from gnomon.serving.engine.state import FINISHED
+from gnomon.serving.features.breakdown import ADAPTER, BEFORE, NUM_PARTS, OUTAGE
+from gnomon.serving.results.latency_breakdown import accounts
+from gnomon.serving.results.metrics import summarize
+from gnomon.serving.run.simulate import Run
+from gnomon.serving.scenario.lora import LoraConfig, adapter_bytes
 from gnomon.workload import WorkloadConfig, generate
 from serving_kit import requests_of, run, scenario
 

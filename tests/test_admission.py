@@ -12,9 +12,9 @@ import pytest
 from gnomon.core.errors import GnomonError
 from gnomon.search.config import GoodputConfig, SloTargets
 from gnomon.search.slo import judge
-from gnomon.serving.metrics import summarize
-from gnomon.serving.simulate import Run
-from gnomon.serving.state import FINISHED, SHED
+from gnomon.serving.engine.state import FINISHED, SHED
+from gnomon.serving.results.metrics import summarize
+from gnomon.serving.run.simulate import Run
 from gnomon.workload.slo import UserClass
 from serving_kit import requests_of, run, scenario
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gnomon.core.errors import ConfigError, DataError
-from gnomon.serving.state import FINISHED
+from gnomon.serving.engine.state import FINISHED
 from gnomon.workload import WorkloadConfig, generate
 from gnomon.workload.agent_traces import hashed
 from gnomon.workload.requests import Requests

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from gnomon.core.errors import ConfigError
-from gnomon.serving.metrics import summarize
-from gnomon.serving.state import FINISHED, SHED
+from gnomon.serving.engine.state import FINISHED, SHED
+from gnomon.serving.results.metrics import summarize
 from gnomon.workload import WorkloadConfig, generate
 from serving_kit import run, scenario
 

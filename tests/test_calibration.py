@@ -16,8 +16,8 @@ from gnomon.calibration.kernels import kernels_of
 from gnomon.calibration.logs import Log, Stamps, Steps, open_loop
 from gnomon.calibration.read import read_log
 from gnomon.core.errors import ConfigError, DataError
-from gnomon.serving.calibration import read_calibration
-from gnomon.serving.simulate import run
+from gnomon.serving.run.simulate import run
+from gnomon.serving.scenario.calibration import read_calibration
 from gnomon.workload import generate
 
 TABLE = {

@@ -148,8 +148,8 @@ def test_published_config_files_are_read() -> None:
 
 
 def test_a_scenario_plans_by_the_mean_length_of_its_requests() -> None:
-    from gnomon.serving.kinds import resolve
     from gnomon.serving.scenario import Scenario
+    from gnomon.serving.scenario.pools import resolve
     from gnomon.workload import generate
 
     def blocks(output_tokens: int, model: str) -> int:

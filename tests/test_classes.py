@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from gnomon.core.errors import ConfigError
-from gnomon.serving.class_metrics import jain_index
-from gnomon.serving.metrics import summarize
-from gnomon.serving.simulate import Run
-from gnomon.serving.state import FINISHED, OUTPUT_TOKENS, PROMPT_TOKENS, QUEUED
+from gnomon.serving.engine.state import FINISHED, OUTPUT_TOKENS, PROMPT_TOKENS, QUEUED
+from gnomon.serving.results.class_metrics import jain_index
+from gnomon.serving.results.metrics import summarize
+from gnomon.serving.run.simulate import Run
 from gnomon.workload import WorkloadConfig, generate
 from gnomon.workload.slo import SloConfig, UserClass
 from serving_kit import check_invariants, outcome, requests_of, run, scenario

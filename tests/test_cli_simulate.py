@@ -156,8 +156,8 @@ def test_a_line_now_and_then_elsewhere(capsys: pytest.CaptureFixture[str], monke
 def test_the_first_run_says_that_it_compiles(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from gnomon import jit
     from gnomon.cli import progress
-    from gnomon.core import jit
 
     monkeypatch.setattr(jit, "is_compiled_already", lambda: False)
     with progress.progress():

@@ -15,9 +15,9 @@ from gnomon.convert.options import option_map
 from gnomon.convert.readers import READERS, tokens
 from gnomon.core.config import build, fields, load
 from gnomon.core.errors import ConfigError, GnomonError
-from gnomon.serving.engines import engine
 from gnomon.serving.policies import POLICIES
 from gnomon.serving.scenario import Scenario
+from gnomon.serving.scenario.engine_presets import engine
 
 # The example of Vidur's README.
 VIDUR = r"""python -m vidur.main \
@@ -321,7 +321,7 @@ def test_quantization_is_read_from_the_option_or_the_checkpoint():
 
 
 def test_a_quantised_expert_parallel_deployment_fits_and_runs():
-    from gnomon.serving.simulate import run
+    from gnomon.serving.run.simulate import run
 
     result = convert("vllm", "vllm serve deepseek-ai/DeepSeek-V3 -tp 8 --enable-expert-parallel")
     assert (result.scenario.engine.name, result.scenario.replica.expert_parallel) == ("vllm", True)
@@ -581,7 +581,7 @@ def test_command(cli, tmp_path):
 
 
 def test_converted_scenarios_simulate(tmp_path):
-    from gnomon.serving.simulate import run
+    from gnomon.serving.run.simulate import run
 
     trace = tmp_path / "lengths.csv"
     trace.write_text("num_prefill_tokens,num_decode_tokens\n300,20\n40,8\n")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gnomon.core.jit import ENABLED
+from gnomon.jit import ENABLED
 
 pytestmark = pytest.mark.skipif(not ENABLED, reason="nothing is compiled under GNOMON_JIT=0")
 
@@ -18,7 +18,7 @@ PROGRAM = """
 import resource, sys
 if len(sys.argv) > 1:  # A file may not grow: as on a full disk.
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
-from gnomon.core.jit import compiled, jit
+from gnomon.jit import compiled, jit
 
 @jit
 def add(a, b):
@@ -126,7 +126,7 @@ def test_no_name_and_no_home_is_no_traceback(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_writers_side_by_side_never_write_each_others_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both looked at the index before either wrote to it: whichever index stays, it names the code of its own key."""
-    from gnomon.core.compiled_code import _CheckedFiles
+    from gnomon.jit.compiled_code import _CheckedFiles
 
     first, second = (_CheckedFiles(str(tmp_path), "module.add-7", "stamp") for _ in range(2))
     with monkeypatch.context() as together:

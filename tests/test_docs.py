@@ -84,7 +84,9 @@ def test_the_drawing_of_the_rooms_is_true_to_the_code() -> None:
     modules |= {name.removesuffix("/__init__"): path for name, path in modules.items() if name.endswith("/__init__")}
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`([a-z_]+(?:[/.][A-Za-z_]+)+)`", text)) - {"pyproject.toml", "state.max_running"}
-    named |= set(re.findall(r"^ +((?:serving|timing|workload|api|report)/[a-z_]+)", text, re.MULTILINE))
+    named |= set(
+        re.findall(r"^ +((?:scenario|run|engine|results|timing|workload|api|report)/[a-z_]+)", text, re.MULTILINE)
+    )
     assert len(named) > 25
     for one in named:
         whole = one.replace(".", "/")

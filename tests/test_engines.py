@@ -9,9 +9,9 @@ from gnomon import catalog
 from gnomon.catalog import Parallelism
 from gnomon.core.config import build, dump, load
 from gnomon.core.errors import UnknownNameError
-from gnomon.serving.engines import engine, engine_names
-from gnomon.serving.kinds import resolve
 from gnomon.serving.scenario import Scenario
+from gnomon.serving.scenario.engine_presets import engine, engine_names
+from gnomon.serving.scenario.pools import resolve
 from serving_kit import TABLE, run
 
 

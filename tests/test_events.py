@@ -8,8 +8,8 @@ import pytest
 
 from gnomon.core.errors import ConfigError
 from gnomon.report.serving.events import event_frame
-from gnomon.serving.simulate import run
-from gnomon.serving.state import FINISHED
+from gnomon.serving.engine.state import FINISHED
+from gnomon.serving.run.simulate import run
 from scarce_kit import scarce
 from serving_kit import requests_of, scenario
 

@@ -16,10 +16,10 @@ from gnomon.api.causes import Explanation
 from gnomon.api.serving import Simulation
 from gnomon.core.errors import ConfigError, GnomonError
 from gnomon.report.serving.explain_advice import advice_rows, limit_rows
-from gnomon.serving.counterfactual import advice, changed
-from gnomon.serving.explain import delayed_by, waited_behind
-from gnomon.serving.parts import NAMES
-from gnomon.serving.simulate import run
+from gnomon.serving.results.counterfactual import advice, changed
+from gnomon.serving.results.explain import delayed_by, waited_behind
+from gnomon.serving.results.latency_breakdown import NAMES
+from gnomon.serving.run.simulate import run
 from serving_kit import requests_of, scenario
 
 

@@ -15,15 +15,16 @@ from gnomon.catalog.power import clock_under_cap
 from gnomon.core.config import load
 from gnomon.core.errors import ConfigError, GnomonError
 from gnomon.report.serving.fleet import fleet_frame
-from gnomon.serving.energy import PowerConfig, joules
-from gnomon.serving.fleet.config import ColdStartConfig
-from gnomon.serving.fleet.controllers import CONTROLLERS, View
-from gnomon.serving.fleet.record import SAMPLES
-from gnomon.serving.fleet.replicas import DOWN, DRAINING, OFF, STARTING, UP
-from gnomon.serving.metrics import summarize
+from gnomon.serving.autoscaling.controllers import CONTROLLERS, View
+from gnomon.serving.autoscaling.record import SAMPLES
+from gnomon.serving.autoscaling.replicas import DOWN, DRAINING, OFF, STARTING, UP
+from gnomon.serving.engine.state import FINISHED
+from gnomon.serving.results.energy import joules
+from gnomon.serving.results.metrics import summarize
+from gnomon.serving.run.simulate import Run
 from gnomon.serving.scenario import Scenario
-from gnomon.serving.simulate import Run
-from gnomon.serving.state import FINISHED
+from gnomon.serving.scenario.autoscaling import ColdStartConfig
+from gnomon.serving.scenario.power import PowerConfig
 from serving_kit import TABLE, outcome, requests_of, run, scenario
 
 FAST = {"weights_s": 1.0, "compile_s": 0.0, "warmup_s": 0.0}
@@ -278,7 +279,7 @@ def test_schedule_repeats_every_day() -> None:
 # Bad controllers.
 
 BAD = """
-from gnomon.serving.fleet.controllers import controller
+from gnomon.serving.autoscaling.controllers import controller
 
 
 @controller("{name}")

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from gnomon.core.errors import ConfigError
-from gnomon.serving.fleet.controllers import CONTROLLERS, View, controller
-from gnomon.serving.fleet.replicas import DRAINING, OFF
-from gnomon.serving.metrics import summarize
-from gnomon.serving.simulate import Run
-from gnomon.serving.state import FINISHED, SHED
+from gnomon.serving.autoscaling.controllers import CONTROLLERS, View, controller
+from gnomon.serving.autoscaling.replicas import DRAINING, OFF
+from gnomon.serving.engine.state import FINISHED, SHED
+from gnomon.serving.results.metrics import summarize
+from gnomon.serving.run.simulate import Run
 from serving_kit import requests_of, run, scenario
 
 FAST = {"weights_s": 1.0, "compile_s": 0.0, "warmup_s": 0.0}

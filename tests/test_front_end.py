@@ -9,10 +9,10 @@ import pytest
 
 from gnomon.core.config import build
 from gnomon.core.errors import ConfigError
-from gnomon.serving.latency import request_times
-from gnomon.serving.ledger import BEFORE, FRONT_END, OUTAGE
-from gnomon.serving.metrics import summarize
-from gnomon.serving.parts import accounts
+from gnomon.serving.features.breakdown import BEFORE, FRONT_END, OUTAGE
+from gnomon.serving.results.latency import request_times
+from gnomon.serving.results.latency_breakdown import accounts
+from gnomon.serving.results.metrics import summarize
 from gnomon.serving.scenario import Scenario
 from serving_kit import requests_of, run, scenario
 

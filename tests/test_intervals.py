@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import gnomon
-from gnomon.serving.intervals import _around, intervals, perturbed
+from gnomon.serving.results.intervals import _around, intervals, perturbed
 from gnomon.timing.source_registry import SOURCES
 
 SMALL = {"workload.num_requests": 80, "workload.rate": 4.0}
@@ -93,7 +93,7 @@ def test_a_searchs_winner_has_an_interval_of_its_capacity() -> None:
 
 def test_wide_intervals_say_where_the_width_comes_from() -> None:
     from gnomon.report.serving.intervals import width_words
-    from gnomon.serving.intervals import Interval
+    from gnomon.serving.results.intervals import Interval
 
     wide = {"latency.tpot_s.mean": Interval(0.010, 0.008, 0.0125)}
     assert "timing source may be off" in width_words(wide, 0.13) and "13%" in width_words(wide, 0.13)
@@ -104,7 +104,7 @@ def test_wide_intervals_say_where_the_width_comes_from() -> None:
 
 def test_wide_intervals_are_never_written_as_powers_of_ten() -> None:
     from gnomon.report.serving.intervals import words
-    from gnomon.serving.intervals import Interval
+    from gnomon.serving.results.intervals import Interval
 
     assert words(Interval(0.652, 0.226, 1.88)) == "652 ms, 226–1,880"
     assert words(Interval(0.205, 0.190, 0.223)) == "205 ms, 190–223"

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from gnomon.core.user_files import plain
-from gnomon.serving import cluster as loop
-from gnomon.serving import launch
-from gnomon.serving.state import NONE
+from gnomon.serving.engine import cluster as loop
+from gnomon.serving.engine import launch
+from gnomon.serving.engine.state import NONE
 from serving_kit import check_invariants, requests_of, run, scenario
 
 

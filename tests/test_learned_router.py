@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gnomon.core.borrow import borrow
 from gnomon.core.config import build
 from gnomon.core.errors import ConfigError, DataError
-from gnomon.core.jit import jit
-from gnomon.serving.compilation import _example
+from gnomon.jit import jit
+from gnomon.jit.borrowing import borrow
 from gnomon.serving.routers.learned import score
 from gnomon.serving.routers.observation import FEATURES, NUM_FEATURES, SCHEMA_HASH, observe
 from gnomon.serving.routers.policy_file import CLIP, Policy, load_policy, packed, save_policy, shapes, shipped_policy
+from gnomon.serving.run.compilation import _example
 from gnomon.workload import WorkloadConfig
 from serving_kit import check_invariants, run, scenario
 
@@ -181,8 +181,8 @@ def test_a_policy_looks_as_deep_as_it_was_made_for(tmp_path: Path) -> None:
 
 
 def test_noisy_lengths_are_the_truth_times_an_error() -> None:
-    from gnomon.serving.sections import RouterConfig
-    from gnomon.serving.simulate import predicted_outputs
+    from gnomon.serving.run.simulate import predicted_outputs
+    from gnomon.serving.scenario.config import RouterConfig
     from gnomon.workload import generate
 
     requests = generate(scenario(workload={"num_requests": 4000}).workload, 0)

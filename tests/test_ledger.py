@@ -10,10 +10,11 @@ import pytest
 
 import test_fleet
 from gnomon.core.config import build, load
-from gnomon.serving import guard, ledger
-from gnomon.serving.parts import NAMES, PARTS, Accounts, accounts
+from gnomon.serving.engine import guard
+from gnomon.serving.features import breakdown
+from gnomon.serving.results.latency_breakdown import NAMES, PARTS, Accounts, accounts
+from gnomon.serving.run.simulate import run
 from gnomon.serving.scenario import Scenario
-from gnomon.serving.simulate import run
 from scarce_kit import scarce
 from serving_kit import POLICIES, requests_of, scenario
 
@@ -35,10 +36,10 @@ def check_accounts(setup: Any, requests: Any = None) -> Accounts:
         for name in ("arrival_s", "first_token_s", "finished_s")
     )
     assert np.array_equal(found.parts_ns.sum(axis=(1, 2)), end - arrival)
-    assert np.array_equal(found.parts_ns[:, ledger.BEFORE].sum(axis=1), first - arrival)
+    assert np.array_equal(found.parts_ns[:, breakdown.BEFORE].sum(axis=1), first - arrival)
     assert found.parts_ns.min(initial=0) >= 0
     if not (q.front_s.any() or q.last_reply_s.any() or q.first_reply_s.any()):
-        assert not found.parts_ns[:, :, ledger.FRONT_END].any()
+        assert not found.parts_ns[:, :, breakdown.FRONT_END].any()
     return found
 
 
@@ -71,15 +72,15 @@ def test_parts_add_up_where_prefill_and_decode_are_apart(first_token: str, block
     found = check_accounts(scenario(pools=pools, disaggregation=way))
     moved = found.requests.landed_s >= 0
     seconds = (found.requests.landed_s - found.requests.moving_s)[moved] + way["hop_s"]
-    booked = found.parts_ns[moved][:, :, ledger.TRANSFER].sum(axis=1) / 1e9
+    booked = found.parts_ns[moved][:, :, breakdown.TRANSFER].sum(axis=1) / 1e9
     assert moved.any() and (booked >= seconds - 1e-8).all()
     more = (booked - seconds)[found.requests.num_restarts[moved] == 0]
     if first_token == "decode":  # The last prompt token is computed once more: 10.4 ms alone.
         assert more.min() > 0.0103
     else:
         assert np.abs(more).max() < 1e-8
-    assert not found.parts_ns[found.requests.num_restarts == 0][:, :, ledger.RECOMPUTED].any()
-    waited = found.parts_ns[:, :, ledger.KV_FULL].sum()
+    assert not found.parts_ns[found.requests.num_restarts == 0][:, :, breakdown.RECOMPUTED].any()
+    waited = found.parts_ns[:, :, breakdown.KV_FULL].sum()
     assert waited > 1e9 if blocks == 40 else waited == 0
 
 
@@ -103,14 +104,14 @@ def test_parts_add_up_where_each_replica_has_a_front_end_and_much_goes_wrong(see
     front_end = {"per_request_s": 0.2, "per_prompt_token_s": 1e-3, "reply_s": 0.01, "per_replica": True}
     setup = test_fleet.trouble(seed).scenario
     found = check_accounts(build(Scenario, {**setup.model_dump(exclude_unset=True), "front_end": front_end}))
-    assert found.parts_ns[:, :, ledger.FRONT_END].any()
+    assert found.parts_ns[:, :, breakdown.FRONT_END].any()
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_parts_add_up_in_a_fleet_in_which_much_goes_wrong(seed: int) -> None:
     setup = test_fleet.trouble(seed).scenario
     found = check_accounts(setup)
-    assert found.parts_ns[:, :, ledger.OUTAGE].sum() > 0 and found.parts_ns[:, :, ledger.STRAGGLER].sum() > 0
+    assert found.parts_ns[:, :, breakdown.OUTAGE].sum() > 0 and found.parts_ns[:, :, breakdown.STRAGGLER].sum() > 0
 
 
 @pytest.mark.slow
@@ -226,11 +227,11 @@ def test_waiting_for_an_adapter_is_not_waiting_for_an_iteration() -> None:
     lora = {"max_loaded": 1, "latency_s": 0.5}
     workload = {"rate": 20.0, "num_requests": 60, "adapters": {"count": 6, "share": 1.0}}
     found = check_accounts(scenario(lora=lora, workload=workload))
-    before = found.parts_ns[:, ledger.BEFORE] / 1e9
+    before = found.parts_ns[:, breakdown.BEFORE] / 1e9
     came = found.requests.arrival_s + found.requests.front_s
     waited = found.requests.scheduled_s - came
-    assert before[:, ledger.ADAPTER].sum() > 0.5 * waited.sum() > 1.0
-    assert before[:, ledger.ITERATION].max() < 1.0
+    assert before[:, breakdown.ADAPTER].sum() > 0.5 * waited.sum() > 1.0
+    assert before[:, breakdown.ITERATION].max() < 1.0
 
 
 def test_nothing_is_kept_unless_asked_for() -> None:
@@ -241,5 +242,5 @@ def test_nothing_is_kept_unless_asked_for() -> None:
 
 
 def test_every_part_has_a_name() -> None:
-    assert len(set(NAMES)) == len(PARTS) == ledger.NUM_PARTS
-    assert NAMES[ledger.KV_FULL] == "wait_kv" and NAMES[ledger.STRAGGLER] == "straggler"
+    assert len(set(NAMES)) == len(PARTS) == breakdown.NUM_PARTS
+    assert NAMES[breakdown.KV_FULL] == "wait_kv" and NAMES[breakdown.STRAGGLER] == "straggler"

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gnomon.api.serving import simulate
-from gnomon.serving.metrics import summarize
-from gnomon.serving.paired import COMPARED, _resampled_p99, paired_differences
-from gnomon.serving.percentiles import NUM_BATCHES, mean_with_margin, percentiles, weighted_percentiles
-from gnomon.serving.state import WAITING
-from gnomon.serving.summary import Summary, check_summary
+from gnomon.serving.engine.state import WAITING
+from gnomon.serving.results.metrics import summarize
+from gnomon.serving.results.paired import COMPARED, _resampled_p99, paired_differences
+from gnomon.serving.results.percentiles import NUM_BATCHES, mean_with_margin, percentiles, weighted_percentiles
+from gnomon.serving.results.summary import Summary, check_summary
 from serving_results import chat, one_server, pipeline
 
 

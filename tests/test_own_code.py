@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gnomon.core.jit import inner, jit
 from gnomon.core.user_files import is_own
+from gnomon.jit import inner, jit
 from gnomon.serving.policies import POLICIES as REGISTERED
 from own_code_kit import CAREFUL, HEADER, ONE_BY_ONE, POLICIES, ROUTER, ROUTERS, SCRIPT
 from serving_kit import check_invariants, requests_of, run, scenario

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import test_classes
+from gnomon.serving.engine.state import FINISHED
 from gnomon.serving.policies import POLICIES
-from gnomon.serving.state import FINISHED
 from serving_kit import requests_of, run, scenario
 
 Offered = dict[str, tuple[float, int, int]]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gnomon.core.user_files import plain
-from gnomon.serving.prefix_cache import key_of
+from gnomon.serving.engine.prefix_cache import key_of
 from serving_kit import check_invariants, requests_of, run, scenario
 
 POLICIES = ("vllm_v1", "sglang")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gnomon.serving.simulate import Run
+from gnomon.serving.run.simulate import Run
 from gnomon.workload.slo import UserClass
 from recorded_kit import check_recorded
 from scarce_kit import POLICIES, scarce

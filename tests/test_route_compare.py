@@ -23,7 +23,7 @@ from gnomon.routing.goals import BEST, GOALS, judge
 from gnomon.routing.metrics import SCALARS
 from gnomon.serving.routers import ROUTERS
 from gnomon.serving.scenario import Scenario
-from gnomon.serving.sections import RouterConfig
+from gnomon.serving.scenario.config import RouterConfig
 
 DEMANDED = {
     "random", "round_robin", "least_outstanding", "power_of_two", "least_kv", "least_prefill_tokens", "lmetric",

@@ -10,7 +10,7 @@ import pytest
 from gnomon.routing.domain import DomainConfig, RewardConfig
 from gnomon.routing.environment import VectorClusters
 from gnomon.routing.traffic import RandomTraffic
-from gnomon.serving.state import FINISHED
+from gnomon.serving.engine.state import FINISHED
 
 SMALL = DomainConfig(num_replicas=(2, 4), warm_up=(10, 30), session_share=0.3)
 
@@ -155,7 +155,7 @@ def test_an_episode_has_what_the_domain_says() -> None:
 def test_a_scenario_played_step_by_step_is_the_simulation(pools: list[dict[str, Any]]) -> None:
     """Environment and simulator are the same engine: the same choices give the same times, to the last bit."""
     from gnomon.routing.traffic import ScenarioTraffic
-    from gnomon.serving.simulate import run
+    from gnomon.serving.run.simulate import run
     from serving_kit import scenario
 
     base = scenario(

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gnomon.core import jit
+from gnomon import jit
 from gnomon.core.user_files import plain
-from gnomon.serving.allocation import new_cluster
-from gnomon.serving.outside import Fleet, open_to_all
+from gnomon.serving.engine.allocation import new_cluster
+from gnomon.serving.engine.context import Fleet, open_to_all
+from gnomon.serving.engine.state import NONE
 from gnomon.serving.routers import ROUTERS, llmd
 from gnomon.serving.routers.observation import FEATURES, NUM_FEATURES
 from gnomon.serving.routers.policy_file import save_policy, shapes
-from gnomon.serving.state import NONE
 from gnomon.timing.iteration import blank
 from serving_kit import ROUTERS as BUILT_IN
 from serving_kit import requests_of, run, scenario

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gnomon.core import jit
-from gnomon.serving.outside import Fleet
+from gnomon import jit
+from gnomon.serving.engine.context import Fleet
+from gnomon.serving.policies import UNBOUNDED
 from gnomon.serving.routers import foretelling, learned, llmd, lookahead, observation, predicted_latency
-from gnomon.serving.routers.foretelling import PRIOR_OUTPUT, PRIOR_WEIGHT
-from gnomon.serving.state import UNBOUNDED
+from gnomon.serving.routers.prediction import PRIOR_OUTPUT, PRIOR_WEIGHT
 from gnomon.timing.iteration import blank, geometric_axis
 from test_router_decisions import choice, fleet_of
 

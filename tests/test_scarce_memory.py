@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gnomon.serving.state import FINISHED, REJECTED
+from gnomon.serving.engine.state import FINISHED, REJECTED
 from scarce_kit import scarce
 from serving_kit import assert_same, check_invariants, outcome, requests_of, run, scenario
 

@@ -20,9 +20,9 @@ from gnomon.search.slo import Gaps
 from gnomon.search.space import candidates, scenario_of
 from gnomon.search.study import Found, search
 from gnomon.search.winner import winning_scenario
-from gnomon.serving.metrics import summarize
-from gnomon.serving.percentiles import weighted_percentiles
-from gnomon.serving.simulate import run
+from gnomon.serving.results.metrics import summarize
+from gnomon.serving.results.percentiles import weighted_percentiles
+from gnomon.serving.run.simulate import run
 from search_kit import QUICK, TABLE, question
 
 

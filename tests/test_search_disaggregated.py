@@ -16,8 +16,8 @@ from gnomon.search.config import SearchConfig
 from gnomon.search.evaluate import Record
 from gnomon.search.space import candidates, pools_of, scenario_of
 from gnomon.search.study import Found
-from gnomon.serving.metrics import summarize
-from gnomon.serving.simulate import run
+from gnomon.serving.results.metrics import summarize
+from gnomon.serving.run.simulate import run
 from gnomon.workload import generate
 from serving_kit import TABLE
 

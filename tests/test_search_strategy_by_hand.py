@@ -34,7 +34,7 @@ from gnomon.search.slo import GROWING, TURNED_AWAY, Verdict, judge
 from gnomon.search.space import candidates, scenario_of
 from gnomon.search.study import search_with
 from gnomon.search.winner import winning_scenario
-from gnomon.serving.state import FINISHED, REJECTED, SHED
+from gnomon.serving.engine.state import FINISHED, REJECTED, SHED
 from search_kit import question
 
 REQUEST = np.dtype(

@@ -6,11 +6,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gnomon.core.borrow import borrow
-from gnomon.core.jit import function_arguments, jit
-from gnomon.serving.adapters import new_adapters
-from gnomon.serving.build import build_cluster
-from gnomon.serving.calendar import (
+from gnomon.jit import function_arguments, jit
+from gnomon.jit.borrowing import borrow
+from gnomon.serving.engine.calendar import (
     AN_EVENT,
     CONTROL_TICK,
     NOTHING,
@@ -20,16 +18,18 @@ from gnomon.serving.calendar import (
     schedule_all,
     take_next,
 )
-from gnomon.serving.cluster import advance_all, serve
-from gnomon.serving.compilation import engine_of
-from gnomon.serving.kinds import bake, policies_of, resolve
-from gnomon.serving.log import new_log
-from gnomon.serving.outside import Asked, Fleet, Outside, open_to_all
+from gnomon.serving.engine.cluster import advance_all, serve
+from gnomon.serving.engine.context import Asked, Fleet, Outside, open_to_all
+from gnomon.serving.engine.log import new_log
+from gnomon.serving.features.adapters import new_adapters
+from gnomon.serving.features.tiers import new_tiers
+from gnomon.serving.features.tool_cache import open_tool_cache
+from gnomon.serving.features.transfers import new_transfers
 from gnomon.serving.routers import ROUTERS
-from gnomon.serving.simulate import run
-from gnomon.serving.tiers import new_tiers
-from gnomon.serving.tool_cache import open_tool_cache
-from gnomon.serving.transfers import new_transfers
+from gnomon.serving.run.build import build_cluster
+from gnomon.serving.run.compilation import engine_of
+from gnomon.serving.run.simulate import run
+from gnomon.serving.scenario.pools import bake, policies_of, resolve
 from serving_kit import requests_of, scenario
 
 

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 from gnomon.core.config import build
 from gnomon.core.errors import ConfigError, UnknownNameError
-from gnomon.serving import guard
-from gnomon.serving.kinds import resolve
+from gnomon.serving.engine import guard
+from gnomon.serving.engine.state import FINISHED, REJECTED
 from gnomon.serving.scenario import Scenario
-from gnomon.serving.sections import BatchingConfig, ReplicaConfig
-from gnomon.serving.state import FINISHED, REJECTED
+from gnomon.serving.scenario.config import BatchingConfig, ReplicaConfig
+from gnomon.serving.scenario.pools import resolve
 from gnomon.timing.iteration import IterationTables
 from gnomon.workload import generate
 from serving_kit import POLICIES, ROUTERS, TABLE, assert_same, check_invariants, outcome, requests_of, run, scenario
@@ -347,8 +347,8 @@ def test_a_pool_changes_single_keys_of_a_section() -> None:
 
 
 def test_a_short_log_thins_itself_out_and_never_overflows(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gnomon.serving import simulate
-    from gnomon.serving.log import new_log
+    from gnomon.serving.engine.log import new_log
+    from gnomon.serving.run import simulate
 
     whole = run(scenario(num_replicas=80, workload={"num_requests": 800}))
     monkeypatch.setattr(simulate, "new_log", lambda **kept: new_log(64, 100, **kept))

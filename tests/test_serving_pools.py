@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 
 from gnomon import catalog
-from gnomon.core.borrow import borrow
 from gnomon.core.config import build
 from gnomon.core.errors import ConfigError, GnomonError
-from gnomon.core.jit import jit
+from gnomon.jit import jit
+from gnomon.jit.borrowing import borrow
 from gnomon.report.serving.transfers import transfer_events
-from gnomon.serving.kinds import resolve
-from gnomon.serving.metrics import summarize
-from gnomon.serving.pools import kv_bytes_per_token, link_bytes_s
+from gnomon.serving.engine.batch_operations import place
+from gnomon.serving.engine.decode_group import processed_now
+from gnomon.serving.engine.state import FINISHED, REJECTED, RUNNING, Cluster, replica_view
+from gnomon.serving.results.metrics import summarize
+from gnomon.serving.run.kv_links import kv_bytes_per_token, link_bytes_s
+from gnomon.serving.run.simulate import Run, run
 from gnomon.serving.scenario import Scenario
-from gnomon.serving.sections import DisaggregationConfig
-from gnomon.serving.simulate import Run, run
-from gnomon.serving.state import FINISHED, REJECTED, RUNNING, Cluster, replica_view
-from gnomon.serving.stepping import processed_now
-from gnomon.serving.verbs import place
+from gnomon.serving.scenario.config import DisaggregationConfig
+from gnomon.serving.scenario.pools import resolve
 from serving_kit import TABLE, requests_of, scenario
 
 SECOND = {"source": "table", "table": {"per_iteration": 1.0}}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gnomon.core.streams import stream
-from gnomon.serving.simulate import Run
+from gnomon.serving.run.simulate import Run
 from serving_kit import requests_of, run, scenario
 
 SECONDS_PER_TOKEN = 1e-3

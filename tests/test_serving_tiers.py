@@ -9,10 +9,10 @@ import pytest
 
 from gnomon.core.errors import GnomonError
 from gnomon.report.serving.transfers import transfer_events
-from gnomon.serving.metrics import summarize
-from gnomon.serving.simulate import Run, run
-from gnomon.serving.state import FINISHED
-from gnomon.serving.tiers import HOST, PEERS, REMOTE, SSD
+from gnomon.serving.engine.state import FINISHED
+from gnomon.serving.features.tiers import HOST, PEERS, REMOTE, SSD
+from gnomon.serving.results.metrics import summarize
+from gnomon.serving.run.simulate import Run, run
 from gnomon.timing.host import HostConfig
 from gnomon.workload import Requests
 from serving_kit import scenario

@@ -11,14 +11,14 @@ import polars as pl
 import pytest
 
 from gnomon.core.arrays import Floats
-from gnomon.core.borrow import borrow
-from gnomon.core.jit import jit
 from gnomon.core.user_files import plain
+from gnomon.jit import jit
+from gnomon.jit.borrowing import borrow
 from gnomon.report.serving.frames import iteration_frame
-from gnomon.serving.allocation import new_cluster
-from gnomon.serving.log import Log, log_gap, new_log
+from gnomon.serving.engine.allocation import new_cluster
+from gnomon.serving.engine.log import Log, log_gap, new_log
+from gnomon.serving.engine.state import REQUEST, Cluster
 from gnomon.serving.routers import ROUTERS
-from gnomon.serving.state import REQUEST, Cluster
 from serving_kit import requests_of, run, scenario
 
 

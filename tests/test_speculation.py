@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from gnomon.core.errors import ConfigError, UnknownNameError
-from gnomon.serving.acceptance import acceptance_names, chances, reached
-from gnomon.serving.kinds import bake, resolve
+from gnomon.serving.scenario.acceptance import acceptance_names, chances, reached
+from gnomon.serving.scenario.pools import bake, resolve
 from serving_kit import check_invariants, requests_of, run, scenario
 
 

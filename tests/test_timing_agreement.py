@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import gnomon.serving.mix as mix
+import gnomon.serving.results.mean_iteration as mix
 from gnomon import catalog
 from gnomon.core.config import build
-from gnomon.serving.log import ITERATION
+from gnomon.serving.engine.log import ITERATION
+from gnomon.serving.run.simulate import run
 from gnomon.serving.scenario import Scenario
-from gnomon.serving.simulate import run
 from gnomon.timing import Batch, Context, Timer, TimingConfig, agreement
 from gnomon.timing.agreement import Estimate, estimate, in_words, sources_at_hand
 from gnomon.timing.breakdown import expected_error

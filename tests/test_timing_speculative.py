@@ -8,8 +8,8 @@ import pytest
 from gnomon import catalog
 from gnomon.catalog import Parallelism
 from gnomon.core.config import build
-from gnomon.serving.kinds import resolve
 from gnomon.serving.scenario import Scenario
+from gnomon.serving.scenario.pools import resolve
 from gnomon.timing import Context, Timer, TimingConfig, iteration_tables
 from gnomon.timing.iteration import IterationTables
 from gnomon.timing.lookup import Shape, stage_s, with_host_s

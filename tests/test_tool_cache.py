@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from gnomon.core.errors import ConfigError
-from gnomon.serving.simulate import Run
-from gnomon.serving.state import FINISHED
+from gnomon.serving.engine.state import FINISHED
+from gnomon.serving.run.simulate import Run
 from gnomon.workload import Requests
 from serving_kit import requests_of, run, scenario
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gnomon.core.errors import UnknownNameError
-from gnomon.serving.state import FINISHED
+from gnomon.serving.engine.state import FINISHED
 from serving_kit import check_invariants, requests_of, run, scenario
 
 

@@ -103,12 +103,12 @@ def test_an_engine_is_chosen_as_in_a_file(engine: str, more: str) -> None:
 
 
 def test_figures_and_plots_come_before_the_timing_sources_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gnomon.serving import mix
+    from gnomon.serving.results import mean_iteration
     from gnomon.ui.pages import serve_live
 
     asked = []
-    judged = mix.judged
-    monkeypatch.setattr(mix, "judged", lambda run: asked.append(run) or judged(run))
+    judged = mean_iteration.judged
+    monkeypatch.setattr(mean_iteration, "judged", lambda run: asked.append(run) or judged(run))
     raw = state_of(PAGE.controls, "?rate=7.5&requests=1500")
     found = [(sorted(one.get("plots", {})), "copies" in one.get("texts", {}), len(asked))
              for one in serve_live.lines(PAGE, raw, Question("view"), is_dragged=False)]  # fmt: skip

@@ -8,7 +8,7 @@ import yaml
 
 from gnomon.core.config import build, dump
 from gnomon.core.errors import ConfigError, UnknownNameError
-from gnomon.serving.metrics import summarize
+from gnomon.serving.results.metrics import summarize
 from gnomon.serving.scenario import Scenario
 from gnomon.workload import WorkloadConfig, generate
 from gnomon.workload.clients import clients

@@ -8,11 +8,11 @@ Like vllm_v1, every running request gets its tokens first; but of those that wai
 
 from __future__ import annotations
 
-from gnomon.core.jit import inner
+from gnomon.jit import inner
+from gnomon.serving.engine.batch_operations import tokens_placed
+from gnomon.serving.engine.state import NONE, Replica
 from gnomon.serving.policies import batching_policy
 from gnomon.serving.policies.vllm_v1 import admit_first, continue_running
-from gnomon.serving.state import NONE, Replica
-from gnomon.serving.verbs import tokens_placed
 
 
 @inner

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     import polars as pl
 
     from gnomon.report.blocks import Block
-    from gnomon.serving.counterfactual import Outcome
-    from gnomon.serving.explain import Slow
-    from gnomon.serving.parts import Accounts, Metric
-    from gnomon.serving.simulate import Run
-    from gnomon.serving.summary import Summary
+    from gnomon.serving.results.counterfactual import Outcome
+    from gnomon.serving.results.explain import Slow
+    from gnomon.serving.results.latency_breakdown import Accounts, Metric
+    from gnomon.serving.results.summary import Summary
+    from gnomon.serving.run.simulate import Run
 
 __all__ = ["Asked", "Explanation", "explain_simulation"]
 
@@ -62,9 +62,9 @@ def explain_simulation(
     on_progress: Progress | None = None,
 ) -> Explanation:
     """Explain a simulation with accounts of every request's time."""
-    from gnomon.serving.counterfactual import advice as changes
-    from gnomon.serving.counterfactual import limits, outcomes
-    from gnomon.serving.parts import METRICS, accounts
+    from gnomon.serving.results.counterfactual import advice as changes
+    from gnomon.serving.results.counterfactual import limits, outcomes
+    from gnomon.serving.results.latency_breakdown import METRICS, accounts
 
     if metric not in METRICS:
         raise ConfigError(f"unknown metric {metric!r}.", where="metric", fix=f"Choose from {', '.join(METRICS)}.")
@@ -119,14 +119,14 @@ class Explanation(Result):
     @cached_property
     def slow(self) -> Slow:
         """The slow requests against typical ones."""
-        from gnomon.serving.explain import slowest
+        from gnomon.serving.results.explain import slowest
 
         return slowest(self.accounts, self.metric, self.percentile)
 
     @property
     def statistic(self) -> str:
         """The percentile of a summary that is nearest: p50, p90, p95 or p99."""
-        from gnomon.serving.percentiles import STATISTICS
+        from gnomon.serving.results.percentiles import STATISTICS
 
         known = {float(name[1:]): name for name in STATISTICS if name[0] == "p" and name[1:].isdigit()}
         return known[min(known, key=lambda value: abs(value - self.percentile))]

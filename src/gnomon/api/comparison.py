@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
     from gnomon.core.arrays import Floats
     from gnomon.report.blocks import Block
-    from gnomon.serving.intervals import Intervals
-    from gnomon.serving.paired import Difference
-    from gnomon.serving.summary import Summary
+    from gnomon.serving.results.intervals import Intervals
+    from gnomon.serving.results.paired import Difference
+    from gnomon.serving.results.summary import Summary
     from gnomon.workload import Requests
 
 __all__ = ["Comparison", "compare"]
@@ -56,8 +56,8 @@ class Comparison(Result):
     @cached_property
     def differences(self) -> dict[str, list[Difference]]:
         """For every other variant, its paired differences to the baseline."""
-        from gnomon.serving.latency import request_times
-        from gnomon.serving.paired import paired_differences
+        from gnomon.serving.results.latency import request_times
+        from gnomon.serving.results.paired import paired_differences
 
         first, *others = self.results.values()
         names = list(self.results)[1:]
@@ -69,7 +69,7 @@ class Comparison(Result):
 
     def times(self, metric: str) -> dict[str, Floats]:
         """A latency (`ttft_s`, `tpot_s`, `e2e_s`) of every request, by variant."""
-        from gnomon.serving.latency import request_times
+        from gnomon.serving.results.latency import request_times
 
         return {name: getattr(request_times(result.run), metric) for name, result in self.results.items()}
 
@@ -168,7 +168,7 @@ def compare(
 
     The requests must be the same: what varies may be the arrival rate, but not the lengths or the number of requests.
     """
-    from gnomon.serving.simulate import run
+    from gnomon.serving.run.simulate import run
 
     variants = _variants(given or (None,), vary or {}, overrides)
     if len(variants) < 2:

@@ -174,7 +174,7 @@ def tune(
     """
     from gnomon.routing import tune as tuning
     from gnomon.routing.compare import Contender, compare, contenders
-    from gnomon.serving.sections import RouterConfig
+    from gnomon.serving.scenario.config import RouterConfig
 
     made, names = read(TuneConfig, config, overrides), [str(one) for one in scenarios]
     found = tuning.tune(made, names, jobs=jobs, ray=ray, on_progress=on_progress)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gnomon.search.evaluate import Record
     from gnomon.search.matrix import Matrix
     from gnomon.search.study import Found
-    from gnomon.serving.intervals import Interval
+    from gnomon.serving.results.intervals import Interval
     from gnomon.serving.scenario import Scenario
 
 __all__ = [

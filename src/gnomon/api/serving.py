@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from gnomon.api.causes import Asked, Explanation
     from gnomon.report.blocks import Block
     from gnomon.search.headroom import Headroom
-    from gnomon.serving.check import Finding
-    from gnomon.serving.intervals import Intervals as Intervals
-    from gnomon.serving.simulate import Run
-    from gnomon.serving.summary import Summary as Summary
+    from gnomon.serving.results.intervals import Intervals as Intervals
+    from gnomon.serving.results.summary import Summary as Summary
+    from gnomon.serving.run.check import Finding
+    from gnomon.serving.run.simulate import Run
     from gnomon.workload import Requests
 
 __all__ = [
@@ -73,7 +73,7 @@ def simulate(
     requests. `explained` keeps accounts of every request's time from the start, which
     takes a fifth longer; `explain()` works without, by simulating again.
     """
-    from gnomon.serving.simulate import run
+    from gnomon.serving.run.simulate import run
 
     if isinstance(requests, int):
         overrides, requests = overrides | {"requests": requests}, None
@@ -96,14 +96,14 @@ def policy_names() -> list[str]:
 
 def check_policy(file: str | Path) -> Iterator[Finding]:
     """Run the contract tests on every batching policy and router that a Python file registers, one after the other."""
-    from gnomon.serving.check import check_file
+    from gnomon.serving.run.check import check_file
 
     return check_file(file)
 
 
 def controller_names(*, with_steps: bool = True) -> list[str]:
     """Controllers of fleets that are known; or those that need no steps of a schedule."""
-    from gnomon.serving.fleet.controllers import CONTROLLERS
+    from gnomon.serving.autoscaling.controllers import CONTROLLERS
 
     return [name for name in CONTROLLERS if with_steps or not CONTROLLERS[name].needs_steps]
 
@@ -153,8 +153,8 @@ class Simulation(Result):
     @cached_property
     def summary(self) -> Summary:
         """Every figure, as plain data, and where another timing source contradicts the one in use."""
-        from gnomon.serving.metrics import summarize
-        from gnomon.serving.mix import judged
+        from gnomon.serving.results.mean_iteration import judged
+        from gnomon.serving.results.metrics import summarize
 
         found = summarize(self.run)
         if not self.is_judged:
@@ -182,7 +182,7 @@ class Simulation(Result):
 
     def intervals_by(self, turn: Callable[[], AbstractContextManager[None]]) -> Intervals:
         """The same, found anew; each of the runs that they take is made within a `turn`."""
-        from gnomon.serving.intervals import MOST_REQUESTS, intervals
+        from gnomon.serving.results.intervals import MOST_REQUESTS, intervals
 
         wanted = self.with_intervals
         if wanted is None:
@@ -245,7 +245,7 @@ class Simulation(Result):
 
     def explained(self) -> Simulation:
         """The same with accounts of every request's time: simulated again unless they were kept."""
-        from gnomon.serving.simulate import run
+        from gnomon.serving.run.simulate import run
 
         if self.run.cluster.ledger.size:
             return self
@@ -273,7 +273,7 @@ class Simulation(Result):
     def _eventful_run(self) -> Run:
         """The run once more, with the parts that prompts were computed in."""
         from gnomon.report.serving.events import MOST_CHUNKS
-        from gnomon.serving.simulate import run
+        from gnomon.serving.run.simulate import run
 
         is_small = self.run.cluster.requests.size <= _MOST_TO_REPEAT
         kept = {"keep_chunks": MOST_CHUNKS, "explained": is_small or self.run.cluster.ledger.size > 0}

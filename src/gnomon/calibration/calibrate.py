@@ -17,9 +17,9 @@ from gnomon.calibration.replay import Figures, figures, matched
 from gnomon.calibration.request_fit import RequestFit, fit_requests, simulated, target_of
 from gnomon.calibration.step_fit import Data, Fit, fit_steps, thinned
 from gnomon.core.errors import ConfigError
-from gnomon.serving.calibration import Calibration, Constant, Load, Provenance
-from gnomon.serving.engines import filled_in, nested
 from gnomon.serving.scenario import Scenario
+from gnomon.serving.scenario.calibration import Calibration, Constant, Load, Provenance
+from gnomon.serving.scenario.engine_presets import filled_in, nested
 
 LEAST_ERROR = 0.01
 """Standard deviation of what stays, at least: no server repeats itself exactly."""

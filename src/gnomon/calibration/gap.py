@@ -11,8 +11,8 @@ from gnomon.calibration.kernels import with_kv
 from gnomon.calibration.logs import PHASES, Log, Steps
 from gnomon.calibration.replay import Figures, figures, latencies, matched, simulated_latencies
 from gnomon.core.arrays import Floats
+from gnomon.serving.run.simulate import Run
 from gnomon.serving.scenario import Scenario
-from gnomon.serving.simulate import Run
 
 NOTICED = 0.02
 """Differences of a mean below this share are left alone."""

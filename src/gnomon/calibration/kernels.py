@@ -11,9 +11,9 @@ from gnomon.calibration.logs import Log, Steps, open_loop
 from gnomon.catalog import Model
 from gnomon.core.arrays import Floats
 from gnomon.core.errors import ConfigError
-from gnomon.core.jit import jit
-from gnomon.serving.kinds import bake, resolve
+from gnomon.jit import jit
 from gnomon.serving.scenario import Scenario
+from gnomon.serving.scenario.pools import bake, resolve
 from gnomon.timing.iteration import IterationTables
 from gnomon.timing.lookup import Shape, stage_s
 from gnomon.workload import Requests, generate

@@ -11,8 +11,8 @@ from gnomon.calibration.logs import PHASES
 from gnomon.calibration.request_fit import RequestFit
 from gnomon.calibration.step_fit import BLOCKS, FEW, Data, Fit, Phase, covariance
 from gnomon.core.arrays import Floats
-from gnomon.serving.calibration import Constant
 from gnomon.serving.scenario import Scenario
+from gnomon.serving.scenario.calibration import Constant
 
 Named = tuple[dict[str, Constant], tuple[str, ...], Floats, list[str]]
 LEAST_S, LEAST_SHARE = 1e-6, 0.005

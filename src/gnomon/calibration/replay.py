@@ -11,9 +11,9 @@ import numpy as np
 from gnomon.calibration.logs import Log, Stamps
 from gnomon.core.arrays import Floats
 from gnomon.core.errors import DataError
+from gnomon.serving.engine.state import FINISHED
+from gnomon.serving.run.simulate import Run, run
 from gnomon.serving.scenario import Scenario
-from gnomon.serving.simulate import Run, run
-from gnomon.serving.state import FINISHED
 
 STATISTICS = {"mean": None, "p50": 50.0, "p90": 90.0, "p99": 99.0}
 

@@ -15,8 +15,8 @@ import numpy as np
 from gnomon.calibration.logs import Counters, Log, Stamps, open_loop
 from gnomon.calibration.step_fit import QUANTILE_90
 from gnomon.core.arrays import Floats
+from gnomon.serving.run.simulate import run
 from gnomon.serving.scenario import Scenario
-from gnomon.serving.simulate import run
 from gnomon.timing.host import PHASES
 from gnomon.timing.iteration import IterationTables, scaled
 from gnomon.workload import Requests

@@ -23,7 +23,7 @@ Report = Callable[[int, int], None]
 
 def say_if_compiling(more: str = "") -> None:
     """The first run of a version compiles the engine: say so."""
-    from gnomon.core.jit import is_compiled_already
+    from gnomon.jit import is_compiled_already
 
     if not is_compiled_already():
         click.echo(COMPILING + more, err=True)

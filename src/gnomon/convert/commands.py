@@ -15,7 +15,7 @@ from gnomon.convert.vllm_command import has_adapters, plans_as, vllm_flags
 from gnomon.core.errors import ConfigError
 from gnomon.serving.policies import POLICIES
 from gnomon.serving.scenario import KindConfig, PoolConfig, Scenario
-from gnomon.serving.sections import ResolvedBatching
+from gnomon.serving.scenario.config import ResolvedBatching
 from gnomon.timing.config import captured_sizes
 
 DYNAMO_FILE = "dynamo.yaml"

@@ -9,10 +9,10 @@ from typing import Any
 from gnomon import catalog
 from gnomon.convert.readers import drafter
 from gnomon.core.errors import ConfigError, GnomonError
-from gnomon.serving.engines import engine
 from gnomon.serving.policies import POLICIES
 from gnomon.serving.routers import ROUTERS
 from gnomon.serving.scenario import Scenario
+from gnomon.serving.scenario.engine_presets import engine
 from gnomon.timing.source_registry import SOURCES
 
 Values = dict[str, Any]

@@ -7,9 +7,9 @@ from typing import Any
 
 from gnomon import catalog
 from gnomon.convert.options import option_map
-from gnomon.serving.engines import engine
 from gnomon.serving.scenario import Scenario
-from gnomon.serving.sections import ReplicaConfig
+from gnomon.serving.scenario.config import ReplicaConfig
+from gnomon.serving.scenario.engine_presets import engine
 from gnomon.timing.config import captured_sizes
 
 

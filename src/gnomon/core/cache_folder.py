@@ -71,7 +71,7 @@ def _temporary() -> Path | None:
 
 
 # What marks a source file as part of compiled code: only a change in those makes it stale.
-_COMPILED_MARKS = (b"gnomon.core.jit", b"gnomon.core.borrow", b"batching_policy(", b"@router(")
+_COMPILED_MARKS = (b"gnomon.jit", b"batching_policy(", b"@router(")
 
 
 @cache

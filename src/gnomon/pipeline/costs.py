@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from gnomon.core.arrays import Floats, Ints
 from gnomon.core.config import Config
 from gnomon.core.errors import ConfigError
-from gnomon.core.fair_share import NO_TIER
+from gnomon.timing.fair_share import NO_TIER
 
 TRANSFERS = ("fwd_prop", "grad_prop", "grad_sync")
 Priority = float | str

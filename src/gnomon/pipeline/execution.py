@@ -9,13 +9,13 @@ import numpy as np
 
 from gnomon.core.arrays import Floats, Ints
 from gnomon.core.errors import ConfigError
-from gnomon.core.fair_share import NUM_TYPES
 from gnomon.core.streams import stream
 from gnomon.pipeline.costs import StepCosts, priorities
 from gnomon.pipeline.fluid import COMPUTE, FWD_PROP, GRAD_PROP, GRAD_SYNC, TaskGraph
 from gnomon.pipeline.graph import GraphBuilder, Label
 from gnomon.pipeline.run import Run, run_graph
 from gnomon.pipeline.schedule import Action, Schedule, provides, upstream
+from gnomon.timing.fair_share import NUM_TYPES
 
 KIND = {"F": "forward", "I": "input_grad", "W": "weight_grad", "B": "backward"}
 

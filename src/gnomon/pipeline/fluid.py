@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gnomon.core.arrays import Floats, Ints
-from gnomon.core.borrow import borrow
-from gnomon.core.fair_share import NUM_TYPES, share_links
-from gnomon.core.jit import inner, jit
+from gnomon.jit import inner, jit
+from gnomon.jit.borrowing import borrow
+from gnomon.timing.fair_share import NUM_TYPES, share_links
 
 Records = Any
 """A `np.recarray`: `tasks[k].share` reads the same compiled and in plain Python."""

@@ -12,19 +12,19 @@ import numpy as np
 
 from gnomon.core.arrays import Floats, Ints
 from gnomon.core.errors import ConfigError
-from gnomon.core.jit import bound, function_arguments
+from gnomon.jit import bound, function_arguments
 from gnomon.posttrain.config import Posttrain
-from gnomon.serving.build import build_cluster
-from gnomon.serving.cluster import advance_all
-from gnomon.serving.compilation import engine_of
-from gnomon.serving.kinds import Kind, bake, resolve
-from gnomon.serving.log import Log, new_log
-from gnomon.serving.migration import submit, withdraw
-from gnomon.serving.outside import Fleet, open_to_all
+from gnomon.serving.engine.cluster import advance_all
+from gnomon.serving.engine.context import Fleet, open_to_all
+from gnomon.serving.engine.log import Log, new_log
+from gnomon.serving.engine.state import FINISHED, REJECTED
+from gnomon.serving.features.migration import submit, withdraw
 from gnomon.serving.routers import ROUTERS
+from gnomon.serving.run.build import build_cluster
+from gnomon.serving.run.compilation import engine_of
 from gnomon.serving.scenario import Scenario
-from gnomon.serving.sections import BatchingConfig, ReplicaConfig
-from gnomon.serving.state import FINISHED, REJECTED
+from gnomon.serving.scenario.config import BatchingConfig, ReplicaConfig
+from gnomon.serving.scenario.pools import Kind, bake, resolve
 from gnomon.timing import TimingConfig
 from gnomon.timing.iteration import IterationTables
 from gnomon.workload import Requests

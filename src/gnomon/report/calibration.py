@@ -7,7 +7,7 @@ from typing import Any
 from gnomon.calibration.calibrate import Calibrated, Check
 from gnomon.core import units
 from gnomon.report.blocks import Block, Line, Table, lines
-from gnomon.serving.calibration import Calibration
+from gnomon.serving.scenario.calibration import Calibration
 
 METRICS = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E"}
 

@@ -16,10 +16,10 @@ from gnomon.core.config import load
 from gnomon.core.errors import ConfigError, UnknownNameError
 from gnomon.core.parallel import map_ordered
 from gnomon.routing.config import CompareConfig
-from gnomon.routing.windows import held_out_requests
+from gnomon.routing.requests import held_out_requests
 from gnomon.serving.routers import ROUTERS
 from gnomon.serving.scenario import Scenario
-from gnomon.serving.sections import LengthsKnown, RouterConfig
+from gnomon.serving.scenario.config import LengthsKnown, RouterConfig
 from gnomon.timing import SOURCES, TimingConfig
 
 BASELINES = (
@@ -238,8 +238,8 @@ def _one_trace(against: tuple[Contender, ...], item: tuple[str, Scenario, int]) 
 
 def one_row(name: str, scenario: Scenario, router: str, requests: Any) -> Row:
     """The figures of one run."""
-    from gnomon.serving.latency import request_times
-    from gnomon.serving.simulate import run
+    from gnomon.serving.results.latency import request_times
+    from gnomon.serving.run.simulate import run
 
     done = run(scenario, requests=requests)
     times = request_times(done)

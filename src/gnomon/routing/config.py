@@ -12,7 +12,7 @@ from gnomon.core.config import Config, load
 from gnomon.core.errors import UnknownNameError
 from gnomon.core.sizes import CountOrNone, Degree, Requests, Seed, Seeds, Sequences, Steps
 from gnomon.routing.domain import DomainConfig, RewardConfig
-from gnomon.serving.sections import QUEUE_DEPTH, LengthsKnown
+from gnomon.serving.scenario.config import QUEUE_DEPTH, LengthsKnown
 
 Share = Annotated[float, Field(ge=0, le=1)]
 

@@ -28,7 +28,7 @@ from gnomon.routing.config import RouteConfig
 from gnomon.routing.domain import filled_up
 from gnomon.serving.routers import ROUTERS
 from gnomon.serving.routers.observation import FEATURES, SCHEMA_HASH
-from gnomon.serving.sections import QUEUE_DEPTH
+from gnomon.serving.scenario.config import QUEUE_DEPTH
 
 if TYPE_CHECKING:
     from gnomon.routing.environment import VectorClusters
@@ -105,8 +105,8 @@ def check_names(config: RouteConfig) -> None:
 
 def collect(order: Collection) -> Demos:
     """Let the driver act, and label every decision."""
+    from gnomon.routing.clusters import kinds_of_traffic, spread
     from gnomon.routing.environment import VectorClusters
-    from gnomon.routing.several import kinds_of_traffic, spread
 
     config, demos = order.config, order.config.demos
     kinds = kinds_of_traffic(config, demos.steps_per_driver)

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from gnomon.core.config import Config
-from gnomon.serving.kinds import Kind
+from gnomon.serving.scenario.pools import Kind
 from gnomon.timing.iteration import IterationTables
 from gnomon.workload import Requests
 

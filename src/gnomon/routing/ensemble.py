@@ -10,16 +10,16 @@ import math
 from typing import NamedTuple
 
 from gnomon.core.arrays import Floats, Ints
-from gnomon.core.borrow import borrow, first_rows
-from gnomon.core.jit import inline, inner, jit
-from gnomon.serving.arrivals import advance_replicas, serve_arrivals, wake_groups
-from gnomon.serving.calendar import NEVER
-from gnomon.serving.choosing import ask_router
-from gnomon.serving.log import Log
-from gnomon.serving.loop import receive
-from gnomon.serving.outside import Engine, Fleet
+from gnomon.jit import inline, inner, jit
+from gnomon.jit.borrowing import borrow, first_rows
+from gnomon.serving.engine.arrivals import advance_replicas, serve_arrivals, wake_groups
+from gnomon.serving.engine.calendar import NEVER
+from gnomon.serving.engine.context import Engine, Fleet
+from gnomon.serving.engine.dispatch import ask_router
+from gnomon.serving.engine.log import Log
+from gnomon.serving.engine.loop import receive
+from gnomon.serving.engine.state import FINISHED, REJECTED, Cluster
 from gnomon.serving.routers.observation import observe, remember_choice
-from gnomon.serving.state import FINISHED, REJECTED, Cluster
 
 # Accounts of the time between two decisions of a lane, and of how it stands then.
 IN_SYSTEM_S, UNANSWERED_S, MISSED, ENDED, BACKLOG, IMBALANCE, WAITED_SQUARED = range(7)

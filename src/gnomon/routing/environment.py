@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnomon.core.arrays import Floats, Ints
-from gnomon.core.jit import bound
 from gnomon.core.streams import stream
+from gnomon.jit import bound
 from gnomon.routing.domain import DomainConfig, Episode, RewardConfig, Traffic
 from gnomon.routing.ensemble import (
     BACKLOG,
@@ -27,16 +27,16 @@ from gnomon.routing.ensemble import (
     warm_up,
 )
 from gnomon.routing.traffic import RandomTraffic
-from gnomon.serving.allocation import new_cluster
-from gnomon.serving.build import fill_replicas, fill_requests, prefix_keys
-from gnomon.serving.compilation import engine_of
-from gnomon.serving.log import new_log
-from gnomon.serving.outside import Fleet
+from gnomon.serving.engine.allocation import new_cluster
+from gnomon.serving.engine.context import Fleet
+from gnomon.serving.engine.log import new_log
+from gnomon.serving.engine.state import Cluster
 from gnomon.serving.routers import ROUTERS, RouterSpec
 from gnomon.serving.routers.observation import MEMORY_PER_REPLICA, NUM_FEATURES
-from gnomon.serving.sections import QUEUE_DEPTH, LengthsKnown, RouterConfig
-from gnomon.serving.simulate import predicted_outputs
-from gnomon.serving.state import Cluster
+from gnomon.serving.run.build import fill_replicas, fill_requests, prefix_keys
+from gnomon.serving.run.compilation import engine_of
+from gnomon.serving.run.simulate import predicted_outputs
+from gnomon.serving.scenario.config import QUEUE_DEPTH, LengthsKnown, RouterConfig
 
 Bools = NDArray[np.bool_]
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from gnomon.core.streams import stream
 from gnomon.routing.domain import DomainConfig, RewardConfig
 from gnomon.routing.environment import VectorClusters
-from gnomon.serving.sections import LengthsKnown
+from gnomon.serving.scenario.config import LengthsKnown
 
 BOUND = 50.0
 """Features are logarithms and ratios: none comes near it, but the space must have bounds."""

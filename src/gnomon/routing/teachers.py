@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from gnomon.core.arrays import Floats, Ints
-from gnomon.core.jit import bound
+from gnomon.jit import bound
 from gnomon.routing.ensemble import Ensemble, copy_lane, opinions, roll_out
 from gnomon.routing.environment import SPARE_REQUESTS, VectorClusters
-from gnomon.serving.compilation import engine_of
 from gnomon.serving.routers import ROUTERS, RouterSpec
 from gnomon.serving.routers.observation import MEMORY_PER_REPLICA
-from gnomon.serving.sections import RouterConfig
+from gnomon.serving.run.compilation import engine_of
+from gnomon.serving.scenario.config import RouterConfig
 
 
 def _router(name_or_file: str, envs: VectorClusters) -> tuple[RouterSpec, Floats]:

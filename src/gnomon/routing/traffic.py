@@ -12,9 +12,9 @@ from gnomon.core.arrays import Floats
 from gnomon.core.config import build
 from gnomon.core.errors import ConfigError
 from gnomon.routing.domain import DomainConfig, Episode
-from gnomon.routing.windows import training_requests
-from gnomon.serving.kinds import Kind, bake, policies_of, resolve
+from gnomon.routing.requests import training_requests
 from gnomon.serving.scenario import Scenario
+from gnomon.serving.scenario.pools import Kind, bake, policies_of, resolve
 from gnomon.timing.iteration import IterationTables
 from gnomon.timing.lookup import Shape, iteration_s
 from gnomon.workload import Requests

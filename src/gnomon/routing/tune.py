@@ -21,10 +21,10 @@ from gnomon.core.parallel import Map, shared_workers
 from gnomon.core.sizes import Requests, Seed, Seeds, Steps
 from gnomon.core.streams import stream
 from gnomon.routing.compare import TEACHER, find_scenario, one_row
-from gnomon.routing.windows import training_requests
+from gnomon.routing.requests import training_requests
 from gnomon.serving.routers import ROUTERS
 from gnomon.serving.scenario import Scenario
-from gnomon.serving.sections import LengthsKnown, RouterConfig
+from gnomon.serving.scenario.config import LengthsKnown, RouterConfig
 
 BASELINE = "least_outstanding"
 """Whose P99 of TTFT the tuned rule should not exceed."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from gnomon.serving.deciders import DECIDERS
-from gnomon.serving.kinds import Kind, accepted, bake, resolve
 from gnomon.serving.scenario import Scenario
+from gnomon.serving.scenario.pools import Kind, accepted, bake, resolve
 from gnomon.timing.iteration import IterationTables
 from gnomon.workload import Requests
 

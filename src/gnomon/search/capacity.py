@@ -15,8 +15,8 @@ import numpy as np
 from gnomon.core.errors import ConfigError
 from gnomon.search.config import EffortConfig, SloTargets
 from gnomon.search.slo import Verdict, judge
+from gnomon.serving.run.simulate import run
 from gnomon.serving.scenario import Scenario
-from gnomon.serving.simulate import run
 from gnomon.workload import Requests, with_rate
 
 COARSE = 1.1

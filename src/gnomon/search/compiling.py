@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from gnomon.core.config import load
 from gnomon.search.config import SearchConfig
+from gnomon.serving.run.simulate import run
 from gnomon.serving.scenario import Scenario
-from gnomon.serving.simulate import run
 
 _SMALL = {
     "model": "llama-2-7b",

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, field_v
 from gnomon.core.config import Config
 from gnomon.core.errors import ConfigError
 from gnomon.core.sizes import CountOrNone, Requests, Seed
-from gnomon.serving.engines import engine
+from gnomon.serving.scenario.engine_presets import engine
 from gnomon.workload import WorkloadConfig
 
 _STATISTIC = re.compile(r"mean|max|p(\d{1,2}(\.\d+)?)")

@@ -16,7 +16,7 @@ from gnomon.search.fleet import smallest_fleet
 from gnomon.search.objective import price, rate_for, score
 from gnomon.search.space import Candidate, scenario_of
 from gnomon.serving.scenario import Scenario
-from gnomon.serving.sections import AdmissionConfig
+from gnomon.serving.scenario.config import AdmissionConfig
 from gnomon.workload import Requests, WorkloadConfig, generate
 
 Status = Literal["measured", "passed over", "impossible", "failed"]

@@ -7,9 +7,9 @@ import math
 from gnomon.search.evaluate import Record
 from gnomon.search.study import Found
 from gnomon.search.winner import winning_scenario
-from gnomon.serving.calibration import read_calibration
-from gnomon.serving.intervals import Interval
-from gnomon.serving.simulate import run
+from gnomon.serving.results.intervals import Interval
+from gnomon.serving.run.simulate import run
+from gnomon.serving.scenario.calibration import read_calibration
 
 _NORMAL_95, _NORMAL_975 = 1.645, 1.960
 _FEW = 20

@@ -12,10 +12,10 @@ from gnomon.search.bound import rate_bound
 from gnomon.search.capacity import Prober, coarse_bracket, refine
 from gnomon.search.config import SloTargets
 from gnomon.search.slo import Verdict
-from gnomon.serving.latency import request_times
+from gnomon.serving.engine.state import FINISHED
+from gnomon.serving.results.latency import request_times
+from gnomon.serving.run.simulate import run
 from gnomon.serving.scenario import Scenario
-from gnomon.serving.simulate import run
-from gnomon.serving.state import FINISHED
 from gnomon.workload import Requests, with_rate
 from gnomon.workload.slo import SloConfig
 

@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from gnomon.core.arrays import Floats, Ints
 from gnomon.search.config import LATENCIES, GoodputConfig, SloTargets
-from gnomon.serving.latency import RequestTimes, request_times
-from gnomon.serving.saturation import MIN_SHARE, saturation
-from gnomon.serving.simulate import Run
-from gnomon.serving.state import FINISHED, SHED
+from gnomon.serving.engine.state import FINISHED, SHED
+from gnomon.serving.results.latency import RequestTimes, request_times
+from gnomon.serving.results.saturation import MIN_SHARE, saturation
+from gnomon.serving.run.simulate import Run
 
 Bools = NDArray[np.bool_]
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gnomon.core.arrays import Floats
-from gnomon.core.jit import jit
+from gnomon.jit import jit
 from gnomon.timing.iteration import POINTS_PER_OCTAVE, SKEW_BINS, IterationTables
 
 

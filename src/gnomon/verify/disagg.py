@@ -21,9 +21,9 @@ from typing import Any
 from gnomon.core.config import build
 from gnomon.core.errors import DataError
 from gnomon.core.text import read_json
-from gnomon.serving.metrics import summarize
+from gnomon.serving.results.metrics import summarize
+from gnomon.serving.run.simulate import run
 from gnomon.serving.scenario import Scenario
-from gnomon.serving.simulate import run
 
 ROUNDS = 10
 """Requests of a run for each that is under way at a time."""

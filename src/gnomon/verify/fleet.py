@@ -15,12 +15,12 @@ import numpy as np
 from gnomon import catalog
 from gnomon.catalog import Parallelism
 from gnomon.core.config import build
-from gnomon.serving.fleet.config import ColdStartConfig
-from gnomon.serving.fleet.controllers import View, controller
-from gnomon.serving.metrics import summarize
+from gnomon.serving.autoscaling.controllers import View, controller
+from gnomon.serving.results.metrics import summarize
+from gnomon.serving.results.summary import Summary
+from gnomon.serving.run.simulate import run
 from gnomon.serving.scenario import Scenario
-from gnomon.serving.simulate import run
-from gnomon.serving.summary import Summary
+from gnomon.serving.scenario.autoscaling import ColdStartConfig
 from gnomon.workload import Requests
 from gnomon.workload.sessions import mixed
 from gnomon.workload.slo import UserClass

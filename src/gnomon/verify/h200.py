@@ -26,9 +26,9 @@ from gnomon.calibration.replay import STATISTICS, Latencies, statistic
 from gnomon.core.errors import DataError
 from gnomon.core.streams import stream
 from gnomon.core.text import read_json
+from gnomon.serving.run.simulate import run
 from gnomon.serving.scenario import Scenario
-from gnomon.serving.sections import BatchingConfig, ReplicaConfig
-from gnomon.serving.simulate import run
+from gnomon.serving.scenario.config import BatchingConfig, ReplicaConfig
 from gnomon.timing import TimingConfig, iteration_tables
 from gnomon.timing.host import HostConfig
 from gnomon.timing.lookup import Shape, stage_s

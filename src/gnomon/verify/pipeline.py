@@ -9,7 +9,6 @@ from typing import Any
 
 from gnomon.core import config
 from gnomon.core.errors import ConfigError, DataError, GnomonError
-from gnomon.core.fair_share import NO_TIER
 from gnomon.core.text import read_json
 from gnomon.pipeline import pytorch_csv, sweeps
 from gnomon.pipeline.costs import StepCosts
@@ -20,6 +19,7 @@ from gnomon.pipeline.study import Study, simulate
 from gnomon.pipeline.sweep_config import SweepConfig, priority_grid
 from gnomon.pipeline.validation import validate
 from gnomon.pipeline.zoo import SCHEDULES, Plan, make
+from gnomon.timing.fair_share import NO_TIER
 
 RUN_TOLERANCE = 1e-6
 SWEEP_TOLERANCE = 1e-4

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from gnomon.core.config import build
-from gnomon.serving.metrics import summarize
+from gnomon.serving.results.metrics import summarize
+from gnomon.serving.run.simulate import run
 from gnomon.serving.scenario import Scenario
-from gnomon.serving.simulate import run
 from gnomon.workload import Requests
 from gnomon.workload.requests import first_wave
 

@@ -18,9 +18,9 @@ from gnomon.core.arrays import Floats, Ints
 from gnomon.core.config import build
 from gnomon.core.errors import DataError
 from gnomon.core.text import read_json
-from gnomon.serving.build import Recording
+from gnomon.serving.run.build import Recording
+from gnomon.serving.run.simulate import Run, run
 from gnomon.serving.scenario import Scenario
-from gnomon.serving.simulate import Run, run
 from gnomon.workload import Requests
 
 TOLERANCE_S = 1e-9

@@ -15,10 +15,10 @@ from gnomon.calibration.replay import Latencies, statistic
 from gnomon.catalog import Model
 from gnomon.catalog.devices import DEVICES, Dtype
 from gnomon.core.errors import ConfigError, DataError
+from gnomon.serving.engine.state import FINISHED
+from gnomon.serving.run.simulate import Run, run
 from gnomon.serving.scenario import Scenario
-from gnomon.serving.sections import BatchingConfig, ReplicaConfig, RouterConfig
-from gnomon.serving.simulate import Run, run
-from gnomon.serving.state import FINISHED
+from gnomon.serving.scenario.config import BatchingConfig, ReplicaConfig, RouterConfig
 from gnomon.timing import TimingConfig
 from gnomon.timing.config import CAPTURE_SIZES
 from gnomon.timing.sources.profile.servingsim import profiled_devices

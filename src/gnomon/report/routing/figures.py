@@ -8,7 +8,7 @@ from typing import Any
 from gnomon.core.arrays import Floats
 from gnomon.report import look
 from gnomon.report.serving.series import distribution
-from gnomon.serving.paired import Difference
+from gnomon.serving.results.paired import Difference
 
 Figure = dict[str, Any]
 

@@ -16,7 +16,7 @@ from gnomon.search.matrix import Matrix
 from gnomon.search.objective import shown
 from gnomon.search.study import Found
 from gnomon.search.winner import winning_scenario
-from gnomon.serving.intervals import Interval
+from gnomon.serving.results.intervals import Interval
 
 if TYPE_CHECKING:
     import polars as pl

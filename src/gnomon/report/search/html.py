@@ -14,7 +14,7 @@ from gnomon.report.search import text as words
 from gnomon.report.search.figures import figures
 from gnomon.search.study import Found
 from gnomon.search.winner import winning_scenario
-from gnomon.serving.intervals import Interval
+from gnomon.serving.results.intervals import Interval
 
 
 def write_search_report(

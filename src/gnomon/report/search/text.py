@@ -16,7 +16,7 @@ from gnomon.search.matrix import Matrix
 from gnomon.search.objective import UNITS, shown
 from gnomon.search.pareto import front, latency_axes
 from gnomon.search.study import Found
-from gnomon.serving.intervals import Interval
+from gnomon.serving.results.intervals import Interval
 
 WORDS = {
     "ttft_s": "TTFT", "tbt_s": "TBT", "tpot_s": "TPOT", "e2e_s": "E2E", "scheduling_delay_s": "scheduling delay",

@@ -18,12 +18,12 @@ from gnomon.report.serving.figures import LATENCIES, latency_cdf, latency_curves
 from gnomon.report.serving.html import message
 from gnomon.report.serving.intervals import CAPTION, variant_rows
 from gnomon.report.serving.text import title
-from gnomon.serving.fleet.metrics import Regret, regret
-from gnomon.serving.intervals import Intervals
-from gnomon.serving.paired import Difference
+from gnomon.serving.results.fleet import Regret, regret
+from gnomon.serving.results.intervals import Intervals
+from gnomon.serving.results.paired import Difference
+from gnomon.serving.results.summary import Summary
+from gnomon.serving.run.simulate import Run
 from gnomon.serving.scenario import Scenario
-from gnomon.serving.simulate import Run
-from gnomon.serving.summary import Summary
 
 WORDS = {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "E2E", "scheduling_delay_s": "scheduling delay"}
 Differences = Mapping[str, list[Difference]]

@@ -11,8 +11,8 @@ import polars as pl
 
 from gnomon.core.errors import ConfigError
 from gnomon.core.files import write_text
-from gnomon.serving.simulate import Run
-from gnomon.serving.state import FINISHED, NOT_ARRIVED, REJECTED, SHED
+from gnomon.serving.engine.state import FINISHED, NOT_ARRIVED, REJECTED, SHED
+from gnomon.serving.run.simulate import Run
 
 EVENTS = (
     "arrival", "queued", "shed", "rejected", "prefilled", "transfer", "transferred", "first_token", "finished",

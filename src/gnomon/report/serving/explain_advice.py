@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from gnomon.core import units
 from gnomon.report.serving.explain_text import SHORT, Row
-from gnomon.serving.counterfactual import Outcome
-from gnomon.serving.parts import Metric
-from gnomon.serving.summary import Summary
+from gnomon.serving.results.counterfactual import Outcome
+from gnomon.serving.results.latency_breakdown import Metric
+from gnomon.serving.results.summary import Summary
 
 
 def advice_rows(before: Summary, outcomes: Sequence[Outcome], metric: Metric, statistic: str) -> list[Row]:

@@ -10,8 +10,8 @@ import polars as pl
 
 from gnomon.report.serving import explain_advice
 from gnomon.report.serving import explain_text as words
-from gnomon.serving.explain import Slow, delayed_by, waited_behind
-from gnomon.serving.parts import NAMES, Accounts
+from gnomon.serving.results.explain import Slow, delayed_by, waited_behind
+from gnomon.serving.results.latency_breakdown import NAMES, Accounts
 
 
 def part_frame(accounts: Accounts) -> pl.DataFrame:

@@ -10,9 +10,9 @@ import numpy as np
 from gnomon.core import units
 from gnomon.report.serving.lines import plot_layout
 from gnomon.report.serving.operators import operator_frame
-from gnomon.serving.explain import Neighbour, Slow, by_cause, delayed_by, waited_behind
-from gnomon.serving.parts import CAUSES, Accounts, Metric
-from gnomon.serving.simulate import Run
+from gnomon.serving.results.explain import Neighbour, Slow, by_cause, delayed_by, waited_behind
+from gnomon.serving.results.latency_breakdown import CAUSES, Accounts, Metric
+from gnomon.serving.run.simulate import Run
 
 Figure = dict[str, Any]
 CAUSE_COLOURS = dict(

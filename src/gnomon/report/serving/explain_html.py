@@ -9,10 +9,10 @@ from gnomon.report.blocks import Table
 from gnomon.report.page import table
 from gnomon.report.serving import explain_figures as figures
 from gnomon.report.serving import explain_text as words
-from gnomon.serving.explain import slowest
-from gnomon.serving.parts import accounts
-from gnomon.serving.simulate import Run
-from gnomon.serving.summary import Summary
+from gnomon.serving.results.explain import slowest
+from gnomon.serving.results.latency_breakdown import accounts
+from gnomon.serving.results.summary import Summary
+from gnomon.serving.run.simulate import Run
 from gnomon.timing import SOURCES
 
 PERCENTILE = 99.0

@@ -10,8 +10,8 @@ import numpy as np
 
 from gnomon.core import units
 from gnomon.report.blocks import Block, Line, Table
-from gnomon.serving import ledger
-from gnomon.serving.explain import (
+from gnomon.serving.features import breakdown
+from gnomon.serving.results.explain import (
     Circumstance,
     Neighbour,
     Slow,
@@ -21,7 +21,7 @@ from gnomon.serving.explain import (
     offenders,
     waited_behind,
 )
-from gnomon.serving.parts import CAUSES, PARTS, Accounts, Metric
+from gnomon.serving.results.latency_breakdown import CAUSES, PARTS, Accounts, Metric
 
 Row = dict[str, Any]
 METRIC_WORDS = {"e2e": "end to end", "ttft": "to the first token", "tpot": "per output token"}
@@ -137,7 +137,7 @@ def slowest_rows(accounts: Accounts, slow: Slow, most: int = 5) -> list[Row]:
         causes = {name: float(value) for name, value in by_cause(parts[row]).items()}
         cause = max(causes, key=lambda name: causes[name])
         request = accounts.requests[row]
-        waited = parts[row, ledger.ROUTING : ledger.POLICY + 1].sum() >= 0.05 * values[row]
+        waited = parts[row, breakdown.ROUTING : breakdown.POLICY + 1].sum() >= 0.05 * values[row]
         behind = waited_behind(accounts, int(row), 1).behind if waited else []
         rows.append(
             {
@@ -238,7 +238,7 @@ def request_sentences(accounts: Accounts, request_id: int) -> list[str]:
     parts, values = accounts.parts_s("e2e")[row], accounts.values_s("e2e")
     total, median = float(values[row]), float(np.median(values))
     q = accounts.requests[row]
-    alone = float(parts[[ledger.PREFILL_ALONE, ledger.DECODE_ALONE]].sum())
+    alone = float(parts[[breakdown.PREFILL_ALONE, breakdown.DECODE_ALONE]].sum())
     times = total / max(median, 1e-12)
     beside = f"{times:.2g} times the median of {_s(median)}" if times > 1.05 else f"the median is {_s(median)}"
     sentences = [
@@ -247,7 +247,9 @@ def request_sentences(accounts: Accounts, request_id: int) -> list[str]:
         f" ({alone / max(total, 1e-12):.0%})."
     ]
     order = [int(i) for i in np.argsort(-parts, kind="stable")]
-    main = [i for i in order if parts[i] >= 0.05 * total and i not in (ledger.PREFILL_ALONE, ledger.DECODE_ALONE)][:3]
+    main = [
+        i for i in order if parts[i] >= 0.05 * total and i not in (breakdown.PREFILL_ALONE, breakdown.DECODE_ALONE)
+    ][:3]
     if main:
         sentences.append(f"It spent {_list([f'{_s(float(parts[i]))} {PARTS[i].phrase}' for i in main])}.")
     sentences += _because_of_whom(accounts, row, main)
@@ -256,7 +258,7 @@ def request_sentences(accounts: Accounts, request_id: int) -> list[str]:
 
 def _because_of_whom(accounts: Accounts, row: int, main: list[int]) -> list[str]:
     sentences = []
-    if any(ledger.ROUTING <= i <= ledger.POLICY for i in main):
+    if any(breakdown.ROUTING <= i <= breakdown.POLICY for i in main):
         wait = waited_behind(accounts, row)
         if wait.behind:
             names = _list([_neighbour(one) for one in wait.behind[:3]])
@@ -265,7 +267,7 @@ def _because_of_whom(accounts: Accounts, row: int, main: list[int]) -> list[str]
                 f"When it came, {wait.num_ahead:,} requests were in the queue before it and {wait.num_running:,} were"
                 f" running{classes}; most in its way were {names}."
             )
-    if ledger.DECODE_PREFILLS in main:
+    if breakdown.DECODE_PREFILLS in main:
         others = delayed_by(accounts, row, 3)
         if others:
             sentences.append(
@@ -313,7 +315,7 @@ def request_blocks(accounts: Accounts, request_id: int) -> list[Block]:
     if wait.behind:
         blocks.append(Table(neighbour_rows(wait.behind), "It waited behind"))
     others = delayed_by(accounts, row)
-    if others and accounts.parts_ns[row, 1, ledger.DECODE_PREFILLS] > 0:
+    if others and accounts.parts_ns[row, 1, breakdown.DECODE_PREFILLS] > 0:
         blocks.append(Table(neighbour_rows(others), "Prefills while it decoded"))
     return blocks
 

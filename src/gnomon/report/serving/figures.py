@@ -14,10 +14,10 @@ from gnomon.core.arrays import Floats
 from gnomon.report.serving.fleet import fleet_drawers
 from gnomon.report.serving.lines import plot_layout, short, time_lines
 from gnomon.report.serving.series import MARKED_SHARES, Curve, Levels, Rates, distribution, levels, rates
-from gnomon.serving.latency import request_times
-from gnomon.serving.simulate import Run
-from gnomon.serving.state import FINISHED
-from gnomon.serving.summary import Summary
+from gnomon.serving.engine.state import FINISHED
+from gnomon.serving.results.latency import request_times
+from gnomon.serving.results.summary import Summary
+from gnomon.serving.run.simulate import Run
 from gnomon.workload.slo import SloConfig
 
 Figure = dict[str, Any]

@@ -17,10 +17,10 @@ from gnomon.report.serving.html import write_report
 from gnomon.report.serving.intervals import as_data
 from gnomon.report.serving.trace import write_trace
 from gnomon.search.headroom import Headroom
-from gnomon.serving.intervals import Intervals
+from gnomon.serving.results.intervals import Intervals
+from gnomon.serving.results.summary import Summary
+from gnomon.serving.run.simulate import Run
 from gnomon.serving.scenario import Scenario
-from gnomon.serving.simulate import Run
-from gnomon.serving.summary import Summary
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,11 +10,11 @@ import polars as pl
 
 from gnomon.core.arrays import Floats
 from gnomon.report.serving.lines import time_lines
-from gnomon.serving.energy import joules
-from gnomon.serving.fleet.metrics import PAID, past
-from gnomon.serving.fleet.slo import slo_check
-from gnomon.serving.simulate import Run
-from gnomon.serving.state import FINISHED, NOT_ARRIVED
+from gnomon.serving.autoscaling.slo import slo_check
+from gnomon.serving.engine.state import FINISHED, NOT_ARRIVED
+from gnomon.serving.results.energy import joules
+from gnomon.serving.results.fleet import PAID, past
+from gnomon.serving.run.simulate import Run
 
 MOST_POINTS = 240
 """Intervals of the time lines: a day in steps of six minutes."""

@@ -7,10 +7,10 @@ from dataclasses import asdict
 import numpy as np
 import polars as pl
 
-from gnomon.serving.latency import request_times
-from gnomon.serving.paired import Difference
-from gnomon.serving.simulate import Run
-from gnomon.serving.state import FINISHED, IN_FLIGHT, NOT_ARRIVED, REJECTED, RUNNING, SHED, WAITING
+from gnomon.serving.engine.state import FINISHED, IN_FLIGHT, NOT_ARRIVED, REJECTED, RUNNING, SHED, WAITING
+from gnomon.serving.results.latency import request_times
+from gnomon.serving.results.paired import Difference
+from gnomon.serving.run.simulate import Run
 
 STATUS = {
     NOT_ARRIVED: "not_arrived",

@@ -20,10 +20,10 @@ from gnomon.report.serving.load import load_figures
 from gnomon.report.serving.operators import operator_frame
 from gnomon.report.serving.terms import TERMS
 from gnomon.search.headroom import Headroom
-from gnomon.serving.intervals import Intervals
-from gnomon.serving.percentiles import Percentiles
-from gnomon.serving.simulate import Run
-from gnomon.serving.summary import Summary
+from gnomon.serving.results.intervals import Intervals
+from gnomon.serving.results.percentiles import Percentiles
+from gnomon.serving.results.summary import Summary
+from gnomon.serving.run.simulate import Run
 
 MAX_REPLICA_ROWS = 64
 MAX_OPERATOR_ROWS = 24

@@ -8,7 +8,7 @@ from typing import Any
 
 from gnomon.core import units
 from gnomon.report.blocks import Block, Table
-from gnomon.serving.intervals import Interval, Intervals
+from gnomon.serving.results.intervals import Interval, Intervals
 
 CAPTION = "90 % intervals: the timing source's error, a calibration's, and other requests of the same kind."
 WIDTH_OF = ("latency.tpot_s.mean", "latency.e2e_s.mean")

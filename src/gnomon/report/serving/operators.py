@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from gnomon.serving.mix import first_stages, mean_iterations
-from gnomon.serving.simulate import Run
+from gnomon.serving.results.mean_iteration import first_stages, mean_iterations
+from gnomon.serving.run.simulate import Run
 from gnomon.timing import Timer, breakdown
 
 NUM_SLICES = 20

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnomon.core.arrays import Floats, Ints
-from gnomon.serving.simulate import Run
-from gnomon.serving.state import FINISHED, NOT_ARRIVED, REJECTED, SHED
+from gnomon.serving.engine.state import FINISHED, NOT_ARRIVED, REJECTED, SHED
+from gnomon.serving.run.simulate import Run
 
 CURVE_POINTS = 400
 TIME_POINTS = 600

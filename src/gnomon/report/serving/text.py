@@ -10,17 +10,17 @@ from gnomon.core import units
 from gnomon.report.blocks import Block, Line, Table, lines
 from gnomon.report.serving.intervals import interval_blocks
 from gnomon.search.headroom import Headroom
-from gnomon.serving.adapters import AdapterFigures
-from gnomon.serving.class_metrics import Fairness
-from gnomon.serving.energy import Energy
-from gnomon.serving.fleet.metrics import FleetSummary
-from gnomon.serving.intervals import Intervals
-from gnomon.serving.moves import Moves, TierHits
-from gnomon.serving.percentiles import STATISTICS
+from gnomon.serving.features.adapters import AdapterFigures
+from gnomon.serving.results.class_metrics import Fairness
+from gnomon.serving.results.energy import Energy
+from gnomon.serving.results.fleet import FleetSummary
+from gnomon.serving.results.intervals import Intervals
+from gnomon.serving.results.kv_transfers import Moves, TierHits
+from gnomon.serving.results.percentiles import STATISTICS
+from gnomon.serving.results.summary import Summary
+from gnomon.serving.results.usage import Utilization
 from gnomon.serving.scenario import KindConfig, Scenario
-from gnomon.serving.sections import DeciderConfig
-from gnomon.serving.summary import Summary
-from gnomon.serving.usage import Utilization
+from gnomon.serving.scenario.config import DeciderConfig
 
 LATENCIES = {
     "ttft_s": "time to first token",

@@ -15,9 +15,9 @@ from gnomon.core.files import written_whole
 from gnomon.report.perfetto import Event, process_name, thread_name
 from gnomon.report.serving.trace_requests import request_slices
 from gnomon.report.serving.transfers import transfer_events
-from gnomon.serving import ledger
-from gnomon.serving.parts import NAMES, accounts
-from gnomon.serving.simulate import Run
+from gnomon.serving.features import breakdown
+from gnomon.serving.results.latency_breakdown import NAMES, accounts
+from gnomon.serving.run.simulate import Run
 
 MAX_ROWS = 100_000
 """Iterations (times stages) in a trace: about as many as a browser shows without effort."""
@@ -122,8 +122,8 @@ def _slow_requests(run: Run, rows: pl.DataFrame) -> list[Event]:
         events.append(thread_name(pid, lane, f"request {found.ids[row]} on replica {request.replica}"))
         stamps = [request.arrival_s, request.scheduled_s, request.first_token_s, request.finished_s]
         at = [round(float(stamp) * 1e6) for stamp in stamps]
-        booked = (_milliseconds(parts[row, 0, : ledger.PREFILL_ALONE], 0),
-                  _milliseconds(parts[row, 0, ledger.PREFILL_ALONE :], ledger.PREFILL_ALONE),
+        booked = (_milliseconds(parts[row, 0, : breakdown.PREFILL_ALONE], 0),
+                  _milliseconds(parts[row, 0, breakdown.PREFILL_ALONE :], breakdown.PREFILL_ALONE),
                   _milliseconds(parts[row, 1], 0))  # fmt: skip
         for name, start, end, where in zip(("waiting", "prefill", "decode"), at[:-1], at[1:], booked, strict=True):
             if end > start:

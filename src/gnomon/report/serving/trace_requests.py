@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 
 from gnomon.report.perfetto import Event, Lanes, process_name, thread_name
-from gnomon.serving.simulate import Run
+from gnomon.serving.run.simulate import Run
 
 MAX_REQUESTS = 2000
 """Requests in a trace: those that arrive first in the stretch shown."""

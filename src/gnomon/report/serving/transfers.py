@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from gnomon.core.arrays import Floats
 from gnomon.report.perfetto import Event, Lanes, microseconds, slice_event, thread_name
-from gnomon.serving.simulate import Run
-from gnomon.serving.tiers import SOURCES
+from gnomon.serving.features.tiers import SOURCES
+from gnomon.serving.run.simulate import Run
 
 FIRST_LANE, FIRST_LOAD_LANE = 1000, 2000
 """Lanes of transfers come below those of pipeline stages, those of loads below them."""

@@ -11,8 +11,8 @@ import numpy as np
 from gnomon.core.errors import GnomonError, MissingExtraError
 from gnomon.report.serving import text as words
 from gnomon.report.serving.series import levels, rates
-from gnomon.serving.simulate import Run
-from gnomon.serving.summary import Summary
+from gnomon.serving.results.summary import Summary
+from gnomon.serving.run.simulate import Run
 
 _RATES = ("arrivals_per_s", "finished_per_s", "prompt_tokens_per_s", "output_tokens_per_s")
 _LEVELS = ("waiting", "running", "kv_mean", "kv_max")

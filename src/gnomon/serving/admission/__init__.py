@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gnomon.core.registry import Registry
-from gnomon.serving.outside import Fleet
+from gnomon.serving.engine.context import Fleet
 
 Admit = Callable[[Fleet, int], bool]
 

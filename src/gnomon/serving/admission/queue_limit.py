@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gnomon.core.jit import inner
+from gnomon.jit import inner
 from gnomon.serving.admission import Fleet, admission
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gnomon.serving.admission import Fleet, admission
 from gnomon.serving.admission.queue_limit import waiting_per_replica
-from gnomon.serving.state import PRIORITY
+from gnomon.serving.engine.state import PRIORITY
 
 
 @admission("shed_by_class", options={"first_waiting": 5.0, "last_waiting": 50.0})

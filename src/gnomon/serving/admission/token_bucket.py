@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gnomon.serving.admission import Fleet, admission
-from gnomon.serving.state import WEIGHT
+from gnomon.serving.engine.state import WEIGHT
 
 _LEVEL, _FILLED_S = range(2)  # columns of `gate_memory`
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gnomon.serving import prefix_cache
 from gnomon.serving.deciders import Fleet, decider
-from gnomon.serving.state import replica_view
+from gnomon.serving.engine import prefix_cache
+from gnomon.serving.engine.state import replica_view
 
 
 @decider("uncached_prompts", options={"tokens": 512.0}, sees_state=True)

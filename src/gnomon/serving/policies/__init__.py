@@ -1,12 +1,12 @@
 """Batching policies: what one iteration of a replica runs.
 
-A policy is one function that looks at a `Replica` and places requests into its batch with the verbs of
-`gnomon.serving.verbs`. It is called when a batch may be formed (at arrivals and at batch ends) and may place nothing.
+A policy is one function that looks at a `Replica` and places requests into its batch with what stands in
+`engine.batch_operations`. It is called when a batch may be formed (at arrivals and batch ends) and may place nothing.
 Contract: every request that it takes from the waiting queue or from `running` is placed, put back, or pre-empted;
 blocks are held before a request computes into them.
 
 A policy that gives every decode its token in the same iterations may say so with `state.steppable = 1` and start with
-`place_together`: the engine then keeps those decodes as one, which is much faster (see `gnomon.serving.stepping`). With
+`place_together`: the engine then keeps those decodes as one, which is much faster (see `engine.decode_group`). With
 `state.steppable = 2` it also says that it does nothing else while nothing waits, and is then not asked at every step.
 
 What the rest of Gnomon must know of a policy stands beside it, as fields of `PolicySpec`:
@@ -25,7 +25,7 @@ from gnomon.core.errors import UnknownNameError
 from gnomon.core.registry import Registry
 
 if TYPE_CHECKING:  # The state brings Numba along, which `--help` need not wait for.
-    from gnomon.serving.state import Replica
+    from gnomon.serving.engine.state import Replica
 
 BatchingPolicy = Callable[["Replica"], None]
 
@@ -33,6 +33,9 @@ COMMON_DEFAULTS: dict[str, Any] = {
     "max_sequences": 128, "max_batch_tokens": 4096, "block_size": 16, "watermark": 0.01, "prefix_cache": False,
 }  # fmt: skip
 """Settings of `batching` where neither the scenario nor the policy gives them."""
+
+UNBOUNDED = 1 << 40
+"""`max_batch_tokens` where the policy does not read it: tokens that no batch has."""
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from gnomon.core.jit import inner
-from gnomon.serving.accounts import charge_outputs, charge_prompt, forget_idle_credit
+from gnomon.jit import inner
+from gnomon.serving.engine.state import Replica
+from gnomon.serving.features.service_by_class import charge_outputs, charge_prompt, forget_idle_credit
 from gnomon.serving.policies.vllm_v1 import admit_first
-from gnomon.serving.state import Replica
 
 
 @inner

@@ -8,9 +8,11 @@ are free) and for its output tokens. A larger quantum keeps more locality, a sma
 
 from __future__ import annotations
 
-from gnomon.core.jit import inner
-from gnomon.serving import prefix_cache
-from gnomon.serving.accounts import (
+from gnomon.jit import inner
+from gnomon.serving.engine import prefix_cache
+from gnomon.serving.engine.batch_operations import tokens_placed
+from gnomon.serving.engine.state import NONE, Replica
+from gnomon.serving.features.service_by_class import (
     balance,
     is_queued,
     move_to_front,
@@ -19,8 +21,6 @@ from gnomon.serving.accounts import (
 from gnomon.serving.policies import batching_policy
 from gnomon.serving.policies.charged import admit_charged, settle_credit
 from gnomon.serving.policies.vllm_v1 import continue_running
-from gnomon.serving.state import NONE, Replica
-from gnomon.serving.verbs import tokens_placed
 
 _QUANTUM, _PROMPT_PRICE, _OUTPUT_PRICE, _DEPTH = range(4)  # the options' places
 

@@ -7,8 +7,10 @@ fall into debt; a class in debt waits for as many rounds as it takes.
 
 from __future__ import annotations
 
-from gnomon.core.jit import inner
-from gnomon.serving.accounts import (
+from gnomon.jit import inner
+from gnomon.serving.engine.batch_operations import tokens_placed
+from gnomon.serving.engine.state import NONE, Replica
+from gnomon.serving.features.service_by_class import (
     balance,
     bring_forward,
     is_queued,
@@ -17,8 +19,6 @@ from gnomon.serving.accounts import (
 from gnomon.serving.policies import batching_policy
 from gnomon.serving.policies.charged import admit_charged, settle_credit
 from gnomon.serving.policies.vllm_v1 import continue_running
-from gnomon.serving.state import NONE, Replica
-from gnomon.serving.verbs import tokens_placed
 
 _QUANTUM, _PROMPT_PRICE, _OUTPUT_PRICE = range(3)  # the options' places
 

@@ -6,11 +6,11 @@ is not copied: there, requests that finish early keep their blocks for ever.
 
 from __future__ import annotations
 
+from gnomon.serving.engine.batch_operations import keep_running, place
+from gnomon.serving.engine.decode_group import place_together
+from gnomon.serving.engine.state import Replica
 from gnomon.serving.policies import batching_policy
 from gnomon.serving.policies.orca import admit_whole_prompts, is_never_outgrown
-from gnomon.serving.state import Replica
-from gnomon.serving.stepping import place_together
-from gnomon.serving.verbs import keep_running, place
 
 
 @batching_policy(

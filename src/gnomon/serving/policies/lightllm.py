@@ -9,10 +9,10 @@ from __future__ import annotations
 import numpy as np
 
 from gnomon.core.arrays import Floats
-from gnomon.core.jit import inner
+from gnomon.jit import inner
+from gnomon.serving.engine.batch_operations import hold, keep_running, place, pop_waiting
+from gnomon.serving.engine.state import Replica
 from gnomon.serving.policies import batching_policy
-from gnomon.serving.state import Replica
-from gnomon.serving.verbs import hold, keep_running, place, pop_waiting
 
 
 @inner

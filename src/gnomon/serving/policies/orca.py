@@ -6,11 +6,11 @@ limits of Vidur's `orca` replica scheduler, whose runs it replays exactly.
 
 from __future__ import annotations
 
-from gnomon.core.jit import inner
+from gnomon.jit import inner
+from gnomon.serving.engine.batch_operations import hold, is_decoding, keep_running, place, pop_waiting, prefill_left
+from gnomon.serving.engine.decode_group import place_together
+from gnomon.serving.engine.state import Replica
 from gnomon.serving.policies import batching_policy
-from gnomon.serving.state import Replica
-from gnomon.serving.stepping import place_together
-from gnomon.serving.verbs import hold, is_decoding, keep_running, place, pop_waiting, prefill_left
 
 
 @inner

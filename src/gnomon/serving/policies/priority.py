@@ -7,14 +7,14 @@ finds no room also pushes less urgent ones out.
 
 from __future__ import annotations
 
-from gnomon.core.jit import inner
-from gnomon.serving import prefix_cache
-from gnomon.serving.accounts import bring_forward, most_urgent
+from gnomon.jit import inner
+from gnomon.serving.engine import prefix_cache
+from gnomon.serving.engine.batch_operations import keep_running, preempt, tokens_placed
+from gnomon.serving.engine.decode_group import dissolve, place_together
+from gnomon.serving.engine.state import NONE, PRIORITY, Replica
+from gnomon.serving.features.service_by_class import bring_forward, most_urgent
 from gnomon.serving.policies import batching_policy
 from gnomon.serving.policies.vllm_v1 import admit_first, continue_in_order, has_memory_for
-from gnomon.serving.state import NONE, PRIORITY, Replica
-from gnomon.serving.stepping import dissolve, place_together
-from gnomon.serving.verbs import keep_running, preempt, tokens_placed
 
 _PREEMPTS = 0  # the option's place
 

@@ -6,11 +6,7 @@ with the limits and tie rules of Vidur's `sarathi` replica scheduler, whose runs
 
 from __future__ import annotations
 
-from gnomon.serving.policies import batching_policy
-from gnomon.serving.policies.vllm import has_room_for
-from gnomon.serving.state import Replica
-from gnomon.serving.stepping import place_together
-from gnomon.serving.verbs import (
+from gnomon.serving.engine.batch_operations import (
     blocks_for,
     grow_for_decode,
     hold,
@@ -22,6 +18,10 @@ from gnomon.serving.verbs import (
     prefill_left,
     sort_running_by_arrival,
 )
+from gnomon.serving.engine.decode_group import place_together
+from gnomon.serving.engine.state import Replica
+from gnomon.serving.policies import batching_policy
+from gnomon.serving.policies.vllm import has_room_for
 
 
 @batching_policy(

@@ -25,12 +25,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from gnomon.core.jit import inner
-from gnomon.serving import prefix_cache
-from gnomon.serving.policies import batching_policy
-from gnomon.serving.state import Replica
-from gnomon.serving.stepping import ID, place_together, processed_now
-from gnomon.serving.verbs import (
+from gnomon.jit import inner
+from gnomon.serving.engine import prefix_cache
+from gnomon.serving.engine.batch_operations import (
     blocks_for,
     blocks_missing,
     hold,
@@ -43,6 +40,9 @@ from gnomon.serving.verbs import (
     prefill_left,
     retract,
 )
+from gnomon.serving.engine.decode_group import ID, place_together, processed_now
+from gnomon.serving.engine.state import Replica
+from gnomon.serving.policies import batching_policy
 
 _FIRST_RATIO, _LEAST_RATIO, _FALL_PER_STEP = 0.7, 0.098, 0.602 / 600
 _RETRACT_AHEAD = 20  # Decode steps that the share after a retraction looks ahead.

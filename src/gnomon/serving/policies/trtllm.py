@@ -10,12 +10,9 @@ parallelism, until all ranks have some (`attention_dp_config`).
 
 from __future__ import annotations
 
-from gnomon.core.jit import inner
-from gnomon.serving import prefix_cache
-from gnomon.serving.policies import batching_policy
-from gnomon.serving.policies.vllm_v1 import continue_running
-from gnomon.serving.state import Replica
-from gnomon.serving.verbs import (
+from gnomon.jit import inner
+from gnomon.serving.engine import prefix_cache
+from gnomon.serving.engine.batch_operations import (
     blocks_for,
     hold,
     hold_cached,
@@ -25,6 +22,9 @@ from gnomon.serving.verbs import (
     prefill_left,
     tokens_placed,
 )
+from gnomon.serving.engine.state import Replica
+from gnomon.serving.policies import batching_policy
+from gnomon.serving.policies.vllm_v1 import continue_running
 
 OPTIONS = {
     "max_utilization": 0.0,

@@ -6,11 +6,8 @@ with the limits and tie rules of Vidur's `vllm` replica scheduler, whose runs it
 
 from __future__ import annotations
 
-from gnomon.core.jit import inner
-from gnomon.serving.policies import batching_policy
-from gnomon.serving.state import Replica
-from gnomon.serving.stepping import place_together
-from gnomon.serving.verbs import (
+from gnomon.jit import inner
+from gnomon.serving.engine.batch_operations import (
     blocks_for,
     grow_for_decode,
     hold,
@@ -20,6 +17,9 @@ from gnomon.serving.verbs import (
     preempt,
     sort_running_by_arrival,
 )
+from gnomon.serving.engine.decode_group import place_together
+from gnomon.serving.engine.state import Replica
+from gnomon.serving.policies import batching_policy
 
 
 @inner

@@ -6,12 +6,9 @@ with its tokens. Optional speculative decoding makes a decode compute `num_specu
 
 from __future__ import annotations
 
-from gnomon.core.jit import inner
-from gnomon.serving import prefix_cache
-from gnomon.serving.policies import batching_policy
-from gnomon.serving.state import Replica
-from gnomon.serving.stepping import dissolve, place_together
-from gnomon.serving.verbs import (
+from gnomon.jit import inner
+from gnomon.serving.engine import prefix_cache
+from gnomon.serving.engine.batch_operations import (
     blocks_for,
     blocks_missing,
     computed,
@@ -26,6 +23,9 @@ from gnomon.serving.verbs import (
     sort_running_by_admission,
     tokens_placed,
 )
+from gnomon.serving.engine.decode_group import dissolve, place_together
+from gnomon.serving.engine.state import Replica
+from gnomon.serving.policies import batching_policy
 
 _PREFILL_INTERVAL = 0  # the option's place
 

@@ -7,13 +7,13 @@ having had nothing to send is lifted to the others, so that it cannot save servi
 
 from __future__ import annotations
 
-from gnomon.core.jit import inner
-from gnomon.serving.accounts import bring_forward, charge_outputs, is_queued, note_queued, spent
+from gnomon.jit import inner
+from gnomon.serving.engine.batch_operations import tokens_placed
+from gnomon.serving.engine.state import CREDIT, NONE, WAS_QUEUED, WEIGHT, Replica
+from gnomon.serving.features.service_by_class import bring_forward, charge_outputs, is_queued, note_queued, spent
 from gnomon.serving.policies import batching_policy
 from gnomon.serving.policies.charged import admit_charged
 from gnomon.serving.policies.vllm_v1 import continue_running
-from gnomon.serving.state import CREDIT, NONE, WAS_QUEUED, WEIGHT, Replica
-from gnomon.serving.verbs import tokens_placed
 
 _PROMPT_PRICE, _OUTPUT_PRICE = range(2)  # the options' places
 

@@ -19,8 +19,8 @@ from typing import Any
 
 from gnomon.core.arrays import Floats
 from gnomon.core.registry import Registry
-from gnomon.serving.outside import Fleet, Router
-from gnomon.serving.sections import RouterConfig
+from gnomon.serving.engine.context import Fleet, Router
+from gnomon.serving.scenario.config import RouterConfig
 
 
 @dataclass(frozen=True)

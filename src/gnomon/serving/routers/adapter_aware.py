@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from gnomon.serving.adapters import slot_of
+from gnomon.serving.engine.state import NONE
+from gnomon.serving.features.adapters import slot_of
 from gnomon.serving.routers import Fleet, router
-from gnomon.serving.state import NONE
 
 
 @router("adapter_aware", options={"miss": 16.0})

@@ -9,7 +9,7 @@ import numpy as np
 
 from gnomon.core.arrays import Floats
 from gnomon.core.errors import ConfigError
-from gnomon.core.jit import inner
+from gnomon.jit import inner
 from gnomon.serving.routers import Fleet, router
 from gnomon.serving.routers.observation import (
     FIRST_TOKEN,
@@ -22,7 +22,7 @@ from gnomon.serving.routers.observation import (
     remember_choice,
 )
 from gnomon.serving.routers.policy_file import CLIP, load_policy, packed, shipped_policy
-from gnomon.serving.sections import RouterConfig
+from gnomon.serving.scenario.config import RouterConfig
 
 NUM_OPTIONS = 2
 """Entries of `fleet.parameters` before the packed policy."""

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import math
 
-from gnomon.core.jit import inner
-from gnomon.serving import prefix_cache
+from gnomon.jit import inner
+from gnomon.serving.engine import prefix_cache
+from gnomon.serving.engine.state import replica_view
 from gnomon.serving.routers import Fleet, router
-from gnomon.serving.state import replica_view
 
 WAITING, KV_USED, SCORE = range(3)
 SEEN = 3

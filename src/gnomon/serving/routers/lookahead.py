@@ -14,10 +14,12 @@ from typing import NamedTuple
 import numpy as np
 
 from gnomon.core.arrays import Floats
-from gnomon.core.jit import inner
-from gnomon.serving import prefix_cache
+from gnomon.jit import inner
+from gnomon.serving.engine import prefix_cache
+from gnomon.serving.engine.decode_group import processed_now
+from gnomon.serving.engine.state import NONE, replica_view
 from gnomon.serving.routers import Fleet, router
-from gnomon.serving.routers.foretelling import (
+from gnomon.serving.routers.prediction import (
     expected_output,
     iteration_s,
     mean_output,
@@ -25,8 +27,6 @@ from gnomon.serving.routers.foretelling import (
     outstanding,
     prefill_room,
 )
-from gnomon.serving.state import NONE, replica_view
-from gnomon.serving.stepping import processed_now
 
 
 class Work(NamedTuple):

@@ -3,7 +3,7 @@
 Every row holds what is known of that replica, of the request on it, and of the request and the fleet as a whole.
 Counts enter as log1p and times as logarithms of ratios, so that neither the size of the fleet nor the speed of the
 hardware shifts the scale. Seconds are measured in the time that the request would take alone on the best replica.
-Nothing depends on true output lengths (see `gnomon.serving.routers.foretelling`).
+Nothing depends on true output lengths (see `gnomon.serving.routers.prediction`).
 
 Moving averages live in `fleet.memory`: `observe` brings them up to the arrival, `remember_choice` notes the decision.
 """
@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gnomon.core.jit import inner
-from gnomon.serving import prefix_cache
-from gnomon.serving.outside import Fleet
-from gnomon.serving.routers.foretelling import (
+from gnomon.jit import inner
+from gnomon.serving.engine import prefix_cache
+from gnomon.serving.engine.context import Fleet
+from gnomon.serving.engine.state import replica_view
+from gnomon.serving.routers.prediction import (
     ADDED_WEIGHTS,
     Foretold,
     added_s,
@@ -33,8 +34,7 @@ from gnomon.serving.routers.foretelling import (
     prefill_room,
     rounds_of,
 )
-from gnomon.serving.sections import QUEUE_DEPTH
-from gnomon.serving.state import replica_view
+from gnomon.serving.scenario.config import QUEUE_DEPTH
 
 FEATURES = (
     # The replica.

@@ -24,7 +24,7 @@ from gnomon.core.arrays import Floats
 from gnomon.core.errors import DataError
 from gnomon.core.files import written_whole
 from gnomon.serving.routers.observation import FEATURES, NUM_FEATURES, SCHEMA_HASH
-from gnomon.serving.sections import QUEUE_DEPTH, LengthsKnown
+from gnomon.serving.scenario.config import QUEUE_DEPTH, LengthsKnown
 
 FORMAT = 1
 CLIP = 10.0

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 
-from gnomon.core.jit import inner
+from gnomon.jit import inner
 from gnomon.serving.routers import Fleet, router
-from gnomon.serving.routers.foretelling import chunk_of, expected_output, iteration_s, kv_each, mean_output, rounds_of
+from gnomon.serving.routers.prediction import chunk_of, expected_output, iteration_s, kv_each, mean_output, rounds_of
 
 
 @inner

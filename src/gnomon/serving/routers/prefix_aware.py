@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from gnomon.serving import prefix_cache
+from gnomon.serving.engine import prefix_cache
+from gnomon.serving.engine.state import replica_view
 from gnomon.serving.routers import Fleet, router
-from gnomon.serving.state import replica_view
 
 
 @router("prefix_aware", options={"load_weight": 1.0})

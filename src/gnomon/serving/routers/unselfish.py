@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 
 from gnomon.serving.routers import Fleet, router
-from gnomon.serving.routers.foretelling import ADDED_WEIGHTS, added_s
 from gnomon.serving.routers.observation import (
     ADDED_VS,
     MEMORY_PER_REPLICA,
@@ -22,6 +21,7 @@ from gnomon.serving.routers.observation import (
     remember_choice,
     remember_pace,
 )
+from gnomon.serving.routers.prediction import ADDED_WEIGHTS, added_s
 
 
 @router(

@@ -50,8 +50,8 @@ class Scored:
 
 def predict(server: Server) -> Prediction:
     """Simulate one server."""
-    from gnomon.serving.metrics import summarize
-    from gnomon.serving.simulate import run
+    from gnomon.serving.results.metrics import summarize
+    from gnomon.serving.run.simulate import run
 
     done = run(scenario_of(server))
     latency = summarize(done).latency

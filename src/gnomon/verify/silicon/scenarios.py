@@ -8,9 +8,9 @@ from zlib import crc32
 
 from gnomon.core.config import load
 from gnomon.core.errors import ConfigError
-from gnomon.serving.engines import engine
 from gnomon.serving.policies import POLICIES, PolicySpec
 from gnomon.serving.scenario import Scenario
+from gnomon.serving.scenario.engine_presets import engine
 from gnomon.timing.config import captured_sizes
 from gnomon.verify.silicon.launch import Launch, launch_of
 from gnomon.verify.silicon.servers import Layout, Server

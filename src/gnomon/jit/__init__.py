@@ -1,0 +1,213 @@
+"""Compilation of hot loops with Numba, or none of it.
+
+`@jit` compiles a helper, `@compiled(signature)` a function of a fixed signature that can be passed around as a
+value (a batching policy, a router) without recompiling its caller. Both cache on disk, in a folder named by a
+hash of the sources it is made from, because Numba does not notice a change in a helper of another file.
+With `GNOMON_JIT=0` both return the plain Python function, for a debugger; results are identical.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, TypeVar
+
+import numpy as np
+
+from gnomon.core.cache_folder import compiled_code_folder
+
+F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+
+ENABLED = os.environ.get("GNOMON_JIT", "1") != "0"
+
+
+@cache
+def _numba() -> Any:
+    import numba
+
+    return numba
+
+
+def _cached(dispatcher: F, function: Callable[..., Any]) -> F:
+    """The compiled function, which looks for its code on disk before it compiles."""
+    from gnomon.jit.compiled_code import kept
+
+    dispatcher._cache = kept(function)  # type: ignore[attr-defined]
+    return dispatcher
+
+
+@contextmanager
+def function_arguments() -> Iterator[None]:
+    """Allow compiled functions to be passed to compiled functions, which Numba warns is experimental.
+
+    Filters of warnings belong to the whole process: one that was taken back at the end would be taken from under other
+    threads.
+    """
+    if not ENABLED:
+        yield
+        return
+    from numba.core.errors import NumbaExperimentalFeatureWarning
+
+    warnings.simplefilter("ignore", NumbaExperimentalFeatureWarning)
+    yield
+
+
+_LISTENING = threading.local()
+"""`found`: where the errors of this thread go."""
+_HOOK_LOCK = threading.Lock()
+_hooks: list[Any] = []
+"""The hook that was there before, once for each listener."""
+
+
+@contextmanager
+def unraised_errors() -> Iterator[list[BaseException]]:
+    """Collect the errors that compiled functions, called through pointers in this thread, could not raise."""
+    found: list[BaseException] = []
+    outer, _LISTENING.found = getattr(_LISTENING, "found", None), found
+    with _HOOK_LOCK:
+        _hooks.append(_hooks[0] if _hooks else sys.unraisablehook)
+        sys.unraisablehook = _note_unraised
+    try:
+        yield found
+    finally:
+        _LISTENING.found = outer
+        with _HOOK_LOCK:
+            before = _hooks.pop()
+            if not _hooks:
+                sys.unraisablehook = before
+
+
+def _note_unraised(unraisable: Any) -> None:
+    found = getattr(_LISTENING, "found", None)
+    if found is None or unraisable.exc_value is None or not isinstance(unraisable.object, str):
+        _hooks[0](unraisable)
+    else:
+        found.append(unraisable.exc_value.with_traceback(unraisable.exc_traceback))
+
+
+def is_compiled_already() -> bool:
+    """Whether an earlier run left compiled code, so that this one starts at once."""
+    folder = compiled_code_folder()
+    return not ENABLED or (folder is not None and any(folder.rglob("*.nbi")))
+
+
+def jit(function: F) -> F:
+    """Compile `function` on first call (types inferred), or return it unchanged under GNOMON_JIT=0."""
+    if not ENABLED:
+        return function
+    from gnomon.jit.linked_code import WholeCompiler
+
+    return _cached(_numba().njit(error_model="numpy", pipeline_class=WholeCompiler)(function), function)
+
+
+def inner(function: F) -> F:
+    """Like `jit`, for a function that compiled code calls: a part of its callers, and inlined. Python runs it as it is
+    written."""
+    return _cached(_part(function, is_inlined=True), function) if ENABLED else function
+
+
+def apart(function: F) -> F:
+    """Like `inner`, for one that is long and not called at every iteration: it stands once in the code, and is
+    called."""
+    return _cached(_part(function, is_inlined=False), function) if ENABLED else function
+
+
+def _part(function: F, is_inlined: bool) -> F:
+    from gnomon.jit.linked_code import PartCompiler, PartDispatcher
+
+    dispatcher = _numba().njit(
+        error_model="numpy",
+        no_cpython_wrapper=True,
+        no_cfunc_wrapper=True,
+        forceinline=is_inlined,
+        pipeline_class=PartCompiler,
+    )(function)
+    dispatcher.__class__ = PartDispatcher
+    return dispatcher
+
+
+def own_jit(function: F) -> F:
+    """Compile a function as part of the one that calls it, which is what is cached."""
+    return _part(function, is_inlined=True)
+
+
+def inline(function: F) -> F:
+    """Compile `function` so that its body is pasted into its callers."""
+    if not ENABLED:
+        return function
+    return _cached(_numba().njit(error_model="numpy", inline="always")(function), function)
+
+
+def bound(function: F, *examples: Any) -> F:
+    """A `@jit` function compiled for the types of these arguments, which then looks at types no more.
+
+    For a function that is called often with many arrays, where telling their types costs more than the work. Later
+    arguments must be of the very same types.
+    """
+    if not ENABLED:
+        return function
+    key = (function, _kind_of(examples))
+    if key not in _BOUND:
+        with function_arguments():
+            _BOUND[key] = function.compile(tuple(map(_numba().typeof, examples)))  # type: ignore[attr-defined]
+    return _BOUND[key]
+
+
+_BOUND: dict[Any, Any] = {}
+"""By function and kinds of its arguments: Numba takes milliseconds to tell the types of a hundred arrays."""
+
+
+def _kind_of(value: Any) -> Any:
+    """What values of one Numba type have in common. Functions are of their own kind."""
+    if isinstance(value, np.ndarray):
+        flags = value.flags
+        return type(value), value.dtype, value.ndim, flags.c_contiguous, flags.f_contiguous, flags.writeable
+    if isinstance(value, tuple):
+        return type(value), tuple(map(_kind_of, value))
+    return type(value) if isinstance(value, int | float | np.generic) else value
+
+
+def compiled(signature: Any) -> Callable[[F], F]:
+    """Compile `function` for one signature, as a value that compiled code can call through a pointer."""
+
+    def decorate(function: F) -> F:
+        if not ENABLED:
+            return function
+        from numba.core import sigutils
+
+        from gnomon.jit.compiled_code import kept
+        from gnomon.jit.linked_code import Pointer, PointerCompiler
+
+        # As `numba.cfunc` does, which would bring a cache of its own.
+        types, options = sigutils.normalize_signature(signature), {"error_model": "numpy"}
+        callback: Any = Pointer(function, types, {}, options, pipeline_class=PointerCompiler)
+        callback._cache = kept(function)
+        callback.compile()
+        return callback
+
+    return decorate
+
+
+# What compiled code does otherwise: see `gnomon.jit.borrowing`.
+
+
+def borrow(bundle: T) -> T:
+    """The same named tuple with its arrays borrowed; to be called in compiled code."""
+    return bundle
+
+
+def is_checked(bundle: Any) -> bool:
+    """Whether whoever got this bundle may make mistakes: a user's own function, or anybody in plain Python. Compiled
+    code knows it beforehand, so that a check for others costs Gnomon's own functions nothing."""
+    return True
+
+
+def first_rows(view: T, count: int) -> T:
+    """The first `count` rows of a (borrowed) array."""
+    return view[:count]  # type: ignore[index]

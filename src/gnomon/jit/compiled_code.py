@@ -1,0 +1,138 @@
+"""Compiled code on disk, which may be damaged, full, read-only or not there at all: then it is compiled again.
+
+Numba's own cache trusts its files and wants to write. This one checks every file by its hash, forgets what is damaged,
+uses a folder that can only be read, and says once when nothing can be kept. Imported by `gnomon.jit` when
+something is compiled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import os
+import pickle
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile, NullCache
+
+from gnomon.core.cache_folder import compiled_code_folder, said_once
+from gnomon.jit.linked_code import restored
+
+
+def kept(function: Any) -> Any:
+    """Where the compiled code of a function is kept: on disk, or nowhere if it has no file or there is no folder."""
+    folder = compiled_code_folder()
+    has_source = os.path.exists(inspect.getfile(function))
+    return _Kept(function) if folder is not None and has_source else NullCache()
+
+
+class _Place:
+    """Where the code of one function lies; what Numba calls a locator."""
+
+    def __init__(self, function: Any, file: str) -> None:
+        self.file, self.line = Path(file).resolve(), function.__code__.co_firstlineno
+
+    @classmethod
+    def from_function(cls, function: Any, file: str) -> _Place:
+        return cls(function, file)
+
+    def get_cache_path(self) -> str:
+        folder = compiled_code_folder()
+        assert folder is not None
+        package = Path(__file__).parent.parent
+        if self.file.is_relative_to(package):
+            return str(folder / "-".join(("gnomon", *self.file.parent.relative_to(package).parts)))
+        path_hash = hashlib.sha256(str(self.file.parent).encode()).hexdigest()[:16]
+        return str(folder / f"{self.file.parent.name}_{path_hash}")
+
+    def ensure_cache_path(self) -> None:
+        os.makedirs(self.get_cache_path(), exist_ok=True)
+
+    def get_source_stamp(self) -> str:
+        return _hash_of(self.file)
+
+    def get_disambiguator(self) -> str:
+        return str(self.line)
+
+
+@cache
+def _hash_of(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+class _Reduced(CompileResultCacheImpl):  # type: ignore[misc]
+    _locator_classes = (_Place,)
+
+    def rebuild(self, target_context: Any, payload: Any) -> Any:
+        is_part = payload[0][1] == "part"
+        return restored(target_context, payload) if is_part else super().rebuild(target_context, payload)
+
+
+class _CheckedFiles(IndexDataCacheFile):  # type: ignore[misc]
+    """Data files that begin with their hash: machine code with a changed bit would crash, or worse, not crash.
+
+    They are named by it too, and written before the index that names them: processes that compile the same function
+    for other types at the same time never write each other's files, as those that are numbered do.
+    """
+
+    def save(self, key: Any, data: Any) -> None:
+        content = self._dump(data)
+        digest = hashlib.sha256(content)
+        name = f"{self._index_name.removesuffix('.nbi')}.{digest.hexdigest()[:16]}.nbc"
+        with self._open_for_write(self._data_path(name)) as file:
+            file.write(digest.digest() + content)
+        self._save_index(self._load_index() | {key: name})
+
+    def _load_data(self, name: str) -> Any:
+        stored = Path(self._data_path(name)).read_bytes()
+        digest, content = stored[:32], stored[32:]
+        if hashlib.sha256(content).digest() != digest:
+            raise ValueError("its content has changed")
+        return pickle.loads(content)
+
+
+class _Kept(FunctionCache):  # type: ignore[misc]
+    """The code of one function on disk."""
+
+    _impl_class = _Reduced
+
+    def __init__(self, function: Any) -> None:
+        super().__init__(function)
+        place = self._impl.locator
+        self._cache_file: Any = _CheckedFiles(
+            place.get_cache_path(), self._impl.filename_base, place.get_source_stamp()
+        )
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """The code, or None where it is not there or damaged."""
+        try:
+            return super().load_overload(sig, target_context)
+        except OSError as error:
+            said_once(f"compiled code in {self._cache_path} cannot be read: {error.strerror or error}; compiling.")
+        except Exception as error:
+            said_once(f"compiled code in {self._cache_path} is damaged ({type(error).__name__}); compiling it again.")
+            self._forget()
+        return None
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """Keep the code where that is possible."""
+        try:
+            super().save_overload(sig, data)
+        except OSError as error:
+            reason = error.strerror or error
+            said_once(
+                f"compiled code cannot be kept in {self._cache_path}: {reason}. It is compiled in memory, every time. "
+                "Set GNOMON_CACHE to a folder that can be written."
+            )
+            self._forget()
+
+    def _forget(self) -> None:
+        """Remove the index: what it points to is written again."""
+        try:
+            os.unlink(self._cache_file._index_path)
+        except OSError:
+            if not sys.is_finalizing():
+                self.disable()

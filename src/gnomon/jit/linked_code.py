@@ -1,0 +1,192 @@
+"""Functions that are linked before they are optimised.
+
+Numba optimises every function together with all that it calls, and makes machine code of it, before it does the same
+for its caller: what lies at the bottom is optimised as often as the calls are deep. The functions that only compiled
+code calls (`gnomon.jit.inner`) are parts, kept as they were written down first; the ones that Python or a pointer
+calls link all their parts in, each once, and are optimised as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from llvmlite import binding
+from llvmlite.ir.values import ArgumentAttributes
+from numba.core import cgutils
+from numba.core.ccallback import CFunc
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import Compiler, CompileResult
+from numba.core.registry import CPUDispatcher
+
+_NOT_KEPT = "captures(none)" if "captures(none)" in ArgumentAttributes._known else "nocapture"
+"""Nobody keeps this address; as this version of LLVM says it."""
+
+
+class Part(JITCodeLibrary):  # type: ignore[misc]
+    """The code of a function that becomes machine code only as a part of others."""
+
+    def __init__(self, codegen: Any, name: str) -> None:
+        super().__init__(codegen, name)
+        self.environments: dict[str, Any] = {}
+        """Where Numba's runtime finds the globals of a function, by the name that the code calls it."""
+
+    def add_ir_module(self, module: Any) -> None:
+        """Add code. Nobody keeps the address of a bundle (see `gnomon.jit.borrowing`): knowing that, the optimiser need
+        not read from it again what it has read once."""
+        for function in module.functions:
+            for argument in function.args:
+                if argument.type == cgutils.voidptr_t:
+                    argument.add_attribute(_NOT_KEPT)
+        super().add_ir_module(module)
+
+    def finalize(self) -> None:
+        """Nothing more is added."""
+        self._raise_if_finalized()
+        self._finalized = True
+
+    def get_pointer_to_function(self, name: str) -> int:
+        """It has no address."""
+        self._ensure_finalized()
+        return 0
+
+    @property
+    def codegen(self) -> Any:
+        """Numba sets the environment here, for machine code that there is none of yet."""
+        return self
+
+    def set_env(self, name: str, environment: Any) -> None:
+        """Remember it for those that link this part in."""
+        self.environments[name] = environment
+
+    def own_module(self) -> Any:
+        """The code of this function alone, to be linked into others."""
+        return super()._get_module_for_linking()
+
+    def _get_module_for_linking(self) -> Any:
+        module = self.own_module().clone()
+        for library in _with_parts(self._linking_libraries):
+            module.link_in(_module(library), preserve=True)
+        return module
+
+    def serialize_using_object_code(self) -> Any:
+        """With all that it calls, as the optimiser would get it."""
+        environments = dict(self.environments)
+        for library in _with_parts(self._linking_libraries):
+            environments.update(getattr(library, "environments", {}))
+        return self.name, "part", (self._get_module_for_linking().as_bitcode(), environments)
+
+
+def restored(target: Any, payload: Any) -> Any:
+    """A function that was compiled as a part, from what was kept of it."""
+    (name, _, (code, environments)), descriptor, environment, signature, _, lifted, annotation, reloads, _ = payload
+    for reload_ in reloads:
+        reload_()
+    part = Part(target.codegen(), name)
+    part._final_module = binding.parse_bitcode(code)
+    part.finalize()
+    part.environments.update(environments)
+    return CompileResult(
+        typing_context=target.typing_context,
+        target_context=target,
+        entry_point=target.get_executable(part, descriptor, environment),
+        typing_error=None,
+        type_annotation=annotation,
+        signature=signature,
+        objectmode=False,
+        lifted=lifted,
+        fndesc=descriptor,
+        library=part,
+        call_helper=None,
+        environment=environment,
+        metadata=None,
+        reload_init=reloads,
+        referenced_envs=(),
+    )
+
+
+def _with_parts(libraries: Iterable[Any]) -> list[Any]:
+    """These libraries, and all that the parts among them call, each once, and before all that it calls: LLVM leaves out
+    of a module what nothing has asked for yet."""
+    seen: set[Any] = set()
+    callees_first: list[Any] = []
+
+    def visit(library: Any) -> None:
+        if library in seen:
+            return
+        seen.add(library)
+        for callee in library._linking_libraries if isinstance(library, Part) else ():
+            visit(callee)
+        callees_first.append(library)
+
+    for library in libraries:
+        visit(library)
+    return callees_first[::-1]
+
+
+def _module(library: Any) -> Any:
+    return library.own_module() if isinstance(library, Part) else library._get_module_for_linking()
+
+
+class Whole(JITCodeLibrary):  # type: ignore[misc]
+    """The code of a function that is called from outside, with all that it calls."""
+
+    def finalize(self) -> None:
+        """Link everything, then optimise."""
+        libraries = _with_parts(self._linking_libraries)
+        self._linking_libraries: Any = []
+        for library in libraries:
+            self._final_module.link_in(_module(library), preserve=True)
+        super().finalize()
+        for library in libraries:
+            for name, environment in getattr(library, "environments", {}).items():
+                if self._codegen._engine.is_symbol_defined(name):
+                    self._codegen.set_env(name, environment)
+
+
+class _Compiler(Compiler):  # type: ignore[misc]
+    kind: Any = JITCodeLibrary
+
+    def compile_extra(self, function: Any) -> Any:
+        """Compile into a library of this class."""
+        code = self.kind(self.state.targetctx.codegen(), function.__qualname__)
+        code.enable_object_caching()
+        self.state["library"] = code
+        return super().compile_extra(function)
+
+
+class PartCompiler(_Compiler):
+    """Compiles what others link in."""
+
+    kind = Part
+
+
+class PartDispatcher(CPUDispatcher):  # type: ignore[misc]
+    """A part has no machine code that Python could call: called from there, it runs as it is written."""
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Run it as plain Python."""
+        return self.py_func(*arguments, **named)
+
+
+class WholeCompiler(_Compiler):
+    """Compiles what is called from outside."""
+
+    kind = Whole
+
+
+class Pointer(CFunc):
+    """A compiled function that compiled code calls by its address."""
+
+    def __wrapper_address__(self) -> Any:
+        """Where it is. Without this, Numba compares signatures whenever one is passed to compiled code."""
+        return self.address
+
+
+class PointerCompiler(WholeCompiler):
+    """Compiles what is called through a pointer: its arguments lie apart, and nobody keeps their addresses."""
+
+    def compile_extra(self, function: Any) -> Any:
+        """Compile, and tell the optimiser so."""
+        self.state.flags.noalias = True
+        return super().compile_extra(function)

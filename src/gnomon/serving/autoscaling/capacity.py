@@ -1,0 +1,55 @@
+"""What one replica serves within the SLO, measured on a replica alone, as planners do before they deploy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from gnomon.core.errors import ConfigError
+from gnomon.serving.autoscaling.slo import slo_check
+from gnomon.serving.engine.state import FINISHED
+from gnomon.serving.scenario import Scenario
+from gnomon.workload import Requests
+
+NUM_REQUESTS = 2000
+GOAL = 0.99
+"""Share of the requests that must meet their SLO."""
+STEPS = 7
+"""Halvings of the bracket: a few percent."""
+
+Measure = Callable[[Scenario, int, float, int], tuple[Requests, object]]
+
+
+def measured_rate(scenario: Scenario, pool: int, measure: Measure) -> float:
+    """Requests per second, by bisection between loads that were served within the SLO and such that were not.
+
+    `measure(scenario, pool, rate, requests)` runs one replica of a pool under a steady load and returns requests and
+    records. Without an SLO the queue decides: half a second of it in the median is too much.
+    """
+    low, high = 0.0, 1.0
+    while _holds(scenario, pool, measure, high):
+        low, high = high, high * 2
+        if high > 1e6:
+            raise ConfigError("one replica serves any load within the SLO.", where="slo")
+    for _ in range(STEPS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _holds(scenario, pool, measure, middle) else (low, middle)
+    if low == 0.0:
+        raise ConfigError(
+            "one replica alone cannot serve 0.01 requests per second within the SLO.",
+            where="slo",
+            fix="Loosen the SLO, or choose a faster replica; a planner needs one that can meet it.",
+        )
+    return low
+
+
+def _holds(scenario: Scenario, pool: int, measure: Measure, rate: float) -> bool:
+    requests, records = measure(scenario, pool, rate, NUM_REQUESTS)
+    done = np.flatnonzero(records.status == FINISHED)  # type: ignore[attr-defined]
+    check = slo_check(scenario.slo, requests, records)
+    q = records[done]  # type: ignore[index]
+    if check is None:
+        return bool(np.median(q.scheduled_s - q.arrival_s) < 0.5)
+    settled = done[len(done) // 5 :]
+    return bool(check(settled).mean() >= GOAL)

@@ -1,0 +1,97 @@
+"""Controllers: how many replicas a pool should have.
+
+A controller is one function `(view) -> replicas`, asked every `interval_s` seconds for each pool by itself. It is plain
+Python. It sees one `View`: what a metrics server would tell it, and a dictionary in which it may remember things.
+What it answers is cut to the fleet's limits; an answer that is no count ends the run with a statement.
+
+    @controller("mine", options={"target": 0.7})
+    def mine(view): ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gnomon.core.registry import Registry
+
+
+@dataclass(frozen=True)
+class View:
+    """What a controller knows of its pool at the moment it is asked."""
+
+    now_s: float
+    interval_s: float
+    """Seconds since it was asked last."""
+    ready: int
+    """Replicas that take requests."""
+    starting: int
+    draining: int
+    desired: int
+    """What it answered last; at the start, the replicas that were up."""
+    min_replicas: int
+    max_replicas: int
+    arrival_rate: float
+    """Requests that arrived per second since it was asked last."""
+    waiting: int
+    """Requests in the queues of the pool, and those that no replica could take."""
+    running: int
+    """Requests in batches."""
+    utilization: float
+    """Share of its time in which a ready replica computed, since it was asked last."""
+    kv_use: float
+    """Share of the ready replicas' KV blocks in use now."""
+    slo_met: float | None
+    """Share of the requests that ended since it was asked last which met their SLO; None where none ended, or no SLO is
+    given."""
+    cold_start_s: float
+    """From the decision to start a replica to its first request."""
+    replica_rate: float
+    """Requests per second that one replica serves within the SLO, measured beforehand on a replica alone; 0 unless the
+    controller `profiles`."""
+    options: Mapping[str, float]
+    steps: tuple[tuple[float, int], ...]
+    """The schedule of the scenario."""
+    memory: dict[str, Any]
+    """Whatever it wants to remember; its own."""
+    future: Callable[[float, float], float] | None = None
+    """Arrivals between two moments, for a controller that `sees_future`."""
+
+
+Controller = Callable[[View], float]
+
+
+@dataclass(frozen=True)
+class ControllerSpec:
+    """A registered controller with all its traits."""
+
+    name: str
+    decide: Controller
+    options: Mapping[str, float] = field(default_factory=dict)
+    """Its options with their defaults."""
+    profiles: bool = False
+    """It is told how much one replica can serve within the SLO (`view.replica_rate`)."""
+    sees_future: bool = False
+    """It is told the arrivals to come (`view.future`)."""
+    needs_steps: bool = False
+    """It follows the schedule of the scenario (`view.steps`), and does nothing without one."""
+
+
+CONTROLLERS: Registry[ControllerSpec] = Registry(
+    "controller",
+    ControllerSpec,
+    built_in={
+        name: f"gnomon.serving.autoscaling.controllers.{name}"
+        for name in ("fixed", "schedule", "target_utilization", "queue_driven", "slo_planner", "oracle")
+    },
+    where="fleet.controller.name",
+)
+
+
+def controller(name: str, **traits: Any) -> Callable[[Controller], Controller]:
+    """Register a controller under `name`; `traits` are the fields of its `ControllerSpec`."""
+    return CONTROLLERS.register(name, **traits)
+
+
+__all__ = ["CONTROLLERS", "Controller", "ControllerSpec", "View", "controller"]

@@ -1,0 +1,179 @@
+"""The lives of replicas: they start cold, drain, die, are repaired, and become slow for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from gnomon.core.errors import ConfigError
+from gnomon.serving.autoscaling.evacuation import cut_link, forget_cache, freeze
+from gnomon.serving.autoscaling.events import Agenda
+from gnomon.serving.autoscaling.replicas import DOWN, DRAINING, OFF, STARTING, UP, Replicas
+from gnomon.serving.autoscaling.traffic import IS_ENDED, Traffic
+from gnomon.serving.scenario.autoscaling import FleetConfig
+
+IN_VAIN = 100
+"""Failures of each replica between two looks at whether anything is served at all."""
+
+
+@dataclass
+class Lives:
+    """Starts, drains, loses, repairs and slows replicas; what follows later is put on the agenda."""
+
+    config: FleetConfig
+    replicas: Replicas
+    traffic: Traffic
+    agenda: Agenda
+    random: np.random.Generator
+    cold_start_s: list[float]
+    """[pool]: seconds from the start of a replica until it takes requests."""
+    has_room: Callable[[int, float], None]
+    """Called with a pool and the time when a replica may be missing, or can be started again."""
+    failures: int = 0
+    latest_token_s: float = -1.0
+    """The last token, when that was looked at last."""
+
+    def __post_init__(self) -> None:
+        self.link_bytes_s = self.traffic.outside.transfers.links.capacity.copy()
+        for i, state in enumerate(self.replicas.state):
+            if state == UP:
+                self._plan_trouble(i, 0.0)
+            else:
+                freeze(self.traffic.cluster, self.replicas.members[i].ranks)
+        for one in self.config.events:
+            self.agenda.at(one.at_s, self._given(one.what, one.replica, one.factor))
+
+    def start(self, i: int, now_s: float) -> None:
+        """Begin a cold start, where the replica is off."""
+        if self.replicas.state[i] != OFF:
+            return
+        self.agenda.begin_life(i)
+        self.replicas.change(now_s, i, STARTING)
+        ready_s = now_s + self.cold_start_s[self.replicas.members[i].pool]
+        self.agenda.at(ready_s, self.agenda.in_life(i, self._ready))
+
+    def _ready(self, i: int, now_s: float) -> None:
+        ranks, cluster = self.replicas.members[i].ranks, self.traffic.cluster
+        self.traffic.send_again(i, now_s)
+        for r in ranks:
+            forget_cache(cluster, r)
+            cluster.replicas[r].frozen = 0
+            cluster.stage_free_s[r] = now_s
+        if self.traffic.has_roles:
+            here = slice(ranks.start, ranks.stop)
+            self.traffic.outside.transfers.links.capacity[here] = self.link_bytes_s[here]
+        self.slow(i, 1.0)
+        self.replicas.change(now_s, i, UP)
+        self._plan_trouble(i, now_s)
+
+    def drain(self, i: int, now_s: float) -> None:
+        """Let a replica finish what it has and leave; one that is starting leaves at once."""
+        if self.replicas.state[i] == STARTING:
+            self.agenda.begin_life(i)
+            self.replicas.change(now_s, i, OFF)
+        elif self.replicas.state[i] == UP:
+            self.replicas.change(now_s, i, DRAINING)
+            self.notice_drained(now_s)
+
+    def notice_drained(self, now_s: float) -> None:
+        """Replicas that have finished what they had left when their last batch ended."""
+        cluster = self.traffic.cluster
+        for i in np.flatnonzero(self.replicas.state == DRAINING).tolist():
+            ranks = self.replicas.members[i].ranks
+            here = cluster.replicas[ranks.start : ranks.stop]
+            # KV that it holds for others, or that is on its way here, is waited for, too.
+            if not any(here[name].any() for name in ("num_outstanding", "num_coming", "num_held")):
+                ended = float(cluster.stage_free_s[ranks.start : ranks.stop].max())
+                self.agenda.begin_life(i)
+                self.replicas.change(min(max(self.replicas.since[i], ended), now_s), i, OFF)
+                freeze(cluster, ranks)
+
+    def fail(self, i: int, now_s: float) -> None:
+        """A replica dies. It is noticed after a while; until then requests go on being sent there."""
+        state, failures = int(self.replicas.state[i]), self.config.failures
+        if state in (OFF, DOWN):
+            return
+        self.agenda.begin_life(i)
+        self.failures += 1
+        if self.failures % (IN_VAIN * len(self.replicas.members)) == 0:
+            self._check_progress(now_s)
+        freeze(self.traffic.cluster, self.replicas.members[i].ranks)
+        cut_link(self.traffic.outside, self.replicas.members[i].ranks, now_s)
+        self.replicas.change(now_s, i, DOWN)
+        if state == UP:
+            self.replicas.dead.add(i)
+        self.agenda.at(now_s + failures.detect_s, self.agenda.in_life(i, self._noticed))
+        if failures.mtbf_s is not None:
+            repair_s = float(self.random.exponential(failures.mttr_s))
+            self.agenda.at(now_s + failures.detect_s + repair_s, self.agenda.in_life(i, self.repair))
+
+    def _check_progress(self, now_s: float) -> None:
+        """Requests wait, and replicas die before any of them gets a token: so it would go on for ever."""
+        requests = self.traffic.cluster.requests
+        waiting = (requests.arrival_s <= now_s) & ~IS_ENDED[requests.status]
+        latest_s = float(np.fmax.reduce(requests.last_token_s, initial=0.0))
+        if waiting.any() and latest_s == self.latest_token_s:
+            raise ConfigError(
+                f"{self.failures:,} failures until {now_s:.0f} s, and requests get no tokens any more: replicas die "
+                "before they can serve.",
+                where="fleet.failures.mtbf_s",
+                fix="Give longer times between failures.",
+            )
+        self.latest_token_s = latest_s
+
+    def _noticed(self, i: int, now_s: float) -> None:
+        """The death of a replica is noticed: its requests are sent again, and another one starts in its stead."""
+        self.replicas.dead.discard(i)
+        self.traffic.send_again(i, now_s)
+        self.has_room(self.replicas.members[i].pool, now_s)
+
+    def repair(self, i: int, now_s: float) -> None:
+        """The place of a dead replica can be used again."""
+        if self.replicas.state[i] == DOWN and i not in self.replicas.dead:
+            self.replicas.change(now_s, i, OFF)
+            self.has_room(self.replicas.members[i].pool, now_s)
+
+    def slow(self, i: int, factor: float) -> None:
+        """From the next iteration on a replica takes `factor` times as long."""
+        ranks = self.replicas.members[i].ranks
+        here = self.traffic.cluster.replicas[ranks.start : ranks.stop]
+        here.straggling = factor - 1.0
+        here.slowdown = (1.0 + here.straggling) * (1.0 + here.adapting) - 1.0
+
+    def _given(self, what: str, i: int, factor: float) -> Callable[[float], None]:
+        if i >= len(self.replicas.members):
+            raise ConfigError(
+                f"there is no replica {i}.", where="fleet.events", fix=f"Use 0 to {len(self.replicas.members) - 1}."
+            )
+        acts: dict[str, Callable[[float], None]] = {
+            "start": lambda now_s: self.start(i, now_s),
+            "drain": lambda now_s: self.drain(i, now_s),
+            "fail": lambda now_s: self.fail(i, now_s),
+            "repair": lambda now_s: self.repair(i, now_s),
+            "slow": lambda now_s: self.slow(i, factor),
+        }
+        return acts[what]
+
+    # Trouble at random.
+
+    def _plan_trouble(self, i: int, now_s: float) -> None:
+        failures, stragglers = self.config.failures, self.config.stragglers
+        if failures.mtbf_s is not None:
+            self._soon(failures.mtbf_s, i, now_s, self.fail)
+        if stragglers.mean_s is not None:
+            self._soon(stragglers.mean_s, i, now_s, self._falter)
+
+    def _soon(self, mean_s: float, i: int, now_s: float, what: Callable[[int, float], None]) -> None:
+        """After a time that is drawn from an exponential distribution."""
+        self.agenda.at(now_s + float(self.random.exponential(mean_s)), self.agenda.in_life(i, what))
+
+    def _falter(self, i: int, now_s: float) -> None:
+        self.slow(i, self.config.stragglers.factor)
+        self._soon(self.config.stragglers.duration_s, i, now_s, self._pick_up)
+
+    def _pick_up(self, i: int, now_s: float) -> None:
+        self.slow(i, 1.0)
+        assert self.config.stragglers.mean_s is not None
+        self._soon(self.config.stragglers.mean_s, i, now_s, self._falter)

@@ -1,0 +1,166 @@
+"""The manager of a fleet: asks the controller now and then, and lets replicas start and drain until as many as it wants
+are there. What happens to one replica is in `lives`, what happens to requests meanwhile in `traffic`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from gnomon.core.arrays import Floats, Ints
+from gnomon.core.errors import ConfigError
+from gnomon.core.streams import stream
+from gnomon.core.user_files import is_own, own_error, place_of, plain
+from gnomon.serving.autoscaling.controllers import ControllerSpec, View
+from gnomon.serving.autoscaling.events import Agenda
+from gnomon.serving.autoscaling.lifecycle import Lives
+from gnomon.serving.autoscaling.observation import Observer, Pool
+from gnomon.serving.autoscaling.replicas import OFF, STARTING, UP, Replicas
+from gnomon.serving.autoscaling.traffic import Traffic
+from gnomon.serving.engine.calendar import CONTROL_TICK
+from gnomon.serving.engine.context import Fleet, Outside
+from gnomon.serving.scenario.autoscaling import FleetConfig
+
+PATIENCE_TICKS = 1000
+"""Decisions without a replica that is up or starting, while requests wait for one, before the run is given up."""
+FLAPS = 0.25
+"""Share of the decisions that undo the one before from which on a controller is said to flap."""
+
+
+@dataclass
+class Manager:
+    """Asks the controller, and does what it answers."""
+
+    config: FleetConfig
+    spec: ControllerSpec
+    replicas: Replicas
+    pools: list[Pool]
+    traffic: Traffic
+    met_slo: Callable[[Ints], Floats] | None
+    """Of some ended requests, which met their SLO; None without one."""
+    seed: int
+    stop_s: float
+    idle_ticks: int = 0
+    gave_up: bool = False
+
+    def __post_init__(self) -> None:
+        self.agenda = Agenda(self.traffic.outside.calendar)
+        self.observer = Observer(
+            self.config.controller, self.spec, self.replicas, self.traffic, self.pools, self.met_slo
+        )
+        self.lives = Lives(
+            self.config,
+            self.replicas,
+            self.traffic,
+            self.agenda,
+            stream(self.seed, "fleet"),
+            [pool.cold_start_s for pool in self.pools],
+            self._reconcile,
+        )
+        self.traffic.admit(0.0)
+        if self.config.controller.interval_s < self.stop_s:
+            self.agenda.tick_at(self.config.controller.interval_s)
+
+    @property
+    def fleet(self) -> Fleet:
+        """What the router sees from now on."""
+        return self.traffic.fleet
+
+    @property
+    def outside(self) -> Outside:
+        """What is outside the replicas from now on."""
+        return self.traffic.outside
+
+    def handle(self) -> None:
+        """The loop has stopped at an event: let it happen. Every replica has been brought up to that moment."""
+        book = self.outside.calendar.book[0]
+        now_s = float(book.time_s)
+        self.lives.notice_drained(now_s)
+        if book.kind == CONTROL_TICK:
+            self._tick(now_s)
+        else:
+            self.agenda.happen(int(book.subject), now_s)
+        self.traffic.admit(now_s)
+        self.traffic.send_stranded(now_s)
+
+    def _tick(self, now_s: float) -> None:
+        if not self._goes_on():
+            self.outside.calendar.book.num_events = 0  # What else was planned for replicas matters to nobody.
+            return
+        ended = self.traffic.ended_since()
+        for number, pool in enumerate(self.pools):
+            answer = self._asked(self.observer.view(number, now_s, ended))
+            if answer != pool.desired:
+                pool.decisions.append((now_s, answer))
+            pool.desired = answer
+            self._reconcile(number, now_s)
+        self.observer.take_samples(now_s)
+        self.agenda.tick_at(now_s + self.config.controller.interval_s)
+
+    def _goes_on(self) -> bool:
+        """Whether there will be anything to decide."""
+        alive = sum(bool(self.replicas.of(number, UP, STARTING)) for number in range(len(self.pools)))
+        nobody_comes = self.traffic.is_stuck and alive < (len(self.pools) if self.traffic.has_roles else 1)
+        self.idle_ticks = self.idle_ticks + 1 if nobody_comes else 0
+        self.gave_up = self.idle_ticks > PATIENCE_TICKS
+        return not self.gave_up and self.traffic.goes_on
+
+    def _asked(self, view: View) -> int:
+        """What the controller answers, within the limits; an answer that is no count is an error of its own."""
+        name = plain(self.spec.decide).__name__
+        try:
+            answer = self.spec.decide(view)
+        except ConfigError:
+            raise
+        except Exception as error:
+            if not is_own(self.spec.decide):
+                raise
+            raise own_error(error, self.spec.decide, "controller") from error
+        try:
+            count = float(answer)
+        except (TypeError, ValueError):
+            count = math.nan
+        if not math.isfinite(count) or count < 0 or count != int(count):
+            raise ConfigError(
+                f"the controller {name} answered {answer!r} at {view.now_s:g} s: that is no number of replicas.",
+                where=place_of(self.spec.decide) if is_own(self.spec.decide) else "fleet.controller",
+                fix="Answer with a whole number from 0 on.",
+            )
+        return min(max(int(count), view.min_replicas), view.max_replicas)
+
+    def _reconcile(self, pool: int, now_s: float) -> None:
+        """Start or drain replicas until as many as desired are up or on their way."""
+        alive = self.replicas.of(pool, UP, STARTING)
+        missing = self.pools[pool].desired - len(alive)
+        if missing > 0:
+            for i in self.replicas.of(pool, OFF)[:missing]:
+                self.lives.start(i, now_s)
+        elif missing < 0:
+            starting = self.replicas.of(pool, STARTING)[::-1]
+            up = sorted(self.replicas.of(pool, UP), key=lambda i: (self._outstanding(i), -i))
+            for i in [*starting, *up][:-missing]:
+                self.lives.drain(i, now_s)
+
+    def _outstanding(self, i: int) -> int:
+        ranks = self.replicas.members[i].ranks
+        return int(self.traffic.cluster.replicas.num_outstanding[ranks.start : ranks.stop].sum())
+
+    def flaps(self) -> list[str]:
+        """A sentence for each pool whose controller kept undoing what it had decided."""
+        said = []
+        for number, pool in enumerate(self.pools):
+            counts = [count for _, count in pool.decisions]
+            turns = np.diff(np.sign(np.diff(counts))) if len(counts) > 2 else np.zeros(0)
+            undone = int(np.count_nonzero(np.abs(turns) == 2))
+            if len(counts) >= 8 and undone > max(FLAPS * len(counts), 4) and self._undoes_quickly(pool):
+                said.append(
+                    f"The controller {self.spec.name} flaps: {undone} of its {len(counts)} changes in pool {number} "
+                    "undid the one before within a cold start. Give it a tolerance, or let it wait before it shrinks."
+                )
+        return said
+
+    def _undoes_quickly(self, pool: Pool) -> bool:
+        gaps = np.diff([at_s for at_s, _ in pool.decisions])
+        return bool(np.median(gaps) <= max(pool.cold_start_s, 2 * self.config.controller.interval_s))

@@ -1,0 +1,131 @@
+"""What a controller sees of its pool, and what is kept of it: views and samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from gnomon.core.arrays import Floats, Ints
+from gnomon.serving.autoscaling.controllers import ControllerSpec, View
+from gnomon.serving.autoscaling.replicas import DOWN, DRAINING, STARTING, UP, Replicas
+from gnomon.serving.autoscaling.traffic import Traffic
+from gnomon.serving.engine.state import NUM_SHED
+from gnomon.serving.scenario.autoscaling import ControllerConfig
+
+
+@dataclass
+class Pool:
+    """What is known of one pool between two decisions."""
+
+    min_replicas: int
+    max_replicas: int
+    desired: int
+    cold_start_s: float
+    replica_rate: float = 0.0
+    memory: dict[str, Any] = field(default_factory=dict)
+    busy_s: float = 0.0
+    taken: int = 0
+    decisions: list[tuple[float, int]] = field(default_factory=list)
+    """(time, answer) of every decision that changed something."""
+
+
+@dataclass
+class Observer:
+    """Looks at the pools whenever the controller is asked."""
+
+    config: ControllerConfig
+    spec: ControllerSpec
+    replicas: Replicas
+    traffic: Traffic
+    pools: list[Pool]
+    met_slo: Callable[[Ints], Floats] | None
+    """Of some ended requests, which met their SLO; None without one."""
+    last_s: float = 0.0
+    """When the controller was asked last."""
+    samples: list[list[list[float]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        members = self.replicas.members
+        self.ranks = [
+            np.array([r for one in members if one.pool == number for r in one.ranks], np.int64)
+            for number in range(len(self.pools))
+        ]
+        """[pool]: its ranks."""
+
+    def view(self, number: int, now_s: float, ended: Ints) -> View:
+        """What the controller sees of a pool; `ended` are the requests that ended since it was asked last."""
+        pool, replicas = self.pools[number], self.traffic.cluster.replicas
+        ready = self.replicas.of(number, UP)
+        ranks = np.array([r for i in ready for r in self.replicas.members[i].ranks], np.int64)
+        mine = self.ranks[number]
+        span_s = max(now_s - self.last_s, 1e-9)
+        # The iterations under way have been booked whole: what lies beyond now belongs to the next interval.
+        beyond_s = np.maximum(self.traffic.cluster.stage_free_s[mine, 0] - now_s, 0.0)
+        busy_s = float((replicas.busy_s[mine] - np.where(np.isfinite(beyond_s), beyond_s, 0.0)).sum())
+        parked = self._parked(number)
+        turned_away = int(self.traffic.cluster.control[NUM_SHED]) if number == 0 else 0
+        taken = int(replicas.num_taken[mine].sum()) + parked + turned_away
+        arrived, used_s = taken - pool.taken, busy_s - pool.busy_s
+        pool.taken, pool.busy_s = taken, busy_s
+        blocks = max(int(replicas.num_blocks[ranks].sum()), 1)
+        waiting = int(replicas.num_waiting[mine].sum())
+        return View(
+            now_s=now_s,
+            interval_s=span_s,
+            ready=len(ready),
+            starting=len(self.replicas.of(number, STARTING)),
+            draining=len(self.replicas.of(number, DRAINING)),
+            desired=pool.desired,
+            min_replicas=pool.min_replicas,
+            max_replicas=pool.max_replicas,
+            arrival_rate=max(arrived, 0) / span_s,
+            waiting=waiting + parked,
+            running=int(replicas.num_outstanding[mine].sum()) - waiting,
+            utilization=min(max(used_s / (span_s * max(len(ranks), 1)), 0.0), 1.0),
+            kv_use=1.0 - int(replicas.free_blocks[ranks].sum()) / blocks if ranks.size else 0.0,
+            slo_met=float(self.met_slo(ended).mean()) if self.met_slo is not None and ended.size else None,
+            cold_start_s=pool.cold_start_s,
+            replica_rate=pool.replica_rate,
+            options={**self.spec.options, **self.config.options},
+            steps=self.config.steps,
+            memory=pool.memory,
+            future=partial(self._arrivals_between, self._share(number)) if self.spec.sees_future else None,
+        )
+
+    def take_samples(self, now_s: float) -> None:
+        """A row of `record.SAMPLES` for every pool; what is seen next is counted from here on."""
+        self.samples.append([self._sample(number, now_s) for number in range(len(self.pools))])
+        self.last_s = now_s
+
+    def sampled(self) -> Floats:
+        """[sample, pool, column]"""
+        return np.array(self.samples) if self.samples else np.zeros((0, len(self.pools), 0))
+
+    def _sample(self, number: int, now_s: float) -> list[float]:
+        a = self.traffic.cluster.replicas[self.ranks[number]]
+        counts = [len(self.replicas.of(number, state)) for state in (UP, STARTING, DRAINING, DOWN)]
+        waiting, outstanding = int(a.num_waiting.sum()), int(a.num_outstanding.sum())
+        sums = [float(a[name].sum()) for name in ("num_finished", "num_produced", "busy_s", "flops", "bytes")]
+        queue = [waiting + self._parked(number), outstanding - waiting]
+        return [now_s, *counts, self.pools[number].desired, *queue, *sums]
+
+    def _parked(self, number: int) -> int:
+        return self.traffic.num_parked if number == 0 else 0
+
+    def _arrivals_between(self, share: float, start_s: float, end_s: float) -> float:
+        """Arrivals between two moments, as far as they are known ahead: of agents, the starts of sessions, each with
+        all its calls."""
+        known, requests = int(self.traffic.outside.calendar.book[0].end_open), self.traffic.cluster.requests
+        first, last = np.searchsorted(requests.arrival_s[:known], (start_s, end_s))
+        return float(last - first) * share * requests.size / max(known, 1)
+
+    def _share(self, number: int) -> float:
+        """Of all arrivals, how many concern a pool: all where pools have roles, else as many as it has had so far."""
+        if len(self.pools) == 1 or self.traffic.has_roles:
+            return 1.0
+        taken = np.array([self.traffic.cluster.replicas.num_taken[ranks].sum() for ranks in self.ranks])
+        return float(taken[number] / taken.sum()) if taken.sum() else 1.0 / len(self.pools)

@@ -1,0 +1,96 @@
+"""From a scenario's fleet section to the manager of its replicas."""
+
+from __future__ import annotations
+
+from gnomon.core.errors import ConfigError
+from gnomon.serving.autoscaling.capacity import Measure, measured_rate
+from gnomon.serving.autoscaling.controllers import CONTROLLERS
+from gnomon.serving.autoscaling.manager import Manager
+from gnomon.serving.autoscaling.observation import Pool
+from gnomon.serving.autoscaling.record import FleetRecord
+from gnomon.serving.autoscaling.replicas import replicas_of
+from gnomon.serving.autoscaling.slo import slo_check
+from gnomon.serving.autoscaling.traffic import Traffic
+from gnomon.serving.engine.context import Fleet, Outside
+from gnomon.serving.scenario import Scenario
+from gnomon.serving.scenario.pools import Kind
+from gnomon.workload import Requests
+
+LONGEST_START_S = 86_400.0
+"""A replica that takes longer is never ready."""
+
+
+def new_manager(
+    scenario: Scenario, kinds: list[Kind], requests: Requests, fleet: Fleet, outside: Outside, measure: Measure
+) -> Manager:
+    """The manager of a scenario's fleet, with everything planned that is known at the start."""
+    config = scenario.fleet
+    assert config is not None
+    spec = CONTROLLERS.chosen(config.controller)
+    if scenario.has_roles and config.min_replicas < 1:
+        raise ConfigError("every pool with a role needs a replica.", where="fleet.min_replicas", fix="Set it to 1.")
+    if config.failures.stores_kv and scenario.kv_tiers.remote is None:
+        raise ConfigError(
+            "there is no shared store that KV could be written to.",
+            where="fleet.failures.stores_kv",
+            fix="Give kv_tiers.remote.",
+        )
+    if spec.sees_future and requests.concurrency:
+        raise ConfigError(
+            f"{spec.name} knows the arrivals to come; those of a closed loop depend on the answers.",
+            where="fleet.controller.name",
+            fix="Choose another controller, or arrivals of a rate.",
+        )
+    up = [pool.num_replicas for pool in scenario.kinds()]
+    pools = [
+        Pool(
+            min_replicas=config.min_replicas,
+            max_replicas=kind.num_replicas,
+            desired=min(count, kind.num_replicas),
+            cold_start_s=sum(config.cold_start.parts(kind.weight_bytes).values()),
+            replica_rate=measured_rate(scenario, number, measure) if spec.profiles else 0.0,
+        )
+        for number, (kind, count) in enumerate(zip(kinds, up, strict=True))
+    ]
+    slowest_s = max(pool.cold_start_s for pool in pools)
+    if slowest_s > LONGEST_START_S:
+        raise ConfigError(
+            f"a cold start takes {slowest_s:,.0f} s: a replica that takes longer than a day is never ready.",
+            where="fleet.cold_start",
+            fix="Shorten its parts, or raise weights_bytes_per_s.",
+        )
+    replicas = replicas_of(kinds, up)
+    return Manager(
+        config=config,
+        spec=spec,
+        replicas=replicas,
+        pools=pools,
+        traffic=Traffic(config.failures, fleet, outside, replicas),
+        met_slo=slo_check(scenario.slo, requests, fleet.cluster.requests),
+        seed=scenario.seed,
+        stop_s=float(outside.calendar.book[0].stop_s),
+    )
+
+
+def record_of(manager: Manager, kinds: list[Kind]) -> FleetRecord:
+    """What is kept of a fleet after the run."""
+    warnings = manager.flaps()
+    if manager.gave_up:
+        warnings.append(
+            "The run was given up: requests waited for a replica, but the controller started none for "
+            "a thousand decisions."
+        )
+    return FleetRecord(
+        controller=manager.spec.name,
+        members=manager.replicas.members,
+        changes=manager.replicas.changes,
+        decisions=[pool.decisions for pool in manager.pools],
+        cold_start=[manager.config.cold_start.parts(kind.weight_bytes) for kind in kinds],
+        replica_rate=[pool.replica_rate for pool in manager.pools],
+        failures=manager.lives.failures,
+        retries=manager.traffic.retries,
+        samples=manager.observer.sampled(),
+        sees_future=manager.spec.sees_future,
+        warnings=warnings,
+        gave_up=manager.gave_up,
+    )

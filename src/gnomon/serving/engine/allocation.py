@@ -1,0 +1,82 @@
+"""Empty arrays for a cluster."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gnomon.core.arrays import Floats, Ints
+from gnomon.serving.engine.calendar import NEVER
+from gnomon.serving.engine.state import FLIGHT, NEIGHBOURS, NO_LIMIT, NONE, NUM_SERVICE, REPLICA, REQUEST, Cluster
+from gnomon.serving.features.adapters import new_slots
+from gnomon.serving.features.breakdown import ENTRY
+
+
+def new_cluster(
+    num_replicas: int,
+    num_requests: int,
+    max_stages: int,
+    max_running: int,
+    block_size: int,
+    max_in_batch: int,
+    *,
+    cached_blocks: int = 0,
+    blocks_per_request: int = 0,
+    num_parameters: int = 8,
+    num_drafted: int = 1,
+    num_classes: int = 1,
+    max_moving: int = 0,
+    adapter_slots: int = 0,
+    prefix_hashes: Ints | None = None,
+    recorded: tuple[Ints, Floats] | None = None,
+) -> Cluster:
+    """Empty arrays for a cluster; `cached_blocks` > 0 makes room for prefix caches of that many blocks."""
+    slots = 1 << (2 * cached_blocks).bit_length() if cached_blocks else 0
+    rows = min(max_running + max_moving, num_requests) if cached_blocks else 0
+    links = cached_blocks + 1 if cached_blocks else 0
+
+    def ints(*shape: int) -> Ints:
+        return np.zeros(shape, np.int64)
+
+    def each(row: Ints) -> Ints:
+        return np.tile(row, (num_replicas, 1))
+
+    first, seconds = recorded if recorded is not None else (ints(0), np.zeros((0, 1)))
+    return Cluster(
+        replicas=np.zeros(num_replicas, REPLICA).view(np.recarray),
+        requests=np.zeros(num_requests, REQUEST).view(np.recarray),
+        flights=np.zeros((num_replicas, max_stages), FLIGHT).view(np.recarray),
+        running=ints(num_replicas, max_running),
+        stepping=ints(num_replicas, max_running, 3),
+        growth=ints(num_replicas, block_size),
+        flight_requests=ints(num_replicas, max_stages, max_in_batch),
+        flight_tokens=ints(num_replicas, max_stages, max_in_batch),
+        next_end_s=np.full(num_replicas, NEVER),
+        soonest_s=np.full(-(-num_replicas // NEIGHBOURS), NEVER),
+        stage_free_s=np.zeros((num_replicas, max_stages)),
+        stage_start_s=np.zeros((num_replicas, max_stages, max_stages)),
+        stage_end_s=np.zeros((num_replicas, max_stages, max_stages)),
+        parameters=np.zeros((num_replicas, num_parameters)),
+        acceptance=np.zeros((num_replicas, num_drafted)),
+        block_key=ints(num_replicas, cached_blocks),
+        block_users=ints(num_replicas, cached_blocks),
+        newer=ints(num_replicas, links),
+        older=ints(num_replicas, links),
+        slot_key=ints(num_replicas, slots),
+        slot_block=ints(num_replicas, slots),
+        tables=ints(num_replicas, rows, min(blocks_per_request, cached_blocks + 1)),
+        free_rows=each(np.arange(rows, dtype=np.int64)),
+        loose_blocks=ints(num_replicas, cached_blocks),
+        prefix_hashes=prefix_hashes if prefix_hashes is not None else ints(0),
+        classes=np.ones((num_classes, 2)),
+        service=np.zeros((num_replicas, num_classes, NUM_SERVICE)),
+        recorded_first=first,
+        recorded_s=seconds,
+        control=np.array([NO_LIMIT, 0, NONE, NONE, 0, 0]),
+        adapter_slots=new_slots(num_replicas, adapter_slots),
+        ledger=np.zeros(0, ENTRY).view(np.recarray),
+        parts_ns=ints(0, 0, 0),
+        clocks=ints(0, 0),
+        flight_ns=ints(0, 0, 0),
+        floor_ns=ints(0, 0),
+        context_ns=ints(0, 0),
+    )

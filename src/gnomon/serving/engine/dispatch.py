@@ -1,0 +1,88 @@
+"""Who gets an arriving request: admission control, routers, and where prefill and decode are apart, the decider."""
+
+from __future__ import annotations
+
+from gnomon.jit import apart, inner
+from gnomon.jit.borrowing import borrow
+from gnomon.serving.engine import contract
+from gnomon.serving.engine.context import Engine, Fleet, Outside, Router
+from gnomon.serving.engine.state import NONE, NUM_PARKED, NUM_SHED, PARKED, SHED
+from gnomon.serving.features.transfers import IS_DOWN
+
+
+@inner
+def ask_router(fleet: Fleet, engine: Engine, request_id: int) -> int:
+    """The replica that the router chooses; the engine stops where there is no such replica."""
+    return _ask(fleet, engine.router, request_id)
+
+
+@inner
+def _ask(fleet: Fleet, router: Router, request_id: int) -> int:
+    r = router(fleet, request_id) - 1
+    if r < 0 or r >= fleet.cluster.replicas.size:
+        contract.stop(fleet.cluster, contract.NO_SUCH_REPLICA, r, request_id)
+        return 0
+    return r
+
+
+@inner
+def takes_in(fleet: Fleet, engine: Engine, request_id: int, now: float) -> bool:
+    """Whether an arriving request may be handed to a replica. One that admission control turns away ends here; where
+    no replica is up, it is parked until one is."""
+    request = fleet.cluster.requests[request_id]
+    if request.num_tries == 0:
+        verdict = engine.admission(fleet, request_id)
+        if verdict == 0:
+            contract.stop(fleet.cluster, contract.ADMISSION_RAISED, NONE, request_id)
+        if verdict < 2:
+            request.status = SHED
+            request.finished_s = now
+            fleet.cluster.control[NUM_SHED] += 1
+            return False
+        request.num_tries = 1
+    if fleet.candidates.size == 0:
+        request.status = PARKED
+        fleet.cluster.control[NUM_PARKED] += 1
+        return False
+    return True
+
+
+@apart
+def choose(fleet: Fleet, engine: Engine, outside: Outside, request_id: int) -> int:
+    """The replica that gets an arriving request. Where prefill and decode are apart, the one that decodes it is chosen
+    first, then whether it is prefilled elsewhere, then where."""
+    if outside.calendar.book[0].has_roles == 0:
+        return ask_router(fleet, engine, request_id)
+    cluster, request, own = fleet.cluster, fleet.cluster.requests[request_id], outside.decode
+    to_decode = Fleet(
+        cluster,
+        fleet.tables,
+        own.draws,
+        own.parameters,
+        own.memory,
+        own.predicted_output,
+        own.candidates,
+        fleet.gate,
+        fleet.gate_memory,
+    )
+    request.decode_replica = _ask(borrow(to_decode), engine.decode_router, request_id)
+    if outside.transfers.settings[IS_DOWN] != 0.0:
+        return request.decode_replica
+    to_decide = Fleet(
+        cluster,
+        fleet.tables,
+        fleet.draws,
+        outside.decider,
+        fleet.memory,
+        fleet.predicted_output,
+        fleet.candidates,
+        fleet.gate,
+        fleet.gate_memory,
+    )
+    if engine.decider(borrow(to_decide), request_id) < 2:
+        return request.decode_replica
+    r = ask_router(fleet, engine, request_id)
+    request.prefill_replica = r
+    if r != request.decode_replica:
+        cluster.replicas[request.decode_replica].num_coming += 1
+    return r

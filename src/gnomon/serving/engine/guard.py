@@ -1,0 +1,175 @@
+"""Running the compiled loops so that they can be stopped, and saying what stopped them.
+
+A loop runs in slices of so many iterations: between two of them Python gets its turn, so that Ctrl-C works. What
+policies and routers raise is collected, and faults that the engine found (`engine.contract`) become errors:
+a `ConfigError` that names the user's file for users' own code, an `AssertionError` for Gnomon's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from gnomon.core.errors import ConfigError
+from gnomon.core.user_files import is_own, own_error, place_of, plain
+from gnomon.jit import unraised_errors
+from gnomon.serving.engine import contract
+from gnomon.serving.engine.state import BUDGET, FAULT, FINISHED, NO_LIMIT, REJECTED, Cluster
+
+T = TypeVar("T")
+
+SLICE_ITERATIONS = 100_000
+"""Iterations between two moments at which Ctrl-C is noticed: a fraction of a second."""
+
+_SAYINGS = {
+    contract.LEFT_ALONE: (
+        "leaves requests alone for ever: some are running, none is in flight, and it places none.",
+        "Place every running request again until it ends, or pre-empt it.",
+    ),
+    contract.NO_PROGRESS: (
+        "makes no progress: iterations go by, no token comes.",
+        "It pre-empts what it admits; admit a request only if its memory is there.",
+    ),
+    contract.BEYOND_TABLES: (
+        "forms a batch of more tokens or requests than the limits say, for which there are no times.",
+        "Keep to state.max_batch_tokens and state.max_in_batch, or raise batching.max_batch_tokens and max_sequences.",
+    ),
+    contract.WRONG_TOKENS: (
+        "places {request} with more tokens than it has left to compute.",
+        "Give a decode one token, a prefill at most prefill_left().",
+    ),
+    contract.NO_BLOCKS: (
+        "lets {request} compute more tokens than its KV blocks hold.",
+        "Call hold() for the blocks that are missing before place().",
+    ),
+    contract.NOT_TAKEN_OUT: (
+        "leaves {request} in `running`, although it was placed, pre-empted or has ended.",
+        "Say with keep_running() which ones stay.",
+    ),
+    contract.NOT_COUNTED: (
+        "loses a request or has one twice: those waiting, running and placed are not those that are there.",
+        "Place, put back or pre-empt every request taken from the queue or from `running`.",
+    ),
+    contract.OVERWRITTEN: (
+        "writes numbers into its state that no request or batch has.",
+        "Change the queue, the running requests and the batch only with gnomon.serving.engine.batch_operations.",
+    ),
+    contract.TOO_MANY: (
+        "runs more requests at once than batching.max_sequences allows.",
+        "Admit none while state.num_holding is state.max_running.",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Guard:
+    """A cluster with the functions that decide in it."""
+
+    cluster: Cluster
+    policies: tuple[Any, ...]
+    """As replicas refer to them."""
+    router: Any = None
+    admission: Any = None
+    between: Callable[[], None] | None = None
+    """Called after every slice that was used up: whoever raises an error there ends the run."""
+
+    def __post_init__(self) -> None:
+        own = np.array([is_own(policy) for policy in self.policies])
+        self.cluster.replicas.checked = own[self.cluster.replicas.policy]
+
+    def run(self, step: Callable[[], T]) -> T:
+        """Call `step` until it has not used up its slice; returns what it returned last."""
+        control = self.cluster.control
+        with unraised_errors() as errors:
+            while True:
+                control[BUDGET] = SLICE_ITERATIONS
+                try:
+                    result = step()
+                except Exception as error:  # Plain Python: nothing is compiled, or the router is not.
+                    raise self._explained(error) from error
+                if control[FAULT]:
+                    raise self._said(errors)
+                if control[BUDGET] > 0:
+                    control[BUDGET] = NO_LIMIT
+                    return result
+                if self.between is not None:
+                    self.between()
+
+    def audit(self) -> None:
+        """Check the books of a run that was not cut short: every request ended, nothing is held."""
+        replicas, requests = self.cluster.replicas, self.cluster.requests
+        ended = int(np.count_nonzero((requests.status == FINISHED) | (requests.status == REJECTED)))
+        books = (
+            "num_waiting", "num_running", "num_stepping", "num_in_flight", "num_holding", "num_outstanding",
+            "num_held", "num_moving", "num_coming", "num_landing", "num_ready", "num_reported",
+        )  # fmt: skip
+        wrong = [name for name in books if replicas[name].any()]
+        if (replicas.free_blocks != replicas.num_blocks).any():
+            wrong.append("free_blocks")
+        if int(replicas.num_finished.sum() + replicas.num_rejected.sum()) != ended:
+            wrong.append("num_finished")
+        if not wrong:
+            return
+        what = f"leaves the books wrong at the end of the run ({', '.join(wrong)})."
+        own = [policy for policy in self.policies if is_own(policy)]
+        if not own:
+            raise AssertionError(what)
+        raise ConfigError(
+            f"the batching policy {plain(own[0]).__name__} {what}",
+            where=place_of(own[0]),
+            fix="Change requests and blocks only with gnomon.serving.engine.batch_operations.",
+        )
+
+    def _explained(self, error: Exception) -> Exception:
+        """The error of a user's function in words; any other as it is."""
+        functions = {
+            "batching policy": self.policies,
+            "router": (self.router,) if self.router else (),
+            "admission control": (self.admission,) if self.admission else (),
+        }
+        files = {
+            plain(one).__code__.co_filename: (one, kind)
+            for kind, some in functions.items()
+            for one in some
+            if is_own(one)
+        }
+        trace = error.__traceback__
+        while trace is not None:
+            if trace.tb_frame.f_code.co_filename in files:
+                return own_error(error, *files[trace.tb_frame.f_code.co_filename])
+            trace = trace.tb_next
+        return error
+
+    def _said(self, errors: list[BaseException]) -> Exception:
+        """The fault that stopped the engine, in words."""
+        _, fault, r, request = (int(number) for number in self.cluster.control[:4])
+        if fault == contract.NO_SUCH_REPLICA:
+            return self._router_fault(r, request, errors)
+        if fault == contract.ADMISSION_RAISED:
+            error = errors[0] if errors else RuntimeError("it raised an error")
+            is_users = is_own(self.admission)
+            return own_error(error, self.admission, "admission control") if is_users else AssertionError(str(error))
+        policy = self.policies[self.cluster.replicas[r].policy]
+        if fault == contract.POLICY_RAISED:
+            error = errors[0] if errors else RuntimeError("it raised an error")
+            return own_error(error, policy, "batching policy") if is_own(policy) else AssertionError(str(error))
+        what, fix = _SAYINGS[fault]
+        what = f"the batching policy {plain(policy).__name__} {what.format(request=f'request {request}')}"
+        if not is_own(policy):
+            return AssertionError(what)
+        return ConfigError(what, where=place_of(policy), fix=fix)
+
+    def _router_fault(self, r: int, request: int, errors: list[BaseException]) -> Exception:
+        if errors:
+            return (
+                own_error(errors[0], self.router, "router") if is_own(self.router) else AssertionError(str(errors[0]))
+            )
+        what = f"the router {plain(self.router).__name__} answered {r} for request {request}"
+        return ConfigError(
+            f"{what}: there is no such replica.",
+            where=place_of(self.router),
+            fix=f"Answer with a number from 0 to {self.cluster.replicas.size - 1}.",
+        )

@@ -1,0 +1,393 @@
+"""What the engine works on: requests, replicas and their in-flight batches, as plain arrays.
+
+Everything here is a NumPy record array, so that `requests[r].processed` reads the same in compiled code and in a
+debugger. A policy sees one `Replica`: a bundle of views on those arrays. Token counts follow one convention:
+
+* `processed` counts prompt tokens computed plus tokens produced. It jumps by one extra when prefill completes,
+  because that iteration also produces the first token. Hence `processed > prefill_tokens` means "decoding".
+* `prefill_tokens` is what must be prefilled before decoding: the prompt, or after a pre-emption everything
+  produced so far. `prompt_tokens` and `output_tokens` never change.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gnomon.core.arrays import Floats, Ints
+from gnomon.jit import inline
+from gnomon.jit.borrowing import borrow
+
+NONE = -1
+NEIGHBOURS = 32  # replicas that share a `Cluster.soonest_s`
+
+# Entries of `Cluster.control`.
+BUDGET, FAULT, FAULT_REPLICA, FAULT_REQUEST, NUM_PARKED, NUM_SHED = range(6)
+NO_LIMIT = 1 << 62
+
+# Life of a request.
+NOT_ARRIVED, WAITING, RUNNING, IN_FLIGHT, FINISHED, REJECTED, SHED, PARKED, MOVING = range(9)
+NUM_STATUS = 9
+
+# Columns of `Cluster.classes`: what is known of a class of users.
+WEIGHT, PRIORITY = range(2)
+# Columns of `Cluster.service`: a replica's account of one class.
+QUEUED, PROMPT_TOKENS, OUTPUT_TOKENS, CREDIT, WAS_QUEUED = range(5)
+NUM_SERVICE = 5
+
+# Who gives a request's first token where prefill and decode are apart: the decode replica, which computes the last
+# prompt token once more; the prefill replica, known once the KV has moved; or the prefill replica, at once.
+FROM_DECODE, FROM_TRANSFER, FROM_PREFILL = range(3)
+
+# Counts and ids are kept in 32 bits, because there are many requests; compiled code reads them as 64 bits
+# (`gnomon.jit.borrowed_array.Wide`), plain Python does not, and widens a number before it multiplies it.
+REQUEST = np.dtype(
+    [
+        # What every iteration looks at, in one cache line.
+        ("processed", np.int32),
+        ("prefill_tokens", np.int32),
+        ("total_tokens", np.int32),  # prompt + output
+        ("num_blocks", np.int32),  # KV blocks held
+        ("last_token_s", np.float64),
+        ("first_token_s", np.float64),
+        ("joined", np.int32),  # the step at which it began to step with the other decodes
+        ("admission", np.int32),  # position in the replica's order of admissions
+        ("status", np.int8),
+        ("never_fits", np.int8),  # all memory is not enough to prefill it again: it is rejected
+        ("user_class", np.int8),
+        ("held_counts", np.int8),  # while its KV moves: whether it counts among those that run where it was prefilled
+        ("next_waiting", np.int32),  # the request behind this one in the waiting queue, or among those reported
+        ("arrival_s", np.float64),
+        ("replica", np.int32),
+        ("table", np.int32),  # row of the replica's block tables (prefix caching)
+        # The rest.
+        ("prompt_tokens", np.int32),
+        ("output_tokens", np.int32),
+        ("scheduled_s", np.float64),  # first time in a batch
+        ("finished_s", np.float64),
+        ("preempted_at_s", np.float64),
+        ("preempted_s", np.float64),  # total time between pre-emptions and being scheduled again
+        ("keyed_blocks", np.int32),  # leading blocks that others may find by their key
+        ("cohort", np.int32),  # the batch it was admitted with (faster_transformer)
+        ("num_restarts", np.int32),  # how often it lost what it had computed: pre-empted, or with a replica that failed
+        ("num_preemptions", np.int32),
+        ("cached_tokens", np.int32),  # prompt tokens found in the prefix cache at first admission
+        ("num_tries", np.int32),  # how often it came to the router
+        ("charged", np.int32),  # output tokens that are on the account of its class already
+        ("draw", np.int32),  # state of the request's own random sequence (speculative decoding)
+        ("session", np.int32),
+        ("adapter", np.int32),  # the LoRA adapter that it runs with, or NONE
+        ("prefix_first", np.int64),  # where its prefix hashes start, and how many there are
+        ("prefix_count", np.int32),
+        # Of a request that prefills in one replica and decodes in another.
+        ("prefill_replica", np.int32),  # where it is prefilled, or was
+        ("decode_replica", np.int32),  # where it goes after that
+        ("held_blocks", np.int32),  # blocks that the former holds until its KV has moved
+        ("held_table", np.int32),
+        ("loaded_from", np.int32),  # of one that waits for KV from another tier: the first block that is loaded
+        ("prefilled_s", np.float64),
+        ("moving_s", np.float64),  # there is room for it, and its KV starts to move
+        ("landed_s", np.float64),  # its KV is there
+        ("loaded_s", np.float64),  # KV from another tier is all there
+        # The front end.
+        ("front_s", np.float64),  # in the front end, before it arrives here
+        ("first_reply_s", np.float64),  # from its first token, and its last, to the client
+        ("last_reply_s", np.float64),
+    ],
+    align=True,
+)
+
+REPLICA = np.dtype(
+    [
+        ("id", np.int64),
+        ("row", np.int64),  # its first row (stage 0) in the iteration tables
+        ("policy", np.int64),  # which of the cluster's policies
+        ("checked", np.int64),  # the policy is a user's own: every batch it forms is checked
+        ("num_stages", np.int64),
+        ("group_first", np.int64),  # data-parallel ranks that step together are one group
+        ("group_size", np.int64),
+        # Limits, from the batching configuration.
+        ("block_size", np.int64),
+        ("num_blocks", np.int64),
+        ("watermark_blocks", np.int64),
+        ("max_running", np.int64),
+        ("max_in_batch", np.int64),
+        ("max_batch_tokens", np.int64),
+        ("max_request_tokens", np.int64),
+        ("max_chunk_tokens", np.int64),  # of one prompt in one iteration
+        ("max_waiting_iterations", np.int64),
+        ("reserve_full_prompt", np.int64),
+        ("prefix_cache", np.int64),
+        ("tracks_blocks", np.int64),  # blocks have an identity (`engine.prefix_cache`); else they are counted
+        ("blocks_per_hash", np.int64),  # blocks that one prefix hash of the workload covers
+        ("num_speculative", np.int64),
+        # State.
+        ("frozen", np.int64),  # it has died or is off: no batch is formed, and the one in flight never ends
+        ("slowdown", np.float64),  # how much longer iterations take, as a share: 0 for not at all
+        ("straggling", np.float64),  # of that, because it is a straggler
+        ("adapting", np.float64),  # and because of the adapters in use
+        ("now_s", np.float64),
+        ("free_blocks", np.int64),
+        ("formed_waiting", np.int64),  # who waited when the last batch was formed
+        ("reported_waiting", np.int64),  # who waited and what was free at the end of its last batch, as its metrics say
+        ("reported_free", np.int64),
+        ("num_waiting", np.int64),
+        ("first_waiting", np.int64),
+        # 1 + a waiting request that there are too few blocks for, while none has come back or been keyed since; or 0.
+        ("lacks_blocks", np.int64),
+        ("lacks_with_budget", np.int64),  # tokens that it might have computed then
+        ("last_waiting", np.int64),
+        ("num_running", np.int64),  # entries of `running`: hold blocks, are not in flight
+        ("num_holding", np.int64),  # requests that hold blocks, in flight or not
+        ("num_admitted", np.int64),
+        ("num_in_flight", np.int64),  # batches
+        ("oldest", np.int64),  # ring position of the oldest in-flight batch
+        ("batch_size", np.int64),  # of the batch being formed
+        # The policy would choose the same decodes again; 2: and do nothing else, as long as nothing waits.
+        ("steppable", np.int64),
+        ("answered", np.int64),  # the policy returned, and did not fail
+        ("stalled", np.int64),  # iterations since a token was produced or a request came or went
+        ("stall_limit", np.int64),  # more of them are a sign that it runs for ever
+        # Decodes that step together.
+        ("num_stepping", np.int64),
+        ("steps", np.int64),
+        ("in_step", np.int64),  # they are part of the batch being formed or in flight
+        ("step_kv", np.int64),  # sum and maximum of their lengths
+        ("step_kv_max", np.int64),
+        ("next_finish", np.int64),  # the step after which the first of them is done
+        ("last_step_s", np.float64),
+        ("num_off_beat", np.int64),  # those whose last token came at another moment
+        ("last_admitted_stepping", np.int64),  # at least the largest `admission` among them
+        ("num_loose", np.int64),  # blocks taken for them that nobody's record counts yet
+        # The rest.
+        ("base_reply_s", np.float64),  # from a token to the client, before any message is written
+        ("message_s", np.float64),  # to write one message
+        ("stream_interval", np.int64),  # tokens in a message
+        ("writer_free_s", np.float64),  # when all messages so far are written
+        ("reply_s", np.float64),  # from the tokens of the batch that ended last to the client, in the mean
+        ("counter", np.int64),  # for policies that count iterations
+        ("num_received", np.int64),  # waiting requests that the scheduler knows of (sglang looks for new ones at times)
+        ("wait_count", np.int64),  # iterations for which prefills have waited, to be fuller
+        ("balance_count", np.int64),  # the same, for the other ranks to have some
+        ("holds_prefills", np.int64),  # the ranks of the group do not prefill in this iteration
+        ("reserve_ratio", np.float64),  # share of outputs to come for which sglang keeps memory
+        ("woken", np.int64),  # the last instant it was woken at, by the number of arrivals so far
+        ("next_end_s", np.float64),  # end of the oldest in-flight batch, inf if none
+        ("waiting_tokens", np.int64),  # prefill tokens of the waiting requests
+        ("prefill_left", np.int64),  # prefill tokens not computed yet, waiting ones included
+        ("decode_left", np.int64),  # output tokens not produced yet, waiting ones included
+        # Side by side, because routers look at both of all replicas.
+        ("num_outstanding", np.int64),  # waiting + running + in flight
+        ("num_coming", np.int64),  # to decode here, and their KV is not there yet
+        ("num_taken", np.int64),  # requests that came here so far
+        ("num_produced", np.int64),  # output tokens so far
+        # Requests that prefill in one replica and decode in another.
+        ("first_token_at", np.int64),  # who gives the first token: FROM_DECODE, FROM_TRANSFER or FROM_PREFILL
+        ("num_held", np.int64),  # prefilled here, and their blocks are held until their KV has moved
+        ("num_moving", np.int64),  # of those, the ones that do not count as running: at most `max_moving`
+        ("max_moving", np.int64),
+        ("num_landing", np.int64),  # of those that come, the ones whose KV is on its way into blocks held for them
+        ("num_ready", np.int64),  # and those that are prefilled and wait for blocks; a list, oldest first
+        ("first_ready", np.int64),
+        ("last_ready", np.int64),
+        # Requests that ended here, for the loop outside; a list, oldest first.
+        ("reports", np.int64),  # whether they are listed
+        ("num_reported", np.int64),
+        ("first_reported", np.int64),
+        ("last_reported", np.int64),
+        # Accounts.
+        ("num_iterations", np.int64),
+        ("num_finished", np.int64),
+        ("num_rejected", np.int64),
+        ("num_preemptions", np.int64),
+        ("num_beyond_measured", np.int64),
+        ("busy_s", np.float64),  # of stage 0
+        ("tokens_computed", np.int64),
+        ("flops", np.float64),
+        ("bytes", np.float64),
+        ("kv_block_s", np.float64),  # integral of blocks in use over busy time
+        ("peak_blocks", np.int64),
+        ("cache_queries", np.int64),  # tokens looked up in the prefix cache, and found
+        ("cache_hits", np.int64),
+    ],
+    align=True,
+)
+
+# One in-flight batch of a replica.
+FLIGHT = np.dtype(
+    [
+        ("number", np.int64),  # of the replica's batches, from 1
+        ("num_requests", np.int64),
+        ("num_stepping", np.int64),  # of them, those that step together: the first entries, not written out
+        ("start_s", np.float64),
+        ("end_s", np.float64),
+        ("tokens", np.int64),
+        ("prefill_tokens", np.int64),
+        ("decodes", np.int64),
+        ("decode_kv", np.float64),
+        ("gpu_s", np.float64),  # of all its stages, as the tables say: without the host, or waiting for others
+        # What it adds to the replica's accounts, once it is through.
+        ("flops", np.float64),
+        ("bytes", np.float64),
+        ("kv_block_s", np.float64),
+        ("beyond_measured", np.int64),
+    ],
+    align=True,
+)
+
+
+# A place for one LoRA adapter in a replica.
+ADAPTER_SLOT = np.dtype(
+    [
+        ("adapter", np.int64),  # or NONE
+        ("num_users", np.int64),  # requests with it that have come and not ended
+        ("used_s", np.float64),  # when one came or ended last
+        ("ready_s", np.float64),  # when it is loaded
+    ],
+    align=True,
+)
+
+
+class Replica(NamedTuple):
+    """One replica, as a batching policy sees it. All fields are views: writing to them changes the simulation."""
+
+    state: Any
+    """One `REPLICA` record."""
+    requests: Any
+    """All requests of the simulation (`REQUEST` records); policies index it with the ids below."""
+    running: Ints
+    """Requests that hold blocks and are not in flight; the first `state.num_running` entries count."""
+    stepping: Ints
+    """[member, column]: requests whose decodes step together (see `gnomon.serving.engine.decode_group`)."""
+    growth: Ints
+    """How many of them need one more block at each step, modulo the block size."""
+    batch: Ints
+    """The batch being formed: its first `state.batch_size` entries are request ids (but for those that step
+    together, which are not written out)."""
+    batch_tokens: Ints
+    """How many tokens each of them computes."""
+    parameters: Floats
+    """Options of the policy, then free parameters (`batching.options` and `batching.parameters` in the scenario)."""
+    block_key: Ints
+    """Prefix cache: the hash of what each block holds, 0 for nothing."""
+    block_users: Ints
+    """Prefix cache: how many requests hold each block."""
+    newer: Ints
+    """Prefix cache: free blocks as a doubly linked list, oldest first; the last entry is the list's own."""
+    older: Ints
+    slot_key: Ints
+    """Prefix cache: hash table from keys to blocks, linear probing."""
+    slot_block: Ints
+    tables: Ints
+    """Prefix cache: [row, position]: the blocks of each request that holds some; while blocks are only counted, the
+    first entry is the request."""
+    free_rows: Ints
+    """Prefix cache: rows of `tables` that nobody uses."""
+    loose_blocks: Ints
+    """Prefix cache: blocks taken for requests that step together and not listed in `tables` yet."""
+    prefix_hashes: Ints
+    """Hashes of the prompts' blocks that may be shared between requests."""
+    acceptance: Floats
+    """The chance of each drafted token, given that those before it were accepted."""
+    classes: Floats
+    """[class, column]: the weight and the priority of each class of users."""
+    service: Floats
+    """[class, column]: this replica's accounts of the classes: requests that wait, tokens, and what a policy keeps."""
+    ranks: Any
+    """The `REPLICA` records of all replicas: those of its group are the ranks that step together with it."""
+
+
+class Cluster(NamedTuple):
+    """All replicas, as the engine sees them: the arrays that `Replica` views are cut from."""
+
+    replicas: Any
+    requests: Any
+    flights: Any
+    """[replica, ring position] `FLIGHT` records."""
+    running: Ints
+    stepping: Ints
+    growth: Ints
+    flight_requests: Ints
+    """[replica, ring position, place in the batch]"""
+    flight_tokens: Ints
+    next_end_s: Floats
+    """[replica]: the records' `next_end_s` side by side, as arrivals look at all; only a group's first has one."""
+    soonest_s: Floats
+    """[a neighbourhood of replicas]: none of those whose ends concern others (`Calendar.reports`) ends before."""
+    stage_free_s: Floats
+    """[replica, stage]: when the stage has done all batches given to it."""
+    stage_start_s: Floats
+    """[replica, ring position, stage]"""
+    stage_end_s: Floats
+    parameters: Floats
+    acceptance: Floats
+    """[replica, position]"""
+    block_key: Ints
+    block_users: Ints
+    newer: Ints
+    older: Ints
+    slot_key: Ints
+    slot_block: Ints
+    tables: Ints
+    free_rows: Ints
+    loose_blocks: Ints
+    prefix_hashes: Ints
+    classes: Floats
+    """[class, column]"""
+    service: Floats
+    """[replica, class, column]"""
+    recorded_first: Ints
+    """[replica]: where its recorded stage times start; size 0 unless times are replayed."""
+    recorded_s: Floats
+    """[batch, stage]"""
+    control: Ints
+    """[6]: how many more iterations this slice may run (`BUDGET`), what went wrong, where (`FAULT` ...), how many
+    requests wait for a replica to be up, and how many were turned away."""
+    adapter_slots: Any
+    """[replica, slot] `ADAPTER_SLOT` records: the LoRA adapters that are loaded; no slots where there are none."""
+    # Where requests' time goes (`gnomon.serving.features.breakdown`); all of size 0 unless it is asked for.
+    ledger: Any
+    """`ENTRY` records of all requests."""
+    parts_ns: Ints
+    """[request, before and after its first token, part]"""
+    clocks: Ints
+    """[replica, column]: what its waiting requests wait for, what its decodes spend their time on, and more."""
+    flight_ns: Ints
+    """[replica, ring position, part]: the time of a batch in flight, divided."""
+    floor_ns: Ints
+    """[row of the tables, decodes]: an iteration of so many decodes with empty contexts."""
+    context_ns: Ints
+    """[row of the tables, length]: what contexts add to a decode alone, summed over all lengths below."""
+
+
+@inline
+def replica_view(cluster: Cluster, r: int) -> Replica:
+    """The views that belong to replica `r`, with the next free ring position as the batch to form."""
+    state = cluster.replicas[r]
+    position = (state.oldest + state.num_in_flight) % cluster.flights.shape[1]
+    view = Replica(
+        state,
+        cluster.requests,
+        cluster.running[r],
+        cluster.stepping[r],
+        cluster.growth[r],
+        cluster.flight_requests[r, position],
+        cluster.flight_tokens[r, position],
+        cluster.parameters[r],
+        cluster.block_key[r],
+        cluster.block_users[r],
+        cluster.newer[r],
+        cluster.older[r],
+        cluster.slot_key[r],
+        cluster.slot_block[r],
+        cluster.tables[r],
+        cluster.free_rows[r],
+        cluster.loose_blocks[r],
+        cluster.prefix_hashes,
+        cluster.acceptance[r],
+        cluster.classes,
+        cluster.service[r],
+        cluster.replicas,
+    )
+    return borrow(view)

@@ -1,0 +1,1 @@
+"""Compiled code that only some runs need: transfers, tiers, adapters, agents' calls, the front end."""

@@ -1,0 +1,104 @@
+"""Work handed to replicas and taken from them outside the loops over arrivals: batches of requests, and migration.
+
+`submit` puts many requests into queues at one moment; `withdraw` empties a replica at its next batch boundary, so that
+its requests can go on elsewhere: by prefilling all their tokens again, or with their KV moved along.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from gnomon.core.arrays import Ints
+from gnomon.jit import inner, jit
+from gnomon.jit.borrowing import borrow
+from gnomon.serving.engine.calendar import NEVER
+from gnomon.serving.engine.context import Engine, Fleet
+from gnomon.serving.engine.decode_group import ID, NEVER_STEP
+from gnomon.serving.engine.log import Log
+from gnomon.serving.engine.loop import receive
+from gnomon.serving.engine.state import FINISHED, NONE, NOT_ARRIVED, QUEUED, REJECTED, Cluster
+
+
+@inner
+def _submit(fleet: Fleet, engine: Engine, log: Log, ids: Ints, targets: Ints, now: float) -> None:
+    cluster = fleet.cluster
+    for i in range(ids.size):
+        r, request = targets[i], cluster.requests[ids[i]]
+        receive(cluster, r, ids[i], now)
+        cluster.replicas[r].prefill_left -= request.processed
+    for i in range(ids.size):
+        if i + 1 == ids.size or targets[i + 1] != targets[i]:
+            engine.proceed(cluster, fleet.tables, engine.policies, log, targets[i], now, now)
+
+
+@jit
+def submit(fleet: Fleet, engine: Engine, log: Log, ids: Ints, targets: Ints, now: float) -> None:
+    """Put request `ids[i]` into the queue of replica `targets[i]`, all at `now`; equal targets stand side by side.
+
+    All replicas have been brought up to `now` before. Replicas are groups of one.
+    """
+    _submit(borrow(fleet), engine, borrow(log), ids, targets, now)
+
+
+def withdraw(fleet: Fleet, engine: Engine, log: Log, r: int, now: float) -> tuple[Ints, float]:
+    """Stop replica `r` at its first batch boundary from `now` on; returns its unfinished requests and that moment.
+
+    Their records say where they stand: `prefill_tokens` are all tokens so far. The replica is empty afterwards and can
+    be used again. It has no prefix cache, and has been brought up to `now` before.
+    """
+    cluster = fleet.cluster
+    state = cluster.replicas[r]
+    assert not state.prefix_cache and state.group_size == 1
+    stop = now
+    if state.num_in_flight:
+        stop = float(state.next_end_s)
+        advance_one(fleet, engine, log, r, math.nextafter(stop, math.inf))
+    requests = cluster.requests
+    members = cluster.stepping[r, : state.num_stepping, ID]
+    done = state.steps - requests.joined[members]
+    requests.processed[members] += done
+    requests.last_token_s[members] = np.where(done > 0, state.last_step_s, requests.last_token_s[members])
+    is_here = (requests.replica == r) & (requests.status != FINISHED) & (requests.status != REJECTED)
+    ids = np.flatnonzero(is_here & (requests.status != NOT_ARRIVED))
+    requests.prefill_tokens[ids] = np.maximum(requests.prefill_tokens[ids], requests.processed[ids])
+    requests.num_restarts[ids] += requests.processed[ids] > 0
+    for name, value in (("processed", 0), ("num_blocks", 0), ("status", NOT_ARRIVED), ("replica", NONE)):
+        requests[name][ids] = value
+    empty(cluster, r)
+    cluster.stage_free_s[r] = stop
+    return ids, stop
+
+
+@jit
+def advance_one(fleet: Fleet, engine: Engine, log: Log, r: int, until: float) -> None:
+    """Bring replica `r` alone up to `until`."""
+    lent = borrow(fleet)
+    engine.proceed(lent.cluster, lent.tables, engine.policies, borrow(log), r, NEVER, until)
+
+
+def empty(cluster: Cluster, r: int) -> None:
+    """Nothing waits, runs, or is in flight in replica `r`; a batch that was launched is taken back."""
+    state = cluster.replicas[r]
+    for i in range(state.num_in_flight):
+        position = (state.oldest + i) % cluster.flights.shape[1]
+        flight = cluster.flights[r, position]
+        state.busy_s -= cluster.stage_end_s[r, position, 0] - cluster.stage_start_s[r, position, 0]
+        state.num_iterations -= 1
+        state.tokens_computed -= flight.tokens
+        state.num_beyond_measured -= flight.beyond_measured
+        for name in ("flops", "bytes", "kv_block_s"):
+            state[name] -= flight[name]
+    state.free_blocks = state.num_blocks
+    state.next_finish = NEVER_STEP
+    state.next_end_s = cluster.next_end_s[r] = NEVER
+    state.first_waiting = state.last_waiting = NONE
+    for name in (
+        "num_waiting", "num_running", "num_holding", "num_in_flight", "num_stepping", "in_step", "batch_size",
+        "step_kv", "step_kv_max", "frozen", "num_off_beat", "last_admitted_stepping", "num_loose", "steppable",
+        "counter", "reserve_ratio", "waiting_tokens", "prefill_left", "decode_left", "num_outstanding",
+    ):  # fmt: skip
+        state[name] = 0
+    cluster.growth[r] = 0
+    cluster.service[r, :, QUEUED] = 0.0

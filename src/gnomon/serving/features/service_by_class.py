@@ -1,0 +1,130 @@
+"""Verbs of policies that tell classes of users apart: whose turn it is, and what each class has had so far.
+
+Every replica keeps an account of each class (`replica.service`): how many of its requests wait, and the prompt and
+output tokens it was served. A class's share of the service is counted against its weight (`replica.classes`).
+"""
+
+from __future__ import annotations
+
+from gnomon.jit import inner
+from gnomon.serving.engine.decode_group import ID
+from gnomon.serving.engine.state import (
+    CREDIT,
+    NONE,
+    OUTPUT_TOKENS,
+    PRIORITY,
+    PROMPT_TOKENS,
+    QUEUED,
+    WAS_QUEUED,
+    WEIGHT,
+    Replica,
+)
+
+
+@inner
+def is_queued(replica: Replica, c: int) -> bool:
+    """Whether a request of class `c` waits."""
+    return replica.service[c, QUEUED] > 0.0
+
+
+@inner
+def most_urgent(replica: Replica) -> int:
+    """The class of the highest priority that has a request waiting, NONE if nothing waits; ties to the first."""
+    best = NONE
+    for c in range(replica.classes.shape[0]):
+        if is_queued(replica, c) and (best == NONE or replica.classes[c, PRIORITY] > replica.classes[best, PRIORITY]):
+            best = c
+    return best
+
+
+@inner
+def bring_forward(replica: Replica, c: int) -> None:
+    """Move the first waiting request of class `c` to the front of the queue; the others keep their order."""
+    state, requests = replica.state, replica.requests
+    before, r = NONE, state.first_waiting
+    while requests[r].user_class != c:
+        before, r = r, requests[r].next_waiting
+    move_to_front(replica, before, r)
+
+
+@inner
+def move_to_front(replica: Replica, before: int, r: int) -> None:
+    """Move request `r`, which waits behind `before` (NONE: it is the first), to the front of the queue."""
+    state, requests = replica.state, replica.requests
+    if before == NONE:
+        return
+    requests[before].next_waiting = requests[r].next_waiting
+    if state.last_waiting == r:
+        state.last_waiting = before
+    requests[r].next_waiting = state.first_waiting
+    state.first_waiting = r
+
+
+@inner
+def charge_outputs(replica: Replica) -> None:
+    """Bring the accounts of output tokens up to date. Call before anything is placed."""
+    for i in range(replica.state.num_running):
+        r = replica.running[i]
+        _charge(replica, r, replica.requests[r].processed)
+    for i in range(replica.state.num_stepping):
+        r = replica.stepping[i, ID]
+        request = replica.requests[r]
+        _charge(replica, r, request.processed + replica.state.steps - request.joined)
+
+
+@inner
+def _charge(replica: Replica, r: int, processed: int) -> None:
+    request = replica.requests[r]
+    produced = max(processed, request.prefill_tokens) - request.prompt_tokens
+    replica.service[request.user_class, OUTPUT_TOKENS] += produced - request.charged
+    request.charged = produced
+
+
+@inner
+def charge_prompt(replica: Replica, r: int, tokens: int) -> None:
+    """Put the prompt of an admitted request on its class's account, the first time only."""
+    request = replica.requests[r]
+    if request.num_restarts == 0:
+        replica.service[request.user_class, PROMPT_TOKENS] += tokens
+
+
+@inner
+def spent(replica: Replica, c: int, prompt_price: float, output_price: float) -> float:
+    """What class `c` was served, at these prices of a token."""
+    return prompt_price * replica.service[c, PROMPT_TOKENS] + output_price * replica.service[c, OUTPUT_TOKENS]
+
+
+@inner
+def balance(replica: Replica, c: int, prompt_price: float, output_price: float) -> float:
+    """What is left of the credit of class `c`; below 0, it is in debt."""
+    return replica.service[c, CREDIT] - spent(replica, c, prompt_price, output_price)
+
+
+@inner
+def refill(replica: Replica, quantum: float, prompt_price: float, output_price: float) -> None:
+    """Give every class that waits the same number of quanta times its weight, as few as let one of them go on."""
+    rounds = -1.0
+    for c in range(replica.classes.shape[0]):
+        if is_queued(replica, c):
+            debt = -balance(replica, c, prompt_price, output_price)
+            needed = debt // (quantum * replica.classes[c, WEIGHT]) + 1.0
+            rounds = needed if rounds < 0.0 else min(rounds, needed)
+    for c in range(replica.classes.shape[0]):
+        if is_queued(replica, c):
+            replica.service[c, CREDIT] += max(rounds, 1.0) * quantum * replica.classes[c, WEIGHT]
+
+
+@inner
+def forget_idle_credit(replica: Replica, prompt_price: float, output_price: float) -> None:
+    """A class whose queue is empty keeps its debt, but saves no credit up."""
+    for c in range(replica.classes.shape[0]):
+        if not is_queued(replica, c):
+            had = spent(replica, c, prompt_price, output_price)
+            replica.service[c, CREDIT] = min(replica.service[c, CREDIT], had)
+
+
+@inner
+def note_queued(replica: Replica) -> None:
+    """Remember which classes wait, until the policy is asked again."""
+    for c in range(replica.classes.shape[0]):
+        replica.service[c, WAS_QUEUED] = 1.0 if is_queued(replica, c) else 0.0

@@ -1,0 +1,1 @@
+"""What is made of a run's records afterwards: latencies, metrics, the summary, explanations, intervals, energy."""

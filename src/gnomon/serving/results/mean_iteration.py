@@ -1,0 +1,98 @@
+"""What a run's iterations are like on the mean: where operators, their errors and other timing sources are asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gnomon.core.arrays import Ints
+from gnomon.serving.run.simulate import Run
+from gnomon.serving.scenario.pools import other_timer
+from gnomon.timing import Batch
+from gnomon.timing.agreement import Estimate, estimate, in_words, sources_at_hand
+
+
+@dataclass(frozen=True)
+class MeanIteration:
+    """The iterations of one sort: prefill, mixed or decode."""
+
+    sort: str
+    batch: Batch
+    count: int
+
+
+def first_stages(run: Run, kind: int) -> Any:
+    """The iterations of one kind of replica that were kept, each once."""
+    log = run.log.iterations[: run.log.used[0]]
+    return log[(log["stage"] == 0) & (run.kind_of_replica[log["replica"]] == kind)]
+
+
+def mean_iterations(rows: Any) -> list[MeanIteration]:
+    """The mean iteration of each sort that occurred."""
+    prefill, decodes, decode_kv = rows["prefill_tokens"], rows["decodes"], rows["decode_kv"]
+    has_prefill, has_decodes = prefill > 0, decodes > 0
+    sorts = {
+        "prefill": has_prefill & ~has_decodes, "mixed": has_prefill & has_decodes, "decode": ~has_prefill & has_decodes,
+    }  # fmt: skip
+    return [
+        MeanIteration(sort, _mean(prefill[those], decodes[those], decode_kv[those]), int(those.sum()))
+        for sort, those in sorts.items()
+        if those.any()
+    ]
+
+
+def _mean(prefill: Ints, decodes: Ints, decode_kv: Ints) -> Batch:
+    """A batch of the mean chunk and the mean decodes."""
+    mean_decodes, kv = float(decodes.mean()), float(decode_kv.sum() / max(decodes.sum(), 1))
+    return Batch(
+        prefill=_whole(float(prefill.mean())), decode=_whole(mean_decodes), kv=_whole(kv) if mean_decodes else 0
+    )
+
+
+def _whole(value: float) -> int:
+    """The nearest whole number, at least one of what is there at all."""
+    return max(1, int(np.rint(value))) if value > 0 else 0
+
+
+def _estimates(run: Run) -> list[tuple[int, Estimate, list[tuple[Batch, int]]]]:
+    """For every kind of replica whose operators are known: what its source says of the iterations that it ran."""
+    found = []
+    for number, timer in enumerate(run.times.timers if run.times else ()):
+        iterations = [(one.batch, one.count) for one in mean_iterations(first_stages(run, number))]
+        if timer is not None and iterations:
+            found.append((number, estimate(timer, iterations), iterations))
+    return found
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What the timing sources say of a run."""
+
+    error: float
+    """Relative error to expect of the kernels' times, by the operators that the run spent its time in."""
+    warnings: list[str]
+    """Where a source that claims to be more exact contradicts the one in use."""
+    notes: list[str]
+    """Where another source contradicts it."""
+
+
+def judged(run: Run) -> Judgement:
+    """Ask the source in use, and the others at hand, about the iterations of a run."""
+    each = _estimates(run)
+    seconds = sum(used.seconds for _, used, _ in each)
+    error = sum(used.error * used.seconds for _, used, _ in each) / seconds if seconds else 0.0
+    warnings: dict[str, None] = {}
+    notes: dict[str, None] = {}
+    for number, used, iterations in each:
+        assert run.times is not None
+        timer = run.times.timers[number]
+        assert timer is not None
+        for name in sources_at_hand(timer.context):
+            if name == used.source:
+                continue
+            other = estimate(other_timer(run.scenario.model, run.kinds[number], name), iterations)
+            if used.contradicts(other):
+                (warnings if other.error < used.error else notes)[in_words(used, other)] = None
+    return Judgement(error, list(warnings), list(notes))

@@ -1,0 +1,156 @@
+"""What a router can foretell without knowing the future: output lengths, and the time that work will take.
+
+Only what is known at arrival enters: how far requests have come, and `fleet.predicted_output`. Where that is empty,
+every output is expected to go on for the mean found so far, however long it is already (true output lengths, and
+`decode_left`, are never read).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from gnomon.core.arrays import Ints
+from gnomon.jit import inner
+from gnomon.serving.engine.context import Fleet
+from gnomon.serving.engine.decode_group import ID, processed_now
+from gnomon.serving.engine.state import Cluster, replica_view
+from gnomon.serving.policies import UNBOUNDED
+from gnomon.timing import lookup
+from gnomon.timing.lookup import Shape
+
+PRIOR_OUTPUT, PRIOR_WEIGHT = 200.0, 10.0
+"""Output tokens expected before any was seen, and how many finished requests that belief is worth."""
+_WITHOUT_BUDGET = 4096
+"""Prompt tokens of an iteration where the policy has no token budget: the prompts of an iteration are priced as one,
+and attention over one as long as the whole queue would cost many times what it does."""
+_SHORTEST_S = 1e-9
+"""Ratios of times must exist even where a table of the user's says that nothing takes any time."""
+
+
+class Foretold(NamedTuple):
+    """What sending the request to one replica would mean, in seconds."""
+
+    step: float
+    """Decode step without it."""
+    joined_step: float
+    first_token: float
+    finish: float
+    stall: float
+    crowding: float
+    stalls_to_come: float
+    alone_first_token: float
+    alone_step: float
+
+
+ADDED_WEIGHTS = {"first_token": 2.5, "stall": 0.5, "crowding": 1.0, "stalls_to_come": 2.0}
+"""Weights of `added_s`, beside 1 for the time to finish. Chosen on seeds 100-104 of the scenarios of `gnomon route
+compare`, which measures on others. Results change little between half and twice each of them; more weight on the first
+token trades mean latency for its tail."""
+
+
+@inner
+def mean_output(fleet: Fleet) -> float:
+    """Output tokens per finished request so far: tokens produced over requests ended.
+
+    Tokens of unfinished requests count, so that the short ones, which finish first, do not pull the mean down (for
+    exponential lengths it is the maximum likelihood estimate).
+    """
+    produced, finished = PRIOR_OUTPUT * PRIOR_WEIGHT, PRIOR_WEIGHT
+    replicas = fleet.cluster.replicas
+    for r in range(replicas.size):
+        produced += replicas[r].num_produced
+        finished += replicas[r].num_finished
+    return produced / finished
+
+
+@inner
+def expected_output(fleet: Fleet, request_id: int, mean: float) -> float:
+    """Output tokens foretold for a request; `mean` where nothing is foretold."""
+    return fleet.predicted_output[request_id] if fleet.predicted_output.size > 0 else mean
+
+
+@inner
+def outstanding(cluster: Cluster, r: int, ids: Ints) -> int:
+    """Write the requests of replica `r` into `ids`, running ones before waiting ones; returns how many."""
+    state, count = cluster.replicas[r], 0
+    for i in range(state.num_stepping):
+        ids[count] = cluster.stepping[r, i, ID]
+        count += 1
+    for k in range(state.num_in_flight):
+        position = (state.oldest + k) % cluster.flights.shape[1]
+        flight = cluster.flights[r, position]
+        for i in range(flight.num_stepping, flight.num_requests):
+            ids[count] = cluster.flight_requests[r, position, i]
+            count += 1
+    for i in range(state.num_running):
+        ids[count] = cluster.running[r, i]
+        count += 1
+    waiting = state.first_waiting
+    for _ in range(state.num_waiting):
+        ids[count] = waiting
+        count += 1
+        waiting = cluster.requests[waiting].next_waiting
+    return count
+
+
+@inner
+def output_left(fleet: Fleet, r: int, request_id: int, mean: float) -> float:
+    """Output tokens that a request of replica `r` is expected to produce yet, at least one."""
+    if fleet.predicted_output.size == 0:
+        return mean
+    request = fleet.cluster.requests[request_id]
+    so_far = max(processed_now(replica_view(fleet.cluster, r), request_id), request.prefill_tokens)
+    return max(1.0, fleet.predicted_output[request_id] - (so_far - request.prompt_tokens))
+
+
+@inner
+def iteration_s(fleet: Fleet, r: int, prefill: int, decodes: int, kv: float) -> float:
+    """One iteration of replica `r` over all its stages, with a prefill chunk and some decodes of length `kv` each."""
+    state, tables = fleet.cluster.replicas[r], fleet.tables
+    tokens = min(prefill + decodes, tables.token_s.shape[1] - 1)
+    sequences = min(decodes + (1 if prefill > 0 else 0), tables.sequence_s.shape[1] - 1)
+    decodes = min(decodes, tables.decode_s.shape[1] - 1)
+    shape = Shape(tokens, sequences, float(prefill) * prefill, 0.0, decodes, decodes * kv, kv, decodes, 0.0)
+    return max(_SHORTEST_S, lookup.iteration_s(tables, state.row, state.num_stages, shape, tokens))
+
+
+@inner
+def prefill_room(state: Any, decodes: int) -> int:
+    """Prompt tokens that an iteration of a replica has room for beside so many decodes, as routers foretell it."""
+    budget = state.max_batch_tokens if state.max_batch_tokens < UNBOUNDED else _WITHOUT_BUDGET
+    return max(1, budget - decodes)
+
+
+@inner
+def rounds_of(state: Any, prompt: int, output: float) -> float:
+    """After how many fillings of a replica one more request would be done: those beyond the batch cap or the memory
+    wait for others to finish first."""
+    rounds = (state.num_outstanding + 1) / min(state.num_outstanding + 1, state.max_running)
+    need, free = state.waiting_tokens + prompt + output, state.free_blocks * state.block_size
+    if need > free:
+        rounds += (need - free) / max(1.0, float(state.num_blocks * state.block_size))
+    return rounds
+
+
+@inner
+def chunk_of(fleet: Fleet, r: int, prefill: float) -> int:
+    """Prefill tokens of one iteration of replica `r` while that much is to be done: what its decodes leave."""
+    state = fleet.cluster.replicas[r]
+    room = prefill_room(state, min(state.num_holding, prefill_room(state, 0) // 2))
+    return max(1, min(int(prefill), room, state.max_chunk_tokens))
+
+
+@inner
+def kv_each(fleet: Fleet, r: int) -> float:
+    """Mean KV tokens of the requests that hold blocks on replica `r`."""
+    state = fleet.cluster.replicas[r]
+    used = (state.num_blocks - state.free_blocks) * state.block_size
+    return used / state.num_holding if state.num_holding > 0 else 0.0
+
+
+@inner
+def added_s(times: Foretold, first_token: float, stall: float, crowding: float, stalls_to_come: float) -> float:
+    """The latency that sending the request to a replica adds in all: its own, what it costs those who decode there, and
+    what others will cost it, with these weights."""
+    own = times.finish + first_token * times.first_token
+    return own + stall * times.stall + crowding * times.crowding + stalls_to_come * times.stalls_to_come

@@ -1,0 +1,175 @@
+"""The signatures through which compiled parts call each other.
+
+A policy, a router and the engine are each compiled alone, for one fixed signature, and passed on as pointers. So a
+user's policy compiles by itself, the engine compiles once, and all of it is cached on disk.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from gnomon.core.user_files import is_own, plain
+from gnomon.jit import ENABLED, compiled, own_jit
+from gnomon.jit.borrowing import borrowed_type
+from gnomon.jit.typing_errors import cannot_be_compiled
+from gnomon.serving.admission import ADMISSIONS, AdmissionSpec, Admit
+from gnomon.serving.deciders import DeciderSpec
+from gnomon.serving.engine.allocation import new_cluster
+from gnomon.serving.engine.context import Engine, Fleet
+from gnomon.serving.engine.log import new_log
+from gnomon.serving.engine.loop import proceed
+from gnomon.serving.engine.state import REPLICA, Replica, replica_view
+from gnomon.serving.policies import POLICIES, BatchingPolicy
+from gnomon.serving.routers import Router, RouterSpec
+from gnomon.serving.scenario.pools import MAX_POLICIES
+from gnomon.timing.iteration import blank
+
+
+def engine_of(
+    policies: list[str],
+    router: RouterSpec,
+    admission: str = "everyone",
+    decode_router: RouterSpec | None = None,
+    decider: DeciderSpec | None = None,
+) -> Engine:
+    """The compiled engine with these batching policies, which replicas refer to by their place in the list. Only fleets
+    with roles ask the `decode_router` and the `decider`."""
+    functions = [POLICIES[name].form_batch for name in policies]
+    functions += functions[:1] * (MAX_POLICIES - len(functions))
+    run = _compiled_proceed() if ENABLED else proceed
+    route = callable_router(router)
+    return Engine(
+        run,
+        tuple(_policy_entry(one) for one in functions),
+        route,
+        callable_admission(ADMISSIONS[admission]),
+        callable_router(decode_router) if decode_router else route,
+        _router_entry(decider.decide, True) if decider else route,
+    )
+
+
+def callable_router(spec: RouterSpec) -> Any:
+    """The router as the loop over arrivals calls it: it answers with 1 + the replica."""
+    return _router_entry(spec.route, spec.compiled)
+
+
+def callable_admission(spec: AdmissionSpec) -> Any:
+    """Admission control as the loop over arrivals calls it: it answers with 2 (in) or 1 (turned away)."""
+    return _admission_entry(spec.admit)
+
+
+_POLICY_ENTRY = """
+def enter_{name}(replica):
+    call({lend}(replica))
+    replica.state.answered = 1
+"""
+_ROUTER_ENTRY = """
+def enter_{name}(fleet, request_id):
+    return 1 + (call({lend}(fleet), request_id) | 0)
+"""
+
+
+_ADMISSION_ENTRY = """
+def enter_{name}(fleet, request_id):
+    return 2 if call({lend}(fleet), request_id) else 1
+"""
+
+
+@cache
+def _policy_entry(policy: BatchingPolicy) -> Any:
+    entry = _entry(policy, _POLICY_ENTRY, ENABLED)
+    if not ENABLED:
+        return entry
+    with _explained(policy):
+        return compiled(_policy_signature())(entry)
+
+
+@cache
+def _router_entry(route: Router, is_compiled: bool) -> Any:
+    entry = _entry(route, _ROUTER_ENTRY, ENABLED and is_compiled)
+    if not ENABLED or not is_compiled:
+        return entry
+    from numba import int64
+
+    with _explained(route):
+        return compiled(int64(borrowed_type(_example()), int64))(entry)
+
+
+@cache
+def _admission_entry(admit: Admit) -> Any:
+    entry = _entry(admit, _ADMISSION_ENTRY, ENABLED)
+    if not ENABLED:
+        return entry
+    from numba import int64
+
+    with _explained(admit):
+        return compiled(int64(borrowed_type(_example()), int64))(entry)
+
+
+def _entry(function: Any, source: str, is_compiled: bool) -> Any:
+    """The function through which the engine calls `function`, with checked arrays if it is a user's.
+
+    It is made as part of the file of `function`, so that Numba caches it with that file.
+    """
+    function = plain(function)
+    path, line = function.__code__.co_filename, function.__code__.co_firstlineno
+    name, lend, names = re.sub(r"\W", "_", function.__name__), "", {"__name__": function.__module__}
+    names["call"] = own_jit(function) if is_compiled else function
+    if is_compiled and is_own(function):
+        from gnomon.jit.borrowed_array import checked
+
+        lend, names["checked"] = "checked", checked
+    text = "\n" * (line - 1) + source.strip("\n").format(name=name, lend=lend)
+    exec(compile(text, path, "exec"), names)
+    return names[f"enter_{name}"]
+
+
+@contextmanager
+def _explained(function: Any) -> Iterator[None]:
+    """Say in one paragraph why a user's function cannot be compiled."""
+    try:
+        yield
+    except Exception as error:  # Numba has many ways of failing.
+        if not is_own(function):
+            raise
+        raise cannot_be_compiled(error, function) from None
+
+
+@cache
+def _compiled_proceed() -> Any:
+    from numba import float64, int64, types
+
+    example = _example()
+    cluster, tables, log = (borrowed_type(one) for one in (example.cluster, example.tables, new_log(64, 64)))
+    policies = types.UniTuple(types.FunctionType(_policy_signature()), MAX_POLICIES)
+    return compiled(types.void(cluster, tables, policies, log, int64, float64, float64))(proceed)
+
+
+@cache
+def _policy_signature() -> Any:
+    from numba import from_dtype, types
+
+    from gnomon.jit.borrowed_array import Bundle
+
+    view = getattr(replica_view, "py_func", replica_view)(_example().cluster, 0)
+    return types.void(Bundle([from_dtype(REPLICA), *(borrowed_type(array) for array in view[1:])], Replica))
+
+
+@cache
+def _example() -> Fleet:
+    """The smallest fleet there is: only the types of its arrays matter."""
+    return Fleet(
+        new_cluster(1, 1, 1, 1, 1, 1),
+        blank(1),
+        np.zeros((1, 2)),
+        *(np.zeros(1),) * 3,
+        np.zeros(1, np.int64),
+        np.zeros(1),
+        np.zeros((1, 2)),
+    )

@@ -1,0 +1,372 @@
+"""From a scenario to what happened: build the cluster, run it, hand over its records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from gnomon import catalog
+from gnomon.catalog import Model
+from gnomon.core.arrays import Floats, Ints
+from gnomon.core.errors import ConfigError
+from gnomon.core.streams import stream
+from gnomon.core.user_files import is_own
+from gnomon.jit import bound, function_arguments
+from gnomon.serving.admission import ADMISSIONS, AdmissionSpec
+from gnomon.serving.autoscaling.manager import Manager
+from gnomon.serving.autoscaling.record import FleetRecord
+from gnomon.serving.autoscaling.setup import new_manager, record_of
+from gnomon.serving.deciders import DECIDERS, DeciderSpec
+from gnomon.serving.engine import contract
+from gnomon.serving.engine.calendar import A_REPLICA, AN_EVENT, NEVER, Calendar, new_calendar, report_ends
+from gnomon.serving.engine.cluster import advance_all, serve
+from gnomon.serving.engine.context import Asked, Engine, Fleet, Outside, Router
+from gnomon.serving.engine.guard import Guard
+from gnomon.serving.engine.log import Log, new_log
+from gnomon.serving.engine.state import Cluster
+from gnomon.serving.features.adapters import Adapters
+from gnomon.serving.features.dependent_calls import send_first
+from gnomon.serving.features.followers import followers_of
+from gnomon.serving.features.front_end import as_client_sees, open_front_end
+from gnomon.serving.features.tiers import Tiers
+from gnomon.serving.features.tool_cache import open_tool_cache
+from gnomon.serving.features.transfers import Transfers
+from gnomon.serving.policies import POLICIES
+from gnomon.serving.routers import ROUTERS, RouterSpec
+from gnomon.serving.run.build import Recording, build_cluster, open_adapters, with_ledger
+from gnomon.serving.run.compilation import callable_router, engine_of
+from gnomon.serving.run.kv_links import max_events, open_pools, open_tiers, replicas_that
+from gnomon.serving.run.warmup import begin_measuring, without_warmup
+from gnomon.serving.scenario import Scenario
+from gnomon.serving.scenario.config import AdmissionConfig, DeciderConfig, RouterConfig
+from gnomon.serving.scenario.footprint import check_size
+from gnomon.serving.scenario.pools import Kind, Times, accepted, bake, no_times, policies_of, resolve
+from gnomon.timing.iteration import IterationTables
+from gnomon.workload import Requests, WorkloadConfig, generate
+from gnomon.workload.requests import with_classes
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """What happened: the arrays that metrics, tables and pictures are made from."""
+
+    scenario: Scenario
+    model: Model
+    kinds: list[Kind]
+    requests: Requests
+    cluster: Cluster
+    log: Log
+    tables: IterationTables
+    notes: list[str] = field(default_factory=list)
+    times: Times | None = None
+    """Where the tables are from."""
+    transfers: Transfers | None = None
+    """KV that moved between pools; None where no pool has a role."""
+    fleet: FleetRecord | None = None
+    """What became of the replicas, where they changed."""
+    tiers: Tiers | None = None
+    """KV beyond the GPUs; None where no tier is given."""
+    adapters: Adapters | None = None
+    """What became of LoRA adapters; None where no request asks for one."""
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation to expect of a real server's iterations around the simulated ones."""
+        return self.times.spread if self.times else 0.0
+
+    @property
+    def first_token_spread(self) -> float:
+        """The same of its times to the first token, beside that."""
+        return self.times.first_token_spread if self.times else 0.0
+
+    @property
+    def kind_of_replica(self) -> Ints:
+        """The kind of every replica (data-parallel ranks counted as replicas)."""
+        return np.repeat(np.arange(len(self.kinds)), [kind.num_ranks for kind in self.kinds])
+
+
+def run(
+    scenario: Scenario,
+    *,
+    requests: Requests | None = None,
+    recording: Recording | None = None,
+    forced_replicas: Ints | None = None,
+    keep_members: int = 0,
+    keep_chunks: int = 0,
+    explained: bool = False,
+    adjust: Callable[[IterationTables], IterationTables] | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Run:
+    """Simulate a scenario. `requests` replaces its workload (paired comparisons, recorded runs), `recording` its
+    timing, and `forced_replicas` the choices of its router. `keep_members` > 0 records who was in which batch, up to
+    that many entries; decodes are then handled one by one, which is slower. `keep_chunks` > 0 records the parts that
+    prompts are computed in, up to that many. `adjust` changes the seconds of iterations. `explained` books where every
+    request's time goes (`gnomon.serving.features.breakdown`).
+
+    `on_progress(done, total)` is called now and then with the number of requests that have arrived.
+    """
+    router = _find_router(scenario.router)
+    check_size(scenario, 0 if requests is None else len(requests))
+    offered = requests if requests is not None else generate(scenario.workload, scenario.seed)
+    kinds = resolve(scenario, offered)
+    offered = with_classes(accepted(scenario, kinds, offered))
+    if not len(offered):
+        raise ConfigError("there is no request to serve.", where="workload", fix=" ".join(offered.notes) or None)
+    times = no_times(kinds) if recording else bake(scenario.model, kinds, offered)
+    if adjust is not None:
+        times = replace(times, tables=adjust(times.tables))
+    cluster = build_cluster(kinds, offered, scenario.seed, recording, scenario.lora.max_loaded)
+    if explained:
+        cluster = with_ledger(cluster, kinds, times.tables)
+    log = new_log(max_members=recording.num_members if recording else keep_members, max_chunks=keep_chunks)
+    with function_arguments():
+        before, outside, manager = _serve(
+            scenario, router, kinds, offered, cluster, times.tables, log, forced_replicas, on_progress
+        )
+    _check_clock(cluster)
+    as_client_sees(scenario.front_end, cluster)
+    if before is not None:
+        cluster, offered = without_warmup(cluster, log, offered, before)
+    notes = [*offered.notes, *times.notes]
+    model, fleet = catalog.model(scenario.model), record_of(manager, kinds) if manager else None
+    made = (scenario, model, kinds, offered, cluster, log, times.tables, notes, times)
+    return Run(
+        *made,
+        transfers=outside.transfers if scenario.has_roles else None,
+        fleet=fleet,
+        tiers=outside.tiers if scenario.kv_tiers.is_used else None,
+        adapters=outside.adapters if outside.adapters.load_s.size else None,
+    )
+
+
+def _serve(
+    scenario: Scenario,
+    spec: RouterSpec,
+    kinds: list[Kind],
+    requests: Requests,
+    cluster: Cluster,
+    tables: IterationTables,
+    log: Log,
+    forced_replicas: Ints | None,
+    on_progress: Callable[[int, int], None] | None,
+) -> tuple[dict[str, Any] | None, Outside, Manager | None]:
+    """Run the cluster, in slices so that progress can be shown. Returns the accounts at the end of a warm-up, what was
+    outside the replicas, and the manager of a fleet that changes."""
+    total, num_replicas = len(requests), cluster.replicas.size
+    gate = ADMISSIONS.chosen(scenario.admission)
+    decode, decide = scenario.disaggregation.decode_router, DECIDERS.chosen(scenario.disaggregation.decider)
+    others = (gate.admit, decide.decide)
+    asked = _asked(scenario, scenario.router, spec, requests, cluster, replicas_that(kinds, "prefill"), *others)
+    gate_memory = np.zeros((cluster.classes.shape[0], 2))
+    fleet = Fleet(cluster, tables, *asked, option_values(scenario.admission, gate), gate_memory)
+    decode_spec = _find_router(decode)
+    compiled = spec if spec.compiled else ROUTERS["round_robin"]
+    engine = engine_of(policies_of(kinds), compiled, gate.name, decode_spec, decide)
+    policies = tuple(POLICIES[name].form_batch for name in policies_of(kinds))
+    is_known = not (requests.concurrency or len(requests.parents))
+    front = open_front_end(scenario.front_end, cluster, sum(kind.num_replicas for kind in kinds), in_order=is_known)
+    events = max_events(scenario, requests, num_replicas)
+    calendar = new_calendar(num_replicas, events, scenario.time_limit_s or NEVER)
+    guard = Guard(cluster, policies, spec.route, gate.admit, _told_between(on_progress, calendar, total))
+    model = catalog.model(scenario.model)
+    transfers = open_pools(scenario, model, kinds, cluster, calendar, total)
+    outside = Outside(
+        calendar,
+        np.zeros(0) if is_known else requests.think_s,
+        front,
+        transfers,
+        _asked(scenario, decode, decode_spec, requests, cluster, replicas_that(kinds, "decode"))
+        if scenario.has_roles
+        else asked,
+        option_values(scenario.disaggregation.decider, decide),
+        open_tiers(scenario, model, kinds, cluster, calendar, transfers, requests),
+        *followers_of(requests),
+        open_adapters(scenario.lora, model, requests, num_replicas),
+        open_tool_cache(scenario.tool_cache, requests, cluster),
+    )
+    if scenario.has_roles and outside.adapters.load_s.size:
+        raise ConfigError(
+            "LoRA adapters are not simulated where prefill and decode are apart.",
+            where="workload.adapters",
+            fix="Leave adapters or roles out.",
+        )
+    if scenario.has_roles and not (spec.compiled and decode_spec.compiled):
+        raise ConfigError("a plain Python router cannot choose for pools with roles.", where="router.name")
+    if forced_replicas is not None:
+        cluster.requests.replica = forced_replicas
+    looks = (spec, decode_spec, decide) if scenario.has_roles else (spec,)
+    sees_state = any(one.sees_state for one in looks) and forced_replicas is None
+    calendar.book.sees_state = sees_state or gate.sees_state
+    calendar.book.is_plain = not spec.compiled
+    manager = new_manager(scenario, kinds, requests, fleet, outside, _measured) if scenario.fleet is not None else None
+    route = None if spec.compiled else callable_router(spec)
+    go_on = bound(serve, fleet, engine, outside, log, total)
+    drive = partial(_drive, go_on, fleet, engine, outside, log, manager, route=route)
+    before = None
+    if requests.concurrency:
+        report_ends(calendar, cluster)
+        if requests.num_warmup:
+            send_first(cluster, outside, 0, requests.concurrency, requests.num_warmup)
+            guard.run(partial(drive, total))
+            before = begin_measuring(cluster, log, requests)
+        send_first(cluster, outside, requests.num_warmup, requests.concurrency, total)
+    else:
+        calendar.book.end_open = int(np.count_nonzero(np.isfinite(cluster.requests.arrival_s)))
+        if len(requests.parents) or outside.adapters.load_s.size:
+            report_ends(calendar, cluster)
+    for last in _slices(total, on_progress):
+        guard.run(partial(drive, last))
+    go_on_alone = bound(advance_all, fleet, engine, log, NEVER)
+    guard.run(lambda: go_on_alone(fleet, engine, log, scenario.time_limit_s or NEVER))
+    if scenario.time_limit_s is None and not (manager and manager.gave_up):
+        guard.audit()
+    return before, outside, manager
+
+
+def _asked(
+    scenario: Scenario,
+    config: RouterConfig,
+    spec: RouterSpec,
+    requests: Requests,
+    cluster: Cluster,
+    candidates: Ints,
+    *others: Callable[..., Any],
+) -> Asked:
+    """What a router gets beside the replicas: its draws, options and memory, and the replicas it may choose. There are
+    no draws where neither it nor `others`, which see the same, can look at them."""
+    numbers = spec.numbers(config) if spec.numbers else np.zeros(0)
+    draws = spec.draws or spec.numbers is not None or spec.name in ROUTERS.own or any(map(is_own, others))
+    return Asked(
+        stream(scenario.seed, "router").random((len(requests), 2)) if draws else np.zeros((1, 2)),
+        np.concatenate([option_values(config, spec), numbers]) if numbers.size else option_values(config, spec),
+        np.zeros(spec.memory * cluster.replicas.size + 8),
+        predicted_outputs(config, requests, scenario.seed),
+        candidates,
+    )
+
+
+def option_values(
+    config: RouterConfig | AdmissionConfig | DeciderConfig, spec: RouterSpec | AdmissionSpec | DeciderSpec
+) -> Floats:
+    """The values of the options of something that is asked, in their order."""
+    return np.array([config.options.get(name, default) for name, default in spec.options.items()] or [0.0])
+
+
+AMPLE_REPLICAS = 16
+"""Replicas of the other pool while one of a pool with a role is measured."""
+
+
+def _measured(scenario: Scenario, pool: int, rate: float, num_requests: int) -> tuple[Requests, Any]:
+    """One replica of a pool alone, under a steady load; where pools have roles, beside plenty of the others."""
+    pools = [one.model_copy(update={"num_replicas": 1}) for one in scenario.pools[pool : pool + 1]]
+    if scenario.has_roles:
+        counts = [1 if number == pool else AMPLE_REPLICAS for number in range(len(scenario.pools))]
+        pools = [one.model_copy(update={"num_replicas": n}) for one, n in zip(scenario.pools, counts, strict=True)]
+    plain = {
+        "fleet": None,
+        "num_replicas": 1,
+        "pools": tuple(pools),
+        "time_limit_s": None,
+        "admission": AdmissionConfig(),
+    }
+    workload = WorkloadConfig(
+        **{
+            **scenario.workload.model_dump(exclude={"trace", "arrivals", "rate", "num_requests"}, exclude_none=True),
+            "arrivals": {"process": "poisson"},
+            "rate": rate,
+            "num_requests": num_requests,
+        }
+    )
+    done = run(scenario.model_copy(update={**plain, "workload": workload}))
+    return done.requests, done.cluster.requests
+
+
+def _drive(
+    go_on: Callable[..., None],
+    fleet: Fleet,
+    engine: Engine,
+    outside: Outside,
+    log: Log,
+    manager: Manager | None,
+    last: int,
+    *,
+    route: Router | None,
+) -> None:
+    """`serve`, with the choices of a router in plain Python, which answers with 1 + the replica, and with what happens
+    to the replicas of a fleet."""
+    cluster, book = fleet.cluster, outside.calendar.book[0]
+    if manager is not None:
+        fleet, outside = manager.fleet, manager.outside
+    go_on(fleet, engine, outside, log, last)
+    while (book.wants == A_REPLICA and route is not None) or (book.wants == AN_EVENT and manager is not None):
+        if book.wants == AN_EVENT:
+            assert manager is not None
+            manager.handle()
+            fleet, outside = manager.fleet, manager.outside
+            go_on(fleet, engine, outside, log, last)
+            continue
+        assert route is not None
+        r = route(fleet, int(book.subject)) - 1
+        if not 0 <= r < cluster.replicas.size:
+            cluster.control[:4] = (0, contract.NO_SUCH_REPLICA, r, book.subject)
+            return
+        cluster.requests[book.subject].replica = r
+        go_on(fleet, engine, outside, log, last)
+
+
+LATEST_S = 1e12
+"""Some thirty thousand years: beyond, differences of times mean nothing."""
+
+
+def _check_clock(cluster: Cluster) -> None:
+    """Refuse a run whose times have grown beyond what can be told apart: nothing ends after the last batch."""
+    times = (cluster.requests.arrival_s, cluster.stage_free_s, cluster.replicas.busy_s)
+    if not all(np.all(one < LATEST_S) for one in times):
+        raise ConfigError(
+            "an iteration or a gap between arrivals takes longer than can be simulated.",
+            where="scenario",
+            fix="Check the workload's rate, and the scale and the seconds of its timing.",
+        )
+
+
+def _find_router(config: RouterConfig) -> RouterSpec:
+    """The configured router; what it would leave unread is refused."""
+    spec = ROUTERS.chosen(config)
+    if config.lengths != "none" and not spec.foretells:
+        raise ConfigError(f"{spec.name} does not look at output lengths.", where="router.lengths", fix="Leave it out.")
+    if config.checkpoint is not None and spec.numbers is None:
+        raise ConfigError(f"{spec.name} has no policy file.", where="router.checkpoint", fix="Use --router learned.")
+    return spec
+
+
+def predicted_outputs(config: RouterConfig, requests: Requests, seed: int) -> Floats:
+    """Output tokens as a router is told them at arrival; nothing for `lengths: none`."""
+    if config.lengths == "none":
+        return np.zeros(0)
+    truth = requests.output_tokens.astype(np.float64)
+    if config.lengths == "oracle":
+        return truth
+    errors = stream(seed, "length predictions").standard_normal(len(requests))
+    return np.maximum(1.0, truth * np.exp(config.length_noise * errors))
+
+
+def _told_between(
+    on_progress: Callable[[int, int], None] | None, calendar: Calendar, total: int
+) -> Callable[[], None] | None:
+    """Says how many requests have been sent, also while nothing but the last ones are served."""
+    if on_progress is None:
+        return None
+    return lambda: on_progress(int(calendar.book[0].num_sent), total)
+
+
+def _slices(total: int, on_progress: Callable[[int, int], None] | None) -> Any:
+    """Numbers of arrivals after which progress is reported."""
+    step = max(1000, total // 100) if on_progress else 100_000  # Ctrl-C is noticed between two slices.
+    for last in range(step, total + step, step):
+        yield min(last, total)
+        if on_progress:
+            on_progress(min(last, total), total)

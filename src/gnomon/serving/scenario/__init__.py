@@ -1,0 +1,215 @@
+"""A serving scenario: everything that decides what happens, as one frozen model."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import NonNegativeFloat, PositiveFloat, model_validator
+
+from gnomon.core.config import Config, build
+from gnomon.core.errors import ConfigError
+from gnomon.core.sizes import Replicas, Seed
+from gnomon.serving.scenario.autoscaling import FleetConfig
+from gnomon.serving.scenario.calibration import read_calibration
+from gnomon.serving.scenario.config import (
+    AdmissionConfig,
+    BatchingConfig,
+    DisaggregationConfig,
+    FrontEndConfig,
+    KvTiersConfig,
+    ReplicaConfig,
+    RouterConfig,
+    ToolCacheConfig,
+)
+from gnomon.serving.scenario.engine_presets import EngineConfig, engine, filled_in, nested
+from gnomon.serving.scenario.lora import LoraConfig
+from gnomon.serving.scenario.power import PowerConfig
+from gnomon.timing import TimingConfig
+from gnomon.workload import WorkloadConfig
+from gnomon.workload.slo import SloConfig
+
+Role = Literal["both", "prefill", "decode"]
+
+
+class PoolConfig(Config):
+    """Replicas of one kind in a fleet of several kinds. What is not given is as in the scenario, key by key within its
+    sections too; but a pool with another batching policy starts from that policy's defaults."""
+
+    num_replicas: Replicas = 1
+    role: Role = "both"
+    """prefill and decode: requests move from one to the other (docs/disaggregation.md); both: they stay."""
+    device: str | None = None
+    node: str | None = None
+    replica: ReplicaConfig | None = None
+    batching: BatchingConfig | None = None
+    timing: TimingConfig | None = None
+
+
+class KindConfig(PoolConfig):
+    """Replicas of one kind, with every section."""
+
+    device: str
+    replica: ReplicaConfig
+    batching: BatchingConfig
+    timing: TimingConfig
+
+    @property
+    def num_ranks(self) -> int:
+        """Schedulers of this kind: replicas, or their data-parallel ranks."""
+        return self.num_replicas * self.replica.data_parallel
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of all replicas of this kind."""
+        return self.num_replicas * self.replica.num_gpus
+
+
+class Scenario(Config):
+    """A model on GPUs under a load."""
+
+    model: str = "llama-3-8b"
+    """Built-in model (`gnomon catalog models`), or the path of a Hugging Face config.json."""
+    device: str = "h200"
+    """GPU (`gnomon catalog devices`)."""
+    node: str | None = None
+    """How the GPUs are linked (`gnomon catalog nodes`); the usual one for the device if not given."""
+    num_replicas: Replicas = 1
+    """Copies of the model."""
+    engine: EngineConfig | None = None
+    """vllm, sglang or trtllm: sets what is not given of batching, replica, timing and front_end as that engine does."""
+    calibration: str | None = None
+    """File of `gnomon calibrate`: constants of a real server for what is not given of timing and front_end."""
+    replica: ReplicaConfig = ReplicaConfig()
+    batching: BatchingConfig = BatchingConfig()
+    router: RouterConfig = RouterConfig()
+    admission: AdmissionConfig = AdmissionConfig()
+    workload: WorkloadConfig = WorkloadConfig()
+    timing: TimingConfig = TimingConfig()
+    front_end: FrontEndConfig = FrontEndConfig()
+    fleet: FleetConfig | None = None
+    """Replicas that come, go and fail during the run, by a controller or at given times; without it all are there from
+    the start to the end."""
+    pools: tuple[PoolConfig, ...] = ()
+    """Replicas of several kinds, instead of `num_replicas` equal ones; with roles, prefill and decode apart."""
+    disaggregation: DisaggregationConfig = DisaggregationConfig()
+    kv_tiers: KvTiersConfig = KvTiersConfig()
+    tool_cache: ToolCacheConfig = ToolCacheConfig()
+    lora: LoraConfig = LoraConfig()
+    slo: SloConfig = SloConfig()
+    power: PowerConfig = PowerConfig()
+    price_per_gpu_hour: NonNegativeFloat | None = None
+    """US dollars; the catalog's price if not given."""
+    time_limit_s: PositiveFloat | None = None
+    """Stop here, whatever is still running."""
+    seed: Seed = 0
+    """Every random draw follows from it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _engine_and_pools(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        data = _with_engine(_with_calibration(data))
+        if not isinstance(data.get("pools"), list | tuple):
+            return data
+        return {**data, "pools": [_inherited(pool, data) for pool in data["pools"]]}
+
+    @model_validator(mode="after")
+    def _one_kind_or_pools(self) -> Scenario:
+        if self.pools and self.num_replicas != 1:
+            raise ConfigError("num_replicas and pools both say how many replicas there are.", fix="Give one of them.")
+        roles = {pool.role for pool in self.pools}
+        missing = {"prefill": "decode", "decode": "prefill"}
+        for role, other in missing.items():
+            if role in roles and not roles & {other, "both"}:
+                raise ConfigError(
+                    f"pools have the role {role}, but none can {other}.",
+                    where="pools",
+                    fix=f"Add one with role {other}.",
+                )
+        if self.disaggregation != DisaggregationConfig() and not roles & {"prefill", "decode"}:
+            raise ConfigError(
+                "nothing moves between pools without roles.",
+                where="disaggregation",
+                fix="Give pools with role: prefill and role: decode, or leave it out.",
+            )
+        return self
+
+    @property
+    def has_roles(self) -> bool:
+        """Whether prefill and decode are apart, at least in part."""
+        return any(pool.role != "both" for pool in self.pools)
+
+    def kinds(self) -> list[KindConfig]:
+        """Every kind of replica, with all its sections."""
+        pools = self.pools or (PoolConfig(num_replicas=self.num_replicas),)
+        return [
+            KindConfig(
+                num_replicas=pool.num_replicas,
+                role=pool.role,
+                device=pool.device or self.device,
+                node=pool.node or (self.node if pool.device in (None, self.device) else None),
+                replica=pool.replica or self.replica,
+                batching=pool.batching or self.batching,
+                timing=pool.timing or self.timing,
+            )
+            for pool in pools
+        ]
+
+
+def _with_calibration(data: dict[str, Any]) -> dict[str, Any]:
+    """The scenario with a calibration's constants where it gives none."""
+    path = data.get("calibration")
+    if not isinstance(path, str):
+        return data
+    sections = nested(read_calibration(path).settings)
+    return {**data, **{name: filled_in(_keys(_SECTIONS[name], data.get(name)), at) for name, at in sections.items()}}
+
+
+def _with_engine(data: dict[str, Any]) -> dict[str, Any]:
+    """The scenario with its engine's settings where it gives none. Another batching policy than the engine's keeps its
+    own defaults."""
+    given = data.get("engine")
+    if given is None:
+        return data
+    chosen = given if isinstance(given, EngineConfig) else build(EngineConfig, _keys(EngineConfig, given))
+    sections = engine(chosen.name).sections(data.get("model") or "", data.get("device") or "h200")
+    sections["timing"] |= {"engine": chosen.name, "engine_version": chosen.version}
+    batching = _keys(BatchingConfig, data.get("batching"))
+    if batching.get("policy") not in (None, sections["batching"]["policy"]):
+        del sections["batching"]
+    full = {name: filled_in(_keys(_SECTIONS[name], data.get(name)), preset) for name, preset in sections.items()}
+    return {**data, **full}
+
+
+def _inherited(pool: Any, scenario: dict[str, Any]) -> Any:
+    """A pool as given, with the keys that its sections leave open taken from the scenario's sections."""
+    if not isinstance(pool, dict):
+        return pool
+    full = dict(pool)
+    for name, model in (("replica", ReplicaConfig), ("batching", BatchingConfig), ("timing", TimingConfig)):
+        given, common = _keys(model, pool.get(name)), _keys(model, scenario.get(name))
+        is_other_policy = (
+            name == "batching"
+            and "policy" in given
+            and given["policy"] != common.get("policy", BatchingConfig().policy)
+        )
+        if name == "timing" and given.get("source", common.get("source")) != common.get("source"):
+            common = {key: value for key, value in common.items() if key not in ("path", "table")}
+        if given and common and not is_other_policy:
+            full[name] = {**common, **given}
+    return full
+
+
+_SECTIONS: dict[str, type[Config]] = {
+    "replica": ReplicaConfig, "batching": BatchingConfig, "timing": TimingConfig, "front_end": FrontEndConfig,
+}  # fmt: skip
+
+
+def _keys(model: type[Config], section: Any) -> dict[str, Any]:
+    """The keys that a section gives; none where it is left out or is no section."""
+    if isinstance(section, str) and model.shorthand:
+        return {model.shorthand: section}
+    if isinstance(section, Config):
+        return section.model_dump(exclude_unset=True)
+    return section if isinstance(section, dict) else {}

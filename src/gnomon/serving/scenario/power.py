@@ -1,0 +1,41 @@
+"""Power, as a scenario says it: caps, watts, and what is counted beside the GPUs."""
+
+from __future__ import annotations
+
+from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveFloat
+
+from gnomon.catalog.power import PowerFacts, power_data, power_of
+from gnomon.core.config import Config
+
+
+class PowerConfig(Config):
+    """Power and energy: what is counted beside the GPUs' own draw. Without the section energy is counted all the same
+    where the GPU is known."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    cap_w: PositiveFloat | None = None
+    """Most watts of one GPU: its clock is lowered so that it stays within, and what is bound by arithmetic takes longer
+    (sets timing.clock where that is not given)."""
+    idle_w: PositiveFloat | None = None
+    """Watts of one idle GPU; the catalog's if not given (`data/power.yaml`)."""
+    max_w: PositiveFloat | None = None
+    """Watts of one GPU at full activity; the catalog's if not given."""
+    server_w: NonNegativeFloat = 0.0
+    """Watts of the rest of the server (CPUs, fans, network) for each GPU."""
+    pue: float = Field(1.0, ge=1)
+    """Power usage effectiveness of the building: what is drawn at the meter over what the servers draw."""
+    price_per_kwh: NonNegativeFloat | None = None
+    """US dollars per kilowatt-hour."""
+    carbon_g_per_kwh: NonNegativeFloat | None = None
+    """Grams of CO2 equivalent per kilowatt-hour."""
+
+    def facts(self, device: str) -> PowerFacts | None:
+        """The watts of a device under these settings; None where they are not known."""
+        if self.idle_w is not None and self.max_w is not None:
+            return PowerFacts(idle_w=self.idle_w, max_w=self.max_w, source="the scenario")
+        if device not in power_data().devices:
+            return None
+        known = power_of(device)
+        given = {"idle_w": self.idle_w or known.idle_w, "max_w": self.max_w or known.max_w}
+        return known.model_copy(update=given)
