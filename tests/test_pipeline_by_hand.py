@@ -99,7 +99,7 @@ def test_when_each_sync_is_done() -> None:
 
 
 def test_schedules_are_searched_by_the_memory_of_the_fullest_rank_in_gigabytes() -> None:
-    given = {"training": {}, "stages": 2, "n": 4}
+    given = {"training": {"device": "h200"}, "stages": 2, "n": 4}
     found = {one.name: one.memory for one in search_schedules(build(StepConfig, given)).candidates}
     for name in ("1f1b", "gpipe"):
         figures = run_step(build(StepConfig, {**given, "schedule": name})).training
@@ -592,8 +592,25 @@ def test_a_step_fits_where_its_fullest_rank_does() -> None:
     assert figures(3e9).fits
     figures(3e9).check()
     assert not figures(2.9e9).fits
-    with pytest.raises(DoesNotFitError, match=r"rank 1 needs 3\.0 GB of the GPU's 2\.9 GB"):
+    with pytest.raises(DoesNotFitError, match=r"rank 1 needs 3\.0 GB of the GPU's 2\.9 GB: 0\.1 GB too many"):
         figures(2.9e9).check()
+    with pytest.raises(DoesNotFitError, match="over 3 times as many GPUs"):
+        figures(1.1e9).check()
+
+
+def test_a_model_is_cut_over_nodes_from_three_ranks_per_node_on() -> None:
+    """Eight ranks of two GPUs on nodes of eight: 3-4 and 4-3 cross the network, and 0-2 carries nothing."""
+    step = run_step(build(StepConfig, {"training": {"tensor_parallel": 2}, "stages": 8, "n": 16}))
+    assert step.training is not None
+    costs = TrainingCosts(Training(tensor_parallel=2), 8).step_costs(make("1f1b", Plan(8, 16)))
+    inside = {f"{a}-{b}" for a in range(8) for b in (a - 1, a + 1) if 0 <= b < 8} - {"3-4", "4-3"}
+    assert set(costs.link_speed) == inside
+
+
+def test_a_step_that_does_not_fit_is_refused() -> None:
+    given = {"training": {"model": "llama-3-70b", "device": "h100"}, "stages": 4, "n": 16}
+    with pytest.raises(DoesNotFitError, match=r"needs 416\.9 GB of the GPU's 85\.0 GB: 331\.8 GB too many"):
+        run_step(build(StepConfig, given))
 
 
 def test_figures_of_a_training_step_by_hand() -> None:

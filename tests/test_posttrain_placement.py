@@ -5,9 +5,11 @@ from typing import Any
 import pytest
 
 from gnomon.core.config import build
-from gnomon.core.errors import ConfigError
+from gnomon.core.errors import ConfigError, DoesNotFitError
 from gnomon.posttrain.config import Posttrain
+from gnomon.posttrain.costs import check_actor_memory
 from gnomon.posttrain.placement import placement_of, valid_actor_sizes
+from gnomon.posttrain.simulate import run
 
 
 def configured(placement: dict[str, Any], **more: Any) -> Posttrain:
@@ -95,3 +97,24 @@ def test_without_the_scheduler_components_may_share_all_gpus_or_none() -> None:
     half = configured({"actor": "0-3", "rollout": "2-5", "inference": "6"}, cluster={"auto_scheduler": False})
     with pytest.raises(ConfigError, match="shares GPU 2"):
         placement_of(half)
+
+
+def test_an_actor_that_no_gpu_holds_is_refused() -> None:
+    """Llama-2-70B on one card: (2 + 4 + 12) bytes for each of 69.0 billion parameters."""
+    config = build(Posttrain, {"model": "llama-2-70b", "cluster": {"gpus_per_node": 1}})
+    with pytest.raises(DoesNotFitError, match=r"take 1241\.6 GB on each GPU, 1156\.6 GB more than a h100"):
+        check_actor_memory(config, 1)
+    with pytest.raises(DoesNotFitError, match="Cut a copy over 16 GPUs"):
+        check_actor_memory(config, 1)
+    cut = {"model": "llama-2-70b", "device": "h200", "actor": {"tensor_parallel": 8}}
+    with pytest.raises(DoesNotFitError):
+        check_actor_memory(build(Posttrain, cut), 8)  # 18 bytes / 8
+    check_actor_memory(build(Posttrain, cut), 32)  # (6 + 12 / 4) / 8: 77.6 GB
+
+
+def test_a_run_asks_whether_its_actor_fits() -> None:
+    placement = {"actor": "0-3", "rollout": "4-7"}
+    given = {"model": "qwen2.5-32b", "cluster": {"component_placement": placement}, "rollout": {"tensor_parallel": 4}}
+    config = build(Posttrain, given | {"algorithm": {"recompute_logprobs": False}})
+    with pytest.raises(DoesNotFitError, match="the actor's weights"):
+        run(config)

@@ -80,7 +80,7 @@ STEPS: dict[str, dict[str, Any]] = {
     "dense": {"stages": 4, "n": 8, "training": {"model": "llama-3-8b"}},
     "experts, wide": {
         "stages": 2, "n": 4, "schedule": "zb-h1",
-        "training": {"model": "mixtral-8x7b", "tensor_parallel": 2, "data_parallel": 4, "micro_batch": 2},
+        "training": {"model": "mixtral-8x7b", "tensor_parallel": 8, "data_parallel": 4, "micro_batch": 2},
     },
     "recomputed, sharded": {
         "stages": 4, "n": 8, "schedule": "interleaved",

@@ -63,14 +63,19 @@ def step_graph(schedule: Schedule, costs: StepCosts, *, wrap_for: int | None = N
     return _StepGraph(schedule, costs, wrap_for).build()
 
 
-def _check_links(schedule: Schedule, named: Iterable[str]) -> None:
-    """Refuse links over which this schedule sends nothing."""
+def links_of(schedule: Schedule) -> list[tuple[int, int]]:
+    """The pairs of ranks, sender first, between which this schedule sends something."""
     places: dict[int, list[int]] = {}
     for rank in range(schedule.num_ranks):
         for stage in schedule.stages_of(rank):
             places.setdefault(stage, []).append(rank)
     pairs = {(a, b) for stage in places for a in places[stage] for b in places.get(stage + 1, ()) if a != b}
-    links = sorted({f"{a}-{b}" for a, b in pairs} | {f"{b}-{a}" for a, b in pairs})
+    return sorted(pairs | {(b, a) for a, b in pairs})
+
+
+def _check_links(schedule: Schedule, named: Iterable[str]) -> None:
+    """Refuse links over which this schedule sends nothing."""
+    links = [f"{a}-{b}" for a, b in links_of(schedule)]
     for name in named:
         if name not in links:
             fix = f"Links: {', '.join(links[:12])}{', ...' if len(links) > 12 else ''}."

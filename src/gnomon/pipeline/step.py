@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -84,9 +85,13 @@ class TrainingFigures:
         """Raise unless it fits."""
         if not self.fits:
             rank = int(np.argmax(self.peak_bytes))
+            peak = float(self.peak_bytes[rank])
+            times = math.ceil(peak / self.device_bytes)
             raise DoesNotFitError(
-                f"rank {rank} needs {self.peak_bytes[rank] / GB:.1f} GB of the GPU's {self.device_bytes / GB:.1f} GB.",
-                fix="Raise tensor_parallel or the number of stages, shard the optimizer, or recompute.",
+                f"rank {rank} needs {peak / GB:.1f} GB of the GPU's {self.device_bytes / GB:.1f} GB:"
+                f" {(peak - self.device_bytes) / GB:.1f} GB too many.",
+                fix=f"Cut each copy over {times} times as many GPUs (tensor_parallel, stages), shard the optimizer over"
+                " data-parallel copies, recompute, or take smaller micro-batches.",
             )
 
 
@@ -150,8 +155,8 @@ def run_step(config: StepConfig) -> StepRecord:
     if model_costs is None:
         return StepRecord(config, run, schedule, draws=draws)
     figures = training_figures(model_costs, schedule, run)
-    notes = [] if figures.fits else ["It does not fit into the memory of the GPUs."]
-    return StepRecord(config, run, schedule, figures, draws, notes + model_costs.timer.notes())
+    figures.check()
+    return StepRecord(config, run, schedule, figures, draws, model_costs.timer.notes())
 
 
 def _assembled(config: StepConfig) -> tuple[Schedule, StepCosts, TrainingCosts | None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,6 +14,7 @@ from gnomon.core.config import Config
 from gnomon.core.errors import ConfigError
 from gnomon.core.sizes import Degree, Sequences, Tokens
 from gnomon.pipeline.costs import StepCosts
+from gnomon.pipeline.execution import links_of
 from gnomon.pipeline.schedule import Schedule
 from gnomon.timing import TimingConfig
 from gnomon.timing.communication import collective_s
@@ -83,7 +83,7 @@ class TrainingCosts:
 
         Gradients are synchronised once per step, or after every `sync_freq` micro-batches.
         """
-        hops = {pair: self._send_s(*pair) for pair in itertools.permutations(range(schedule.num_ranks), 2)}
+        hops = {pair: self._send_s(*pair) for pair in links_of(schedule)}
         latency, send = max(hops.values(), key=sum, default=(0.0, 0.0))
         speeds = {f"{a}-{b}": send / busy for (a, b), (_, busy) in hops.items() if busy != send}
         every = schedule.num_microbatches if sync_freq is None else sync_freq

@@ -7,6 +7,7 @@ training is a forward and a backward pass and what is recomputed. `efficiency` o
 from __future__ import annotations
 
 import heapq
+import math
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -14,9 +15,11 @@ import numpy as np
 from gnomon import catalog
 from gnomon.catalog import Node, Parallelism, replicas
 from gnomon.core.arrays import Floats, Ints
+from gnomon.core.errors import DoesNotFitError
+from gnomon.core.units import GB
 from gnomon.posttrain.config import ComponentConfig, Posttrain
 from gnomon.timing.communication import collective_s
-from gnomon.timing.passes import GRADIENT_BYTES, WEIGHT_BYTES, stage_passes, training_timer
+from gnomon.timing.passes import GRADIENT_BYTES, OPTIMIZER_BYTES, WEIGHT_BYTES, stage_passes, training_timer
 
 LENGTHS = np.unique(np.rint(np.concatenate([[1.0], np.geomspace(16, 262_144, 240)])))
 """Tokens of the sequences for which passes are timed; those between lie on a straight line."""
@@ -139,6 +142,22 @@ class Costs:
         if self.config.rollout.migration == "reprefill":
             return t.migration_s
         return t.migration_s + kv_tokens * self.model.kv_bytes_per_token("bf16", 1) / t.kv_bandwidth_bytes_s
+
+
+def check_actor_memory(config: Posttrain, num_gpus: int) -> None:
+    """Refuse an actor whose weights, gradients and optimizer (spread over its copies) no GPU holds."""
+    model, device, actor = catalog.model(config.model), catalog.device(config.device), config.actor
+    copies = num_gpus // actor.num_gpus
+    each = model.num_parameters * (WEIGHT_BYTES + GRADIENT_BYTES + OPTIMIZER_BYTES / copies)
+    held, room = each / actor.num_gpus, float(device.memory_bytes)
+    if held > room:
+        least = 2 ** math.ceil(math.log2(each / room))
+        raise DoesNotFitError(
+            f"the actor's weights, gradients and optimizer take {held / GB:.1f} GB on each GPU,"
+            f" {(held - room) / GB:.1f} GB more than a {device.name} has.",
+            where="actor.tensor_parallel",
+            fix=f"Cut a copy over {least} GPUs (tensor_parallel x pipeline_parallel), or give the actor more GPUs.",
+        )
 
 
 def _node(device: str, node: str | None, gpus_per_node: int) -> Node:

@@ -10,7 +10,7 @@ import numpy as np
 from gnomon.core.errors import ConfigError
 from gnomon.core.user_files import load_user_file
 from gnomon.posttrain.config import Posttrain
-from gnomon.posttrain.costs import Costs
+from gnomon.posttrain.costs import Costs, check_actor_memory
 from gnomon.posttrain.lengths import draw
 from gnomon.posttrain.placement import Placement, check_movable, placement_of
 from gnomon.posttrain.policies import POLICIES, Policy, make_policy
@@ -58,6 +58,7 @@ def run(
     """Check the configuration, then simulate all its steps."""
     placement = placement_of(config)
     check_memory(config)
+    check_actor_memory(config, len(placement.actor))
     policy = policy or policy_of(config, placement)
     if policy.spec.needs_order:
         check_movable(config, placement, "actor" in policy.lent, "inference" in policy.lent)
