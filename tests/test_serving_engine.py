@@ -49,10 +49,11 @@ def test_every_policy_keeps_the_books_when_memory_is_short(policy: str) -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("blocks", [None, 70])
-def test_stepping_together_equals_stepping_one_by_one(policy: str, blocks: int | None) -> None:
+@pytest.mark.parametrize(("blocks", "overlap"), [(None, False), (70, False), (None, True), (70, True)])
+def test_stepping_together_equals_stepping_one_by_one(policy: str, blocks: int | None, overlap: bool) -> None:
     replica = {"num_kv_blocks": blocks and (blocks * 16 if policy == "lightllm" else blocks), "max_request_tokens": 400}
-    setup = scenario(batching={"policy": policy}, replica=replica, num_replicas=2, workload={"num_requests": 150})
+    batching = {"policy": policy, "overlap": overlap}
+    setup = scenario(batching=batching, replica=replica, num_replicas=2, workload={"num_requests": 150})
     assert_same(outcome(run(setup)), outcome(run(setup, keep_members=KEEP_ALL)))
 
 
@@ -97,6 +98,8 @@ def test_random_workloads_keep_the_books_and_agree_both_ways(data: Any) -> None:
             "policy": policy,
             "max_sequences": data.draw(st.integers(stages, 20)),
             "max_batch_tokens": data.draw(st.integers(200, 600)),
+            "overlap": data.draw(st.booleans()),
+            "surplus_token": data.draw(st.booleans()),
         },
         replica={"num_kv_blocks": blocks, "pipeline_parallel": stages, "max_request_tokens": 260},
         num_replicas=data.draw(st.integers(1, 3)),

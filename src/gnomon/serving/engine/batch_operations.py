@@ -6,6 +6,8 @@ asked for is checked where a user's own policy asks, and in plain Python for eve
 
 from __future__ import annotations
 
+from typing import Any
+
 from gnomon.jit import inner, is_checked
 from gnomon.serving.engine import prefix_cache
 from gnomon.serving.engine.state import FINISHED, IN_FLIGHT, NONE, OUTPUT_TOKENS, QUEUED, RUNNING, WAITING, Replica
@@ -281,6 +283,28 @@ def _give_up(replica: Replica, r: int, findable: int) -> None:
     if blocks_for(replica, request.prefill_tokens) > state.num_blocks:
         request.never_fits = 1
     request.preempted_at_s = state.now_s
+
+
+# What a replica hears of while a batch runs, and acts on one batch later (`gnomon.serving.features.overlap`).
+
+
+@inner
+def is_late(state: Any, now: float) -> bool:
+    """Whether what a replica hears of now comes after the next batch was formed."""
+    return bool(state.overlaps != 0 and state.num_in_flight > 0 and now > state.forms_s)
+
+
+@inner
+def add_news(replica: Replica, r: int, status: int) -> None:
+    """Something has happened to request `r` that its replica acts on one batch later; it waits or runs meanwhile."""
+    state = replica.state
+    replica.requests[r].status = status
+    if state.num_news == 0:
+        state.first_news = r
+    else:
+        replica.requests[state.last_news].next_waiting = r
+    state.last_news = r
+    state.num_news += 1
 
 
 @inner

@@ -82,7 +82,7 @@ def check_batch(cluster: Cluster, r: int) -> None:
     under_way = state.num_running + state.batch_size + state.num_stepping - together
     for i in range(state.num_in_flight):
         under_way += cluster.flights[r, (state.oldest + i) % cluster.flights.shape[1]].num_requests
-    if state.num_waiting + under_way != state.num_outstanding:
+    if state.num_waiting + state.num_news + under_way != state.num_outstanding:
         stop(cluster, NOT_COUNTED, r, NONE)
     elif under_way > replica.running.size:
         stop(cluster, TOO_MANY, r, NONE)

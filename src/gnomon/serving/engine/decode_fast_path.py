@@ -22,6 +22,8 @@ def may_coast(cluster: Cluster, log: Log, r: int) -> bool:
     state = cluster.replicas[r]
     if state.steppable != 2 or state.num_waiting > 0 or state.num_running > 0 or state.num_stepping == 0:
         return False
+    if state.num_news > 0:
+        return False
     if state.steps + 1 >= state.next_finish or state.num_off_beat > 0 or state.message_s > 0.0:
         return False
     is_simple = state.group_size == 1 and cluster.flights.shape[1] == 1 and state.num_speculative == 0
@@ -99,6 +101,7 @@ def coast(cluster: Cluster, tables: IterationTables, log: Log, r: int, until: fl
         breakdown.end_batch(cluster, r, 0)
         there, num_stages = cluster.clocks[r, breakdown.REFERENCE_ROW], cluster.clocks[r, breakdown.REFERENCE_STAGES]
     host_ns, lost_ns, step_host_ns, step_lost_ns = 0, 0, 0, 0
+    forms_s, host_s = state.forms_s, flight.host_s
     while end_s < until and budget > 0 and steps < last_step and needed + 1 <= state.free_blocks:
         # The end of the step in flight.
         host_ns += step_host_ns
@@ -116,7 +119,11 @@ def coast(cluster: Cluster, tables: IterationTables, log: Log, r: int, until: fl
         shape = _shape(count, step_kv, longest)
         attention_s, near = attention_near(tables, same.row, shape, near)
         gpu_s = same.gpu_s + attention_s
-        seconds = same.exposed_s + max(gpu_s, same.least_s)
+        least_s = same.least_s
+        if state.overlaps != 0:
+            launched_s = forms_s + least_s
+            forms_s, least_s = max(launched_s, last_s), launched_s - last_s
+        seconds = same.exposed_s + max(gpu_s, least_s)
         end_s = last_s + (seconds + seconds * same.slowdown)
         used = state.num_blocks - state.free_blocks
         done = work_of(same.coefficients, same.measured, shape, same.weight_bytes, used, end_s - last_s)
@@ -129,14 +136,15 @@ def coast(cluster: Cluster, tables: IterationTables, log: Log, r: int, until: fl
         if (iterations - 1) & (log.used[3] - 1) == 0:  # Its end will be logged.
             _note_step(cluster, r, iterations, shape, done, last_s, end_s)
         if books:
-            step_host_ns = nanoseconds(seconds - gpu_s)
+            host_s = seconds - gpu_s
+            step_host_ns = nanoseconds(host_s)
             there_s = reference_s(tables, same.row, gpu_s, there, num_stages, shape, count)
-            step_lost_ns = slower_ns(cluster, r, there, end_s - last_s, there_s, seconds - gpu_s)
+            step_lost_ns = slower_ns(cluster, r, there, end_s - last_s, there_s, host_s)
         budget -= 1
         phase = phase + 1 if phase + 1 < block_size else 0
         needed = cluster.growth[r, phase]
     _note_step(cluster, r, iterations, shape, done, last_s, end_s)
-    flight.gpu_s = gpu_s
+    flight.gpu_s, flight.host_s, state.forms_s = gpu_s, host_s, forms_s
     if books:
         breakdown.pass_steps(cluster, r, steps - state.steps - 1, last_s, host_ns, lost_ns)
         divide(cluster, tables, r, 0, shape, count, there, num_stages)

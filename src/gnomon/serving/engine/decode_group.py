@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from gnomon.jit import inner
 from gnomon.serving.engine import prefix_cache
-from gnomon.serving.engine.batch_operations import blocks_missing, finish, is_decoding
+from gnomon.serving.engine.batch_operations import add_news, blocks_missing, finish, is_decoding
 from gnomon.serving.engine.log import Log, log_gap
 from gnomon.serving.engine.state import IN_FLIGHT, RUNNING, Replica
 
@@ -209,4 +209,7 @@ def _finish_member(replica: Replica, r: int, now: float) -> None:
         replica.growth[_growth_class(replica, r, request.joined)] -= 1
     _settle(replica, r)
     state.step_kv -= request.processed
-    finish(replica, r, now)
+    if state.overlaps != 0:
+        add_news(replica, r, RUNNING)
+    else:
+        finish(replica, r, now)

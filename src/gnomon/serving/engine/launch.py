@@ -12,7 +12,7 @@ from gnomon.serving.engine import contract
 from gnomon.serving.engine.state import BUDGET, NEIGHBOURS, NONE, Cluster, Replica, replica_view
 from gnomon.serving.features import breakdown
 from gnomon.timing.iteration import IterationTables
-from gnomon.timing.lookup import Shape, is_beyond_measured, stage_s, with_host_s
+from gnomon.timing.lookup import Shape, host_times, is_beyond_measured, stage_s
 
 _SPARE_ITERATIONS = 1000
 """Iterations without a token that a replica may run beyond two for each prompt token it had to compute meanwhile."""
@@ -121,9 +121,14 @@ def _stage_seconds(
         contract.stop(cluster, contract.BEYOND_TABLES, r, NONE)
         return 0.0
     seconds = stage_s(tables, state.row + stage, shape, group_tokens)
-    cluster.flights[r, position].gpu_s = seconds + (cluster.flights[r, position].gpu_s if stage > 0 else 0.0)
-    seconds = with_host_s(tables, state.row + stage, seconds, shape)
-    return seconds + seconds * state.slowdown
+    exposed_s, least_s = host_times(tables, state.row + stage, shape)
+    if state.overlaps != 0:  # It is launched from when it was formed; then the host can form the next one.
+        launched_s = state.forms_s + least_s
+        state.forms_s, least_s = max(launched_s, state.now_s), launched_s - state.now_s
+    with_host_s, flight = exposed_s + max(seconds, least_s), cluster.flights[r, position]
+    flight.gpu_s = seconds + (flight.gpu_s if stage > 0 else 0.0)
+    flight.host_s = with_host_s - seconds + (flight.host_s if stage > 0 else 0.0)
+    return with_host_s + with_host_s * state.slowdown
 
 
 @inner

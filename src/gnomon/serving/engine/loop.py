@@ -17,7 +17,7 @@ from typing import Any
 
 from gnomon.jit import inner
 from gnomon.serving.engine import contract, decode_group, prefix_cache
-from gnomon.serving.engine.batch_operations import finish, pop_waiting, push_waiting, report
+from gnomon.serving.engine.batch_operations import add_news, finish, is_late, pop_waiting, push_waiting, report
 from gnomon.serving.engine.calendar import NEVER
 from gnomon.serving.engine.decode_fast_path import coast, may_coast
 from gnomon.serving.engine.launch import launch, launch_together, note_next_end
@@ -25,16 +25,19 @@ from gnomon.serving.engine.log import Log, log_gap, log_iteration
 from gnomon.serving.engine.state import (
     BUDGET,
     FAULT,
+    FINISHED,
     IN_FLIGHT,
     NONE,
     REJECTED,
     RUNNING,
+    WAITING,
     Cluster,
     Replica,
     replica_view,
 )
 from gnomon.serving.features import breakdown
 from gnomon.serving.features.handover import hand_over, leaves
+from gnomon.serving.features.overlap import hear_news, place_surplus
 from gnomon.timing.iteration import IterationTables
 
 Policies = tuple[Callable[[Replica], None], ...]
@@ -74,7 +77,10 @@ def _end_for_request(replica: Replica, log: Log, r: int, tokens: int, may_step: 
         prefix_cache.key_full_blocks(replica, r, request.processed)
         if request.processed == request.prefill_tokens:
             if leaves(replica, r):
-                hand_over(replica, r, now)
+                if state.overlaps != 0:
+                    add_news(replica, r, RUNNING)
+                else:
+                    hand_over(replica, r, now)
                 return
             request.processed += 1
             produced = 1
@@ -91,7 +97,10 @@ def _end_for_request(replica: Replica, log: Log, r: int, tokens: int, may_step: 
             log_gap(log, 0.0, produced - 1)
         request.last_token_s = now
     if request.processed >= request.total_tokens:
-        finish(replica, r, now)
+        if state.overlaps != 0:
+            add_news(replica, r, RUNNING)
+        else:
+            finish(replica, r, now)
     elif may_step and produced > 0 and decode_group.may_join(replica, r):
         decode_group.join(replica, r)
     else:
@@ -148,6 +157,8 @@ def _end_oldest_batch(cluster: Cluster, tables: IterationTables, log: Log, r: in
         decode_group.dissolve(replica, state.num_running)
     for i in range(flight.num_stepping, flight.num_requests):
         request_id, tokens = cluster.flight_requests[r, position, i], cluster.flight_tokens[r, position, i]
+        if cluster.requests[request_id].status == FINISHED:  # A token too many.
+            continue
         if books:
             breakdown.end_member(cluster, tables, r, position, i)
         _end_for_request(replica, log, request_id, tokens, may_step, flight.end_s)
@@ -181,6 +192,8 @@ def _choose_batch(cluster: Cluster, policies: Policies, r: int, now: float) -> i
         contract.stop(cluster, contract.POLICY_RAISED, r, NONE)
     elif state.checked != 0:
         contract.check_batch(cluster, r)
+    if state.surplus != 0 and state.num_news > 0:
+        place_surplus(replica)
     return state.batch_size
 
 
@@ -236,7 +249,7 @@ def _form_batches(cluster: Cluster, tables: IterationTables, policies: Policies,
         formed, idle, landing = 0, NONE, 0
         for r in range(first, first + leader.group_size):
             formed += _choose_or_reject(cluster, policies, r, now)
-            landing += cluster.replicas[r].num_landing + cluster.replicas[r].num_held
+            landing += cluster.replicas[r].num_landing + cluster.replicas[r].num_held + cluster.replicas[r].num_news
             if cluster.replicas[r].num_outstanding > 0:
                 idle = r
         if cluster.control[FAULT] != 0:
@@ -261,10 +274,23 @@ def _form_batches(cluster: Cluster, tables: IterationTables, policies: Policies,
 @inner
 def _wake(cluster: Cluster, tables: IterationTables, policies: Policies, log: Log, first: int, now: float) -> None:
     """Handle the group's batch ends up to `now`, and form batches at `now`."""
-    for r in range(first, first + cluster.replicas[first].group_size):
+    leader = cluster.replicas[first]
+    members, is_ahead = range(first, first + leader.group_size), leader.overlaps != 0 and leader.next_end_s <= now
+    for r in members:
         while cluster.replicas[r].next_end_s <= now:
             _end_oldest_batch(cluster, tables, log, r)
-    _form_batches(cluster, tables, policies, first, now)
+    is_ready = leader.num_in_flight < leader.num_stages
+    while is_ready:
+        if not is_ahead:
+            for r in members:
+                cluster.replicas[r].forms_s = now
+        _form_batches(cluster, tables, policies, first, now)
+        is_ready = False
+        if is_ahead:
+            for r in members:
+                hear_news(replica_view(cluster, r), now)
+            is_ready = leader.num_in_flight == 0  # Nothing to do, as far as it knew.
+            is_ahead = False
 
 
 def proceed(
@@ -301,6 +327,9 @@ def receive(cluster: Cluster, r: int, request_id: int, now: float) -> None:
     is_shared = request.prefix_count > 0 or leaves(replica, request_id)
     if is_shared and state.prefix_cache != 0 and state.tracks_blocks == 0:
         prefix_cache.track_blocks(replica)
-    push_waiting(replica, request_id)
+    if is_late(state, now):
+        add_news(replica, request_id, WAITING)
+    else:
+        push_waiting(replica, request_id)
     if cluster.ledger.size > 0:
         breakdown.arrive(cluster, r, request_id, now)

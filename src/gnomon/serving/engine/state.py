@@ -36,6 +36,9 @@ WEIGHT, PRIORITY = range(2)
 QUEUED, PROMPT_TOKENS, OUTPUT_TOKENS, CREDIT, WAS_QUEUED = range(5)
 NUM_SERVICE = 5
 
+# Whether a batch formed ahead computes a token too many of those that have just ended: never, or where it decodes at all.
+SURPLUS_NEVER, SURPLUS_ALWAYS, SURPLUS_AMONG_DECODES = range(3)
+
 # Who gives a request's first token where prefill and decode are apart: the decode replica, which computes the last
 # prompt token once more; the prefill replica, known once the KV has moved; or the prefill replica, at once.
 FROM_DECODE, FROM_TRANSFER, FROM_PREFILL = range(3)
@@ -57,7 +60,7 @@ REQUEST = np.dtype(
         ("never_fits", np.int8),  # all memory is not enough to prefill it again: it is rejected
         ("user_class", np.int8),
         ("held_counts", np.int8),  # while its KV moves: whether it counts among those that run where it was prefilled
-        ("next_waiting", np.int32),  # the request behind this one in the waiting queue, or among those reported
+        ("next_waiting", np.int32),  # the one behind it in the waiting queue, among those reported, or in the news
         ("arrival_s", np.float64),
         ("replica", np.int32),
         ("table", np.int32),  # row of the replica's block tables (prefix caching)
@@ -122,7 +125,13 @@ REPLICA = np.dtype(
         ("tracks_blocks", np.int64),  # blocks have an identity (`engine.prefix_cache`); else they are counted
         ("blocks_per_hash", np.int64),  # blocks that one prefix hash of the workload covers
         ("num_speculative", np.int64),
+        ("overlaps", np.int64),  # a batch is formed while the one before it runs (`gnomon.serving.features.overlap`)
+        ("surplus", np.int64),  # and holds one token too many of those that end in that one: SURPLUS_...
         # State.
+        ("forms_s", np.float64),  # when the batch after the one in flight is formed
+        ("num_news", np.int64),  # what it hears of after that; a list
+        ("first_news", np.int64),
+        ("last_news", np.int64),
         ("frozen", np.int64),  # it has died or is off: no batch is formed, and the one in flight never ends
         ("slowdown", np.float64),  # how much longer iterations take, as a share: 0 for not at all
         ("straggling", np.float64),  # of that, because it is a straggler
@@ -227,6 +236,7 @@ FLIGHT = np.dtype(
         ("decodes", np.int64),
         ("decode_kv", np.float64),
         ("gpu_s", np.float64),  # of all its stages, as the tables say: without the host, or waiting for others
+        ("host_s", np.float64),  # and what the host adds
         # What it adds to the replica's accounts, once it is through.
         ("flops", np.float64),
         ("bytes", np.float64),

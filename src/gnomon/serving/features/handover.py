@@ -12,7 +12,16 @@ from __future__ import annotations
 
 from gnomon.jit import apart, inner
 from gnomon.serving.engine import prefix_cache
-from gnomon.serving.engine.batch_operations import blocks_for, blocks_missing, hold, hold_found, push_waiting, report
+from gnomon.serving.engine.batch_operations import (
+    add_news,
+    blocks_for,
+    blocks_missing,
+    hold,
+    hold_found,
+    is_late,
+    push_waiting,
+    report,
+)
 from gnomon.serving.engine.state import FROM_DECODE, FROM_PREFILL, FROM_TRANSFER, MOVING, NONE, RUNNING, Replica
 
 
@@ -180,6 +189,9 @@ def land(replica: Replica, r: int, now: float) -> None:
     state.decode_left += request.total_tokens - max(request.processed, request.prefill_tokens)
     if state.first_token_at == FROM_TRANSFER:
         _stamp_first_token(replica, r, now)
+    if is_late(state, now):
+        add_news(replica, r, RUNNING)
+        return
     request.status = RUNNING
     replica.running[state.num_running] = r
     state.num_running += 1

@@ -13,7 +13,7 @@ from gnomon.jit import apart, inner, jit
 from gnomon.jit.borrowing import borrow
 from gnomon.serving.engine.state import Cluster
 from gnomon.timing.iteration import IterationTables
-from gnomon.timing.lookup import Shape, stage_s, with_host_s
+from gnomon.timing.lookup import Shape, stage_s
 
 # Columns of `Cluster.flight_ns`: alone with an empty context; for prefills, other decodes, contexts (its own included);
 # not in the batch; between stages; for the host; for a slow replica or rank.
@@ -44,16 +44,6 @@ def _all_stages_s(tables: IterationTables, row: int, num_stages: int, shape: Sha
     return seconds
 
 
-@apart
-def _all_hosts_s(tables: IterationTables, row: int, num_stages: int, shape: Shape, group_tokens: int) -> float:
-    """What the host adds to an iteration of several stages."""
-    seconds = 0.0
-    for stage in range(row, row + num_stages):
-        one_s = stage_s(tables, stage, shape, group_tokens)
-        seconds += with_host_s(tables, stage, one_s, shape) - one_s
-    return seconds
-
-
 @inner
 def divide(
     cluster: Cluster,
@@ -67,11 +57,8 @@ def divide(
 ) -> None:
     """Fill in the columns of a batch in flight. Its time is held against a replica whose tables start at `row`."""
     state, flight, columns = cluster.replicas[r], cluster.flights[r, position], cluster.flight_ns[r, position]
-    own_s, busy_s, between_ns = flight.gpu_s, flight.end_s - flight.start_s, 0
-    if state.num_stages == 1:
-        host_s = with_host_s(tables, state.row, own_s, shape) - own_s
-    else:
-        host_s = _all_hosts_s(tables, state.row, state.num_stages, shape, group_tokens)
+    own_s, host_s, busy_s, between_ns = flight.gpu_s, flight.host_s, flight.end_s - flight.start_s, 0
+    if state.num_stages > 1:
         total_s, busy_s = busy_s, 0.0
         for stage in range(state.num_stages):
             busy_s += cluster.stage_end_s[r, position, stage] - cluster.stage_start_s[r, position, stage]

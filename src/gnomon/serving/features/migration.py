@@ -97,7 +97,7 @@ def empty(cluster: Cluster, r: int) -> None:
     for name in (
         "num_waiting", "num_running", "num_holding", "num_in_flight", "num_stepping", "in_step", "batch_size",
         "step_kv", "step_kv_max", "frozen", "num_off_beat", "last_admitted_stepping", "num_loose", "steppable",
-        "counter", "reserve_ratio", "waiting_tokens", "prefill_left", "decode_left", "num_outstanding",
+        "counter", "reserve_ratio", "num_news", "waiting_tokens", "prefill_left", "decode_left", "num_outstanding",
     ):  # fmt: skip
         state[name] = 0
     cluster.growth[r] = 0

@@ -13,7 +13,7 @@ from gnomon.core.streams import stream
 from gnomon.serving.engine.allocation import new_cluster
 from gnomon.serving.engine.calendar import NEVER
 from gnomon.serving.engine.decode_group import NEVER_STEP
-from gnomon.serving.engine.state import NONE, Cluster
+from gnomon.serving.engine.state import NONE, SURPLUS_ALWAYS, SURPLUS_AMONG_DECODES, Cluster
 from gnomon.serving.features import breakdown
 from gnomon.serving.features.adapters import Adapters, new_adapters
 from gnomon.serving.features.iteration_breakdown import NUM_COLUMNS, tabulate
@@ -173,6 +173,9 @@ def fill_replicas(cluster: Cluster, kind: Kind, requests: Requests, first: int, 
     table.max_waiting_iterations = batching.max_waiting_iterations
     table.reserve_full_prompt = batching.reserve_full_prompt
     table.prefix_cache = batching.prefix_cache and kind.num_kv_blocks > 0
+    table.overlaps = batching.overlap and replica.pipeline_parallel == 1
+    if batching.overlap and batching.surplus_token:
+        table.surplus = SURPLUS_ALWAYS if kind.policy.mixes else SURPLUS_AMONG_DECODES
     table.blocks_per_hash = max(1, requests.prefix_block_tokens // batching.block_size)
     if replica.speculative:
         table.num_speculative = replica.speculative.num_tokens

@@ -93,6 +93,12 @@ class BatchingConfig(Choice):
     """lightllm: decode iterations between prefills."""
     prefix_cache: bool | None = None
     """Find KV blocks again by what they hold. [true for vllm_v1 and sglang; the others have none]"""
+    overlap: bool = False
+    """Form every batch while the one before it runs, from what is known then: a request that comes meanwhile is first
+    computed in the batch after. Not with pipeline stages, which have batches of their own in flight."""
+    surplus_token: bool = False
+    """With `overlap`, a request is in one batch more after its last token: always where a stop token ends it, and in
+    engines that do not look ahead for its length either."""
     reserve_full_prompt: bool = True
     """vllm_v1: admit a request only if its whole prompt fits, not just its first chunk."""
     options: dict[str, float] = Field(default_factory=dict)
