@@ -36,7 +36,7 @@ WEIGHT, PRIORITY = range(2)
 QUEUED, PROMPT_TOKENS, OUTPUT_TOKENS, CREDIT, WAS_QUEUED = range(5)
 NUM_SERVICE = 5
 
-# Whether a batch formed ahead computes a token too many of those that have just ended: never, or where it decodes at all.
+# Whether a batch formed ahead computes a token of those that have just ended: never, always, or where others decode.
 SURPLUS_NEVER, SURPLUS_ALWAYS, SURPLUS_AMONG_DECODES = range(3)
 
 # Who gives a request's first token where prefill and decode are apart: the decode replica, which computes the last

@@ -41,9 +41,9 @@ def place_surplus(replica: Replica) -> None:
     """Those that have just ended are in the batch all the same: it was formed before anybody knew. A full one has
     computed a token less of others instead."""
     state, r = replica.state, replica.state.first_news
-    if state.surplus == SURPLUS_AMONG_DECODES and state.batch_size > 0:
-        if state.in_step == 0 and not is_decoding(replica, replica.batch[0]):
-            return
+    prefills = state.batch_size > 0 and state.in_step == 0 and not is_decoding(replica, replica.batch[0])
+    if prefills and state.surplus == SURPLUS_AMONG_DECODES:
+        return
     each, tokens = 1 + state.num_speculative, tokens_placed(replica)
     for _ in range(state.num_news):
         request = replica.requests[r]
