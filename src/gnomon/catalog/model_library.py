@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from functools import cache
 from pathlib import Path
@@ -14,7 +15,7 @@ from gnomon.catalog.library import DATA, Library, folded
 from gnomon.catalog.models import Model
 from gnomon.catalog.quantization import Checkpoint, split_name
 from gnomon.core.config import Config
-from gnomon.core.errors import ConfigError, DataError, UnknownNameError
+from gnomon.core.errors import ConfigError, DataError, UnknownNameError, nearest
 from gnomon.core.text import read_json
 
 
@@ -40,6 +41,8 @@ MODELS = Library("model", DATA / "models", ModelEntry)
 
 MAX_PATH = 1000
 """Characters of the path of a folder: what is longer is no path."""
+MAX_NAME = 200
+"""Characters of a Hugging Face id."""
 
 
 def model(name_or_path: str | Path) -> Model:
@@ -48,7 +51,19 @@ def model(name_or_path: str | Path) -> Model:
     name = str(name_or_path)
     if path.suffix == ".json" or (len(name) < MAX_PATH and path.is_dir() and MODELS.resolve(name) is None):
         return _read(path / "config.json" if path.is_dir() else path)
+    if "/" in name and MODELS.resolve(_split(name)[0]) is None and (cached := _downloaded(name)):
+        return _read(cached).model_copy(update={"name": name.rpartition("/")[2].lower(), "hf_id": name})
     return _built_in(name)
+
+
+def _downloaded(hf_id: str) -> Path | None:
+    """The newest config.json of a model in Hugging Face's cache, or None."""
+    home = os.environ.get("HF_HOME", os.path.expanduser("~/.cache/huggingface"))
+    hub = Path(os.environ.get("HF_HUB_CACHE", os.path.join(home, "hub")))
+    if len(hf_id) > MAX_NAME or not re.fullmatch(r"[\w.-]+/[\w.-]+", hf_id):
+        return None
+    found = (hub / f"models--{hf_id.replace('/', '--')}" / "snapshots").glob("*/config.json")
+    return max(found, key=lambda path: path.stat().st_mtime, default=None)
 
 
 @cache
@@ -57,8 +72,11 @@ def _built_in(name: str) -> Model:
     try:
         entry = MODELS[known]
     except UnknownNameError as error:
-        fix = f"{error.fix} Any other: the path of its Hugging Face config.json."
-        raise ConfigError(error.what, fix=fix) from None
+        near = nearest(name.rpartition("/")[2], MODELS.names)
+        guess = f"Did you mean {' or '.join(near)}? " if near else ""
+        fix = f"{guess}`gnomon catalog models` lists all {len(MODELS.names)}. Any other: the path of its config.json"
+        hub = " (one in Hugging Face's cache is found by its id)" if "/" in name else ""
+        raise ConfigError(error.what, fix=f"{fix}{hub}.") from None
     parsed = parse_config(entry.config, name=_called(known, entry), where=f"model {entry.name}")
     schemes = tuple(dict.fromkeys(one.scheme for one in entry.checkpoints.values()))
     asked = name if "/" in name else None

@@ -11,10 +11,11 @@ from click.core import ParameterSource
 from gnomon.api.explain import explain
 from gnomon.cli.printing import json_option, show
 from gnomon.cli.progress import progress
+from gnomon.core.errors import ConfigError
 
 
 @click.command()
-@click.argument("run", metavar="RUN_DIR", type=click.Path(exists=True, path_type=Path))
+@click.argument("run", metavar="RUN_DIR", type=click.Path(path_type=Path))
 @click.option("--request", type=int, metavar="ID", help="Tell the story of this request.")
 @click.option("--percentile", type=float, default=99.0, show_default=True, help="Explain the requests from here on.")
 @click.option(
@@ -41,6 +42,9 @@ def command(
       gnomon explain runs/demo --request 812
       gnomon explain runs/demo --percentile 95 --metric ttft --no-advice
     """
+    if not run.exists():
+        fix = f"Make one: gnomon simulate --out {run}" if not run.suffix else "Check the path of the scenario."
+        raise ConfigError("there is no such run.", where=str(run), fix=fix)
     source = click.get_current_context().get_parameter_source
     asked: dict[str, Any] = {"request": request, "percentile": percentile, "metric": metric}
     given = {name: value for name, value in asked.items() if source(name) is not ParameterSource.DEFAULT}

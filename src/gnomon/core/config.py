@@ -23,6 +23,7 @@ from gnomon.core.errors import ConfigError, DataError, GnomonError, nearest
 from gnomon.core.field_docs import field_doc
 from gnomon.core.files import write_text
 from gnomon.core.text import parse_yaml, parse_yaml_with_nodes, read_text
+from gnomon.core.units import duration
 
 
 class Config(BaseModel):
@@ -36,7 +37,19 @@ class Config(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _spell_out(cls, data: Any) -> Any:
-        return {cls.shorthand: data} if cls.shorthand and isinstance(data, str) else data
+        if cls.shorthand and isinstance(data, str):
+            return {cls.shorthand: data}
+        if not isinstance(data, dict):
+            return data
+        return {key: _in_seconds(key, value) for key, value in data.items()}
+
+
+def _in_seconds(key: Any, value: Any) -> Any:
+    """A duration with its unit (`500ms`) as the seconds that a key in `_s` counts; everything else as it is."""
+    if not (isinstance(value, str) and str(key).endswith("_s")):
+        return value
+    seconds = duration(value)
+    return value if seconds is None else seconds
 
 
 class Choice(Config):
@@ -271,6 +284,9 @@ def _explain(
 def _said(mistake: ErrorDetails) -> str:
     """Pydantic's sentence without its decoration, and what was given."""
     message = mistake["msg"].removeprefix("Value error, ").rstrip(".")
+    given = mistake["input"]
+    if mistake["type"] == "less_than_equal" and mistake["ctx"]["le"] == 1 and 1 < float(given) <= 100:
+        message += f": {float(given):g} % is {float(given) / 100:g}"
     return message if mistake["type"] == "missing" else f"{message} (given: {_brief(mistake['input'])})"
 
 

@@ -13,6 +13,10 @@ DISTRIBUTION = "gnomon-sim"
 """What Gnomon is called where packages are installed from."""
 
 
+MOST_LISTED = 40
+"""Names in an error: nobody reads more."""
+
+
 class GnomonError(Exception):
     """A mistake in what the user gave us.
 
@@ -36,6 +40,8 @@ class UnknownNameError(GnomonError):
         near = nearest(name, names)
         guess = f"Did you mean {' or '.join(repr(n) for n in near)}? " if near else ""
         listing = f"Known: {', '.join(names)}." if names else f"There is no {kind} yet."
+        if len(names) > MOST_LISTED:
+            listing = f"There are {len(names)}; some of them: {', '.join(names[:: len(names) // 8 + 1])}."
         given = repr(name) if len(name) <= 100 else f"{name[:100]!r}..."
         super().__init__(f"unknown {kind} {given}.", where=where, fix=f"{guess}{listing}")
 

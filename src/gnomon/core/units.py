@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+import re
+
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 GB = 10**9
+
+
+SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
+
+
+def duration(text: str) -> float | None:
+    """The seconds of a duration with its unit, such as `500ms` or `1.5 h`; None if it is none."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(us|µs|ms|s|min|h)\s*", text)
+    return float(match[1]) * SECONDS[match[2]] if match else None
 
 
 def seconds(value: float) -> str:

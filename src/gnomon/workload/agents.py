@@ -45,6 +45,7 @@ def with_agents(requests: Requests, config: AgentsConfig, seed: int) -> Requests
     shared = SessionsConfig(shared_prefix_tokens=config.shared_prefix_tokens, block_tokens=config.block_tokens)
     offsets, hashes = hash_blocks(conversation, tokens(prompt.astype(np.int64) + requests.output_tokens), shared)
     first, parents = _parents(config, count)
+    note = f"{len(requests):,} calls: {count:,} whole sessions of {per_session}."
     pause_s = stream(seed, "tools").exponential(1.0, len(requests)) * config.tool_s
     return replace(
         requests,
@@ -56,6 +57,7 @@ def with_agents(requests: Requests, config: AgentsConfig, seed: int) -> Requests
         think_s=np.where(call == 0, 0.0, pause_s),
         parent_offsets=first,
         parents=parents,
+        notes=(*requests.notes, note),
     )
 
 

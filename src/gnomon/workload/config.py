@@ -198,6 +198,8 @@ class WorkloadConfig(Config):
         full = _without_client(data)
         for key, inner in (("arrivals", "process"), ("lengths", "distribution"), ("trace", "file")):
             full[key] = _spelled_out(full.get(key), inner)
+        if isinstance(full["lengths"], dict) and full["lengths"] and set(full["lengths"]) <= {"prompt", "output"}:
+            full["lengths"] = {"distribution": "fixed", **full["lengths"]}
         _check_tag(full["arrivals"], "arrivals.process", Arrivals)
         _check_tag(full["lengths"], "lengths.distribution", Lengths)
         traced = full["trace"] is not None

@@ -8,6 +8,10 @@ from typing import Any
 from pydantic import PositiveFloat, field_validator
 
 from gnomon.core.config import Config
+from gnomon.core.units import seconds
+
+LONG_S = {"ttft_s": 100.0, "tpot_s": 5.0, "e2e_s": 10_000.0}
+"""From here on, a limit was rather given in milliseconds."""
 
 
 class SloConfig(Config):
@@ -29,6 +33,15 @@ class SloConfig(Config):
                 "that meet it is printed; limits at a percentile are those of `gnomon search`"
             )
         return limit
+
+    @property
+    def doubts(self) -> list[str]:
+        """Limits so long that milliseconds may have been meant."""
+        return [
+            f"slo.{name} is in seconds: {given:g} is {seconds(given)}. If milliseconds were meant, write {given:g}ms."
+            for name, given in self
+            if given is not None and given >= LONG_S[name]
+        ]
 
     @property
     def is_given(self) -> bool:

@@ -195,7 +195,7 @@ def _iterations(run: Run) -> Iterations:
 
 def _warnings(run: Run, summary: Summary) -> list[str]:
     """What a reader must know before believing the figures."""
-    found, counts, trend = [], summary.requests, summary.saturation
+    found, counts, trend = run.scenario.slo.doubts, summary.requests, summary.saturation
     if trend is not None and trend.is_saturated:
         found.append(
             f"Saturated: {trend.arrivals_per_s:.3g} requests arrive per second, about {trend.capacity_per_s:.3g} are "

@@ -115,7 +115,8 @@ def run(
     kinds = resolve(scenario, offered)
     offered = with_classes(accepted(scenario, kinds, offered))
     if not len(offered):
-        raise ConfigError("there is no request to serve.", where="workload", fix=" ".join(offered.notes) or None)
+        fix = "Shorter lengths, a model with a longer context, or --workload.over-long truncate would serve some."
+        raise ConfigError(f"there is no request to serve. {' '.join(offered.notes)}", where="workload", fix=fix)
     times = no_times(kinds) if recording else bake(scenario.model, kinds, offered)
     if adjust is not None:
         times = replace(times, tables=adjust(times.tables))
