@@ -185,6 +185,20 @@ def test_what_stays_is_told_by_a_held_out_load_of_requests() -> None:
     assert found.calibration.error == pytest.approx(-check.foretold, abs=1e-3)
 
 
+def test_a_slow_host_is_the_same_however_decodes_are_handled() -> None:
+    """Steps in one loop stop at the end of a window; where members are recorded each is an iteration of its own."""
+    chosen = server(**{"timing.host.per_iteration_s": 0.002, "timing.host.slow_share": 0.3,
+                       "timing.host.slow_factor": 3.0, "timing.host.slow_spell_s": 1.0,
+                       "workload.rate": 2.0, "workload.num_requests": 60})  # fmt: skip
+    ways = [run(chosen, keep_members=members) for members in (0, 100_000)]
+    both = [one.cluster.requests.last_token_s for one in ways]
+    assert both[0] == pytest.approx(both[1], abs=1e-9)
+    rows = ways[1].log.iterations[: ways[1].log.used[0]]
+    alone = rows[(rows["prefill_tokens"] == 0) & (rows["decodes"] == 1)]
+    seconds = np.round(alone["end_s"] - alone["start_s"] - 0.00402, 4)
+    assert set(seconds.tolist()) == {0.002, 0.006}, "three times as long in a slow window"
+
+
 def test_the_file_is_read_back_and_the_scenario_wins(tmp_path: Path, cli) -> None:
     for batch in (5, 40):
         one = steps(np.random.default_rng(batch), 800, batch, TRUTH, 0.0)

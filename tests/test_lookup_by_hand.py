@@ -17,7 +17,17 @@ from gnomon.timing.estimators.grid import Grid
 from gnomon.timing.estimators.holes import _roughness, filled
 from gnomon.timing.host import HostConfig, HostPhase
 from gnomon.timing.iteration import SKEW_BINS, IterationTables, blank, geometric_axis, scaled, stack
-from gnomon.timing.lookup import Shape, _cell, _cell_near, attention_s, is_beyond_measured, stage_s, with_host_s
+from gnomon.timing.lookup import (
+    Shape,
+    _cell,
+    _cell_near,
+    attention_s,
+    host_pace,
+    host_times,
+    is_beyond_measured,
+    stage_s,
+    with_host_s,
+)
 from gnomon.timing.source_registry import traits_of
 from gnomon.timing.speculative import draft_head, with_draft
 from gnomon.timing.timer import Timer
@@ -138,6 +148,38 @@ def test_host_time_is_added_or_waited_for() -> None:
     assert hidden(1.0, shape(decodes=2, mean=1.0)) == pytest.approx(1.22)
 
 
+def test_sequences_beyond_a_number_count_by_a_share() -> None:
+    """10 sequences, 4 in full and 6 by a quarter: 5.5 of 0.1 seconds, exposed or hidden."""
+    ten = shape(decodes=10, mean=1.0)
+    flat = {"per_sequence_s": 0.1, "full_sequences": 4, "further_share": 0.25}
+    assert host_of(HostConfig(**flat))(2.0, ten) == pytest.approx(2.55)
+    assert host_of(HostConfig(**flat))(2.0, shape(decodes=3, mean=1.0)) == pytest.approx(2.3)
+    assert host_of(HostConfig(**flat, asynchronous=True))(0.5, ten) == pytest.approx(0.55)
+    own = HostConfig(per_sequence_s=0.1, decode=HostPhase(full_sequences=4, further_share=0.0))
+    assert host_of(own)(2.0, ten) == pytest.approx(2.4)
+    assert host_of(own)(2.0, shape(chunk=4.0, decodes=9, mean=1.0)) == pytest.approx(3.0), "of its phase only"
+
+
+def test_a_slow_host_takes_longer_for_its_own_work_and_launching() -> None:
+    """Work of 1 s, launching of 2 s, twice as slow in the second half second; the next replica is 577 windows on."""
+    host = HostConfig(per_iteration_s=1.0, launch_s=2.0)
+    one = tables(host_s=np.stack([host.array(3), host.array(3)]), host_pace=np.array([1.0, 2.0, 1.0, 1.0]))
+    assert [host_pace(one, 0, at) for at in (0.4, 0.5, 0.9, 1.0, 2.5)] == [1.0, 2.0, 2.0, 1.0, 2.0]
+    assert [host_pace(one, 1, at) for at in (0.4, 0.5)] == [2.0, 1.0]
+    batch = shape(decodes=2, mean=1.0)
+    assert host_times(one, 0, batch, 2.0) == (2.0, 4.0)
+    assert host_pace(tables(), 3, 7.0) == 1.0
+
+
+def test_the_share_of_slow_time_is_that_asked_for() -> None:
+    paces = HostConfig(slow_share=0.25, slow_factor=1.5, slow_spell_s=2.0).paces(3)
+    assert set(paces.tolist()) == {1.0, 1.5}
+    assert np.mean(paces > 1.0) == pytest.approx(0.25, abs=0.05)
+    spells = np.count_nonzero(np.diff(paces) > 0)
+    assert np.sum(paces > 1.0) / spells == pytest.approx(4.0, rel=0.25), "2 s are four windows"
+    assert not HostConfig(slow_factor=1.5).paces(3).size
+
+
 def test_launching_is_waited_for_outside_graphs() -> None:
     """1 + 3 layers x 0.5 + 7 kernels x 0.1 = 3.2 seconds. Graphs: 100 tokens of prompts, 8 decodes, 50 mixed."""
     costs = {"launch_s": 1.0, "launch_per_layer_s": 0.5, "launch_per_kernel_s": 0.1}
@@ -182,7 +224,7 @@ def test_blank_tables_have_the_shape_of_others() -> None:
     baked = iteration_tables(*place, config=TimingConfig(source="roofline"), **sizes).tables
     for name, empty, full in zip(IterationTables._fields, blank(2), baked, strict=True):
         assert empty.ndim == full.ndim, name
-        assert name.endswith("_axis") or empty.shape[0] == full.shape[0] == 2, name
+        assert name.endswith(("_axis", "_pace")) or empty.shape[0] == full.shape[0] == 2, name
     for name in ("host_s", "work", "measured"):
         assert getattr(blank(2), name).shape == getattr(baked, name).shape, name
     assert np.isinf(blank(2).measured).all() and not blank(2).work.any()

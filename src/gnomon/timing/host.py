@@ -15,11 +15,16 @@ from pydantic import ConfigDict, Field
 
 from gnomon.core.arrays import Floats
 from gnomon.core.config import Config
+from gnomon.core.streams import stream
 
 PHASES = ("prefill", "decode", "mixed")
-COLUMNS = 8
-"""Of one phase: exposed seconds, per sequence, per token; hidden seconds, per sequence, per token; launching; and up to
-what size (sequences of a decode, tokens of others) a CUDA graph launches everything at once."""
+COLUMNS = 10
+"""Of one phase: exposed seconds, per sequence, per token; hidden seconds, per sequence, per token; launching; up to
+what size (sequences of a decode, tokens of others) a CUDA graph launches everything at once; what share of a sequence
+does not count, and beyond how many sequences."""
+
+WINDOW_S, NUM_WINDOWS = 0.5, 4096
+"""How slow the host is stays the same for so long; windows after which it repeats itself."""
 
 LONGEST_S = 1e4
 """An engine whose own code takes longer than hours for one iteration is a typing error."""
@@ -36,6 +41,10 @@ class HostPhase(Config):
     """Seconds per iteration."""
     per_sequence_s: Seconds = None
     """Seconds per sequence of the batch."""
+    full_sequences: Annotated[int, Field(ge=0)] | None = None
+    """As many sequences of a batch count in full."""
+    further_share: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Each further one counts by this share."""
     per_token_s: Seconds = None
     """Seconds per token of the batch."""
     asynchronous: bool | None = None
@@ -63,6 +72,10 @@ class HostConfig(Config):
     """Seconds per iteration."""
     per_sequence_s: HostSeconds = 0.0
     """Seconds per sequence of the batch."""
+    full_sequences: Annotated[int, Field(ge=0)] = 0
+    """As many sequences of a batch count in full."""
+    further_share: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Each further one counts by this share: work that is vectorised costs less in large batches."""
     per_token_s: HostSeconds = 0.0
     """Seconds per token of the batch."""
     asynchronous: bool = False
@@ -82,6 +95,12 @@ class HostConfig(Config):
     """The same for each kernel of the model (`gnomon.timing.operators.num_kernels`), on top."""
     launch_in_graphs: bool = True
     """Iterations inside a CUDA graph (`timing.graph_sizes`) wait for launching too; false: only those outside do."""
+    slow_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of time in which the host is slow: other work runs on it."""
+    slow_factor: Annotated[float, Field(ge=1, le=100)] = 1.0
+    """How many times longer its work and launching take then."""
+    slow_spell_s: Annotated[float, Field(gt=0, le=1e6)] = 2.0
+    """Mean length of such a spell, exponential."""
     prefill: HostPhase = HostPhase()
     """Iterations of prompts alone."""
     decode: HostPhase = HostPhase()
@@ -104,6 +123,20 @@ class HostConfig(Config):
         each = zip(num_layers, num_kernels, strict=True)
         return np.stack([(later if i else self).array(*sizes, graphs) for i, sizes in enumerate(each)])
 
+    def paces(self, seed: int) -> Floats:
+        """[window]: how many times longer the host takes, from a seed; empty where it is always the same."""
+        if self.slow_share == 0.0 or self.slow_factor == 1.0:
+            return np.zeros(0)
+        rng = stream(seed, "host pace")
+        mean_s = np.array([self.slow_spell_s * (1.0 / self.slow_share - 1.0), self.slow_spell_s])
+        paces, ends, is_slow = np.ones(NUM_WINDOWS), 0.0, bool(rng.random() < self.slow_share)
+        while ends < NUM_WINDOWS:
+            begins, ends = ends, ends + rng.exponential(mean_s[int(is_slow)]) / WINDOW_S
+            if is_slow:
+                paces[round(begins) : round(ends)] = self.slow_factor
+            is_slow = not is_slow
+        return paces
+
     def _launching(self) -> HostConfig:
         """What the stages behind the first take of it."""
         kept = {"exposed_per_layer_s", "launch_s", "launch_per_layer_s", "launch_per_kernel_s", "launch_in_graphs"}
@@ -121,4 +154,5 @@ def _row(common: HostConfig, phase: HostPhase, num_layers: int, num_kernels: int
     exposed, hidden = ([0.0] * 3, work) if of("asynchronous") else (work, [0.0] * 3)
     exposed = [exposed[0] + of("exposed_s") + num_layers * of("exposed_per_layer_s"), *exposed[1:]]
     launch = of("launch_s") + num_layers * of("launch_per_layer_s") + num_kernels * of("launch_per_kernel_s")
-    return np.array([*exposed, *hidden, launch, 0.0 if of("launch_in_graphs") else graph])
+    flattening = [1.0 - of("further_share"), of("full_sequences")]
+    return np.array([*exposed, *hidden, launch, 0.0 if of("launch_in_graphs") else graph, *flattening])

@@ -48,7 +48,7 @@ class IterationTables(NamedTuple):
     that at its maximum; size 0 in the second axis where not measured. `SKEW_BINS` equal bins of 1 - mean/max over
     [0, 1] for decodes alone, then as many for decodes beside a chunk of a prompt."""
     host_s: Floats
-    """[stage, phase, 8]: host seconds of iterations of prompts, of decodes, and of both (`gnomon.timing.host`)."""
+    """[stage, phase, 10]: host seconds of iterations of prompts, of decodes, and of both (`gnomon.timing.host`)."""
     measured: Floats
     """[stage, 5]: the largest tokens, chunk, mean KV length of decodes, decodes, and KV before a chunk that the source
     covers (inf for a formula). Beyond
@@ -57,6 +57,8 @@ class IterationTables(NamedTuple):
     """[stage, 9]: of the whole replica (all stages and ranks), repeated for every stage: FLOPs per token, per query-key
     pair, per sequence (head); bytes of weights read in every iteration, KV bytes per token; peak FLOP/s, bytes/s; bytes
     of routed experts, and the share of them that one token chooses."""
+    host_pace: Floats = np.zeros(0)
+    """[window of `WINDOW_S`]: how many times longer the host takes then; empty: it is always the same."""
 
 
 def blank(num_stages: int) -> IterationTables:
@@ -70,6 +72,7 @@ def blank(num_stages: int) -> IterationTables:
     return tables._replace(
         host_s=np.zeros((num_stages, len(PHASES), COLUMNS)),
         work=np.zeros((num_stages, 9)),
+        host_pace=np.zeros(0),
         measured=np.full((num_stages, 5), np.inf),
     )
 
@@ -88,7 +91,7 @@ def stack(kinds: list[IterationTables]) -> IterationTables:
     widest = max(k.expert_s.shape[1] for k in kinds)
     with_experts = [_with_experts(k, widest) for k in with_skew] if widest else with_skew
     with_all = [_with_prompts(k) for k in with_experts] if any(k.prompt_s.shape[1] for k in kinds) else with_experts
-    axes = {"chunk_axis", "kv_axis", "decodes_axis"}
+    axes = {"chunk_axis", "kv_axis", "decodes_axis", "host_pace"}
     columns = {
         name: getattr(kinds[0], name) if name in axes else np.concatenate([getattr(k, name) for k in with_all])
         for name in IterationTables._fields

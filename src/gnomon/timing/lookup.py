@@ -8,6 +8,7 @@ import numpy as np
 
 from gnomon.core.arrays import Floats
 from gnomon.jit import jit
+from gnomon.timing.host import WINDOW_S
 from gnomon.timing.iteration import POINTS_PER_OCTAVE, SKEW_BINS, IterationTables
 
 
@@ -168,14 +169,24 @@ def is_beyond_measured(measured: Any, shape: Shape) -> bool:
 
 
 @jit
-def host_times(tables: IterationTables, stage: int, shape: Shape) -> tuple[float, float]:
-    """Of the host's time in one stage: what is exposed, and the least that the GPU's part takes because of it."""
+def host_pace(tables: IterationTables, replica: int, at_s: float) -> float:
+    """How many times longer a replica's host takes at a moment; hosts are slow at different times."""
+    if tables.host_pace.size == 0:
+        return 1.0
+    return float(tables.host_pace[(int(at_s / WINDOW_S) + 577 * replica) % tables.host_pace.size])
+
+
+@jit
+def host_times(tables: IterationTables, stage: int, shape: Shape, pace: float = 1.0) -> tuple[float, float]:
+    """Of the host's time in one stage, at its pace: what is exposed, and the least that the GPU's part takes because of
+    it."""
     phase = 1 if shape.chunks_squared == 0.0 else (0 if shape.decodes == 0 else 2)
     host = tables.host_s[stage, phase]
-    exposed = host[0] + host[1] * shape.sequences + host[2] * shape.tokens
-    hidden = host[3] + host[4] * shape.sequences + host[5] * shape.tokens
+    sequences = shape.sequences - host[8] * max(0.0, shape.sequences - host[9])
+    exposed = host[0] + host[1] * sequences + host[2] * shape.tokens
+    hidden = host[3] + host[4] * sequences + host[5] * shape.tokens
     in_graph = (shape.sequences if phase == 1 else shape.tokens) <= host[7]
-    return exposed, max(hidden, 0.0 if in_graph else host[6])
+    return pace * exposed, pace * max(hidden, 0.0 if in_graph else host[6])
 
 
 @jit

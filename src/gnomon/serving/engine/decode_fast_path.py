@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from gnomon.jit import inner
 from gnomon.serving.engine import decode_group
 from gnomon.serving.engine.launch import Work, note_flight, note_next_end, weight_bytes_of, work_of
@@ -11,8 +13,9 @@ from gnomon.serving.engine.log import Log, log_gap, log_iteration
 from gnomon.serving.engine.state import BUDGET, Cluster, replica_view
 from gnomon.serving.features import breakdown
 from gnomon.serving.features.iteration_breakdown import divide, nanoseconds, reference_s, slower_ns
+from gnomon.timing.host import WINDOW_S
 from gnomon.timing.iteration import IterationTables
-from gnomon.timing.lookup import Shape, attention_near, host_times, without_attention_s
+from gnomon.timing.lookup import Shape, attention_near, host_pace, host_times, without_attention_s
 
 
 @inner
@@ -66,9 +69,9 @@ def _shape(count: int, kv: int, longest: int) -> Shape:
 
 
 @inner
-def _same(tables: IterationTables, state: Any) -> Same:
+def _same(tables: IterationTables, state: Any, pace: float) -> Same:
     count, row = state.num_stepping, state.row
-    exposed_s, least_s = host_times(tables, row, _shape(count, state.step_kv, state.step_kv_max))
+    exposed_s, least_s = host_times(tables, row, _shape(count, state.step_kv, state.step_kv_max), pace)
     work, measured = tables.work[row], tables.measured[row]
     return Same(
         row,
@@ -87,7 +90,10 @@ def coast(cluster: Cluster, tables: IterationTables, log: Log, r: int, until: fl
     """Step replica `r` on for as long as `may_coast` holds, up to `until`: the same as at every end of a batch, with
     what stays the same from step to step computed once, and the accounts added up before they are written."""
     state, flight, replica = cluster.replicas[r], cluster.flights[r, 0], replica_view(cluster, r)
-    same, count, block_size = _same(tables, state), state.num_stepping, state.block_size
+    if tables.host_pace.size > 0:
+        until = min(until, (np.floor(flight.end_s / WINDOW_S) + 1.0) * WINDOW_S)
+    pace = host_pace(tables, r, flight.end_s)
+    same, count, block_size = _same(tables, state, pace), state.num_stepping, state.block_size
     steps, last_step, step_kv, longest = state.steps, state.next_finish - 1, state.step_kv, state.step_kv_max
     last_s, end_s, gpu_s, reported_free, near = state.last_step_s, flight.end_s, 0.0, 0, (0, 0)
     shape = _shape(count, step_kv, longest)

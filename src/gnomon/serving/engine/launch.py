@@ -12,7 +12,7 @@ from gnomon.serving.engine import contract
 from gnomon.serving.engine.state import BUDGET, NEIGHBOURS, NONE, Cluster, Replica, replica_view
 from gnomon.serving.features import breakdown
 from gnomon.timing.iteration import IterationTables
-from gnomon.timing.lookup import Shape, host_times, is_beyond_measured, stage_s
+from gnomon.timing.lookup import Shape, host_pace, host_times, is_beyond_measured, stage_s
 
 _SPARE_ITERATIONS = 1000
 """Iterations without a token that a replica may run beyond two for each prompt token it had to compute meanwhile."""
@@ -108,9 +108,10 @@ def note_flight(flight: Any, number: int, shape: Shape, work: Work, start_s: flo
 
 @inner
 def _stage_seconds(
-    cluster: Cluster, tables: IterationTables, r: int, position: int, stage: int, shape: Shape, group_tokens: int
-) -> float:
-    """The time of one stage: replayed, or from the tables with the host's."""
+    cluster: Cluster, tables: IterationTables, r: int, position: int, stage: int, shape: Shape, group_tokens: int,
+    at: float,
+) -> float:  # fmt: skip
+    """The time of one stage from `at` on: replayed, or from the tables with the host's."""
     state = cluster.replicas[r]
     if cluster.recorded_first.size > 0:
         n = cluster.recorded_first[r] + state.num_iterations
@@ -121,7 +122,7 @@ def _stage_seconds(
         contract.stop(cluster, contract.BEYOND_TABLES, r, NONE)
         return 0.0
     seconds = stage_s(tables, state.row + stage, shape, group_tokens)
-    exposed_s, least_s = host_times(tables, state.row + stage, shape)
+    exposed_s, least_s = host_times(tables, state.row + stage, shape, host_pace(tables, r, at))
     if state.overlaps != 0:  # It is launched from when it was formed; then the host can form the next one.
         launched_s = state.forms_s + least_s
         state.forms_s, least_s = max(launched_s, state.now_s), launched_s - state.now_s
@@ -181,7 +182,7 @@ def launch(cluster: Cluster, tables: IterationTables, r: int, now: float) -> Non
     shape = _shape(replica_view(cluster, r))
     at = now
     for stage in range(state.num_stages):
-        seconds = _stage_seconds(cluster, tables, r, position, stage, shape, shape.tokens)
+        seconds = _stage_seconds(cluster, tables, r, position, stage, shape, shape.tokens, at)
         at = _enter_stage(cluster, r, position, stage, at, seconds)
     _take_off(cluster, tables, r, position, shape, at)
     if cluster.ledger.size > 0:
@@ -202,7 +203,7 @@ def launch_together(cluster: Cluster, tables: IterationTables, first: int, now: 
         slowest = 0.0
         for r in members:
             shape = _shape(replica_view(cluster, r))
-            slowest = max(slowest, _stage_seconds(cluster, tables, r, position, stage, shape, group_tokens))
+            slowest = max(slowest, _stage_seconds(cluster, tables, r, position, stage, shape, group_tokens, at))
         leaves = at
         for r in members:
             leaves = _enter_stage(cluster, r, position, stage, at, slowest)

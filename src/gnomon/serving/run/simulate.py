@@ -118,6 +118,8 @@ def run(
         fix = "Shorter lengths, a model with a longer context, or --workload.over-long truncate would serve some."
         raise ConfigError(f"there is no request to serve. {' '.join(offered.notes)}", where="workload", fix=fix)
     times = no_times(kinds) if recording else bake(scenario.model, kinds, offered)
+    if scenario.timing.host is not None:
+        times = replace(times, tables=times.tables._replace(host_pace=scenario.timing.host.paces(scenario.seed)))
     if adjust is not None:
         times = replace(times, tables=adjust(times.tables))
     cluster = build_cluster(kinds, offered, scenario.seed, recording, scenario.lora.max_loaded)
