@@ -23,6 +23,7 @@ _LAZY: dict[str, str] = {
     "route": "gnomon.api.routing",
     "simulate": "gnomon.api.serving",
     "time": "gnomon.api.time",
+    "train": "gnomon.api.train",
 }
 _PACKAGES = {name: f"gnomon.api.{name}" for name in ("pipeline", "posttrain", "search", "verify")}
 """Questions that share their name with the package that answers them: `gnomon.search(...)` asks `gnomon.search`."""

@@ -20,6 +20,7 @@ VERBS = {
     "bench": "The workload suite x schedulers x models, as a table.",
     "route": "Train a router inside the simulator and compare it with the heuristics.",
     "pipeline": "Pipeline-parallel training: schedules, contention, priorities.",
+    "train": "Training a model on GPUs: the seconds of a step, its memory, its parts.",
     "posttrain": "RL post-training: placements and elastic scheduling.",
     "calibrate": "Fit the constants of a real server to its logs.",
     "explain-gap": "Why a simulation differs from a recorded server.",

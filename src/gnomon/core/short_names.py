@@ -18,6 +18,8 @@ SHORT = {
     "tensor_parallel": ("tp", "tensor_parallel"),
     "pipeline_parallel": ("pp", "pipeline_parallel"),
     "data_parallel": ("dp", "data_parallel"),
+    "context_parallel": ("cp", "context_parallel"),
+    "virtual_stages": ("vp", "virtual_stages"),
     "rate": ("rate",),
     "num_requests": ("requests",),
 }

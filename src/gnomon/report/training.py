@@ -1,0 +1,74 @@
+"""A training step in words and tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gnomon.core.units import GB
+from gnomon.report.blocks import Block, Line, Table, lines
+from gnomon.training.step import TrainStep
+
+ABOUT = {
+    "products": "matrix products of layers",
+    "attention": "attention and its gradients",
+    "elementwise": "norms, activations, rotary embeddings",
+    "casts": "quantising inputs and gradients",
+    "experts": "grouped products of experts",
+    "adapters": "low-rank adapters",
+    "loss": "embedding, head and loss",
+    "recomputation": "forward passes run again",
+    "tensor": "tensor-parallel communication that nothing hides",
+    "context": "context-parallel communication that nothing hides",
+    "expert_exchange": "tokens to their experts and back",
+    "host": "launching kernels",
+    "bubble": "waiting for other pipeline stages",
+    "data": "gradients and weights between copies that nothing hides",
+    "optimizer": "optimizer and gradient norm",
+}
+
+
+def step_data(step: TrainStep) -> dict[str, Any]:
+    """Everything as plain data."""
+    memory = step.memory
+    return {
+        "step_s": step.step_s,
+        "tokens_per_s": step.tokens_per_s,
+        "tokens_per_gpu_s": step.tokens_per_gpu_s,
+        "tflops_per_gpu_s": step.flops_per_gpu_s / 1e12,
+        "mfu": step.mfu,
+        "peak_memory_gb": memory.peak_bytes / GB,
+        "device_memory_gb": memory.device_bytes / GB,
+        "fits": step.fits,
+        "data_parallel": step.config.data_parallel,
+        "micro_batches": step.config.num_microbatches,
+        "phases_s": step.phases,
+        "time": [
+            {"part": part, "seconds": seconds, "share": seconds / step.step_s, "": ABOUT[part]}
+            for part, seconds in step.parts.items()
+        ],
+        "memory": [{"part": part, "GB": size / GB} for part, size in memory.parts.items()],
+        "ranks_gb": [peak / GB for peak in memory.peaks],
+        "notes": step.notes,
+    }
+
+
+def step_blocks(step: TrainStep) -> list[Block]:
+    """Figures, then tables of time and memory."""
+    data, c = step_data(step), step.config
+    head = (
+        f"step {step.step_s:.4g} s   {step.tokens_per_gpu_s:,.0f} tokens/s/GPU"
+        f"   {data['tflops_per_gpu_s']:,.0f} TFLOP/s/GPU   MFU {100 * step.mfu:.1f} %"
+        f"   peak memory {data['peak_memory_gb']:.1f} of {data['device_memory_gb']:.1f} GB"
+    )
+    layout = (
+        f"{c.gpus} GPUs: tensor {c.tensor_parallel} x pipeline {c.pipeline_parallel} x context {c.context_parallel}"
+        f" x data {c.data_parallel}; {c.num_microbatches} micro-batches of {c.micro_batch} x {c.sequence:,} tokens"
+    )
+    time = [row | {"share": f"{100 * row['share']:.1f} %"} for row in data["time"]]
+    return [
+        Line(head),
+        Line(layout),
+        Table(time, "Where the time goes", "The slowest pipeline rank; MFU counts model FLOPs over the bf16 peak."),
+        Table(data["memory"], f"Memory of a GPU of pipeline rank {step.memory.fullest} at its peak"),
+        *lines(step.notes, "note"),
+    ]

@@ -1,0 +1,111 @@
+"""Parameters on one GPU of each stage, and the bytes of weights, gradients and optimizer that they bring."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gnomon.catalog import Model
+from gnomon.catalog.weights import layer_weights
+from gnomon.training.config import SHARDED, TrainConfig
+from gnomon.training.layers import Stage
+
+ADAPTED = ("attention", "attention_output")
+"""Groups of weights that adapters are for."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Bytes per parameter, and what a framework keeps of logits."""
+
+    weight: float
+    gradient: float
+    optimizer: float
+    frozen: float
+    """Bytes of a weight that is not trained."""
+    computed: float = 0.0
+    """Bytes of the copy that layers compute with, where weights are kept otherwise."""
+    logit: float = 12.0
+    """Bytes per logit at the loss's backward: log-probabilities, and gradients of them and of logits in float32."""
+
+
+RECIPES = {
+    "megatron": Recipe(2.0, 4.0, 12.0, 2.0, logit=6.0),
+    "fsdp": Recipe(4.0, 4.0, 8.0, 4.0, computed=2.0, logit=18.0),
+    "transformers": Recipe(2.0, 2.0, 4.0, 2.0),
+}
+"""Megatron-LM: its documentation of the distributed optimizer. FSDP with mixed precision: float32 weights and states,
+layers gathered in bf16. transformers: everything in bf16; the loss in float32, as measured (constants.yaml)."""
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """On one GPU of one stage."""
+
+    dense: float
+    """All but routed experts."""
+    experts: float
+    root: float
+    """Of the dense ones, those of embedding and head."""
+    adapters: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """All."""
+        return self.dense + self.experts
+
+
+def stage_parameters(config: TrainConfig, stage: Stage) -> Parameters:
+    """Parameters of a stage on one GPU, before data-parallel ranks divide them."""
+    model, tensor = config.shape, config.tensor_parallel
+    dense = experts = adapters = 0.0
+    for (attention, mlp), count in stage.kinds(model).items():
+        for one in layer_weights(model, attention, mlp):
+            if one.group == "routed_experts":
+                experts += count * one.count / (config.expert_parallel * config.expert_tensor_parallel)
+                continue
+            dense += count * one.per_rank(tensor)
+        adapters += count * _adapter_parameters(config, model) / tensor
+    root = _root(model, stage) / tensor
+    return Parameters(dense + root, experts, root, adapters)
+
+
+def _root(model: Model, stage: Stage) -> float:
+    embedding = float(model.num_embedding_parameters) if stage.has_embedding else 0.0
+    if not stage.has_head:
+        return embedding
+    if model.tied_embeddings and not stage.has_embedding:
+        return float(model.num_embedding_parameters + model.num_head_parameters)
+    return embedding + model.num_head_parameters
+
+
+def _adapter_parameters(config: TrainConfig, model: Model) -> float:
+    """Of one layer: the projections into and out of attention."""
+    h, kv = model.hidden_size, model.num_kv_heads * (model.qk_head_dim + model.v_head_dim)
+    return config.lora_rank * (2 * h + model.q_size + kv + model.num_heads * model.v_head_dim)
+
+
+def expert_ranks(config: TrainConfig) -> int:
+    """GPUs that hold the same experts."""
+    return config.gpus // config.pipeline_parallel // (config.expert_parallel * config.expert_tensor_parallel)
+
+
+def state_bytes(config: TrainConfig, parameters: Parameters) -> dict[str, float]:
+    """Weights, gradients and optimizer of a stage on one GPU."""
+    recipe, level = RECIPES[config.framework], SHARDED[config.sharding]
+    groups = (
+        (parameters.dense, config.num_sharding),
+        (parameters.experts, min(config.num_sharding, expert_ranks(config))),
+    )
+    if config.lora_rank:
+        frozen = sum(count / (ranks if level == 3 else 1) for count, ranks in groups) * recipe.frozen
+        shards = config.num_sharding if level else 1
+        return {
+            "weights": frozen + parameters.adapters * recipe.weight,
+            "gradients": parameters.adapters * recipe.gradient,
+            "optimizer": parameters.adapters * recipe.optimizer / shards,
+        }
+    return {
+        "weights": sum(count / (ranks if level == 3 else 1) for count, ranks in groups) * recipe.weight,
+        "gradients": sum(count / (ranks if level >= 2 else 1) for count, ranks in groups) * recipe.gradient,
+        "optimizer": sum(count / (ranks if level >= 1 else 1) for count, ranks in groups) * recipe.optimizer,
+    }

@@ -1,0 +1,103 @@
+"""A whole training step: its configuration, its parts by hand, its memory by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gnomon import catalog
+from gnomon.core.config import build
+from gnomon.core.errors import ConfigError, DoesNotFitError
+from gnomon.training import TrainConfig, train_step
+from gnomon.training.layers import stages_of
+
+H200: dict[str, Any] = {"device": "h200", "gpus": 1, "framework": "transformers", "sharding": "none"}
+
+
+def config(**given: Any) -> TrainConfig:
+    return build(TrainConfig, given).check()
+
+
+def test_embedding_and_loss_count_as_layers_where_layers_do_not_divide() -> None:
+    """126 layers on 64 stages: 128 slots of two, of which embedding and loss take one each."""
+    sizes = [len(stage.layers) for stage in stages_of(catalog.model("llama-3.1-405b"), 64)]
+    assert sizes == [1, *[2] * 62, 1]
+    sizes = [len(stage.layers) for stage in stages_of(catalog.model("llama-3-70b"), 20)]
+    assert sizes == [4] * 20
+    sizes = [len(stage.layers) for stage in stages_of(catalog.model("deepseek-v3"), 16)]
+    assert sum(sizes) == 61 and sizes[0] == 3 and sizes[-1] == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "where"),
+    [
+        ({"gpus": 8, "tensor_parallel": 4, "pipeline_parallel": 4}, "gpus"),
+        ({"gpus": 8, "batch": 12}, "batch"),
+        ({"gpus": 8, "virtual_stages": 2}, "virtual_stages"),
+        ({"gpus": 8, "expert_parallel": 2}, "expert_parallel"),
+        ({"gpus": 64, "pipeline_parallel": 64, "batch": 64}, "pipeline_parallel"),
+        ({"gpus": 8, "context_parallel": 8, "sequence": 4104}, "context_parallel"),
+        ({"gpus": 8, "shard_gpus": 3}, "shard_gpus"),
+    ],
+)
+def test_what_cannot_be_divided_is_refused(given: dict[str, Any], where: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        config(**given)
+    assert error.value.where == where
+
+
+def test_parts_add_up_to_the_step() -> None:
+    step = train_step(
+        config(
+            model="llama-3-70b", gpus=64, tensor_parallel=4, pipeline_parallel=8, virtual_stages=5, batch=256,
+            sequence=8192, precision="fp8",
+        )
+    )  # fmt: skip
+    assert sum(step.parts.values()) == pytest.approx(step.step_s)
+    assert step.tokens_per_gpu_s == pytest.approx(256 * 8192 / step.step_s / 64)
+
+
+def test_memory_of_a_small_model_by_hand() -> None:
+    """Llama-3.2-1B, 4,096 tokens, everything in bf16: six bytes of state per parameter when backward begins, what
+    layers keep (3 x 8192 + 3 x 2048 + 2 x 512 + 4 x 2048 elements), and twelve bytes per logit."""
+    step = train_step(config(model="llama-3.2-1b", **H200))
+    parts = step.memory.parts
+    assert parts["weights"] + parts["optimizer"] == pytest.approx(6 * 1_235_814_400)
+    assert parts["gradients"] == 0.0
+    kept = 3 * 8192 + 2 * 2048 + 2 * 512 + 4 * 2048
+    assert parts["activations"] == pytest.approx(16 * 4096 * 2 * kept)
+    assert parts["logits"] == pytest.approx(12 * 4096 * 128256)
+
+
+def test_recomputation_trades_time_for_memory() -> None:
+    plain, again = (train_step(config(model="qwen3-1.7b", recompute=how, **H200)) for how in ("none", "full"))
+    assert again.memory.parts["activations"] < 0.1 * plain.memory.parts["activations"]
+    assert again.phases["backward"] > plain.phases["backward"] + 0.8 * plain.parts["products"] / 3
+    assert again.phases["forward"] == pytest.approx(plain.phases["forward"])
+
+
+def test_what_does_not_fit_is_refused_with_what_would() -> None:
+    given = {"model": "llama-3-70b", "gpus": 8, "tensor_parallel": 1}
+    with pytest.raises(DoesNotFitError, match=r"needs \d+\.\d GB .* more than the 85\.0 GB of a h100"):
+        train_step(config(**given))
+    with pytest.raises(DoesNotFitError, match="It would fit with"):
+        train_step(config(**given | {"gpus": 64}))
+    assert not train_step(config(**given), check=False).fits
+
+
+def test_more_sharding_takes_less_memory() -> None:
+    peaks = [
+        train_step(config(model="llama-3-8b", gpus=8, sharding=how, device="b200"), check=False).memory.peak_bytes
+        for how in ("none", "optimizer", "gradients", "parameters")
+    ]
+    assert peaks == sorted(peaks, reverse=True) and len(set(peaks)) == 4
+
+
+def test_tensor_parallel_activations_are_divided_with_sequence_parallelism() -> None:
+    whole = train_step(config(model="llama-3-8b", gpus=8, device="b200"), check=False).memory.parts["activations"]
+    given = {"model": "llama-3-8b", "gpus": 8, "device": "b200", "tensor_parallel": 8}
+    divided = train_step(config(**given), check=False).memory.parts["activations"]
+    assert divided == pytest.approx(whole / 8)
+    plain = train_step(config(**given, sequence_parallel=False), check=False).memory.parts["activations"]
+    assert plain > 2 * divided
