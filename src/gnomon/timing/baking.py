@@ -19,7 +19,8 @@ from gnomon.timing.breakdown import Batch, expected_error
 from gnomon.timing.config import TimingConfig
 from gnomon.timing.host import HostConfig
 from gnomon.timing.iteration import SKEW_BINS, IterationTables, geometric_axis
-from gnomon.timing.operators import Operator, mixed_attention, num_kernels
+from gnomon.timing.operators import Operator, Sampling, mixed_attention, num_kernels
+from gnomon.timing.operators.sampling import COPY_S
 from gnomon.timing.source_registry import SOURCES, traits_of
 from gnomon.timing.sources import Context, Source
 from gnomon.timing.sources.table import each_stage, given_tables
@@ -104,9 +105,17 @@ def iteration_tables(
     oven = _Oven(timer, max_tokens, max_sequences, max_kv_tokens, tokens_per_decode, {} if known is None else known)
     host = config.host or getattr(timer.source, "host", None) or HostConfig()
     launched = [num_kernels(timer.operators(stage)) for stage in stages]
-    tables = oven.bake(host.of_stages(num_layers, launched, _largest_graphs(config)), work)
+    hosts = host.of_stages(num_layers, launched, _largest_graphs(config))
+    hosts[-1, :, 10:] = COPY_S * config.sampler.copied_tokens, _sampling_s(timer, stages[-1], max_sequences)
+    tables = oven.bake(hosts, work)
     typical = Batch(prefill=min(512, max_tokens), decode=min(64, max_sequences), kv=min(1024, max_kv_tokens))
     return Baked(tables, timer.notes(), timer, typical)
+
+
+def _sampling_s(timer: Timer, last: int, sequences: int) -> float:
+    """Seconds on the GPU in which one of so many sequences chooses its token."""
+    steps = [one for one in timer.operators(last) if isinstance(one.work, Sampling)]
+    return sum(float(timer.seconds(one, np.full(1, float(sequences)))[0]) for one in steps) / sequences
 
 
 def _largest_graphs(config: TimingConfig) -> tuple[int, int, int]:

@@ -21,6 +21,7 @@ from gnomon.core.errors import UnknownNameError
 from gnomon.timing.estimators import ESTIMATORS
 from gnomon.timing.host import HostConfig
 from gnomon.timing.operators.load import check_load
+from gnomon.timing.operators.sampling import SamplerConfig
 from gnomon.timing.source_registry import SOURCES
 
 Engine = Literal["vllm", "sglang", "trtllm"]
@@ -108,6 +109,8 @@ class TimingConfig(Config):
     way of quantising: fp8_block, nvfp4, mxfp4, int4_experts, ... (`gnomon catalog quantization`)."""
     kv_dtype: Dtype | Literal["auto"] = "auto"
     """Number format of the KV cache; auto: what the checkpoint asks for, else bf16."""
+    sampler: SamplerConfig = SamplerConfig()
+    """How tokens are chosen: follows from the scenario's `sampling` and the engine."""
     separate_attention: bool = False
     """Prefill and decode attention always run as two kernels (SGLang, Vidur), even where vLLM's single one is timed."""
     host: HostConfig | None = None

@@ -18,10 +18,11 @@ from gnomon.core.config import Config
 from gnomon.core.streams import stream
 
 PHASES = ("prefill", "decode", "mixed")
-COLUMNS = 10
+COLUMNS = 12
 """Of one phase: exposed seconds, per sequence, per token; hidden seconds, per sequence, per token; launching; up to
 what size (sequences of a decode, tokens of others) a CUDA graph launches everything at once; what share of a sequence
-does not count, and beyond how many sequences."""
+does not count, and beyond how many sequences; for each sequence, copying what it has said for the sampler, and choosing
+its token on the GPU, which waits for launching and copying."""
 
 WINDOW_S, NUM_WINDOWS = 0.5, 4096
 """How slow the host is stays the same for so long; windows after which it repeats itself."""
@@ -155,4 +156,4 @@ def _row(common: HostConfig, phase: HostPhase, num_layers: int, num_kernels: int
     exposed = [exposed[0] + of("exposed_s") + num_layers * of("exposed_per_layer_s"), *exposed[1:]]
     launch = of("launch_s") + num_layers * of("launch_per_layer_s") + num_kernels * of("launch_per_kernel_s")
     flattening = [1.0 - of("further_share"), of("full_sequences")]
-    return np.array([*exposed, *hidden, launch, 0.0 if of("launch_in_graphs") else graph, *flattening])
+    return np.array([*exposed, *hidden, launch, 0.0 if of("launch_in_graphs") else graph, *flattening, 0.0, 0.0])

@@ -48,7 +48,7 @@ class IterationTables(NamedTuple):
     that at its maximum; size 0 in the second axis where not measured. `SKEW_BINS` equal bins of 1 - mean/max over
     [0, 1] for decodes alone, then as many for decodes beside a chunk of a prompt."""
     host_s: Floats
-    """[stage, phase, 10]: host seconds of iterations of prompts, of decodes, and of both (`gnomon.timing.host`)."""
+    """[stage, phase, 12]: host seconds of iterations of prompts, of decodes, and of both (`gnomon.timing.host`)."""
     measured: Floats
     """[stage, 5]: the largest tokens, chunk, mean KV length of decodes, decodes, and KV before a chunk that the source
     covers (inf for a formula). Beyond

@@ -186,7 +186,8 @@ def host_times(tables: IterationTables, stage: int, shape: Shape, pace: float = 
     exposed = host[0] + host[1] * sequences + host[2] * shape.tokens
     hidden = host[3] + host[4] * sequences + host[5] * shape.tokens
     in_graph = (shape.sequences if phase == 1 else shape.tokens) <= host[7]
-    return pace * exposed, pace * max(hidden, 0.0 if in_graph else host[6])
+    waits = (0.0 if in_graph else host[6]) + host[10] * shape.sequences
+    return pace * exposed, max(pace * hidden, pace * waits + host[11] * shape.sequences if waits > 0.0 else 0.0)
 
 
 @jit

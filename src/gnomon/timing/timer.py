@@ -10,7 +10,8 @@ import numpy as np
 from gnomon.catalog.devices import Device
 from gnomon.core.arrays import Floats
 from gnomon.core.units import size
-from gnomon.timing.operators import Communication, Experts, Gemm, Operator
+from gnomon.timing.operators import Communication, Experts, Gemm, Operator, Sampling
+from gnomon.timing.operators.sampling import MEASURED_ON
 from gnomon.timing.sources import Context, Range, Source, make_source
 from gnomon.timing.sources.roofline import Roofline
 
@@ -67,9 +68,9 @@ class Timer:
         return few + (seconds - few) / self.context.config.expert_speed
 
     def _at_full_clock(self, operator: Operator, *sizes: Floats) -> Floats:
-        measured = self.source.measured(operator)
+        measured = self._measured(operator)
         if measured is None:
-            if not operator.is_fused:
+            if not operator.is_fused and not isinstance(operator.work, Sampling):
                 self.fallbacks[operator.name] = None
             return self.context.config.scale * self.roofline.seconds(operator, *sizes)
         if all(size.min() >= low and size.max() <= high for size, (low, high) in zip(sizes, measured, strict=True)):
@@ -84,13 +85,17 @@ class Timer:
             self._note_beyond(operator, sizes, measured)
         return self.context.config.scale * seconds
 
+    def _measured(self, operator: Operator) -> Range | None:
+        """What the source covers of an operator; choosing tokens has measurements of its own."""
+        return None if isinstance(operator.work, Sampling) else self.source.measured(operator)
+
     def has_mixed_attention(self, operator: Operator) -> bool:
         """Whether a chunk and decodes in one batch are timed as one kernel, rather than added."""
         return not self.context.config.separate_attention and self.source.measured(operator) is not None
 
     def uncertainty(self, operator: Operator) -> float:
         """Relative error to expect of this operator's time."""
-        source = self.source if self.source.measured(operator) is not None else self.roofline
+        source = self.source if self._measured(operator) is not None else self.roofline
         return source.uncertainty(operator)
 
     def exposed(self, operators: list[Operator], tokens: Floats) -> Floats:
@@ -107,6 +112,9 @@ class Timer:
 
     def provenance(self, operator: Operator) -> str:
         """Where this operator's time comes from, in words."""
+        if isinstance(operator.work, Sampling):
+            here = self.context.device.name == MEASURED_ON
+            return f"measured on {MEASURED_ON}" + ("" if here else ", scaled by bandwidth and SMs")
         if self.source.measured(operator) is None:
             return self.roofline.name
         describe = getattr(self.source, "provenance", None)  # A source of a user's own need not have it.

@@ -8,6 +8,7 @@ from pydantic import ConfigDict, Field, PositiveFloat
 
 from gnomon.core.config import Config
 from gnomon.workload.lengths import Lengths
+from gnomon.workload.sampling import SamplingConfig
 from gnomon.workload.slo import SloConfig, UserClass
 
 MAX_CLASSES = 128
@@ -32,6 +33,9 @@ class ClassConfig(Config):
     """What they expect; as the scenario says if not given."""
     lengths: Lengths | None = None
     """How long their requests are; as the workload says if not given."""
+
+    sampling: SamplingConfig | None = None
+    """What they ask of the sampler, over the scenario's `sampling`."""
 
     def resolved(self) -> UserClass:
         """What the simulation knows of them."""

@@ -12,6 +12,7 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveIn
 
 from gnomon.core.config import Config, build
 from gnomon.core.errors import ConfigError, UnknownNameError
+from gnomon.workload.sampling import SamplingConfig
 
 FOLDER = files("gnomon.workload") / "clients_data"
 
@@ -36,6 +37,8 @@ class Client(Config):
     """Measured requests, or the fewest where `requests_per_user` is given too."""
     warmup_per_user: NonNegativeInt = 0
     """Warm-up requests per request in flight."""
+    sampling: SamplingConfig | None = None
+    """What it asks of the sampler; nothing: as the server does it for the model."""
 
 
 class ClientConfig(Config):
@@ -44,7 +47,7 @@ class ClientConfig(Config):
     shorthand: ClassVar[str] = "name"
 
     name: str
-    """inferencex, inferencex_2025 (without warm-up), vllm_bench, sglang_bench or genai_perf."""
+    """inferencex, inferencex_2025 (without warm-up), vllm_bench, vllm_bench_2025 (greedy), sglang_bench, genai_perf."""
     concurrency: PositiveInt | None = None
     """Most requests in flight, all started at once; without it every request is sent at once."""
     prompt: PositiveInt | None = None
@@ -87,6 +90,13 @@ def client_names() -> list[str]:
 def clients() -> dict[str, Client]:
     """Every built-in client by its name."""
     return {name: _built_in(name) for name in client_names()}
+
+
+def client_sampling(given: Any) -> dict[str, Any] | None:
+    """What a client, as a scenario names it, asks of the sampler; None where it says nothing, or is not known."""
+    name = given if isinstance(given, str) else given.get("name") if isinstance(given, dict) else given.name
+    asked = _built_in(name).sampling if name in client_names() else None
+    return asked.model_dump(exclude_none=True) if asked else None
 
 
 @cache

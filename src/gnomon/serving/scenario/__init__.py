@@ -26,6 +26,8 @@ from gnomon.serving.scenario.lora import LoraConfig
 from gnomon.serving.scenario.power import PowerConfig
 from gnomon.timing import TimingConfig
 from gnomon.workload import WorkloadConfig
+from gnomon.workload.clients import client_sampling
+from gnomon.workload.sampling import SamplingConfig
 from gnomon.workload.slo import SloConfig
 
 Role = Literal["both", "prefill", "decode"]
@@ -84,6 +86,9 @@ class Scenario(Config):
     router: RouterConfig = RouterConfig()
     admission: AdmissionConfig = AdmissionConfig()
     workload: WorkloadConfig = WorkloadConfig()
+    sampling: SamplingConfig | None = None
+    """What requests ask of the sampler; what is not given is as the benchmark client sends it, else as the engine does
+    it for the model (its generation_config), and greedy without an engine."""
     timing: TimingConfig = TimingConfig()
     front_end: FrontEndConfig = FrontEndConfig()
     fleet: FleetConfig | None = None
@@ -109,7 +114,7 @@ class Scenario(Config):
     def _engine_and_pools(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        data = _with_engine(_with_calibration(data))
+        data = _with_client_sampling(_with_engine(_with_calibration(data)))
         if not isinstance(data.get("pools"), list | tuple):
             return data
         return {**data, "pools": [_inherited(pool, data) for pool in data["pools"]]}
@@ -180,6 +185,14 @@ def _with_engine(data: dict[str, Any]) -> dict[str, Any]:
         del sections["batching"]
     full = {name: filled_in(_keys(_SECTIONS[name], data.get(name)), preset) for name, preset in sections.items()}
     return {**data, **full}
+
+
+def _with_client_sampling(data: dict[str, Any]) -> dict[str, Any]:
+    """The scenario with what its benchmark client asks of the sampler, where it says nothing itself."""
+    workload = data.get("workload")
+    given = workload.get("client") if isinstance(workload, dict) else None
+    asked = client_sampling(given) if given is not None and data.get("sampling") is None else None
+    return data if asked is None else {**data, "sampling": asked}
 
 
 def _inherited(pool: Any, scenario: dict[str, Any]) -> Any:

@@ -17,6 +17,7 @@ from gnomon import catalog
 from gnomon.catalog.attention import AttentionFamily
 from gnomon.core.config import Config, build
 from gnomon.core.errors import GnomonError, UnknownNameError
+from gnomon.serving.scenario.sampling import SamplerEra
 
 FOLDER = files("gnomon.serving.scenario") / "data" / "engines"
 
@@ -81,6 +82,8 @@ class EnginePreset(Config):
     description: str
     settings: dict[str, Setting]
     variants: tuple[Variant, ...] = Field(default=())
+    sampling: tuple[SamplerEra, ...]
+    """How its versions choose tokens, in their order."""
 
     def sections(self, model: str, device: str) -> Sections:
         """The preset's values for a scenario, by section."""

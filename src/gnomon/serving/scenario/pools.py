@@ -14,6 +14,8 @@ from gnomon.catalog.power import clock_under_cap
 from gnomon.core.errors import ConfigError
 from gnomon.core.user_files import is_own, load_user_file
 from gnomon.serving.policies import POLICIES, UNBOUNDED, PolicySpec
+from gnomon.serving.scenario.engine_presets import engine
+from gnomon.serving.scenario.sampling import asked_for, era_of, sampler
 from gnomon.serving.scenario import KindConfig, Role, Scenario
 from gnomon.serving.scenario.config import ReplicaConfig, ResolvedBatching
 from gnomon.serving.scenario.lora import slots_bytes
@@ -114,7 +116,8 @@ def resolve(scenario: Scenario, requests: Requests | None = None) -> list[Kind]:
     length of `requests`."""
     model = catalog.model(scenario.model)
     typical = round(requests.total_tokens.mean()) if requests is not None and len(requests) else None
-    kinds = [_resolve_one(model, _capped(pool, scenario.power), typical) for pool in scenario.kinds()]
+    pools = [_sampling(_capped(pool, scenario.power), scenario, requests) for pool in scenario.kinds()]
+    kinds = [_resolve_one(model, pool, typical) for pool in pools]
     if requests is not None and len(requests.adapter):
         kinds = [_with_adapters(kind, slots_bytes(scenario.lora, model)) for kind in kinds]
     if scenario.fleet is not None and scenario.fleet.max_replicas is not None:
@@ -136,6 +139,16 @@ def _capped(pool: KindConfig, power: PowerConfig) -> KindConfig:
         )
     clock = clock_under_cap(facts, power.cap_w)
     return pool.model_copy(update={"timing": pool.timing.model_copy(update={"clock": clock})})
+
+
+def _sampling(pool: KindConfig, scenario: Scenario, requests: Requests | None) -> KindConfig:
+    """A pool whose timing knows how its engine chooses the tokens that requests ask for, unless the scenario says."""
+    if "sampler" in pool.timing.model_fields_set:
+        return pool
+    eras = engine(scenario.engine.name).sampling if scenario.engine else ()
+    era = era_of(eras, pool.timing.engine_version) if eras else None
+    chosen = sampler(asked_for(scenario, era), era, requests)
+    return pool.model_copy(update={"timing": pool.timing.model_copy(update={"sampler": chosen})})
 
 
 def _with_adapters(kind: Kind, slots: float) -> Kind:

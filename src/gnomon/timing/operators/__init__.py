@@ -1,6 +1,7 @@
 """What one rank runs in one iteration: operators, and the graph that lists them."""
 
 from gnomon.timing.operators.graph import mixed_attention, num_kernels, stage_operators
+from gnomon.timing.operators.sampling import SamplerConfig, Sampling
 from gnomon.timing.operators.work import (
     ACTIVATION_BYTES,
     Attention,
@@ -32,6 +33,8 @@ __all__ = [
     "Operator",
     "Prefill",
     "Recurrence",
+    "SamplerConfig",
+    "Sampling",
     "Work",
     "mixed_attention",
     "num_kernels",

@@ -14,6 +14,7 @@ from gnomon.catalog.parallelism import Parallelism
 from gnomon.timing.operators.attention import attention_operators
 from gnomon.timing.operators.mlp import expert_operators, mlp_operators
 from gnomon.timing.operators.parts import Exchange, Parts
+from gnomon.timing.operators.sampling import SamplerConfig, sampling_steps
 from gnomon.timing.operators.work import (
     ACTIVATION_BYTES,
     Communication,
@@ -35,6 +36,7 @@ def stage_operators(
     kv_dtype: str = "auto",
     expert_load: str = "balanced",
     expert_exchange: Exchange = "auto",
+    sampler: SamplerConfig | None = None,
 ) -> list[Operator]:
     """What one rank of pipeline stage `stage` runs in one iteration, in order of execution."""
     kinds = model.kinds(parallelism.layers_of_stage(model, stage))
@@ -50,7 +52,7 @@ def stage_operators(
         if count:
             operators += [replace(one, count=one.count * count) for one in listing(parts)]
     is_last = stage == parallelism.pipeline_parallel - 1
-    return [*operators, *(_head(parts) if is_last else _handover(parts))]
+    return [*operators, *(_head(parts, sampler or SamplerConfig()) if is_last else _handover(parts))]
 
 
 def _embedding(parts: Parts) -> Iterator[Operator]:
@@ -58,7 +60,7 @@ def _embedding(parts: Parts) -> Iterator[Operator]:
     yield from parts.reduce("embedding_all_reduce")
 
 
-def _head(parts: Parts) -> Iterator[Operator]:
+def _head(parts: Parts, sampler: SamplerConfig) -> Iterator[Operator]:
     """Last norm, head and sampler."""
     m, ranks = parts.model, parts.ranks
     vocab = -(-m.vocab_size // ranks)
@@ -68,8 +70,12 @@ def _head(parts: Parts) -> Iterator[Operator]:
         group = parts.parallelism.tensor_group(parts.stage)
         gather = Communication("all_gather", group, vocab * ACTIVATION_BYTES, "sequence")
         yield Operator("logits_all_gather", "communication", 1, gather)
-    # Logits to float32, log-softmax, arg-max: about four passes of four bytes.
-    yield Operator("sampler", "sequence", 1, Elementwise(16.0 * m.vocab_size))
+    if sampler.penalties == "kept":  # Logits in and out, and the counts, in one kernel.
+        yield Operator("penalties", "sequence", 1, Elementwise(12.0 * m.vocab_size))
+    for name, step in sampling_steps(sampler, m.vocab_size):
+        yield Operator(name, "sequence", 1, step)
+    if not sampler.is_random:  # Logits to float32, log-softmax, arg-max: about four passes of four bytes.
+        yield Operator("sampler", "sequence", 1, Elementwise(16.0 * m.vocab_size))
 
 
 def _handover(parts: Parts) -> Iterator[Operator]:

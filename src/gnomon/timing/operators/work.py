@@ -23,6 +23,7 @@ from gnomon.catalog.quantization import BF16, WeightFormat
 from gnomon.catalog.topology import Group
 from gnomon.core.arrays import Floats
 from gnomon.timing.operators.load import busiest_rank, relative_loads
+from gnomon.timing.operators.sampling import Sampling
 
 Kind = Literal[
     "token",
@@ -258,7 +259,7 @@ def _levels(chances: Floats) -> tuple[Floats, Floats]:
     return np.array([group.mean() for group in groups]), np.array([float(group.size) for group in groups])
 
 
-Work = Gemm | Elementwise | Experts | Prefill | Decode | Mixed | Recurrence | Communication
+Work = Gemm | Elementwise | Experts | Prefill | Decode | Mixed | Recurrence | Sampling | Communication
 
 
 @dataclass(frozen=True)

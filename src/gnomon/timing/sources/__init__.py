@@ -93,6 +93,7 @@ class Context:
             kv_dtype=c.kv_dtype,
             expert_load=c.expert_load,
             expert_exchange=c.expert_exchange,
+            sampler=c.sampler,
         )
 
 

@@ -31,6 +31,7 @@ from gnomon.timing.operators import (
     Operator,
     Prefill,
     Recurrence,
+    Sampling,
 )
 from gnomon.timing.operators.work import ACTIVATION_BYTES
 from gnomon.timing.sources import ANY, Context, Range, timing_source
@@ -123,6 +124,8 @@ class Roofline:
                 return self.mixed_s(work, *sizes)
             case Recurrence():
                 return self.recurrence_s(work, *sizes)
+            case Sampling():
+                return work.seconds(sizes[0], self.device)
             case Communication():
                 return communication_s(work, sizes[0], self.node)
 

@@ -19,6 +19,7 @@ from gnomon.timing.operators import (
     Operator,
     Prefill,
     Recurrence,
+    Sampling,
     Work,
 )
 
@@ -133,6 +134,8 @@ def shape_keys(operator: Operator, node: Node | None = None) -> tuple[Key, ...]:
             return (("experts", work.num_local, work.per_token, work.hidden, work.ffn),)
         case Recurrence():
             return ((work.kernel, work.num_k_heads, work.num_v_heads, work.k_dim, work.v_dim),)
+        case Sampling():
+            return ()
         case Communication():
             assert node is not None, "a collective is called by its group's place"
             at = work.group.on(node)

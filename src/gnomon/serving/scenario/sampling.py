@@ -1,0 +1,76 @@
+"""From what requests ask of the sampler to what an engine of some version runs for it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, NonNegativeInt
+
+from gnomon.catalog.generation import generation_config
+from gnomon.core.config import Config
+from gnomon.timing.operators import SamplerConfig
+from gnomon.workload import Requests
+from gnomon.workload.sampling import SamplingConfig
+
+GREEDY = SamplingConfig(temperature=0.0)
+"""What is simulated where neither an engine nor `sampling` is given."""
+
+
+class SamplerEra(Config):
+    """How an engine chooses tokens, from some version on."""
+
+    since: str
+    filter: Literal["sort", "search"]
+    """How it finds the tokens that top-k and top-p keep."""
+    sorts_below: NonNegativeInt = 0
+    """Batches of fewer sequences are sorted all the same."""
+    penalties: Literal["recount", "kept"]
+    """Whether it counts the words of all answers anew in every step, or keeps counts on the GPU."""
+    defaults: Literal["model", "neutral"]
+    """What a request that says nothing gets: the model's generation_config, or temperature 1."""
+    source: str = Field(min_length=1)
+
+
+def era_of(eras: tuple[SamplerEra, ...], version: str) -> SamplerEra:
+    """The last of an engine's eras that had begun by a version; without one, the last."""
+    return [one for one in eras if not version or version_key(one.since) <= version_key(version)][-1]
+
+
+def version_key(version: str) -> tuple[int, ...]:
+    """What versions are ordered by: 0.11.1rc2 and 0.11.1.post1 count as 0.11.1."""
+    parts = [part for part in version.split(".")[:3] if part[:1].isdigit()]
+    return tuple(int("".join(c for c in part.partition("r")[0] if c.isdigit())) for part in parts)
+
+
+def asked_for(scenario: Any, era: SamplerEra | None) -> list[SamplingConfig]:
+    """What the classes of users ask for, each with the defaults of engine and model filled in."""
+    if era is None:
+        default = GREEDY
+    else:
+        default = SamplingConfig.model_validate(generation_config(scenario.model) if era.defaults == "model" else {})
+    common = (scenario.sampling or SamplingConfig()).over(default)
+    classes = scenario.workload.classes
+    return [(one.sampling or SamplingConfig()).over(common) for one in classes if one.share] or [common]
+
+
+def sampler(asked: list[SamplingConfig], era: SamplerEra | None, requests: Requests | None) -> SamplerConfig:
+    """What is run for a batch in which somebody asks for each: engines filter, penalise and report all its sequences
+    where one needs it."""
+    searches = era is None or era.filter == "search"
+    has_top_p, has_top_k = any(one.has_top_p for one in asked), any(one.has_top_k for one in asked)
+    kept = "search" if searches else "sort_top_k" if has_top_k and has_top_p else "sort" if has_top_p else "top_k"
+    penalties = (era.penalties if era else "kept") if any(one.has_penalties for one in asked) else ""
+    return SamplerConfig(
+        is_random=any(one.is_random for one in asked),
+        filter=kept if has_top_p or has_top_k else "",
+        sorts_below=era.sorts_below if era and (has_top_p or has_top_k) else 0,
+        penalties=penalties,
+        logprobs=any(one.logprobs for one in asked),
+        copied_tokens=_said_so_far(requests) if penalties == "recount" and requests is not None else 0.0,
+    )
+
+
+def _said_so_far(requests: Requests) -> float:
+    """Output tokens that a running sequence has so far, in the mean over sequences and steps."""
+    output = requests.output_tokens.astype(float)
+    return float((output * output).sum() / (2.0 * output.sum())) if output.size and output.sum() else 0.0

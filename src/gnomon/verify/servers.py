@@ -1,0 +1,207 @@
+"""Measured vLLM servers of the ML.ENERGY leaderboard beside their simulation.
+
+Every server was vLLM 0.11.1 on H100 or B200. Its client sent all requests at once and asked for temperature 0.8, top-p
+0.95 and a repetition penalty of 1.1; what it measured counts from when as many requests as the server takes had their
+first token to when no more than that many were left. Nothing is fitted to these servers. What a row does not say is
+taken alike for all: how long prompts were, and how much answers differ in length (`TASKS`).
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gnomon.core.config import load
+from gnomon.core.errors import DataError
+from gnomon.core.parallel import map_ordered
+from gnomon.serving.scenario import Scenario
+from gnomon.serving.simulate import run
+
+SAMPLING = {"temperature": 0.8, "top_p": 0.95, "repetition_penalty": 1.1}
+"""What the client sent; top-k is the model's own."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the requests of a task were like."""
+
+    num_requests: int
+    prompt: tuple[int, int]
+    """Median and 90th percentile of prompt tokens: a guess, for rows do not say it."""
+    most: int
+    """Longest answer that was asked for."""
+    max_model_len: int
+
+
+SPREAD = 0.7
+"""Standard deviation of the logarithm of answers' lengths: a guess, too."""
+TASKS = {
+    "lm-arena-chat": Task(1024, (50, 550), 4096, 20_480),
+    "gpqa": Task(198, (220, 450), 32_768, 40_960),
+    "sourcegraph-fim": Task(1024, (600, 2000), 4096, 20_480),
+}
+IS_ITERATION = 0.8
+"""Where the median time between tokens is below this share of the time of an iteration, messages held several tokens."""
+NOT_UNDERSTOOD = {
+    ("Qwen/Qwen3-8B", 8), ("Qwen/Qwen3-8B", 16), ("Qwen/Qwen3-14B", 8), ("Qwen/Qwen3-14B", 32), ("Qwen/Qwen3-14B", 64),
+    ("Qwen/Qwen3-32B", 16),
+}  # fmt: skip
+"""Servers of gpqa on B200 that took 32 to 38 ms for an iteration where an H100 takes 9 to 17."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """One measured server."""
+
+    task: str
+    model: str
+    device: str
+    tensor_parallel: int
+    expert_parallel: bool
+    data_parallel: int
+    max_sequences: int
+    output_tokens: float
+    itl_s: float
+    tokens_s: float
+    iteration_s: float
+    is_held_out: bool
+
+    @property
+    def has_itl(self) -> bool:
+        """Whether its time between tokens is that of an iteration, and understood."""
+        strange = self.device == "b200" and self.task == "gpqa" and (self.model, self.max_sequences) in NOT_UNDERSTOOD
+        return not strange and self.itl_s >= IS_ITERATION * self.iteration_s
+
+    @property
+    def name(self) -> str:
+        """In a few words."""
+        experts = " EP" if self.expert_parallel else ""
+        groups = f" DP{self.data_parallel}" if self.data_parallel > 1 else ""
+        where = f"{self.device} TP{self.tensor_parallel}{experts}{groups}"
+        return f"{self.task} {self.model.rpartition('/')[2]} {where} x{self.max_sequences}"
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A server beside its prediction."""
+
+    server: Server
+    itl_s: float = math.nan
+    tokens_s: float = math.nan
+    problem: str = ""
+    errors: dict[str, float] = field(init=False)
+    """(predicted - measured) / measured, of what counts."""
+
+    def __post_init__(self) -> None:
+        s = self.server
+        found = {"itl": self.itl_s / s.itl_s - 1} if s.has_itl else {}
+        if s.task != "sourcegraph-fim":
+            found["throughput"] = self.tokens_s / s.tokens_s - 1
+        object.__setattr__(self, "errors", {} if self.problem else found)
+
+
+def read_servers(path: str | Path) -> list[Server]:
+    """The text servers of the file."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        rows = zip(csv.DictReader(lines), lines[1:], strict=True)
+        return [_server(row, line) for row, line in rows if row["task"] in TASKS]
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(
+            f"this is no file of measured servers: {error!r}.", where=str(path), fix="Name mlenergy/servers.csv."
+        ) from None
+
+
+def _server(row: dict[str, str], line: str) -> Server:
+    return Server(
+        row["task"],
+        row["model_id"],
+        row["gpu_model"].lower(),
+        int(row["tensor_parallel"]),
+        int(row["expert_parallel"]) > 1,
+        int(row["data_parallel"]),
+        int(row["max_num_seqs"]),
+        float(row["avg_output_len"]),
+        float(row["median_itl_ms"]) * 1e-3,
+        float(row["output_throughput_tokens_per_sec"]),
+        float(row["iteration_ms"]) * 1e-3,
+        zlib.crc32(line.encode()) % 2 == 1,
+    )
+
+
+def settings_of(server: Server) -> dict[str, Any]:
+    """The server as a scenario."""
+    task = TASKS[server.task]
+    is_fused = "gpt-oss" in server.model and server.device == "b200"
+    kernel = (
+        "trtllm" if server.device == "b200" and ("gpt-oss" in server.model or "DeepSeek" in server.model) else "triton"
+    )
+    ranks, median = server.data_parallel, server.output_tokens * math.exp(-(SPREAD**2) / 2.0)
+    return {
+        "model": server.model,
+        "device": server.device,
+        "engine": {"name": "vllm", "version": "0.11.1"},
+        "sampling": SAMPLING,
+        "replica": {
+            "tensor_parallel": server.tensor_parallel,
+            "data_parallel": ranks,
+            "expert_parallel": server.expert_parallel,
+            "max_request_tokens": task.max_model_len,
+        },
+        "batching": {"max_sequences": max(1, server.max_sequences // ranks), "max_batch_tokens": 8192},
+        "timing": {"all_reduce": "flashinfer" if is_fused else "", "expert_kernel": kernel},
+        "workload": {
+            "arrivals": {"process": "batch"},
+            "num_requests": max(task.num_requests, 3 * server.max_sequences),
+            "max_tokens": task.max_model_len,
+            "over_long": "truncate",
+            "lengths": {
+                "distribution": "lognormal",
+                "prompt_median": task.prompt[0],
+                "prompt_p90": task.prompt[1],
+                "output_median": median,
+                "output_p90": median * math.exp(1.2816 * SPREAD),
+            },
+        },
+    }
+
+
+def predict(server: Server) -> Scored:
+    """Simulate one server."""
+    scenario = load(Scenario, None, settings_of(server))
+    done = run(scenario)
+    requests = done.cluster.requests
+    begun = np.sort(requests["first_token_s"])[min(server.max_sequences, len(requests)) - 1]
+    ended = np.sort(requests["finished_s"])[-server.max_sequences - 1]
+    rows = done.log.iterations[: done.log.used[0]]
+    inside = rows[(rows["start_s"] >= begun) & (rows["end_s"] <= ended) & (rows["decodes"] > 0)]
+    if not inside.size:
+        return Scored(server, problem="no steady state in the simulation")
+    took = inside["end_s"] - inside["start_s"]
+    order = np.argsort(took)
+    weight = np.cumsum(inside["decodes"][order])
+    median = took[order][np.searchsorted(weight, weight[-1] / 2)]
+    tokens = inside["decodes"].sum() * done.log.used[3] / (ended - begun)
+    return Scored(server, float(median), float(tokens))
+
+
+def score(
+    servers: Sequence[Server], *, jobs: int | None = None, on_progress: Callable[[int, int], None] | None = None
+) -> list[Scored]:
+    """Predict every server."""
+    order = sorted(range(len(servers)), key=lambda i: (servers[i].model, servers[i].device, servers[i].tensor_parallel))
+    found: dict[int, Scored] = {}
+    for outcome in map_ordered(predict, [servers[i] for i in order], jobs=jobs):
+        at = order[outcome.index]
+        failed = outcome.error.partition("\n")[0] if outcome.error else ""
+        found[at] = Scored(servers[at], problem=failed) if failed else outcome.unwrap()
+        if on_progress:
+            on_progress(len(found), len(servers))
+    return [found[i] for i in range(len(servers))]
