@@ -33,6 +33,7 @@ SETTINGS: dict[str, Any] = {
     "model": "llama-3.1-70b",
     "device": "h100",
     "engine": "vllm",
+    "sampling": {"temperature": 0},
     "timing": {"dtype": "bf16", "all_reduce": ""},
     "front_end": {"per_replica": True},
 }

@@ -30,6 +30,7 @@ SETTINGS: dict[str, Any] = {
     "model": "qwen3-32b",
     "device": "h100",
     "engine": "vllm",
+    "sampling": {"temperature": 0},
     "timing": {"dtype": "bf16"},
     "num_replicas": 8,
     "replica": {"tensor_parallel": 2},

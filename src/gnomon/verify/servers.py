@@ -21,8 +21,8 @@ import numpy as np
 from gnomon.core.config import load
 from gnomon.core.errors import DataError
 from gnomon.core.parallel import map_ordered
+from gnomon.serving.run.simulate import run
 from gnomon.serving.scenario import Scenario
-from gnomon.serving.simulate import run
 
 SAMPLING = {"temperature": 0.8, "top_p": 0.95, "repetition_penalty": 1.1}
 """What the client sent; top-k is the model's own."""
@@ -48,7 +48,7 @@ TASKS = {
     "sourcegraph-fim": Task(1024, (600, 2000), 4096, 20_480),
 }
 IS_ITERATION = 0.8
-"""Where the median time between tokens is below this share of the time of an iteration, messages held several tokens."""
+"""Where the median time between tokens is below this share of an iteration's time, messages held several tokens."""
 NOT_UNDERSTOOD = {
     ("Qwen/Qwen3-8B", 8), ("Qwen/Qwen3-8B", 16), ("Qwen/Qwen3-14B", 8), ("Qwen/Qwen3-14B", 32), ("Qwen/Qwen3-14B", 64),
     ("Qwen/Qwen3-32B", 16),
@@ -140,9 +140,7 @@ def settings_of(server: Server) -> dict[str, Any]:
     """The server as a scenario."""
     task = TASKS[server.task]
     is_fused = "gpt-oss" in server.model and server.device == "b200"
-    kernel = (
-        "trtllm" if server.device == "b200" and ("gpt-oss" in server.model or "DeepSeek" in server.model) else "triton"
-    )
+    is_flashinfer = server.device == "b200" and ("gpt-oss" in server.model or "DeepSeek" in server.model)
     ranks, median = server.data_parallel, server.output_tokens * math.exp(-(SPREAD**2) / 2.0)
     return {
         "model": server.model,
@@ -156,7 +154,10 @@ def settings_of(server: Server) -> dict[str, Any]:
             "max_request_tokens": task.max_model_len,
         },
         "batching": {"max_sequences": max(1, server.max_sequences // ranks), "max_batch_tokens": 8192},
-        "timing": {"all_reduce": "flashinfer" if is_fused else "", "expert_kernel": kernel},
+        "timing": {
+            "all_reduce": "flashinfer" if is_fused else "",
+            "expert_kernel": "trtllm" if is_flashinfer else "triton",
+        },
         "workload": {
             "arrivals": {"process": "batch"},
             "num_requests": max(task.num_requests, 3 * server.max_sequences),

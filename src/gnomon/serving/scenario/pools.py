@@ -14,12 +14,12 @@ from gnomon.catalog.power import clock_under_cap
 from gnomon.core.errors import ConfigError
 from gnomon.core.user_files import is_own, load_user_file
 from gnomon.serving.policies import POLICIES, UNBOUNDED, PolicySpec
-from gnomon.serving.scenario.engine_presets import engine
-from gnomon.serving.scenario.sampling import asked_for, era_of, sampler
 from gnomon.serving.scenario import KindConfig, Role, Scenario
 from gnomon.serving.scenario.config import ReplicaConfig, ResolvedBatching
+from gnomon.serving.scenario.engine_presets import engine
 from gnomon.serving.scenario.lora import slots_bytes
 from gnomon.serving.scenario.power import PowerConfig
+from gnomon.serving.scenario.sampling import asked_for, era_of, sampler
 from gnomon.timing.iteration import IterationTables, blank, stack
 from gnomon.timing.speculative import draft_head, with_draft
 from gnomon.workload import Requests, limit_lengths

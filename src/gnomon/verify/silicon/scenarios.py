@@ -80,6 +80,7 @@ def settings_of(server: Server) -> dict[str, Any]:
         "engine": server.engine,
         "front_end": {"stream_interval": launch.stream_interval},
         "workload": workload_of(server),
+        "sampling": {"temperature": 0},  # InferenceX's client asks for it; that of the sweeps is not known.
     }
     return common | (_roles(server) if server.prefill else _worker(server, server.layout, launch))
 
