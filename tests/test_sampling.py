@@ -81,7 +81,9 @@ def test_measured_steps_and_other_gpus() -> None:
     assert between == pytest.approx((3446e-6 + 4058e-6) / 2, rel=1e-3)
     # 0.2 of penalties by SMs (132 of 132; 132 of 148), the rest by bandwidth (4.8 over 3.35 and 8 TB/s).
     for device, factor in ((h100, 0.2 + 0.8 * 4.8 / 3.35), (b200, 0.2 * 132 / 148 + 0.8 * 4.8 / 8.0)):
-        ratio = Sampling("penalties", 128256).seconds(at, device)[0] / Sampling("penalties", 128256).seconds(at, h200)[0]
+        ratio = (
+            Sampling("penalties", 128256).seconds(at, device)[0] / Sampling("penalties", 128256).seconds(at, h200)[0]
+        )
         assert ratio == pytest.approx(factor, rel=0.01)
     few = Sampling("search", 128256, sorts_below=8)
     assert few.seconds(np.array([7.0, 8.0]), h200)[1] == Sampling("search", 128256).seconds(np.array([8.0]), h200)[0]
