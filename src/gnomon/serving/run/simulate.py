@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -109,7 +109,7 @@ def run(
 
     `on_progress(done, total)` is called now and then with the number of requests that have arrived.
     """
-    router = _find_router(scenario.router)
+    _find_router(scenario.router)
     check_size(scenario, 0 if requests is None else len(requests))
     offered = requests if requests is not None else generate(scenario.workload, scenario.seed)
     kinds = resolve(scenario, offered)
@@ -127,9 +127,9 @@ def run(
         cluster = with_ledger(cluster, kinds, times.tables)
     log = new_log(max_members=recording.num_members if recording else keep_members, max_chunks=keep_chunks)
     with function_arguments():
-        before, outside, manager = _serve(
-            scenario, router, kinds, offered, cluster, times.tables, log, forced_replicas, on_progress
-        )
+        opened = open_cluster(scenario, kinds, offered, cluster, times.tables, log, forced_replicas, on_progress)
+        before = _serve(opened, scenario, offered, on_progress)
+    outside, manager = opened.outside, opened.manager
     _check_clock(cluster)
     as_client_sees(scenario.front_end, cluster)
     if before is not None:
@@ -146,20 +146,68 @@ def run(
     )
 
 
+class Opened(NamedTuple):
+    """A cluster whose requests can be sent: all that its loops are called with."""
+
+    fleet: Fleet
+    engine: Engine
+    outside: Outside
+    log: Log
+    guard: Guard
+    manager: Manager | None
+    """Of a fleet that changes."""
+    route: Router | None
+    """The router, where it is plain Python."""
+
+    def drive(self, last: int) -> None:
+        """Let happen what happens until request `last` has been sent (see `gnomon.serving.cluster.serve`)."""
+        go_on = bound(serve, self.fleet, self.engine, self.outside, self.log, last)
+        step = partial(_drive, go_on, self.fleet, self.engine, self.outside, self.log, self.manager, route=self.route)
+        self.guard.run(partial(step, last))
+
+    def advance(self, until_s: float) -> None:
+        """Let replicas that nobody waits for come up to `until_s`."""
+        go_on = bound(advance_all, self.fleet, self.engine, self.log, NEVER)
+        self.guard.run(lambda: go_on(self.fleet, self.engine, self.log, until_s))
+
+
 def _serve(
+    opened: Opened, scenario: Scenario, requests: Requests, on_progress: Callable[[int, int], None] | None
+) -> dict[str, Any] | None:
+    """Run the cluster, in slices so that progress can be shown. Returns the accounts at the end of a warm-up."""
+    cluster, outside, total = opened.fleet.cluster, opened.outside, len(requests)
+    calendar, before = outside.calendar, None
+    if requests.concurrency:
+        report_ends(calendar, cluster)
+        if requests.num_warmup:
+            send_first(cluster, outside, 0, requests.concurrency, requests.num_warmup)
+            opened.drive(total)
+            before = begin_measuring(cluster, opened.log, requests)
+        send_first(cluster, outside, requests.num_warmup, requests.concurrency, total)
+    else:
+        calendar.book.end_open = int(np.count_nonzero(np.isfinite(cluster.requests.arrival_s)))
+        if len(requests.parents) or outside.adapters.load_s.size:
+            report_ends(calendar, cluster)
+    for last in _slices(total, on_progress):
+        opened.drive(last)
+    opened.advance(scenario.time_limit_s or NEVER)
+    if scenario.time_limit_s is None and not (opened.manager and opened.manager.gave_up):
+        opened.guard.audit()
+    return before
+
+
+def open_cluster(
     scenario: Scenario,
-    spec: RouterSpec,
     kinds: list[Kind],
     requests: Requests,
     cluster: Cluster,
     tables: IterationTables,
     log: Log,
-    forced_replicas: Ints | None,
-    on_progress: Callable[[int, int], None] | None,
-) -> tuple[dict[str, Any] | None, Outside, Manager | None]:
-    """Run the cluster, in slices so that progress can be shown. Returns the accounts at the end of a warm-up, what was
-    outside the replicas, and the manager of a fleet that changes."""
-    total, num_replicas = len(requests), cluster.replicas.size
+    forced_replicas: Ints | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Opened:
+    """A cluster with all that is outside its replicas, at its start."""
+    spec, total, num_replicas = _find_router(scenario.router), len(requests), cluster.replicas.size
     gate = ADMISSIONS.chosen(scenario.admission)
     decode, decide = scenario.disaggregation.decode_router, DECIDERS.chosen(scenario.disaggregation.decider)
     others = (gate.admit, decide.decide)
@@ -207,27 +255,7 @@ def _serve(
     calendar.book.is_plain = not spec.compiled
     manager = new_manager(scenario, kinds, requests, fleet, outside, _measured) if scenario.fleet is not None else None
     route = None if spec.compiled else callable_router(spec)
-    go_on = bound(serve, fleet, engine, outside, log, total)
-    drive = partial(_drive, go_on, fleet, engine, outside, log, manager, route=route)
-    before = None
-    if requests.concurrency:
-        report_ends(calendar, cluster)
-        if requests.num_warmup:
-            send_first(cluster, outside, 0, requests.concurrency, requests.num_warmup)
-            guard.run(partial(drive, total))
-            before = begin_measuring(cluster, log, requests)
-        send_first(cluster, outside, requests.num_warmup, requests.concurrency, total)
-    else:
-        calendar.book.end_open = int(np.count_nonzero(np.isfinite(cluster.requests.arrival_s)))
-        if len(requests.parents) or outside.adapters.load_s.size:
-            report_ends(calendar, cluster)
-    for last in _slices(total, on_progress):
-        guard.run(partial(drive, last))
-    go_on_alone = bound(advance_all, fleet, engine, log, NEVER)
-    guard.run(lambda: go_on_alone(fleet, engine, log, scenario.time_limit_s or NEVER))
-    if scenario.time_limit_s is None and not (manager and manager.gave_up):
-        guard.audit()
-    return before, outside, manager
+    return Opened(fleet, engine, outside, log, guard, manager, route)
 
 
 def _asked(
