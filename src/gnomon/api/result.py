@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -163,4 +164,4 @@ def read(model: type[C], given: C | Mapping[str, Any] | str | Path | None, overr
         given = given.model_dump(mode="json", exclude_unset=True)
     if given is None or isinstance(given, str | Path):
         return load(model, given, dotted)
-    return load(model, None, {**spelled_out(model, given), **dotted})
+    return load(model, None, {**deepcopy(spelled_out(model, given)), **dotted})  # Overrides go into its sections.

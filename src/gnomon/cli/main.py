@@ -12,6 +12,7 @@ from gnomon.core.errors import GnomonError
 
 VERBS = {
     "simulate": "Simulate a serving deployment: latency, throughput, utilisation, cost.",
+    "serve": "Serve a scenario to OpenAI clients: tokens come when the simulated engine would give them.",
     "compare": "Run several variants on the same requests and print paired differences.",
     "explain": "Say why requests were slow, what would help, and what limits a deployment.",
     "check-policy": "Test your own batching policies and routers against the rules they must keep.",
@@ -37,6 +38,7 @@ VERBS = {
 
 PLACES = {
     "simulate": "serving.simulate",
+    "serve": "serving.serve",
     "compare": "serving.compare",
     "check-policy": "serving.check_policy",
     "calibrate": "serving.calibrate",

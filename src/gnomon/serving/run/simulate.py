@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, NamedTuple
+from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 
@@ -146,7 +146,8 @@ def run(
     )
 
 
-class Opened(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Opened:
     """A cluster whose requests can be sent: all that its loops are called with."""
 
     fleet: Fleet
@@ -160,15 +161,22 @@ class Opened(NamedTuple):
     """The router, where it is plain Python."""
 
     def drive(self, last: int) -> None:
-        """Let happen what happens until request `last` has been sent (see `gnomon.serving.cluster.serve`)."""
-        go_on = bound(serve, self.fleet, self.engine, self.outside, self.log, last)
-        step = partial(_drive, go_on, self.fleet, self.engine, self.outside, self.log, self.manager, route=self.route)
-        self.guard.run(partial(step, last))
+        """Let happen what happens until request `last` has been sent (see `gnomon.serving.engine.cluster.serve`)."""
+        self.guard.run(partial(self._drive, last))
+
+    @cached_property
+    def _drive(self) -> Callable[[int], None]:
+        go_on = bound(serve, self.fleet, self.engine, self.outside, self.log, 0)
+        made = (self.fleet, self.engine, self.outside, self.log, self.manager)
+        return partial(_drive, go_on, *made, route=self.route)
 
     def advance(self, until_s: float) -> None:
         """Let replicas that nobody waits for come up to `until_s`."""
-        go_on = bound(advance_all, self.fleet, self.engine, self.log, NEVER)
-        self.guard.run(lambda: go_on(self.fleet, self.engine, self.log, until_s))
+        self.guard.run(lambda: self._advance(self.fleet, self.engine, self.log, until_s))
+
+    @cached_property
+    def _advance(self) -> Callable[..., None]:
+        return bound(advance_all, self.fleet, self.engine, self.log, NEVER)
 
 
 def _serve(

@@ -1,0 +1,319 @@
+"""The server's pages, as an ASGI application."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import time
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any
+
+from gnomon import __version__
+from gnomon.core.arrays import Ints
+from gnomon.live.cluster import Asked, Full, LiveCluster
+from gnomon.live.driver import Driver, Stream
+from gnomon.live.metrics import Metrics
+from gnomon.live.protocol import Chat, Completion, Refused, Writer, event, parse, usage
+from gnomon.live.text import Tokenizer, answer, chat_text
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+MAX_BODY_BYTES = 32 << 20
+BODY_TIMEOUT_S = 60.0
+MAX_REQUESTS = 8192
+"""Requests that may be there at once."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One answer that is being made."""
+
+    stream: Stream
+    words: Ints
+    reason: str
+    """Why it ends where it does: `stop` or `length`."""
+
+
+class App:
+    """Answers requests to a simulated cluster; the port that one comes to may name its replica."""
+
+    def __init__(
+        self,
+        live: LiveCluster,
+        tokenizer: Tokenizer,
+        *,
+        model_name: str,
+        speed: float = 1.0,
+        token: str | None = None,
+        replica_of_port: Mapping[int, int] | None = None,
+    ) -> None:
+        self.live, self.tokenizer, self.model_name, self.speed = live, tokenizer, model_name, speed
+        self._token, self._replica_of_port = token, replica_of_port or {}
+        self.metrics = Metrics(live, model_name)
+        self._driver: Driver | None = None
+        self._numbers = count(1)
+        self._adapters = {f"adapter-{number}": number for number in range(live.num_adapters)}
+        self._classes = {one.name: number for number, one in enumerate(live.drawn.classes)}
+        self._pages: dict[tuple[str, str], Callable[[Scope, Receive, Send], Awaitable[None]]] = {
+            ("POST", "/v1/completions"): self._completions,
+            ("POST", "/v1/chat/completions"): self._chat,
+            ("GET", "/v1/models"): self._models,
+            ("GET", "/health"): self._health,
+            ("GET", "/ping"): self._health,
+            ("GET", "/version"): self._version,
+            ("GET", "/metrics"): self._metrics,
+        }
+
+    @property
+    def driver(self) -> Driver:
+        """The cluster on the clock, which starts with the first request."""
+        if self._driver is None:
+            self._driver = Driver(self.live, self.metrics, self.speed)
+        return self._driver
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            return
+        try:
+            page = self._pages.get((scope["method"], scope["path"]))
+            self._check_token(scope)
+            if page is None:
+                known = any(path == scope["path"] for _, path in self._pages)
+                raise Refused(405 if known else 404, f"there is no {scope['method']} {scope['path']}.")
+            await page(scope, receive, send)
+        except Refused as error:
+            await _send_json(send, error.body, error.status)
+        except Full as error:
+            await _send_json(send, Refused(503, str(error)).body, 503)
+
+    def _check_token(self, scope: Scope) -> None:
+        if self._token is None or scope["path"] in ("/health", "/ping"):
+            return
+        given = dict(scope["headers"]).get(b"authorization", b"")
+        if not hmac.compare_digest(given, f"Bearer {self._token}".encode()):
+            raise Refused(401, "the token is missing or wrong.", code="invalid_api_key")
+
+    # What is known without asking the cluster.
+
+    async def _health(self, scope: Scope, receive: Receive, send: Send) -> None:
+        failed = self._driver is not None and self._driver.failed is not None
+        await _send_json(send, {}, 503 if failed else 200)
+
+    async def _version(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await _send_json(send, {"version": f"gnomon {__version__}"})
+
+    async def _models(self, scope: Scope, receive: Receive, send: Send) -> None:
+        def one(name: str, parent: str | None) -> dict[str, Any]:
+            known = {"id": name, "object": "model", "created": 0, "owned_by": "gnomon", "root": name, "parent": parent}
+            return known | {"max_model_len": self.live.max_tokens}
+
+        models = [one(self.model_name, None), *(one(name, self.model_name) for name in self._adapters)]
+        await _send_json(send, {"object": "list", "data": models})
+
+    async def _metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
+        from prometheus_client import CollectorRegistry, generate_latest
+        from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+        registry = CollectorRegistry()
+        registry.register(self.metrics)
+        await _send_body(send, generate_latest(registry), 200, CONTENT_TYPE_LATEST)
+
+    # Answers.
+
+    async def _completions(self, scope: Scope, receive: Receive, send: Send) -> None:
+        asked = parse(Completion, await _body(receive))
+        assert isinstance(asked, Completion)
+        given = asked.prompt
+        prompts: Any = given if isinstance(given, list) and given and not isinstance(given[0], int) else [given]
+        tokens = [self.tokenizer.encode(one) if isinstance(one, str) else list(one) for one in prompts]
+        await self._answer(scope, receive, send, asked, tokens)
+
+    async def _chat(self, scope: Scope, receive: Receive, send: Send) -> None:
+        asked = parse(Chat, await _body(receive))
+        assert isinstance(asked, Chat)
+        text = chat_text([(one.role, one.text) for one in asked.messages])
+        await self._answer(scope, receive, send, asked, [self.tokenizer.encode(text)])
+
+    async def _answer(
+        self, scope: Scope, receive: Receive, send: Send, asked: Completion | Chat, prompts: list[list[int]]
+    ) -> None:
+        model = asked.model or self.model_name
+        if model != self.model_name and model not in self._adapters:
+            raise Refused(404, f"the model {model!r} does not exist.", param="model", code="model_not_found")
+        if len(prompts) * (asked.n or 1) + self.live.num_live > MAX_REQUESTS:
+            raise Refused(429, "too many requests are there.", code="rate_limit_exceeded")
+        is_chat = isinstance(asked, Chat)
+        writer = Writer(
+            f"{'chatcmpl' if is_chat else 'cmpl'}-{next(self._numbers):024x}", int(time.time()), model, is_chat
+        )
+        choices: list[Choice] = []
+        try:
+            for prompt in prompts:
+                for number in range(asked.n or 1):
+                    choices.append(self._begin(scope, asked, prompt, number))
+            if asked.stream:
+                await self._send_stream(receive, send, asked, choices, writer)
+            else:
+                await self._send_whole(receive, send, choices, writer)
+        finally:
+            for choice in choices:
+                if not choice.stream.is_done:
+                    self.driver.cancel(choice.stream)
+
+    def _begin(self, scope: Scope, asked: Completion | Chat, prompt: list[int], number: int) -> Choice:
+        """Send one request to the cluster."""
+        most = self.live.max_tokens - len(prompt)
+        if not prompt:
+            raise Refused(400, "the prompt is empty.", param="prompt")
+        if most < 1 or (asked.max_tokens or 1) > most:
+            raise Refused(
+                400,
+                f"this model's maximum context length is {self.live.max_tokens} tokens, but {len(prompt)} of the "
+                f"prompt and {asked.limit or 1} of the answer were asked for.",
+                param="messages" if isinstance(asked, Chat) else "prompt",
+                code="context_length_exceeded",
+            )
+        limit = min(asked.limit or most, most)
+        session = dict(scope["headers"]).get(b"x-session-id", (asked.user or "").encode())
+        seed = self.live.scenario.seed + number
+        drawn = self.live.drawn.output_tokens
+        natural = int(drawn[int(answer(self.tokenizer, prompt, 1, seed + 1)[0] * 7919 % len(drawn))])
+        wanted = limit if asked.ignore_eos else min(limit, max(natural, asked.min_tokens))
+        words = answer(self.tokenizer, prompt, wanted, seed)
+        one = Asked(
+            [*prompt, *self.tokenizer.word_tokens[words].tolist()],
+            len(prompt),
+            adapter=self._adapters.get(asked.model or "", -1),
+            user_class=self._classes.get(asked.user or "", 0),
+            replica=self._replica_of_port.get(scope["server"][1]),
+        )
+        if session:
+            one = replace(one, session=hash(tuple(session)) & 0x7FFFFFFF)
+        return Choice(self.driver.send(one), words, "length" if wanted == limit and natural >= limit else "stop")
+
+    def _text(self, choice: Choice, first: int, last: int) -> str:
+        return "".join(map(self.tokenizer.words.__getitem__, choice.words[first:last]))
+
+    async def _send_whole(self, receive: Receive, send: Send, choices: list[Choice], writer: Writer) -> None:
+        left = asyncio.ensure_future(_left(receive))
+        done = asyncio.ensure_future(_all_done(choices))
+        try:
+            await asyncio.wait((left, done), return_when=asyncio.FIRST_COMPLETED)
+            if not done.done():
+                return
+        finally:
+            left.cancel()
+            done.cancel()
+        for choice in choices:
+            _check_verdict(choice.stream)
+        texts = [(self._text(one, 0, len(one.words)), one.reason) for one in choices]
+        await _send_json(send, writer.whole(texts, _usage(choices)))
+
+    async def _send_stream(
+        self, receive: Receive, send: Send, asked: Completion | Chat, choices: list[Choice], writer: Writer
+    ) -> None:
+        sender = asyncio.ensure_future(self._send_chunks(send, asked, choices, writer))
+        left = asyncio.ensure_future(_left(receive))
+        try:
+            await asyncio.wait((left, sender), return_when=asyncio.FIRST_COMPLETED)
+            if sender.done():
+                sender.result()
+        finally:
+            left.cancel()
+            sender.cancel()
+
+    async def _send_chunks(self, send: Send, asked: Completion | Chat, choices: list[Choice], writer: Writer) -> None:
+        await choices[0].stream.more(0)
+        _check_verdict(choices[0].stream)
+        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        lock = asyncio.Lock()  # Chunks of several choices go through one connection.
+        await asyncio.gather(*(self._send_choice(send, lock, one, i, writer) for i, one in enumerate(choices)))
+        tail = b"data: [DONE]\n\n"
+        if asked.stream_options is not None and asked.stream_options.include_usage:
+            tail = writer.usage_chunk(_usage(choices)) + tail
+        await send({"type": "http.response.body", "body": tail, "more_body": False})
+
+    async def _send_choice(self, send: Send, lock: asyncio.Lock, choice: Choice, index: int, writer: Writer) -> None:
+        stream, words = choice.stream, self.tokenizer.words
+        before, behind = writer.chunk_frame(index)
+        body, sent = writer.first(index), 0
+        while True:
+            await stream.more(sent)
+            if stream.verdict:
+                body += event(Refused(500, f"the request was {stream.verdict}.").body)
+            elif stream.num_tokens == sent + 1:
+                body += before + words[choice.words[sent]].encode() + behind
+            elif stream.num_tokens > sent:
+                body += before + self._text(choice, sent, stream.num_tokens).encode() + behind
+            sent = stream.num_tokens
+            if stream.is_done and not stream.verdict:
+                body += writer.last(index, choice.reason)
+            async with lock:
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+            if stream.is_done:
+                return
+            body = b""
+
+
+async def _body(receive: Receive) -> bytes:
+    """The whole body of a request, within limits."""
+    parts, size = [], 0
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise Refused(400, "the client left.")
+                parts.append(message.get("body", b""))
+                size += len(parts[-1])
+                if size > MAX_BODY_BYTES:
+                    raise Refused(413, f"the body is longer than {MAX_BODY_BYTES >> 20} MiB.")
+                if not message.get("more_body", False):
+                    return b"".join(parts)
+    except TimeoutError:
+        raise Refused(408, "the body did not come in time.") from None
+
+
+async def _left(receive: Receive) -> None:
+    """Wait until the client has left."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _all_done(choices: list[Choice]) -> None:
+    for choice in choices:
+        while not choice.stream.is_done:
+            await choice.stream.more(choice.stream.num_tokens)
+
+
+def _check_verdict(stream: Stream) -> None:
+    """Refuse a request that the cluster did not serve."""
+    if stream.verdict == "shed":
+        raise Refused(429, "admission control turned the request away.", code="rate_limit_exceeded")
+    if stream.verdict == "rejected":
+        raise Refused(400, "the request needs more KV cache than a replica has.", code="context_length_exceeded")
+    if stream.verdict:
+        raise Refused(500, "the simulated engine has stopped.")
+
+
+def _usage(choices: list[Choice]) -> dict[str, Any]:
+    prompts = {id(one.stream.asked): one.stream.asked.prompt_tokens for one in choices}
+    cached = sum(one.stream.cached_tokens for one in choices)
+    return usage(sum(prompts.values()), cached, sum(len(one.words) for one in choices))
+
+
+async def _send_json(send: Send, data: Mapping[str, Any], status: int = 200) -> None:
+    await _send_body(send, json.dumps(data).encode(), status, "application/json")
+
+
+async def _send_body(send: Send, body: bytes, status: int, kind: str) -> None:
+    headers = [(b"content-type", kind.encode()), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,218 @@
+"""A simulated cluster that requests are sent to while it runs: send, advance, look, cancel.
+
+It is the cluster of `gnomon simulate`, with its compiled loops. Requests live in a fixed number of records, which are
+used in turn; a request that is sent is an event of the calendar, and `advance` lets happen what happens up to a moment.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gnomon.core.arrays import Floats, Ints
+from gnomon.core.errors import ConfigError
+from gnomon.core.streams import stream
+from gnomon.jit import function_arguments
+from gnomon.live.cancel import cancel, forget_own_keys
+from gnomon.live.prefixes import Room, block_hashes
+from gnomon.serving.engine.calendar import BLOCKS_FREED, REQUEST_ARRIVES, REQUEST_SENT, report_ends, schedule_all
+from gnomon.serving.engine.log import new_log
+from gnomon.serving.engine.state import FINISHED, IN_FLIGHT, NONE, REJECTED, SHED
+from gnomon.serving.features.front_end import is_before_router
+from gnomon.serving.run.build import build_cluster
+from gnomon.serving.run.simulate import Opened, open_cluster
+from gnomon.serving.scenario import Scenario
+from gnomon.serving.scenario.pools import Kind, bake, resolve
+from gnomon.workload import Requests, generate
+from gnomon.workload.requests import with_classes
+
+SLOTS = 1 << 16
+"""Records of requests: more cannot be there at once."""
+ROOM = 1 << 22
+"""Hashes of blocks of all requests that are there."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request that is sent."""
+
+    tokens: Sequence[int]
+    """Its prompt, then its answer: what a later prompt may start with."""
+    prompt_tokens: int
+    adapter: int = NONE
+    user_class: int = 0
+    session: int = NONE
+    replica: int | None = None
+    """The replica that must take it; the router chooses if not given."""
+
+
+class Full(Exception):
+    """There is no place for another request."""
+
+
+class LiveCluster:
+    """The cluster of a scenario, at time 0 and empty."""
+
+    def __init__(self, scenario: Scenario, *, slots: int = SLOTS, room: int = ROOM) -> None:
+        _check(scenario)
+        drawn = with_classes(generate(scenario.workload, scenario.seed))
+        self.scenario, self.drawn = scenario, drawn
+        self.kinds = resolve(scenario, drawn)
+        self.max_tokens = min(kind.max_request_tokens for kind in self.kinds)
+        places = _places(self.kinds, drawn, slots, room, self.max_tokens)
+        self.times = bake(scenario.model, self.kinds, places)
+        cluster = build_cluster(self.kinds, places, scenario.seed, None, scenario.lora.max_loaded)
+        with function_arguments():
+            self.opened: Opened = open_cluster(
+                scenario, self.kinds, places, cluster, self.times.tables, new_log(64, 64)
+            )
+        self.cluster, self._block_tokens = cluster, places.prefix_block_tokens
+        self.num_adapters = self.opened.outside.adapters.load_s.size
+        if self.num_adapters:
+            report_ends(self.opened.outside.calendar, cluster)
+        self._blank = cluster.requests[0].copy()
+        self._room, self._held = Room(room), dict[int, tuple[int, int]]()
+        self._next, self._leaving = 0, set[int]()
+        noise = scenario.router.length_noise if scenario.router.lengths == "noisy" else 0.0
+        self._length_errors = np.exp(noise * stream(scenario.seed, "length predictions").standard_normal(slots))
+        # A shared hash is multiplied by the blocks it covers, within 64 bits.
+        self._limit = (1 << 62) // int(cluster.replicas.blocks_per_hash.max())
+
+    @property
+    def num_live(self) -> int:
+        """Requests that are there."""
+        return len(self._held)
+
+    def send(self, now_s: float, asked: Asked) -> int:
+        """Send a request at `now_s`, which no event may lie behind; returns its number. Raises `Full`."""
+        slot = self._free_slot()
+        start = (asked.adapter + 1) * 1_000_003
+        hashes = block_hashes(asked.tokens, self._block_tokens, start, self._limit)
+        first = self._room.take(len(hashes))
+        if first is None:
+            raise Full("the prompts of the requests that are there take all room.")
+        self.cluster.prefix_hashes[first : first + len(hashes)] = hashes
+        self._held[slot] = (first, len(hashes))
+        request = self.cluster.requests[slot]
+        if request.num_preemptions:
+            forget_own_keys(self.cluster, slot)
+        draw = request.draw
+        self.cluster.requests[slot] = self._blank
+        request.draw = draw
+        request.prompt_tokens = request.prefill_tokens = asked.prompt_tokens
+        request.total_tokens = len(asked.tokens)
+        request.output_tokens = request.total_tokens - request.prompt_tokens
+        request.adapter, request.user_class, request.session = asked.adapter, asked.user_class, asked.session
+        request.prefix_first, request.prefix_count = first, len(hashes)
+        if asked.replica is not None:
+            request.replica, request.num_tries = asked.replica, 1
+        outside = self.opened.outside
+        for foretold in (self.opened.fleet.predicted_output, outside.decode.predicted_output):
+            if foretold.size:
+                foretold[slot] = max(1.0, request.output_tokens * self._length_errors[slot])
+        request.arrival_s = now_s
+        kind = REQUEST_SENT if is_before_router(outside.front) else REQUEST_ARRIVES
+        schedule_all(outside.calendar, kind, np.array([now_s]), np.array([slot]))
+        return slot
+
+    def _free_slot(self) -> int:
+        if len(self._held) >= self.cluster.requests.size:
+            raise Full("as many requests are there as can be.")
+        while self._next in self._held:
+            self._next = (self._next + 1) % self.cluster.requests.size
+        slot, self._next = self._next, (self._next + 1) % self.cluster.requests.size
+        return slot
+
+    def advance(self, now_s: float) -> None:
+        """Let happen all that happens up to `now_s`."""
+        self._go_on(now_s)
+        if self._leaving:
+            self._leave(now_s)
+            self._go_on(now_s)
+
+    def _go_on(self, now_s: float) -> None:
+        until_s = math.nextafter(now_s, math.inf)
+        self.opened.outside.calendar.book.stop_s = until_s
+        self.opened.drive(self.cluster.requests.size)
+        self.opened.advance(until_s)
+
+    def next_s(self) -> float:
+        """When something happens next, if nobody sends anything."""
+        calendar = self.opened.outside.calendar
+        book = calendar.book[0]
+        event_s = calendar.events[0].time_s if book.num_events else math.inf
+        return min(float(self.cluster.next_end_s.min()), float(event_s), float(book.next_drain_s))
+
+    def produced(self, ids: Ints) -> Ints:
+        """[request]: output tokens so far."""
+        q = self.cluster.requests[ids]
+        steps = self.cluster.replicas.steps[np.maximum(q.replica, 0)]
+        is_decoding = q.processed > q.prefill_tokens
+        computed = q.processed + np.where((q.status == IN_FLIGHT) & is_decoding, steps - q.joined, 0)
+        tokens = np.where(is_decoding, computed, q.prefill_tokens) - q.prompt_tokens
+        count = np.where(q.first_token_s >= 0.0, np.maximum(tokens, 1), 0)
+        return np.where(q.status == FINISHED, q.output_tokens, count).astype(np.int64)
+
+    def ended(self, ids: Ints) -> NDArray[np.bool_]:
+        """[request]: whether it has ended, in one way or another."""
+        return np.isin(self.cluster.requests.status[ids], (FINISHED, REJECTED, SHED))
+
+    def reply_s(self, ids: Ints) -> Floats:
+        """[request]: seconds from its newest token to the client."""
+        return self.cluster.replicas.reply_s[np.maximum(self.cluster.requests.replica[ids], 0)]
+
+    def leave(self, request_id: int, now_s: float) -> None:
+        """The client of a request has left, with all tokens or before: it ends as soon as the engine can let go of it,
+        and its record is free then."""
+        self._leaving.add(request_id)
+        self._leave(now_s)
+
+    def _leave(self, now_s: float) -> None:
+        """End the requests whose clients have left, as far as they are in a replica's hands."""
+        for request_id in list(self._leaving):
+            if bool(self.ended(np.array([request_id]))[0]):
+                self._leaving.discard(request_id)
+                self._room.give_back(*self._held.pop(request_id))
+            elif cancel(self.cluster, request_id, now_s):
+                # Somebody else may have its blocks, and what follows from its end is done then.
+                replica = np.array([self.cluster.requests[request_id].replica], np.int64)
+                schedule_all(self.opened.outside.calendar, BLOCKS_FREED, np.array([now_s]), replica)
+
+
+def _check(scenario: Scenario) -> None:
+    """Refuse what needs to know its requests beforehand."""
+    unknown = {
+        "fleet": scenario.fleet is not None,
+        "kv_tiers": scenario.kv_tiers.is_used,
+        "tool_cache": scenario.tool_cache.is_used,
+    }
+    for section, is_given in unknown.items():
+        if is_given:
+            raise ConfigError(
+                f"{section} is simulated, but not served.", where=section, fix="Leave it out, or use gnomon simulate."
+            )
+
+
+def _places(kinds: list[Kind], drawn: Requests, slots: int, room: int, longest: int) -> Requests:
+    """Records for requests to come, each as long as one may be."""
+    adapter = np.full(slots if len(drawn.adapter) else 0, NONE, np.int32)
+    if len(adapter):
+        adapter[-1] = drawn.adapter.max()
+    return Requests(
+        arrival_s=np.full(slots, np.inf),
+        prompt_tokens=np.full(slots, longest - 1, np.int32),
+        output_tokens=np.ones(slots, np.int32),
+        session=np.full(slots, NONE, np.int32),
+        priority=np.zeros(slots, np.int8),
+        prefix_offsets=np.zeros(slots + 1, np.int64),
+        prefix_hashes=np.zeros(room, np.int64),
+        prefix_block_tokens=math.lcm(*(kind.batching.block_size for kind in kinds)),
+        concurrency=slots,
+        adapter=adapter,
+        user_class=np.zeros(slots if drawn.classes else 0, np.int8),
+        classes=drawn.classes,
+    )

@@ -1,0 +1,155 @@
+"""The clock: the simulated cluster is brought up to the present whenever something happens in it or is sent to it."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from gnomon.live.cluster import Asked, LiveCluster
+from gnomon.live.metrics import Metrics
+from gnomon.serving.engine.state import REJECTED, SHED
+
+_SPIN_S = 0.001
+"""Timers of an event loop come up to a millisecond late: the rest is waited for by looking at the clock."""
+
+
+class Stream:
+    """One request as its client sees it: how many tokens have come, and whether that is all."""
+
+    def __init__(self, request_id: int, asked: Asked, sent_s: float) -> None:
+        self.id, self.asked, self.sent_s = request_id, asked, sent_s
+        self.num_produced = self.num_tokens = 0
+        self.is_done = False
+        self.verdict = ""
+        """Why there is no answer: `rejected`, `shed` or `failed`; empty where there is."""
+        self.cached_tokens = 0
+        self.last_s = sent_s
+        self.due_s = 0.0
+        """When its newest token was due, in real seconds."""
+        self._wake: asyncio.Future[None] | None = None
+
+    def deliver(self, num_tokens: int, is_done: bool, due_s: float) -> None:
+        """So many tokens have come."""
+        self.num_tokens, self.is_done, self.due_s = num_tokens, is_done, due_s
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+    async def more(self, seen: int) -> None:
+        """Wait until there are more than `seen` tokens, or that is all."""
+        while self.num_tokens <= seen and not self.is_done:
+            self._wake = asyncio.get_running_loop().create_future()
+            await self._wake
+
+
+class Driver:
+    """A cluster on the clock. `speed` simulated seconds pass in a real one."""
+
+    def __init__(
+        self, live: LiveCluster, metrics: Metrics, speed: float = 1.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.live, self.metrics, self.speed, self._clock = live, metrics, speed, clock
+        self._start_s = clock()
+        self._streams: dict[int, Stream] = {}
+        self._replies: list[tuple[float, int, Stream, int, bool]] = []
+        self._count = 0
+        self._timer: Any = None
+        self.failed: Exception | None = None
+
+    def now_s(self) -> float:
+        """Simulated seconds since the start."""
+        return (self._clock() - self._start_s) * self.speed
+
+    def send(self, asked: Asked) -> Stream:
+        """Send a request now."""
+        now_s = self.now_s()
+        stream = Stream(self.live.send(now_s, asked), asked, now_s)
+        self._streams[stream.id] = stream
+        self._tick()
+        return stream
+
+    def cancel(self, stream: Stream) -> None:
+        """The client of a request has left."""
+        if self._streams.pop(stream.id, None) is not None and self.failed is None:
+            self.metrics.count_end(stream, "abort", self.now_s())
+            self.live.leave(stream.id, self.now_s())
+            self._tick()
+
+    def _tick(self) -> None:
+        """Bring the cluster to the present, pass on what came of it, and come again when something happens."""
+        if self.failed is not None:
+            return
+        now_s = self.now_s()
+        try:
+            self.live.advance(now_s)
+            self._collect(now_s)
+        except Exception as error:
+            self._fail(error)
+            raise
+        while self._replies and self._replies[0][0] <= now_s:
+            due_s, _, stream, count, is_done = heapq.heappop(self._replies)
+            stream.deliver(count, is_done, self._start_s + due_s / self.speed)
+        next_s = min(self.live.next_s(), self._replies[0][0] if self._replies else float("inf"))
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if next_s < float("inf"):
+            wait_s = (next_s - now_s) / self.speed - _SPIN_S
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(max(0.0, wait_s), self._spin, self._clock() + wait_s + _SPIN_S)
+
+    def _spin(self, due_s: float) -> None:
+        if self._clock() >= due_s:
+            self._timer = None
+            self._tick()
+        else:
+            self._timer = asyncio.get_running_loop().call_soon(self._spin, due_s)
+
+    def _collect(self, now_s: float) -> None:
+        """Look which requests have got tokens or have ended."""
+        if not self._streams:
+            return
+        live, streams = self.live, list(self._streams.values())
+        ids = np.fromiter((stream.id for stream in streams), np.int64, len(streams))
+        produced, ended, reply_s = live.produced(ids), live.ended(ids), live.reply_s(ids)
+        before = np.fromiter((stream.num_produced for stream in streams), np.int64, len(streams))
+        for i in np.flatnonzero((produced > before) | ended):
+            stream = streams[i]
+            request, came_s = live.cluster.requests[stream.id], now_s
+            count, is_done = int(produced[i]), bool(ended[i])
+            if not is_done and count >= request.output_tokens:  # The engine lets go of it later.
+                is_done, came_s = True, float(request.last_token_s)
+            elif is_done:
+                came_s = float(request.finished_s)
+            elif not stream.num_produced:
+                came_s = float(request.first_token_s)
+            if count and not stream.num_produced:
+                stream.cached_tokens, stream.num_produced = int(request.cached_tokens), 1
+                stream.last_s = float(request.first_token_s)
+                self.metrics.count_first(stream, stream.last_s + float(request.first_reply_s))
+            if count > stream.num_produced:
+                self.metrics.count_tokens(stream, count - stream.num_produced, came_s)
+            stream.num_produced, stream.last_s = count, came_s
+            if is_done:
+                self._end(stream, int(request.status), came_s)
+            self._count += 1
+            heapq.heappush(self._replies, (came_s + float(reply_s[i]), self._count, stream, count, is_done))
+
+    def _end(self, stream: Stream, status: int, now_s: float) -> None:
+        del self._streams[stream.id]
+        if status in (SHED, REJECTED):
+            stream.verdict = "shed" if status == SHED else "rejected"
+        self.metrics.count_end(stream, stream.verdict or "stop", now_s)
+        self.live.leave(stream.id, now_s)
+
+    def _fail(self, error: Exception) -> None:
+        """The engine cannot go on: nobody gets an answer any more."""
+        self.failed = error
+        for stream in self._streams.values():
+            stream.verdict = "failed"
+            stream.deliver(stream.num_tokens, True, 0.0)
+        self._streams.clear()

@@ -1,0 +1,134 @@
+"""`/metrics` in Prometheus' format, under the names that vLLM and SGLang give them."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from gnomon.live.cluster import LiveCluster
+
+if TYPE_CHECKING:
+    from gnomon.live.driver import Stream
+
+_SHORT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0)
+_LONG_S = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0)
+_GAP_S = (0.002, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0)
+_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
+
+# Histograms: vLLM's name, SGLang's, what it says, its buckets.
+_HISTOGRAMS = {
+    "ttft": ("time_to_first_token_seconds", "time_to_first_token_seconds", "Seconds to the first token.", _SHORT_S),
+    "itl": ("inter_token_latency_seconds", "inter_token_latency_seconds", "Seconds between two tokens.", _GAP_S),
+    "e2e": ("e2e_request_latency_seconds", "e2e_request_latency_seconds", "Seconds of a request.", _LONG_S),
+    "prompt": ("request_prompt_tokens", "prompt_tokens_histogram", "Prompt tokens of a request.", _TOKENS),
+    "output": ("request_generation_tokens", "generation_tokens_histogram", "Output tokens of a request.", _TOKENS),
+}
+
+
+class _Histogram:
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds, self.counts, self.sum = bounds, [0] * (len(bounds) + 1), 0.0
+
+    def add(self, value: float, count: int = 1) -> None:
+        self.counts[bisect_left(self.bounds, value)] += count
+        self.sum += value * count
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """As Prometheus has them: how many are at most so large."""
+        total, found = 0, []
+        for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
+            total += count
+            found.append((bound, float(total)))
+        return found
+
+
+class Metrics:
+    """What has happened so far, of all replicas; a collector of `prometheus_client`."""
+
+    def __init__(self, live: LiveCluster, model_name: str) -> None:
+        self.live, self.model_name = live, model_name
+        self._of_replica = [
+            {name: _Histogram(what[3]) for name, what in _HISTOGRAMS.items()} for _ in range(live.cluster.replicas.size)
+        ]
+        self._tokens = [[0, 0] for _ in self._of_replica]
+        self._ends: dict[tuple[int, str], int] = {}
+
+    def _replica(self, stream: Stream) -> int:
+        return max(0, int(self.live.cluster.requests[stream.id].replica))
+
+    def count_first(self, stream: Stream, came_s: float) -> None:
+        """A request has got its first token."""
+        r = self._replica(stream)
+        self._of_replica[r]["ttft"].add(came_s - stream.sent_s)
+        self._of_replica[r]["prompt"].add(stream.asked.prompt_tokens)
+        self._tokens[r][0] += stream.asked.prompt_tokens
+        self._tokens[r][1] += 1
+
+    def count_tokens(self, stream: Stream, count: int, came_s: float) -> None:
+        """It has got more."""
+        r = self._replica(stream)
+        self._of_replica[r]["itl"].add((came_s - stream.last_s) / count, count)
+        self._tokens[r][1] += count
+
+    def count_end(self, stream: Stream, why: str, ended_s: float) -> None:
+        """A request has ended."""
+        r = self._replica(stream)
+        self._ends[r, why] = self._ends.get((r, why), 0) + 1
+        if why == "stop":
+            self._of_replica[r]["e2e"].add(ended_s - stream.sent_s)
+            self._of_replica[r]["output"].add(stream.num_produced)
+
+    def collect(self) -> Iterable[Any]:
+        """Every metric, for `prometheus_client`."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+        replicas, ranks = self.live.cluster.replicas, range(self.live.cluster.replicas.size)
+        running = replicas.num_outstanding - replicas.num_waiting
+        used = 1.0 - replicas.free_blocks / replicas.num_blocks
+        hits = replicas.cache_hits / replicas.cache_queries.clip(1)
+        gauges = (
+            ("vllm:num_requests_running", "Requests that run.", running),
+            ("vllm:num_requests_waiting", "Requests that wait.", replicas.num_waiting),
+            ("vllm:kv_cache_usage_perc", "Share of the KV blocks that is in use.", used),
+            ("vllm:gpu_cache_usage_perc", "The same, by its former name.", used),
+            ("sglang:num_running_reqs", "Requests that run.", running),
+            ("sglang:num_queue_reqs", "Requests that wait.", replicas.num_waiting),
+            ("sglang:token_usage", "Share of the KV cache that is in use.", used),
+            ("sglang:num_used_tokens", "Tokens in the KV cache.",
+             (replicas.num_blocks - replicas.free_blocks) * replicas.block_size),
+            ("sglang:cache_hit_rate", "Share of the prompt tokens that was found.", hits),
+        )  # fmt: skip
+        prompt, output = zip(*self._tokens, strict=True)
+        counters = (
+            ("vllm:prompt_tokens", "Prompt tokens.", prompt),
+            ("vllm:generation_tokens", "Output tokens.", output),
+            ("vllm:num_preemptions", "Pre-emptions.", replicas.num_preemptions),
+            ("vllm:prefix_cache_queries", "Tokens that were looked for.", replicas.cache_queries),
+            ("vllm:prefix_cache_hits", "Tokens that were found.", replicas.cache_hits),
+            ("sglang:prompt_tokens", "Prompt tokens.", prompt),
+            ("sglang:generation_tokens", "Output tokens.", output),
+        )
+        for families, family in ((gauges, GaugeMetricFamily), (counters, CounterMetricFamily)):
+            for name, text, values in families:
+                one = family(name, text, labels=_labels(name))
+                for r in ranks:
+                    one.add_metric([self.model_name, str(r)], float(values[r]))
+                yield one
+        for key, (vllm, sglang, text, _) in _HISTOGRAMS.items():
+            for name in (f"vllm:{vllm}", f"sglang:{sglang}"):
+                histogram = HistogramMetricFamily(name, text, labels=_labels(name))
+                for r in ranks:
+                    found = self._of_replica[r][key]
+                    histogram.add_metric([self.model_name, str(r)], found.buckets(), found.sum)
+                yield histogram
+        ends = CounterMetricFamily(
+            "vllm:request_success", "Requests that ended.", labels=[*_labels("vllm:"), "finished_reason"]
+        )
+        for (r, why), count in sorted(self._ends.items()):
+            ends.add_metric([self.model_name, str(r), why], count)
+        yield ends
+
+
+def _labels(name: str) -> list[str]:
+    return ["model_name", "engine" if name.startswith("vllm:") else "dp_rank"]

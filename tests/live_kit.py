@@ -1,0 +1,55 @@
+"""A simulated server in a thread, for clients in the same process."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+
+from gnomon.api.serving import scenario
+from gnomon.live.app import App
+from gnomon.live.cluster import LiveCluster
+from gnomon.live.server import open_sockets
+from gnomon.live.text import Pieces
+
+SMALL = {"model": "llama-3-8b", "device": "h100", "workload": {"rate": 5, "num_requests": 100}}
+
+
+def small_cluster(**overrides: Any) -> LiveCluster:
+    return LiveCluster(scenario(SMALL, **overrides), slots=4096, room=1 << 20)
+
+
+@contextmanager
+def served(
+    live: LiveCluster, *, num_ports: int = 1, speed: float = 1.0, token: str | None = None
+) -> Iterator[tuple[App, list[str]]]:
+    sockets = open_sockets("127.0.0.1", 0, num_ports)
+    ports = [one.getsockname()[1] for one in sockets]
+    replicas = {port: number for number, port in enumerate(ports)} if num_ports > 1 else None
+    app = App(live, Pieces(), model_name="sim", speed=speed, token=token, replica_of_port=replicas)
+    config = uvicorn.Config(app, log_level="error", lifespan="off", timeout_graceful_shutdown=5)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": sockets}, daemon=True)
+    thread.start()
+    try:
+        for _ in range(500):
+            if server.started:
+                break
+            time.sleep(0.01)
+        yield app, [f"http://127.0.0.1:{port}" for port in ports]
+    finally:
+        server.should_exit = True
+        thread.join(30)
+
+
+def is_empty(live: LiveCluster) -> bool:
+    """Whether nothing is held for anybody."""
+    replicas = live.cluster.replicas
+    books = ("num_waiting", "num_running", "num_stepping", "num_in_flight", "num_holding", "num_outstanding",
+             "num_held", "num_coming", "prefill_left", "decode_left", "waiting_tokens")  # fmt: skip
+    no_books = not any(replicas[name].any() for name in books)
+    return live.num_live == 0 and no_books and bool((replicas.free_blocks == replicas.num_blocks).all())
