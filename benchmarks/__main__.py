@@ -18,6 +18,7 @@ NAMES = (
         "routing",
         "report",
         "pipeline",
+        "train_plan",
         "search",
         "posttrain",
         "silicon",

@@ -24,6 +24,7 @@ _LAZY: dict[str, str] = {
     "simulate": "gnomon.api.serving",
     "time": "gnomon.api.time",
     "train": "gnomon.api.train",
+    "train_plan": "gnomon.api.train",
 }
 _PACKAGES = {name: f"gnomon.api.{name}" for name in ("pipeline", "posttrain", "search", "verify")}
 """Questions that share their name with the package that answers them: `gnomon.search(...)` asks `gnomon.search`."""

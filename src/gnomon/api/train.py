@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     import polars as pl
 
     from gnomon.report.blocks import Block
+    from gnomon.training.plan import Job, TrainPlan
     from gnomon.training.step import TrainStep
 
-__all__ = ["TrainConfig", "TrainResult", "train"]
+__all__ = ["TrainConfig", "TrainPlanResult", "TrainResult", "train", "train_plan"]
 
 
 def train(
@@ -72,3 +73,66 @@ class TrainResult(Result):
         """Write config.yaml and step.json."""
         save(self.step.config, Path(folder) / "config.yaml")
         return write_text(Path(folder) / "step.json", json.dumps(self.to_dict(), indent=1)).parent
+
+
+def train_plan(
+    given: TrainConfig | Mapping[str, Any] | str | Path | None = None,
+    *,
+    tokens: float | None = None,
+    jitter: float = 0.01,
+    shown: int = 10,
+    jobs: int | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+    **overrides: Any,
+) -> TrainPlanResult:
+    """Find the fastest layout that fits: what is given is kept, other degrees, micro-batch, sharding and recomputation
+    are searched. `tokens` of a whole run give days and dollars, with GPUs whose step times vary by `jitter`.
+
+    gnomon.train_plan(model="llama-3.1-405b", gpu="h100", gpus=1024, batch=512, sequence=8192).summary["best"][0]
+    """
+    from gnomon.training.plan import job, plan
+
+    found = plan(read(TrainConfig, given, overrides), jobs=jobs, shown=shown, on_progress=on_progress)
+    return TrainPlanResult(found, job(found.winner, tokens, jitter) if tokens else None)
+
+
+@dataclass(frozen=True, eq=False)
+class TrainPlanResult(Result):
+    """Layouts of a training job, the fastest first."""
+
+    plan: TrainPlan = field(repr=False)
+    job: Job | None = None
+
+    @cached_property
+    def commands(self) -> dict[str, str]:
+        """The best layout as flags of trainers."""
+        from gnomon.convert.training_commands import megatron_command, torchtitan_command
+
+        config = self.plan.winner.config
+        return {"Megatron-LM": megatron_command(config), "torchtitan": torchtitan_command(config)}
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """Layouts, the front of memory and speed, what limits the best, its flags, days and dollars."""
+        from gnomon.report.training_plan import plan_data
+
+        return plan_data(self.plan, self.job, self.commands)
+
+    def text(self) -> list[Block]:
+        """The layouts, what limits the best, its commands, days and dollars."""
+        from gnomon.report.training_plan import plan_blocks
+
+        return plan_blocks(self.plan, self.job, self.commands)
+
+    def _drawings(self) -> Mapping[str, Callable[[], dict[str, Any]]]:
+        from gnomon.report.training_plan import front_figure
+
+        return {"front": lambda: front_figure(self.plan)}
+
+    def save(self, folder: str | Path) -> Path:
+        """Write plan.json, the best layout as best.yaml, and report.html."""
+        from gnomon.report.training_plan import write_plan
+
+        save(self.plan.winner.config, Path(folder) / "best.yaml")
+        write_text(Path(folder) / "plan.json", json.dumps(self.to_dict(), indent=1))
+        return write_plan(self.plan, self.job, self.commands, Path(folder) / "report.html").parent

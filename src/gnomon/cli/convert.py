@@ -11,12 +11,22 @@ from gnomon.cli.printing import json_option, print_json
 
 
 @click.command()
-@click.argument("tool", type=click.Choice(["vidur", "vllm", "sglang", "trtllm"]))
+@click.argument("tool", type=click.Choice(["vidur", "vllm", "sglang", "trtllm", "megatron"]))
 @click.argument("command_line", metavar="COMMAND")
 @click.option("--device", "--gpu", default=None, help="The GPU, which an engine's command line does not say.")
+@click.option("--model", default=None, help="megatron: the model, where the command does not spell out a built-in one.")
+@click.option("--gpus", type=click.IntRange(1), default=None, help="megatron: how many GPUs the job runs on.")
 @click.option("--out", type=click.Path(path_type=Path), help="Write the scenario to this file.")
 @json_option
-def command(tool: str, command_line: str, device: str | None, out: Path | None, as_json: bool) -> None:
+def command(
+    tool: str,
+    command_line: str,
+    device: str | None,
+    model: str | None,
+    gpus: int | None,
+    out: Path | None,
+    as_json: bool,
+) -> None:
     """Print the scenario that COMMAND of another simulator or engine means.
 
     Every option is mapped, or named as having no counterpart. COMMAND is one quoted word, or - to read it from the
@@ -28,11 +38,21 @@ def command(tool: str, command_line: str, device: str | None, out: Path | None, 
       gnomon convert sglang "python -m sglang.launch_server --model-path deepseek-ai/DeepSeek-R1 --tp 8"
       gnomon convert trtllm "trtllm-serve openai/gpt-oss-120b --tp_size 4 --extra_llm_api_options extra.yml"
       gnomon convert vidur "python -m vidur.main --replica_config_device a100" --out scenario.yaml
+      gnomon convert megatron "pretrain_gpt.py --tensor-model-parallel-size 8 ..." --model llama-3-70b --gpus 64
     """
     from gnomon.convert import as_yaml, convert
     from gnomon.core.files import write_text
 
-    conversion = convert(tool, sys.stdin.read() if command_line == "-" else command_line, device=device)
+    given = sys.stdin.read() if command_line == "-" else command_line
+    if tool == "megatron":
+        from gnomon.convert.training_commands import as_train_yaml
+
+        text = as_train_yaml(given, model=model, device=device or "h100", gpus=gpus)
+        if out is not None:
+            write_text(out, text)
+        click.echo(text if out is None else f"Wrote {out}: run it with `gnomon train step {out}`.", nl=out is not None)
+        return
+    conversion = convert(tool, given, device=device)
     if out is not None:
         write_text(out, as_yaml(conversion))
     if as_json:

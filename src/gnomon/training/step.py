@@ -112,6 +112,11 @@ def train_step(config: TrainConfig, *, check: bool = True) -> TrainStep:
     return step.check() if check else step
 
 
+def least_s(config: TrainConfig) -> float:
+    """No schedule of a checked configuration takes less: its busiest rank without waiting, and the end of the step."""
+    return _Step(config).least_s()
+
+
 class _Step:
     """Puts a step together."""
 
@@ -150,6 +155,16 @@ class _Step:
         if stage.has_head:
             total.plus(self.compute.head())
         return total
+
+    def least_s(self) -> float:
+        """A rank's own work, the way of the first micro-batch to it and of the last gradients from it (as in 1F1B and
+        interleaved 1F1B), and the end of the step."""
+        c, p = self.config, self.config.pipeline_parallel
+        forward, backward = [one.forward_s for one in self.passes], [one.backward_s for one in self.passes]
+        each = [f + b for f, b in zip(forward, backward, strict=True)]
+        way = 0.0 if c.schedule else 1.0
+        span = max(c.num_microbatches * sum(each[rank::p]) + way * sum(each[:rank]) for rank in range(p))
+        return span + self._data_s(forward, backward) + self._optimizer_s()
 
     def run(self) -> TrainStep:
         """Everything."""

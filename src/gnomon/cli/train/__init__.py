@@ -8,6 +8,7 @@ from gnomon.cli.lazy import LazyGroup
 
 COMMANDS = {
     "step": "One training step: seconds, tokens per second, memory, and where the time goes.",
+    "plan": "The fastest layout that fits, days and dollars, and flags for trainers.",
 }
 
 
@@ -16,6 +17,7 @@ def command() -> None:
     """Training a model on GPUs: how long a step takes, and whether it fits.
 
     \b
-    Example:
+    Examples:
+      gnomon train plan --model llama-3.1-405b --gpu h100 --gpus 1024 --batch 512 --sequence 8192 --precision fp8
       gnomon train step --model llama-3.1-70b --gpu h100 --gpus 64 --tp 4 --pp 4 --batch 128 --sequence 8192
     """

@@ -1,0 +1,263 @@
+"""Which layout trains a model fastest on these GPUs: every division that fits is bounded, the best are timed.
+
+What the question leaves open is searched: degrees of parallelism, virtual stages, micro-batch, sharding, recomputation.
+A layout's bound is its busiest rank without any waiting; layouts are timed in the order of their bounds until no bound
+is below what was found. So nothing that could win is left out, and little is timed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from statistics import NormalDist
+from typing import Any
+
+from gnomon import catalog
+from gnomon.core.errors import DoesNotFitError, GnomonError
+from gnomon.core.parallel import Map, shared_workers
+from gnomon.core.units import GB
+from gnomon.training.config import TrainConfig
+from gnomon.training.memory import memory_of
+from gnomon.training.step import TrainStep, least_s, train_step
+
+MOST_TENSOR = 8
+"""Tensor-parallel GPUs: more leave products too thin for any recipe that is published."""
+LEAST_TOKENS = 1024
+"""Of a sequence on one context-parallel GPU: fewer leave attention nothing to hide the exchange behind."""
+MICRO_BATCHES = (1, 2, 4, 8)
+RECOMPUTE = ["none", "selective", "full"]
+"""From the fastest to the smallest."""
+SHOWN = 10
+"""Layouts of the answer, best first."""
+SAME = 1.005
+"""Layouts within this factor of each other are told apart by their memory: the model is not more exact."""
+
+
+@dataclass(frozen=True)
+class Bounded:
+    """A layout that fits, and the least that it can take."""
+
+    config: TrainConfig
+    least_s: float
+    memory_bytes: float
+
+
+@dataclass(frozen=True)
+class TrainPlan:
+    """The answer."""
+
+    asked: TrainConfig
+    best: list[TrainStep]
+    """Fastest first."""
+    front: list[TrainStep]
+    """No other takes less time with less memory; the fullest first."""
+    num_layouts: int
+    num_fitting: int
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def winner(self) -> TrainStep:
+        """The fastest."""
+        return self.best[0]
+
+
+def plan(
+    asked: TrainConfig,
+    *,
+    jobs: int | None = None,
+    shown: int = SHOWN,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> TrainPlan:
+    """Search what `asked` leaves open (fields that were not given); DoesNotFitError where no layout fits."""
+    layouts = list(candidates(asked))
+    with shared_workers(jobs=jobs if len(layouts) > 64 else 1) as workers:
+        fitting = list(_fitting(layouts, workers, on_progress))
+        if not fitting:
+            raise _nothing_fits(asked, layouts)
+        timed = _timed(fitting, shown, workers)
+    best = sorted(timed, key=lambda step: step.step_s)
+    return TrainPlan(asked, _told_apart(best)[:shown], _front(best), len(layouts), len(fitting), _notes(best))
+
+
+# What there is to try
+
+
+def candidates(asked: TrainConfig) -> Iterator[TrainConfig]:
+    """Every layout of these GPUs that divides them and the batch, with what was given kept."""
+    model = asked.shape
+    for tensor in _given(asked, "tensor_parallel", _powers(min(MOST_TENSOR, asked.where.num_gpus, asked.gpus))):
+        for pipeline in _given(asked, "pipeline_parallel", _divisors(asked.gpus, model.num_layers)):
+            for context in _given(asked, "context_parallel", _powers(max(1, asked.sequence // LEAST_TOKENS // 2))):
+                experts = _powers(asked.gpus // pipeline) if model.is_moe else [1]
+                for expert in _given(asked, "expert_parallel", [e for e in experts if model.num_experts % e == 0]):
+                    layout = {
+                        "tensor_parallel": tensor,
+                        "pipeline_parallel": pipeline,
+                        "context_parallel": context,
+                        "expert_parallel": expert,
+                    }
+                    yield from _divided(asked, layout)
+
+
+def _divided(asked: TrainConfig, layout: dict[str, object]) -> Iterator[TrainConfig]:
+    one = asked.model_copy(update=layout)
+    for chunks in _given(asked, "virtual_stages", _chunks(one)):
+        for micro_batch in _given(asked, "micro_batch", list(MICRO_BATCHES)):
+            for sharding in _given(
+                asked, "sharding", ["optimizer", "parameters"] if one.pipeline_parallel == 1 else []
+            ):
+                change = {"virtual_stages": chunks, "micro_batch": micro_batch, "sharding": sharding}
+                tried = one.model_copy(update=change)
+                try:
+                    tried.check()
+                except GnomonError:
+                    continue
+                # Interleaved 1F1B passes micro-batches on in groups of as many as there are ranks.
+                if chunks == 1 or tried.num_microbatches % tried.pipeline_parallel == 0:
+                    yield tried
+
+
+def _given(asked: TrainConfig, name: str, otherwise: list[Any]) -> list[Any]:
+    """The value that was asked for alone, or all that could be; the default where there is nothing to choose."""
+    if name in asked.model_fields_set or not otherwise:
+        return [getattr(asked, name)]
+    return otherwise
+
+
+def _powers(most: int) -> list[int]:
+    return [2**k for k in range(max(1, most).bit_length())]
+
+
+def _divisors(number: int, most: int) -> list[int]:
+    return [d for d in range(1, min(number, most) + 1) if number % d == 0]
+
+
+def _chunks(one: TrainConfig) -> list[int]:
+    """Virtual stages that divide the layers evenly, embedding and loss counted as layers or not."""
+    layers, p = one.shape.num_layers, one.pipeline_parallel
+    if p == 1:
+        return [1]
+    most = -(-layers // p)
+    return [v for v in range(1, most + 1) if v == 1 or layers % (p * v) == 0 or (layers + 2) % (p * v) == 0]
+
+
+# What fits, and how fast it is
+
+
+def _fitting(
+    layouts: list[TrainConfig], workers: Map, on_progress: Callable[[int, int], None] | None
+) -> Iterator[Bounded]:
+    for done, outcome in enumerate(workers(bounded, layouts), start=1):
+        found = outcome.unwrap()
+        if found is not None:
+            yield found
+        if on_progress is not None:
+            on_progress(done, len(layouts))
+
+
+def bounded(layout: TrainConfig) -> Bounded | None:
+    """The layout with the least recomputation with which it fits, and its bound; None if it does not fit at all."""
+    tries = [layout.model_copy(update={"recompute": one}) for one in _given(layout, "recompute", RECOMPUTE)]
+    if not memory_of(tries[-1]).fits:
+        return None
+    one = next(one for one in tries if memory_of(one).fits)
+    return Bounded(one, least_s(one), memory_of(one).reserved_bytes)
+
+
+def _timed(fitting: list[Bounded], count: int, workers: Map) -> list[TrainStep]:
+    """Steps of the layouts that can be among the `count` fastest, and of those on the front of memory and speed."""
+    order = sorted(fitting, key=lambda one: one.least_s)
+    front, least = [], float("inf")
+    for one in order:
+        if one.memory_bytes < 0.97 * least:
+            front.append(one)
+            least = one.memory_bytes
+    time = partial(train_step, check=False)
+    steps = {
+        id(one): outcome.unwrap() for one, outcome in zip(front, workers(time, [f.config for f in front]), strict=True)
+    }
+    waiting = [one for one in order if id(one) not in steps]
+    while waiting:
+        known = sorted(step.step_s for step in steps.values())
+        limit = known[count - 1] if len(known) >= count else float("inf")
+        now = [one for one in waiting[: 4 * count] if one.least_s < limit]
+        if not now:
+            break
+        waiting = waiting[len(now) :]
+        steps |= {
+            id(one): outcome.unwrap() for one, outcome in zip(now, workers(time, [n.config for n in now]), strict=True)
+        }
+    return list(steps.values())
+
+
+def _told_apart(steps: list[TrainStep]) -> list[TrainStep]:
+    """The same order, but of layouts that are as fast as the fastest the one with the most room left comes first."""
+    same = [step for step in steps if step.step_s <= SAME * steps[0].step_s]
+    return sorted(same, key=lambda step: step.memory.reserved_bytes) + steps[len(same) :]
+
+
+def _front(steps: list[TrainStep]) -> list[TrainStep]:
+    """Of steps in order of their time, those that need less memory than every faster one."""
+    found: list[TrainStep] = []
+    for step in steps:
+        if not found or step.memory.reserved_bytes < found[-1].memory.reserved_bytes:
+            found.append(step)
+    return found
+
+
+def _notes(steps: list[TrainStep]) -> list[str]:
+    same = sum(step.step_s <= SAME * steps[0].step_s for step in steps)
+    if same == 1:
+        return []
+    return [
+        f"{same} layouts are within {SAME - 1:.1%} of the fastest: of those, the one with the most room comes first."
+    ]
+
+
+def _nothing_fits(asked: TrainConfig, layouts: list[TrainConfig]) -> GnomonError:
+    if not layouts:
+        return DoesNotFitError(
+            f"no layout divides {asked.gpus} GPUs and a batch of {asked.batch_size} sequences as asked.",
+            where="gpus",
+            fix="Leave more open, or use a batch and GPUs with common divisors (powers of two, say).",
+        )
+    least = min(
+        (memory_of(one.model_copy(update={"recompute": "full"})) for one in layouts), key=lambda m: m.peak_bytes
+    )
+    return DoesNotFitError(
+        f"none of {len(layouts):,} layouts of {asked.shape.name} fits into {asked.gpus} x {asked.device}: the smallest"
+        f" needs {least.reserved_bytes / GB:.1f} GB of {least.device_bytes / GB:.1f} GB on a GPU.",
+        fix="Use more GPUs, GPUs with more memory, shorter sequences, or LoRA (--lora-rank 16).",
+    )
+
+
+# A whole run
+
+
+@dataclass(frozen=True)
+class Job:
+    """So many tokens at this pace."""
+
+    tokens: float
+    days: float
+    dollars: float
+    p50_s: float
+    """Of a step, with GPUs that vary."""
+    p99_s: float
+
+
+def job(step: TrainStep, tokens: float, jitter: float = 0.0) -> Job:
+    """Days and dollars of training on `tokens`. Every step waits for its slowest GPU: with `jitter`, the standard
+    deviation of a GPU's step time over its mean, for the largest of as many normal draws as there are GPUs."""
+    num_gpus = step.config.gpus
+
+    def slowest(quantile: float) -> float:
+        if not jitter:
+            return step.step_s
+        return step.step_s * (1.0 + jitter * NormalDist().inv_cdf(quantile ** (1.0 / num_gpus)))
+
+    p50 = slowest(0.5)
+    hours = tokens / step.config.tokens_per_step * p50 / 3600
+    price = catalog.device(step.config.device).price_per_hour
+    return Job(tokens, hours / 24, hours * num_gpus * price, p50, slowest(0.99))
