@@ -11,6 +11,7 @@ from gnomon.core.config import build, dump, load
 from gnomon.core.errors import UnknownNameError
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.scenario.engine_presets import engine, engine_names
+from gnomon.serving.scenario.engine_versions import order_of
 from gnomon.serving.scenario.pools import resolve
 from serving_kit import TABLE, run
 
@@ -114,3 +115,60 @@ def test_an_engine_serves(name):
     small = {"num_requests": 20, "rate": 50.0, "lengths": {"distribution": "fixed", "prompt": 100, "output": 20}}
     done = run(scenario(engine=name, timing=TABLE, workload=small))
     assert (done.cluster.requests.finished_s > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "overlap", "surplus"),
+    [
+        ("vllm", "", True, False),
+        ("vllm", "0.19.0", True, False),
+        ("vllm", "0.14.0", True, False),
+        ("vllm", "0.13.0", False, False),
+        ("vllm", "0.11.1", False, True),
+        ("sglang", "0.5.9", True, True),
+        ("trtllm", "1.3.0rc20", True, False),
+        ("trtllm", "1.2.0rc2.post2", True, True),
+        ("trtllm", "0.19.0", False, True),
+    ],
+)
+def test_the_version_decides_whether_batches_are_formed_ahead(name, version, overlap, surplus):
+    batching = scenario(engine={"name": name, "version": version}).batching
+    assert (batching.overlap, batching.surplus_token) == (overlap, surplus)
+    assert scenario(engine={"name": name, "version": version}, batching={"overlap": not overlap}).batching.overlap != (
+        overlap
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "drafts", "overlap"),
+    [
+        ("vllm", "", {"draft_layers": 1}, True),
+        ("vllm", "", {"draft_model": "llama-3.2-1b"}, False),
+        ("vllm", "", {}, False),
+        ("sglang", "0.5.9", {"draft_layers": 1}, False),
+        ("sglang", "", {"draft_layers": 1}, True),
+        ("trtllm", "", {"draft_layers": 1}, True),
+    ],
+)
+def test_drafting_decides_too(name, version, drafts, overlap):
+    replica = {"speculative": {"num_tokens": 2, **drafts}}
+    assert scenario(engine={"name": name, "version": version}, replica=replica).batching.overlap is overlap
+
+
+def test_the_a100_lost_its_large_budget_in_vllm_0_9():
+    budgets = [
+        scenario(engine={"name": "vllm", "version": version}, device="a100").batching.max_batch_tokens
+        for version in ("0.8.5", "0.9.0", "")
+    ]
+    assert budgets == [8192, 2048, 2048]
+
+
+@pytest.mark.parametrize("version", ["0.99.0", "1.0", "latest", "0.19.0+cu128x"])
+def test_a_version_that_nobody_knows_is_refused_with_those_known(version):
+    with pytest.raises(UnknownNameError, match=r"0\.19\.x"):
+        scenario(engine={"name": "vllm", "version": version})
+
+
+def test_versions_have_an_order():
+    versions = ["0.9.2", "0.10.0", "1.1.0", "1.2.0rc2", "1.2.0rc2.post2", "1.2.0rc6.post3", "1.2.0", "1.2.0.post1", ""]
+    assert sorted(versions[::-1], key=order_of) == versions

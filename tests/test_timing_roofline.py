@@ -172,7 +172,7 @@ def test_four_gpus_in_nvlink_pairs_are_slower_than_in_a_dgx() -> None:
 
 def test_pcie_all_reduce_is_latency_plus_bytes_over_bandwidth() -> None:
     seconds = collective_s("all_reduce", BYTES, Group(range(2)), catalog.node("rtxpro6000_pcie"))
-    assert seconds == pytest.approx(38e-6 + BYTES / 16.0e9)
+    assert seconds == pytest.approx(23e-6 + BYTES / 16.0e9)
 
 
 @pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv"])

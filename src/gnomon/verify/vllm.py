@@ -19,6 +19,7 @@ from gnomon.serving.engine.state import FINISHED
 from gnomon.serving.run.simulate import Run, run
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.scenario.config import BatchingConfig, ReplicaConfig, RouterConfig
+from gnomon.serving.scenario.engine_presets import engine
 from gnomon.timing import TimingConfig
 from gnomon.timing.config import CAPTURE_SIZES
 from gnomon.timing.sources.profile.servingsim import profiled_devices
@@ -106,6 +107,8 @@ def scenario_of(recording: Recording, model: Model, profiles: str | Path, device
     expert_parallel = bool(recording.option("enable_expert_parallel", "parallel_config")) and model.is_moe
     sequences = recording.whole("max_num_seqs", _MAX_SEQUENCES, "scheduler_config")
     in_lockstep = model.is_moe and ranks > 1
+    preset = engine("vllm").sections(recording.model, device, recording.version)["batching"]
+    overlap = recording.option("async_scheduling", "scheduler_config")
     return Scenario(
         model=recording.model,
         device=device,
@@ -123,6 +126,8 @@ def scenario_of(recording: Recording, model: Model, profiles: str | Path, device
             policy="vllm_v1",
             max_sequences=sequences,
             max_batch_tokens=recording.whole("max_num_batched_tokens", _MAX_BATCHED_TOKENS, "scheduler_config"),
+            overlap=preset["overlap"] if overlap is None else bool(overlap),
+            surplus_token=preset.get("surplus_token", False),
             max_chunk_tokens=recording.option("long_prefill_token_threshold", "scheduler_config") or None,
             block_size=recording.requests.prefix_block_tokens,
             prefix_cache=recording.kv_cache("enable_prefix_caching") is not False,

@@ -19,6 +19,8 @@ import polars as pl
 from gnomon.core.arrays import Floats, Ints
 from gnomon.core.errors import DataError
 from gnomon.core.text import MAX_TABLE_BYTES, parse_json, read_text
+from gnomon.serving.scenario.engine_presets import engine
+from gnomon.serving.scenario.engine_versions import is_known
 from gnomon.workload import Requests
 
 DEFAULT_BLOCK_SIZE = 16
@@ -47,6 +49,12 @@ class Recording:
     def model(self) -> str:
         """The model's name on Hugging Face."""
         return str(self.meta["model"])
+
+    @property
+    def version(self) -> str:
+        """vLLM's version; none where it is not recorded, or not one that is known."""
+        version = str(self.meta.get("vllm_version") or "")
+        return version if is_known(version, engine("vllm").versions) else ""
 
     @property
     def device_name(self) -> str | None:

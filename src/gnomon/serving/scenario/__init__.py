@@ -19,9 +19,11 @@ from gnomon.serving.scenario.config import (
     KvTiersConfig,
     ReplicaConfig,
     RouterConfig,
+    SpeculativeConfig,
     ToolCacheConfig,
 )
-from gnomon.serving.scenario.engine_presets import EngineConfig, engine, filled_in, nested
+from gnomon.serving.scenario.engine_presets import Drafting, EngineConfig, engine, filled_in, nested
+from gnomon.serving.scenario.engine_versions import check_version
 from gnomon.serving.scenario.lora import LoraConfig
 from gnomon.serving.scenario.power import PowerConfig
 from gnomon.timing import TimingConfig
@@ -178,7 +180,10 @@ def _with_engine(data: dict[str, Any]) -> dict[str, Any]:
     if given is None:
         return data
     chosen = given if isinstance(given, EngineConfig) else build(EngineConfig, _keys(EngineConfig, given))
-    sections = engine(chosen.name).sections(data.get("model") or "", data.get("device") or "h200")
+    preset = engine(chosen.name)
+    check_version(chosen.name, chosen.version, preset.versions)
+    model, device = data.get("model") or "", data.get("device") or "h200"
+    sections = preset.sections(model, device, chosen.version, _drafting(_keys(ReplicaConfig, data.get("replica"))))
     sections["timing"] |= {"engine": chosen.name, "engine_version": chosen.version}
     batching = _keys(BatchingConfig, data.get("batching"))
     if batching.get("policy") not in (None, sections["batching"]["policy"]):
@@ -193,6 +198,14 @@ def _with_client_sampling(data: dict[str, Any]) -> dict[str, Any]:
     given = workload.get("client") if isinstance(workload, dict) else None
     asked = client_sampling(given) if given is not None and data.get("sampling") is None else None
     return data if asked is None else {**data, "sampling": asked}
+
+
+def _drafting(replica: dict[str, Any]) -> Drafting | None:
+    """What drafts tokens in a replica."""
+    given = _keys(SpeculativeConfig, replica.get("speculative"))
+    if not given:
+        return None
+    return "model" if given.get("draft_model") else "head" if given.get("draft_layers") else "free"
 
 
 def _inherited(pool: Any, scenario: dict[str, Any]) -> Any:

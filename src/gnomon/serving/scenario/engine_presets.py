@@ -5,10 +5,11 @@ A preset fills in keys of `batching`, `replica`, `timing` and `front_end` that t
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import cache
 from importlib.resources import files
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import yaml
 from pydantic import Field
@@ -17,11 +18,15 @@ from gnomon import catalog
 from gnomon.catalog.attention import AttentionFamily
 from gnomon.core.config import Config, build
 from gnomon.core.errors import GnomonError, UnknownNameError
+from gnomon.serving.scenario.engine_versions import order_of
 from gnomon.serving.scenario.sampling import SamplerEra
 
 FOLDER = files("gnomon.serving.scenario") / "data" / "engines"
 
 Sections = dict[str, dict[str, Any]]
+Drafting = Literal["head", "model", "free"]
+"""What drafts tokens: layers of the model's own kind (multi-token prediction, EAGLE), a model, or something whose time
+does not count (n-grams)."""
 
 
 class EngineConfig(Config):
@@ -32,7 +37,8 @@ class EngineConfig(Config):
     name: str
     """vllm, sglang or trtllm."""
     version: str = ""
-    """Its version, for the kernels of the source silicon; the newest measured one if not given."""
+    """Its version, e.g. 0.19.0: decides defaults, overlapped scheduling and the kernels of the source silicon; the
+    newest if not given."""
 
 
 class Setting(Config):
@@ -40,6 +46,18 @@ class Setting(Config):
 
     value: Any
     source: str
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a variant may depend on."""
+
+    model: str
+    attention: AttentionFamily | None
+    device: str
+    memory_gb: float
+    version: str
+    drafting: Drafting | None
 
 
 class When(Config):
@@ -55,16 +73,25 @@ class When(Config):
     memory_gb_from: float | None = None
     """The GPU has at least this much memory."""
     memory_gb_below: float | None = None
+    version_from: str | None = None
+    """The engine's version is at least this."""
+    version_below: str | None = None
+    drafting: tuple[Drafting, ...] = ()
+    """What drafts tokens, where something does."""
 
-    def matches(self, model: str, attention: AttentionFamily | None, device: str, memory_gb: float) -> bool:
+    def matches(self, asked: Asked) -> bool:
         """Whether a scenario is meant."""
+        version = order_of(asked.version)
         return (
-            (not self.models or any(fnmatch(model, pattern) for pattern in self.models))
-            and (not self.attention or attention in self.attention)
-            and (not self.devices or any(fnmatch(device, pattern) for pattern in self.devices))
-            and not any(fnmatch(device, pattern) for pattern in self.not_devices)
-            and (self.memory_gb_from is None or memory_gb >= self.memory_gb_from)
-            and (self.memory_gb_below is None or memory_gb < self.memory_gb_below)
+            (not self.models or any(fnmatch(asked.model, pattern) for pattern in self.models))
+            and (not self.attention or asked.attention in self.attention)
+            and (not self.devices or any(fnmatch(asked.device, pattern) for pattern in self.devices))
+            and not any(fnmatch(asked.device, pattern) for pattern in self.not_devices)
+            and (self.memory_gb_from is None or asked.memory_gb >= self.memory_gb_from)
+            and (self.memory_gb_below is None or asked.memory_gb < self.memory_gb_below)
+            and (self.version_from is None or version >= order_of(self.version_from))
+            and (self.version_below is None or version < order_of(self.version_below))
+            and (not self.drafting or asked.drafting in self.drafting)
         )
 
 
@@ -80,18 +107,21 @@ class EnginePreset(Config):
     """An engine as data: dotted keys of the scenario, each with its value and source."""
 
     description: str
+    versions: tuple[str, ...]
+    """The series (their first two numbers) that it is meant for."""
     settings: dict[str, Setting]
     variants: tuple[Variant, ...] = Field(default=())
     sampling: tuple[SamplerEra, ...]
     """How its versions choose tokens, in their order."""
 
-    def sections(self, model: str, device: str) -> Sections:
+    def sections(self, model: str, device: str, version: str = "", drafting: Drafting | None = None) -> Sections:
         """The preset's values for a scenario, by section."""
         values = {key: setting.value for key, setting in self.settings.items()}
         name, attention = _known_model(model)
         gpu, memory_gb = _known_device(device)
+        asked = Asked(name, attention, gpu, memory_gb, version, drafting)
         for variant in self.variants:
-            if variant.when.matches(name, attention, gpu, memory_gb):
+            if variant.when.matches(asked):
                 values |= variant.settings
         return nested(values)
 

@@ -45,6 +45,8 @@ class Launch:
     """whole or sliced: how the script spreads experts over the GPUs, whatever the row says."""
     exchange: str = "auto"
     """How tokens get to their experts: all_gather or all_to_all; auto: as the engine does by default."""
+    overlap: bool | None = None
+    """Whether batches were formed while the one before ran; None: as the engine does by default."""
     expert_speed: float = 1.0
     """How fast its version's experts are over prompts beside the tables, which are of newer ones."""
     router: str = ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any, Literal
 from zlib import crc32
 
@@ -11,6 +10,7 @@ from gnomon.core.errors import ConfigError
 from gnomon.serving.policies import POLICIES, PolicySpec
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.scenario.engine_presets import engine
+from gnomon.serving.scenario.engine_versions import is_known
 from gnomon.timing.config import captured_sizes
 from gnomon.verify.silicon.launch import Launch, launch_of
 from gnomon.verify.silicon.servers import Layout, Server
@@ -77,7 +77,7 @@ def settings_of(server: Server) -> dict[str, Any]:
     common = {
         "model": model_of(server),
         "device": server.device,
-        "engine": server.engine,
+        "engine": {"name": server.engine, "version": _version(server)},
         "front_end": {"stream_interval": launch.stream_interval},
         "workload": workload_of(server),
         "sampling": {"temperature": 0},  # InferenceX's client asks for it; that of the sweeps is not known.
@@ -98,11 +98,11 @@ def _worker(server: Server, layout: Layout, launch: Launch) -> dict[str, Any]:
             "max_batch_tokens": launch.max_batch_tokens,
             "max_sequences": launch.max_sequences,
             "prefix_cache": False,
+            **({} if launch.overlap is None else {"overlap": launch.overlap}),
             "options": _policy_options(server, layout, launch),
         },
         "timing": {
             "source": "silicon",
-            "engine_version": _version(server),
             "dtype": _scheme(server),
             "kv_dtype": launch.kv_dtype,
             "expert_kernel": launch.expert_kernel,
@@ -214,9 +214,9 @@ def _scheme(server: Server) -> str:
 
 
 def _version(server: Server) -> str:
-    """The engine's version where it is one; nightly builds and images of another product take the newest tables."""
+    """The engine's version where it is one; nightly builds and images of another product are taken for the newest."""
     version = server.version or ""
-    return version if re.fullmatch(r"\d+\.\d+\.\d+[a-z0-9.]*", version) else ""
+    return version if is_known(version, engine(server.engine).versions) else ""
 
 
 SPREAD = 0.1

@@ -24,9 +24,10 @@ from gnomon.timing.sources.profile.samples import Bundle, Samples, SkewSamples
 from gnomon.timing.sources.profile.skew import flash_2_splits_below
 
 US = 1e-6
-IN_SERVER = 0.967
-"""What a kernel takes in a server over what it takes in such a profile, where it was called alone and outside CUDA
-graphs. From decode iterations of the recording `rtx4090_llama-3.1-8b` (docs/vllm-validation.md)."""
+IN_SERVER = {"rtx-4090": 0.967}
+"""What a kernel takes in a server over what it takes in such a profile, by GPU. From decode iterations of the recording
+`rtx4090_llama-3.1-8b`; why is not known, and servers on another GPU show nothing of the kind
+(docs/vllm-validation.md)."""
 
 OPERATORS: dict[str, tuple[str, ...]] = {
     "embedding": ("embedding",),
@@ -58,19 +59,23 @@ def find_root(path: Path) -> Path | None:
 def read(root: Path, model: Model, device: Device, dtype: str, tensor_parallel: int) -> Bundle:
     """Everything that was measured for one rank."""
     folder = degree_folder(root, model, device, dtype, tensor_parallel)
-    bundle = Bundle(str(folder))
+    bundle, share = Bundle(str(folder)), IN_SERVER.get(device.name, 1.0)
+
+    def add(operator: str, samples: Samples) -> None:
+        bundle.add(("name", operator), replace(samples, seconds=share * samples.seconds))
+
     for file, size in (("dense.csv", "tokens"), ("per_sequence.csv", "sequences")):
         for layer, samples in read_layers(folder / file, size).items():
             for operator in OPERATORS.get(layer, ()):
-                bundle.add(("name", operator), samples)
+                add(operator, samples)
     for name, samples in read_attention(folder / "attention.csv").items():
-        bundle.add(("name", name), samples)
+        add(name, samples)
     for name in INCLUDED:
         bundle.included.add(name)
     # Experts are measured whole, on one rank: other degrees run a slice of that shape.
     experts = folder.parent / "tp1" / "moe.csv"
     if model.is_moe and experts.is_file():
-        bundle.add(("name", "experts"), read_experts(experts, model))
+        add("experts", read_experts(experts, model))
     if (folder / "skew.csv").is_file():
         kv_heads = -(-model.num_kv_heads // tensor_parallel)
         bundle.skew = replace(read_skew(folder / "skew.csv"), splits_below=flash_2_splits_below(device, kv_heads))
@@ -168,5 +173,4 @@ def read_skew(path: Path) -> SkewSamples:
 
 
 def _samples(columns: Columns, *sizes: str) -> Samples:
-    seconds = IN_SERVER * columns.seconds("time_us", unit_s=US)
-    return Samples(columns.sizes(*sizes), seconds, str(columns.path))
+    return Samples(columns.sizes(*sizes), columns.seconds("time_us", unit_s=US), str(columns.path))
