@@ -270,6 +270,14 @@ class Simulation(Result):
         run = self._eventful_run() if "events" in extras else self._explained_run()
         return write_run(run, self.summary, folder, extras, self.headroom, self.intervals)
 
+    def export(self, name: str, folder: str | Path) -> Path:
+        """Write the run in another tool's format: llmd-report, inference-perf, aiperf, vllm-bench or guidellm."""
+        from gnomon.core.files import write_text
+        from gnomon.report.serving.exports import exported
+
+        file, text = exported(self.run, self.summary, name)
+        return write_text(Path(folder) / file, text)
+
     def _eventful_run(self) -> Run:
         """The run once more, with the parts that prompts were computed in."""
         from gnomon.report.serving.events import MOST_CHUNKS

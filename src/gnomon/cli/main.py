@@ -15,6 +15,7 @@ VERBS = {
     "serve": "Serve a scenario to OpenAI clients: tokens come when the simulated engine would give them.",
     "compare": "Run several variants on the same requests and print paired differences.",
     "explain": "Say why requests were slow, what would help, and what limits a deployment.",
+    "check": "Hold a scenario against limits and an earlier run, for continuous integration.",
     "check-policy": "Test your own batching policies and routers against the rules they must keep.",
     "workload": "Look at or export the requests of a workload.",
     "search": "Find the best deployment for a model, a workload and an SLO.",
@@ -39,6 +40,7 @@ VERBS = {
 PLACES = {
     "simulate": "serving.simulate",
     "serve": "serving.serve",
+    "check": "serving.check",
     "compare": "serving.compare",
     "check-policy": "serving.check_policy",
     "calibrate": "serving.calibrate",

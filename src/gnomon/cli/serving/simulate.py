@@ -24,6 +24,13 @@ from gnomon.core.errors import ConfigError
 @click.option("--csv", "extras", flag_value="csv", multiple=True, help="Also write the tables as CSV.")
 @click.option("--events", "extras", flag_value="events", multiple=True, help="Also write every request's events.")
 @click.option("--operators", "extras", flag_value="operators", multiple=True, help="Also write operator-level times.")
+@click.option(
+    "--export",
+    "formats",
+    multiple=True,
+    metavar="FORMAT",
+    help="Also write llmd-report, inference-perf, aiperf, vllm-bench or guidellm.",
+)
 @intervals_option
 @click.option("--wandb", "project", metavar="PROJECT", help="Also log to this project of Weights & Biases.")
 @json_option
@@ -33,6 +40,7 @@ def command(
     overrides: dict[str, Any],
     out: Path | None,
     extras: tuple[str, ...],
+    formats: tuple[str, ...],
     intervals: bool | None,
     project: str | None,
     as_json: bool,
@@ -48,14 +56,17 @@ def command(
       gnomon simulate --model llama-3-70b --tp 4 --rate 3 --out runs/70b
       gnomon simulate examples/serving/overload.yaml --json
     """
-    if extras and out is None:
-        raise ConfigError("there is no folder for it.", where=f"--{extras[0]}", fix="Give one with --out DIR.")
+    if (extras or formats) and out is None:
+        flag = f"--{extras[0]}" if extras else "--export"
+        raise ConfigError("there is no folder for it.", where=flag, fix="Give one with --out DIR.")
     chosen = scenario(file, **overrides)
     with progress() as on_progress:
         result = simulate(chosen, intervals=intervals, explained=out is not None, on_progress=on_progress)
     show(result, as_json=as_json)
     if out is not None:
         folder = result.save(out, extras)
+        for name in formats:
+            result.export(name, folder)
         click.echo(f"The report is {folder / 'report.html'}; open it in a browser.", err=as_json)
     if project is not None:
         click.echo(f"Logged to Weights & Biases: {result.log_to_wandb(project)}", err=as_json)

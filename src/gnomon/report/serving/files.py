@@ -11,6 +11,7 @@ import polars as pl
 from gnomon import catalog
 from gnomon.core.config import save
 from gnomon.core.files import folder_written_whole, write_text, written_whole
+from gnomon.report.serving.exports import EXPORTS
 from gnomon.report.serving.fleet import fleet_frame
 from gnomon.report.serving.frames import iteration_frame, request_frame
 from gnomon.report.serving.html import write_report
@@ -40,6 +41,7 @@ FILES = (
     "events.json",
     "trace.json.gz",
     "report.html",
+    *(file for file, _ in EXPORTS.values()),
 )
 """What the folder of a run holds: nothing else."""
 

@@ -1,0 +1,225 @@
+"""A run in the formats of load generators and benchmark suites, for tools that read those."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from gnomon import __version__
+from gnomon.core.arrays import Floats
+from gnomon.core.errors import UnknownNameError
+from gnomon.serving.engine.state import FINISHED
+from gnomon.serving.results.latency import request_times
+from gnomon.serving.results.summary import Summary
+from gnomon.serving.run.simulate import Run
+
+_PERCENTILES = (0.1, 1, 5, 10, 25, 50, 75, 90, 95, 99, 99.9)
+NOTE = "Simulated by Gnomon; gaps between the tokens of one request are its mean gap."
+
+
+class _Figures:
+    """The requests of a run that ended well: seconds and tokens of each."""
+
+    def __init__(self, run: Run, summary: Summary) -> None:
+        done, times = run.cluster.requests.status == FINISHED, request_times(run)
+        q = run.cluster.requests[done]
+        self.scenario, self.summary, self.run = run.scenario, summary, run
+        self.sent_s, self.ttft_s, self.e2e_s = q.arrival_s, times.ttft_s[done], times.e2e_s[done]
+        self.prompt, self.output = q.prompt_tokens.astype(np.int64), q.output_tokens.astype(np.int64)
+        self.tpot_s = times.tpot_s[done][self.output > 1]
+        used = run.log.used[2]
+        self.gap_s, self.gap_count = run.log.gap_s[:used], run.log.gap_count[:used]
+        self.num_failed = int(len(done) - done.sum())
+
+    def spreads(self) -> dict[str, dict[str, float] | None]:
+        """Every distribution, by the name that most formats use."""
+        return {
+            "request_latency": _spread(self.e2e_s),
+            "normalized_time_per_output_token": _spread(self.e2e_s / self.output),
+            "time_per_output_token": _spread(self.tpot_s),
+            "time_to_first_token": _spread(self.ttft_s),
+            "inter_token_latency": _spread(self.gap_s, self.gap_count),
+        }
+
+
+def _spread(values: Floats, counts: Any = None) -> dict[str, float] | None:
+    """Mean, deviation, extremes and percentiles; None where there is nothing."""
+    if not values.size:
+        return None
+    weights = np.ones(values.size) if counts is None else counts
+    mean = float(np.average(values, weights=weights))
+    found = {"mean": mean, "stddev": float(np.sqrt(np.average((values - mean) ** 2, weights=weights)))}
+    order = np.argsort(values)
+    if counts is None:
+        at = np.percentile(values, _PERCENTILES)
+    else:
+        ranks = np.cumsum(counts[order])
+        at = values[order][np.searchsorted(ranks, np.array(_PERCENTILES) / 100 * ranks[-1])]
+    found |= {f"p{percentile:g}": float(value) for percentile, value in zip(_PERCENTILES, at, strict=True)}
+    return found | {"min": float(values.min()), "max": float(values.max())}
+
+
+def _llmd_report(f: _Figures) -> str:
+    """llm-d's benchmark report 0.2.1."""
+
+    def told(spread: dict[str, float] | None, units: str) -> dict[str, Any] | None:
+        return spread and {"units": units, **{name.replace(".", "p"): value for name, value in spread.items()}}
+
+    units = {"normalized_time_per_output_token": "s/token", "time_per_output_token": "s/token",
+             "inter_token_latency": "s/token"}  # fmt: skip
+    rates = f.summary.throughput
+    text = json.dumps(f.scenario.model_dump(mode="json"), sort_keys=True)
+    uid = hashlib.sha256(text.encode()).hexdigest()[:32]
+    stack = []
+    for number, kind in enumerate(f.run.kinds):
+        cut = kind.replica
+        parallelism = {"tp": cut.tensor_parallel, "pp": cut.pipeline_parallel, "dp": cut.data_parallel}
+        accelerator = {"model": kind.device.name, "count": cut.num_gpus, "parallelism": parallelism}
+        engine = {"kind": "inference_engine", "tool": "gnomon", "tool_version": __version__,
+                  "role": "replica" if kind.role == "both" else kind.role, "replicas": kind.num_replicas,
+                  "model": {"name": f.scenario.model}, "accelerator": accelerator}  # fmt: skip
+        about = {"label": f"pool-{number}", "cfg_id": uid}
+        stack.append({"metadata": about, "standardized": engine, "native": {"config": json.loads(text)}})
+    lengths = [
+        {"distribution": "other", "value": float(one.mean()), "min": int(one.min()), "max": int(one.max())}
+        if one.size
+        else {"distribution": "other", "value": 0}
+        for one in (f.prompt, f.output)
+    ]
+    load = {"tool": "gnomon", "tool_version": __version__, "source": "unknown", "input_seq_len": lengths[0],
+            "output_seq_len": lengths[1], "rate_qps": rates.offered_requests_per_s}  # fmt: skip
+    aggregate = {
+        "requests": {"total": f.prompt.size + f.num_failed, "failures": f.num_failed,
+                     "input_length": told(_spread(f.prompt), "count"),
+                     "output_length": told(_spread(f.output), "count")},
+        "latency": {name: told(spread, units.get(name, "s")) for name, spread in f.spreads().items()},
+        "throughput": {
+            "input_token_rate": {"units": "tokens/s", "mean": rates.prompt_tokens_per_s},
+            "output_token_rate": {"units": "tokens/s", "mean": rates.output_tokens_per_s},
+            "total_token_rate": {"units": "tokens/s", "mean": rates.tokens_per_s},
+            "request_rate": {"units": "queries/s", "mean": rates.requests_per_s}},
+    }  # fmt: skip
+    report = {
+        "version": "0.2.1",
+        "run": {"uid": uid, "description": NOTE},
+        "scenario": {"stack": stack, "load": {"metadata": {}, "standardized": load, "native": {}}},
+        "results": {"request_performance": {"aggregate": aggregate}},
+    }
+    return json.dumps(report, indent=1)
+
+
+def _inference_perf(f: _Figures) -> str:
+    """inference-perf's summary_lifecycle_metrics.json."""
+
+    def told(spread: dict[str, float] | None) -> dict[str, float] | None:
+        return spread and {("median" if n == "p50" else n): v for n, v in spread.items() if n != "stddev"}
+
+    rates = f.summary.throughput
+    good = {
+        "count": f.prompt.size,
+        "latency": {name: told(spread) for name, spread in f.spreads().items()},
+        "throughput": {"input_tokens_per_sec": rates.prompt_tokens_per_s,
+                       "output_tokens_per_sec": rates.output_tokens_per_s,
+                       "total_tokens_per_sec": rates.tokens_per_s, "requests_per_sec": rates.requests_per_s},
+        "prompt_len": told(_spread(f.prompt)),
+        "output_len": told(_spread(f.output)),
+    }  # fmt: skip
+    load = {"count": f.prompt.size + f.num_failed, "schedule_delay": told(_spread(np.zeros(max(1, f.prompt.size))))}
+    failed = {"count": f.num_failed, "request_latency": None, "prompt_len": None}
+    return json.dumps({"load_summary": load, "successes": good, "failures": failed}, indent=1)
+
+
+def _aiperf(f: _Figures) -> str:
+    """AIPerf's profile_export.jsonl: one line for each request."""
+    lines = []
+    for i in range(f.prompt.size):
+        start = round(f.sent_s[i] * 1e9)
+        about = {"session_num": i, "x_request_id": f"gnomon-{i}", "benchmark_phase": "profiling",
+                 "was_cancelled": False, "request_start_ns": start,
+                 "request_end_ns": start + round(f.e2e_s[i] * 1e9)}  # fmt: skip
+        gap_s = (f.e2e_s[i] - f.ttft_s[i]) / max(1, f.output[i] - 1)
+        metrics = {"time_to_first_token": (f.ttft_s[i] * 1e3, "ms"), "request_latency": (f.e2e_s[i] * 1e3, "ms"),
+                   "inter_token_latency": (gap_s * 1e3, "ms"), "input_sequence_length": (int(f.prompt[i]), "tokens"),
+                   "output_sequence_length": (int(f.output[i]), "tokens")}  # fmt: skip
+        told = {name: {"value": value, "unit": unit} for name, (value, unit) in metrics.items()}
+        lines.append(json.dumps({"metadata": about, "metrics": told, "error": None}))
+    return "\n".join(lines) + "\n"
+
+
+def _vllm_bench(f: _Figures) -> str:
+    """`vllm bench serve --save-result --save-detailed`."""
+    rates, spreads = f.summary.throughput, f.spreads()
+    found: dict[str, Any] = {"backend": "gnomon", "model_id": f.scenario.model, "note": NOTE,
+                             "num_prompts": f.prompt.size + f.num_failed, "duration": f.summary.duration_s,
+                             "completed": f.prompt.size, "failed": f.num_failed,
+                             "total_input_tokens": int(f.prompt.sum()), "total_output_tokens": int(f.output.sum()),
+                             "request_throughput": rates.requests_per_s, "output_throughput": rates.output_tokens_per_s,
+                             "total_token_throughput": rates.tokens_per_s}  # fmt: skip
+    named = {"ttft": "time_to_first_token", "tpot": "time_per_output_token", "itl": "inter_token_latency",
+             "e2el": "request_latency"}  # fmt: skip
+    for short, name in named.items():
+        spread = spreads[name]
+        for ours, theirs in (("mean", "mean"), ("p50", "median"), ("stddev", "std"), ("p99", "p99")):
+            found[f"{theirs}_{short}_ms"] = spread[ours] * 1e3 if spread else None
+    gaps = (f.e2e_s - f.ttft_s) / np.maximum(1, f.output - 1)
+    found |= {"input_lens": f.prompt.tolist(), "output_lens": f.output.tolist(), "ttfts": f.ttft_s.tolist(),
+              "start_times": f.sent_s.tolist(), "errors": [""] * f.prompt.size,
+              "itls": [[float(gap)] * (int(n) - 1) for gap, n in zip(gaps, f.output, strict=True)]}  # fmt: skip
+    return json.dumps(found)
+
+
+def _guidellm(f: _Figures) -> str:
+    """guidellm's benchmarks.json: its metrics and requests. guidellm's own settings, which it wants to read the file
+    back, are not there."""
+
+    def told(spread: dict[str, float] | None, scale: float = 1.0) -> dict[str, Any]:
+        if spread is None:
+            return {"successful": None}
+        scaled = {name: value * scale for name, value in spread.items()}
+        ranks = {name.replace("0.1", "001").replace("99.9", "999") if "." in name else f"p{int(name[1:]):02d}": value
+                 for name, value in scaled.items() if name[0] == "p"}  # fmt: skip
+        rest = {"mean": scaled["mean"], "median": scaled["p50"], "std_dev": scaled["stddev"],
+                "min": scaled["min"], "max": scaled["max"]}  # fmt: skip
+        return {"successful": rest | {"percentiles": ranks}}
+
+    spreads = f.spreads()
+    metrics = {
+        "request_totals": {"successful": f.prompt.size, "errored": f.num_failed, "incomplete": 0,
+                           "total": f.prompt.size + f.num_failed},
+        "request_latency": told(spreads["request_latency"]),
+        "prompt_token_count": told(_spread(f.prompt)),
+        "output_token_count": told(_spread(f.output)),
+        "time_to_first_token_ms": told(spreads["time_to_first_token"], 1e3),
+        "time_per_output_token_ms": told(spreads["time_per_output_token"], 1e3),
+        "inter_token_latency_ms": told(spreads["inter_token_latency"], 1e3),
+    }  # fmt: skip
+    requests = [
+        {"request_id": f"gnomon-{i}", "prompt_tokens": int(f.prompt[i]), "output_tokens": int(f.output[i]),
+         "request_start_time": float(f.sent_s[i]), "request_end_time": float(f.sent_s[i] + f.e2e_s[i]),
+         "request_latency": float(f.e2e_s[i]), "time_to_first_token_ms": float(f.ttft_s[i] * 1e3)}
+        for i in range(f.prompt.size)
+    ]  # fmt: skip
+    one = {"type_": "generative_benchmark", "metrics": metrics, "requests": {"successful": requests}}
+    return json.dumps({"metadata": {"version": 2, "note": NOTE}, "benchmarks": [one]}, indent=1)
+
+
+EXPORTS: dict[str, tuple[str, Callable[[_Figures], str]]] = {
+    "llmd-report": ("llmd_report.json", _llmd_report),
+    "inference-perf": ("summary_lifecycle_metrics.json", _inference_perf),
+    "aiperf": ("profile_export.jsonl", _aiperf),
+    "vllm-bench": ("vllm_bench.json", _vllm_bench),
+    "guidellm": ("benchmarks.json", _guidellm),
+}
+"""By name: the file that it is usually in, and what writes it."""
+
+
+def exported(run: Run, summary: Summary, name: str) -> tuple[str, str]:
+    """A run in another tool's format: the usual name of the file, and what is in it."""
+    if name not in EXPORTS:
+        raise UnknownNameError("format", name, list(EXPORTS), where="--export")
+    file, write = EXPORTS[name]
+    return file, write(_Figures(run, summary))
