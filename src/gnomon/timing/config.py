@@ -90,6 +90,9 @@ class TimingConfig(Config):
     expert_kernel: Literal["", "trtllm", "cutlass", "deepgemm", "triton", "marlin"] = ""
     """Whose kernels run the experts, as engines let one choose; silicon: the fastest measured in the engine if not
     given."""
+    expert_rows: NonNegativeInt = 0
+    """Rows that a kernel of the experts computes at least for every expert of a rank, whoever was chosen, in one padded
+    array: 128 in DeepGEMM as vLLM calls it, for experts in block-wise FP8."""
     all_reduce: Literal["", "flashinfer"] = ""
     """Whose all-reduce runs beside the engine's own: FlashInfer's, which vLLM (fuse_allreduce_rms) and SGLang
     (--enable-flashinfer-allreduce-fusion) fuse with the norm behind it; silicon: its kernel is TensorRT-LLM's, and the

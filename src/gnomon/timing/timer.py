@@ -23,6 +23,10 @@ PROMPT_TOKENS = 256.0
 """Products of more tokens than this are those of prompts: decodes rarely reach it."""
 
 
+GROUPED_RATE = 0.6
+"""Share of the peak that grouped FP8 products reach."""
+
+
 class Timer:
     """The configured source; the roofline for operators that it lacks, and for the shape beyond its range."""
 
@@ -54,7 +58,7 @@ class Timer:
     def _at_clock(self, operator: Operator, *sizes: Floats) -> Floats:
         seconds, clock = self._at_full_clock(operator, *sizes), self.context.config.clock
         if isinstance(operator.work, Experts):
-            seconds = self._as_the_engine(operator, seconds)
+            seconds = self._as_the_engine(operator, seconds) + self._padding_s(operator.work, *sizes)
         if clock < 1.0 and isinstance(operator.work, Gemm | Experts):
             one = self._at_full_clock(operator, np.ones(1))
             return one + (seconds - one) / clock
@@ -66,6 +70,18 @@ class Timer:
             return seconds
         few = np.minimum(seconds, self._at_full_clock(experts, np.full(1, PROMPT_TOKENS)))
         return few + (seconds - few) / self.context.config.expert_speed
+
+    def _padding_s(self, work: Experts, tokens: Floats) -> Floats | float:
+        """Experts whose rows lie in one array, so many for each at least: what the padding takes to compute and to move
+        beyond the rows that were chosen."""
+        rows = work.num_local * self.context.config.expert_rows
+        if not rows or work.format.name != "fp8_block":
+            return 0.0
+        padding = np.maximum(rows - work.routed(tokens), 0.0)
+        each = work.projections * work.hidden * work.ffn
+        compute = 2.0 * padding * each / (GROUPED_RATE * self.context.device.flops("fp8"))
+        moved = padding * (5 * work.hidden + 2 * work.projections * work.ffn)
+        return compute + moved / self.context.device.bandwidth_bytes_s
 
     def _at_full_clock(self, operator: Operator, *sizes: Floats) -> Floats:
         measured = self._measured(operator)

@@ -38,14 +38,14 @@ class Task:
     most: int
     """Longest answer that was asked for."""
     max_model_len: int
+    spread: float
+    """Standard deviation of the logarithm of answers' lengths: a guess, too."""
 
 
-SPREAD = 0.7
-"""Standard deviation of the logarithm of answers' lengths: a guess, too."""
 TASKS = {
-    "lm-arena-chat": Task(1024, (50, 550), 4096, 20_480),
-    "gpqa": Task(198, (220, 450), 32_768, 40_960),
-    "sourcegraph-fim": Task(1024, (600, 2000), 4096, 20_480),
+    "lm-arena-chat": Task(1024, (50, 550), 4096, 20_480, 0.7),
+    "gpqa": Task(198, (220, 450), 32_768, 40_960, 0.5),
+    "sourcegraph-fim": Task(1024, (600, 2000), 4096, 20_480, 0.7),
 }
 IS_ITERATION = 0.8
 """Where the median time between tokens is below this share of an iteration's time, messages held several tokens."""
@@ -139,9 +139,7 @@ def _server(row: dict[str, str], line: str) -> Server:
 def settings_of(server: Server) -> dict[str, Any]:
     """The server as a scenario."""
     task = TASKS[server.task]
-    is_fused = "gpt-oss" in server.model and server.device == "b200"
-    is_flashinfer = server.device == "b200" and ("gpt-oss" in server.model or "DeepSeek" in server.model)
-    ranks, median = server.data_parallel, server.output_tokens * math.exp(-(SPREAD**2) / 2.0)
+    ranks, median = server.data_parallel, server.output_tokens * math.exp(-(task.spread**2) / 2.0)
     return {
         "model": server.model,
         "device": server.device,
@@ -153,11 +151,8 @@ def settings_of(server: Server) -> dict[str, Any]:
             "expert_parallel": server.expert_parallel,
             "max_request_tokens": task.max_model_len,
         },
-        "batching": {"max_sequences": max(1, server.max_sequences // ranks), "max_batch_tokens": 8192},
-        "timing": {
-            "all_reduce": "flashinfer" if is_fused else "",
-            "expert_kernel": "trtllm" if is_flashinfer else "triton",
-        },
+        "batching": {"max_sequences": max(1, server.max_sequences // ranks), "max_batch_tokens": 8192, "overlap": True},
+        "timing": _kernels(server),
         "workload": {
             "arrivals": {"process": "batch"},
             "num_requests": max(task.num_requests, 3 * server.max_sequences),
@@ -168,10 +163,22 @@ def settings_of(server: Server) -> dict[str, Any]:
                 "prompt_median": task.prompt[0],
                 "prompt_p90": task.prompt[1],
                 "output_median": median,
-                "output_p90": median * math.exp(1.2816 * SPREAD),
+                "output_p90": median * math.exp(1.2816 * task.spread),
             },
         },
     }
+
+
+def _kernels(server: Server) -> dict[str, Any]:
+    """Kernels of vLLM 0.11.1: Triton's for experts but for two models on B200, DeepGEMM's for those in block-wise FP8,
+    and an all-reduce of its own but for gpt-oss on B200."""
+    is_oss, is_b200 = "gpt-oss" in server.model, server.device == "b200"
+    kernels: dict[str, Any] = {"all_reduce": "flashinfer" if is_oss and is_b200 else "", "expert_kernel": "triton"}
+    if is_b200 and (is_oss or "DeepSeek" in server.model):
+        kernels["expert_kernel"] = "trtllm"
+    elif server.model.startswith("Qwen/") and server.model.endswith("-FP8"):
+        kernels["expert_rows"] = 128
+    return kernels
 
 
 def predict(server: Server) -> Scored:

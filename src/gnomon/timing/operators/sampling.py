@@ -27,9 +27,9 @@ PASSES: dict[Method, float] = {
 BOUND_BY_SMS: dict[Method, float] = {"sort": 0.4, "sort_top_k": 0.4, "search": 0.8}
 """Share of a step's time that SMs bound and memory does not, by how much longer it takes at 1,700 instead of 1,980 MHz;
 0.2 of the others."""
-COPY_S = 32e-9
-"""Seconds in which a host brings one token of a Python list to the GPU, padding and pinning included: 8.4 ms for
-266,000 tokens of 256 sequences on an H200's host."""
+COPY_S = 25e-9
+"""Seconds in which a host brings one token of a Python list to the GPU, padding and pinning included: 9.6 ms for
+384,000 tokens of 256 sequences on an H200's host."""
 
 
 class SamplerConfig(Config):
