@@ -111,3 +111,28 @@ def test_launching_comes_before_sampling() -> None:
         max_sequences=8, max_kv_tokens=2048,
     ).tables  # fmt: skip
     assert host_times(tables, 0, DECODES)[1] == pytest.approx(0.05 + 8 * tables.host_s[0, 1, 11])
+
+
+def test_the_measured_steps_do_what_they_say() -> None:
+    torch = pytest.importorskip("torch")
+    from gnomon.measure.kernels import sampling
+
+    logits = torch.log(torch.tensor([[0.5, 0.3, 0.15, 0.05], [0.1, 0.2, 0.3, 0.4]]))
+    kept = sampling.top_k_top_p(logits.clone(), None, torch.tensor([0.7, 0.95])).isfinite()
+    assert kept.tolist() == [[True, True, False, False], [True, True, True, True]]
+    kept = sampling.top_k(logits.clone(), torch.tensor([1, 2]), 2).isfinite()
+    assert kept.tolist() == [[True, False, False, False], [False, False, True, True]]
+    said = torch.tensor([[0, 0], [4, 4]])  # 4: padding.
+    one, zero = torch.ones(2), torch.zeros(2)
+    changed = sampling.penalties(logits.clone(), said, said, 2.0 * one, zero)
+    assert changed[0, 0] == 2.0 * logits[0, 0] and (changed[1] == logits[1]).all()
+    assert sampling.greedy(logits).tolist() == [0, 3]
+    assert sampling.padded([[1, 2], [3]], 4, pinned=False).tolist() == [[1, 2], [3, 4]]
+
+
+def test_convert_reads_what_vllm_gives_requests() -> None:
+    from gnomon.convert.readers import READERS
+
+    assert READERS["generation_config"]("auto") is None
+    assert READERS["generation_config"]("vllm")["top_p"] == 1.0
+    assert READERS["override_generation_config"]({"top_k": 5, "max_new_tokens": 9}) == {"top_k": 5}

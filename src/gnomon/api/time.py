@@ -15,6 +15,7 @@ from gnomon.api.result import Drawing, Result, read
 from gnomon.core.config import Config
 from gnomon.core.errors import ConfigError
 from gnomon.core.files import write_text
+from gnomon.workload.sampling import SamplingConfig
 
 if TYPE_CHECKING:
     import polars as pl
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from gnomon.catalog import Model, Parallelism
     from gnomon.report.blocks import Block
     from gnomon.timing import Batch, OperatorTime, Timer, TimingConfig
+    from gnomon.timing.operators import SamplerConfig
 
 __all__ = ["Iteration", "IterationTime", "source_names", "time"]
 
@@ -71,6 +73,8 @@ class Iteration(Config):
     """Its version; the newest tables if not given."""
     expert_load: str = "power_law_1.01"
     """How tokens spread over experts."""
+    sampling: SamplingConfig | None = None
+    """What requests ask of the sampler; the likeliest token if not given."""
 
     @model_validator(mode="before")
     @classmethod
@@ -100,10 +104,19 @@ def time(given: Iteration | Mapping[str, Any] | str | Path | None = None, **over
     timers = []
     for source in dict.fromkeys(asked.sources):
         same = {name: getattr(asked, name) for name in OF_TIMING}
-        config = build(TimingConfig, same | {"source": source}, where="timing")
+        config = build(TimingConfig, same | {"source": source, "sampler": _sampler(asked)}, where="timing")
         _check_room(model, asked, parallelism, config, batch)
         timers.append(Timer(Context(model, device, node, parallelism, config)))
     return IterationTime(asked, batch, timers)
+
+
+def _sampler(asked: Iteration) -> SamplerConfig:
+    """What the engine runs for what requests ask of the sampler."""
+    from gnomon.serving.scenario.engine_presets import engine
+    from gnomon.serving.scenario.sampling import GREEDY, era_of, sampler
+
+    era = era_of(engine(asked.engine).sampling, asked.engine_version)
+    return sampler([asked.sampling or GREEDY], era, None)
 
 
 def _check_room(model: Model, asked: Iteration, parallelism: Parallelism, config: TimingConfig, batch: Batch) -> None:

@@ -307,6 +307,32 @@ def silicon(
     return Verification("silicon", scored, told(verdict), {"leaderboard.html": partial(write_page, verdict)})
 
 
+@CHECKS.register("servers")
+def servers(
+    file: str | Path, *, only: str = "", jobs: int | None = None, on_progress: Progress | None = None
+) -> Verification:
+    """Measured vLLM servers of the ML.ENERGY leaderboard beside their simulation; `only` those whose name has it."""
+    from gnomon.report.verify.servers import told
+    from gnomon.verify.servers import read_servers, score
+
+    known = read_servers(file)
+    wanted = [one for one in known if only in one.name]
+    if not wanted:
+        raise ConfigError(f"no server is called like {only!r}.", where="--only", fix=f"One is {known[0].name!r}.")
+    scored = score(wanted, jobs=jobs, on_progress=on_progress)
+    return Verification("servers", scored, told(scored, is_whole=not only))
+
+
+@CHECKS.register("stages")
+def stages(file: str | Path, *, on_progress: Progress | None = None) -> Verification:
+    """Load stages of vLLM servers, as inference-perf sent them, beside their simulation."""
+    from gnomon.report.verify.stages import told
+    from gnomon.verify.stages import predict, read_stages
+
+    found = [predict(one) for one in _each(read_stages(file), on_progress)]
+    return Verification("stages", found, told(found))
+
+
 def silicon_scenario(server: str) -> dict[str, Any]:
     """One measured server as a scenario."""
     from gnomon.verify.silicon.choose import by_id

@@ -9,6 +9,7 @@ import click
 from gnomon.api.time import time
 from gnomon.cli.options import SectionedCommand
 from gnomon.cli.printing import json_option, show
+from gnomon.core.text import parse_yaml
 
 
 @click.command(cls=SectionedCommand)
@@ -43,8 +44,11 @@ from gnomon.cli.printing import json_option, show
     show_default=True,
     help="Number format of the KV cache; auto: the checkpoint's, else bf16.",
 )
+@click.option(
+    "--sampling", help="What requests ask for, e.g. '{top_p: 0.95, repetition_penalty: 1.1}'.  [default: greedy]"
+)
 @json_option
-def command(sources: tuple[str, ...], as_json: bool, **given: Any) -> None:
+def command(sources: tuple[str, ...], as_json: bool, sampling: str | None, **given: Any) -> None:
     """Time one iteration of a batch, operator by operator.
 
     For every operator: its calls, seconds, share of the iteration, FLOPs and bytes on one GPU, MFU, and what limits it
@@ -57,4 +61,6 @@ def command(sources: tuple[str, ...], as_json: bool, **given: Any) -> None:
       gnomon time --model meta-llama/Llama-3.1-8B --device rtx-4090 --source roofline --source profile --path profiles
     """
     asked = {name: value for name, value in given.items() if value is not None}
+    if sampling is not None:
+        asked["sampling"] = parse_yaml(sampling, where="--sampling")
     show(time(asked | ({"sources": sources} if sources else {})), as_json=as_json)

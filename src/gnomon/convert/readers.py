@@ -124,3 +124,21 @@ def speculative(value: Any) -> dict[str, Any]:
         )
     drafts = drafter(str(value.get("method", "")), value.get("model"))
     return {"num_tokens": value["num_speculative_tokens"], **drafts}
+
+
+NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0}
+"""What vLLM takes where it is told not to follow the model."""
+
+
+@READERS.register("generation_config")
+def generation(value: Any) -> dict[str, Any] | None:
+    """vLLM's `--generation-config`: the model's own (auto), or none of its (vllm)."""
+    return NEUTRAL if value == "vllm" else None
+
+
+@READERS.register("override_generation_config")
+def override_generation(value: Any) -> dict[str, Any]:
+    """vLLM's `--override-generation-config`: what requests get that say nothing."""
+    if not isinstance(value, dict):
+        raise ConfigError("--override-generation-config needs a mapping.", where="the command", fix="Give it as JSON.")
+    return {key: value[key] for key in NEUTRAL if key in value}

@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import csv
 import math
+import statistics
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
 from gnomon.core.config import load
 from gnomon.core.errors import DataError
@@ -47,6 +50,13 @@ TASKS = {
     "gpqa": Task(198, (220, 450), 32_768, 40_960, 0.5),
     "sourcegraph-fim": Task(1024, (600, 2000), 4096, 20_480, 0.7),
 }
+GOALS = {
+    "h100 itl median": 0.07, "h100 itl mean": 0.10, "b200 itl median": 0.10, "b200 itl mean": 0.16,
+    "throughput median": 0.12,
+}  # fmt: skip
+"""For the lines with an odd crc32, which nothing was chosen on."""
+SLACK = 0.005
+"""How much a figure may differ from the recorded one without being called worse."""
 IS_ITERATION = 0.8
 """Where the median time between tokens is below this share of an iteration's time, messages held several tokens."""
 NOT_UNDERSTOOD = {
@@ -80,12 +90,17 @@ class Server:
         return not strange and self.itl_s >= IS_ITERATION * self.iteration_s
 
     @property
+    def short(self) -> str:
+        """The model's name."""
+        return self.model.rpartition("/")[2]
+
+    @property
     def name(self) -> str:
         """In a few words."""
         experts = " EP" if self.expert_parallel else ""
         groups = f" DP{self.data_parallel}" if self.data_parallel > 1 else ""
         where = f"{self.device} TP{self.tensor_parallel}{experts}{groups}"
-        return f"{self.task} {self.model.rpartition('/')[2]} {where} x{self.max_sequences}"
+        return f"{self.task} {self.short} {where} x{self.max_sequences}"
 
 
 @dataclass(frozen=True)
@@ -198,6 +213,26 @@ def predict(server: Server) -> Scored:
     median = took[order][np.searchsorted(weight, weight[-1] / 2)]
     tokens = inside["decodes"].sum() * done.log.used[3] / (ended - begun)
     return Scored(server, float(median), float(tokens))
+
+
+def figures(scored: Sequence[Scored]) -> dict[str, float]:
+    """Absolute relative errors of the half that was held out."""
+    held = [one for one in scored if one.server.is_held_out]
+    found = {}
+    for device in ("h100", "b200"):
+        errors = [abs(s.errors["itl"]) for s in held if "itl" in s.errors and s.server.device == device]
+        if errors:
+            found[f"{device} itl median"] = statistics.median(errors)
+            found[f"{device} itl mean"] = statistics.fmean(errors)
+    errors = [abs(s.errors["throughput"]) for s in held if "throughput" in s.errors]
+    return found | ({"throughput median": statistics.median(errors)} if errors else {})
+
+
+def recorded() -> dict[str, float]:
+    """The figures that were recorded with the release."""
+    text = (files("gnomon.verify") / "data" / "servers.yaml").read_text(encoding="utf-8")
+    found: dict[str, float] = yaml.safe_load(text)["held out"]
+    return found
 
 
 def score(

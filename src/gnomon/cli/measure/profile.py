@@ -128,6 +128,29 @@ def collectives(
 
 
 @command.command()
+@click.option("--vocabularies", default="32000,128256,151936,201088,262208", show_default=True, help="By commas.")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="CSV file.")
+def sampling(vocabularies: str, out: Path) -> None:
+    """Choosing tokens: drawing, top-k and top-p by sorting and by searching, penalties, log-probabilities.
+
+    \b
+    Example:
+      gnomon profile sampling --out my-sampling.csv
+    """
+    sizes = [one.strip() for one in vocabularies.split(",")]
+    if not all(one.isdigit() and int(one) > 1 for one in sizes):
+        raise ConfigError(f"{vocabularies!r} are no sizes.", where="--vocabularies", fix="For example: 128256,151936.")
+    _profiler()
+    import torch
+
+    from gnomon.measure.profiling.sampling import measure
+
+    if not torch.cuda.is_available():
+        raise GnomonError("no CUDA device: profiling needs a GPU.", fix="Run it on a machine with an NVIDIA GPU.")
+    click.echo("\n".join(measure(out, [int(one) for one in sizes])))
+
+
+@command.command()
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True))
 @click.option("--out", type=click.Path(path_type=Path), help="Bundle to which the host's rows are added.")
 @json_option

@@ -19,6 +19,8 @@ CHECKS = {
     "disagg": "Prefill and decode together and apart: layouts measured by llm-d.",
     "prefixes": "Routing by prefixes and KV in host memory: effects that llm-d published.",
     "fleet": "Fleets: published effects of cold starts, failures and fairness.",
+    "servers": "Real vLLM servers of the ML.ENERGY leaderboard: time between tokens, throughput.",
+    "stages": "Real vLLM servers under stages of load: time to the first token, time per token.",
     "silicon": "Real deployments: thousands of measured servers of today's models.",
 }
 

@@ -1,0 +1,121 @@
+"""Load stages of vLLM 0.15 servers on H100, sent by inference-perf, beside their simulation.
+
+Requests of a stage come at exponential gaps, scaled so that all come within its duration (what that client calls
+constant load); they are ten questions behind each of ten shared beginnings, in turn, so that after the first hundred
+the prefix cache holds them. The client sends no temperature: the models' own generation_config counts.
+"""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gnomon.core.config import load
+from gnomon.core.errors import DataError
+from gnomon.core.streams import stream
+from gnomon.serving.run.simulate import run
+from gnomon.serving.scenario import Scenario
+from gnomon.workload import Requests
+
+BLOCK = 16
+GOALS = {"ttft": 0.08, "tpot": 0.06}
+"""Medians of absolute relative errors: of median TTFT and of TPOT."""
+MODELS = {"llama-2-7b-tp1": ("llama-2-7b", 1), "codellama-34b-tp2": ("codellama-34b", 2)}
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of load on one server."""
+
+    run: str
+    number: int
+    rate: float
+    requests: int
+    groups: int
+    prompts: int
+    shared_tokens: int
+    prompt_tokens: int
+    output_tokens: int
+    ttft_s: float
+    e2e_s: float
+
+    @property
+    def tpot_s(self) -> float:
+        """Of the median request."""
+        return (self.e2e_s - self.ttft_s) / (self.output_tokens - 1)
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """A stage beside its simulation."""
+
+    stage: Stage
+    ttft_s: float
+    tpot_s: float
+
+    @property
+    def errors(self) -> dict[str, float]:
+        """(simulated - measured) / measured."""
+        return {"ttft": self.ttft_s / self.stage.ttft_s - 1, "tpot": self.tpot_s / self.stage.tpot_s - 1}
+
+
+def read_stages(path: str | Path) -> list[Stage]:
+    """The stages of the file."""
+    try:
+        rows = list(csv.DictReader(Path(path).read_text(encoding="utf-8").splitlines()))
+        return [_stage(row) for row in rows]
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(
+            f"this is no file of load stages: {error!r}.", where=str(path), fix="Name vllm_stages/h100.csv."
+        ) from None
+
+
+def _stage(row: dict[str, str]) -> Stage:
+    return Stage(
+        row["run"], int(row["stage"]), float(row["rate"]), int(row["requests"]), int(row["shared_prefix_groups"]),
+        int(row["prompts_per_group"]), int(row["system_prompt_len"]), round(float(row["prompt_len_mean"])),
+        int(row["output_len"]), float(row["ttft_median_ms"]) * 1e-3, float(row["e2e_median_ms"]) * 1e-3,
+    )  # fmt: skip
+
+
+def settings_of(stage: Stage) -> dict[str, Any]:
+    """The server as a scenario."""
+    model, degree = next(place for name, place in MODELS.items() if name in stage.run)
+    return {
+        "model": model,
+        "device": "h100",
+        "engine": {"name": "vllm", "version": "0.15.0"},
+        "replica": {"tensor_parallel": degree},
+        "batching": {"max_batch_tokens": 2048, "max_sequences": 128, "overlap": True},
+    }
+
+
+def requests_of(stage: Stage) -> Requests:
+    """Prompts in turn, behind their shared beginnings."""
+    gaps = stream(0, "stages", stage.run, stage.number).exponential(size=stage.requests)
+    arrival_s = np.cumsum(gaps) * (stage.requests / stage.rate / gaps.sum())
+    which = np.arange(stage.requests) % (stage.groups * stage.prompts)
+    blocks, shared = stage.prompt_tokens // BLOCK, stage.shared_tokens // BLOCK
+    place = np.arange(blocks)
+    group = np.where(place < shared, (which % stage.groups)[:, None], 1000 + which[:, None])
+    return Requests(
+        arrival_s=arrival_s,
+        prompt_tokens=np.full(stage.requests, stage.prompt_tokens, np.int32),
+        output_tokens=np.full(stage.requests, stage.output_tokens, np.int32),
+        session=np.full(stage.requests, -1, np.int32),
+        priority=np.zeros(stage.requests, np.int8),
+        prefix_offsets=np.arange(stage.requests + 1, dtype=np.int64) * blocks,
+        prefix_hashes=(1 + group * 100_000 + place).astype(np.int64).ravel(),
+    )
+
+
+def predict(stage: Stage) -> Predicted:
+    """Simulate one stage."""
+    done = run(load(Scenario, None, settings_of(stage)), requests=requests_of(stage)).cluster.requests
+    ttft = done["first_token_s"] - done["arrival_s"]
+    tpot = (done["finished_s"] - done["first_token_s"]) / (stage.output_tokens - 1)
+    return Predicted(stage, float(np.median(ttft)), float(np.median(tpot)))

@@ -1,0 +1,77 @@
+"""`gnomon verify servers` and `verify stages`: rows become scenarios, what counts, figures and mistakes."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gnomon.core.errors import DataError
+from gnomon.report.verify.servers import told
+from gnomon.verify.servers import Scored, figures, read_servers, settings_of
+from gnomon.verify.stages import read_stages, requests_of
+
+HEAD = (
+    "task,model_id,weight_precision,gpu_model,num_gpus,tensor_parallel,expert_parallel,data_parallel,max_num_seqs,"
+    "avg_batch_size,avg_output_len,output_throughput_tokens_per_sec,median_itl_ms,p90_itl_ms,iteration_ms"
+)
+ROW = "lm-arena-chat,Qwen/Qwen3-8B,bfloat16,H100,1,1,1,1,64,63.9,640.0,3000.0,20.0,25.0,21.0"
+FAST = "gpqa,Qwen/Qwen3-14B,bfloat16,B200,1,1,1,1,8,8.0,7000.0,240.0,33.0,50.0,34.0"
+DP = "sourcegraph-fim,Qwen/Qwen3-Coder-480B-A35B-Instruct-FP8,fp8,B200,8,1,8,8,128,100,250,900,30.0,40,100.0"
+
+
+def _read(tmp_path: Path, *rows: str) -> list[Scored]:
+    (tmp_path / "servers.csv").write_text("\n".join([HEAD, *rows]) + "\n")
+    return [Scored(one, 1.1 * one.itl_s, 0.8 * one.tokens_s) for one in read_servers(tmp_path / "servers.csv")]
+
+
+def test_rows_that_count(tmp_path: Path) -> None:
+    chat, strange, code = _read(tmp_path, ROW, FAST, DP)
+    assert chat.server.is_held_out == (zlib.crc32(ROW.encode()) % 2 == 1)
+    assert chat.errors == pytest.approx({"itl": 0.1, "throughput": -0.2})
+    assert strange.errors == pytest.approx({"throughput": -0.2})  # Not understood.
+    assert code.errors == {}  # Several tokens in one message; prompts unknown.
+
+
+def test_each_data_parallel_rank_gets_its_share(tmp_path: Path) -> None:
+    (code,) = _read(tmp_path, DP)
+    settings = settings_of(code.server)
+    assert settings["batching"]["max_sequences"] == 16
+    assert settings["timing"]["expert_rows"] == 128
+    assert settings["sampling"] == {"temperature": 0.8, "top_p": 0.95, "repetition_penalty": 1.1}
+
+
+def test_figures_are_of_the_held_out_half_and_worse_ones_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (one,) = _read(tmp_path, ROW)
+    held = [Scored(replace(one.server, is_held_out=True), (1 + e) * one.server.itl_s, 3000.0) for e in (0.1, -0.2, 0.6)]
+    other = Scored(replace(one.server, is_held_out=False), 9.0, 9.0)
+    found = figures([*held, other])
+    assert found == pytest.approx({"h100 itl median": 0.2, "h100 itl mean": 0.3, "throughput median": 0.0})
+    monkeypatch.setattr("gnomon.report.verify.servers.recorded", lambda: {"h100 itl median": 0.19})
+    assert told(held, is_whole=True).failures == ["h100 itl median 20.0% (recorded 19.0%)"]
+    assert told(held, is_whole=False).failures == []
+
+
+def test_another_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    for read in (read_servers, read_stages):
+        with pytest.raises(DataError, match="this is no file of"):
+            read(tmp_path / "other.csv")
+
+
+def test_prompts_of_a_stage_come_in_turn_behind_their_beginnings(tmp_path: Path) -> None:
+    (tmp_path / "h100.csv").write_text(
+        "run,stage,rate,duration_s,load,requests,shared_prefix_groups,prompts_per_group,system_prompt_len,question_len,"
+        "output_len,prompt_len_mean,ttft_mean_ms,ttft_median_ms,e2e_mean_ms,e2e_median_ms\n"
+        "x-llama-2-7b-tp1-y,0,5.0,40,constant,200,10,10,100,466,247,592,25,24.0,1810,1796.0\n"
+    )
+    (stage,) = read_stages(tmp_path / "h100.csv")
+    requests = requests_of(stage)
+    assert requests.arrival_s[-1] == pytest.approx(40.0)
+    blocks = requests.prefix_hashes.reshape(200, 37)
+    assert (blocks[0] == blocks[100]).all()
+    assert (blocks[0, :6] == blocks[10, :6]).all() and not np.isin(blocks[0, 6:], blocks[10]).any()
+    assert not np.isin(blocks[0], blocks[1]).any()
