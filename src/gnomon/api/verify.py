@@ -287,6 +287,19 @@ def fleet(*, only: Sequence[str] = (), on_progress: Progress | None = None) -> V
     return Verification("fleet", found, told(found))
 
 
+@CHECKS.register("training")
+def training(*, data: str | Path | None = None, on_progress: Progress | None = None) -> Verification:
+    """Published training steps in the folder `training` of `data` (or in `data` itself) beside their prediction."""
+    from gnomon.report.verify.training import told
+    from gnomon.verify.training import score
+    from gnomon.verify.training_rows import read_rows
+
+    folder = _reference(data)
+    rows = read_rows(folder / "training" if (folder / "training").is_dir() else folder)
+    scored = [score(row) for row in _each(rows, on_progress)]
+    return Verification("training", scored, told(scored))
+
+
 @CHECKS.register("silicon")
 def silicon(
     *, rows: str | None = None, sample: int | None = None, seed: int = 0, jobs: int | None = None,

@@ -11,9 +11,12 @@ from gnomon.training.step import TrainStep
 ABOUT = {
     "products": "matrix products of layers",
     "attention": "attention and its gradients",
+    "recurrence": "linear attention and its gradients",
     "elementwise": "norms, activations, rotary embeddings",
     "casts": "quantising inputs and gradients",
+    "accumulation": "gradients added to those of earlier micro-batches",
     "experts": "grouped products of experts",
+    "permutation": "rows sorted by expert and back",
     "adapters": "low-rank adapters",
     "loss": "embedding, head and loss",
     "recomputation": "forward passes run again",

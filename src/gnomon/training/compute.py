@@ -14,6 +14,15 @@ from gnomon.training.config import Precision, TrainConfig
 from gnomon.training.constants import constants
 from gnomon.training.layers import SCHEMES, LayerKind, layer_operators
 
+ATTENTION_PRODUCTS = ("qkv_proj", "o_proj", "q_proj", "q_b_proj", "qkv_a_proj")
+ADAPTED = {
+    "megatron": ATTENTION_PRODUCTS,
+    "fsdp": (*ATTENTION_PRODUCTS, "up_proj", "down_proj"),
+    "transformers": ATTENTION_PRODUCTS,
+}
+"""Products that have adapters: NVIDIA's LoRA adapts attention, prime-rl every projection."""
+ACCUMULATED = 8.0
+"""Bytes that adding a product's gradient to the float32 sum of earlier micro-batches moves per weight."""
 Seconds = dict[str, float]
 """By part of the step: products, attention, ..."""
 
@@ -66,6 +75,8 @@ class Compute:
         self.timer = Timer(context)
         self.constants = constants()
         self.rates = self.constants.rates(config.device)
+        self.release = self.constants.release(config.release)
+        self.is_eager = not config.compile and config.framework != "megatron"
 
     def layer(self, kind: LayerKind) -> Pass:
         """One layer."""
@@ -73,7 +84,18 @@ class Compute:
         for operator in layer_operators(self.config, self.model, kind):
             for _ in range(operator.count):
                 self._operator(made, operator)
+        self._launches(made)
         return made
+
+    def _launches(self, made: Pass) -> None:
+        """Gaps between kernels; kernels that are launched one by one keep a layer busy for no less than that takes."""
+        c, constants = self.config, self.constants
+        gap = constants.layer_s[c.framework]
+        made.add("host", gap, 2.0 * gap)
+        if self.is_eager:
+            least = constants.eager
+            forward = max(0.0, least.forward_layer_s - made.forward_s)
+            made.add("host", forward, max(0.0, least.backward_layer_s - made.backward_s))
 
     def _operator(self, made: Pass, operator: Operator) -> None:
         c, tokens, work = self.config, self.config.tokens, operator.work
@@ -86,51 +108,71 @@ class Compute:
             case Prefill():
                 length = float(c.packed_length or c.sequence)
                 whole = c.micro_batch * c.sequence / length / c.context_parallel
-                seconds = whole * self._s(operator, length, 0.0) / self.rates.attention
+                flops = float(operator.flops(np.array([length]), np.zeros(1))[0])
+                seconds = whole * self._attention_s(operator, work, length, flops)
                 made.add("attention", seconds, self.constants.backward.attention * seconds)
-                made.flops += whole * float(operator.flops(np.array([length]), np.zeros(1))[0])
+                made.flops += whole * flops
             case Recurrence():
-                seconds = self._s(operator, tokens) / self.rates.attention
-                made.add("attention", seconds, self.constants.backward.recurrence * seconds)
+                seconds = self._s(operator, tokens) / self.constants.recurrence_rate
+                made.add("recurrence", seconds, self.constants.backward.recurrence * seconds)
                 made.flops += float(operator.flops(np.array([tokens]))[0])
             case Elementwise():
                 self._elementwise(made, operator)
+
+    def _attention_s(self, operator: Operator, work: Prefill, length: float, flops: float) -> float:
+        """One sequence."""
+        if self.config.attention_kernel == "fa2":
+            return flops / self.constants.fa2_rate
+        rate = self.rates.attention * (self.constants.small_heads if work.qk_dim <= 64 else 1.0)
+        return self._s(operator, length, 0.0) / rate
 
     def _product(self, made: Pass, part: str, operator: Operator, tokens: float, precision: Precision) -> None:
         """A product with its two backward ones, and what quantising their inputs takes."""
         work, factors = operator.work, self.constants.backward
         assert isinstance(work, Gemm)
-        forward = self._s(operator, tokens) / self.rates.products[precision]
+        rate = self.rates.products[precision] * (self.release.experts if part == "experts" else 1.0)
+        forward = self._s(operator, tokens) / rate
         transposed = replace(operator, work=replace(work, n=work.k, k=work.n))
-        input_grad = factors.input_grad * self._s(transposed, tokens) / self.rates.products[precision]
-        weight = replace(operator, work=replace(work, n=work.n, k=round(tokens)))
-        weight_grad = factors.weight_grad * self._s(weight, float(work.k)) / self.rates.products[precision]
+        input_grad = factors.input_grad * self._s(transposed, tokens) / rate
+        weight = replace(operator, work=replace(work, n=work.n, k=max(1, round(tokens))))
+        weight_grad = factors.weight_grad * self._s(weight, float(work.k)) / rate
         rank = self.config.lora_rank
         made.add(part, forward, input_grad, 0.0 if rank else weight_grad)
+        if self.config.framework == "megatron" and not rank:
+            made.add("accumulation", 0.0, 0.0, self._move_s(ACCUMULATED * work.n * work.k * work.batch))
         made.flops += float(operator.flops(np.array([tokens]))[0])
         moved = self.constants.casts[precision] * work.batch * tokens
         if moved:
             made.add("casts", self._move_s(moved * work.k), self._move_s(moved * work.n))
-        if rank and "proj" in operator.name:  # The input again, the output read and written; twice that backward.
-            adapter = self._move_s(2.0 * work.batch * tokens * (work.k + 2 * work.n))
+        if rank and operator.name in ADAPTED[self.config.framework]:
+            moves = self.constants.adapter_moves[self.config.framework]
+            adapter = self._move_s(2.0 * moves * tokens * (work.k + work.n))
+            adapter += self.constants.adapter_s[self.config.framework]
             made.add("adapters", adapter, 2.0 * adapter)
 
     def _experts(self, made: Pass, operator: Operator) -> None:
-        """Grouped products over the tokens of the expert-parallel group, which the busiest rank ends last."""
+        """Grouped products over the rows that reach the busiest rank, the activation between them, and rows permuted on
+        their way there and back."""
         c, work = self.config, operator.work
         assert isinstance(work, Experts)
         local = work.num_experts // c.expert_parallel
         ffn = self.model.expert_ffn_size // c.expert_tensor_parallel
-        here = replace(operator, work=replace(work, num_local=local, ffn=ffn))
-        group = c.tokens / self._token_ranks * c.expert_parallel * c.expert_tensor_parallel
-        seconds = self._s(here, group) / self.rates.experts[c.precision]
-        backward = self.constants.backward.experts * seconds / 2.0
-        made.add("experts", seconds, backward, 0.0 if c.lora_rank else backward)
-        made.flops += float(here.flops(np.array([group]))[0])
-        rows = c.tokens / self._token_ranks * work.per_token
-        moved = self.constants.casts[c.precision] * rows
-        if moved:
-            made.add("casts", self._move_s(moved * (work.hidden + ffn)), self._move_s(moved * (work.hidden + 2 * ffn)))
+        here = replace(work, num_local=local, ffn=ffn)
+        group = np.array([c.tokens / self._token_ranks * c.expert_parallel * c.expert_tensor_parallel])
+        rows = float(here.routed(group)[0])
+        if c.expert_capacity:
+            rows = min(rows, c.expert_capacity * c.tokens / self._token_ranks * work.per_token)
+        each = rows / local
+        ups = work.projections - 1
+        for n, k in ((ups * ffn, work.hidden), (work.hidden, ffn)):
+            product = Operator("experts", "token", 1, Gemm(n, k, work.format, batch=local))
+            self._product(made, "experts", product, each, c.precision)
+        act = self._move_s(2.0 * (ups + 1) * ffn * rows)
+        made.add("elementwise", act, self.constants.backward.elementwise * act)
+        moves = 4 if c.expert_parallel > 1 else 2
+        permute = self.release.permutation * self._move_s(2.0 * moves * 2.0 * rows * work.hidden)
+        made.add("permutation", permute, permute)
+        made.add("host", self.release.expert_layer_s, 2.0 * self.release.expert_layer_s)
 
     @property
     def _token_ranks(self) -> int:
@@ -140,8 +182,13 @@ class Compute:
     def _elementwise(self, made: Pass, operator: Operator) -> None:
         whole = operator.name in ("act", "rotary", "qk_norm", "output_gate", "shared_act", "linear_norm")
         tokens = self.config.tokens / (1 if whole else self._token_ranks)
-        seconds = self._s(operator, tokens) / self.rates.elementwise
-        made.add("elementwise", seconds, self.constants.backward.elementwise * seconds)
+        seconds, eager = self._s(operator, tokens), self.constants.eager
+        backward = self.constants.backward.elementwise * seconds
+        if self.is_eager:
+            name = operator.name.replace("attn_norm", "norm").replace("mlp_norm", "norm")
+            seconds *= eager.forward.get(name, eager.forward["other"])
+            backward *= eager.backward.get(name, eager.backward["other"])
+        made.add("elementwise", seconds, backward)
 
     def embedding(self) -> Pass:
         """Looking tokens up, and adding up their gradients."""
@@ -159,12 +206,13 @@ class Compute:
         self._product(inner, "loss", operator, c.tokens, "bf16")
         made.plus(inner)
         logits = vocab * c.tokens
-        made.add("loss", self._move_s(8.0 * logits), self._move_s(8.0 * logits))
+        loss = self.constants.loss["fsdp" if c.head_chunk else c.framework]
+        made.add("loss", self._move_s(loss.forward * logits), self._move_s(loss.backward * logits))
         return made
 
     def _move_s(self, moved: float) -> float:
         """Seconds in which a kernel moves so many bytes."""
-        return self._s(Operator("move", "token", 1, Elementwise(moved)), 1.0) / self.rates.elementwise
+        return self._s(Operator("move", "token", 1, Elementwise(moved)), 1.0)
 
     def _s(self, operator: Operator, *sizes: float) -> float:
         return float(self.timer.seconds(operator, *(np.array([size]) for size in sizes))[0])

@@ -59,6 +59,8 @@ class TrainConfig(Config):
     """GPUs that share every expert."""
     expert_load: str = "balanced"
     """How tokens spread over experts: balanced, power_law_1.01, ... The busiest rank decides."""
+    expert_capacity: NonNegativeFloat = 0.0
+    """Tokens that an expert takes at most, over the mean; what is more is dropped. 0: dropless."""
     sharding: Sharding = "optimizer"
     """What data-parallel GPUs divide instead of holding it whole: ZeRO-1 (optimizer), ZeRO-2 (gradients), ZeRO-3 or
     FSDP (parameters)."""
@@ -78,6 +80,8 @@ class TrainConfig(Config):
     """Whose kernels, buffers and number formats."""
     release: str = ""
     """The framework's release, e.g. 26.06; the newest known unless given."""
+    attention_kernel: Literal["newest", "fa2"] = "newest"
+    """FlashAttention-3, cuDNN's or later; or FlashAttention-2, which uses half of a Hopper."""
     compile: bool = True
     """Layers go through torch.compile (fsdp and transformers)."""
     cuda_graphs: bool = True

@@ -6,58 +6,113 @@ from functools import cache
 from pathlib import Path
 
 import yaml
-from pydantic import Field
 
 from gnomon.core.config import Config, build
 from gnomon.training.config import Precision
 
-RATES: dict[Precision, float] = {"bf16": 0.85, "fp8": 0.8, "mxfp8": 0.75, "nvfp4": 0.5}
-CASTS: dict[Precision, float] = {"bf16": 0.0, "fp8": 6.0, "mxfp8": 4.0, "nvfp4": 5.0}
 FILE = Path(__file__).parent / "data" / "constants.yaml"
 
 
 class Backward(Config):
     """Seconds of backward kernels over those of the forward; measured on one H200."""
 
-    input_grad: float = 1.0
-    """Product for the input's gradient."""
-    weight_grad: float = 1.0
+    input_grad: float
+    """Product for the input's gradient, over the same FLOPs of a forward."""
+    weight_grad: float
     """Product for the weights' gradient."""
-    attention: float = 2.5
-    recurrence: float = 2.5
-    elementwise: float = 2.0
-    experts: float = 2.0
+    attention: float
+    recurrence: float
+    elementwise: float
+
+
+class Eager(Config):
+    """Element-wise work of layers that are not compiled, over that of fused kernels; measured on one H200."""
+
+    forward: dict[str, float]
+    """By operator; `other` for those that are not named."""
+    backward: dict[str, float]
+    forward_layer_s: float
+    """Launching a layer's kernels one by one: its forward takes no less."""
+    backward_layer_s: float
+
+
+class Loss(Config):
+    """Bytes per logit that the loss moves."""
+
+    forward: float
+    backward: float
+
+
+class Release(Config):
+    """What a release of Megatron does about experts."""
+
+    expert_layer_s: float = 0.0
+    """Routing, counting, sorting and launching of a layer with experts in forward; backward takes twice that."""
+    expert_layer_least_s: float = 0.0
+    """Launching a layer with experts whose sizes only the GPU knows (dropless): its forward takes no less; its backward
+    twice that."""
+    exchange: float = 1.0
+    """Seconds of the exchange of tokens that show, over those that NVLink takes for it."""
+    exchange_far: float = 1.0
+    """The same where it crosses nodes, over those of the network."""
+    exchange_interleaved: float = 1.0
+    """What of either shows with virtual stages, where another micro-batch computes meanwhile."""
+    permutation: float = 1.0
+    """Rows moved over those of a fused kernel."""
+    experts: float = 1.0
+    """Rate of grouped products over dense ones."""
 
 
 class Rates(Config):
     """What a device reaches in training over what the timing source says."""
 
-    products: dict[Precision, float] = RATES
-    """By the number format of the products: sustained clocks under full power, and kernels chosen by the library."""
-    experts: dict[Precision, float] = RATES
-    """The same of grouped products, over dense ones."""
+    products: dict[Precision, float]
+    """By number format: clocks that last under full power, and kernels that the library chooses."""
     attention: float = 1.0
-    elementwise: float = 1.0
-    fitted_on: str = "nothing: those of no device in particular"
+    fitted_on: str
 
 
 class Constants(Config):
     """All of them."""
 
-    backward: Backward = Backward()
-    casts: dict[Precision, float] = CASTS
+    backward: Backward
+    eager: Eager
+    loss: dict[str, Loss]
+    """By framework."""
+    casts: dict[Precision, float]
     """Bytes that quantising moves per element of a product's input and of its output's gradient."""
-    optimizer_bandwidth: float = 0.55
+    small_heads: float
+    """Rate of attention with heads of 64 over those of 128."""
+    fa2_rate: float
+    """FlashAttention-2's FLOP/s on Hopper and later, forward."""
+    optimizer_bandwidth: float
     """Share of the memory's bandwidth that fused AdamW reaches."""
-    devices: dict[str, Rates] = Field(default_factory=dict)
+    adapter_moves: dict[str, float]
+    """How often adapters move the elements of an adapted product, by framework."""
+    adapter_s: dict[str, float]
+    """Launching the adapters of one product in forward, by framework; backward twice that."""
+    start_s: dict[str, float]
+    """Before the first kernel of a step, by framework: masks, positions, Python."""
+    layer_s: dict[str, float]
+    """Gaps between the kernels of a layer in forward, by framework; backward twice that."""
+    recurrence_rate: float
+    """Rate of linear attention over the timing source's."""
+    releases: dict[str, Release]
+    """By the first release that is so."""
+    devices: dict[str, Rates]
+    """`any` stands for those of which no step was published."""
+
+    def release(self, name: str) -> Release:
+        """What holds for a release: the last entry not after it; the newest where none is given."""
+        known = sorted(self.releases)
+        return self.releases[max((one for one in known if one <= name), default=known[0]) if name else known[-1]]
 
     def rates(self, device: str) -> Rates:
         """Of a device."""
-        return self.devices.get(device, Rates())
+        return self.devices.get(device, self.devices["any"])
 
 
 @cache
 def constants() -> Constants:
     """Those that come with Gnomon."""
-    data = yaml.safe_load(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
-    return build(Constants, data)
+    return build(Constants, yaml.safe_load(FILE.read_text(encoding="utf-8")))

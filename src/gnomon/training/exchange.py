@@ -43,10 +43,9 @@ class Exchange:
         step = self.config.expert_tensor_parallel
         return Group(range(0, self.config.expert_parallel * step, step), copies=step)
 
-    def replicas(self, ranks: int, first: int | None = None) -> Group:
-        """GPUs that hold the same weights, `first` apart."""
-        step = first or self.config.tensor_parallel
-        return Group(range(0, ranks * step, step), copies=step)
+    def replicas(self, ranks: int, apart: int) -> Group:
+        """GPUs that hold the same weights."""
+        return Group(range(0, ranks * apart, apart), copies=apart)
 
     def seconds(self, collective: Collective, num_bytes: float, group: Group) -> float:
         """Of one collective."""
@@ -134,27 +133,28 @@ class Exchange:
         latency = self.seconds("send_recv", 0.0, group)
         return latency, self.seconds("send_recv", message, group) - latency
 
-    def gradient_s(self, parameters: float, grad_bytes: float, ranks: int) -> float:
-        """Adding up gradients over the GPUs that hold the same weights; each keeps its part where state is divided."""
+    def gradient_s(self, parameters: float, grad_bytes: float, ranks: int, apart: int) -> float:
+        """Adding up gradients over the GPUs that hold the same weights, `apart` from each other; each keeps its part
+        where state is divided."""
         c = self.config
         if ranks == 1:
             return 0.0
         shards = min(c.num_sharding, ranks) if c.sharding != "none" else 1
         if shards == 1:
-            return self.seconds("all_reduce", parameters * grad_bytes, self.replicas(ranks))
-        inside = self.seconds("reduce_scatter", parameters * grad_bytes, self.replicas(shards))
+            return self.seconds("all_reduce", parameters * grad_bytes, self.replicas(ranks, apart))
+        inside = self.seconds("reduce_scatter", parameters * grad_bytes, self.replicas(shards, apart))
         copies = ranks // shards
         if copies == 1:
             return inside
-        between = self.replicas(copies, shards * c.tensor_parallel)
+        between = self.replicas(copies, shards * apart)
         return inside + self.seconds("all_reduce", parameters * grad_bytes / shards, between)
 
-    def gather_s(self, parameters: float, weight_bytes: float, ranks: int) -> float:
+    def gather_s(self, parameters: float, weight_bytes: float, ranks: int, apart: int) -> float:
         """Gathering weights from the GPUs over which they (or their optimizer) are divided."""
         shards = min(self.config.num_sharding, ranks) if self.config.sharding != "none" else 1
         if shards == 1:
             return 0.0
-        return self.seconds("all_gather", parameters * weight_bytes / shards, self.replicas(shards))
+        return self.seconds("all_gather", parameters * weight_bytes / shards, self.replicas(shards, apart))
 
 
 def _distinct(places: int, choices: int) -> float:

@@ -18,8 +18,10 @@ from gnomon.training.state import RECIPES, Parameters, stage_parameters, state_b
 
 CONTEXT_BYTES = 0.7e9
 """CUDA's context and libraries, which the allocator does not see."""
-FRAGMENTATION = 0.04
-"""Share of the peak that the allocator holds beside it; measured (constants.yaml)."""
+FRAGMENTATION = 0.03
+"""Share of the peak that the allocator holds beside it, measured on an H200."""
+SCATTERED = 0.8
+"""Share of the optimizer's first states that settle in blocks freed by the logits, which must then be made anew."""
 BACKWARD_LAYER = 2.1
 """A layer in backward over what it keeps: its activations with their gradients; from FSDP runs at several lengths."""
 WORKSPACES = {"megatron": 1.5e9, "fsdp": 0.1e9, "transformers": 0.07e9}
@@ -48,7 +50,8 @@ class Memory:
     @property
     def reserved_bytes(self) -> float:
         """With what lies between blocks, and the context."""
-        return self.peak_bytes * (1.0 + FRAGMENTATION) + CONTEXT_BYTES
+        scattered = SCATTERED * min(self.parts.get("optimizer", 0.0), self.parts.get("logits", 0.0))
+        return self.peak_bytes * (1.0 + FRAGMENTATION) + scattered + CONTEXT_BYTES
 
     @property
     def fits(self) -> bool:
@@ -118,7 +121,7 @@ def layer_bytes(config: TrainConfig, model: Model, kind: LayerKind) -> float:
     h, eager = model.hidden_size, not config.compile and config.framework != "megatron"
     size = 0.0
     if attention != "none":
-        size += (2.0 + low) * h / norms_t + _attention_elements(model, kind, low) / t
+        size += (2.0 + low) * h / norms_t + _attention_elements(model, kind, low, eager) / t
         size += 4.0 * h / norms_t if eager else 0.0  # Norms in float32, and their outputs before the weight.
     if mlp != "none":
         size += (2.0 + low) * h / norms_t
@@ -136,7 +139,7 @@ def layer_bytes(config: TrainConfig, model: Model, kind: LayerKind) -> float:
     return size * config.tokens
 
 
-def _attention_elements(model: Model, kind: LayerKind, low: float) -> float:
+def _attention_elements(model: Model, kind: LayerKind, low: float, eager: bool) -> float:
     """Bytes per token of queries, keys, values and outputs, of which the last are also a product's input."""
     if kind[0] == "linear":
         linear = model.linear
@@ -148,7 +151,8 @@ def _attention_elements(model: Model, kind: LayerKind, low: float) -> float:
     elements = heads * qk + kv_heads * (qk + v)
     normed = (heads + kv_heads) * qk if model.qk_norm else 0
     latent = (model.mla.q_rank + model.mla.kv_rank) if model.mla else 0
-    return 2.0 * (elements + heads * v + normed + 2 * latent) + (low if low < 2.0 else 0.0) * heads * v
+    kept = 6.0 if eager else 2.0  # Norms in float32, and their outputs before the weight.
+    return 2.0 * (elements + heads * v + 2 * latent) + kept * normed + (low if low < 2.0 else 0.0) * heads * v
 
 
 def _kept_bytes(config: TrainConfig, model: Model, kind: LayerKind, at: int, count: int) -> float:

@@ -9,20 +9,19 @@ import numpy as np
 
 from gnomon.core.errors import ConfigError, DoesNotFitError
 from gnomon.core.units import GB
-from gnomon.pipeline.costs import StepCosts
-from gnomon.pipeline.execution import execute
 from gnomon.pipeline.run import Run
-from gnomon.pipeline.zoo import SCHEDULES, Plan, make
 from gnomon.training.compute import Compute, Pass, Seconds
 from gnomon.training.config import SHARDED, TrainConfig
 from gnomon.training.exchange import Exchange
 from gnomon.training.layers import LayerKind, Stage, stages_of
 from gnomon.training.memory import Memory, memory_of
+from gnomon.training.pipelines import span
 from gnomon.training.state import RECIPES, expert_ranks, stage_parameters
 
 GRADIENT_COMM = 2.0
 """Bytes of a gradient on its way: NVIDIA's recipes reduce in bf16."""
-PARTS = ("products", "attention", "elementwise", "casts", "experts", "adapters", "loss", "recomputation", "tensor",
+PARTS = ("products", "attention", "recurrence", "elementwise", "casts", "accumulation", "experts",
+         "permutation", "adapters", "loss", "recomputation", "tensor",
          "context", "expert_exchange", "host", "bubble", "data", "optimizer")  # fmt: skip
 """Where a step's time goes, in the order in which tables show it."""
 
@@ -138,13 +137,25 @@ class _Step:
         if heads:
             self.exchange.add_context(made, kv_heads * (qk + v) / c.tensor_parallel, heads * qk / c.tensor_parallel)
         if kind[1] == "experts":
-            both = 2.0 * self.exchange.expert_s()
+            both = 2.0 * self.exchange.expert_s() * self._exposed_exchange
             made.add("expert_exchange", both, both)
+            if c.framework == "megatron" and not c.expert_capacity:
+                least = self.compute.release.expert_layer_least_s
+                waits = max(0.0, least - made.forward_s), max(0.0, 2.0 * least - made.backward_s)
+                made.add("host", *waits)
         if c.recompute == "full":
             made.add("recomputation", 0.0, sum(made.forward.values()))
         elif c.recompute == "selective":
             made.add("recomputation", 0.0, forward.get("elementwise", 0.0))
         return made
+
+    @property
+    def _exposed_exchange(self) -> float:
+        """Share of the exchange of tokens that nothing hides."""
+        release, c = self.compute.release, self.config
+        is_far = self.exchange.experts.on(self.exchange.node).num_nodes > 1
+        share = release.exchange_far if is_far else release.exchange
+        return share * (release.exchange_interleaved if c.virtual_stages > 1 else 1.0)
 
     def _stage(self, stage: Stage) -> Pass:
         total = Pass()
@@ -182,18 +193,20 @@ class _Step:
                 for part, seconds in where.items():
                     parts[part] = parts.get(part, 0.0) + c.num_microbatches * seconds
         parts["bubble"] = span - sum(parts.values())
+        start = self.compute.constants.start_s[c.framework]
+        parts["host"] = parts.get("host", 0.0) + start
         parts["data"], parts["optimizer"] = data, optimizer
         mine = range(slowest, c.num_stages, c.pipeline_parallel)
         phases = {
-            "forward": sum(forward[at] for at in mine),
+            "forward": sum(forward[at] for at in mine) + start,
             "backward": sum(backward[at] for at in mine),
             "optimizer": optimizer,
         }
         flops = sum(one.flops for one in self.passes) * 3.0 * c.num_microbatches * (c.gpus // c.pipeline_parallel)
         return TrainStep(
             c,
-            span + data + optimizer,
-            {part: parts[part] for part in PARTS if parts.get(part)},
+            start + span + data + optimizer,
+            {part: parts[part] for part in PARTS if abs(parts.get(part, 0.0)) > 1e-9},
             flops,
             self.compute.device.flops("bf16"),
             memory_of(c),
@@ -203,33 +216,17 @@ class _Step:
         )
 
     def _pipeline(self, forward: list[float], backward: list[float]) -> tuple[list[float], float, Run | None]:
-        """Busy seconds of every rank, the make-span, and the run of a schedule.
-
-        Once a schedule is under way it repeats: of many micro-batches only as many run as show how long each takes.
-        """
-        c, m = self.config, self.config.num_microbatches
-        p = c.pipeline_parallel
+        """Busy seconds of every rank, the make-span, and the run of a schedule."""
+        c, m, p = self.config, self.config.num_microbatches, self.config.pipeline_parallel
         busy = [m * sum(forward[at] + backward[at] for at in range(r, c.num_stages, p)) for r in range(p)]
         if p == 1:
             return busy, busy[0], None
         name = c.schedule or ("interleaved" if c.virtual_stages > 1 else "1f1b")
         latency, send = self.exchange.handover_s()
-        half = [0.5 * seconds for seconds in backward]
-        costs = StepCosts(
-            forward=tuple(forward), input_grad=tuple(half), weight_grad=tuple(half), send=send, latency=latency
-        )
-
-        def span_of(count: int) -> Run:
-            plan = Plan(p, count, c.virtual_stages if SCHEDULES[name].takes_chunks else 2)
-            return execute(make(name, plan), costs, record=False)
-
-        few = 2 * p
-        if m <= 2 * few:
-            run = span_of(m)
-            return busy, run.total_time, run
-        run, more = span_of(few), span_of(few + p)
-        each = (more.total_time - run.total_time) / p
-        return busy, run.total_time + (m - few) * each, run
+        half = 0.5 * np.array(backward)
+        seconds = np.vstack([np.array(forward), half, half])
+        total, run = span(name, p, c.virtual_stages, m, seconds, send, latency)
+        return busy, total, run
 
     def _data_s(self, forward: list[float], backward: list[float]) -> float:
         """What of gradients' reduction and weights' gathering nothing hides, on the slowest rank."""
@@ -245,13 +242,14 @@ class _Step:
         ranks, experts = c.data_parallel * c.context_parallel, expert_ranks(c) if self.model.is_moe else 1
         dense = sum(one.adapters if c.lora_rank else one.dense for one in p)
         routed = 0.0 if c.lora_rank else sum(one.experts for one in p)
-        reduce = self.exchange.gradient_s(dense, GRADIENT_COMM, ranks)
-        reduce += self.exchange.gradient_s(routed, GRADIENT_COMM, experts)
-        gather = self.exchange.gather_s(dense, 2.0, ranks) + self.exchange.gather_s(routed, 2.0, experts)
+        near, far = c.tensor_parallel, c.expert_parallel * c.expert_tensor_parallel
+        x = self.exchange
+        reduce = x.gradient_s(dense, GRADIENT_COMM, ranks, near) + x.gradient_s(routed, GRADIENT_COMM, experts, far)
+        gather = x.gather_s(dense, 2.0, ranks, near) + x.gather_s(routed, 2.0, experts, far)
         if c.sharding == "parameters" and ranks > 1:  # Every micro-batch gathers layers twice.
-            whole = sum(one.dense for one in p)
-            gather = self.exchange.gather_s(whole, recipe.computed or recipe.weight, ranks)
-            gather += self.exchange.gather_s(sum(one.experts for one in p), recipe.computed or recipe.weight, experts)
+            each = recipe.computed or recipe.weight
+            gather = x.gather_s(sum(one.dense for one in p), each, ranks, near)
+            gather += x.gather_s(sum(one.experts for one in p), each, experts, far)
             first = gather / layers
             return m * (first + max(0.0, gather - first - f) + max(0.0, gather + reduce - b)) + reduce / layers
         bucket = max(1.0, layers / 2)

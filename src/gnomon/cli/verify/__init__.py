@@ -13,6 +13,7 @@ CHECKS = {
     "vllm": "Latencies: real vLLM servers, request by request.",
     "engine": "Latencies: recorded runs of any engine, with settings and a calibration of your own.",
     "pipeline": "Training pipelines: published schedules and bubbles.",
+    "training": "Training steps: MLPerf, Megatron-Bridge and others, seconds and memory.",
     "posttrain": "RL post-training: published results.",
     "h200": "The reference engine on an H200: simulated and measured.",
     "fetch": "The data that checks are held against: what is where, and how to get it.",

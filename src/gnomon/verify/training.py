@@ -1,0 +1,148 @@
+"""Published training steps beside their prediction: seconds, tokens per second, peak memory, and their order.
+
+Constants were fitted on the rows whose line has an even CRC-32 (`gnomon/training/data/constants.yaml`); only the others
+are judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from gnomon.core.config import build
+from gnomon.core.errors import GnomonError
+from gnomon.training import TrainConfig, TrainStep, train_step
+from gnomon.verify.training_rows import Row
+
+FAR_ENOUGH = 0.10
+"""Two steps of one model on one system are compared where they differ by more than this."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A row and its prediction."""
+
+    row: Row
+    step: TrainStep | None
+    problem: str = ""
+    """Why there is none."""
+
+    @property
+    def step_error(self) -> float | None:
+        """Relative error of the step's seconds."""
+        if self.step is None or self.row.step_s is None:
+            return None
+        return self.step.step_s / self.row.step_s - 1.0
+
+    @property
+    def memory_error(self) -> float | None:
+        """Relative error of the peak memory."""
+        if self.step is None or self.row.peak_bytes is None:
+            return None
+        return self.step.memory.peak_bytes / self.row.peak_bytes - 1.0
+
+    def phase_error(self, phase: str) -> float | None:
+        """Relative error of forward, backward or optimizer."""
+        if self.step is None or phase not in self.row.phases_ms:
+            return None
+        return self.step.phases[phase] * 1e3 / self.row.phases_ms[phase] - 1.0
+
+
+def score(row: Row) -> Scored:
+    """Predict one row; one that Gnomon has no model or GPU for is said."""
+    try:
+        return Scored(row, train_step(build(TrainConfig, row.config), check=False))
+    except GnomonError as error:
+        return Scored(row, None, error.what)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure that is judged (or only told): the median of absolute errors, or a share."""
+
+    name: str
+    count: int
+    value: float
+    bar: float | None
+    is_share: bool = False
+    """A share that must be reached, rather than an error that must not be passed."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether it is within its bar, or has none."""
+        if self.bar is None or not self.count:
+            return True
+        return self.value >= self.bar if self.is_share else self.value <= self.bar
+
+
+def figures(scored: Sequence[Scored]) -> list[Figure]:
+    """What is judged: over rows that nothing was fitted on."""
+    held = [one for one in scored if not one.row.is_fitted and one.row.is_gated]
+
+    def of(family: str) -> list[float | None]:
+        return [one.step_error for one in held if one.row.family == family]
+
+    single = [one for one in held if one.row.family == "single"]
+    found = [
+        _median("step time, dense", of("dense"), 0.08),
+        _median("step time, mixture of experts", of("moe"), 0.15),
+        _median("step time, LoRA", of("lora"), 0.15),
+        _median("peak memory", [one.memory_error for one in held if one.row.family != "single"], 0.07),
+        *(
+            _median(f"one H200: {phase}", [one.phase_error(phase) for one in single], 0.08)
+            for phase in ("forward", "backward", "optimizer")
+        ),
+        _median("one H200: peak memory", [one.memory_error for one in single], 0.05),
+    ]
+    right, pairs = _order(scored)
+    found.append(Figure("order of two configurations", pairs, right / max(1, pairs), 0.9, is_share=True))
+    other = [one.step_error for one in scored if not one.row.is_gated]
+    return [*found, _median("AMD and other rows that are not judged", other, None)]
+
+
+def _median(name: str, errors: Iterable[float | None], bar: float | None) -> Figure:
+    known = [abs(one) for one in errors if one is not None]
+    return Figure(name, len(known), float(np.median(known)) if known else 0.0, bar)
+
+
+def _order(scored: Sequence[Scored]) -> tuple[int, int]:
+    """Pairs of configurations of one model on as many GPUs of one kind: how many are predicted in their order (by
+    tokens per second), and how many there are. The same configuration under two releases is no such pair."""
+    groups: dict[tuple[str, str, int], list[Scored]] = {}
+    for one in scored:
+        if one.step is not None and one.row.step_s is not None and one.row.is_gated and not one.row.is_fitted:
+            groups.setdefault(one.row.group, []).append(one)
+    right = pairs = 0
+    for group in groups.values():
+        for a, b in combinations(group, 2):
+            if _layout(a) == _layout(b):
+                continue
+            measured, predicted = _speed(a, measured=True) / _speed(b, measured=True), _speed(a) / _speed(b)
+            if max(measured, 1 / measured) > 1 + FAR_ENOUGH:
+                pairs += 1
+                right += (measured > 1) == (predicted > 1)
+    return right, pairs
+
+
+def _layout(one: Scored) -> dict[str, Any]:
+    return {name: value for name, value in one.row.config.items() if name != "release"}
+
+
+def _speed(one: Scored, measured: bool = False) -> float:
+    assert one.step is not None and one.row.step_s is not None
+    seconds = one.row.step_s if measured else one.step.step_s
+    return one.step.config.tokens_per_step / seconds
+
+
+def by_group(scored: Sequence[Scored]) -> dict[tuple[str, str, str, str], list[Scored]]:
+    """Rows by source, model, GPU and precision."""
+    groups: dict[tuple[str, str, str, str], list[Scored]] = {}
+    for one in scored:
+        c = one.row.config
+        key = (one.row.source, str(c["model"]), str(c["device"]), str(c.get("precision", "bf16")))
+        groups.setdefault(key, []).append(one)
+    return groups
