@@ -7,7 +7,17 @@ from dataclasses import asdict
 import numpy as np
 import polars as pl
 
-from gnomon.serving.engine.state import FINISHED, IN_FLIGHT, NOT_ARRIVED, REJECTED, RUNNING, SHED, WAITING
+from gnomon.serving.engine.state import (
+    FINISHED,
+    IN_FLIGHT,
+    MOVING,
+    NOT_ARRIVED,
+    PARKED,
+    REJECTED,
+    RUNNING,
+    SHED,
+    WAITING,
+)
 from gnomon.serving.results.latency import request_times
 from gnomon.serving.results.paired import Difference
 from gnomon.serving.run.simulate import Run
@@ -20,6 +30,8 @@ STATUS = {
     FINISHED: "finished",
     REJECTED: "rejected",
     SHED: "shed",
+    PARKED: "waiting",
+    MOVING: "moving",
 }
 
 

@@ -15,6 +15,7 @@ from gnomon.serving.engine.batch_operations import let_go
 from gnomon.serving.engine.calendar import BLOCKS_FREED, Calendar, drop, schedule_all
 from gnomon.serving.engine.context import Outside
 from gnomon.serving.engine.decode_group import ID
+from gnomon.serving.engine.idle import renew
 from gnomon.serving.engine.state import (
     FROM_PREFILL,
     IN_FLIGHT,
@@ -30,7 +31,6 @@ from gnomon.serving.features.adapters import forget_adapters
 from gnomon.serving.features.breakdown import lose
 from gnomon.serving.features.front_end import forget_front_end
 from gnomon.serving.features.handover import free_held, unlink_ready
-from gnomon.serving.features.migration import empty
 from gnomon.serving.features.tiers import Tiers, forget_shelves, store_prefix
 from gnomon.serving.features.tool_cache import forget_held
 from gnomon.serving.features.transfers import Transfers, share_again, stop_transfer
@@ -92,12 +92,12 @@ def evacuate(
         drop(outside.calendar, ids)
     _start_over(cluster, ids, moved, keeps_tokens)
     for r in ranks:
-        empty(cluster, r)
-        cluster.replicas[r].frozen = 1
-        forget_cache(cluster, r)
+        coming = cluster.replicas[r].num_coming  # Those that are left are prefilled elsewhere.
+        renew(cluster, r)
+        cluster.replicas[r].frozen, cluster.replicas[r].num_coming = 1, coming
         forget_front_end(outside.front, r)
         forget_shelves(outside.tiers, r, cluster.replicas.size)
-        forget_adapters(cluster, outside.adapters, r)
+        forget_adapters(outside.adapters, r)
         forget_held(cluster, outside.tool_cache, r)
 
 
@@ -166,15 +166,6 @@ def _take_back(
                     loading[request_id] = 0
     freed.discard(NONE)
     return freed
-
-
-def forget_cache(cluster: Cluster, r: int) -> None:
-    """The replica's prefix cache is as at the start; as long as its blocks have no identity, nothing is in it."""
-    if cluster.replicas[r].tracks_blocks != 0:
-        cluster.replicas[r].tracks_blocks = 0
-        for array in (cluster.block_key, cluster.block_users, cluster.slot_key, cluster.slot_block):
-            array[r] = 0
-    cluster.free_rows[r] = np.arange(cluster.free_rows.shape[1])
 
 
 def redirect(cluster: Cluster, ranks: range, targets: Ints, span: slice) -> None:

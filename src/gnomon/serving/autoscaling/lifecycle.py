@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gnomon.core.errors import ConfigError
-from gnomon.serving.autoscaling.evacuation import cut_link, forget_cache, freeze
+from gnomon.serving.autoscaling.evacuation import cut_link, freeze
 from gnomon.serving.autoscaling.events import Agenda
 from gnomon.serving.autoscaling.replicas import DOWN, DRAINING, OFF, STARTING, UP, Replicas
 from gnomon.serving.autoscaling.traffic import IS_ENDED, Traffic
@@ -55,16 +55,12 @@ class Lives:
         self.agenda.at(ready_s, self.agenda.in_life(i, self._ready))
 
     def _ready(self, i: int, now_s: float) -> None:
-        ranks, cluster = self.replicas.members[i].ranks, self.traffic.cluster
+        ranks = self.replicas.members[i].ranks
         self.traffic.send_again(i, now_s)
-        for r in ranks:
-            forget_cache(cluster, r)
-            cluster.replicas[r].frozen = 0
-            cluster.stage_free_s[r] = now_s
+        here = slice(ranks.start, ranks.stop)
+        self.traffic.cluster.replicas[here].frozen = 0
         if self.traffic.has_roles:
-            here = slice(ranks.start, ranks.stop)
             self.traffic.outside.transfers.links.capacity[here] = self.link_bytes_s[here]
-        self.slow(i, 1.0)
         self.replicas.change(now_s, i, UP)
         self._plan_trouble(i, now_s)
 

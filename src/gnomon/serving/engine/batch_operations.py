@@ -228,7 +228,8 @@ def finish(replica: Replica, r: int, now: float) -> None:
     replica.service[request.user_class, OUTPUT_TOKENS] += request.output_tokens - request.charged
     request.status = FINISHED
     request.finished_s = now
-    request.last_reply_s = state.reply_s
+    # Never before its first token, which another replica may have sent.
+    request.last_reply_s = max(state.reply_s, request.first_token_s + request.first_reply_s - now)
     state.num_finished += 1
     state.num_outstanding -= 1
     let_go(replica, r)

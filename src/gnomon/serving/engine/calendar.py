@@ -24,7 +24,7 @@ import numpy as np
 from gnomon.core.arrays import Floats, Ints
 from gnomon.jit import apart, inner, jit
 from gnomon.jit.borrowing import borrow
-from gnomon.serving.engine.state import Cluster
+from gnomon.serving.engine.state import NO_LIMIT, Cluster
 
 NEVER = math.inf
 
@@ -65,6 +65,8 @@ BOOK = np.dtype(
         ("num_sent", np.int64),  # requests that have arrived (open workload) or were sent (closed loop)
         ("end_open", np.int64),  # those before arrive by themselves, in order
         ("end_closed", np.int64),  # those before are sent when others end
+        ("num_answered", np.int64),  # of a closed loop, those that have ended
+        ("pause_after", np.int64),  # the loop stops when so many have: the warm-up is over
         ("num_reporting", np.int64),  # groups whose ends concern others
         ("sees_state", np.int64),  # the router looks at all replicas
         ("is_plain", np.int64),  # the router is plain Python: the loop stops and asks
@@ -99,7 +101,7 @@ class Calendar(NamedTuple):
 def new_calendar(num_replicas: int, max_events: int = 0, stop_s: float = NEVER) -> Calendar:
     """An empty calendar with room for so many events at a time."""
     book = np.zeros(1, BOOK).view(np.recarray)
-    book.stop_s, book.next_drain_s = stop_s, NEVER
+    book.stop_s, book.next_drain_s, book.pause_after = stop_s, NEVER, NO_LIMIT
     return Calendar(np.zeros(max_events, EVENT).view(np.recarray), book, np.zeros(num_replicas, np.int64))
 
 

@@ -193,7 +193,8 @@ def _serve(fleet: Fleet, engine: Engine, outside: Outside, log: Log, last: int) 
     cluster, calendar = fleet.cluster, outside.calendar
     book = calendar.book[0]
     book.wants = NOTHING
-    while cluster.control[BUDGET] > 0 and book.wants == NOTHING:
+    while cluster.control[BUDGET] > 0 and book.wants == NOTHING and book.num_answered < book.pause_after:
+        cluster.control[BUDGET] -= 1  # Whatever happens, and how often, the guard has its turn.
         if book.num_sent >= last and last < cluster.requests.size:
             return
         arrival_s = cluster.requests[book.num_sent].arrival_s if book.num_sent < book.end_open else NEVER

@@ -58,13 +58,13 @@ def take_reports(cluster: Cluster, outside: Outside, group: int, now: float) -> 
                     replicas[request.decode_replica].num_coming -= 1
                 if request.adapter != NONE:
                     _leave_adapter(cluster, outside, r, request_id, now)
-                send_next(cluster, outside, now + replicas[group].reply_s)
+                send_next(cluster, outside, now + request.last_reply_s)
                 if request.status == REJECTED:
                     give_up_followers(cluster, outside, request_id, now)
                 else:
                     first, who = outside.follower_first, outside.followers
                     note_end(cluster, outside.tool_cache, outside.calendar, first, who, request_id, now)
-                    send_followers(cluster, outside, request_id, now + replicas[group].reply_s)
+                    send_followers(cluster, outside, request_id, now + request.last_reply_s)
         if state.num_ready > 0:
             land_ready(cluster, outside, r, now)
 
@@ -116,10 +116,11 @@ def _refuse(cluster: Cluster, outside: Outside, r: int, now: float) -> None:
     request = cluster.requests[request_id]
     request.status = REJECTED
     request.finished_s = now
+    request.last_reply_s = replica.state.reply_s
     replica.state.num_coming -= 1
     replica.state.num_rejected += 1
     schedule(outside.calendar, now, KV_LOST, request_id)
-    send_next(cluster, outside, now + replica.state.reply_s)
+    send_next(cluster, outside, now + request.last_reply_s)
     give_up_followers(cluster, outside, request_id, now)
 
 

@@ -229,6 +229,7 @@ def _reject_first_waiting(cluster: Cluster, r: int, now: float) -> None:
     request, state = replica.requests[first], replica.state
     request.status = REJECTED
     request.finished_s = now
+    request.last_reply_s = state.reply_s
     state.stalled = 0
     state.num_rejected += 1
     state.num_outstanding -= 1

@@ -101,127 +101,130 @@ REQUEST = np.dtype(
     align=True,
 )
 
-REPLICA = np.dtype(
-    [
-        ("id", np.int64),
-        ("row", np.int64),  # its first row (stage 0) in the iteration tables
-        ("policy", np.int64),  # which of the cluster's policies
-        ("checked", np.int64),  # the policy is a user's own: every batch it forms is checked
-        ("num_stages", np.int64),
-        ("group_first", np.int64),  # data-parallel ranks that step together are one group
-        ("group_size", np.int64),
-        # Limits, from the batching configuration.
-        ("block_size", np.int64),
-        ("num_blocks", np.int64),
-        ("watermark_blocks", np.int64),
-        ("max_running", np.int64),
-        ("max_in_batch", np.int64),
-        ("max_batch_tokens", np.int64),
-        ("max_request_tokens", np.int64),
-        ("max_chunk_tokens", np.int64),  # of one prompt in one iteration
-        ("max_waiting_iterations", np.int64),
-        ("reserve_full_prompt", np.int64),
-        ("prefix_cache", np.int64),
-        ("tracks_blocks", np.int64),  # blocks have an identity (`engine.prefix_cache`); else they are counted
-        ("blocks_per_hash", np.int64),  # blocks that one prefix hash of the workload covers
-        ("num_speculative", np.int64),
-        ("overlaps", np.int64),  # a batch is formed while the one before it runs (`gnomon.serving.features.overlap`)
-        ("surplus", np.int64),  # and holds one token too many of those that end in that one: SURPLUS_...
-        # State.
-        ("forms_s", np.float64),  # when the batch after the one in flight is formed
-        ("num_news", np.int64),  # what it hears of after that; a list
-        ("first_news", np.int64),
-        ("last_news", np.int64),
-        ("frozen", np.int64),  # it has died or is off: no batch is formed, and the one in flight never ends
-        ("slowdown", np.float64),  # how much longer iterations take, as a share: 0 for not at all
-        ("straggling", np.float64),  # of that, because it is a straggler
-        ("adapting", np.float64),  # and because of the adapters in use
-        ("now_s", np.float64),
-        ("free_blocks", np.int64),
-        ("formed_waiting", np.int64),  # who waited when the last batch was formed
-        ("reported_waiting", np.int64),  # who waited and what was free at the end of its last batch, as its metrics say
-        ("reported_free", np.int64),
-        ("num_waiting", np.int64),
-        ("first_waiting", np.int64),
-        # 1 + a waiting request that there are too few blocks for, while none has come back or been keyed since; or 0.
-        ("lacks_blocks", np.int64),
-        ("lacks_with_budget", np.int64),  # tokens that it might have computed then
-        ("last_waiting", np.int64),
-        ("num_running", np.int64),  # entries of `running`: hold blocks, are not in flight
-        ("num_holding", np.int64),  # requests that hold blocks, in flight or not
-        ("num_admitted", np.int64),
-        ("num_in_flight", np.int64),  # batches
-        ("oldest", np.int64),  # ring position of the oldest in-flight batch
-        ("batch_size", np.int64),  # of the batch being formed
-        # The policy would choose the same decodes again; 2: and do nothing else, as long as nothing waits.
-        ("steppable", np.int64),
-        ("answered", np.int64),  # the policy returned, and did not fail
-        ("stalled", np.int64),  # iterations since a token was produced or a request came or went
-        ("stall_limit", np.int64),  # more of them are a sign that it runs for ever
-        # Decodes that step together.
-        ("num_stepping", np.int64),
-        ("steps", np.int64),
-        ("in_step", np.int64),  # they are part of the batch being formed or in flight
-        ("step_kv", np.int64),  # sum and maximum of their lengths
-        ("step_kv_max", np.int64),
-        ("next_finish", np.int64),  # the step after which the first of them is done
-        ("last_step_s", np.float64),
-        ("num_off_beat", np.int64),  # those whose last token came at another moment
-        ("last_admitted_stepping", np.int64),  # at least the largest `admission` among them
-        ("num_loose", np.int64),  # blocks taken for them that nobody's record counts yet
-        # The rest.
-        ("base_reply_s", np.float64),  # from a token to the client, before any message is written
-        ("message_s", np.float64),  # to write one message
-        ("stream_interval", np.int64),  # tokens in a message
-        ("writer_free_s", np.float64),  # when all messages so far are written
-        ("reply_s", np.float64),  # from the tokens of the batch that ended last to the client, in the mean
-        ("counter", np.int64),  # for policies that count iterations
-        ("num_received", np.int64),  # waiting requests that the scheduler knows of (sglang looks for new ones at times)
-        ("wait_count", np.int64),  # iterations for which prefills have waited, to be fuller
-        ("balance_count", np.int64),  # the same, for the other ranks to have some
-        ("holds_prefills", np.int64),  # the ranks of the group do not prefill in this iteration
-        ("reserve_ratio", np.float64),  # share of outputs to come for which sglang keeps memory
-        ("woken", np.int64),  # the last instant it was woken at, by the number of arrivals so far
-        ("next_end_s", np.float64),  # end of the oldest in-flight batch, inf if none
-        ("waiting_tokens", np.int64),  # prefill tokens of the waiting requests
-        ("prefill_left", np.int64),  # prefill tokens not computed yet, waiting ones included
-        ("decode_left", np.int64),  # output tokens not produced yet, waiting ones included
-        # Side by side, because routers look at both of all replicas.
-        ("num_outstanding", np.int64),  # waiting + running + in flight
-        ("num_coming", np.int64),  # to decode here, and their KV is not there yet
-        ("num_taken", np.int64),  # requests that came here so far
-        ("num_produced", np.int64),  # output tokens so far
-        # Requests that prefill in one replica and decode in another.
-        ("first_token_at", np.int64),  # who gives the first token: FROM_DECODE, FROM_TRANSFER or FROM_PREFILL
-        ("num_held", np.int64),  # prefilled here, and their blocks are held until their KV has moved
-        ("num_moving", np.int64),  # of those, the ones that do not count as running: at most `max_moving`
-        ("max_moving", np.int64),
-        ("num_landing", np.int64),  # of those that come, the ones whose KV is on its way into blocks held for them
-        ("num_ready", np.int64),  # and those that are prefilled and wait for blocks; a list, oldest first
-        ("first_ready", np.int64),
-        ("last_ready", np.int64),
-        # Requests that ended here, for the loop outside; a list, oldest first.
-        ("reports", np.int64),  # whether they are listed
-        ("num_reported", np.int64),
-        ("first_reported", np.int64),
-        ("last_reported", np.int64),
-        # Accounts.
-        ("num_iterations", np.int64),
-        ("num_finished", np.int64),
-        ("num_rejected", np.int64),
-        ("num_preemptions", np.int64),
-        ("num_beyond_measured", np.int64),
-        ("busy_s", np.float64),  # of stage 0
-        ("tokens_computed", np.int64),
-        ("flops", np.float64),
-        ("bytes", np.float64),
-        ("kv_block_s", np.float64),  # integral of blocks in use over busy time
-        ("peak_blocks", np.int64),
-        ("cache_queries", np.int64),  # tokens looked up in the prefix cache, and found
-        ("cache_hits", np.int64),
-    ],
-    align=True,
-)
+# A replica's record: what it is, ...
+_LIMITS = [
+    ("id", np.int64),
+    ("row", np.int64),  # its first row (stage 0) in the iteration tables
+    ("policy", np.int64),  # which of the cluster's policies
+    ("checked", np.int64),  # the policy is a user's own: every batch it forms is checked
+    ("num_stages", np.int64),
+    ("group_first", np.int64),  # data-parallel ranks that step together are one group
+    ("group_size", np.int64),
+    ("block_size", np.int64),
+    ("num_blocks", np.int64),
+    ("watermark_blocks", np.int64),
+    ("max_running", np.int64),
+    ("max_in_batch", np.int64),
+    ("max_batch_tokens", np.int64),
+    ("max_request_tokens", np.int64),
+    ("max_chunk_tokens", np.int64),  # of one prompt in one iteration
+    ("max_waiting_iterations", np.int64),
+    ("reserve_full_prompt", np.int64),
+    ("prefix_cache", np.int64),
+    ("blocks_per_hash", np.int64),  # blocks that one prefix hash of the workload covers
+    ("num_speculative", np.int64),
+    ("overlaps", np.int64),  # a batch is formed while the one before it runs (`gnomon.serving.features.overlap`)
+    ("surplus", np.int64),  # and holds one token too many of those that end in that one: SURPLUS_...
+    ("base_reply_s", np.float64),  # from a token to the client, before any message is written
+    ("message_s", np.float64),  # to write one message
+    ("stream_interval", np.int64),  # tokens in a message
+    ("first_token_at", np.int64),  # who gives the first token: FROM_DECODE, FROM_TRANSFER or FROM_PREFILL
+    ("max_moving", np.int64),
+    ("reports", np.int64),  # whether requests that end here are listed for the loop outside
+]
+# ... how it is now: all of it is as new when the replica dies (`engine.idle`), ...
+_STATE = [
+    ("forms_s", np.float64),  # when the batch after the one in flight is formed
+    ("num_news", np.int64),  # what it hears of after that; a list
+    ("first_news", np.int64),
+    ("last_news", np.int64),
+    ("frozen", np.int64),  # it has died or is off: no batch is formed, and the one in flight never ends
+    ("slowdown", np.float64),  # how much longer iterations take, as a share: 0 for not at all
+    ("straggling", np.float64),  # of that, because it is a straggler
+    ("adapting", np.float64),  # and because of the adapters in use
+    ("now_s", np.float64),
+    ("free_blocks", np.int64),
+    ("tracks_blocks", np.int64),  # blocks have an identity (`engine.prefix_cache`); else they are counted
+    ("formed_waiting", np.int64),  # who waited when the last batch was formed
+    ("reported_waiting", np.int64),  # who waited and what was free at the end of its last batch, as its metrics say
+    ("reported_free", np.int64),
+    ("num_waiting", np.int64),
+    ("first_waiting", np.int64),
+    # 1 + a waiting request that there are too few blocks for, while none has come back or been keyed since; or 0.
+    ("lacks_blocks", np.int64),
+    ("lacks_with_budget", np.int64),  # tokens that it might have computed then
+    ("last_waiting", np.int64),
+    ("num_running", np.int64),  # entries of `running`: hold blocks, are not in flight
+    ("num_holding", np.int64),  # requests that hold blocks, in flight or not
+    ("num_admitted", np.int64),
+    ("num_in_flight", np.int64),  # batches
+    ("oldest", np.int64),  # ring position of the oldest in-flight batch
+    ("batch_size", np.int64),  # of the batch being formed
+    # The policy would choose the same decodes again; 2: and do nothing else, as long as nothing waits.
+    ("steppable", np.int64),
+    ("answered", np.int64),  # the policy returned, and did not fail
+    ("stalled", np.int64),  # iterations since a token was produced or a request came or went
+    ("stall_limit", np.int64),  # more of them are a sign that it runs for ever
+    # Decodes that step together.
+    ("num_stepping", np.int64),
+    ("steps", np.int64),
+    ("in_step", np.int64),  # they are part of the batch being formed or in flight
+    ("step_kv", np.int64),  # sum and maximum of their lengths
+    ("step_kv_max", np.int64),
+    ("next_finish", np.int64),  # the step after which the first of them is done
+    ("last_step_s", np.float64),
+    ("num_off_beat", np.int64),  # those whose last token came at another moment
+    ("last_admitted_stepping", np.int64),  # at least the largest `admission` among them
+    ("num_loose", np.int64),  # blocks taken for them that nobody's record counts yet
+    # The rest.
+    ("writer_free_s", np.float64),  # when all messages so far are written
+    ("reply_s", np.float64),  # from the tokens of the batch that ended last to the client, in the mean
+    ("counter", np.int64),  # for policies that count iterations
+    ("num_received", np.int64),  # waiting requests that the scheduler knows of (sglang looks for new ones at times)
+    ("wait_count", np.int64),  # iterations for which prefills have waited, to be fuller
+    ("balance_count", np.int64),  # the same, for the other ranks to have some
+    ("holds_prefills", np.int64),  # the ranks of the group do not prefill in this iteration
+    ("reserve_ratio", np.float64),  # share of outputs to come for which sglang keeps memory
+    ("woken", np.int64),  # the last instant it was woken at, by the number of arrivals so far
+    ("next_end_s", np.float64),  # end of the oldest in-flight batch, inf if none
+    ("waiting_tokens", np.int64),  # prefill tokens of the waiting requests
+    ("prefill_left", np.int64),  # prefill tokens not computed yet, waiting ones included
+    ("decode_left", np.int64),  # output tokens not produced yet, waiting ones included
+    # Side by side, because routers look at both of all replicas.
+    ("num_outstanding", np.int64),  # waiting + running + in flight
+    ("num_coming", np.int64),  # to decode here, and their KV is not there yet
+    # Requests that prefill in one replica and decode in another.
+    ("num_held", np.int64),  # prefilled here, and their blocks are held until their KV has moved
+    ("num_moving", np.int64),  # of those, the ones that do not count as running: at most `max_moving`
+    ("num_landing", np.int64),  # of those that come, the ones whose KV is on its way into blocks held for them
+    ("num_ready", np.int64),  # and those that are prefilled and wait for blocks; a list, oldest first
+    ("first_ready", np.int64),
+    ("last_ready", np.int64),
+    # Requests that ended here, for the loop outside; a list, oldest first.
+    ("num_reported", np.int64),
+    ("first_reported", np.int64),
+    ("last_reported", np.int64),
+]
+# ... and its accounts, which add up whatever becomes of it.
+_COUNTERS = [
+    ("num_taken", np.int64),  # requests that came here so far
+    ("num_produced", np.int64),  # output tokens so far
+    ("num_iterations", np.int64),
+    ("num_finished", np.int64),
+    ("num_rejected", np.int64),
+    ("num_preemptions", np.int64),
+    ("num_beyond_measured", np.int64),
+    ("busy_s", np.float64),  # of stage 0
+    ("tokens_computed", np.int64),
+    ("flops", np.float64),
+    ("bytes", np.float64),
+    ("kv_block_s", np.float64),  # integral of blocks in use over busy time
+    ("peak_blocks", np.int64),
+    ("cache_queries", np.int64),  # tokens looked up in the prefix cache, and found
+    ("cache_hits", np.int64),
+]
+REPLICA = np.dtype([*_LIMITS, *_STATE, *_COUNTERS], align=True)
+LIMITS, STATE = (tuple(name for name, _ in some) for some in (_LIMITS, _STATE))
 
 # One in-flight batch of a replica.
 FLIGHT = np.dtype(
@@ -242,18 +245,6 @@ FLIGHT = np.dtype(
         ("bytes", np.float64),
         ("kv_block_s", np.float64),
         ("beyond_measured", np.int64),
-    ],
-    align=True,
-)
-
-
-# A place for one LoRA adapter in a replica.
-ADAPTER_SLOT = np.dtype(
-    [
-        ("adapter", np.int64),  # or NONE
-        ("num_users", np.int64),  # requests with it that have come and not ended
-        ("used_s", np.float64),  # when one came or ended last
-        ("ready_s", np.float64),  # when it is loaded
     ],
     align=True,
 )

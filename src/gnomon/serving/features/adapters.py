@@ -16,7 +16,18 @@ import numpy as np
 from gnomon.core.arrays import Floats, Ints
 from gnomon.jit import apart, inner
 from gnomon.serving.engine.calendar import NEVER
-from gnomon.serving.engine.state import ADAPTER_SLOT, NONE, Cluster
+from gnomon.serving.engine.state import NONE, Cluster
+
+# A place for one LoRA adapter in a replica.
+ADAPTER_SLOT = np.dtype(
+    [
+        ("adapter", np.int64),  # or NONE
+        ("num_users", np.int64),  # requests with it that have come and not ended
+        ("used_s", np.float64),  # when one came or ended last
+        ("ready_s", np.float64),  # when it is loaded
+    ],
+    align=True,
+)
 
 NUM_IN_LINE, FIRST_IN_LINE, LAST_IN_LINE = range(3)
 FOUND, LOADED, WAITED = range(3)
@@ -170,10 +181,6 @@ def leave_line(cluster: Cluster, adapters: Adapters, r: int) -> int:
     return request_id
 
 
-def forget_adapters(cluster: Cluster, adapters: Adapters, r: int) -> None:
-    """Replica `r` is gone: nothing is loaded, nobody waits."""
-    slots = cluster.adapter_slots[r]
-    slots["adapter"], slots["num_users"], slots["ready_s"] = NONE, 0, 0.0
+def forget_adapters(adapters: Adapters, r: int) -> None:
+    """Replica `r` is gone: nothing is being loaded, nobody waits."""
     adapters.free_s[r], adapters.line[r] = 0.0, (0, NONE, NONE)
-    state = cluster.replicas[r]
-    state.adapting, state.slowdown = 0.0, state.straggling

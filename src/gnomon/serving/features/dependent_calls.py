@@ -41,6 +41,7 @@ def enter_front_end(cluster: Cluster, outside: Outside, request_id: int, now: fl
 def send_next(cluster: Cluster, outside: Outside, ended_s: float) -> None:
     """A client of the closed loop has its answer: it pauses, then sends the next request."""
     book = outside.calendar.book[0]
+    book.num_answered += 1
     if book.num_sent >= book.end_closed:
         return
     think_s = outside.think_s[book.num_sent] if outside.think_s.size > 0 else 0.0

@@ -15,10 +15,11 @@ from gnomon.jit import inner, jit
 from gnomon.jit.borrowing import borrow
 from gnomon.serving.engine.calendar import NEVER
 from gnomon.serving.engine.context import Engine, Fleet
-from gnomon.serving.engine.decode_group import ID, NEVER_STEP
+from gnomon.serving.engine.decode_group import ID
+from gnomon.serving.engine.idle import renew
 from gnomon.serving.engine.log import Log
 from gnomon.serving.engine.loop import receive
-from gnomon.serving.engine.state import FINISHED, NONE, NOT_ARRIVED, QUEUED, REJECTED, Cluster
+from gnomon.serving.engine.state import FINISHED, NONE, NOT_ARRIVED, REJECTED
 
 
 @inner
@@ -66,7 +67,7 @@ def withdraw(fleet: Fleet, engine: Engine, log: Log, r: int, now: float) -> tupl
     requests.num_restarts[ids] += requests.processed[ids] > 0
     for name, value in (("processed", 0), ("num_blocks", 0), ("status", NOT_ARRIVED), ("replica", NONE)):
         requests[name][ids] = value
-    empty(cluster, r)
+    renew(cluster, r)
     cluster.stage_free_s[r] = stop
     return ids, stop
 
@@ -76,29 +77,3 @@ def advance_one(fleet: Fleet, engine: Engine, log: Log, r: int, until: float) ->
     """Bring replica `r` alone up to `until`."""
     lent = borrow(fleet)
     engine.proceed(lent.cluster, lent.tables, engine.policies, borrow(log), r, NEVER, until)
-
-
-def empty(cluster: Cluster, r: int) -> None:
-    """Nothing waits, runs, or is in flight in replica `r`; a batch that was launched is taken back."""
-    state = cluster.replicas[r]
-    for i in range(state.num_in_flight):
-        position = (state.oldest + i) % cluster.flights.shape[1]
-        flight = cluster.flights[r, position]
-        state.busy_s -= cluster.stage_end_s[r, position, 0] - cluster.stage_start_s[r, position, 0]
-        state.num_iterations -= 1
-        state.tokens_computed -= flight.tokens
-        state.num_beyond_measured -= flight.beyond_measured
-        for name in ("flops", "bytes", "kv_block_s"):
-            state[name] -= flight[name]
-    state.free_blocks = state.num_blocks
-    state.next_finish = NEVER_STEP
-    state.next_end_s = cluster.next_end_s[r] = NEVER
-    state.first_waiting = state.last_waiting = NONE
-    for name in (
-        "num_waiting", "num_running", "num_holding", "num_in_flight", "num_stepping", "in_step", "batch_size",
-        "step_kv", "step_kv_max", "frozen", "num_off_beat", "last_admitted_stepping", "num_loose", "steppable",
-        "counter", "reserve_ratio", "num_news", "waiting_tokens", "prefill_left", "decode_left", "num_outstanding",
-    ):  # fmt: skip
-        state[name] = 0
-    cluster.growth[r] = 0
-    cluster.service[r, :, QUEUED] = 0.0

@@ -138,6 +138,5 @@ def expire(cluster: Cluster, cache: ToolCache, call: int, now: float) -> None:
 def forget_held(cluster: Cluster, cache: ToolCache, r: int) -> None:
     """Replica `r` has died, and what it held is lost."""
     if cache.held.size:
-        calls = np.flatnonzero((cache.held > 0) & (cluster.requests.replica == r))
-        cache.held[calls] = 0
-        cluster.replicas[r].num_held -= calls.size
+        cache.held[cluster.requests.replica == r] = 0
+        cache.used_s[r] = 0.0

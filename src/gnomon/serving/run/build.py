@@ -11,8 +11,7 @@ from gnomon.core.arrays import Floats, Ints
 from gnomon.core.errors import ConfigError
 from gnomon.core.streams import stream
 from gnomon.serving.engine.allocation import new_cluster
-from gnomon.serving.engine.calendar import NEVER
-from gnomon.serving.engine.decode_group import NEVER_STEP
+from gnomon.serving.engine.idle import make_idle
 from gnomon.serving.engine.state import NONE, SURPLUS_ALWAYS, SURPLUS_AMONG_DECODES, Cluster
 from gnomon.serving.features import breakdown
 from gnomon.serving.features.adapters import Adapters, new_adapters
@@ -164,7 +163,7 @@ def fill_replicas(cluster: Cluster, kind: Kind, requests: Requests, first: int, 
     table.group_first = first + np.arange(count) // replica.data_parallel * replica.data_parallel
     table.group_size = replica.data_parallel
     table.block_size = batching.block_size
-    table.num_blocks = table.free_blocks = table.reported_free = kind.num_kv_blocks
+    table.num_blocks = kind.num_kv_blocks
     table.watermark_blocks = int(batching.watermark * kind.num_kv_blocks)
     table.max_running, table.max_in_batch = kind.max_running, kind.max_in_batch
     table.max_batch_tokens = kind.token_budget
@@ -181,9 +180,7 @@ def fill_replicas(cluster: Cluster, kind: Kind, requests: Requests, first: int, 
         table.num_speculative = replica.speculative.num_tokens
         drafted = chances(replica.speculative.acceptance, replica.speculative.num_tokens)
         cluster.acceptance[first : first + count, : drafted.size] = drafted
-    table.first_waiting = table.last_waiting = NONE
-    table.next_end_s = NEVER
-    table.next_finish = NEVER_STEP
+    make_idle(table)
     cluster.parameters[first : first + count, : len(kind.parameters)] = kind.parameters
 
 

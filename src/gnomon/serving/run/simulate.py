@@ -22,12 +22,12 @@ from gnomon.serving.autoscaling.record import FleetRecord
 from gnomon.serving.autoscaling.setup import new_manager, record_of
 from gnomon.serving.deciders import DECIDERS, DeciderSpec
 from gnomon.serving.engine import contract
-from gnomon.serving.engine.calendar import A_REPLICA, AN_EVENT, NEVER, Calendar, new_calendar, report_ends
+from gnomon.serving.engine.calendar import A_REPLICA, AN_EVENT, NEVER, NOTHING, Calendar, new_calendar, report_ends
 from gnomon.serving.engine.cluster import advance_all, serve
 from gnomon.serving.engine.context import Asked, Engine, Fleet, Outside, Router
 from gnomon.serving.engine.guard import Guard
 from gnomon.serving.engine.log import Log, new_log
-from gnomon.serving.engine.state import Cluster
+from gnomon.serving.engine.state import BUDGET, NO_LIMIT, NOT_ARRIVED, Cluster
 from gnomon.serving.features.adapters import Adapters
 from gnomon.serving.features.dependent_calls import send_first
 from gnomon.serving.features.followers import followers_of
@@ -130,7 +130,7 @@ def run(
         opened = open_cluster(scenario, kinds, offered, cluster, times.tables, log, forced_replicas, on_progress)
         before = _serve(opened, scenario, offered, on_progress)
     outside, manager = opened.outside, opened.manager
-    _check_clock(cluster)
+    _check_clock(cluster, offered)
     as_client_sees(scenario.front_end, cluster)
     if before is not None:
         cluster, offered = without_warmup(cluster, log, offered, before)
@@ -188,8 +188,10 @@ def _serve(
     if requests.concurrency:
         report_ends(calendar, cluster)
         if requests.num_warmup:
+            calendar.book.pause_after = requests.num_warmup
             send_first(cluster, outside, 0, requests.concurrency, requests.num_warmup)
             opened.drive(total)
+            calendar.book.pause_after = NO_LIMIT
             before = begin_measuring(cluster, opened.log, requests)
         send_first(cluster, outside, requests.num_warmup, requests.concurrency, total)
     else:
@@ -261,7 +263,10 @@ def open_cluster(
     sees_state = any(one.sees_state for one in looks) and forced_replicas is None
     calendar.book.sees_state = sees_state or gate.sees_state
     calendar.book.is_plain = not spec.compiled
-    manager = new_manager(scenario, kinds, requests, fleet, outside, _measured) if scenario.fleet is not None else None
+    told = (lambda *_: on_progress(0, total)) if on_progress else None
+    manager = (
+        new_manager(scenario, kinds, requests, fleet, outside, partial(_measured, told)) if scenario.fleet else None
+    )
     route = None if spec.compiled else callable_router(spec)
     return Opened(fleet, engine, outside, log, guard, manager, route)
 
@@ -299,7 +304,9 @@ AMPLE_REPLICAS = 16
 """Replicas of the other pool while one of a pool with a role is measured."""
 
 
-def _measured(scenario: Scenario, pool: int, rate: float, num_requests: int) -> tuple[Requests, Any]:
+def _measured(
+    on_progress: Callable[[int, int], None] | None, scenario: Scenario, pool: int, rate: float, num_requests: int
+) -> tuple[Requests, Any]:
     """One replica of a pool alone, under a steady load; where pools have roles, beside plenty of the others."""
     pools = [one.model_copy(update={"num_replicas": 1}) for one in scenario.pools[pool : pool + 1]]
     if scenario.has_roles:
@@ -320,8 +327,12 @@ def _measured(scenario: Scenario, pool: int, rate: float, num_requests: int) -> 
             "num_requests": num_requests,
         }
     )
-    done = run(scenario.model_copy(update={**plain, "workload": workload}))
+    done = run(scenario.model_copy(update={**plain, "workload": workload}), on_progress=on_progress)
     return done.requests, done.cluster.requests
+
+
+PLAIN_COST = 100
+"""What an answer in plain Python takes, in iterations of the engine: after many of them the guard has its turn."""
 
 
 def _drive(
@@ -338,32 +349,35 @@ def _drive(
     """`serve`, with the choices of a router in plain Python, which answers with 1 + the replica, and with what happens
     to the replicas of a fleet."""
     cluster, book = fleet.cluster, outside.calendar.book[0]
-    if manager is not None:
-        fleet, outside = manager.fleet, manager.outside
-    go_on(fleet, engine, outside, log, last)
-    while (book.wants == A_REPLICA and route is not None) or (book.wants == AN_EVENT and manager is not None):
+    while True:
         if book.wants == AN_EVENT:
             assert manager is not None
             manager.handle()
+        elif book.wants == A_REPLICA:
+            assert route is not None
+            r = route(manager.fleet if manager else fleet, int(book.subject)) - 1
+            if not 0 <= r < cluster.replicas.size:
+                cluster.control[:4] = (0, contract.NO_SUCH_REPLICA, r, book.subject)
+                return
+            cluster.requests[book.subject].replica = r
+        if manager is not None:
             fleet, outside = manager.fleet, manager.outside
-            go_on(fleet, engine, outside, log, last)
-            continue
-        assert route is not None
-        r = route(fleet, int(book.subject)) - 1
-        if not 0 <= r < cluster.replicas.size:
-            cluster.control[:4] = (0, contract.NO_SUCH_REPLICA, r, book.subject)
-            return
-        cluster.requests[book.subject].replica = r
         go_on(fleet, engine, outside, log, last)
+        if book.wants == NOTHING or cluster.control[BUDGET] <= 0:
+            return
+        cluster.control[BUDGET] -= PLAIN_COST
 
 
 LATEST_S = 1e12
 """Some thirty thousand years: beyond, differences of times mean nothing."""
 
 
-def _check_clock(cluster: Cluster) -> None:
-    """Refuse a run whose times have grown beyond what can be told apart: nothing ends after the last batch."""
-    times = (cluster.requests.arrival_s, cluster.stage_free_s, cluster.replicas.busy_s)
+def _check_clock(cluster: Cluster, requests: Requests) -> None:
+    """Refuse a run whose times have grown beyond what can be told apart: nothing ends after the last batch. Requests
+    that would be sent when others end have no time where those did not."""
+    follows = np.diff(requests.parent_offsets) > 0 if len(requests.parents) else bool(requests.concurrency)
+    known = ~(follows & (cluster.requests.status == NOT_ARRIVED))
+    times = (cluster.requests.arrival_s[known], cluster.stage_free_s, cluster.replicas.busy_s)
     if not all(np.all(one < LATEST_S) for one in times):
         raise ConfigError(
             "an iteration or a gap between arrivals takes longer than can be simulated.",

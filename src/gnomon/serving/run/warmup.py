@@ -9,7 +9,7 @@ import numpy as np
 
 from gnomon.core.errors import ConfigError
 from gnomon.serving.engine.log import Log
-from gnomon.serving.engine.state import FINISHED, REJECTED, Cluster
+from gnomon.serving.engine.state import FINISHED, REJECTED, SHED, Cluster
 from gnomon.workload import Requests
 
 # The accounts of a replica that add up over a run.
@@ -22,10 +22,12 @@ _SUMS = (
 def begin_measuring(cluster: Cluster, log: Log, requests: Requests) -> dict[str, Any]:
     """The warm-up is over: start the measured requests now, with an empty log. Returns the accounts so far."""
     warmup = cluster.requests[: requests.num_warmup]
-    ended = (warmup.status == FINISHED) | (warmup.status == REJECTED)
-    if not ended.all():
+    left = int(np.count_nonzero(~np.isin(warmup.status, (FINISHED, REJECTED, SHED))))
+    if left:
         raise ConfigError(
-            "the time limit falls into the warm-up.", where="time_limit_s", fix="Raise it, or set warmup_requests to 0."
+            f"{left:,} warm-up requests never ended: the time limit falls into the warm-up, or no replica is there.",
+            where="workload.warmup_requests",
+            fix="Set it to 0, or raise time_limit_s.",
         )
     wave = np.arange(requests.num_warmup, min(requests.num_warmup + requests.concurrency, len(requests)))
     cluster.requests.arrival_s[wave] = (warmup.finished_s + warmup.last_reply_s).max()
