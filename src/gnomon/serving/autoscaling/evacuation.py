@@ -178,4 +178,5 @@ def redirect(cluster: Cluster, ranks: range, targets: Ints, span: slice) -> None
         load = replicas.num_outstanding[targets] + replicas.num_coming[targets]
         replicas[q.decode_replica[i]].num_coming -= 1
         q.decode_replica[i] = targets[int(np.argmin(load))]
-        replicas[q.decode_replica[i]].num_coming += 1
+        if q.decode_replica[i] != q.replica[i]:  # Else it stays where it is prefilled.
+            replicas[q.decode_replica[i]].num_coming += 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gnomon.jit import inner, is_checked
+from gnomon.jit import apart, inner, is_checked
 from gnomon.serving.engine import prefix_cache
 from gnomon.serving.engine.state import FINISHED, IN_FLIGHT, NONE, OUTPUT_TOKENS, QUEUED, RUNNING, WAITING, Replica
 
@@ -71,6 +71,16 @@ def _count_waiting(replica: Replica, r: int) -> None:
     replica.service[replica.requests[r].user_class, QUEUED] += 1.0
     replica.state.num_waiting += 1
     replica.state.waiting_tokens += replica.requests[r].prefill_tokens
+    if replica.state.tracks_blocks != 0:
+        _foresee(replica, r)
+
+
+@apart
+def _foresee(replica: Replica, r: int) -> None:
+    """Do not count as work left what request `r`, which begins to wait, would find in the prefix cache now."""
+    request = replica.requests[r]
+    request.foreseen = prefix_cache.count_hits(replica, r) * replica.state.block_size
+    replica.state.prefill_left -= request.foreseen
 
 
 @inner
@@ -85,6 +95,8 @@ def pop_waiting(replica: Replica) -> int:
     state.num_waiting -= 1
     replica.service[request.user_class, QUEUED] -= 1.0
     state.waiting_tokens -= request.prefill_tokens
+    state.prefill_left += request.foreseen  # What it finds now, `hold_cached` takes off.
+    request.foreseen = 0
     request.status = RUNNING
     if request.scheduled_s < 0.0:
         request.scheduled_s = state.now_s

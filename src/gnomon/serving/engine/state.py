@@ -76,6 +76,7 @@ REQUEST = np.dtype(
         ("num_restarts", np.int32),  # how often it lost what it had computed: pre-empted, or with a replica that failed
         ("num_preemptions", np.int32),
         ("cached_tokens", np.int32),  # prompt tokens found in the prefix cache at first admission
+        ("foreseen", np.int32),  # while it waits: tokens that were cached when it came, which are no work left
         ("num_tries", np.int32),  # how often it came to the router
         ("charged", np.int32),  # output tokens that are on the account of its class already
         ("draw", np.int32),  # state of the request's own random sequence (speculative decoding)
@@ -188,7 +189,7 @@ _STATE = [
     ("woken", np.int64),  # the last instant it was woken at, by the number of arrivals so far
     ("next_end_s", np.float64),  # end of the oldest in-flight batch, inf if none
     ("waiting_tokens", np.int64),  # prefill tokens of the waiting requests
-    ("prefill_left", np.int64),  # prefill tokens not computed yet, waiting ones included
+    ("prefill_left", np.int64),  # prefill tokens to compute, also of those that wait, but for what they will find
     ("decode_left", np.int64),  # output tokens not produced yet, waiting ones included
     # Side by side, because routers look at both of all replicas.
     ("num_outstanding", np.int64),  # waiting + running + in flight

@@ -205,6 +205,7 @@ def _book_move(cluster: Cluster, request_id: int, now_ns: int) -> None:
     parts[TRANSFER] += landed_ns - moving_ns
     cluster.parts_ns[request_id, int(request.first_token_s >= 0.0), ITERATION] += now_ns - landed_ns
     entry.last_ns, entry.moves = now_ns, 0
+    entry.prefill_only_ns = cluster.clocks[request.replica, PREFILL_ONLY]  # Not that of the replica it comes from.
 
 
 @jit

@@ -263,10 +263,10 @@ def open_cluster(
     sees_state = any(one.sees_state for one in looks) and forced_replicas is None
     calendar.book.sees_state = sees_state or gate.sees_state
     calendar.book.is_plain = not spec.compiled
-    told = (lambda *_: on_progress(0, total)) if on_progress else None
-    manager = (
-        new_manager(scenario, kinds, requests, fleet, outside, partial(_measured, told)) if scenario.fleet else None
-    )
+    manager = None
+    if scenario.fleet is not None:
+        told = (lambda *_: on_progress(0, total)) if on_progress else None
+        manager = new_manager(scenario, kinds, requests, fleet, outside, partial(_measured, told))
     route = None if spec.compiled else callable_router(spec)
     return Opened(fleet, engine, outside, log, guard, manager, route)
 
