@@ -139,7 +139,7 @@ def test_what_a_queued_request_will_find_is_no_work_left() -> None:
 
 def test_work_that_is_foreseen_in_vain_is_counted_when_it_begins() -> None:
     """The cached blocks are taken for a long prompt before the waiting request comes to run: all of it is computed."""
-    times = {"arrival_s": [0.0, 1.0, 1.01], "prompt": [161, 3190, 170], "output": [1, 2, 2], "shared": [10, 0, 10]}
+    times = {"arrival_s": [0.0, 1.0, 1.0], "prompt": [161, 3190, 170], "output": [1, 2, 2], "shared": [10, 0, 10]}
     done = sharing(**times)
     assert done.cluster.requests.cached_tokens.tolist() == [0, 0, 0]
     assert done.cluster.replicas.prefill_left[0] == 0
