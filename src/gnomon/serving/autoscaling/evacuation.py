@@ -117,7 +117,7 @@ def _start_over(cluster: Cluster, ids: Ints, moved: Any, keeps_tokens: bool) -> 
         q.charged[ids] = 0
     q.scheduled_s[ids[q.first_token_s[ids] < 0.0]] = -1.0
     q.num_restarts[ids] += moved | (q.processed[ids] > 0)
-    for name, value in (("processed", 0), ("num_blocks", 0), ("keyed_blocks", 0), ("status", NOT_ARRIVED),
+    for name, value in (("processed", 0), ("num_blocks", 0), ("keyed_blocks", 0), ("foreseen", 0), ("status", NOT_ARRIVED),
                         ("replica", NONE), ("prefill_replica", NONE), ("decode_replica", NONE), ("held_blocks", 0),
                         ("preempted_at_s", -1.0), ("prefilled_s", -1.0), ("moving_s", -1.0),
                         ("landed_s", -1.0)):  # fmt: skip
