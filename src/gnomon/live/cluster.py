@@ -24,7 +24,8 @@ from gnomon.serving.engine.log import new_log
 from gnomon.serving.engine.state import FINISHED, IN_FLIGHT, NONE, REJECTED, SHED
 from gnomon.serving.features.front_end import is_before_router
 from gnomon.serving.run.build import build_cluster
-from gnomon.serving.run.simulate import Opened, open_cluster
+from gnomon.serving.run.driving import Opened
+from gnomon.serving.run.simulate import open_cluster
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.scenario.pools import Kind, bake, resolve
 from gnomon.workload import Requests, generate

@@ -117,11 +117,13 @@ def _start_over(cluster: Cluster, ids: Ints, moved: Any, keeps_tokens: bool) -> 
         q.charged[ids] = 0
     q.scheduled_s[ids[q.first_token_s[ids] < 0.0]] = -1.0
     q.num_restarts[ids] += moved | (q.processed[ids] > 0)
-    for name, value in (("processed", 0), ("num_blocks", 0), ("keyed_blocks", 0), ("foreseen", 0), ("status", NOT_ARRIVED),
-                        ("replica", NONE), ("prefill_replica", NONE), ("decode_replica", NONE), ("held_blocks", 0),
-                        ("preempted_at_s", -1.0), ("prefilled_s", -1.0), ("moving_s", -1.0),
-                        ("landed_s", -1.0)):  # fmt: skip
-        q[name][ids] = value
+    for name in ("processed", "num_blocks", "keyed_blocks", "foreseen", "held_blocks"):
+        q[name][ids] = 0
+    for name in ("replica", "prefill_replica", "decode_replica"):
+        q[name][ids] = NONE
+    for name in ("preempted_at_s", "prefilled_s", "moving_s", "landed_s"):
+        q[name][ids] = -1.0
+    q.status[ids] = NOT_ARRIVED
 
 
 @jit

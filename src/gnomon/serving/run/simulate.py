@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,19 +15,16 @@ from gnomon.core.arrays import Floats, Ints
 from gnomon.core.errors import ConfigError
 from gnomon.core.streams import stream
 from gnomon.core.user_files import is_own
-from gnomon.jit import bound, function_arguments
+from gnomon.jit import function_arguments
 from gnomon.serving.admission import ADMISSIONS, AdmissionSpec
-from gnomon.serving.autoscaling.manager import Manager
 from gnomon.serving.autoscaling.record import FleetRecord
 from gnomon.serving.autoscaling.setup import new_manager, record_of
 from gnomon.serving.deciders import DECIDERS, DeciderSpec
-from gnomon.serving.engine import contract
-from gnomon.serving.engine.calendar import A_REPLICA, AN_EVENT, NEVER, NOTHING, Calendar, new_calendar, report_ends
-from gnomon.serving.engine.cluster import advance_all, serve
-from gnomon.serving.engine.context import Asked, Engine, Fleet, Outside, Router
+from gnomon.serving.engine.calendar import NEVER, Calendar, new_calendar, report_ends
+from gnomon.serving.engine.context import Asked, Fleet, Outside
 from gnomon.serving.engine.guard import Guard
 from gnomon.serving.engine.log import Log, new_log
-from gnomon.serving.engine.state import BUDGET, NO_LIMIT, NOT_ARRIVED, Cluster
+from gnomon.serving.engine.state import NO_LIMIT, NOT_ARRIVED, Cluster
 from gnomon.serving.features.adapters import Adapters
 from gnomon.serving.features.dependent_calls import send_first
 from gnomon.serving.features.followers import followers_of
@@ -39,6 +36,7 @@ from gnomon.serving.policies import POLICIES
 from gnomon.serving.routers import ROUTERS, RouterSpec
 from gnomon.serving.run.build import Recording, build_cluster, open_adapters, with_ledger
 from gnomon.serving.run.compilation import callable_router, engine_of
+from gnomon.serving.run.driving import Opened
 from gnomon.serving.run.kv_links import max_events, open_pools, open_tiers, replicas_that
 from gnomon.serving.run.warmup import begin_measuring, without_warmup
 from gnomon.serving.scenario import Scenario
@@ -144,39 +142,6 @@ def run(
         tiers=outside.tiers if scenario.kv_tiers.is_used else None,
         adapters=outside.adapters if outside.adapters.load_s.size else None,
     )
-
-
-@dataclass(frozen=True, eq=False)
-class Opened:
-    """A cluster whose requests can be sent: all that its loops are called with."""
-
-    fleet: Fleet
-    engine: Engine
-    outside: Outside
-    log: Log
-    guard: Guard
-    manager: Manager | None
-    """Of a fleet that changes."""
-    route: Router | None
-    """The router, where it is plain Python."""
-
-    def drive(self, last: int) -> None:
-        """Let happen what happens until request `last` has been sent (see `gnomon.serving.engine.cluster.serve`)."""
-        self.guard.run(partial(self._drive, last))
-
-    @cached_property
-    def _drive(self) -> Callable[[int], None]:
-        go_on = bound(serve, self.fleet, self.engine, self.outside, self.log, 0)
-        made = (self.fleet, self.engine, self.outside, self.log, self.manager)
-        return partial(_drive, go_on, *made, route=self.route)
-
-    def advance(self, until_s: float) -> None:
-        """Let replicas that nobody waits for come up to `until_s`."""
-        self.guard.run(lambda: self._advance(self.fleet, self.engine, self.log, until_s))
-
-    @cached_property
-    def _advance(self) -> Callable[..., None]:
-        return bound(advance_all, self.fleet, self.engine, self.log, NEVER)
 
 
 def _serve(
@@ -329,43 +294,6 @@ def _measured(
     )
     done = run(scenario.model_copy(update={**plain, "workload": workload}), on_progress=on_progress)
     return done.requests, done.cluster.requests
-
-
-PLAIN_COST = 100
-"""What an answer in plain Python takes, in iterations of the engine: after many of them the guard has its turn."""
-
-
-def _drive(
-    go_on: Callable[..., None],
-    fleet: Fleet,
-    engine: Engine,
-    outside: Outside,
-    log: Log,
-    manager: Manager | None,
-    last: int,
-    *,
-    route: Router | None,
-) -> None:
-    """`serve`, with the choices of a router in plain Python, which answers with 1 + the replica, and with what happens
-    to the replicas of a fleet."""
-    cluster, book = fleet.cluster, outside.calendar.book[0]
-    while True:
-        if book.wants == AN_EVENT:
-            assert manager is not None
-            manager.handle()
-        elif book.wants == A_REPLICA:
-            assert route is not None
-            r = route(manager.fleet if manager else fleet, int(book.subject)) - 1
-            if not 0 <= r < cluster.replicas.size:
-                cluster.control[:4] = (0, contract.NO_SUCH_REPLICA, r, book.subject)
-                return
-            cluster.requests[book.subject].replica = r
-        if manager is not None:
-            fleet, outside = manager.fleet, manager.outside
-        go_on(fleet, engine, outside, log, last)
-        if book.wants == NOTHING or cluster.control[BUDGET] <= 0:
-            return
-        cluster.control[BUDGET] -= PLAIN_COST
 
 
 LATEST_S = 1e12

@@ -1,0 +1,86 @@
+"""A cluster that is ready to run: its loops, called until they want nothing more of anybody."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+from gnomon.jit import bound
+from gnomon.serving.autoscaling.manager import Manager
+from gnomon.serving.engine import contract
+from gnomon.serving.engine.calendar import A_REPLICA, AN_EVENT, NEVER, NOTHING
+from gnomon.serving.engine.cluster import advance_all, serve
+from gnomon.serving.engine.context import Engine, Fleet, Outside, Router
+from gnomon.serving.engine.guard import Guard
+from gnomon.serving.engine.log import Log
+from gnomon.serving.engine.state import BUDGET
+
+PLAIN_COST = 100
+"""What an answer in plain Python takes, in iterations of the engine: after many of them the guard has its turn."""
+
+
+@dataclass(frozen=True, eq=False)
+class Opened:
+    """A cluster whose requests can be sent: all that its loops are called with."""
+
+    fleet: Fleet
+    engine: Engine
+    outside: Outside
+    log: Log
+    guard: Guard
+    manager: Manager | None
+    """Of a fleet that changes."""
+    route: Router | None
+    """The router, where it is plain Python."""
+
+    def drive(self, last: int) -> None:
+        """Let happen what happens until request `last` has been sent (see `gnomon.serving.engine.cluster.serve`)."""
+        self.guard.run(partial(self._drive, last))
+
+    @cached_property
+    def _drive(self) -> Callable[[int], None]:
+        go_on = bound(serve, self.fleet, self.engine, self.outside, self.log, 0)
+        made = (self.fleet, self.engine, self.outside, self.log, self.manager)
+        return partial(_drive, go_on, *made, route=self.route)
+
+    def advance(self, until_s: float) -> None:
+        """Let replicas that nobody waits for come up to `until_s`."""
+        self.guard.run(lambda: self._advance(self.fleet, self.engine, self.log, until_s))
+
+    @cached_property
+    def _advance(self) -> Callable[..., None]:
+        return bound(advance_all, self.fleet, self.engine, self.log, NEVER)
+
+
+def _drive(
+    go_on: Callable[..., None],
+    fleet: Fleet,
+    engine: Engine,
+    outside: Outside,
+    log: Log,
+    manager: Manager | None,
+    last: int,
+    *,
+    route: Router | None,
+) -> None:
+    """`serve`, with the choices of a router in plain Python, which answers with 1 + the replica, and with what happens
+    to the replicas of a fleet."""
+    cluster, book = fleet.cluster, outside.calendar.book[0]
+    while True:
+        if book.wants == AN_EVENT:
+            assert manager is not None
+            manager.handle()
+        elif book.wants == A_REPLICA:
+            assert route is not None
+            r = route(manager.fleet if manager else fleet, int(book.subject)) - 1
+            if not 0 <= r < cluster.replicas.size:
+                cluster.control[:4] = (0, contract.NO_SUCH_REPLICA, r, book.subject)
+                return
+            cluster.requests[book.subject].replica = r
+        if manager is not None:
+            fleet, outside = manager.fleet, manager.outside
+        go_on(fleet, engine, outside, log, last)
+        if book.wants == NOTHING or cluster.control[BUDGET] <= 0:
+            return
+        cluster.control[BUDGET] -= PLAIN_COST
