@@ -17,7 +17,7 @@ import pytest
 from gnomon import jit
 from gnomon.serving.engine.context import Fleet
 from gnomon.serving.policies import UNBOUNDED
-from gnomon.serving.routers import foretelling, learned, llmd, lookahead, observation, predicted_latency
+from gnomon.serving.routers import learned, llmd, lookahead, observation, predicted_latency, prediction
 from gnomon.serving.routers.prediction import PRIOR_OUTPUT, PRIOR_WEIGHT
 from gnomon.timing.iteration import blank, geometric_axis
 from test_router_decisions import choice, fleet_of
@@ -69,35 +69,35 @@ def fleet(router: str = "unselfish", kv_s: float = 0.0, **changes: list[float]) 
 @plain
 def test_an_iteration_is_its_tokens_and_what_its_decodes_read() -> None:
     seen = fleet(kv_s=1e-4)
-    assert foretelling.iteration_s(seen, 0, 30, 0, 0.0) == pytest.approx(0.030)
-    assert foretelling.iteration_s(seen, 0, 30, 4, 64.0) == pytest.approx(0.034 + 4 * 64 * 1e-4)
-    assert foretelling.iteration_s(seen, 0, 0, 3, 16.0) == pytest.approx(0.003 + 3 * 16 * 1e-4)
-    assert foretelling.iteration_s(seen, 0, 5000, 0, 0.0) == pytest.approx(1.0), "no more than the table has"
-    assert foretelling.iteration_s(seen, 0, 0, 0, 0.0) == 1e-9
+    assert prediction.iteration_s(seen, 0, 30, 0, 0.0) == pytest.approx(0.030)
+    assert prediction.iteration_s(seen, 0, 30, 4, 64.0) == pytest.approx(0.034 + 4 * 64 * 1e-4)
+    assert prediction.iteration_s(seen, 0, 0, 3, 16.0) == pytest.approx(0.003 + 3 * 16 * 1e-4)
+    assert prediction.iteration_s(seen, 0, 5000, 0, 0.0) == pytest.approx(1.0), "no more than the table has"
+    assert prediction.iteration_s(seen, 0, 0, 0, 0.0) == 1e-9
 
 
 @plain
 def test_chunks_leave_room_for_decodes() -> None:
     """200 tokens an iteration: 196 beside 4 decodes; at least half of them however many decode."""
-    assert foretelling.chunk_of(fleet(), 0, 1000.0) == 196
-    assert foretelling.chunk_of(fleet(), 0, 50.0) == 50
-    assert foretelling.chunk_of(fleet(num_holding=[150, 0]), 0, 1000.0) == 100
-    assert foretelling.chunk_of(fleet(max_chunk_tokens=[64, 64]), 0, 1000.0) == 64
-    assert foretelling.chunk_of(fleet(), 0, 0.0) == 1
+    assert prediction.chunk_of(fleet(), 0, 1000.0) == 196
+    assert prediction.chunk_of(fleet(), 0, 50.0) == 50
+    assert prediction.chunk_of(fleet(num_holding=[150, 0]), 0, 1000.0) == 100
+    assert prediction.chunk_of(fleet(max_chunk_tokens=[64, 64]), 0, 1000.0) == 64
+    assert prediction.chunk_of(fleet(), 0, 0.0) == 1
     unbounded = {"max_batch_tokens": [UNBOUNDED] * 2, "max_chunk_tokens": [UNBOUNDED] * 2}
-    assert foretelling.chunk_of(fleet(**unbounded), 0, 1e5) == 4092, "not one prompt as long as the queue"
-    assert foretelling.chunk_of(fleet(num_holding=[9000, 0], **unbounded), 0, 1e5) == 2048
-    assert foretelling.kv_each(fleet(), 0) == 40 * 10 / 4
-    assert foretelling.kv_each(fleet(), 1) == 0.0
+    assert prediction.chunk_of(fleet(**unbounded), 0, 1e5) == 4092, "not one prompt as long as the queue"
+    assert prediction.chunk_of(fleet(num_holding=[9000, 0], **unbounded), 0, 1e5) == 2048
+    assert prediction.kv_each(fleet(), 0) == 40 * 10 / 4
+    assert prediction.kv_each(fleet(), 1) == 0.0
 
 
 @plain
 def test_the_mean_output_begins_with_a_belief() -> None:
-    assert foretelling.mean_output(fleet()) == PRIOR_OUTPUT
+    assert prediction.mean_output(fleet()) == PRIOR_OUTPUT
     seen = fleet(num_produced=[300, 100], num_finished=[4, 2])
-    assert foretelling.mean_output(seen) == (PRIOR_OUTPUT * PRIOR_WEIGHT + 400) / (PRIOR_WEIGHT + 6)
-    assert foretelling.expected_output(seen, 0, 7.0) == 7.0
-    assert foretelling.expected_output(seen._replace(predicted_output=np.array([55.0])), 0, 7.0) == 55.0
+    assert prediction.mean_output(seen) == (PRIOR_OUTPUT * PRIOR_WEIGHT + 400) / (PRIOR_WEIGHT + 6)
+    assert prediction.expected_output(seen, 0, 7.0) == 7.0
+    assert prediction.expected_output(seen._replace(predicted_output=np.array([55.0])), 0, 7.0) == 55.0
 
 
 @plain
@@ -106,8 +106,8 @@ def test_an_answer_goes_on_for_at_least_one_token(predicted: int, produced: int,
     seen = fleet()._replace(predicted_output=np.array([float(predicted)]))
     request = seen.cluster.requests[0]
     request.prefill_tokens, request.processed = 100, 100 + produced
-    assert foretelling.output_left(seen, 0, 0, 77.0) == expected
-    assert foretelling.output_left(fleet(), 0, 0, 77.0) == 77.0, "nothing is predicted"
+    assert prediction.output_left(seen, 0, 0, 77.0) == expected
+    assert prediction.output_left(fleet(), 0, 0, 77.0) == 77.0, "nothing is predicted"
 
 
 @plain
