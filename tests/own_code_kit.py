@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-HEADER = """from gnomon.serving.policies import batching_policy
-from gnomon.serving.engine.batch_operations import (
-    blocks_for, grow_for_decode, hold, keep_running, place, pop_waiting, preempt, prefill_left,
+HEADER = """from gnomon.extend import (
+    batching_policy, blocks_for, grow_for_decode, hold, keep_running, place, pop_waiting, preempt, prefill_left,
 )
 
 

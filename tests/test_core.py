@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -19,6 +20,7 @@ from gnomon.core.errors import ConfigError, GnomonError, MissingExtraError, Unkn
 from gnomon.core.files import write_text, written_whole
 from gnomon.core.registry import Registry
 from gnomon.core.streams import stream
+from gnomon.serving.scenario import Scenario
 
 
 class Wheel(config.Config):
@@ -117,6 +119,24 @@ def test_unknown_override_names_the_nearest() -> None:
 def test_config_round_trips(tmp_path: Path) -> None:
     original = Bicycle(front=Wheel(spokes=20))
     assert config.load(Bicycle, config.save(original, tmp_path / "saved.yaml")) == original
+
+
+@pytest.mark.parametrize(
+    ("key", "registry"),
+    [
+        ("batching.policy", "gnomon.serving.policies.POLICIES"),
+        ("router.name", "gnomon.serving.routers.ROUTERS"),
+        ("admission.name", "gnomon.serving.admission.ADMISSIONS"),
+        ("disaggregation.decider.name", "gnomon.serving.deciders.DECIDERS"),
+        ("fleet.controller.name", "gnomon.serving.autoscaling.controllers.CONTROLLERS"),
+        ("timing.source", "gnomon.timing.source_registry.SOURCES"),
+        ("timing.estimator", "gnomon.timing.estimators.interface.ESTIMATORS"),
+    ],
+)
+def test_help_names_what_is_registered(key: str, registry: str) -> None:
+    module, _, name = registry.rpartition(".")
+    found = {one.dotted: one.describe() for one in config.fields(Scenario)}[key]
+    assert ", ".join(getattr(import_module(module), name).names()) in found
 
 
 def test_fields_are_dotted_with_help() -> None:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from gnomon import extend
 from gnomon.core.errors import ConfigError, GnomonError, UnknownNameError
+from gnomon.moved import MOVED
 from gnomon.serving.policies import POLICIES, batching_policy
 from gnomon.serving.policies.lightllm import peak_tokens
 from gnomon.serving.routers import ROUTERS, router
@@ -147,3 +151,16 @@ def test_lightllm_foretells_the_peak_of_memory(has: list[float], left: list[floa
 
 def test_json_of_the_registry_is_listed(cli: Any) -> None:
     assert json.loads(cli("catalog", "sources", "--json").output)
+
+
+def test_imports_of_the_release_before_still_work_and_say_where_to_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("gnomon.serving.verbs", "gnomon.core.jit"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    with pytest.warns(FutureWarning, match=r"gnomon\.serving\.verbs is now .*batch_operations.*gnomon\.extend"):
+        from gnomon.serving.verbs import place
+    with pytest.warns(FutureWarning, match=r"gnomon\.jit"):
+        from gnomon.core.jit import inner
+    assert (place, inner) == (extend.place, extend.inner)
+    assert all(find_spec(new) for new in MOVED.values())
+    with pytest.raises(ModuleNotFoundError):
+        import_module("gnomon.serving.never_was")

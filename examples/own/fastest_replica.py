@@ -8,7 +8,7 @@ compiled, and then it may only use numbers and arrays.
 
 from __future__ import annotations
 
-from gnomon.serving.routers import Fleet, router
+from gnomon.extend import Fleet, router
 
 
 @router("fastest_replica", compiled=False)

@@ -8,10 +8,7 @@ Like vllm_v1, every running request gets its tokens first; but of those that wai
 
 from __future__ import annotations
 
-from gnomon.jit import inner
-from gnomon.serving.engine.batch_operations import tokens_placed
-from gnomon.serving.engine.state import NONE, Replica
-from gnomon.serving.policies import batching_policy
+from gnomon.extend import NONE, Replica, batching_policy, inner, tokens_placed
 from gnomon.serving.policies.vllm_v1 import admit_first, continue_running
 
 

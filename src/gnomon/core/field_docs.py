@@ -1,14 +1,17 @@
 """The doc strings under the fields of a class, read from its source when somebody asks for help.
 
-Pydantic can read them too, but does so for every class when it is made, whether there is help to print or not.
+Pydantic can read them too, but does so for every class when it is made, whether there is help to print or not. Names
+that can be registered are not listed by hand: `{gnomon.serving.routers.ROUTERS}` in a doc string asks the registry.
 """
 
 from __future__ import annotations
 
 import ast
 import inspect
+import re
 import sys
 from functools import cache
+from importlib import import_module
 from itertools import pairwise
 
 
@@ -16,8 +19,13 @@ def field_doc(cls: type, name: str) -> str:
     """The doc string under the field `name` of a class, or of the base that has it; empty where there is none."""
     for one in cls.__mro__:
         if name in inspect.get_annotations(one):
-            return _docs_in(one.__module__).get((one.__qualname__, name), "")
+            return _with_names(_docs_in(one.__module__).get((one.__qualname__, name), ""))
     return ""
+
+
+def _with_names(text: str) -> str:
+    """The text with every `{module.REGISTRY}` in it replaced by the names that are registered there."""
+    return re.sub(r"\{([\w.]+)\.([A-Z]+)\}", lambda m: ", ".join(getattr(import_module(m[1]), m[2]).names()), text)
 
 
 @cache

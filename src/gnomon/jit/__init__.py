@@ -107,15 +107,15 @@ def jit(function: F) -> F:
 
 
 def inner(function: F) -> F:
-    """Like `jit`, for a function that compiled code calls: a part of its callers, and inlined. Python runs it as it is
-    written."""
-    return _cached(_part(function, is_inlined=True), function) if ENABLED else function
+    """Like `jit`, for a function that compiled code calls: a part of its callers, inlined and kept on disk with them.
+    Python runs it as it is written."""
+    return _part(function, is_inlined=True) if ENABLED else function
 
 
 def apart(function: F) -> F:
     """Like `inner`, for one that is long and not called at every iteration: it stands once in the code, and is
     called."""
-    return _cached(_part(function, is_inlined=False), function) if ENABLED else function
+    return _part(function, is_inlined=False) if ENABLED else function
 
 
 def _part(function: F, is_inlined: bool) -> F:
@@ -132,16 +132,12 @@ def _part(function: F, is_inlined: bool) -> F:
     return dispatcher
 
 
-def own_jit(function: F) -> F:
-    """Compile a function as part of the one that calls it, which is what is cached."""
-    return _part(function, is_inlined=True)
-
-
 def inline(function: F) -> F:
     """Compile `function` so that its body is pasted into its callers."""
     if not ENABLED:
         return function
-    return _cached(_numba().njit(error_model="numpy", inline="always")(function), function)
+    inlined: F = _numba().njit(error_model="numpy", inline="always")(function)
+    return inlined
 
 
 def bound(function: F, *examples: Any) -> F:

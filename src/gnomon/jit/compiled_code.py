@@ -19,7 +19,6 @@ from typing import Any
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile, NullCache
 
 from gnomon.core.cache_folder import compiled_code_folder, said_once
-from gnomon.jit.linked_code import restored
 
 
 def kept(function: Any) -> Any:
@@ -65,10 +64,6 @@ def _hash_of(file: Path) -> str:
 
 class _Reduced(CompileResultCacheImpl):  # type: ignore[misc]
     _locator_classes = (_Place,)
-
-    def rebuild(self, target_context: Any, payload: Any) -> Any:
-        is_part = payload[0][1] == "part"
-        return restored(target_context, payload) if is_part else super().rebuild(target_context, payload)
 
 
 class _CheckedFiles(IndexDataCacheFile):  # type: ignore[misc]

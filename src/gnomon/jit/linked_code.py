@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from llvmlite import binding
 from llvmlite.ir.values import ArgumentAttributes
 from numba.core import cgutils
 from numba.core.ccallback import CFunc
 from numba.core.codegen import JITCodeLibrary
-from numba.core.compiler import Compiler, CompileResult
+from numba.core.compiler import Compiler
 from numba.core.registry import CPUDispatcher
+from numba.core.types import unliteral  # type: ignore[attr-defined]
 
 _NOT_KEPT = "captures(none)" if "captures(none)" in ArgumentAttributes._known else "nocapture"
 """Nobody keeps this address; as this version of LLVM says it."""
@@ -68,41 +68,6 @@ class Part(JITCodeLibrary):  # type: ignore[misc]
         for library in _with_parts(self._linking_libraries):
             module.link_in(_module(library), preserve=True)
         return module
-
-    def serialize_using_object_code(self) -> Any:
-        """With all that it calls, as the optimiser would get it."""
-        environments = dict(self.environments)
-        for library in _with_parts(self._linking_libraries):
-            environments.update(getattr(library, "environments", {}))
-        return self.name, "part", (self._get_module_for_linking().as_bitcode(), environments)
-
-
-def restored(target: Any, payload: Any) -> Any:
-    """A function that was compiled as a part, from what was kept of it."""
-    (name, _, (code, environments)), descriptor, environment, signature, _, lifted, annotation, reloads, _ = payload
-    for reload_ in reloads:
-        reload_()
-    part = Part(target.codegen(), name)
-    part._final_module = binding.parse_bitcode(code)
-    part.finalize()
-    part.environments.update(environments)
-    return CompileResult(
-        typing_context=target.typing_context,
-        target_context=target,
-        entry_point=target.get_executable(part, descriptor, environment),
-        typing_error=None,
-        type_annotation=annotation,
-        signature=signature,
-        objectmode=False,
-        lifted=lifted,
-        fndesc=descriptor,
-        library=part,
-        call_helper=None,
-        environment=environment,
-        metadata=None,
-        reload_init=reloads,
-        referenced_envs=(),
-    )
 
 
 def _with_parts(libraries: Iterable[Any]) -> list[Any]:
@@ -167,6 +132,10 @@ class PartDispatcher(CPUDispatcher):  # type: ignore[misc]
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Run it as plain Python."""
         return self.py_func(*arguments, **named)
+
+    def get_call_template(self, args: Any, kws: Any) -> Any:
+        """One variant for all numbers of a type: a constant is no type of its own."""
+        return super().get_call_template([unliteral(one) for one in args], {k: unliteral(v) for k, v in kws.items()})
 
 
 class WholeCompiler(_Compiler):

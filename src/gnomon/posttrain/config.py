@@ -162,8 +162,7 @@ class PolicyConfig(Choice):
     shorthand: ClassVar[str] = "name"
 
     name: str | None = None
-    """colocated, disaggregated, elastic, utilization, payback, tail_batching, partial_rollout, oracle, or
-    your own; by `auto_scheduler` and the placement if not given."""
+    """{gnomon.posttrain.policies.POLICIES}, or your own; by `auto_scheduler` and the placement if not given."""
     file: str | None = None
     """Python file that registers your own."""
     options: dict[str, Any] = Field(default_factory=dict)

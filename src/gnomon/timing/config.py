@@ -76,8 +76,8 @@ class TimingConfig(Config):
     model_config = ConfigDict(allow_inf_nan=False)
 
     source: str = "auto"
-    """auto (shipped measurements of the device, else silicon where installed, else the roofline), roofline, profile,
-    silicon, table, or a registered one (`gnomon catalog sources`)."""
+    """auto (shipped measurements of the device, else silicon where installed, else the roofline),
+    {gnomon.timing.source_registry.SOURCES}, or your own."""
     path: str | None = None
     """Folder of the measurements, for the source profile; those that come with Gnomon if not given."""
     engine: Engine = "vllm"
@@ -105,8 +105,8 @@ class TimingConfig(Config):
     """How a data-parallel group brings tokens to their experts: each where it is needed (DeepEP, NVLink all-to-all), or
     all of them everywhere (vLLM's and SGLang's default); auto: all-to-all with expert parallelism."""
     estimator: str = "grid"
-    """How to read between measured points: grid, forest, forest_cv (its settings by cross-validation), linear,
-    polynomial."""
+    """How to read between measured points: {gnomon.timing.estimators.interface.ESTIMATORS}. forest_cv finds the
+    settings of its forest by cross-validation."""
     dtype: str = "auto"
     """Number format of the weights and multiplications: auto (the checkpoint's own), bf16, fp16, fp8, int8, int4, or a
     way of quantising: fp8_block, nvfp4, mxfp4, int4_experts, ... (`gnomon catalog quantization`)."""

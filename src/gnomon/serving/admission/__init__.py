@@ -12,12 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gnomon.core.registry import Registry
-from gnomon.serving.engine.context import Fleet
 
-Admit = Callable[[Fleet, int], bool]
+if TYPE_CHECKING:  # What a run is made of brings Numba along, which `--help` need not wait for.
+    from gnomon.serving.engine.context import Fleet
+
+Admit = Callable[["Fleet", int], bool]
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,14 @@ ADMISSIONS: Registry[AdmissionSpec] = Registry(
 def admission(name: str, **traits: Any) -> Callable[[Admit], Admit]:
     """Register admission control under `name`; `traits` are the fields of its `AdmissionSpec`."""
     return ADMISSIONS.register(name, **traits)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Fleet":
+        from gnomon.serving.engine import context
+
+        return getattr(context, name)
+    raise AttributeError(name)
 
 
 __all__ = ["ADMISSIONS", "AdmissionSpec", "Admit", "Fleet", "admission"]

@@ -15,12 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gnomon.core.arrays import Floats
 from gnomon.core.registry import Registry
-from gnomon.serving.engine.context import Fleet, Router
-from gnomon.serving.scenario.config import RouterConfig
+
+if TYPE_CHECKING:  # What a run is made of brings Numba along, which `--help` need not wait for.
+    from gnomon.serving.engine.context import Fleet, Router
+    from gnomon.serving.scenario.config import RouterConfig
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,14 @@ ROUTERS: Registry[RouterSpec] = Registry(
 def router(name: str, **traits: Any) -> Callable[[Router], Router]:
     """Register a router under `name`; `traits` are the fields of its `RouterSpec`."""
     return ROUTERS.register(name, **traits)
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("Fleet", "Router"):
+        from gnomon.serving.engine import context
+
+        return getattr(context, name)
+    raise AttributeError(name)
 
 
 __all__ = ["ROUTERS", "Fleet", "Router", "RouterSpec", "router"]

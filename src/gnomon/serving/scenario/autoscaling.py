@@ -19,8 +19,8 @@ class ControllerConfig(Choice):
     shorthand: ClassVar[str] = "name"
 
     name: str = "fixed"
-    """fixed, schedule, target_utilization (as Kubernetes' HPA), queue_driven (as KEDA), slo_planner (as Dynamo's
-    planner), oracle (knows the trace), or your own."""
+    """{gnomon.serving.autoscaling.controllers.CONTROLLERS}, or your own. target_utilization is as Kubernetes' HPA,
+    queue_driven as KEDA, slo_planner as Dynamo's planner; oracle knows the trace."""
     file: str | None = None
     """Python file that registers your own controller."""
     options: dict[str, float] = Field(default_factory=dict)

@@ -74,25 +74,24 @@ class BatchingConfig(Choice):
     shorthand: ClassVar[str] = "policy"
 
     policy: str = "vllm_v1"
-    """vllm_v1, sglang, trtllm, vllm, sarathi, orca, faster_transformer, lightllm; for classes of users priority, vtc,
-    drr, dlpm; or your own."""
+    """{gnomon.serving.policies.POLICIES}, or your own."""
     file: str | None = None
     """Python file that registers your own policy."""
     max_sequences: Sequences | None = None
-    """Requests that may run at once (batch cap). [256 for vllm_v1 and sglang, else 128]"""
+    """Requests that may run at once (batch cap)."""
     max_batch_tokens: BatchTokens | None = None
-    """Tokens of one iteration: the budget of vllm_v1 [8192] and sglang [8192], the chunk of sarathi [512], the most of
-    a prefill batch for vllm and lightllm [4096]."""
+    """Tokens of one iteration: the budget of engines that mix, the chunk of sarathi, the most of a prefill batch where
+    prefills run alone."""
     max_chunk_tokens: BatchTokens | None = None
     """Most tokens of one prompt in one iteration (vllm_v1: long_prefill_token_threshold)."""
     block_size: Tokens | None = None
-    """Tokens per KV block. [16; 1 for lightllm]"""
+    """Tokens per KV block."""
     watermark: Annotated[float, Field(ge=0, lt=1)] | None = None
-    """Share of the blocks that admission leaves free. [0 for vllm_v1 and sglang, else 0.01]"""
+    """Share of the blocks that admission leaves free."""
     max_waiting_iterations: CountOrNone = 10
     """lightllm: decode iterations between prefills."""
     prefix_cache: bool | None = None
-    """Find KV blocks again by what they hold. [true for vllm_v1 and sglang; the others have none]"""
+    """Find KV blocks again by what they hold."""
     overlap: bool = False
     """Form every batch while the one before it runs, from what is known then: a request that comes meanwhile is first
     computed in the batch after. Not with pipeline stages, which have batches of their own in flight."""
@@ -128,16 +127,14 @@ class RouterConfig(Choice):
     shorthand: ClassVar[str] = "name"
 
     name: str = "round_robin"
-    """random, round_robin, least_outstanding, power_of_two, least_kv, least_prefill_tokens, lmetric, sticky_session,
-    sticky_until_full, prefix_aware, adapter_aware, predicted_latency, lookahead, learned, vidur_lor, vllm_dp, or
-    your own."""
+    """{gnomon.serving.routers.ROUTERS}, or your own."""
     file: str | None = None
     """Python file that registers your own router."""
     options: dict[str, float] = Field(default_factory=dict)
     """Options of the router, e.g. {load_weight: 2}."""
     lengths: LengthsKnown = "none"
-    """What predicted_latency, lookahead and learned know of output lengths: none (they go by what was produced so
-    far), noisy (the truth times a log-normal error), oracle (the truth)."""
+    """What routers that predict latencies know of output lengths: none (they go by what was produced so far), noisy
+    (the truth times a log-normal error), oracle (the truth)."""
     length_noise: NonNegativeFloat = 0.5
     """Standard deviation of the logarithm of the error of noisy lengths."""
     checkpoint: str | None = None
@@ -150,7 +147,7 @@ class AdmissionConfig(Choice):
     shorthand: ClassVar[str] = "name"
 
     name: str = "everyone"
-    """everyone, queue_limit, shed_by_class, token_bucket, or your own."""
+    """{gnomon.serving.admission.ADMISSIONS}, or your own."""
     file: str | None = None
     """Python file that registers your own."""
     options: dict[str, float] = Field(default_factory=dict)
@@ -190,7 +187,7 @@ class DeciderConfig(Choice):
     shorthand: ClassVar[str] = "name"
 
     name: str = "always"
-    """always, long_prompts, uncached_prompts, idle_prefill, or your own."""
+    """{gnomon.serving.deciders.DECIDERS}, or your own."""
     file: str | None = None
     """Python file that registers your own decider."""
     options: dict[str, float] = Field(default_factory=dict)
