@@ -13,9 +13,9 @@ import time
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 
-from gnomon.report.verify.silicon import ENGINES, error_row
 from gnomon.verify.silicon.choose import chosen
 from gnomon.verify.silicon.predict import Scored, predict, score
+from gnomon.verify.silicon.say import ENGINES, error_row
 from gnomon.verify.silicon.scenarios import is_in_held_out_sweep
 from gnomon.verify.silicon.scores import GROUPS, errors_by, errors_of, ranking
 from gnomon.verify.silicon.verdict import FIGURES, RECORDED, Verdict

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from gnomon.core.errors import DataError
-from gnomon.report.verify.disagg import told
-from gnomon.verify.disagg import Measured, Predicted, order, read_runs, scenario_of
+from gnomon.verify.disagg import Measured, Predicted, order, read_runs, scenario_of, told
 
 
 def row(**changes: Any) -> dict[str, Any]:

@@ -6,9 +6,8 @@ import pytest
 
 import gnomon
 from gnomon.core.errors import UnknownNameError
-from gnomon.report.verify.fleet import told
 from gnomon.verify import fleet
-from gnomon.verify.fleet import CLIENTS, DOCUMENT_TOKENS, DOCUMENTS, QUESTIONS, Effect, _questions, per_rank
+from gnomon.verify.fleet import CLIENTS, DOCUMENT_TOKENS, DOCUMENTS, QUESTIONS, Effect, _questions, per_rank, told
 
 
 def effect(simulated: float) -> Effect:

@@ -35,7 +35,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_smooth_table_is_predicted_and_its_odd_point_left_out(package: Path) -> None:
     found = verify("kernels", "l4", one_in=1)
-    (row,) = found.told.rows
+    (row,) = found.findings.rows
     assert (row["device"], row["engine"], row["table"], row["left out"]) == ("l4", "vllm", "gemm bf16", 1)
     assert row["points"] == 6  # Every fifth of 12, 11 and 12 points from the third on: two of each shape.
     assert row["held out"] < 2.0

@@ -7,7 +7,6 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from gnomon.report.verify.prefixes import told
 from gnomon.verify.prefixes import (
     OFFLOADING,
     ROUTING,
@@ -18,6 +17,7 @@ from gnomon.verify.prefixes import (
     offload,
     route,
     shared_prompts,
+    told,
 )
 from serving_kit import run, scenario
 

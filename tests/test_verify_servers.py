@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from gnomon.core.errors import DataError
-from gnomon.report.verify.servers import told
-from gnomon.verify.servers import Scored, figures, read_servers, settings_of
+from gnomon.verify.servers import Scored, figures, read_servers, settings_of, told
 from gnomon.verify.stages import read_stages, requests_of
 
 HEAD = (
@@ -50,7 +49,7 @@ def test_figures_are_of_the_held_out_half_and_worse_ones_fail(tmp_path: Path, mo
     other = Scored(replace(one.server, is_held_out=False), 9.0, 9.0)
     found = figures([*held, other])
     assert found == pytest.approx({"h100 itl median": 0.2, "h100 itl mean": 0.3, "throughput median": 0.0})
-    monkeypatch.setattr("gnomon.report.verify.servers.recorded", lambda: {"h100 itl median": 0.19})
+    monkeypatch.setattr("gnomon.verify.servers.recorded", lambda: {"h100 itl median": 0.19})
     assert told(held, is_whole=True).failures == ["h100 itl median 20.0% (recorded 19.0%)"]
     assert told(held, is_whole=False).failures == []
 

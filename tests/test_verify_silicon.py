@@ -12,11 +12,11 @@ import pytest
 pytest.importorskip("aiconfigurator_core", reason="the extra [silicon] is not installed")
 
 from gnomon.core.errors import ConfigError
-from gnomon.report.verify.silicon import summary_rows, text, write_page
 from gnomon.verify.silicon import choose, predict, verdict
 from gnomon.verify.silicon.choose import chosen
 from gnomon.verify.silicon.launch import doubt_about, launch_of
 from gnomon.verify.silicon.predict import Prediction, Scored, score
+from gnomon.verify.silicon.say import summary_rows, text, write_page
 from gnomon.verify.silicon.scenarios import MODELS, facts_of, is_in_held_out_sweep, scenario_of
 from gnomon.verify.silicon.scores import errors_of, ranking
 from gnomon.verify.silicon.servers import Layout, Server, _with_problem, servers

@@ -12,7 +12,24 @@ import click
 from gnomon.core.errors import nearest
 
 
-class LazyGroup(click.Group):
+class NearGroup(click.Group):
+    """Commands in the order in which they are written; a wrong name is answered with the nearest."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The commands, unsorted."""
+        return list(self.commands)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that is meant; a wrong name is answered with the nearest."""
+        near = nearest(args[0], self.list_commands(ctx)) if args and not args[0].startswith("-") else []
+        if near and args[0] not in self.list_commands(ctx):
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {' or '.join(near)}?")
+        return super().resolve_command(ctx, args)
+
+
+class LazyGroup(NearGroup):
     """Commands from a table of names and help lines.
 
     `<package>.<name>` is the module that holds `command`, unless `places` says where in the package it is.
@@ -42,15 +59,6 @@ class LazyGroup(click.Group):
             return None
         command: click.Command = import_module(self._module(cmd_name)).command
         return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command that is meant; a wrong name is answered with the nearest."""
-        near = nearest(args[0], self.list_commands(ctx)) if args and not args[0].startswith("-") else []
-        if near and args[0] not in self.table:
-            ctx.fail(f"No such command {args[0]!r}. Did you mean {' or '.join(near)}?")
-        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands without importing them."""

@@ -14,16 +14,19 @@ collectives; they are predicted with the nominal ones.
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from gnomon.core.config import build
-from gnomon.core.errors import DataError
+from gnomon.core.errors import ConfigError, DataError
 from gnomon.core.text import read_json
+from gnomon.report.blocks import Table, lines
 from gnomon.serving.results.metrics import summarize
 from gnomon.serving.run.simulate import run
 from gnomon.serving.scenario import Scenario
+from gnomon.verify.findings import Findings, Progress, each, proof
 
 ROUNDS = 10
 """Requests of a run for each that is under way at a time."""
@@ -207,3 +210,77 @@ def order(found: list[Predicted], concurrency: int, num_gpus: int = 16) -> tuple
     measured = {name: statistics.mean(one.measured.output_tokens_s for one in rows) for name, rows in some.items()}
     simulated = {name: statistics.mean(one.output_tokens_s for one in rows) for name, rows in some.items()}
     return sorted(measured, key=lambda name: -measured[name]), sorted(simulated, key=lambda name: -simulated[name])
+
+
+@proof("disagg")
+def prove(
+    file: str | Path, *, only: str = "", concurrency: Sequence[int] = (), as_labelled: bool = False,
+    metrics_age_s: float | None = None, on_progress: Progress | None = None,
+) -> Findings:  # fmt: skip
+    """Aggregated and disaggregated layouts that llm-d measured; `only` those whose name contains it. The latter as they
+    ran, or `as_labelled`; `metrics_age_s` is how old the picker's metrics become, if not 50 ms."""
+    runs = read_runs(file)
+    wanted = [one for one in runs if only in one.layout and (not concurrency or one.concurrency in concurrency)]
+    if not wanted:
+        known = ", ".join(sorted({one.layout for one in runs}))
+        raise ConfigError("no layout is left.", where="--only", fix=f"Known: {known}.")
+    added_s = fit_site(runs)
+    found = [
+        predict(one, added_s, as_labelled=as_labelled, metrics_age_s=metrics_age_s) for one in each(wanted, on_progress)
+    ]
+    return told(found, added_s)
+
+
+def told(found: list[Predicted], added_s: dict[int, float]) -> Findings:
+    """A row for every layout, medians of both kinds, and the order of the 16-GPU layouts."""
+    apart = [one for one in found if one.measured.prefill]
+    together = [one for one in found if not one.measured.prefill]
+    scores = {"aggregated": medians(together), "disaggregated": medians(apart)}
+    orders = {at: order(found, at) for at in ORDERED_AT}
+    failures = [
+        f"{name} of the disaggregated layouts: median error {error:.1%}, goal {GOALS[name]:.0%}"
+        for name, error in scores["disaggregated"].items()
+        if error > GOALS[name]
+    ]
+    failures += [
+        f"order at {at} requests: measured {', '.join(measured)}; simulated {', '.join(simulated)}"
+        for at, (measured, simulated) in orders.items()
+        if measured != simulated
+    ]
+    fitted = ", ".join(f"TP {degree} {added * 1e3:.1f} ms" for degree, added in sorted(added_s.items()))
+    rows = [_row(one) for one in found]
+    summary = [
+        {"layouts": name, "runs": len(some)} | {k: f"{v:.1%}" for k, v in scores[name].items()}
+        for name, some in (("aggregated", together), ("disaggregated", apart))
+        if some
+    ]
+    return Findings(
+        records=found,
+        rows=rows,
+        data={"rows": rows, "medians": scores, "added_s": added_s, "orders": {str(k): v for k, v in orders.items()}},
+        blocks=[
+            Table(_shown(found), "Errors of the simulation in %", "By requests at a time."),
+            Table(summary, "Median error, without sign"),
+            *lines([f"Fitted on aggregated pods, one request at a time: an iteration takes longer by {fitted}."]),
+            *lines(failures, "warning"),
+        ],
+        failures=failures,
+    )
+
+
+def _row(one: Predicted) -> dict[str, Any]:
+    m = one.measured
+    return {
+        "layout": m.layout, "concurrency": m.concurrency, "gpus": m.num_gpus,
+        "measured_tpot_s": m.tpot_s, "tpot_s": one.tpot_s, "measured_ttft_s": m.ttft_s, "ttft_s": one.ttft_s,
+        "measured_output_tokens_s": m.output_tokens_s, "output_tokens_s": one.output_tokens_s,
+    } | {f"{name}_error": error for name, error in one.errors.items()}  # fmt: skip
+
+
+def _shown(found: list[Predicted]) -> list[dict[str, Any]]:
+    table: dict[tuple[str, str], dict[str, Any]] = {}
+    for one in found:
+        for name, error in one.errors.items():
+            row = table.setdefault((one.measured.layout, name), {"layout": one.measured.layout, "figure": name})
+            row[str(one.measured.concurrency)] = f"{100 * error:+z.0f}"
+    return list(table.values())

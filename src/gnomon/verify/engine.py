@@ -6,17 +6,21 @@ engine's settings, which may name a policy file of the user's own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gnomon.calibration.calibrate import load_of, with_facts
 from gnomon.calibration.logs import Log
 from gnomon.calibration.read import read_log
 from gnomon.calibration.replay import Figures, figures, matched
+from gnomon.core import units
 from gnomon.core.config import load
 from gnomon.core.errors import DataError
+from gnomon.report.blocks import Block, Line, Table
 from gnomon.serving.scenario import Scenario
+from gnomon.verify.findings import Findings, Progress, each, proof
 
 TOLERANCES = {"ttft": 0.10, "tpot": 0.05, "e2e": 0.05}
 """Of means; other statistics are shown, not judged."""
@@ -59,3 +63,53 @@ def _scenario_of(run: Path, given: str | Path | None, calibration: str | None) -
     beside = run / SCENARIO if run.is_dir() else run.with_name(SCENARIO)
     path = given if given is not None else beside if beside.is_file() else None
     return load(Scenario, path, {"calibration": calibration} if calibration else None)
+
+
+@proof("engine")
+def prove(
+    *runs: str | Path, scenario: str | Path | None = None, calibration: str | None = None,
+    tolerances: Mapping[str, float] | None = None, on_progress: Progress | None = None,
+) -> Findings:  # fmt: skip
+    """Latencies: recorded runs of any engine, simulated with the settings of `scenario` and a `calibration`."""
+    found = [one for logs in each([runs], on_progress) for one in compare(logs, scenario, calibration)]
+    return told(found, {metric: (tolerances or {}).get(metric, usual) for metric, usual in TOLERANCES.items()})
+
+
+NAMES = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E"}
+
+
+def told(found: list[Comparison], tolerances: dict[str, float]) -> Findings:
+    """A table per load; means are judged."""
+    blocks: list[Block] = []
+    for one in found:
+        blocks += [Line(f"{one.name}: {one.num_requests:,} requests"), Table(_rows(one, tolerances))]
+    rows = [{"run": one.name, **row} for one in found for row in _data(one)]
+    failures = [
+        f"{one.name} {NAMES[metric]} mean ({one.figures.error(metric):+z.1%})"
+        for one in found
+        for metric in one.beyond(tolerances)
+    ]
+    return Findings(records=found, rows=rows, data={"runs": rows}, blocks=blocks, failures=failures)
+
+
+def _rows(one: Comparison, tolerances: dict[str, float]) -> list[dict[str, Any]]:
+    rows = []
+    for metric, statistics in one.figures.values.items():
+        for name, (recorded, simulated) in statistics.items():
+            error = one.figures.error(metric, name)
+            judged = "yes" if abs(error) <= tolerances[metric] else f"no ({tolerances[metric]:.0%})"
+            rows.append({
+                "metric": NAMES[metric], "of": name, "recorded": units.seconds(recorded),
+                "simulated": units.seconds(simulated), "error": f"{error:+z.1%}",
+                "within": judged if name == "mean" else None,
+            })  # fmt: skip
+    return rows
+
+
+def _data(one: Comparison) -> list[dict[str, Any]]:
+    return [
+        {"metric": metric, "of": name, "recorded_s": recorded, "simulated_s": simulated,
+         "error": one.figures.error(metric, name)}
+        for metric, statistics in one.figures.values.items()
+        for name, (recorded, simulated) in statistics.items()
+    ]  # fmt: skip

@@ -6,8 +6,8 @@ what was fitted on the very figure is said, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from functools import cache
 
 import numpy as np
@@ -15,12 +15,15 @@ import numpy as np
 from gnomon import catalog
 from gnomon.catalog import Parallelism
 from gnomon.core.config import build
+from gnomon.core.errors import UnknownNameError
+from gnomon.report.blocks import Table, lines
 from gnomon.serving.autoscaling.controllers import View, controller
 from gnomon.serving.results.metrics import summarize
 from gnomon.serving.results.summary import Summary
 from gnomon.serving.run.simulate import run
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.scenario.autoscaling import ColdStartConfig
+from gnomon.verify.findings import Findings, Progress, each, proof
 from gnomon.workload import Requests
 from gnomon.workload.sessions import mixed
 from gnomon.workload.slo import UserClass
@@ -276,3 +279,42 @@ EFFECTS: dict[str, Callable[[], list[Effect]]] = {
     "dlpm": dlpm_over_vtc,
     "forecast": forecast_saving,
 }
+
+
+@proof("fleet")
+def prove(*, only: Sequence[str] = (), on_progress: Progress | None = None) -> Findings:
+    """Published effects of fleets; `only` those named."""
+    for name in only:
+        if name not in EFFECTS:
+            raise UnknownNameError("effect", name, EFFECTS)
+    wanted = [EFFECTS[name] for name in EFFECTS if not only or name in only]
+    return told([one for effect in each(wanted, on_progress) for one in effect()])
+
+
+def told(found: list[Effect]) -> Findings:
+    """A row for every figure; those beyond their tolerance fail."""
+    rows = [asdict(one) | {"distance": one.distance, "is_reproduced": one.is_reproduced} for one in found]
+    failures = [
+        f"{one.name}, {one.figure}: {one.simulated:.4g}, published {one.published:.4g} ({one.distance:+z.0%})"
+        for one in found
+        if not one.is_reproduced
+    ]
+    shown = [
+        {
+            "effect": one.name,
+            "figure": one.figure,
+            "published": f"{one.published:,.4g}",
+            "simulated": f"{one.simulated:,.4g}",
+            "distance": f"{one.distance:+z.1%}",
+            "rule": f"within {one.tolerance:.0%}" if one.nothing is None else f"at least {one.least:,.4g}",
+        }
+        for one in found
+    ]
+    settings = dict.fromkeys(f"{one.name}: {one.setting}. {one.source}." for one in found)
+    return Findings(
+        records=found,
+        rows=rows,
+        data={"effects": rows},
+        blocks=[Table(shown, "Published effects"), *lines(list(settings)), *lines(failures, "warning")],
+        failures=failures,
+    )

@@ -6,8 +6,9 @@ shapes; one in so many is taken, evenly over the table.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,12 +17,14 @@ from gnomon.catalog.devices import device
 from gnomon.catalog.nodes import default_node
 from gnomon.core.arrays import Floats
 from gnomon.core.errors import DataError
+from gnomon.report.blocks import Block, Table
 from gnomon.timing.estimators.grid import Grid
 from gnomon.timing.operators import Operator
 from gnomon.timing.sources.profile.measured import bound_of
 from gnomon.timing.sources.profile.samples import Samples
 from gnomon.timing.sources.roofline import Roofline
 from gnomon.timing.sources.silicon import SYSTEMS
+from gnomon.verify.findings import Findings, Progress, each, proof
 from gnomon.verify.kernel_tables import Measured, tables_of
 
 LIMIT = 0.05
@@ -97,3 +100,57 @@ def kernel_scores(device_name: str, one_in: int = 16) -> Iterator[TableScore]:
         found = score(measured, roofline, one_in)
         if found:
             yield found
+
+
+@proof("kernels")
+def prove(*devices: str, one_in: int = 16, on_progress: Progress | None = None) -> Findings:
+    """Every table of the silicon source, its points held out, and the roofline beside it; one in so many shapes."""
+    names = each(devices or ("h200", "b200"), on_progress)
+    return told([one for name in names for one in kernel_scores(name, one_in)])
+
+
+_CAPTION = (
+    "Every fifth point left out; the roofline on all points, where a table holds single kernels. Left out: points whose"
+    " time falls when work grows. Over several tables every measured point counts the same."
+)
+
+
+def told(scores: Sequence[TableScore]) -> Findings:
+    """One row per table, and one per device over all of its tables."""
+    tables = [_row(one.device, one.engine, one.name, [one]) for one in scores]
+    devices = [
+        _row(name, "all", "all", [one for one in scores if one.device == name])
+        for name in dict.fromkeys(one.device for one in scores)
+    ]
+    failures = [f"{row['device']} held out" for row in devices if row["held out"] > 100 * LIMIT]
+    failures += [f"{row['device']} roofline" for row in devices if (row["roofline"] or 0.0) > 100 * ROOFLINE_LIMIT]
+    worst = sorted(tables, key=lambda row: -row["held out"])[:5]
+    blocks: list[Block] = [
+        Table(tables, "Median error of every table, %", _CAPTION),
+        Table(devices, "Median error by device, %", ""),
+        Table(worst, "Worst tables", ""),
+    ]
+    return Findings(scores, tables, {"tables": tables, "devices": devices}, blocks, failures)
+
+
+def _row(device: str, engine: str, name: str, scores: list[TableScore]) -> dict[str, Any]:
+    held, formula = ([getattr(one, kind) for one in scores] for kind in ("held_out", "roofline"))
+    return {
+        "device": device,
+        "engine": engine,
+        "table": name,
+        "points": sum(len(one) for one in held),
+        "held out": _percent(held, scores, 0.5),
+        "90th": _percent(held, scores, 0.9),
+        "roofline": _percent(formula, scores, 0.5),
+        "left out": sum(one.left_out for one in scores),
+    }
+
+
+def _percent(errors: list[Floats], scores: list[TableScore], share: float) -> float | None:
+    """A quantile in which every measured point counts the same, however many of its table were looked at."""
+    together = np.concatenate(errors)
+    if together.size == 0:
+        return None
+    weights = np.repeat([one.weight for one in scores], [len(one) for one in errors])
+    return round(100 * float(np.quantile(together, share, weights=weights, method="inverted_cdf")), 1)

@@ -19,7 +19,9 @@ from gnomon.pipeline.study import Study, simulate
 from gnomon.pipeline.sweep_config import SweepConfig, priority_grid
 from gnomon.pipeline.validation import validate
 from gnomon.pipeline.zoo import SCHEDULES, Plan, make
+from gnomon.report.blocks import Block, Line, Table
 from gnomon.timing.fair_share import NO_TIER
+from gnomon.verify.findings import Findings, Progress, each, proof
 
 RUN_TOLERANCE = 1e-6
 SWEEP_TOLERANCE = 1e-4
@@ -278,3 +280,53 @@ def _first_line(path: Path) -> str:
             return file.readline().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"cannot be read: {error}.", where=str(path)) from None
+
+
+@proof("pipeline")
+def prove(*files: str | Path, most_rows: int | None = None, on_progress: Progress | None = None) -> Findings:
+    """Training pipelines: recorded runs and sweeps, published bubble tables, PyTorch schedules.
+
+    Of a file with more than `most_rows` values only those that are off are listed.
+    """
+    # A sweep's configuration is read together with its CSV.
+    chosen = [str(path) for path in files if not (str(path).endswith(".json") and is_sweep_config(path))]
+    if not chosen:
+        raise DataError("there are only configurations here, and no results.", fix="Name the CSV of the sweep.")
+    return told({path: verify(path) for path in each(chosen, on_progress)}, most_rows)
+
+
+def told(found: dict[str, list[Check]], most_rows: int | None) -> Findings:
+    """A table per file; of long ones only what is off."""
+    blocks: list[Block] = []
+    failures = []
+    for path, checks in found.items():
+        wrong = [check for check in checks if not check.ok]
+        shown = checks if most_rows is None or len(checks) <= most_rows else wrong[:most_rows]
+        if shown:
+            blocks.append(Table([_printed(_row(check)) for check in shown], title=path))
+        worst = max((abs(check.difference) for check in checks if check.difference is not None), default=0.0)
+        verdict = "all agree" if not wrong else f"{len(wrong)} OFF"
+        blocks.append(Line(f"{path}: {len(checks)} values, {verdict}; largest difference {worst:.2g}"))
+        failures += [f"{path}: {len(wrong)} values"] if wrong else []
+    files = {path: [_row(check) for check in checks] for path, checks in found.items()}
+    rows = [{"file": path, **one} for path, checks in files.items() for one in checks]
+    return Findings([one for checks in found.values() for one in checks], rows, {"files": files}, blocks, failures)
+
+
+def _row(check: Check) -> dict[str, Any]:
+    """One value beside what came out."""
+    return {
+        "what": check.what,
+        "expected": check.expected,
+        "obtained": check.obtained,
+        "difference": check.difference,
+        "ok": check.ok,
+    }
+
+
+def _printed(row: dict[str, Any]) -> dict[str, Any]:
+    """Six decimals for times and bubbles; the differences in short."""
+    texts = {key: f"{row[key]:.6f}" for key in ("expected", "obtained") if isinstance(row[key], float)}
+    if isinstance(row["difference"], float):
+        texts["difference"] = f"{row['difference']:+.1e}"
+    return row | texts

@@ -11,16 +11,20 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
+from gnomon.core.errors import ConfigError
 from gnomon.posttrain.advise import StageCosts, advise
 from gnomon.posttrain.calibrate import calibrate, colocated_costs, with_efficiency
 from gnomon.posttrain.config import Posttrain
 from gnomon.posttrain.placement_search import place
 from gnomon.posttrain.policies import make_policy
 from gnomon.posttrain.simulate import run
+from gnomon.report.blocks import Block, Line, Table
 from gnomon.verify import posttrain_published as published
+from gnomon.verify.findings import Findings, Progress, proof
 
 TOLERANCE = 0.10
 MAX_STEP_S = 1.0
@@ -206,3 +210,56 @@ def _with(config: Posttrain, efficiencies: dict[str, float]) -> Posttrain:
     for name, efficiency in efficiencies.items():
         config = with_efficiency(config, name, efficiency)
     return config
+
+
+@proof("posttrain")
+def prove(
+    *, only: str = "ABCDES", calibrate_on: int = 64, seed: int = 0, on_progress: Progress | None = None
+) -> Findings:
+    """RL post-training: published results A-E, and the simulator's own speed (S)."""
+    letters = only.upper()
+    if not letters or set(letters) - set(NOTES):
+        raise ConfigError(f"unknown source in {only!r}.", where="--only", fix=f"Known: {', '.join(NOTES)}.")
+    return told(list(verify(letters, calibrated_on=calibrate_on, seed=seed, on_progress=on_progress)), letters)
+
+
+NOTES = {
+    "A": "Nothing calibrated on A: efficiencies from B.",
+    "B": "Calibrated: three efficiencies on 7B at one scale (--calibrate-on). Gates: 7B at the other two.",
+    "C": "Efficiencies from B; C's own set-up is not published.",
+    "D": "Calibrated: rollout on 1.5B's median decode time, training on each model's static throughput at 64 GPUs."
+    " No ratio is calibrated.",
+    "E": "The published rule with its published inputs.",
+    "S": "Speed of the simulator itself.",
+}
+
+
+def told(checks: list[Check], letters: str) -> Findings:
+    """One row per published value."""
+    rows = [_row(check) for check in checks]
+    printed = [_printed(check) for check in checks]
+    table = Table(printed, "Published results of RL post-training", left=("source", "what", "role", "ok"))
+    blocks: list[Block] = [table, *(Line(f"{letter}: {NOTES[letter]}") for letter in letters)]
+    return Findings(
+        checks, rows, {"checks": rows}, blocks, [f"{one.source} {one.what}" for one in checks if not one.ok]
+    )
+
+
+def _row(check: Check) -> dict[str, Any]:
+    return {
+        "source": check.source,
+        "what": check.what,
+        "published": check.published,
+        "ours": check.ours,
+        "error": None if check.is_bound else check.error,
+        "role": check.role,
+        "ok": check.ok,
+    }
+
+
+def _printed(check: Check) -> dict[str, Any]:
+    """Errors in per cent; gates say whether they hold."""
+    row = _row(check)
+    row["error"] = "" if check.is_bound else f"{100 * check.error:+z.1f} %"
+    row["ok"] = ("yes" if check.ok else "NO") if check.role == "gate" else ""
+    return row

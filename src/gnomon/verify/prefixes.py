@@ -20,9 +20,11 @@ from typing import Any
 import numpy as np
 
 from gnomon.core.config import build
+from gnomon.report.blocks import Table, lines
 from gnomon.serving.results.metrics import summarize
 from gnomon.serving.run.simulate import run
 from gnomon.serving.scenario import Scenario
+from gnomon.verify.findings import Findings, Progress, each, proof
 from gnomon.workload import Requests
 from gnomon.workload.requests import first_wave
 
@@ -225,3 +227,44 @@ def effects(rows: list[Row]) -> list[Effect]:
             a, b = by_name[part, one], by_name[part, other]
             found.append(Effect(name, a.published.tokens_s / b.published.tokens_s, a.tokens_s / b.tokens_s))
     return found
+
+
+@proof("prefixes")
+def prove(*, on_progress: Progress | None = None) -> Findings:
+    """Routing by prefixes and KV in host memory, as llm-d published it."""
+    return told([row for part in each([routing_rows, offloading_rows], on_progress) for row in part()])
+
+
+def told(rows: list[Row]) -> Findings:
+    """A row for every run, the ratios between them, and those that are too far from the published ones."""
+    found = effects(rows)
+    failures = [
+        f"{one.name}: {one.simulated:.2f} times the throughput, published {one.published:.2f} ({one.error:+z.0%})"
+        for one in found
+        if abs(one.error) > TOLERANCE
+    ]
+    shown = [_row(row) for row in rows]
+    ratios = [
+        {"effect": one.name, "published": f"{one.published:.2f}", "simulated": f"{one.simulated:.2f}",
+         "error": f"{one.error:+z.0%}"}
+        for one in found
+    ]  # fmt: skip
+    return Findings(
+        records=rows,
+        rows=shown,
+        data={"rows": shown, "effects": ratios},
+        blocks=[
+            Table(shown, "Runs", "Tokens per second: of answers; for offloading of prompts, too."),
+            Table(ratios, "Effects on throughput"),
+            *lines(failures, "warning"),
+        ],
+        failures=failures,
+    )
+
+
+def _row(row: Row) -> dict[str, Any]:
+    one = row.published
+    return {
+        "part": row.part, "run": one.name, "published tokens/s": round(one.tokens_s), "tokens/s": round(row.tokens_s),
+        "published TTFT s": one.ttft_s, "TTFT s": round(row.ttft_s, 3),
+    }  # fmt: skip

@@ -15,6 +15,7 @@ from gnomon.catalog.nodes import default_node
 from gnomon.catalog.parallelism import Parallelism
 from gnomon.core.arrays import Floats
 from gnomon.core.errors import MissingExtraError
+from gnomon.report.blocks import Table as Rows
 from gnomon.timing.operators import (
     Decode,
     Gemm,
@@ -28,6 +29,7 @@ from gnomon.timing.operators import (
 from gnomon.timing.sources import silicon
 from gnomon.timing.sources.profile import servingsim
 from gnomon.timing.sources.roofline import Roofline
+from gnomon.verify.findings import Findings, Progress, each, proof, reference
 from gnomon.verify.timing import Table, vidur_tables
 
 SILICON_DEVICES = ("a100-80gb", "h100", "h200", "b200", "l40s")
@@ -125,3 +127,16 @@ def _work(kind: str | int, *shape: str | int) -> Work | None:
         made = Prefill if kind == "attention_prefill" else Decode
         return made(heads, kv_heads, dim, dim, 2.0 * kv_heads * dim * 2.0)
     return None
+
+
+@proof("roofline")
+def prove(*, data: str | Path | None = None, on_progress: Progress | None = None) -> Findings:
+    """The roofline alone against every measured table below `data`; it has no gate."""
+    return told([row for folder in each([reference(data)], on_progress) for row in roofline_errors(folder)])
+
+
+def told(rows: list[dict[str, Any]]) -> Findings:
+    """One row per device and kind of operator."""
+    title = "The roofline alone against measured kernels, error in %"
+    caption = "Points of every table count alike within a device and operator."
+    return Findings(rows, rows, {"operators": rows}, [Rows(rows, title, caption)], [])

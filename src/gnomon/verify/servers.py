@@ -12,7 +12,7 @@ import csv
 import math
 import statistics
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -21,11 +21,14 @@ from typing import Any
 import numpy as np
 import yaml
 
+from gnomon.core import units
 from gnomon.core.config import load
-from gnomon.core.errors import DataError
+from gnomon.core.errors import ConfigError, DataError
 from gnomon.core.parallel import map_ordered
+from gnomon.report.blocks import Block, Line, Table
 from gnomon.serving.run.simulate import run
 from gnomon.serving.scenario import Scenario
+from gnomon.verify.findings import Findings, Progress, proof
 
 SAMPLING = {"temperature": 0.8, "top_p": 0.95, "repetition_penalty": 1.1}
 """What the client sent; top-k is the model's own."""
@@ -248,3 +251,81 @@ def score(
         if on_progress:
             on_progress(len(found), len(servers))
     return [found[i] for i in range(len(servers))]
+
+
+@proof("servers")
+def prove(
+    file: str | Path, *, only: str = "", jobs: int | None = None, on_progress: Progress | None = None
+) -> Findings:
+    """Measured vLLM servers of the ML.ENERGY leaderboard beside their simulation; `only` those whose name has it."""
+    known = read_servers(file)
+    wanted = [one for one in known if only in one.name]
+    if not wanted:
+        raise ConfigError(f"no server is called like {only!r}.", where="--only", fix=f"One is {known[0].name!r}.")
+    return told(score(wanted, jobs=jobs, on_progress=on_progress), is_whole=not only)
+
+
+FAR = 0.25
+"""Servers further off than this are listed one by one."""
+
+
+def told(scored: Sequence[Scored], *, is_whole: bool) -> Findings:
+    """Tables by GPU, model and size; what was recorded with the release is judged where all servers were simulated."""
+    blocks: list[Block] = [Table(_groups(scored, _half), "By GPU and half")]
+    blocks += [Table(_groups(scored, lambda s: f"{s.server.device} {s.server.short}"), "By model")]
+    blocks += [Table(_groups(scored, _size), "By sequences at a time")]
+    far = [s for s in scored if abs(s.errors.get("itl", 0.0)) > FAR]
+    if far:
+        rows = [
+            {"server": s.server.name, "measured": units.seconds(s.server.itl_s), "simulated": units.seconds(s.itl_s),
+             "error": f"{s.errors['itl']:+.0%}"}
+            for s in far
+        ]  # fmt: skip
+        blocks.append(Table(rows, "Time between tokens, further off than 25 %"))
+    blocks += [Line(f"{s.server.name}: {s.problem}") for s in scored if s.problem]
+    found = figures(scored)
+    for name, goal in GOALS.items():
+        if name in found:
+            verdict = "met" if found[name] <= goal else "not met"
+            blocks.append(Line(f"Held out, {name}: {found[name]:.1%} (goal {goal:.0%}: {verdict})"))
+    worse = [
+        f"{name} {found[name]:.1%} (recorded {value:.1%})"
+        for name, value in recorded().items()
+        if is_whole and found.get(name, 1.0) > value + SLACK
+    ]
+    rows = [_row(s) for s in scored]
+    return Findings(scored, rows, {"figures": found, "servers": rows}, blocks, worse)
+
+
+def _row(one: Scored) -> dict[str, Any]:
+    s = one.server
+    return {
+        "server": s.name, "is_held_out": s.is_held_out, "itl_s": s.itl_s, "simulated_itl_s": one.itl_s,
+        "tokens_s": s.tokens_s, "simulated_tokens_s": one.tokens_s, **{f"{k}_error": v for k, v in one.errors.items()},
+    }  # fmt: skip
+
+
+def _half(one: Scored) -> str:
+    return f"{one.server.device}, {'held out' if one.server.is_held_out else 'other half'}"
+
+
+def _size(one: Scored) -> str:
+    top = next((n for n in (16, 64, 256, 1024) if one.server.max_sequences <= n), 0)
+    return f"{one.server.device} {f'up to {top:,}' if top else 'more than 1,024'}"
+
+
+def _groups(scored: Iterable[Scored], key: Callable[[Scored], str]) -> list[dict[str, Any]]:
+    groups: dict[str, list[Scored]] = {}
+    for one in scored:
+        groups.setdefault(key(one), []).append(one)
+    return [{"": name, "servers": len(group), **_summary(group)} for name, group in sorted(groups.items())]
+
+
+def _summary(group: Sequence[Scored]) -> dict[str, str | None]:
+    cells: dict[str, str | None] = {}
+    for metric, words in (("itl", "time between tokens"), ("throughput", "throughput")):
+        errors = [s.errors[metric] for s in group if metric in s.errors]
+        cells[words] = f"{statistics.median(map(abs, errors)):.1%}" if errors else None
+        cells[f"{words}, mean"] = f"{statistics.fmean(map(abs, errors)):.1%}" if errors else None
+        cells[f"{words}, bias"] = f"{statistics.median(errors):+.1%}" if errors else None
+    return cells

@@ -8,6 +8,8 @@ the prefix cache holds them. The client sends no temperature: the models' own ge
 from __future__ import annotations
 
 import csv
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +19,10 @@ import numpy as np
 from gnomon.core.config import load
 from gnomon.core.errors import DataError
 from gnomon.core.streams import stream
+from gnomon.report.blocks import Line, Table
 from gnomon.serving.run.simulate import run
 from gnomon.serving.scenario import Scenario
+from gnomon.verify.findings import Findings, Progress, each, proof
 from gnomon.workload import Requests
 
 BLOCK = 16
@@ -119,3 +123,31 @@ def predict(stage: Stage) -> Predicted:
     ttft = done["first_token_s"] - done["arrival_s"]
     tpot = (done["finished_s"] - done["first_token_s"]) / (stage.output_tokens - 1)
     return Predicted(stage, float(np.median(ttft)), float(np.median(tpot)))
+
+
+@proof("stages")
+def prove(file: str | Path, *, on_progress: Progress | None = None) -> Findings:
+    """Load stages of vLLM servers, as inference-perf sent them, beside their simulation."""
+    return told([predict(one) for one in each(read_stages(file), on_progress)])
+
+
+def told(found: Sequence[Predicted]) -> Findings:
+    """One row per stage; medians over all are judged."""
+    rows = [_row(one) for one in found]
+    medians = {metric: statistics.median(abs(one.errors[metric]) for one in found) for metric in GOALS}
+    shown = [{key: f"{v:+.1%}" if "error" in key else f"{1e3 * v:.1f} ms" if key.endswith("_s") else v
+              for key, v in row.items()} for row in rows]  # fmt: skip
+    words = ", ".join(f"{metric.upper()} {value:.1%} (goal {GOALS[metric]:.0%})" for metric, value in medians.items())
+    failures = [f"{metric} {value:.1%}" for metric, value in medians.items() if value > GOALS[metric]]
+    return Findings(
+        found, rows, {"medians": medians, "stages": rows}, [Table(shown), Line(f"Medians: {words}.")], failures
+    )
+
+
+def _row(one: Predicted) -> dict[str, Any]:
+    s = one.stage
+    return {
+        "stage": f"{s.run} {s.number}", "rate": s.rate, "ttft_s": s.ttft_s, "simulated_ttft_s": one.ttft_s,
+        "ttft_error": one.errors["ttft"], "tpot_s": s.tpot_s, "simulated_tpot_s": one.tpot_s,
+        "tpot_error": one.errors["tpot"],
+    }  # fmt: skip

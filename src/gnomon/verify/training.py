@@ -9,14 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from gnomon.core.config import build
 from gnomon.core.errors import GnomonError
+from gnomon.core.units import GIB
+from gnomon.report.blocks import Block, Line, Table
 from gnomon.training import TrainConfig, TrainStep, train_step
-from gnomon.verify.training_rows import Row
+from gnomon.training.constants import constants
+from gnomon.verify.findings import Findings, Progress, each, proof, reference
+from gnomon.verify.training_rows import Row, read_rows
 
 FAR_ENOUGH = 0.10
 """Two steps of one model on one system are compared where they differ by more than this."""
@@ -146,3 +151,97 @@ def by_group(scored: Sequence[Scored]) -> dict[tuple[str, str, str, str], list[S
         key = (one.row.source, str(c["model"]), str(c["device"]), str(c.get("precision", "bf16")))
         groups.setdefault(key, []).append(one)
     return groups
+
+
+@proof("training")
+def prove(*, data: str | Path | None = None, on_progress: Progress | None = None) -> Findings:
+    """Published training steps in the folder `training` of `data` (or in `data` itself) beside their prediction."""
+    folder = reference(data)
+    rows = read_rows(folder / "training" if (folder / "training").is_dir() else folder)
+    return told([score(row) for row in each(rows, on_progress)])
+
+
+def told(scored: Sequence[Scored]) -> Findings:
+    """What was found."""
+    found = figures(scored)
+    rows = [_row(one) for one in scored if one.step is not None]
+    missing = [one for one in scored if one.step is None]
+    groups = [_group(key, ones) for key, ones in sorted(by_group(scored).items()) if any(one.step for one in ones)]
+    table = [_figure(one) for one in found]
+    blocks: list[Block] = [
+        Table(groups, "Rows by model, GPU and precision", "Median absolute errors; held out: rows not fitted on."),
+        Table(table, "Judged: rows that nothing was fitted on"),
+        Table(
+            _fitted(), "Fitted constants", "On rows whose line has an even CRC-32; gnomon/training/data/constants.yaml."
+        ),
+    ]
+    if missing:
+        reasons = sorted({one.problem for one in missing})
+        blocks.append(Line(f"{len(missing)} rows are not predicted: {'; '.join(reasons)}", "note"))
+    data = {
+        "figures": table,
+        "groups": groups,
+        "rows": rows,
+        "constants": constants().model_dump(),
+        "not_predicted": [{"row": one.row.name, "reason": one.problem} for one in missing],
+    }
+    return Findings(scored, rows, data, blocks, [one.name for one in found if not one.passed])
+
+
+def _figure(one: Figure) -> dict[str, Any]:
+    bar = "–" if one.bar is None else f"{'at least' if one.is_share else 'at most'} {100 * one.bar:.0f} %"
+    return {
+        "figure": one.name,
+        "rows": one.count,
+        "found": f"{100 * one.value:.1f} %",
+        "bar": bar,
+        "passed": one.passed if one.bar is not None else None,
+    }
+
+
+def _row(one: Scored) -> dict[str, Any]:
+    row, step = one.row, one.step
+    assert step is not None
+    return {
+        "source": row.source,
+        "row": row.name,
+        "family": row.family,
+        "fitted": row.is_fitted,
+        "judged": row.is_gated and not row.is_fitted,
+        "step_s": row.step_s,
+        "predicted_s": step.step_s,
+        "tokens_per_gpu_s": step.config.tokens_per_step / row.step_s / step.config.gpus if row.step_s else None,
+        "predicted_tokens_per_gpu_s": step.tokens_per_gpu_s,
+        "step_error": one.step_error,
+        "peak_gib": row.peak_bytes / GIB if row.peak_bytes else None,
+        "predicted_gib": step.memory.peak_bytes / GIB,
+        "memory_error": one.memory_error,
+    } | {f"{phase}_error": one.phase_error(phase) for phase in ("forward", "backward", "optimizer")}
+
+
+def _group(key: tuple[str, str, str, str], ones: Sequence[Scored]) -> dict[str, Any]:
+    source, model, device, precision = key
+    held = [one for one in ones if not one.row.is_fitted]
+    return {
+        "source": source,
+        "model": model,
+        "GPU": device,
+        "precision": precision,
+        "rows": len(ones),
+        "step time": _percent([one.step_error for one in ones]),
+        "held out": _percent([one.step_error for one in held]),
+        "memory": _percent([one.memory_error for one in ones]),
+    }
+
+
+def _percent(errors: Sequence[float | None]) -> str:
+    known = [abs(one) for one in errors if one is not None]
+    return f"{100 * float(np.median(known)):.1f} %" if known else "–"
+
+
+def _fitted() -> list[dict[str, Any]]:
+    return [
+        {"device": device, "attention": rates.attention, "fitted on": rates.fitted_on}
+        | {str(name): rate for name, rate in rates.products.items()}
+        for device, rates in constants().devices.items()
+    ]

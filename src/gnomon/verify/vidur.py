@@ -7,7 +7,7 @@ the same requests with the same tokens, in the same order on the same replica, a
 from __future__ import annotations
 
 import gzip
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,11 @@ from gnomon.core.arrays import Floats, Ints
 from gnomon.core.config import build
 from gnomon.core.errors import DataError
 from gnomon.core.text import read_json
+from gnomon.report.blocks import Block, Line, Table
 from gnomon.serving.run.build import Recording
 from gnomon.serving.run.simulate import Run, run
 from gnomon.serving.scenario import Scenario
+from gnomon.verify.findings import Findings, Progress, each, proof
 from gnomon.workload import Requests
 
 TOLERANCE_S = 1e-9
@@ -274,3 +276,31 @@ def _compare_requests(
     if difference is None:
         error = max(error, *(float(np.abs(a - b).max()) for a, b in stamps))
     return difference, error
+
+
+@proof("vidur")
+def prove(*runs: str | Path, on_progress: Progress | None = None) -> Findings:
+    """Scheduling semantics: recorded Vidur runs, batch by batch."""
+    return told([compare(folder) for folder in each(runs, on_progress)])
+
+
+def told(found: list[Comparison]) -> Findings:
+    """One row per run."""
+    rows = [{**asdict(one), "agrees": one.agrees} for one in found]
+    table = [
+        {
+            "run": one.name,
+            "scheduler": one.scheduler,
+            "requests": one.num_requests,
+            "batches compared": one.num_batches,
+            "largest stamp error": f"{one.largest_stamp_error_s:.1e} s",
+            "block counts off": one.num_block_differences
+            if one.blocks_are_compared
+            else f"({one.num_block_differences})",
+            "agrees": one.agrees,
+        }
+        for one in found
+    ]
+    differing = [f"{one.name}: {one.first_difference}" for one in found if one.first_difference]
+    blocks: list[Block] = [Table(table), *(Line(text) for text in differing)]
+    return Findings(found, rows, {"runs": rows}, blocks, [one.name for one in found if not one.agrees])

@@ -6,15 +6,18 @@ run. Where a recording has no token ids, only a request's own blocks can be foun
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 from gnomon import catalog
 from gnomon.calibration.replay import Latencies, statistic
 from gnomon.catalog import Model
 from gnomon.catalog.devices import DEVICES, Dtype
 from gnomon.core.errors import ConfigError, DataError
+from gnomon.report.blocks import Block, Line, Table
 from gnomon.serving.engine.state import FINISHED
 from gnomon.serving.run.simulate import Run, run
 from gnomon.serving.scenario import Scenario
@@ -23,6 +26,7 @@ from gnomon.serving.scenario.engine_presets import engine
 from gnomon.timing import TimingConfig
 from gnomon.timing.config import CAPTURE_SIZES
 from gnomon.timing.sources.profile.servingsim import profiled_devices
+from gnomon.verify.findings import Findings, Progress, each, proof
 from gnomon.verify.vllm_recording import Recording, read_recording
 
 Metric = Literal["ttft", "tpot", "e2e", "throughput"]
@@ -200,3 +204,100 @@ def errors_of(recording: Recording, simulated: Run) -> list[Error]:
     total = float(outputs.sum())
     real_s, ours_s = float(recording.last_token_s.max()), float(requests.last_token_s.max())
     return [*errors, Error("throughput", "mean", total / real_s, total / ours_s, None)]
+
+
+@proof("vllm")
+def prove(
+    *runs: str | Path, profiles: str | Path, device: str | None = None, tolerances: Mapping[str, float] | None = None,
+    on_progress: Progress | None = None,
+) -> Findings:  # fmt: skip
+    """Latencies: recorded vLLM servers, simulated from the kernels in `profiles`.
+
+    `tolerances` of ttft, tpot, e2e and throughput are relative: 3 % for the first and 1 % for the others if not given.
+    """
+    found = [compare(folder, profiles, device) for folder in each(runs, on_progress)]
+    return told(found, {metric: (tolerances or {}).get(metric, usual) for metric, usual in TOLERANCES.items()})
+
+
+_UNITS = {"ttft": "s", "tpot": "ms", "e2e": "s", "throughput": "tokens/s"}
+Tolerances = dict[Metric, float]
+
+
+def told(found: list[Comparison], tolerances: Tolerances) -> Findings:
+    """A table per run."""
+    blocks: list[Block] = []
+    for one in found:
+        blocks += [Line(_head(one)), Table(_table(one, tolerances))]
+    runs = [_as_data(one, tolerances) for one in found]
+    return Findings(
+        records=found,
+        rows=[{"run": run["run"], **row} for run in runs for row in run["errors"]],
+        data={"runs": runs},
+        blocks=blocks,
+        failures=[
+            f"{one.recording.name} {e.metric} {e.statistic} ({e.relative:+z.1%})"
+            for one in found
+            for e in one.beyond(tolerances)
+        ],
+        pictures={"over_time.html": partial(_write_page, found)},
+    )
+
+
+def _head(one: Comparison) -> str:
+    preemptions = int(one.simulated.cluster.replicas.num_preemptions.sum())
+    return (
+        f"{one.recording.name}: {one.recording.model} on {one.device}, {len(one.recording.requests):,} requests, "
+        f"{one.simulated.kinds[0].num_kv_blocks:,} KV blocks, {preemptions:,} pre-emptions"
+    )
+
+
+def _table(one: Comparison, tolerances: Tolerances) -> list[dict[str, Any]]:
+    rows = [_row(error, tolerances) for error in one.errors]
+    if not one.recording.peer_errors:
+        for row in rows:
+            del row["peer"]
+    return rows
+
+
+def _row(error: Error, tolerances: Tolerances) -> dict[str, Any]:
+    scale = 1e3 if error.metric == "tpot" else 1.0
+    return {
+        "metric": error.metric,
+        "of": error.statistic,
+        "recorded": f"{scale * error.recorded:,.2f} {_UNITS[error.metric]}",
+        "simulated": f"{scale * error.simulated:,.2f} {_UNITS[error.metric]}",
+        "error": f"{error.relative:+z.2%}",
+        "peer": None if error.peer is None else f"{error.peer:+z.1%}",
+        "within": "yes" if abs(error.relative) <= tolerances[error.metric] else f"no ({tolerances[error.metric]:.0%})",
+    }
+
+
+def _as_data(one: Comparison, tolerances: Tolerances) -> dict[str, Any]:
+    return {
+        "run": one.recording.name,
+        "model": one.recording.model,
+        "device": one.device,
+        "requests": len(one.recording.requests),
+        "num_kv_blocks": one.simulated.kinds[0].num_kv_blocks,
+        "preemptions": int(one.simulated.cluster.replicas.num_preemptions.sum()),
+        "within": not one.beyond(tolerances),
+        "notes": one.simulated.notes,
+        "errors": [
+            {
+                "metric": e.metric,
+                "of": e.statistic,
+                "recorded": e.recorded,
+                "simulated": e.simulated,
+                "error": e.relative,
+                "peer": e.peer,
+                "within": abs(e.relative) <= tolerances[e.metric],
+            }
+            for e in one.errors
+        ],
+    }
+
+
+def _write_page(found: list[Comparison], path: Path) -> Path:
+    from gnomon.verify.vllm_page import write_page
+
+    return write_page(found, path)

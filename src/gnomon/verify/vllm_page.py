@@ -1,19 +1,16 @@
-"""Recorded and simulated servers: errors in tables, both over time on one self-contained HTML page."""
+"""Recorded and simulated servers over time, on one self-contained HTML page."""
 
 from __future__ import annotations
 
 import html
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import polars as pl
 
 from gnomon.core.arrays import Floats
-from gnomon.report.blocks import Block, Line, Table
 from gnomon.report.page import write_whole_page
-from gnomon.report.verify.told import Told
-from gnomon.verify.vllm import Comparison, Error, Metric
+from gnomon.verify.vllm import Comparison
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 900, 180, 64, 22
 _STYLE = """<style>
@@ -21,82 +18,6 @@ svg { width: 100%; height: auto } svg text { font-size: 12px; fill: var(--faint)
 .recorded { stroke: var(--edge) } .simulated { stroke: var(--blue) } polyline { fill: none; stroke-width: 1.6 }
 </style>"""
 _KEY = {"recorded": "#8A94A3", "simulated": "#2F6FB5"}
-
-
-_UNITS = {"ttft": "s", "tpot": "ms", "e2e": "s", "throughput": "tokens/s"}
-Tolerances = dict[Metric, float]
-
-
-def told(found: list[Comparison], tolerances: Tolerances) -> Told:
-    """A table per run."""
-    blocks: list[Block] = []
-    for one in found:
-        blocks += [Line(_head(one)), Table(_table(one, tolerances))]
-    runs = [_as_data(one, tolerances) for one in found]
-    return Told(
-        rows=[{"run": run["run"], **row} for run in runs for row in run["errors"]],
-        data={"runs": runs},
-        blocks=blocks,
-        failures=[
-            f"{one.recording.name} {e.metric} {e.statistic} ({e.relative:+z.1%})"
-            for one in found
-            for e in one.beyond(tolerances)
-        ],
-    )
-
-
-def _head(one: Comparison) -> str:
-    preemptions = int(one.simulated.cluster.replicas.num_preemptions.sum())
-    return (
-        f"{one.recording.name}: {one.recording.model} on {one.device}, {len(one.recording.requests):,} requests, "
-        f"{one.simulated.kinds[0].num_kv_blocks:,} KV blocks, {preemptions:,} pre-emptions"
-    )
-
-
-def _table(one: Comparison, tolerances: Tolerances) -> list[dict[str, Any]]:
-    rows = [_row(error, tolerances) for error in one.errors]
-    if not one.recording.peer_errors:
-        for row in rows:
-            del row["peer"]
-    return rows
-
-
-def _row(error: Error, tolerances: Tolerances) -> dict[str, Any]:
-    scale = 1e3 if error.metric == "tpot" else 1.0
-    return {
-        "metric": error.metric,
-        "of": error.statistic,
-        "recorded": f"{scale * error.recorded:,.2f} {_UNITS[error.metric]}",
-        "simulated": f"{scale * error.simulated:,.2f} {_UNITS[error.metric]}",
-        "error": f"{error.relative:+z.2%}",
-        "peer": None if error.peer is None else f"{error.peer:+z.1%}",
-        "within": "yes" if abs(error.relative) <= tolerances[error.metric] else f"no ({tolerances[error.metric]:.0%})",
-    }
-
-
-def _as_data(one: Comparison, tolerances: Tolerances) -> dict[str, Any]:
-    return {
-        "run": one.recording.name,
-        "model": one.recording.model,
-        "device": one.device,
-        "requests": len(one.recording.requests),
-        "num_kv_blocks": one.simulated.kinds[0].num_kv_blocks,
-        "preemptions": int(one.simulated.cluster.replicas.num_preemptions.sum()),
-        "within": not one.beyond(tolerances),
-        "notes": one.simulated.notes,
-        "errors": [
-            {
-                "metric": e.metric,
-                "of": e.statistic,
-                "recorded": e.recorded,
-                "simulated": e.simulated,
-                "error": e.relative,
-                "peer": e.peer,
-                "within": abs(e.relative) <= tolerances[e.metric],
-            }
-            for e in one.errors
-        ],
-    }
 
 
 def write_page(comparisons: list[Comparison], path: str | Path) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,11 @@ from typing import Any
 from gnomon.report import look
 from gnomon.report.blocks import Block, Line, Table, as_html
 from gnomon.report.page import as_script, write_whole_page
-from gnomon.report.verify.told import Told
 from gnomon.timing.sources.silicon.tables import ENGINES as NAMES
+from gnomon.verify.findings import Findings, Progress, proof
+from gnomon.verify.silicon.choose import chosen
 from gnomon.verify.silicon.launch import rules_text
-from gnomon.verify.silicon.predict import Scored
+from gnomon.verify.silicon.predict import Scored, score
 from gnomon.verify.silicon.scenarios import is_in_held_out_sweep
 from gnomon.verify.silicon.scores import GROUPS, Errors, errors_by, errors_of, per_gpu
 from gnomon.verify.silicon.servers import Layout
@@ -25,7 +27,21 @@ ENGINES = dict(zip(NAMES, look.COLOURS, strict=False))
 WORST = 12
 
 
-def told(verdict: Verdict) -> Told:
+@proof("silicon")
+def prove(
+    *, rows: str | None = None, sample: int | None = None, seed: int = 0, jobs: int | None = None,
+    ray: str | None = None, on_progress: Progress | None = None,
+) -> Findings:  # fmt: skip
+    """Measured servers of aiconfigurator-core (extra [silicon]) beside their simulation.
+
+    `rows` is a condition over their fields, `sample` a number to draw with `seed`. Figures are judged only where all
+    servers were simulated.
+    """
+    scored = score(chosen(rows, sample, seed), jobs=jobs, ray=ray, on_progress=on_progress)
+    return told(Verdict(scored, rows is None and sample is None))
+
+
+def told(verdict: Verdict) -> Findings:
     """One row per server; the figures of all, and by group."""
     rows = [
         {
@@ -41,7 +57,9 @@ def told(verdict: Verdict) -> Told:
         }
         for one in verdict.scored
     ]
-    return Told(rows, verdict.to_dict(), text(verdict), [line.rstrip(".") for line in verdict.worse])
+    failures = [line.rstrip(".") for line in verdict.worse]
+    pictures = {"leaderboard.html": partial(write_page, verdict)}
+    return Findings(verdict.scored, rows, verdict.to_dict(), text(verdict), failures, pictures)
 
 
 def text(verdict: Verdict) -> list[Block]:

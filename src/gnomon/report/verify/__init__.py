@@ -1,1 +1,0 @@
-"""Pictures and pages of what `gnomon verify` finds."""
