@@ -13,6 +13,7 @@ from gnomon.timing.operators import Elementwise, Experts, Gemm, Operator, Prefil
 from gnomon.training.config import Precision, TrainConfig
 from gnomon.training.constants import constants
 from gnomon.training.layers import SCHEMES, LayerKind, layer_operators
+from gnomon.training.state import recipe_of
 
 ATTENTION_PRODUCTS = ("qkv_proj", "o_proj", "q_proj", "q_b_proj", "qkv_a_proj")
 ADAPTED = {
@@ -21,8 +22,6 @@ ADAPTED = {
     "transformers": ATTENTION_PRODUCTS,
 }
 """Products that have adapters: NVIDIA's LoRA adapts attention, prime-rl every projection."""
-ACCUMULATED = 8.0
-"""Bytes that adding a product's gradient to the float32 sum of earlier micro-batches moves per weight."""
 Seconds = dict[str, float]
 """By part of the step: products, attention, ..."""
 
@@ -139,7 +138,8 @@ class Compute:
         rank = self.config.lora_rank
         made.add(part, forward, input_grad, 0.0 if rank else weight_grad)
         if self.config.framework == "megatron" and not rank:
-            made.add("accumulation", 0.0, 0.0, self._move_s(ACCUMULATED * work.n * work.k * work.batch))
+            moved = 2.0 * recipe_of(self.config).gradient * work.n * work.k * work.batch
+            made.add("accumulation", 0.0, 0.0, self._move_s(moved))
         made.flops += float(operator.flops(np.array([tokens]))[0])
         moved = self.constants.casts[precision] * work.batch * tokens
         if moved:

@@ -68,6 +68,9 @@ class TrainConfig(Config):
     """GPUs over which it is divided; copies of such groups add up their gradients (HSDP). All unless given."""
     precision: Precision = "bf16"
     """Number format of the products of layers; the head stays in bf16."""
+    gradients: Literal["fp32", "bf16"] = "fp32"
+    """Number format in which Megatron-LM adds up and sends gradients (accumulate-allreduce-grads-in-fp32); NVIDIA's
+    performance recipes take bf16."""
     recompute: Literal["none", "selective", "full"] = "none"
     """What backward computes again: nothing, attention and activations, or whole layers from their inputs."""
     recompute_layers: CountOrNone | None = None

@@ -14,7 +14,7 @@ from gnomon.catalog import Model
 from gnomon.core.units import GB
 from gnomon.training.config import TrainConfig
 from gnomon.training.layers import LayerKind, Stage, stages_of
-from gnomon.training.state import RECIPES, Parameters, stage_parameters, state_bytes
+from gnomon.training.state import RECIPES, Parameters, recipe_of, stage_parameters, state_bytes
 
 CONTEXT_BYTES = 0.7e9
 """CUDA's context and libraries, which the allocator does not see."""
@@ -118,6 +118,9 @@ def layer_bytes(config: TrainConfig, model: Model, kind: LayerKind) -> float:
     t = config.tensor_parallel
     norms_t = t if config.sequence_parallel else 1
     low = 1.0 if config.precision != "bf16" else 2.0  # Inputs of products are kept quantised.
+    up = 2.0
+    if config.lora_rank and config.framework == "megatron":  # Frozen products need no input; the activation's is FP8.
+        up, low = low, 0.0
     h, eager = model.hidden_size, not config.compile and config.framework != "megatron"
     size = 0.0
     if attention != "none":
@@ -128,13 +131,12 @@ def layer_bytes(config: TrainConfig, model: Model, kind: LayerKind) -> float:
         size += 4.0 * h / norms_t if eager else 0.0
     ups = model.num_projections - 1
     if mlp == "dense":
-        size += (2.0 * ups + low + (2.0 if eager else 0.0)) * model.ffn_size / t
+        size += (up * ups + low + (2.0 if eager else 0.0)) * model.ffn_size / t
     elif mlp == "experts":
         rows = model.experts_per_token / norms_t
         hidden = model.expert_hidden_size or h
-        size += rows * (
-            low * hidden + 2.0 * hidden + (2.0 * ups + low) * model.expert_ffn_size / config.expert_tensor_parallel
-        )
+        # Weights of experts are applied inside the activation, so that their outputs need not be kept.
+        size += rows * (low * hidden + (2.0 * ups + low) * model.expert_ffn_size / config.expert_tensor_parallel)
         size += (2.0 * ups + low) * model.shared_ffn_size / t
     return size * config.tokens
 
@@ -194,7 +196,7 @@ def in_flight(config: TrainConfig, rank: int) -> float:
 
 def _gathered_bytes(config: TrainConfig, whole: Parameters, num_layers: int) -> float:
     """Layers that are gathered to be computed with: this one and the next, and embedding and head."""
-    recipe = RECIPES[config.framework]
+    recipe = recipe_of(config)
     each = recipe.computed or recipe.weight
     if not recipe.computed and not (config.sharding == "parameters" and config.num_sharding > 1):
         return 0.0

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gnomon.catalog import Model
 from gnomon.catalog.weights import layer_weights
 from gnomon.training.config import SHARDED, TrainConfig
 from gnomon.training.layers import Stage
 
+STORED = {"bf16": 2.0, "fp8": 1.0, "mxfp8": 2.0, "nvfp4": 2.0}
+"""Bytes of a weight in Megatron-LM: FP8 alone with a scale per tensor, both orientations of MXFP8; bf16 beside NVFP4,
+whose weights cannot be gathered yet."""
+FROZEN = {"bf16": 2.0, "fp8": 1.0, "mxfp8": 1.03, "nvfp4": 0.6}
+"""The same of weights that are not trained."""
 ADAPTED = ("attention", "attention_output")
 """Groups of weights that adapters are for."""
 
@@ -35,6 +40,15 @@ RECIPES = {
 }
 """Megatron-LM: its documentation of the distributed optimizer. FSDP with mixed precision: float32 weights and states,
 layers gathered in bf16. transformers: everything in bf16; the loss in float32, as measured (constants.yaml)."""
+
+
+def recipe_of(config: TrainConfig) -> Recipe:
+    """The bytes of a configuration: Megatron-LM's depend on the precision and on the format of gradients."""
+    recipe = RECIPES[config.framework]
+    if config.framework != "megatron":
+        return recipe
+    gradient = 4.0 if config.gradients == "fp32" else 2.0
+    return replace(recipe, weight=STORED[config.precision], gradient=gradient, frozen=FROZEN[config.precision])
 
 
 @dataclass(frozen=True)
@@ -91,7 +105,7 @@ def expert_ranks(config: TrainConfig) -> int:
 
 def state_bytes(config: TrainConfig, parameters: Parameters) -> dict[str, float]:
     """Weights, gradients and optimizer of a stage on one GPU."""
-    recipe, level = RECIPES[config.framework], SHARDED[config.sharding]
+    recipe, level = recipe_of(config), SHARDED[config.sharding]
     groups = (
         (parameters.dense, config.num_sharding),
         (parameters.experts, min(config.num_sharding, expert_ranks(config))),

@@ -16,10 +16,8 @@ from gnomon.training.exchange import Exchange
 from gnomon.training.layers import LayerKind, Stage, stages_of
 from gnomon.training.memory import Memory, memory_of
 from gnomon.training.pipelines import span
-from gnomon.training.state import RECIPES, expert_ranks, stage_parameters
+from gnomon.training.state import expert_ranks, recipe_of, stage_parameters
 
-GRADIENT_COMM = 2.0
-"""Bytes of a gradient on its way: NVIDIA's recipes reduce in bf16."""
 PARTS = ("products", "attention", "recurrence", "elementwise", "casts", "accumulation", "experts",
          "permutation", "adapters", "loss", "recomputation", "tensor",
          "context", "expert_exchange", "host", "bubble", "data", "optimizer")  # fmt: skip
@@ -234,7 +232,7 @@ class _Step:
         return max(self._rank_data_s(rank, forward, backward) for rank in range(c.pipeline_parallel))
 
     def _rank_data_s(self, rank: int, forward: list[float], backward: list[float]) -> float:
-        c, recipe = self.config, RECIPES[self.config.framework]
+        c, recipe = self.config, recipe_of(self.config)
         mine = range(rank, c.num_stages, c.pipeline_parallel)
         p = [self.parameters[at] for at in mine]
         layers = max(1, sum(len(self.stages[at].layers) for at in mine))
@@ -244,10 +242,10 @@ class _Step:
         routed = 0.0 if c.lora_rank else sum(one.experts for one in p)
         near, far = c.tensor_parallel, c.expert_parallel * c.expert_tensor_parallel
         x = self.exchange
-        reduce = x.gradient_s(dense, GRADIENT_COMM, ranks, near) + x.gradient_s(routed, GRADIENT_COMM, experts, far)
-        gather = x.gather_s(dense, 2.0, ranks, near) + x.gather_s(routed, 2.0, experts, far)
+        reduce = x.gradient_s(dense, recipe.gradient, ranks, near) + x.gradient_s(routed, recipe.gradient, experts, far)
+        each = recipe.computed or min(2.0, recipe.weight)
+        gather = x.gather_s(dense, each, ranks, near) + x.gather_s(routed, each, experts, far)
         if c.sharding == "parameters" and ranks > 1:  # Every micro-batch gathers layers twice.
-            each = recipe.computed or recipe.weight
             gather = x.gather_s(sum(one.dense for one in p), each, ranks, near)
             gather += x.gather_s(sum(one.experts for one in p), each, experts, far)
             first = gather / layers
@@ -257,7 +255,7 @@ class _Step:
 
     def _optimizer_s(self) -> float:
         """Reading and writing the state of all trained parameters on the fullest rank, and the norm of gradients."""
-        c, recipe = self.config, RECIPES[self.config.framework]
+        c, recipe = self.config, recipe_of(self.config)
         shards = c.num_sharding if SHARDED[c.sharding] else 1
         most = 0.0
         for rank in range(c.pipeline_parallel):

@@ -127,7 +127,7 @@ def _mlperf(file: Path) -> Iterator[Row]:
             "sequence": int(r["sequence"]), "micro_batch": int(r["micro_batch"]), "tensor_parallel": int(r["tp"]),
             "pipeline_parallel": int(r["pp"]), "virtual_stages": int(r["vp"] or 1), "context_parallel": int(r["cp"]),
             "precision": "nvfp4" if r["fp4"] == "True" else "fp8", "lora_rank": 16 if "lora" in r["benchmark"] else 0,
-            "release": "mlperf-5.1",
+            "release": "mlperf-5.1", "gradients": "bf16",
         }  # fmt: skip
         name = f"{r['benchmark']} {r['org']} {r['system']}"
         gated = r["ambiguous"] == "False" and r["complete"] == "True" and not device.startswith("mi")
@@ -178,6 +178,7 @@ def _bridge_rows(cells: dict[str, str], release: str, method: str, line: str) ->
             "sequence": sequence, "tensor_parallel": number("TP"), "pipeline_parallel": number("PP"),
             "context_parallel": number("CP"), "virtual_stages": max(1, number("VP")),
             "expert_parallel": max(1, number("EP")), "precision": PRECISIONS[word], "release": release,
+            "gradients": "bf16",
             "sharding": "parameters" if fsdp else "optimizer", "lora_rank": 16 if method == "LoRA" else 0,
         }  # fmt: skip
         if "tokendrop" in kind:
