@@ -61,6 +61,17 @@ def test_the_step_is_the_one_that_python_runs(tab: Tab) -> None:
     assert names[:2] == ["forward", "backward"]
 
 
+def test_the_training_page_answers_as_python_does(tab: Tab) -> None:
+    tab.open("/train?model=llama-3-8b&gpus=8&batch=16&tensor_parallel=2&pipeline_parallel=1&micro_batch=1")
+    asked = {"model": "llama-3-8b", "gpus": 8, "batch": 16, "sequence": 8192, "tensor_parallel": 2}
+    step = gnomon.train(asked).step
+    assert tab.page.inner_text("#train-cards .card b") == f"{step.step_s:.4g} s"
+    assert tab.page.locator("#train-memory .split i").count() == len(step.memory.parts) + 2  # Allocator, free.
+    assert "--tensor-parallel 2" in tab.page.inner_text("#train-command")
+    tab.open("/train?gpus=8&batch=16&tensor_parallel=1&pipeline_parallel=1")
+    assert "GB more than the" in tab.page.inner_text("#train-notes .error")
+
+
 def test_sliders_and_schedules_change_the_gantt(tab: Tab) -> None:
     tab.open("/pipeline?sync=0&prop=0")
     before = make_span(tab)

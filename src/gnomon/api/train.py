@@ -7,21 +7,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from gnomon.api.result import Result, read
 from gnomon.core.config import save
+from gnomon.core.errors import DoesNotFitError
 from gnomon.core.files import write_text
-from gnomon.training.config import TrainConfig
+from gnomon.training.config import Precision, Sharding, TrainConfig
 
 if TYPE_CHECKING:
     import polars as pl
 
     from gnomon.report.blocks import Block
+    from gnomon.report.splits import Causes, SplitRow
     from gnomon.training.plan import Job, TrainPlan
     from gnomon.training.step import TrainStep
 
 __all__ = ["TrainConfig", "TrainPlanResult", "TrainResult", "train", "train_plan"]
+PRECISIONS = get_args(Precision)
+SHARDINGS = get_args(Sharding)
 
 
 def train(
@@ -63,6 +67,29 @@ class TrainResult(Result):
         from gnomon.report.training import step_blocks
 
         return step_blocks(self.step)
+
+    @property
+    def misfit(self) -> str:
+        """Why it does not fit and what would; empty if it does."""
+        try:
+            self.step.check()
+        except DoesNotFitError as error:
+            return str(error)
+        return ""
+
+    @property
+    def time_bars(self) -> tuple[Causes, list[SplitRow]]:
+        """The parts of a step as a bar."""
+        from gnomon.report.training import time_bars
+
+        return time_bars(self.step)
+
+    @property
+    def memory_bars(self) -> tuple[Causes, list[SplitRow]]:
+        """What fills a GPU, as a bar against its memory."""
+        from gnomon.report.training import memory_bars
+
+        return memory_bars(self.step)
 
     def _frames(self) -> Mapping[str, Callable[[], pl.DataFrame]]:
         import polars as pl

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from gnomon.core.units import GB
+from gnomon.report import look
 from gnomon.report.blocks import Block, Line, Table, lines
+from gnomon.report.splits import Causes, SplitRow
 from gnomon.training.step import TrainStep
 
 ABOUT = {
@@ -75,3 +77,24 @@ def step_blocks(step: TrainStep) -> list[Block]:
         Table(data["memory"], f"Memory of a GPU of pipeline rank {step.memory.fullest} at its peak"),
         *lines(step.notes, "note"),
     ]
+
+
+def time_bars(step: TrainStep) -> tuple[Causes, list[SplitRow]]:
+    """The parts of the slowest rank's step."""
+    causes = {part: (ABOUT[part], look.COLOURS[at % len(look.COLOURS)]) for at, part in enumerate(step.parts)}
+    useful = sum(step.parts.get(part, 0.0) for part in ("products", "experts", "attention"))
+    words = f"{100 * useful / step.step_s:.0f} % products and attention"
+    return causes, [SplitRow("step", dict(step.parts), step.step_s, words, " s")]
+
+
+def memory_bars(step: TrainStep) -> tuple[Causes, list[SplitRow]]:
+    """What fills the fullest GPU, and what is left of its memory."""
+    memory = step.memory
+    sizes = {part: size / GB for part, size in memory.parts.items() if size > 0}
+    sizes["allocator and context"] = (memory.reserved_bytes - memory.peak_bytes) / GB
+    whole = max(memory.device_bytes, memory.reserved_bytes) / GB
+    sizes["free"] = max(0.0, whole - sum(sizes.values()))
+    causes = {part: (part, look.COLOURS[at % len(look.COLOURS)]) for at, part in enumerate(sizes)}
+    causes["free"] = ("free", "#E6E9EE")
+    words = f"{memory.reserved_bytes / GB:.1f} of {memory.device_bytes / GB:.1f} GB"
+    return causes, [SplitRow(f"rank {memory.fullest}", sizes, whole, words, " GB")]

@@ -1,0 +1,94 @@
+"""Training: a step of a model on GPUs, live: its speed, where its time goes, and what fills a GPU's memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dash import Dash, Output, html
+from dash.development.base_component import Component
+
+from gnomon import catalog
+from gnomon.api.train import PRECISIONS, SHARDINGS, train
+from gnomon.ui.blocks import cards, notice, section
+from gnomon.ui.controls import Choice, Control, Number, Switch
+from gnomon.ui.pages.pieces import draw_live, split_bars, view_of
+from gnomon.ui.site_page import Page
+
+
+def _degree(name: str, label: str, most: int = 4096, **more: Any) -> Number:
+    return Number(name, label, 1, least=1, most=most, whole=True, field=name, group="Layout", **more)
+
+
+CONTROLS: tuple[Control, ...] = (
+    Choice("model", "Model", "llama-3-70b", options=catalog.model_names, field="model", wide=True),
+    Choice("device", "GPU", "h100", options=catalog.device_names, field="device"),
+    Number("gpus", "GPUs", 64, least=1, most=1e6, whole=True, field="gpus"),
+    Number("batch", "Batch", 128, least=1, most=1e6, whole=True, field="batch", help="sequences per step"),
+    Number("sequence", "Tokens", 8192, least=1, most=1e7, whole=True, field="sequence", help="per sequence"),
+    Choice("precision", "Products in", "bf16", options=PRECISIONS, field="precision"),
+    Number("tensor_parallel", "Tensor parallel", 8, least=1, most=64, whole=True, field="tensor_parallel",
+           group="Layout"),
+    Number("pipeline_parallel", "Pipeline parallel", 4, least=1, most=512, whole=True, group="Layout",
+           field=("pipeline_parallel", "microbatches")),
+    _degree("virtual_stages", "Virtual stages", 64),
+    _degree("context_parallel", "Context parallel"),
+    _degree("expert_parallel", "Expert parallel"),
+    _degree("micro_batch", "Micro-batch", 1024, help="sequences"),
+    Choice("sharding", "Copies divide", "optimizer", options=SHARDINGS, field=("sharding", "shard_gpus"),
+           group="Memory"),
+    Choice("recompute", "Recompute", "none", options=("none", "selective", "full"), field="recompute", group="Memory"),
+    Switch("offload", "Activations wait on the host", group="Memory"),
+    Number("lora_rank", "LoRA rank", 0, least=0, most=1024, whole=True, help="0 trains all weights", group="Memory"),
+)  # fmt: skip
+
+
+def body(state: dict[str, Any]) -> list[Component]:
+    """Figures, time by part, memory by part against the card, the same as a command."""
+    return [
+        view_of(PAGE),
+        html.Div(id=PAGE.id("cards"), className="card-space"),
+        html.Div(id=PAGE.id("notes")),
+        section("Where the time goes", html.Div(id=PAGE.id("time"), style={"minHeight": "120px"})),
+        section("Memory of the fullest GPU", html.Div(id=PAGE.id("memory"), style={"minHeight": "120px"})),
+        section("The same in the terminal", html.Pre(id=PAGE.id("command"), tabIndex=0)),
+    ]
+
+
+def register(app: Dash) -> None:
+    """Answer at every change."""
+    names = ("cards", "notes", "time", "memory", "command")
+    draw_live(app, PAGE, {name: Output(PAGE.id(name), "children") for name in names}, _drawn)
+
+
+def _drawn(values: dict[str, Any]) -> dict[str, Any]:
+    result = train(values, check=False)
+    shown = result.summary
+    memory = f"{shown['peak_memory_gb']:.1f} GB"
+    room = (
+        f"of {shown['device_memory_gb']:.1f} GB"
+        if shown["fits"]
+        else f"does not fit {shown['device_memory_gb']:.1f} GB"
+    )
+    figures = (
+        ("step", f"{shown['step_s']:.4g} s", f"{shown['micro_batches']} micro-batches"),
+        ("tokens/s/GPU", f"{shown['tokens_per_gpu_s']:,.0f}", f"{shown['tokens_per_s']:,.0f} in all"),
+        ("MFU", f"{100 * shown['mfu']:.1f} %", f"{shown['tflops_per_gpu_s']:,.0f} TFLOP/s/GPU"),
+        ("peak memory", memory, room),
+    )
+    told = [] if shown["fits"] else [notice(result.misfit, "error")]
+    flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in values.items() if _matters(name, value))
+    return {
+        "cards": cards(figures),
+        "notes": [*told, *(notice(text) for text in shown["notes"])],
+        "time": split_bars(*result.time_bars),
+        "memory": split_bars(*result.memory_bars),
+        "command": f"gnomon train step {flags}",
+    }
+
+
+def _matters(name: str, value: Any) -> bool:
+    defaults = {"virtual_stages": 1, "context_parallel": 1, "expert_parallel": 1, "micro_batch": 1, "lora_rank": 0}
+    return value is not False and defaults.get(name) != value
+
+
+PAGE = Page(name="train", title="Training", controls=CONTROLS, body=body, register=register)
