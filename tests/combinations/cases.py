@@ -1,0 +1,168 @@
+"""One case: draw it, run it with everything that must hold, and say what became of it."""
+
+from __future__ import annotations
+
+import random
+import traceback
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from combinations.checks import (
+    Violation,
+    check_accounts,
+    check_easier,
+    check_restarted,
+    check_run,
+    check_same,
+    digest,
+    easier,
+    is_steady,
+    simulated,
+)
+from combinations.draw import Data, Drawer
+from gnomon.core.errors import GnomonError
+
+TRIES = 40
+"""Draws are mended so often before they count as refused."""
+CHECKS = ("run", "explained", "again", "restarted", "easier")
+
+
+@dataclass
+class Ended:
+    """What became of a case."""
+
+    status: str
+    """ok, refused, violation."""
+    kind: str = ""
+    what: str = ""
+    data: Data = field(default_factory=dict)
+    refusals: list[str] = field(default_factory=list)
+    """Why the draw had to be mended."""
+    tokens: int = 0
+    """Of all requests: what a run in plain Python costs."""
+    done: tuple[str, ...] = ()
+    """Checks that were made."""
+
+
+def drawn(seed: int, number: int, folder: str) -> tuple[Data, list[str]]:
+    """The scenario of a number: drawn, and mended where it is refused before anything runs."""
+    chance = random.Random(f"{seed}:{number}")
+    data = Drawer(chance, folder).scenario()
+    refusals: list[str] = []
+    for _ in range(TRIES):
+        try:
+            simulated(data)
+            break
+        except GnomonError as error:
+            refusals.append(str(error))
+            if not _mend(data, error, chance):
+                break
+        except Exception:
+            break  # The checks will say.
+    return data, refusals
+
+
+def _mend(data: Data, error: GnomonError, chance: random.Random) -> bool:
+    """Take out what the error names, or else something; returns whether there was anything."""
+    named = _paths_named(data, str(error))
+    kept = {("workload", "num_requests"), ("timing", "source"), ("timing", "table"), ("workload",), ("timing",)}
+    choices = named or [path for path in _paths(data) if path not in kept and len(path) <= 2]
+    if not choices:
+        return False
+    path = chance.choice(choices)
+    at: Any = data
+    for key in path[:-1]:
+        at = at[key]
+    del at[path[-1]]
+    if path == ("workload", "lengths"):
+        at["lengths"] = {"distribution": "uniform", "prompt": [1, 200], "output": [1, 40]}
+    return True
+
+
+def _paths(data: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    found = []
+    items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    for key, value in items:
+        found += [(*path, key), *_paths(value, (*path, key))]
+    return found
+
+
+def _paths_named(data: Data, text: str) -> list[tuple[Any, ...]]:
+    """The longest keys of the scenario that a text names, dotted or by their last part."""
+    found = []
+    for path in _paths(data):
+        names = [key for key in path if isinstance(key, str)]
+        dotted = ".".join(names)
+        if len(names) > 1 and isinstance(path[-1], str) and (f"{dotted}" in text or f"{names[-1]}" in text.split()):
+            found.append(path)
+    longest = max((len(path) for path in found), default=0)
+    return [path for path in found if len(path) == longest and path[-1] not in ("num_requests", "source")]
+
+
+def examined(data: Data, checks: tuple[str, ...] = CHECKS, *, seed: int = 0) -> Ended:
+    """Run a scenario with some checks."""
+    ended = Ended("ok", data=data)
+    done = []
+    try:
+        first = simulated(data)
+        q = first.cluster.requests
+        ended.tokens = int((q.prompt_tokens.sum() / 20 + q.output_tokens.sum()) * max(1, first.cluster.replicas.size / 3))
+        check_run(first)
+        said = digest(first)
+        if "explained" in checks:
+            explained = simulated(data, explained=True)
+            check_same(said, digest(explained), "explained")
+            check_accounts(explained)
+        if "again" in checks:
+            check_same(said, digest(simulated(data)), "same seed")
+        if "restarted" in checks and check_restarted(data, random.Random(seed).uniform(0.1, 0.9)):
+            done.append("restarted")
+        if "easier" in checks and is_steady(data):
+            for what, other in easier(data):
+                check_easier(first, simulated(other), what)
+                done.append(what)
+    except GnomonError as error:
+        ended.status, ended.what = "refused", str(error)
+    except Violation as error:
+        ended.status, ended.kind, ended.what = "violation", error.kind, error.what
+    except Exception as error:
+        trace = traceback.extract_tb(error.__traceback__)
+        places = [f"{Path(one.filename).name}:{one.name}" for one in trace if "gnomon" in one.filename]
+        ended.status, ended.kind = "violation", f"{type(error).__name__} in {places[-1] if places else '?'}"
+        ended.what = f"{error} ({' < '.join(reversed(places[-4:]))})"
+    ended.done = tuple(done)
+    return ended
+
+
+# What a process of its own is asked.
+
+
+def draw_and_examine(seed: int, number: int, folder: str) -> tuple[Data, list[str], dict[str, Any]]:
+    """A case from its number to its end."""
+    data, refusals = drawn(seed, number, folder)
+    return data, refusals, asdict(examined(data, seed=number))
+
+
+def drawn_only(seed: int, number: int, folder: str) -> Data:
+    """The scenario of a number before it is mended, which takes running it."""
+    return Drawer(random.Random(f"{seed}:{number}"), folder).scenario()
+
+
+def examine(data: Data, seed: int) -> dict[str, Any]:
+    """What becomes of a scenario."""
+    return asdict(examined(data, seed=seed))
+
+
+def only_digest(data: Data) -> dict[str, Any]:
+    """All that a run says."""
+    return digest(simulated(data))
+
+
+def differs_from(data: Data, said: dict[str, Any]) -> str:
+    """In what a run differs from another one; empty where in nothing."""
+    try:
+        check_same(digest(simulated(data)), said, "plain Python")
+    except Violation as error:
+        return error.what
+    return ""
