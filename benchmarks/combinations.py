@@ -1,7 +1,7 @@
-"""Thousands of random scenarios over all features, each with what must hold: `python -m benchmarks.combinations --help`.
+"""Thousands of random scenarios over all features, and what must hold of each: `python -m benchmarks.combinations`.
 
-Every case is a number: the same seed and number give the same scenario, as long as the features stay the same. A failing
-one is made smaller and printed as YAML.
+Every case is a number: the same seed and number give the same scenario, as long as the features stay the same. A
+failing one is made smaller and printed as YAML.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ def main() -> None:
         hunt.close()
     rows = [known[options.seed, number] for number in numbers]
     found, checks = Counter(row.status for row in rows), Counter(one for row in rows for one in row.checks)
-    print(f"{len(rows):,} combinations in {time.monotonic() - began:.0f} s: {found['ok']:,} hold, "
-          f"{found['refused']:,} refused ({found['refused'] / max(len(rows), 1):.1%}), {found['violation']:,} violations")  # fmt: skip
+    share = found["refused"] / max(len(rows), 1)
+    print(f"{len(rows):,} combinations in {time.monotonic() - began:.0f} s: {found['ok']:,} hold, ", end="")
+    print(f"{found['refused']:,} refused ({share:.1%}), {found['violation']:,} violations")
     print("beside each run by itself and explained: " + ", ".join(f"{n:,} {name}" for name, n in checks.most_common()))
     for kind, count in Counter(row.kind for row in rows if row.status == "violation").most_common():
         print(f"  {count:5} {kind}")

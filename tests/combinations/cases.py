@@ -107,7 +107,9 @@ def examined(data: Data, checks: tuple[str, ...] = CHECKS, *, seed: int = 0) -> 
     try:
         first = simulated(data)
         q = first.cluster.requests
-        ended.tokens = int((q.prompt_tokens.sum() / 20 + q.output_tokens.sum()) * max(1, first.cluster.replicas.size / 3))
+        ended.tokens = int(
+            (q.prompt_tokens.sum() / 20 + q.output_tokens.sum()) * max(1, first.cluster.replicas.size / 3)
+        )
         check_run(first)
         said = digest(first)
         if "explained" in checks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Iterator
@@ -12,12 +13,12 @@ import numpy as np
 
 from combinations.draw import Data
 from gnomon.core.config import build
-from gnomon.serving.latency import request_times
-from gnomon.serving.metrics import summarize
-from gnomon.serving.parts import accounts
+from gnomon.serving.engine.state import FINISHED, NOT_ARRIVED, REJECTED, SHED
+from gnomon.serving.results.latency import request_times
+from gnomon.serving.results.latency_breakdown import accounts
+from gnomon.serving.results.metrics import summarize
+from gnomon.serving.run.simulate import Run, run
 from gnomon.serving.scenario import Scenario
-from gnomon.serving.simulate import Run, run
-from gnomon.serving.state import FINISHED, NOT_ARRIVED, REJECTED, SHED
 from gnomon.workload import Requests, generate
 
 ALIKE = 1e-9
@@ -86,7 +87,7 @@ def _check_stamps(ok: Any, done: Run) -> None:
              "end": ok.finished_s}  # fmt: skip
     # What a client sees of a token comes later than the token; when it was scheduled is the scheduler's own.
     names = list(times)
-    for before, after in zip(names[:-1], names[1:], strict=True):
+    for before, after in itertools.pairwise(names):
         wrong = np.flatnonzero(times[before] > times[after] + ALIKE)
         require(not wrong.size, "stamps", f"{before} after {after}: {times[before][wrong[:3]]}, "
                 f"{times[after][wrong[:3]]}")  # fmt: skip

@@ -26,10 +26,10 @@ from combinations.traces import draw_trace
 from gnomon import catalog
 from gnomon.core.config import Choice, submodels
 from gnomon.core.registry import Registry
-from gnomon.serving.acceptance import acceptance_names
-from gnomon.serving.engines import engine_names
-from gnomon.serving.lora import measured_curves
 from gnomon.serving.scenario import Scenario
+from gnomon.serving.scenario.acceptance import acceptance_names
+from gnomon.serving.scenario.engine_presets import engine_names
+from gnomon.serving.scenario.lora import measured_curves
 from gnomon.timing import SOURCES
 from gnomon.workload.clients import client_names
 from gnomon.workload.lengths import Empirical
@@ -263,7 +263,7 @@ class Drawer:
             return draw_trace(self.chance, self.folder)
         if key in NAMES:
             return self.chance.choice(NAMES[key]())
-        model = next(one for one in _models() if one.__name__ == key.split(".")[0])
+        model = next(one for one in models() if one.__name__ == key.split(".")[0])
         registry = registry_of(model)
         if registry is None:
             raise TypeError(f"nobody knows the names of {key}: give them in NAMES, or say why in LEFT_OUT")
@@ -303,8 +303,10 @@ class Drawer:
         """An option near its default; a switch either way."""
         if default in (0.0, 1.0):
             return float(self.chance.choice([0, 1]))
-        return float(f"{default * self.chance.uniform(0.3, 3.0):.4g}") if default % 1 else float(
-            max(1, round(default * self.chance.uniform(0.2, 2.0)))
+        return (
+            float(f"{default * self.chance.uniform(0.3, 3.0):.4g}")
+            if default % 1
+            else float(max(1, round(default * self.chance.uniform(0.2, 2.0))))
         )
 
     def _tidy(self, data: Data) -> None:
@@ -315,42 +317,63 @@ class Drawer:
                 timing.pop("free", None)
             else:
                 timing.pop("table", None)
-        workload = data["workload"]
         if "pools" in data:
             data.pop("num_replicas", None)
-            roles = [pool.get("role", "both") for pool in data["pools"]]
-            if not {"prefill", "decode"} & set(roles):
-                data.pop("disaggregation", None)
-        else:
+        if not any(pool.get("role", "both") != "both" for pool in data.get("pools", [])):
             data.pop("disaggregation", None)
-        process = workload.get("arrivals", {}).get("process")
+        workload = data["workload"]
         if "client" in workload:
-            for key in ("preset", "trace", "rate", "arrivals", "lengths", "agents"):
-                workload.pop(key, None)
+            _drop(workload, "preset", "trace", "rate", "arrivals", "lengths", "agents", "warmup_requests")
         elif "trace" in workload:
-            for key in ("preset", "agents", "sessions"):
-                workload.pop(key, None)
-            drawn = {"arrivals": {"process": "trace"}, "lengths": {"distribution": "trace"}}
-            workload.update({key: drawn[key] for key in self.chance.choice([["arrivals"], ["lengths"], list(drawn)])})
-            if workload["arrivals" if "arrivals" in workload else "lengths"] is None or self.chance.random() < 0.7:
-                workload.pop("rate", None)
+            self._tidy_trace(workload)
         elif "preset" in workload:
-            workload.pop("lengths", None)
-        elif workload["lengths"]["distribution"] in ("preset", "empirical", "trace"):
-            workload["lengths"] = {"distribution": "uniform", "prompt": [1, 200], "output": [1, 40]}
+            workload.pop("lengths")
+        else:
+            workload["lengths"] = self._drawn_lengths(workload["lengths"])
+        process = workload.get("arrivals", {}).get("process", "poisson")
         if process == "trace" and "trace" not in workload:
             workload.pop("arrivals")
-        lengths = workload.get("lengths", {})
-        if lengths.get("distribution") == "uniform":
-            workload["lengths"] = self._uniform(lengths)
+        if process in ("batch", "closed_loop"):
+            _drop(workload, "rate", "agents")
+        if process != "closed_loop":
+            workload.pop("warmup_requests", None)
+        _drop(workload, *(("sessions",) if "agents" in workload else ()))
+        for one in workload.get("classes", []):
+            if "lengths" in one:
+                one["lengths"] = self._drawn_lengths(one["lengths"])
+
+    def _tidy_trace(self, workload: Data) -> None:
+        """Arrivals, lengths or both come from the trace."""
+        _drop(workload, "preset", "agents", "sessions")
+        drawn = {"arrivals": {"process": "trace"}, "lengths": {"distribution": "trace"}}
+        taken = self.chance.choice([["arrivals"], ["lengths"], list(drawn)])
+        workload.update({key: drawn[key] for key in taken})
+        if "lengths" not in taken:
+            workload["lengths"] = self._drawn_lengths(workload["lengths"])
+        if "arrivals" in taken and self.chance.random() < 0.7:
+            workload.pop("rate", None)
+        elif "rate" in workload:
+            workload["trace"].pop("time_scale", None)
+
+    def _drawn_lengths(self, lengths: Data) -> Data:
+        """Lengths that need no file, given in one way."""
+        if lengths["distribution"] in ("preset", "trace"):
+            return {"distribution": "uniform", "prompt": [1, 200], "output": [1, 40]}
+        if lengths["distribution"] != "uniform":
+            return lengths
+        if "total" in lengths and self.chance.random() < 0.5:
+            ratio = lengths.get("prompt_to_output", 4.0)
+            return {"distribution": "uniform", "total": lengths["total"], "prompt_to_output": ratio}
+        return {
+            "distribution": "uniform",
+            "prompt": lengths.get("prompt", [1, 200]),
+            "output": lengths.get("output", [1, 30]),
+        }
 
 
-    def _uniform(self, lengths: Data) -> Data:
-        if self.chance.random() < 0.7 or "total" not in lengths:
-            pairs = {"prompt": lengths.get("prompt", [1, 200]), "output": lengths.get("output", [1, 30])}
-            return {"distribution": "uniform", **pairs}
-        return {"distribution": "uniform", "total": lengths["total"],
-                "prompt_to_output": lengths.get("prompt_to_output", 4.0)}  # fmt: skip
+def _drop(section: Data, *keys: str) -> None:
+    for key in keys:
+        section.pop(key, None)
 
 
 def _order(value: Any) -> Any:
@@ -358,16 +381,17 @@ def _order(value: Any) -> Any:
 
 
 @cache
-def _models() -> tuple[type[BaseModel], ...]:
-    """Every section that a scenario may have."""
+def models() -> tuple[type[BaseModel], ...]:
+    """Every section that is drawn."""
     found: dict[type[BaseModel], None] = {}
 
     def walk(annotation: Any) -> None:
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
             if annotation not in found:
                 found[annotation] = None
-                for info in annotation.model_fields.values():
-                    walk(info.annotation)
+                for name, info in annotation.model_fields.items():
+                    if f"{annotation.__name__}.{name}" not in LEFT_OUT:
+                        walk(info.annotation)
             return
         for inner in get_args(annotation):
             walk(inner)
@@ -380,9 +404,7 @@ def unknown_texts() -> list[str]:
     """Texts of a scenario that nobody knows the names of; a new one must be told of in `NAMES` or `LEFT_OUT`."""
     known = {"Scenario.engine", "TraceConfig.file", *NAMES, *LEFT_OUT}
     texts = []
-    for model in _models():
-        if model.__name__ in ("ColumnsConfig", "KindConfig"):
-            continue
+    for model in models():
         for name, info in model.model_fields.items():
             key = f"{model.__name__}.{name}"
             is_text = info.annotation is str or str in get_args(info.annotation)

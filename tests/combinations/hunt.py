@@ -63,7 +63,9 @@ class Hunt:
         text = ""
         if ended["status"] == "violation":
             text = yaml.safe_dump(self._small(data, ended, number), sort_keys=False)
-        return Row(seed, number, ended["status"], ended["kind"], ended["what"], len(refusals), list(ended["done"]), text)
+        return Row(
+            seed, number, ended["status"], ended["kind"], ended["what"], len(refusals), list(ended["done"]), text
+        )
 
     def _only_drawn(self, seed: int, number: int) -> Any:
         from combinations.cases import drawn_only

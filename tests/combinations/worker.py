@@ -35,14 +35,16 @@ class Worker:
         self._pipe.send((function, args))
         used_s, clock = self._cpu_s(), time.monotonic()
         while not self._pipe.poll(0.5):
-            if not self._process.is_alive():
-                code = self._process.exitcode
-                self.close()
-                raise RuntimeError(f"its process died with exit code {code}")
             if self._cpu_s() - used_s > allowed or time.monotonic() - clock > BUSY * allowed:
                 self.close()
                 raise TimeoutError(f"no answer after {allowed:.0f} s")
-        answer, error = self._pipe.recv()
+        try:
+            answer, error = self._pipe.recv()
+        except EOFError:  # A pipe whose other end has gone is ready, too.
+            self._process.join()
+            code = self._process.exitcode
+            self.close()
+            raise RuntimeError(f"its process died with exit code {code}") from None
         if error is not None:
             raise error
         return answer

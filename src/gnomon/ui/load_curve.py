@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -12,6 +11,7 @@ from gnomon.api.load import MAX_REQUESTS, REQUESTS_PER_RANK, LoadCurve
 from gnomon.api.load import capacity as find_capacity
 from gnomon.api.load import load_curve as find_curve
 from gnomon.api.serving import Scenario, without_slo
+from gnomon.ui.kept import Kept
 from gnomon.ui.serving import requests_of
 from gnomon.ui.turns import Question
 from gnomon.workload import Requests
@@ -19,7 +19,7 @@ from gnomon.workload import Requests
 KEPT = 16
 
 Value = TypeVar("Value")
-_known: OrderedDict[str, Any] = OrderedDict()
+_known: Kept[Any] = Kept(KEPT)
 
 
 def is_rated(scenario: Scenario) -> bool:
@@ -51,9 +51,5 @@ def _kept(kind: str, scenario: Scenario, find: Callable[[], Value]) -> Value:
     """What was found for this deployment before, whatever the load; else what `find` finds."""
     workload = scenario.workload.model_copy(update={"rate": None})
     key = kind + scenario.model_copy(update={"workload": workload}).model_dump_json()
-    found: Value | None = _known.get(key)
-    if found is None:
-        _known[key] = found = find()
-        while len(_known) > KEPT:  # Maybe in several threads: it need not be there any more.
-            _known.popitem(last=False)
+    found: Value = _known.found(key, find)
     return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -10,7 +9,8 @@ from typing import TYPE_CHECKING
 from gnomon.api.serving import Scenario, Simulation, simulate
 from gnomon.core.config import load
 from gnomon.ui.foreign import check_count
-from gnomon.ui.turns import Question, patience, turn
+from gnomon.ui.kept import Kept
+from gnomon.ui.turns import Question, patience, warming_up
 from gnomon.workload import Requests, WorkloadConfig, generate, with_rate
 
 if TYPE_CHECKING:
@@ -18,33 +18,26 @@ if TYPE_CHECKING:
 
 KEPT = 8
 """Results that are kept: the one shown, those pinned, and the way back."""
-_results: OrderedDict[str, Simulation] = OrderedDict()
-_judged: OrderedDict[str, Simulation] = OrderedDict()
-_intervals: OrderedDict[str, Intervals] = OrderedDict()
+_results: Kept[Simulation] = Kept(KEPT)
+_judged: Kept[Simulation] = Kept(KEPT)
+_intervals: Kept[Intervals] = Kept(KEPT)
 
 
 def simulated(scenario: Scenario) -> Simulation:
     """The scenario's result, from memory where it was asked for just before; the timing sources are not asked what they
     think of it. Call it within a `turn`."""
-    key = scenario.model_dump_json()
-    if key not in _results:
+
+    def find() -> Simulation:
         requests = requests_of(scenario.workload, scenario.seed)
         done = simulate(scenario, requests=requests, on_progress=patience())
-        _results[key] = replace(done, redraw=True, interval_runs=4, is_judged=False)
-        while len(_results) > KEPT:
-            _results.popitem(last=False)
-    _results.move_to_end(key)
-    return _results[key]
+        return replace(done, redraw=True, interval_runs=4, is_judged=False)
+
+    return _results.found(scenario.model_dump_json(), find)
 
 
 def judged(scenario: Scenario) -> Simulation:
     """The same result with what the timing sources say of it, which takes longer than the simulation."""
-    key = scenario.model_dump_json()
-    if key not in _judged:
-        _judged[key] = replace(simulated(scenario), is_judged=True)
-        while len(_judged) > KEPT:
-            _judged.popitem(last=False)
-    return _judged[key]
+    return _judged.found(scenario.model_dump_json(), lambda: replace(simulated(scenario), is_judged=True))
 
 
 def known_intervals(scenario: Scenario) -> Intervals | None:
@@ -53,13 +46,10 @@ def known_intervals(scenario: Scenario) -> Intervals | None:
 
 
 def find_intervals(scenario: Scenario, question: Question) -> Intervals:
-    """The intervals of its figures, by a few runs, between which others get their turn."""
+    """The intervals of its figures, by a few runs."""
     with question.turn():
         result = judged(scenario)
-    _intervals[scenario.model_dump_json()] = found = result.intervals_by(question.turn)
-    while len(_intervals) > KEPT:
-        _intervals.popitem(last=False)
-    return found
+    return _intervals.found(scenario.model_dump_json(), lambda: result.intervals_by(question.turn))
 
 
 def requests_of(workload: WorkloadConfig, seed: int) -> Requests:
@@ -78,5 +68,5 @@ def _drawn(workload: str, seed: int) -> Requests:
 
 def warm_up() -> None:
     """Compile what is not compiled yet and bake the default deployment, before somebody waits for it."""
-    with turn("warm-up"):
+    with warming_up():
         simulated(load(Scenario, None, {"workload.num_requests": 100}))

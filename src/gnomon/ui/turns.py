@@ -1,19 +1,49 @@
-"""One simulation at a time, the newest first: a slider that is dragged asks faster than anyone can answer."""
+"""One simulation at a time for each view, the newest first: a slider that is dragged asks faster than anyone can
+answer. Views do not wait for each other, and none waits for ever: what takes too long is given up."""
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 from gnomon.core.errors import GnomonError
 
-_lock = threading.Lock()
-_counter = itertools.count()
-_newest: dict[str, int] = {}
 MAX_VIEWS = 1000
+PATIENCE_S = 30.0
+"""How long a simulation may take."""
+LONGEST_S = 2 * PATIENCE_S
+"""After so long a question is given up, whatever it does."""
+
+
+@dataclass
+class _View:
+    """What one view of one client asks, one question after another."""
+
+    newest: int = -1
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+_counter = itertools.count()
+_views: dict[str, _View] = {}
+
+
+_is_warm = threading.Event()
+_is_warm.set()
+
+
+@contextmanager
+def warming_up() -> Iterator[None]:
+    """Questions wait while everything is compiled, which may take a minute, and is not counted against them."""
+    _is_warm.clear()
+    try:
+        yield
+    finally:
+        _is_warm.set()
 
 
 @contextmanager
@@ -23,10 +53,6 @@ def told_if_too_large() -> Iterator[None]:
         yield
     except MemoryError:
         raise GnomonError("this takes more memory than there is.", fix="Use fewer or smaller replicas.") from None
-
-
-PATIENCE_S = 30.0
-"""How long one simulation may keep the others waiting."""
 
 
 def patience() -> Callable[[int, int], None]:
@@ -42,37 +68,63 @@ def patience() -> Callable[[int, int], None]:
     return look
 
 
+class _TooLong(BaseException):
+    """Raised in a thread by another one; not an `Exception`, so that nobody on the way takes it for a mistake."""
+
+
+@contextmanager
+def _given_up_after(seconds: float) -> Iterator[None]:
+    """Raise an error in this thread where it is still here after so many seconds. Compiled loops notice it when they
+    come back to Python, which they do several times a second."""
+    thread, lock, has_ended = threading.get_ident(), threading.Lock(), False
+
+    def interrupt() -> None:
+        with lock:
+            if not has_ended:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(_TooLong))
+
+    timer = threading.Timer(seconds, interrupt)
+    timer.daemon = True
+    timer.start()
+    try:
+        try:
+            yield
+        finally:
+            with lock:
+                has_ended = True
+            timer.cancel()
+    except _TooLong:
+        raise GnomonError(f"given up after {seconds:g} s.", fix="Ask for less, or use the command line.") from None
+
+
 class Stale(Exception):
     """The view has asked something newer meanwhile: nobody waits for this answer."""
 
 
 class Question:
-    """Something that a view wants to know; it may need several turns, between which others get theirs."""
+    """Something that a view wants to know; it may need several turns, between which a newer one gets its own."""
 
     def __init__(self, view: str) -> None:
-        self.view, self.number = view, next(_counter)
-        if len(_newest) > MAX_VIEWS:
-            _newest.clear()
-        _newest[view] = self.number
+        if len(_views) > MAX_VIEWS:
+            _views.clear()
+        self.number, self.view = next(_counter), _views.setdefault(view, _View())
+        self.view.newest = self.number
 
     @property
     def is_newest(self) -> bool:
         """Whether the view has not asked anything since."""
-        return _newest.get(self.view, self.number) == self.number
+        return self.view.newest == self.number
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Wait for the simulator; raises `Stale` where the question is no longer of interest."""
-        with _lock:
+        """Wait for the question before this one; raises `Stale` where this one is no longer of interest."""
+        _is_warm.wait()
+        if not self.view.lock.acquire(timeout=2 * LONGEST_S):
+            raise GnomonError("the question before this one has not ended.", fix="Open the page anew.")
+        try:
             if not self.is_newest:
                 raise Stale
-            with told_if_too_large():
+            with told_if_too_large(), _given_up_after(LONGEST_S):
                 yield
-
-
-@contextmanager
-def turn(view: str) -> Iterator[bool]:
-    """A question of one turn; yields whether it is still the newest of its view."""
-    question = Question(view)
-    with _lock:
-        yield question.is_newest
+        finally:
+            self.view.lock.release()

@@ -15,7 +15,7 @@ from gnomon.report.splits import Causes, SplitRow
 from gnomon.ui.blocks import WITH_TOOLS, blank
 from gnomon.ui.callbacks import callback
 from gnomon.ui.site_page import HIDDEN, SHOWN, Page
-from gnomon.ui.turns import turn
+from gnomon.ui.turns import Question, Stale
 
 ABOVE_PX = 10
 """Above a plot whose legend stands over it."""
@@ -39,13 +39,13 @@ def draw_live(
         prevent_initial_call="initial_duplicate",
     )
     def draw(raw: dict[str, Any], view: str) -> dict[str, Any]:
-        with turn(view) as is_newest:
-            if not is_newest:
-                return kept | {"messages": dict.fromkeys(page.messages(), no_update)}
-            try:
+        try:
+            with Question(view).turn():
                 return answer(page.read(raw)) | {"messages": page.explain(None)}
-            except GnomonError as error:
-                return kept | {"messages": page.explain(error)}
+        except Stale:
+            return kept | {"messages": dict.fromkeys(page.messages(), no_update)}
+        except GnomonError as error:
+            return kept | {"messages": page.explain(error)}
 
 
 def tall_graph(id: str, height: int, label: str, *, is_legend_below: bool = False) -> Component:
