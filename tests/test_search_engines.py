@@ -35,6 +35,29 @@ def test_an_engine_brings_its_scheduler_and_its_preset() -> None:
     assert (scenario.engine.name, scenario.batching.policy, scenario.replica.planner) == ("sglang", "sglang", "sglang")
 
 
+@pytest.mark.parametrize("settings", [{"engine": "sglang"}, {"engine": {"name": "sglang"}}, {"engine.name": "sglang"}])
+def test_an_engine_of_all_scenarios_schedules_in_all_of_them(settings: dict[str, object]) -> None:
+    apart = {"prefill_replicas": 1, "decode_replicas": 1}
+    asked = question(space={"device": "h100", "disaggregated": apart}, settings=settings)
+    for one in candidates(asked):
+        scenario = scenario_of(asked, one)
+        assert one.engine == "sglang" and "sglang" in one.label
+        assert [kind.batching.policy for kind in scenario.kinds()] == ["sglang"] * len(scenario.kinds())
+    other = question(space={"device": "h100", "batching": "orca"}, settings=settings)
+    assert [scenario_of(other, one).batching.policy for one in candidates(other)] == ["orca"]
+    chosen = question(space={"device": "h100"}, settings={"batching.policy": "sarathi"})
+    assert [scenario_of(chosen, one).batching.policy for one in candidates(chosen)] == ["sarathi"]
+
+
+def test_a_setting_that_the_space_would_override_is_refused() -> None:
+    spellings = [{"replica.tensor_parallel": 4}, {"replica": {"pipeline_parallel": 2}}, {"router": "random"},
+                 {"router": {"name": "random"}}]  # fmt: skip
+    for settings in spellings:
+        with pytest.raises(ConfigError, match="has a key of its own in a search"):
+            candidates(question(space={"device": "h100"}, settings=settings))
+    candidates(question(space={"device": "h100"}, settings={"replica": {"memory_utilization": 0.8}}))
+
+
 def test_mistakes_about_engines() -> None:
     with pytest.raises(ConfigError, match="sglang schedules by sglang, not by orca"):
         build(BatchingSpace, {"engine": "sglang", "policy": "orca"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gnomon.core.config import load
 from gnomon.search.config import SearchConfig
+from gnomon.search.space import scheduler_of
 from gnomon.serving.run.simulate import run
 from gnomon.serving.scenario import Scenario
 
@@ -18,7 +19,7 @@ _SMALL = {
 def compile_for(search: SearchConfig) -> None:
     """Run two requests under every policy and router of the space."""
     files = {key: value for key, value in search.settings.items() if key.endswith(".file")}
-    for policy in {one.policy for one in search.space.batching}:
+    for policy in {scheduler_of(search, one)[1] for one in search.space.batching}:
         run(load(Scenario, None, {**_SMALL, **files, "batching.policy": policy}))
     for router in search.space.router:
         run(load(Scenario, None, {**_SMALL, **files, "router.name": router, "num_replicas": 2}))

@@ -22,6 +22,13 @@ _SHORT = {
     "batching.max_chunk_tokens": "chunk=",
 }  # fmt: skip
 
+_IN_THE_SPACE = {
+    "replica.tensor_parallel": "space.tensor_parallel",
+    "replica.pipeline_parallel": "space.pipeline_parallel",
+    "router.name": "space.router",
+}
+"""Settings that the space would override without a word."""
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -115,7 +122,7 @@ def _combinations(search: SearchConfig) -> Iterator[Candidate]:
             "timing.dtype": dtype if len(space.dtype) > 1 or dtype != "auto" else None,
         }
         for batching in space.batching:
-            for parameters in _parameters(batching):
+            for parameters in _parameters(search, batching):
                 for count, router in product(copies, space.router):
                     alone = count == 1 and data == 1 and search.objective != "cost"
                     spread = {"num_replicas": None if count == 1 else count, "router.name": None if alone else router}
@@ -136,7 +143,7 @@ def _apart(search: SearchConfig) -> Iterator[Candidate]:
             "layout": layout,
             "timing.dtype": dtype if len(space.dtype) > 1 or dtype != "auto" else None,
         }
-        for parameters in _parameters(batching):
+        for parameters in _parameters(search, batching):
             for router in space.router:
                 yield _candidate(placed | parameters | {"router.name": router})
 
@@ -145,11 +152,20 @@ def _candidate(settings: dict[str, Any]) -> Candidate:
     return Candidate(tuple((name, value) for name, value in settings.items() if value is not None))
 
 
-def _parameters(batching: BatchingSpace) -> Iterator[dict[str, Any]]:
+def scheduler_of(search: SearchConfig, batching: BatchingSpace) -> tuple[str | None, str]:
+    """The engine and the policy of a part of the space: its own, or those that the settings mean."""
+    if "policy" in batching.model_fields_set:
+        return batching.engine, batching.policy
+    meant = load(Scenario, None, search.settings)
+    return meant.engine.name if meant.engine else None, meant.batching.policy
+
+
+def _parameters(search: SearchConfig, batching: BatchingSpace) -> Iterator[dict[str, Any]]:
+    engine, policy = scheduler_of(search, batching)
     names = ("max_sequences", "max_batch_tokens", "max_chunk_tokens")
     for values in product(*(getattr(batching, name) or (None,) for name in names)):
         chosen = {f"batching.{name}": value for name, value in zip(names, values, strict=True)}
-        yield {"engine.name": batching.engine, "batching.policy": batching.policy} | chosen
+        yield {"engine.name": engine, "batching.policy": policy} | chosen
 
 
 def _check_names(search: SearchConfig) -> None:
@@ -161,9 +177,9 @@ def _check_names(search: SearchConfig) -> None:
         if node is not None:
             catalog.node(node)
     own_files = any(key.endswith(".file") for key in search.settings)
-    for batching in search.space.batching:
-        if batching.policy not in POLICIES and not own_files:
-            raise UnknownNameError("batching policy", batching.policy, POLICIES, where="space.batching")
+    for policy in (scheduler_of(search, batching)[1] for batching in search.space.batching):
+        if policy not in POLICIES and not own_files:
+            raise UnknownNameError("batching policy", policy, POLICIES, where="space.batching")
     for router in search.space.router:
         if router not in ROUTERS and not own_files:
             raise UnknownNameError("router", router, ROUTERS, where="space.router")
@@ -173,7 +189,17 @@ def _check_names(search: SearchConfig) -> None:
             where="space.disaggregated",
             fix="Choose another objective, or leave it out.",
         )
+    for setting, own in _IN_THE_SPACE.items():
+        if setting in search.settings or _nested(search.settings, setting) is not None:
+            raise ConfigError(f"{setting} has a key of its own in a search.", where="settings", fix=f"Set {own}.")
     taken = {"model", "workload", "seed", "device", "num_replicas"} & {key.split(".")[0] for key in search.settings}
     if taken:
         raise ConfigError(f"{taken.pop()} has a key of its own in a search.", where="settings", fix="Set it there.")
     load(Scenario, None, {**search.settings, "calibration": search.calibration})
+
+
+def _nested(settings: dict[str, Any], dotted: str) -> Any:
+    """What settings say in a section of their own (`replica: {tensor_parallel: 4}`, `router: random`)."""
+    section, name = dotted.split(".")
+    given = settings.get(section)
+    return given.get(name) if isinstance(given, dict) else given
