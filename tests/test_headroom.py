@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -50,10 +51,31 @@ def test_arrivals_without_a_rate_have_no_capacity() -> None:
 
 
 @pytest.mark.parametrize(("count", "is_rough"), [(999, True), (1000, False)])
-def test_a_capacity_from_few_requests_is_rough(count: int, is_rough: bool) -> None:
-    lengths = {"distribution": "fixed", "prompt": 10, "output": 1}
-    room = gnomon.simulate({**ONE_MS, "workload": {"rate": 500.0, "num_requests": count, "lengths": lengths}}).headroom
+def test_a_capacity_from_few_recorded_requests_is_rough(tmp_path: Path, count: int, is_rough: bool) -> None:
+    trace = tmp_path / "trace.csv"
+    lines = (f"{number / 500},10,1" for number in range(count))
+    trace.write_text("\n".join(["arrival_s,prompt_tokens,output_tokens", *lines]) + "\n")
+    room = gnomon.simulate({**ONE_MS, "workload": {"trace": str(trace)}}).headroom
     assert room is not None and room.is_rough is is_rough
+
+
+def test_where_requests_are_drawn_there_are_enough_of_them() -> None:
+    lengths = {"distribution": "fixed", "prompt": 10, "output": 1}
+    room = gnomon.simulate({**ONE_MS, "workload": {"rate": 500.0, "num_requests": 300, "lengths": lengths}}).headroom
+    assert room is not None and not room.is_rough and room.curve.num_requests == 2000
+
+
+@pytest.mark.parametrize("num_requests", [600, 3000])
+def test_capacity_where_a_batch_has_a_place_for_everyone(num_requests: int) -> None:
+    """An iteration takes 1 ms and another 1 ms for each sequence: 1,000 tokens per second at most, 50 requests of 20
+    tokens, however many run at once. Nobody ever waits for a place."""
+    table = {"source": "table", "table": {"per_iteration": 0.001, "per_sequence": 0.001}}
+    lengths = {"distribution": "fixed", "prompt": 1, "output": 20}
+    workload = {"rate": 20.0, "num_requests": num_requests, "lengths": lengths}
+    room = gnomon.simulate(
+        {**ONE_MS, "timing": table, "workload": workload, "batching": {"max_sequences": 4096}}
+    ).headroom
+    assert room is not None and room.capacity_per_s == pytest.approx(50, rel=0.1)
 
 
 def test_words() -> None:
@@ -64,7 +86,7 @@ def test_words() -> None:
     )
     assert "30% above" in headroom_words(Headroom(130, 100, False, curve))
     rough = headroom_words(Headroom(31, 80, False, curve, is_rough=True))
-    assert rough.endswith("headroom 61% (rather too high: too few requests for the queue to grow)")
+    assert rough.endswith("headroom 61% (rough: too few requests to see whether they pile up)")
     assert headroom_words(Headroom(10, 0, True, curve)) == "no load meets the SLO"
     summary = simulated(500.0).summary
     assert timing_words(summary) == "as given"

@@ -275,7 +275,7 @@ class Drawer:
         low, high = self._likely(key, info, lowest, highest)
         low, high = max(low, lowest), max(min(high, highest), max(low, lowest))
         if self.chance.random() < 0.12:
-            edge = low if key in RANGES or lowest == -math.inf else max(lowest, min(0.0, low))
+            edge = lowest if lowest in (0.0, 1.0) and key not in RANGES else low
             return round(edge) if whole else edge
         if low > 0 and high / low > 20:
             drawn = math.exp(self.chance.uniform(math.log(low), math.log(high)))

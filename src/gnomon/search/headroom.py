@@ -12,7 +12,7 @@ import numpy as np
 from gnomon.core.errors import GnomonError
 from gnomon.search.load_curve import LoadCurve, capacity, load_curve, saturation
 from gnomon.serving.scenario import Scenario
-from gnomon.workload import Requests
+from gnomon.workload import Requests, generate
 
 REQUESTS_PER_RANK = 5000
 MAX_REQUESTS = 20_000
@@ -20,7 +20,8 @@ MAX_REQUESTS = 20_000
 MIN_PER_RANK = 200
 """With fewer on every replica a run has begun and ended before its queue could grow."""
 SURE_PER_RANK = 1000
-"""With fewer the capacity comes out too high: by a third with 400 of the default workload, twice as high with 200."""
+"""With fewer the capacity may be far off: half of it with 400 of the default workload. Where requests are drawn, twice
+as many are."""
 PATIENCE_S = 20.0
 
 
@@ -35,7 +36,7 @@ class Headroom:
     curve: LoadCurve
     """Latencies up to beyond the load at which the queue grows."""
     is_rough: bool = False
-    """Found with so few requests that the capacity is rather too high."""
+    """Found with so few requests that the capacity may be far off."""
 
     @property
     def share(self) -> float | None:
@@ -57,6 +58,10 @@ def headroom(scenario: Scenario, requests: Requests) -> Headroom | None:
         return None
     load = scenario.workload.rate or len(requests) / max(float(requests.arrival_s[-1] - requests.arrival_s[0]), 1e-9)
     some = requests if count == len(requests) else requests.take(np.arange(count))
+    is_drawn = scenario.workload.trace is None and len(requests) == scenario.workload.num_requests
+    if is_drawn and count < SURE_PER_RANK * ranks:
+        count = min(2 * SURE_PER_RANK * ranks, MAX_REQUESTS)
+        some = generate(scenario.workload.model_copy(update={"num_requests": count}), scenario.seed)
     end = time.monotonic() + PATIENCE_S
 
     @contextmanager

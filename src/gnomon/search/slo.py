@@ -66,7 +66,7 @@ def judge(run: Run, targets: SloTargets) -> Verdict:
     if targets.goodput is not None:
         good_share = _good_share(targets.goodput, times, done)
         excesses["goodput"] = targets.goodput.share / max(good_share, 1e-9)
-    trend = saturation(run.cluster.requests, done.size)
+    trend = saturation(run.cluster.requests, done.size, counts_running=True)
     if trend is not None and trend.is_saturated:
         excesses[GROWING] = np.inf
     turned_away = float((run.cluster.requests.status == SHED).mean())

@@ -189,7 +189,7 @@ def headroom_words(room: Headroom) -> str:
     if room.share is None:
         return "no load meets the SLO"
     left = f"headroom {room.share:.0%}" if room.share >= 0 else f"the load is {-room.share:.0%} above it"
-    rough = " (rather too high: too few requests for the queue to grow)" if room.is_rough else ""
+    rough = " (rough: too few requests to see whether they pile up)" if room.is_rough else ""
     return f"≈ {room.capacity_per_s:.3g} requests/s {within}, {left}{rough}"
 
 
