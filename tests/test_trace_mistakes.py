@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 from pathlib import Path
 
 import polars as pl
@@ -88,3 +89,21 @@ def test_packed_uploads_are_refused() -> None:
 
     with pytest.raises(DataError, match="is packed"):
         keep_trace("trace.csv", gzip.compress(PLAIN.encode()))
+
+
+def test_a_table_far_too_wide_is_refused_by_its_header(cli: CommandLine, tmp_path: Path) -> None:
+    """Read whole, five million columns take gigabytes and minutes."""
+    wide = tmp_path / "wide.csv"
+    wide.write_text("," * 5_000_000 + "\n" + ",\n")
+    said = cli("workload", "show", "--workload.trace", str(wide), code=2).output
+    assert "has more than 1,000 columns." in said
+    packed = tmp_path / "packed.csv"
+    packed.write_bytes(gzip.compress(wide.read_bytes()))
+    lines = tmp_path / "wide.jsonl"
+    lines.write_text(json.dumps({f"k{number}": 1 for number in range(1001)}) + "\n")
+    for path in (packed, lines):
+        with pytest.raises(DataError, match="has more than 1,000"):
+            table.read_table(path)
+    just = tmp_path / "just.csv"
+    just.write_text(",".join(f"c{number}" for number in range(1000)) + "\n" + ",".join(["1"] * 1000) + "\n")
+    assert len(table.read_table(just).names) == 1000

@@ -49,6 +49,24 @@ def read_text(path: str | Path, *, most: int = MAX_BYTES) -> str:
         raise DataError(f"cannot be read: not UTF-8 at byte {error.start:,}.", where=str(path)) from None
 
 
+# Tables
+
+MAX_COLUMNS = 1000
+"""A table of requests or measurements has a few dozen; with millions each takes kilobytes, whatever it holds."""
+_HEADER_BYTES = 2**18
+
+
+def check_width(table: Path | bytes, where: str) -> None:
+    """Refuse a CSV with more columns than a table has, by its header: before anything else of it is read."""
+    if isinstance(table, bytes):
+        header = table[:_HEADER_BYTES].split(b"\n", 1)[0]
+    else:
+        with table.open("rb") as file:
+            header = file.readline(_HEADER_BYTES)
+    if header.count(b",") >= MAX_COLUMNS or len(header) == _HEADER_BYTES:
+        raise DataError(f"has more than {MAX_COLUMNS:,} columns.", where=where, fix="Keep those that are needed.")
+
+
 # JSON
 
 

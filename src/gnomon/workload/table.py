@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnomon.core.errors import DataError
-from gnomon.core.text import MAX_TABLE_BYTES, parse_json, read_text
+from gnomon.core.text import MAX_COLUMNS, MAX_TABLE_BYTES, check_width, parse_json, read_text
 
 if TYPE_CHECKING:
     import polars as pl
@@ -133,7 +133,9 @@ def read_table(path: str | Path) -> Table:
         elif path.suffix in (".jsonl", ".ndjson", ".json"):
             frame = _json_lines(path)
         else:
-            frame = pl.read_csv(unpacked(path), infer_schema=False, glob=False).with_row_index(LINE, offset=2)
+            source = unpacked(path)
+            check_width(source, str(path))
+            frame = pl.read_csv(source, infer_schema=False, glob=False).with_row_index(LINE, offset=2)
             frame = frame.filter(~pl.all_horizontal(pl.exclude(LINE).is_null()))
     except (pl.exceptions.PolarsError, OSError, UnicodeDecodeError) as error:
         where = _ragged_line(path) or str(path)
@@ -147,6 +149,7 @@ def _json_lines(path: Path) -> pl.DataFrame:
     import polars as pl
 
     rows = []
+    names: set[str] = set()
     # Not `splitlines`: U+2028 and the like may stand within a line.
     for number, line in enumerate(read_text(path, most=MAX_TABLE_BYTES).split("\n"), start=1):
         if not line.strip():
@@ -154,6 +157,9 @@ def _json_lines(path: Path) -> pl.DataFrame:
         row = parse_json(line, f"{path}:{number}")
         if not isinstance(row, dict):
             raise DataError("each line must be a JSON object.", where=f"{path}:{number}")
+        names.update(row)
+        if len(names) > MAX_COLUMNS:
+            raise DataError(f"has more than {MAX_COLUMNS:,} keys.", where=f"{path}:{number}", fix="Is it a trace?")
         rows.append({LINE: number, **{k: _text(v) for k, v in row.items()}})
     return pl.DataFrame(rows, infer_schema_length=None, strict=False) if rows else pl.DataFrame()
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from gnomon.core.arrays import Floats
 from gnomon.core.errors import DataError, nearest
+from gnomon.core.text import check_width
 
 SHORTEST_S, LONGEST_S = 1e-8, 100.0
 """No kernel takes less or more; times outside are in another unit than the layout's."""
@@ -93,6 +94,8 @@ def read_csv(path: Path, required: Sequence[str] = ()) -> Columns:
     try:
         # Numbers are parsed column by column later: a stray word must name its row rather than fail the file.
         is_parquet = path.suffix == ".parquet"
+        if not is_parquet:
+            check_width(path, str(path))
         frame = pl.read_parquet(path) if is_parquet else pl.read_csv(path, infer_schema_length=None)
     except pl.exceptions.NoDataError:
         raise DataError("is empty.", where=str(path), fix="Measure again, or remove the file.") from None
