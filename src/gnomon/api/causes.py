@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 from gnomon.api.result import Drawing, Progress, Result
 from gnomon.core.errors import ConfigError
-from gnomon.core.files import folder_written_whole, write_text, written_whole
+from gnomon.core.files import folder_written_whole, write_frame, write_text
 
 if TYPE_CHECKING:
     import polars as pl
@@ -205,6 +205,5 @@ class Explanation(Result):
         """Write explanation.json and parts.parquet: every request's parts in nanoseconds."""
         with folder_written_whole(folder, ("explanation.json", "parts.parquet")) as temporary:
             write_text(temporary / "explanation.json", json.dumps(self.to_dict(), indent=1))
-            with written_whole(temporary / "parts.parquet") as path:
-                self.frames["parts"].write_parquet(path)
+            write_frame(temporary / "parts.parquet", self.frames["parts"])
         return Path(folder)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gnomon.api.result import Drawing, Progress, Result, TableResult, read
 from gnomon.core.errors import ConfigError
-from gnomon.core.files import folder_written_whole, write_text
+from gnomon.core.files import folder_written_whole, write_frame, write_text
 
 if TYPE_CHECKING:
     import polars as pl
@@ -150,7 +150,7 @@ class PipelineStep(Result):
         }  # fmt: skip
         with folder_written_whole(folder, ("step.*",)) as temporary:
             write_step(self.step, temporary, **look)
-            self.frames["tasks"].write_csv(temporary / "step.csv")
+            write_frame(temporary / "step.csv", self.frames["tasks"])
             write_text(temporary / "step.json", json.dumps(self.to_dict(), indent=1))
         return Path(folder)
 

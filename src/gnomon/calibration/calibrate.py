@@ -16,6 +16,7 @@ from gnomon.calibration.logs import Log
 from gnomon.calibration.replay import Figures, figures, matched
 from gnomon.calibration.request_fit import RequestFit, fit_requests, simulated, target_of
 from gnomon.calibration.step_fit import Data, Fit, fit_steps, thinned
+from gnomon.core.config import build
 from gnomon.core.errors import ConfigError
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.scenario.calibration import Calibration, Constant, Load, Provenance
@@ -64,7 +65,7 @@ def load_of(name: str) -> str:
 def with_facts(scenario: Scenario, logs: Sequence[Log]) -> Scenario:
     """The scenario, with the settings that the logs name where it gives none."""
     given = scenario.model_dump(mode="json", exclude_unset=True)
-    return Scenario.model_validate(filled_in(given, nested(logs[0].facts)))
+    return build(Scenario, filled_in(given, nested(logs[0].facts)))
 
 
 def calibrate(
@@ -122,7 +123,7 @@ def calibrate(
 def with_constants(base: Scenario, calibration: Calibration) -> Scenario:
     """The scenario with a calibration's constants in place of its own."""
     given = base.model_dump(mode="json", exclude_unset=True)
-    return Scenario.model_validate(filled_in(nested(calibration.settings), given))
+    return build(Scenario, filled_in(nested(calibration.settings), given))
 
 
 Errors = dict[str, tuple[float | None, float | None]]

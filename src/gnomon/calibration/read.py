@@ -174,6 +174,6 @@ def _parquet(path: Path) -> list[dict[str, Any]]:
     import polars as pl
 
     try:
-        return pl.read_parquet(path).to_dicts()
+        return pl.read_parquet(path.read_bytes()).to_dicts()
     except (OSError, pl.exceptions.PolarsError) as error:
         raise DataError(f"cannot be read: {error}.", where=str(path)) from None

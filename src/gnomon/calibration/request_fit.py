@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from gnomon.calibration.logs import Counters, Log, Stamps, open_loop
-from gnomon.calibration.step_fit import QUANTILE_90
+from gnomon.calibration.step_fit import QUANTILE_90, SCALES
 from gnomon.core.arrays import Floats
 from gnomon.serving.run.simulate import run
 from gnomon.serving.scenario import Scenario
@@ -206,7 +206,7 @@ def _step(name: str, targets: Sequence[Target]) -> float:
 def _newton(
     scenario: Scenario, targets: Sequence[Target], start: Constants, free: Sequence[str], turns: int = 6
 ) -> tuple[Constants, float]:
-    """Damped steps, none below zero; returns the constants and the sum of squares."""
+    """Damped steps within the bounds of each constant; returns the constants and the sum of squares."""
     constants, damping = start, 1e-3
     error = float(np.sum(_residual(scenario, targets, constants) ** 2))
     for _ in range(turns):
@@ -214,7 +214,7 @@ def _newton(
         gram, gradient = matrix.T @ matrix, matrix.T @ residual
         for _ in range(4):
             step = -np.linalg.solve(gram + damping * np.diag(np.diag(gram) + 1e-30), gradient)
-            values = {n: max(0.0, getattr(constants, n) + float(d)) for n, d in zip(free, step, strict=True)}
+            values = {n: _bounded(n, getattr(constants, n) + float(d)) for n, d in zip(free, step, strict=True)}
             moved = replace(constants, **values)
             reached = float(np.sum(_residual(scenario, targets, moved) ** 2))
             if reached < error:
@@ -226,3 +226,8 @@ def _newton(
         if gain < 1e-3 * error:
             break
     return constants, error
+
+
+def _bounded(name: str, value: float) -> float:
+    low, high = SCALES if name == "scale" else (0.0, np.inf)
+    return min(max(value, low), high)

@@ -32,6 +32,10 @@ QUANTILE_90 = (6.31, 2.92, 2.35, 2.13, 2.02, 1.94, 1.89, 1.86, 1.83, 1.81, 1.80,
 """Of Student's t at 95 %, for 1, 2, ... degrees of freedom."""
 
 
+SCALES = (0.7, 1.5)
+"""Least and most factor on all kernels: beyond, they are not those of this GPU."""
+
+
 @dataclass(frozen=True)
 class Phase:
     """The constants of one phase, in seconds."""
@@ -105,11 +109,11 @@ def fit_steps(data: Data, *, with_clock: bool = True, with_scale: bool = False) 
     forms = [_form(data, index) for index in range(len(PHASES))]
     fit = _at(data, forms, 1.0, 1.0)
     if with_scale:
-        fit = _refined(data, forms, fit, "scale", 0.7, 1.5)
+        fit = _refined(data, forms, fit, "scale", *SCALES)
     if with_clock:
         fit = _refined(data, forms, fit, "clock", 0.6, 1.0)
         if with_scale:
-            fit = _refined(data, forms, fit, "scale", 0.7, 1.5)
+            fit = _refined(data, forms, fit, "scale", *SCALES)
     return fit
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 from gnomon.core.errors import ConfigError
 
@@ -136,6 +137,15 @@ def is_file(path: str | Path) -> bool:
         return Path(path).is_file()
     except (OSError, ValueError):
         return False
+
+
+def write_frame(path: str | Path, frame: Any) -> Path:
+    """Write a table (of Polars) whole, as its suffix says: .csv or .parquet. Polars gets an open file: it takes no path
+    whose letters the locale does not have."""
+    path = Path(path)
+    with written_whole(path) as temporary, temporary.open("wb") as file:
+        frame.write_parquet(file) if path.suffix == ".parquet" else frame.write_csv(file)
+    return path
 
 
 def write_text(path: str | Path, text: str) -> Path:

@@ -39,9 +39,9 @@ def _load(path: str) -> None:
     try:
         tree = ast.parse(Path(path).read_bytes(), path)
         exec(compile(ast.fix_missing_locations(_BoundLoops().visit(tree)), path, "exec"), module.__dict__)
-    except GnomonError:
+    except (GnomonError, KeyboardInterrupt):
         raise
-    except Exception as error:
+    except BaseException as error:  # Also one that ends the process, such as sys.exit().
         line = getattr(error, "lineno", None) or _last_line(error, path)
         raise ConfigError(
             f"{type(error).__name__}: {getattr(error, 'msg', error)}.",

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnomon.core.errors import DataError, UnknownNameError
-from gnomon.core.files import written_whole
+from gnomon.core.files import write_frame, written_whole
 from gnomon.core.streams import stream
 from gnomon.routing.config import RouteConfig
 from gnomon.routing.domain import filled_up
@@ -257,6 +257,4 @@ def dump_state(demos: Demos, path: Path, most: int = 10_000) -> Path:
     columns |= {name: demos.rows[decision, replica, i] for i, name in enumerate(FEATURES)}
     columns |= {"target": demos.targets[decision, replica], "cost": demos.costs[decision, replica]}
     frame = pl.DataFrame(columns)
-    with written_whole(path) as temporary:
-        frame.write_parquet(temporary) if path.suffix == ".parquet" else frame.write_csv(temporary)
-    return path
+    return write_frame(path, frame)

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from gnomon.core.errors import MissingExtraError
-from gnomon.core.files import write_text, written_whole
+from gnomon.core.files import write_frame, write_text
 
 SCALARS = {
     "reward/mean": "Mean reward per decision; with the default reward, minus the scaled time that requests spend.",
@@ -59,8 +59,7 @@ class MetricsLog:
         if self.rows:
             import polars as pl
 
-            with written_whole(self.path.with_suffix(".parquet")) as temporary:
-                pl.DataFrame(self.rows, infer_schema_length=None).write_parquet(temporary)
+            write_frame(self.path.with_suffix(".parquet"), pl.DataFrame(self.rows, infer_schema_length=None))
 
     def add(self, metrics: dict[str, float]) -> None:
         """Write the metrics of one update."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from gnomon.core.config import load
 from gnomon.search.config import SearchConfig
 from gnomon.search.space import scheduler_of
@@ -18,8 +20,11 @@ _SMALL = {
 
 def compile_for(search: SearchConfig) -> None:
     """Run two requests under every policy and router of the space."""
-    files = {key: value for key, value in search.settings.items() if key.endswith(".file")}
+
+    def own(section: str) -> dict[str, Any]:
+        return {key: value for key, value in search.settings.items() if key == f"{section}.file"}
+
     for policy in {scheduler_of(search, one)[1] for one in search.space.batching}:
-        run(load(Scenario, None, {**_SMALL, **files, "batching.policy": policy}))
+        run(load(Scenario, None, {**_SMALL, **own("batching"), "batching.policy": policy}))
     for router in search.space.router:
-        run(load(Scenario, None, {**_SMALL, **files, "router.name": router, "num_replicas": 2}))
+        run(load(Scenario, None, {**_SMALL, **own("router"), "router.name": router, "num_replicas": 2}))

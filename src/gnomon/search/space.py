@@ -195,7 +195,8 @@ def _check_names(search: SearchConfig) -> None:
     taken = {"model", "workload", "seed", "device", "num_replicas"} & {key.split(".")[0] for key in search.settings}
     if taken:
         raise ConfigError(f"{taken.pop()} has a key of its own in a search.", where="settings", fix="Set it there.")
-    load(Scenario, None, {**search.settings, "calibration": search.calibration})
+    policy = scheduler_of(search, search.space.batching[0])[1]
+    load(Scenario, None, {**search.settings, "calibration": search.calibration, "batching.policy": policy})
 
 
 def _nested(settings: dict[str, Any], dotted: str) -> Any:

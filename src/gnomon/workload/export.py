@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gnomon.core.errors import ConfigError
-from gnomon.core.files import written_whole
+from gnomon.core.files import write_frame
 from gnomon.workload.requests import Requests
 
 if TYPE_CHECKING:
@@ -25,12 +25,7 @@ def export(requests: Requests, path: str | Path) -> Path:
     if path.suffix not in (".csv", ".parquet"):
         raise ConfigError(f"cannot tell the format of {path.name!r}.", where="--out", fix="End it in .csv or .parquet.")
     frame = _frame(requests, as_text=path.suffix == ".csv")
-    with written_whole(path) as temporary:
-        if path.suffix == ".csv":
-            frame.write_csv(temporary)
-        else:
-            frame.write_parquet(temporary)
-    return path
+    return write_frame(path, frame)
 
 
 def _frame(requests: Requests, as_text: bool) -> pl.DataFrame:

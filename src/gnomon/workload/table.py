@@ -129,7 +129,7 @@ def read_table(path: str | Path) -> Table:
         raise DataError("no such file.", where=str(path), fix="Check the path.")
     try:
         if path.suffix == ".parquet":
-            frame = pl.read_parquet(path, glob=False).with_row_index(LINE, offset=1)
+            frame = pl.read_parquet(path.read_bytes()).with_row_index(LINE, offset=1)
         elif path.suffix in (".jsonl", ".ndjson", ".json"):
             frame = _json_lines(path)
         else:
@@ -195,8 +195,8 @@ def unpacked(path: Path) -> Path | bytes:
     """The file itself; where its content is gzipped, what it holds, as far as a table may be large."""
     with path.open("rb") as file:
         kind = packing(file.read(4))
-    if kind is None:
-        return path
+    if kind is None:  # Polars takes no path whose letters the locale does not have.
+        return path if str(path).isprintable() else path.read_bytes()
     if kind != "gzip":
         raise DataError(f"is packed by {kind}.", where=str(path), fix="Unpack it, or use gzip.")
     try:

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from gnomon.core.files import folder_written_whole, write_text, written_whole
+from gnomon.core.files import folder_written_whole, write_frame, write_text
 from gnomon.report.routing.html import write_route_report
 from gnomon.report.routing.text import goal_rows
 from gnomon.routing.compare import RouteComparison
@@ -24,10 +24,8 @@ def _write_files(comparison: RouteComparison, verdicts: list[Verdict], folder: P
     import polars as pl
 
     frame = pl.DataFrame([asdict(row) for row in comparison.rows])
-    with written_whole(folder / "comparison.csv") as temporary:
-        frame.write_csv(temporary)
-    with written_whole(folder / "comparison.parquet") as temporary:
-        frame.write_parquet(temporary)
+    write_frame(folder / "comparison.csv", frame)
+    write_frame(folder / "comparison.parquet", frame)
     everything = comparison.to_dict() | {"goals": goal_rows(verdicts)}
     write_text(folder / "comparison.json", json.dumps(everything, indent=1))
     write_route_report(comparison, verdicts, folder / "report.html")

@@ -10,7 +10,7 @@ import polars as pl
 
 from gnomon import catalog
 from gnomon.core.config import save
-from gnomon.core.files import folder_written_whole, write_text, written_whole
+from gnomon.core.files import folder_written_whole, write_frame, write_text
 from gnomon.report.serving.exports import EXPORTS
 from gnomon.report.serving.fleet import fleet_frame
 from gnomon.report.serving.frames import iteration_frame, request_frame
@@ -24,7 +24,7 @@ from gnomon.serving.run.simulate import Run
 from gnomon.serving.scenario import Scenario
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    pass
 
 EXTRAS = ("csv", "events", "operators")
 """What is written only on request: the tables as CSV, every request's events as JSON, operator-level times."""
@@ -75,9 +75,9 @@ def _write_files(
     if run.fleet is not None:
         frames["fleet"] = fleet_frame(run)
     for name, frame in frames.items():
-        _write(folder / f"{name}.parquet", frame.write_parquet)
+        write_frame(folder / f"{name}.parquet", frame)
         if "csv" in extras:
-            _write(folder / f"{name}.csv", frame.write_csv)
+            write_frame(folder / f"{name}.csv", frame)
     if "events" in extras:
         write_events(run, folder / "events.json")
     write_trace(run, folder / "trace.json.gz")
@@ -95,8 +95,3 @@ def spelled_out(scenario: Scenario) -> Scenario:
     if node is None and not pools:
         node = catalog.default_node(catalog.device(scenario.device)).name
     return scenario.model_copy(update={"batching": scenario.batching.resolved(), "pools": pools, "node": node})
-
-
-def _write(path: Path, write: Callable[[Path], None]) -> None:
-    with written_whole(path) as temporary:
-        write(temporary)

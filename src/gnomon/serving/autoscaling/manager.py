@@ -112,9 +112,9 @@ class Manager:
         name = plain(self.spec.decide).__name__
         try:
             answer = self.spec.decide(view)
-        except ConfigError:
+        except (ConfigError, KeyboardInterrupt):
             raise
-        except Exception as error:
+        except BaseException as error:
             if not is_own(self.spec.decide):
                 raise
             raise own_error(error, self.spec.decide, "controller") from error

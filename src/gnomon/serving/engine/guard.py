@@ -73,6 +73,7 @@ class Guard:
     """As replicas refer to them."""
     router: Any = None
     admission: Any = None
+    decider: Any = None
     between: Callable[[], None] | None = None
     """Called after every slice that was used up: whoever raises an error there ends the run."""
 
@@ -88,7 +89,9 @@ class Guard:
                 control[BUDGET] = SLICE_ITERATIONS
                 try:
                     result = step()
-                except Exception as error:  # Plain Python: nothing is compiled, or the router is not.
+                except KeyboardInterrupt:
+                    raise
+                except BaseException as error:  # Plain Python: nothing is compiled, or the router is not.
                     raise self._explained(error) from error
                 if control[FAULT]:
                     raise self._said(errors)
@@ -113,29 +116,28 @@ class Guard:
             wrong.append("num_finished")
         if not wrong:
             return
-        what = f"leaves the books wrong at the end of the run ({', '.join(wrong)})."
-        own = [policy for policy in self.policies if is_own(policy)]
-        if not own:
-            raise AssertionError(what)
-        raise ConfigError(
-            f"the batching policy {plain(own[0]).__name__} {what}",
-            where=place_of(own[0]),
-            fix="Change requests and blocks only with gnomon.serving.engine.batch_operations.",
-        )
+        raise self._blamed(f"leaves the books wrong at the end of the run ({', '.join(wrong)}).")
 
-    def _explained(self, error: Exception) -> Exception:
+    def _blamed(self, what: str) -> Exception:
+        """An error for the first of the user's functions, which may have written where it should only look; where there
+        is none, the fault is Gnomon's."""
+        if not self._own:
+            return AssertionError(f"the engine {what}")
+        function, kind = self._own[0]
+        verbs = "Change requests and blocks only with the verbs of gnomon.serving.engine.batch_operations."
+        fix = verbs if kind == "batching policy" else "Look at the replicas, and write to fleet.memory alone."
+        return ConfigError(f"the {kind} {plain(function).__name__} {what}", where=place_of(function), fix=fix)
+
+    @property
+    def _own(self) -> list[tuple[Any, str]]:
+        """The user's functions, and what each of them is."""
+        asked = [(self.router, "router"), (self.admission, "admission control"), (self.decider, "decider")]
+        every = [*((policy, "batching policy") for policy in self.policies), *asked]
+        return [(function, kind) for function, kind in every if function is not None and is_own(function)]
+
+    def _explained(self, error: BaseException) -> BaseException:
         """The error of a user's function in words; any other as it is."""
-        functions = {
-            "batching policy": self.policies,
-            "router": (self.router,) if self.router else (),
-            "admission control": (self.admission,) if self.admission else (),
-        }
-        files = {
-            plain(one).__code__.co_filename: (one, kind)
-            for kind, some in functions.items()
-            for one in some
-            if is_own(one)
-        }
+        files = {plain(one).__code__.co_filename: (one, kind) for one, kind in self._own}
         trace = error.__traceback__
         while trace is not None:
             if trace.tb_frame.f_code.co_filename in files:
@@ -158,9 +160,9 @@ class Guard:
             return own_error(error, policy, "batching policy") if is_own(policy) else AssertionError(str(error))
         what, fix = _SAYINGS[fault]
         what = f"the batching policy {plain(policy).__name__} {what.format(request=f'request {request}')}"
-        if not is_own(policy):
-            return AssertionError(what)
-        return ConfigError(what, where=place_of(policy), fix=fix)
+        if is_own(policy):
+            return ConfigError(what, where=place_of(policy), fix=fix)
+        return self._blamed(f"has changed what replicas go by: {what}") if self._own else AssertionError(what)
 
     def _router_fault(self, r: int, request: int, errors: list[BaseException]) -> Exception:
         if errors:

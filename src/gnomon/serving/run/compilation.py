@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from gnomon.core.user_files import is_own, plain
-from gnomon.jit import ENABLED, compiled, inner
+from gnomon.jit import ENABLED, compiled, inner, own_jit
 from gnomon.jit.borrowing import borrowed_type
 from gnomon.jit.typing_errors import cannot_be_compiled
 from gnomon.serving.admission import ADMISSIONS, AdmissionSpec, Admit
@@ -120,7 +120,8 @@ def _entry(function: Any, source: str, is_compiled: bool) -> Any:
     function = plain(function)
     path, line = function.__code__.co_filename, function.__code__.co_firstlineno
     name, lend, names = re.sub(r"\W", "_", function.__name__), "", {"__name__": function.__module__}
-    names["call"] = inner(function) if is_compiled else function
+    part = own_jit if is_own(function) else inner
+    names["call"] = part(function) if is_compiled else function
     if is_compiled and is_own(function):
         from gnomon.jit.borrowed_array import checked
 

@@ -197,7 +197,7 @@ def open_cluster(
     front = open_front_end(scenario.front_end, cluster, sum(kind.num_replicas for kind in kinds), in_order=is_known)
     events = max_events(scenario, requests, num_replicas)
     calendar = new_calendar(num_replicas, events, scenario.time_limit_s or NEVER)
-    guard = Guard(cluster, policies, spec.route, gate.admit, _told_between(on_progress, calendar, total))
+    guard = Guard(cluster, policies, spec.route, gate.admit, decide.decide, _told_between(on_progress, calendar, total))
     model = catalog.model(scenario.model)
     transfers = open_pools(scenario, model, kinds, cluster, calendar, total)
     outside = Outside(

@@ -96,7 +96,8 @@ def read_csv(path: Path, required: Sequence[str] = ()) -> Columns:
         is_parquet = path.suffix == ".parquet"
         if not is_parquet:
             check_width(path, str(path))
-        frame = pl.read_parquet(path) if is_parquet else pl.read_csv(path, infer_schema_length=None)
+        data = path.read_bytes()  # Polars takes no path whose letters the locale does not have.
+        frame = pl.read_parquet(data) if is_parquet else pl.read_csv(data, infer_schema_length=None)
     except pl.exceptions.NoDataError:
         raise DataError("is empty.", where=str(path), fix="Measure again, or remove the file.") from None
     except (pl.exceptions.PolarsError, OSError) as error:
