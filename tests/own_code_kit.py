@@ -127,6 +127,11 @@ ROUTERS = {
     "outside": ("return fleet.cluster.running[0, 10**9]", ".py:6: the router {name} failed: IndexError"),
     "for_ever": ("while request_id >= 0:\n        pass\n    return 0", "the loop in line 6 does not end"),
     "no_field": ("return fleet.cluster.replicas[0].num_waitng", ".py:6: "),
+    "divides": ("return 5 // (request_id - request_id)", "the router {name} failed: ZeroDivisionError"),
+    "writes": (
+        "fleet.cluster.replicas[0].free_blocks -= 1\n    return 0",
+        "the router {name} leaves the books wrong at the end of the run (free_blocks). Look at the replicas",
+    ),
     "nothing": ("return None", "{name}"),
     "half": ("return 0.5", "{name}"),
 }

@@ -175,6 +175,19 @@ def test_constants_of_requests_are_found_again() -> None:
     assert any("do not tell phases apart" in note for note in found.provenance.notes)
 
 
+def test_a_factor_on_kernels_stays_within_what_it_can_be() -> None:
+    """A server far faster than its kernels: the fit went to 0, which no scenario takes, and ended in a traceback."""
+    log = recorded(2.0, 4)
+    stamps = log.stamps
+    assert stamps is not None
+    arrival_s = stamps.requests.arrival_s
+    faster = Stamps(
+        stamps.requests, *(arrival_s + 0.05 * (one - arrival_s) for one in (stamps.first_token_s, stamps.last_token_s))
+    )
+    found = calibrate([Log("faster", stamps=faster)], server(), with_scale=True)
+    assert found.scenario.timing.scale == 0.7
+
+
 def test_what_stays_is_told_by_a_held_out_load_of_requests() -> None:
     """The held-out server is slower than the one that was fitted: that is what the calibration says it leaves."""
     logs = [recorded(2.0, 4, per_iteration_s=0.003), recorded(6.0, 4, per_iteration_s=0.003)]

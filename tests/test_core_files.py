@@ -132,3 +132,17 @@ def test_a_killed_writer_leaves_a_whole_folder_or_none(tmp_path: Path) -> None:
 def test_a_file_of_a_long_name_is_refused_not_crashed(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be written"), written_whole(tmp_path / ("x" * 300)) as temporary:
         temporary.write_text("x")
+
+
+def test_a_folder_named_in_letters_that_the_locale_lacks(tmp_path: Path) -> None:
+    """Polars took no such path: TypeError, with everything simulated and nothing written."""
+    folder = tmp_path / "папка"
+    simulate = ("simulate", "--workload.num-requests", "5", "--timing.source", "table", "--timing.table.per-iteration",
+             "0.01", "--no-intervals", "--csv", "--out", str(folder))  # fmt: skip
+    again = ("workload", "show", "--workload.trace", str(folder / "requests.csv"))
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "GNOMON_JIT": "0"}
+    for line in (simulate, again):
+        words = [sys.executable, "-c", "import sys; from gnomon.cli.main import main; main(sys.argv[1:])", *line]
+        done = subprocess.run(words, env={**os.environ, **plain}, capture_output=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stderr[-2000:]
+    assert (folder / "requests.parquet").is_file()

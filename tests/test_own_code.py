@@ -19,7 +19,8 @@ from own_code_kit import CAREFUL, HEADER, ONE_BY_ONE, POLICIES, ROUTER, ROUTERS,
 from serving_kit import check_invariants, requests_of, run, scenario
 
 TESTS = Path(__file__).parent
-PLAIN = ("no_keep_running", "no_hold", "out_of_range", "endless", "twice", "beyond", "outside", "nothing", "half")
+PLAIN = ("no_keep_running", "no_hold", "out_of_range", "endless", "twice", "beyond", "outside", "nothing", "half",
+         "divides", "writes")  # fmt: skip
 """Mistakes that are tried in plain Python, too."""
 
 
@@ -60,6 +61,30 @@ def test_mistakes_in_own_code_are_said_in_one_sentence(tmp_path: Path, jit: bool
         if expected not in said or (expected and f"{name}.py:" not in said) or len(said) > 600:
             wrong[name] = (expected, said)
     assert not wrong
+
+
+@pytest.mark.parametrize("ends", ["sys.exit(0)", "raise GeneratorExit", "raise SystemExit"])
+def test_own_code_does_not_end_the_process(tmp_path: Path, ends: str) -> None:
+    """It ended with exit code 0, as if all were well."""
+    from gnomon.core.errors import ConfigError
+
+    name = f"ends_{len(ends)}"
+    router = tmp_path / f"{name}.py"
+    router.write_text("import sys\n" + ROUTER.format(name=name, compiled=False, body=ends))
+    with pytest.raises(ConfigError, match=rf"{name}\.py:7: the router {name} failed: (SystemExit|GeneratorExit)"):
+        run(scenario(router={"name": name, "file": str(router)}, num_replicas=2))
+    controller = tmp_path / f"controls_{name}.py"
+    controller.write_text(
+        "import sys\nfrom gnomon.serving.autoscaling.controllers import controller\n\n\n"
+        f'@controller("controls_{name}")\ndef controls_{name}(view):\n    {ends}\n'
+    )
+    chosen = {"controller": {"name": f"controls_{name}", "file": str(controller), "interval_s": 1.0}}
+    with pytest.raises(ConfigError, match=rf"the controller controls_{name} failed: (SystemExit|GeneratorExit)"):
+        run(scenario(fleet={**chosen, "max_replicas": 2}))
+    whole = tmp_path / f"whole_{name}.py"
+    whole.write_text(f"import sys\n\n{ends}\n")
+    with pytest.raises(ConfigError, match=rf"whole_{name}\.py:3: (SystemExit|GeneratorExit)"):
+        run(scenario(router={"name": name, "file": str(whole)}))
 
 
 def test_whole_prompts_of_own_policies_are_timed_whatever_their_length(tmp_path: Path) -> None:

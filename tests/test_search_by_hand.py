@@ -32,6 +32,7 @@ from gnomon.search.slo import Gaps, Verdict, _statistic
 from gnomon.search.space import Candidate, candidates, pools_of, scenario_of
 from gnomon.search.study import Found, _half_widths, _repeats, finished_search
 from gnomon.serving.scenario import Scenario
+from gnomon.workload import generate
 from gnomon.workload.requests import ArrivalShape
 from search_kit import TABLE, question
 from serving_kit import requests_of, scenario
@@ -623,3 +624,14 @@ def test_a_folder_without_a_search_is_said(tmp_path: Path) -> None:
         with pytest.raises(DataError, match="no finished search"):
             finished_search(tmp_path)
         (tmp_path / name).unlink()
+
+
+def test_a_policy_that_forms_no_batch_is_not_blamed_on_the_number_of_requests(tmp_path: Path) -> None:
+    """Nothing is served at any load: no limit is missed, and no queue grows, for all are refused."""
+    own = tmp_path / "idle.py"
+    own.write_text(
+        'from gnomon.serving.policies import batching_policy\n\n\n@batching_policy("forms_nothing")\n'
+        "def forms_nothing(replica):\n    pass\n"
+    )
+    setup = scenario(batching={"policy": "forms_nothing", "file": str(own)}, workload={"num_requests": 150})
+    assert load_curve.capacity(setup, generate(setup.workload, 0)) == 0.0

@@ -17,6 +17,7 @@ from gnomon.serving.run.simulate import Run
 Bools = NDArray[np.bool_]
 
 GROWING = "growing queue"
+UNSERVED = "no request is served"
 TURNED_AWAY = "requests turned away"
 """By admission control, so that the queue does not grow."""
 
@@ -69,6 +70,8 @@ def judge(run: Run, targets: SloTargets) -> Verdict:
     trend = saturation(run.cluster.requests, done.size, counts_running=True)
     if trend is not None and trend.is_saturated:
         excesses[GROWING] = np.inf
+    if not done.any():
+        excesses[UNSERVED] = np.inf
     turned_away = float((run.cluster.requests.status == SHED).mean())
     if turned_away > MIN_SHARE and targets.goodput is None:  # That says itself how many may be lost.
         excesses[TURNED_AWAY] = np.inf
