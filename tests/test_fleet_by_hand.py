@@ -1,0 +1,361 @@
+"""Parts of a fleet, worked out by hand on small arrays: who is lost with a replica, what is seen of a pool, histories,
+shelves and lines."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gnomon.serving.autoscaling.controllers import CONTROLLERS
+from gnomon.serving.autoscaling.evacuation import evacuate, freeze, requests_of
+from gnomon.serving.autoscaling.events import Agenda
+from gnomon.serving.autoscaling.manager import Manager
+from gnomon.serving.autoscaling.observation import Observer, Pool
+from gnomon.serving.autoscaling.replicas import DOWN, DRAINING, OFF, STARTING, UP, Replica, Replicas, history
+from gnomon.serving.autoscaling.traffic import Traffic
+from gnomon.serving.engine.calendar import REQUEST_ARRIVES, new_calendar
+from gnomon.serving.engine.state import (
+    FINISHED,
+    IN_FLIGHT,
+    MOVING,
+    NONE,
+    NOT_ARRIVED,
+    NUM_PARKED,
+    NUM_SHED,
+    PARKED,
+    REJECTED,
+    RUNNING,
+    SHED,
+    WAITING,
+    Cluster,
+)
+from gnomon.serving.features.adapters import (
+    FIRST_IN_LINE,
+    NUM_IN_LINE,
+    adapter_figures,
+    leave_adapter,
+    leave_line,
+    new_adapters,
+    new_slots,
+    next_in_line,
+    take_adapter,
+    wait_in_line,
+)
+from gnomon.serving.features.block_set import Shelf, num_slots, put
+from gnomon.serving.features.front_end import leaves_front_end, leaves_replica_front_end, open_front_end
+from gnomon.serving.scenario.autoscaling import ControllerConfig, FailureConfig
+from gnomon.serving.scenario.config import FrontEndConfig
+from serving_kit import requests_of as offered
+from serving_kit import run, scenario
+
+
+class Bag(SimpleNamespace):
+    """Stands for a tuple with names of which few are looked at."""
+
+    def _replace(self, **changes: Any) -> Bag:
+        return Bag(**{**vars(self), **changes})
+
+
+STATES = (NOT_ARRIVED, WAITING, RUNNING, IN_FLIGHT, FINISHED, REJECTED, SHED, PARKED, MOVING)
+
+
+def arrays(count: int, replicas: int = 3, **changes: Any) -> Cluster:
+    """The arrays of a run that was over before it began."""
+    made = offered([1e6] * count, [20] * count, [10] * count)
+    return run(scenario(num_replicas=replicas, time_limit_s=1e-9, **changes), requests=made).cluster
+
+
+# Who is lost with a replica.
+
+
+def test_all_that_is_in_a_dead_replica_is_lost_and_nothing_else() -> None:
+    cluster = arrays(18)
+    cluster.requests.status[:] = STATES * 2
+    cluster.requests.replica[:] = [1] * 9 + [2] * 9
+    assert requests_of(cluster, range(1, 2), slice(0, None)).tolist() == [1, 2, 3, 8]
+    assert requests_of(cluster, range(2, 3), slice(0, None)).tolist() == [10, 11, 12, 17]
+    assert requests_of(cluster, range(1, 3), slice(2, 12)).tolist() == [2, 3, 8, 10, 11]
+    assert requests_of(cluster, range(1), slice(0, None)).size == 0
+
+
+def test_kv_on_its_way_is_lost_with_either_end() -> None:
+    """Prefilled in 0 and to be decoded in 2: only while it is held does the death of either matter."""
+    cluster = arrays(3)
+    q = cluster.requests
+    q.status[:], q.replica[:] = [MOVING, MOVING, RUNNING], [0, 0, 1]
+    q.prefill_replica[:], q.decode_replica[:], q.held_blocks[:] = 0, 2, [4, 0, 4]
+    assert requests_of(cluster, range(2, 3), slice(0, None)).tolist() == [0]
+    assert requests_of(cluster, range(1), slice(0, None)).tolist() == [0, 1]
+    assert requests_of(cluster, range(1, 2), slice(0, None)).tolist() == [2]
+
+
+@pytest.mark.parametrize(("keeps", "prefill", "first_s"), [(True, [20, 25], 3.0), (False, [20, 20], -1.0)])
+def test_what_a_lost_request_goes_on_from(keeps: bool, prefill: list[int], first_s: float) -> None:
+    """One was in its prompt, the other had five tokens: those are prefilled again, or it starts over."""
+    cluster = arrays(2, replicas=1)
+    q, state = cluster.requests, cluster.replicas[0]
+    q.replica[:], q.status[:], q.processed[:], q.num_blocks[:] = 0, [RUNNING, IN_FLIGHT], [7, 25], 2
+    q.first_token_s[:], q.scheduled_s[:], q.charged[:] = [-1.0, 3.0], [2.0, 2.5], 4
+    state.num_outstanding, state.free_blocks, state.num_produced, state.busy_s = 2, 5, 9, 1.5
+    outside = _outside(cluster)
+    freeze(cluster, range(1))
+    evacuate(cluster, outside, range(1), np.array([0, 1]), keeps_tokens=keeps, stores_kv=False, now_s=4.0)
+    assert q.prefill_tokens.tolist() == prefill and q.processed.tolist() == [0, 0]
+    assert q.first_token_s[1] == first_s and q.scheduled_s.tolist() == ([-1.0, 2.5] if keeps else [-1.0, -1.0])
+    assert q.num_restarts.tolist() == [1, 1] and q.charged.tolist() == ([4, 4] if keeps else [0, 0])
+    assert (q.status == NOT_ARRIVED).all() and (q.replica == NONE).all() and not q.num_blocks.any()
+    assert (state.frozen, state.num_outstanding, state.free_blocks) == (1, 0, state.num_blocks)
+    assert (state.num_produced, state.busy_s) == (9, 1.5), "accounts stay"
+
+
+def _outside(cluster: Cluster) -> Any:
+    adapters = new_adapters(np.zeros(0), np.zeros(1), cluster.replicas.size)
+    nothing = np.zeros(0, np.int64)
+    return Bag(
+        calendar=new_calendar(cluster.replicas.size, 64), transfers=None, front=np.zeros(8), adapters=adapters,
+        tiers=Bag(used=nothing), tool_cache=Bag(held=nothing), followers=nothing,
+        decode=Bag(candidates=np.arange(cluster.replicas.size)),
+    )  # fmt: skip
+
+
+# Who may be chosen, and who is watched.
+
+
+def members(*states: int, pools: tuple[int, ...] = (), size: int = 1) -> Replicas:
+    of = pools or (0,) * len(states)
+    some = [Replica(pool, range(size * i, size * i + size)) for i, pool in enumerate(of)]
+    return Replicas(some, np.array(states, np.int64))
+
+
+def test_a_router_may_choose_those_that_are_up_and_those_whose_death_nobody_noticed() -> None:
+    replicas = members(UP, STARTING, DRAINING, DOWN, DOWN, OFF, size=2)
+    assert replicas.taking_requests().tolist() == [0, 1]
+    replicas.dead.add(3)
+    assert replicas.taking_requests().tolist() == [0, 1, 6, 7]
+    replicas.change(5.0, 1, UP)
+    assert replicas.taking_requests().tolist() == [0, 1, 2, 3, 6, 7]
+    assert replicas.since.tolist() == [0.0, 5.0, 0.0, 0.0, 0.0, 0.0] and replicas.changes == [(5.0, 1, UP)]
+
+
+def test_replicas_of_a_pool_by_state() -> None:
+    replicas = members(UP, OFF, UP, DOWN, pools=(0, 0, 1, 1))
+    assert (replicas.of(0, UP), replicas.of(1, UP, DOWN), replicas.of(0, DOWN)) == ([0], [2, 3], [])
+
+
+def test_history_by_hand() -> None:
+    """Replica 1 starts at 2 s, is up from 5 to 9; replica 0 is up throughout. The end is at 10 s."""
+    some = [Replica(0, range(1)), Replica(1, range(1, 2))]
+    seen = history(some, [(0.0, 0, UP), (9.0, 1, DRAINING), (2.0, 1, STARTING), (5.0, 1, UP)], 10.0)
+    assert seen.time_s.tolist() == [0.0, 2.0, 5.0, 9.0]
+    assert seen.seconds[0].tolist() == [0.0, 0.0, 10.0, 0.0, 0.0]
+    assert seen.seconds[1].tolist() == [2.0, 3.0, 4.0, 1.0, 0.0]
+    assert seen.counts[:, 1, UP].tolist() == [0, 0, 1, 0] and seen.counts[:, 0, UP].tolist() == [1, 1, 1, 1]
+    assert history(some, [(0.0, 0, UP), (12.0, 0, DOWN)], 10.0).seconds[0].tolist() == [0.0, 0.0, 10.0, 0.0, 0.0]
+
+
+def traffic(cluster: Cluster, replicas: Replicas, **failures: Any) -> Traffic:
+    outside: Any = _outside(cluster)
+    fleet: Any = Bag(cluster=cluster, candidates=np.arange(cluster.replicas.size))
+    return Traffic(FailureConfig(**failures), fleet, outside, replicas)
+
+
+def test_ended_requests_are_told_once() -> None:
+    cluster = arrays(6)
+    one = traffic(cluster, members(UP, UP, UP))
+    one.outside.calendar.book.num_sent = 4
+    cluster.requests.status[:] = [FINISHED, WAITING, SHED, RUNNING, FINISHED, NOT_ARRIVED]
+    assert one.ended_since().tolist() == [0, 2]
+    cluster.requests.status[1] = REJECTED
+    assert one.ended_since().tolist() == [1], "the fifth has not been sent"
+    assert one._under_way == slice(3, 4)
+    one.outside.calendar.book.num_sent = 6
+    assert one.ended_since().tolist() == [4]
+
+
+def test_parked_requests_arrive_when_somebody_is_there() -> None:
+    cluster = arrays(4)
+    one = traffic(cluster, members(OFF, OFF, OFF))
+    cluster.requests.status[:] = [PARKED, FINISHED, PARKED, WAITING]
+    cluster.control[NUM_PARKED] = 2
+    assert one.is_stuck
+    one.admit(3.0)
+    assert one.outside.calendar.book.num_events == 0 and one.fleet.candidates.size == 0
+    one.replicas.change(4.0, 2, UP)
+    one.admit(4.0)
+    events = one.outside.calendar.events[:2]
+    assert one.fleet.candidates.tolist() == [2] and not one.is_stuck
+    assert (events.subject.tolist(), events.kind.tolist()) == ([0, 2], [REQUEST_ARRIVES] * 2)
+    assert events.time_s.tolist() == [4.0, 4.0] and cluster.requests.num_tries.tolist() == [1, 0, 1, 0]
+    assert cluster.requests.status.tolist() == [NOT_ARRIVED, FINISHED, NOT_ARRIVED, WAITING]
+
+
+def test_whether_a_fleet_goes_on() -> None:
+    cluster = arrays(2)
+    one = traffic(cluster, members(UP, UP, UP))
+    cluster.requests.status[:] = [FINISHED, REJECTED]
+    assert not one.goes_on
+    for what in ("num_outstanding", "num_held"):
+        cluster.replicas[what][1] = 1
+        assert one.goes_on
+        cluster.replicas[what][1] = 0
+    cluster.control[NUM_PARKED] = 1
+    assert one.goes_on
+    cluster.control[NUM_PARKED] = 0
+    one.outside.calendar.book.end_open = 1
+    assert one.goes_on, "one is to come"
+    one.outside.calendar.book.num_sent = 1
+    assert not one.goes_on
+    cluster.requests.status[1] = NOT_ARRIVED
+    assert one.goes_on
+
+
+# What a controller sees.
+
+
+def test_what_is_seen_of_a_pool() -> None:
+    """Two ranks, four seconds: busy for 1 and 5 s, of which 2 s lie beyond now: half of the time. Then a quarter."""
+    cluster = arrays(4, replicas=2)
+    one, a = traffic(cluster, members(UP, UP)), cluster.replicas
+    pool = Pool(min_replicas=1, max_replicas=2, desired=2, cold_start_s=1.0, replica_rate=3.0)
+    seen = Observer(ControllerConfig(), CONTROLLERS["fixed"], one.replicas, one, [pool], None)
+    a.busy_s, cluster.stage_free_s[:, 0] = [1.0, 5.0], [2.0, 6.0]
+    a.num_taken, a.num_waiting, a.num_outstanding = [3, 5], [1, 0], [2, 3]
+    a.free_blocks[:] = a.num_blocks // 4
+    cluster.control[NUM_SHED] = 4
+    view = seen.view(0, 4.0, np.zeros(0, np.int64))
+    assert (view.utilization, view.arrival_rate, view.interval_s) == (0.5, 12 / 4.0, 4.0)
+    assert (view.waiting, view.running, view.ready, view.starting, view.draining) == (1, 4, 2, 0, 0)
+    assert view.kv_use == pytest.approx(1 - (a.num_blocks[0] // 4) / a.num_blocks[0])
+    seen.take_samples(4.0)
+    a.busy_s, cluster.stage_free_s[:, 0], a.num_taken = [2.0, 5.0], [5.0, 6.0], [4, 5]
+    view = seen.view(0, 12.0, np.zeros(0, np.int64))
+    # Of the second rank's 5 s, 2 fell into this interval, and a second of the first's: 3 of 16.
+    assert view.utilization == pytest.approx(3 / 16) and view.arrival_rate == 1 / 8.0
+    one.replicas.change(12.0, 1, DRAINING)
+    assert seen.view(0, 13.0, np.zeros(0, np.int64)).draining == 1
+    assert seen.samples[0][0][:6] == [4.0, 2, 0, 0, 0, 2]
+
+
+def test_the_idlest_replicas_drain_first_and_starting_ones_before_them() -> None:
+    cluster = arrays(2, replicas=4)
+    cluster.replicas.num_outstanding = [5, 2, 2, 0]
+    states = members(UP, UP, UP, STARTING)
+    drained: list[int] = []
+    manager: Any = Bag(
+        replicas=states, pools=[Bag(desired=2)], traffic=Bag(cluster=cluster),
+        lives=Bag(drain=lambda i, _: drained.append(i), start=lambda i, _: drained.append(-i)),
+    )  # fmt: skip
+    manager._outstanding = lambda i: Manager._outstanding(manager, i)
+    Manager._reconcile(manager, 0, 1.0)
+    assert drained == [3, 2], "of equals the last"
+    manager.replicas, manager.pools[0].desired = members(UP, OFF, DOWN, OFF), 3
+    drained.clear()
+    Manager._reconcile(manager, 0, 1.0)
+    assert drained == [-1, -3]
+    manager.pools[0].desired = 2
+    drained.clear()
+    Manager._reconcile(manager, 0, 1.0)
+    assert drained == [-1]
+
+
+def test_what_was_planned_for_a_former_life_does_not_happen() -> None:
+    agenda, happened = Agenda(new_calendar(1, 8)), []
+    for at_s in (1.0, 2.0):
+        agenda.at(at_s, agenda.in_life(0, lambda i, now_s: happened.append((i, now_s))))
+    agenda.happen(0, 1.0)
+    agenda.begin_life(0)
+    agenda.happen(1, 2.0)
+    assert happened == [(0, 1.0)]
+
+
+# Shelves of keys.
+
+
+def shelf(max_keys: int) -> Shelf:
+    def zeros(count: int) -> Any:
+        return np.zeros(count, np.int64)
+
+    slots = num_slots(max_keys)
+    return Shelf(zeros(max_keys), zeros(max_keys + 1), zeros(max_keys + 1), zeros(slots), zeros(slots), zeros(1))
+
+
+def test_the_one_not_used_for_longest_or_the_first_is_evicted() -> None:
+    """Room for three: 11 is used again before 14 comes."""
+    for is_fifo, evicted, left in ((False, [12, 13, 11], [14, 15, 16]), (True, [11, 12, 13], [14, 15, 16])):
+        one = shelf(3)
+        assert [put(one, key, 3, is_fifo) for key in (11, 12, 13, 11)] == [0] * 4
+        assert [put(one, key, 3, is_fifo) for key in (14, 15, 16)] == evicted
+        assert one.used[0] == 3 and sorted(one.block_key.tolist()) == left
+
+
+def test_a_key_that_is_there_takes_no_more_room() -> None:
+    one = shelf(2)
+    assert [put(one, key, 2, False) for key in (5, 5, 5, 6, 5)] == [0] * 5
+    assert one.used[0] == 2 and put(one, 7, 2, False) == 6
+
+
+def test_slots_for_keys() -> None:
+    assert [num_slots(count) for count in (1, 2, 3, 4, 8)] == [4, 8, 8, 16, 32]
+
+
+# Adapters.
+
+
+def test_slots_of_adapters_by_hand() -> None:
+    """Two slots. Adapters take 2, 3 and 4 s; two in use make iterations half as long again."""
+    cluster = arrays(5, replicas=1)._replace(adapter_slots=new_slots(1, 2))
+    cluster.requests.adapter[:] = [0, 1, 2, 0, 2]
+    adapters = new_adapters(np.array([2.0, 3.0, 4.0]), np.array([0.0, 0.1, 0.5]), 1)
+    assert take_adapter(cluster, adapters, 0, 0, 1.0) == 3.0
+    assert cluster.replicas.slowdown[0] == pytest.approx(0.1)
+    assert take_adapter(cluster, adapters, 0, 1, 1.5) == 6.0, "loaded one after the other"
+    assert cluster.replicas.slowdown[0] == pytest.approx(0.5)
+    assert take_adapter(cluster, adapters, 0, 2, 2.0) == np.inf, "both slots are in use"
+    for request in (2, 4):
+        wait_in_line(cluster, adapters, 0, request)
+    assert take_adapter(cluster, adapters, 0, 3, 2.5) == 3.0, "it is being loaded"
+    leave_adapter(cluster, adapters, 0, 0, 7.0)
+    assert next_in_line(cluster, adapters, 0, 7.0) == np.inf, "another one uses it"
+    leave_adapter(cluster, adapters, 0, 3, 8.0)
+    assert cluster.replicas.slowdown[0] == pytest.approx(0.1)
+    assert next_in_line(cluster, adapters, 0, 8.0) == 12.0
+    assert leave_line(cluster, adapters, 0) == 2 and adapters.line[0, NUM_IN_LINE] == 1
+    assert next_in_line(cluster, adapters, 0, 8.5) == 12.0 and leave_line(cluster, adapters, 0) == 4
+    assert adapters.line[0, NUM_IN_LINE] == 0 and adapters.line[0, FIRST_IN_LINE] == NONE
+    assert next_in_line(cluster, adapters, 0, 9.0) == np.inf
+    figures = adapter_figures(adapters)
+    assert (figures.requests, figures.loads) == (5, 3) and (figures.found, figures.waited) == (2 / 5, 2 / 5)
+    assert cluster.adapter_slots.adapter[0].tolist() == [2, 1] and cluster.adapter_slots.num_users[0].tolist() == [2, 1]
+
+
+def test_the_adapter_that_was_left_first_makes_room() -> None:
+    cluster = arrays(3, replicas=1)._replace(adapter_slots=new_slots(1, 2))
+    cluster.requests.adapter[:] = [0, 1, 2]
+    adapters = new_adapters(np.ones(3), np.zeros(1), 1)
+    for request, left_s in ((0, 9.0), (1, 4.0)):
+        take_adapter(cluster, adapters, 0, request, 0.0)
+        leave_adapter(cluster, adapters, 0, request, left_s)
+    take_adapter(cluster, adapters, 0, 2, 10.0)
+    assert cluster.adapter_slots.adapter[0].tolist() == [0, 2]
+
+
+# Front ends.
+
+
+def test_the_worker_that_is_free_first_takes_the_next() -> None:
+    cluster = arrays(1, replicas=1)
+    front = open_front_end(
+        FrontEndConfig(per_request_s=1.0, per_prompt_token_s=0.1, workers=2), cluster, 1, in_order=False
+    )
+    sent = [(0.0, 20), (0.0, 0), (0.5, 0), (0.5, 10), (9.0, 0)]
+    assert [leaves_front_end(front, at_s, tokens) for at_s, tokens in sent] == [3.0, 1.0, 2.0, 4.0, 10.0]
+
+
+def test_front_ends_of_replicas_do_not_share_workers() -> None:
+    cluster = arrays(1, replicas=3)
+    front = open_front_end(FrontEndConfig(per_request_s=1.0, workers=2, per_replica=True), cluster, 3, in_order=False)
+    passed = [leaves_replica_front_end(front, group, 0.0, 0) for group in (1, 1, 1, 2, 0, 1)]
+    assert passed == [1.0, 1.0, 2.0, 1.0, 1.0, 2.0]
