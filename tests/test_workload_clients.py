@@ -63,6 +63,15 @@ def test_other_clients():
     assert 500 <= wide.prompt_tokens.min() < 520 and 1480 < wide.prompt_tokens.max() <= 1500
 
 
+def test_clients_that_send_at_a_rate():
+    even = build(WorkloadConfig, {"client": {"name": "inference_perf", "rate": 5.0}, "num_requests": 100})
+    assert (even.arrivals.process, even.arrivals.even, even.rate) == ("poisson", True, 5.0)
+    assert generate(even, 0).arrival_s[-1] == pytest.approx(20.0)
+    gaps = np.diff(generate(build(WorkloadConfig, {"client": {"name": "guidellm", "rate": 4.0}}), 0).arrival_s)
+    assert gaps == pytest.approx(np.full(999, 0.25))
+    assert build(WorkloadConfig, {"client": {"name": "vllm_bench", "rate": 4.0}}).arrivals.process == "poisson"
+
+
 def test_every_client_names_its_source():
     assert all(client.source and client.description for client in clients().values())
 
@@ -71,6 +80,7 @@ def test_every_client_names_its_source():
     ("given", "said"),
     [
         ({"client": "inferencex"}, "in flight"),
+        ({"client": {"name": "guidellm", "rate": 2.0, "concurrency": 4}}, "or sends at a rate"),
         ({"client": {"name": "inferencex", "concurrency": 2, "shortest": 2.0}}, "exceeds"),
         ({"client": {"name": "vllm_bench"}, "preset": "chat-1m"}, "own lengths"),
         ({"warmup_requests": 4}, "closed loop"),

@@ -26,6 +26,9 @@ class Poisson(Process):
 
     process: Literal["poisson"] = "poisson"
     """How requests arrive: poisson, gamma, fixed_interval, piecewise, diurnal, batch, closed_loop or trace."""
+    even: bool = False
+    """Gaps are scaled so that all requests come within num_requests / rate seconds: what inference-perf calls constant
+    load."""
 
 
 class Gamma(Process):
@@ -110,6 +113,8 @@ def unit_shape(arrivals: OpenLoop, num_requests: int, seed: int) -> ArrivalShape
     if isinstance(arrivals, FixedInterval):
         return ArrivalShape(np.arange(num_requests, dtype=np.float64), 1.0)
     gaps = _gaps(arrivals, num_requests, seed)
+    if isinstance(arrivals, Poisson) and arrivals.even:
+        gaps = gaps * (num_requests / gaps.sum())
     return ArrivalShape(np.cumsum(gaps), 1.0, _profile(arrivals))
 
 

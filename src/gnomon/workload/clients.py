@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from functools import cache
 from importlib.resources import files
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import yaml
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
@@ -37,6 +37,8 @@ class Client(Config):
     """Measured requests, or the fewest where `requests_per_user` is given too."""
     warmup_per_user: NonNegativeInt = 0
     """Warm-up requests per request in flight."""
+    at_rate: Literal["", "poisson", "even", "fixed_interval"] = ""
+    """How it sends at a rate: independently, the same scaled to the duration, or at equal gaps; nothing: as poisson."""
     sampling: SamplingConfig | None = None
     """What it asks of the sampler; nothing: as the server does it for the model."""
 
@@ -47,9 +49,12 @@ class ClientConfig(Config):
     shorthand: ClassVar[str] = "name"
 
     name: str
-    """inferencex, inferencex_2025 (without warm-up), vllm_bench, vllm_bench_2025 (greedy), sglang_bench, genai_perf."""
+    """inferencex, inferencex_2025 (without warm-up), vllm_bench, vllm_bench_2025 (greedy), sglang_bench, genai_perf,
+    inference_perf or guidellm."""
     concurrency: PositiveInt | None = None
     """Most requests in flight, all started at once; without it every request is sent at once."""
+    rate: PositiveFloat | None = None
+    """Requests per second, however many are in flight; instead of `concurrency`."""
     prompt: PositiveInt | None = None
     """Nominal prompt tokens; the client's own default if not given."""
     output: PositiveInt | None = None
@@ -72,8 +77,11 @@ class ClientConfig(Config):
                 f"shortest ({chosen['shortest']:g}) exceeds longest ({chosen['longest']:g}).", where="workload.client"
             )
         ranges = {side: _range(chosen[side], chosen["shortest"], chosen["longest"]) for side in ("prompt", "output")}
+        if users and self.rate:
+            raise ConfigError("a client keeps so many in flight or sends at a rate.", where="workload.client.rate",
+                              fix="Give concurrency or rate.")  # fmt: skip
         workload: dict[str, Any] = {
-            "arrivals": {"process": "closed_loop", "concurrency": users} if users else {"process": "batch"},
+            **_sending(client, users, self.rate),
             "lengths": {"distribution": "uniform", **ranges},
             "num_requests": _num_requests(client, self.name, users),
         }
@@ -105,6 +113,14 @@ def _built_in(name: str) -> Client:
         raise UnknownNameError("workload client", name, client_names(), where="workload.client.name")
     text = (FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
     return build(Client, yaml.safe_load(text), where=f"{name}.yaml")
+
+
+def _sending(client: Client, users: int | None, rate: float | None) -> dict[str, Any]:
+    """Arrivals, and their rate where there is one."""
+    if rate:
+        even = {"process": "poisson", "even": True}
+        return {"arrivals": even if client.at_rate == "even" else client.at_rate or "poisson", "rate": rate}
+    return {"arrivals": {"process": "closed_loop", "concurrency": users} if users else {"process": "batch"}}
 
 
 def _range(nominal: int, shortest: float, longest: float) -> list[int]:
