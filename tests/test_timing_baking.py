@@ -157,6 +157,14 @@ def test_stages_of_a_pipeline_wait_for_their_own_kernels() -> None:
     assert found == pytest.approx([0.5 * (stage == 0) + 1.1e-3 * n for stage, n in enumerate(layers)])
 
 
+def test_ranks_of_one_gpu_have_nobody_to_wait_for() -> None:
+    """Two all-reduces in each of 32 layers, one after the embedding, and the logits are gathered."""
+    config = TimingConfig.model_validate({"host": {"exposed_per_collective_s": 1e-3}})
+    alone, two = bake(config=config).tables, bake(tensor_parallel=2, config=config).tables
+    assert with_host_s(alone, 0, 1e-3, decodes(8)) == pytest.approx(1e-3)
+    assert with_host_s(two, 0, 1e-3, decodes(8)) == pytest.approx(1e-3 + 66e-3)
+
+
 def test_kernels_are_launched_one_by_one_outside_cuda_graphs_only() -> None:
     host = {"launch_per_kernel_s": 1e-5, "launch_in_graphs": False}
     pieces = bake(config=TimingConfig.model_validate({"host": host, "graph_sizes": [8, 512]})).tables

@@ -54,6 +54,8 @@ class HostPhase(Config):
     """Seconds per iteration that never hide."""
     exposed_per_layer_s: Seconds = None
     """The same for each layer of the model, on top: gaps between kernels, and small kernels that no source times."""
+    exposed_per_collective_s: Seconds = None
+    """The same for each collective of the ranks, on top: they wait for the last of them."""
     launch_s: Seconds = None
     """Launching the kernels takes this long: the GPU's part of an iteration cannot take less."""
     launch_per_layer_s: Seconds = None
@@ -85,6 +87,9 @@ class HostConfig(Config):
     """Seconds per iteration that never hide."""
     exposed_per_layer_s: HostSeconds = 0.0
     """The same for each layer of the model, on top: gaps between kernels, and small kernels that no source times."""
+    exposed_per_collective_s: HostSeconds = 0.0
+    """The same for each collective of the ranks, on top: they do not come at the same moment, and wait for the last of
+    them, which a source that calls collectives in a loop does not see."""
     draft_sequence_s: HostSeconds = 0.0
     """Seconds for each sequence whose drafted tokens an iteration verifies, never hidden: sorting out what was
     accepted, preparing the next drafts."""
@@ -109,20 +114,27 @@ class HostConfig(Config):
     mixed: HostPhase = HostPhase()
     """Iterations with both."""
 
-    def array(self, num_layers: int, num_kernels: int = 0, graphs: Sequence[int] = (0, 0, 0)) -> Floats:
-        """[phase, column] as `gnomon.timing.lookup.with_host_s` reads it, for a stage of so many layers and kernels,
-        and the largest iteration of each phase that is a CUDA graph."""
+    def array(
+        self, num_layers: int, num_kernels: int = 0, graphs: Sequence[int] = (0, 0, 0), num_collectives: int = 0
+    ) -> Floats:
+        """[phase, column] as `gnomon.timing.lookup.with_host_s` reads it, for a stage of so many layers, kernels and
+        collectives, and the largest iteration of each phase that is a CUDA graph."""
+        sizes = (num_layers, num_kernels, num_collectives)
         each = zip(PHASES, graphs, strict=True)
-        return np.stack([_row(self, getattr(self, phase), num_layers, num_kernels, graph) for phase, graph in each])
+        return np.stack([_row(self, getattr(self, phase), *sizes, graph) for phase, graph in each])
 
     def of_stages(
-        self, num_layers: Sequence[int], num_kernels: Sequence[int], graphs: Sequence[int] = (0, 0, 0)
+        self,
+        num_layers: Sequence[int],
+        num_kernels: Sequence[int],
+        graphs: Sequence[int] = (0, 0, 0),
+        num_collectives: Sequence[int] = (),
     ) -> Floats:
         """[stage, phase, column] of a pipeline. Every stage launches its own kernels; the engine's work around an
         iteration is done once, before the first."""
         later = self._launching()
-        each = zip(num_layers, num_kernels, strict=True)
-        return np.stack([(later if i else self).array(*sizes, graphs) for i, sizes in enumerate(each)])
+        each = zip(num_layers, num_kernels, num_collectives or [0] * len(num_layers), strict=True)
+        return np.stack([(later if i else self).array(*sizes, graphs, waits) for i, (*sizes, waits) in enumerate(each)])
 
     def paces(self, seed: int) -> Floats:
         """[window]: how many times longer the host takes, from a seed; empty where it is always the same."""
@@ -140,20 +152,26 @@ class HostConfig(Config):
 
     def _launching(self) -> HostConfig:
         """What the stages behind the first take of it."""
-        kept = {"exposed_per_layer_s", "launch_s", "launch_per_layer_s", "launch_per_kernel_s", "launch_in_graphs"}
+        kept = {
+            "exposed_per_layer_s", "exposed_per_collective_s", "launch_s", "launch_per_layer_s", "launch_per_kernel_s",
+            "launch_in_graphs",
+        }  # fmt: skip
         return HostConfig.model_validate(
             self.model_dump(include=dict.fromkeys(kept, True) | dict.fromkeys(PHASES, kept))
         )
 
 
-def _row(common: HostConfig, phase: HostPhase, num_layers: int, num_kernels: int, graph: int) -> Floats:
+def _row(
+    common: HostConfig, phase: HostPhase, num_layers: int, num_kernels: int, num_collectives: int, graph: int
+) -> Floats:
     def of(name: str) -> float:
         own = getattr(phase, name)
         return float(getattr(common, name) if own is None else own)
 
     work = [of("per_iteration_s"), of("per_sequence_s"), of("per_token_s")]
     exposed, hidden = ([0.0] * 3, work) if of("asynchronous") else (work, [0.0] * 3)
-    exposed = [exposed[0] + of("exposed_s") + num_layers * of("exposed_per_layer_s"), *exposed[1:]]
+    waits = num_layers * of("exposed_per_layer_s") + num_collectives * of("exposed_per_collective_s")
+    exposed = [exposed[0] + of("exposed_s") + waits, *exposed[1:]]
     launch = of("launch_s") + num_layers * of("launch_per_layer_s") + num_kernels * of("launch_per_kernel_s")
     flattening = [1.0 - of("further_share"), of("full_sequences")]
     return np.array([*exposed, *hidden, launch, 0.0 if of("launch_in_graphs") else graph, *flattening, 0.0, 0.0])

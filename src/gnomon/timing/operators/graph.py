@@ -101,6 +101,14 @@ EXPERT_KERNELS = 7
 """Kernels of a layer of routed experts: choosing, sorting, quantising, two products, the activation, the sum."""
 
 
+def num_collectives(operators: Iterable[Operator]) -> int:
+    """How often the ranks of a stage meet in an iteration."""
+    return sum(
+        one.count for one in operators
+        if isinstance(one.work, Communication) and one.work.collective != "send_recv"
+    )  # fmt: skip
+
+
 def num_kernels(operators: Iterable[Operator]) -> int:
     """Kernels that an iteration with a prompt launches one by one outside a CUDA graph."""
     launched = (one for one in operators if not one.is_fused and one.kind not in ("decode", "attention_decode"))

@@ -78,7 +78,7 @@ def settings_of(server: Server) -> dict[str, Any]:
         "model": model_of(server),
         "device": server.device,
         "engine": {"name": server.engine, "version": _version(server)},
-        "front_end": {"stream_interval": launch.stream_interval},
+        "front_end": {"stream_interval": launch.stream_interval, "reply_s": _reply_s(server)},
         "workload": workload_of(server),
         "sampling": {"temperature": 0},  # InferenceX's client asks for it; that of the sweeps is not known.
     }
@@ -134,7 +134,7 @@ def _roles(server: Server) -> dict[str, Any]:
             "decode_router": decode.router,
             "link": "nvlink" if server.device in ONE_NVLINK_DOMAIN else "network",
         },
-        "front_end": {"stream_interval": decode.stream_interval},
+        "front_end": {"stream_interval": decode.stream_interval, "reply_s": _reply_s(server)},
     }
 
 
@@ -217,6 +217,17 @@ def _version(server: Server) -> str:
     """The engine's version where it is one; nightly builds and images of another product are taken for the newest."""
     version = server.version or ""
     return version if is_known(version, engine(server.engine).versions) else ""
+
+
+CLIENT_S = 0.007
+"""InferenceX's own client, one Python process for all requests: what it takes from a message to its stamp. Fitted to
+vLLM's servers with an even crc32(id) in even sweeps, whose reply alone is measured elsewhere; taken for all engines."""
+
+
+def _reply_s(server: Server) -> float:
+    """From a token to the stamp of the server's client."""
+    own = float(engine(server.engine).settings["front_end.reply_s"].value)
+    return own + (CLIENT_S if server.family == "inferencex" else 0.0)
 
 
 SPREAD = 0.1
