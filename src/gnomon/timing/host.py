@@ -134,7 +134,12 @@ class HostConfig(Config):
         iteration is done once, before the first."""
         later = self._launching()
         each = zip(num_layers, num_kernels, num_collectives or [0] * len(num_layers), strict=True)
-        return np.stack([(later if i else self).array(*sizes, graphs, waits) for i, (*sizes, waits) in enumerate(each)])
+        return np.stack(
+            [
+                (later if i else self).array(layers, kernels, graphs, waits)
+                for i, (layers, kernels, waits) in enumerate(each)
+            ]
+        )
 
     def paces(self, seed: int) -> Floats:
         """[window]: how many times longer the host takes, from a seed; empty where it is always the same."""
