@@ -152,3 +152,50 @@ def test_equal_beginnings_have_equal_hashes() -> None:
 def test_mistakes_are_named(lines: list[dict[str, Any]], told: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=told):
         read_requests(written(tmp_path, lines))
+
+
+def dynamo(tmp_path: Path, *more: str) -> str:
+    """A session of two requests, a child of it, and one alone; by hand after Dynamo's documentation (v1)."""
+
+    def line(number: int, received: int, ended: int, length: int, **context: str) -> dict[str, Any]:
+        replay = {"trace_block_size": 16, "input_length": length, "input_sequence_hashes": list(range(length // 16))}
+        request = {"request_id": f"r{number}", "request_received_ms": received, "output_tokens": 7, "replay": replay}
+        known = {"schema": "dynamo.request.trace.v1", "event_type": "request_end", "event_time_unix_ms": ended}
+        return {**known, "agent_context": context or None, "request": request}
+
+    lines = [
+        line(0, 5_000, 6_000, 32, session_id="a"),
+        {"schema": "dynamo.request.trace.v1", "event_type": "tool_end", "event_time_unix_ms": 7_000, "request": None},
+        line(2, 7_000, 7_500, 16, session_id="b", parent_session_id="a"),
+        line(1, 9_500, 10_000, 64, session_id="a"),
+        line(3, 5_500, 5_900, 48),
+    ]
+    path = written(tmp_path, lines)
+    Path(path).write_text(Path(path).read_text() + "".join(more))
+    return path
+
+
+def test_dynamos_sessions_follow_one_another(tmp_path: Path) -> None:
+    made = requests(dynamo(tmp_path))
+    assert made.prompt_tokens.tolist() == [32, 48, 16, 64]
+    assert made.arrival_s.tolist() == [0.0, 0.5, np.inf, np.inf]
+    assert parents(made) == [[], [], [0], [0]]
+    assert made.think_s.tolist() == [0.0, 0.0, 1.0, 3.5]
+    assert made.prefix_block_tokens == 16 and made.prefix(3).tolist() == [0, 1, 2, 3]
+
+
+def test_a_broken_line_of_dynamos_is_named(tmp_path: Path) -> None:
+    broken = json.dumps({"event_type": "request_end", "event_time_unix_ms": 1, "request": {"output_tokens": 3}})
+    with pytest.raises(DataError, match=r"trace.jsonl:6.*replay"):
+        read_requests(dynamo(tmp_path, broken + "\n"))
+
+
+def test_azures_trace_of_2025_is_read_without_its_images(tmp_path: Path) -> None:
+    """By hand after its description: the columns of 2024, and NumImages."""
+    path = tmp_path / "azure.csv"
+    path.write_text(
+        "TIMESTAMP,NumImages,ContextTokens,GeneratedTokens\n"
+        "2024-10-15 00:00:01.500000+00:00,2,900,31\n2024-10-15 00:00:02.000000+00:00,0,44,12\n"
+    )
+    made = read_requests(str(path))
+    assert made.prompt_tokens.tolist() == [900, 44] and made.output_tokens.tolist() == [31, 12]

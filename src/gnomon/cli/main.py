@@ -30,6 +30,8 @@ VERBS = {
     "engine": "Run the reference engine on a GPU.",
     "verify": "Hold the simulator against recorded and published results.",
     "convert": "Turn another tool's command line into a scenario.",
+    "manifest": "A scenario as manifests: Kubernetes, llm-d, docker compose.",
+    "mcp": "Answer an assistant's questions (Model Context Protocol).",
     "catalog": "Devices, nodes, models and timing sources that are built in.",
     "time": "The seconds of one iteration, operator by operator.",
     "ui": "Explore in a web page.",

@@ -257,6 +257,7 @@ class App:
                 body += writer.last(index, choice.reason)
             async with lock:
                 await send({"type": "http.response.body", "body": body, "more_body": True})
+            self.metrics.lateness.add(time.monotonic() - stream.due_s)
             if stream.is_done:
                 return
             body = b""

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 _SHORT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0)
 _LONG_S = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0)
 _GAP_S = (0.002, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0)
+_LATE_S = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
 
 # Histograms: vLLM's name, SGLang's, what it says, its buckets.
@@ -53,6 +54,8 @@ class Metrics:
         ]
         self._tokens = [[0, 0] for _ in self._of_replica]
         self._ends: dict[tuple[int, str], int] = {}
+        self.lateness = _Histogram(_LATE_S)
+        """Real seconds from when tokens were due to when they were handed to the network."""
 
     def _replica(self, stream: Stream) -> int:
         return max(0, int(self.live.cluster.requests[stream.id].replica))
@@ -122,6 +125,9 @@ class Metrics:
                     found = self._of_replica[r][key]
                     histogram.add_metric([self.model_name, str(r)], found.buckets(), found.sum)
                 yield histogram
+        late = HistogramMetricFamily("gnomon:token_lateness_seconds", "Seconds that tokens were sent late.")
+        late.add_metric([], self.lateness.buckets(), self.lateness.sum)
+        yield late
         ends = CounterMetricFamily(
             "vllm:request_success", "Requests that ended.", labels=[*_labels("vllm:"), "finished_reason"]
         )

@@ -25,6 +25,7 @@ CALLS = {
 CHARACTERS_PER_TOKEN = 4
 """Of messages, which no tokenizer has seen: an estimate for English and code."""
 BLOCK_TOKENS = 16
+LARGEST = (1 << 62) - 1
 LOCAL_HASHES = 1 << 20
 """Hash ids that count within one session are numbered through with as many to each."""
 
@@ -125,6 +126,50 @@ def _add_calls(
         waits, beside = [len(rows) - 1], []
         free_s = start_s + (_number(one, "api_time", where) if "api_time" in one else 0.0)
     return [*waits, *beside], free_s
+
+
+# Dynamo's request traces: a line is an event.
+
+
+def dynamo_requests(table: Table) -> Table:
+    """Requests that ended (`request_end`), with the hashes of their prompts. Those of one session follow one another,
+    and the first of a session's child follows what its parent had done by then; other events are left out."""
+    found: list[tuple[float, float, int, dict[str, Any], Any]] = []
+    for line, one in _lines(table):
+        if one.get("event_type") != "request_end":
+            continue
+        where, request = f"{table.path}:{line}", one.get("request")
+        replay = request.get("replay") if isinstance(request, dict) else None
+        if not isinstance(request, dict) or not isinstance(replay, dict):
+            raise DataError("a request_end has no 'request' with a 'replay'.", where=where)
+        end_s = _number(one, "event_time_unix_ms", where) * 1e-3
+        start_s = _number({"request_received_ms": 1e3 * end_s, **request}, "request_received_ms", where) * 1e-3
+        found.append((start_s, end_s, line, {**request, **replay}, one.get("agent_context") or {}))
+    rows: list[Row] = []
+    last: dict[str, int] = {}
+    ends: list[float] = []
+    first_s = min((item[0] for item in found), default=0.0)
+    for start_s, end_s, line, request, context in sorted(found, key=lambda item: item[:3]):
+        where, name = f"{table.path}:{line}", str(context.get("session_id") or f"alone {line}")
+        before = last.get(name, last.get(str(context.get("parent_session_id"))))
+        is_after = before is not None and ends[before] <= start_s
+        rows.append(
+            {
+                LINE: line,
+                "call": len(rows),
+                "parents": json.dumps([before] if is_after else []),
+                "session": rows[last[name]]["session"] if name in last else len(last),
+                "arrival_s": start_s - first_s,
+                "think_s": start_s - ends[before] if is_after and before is not None else 0.0,
+                "prompt_tokens": int(_number(request, "input_length", where)),
+                "output_tokens": max(1, int(_number(request, "output_tokens", where))),
+                "prefix_hashes": json.dumps([int(key) & LARGEST for key in request.get("input_sequence_hashes") or []]),
+                "prefix_block_tokens": int(_number(request, "trace_block_size", where)),
+            }
+        )
+        ends.append(end_s)
+        last[name] = len(rows) - 1
+    return _table(table, rows)
 
 
 # Messages.

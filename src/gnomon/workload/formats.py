@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gnomon.core.registry import Registry
-from gnomon.workload.agent_traces import CALLS, calls_with_messages, conversations, sessions_of_requests
+from gnomon.workload.agent_traces import (
+    CALLS,
+    calls_with_messages,
+    conversations,
+    dynamo_requests,
+    sessions_of_requests,
+)
 from gnomon.workload.table import Table
 
 TimeUnit = Literal["s", "ms", "us", "ns", "datetime"]
@@ -100,7 +106,7 @@ FORMATS.add(
 FORMATS.add(
     "azure",
     TraceFormat(
-        "Azure LLM inference traces 2023 and 2024 (github.com/Azure/AzurePublicDataset).",
+        "Azure inference traces 2023, 2024 and 2025 (without its images; github.com/Azure/AzurePublicDataset).",
         {"arrival": "TIMESTAMP", "prompt": "ContextTokens", "output": "GeneratedTokens"},
         time_unit="datetime",
     ),
@@ -138,6 +144,16 @@ FORMATS.add(
         CALLS,
         needs=("id", "requests"),
         reader=sessions_of_requests,
+        from_start=True,
+    ),
+)
+FORMATS.add(
+    "dynamo",
+    TraceFormat(
+        "Dynamo's request traces (dynamo.request.trace.v1), JSON lines; sessions follow one another.",
+        CALLS,
+        needs=("event_type", "event_time_unix_ms", "request"),
+        reader=dynamo_requests,
         from_start=True,
     ),
 )

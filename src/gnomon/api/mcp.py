@@ -1,0 +1,155 @@
+"""Questions to Gnomon as tools of an assistant (Model Context Protocol)."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
+
+from gnomon.api.serving import Simulation, simulate
+from gnomon.core.errors import ConfigError, GnomonError
+
+if TYPE_CHECKING:
+    from mcp.server import MCPServer
+
+Settings = Annotated[
+    dict[str, Any],
+    Field(description='More of the scenario by dotted name, e.g. {"batching.max_sequences": 128, "engine": "vllm"}'),
+]
+Model = Annotated[str, Field(description="Name of a model (see list_catalog), or the path of a config.json")]
+Gpu = Annotated[str, Field(description="Name of a GPU (see list_catalog)")]
+Rate = Annotated[float | None, Field(gt=0, description="Requests per second")]
+
+ABOUT = (
+    "Gnomon simulates LLM serving on GPUs that need not be there. Every answer says what its times rest on: measured "
+    "kernels, constants calibrated to a server, or an estimate. Figures in seconds unless their name says otherwise."
+)
+
+
+def server(reports: str | Path = "gnomon-reports") -> MCPServer:
+    """A server with one tool for each question; reports are written below `reports` where they are asked for."""
+    try:
+        from mcp.server import MCPServer
+        from mcp.server.mcpserver.exceptions import ToolError
+    except ImportError:
+        raise ConfigError("this needs the package mcp.", where="mcp", fix="pip install 'gnomon-sim[mcp]'") from None
+
+    made = MCPServer("gnomon", instructions=ABOUT)
+
+    def asked(model: str, gpu: str, tensor_parallel: int, replicas: int, rate: float | None, settings: Any) -> Any:
+        given = {"model": model, "device": gpu, "replica.tensor_parallel": tensor_parallel, "num_replicas": replicas}
+        return given | ({} if rate is None else {"workload.rate": rate}) | (settings or {})
+
+    @made.tool()
+    def simulate_serving(
+        model: Model = "llama-3-8b",
+        gpu: Gpu = "h100",
+        tensor_parallel: Annotated[int, Field(ge=1, description="GPUs of one replica")] = 1,
+        replicas: Annotated[int, Field(ge=1, le=1024)] = 1,
+        rate: Rate = None,
+        requests: Annotated[int, Field(ge=10, le=20_000)] = 2000,
+        settings: Settings | None = None,
+        report: Annotated[bool, Field(description="Also write an HTML report, and link to it")] = False,
+    ) -> dict[str, Any]:
+        """Latency, throughput, cost and capacity of a deployment under a load, with 90 % intervals."""
+        try:
+            given = asked(model, gpu, tensor_parallel, replicas, rate, settings)
+            return _told(simulate(**{"workload.num_requests": requests} | given), Path(reports) if report else None)
+        except GnomonError as error:
+            raise ToolError(str(error)) from None
+
+    @made.tool()
+    def compare_serving(
+        setting: Annotated[str, Field(description="What differs, by dotted name, e.g. batching.policy or device")],
+        values: Annotated[list[Any], Field(min_length=2, max_length=8, description="The values to compare")],
+        model: Model = "llama-3-8b",
+        gpu: Gpu = "h100",
+        tensor_parallel: Annotated[int, Field(ge=1)] = 1,
+        replicas: Annotated[int, Field(ge=1, le=1024)] = 1,
+        rate: Rate = None,
+        settings: Settings | None = None,
+    ) -> list[dict[str, Any]]:
+        """The same requests under several values of one setting, a row for each."""
+        try:
+            rows = []
+            for value in values:
+                given = asked(model, gpu, tensor_parallel, replicas, rate, settings)
+                found = simulate(**{"workload.num_requests": 2000} | given | {setting: value}, intervals=False)
+                rows.append({setting: value} | _figures(found))
+            return rows
+        except GnomonError as error:
+            raise ToolError(str(error)) from None
+
+    @made.tool()
+    def time_iteration(
+        model: Model = "llama-3-8b",
+        gpu: Gpu = "h100",
+        tensor_parallel: Annotated[int, Field(ge=1)] = 1,
+        prefill_tokens: Annotated[int, Field(ge=0)] = 0,
+        decodes: Annotated[int, Field(ge=0)] = 64,
+        kv_tokens: Annotated[int, Field(ge=1, description="Length of each sequence that decodes")] = 1024,
+    ) -> dict[str, Any]:
+        """Seconds of one iteration, and its slowest operators."""
+        from gnomon.api.time import time
+
+        try:
+            found = time(
+                model=model, device=gpu, tensor_parallel=tensor_parallel, prefill=prefill_tokens, decode=decodes,
+                kv=kv_tokens,
+            )  # fmt: skip
+            (source, total), *_ = found.summary.items()
+            slowest = sorted(found.operators[source], key=lambda one: -one.seconds)[:5]
+            return {"seconds": total.seconds, "times_are": _basis(source, None), "notes": found.notes,
+                    "slowest": {one.name: one.seconds for one in slowest}}  # fmt: skip
+        except GnomonError as error:
+            raise ToolError(str(error)) from None
+
+    @made.tool()
+    def list_catalog() -> dict[str, list[str]]:
+        """Models, GPUs, batching policies and routers that are built in."""
+        from gnomon import catalog
+        from gnomon.api.serving import policy_names, router_names
+
+        return {"models": list(catalog.model_names()), "gpus": list(catalog.device_names()), "policies": policy_names(),
+                "routers": router_names()}  # fmt: skip
+
+    return made
+
+
+def _basis(source: str, calibration: str | None) -> str:
+    """What times rest on."""
+    if calibration:
+        return f"calibrated ({calibration})"
+    return f"estimated ({source})" if source == "roofline" else f"measured ({source})"
+
+
+def _figures(found: Simulation) -> dict[str, Any]:
+    latency, rates, cost = found.summary.latency, found.summary.throughput, found.summary.cost
+    return {
+        "ttft_s": {"p50": latency.ttft_s.p50, "p99": latency.ttft_s.p99},
+        "tpot_s": {"p50": latency.tpot_s.p50, "p99": latency.tpot_s.p99},
+        "e2e_s": {"p50": latency.e2e_s.p50, "p99": latency.e2e_s.p99},
+        "output_tokens_per_s": rates.output_tokens_per_s,
+        "usd_per_million_output_tokens": cost.per_million_output_tokens,
+    }
+
+
+def _told(found: Simulation, reports: Path | None) -> dict[str, Any]:
+    """The short answer: figures, intervals, what they rest on, warnings, and where the report is."""
+    from gnomon.report.serving.intervals import as_data
+
+    timers = found.run.times.timers if found.run.times else ()
+    source = next((timer.source.name for timer in timers if timer is not None), "given")
+    answer = _figures(found) | {
+        "intervals_90": as_data(found.intervals),
+        "capacity": None if found.headroom is None else found.headroom.to_dict(),
+        "times_are": _basis(source, found.scenario.calibration),
+        "warnings": found.summary.warnings,
+        "notes": found.summary.notes,
+    }
+    if reports is not None:
+        name = hashlib.sha256(repr(found.scenario).encode()).hexdigest()[:12]
+        answer["report"] = (found.save(reports / name) / "report.html").resolve().as_uri()
+    return answer
