@@ -43,6 +43,11 @@ class Server:
             os.sched_setaffinity(self.process.pid, {cores[0]})
             os.sched_setaffinity(0, set(cores[1:]))
 
+    def cpu_s(self) -> float:
+        """Seconds of processor time so far."""
+        words = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+
     def __enter__(self) -> Server:
         return self
 
@@ -76,9 +81,9 @@ async def metric(port: int, name: str) -> dict[str, float]:
     return {bound: float(count) for bound, count in buckets}
 
 
-async def load(port: int, streams: int, tokens: int) -> dict[str, Any]:
+async def load(server: Server, streams: int, tokens: int) -> dict[str, Any]:
     """So many streams at once, each of so many tokens."""
-    start = time.monotonic()
+    port, start, cpu_s = server.ports[0], time.monotonic(), server.cpu_s()
     prompts = [[1000 * i + k for k in range(64)] for i in range(streams)]
     found = await asyncio.gather(*(stream(port, prompt, tokens) for prompt in prompts))
     seconds = time.monotonic() - start
@@ -87,6 +92,7 @@ async def load(port: int, streams: int, tokens: int) -> dict[str, Any]:
     return {
         "streams": streams,
         "tokens_per_s": round(sum(len(came) for _, came in found) / seconds),
+        "cpu_us_per_token": round((server.cpu_s() - cpu_s) * 1e6 / total, 1),
         "late_at_most_2_ms": round(late["0.002"] / total, 4),
         "late_at_most_5_ms": round(late["0.005"] / total, 4),
     }
@@ -121,7 +127,7 @@ def main() -> None:
     outputs = np.minimum(requests.output_tokens, 200)
     ours = gnomon.simulate(chosen, requests=replace(requests, output_tokens=outputs), intervals=False).summary.latency
     with Server(SCENARIO) as server:
-        print("load:", asyncio.run(load(server.ports[0], given.streams, given.tokens)))
+        print("load:", asyncio.run(load(server, given.streams, given.tokens)))
         seen = asyncio.run(agreement(server.ports[0], requests.arrival_s, requests.prompt_tokens, outputs))
     simulated = {"ttft_mean_s": ours.ttft_s.mean, "ttft_p99_s": ours.ttft_s.p99, "tpot_mean_s": ours.tpot_s.mean}
     for name, value in seen.items():

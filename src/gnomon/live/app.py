@@ -233,15 +233,23 @@ class App:
         _check_verdict(choices[0].stream)
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        lock = asyncio.Lock()  # Chunks of several choices go through one connection.
-        await asyncio.gather(*(self._send_choice(send, lock, one, i, writer) for i, one in enumerate(choices)))
+        if len(choices) == 1:
+            await self._send_choice(send, choices[0], 0, writer)
+        else:
+            lock = asyncio.Lock()  # Their chunks go through one connection.
+
+            async def in_turn(message: MutableMapping[str, Any]) -> None:
+                async with lock:
+                    await send(message)
+
+            await asyncio.gather(*(self._send_choice(in_turn, one, i, writer) for i, one in enumerate(choices)))
         tail = b"data: [DONE]\n\n"
         if asked.stream_options is not None and asked.stream_options.include_usage:
             tail = writer.usage_chunk(_usage(choices)) + tail
         await send({"type": "http.response.body", "body": tail, "more_body": False})
 
-    async def _send_choice(self, send: Send, lock: asyncio.Lock, choice: Choice, index: int, writer: Writer) -> None:
-        stream, words = choice.stream, self.tokenizer.words
+    async def _send_choice(self, send: Send, choice: Choice, index: int, writer: Writer) -> None:
+        stream, texts = choice.stream, [self.tokenizer.words[word].encode() for word in choice.words]
         before, behind = writer.chunk_frame(index)
         body, sent = writer.first(index), 0
         while True:
@@ -249,14 +257,13 @@ class App:
             if stream.verdict:
                 body += event(Refused(500, f"the request was {stream.verdict}.").body)
             elif stream.num_tokens == sent + 1:
-                body += before + words[choice.words[sent]].encode() + behind
+                body += before + texts[sent] + behind
             elif stream.num_tokens > sent:
-                body += before + self._text(choice, sent, stream.num_tokens).encode() + behind
+                body += before + b"".join(texts[sent : stream.num_tokens]) + behind
             sent = stream.num_tokens
             if stream.is_done and not stream.verdict:
                 body += writer.last(index, choice.reason)
-            async with lock:
-                await send({"type": "http.response.body", "body": body, "more_body": True})
+            await send({"type": "http.response.body", "body": body, "more_body": True})
             self.metrics.lateness.add(time.monotonic() - stream.due_s)
             if stream.is_done:
                 return

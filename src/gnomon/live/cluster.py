@@ -160,7 +160,16 @@ class LiveCluster:
 
     def ended(self, ids: Ints) -> NDArray[np.bool_]:
         """[request]: whether it has ended, in one way or another."""
-        return np.isin(self.cluster.requests.status[ids], (FINISHED, REJECTED, SHED))
+        status = self.cluster.requests.status[ids]
+        return (status == FINISHED) | (status == REJECTED) | (status == SHED)
+
+    def newest_s(self, ids: Ints) -> Floats:
+        """[request]: when its newest token came, or when it ended."""
+        q = self.cluster.requests[ids]
+        replicas = self.cluster.replicas[np.maximum(q.replica, 0)]
+        steps = (q.status == IN_FLIGHT) & (q.processed > q.prefill_tokens) & (replicas.steps > q.joined)
+        newest_s = np.where(steps, replicas.last_step_s, q.last_token_s)
+        return np.where(newest_s >= 0.0, newest_s, q.finished_s)
 
     def reply_s(self, ids: Ints) -> Floats:
         """[request]: seconds from its newest token to the client."""

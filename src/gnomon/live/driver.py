@@ -28,6 +28,7 @@ class Stream:
         self.verdict = ""
         """Why there is no answer: `rejected`, `shed` or `failed`; empty where there is."""
         self.cached_tokens = 0
+        self.replica = max(0, asked.replica or 0)
         self.last_s = sent_s
         self.due_s = 0.0
         """When its newest token was due, in real seconds."""
@@ -110,37 +111,46 @@ class Driver:
             self._timer = asyncio.get_running_loop().call_soon(self._spin, due_s)
 
     def _collect(self, now_s: float) -> None:
-        """Look which requests have got tokens or have ended."""
+        """Look which requests have got tokens or have ended. There may be ten thousand tokens a second: whatever can be
+        done for all of them at once is."""
         if not self._streams:
             return
         live, streams = self.live, list(self._streams.values())
-        ids = np.fromiter((stream.id for stream in streams), np.int64, len(streams))
-        produced, ended, reply_s = live.produced(ids), live.ended(ids), live.reply_s(ids)
+        ids = np.fromiter(self._streams, np.int64, len(streams))
+        produced, ended = live.produced(ids), live.ended(ids)
         before = np.fromiter((stream.num_produced for stream in streams), np.int64, len(streams))
-        for i in np.flatnonzero((produced > before) | ended):
+        changed = np.flatnonzero((produced > before) | ended)
+        if not changed.size:
+            return
+        some = ids[changed]
+        done = ended[changed] | (produced[changed] >= live.cluster.requests.output_tokens[some])
+        came_s = live.newest_s(some)
+        columns = (produced[changed], done, came_s, came_s + live.reply_s(some), live.cluster.requests.replica[some])
+        for i, count, is_done, at_s, due_s, r in zip(changed, *(one.tolist() for one in columns), strict=True):
             stream = streams[i]
-            request, came_s = live.cluster.requests[stream.id], now_s
-            count, is_done = int(produced[i]), bool(ended[i])
-            if not is_done and count >= request.output_tokens:  # The engine lets go of it later.
-                is_done, came_s = True, float(request.last_token_s)
-            elif is_done:
-                came_s = float(request.finished_s)
-            elif not stream.num_produced:
-                came_s = float(request.first_token_s)
             if count and not stream.num_produced:
-                stream.cached_tokens, stream.num_produced = int(request.cached_tokens), 1
-                stream.last_s = float(request.first_token_s)
-                self.metrics.count_first(stream, stream.last_s + float(request.first_reply_s))
+                self._begin(stream, r)
             if count > stream.num_produced:
-                self.metrics.count_tokens(stream, count - stream.num_produced, came_s)
-            stream.num_produced, stream.last_s = count, came_s
+                self.metrics.count_tokens(stream, count - stream.num_produced, at_s)
+            stream.num_produced, stream.last_s = count, at_s
             if is_done:
-                self._end(stream, int(request.status), came_s)
-            self._count += 1
-            heapq.heappush(self._replies, (came_s + float(reply_s[i]), self._count, stream, count, is_done))
+                self._end(stream, at_s)
+            if due_s <= now_s:
+                stream.deliver(count, is_done, self._start_s + due_s / self.speed)
+            else:
+                self._count += 1
+                heapq.heappush(self._replies, (due_s, self._count, stream, count, is_done))
 
-    def _end(self, stream: Stream, status: int, now_s: float) -> None:
+    def _begin(self, stream: Stream, replica: int) -> None:
+        """A request has its first token."""
+        request = self.live.cluster.requests[stream.id]
+        stream.cached_tokens, stream.num_produced, stream.replica = int(request.cached_tokens), 1, replica
+        stream.last_s = float(request.first_token_s)
+        self.metrics.count_first(stream, stream.last_s + float(request.first_reply_s))
+
+    def _end(self, stream: Stream, now_s: float) -> None:
         del self._streams[stream.id]
+        status = self.live.cluster.requests[stream.id].status
         if status in (SHED, REJECTED):
             stream.verdict = "shed" if status == SHED else "rejected"
         self.metrics.count_end(stream, stream.verdict or "stop", now_s)

@@ -57,12 +57,9 @@ class Metrics:
         self.lateness = _Histogram(_LATE_S)
         """Real seconds from when tokens were due to when they were handed to the network."""
 
-    def _replica(self, stream: Stream) -> int:
-        return max(0, int(self.live.cluster.requests[stream.id].replica))
-
     def count_first(self, stream: Stream, came_s: float) -> None:
         """A request has got its first token."""
-        r = self._replica(stream)
+        r = stream.replica
         self._of_replica[r]["ttft"].add(came_s - stream.sent_s)
         self._of_replica[r]["prompt"].add(stream.asked.prompt_tokens)
         self._tokens[r][0] += stream.asked.prompt_tokens
@@ -70,13 +67,13 @@ class Metrics:
 
     def count_tokens(self, stream: Stream, count: int, came_s: float) -> None:
         """It has got more."""
-        r = self._replica(stream)
+        r = stream.replica
         self._of_replica[r]["itl"].add((came_s - stream.last_s) / count, count)
         self._tokens[r][1] += count
 
     def count_end(self, stream: Stream, why: str, ended_s: float) -> None:
         """A request has ended."""
-        r = self._replica(stream)
+        r = stream.replica
         self._ends[r, why] = self._ends.get((r, why), 0) + 1
         if why == "stop":
             self._of_replica[r]["e2e"].add(ended_s - stream.sent_s)
