@@ -72,6 +72,7 @@ def calibrate(
     given: ScenarioLike = None,
     *,
     hold_out: Sequence[str] = (),
+    leave_out_slow: bool = False,
     kernel_scale: bool = False,
     clock: bool = True,
     on_progress: Progress | None = None,
@@ -79,20 +80,22 @@ def calibrate(
 ) -> Calibration:
     """Fit a server's constants to what it left behind; `logs` are files or folders, each one load.
 
-    `given` is the scenario of that server. Logs named in `hold_out` are predicted, not fitted. `kernel_scale` fits a
-    factor on all kernels too; `clock` a lower clock of the GPU.
+    `given` is the scenario of that server. Logs named in `hold_out` are predicted, not fitted. `leave_out_slow` leaves
+    rounds with a slow host out of both. `kernel_scale` fits a factor on all kernels too; `clock` a lower
+    clock of the GPU.
 
         gnomon.calibrate(["steps-20.csv", "steps-60.csv"], "server.yaml").write("calibration.yaml")
     """
     from gnomon.calibration.calibrate import calibrate as fit
-    from gnomon.calibration.read import read_log
+    from gnomon.calibration.read import read_logs
 
     chosen = scenario(given, **overrides)
     return Calibration(
         fit(
-            [read_log(path) for path in logs],
+            read_logs(logs),
             chosen,
             hold_out=hold_out,
+            leave_out_slow=leave_out_slow,
             with_scale=kernel_scale,
             with_clock=clock,
             on_progress=on_progress,

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from gnomon import __version__
-from gnomon.calibration import naming
-from gnomon.calibration.kernels import Kernels, kernels_of, with_kv
-from gnomon.calibration.logs import Log
-from gnomon.calibration.replay import Figures, figures, matched
-from gnomon.calibration.request_fit import RequestFit, fit_requests, simulated, target_of
-from gnomon.calibration.step_fit import Data, Fit, fit_steps, thinned
+from gnomon.calibration import drift, naming
+from gnomon.calibration.from_steps import StepLogs
+from gnomon.calibration.logs import Log, load_of
+from gnomon.calibration.naming import Named
+from gnomon.calibration.promise import Promises, promises
+from gnomon.calibration.request_fit import fit_requests, simulated, target_of
+from gnomon.core.arrays import Floats
 from gnomon.core.config import build
 from gnomon.core.errors import ConfigError
 from gnomon.serving.scenario import Scenario
-from gnomon.serving.scenario.calibration import Calibration, Constant, Load, Provenance
+from gnomon.serving.scenario.calibration import Calibration, Load, Provenance
 from gnomon.serving.scenario.engine_presets import filled_in, nested
 
 LEAST_ERROR = 0.01
@@ -28,22 +27,29 @@ ONE_LOAD = (
     "Only one load was seen: constants that grow with the batch may be far off at others (a slope fitted at a low load "
     "was once 42 % wrong at a high one). Add a log of a higher load."
 )
+CANNOT = 0.1
+"""Beyond this error on loads left out, latencies are said not to tell enough."""
+Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, eq=False)
 class Check:
-    """One load: how far the constants are off on it, once without having seen it."""
+    """One load: how far constants that have not seen it are off."""
 
     name: str
     is_fitted: bool
+    """Else it was held out. Either way it is foretold from the other loads, where there are any."""
     steps: int
     requests: int
     step_error: float | None
-    """Of the mean iteration (each counts as often as it has sequences), by the final constants."""
+    """Of the mean iteration (each counts as often as requests wait for it), by the final constants; from latencies
+    alone, of the time per output token."""
     foretold: float | None
     """The same, by constants fitted on the other loads only."""
-    figures: Figures | None
-    """Latencies of its requests, recorded and simulated."""
+    promised: Promises | None
+    """Latencies of its requests, recorded and foretold by simulation."""
+    at_pace: Promises | None
+    """The same with the host as slow as during the recording, where steps tell it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,67 +63,18 @@ class Calibrated:
     logs: list[Log] = field(repr=False)
 
 
-def load_of(name: str) -> str:
-    """The load a log belongs to: `chat-60`, `chat-60.2` and `chat-60.3` are repeats of one."""
-    return re.sub(r"\.\d+$", "", name)
-
-
 def with_facts(scenario: Scenario, logs: Sequence[Log]) -> Scenario:
-    """The scenario, with the settings that the logs name where it gives none."""
+    """The scenario, with the settings that logs name where it gives none; an error where they name another model."""
     given = scenario.model_dump(mode="json", exclude_unset=True)
-    return build(Scenario, filled_in(given, nested(logs[0].facts)))
-
-
-def calibrate(
-    logs: Sequence[Log], scenario: Scenario, *, hold_out: Sequence[str] = (), with_scale: bool = False,
-    with_clock: bool = True, on_progress: Callable[[int, int], None] | None = None,
-) -> Calibrated:  # fmt: skip
-    """Fit the constants of a server to `logs`; those named in `hold_out` are only foretold."""
-    names = [log.name for log in logs]
-    if len(set(names)) < len(names):
-        raise ConfigError("two logs have the same name.", where=", ".join(names), fix="Rename one of them.")
-    for name in hold_out:
-        if name not in names and name not in map(load_of, names):
-            raise ConfigError(f"no log is called {name!r}.", where="--hold-out", fix=f"There are: {', '.join(names)}.")
-    fitted = [log for log in logs if log.name not in hold_out and load_of(log.name) not in hold_out]
-    if not fitted:
-        raise ConfigError("every log is held out.", where="--hold-out")
-    base = with_facts(scenario, logs)
-    if fitted[0].steps is not None:
-        found = _from_steps(fitted, logs, base, with_scale=with_scale, with_clock=with_clock)
-    else:
-        found = _from_requests(fitted, logs, base, with_scale=with_scale, on_progress=on_progress)
-    constants, order, spread, notes, errors = found
-    loads = {load_of(log.name) for log in fitted}
-    if len(loads) == 1:
-        notes = [ONE_LOAD, *notes]
-    calibration = Calibration(
-        format="gnomon-calibration",
-        constants=constants,
-        names=order,
-        spread=tuple(tuple(float(f"{value:.6g}") for value in row) for row in spread),
-        error=round(_left_error(logs, fitted, errors), 4),
-        provenance=Provenance(
-            gnomon=__version__,
-            model=base.model,
-            device=base.device,
-            source=base.timing.source,
-            loads=tuple(
-                Load(
-                    name=log.name,
-                    steps=len(log.steps) if log.steps is not None else 0,
-                    requests=len(log.stamps.requests) if log.stamps is not None else 0,
-                    fitted=log in fitted,
-                    error=round(errors.get(log.name, (0.0, None))[0] or 0.0, 5),
+    for log in logs:
+        for name, own in (("model", scenario.model), ("device", scenario.device)):
+            if name in given and log.facts.get(name, own) != own:
+                raise ConfigError(
+                    f"was recorded with the {name} {log.facts[name]}, the scenario has {own}.",
+                    where=log.name,
+                    fix="Give the scenario of that server, or its own logs.",
                 )
-                for log in logs
-            ),
-            notes=tuple(notes),
-        ),
-    )
-    calibrated = with_constants(base, calibration)
-    checks = [_check(name, logs, fitted, calibrated, errors) for name in dict.fromkeys(map(load_of, names))]
-    return Calibrated(calibration, calibrated, checks, list(logs))
+    return build(Scenario, filled_in(given, nested(logs[0].facts)))
 
 
 def with_constants(base: Scenario, calibration: Calibration) -> Scenario:
@@ -126,98 +83,202 @@ def with_constants(base: Scenario, calibration: Calibration) -> Scenario:
     return build(Scenario, filled_in(nested(calibration.settings), given))
 
 
+def calibrate(
+    logs: Sequence[Log], scenario: Scenario, *, hold_out: Sequence[str] = (), leave_out_slow: bool = False,
+    with_scale: bool = False, with_clock: bool = True, on_progress: Progress | None = None,
+) -> Calibrated:  # fmt: skip
+    """Fit the constants of a server to `logs`; those named in `hold_out` are only foretold. `leave_out_slow` leaves
+    rounds with a slow host out of both."""
+    names = [log.name for log in logs]
+    if len(set(names)) < len(names):
+        raise ConfigError("two logs have the same name.", where=", ".join(names), fix="Rename one of them.")
+    for name in hold_out:
+        if name not in names and name not in map(load_of, names):
+            raise ConfigError(f"no log is called {name!r}.", where="--hold-out", fix=f"There are: {', '.join(names)}.")
+    held = {name for name in names if name in hold_out or load_of(name) in hold_out}
+    if len(held) == len(names):
+        raise ConfigError("every log is held out.", where="--hold-out")
+    base = with_facts(scenario, logs)
+    stepped = [log.name for log in logs if log.steps is not None]
+    if len(stepped) < len(names) and stepped:
+        missing = ", ".join(name for name in names if name not in stepped)
+        raise ConfigError(f"has no steps, others have: {missing}.", where="logs", fix="Give steps of all, or of none.")
+    way: _Way = _BySteps(base, logs, held, with_scale, with_clock) if stepped else _ByRequests(
+        base, logs, with_scale, on_progress)  # fmt: skip
+    slow = way.slow
+    left_out = set(slow) if leave_out_slow else set()
+    used = [log for log in logs if log.name not in left_out]
+    fitted = [log.name for log in used if log.name not in held]
+    if not fitted:
+        raise ConfigError("every log that is not held out has a slow host.", where="--leave-out-slow")
+    loads = list(dict.fromkeys(map(load_of, fitted)))
+    final = way.fit(fitted)
+    others = {one: way.fit([name for name in fitted if load_of(name) != one]) for one in loads if len(loads) > 1}
+    errors = {
+        log.name: (final.error(log.name), others.get(load_of(log.name), final).error(log.name))
+        if log.name in held or others
+        else (final.error(log.name), None)
+        for log in used
+    }
+    left = _left_error(errors, held, loads)
+    notes = [*final.named[3], *_slow_notes(slow, left_out), *way.notes]
+    if len(loads) == 1:
+        notes = [ONE_LOAD, *notes]
+    made = [_calibration(one, base, left) for one in (final, *others.values())]
+    loads_told = tuple(
+        Load(name=log.name, steps=len(log.steps) if log.steps is not None else 0,
+             requests=len(log.stamps.requests) if log.stamps is not None else 0, fitted=log.name in fitted,
+             error=round(errors[log.name][0] or 0.0, 5))
+        for log in used
+    )  # fmt: skip
+    about = made[0].provenance.model_copy(update={"loads": loads_told, "notes": tuple(notes)})
+    calibration = made[0].model_copy(update={"provenance": about})
+    told_by = dict(zip(others, made[1:], strict=True))
+    checks = [
+        _check([log for log in used if load_of(log.name) == one], base, told_by.get(one, calibration), errors, held,
+               others.get(one, final))
+        for one in dict.fromkeys(load_of(log.name) for log in used)
+    ]  # fmt: skip
+    if not stepped and (worst := _worst(checks)) > CANNOT:
+        notes.insert(
+            0,
+            f"From latencies alone this server cannot be foretold within {CANNOT:.0%}: a load that was left out is "
+            f"{worst:.0%} off. Record steps: duration_s, prefill_tokens, decodes, decode_kv, running.",
+        )
+        about = about.model_copy(update={"notes": tuple(notes)})
+        calibration = calibration.model_copy(update={"provenance": about, "error": max(calibration.error, worst)})
+    return Calibrated(calibration, with_constants(base, calibration), checks, list(used))
+
+
+def _worst(checks: Sequence[Check]) -> float:
+    """The largest error of a mean on a load that the constants have not seen."""
+    told = [one.promised for one in checks if one.promised is not None and one.foretold is not None]
+    return max((abs(some["mean"].error) for one in told for some in one.values()), default=0.0)
+
+
 Errors = dict[str, tuple[float | None, float | None]]
-Found = tuple[dict[str, Constant], tuple[str, ...], Any, list[str], Errors]
 
 
-def _check(load: str, logs: Sequence[Log], fitted: Sequence[Log], scenario: Scenario, errors: Errors) -> Check:
-    """One load, its repeats together."""
-    mine = [log for log in logs if load_of(log.name) == load]
-    pairs = [(log.stamps, matched(scenario, log)) for log in mine if log.stamps is not None]
+def _check(
+    mine: Sequence[Log], base: Scenario, known: Calibration, errors: Errors, held: set[str], found: Found
+) -> Check:
+    """One load, its repeats together, by constants that have not seen it where there are such."""
+    stamped = [log for log in mine if log.stamps is not None]
+    chosen = with_constants(base, known)
+    paces = {log.name: found.pace(log.name) for log in stamped}
+    own = {name: pace for name, pace in paces.items() if pace is not None}
     return Check(
-        name=load,
-        is_fitted=mine[0] in fitted,
+        name=load_of(mine[0].name),
+        is_fitted=mine[0].name not in held,
         steps=sum(len(log.steps) for log in mine if log.steps is not None),
-        requests=sum(len(log.stamps.requests) for log in mine if log.stamps is not None),
-        step_error=_pooled(mine, errors, 0),
-        foretold=_pooled(mine, errors, 1),
-        figures=figures(pairs) if pairs else None,
+        requests=sum(len(log.stamps.requests) for log in stamped if log.stamps is not None),
+        step_error=_mean([errors[log.name][0] for log in mine]),
+        foretold=_mean([errors[log.name][1] for log in mine]),
+        promised=promises(chosen, known, stamped) if stamped else None,
+        at_pace=promises(chosen, known, stamped, own) if stamped and len(own) == len(stamped) else None,
     )
 
 
-def _pooled(logs: Sequence[Log], errors: Errors, which: int) -> float | None:
-    known = [error for log in logs if (error := errors.get(log.name, (None, None))[which]) is not None]
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
     return float(np.mean(known)) if known else None
 
 
-def _left_error(logs: Sequence[Log], fitted: Sequence[Log], errors: Errors) -> float:
-    """What stays on a load that was not fitted: on those held out, else on each as foretold from two others or more,
-    else twice what stays on those that were fitted. The first of these that is known."""
-    names = {load_of(log.name): [one for one in logs if load_of(one.name) == load_of(log.name)] for log in logs}
-    held = [mine for mine in names.values() if mine[0] not in fitted]
-    own = [mine for mine in names.values() if mine[0] in fitted]
-    foretold = [_pooled(mine, errors, 1) for mine in own] if len(own) > 2 else []
-    seen = [_pooled(mine, errors, 0) for mine in own]
-    ways = ([_pooled(mine, errors, 0) for mine in held], foretold, [2.0 * one for one in seen if one is not None])
-    known = next((known for way in ways if (known := [error for error in way if error is not None])), [0.0])
-    return max(LEAST_ERROR, float(np.sqrt(np.mean(np.square(known)))))
+def _left_error(errors: Errors, held: set[str], loads: Sequence[str]) -> float:
+    """What stays on a load that was not fitted: on those held out and on each as foretold from the others; with one
+    load only, twice what stays on it."""
+    by_load: dict[str, list[float | None]] = {}
+    for name, (own, foretold) in errors.items():
+        is_told = name in held or len(loads) > 1
+        by_load.setdefault(load_of(name), []).append(foretold if is_told else None if own is None else 2.0 * own)
+    known = [error for some in by_load.values() if (error := _mean(some)) is not None]
+    return max(LEAST_ERROR, float(np.sqrt(np.mean(np.square(known)))) if known else 0.0)
 
 
-def _from_steps(fitted: list[Log], logs: Sequence[Log], base: Scenario, *, with_scale: bool, with_clock: bool) -> Found:
-    stepped = [with_kv(base, log) for log in logs if log.steps is not None]
-    kernels = kernels_of(base, stepped)
-    used = {log.name for log in fitted}
-    thin = {log.name: thinned(log.steps, kernels[log.name]) for log in stepped if log.steps is not None}
-
-    def fit(names: Sequence[str]) -> Fit:
-        data = Data([thin[name][0] for name in names], [thin[name][1] for name in names])
-        return fit_steps(data, with_clock=with_clock, with_scale=with_scale)
-
-    own = [log.name for log in stepped if log.name in used]
-    final = fit(own)
-    loads = sorted({load_of(name) for name in own})
-    left_out = {one: fit([name for name in own if load_of(name) != one]) for one in loads if len(loads) > 1}
-    errors: Errors = {}
-    for log in stepped:
-        without = left_out.get(load_of(log.name)) if log.name in used else final
-        errors[log.name] = (
-            _mean_error(log, kernels[log.name], final),
-            _mean_error(log, kernels[log.name], without) if without else None,
-        )
-    data = Data([thin[name][0] for name in own], [thin[name][1] for name in own])
-    constants, order, spread, notes = naming.of_steps(final, data, base)
-    notes += [
-        f"{log.name} does not say how much KV its decodes read: the mean of its requests was taken."
-        for log in logs
-        if log.steps is not None and not log.steps.knows_kv
-    ]
-    return constants, order, spread, notes, errors
+def _slow_notes(slow: dict[str, float], left_out: set[str]) -> list[str]:
+    if not slow:
+        return []
+    words = ", ".join(f"{name} ({factor:.2f} times)" for name, factor in slow.items())
+    then = (
+        "They were left out." if left_out else "--leave-out-slow leaves them out; they are part of the constants now."
+    )
+    return [f"Rounds with a slow host, against the median round: {words}. {then} Record more and shorter rounds, in "
+            "turn over the loads."]  # fmt: skip
 
 
-def _mean_error(log: Log, kernels: Kernels, fit: Fit) -> float:
-    assert log.steps is not None
-    weight = log.steps.sequences
-    return float(weight @ fit.seconds(log.steps, kernels) / (weight @ log.steps.seconds) - 1.0)
+def _calibration(found: Found, base: Scenario, error: float) -> Calibration:
+    constants, order, spread, _ = found.named
+    return Calibration(
+        format="gnomon-calibration",
+        constants=constants,
+        names=order,
+        spread=tuple(tuple(float(f"{value:.6g}") for value in row) for row in spread),
+        error=round(error, 4),
+        drift=round(found.drift, 4),
+        provenance=Provenance(
+            gnomon=__version__, model=base.model, device=base.device, source=base.timing.source, loads=()
+        ),
+    )
 
 
-def _from_requests(
-    fitted: list[Log], logs: Sequence[Log], base: Scenario, *, with_scale: bool,
-    on_progress: Callable[[int, int], None] | None,
-) -> Found:  # fmt: skip
-    targets = [target_of(log) for log in fitted]
-    found = fit_requests(base, targets, with_scale=with_scale, on_progress=on_progress)
-    errors: Errors = {name: (float(error[3]), None) for name, error in found.errors.items()}
-    loads = sorted({load_of(log.name) for log in fitted})
-    for one in loads if len(loads) > 2 else []:
-        rest = [target for target in targets if load_of(target.name) != one]
-        without: RequestFit = fit_requests(base, rest, with_scale=with_scale)
-        for target in targets:
-            if load_of(target.name) == one:
-                told = simulated(base, target, without.constants) / target.means - 1.0
-                errors[target.name] = (errors[target.name][0], float(told[3]))
-    held = [log for log in logs if log not in fitted and (log.stamps is not None or log.counters is not None)]
-    for target in map(target_of, held):
-        told = simulated(base, target, found.constants) / target.means - 1.0
-        errors[target.name] = (float(told[3]), float(told[3]))
-    constants, order, spread, notes = naming.of_requests(found, base, len(targets))
-    return constants, order, spread, notes, errors
+# The two ways: from steps, and from latencies alone
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """Constants fitted on some logs, and what they make of all."""
+
+    named: Named
+    drift: float
+    error: Callable[[str], float | None]
+    """Of a log, by its name."""
+    pace: Callable[[str], Floats | None]
+    """How slow the host was during a log, where it is known."""
+
+
+class _Way:
+    slow: dict[str, float]
+    notes: list[str]
+
+    def fit(self, names: Sequence[str]) -> Found:
+        raise NotImplementedError
+
+
+class _BySteps(_Way):
+    """What each iteration took."""
+
+    def __init__(self, base: Scenario, logs: Sequence[Log], held: set[str], scale: bool, clock: bool) -> None:
+        self.base, self.logs = base, StepLogs(base, logs, with_scale=scale, with_clock=clock)
+        self.names = [log.name for log in logs if log.name not in held]
+        self.own = self.logs.fit(self.names)
+        self.slow = drift.slow_rounds({log.name: self.logs.host_factor(self.own, log.name) for log in logs})
+        self.notes = [
+            f"{log.name} does not say how much KV its decodes read: the mean of its requests was taken."
+            for log in logs
+            if log.steps is not None and not log.steps.knows_kv
+        ]
+
+    def fit(self, names: Sequence[str]) -> Found:
+        one = self.own if list(names) == self.names else self.logs.fit(names)
+        named = naming.of_steps(one.fit, one.data, self.base, one.states)
+        return Found(named, one.drift, lambda name: self.logs.error(one, name), lambda name: self.logs.trace(one, name))
+
+
+class _ByRequests(_Way):
+    """What clients saw."""
+
+    def __init__(self, base: Scenario, logs: Sequence[Log], scale: bool, on_progress: Progress | None) -> None:
+        self.base, self.with_scale, self.on_progress = base, scale, on_progress
+        self.targets = {log.name: target_of(log) for log in logs}
+        self.slow, self.notes = {}, []
+
+    def fit(self, names: Sequence[str]) -> Found:
+        own = [self.targets[name] for name in names]
+        found = fit_requests(self.base, own, with_scale=self.with_scale, on_progress=self.on_progress)
+        self.on_progress = None  # Of the first, which is the final one.
+
+        def error(name: str) -> float | None:
+            target = self.targets[name]
+            return float((simulated(self.base, target, found.constants) / target.means - 1.0)[3])
+
+        return Found(naming.of_requests(found, self.base, own), 0.0, error, lambda _: None)

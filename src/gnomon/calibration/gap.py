@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from gnomon.calibration.kernels import with_kv
+from gnomon.calibration.causes import NOTICED, Cause, decided_otherwise, taken_longer
+from gnomon.calibration.kernels import Kernels, iterations_of, with_kv
 from gnomon.calibration.logs import PHASES, Log, Steps
 from gnomon.calibration.replay import Figures, figures, latencies, matched, simulated_latencies
 from gnomon.core.arrays import Floats
+from gnomon.core.errors import ConfigError
 from gnomon.serving.run.simulate import Run
 from gnomon.serving.scenario import Scenario
 
-NOTICED = 0.02
-"""Differences of a mean below this share are left alone."""
 SIZES = (1, 8, 32, 128, 512)
 """Edges of the classes of batch sizes."""
 
@@ -32,17 +32,6 @@ class Difference:
     def relative(self) -> float:
         """Simulated over recorded, less one."""
         return self.simulated / self.recorded - 1.0 if self.recorded else 0.0
-
-
-@dataclass(frozen=True)
-class Cause:
-    """What may be behind it, how much of the end-to-end difference it would explain, and what shows it."""
-
-    name: str
-    weight: float
-    """Share of the mean time per request that differs by it; the list is ranked by its size."""
-    evidence: str
-    try_this: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,11 +57,24 @@ def explain(scenario: Scenario, log: Log) -> Gap:
     done = matched(scenario, log)
     assert log.stamps is not None
     told = figures([(log.stamps, done)])
-    steps = _step_differences(log.steps, done) if log.steps is not None else []
     counts = _count_differences(log, done)
     first = _first_off(log, done)
-    causes = sorted(_causes(told, steps, counts, log, done), key=lambda one: -abs(one.weight))
+    steps, causes = [], [*decided_otherwise(log, done, simulated_steps(done))]
+    if log.steps is not None and not any(one.name.startswith("scheduler") for one in causes):
+        kernels, ours = _same_iterations(scenario, log)
+        if ours is not None:
+            steps = _step_differences(log.steps, ours)
+            causes += taken_longer(log.steps, kernels, ours)
+    causes += _front_end_cause(told, steps)
     return Gap(log.name, told, steps, counts, first, causes, log, done)
+
+
+def _same_iterations(scenario: Scenario, log: Log) -> tuple[Kernels | None, Floats | None]:
+    """The recorded iterations by the scenario, unless it has none as large: then that is the cause."""
+    try:
+        return iterations_of(scenario, log)
+    except ConfigError:
+        return None, None
 
 
 def simulated_steps(done: Run) -> dict[str, Floats]:
@@ -91,21 +93,16 @@ def simulated_steps(done: Run) -> dict[str, Floats]:
     }
 
 
-def _step_differences(steps: Steps, done: Run) -> list[Difference]:
-    ours, found = simulated_steps(done), []
+def _step_differences(steps: Steps, ours: Floats) -> list[Difference]:
+    """The same iterations on both sides, by phase and batch size."""
+    found = []
     for index, phase in enumerate(PHASES):
         for low, high in zip(SIZES, (*SIZES[1:], 1 << 30), strict=True):
-            theirs = (steps.phase == index) & (steps.sequences >= low) & (steps.sequences < high)
-            mine = (ours["phase"] == index) & (ours["sequences"] >= low) & (ours["sequences"] < high)
-            if theirs.sum() >= 5 and mine.sum() >= 5:
+            mine = (steps.phase == index) & (steps.sequences >= low) & (steps.sequences < high)
+            if mine.sum() >= 5:
                 size = f"{low}" if high - low == 1 else f"{low}–{high - 1}" if high < 1 << 30 else f"{low} and more"
-                found.append(
-                    Difference(
-                        f"{phase}, {size} sequences",
-                        float(steps.seconds[theirs].mean()),
-                        float(ours["seconds"][mine].mean()),
-                    )
-                )
+                both = float(steps.seconds[mine].mean()), float(ours[mine].mean())
+                found.append(Difference(f"{phase}, {size} sequences", *both))
     return found
 
 
@@ -120,6 +117,10 @@ def _count_differences(log: Log, done: Run) -> list[Difference]:
         computed = float((steps.tokens - steps.decodes).sum())
         found += [
             Difference("iterations", len(steps), len(ours["seconds"])),
+            *(
+                Difference(f"iterations, {phase}", float((steps.phase == i).sum()), float((ours["phase"] == i).sum()))
+                for i, phase in enumerate(PHASES)
+            ),
             Difference("sequences per iteration", float(steps.sequences.mean()), float(ours["sequences"].mean())),
             Difference("iterations with prompts", float(has_prompt.sum()), float((ours["prefill"] > 0).sum())),
             Difference("prompt tokens computed", computed, float(ours["prefill"].sum())),
@@ -154,80 +155,6 @@ def _first_off(log: Log, done: Run) -> dict[str, Any] | None:
         "simulated_first_token_s": float(q.first_token_s[i]),
         "waiting_before": int(np.count_nonzero((q.arrival_s < q.arrival_s[i]) & (q.first_token_s > q.arrival_s[i]))),
     }
-
-
-def _causes(told: Figures, steps: list[Difference], counts: list[Difference], log: Log, done: Run) -> list[Cause]:
-    """Rules, each from what differs to what usually makes it differ."""
-    by_name = {one.what: one for one in counts}
-    found = _host_causes(steps, log)
-    hits = by_name.get("prompt tokens found in the cache")
-    if hits and abs(hits.simulated - hits.recorded) > NOTICED * float(done.cluster.requests.prompt_tokens.sum()):
-        share = (hits.simulated - hits.recorded) / float(done.cluster.requests.prompt_tokens.sum())
-        found.append(Cause(
-            "prefix cache", share,
-            f"{hits.recorded:,.0f} prompt tokens were found in the server's cache, {hits.simulated:,.0f} in ours",
-            "Record prompt_token_ids, or set batching.prefix_cache as the server has it.",
-        ))  # fmt: skip
-    prompts, whole = by_name.get("iterations with prompts"), by_name.get("iterations")
-    is_slower = any(abs(one.weight) > NOTICED for one in found)  # Then batches differ as a consequence.
-    if prompts and whole and not is_slower and abs(prompts.relative - whole.relative) > 5 * NOTICED:
-        found.append(Cause(
-            "how prompts are admitted", prompts.relative - whole.relative,
-            f"{prompts.recorded:,.0f} iterations hold prompts in the recording, {prompts.simulated:,.0f} in ours",
-            "Check the policy, max_batch_tokens, max_chunk_tokens and options such as prefill_interval.",
-        ))  # fmt: skip
-    batch = by_name.get("sequences per iteration")
-    cap = done.kinds[0].batching.max_sequences
-    if batch and log.steps is not None and int(log.steps.sequences.max()) > cap:
-        found.append(Cause(
-            "batch cap", int(log.steps.sequences.max()) / cap - 1.0,
-            f"the server ran {int(log.steps.sequences.max())} sequences at once; the scenario allows {cap}",
-            "Set batching.max_sequences as the server had it.",
-        ))  # fmt: skip
-    if int(done.cluster.replicas.num_preemptions.sum()):
-        lost = int(done.cluster.replicas.num_preemptions.sum())
-        found.append(Cause(
-            "KV blocks", lost / max(1, len(done.cluster.requests)),
-            f"{lost:,} pre-emptions in the simulation: KV is short there",
-            "Set replica.num_kv_blocks to what the server reports at its start.",
-        ))  # fmt: skip
-    found += _front_end_cause(told, steps)
-    return found
-
-
-def _host_causes(steps: list[Difference], log: Log) -> list[Cause]:
-    """Iterations of one phase that all differ: by the same time (host), or by the same factor (kernels, clock)."""
-    causes = []
-    total = float(log.steps.seconds.sum()) if log.steps is not None else 0.0
-    for index, phase in enumerate(PHASES):
-        mine = [one for one in steps if one.what.startswith(phase)]
-        if not mine or log.steps is None:
-            continue
-        seconds = float(log.steps.seconds[log.steps.phase == index].sum())
-        missing = np.array([one.recorded - one.simulated for one in mine])
-        ratio = np.array([one.recorded / one.simulated for one in mine])
-        mean = float(np.mean([abs(one.relative) for one in mine]))
-        if mean < NOTICED:
-            continue
-        weight = float(np.mean([one.relative for one in mine])) * seconds / total
-        is_constant = len(mine) > 1 and missing.std() < abs(missing.mean()) and missing.std() / abs(
-            missing.mean()) < ratio.std() / abs(ratio.mean() - 1.0)  # fmt: skip
-        sizes = "; ".join(
-            f"{one.what}: {1e3 * one.recorded:.2f} ms, ours {1e3 * one.simulated:.2f}" for one in mine[:3]
-        )
-        if is_constant or len(mine) == 1:
-            causes.append(Cause(
-                f"host time of {phase} iterations", weight,
-                f"{1e3 * missing.mean():+z.2f} ms per iteration at every batch size ({sizes})",
-                "gnomon calibrate fits it from this log.",
-            ))  # fmt: skip
-        else:
-            causes.append(Cause(
-                f"kernels or clock in {phase} iterations", weight,
-                f"iterations take {ratio.mean():.2f} times as long at every batch size ({sizes})",
-                "Use kernels of this GPU (gnomon profile all), or gnomon calibrate --kernel-scale.",
-            ))  # fmt: skip
-    return causes
 
 
 def _front_end_cause(told: Figures, steps: list[Difference]) -> list[Cause]:

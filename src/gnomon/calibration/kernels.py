@@ -15,7 +15,7 @@ from gnomon.jit import jit
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.scenario.pools import bake, resolve
 from gnomon.timing.iteration import IterationTables
-from gnomon.timing.lookup import Shape, stage_s
+from gnomon.timing.lookup import Shape, stage_s, with_host_s
 from gnomon.workload import Requests, generate
 
 LOW_CLOCK = 0.5
@@ -40,6 +40,27 @@ def _stage_s(tables: IterationTables, rows: Floats, out: Floats) -> None:
         r = rows[i]
         shape = Shape(int(r[0]), int(r[1]), r[2], r[3], int(r[4]), r[5], r[6], int(r[4]), 0.0)
         out[i] = stage_s(tables, 0, shape, int(r[0]))
+
+
+@jit
+def _iteration_s(tables: IterationTables, rows: Floats, gpu: Floats, out: Floats) -> None:
+    for i in range(rows.shape[0]):
+        r = rows[i]
+        shape = Shape(int(r[0]), int(r[1]), r[2], r[3], int(r[4]), r[5], r[6], int(r[4]), 0.0)
+        out[i] = with_host_s(tables, 0, gpu[i], shape)
+
+
+def iterations_of(scenario: Scenario, log: Log) -> tuple[Kernels, Floats]:
+    """What a scenario makes of recorded iterations: the GPU's part at its clock and scale, and all of it."""
+    assert log.steps is not None
+    timing = scenario.timing
+    at_one = kernels_of(scenario, [log])[log.name]
+    own = Kernels(timing.scale * at_one.memory, timing.scale * at_one.compute / timing.clock)
+    rows, out = _rows(log.steps), np.empty(len(log.steps))
+    _iteration_s(_tables(scenario, [log], 1.0), rows, own.seconds(), out)
+    host = timing.host
+    usual = 1.0 if host is None else 1.0 + host.slow_share * (host.slow_factor - 1.0)
+    return own, own.seconds() + usual * (out - own.seconds())
 
 
 def kernels_of(scenario: Scenario, logs: list[Log]) -> dict[str, Kernels]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -26,13 +27,28 @@ class Steps:
     decodes: Ints
     decode_kv: Floats
     decode_kv_max: Floats
+    felt: Floats
+    """Requests that wait for it to end: of its batch, of others (a prompt of an engine that does not mix), queued."""
     start_s: Floats | None = None
     """When each began, where the log says it."""
+    gpu_s: Floats | None = None
+    """The GPU's part of each, where it was measured."""
+    preempted: Floats | None = None
+    """Requests that lost their blocks."""
     knows_kv: bool = True
     """Whether the log says how much KV the decodes read."""
 
     def __len__(self) -> int:
         return len(self.seconds)
+
+    @property
+    def at_s(self) -> Floats:
+        """When each began, in seconds since the first; one after the other where the log does not say it."""
+        return np.cumsum(self.seconds) - self.seconds if self.start_s is None else self.start_s - self.start_s[0]
+
+    def timed(self) -> Steps:
+        """The same with the times at which they began."""
+        return self if self.start_s is not None else replace(self, start_s=self.at_s)
 
     def take(self, index: Any) -> Steps:
         """Some of them."""
@@ -85,6 +101,8 @@ class Counters:
     ttft_s: float
     tpot_s: float
     e2e_s: float | None = None
+    cached_tokens: float = 0.0
+    """Prompt tokens of a request that the prefix cache had: they are not computed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,6 +127,11 @@ class Log:
             ).sum()
             return float(busy / max(self.stamps.last_token_s.max(), 1e-9))
         return self.counters.running if self.counters else 0.0
+
+
+def load_of(name: str) -> str:
+    """The load a log belongs to: `chat-60`, `chat-60.2` and `chat-60.3` are repeats of one."""
+    return re.sub(r"\.\d+$", "", name)
 
 
 def open_loop(arrival_s: Floats, prompt_tokens: Any, output_tokens: Any) -> Requests:

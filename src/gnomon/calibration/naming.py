@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from gnomon import catalog
-from gnomon.calibration.logs import PHASES
-from gnomon.calibration.request_fit import RequestFit
-from gnomon.calibration.step_fit import BLOCKS, FEW, Data, Fit, Phase, covariance
+from gnomon.calibration.drift import States
+from gnomon.calibration.logs import PHASES, load_of
+from gnomon.calibration.request_fit import LEAST, RequestFit, Target, limits
+from gnomon.calibration.step_fit import FEW, LIMITS, Data, Fit, Phase, covariance, joined
 from gnomon.core.arrays import Floats
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.scenario.calibration import Constant
@@ -17,106 +18,114 @@ from gnomon.serving.scenario.calibration import Constant
 Named = tuple[dict[str, Constant], tuple[str, ...], Floats, list[str]]
 LEAST_S, LEAST_SHARE = 1e-6, 0.005
 """Half of an interval is at least this: clocks and formats are not finer."""
-DRIFT, DRIFT_PARTS = 1.3, 8
-"""A host drifts where, of at least so many parts of the logs, the slowest tenth takes so much longer than the fastest
-tenth."""
 ALIKE = 0.98
 """Correlation beyond which two constants are known by their sum only."""
 
 
-def of_steps(fit: Fit, data: Data, scenario: Scenario) -> Named:
-    """The constants of iterations."""
+def of_steps(fit: Fit, data: Data, scenario: Scenario, states: States | None) -> Named:
+    """The constants of iterations; data at the paces of the host."""
     layers = catalog.model(scenario.model).num_layers
     names = [
         (index, name)
         for index, phase in enumerate(fit.phases)
         if phase.borrowed is None and phase.count
-        for name in ("constant", "per_sequence", "launch")
-        if name == "constant" or getattr(phase, name) > 0.0
+        for name in _STEP_FIELDS
+        if ("flat" in phase.form if name == "further_share" else getattr(phase, name) > 0.0)
     ]
     names += [(-1, name) for name, is_fitted in (("clock", fit.clock < 1.0), ("scale", fit.scale != 1.0)) if is_fitted]
-    matrix, factor = covariance(fit, data, names)
+    matrix, factor = covariance(fit, data, names) if names else (np.zeros((0, 0)), 1.0)
     half = {name: factor * np.sqrt(max(matrix[i, i], 0.0)) for i, name in enumerate(names)}
     constants: dict[str, Constant] = {}
     for index, phase in enumerate(fit.phases):
         place = index if phase.borrowed is None else phase.borrowed
-        for name, value in (
-            ("constant", phase.constant),
-            ("per_sequence", phase.per_sequence),
-            ("launch", phase.launch),
-        ):
+        for name in _STEP_FIELDS:
+            if name == "further_share" and "flat" not in phase.form:
+                continue
             share = layers if name == "launch" else 1
-            one = _constant(value / share, half.get((place, name), 0.0) / share, found=(place, name) in half)
+            value = getattr(phase, name) / share
+            found = (place, name) in half
+            most = 1.0 if name == "further_share" else None
+            one = _constant(value, half.get((place, name), 0.0) / share, found=found, most=most)
             constants[_dotted(index, name)] = one
-        for key in ("per_token_s", "exposed_s", "launch_s"):
+        if "flat" in phase.form:
+            full = float(phase.full_sequences)
+            constants[f"timing.host.{PHASES[index]}.full_sequences"] = Constant(value=full, low=full, high=full)
+        for key in ("exposed_s", "launch_s"):
             constants[f"timing.host.{PHASES[index]}.{key}"] = Constant(value=0.0, low=0.0, high=0.0, identified=False)
+    notes = [note for index, phase in enumerate(fit.phases) for note in _phase_notes(index, phase, data)]
     for name in ("clock", "scale"):
         if (-1, name) in half:
-            constants[f"timing.{name}"] = _constant(
-                getattr(fit, name), half[-1, name], most=1.0 if name == "clock" else None
-            )
+            value, (low, high) = getattr(fit, name), LIMITS[name]
+            is_inside = low * 1.01 < value < (high * 0.99 if name == "scale" else high)
+            constants[f"timing.{name}"] = _constant(value, half[-1, name], found=is_inside, most=high)
+            if not is_inside:
+                notes.append(f"timing.{name} is at the bound of what is possible ({low:g} to {high:g}): something else "
+                             "differs. `gnomon explain-gap` lists what.")  # fmt: skip
+    if states is not None:
+        constants |= _slow(states, sum(float(one.at_s[-1]) for one in data.steps))
     dotted = tuple(_dotted(*name) for name in names)
     size = np.array([1.0 / layers if name == "launch" else 1.0 for _, name in names])
-    notes = [note for index, phase in enumerate(fit.phases) for note in _phase_notes(index, phase, data)]
-    notes += [note for index in range(len(PHASES)) for note in _drift(index, fit, data)]
     notes += _alike(dotted, matrix)
     if fit.clock == 1.0:
         notes.append("timing.clock: no iteration shows a lower clock than that of the kernels' measurements.")
     return constants, dotted, _root(matrix * np.outer(size, size)), notes
 
 
-def _drift(index: int, fit: Fit, data: Data) -> list[str]:
-    """Words on a host that is slower in some parts of the logs than in others, at the same work."""
-    ratios = []
-    for steps, kernels in zip(data.steps, data.kernels, strict=True):
-        mine = np.flatnonzero(steps.phase == index)
-        ratio = steps.seconds[mine] / fit.seconds(steps, kernels)[mine]
-        parts = np.array_split(ratio, min(BLOCKS, len(mine) // FEW)) if len(mine) >= FEW else []
-        ratios += [float(np.median(part)) for part in parts]
-    if len(ratios) < DRIFT_PARTS:
-        return []
-    low, high = np.quantile(ratios, (0.1, 0.9))
-    if high < DRIFT * low:
-        return []
-    return [
-        f"{PHASES[index]}: the host drifts: a tenth of the logs' parts take {low:.2f} times what the constants say or "
-        f"less, another tenth {high:.2f} times or more. Record more and shorter rounds, in turn over the loads."
-    ]
+def _slow(states: States, seconds: float) -> dict[str, Constant]:
+    """The two states of the host; spells are what is independent in a recording of so many seconds."""
+    off = 1.65 * float(np.sqrt(2.0 * states.spell_s * states.share * (1.0 - states.share) / max(seconds, 1.0)))
+    return {
+        "timing.host.slow_share": _constant(states.share, off, most=0.99),
+        "timing.host.slow_factor": _constant(states.factor, 0.1 * states.factor),
+        "timing.host.slow_spell_s": _constant(states.spell_s, 0.5 * states.spell_s),
+    }
 
 
-def of_requests(fit: RequestFit, scenario: Scenario, num_loads: int) -> Named:
-    """The constants that latencies tell."""
-    layers = catalog.model(scenario.model).num_layers
-    c, sizes = fit.constants, []
+def of_requests(fit: RequestFit, scenario: Scenario, targets: Sequence[Target]) -> Named:
+    """The constants that latencies tell. Those that hardly differ in what they do to latencies are not identified."""
+    layers, most = catalog.model(scenario.model).num_layers, limits(targets)
     half = {name: fit.factor * np.sqrt(max(fit.covariance[i, i], 0.0)) for i, name in enumerate(fit.names)}
-    constants, order = {}, []
-    for name, value in (("per_iteration", c.per_iteration), ("per_sequence", c.per_sequence), ("launch", c.launch),
-                        ("reply", c.reply), ("scale", c.scale)):  # fmt: skip
+    pairs = _pairs(fit.names, fit.covariance)
+    at_bound = {n for n in fit.names if getattr(fit.constants, n) > 0.99 * most[n]}
+    at_bound |= {"scale"} if "scale" in fit.names and fit.constants.scale < 1.01 * LEAST["scale"] else set()
+    constants, order, sizes = {}, [], []
+    for name, dotted_names in _REQUEST_FIELDS.items():
         if name == "scale" and name not in half:
             continue
-        share = layers if name == "launch" else 1
-        for dotted in _REQUEST_FIELDS[name]:
-            constants[dotted] = _constant(value / share, half.get(name, 0.0) / share, found=name in half)
+        share, value = layers if name == "launch" else 1, getattr(fit.constants, name)
+        told = name in half and name not in at_bound and not any(name in pair for pair in pairs)
+        for dotted in dotted_names:
+            constants[dotted] = _constant(value / share, half.get(name, 0.0) / share, found=told)
     for name in fit.names:
         order.append(_REQUEST_FIELDS[name][0])
         sizes.append(1.0 / layers if name == "launch" else 1.0)
     for key in ("per_token_s", "exposed_s", "launch_s", "decode.launch_per_layer_s"):
         constants[f"timing.host.{key}"] = Constant(value=0.0, low=0.0, high=0.0, identified=False)
     notes = [
-        "Latencies alone do not tell phases apart: iterations with prompts and of decodes share one constant. "
-        "Step logs do."
+        "Latencies alone do not tell phases apart: iterations with prompts and of decodes share one constant. Record "
+        "steps (duration_s, prefill_tokens, decodes, decode_kv, running) to tell them."
     ]
+    notes += [f"{_REQUEST_FIELDS[a][0]} and {_REQUEST_FIELDS[b][0]} do the same to latencies, which do not tell them "
+              "apart; steps would." for a, b in pairs]  # fmt: skip
+    notes += [f"{_REQUEST_FIELDS[name][0]} is at the bound of what is possible: something else differs. "
+              "`gnomon explain-gap` lists what." for name in sorted(at_bound)]  # fmt: skip
     if "launch" not in fit.names or not constants[_REQUEST_FIELDS["launch"][0]].identified:
-        notes.append("The launch bound of prompts cannot be identified: no prompt is short enough to show it.")
-    if num_loads < 2:
+        notes.append("The launch bound of prompts cannot be identified from these latencies.")
+    if len({load_of(target.name) for target in targets}) < 2:
         notes.append("timing.host.per_sequence_s cannot be identified from one load.")
     if fit.misfit > 3.0:
         notes.append(
             f"The means are {fit.misfit:.1f} times further off than chance explains: something else differs. "
             "`gnomon explain-gap` lists what."
         )
-    notes += _alike(order, fit.covariance)
     return constants, tuple(order), _root(fit.covariance * np.outer(sizes, sizes)), notes
+
+
+def _pairs(names: Sequence[str], matrix: Floats) -> list[tuple[str, str]]:
+    """Constants that latencies tell apart by little."""
+    size = np.sqrt(np.maximum(np.diag(matrix), 1e-300))
+    close = np.abs(matrix / np.outer(size, size)) > 0.9
+    return [(names[j], names[i]) for i in range(len(names)) for j in range(i) if close[i, j]]
 
 
 _REQUEST_FIELDS = {
@@ -126,7 +135,8 @@ _REQUEST_FIELDS = {
     "reply": ("front_end.reply_s",),
     "scale": ("timing.scale",),
 }
-_STEP_FIELDS = {"constant": "per_iteration_s", "per_sequence": "per_sequence_s", "launch": "launch_per_layer_s"}
+_STEP_FIELDS = {"constant": "per_iteration_s", "per_sequence": "per_sequence_s", "further_share": "further_share",
+                "per_token": "per_token_s", "launch": "launch_per_layer_s"}  # fmt: skip
 
 
 def _dotted(index: int, name: str) -> str:
@@ -152,15 +162,16 @@ def _phase_notes(index: int, phase: Phase, data: Data) -> list[str]:
     if not phase.count:
         return [f"{name}: no iteration seen; nothing can be said about its host time."]
     notes = []
-    _, sequences, memory, compute = data.phase(index)
+    rows = joined(data.rows(index))
+    sequences = rows.sequences
     if sequences.std() < 0.05 * sequences.mean():
         notes.append(f"{name}: all batches have about {sequences.mean():.0f} sequences: a part per sequence cannot be "
                      "identified.")  # fmt: skip
     if phase.launch > 0.0 and phase.bound > 0.98:
         notes.append(f"{name}: every iteration waits for launching: the bound and the constant are known by their sum "
-                     "only. Add a log with longer prompts.")  # fmt: skip
+                     "only, which is taken for the bound. Add a log with longer prompts.")  # fmt: skip
     if phase.launch == 0.0:
-        shortest = 1e3 * float((memory + compute).min())
+        shortest = 1e3 * float(rows.gpu().min())
         notes.append(f"{name}: no launch bound above the shortest kernels ({shortest:.2g} ms) can be seen.")
     return notes
 

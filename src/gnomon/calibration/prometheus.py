@@ -15,6 +15,8 @@ _TPOT = ("inter_token_latency_seconds", "request_time_per_output_token_seconds",
 _E2E = "e2e_request_latency_seconds"
 _RUNNING = ("num_requests_running", "num_running_reqs")
 
+_CACHED = ("prefix_cache_hits_total", "gpu_prefix_cache_hits_total", "cached_tokens_total")
+
 Values = dict[str, float]
 
 
@@ -58,4 +60,5 @@ def counters(scrapes: Sequence[str], where: str) -> Counters:
     prompt, output = grown("prompt_tokens_total") / requests, grown("generation_tokens_total") / requests
     if prompt < 1 or output < 1:
         raise DataError("has no prompt_tokens_total or generation_tokens_total.", where=where)
-    return Counters(requests, prompt, output, busy, ttft, tpot, mean(_E2E))
+    cached = next((grown(name) for name in _CACHED if name in last), 0.0) / requests
+    return Counters(requests, prompt, output, busy, ttft, tpot, mean(_E2E), min(max(0.0, cached), prompt - 1.0))

@@ -7,9 +7,11 @@ import gzip
 import io
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from gnomon import catalog
 from gnomon.calibration import prometheus, request_files, step_files
 from gnomon.calibration.logs import Counters, Log, Stamps, Steps
 from gnomon.core.errors import DataError
@@ -21,6 +23,23 @@ KINDS = (
 )
 
 
+WANTED = (
+    "Steps need duration_s (or start_s and end_s), prefill_tokens and decodes, and are better with decode_kv, "
+    "sequences, running, waiting; requests need arrival_s, first_token_s, finished_s, prompt_tokens, output_tokens."
+)
+SUFFIXES = (".gz", ".csv", ".jsonl", ".json", ".parquet", ".log", ".txt", ".prom", ".metrics")
+
+
+def read_logs(paths: Sequence[str | Path]) -> list[Log]:
+    """Several loads; those whose files have the same name go by their folder's too."""
+    logs = [read_log(path) for path in paths]
+    names = [log.name for log in logs]
+    return [
+        log if names.count(log.name) == 1 else replace(log, name=f"{Path(path).resolve().parent.name}/{log.name}")
+        for log, path in zip(logs, paths, strict=True)
+    ]
+
+
 def read_log(path: str | Path) -> Log:
     """One load, whatever its format; a DataError says what was expected."""
     path = Path(path)
@@ -28,7 +47,9 @@ def read_log(path: str | Path) -> Log:
         return _read_folder(path)
     if not path.is_file():
         raise DataError("no such file or folder.", where=str(path))
-    name = path.name.partition(".")[0] or path.name
+    name = path.name
+    while name.endswith(SUFFIXES):
+        name = name.rpartition(".")[0]
     try:
         return _told(name, _read_file(path))
     except (KeyError, TypeError, IndexError, AttributeError) as error:
@@ -40,10 +61,12 @@ def read_log(path: str | Path) -> Log:
 def _read_folder(folder: Path) -> Log:
     """What `gnomon engine serve` or `gnomon simulate --out` wrote, a recorded server, or scrapes in turn."""
     found: dict[str, Any] = {}
-    for stem, part in (("iterations", "steps"), ("requests", "stamps")):
+    for stem, part in (("iterations", "steps"), ("steps", "steps"), ("requests", "stamps")):
         for suffix in (".csv.gz", ".csv", ".jsonl", ".parquet"):
             if part not in found and (folder / f"{stem}{suffix}").is_file():
                 found[part] = getattr(read_log(folder / f"{stem}{suffix}"), part)
+                if found[part] is None:
+                    raise DataError(f"holds no {part}.", where=str(folder / f"{stem}{suffix}"))
     if not found:
         scrapes = sorted(file for file in folder.iterdir() if file.suffix in (".prom", ".txt", ".metrics"))
         if not scrapes:
@@ -58,6 +81,8 @@ def _read_folder(folder: Path) -> Log:
 def _engine_facts(about: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a run of the reference engine."""
     engine, model = about.get("engine"), about.get("model")
+    if isinstance(model, str) and model in catalog.model_names():
+        return {"model": model}
     if not isinstance(engine, dict) or not isinstance(model, dict):
         return {}
     given = {
@@ -125,6 +150,12 @@ def _from_json(text: str, where: str) -> Part:
         return request_files.from_bench(rows[-1], where)
     if "metrics" in rows[0] and "metadata" in rows[0]:
         return request_files.from_aiperf(rows, where)
+    if "load_summary" in rows[0] and "successes" in rows[0]:
+        raise DataError(
+            "is inference-perf's summary of a stage: it does not hold single requests.",
+            where=where,
+            fix="Give per_request_lifecycle_metrics.json (report.request_lifecycle.per_request: true in its config).",
+        )
     if "info" in rows[0] and "start_time" in rows[0]:
         return request_files.from_inference_perf(rows, where)
     return _from_rows(rows, where)
@@ -139,7 +170,7 @@ def _from_rows(rows: Sequence[Mapping[str, Any]], where: str) -> Part:
         if "stage" in rows[0]:
             rows = [row for row in rows if row["stage"] == 0]
         return step_files.steps_from_columns({name: [row.get(name) for row in rows] for name in rows[0]}, where)
-    raise DataError(f"its columns are not known: {', '.join(list(rows[0])[:8])}.", where=where, fix=f"Give {KINDS}.")
+    raise DataError(f"its columns are not known: {', '.join(list(rows[0])[:8])}.", where=where, fix=WANTED)
 
 
 def _text(path: Path) -> str:

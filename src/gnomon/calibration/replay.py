@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from gnomon.core.errors import DataError
 from gnomon.serving.engine.state import FINISHED
 from gnomon.serving.run.simulate import Run, run
 from gnomon.serving.scenario import Scenario
+from gnomon.timing.iteration import IterationTables
 
 STATISTICS = {"mean": None, "p50": 50.0, "p90": 90.0, "p99": 99.0}
 
@@ -30,10 +31,14 @@ class Figures:
         return simulated / recorded - 1.0 if recorded > 0 else 0.0
 
 
-def matched(scenario: Scenario, log: Log, keep_members: int = 0) -> Run:
-    """The simulation of a load; a DataError where the simulated server cannot serve all of it."""
+Adjust = Callable[[IterationTables], IterationTables]
+
+
+def matched(scenario: Scenario, log: Log, adjust: Adjust | None = None) -> Run:
+    """The simulation of a load, its iterations' seconds adjusted; a DataError where the simulated server cannot serve
+    all of it."""
     assert log.stamps is not None
-    done = run(scenario, requests=log.stamps.requests, keep_members=keep_members)
+    done = run(scenario, requests=log.stamps.requests, adjust=adjust)
     if len(done.cluster.requests) != len(log.stamps.requests) or (done.cluster.requests.status != FINISHED).any():
         raise DataError(
             "the simulated server cannot serve every recorded request.",

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from gnomon.calibration.logs import Counters, Log, Stamps, open_loop
-from gnomon.calibration.step_fit import QUANTILE_90, SCALES
+from gnomon.calibration.logs import Counters, Log, Stamps, load_of, open_loop
+from gnomon.calibration.replay import latencies
+from gnomon.calibration.step_fit import QUANTILE_90
 from gnomon.core.arrays import Floats
 from gnomon.serving.run.simulate import run
 from gnomon.serving.scenario import Scenario
@@ -25,8 +26,11 @@ from gnomon.workload.requests import first_wave
 PARTS = 10
 FLOOR = 0.004
 """Relative error below which no mean is trusted: chance in who shares an iteration with whom."""
-STARTS = (0.0, 1.0, 2.0, 4.0)
-"""Bounds of launching to start from, in medians of a prompt's kernels."""
+STARTS = (0.0, 0.3, 0.6, 0.9)
+"""Bounds of launching to start from, in times to the first token of the quickest requests."""
+LEAST = {"scale": 0.7}
+WORTH = 0.5
+"""A reply time must leave so much less of the sum of squares."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,8 @@ class Target:
     """Edges of the thirds of the prompt lengths."""
     means: Floats
     noise: Floats
+    shortest: float
+    """Seconds to the first token that a twentieth of the requests, the quickest ones, are below."""
     closed_loop: bool = False
 
 
@@ -89,7 +95,8 @@ def target_of(log: Log, seed: int = 0) -> Target:
     with np.errstate(invalid="ignore"):
         spread = np.nanstd(each, 0, ddof=1) / np.sqrt(len(parts)) / whole
     noise = np.maximum(np.nan_to_num(spread, nan=0.1), FLOOR)
-    return Target(log.name, stamps.requests, bins, whole, noise, stamps.closed_loop)
+    shortest = float(np.quantile(latencies(stamps).ttft, 0.05))
+    return Target(log.name, stamps.requests, bins, whole, noise, shortest, stamps.closed_loop)
 
 
 def _from_counters(name: str, counters: Counters, seed: int) -> Target:
@@ -98,12 +105,14 @@ def _from_counters(name: str, counters: Counters, seed: int) -> Target:
     total = 12 * count
     lengths = np.random.default_rng(seed).exponential(1.0, (2, total))
     prompt, output = (np.maximum(1, np.rint(m * d)) for m, d in zip(
-        (counters.prompt_tokens, counters.output_tokens), lengths, strict=True))  # fmt: skip
+        (counters.prompt_tokens - counters.cached_tokens, counters.output_tokens), lengths, strict=True))  # fmt: skip
     requests = replace(
         open_loop(first_wave(total, count, 0), prompt, output), concurrency=count, think_s=np.zeros(total)
     )
     means = np.array([np.nan, np.nan, np.nan, counters.tpot_s, counters.ttft_s])
-    return Target(name, requests, np.zeros(4), means, np.array([1.0, 1.0, 1.0, 0.03, 0.1]), closed_loop=True)
+    return Target(
+        name, requests, np.zeros(4), means, np.array([1.0, 1.0, 1.0, 0.03, 0.1]), counters.ttft_s, closed_loop=True
+    )
 
 
 def _means(stamps: Stamps, bins: Floats, part: Any = None) -> Floats:
@@ -137,25 +146,26 @@ def fit_requests(
     on_progress: Callable[[int, int], None] | None = None,
 ) -> RequestFit:  # fmt: skip
     """The constants with which a simulation gives the recorded means, by damped Gauss-Newton from several starts."""
-    names = [
-        "per_iteration",
-        "reply",
-        *(["per_sequence"] if len(targets) > 1 else []),
-        *(["scale"] if with_scale else []),
-    ]
-    typical = _typical_prompt_s(scenario, targets)
-    best: tuple[float, Constants, tuple[str, ...]] | None = None
-    for turn, start in enumerate(STARTS):
+    names = ["per_iteration"]
+    names += ["per_sequence"] if len({load_of(target.name) for target in targets}) > 1 else []
+    names += ["scale"] if with_scale else []
+    most = limits(targets)
+    tried = []
+    for turn, share in enumerate(STARTS):
         if on_progress:
-            on_progress(turn, len(STARTS))
-        free = (*names, "launch") if start else tuple(names)
-        found, error = _newton(scenario, targets, Constants(launch=start * typical), free)
-        if best is None or error < 0.9 * best[0]:
-            best = error, found, free
-    assert best is not None
+            on_progress(turn, len(STARTS) + 2)
+        free = (*names, "launch") if share else tuple(names)
+        tried.append((*_newton(scenario, targets, Constants(launch=share * most["launch"]), free, most, 2), free))
+    constants, error, free = min(tried, key=lambda one: one[1])
+    constants, error = _newton(scenario, targets, constants, free, most)
     if on_progress:
-        on_progress(len(STARTS), len(STARTS))
-    error, constants, free = best
+        on_progress(len(STARTS) + 1, len(STARTS) + 2)
+    # A reply time is believed only where nothing else explains first tokens: it and launching both delay them.
+    replied, left = _newton(scenario, targets, constants, (*free, "reply"), most)
+    if left < WORTH * error:
+        constants, error, free = replied, left, (*free, "reply")
+    if on_progress:
+        on_progress(len(STARTS) + 2, len(STARTS) + 2)
     matrix, residual = _linearised(scenario, targets, constants, free)
     count = int(np.isfinite(residual).sum())
     misfit = error / max(1, count - len(free))
@@ -165,12 +175,10 @@ def fit_requests(
     return RequestFit(constants, free, covariance, factor, float(np.sqrt(misfit)), errors)
 
 
-def _typical_prompt_s(scenario: Scenario, targets: Sequence[Target]) -> float:
-    """The kernels of a prompt of the median length, alone."""
-    lengths = np.concatenate([target.requests.prompt_tokens for target in targets])
-    one = open_loop(np.zeros(1), np.array([int(np.median(lengths))]), np.array([1]))
-    done = run(scenario, requests=one, adjust=Constants().adjusted).cluster.requests
-    return float(done.first_token_s[0])
+def limits(targets: Sequence[Target]) -> dict[str, float]:
+    """The most that each constant can be: no longer than what the quickest requests saw."""
+    first, token = min(target.shortest for target in targets), float(np.nanmin([t.means[3] for t in targets]))
+    return {"per_iteration": token, "per_sequence": token, "launch": first, "reply": first, "scale": 1.5}
 
 
 def _residual(scenario: Scenario, targets: Sequence[Target], constants: Constants) -> Floats:
@@ -204,9 +212,10 @@ def _step(name: str, targets: Sequence[Target]) -> float:
 
 
 def _newton(
-    scenario: Scenario, targets: Sequence[Target], start: Constants, free: Sequence[str], turns: int = 6
-) -> tuple[Constants, float]:
-    """Damped steps within the bounds of each constant; returns the constants and the sum of squares."""
+    scenario: Scenario, targets: Sequence[Target], start: Constants, free: Sequence[str], most: dict[str, float],
+    turns: int = 6,
+) -> tuple[Constants, float]:  # fmt: skip
+    """Damped steps within what is possible; returns the constants and the sum of squares."""
     constants, damping = start, 1e-3
     error = float(np.sum(_residual(scenario, targets, constants) ** 2))
     for _ in range(turns):
@@ -214,7 +223,10 @@ def _newton(
         gram, gradient = matrix.T @ matrix, matrix.T @ residual
         for _ in range(4):
             step = -np.linalg.solve(gram + damping * np.diag(np.diag(gram) + 1e-30), gradient)
-            values = {n: _bounded(n, getattr(constants, n) + float(d)) for n, d in zip(free, step, strict=True)}
+            values = {
+                n: min(most[n], max(LEAST.get(n, 0.0), getattr(constants, n) + float(d)))
+                for n, d in zip(free, step, strict=True)
+            }
             moved = replace(constants, **values)
             reached = float(np.sum(_residual(scenario, targets, moved) ** 2))
             if reached < error:
@@ -226,8 +238,3 @@ def _newton(
         if gain < 1e-3 * error:
             break
     return constants, error
-
-
-def _bounded(name: str, value: float) -> float:
-    low, high = SCALES if name == "scale" else (0.0, np.inf)
-    return min(max(value, low), high)

@@ -28,9 +28,13 @@ COLUMNS: dict[str, tuple[tuple[str, float], ...]] = {
     "decodes": (("decodes", 1), ("num_decode_seqs", 1), ("num_decodes", 1), ("generation_requests", 1),
                 ("num_decode_tokens", 1), ("decode_tokens", 1)),
     "sequences": (("sequences", 1), ("size", 1), ("num_seqs", 1), ("batch_size", 1), ("num_requests", 1)),
+    "running": (("running", 1), ("num_running", 1), ("num_requests_running", 1)),
+    "waiting": (("waiting", 1), ("num_waiting", 1), ("num_requests_waiting", 1)),
     "decode_kv": (("decode_kv", 1), ("decode_kv_tokens", 1), ("kv_tokens", 1), ("context_len_sum", 1)),
     "decode_kv_mean": (("decode_kv_mean", 1), ("mean_kv", 1), ("avg_context_len", 1)),
     "decode_kv_max": (("decode_kv_max", 1), ("max_kv", 1), ("max_context_len", 1)),
+    "gpu": (("gpu_s", 1.0), ("gpu_ms", 1e-3), ("events_s", 1.0), ("gpu_us", 1e-6)),
+    "preempted": (("preempted", 1), ("num_preempted", 1), ("preemptions", 1)),
     "chunks_squared": (("chunks_squared", 1),),
     "chunks_kv": (("chunks_kv", 1),),
 }  # fmt: skip
@@ -97,7 +101,10 @@ def steps_from_columns(table: Mapping[str, Any], where: str) -> Steps:
         decodes=decodes.astype(np.int64),
         decode_kv=decode_kv,
         decode_kv_max=longest if longest is not None else decode_kv / np.maximum(decodes, 1.0),
+        felt=_felt(found, decodes, chunks),
         start_s=found["start"],
+        gpu_s=found["gpu"],
+        preempted=found["preempted"],
         knows_kv=knows_kv,
     )
     kept = (steps.tokens > 0) & (steps.seconds > 0)
@@ -112,6 +119,14 @@ def _chunks(found: Mapping[str, Floats | None], prefill: Floats, decodes: Floats
     if given is not None:
         return given
     return np.where(prefill > 0, np.maximum(1.0, sequences - decodes) if sequences is not None else 1.0, 0.0)
+
+
+def _felt(found: Mapping[str, Floats | None], decodes: Floats, chunks: Floats) -> Floats:
+    """Who waits for each iteration: as said, else its batch and, for prompts alone, the decodes of the batch before."""
+    running, waiting = found["running"], found["waiting"]
+    last = np.maximum.accumulate(np.where(decodes > 0, np.arange(len(decodes)), 0))
+    others = np.where(decodes > 0, decodes, decodes[last] if running is None else running - chunks)
+    return np.asarray(np.maximum(others, 0.0) + chunks + (0.0 if waiting is None else waiting))
 
 
 def _decode_kv(found: Mapping[str, Floats | None], decodes: Floats) -> tuple[Floats, bool]:

@@ -1,39 +1,51 @@
 """Host constants from iterations: what each took beyond its kernels, by phase.
 
-An iteration of a phase takes `constant + per_sequence x sequences + max(kernels, launching)`. For a given bound of
-launching the rest is a least-squares problem with nothing below zero; the bound is found by trying. Each iteration
-counts as often as it has sequences, as it does in the latencies of requests.
+An iteration of a phase takes `constant + per_sequence x sequences + per_token x tokens + max(kernels, launching)`;
+beyond a number of sequences each may count by a share. For a given bound of launching the rest is a least-squares
+problem with nothing below zero; the bound is found by trying. Each iteration counts as often as there are requests that
+wait for it: those in its batch, those that another batch would serve, and those in the queue.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 
 import numpy as np
 
 from gnomon.calibration.kernels import Kernels
 from gnomon.calibration.logs import PHASES, Steps
-from gnomon.core.arrays import Floats
+from gnomon.core.arrays import Floats, Ints
 
-FORMS: tuple[tuple[str, ...], ...] = ((), ("sequence",), ("launch",), ("sequence", "launch"))
-"""What a phase may have beside its constant, the simplest first."""
-WORTH = 0.02
-"""A form with more constants must foretell what it was not fitted on better by this share of its squared error."""
+EXTRAS = {"launch": 0.025, "sequence": 0.01, "token": 0.01, "flat": 0.01}
+"""What a phase may have beside its constant (`flat`: sequences beyond a number count less), and by what share of the
+absolute error it must foretell better what it was not fitted on."""
+APART = 1.5
+"""Kernels must differ by this factor for a bound of launching to be told from a constant."""
+WORTH = 0.01
+"""The same of squared errors for a clock or a factor on kernels."""
+PARTS = 5
+"""With fewer than three loads forms are chosen by parts of the batch sizes, each foretold from the others."""
+CLUSTERS = 6
+"""From so many logs on a log counts as one observation, else a part of one: neighbours err together."""
 BLOCKS = 12
-"""Parts of a log in time: neighbours err together, so that a part counts as one observation."""
-ENOUGH = 2000
+"""Parts of a log in time."""
+ENOUGH = 800
 """Iterations of a phase of one log; more of them tell no more."""
 FEW = 20
 """Iterations of a phase below which its constants are those of another."""
 LIKE = ((2, 1), (2, 0), (0, 1))
 """For each phase, whose constants it takes then."""
+LIMITS = {"clock": (0.6, 1.0), "scale": (0.7, 1.5)}
+"""What is possible: GPUs do not run far below the clock of the kernels' measurements for long, nor beyond it."""
+FAR = 2.0
+"""Medians of the absolute error, beyond which an iteration counts less."""
+KNEES = (0.3, 0.45, 0.6, 0.7, 0.8, 0.9)
+"""Quantiles of the batch sizes at which sequences may begin to count less."""
 QUANTILE_90 = (6.31, 2.92, 2.35, 2.13, 2.02, 1.94, 1.89, 1.86, 1.83, 1.81, 1.80, 1.78, 1.77, 1.76, 1.75)
 """Of Student's t at 95 %, for 1, 2, ... degrees of freedom."""
-
-
-SCALES = (0.7, 1.5)
-"""Least and most factor on all kernels: beyond, they are not those of this GPU."""
+Form = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -42,14 +54,27 @@ class Phase:
 
     constant: float = 0.0
     per_sequence: float = 0.0
+    per_token: float = 0.0
     launch: float = 0.0
-    form: tuple[str, ...] = ()
+    full_sequences: int = 0
+    further_share: float = 1.0
+    form: Form = ()
     count: int = 0
     """Iterations seen."""
     bound: float = 0.0
     """Share of them that waited for launching."""
     borrowed: int | None = None
     """The phase whose constants these are, where too few iterations were seen."""
+
+    def times(self, factor: float) -> Phase:
+        """All of it so many times longer."""
+        seconds = ("constant", "per_sequence", "per_token", "launch")
+        return replace(self, **{name: factor * getattr(self, name) for name in seconds})
+
+    def host(self, sequences: Floats, tokens: Floats) -> Floats:
+        """What the host adds to the GPU's part."""
+        counted = sequences - (1.0 - self.further_share) * np.maximum(0.0, sequences - self.full_sequences)
+        return self.constant + self.per_sequence * counted + self.per_token * tokens
 
 
 @dataclass(frozen=True)
@@ -60,37 +85,58 @@ class Fit:
     scale: float = 1.0
     clock: float = 1.0
 
-    def seconds(self, steps: Steps, kernels: Kernels) -> Floats:
-        """What iterations take by these constants."""
+    def seconds(self, steps: Steps, kernels: Kernels, pace: Floats | float = 1.0) -> Floats:
+        """What iterations take by these constants, at a pace of the host."""
         gpu, out = kernels.seconds(self.scale, self.clock), np.empty(len(steps))
+        paces = np.broadcast_to(pace, len(steps))
         for index, phase in enumerate(self.phases):
             mine = steps.phase == index
-            host = phase.constant + phase.per_sequence * steps.sequences[mine]
-            out[mine] = host + np.maximum(gpu[mine], phase.launch)
+            host = paces[mine] * phase.host(steps.sequences[mine], steps.tokens[mine])
+            out[mine] = host + np.maximum(gpu[mine], paces[mine] * phase.launch)
         return out
 
 
 @dataclass(frozen=True, eq=False)
+class Rows:
+    """Iterations of one phase."""
+
+    seconds: Floats
+    sequences: Floats
+    tokens: Floats
+    memory: Floats
+    compute: Floats
+    weight: Floats
+    pace: Floats
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+    def take(self, index: Ints) -> Rows:
+        """Some of them."""
+        return Rows(*(getattr(self, name)[index] for name in self.__dataclass_fields__))
+
+    def gpu(self, scale: float = 1.0, clock: float = 1.0) -> Floats:
+        """Seconds of their kernels."""
+        return scale * (self.memory + self.compute / clock)
+
+
+@dataclass(frozen=True, eq=False)
 class Data:
-    """Iterations of several loads, and the GPU's part of each."""
+    """Iterations of several logs, the GPU's part of each, the load that each log is of, and the pace of the host."""
 
     steps: Sequence[Steps]
     kernels: Sequence[Kernels]
+    loads: Sequence[str]
+    paces: Sequence[Floats]
 
-    def without(self, index: int) -> Data:
-        """All loads but one."""
-        keep = [i for i in range(len(self.steps)) if i != index]
-        return Data([self.steps[i] for i in keep], [self.kernels[i] for i in keep])
-
-    def phase(self, index: int) -> tuple[Floats, Floats, Floats, Floats]:
-        """Seconds, sequences, memory-bound and compute-bound seconds of one phase's iterations."""
-        parts = []
-        for steps, kernels in zip(self.steps, self.kernels, strict=True):
+    def rows(self, index: int) -> list[Rows]:
+        """The iterations of one phase, by log."""
+        found = []
+        for steps, kernels, pace in zip(self.steps, self.kernels, self.paces, strict=True):
             mine = steps.phase == index
-            parts.append((steps.seconds[mine], steps.sequences[mine].astype(float), kernels.memory[mine],
-                          kernels.compute[mine]))  # fmt: skip
-        seconds, sequences, memory, compute = (np.concatenate(column) for column in zip(*parts, strict=True))
-        return seconds, sequences, memory, compute
+            columns = (steps.seconds, steps.sequences, steps.tokens, kernels.memory, kernels.compute, steps.felt, pace)
+            found.append(Rows(*(column[mine].astype(float) for column in columns)))
+        return found
 
 
 def thinned(steps: Steps, kernels: Kernels) -> tuple[Steps, Kernels]:
@@ -101,60 +147,95 @@ def thinned(steps: Steps, kernels: Kernels) -> tuple[Steps, Kernels]:
         mine = np.flatnonzero(phase == index)
         kept.append(mine[np.unique(np.linspace(0, len(mine) - 1, min(ENOUGH, len(mine))).astype(int))])
     order = np.sort(np.concatenate(kept))
-    return steps.take(order), Kernels(kernels.memory[order], kernels.compute[order])
+    return steps.timed().take(order), Kernels(kernels.memory[order], kernels.compute[order])
 
 
-def fit_steps(data: Data, *, with_clock: bool = True, with_scale: bool = False) -> Fit:
+def forms_of(data: Data) -> list[Form]:
+    """What each phase has beside a constant."""
+    return [_form(data.rows(index), data.loads) for index in range(len(PHASES))]
+
+
+def fit_steps(data: Data, forms: Sequence[Form], *, with_clock: bool = True, with_scale: bool = False) -> Fit:
     """Constants by phase, the clock where compute-bound iterations show one, and a factor on kernels if asked for."""
-    forms = [_form(data, index) for index in range(len(PHASES))]
     fit = _at(data, forms, 1.0, 1.0)
-    if with_scale:
-        fit = _refined(data, forms, fit, "scale", *SCALES)
-    if with_clock:
-        fit = _refined(data, forms, fit, "clock", 0.6, 1.0)
-        if with_scale:
-            fit = _refined(data, forms, fit, "scale", *SCALES)
-    return fit
+    for name in (*(["scale"] if with_scale else []), *(["clock"] if with_clock else [])):
+        fit = _refined(data, forms, fit, name)
+    return _refined(data, forms, fit, "scale") if with_scale and with_clock else fit
 
 
-def _form(data: Data, index: int) -> tuple[str, ...]:
-    """The form of a phase that foretells best the loads (or parts of one load) that it was not fitted on."""
-    folds = data if len(data.steps) > 1 else _parts(data)
-    whole = data.phase(index)
-    if len(whole[0]) < FEW:
+def levelled(data: Data, fit: Fit) -> Fit:
+    """The same constants times a factor for each phase, so that its mean iteration is as recorded at these paces."""
+    phases = list(fit.phases)
+    for index, phase in enumerate(phases):
+        rows = joined(data.rows(index))
+        if phase.borrowed is not None or not len(rows):
+            continue
+        gpu, low, high = rows.gpu(fit.scale, fit.clock), 0.2, 5.0
+        for _ in range(40):
+            middle = 0.5 * (low + high)
+            too_long = rows.weight @ _told(phase.times(middle), rows, gpu) > rows.weight @ rows.seconds
+            low, high = (low, middle) if too_long else (middle, high)
+        phases[index] = phase.times(0.5 * (low + high))
+    borrowed = [_borrowed(phases, index) for index in range(len(phases))]
+    return replace(fit, phases=(borrowed[0], borrowed[1], borrowed[2]))
+
+
+def joined(rows: Sequence[Rows]) -> Rows:
+    """Several logs together."""
+    return Rows(*(np.concatenate([getattr(one, name) for one in rows]) for name in Rows.__dataclass_fields__))
+
+
+def _form(rows: Sequence[Rows], loads: Sequence[str]) -> Form:
+    """The form of a phase that foretells best what it was not fitted on: one extra after the other, the best first."""
+    whole, folds = joined(rows), _folds(rows, loads)
+    if len(whole) < FEW:
         return ()
-    best: tuple[str, ...] = ()
-    least = np.inf
-    for form in FORMS:
-        error = 0.0
-        for i in range(len(folds.steps)):
-            seconds, sequences, memory, compute = Data([folds.steps[i]], [folds.kernels[i]]).phase(index)
-            rest = folds.without(i).phase(index)
-            if not len(seconds) or len(rest[0]) < 10:
-                continue
-            phase = _phase(rest[0], rest[1], rest[2] + rest[3], form)
-            told = _told(phase, sequences, memory + compute)
-            error += float(np.sum(sequences * np.abs(seconds - told)))  # Squares would heed one slow round only.
-        if error < least * (1.0 - WORTH / 2):
-            best, least = form, error
-    return best
+    short, long = np.quantile(whole.gpu(), (0.05, 0.95))
+    can_wait = bool(long > APART * short)
+    best: Form = ()
+    least = _foretold(folds, best)
+    while True:
+        extras = [e for e in EXTRAS if e not in best and (e != "flat" or "sequence" in best)]
+        extras = [e for e in extras if e != "launch" or can_wait]
+        errors = {e: _foretold(folds, (*best, e)) for e in extras}
+        errors = {e: error for e, error in errors.items() if error < least * (1.0 - EXTRAS[e])}
+        chosen = min(errors, key=lambda e: errors[e], default=None)
+        if chosen is None:
+            return best
+        best, least = (*best, chosen), errors[chosen]
 
 
-def _parts(data: Data, count: int = 5) -> Data:
-    """One load cut by how busy it was, so that a slope must hold for sizes that it has not seen."""
-    [steps], [kernels] = data.steps, data.kernels
-    order = np.argsort(steps.sequences, kind="stable")
-    parts = np.array_split(order, count)
-    return Data(
-        [steps.take(part) for part in parts], [Kernels(kernels.memory[part], kernels.compute[part]) for part in parts]
-    )
+def _folds(rows: Sequence[Rows], loads: Sequence[str]) -> list[Rows]:
+    """What is foretold from the rest: each load; with fewer than three, parts of the batch sizes."""
+    names = sorted(set(loads))
+    if len(names) > 2:
+        return [joined([one for one, load in zip(rows, loads, strict=True) if load == name]) for name in names]
+    whole = joined(rows)
+    parts = np.array_split(np.lexsort((whole.tokens, whole.sequences)), PARTS)
+    return [whole.take(part.astype(np.int64)) for part in parts]
 
 
-def _at(data: Data, forms: Sequence[tuple[str, ...]], scale: float, clock: float) -> Fit:
-    phases = []
-    for index, form in enumerate(forms):
-        seconds, sequences, memory, compute = data.phase(index)
-        phases.append(_phase(seconds, sequences, scale * (memory + compute / clock), form))
+def _foretold(folds: Sequence[Rows], form: Form) -> float:
+    """The absolute error on every fold by constants of the others. Squares would heed one slow round only."""
+    error = 0.0
+    for i, one in enumerate(folds):
+        rest = [other for j, other in enumerate(folds) if j != i and len(other)]
+        if not len(one) or sum(map(len, rest)) < FEW // 2:
+            continue
+        others = joined(rest)
+        phase = _phase(others, others.gpu(), form)
+        error += float(one.weight @ np.abs(one.seconds - _told(phase, one, one.gpu())))
+    return error
+
+
+def _told(phase: Phase, rows: Rows, gpu: Floats) -> Floats:
+    host = rows.pace * phase.host(rows.sequences, rows.tokens)
+    return np.asarray(host + np.maximum(gpu, rows.pace * phase.launch))
+
+
+def _at(data: Data, forms: Sequence[Form], scale: float, clock: float) -> Fit:
+    whole = [joined(data.rows(index)) for index in range(len(PHASES))]
+    phases = [_phase(rows, rows.gpu(scale, clock), form) for rows, form in zip(whole, forms, strict=True)]
     borrowed = [_borrowed(phases, index) for index in range(len(phases))]
     return Fit((borrowed[0], borrowed[1], borrowed[2]), scale, clock)
 
@@ -171,22 +252,22 @@ def _borrowed(phases: Sequence[Phase], index: int) -> Phase:
 
 def _error(data: Data, fit: Fit) -> float:
     return sum(
-        float(np.sum(steps.sequences * (steps.seconds - fit.seconds(steps, kernels)) ** 2))
-        for steps, kernels in zip(data.steps, data.kernels, strict=True)
+        float(steps.felt @ (steps.seconds - fit.seconds(steps, kernels, pace)) ** 2)
+        for steps, kernels, pace in zip(data.steps, data.kernels, data.paces, strict=True)
     )
 
 
-def _refined(data: Data, forms: Sequence[tuple[str, ...]], fit: Fit, name: str, low: float, high: float) -> Fit:
+def _refined(data: Data, forms: Sequence[Form], fit: Fit, name: str) -> Fit:
     """The same with one factor moved to where the error is least (golden section), if that is worth it."""
 
     def at(value: float) -> Fit:
         moved = {"scale": fit.scale, "clock": fit.clock, name: value}
         return _at(data, forms, moved["scale"], moved["clock"])
 
-    ratio = (np.sqrt(5.0) - 1.0) / 2.0
+    (low, high), ratio = LIMITS[name], (np.sqrt(5.0) - 1.0) / 2.0
     left, right = high - ratio * (high - low), low + ratio * (high - low)
     errors = {left: _error(data, at(left)), right: _error(data, at(right))}
-    for _ in range(14):
+    for _ in range(12):
         if errors[left] < errors[right]:
             high, right = right, left
             left = high - ratio * (high - low)
@@ -199,68 +280,108 @@ def _refined(data: Data, forms: Sequence[tuple[str, ...]], fit: Fit, name: str, 
     return found if _error(data, found) < (1.0 - WORTH) * _error(data, fit) else fit
 
 
-def _phase(seconds: Floats, sequences: Floats, gpu: Floats, form: tuple[str, ...]) -> Phase:
-    """The constants of one phase; the bound of launching by trying, finer and finer."""
-    if not len(seconds):
+def _phase(rows: Rows, gpu: Floats, form: Form) -> Phase:
+    """The constants of one phase: least squares, then again with what is far off counting less. A host that becomes
+    slow lets batches grow: outliers would be taken for the cost of large batches."""
+    if not len(rows):
         return Phase()
-    best, least = _linear(seconds, sequences, gpu, 0.0, form)
-    if "launch" in form:
-        low, high = 0.5 * float(gpu.min()), float(np.quantile(seconds, 0.98))
-        for _ in range(4):
-            for bound in np.linspace(low, high, 17).tolist():
-                one, error = _linear(seconds, sequences, gpu, bound, form)
-                if error < least:
-                    best, least = one, error
-            step = (high - low) / 8
-            low, high = max(0.0, best.launch - step), best.launch + step
-    return replace(best, count=len(seconds), bound=float(np.mean(gpu < best.launch)))
+    even = replace(rows, weight=rows.weight / rows.pace**2)
+    first = _least_squares(even, gpu, form)
+    off = np.abs(rows.seconds - _told(first, rows, gpu)) / rows.pace
+    usual = float(np.median(off)) + 1e-12
+    return _least_squares(replace(even, weight=even.weight * np.minimum(1.0, FAR * usual / np.maximum(off, usual))),
+                          gpu, form)  # fmt: skip
 
 
-def _linear(
-    seconds: Floats, sequences: Floats, gpu: Floats, launch: float, form: tuple[str, ...]
-) -> tuple[Phase, float]:
-    """Constant and slope for a given bound, neither below zero, and the weighted sum of squares that they leave."""
-    left = seconds - np.maximum(gpu, launch)
-    weighted = sequences * left
-    sums = np.array([weighted.sum(), weighted @ sequences])
-    squares = sequences * sequences
-    ones, slope, both = sequences.sum(), squares @ sequences, squares.sum()
-    tried = [(0.0, 0.0), (max(0.0, sums[0] / ones), 0.0)]
-    if "sequence" in form:
-        tried.append((0.0, max(0.0, sums[1] / slope)))
-        determinant = ones * slope - both * both
-        if determinant > 1e-9 * ones * slope:
-            constant = (slope * sums[0] - both * sums[1]) / determinant
-            per_sequence = (ones * sums[1] - both * sums[0]) / determinant
-            if constant >= 0.0 and per_sequence >= 0.0:
-                tried.append((constant, per_sequence))
-    whole = float(weighted @ left)
-    errors = [
-        whole - 2.0 * (c * sums[0] + s * sums[1]) + c * c * ones + 2.0 * c * s * both + s * s * slope for c, s in tried
-    ]
-    at = int(np.argmin(errors))
-    return Phase(float(tried[at][0]), float(tried[at][1]), launch, form), float(errors[at])
+def _least_squares(rows: Rows, gpu: Floats, form: Form) -> Phase:
+    """The bound of launching by trying, finer and finer; the rest for each."""
+    knees = sorted({int(k) for k in np.quantile(rows.sequences, KNEES)}) if "flat" in form else [0]
+    best, least = Phase(), np.inf
+    for knee in knees:
+        linear = _Linear(rows, gpu, form, knee)
+        one, error = linear.at(0.0)
+        if "launch" in form:
+            low, high = 0.5 * float(gpu.min()), float(np.quantile(rows.seconds / rows.pace, 0.98))
+            for _ in range(4):
+                for bound in np.linspace(low, high, 13).tolist():
+                    tried, wrong = linear.at(bound)
+                    if wrong < error:
+                        one, error = tried, wrong
+                step = (high - low) / 6
+                low, high = max(0.0, one.launch - step), one.launch + step
+        if error < least:
+            best, least = one, error
+    waits = float(np.mean(gpu < rows.pace * best.launch))
+    if waits == 1.0:  # Constant and bound are known by their sum: launching is by far the larger where all wait for it.
+        best = replace(best, constant=0.0, launch=best.launch + best.constant)
+    return replace(best, count=len(rows), bound=waits)
 
 
-def _told(phase: Phase, sequences: Floats, gpu: Floats) -> Floats:
-    return phase.constant + phase.per_sequence * sequences + np.maximum(gpu, phase.launch)
+class _Linear:
+    """The constants of a phase for a given bound of launching, none below zero."""
+
+    def __init__(self, rows: Rows, gpu: Floats, form: Form, knee: int) -> None:
+        self.rows, self.gpu, self.form, self.knee = rows, gpu, form, knee
+        columns = [np.ones(len(rows))]
+        if "flat" in form:
+            columns += [np.minimum(rows.sequences, knee), np.maximum(0.0, rows.sequences - knee)]
+        elif "sequence" in form:
+            columns.append(rows.sequences)
+        if "token" in form:
+            columns.append(rows.tokens)
+        design = np.stack(columns, 1) * rows.pace[:, None]
+        self.size = np.sqrt(np.maximum((design * design).T @ rows.weight, 1e-300))
+        design = design / self.size
+        self.weighted = design * rows.weight[:, None]
+        gram, count = self.weighted.T @ design, design.shape[1]
+        sets = [list(some) for n in range(count, 0, -1) for some in combinations(range(count), n)]
+        self.inverses = [(some, np.linalg.pinv(gram[np.ix_(some, some)], rcond=1e-10)) for some in sets]
+
+    def at(self, launch: float) -> tuple[Phase, float]:
+        """They, and the weighted sum of squares that they leave."""
+        rows = self.rows
+        left = rows.seconds - np.maximum(self.gpu, rows.pace * launch)
+        right, whole = self.weighted.T @ left, float(rows.weight @ (left * left))
+        found, least = np.zeros(len(right)), whole
+        for some, inverse in self.inverses:
+            values = inverse @ right[some]
+            error = whole - float(values @ right[some])
+            if (values >= 0.0).all() and error < least:
+                found, least = np.zeros(len(right)), error
+                found[some] = values
+                if len(some) == len(right):  # Nothing is below zero where all are free.
+                    break
+        rest = (found / self.size).tolist()
+        constant = rest.pop(0)
+        slope = rest.pop(0) if "sequence" in self.form else 0.0
+        further = rest.pop(0) if "flat" in self.form else slope
+        if further > slope:
+            return Phase(), np.inf
+        share = further / slope if slope > 0.0 else 1.0
+        token = rest.pop(0) if rest else 0.0
+        return Phase(constant, slope, token, launch, self.knee, share, self.form), least
 
 
 # How sure the constants are
 
 
-def jacobian(fit: Fit, steps: Steps, kernels: Kernels, names: Sequence[tuple[int, str]]) -> Floats:
+def jacobian(fit: Fit, steps: Steps, kernels: Kernels, pace: Floats, names: Sequence[tuple[int, str]]) -> Floats:
     """[iteration, constant]: how each iteration's time grows with each constant; phase -1: clock and scale."""
     gpu = kernels.seconds(fit.scale, fit.clock)
     phase_of, columns = steps.phase, []
-    waits = gpu < np.array([phase.launch for phase in fit.phases])[phase_of]
-    for phase, name in names:
-        mine = (phase_of == phase).astype(float)
+    waits = gpu < pace * np.array([phase.launch for phase in fit.phases])[phase_of]
+    for index, name in names:
+        mine, phase = pace * (phase_of == index), fit.phases[index]
+        beyond = np.maximum(0.0, steps.sequences - phase.full_sequences)
         match name:
             case "constant":
                 columns.append(mine)
             case "per_sequence":
-                columns.append(mine * steps.sequences)
+                columns.append(mine * (steps.sequences - (1.0 - phase.further_share) * beyond))
+            case "further_share":
+                columns.append(mine * phase.per_sequence * beyond)
+            case "per_token":
+                columns.append(mine * steps.tokens)
             case "launch":
                 columns.append(mine * waits)
             case "clock":
@@ -271,23 +392,23 @@ def jacobian(fit: Fit, steps: Steps, kernels: Kernels, names: Sequence[tuple[int
 
 
 def covariance(fit: Fit, data: Data, names: Sequence[tuple[int, str]]) -> tuple[Floats, float]:
-    """Of the constants, from how parts of the logs err together; and the factor of a 90 % interval.
+    """Of the constants, from how logs, or parts of few logs, err together; and the factor of a 90 % interval.
 
-    Parts of a log in time, not single iterations, are taken as independent: what slows a host lasts for seconds.
+    Single iterations are not independent: what slows a host lasts for seconds, and often for a whole round.
     """
     hessian, meat, parts = np.zeros((len(names), len(names))), np.zeros((len(names), len(names))), 0
-    for steps, kernels in zip(data.steps, data.kernels, strict=True):
-        gradient = jacobian(fit, steps, kernels, names)
-        weight = steps.sequences.astype(float)
-        error = weight * (steps.seconds - fit.seconds(steps, kernels))
-        hessian += gradient.T @ (gradient * weight[:, None])
-        for part in np.array_split(np.arange(len(steps)), min(BLOCKS, max(2, len(steps) // 20))):
+    for steps, kernels, pace in zip(data.steps, data.kernels, data.paces, strict=True):
+        gradient = jacobian(fit, steps, kernels, pace, names)
+        error = steps.felt * (steps.seconds - fit.seconds(steps, kernels, pace))
+        hessian += gradient.T @ (gradient * steps.felt[:, None])
+        count = 1 if len(data.steps) >= CLUSTERS else min(BLOCKS, max(2, len(steps) // 20))
+        for part in np.array_split(np.arange(len(steps)), count):
             score = gradient[part].T @ error[part]
             meat += np.outer(score, score)
             parts += 1
     size = np.sqrt(np.maximum(np.diag(hessian), 1e-300))
     scaled = hessian / np.outer(size, size)
     inverse = np.linalg.pinv(scaled, rcond=1e-9) / np.outer(size, size)
-    free = max(1, parts - len(names))
+    free = max(1, parts - 1)
     factor = QUANTILE_90[min(free, len(QUANTILE_90)) - 1]
     return inverse @ meat @ inverse * (parts / free), factor

@@ -93,12 +93,26 @@ def load(model: type[C], path: str | Path | None = None, overrides: Mapping[str,
     places: dict[Path_, str] = {}
     if path is not None:
         data, places = _read(Path(path))
+        data = _beside(data, Path(path).parent)
     for dotted, value in sorted((overrides or {}).items(), key=lambda item: item[0].count(".")):
         keys = _override(model, data, dotted, value)
         if path is not None:
             places = {key: place for key, place in places.items() if key[: len(keys)] != keys}
             places[keys] = f"--{dotted.replace('_', '-')}"
     return build(model, data, where=str(path) if path is not None else None, places=places)
+
+
+def _beside(data: Any, folder: Path) -> Any:
+    """Python files and calibrations that a file names, beside that file; where it is not there, as it is given."""
+    if isinstance(data, list):
+        return [_beside(one, folder) for one in data]
+    if not isinstance(data, dict):
+        return data
+    found = {}
+    for key, value in data.items():
+        is_path = key in ("file", "calibration") and isinstance(value, str) and (folder / value).is_file()
+        found[key] = str(folder / value) if is_path else _beside(value, folder)
+    return found
 
 
 def build(

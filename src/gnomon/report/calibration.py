@@ -21,11 +21,20 @@ def blocks(found: Calibrated) -> list[Block]:
         Table(constant_rows(found.calibration), caption="Interval: 90 %. Constants at zero are left out."),
         Table(
             [_load_row(one) for one in found.checks],
-            caption="Errors of means, simulated over recorded. Predicted: by constants fitted on the other loads"
-            + (" (held out: on the fitted ones)." if is_held else "."),
+            caption="Each load by constants fitted on the others"
+            + (" (held out: on the fitted ones)" if is_held else "")
+            + ": errors of the mean, predicted over recorded, and the promised 90 % interval of the predicted one. "
+            "Step: iterations by all constants.",
         ),
-        Line(f"Error to expect of iterations at other loads: {found.calibration.error:.1%}"),
     ]
+    cells = [cell for one in found.checks if one.promised for some in one.promised.values() for cell in some.values()]
+    if cells:
+        inside = sum(cell.holds for cell in cells)
+        out.append(Line(f"Promises that hold (mean, P50, P90, P99 of TTFT, TPOT, E2E): {inside} of {len(cells)}"))
+    paced = [one for one in found.checks if one.at_pace]
+    if paced:
+        caption = "The same with the host as slow as it was during the recording: what is left is not its drift."
+        out.append(Table([_paced_row(one) for one in paced], caption=caption))
     warned = [note for note in about.notes if note.startswith("Only one load")]
     return [*out, *lines(warned, "warning"), *lines([note for note in about.notes if note not in warned], "note")]
 
@@ -54,12 +63,23 @@ def _load_row(one: Check) -> dict[str, Any]:
         "used": "fitted" if one.is_fitted else "held out",
         "of": f"{one.steps:,} steps" if one.steps else f"{one.requests:,} requests" if one.requests else "counters",
         "step" if one.steps else "error": _percent(one.step_error),
-        "predicted": _percent(one.foretold),
+        "step predicted" if one.steps else "predicted": _percent(one.foretold),
     }
-    if one.figures is not None:
-        row |= {words: _percent(one.figures.error(metric)) for metric, words in METRICS.items()
-                if metric in one.figures.values}  # fmt: skip
+    for metric, words in METRICS.items():
+        if one.promised and metric in one.promised:
+            cell = one.promised[metric]["mean"]
+            low, high = (end / cell.foretold - 1.0 for end in (cell.low, cell.high))
+            row[words] = f"{cell.error:+z.1%} ({low:+.0%} to {high:+.0%})"
     return row
+
+
+def _paced_row(one: Check) -> dict[str, Any]:
+    told = one.at_pace or {}
+    return {"load": one.name} | {
+        f"{METRICS[metric]} {name if name == 'mean' else name.upper()}": _percent(told[metric][name].error)
+        for metric in told
+        for name in ("mean", "p99")
+    }
 
 
 def check_row(one: Check) -> dict[str, Any]:
@@ -73,8 +93,9 @@ def check_row(one: Check) -> dict[str, Any]:
         "predicted": one.foretold,
     }
     for metric in METRICS:
-        known = one.figures is not None and metric in one.figures.values
-        row[f"{metric}_error"] = one.figures.error(metric) if known and one.figures is not None else None
+        cell = one.promised[metric]["mean"] if one.promised and metric in one.promised else None
+        row[f"{metric}_error"] = cell.error if cell else None
+        row[f"{metric}_holds"] = cell.holds if cell else None
     return row
 
 

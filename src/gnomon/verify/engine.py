@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gnomon.calibration.calibrate import load_of, with_facts
-from gnomon.calibration.logs import Log
+from gnomon.calibration.calibrate import with_facts
+from gnomon.calibration.logs import Log, load_of
 from gnomon.calibration.read import read_log
 from gnomon.calibration.replay import Figures, figures, matched
 from gnomon.core import units

@@ -18,6 +18,7 @@ from gnomon.cli.progress import progress
 @click.argument("logs", metavar="LOG...", nargs=-1, required=True, type=click.Path())
 @click.option("--scenario", "file", type=click.Path(), help="Scenario of the server, a YAML file.")
 @click.option("--hold-out", multiple=True, metavar="NAME", help="Predict this log instead of fitting it; repeatable.")
+@click.option("--leave-out-slow", is_flag=True, help="Leave rounds with a slow host out, of the fit and of the checks.")
 @click.option("--kernel-scale", is_flag=True, help="Also fit a factor on all kernel times.")
 @click.option("--no-clock", is_flag=True, help="Do not look for a lower clock of the GPU.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="File for the calibration (YAML).")
@@ -27,6 +28,7 @@ def command(
     logs: tuple[str, ...],
     file: str | None,
     hold_out: tuple[str, ...],
+    leave_out_slow: bool,
     kernel_scale: bool,
     no_clock: bool,
     out: Path | None,
@@ -35,10 +37,10 @@ def command(
 ) -> None:
     """Fit host time, front end and clock to what a real server left behind.
 
-    Each LOG is one load: a step log (CSV or JSON lines: duration_s, prefill_tokens, decodes, decode_kv), a table of
-    requests with their stamps, a file of vllm bench serve --save-detailed, SGLang's bench_serving, AIPerf, genai-perf
-    or inference-perf, scrapes of /metrics, or a folder that gnomon wrote. Give logs of several loads. Any command
-    takes the result with --calibration.
+    Each LOG is one load: a step log (CSV or JSON lines: duration_s, prefill_tokens, decodes, decode_kv, running), a
+    table of requests with their stamps, a file of vllm bench serve --save-detailed, SGLang's bench_serving, AIPerf,
+    genai-perf or inference-perf, scrapes of /metrics, or a folder that gnomon wrote. Give logs of several loads. Any
+    command takes the result with --calibration.
 
     \b
     Examples:
@@ -48,8 +50,8 @@ def command(
     """
     with progress("fitting") as on_progress:
         found = calibrate(
-            logs, file, hold_out=hold_out, kernel_scale=kernel_scale, clock=not no_clock, on_progress=on_progress,
-            **overrides,
+            logs, file, hold_out=hold_out, leave_out_slow=leave_out_slow, kernel_scale=kernel_scale,
+            clock=not no_clock, on_progress=on_progress, **overrides,
         )  # fmt: skip
     show(found, as_json=as_json)
     if out is not None:

@@ -1,7 +1,8 @@
 """Prediction intervals: a few runs in which everything that is not known for sure is moved at once.
 
 Each perturbed run draws a factor on the GPU's times (the source's error, or what a calibration leaves), a calibration's
-constants within their covariance, and another sequence of requests. The spread of a figure over these runs, on a
+constants within their covariance, a factor on the host's (its drift from one recording to the next), when the host is
+slow, and another sequence of requests. The spread of a figure over these runs, on a
 logarithmic scale, gives its 90 % interval around the run itself; near capacity, where figures leap from run to run, the
 least and the largest of them do.
 """
@@ -119,32 +120,46 @@ def perturbed(done: Run, *, redraw: bool = True, count: int = NUM_RUNS) -> Itera
     scenario = done.scenario
     known = read_calibration(scenario.calibration) if scenario.calibration else None
     spread = done.spread if known is None else known.error
-    rng = stream(scenario.seed, "intervals")
-    for number, factor in enumerate(rng.permutation(_normals(count))):
-        constants = known.drawn(rng.standard_normal(32)) if known else {}
-        chosen = _with_front_end(scenario, constants)
+    for number, moved in enumerate(draws(scenario, known, spread, count)):
         seed = scenario.seed + 1 + number
         requests = generate(scenario.workload, seed) if redraw else done.requests
-        yield run(chosen, requests=requests, adjust=_Adjust(scenario, known, constants, float(np.exp(spread * factor))))
+        yield run(moved.chosen(seed), requests=requests, adjust=moved)
+
+
+def draws(scenario: Scenario, known: Calibration | None, spread: float, count: int = NUM_RUNS) -> Iterator[Moved]:
+    """Servers that the scenario may as well mean, given a calibration of it, or the error of its timing source."""
+    rng = stream(scenario.seed, "intervals")
+    hosts = _normals(count)[np.argsort(stream(scenario.seed, "host drift").random(count))]
+    for gpu, slow in zip(rng.permutation(_normals(count)), hosts, strict=True):
+        constants = known.drawn(rng.standard_normal(32)) if known else {}
+        host = float(np.exp(known.drift * slow)) if known else 1.0
+        yield Moved(scenario, known, constants, float(np.exp(spread * gpu)), host)
 
 
 @dataclass(frozen=True)
-class _Adjust:
-    """Moves the seconds of iterations."""
+class Moved:
+    """Moves the seconds of iterations: the GPU's by a factor, the host's by a factor and as the constants are drawn."""
 
     scenario: Scenario
     known: Calibration | None
     constants: dict[str, float]
-    factor: float
+    gpu: float
+    host: float = 1.0
+
+    def chosen(self, seed: int) -> Scenario:
+        """The scenario to run: with the front end drawn, and the host slow at the times of a seed."""
+        return _with_front_end(self.scenario, self.constants).model_copy(update={"seed": seed})
 
     def __call__(self, tables: IterationTables) -> IterationTables:
-        moved = scaled(tables, self.factor)
+        """The tables of the server drawn."""
+        moved = scaled(tables, self.gpu)
         drawn = {name: value for name, value in self.constants.items() if name.startswith("timing.host.")}
-        if self.known is None or not drawn:
-            return moved
-        nominal = {name: self.known.constants[name].value for name in drawn}
-        shift = _host_s(self.scenario, drawn) - _host_s(self.scenario, nominal)
-        return moved._replace(host_s=np.maximum(0.0, tables.host_s + shift))
+        host_s = tables.host_s.copy()
+        if self.known is not None and drawn:
+            nominal = {name: self.known.constants[name].value for name in drawn}
+            host_s = np.maximum(0.0, host_s + _host_s(self.scenario, drawn) - _host_s(self.scenario, nominal))
+        host_s[:, :, :7] *= self.host * (1.0 if self.known is None else self.gpu)  # Its error is of whole iterations.
+        return moved._replace(host_s=host_s)
 
 
 def _host_s(scenario: Scenario, constants: dict[str, float]) -> Floats:

@@ -40,6 +40,7 @@ from gnomon.serving.run.driving import Opened
 from gnomon.serving.run.kv_links import max_events, open_pools, open_tiers, replicas_that
 from gnomon.serving.run.warmup import begin_measuring, without_warmup
 from gnomon.serving.scenario import Scenario
+from gnomon.serving.scenario.calibration import foreign
 from gnomon.serving.scenario.config import AdmissionConfig, DeciderConfig, RouterConfig
 from gnomon.serving.scenario.footprint import check_size
 from gnomon.serving.scenario.pools import Kind, Times, accepted, bake, no_times, policies_of, resolve
@@ -132,7 +133,7 @@ def run(
     as_client_sees(scenario.front_end, cluster)
     if before is not None:
         cluster, offered = without_warmup(cluster, log, offered, before)
-    notes = [*offered.notes, *times.notes]
+    notes = [*offered.notes, *times.notes, *foreign(scenario.calibration, scenario.model, scenario.device)]
     model, fleet = catalog.model(scenario.model), record_of(manager, kinds) if manager else None
     made = (scenario, model, kinds, offered, cluster, log, times.tables, notes, times)
     return Run(

@@ -70,6 +70,8 @@ class Calibration(Config):
     """A matrix S with S Sᵀ their covariance: the constants err together."""
     error: Annotated[float, Field(ge=0)] = 0.0
     """Relative error of iterations that stays (standard deviation over loads)."""
+    drift: Annotated[float, Field(ge=0)] = 0.0
+    """The same of the host's time from one recording to the next."""
     provenance: Provenance
 
     @model_validator(mode="after")
@@ -104,6 +106,15 @@ def read_calibration(path: str | Path) -> Calibration:
     """Read what `gnomon calibrate --out` wrote."""
     file = Path(path)
     return _read(str(file), file.stat().st_mtime_ns if file.is_file() else 0)
+
+
+def foreign(path: str | None, model: str, device: str) -> list[str]:
+    """Words on a calibration of another model or GPU than the scenario's."""
+    about = read_calibration(path).provenance if path else None
+    if about is None or (about.model, about.device) == (model, device):
+        return []
+    return [f"The calibration is of {about.model} on {about.device}, this is {model} on {device}: its constants are "
+            "those of another server."]  # fmt: skip
 
 
 @lru_cache(maxsize=16)

@@ -28,6 +28,10 @@ MAX_POLICIES = 4
 """Different batching policies in one fleet: a fixed number, so that the engine is compiled once."""
 
 
+MOST_RUNNING = 1 << 16
+"""Requests of a replica that there are places for where no cap is given."""
+
+
 @dataclass(frozen=True)
 class Kind:
     """One kind of replica with everything resolved."""
@@ -69,7 +73,9 @@ class Kind:
 
     @property
     def max_running(self) -> int:
-        """Requests that may hold blocks at once."""
+        """Requests that may hold blocks at once: where a policy of one's own caps batches only, as many as have one."""
+        if self.policy.max_sequences_of == "batch" and is_own(self.policy.form_batch):
+            return max(self.batching.max_sequences, min(self.num_kv_blocks, MOST_RUNNING))
         batches = self.replica.pipeline_parallel if self.policy.max_sequences_of == "batch" else 1
         return self.batching.max_sequences * batches
 
