@@ -14,7 +14,17 @@ from gnomon.serving.autoscaling.evacuation import evacuate, freeze, requests_of
 from gnomon.serving.autoscaling.events import Agenda
 from gnomon.serving.autoscaling.manager import Manager
 from gnomon.serving.autoscaling.observation import Observer, Pool
-from gnomon.serving.autoscaling.replicas import DOWN, DRAINING, OFF, STARTING, UP, Replica, Replicas, history
+from gnomon.serving.autoscaling.replicas import (
+    DOWN,
+    DRAINING,
+    OFF,
+    STARTING,
+    UP,
+    Replica,
+    Replicas,
+    history,
+    replicas_of,
+)
 from gnomon.serving.autoscaling.traffic import Traffic
 from gnomon.serving.engine.calendar import REQUEST_ARRIVES, new_calendar
 from gnomon.serving.engine.state import (
@@ -145,6 +155,17 @@ def test_replicas_of_a_pool_by_state() -> None:
     assert (replicas.of(0, UP), replicas.of(1, UP, DOWN), replicas.of(0, DOWN)) == ([0], [2, 3], [])
 
 
+def test_places_for_replicas_of_every_kind() -> None:
+    """Two of one rank, then three of two ranks each; one and two of them are up at the start."""
+    kinds: Any = [Bag(replica=Bag(data_parallel=size), num_replicas=count) for size, count in ((1, 2), (2, 3))]
+    made = replicas_of(kinds, [1, 2])
+    assert [(one.pool, one.ranks) for one in made.members] == [
+        (0, range(1)), (0, range(1, 2)), (1, range(2, 4)), (1, range(4, 6)), (1, range(6, 8)),
+    ]  # fmt: skip
+    assert made.state.tolist() == [UP, OFF, UP, UP, OFF] and made.replica_of.tolist() == [0, 1, 2, 2, 3, 3, 4, 4]
+    assert made.changes == [(0.0, 0, UP), (0.0, 2, UP), (0.0, 3, UP)]
+
+
 def test_history_by_hand() -> None:
     """Replica 1 starts at 2 s, is up from 5 to 9; replica 0 is up throughout. The end is at 10 s."""
     some = [Replica(0, range(1)), Replica(1, range(1, 2))]
@@ -231,9 +252,10 @@ def test_what_is_seen_of_a_pool() -> None:
     assert view.kv_use == pytest.approx(1 - (a.num_blocks[0] // 4) / a.num_blocks[0])
     seen.take_samples(4.0)
     a.busy_s, cluster.stage_free_s[:, 0], a.num_taken = [2.0, 5.0], [5.0, 6.0], [4, 5]
+    cluster.control[NUM_PARKED] = 2
     view = seen.view(0, 12.0, np.zeros(0, np.int64))
     # Of the second rank's 5 s, 2 fell into this interval, and a second of the first's: 3 of 16.
-    assert view.utilization == pytest.approx(3 / 16) and view.arrival_rate == 1 / 8.0
+    assert view.utilization == pytest.approx(3 / 16) and (view.arrival_rate, view.waiting) == (3 / 8.0, 3)
     one.replicas.change(12.0, 1, DRAINING)
     assert seen.view(0, 13.0, np.zeros(0, np.int64)).draining == 1
     assert seen.samples[0][0][:6] == [4.0, 2, 0, 0, 0, 2]
