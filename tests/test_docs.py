@@ -43,7 +43,7 @@ def test_the_commands_of_the_readme_run(command: str, cli: Any, tmp_path: Path) 
         words += ["--workload.num-requests", "60", "--out", str(tmp_path / "run")]
     if words[0] in ("search", "posttrain"):
         words = [*words[:-1], "--help"]
-    if words[0] in ("route", "ui", "explain"):
+    if words[0] in ("route", "ui", "explain", "check"):
         words.append("--help")
     if words[0] == "pipeline":
         words += ["--out", str(tmp_path / "run")]
