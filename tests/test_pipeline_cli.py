@@ -60,12 +60,17 @@ def test_run_draws_any_schedule(cli: CommandLine, tmp_path: Path, schedule: str)
     assert (tmp_path / "step.html").stat().st_size > 1_000_000
 
 
-def test_run_with_a_model(cli: CommandLine) -> None:
-    words = "--model llama-3-8b --device h100 --tensor-parallel 8 --micro-batch 1 --sequence 4096 -n 16"
-    result = run_json(cli, *words.split(), "--straggler", "1=1.2", "--jitter", "0.05", "--draws", "10")
-    assert 0.1 < result["training"]["mfu"] < 0.9
-    assert result["training"]["samples_per_s"] == pytest.approx(16 / result["total_time"])
-    assert result["draws"]["p5"] <= result["draws"]["p50"] <= result["draws"]["p99"]
+def test_a_model_is_answered_with_the_command_that_times_it(cli: CommandLine) -> None:
+    words = "--model llama-3-8b --device h100 --tensor-parallel 2 --data-parallel 3 --micro-batch 2 --stages 8 -n 16"
+    output = " ".join(cli("pipeline", "run", *words.split(), "--recompute", code=2).output.split())
+    expected = (
+        "gnomon train step --model llama-3-8b --gpu h100 --gpus 48 --batch 96 --sequence 4096 --tp 2 --pp 8"
+        " --micro-batch 2 --sharding none --recompute full"
+    )
+    assert expected in output
+    assert cli(*expected.split()[1:]).output.startswith("step ")
+    planned = " ".join(cli("pipeline", "search", *words.split(), code=2).output.split())
+    assert "gnomon train plan --model llama-3-8b --gpu h100 --gpus 48 --batch 96 --sequence 4096" in planned
 
 
 def test_run_reads_costs_and_schedules_from_files(cli: CommandLine, tmp_path: Path) -> None:
@@ -75,13 +80,6 @@ def test_run_reads_costs_and_schedules_from_files(cli: CommandLine, tmp_path: Pa
     result = run_json(cli, "--schedule", str(tmp_path / "s.csv"), "--costs", str(costs))
     assert result["schedule"] == "s"
     assert result["total_time"] > 8 * 4
-
-
-def test_priorities_and_impacts_apply_to_a_model_too(cli: CommandLine) -> None:
-    words = ["--model", "llama-3-8b", "--tensor-parallel", "2", "--data-parallel", "8", "--sync-freq", "2"]
-    plain = run_json(cli, *words)["total_time"]
-    assert run_json(cli, *words, "--tier", "grad_sync=a")["total_time"] != plain
-    assert run_json(cli, *words, "--bwd-impact", "0.9")["total_time"] > plain
 
 
 def test_the_example_files_run(cli: CommandLine) -> None:
@@ -105,9 +103,8 @@ def test_the_example_files_run(cli: CommandLine) -> None:
         (["--schedule", "interleaved", "-n", "3"], "multiples of the 4 ranks (given: 3). Choose 4 micro-batches"),
         (["--schedule", "1f1b", "--dispatch", "greedy"], "order of its own"),
         (["--straggler", "1=2"], "needs a schedule"),
-        (["--model", "llama-9"], "unknown model"),
-        (["--model", "llama-3-8b", "--fwd-len", "2"], "fwd_len has no effect with a model"),
-        (["--model", "llama-3-8b", "--sync-freq", "3"], "does not divide the 8 micro-batches"),
+        (["--model", "llama-3-8b"], "gnomon train step --model llama-3-8b"),
+        (["--tp", "2"], "no effect without --model"),
         (["--schedule", "examples/pipeline/overlap.csv", "-n", "9"], "no effect with a schedule from a file"),
         (["--schedule", "zb-h2", "--memory-limit", "5"], "more than the limit of 5"),
         (["--schedule", "zb-v", "--memory-limit", "3"], "zb-v needs 4 activations"),

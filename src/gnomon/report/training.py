@@ -73,7 +73,9 @@ def step_blocks(step: TrainStep) -> list[Block]:
     return [
         Line(head),
         Line(layout),
-        Table(time, "Where the time goes", "The slowest pipeline rank; MFU counts model FLOPs over the bf16 peak."),
+        Table(
+            time, "Where the time goes", "The slowest pipeline rank. MFU: over the peak of the products' number format."
+        ),
         Table(data["memory"], f"Memory of a GPU of pipeline rank {step.memory.fullest} at its peak"),
         *lines(step.notes, "note"),
     ]

@@ -13,7 +13,7 @@ from gnomon.pipeline.run import Run
 from gnomon.training.compute import Compute, Pass, Seconds
 from gnomon.training.config import SHARDED, TrainConfig
 from gnomon.training.exchange import Exchange
-from gnomon.training.layers import LayerKind, Stage, stages_of
+from gnomon.training.layers import SCHEMES, LayerKind, Stage, stages_of
 from gnomon.training.memory import Memory, memory_of
 from gnomon.training.pipelines import span
 from gnomon.training.state import expert_ranks, recipe_of, stage_parameters
@@ -60,7 +60,7 @@ class TrainStep:
 
     @property
     def mfu(self) -> float:
-        """Model FLOPs over what all GPUs' peak would do in bf16."""
+        """Model FLOPs over what all GPUs' peak would do in the number format of the products."""
         return self.flops_per_gpu_s / self.peak_flops
 
     @property
@@ -206,7 +206,7 @@ class _Step:
             start + span + data + optimizer,
             {part: parts[part] for part in PARTS if abs(parts.get(part, 0.0)) > 1e-9},
             flops,
-            self.compute.device.flops("bf16"),
+            self.compute.device.flops(SCHEMES[c.precision]),
             memory_of(c),
             phases,
             self.compute.timer.notes() if c.timing.source not in ("auto", "roofline") else [],

@@ -47,19 +47,34 @@ study_options = together(
 
 
 training_options = together(
-    option("--model", default=None, help="Take the costs from this model (see `gnomon catalog models`)."),
-    option("--device", "--gpu", default="h100", help="GPU."),
-    option("--node", default=None, help="Links between GPUs; the device's usual node if not given."),
-    option("--tensor-parallel", "--tp", type=int, default=1, help="GPUs per rank."),
-    option("--data-parallel", "--dp", type=int, default=1, help="Pipelines that synchronise their gradients."),
-    option("--micro-batch", type=int, default=1, help="Sequences per micro-batch."),
-    option("--sequence", type=int, default=4096, help="Tokens per sequence."),
-    option("--recompute", is_flag=True, help="Recompute activations in the backward."),
-    option("--shard-optimizer", is_flag=True, help="Spread the optimizer over the data-parallel pipelines."),
-    option("--source", default="auto", help="Timing source (see `gnomon catalog sources`)."),
-    option("--path", default=None, help="Folder of measurements, for the source profile."),
+    option("--model", default=None, hidden=True),
+    option("--device", "--gpu", default="h100", hidden=True),
+    option("--node", default=None, hidden=True),
+    option("--tensor-parallel", "--tp", type=int, default=1, hidden=True),
+    option("--data-parallel", "--dp", type=int, default=1, hidden=True),
+    option("--micro-batch", type=int, default=1, hidden=True),
+    option("--sequence", type=int, default=4096, hidden=True),
+    option("--recompute", is_flag=True, hidden=True),
+    option("--shard-optimizer", is_flag=True, hidden=True),
+    option("--source", default="auto", hidden=True),
+    option("--path", default=None, hidden=True),
 )
-"""A model on a GPU instead of lengths."""
+"""A model on a GPU, which `gnomon train` took over: older commands are answered with the new one."""
+
+
+def train_command(given: dict[str, Any]) -> str:
+    """The `gnomon train` command for a model that was given to `gnomon pipeline`."""
+    tensor, copies, stages = given["tensor_parallel"], given["data_parallel"], given["stages"]
+    words = [f"--model {given['model']} --gpu {given['device']} --gpus {tensor * copies * stages}"]
+    words.append(f"--batch {given['n'] * given['micro_batch'] * copies} --sequence {given['sequence']}")
+    if click.get_current_context().info_name == "search":
+        return f"gnomon train plan {' '.join(words)}"
+    words.append(f"--tp {tensor} --pp {stages} --micro-batch {given['micro_batch']}")
+    if given.get("schedule"):
+        words.append(f"--schedule {given['schedule']}")
+    words += [] if given["shard_optimizer"] else ["--sharding none"]
+    words += ["--recompute full"] if given["recompute"] else []
+    return f"gnomon train step {' '.join(words)}"
 
 
 def step_of(given: dict[str, Any]) -> dict[str, Any]:
@@ -73,13 +88,13 @@ def step_of(given: dict[str, Any]) -> dict[str, Any]:
         step["link_speed"] = {name: number(speed, "--link") for name, speed in pairs}
     if given.get("costs"):
         step["costs"] = read_costs(given["costs"])
-    if not given["model"]:
-        for name in (*TRAINING, "source", "path"):
-            if _is_given(name) and given[name] is not None:
-                raise ConfigError(f"--{name.replace('_', '-')} has no effect without --model.", fix="Leave it out.")
-    else:
-        timing = {name: given[name] for name in ("source", "path") if _is_given(name)}
-        step["training"] = {name: given[name] for name in TRAINING if given[name] is not None} | {"timing": timing}
+    if given["model"]:
+        raise ConfigError(
+            "a model's step is timed by gnomon train.", where="--model", fix=f"Run: {train_command(given)}"
+        )
+    for name in (*TRAINING, "source", "path"):
+        if _is_given(name) and given[name] is not None:
+            raise ConfigError(f"--{name.replace('_', '-')} has no effect without --model.", fix="Leave it out.")
     return step
 
 

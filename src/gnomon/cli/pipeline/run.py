@@ -52,13 +52,12 @@ def command(**given: Any) -> None:
     """Run one training step and show where its time goes.
 
     Without --schedule this is the communication-priority study: 1F1B with greedy dispatch. With a schedule the same
-    lengths apply, in its strict order; with --model the costs are those of a model on a GPU.
+    lengths apply, in its strict order. A model on GPUs is timed by `gnomon train step`.
 
     \b
     Examples:
       gnomon pipeline run --sync-freq 2 --tier grad_prop=a
       gnomon pipeline run --schedule zb-v --stages 8 -n 32 --prop-len 0.1 --out runs/zbv
-      gnomon pipeline run --model llama-3-8b --device h100 --tensor-parallel 8 -n 32 --schedule 1f1b
       gnomon pipeline run --schedule 1f1b --straggler 2=1.3 --jitter 0.05
     """
     warn_of_legacy(given)

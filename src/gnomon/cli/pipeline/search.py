@@ -16,20 +16,18 @@ from gnomon.cli.progress import progress
 @click.command(cls=SectionedCommand, context_settings=SPELLING)
 @study_options
 @training_options
-@option("--memory-limit", type=float, default=None, help="Micro-batches per rank; GB per GPU with --model.")
+@option("--memory-limit", type=float, default=None, help="Micro-batches per rank.")
 @option("--weight-grad-len", type=float, default=None, help="Part of a backward that can be put off.  [default: half]")
 @option("--out", type=click.Path(dir_okay=False), default=None, help="Draw the Pareto front into this HTML file.")
 @json_option
 def command(**given: Any) -> None:
     """Execute every built-in schedule, and name the fastest one whose memory stays within the limit.
 
-    With --model the costs and bytes are those of a model on a GPU, and the limit is the GPU's memory unless given.
     Schedules on the Pareto front are marked: nothing is both faster and smaller.
 
     \b
-    Examples:
+    Example:
       gnomon pipeline search --stages 8 -n 32 --prop-len 0.1 --sync-base-len 0 --memory-limit 6
-      gnomon pipeline search --model llama-3-70b --tensor-parallel 8 --stages 8 -n 32
     """
     with progress("searching"):
         found = search_schedules(step_of(given))
