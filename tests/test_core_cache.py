@@ -7,10 +7,13 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
-from gnomon.jit import ENABLED
+from gnomon.jit import ENABLED, feature, jit
+from gnomon.jit.borrowing import borrow
 
 pytestmark = pytest.mark.skipif(not ENABLED, reason="nothing is compiled under GNOMON_JIT=0")
 
@@ -137,3 +140,36 @@ def test_writers_side_by_side_never_write_each_others_code(tmp_path: Path, monke
     assert second.load("floats") == "code for floats"
     (tmp_path / "module.add-7.nbi").write_bytes(index)
     assert first.load("integers") == "code for integers"
+
+
+def test_a_feature_is_compiled_only_for_runs_that_use_it() -> None:
+    """Of a bundle that has no features, a call of one does nothing; nothing of it is compiled."""
+    assert whole(WithFeatures(np.array([1, 2])), 5) == (8, True)
+    assert whole(WithoutFeatures(np.array([1, 2])), 5) == ((0, False) if ENABLED else (8, True))
+    if ENABLED:
+        assert len(summed.overloads) == len(is_large.overloads) == 1
+        assert len(summed.left_out.overloads) == 1
+
+
+class WithFeatures(NamedTuple):
+    values: Any
+
+
+class WithoutFeatures(WithFeatures):
+    has_no_features = True
+
+
+@feature
+def summed(bundle: WithFeatures, more: int) -> int:
+    return bundle.values[0] + bundle.values[1] + more
+
+
+@feature
+def is_large(bundle: WithFeatures) -> bool:
+    return bundle.values[1] > 1
+
+
+@jit
+def whole(bundle: WithFeatures, more: int) -> tuple[int, bool]:
+    lent = borrow(bundle)
+    return summed(lent, more), is_large(lent)

@@ -118,6 +118,26 @@ def apart(function: F) -> F:
     return _part(function, is_inlined=False) if ENABLED else function
 
 
+def feature(function: F) -> F:
+    """Like `apart`, for one that only some runs need: nothing is compiled of it, and a call does nothing, where it is
+    given a bundle whose class says `has_no_features`."""
+    if not ENABLED:
+        return function
+    from gnomon.jit.linked_code import FeatureDispatcher
+
+    dispatcher: Any = _part(function, is_inlined=False)
+    dispatcher.__class__ = FeatureDispatcher
+    names = ", ".join(function.__code__.co_varnames[: function.__code__.co_argcount])
+    made: dict[str, Any] = {}
+    exec(f"def left_out({names}): return {_NOTHING[function.__annotations__['return']]}", made)
+    dispatcher.left_out = _part(made["left_out"], is_inlined=True)
+    return dispatcher
+
+
+_NOTHING = {"None": "None", "bool": "False", "int": "0", "float": "0.0"}
+"""What a feature that is left out answers, by the type that it is written with."""
+
+
 def _part(function: F, is_inlined: bool, error_model: str = "numpy") -> F:
     from gnomon.jit.linked_code import PartCompiler, PartDispatcher
 

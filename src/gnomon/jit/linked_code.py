@@ -138,6 +138,25 @@ class PartDispatcher(CPUDispatcher):  # type: ignore[misc]
         return super().get_call_template([unliteral(one) for one in args], {k: unliteral(v) for k, v in kws.items()})
 
 
+class FeatureDispatcher(PartDispatcher):
+    """A part that is left out of runs without features: an empty one stands in its place."""
+
+    left_out: Any
+
+    def get_call_template(self, args: Any, kws: Any) -> Any:
+        """What a call with arguments of these types is compiled to."""
+        return self._chosen((*args, *kws.values())).get_call_template(args, kws)
+
+    def get_overload(self, sig: Any) -> Any:
+        """The code of it."""
+        return self._chosen(sig).get_overload(sig)
+
+    def _chosen(self, kinds: Any) -> Any:
+        bundles = (getattr(kind, "instance_class", None) for kind in kinds)
+        is_left_out = any(getattr(one, "has_no_features", False) for one in bundles)
+        return self.left_out if is_left_out else super()
+
+
 class WholeCompiler(_Compiler):
     """Compiles what is called from outside."""
 

@@ -75,6 +75,7 @@ BOOK = np.dtype(
         ("subject", np.int64),  # of the event, or the request that wants a replica
         ("time_s", np.float64),
         ("stop_s", np.float64),  # nothing from here on happens
+        ("advance_to_s", np.float64),  # where `ADVANCE` brings the replicas
         ("has_roles", np.int64),  # some replicas only prefill, or only decode
         ("has_tiers", np.int64),  # KV is kept beyond the GPUs
         ("num_active", np.int64),  # transfers under way

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gnomon.jit import apart, inner, jit
+from gnomon.jit import apart, feature, inner, jit
 from gnomon.jit.borrowing import borrow
 from gnomon.serving.engine.arrivals import admit, advance_replicas, queue, serve_instant, take_in
 from gnomon.serving.engine.calendar import (
@@ -40,6 +40,8 @@ from gnomon.serving.features.tiers import end_load, latency_s
 from gnomon.serving.features.tool_cache import expire, let_go_held, note_arrival
 from gnomon.serving.features.transfers import LATENCY_S, end_transfer, switch_links
 
+ADVANCE = -1
+
 
 @jit
 def advance_all(fleet: Fleet, engine: Engine, log: Log, until: float) -> None:
@@ -65,7 +67,7 @@ def _next_to_report(cluster: Cluster, calendar: Calendar, until: float) -> int:
     return group
 
 
-@apart
+@feature
 def _let_go_for(cluster: Cluster, outside: Outside, call: int, now: float) -> None:
     """The scheduler has got a call of an agent: what was held for it alone is held no longer."""
     first, who = outside.follower_first, outside.followers
@@ -230,6 +232,10 @@ def serve(fleet: Fleet, engine: Engine, outside: Outside, log: Log, last: int) -
     then done, too; the others are brought to their end with `advance_all`.
 
     A slice whose budget is used up ends before that and is gone on with by another call; so does one that stops because
-    `book.wants` something of the caller.
+    `book.wants` something of the caller. With `ADVANCE` for `last` nothing happens outside: every replica is brought up
+    to `book.advance_to_s`.
     """
-    _serve(borrow(fleet), engine, borrow(outside), borrow(log), last)
+    if last == ADVANCE:
+        advance_replicas(borrow(fleet), engine, borrow(log), outside.calendar.book[0].advance_to_s)
+    else:
+        _serve(borrow(fleet), engine, borrow(outside), borrow(log), last)

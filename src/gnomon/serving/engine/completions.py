@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gnomon.jit import apart, inner
+from gnomon.jit import apart, feature
 from gnomon.serving.engine.calendar import ADAPTER_READY, KV_LANDS, KV_LOST, KV_READY, NEVER, schedule
 from gnomon.serving.engine.context import Engine, Fleet, Outside
 from gnomon.serving.engine.launch import note_soonest
@@ -26,7 +26,7 @@ from gnomon.serving.features.tool_cache import note_end
 from gnomon.serving.features.transfers import HOP_S, TIMEOUT_S, Transfers, start_transfer
 
 
-@apart
+@feature
 def _leave_adapter(cluster: Cluster, outside: Outside, r: int, request_id: int, now: float) -> None:
     """A request with an adapter has ended in replica `r`: those in line may have its slot."""
     leave_adapter(cluster, outside.adapters, r, request_id, now)
@@ -69,7 +69,7 @@ def take_reports(cluster: Cluster, outside: Outside, group: int, now: float) -> 
             land_ready(cluster, outside, r, now)
 
 
-@inner
+@feature
 def _count_leaving(cluster: Cluster, transfers: Transfers, r: int) -> None:
     """Of the requests that ended in replica `r` at this moment, those whose KV is to move share its link."""
     state, leaving = cluster.replicas[r], 0
@@ -83,7 +83,7 @@ def _count_leaving(cluster: Cluster, transfers: Transfers, r: int) -> None:
             request_id = cluster.requests[request_id].next_waiting
 
 
-@apart
+@feature
 def land_ready(cluster: Cluster, outside: Outside, r: int, now: float) -> None:
     """Let KV move into replica `r` for the prefilled requests that there is room for. While some wait, what ends in
     its group concerns others. One that all memory is not enough for is refused when it is the first."""
@@ -107,7 +107,7 @@ def land_ready(cluster: Cluster, outside: Outside, r: int, now: float) -> None:
     note_soonest(cluster, group)
 
 
-@apart
+@feature
 def _refuse(cluster: Cluster, outside: Outside, r: int, now: float) -> None:
     """The first request that waits for blocks in replica `r` can never have them: it is rejected, and the replica that
     prefilled it learns so at once."""
@@ -132,7 +132,7 @@ def wake(fleet: Fleet, engine: Engine, outside: Outside, log: Log, group: int, n
         take_reports(fleet.cluster, outside, group, now)
 
 
-@apart
+@feature
 def _free_held(fleet: Fleet, engine: Engine, outside: Outside, log: Log, request_id: int, now: float) -> None:
     """The replica that prefilled a request need not keep its KV any longer."""
     r = fleet.cluster.requests[request_id].prefill_replica
@@ -140,7 +140,7 @@ def _free_held(fleet: Fleet, engine: Engine, outside: Outside, log: Log, request
     wake(fleet, engine, outside, log, fleet.cluster.replicas[r].group_first, now)
 
 
-@apart
+@feature
 def handle_move(fleet: Fleet, engine: Engine, outside: Outside, log: Log, kind: int, request_id: int) -> None:
     """A step on the way of a request from the replica that prefilled it to the one that decodes it, which has been
     brought up to this moment."""

@@ -95,3 +95,48 @@ class Outside(NamedTuple):
     """[request]: how many of those that it waits for have not ended."""
     adapters: Adapters
     tool_cache: ToolCache
+
+
+# Runs in which nothing of `serving.features` but the front end is used: of the rest nothing is compiled.
+
+
+class PlainTransfers(Transfers):
+    """None."""
+
+    has_no_features = True
+
+
+class PlainTiers(Tiers):
+    """None."""
+
+    has_no_features = True
+
+
+class PlainAdapters(Adapters):
+    """None."""
+
+    has_no_features = True
+
+
+class PlainToolCache(ToolCache):
+    """None."""
+
+    has_no_features = True
+
+
+class PlainOutside(Outside):
+    """With only a calendar, clients and a front end."""
+
+    has_no_features = True
+
+
+def without_features(outside: Outside) -> Outside:
+    """The same for a run that uses none."""
+    return PlainOutside(
+        *outside._replace(
+            transfers=PlainTransfers(*outside.transfers),
+            tiers=PlainTiers(*outside.tiers),
+            adapters=PlainAdapters(*outside.adapters),
+            tool_cache=PlainToolCache(*outside.tool_cache),
+        )
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gnomon.jit import apart, inner
+from gnomon.jit import feature, inner
 from gnomon.jit.borrowing import borrow
 from gnomon.serving.engine import contract
 from gnomon.serving.engine.context import Engine, Fleet, Outside, Router
@@ -47,12 +47,18 @@ def takes_in(fleet: Fleet, engine: Engine, request_id: int, now: float) -> bool:
     return True
 
 
-@apart
+@inner
 def choose(fleet: Fleet, engine: Engine, outside: Outside, request_id: int) -> int:
-    """The replica that gets an arriving request. Where prefill and decode are apart, the one that decodes it is chosen
-    first, then whether it is prefilled elsewhere, then where."""
-    if outside.calendar.book[0].has_roles == 0:
-        return ask_router(fleet, engine, request_id)
+    """The replica that gets an arriving request."""
+    if outside.calendar.book[0].has_roles != 0:
+        return _choose_two(fleet, engine, outside, request_id)
+    return ask_router(fleet, engine, request_id)
+
+
+@feature
+def _choose_two(fleet: Fleet, engine: Engine, outside: Outside, request_id: int) -> int:
+    """Where prefill and decode are apart: the replica that decodes a request is chosen first, then whether it is
+    prefilled elsewhere, then where."""
     cluster, request, own = fleet.cluster, fleet.cluster.requests[request_id], outside.decode
     to_decode = Fleet(
         cluster,

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gnomon.core.arrays import Floats, Ints
-from gnomon.jit import apart, inner
+from gnomon.jit import feature, inner
 from gnomon.serving.engine.calendar import NEVER
 from gnomon.serving.engine.state import NONE, Cluster
 
@@ -114,7 +114,7 @@ def _note_in_use(cluster: Cluster, adapters: Adapters, r: int) -> None:
     state.slowdown = (1.0 + state.straggling) * (1.0 + state.adapting) - 1.0
 
 
-@apart
+@feature
 def take_adapter(cluster: Cluster, adapters: Adapters, r: int, request_id: int, now: float) -> float:
     """A request that has come to replica `r` asks for its adapter; returns when that is loaded, or NEVER where no slot
     can be had yet."""
@@ -139,7 +139,7 @@ def take_adapter(cluster: Cluster, adapters: Adapters, r: int, request_id: int, 
     return max(now, one.ready_s)
 
 
-@apart
+@feature
 def leave_adapter(cluster: Cluster, adapters: Adapters, r: int, request_id: int, now: float) -> None:
     """A request has ended in replica `r`: it does not use its adapter any longer."""
     one = cluster.adapter_slots[r, slot_of(cluster, r, cluster.requests[request_id].adapter)]
@@ -148,7 +148,7 @@ def leave_adapter(cluster: Cluster, adapters: Adapters, r: int, request_id: int,
     _note_in_use(cluster, adapters, r)
 
 
-@apart
+@feature
 def wait_in_line(cluster: Cluster, adapters: Adapters, r: int, request_id: int) -> None:
     """A request waits for a slot of replica `r`, behind the others that do."""
     line = adapters.line[r]
@@ -162,7 +162,7 @@ def wait_in_line(cluster: Cluster, adapters: Adapters, r: int, request_id: int) 
     adapters.counts[r, WAITED] += 1
 
 
-@apart
+@feature
 def next_in_line(cluster: Cluster, adapters: Adapters, r: int, now: float) -> float:
     """When the first request that waits for a slot of replica `r` has its adapter, if it can have a slot now; else
     NEVER. The caller takes it out with `leave_line`."""
@@ -171,7 +171,7 @@ def next_in_line(cluster: Cluster, adapters: Adapters, r: int, now: float) -> fl
     return take_adapter(cluster, adapters, r, adapters.line[r, FIRST_IN_LINE], now)
 
 
-@inner
+@feature
 def leave_line(cluster: Cluster, adapters: Adapters, r: int) -> int:
     """Take the first request out of the line."""
     line = adapters.line[r]

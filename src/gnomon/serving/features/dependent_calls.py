@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gnomon.jit import apart
+from gnomon.jit import apart, feature
 from gnomon.serving.engine.calendar import REQUEST_ARRIVES, REQUEST_SENT, schedule, schedule_all
 from gnomon.serving.engine.context import Outside
 from gnomon.serving.engine.state import NONE, NOT_ARRIVED, NUM_SHED, SHED, Cluster
@@ -49,7 +49,7 @@ def send_next(cluster: Cluster, outside: Outside, ended_s: float) -> None:
     book.num_sent += 1
 
 
-@apart
+@feature
 def send_followers(cluster: Cluster, outside: Outside, request_id: int, ended_s: float) -> None:
     """A call of an agent has ended: those that waited for it, and for no other any more, are sent when their tool is
     done."""
@@ -62,7 +62,7 @@ def send_followers(cluster: Cluster, outside: Outside, request_id: int, ended_s:
             _send(cluster, outside, follower, ended_s + outside.think_s[follower])
 
 
-@apart
+@feature
 def give_up_followers(cluster: Cluster, outside: Outside, request_id: int, now: float) -> None:
     """A call of an agent was refused: its session ends there. All calls that would have followed count as turned
     away."""

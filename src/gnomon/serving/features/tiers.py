@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gnomon.core.arrays import Floats, Ints
-from gnomon.jit import apart, inner
+from gnomon.jit import apart, feature, inner
 from gnomon.serving.engine import prefix_cache
 from gnomon.serving.engine.state import NONE, Cluster, Replica, replica_view
 from gnomon.serving.features.block_set import Shelf, num_slots, put
@@ -135,7 +135,7 @@ def _write(tiers: Tiers, r: int, num_replicas: int, key: int, now: float) -> Non
         spilled = _put(tiers, tier, _number(tiers, tier, r, num_replicas), given) if given != 0 else 0
 
 
-@apart
+@feature
 def write_prefix(cluster: Cluster, tiers: Tiers, r: int, request_id: int, now: float) -> None:
     """Request `request_id` has ended in replica `r`, or leaves it: its shared blocks are written."""
     replica, request = replica_view(cluster, r), cluster.requests[request_id]
@@ -197,7 +197,7 @@ def _prefill_s(tables: IterationTables, replica: Replica, tokens: int, before: i
     return iteration_s(tables, state.row, state.num_stages, shape, int(chunk)) * tokens / chunk
 
 
-@apart
+@feature
 def begin_load(
     cluster: Cluster,
     tables: IterationTables,
@@ -274,13 +274,13 @@ def link_of(cluster: Cluster, source: int, owner: int) -> int:
     return (1 + source) * cluster.replicas.size + owner
 
 
-@inner
+@feature
 def latency_s(cluster: Cluster, tiers: Tiers, link: int) -> float:
     """From the last byte over this link until it can be used."""
     return tiers.tiers[link // cluster.replicas.size - 1].latency_s
 
 
-@apart
+@feature
 def end_load(cluster: Cluster, tiers: Tiers, request_id: int, now: float) -> None:
     """What was loaded for a request can be found in its replica's GPU from now on."""
     request = cluster.requests[request_id]

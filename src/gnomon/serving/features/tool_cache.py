@@ -13,7 +13,7 @@ import numpy as np
 
 from gnomon.core.arrays import Floats, Ints
 from gnomon.core.errors import ConfigError
-from gnomon.jit import apart
+from gnomon.jit import apart, feature
 from gnomon.serving.engine import prefix_cache
 from gnomon.serving.engine.calendar import CACHE_EXPIRES, KV_LET_GO, Calendar, schedule
 from gnomon.serving.engine.state import NONE, NOT_ARRIVED, Cluster, replica_view
@@ -61,7 +61,7 @@ def open_tool_cache(config: ToolCacheConfig, requests: Requests, cluster: Cluste
     )
 
 
-@apart
+@feature
 def note_end(
     cluster: Cluster, cache: ToolCache, calendar: Calendar, follower_first: Ints, followers: Ints, call: int, now: float
 ) -> None:
@@ -99,7 +99,7 @@ def _is_waited_for(cluster: Cluster, follower_first: Ints, followers: Ints, call
     return False
 
 
-@apart
+@feature
 def note_arrival(
     cluster: Cluster, cache: ToolCache, calendar: Calendar, follower_first: Ints, followers: Ints, call: int, now: float
 ) -> None:
@@ -112,7 +112,7 @@ def note_arrival(
             schedule(calendar, now, KV_LET_GO, parent)
 
 
-@apart
+@feature
 def let_go_held(cluster: Cluster, cache: ToolCache, call: int) -> None:
     """The blocks of a call are held no more: they are as those of any other that has ended, and the newest."""
     replica = replica_view(cluster, cluster.requests[call].replica)
@@ -122,7 +122,7 @@ def let_go_held(cluster: Cluster, cache: ToolCache, call: int) -> None:
     replica.state.num_held -= 1
 
 
-@apart
+@feature
 def expire(cluster: Cluster, cache: ToolCache, call: int, now: float) -> None:
     """Forget the blocks of a call that nobody holds and that no other has used since."""
     request = cluster.requests[call]

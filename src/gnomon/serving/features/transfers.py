@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gnomon.core.arrays import Floats, Ints
-from gnomon.jit import apart, inner, jit
+from gnomon.jit import apart, feature, inner, jit
 from gnomon.jit.borrowing import borrow
 from gnomon.serving.engine.calendar import NEVER, Calendar
 from gnomon.serving.engine.state import NONE
@@ -76,7 +76,7 @@ def new_transfers(num_requests: int, num_replicas: int, num_links: int) -> Trans
     )
 
 
-@apart
+@feature
 def start_transfer(
     transfers: Transfers, book: Any, r: int, sender: int, receiver: int, num_bytes: float, ahead_s: float, now: float
 ) -> None:
@@ -101,7 +101,7 @@ def start_load(transfers: Transfers, book: Any, r: int, link: int, num_bytes: fl
     _start(transfers, book, r, now)
 
 
-@apart
+@feature
 def switch_links(transfers: Transfers, book: Any, is_down: int, now: float) -> None:
     """From now on nothing moves between replicas, or it does again."""
     _move(transfers, book, now)
@@ -130,7 +130,7 @@ def _start(transfers: Transfers, book: Any, r: int, now: float) -> None:
     _share(transfers, book, now)
 
 
-@apart
+@feature
 def end_transfer(transfers: Transfers, book: Any) -> int:
     """Take out the transfer that has sent everything first (`book.next_drain_s`); returns its request."""
     now, r = book.next_drain_s, book.next_drained

@@ -6,16 +6,20 @@ user's policy compiles by itself, the engine compiles once, and all of it is cac
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any
 
 import numpy as np
 
+from gnomon.core.cache_folder import compiled_code_folder
 from gnomon.core.user_files import is_own, plain
-from gnomon.jit import ENABLED, compiled, inner, own_jit
+from gnomon.jit import ENABLED, compiled, inner, is_compiled_already, own_jit
 from gnomon.jit.borrowing import borrowed_type
 from gnomon.jit.typing_errors import cannot_be_compiled
 from gnomon.serving.admission import ADMISSIONS, AdmissionSpec, Admit
@@ -37,12 +41,14 @@ def engine_of(
     admission: str = "everyone",
     decode_router: RouterSpec | None = None,
     decider: DeciderSpec | None = None,
+    beside: Beside | None = None,
 ) -> Engine:
     """The compiled engine with these batching policies, which replicas refer to by their place in the list. Only fleets
-    with roles ask the `decode_router` and the `decider`."""
+    with roles ask the `decode_router` and the `decider`. While the loop of a replica is compiled `beside`, something of
+    its kind is in its place."""
     functions = [POLICIES[name].form_batch for name in policies]
     functions += functions[:1] * (MAX_POLICIES - len(functions))
-    run = _compiled_proceed() if ENABLED else proceed
+    run = (_stand_in() if beside and beside.is_compiling else _compiled_proceed()) if ENABLED else proceed
     route = callable_router(router)
     return Engine(
         run,
@@ -142,14 +148,50 @@ def _explained(function: Any) -> Iterator[None]:
         raise cannot_be_compiled(error, function) from None
 
 
+class Beside:
+    """On the first run ever, the loop of a replica is compiled by another process while this one compiles the rest."""
+
+    def __init__(self) -> None:
+        self._process: Any = None
+        if ENABLED and not is_compiled_already() and compiled_code_folder() and (os.cpu_count() or 1) > 1:
+            words = [sys.executable, "-c", f"from {__name__} import _compiled_proceed as run; run()"]
+            quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+            with suppress(OSError):
+                environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+                self._process = subprocess.Popen(words, env=environment, **quiet)  # type: ignore[call-overload]
+
+    @property
+    def is_compiling(self) -> bool:
+        """Whether there is such a process."""
+        return self._process is not None
+
+    def proceed(self) -> Any:
+        """The compiled loop, once it is there. Where the other process has failed, this one compiles it."""
+        self._process.wait()
+        return _compiled_proceed()
+
+
 @cache
 def _compiled_proceed() -> Any:
+    return compiled(_proceed_signature())(proceed)
+
+
+@cache
+def _stand_in() -> Any:
+    def never_called(cluster: Any, tables: Any, policies: Any, log: Any, group: int, until: float, now: float) -> None:
+        return
+
+    return compiled(_proceed_signature())(never_called)
+
+
+@cache
+def _proceed_signature() -> Any:
     from numba import float64, int64, types
 
     example = _example()
     cluster, tables, log = (borrowed_type(one) for one in (example.cluster, example.tables, new_log(64, 64)))
     policies = types.UniTuple(types.FunctionType(_policy_signature()), MAX_POLICIES)
-    return compiled(types.void(cluster, tables, policies, log, int64, float64, float64))(proceed)
+    return types.void(cluster, tables, policies, log, int64, float64, float64)
 
 
 @cache

@@ -9,8 +9,8 @@ from functools import cached_property, partial
 from gnomon.jit import bound
 from gnomon.serving.autoscaling.manager import Manager
 from gnomon.serving.engine import contract
-from gnomon.serving.engine.calendar import A_REPLICA, AN_EVENT, NEVER, NOTHING
-from gnomon.serving.engine.cluster import advance_all, serve
+from gnomon.serving.engine.calendar import A_REPLICA, AN_EVENT, NOTHING
+from gnomon.serving.engine.cluster import ADVANCE, serve
 from gnomon.serving.engine.context import Engine, Fleet, Outside, Router
 from gnomon.serving.engine.guard import Guard
 from gnomon.serving.engine.log import Log
@@ -40,17 +40,17 @@ class Opened:
 
     @cached_property
     def _drive(self) -> Callable[[int], None]:
-        go_on = bound(serve, self.fleet, self.engine, self.outside, self.log, 0)
         made = (self.fleet, self.engine, self.outside, self.log, self.manager)
-        return partial(_drive, go_on, *made, route=self.route)
+        return partial(_drive, self._go_on, *made, route=self.route)
+
+    @cached_property
+    def _go_on(self) -> Callable[..., None]:
+        return bound(serve, self.fleet, self.engine, self.outside, self.log, 0)
 
     def advance(self, until_s: float) -> None:
         """Let replicas that nobody waits for come up to `until_s`."""
-        self.guard.run(lambda: self._advance(self.fleet, self.engine, self.log, until_s))
-
-    @cached_property
-    def _advance(self) -> Callable[..., None]:
-        return bound(advance_all, self.fleet, self.engine, self.log, NEVER)
+        self.outside.calendar.book.advance_to_s = until_s
+        self.guard.run(lambda: self._go_on(self.fleet, self.engine, self.outside, self.log, ADVANCE))
 
 
 def _drive(

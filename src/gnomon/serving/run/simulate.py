@@ -15,13 +15,14 @@ from gnomon.core.arrays import Floats, Ints
 from gnomon.core.errors import ConfigError
 from gnomon.core.streams import stream
 from gnomon.core.user_files import is_own
-from gnomon.jit import function_arguments
+from gnomon.jit import bound, function_arguments
 from gnomon.serving.admission import ADMISSIONS, AdmissionSpec
 from gnomon.serving.autoscaling.record import FleetRecord
 from gnomon.serving.autoscaling.setup import new_manager, record_of
 from gnomon.serving.deciders import DECIDERS, DeciderSpec
 from gnomon.serving.engine.calendar import NEVER, Calendar, new_calendar, report_ends
-from gnomon.serving.engine.context import Asked, Fleet, Outside
+from gnomon.serving.engine.cluster import serve
+from gnomon.serving.engine.context import Asked, Fleet, Outside, without_features
 from gnomon.serving.engine.guard import Guard
 from gnomon.serving.engine.log import Log, new_log
 from gnomon.serving.engine.state import NO_LIMIT, NOT_ARRIVED, Cluster
@@ -35,7 +36,7 @@ from gnomon.serving.features.transfers import Transfers
 from gnomon.serving.policies import POLICIES
 from gnomon.serving.routers import ROUTERS, RouterSpec
 from gnomon.serving.run.build import Recording, build_cluster, open_adapters, with_ledger
-from gnomon.serving.run.compilation import callable_router, engine_of
+from gnomon.serving.run.compilation import Beside, callable_router, engine_of
 from gnomon.serving.run.driving import Opened
 from gnomon.serving.run.kv_links import max_events, open_pools, open_tiers, replicas_that
 from gnomon.serving.run.warmup import begin_measuring, without_warmup
@@ -192,7 +193,9 @@ def open_cluster(
     fleet = Fleet(cluster, tables, *asked, option_values(scenario.admission, gate), gate_memory)
     decode_spec = _find_router(decode)
     compiled = spec if spec.compiled else ROUTERS["round_robin"]
-    engine = engine_of(policies_of(kinds), compiled, gate.name, decode_spec, decide)
+    beside = Beside()
+    to_decode, to_decide = (decode_spec, decide) if scenario.has_roles else (None, None)
+    engine = engine_of(policies_of(kinds), compiled, gate.name, to_decode, to_decide, beside)
     policies = tuple(POLICIES[name].form_batch for name in policies_of(kinds))
     is_known = not (requests.concurrency or len(requests.parents))
     front = open_front_end(scenario.front_end, cluster, sum(kind.num_replicas for kind in kinds), in_order=is_known)
@@ -215,6 +218,10 @@ def open_cluster(
         open_adapters(scenario.lora, model, requests, num_replicas),
         open_tool_cache(scenario.tool_cache, requests, cluster),
     )
+    if not (scenario.fleet or scenario.has_roles or scenario.kv_tiers.is_used or scenario.tool_cache.is_used) and not (
+        len(requests.parents) or outside.adapters.load_s.size
+    ):
+        outside = without_features(outside)
     if scenario.has_roles and outside.adapters.load_s.size:
         raise ConfigError(
             "LoRA adapters are not simulated where prefill and decode are apart.",
@@ -234,6 +241,9 @@ def open_cluster(
         told = (lambda *_: on_progress(0, total)) if on_progress else None
         manager = new_manager(scenario, kinds, requests, fleet, outside, partial(_measured, told))
     route = None if spec.compiled else callable_router(spec)
+    if beside.is_compiling:  # The loops need only know how the engine is called.
+        bound(serve, fleet, engine, outside, log, 0)
+        engine = engine._replace(proceed=beside.proceed())
     return Opened(fleet, engine, outside, log, guard, manager, route)
 
 
