@@ -110,7 +110,7 @@ class Explanation(Result):
     note: str = ""
 
     def with_note(self, note: str) -> Explanation:
-        """The same with a remark."""
+        """This explanation with a remark."""
         return replace(self, note=note)
 
     def __repr__(self) -> str:

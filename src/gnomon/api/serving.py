@@ -83,7 +83,7 @@ def simulate(
 
 
 def without_slo(given: Scenario) -> Scenario:
-    """The same scenario without limits."""
+    """A scenario without its SLO."""
     return given.model_copy(update={"slo": SloConfig()})
 
 
@@ -181,7 +181,7 @@ class Simulation(Result):
         return self.intervals_by(nullcontext)
 
     def intervals_by(self, turn: Callable[[], AbstractContextManager[None]]) -> Intervals:
-        """The same, found anew; each of the runs that they take is made within a `turn`."""
+        """The intervals, found anew; each of the runs that they take is made within a `turn`."""
         from gnomon.serving.results.intervals import MOST_REQUESTS, intervals
 
         wanted = self.with_intervals
@@ -244,7 +244,7 @@ class Simulation(Result):
         return explain_simulation(self.explained(), **asked)
 
     def explained(self) -> Simulation:
-        """The same with accounts of every request's time: simulated again unless they were kept."""
+        """This simulation with accounts of every request's time: simulated again unless they were kept."""
         from gnomon.serving.run.simulate import run
 
         if self.run.cluster.ledger.size:

@@ -45,7 +45,7 @@ class Check:
     """Of the mean iteration (each counts as often as requests wait for it), by the final constants; from latencies
     alone, of the time per output token."""
     foretold: float | None
-    """The same, by constants fitted on the other loads only."""
+    """Error of the mean iteration, by constants fitted on the other loads only."""
     promised: Promises | None
     """Latencies of its requests, recorded and foretold by simulation."""
     at_pace: Promises | None

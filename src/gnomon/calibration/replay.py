@@ -70,7 +70,7 @@ def latencies(stamps: Stamps) -> Latencies:
 
 
 def simulated_latencies(done: Run) -> Latencies:
-    """The same of a simulation."""
+    """The latencies of a simulation."""
     q = done.cluster.requests
     return Latencies.of(q.arrival_s, q.first_token_s, q.last_token_s, q.output_tokens)
 

@@ -133,7 +133,7 @@ def means_of(prompt: Any, output: Any, ttft_s: Floats, rest_s: Floats, bins: Flo
 
 
 def simulated(scenario: Scenario, target: Target, constants: Constants) -> Floats:
-    """The same means by simulation."""
+    """The means of a target by simulation."""
     front = scenario.front_end.model_copy(update={"reply_s": constants.reply})
     chosen = scenario.model_copy(update={"front_end": front})
     q = run(chosen, requests=target.requests, adjust=constants.adjusted).cluster.requests

@@ -63,7 +63,7 @@ class CompressedAttention(Config):
     ratio: PositiveInt = 128
     """Tokens of one entry in the layers that read all entries."""
     sparse_ratio: PositiveInt = 4
-    """The same in those whose indexer picks them; there every entry is made of two such stretches."""
+    """Tokens of one entry in the layers whose indexer picks entries; each is made of two such stretches."""
 
     def ratio_of(self, kind: AttentionKind) -> int:
         """Tokens of one entry; 0 in a layer that has a window alone."""

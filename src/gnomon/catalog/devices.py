@@ -37,7 +37,7 @@ class RooflineConstants(Config):
     elementwise_bandwidth: float = Field(0.75, gt=0, le=1)
     """Share of the memory bandwidth of norms, activations and copies."""
     cache_bandwidth: float = Field(1.5, gt=0, le=10)
-    """The same while their data fit into the L2 cache, again over the memory's bandwidth."""
+    """Bandwidth of norms, activations and copies whose data fit into the L2 cache, over the memory's."""
     elementwise_floor_s: float = Field(3e-6, ge=0)
     """Seconds of the smallest element-wise kernel."""
     prefill_efficiency: float = Field(0.55, gt=0, le=1.25)

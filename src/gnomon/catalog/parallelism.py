@@ -48,7 +48,7 @@ class Parallelism(Config):
         return Group(range(stage * width, (stage + 2) * width, width), copies=width)
 
     def suited_to(self, model: ModelShape) -> Parallelism:
-        """The same for a model beside this one (a draft), which shares experts only if it has any."""
+        """This parallelism for a model beside the main one (a draft), which shares experts only if it has any."""
         return self if model.is_moe else self.model_copy(update={"data_parallel": 1, "expert_parallel": False})
 
     def layers_of_stage(self, model: ModelShape, stage: int) -> range:

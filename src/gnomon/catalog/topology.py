@@ -36,7 +36,7 @@ class Group:
 
 
 def replicas(count: int, num_gpus: int) -> Group:
-    """The same rank of `count` copies of a model on `num_gpus` GPUs each, one behind the other."""
+    """One rank in each of `count` copies of a model on `num_gpus` GPUs each, one behind the other."""
     return Group(range(0, count * num_gpus, num_gpus), copies=num_gpus)
 
 

@@ -45,6 +45,6 @@ def _fields_by_short_name(model: type[BaseModel]) -> dict[str, str]:
 
 
 def spelled_out(model: type[BaseModel], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The same values by the fields' own names."""
+    """Values by the fields' own names."""
     long = _fields_by_short_name(model)
     return {long.get(name, name): value for name, value in given.items()}

@@ -143,7 +143,7 @@ def parse_yaml(text: str, where: str | None = None) -> Any:
 
 
 def parse_yaml_with_nodes(text: str, where: str | None = None) -> tuple[Any, yaml.Node | None]:
-    """The same, and the document's tree, which knows the line of every key."""
+    """What `parse_yaml` reads, and the document's tree, which knows the line of every key."""
     if len(text) > MAX_YAML:
         raise DataError(f"more than {MAX_YAML // 2**20} MiB of YAML.", where=where)
     try:

@@ -219,7 +219,7 @@ def compiled(signature: Any) -> Callable[[F], F]:
 
 
 def borrow(bundle: T) -> T:
-    """The same named tuple with its arrays borrowed; to be called in compiled code."""
+    """A named tuple with its arrays borrowed; to be called in compiled code."""
     return bundle
 
 

@@ -185,7 +185,7 @@ def _field(context: Any, builder: Any, kind: Any, value: Any, name: str) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def checked(typing: Any, bundle: Any) -> Any:
-    """The same borrowed arrays with every index checked: one out of range raises IndexError, also a negative one."""
+    """A bundle's borrowed arrays with every index checked: one out of range raises IndexError, also a negative one."""
     return _checked(bundle)(bundle), lambda context, builder, sig, args: args[0]
 
 

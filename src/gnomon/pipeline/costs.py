@@ -43,7 +43,7 @@ class StepCosts(Config):
     fwd_impact: float = 0.0
     """Share of its rate that a forward loses while grad_sync has the whole link."""
     bwd_impact: float = 0.0
-    """The same for a backward."""
+    """Share of its rate that a backward loses while grad_sync has the whole link."""
     fwd_prop: Priority = 1.0
     """Weight of activations on a link, or an exclusive tier."""
     grad_prop: Priority = 1.0

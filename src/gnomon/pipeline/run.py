@@ -62,7 +62,7 @@ class Run:
         return 1.0 - float(self.busy.sum()) / (self.num_ranks * self.total_time)
 
     def again(self, graph: TaskGraph) -> Run:
-        """The same step with other work."""
+        """This step with other work."""
         return replace(self, graph=graph, trace=_trace(graph, self.num_ranks, self.weights, self.tiers, record=False))
 
 

@@ -43,7 +43,7 @@ class Study(Config):
     fwd_impact: float = 0.2
     """Share of its rate that a forward loses while grad_sync has the whole link."""
     bwd_impact: float = 0.2
-    """The same for a backward."""
+    """Share of its rate that a backward loses while grad_sync has the whole link."""
     sync_freq: int = 1
     """Synchronise gradients after every this many micro-batches; what is left over, at the end."""
     fwd_prop: Priority = 0.5

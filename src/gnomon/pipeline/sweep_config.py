@@ -77,7 +77,7 @@ class SweepConfig(Config):
     fwd_impact: Numbers = 0.2
     """Share of its rate that a forward loses while grad_sync has the whole link."""
     bwd_impact: Numbers = 0.2
-    """The same for a backward."""
+    """Share of its rate that a backward loses while grad_sync has the whole link."""
     stages: int = 4
     """Pipeline stages, one GPU each; the same for the whole sweep."""
 

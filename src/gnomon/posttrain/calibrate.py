@@ -69,6 +69,6 @@ def calibrate(config: Posttrain, measured: StageCosts) -> Calibrated:
 
 
 def with_efficiency(config: Posttrain, component: str, efficiency: float) -> Posttrain:
-    """The same with another efficiency of one component."""
+    """A configuration with another efficiency of one component."""
     part = getattr(config, component).model_copy(update={"efficiency": efficiency})
     return config.model_copy(update={component: part})

@@ -126,7 +126,7 @@ def _can_lend(config: Posttrain) -> bool:
 
 
 def placed(config: Posttrain, actor: int, rollout: int, inference: int) -> Posttrain:
-    """The same with components side by side in these sizes."""
+    """A configuration with components side by side in these sizes."""
     ends = (actor, actor + rollout, actor + rollout + inference)
     placement = config.cluster.component_placement.model_copy(
         update={

@@ -183,7 +183,7 @@ def check_movable(config: Posttrain, placement: Placement, lend_actor: bool, len
 
 
 def _contiguous_text(config: Posttrain, placement: Placement) -> str:
-    """The same sizes in the scheduler's order; rollout makes way where they are too many."""
+    """A placement's sizes in the scheduler's order; rollout makes way where they are too many."""
     total = config.cluster.num_gpus
     actor = min(len(placement.actor), max(1, total // 2))
     inference = min(len(placement.inference), max(0, total - actor - 1))

@@ -70,7 +70,7 @@ class StepRecord:
     tokens_carried: int = 0
     """Response tokens of groups that go on in the next step, from this step and before."""
     tokens_brought: int = 0
-    """The same at the start of this step."""
+    """Response tokens of groups that go on from the step before, at the start of this one."""
     response_tokens_trained: int = 0
     tokens_prefilled_again: int = 0
     num_moved: int = 0

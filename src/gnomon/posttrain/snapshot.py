@@ -22,7 +22,7 @@ class Instance(Config):
     kv_use: float
     """Share of its KV blocks in use."""
     kv_recent: tuple[float, ...] = ()
-    """The same at the last checks, newest last."""
+    """Share of its KV blocks in use at the last checks, newest last."""
 
 
 class Rates(Config):

@@ -14,7 +14,7 @@ from gnomon.posttrain.placement import placement_of
 
 
 def scaled(config: Posttrain, num_nodes: int) -> Posttrain:
-    """The same on another number of nodes, with the valid placement whose shares are nearest."""
+    """A configuration on another number of nodes, with the valid placement whose shares are nearest."""
     before, total = placement_of(config), config.cluster.num_gpus
     shares = [len(gpus) / total for gpus in before.by_name().values()]
     larger = config.model_copy(update={"cluster": config.cluster.model_copy(update={"num_nodes": num_nodes})})

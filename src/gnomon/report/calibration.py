@@ -83,7 +83,7 @@ def _paced_row(one: Check) -> dict[str, Any]:
 
 
 def check_row(one: Check) -> dict[str, Any]:
-    """The same as plain data."""
+    """A check as plain data."""
     row: dict[str, Any] = {
         "load": one.name,
         "fitted": one.is_fitted,

@@ -66,7 +66,7 @@ def _row(one: Difference, *, seconds: bool) -> dict[str, Any]:
 
 
 def as_data(gap: Gap) -> dict[str, Any]:
-    """The same as plain data."""
+    """A gap as plain data."""
     return {
         "log": gap.name,
         "latencies": {

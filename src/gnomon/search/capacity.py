@@ -70,7 +70,7 @@ class Prober:
         return self._known[key]
 
     def unless_hopeless(self, rate: float, count: int) -> Verdict:
-        """The same for a load that may be far too high: given up after a quarter of the requests where hopeless."""
+        """The verdict on a load that may be far too high: given up after a quarter of the requests where hopeless."""
         if count // 4 >= MIN_QUARTER:
             early = self(rate, count // 4)
             if early.excess > HOPELESS:

@@ -39,7 +39,7 @@ class Candidate:
 
     @property
     def key(self) -> str:
-        """The same for the same configuration, in any process."""
+        """A name for this configuration, equal in every process."""
         return json.dumps(dict(self.overrides), sort_keys=True)
 
     @property
@@ -63,7 +63,7 @@ class Candidate:
         return str(dict(self.overrides).get("engine.name", ""))
 
     def with_replicas(self, count: int) -> Candidate:
-        """The same with another number of copies."""
+        """This candidate with another number of copies."""
         return Candidate((*((k, v) for k, v in self.overrides if k != "num_replicas"), ("num_replicas", count)))
 
 

@@ -217,7 +217,7 @@ def _margins(examiner: _Examiner, best: list[Record]) -> dict[str, float]:
 
 
 def _repeats(question: SearchConfig, best: list[Record]) -> dict[str, Any]:
-    """The same configurations on other sequences, by key; none where there is only one sequence."""
+    """The best configurations on other sequences, by key; none where there is only one sequence."""
     if question.objective == "cost" or question.workload.trace is not None:
         return {}
     return {

@@ -55,7 +55,7 @@ class Baked:
 
     @property
     def first_token_spread(self) -> float:
-        """The same of its times to the first token, beside that."""
+        """Standard deviation to expect of a server's times to the first token, beside its iterations'."""
         return traits_of(self.timer.source.name).first_token_error if self.timer else 0.0
 
 

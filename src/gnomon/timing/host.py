@@ -53,15 +53,15 @@ class HostPhase(Config):
     exposed_s: Seconds = None
     """Seconds per iteration that never hide."""
     exposed_per_layer_s: Seconds = None
-    """The same for each layer of the model, on top: gaps between kernels, and small kernels that no source times."""
+    """Seconds per layer that never hide, on top: gaps between kernels, and small kernels that no source times."""
     exposed_per_collective_s: Seconds = None
-    """The same for each collective of the ranks, on top: they wait for the last of them."""
+    """Seconds per collective of the ranks that never hide, on top: they wait for the last of them."""
     launch_s: Seconds = None
     """Launching the kernels takes this long: the GPU's part of an iteration cannot take less."""
     launch_per_layer_s: Seconds = None
-    """The same for each layer of the model, on top."""
+    """Seconds per layer that launching takes, on top."""
     launch_per_kernel_s: Seconds = None
-    """The same for each kernel of the model (`gnomon.timing.operators.num_kernels`), on top."""
+    """Seconds per kernel of the model (`gnomon.timing.operators.num_kernels`) that launching takes, on top."""
     launch_in_graphs: bool | None = None
     """Iterations inside a CUDA graph (`timing.graph_sizes`) wait for launching too."""
 
@@ -86,19 +86,19 @@ class HostConfig(Config):
     exposed_s: HostSeconds = 0.0
     """Seconds per iteration that never hide."""
     exposed_per_layer_s: HostSeconds = 0.0
-    """The same for each layer of the model, on top: gaps between kernels, and small kernels that no source times."""
+    """Seconds per layer that never hide, on top: gaps between kernels, and small kernels that no source times."""
     exposed_per_collective_s: HostSeconds = 0.0
-    """The same for each collective of the ranks, on top: they do not come at the same moment, and wait for the last of
-    them, which a source that calls collectives in a loop does not see."""
+    """Seconds per collective of the ranks that never hide, on top: they do not come at the same moment, and wait for
+    the last of them, which a source that calls collectives in a loop does not see."""
     draft_sequence_s: HostSeconds = 0.0
     """Seconds for each sequence whose drafted tokens an iteration verifies, never hidden: sorting out what was
     accepted, preparing the next drafts."""
     launch_s: HostSeconds = 0.0
     """Launching the kernels takes this long: the GPU's part of an iteration cannot take less."""
     launch_per_layer_s: HostSeconds = 0.0
-    """The same for each layer of the model, on top."""
+    """Seconds per layer that launching takes, on top."""
     launch_per_kernel_s: HostSeconds = 0.0
-    """The same for each kernel of the model (`gnomon.timing.operators.num_kernels`), on top."""
+    """Seconds per kernel of the model (`gnomon.timing.operators.num_kernels`) that launching takes, on top."""
     launch_in_graphs: bool = True
     """Iterations inside a CUDA graph (`timing.graph_sizes`) wait for launching too; false: only those outside do."""
     slow_share: Annotated[float, Field(ge=0, lt=1)] = 0.0

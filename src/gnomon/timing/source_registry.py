@@ -27,7 +27,7 @@ class SourceSpec:
     host time and overlaps that nobody told (docs/intervals.md). The roofline's is what silicon's was before the
     engines' host times were fitted; no better known."""
     first_token_error: float = 0.49
-    """The same for what times to the first token are off by beside iterations: front end, clients, admission."""
+    """Standard deviation of what times to the first token are off by beside that: front end, clients, admission."""
 
 
 SOURCES: Registry[SourceSpec] = Registry(

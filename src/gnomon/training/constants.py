@@ -54,7 +54,7 @@ class Release(Config):
     exchange: float = 1.0
     """Seconds of the exchange of tokens that show, over those that NVLink takes for it."""
     exchange_far: float = 1.0
-    """The same where it crosses nodes, over those of the network."""
+    """Seconds of that exchange that show where it crosses nodes, over those of the network."""
     exchange_interleaved: float = 1.0
     """What of either shows with virtual stages, where another micro-batch computes meanwhile."""
     permutation: float = 1.0

@@ -27,7 +27,7 @@ class Template:
     """Index into `PASSES`; 4 for a transfer, 5 for its latency."""
 
     def with_seconds(self, seconds: Floats, send: float, latency: float) -> Run:
-        """The same with `seconds` of forward, input and weight gradient per stage ([3, stages])."""
+        """This run with other `seconds` of forward, input and weight gradient per stage ([3, stages])."""
         tasks = self.run.graph.tasks.copy()
         table = np.vstack([seconds, seconds[1] + seconds[2]])
         work = np.where(self.kind == 4, send, latency)

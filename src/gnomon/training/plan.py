@@ -192,7 +192,7 @@ def _timed(fitting: list[Bounded], count: int, workers: Map) -> list[TrainStep]:
 
 
 def _told_apart(steps: list[TrainStep]) -> list[TrainStep]:
-    """The same order, but of layouts that are as fast as the fastest the one with the most room left comes first."""
+    """Steps in order, but of layouts that are as fast as the fastest the one with the most room left comes first."""
     same = [step for step in steps if step.step_s <= SAME * steps[0].step_s]
     return sorted(same, key=lambda step: step.memory.reserved_bytes) + steps[len(same) :]
 

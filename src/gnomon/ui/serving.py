@@ -36,7 +36,7 @@ def simulated(scenario: Scenario) -> Simulation:
 
 
 def judged(scenario: Scenario) -> Simulation:
-    """The same result with what the timing sources say of it, which takes longer than the simulation."""
+    """A simulation with what the timing sources say of it, which takes longer than the simulation."""
     return _judged.found(scenario.model_dump_json(), lambda: replace(simulated(scenario), is_judged=True))
 
 

@@ -30,7 +30,7 @@ class Findings:
     rows: Sequence[Mapping[str, Any]]
     """One per figure compared."""
     data: dict[str, Any]
-    """The same as `--json` prints it."""
+    """What `--json` prints."""
     blocks: list[Block]
     failures: list[str]
     """Empty where the proof passes."""

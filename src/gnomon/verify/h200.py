@@ -98,7 +98,7 @@ class Recording:
         return min(1.0, mean / full) if mean and full else 1.0
 
     def scenario(self, profile: Path, host: HostConfig, *, full_clock: bool = False) -> Scenario:
-        """The same engine, simulated."""
+        """The recorded engine as a scenario."""
         engine = self.facts["engine"]
         return Scenario(
             model=self.facts["model"]["name"],

@@ -30,7 +30,7 @@ from gnomon.verify.kernel_tables import Measured, tables_of
 LIMIT = 0.05
 """Largest median held-out error of all tables of a device that passes."""
 ROOFLINE_LIMIT = 0.20
-"""The same of the roofline alone."""
+"""Largest median error of the roofline alone that passes."""
 MIN_POINTS = 8
 
 

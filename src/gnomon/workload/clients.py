@@ -65,7 +65,7 @@ class ClientConfig(Config):
     """Longest length over the nominal one; the client's own default if not given."""
 
     def spelled_out(self) -> dict[str, Any]:
-        """The same traffic as the plain keys of a workload."""
+        """This traffic as the plain keys of a workload."""
         client = _built_in(self.name)
         users = self.concurrency
         chosen = {

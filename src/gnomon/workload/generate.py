@@ -133,7 +133,7 @@ def _scaled(requests: Requests, prompt_scale: float, output_scale: float) -> Req
 
 
 def _with_warmup(requests: Requests, count: int) -> Requests:
-    """The same after `count` copies of the first request."""
+    """Requests after `count` copies of the first request."""
     index = np.concatenate([np.zeros(count, np.int64), np.arange(len(requests))])
     return replace(requests.take(index), num_warmup=count)
 

@@ -46,7 +46,7 @@ class ArrivalShape:
     profile: Profile | None = None
 
     def at(self, rate: float) -> Floats:
-        """The same arrivals at another mean rate; at the shape's own rate they are `times_s` exactly."""
+        """These arrivals at another mean rate; at the shape's own rate they are `times_s` exactly."""
         scaled = self.times_s * (self.rate / rate)
         return scaled if self.profile is None else self.profile.warp(scaled)
 
@@ -147,7 +147,7 @@ class Requests:
 
 
 def with_classes(requests: Requests) -> Requests:
-    """The same with a class of users for each priority, where requests differ in nothing else."""
+    """Requests with a class of users for each priority, where requests differ in nothing else."""
     if requests.classes or not requests.priority.any():
         return requests
     lowest = int(requests.priority.min())
@@ -164,7 +164,7 @@ def first_wave(num_requests: int, concurrency: int, num_warmup: int) -> Floats:
 
 
 def with_rate(requests: Requests, rate: float) -> Requests:
-    """The same requests at another mean arrival rate: bit for bit what `generate` gives at that rate."""
+    """Requests at another mean arrival rate: bit for bit what `generate` gives at that rate."""
     if requests.shape is None:
         raise ConfigError(
             "these requests have no arrival rate to change.",

@@ -25,12 +25,12 @@ class SamplingConfig(Config):
     presence_penalty: float | None = None
     """Words of the answer become less likely; 0: none."""
     frequency_penalty: float | None = None
-    """The same for each time that they were said; 0: none."""
+    """Words of the answer become less likely each time that they are said; 0: none."""
     logprobs: NonNegativeInt | None = None
     """Log-probabilities of so many of the likeliest tokens are asked for; 0: none."""
 
     def over(self, other: SamplingConfig) -> SamplingConfig:
-        """The same with what is not given taken from another."""
+        """These settings, with what is not given taken from others."""
         return SamplingConfig(**{**other.model_dump(exclude_none=True), **self.model_dump(exclude_none=True)})
 
     @property

@@ -55,7 +55,7 @@ class PagedAttention:
     def _plainly(
         self, qkv: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, tables: torch.Tensor, out: torch.Tensor
     ) -> None:
-        """The same from the same lists on a CPU: tiles as they are, decodes once each (at the part that ends them)."""
+        """The attention of these lists on a CPU: tiles as they are, decodes once each (at the part that ends them)."""
         num_items, num_tiles = self._lists["counts"][:2].tolist()
         last: dict[int, tuple[int, int]] = {}
         for row, table_row, _, end, _ in self._lists["items"].view(-1, 5)[:num_items].tolist():

@@ -35,7 +35,7 @@ def operator_frame(run: Run) -> pl.DataFrame:
 
 
 def operators_over_time(run: Run) -> pl.DataFrame:
-    """The same for each of twenty equal parts of the run, of the iterations that began in it."""
+    """Seconds of operators in each of twenty equal parts of the run, of the iterations that began in it."""
     rows: list[dict[str, Any]] = []
     log = run.log.iterations[: run.log.used[0]]
     edges = np.linspace(log["start_s"].min() if len(log) else 0.0, log["end_s"].max(initial=0.0), NUM_SLICES + 1)

@@ -54,7 +54,7 @@ class Levels:
     kv_mean: Floats
     """Share of KV blocks in use, mean over the replicas."""
     kv_max: Floats
-    """The same of the fullest replica."""
+    """Share of KV blocks in use of the fullest replica."""
 
 
 @dataclass(frozen=True)

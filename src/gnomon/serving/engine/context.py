@@ -131,7 +131,7 @@ class PlainOutside(Outside):
 
 
 def without_features(outside: Outside) -> Outside:
-    """The same for a run that uses none."""
+    """What is outside, for a run that uses no feature."""
     return PlainOutside(
         *outside._replace(
             transfers=PlainTransfers(*outside.transfers),

@@ -116,7 +116,7 @@ def _first_token_errors(done: Run, summary: Summary) -> dict[str, float]:
 
 
 def perturbed(done: Run, *, redraw: bool = True, count: int = NUM_RUNS) -> Iterator[Run]:
-    """The same scenario `count` times, each time with everything uncertain moved."""
+    """A run's scenario `count` times, each time with everything uncertain moved."""
     scenario = done.scenario
     known = read_calibration(scenario.calibration) if scenario.calibration else None
     spread = done.spread if known is None else known.error

@@ -75,7 +75,7 @@ class RequestTimes:
 
     @property
     def normalized_s(self) -> Floats:
-        """The same per output token."""
+        """From the arrival to the end, per output token."""
         seconds = self.e2e_s
         seconds /= self.records.output_tokens
         return seconds

@@ -77,7 +77,7 @@ def build_cluster(
 
 
 def with_ledger(cluster: Cluster, kinds: list[Kind], tables: IterationTables) -> Cluster:
-    """The same cluster with accounts of where its requests' time goes (`gnomon.serving.features.breakdown`)."""
+    """A cluster with accounts of where its requests' time goes (`gnomon.serving.features.breakdown`)."""
     replicas, requests = cluster.replicas, cluster.requests
     rows = sum(kind.replica.pipeline_parallel for kind in kinds)
     floor_ns = np.zeros((rows, replicas.max_in_batch.max() + 1), np.int64)

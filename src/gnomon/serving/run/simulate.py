@@ -80,7 +80,7 @@ class Run:
 
     @property
     def first_token_spread(self) -> float:
-        """The same of its times to the first token, beside that."""
+        """Standard deviation to expect of a server's times to the first token, beside its iterations'."""
         return self.times.first_token_spread if self.times else 0.0
 
     @property

@@ -106,7 +106,7 @@ class BatchingConfig(Choice):
     """Numbers for your own policy; they follow its options."""
 
     def resolved(self) -> ResolvedBatching:
-        """The same with the policy's defaults filled in."""
+        """This section with the policy's defaults filled in."""
         given = self.model_dump(exclude_unset=True, exclude_none=True)
         return ResolvedBatching(**{**COMMON_DEFAULTS, **POLICIES[self.policy].defaults, **given})
 

@@ -266,7 +266,7 @@ class Times:
 
     @property
     def first_token_spread(self) -> float:
-        """The same of its times to the first token, beside that."""
+        """Standard deviation to expect of a server's times to the first token, beside its iterations'."""
         return max((one.first_token_spread for one in self.baked), default=0.0)
 
 
@@ -282,7 +282,7 @@ class _Place:
 
     @property
     def context(self) -> timing.Context:
-        """The same with the facts behind the names."""
+        """The facts behind the names."""
         device = catalog.device(self.device)
         node = catalog.node(self.node) if self.node else catalog.default_node(device)
         return timing.Context(catalog.model(self.model), device, node, self.parallelism, self.config)

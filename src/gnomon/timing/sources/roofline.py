@@ -152,7 +152,7 @@ class Roofline:
         return seconds
 
     def smooth_s(self, operator: Operator, *sizes: Floats) -> Floats:
-        """The same without tiles and waves of a product: how a shape's time compares to its neighbours', whose kernels
+        """Seconds without tiles and waves of a product: how a shape's time compares to its neighbours', whose kernels
         are chosen so that few SMs idle."""
         work = operator.work
         if not isinstance(work, Gemm):

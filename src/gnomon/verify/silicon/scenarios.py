@@ -70,7 +70,7 @@ def scenario_of(server: Server) -> Scenario:
 
 
 def settings_of(server: Server) -> dict[str, Any]:
-    """The same as the few keys that differ from the defaults."""
+    """A server as the few keys that differ from the defaults."""
     if server.problem:
         raise ConfigError(server.problem, where=server.id)
     launch = launch_of(facts_of(server))

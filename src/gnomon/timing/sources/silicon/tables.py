@@ -103,7 +103,7 @@ def find_tables(system: str, family: str, table: str, engine: str, version: str 
 
 
 def tables_in(system: Path, family: str, table: str, engine: str, version: str = "") -> list[Table]:
-    """The same, in a system's folder."""
+    """Every file of a table in a system's folder, the best first."""
     folder = system / family
     engines = (engine,) if engine == "nccl" else (engine, *(other for other in ENGINES if other != engine))
     return [Table(path, engine, version) for one in engines for path in _by_version(folder / one, table, version)]
