@@ -66,17 +66,24 @@ def drawn(seed: int, number: int, folder: str) -> tuple[Data, list[str]]:
 def _mend(data: Data, error: GnomonError, chance: random.Random) -> bool:
     """Take out what the error names, or else something; returns whether there was anything."""
     named = _paths_named(data, str(error))
+    if named == [("workload", "num_requests")]:
+        named = [("workload", "agents")] if "agents" in data["workload"] else []
     kept = {("workload", "num_requests"), ("timing", "source"), ("timing", "table"), ("workload",), ("timing",)}
     choices = named or [path for path in _paths(data) if path not in kept and len(path) <= 2]
     if not choices:
         return False
     path = chance.choice(choices)
+    if path[:2] == ("workload", "trace") or path == ("workload", "arrivals") or path[:2] == ("workload", "lengths"):
+        # What is left of a trace or of lengths is refused for that.
+        for key in ("trace", "arrivals"):
+            data["workload"].pop(key, None)
+        data["workload"]["lengths"] = {"distribution": "uniform", "prompt": [1, 200], "output": [1, 40]}
+        data["workload"].setdefault("num_requests", 20)
+        return True
     at: Any = data
     for key in path[:-1]:
         at = at[key]
     del at[path[-1]]
-    if path == ("workload", "lengths"):
-        at["lengths"] = {"distribution": "uniform", "prompt": [1, 200], "output": [1, 40]}
     return True
 
 
@@ -94,10 +101,13 @@ def _paths_named(data: Data, text: str) -> list[tuple[Any, ...]]:
     for path in _paths(data):
         names = [key for key in path if isinstance(key, str)]
         dotted = ".".join(names)
+        if text.startswith(f"{dotted}:") and dotted not in ("workload", "timing"):
+            return [path]
         if len(names) > 1 and isinstance(path[-1], str) and (f"{dotted}" in text or f"{names[-1]}" in text.split()):
             found.append(path)
     longest = max((len(path) for path in found), default=0)
-    return [path for path in found if len(path) == longest and path[-1] not in ("num_requests", "source")]
+    kept = ("num_requests", "source", "distribution", "process", "name", "policy")
+    return [path for path in found if len(path) == longest and path[-1] not in kept]
 
 
 def examined(data: Data, checks: tuple[str, ...] = CHECKS, *, seed: int = 0) -> Ended:

@@ -337,7 +337,13 @@ class Drawer:
             _drop(workload, "rate", "agents")
         if process != "closed_loop":
             workload.pop("warmup_requests", None)
-        _drop(workload, *(("sessions",) if "agents" in workload else ()))
+        if "agents" in workload:
+            workload.pop("sessions", None)
+            calls = {"calls": 3, "sub_agents": 0, "sub_calls": 3} | workload["agents"]
+            least = calls["calls"] + calls["sub_agents"] * calls["sub_calls"]
+            workload["num_requests"] = max(workload["num_requests"], least)
+        if "classes" in workload:
+            workload.pop("priority_shares", None)
         for one in workload.get("classes", []):
             if "lengths" in one:
                 one["lengths"] = self._drawn_lengths(one["lengths"])
@@ -348,6 +354,7 @@ class Drawer:
         drawn = {"arrivals": {"process": "trace"}, "lengths": {"distribution": "trace"}}
         taken = self.chance.choice([["arrivals"], ["lengths"], list(drawn)])
         workload.update({key: drawn[key] for key in taken})
+        workload.pop("num_requests")
         if "lengths" not in taken:
             workload["lengths"] = self._drawn_lengths(workload["lengths"])
         if "arrivals" in taken and self.chance.random() < 0.7:
@@ -359,6 +366,8 @@ class Drawer:
         """Lengths that need no file, given in one way."""
         if lengths["distribution"] in ("preset", "trace"):
             return {"distribution": "uniform", "prompt": [1, 200], "output": [1, 40]}
+        for part in lengths.get("parts", []):
+            part["lengths"] = self._drawn_lengths(part["lengths"])
         if lengths["distribution"] != "uniform":
             return lengths
         if "total" in lengths and self.chance.random() < 0.5:
