@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from gnomon import catalog
 from gnomon.core.config import build
 from gnomon.core.errors import ConfigError, DoesNotFitError
 from gnomon.training import TrainConfig, train_step
+from gnomon.training.constants import constants
+from gnomon.training.exchange import Exchange
 from gnomon.training.layers import stages_of
+from gnomon.training.memory import in_flight
+from gnomon.training.pipelines import span
+from gnomon.training.state import stage_parameters, state_bytes
 
 H200: dict[str, Any] = {"device": "h200", "gpus": 1, "framework": "transformers", "sharding": "none"}
 
@@ -101,3 +107,79 @@ def test_tensor_parallel_activations_are_divided_with_sequence_parallelism() -> 
     assert divided == pytest.approx(whole / 8)
     plain = train_step(config(**given, sequence_parallel=False), check=False).memory.parts["activations"]
     assert plain > 2 * divided
+
+
+def test_tokens_go_once_to_each_gpu_that_has_one_of_their_experts() -> None:
+    """Eight choices among eight GPUs meet 8 (1 - (7/8)^8) of them, of which seven eighths lie elsewhere."""
+    exchange = Exchange(config(model="qwen3-30b-a3b", gpus=8, expert_parallel=8, device="b200"))
+    link = exchange.node.link
+    met = 8 * (1 - (7 / 8) ** 8)
+    expected = link.latency_s + 6 * link.step_s + 4096 * 2048 * 2 * met * 7 / 8 / link.bandwidth_bytes_s
+    assert exchange.expert_s() == pytest.approx(expected)
+    assert Exchange(config(model="qwen3-30b-a3b", gpus=8, device="b200")).expert_s() == 0.0
+
+
+def test_experts_spread_over_nodes_cross_the_network_once_per_node() -> None:
+    exchange = Exchange(config(model="qwen3-30b-a3b", gpus=16, expert_parallel=16, device="h100"))
+    network = exchange.node.network
+    met = 2 * (1 - (1 / 2) ** 8)
+    assert exchange.expert_s() == pytest.approx(
+        network.latency_s + 4096 * 2048 * 2 * met / 2 / network.bandwidth_bytes_s
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "rank", "flights"),
+    [
+        ({}, 0, 4.0),
+        ({}, 3, 1.0),
+        ({"schedule": "gpipe"}, 3, 16.0),
+        ({"virtual_stages": 2}, 0, (2 * 3 + 4 + 1) / 2),  # As Megatron-LM's interleaved warm-up, in chunks.
+        ({"virtual_stages": 2}, 3, (0 + 4 + 1) / 2),
+        ({"batch": 2}, 0, 2.0),
+    ],
+)
+def test_micro_batches_in_flight(change: dict[str, Any], rank: int, flights: float) -> None:
+    given = {"model": "llama-3-8b", "gpus": 4, "pipeline_parallel": 4, "batch": 16} | change
+    assert in_flight(config(**given), rank) == pytest.approx(flights)
+
+
+def test_state_by_sharding_and_precision() -> None:
+    """Llama-3-8B on eight GPUs: two bytes of weights, four of gradients and twelve of optimizer per parameter."""
+    stage = stages_of(catalog.model("llama-3-8b"), 1)[0]
+    parameters = stage_parameters(config(gpus=8), stage)
+    count = catalog.model("llama-3-8b").num_parameters
+    assert parameters.total == count
+    assert state_bytes(config(gpus=8), parameters) == {
+        "weights": 2 * count, "gradients": 4 * count, "optimizer": pytest.approx(12 * count / 8)
+    }  # fmt: skip
+    low = state_bytes(config(gpus=8, precision="fp8", gradients="bf16", sharding="parameters"), parameters)
+    assert low == {name: pytest.approx(each * count / 8) for name, each in zip(low, (1, 2, 12), strict=True)}
+    lora = config(gpus=8, lora_rank=16, precision="fp8")
+    assert state_bytes(lora, stage_parameters(lora, stage))["weights"] == pytest.approx(count, rel=0.01)
+
+
+def test_many_micro_batches_take_what_a_few_more_of_them_show() -> None:
+    """1F1B of equal stages: m + p - 1 passes forward and backward, exactly."""
+    seconds = np.array([[1.0] * 4, [1.0] * 4, [1.0] * 4])
+    for count in (8, 16, 64, 200):
+        total, _ = span("1f1b", 4, 1, count, seconds, 0.0, 0.0)
+        assert total == pytest.approx(3.0 * (count + 3), rel=1e-6)
+    total, _ = span("interleaved", 4, 2, 64, np.full((3, 8), 0.5), 0.0, 0.0)
+    assert total == pytest.approx(64 * 3.0 + 3 * 1.5, rel=1e-6)
+
+
+def test_releases_and_devices_that_nobody_named() -> None:
+    known = constants()
+    assert known.release("") == known.releases["26.06"] == known.release("26.08")
+    assert known.release("26.04.01") == known.releases["26.02"]
+    assert known.release("25.11") == known.releases["25.09"]
+    assert known.rates("a100-80gb") == known.devices["any"]
+
+
+def test_without_cuda_graphs_a_layer_takes_no_less_than_its_launches() -> None:
+    given = {"model": "llama-3.2-1b", "gpus": 8, "sequence": 128}
+    graphs, alone = (train_step(config(**given, cuda_graphs=on)).phases for on in (True, False))
+    least = constants().launch_layer_s
+    assert graphs["forward"] < 16 * least < alone["forward"]
+    assert alone["backward"] > 16 * 2 * least

@@ -91,10 +91,12 @@ class Compute:
         c, constants = self.config, self.constants
         gap = constants.layer_s[c.framework]
         made.add("host", gap, 2.0 * gap)
+        least = (0.0, 0.0)
         if self.is_eager:
-            least = constants.eager
-            forward = max(0.0, least.forward_layer_s - made.forward_s)
-            made.add("host", forward, max(0.0, least.backward_layer_s - made.backward_s))
+            least = constants.eager.forward_layer_s, constants.eager.backward_layer_s
+        elif c.framework == "megatron" and not c.cuda_graphs:
+            least = constants.launch_layer_s, 2.0 * constants.launch_layer_s
+        made.add("host", max(0.0, least[0] - made.forward_s), max(0.0, least[1] - made.backward_s))
 
     def _operator(self, made: Pass, operator: Operator) -> None:
         c, tokens, work = self.config, self.config.tokens, operator.work

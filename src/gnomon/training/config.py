@@ -88,13 +88,11 @@ class TrainConfig(Config):
     compile: bool = True
     """Layers go through torch.compile (fsdp and transformers)."""
     cuda_graphs: bool = True
-    """Kernels are launched as graphs (megatron)."""
+    """Kernels are launched as graphs (megatron); else a layer takes no less than launching them one by one."""
     tensor_overlap: bool = True
     """Tensor-parallel communication runs beside the products that need it (megatron)."""
     head_chunk: CountOrNone = 0
     """Tokens whose logits exist at a time; 0 for all."""
-    loss_samples: NonNegativeFloat = 1.0
-    """Share of the tokens that pass the head."""
     timing: TimingConfig = TimingConfig()
     """Where the seconds of operators come from."""
 

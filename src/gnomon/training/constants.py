@@ -93,6 +93,8 @@ class Constants(Config):
     """Launching the adapters of one product in forward, by framework; backward twice that."""
     start_s: dict[str, float]
     """Before the first kernel of a step, by framework: masks, positions, Python."""
+    launch_layer_s: float
+    """Launching a layer's kernels in forward without CUDA graphs (megatron); backward twice that."""
     layer_s: dict[str, float]
     """Gaps between the kernels of a layer in forward, by framework; backward twice that."""
     recurrence_rate: float
