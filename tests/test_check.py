@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import runpy
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -90,3 +92,13 @@ def test_steps_add_up_and_have_limits():
     for batch in ({"decodes": [5] * 65}, {"prefills": [(9000, 0)]}, {"prefills": [(0, 5)]}, {"decodes": [10**7]}):
         with pytest.raises(ConfigError):
             step(**batch)
+
+
+def test_the_example_of_an_own_scheduler_runs(capsys):
+    example = runpy.run_path(str(Path(__file__).parent.parent / "examples" / "serving" / "own_scheduler.py"))
+    step = gnomon.step_timer(model="llama-3-8b", device="h100")
+    first, shortest = (
+        example["serve"](example["drawn"](60, 200.0), order, step)
+        for order in (lambda one: one.arrival_s, lambda one: one.prompt)
+    )
+    assert 0 < shortest < first

@@ -12,8 +12,8 @@ from gnomon.core.errors import ConfigError
 class StepTimer:
     """Call it with what is in a batch; it answers with the seconds that the batch takes. See `step_timer`."""
 
-    def __init__(self, iteration_s: Callable[..., float], tables: Any, shape: Any, stages: int, drafted: int) -> None:
-        self._iteration_s, self._tables, self._shape, self._stages = iteration_s, tables, shape, stages
+    def __init__(self, batch_s: Callable[..., float], tables: Any, shape: Any, stages: int, drafted: int) -> None:
+        self._batch_s, self._tables, self._shape, self._stages = batch_s, tables, shape, stages
         self._each = drafted
         self.max_tokens = int(tables.token_s.shape[1]) - 1
         """Tokens that a batch may have."""
@@ -50,7 +50,7 @@ class StepTimer:
         shape = self._shape(
             tokens, sequences, squared, chunks_kv, count, float(kv), float(longest), self._each * count, prompt_kv
         )
-        return self._iteration_s(self._tables, 0, self._stages, shape, tokens)
+        return self._batch_s(self._tables, self._stages, shape)
 
 
 def step_timer(given: ScenarioLike = None, *, max_kv_tokens: int | None = None, **overrides: Any) -> StepTimer:
@@ -64,7 +64,7 @@ def step_timer(given: ScenarioLike = None, *, max_kv_tokens: int | None = None, 
 
     from gnomon.jit import bound
     from gnomon.serving.scenario.pools import bake, resolve
-    from gnomon.timing.lookup import Shape, iteration_s
+    from gnomon.timing.lookup import Shape, batch_s
     from gnomon.workload import Requests
 
     chosen = scenario(given, **overrides)
@@ -76,4 +76,4 @@ def step_timer(given: ScenarioLike = None, *, max_kv_tokens: int | None = None, 
     tables = bake(chosen.model, [kind], every).tables
     shape = Shape(1, 1, 0.0, 0.0, 1, 1.0, 1.0, 1, 0.0)
     stages = kind.replica.pipeline_parallel
-    return StepTimer(bound(iteration_s, tables, 0, stages, shape, 1), tables, Shape, stages, kind.tokens_per_decode)
+    return StepTimer(bound(batch_s, tables, stages, shape), tables, Shape, stages, kind.tokens_per_decode)

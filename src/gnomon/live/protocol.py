@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 MAX_CHOICES = 16
-Unused = Annotated[Any, Field(default=None)]
 
 
 class Refused(Exception):
@@ -31,7 +30,6 @@ class StreamOptions(BaseModel):
     """What a stream says beside its text."""
 
     include_usage: bool = False
-    continuous_usage_stats: bool = False
 
 
 class Common(BaseModel):

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gnomon.core.arrays import Floats
-from gnomon.jit import apart, inner
+from gnomon.jit import apart, borrow, inner, jit
 from gnomon.timing.host import WINDOW_S
 from gnomon.timing.iteration import POINTS_PER_OCTAVE, SKEW_BINS, IterationTables
 
@@ -204,3 +204,9 @@ def iteration_s(tables: IterationTables, row: int, num_stages: int, shape: Shape
     for stage in range(row, row + num_stages):
         seconds += with_host_s(tables, stage, stage_s(tables, stage, shape, group_tokens), shape)
     return seconds
+
+
+@jit
+def batch_s(tables: IterationTables, num_stages: int, shape: Shape) -> float:
+    """`iteration_s` of one replica alone, to be called from Python."""
+    return iteration_s(borrow(tables), 0, num_stages, shape, shape.tokens)
