@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-HEADER = """from gnomon.extend import (
+HEADER = """# One mistake.
+from gnomon.extend import (
     batching_policy, blocks_for, grow_for_decode, hold, keep_running, place, pop_waiting, preempt, prefill_left,
 )
 

@@ -193,11 +193,9 @@ def test_a_factor_on_kernels_stays_within_what_it_can_be(monkeypatch: pytest.Mon
     stamps = recorded(2.0, 4, num_requests=80).stamps
     assert stamps is not None
     arrival_s = stamps.requests.arrival_s
-    faster = Stamps(
-        stamps.requests, *(arrival_s + 0.05 * (one - arrival_s) for one in (stamps.first_token_s, stamps.last_token_s))
-    )
-    found = calibrate([Log("faster", stamps=faster)], server(), with_scale=True)
-    assert found.scenario.timing.scale == 0.7
+    faster = [arrival_s + 0.05 * (one - arrival_s) for one in (stamps.first_token_s, stamps.last_token_s)]
+    target = request_fit.target_of(Log("faster", stamps=Stamps(stamps.requests, *faster)))
+    assert request_fit.fit_requests(server(), [target], with_scale=True).constants.scale == 0.7
 
 
 def test_what_stays_is_told_by_a_held_out_load_of_requests() -> None:
