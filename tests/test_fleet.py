@@ -12,7 +12,7 @@ import pytest
 from gnomon.api.comparison import compare
 from gnomon.api.serving import simulate
 from gnomon.catalog.power import clock_under_cap
-from gnomon.core.config import load
+from gnomon.core.config import build, load
 from gnomon.core.errors import ConfigError, GnomonError
 from gnomon.report.serving.fleet import fleet_frame
 from gnomon.serving.autoscaling.controllers import CONTROLLERS, View
@@ -541,3 +541,16 @@ def test_the_first_interval_draws_power_for_what_was_done_in_it() -> None:
     )
     watts = fleet_frame(result.run)["kw"].to_numpy()
     assert watts[0] == pytest.approx(watts[1], rel=0.2)
+
+
+@pytest.mark.parametrize("arrivals", ["closed loop", "trace"])
+def test_a_planner_measures_a_replica_whatever_arrivals_are_like(tmp_path: Path, arrivals: str) -> None:
+    """The measured replica has arrivals of its own: warm-ups and lengths of a trace ended in pydantic's traceback."""
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrival_s,prompt_tokens,output_tokens\n" + "".join(f"{0.1 * i},10,3\n" for i in range(30)))
+    lengths = {"distribution": "fixed", "prompt": 10, "output": 3}
+    loop = {"arrivals": {"process": "closed_loop", "concurrency": 2}, "warmup_requests": 4, "num_requests": 20}
+    workload = {**loop, "lengths": lengths} if arrivals == "closed loop" else {"trace": str(trace)}
+    fleet = {"controller": {"name": "slo_planner", "interval_s": 1.0}, "max_replicas": 2}
+    done = run(build(Scenario, {"timing": TABLE, "workload": workload, "fleet": fleet}))
+    assert done.fleet is not None and done.fleet.replica_rate[0] > 1.0

@@ -196,8 +196,10 @@ def restarted(data: Data, at_share: float) -> tuple[Data, Data] | None:
     plain = json.loads(json.dumps(data))
     for key in ("fleet", "time_limit_s", "admission", "num_replicas", "tool_cache"):
         plain.pop(key, None)
-    for pool in plain.get("pools", []):
-        pool["num_replicas"] = 1
+    if "pools" in plain:
+        plain["pools"] = _one_of_each(plain["pools"])
+        if len(plain["pools"]) < 2:
+            plain.pop("disaggregation", None)
     for replica in [plain.get("replica", {}), *(pool.get("replica", {}) for pool in plain.get("pools", []))]:
         if "speculative" in replica:
             replica["speculative"]["acceptance"] = 1.0  # Draws go by a request's number.
@@ -230,6 +232,15 @@ def restarted(data: Data, at_share: float) -> tuple[Data, Data] | None:
         return {**plain, "fleet": fleet}
 
     return failing(0.0), failing(fail_s)
+
+
+def _one_of_each(pools: list[Data]) -> list[Data]:
+    """One replica that prefills and one that decodes, or one that does both: a router, which forgets nothing, has no
+    choice."""
+    roles = {pool.get("role", "both"): {**pool, "num_replicas": 1} for pool in reversed(pools)}
+    if {"prefill", "decode"} <= roles.keys():
+        return [roles["prefill"], roles["decode"]]
+    return [{**pools[0], "num_replicas": 1, "role": "both"}]
 
 
 def check_restarted(data: Data, at_share: float) -> bool:

@@ -82,6 +82,9 @@ RANGES: dict[str, tuple[float, float]] = {
     "TimingConfig.expert_speed": (0.3, 1), "ClassConfig.priority": (0, 4), "PowerConfig.pue": (1, 2),
     "PowerConfig.cap_w": (250, 900), "Zipf.prompt_to_output": (0.5, 20), "Uniform.prompt_to_output": (0.5, 20),
     "LoraConfig.slowdown": (0, 1), "ControllerConfig.interval_s": (0.1, 10), "TimingConfig.graph_sizes": (1, 64),
+    "TableConfig.per_iteration": (0.002, 0.05), "TableConfig.per_token": (0, 1e-4),
+    "TableConfig.per_sequence": (0, 1e-3), "TableConfig.per_prefill_token": (0, 1e-4),
+    "TableConfig.per_decode": (0, 1e-3), "TableConfig.per_decode_kv_token": (0, 1e-6),
     "TimingConfig.overlap_tokens": (0, 512), "FrontEndConfig.workers": (1, 4), "HostConfig.exposed_s": (0, 0.005),
 }  # fmt: skip
 """Least and most, where a number would make a run long or is meaningless beyond."""

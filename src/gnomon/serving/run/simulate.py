@@ -12,6 +12,7 @@ import numpy as np
 from gnomon import catalog
 from gnomon.catalog import Model
 from gnomon.core.arrays import Floats, Ints
+from gnomon.core.config import build
 from gnomon.core.errors import ConfigError
 from gnomon.core.streams import stream
 from gnomon.core.user_files import is_own
@@ -295,14 +296,13 @@ def _measured(
         "time_limit_s": None,
         "admission": AdmissionConfig(),
     }
-    workload = WorkloadConfig(
-        **{
-            **scenario.workload.model_dump(exclude={"trace", "arrivals", "rate", "num_requests"}, exclude_none=True),
-            "arrivals": {"process": "poisson"},
-            "rate": rate,
-            "num_requests": num_requests,
-        }
-    )
+    others = {"trace", "arrivals", "rate", "num_requests", "warmup_requests"}
+    given = scenario.workload.model_dump(exclude=others, exclude_none=True)
+    trace = scenario.workload.trace
+    if trace is not None and given["lengths"]["distribution"] == "trace":  # Of its requests again and again.
+        given["lengths"] = {"distribution": "empirical", "file": trace.file, "format": trace.format}
+    steady = {"arrivals": {"process": "poisson"}, "rate": rate, "num_requests": num_requests}
+    workload = build(WorkloadConfig, given | steady)
     done = run(scenario.model_copy(update={**plain, "workload": workload}), on_progress=on_progress)
     return done.requests, done.cluster.requests
 
