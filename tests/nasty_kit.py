@@ -100,6 +100,13 @@ BASES: dict[str, tuple[str, ...]] = {
     "verify disagg": ("text.txt",),
     "verify kernels": ("--device", "nothing"),
     "verify timing": ("--data", "."),
+    "verify servers": ("text.txt",),
+    "verify stages": ("text.txt",),
+    "verify training": (".",),
+    "train step": ("--model", "llama-3-8b", "--gpus", "8", "--batch", "8"),
+    "train plan": ("--model", "llama-3-8b", "--gpus", "2", "--batch", "2", "--tp", "2", "--jobs", "1"),
+    "check": ("small.yaml",),
+    "manifest": ("small.yaml",),
     "verify silicon": ("--sample", "1", "--rows", "gpus == 0", "--jobs", "1"),
     "convert": ("vllm", "vllm serve meta-llama/Llama-3.1-8B"),
     "completion": ("bash",),
@@ -107,8 +114,8 @@ BASES: dict[str, tuple[str, ...]] = {
     "ui": ("--no-browser", "--host", "203.0.113.1"),
 }
 SKIPPED = ("engine probe", "engine serve", "profile all", "profile attention", "profile collectives", "profile compute",
-           "verify prefixes")  # fmt: skip
-"""They measure a GPU: given good values they run for minutes."""
+           "profile sampling", "serve", "verify prefixes")  # fmt: skip
+"""They measure a GPU or serve: given good values they run for minutes."""
 
 # What a field needs beside it to be looked at.
 COMPANIONS: dict[str, dict[str, tuple[str, ...]]] = {

@@ -183,7 +183,8 @@ def test_constants_of_requests_are_found_again() -> None:
     found = calibrate([recorded(rate, 4, **truth) for rate in (2.0, 8.0)], server()).calibration
     for name, value in truth.items():
         one = found.constants[f"timing.host.{name}" if name != "reply" else "front_end.reply_s"]
-        assert one.low <= value <= one.high
+        assert one.low <= value <= one.high or not one.identified
+    assert found.constants["timing.host.per_iteration_s"].identified
     assert any("do not tell phases apart" in note for note in found.provenance.notes)
 
 
@@ -206,7 +207,8 @@ def test_what_stays_is_told_by_a_held_out_load_of_requests() -> None:
     (check,) = [one for one in found.checks if not one.is_fitted]
     assert check.foretold is not None and check.foretold < -0.05
     told = [one.foretold for one in found.checks]
-    assert found.calibration.error == pytest.approx(np.sqrt(np.mean(np.square(told))), abs=1e-3)
+    assert found.calibration.error >= np.sqrt(np.mean(np.square(told))) - 1e-3
+    assert "cannot be foretold within 10%" in found.calibration.provenance.notes[0]
 
 
 def test_a_slow_host_is_the_same_however_decodes_are_handled() -> None:

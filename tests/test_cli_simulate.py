@@ -172,7 +172,7 @@ def test_the_first_run_says_that_it_compiles(
         ("compare", ("--gpu", "--tp", "--pp", "--rate", "--requests")),
         ("search", ("--gpu", "--tp", "--pp", "--tensor-parallel")),
         ("time", ("--gpu", "--tp", "--pp", "--dp", "--tensor-parallel")),
-        ("pipeline run", ("--gpu", "--tp", "--pp", "--dp", "--tensor-parallel")),
+        ("train step", ("--gpu", "--tp", "--pp", "--tensor-parallel")),
         ("posttrain run", ("--gpu",)),
         ("bench", ("--gpu",)),
         ("workload show", ("--rate", "--requests")),

@@ -19,6 +19,7 @@ from gnomon.core.config import build
 from gnomon.core.errors import ConfigError, UnknownNameError
 from gnomon.serving.engine import guard
 from gnomon.serving.engine.state import FINISHED, REJECTED
+from gnomon.serving.policies import POLICIES as POLICY_SPECS
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.scenario.config import BatchingConfig, ReplicaConfig
 from gnomon.serving.scenario.pools import resolve
@@ -52,7 +53,7 @@ def test_every_policy_keeps_the_books_when_memory_is_short(policy: str) -> None:
 @pytest.mark.parametrize(("blocks", "overlap"), [(None, False), (70, False), (None, True), (70, True)])
 def test_stepping_together_equals_stepping_one_by_one(policy: str, blocks: int | None, overlap: bool) -> None:
     replica = {"num_kv_blocks": blocks and (blocks * 16 if policy == "lightllm" else blocks), "max_request_tokens": 400}
-    batching = {"policy": policy, "overlap": overlap}
+    batching = {"policy": policy, "overlap": overlap and POLICY_SPECS[policy].overlaps}
     setup = scenario(batching=batching, replica=replica, num_replicas=2, workload={"num_requests": 150})
     assert_same(outcome(run(setup)), outcome(run(setup, keep_members=KEEP_ALL)))
 
@@ -98,7 +99,7 @@ def test_random_workloads_keep_the_books_and_agree_both_ways(data: Any) -> None:
             "policy": policy,
             "max_sequences": data.draw(st.integers(stages, 20)),
             "max_batch_tokens": data.draw(st.integers(200, 600)),
-            "overlap": data.draw(st.booleans()),
+            "overlap": data.draw(st.booleans()) and POLICY_SPECS[policy].overlaps,
             "surplus_token": data.draw(st.booleans()),
         },
         replica={"num_kv_blocks": blocks, "pipeline_parallel": stages, "max_request_tokens": 260},

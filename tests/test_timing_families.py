@@ -286,7 +286,16 @@ def test_norms_of_queries_and_keys_glm() -> None:
     assert g["shared_down_proj"].flops(ONE)[0] == 2 * 5120 * 1536 / 8
 
 
+def test_nemotron_nano_v2() -> None:
+    """56 layers of one thing each: 27 of Mamba, 25 of a plain MLP of 15,680 and 4 of attention (40 heads, 8 of KV)."""
+    g = graph("nemotron-nano-9b-v2")
+    assert (g["attention_decode"].count, g["up_proj"].count, g["down_proj"].count) == (4, 25, 25)
+    assert g["up_proj"].flops(ONE)[0] == 2 * 4480 * 15680 / 8
+    assert g["qkv_proj"].flops(ONE)[0] == 2 * 4480 * (40 + 2 * 8) * 128 / 8
+
+
 WORKED_OUT = {
+    "nemotron-nano-9b-v2",
     "llama-3-8b", "mixtral-8x7b", "deepseek-v3", "deepseek-v4-pro", "deepseek-v4-flash", "glm-5", "gpt-oss-120b",
     "qwen3.5-397b-a17b", "qwen3-next-80b-a3b", "nemotron-3-super-120b-a12b", "minimax-m2.5", "minimax-m3", "phi-2",
     "kimi-linear-48b-a3b", "gemma-3-27b", "gemma-4-31b", "llama-4-maverick", "glm-4.5",

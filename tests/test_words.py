@@ -54,7 +54,7 @@ def test_an_unknown_model_is_answered_with_the_nearest():
     with pytest.raises(ConfigError) as error:
         catalog.model("qwen3-9b")
     told = str(error.value)
-    assert "Did you mean qwen3-8b" in told and "gnomon catalog models" in told and len(told) < 250
+    assert "Did you mean 'qwen3-8b'" in told and "gnomon catalog models" in told and len(told) < 250
 
 
 def test_a_model_in_the_cache_of_hugging_face(tmp_path, monkeypatch):

@@ -108,6 +108,7 @@ LEFT_OUT = {
     "TimingConfig.engine_version": "of measured kernels",
     "TimingConfig.expert_load": "of measured kernels",
     "TimingConfig.estimator": "between measured kernels",
+    "TimingConfig.free": "of operators, which the drawn tables of seconds do not have",
     "BatchingConfig.file": "own code has its own tests",
     "BatchingConfig.parameters": "the same",
     "RouterConfig.file": "the same",

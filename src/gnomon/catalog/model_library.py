@@ -73,7 +73,7 @@ def _built_in(name: str) -> Model:
         entry = MODELS[known]
     except UnknownNameError as error:
         near = nearest(name.rpartition("/")[2], MODELS.names)
-        guess = f"Did you mean {' or '.join(near)}? " if near else ""
+        guess = f"Did you mean {' or '.join(map(repr, near))}? " if near else ""
         fix = f"{guess}`gnomon catalog models` lists all {len(MODELS.names)}. Any other: the path of its config.json"
         hub = " (one in Hugging Face's cache is found by its id)" if "/" in name else ""
         raise ConfigError(error.what, fix=f"{fix}{hub}.") from None

@@ -14,9 +14,10 @@ from typing import Any
 from gnomon import __version__
 from gnomon.core.arrays import Ints
 from gnomon.live.cluster import Asked, Full, LiveCluster
-from gnomon.live.driver import Driver, Stream
+from gnomon.live.driver import Driver
 from gnomon.live.metrics import Metrics
 from gnomon.live.protocol import Chat, Completion, Refused, Writer, event, parse, usage
+from gnomon.live.stream import Stream
 from gnomon.live.text import Tokenizer, answer, chat_text
 
 Scope = MutableMapping[str, Any]

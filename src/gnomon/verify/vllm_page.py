@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
 
 from gnomon.core.arrays import Floats
 from gnomon.report.page import write_whole_page
-from gnomon.verify.vllm import Comparison
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 900, 180, 64, 22
 _STYLE = """<style>
@@ -20,7 +21,7 @@ svg { width: 100%; height: auto } svg text { font-size: 12px; fill: var(--faint)
 _KEY = {"recorded": "#8A94A3", "simulated": "#2F6FB5"}
 
 
-def write_page(comparisons: list[Comparison], path: str | Path) -> Path:
+def write_page(comparisons: Sequence[Any], path: str | Path) -> Path:
     """Draw every run below each other; runs without a time series show their errors alone."""
     key = "".join(f"<li><i style='background:{colour}'></i>{name}</li>" for name, colour in _KEY.items())
     sections = "".join(_section(one) for one in comparisons)
@@ -32,12 +33,12 @@ def write_page(comparisons: list[Comparison], path: str | Path) -> Path:
     return write_whole_page(path, parts)
 
 
-def _section(one: Comparison) -> str:
+def _section(one: Any) -> str:
     head = f"<h2>{html.escape(one.recording.name)}</h2><p>{html.escape(one.recording.model)} on {one.device}</p>"
     return f"<section>{head}{_error_table(one)}{''.join(_charts(one))}</section>"
 
 
-def _error_table(one: Comparison) -> str:
+def _error_table(one: Any) -> str:
     metrics = list(dict.fromkeys(error.metric for error in one.errors))
     names = list(dict.fromkeys(error.statistic for error in one.errors))
     cells = {(error.metric, error.statistic): f"<td>{error.relative:+z.2%}</td>" for error in one.errors}
@@ -50,7 +51,7 @@ def _error_table(one: Comparison) -> str:
     return f"<div class=scroll tabindex=0><table><tr><th class=l>error</th>{heads}</tr>{''.join(rows)}</table></div>"
 
 
-def _charts(one: Comparison) -> list[str]:
+def _charts(one: Any) -> list[str]:
     series = one.recording.series
     if series is None or "t" not in series.columns:
         return ["<p>No timeseries.csv was recorded.</p>"]
@@ -62,7 +63,7 @@ def _charts(one: Comparison) -> list[str]:
     ]
 
 
-def _simulated(one: Comparison, at: Floats) -> list[tuple[str, str, Floats]]:
+def _simulated(one: Any, at: Floats) -> list[tuple[str, str, Floats]]:
     """The server's columns as the simulation has them at the same moments."""
     requests, run = one.simulated.cluster.requests, one.simulated
     rows = run.log.iterations[: run.log.used[0]]

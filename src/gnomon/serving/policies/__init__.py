@@ -71,6 +71,8 @@ class PolicySpec:
     """Its decodes compute `state.num_speculative` more tokens (`replica.speculative`)."""
     recomputes_last_token: bool = False
     """A request whose KV comes from elsewhere computes its last prompt token once more, for the first token."""
+    overlaps: bool = True
+    """It can form a batch before the results of the one before are known (`batching.overlap`)."""
     has_stages: bool = True
     """It works with pipeline parallelism."""
     holds_back: str = ""

@@ -71,6 +71,7 @@ def _admit(replica: Replica) -> None:
     has_prefix_cache=False,
     has_chunk_cap=False,
     has_stages=False,
+    overlaps=False,  # It foretells the peak of memory from requests that have ended by then.
     holds_back="prefills once in so many decode iterations, and only if the memory of all outputs to come fits",
 )
 def lightllm(replica: Replica) -> None:

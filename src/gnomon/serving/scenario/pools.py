@@ -243,7 +243,11 @@ def _check_traits(policy: PolicySpec, replica: ReplicaConfig, batching: Resolved
             fix=f"Use {' or '.join(name for name in POLICIES.names() if POLICIES[name].speculates)}.",
         )
     policy.numbers(batching.options)
-    has = {"prefix_cache": policy.has_prefix_cache, "max_chunk_tokens": policy.has_chunk_cap}
+    has = {
+        "prefix_cache": policy.has_prefix_cache,
+        "max_chunk_tokens": policy.has_chunk_cap,
+        "overlap": policy.overlaps,
+    }
     for setting, is_read in has.items():
         if getattr(batching, setting) and not is_read:
             raise ConfigError(f"{policy.name} has no {setting}.", where=f"batching.{setting}", fix="Leave it out.")
