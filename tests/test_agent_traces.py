@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gnomon.core.config import build
 from gnomon.core.errors import ConfigError, DataError
 from gnomon.serving.engine.state import FINISHED
 from gnomon.workload import WorkloadConfig, generate
@@ -199,3 +200,14 @@ def test_azures_trace_of_2025_is_read_without_its_images(tmp_path: Path) -> None
     )
     made = read_requests(str(path))
     assert made.prompt_tokens.tolist() == [900, 44] and made.output_tokens.tolist() == [31, 12]
+
+
+def test_arrivals_of_calls_are_in_order_where_lengths_are_drawn(tmp_path: Path) -> None:
+    """Calls stand behind those that wait for none: their recorded arrivals were taken in that order."""
+    trace = tmp_path / "turns.csv"
+    rows = [(1, 0, 0.0), (1, 1, 1.0), (2, 0, 2.0), (1, 2, 3.0)]
+    lines = [f"{session},{turn},10,5,{int(1e9 * at_s)}" for session, turn, at_s in rows]
+    trace.write_text("\n".join(["session_id,turn_idx,input_toks,output_toks,arrival_time_ns", *lines]) + "\n")
+    drawn = {"trace": {"file": str(trace)}, "arrivals": "trace", "lengths": {"distribution": "fixed", "prompt": 8,
+             "output": 2}}  # fmt: skip
+    assert generate(build(WorkloadConfig, drawn), 0).arrival_s.tolist() == [0.0, 1.0, 2.0, 3.0]

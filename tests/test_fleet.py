@@ -554,3 +554,15 @@ def test_a_planner_measures_a_replica_whatever_arrivals_are_like(tmp_path: Path,
     fleet = {"controller": {"name": "slo_planner", "interval_s": 1.0}, "max_replicas": 2}
     done = run(build(Scenario, {"timing": TABLE, "workload": workload, "fleet": fleet}))
     assert done.fleet is not None and done.fleet.replica_rate[0] > 1.0
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_batch_that_a_replica_died_with_is_no_work_before_anybody_noticed(stages: int) -> None:
+    """It dies 4 ms after the start of a batch of 20 ms, and the run ends before that is noticed: busy was 5."""
+    lengths = {"distribution": "fixed", "prompt": 50, "output": 20}
+    workload = {"num_requests": 8, "arrivals": {"process": "batch"}, "rate": None, "lengths": lengths}
+    timing = {"source": "table", "table": {"per_iteration": 0.02}}
+    fleet = {"events": [{"at_s": 0.004, "what": "fail", "replica": 0}]}
+    replica = {"pipeline_parallel": stages}
+    done = run(scenario(workload=workload, timing=timing, fleet=fleet, time_limit_s=0.2, replica=replica))
+    assert summarize(done).utilization.busy == 0.0

@@ -22,7 +22,7 @@ from gnomon.serving.run.simulate import Run, run
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.scenario.config import DisaggregationConfig
 from gnomon.serving.scenario.pools import resolve
-from serving_kit import TABLE, requests_of, scenario
+from serving_kit import TABLE, check_invariants, requests_of, scenario
 
 SECOND = {"source": "table", "table": {"per_iteration": 1.0}}
 KV = 2 * 32 * 32 * 128 * 2
@@ -321,3 +321,12 @@ def test_links_of_a_node() -> None:
 def test_mistakes_are_told(changes: dict[str, Any], said: str) -> None:
     with pytest.raises((ConfigError, GnomonError), match=said):
         run(scenario(**changes))
+
+
+def test_lightllm_gives_up_requests_whose_kv_came_from_elsewhere_where_memory_runs_out() -> None:
+    """It plans memory when it admits; what moves in was not planned for, and hold() was asked for blocks that were not
+    there."""
+    pools = [{"role": "decode", "batching": {"policy": "lightllm"}}, {}]
+    done = run(scenario(pools=pools, replica={"num_kv_blocks": 300}, workload={"rate": 30.0}))
+    check_invariants(done)
+    assert done.cluster.replicas.num_preemptions[0] > 0

@@ -133,7 +133,9 @@ def _check_front_end(done: Run) -> None:
     own = config.per_request_s + config.per_prompt_token_s * q.prompt_tokens[came]
     order = np.argsort(sent, kind="stable")
     latest = np.concatenate([[-np.inf], np.maximum.accumulate(left[order])[:-1]])
-    idle = order[latest <= sent[order] + ALIKE]
+    alone = np.diff(sent[order], prepend=-np.inf) > ALIKE  # Of those sent at one moment any may be the first.
+    alone &= np.append(np.diff(sent[order]), np.inf) > ALIKE
+    idle = order[alone & (latest <= sent[order] + ALIKE)]
     late = idle[q.front_s[came][idle] > own[idle] + 1e-6]
     require(not late.size, "front end", f"requests {came[late[:3]]} find it idle and take "
             f"{q.front_s[came][late[:3]]} s instead of {own[late[:3]]}")  # fmt: skip
@@ -196,7 +198,7 @@ def restarted(data: Data, at_share: float) -> tuple[Data, Data] | None:
     plain = json.loads(json.dumps(data))
     for key in ("fleet", "time_limit_s", "admission", "num_replicas", "tool_cache"):
         plain.pop(key, None)
-    if "pools" in plain:
+    if plain.get("pools"):
         plain["pools"] = _one_of_each(plain["pools"])
         if len(plain["pools"]) < 2:
             plain.pop("disaggregation", None)

@@ -192,7 +192,8 @@ def _with_recorded_arrivals(requests: Requests, trace: Trace, rate: float | None
         )
     if len(requests.parents):
         return _with_recorded_starts(requests, trace, rate)
-    times_s = trace.arrival_s[: len(requests)]
+    # Calls of a trace stand behind those that wait for none; where lengths are drawn, all of them are by themselves.
+    times_s = np.sort(trace.arrival_s)[: len(requests)]
     span_s = float(times_s[-1] - times_s[0])
     if span_s == 0:
         if rate is not None:

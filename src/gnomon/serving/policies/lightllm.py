@@ -10,7 +10,7 @@ import numpy as np
 
 from gnomon.core.arrays import Floats
 from gnomon.jit import inner
-from gnomon.serving.engine.batch_operations import hold, keep_running, place, pop_waiting
+from gnomon.serving.engine.batch_operations import hold, keep_running, place, pop_waiting, preempt
 from gnomon.serving.engine.state import Replica
 from gnomon.serving.policies import batching_policy
 
@@ -53,6 +53,8 @@ def _admit(replica: Replica) -> None:
         left[count] = max(0, request.total_tokens - request.prefill_tokens - 2)
         if peak_tokens(has[: count + 1], left[: count + 1]) >= state.num_blocks:
             break
+        if request.prefill_tokens > state.free_blocks:  # KV on its way here is in none of the lists.
+            break
         count += 1
         tokens += request.prefill_tokens
         pop_waiting(replica)
@@ -87,7 +89,11 @@ def lightllm(replica: Replica) -> None:
         _admit(replica)
         if state.batch_size > 0:
             return
-    for i in range(state.num_running):
+    count = state.num_running
+    while count > state.free_blocks:  # Those whose KV came from elsewhere were not planned for.
+        count -= 1
+        preempt(replica, replica.running[count])
+    for i in range(count):
         hold(replica, replica.running[i], 1)
         place(replica, replica.running[i], 1)
     keep_running(replica, state.num_running, state.num_running)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gnomon.core.arrays import Floats
+from gnomon.core.arrays import Floats, Ints
 from gnomon.serving.autoscaling.replicas import DRAINING, UP
 from gnomon.serving.results.fleet import past
 from gnomon.serving.run.simulate import Run
@@ -142,13 +142,20 @@ def _cut_off(run: Run, end_s: float) -> Floats:
     cluster, replicas = run.cluster, run.cluster.replicas
     cut = np.zeros((replicas.size, 2))
     for r in np.flatnonzero(replicas.num_in_flight):
-        for i in range(replicas.num_in_flight[r]):
-            position, stages = (replicas.oldest[r] + i) % cluster.flights.shape[1], slice(replicas.num_stages[r])
+        for position in _in_flight(run, r):
+            stages = slice(replicas.num_stages[r])
             start_s, stop_s = cluster.stage_start_s[r, position, stages], cluster.stage_end_s[r, position, stages]
-            after_s = np.maximum(stop_s - np.maximum(start_s, end_s), 0.0).sum()
+            from_s = -np.inf if replicas.frozen[r] else end_s  # Of a replica that has died it is lost.
+            after_s = np.maximum(stop_s - np.maximum(start_s, from_s), 0.0).sum()
             flight = cluster.flights[r, position]
             cut[r] += np.array([flight.flops, flight.bytes]) * after_s / max((stop_s - start_s).sum(), 1e-12)
     return cut
+
+
+def _in_flight(run: Run, r: Any) -> Ints:
+    """Where the batches under way of replica `r` stand."""
+    state = run.cluster.replicas[r]
+    return (state.oldest + np.arange(state.num_in_flight)) % run.cluster.flights.shape[1]
 
 
 def _busy_and_active(run: Run, end_s: float, span_s: Floats) -> tuple[Floats, Floats]:
@@ -156,6 +163,10 @@ def _busy_and_active(run: Run, end_s: float, span_s: Floats) -> tuple[Floats, Fl
     replicas = run.cluster.replicas
     # A time limit cuts through iterations whose whole time is on the account already.
     beyond_s = np.maximum(run.cluster.stage_free_s[:, 0] - end_s, 0.0)
+    dead = np.flatnonzero((replicas.frozen != 0) & (replicas.num_in_flight > 0))
+    for r in dead:  # What they were at when they died never ends, and nobody has noticed it yet.
+        lost = run.cluster.stage_end_s[r, :, 0] - run.cluster.stage_start_s[r, :, 0]
+        beyond_s[r] = lost[_in_flight(run, r)].sum()
     busy = (replicas.busy_s - beyond_s) / span_s
     active = busy.copy()
     if replicas.num_stages.max() == 1:
@@ -163,6 +174,8 @@ def _busy_and_active(run: Run, end_s: float, span_s: Floats) -> tuple[Floats, Fl
     rows, is_thinned = run.log.iterations[: run.log.used[0]], run.log.used[3] > 1
     for r in np.flatnonzero(replicas.num_stages > 1):
         mine = rows[rows.replica == r]
+        if r in dead:
+            mine = mine[~np.isin(mine.number, run.cluster.flights.number[r, _in_flight(run, r)])]
         first, last = mine.stage == 0, mine.stage == replicas.num_stages[r] - 1
         seconds = mine.end_s - mine.start_s
         mean_s = float(seconds.sum()) / int(replicas.num_stages[r])
