@@ -84,9 +84,9 @@ def main(jobs: int | None = None) -> None:
     print("mean E2E and P99 TTFT against least outstanding: " + ", ".join(ROUTERS))
     for number in range(FLEETS):
         one = fleet(number)
-        kinds = one.kinds()
+        pools = one.all_pools()
         size = " + ".join(
-            f"{kind.num_replicas}" + (f" at 1/{s:.1f}" if (s := kind.timing.scale) > 1 else "") for kind in kinds
+            f"{pool.num_replicas}" + (f" at 1/{s:.1f}" if (s := pool.timing.scale) > 1 else "") for pool in pools
         )
         cells = []
         for router in range(len(ROUTERS)):

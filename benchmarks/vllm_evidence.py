@@ -57,7 +57,7 @@ def decode_steps(found: Comparison) -> list[dict[str, Any]]:
         kv = kv_lengths(recording, at)
         total = kv.mean() * count
         if row["kv_cache_pct"] > 0:  # Half a block per request is empty.
-            used = 0.005 * (before["kv_cache_pct"] + row["kv_cache_pct"]) * found.simulated.kinds[0].num_kv_blocks
+            used = 0.005 * (before["kv_cache_pct"] + row["kv_cache_pct"]) * found.simulated.pools[0].num_kv_blocks
             total = 16 * used - 8 * count
         n = round(count)
         shape = Shape(n, n, 0.0, 0.0, n, total * n / count, float(kv.max()), n, 0.0)

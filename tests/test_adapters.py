@@ -153,8 +153,8 @@ def test_sizes_and_memory() -> None:
     base = {"model": "llama-3-8b", "device": "h200", "timing": SECOND}
     plain = run(scenario(**base))
     with_room = run(scenario(**base, workload={"adapters": {"count": 2}}, lora={"max_loaded": 100, "ranks": [8, 16]}))
-    block = plain.kinds[0].plan.block_bytes  # type: ignore[union-attr]
-    assert plain.kinds[0].num_kv_blocks - with_room.kinds[0].num_kv_blocks == -(-100 * 2 * weights // block)
+    block = plain.pools[0].plan.block_bytes  # type: ignore[union-attr]
+    assert plain.pools[0].num_kv_blocks - with_room.pools[0].num_kv_blocks == -(-100 * 2 * weights // block)
 
 
 def test_wrong_sections_are_refused() -> None:

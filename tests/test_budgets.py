@@ -139,7 +139,7 @@ def test_seconds_that_are_no_measured_time(cli: CommandLine, words: list[str]) -
 def test_a_pool_of_another_source_does_not_inherit_the_path() -> None:
     pools = [{"timing": {"source": "roofline"}}, {}]
     scenario = load(Scenario, None, {"timing.source": "profile", "timing.path": "x", "pools": pools})
-    assert [pool.timing.path for pool in scenario.kinds() if pool.timing] == [None, "x"]
+    assert [pool.timing.path for pool in scenario.all_pools() if pool.timing] == [None, "x"]
 
 
 def test_memory_is_estimated_and_can_be_allowed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,8 +87,8 @@ def test_another_policy_keeps_its_own_defaults():
 
 def test_pools_and_saved_scenarios_keep_the_engine():
     one = scenario(engine="trtllm", pools=[{"num_replicas": 2, "replica": {"tensor_parallel": 2}}])
-    kind = one.kinds()[0]
-    assert (kind.replica.planner, kind.batching.policy) == ("trtllm", "trtllm")
+    pool = one.all_pools()[0]
+    assert (pool.replica.planner, pool.batching.policy) == ("trtllm", "trtllm")
     assert build(Scenario, yaml.safe_load(dump(one))) == one
 
 

@@ -138,7 +138,7 @@ def test_one_more_replica_is_one_of_a_pool_that_is_named() -> None:
         "one more decode replica of pool 1 (a100-80gb)",
     ]
     counts = [
-        [pool.num_replicas for pool in (changed(done.scenario, done.kinds, one) or done.scenario).pools]
+        [pool.num_replicas for pool in (changed(done.scenario, done.pools, one) or done.scenario).pools]
         for one in more.values()
     ]
     assert counts == [[2, 2], [1, 3]]

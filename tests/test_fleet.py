@@ -201,7 +201,7 @@ def test_gpu_hours_are_what_replicas_were_paid_for() -> None:
     assert summary.fleet is not None
     # Replica 0 for ten seconds, replica 1, which had nothing, for four; two GPUs each.
     assert summary.fleet.gpu_hours == pytest.approx(2 * 14 / 3600)
-    price = done.kinds[0].device.price_per_hour
+    price = done.pools[0].device.price_per_hour
     assert summary.cost.per_hour * 10 / 3600 == pytest.approx(28 * price / 3600)
 
 
@@ -468,7 +468,7 @@ def test_a_power_cap_lowers_the_clock() -> None:
     assert clock_under_cap(facts, 450.0) == pytest.approx((947 + 1198) / 2 / 1481, abs=0.005)
     plain, capped = (run(scenario(device="h200", timing={"source": "roofline", "table": None}, power=power))
                      for power in ({}, {"cap_w": 300.0}))  # fmt: skip
-    assert capped.kinds[0].timing.clock < 0.8
+    assert capped.pools[0].timing.clock < 0.8
     assert capped.cluster.requests.finished_s.mean() > plain.cluster.requests.finished_s.mean()
     with pytest.raises(ConfigError, match="idle"):
         run(scenario(device="h200", power={"cap_w": 50.0}))

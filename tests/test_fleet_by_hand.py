@@ -13,7 +13,7 @@ from gnomon.serving.autoscaling.controllers import CONTROLLERS
 from gnomon.serving.autoscaling.evacuation import evacuate, freeze, requests_of
 from gnomon.serving.autoscaling.events import Agenda
 from gnomon.serving.autoscaling.manager import Manager
-from gnomon.serving.autoscaling.observation import Observer, Pool
+from gnomon.serving.autoscaling.observation import Observer, PoolView
 from gnomon.serving.autoscaling.replicas import (
     DOWN,
     DRAINING,
@@ -157,8 +157,8 @@ def test_replicas_of_a_pool_by_state() -> None:
 
 def test_places_for_replicas_of_every_kind() -> None:
     """Two of one rank, then three of two ranks each; one and two of them are up at the start."""
-    kinds: Any = [Bag(replica=Bag(data_parallel=size), num_replicas=count) for size, count in ((1, 2), (2, 3))]
-    made = replicas_of(kinds, [1, 2])
+    pools: Any = [Bag(replica=Bag(data_parallel=size), num_replicas=count) for size, count in ((1, 2), (2, 3))]
+    made = replicas_of(pools, [1, 2])
     assert [(one.pool, one.ranks) for one in made.members] == [
         (0, range(1)), (0, range(1, 2)), (1, range(2, 4)), (1, range(4, 6)), (1, range(6, 8)),
     ]  # fmt: skip
@@ -240,7 +240,7 @@ def test_what_is_seen_of_a_pool() -> None:
     """Two ranks, four seconds: busy for 1 and 5 s, of which 2 s lie beyond now: half of the time. Then a quarter."""
     cluster = arrays(4, replicas=2)
     one, a = traffic(cluster, members(UP, UP)), cluster.replicas
-    pool = Pool(min_replicas=1, max_replicas=2, desired=2, cold_start_s=1.0, replica_rate=3.0)
+    pool = PoolView(min_replicas=1, max_replicas=2, desired=2, cold_start_s=1.0, replica_rate=3.0)
     seen = Observer(ControllerConfig(), CONTROLLERS["fixed"], one.replicas, one, [pool], None)
     a.busy_s, cluster.stage_free_s[:, 0] = [1.0, 5.0], [2.0, 6.0]
     a.num_taken, a.num_waiting, a.num_outstanding = [3, 5], [1, 0], [2, 3]

@@ -232,12 +232,15 @@ def test_the_same_in_python(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", built_in_scenarios())
 def test_figures_do_not_depend_on_what_is_installed(name):
     """Beside the roofline, a source may or may not be there: built-in scenarios and the training domain name theirs."""
-    assert {kind.timing.source for kind in find_scenario(name).kinds()} == {"roofline"}
+    assert {pool.timing.source for pool in find_scenario(name).all_pools()} == {"roofline"}
     assert DomainConfig().source == "roofline"
 
 
 def test_another_source_is_that_of_every_pool():
     found = find_scenario("unequal", "silicon")
-    assert [(kind.timing.source, kind.timing.scale) for kind in found.kinds()] == [("silicon", 1.0), ("silicon", 2.0)]
+    assert [(pool.timing.source, pool.timing.scale) for pool in found.all_pools()] == [
+        ("silicon", 1.0),
+        ("silicon", 2.0),
+    ]
     with pytest.raises(UnknownNameError, match="roofline"):
         find_scenario("unequal", "crystal_ball")

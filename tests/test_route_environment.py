@@ -134,10 +134,10 @@ def test_an_episode_has_what_the_domain_says() -> None:
     seen, traffic = set(), RandomTraffic(DomainConfig())
     for _ in range(60):
         episode = traffic.draw(100, random)
-        assert 2 <= len(episode.kinds) <= 8 and len(episode.requests) == episode.warm_up + 100
+        assert 2 <= len(episode.pools) <= 8 and len(episode.requests) == episode.warm_up + 100
         assert np.all(np.diff(episode.requests.arrival_s) >= 0)
         assert episode.requests.total_tokens.max() <= DomainConfig().max_tokens
-        seen.add((len({row for _, row in episode.kinds}) > 1, len(episode.requests.prefix_hashes) > 0))
+        seen.add((len({row for _, row in episode.pools}) > 1, len(episode.requests.prefix_hashes) > 0))
     assert len(seen) >= 3, "equal and unequal replicas, with and without conversations"
 
 

@@ -42,7 +42,7 @@ def test_an_engine_of_all_scenarios_schedules_in_all_of_them(settings: dict[str,
     for one in candidates(asked):
         scenario = scenario_of(asked, one)
         assert one.engine == "sglang" and "sglang" in one.label
-        assert [kind.batching.policy for kind in scenario.kinds()] == ["sglang"] * len(scenario.kinds())
+        assert [pool.batching.policy for pool in scenario.all_pools()] == ["sglang"] * len(scenario.all_pools())
     other = question(space={"device": "h100", "batching": "orca"}, settings=settings)
     assert [scenario_of(other, one).batching.policy for one in candidates(other)] == ["orca"]
     chosen = question(space={"device": "h100"}, settings={"batching.policy": "sarathi"})

@@ -63,9 +63,9 @@ def _fleet(arrival_s: list[float], ticks: list[float]) -> tuple[Fleet, Outside, 
     table = {"source": "table", "table": {"per_iteration": 1.0}}
     setup = scenario(timing=table)
     requests = requests_of(arrival_s, [10] * len(arrival_s), [3] * len(arrival_s))
-    kinds = resolve(setup, requests)
-    cluster = build_cluster(kinds, requests, 0)
-    times = bake(setup.model, kinds, requests)
+    pools = resolve(setup, requests)
+    cluster = build_cluster(pools, requests, 0)
+    times = bake(setup.model, pools, requests)
     fleet = Fleet(
         cluster,
         times.tables,
@@ -88,7 +88,7 @@ def _fleet(arrival_s: list[float], ticks: list[float]) -> tuple[Fleet, Outside, 
         open_tool_cache(setup.tool_cache, requests, cluster),
     )
     outside = Outside(calendar, np.zeros(0), np.zeros(3), *others)
-    return fleet, outside, engine_of(policies_of(kinds), ROUTERS["round_robin"]), new_log(64, 64)
+    return fleet, outside, engine_of(policies_of(pools), ROUTERS["round_robin"]), new_log(64, 64)
 
 
 def test_a_tick_finds_the_replicas_as_they_are_before_its_instant() -> None:

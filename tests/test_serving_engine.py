@@ -193,9 +193,9 @@ def test_a_request_may_outgrow_a_reservation_that_is_rounded_down(policy: str, o
 @pytest.mark.parametrize(("blocks", "most"), [(40, (40 + 3) * 16), (400, 200 + 180 + 150 + 3 * 60)])
 def test_whole_prompts_in_one_iteration_are_bounded_by_the_kv_cache_and_by_the_longest(blocks: int, most: int) -> None:
     changes = {"num_kv_blocks": blocks, "max_request_tokens": 260}
-    (kind,) = resolve(scenario(batching={"policy": "orca", "max_sequences": 3}, replica=changes))
+    (pool,) = resolve(scenario(batching={"policy": "orca", "max_sequences": 3}, replica=changes))
     requests = requests_of([0.0] * 4, [200, 1, 180, 150], [60, 1, 60, 60])
-    assert kind.max_iteration_tokens(requests) == most
+    assert pool.max_iteration_tokens(requests) == most
 
 
 def test_closed_loop_keeps_its_concurrency() -> None:
@@ -340,14 +340,16 @@ def test_a_pool_changes_single_keys_of_a_section() -> None:
             ],
         },
     )
-    wide, other, full = setup.kinds()
+    wide, other, full = setup.all_pools()
     assert wide.replica == ReplicaConfig(tensor_parallel=2, memory_utilization=0.5, max_request_tokens=4000)
-    assert wide.batching == BatchingConfig(max_sequences=8, block_size=32)
+    assert wide.given_batching == BatchingConfig(max_sequences=8, block_size=32)
     assert other.replica == setup.replica
-    assert other.batching == BatchingConfig(policy="sarathi"), "another policy has its own defaults"
+    assert other.given_batching == BatchingConfig(policy="sarathi"), "another policy has its own defaults"
     assert full.replica == ReplicaConfig(memory_utilization=0.7, max_request_tokens=4000)
-    assert full.batching == setup.batching
-    assert build(Scenario, setup.model_dump(mode="json")).kinds() == setup.kinds(), "a saved scenario says the same"
+    assert full.given_batching == setup.batching
+    assert build(Scenario, setup.model_dump(mode="json")).all_pools() == setup.all_pools(), (
+        "a saved scenario says the same"
+    )
 
 
 def test_a_short_log_thins_itself_out_and_never_overflows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,8 +60,8 @@ def test_a_draft_head_takes_its_layers_and_the_output_head():
             model="llama-3-8b", device="h100", timing={"source": "roofline", "table": None},
             replica={"speculative": {"num_tokens": 2, **speculative}},
         )  # fmt: skip
-        kinds = resolve(setup)
-        return bake(setup.model, kinds, requests_of([0.0], [100], [100])).tables
+        pools = resolve(setup)
+        return bake(setup.model, pools, requests_of([0.0], [100], [100])).tables
 
     free, head = tables(), tables(draft_layers=1)
     extra = head.decode_s[0, 8] - free.decode_s[0, 8]

@@ -78,7 +78,7 @@ def test_prefill_replicas_and_tiers_have_controls() -> None:
         "?tp=8&replicas=2&prefill=3&prefill_tp=4&decider=long_prompts&decode_router=least_kv&host_gb=200&ssd_gb=4000"
     )
     scenario = to_scenario(PAGE.read(state_of(PAGE.controls, query)))
-    prefill, decode = scenario.kinds()
+    prefill, decode = scenario.all_pools()
     assert (prefill.role, prefill.num_replicas, prefill.replica.tensor_parallel) == ("prefill", 3, 4)
     assert (decode.role, decode.num_replicas, decode.replica.tensor_parallel) == ("decode", 2, 8)
     apart, tiers = scenario.disaggregation, scenario.kv_tiers

@@ -29,17 +29,17 @@ def test_a_row_becomes_a_scenario(tmp_path: Path) -> None:
     assert (apart.layout, apart.prefill, apart.decode, apart.num_gpus) == ("1P-TP4 3D-TP4", (1, 4), (3, 4), 16)
     assert (together.prefill, together.decode, together.output_tokens_s) == (None, (2, 8), 2000.0)
     setup = scenario_of(apart, {4: 0.005})
-    one, other = setup.kinds()
+    one, other = setup.all_pools()
     assert (one.role, other.role, one.num_replicas, other.num_replicas) == ("both", "both", 1, 3)
     assert other.timing.host and setup.timing.host
     assert other.timing.host.exposed_s == setup.timing.host.exposed_s, "fitted for the aggregated pods only"
     assert (setup.workload.num_requests, setup.router.name) == (640, "llmd")
-    prefill, decode = scenario_of(apart, {}, as_labelled=True).kinds()
+    prefill, decode = scenario_of(apart, {}, as_labelled=True).all_pools()
     assert (prefill.role, decode.role) == ("prefill", "decode")
     setup = scenario_of(together, {8: 0.005})
-    host = setup.kinds()[0].timing.host
+    host = setup.all_pools()[0].timing.host
     assert host and setup.timing.host and host.exposed_s == pytest.approx(setup.timing.host.exposed_s + 0.005)
-    assert (setup.kinds()[0].role, setup.router.name) == ("both", "random")
+    assert (setup.all_pools()[0].role, setup.router.name) == ("both", "random")
 
 
 def test_medians_and_order_are_judged() -> None:

@@ -234,7 +234,7 @@ def mixture(**options: Any) -> Change:
 def test_kv_blocks_are_planned_when_they_were_not_recorded(reference: Path, tmp_path: Path) -> None:
     run = derived(reference, "rtx4090_llama-3.1-8b", tmp_path / "run", without_kv_counts, count=20)
     found = compare(run, reference / "vllm" / "profiles")
-    assert found.simulated.kinds[0].num_kv_blocks == pytest.approx(2587, rel=0.02)
+    assert found.simulated.pools[0].num_kv_blocks == pytest.approx(2587, rel=0.02)
 
 
 def test_replicas_of_a_dense_model_share_the_load(reference: Path, tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ def test_replicas_of_a_dense_model_share_the_load(reference: Path, tmp_path: Pat
     one = compare(derived(reference, "rtx4090_llama-3.1-8b", tmp_path / "one", lambda meta: None), profiles)
     two = compare(derived(reference, "rtx4090_llama-3.1-8b", tmp_path / "two", replicas), profiles)
     served = two.simulated.cluster.replicas.num_finished
-    assert two.simulated.kinds[0].num_kv_blocks == one.simulated.kinds[0].num_kv_blocks == 2587
+    assert two.simulated.pools[0].num_kv_blocks == one.simulated.pools[0].num_kv_blocks == 2587
     assert served.sum() == 60
     assert served.min() >= 25
     assert simulated(two)["e2e"] < 0.8 * simulated(one)["e2e"]

@@ -192,7 +192,7 @@ DETECTED_S = 0.2
 
 
 def restarted(data: Data, at_share: float) -> tuple[Data, Data] | None:
-    """The scenario with one replica of each kind, all of which fail in the middle and come back; and the same with
+    """The scenario with one replica of each pool, all of which fail in the middle and come back; and the same with
     their failing before the first request. None where that means nothing: where what is sent depends on what was
     answered."""
     plain = json.loads(json.dumps(data))
@@ -223,7 +223,7 @@ def restarted(data: Data, at_share: float) -> tuple[Data, Data] | None:
     if ended.size < 4:
         return None
     fail_s = round(float(ended[int(at_share * (ended.size - 2))]), 6)
-    count = sum(kind.num_replicas for kind in done.kinds)
+    count = sum(pool.num_replicas for pool in done.pools)
     cold = {"weights_s": 0.25, "compile_s": 0.0, "warmup_s": 0.0}
     failures = {"detect_s": 0.1, "keeps_tokens": False}
 

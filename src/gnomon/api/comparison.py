@@ -206,7 +206,7 @@ def _same_requests(variants: Mapping[str, Scenario]) -> dict[str, Requests]:
     limits = [
         pool.replica.max_request_tokens or catalog.model(one.model).max_context_tokens
         for one in variants.values()
-        for pool in one.kinds()
+        for pool in one.all_pools()
     ]
     made = {
         name: limit_lengths(generate(one.workload, one.seed), min(limits), one.workload.over_long)

@@ -54,7 +54,7 @@ class StepTimer:
 
 
 def step_timer(given: ScenarioLike = None, *, max_kv_tokens: int | None = None, **overrides: Any) -> StepTimer:
-    """The seconds of one batch on one replica of a scenario (its first kind), host time included, with the tables that
+    """The seconds of one batch on one replica of a scenario (its first pool), host time included, with the tables that
     `simulate` uses: to be the clock of another scheduler.
 
     step = gnomon.step_timer(model="llama-3-8b", device="h100")
@@ -68,12 +68,12 @@ def step_timer(given: ScenarioLike = None, *, max_kv_tokens: int | None = None, 
     from gnomon.workload import Requests
 
     chosen = scenario(given, **overrides)
-    kind = resolve(chosen)[0]
-    longest = max_kv_tokens or kind.max_request_tokens
-    one, none = np.ones(kind.max_in_batch, np.int32), np.zeros(kind.max_in_batch)
+    pool = resolve(chosen)[0]
+    longest = max_kv_tokens or pool.max_request_tokens
+    one, none = np.ones(pool.max_in_batch, np.int32), np.zeros(pool.max_in_batch)
     offsets = np.zeros(one.size + 1, np.int64)
     every = Requests(none, one * (longest - 1), one, one, one.astype(np.int8), offsets, np.zeros(0, np.int64))
-    tables = bake(chosen.model, [kind], every).tables
+    tables = bake(chosen.model, [pool], every).tables
     shape = Shape(1, 1, 0.0, 0.0, 1, 1.0, 1.0, 1, 0.0)
-    stages = kind.replica.pipeline_parallel
-    return StepTimer(bound(batch_s, tables, stages, shape), tables, Shape, stages, kind.tokens_per_decode)
+    stages = pool.replica.pipeline_parallel
+    return StepTimer(bound(batch_s, tables, stages, shape), tables, Shape, stages, pool.tokens_per_decode)

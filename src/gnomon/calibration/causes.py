@@ -85,7 +85,7 @@ def _blocks(steps: Steps, done: Run, ours: dict[str, Floats], *, has_cap: bool) 
     lost, theirs = int(done.cluster.replicas.num_preemptions.sum()), 0.0
     if steps.preempted is not None:
         theirs = float(steps.preempted.sum())
-    full = float(np.mean((ours["blocks"] > 0.9 * done.kinds[0].num_kv_blocks) & (ours["waiting"] > 0)))
+    full = float(np.mean((ours["blocks"] > 0.9 * done.pools[0].num_kv_blocks) & (ours["waiting"] > 0)))
     fix = "Set replica.num_kv_blocks to what the server reports at its start."
     if (lost and not theirs) or (full > OFTEN and not has_cap):
         words = f"{lost:,} pre-emptions in the simulation, {theirs:,.0f} recorded; {full:.0%} of its iterations have "

@@ -65,7 +65,7 @@ def iterations_of(scenario: Scenario, log: Log) -> tuple[Kernels, Floats]:
 
 def kernels_of(scenario: Scenario, logs: list[Log]) -> dict[str, Kernels]:
     """The GPU's part of every log's iterations, at full clock and factor one."""
-    if len(scenario.kinds()) > 1 or scenario.replica.pipeline_parallel > 1:
+    if len(scenario.all_pools()) > 1 or scenario.replica.pipeline_parallel > 1:
         raise ConfigError(
             "iterations of pipelines and of pools cannot be calibrated.",
             where="scenario",
@@ -99,12 +99,12 @@ def with_kv(scenario: Scenario, log: Log) -> Log:
 def _tables(scenario: Scenario, logs: list[Log], clock: float) -> IterationTables:
     timing = scenario.timing.model_copy(update={"clock": clock, "scale": 1.0})
     chosen = scenario.model_copy(update={"timing": timing})
-    [kind] = resolve(chosen)
+    [pool] = resolve(chosen)
     steps = [log.steps for log in logs if log.steps is not None]
     longest = max(float(one.decode_kv_max.max()) for one in steps)
     most_tokens, most_seqs = (max(int(getattr(one, name).max()) for one in steps) for name in ("tokens", "sequences"))
     requests = _as_long(max(longest, 16.0), most_seqs, catalog.model(scenario.model))
-    allowed, cap = kind.max_iteration_tokens(requests), kind.max_in_batch
+    allowed, cap = pool.max_iteration_tokens(requests), pool.max_in_batch
     if most_tokens > allowed or most_seqs > cap:
         raise ConfigError(
             f"the log has iterations of {most_tokens:,} tokens and {most_seqs:,} sequences; the scenario allows "
@@ -112,7 +112,7 @@ def _tables(scenario: Scenario, logs: list[Log], clock: float) -> IterationTable
             where="batching",
             fix="Set max_batch_tokens and max_sequences as the server had them.",
         )
-    return bake(scenario.model, [kind], requests).tables
+    return bake(scenario.model, [pool], requests).tables
 
 
 def _as_long(tokens: float, count: int, model: Model) -> Requests:

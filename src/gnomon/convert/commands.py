@@ -14,8 +14,9 @@ from gnomon import catalog
 from gnomon.convert.vllm_command import has_adapters, plans_as, vllm_flags
 from gnomon.core.errors import ConfigError
 from gnomon.serving.policies import POLICIES
-from gnomon.serving.scenario import KindConfig, PoolConfig, Scenario
+from gnomon.serving.scenario import Scenario
 from gnomon.serving.scenario.config import ResolvedBatching
+from gnomon.serving.scenario.pool import Pool
 from gnomon.timing.config import captured_sizes
 
 DYNAMO_FILE = "dynamo.yaml"
@@ -44,9 +45,9 @@ def server_command(scenario: Scenario) -> tuple[str, str]:
 
     ConfigError with the reason where there is none: a command must start what the figures are of.
     """
-    kinds = scenario.kinds()
-    policies = list(dict.fromkeys(kind.batching.policy for kind in kinds))
-    policy, dtype = policies[0], kinds[0].timing.dtype
+    pools = scenario.all_pools()
+    policies = list(dict.fromkeys(pool.given_batching.policy for pool in pools))
+    policy, dtype = policies[0], pools[0].timing.dtype
     name = POLICIES[policy].engine
     if not name:
         raise ConfigError(
@@ -57,8 +58,8 @@ def server_command(scenario: Scenario) -> tuple[str, str]:
         if len(policies) > 1 or not engine.has_roles:
             raise ConfigError("only vLLM's scheduler is written as pairs of commands.", fix="Simulate vllm_v1.")
         return name, disaggregated_commands(scenario)
-    if len(kinds) > 1:
-        raise ConfigError("its replicas differ: each kind needs a command of its own.")
+    if len(pools) > 1:
+        raise ConfigError("its replicas differ: each pool needs a command of its own.")
     if dtype not in engine.weight_formats:
         raise ConfigError(
             f"{dtype} weights are a checkpoint of their own, not a flag.", fix="Name that checkpoint as the model."
@@ -75,11 +76,10 @@ def disaggregated_commands(scenario: Scenario) -> str:
     The file is written first, because servers do not return."""
     layout = yaml.safe_dump(dynamo_layout(scenario), sort_keys=False)
     text = [f"# For Dynamo:\ncat > {DYNAMO_FILE} <<'EOF'\n{layout}EOF"]
-    for kind in scenario.kinds():
-        pool = PoolConfig(**{name: getattr(kind, name) for name in PoolConfig.model_fields})
-        words = vllm_flags(scenario.model_copy(update={"pools": (pool,)}))
+    for pool in scenario.all_pools():
+        words = vllm_flags(scenario.model_copy(update={"pools": (pool.as_written,)}))
         words += ["--kv-transfer-config", json.dumps({"kv_connector": "NixlConnector", "kv_role": "kv_both"})]
-        text.append(f"# {kind.num_replicas} of these {kind.role}:\n{shlex.join(words)}")
+        text.append(f"# {pool.num_replicas} of these {pool.role}:\n{shlex.join(words)}")
     return "\n".join(text)
 
 
@@ -89,21 +89,20 @@ def dynamo_layout(scenario: Scenario) -> dict[str, Any]:
     services: dict[str, Any] = {
         "Frontend": {"componentType": "frontend", "replicas": 1, "extraPodSpec": {"mainContainer": {"image": IMAGE}}}
     }
-    for kind in scenario.kinds():
-        pool = PoolConfig(**{name: getattr(kind, name) for name in PoolConfig.model_fields})
-        flags = vllm_flags(scenario.model_copy(update={"pools": (pool,)}))[3:]
-        role = {} if kind.role == "both" else {"subComponentType": kind.role}
-        mode = [] if kind.role == "both" else ["--disaggregation-mode", kind.role]
+    for pool in scenario.all_pools():
+        flags = vllm_flags(scenario.model_copy(update={"pools": (pool.as_written,)}))[3:]
+        role = {} if pool.role == "both" else {"subComponentType": pool.role}
+        mode = [] if pool.role == "both" else ["--disaggregation-mode", pool.role]
         container = {
             "image": IMAGE,
             "command": ["python3", "-m", "dynamo.vllm"],
             "args": ["--model", _model(scenario), *flags, *mode],
         }
-        services[_WORKERS[kind.role]] = {
+        services[_WORKERS[pool.role]] = {
             "componentType": "worker",
             **role,
-            "replicas": kind.num_replicas,
-            "resources": {"limits": {"gpu": str(kind.replica.num_gpus)}},
+            "replicas": pool.num_replicas,
+            "resources": {"limits": {"gpu": str(pool.replica.num_gpus)}},
             "extraPodSpec": {"mainContainer": container},
         }
     return {
@@ -122,8 +121,8 @@ def engine_commands(scenario: Scenario) -> dict[str, str]:
 
 def sglang_flags(scenario: Scenario) -> list[str]:
     """The words of a `sglang.launch_server` command."""
-    kind, batching = _parts(scenario)
-    replica = kind.replica
+    pool, batching = _parts(scenario)
+    replica = pool.replica
     words = ["python", "-m", "sglang.launch_server", "--model-path", _model(scenario)]
     words += ["--tp-size", str(replica.tensor_parallel * replica.data_parallel)]
     if replica.data_parallel > 1:
@@ -142,9 +141,9 @@ def sglang_flags(scenario: Scenario) -> list[str]:
         words += ["--max-prefill-tokens", f"{batching.options['max_prefill_tokens']:.0f}"]
     if not batching.prefix_cache:
         words.append("--disable-radix-cache")
-    if kind.timing.kv_dtype == "fp8":
+    if pool.timing.kv_dtype == "fp8":
         words += ["--kv-cache-dtype", "fp8_e4m3"]
-    words += _sglang_graphs(kind.timing.graph_sizes)
+    words += _sglang_graphs(pool.timing.graph_sizes)
     if scenario.front_end.stream_interval > 1:
         words += ["--stream-interval", str(scenario.front_end.stream_interval)]
     if (interval := batching.options.get("receive_interval", 1)) > 1:
@@ -173,8 +172,8 @@ def _sglang_graphs(sizes: tuple[int, ...] | str | None) -> list[str]:
 
 def trtllm_script(scenario: Scenario) -> str:
     """A `trtllm-serve` command, after the file with the options that it has no flag for."""
-    kind, batching = _parts(scenario)
-    replica = kind.replica
+    pool, batching = _parts(scenario)
+    replica = pool.replica
     ranks = replica.tensor_parallel * replica.data_parallel
     words = ["trtllm-serve", _model(scenario), "--backend", "pytorch", "--tp_size", str(ranks)]
     if replica.pipeline_parallel > 1:
@@ -187,14 +186,14 @@ def trtllm_script(scenario: Scenario) -> str:
     if plans_as("trtllm", replica):
         words += ["--kv_cache_free_gpu_memory_fraction", f"{replica.memory_utilization:g}"]
     words += ["--extra_llm_api_options", FILE]
-    extra = yaml.safe_dump(_trtllm_extra(scenario, kind, batching), sort_keys=False)
+    extra = yaml.safe_dump(_trtllm_extra(scenario, pool, batching), sort_keys=False)
     return f"cat > {FILE} <<'EOF'\n{extra}EOF\n{shlex.join(words)}"
 
 
-def _trtllm_extra(scenario: Scenario, kind: KindConfig, batching: ResolvedBatching) -> dict[str, Any]:
-    options, sizes = batching.options, kind.timing.graph_sizes
+def _trtllm_extra(scenario: Scenario, pool: Pool, batching: ResolvedBatching) -> dict[str, Any]:
+    options, sizes = batching.options, pool.timing.graph_sizes
     cache: dict[str, Any] = {"enable_block_reuse": batching.prefix_cache}
-    if kind.timing.kv_dtype == "fp8":
+    if pool.timing.kv_dtype == "fp8":
         cache["dtype"] = "fp8"
     extra: dict[str, Any] = {"kv_cache_config": cache}
     if sizes == ():
@@ -211,7 +210,7 @@ def _trtllm_extra(scenario: Scenario, kind: KindConfig, batching: ResolvedBatchi
     if options.get("wait_iterations") or options.get("wait_tokens_ratio"):
         extra["batch_wait_timeout_iters"] = int(options.get("wait_iterations", 0))
         extra["batch_wait_max_tokens_ratio"] = options.get("wait_tokens_ratio", 0.0)
-    if kind.replica.data_parallel > 1:
+    if pool.replica.data_parallel > 1:
         extra["enable_attention_dp"] = True
         if options.get("balance"):
             extra["attention_dp_config"] = {
@@ -221,8 +220,8 @@ def _trtllm_extra(scenario: Scenario, kind: KindConfig, batching: ResolvedBatchi
             }
     if scenario.front_end.stream_interval > 1:
         extra["stream_interval"] = scenario.front_end.stream_interval
-    if kind.replica.speculative is not None:
-        extra["speculative_config"] = _trtllm_drafts(kind.replica.speculative)
+    if pool.replica.speculative is not None:
+        extra["speculative_config"] = _trtllm_drafts(pool.replica.speculative)
     return extra
 
 
@@ -238,9 +237,9 @@ def _trtllm_drafts(speculative: Any) -> dict[str, Any]:
     return {"decoding_type": "MTP", "num_nextn_predict_layers": speculative.num_tokens}
 
 
-def _parts(scenario: Scenario) -> tuple[KindConfig, ResolvedBatching]:
-    kind = scenario.kinds()[0]
-    return kind, kind.batching.resolved()
+def _parts(scenario: Scenario) -> tuple[Pool, ResolvedBatching]:
+    pool = scenario.all_pools()[0]
+    return pool, pool.batching
 
 
 def _model(scenario: Scenario) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import yaml
@@ -17,7 +17,8 @@ from gnomon import catalog
 from gnomon.convert.commands import ENGINES, server_command, sglang_flags
 from gnomon.convert.vllm_command import vllm_flags
 from gnomon.core.errors import ConfigError, UnknownNameError
-from gnomon.serving.scenario import KindConfig, PoolConfig, Scenario
+from gnomon.serving.scenario import Scenario
+from gnomon.serving.scenario.pool import Pool
 
 IMAGES = {"vllm": "vllm/vllm-openai:TAG", "sglang": "lmsysorg/sglang:TAG"}
 """Which version is deployed is not the simulator's to say: TAG is left to fill in."""
@@ -43,25 +44,25 @@ def manifest(scenario: Scenario, target: str) -> Manifest:
     return makers[target](scenario, engine)
 
 
-def _servers(scenario: Scenario, engine: str) -> list[tuple[str, KindConfig, list[str]]]:
-    """Name, kind and words of every kind of server."""
+def _servers(scenario: Scenario, engine: str) -> list[tuple[str, Pool, list[str]]]:
+    """Name, pool and words of every server."""
     base = re.sub(r"[^a-z0-9]+", "-", (catalog.model(scenario.model).hf_id or scenario.model).lower()).strip("-")[-40:]
     servers = []
-    for kind in scenario.kinds():
-        pool = PoolConfig(**{name: getattr(kind, name) for name in PoolConfig.model_fields} | {"num_replicas": 1})
-        alone = scenario.model_copy(update={"pools": (pool,), "num_replicas": 1})
+    for pool in scenario.all_pools():
+        one = replace(pool, num_replicas=1).as_written
+        alone = scenario.model_copy(update={"pools": (one,), "num_replicas": 1})
         words = vllm_flags(alone) if engine == "vllm" else sglang_flags(alone)
         if scenario.has_roles:
             words += ["--kv-transfer-config", '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}']
         words += ["--host", "0.0.0.0", "--port", str(PORT)]
-        servers.append((base if kind.role == "both" else f"{base}-{kind.role}", kind, words))
+        servers.append((base if pool.role == "both" else f"{base}-{pool.role}", pool, words))
     return servers
 
 
 def _left(scenario: Scenario, target: str) -> list[str]:
-    left = [f"{one.num_replicas} x {one.device}: which nodes have that GPU is the cluster's to say."
-            for one in scenario.kinds()]  # fmt: skip
-    if sum(kind.num_replicas for kind in scenario.kinds()) > 1 and target != "llm-d":
+    left = [f"{one.num_replicas} x {one.device_name}: which nodes have that GPU is the cluster's to say."
+            for one in scenario.all_pools()]  # fmt: skip
+    if sum(pool.num_replicas for pool in scenario.all_pools()) > 1 and target != "llm-d":
         left.append(f"the router {scenario.router.name}: a Service spreads connections, it does not look at replicas.")
     if target == "llm-d":
         left.append(f"the router {scenario.router.name}: set the scorers of the endpoint picker to match it.")
@@ -77,11 +78,11 @@ def _left(scenario: Scenario, target: str) -> list[str]:
     return left
 
 
-def _labels(name: str, kind: KindConfig) -> dict[str, str]:
-    return {"app": name} | ({} if kind.role == "both" else {"llm-d.ai/role": kind.role})
+def _labels(name: str, pool: Pool) -> dict[str, str]:
+    return {"app": name} | ({} if pool.role == "both" else {"llm-d.ai/role": pool.role})
 
 
-def _deployment(name: str, kind: KindConfig, words: list[str], engine: str) -> dict[str, Any]:
+def _deployment(name: str, pool: Pool, words: list[str], engine: str) -> dict[str, Any]:
     container = {
         "name": "server",
         "image": IMAGES[engine],
@@ -89,17 +90,17 @@ def _deployment(name: str, kind: KindConfig, words: list[str], engine: str) -> d
         "args": words[1:],
         "ports": [{"name": "http", "containerPort": PORT}],
         "readinessProbe": {"httpGet": {"path": "/health", "port": "http"}, "failureThreshold": 360, "periodSeconds": 5},
-        "resources": {"limits": {"nvidia.com/gpu": str(kind.replica.num_gpus)}},
+        "resources": {"limits": {"nvidia.com/gpu": str(pool.replica.num_gpus)}},
         "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
     }
     pod = {"containers": [container], "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}]}
-    labels = _labels(name, kind)
+    labels = _labels(name, pool)
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
         "metadata": {"name": name, "labels": labels},
         "spec": {
-            "replicas": kind.num_replicas,
+            "replicas": pool.num_replicas,
             "selector": {"matchLabels": labels},
             "template": {"metadata": {"labels": labels}, "spec": pod},
         },
@@ -139,9 +140,9 @@ class _WithoutAliases(yaml.SafeDumper):
 
 def _kubernetes(scenario: Scenario, engine: str) -> Manifest:
     left, documents = _left(scenario, "kubernetes"), []
-    for name, kind, words in _servers(scenario, engine):
-        documents.append(_deployment(name, kind, words, engine))
-        spec = {"selector": _labels(name, kind), "ports": [{"name": "http", "port": PORT, "targetPort": "http"}]}
+    for name, pool, words in _servers(scenario, engine):
+        documents.append(_deployment(name, pool, words, engine))
+        spec = {"selector": _labels(name, pool), "ports": [{"name": "http", "port": PORT, "targetPort": "http"}]}
         documents.append({"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": spec})
         scaler = _autoscaler(scenario, name, engine)
         documents += [scaler] if scaler else []
@@ -161,17 +162,17 @@ def _llmd(scenario: Scenario, engine: str) -> Manifest:
     left, files = [*_left(scenario, "llm-d"), *_left_of_scaler(scenario)], {}
     servers = _servers(scenario, engine)
     pool_name = servers[0][0].removesuffix("-prefill").removesuffix("-decode")
-    for name, kind, words in servers:
-        made = _deployment(name, kind, words, engine)
+    for name, pool, words in servers:
+        made = _deployment(name, pool, words, engine)
         for part in (made["metadata"], made["spec"]["template"]["metadata"]):
             part["labels"] = part["labels"] | {"llm-d.ai/model": pool_name, "llm-d.ai/inferenceServing": "true"}
         scaler = _autoscaler(scenario, name, engine)
         files[f"{name}.yaml"] = _text([made, *([scaler] if scaler else [])], left)
-    pool = {"apiVersion": "inference.networking.k8s.io/v1", "kind": "InferencePool", "metadata": {"name": pool_name},
+    gateway = {"apiVersion": "inference.networking.k8s.io/v1", "kind": "InferencePool", "metadata": {"name": pool_name},
             "spec": {"selector": {"matchLabels": {"llm-d.ai/model": pool_name}},
                      "targetPorts": [{"number": PORT}], "endpointPickerRef": {"name": f"{pool_name}-epp",
                                                                              "port": {"number": 9002}}}}  # fmt: skip
-    files["inferencepool.yaml"] = _text([pool], [])
+    files["inferencepool.yaml"] = _text([gateway], [])
     listed = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": sorted(files)}
     files["kustomization.yaml"] = _text([listed], [])
     return Manifest(files, left)
@@ -180,10 +181,10 @@ def _llmd(scenario: Scenario, engine: str) -> Manifest:
 def _compose(scenario: Scenario, engine: str) -> Manifest:
     services: dict[str, Any] = {}
     left = _left(scenario, "compose")
-    for name, kind, words in _servers(scenario, engine):
-        for number in range(kind.num_replicas):
-            gpus = {"driver": "nvidia", "count": kind.replica.num_gpus, "capabilities": ["gpu"]}
-            services[f"{name}-{number}" if kind.num_replicas > 1 else name] = {
+    for name, pool, words in _servers(scenario, engine):
+        for number in range(pool.num_replicas):
+            gpus = {"driver": "nvidia", "count": pool.replica.num_gpus, "capabilities": ["gpu"]}
+            services[f"{name}-{number}" if pool.num_replicas > 1 else name] = {
                 "image": IMAGES[engine],
                 "entrypoint": [words[0]],
                 "command": words[1:],

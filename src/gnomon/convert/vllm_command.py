@@ -17,11 +17,11 @@ def vllm_flags(scenario: Scenario) -> list[str]:
     """The words of a `vllm serve` command that runs what `scenario` simulates, as far as vLLM has a word for it."""
     known = catalog.model(scenario.model)
     words = ["vllm", "serve", known.hf_id or scenario.model]
-    kind = scenario.kinds()[0]
+    pool = scenario.all_pools()[0]
     resolved = {
-        "replica": kind.replica,
-        "batching": kind.batching.resolved(),
-        "timing": kind.timing,
+        "replica": pool.replica,
+        "batching": pool.batching,
+        "timing": pool.timing,
         "seed": scenario.seed,
         "front_end": scenario.front_end,
         "lora": scenario.lora if has_adapters(scenario) else None,
@@ -31,11 +31,11 @@ def vllm_flags(scenario: Scenario) -> list[str]:
             continue
         if option.read and option.targets[0] == "timing.graph_sizes":
             continue
-        if option.targets[0] == "replica.memory_utilization" and not plans_as("vllm", kind.replica):
+        if option.targets[0] == "replica.memory_utilization" and not plans_as("vllm", pool.replica):
             continue
         value = _at(resolved, option.targets[0].split("."))
         words += _flag(name, value, option.values, option.flag)
-    if isinstance(sizes := kind.timing.graph_sizes, tuple) and sizes:
+    if isinstance(sizes := pool.timing.graph_sizes, tuple) and sizes:
         is_usual = sizes == captured_sizes("vllm", sizes[-1])
         words += ["--max-cudagraph-capture-size", str(sizes[-1])] if is_usual else ["--cudagraph-capture-sizes"]
         words += [] if is_usual else map(str, sizes)
@@ -43,7 +43,7 @@ def vllm_flags(scenario: Scenario) -> list[str]:
         words += ["--data-parallel-size", str(scenario.num_replicas)]
     if has_adapters(scenario):
         words += ["--enable-lora", "--max-lora-rank", str(max(scenario.lora.ranks))]
-    speculative = kind.replica.speculative
+    speculative = pool.replica.speculative
     if speculative is not None:
         method = {"method": "mtp" if speculative.draft_layers else "ngram"}
         drafter = {"model": speculative.draft_model} if speculative.draft_model else method

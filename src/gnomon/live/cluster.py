@@ -27,7 +27,8 @@ from gnomon.serving.run.build import build_cluster
 from gnomon.serving.run.driving import Opened
 from gnomon.serving.run.simulate import open_cluster
 from gnomon.serving.scenario import Scenario
-from gnomon.serving.scenario.pools import Kind, bake, resolve
+from gnomon.serving.scenario.pool import Pool
+from gnomon.serving.scenario.pools import bake, resolve
 from gnomon.workload import Requests, generate
 from gnomon.workload.requests import with_classes
 
@@ -62,14 +63,14 @@ class LiveCluster:
         _check(scenario)
         drawn = with_classes(generate(scenario.workload, scenario.seed))
         self.scenario, self.drawn = scenario, drawn
-        self.kinds = resolve(scenario, drawn)
-        self.max_tokens = min(kind.max_request_tokens for kind in self.kinds)
-        places = _places(self.kinds, drawn, slots, room, self.max_tokens)
-        self.times = bake(scenario.model, self.kinds, places)
-        cluster = build_cluster(self.kinds, places, scenario.seed, None, scenario.lora.max_loaded)
+        self.pools = resolve(scenario, drawn)
+        self.max_tokens = min(pool.max_request_tokens for pool in self.pools)
+        places = _places(self.pools, drawn, slots, room, self.max_tokens)
+        self.times = bake(scenario.model, self.pools, places)
+        cluster = build_cluster(self.pools, places, scenario.seed, None, scenario.lora.max_loaded)
         with function_arguments():
             self.opened: Opened = open_cluster(
-                scenario, self.kinds, places, cluster, self.times.tables, new_log(64, 64)
+                scenario, self.pools, places, cluster, self.times.tables, new_log(64, 64)
             )
         self.cluster, self._block_tokens = cluster, places.prefix_block_tokens
         self.num_adapters = self.opened.outside.adapters.load_s.size
@@ -207,7 +208,7 @@ def _check(scenario: Scenario) -> None:
             )
 
 
-def _places(kinds: list[Kind], drawn: Requests, slots: int, room: int, longest: int) -> Requests:
+def _places(pools: list[Pool], drawn: Requests, slots: int, room: int, longest: int) -> Requests:
     """Records for requests to come, each as long as one may be."""
     adapter = np.full(slots if len(drawn.adapter) else 0, NONE, np.int32)
     if len(adapter):
@@ -220,7 +221,7 @@ def _places(kinds: list[Kind], drawn: Requests, slots: int, room: int, longest: 
         priority=np.zeros(slots, np.int8),
         prefix_offsets=np.zeros(slots + 1, np.int64),
         prefix_hashes=np.zeros(room, np.int64),
-        prefix_block_tokens=math.lcm(*(kind.batching.block_size for kind in kinds)),
+        prefix_block_tokens=math.lcm(*(pool.batching.block_size for pool in pools)),
         concurrency=slots,
         adapter=adapter,
         user_class=np.zeros(slots if drawn.classes else 0, np.int8),

@@ -24,7 +24,8 @@ from gnomon.serving.run.build import build_cluster
 from gnomon.serving.run.compilation import engine_of
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.scenario.config import BatchingConfig, ReplicaConfig
-from gnomon.serving.scenario.pools import Kind, bake, resolve
+from gnomon.serving.scenario.pool import Pool
+from gnomon.serving.scenario.pools import bake, resolve
 from gnomon.timing import TimingConfig
 from gnomon.timing.iteration import IterationTables
 from gnomon.workload import Requests
@@ -49,17 +50,17 @@ class Rollouts:
     def __init__(self, config: Posttrain, num_instances: int, sequences: Sequences) -> None:
         self.sequences = sequences
         self._moves_kv = config.rollout.migration == "kv_transfer"
-        kind, tables = _kind_and_tables(
+        pool, tables = _pool_and_tables(
             config.model, config.device, config.node, config.rollout, num_instances, _longest(config)
         )
-        cluster = build_cluster([kind], _requests(sequences), config.seed)
+        cluster = build_cluster([pool], _requests(sequences), config.seed)
         cluster.requests.prefill_tokens += sequences.generated
         self._fleet = Fleet(
             cluster, tables, np.zeros((1, 2)), np.zeros(1), np.zeros(8), np.zeros(0), *open_to_all(cluster)
         )
         self._engine = engine_of([config.rollout.engine], ROUTERS["round_robin"])
         self._log: Log = new_log(_LOG_ROWS_EACH * num_instances * config.rollout.pipeline_parallel, _LOG_GAPS)
-        self.kv_tokens = kind.num_kv_blocks * kind.batching.block_size
+        self.kv_tokens = pool.num_kv_blocks * pool.batching.block_size
         self.instance_of = np.full(len(sequences), -1, np.int64)
         self._requests, self._replicas = cluster.requests, cluster.replicas
         state = (self._fleet, self._engine, self._log)
@@ -145,8 +146,8 @@ def _longest(config: Posttrain) -> int:
 
 def check_memory(config: Posttrain) -> None:
     """Refuse a rollout instance whose KV cache does not hold the longest sequence."""
-    kind, _ = _kind_and_tables(config.model, config.device, config.node, config.rollout, 1, _longest(config))
-    room = kind.num_kv_blocks * kind.batching.block_size
+    pool, _ = _pool_and_tables(config.model, config.device, config.node, config.rollout, 1, _longest(config))
+    room = pool.num_kv_blocks * pool.batching.block_size
     if room < _longest(config):
         raise ConfigError(
             f"the KV cache of an instance holds {room:,} tokens, the longest sequence has {_longest(config):,}.",
@@ -157,9 +158,9 @@ def check_memory(config: Posttrain) -> None:
 
 
 @lru_cache(maxsize=32)
-def _kind_and_tables(
+def _pool_and_tables(
     model: str, device: str, node: str | None, rollout: Any, num_instances: int, longest: int
-) -> tuple[Kind, IterationTables]:
+) -> tuple[Pool, IterationTables]:
     scenario = Scenario(
         model=model,
         device=device,
@@ -174,11 +175,11 @@ def _kind_and_tables(
         batching=BatchingConfig(policy=rollout.engine, max_sequences=rollout.max_running_requests, prefix_cache=False),
         timing=TimingConfig(scale=1.0 / rollout.efficiency, host=rollout.host),
     )
-    kind = resolve(scenario)[0]
+    pool = resolve(scenario)[0]
     # The tables cover the longest sequence, whatever is drawn, so that they are baked once.
-    cap = kind.max_in_batch
+    cap = pool.max_in_batch
     widest = Sequences(*(np.full(cap, value, np.int64) for value in (0, 1, longest - 1, 0)))
-    return kind, bake(model, [kind], _requests(widest)).tables
+    return pool, bake(model, [pool], _requests(widest)).tables
 
 
 def _requests(sequences: Sequences) -> Requests:

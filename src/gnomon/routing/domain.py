@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from gnomon.core.config import Config
-from gnomon.serving.scenario.pools import Kind
+from gnomon.serving.scenario.pool import Pool
 from gnomon.timing.iteration import IterationTables
 from gnomon.workload import Requests
 
@@ -111,8 +111,8 @@ class RewardConfig(Config):
 class Episode:
     """One cluster and its traffic."""
 
-    kinds: list[tuple[Kind, int]]
-    """The kind of every replica and its row of the tables."""
+    pools: list[tuple[Pool, int]]
+    """The pool of every replica and its row of the tables."""
     requests: Requests
     warm_up: int
     """Arrivals before the first decision."""

@@ -187,7 +187,7 @@ class VectorClusters:
         requests, count = episode.requests, len(episode.requests)
         self._make_room_for_hashes(len(requests.prefix_hashes))
         many = self.many
-        has_cache = bool(episode.kinds[0][0].batching.prefix_cache)
+        has_cache = bool(episode.pools[0][0].batching.prefix_cache)
         for name, whole, blank in zip(Cluster._fields, many.fleets.cluster, self._blank, strict=True):
             # What was in a cache's tables does not matter to an empty cache, but for the first column (below).
             if blank.size and (has_cache or name not in OF_CACHES) and name not in ("tables", "slot_block"):
@@ -198,9 +198,9 @@ class VectorClusters:
         lane.tables[:, :, :1] = 0
         lane.prefix_hashes[: len(requests.prefix_hashes)] = prefix_keys(requests, self.traffic.block_size)
         first = 0
-        for kind, row in episode.kinds:
-            fill_replicas(lane, kind, requests, first, row, self.traffic.policies.index(kind.batching.policy))
-            first += kind.num_ranks
+        for pool, row in episode.pools:
+            fill_replicas(lane, pool, requests, first, row, self.traffic.policies.index(pool.batching.policy))
+            first += pool.num_ranks
         many.fleets.draws[env] = stream(seed, "router").random(many.fleets.draws.shape[1:])
         if many.fleets.predicted_output.shape[1]:
             many.fleets.predicted_output[env, :count] = predicted_outputs(self.router_config, requests, seed)

@@ -14,7 +14,8 @@ from gnomon.core.errors import ConfigError
 from gnomon.routing.domain import DomainConfig, Episode
 from gnomon.routing.requests import training_requests
 from gnomon.serving.scenario import Scenario
-from gnomon.serving.scenario.pools import Kind, bake, policies_of, resolve
+from gnomon.serving.scenario.pool import Pool
+from gnomon.serving.scenario.pools import bake, policies_of, resolve
 from gnomon.timing.iteration import IterationTables
 from gnomon.timing.lookup import Shape, iteration_s
 from gnomon.workload import Requests
@@ -30,19 +31,19 @@ keeps its own cache."""
 
 
 @lru_cache(maxsize=8)
-def _kinds_and_tables(domain: DomainConfig) -> tuple[list[Kind], IterationTables]:
-    """Every kind of replica that the domain may draw, by device, then by slowdown; one row of the tables each."""
-    pools = [
+def _pools_and_tables(domain: DomainConfig) -> tuple[list[Pool], IterationTables]:
+    """Every pool that the domain may draw, by device, then by slowdown; one row of the tables each."""
+    written = [
         {"device": device, "timing": {"source": domain.source, "scale": slowdown}}
         for device in domain.devices
         for slowdown in domain.slowdowns
     ]
     batching = {"max_sequences": max(domain.max_sequences), "max_batch_tokens": max(domain.max_batch_tokens)}
-    scenario = build(Scenario, {"model": domain.model, "pools": pools, "batching": batching})
-    kinds = resolve(scenario)
+    scenario = build(Scenario, {"model": domain.model, "pools": written, "batching": batching})
+    pools = resolve(scenario)
     count = max(domain.max_sequences)  # As many as a batch may hold.
     longest = _requests(np.full(count, domain.max_tokens - 1), np.ones(count))
-    return kinds, bake(domain.model, kinds, longest).tables
+    return pools, bake(domain.model, pools, longest).tables
 
 
 class RandomTraffic:
@@ -50,7 +51,7 @@ class RandomTraffic:
 
     def __init__(self, domain: DomainConfig) -> None:
         self.domain, self.policies = domain, ["vllm_v1"]
-        self._kinds, self.tables = _kinds_and_tables(domain)
+        self._pools, self.tables = _pools_and_tables(domain)
         self.max_replicas, self.max_stages = domain.num_replicas[1], 1
         self.max_running = self.max_in_batch = max(domain.max_sequences)
         self.max_warm_up = domain.warm_up[1]
@@ -63,17 +64,17 @@ class RandomTraffic:
         domain = self.domain
         warm_up = int(random.integers(*domain.warm_up, endpoint=True))
         has_sessions = random.random() < domain.session_share
-        kinds = self._replicas(has_sessions, random)
+        pools = self._replicas(has_sessions, random)
         requests = _lengths(domain, warm_up + num_decisions, has_sessions, random)
         prompt, output = float(requests.prompt_tokens.mean()), float(requests.output_tokens.mean())
-        capacity = total_capacity_per_s(self.tables, kinds, prompt, output)
+        capacity = total_capacity_per_s(self.tables, pools, prompt, output)
         times = _arrivals(domain, len(requests), random.uniform(*domain.load) * capacity, random)
         requests = replace(requests, arrival_s=times)
         if has_sessions:
             requests = _in_sessions(requests, random)
-        return Episode(kinds, requests, warm_up, least_alone_s(self.tables, kinds, prompt, output))
+        return Episode(pools, requests, warm_up, least_alone_s(self.tables, pools, prompt, output))
 
-    def _replicas(self, has_sessions: bool, random: np.random.Generator) -> list[tuple[Kind, int]]:
+    def _replicas(self, has_sessions: bool, random: np.random.Generator) -> list[tuple[Pool, int]]:
         domain = self.domain
         count = int(random.integers(*domain.num_replicas, endpoint=True))
         device = int(random.integers(len(domain.devices)))
@@ -87,10 +88,11 @@ class RandomTraffic:
         drawn = []
         for slowdown in slowdowns:
             row = device * len(domain.slowdowns) + int(slowdown)
-            kind = self._kinds[row]
-            blocks = min(kind.num_kv_blocks, CACHED_BLOCKS) if has_sessions else kind.num_kv_blocks
-            batching = kind.batching.model_copy(update=custom)
-            drawn.append((replace(kind, num_replicas=1, batching=batching, num_kv_blocks=blocks), row))
+            pool = self._pools[row]
+            blocks = min(pool.num_kv_blocks, CACHED_BLOCKS) if has_sessions else pool.num_kv_blocks
+            batching = pool.batching.model_copy(update=custom)
+            replica = pool.replica.model_copy(update={"num_kv_blocks": blocks})
+            drawn.append((replace(pool, num_replicas=1, given_batching=batching, replica=replica), row))
         return drawn
 
 
@@ -99,25 +101,25 @@ class ScenarioTraffic:
     The first tenth is warm-up."""
 
     def __init__(self, scenario: Scenario, num_decisions: int) -> None:
-        kinds = resolve(scenario)
-        self.scenario, self.policies = scenario, policies_of(kinds)
+        pools = resolve(scenario)
+        self.scenario, self.policies = scenario, policies_of(pools)
         self.max_warm_up = max(1, num_decisions // 10)
         sample = training_requests(scenario.workload, num_decisions + 2 * self.max_warm_up, scenario.seed)
         if sample.concurrency or not np.isfinite(sample.arrival_s).all():
             raise ConfigError("a router is trained on an open loop.", where="workload.arrivals", fix="Give it a rate.")
         sample = replace(sample, output_tokens=np.full_like(sample.output_tokens, sample.output_tokens.max()))
-        self.tables = bake(scenario.model, kinds, sample).tables
-        rows = np.cumsum([0, *(kind.replica.pipeline_parallel for kind in kinds)])
-        self._kinds = [
-            (kind, int(row)) for row, kind in zip(rows, kinds, strict=False) for _ in range(kind.num_replicas)
+        self.tables = bake(scenario.model, pools, sample).tables
+        rows = np.cumsum([0, *(pool.replica.pipeline_parallel for pool in pools)])
+        self._pools = [
+            (pool, int(row)) for row, pool in zip(rows, pools, strict=False) for _ in range(pool.num_replicas)
         ]
-        self.max_replicas = sum(kind.num_ranks for kind in kinds)
-        self.max_stages = max(kind.replica.pipeline_parallel for kind in kinds)
-        self.max_running = max(kind.max_running for kind in kinds)
-        self.max_in_batch = max(kind.max_in_batch for kind in kinds)
-        self.cached_blocks = max((kind.num_kv_blocks for kind in kinds if kind.batching.prefix_cache), default=0)
+        self.max_replicas = sum(pool.num_ranks for pool in pools)
+        self.max_stages = max(pool.replica.pipeline_parallel for pool in pools)
+        self.max_running = max(pool.max_running for pool in pools)
+        self.max_in_batch = max(pool.max_in_batch for pool in pools)
+        self.cached_blocks = max((pool.num_kv_blocks for pool in pools if pool.batching.prefix_cache), default=0)
         self._longest = int(sample.total_tokens.max())
-        sizes = [kind.batching.block_size for kind in kinds]
+        sizes = [pool.batching.block_size for pool in pools]
         self.block_size, self.blocks_per_request = max(sizes), self._longest // min(sizes) + 2
 
     def draw(self, num_decisions: int, random: np.random.Generator) -> Episode:
@@ -126,9 +128,9 @@ class ScenarioTraffic:
         requests = training_requests(self.scenario.workload, num_decisions + self.max_warm_up, seed)
         requests = limit_lengths(requests, self._longest, "truncate")
         prompt, output = float(requests.prompt_tokens.mean()), float(requests.output_tokens.mean())
-        alone = least_alone_s(self.tables, self._kinds, prompt, output)
-        kinds = [(replace(kind, num_replicas=1), row) for kind, row in self._kinds]
-        return Episode(kinds, requests, self.max_warm_up, alone)
+        alone = least_alone_s(self.tables, self._pools, prompt, output)
+        pools = [(replace(pool, num_replicas=1), row) for pool, row in self._pools]
+        return Episode(pools, requests, self.max_warm_up, alone)
 
 
 def _log_uniform(random: np.random.Generator, between: tuple[float, float]) -> float:
@@ -199,30 +201,30 @@ def _iteration_s(
     return float(iteration_s(tables, row, num_stages, shape, count))
 
 
-def capacity_per_s(tables: IterationTables, row: int, kind: Kind, prompt: float, output: float) -> float:
+def capacity_per_s(tables: IterationTables, row: int, pool: Pool, prompt: float, output: float) -> float:
     """Requests per second that a replica can serve: full batches in which as many start as finish."""
     kv = prompt + output / 2
-    room = kind.num_kv_blocks * kind.batching.block_size / (prompt + output)
-    batch = max(1, int(min(kind.max_in_batch, room)))
-    chunk = min(batch * prompt / output, kind.token_budget)
+    room = pool.num_kv_blocks * pool.batching.block_size / (prompt + output)
+    batch = max(1, int(min(pool.max_in_batch, room)))
+    chunk = min(batch * prompt / output, pool.token_budget)
     return min(batch / output, chunk / prompt) / _iteration_s(tables, row, chunk, batch, kv)
 
 
-def alone_s(tables: IterationTables, row: int, kind: Kind, prompt: float, output: float) -> float:
+def alone_s(tables: IterationTables, row: int, pool: Pool, prompt: float, output: float) -> float:
     """Latency of a request that has a replica for itself."""
-    chunk = min(prompt, kind.token_budget)
-    stages = kind.replica.pipeline_parallel
+    chunk = min(prompt, pool.token_budget)
+    stages = pool.replica.pipeline_parallel
     prefill = prompt / chunk * _iteration_s(tables, row, chunk, 0, 0.0, stages)
     return prefill + output * _iteration_s(tables, row, 0, 1, prompt, stages)
 
 
-def least_alone_s(tables: IterationTables, kinds: list[tuple[Kind, int]], prompt: float, output: float) -> float:
+def least_alone_s(tables: IterationTables, pools: list[tuple[Pool, int]], prompt: float, output: float) -> float:
     """`alone_s` on the fastest of some replicas."""
-    kind_of_row = {row: kind for kind, row in kinds}
-    return min(alone_s(tables, row, kind, prompt, output) for row, kind in kind_of_row.items())
+    pool_of_row = {row: pool for pool, row in pools}
+    return min(alone_s(tables, row, pool, prompt, output) for row, pool in pool_of_row.items())
 
 
-def total_capacity_per_s(tables: IterationTables, kinds: list[tuple[Kind, int]], prompt: float, output: float) -> float:
+def total_capacity_per_s(tables: IterationTables, pools: list[tuple[Pool, int]], prompt: float, output: float) -> float:
     """`capacity_per_s` of all replicas of a cluster together."""
-    each = {row: capacity_per_s(tables, row, kind, prompt, output) for row, kind in {r: k for k, r in kinds}.items()}
-    return sum(each[row] for _, row in kinds)
+    each = {row: capacity_per_s(tables, row, pool, prompt, output) for row, pool in {r: k for k, r in pools}.items()}
+    return sum(each[row] for _, row in pools)

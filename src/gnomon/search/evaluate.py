@@ -151,7 +151,7 @@ def capacity_with_seed(task: tuple[SearchConfig, Candidate, int, float, int]) ->
 
 def _ranks(scenario: Scenario) -> int:
     """Schedulers of the deployment: run lengths grow with them."""
-    return sum(kind.num_ranks for kind in scenario.kinds())
+    return sum(pool.num_ranks for pool in scenario.all_pools())
 
 
 def sequence(search: SearchConfig, scenario: Scenario) -> Requests:

@@ -52,7 +52,7 @@ def headroom(scenario: Scenario, requests: Requests) -> Headroom | None:
     """None where arrivals have no rate, the fleet changes, there are too few requests to tell, or it takes too long."""
     if scenario.fleet is not None:
         return None
-    ranks = sum(pool.num_ranks for pool in scenario.kinds())
+    ranks = sum(pool.num_ranks for pool in scenario.all_pools())
     count = min(len(requests), REQUESTS_PER_RANK * ranks, MAX_REQUESTS)
     if requests.shape is None or count < MIN_PER_RANK * ranks:
         return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gnomon import catalog
 from gnomon.search.config import Objective
 from gnomon.serving.scenario import Scenario
 
@@ -27,10 +26,10 @@ class Price:
 def price(scenario: Scenario) -> Price:
     """GPUs and dollars per hour, from the catalog's prices unless the scenario gives one."""
     gpus, dollars = 0, 0.0
-    for pool in scenario.kinds():
+    for pool in scenario.all_pools():
         given = scenario.price_per_gpu_hour
         gpus += pool.num_gpus
-        dollars += pool.num_gpus * (given if given is not None else catalog.device(pool.device).price_per_hour)
+        dollars += pool.num_gpus * (given if given is not None else pool.device.price_per_hour)
     return Price(gpus, dollars)
 
 

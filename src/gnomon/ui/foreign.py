@@ -88,12 +88,12 @@ def check_size(scenario: Scenario) -> None:
     """Refuse more than a page can wait for, or than this machine may have memory for."""
     check_count(scenario.workload.num_requests or 0)
     ranks = blocks = 0
-    for pool in scenario.kinds():
+    for pool in scenario.all_pools():
         ranks += pool.num_ranks
         blocks += pool.num_ranks * (pool.replica.num_kv_blocks or 0)
         drafted = pool.replica.speculative.num_tokens if pool.replica.speculative else 0
         _refuse_more(drafted, MAX_DRAFT_TOKENS, "drafted tokens", "replica.speculative.num_tokens")
-        for section in (pool.replica, pool.batching):
+        for section in (pool.replica, pool.given_batching):
             for name, most in MOST.items():
                 _refuse_more(getattr(section, name, None) or 0, most, name, name)
     _refuse_more(ranks, MAX_RANKS, "replicas", "num_replicas")

@@ -55,10 +55,10 @@ def kv_values(scenario: Scenario) -> dict[str, Any]:
         f"{name}_gb": one.size_gb if (one := getattr(tiers, name)) is not None else None for name in LINKS
     }
     values |= {"prefill": 0, "prefill_tp": None, "decider": "always", "decode_router": "least_outstanding"}
-    kinds = scenario.kinds()
-    if [kind.role for kind in kinds] == ["prefill", "decode"]:
-        apart, degrees = scenario.disaggregation, [kind.replica.tensor_parallel for kind in kinds]
-        values |= {"prefill": kinds[0].num_replicas, "replicas": kinds[1].num_replicas, "tp": degrees[1]}
+    pools = scenario.all_pools()
+    if [pool.role for pool in pools] == ["prefill", "decode"]:
+        apart, degrees = scenario.disaggregation, [pool.replica.tensor_parallel for pool in pools]
+        values |= {"prefill": pools[0].num_replicas, "replicas": pools[1].num_replicas, "tp": degrees[1]}
         values |= {"prefill_tp": degrees[0] if degrees[0] != degrees[1] else None}
         values |= {"decider": apart.decider.name, "decode_router": apart.decode_router.name}
     return values

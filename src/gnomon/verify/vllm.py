@@ -247,7 +247,7 @@ def _head(one: Comparison) -> str:
     preemptions = int(one.simulated.cluster.replicas.num_preemptions.sum())
     return (
         f"{one.recording.name}: {one.recording.model} on {one.device}, {len(one.recording.requests):,} requests, "
-        f"{one.simulated.kinds[0].num_kv_blocks:,} KV blocks, {preemptions:,} pre-emptions"
+        f"{one.simulated.pools[0].num_kv_blocks:,} KV blocks, {preemptions:,} pre-emptions"
     )
 
 
@@ -278,7 +278,7 @@ def _as_data(one: Comparison, tolerances: Tolerances) -> dict[str, Any]:
         "model": one.recording.model,
         "device": one.device,
         "requests": len(one.recording.requests),
-        "num_kv_blocks": one.simulated.kinds[0].num_kv_blocks,
+        "num_kv_blocks": one.simulated.pools[0].num_kv_blocks,
         "preemptions": int(one.simulated.cluster.replicas.num_preemptions.sum()),
         "within": not one.beyond(tolerances),
         "notes": one.simulated.notes,

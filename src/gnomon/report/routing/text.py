@@ -85,7 +85,7 @@ def notes(comparison: RouteComparison, scenario: str) -> str:
 def about(comparison: RouteComparison, scenario: str) -> str:
     """The scenario in a line."""
     given = comparison.scenarios[scenario]
-    replicas = sum(pool.num_replicas for pool in given.kinds())
+    replicas = sum(pool.num_replicas for pool in given.all_pools())
     seeds = len({row.seed for row in comparison.rows if row.scenario == scenario})
     finished = [row.finished for row in comparison.rows if row.scenario == scenario]
     return f"{given.model} on {replicas} replicas, {max(finished):,} requests x {seeds} seeds"

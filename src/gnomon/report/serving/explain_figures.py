@@ -137,8 +137,8 @@ def _different(neighbours: list[Neighbour]) -> list[Neighbour]:
 def roofline_figure(run: Run) -> Figure:
     """Operators of the mean iterations: FLOP/s over FLOPs per byte, under the roof of the (first) device."""
     frame = operator_frame(run)
-    device, kind = run.kinds[0].device, run.kinds[0]
-    peak = device.flops(run.model.precision(kind.timing.dtype).dtype)
+    device, pool = run.pools[0].device, run.pools[0]
+    peak = device.flops(run.model.precision(pool.timing.dtype).dtype)
     bandwidth = device.bandwidth_bytes_s
     data: list[Figure] = []
     chosen = frame.filter((frame["kind"] == 0) & (frame["flops"] > 0) & (frame["bytes"] > 0))

@@ -31,7 +31,7 @@ def why_section(run: Run, summary: Summary) -> tuple[str, dict[str, Any]]:
         "why_slowest": figures.slowest_figure(found, slow),
         "why_neighbours": figures.neighbours_figure(found, worst),
     }
-    if not SOURCES[run.kinds[0].timing.source].gives_iterations:
+    if not SOURCES[run.pools[0].timing.source].gives_iterations:
         drawn["why_roofline"] = figures.roofline_figure(run)
     texts = words.slow_sentences(found, slow)
     texts += [line.text for line in words.missed_blocks(found) if not isinstance(line, Table)]

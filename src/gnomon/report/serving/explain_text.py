@@ -55,7 +55,7 @@ def slow_sentences(accounts: Accounts, slow: Slow) -> list[str]:
     if shares and (first or len(shares) > 1):
         sentences.append(f"Of the {_s(slow.slow_s - slow.typical_s)} more, {_list(shares)}.")
     if cause.name == "policy":
-        policy = accounts.run.kinds[0].policy
+        policy = accounts.run.pools[0].policy
         if policy.holds_back:
             sentences.append(f"{policy.name} {policy.holds_back}.")
     if cause.name == "prefills" and not (first and first.why == "giant prompt"):

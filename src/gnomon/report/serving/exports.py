@@ -75,12 +75,12 @@ def _llmd_report(f: _Figures) -> str:
     text = json.dumps(f.scenario.model_dump(mode="json"), sort_keys=True)
     uid = hashlib.sha256(text.encode()).hexdigest()[:32]
     stack = []
-    for number, kind in enumerate(f.run.kinds):
-        cut = kind.replica
+    for number, pool in enumerate(f.run.pools):
+        cut = pool.replica
         parallelism = {"tp": cut.tensor_parallel, "pp": cut.pipeline_parallel, "dp": cut.data_parallel}
-        accelerator = {"model": kind.device.name, "count": cut.num_gpus, "parallelism": parallelism}
+        accelerator = {"model": pool.device.name, "count": cut.num_gpus, "parallelism": parallelism}
         engine = {"kind": "inference_engine", "tool": "gnomon", "tool_version": __version__,
-                  "role": "replica" if kind.role == "both" else kind.role, "replicas": kind.num_replicas,
+                  "role": "replica" if pool.role == "both" else pool.role, "replicas": pool.num_replicas,
                   "model": {"name": f.scenario.model}, "accelerator": accelerator}  # fmt: skip
         about = {"label": f"pool-{number}", "cfg_id": uid}
         stack.append({"metadata": about, "standardized": engine, "native": {"config": json.loads(text)}})

@@ -82,7 +82,7 @@ def slo_by_class(run: Run, edges: Floats) -> dict[str, Floats]:
 
 def _dollars(run: Run, counts: Any) -> Floats:
     price = run.scenario.price_per_gpu_hour
-    each = [k.replica.num_gpus * (k.device.price_per_hour if price is None else price) for k in run.kinds]
+    each = [k.replica.num_gpus * (k.device.price_per_hour if price is None else price) for k in run.pools]
     return np.asarray((counts[:, :, PAID].sum(axis=2) * np.array(each)).sum(axis=1), dtype=np.float64)
 
 
@@ -92,15 +92,15 @@ def _kilowatts(run: Run, samples: Any, lasts_s: Floats, counts: Any) -> Floats |
     assert record is not None
     total = np.zeros(lasts_s.size)
     row = 0
-    for number, kind in enumerate(run.kinds):
-        facts, work = config.facts(kind.device.name), run.tables.work[row]
-        row += kind.replica.pipeline_parallel
+    for number, pool in enumerate(run.pools):
+        facts, work = config.facts(pool.device.name), run.tables.work[row]
+        row += pool.replica.pipeline_parallel
         if facts is None or not record.samples.size:
             return None
         so_far = [np.append(0.0, record.column(name)[:, number]) for name in ("busy_s", "bytes", "flops")]
         done = [np.diff(one[samples + 1]) for one in so_far]
-        gpus = kind.replica.num_gpus / kind.replica.data_parallel
-        on_s = counts[:, number, PAID].sum(axis=1) * kind.replica.data_parallel * lasts_s
+        gpus = pool.replica.num_gpus / pool.replica.data_parallel
+        on_s = counts[:, number, PAID].sum(axis=1) * pool.replica.data_parallel * lasts_s
         seconds = (done[0], done[1] / max(work[6], 1.0), done[2] / max(work[5], 1.0))
         total += joules(config, facts, gpus, on_s, *(np.maximum(one, 0.0) for one in seconds)) / lasts_s / 1e3
     return total

@@ -23,7 +23,7 @@ _OVER_TIME = {"start_s": pl.Float64, "end_s": pl.Float64, **_SCHEMA}
 
 
 def operator_frame(run: Run) -> pl.DataFrame:
-    """One row per kind of replica, kind of iteration (prefill, mixed, decode) and operator.
+    """One row per pool, kind of iteration (prefill, mixed, decode) and operator.
 
     The times are those of one iteration of the mean shape: mean prompt tokens, decodes and KV length. A source that
     gives whole iterations (`table`) has no operators: the frame is empty.
@@ -49,16 +49,16 @@ def operators_over_time(run: Run) -> pl.DataFrame:
 
 
 def _timers(run: Run) -> list[tuple[int, Timer]]:
-    """Kinds of replica whose iterations are made of operators."""
+    """Pools whose iterations are made of operators."""
     return [(number, one) for number, one in enumerate(run.times.timers if run.times else ()) if one is not None]
 
 
 def _operators(run: Run, number: int, timer: Timer, iterations: Any) -> list[dict[str, Any]]:
-    """The operators of the mean iterations of a kind of replica."""
+    """The operators of the mean iterations of a pool."""
     rows = []
     for mean in mean_iterations(iterations):
         same = {
-            "kind": number, "device": run.kinds[number].device.name, "iteration": mean.sort,
+            "kind": number, "device": run.pools[number].device.name, "iteration": mean.sort,
             "num_iterations": mean.count,
         }  # fmt: skip
         rows += [

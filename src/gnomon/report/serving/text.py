@@ -19,8 +19,9 @@ from gnomon.serving.results.kv_transfers import Moves, TierHits
 from gnomon.serving.results.percentiles import STATISTICS
 from gnomon.serving.results.summary import Summary
 from gnomon.serving.results.usage import Utilization
-from gnomon.serving.scenario import KindConfig, Scenario
+from gnomon.serving.scenario import Scenario
 from gnomon.serving.scenario.config import DeciderConfig
+from gnomon.serving.scenario.pool import Pool
 
 LATENCIES = {
     "ttft_s": "time to first token",
@@ -74,10 +75,10 @@ def _most_important(notes: list[str]) -> list[str]:
 
 def title(scenario: Scenario) -> str:
     """The deployment in one line."""
-    return f"{scenario.model} on {' + '.join(_pool(pool) for pool in scenario.kinds())}"
+    return f"{scenario.model} on {' + '.join(_pool(pool) for pool in scenario.all_pools())}"
 
 
-def _pool(pool: KindConfig) -> str:
+def _pool(pool: Pool) -> str:
     replica = pool.replica
     degrees = [
         f"{short} {value}"
@@ -90,7 +91,7 @@ def _pool(pool: KindConfig) -> str:
     ]
     degrees += ["EP"] if replica.expert_parallel else []
     count = pool.num_replicas
-    gpus = f"{replica.num_gpus} x {pool.device}" if replica.num_gpus > 1 else f"{pool.device}"
+    gpus = f"{replica.num_gpus} x {pool.device_name}" if replica.num_gpus > 1 else f"{pool.device_name}"
     one = f"{gpus} ({', '.join(degrees)})" if degrees else gpus
     what = {"prefill": "prefill ", "decode": "decode "}.get(pool.role, "")
     return f"{count} {what}replicas of {one}" if count > 1 else f"{what}{one}"
@@ -98,10 +99,10 @@ def _pool(pool: KindConfig) -> str:
 
 def policy_words(scenario: Scenario) -> str:
     """How batches are formed and requests routed, in one line."""
-    kinds = scenario.kinds()
-    policies = list(dict.fromkeys(pool.batching.policy for pool in kinds))
+    pools = scenario.all_pools()
+    policies = list(dict.fromkeys(pool.given_batching.policy for pool in pools))
     words = f"batching {' and '.join(policies)}"
-    num_ranks = sum(pool.num_ranks for pool in kinds)
+    num_ranks = sum(pool.num_ranks for pool in pools)
     if scenario.has_roles:
         moving = scenario.disaggregation
         words += f", prefill routed by {scenario.router.name}, decode by {moving.decode_router.name}"

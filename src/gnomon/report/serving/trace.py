@@ -90,12 +90,12 @@ def _said(run: Run, shown: int) -> str:
 
 
 def _names(run: Run, said: str) -> list[Event]:
-    kinds = run.kind_of_replica
+    pool_of = run.pool_of_replica
     events: list[Event] = []
     for r, stages in enumerate(run.cluster.replicas.num_stages.tolist()):
-        kind = run.kinds[kinds[r]]
-        role = "" if kind.role == "both" else f"{kind.role} "
-        name = f"{role}replica {r} ({kind.device.name}; {said})"
+        pool = run.pools[pool_of[r]]
+        role = "" if pool.role == "both" else f"{pool.role} "
+        name = f"{role}replica {r} ({pool.device.name}; {said})"
         events.append(process_name(r, name))
         events += [thread_name(r, stage, f"stage {stage}") for stage in range(stages)]
     return events

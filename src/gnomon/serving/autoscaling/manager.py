@@ -16,7 +16,7 @@ from gnomon.core.user_files import is_own, own_error, place_of, plain
 from gnomon.serving.autoscaling.controllers import ControllerSpec, View
 from gnomon.serving.autoscaling.events import Agenda
 from gnomon.serving.autoscaling.lifecycle import Lives
-from gnomon.serving.autoscaling.observation import Observer, Pool
+from gnomon.serving.autoscaling.observation import Observer, PoolView
 from gnomon.serving.autoscaling.replicas import OFF, STARTING, UP, Replicas
 from gnomon.serving.autoscaling.traffic import Traffic
 from gnomon.serving.engine.calendar import CONTROL_TICK
@@ -36,7 +36,7 @@ class Manager:
     config: FleetConfig
     spec: ControllerSpec
     replicas: Replicas
-    pools: list[Pool]
+    pools: list[PoolView]
     traffic: Traffic
     met_slo: Callable[[Ints], Floats] | None
     """Of some ended requests, which met their SLO; None without one."""
@@ -161,6 +161,6 @@ class Manager:
                 )
         return said
 
-    def _undoes_quickly(self, pool: Pool) -> bool:
+    def _undoes_quickly(self, pool: PoolView) -> bool:
         gaps = np.diff([at_s for at_s, _ in pool.decisions])
         return bool(np.median(gaps) <= max(pool.cold_start_s, 2 * self.config.controller.interval_s))

@@ -18,7 +18,7 @@ from gnomon.serving.scenario.autoscaling import ControllerConfig
 
 
 @dataclass
-class Pool:
+class PoolView:
     """What is known of one pool between two decisions."""
 
     min_replicas: int
@@ -41,7 +41,7 @@ class Observer:
     spec: ControllerSpec
     replicas: Replicas
     traffic: Traffic
-    pools: list[Pool]
+    pools: list[PoolView]
     met_slo: Callable[[Ints], Floats] | None
     """Of some ended requests, which met their SLO; None without one."""
     last_s: float = 0.0

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnomon.core.arrays import Floats, Ints
-from gnomon.serving.scenario.pools import Kind
+from gnomon.serving.scenario.pool import Pool
 
 OFF, STARTING, UP, DRAINING, DOWN = range(5)
 STATES = ("off", "starting", "up", "draining", "down")
@@ -64,14 +64,14 @@ def _any_of(state: Ints, states: tuple[int, ...]) -> NDArray[np.bool_]:
     return wanted[state]
 
 
-def replicas_of(kinds: list[Kind], up: list[int]) -> Replicas:
-    """The places for replicas of every kind; the first `up[kind]` of each are up."""
+def replicas_of(pools: list[Pool], up: list[int]) -> Replicas:
+    """The places for replicas of every pool; the first `up[pool]` of each are up."""
     members, states, rank = [], [], 0
-    for pool, kind in enumerate(kinds):
-        size = kind.replica.data_parallel
-        for number in range(kind.num_replicas):
-            members.append(Replica(pool, range(rank, rank + size)))
-            states.append(UP if number < up[pool] else OFF)
+    for place, pool in enumerate(pools):
+        size = pool.replica.data_parallel
+        for number in range(pool.num_replicas):
+            members.append(Replica(place, range(rank, rank + size)))
+            states.append(UP if number < up[place] else OFF)
             rank += size
     fleet = Replicas(members, np.array(states, np.int64))
     fleet.changes = [(0.0, i, state) for i, state in enumerate(states) if state != OFF]

@@ -6,14 +6,14 @@ from gnomon.core.errors import ConfigError
 from gnomon.serving.autoscaling.capacity import Measure, measured_rate
 from gnomon.serving.autoscaling.controllers import CONTROLLERS
 from gnomon.serving.autoscaling.manager import Manager
-from gnomon.serving.autoscaling.observation import Pool
+from gnomon.serving.autoscaling.observation import PoolView
 from gnomon.serving.autoscaling.record import FleetRecord
 from gnomon.serving.autoscaling.replicas import replicas_of
 from gnomon.serving.autoscaling.slo import slo_check
 from gnomon.serving.autoscaling.traffic import Traffic
 from gnomon.serving.engine.context import Fleet, Outside
 from gnomon.serving.scenario import Scenario
-from gnomon.serving.scenario.pools import Kind
+from gnomon.serving.scenario.pool import Pool
 from gnomon.workload import Requests
 
 LONGEST_START_S = 86_400.0
@@ -21,7 +21,7 @@ LONGEST_START_S = 86_400.0
 
 
 def new_manager(
-    scenario: Scenario, kinds: list[Kind], requests: Requests, fleet: Fleet, outside: Outside, measure: Measure
+    scenario: Scenario, pools: list[Pool], requests: Requests, fleet: Fleet, outside: Outside, measure: Measure
 ) -> Manager:
     """The manager of a scenario's fleet, with everything planned that is known at the start."""
     config = scenario.fleet
@@ -41,30 +41,30 @@ def new_manager(
             where="fleet.controller.name",
             fix="Choose another controller, or arrivals of a rate.",
         )
-    up = [pool.num_replicas for pool in scenario.kinds()]
-    pools = [
-        Pool(
+    up = [pool.num_replicas for pool in scenario.all_pools()]
+    views = [
+        PoolView(
             min_replicas=config.min_replicas,
-            max_replicas=kind.num_replicas,
-            desired=min(count, kind.num_replicas),
-            cold_start_s=sum(config.cold_start.parts(kind.weight_bytes).values()),
+            max_replicas=pool.num_replicas,
+            desired=min(count, pool.num_replicas),
+            cold_start_s=sum(config.cold_start.parts(pool.weight_bytes).values()),
             replica_rate=measured_rate(scenario, number, measure) if spec.profiles else 0.0,
         )
-        for number, (kind, count) in enumerate(zip(kinds, up, strict=True))
+        for number, (pool, count) in enumerate(zip(pools, up, strict=True))
     ]
-    slowest_s = max(pool.cold_start_s for pool in pools)
+    slowest_s = max(view.cold_start_s for view in views)
     if slowest_s > LONGEST_START_S:
         raise ConfigError(
             f"a cold start takes {slowest_s:,.0f} s: a replica that takes longer than a day is never ready.",
             where="fleet.cold_start",
             fix="Shorten its parts, or raise weights_bytes_per_s.",
         )
-    replicas = replicas_of(kinds, up)
+    replicas = replicas_of(pools, up)
     return Manager(
         config=config,
         spec=spec,
         replicas=replicas,
-        pools=pools,
+        pools=views,
         traffic=Traffic(config.failures, fleet, outside, replicas),
         met_slo=slo_check(scenario.slo, requests, fleet.cluster.requests),
         seed=scenario.seed,
@@ -72,7 +72,7 @@ def new_manager(
     )
 
 
-def record_of(manager: Manager, kinds: list[Kind]) -> FleetRecord:
+def record_of(manager: Manager, pools: list[Pool]) -> FleetRecord:
     """What is kept of a fleet after the run."""
     warnings = manager.flaps()
     if manager.gave_up:
@@ -85,7 +85,7 @@ def record_of(manager: Manager, kinds: list[Kind]) -> FleetRecord:
         members=manager.replicas.members,
         changes=manager.replicas.changes,
         decisions=[pool.decisions for pool in manager.pools],
-        cold_start=[manager.config.cold_start.parts(kind.weight_bytes) for kind in kinds],
+        cold_start=[manager.config.cold_start.parts(pool.weight_bytes) for pool in pools],
         replica_rate=[pool.replica_rate for pool in manager.pools],
         failures=manager.lives.failures,
         retries=manager.traffic.retries,

@@ -18,15 +18,15 @@ from gnomon.serving.results.metrics import summarize
 from gnomon.serving.results.summary import Summary
 from gnomon.serving.run.simulate import Run, run
 from gnomon.serving.scenario import Scenario
-from gnomon.serving.scenario.pools import Kind
+from gnomon.serving.scenario.pool import Pool
 from gnomon.timing.source_registry import SOURCES
 
 _MOST_BLOCKS, _MOST_SEQUENCES, _MOST_TOKENS = 2**31 - 1, 65_536, 2**22
 """What a scenario may say (`gnomon.core.sizes`)."""
 ADVISED_ROUTER = "least_outstanding"
 
-Edit = Callable[[Kind], Mapping[str, Any] | None]
-"""The dotted settings that change for one kind of replica; None where there is nothing to change."""
+Edit = Callable[[Pool], Mapping[str, Any] | None]
+"""The dotted settings that change for one pool; None where there is nothing to change."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,11 @@ class Outcome:
         return value
 
 
-def changed(scenario: Scenario, kinds: list[Kind], change: Change) -> Scenario | None:
+def changed(scenario: Scenario, pools: list[Pool], change: Change) -> Scenario | None:
     """The scenario with a change made; None where it would be the same."""
     data = scenario.model_dump(mode="json", exclude_unset=True)
     data.pop("engine", None)  # Its settings stand in the sections already.
-    edits = [change.edit(kind) for kind in kinds]
+    edits = [change.edit(pool) for pool in pools]
     if not any(edits) and change.pool is None and change.router in (None, scenario.router.name):
         return None
     places = data["pools"] if scenario.pools else [data]
@@ -71,7 +71,7 @@ def changed(scenario: Scenario, kinds: list[Kind], change: Change) -> Scenario |
             section, _, field = name.partition(".")
             place[section] = {**_section(place.get(section)), field: value}
     if change.pool is not None:
-        places[change.pool]["num_replicas"] = kinds[change.pool].num_replicas + 1
+        places[change.pool]["num_replicas"] = pools[change.pool].num_replicas + 1
     if change.router is not None:
         data["router"] = change.router
     return build(Scenario, data)
@@ -84,7 +84,7 @@ def _section(given: Any) -> dict[str, Any]:
 def advice(done: Run) -> list[Change]:
     """What an operator could do about this deployment."""
     tokens, sequences = (
-        {getattr(kind.batching, name) for kind in done.kinds} for name in ("max_batch_tokens", "max_sequences")
+        {getattr(pool.batching, name) for pool in done.pools} for name in ("max_batch_tokens", "max_sequences")
     )
     changes = [
         Change("kv", "10 % more KV memory", lambda k: {"replica.num_kv_blocks": _blocks(1.1 * k.num_kv_blocks)},
@@ -93,11 +93,11 @@ def advice(done: Run) -> list[Change]:
         Change("chunk_double", f"twice the token budget{_each(tokens, 2.0)}", lambda k: _budget(k, 2.0)),
         Change("cap_half", f"half the batch cap{_each(sequences, 0.5)}", lambda k: _cap(k, 0.5)),
         Change("cap_double", f"twice the batch cap{_each(sequences, 2.0)}", lambda k: _cap(k, 2.0)),
-        *(_one_more(done.kinds, pool) for pool in range(len(done.kinds))),
+        *(_one_more(done.pools, number) for number in range(len(done.pools))),
         Change("prefix_cache", "prefix caching", lambda k: {"batching.prefix_cache": True}
                if k.policy.has_prefix_cache and not k.batching.prefix_cache else None),
     ]  # fmt: skip
-    if sum(kind.num_ranks for kind in done.kinds) > 1:
+    if sum(pool.num_ranks for pool in done.pools) > 1:
         changes.append(Change("router", f"the router {ADVISED_ROUTER}", lambda k: None, router=ADVISED_ROUTER))
     return changes
 
@@ -107,13 +107,13 @@ def _each(values: set[int], factor: float) -> str:
     return f" ({max(1, int(factor * min(values))):,})" if len(values) == 1 else " of every pool"
 
 
-def _one_more(kinds: list[Kind], pool: int) -> Change:
+def _one_more(pools: list[Pool], number: int) -> Change:
     """One more replica, and of which pool where there are several."""
-    if len(kinds) == 1:
+    if len(pools) == 1:
         return Change("replica", "one more replica", lambda k: None, pool=0)
-    kind = kinds[pool]
-    what = f"one more {kind.role} replica" if kind.role != "both" else "one more replica"
-    return Change(f"replica_{pool}", f"{what} of pool {pool} ({kind.device.name})", lambda k: None, pool=pool)
+    pool = pools[number]
+    what = f"one more {pool.role} replica" if pool.role != "both" else "one more replica"
+    return Change(f"replica_{number}", f"{what} of pool {number} ({pool.device.name})", lambda k: None, pool=number)
 
 
 def limits(done: Run) -> list[Change]:
@@ -121,17 +121,17 @@ def limits(done: Run) -> list[Change]:
     requests = done.requests
     total = int(requests.total_tokens.sum())
     changes = []
-    if not any(SOURCES[kind.timing.source].gives_iterations for kind in done.kinds):
+    if not any(SOURCES[pool.timing.source].gives_iterations for pool in done.pools):
         changes += [
             Change("compute", "arithmetic", lambda k: {"timing.free": ("compute",)}),
             Change("memory", "memory bandwidth", lambda k: {"timing.free": ("memory",)}),
         ]
-        if any(kind.replica.num_gpus > 1 for kind in done.kinds):
+        if any(pool.replica.num_gpus > 1 for pool in done.pools):
             changes.append(Change("network", "the network", lambda k: {"timing.free": ("network",)}))
 
-    def all_blocks(kind: Kind) -> Mapping[str, Any]:
-        enough = total // kind.batching.block_size + 2 * len(requests)
-        return {"replica.num_kv_blocks": _blocks(min(16 * kind.num_kv_blocks, max(enough, kind.num_kv_blocks)))}
+    def all_blocks(pool: Pool) -> Mapping[str, Any]:
+        enough = total // pool.batching.block_size + 2 * len(requests)
+        return {"replica.num_kv_blocks": _blocks(min(16 * pool.num_kv_blocks, max(enough, pool.num_kv_blocks)))}
 
     changes.append(Change("kv", "KV capacity", all_blocks))
     if done.tables.host_s.any():
@@ -144,15 +144,15 @@ def _blocks(count: float) -> int:
     return min(int(np.ceil(count)), _MOST_BLOCKS)
 
 
-def _budget(kind: Kind, factor: float) -> Mapping[str, Any] | None:
-    if not kind.policy.chunks_prompts or kind.token_budget == UNBOUNDED:
+def _budget(pool: Pool, factor: float) -> Mapping[str, Any] | None:
+    if not pool.policy.chunks_prompts or pool.token_budget == UNBOUNDED:
         return None
-    tokens = max(kind.batching.block_size, int(factor * kind.batching.max_batch_tokens))
+    tokens = max(pool.batching.block_size, int(factor * pool.batching.max_batch_tokens))
     return {"batching.max_batch_tokens": min(tokens, _MOST_TOKENS)}
 
 
-def _cap(kind: Kind, factor: float) -> Mapping[str, Any]:
-    return {"batching.max_sequences": min(max(1, int(factor * kind.batching.max_sequences)), _MOST_SEQUENCES)}
+def _cap(pool: Pool, factor: float) -> Mapping[str, Any]:
+    return {"batching.max_sequences": min(max(1, int(factor * pool.batching.max_sequences)), _MOST_SEQUENCES)}
 
 
 def outcomes(done: Run, changes: list[Change], on_progress: Callable[[int, int], None]) -> Iterator[Outcome]:
@@ -162,7 +162,7 @@ def outcomes(done: Run, changes: list[Change], on_progress: Callable[[int, int],
     for number, change in enumerate(changes):
         on_progress(number, len(changes))
         try:
-            scenario = changed(done.scenario, done.kinds, change)
+            scenario = changed(done.scenario, done.pools, change)
             if scenario is not None and scenario != done.scenario:
                 yield Outcome(change, scenario, summarize(run(scenario, requests=requests)))
         except GnomonError:

@@ -163,14 +163,14 @@ class Moved:
 
 
 def _host_s(scenario: Scenario, constants: dict[str, float]) -> Floats:
-    """Of every stage of every kind of replica, one below the other."""
+    """Of every stage of every pool, one below the other."""
     from gnomon import catalog
 
     own = (scenario.timing.host or HostConfig()).model_dump(exclude_unset=True)
     host = HostConfig.model_validate(filled_in(nested(constants)["timing"]["host"], own))
     model, rows = catalog.model(scenario.model), []
-    for kind in scenario.kinds():
-        cut = kind.replica.parallelism
+    for pool in scenario.all_pools():
+        cut = pool.replica.parallelism
         layers = [len(cut.layers_of_stage(model, stage)) for stage in range(cut.pipeline_parallel)]
         rows.append(host.of_stages(layers, [0] * len(layers)))
     return np.concatenate(rows)

@@ -183,7 +183,7 @@ def _charge_router(run: Run, ids: Ints, parts: Ints) -> None:
     """Move to ROUTING the share of a wait during which another replica had nobody waiting. An iteration under way
     would have been waited for anywhere."""
     q = run.cluster.requests
-    takes = np.array([run.kinds[kind].role != "decode" for kind in run.kind_of_replica])
+    takes = np.array([run.pools[pool].role != "decode" for pool in run.pool_of_replica])
     if np.unique(run.cluster.replicas.group_first[takes]).size < 2 or not ids.size:
         return
     waits = parts[:, breakdown.BEFORE, breakdown.BATCH_CAP : breakdown.POLICY + 1]

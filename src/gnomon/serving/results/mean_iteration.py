@@ -23,10 +23,10 @@ class MeanIteration:
     count: int
 
 
-def first_stages(run: Run, kind: int) -> Any:
-    """The iterations of one kind of replica that were kept, each once."""
+def first_stages(run: Run, pool: int) -> Any:
+    """The iterations of one pool that were kept, each once."""
     log = run.log.iterations[: run.log.used[0]]
-    return log[(log["stage"] == 0) & (run.kind_of_replica[log["replica"]] == kind)]
+    return log[(log["stage"] == 0) & (run.pool_of_replica[log["replica"]] == pool)]
 
 
 def mean_iterations(rows: Any) -> list[MeanIteration]:
@@ -57,7 +57,7 @@ def _whole(value: float) -> int:
 
 
 def _estimates(run: Run) -> list[tuple[int, Estimate, list[tuple[Batch, int]]]]:
-    """For every kind of replica whose operators are known: what its source says of the iterations that it ran."""
+    """For every pool whose operators are known: what its source says of the iterations that it ran."""
     found = []
     for number, timer in enumerate(run.times.timers if run.times else ()):
         iterations = [(one.batch, one.count) for one in mean_iterations(first_stages(run, number))]
@@ -92,7 +92,7 @@ def judged(run: Run) -> Judgement:
         for name in sources_at_hand(timer.context):
             if name == used.source:
                 continue
-            other = estimate(other_timer(run.scenario.model, run.kinds[number], name), iterations)
+            other = estimate(other_timer(run.scenario.model, run.pools[number], name), iterations)
             if used.contradicts(other):
                 (warnings if other.error < used.error else notes)[in_words(used, other)] = None
     return Judgement(error, list(warnings), list(notes))

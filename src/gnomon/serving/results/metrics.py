@@ -119,7 +119,7 @@ def _throughput(run: Run, done: Any, duration_s: float, arrived: int) -> Through
     q = run.cluster.requests
     span = max(duration_s, 1e-12)
     prompt, output = float(q.prompt_tokens[done].sum()), float(q.output_tokens[done].sum())
-    num_gpus = sum(kind.num_gpus for kind in run.kinds)
+    num_gpus = sum(pool.num_gpus for pool in run.pools)
     arrivals_s = q.arrival_s[np.isfinite(q.arrival_s)][:arrived] if not run.requests.concurrency else np.zeros(1)
     spread = float(np.ptp(arrivals_s)) if arrivals_s.size else 0.0
     return Throughput(
@@ -135,7 +135,7 @@ def _throughput(run: Run, done: Any, duration_s: float, arrived: int) -> Through
 def _gpus_of_replicas(run: Run) -> Floats:
     """[replica of a fleet that changes]: its GPUs."""
     assert run.fleet is not None
-    return np.array([run.kinds[one.pool].replica.num_gpus for one in run.fleet.members], np.float64)
+    return np.array([run.pools[one.pool].replica.num_gpus for one in run.fleet.members], np.float64)
 
 
 def _energy(run: Run, done: Any, duration_s: float, start_s: float, end_s: float) -> Energy | None:
@@ -146,12 +146,12 @@ def _energy(run: Run, done: Any, duration_s: float, start_s: float, end_s: float
         on_s = np.repeat(paid_s(run.fleet, end_s), [len(one.ranks) for one in run.fleet.members])
     work = run.tables.work[np.minimum(replicas.row, len(run.tables.work) - 1)]
     total_j = 0.0
-    for number, kind in enumerate(run.kinds):
-        facts, mine = config.facts(kind.device.name), run.kind_of_replica == number
+    for number, pool in enumerate(run.pools):
+        facts, mine = config.facts(pool.device.name), run.pool_of_replica == number
         if facts is None:
             return None
         a, w = replicas[mine], work[mine]
-        gpus = kind.replica.num_gpus / kind.replica.data_parallel
+        gpus = pool.replica.num_gpus / pool.replica.data_parallel
         seconds = (a.busy_s, a.bytes / np.maximum(w[:, 6], 1.0), a.flops / np.maximum(w[:, 5], 1.0))
         total_j += float(joules(config, facts, gpus, on_s[mine], *seconds).sum())
     output = float(q.output_tokens[done].sum())
@@ -160,8 +160,8 @@ def _energy(run: Run, done: Any, duration_s: float, start_s: float, end_s: float
 
 def _cost(run: Run, done: Any, duration_s: float, end_s: float) -> Cost:
     q, price = run.cluster.requests, run.scenario.price_per_gpu_hour
-    prices = [price if price is not None else k.device.price_per_hour for k in run.kinds]
-    per_hour = sum(k.num_gpus * each for k, each in zip(run.kinds, prices, strict=True))
+    prices = [price if price is not None else k.device.price_per_hour for k in run.pools]
+    per_hour = sum(k.num_gpus * each for k, each in zip(run.pools, prices, strict=True))
     spent = per_hour * duration_s / 3600
     if run.fleet is not None:
         each = np.array([prices[one.pool] for one in run.fleet.members]) * _gpus_of_replicas(run)
@@ -169,7 +169,7 @@ def _cost(run: Run, done: Any, duration_s: float, end_s: float) -> Cost:
         per_hour = spent / max(duration_s, 1e-12) * 3600
     output = float(q.output_tokens[done].sum())
     return Cost(
-        num_gpus=sum(kind.num_gpus for kind in run.kinds),
+        num_gpus=sum(pool.num_gpus for pool in run.pools),
         per_hour=per_hour,
         per_million_output_tokens=_ratio(spent * 1e6, output),
         per_million_tokens=_ratio(spent * 1e6, output + float(q.prompt_tokens[done].sum())),
@@ -245,8 +245,8 @@ def _why_rejected(run: Run) -> str:
     q = run.cluster.requests
     refused = np.flatnonzero(q.status == REJECTED)
     worst = q[refused[np.argmax(q.prefill_tokens[refused])]]
-    replica, kind = run.cluster.replicas[worst.replica], run.kinds[run.kind_of_replica[worst.replica]]
-    policy, prompt, most = kind.policy, int(worst.prefill_tokens), int(replica.max_batch_tokens)
+    replica, pool = run.cluster.replicas[worst.replica], run.pools[run.pool_of_replica[worst.replica]]
+    policy, prompt, most = pool.policy, int(worst.prefill_tokens), int(replica.max_batch_tokens)
     told = f"{refused.size:,} requests were rejected because they can never be admitted: the largest "
     reserved = {"prompt": prompt, "request": int(worst.total_tokens), "longest": int(replica.max_request_tokens)}
     tokens, kept = reserved[policy.reserves], int(replica.watermark_blocks) if policy.reserves == "prompt" else 0

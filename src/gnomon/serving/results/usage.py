@@ -56,7 +56,7 @@ class ReplicaUse:
 
 def replica_uses(run: Run, start_s: float, end_s: float) -> list[ReplicaUse]:
     """Every replica's account."""
-    replicas, kinds = run.cluster.replicas, run.kind_of_replica
+    replicas, pool_of = run.cluster.replicas, run.pool_of_replica
     work = run.tables.work[np.minimum(replicas.row, len(run.tables.work) - 1)]
     span = np.maximum(seconds_on(run, start_s, end_s), 1e-12)
     busy, active = _busy_and_active(run, end_s, span)
@@ -70,14 +70,14 @@ def replica_uses(run: Run, start_s: float, end_s: float) -> list[ReplicaUse]:
     ])  # fmt: skip
     rows = []
     for r, (mfu, hbm, is_busy, is_active, mean, peak) in enumerate(shares.tolist()):
-        kind, account = run.kinds[kinds[r]], replicas[r]
+        pool, account = run.pools[pool_of[r]], replicas[r]
         known = not np.isnan(is_active)
         rows.append(
             ReplicaUse(
                 replica=r,
-                role=kind.role,
-                device=kind.device.name,
-                num_gpus=kind.replica.num_gpus // kind.replica.data_parallel,
+                role=pool.role,
+                device=pool.device.name,
+                num_gpus=pool.replica.num_gpus // pool.replica.data_parallel,
                 num_kv_blocks=int(account.num_blocks),
                 finished=int(account.num_finished),
                 rejected=int(account.num_rejected),

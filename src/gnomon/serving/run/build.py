@@ -19,7 +19,8 @@ from gnomon.serving.features.iteration_breakdown import NUM_COLUMNS, tabulate
 from gnomon.serving.run.kv_links import max_moving
 from gnomon.serving.scenario.acceptance import chances
 from gnomon.serving.scenario.lora import LoraConfig, adapter_bytes
-from gnomon.serving.scenario.pools import Kind, policies_of
+from gnomon.serving.scenario.pool import Pool
+from gnomon.serving.scenario.pools import policies_of
 from gnomon.timing.iteration import IterationTables
 from gnomon.workload import Requests
 
@@ -40,61 +41,61 @@ class Recording:
 
 
 def build_cluster(
-    kinds: list[Kind],
+    pools: list[Pool],
     requests: Requests,
     seed: int,
     recording: Recording | None = None,
     adapter_slots: int = 0,
 ) -> Cluster:
     """Arrays for all replicas and requests, with their limits filled in."""
-    caches = [kind.num_kv_blocks for kind in kinds if kind.batching.prefix_cache]
-    smallest_block = min(kind.batching.block_size for kind in kinds)
+    caches = [pool.num_kv_blocks for pool in pools if pool.batching.prefix_cache]
+    smallest_block = min(pool.batching.block_size for pool in pools)
     cluster = new_cluster(
-        num_replicas=sum(kind.num_ranks for kind in kinds),
+        num_replicas=sum(pool.num_ranks for pool in pools),
         num_requests=len(requests),
-        max_stages=max(kind.replica.pipeline_parallel for kind in kinds),
-        max_running=max(kind.max_running for kind in kinds),
-        max_in_batch=max(kind.max_in_batch for kind in kinds),
-        block_size=max(kind.batching.block_size for kind in kinds),
+        max_stages=max(pool.replica.pipeline_parallel for pool in pools),
+        max_running=max(pool.max_running for pool in pools),
+        max_in_batch=max(pool.max_in_batch for pool in pools),
+        block_size=max(pool.batching.block_size for pool in pools),
         cached_blocks=max(caches, default=0),
         blocks_per_request=int(requests.total_tokens.max()) // smallest_block + 2,
-        max_moving=max(map(max_moving, kinds)) if any(kind.role != "both" for kind in kinds) else 0,
-        num_drafted=max(kind.tokens_per_decode for kind in kinds),
+        max_moving=max(map(max_moving, pools)) if any(pool.role != "both" for pool in pools) else 0,
+        num_drafted=max(pool.tokens_per_decode for pool in pools),
         num_classes=max(1, len(requests.classes)),
         adapter_slots=adapter_slots if len(requests.adapter) else 0,
-        num_parameters=max(8, *(len(kind.parameters) for kind in kinds)),
+        num_parameters=max(8, *(len(pool.parameters) for pool in pools)),
         prefix_hashes=prefix_keys(requests, smallest_block),
         recorded=(recording.first, recording.stage_s) if recording else None,
     )
     fill_requests(cluster, requests, seed)
-    policies = policies_of(kinds)
+    policies = policies_of(pools)
     first, row = 0, 0
-    for kind in kinds:
-        fill_replicas(cluster, kind, requests, first, row, policies.index(kind.batching.policy))
-        first += kind.num_ranks
-        row += kind.replica.pipeline_parallel
+    for pool in pools:
+        fill_replicas(cluster, pool, requests, first, row, policies.index(pool.batching.policy))
+        first += pool.num_ranks
+        row += pool.replica.pipeline_parallel
     return cluster
 
 
-def with_ledger(cluster: Cluster, kinds: list[Kind], tables: IterationTables) -> Cluster:
+def with_ledger(cluster: Cluster, pools: list[Pool], tables: IterationTables) -> Cluster:
     """A cluster with accounts of where its requests' time goes (`gnomon.serving.features.breakdown`)."""
     replicas, requests = cluster.replicas, cluster.requests
-    rows = sum(kind.replica.pipeline_parallel for kind in kinds)
+    rows = sum(pool.replica.pipeline_parallel for pool in pools)
     floor_ns = np.zeros((rows, replicas.max_in_batch.max() + 1), np.int64)
     context_ns = np.zeros((rows, int(requests.total_tokens.max()) + 2), np.int64)
     clocks = np.zeros((replicas.size, breakdown.NUM_CLOCKS), np.int64)
     clocks[:, breakdown.CAUSE] = breakdown.ITERATION
     row = first = 0
-    for kind in kinds:
-        stages = kind.replica.pipeline_parallel
-        tabulate(tables, row, stages, kind.tokens_per_decode, floor_ns[row], context_ns[row])
-        here = clocks[first : first + kind.num_ranks]
-        here[:, breakdown.NEEDS] = breakdown.NEEDS_OF[kind.policy.reserves]
-        here[:, breakdown.CHUNKS] = kind.policy.chunks_prompts
-        first, row = first + kind.num_ranks, row + stages
-    # Times are held against those of the fastest kind of the same role: what a slower one takes more has its own part.
+    for pool in pools:
+        stages = pool.replica.pipeline_parallel
+        tabulate(tables, row, stages, pool.tokens_per_decode, floor_ns[row], context_ns[row])
+        here = clocks[first : first + pool.num_ranks]
+        here[:, breakdown.NEEDS] = breakdown.NEEDS_OF[pool.policy.reserves]
+        here[:, breakdown.CHUNKS] = pool.policy.chunks_prompts
+        first, row = first + pool.num_ranks, row + stages
+    # Times are held against those of the fastest pool of the same role: what a slower one takes more has its own part.
     alone = floor_ns[replicas.row, 1] + context_ns[replicas.row, -1] // context_ns.shape[1]
-    role = np.repeat([kind.role for kind in kinds], [kind.num_ranks for kind in kinds])
+    role = np.repeat([pool.role for pool in pools], [pool.num_ranks for pool in pools])
     for one in np.unique(role):
         mine = np.flatnonzero(role == one)
         fastest = replicas[mine[int(np.argmin(alone[mine]))]]
@@ -146,9 +147,9 @@ def fill_requests(cluster: Cluster, requests: Requests, seed: int) -> None:
         table.draw = draw[some]
 
 
-def fill_replicas(cluster: Cluster, kind: Kind, requests: Requests, first: int, row: int, policy: int) -> None:
-    """Write the limits of idle replicas of one kind, from number `first` on, into a cluster's arrays."""
-    batching, replica, count = kind.batching, kind.replica, kind.num_ranks
+def fill_replicas(cluster: Cluster, pool: Pool, requests: Requests, first: int, row: int, policy: int) -> None:
+    """Write the limits of idle replicas of one pool, from number `first` on, into a cluster's arrays."""
+    batching, replica, count = pool.batching, pool.replica, pool.num_ranks
     if batching.prefix_cache and requests.prefix_block_tokens % batching.block_size and len(requests.prefix_hashes):
         raise ConfigError(
             f"prefix hashes cover {requests.prefix_block_tokens} tokens, KV blocks hold {batching.block_size}.",
@@ -163,25 +164,25 @@ def fill_replicas(cluster: Cluster, kind: Kind, requests: Requests, first: int, 
     table.group_first = first + np.arange(count) // replica.data_parallel * replica.data_parallel
     table.group_size = replica.data_parallel
     table.block_size = batching.block_size
-    table.num_blocks = kind.num_kv_blocks
-    table.watermark_blocks = int(batching.watermark * kind.num_kv_blocks)
-    table.max_running, table.max_in_batch = kind.max_running, kind.max_in_batch
-    table.max_batch_tokens = kind.token_budget
-    table.max_chunk_tokens = batching.max_chunk_tokens or kind.token_budget
-    table.max_request_tokens = kind.max_request_tokens
+    table.num_blocks = pool.num_kv_blocks
+    table.watermark_blocks = int(batching.watermark * pool.num_kv_blocks)
+    table.max_running, table.max_in_batch = pool.max_running, pool.max_in_batch
+    table.max_batch_tokens = pool.token_budget
+    table.max_chunk_tokens = batching.max_chunk_tokens or pool.token_budget
+    table.max_request_tokens = pool.max_request_tokens
     table.max_waiting_iterations = batching.max_waiting_iterations
     table.reserve_full_prompt = batching.reserve_full_prompt
-    table.prefix_cache = batching.prefix_cache and kind.num_kv_blocks > 0
+    table.prefix_cache = batching.prefix_cache and pool.num_kv_blocks > 0
     table.overlaps = batching.overlap and replica.pipeline_parallel == 1
     if batching.overlap and batching.surplus_token:
-        table.surplus = SURPLUS_ALWAYS if kind.policy.mixes else SURPLUS_AMONG_DECODES
+        table.surplus = SURPLUS_ALWAYS if pool.policy.mixes else SURPLUS_AMONG_DECODES
     table.blocks_per_hash = max(1, requests.prefix_block_tokens // batching.block_size)
     if replica.speculative:
         table.num_speculative = replica.speculative.num_tokens
         drafted = chances(replica.speculative.acceptance, replica.speculative.num_tokens)
         cluster.acceptance[first : first + count, : drafted.size] = drafted
     make_idle(table)
-    cluster.parameters[first : first + count, : len(kind.parameters)] = kind.parameters
+    cluster.parameters[first : first + count, : len(pool.parameters)] = pool.parameters
 
 
 def open_adapters(config: LoraConfig, model: Model, requests: Requests, num_replicas: int) -> Adapters:

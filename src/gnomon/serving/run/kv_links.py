@@ -14,25 +14,25 @@ from gnomon.serving.features.tiers import HOST, NUM_SOURCES, PEERS, REMOTE, SSD,
 from gnomon.serving.features.transfers import HOP_S, LAST_PART, LATENCY_S, OVERLAP, TIMEOUT_S, Transfers, new_transfers
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.scenario.config import DisaggregationConfig
-from gnomon.serving.scenario.pools import Kind
+from gnomon.serving.scenario.pool import Pool
 from gnomon.workload import Requests
 
 _FIRST_TOKEN_AT = {"decode": FROM_DECODE, "transfer": FROM_TRANSFER, "prefill": FROM_PREFILL}
 
 
-def max_moving(kind: Kind) -> int:
+def max_moving(pool: Pool) -> int:
     """Requests whose KV a prefill replica may hold beside those that run: beyond, they count as running."""
-    return max(64, 3 * kind.max_running)
+    return max(64, 3 * pool.max_running)
 
 
-def replicas_that(kinds: list[Kind], role: str) -> Ints:
+def replicas_that(pools: list[Pool], role: str) -> Ints:
     """The replicas that can do this: `prefill` or `decode`."""
-    can = np.repeat([kind.role in (role, "both") for kind in kinds], [kind.num_ranks for kind in kinds])
+    can = np.repeat([pool.role in (role, "both") for pool in pools], [pool.num_ranks for pool in pools])
     return np.flatnonzero(can).astype(np.int64)
 
 
 def open_pools(
-    scenario: Scenario, model: Model, kinds: list[Kind], cluster: Cluster, calendar: Calendar, num_requests: int
+    scenario: Scenario, model: Model, pools: list[Pool], cluster: Cluster, calendar: Calendar, num_requests: int
 ) -> Transfers:
     """The links of a fleet with roles or tiers; prefill replicas report what ends in them. Nothing where KV stays."""
     size, has_tiers = cluster.replicas.size, scenario.kv_tiers.is_used
@@ -45,14 +45,14 @@ def open_pools(
     transfers.settings[[LATENCY_S, HOP_S, TIMEOUT_S]] = config.latency_s, config.hop_s, config.timeout_s
     transfers.settings[[OVERLAP, LAST_PART]] = config.moves == "by_layer", 1.0 / model.num_layers
     first = 0
-    for kind in kinds:
-        ranks = slice(first, first + kind.num_ranks)
-        transfers.links.capacity[ranks] = link_bytes_s(config, kind)
-        transfers.bytes_per_token[ranks] = kv_bytes_per_token(model, kind)
-        cluster.replicas.max_moving[ranks] = max_moving(kind)
-        first += kind.num_ranks
-    cluster.replicas.first_token_at = _FIRST_TOKEN_AT[first_token(config, kinds)]
-    prefill = replicas_that(kinds, "prefill")
+    for pool in pools:
+        ranks = slice(first, first + pool.num_ranks)
+        transfers.links.capacity[ranks] = link_bytes_s(config, pool)
+        transfers.bytes_per_token[ranks] = kv_bytes_per_token(model, pool)
+        cluster.replicas.max_moving[ranks] = max_moving(pool)
+        first += pool.num_ranks
+    cluster.replicas.first_token_at = _FIRST_TOKEN_AT[first_token(config, pools)]
+    prefill = replicas_that(pools, "prefill")
     cluster.replicas.reports[prefill] = 1
     calendar.reports[cluster.replicas.group_first[prefill]] = 1
     calendar.book.num_reporting = calendar.reports.sum()
@@ -87,7 +87,7 @@ def max_events(scenario: Scenario, requests: Requests, num_replicas: int) -> int
 def open_tiers(
     scenario: Scenario,
     model: Model,
-    kinds: list[Kind],
+    pools: list[Pool],
     cluster: Cluster,
     calendar: Calendar,
     transfers: Transfers,
@@ -98,10 +98,10 @@ def open_tiers(
     if not config.is_used:
         return new_tiers(num_replicas, 0, 0, 0)
     if config.remote is not None:
-        _check_one_format(model, kinds)
+        _check_one_format(model, pools)
     block = np.repeat(
-        [kv_bytes_per_token(model, kind) * kind.batching.block_size for kind in kinds],
-        [kind.num_ranks for kind in kinds],
+        [kv_bytes_per_token(model, pool) * pool.batching.block_size for pool in pools],
+        [pool.num_ranks for pool in pools],
     )
     per_hash = int(cluster.replicas.blocks_per_hash.max())
     keys = max(1, int(np.unique(cluster.prefix_hashes).size) * per_hash)
@@ -129,10 +129,10 @@ def open_tiers(
     return tiers
 
 
-def _check_one_format(model: Model, kinds: list[Kind]) -> None:
+def _check_one_format(model: Model, pools: list[Pool]) -> None:
     """Refuse a shared store for pools that cannot read each other's blocks."""
-    sizes = {kind.batching.block_size for kind in kinds}
-    dtypes = {str(model.kv_precision(kind.timing.kv_dtype, kind.timing.dtype)) for kind in kinds}
+    sizes = {pool.batching.block_size for pool in pools}
+    dtypes = {str(model.kv_precision(pool.timing.kv_dtype, pool.timing.dtype)) for pool in pools}
     for what, found in (("block sizes", sizes), ("data types of KV", dtypes)):
         if len(found) > 1:
             told = " and ".join(str(one) for one in sorted(found, key=str))
@@ -144,9 +144,9 @@ def _check_one_format(model: Model, kinds: list[Kind]) -> None:
             )
 
 
-def first_token(config: DisaggregationConfig, kinds: list[Kind]) -> str:
+def first_token(config: DisaggregationConfig, pools: list[Pool]) -> str:
     """Who gives the first token, as the batching policies of the decode replicas do it if the scenario does not say."""
-    recompute = all(kind.policy.recomputes_last_token for kind in kinds if kind.role != "prefill")
+    recompute = all(pool.policy.recomputes_last_token for pool in pools if pool.role != "prefill")
     if config.first_token == "auto":
         return "decode" if recompute else "transfer"
     if config.first_token == "decode" and not recompute:
@@ -158,22 +158,22 @@ def first_token(config: DisaggregationConfig, kinds: list[Kind]) -> str:
     return config.first_token
 
 
-def link_bytes_s(config: DisaggregationConfig, kind: Kind) -> float:
-    """Bytes per second in one direction of the links of all GPUs of one rank of this kind."""
-    gpus = kind.replica.num_gpus // kind.replica.data_parallel
+def link_bytes_s(config: DisaggregationConfig, pool: Pool) -> float:
+    """Bytes per second in one direction of the links of all GPUs of one rank of this pool."""
+    gpus = pool.replica.num_gpus // pool.replica.data_parallel
     if config.bandwidth_gb_s is not None:
         return gpus * config.bandwidth_gb_s * 1e9
-    node = catalog.node(kind.node) if kind.node else catalog.default_node(kind.device)
+    node = catalog.node(pool.node) if pool.node else catalog.default_node(pool.device)
     if config.link == "nvlink":
         return gpus * (node.send_link or node.link).bandwidth_bytes_s
     return gpus * node.network.bandwidth_bytes_s * (node.network_links or node.num_gpus) / node.num_gpus
 
 
-def kv_bytes_per_token(model: Model, kind: Kind, tokens: int = 4096) -> float:
+def kv_bytes_per_token(model: Model, pool: Pool, tokens: int = 4096) -> float:
     """KV that the GPUs of one rank take in for a token of a prompt: what each of them keeps, copies of heads (or of
     MLA's latent) included; windows and states spread over `tokens`."""
-    cut = kind.replica.parallelism
-    dtype = model.kv_precision(kind.timing.kv_dtype, kind.timing.dtype)
+    cut = pool.replica.parallelism
+    dtype = model.kv_precision(pool.timing.kv_dtype, pool.timing.dtype)
     kept = sum(
         model.sequence_bytes(tokens, dtype, cut.tensor_parallel, cut.layers_of_stage(model, stage))
         for stage in range(cut.pipeline_parallel)

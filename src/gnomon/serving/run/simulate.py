@@ -45,7 +45,8 @@ from gnomon.serving.scenario import Scenario
 from gnomon.serving.scenario.calibration import foreign
 from gnomon.serving.scenario.config import AdmissionConfig, DeciderConfig, RouterConfig
 from gnomon.serving.scenario.footprint import check_size
-from gnomon.serving.scenario.pools import Kind, Times, accepted, bake, no_times, policies_of, resolve
+from gnomon.serving.scenario.pool import Pool
+from gnomon.serving.scenario.pools import Times, accepted, bake, no_times, policies_of, resolve
 from gnomon.timing.iteration import IterationTables
 from gnomon.workload import Requests, WorkloadConfig, generate
 from gnomon.workload.requests import with_classes
@@ -57,7 +58,7 @@ class Run:
 
     scenario: Scenario
     model: Model
-    kinds: list[Kind]
+    pools: list[Pool]
     requests: Requests
     cluster: Cluster
     log: Log
@@ -85,9 +86,9 @@ class Run:
         return self.times.first_token_spread if self.times else 0.0
 
     @property
-    def kind_of_replica(self) -> Ints:
-        """The kind of every replica (data-parallel ranks counted as replicas)."""
-        return np.repeat(np.arange(len(self.kinds)), [kind.num_ranks for kind in self.kinds])
+    def pool_of_replica(self) -> Ints:
+        """The pool of every replica (data-parallel ranks counted as replicas)."""
+        return np.repeat(np.arange(len(self.pools)), [pool.num_ranks for pool in self.pools])
 
 
 def run(
@@ -113,22 +114,22 @@ def run(
     _find_router(scenario.router)
     check_size(scenario, 0 if requests is None else len(requests))
     offered = requests if requests is not None else generate(scenario.workload, scenario.seed)
-    kinds = resolve(scenario, offered)
-    offered = with_classes(accepted(scenario, kinds, offered))
+    pools = resolve(scenario, offered)
+    offered = with_classes(accepted(scenario, pools, offered))
     if not len(offered):
         fix = "Shorter lengths, a model with a longer context, or --workload.over-long truncate would serve some."
         raise ConfigError(f"there is no request to serve. {' '.join(offered.notes)}", where="workload", fix=fix)
-    times = no_times(kinds) if recording else bake(scenario.model, kinds, offered)
+    times = no_times(pools) if recording else bake(scenario.model, pools, offered)
     if scenario.timing.host is not None:
         times = replace(times, tables=times.tables._replace(host_pace=scenario.timing.host.paces(scenario.seed)))
     if adjust is not None:
         times = replace(times, tables=adjust(times.tables))
-    cluster = build_cluster(kinds, offered, scenario.seed, recording, scenario.lora.max_loaded)
+    cluster = build_cluster(pools, offered, scenario.seed, recording, scenario.lora.max_loaded)
     if explained:
-        cluster = with_ledger(cluster, kinds, times.tables)
+        cluster = with_ledger(cluster, pools, times.tables)
     log = new_log(max_members=recording.num_members if recording else keep_members, max_chunks=keep_chunks)
     with function_arguments():
-        opened = open_cluster(scenario, kinds, offered, cluster, times.tables, log, forced_replicas, on_progress)
+        opened = open_cluster(scenario, pools, offered, cluster, times.tables, log, forced_replicas, on_progress)
         before = _serve(opened, scenario, offered, on_progress)
     outside, manager = opened.outside, opened.manager
     _check_clock(cluster, offered)
@@ -136,8 +137,8 @@ def run(
     if before is not None:
         cluster, offered = without_warmup(cluster, log, offered, before)
     notes = [*offered.notes, *times.notes, *foreign(scenario.calibration, scenario.model, scenario.device)]
-    model, fleet = catalog.model(scenario.model), record_of(manager, kinds) if manager else None
-    made = (scenario, model, kinds, offered, cluster, log, times.tables, notes, times)
+    model, fleet = catalog.model(scenario.model), record_of(manager, pools) if manager else None
+    made = (scenario, model, pools, offered, cluster, log, times.tables, notes, times)
     return Run(
         *made,
         transfers=outside.transfers if scenario.has_roles else None,
@@ -176,7 +177,7 @@ def _serve(
 
 def open_cluster(
     scenario: Scenario,
-    kinds: list[Kind],
+    pools: list[Pool],
     requests: Requests,
     cluster: Cluster,
     tables: IterationTables,
@@ -189,32 +190,32 @@ def open_cluster(
     gate = ADMISSIONS.chosen(scenario.admission)
     decode, decide = scenario.disaggregation.decode_router, DECIDERS.chosen(scenario.disaggregation.decider)
     others = (gate.admit, decide.decide)
-    asked = _asked(scenario, scenario.router, spec, requests, cluster, replicas_that(kinds, "prefill"), *others)
+    asked = _asked(scenario, scenario.router, spec, requests, cluster, replicas_that(pools, "prefill"), *others)
     gate_memory = np.zeros((cluster.classes.shape[0], 2))
     fleet = Fleet(cluster, tables, *asked, option_values(scenario.admission, gate), gate_memory)
     decode_spec = _find_router(decode)
     compiled = spec if spec.compiled else ROUTERS["round_robin"]
     beside = Beside()
     to_decode, to_decide = (decode_spec, decide) if scenario.has_roles else (None, None)
-    engine = engine_of(policies_of(kinds), compiled, gate.name, to_decode, to_decide, beside)
-    policies = tuple(POLICIES[name].form_batch for name in policies_of(kinds))
+    engine = engine_of(policies_of(pools), compiled, gate.name, to_decode, to_decide, beside)
+    policies = tuple(POLICIES[name].form_batch for name in policies_of(pools))
     is_known = not (requests.concurrency or len(requests.parents))
-    front = open_front_end(scenario.front_end, cluster, sum(kind.num_replicas for kind in kinds), in_order=is_known)
+    front = open_front_end(scenario.front_end, cluster, sum(pool.num_replicas for pool in pools), in_order=is_known)
     events = max_events(scenario, requests, num_replicas)
     calendar = new_calendar(num_replicas, events, scenario.time_limit_s or NEVER)
     guard = Guard(cluster, policies, spec.route, gate.admit, decide.decide, _told_between(on_progress, calendar, total))
     model = catalog.model(scenario.model)
-    transfers = open_pools(scenario, model, kinds, cluster, calendar, total)
+    transfers = open_pools(scenario, model, pools, cluster, calendar, total)
     outside = Outside(
         calendar,
         np.zeros(0) if is_known else requests.think_s,
         front,
         transfers,
-        _asked(scenario, decode, decode_spec, requests, cluster, replicas_that(kinds, "decode"))
+        _asked(scenario, decode, decode_spec, requests, cluster, replicas_that(pools, "decode"))
         if scenario.has_roles
         else asked,
         option_values(scenario.disaggregation.decider, decide),
-        open_tiers(scenario, model, kinds, cluster, calendar, transfers, requests),
+        open_tiers(scenario, model, pools, cluster, calendar, transfers, requests),
         *followers_of(requests),
         open_adapters(scenario.lora, model, requests, num_replicas),
         open_tool_cache(scenario.tool_cache, requests, cluster),
@@ -240,7 +241,7 @@ def open_cluster(
     manager = None
     if scenario.fleet is not None:
         told = (lambda *_: on_progress(0, total)) if on_progress else None
-        manager = new_manager(scenario, kinds, requests, fleet, outside, partial(_measured, told))
+        manager = new_manager(scenario, pools, requests, fleet, outside, partial(_measured, told))
     route = None if spec.compiled else callable_router(spec)
     if beside.is_compiling:  # The loops need only know how the engine is called.
         bound(serve, fleet, engine, outside, log, 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import NonNegativeFloat, PositiveFloat, model_validator
 
@@ -25,47 +25,13 @@ from gnomon.serving.scenario.config import (
 from gnomon.serving.scenario.engine_presets import Drafting, EngineConfig, engine, filled_in, nested
 from gnomon.serving.scenario.engine_versions import check_version
 from gnomon.serving.scenario.lora import LoraConfig
+from gnomon.serving.scenario.pool import Pool, PoolConfig
 from gnomon.serving.scenario.power import PowerConfig
 from gnomon.timing import TimingConfig
 from gnomon.workload import WorkloadConfig
 from gnomon.workload.clients import client_sampling
 from gnomon.workload.sampling import SamplingConfig
 from gnomon.workload.slo import SloConfig
-
-Role = Literal["both", "prefill", "decode"]
-
-
-class PoolConfig(Config):
-    """Replicas of one kind in a fleet of several kinds. What is not given is as in the scenario, key by key within its
-    sections too; but a pool with another batching policy starts from that policy's defaults."""
-
-    num_replicas: Replicas = 1
-    role: Role = "both"
-    """prefill and decode: requests move from one to the other (docs/disaggregation.md); both: they stay."""
-    device: str | None = None
-    node: str | None = None
-    replica: ReplicaConfig | None = None
-    batching: BatchingConfig | None = None
-    timing: TimingConfig | None = None
-
-
-class KindConfig(PoolConfig):
-    """Replicas of one kind, with every section."""
-
-    device: str
-    replica: ReplicaConfig
-    batching: BatchingConfig
-    timing: TimingConfig
-
-    @property
-    def num_ranks(self) -> int:
-        """Schedulers of this kind: replicas, or their data-parallel ranks."""
-        return self.num_replicas * self.replica.data_parallel
-
-    @property
-    def num_gpus(self) -> int:
-        """GPUs of all replicas of this kind."""
-        return self.num_replicas * self.replica.num_gpus
 
 
 class Scenario(Config):
@@ -97,7 +63,7 @@ class Scenario(Config):
     """Replicas that come, go and fail during the run, by a controller or at given times; without it all are there from
     the start to the end."""
     pools: tuple[PoolConfig, ...] = ()
-    """Replicas of several kinds, instead of `num_replicas` equal ones; with roles, prefill and decode apart."""
+    """Replicas that differ, instead of `num_replicas` equal ones; with roles, prefill and decode apart."""
     disaggregation: DisaggregationConfig = DisaggregationConfig()
     kv_tiers: KvTiersConfig = KvTiersConfig()
     tool_cache: ToolCacheConfig = ToolCacheConfig()
@@ -122,7 +88,7 @@ class Scenario(Config):
         return {**data, "pools": [_inherited(pool, data) for pool in data["pools"]]}
 
     @model_validator(mode="after")
-    def _one_kind_or_pools(self) -> Scenario:
+    def _count_or_pools(self) -> Scenario:
         if self.pools and self.num_replicas != 1:
             raise ConfigError("num_replicas and pools both say how many replicas there are.", fix="Give one of them.")
         roles = {pool.role for pool in self.pools}
@@ -147,20 +113,20 @@ class Scenario(Config):
         """Whether prefill and decode are apart, at least in part."""
         return any(pool.role != "both" for pool in self.pools)
 
-    def kinds(self) -> list[KindConfig]:
-        """Every kind of replica, with all its sections."""
-        pools = self.pools or (PoolConfig(num_replicas=self.num_replicas),)
+    def all_pools(self) -> list[Pool]:
+        """Every pool with all its sections; one where the scenario has equal replicas only."""
         return [
-            KindConfig(
-                num_replicas=pool.num_replicas,
-                role=pool.role,
-                device=pool.device or self.device,
-                node=pool.node or (self.node if pool.device in (None, self.device) else None),
-                replica=pool.replica or self.replica,
-                batching=pool.batching or self.batching,
-                timing=pool.timing or self.timing,
+            Pool(
+                self.model,
+                pool.num_replicas,
+                pool.role,
+                pool.device or self.device,
+                pool.node or (self.node if pool.device in (None, self.device) else None),
+                pool.replica or self.replica,
+                pool.batching or self.batching,
+                pool.timing or self.timing,
             )
-            for pool in pools
+            for pool in self.pools or (PoolConfig(num_replicas=self.num_replicas),)
         ]
 
 

@@ -17,7 +17,7 @@ def estimated_bytes(scenario: Scenario, num_requests: int = 0) -> float:
     """Bytes that simulating it takes at its peak; of a trace, whose length is not known yet, nothing is counted."""
     total = PER_REQUEST * float(num_requests or scenario.workload.num_requests or 0)
     shares_prefixes = scenario.workload.sessions is not None or scenario.workload.trace is not None
-    for pool in scenario.kinds():
+    for pool in scenario.all_pools():
         ranks = pool.num_replicas * (pool.replica.data_parallel if pool.replica else 1)
         blocks = (pool.replica.num_kv_blocks if pool.replica else None) or 0
         total += ranks * (PER_RANK + (PER_BLOCK * blocks if shares_prefixes else 0))
