@@ -15,13 +15,13 @@ from gnomon.calibration import drift, naming, request_fit
 from gnomon.calibration.calibrate import calibrate
 from gnomon.calibration.from_steps import StepLogs
 from gnomon.calibration.kernels import kernels_of
-from gnomon.calibration.logs import Log, Stamps, Steps, load_of, open_loop
+from gnomon.calibration.logs import Log, Stamps, Steps, load_of
 from gnomon.calibration.read import read_log, read_logs
 from gnomon.calibration.step_files import steps_from_columns
 from gnomon.core.errors import ConfigError, DataError
 from gnomon.serving.run.simulate import run
 from gnomon.serving.scenario.calibration import read_calibration
-from gnomon.workload import generate
+from gnomon.workload import Requests, generate
 
 TABLE = {
     "timing.source": "table",
@@ -174,7 +174,7 @@ def recorded(rate: float, seed: int, num_requests: int = 500, **truth: float) ->
     chosen = server(**true, **{"front_end.reply_s": truth.get("reply", 0.0), "workload.rate": rate,
                                "workload.num_requests": num_requests})  # fmt: skip
     q = run(chosen, requests=generate(chosen.workload, seed)).cluster.requests
-    known = open_loop(q.arrival_s, q.prompt_tokens, q.output_tokens)
+    known = Requests(q.arrival_s, q.prompt_tokens, q.output_tokens)
     return Log(f"rate-{rate:g}", stamps=Stamps(known, q.first_token_s.copy(), q.last_token_s.copy()))
 
 

@@ -31,7 +31,7 @@ from gnomon.serving.scenario.acceptance import acceptance_names
 from gnomon.serving.scenario.engine_presets import engine_names
 from gnomon.serving.scenario.lora import measured_curves
 from gnomon.timing import SOURCES
-from gnomon.workload.clients import client_names
+from gnomon.workload.clients import clients
 from gnomon.workload.lengths import Empirical
 
 Data = dict[str, Any]
@@ -186,7 +186,7 @@ NAMES: dict[str, Callable[[], list[str]]] = {
     "SpeculativeConfig.draft_model": lambda: ["qwen2.5-0.5b", "llama-3.2-1b"],
     "SpeculativeConfig.acceptance": acceptance_names,
     "EngineConfig.name": engine_names,
-    "ClientConfig.name": client_names,
+    "ClientConfig.name": lambda: list(clients()),
     "WorkloadConfig.preset": lambda: ["chat-1m", "azure-conv"],
     "LoraConfig.slowdown": lambda: ["none", *measured_curves()],
     "TimingConfig.source": lambda: ["roofline", *["table"] * 7],

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gnomon import catalog
-from gnomon.calibration.logs import Log, Steps, open_loop
+from gnomon.calibration.logs import Log, Steps
 from gnomon.catalog import Model
 from gnomon.core.arrays import Floats
 from gnomon.core.errors import ConfigError
@@ -118,7 +118,7 @@ def _tables(scenario: Scenario, logs: list[Log], clock: float) -> IterationTable
 def _as_long(tokens: float, count: int, model: Model) -> Requests:
     """As many requests, and as long, as tables are needed for."""
     longest = min(int(tokens) + 1, model.max_context_tokens)
-    return open_loop(np.zeros(count), np.full(count, max(1, longest - 1)), np.ones(count))
+    return Requests(np.zeros(count), np.full(count, max(1, longest - 1), np.int32), np.ones(count, np.int32))
 
 
 def _rows(steps: Steps) -> Floats:

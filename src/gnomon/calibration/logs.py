@@ -132,17 +132,3 @@ class Log:
 def load_of(name: str) -> str:
     """The load a log belongs to: `chat-60`, `chat-60.2` and `chat-60.3` are repeats of one."""
     return re.sub(r"\.\d+$", "", name)
-
-
-def open_loop(arrival_s: Floats, prompt_tokens: Any, output_tokens: Any) -> Requests:
-    """Requests of a recording: no sessions, no priorities, no shared prefixes."""
-    count = len(arrival_s)
-    return Requests(
-        arrival_s=np.ascontiguousarray(arrival_s, np.float64),
-        prompt_tokens=np.ascontiguousarray(prompt_tokens, np.int32),
-        output_tokens=np.ascontiguousarray(output_tokens, np.int32),
-        session=np.full(count, -1, np.int32),
-        priority=np.zeros(count, np.int8),
-        prefix_offsets=np.zeros(count + 1, np.int64),
-        prefix_hashes=np.zeros(0, np.int64),
-    )

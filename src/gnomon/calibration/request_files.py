@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from gnomon.calibration.logs import Stamps, open_loop
+from gnomon.calibration.logs import Stamps
 from gnomon.core.errors import DataError
-from gnomon.workload.requests import first_wave
+from gnomon.workload.requests import Requests, first_wave
 
 
 class Row(NamedTuple):
@@ -178,16 +177,16 @@ def stamps(rows: Sequence[Row], where: str) -> Stamps:
         raise DataError("a request's first token comes before it was sent, or after its last.", where=where)
     if not ((prompt >= 1) & (output >= 1)).all():
         raise DataError("a request has no prompt or no output tokens.", where=where)
-    return Stamps(open_loop(sent - sent[0], prompt, output), first - sent[0], last - sent[0])
+    return Stamps(Requests(sent - sent[0], prompt, output), first - sent[0], last - sent[0])
 
 
 def closed_loop(rows: Sequence[Row], concurrency: int, where: str) -> Stamps:
     """Requests whose times of sending are unknown, so many in flight: stamps count from each one's own sending."""
     stamps(rows, where)
     count = min(concurrency, len(rows))
-    wave = first_wave(len(rows), count, 0)
-    requests = open_loop(wave, [row.prompt for row in rows], [row.output for row in rows])
-    requests = replace(requests, concurrency=count, think_s=np.zeros(len(rows)))
+    lengths = np.array([(row.prompt, row.output) for row in rows], np.int32)
+    wave, think_s = first_wave(len(rows), count, 0), np.zeros(len(rows))
+    requests = Requests(wave, lengths[:, 0], lengths[:, 1], concurrency=count, think_s=think_s)
     first, last = (np.array([getattr(row, name) - row.sent_s for row in rows]) for name in ("first_s", "last_s"))
     return Stamps(requests, first, last, closed_loop=True)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from gnomon.calibration.logs import Counters, Log, Stamps, load_of, open_loop
+from gnomon.calibration.logs import Counters, Log, Stamps, load_of
 from gnomon.calibration.replay import latencies
 from gnomon.calibration.step_fit import QUANTILE_90
 from gnomon.core.arrays import Floats
@@ -104,15 +104,12 @@ def _from_counters(name: str, counters: Counters, seed: int) -> Target:
     count = max(1, round(counters.running))
     total = 12 * count
     lengths = np.random.default_rng(seed).exponential(1.0, (2, total))
-    prompt, output = (np.maximum(1, np.rint(m * d)) for m, d in zip(
-        (counters.prompt_tokens - counters.cached_tokens, counters.output_tokens), lengths, strict=True))  # fmt: skip
-    requests = replace(
-        open_loop(first_wave(total, count, 0), prompt, output), concurrency=count, think_s=np.zeros(total)
-    )
-    means = np.array([np.nan, np.nan, np.nan, counters.tpot_s, counters.ttft_s])
-    return Target(
-        name, requests, np.zeros(4), means, np.array([1.0, 1.0, 1.0, 0.03, 0.1]), counters.ttft_s, closed_loop=True
-    )
+    means = (counters.prompt_tokens - counters.cached_tokens, counters.output_tokens)
+    prompt, output = (np.maximum(1, np.rint(m * d)).astype(np.int32) for m, d in zip(means, lengths, strict=True))
+    wave = first_wave(total, count, 0)
+    requests = Requests(wave, prompt, output, concurrency=count, think_s=np.zeros(total))
+    seen, noise = np.array([np.nan] * 3 + [counters.tpot_s, counters.ttft_s]), np.array([1.0, 1.0, 1.0, 0.03, 0.1])
+    return Target(name, requests, np.zeros(4), seen, noise, counters.ttft_s, closed_loop=True)
 
 
 def _means(stamps: Stamps, bins: Floats, part: Any = None) -> Floats:

@@ -183,13 +183,4 @@ def _pool_and_tables(
 
 
 def _requests(sequences: Sequences) -> Requests:
-    count = len(sequences)
-    return Requests(
-        arrival_s=np.zeros(count),
-        prompt_tokens=sequences.prompt.astype(np.int32),
-        output_tokens=sequences.response.astype(np.int32),
-        session=np.full(count, -1, np.int32),
-        priority=np.zeros(count, np.int8),
-        prefix_offsets=np.zeros(count + 1, np.int64),
-        prefix_hashes=np.empty(0, np.int64),
-    )
+    return Requests(np.zeros(len(sequences)), sequences.prompt.astype(np.int32), sequences.response.astype(np.int32))

@@ -153,16 +153,7 @@ def _lengths(domain: DomainConfig, count: int, has_sessions: bool, random: np.ra
 
 
 def _requests(prompt: Any, output: Any) -> Requests:
-    count = len(prompt)
-    return Requests(
-        arrival_s=np.zeros(count),
-        prompt_tokens=tokens(prompt),
-        output_tokens=tokens(output),
-        session=np.full(count, -1, np.int32),
-        priority=np.zeros(count, np.int8),
-        prefix_offsets=np.zeros(count + 1, np.int64),
-        prefix_hashes=np.zeros(0, np.int64),
-    )
+    return Requests(np.zeros(len(prompt)), tokens(prompt), tokens(output))
 
 
 def _arrivals(domain: DomainConfig, count: int, rate: float, random: np.random.Generator) -> Floats:

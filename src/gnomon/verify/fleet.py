@@ -163,11 +163,9 @@ def _questions(seed: int = 0) -> Requests:
     blocks = DOCUMENT_TOKENS // 16
     hashes = mixed(np.repeat(document, blocks), np.tile(np.arange(blocks), count))
     return Requests(
-        arrival_s=np.linspace(0.0, 1.0, count),
-        prompt_tokens=np.full(count, DOCUMENT_TOKENS + 100, np.int32),
-        output_tokens=np.full(count, 16, np.int32),
-        session=np.full(count, -1, np.int32),
-        priority=np.zeros(count, np.int8),
+        np.linspace(0.0, 1.0, count),
+        np.full(count, DOCUMENT_TOKENS + 100, np.int32),
+        np.full(count, 16, np.int32),
         prefix_offsets=np.arange(count + 1, dtype=np.int64) * blocks,
         prefix_hashes=hashes,
         user_class=client.astype(np.int8),

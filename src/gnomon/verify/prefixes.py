@@ -123,11 +123,9 @@ def shared_prompts(
     of_group = start[:, None] + np.arange(common)
     of_user = (start + common + pairs[:, 1] * own)[:, None] + np.arange(own)
     return Requests(
-        arrival_s=np.zeros(count),
-        prompt_tokens=np.full(count, prefix + question, np.int32),
-        output_tokens=np.full(count, output, np.int32),
-        session=np.full(count, -1, np.int32),
-        priority=np.zeros(count, np.int8),
+        np.zeros(count),
+        np.full(count, prefix + question, np.int32),
+        np.full(count, output, np.int32),
         prefix_offsets=np.arange(count + 1, dtype=np.int64) * whole,
         prefix_hashes=np.concatenate([of_group, of_user], axis=1).ravel().astype(np.int64),
         prefix_block_tokens=block,

@@ -107,11 +107,9 @@ def requests_of(stage: Stage) -> Requests:
     place = np.arange(blocks)
     group = np.where(place < shared, (which % stage.groups)[:, None], 1000 + which[:, None])
     return Requests(
-        arrival_s=arrival_s,
-        prompt_tokens=np.full(stage.requests, stage.prompt_tokens, np.int32),
-        output_tokens=np.full(stage.requests, stage.output_tokens, np.int32),
-        session=np.full(stage.requests, -1, np.int32),
-        priority=np.zeros(stage.requests, np.int8),
+        arrival_s,
+        np.full(stage.requests, stage.prompt_tokens, np.int32),
+        np.full(stage.requests, stage.output_tokens, np.int32),
         prefix_offsets=np.arange(stage.requests + 1, dtype=np.int64) * blocks,
         prefix_hashes=(1 + group * 100_000 + place).astype(np.int64).ravel(),
     )

@@ -183,17 +183,9 @@ def scenario_of(recorded: RecordedRun) -> Scenario:
 
 
 def _requests(recorded: RecordedRun) -> Requests:
-    table = recorded.requests
-    count = len(table)
-    return Requests(
-        arrival_s=table["arrived_at_s"].to_numpy().astype(np.float64),
-        prompt_tokens=table["prompt_tokens"].to_numpy().astype(np.int32),
-        output_tokens=table["output_tokens"].to_numpy().astype(np.int32),
-        session=np.full(count, -1, np.int32),
-        priority=np.zeros(count, np.int8),
-        prefix_offsets=np.zeros(count + 1, np.int64),
-        prefix_hashes=np.zeros(0, np.int64),
-    )
+    names = ("arrived_at_s", "prompt_tokens", "output_tokens")
+    arrived, prompt, output = (recorded.requests[name].to_numpy() for name in names)
+    return Requests(arrived, prompt, output)
 
 
 def _forced(recorded: RecordedRun) -> Ints | None:

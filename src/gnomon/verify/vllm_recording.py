@@ -121,15 +121,13 @@ def read_recording(folder: str | Path) -> Recording:
     table = {name: np.array([row[name] for row in rows], dtype=np.float64) for name in (*_COUNTS, *_STAMPS)}
     order = np.argsort(table["queued_ts"], kind="stable")
     table = {name: column[order] for name, column in table.items()}
-    start, count = table["queued_ts"][0], len(rows)
+    start = table["queued_ts"][0]
     block_size = _block_size(meta, folder)
     offsets, hashes = shared_prefixes([rows[i].get("prompt_token_ids") or [] for i in order], block_size)
     requests = Requests(
-        arrival_s=table["queued_ts"] - start,
-        prompt_tokens=table["input_toks"].astype(np.int32),
-        output_tokens=table["output_toks"].astype(np.int32),
-        session=np.full(count, -1, np.int32),
-        priority=np.zeros(count, np.int8),
+        table["queued_ts"] - start,
+        table["input_toks"].astype(np.int32),
+        table["output_toks"].astype(np.int32),
         prefix_offsets=offsets,
         prefix_hashes=hashes,
         prefix_block_tokens=block_size,

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-import yaml
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from gnomon.core.config import Config, build
-from gnomon.core.errors import ConfigError, UnknownNameError
+from gnomon.catalog.library import Library
+from gnomon.core.config import Config
+from gnomon.core.errors import ConfigError
 from gnomon.workload.sampling import SamplingConfig
-
-FOLDER = files("gnomon.workload") / "clients_data"
 
 
 class Client(Config):
@@ -43,6 +40,9 @@ class Client(Config):
     """What it asks of the sampler; nothing: as the server does it for the model."""
 
 
+CLIENTS = Library("workload client", Path(__file__).parent / "clients_data", Client)
+
+
 class ClientConfig(Config):
     """A benchmark client and what its user chooses. The rest is as the client does it."""
 
@@ -66,7 +66,7 @@ class ClientConfig(Config):
 
     def spelled_out(self) -> dict[str, Any]:
         """This traffic as the plain keys of a workload."""
-        client = _built_in(self.name)
+        client = CLIENTS[self.name]
         users = self.concurrency
         chosen = {
             key: getattr(client, key) if getattr(self, key) is None else getattr(self, key)
@@ -90,29 +90,16 @@ class ClientConfig(Config):
         return workload
 
 
-def client_names() -> list[str]:
-    """The clients that are built in."""
-    return sorted(f.name.removesuffix(".yaml") for f in FOLDER.iterdir() if f.name.endswith(".yaml"))
-
-
 def clients() -> dict[str, Client]:
     """Every built-in client by its name."""
-    return {name: _built_in(name) for name in client_names()}
+    return {name: CLIENTS[name] for name in CLIENTS.names}
 
 
 def client_sampling(given: Any) -> dict[str, Any] | None:
     """What a client, as a scenario names it, asks of the sampler; None where it says nothing, or is not known."""
     name = given if isinstance(given, str) else given.get("name") if isinstance(given, dict) else given.name
-    asked = _built_in(name).sampling if name in client_names() else None
+    asked = CLIENTS[name].sampling if name in CLIENTS.names else None
     return asked.model_dump(exclude_none=True) if asked else None
-
-
-@cache
-def _built_in(name: str) -> Client:
-    if name not in client_names():
-        raise UnknownNameError("workload client", name, client_names(), where="workload.client.name")
-    text = (FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
-    return build(Client, yaml.safe_load(text), where=f"{name}.yaml")
 
 
 def _sending(client: Client, users: int | None, rate: float | None) -> dict[str, Any]:

@@ -85,133 +85,54 @@ def _plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()).strip("_")
 
 
+MESSAGES = "Tokens of messages are estimated: one for four characters."
+_SPOKEN = {role: name for role, name in CALLS.items() if role not in ("arrival", "think")}
+
 FORMATS: Registry[TraceFormat] = Registry("trace format")
-FORMATS.add(
-    "gnomon",
-    TraceFormat(
+for _name, _format in {
+    "gnomon": TraceFormat(
         "What `gnomon workload export` writes.",
-        {
-            "arrival": "arrival_s",
-            "prompt": "prompt_tokens",
-            "output": "output_tokens",
-            "session": "session",
-            "priority": "priority",
-            "adapter": "adapter",
-            "prefix": "prefix_hashes",
-            "prefix_block_tokens": "prefix_block_tokens",
-        },
-        from_start=True,
-    ),
-)
-FORMATS.add(
-    "azure",
-    TraceFormat(
+        {"arrival": "arrival_s", "prompt": "prompt_tokens", "output": "output_tokens", "session": "session",
+         "priority": "priority", "adapter": "adapter", "prefix": "prefix_hashes",
+         "prefix_block_tokens": "prefix_block_tokens"}, from_start=True),
+    "azure": TraceFormat(
         "Azure inference traces 2023, 2024 and 2025 (without its images; github.com/Azure/AzurePublicDataset).",
-        {"arrival": "TIMESTAMP", "prompt": "ContextTokens", "output": "GeneratedTokens"},
-        time_unit="datetime",
-    ),
-)
-FORMATS.add(
-    "qwen",
-    TraceFormat(
+        {"arrival": "TIMESTAMP", "prompt": "ContextTokens", "output": "GeneratedTokens"}, time_unit="datetime"),
+    "qwen": TraceFormat(
         "Qwen-Bailian's anonymous traces: conversations by parent_chat_id, JSON lines with 16-token block hashes "
         "(github.com/alibaba-edu/qwen-bailian-usagetraces-anon).",
-        {
-            "arrival": "timestamp",
-            "prompt": "input_length",
-            "output": "output_length",
-            "prefix": "hash_ids",
-            "call": "chat_id",
-            "parents": "parent_chat_id",
-        },
-        needs=("chat_id", "parent_chat_id", "input_length", "output_length"),
-    ),
-)
-FORMATS.add(
-    "mooncake",
-    TraceFormat(
+        {"arrival": "timestamp", "prompt": "input_length", "output": "output_length", "prefix": "hash_ids",
+         "call": "chat_id", "parents": "parent_chat_id"},
+        needs=("chat_id", "parent_chat_id", "input_length", "output_length")),
+    "mooncake": TraceFormat(
         "Mooncake traces, JSON lines with 512-token block hashes (github.com/kvcache-ai/Mooncake).",
         {"arrival": "timestamp", "prompt": "input_length", "output": "output_length", "prefix": "hash_ids"},
-        time_unit="ms",
-        block_tokens=512,
-    ),
-)
-FORMATS.add(
-    "agent-sessions",
-    TraceFormat(
+        time_unit="ms", block_tokens=512),
+    "agent-sessions": TraceFormat(
         "Coding agents, a session to a line with its calls and sub-agents in `requests` "
         "(huggingface.co/datasets/semianalysisai, cc-traces-weka).",
-        CALLS,
-        needs=("id", "requests"),
-        reader=sessions_of_requests,
-        from_start=True,
-    ),
-)
-FORMATS.add(
-    "dynamo",
-    TraceFormat(
+        CALLS, needs=("id", "requests"), reader=sessions_of_requests, from_start=True),
+    "dynamo": TraceFormat(
         "Dynamo's request traces (dynamo.request.trace.v1), JSON lines; sessions follow one another.",
-        CALLS,
-        needs=("event_type", "event_time_unix_ms", "request"),
-        reader=dynamo_requests,
-        from_start=True,
-    ),
-)
-FORMATS.add(
-    "agent-turns",
-    TraceFormat(
+        CALLS, needs=("event_type", "event_time_unix_ms", "request"), reader=dynamo_requests, from_start=True),
+    "agent-turns": TraceFormat(
         "Tokenised turns of agents: session_id, turn_idx, input_toks, output_toks, arrival_time_ns.",
-        {
-            "session": "session_id",
-            "turn": "turn_idx",
-            "prompt": "input_toks",
-            "output": "output_toks",
-            "arrival": "arrival_time_ns",
-        },
-        time_unit="ns",
-        needs=("session_id", "turn_idx", "input_toks", "output_toks"),
-    ),
-)
-MESSAGES = "Tokens of messages are estimated: one for four characters."
-FORMATS.add(
-    "agent-messages",
-    TraceFormat(
+        {"session": "session_id", "turn": "turn_idx", "prompt": "input_toks", "output": "output_toks",
+         "arrival": "arrival_time_ns"},
+        time_unit="ns", needs=("session_id", "turn_idx", "input_toks", "output_toks")),
+    "agent-messages": TraceFormat(
         "Calls of agents as messages: session_id, input (all messages so far), output_length, session_timestamp.",
-        CALLS,
-        needs=("session_id", "input", "output_length"),
-        reader=calls_with_messages,
-        from_start=True,
-        note=MESSAGES,
-    ),
-)
-for _name, _key in (("conversations", "conversations"), ("chat-messages", "messages")):
-    FORMATS.add(
-        _name,
-        TraceFormat(
-            f"Whole conversations as messages in `{_key}`: ShareGPT, OpenAI's chat format, trajectories of agents.",
-            {role: name for role, name in CALLS.items() if role not in ("arrival", "think")},
-            needs=(_key,),
-            reader=conversations,
-            note=MESSAGES,
-        ),
-    )
-FORMATS.add(
-    "burstgpt",
-    TraceFormat(
+        CALLS, needs=("session_id", "input", "output_length"), reader=calls_with_messages, from_start=True,
+        note=MESSAGES),
+    **{name: TraceFormat(
+        f"Whole conversations as messages in `{key}`: ShareGPT, OpenAI's chat format, trajectories of agents.",
+        _SPOKEN, needs=(key,), reader=conversations, note=MESSAGES)
+       for name, key in (("conversations", "conversations"), ("chat-messages", "messages"))},
+    "burstgpt": TraceFormat(
         "BurstGPT; failed requests have no response tokens (github.com/HPMLL/BurstGPT).",
-        {
-            "arrival": "Timestamp",
-            "prompt": "Request tokens",
-            "output": "Response tokens",
-            "session": "Session ID",
-        },
-    ),
-)
-FORMATS.add(
-    "vidur",
-    TraceFormat(
+        {"arrival": "Timestamp", "prompt": "Request tokens", "output": "Response tokens", "session": "Session ID"}),
+    "vidur": TraceFormat(
         "Vidur's processed traces and length statistics (github.com/microsoft/vidur).",
-        {"arrival": "arrived_at", "prompt": "num_prefill_tokens", "output": "num_decode_tokens"},
-        from_start=True,
-    ),
-)
+        {"arrival": "arrived_at", "prompt": "num_prefill_tokens", "output": "num_decode_tokens"}, from_start=True),
+}.items():  # fmt: skip
+    FORMATS.add(_name, _format)

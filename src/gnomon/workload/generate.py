@@ -17,7 +17,7 @@ from gnomon.workload.config import WorkloadConfig
 from gnomon.workload.presets import preset, preset_lengths
 from gnomon.workload.requests import ArrivalShape, Requests, Tokens, first_wave, limit_lengths
 from gnomon.workload.sessions import with_sessions
-from gnomon.workload.traces import Trace, read_requests, read_trace
+from gnomon.workload.traces import first_of, read_requests, read_trace
 
 
 def generate(config: WorkloadConfig, seed: int) -> Requests:
@@ -29,7 +29,11 @@ def generate(config: WorkloadConfig, seed: int) -> Requests:
     """
     trace = read_trace(config.trace) if config.trace is not None else None
     count = _count(config, trace)
-    requests = _recorded(trace, count) if config.lengths.distribution == "trace" else _drawn(config, count, seed)
+    if trace is not None and config.lengths.distribution == "trace":
+        first = first_of(trace, count)
+        requests = replace(first, arrival_s=np.zeros(len(first)), notes=())
+    else:
+        requests = Requests(np.zeros(count), *_drawn_lengths(config.lengths, config, count, seed))
     count = len(requests)
     requests = _scaled(requests, config.prompt_scale, config.output_scale)
     if len(requests.adapter):
@@ -52,7 +56,7 @@ def generate(config: WorkloadConfig, seed: int) -> Requests:
     return requests if config.max_tokens is None else limit_lengths(requests, config.max_tokens, config.over_long)
 
 
-def _count(config: WorkloadConfig, trace: Trace | None) -> int:
+def _count(config: WorkloadConfig, trace: Requests | None) -> int:
     if trace is None:
         assert config.num_requests is not None
         if config.agents is not None:
@@ -64,41 +68,6 @@ def _count(config: WorkloadConfig, trace: Trace | None) -> int:
             fix="Ask for fewer, or draw lengths from the file: --workload.lengths.distribution empirical.",
         )
     return config.num_requests or len(trace)
-
-
-def _recorded(trace: Trace | None, count: int) -> Requests:
-    """The trace's requests without their arrivals."""
-    assert trace is not None
-    first = trace.first(count)
-    count = len(first)
-    return Requests(
-        arrival_s=np.zeros(count),
-        prompt_tokens=first.prompt_tokens,
-        output_tokens=first.output_tokens,
-        session=first.session,
-        priority=first.priority,
-        prefix_offsets=first.prefix_offsets,
-        prefix_hashes=first.prefix_hashes,
-        prefix_block_tokens=first.prefix_block_tokens,
-        adapter=first.adapter,
-        parent_offsets=first.parent_offsets,
-        parents=first.parents,
-        think_s=first.think_s,
-    )
-
-
-def _drawn(config: WorkloadConfig, count: int, seed: int) -> Requests:
-    """Requests of a distribution, without arrivals."""
-    prompt, output = _drawn_lengths(config.lengths, config, count, seed)
-    return Requests(
-        arrival_s=np.zeros(count),
-        prompt_tokens=prompt,
-        output_tokens=output,
-        session=np.full(count, -1, dtype=np.int32),
-        priority=np.zeros(count, dtype=np.int8),
-        prefix_offsets=np.zeros(count + 1, dtype=np.int64),
-        prefix_hashes=np.empty(0, dtype=np.int64),
-    )
 
 
 def _drawn_lengths(lengths: length.Lengths, config: WorkloadConfig, count: int, seed: int) -> tuple[Tokens, Tokens]:
@@ -138,7 +107,7 @@ def _with_warmup(requests: Requests, count: int) -> Requests:
     return replace(requests.take(index), num_warmup=count)
 
 
-def _with_arrivals(requests: Requests, config: WorkloadConfig, trace: Trace | None, seed: int) -> Requests:
+def _with_arrivals(requests: Requests, config: WorkloadConfig, trace: Requests | None, seed: int) -> Requests:
     count, arrivals = len(requests), config.arrivals
     if len(requests.parents) and isinstance(arrivals, arrival.Batch | arrival.ClosedLoop):
         raise ConfigError(
@@ -157,8 +126,8 @@ def _with_arrivals(requests: Requests, config: WorkloadConfig, trace: Trace | No
                 think_s=arrival.think_times(arrivals, count, seed),
             )
         case arrival.Recorded():
-            assert trace is not None
-            return _with_recorded_arrivals(requests, trace, config.rate)
+            assert trace is not None and config.trace is not None
+            return _with_recorded_arrivals(requests, trace, config.rate, config.trace.file)
         case _:
             assert config.rate is not None
             if len(requests.parents):
@@ -170,23 +139,18 @@ def _with_arrivals(requests: Requests, config: WorkloadConfig, trace: Trace | No
 def _with_starts(requests: Requests, config: WorkloadConfig, arrivals: arrival.OpenLoop, seed: int) -> Requests:
     """Sessions start by themselves, at a rate that makes the calls' rate come out; all other calls are sent later."""
     assert config.rate is not None
-    starts = _num_starts(requests)
+    starts = requests.num_starts
     shape = arrival.unit_shape(arrivals, starts, seed)
     arrival_s = np.full(len(requests), np.inf)
     arrival_s[:starts] = shape.at(config.rate * starts / len(requests))
     return replace(requests, arrival_s=arrival_s, rate=config.rate)
 
 
-def _num_starts(requests: Requests) -> int:
-    """Requests that wait for no other: they come first."""
-    return int(np.count_nonzero(np.diff(requests.parent_offsets) == 0)) if len(requests.parents) else len(requests)
-
-
-def _with_recorded_arrivals(requests: Requests, trace: Trace, rate: float | None) -> Requests:
+def _with_recorded_arrivals(requests: Requests, trace: Requests, rate: float | None, file: str) -> Requests:
     if not len(trace.arrival_s):
         raise DataError(
             "the file has no arrival times.",
-            where=str(trace.path),
+            where=file,
             fix="Choose a process, such as --workload.arrivals.process poisson, or draw from the file with "
             "--workload.lengths.distribution empirical.",
         )
@@ -204,9 +168,9 @@ def _with_recorded_arrivals(requests: Requests, trace: Trace, rate: float | None
     return replace(requests, arrival_s=shape.at(rate), rate=rate, shape=shape)
 
 
-def _with_recorded_starts(requests: Requests, trace: Trace, rate: float | None) -> Requests:
+def _with_recorded_starts(requests: Requests, trace: Requests, rate: float | None) -> Requests:
     """Sessions start as recorded, or so much faster that calls come at the rate; all other calls are sent later."""
-    starts = _num_starts(requests)
+    starts = requests.num_starts
     times_s = trace.arrival_s[:starts]
     span_s = float(times_s[-1] - times_s[0])
     arrival_s = np.full(len(requests), np.inf)

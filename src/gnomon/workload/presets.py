@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-import yaml
 from pydantic import Field, field_validator
 
+from gnomon.catalog.library import Library
 from gnomon.core.arrays import Floats
-from gnomon.core.config import Config, build, load
-from gnomon.core.errors import UnknownNameError
+from gnomon.core.config import Config
 from gnomon.workload.lengths import Correlation, normal_scores, tokens
 from gnomon.workload.requests import Tokens
 
@@ -46,32 +44,22 @@ class Preset(Config):
         return knots
 
 
-FOLDER = files("gnomon.workload") / "presets_data"
+PRESETS = Library("workload preset", Path(__file__).parent / "presets_data", Preset)
 
 
 def preset_names() -> list[str]:
     """The presets that are built in."""
-    return sorted(f.name.removesuffix(".yaml") for f in FOLDER.iterdir() if f.name.endswith(".yaml"))
+    return PRESETS.names
 
 
 def presets() -> dict[str, Preset]:
     """Every built-in preset by its name."""
-    return {name: _built_in(name) for name in preset_names()}
+    return {name: PRESETS[name] for name in PRESETS.names}
 
 
 def preset(name: str) -> Preset:
     """One preset by its name, or by the path of a file that `gnomon workload fit` wrote."""
-    if name.endswith((".yaml", ".yml")):
-        return load(Preset, name)
-    if name not in preset_names():
-        raise UnknownNameError("workload preset", name, preset_names())
-    return _built_in(name)
-
-
-@cache
-def _built_in(name: str) -> Preset:
-    text = (FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
-    return build(Preset, yaml.safe_load(text), where=f"{name}.yaml")
+    return PRESETS[name]
 
 
 def preset_lengths(chosen: Preset, num_requests: int, seed: int) -> tuple[Tokens, Tokens]:

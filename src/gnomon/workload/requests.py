@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,28 +51,33 @@ class ArrivalShape:
         return scaled if self.profile is None else self.profile.warp(scaled)
 
 
+_NONE: Any = None
+"""A default that follows from the number of requests."""
+
+
 @dataclass(frozen=True, eq=False)
 class Requests:
-    """Requests as a structure of arrays.
+    """Requests as a structure of arrays; where no conversation, priority or prefix is given, there is none.
 
     Open loop: `arrival_s` is finite and sorted. Closed loop (`concurrency` > 0): the first `concurrency` requests
     arrive at 0, the others have `arrival_s = inf`; whenever a request finishes at time T, the next request i in
     index order that was not yet released arrives at T + `think_s[i]`. With `num_warmup` > 0 the first so many are
-    served that way to the end, and only then the others start, again `concurrency` at once.
+    served that way to the end, and only then the others start, again `concurrency` at once. What a file without
+    arrival times holds has an empty `arrival_s`.
     """
 
     arrival_s: Floats
     prompt_tokens: Tokens
     output_tokens: Tokens
     """At least 1: counts the token that the prefill produces."""
-    session: NDArray[np.int32]
+    session: NDArray[np.int32] = _NONE
     """Conversation of the request; -1 for none."""
-    priority: NDArray[np.int8]
+    priority: NDArray[np.int8] = _NONE
     """0 is the least urgent."""
-    prefix_offsets: NDArray[np.int64]
+    prefix_offsets: NDArray[np.int64] = _NONE
     """`prefix_hashes[prefix_offsets[i]:prefix_offsets[i + 1]]` are the block hashes of request i: of its
     prompt, and of its answer where what follows on it is known (conversations)."""
-    prefix_hashes: NDArray[np.int64]
+    prefix_hashes: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     """Equal hashes: equal content from the start of the prompt to the end of that block."""
     prefix_block_tokens: int = 16
     """Tokens per hashed block."""
@@ -101,8 +106,24 @@ class Requests:
     notes: tuple[str, ...] = ()
     """What was rejected, truncated or dropped, in sentences for the summary."""
 
+    def __post_init__(self) -> None:
+        count = len(self.prompt_tokens)
+        none = {"session": np.full(count, -1, np.int32), "priority": np.zeros(count, np.int8),
+                "prefix_offsets": np.zeros(count + 1, np.int64)}  # fmt: skip
+        found: dict[str, Any] = {name: value for name, value in none.items() if getattr(self, name) is None}
+        for name in ("prompt_tokens", "output_tokens"):
+            found[name] = np.ascontiguousarray(getattr(self, name), np.int32)
+        found["arrival_s"] = np.ascontiguousarray(self.arrival_s, np.float64)
+        for name, value in found.items():
+            object.__setattr__(self, name, value)
+
     def __len__(self) -> int:
-        return len(self.arrival_s)
+        return len(self.prompt_tokens)
+
+    @property
+    def num_starts(self) -> int:
+        """Requests that wait for no other: they come first."""
+        return int(np.count_nonzero(np.diff(self.parent_offsets) == 0)) if len(self.parents) else len(self)
 
     @property
     def total_tokens(self) -> NDArray[np.int32]:
@@ -113,36 +134,39 @@ class Requests:
         """The block hashes of one request."""
         return self.prefix_hashes[self.prefix_offsets[index] : self.prefix_offsets[index + 1]]
 
-    def take(self, index: NDArray[np.int64]) -> Requests:
-        """The requests of these increasing indices."""
+    def take(self, index: NDArray[np.int64], *, whole_sessions: bool = False) -> Requests:
+        """The requests of these indices, in their order; `whole_sessions`: with all that they wait for."""
         offsets, hashes = gathered(self.prefix_offsets, self.prefix_hashes, index)
         shape = self.shape and replace(self.shape, times_s=self.shape.times_s[index])
-        if len(self.parents) and len(index) < len(self):
+        first, parents = self.parent_offsets, self.parents
+        if len(self.parents) and whole_sessions:
+            place = np.full(len(self), -1)
+            place[index] = np.arange(len(index))
+            first, parents = gathered(self.parent_offsets, self.parents, index)
+            parents = place[parents]
+        elif len(self.parents) and len(index) < len(self):
             raise ConfigError(
                 "a call of a session is longer than the model takes, and the rest of its session waits for it.",
                 where="workload.agents",
                 fix="Use fewer calls or shorter lengths, or set workload.over_long to truncate.",
             )
+        columns = ("prompt_tokens", "output_tokens", "session", "priority", "user_class", "adapter", "think_s")
         return replace(
             self,
+            **{name: values[index] for name in columns if len(values := getattr(self, name))},
             arrival_s=self._released(index),
-            prompt_tokens=self.prompt_tokens[index],
-            output_tokens=self.output_tokens[index],
-            session=self.session[index],
-            priority=self.priority[index],
-            user_class=self.user_class[index] if len(self.user_class) else self.user_class,
-            adapter=self.adapter[index] if len(self.adapter) else self.adapter,
             prefix_offsets=offsets,
             prefix_hashes=hashes,
+            parent_offsets=first,
+            parents=parents,
             num_warmup=int(np.count_nonzero(index < self.num_warmup)),
-            think_s=self.think_s[index] if len(self.think_s) else self.think_s,
             shape=shape,
         )
 
     def _released(self, index: NDArray[np.int64]) -> Floats:
         """Arrivals of the chosen; a closed loop starts with the first `concurrency` of those that are left."""
         if not self.concurrency:
-            return self.arrival_s[index]
+            return self.arrival_s[index] if len(self.arrival_s) else self.arrival_s
         return first_wave(len(index), self.concurrency, int(np.count_nonzero(index < self.num_warmup)))
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,7 +13,7 @@ from gnomon.core.arrays import Floats
 from gnomon.core.errors import DataError
 from gnomon.workload.config import TraceConfig
 from gnomon.workload.formats import FORMATS, TimeUnit, TraceFormat, guessed
-from gnomon.workload.requests import Tokens, gathered
+from gnomon.workload.requests import Requests
 from gnomon.workload.table import Table, read_table
 
 T = TypeVar("T")
@@ -22,69 +21,18 @@ T = TypeVar("T")
 SECONDS_PER: dict[TimeUnit, float] = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
 
-@dataclass(frozen=True, eq=False)
-class Trace:
-    """Requests as recorded, in order of arrival; `arrival_s` is empty if the file has lengths only."""
-
-    path: Path
-    arrival_s: Floats
-    prompt_tokens: Tokens
-    output_tokens: Tokens
-    session: NDArray[np.int32]
-    priority: NDArray[np.int8]
-    prefix_offsets: NDArray[np.int64]
-    prefix_hashes: NDArray[np.int64]
-    prefix_block_tokens: int
-    adapter: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
-    """Empty where no column says it."""
-    parent_offsets: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    """Of calls that wait for others, as in `Requests`: those that wait for none come first; else empty."""
-    parents: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    think_s: Floats = field(default_factory=lambda: np.empty(0))
-    notes: tuple[str, ...] = field(default=())
-
-    def __len__(self) -> int:
-        return len(self.prompt_tokens)
-
-    @property
-    def num_starts(self) -> int:
-        """Requests that wait for no other."""
-        return int(np.count_nonzero(np.diff(self.parent_offsets) == 0)) if len(self.parents) else len(self)
-
-    def first(self, count: int) -> Trace:
-        """The first so many requests; where calls wait for others, whole sessions, and at least one."""
-        if not len(self.parents):
-            return self.take(np.arange(count))
-        start = starts_of(self.parent_offsets, self.parents)
-        calls = np.cumsum(np.bincount(start, minlength=self.num_starts))
-        sessions = max(1, int(np.searchsorted(calls, count, side="right")))
-        return self.take(np.flatnonzero(start < sessions))
-
-    def take(self, index: NDArray[np.int64]) -> Trace:
-        """The chosen requests in the order of `index`."""
-        offsets, hashes = gathered(self.prefix_offsets, self.prefix_hashes, index)
-        waiting: dict[str, Any] = {}
-        if len(self.parents):
-            place = np.full(len(self), -1)
-            place[index] = np.arange(len(index))
-            first, parents = gathered(self.parent_offsets, self.parents, index)
-            waiting = {"parent_offsets": first, "parents": place[parents], "think_s": self.think_s[index]}
-        return replace(
-            self,
-            **waiting,
-            adapter=self.adapter[index] if len(self.adapter) else self.adapter,
-            arrival_s=self.arrival_s[index] if len(self.arrival_s) else self.arrival_s,
-            prompt_tokens=self.prompt_tokens[index],
-            output_tokens=self.output_tokens[index],
-            session=self.session[index],
-            priority=self.priority[index],
-            prefix_offsets=offsets,
-            prefix_hashes=hashes,
-        )
+def first_of(trace: Requests, count: int) -> Requests:
+    """The first so many requests of a trace; where calls wait for others, whole sessions, and at least one."""
+    if not len(trace.parents):
+        return trace.take(np.arange(count))
+    start = starts_of(trace.parent_offsets, trace.parents)
+    calls = np.cumsum(np.bincount(start, minlength=trace.num_starts))
+    sessions = max(1, int(np.searchsorted(calls, count, side="right")))
+    return trace.take(np.flatnonzero(start < sessions), whole_sessions=True)
 
 
-def read_trace(config: TraceConfig) -> Trace:
-    """The part of a trace that a workload uses; the window's start becomes time 0."""
+def read_trace(config: TraceConfig) -> Requests:
+    """The part of a trace that a workload uses, in order of arrival; the window's start becomes time 0."""
     trace = read_requests(config.file, config.format, None if config.columns is None else config.columns.as_format())
     if config.think_s is not None and len(trace.parents):
         trace = replace(trace, think_s=np.where(np.diff(trace.parent_offsets) > 0, config.think_s, 0.0))
@@ -101,7 +49,7 @@ def read_trace(config: TraceConfig) -> Trace:
             where=config.file,
             fix=f"The trace covers 0 s to {trace.arrival_s[-1]:g} s.",
         )
-    trace = trace if len(inside) == len(trace) else trace.take(inside)
+    trace = trace if len(inside) == len(trace) else trace.take(inside, whole_sessions=True)
     return replace(
         trace,
         arrival_s=(trace.arrival_s - config.start_s) * config.time_scale,
@@ -109,7 +57,7 @@ def read_trace(config: TraceConfig) -> Trace:
     )
 
 
-def read_requests(path: str, format: str = "auto", own: TraceFormat | None = None) -> Trace:
+def read_requests(path: str, format: str = "auto", own: TraceFormat | None = None) -> Requests:
     """A whole file of requests: in the named format, one told by its columns, or the user's `own`."""
     table = read_table(path)
     notes: tuple[str, ...] = ()
@@ -124,7 +72,7 @@ def read_requests(path: str, format: str = "auto", own: TraceFormat | None = Non
     _check_columns(table, known, own is not None)
     known, more = _plausible(table, known)
     trace = _read(table, known)
-    trace = trace if len(trace.parents) else _without_empty(trace)
+    trace = trace if len(trace.parents) else _without_empty(trace, table)
     trace = replace(trace, notes=(*notes, *((known.note,) if known.note else ()), *more, *trace.notes))
     if len(trace.parents):
         return _starts_first(trace, known)
@@ -207,14 +155,13 @@ def _check_columns(table: Table, known: TraceFormat, all_needed: bool) -> None:
         )
 
 
-def _read(table: Table, known: TraceFormat) -> Trace:
+def _read(table: Table, known: TraceFormat) -> Requests:
     count = len(table.frame)
 
     def column(role: str, read: Callable[[str], T], otherwise: T) -> T:
         name = known.columns.get(role)
         return read(name) if name in table.names and name is not None else otherwise
 
-    none = np.full(count, -1, dtype=np.int32)
     no_prefixes = np.zeros(count + 1, dtype=np.int64), np.empty(0, dtype=np.int64)
     offsets, hashes = column("prefix", table.lists, no_prefixes)
     block_tokens = int(column("prefix_block_tokens", table.counts, np.full(1, known.block_tokens))[0])
@@ -227,16 +174,15 @@ def _read(table: Table, known: TraceFormat) -> Trace:
             f"has more blocks than prompt and answer have, of {block_tokens} tokens each",
         )
     arrival_s = column("arrival", lambda name: _arrivals(table, name, known), np.empty(0))
-    return Trace(
+    return Requests(
         **_waiting(table, known, arrival_s),
-        path=table.path,
         arrival_s=arrival_s,
         adapter=column("adapter", lambda name: _sessions(table, name), np.empty(0, np.int32)),
         prompt_tokens=prompt,
         output_tokens=output,
-        session=column("session", lambda name: _sessions(table, name), none),
+        session=column("session", lambda name: _sessions(table, name), np.full(count, -1, np.int32)),
         priority=column(
-            "priority", lambda name: table.counts(name, most=127).astype(np.int8), np.zeros(count, dtype=np.int8)
+            "priority", lambda name: table.counts(name, most=127).astype(np.int8), np.zeros(count, np.int8)
         ),
         prefix_offsets=offsets,
         prefix_hashes=hashes,
@@ -254,11 +200,11 @@ def starts_of(offsets: NDArray[np.int64], parents: NDArray[np.int64]) -> NDArray
     return start
 
 
-def _starts_first(trace: Trace, known: TraceFormat) -> Trace:
+def _starts_first(trace: Requests, known: TraceFormat) -> Requests:
     """Requests that wait for no other in order of arrival, then all others."""
     waits = np.diff(trace.parent_offsets) > 0
     at_s = trace.arrival_s if len(trace.arrival_s) else np.zeros(len(trace))
-    trace = trace.take(np.lexsort((np.arange(len(trace)), at_s, waits)))
+    trace = trace.take(np.lexsort((np.arange(len(trace)), at_s, waits)), whole_sessions=True)
     if not len(trace.arrival_s) or known.from_start:
         return trace
     return replace(trace, arrival_s=trace.arrival_s - trace.arrival_s[0])
@@ -328,13 +274,13 @@ def _sessions(table: Table, name: str) -> NDArray[np.int32]:
     return np.array([-1 if value is None else firsts[value] for value in values], dtype=np.int32)
 
 
-def _without_empty(trace: Trace) -> Trace:
+def _without_empty(trace: Requests, table: Table) -> Requests:
     """Drop requests without prompt or output tokens (failed ones, in most traces), and say so."""
     whole = (trace.prompt_tokens > 0) & (trace.output_tokens > 0)
     dropped = len(trace) - int(whole.sum())
     if not dropped:
         return trace
     if dropped == len(trace):
-        raise DataError("no request has both prompt and output tokens.", where=str(trace.path))
-    note = f"{dropped:,} of {len(trace):,} requests of {trace.path.name} without prompt or output tokens: dropped."
+        raise DataError("no request has both prompt and output tokens.", where=str(table.path))
+    note = f"{dropped:,} of {len(trace):,} requests of {table.path.name} without prompt or output tokens: dropped."
     return replace(trace.take(np.flatnonzero(whole)), notes=(note,))
