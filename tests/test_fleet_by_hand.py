@@ -54,7 +54,7 @@ from gnomon.serving.features.adapters import (
     take_adapter,
     wait_in_line,
 )
-from gnomon.serving.features.block_set import Shelf, num_slots, put
+from gnomon.serving.features.block_set import BlockSet, num_slots, put
 from gnomon.serving.features.front_end import leaves_front_end, leaves_replica_front_end, open_front_end
 from gnomon.serving.scenario.autoscaling import ControllerConfig, FailureConfig
 from gnomon.serving.scenario.config import FrontEndConfig
@@ -110,9 +110,9 @@ def test_what_a_lost_request_goes_on_from(keeps: bool, prefill: list[int], first
     q.replica[:], q.status[:], q.processed[:], q.num_blocks[:] = 0, [RUNNING, IN_FLIGHT], [7, 25], 2
     q.first_token_s[:], q.scheduled_s[:], q.charged[:] = [-1.0, 3.0], [2.0, 2.5], 4
     state.num_outstanding, state.free_blocks, state.num_produced, state.busy_s = 2, 5, 9, 1.5
-    outside = _outside(cluster)
+    env = _env(cluster)
     freeze(cluster, range(1))
-    evacuate(cluster, outside, range(1), np.array([0, 1]), keeps_tokens=keeps, stores_kv=False, now_s=4.0)
+    evacuate(cluster, env, range(1), np.array([0, 1]), keeps_tokens=keeps, stores_kv=False, now_s=4.0)
     assert q.prefill_tokens.tolist() == prefill and q.processed.tolist() == [0, 0]
     assert q.first_token_s[1] == first_s and q.scheduled_s.tolist() == ([-1.0, 2.5] if keeps else [-1.0, -1.0])
     assert q.num_restarts.tolist() == [1, 1] and q.charged.tolist() == ([4, 4] if keeps else [0, 0])
@@ -121,7 +121,7 @@ def test_what_a_lost_request_goes_on_from(keeps: bool, prefill: list[int], first
     assert (state.num_produced, state.busy_s) == (9, 1.5), "accounts stay"
 
 
-def _outside(cluster: Cluster) -> Any:
+def _env(cluster: Cluster) -> Any:
     adapters = new_adapters(np.zeros(0), np.zeros(1), cluster.replicas.size)
     nothing = np.zeros(0, np.int64)
     return Bag(
@@ -178,21 +178,21 @@ def test_history_by_hand() -> None:
 
 
 def traffic(cluster: Cluster, replicas: Replicas, **failures: Any) -> Traffic:
-    outside: Any = _outside(cluster)
+    env: Any = _env(cluster)
     fleet: Any = Bag(cluster=cluster, candidates=np.arange(cluster.replicas.size))
-    return Traffic(FailureConfig(**failures), fleet, outside, replicas)
+    return Traffic(FailureConfig(**failures), fleet, env, replicas)
 
 
 def test_ended_requests_are_told_once() -> None:
     cluster = arrays(6)
     one = traffic(cluster, members(UP, UP, UP))
-    one.outside.calendar.book.num_sent = 4
+    one.env.calendar.book.num_sent = 4
     cluster.requests.status[:] = [FINISHED, WAITING, SHED, RUNNING, FINISHED, NOT_ARRIVED]
     assert one.ended_since().tolist() == [0, 2]
     cluster.requests.status[1] = REJECTED
     assert one.ended_since().tolist() == [1], "the fifth has not been sent"
     assert one._under_way == slice(3, 4)
-    one.outside.calendar.book.num_sent = 6
+    one.env.calendar.book.num_sent = 6
     assert one.ended_since().tolist() == [4]
 
 
@@ -203,10 +203,10 @@ def test_parked_requests_arrive_when_somebody_is_there() -> None:
     cluster.control[NUM_PARKED] = 2
     assert one.is_stuck
     one.admit(3.0)
-    assert one.outside.calendar.book.num_events == 0 and one.fleet.candidates.size == 0
+    assert one.env.calendar.book.num_events == 0 and one.fleet.candidates.size == 0
     one.replicas.change(4.0, 2, UP)
     one.admit(4.0)
-    events = one.outside.calendar.events[:2]
+    events = one.env.calendar.events[:2]
     assert one.fleet.candidates.tolist() == [2] and not one.is_stuck
     assert (events.subject.tolist(), events.kind.tolist()) == ([0, 2], [REQUEST_ARRIVES] * 2)
     assert events.time_s.tolist() == [4.0, 4.0] and cluster.requests.num_tries.tolist() == [1, 0, 1, 0]
@@ -225,9 +225,9 @@ def test_whether_a_fleet_goes_on() -> None:
     cluster.control[NUM_PARKED] = 1
     assert one.goes_on
     cluster.control[NUM_PARKED] = 0
-    one.outside.calendar.book.end_open = 1
+    one.env.calendar.book.end_open = 1
     assert one.goes_on, "one is to come"
-    one.outside.calendar.book.num_sent = 1
+    one.env.calendar.book.num_sent = 1
     assert not one.goes_on
     cluster.requests.status[1] = NOT_ARRIVED
     assert one.goes_on
@@ -296,25 +296,25 @@ def test_what_was_planned_for_a_former_life_does_not_happen() -> None:
 # Shelves of keys.
 
 
-def shelf(max_keys: int) -> Shelf:
+def blocks(max_keys: int) -> BlockSet:
     def zeros(count: int) -> Any:
         return np.zeros(count, np.int64)
 
     slots = num_slots(max_keys)
-    return Shelf(zeros(max_keys), zeros(max_keys + 1), zeros(max_keys + 1), zeros(slots), zeros(slots), zeros(1))
+    return BlockSet(zeros(max_keys), zeros(max_keys + 1), zeros(max_keys + 1), zeros(slots), zeros(slots), zeros(1))
 
 
 def test_the_one_not_used_for_longest_or_the_first_is_evicted() -> None:
     """Room for three: 11 is used again before 14 comes."""
     for is_fifo, evicted, left in ((False, [12, 13, 11], [14, 15, 16]), (True, [11, 12, 13], [14, 15, 16])):
-        one = shelf(3)
+        one = blocks(3)
         assert [put(one, key, 3, is_fifo) for key in (11, 12, 13, 11)] == [0] * 4
         assert [put(one, key, 3, is_fifo) for key in (14, 15, 16)] == evicted
         assert one.used[0] == 3 and sorted(one.block_key.tolist()) == left
 
 
 def test_a_key_that_is_there_takes_no_more_room() -> None:
-    one = shelf(2)
+    one = blocks(2)
     assert [put(one, key, 2, False) for key in (5, 5, 5, 6, 5)] == [0] * 5
     assert one.used[0] == 2 and put(one, 7, 2, False) == 6
 

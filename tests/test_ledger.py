@@ -237,7 +237,7 @@ def test_waiting_for_an_adapter_is_not_waiting_for_an_iteration() -> None:
 def test_nothing_is_kept_unless_asked_for() -> None:
     done = run(scenario())
     assert not any(
-        getattr(done.cluster, name).size for name in ("ledger", "parts_ns", "clocks", "floor_ns", "context_ns")
+        getattr(done.cluster, name).size for name in ("breakdown", "parts_ns", "clocks", "floor_ns", "context_ns")
     )
 
 

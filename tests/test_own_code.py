@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from gnomon.core.user_files import is_own
-from gnomon.jit import inner, jit
+from gnomon.jit import inlined, jit
 from gnomon.serving.policies import POLICIES as REGISTERED
 from own_code_kit import CAREFUL, HEADER, ONE_BY_ONE, POLICIES, ROUTER, ROUTERS, SCRIPT
 from serving_kit import check_invariants, requests_of, run, scenario
@@ -158,11 +158,11 @@ def test_check_policy_says_what_passed_and_what_failed(tmp_path: Path, cli: Any)
 def test_a_plain_function_may_call_what_compiled_code_calls() -> None:
     """A part of compiled code has no machine code of its own: called from Python it runs as it is written."""
 
-    @inner
+    @inlined
     def doubled(x: float) -> float:
         return 2.0 * x
 
-    @inner
+    @inlined
     def squared_twice(x: float) -> float:
         return doubled(x) * doubled(x)
 

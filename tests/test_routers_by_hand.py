@@ -114,17 +114,17 @@ def test_an_answer_goes_on_for_at_least_one_token(predicted: int, produced: int,
 def test_predicted_latency_of_a_loaded_replica() -> None:
     """150 prompt tokens in one chunk beside 4 decodes: 154 ms. Then 20 steps of 6 tokens, once: 600 tokens are free,
     and 30 + 100 + 20 needed."""
-    assert predicted_latency.foretold_s(fleet(), 0, 100, 20.0) == pytest.approx(0.154 + 20 * 0.006)
-    assert predicted_latency.foretold_s(fleet(), 1, 100, 20.0) == pytest.approx(0.100 + 20 * 0.001)
+    assert predicted_latency.predicted_s(fleet(), 0, 100, 20.0) == pytest.approx(0.154 + 20 * 0.006)
+    assert predicted_latency.predicted_s(fleet(), 1, 100, 20.0) == pytest.approx(0.100 + 20 * 0.001)
 
 
 @plain
 def test_predicted_latency_of_a_full_replica() -> None:
     """Three at once, six in all: two rounds. 100 tokens are free of the 150 needed: a twentieth of all memory more."""
     full = fleet(max_running=[3, 3], free_blocks=[10, 100])
-    assert predicted_latency.foretold_s(full, 0, 100, 20.0) == pytest.approx(0.154 + (2.0 + 50 / 1000) * 20 * 0.003)
+    assert predicted_latency.predicted_s(full, 0, 100, 20.0) == pytest.approx(0.154 + (2.0 + 50 / 1000) * 20 * 0.003)
     exact = fleet(free_blocks=[15, 100])
-    assert predicted_latency.foretold_s(exact, 0, 100, 20.0) == pytest.approx(0.154 + 20 * 0.006)
+    assert predicted_latency.predicted_s(exact, 0, 100, 20.0) == pytest.approx(0.154 + 20 * 0.006)
 
 
 @plain
@@ -133,7 +133,7 @@ def test_what_sending_a_request_somewhere_means() -> None:
     Its prefill beside them: 104 ms and 4 ms of KV. Ahead of it 50 tokens: 54 + 4 ms."""
     seen = fleet(kv_s=1e-5, num_in_flight=[1, 0], next_end_s=[2.5, 0.0])
     at = observation.Arrival(0, 2.0, 100, 20.0, 200.0)
-    times = observation.foretell(seen, 0, 100, at)
+    times = observation.predict(seen, 0, 100, at)
     kv = 4 * _between(100.0)
     joined = 5 * _between(100.0)
     assert times.step == pytest.approx(0.004 + kv)
@@ -145,7 +145,7 @@ def test_what_sending_a_request_somewhere_means() -> None:
     assert times.stalls_to_come == 0.0
     assert times.alone_first_token == pytest.approx(0.100)
     assert times.alone_step == pytest.approx(0.001 + _between(100.0))
-    idle = observation.foretell(seen, 1, 60, at)
+    idle = observation.predict(seen, 1, 60, at)
     assert idle.first_token == pytest.approx(0.060), "40 of the 100 tokens are cached there"
     assert (idle.step, idle.stall, idle.crowding) == (0.0, 0.0, 0.0)
 
@@ -176,7 +176,7 @@ def test_a_full_replica_makes_it_wait_for_mean_requests() -> None:
     """Three places for six: two rounds; the second starts after a mean request of 200 steps. Of memory, 50 tokens of
     1,000 are missing: a twentieth of a round more."""
     seen = fleet(max_running=[3, 3], free_blocks=[10, 100])
-    times = observation.foretell(seen, 0, 100, observation.Arrival(0, 2.0, 100, 20.0, 200.0))
+    times = observation.predict(seen, 0, 100, observation.Arrival(0, 2.0, 100, 20.0, 200.0))
     assert times.first_token == pytest.approx(0.054 + 0.104 + (1.0 + 0.05) * 200 * 0.005)
 
 
@@ -187,13 +187,13 @@ def test_prefills_of_late_will_hold_it_up() -> None:
     base = observation.MEMORY_PER_REPLICA * 2
     seen.memory[base + observation._WINDOW_S] = 4.0
     seen.memory[observation._PREFILL_S] = 1.0
-    times = observation.foretell(seen, 0, 100, observation.Arrival(0, 2.0, 100, 20.0, 200.0))
+    times = observation.predict(seen, 0, 100, observation.Arrival(0, 2.0, 100, 20.0, 200.0))
     assert times.stalls_to_come == pytest.approx(0.25 * 20 * 0.005)
 
 
 @plain
 def test_added_latency_is_a_weighted_sum() -> None:
-    times = observation.Foretold(0.0, 0.0, 1.0, 10.0, 100.0, 1000.0, 10_000.0, 0.0, 0.0)
+    times = observation.Prediction(0.0, 0.0, 1.0, 10.0, 100.0, 1000.0, 10_000.0, 0.0, 0.0)
     assert observation.added_s(times, 2.0, 3.0, 4.0, 5.0) == 10 + 2 + 300 + 4000 + 50_000
 
 

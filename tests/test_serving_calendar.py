@@ -19,7 +19,7 @@ from gnomon.serving.engine.calendar import (
     take_next,
 )
 from gnomon.serving.engine.cluster import advance_all, serve
-from gnomon.serving.engine.context import Asked, Fleet, Outside, open_to_all
+from gnomon.serving.engine.context import Environment, Fleet, RouterInputs, open_to_all
 from gnomon.serving.engine.log import new_log
 from gnomon.serving.features.adapters import new_adapters
 from gnomon.serving.features.tiers import new_tiers
@@ -58,7 +58,7 @@ def test_events_come_by_time_then_kind_then_order_of_scheduling(events: list[tup
     assert calendar.book[0].num_events == 0
 
 
-def _fleet(arrival_s: list[float], ticks: list[float]) -> tuple[Fleet, Outside, object, object]:
+def _fleet(arrival_s: list[float], ticks: list[float]) -> tuple[Fleet, Environment, object, object]:
     """One replica whose iterations take a second, with control ticks."""
     table = {"source": "table", "table": {"per_iteration": 1.0}}
     setup = scenario(timing=table)
@@ -80,27 +80,27 @@ def _fleet(arrival_s: list[float], ticks: list[float]) -> tuple[Fleet, Outside, 
     schedule_all(calendar, CONTROL_TICK, np.array(ticks), np.arange(len(ticks)))
     others = (
         new_transfers(0, 0, 0),
-        Asked(*fleet[2:7]),
+        RouterInputs(*fleet[2:7]),
         np.zeros(1),
         new_tiers(1, 0, 0, 0),
         *(np.zeros(0, np.int64),) * 3,
         new_adapters(np.zeros(0), np.zeros(2), 1),
         open_tool_cache(setup.tool_cache, requests, cluster),
     )
-    outside = Outside(calendar, np.zeros(0), np.zeros(3), *others)
-    return fleet, outside, engine_of(policies_of(pools), ROUTERS["round_robin"]), new_log(64, 64)
+    env = Environment(calendar, np.zeros(0), np.zeros(3), *others)
+    return fleet, env, engine_of(policies_of(pools), ROUTERS["round_robin"]), new_log(64, 64)
 
 
 def test_a_tick_finds_the_replicas_as_they_are_before_its_instant() -> None:
     """Ticks at the moment of an arrival and of a batch end come before both; between ends, after the ends before."""
-    fleet, outside, engine, log = _fleet([0.0, 1.5], [0.0, 1.0, 1.5, 2.5])
-    book, seen = outside.calendar.book[0], []
+    fleet, env, engine, log = _fleet([0.0, 1.5], [0.0, 1.0, 1.5, 2.5])
+    book, seen = env.calendar.book[0], []
     with function_arguments():
-        serve(fleet, engine, outside, log, 2)
+        serve(fleet, engine, env, log, 2)
         while book.wants == AN_EVENT:
             state = fleet.cluster.replicas[0]
             seen.append((float(book.time_s), int(book.subject), int(state.num_outstanding), int(state.num_produced)))
-            serve(fleet, engine, outside, log, 2)
+            serve(fleet, engine, env, log, 2)
         assert book.wants == NOTHING
         advance_all(fleet, engine, log, np.inf)
     assert seen == [(0.0, 0, 0, 0), (1.0, 1, 1, 0), (1.5, 2, 1, 1), (2.5, 3, 2, 2)]
@@ -108,11 +108,11 @@ def test_a_tick_finds_the_replicas_as_they_are_before_its_instant() -> None:
 
 
 def test_events_of_one_instant_arrive_in_the_order_of_scheduling_and_before_open_arrivals() -> None:
-    fleet, outside, engine, log = _fleet([7.0, 7.0, 2.0], [])
-    outside.calendar.book.num_sent, outside.calendar.book.end_open = 2, 3
-    schedule_all(outside.calendar, REQUEST_ARRIVES, np.array([2.0, 2.0]), np.array([1, 0]))
+    fleet, env, engine, log = _fleet([7.0, 7.0, 2.0], [])
+    env.calendar.book.num_sent, env.calendar.book.end_open = 2, 3
+    schedule_all(env.calendar, REQUEST_ARRIVES, np.array([2.0, 2.0]), np.array([1, 0]))
     with function_arguments():
-        serve(fleet, engine, outside, log, 3)
+        serve(fleet, engine, env, log, 3)
         advance_all(fleet, engine, log, np.inf)
     # The first forms a batch alone; the next two wait for its end.
     assert list(fleet.cluster.requests.scheduled_s) == [3.0, 2.0, 3.0]

@@ -160,7 +160,7 @@ def test_imports_of_the_release_before_still_work_and_say_where_to_go(monkeypatc
         from gnomon.serving.verbs import place
     with pytest.warns(FutureWarning, match=r"gnomon\.jit"):
         from gnomon.core.jit import inner
-    assert (place, inner) == (extend.place, extend.inner)
+    assert (place, inner) == (extend.place, extend.inlined)
     assert all(find_spec(new) for new in MOVED.values())
     with pytest.raises(ModuleNotFoundError):
         import_module("gnomon.serving.never_was")

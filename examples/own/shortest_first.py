@@ -8,11 +8,11 @@ Like vllm_v1, every running request gets its tokens first; but of those that wai
 
 from __future__ import annotations
 
-from gnomon.extend import NONE, Replica, batching_policy, inner, tokens_placed
+from gnomon.extend import NONE, Replica, batching_policy, inlined, tokens_placed
 from gnomon.serving.policies.vllm_v1 import admit_first, continue_running
 
 
-@inner
+@inlined
 def bring_shortest_to_front(replica: Replica) -> None:
     """Move the most deserving waiting request to the head of the queue."""
     state, requests = replica.state, replica.requests

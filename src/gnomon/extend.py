@@ -6,7 +6,7 @@ The modules behind it may move; these names stay.
 from __future__ import annotations
 
 from gnomon.core.errors import GnomonError
-from gnomon.jit import inner
+from gnomon.jit import inlined
 from gnomon.pipeline.zoo.plan import pipeline_schedule
 from gnomon.posttrain.policies import scheduling_policy
 from gnomon.serving.admission import admission
@@ -43,10 +43,13 @@ from gnomon.serving.policies import batching_policy
 from gnomon.serving.routers import router
 from gnomon.timing.sources import timing_source
 
+inner = inlined
+"""The name of `inlined` in the release before."""
+
 __all__ = [
     "NONE", "Fleet", "GnomonError", "Replica", "View", "admission", "batching_policy", "blocks_for", "blocks_missing",
-    "computed", "controller", "decider", "finish", "grow_for_decode", "hold", "hold_cached", "hold_found", "inner",
-    "is_decoding", "keep_running", "let_go", "pipeline_schedule", "place", "place_together", "pop_waiting", "preempt",
-    "prefill_left", "prefix_cache", "push_waiting", "push_waiting_front", "retract", "router", "scheduling_policy",
-    "sort_running_by_admission", "sort_running_by_arrival", "timing_source", "tokens_placed",
+    "computed", "controller", "decider", "finish", "grow_for_decode", "hold", "hold_cached", "hold_found", "inlined",
+    "inner", "is_decoding", "keep_running", "let_go", "pipeline_schedule", "place", "place_together", "pop_waiting",
+    "preempt", "prefill_left", "prefix_cache", "push_waiting", "push_waiting_front", "retract", "router",
+    "scheduling_policy", "sort_running_by_admission", "sort_running_by_arrival", "timing_source", "tokens_placed",
 ]  # fmt: skip

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 MOVED = {
-    "gnomon.core.jit": "gnomon.jit",
+    "gnomon.core.jit": "gnomon.extend",
     "gnomon.serving.accounts": "gnomon.serving.features.service_by_class",
     "gnomon.serving.fleet": "gnomon.serving.autoscaling",
     "gnomon.serving.fleet.controllers": "gnomon.serving.autoscaling.controllers",

@@ -247,7 +247,7 @@ class Simulation(Result):
         """This simulation with accounts of every request's time: simulated again unless they were kept."""
         from gnomon.serving.run.simulate import run
 
-        if self.run.cluster.ledger.size:
+        if self.run.cluster.breakdown.size:
             return self
         return replace(self, run=run(self.scenario, requests=self.given_requests, explained=True))
 
@@ -284,7 +284,7 @@ class Simulation(Result):
         from gnomon.serving.run.simulate import run
 
         is_small = self.run.cluster.requests.size <= _MOST_TO_REPEAT
-        kept = {"keep_chunks": MOST_CHUNKS, "explained": is_small or self.run.cluster.ledger.size > 0}
+        kept = {"keep_chunks": MOST_CHUNKS, "explained": is_small or self.run.cluster.breakdown.size > 0}
         return run(self.scenario, requests=self.given_requests, **kept)
 
     def _explained_run(self) -> Run:

@@ -10,7 +10,7 @@ from gnomon import __version__
 from gnomon.cli.lazy import LazyGroup
 from gnomon.core.errors import GnomonError
 
-VERBS = {
+COMMANDS = {
     "simulate": "Simulate a serving deployment: latency, throughput, utilisation, cost.",
     "serve": "Serve a scenario to OpenAI clients: tokens come when the simulated engine would give them.",
     "compare": "Run several variants on the same requests and print paired differences.",
@@ -39,7 +39,7 @@ VERBS = {
 }
 
 
-PLACES = {
+MODULES = {
     "simulate": "serving.simulate",
     "serve": "serving.serve",
     "check": "serving.check",
@@ -59,9 +59,9 @@ PLACES = {
 
 @click.group(
     cls=LazyGroup,
-    table=VERBS,
+    table=COMMANDS,
     package="gnomon.cli",
-    places=PLACES,
+    places=MODULES,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(__version__, prog_name="gnomon")

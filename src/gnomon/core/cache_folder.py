@@ -13,7 +13,7 @@ VARIABLE = "GNOMON_CACHE"
 
 
 @cache
-def said_once(words: str) -> None:
+def warn_once(words: str) -> None:
     """Tell the user, once per process."""
     print(f"gnomon: {words}", file=sys.stderr)
 
@@ -29,7 +29,7 @@ def cache_home() -> Path | None:
         return wanted
     other = _temporary()
     place = f"in {other}" if other else "in memory only"
-    said_once(
+    warn_once(
         f"{wanted or 'the cache folder of this user'} cannot be written: what is compiled is kept {place}. "
         f"Set {VARIABLE} to a folder that can."
     )

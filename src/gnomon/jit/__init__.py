@@ -106,21 +106,21 @@ def jit(function: F) -> F:
     return _cached(_numba().njit(error_model="numpy", pipeline_class=WholeCompiler)(function), function)
 
 
-def inner(function: F) -> F:
+def inlined(function: F) -> F:
     """Like `jit`, for a function that compiled code calls: a part of its callers, inlined and kept on disk with them.
     Python runs it as it is written."""
     return _part(function, is_inlined=True) if ENABLED else function
 
 
-def apart(function: F) -> F:
-    """Like `inner`, for one that is long and not called at every iteration: it stands once in the code, and is
+def noinline(function: F) -> F:
+    """Like `inlined`, for one that is long and not called at every iteration: it stands once in the code, and is
     called."""
     return _part(function, is_inlined=False) if ENABLED else function
 
 
 def feature(function: F) -> F:
-    """Like `apart`, for one that only some runs need: nothing is compiled of it, and a call does nothing, where it is
-    given a bundle whose class says `has_no_features`."""
+    """Like `noinline`, for one that only some runs need: nothing is compiled of it, and a call does nothing, where it
+    is given a bundle whose class says `has_no_features`."""
     if not ENABLED:
         return function
     from gnomon.jit.linked_code import FeatureDispatcher
@@ -153,16 +153,16 @@ def _part(function: F, is_inlined: bool, error_model: str = "numpy") -> F:
 
 
 def own_jit(function: F) -> F:
-    """Like `inner`, for a user's own: it raises an error where it divides by zero, and does not go on with infinity."""
+    """Like `inlined`, for a user's own: where it divides by zero it raises an error, and does not go on with inf."""
     return _part(function, is_inlined=True, error_model="python")
 
 
-def inline(function: F) -> F:
+def macro(function: F) -> F:
     """Compile `function` so that its body is pasted into its callers."""
     if not ENABLED:
         return function
-    inlined: F = _numba().njit(error_model="numpy", inline="always")(function)
-    return inlined
+    pasted: F = _numba().njit(error_model="numpy", inline="always")(function)
+    return pasted
 
 
 def bound(function: F, *examples: Any) -> F:

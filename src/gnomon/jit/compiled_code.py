@@ -18,7 +18,7 @@ from typing import Any
 
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile, NullCache
 
-from gnomon.core.cache_folder import compiled_code_folder, said_once
+from gnomon.core.cache_folder import compiled_code_folder, warn_once
 
 
 def kept(function: Any) -> Any:
@@ -106,9 +106,9 @@ class _Kept(FunctionCache):  # type: ignore[misc]
         try:
             return super().load_overload(sig, target_context)
         except OSError as error:
-            said_once(f"compiled code in {self._cache_path} cannot be read: {error.strerror or error}; compiling.")
+            warn_once(f"compiled code in {self._cache_path} cannot be read: {error.strerror or error}; compiling.")
         except Exception as error:
-            said_once(f"compiled code in {self._cache_path} is damaged ({type(error).__name__}); compiling it again.")
+            warn_once(f"compiled code in {self._cache_path} is damaged ({type(error).__name__}); compiling it again.")
             self._forget()
         return None
 
@@ -118,7 +118,7 @@ class _Kept(FunctionCache):  # type: ignore[misc]
             super().save_overload(sig, data)
         except OSError as error:
             reason = error.strerror or error
-            said_once(
+            warn_once(
                 f"compiled code cannot be kept in {self._cache_path}: {reason}. It is compiled in memory, every time. "
                 "Set GNOMON_CACHE to a folder that can be written."
             )

@@ -2,7 +2,7 @@
 
 Numba optimises every function together with all that it calls, and makes machine code of it, before it does the same
 for its caller: what lies at the bottom is optimised as often as the calls are deep. The functions that only compiled
-code calls (`gnomon.jit.inner`) are parts, kept as they were written down first; the ones that Python or a pointer
+code calls (`gnomon.jit.inlined`) are parts, kept as they were written down first; the ones that Python or a pointer
 calls link all their parts in, each once, and are optimised as a whole.
 """
 

@@ -38,8 +38,8 @@ def cancel(cluster: Cluster, request_id: int, now_s: float) -> bool:
 
 def _is_news(replica: Replica, r: int) -> bool:
     """Whether its replica acts on what has happened to it one batch later (`gnomon.serving.features.overlap`)."""
-    one = replica.state.first_news
-    for _ in range(replica.state.num_news):
+    one = replica.state.first_deferred
+    for _ in range(replica.state.num_deferred):
         if one == r:
             return True
         one = replica.requests[one].next_waiting

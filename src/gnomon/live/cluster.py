@@ -24,7 +24,7 @@ from gnomon.serving.engine.log import new_log
 from gnomon.serving.engine.state import FINISHED, IN_FLIGHT, NONE, REJECTED, SHED
 from gnomon.serving.features.front_end import is_before_router
 from gnomon.serving.run.build import build_cluster
-from gnomon.serving.run.driving import Opened
+from gnomon.serving.run.driving import OpenCluster
 from gnomon.serving.run.simulate import open_cluster
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.scenario.pool import Pool
@@ -69,13 +69,13 @@ class LiveCluster:
         self.times = bake(scenario.model, self.pools, places)
         cluster = build_cluster(self.pools, places, scenario.seed, None, scenario.lora.max_loaded)
         with function_arguments():
-            self.opened: Opened = open_cluster(
+            self.opened: OpenCluster = open_cluster(
                 scenario, self.pools, places, cluster, self.times.tables, new_log(64, 64)
             )
         self.cluster, self._block_tokens = cluster, places.prefix_block_tokens
-        self.num_adapters = self.opened.outside.adapters.load_s.size
+        self.num_adapters = self.opened.env.adapters.load_s.size
         if self.num_adapters:
-            report_ends(self.opened.outside.calendar, cluster)
+            report_ends(self.opened.env.calendar, cluster)
         self._blank = cluster.requests[0].copy()
         self._room, self._held = Room(room), dict[int, tuple[int, int]]()
         self._next, self._leaving = 0, set[int]()
@@ -112,13 +112,13 @@ class LiveCluster:
         request.prefix_first, request.prefix_count = first, len(hashes)
         if asked.replica is not None:
             request.replica, request.num_tries = asked.replica, 1
-        outside = self.opened.outside
-        for foretold in (self.opened.fleet.predicted_output, outside.decode.predicted_output):
+        env = self.opened.env
+        for foretold in (self.opened.fleet.predicted_output, env.decode.predicted_output):
             if foretold.size:
                 foretold[slot] = max(1.0, request.output_tokens * self._length_errors[slot])
         request.arrival_s = now_s
-        kind = REQUEST_SENT if is_before_router(outside.front) else REQUEST_ARRIVES
-        schedule_all(outside.calendar, kind, np.array([now_s]), np.array([slot]))
+        kind = REQUEST_SENT if is_before_router(env.front) else REQUEST_ARRIVES
+        schedule_all(env.calendar, kind, np.array([now_s]), np.array([slot]))
         return slot
 
     def _free_slot(self) -> int:
@@ -138,13 +138,13 @@ class LiveCluster:
 
     def _go_on(self, now_s: float) -> None:
         until_s = math.nextafter(now_s, math.inf)
-        self.opened.outside.calendar.book.stop_s = until_s
+        self.opened.env.calendar.book.stop_s = until_s
         self.opened.drive(self.cluster.requests.size)
         self.opened.advance(until_s)
 
     def next_s(self) -> float:
         """When something happens next, if nobody sends anything."""
-        calendar = self.opened.outside.calendar
+        calendar = self.opened.env.calendar
         book = calendar.book[0]
         event_s = calendar.events[0].time_s if book.num_events else math.inf
         return min(float(self.cluster.next_end_s.min()), float(event_s), float(book.next_drain_s))
@@ -191,7 +191,7 @@ class LiveCluster:
             elif cancel(self.cluster, request_id, now_s):
                 # Somebody else may have its blocks, and what follows from its end is done then.
                 replica = np.array([self.cluster.requests[request_id].replica], np.int64)
-                schedule_all(self.opened.outside.calendar, BLOCKS_FREED, np.array([now_s]), replica)
+                schedule_all(self.opened.env.calendar, BLOCKS_FREED, np.array([now_s]), replica)
 
 
 def _check(scenario: Scenario) -> None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gnomon.core.arrays import Floats, Ints
-from gnomon.jit import inner, jit
+from gnomon.jit import inlined, jit
 from gnomon.jit.borrowing import borrow
 from gnomon.timing.fair_share import NUM_TYPES, share_links
 
@@ -103,7 +103,7 @@ class Scene(NamedTuple):
     """Scratch: the tasks that a step has ended."""
 
 
-@inner
+@inlined
 def _enqueue(tasks: Records, queues: Queues, index: int, now: float) -> None:
     task = tasks[index]
     task.ready = now
@@ -111,7 +111,7 @@ def _enqueue(tasks: Records, queues: Queues, index: int, now: float) -> None:
     queues.length[task.channel] += 1
 
 
-@inner
+@inlined
 def _dispatch(tasks: Records, ranks: Records, queues: Queues, now: float) -> None:
     """Every free compute channel takes the first of its ready tasks."""
     for r in range(ranks.size):
@@ -134,7 +134,7 @@ def _dispatch(tasks: Records, ranks: Records, queues: Queues, now: float) -> Non
     queues.length[COMPUTE] = kept
 
 
-@inner
+@inlined
 def _share_links(tasks: Records, ranks: Records, queues: Queues, present: Ints, weights: Floats, tiers: Ints) -> None:
     """Set the share of every ready transfer."""
     for r in range(ranks.size):
@@ -147,7 +147,7 @@ def _share_links(tasks: Records, ranks: Records, queues: Queues, present: Ints, 
             ranks[task.rank].sync_share += task.share
 
 
-@inner
+@inlined
 def _set_compute_rates(tasks: Records, ranks: Records) -> None:
     for r in range(ranks.size):
         if ranks[r].running >= 0:
@@ -155,7 +155,7 @@ def _set_compute_rates(tasks: Records, ranks: Records) -> None:
             task.share = 1.0 - ranks[r].sync_share * task.impact
 
 
-@inner
+@inlined
 def _time_to_next_completion(tasks: Records, ranks: Records, queues: Queues) -> float:
     step = np.inf
     for r in range(ranks.size):
@@ -171,7 +171,7 @@ def _time_to_next_completion(tasks: Records, ranks: Records, queues: Queues) -> 
     return max(step, EPSILON)
 
 
-@inner
+@inlined
 def _advance(tasks: Records, ranks: Records, queues: Queues, began: float, step: float, done: Ints) -> int:
     """Work for one `step`; write the tasks that are then done into `done` and return how many."""
     now = began + step
@@ -206,7 +206,7 @@ def _advance(tasks: Records, ranks: Records, queues: Queues, began: float, step:
     return num_done
 
 
-@inner
+@inlined
 def _release(tasks: Records, queues: Queues, successors: Ints, done: Ints, num_done: int, now: float) -> bool:
     """Queue the tasks that waited for nothing else; True when the set of ready transfers has changed."""
     links_changed = False
@@ -222,7 +222,7 @@ def _release(tasks: Records, queues: Queues, successors: Ints, done: Ints, num_d
     return links_changed
 
 
-@inner
+@inlined
 def _record(
     tasks: Records, queues: Queues, segments: Floats, num_segments: int, last: Ints, now: float, step: float
 ) -> int:
@@ -242,7 +242,7 @@ def _record(
     return num_segments
 
 
-@inner
+@inlined
 def _play(
     scene: Scene, weights: Floats, tiers: Ints, record: bool, segments: Floats, last: Ints
 ) -> tuple[float, Floats, int, int]:

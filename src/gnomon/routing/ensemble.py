@@ -10,14 +10,14 @@ import math
 from typing import NamedTuple
 
 from gnomon.core.arrays import Floats, Ints
-from gnomon.jit import inline, inner, jit
+from gnomon.jit import inlined, jit, macro
 from gnomon.jit.borrowing import borrow, first_rows
 from gnomon.serving.engine.arrivals import advance_replicas, serve_arrivals, wake_groups
 from gnomon.serving.engine.calendar import NEVER
 from gnomon.serving.engine.context import Engine, Fleet
 from gnomon.serving.engine.dispatch import ask_router
 from gnomon.serving.engine.log import Log
-from gnomon.serving.engine.loop import receive
+from gnomon.serving.engine.loop import enqueue
 from gnomon.serving.engine.state import FINISHED, REJECTED, Cluster
 from gnomon.serving.routers.observation import observe, remember_choice
 
@@ -56,7 +56,7 @@ class Ensemble(NamedTuple):
     """[lane, number]: memory of a router that is asked for its opinion (a teacher)."""
 
 
-@inline
+@macro
 def _lane(fleets: Fleet, lane: int, num_replicas: int, memory: Floats) -> Fleet:
     """One lane as the fleet that it is."""
     all_ = fleets.cluster
@@ -92,7 +92,7 @@ def _lane(fleets: Fleet, lane: int, num_replicas: int, memory: Floats) -> Fleet:
         all_.recorded_s[lane],
         all_.control[lane],
         all_.adapter_slots[lane],
-        all_.ledger[lane],
+        all_.breakdown[lane],
         all_.parts_ns[lane],
         all_.clocks[lane],
         all_.flight_ns[lane],
@@ -113,7 +113,7 @@ def _lane(fleets: Fleet, lane: int, num_replicas: int, memory: Floats) -> Fleet:
     return borrow(fleet)
 
 
-@inner
+@inlined
 def _account(many: Ensemble, lane: int, start: float, end: float) -> None:
     """Add what happened between two moments to the lane's accounts; requests that ended leave the active ones."""
     requests, active, accounts = many.fleets.cluster.requests[lane], many.active[lane], many.accounts[lane]
@@ -136,7 +136,7 @@ def _account(many: Ensemble, lane: int, start: float, end: float) -> None:
     many.num_active[lane] = kept
 
 
-@inner
+@inlined
 def _take_stock(many: Ensemble, lane: int, fleet: Fleet) -> None:
     """How many requests there are, and how unevenly they are spread."""
     replicas, total, squares = fleet.cluster.replicas, 0.0, 0.0
@@ -148,13 +148,13 @@ def _take_stock(many: Ensemble, lane: int, fleet: Fleet) -> None:
     many.accounts[lane, IMBALANCE] = math.sqrt(max(0.0, squares / replicas.size - mean * mean)) / max(1.0, mean)
 
 
-@inner
+@inlined
 def _step(many: Ensemble, engine: Engine, log: Log, lane: int, chosen: int) -> None:
     """Send the pending request to a replica, go on to the next arrival, and observe it."""
     fleet = _lane(many.fleets, lane, many.num_replicas[lane], many.fleets.memory)
     cluster, pending = fleet.cluster, many.pending[lane]
     now, then = cluster.requests[pending].arrival_s, cluster.requests[pending + 1].arrival_s
-    receive(cluster, chosen, pending, now)
+    enqueue(cluster, chosen, pending, now)
     remember_choice(fleet, pending, chosen)
     many.active[lane, many.num_active[lane]] = pending
     many.num_active[lane] += 1
@@ -170,14 +170,14 @@ def _step(many: Ensemble, engine: Engine, log: Log, lane: int, chosen: int) -> N
     observe(fleet, pending + 1, many.observation[lane], many.queue_depth[0])
 
 
-@inner
+@inlined
 def _opinion(many: Ensemble, engine: Engine, lane: int) -> int:
     """What the engine's router would do with the pending request."""
     fleet = _lane(many.fleets, lane, many.num_replicas[lane], many.router_memory)
     return ask_router(fleet, engine, many.pending[lane])
 
 
-@inner
+@inlined
 def _step_all(many: Ensemble, engine: Engine, log: Log, chosen: Ints) -> None:
     for lane in range(chosen.size):
         _step(many, engine, log, lane, chosen[lane])
@@ -189,7 +189,7 @@ def step_all(many: Ensemble, engine: Engine, log: Log, chosen: Ints) -> None:
     _step_all(borrow(many), engine, borrow(log), chosen)
 
 
-@inner
+@inlined
 def _opinions(many: Ensemble, engine: Engine, chosen: Ints) -> None:
     for lane in range(chosen.size):
         chosen[lane] = _opinion(many, engine, lane)
@@ -201,7 +201,7 @@ def opinions(many: Ensemble, engine: Engine, chosen: Ints) -> None:
     _opinions(borrow(many), engine, chosen)
 
 
-@inner
+@inlined
 def _warm_up(many: Ensemble, engine: Engine, log: Log, lane: int, count: int) -> None:
     fleet = _lane(many.fleets, lane, many.num_replicas[lane], many.fleets.memory)
     observe(fleet, 0, many.observation[lane], many.queue_depth[0])
@@ -215,14 +215,14 @@ def warm_up(many: Ensemble, engine: Engine, log: Log, lane: int, count: int) -> 
     _warm_up(borrow(many), engine, borrow(log), lane, count)
 
 
-@inner
+@inlined
 def _roll_out(
     copies: Ensemble, engine: Engine, log: Log, last: int, observes: bool, ttft_weight: float, costs: Floats
 ) -> None:
     for r in range(costs.size):
         fleet = _lane(copies.fleets, r, costs.size, copies.router_memory)
         requests, pending, num_active = fleet.cluster.requests, copies.pending[r], copies.num_active[r]
-        receive(fleet.cluster, r, pending, requests[pending].arrival_s)
+        enqueue(fleet.cluster, r, pending, requests[pending].arrival_s)
         if observes:
             remember_choice(fleet, pending, r)
         wake_groups(fleet, engine, log, copies.unwoken[r], pending + 1, requests[pending].arrival_s)

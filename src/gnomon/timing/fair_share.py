@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from gnomon.core.arrays import Floats, Ints
-from gnomon.jit import apart, inner
+from gnomon.jit import inlined, noinline
 
 NUM_TYPES = 3
 NO_TIER = 1 << 30
@@ -34,7 +34,7 @@ LINK = np.dtype(
 )
 
 
-@apart
+@noinline
 def share_links(flows: Any, links: Any, active: Ints, count: int, present: Ints, weights: Floats, tiers: Ints) -> None:
     """Set the share of each of the first `count` active flows. `present` is scratch, [link, type]."""
     for k in range(count):
@@ -48,7 +48,7 @@ def share_links(flows: Any, links: Any, active: Ints, count: int, present: Ints,
         _divide(flows, links, active, count, present, weights, tiers)
 
 
-@apart
+@noinline
 def _divide(flows: Any, links: Any, active: Ints, count: int, present: Ints, weights: Floats, tiers: Ints) -> None:
     """Give each sender's `left` capacity to its unfixed flows: exclusive tier, else weights, else equally."""
     for k in range(count):
@@ -86,19 +86,19 @@ def _divide(flows: Any, links: Any, active: Ints, count: int, present: Ints, wei
             flow.share = 0.0
 
 
-@inner
+@inlined
 def _pre_empts(one: Any, other: Any, tiers: Ints) -> bool:
     """Whether flow `one` goes before `other`, both of exclusive types."""
     mine, theirs = tiers[one.type], tiers[other.type]
     return mine < theirs or (mine == theirs and one.order < other.order)
 
 
-@inner
+@inlined
 def _is_overloaded(link: Any) -> bool:
     return link.ingress > link.capacity * (1.0 + EPSILON)
 
 
-@inner
+@inlined
 def _push_back(flows: Any, links: Any, active: Ints, count: int) -> bool:
     """Let every overloaded receiver scale what comes in and fix it; False when none is overloaded.
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gnomon.core.arrays import Floats
-from gnomon.jit import apart, borrow, inner, jit
+from gnomon.jit import borrow, inlined, jit, noinline
 from gnomon.timing.host import WINDOW_S
 from gnomon.timing.iteration import POINTS_PER_OCTAVE, SKEW_BINS, IterationTables
 
@@ -35,7 +35,7 @@ class Shape(NamedTuple):
     """Sum of the KV tokens before the prefill chunks."""
 
 
-@inner
+@inlined
 def _cell(axis: Floats, value: float) -> tuple[int, float]:
     """The cell of a geometric axis that holds `value`, and the fraction of the way through it."""
     if value <= 1.0:
@@ -45,7 +45,7 @@ def _cell(axis: Floats, value: float) -> tuple[int, float]:
     return cell, (value - axis[cell]) / (axis[cell + 1] - axis[cell])
 
 
-@inner
+@inlined
 def _cell_near(axis: Floats, value: float, near: int) -> tuple[int, float]:
     """`_cell`, quicker where the value still lies in the cell `near`."""
     if axis[near] <= value < axis[near + 1]:
@@ -53,21 +53,21 @@ def _cell_near(axis: Floats, value: float, near: int) -> tuple[int, float]:
     return _cell(axis, value)
 
 
-@inner
+@inlined
 def _on_plane(table: Floats, i: int, u: float, j: int, v: float) -> float:
     low = table[i, j] + v * (table[i, j + 1] - table[i, j])
     high = table[i + 1, j] + v * (table[i + 1, j + 1] - table[i + 1, j])
     return low + u * (high - low)
 
 
-@inner
+@inlined
 def _decode_s(tables: IterationTables, stage: int, decodes: int, kv: float, near: int) -> tuple[float, int]:
     cell, fraction = _cell_near(tables.kv_axis, kv, near)
     row = tables.decode_s[stage, decodes]
     return row[cell] + fraction * (row[cell + 1] - row[cell]), cell
 
 
-@apart
+@noinline
 def _mixed_s(tables: IterationTables, stage: int, chunk: float, kv: float, decodes: int, decode_kv: float) -> float:
     c, u = _cell(tables.chunk_axis, chunk)
     k, v = _cell(tables.kv_axis, kv)
@@ -83,7 +83,7 @@ def _mixed_s(tables: IterationTables, stage: int, chunk: float, kv: float, decod
     return total
 
 
-@apart
+@noinline
 def _attention_at(
     tables: IterationTables, stage: int, chunk: float, kv: float, decodes: int, decode_kv: float, near: int
 ) -> tuple[float, int]:
@@ -100,7 +100,7 @@ def _attention_at(
     return total, near
 
 
-@apart
+@noinline
 def attention_near(
     tables: IterationTables, stage: int, shape: Shape, near: tuple[int, int]
 ) -> tuple[float, tuple[int, int]]:
@@ -125,13 +125,13 @@ def attention_near(
     return seconds, (near_mean, near_longest)
 
 
-@inner
+@inlined
 def attention_s(tables: IterationTables, stage: int, shape: Shape) -> float:
     """Seconds of attention in one stage."""
     return attention_near(tables, stage, shape, (0, 0))[0]
 
 
-@inner
+@inlined
 def without_attention_s(
     tables: IterationTables, stage: int, tokens: int, sequences: int, decode_tokens: int, group_tokens: int
 ) -> float:
@@ -144,14 +144,14 @@ def without_attention_s(
     return seconds
 
 
-@apart
+@noinline
 def stage_s(tables: IterationTables, stage: int, shape: Shape, group_tokens: int) -> float:
     """Seconds of one iteration in one pipeline stage, without host time."""
     rest_s = without_attention_s(tables, stage, shape.tokens, shape.sequences, shape.decode_tokens, group_tokens)
     return rest_s + attention_s(tables, stage, shape)
 
 
-@apart
+@noinline
 def is_beyond_measured(measured: Any, shape: Shape) -> bool:
     """Whether an iteration is larger in some way than the source covers (`IterationTables.measured` of its stage, an
     array or a tuple).
@@ -168,7 +168,7 @@ def is_beyond_measured(measured: Any, shape: Shape) -> bool:
     )
 
 
-@apart
+@noinline
 def host_pace(tables: IterationTables, replica: int, at_s: float) -> float:
     """How many times longer a replica's host takes at a moment; hosts are slow at different times."""
     if tables.host_pace.size == 0:
@@ -176,7 +176,7 @@ def host_pace(tables: IterationTables, replica: int, at_s: float) -> float:
     return float(tables.host_pace[(int(at_s / WINDOW_S) + 577 * replica) % tables.host_pace.size])
 
 
-@inner
+@inlined
 def host_times(tables: IterationTables, stage: int, shape: Shape, pace: float = 1.0) -> tuple[float, float]:
     """Of the host's time in one stage, at its pace: what is exposed, and the least that the GPU's part takes because of
     it."""
@@ -190,14 +190,14 @@ def host_times(tables: IterationTables, stage: int, shape: Shape, pace: float = 
     return pace * exposed, max(pace * hidden, pace * waits + host[11] * shape.sequences if waits > 0.0 else 0.0)
 
 
-@inner
+@inlined
 def with_host_s(tables: IterationTables, stage: int, gpu_s: float, shape: Shape) -> float:
     """Add the host's time to an iteration of one stage: what is exposed, and what the GPU waits for."""
     exposed_s, least_s = host_times(tables, stage, shape)
     return exposed_s + max(gpu_s, least_s)
 
 
-@apart
+@noinline
 def iteration_s(tables: IterationTables, row: int, num_stages: int, shape: Shape, group_tokens: int) -> float:
     """Seconds from the start of one iteration to its end, through all stages (from `row` on), with the host's time."""
     seconds = 0.0

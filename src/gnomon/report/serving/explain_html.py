@@ -20,7 +20,7 @@ PERCENTILE = 99.0
 
 def why_section(run: Run, summary: Summary) -> tuple[str, dict[str, Any]]:
     """The section as HTML, and its figures by name; nothing for a run whose accounts were not kept."""
-    found = accounts(run) if run.cluster.ledger.size else None
+    found = accounts(run) if run.cluster.breakdown.size else None
     if found is None or not found.ids.size:
         return "", {}
     slow = slowest(found, "e2e", PERCENTILE)

@@ -108,7 +108,7 @@ _NUM_SLOW = 20
 def _slow_requests(run: Run, rows: pl.DataFrame) -> list[Event]:
     """The slowest requests of the stretch shown, a lane each: waiting, prefill, decode, with where the time went.
     Nothing where accounts were not kept."""
-    if not run.cluster.ledger.size or not len(rows):
+    if not run.cluster.breakdown.size or not len(rows):
         return []
     found, q = accounts(run), run.cluster.requests
     seconds, parts = found.values_s("e2e"), found.parts_ns

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from gnomon.jit import inner
+from gnomon.jit import inlined
 from gnomon.serving.admission import Fleet, admission
 
 
-@inner
+@inlined
 def waiting_per_replica(fleet: Fleet) -> float:
     """Requests that wait, over the replicas that take requests; nothing waits where there is none."""
     waiting = 0

@@ -13,7 +13,7 @@ from gnomon.jit import jit
 from gnomon.jit.borrowing import borrow
 from gnomon.serving.engine.batch_operations import let_go
 from gnomon.serving.engine.calendar import BLOCKS_FREED, Calendar, drop, schedule_all
-from gnomon.serving.engine.context import Outside
+from gnomon.serving.engine.context import Environment
 from gnomon.serving.engine.decode_group import ID
 from gnomon.serving.engine.idle import renew
 from gnomon.serving.engine.state import (
@@ -31,7 +31,7 @@ from gnomon.serving.features.adapters import forget_adapters
 from gnomon.serving.features.breakdown import lose
 from gnomon.serving.features.front_end import forget_front_end
 from gnomon.serving.features.handover import free_held, unlink_ready
-from gnomon.serving.features.tiers import Tiers, forget_shelves, store_prefix
+from gnomon.serving.features.tiers import Tiers, forget_tiers, store_prefix
 from gnomon.serving.features.tool_cache import forget_held
 from gnomon.serving.features.transfers import Transfers, share_again, stop_transfer
 
@@ -47,11 +47,11 @@ def freeze(cluster: Cluster, ranks: range) -> None:
         state.frozen = 1
 
 
-def cut_link(outside: Outside, ranks: range, now_s: float) -> None:
+def cut_link(env: Environment, ranks: range, now_s: float) -> None:
     """Nothing moves from or to these ranks any more."""
-    if outside.calendar.book[0].has_roles:
-        outside.transfers.links.capacity[ranks.start : ranks.stop] = DEAD_LINK_BYTES_S
-        share_again(outside.transfers, outside.calendar, now_s)
+    if env.calendar.book[0].has_roles:
+        env.transfers.links.capacity[ranks.start : ranks.stop] = DEAD_LINK_BYTES_S
+        share_again(env.transfers, env.calendar, now_s)
 
 
 def requests_of(cluster: Cluster, ranks: range, span: slice) -> Ints:
@@ -69,12 +69,12 @@ def requests_of(cluster: Cluster, ranks: range, span: slice) -> Ints:
 
 
 def evacuate(
-    cluster: Cluster, outside: Outside, ranks: range, ids: Ints, *, keeps_tokens: bool, stores_kv: bool, now_s: float
+    cluster: Cluster, env: Environment, ranks: range, ids: Ints, *, keeps_tokens: bool, stores_kv: bool, now_s: float
 ) -> None:
     """Take these requests (`requests_of`) from a frozen replica. They have not arrived anywhere, and go on from the
     tokens they have, or start over. The replica is empty, and so are its prefix cache, its tiers and its slots."""
     q = cluster.requests
-    if cluster.ledger.size:
+    if cluster.breakdown.size:
         lose(cluster, ids, keeps_tokens)
     for r in ranks:
         state = cluster.replicas[r]
@@ -83,22 +83,22 @@ def evacuate(
         q.processed[members] += done
         q.last_token_s[members] = np.where(done > 0, state.last_step_s, q.last_token_s[members])
     if stores_kv:
-        _store(cluster, outside.tiers, ids, now_s)
+        _store(cluster, env.tiers, ids, now_s)
     moved = q.held_blocks[ids] > 0
     if ((q.status[ids] == MOVING) | (q.decode_replica[ids] != NONE)).any():
-        freed = _take_back(cluster, outside.transfers, outside.tiers, outside.calendar, ids, now_s)
+        freed = _take_back(cluster, env.transfers, env.tiers, env.calendar, ids, now_s)
         roomier = np.array(sorted(freed - set(ranks)), np.int64)
-        schedule_all(outside.calendar, BLOCKS_FREED, np.full(roomier.size, now_s), roomier)
-        drop(outside.calendar, ids)
+        schedule_all(env.calendar, BLOCKS_FREED, np.full(roomier.size, now_s), roomier)
+        drop(env.calendar, ids)
     _start_over(cluster, ids, moved, keeps_tokens)
     for r in ranks:
         coming = cluster.replicas[r].num_coming  # Those that are left are prefilled elsewhere.
         renew(cluster, r)
         cluster.replicas[r].frozen, cluster.replicas[r].num_coming = 1, coming
-        forget_front_end(outside.front, r)
-        forget_shelves(outside.tiers, r, cluster.replicas.size)
-        forget_adapters(outside.adapters, r)
-        forget_held(cluster, outside.tool_cache, r)
+        forget_front_end(env.front, r)
+        forget_tiers(env.tiers, r, cluster.replicas.size)
+        forget_adapters(env.adapters, r)
+        forget_held(cluster, env.tool_cache, r)
 
 
 def _start_over(cluster: Cluster, ids: Ints, moved: Any, keeps_tokens: bool) -> None:

@@ -36,7 +36,7 @@ class Lives:
     """The last token, when that was looked at last."""
 
     def __post_init__(self) -> None:
-        self.link_bytes_s = self.traffic.outside.transfers.links.capacity.copy()
+        self.link_bytes_s = self.traffic.env.transfers.links.capacity.copy()
         for i, state in enumerate(self.replicas.state):
             if state == UP:
                 self._plan_trouble(i, 0.0)
@@ -60,7 +60,7 @@ class Lives:
         here = slice(ranks.start, ranks.stop)
         self.traffic.cluster.replicas[here].frozen = 0
         if self.traffic.has_roles:
-            self.traffic.outside.transfers.links.capacity[here] = self.link_bytes_s[here]
+            self.traffic.env.transfers.links.capacity[here] = self.link_bytes_s[here]
         self.replicas.change(now_s, i, UP)
         self._plan_trouble(i, now_s)
 
@@ -96,7 +96,7 @@ class Lives:
         if self.failures % (IN_VAIN * len(self.replicas.members)) == 0:
             self._check_progress(now_s)
         freeze(self.traffic.cluster, self.replicas.members[i].ranks)
-        cut_link(self.traffic.outside, self.replicas.members[i].ranks, now_s)
+        cut_link(self.traffic.env, self.replicas.members[i].ranks, now_s)
         self.replicas.change(now_s, i, DOWN)
         if state == UP:
             self.replicas.dead.add(i)

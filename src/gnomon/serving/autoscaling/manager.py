@@ -20,7 +20,7 @@ from gnomon.serving.autoscaling.observation import Observer, PoolView
 from gnomon.serving.autoscaling.replicas import OFF, STARTING, UP, Replicas
 from gnomon.serving.autoscaling.traffic import Traffic
 from gnomon.serving.engine.calendar import CONTROL_TICK
-from gnomon.serving.engine.context import Fleet, Outside
+from gnomon.serving.engine.context import Environment, Fleet
 from gnomon.serving.scenario.autoscaling import FleetConfig
 
 PATIENCE_TICKS = 1000
@@ -46,7 +46,7 @@ class Manager:
     gave_up: bool = False
 
     def __post_init__(self) -> None:
-        self.agenda = Agenda(self.traffic.outside.calendar)
+        self.agenda = Agenda(self.traffic.env.calendar)
         self.observer = Observer(
             self.config.controller, self.spec, self.replicas, self.traffic, self.pools, self.met_slo
         )
@@ -69,13 +69,13 @@ class Manager:
         return self.traffic.fleet
 
     @property
-    def outside(self) -> Outside:
+    def env(self) -> Environment:
         """What is outside the replicas from now on."""
-        return self.traffic.outside
+        return self.traffic.env
 
     def handle(self) -> None:
         """The loop has stopped at an event: let it happen. Every replica has been brought up to that moment."""
-        book = self.outside.calendar.book[0]
+        book = self.env.calendar.book[0]
         now_s = float(book.time_s)
         self.lives.notice_drained(now_s)
         if book.kind == CONTROL_TICK:
@@ -87,7 +87,7 @@ class Manager:
 
     def _tick(self, now_s: float) -> None:
         if not self._goes_on():
-            self.outside.calendar.book.num_events = 0  # What else was planned for replicas matters to nobody.
+            self.env.calendar.book.num_events = 0  # What else was planned for replicas matters to nobody.
             return
         ended = self.traffic.ended_since()
         for number, pool in enumerate(self.pools):

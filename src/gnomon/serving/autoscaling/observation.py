@@ -119,7 +119,7 @@ class Observer:
     def _arrivals_between(self, share: float, start_s: float, end_s: float) -> float:
         """Arrivals between two moments, as far as they are known ahead: of agents, the starts of sessions, each with
         all its calls."""
-        known, requests = int(self.traffic.outside.calendar.book[0].end_open), self.traffic.cluster.requests
+        known, requests = int(self.traffic.env.calendar.book[0].end_open), self.traffic.cluster.requests
         first, last = np.searchsorted(requests.arrival_s[:known], (start_s, end_s))
         return float(last - first) * share * requests.size / max(known, 1)
 

@@ -11,7 +11,7 @@ from gnomon.serving.autoscaling.record import FleetRecord
 from gnomon.serving.autoscaling.replicas import replicas_of
 from gnomon.serving.autoscaling.slo import slo_check
 from gnomon.serving.autoscaling.traffic import Traffic
-from gnomon.serving.engine.context import Fleet, Outside
+from gnomon.serving.engine.context import Environment, Fleet
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.scenario.pool import Pool
 from gnomon.workload import Requests
@@ -21,7 +21,7 @@ LONGEST_START_S = 86_400.0
 
 
 def new_manager(
-    scenario: Scenario, pools: list[Pool], requests: Requests, fleet: Fleet, outside: Outside, measure: Measure
+    scenario: Scenario, pools: list[Pool], requests: Requests, fleet: Fleet, env: Environment, measure: Measure
 ) -> Manager:
     """The manager of a scenario's fleet, with everything planned that is known at the start."""
     config = scenario.fleet
@@ -65,10 +65,10 @@ def new_manager(
         spec=spec,
         replicas=replicas,
         pools=views,
-        traffic=Traffic(config.failures, fleet, outside, replicas),
+        traffic=Traffic(config.failures, fleet, env, replicas),
         met_slo=slo_check(scenario.slo, requests, fleet.cluster.requests),
         seed=scenario.seed,
-        stop_s=float(outside.calendar.book[0].stop_s),
+        stop_s=float(env.calendar.book[0].stop_s),
     )
 
 

@@ -10,7 +10,7 @@ from gnomon.core.arrays import Ints
 from gnomon.serving.autoscaling.evacuation import evacuate, redirect, requests_of
 from gnomon.serving.autoscaling.replicas import DOWN, OFF, Replicas
 from gnomon.serving.engine.calendar import REQUEST_ARRIVES, schedule_all
-from gnomon.serving.engine.context import Fleet, Outside
+from gnomon.serving.engine.context import Environment, Fleet
 from gnomon.serving.engine.state import FINISHED, NOT_ARRIVED, NUM_PARKED, NUM_STATUS, PARKED, REJECTED, SHED, Cluster
 from gnomon.serving.scenario.autoscaling import FailureConfig
 
@@ -24,7 +24,7 @@ class Traffic:
 
     failures: FailureConfig
     fleet: Fleet
-    outside: Outside
+    env: Environment
     replicas: Replicas
     watched: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     """Requests that had not ended when somebody asked last."""
@@ -33,9 +33,9 @@ class Traffic:
     retries: int = 0
 
     def __post_init__(self) -> None:
-        self.can_prefill, self.can_decode = self.fleet.candidates, self.outside.decode.candidates
-        self.has_roles = bool(self.outside.calendar.book[0].has_roles)
-        if self.outside.followers.size:  # Calls of agents are not sent in their order.
+        self.can_prefill, self.can_decode = self.fleet.candidates, self.env.decode.candidates
+        self.has_roles = bool(self.env.calendar.book[0].has_roles)
+        if self.env.followers.size:  # Calls of agents are not sent in their order.
             self.num_watched = self.cluster.requests.size
             self.watched = np.arange(self.num_watched)
 
@@ -59,7 +59,7 @@ class Traffic:
     @property
     def goes_on(self) -> bool:
         """Whether there are requests to come, some that have not ended, or KV that is kept for some."""
-        book, replicas = self.outside.calendar.book[0], self.cluster.replicas
+        book, replicas = self.env.calendar.book[0], self.cluster.replicas
         if book.num_sent < book.end_open or self.num_parked:
             return True
         if replicas.num_outstanding.any() or replicas.num_held.any():
@@ -75,7 +75,7 @@ class Traffic:
         if not to_decode.size:  # Nobody is prefilled whom nobody would decode.
             candidates = candidates[:0]
         self.fleet = self.fleet._replace(candidates=candidates)
-        self.outside = self.outside._replace(decode=self.outside.decode._replace(candidates=to_decode))
+        self.env = self.env._replace(decode=self.env.decode._replace(candidates=to_decode))
         if candidates.size and self.num_parked:
             parked = np.flatnonzero(self.cluster.requests.status == PARKED)
             self.cluster.control[NUM_PARKED] = 0
@@ -87,7 +87,7 @@ class Traffic:
         ranks = self.replicas.members[i].ranks
         ids = requests_of(self.cluster, ranks, self._under_way)
         keeps = {"keeps_tokens": self.failures.keeps_tokens, "stores_kv": self.failures.stores_kv}
-        evacuate(self.cluster, self.outside, ranks, ids, now_s=now_s, **keeps)
+        evacuate(self.cluster, self.env, ranks, ids, now_s=now_s, **keeps)
         self.retries += ids.size
         self._arrive_again(ids, now_s)
         targets = self.replicas.taking_requests()
@@ -98,7 +98,7 @@ class Traffic:
     def send_stranded(self, now_s: float) -> None:
         """Requests that went to a dead replica because there was no other: where there is one now, they arrive once
         more."""
-        if not self.has_roles or not self.outside.decode.candidates.size:
+        if not self.has_roles or not self.env.decode.candidates.size:
             return
         has = self.cluster.replicas.num_outstanding + self.cluster.replicas.num_coming
         for i in np.flatnonzero(np.isin(self.replicas.state, (OFF, DOWN))).tolist():
@@ -108,8 +108,8 @@ class Traffic:
 
     def ended_since(self) -> Ints:
         """The requests that ended since the last call of this."""
-        if not self.outside.followers.size:
-            sent = int(self.outside.calendar.book[0].num_sent)
+        if not self.env.followers.size:
+            sent = int(self.env.calendar.book[0].num_sent)
             self.watched = np.concatenate([self.watched, np.arange(self.num_watched, sent)])
             self.num_watched = sent
         has_ended = IS_ENDED[self.cluster.requests.status[self.watched]]
@@ -119,12 +119,12 @@ class Traffic:
     @property
     def _under_way(self) -> slice:
         """All requests that have been sent and not ended are among these."""
-        if self.outside.followers.size:
+        if self.env.followers.size:
             return slice(0, None)
         first = int(self.watched[0]) if self.watched.size else self.num_watched
-        return slice(first, int(self.outside.calendar.book[0].num_sent))
+        return slice(first, int(self.env.calendar.book[0].num_sent))
 
     def _arrive_again(self, ids: Ints, now_s: float) -> None:
         self.cluster.requests.status[ids] = NOT_ARRIVED
         self.cluster.requests.num_tries[ids] += 1
-        schedule_all(self.outside.calendar, REQUEST_ARRIVES, np.full(ids.size, now_s), ids)
+        schedule_all(self.env.calendar, REQUEST_ARRIVES, np.full(ids.size, now_s), ids)

@@ -73,7 +73,7 @@ def new_cluster(
         recorded_s=seconds,
         control=np.array([NO_LIMIT, 0, NONE, NONE, 0, 0]),
         adapter_slots=new_slots(num_replicas, adapter_slots),
-        ledger=np.zeros(0, ENTRY).view(np.recarray),
+        breakdown=np.zeros(0, ENTRY).view(np.recarray),
         parts_ns=ints(0, 0, 0),
         clocks=ints(0, 0),
         flight_ns=ints(0, 0, 0),

@@ -8,30 +8,30 @@ from __future__ import annotations
 
 from typing import Any
 
-from gnomon.jit import apart, inner, is_checked
+from gnomon.jit import inlined, is_checked, noinline
 from gnomon.serving.engine import prefix_cache
 from gnomon.serving.engine.state import FINISHED, IN_FLIGHT, NONE, OUTPUT_TOKENS, QUEUED, RUNNING, WAITING, Replica
 
 
-@inner
+@inlined
 def blocks_for(replica: Replica, tokens: int) -> int:
     """Blocks that `tokens` tokens need."""
     return (tokens + replica.state.block_size - 1) // replica.state.block_size
 
 
-@inner
+@inlined
 def is_decoding(replica: Replica, r: int) -> bool:
     """Whether the prefill of request `r` is complete."""
     return replica.requests[r].processed > replica.requests[r].prefill_tokens
 
 
-@inner
+@inlined
 def prefill_left(replica: Replica, r: int) -> int:
     """Prefill tokens of request `r` that are not computed yet."""
     return replica.requests[r].prefill_tokens - replica.requests[r].processed
 
 
-@inner
+@inlined
 def computed(replica: Replica, r: int) -> int:
     """Tokens of request `r` whose KV is there: of those processed, the newest is only sampled yet."""
     processed = replica.requests[r].processed
@@ -41,7 +41,7 @@ def computed(replica: Replica, r: int) -> int:
 # The waiting queue.
 
 
-@inner
+@inlined
 def push_waiting(replica: Replica, r: int) -> None:
     """Put request `r` at the end of the waiting queue."""
     state = replica.state
@@ -54,7 +54,7 @@ def push_waiting(replica: Replica, r: int) -> None:
     _count_waiting(replica, r)
 
 
-@inner
+@inlined
 def push_waiting_front(replica: Replica, r: int) -> None:
     """Put request `r` before all others that wait."""
     state = replica.state
@@ -65,7 +65,7 @@ def push_waiting_front(replica: Replica, r: int) -> None:
     _count_waiting(replica, r)
 
 
-@inner
+@inlined
 def _count_waiting(replica: Replica, r: int) -> None:
     replica.requests[r].status = WAITING
     replica.service[replica.requests[r].user_class, QUEUED] += 1.0
@@ -75,7 +75,7 @@ def _count_waiting(replica: Replica, r: int) -> None:
         _foresee(replica, r)
 
 
-@apart
+@noinline
 def _foresee(replica: Replica, r: int) -> None:
     """Do not count as work left what request `r`, which begins to wait, would find in the prefix cache now."""
     request = replica.requests[r]
@@ -83,7 +83,7 @@ def _foresee(replica: Replica, r: int) -> None:
     replica.state.prefill_left -= request.foreseen
 
 
-@inner
+@inlined
 def pop_waiting(replica: Replica) -> int:
     """Take the first request out of the waiting queue; it is scheduled now."""
     state = replica.state
@@ -109,7 +109,7 @@ def pop_waiting(replica: Replica) -> int:
 # Blocks.
 
 
-@inner
+@inlined
 def hold(replica: Replica, r: int, blocks: int) -> None:
     """Give request `r` this many more blocks; the policy has checked that they are free."""
     state, request = replica.state, replica.requests[r]
@@ -126,7 +126,7 @@ def hold(replica: Replica, r: int, blocks: int) -> None:
     state.peak_blocks = max(state.peak_blocks, state.num_blocks - state.free_blocks)
 
 
-@inner
+@inlined
 def blocks_missing(replica: Replica, r: int, tokens: int) -> int:
     """Blocks that request `r` lacks to hold `tokens` tokens."""
     held = replica.requests[r].num_blocks
@@ -135,7 +135,7 @@ def blocks_missing(replica: Replica, r: int, tokens: int) -> int:
     return blocks_for(replica, tokens) - held
 
 
-@inner
+@inlined
 def hold_cached(replica: Replica, r: int, hits: int) -> None:
     """Give request `r` its first `hits` blocks from the prefix cache: that much prefill is done."""
     state, request = replica.state, replica.requests[r]
@@ -150,7 +150,7 @@ def hold_cached(replica: Replica, r: int, hits: int) -> None:
     state.prefill_left -= request.processed
 
 
-@inner
+@inlined
 def hold_found(replica: Replica, r: int, hits: int) -> None:
     """Give request `r` the blocks of its first `hits` keys, which the prefix cache holds."""
     request = replica.requests[r]
@@ -163,7 +163,7 @@ def hold_found(replica: Replica, r: int, hits: int) -> None:
     request.keyed_blocks = hits
 
 
-@inner
+@inlined
 def _begin_holding(replica: Replica, r: int) -> None:
     state, request = replica.state, replica.requests[r]
     if state.prefix_cache != 0:
@@ -175,7 +175,7 @@ def _begin_holding(replica: Replica, r: int) -> None:
     state.num_holding += 1
 
 
-@inner
+@inlined
 def let_go(replica: Replica, r: int) -> None:
     """Free all blocks of request `r`, its last one first."""
     state, request = replica.state, replica.requests[r]
@@ -192,7 +192,7 @@ def let_go(replica: Replica, r: int) -> None:
     request.num_blocks = 0
 
 
-@inner
+@inlined
 def grow_for_decode(replica: Replica, r: int) -> None:
     """Hold one more block when the tokens so far overflow those held."""
     request = replica.requests[r]
@@ -203,7 +203,7 @@ def grow_for_decode(replica: Replica, r: int) -> None:
 # The batch, and the list of running requests.
 
 
-@inner
+@inlined
 def place(replica: Replica, r: int, tokens: int) -> None:
     """Add request `r` to the batch, computing `tokens` tokens."""
     state, request = replica.state, replica.requests[r]
@@ -218,7 +218,7 @@ def place(replica: Replica, r: int, tokens: int) -> None:
     request.status = IN_FLIGHT
 
 
-@inner
+@inlined
 def tokens_placed(replica: Replica) -> int:
     """Tokens of the batch so far."""
     state = replica.state
@@ -229,7 +229,7 @@ def tokens_placed(replica: Replica) -> int:
     return tokens
 
 
-@inner
+@inlined
 def finish(replica: Replica, r: int, now: float) -> None:
     """Request `r` has all its tokens: stamp it and free its blocks."""
     state, request = replica.state, replica.requests[r]
@@ -249,7 +249,7 @@ def finish(replica: Replica, r: int, now: float) -> None:
         report(replica, r)
 
 
-@inner
+@inlined
 def report(replica: Replica, r: int) -> None:
     """Tell the loop outside that request `r` has ended here."""
     state = replica.state
@@ -261,21 +261,21 @@ def report(replica: Replica, r: int) -> None:
     state.num_reported += 1
 
 
-@inner
+@inlined
 def preempt(replica: Replica, r: int) -> None:
     """Free the blocks of request `r` and send it to the front of the queue, to be prefilled again with its output."""
     _give_up(replica, r, computed(replica, r))
     push_waiting_front(replica, r)
 
 
-@inner
+@inlined
 def retract(replica: Replica, r: int) -> None:
     """Free the blocks of request `r` and send it to the end of the queue; only what it prefilled can be found again."""
     _give_up(replica, r, min(computed(replica, r), replica.requests[r].prefill_tokens))
     push_waiting(replica, r)
 
 
-@inner
+@inlined
 def _give_up(replica: Replica, r: int, findable: int) -> None:
     """Free the blocks of request `r`; the prefix cache keeps its first `findable` tokens."""
     state, request = replica.state, replica.requests[r]
@@ -301,26 +301,26 @@ def _give_up(replica: Replica, r: int, findable: int) -> None:
 # What a replica hears of while a batch runs, and acts on one batch later (`gnomon.serving.features.overlap`).
 
 
-@inner
+@inlined
 def is_late(state: Any, now: float) -> bool:
     """Whether what a replica hears of now comes after the next batch was formed."""
     return bool(state.overlaps != 0 and state.num_in_flight > 0 and now > state.forms_s)
 
 
-@inner
-def add_news(replica: Replica, r: int, status: int) -> None:
+@inlined
+def defer(replica: Replica, r: int, status: int) -> None:
     """Something has happened to request `r` that its replica acts on one batch later; it waits or runs meanwhile."""
     state = replica.state
     replica.requests[r].status = status
-    if state.num_news == 0:
-        state.first_news = r
+    if state.num_deferred == 0:
+        state.first_deferred = r
     else:
-        replica.requests[state.last_news].next_waiting = r
-    state.last_news = r
-    state.num_news += 1
+        replica.requests[state.last_deferred].next_waiting = r
+    state.last_deferred = r
+    state.num_deferred += 1
 
 
-@inner
+@inlined
 def keep_running(replica: Replica, first: int, last: int) -> None:
     """Only `running[first:last]` stay in the list of running requests."""
     if is_checked(replica):
@@ -330,7 +330,7 @@ def keep_running(replica: Replica, first: int, last: int) -> None:
     replica.state.num_running = max(0, last - first)
 
 
-@inner
+@inlined
 def sort_running_by_arrival(replica: Replica) -> None:
     """Order the running list by arrival (ids are given in order of arrival). It is nearly sorted already."""
     running = replica.running
@@ -342,7 +342,7 @@ def sort_running_by_arrival(replica: Replica) -> None:
         running[j + 1] = r
 
 
-@inner
+@inlined
 def sort_running_by_admission(replica: Replica) -> None:
     """Order the running list by admission. It is nearly sorted already."""
     running, requests = replica.running, replica.requests

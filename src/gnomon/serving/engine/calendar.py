@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gnomon.core.arrays import Floats, Ints
-from gnomon.jit import apart, inner, jit
+from gnomon.jit import inlined, jit, noinline
 from gnomon.jit.borrowing import borrow
 from gnomon.serving.engine.state import NO_LIMIT, Cluster
 
@@ -113,20 +113,20 @@ def report_ends(calendar: Calendar, cluster: Cluster) -> None:
     calendar.book.num_reporting = calendar.reports.sum()
 
 
-@inner
+@inlined
 def next_event_s(calendar: Calendar) -> float:
     """The time of the next event, or NEVER."""
     return calendar.events[0].time_s if calendar.book[0].num_events > 0 else NEVER
 
 
-@inner
+@inlined
 def _is_before(one: Any, time_s: float, kind: int, order: int) -> bool:
     if one.time_s != time_s:
         return one.time_s < time_s
     return one.kind < kind if one.kind != kind else one.order < order
 
 
-@apart
+@noinline
 def schedule(calendar: Calendar, time_s: float, kind: int, subject: int) -> None:
     """Put an event into the calendar."""
     events, book = calendar.events, calendar.book[0]
@@ -159,7 +159,7 @@ def drop(calendar: Calendar, subjects: Ints) -> None:
     book.num_events = kept.size
 
 
-@apart
+@noinline
 def take_next(calendar: Calendar) -> None:
     """Take the next event out; `book.kind`, `book.subject` and `book.time_s` say what it was."""
     events, book = calendar.events, calendar.book[0]
@@ -181,7 +181,7 @@ def take_next(calendar: Calendar) -> None:
     _write(events[place], time_s, kind, order, subject)
 
 
-@inner
+@inlined
 def _write(event: Any, time_s: float, kind: int, order: int, subject: int) -> None:
     event.time_s = time_s
     event.kind = kind

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gnomon.jit import apart, feature
+from gnomon.jit import feature, noinline
 from gnomon.serving.engine.calendar import ADAPTER_READY, KV_LANDS, KV_LOST, KV_READY, NEVER, schedule
-from gnomon.serving.engine.context import Engine, Fleet, Outside
+from gnomon.serving.engine.context import Engine, Environment, Fleet
 from gnomon.serving.engine.launch import note_soonest
 from gnomon.serving.engine.log import Log
 from gnomon.serving.engine.state import MOVING, NONE, REJECTED, Cluster, replica_view
@@ -27,46 +27,46 @@ from gnomon.serving.features.transfers import HOP_S, TIMEOUT_S, Transfers, start
 
 
 @feature
-def _leave_adapter(cluster: Cluster, outside: Outside, r: int, request_id: int, now: float) -> None:
+def _leave_adapter(cluster: Cluster, env: Environment, r: int, request_id: int, now: float) -> None:
     """A request with an adapter has ended in replica `r`: those in line may have its slot."""
-    leave_adapter(cluster, outside.adapters, r, request_id, now)
-    ready_s = next_in_line(cluster, outside.adapters, r, now)
+    leave_adapter(cluster, env.adapters, r, request_id, now)
+    ready_s = next_in_line(cluster, env.adapters, r, now)
     while ready_s < NEVER:
-        schedule(outside.calendar, ready_s, ADAPTER_READY, leave_line(cluster, outside.adapters, r))
-        ready_s = next_in_line(cluster, outside.adapters, r, now)
+        schedule(env.calendar, ready_s, ADAPTER_READY, leave_line(cluster, env.adapters, r))
+        ready_s = next_in_line(cluster, env.adapters, r, now)
 
 
-@apart
-def take_reports(cluster: Cluster, outside: Outside, group: int, now: float) -> None:
+@noinline
+def take_reports(cluster: Cluster, env: Environment, group: int, now: float) -> None:
     """Do what follows from the requests that ended in a group."""
     replicas = cluster.replicas
     for r in range(group, group + replicas[group].group_size):
         state = replicas[r]
-        if outside.calendar.book[0].has_roles != 0:
-            _count_leaving(cluster, outside.transfers, r)
+        if env.calendar.book[0].has_roles != 0:
+            _count_leaving(cluster, env.transfers, r)
         while state.num_reported > 0:
             request_id = state.first_reported
             state.first_reported = cluster.requests[request_id].next_waiting
             state.num_reported -= 1
             request = cluster.requests[request_id]
-            if outside.calendar.book[0].has_tiers != 0 and request.status != REJECTED:
-                write_prefix(cluster, outside.tiers, r, request_id, now)
+            if env.calendar.book[0].has_tiers != 0 and request.status != REJECTED:
+                write_prefix(cluster, env.tiers, r, request_id, now)
             if request.status == MOVING:
-                schedule(outside.calendar, now + outside.transfers.settings[HOP_S], KV_READY, request_id)
+                schedule(env.calendar, now + env.transfers.settings[HOP_S], KV_READY, request_id)
             else:
                 if request.decode_replica not in (NONE, r):  # It ended before it could move.
                     replicas[request.decode_replica].num_coming -= 1
                 if request.adapter != NONE:
-                    _leave_adapter(cluster, outside, r, request_id, now)
-                send_next(cluster, outside, now + request.last_reply_s)
+                    _leave_adapter(cluster, env, r, request_id, now)
+                send_next(cluster, env, now + request.last_reply_s)
                 if request.status == REJECTED:
-                    give_up_followers(cluster, outside, request_id, now)
+                    give_up_followers(cluster, env, request_id, now)
                 else:
-                    first, who = outside.follower_first, outside.followers
-                    note_end(cluster, outside.tool_cache, outside.calendar, first, who, request_id, now)
-                    send_followers(cluster, outside, request_id, now + request.last_reply_s)
+                    first, who = env.follower_first, env.followers
+                    note_end(cluster, env.tool_cache, env.calendar, first, who, request_id, now)
+                    send_followers(cluster, env, request_id, now + request.last_reply_s)
         if state.num_ready > 0:
-            land_ready(cluster, outside, r, now)
+            land_ready(cluster, env, r, now)
 
 
 @feature
@@ -84,13 +84,13 @@ def _count_leaving(cluster: Cluster, transfers: Transfers, r: int) -> None:
 
 
 @feature
-def land_ready(cluster: Cluster, outside: Outside, r: int, now: float) -> None:
+def land_ready(cluster: Cluster, env: Environment, r: int, now: float) -> None:
     """Let KV move into replica `r` for the prefilled requests that there is room for. While some wait, what ends in
     its group concerns others. One that all memory is not enough for is refused when it is the first."""
-    calendar, transfers, replica = outside.calendar, outside.transfers, replica_view(cluster, r)
+    calendar, transfers, replica = env.calendar, env.transfers, replica_view(cluster, r)
     while True:
         if never_lands(replica):
-            _refuse(cluster, outside, r, now)
+            _refuse(cluster, env, r, now)
             continue
         if not may_land(replica):
             break
@@ -108,7 +108,7 @@ def land_ready(cluster: Cluster, outside: Outside, r: int, now: float) -> None:
 
 
 @feature
-def _refuse(cluster: Cluster, outside: Outside, r: int, now: float) -> None:
+def _refuse(cluster: Cluster, env: Environment, r: int, now: float) -> None:
     """The first request that waits for blocks in replica `r` can never have them: it is rejected, and the replica that
     prefilled it learns so at once."""
     replica = replica_view(cluster, r)
@@ -119,50 +119,50 @@ def _refuse(cluster: Cluster, outside: Outside, r: int, now: float) -> None:
     request.last_reply_s = replica.state.reply_s
     replica.state.num_coming -= 1
     replica.state.num_rejected += 1
-    schedule(outside.calendar, now, KV_LOST, request_id)
-    send_next(cluster, outside, now + request.last_reply_s)
-    give_up_followers(cluster, outside, request_id, now)
+    schedule(env.calendar, now, KV_LOST, request_id)
+    send_next(cluster, env, now + request.last_reply_s)
+    give_up_followers(cluster, env, request_id, now)
 
 
-@apart
-def wake(fleet: Fleet, engine: Engine, outside: Outside, log: Log, group: int, now: float) -> None:
+@noinline
+def wake(fleet: Fleet, engine: Engine, env: Environment, log: Log, group: int, now: float) -> None:
     """Let a group handle all that happens in it at `now`, and do what follows from it outside."""
     engine.proceed(fleet.cluster, fleet.tables, engine.policies, log, group, now, now)
-    if outside.calendar.reports[group] != 0:
-        take_reports(fleet.cluster, outside, group, now)
+    if env.calendar.reports[group] != 0:
+        take_reports(fleet.cluster, env, group, now)
 
 
 @feature
-def _free_held(fleet: Fleet, engine: Engine, outside: Outside, log: Log, request_id: int, now: float) -> None:
+def _free_held(fleet: Fleet, engine: Engine, env: Environment, log: Log, request_id: int, now: float) -> None:
     """The replica that prefilled a request need not keep its KV any longer."""
     r = fleet.cluster.requests[request_id].prefill_replica
     free_held(replica_view(fleet.cluster, r), request_id)
-    wake(fleet, engine, outside, log, fleet.cluster.replicas[r].group_first, now)
+    wake(fleet, engine, env, log, fleet.cluster.replicas[r].group_first, now)
 
 
 @feature
-def handle_move(fleet: Fleet, engine: Engine, outside: Outside, log: Log, kind: int, request_id: int) -> None:
+def handle_move(fleet: Fleet, engine: Engine, env: Environment, log: Log, kind: int, request_id: int) -> None:
     """A step on the way of a request from the replica that prefilled it to the one that decodes it, which has been
     brought up to this moment."""
-    cluster, now = fleet.cluster, outside.calendar.book[0].time_s
+    cluster, now = fleet.cluster, env.calendar.book[0].time_s
     request = cluster.requests[request_id]
     r = request.decode_replica
     replica = replica_view(cluster, r)
     group = replica.state.group_first
     if kind == KV_READY:
-        if cluster.ledger.size > 0:
+        if cluster.breakdown.size > 0:
             breakdown.move(cluster, request_id, now)
         push_ready(replica, request_id)
-        land_ready(cluster, outside, r, now)
+        land_ready(cluster, env, r, now)
         if request.status == MOVING and request.moving_s < 0.0:
-            schedule(outside.calendar, now + outside.transfers.settings[TIMEOUT_S], KV_LOST, request_id)
+            schedule(env.calendar, now + env.transfers.settings[TIMEOUT_S], KV_LOST, request_id)
     elif kind == KV_LANDS:
         land(replica, request_id, now)
-        wake(fleet, engine, outside, log, group, now)
-        _free_held(fleet, engine, outside, log, request_id, now)
+        wake(fleet, engine, env, log, group, now)
+        _free_held(fleet, engine, env, log, request_id, now)
     elif request.status == MOVING and request.moving_s < 0.0:
         prefill_here(replica)
-        wake(fleet, engine, outside, log, group, now)
-        _free_held(fleet, engine, outside, log, request_id, now)
+        wake(fleet, engine, env, log, group, now)
+        _free_held(fleet, engine, env, log, request_id, now)
     elif request.status == REJECTED and request.held_blocks > 0:
-        _free_held(fleet, engine, outside, log, request_id, now)
+        _free_held(fleet, engine, env, log, request_id, now)

@@ -64,7 +64,7 @@ class Engine(NamedTuple):
     """Answers with 2 where a request is prefilled elsewhere, 1 where it is not, 0 where it failed."""
 
 
-class Asked(NamedTuple):
+class RouterInputs(NamedTuple):
     """What another router than that of the `Fleet` gets in its place; see there."""
 
     draws: Floats
@@ -74,7 +74,7 @@ class Asked(NamedTuple):
     candidates: Ints
 
 
-class Outside(NamedTuple):
+class Environment(NamedTuple):
     """All that happens outside the replicas."""
 
     calendar: Calendar
@@ -83,7 +83,7 @@ class Outside(NamedTuple):
     front: Floats
     """The front end (`gnomon.serving.features.front_end`)."""
     transfers: Transfers
-    decode: Asked
+    decode: RouterInputs
     """What the decode router gets."""
     decider: Floats
     """The options of the decider."""
@@ -124,19 +124,19 @@ class PlainToolCache(ToolCache):
     has_no_features = True
 
 
-class PlainOutside(Outside):
+class PlainEnvironment(Environment):
     """With only a calendar, clients and a front end."""
 
     has_no_features = True
 
 
-def without_features(outside: Outside) -> Outside:
+def without_features(env: Environment) -> Environment:
     """What is outside, for a run that uses no feature."""
-    return PlainOutside(
-        *outside._replace(
-            transfers=PlainTransfers(*outside.transfers),
-            tiers=PlainTiers(*outside.tiers),
-            adapters=PlainAdapters(*outside.adapters),
-            tool_cache=PlainToolCache(*outside.tool_cache),
+    return PlainEnvironment(
+        *env._replace(
+            transfers=PlainTransfers(*env.transfers),
+            tiers=PlainTiers(*env.tiers),
+            adapters=PlainAdapters(*env.adapters),
+            tool_cache=PlainToolCache(*env.tool_cache),
         )
     )

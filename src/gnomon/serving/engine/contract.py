@@ -7,7 +7,7 @@ costs a walk over the batch and the running list. Verbs check what they are aske
 
 from __future__ import annotations
 
-from gnomon.jit import apart, inner
+from gnomon.jit import inlined, noinline
 from gnomon.serving.engine.state import (
     BUDGET,
     FAULT,
@@ -27,7 +27,7 @@ from gnomon.serving.engine.state import (
 ) = range(1, 13)  # fmt: skip
 
 
-@apart
+@noinline
 def stop(cluster: Cluster, fault: int, r: int, request_id: int) -> None:
     """Note what went wrong first, and let no further iteration start."""
     if cluster.control[FAULT] == 0:
@@ -37,7 +37,7 @@ def stop(cluster: Cluster, fault: int, r: int, request_id: int) -> None:
     cluster.control[BUDGET] = 0
 
 
-@inner
+@inlined
 def _is_in_range(replica: Replica) -> bool:
     """Whether what counts and names requests stays within the arrays, whatever the policy wrote there."""
     state, requests = replica.state, replica.requests.size
@@ -55,7 +55,7 @@ def _is_in_range(replica: Replica) -> bool:
     return are_requests
 
 
-@apart
+@noinline
 def check_batch(cluster: Cluster, r: int) -> None:
     """Stop at the first rule that the batch just formed by replica `r` breaks."""
     state = cluster.replicas[r]
@@ -82,7 +82,7 @@ def check_batch(cluster: Cluster, r: int) -> None:
     under_way = state.num_running + state.batch_size + state.num_stepping - together
     for i in range(state.num_in_flight):
         under_way += cluster.flights[r, (state.oldest + i) % cluster.flights.shape[1]].num_requests
-    if state.num_waiting + state.num_news + under_way != state.num_outstanding:
+    if state.num_waiting + state.num_deferred + under_way != state.num_outstanding:
         stop(cluster, NOT_COUNTED, r, NONE)
     elif under_way > replica.running.size:
         stop(cluster, TOO_MANY, r, NONE)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gnomon.jit import inner
+from gnomon.jit import inlined
 from gnomon.serving.engine import decode_group
 from gnomon.serving.engine.launch import Work, note_flight, note_next_end, weight_bytes_of, work_of
 from gnomon.serving.engine.log import Log, log_gap, log_iteration
@@ -18,14 +18,14 @@ from gnomon.timing.iteration import IterationTables
 from gnomon.timing.lookup import Shape, attention_near, host_pace, host_times, without_attention_s
 
 
-@inner
-def may_coast(cluster: Cluster, log: Log, r: int) -> bool:
+@inlined
+def may_fast_forward(cluster: Cluster, log: Log, r: int) -> bool:
     """Whether the next thing that happens in replica `r` is one more token for those that step together, and nothing
     else: nobody is done, nobody waits, there is memory, and the policy has said that it would do nothing else."""
     state = cluster.replicas[r]
     if state.steppable != 2 or state.num_waiting > 0 or state.num_running > 0 or state.num_stepping == 0:
         return False
-    if state.num_news > 0:
+    if state.num_deferred > 0:
         return False
     if state.steps + 1 >= state.next_finish or state.num_off_beat > 0 or state.message_s > 0.0:
         return False
@@ -38,7 +38,7 @@ def may_coast(cluster: Cluster, log: Log, r: int) -> bool:
     return fits and cluster.growth[r, (state.steps + 1) % state.block_size] + 1 <= state.free_blocks
 
 
-class Same(NamedTuple):
+class Constants(NamedTuple):
     """What does not change from step to step."""
 
     row: int
@@ -63,17 +63,17 @@ class Sums(NamedTuple):
     beyond_measured: int
 
 
-@inner
+@inlined
 def _shape(count: int, kv: int, longest: int) -> Shape:
     return Shape(count, count, 0.0, 0.0, count, float(kv), float(longest), count, 0.0)
 
 
-@inner
-def _same(tables: IterationTables, state: Any, pace: float) -> Same:
+@inlined
+def _constants(tables: IterationTables, state: Any, pace: float) -> Constants:
     count, row = state.num_stepping, state.row
     exposed_s, least_s = host_times(tables, row, _shape(count, state.step_kv, state.step_kv_max), pace)
     work, measured = tables.work[row], tables.measured[row]
-    return Same(
+    return Constants(
         row,
         state.slowdown,
         without_attention_s(tables, row, count, count, count, count),
@@ -85,25 +85,25 @@ def _same(tables: IterationTables, state: Any, pace: float) -> Same:
     )
 
 
-@inner
-def coast(cluster: Cluster, tables: IterationTables, log: Log, r: int, until: float) -> None:
-    """Step replica `r` on for as long as `may_coast` holds, up to `until`: the same as at every end of a batch, with
+@inlined
+def fast_forward(cluster: Cluster, tables: IterationTables, log: Log, r: int, until: float) -> None:
+    """Step replica `r` on for as long as `may_fast_forward` holds, up to `until`: as at every end of a batch, with
     what stays the same from step to step computed once, and the accounts added up before they are written."""
     state, flight, replica = cluster.replicas[r], cluster.flights[r, 0], replica_view(cluster, r)
-    if tables.host_pace.size > 0:
+    if tables.host_pace.size > 0:  # The host's pace holds for one window: stop at its end, and look it up again.
         until = min(until, (np.floor(flight.end_s / WINDOW_S) + 1.0) * WINDOW_S)
     pace = host_pace(tables, r, flight.end_s)
-    same, count, block_size = _same(tables, state, pace), state.num_stepping, state.block_size
+    constants, count, block_size = _constants(tables, state, pace), state.num_stepping, state.block_size
     steps, last_step, step_kv, longest = state.steps, state.next_finish - 1, state.step_kv, state.step_kv_max
     last_s, end_s, gpu_s, reported_free, near = state.last_step_s, flight.end_s, 0.0, 0, (0, 0)
     shape = _shape(count, step_kv, longest)
-    done = work_of(same.coefficients, same.measured, shape, same.weight_bytes, 0, 0.0)
+    done = work_of(constants.coefficients, constants.measured, shape, constants.weight_bytes, 0, 0.0)
     iterations, busy_s, kv_block_s = state.num_iterations, state.busy_s, state.kv_block_s
     flops, num_bytes, num_beyond = state.flops, state.bytes, state.num_beyond_measured
     budget, phase = cluster.control[BUDGET], (steps + 1) % block_size
     needed = cluster.growth[r, phase]
-    books, there, num_stages = cluster.ledger.size > 0, same.row, 1
-    if books:
+    is_explained, there, num_stages = cluster.breakdown.size > 0, constants.row, 1
+    if is_explained:
         breakdown.end_batch(cluster, r, 0)
         there, num_stages = cluster.clocks[r, breakdown.REFERENCE_ROW], cluster.clocks[r, breakdown.REFERENCE_STAGES]
     host_ns, lost_ns, step_host_ns, step_lost_ns = 0, 0, 0, 0
@@ -113,7 +113,7 @@ def coast(cluster: Cluster, tables: IterationTables, log: Log, r: int, until: fl
         host_ns += step_host_ns
         lost_ns += step_lost_ns
         log_gap(log, end_s - last_s, count)
-        if (iterations - 1) & (log.used[3] - 1) == 0:
+        if (iterations - 1) & (log.used[3] - 1) == 0:  # One in so many is kept, a power of two: no division.
             log_iteration(cluster, log, r, 0)
         steps += 1
         step_kv += count
@@ -123,16 +123,18 @@ def coast(cluster: Cluster, tables: IterationTables, log: Log, r: int, until: fl
         # The next one.
         decode_group.grow(replica, needed)
         shape = _shape(count, step_kv, longest)
-        attention_s, near = attention_near(tables, same.row, shape, near)
-        gpu_s = same.gpu_s + attention_s
-        least_s = same.least_s
+        # Contexts grow by one: the table is entered where the last step left it, not searched.
+        attention_s, near = attention_near(tables, constants.row, shape, near)
+        gpu_s = constants.gpu_s + attention_s
+        least_s = constants.least_s
         if state.overlaps != 0:
             launched_s = forms_s + least_s
             forms_s, least_s = max(launched_s, last_s), launched_s - last_s
-        seconds = same.exposed_s + max(gpu_s, least_s)
-        end_s = last_s + (seconds + seconds * same.slowdown)
+        seconds = constants.exposed_s + max(gpu_s, least_s)
+        end_s = last_s + (seconds + seconds * constants.slowdown)
+        # Sums grow in the same order as step by step, so that they end in the same bits.
         used = state.num_blocks - state.free_blocks
-        done = work_of(same.coefficients, same.measured, shape, same.weight_bytes, used, end_s - last_s)
+        done = work_of(constants.coefficients, constants.measured, shape, constants.weight_bytes, used, end_s - last_s)
         iterations += 1
         busy_s += end_s - last_s
         kv_block_s += done.kv_block_s
@@ -141,17 +143,17 @@ def coast(cluster: Cluster, tables: IterationTables, log: Log, r: int, until: fl
         num_beyond += done.beyond_measured
         if (iterations - 1) & (log.used[3] - 1) == 0:  # Its end will be logged.
             _note_step(cluster, r, iterations, shape, done, last_s, end_s)
-        if books:
+        if is_explained:
             host_s = seconds - gpu_s
             step_host_ns = nanoseconds(host_s)
-            there_s = reference_s(tables, same.row, gpu_s, there, num_stages, shape, count)
+            there_s = reference_s(tables, constants.row, gpu_s, there, num_stages, shape, count)
             step_lost_ns = slower_ns(cluster, r, there, end_s - last_s, there_s, host_s)
         budget -= 1
-        phase = phase + 1 if phase + 1 < block_size else 0
+        phase = phase + 1 if phase + 1 < block_size else 0  # `steps` modulo the block size, without a division.
         needed = cluster.growth[r, phase]
     _note_step(cluster, r, iterations, shape, done, last_s, end_s)
     flight.gpu_s, flight.host_s, state.forms_s = gpu_s, host_s, forms_s
-    if books:
+    if is_explained:
         breakdown.pass_steps(cluster, r, steps - state.steps - 1, last_s, host_ns, lost_ns)
         divide(cluster, tables, r, 0, shape, count, there, num_stages)
     cluster.control[BUDGET] = budget
@@ -159,7 +161,7 @@ def coast(cluster: Cluster, tables: IterationTables, log: Log, r: int, until: fl
     _hand_back(cluster, r, Sums(iterations, busy_s, kv_block_s, flops, num_bytes, num_beyond), steps, last_s, end_s)
 
 
-@inner
+@inlined
 def _hand_back(cluster: Cluster, r: int, sums: Sums, steps: int, last_s: float, end_s: float) -> None:
     """Replica `r` has made steps up to this one; the next is in flight, from `last_s` to `end_s`."""
     state = cluster.replicas[r]
@@ -177,7 +179,7 @@ def _hand_back(cluster: Cluster, r: int, sums: Sums, steps: int, last_s: float, 
     note_next_end(cluster, r, end_s)
 
 
-@inner
+@inlined
 def _note_step(cluster: Cluster, r: int, number: int, shape: Shape, done: Work, start_s: float, end_s: float) -> None:
     """Write down the step in flight of replica `r`."""
     note_flight(cluster.flights[r, 0], number, shape, done, start_s, end_s)

@@ -11,9 +11,9 @@ running list with up-to-date records and are handled one by one. Results are the
 
 from __future__ import annotations
 
-from gnomon.jit import inner
+from gnomon.jit import inlined
 from gnomon.serving.engine import prefix_cache
-from gnomon.serving.engine.batch_operations import add_news, blocks_missing, finish, is_decoding
+from gnomon.serving.engine.batch_operations import blocks_missing, defer, finish, is_decoding
 from gnomon.serving.engine.log import Log, log_gap
 from gnomon.serving.engine.state import IN_FLIGHT, RUNNING, Replica
 
@@ -23,15 +23,16 @@ NEVER_STEP = 1 << 62
 ID, DUE, LENGTH = range(3)
 
 
-@inner
+@inlined
 def join(replica: Replica, r: int) -> None:
     """Let a decoding request step with the others from now on."""
     state, request = replica.state, replica.requests[r]
     request.joined = state.steps
     request.status = IN_FLIGHT
-    due = state.steps + request.total_tokens - request.processed
+    due = state.steps + request.total_tokens - request.processed  # One token a step: known now, never touched again.
     replica.stepping[state.num_stepping, ID] = r
     replica.stepping[state.num_stepping, DUE] = due
+    # Less the clock, a length never changes: the longest can be found again without asking the requests.
     replica.stepping[state.num_stepping, LENGTH] = request.processed - state.steps
     state.num_stepping += 1
     state.step_kv += request.processed
@@ -44,23 +45,25 @@ def join(replica: Replica, r: int) -> None:
         replica.growth[_growth_class(replica, r, state.steps)] += 1
 
 
-@inner
+@inlined
 def _growth_class(replica: Replica, r: int, joined: int) -> int:
     """The steps, modulo the block size, at which a request that joined at step `joined` needs one more block."""
     state, request = replica.state, replica.requests[r]
+    # Its next block is due when its tokens overflow those held, then every `block_size` steps: always in one class.
     until_growth = request.num_blocks * state.block_size - request.processed + 1
     return (joined + until_growth) % state.block_size
 
 
-@inner
+@inlined
 def may_join(replica: Replica, r: int) -> bool:
     """Whether its next block is less than a block's worth of steps away, or never needed."""
     state, request = replica.state, replica.requests[r]
+    # One that holds more is due in a later round of the same class, which `growth` cannot tell from the next.
     room = request.num_blocks * state.block_size
     return 0 <= room - request.processed + 1 < state.block_size or room >= request.total_tokens
 
 
-@inner
+@inlined
 def place_together(replica: Replica) -> int:
     """Place all requests that step together, one token each; returns how many. Call before placing others.
 
@@ -71,6 +74,7 @@ def place_together(replica: Replica) -> int:
     if state.num_stepping == 0:
         return 0
     needed = replica.growth[state.steps % state.block_size]
+    # One block more than needed: policies want a free one at hand for the last decode, too.
     if needed + 1 > state.free_blocks or state.num_stepping > min(state.max_in_batch, state.max_batch_tokens):
         dissolve(replica, 0)
         return 0
@@ -80,7 +84,7 @@ def place_together(replica: Replica) -> int:
     return state.num_stepping
 
 
-@inner
+@inlined
 def grow(replica: Replica, needed: int) -> None:
     """Take the blocks that those who step together need for their next token."""
     state = replica.state
@@ -92,7 +96,7 @@ def grow(replica: Replica, needed: int) -> None:
     state.peak_blocks = max(state.peak_blocks, state.num_blocks - state.free_blocks)
 
 
-@inner
+@inlined
 def processed_now(replica: Replica, r: int) -> int:
     """`processed` of a request, whether it steps with others or not."""
     request = replica.requests[r]
@@ -101,7 +105,7 @@ def processed_now(replica: Replica, r: int) -> int:
     return request.processed
 
 
-@inner
+@inlined
 def _settle(replica: Replica, r: int) -> None:
     """Bring the record of a member up to date, and give it the blocks that were taken for it."""
     state, request = replica.state, replica.requests[r]
@@ -119,7 +123,7 @@ def _settle(replica: Replica, r: int) -> None:
     request.num_blocks += missing
 
 
-@inner
+@inlined
 def dissolve(replica: Replica, position: int) -> None:
     """Put all members back into the running list at `position`."""
     state, running, count = replica.state, replica.running, replica.state.num_stepping
@@ -134,7 +138,7 @@ def dissolve(replica: Replica, position: int) -> None:
     _forget_all(replica)
 
 
-@inner
+@inlined
 def _forget_all(replica: Replica) -> None:
     state = replica.state
     state.num_stepping = 0
@@ -147,7 +151,7 @@ def _forget_all(replica: Replica) -> None:
         replica.growth[i] = 0
 
 
-@inner
+@inlined
 def end_step(replica: Replica, log: Log, now: float) -> int:
     """All members have produced a token. Returns how many are done with it, whose ids lead the list of the batch."""
     state = replica.state
@@ -167,7 +171,7 @@ def end_step(replica: Replica, log: Log, now: float) -> int:
     return _finish_due(replica, now) if state.steps >= state.next_finish else 0
 
 
-@inner
+@inlined
 def _log_each_gap(replica: Replica, log: Log, now: float) -> None:
     """Some members' last token came at another moment: those that joined since the last step."""
     state = replica.state
@@ -177,7 +181,7 @@ def _log_each_gap(replica: Replica, log: Log, now: float) -> None:
         log_gap(log, now - last, 1)
 
 
-@inner
+@inlined
 def _finish_due(replica: Replica, now: float) -> int:
     """Finish the members that have all their tokens; the others keep their order. Returns how many they are; their ids
     are written where the batch is formed, which has no need of the ids of members."""
@@ -198,11 +202,11 @@ def _finish_due(replica: Replica, now: float) -> int:
         longest = max(longest, length)
     state.num_stepping = kept
     state.next_finish = next_finish
-    state.step_kv_max = longest + state.steps if kept > 0 else 0
+    state.step_kv_max = longest + state.steps if kept > 0 else 0  # `longest` is less the clock.
     return count - kept
 
 
-@inner
+@inlined
 def _finish_member(replica: Replica, r: int, now: float) -> None:
     state, request = replica.state, replica.requests[r]
     if request.num_blocks * state.block_size < request.total_tokens:
@@ -210,6 +214,6 @@ def _finish_member(replica: Replica, r: int, now: float) -> None:
     _settle(replica, r)
     state.step_kv -= request.processed
     if state.overlaps != 0:
-        add_news(replica, r, RUNNING)
+        defer(replica, r, RUNNING)
     else:
         finish(replica, r, now)

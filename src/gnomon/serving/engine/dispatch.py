@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from gnomon.jit import feature, inner
+from gnomon.jit import feature, inlined
 from gnomon.jit.borrowing import borrow
 from gnomon.serving.engine import contract
-from gnomon.serving.engine.context import Engine, Fleet, Outside, Router
+from gnomon.serving.engine.context import Engine, Environment, Fleet, Router
 from gnomon.serving.engine.state import NONE, NUM_PARKED, NUM_SHED, PARKED, SHED
 from gnomon.serving.features.transfers import IS_DOWN
 
 
-@inner
+@inlined
 def ask_router(fleet: Fleet, engine: Engine, request_id: int) -> int:
     """The replica that the router chooses; the engine stops where there is no such replica."""
     return _ask(fleet, engine.router, request_id)
 
 
-@inner
+@inlined
 def _ask(fleet: Fleet, router: Router, request_id: int) -> int:
     r = router(fleet, request_id) - 1
     if r < 0 or r >= fleet.cluster.replicas.size:
@@ -25,8 +25,8 @@ def _ask(fleet: Fleet, router: Router, request_id: int) -> int:
     return r
 
 
-@inner
-def takes_in(fleet: Fleet, engine: Engine, request_id: int, now: float) -> bool:
+@inlined
+def passes_admission(fleet: Fleet, engine: Engine, request_id: int, now: float) -> bool:
     """Whether an arriving request may be handed to a replica. One that admission control turns away ends here; where
     no replica is up, it is parked until one is."""
     request = fleet.cluster.requests[request_id]
@@ -47,19 +47,19 @@ def takes_in(fleet: Fleet, engine: Engine, request_id: int, now: float) -> bool:
     return True
 
 
-@inner
-def choose(fleet: Fleet, engine: Engine, outside: Outside, request_id: int) -> int:
+@inlined
+def choose(fleet: Fleet, engine: Engine, env: Environment, request_id: int) -> int:
     """The replica that gets an arriving request."""
-    if outside.calendar.book[0].has_roles != 0:
-        return _choose_two(fleet, engine, outside, request_id)
+    if env.calendar.book[0].has_roles != 0:
+        return _choose_two(fleet, engine, env, request_id)
     return ask_router(fleet, engine, request_id)
 
 
 @feature
-def _choose_two(fleet: Fleet, engine: Engine, outside: Outside, request_id: int) -> int:
+def _choose_two(fleet: Fleet, engine: Engine, env: Environment, request_id: int) -> int:
     """Where prefill and decode are apart: the replica that decodes a request is chosen first, then whether it is
     prefilled elsewhere, then where."""
-    cluster, request, own = fleet.cluster, fleet.cluster.requests[request_id], outside.decode
+    cluster, request, own = fleet.cluster, fleet.cluster.requests[request_id], env.decode
     to_decode = Fleet(
         cluster,
         fleet.tables,
@@ -72,13 +72,13 @@ def _choose_two(fleet: Fleet, engine: Engine, outside: Outside, request_id: int)
         fleet.gate_memory,
     )
     request.decode_replica = _ask(borrow(to_decode), engine.decode_router, request_id)
-    if outside.transfers.settings[IS_DOWN] != 0.0:
+    if env.transfers.settings[IS_DOWN] != 0.0:
         return request.decode_replica
     to_decide = Fleet(
         cluster,
         fleet.tables,
         fleet.draws,
-        outside.decider,
+        env.decider,
         fleet.memory,
         fleet.predicted_output,
         fleet.candidates,

@@ -107,7 +107,7 @@ class Guard:
         ended = int(np.count_nonzero((requests.status == FINISHED) | (requests.status == REJECTED)))
         books = (
             "num_waiting", "num_running", "num_stepping", "num_in_flight", "num_holding", "num_outstanding",
-            "num_held", "num_moving", "num_coming", "num_landing", "num_ready", "num_reported", "num_news",
+            "num_held", "num_moving", "num_coming", "num_landing", "num_ready", "num_reported", "num_deferred",
         )  # fmt: skip
         wrong = [name for name in books if replicas[name].any()]
         if (replicas.free_blocks != replicas.num_blocks).any():

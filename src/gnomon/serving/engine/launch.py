@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from gnomon.jit import apart, inner
+from gnomon.jit import inlined, noinline
 from gnomon.serving.engine import contract
 from gnomon.serving.engine.state import BUDGET, NEIGHBOURS, NONE, Cluster, Replica, replica_view
 from gnomon.serving.features import breakdown
@@ -18,7 +18,7 @@ _SPARE_ITERATIONS = 1000
 """Iterations without a token that a replica may run beyond two for each prompt token it had to compute meanwhile."""
 
 
-@inner
+@inlined
 def note_next_end(cluster: Cluster, r: int, end_s: float) -> None:
     """The oldest batch in flight ends then, as the outside sees it."""
     group = cluster.replicas[r].group_first
@@ -27,14 +27,14 @@ def note_next_end(cluster: Cluster, r: int, end_s: float) -> None:
     note_soonest(cluster, group)
 
 
-@inner
+@inlined
 def note_soonest(cluster: Cluster, group: int) -> None:
     """The end of a group's batch may come before that of its neighbours."""
     place = group // NEIGHBOURS
     cluster.soonest_s[place] = min(cluster.soonest_s[place], cluster.next_end_s[group])
 
 
-@inner
+@inlined
 def _shape(replica: Replica) -> Shape:
     """What the batch just formed contains, as far as its time depends on it."""
     state = replica.state
@@ -62,7 +62,7 @@ def _shape(replica: Replica) -> Shape:
     return Shape(tokens, sequences, squared, chunks_kv, decodes, decode_kv, longest, decode_tokens, prompt_kv)
 
 
-@inner
+@inlined
 def weight_bytes_of(tables: IterationTables, row: int, tokens: int) -> float:
     """Bytes of weights that an iteration of so many tokens reads: some experts are asked by none of them."""
     work = tables.work[row]
@@ -78,7 +78,7 @@ class Work(NamedTuple):
     beyond_measured: int
 
 
-@inner
+@inlined
 def work_of(
     coefficients: Any, measured: Any, shape: Shape, weight_bytes: float, used_blocks: int, busy_s: float
 ) -> Work:
@@ -90,7 +90,7 @@ def work_of(
     return Work(flops, num_bytes, used_blocks * busy_s, 1 if is_beyond_measured(measured, shape) else 0)
 
 
-@inner
+@inlined
 def note_flight(flight: Any, number: int, shape: Shape, work: Work, start_s: float, end_s: float) -> None:
     """Write down what the batch about to start contains, and when it ends."""
     flight.number = number
@@ -106,7 +106,7 @@ def note_flight(flight: Any, number: int, shape: Shape, work: Work, start_s: flo
     flight.beyond_measured = work.beyond_measured
 
 
-@inner
+@inlined
 def _stage_seconds(
     cluster: Cluster, tables: IterationTables, r: int, position: int, stage: int, shape: Shape, group_tokens: int,
     at: float,
@@ -132,7 +132,7 @@ def _stage_seconds(
     return with_host_s + with_host_s * state.slowdown
 
 
-@inner
+@inlined
 def _enter_stage(cluster: Cluster, r: int, position: int, stage: int, at: float, seconds: float) -> float:
     """Queue the batch at a stage it reaches at `at`; returns when it leaves."""
     start = max(at, cluster.stage_free_s[r, stage])
@@ -143,7 +143,7 @@ def _enter_stage(cluster: Cluster, r: int, position: int, stage: int, at: float,
     return end
 
 
-@inner
+@inlined
 def _take_off(cluster: Cluster, tables: IterationTables, r: int, position: int, shape: Shape, end_s: float) -> None:
     """Put the batch among those in flight."""
     state, flight = cluster.replicas[r], cluster.flights[r, position]
@@ -174,7 +174,7 @@ def _take_off(cluster: Cluster, tables: IterationTables, r: int, position: int, 
         note_next_end(cluster, r, end_s)
 
 
-@inner
+@inlined
 def launch(cluster: Cluster, tables: IterationTables, r: int, now: float) -> None:
     """Send the batch that replica `r` formed through its stages."""
     state = cluster.replicas[r]
@@ -185,11 +185,11 @@ def launch(cluster: Cluster, tables: IterationTables, r: int, now: float) -> Non
         seconds = _stage_seconds(cluster, tables, r, position, stage, shape, shape.tokens, at)
         at = _enter_stage(cluster, r, position, stage, at, seconds)
     _take_off(cluster, tables, r, position, shape, at)
-    if cluster.ledger.size > 0:
+    if cluster.breakdown.size > 0:
         breakdown.take_off(cluster, tables, r, position, shape, shape.tokens)
 
 
-@apart
+@noinline
 def launch_together(cluster: Cluster, tables: IterationTables, first: int, now: float) -> None:
     """Send the batches of a group through the stages in step: each stage takes as long as its slowest member."""
     leader = cluster.replicas[first]
@@ -211,5 +211,5 @@ def launch_together(cluster: Cluster, tables: IterationTables, first: int, now: 
     for r in members:
         shape = _shape(replica_view(cluster, r))
         _take_off(cluster, tables, r, position, shape, at)
-        if cluster.ledger.size > 0:
+        if cluster.breakdown.size > 0:
             breakdown.take_off(cluster, tables, r, position, shape, group_tokens)

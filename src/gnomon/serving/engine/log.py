@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gnomon.core.arrays import Floats, Ints
-from gnomon.jit import apart, inner
+from gnomon.jit import inlined, noinline
 from gnomon.serving.engine.state import NONE, Cluster
 
 # Gaps are merged in bins by the leading bits of their numbers: 512 between a number and its double, from about a
@@ -90,7 +90,7 @@ def new_log(
     )
 
 
-@inner
+@inlined
 def log_gap(log: Log, gap: float, count: int) -> None:
     """Note that `count` tokens came `gap` seconds after the ones before them."""
     used = log.used[2]
@@ -105,7 +105,7 @@ def log_gap(log: Log, gap: float, count: int) -> None:
     log.used[2] = used + 1
 
 
-@apart
+@noinline
 def _merge_gaps(log: Log) -> None:
     """Merge gaps of nearly the same size (within 0.2 %) into their weighted mean."""
     sums, counts = np.zeros(_NUM_BINS), np.zeros(_NUM_BINS, np.int64)
@@ -123,7 +123,7 @@ def _merge_gaps(log: Log) -> None:
     log.used[4] += 1
 
 
-@inner
+@inlined
 def log_iteration(cluster: Cluster, log: Log, r: int, position: int) -> None:
     """Write the batch at `position` of replica `r`: one row per stage, and its members if they are kept."""
     state, flight = cluster.replicas[r], cluster.flights[r, position]
@@ -162,7 +162,7 @@ def log_iteration(cluster: Cluster, log: Log, r: int, position: int) -> None:
         log.used[0] += 1
 
 
-@apart
+@noinline
 def _log_chunks(cluster: Cluster, log: Log, r: int, position: int) -> None:
     """Write the prompts' parts in the batch at `position`. Its end was handled: a request that still prefills has
     processed no more than its prefill, one whose prefill has just ended one token more."""
@@ -184,7 +184,7 @@ def _log_chunks(cluster: Cluster, log: Log, r: int, position: int) -> None:
         log.used[5] += 1
 
 
-@apart
+@noinline
 def _drop_every_other(log: Log) -> None:
     """Keep the rows of every second iteration that was kept so far."""
     log.used[3] *= 2

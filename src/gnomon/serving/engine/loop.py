@@ -15,11 +15,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gnomon.jit import inner
+from gnomon.jit import inlined
 from gnomon.serving.engine import contract, decode_group, prefix_cache
-from gnomon.serving.engine.batch_operations import add_news, finish, is_late, pop_waiting, push_waiting, report
+from gnomon.serving.engine.batch_operations import defer, finish, is_late, pop_waiting, push_waiting, report
 from gnomon.serving.engine.calendar import NEVER
-from gnomon.serving.engine.decode_fast_path import coast, may_coast
+from gnomon.serving.engine.decode_fast_path import fast_forward, may_fast_forward
 from gnomon.serving.engine.launch import launch, launch_together, note_next_end
 from gnomon.serving.engine.log import Log, log_gap, log_iteration
 from gnomon.serving.engine.state import (
@@ -37,7 +37,7 @@ from gnomon.serving.engine.state import (
 )
 from gnomon.serving.features import breakdown
 from gnomon.serving.features.handover import hand_over, leaves
-from gnomon.serving.features.overlap import hear_news, place_surplus
+from gnomon.serving.features.overlap import apply_deferred, place_surplus
 from gnomon.timing.iteration import IterationTables
 
 Policies = tuple[Callable[[Replica], None], ...]
@@ -48,7 +48,7 @@ _DRAW_MODULUS = 2_147_483_647
 # The end of a batch.
 
 
-@inner
+@inlined
 def _accepted(replica: Replica, r: int) -> int:
     """How many drafted tokens the target accepts, up to the first refusal."""
     request, accepted = replica.requests[r], 0
@@ -60,7 +60,7 @@ def _accepted(replica: Replica, r: int) -> int:
     return accepted
 
 
-@inner
+@inlined
 def _end_for_request(replica: Replica, log: Log, r: int, tokens: int, may_step: bool, now: float) -> None:
     """Count what the batch computed for request `r`, stamp its tokens, and say where it goes from here."""
     state, request = replica.state, replica.requests[r]
@@ -78,7 +78,7 @@ def _end_for_request(replica: Replica, log: Log, r: int, tokens: int, may_step: 
         if request.processed == request.prefill_tokens:
             if leaves(replica, r):
                 if state.overlaps != 0:
-                    add_news(replica, r, RUNNING)
+                    defer(replica, r, RUNNING)
                 else:
                     hand_over(replica, r, now)
                 return
@@ -98,7 +98,7 @@ def _end_for_request(replica: Replica, log: Log, r: int, tokens: int, may_step: 
         request.last_token_s = now
     if request.processed >= request.total_tokens:
         if state.overlaps != 0:
-            add_news(replica, r, RUNNING)
+            defer(replica, r, RUNNING)
         else:
             finish(replica, r, now)
     elif may_step and produced > 0 and decode_group.may_join(replica, r):
@@ -109,7 +109,7 @@ def _end_for_request(replica: Replica, log: Log, r: int, tokens: int, may_step: 
         state.num_running += 1
 
 
-@inner
+@inlined
 def _write_messages(cluster: Cluster, r: int, position: int) -> None:
     """The front end writes what the batch produced: the first token of each whose prompt is complete, and one message
     in `stream_interval` tokens of those that decode."""
@@ -124,7 +124,7 @@ def _write_messages(cluster: Cluster, r: int, position: int) -> None:
     state.reply_s = state.base_reply_s + start_s - flight.end_s + 0.5 * (messages + 1.0) * state.message_s
 
 
-@inner
+@inlined
 def _may_step(state: Any, log: Log) -> bool:
     """Whether decodes may step together from now on: the policy agrees, it left nobody out of the batch that ends, one
     batch is in flight at a time, each decode gives one token, and nobody wants to know who was in which batch."""
@@ -132,37 +132,37 @@ def _may_step(state: Any, log: Log) -> bool:
     return is_simple and state.steppable != 0 and state.num_running == 0
 
 
-@inner
+@inlined
 def _end_oldest_batch(cluster: Cluster, tables: IterationTables, log: Log, r: int) -> None:
     """Handle the end of the oldest in-flight batch of replica `r`."""
     state = cluster.replicas[r]
-    books = cluster.ledger.size > 0
+    is_explained = cluster.breakdown.size > 0
     position = state.oldest
     flight = cluster.flights[r, position]
     replica = replica_view(cluster, r)
     may_step = _may_step(state, log)
-    if books:
+    if is_explained:
         breakdown.end_batch(cluster, r, position)
     if state.message_s > 0.0:
         _write_messages(cluster, r, position)
     if flight.num_stepping > 0:
         num_done = decode_group.end_step(replica, log, flight.end_s)
-        if cluster.ledger.size > 0:
+        if cluster.breakdown.size > 0:
             breakdown.leave_done(cluster, replica, r, num_done)
     elif state.num_stepping == 0:
         state.last_step_s = flight.end_s
     if not may_step and state.num_stepping > 0:
-        if books:
+        if is_explained:
             breakdown.leave_all(cluster, r, state.num_stepping)
         decode_group.dissolve(replica, state.num_running)
     for i in range(flight.num_stepping, flight.num_requests):
         request_id, tokens = cluster.flight_requests[r, position, i], cluster.flight_tokens[r, position, i]
         if cluster.requests[request_id].status == FINISHED:  # A token too many.
             continue
-        if books:
+        if is_explained:
             breakdown.end_member(cluster, tables, r, position, i)
         _end_for_request(replica, log, request_id, tokens, may_step, flight.end_s)
-        if books and cluster.requests[request_id].status == IN_FLIGHT:
+        if is_explained and cluster.requests[request_id].status == IN_FLIGHT:
             breakdown.join(cluster, r, request_id)
     if flight.num_requests > 0:
         log_iteration(cluster, log, r, position)
@@ -175,7 +175,7 @@ def _end_oldest_batch(cluster: Cluster, tables: IterationTables, log: Log, r: in
 # The start of a batch.
 
 
-@inner
+@inlined
 def _choose_batch(cluster: Cluster, policies: Policies, r: int, now: float) -> int:
     """Let the policy of replica `r` form a batch; returns its size."""
     state = cluster.replicas[r]
@@ -186,18 +186,18 @@ def _choose_batch(cluster: Cluster, policies: Policies, r: int, now: float) -> i
     state.answered = 0
     num_stepping = state.num_stepping
     policies[state.policy](replica)
-    if cluster.ledger.size > 0 and state.num_stepping < num_stepping:
+    if cluster.breakdown.size > 0 and state.num_stepping < num_stepping:
         breakdown.leave_all(cluster, r, num_stepping)
     if state.answered == 0:
         contract.stop(cluster, contract.POLICY_RAISED, r, NONE)
     elif state.checked != 0:
         contract.check_batch(cluster, r)
-    if state.surplus != 0 and state.num_news > 0:
+    if state.surplus != 0 and state.num_deferred > 0:
         place_surplus(replica)
     return state.batch_size
 
 
-@inner
+@inlined
 def _choose_or_reject(cluster: Cluster, policies: Policies, r: int, now: float) -> int:
     """Let replica `r` form a batch; returns its size. Requests that it can never run are rejected.
 
@@ -209,7 +209,7 @@ def _choose_or_reject(cluster: Cluster, policies: Policies, r: int, now: float) 
         while state.num_waiting > 0 and cluster.requests[state.first_waiting].never_fits != 0:
             _reject_first_waiting(cluster, r, now)
         size = _choose_batch(cluster, policies, r, now)
-        if cluster.ledger.size > 0:
+        if cluster.breakdown.size > 0:
             breakdown.note_queue(cluster, r, now)
         if size > 0 or state.num_waiting == 0 or state.num_waiting < state.num_outstanding:
             break
@@ -221,7 +221,7 @@ def _choose_or_reject(cluster: Cluster, policies: Policies, r: int, now: float) 
     return size
 
 
-@inner
+@inlined
 def _reject_first_waiting(cluster: Cluster, r: int, now: float) -> None:
     """The first request in the queue can never be admitted: nothing else is left that could make room."""
     replica = replica_view(cluster, r)
@@ -239,7 +239,7 @@ def _reject_first_waiting(cluster: Cluster, r: int, now: float) -> None:
         report(replica, first)
 
 
-@inner
+@inlined
 def _form_batches(cluster: Cluster, tables: IterationTables, policies: Policies, first: int, now: float) -> None:
     """Form batches for a group until its pipeline is full or there is nothing to run."""
     leader = cluster.replicas[first]
@@ -250,7 +250,7 @@ def _form_batches(cluster: Cluster, tables: IterationTables, policies: Policies,
         formed, idle, landing = 0, NONE, 0
         for r in range(first, first + leader.group_size):
             formed += _choose_or_reject(cluster, policies, r, now)
-            landing += cluster.replicas[r].num_landing + cluster.replicas[r].num_held + cluster.replicas[r].num_news
+            landing += cluster.replicas[r].num_landing + cluster.replicas[r].num_held + cluster.replicas[r].num_deferred
             if cluster.replicas[r].num_outstanding > 0:
                 idle = r
         if cluster.control[FAULT] != 0:
@@ -272,7 +272,7 @@ def _form_batches(cluster: Cluster, tables: IterationTables, policies: Policies,
 # The outside.
 
 
-@inner
+@inlined
 def _wake(cluster: Cluster, tables: IterationTables, policies: Policies, log: Log, first: int, now: float) -> None:
     """Handle the group's batch ends up to `now`, and form batches at `now`."""
     leader = cluster.replicas[first]
@@ -289,7 +289,7 @@ def _wake(cluster: Cluster, tables: IterationTables, policies: Policies, log: Lo
         is_ready = False
         if is_ahead:
             for r in members:
-                hear_news(replica_view(cluster, r), now)
+                apply_deferred(replica_view(cluster, r), now)
             is_ready = leader.num_in_flight == 0  # Nothing to do, as far as it knew.
             is_ahead = False
 
@@ -306,16 +306,16 @@ def proceed(
     at, wakes = now, now != NEVER
     while wakes or (cluster.replicas[first].next_end_s < until and cluster.control[BUDGET] > 0):
         if not wakes:
-            if may_coast(cluster, log, first):
-                coast(cluster, tables, log, first, until)
+            if may_fast_forward(cluster, log, first):
+                fast_forward(cluster, tables, log, first, until)
                 continue
             at = cluster.replicas[first].next_end_s
         _wake(cluster, tables, policies, log, first, at)  # The only place, so that it is compiled once.
         wakes = False
 
 
-@inner
-def receive(cluster: Cluster, r: int, request_id: int, now: float) -> None:
+@inlined
+def enqueue(cluster: Cluster, r: int, request_id: int, now: float) -> None:
     """Put an arrived request into the queue of replica `r`. The caller wakes the replica's group afterwards."""
     request, state = cluster.requests[request_id], cluster.replicas[r]
     request.replica = r
@@ -329,8 +329,8 @@ def receive(cluster: Cluster, r: int, request_id: int, now: float) -> None:
     if is_shared and state.prefix_cache != 0 and state.tracks_blocks == 0:
         prefix_cache.track_blocks(replica)
     if is_late(state, now):
-        add_news(replica, request_id, WAITING)
+        defer(replica, request_id, WAITING)
     else:
         push_waiting(replica, request_id)
-    if cluster.ledger.size > 0:
+    if cluster.breakdown.size > 0:
         breakdown.arrive(cluster, r, request_id, now)

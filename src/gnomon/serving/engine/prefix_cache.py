@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from gnomon.jit import apart, inner
+from gnomon.jit import inlined, noinline
 from gnomon.serving.engine.state import NONE, Replica
 
 _PRIME = 2_147_483_647
 
 
-@apart
+@noinline
 def track_blocks(replica: Replica) -> None:
     """From now on blocks have an identity: those held are numbered through, the others form the list of free ones."""
     state, tables = replica.state, replica.tables
@@ -49,7 +49,7 @@ def track_blocks(replica: Replica) -> None:
     replica.older[end] = newest
 
 
-@inner
+@inlined
 def key_of(replica: Replica, r: int, position: int) -> int:
     """The key of block `position` of request `r`: negative for shared prefixes, positive for its own."""
     request = replica.requests[r]
@@ -60,13 +60,13 @@ def key_of(replica: Replica, r: int, position: int) -> int:
     return (int(r) + 1) * 16_777_216 + int(position) + 1  # Plain Python would stay in their 32 bits.
 
 
-@inner
+@inlined
 def _home(replica: Any, key: int) -> int:
     """The slot where the search for `key` starts. Products stay below 2**63: plain Python must agree."""
     return (key % _PRIME * 1_000_003) % _PRIME & (replica.slot_key.size - 1)
 
 
-@inner
+@inlined
 def _slot_of(replica: Any, key: int) -> int:
     """The slot that holds `key`, or the empty one where it belongs."""
     mask = replica.slot_key.size - 1
@@ -76,14 +76,14 @@ def _slot_of(replica: Any, key: int) -> int:
     return slot
 
 
-@inner
+@inlined
 def find(replica: Any, key: int) -> int:
     """The block that holds `key`, or NONE. (Anything with such a table will do: `gnomon.serving.features.tiers`.)"""
     slot = _slot_of(replica, key)
     return replica.slot_block[slot] if replica.slot_key[slot] == key else NONE
 
 
-@inner
+@inlined
 def remember(replica: Any, key: int, block: int) -> None:
     """Let `block` be found under `key`, unless another block already is."""
     slot = _slot_of(replica, key)
@@ -93,7 +93,7 @@ def remember(replica: Any, key: int, block: int) -> None:
         replica.block_key[block] = key
 
 
-@inner
+@inlined
 def forget(replica: Any, block: int) -> None:
     """The block is about to hold something else. Entries behind the hole move up, so that probing stays unbroken."""
     key = replica.block_key[block]
@@ -113,13 +113,13 @@ def forget(replica: Any, block: int) -> None:
     replica.slot_key[hole] = 0
 
 
-@inner
+@inlined
 def _unlink(replica: Replica, block: int) -> None:
     replica.newer[replica.older[block]] = replica.newer[block]
     replica.older[replica.newer[block]] = replica.older[block]
 
 
-@inner
+@inlined
 def take_oldest(replica: Replica) -> int:
     """Take the free block that has waited longest; what it held is forgotten."""
     end = replica.newer.size - 1
@@ -131,7 +131,7 @@ def take_oldest(replica: Replica) -> int:
     return block
 
 
-@inner
+@inlined
 def share(replica: Replica, block: int) -> None:
     """Hold a block that was found by its key."""
     if replica.block_users[block] == 0:
@@ -140,7 +140,7 @@ def share(replica: Replica, block: int) -> None:
     replica.block_users[block] += 1
 
 
-@inner
+@inlined
 def release(replica: Replica, block: int) -> None:
     """Let go of a block; the last holder puts it behind all other free ones."""
     replica.block_users[block] -= 1
@@ -156,7 +156,7 @@ def release(replica: Replica, block: int) -> None:
     replica.state.lacks_blocks = 0
 
 
-@inner
+@inlined
 def count_hits(replica: Replica, r: int) -> int:
     """How many leading blocks of request `r` are there already. At least one token is left to compute."""
     if replica.state.tracks_blocks == 0:
@@ -168,7 +168,7 @@ def count_hits(replica: Replica, r: int) -> int:
     return full
 
 
-@inner
+@inlined
 def count_free_hits(replica: Replica, r: int, hits: int) -> int:
     """How many of these hits nobody holds: taking them uses up free blocks."""
     free = 0
@@ -178,7 +178,7 @@ def count_free_hits(replica: Replica, r: int, hits: int) -> int:
     return free
 
 
-@inner
+@inlined
 def key_full_blocks(replica: Replica, r: int, num_tokens: int) -> None:
     """Make the blocks of a shared prefix (or an answer to go on from) that `num_tokens` tokens fill findable."""
     if replica.state.tracks_blocks == 0:
@@ -193,7 +193,7 @@ def key_full_blocks(replica: Replica, r: int, num_tokens: int) -> None:
         replica.state.lacks_blocks = 0
 
 
-@inner
+@inlined
 def key_own_blocks(replica: Replica, r: int, num_tokens: int) -> None:
     """Make all full blocks findable. Only a request that will come back needs that for those it shares with nobody."""
     request = replica.requests[r]

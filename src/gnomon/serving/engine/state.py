@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gnomon.core.arrays import Floats, Ints
-from gnomon.jit import inline
+from gnomon.jit import macro
 from gnomon.jit.borrowing import borrow
 
 NONE = -1
@@ -136,9 +136,9 @@ _LIMITS = [
 # ... how it is now: all of it is as new when the replica dies (`engine.idle`), ...
 _STATE = [
     ("forms_s", np.float64),  # when the batch after the one in flight is formed
-    ("num_news", np.int64),  # what it hears of after that; a list
-    ("first_news", np.int64),
-    ("last_news", np.int64),
+    ("num_deferred", np.int64),  # what it hears of after that; a list
+    ("first_deferred", np.int64),
+    ("last_deferred", np.int64),
     ("frozen", np.int64),  # it has died or is off: no batch is formed, and the one in flight never ends
     ("slowdown", np.float64),  # how much longer iterations take, as a share: 0 for not at all
     ("straggling", np.float64),  # of that, because it is a straggler
@@ -349,7 +349,7 @@ class Cluster(NamedTuple):
     adapter_slots: Any
     """[replica, slot] `ADAPTER_SLOT` records: the LoRA adapters that are loaded; no slots where there are none."""
     # Where requests' time goes (`gnomon.serving.features.breakdown`); all of size 0 unless it is asked for.
-    ledger: Any
+    breakdown: Any
     """`ENTRY` records of all requests."""
     parts_ns: Ints
     """[request, before and after its first token, part]"""
@@ -363,7 +363,7 @@ class Cluster(NamedTuple):
     """[row of the tables, length]: what contexts add to a decode alone, summed over all lengths below."""
 
 
-@inline
+@macro
 def replica_view(cluster: Cluster, r: int) -> Replica:
     """The views that belong to replica `r`, with the next free ring position as the batch to form."""
     state = cluster.replicas[r]

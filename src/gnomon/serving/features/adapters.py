@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gnomon.core.arrays import Floats, Ints
-from gnomon.jit import feature, inner
+from gnomon.jit import feature, inlined
 from gnomon.serving.engine.calendar import NEVER
 from gnomon.serving.engine.state import NONE, Cluster
 
@@ -81,7 +81,7 @@ def new_slots(num_replicas: int, count: int) -> Any:
     return slots
 
 
-@inner
+@inlined
 def slot_of(cluster: Cluster, r: int, adapter: int) -> int:
     """The slot in which replica `r` has an adapter, or NONE."""
     for slot in range(cluster.adapter_slots.shape[1]):
@@ -90,7 +90,7 @@ def slot_of(cluster: Cluster, r: int, adapter: int) -> int:
     return NONE
 
 
-@inner
+@inlined
 def _unused_for_longest(cluster: Cluster, r: int) -> int:
     """The slot to load into: an empty one, else that of the adapter that was not in use for longest; NONE where all
     are in use."""
@@ -104,7 +104,7 @@ def _unused_for_longest(cluster: Cluster, r: int) -> int:
     return best
 
 
-@inner
+@inlined
 def _note_in_use(cluster: Cluster, adapters: Adapters, r: int) -> None:
     """From the next iteration on replica `r` is as slow as the adapters in use make it."""
     in_use, state = 0, cluster.replicas[r]

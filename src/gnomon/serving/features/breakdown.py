@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from gnomon.core.arrays import Ints
-from gnomon.jit import apart, inner, jit
+from gnomon.jit import inlined, jit, noinline
 from gnomon.jit.borrowing import borrow
 from gnomon.serving.engine.batch_operations import tokens_placed
 from gnomon.serving.engine.decode_group import ID
@@ -71,10 +71,10 @@ ENTRY = np.dtype(
 # Waiting.
 
 
-@apart
+@noinline
 def come(cluster: Cluster, request_id: int, now: float, part: int) -> None:
     """A request is on its way to a queue: since it arrived, or since this was called last, it waited for `part`."""
-    entry = cluster.ledger[request_id]
+    entry = cluster.breakdown[request_id]
     if entry.doing == UNKNOWN:
         entry.first_ns = nanoseconds(cluster.requests[request_id].arrival_s)
         _forget(cluster, request_id)
@@ -85,10 +85,10 @@ def come(cluster: Cluster, request_id: int, now: float, part: int) -> None:
         entry.last_ns = now_ns
 
 
-@apart
+@noinline
 def arrive(cluster: Cluster, r: int, request_id: int, now: float) -> None:
     """A request joins the queue of replica `r`: from here on it waits for what the others wait for."""
-    request, entry, clock = cluster.requests[request_id], cluster.ledger[request_id], cluster.clocks[r]
+    request, entry, clock = cluster.requests[request_id], cluster.breakdown[request_id], cluster.clocks[r]
     if entry.doing > COMES:  # It comes from a replica that went away, and pays for the detour when it runs again.
         if entry.doing == WAITS:
             _forget(cluster, request_id)
@@ -99,17 +99,17 @@ def arrive(cluster: Cluster, r: int, request_id: int, now: float) -> None:
     _charge_wait(cluster, clock, request_id, entry.last_ns, -1)
 
 
-@inner
+@inlined
 def _forget(cluster: Cluster, request_id: int) -> None:
     """Nothing is booked for a request yet."""
     before, after = cluster.parts_ns[request_id, BEFORE], cluster.parts_ns[request_id, AFTER]
     for part in range(NUM_PARTS):
         before[part] = 0
         after[part] = 0
-    cluster.ledger[request_id].last_ns = cluster.ledger[request_id].first_ns
+    cluster.breakdown[request_id].last_ns = cluster.breakdown[request_id].first_ns
 
 
-@inner
+@inlined
 def _charge_wait(cluster: Cluster, clock: Any, request_id: int, now_ns: int, sign: int) -> None:
     """Read the meter of the waiting at `now_ns`: taken off at the beginning (-1), added at the end (+1)."""
     parts = cluster.parts_ns[request_id, BEFORE]
@@ -118,7 +118,7 @@ def _charge_wait(cluster: Cluster, clock: Any, request_id: int, now_ns: int, sig
     parts[clock[CAUSE]] += sign * (now_ns - clock[SINCE])
 
 
-@inner
+@inlined
 def note_queue(cluster: Cluster, r: int, now: float) -> None:
     """Replica `r` has formed a batch, or none: until the next one, this is what its queue waits for."""
     clock, now_ns = cluster.clocks[r], nanoseconds(now)
@@ -128,7 +128,7 @@ def note_queue(cluster: Cluster, r: int, now: float) -> None:
     clock[PREEMPTIONS_SEEN] = cluster.replicas[r].num_preemptions
 
 
-@inner
+@inlined
 def _why_waiting(cluster: Cluster, r: int) -> int:
     """What keeps the first in the queue out of the batch just formed."""
     state, clock = cluster.replicas[r], cluster.clocks[r]
@@ -155,7 +155,7 @@ def _why_waiting(cluster: Cluster, r: int) -> int:
 # The start of a batch.
 
 
-@inner
+@inlined
 def take_off(cluster: Cluster, tables: IterationTables, r: int, position: int, shape: Shape, group_tokens: int) -> None:
     """Divide the time of the batch just launched, and end the waiting of those it admits."""
     if cluster.control[FAULT] != 0:
@@ -166,7 +166,7 @@ def take_off(cluster: Cluster, tables: IterationTables, r: int, position: int, s
     slowed = cluster.flight_ns[r, position, iteration_breakdown.PREFILLS] * shape.decodes
     for i in range(flight.num_stepping, flight.num_requests):
         request_id = cluster.flight_requests[r, position, i]
-        request, entry = cluster.requests[request_id], cluster.ledger[request_id]
+        request, entry = cluster.requests[request_id], cluster.breakdown[request_id]
         phase = int(request.first_token_s >= 0.0)
         if entry.doing == WAITS:
             _charge_wait(cluster, clock, request_id, now_ns, 1)
@@ -184,20 +184,20 @@ def take_off(cluster: Cluster, tables: IterationTables, r: int, position: int, s
             entry.inflicted_ns += slowed * cluster.flight_tokens[r, position, i] // flight.prefill_tokens
 
 
-@inner
+@inlined
 def move(cluster: Cluster, request_id: int, now: float) -> None:
     """The replica that is to decode a request learns that it is prefilled: from here on it waits for room there."""
-    request, entry = cluster.requests[request_id], cluster.ledger[request_id]
+    request, entry = cluster.requests[request_id], cluster.breakdown[request_id]
     state, now_ns = cluster.replicas[request.decode_replica], nanoseconds(now)
     cluster.parts_ns[request_id, int(request.first_token_s >= 0.0), TRANSFER] += now_ns - entry.last_ns
     entry.last_ns = now_ns
     entry.moves = BATCH_CAP if state.num_holding >= state.max_running else KV_FULL
 
 
-@inner
+@inlined
 def _book_move(cluster: Cluster, request_id: int, now_ns: int) -> None:
     """A request was prefilled elsewhere: it waited for room here, its KV moved, an iteration was under way."""
-    request, entry = cluster.requests[request_id], cluster.ledger[request_id]
+    request, entry = cluster.requests[request_id], cluster.breakdown[request_id]
     had_token = request.first_token_s >= 0.0 and request.first_token_s < request.landed_s
     parts = cluster.parts_ns[request_id, int(had_token)]
     moving_ns, landed_ns = nanoseconds(request.moving_s), nanoseconds(request.landed_s)
@@ -214,7 +214,7 @@ def lose(cluster: Cluster, ids: Ints, keeps_tokens: bool) -> None:
     To be called before their records are changed."""
     lent = borrow(cluster)
     for request_id in ids:
-        entry, r = lent.ledger[request_id], lent.requests[request_id].replica
+        entry, r = lent.breakdown[request_id], lent.requests[request_id].replica
         if entry.doing <= COMES:  # It was on its way to the queue: it pays for the detour when it comes to another.
             continue
         if entry.doing == STEPS:
@@ -230,7 +230,7 @@ def lose(cluster: Cluster, ids: Ints, keeps_tokens: bool) -> None:
 # The end of a batch.
 
 
-@inner
+@inlined
 def end_batch(cluster: Cluster, r: int, position: int) -> None:
     """Advance the clock of decodes by a batch that ends, before anything else is done about that end."""
     state, flight, clock = cluster.replicas[r], cluster.flights[r, position], cluster.clocks[r]
@@ -249,7 +249,7 @@ def end_batch(cluster: Cluster, r: int, position: int) -> None:
         clock[PREFILL_ONLY] += end_ns - start_ns
 
 
-@inner
+@inlined
 def pass_steps(cluster: Cluster, r: int, steps: int, until_s: float, host_ns: int, slower_ns: int) -> None:
     """Advance the clock of decodes by so many steps in a row of the same decodes and nothing else, the last of which
     ends at `until_s`: as `divide` and `end_batch` for each of them."""
@@ -265,22 +265,22 @@ def pass_steps(cluster: Cluster, r: int, steps: int, until_s: float, host_ns: in
     clock[DECODED_UNTIL] = until_ns
 
 
-@inner
+@inlined
 def join(cluster: Cluster, r: int, request_id: int) -> None:
     """A request begins to step with the others, at the end of a batch."""
     request, parts = cluster.requests[request_id], cluster.parts_ns[request_id, AFTER]
     for part in range(_METER, NUM_PARTS):
         parts[part] -= cluster.clocks[r, part]
-    cluster.ledger[request_id].kv = request.processed
-    cluster.ledger[request_id].doing = STEPS
+    cluster.breakdown[request_id].kv = request.processed
+    cluster.breakdown[request_id].doing = STEPS
 
 
-@inner
+@inlined
 def _leave(cluster: Cluster, r: int, request_id: int, steps: int) -> None:
     """A request ends to step with the others, after so many steps of the replica."""
     request, entry, parts = (
         cluster.requests[request_id],
-        cluster.ledger[request_id],
+        cluster.breakdown[request_id],
         cluster.parts_ns[request_id, AFTER],
     )
     clock = cluster.clocks[r]
@@ -294,26 +294,26 @@ def _leave(cluster: Cluster, r: int, request_id: int, steps: int) -> None:
     entry.doing, entry.last_ns, entry.prefill_only_ns = RUNS, clock[DECODED_UNTIL], clock[PREFILL_ONLY]
 
 
-@inner
+@inlined
 def leave_done(cluster: Cluster, replica: Replica, r: int, count: int) -> None:
     """The first `count` in the list of the batch stepped with the others, and are done with this step."""
     for i in range(count):
         _leave(cluster, r, replica.batch[i], replica.state.steps)
 
 
-@apart
+@noinline
 def leave_all(cluster: Cluster, r: int, count: int) -> None:
     """The first `count` that stepped together are no longer one."""
     for i in range(count):
         _leave(cluster, r, cluster.stepping[r, i, ID], cluster.replicas[r].steps)
 
 
-@inner
+@inlined
 def end_member(cluster: Cluster, tables: IterationTables, r: int, position: int, i: int) -> None:
     """Book a batch for one that was in it by itself; to be called before its tokens are counted."""
     flight, clock, columns = cluster.flights[r, position], cluster.clocks[r], cluster.flight_ns[r, position]
     request_id, tokens = cluster.flight_requests[r, position, i], cluster.flight_tokens[r, position, i]
-    request, entry = cluster.requests[request_id], cluster.ledger[request_id]
+    request, entry = cluster.requests[request_id], cluster.breakdown[request_id]
     phase = int(request.first_token_s >= 0.0)
     parts = cluster.parts_ns[request_id, phase]
     start_ns, end_ns = nanoseconds(flight.start_s), nanoseconds(flight.end_s)
@@ -341,7 +341,7 @@ def end_member(cluster: Cluster, tables: IterationTables, r: int, position: int,
     entry.prefill_only_ns = clock[PREFILL_ONLY]
 
 
-@inner
+@inlined
 def _prefill_part(request: Any, parts: Any) -> int:
     """What an iteration with a part of its prompt is for a request. Where KV has come from another replica, the last
     token is computed once more, for its logits."""
@@ -351,14 +351,14 @@ def _prefill_part(request: Any, parts: Any) -> int:
     return TRANSFER if is_last and request.first_token_s < 0.0 else RECOMPUTED
 
 
-@apart
+@noinline
 def _find_alone(cluster: Cluster, tables: IterationTables, r: int, request_id: int, parts: Any) -> None:
     """The first prefill is complete: of its time, so much it would have taken alone."""
     state, clock, request = cluster.replicas[r], cluster.clocks[r], cluster.requests[request_id]
     most = request.prompt_tokens
     if clock[CHUNKS] != 0:
         most = min(most, state.max_chunk_tokens, state.max_batch_tokens)
-    done, alone_s = cluster.ledger[request_id].cached, 0.0
+    done, alone_s = cluster.breakdown[request_id].cached, 0.0
     while done < request.prompt_tokens:
         chunk = min(most, request.prompt_tokens - done)
         shape = Shape(chunk, 1, float(chunk) * chunk, float(chunk) * done, 0, 0.0, 0.0, 0, float(done))

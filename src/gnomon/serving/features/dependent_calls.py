@@ -4,76 +4,76 @@ from __future__ import annotations
 
 import numpy as np
 
-from gnomon.jit import apart, feature
+from gnomon.jit import feature, noinline
 from gnomon.serving.engine.calendar import REQUEST_ARRIVES, REQUEST_SENT, schedule, schedule_all
-from gnomon.serving.engine.context import Outside
+from gnomon.serving.engine.context import Environment
 from gnomon.serving.engine.state import NONE, NOT_ARRIVED, NUM_SHED, SHED, Cluster
 from gnomon.serving.features.front_end import is_before_router, leaves_front_end
 
 
-def send_first(cluster: Cluster, outside: Outside, first: int, count: int, end: int) -> None:
+def send_first(cluster: Cluster, env: Environment, first: int, count: int, end: int) -> None:
     """Send the first `count` requests of a closed loop that serves those from `first` to `end`."""
-    book, sent = outside.calendar.book, np.arange(first, min(first + count, end))
-    kind = REQUEST_SENT if is_before_router(outside.front) else REQUEST_ARRIVES
-    schedule_all(outside.calendar, kind, np.ascontiguousarray(cluster.requests.arrival_s[sent]), sent)
+    book, sent = env.calendar.book, np.arange(first, min(first + count, end))
+    kind = REQUEST_SENT if is_before_router(env.front) else REQUEST_ARRIVES
+    schedule_all(env.calendar, kind, np.ascontiguousarray(cluster.requests.arrival_s[sent]), sent)
     book.num_sent, book.end_closed = first + sent.size, end
 
 
-@apart
-def _send(cluster: Cluster, outside: Outside, request_id: int, sent_s: float) -> None:
+@noinline
+def _send(cluster: Cluster, env: Environment, request_id: int, sent_s: float) -> None:
     """Let a client send a request at a time to come: who takes it in first is decided then."""
     cluster.requests[request_id].arrival_s = sent_s
-    kind = REQUEST_SENT if is_before_router(outside.front) else REQUEST_ARRIVES
-    schedule(outside.calendar, sent_s, kind, request_id)
+    kind = REQUEST_SENT if is_before_router(env.front) else REQUEST_ARRIVES
+    schedule(env.calendar, sent_s, kind, request_id)
 
 
-@apart
-def enter_front_end(cluster: Cluster, outside: Outside, request_id: int, now: float) -> None:
+@noinline
+def enter_front_end(cluster: Cluster, env: Environment, request_id: int, now: float) -> None:
     """A request comes to the front end before the router, behind all that came earlier, and arrives when it has
     passed."""
     request = cluster.requests[request_id]
-    request.arrival_s = leaves_front_end(outside.front, now, request.prompt_tokens)
+    request.arrival_s = leaves_front_end(env.front, now, request.prompt_tokens)
     request.front_s = request.arrival_s - now
-    schedule(outside.calendar, request.arrival_s, REQUEST_ARRIVES, request_id)
+    schedule(env.calendar, request.arrival_s, REQUEST_ARRIVES, request_id)
 
 
-@apart
-def send_next(cluster: Cluster, outside: Outside, ended_s: float) -> None:
+@noinline
+def send_next(cluster: Cluster, env: Environment, ended_s: float) -> None:
     """A client of the closed loop has its answer: it pauses, then sends the next request."""
-    book = outside.calendar.book[0]
+    book = env.calendar.book[0]
     book.num_answered += 1
     if book.num_sent >= book.end_closed:
         return
-    think_s = outside.think_s[book.num_sent] if outside.think_s.size > 0 else 0.0
-    _send(cluster, outside, book.num_sent, ended_s + think_s)
+    think_s = env.think_s[book.num_sent] if env.think_s.size > 0 else 0.0
+    _send(cluster, env, book.num_sent, ended_s + think_s)
     book.num_sent += 1
 
 
 @feature
-def send_followers(cluster: Cluster, outside: Outside, request_id: int, ended_s: float) -> None:
+def send_followers(cluster: Cluster, env: Environment, request_id: int, ended_s: float) -> None:
     """A call of an agent has ended: those that waited for it, and for no other any more, are sent when their tool is
     done."""
-    if outside.follower_first.size == 0:
+    if env.follower_first.size == 0:
         return
-    for i in range(outside.follower_first[request_id], outside.follower_first[request_id + 1]):
-        follower = outside.followers[i]
-        outside.parents_left[follower] -= 1
-        if outside.parents_left[follower] == 0 and cluster.requests[follower].status == NOT_ARRIVED:
-            _send(cluster, outside, follower, ended_s + outside.think_s[follower])
+    for i in range(env.follower_first[request_id], env.follower_first[request_id + 1]):
+        follower = env.followers[i]
+        env.parents_left[follower] -= 1
+        if env.parents_left[follower] == 0 and cluster.requests[follower].status == NOT_ARRIVED:
+            _send(cluster, env, follower, ended_s + env.think_s[follower])
 
 
 @feature
-def give_up_followers(cluster: Cluster, outside: Outside, request_id: int, now: float) -> None:
+def give_up_followers(cluster: Cluster, env: Environment, request_id: int, now: float) -> None:
     """A call of an agent was refused: its session ends there. All calls that would have followed count as turned
     away."""
-    if outside.follower_first.size == 0:
+    if env.follower_first.size == 0:
         return
     requests = cluster.requests
     requests[request_id].next_waiting = NONE
     one, last = request_id, request_id
     while one != NONE:  # A list of calls that are given up, each followed by those that wait for it.
-        for i in range(outside.follower_first[one], outside.follower_first[one + 1]):
-            follower = outside.followers[i]
+        for i in range(env.follower_first[one], env.follower_first[one + 1]):
+            follower = env.followers[i]
             if requests[follower].status == NOT_ARRIVED:
                 requests[follower].status = SHED
                 requests[follower].arrival_s = now

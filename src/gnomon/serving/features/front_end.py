@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gnomon.core.arrays import Floats
-from gnomon.jit import inner, jit
+from gnomon.jit import inlined, jit
 from gnomon.serving.engine.state import Cluster
 
 if TYPE_CHECKING:
@@ -26,32 +26,32 @@ if TYPE_CHECKING:
 _PER_REPLICA, _WORKERS = 2, 3
 
 
-@inner
+@inlined
 def is_per_replica(front: Floats) -> bool:
     """Whether requests are taken in behind the router."""
     return front[_PER_REPLICA] > 0.0
 
 
-@inner
+@inlined
 def is_before_router(front: Floats) -> bool:
     """Whether requests are taken in before the router, and that takes time."""
     return not is_per_replica(front) and (front[0] > 0.0 or front[1] > 0.0)
 
 
-@inner
+@inlined
 def leaves_front_end(front: Floats, sent_s: float, prompt_tokens: int) -> float:
     """When a request that comes to what stands before the router at `sent_s` has passed. Ask in order of time."""
     return _pass(front, _WORKERS, front.size, sent_s, prompt_tokens)
 
 
-@inner
+@inlined
 def leaves_replica_front_end(front: Floats, group: int, sent_s: float, prompt_tokens: int) -> float:
     """When a request that the router sends to the replica whose first rank is `group` reaches its scheduler."""
     first = _WORKERS + group * int(front[_PER_REPLICA])
     return _pass(front, first, first + int(front[_PER_REPLICA]), sent_s, prompt_tokens)
 
 
-@inner
+@inlined
 def _pass(front: Floats, first: int, last: int, sent_s: float, prompt_tokens: int) -> float:
     """Let the worker that is free first, of `first` to `last`, take a request in."""
     worker = first

@@ -10,12 +10,12 @@ move. Batching policies know nothing of all this: a request whose KV has landed 
 
 from __future__ import annotations
 
-from gnomon.jit import apart, inner
+from gnomon.jit import inlined, noinline
 from gnomon.serving.engine import prefix_cache
 from gnomon.serving.engine.batch_operations import (
-    add_news,
     blocks_for,
     blocks_missing,
+    defer,
     hold,
     hold_found,
     is_late,
@@ -25,7 +25,7 @@ from gnomon.serving.engine.batch_operations import (
 from gnomon.serving.engine.state import FROM_DECODE, FROM_PREFILL, FROM_TRANSFER, MOVING, NONE, RUNNING, Replica
 
 
-@inner
+@inlined
 def leaves(replica: Replica, r: int) -> bool:
     """Whether request `r` goes elsewhere once it is prefilled. One that is done with its first token stays."""
     request, state = replica.requests[r], replica.state
@@ -34,7 +34,7 @@ def leaves(replica: Replica, r: int) -> bool:
     return state.first_token_at == FROM_DECODE or request.prefill_tokens + 1 < request.total_tokens
 
 
-@apart
+@noinline
 def hand_over(replica: Replica, r: int, now: float) -> None:
     """Request `r` is prefilled: it runs here no more, but its blocks are held until its KV has moved."""
     state, request = replica.state, replica.requests[r]
@@ -59,7 +59,7 @@ def hand_over(replica: Replica, r: int, now: float) -> None:
     report(replica, r)
 
 
-@inner
+@inlined
 def _stamp_first_token(replica: Replica, r: int, now: float) -> None:
     request = replica.requests[r]
     request.last_token_s = now
@@ -68,7 +68,7 @@ def _stamp_first_token(replica: Replica, r: int, now: float) -> None:
         request.first_reply_s = replica.state.reply_s
 
 
-@apart
+@noinline
 def free_held(replica: Replica, r: int) -> None:
     """The KV of request `r` is needed here no more."""
     state, request = replica.state, replica.requests[r]
@@ -87,7 +87,7 @@ def free_held(replica: Replica, r: int) -> None:
     state.num_held -= 1
 
 
-@inner
+@inlined
 def push_ready(replica: Replica, r: int) -> None:
     """Request `r` waits here for blocks, behind the others that do."""
     state, request = replica.state, replica.requests[r]
@@ -103,7 +103,7 @@ def push_ready(replica: Replica, r: int) -> None:
         prefix_cache.track_blocks(replica)
 
 
-@inner
+@inlined
 def pop_ready(replica: Replica) -> int:
     """Take out the first request that waits for blocks."""
     state = replica.state
@@ -113,7 +113,7 @@ def pop_ready(replica: Replica) -> int:
     return r
 
 
-@apart
+@noinline
 def unlink_ready(replica: Replica, r: int) -> None:
     """Take request `r` out of those that wait for blocks, wherever it stands among them."""
     state, before, one = replica.state, NONE, replica.state.first_ready
@@ -128,7 +128,7 @@ def unlink_ready(replica: Replica, r: int) -> None:
     state.num_ready -= 1
 
 
-@inner
+@inlined
 def may_land(replica: Replica) -> bool:
     """Whether the first request that waits for blocks can have them."""
     state = replica.state
@@ -141,7 +141,7 @@ def may_land(replica: Replica) -> bool:
     return needed <= state.free_blocks - state.watermark_blocks
 
 
-@inner
+@inlined
 def never_lands(replica: Replica) -> bool:
     """Whether all memory is not enough for the first request that waits for blocks."""
     state = replica.state
@@ -151,7 +151,7 @@ def never_lands(replica: Replica) -> bool:
     return needed > state.num_blocks - state.watermark_blocks
 
 
-@apart
+@noinline
 def begin_landing(replica: Replica, now: float) -> int:
     """Give the first request that waits for blocks its blocks; what this cache holds is there already
     (`request.processed` tokens). Returns the request."""
@@ -170,7 +170,7 @@ def begin_landing(replica: Replica, now: float) -> int:
     return r
 
 
-@apart
+@noinline
 def land(replica: Replica, r: int, now: float) -> None:
     """The KV of request `r` is here: it runs from now on."""
     state, request = replica.state, replica.requests[r]
@@ -190,14 +190,14 @@ def land(replica: Replica, r: int, now: float) -> None:
     if state.first_token_at == FROM_TRANSFER:
         _stamp_first_token(replica, r, now)
     if is_late(state, now):
-        add_news(replica, r, RUNNING)
+        defer(replica, r, RUNNING)
         return
     request.status = RUNNING
     replica.running[state.num_running] = r
     state.num_running += 1
 
 
-@apart
+@noinline
 def prefill_here(replica: Replica) -> None:
     """The first request that waits for blocks has waited too long: its KV is dropped, and it is prefilled here."""
     state = replica.state

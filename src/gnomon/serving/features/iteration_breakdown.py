@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from gnomon.core.arrays import Ints
-from gnomon.jit import apart, inner, jit
+from gnomon.jit import inlined, jit, noinline
 from gnomon.jit.borrowing import borrow
 from gnomon.serving.engine.state import Cluster
 from gnomon.timing.iteration import IterationTables
@@ -21,13 +21,13 @@ from gnomon.timing.lookup import Shape, stage_s
 NUM_COLUMNS = 8
 
 
-@inner
+@inlined
 def nanoseconds(seconds: float) -> int:
     """A moment as a whole number of nanoseconds: differences of those add up exactly."""
     return int(np.floor(seconds * 1e9 + 0.5))
 
 
-@inner
+@inlined
 def gpu_s(tables: IterationTables, row: int, num_stages: int, shape: Shape, group_tokens: int) -> float:
     """Seconds of an iteration in all stages, without host time. A loop over one stage would cost as much as two: its
     logarithms are taken before it is known who needs them."""
@@ -36,7 +36,7 @@ def gpu_s(tables: IterationTables, row: int, num_stages: int, shape: Shape, grou
     return _all_stages_s(tables, row, num_stages, shape, group_tokens)
 
 
-@apart
+@noinline
 def _all_stages_s(tables: IterationTables, row: int, num_stages: int, shape: Shape, group_tokens: int) -> float:
     seconds = 0.0
     for stage in range(num_stages):
@@ -44,7 +44,7 @@ def _all_stages_s(tables: IterationTables, row: int, num_stages: int, shape: Sha
     return seconds
 
 
-@inner
+@inlined
 def divide(
     cluster: Cluster,
     tables: IterationTables,
@@ -84,7 +84,7 @@ def divide(
     columns[SLOWER] = slower
 
 
-@inner
+@inlined
 def reference_s(
     tables: IterationTables, own_row: int, own_s: float, row: int, num_stages: int, shape: Shape, group_tokens: int
 ) -> float:
@@ -92,7 +92,7 @@ def reference_s(
     return own_s if row == own_row else min(own_s, gpu_s(tables, row, num_stages, shape, group_tokens))
 
 
-@inner
+@inlined
 def slower_ns(cluster: Cluster, r: int, row: int, busy_s: float, there_s: float, host_s: float) -> int:
     """What an iteration takes more than `there_s` and the host's time: its replica is of a slower kind, is slowed down,
     or waits for others of its group."""

@@ -11,23 +11,23 @@ import math
 import numpy as np
 
 from gnomon.core.arrays import Ints
-from gnomon.jit import inner, jit
+from gnomon.jit import inlined, jit
 from gnomon.jit.borrowing import borrow
 from gnomon.serving.engine.calendar import NEVER
 from gnomon.serving.engine.context import Engine, Fleet
 from gnomon.serving.engine.decode_group import ID
 from gnomon.serving.engine.idle import renew
 from gnomon.serving.engine.log import Log
-from gnomon.serving.engine.loop import receive
+from gnomon.serving.engine.loop import enqueue
 from gnomon.serving.engine.state import FINISHED, NONE, NOT_ARRIVED, REJECTED
 
 
-@inner
+@inlined
 def _submit(fleet: Fleet, engine: Engine, log: Log, ids: Ints, targets: Ints, now: float) -> None:
     cluster = fleet.cluster
     for i in range(ids.size):
         r, request = targets[i], cluster.requests[ids[i]]
-        receive(cluster, r, ids[i], now)
+        enqueue(cluster, r, ids[i], now)
         cluster.replicas[r].prefill_left -= request.processed
     for i in range(ids.size):
         if i + 1 == ids.size or targets[i + 1] != targets[i]:

@@ -11,18 +11,18 @@ only when that is done.
 
 from __future__ import annotations
 
-from gnomon.jit import apart
+from gnomon.jit import noinline
 from gnomon.serving.engine.batch_operations import finish, is_decoding, place, push_waiting, tokens_placed
 from gnomon.serving.engine.state import RUNNING, SURPLUS_AMONG_DECODES, WAITING, Replica
 from gnomon.serving.features.handover import hand_over
 
 
-@apart
-def hear_news(replica: Replica, now: float) -> None:
+@noinline
+def apply_deferred(replica: Replica, now: float) -> None:
     """Act on what has come since the batch that now starts was formed."""
-    state, r = replica.state, replica.state.first_news
-    while state.num_news > 0:
-        state.num_news -= 1
+    state, r = replica.state, replica.state.first_deferred
+    while state.num_deferred > 0:
+        state.num_deferred -= 1
         request, following = replica.requests[r], replica.requests[r].next_waiting
         if request.status == WAITING:
             push_waiting(replica, r)
@@ -36,16 +36,16 @@ def hear_news(replica: Replica, now: float) -> None:
         r = following
 
 
-@apart
+@noinline
 def place_surplus(replica: Replica) -> None:
     """Those that have just ended are in the batch all the same: it was formed before anybody knew. A full one has
     computed a token less of others instead."""
-    state, r = replica.state, replica.state.first_news
+    state, r = replica.state, replica.state.first_deferred
     prefills = state.batch_size > 0 and state.in_step == 0 and not is_decoding(replica, replica.batch[0])
     if prefills and state.surplus == SURPLUS_AMONG_DECODES:
         return
     each, tokens = 1 + state.num_speculative, tokens_placed(replica)
-    for _ in range(state.num_news):
+    for _ in range(state.num_deferred):
         request = replica.requests[r]
         has_room = state.batch_size < state.max_in_batch and tokens + each <= state.max_batch_tokens
         if request.status == RUNNING and request.processed >= request.total_tokens and has_room:

@@ -6,7 +6,7 @@ output tokens it was served. A class's share of the service is counted against i
 
 from __future__ import annotations
 
-from gnomon.jit import inner
+from gnomon.jit import inlined
 from gnomon.serving.engine.decode_group import ID
 from gnomon.serving.engine.state import (
     CREDIT,
@@ -21,13 +21,13 @@ from gnomon.serving.engine.state import (
 )
 
 
-@inner
+@inlined
 def is_queued(replica: Replica, c: int) -> bool:
     """Whether a request of class `c` waits."""
     return replica.service[c, QUEUED] > 0.0
 
 
-@inner
+@inlined
 def most_urgent(replica: Replica) -> int:
     """The class of the highest priority that has a request waiting, NONE if nothing waits; ties to the first."""
     best = NONE
@@ -37,7 +37,7 @@ def most_urgent(replica: Replica) -> int:
     return best
 
 
-@inner
+@inlined
 def bring_forward(replica: Replica, c: int) -> None:
     """Move the first waiting request of class `c` to the front of the queue; the others keep their order."""
     state, requests = replica.state, replica.requests
@@ -47,7 +47,7 @@ def bring_forward(replica: Replica, c: int) -> None:
     move_to_front(replica, before, r)
 
 
-@inner
+@inlined
 def move_to_front(replica: Replica, before: int, r: int) -> None:
     """Move request `r`, which waits behind `before` (NONE: it is the first), to the front of the queue."""
     state, requests = replica.state, replica.requests
@@ -60,7 +60,7 @@ def move_to_front(replica: Replica, before: int, r: int) -> None:
     state.first_waiting = r
 
 
-@inner
+@inlined
 def charge_outputs(replica: Replica) -> None:
     """Bring the accounts of output tokens up to date. Call before anything is placed."""
     for i in range(replica.state.num_running):
@@ -72,7 +72,7 @@ def charge_outputs(replica: Replica) -> None:
         _charge(replica, r, request.processed + replica.state.steps - request.joined)
 
 
-@inner
+@inlined
 def _charge(replica: Replica, r: int, processed: int) -> None:
     request = replica.requests[r]
     produced = max(processed, request.prefill_tokens) - request.prompt_tokens
@@ -80,7 +80,7 @@ def _charge(replica: Replica, r: int, processed: int) -> None:
     request.charged = produced
 
 
-@inner
+@inlined
 def charge_prompt(replica: Replica, r: int, tokens: int) -> None:
     """Put the prompt of an admitted request on its class's account, the first time only."""
     request = replica.requests[r]
@@ -88,19 +88,19 @@ def charge_prompt(replica: Replica, r: int, tokens: int) -> None:
         replica.service[request.user_class, PROMPT_TOKENS] += tokens
 
 
-@inner
+@inlined
 def spent(replica: Replica, c: int, prompt_price: float, output_price: float) -> float:
     """What class `c` was served, at these prices of a token."""
     return prompt_price * replica.service[c, PROMPT_TOKENS] + output_price * replica.service[c, OUTPUT_TOKENS]
 
 
-@inner
+@inlined
 def balance(replica: Replica, c: int, prompt_price: float, output_price: float) -> float:
     """What is left of the credit of class `c`; below 0, it is in debt."""
     return replica.service[c, CREDIT] - spent(replica, c, prompt_price, output_price)
 
 
-@inner
+@inlined
 def refill(replica: Replica, quantum: float, prompt_price: float, output_price: float) -> None:
     """Give every class that waits the same number of quanta times its weight, as few as let one of them go on."""
     rounds = -1.0
@@ -114,7 +114,7 @@ def refill(replica: Replica, quantum: float, prompt_price: float, output_price: 
             replica.service[c, CREDIT] += max(rounds, 1.0) * quantum * replica.classes[c, WEIGHT]
 
 
-@inner
+@inlined
 def forget_idle_credit(replica: Replica, prompt_price: float, output_price: float) -> None:
     """A class whose queue is empty keeps its debt, but saves no credit up."""
     for c in range(replica.classes.shape[0]):
@@ -123,7 +123,7 @@ def forget_idle_credit(replica: Replica, prompt_price: float, output_price: floa
             replica.service[c, CREDIT] = min(replica.service[c, CREDIT], had)
 
 
-@inner
+@inlined
 def note_queued(replica: Replica) -> None:
     """Remember which classes wait, until the policy is asked again."""
     for c in range(replica.classes.shape[0]):

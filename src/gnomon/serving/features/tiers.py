@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gnomon.core.arrays import Floats, Ints
-from gnomon.jit import apart, feature, inner
+from gnomon.jit import feature, inlined, noinline
 from gnomon.serving.engine import prefix_cache
 from gnomon.serving.engine.state import NONE, Cluster, Replica, replica_view
-from gnomon.serving.features.block_set import Shelf, num_slots, put
+from gnomon.serving.features.block_set import BlockSet, num_slots, put
 from gnomon.serving.features.transfers import Transfers, load_s, start_load
 from gnomon.timing.iteration import IterationTables
 from gnomon.timing.lookup import Shape, iteration_s
@@ -70,7 +70,7 @@ class Tiers(NamedTuple):
 
 def new_tiers(num_replicas: int, num_requests: int, max_keys: int, blocks_per_request: int) -> Tiers:
     """Empty shelves for at most so many keys; none at all for `max_keys` 0."""
-    shelves = REMOTE * num_replicas + 1 if max_keys else 0
+    count = REMOTE * num_replicas + 1 if max_keys else 0
     slots = num_slots(max_keys) if max_keys else 0
 
     def ints(*shape: int) -> Ints:
@@ -78,12 +78,12 @@ def new_tiers(num_replicas: int, num_requests: int, max_keys: int, blocks_per_re
 
     return Tiers(
         np.zeros(NUM_SOURCES, TIER).view(np.recarray),
-        ints(shelves, max_keys),
-        ints(shelves, max_keys + 1),
-        ints(shelves, max_keys + 1),
-        ints(shelves, slots),
-        ints(shelves, slots),
-        ints(shelves, 1),
+        ints(count, max_keys),
+        ints(count, max_keys + 1),
+        ints(count, max_keys + 1),
+        ints(count, slots),
+        ints(count, slots),
+        ints(count, 1),
         ints(num_requests if max_keys else 0, blocks_per_request),
         ints(num_requests if max_keys else 0),
         ints(num_requests if max_keys else 0),
@@ -93,9 +93,9 @@ def new_tiers(num_replicas: int, num_requests: int, max_keys: int, blocks_per_re
     )
 
 
-@inner
-def _shelf(tiers: Tiers, number: int) -> Shelf:
-    return Shelf(
+@inlined
+def _blocks(tiers: Tiers, number: int) -> BlockSet:
+    return BlockSet(
         tiers.block_key[number],
         tiers.newer[number],
         tiers.older[number],
@@ -105,25 +105,25 @@ def _shelf(tiers: Tiers, number: int) -> Shelf:
     )
 
 
-@inner
+@inlined
 def _number(tiers: Tiers, tier: int, r: int, num_replicas: int) -> int:
     """The shelf of replica `r` in a tier."""
     return tier * num_replicas + (0 if tiers.tiers[tier].is_shared != 0 else r)
 
 
-@inner
+@inlined
 def _is_up(tier: Any, now: float) -> bool:
     return tier.is_there != 0 and not tier.down_from_s <= now < tier.down_to_s
 
 
-@apart
+@noinline
 def _put(tiers: Tiers, tier: int, number: int, key: int) -> int:
     """Write a key to a shelf; returns the key that it evicts, or 0."""
     kind = tiers.tiers[tier]
-    return put(_shelf(tiers, number), key, kind.max_blocks, kind.is_fifo != 0)
+    return put(_blocks(tiers, number), key, kind.max_blocks, kind.is_fifo != 0)
 
 
-@inner
+@inlined
 def _write(tiers: Tiers, r: int, num_replicas: int, key: int, now: float) -> None:
     """Write a key to the first tier, and on from there."""
     offered, spilled = key, 0
@@ -146,7 +146,7 @@ def write_prefix(cluster: Cluster, tiers: Tiers, r: int, request_id: int, now: f
         _write(tiers, r, cluster.replicas.size, prefix_cache.key_of(replica, request_id, position), now)
 
 
-@apart
+@noinline
 def store_prefix(cluster: Cluster, tiers: Tiers, request_id: int, now: float) -> None:
     """What request `request_id` has computed so far is in the shared store, whatever becomes of its replica; a store
     that is down takes nothing."""
@@ -160,14 +160,14 @@ def store_prefix(cluster: Cluster, tiers: Tiers, request_id: int, now: float) ->
         _put(tiers, REMOTE, number, prefix_cache.key_of(replica, request_id, position))
 
 
-def forget_shelves(tiers: Tiers, r: int, num_replicas: int) -> None:
+def forget_tiers(tiers: Tiers, r: int, num_replicas: int) -> None:
     """Host memory and SSDs of replica `r` hold nothing, as at the start."""
     if tiers.used.size:
         for array in (tiers.block_key, tiers.newer, tiers.older, tiers.slot_key, tiers.slot_block, tiers.used):
             array[[HOST * num_replicas + r, SSD * num_replicas + r]] = 0
 
 
-@apart
+@noinline
 def _run_in(
     cluster: Cluster, tiers: Tiers, source: int, r: int, request_id: int, first: int, last: int, now: float
 ) -> int:
@@ -180,14 +180,14 @@ def _run_in(
             if prefix_cache.find(replica, prefix_cache.key_of(replica, request_id, position)) == NONE:
                 return position
         return last
-    shelf = _shelf(tiers, _number(tiers, source, r, cluster.replicas.size))
+    blocks = _blocks(tiers, _number(tiers, source, r, cluster.replicas.size))
     for position in range(first, last):
-        if prefix_cache.find(shelf, prefix_cache.key_of(replica, request_id, position)) == NONE:
+        if prefix_cache.find(blocks, prefix_cache.key_of(replica, request_id, position)) == NONE:
             return position
     return last
 
 
-@inner
+@inlined
 def _prefill_s(tables: IterationTables, replica: Replica, tokens: int, before: int) -> float:
     """Seconds to compute so many tokens behind those before them, alone, in chunks."""
     state = replica.state
@@ -268,7 +268,7 @@ def begin_load(
     return True
 
 
-@inner
+@inlined
 def link_of(cluster: Cluster, source: int, owner: int) -> int:
     """The link over which replica `owner`'s part of a source is loaded: behind those between replicas."""
     return (1 + source) * cluster.replicas.size + owner

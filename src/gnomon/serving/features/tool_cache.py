@@ -13,7 +13,7 @@ import numpy as np
 
 from gnomon.core.arrays import Floats, Ints
 from gnomon.core.errors import ConfigError
-from gnomon.jit import apart, feature
+from gnomon.jit import feature, noinline
 from gnomon.serving.engine import prefix_cache
 from gnomon.serving.engine.calendar import CACHE_EXPIRES, KV_LET_GO, Calendar, schedule
 from gnomon.serving.engine.state import NONE, NOT_ARRIVED, Cluster, replica_view
@@ -90,7 +90,7 @@ def note_end(
     schedule(calendar, now + cache.settings[KEEP_S], KV_LET_GO, call)
 
 
-@apart
+@noinline
 def _is_waited_for(cluster: Cluster, follower_first: Ints, followers: Ints, call: int) -> bool:
     """Whether a request that waits for this call has not arrived."""
     for i in range(follower_first[call], follower_first[call + 1]):

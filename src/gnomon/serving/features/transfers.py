@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gnomon.core.arrays import Floats, Ints
-from gnomon.jit import apart, feature, inner, jit
+from gnomon.jit import feature, inlined, jit, noinline
 from gnomon.jit.borrowing import borrow
 from gnomon.serving.engine.calendar import NEVER, Calendar
 from gnomon.serving.engine.state import NONE
@@ -92,7 +92,7 @@ def start_transfer(
     _start(transfers, book, r, now)
 
 
-@apart
+@noinline
 def start_load(transfers: Transfers, book: Any, r: int, link: int, num_bytes: float, now: float) -> None:
     """Let so many bytes for request `r` come over a link of another tier from now on."""
     flow = transfers.flows[r]
@@ -109,7 +109,7 @@ def switch_links(transfers: Transfers, book: Any, is_down: int, now: float) -> N
     _share(transfers, book, now)
 
 
-@apart
+@noinline
 def load_s(transfers: Transfers, book: Any, link: int, num_bytes: float, now: float) -> float:
     """Seconds that so many bytes would take over a link of another tier if nothing else came: by then each of those
     under way has got as many, or all that it needs."""
@@ -122,7 +122,7 @@ def load_s(transfers: Transfers, book: Any, link: int, num_bytes: float, now: fl
     return total / transfers.links[link].capacity
 
 
-@inner
+@inlined
 def _start(transfers: Transfers, book: Any, r: int, now: float) -> None:
     _move(transfers, book, now)
     transfers.active[book.num_active] = r
@@ -140,7 +140,7 @@ def end_transfer(transfers: Transfers, book: Any) -> int:
     return r
 
 
-@apart
+@noinline
 def stop_transfer(transfers: Transfers, book: Any, r: int, now: float) -> None:
     """Request `r`'s KV does not move any further."""
     _move(transfers, book, now)
@@ -161,7 +161,7 @@ def share_again(transfers: Transfers, calendar: Calendar, now: float) -> None:
     _share(lent, book, now)
 
 
-@inner
+@inlined
 def _move(transfers: Transfers, book: Any, now: float) -> None:
     """Everything under way moves up to `now`."""
     elapsed = now - book.shared_s
@@ -171,7 +171,7 @@ def _move(transfers: Transfers, book: Any, now: float) -> None:
     book.shared_s = now
 
 
-@apart
+@noinline
 def _share(transfers: Transfers, book: Any, now: float) -> None:
     """Divide the links among the transfers under way, and find the one that ends first."""
     share_links(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from gnomon.jit import inner
+from gnomon.jit import inlined
 from gnomon.serving.engine.state import Replica
 from gnomon.serving.features.service_by_class import charge_outputs, charge_prompt, forget_idle_credit
 from gnomon.serving.policies.vllm_v1 import admit_first
 
 
-@inner
+@inlined
 def settle_credit(replica: Replica, prompt_price: float, output_price: float) -> None:
     """Charge for what was produced since, and forget the credit of classes that do not wait."""
     if replica.state.num_waiting > 0:
@@ -16,7 +16,7 @@ def settle_credit(replica: Replica, prompt_price: float, output_price: float) ->
         forget_idle_credit(replica, prompt_price, output_price)
 
 
-@inner
+@inlined
 def admit_charged(replica: Replica, budget: int, cached_are_free: bool) -> int:
     """`admit_first`, and its class pays for the prompt, or for what of it is computed; returns its tokens, or 0."""
     r = replica.state.first_waiting

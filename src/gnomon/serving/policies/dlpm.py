@@ -8,7 +8,7 @@ are free) and for its output tokens. A larger quantum keeps more locality, a sma
 
 from __future__ import annotations
 
-from gnomon.jit import inner
+from gnomon.jit import inlined
 from gnomon.serving.engine import prefix_cache
 from gnomon.serving.engine.batch_operations import tokens_placed
 from gnomon.serving.engine.state import NONE, Replica
@@ -25,13 +25,13 @@ from gnomon.serving.policies.vllm_v1 import continue_running
 _QUANTUM, _PROMPT_PRICE, _OUTPUT_PRICE, _DEPTH = range(4)  # the options' places
 
 
-@inner
+@inlined
 def _has_credit(replica: Replica, c: int) -> bool:
     prices = replica.parameters
     return balance(replica, c, prices[_PROMPT_PRICE], prices[_OUTPUT_PRICE]) > 0.0
 
 
-@inner
+@inlined
 def _ensure_credit(replica: Replica) -> None:
     """Where no class that waits has credit, all of them get some."""
     prices = replica.parameters
@@ -41,7 +41,7 @@ def _ensure_credit(replica: Replica) -> None:
     refill(replica, prices[_QUANTUM], prices[_PROMPT_PRICE], prices[_OUTPUT_PRICE])
 
 
-@inner
+@inlined
 def _best_to_front(replica: Replica) -> None:
     """Bring the waiting request with the longest cached prefix forward, among those whose class has credit and, as
     long as one is found there, among the first `depth`; ties to the first."""

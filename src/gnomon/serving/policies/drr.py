@@ -7,7 +7,7 @@ fall into debt; a class in debt waits for as many rounds as it takes.
 
 from __future__ import annotations
 
-from gnomon.jit import inner
+from gnomon.jit import inlined
 from gnomon.serving.engine.batch_operations import tokens_placed
 from gnomon.serving.engine.state import NONE, Replica
 from gnomon.serving.features.service_by_class import (
@@ -23,7 +23,7 @@ from gnomon.serving.policies.vllm_v1 import continue_running
 _QUANTUM, _PROMPT_PRICE, _OUTPUT_PRICE = range(3)  # the options' places
 
 
-@inner
+@inlined
 def _next_class(replica: Replica) -> int:
     """The next class in turn that waits and has credit; NONE where nothing waits."""
     state, prices, count = replica.state, replica.parameters, replica.classes.shape[0]

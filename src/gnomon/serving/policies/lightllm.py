@@ -9,13 +9,13 @@ from __future__ import annotations
 import numpy as np
 
 from gnomon.core.arrays import Floats
-from gnomon.jit import inner
+from gnomon.jit import inlined
 from gnomon.serving.engine.batch_operations import hold, keep_running, place, pop_waiting, preempt
 from gnomon.serving.engine.state import Replica
 from gnomon.serving.policies import batching_policy
 
 
-@inner
+@inlined
 def peak_tokens(has: Floats, left: Floats) -> float:
     """The most memory the requests will ever need together.
 
@@ -30,7 +30,7 @@ def peak_tokens(has: Floats, left: Floats) -> float:
     return peak
 
 
-@inner
+@inlined
 def _admit(replica: Replica) -> None:
     """Place whole prompts while their sum, the caps and the predicted peak of memory allow."""
     state, requests = replica.state, replica.requests

@@ -6,14 +6,14 @@ limits of Vidur's `orca` replica scheduler, whose runs it replays exactly.
 
 from __future__ import annotations
 
-from gnomon.jit import inner
+from gnomon.jit import inlined
 from gnomon.serving.engine.batch_operations import hold, is_decoding, keep_running, place, pop_waiting, prefill_left
 from gnomon.serving.engine.decode_group import place_together
 from gnomon.serving.engine.state import Replica
 from gnomon.serving.policies import batching_policy
 
 
-@inner
+@inlined
 def admit_whole_prompts(replica: Replica) -> None:
     """Admit waiting requests while blocks for the longest possible request are free, and place their prompts."""
     state = replica.state
@@ -24,7 +24,7 @@ def admit_whole_prompts(replica: Replica) -> None:
         place(replica, r, prefill_left(replica, r))
 
 
-@inner
+@inlined
 def is_never_outgrown(replica: Replica) -> bool:
     """Whether the reservation, which is rounded down, holds the longest request. Where it does not, a request goes on
     without a further block, whereas decodes that step together would take one."""

@@ -7,7 +7,7 @@ finds no room also pushes less urgent ones out.
 
 from __future__ import annotations
 
-from gnomon.jit import inner
+from gnomon.jit import inlined
 from gnomon.serving.engine import prefix_cache
 from gnomon.serving.engine.batch_operations import keep_running, preempt, tokens_placed
 from gnomon.serving.engine.decode_group import dissolve, place_together
@@ -19,12 +19,12 @@ from gnomon.serving.policies.vllm_v1 import admit_first, continue_in_order, has_
 _PREEMPTS = 0  # the option's place
 
 
-@inner
+@inlined
 def _priority(replica: Replica, r: int) -> float:
     return replica.classes[replica.requests[r].user_class, PRIORITY]
 
 
-@inner
+@inlined
 def _sort_running(replica: Replica) -> None:
     """Most urgent first, then in order of admission."""
     running, requests = replica.running, replica.requests
@@ -42,7 +42,7 @@ def _sort_running(replica: Replica) -> None:
         running[j + 1] = r
 
 
-@inner
+@inlined
 def _has_room(replica: Replica, r: int) -> bool:
     state = replica.state
     hits = prefix_cache.count_hits(replica, r)
@@ -50,7 +50,7 @@ def _has_room(replica: Replica, r: int) -> bool:
     return state.num_holding < state.max_running and has_memory_for(replica, r, hits, after)
 
 
-@inner
+@inlined
 def _push_others_out(replica: Replica, c: int) -> None:
     """Pre-empt less urgent requests until the first of class `c` has room, or none is left; it takes the room at once,
     before those that run on need more."""

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gnomon.jit import inner
+from gnomon.jit import inlined
 from gnomon.serving.engine import prefix_cache
 from gnomon.serving.engine.batch_operations import (
     blocks_for,
@@ -51,26 +51,26 @@ _RECEIVE_INTERVAL, _MAX_PREFILL = 0, 1  # The options' places.
 _AT_ONCE = 1 << 30  # Iterations since the last look for new requests that are more than any interval.
 
 
-@inner
+@inlined
 def _output_left(replica: Replica, r: int) -> int:
     """Output tokens of request `r` to come, as admission counts them."""
     left = replica.requests[r].total_tokens - max(processed_now(replica, r), replica.requests[r].prefill_tokens)
     return min(left, _MOST_EXPECTED)
 
 
-@inner
+@inlined
 def _whole_output(replica: Replica, r: int) -> int:
     return min(replica.requests[r].output_tokens, _MOST_EXPECTED)
 
 
-@inner
+@inlined
 def _was_idle(replica: Replica) -> bool:
     """Whether nothing was there until the request that is first in the queue arrived."""
     state = replica.state
     return state.num_holding == 0 and replica.requests[state.first_waiting].arrival_s == state.now_s
 
 
-@inner
+@inlined
 def _receive(replica: Replica) -> None:
     """Look for new requests, unless the last iterations were decodes and fewer than the interval."""
     state = replica.state
@@ -82,20 +82,20 @@ def _receive(replica: Replica) -> None:
         state.wait_count = 0
 
 
-@inner
+@inlined
 def _missing(replica: Replica, r: int) -> int:
     """Blocks that the next tokens of a decode need."""
     request = replica.requests[r]
     return blocks_missing(replica, r, min(request.processed + replica.state.num_speculative, request.total_tokens))
 
 
-@inner
+@inlined
 def _num_left(state: Any) -> int:
     """Requests that have left the running ones so far."""
     return state.num_finished + state.num_rejected + state.num_preemptions
 
 
-@inner
+@inlined
 def _place_prefills(replica: Replica) -> None:
     """The chunk in progress, then new requests, within the chunk and the memory that outputs to come leave free."""
     state, running = replica.state, replica.running
@@ -147,7 +147,7 @@ def _place_prefills(replica: Replica) -> None:
         spare -= (needed + taken + 1) * state.block_size + _whole_output(replica, r)
 
 
-@inner
+@inlined
 def _blocks_to_grow(replica: Replica) -> int:
     """Blocks that one token for every running request needs."""
     needed = 0
@@ -156,7 +156,7 @@ def _blocks_to_grow(replica: Replica) -> int:
     return needed
 
 
-@inner
+@inlined
 def _first_to_go(replica: Replica) -> int:
     """Where in the running list the request stands that has produced least; of those, the longest prompt, the last."""
     found, least, longest = 0, 1 << 62, 0
@@ -168,7 +168,7 @@ def _first_to_go(replica: Replica) -> int:
     return found
 
 
-@inner
+@inlined
 def _retract(replica: Replica) -> None:
     """Retract requests until the others have the blocks they need now, and set the share that admission keeps."""
     state, running = replica.state, replica.running

@@ -10,7 +10,7 @@ parallelism, until all ranks have some (`attention_dp_config`).
 
 from __future__ import annotations
 
-from gnomon.jit import inner
+from gnomon.jit import inlined
 from gnomon.serving.engine import prefix_cache
 from gnomon.serving.engine.batch_operations import (
     blocks_for,
@@ -38,7 +38,7 @@ OPTIONS = {
 _MAX_UTILIZATION, _CHUNKED, _WAIT, _WAIT_RATIO, _BALANCE, _BALANCE_WAIT, _BALANCE_TIMEOUT = range(7)
 
 
-@inner
+@inlined
 def _needed(replica: Replica, r: int, hits: int) -> int:
     """Blocks that an admission takes: those of the whole request, or of its prompt."""
     request = replica.requests[r]
@@ -47,7 +47,7 @@ def _needed(replica: Replica, r: int, hits: int) -> int:
     return blocks_for(replica, tokens) - hits
 
 
-@inner
+@inlined
 def _first_part(replica: Replica, left: int, budget: int) -> int:
     """Tokens of a prompt in this iteration: all that is left, a chunk of whole blocks, or none."""
     if left <= budget:
@@ -57,7 +57,7 @@ def _first_part(replica: Replica, left: int, budget: int) -> int:
     return budget // replica.state.block_size * replica.state.block_size
 
 
-@inner
+@inlined
 def _prompts_that_fit(replica: Replica, budget: int) -> tuple[int, int]:
     """How many waiting requests the two schedulers would take now, and the tokens of their prompts."""
     state = replica.state
@@ -78,7 +78,7 @@ def _prompts_that_fit(replica: Replica, budget: int) -> tuple[int, int]:
     return count, tokens
 
 
-@inner
+@inlined
 def _waits_for_more(replica: Replica, prompts: int, decodes: int) -> bool:
     """Hold prompts back until they fill the batch, or for so many iterations; never while nothing is generated."""
     state, given = replica.state, replica.parameters
@@ -91,7 +91,7 @@ def _waits_for_more(replica: Replica, prompts: int, decodes: int) -> bool:
     return True
 
 
-@inner
+@inlined
 def _hold_back_group(replica: Replica) -> None:
     """The first rank decides for its group whether any of them prefills: only if all have prompts and places for them,
     then after `balance_wait_iterations`; else after the time-out, or where a rank has nothing to generate."""
@@ -118,7 +118,7 @@ def _hold_back_group(replica: Replica) -> None:
         leader.holds_prefills = 1
 
 
-@inner
+@inlined
 def _is_held_back(replica: Replica, prompts: int, decodes: int) -> bool:
     """Whether the prompts that would fit wait for a later iteration."""
     state = replica.state
@@ -131,7 +131,7 @@ def _is_held_back(replica: Replica, prompts: int, decodes: int) -> bool:
     return bool(replica.ranks[state.group_first].holds_prefills != 0)
 
 
-@inner
+@inlined
 def _admit(replica: Replica, budget: int) -> int:
     """Take the first waiting request in; returns its tokens in this iteration."""
     state = replica.state

@@ -6,7 +6,7 @@ with the limits and tie rules of Vidur's `vllm` replica scheduler, whose runs it
 
 from __future__ import annotations
 
-from gnomon.jit import inner
+from gnomon.jit import inlined
 from gnomon.serving.engine.batch_operations import (
     blocks_for,
     grow_for_decode,
@@ -22,7 +22,7 @@ from gnomon.serving.engine.state import Replica
 from gnomon.serving.policies import batching_policy
 
 
-@inner
+@inlined
 def has_room_for(replica: Replica, r: int) -> bool:
     """Whether a waiting request may take the blocks of its prompt and still leave the watermark free."""
     state = replica.state
@@ -68,7 +68,7 @@ def vllm(replica: Replica) -> None:
     state.steppable = 1
 
 
-@inner
+@inlined
 def place_decodes(replica: Replica) -> None:
     """One token for each running request in order, pre-empting from the end of the list when blocks run out."""
     state, running = replica.state, replica.running

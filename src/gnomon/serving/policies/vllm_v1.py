@@ -6,7 +6,7 @@ with its tokens. Optional speculative decoding makes a decode compute `num_specu
 
 from __future__ import annotations
 
-from gnomon.jit import inner
+from gnomon.jit import inlined
 from gnomon.serving.engine import prefix_cache
 from gnomon.serving.engine.batch_operations import (
     blocks_for,
@@ -30,7 +30,7 @@ from gnomon.serving.policies import batching_policy
 _PREFILL_INTERVAL = 0  # the option's place
 
 
-@inner
+@inlined
 def _tokens_wanted(replica: Replica, r: int) -> int:
     """What a running request computes in one iteration, if the batch has room for it."""
     if is_decoding(replica, r):
@@ -38,7 +38,7 @@ def _tokens_wanted(replica: Replica, r: int) -> int:
     return min(prefill_left(replica, r), replica.state.max_chunk_tokens)
 
 
-@inner
+@inlined
 def _must_take_turns(replica: Replica) -> bool:
     """Whether a running request that was admitted before some of those that step together could leave one of them
     without tokens or blocks: a long prompt in small chunks, overtaken by a short one."""
@@ -55,7 +55,7 @@ def _must_take_turns(replica: Replica) -> bool:
     return is_older and (tokens > state.max_batch_tokens or blocks > state.free_blocks)
 
 
-@inner
+@inlined
 def continue_running(replica: Replica, findable_ahead: bool = True) -> bool:
     """Give every running request its tokens, in order of admission; returns whether nobody was pre-empted.
 
@@ -70,7 +70,7 @@ def continue_running(replica: Replica, findable_ahead: bool = True) -> bool:
     return continue_in_order(replica, budget, findable_ahead)
 
 
-@inner
+@inlined
 def continue_in_order(replica: Replica, budget: int, findable_ahead: bool = True) -> bool:
     """`continue_running` in the order of the running list, with so many tokens."""
     state, running = replica.state, replica.running
@@ -100,7 +100,7 @@ def continue_in_order(replica: Replica, budget: int, findable_ahead: bool = True
     return all_kept
 
 
-@inner
+@inlined
 def has_memory_for(replica: Replica, r: int, hits: int, after: int) -> bool:
     """Whether a waiting request, `hits` blocks of which are cached, can be admitted to compute up to token `after`."""
     state = replica.state
@@ -109,7 +109,7 @@ def has_memory_for(replica: Replica, r: int, hits: int, after: int) -> bool:
     return blocks_for(replica, must_fit) - hits + taken <= state.free_blocks - state.watermark_blocks
 
 
-@inner
+@inlined
 def admit_first(replica: Replica, budget: int) -> int:
     """Admit the first waiting request if there are tokens, a place and blocks for it; returns its tokens, or 0."""
     state = replica.state
@@ -133,7 +133,7 @@ def admit_first(replica: Replica, budget: int) -> int:
     return tokens
 
 
-@inner
+@inlined
 def _waits_for_its_turn(replica: Replica, budget: int) -> bool:
     """With `prefill_interval` N, new requests are admitted in every Nth iteration only, while others run."""
     state = replica.state

@@ -7,7 +7,7 @@ having had nothing to send is lifted to the others, so that it cannot save servi
 
 from __future__ import annotations
 
-from gnomon.jit import inner
+from gnomon.jit import inlined
 from gnomon.serving.engine.batch_operations import tokens_placed
 from gnomon.serving.engine.state import CREDIT, NONE, WAS_QUEUED, WEIGHT, Replica
 from gnomon.serving.features.service_by_class import bring_forward, charge_outputs, is_queued, note_queued, spent
@@ -18,14 +18,14 @@ from gnomon.serving.policies.vllm_v1 import continue_running
 _PROMPT_PRICE, _OUTPUT_PRICE = range(2)  # the options' places
 
 
-@inner
+@inlined
 def _counter(replica: Replica, c: int) -> float:
     prices = replica.parameters
     had = spent(replica, c, prices[_PROMPT_PRICE], prices[_OUTPUT_PRICE])
     return had / replica.classes[c, WEIGHT] + replica.service[c, CREDIT]
 
 
-@inner
+@inlined
 def _served_least(replica: Replica, only_lasting: bool) -> int:
     """The class that waits with the smallest counter (of those that waited before, too), NONE if there is none."""
     best = NONE
@@ -36,7 +36,7 @@ def _served_least(replica: Replica, only_lasting: bool) -> int:
     return best
 
 
-@inner
+@inlined
 def _lift_newcomers(replica: Replica) -> None:
     """A class that did not wait before starts no lower than those that did; where none did, than the highest of all
     that were served: the last one to leave."""

@@ -140,12 +140,12 @@ class Accounts:
 
 def accounts(run: Run) -> Accounts:
     """The accounts of a run that was simulated with `explained=True`."""
-    assert run.cluster.ledger.size, "the run was not explained"
+    assert run.cluster.breakdown.size, "the run was not explained"
     q = run.cluster.requests
     if q.size and max(q.finished_s.max(), q.arrival_s[np.isfinite(q.arrival_s)].max(initial=0.0)) > 9e9:
         raise ConfigError("the run lasts longer than nanoseconds of 64 bits can count.", where="scenario")
     ids = np.flatnonzero(q.status == FINISHED)
-    entries, requests = run.cluster.ledger[ids], q[ids]
+    entries, requests = run.cluster.breakdown[ids], q[ids]
     parts = run.cluster.parts_ns[ids]
     arrival, finished = _nanoseconds(requests.arrival_s), _nanoseconds(requests.finished_s)
     first = _nanoseconds(requests.first_token_s)

@@ -41,7 +41,7 @@ class RouterSpec:
     """It chooses by `fleet.draws`, at least in part."""
     compiled: bool = True
     """It is compiled; else plain Python, slower, but free to use any object."""
-    foretells: bool = False
+    predicts: bool = False
     """It looks at `fleet.predicted_output` (`--router.lengths`)."""
     cost_feature: int | None = None
     """The feature (`observation.FEATURES`) of which it takes the least, so that it teaches what every choice costs."""
@@ -82,6 +82,8 @@ ROUTERS: Registry[RouterSpec] = Registry(
 
 def router(name: str, **traits: Any) -> Callable[[Router], Router]:
     """Register a router under `name`; `traits` are the fields of its `RouterSpec`."""
+    if "foretells" in traits:  # Its name in the release before.
+        traits["predicts"] = traits.pop("foretells")
     return ROUTERS.register(name, **traits)
 
 

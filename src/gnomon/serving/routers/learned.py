@@ -9,7 +9,7 @@ import numpy as np
 
 from gnomon.core.arrays import Floats
 from gnomon.core.errors import ConfigError
-from gnomon.jit import inner
+from gnomon.jit import inlined
 from gnomon.serving.routers import Fleet, router
 from gnomon.serving.routers.observation import (
     FIRST_TOKEN,
@@ -42,7 +42,7 @@ def policy_numbers(config: RouterConfig) -> Floats:
     return packed(policy)
 
 
-@inner
+@inlined
 def _layer(numbers: Floats, first: int, x: Any, num_in: int, out: Any, num_out: int) -> None:
     """out += W x, for weights stored [in, out] at `first`."""
     for i in range(num_in):
@@ -52,26 +52,26 @@ def _layer(numbers: Floats, first: int, x: Any, num_in: int, out: Any, num_out: 
                 out[j] += value * numbers[row + j]
 
 
-@inner
+@inlined
 def _begin_with(numbers: Floats, first: int, out: Any, count: int) -> None:
     for j in range(count):
         out[j] = numbers[first + j]
 
 
-@inner
+@inlined
 def _relu(x: Any, count: int) -> None:
     for j in range(count):
         x[j] = max(0.0, x[j])
 
 
-@inner
+@inlined
 def _normalise(numbers: Floats, first: int, row: Any) -> None:
     for i in range(NUM_FEATURES):
         value = (row[i] - numbers[first + i]) / numbers[first + NUM_FEATURES + i]
         row[i] = min(CLIP, max(-CLIP, value))
 
 
-@inner
+@inlined
 def score(numbers: Floats, first: int, rows: Any, count: int, scores: Any) -> None:
     """The scores of `count` replicas from their features, by the policy packed at `first`. `rows` are used up."""
     hidden = int(numbers[first])
@@ -107,7 +107,7 @@ def score(numbers: Floats, first: int, rows: Any, count: int, scores: Any) -> No
             scores[r] += between[j] * numbers[rho1 + j]
 
 
-@inner
+@inlined
 def choose(scores: Any, count: int, temperature: float, draw: float) -> int:
     """The highest score (ties to the lowest id); with a temperature, a draw from their softmax."""
     best = 0
@@ -127,7 +127,7 @@ def choose(scores: Any, count: int, temperature: float, draw: float) -> int:
     return best
 
 
-@inner
+@inlined
 def _rule_out_others(fleet: Fleet, scores: Any) -> None:
     """Replicas that take no requests are seen, but not chosen."""
     if fleet.candidates.size == fleet.cluster.replicas.size:
@@ -139,7 +139,7 @@ def _rule_out_others(fleet: Fleet, scores: Any) -> None:
         scores[r] = kept[r]
 
 
-@inner
+@inlined
 def _rule_out_late(first_tokens: Any, waits: Any, limit: float, scores: Any) -> None:
     """Replicas on which the request would wait longer than `limit` are not chosen. Where all would be late, the soonest
     first token is the highest score."""
@@ -154,7 +154,7 @@ def _rule_out_late(first_tokens: Any, waits: Any, limit: float, scores: Any) -> 
 
 
 @router(
-    "learned", options={"temperature": 0.0, "patience": PATIENCE}, memory=MEMORY_PER_REPLICA, foretells=True,
+    "learned", options={"temperature": 0.0, "patience": PATIENCE}, memory=MEMORY_PER_REPLICA, predicts=True,
     numbers=policy_numbers,
 )  # fmt: skip
 def learned(fleet: Fleet, request_id: int) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 
-from gnomon.jit import inner
+from gnomon.jit import inlined
 from gnomon.serving.engine import prefix_cache
 from gnomon.serving.engine.state import replica_view
 from gnomon.serving.routers import Fleet, router
@@ -20,7 +20,7 @@ SEEN = 3
 """Numbers of memory per replica: requests that wait and share of KV in use, as last reported; and the score."""
 
 
-@inner
+@inlined
 def look(fleet: Fleet, request_id: int, interval_s: float) -> None:
     """Let replicas report anew where their last reports are `interval_s` old: as of the end of their last iteration,
     without what has arrived since it began."""
@@ -34,7 +34,7 @@ def look(fleet: Fleet, request_id: int, interval_s: float) -> None:
         seen[SEEN * r + KV_USED] = 1.0 - replicas[r].reported_free / max(1, replicas[r].num_blocks)
 
 
-@inner
+@inlined
 def score_load(fleet: Fleet, queue: float, kv: float) -> None:
     """Set the scores to those of queues and memory."""
     seen, most, fewest = fleet.memory, 0.0, math.inf
@@ -47,7 +47,7 @@ def score_load(fleet: Fleet, queue: float, kv: float) -> None:
         seen[at + SCORE] = queue * short + kv * (1.0 - seen[at + KV_USED])
 
 
-@inner
+@inlined
 def pick(fleet: Fleet, request_id: int) -> int:
     """The highest score; one of those that have it, by lot."""
     best, ties = -math.inf, 0

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gnomon.core.arrays import Floats
-from gnomon.jit import inner
+from gnomon.jit import inlined
 from gnomon.serving.engine import prefix_cache
 from gnomon.serving.engine.decode_group import processed_now
 from gnomon.serving.engine.state import NONE, replica_view
@@ -40,7 +40,7 @@ class Work(NamedTuple):
     """Tokens in its KV cache."""
 
 
-@inner
+@inlined
 def _gather(fleet: Fleet, r: int, request_id: int, mean: float) -> Work:
     """What replica `r` has to do, with the arriving request (unless NONE) at the end."""
     cluster = fleet.cluster
@@ -62,7 +62,7 @@ def _gather(fleet: Fleet, r: int, request_id: int, mean: float) -> Work:
     return work
 
 
-@inner
+@inlined
 def _end_of_admitted(fleet: Fleet, r: int, work: Work, first: int) -> int:
     """One past the last request, from `first` on, that fits the batch cap and the memory."""
     state, room, end = fleet.cluster.replicas[r], 0.0, first
@@ -74,7 +74,7 @@ def _end_of_admitted(fleet: Fleet, r: int, work: Work, first: int) -> int:
     return end
 
 
-@inner
+@inlined
 def _run_iterations(fleet: Fleet, r: int, work: Work, first: int, end: int) -> float:
     """One iteration if there is prefill to do, else decodes until the first of them is done; returns the seconds."""
     state = fleet.cluster.replicas[r]
@@ -104,7 +104,7 @@ def _run_iterations(fleet: Fleet, r: int, work: Work, first: int, end: int) -> f
     return steps * iteration_s(fleet, r, int(chunk), decodes, mean_kv)
 
 
-@inner
+@inlined
 def _drop_ended(work: Work, first: int, end: int) -> int:
     """Move those that go on up to `end`, in their order; returns the first of them. So none is looked at once it has
     ended, however long the queue is."""
@@ -116,7 +116,7 @@ def _drop_ended(work: Work, first: int, end: int) -> int:
     return kept
 
 
-@inner
+@inlined
 def play_on(
     fleet: Fleet, r: int, request_id: int, now: float, mean: float, to_end: bool, limit: float
 ) -> tuple[float, float]:
@@ -144,7 +144,7 @@ def play_on(
     return own, others
 
 
-@router("lookahead", options={"others": 0.0}, foretells=True)
+@router("lookahead", options={"others": 0.0}, predicts=True)
 def lookahead(fleet: Fleet, request_id: int) -> int:
     """Smallest time to finish, plus `others` x the time it adds to those already there; ties to the lowest id."""
     weight, now = fleet.parameters[0], fleet.cluster.requests[request_id].arrival_s

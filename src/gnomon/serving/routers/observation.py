@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gnomon.jit import inner
+from gnomon.jit import inlined
 from gnomon.serving.engine import prefix_cache
 from gnomon.serving.engine.context import Fleet
 from gnomon.serving.engine.state import replica_view
 from gnomon.serving.routers.prediction import (
     ADDED_WEIGHTS,
-    Foretold,
+    Prediction,
     added_s,
     chunk_of,
     expected_output,
@@ -119,7 +119,7 @@ PATIENCE = 2.5
 """Usual `patience` (see `longest_wait_s`)."""
 
 
-@inner
+@inlined
 def _update_averages(fleet: Fleet, at: Arrival) -> None:
     """Bring the moving averages up to this arrival."""
     replicas, memory = fleet.cluster.replicas, fleet.memory
@@ -145,7 +145,7 @@ def _update_averages(fleet: Fleet, at: Arrival) -> None:
         memory[mine + _OUTSTANDING] += quick * (replicas[r].num_outstanding - memory[mine + _OUTSTANDING])
 
 
-@inner
+@inlined
 def remember_choice(fleet: Fleet, request_id: int, chosen: int) -> None:
     """Note which replica got the request. Call once for every arrival, after `observe`."""
     replicas, memory = fleet.cluster.replicas, fleet.memory
@@ -161,7 +161,7 @@ def remember_choice(fleet: Fleet, request_id: int, chosen: int) -> None:
     )
 
 
-@inner
+@inlined
 def new_tokens(fleet: Fleet, r: int, request_id: int) -> int:
     """Prompt tokens that replica `r` would have to compute: those not in its prefix cache."""
     cluster = fleet.cluster
@@ -169,7 +169,7 @@ def new_tokens(fleet: Fleet, r: int, request_id: int) -> int:
     return max(1, cluster.requests[request_id].prompt_tokens - cached)
 
 
-@inner
+@inlined
 def _prefill_alone_s(fleet: Fleet, r: int, new: int) -> float:
     """Seconds of a prefill that has replica `r` for itself."""
     state = fleet.cluster.replicas[r]
@@ -177,7 +177,7 @@ def _prefill_alone_s(fleet: Fleet, r: int, new: int) -> float:
     return new / chunk * iteration_s(fleet, r, chunk, 0, 0.0)
 
 
-@inner
+@inlined
 def _decode_left(fleet: Fleet, r: int, mean: float) -> float:
     """Output tokens that the requests of replica `r` are expected to produce yet."""
     count = fleet.cluster.replicas[r].num_outstanding
@@ -189,8 +189,8 @@ def _decode_left(fleet: Fleet, r: int, mean: float) -> float:
     return total
 
 
-@inner
-def foretell(fleet: Fleet, r: int, new: int, at: Arrival) -> Foretold:
+@inlined
+def predict(fleet: Fleet, r: int, new: int, at: Arrival) -> Prediction:
     """The times behind the features of the request on replica `r`, of which it must compute `new` prompt tokens."""
     state = fleet.cluster.replicas[r]
     held, kv = state.num_holding, kv_each(fleet, r)
@@ -209,7 +209,7 @@ def foretell(fleet: Fleet, r: int, new: int, at: Arrival) -> Foretold:
     first_token = in_flight + ahead + queued + own_prefill
     window = fleet.memory[MEMORY_PER_REPLICA * fleet.cluster.replicas.size + _WINDOW_S]
     prefilling = fleet.memory[MEMORY_PER_REPLICA * r + _PREFILL_S] / window if window > 0.0 else 0.0
-    return Foretold(
+    return Prediction(
         step,
         joined_step,
         first_token,
@@ -222,8 +222,8 @@ def foretell(fleet: Fleet, r: int, new: int, at: Arrival) -> Foretold:
     )
 
 
-@inner
-def _observe_replica(fleet: Fleet, r: int, at: Arrival, out: Any, queue_depth: int) -> Foretold:
+@inlined
+def _observe_replica(fleet: Fleet, r: int, at: Arrival, out: Any, queue_depth: int) -> Prediction:
     """Write what needs no look at the other replicas into row `r`."""
     cluster, memory = fleet.cluster, fleet.memory
     state, row, mine = cluster.replicas[r], out[r], MEMORY_PER_REPLICA * r
@@ -231,7 +231,7 @@ def _observe_replica(fleet: Fleet, r: int, at: Arrival, out: Any, queue_depth: i
     blocks = max(1.0, float(state.num_blocks))
     decode_left = _decode_left(fleet, r, at.mean_output)
     new = new_tokens(fleet, r, at.id)
-    times = foretell(fleet, r, new, at)
+    times = predict(fleet, r, new, at)
     row[OUTSTANDING] = math.log1p(state.num_outstanding)
     row[WAITING] = math.log1p(state.num_waiting)
     row[RUNNING_SHARE] = state.num_holding / state.max_running
@@ -256,7 +256,7 @@ def _observe_replica(fleet: Fleet, r: int, at: Arrival, out: Any, queue_depth: i
     return times
 
 
-@inner
+@inlined
 def _observe_queue(fleet: Fleet, r: int, now: float, row: Any, queue_depth: int) -> None:
     """Look at the head of the queue of replica `r`."""
     state, requests = fleet.cluster.replicas[r], fleet.cluster.requests
@@ -271,7 +271,7 @@ def _observe_queue(fleet: Fleet, r: int, now: float, row: Any, queue_depth: int)
     row[HEAD_AGE] = now - requests[state.first_waiting].arrival_s if state.num_waiting > 0 else 0.0
 
 
-@inner
+@inlined
 def _observe_all(fleet: Fleet, at: Arrival, out: Any) -> None:
     """Set the rows in relation to each other, and add what they have in common."""
     replicas, memory = fleet.cluster.replicas, fleet.memory
@@ -303,7 +303,7 @@ def _observe_all(fleet: Fleet, at: Arrival, out: Any) -> None:
         row[KV_IN_ALL] = used
 
 
-@inner
+@inlined
 def arrival_of(fleet: Fleet, request_id: int) -> Arrival:
     """The arriving request; brings the moving averages up to it. To be called once for every arrival."""
     request, mean = fleet.cluster.requests[request_id], mean_output(fleet)
@@ -313,7 +313,7 @@ def arrival_of(fleet: Fleet, request_id: int) -> Arrival:
     return at
 
 
-@inner
+@inlined
 def remember_pace(fleet: Fleet, at: Arrival, mean_step: float, squared_first: float) -> None:
     """Note how long a mean request lives (recent prefills are those of a few such lives), and the mean square of its
     time to the first token over the replicas."""
@@ -323,7 +323,7 @@ def remember_pace(fleet: Fleet, at: Arrival, mean_step: float, squared_first: fl
     memory[base + _SQUARED_FIRST] += weight * (squared_first - memory[base + _SQUARED_FIRST])
 
 
-@inner
+@inlined
 def longest_wait_s(fleet: Fleet, patience: float) -> float:
     """How long a request may wait before its own prefill: `patience` times the root mean square of what times to
     first tokens were so far, over all replicas. No limit where patience is 0, or before the first arrival."""
@@ -331,7 +331,7 @@ def longest_wait_s(fleet: Fleet, patience: float) -> float:
     return patience * math.sqrt(squared) if patience > 0.0 and squared > 0.0 else math.inf
 
 
-@inner
+@inlined
 def observe(fleet: Fleet, request_id: int, out: Any, queue_depth: int) -> float:
     """Write one row of FEATURES per replica into `out` [replica, feature], for an arriving request; returns the seconds
     of its shortest prefill alone, the unit of FIRST_TOKEN. Of every queue the first `queue_depth` requests are looked

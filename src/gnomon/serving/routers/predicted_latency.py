@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 
-from gnomon.jit import inner
+from gnomon.jit import inlined
 from gnomon.serving.routers import Fleet, router
 from gnomon.serving.routers.prediction import chunk_of, expected_output, iteration_s, kv_each, mean_output, rounds_of
 
 
-@inner
-def foretold_s(fleet: Fleet, r: int, prompt: int, output: float) -> float:
+@inlined
+def predicted_s(fleet: Fleet, r: int, prompt: int, output: float) -> float:
     """Seconds until a request of this size would be done on replica `r`, if nothing else arrived."""
     state = fleet.cluster.replicas[r]
     kv = kv_each(fleet, r)
@@ -25,7 +25,7 @@ def foretold_s(fleet: Fleet, r: int, prompt: int, output: float) -> float:
     return prefill_s + rounds_of(state, prompt, output) * output * per_token_s
 
 
-@router("predicted_latency", foretells=True)
+@router("predicted_latency", predicts=True)
 def predicted_latency(fleet: Fleet, request_id: int) -> int:
     """Smallest foretold time to finish; ties to the lowest id."""
     prompt = fleet.cluster.requests[request_id].prompt_tokens
@@ -33,7 +33,7 @@ def predicted_latency(fleet: Fleet, request_id: int) -> int:
     best, least = fleet.candidates[0], math.inf
     for i in range(fleet.candidates.size):
         r = fleet.candidates[i]
-        seconds = foretold_s(fleet, r, prompt, output)
+        seconds = predicted_s(fleet, r, prompt, output)
         if seconds < least:
             best, least = r, seconds
     return best

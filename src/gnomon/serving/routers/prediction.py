@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from gnomon.core.arrays import Ints
-from gnomon.jit import inner
+from gnomon.jit import inlined
 from gnomon.serving.engine.context import Fleet
 from gnomon.serving.engine.decode_group import ID, processed_now
 from gnomon.serving.engine.state import Cluster, replica_view
@@ -27,7 +27,7 @@ _SHORTEST_S = 1e-9
 """Ratios of times must exist even where a table of the user's says that nothing takes any time."""
 
 
-class Foretold(NamedTuple):
+class Prediction(NamedTuple):
     """What sending the request to one replica would mean, in seconds."""
 
     step: float
@@ -48,7 +48,7 @@ compare`, which measures on others. Results change little between half and twice
 token trades mean latency for its tail."""
 
 
-@inner
+@inlined
 def mean_output(fleet: Fleet) -> float:
     """Output tokens per finished request so far: tokens produced over requests ended.
 
@@ -63,13 +63,13 @@ def mean_output(fleet: Fleet) -> float:
     return produced / finished
 
 
-@inner
+@inlined
 def expected_output(fleet: Fleet, request_id: int, mean: float) -> float:
     """Output tokens foretold for a request; `mean` where nothing is foretold."""
     return fleet.predicted_output[request_id] if fleet.predicted_output.size > 0 else mean
 
 
-@inner
+@inlined
 def outstanding(cluster: Cluster, r: int, ids: Ints) -> int:
     """Write the requests of replica `r` into `ids`, running ones before waiting ones; returns how many."""
     state, count = cluster.replicas[r], 0
@@ -93,7 +93,7 @@ def outstanding(cluster: Cluster, r: int, ids: Ints) -> int:
     return count
 
 
-@inner
+@inlined
 def output_left(fleet: Fleet, r: int, request_id: int, mean: float) -> float:
     """Output tokens that a request of replica `r` is expected to produce yet, at least one."""
     if fleet.predicted_output.size == 0:
@@ -103,7 +103,7 @@ def output_left(fleet: Fleet, r: int, request_id: int, mean: float) -> float:
     return max(1.0, fleet.predicted_output[request_id] - (so_far - request.prompt_tokens))
 
 
-@inner
+@inlined
 def iteration_s(fleet: Fleet, r: int, prefill: int, decodes: int, kv: float) -> float:
     """One iteration of replica `r` over all its stages, with a prefill chunk and some decodes of length `kv` each."""
     state, tables = fleet.cluster.replicas[r], fleet.tables
@@ -114,14 +114,14 @@ def iteration_s(fleet: Fleet, r: int, prefill: int, decodes: int, kv: float) -> 
     return max(_SHORTEST_S, lookup.iteration_s(tables, state.row, state.num_stages, shape, tokens))
 
 
-@inner
+@inlined
 def prefill_room(state: Any, decodes: int) -> int:
     """Prompt tokens that an iteration of a replica has room for beside so many decodes, as routers foretell it."""
     budget = state.max_batch_tokens if state.max_batch_tokens < UNBOUNDED else _WITHOUT_BUDGET
     return max(1, budget - decodes)
 
 
-@inner
+@inlined
 def rounds_of(state: Any, prompt: int, output: float) -> float:
     """After how many fillings of a replica one more request would be done: those beyond the batch cap or the memory
     wait for others to finish first."""
@@ -132,7 +132,7 @@ def rounds_of(state: Any, prompt: int, output: float) -> float:
     return rounds
 
 
-@inner
+@inlined
 def chunk_of(fleet: Fleet, r: int, prefill: float) -> int:
     """Prefill tokens of one iteration of replica `r` while that much is to be done: what its decodes leave."""
     state = fleet.cluster.replicas[r]
@@ -140,7 +140,7 @@ def chunk_of(fleet: Fleet, r: int, prefill: float) -> int:
     return max(1, min(int(prefill), room, state.max_chunk_tokens))
 
 
-@inner
+@inlined
 def kv_each(fleet: Fleet, r: int) -> float:
     """Mean KV tokens of the requests that hold blocks on replica `r`."""
     state = fleet.cluster.replicas[r]
@@ -148,8 +148,8 @@ def kv_each(fleet: Fleet, r: int) -> float:
     return used / state.num_holding if state.num_holding > 0 else 0.0
 
 
-@inner
-def added_s(times: Foretold, first_token: float, stall: float, crowding: float, stalls_to_come: float) -> float:
+@inlined
+def added_s(times: Prediction, first_token: float, stall: float, crowding: float, stalls_to_come: float) -> float:
     """The latency that sending the request to a replica adds in all: its own, what it costs those who decode there, and
     what others will cost it, with these weights."""
     own = times.finish + first_token * times.first_token

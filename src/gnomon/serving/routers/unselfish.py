@@ -15,9 +15,9 @@ from gnomon.serving.routers.observation import (
     MEMORY_PER_REPLICA,
     PATIENCE,
     arrival_of,
-    foretell,
     longest_wait_s,
     new_tokens,
+    predict,
     remember_choice,
     remember_pace,
 )
@@ -28,7 +28,7 @@ from gnomon.serving.routers.prediction import ADDED_WEIGHTS, added_s
     "unselfish",
     options={**ADDED_WEIGHTS, "patience": PATIENCE},
     memory=MEMORY_PER_REPLICA,
-    foretells=True,
+    predicts=True,
     cost_feature=ADDED_VS,  # The log of the added latency over the least.
 )
 def unselfish(fleet: Fleet, request_id: int) -> int:
@@ -40,7 +40,7 @@ def unselfish(fleet: Fleet, request_id: int) -> int:
     mean_step, squared_first = 0.0, 0.0
     for i in range(count):
         r = fleet.candidates[i]
-        times = foretell(fleet, r, new_tokens(fleet, r, request_id), at)
+        times = predict(fleet, r, new_tokens(fleet, r, request_id), at)
         mean_step += times.joined_step / count
         squared_first += times.first_token * times.first_token / count
         cost = added_s(times, weights[0], weights[1], weights[2], weights[3])

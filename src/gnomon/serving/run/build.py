@@ -77,7 +77,7 @@ def build_cluster(
     return cluster
 
 
-def with_ledger(cluster: Cluster, pools: list[Pool], tables: IterationTables) -> Cluster:
+def with_breakdown(cluster: Cluster, pools: list[Pool], tables: IterationTables) -> Cluster:
     """A cluster with accounts of where its requests' time goes (`gnomon.serving.features.breakdown`)."""
     replicas, requests = cluster.replicas, cluster.requests
     rows = sum(pool.replica.pipeline_parallel for pool in pools)
@@ -102,7 +102,7 @@ def with_ledger(cluster: Cluster, pools: list[Pool], tables: IterationTables) ->
         clocks[mine, breakdown.REFERENCE_ROW] = fastest.row
         clocks[mine, breakdown.REFERENCE_STAGES] = fastest.num_stages
     return cluster._replace(
-        ledger=np.zeros(requests.size, breakdown.ENTRY).view(np.recarray),
+        breakdown=np.zeros(requests.size, breakdown.ENTRY).view(np.recarray),
         parts_ns=np.empty((requests.size, 2, breakdown.NUM_PARTS), np.int64),  # Cleared as requests arrive.
         clocks=clocks,
         flight_ns=np.zeros((*cluster.flights.shape, NUM_COLUMNS), np.int64),

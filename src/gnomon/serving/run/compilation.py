@@ -19,7 +19,7 @@ import numpy as np
 
 from gnomon.core.cache_folder import compiled_code_folder
 from gnomon.core.user_files import is_own, plain
-from gnomon.jit import ENABLED, compiled, inner, is_compiled_already, own_jit
+from gnomon.jit import ENABLED, compiled, inlined, is_compiled_already, own_jit
 from gnomon.jit.borrowing import borrowed_type
 from gnomon.jit.typing_errors import cannot_be_compiled
 from gnomon.serving.admission import ADMISSIONS, AdmissionSpec, Admit
@@ -41,7 +41,7 @@ def engine_of(
     admission: str = "everyone",
     decode_router: RouterSpec | None = None,
     decider: DeciderSpec | None = None,
-    beside: Beside | None = None,
+    beside: BackgroundCompilation | None = None,
 ) -> Engine:
     """The compiled engine with these batching policies, which replicas refer to by their place in the list. Only fleets
     with roles ask the `decode_router` and the `decider`. While the loop of a replica is compiled `beside`, something of
@@ -126,7 +126,7 @@ def _entry(function: Any, source: str, is_compiled: bool) -> Any:
     function = plain(function)
     path, line = function.__code__.co_filename, function.__code__.co_firstlineno
     name, lend, names = re.sub(r"\W", "_", function.__name__), "", {"__name__": function.__module__}
-    part = own_jit if is_own(function) else inner
+    part = own_jit if is_own(function) else inlined
     names["call"] = part(function) if is_compiled else function
     if is_compiled and is_own(function):
         from gnomon.jit.borrowed_array import checked
@@ -148,7 +148,7 @@ def _explained(function: Any) -> Iterator[None]:
         raise cannot_be_compiled(error, function) from None
 
 
-class Beside:
+class BackgroundCompilation:
     """On the first run ever, the loop of a replica is compiled by another process while this one compiles the rest."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ from gnomon.serving.autoscaling.manager import Manager
 from gnomon.serving.engine import contract
 from gnomon.serving.engine.calendar import A_REPLICA, AN_EVENT, NOTHING
 from gnomon.serving.engine.cluster import ADVANCE, serve
-from gnomon.serving.engine.context import Engine, Fleet, Outside, Router
+from gnomon.serving.engine.context import Engine, Environment, Fleet, Router
 from gnomon.serving.engine.guard import Guard
 from gnomon.serving.engine.log import Log
 from gnomon.serving.engine.state import BUDGET
@@ -21,12 +21,12 @@ PLAIN_COST = 100
 
 
 @dataclass(frozen=True, eq=False)
-class Opened:
+class OpenCluster:
     """A cluster whose requests can be sent: all that its loops are called with."""
 
     fleet: Fleet
     engine: Engine
-    outside: Outside
+    env: Environment
     log: Log
     guard: Guard
     manager: Manager | None
@@ -40,24 +40,24 @@ class Opened:
 
     @cached_property
     def _drive(self) -> Callable[[int], None]:
-        made = (self.fleet, self.engine, self.outside, self.log, self.manager)
+        made = (self.fleet, self.engine, self.env, self.log, self.manager)
         return partial(_drive, self._go_on, *made, route=self.route)
 
     @cached_property
     def _go_on(self) -> Callable[..., None]:
-        return bound(serve, self.fleet, self.engine, self.outside, self.log, 0)
+        return bound(serve, self.fleet, self.engine, self.env, self.log, 0)
 
     def advance(self, until_s: float) -> None:
         """Let replicas that nobody waits for come up to `until_s`."""
-        self.outside.calendar.book.advance_to_s = until_s
-        self.guard.run(lambda: self._go_on(self.fleet, self.engine, self.outside, self.log, ADVANCE))
+        self.env.calendar.book.advance_to_s = until_s
+        self.guard.run(lambda: self._go_on(self.fleet, self.engine, self.env, self.log, ADVANCE))
 
 
 def _drive(
     go_on: Callable[..., None],
     fleet: Fleet,
     engine: Engine,
-    outside: Outside,
+    env: Environment,
     log: Log,
     manager: Manager | None,
     last: int,
@@ -66,7 +66,7 @@ def _drive(
 ) -> None:
     """`serve`, with the choices of a router in plain Python, which answers with 1 + the replica, and with what happens
     to the replicas of a fleet."""
-    cluster, book = fleet.cluster, outside.calendar.book[0]
+    cluster, book = fleet.cluster, env.calendar.book[0]
     while True:
         if book.wants == AN_EVENT:
             assert manager is not None
@@ -79,8 +79,8 @@ def _drive(
                 return
             cluster.requests[book.subject].replica = r
         if manager is not None:
-            fleet, outside = manager.fleet, manager.outside
-        go_on(fleet, engine, outside, log, last)
+            fleet, env = manager.fleet, manager.env
+        go_on(fleet, engine, env, log, last)
         if book.wants == NOTHING or cluster.control[BUDGET] <= 0:
             return
         cluster.control[BUDGET] -= PLAIN_COST

@@ -23,7 +23,7 @@ from gnomon.serving.autoscaling.setup import new_manager, record_of
 from gnomon.serving.deciders import DECIDERS, DeciderSpec
 from gnomon.serving.engine.calendar import NEVER, Calendar, new_calendar, report_ends
 from gnomon.serving.engine.cluster import serve
-from gnomon.serving.engine.context import Asked, Fleet, Outside, without_features
+from gnomon.serving.engine.context import Environment, Fleet, RouterInputs, without_features
 from gnomon.serving.engine.guard import Guard
 from gnomon.serving.engine.log import Log, new_log
 from gnomon.serving.engine.state import NO_LIMIT, NOT_ARRIVED, Cluster
@@ -36,9 +36,9 @@ from gnomon.serving.features.tool_cache import open_tool_cache
 from gnomon.serving.features.transfers import Transfers
 from gnomon.serving.policies import POLICIES
 from gnomon.serving.routers import ROUTERS, RouterSpec
-from gnomon.serving.run.build import Recording, build_cluster, open_adapters, with_ledger
-from gnomon.serving.run.compilation import Beside, callable_router, engine_of
-from gnomon.serving.run.driving import Opened
+from gnomon.serving.run.build import Recording, build_cluster, open_adapters, with_breakdown
+from gnomon.serving.run.compilation import BackgroundCompilation, callable_router, engine_of
+from gnomon.serving.run.driving import OpenCluster
 from gnomon.serving.run.kv_links import max_events, open_pools, open_tiers, replicas_that
 from gnomon.serving.run.warmup import begin_measuring, without_warmup
 from gnomon.serving.scenario import Scenario
@@ -126,12 +126,12 @@ def run(
         times = replace(times, tables=adjust(times.tables))
     cluster = build_cluster(pools, offered, scenario.seed, recording, scenario.lora.max_loaded)
     if explained:
-        cluster = with_ledger(cluster, pools, times.tables)
+        cluster = with_breakdown(cluster, pools, times.tables)
     log = new_log(max_members=recording.num_members if recording else keep_members, max_chunks=keep_chunks)
     with function_arguments():
         opened = open_cluster(scenario, pools, offered, cluster, times.tables, log, forced_replicas, on_progress)
         before = _serve(opened, scenario, offered, on_progress)
-    outside, manager = opened.outside, opened.manager
+    env, manager = opened.env, opened.manager
     _check_clock(cluster, offered)
     as_client_sees(scenario.front_end, cluster)
     if before is not None:
@@ -141,31 +141,31 @@ def run(
     made = (scenario, model, pools, offered, cluster, log, times.tables, notes, times)
     return Run(
         *made,
-        transfers=outside.transfers if scenario.has_roles else None,
+        transfers=env.transfers if scenario.has_roles else None,
         fleet=fleet,
-        tiers=outside.tiers if scenario.kv_tiers.is_used else None,
-        adapters=outside.adapters if outside.adapters.load_s.size else None,
+        tiers=env.tiers if scenario.kv_tiers.is_used else None,
+        adapters=env.adapters if env.adapters.load_s.size else None,
     )
 
 
 def _serve(
-    opened: Opened, scenario: Scenario, requests: Requests, on_progress: Callable[[int, int], None] | None
+    opened: OpenCluster, scenario: Scenario, requests: Requests, on_progress: Callable[[int, int], None] | None
 ) -> dict[str, Any] | None:
     """Run the cluster, in slices so that progress can be shown. Returns the accounts at the end of a warm-up."""
-    cluster, outside, total = opened.fleet.cluster, opened.outside, len(requests)
-    calendar, before = outside.calendar, None
+    cluster, env, total = opened.fleet.cluster, opened.env, len(requests)
+    calendar, before = env.calendar, None
     if requests.concurrency:
         report_ends(calendar, cluster)
         if requests.num_warmup:
             calendar.book.pause_after = requests.num_warmup
-            send_first(cluster, outside, 0, requests.concurrency, requests.num_warmup)
+            send_first(cluster, env, 0, requests.concurrency, requests.num_warmup)
             opened.drive(total)
             calendar.book.pause_after = NO_LIMIT
             before = begin_measuring(cluster, opened.log, requests)
-        send_first(cluster, outside, requests.num_warmup, requests.concurrency, total)
+        send_first(cluster, env, requests.num_warmup, requests.concurrency, total)
     else:
         calendar.book.end_open = int(np.count_nonzero(np.isfinite(cluster.requests.arrival_s)))
-        if len(requests.parents) or outside.adapters.load_s.size:
+        if len(requests.parents) or env.adapters.load_s.size:
             report_ends(calendar, cluster)
     for last in _slices(total, on_progress):
         opened.drive(last)
@@ -184,18 +184,20 @@ def open_cluster(
     log: Log,
     forced_replicas: Ints | None = None,
     on_progress: Callable[[int, int], None] | None = None,
-) -> Opened:
+) -> OpenCluster:
     """A cluster with all that is outside its replicas, at its start."""
     spec, total, num_replicas = _find_router(scenario.router), len(requests), cluster.replicas.size
     gate = ADMISSIONS.chosen(scenario.admission)
     decode, decide = scenario.disaggregation.decode_router, DECIDERS.chosen(scenario.disaggregation.decider)
     others = (gate.admit, decide.decide)
-    asked = _asked(scenario, scenario.router, spec, requests, cluster, replicas_that(pools, "prefill"), *others)
+    inputs = _router_inputs(
+        scenario, scenario.router, spec, requests, cluster, replicas_that(pools, "prefill"), *others
+    )
     gate_memory = np.zeros((cluster.classes.shape[0], 2))
-    fleet = Fleet(cluster, tables, *asked, option_values(scenario.admission, gate), gate_memory)
+    fleet = Fleet(cluster, tables, *inputs, option_values(scenario.admission, gate), gate_memory)
     decode_spec = _find_router(decode)
     compiled = spec if spec.compiled else ROUTERS["round_robin"]
-    beside = Beside()
+    beside = BackgroundCompilation()
     to_decode, to_decide = (decode_spec, decide) if scenario.has_roles else (None, None)
     engine = engine_of(policies_of(pools), compiled, gate.name, to_decode, to_decide, beside)
     policies = tuple(POLICIES[name].form_batch for name in policies_of(pools))
@@ -203,17 +205,19 @@ def open_cluster(
     front = open_front_end(scenario.front_end, cluster, sum(pool.num_replicas for pool in pools), in_order=is_known)
     events = max_events(scenario, requests, num_replicas)
     calendar = new_calendar(num_replicas, events, scenario.time_limit_s or NEVER)
-    guard = Guard(cluster, policies, spec.route, gate.admit, decide.decide, _told_between(on_progress, calendar, total))
+    guard = Guard(
+        cluster, policies, spec.route, gate.admit, decide.decide, _progress_between(on_progress, calendar, total)
+    )
     model = catalog.model(scenario.model)
     transfers = open_pools(scenario, model, pools, cluster, calendar, total)
-    outside = Outside(
+    env = Environment(
         calendar,
         np.zeros(0) if is_known else requests.think_s,
         front,
         transfers,
-        _asked(scenario, decode, decode_spec, requests, cluster, replicas_that(pools, "decode"))
+        _router_inputs(scenario, decode, decode_spec, requests, cluster, replicas_that(pools, "decode"))
         if scenario.has_roles
-        else asked,
+        else inputs,
         option_values(scenario.disaggregation.decider, decide),
         open_tiers(scenario, model, pools, cluster, calendar, transfers, requests),
         *followers_of(requests),
@@ -221,10 +225,10 @@ def open_cluster(
         open_tool_cache(scenario.tool_cache, requests, cluster),
     )
     if not (scenario.fleet or scenario.has_roles or scenario.kv_tiers.is_used or scenario.tool_cache.is_used) and not (
-        len(requests.parents) or outside.adapters.load_s.size
+        len(requests.parents) or env.adapters.load_s.size
     ):
-        outside = without_features(outside)
-    if scenario.has_roles and outside.adapters.load_s.size:
+        env = without_features(env)
+    if scenario.has_roles and env.adapters.load_s.size:
         raise ConfigError(
             "LoRA adapters are not simulated where prefill and decode are apart.",
             where="workload.adapters",
@@ -241,15 +245,15 @@ def open_cluster(
     manager = None
     if scenario.fleet is not None:
         told = (lambda *_: on_progress(0, total)) if on_progress else None
-        manager = new_manager(scenario, pools, requests, fleet, outside, partial(_measured, told))
+        manager = new_manager(scenario, pools, requests, fleet, env, partial(_measured, told))
     route = None if spec.compiled else callable_router(spec)
     if beside.is_compiling:  # The loops need only know how the engine is called.
-        bound(serve, fleet, engine, outside, log, 0)
+        bound(serve, fleet, engine, env, log, 0)
         engine = engine._replace(proceed=beside.proceed())
-    return Opened(fleet, engine, outside, log, guard, manager, route)
+    return OpenCluster(fleet, engine, env, log, guard, manager, route)
 
 
-def _asked(
+def _router_inputs(
     scenario: Scenario,
     config: RouterConfig,
     spec: RouterSpec,
@@ -257,12 +261,12 @@ def _asked(
     cluster: Cluster,
     candidates: Ints,
     *others: Callable[..., Any],
-) -> Asked:
+) -> RouterInputs:
     """What a router gets beside the replicas: its draws, options and memory, and the replicas it may choose. There are
     no draws where neither it nor `others`, which see the same, can look at them."""
     numbers = spec.numbers(config) if spec.numbers else np.zeros(0)
     draws = spec.draws or spec.numbers is not None or spec.name in ROUTERS.own or any(map(is_own, others))
-    return Asked(
+    return RouterInputs(
         stream(scenario.seed, "router").random((len(requests), 2)) if draws else np.zeros((1, 2)),
         np.concatenate([option_values(config, spec), numbers]) if numbers.size else option_values(config, spec),
         np.zeros(spec.memory * cluster.replicas.size + 8),
@@ -329,7 +333,7 @@ def _check_clock(cluster: Cluster, requests: Requests) -> None:
 def _find_router(config: RouterConfig) -> RouterSpec:
     """The configured router; what it would leave unread is refused."""
     spec = ROUTERS.chosen(config)
-    if config.lengths != "none" and not spec.foretells:
+    if config.lengths != "none" and not spec.predicts:
         raise ConfigError(f"{spec.name} does not look at output lengths.", where="router.lengths", fix="Leave it out.")
     if config.checkpoint is not None and spec.numbers is None:
         raise ConfigError(f"{spec.name} has no policy file.", where="router.checkpoint", fix="Use --router learned.")
@@ -347,7 +351,7 @@ def predicted_outputs(config: RouterConfig, requests: Requests, seed: int) -> Fl
     return np.maximum(1.0, truth * np.exp(config.length_noise * errors))
 
 
-def _told_between(
+def _progress_between(
     on_progress: Callable[[int, int], None] | None, calendar: Calendar, total: int
 ) -> Callable[[], None] | None:
     """Says how many requests have been sent, also while nothing but the last ones are served."""

@@ -47,6 +47,6 @@ def without_warmup(cluster: Cluster, log: Log, requests: Requests, before: dict[
     note = f"{first:,} warm-up requests were served before and are left out of every figure."
     measured = replace(requests.take(np.arange(first, len(requests))), notes=(*requests.notes, note))
     kept = cluster._replace(
-        requests=cluster.requests[first:], ledger=cluster.ledger[first:], parts_ns=cluster.parts_ns[first:]
+        requests=cluster.requests[first:], breakdown=cluster.breakdown[first:], parts_ns=cluster.parts_ns[first:]
     )
     return kept, measured

@@ -49,7 +49,7 @@ class Setting(Config):
 
 
 @dataclass(frozen=True)
-class Asked:
+class Case:
     """What a variant may depend on."""
 
     model: str
@@ -79,19 +79,19 @@ class When(Config):
     drafting: tuple[Drafting, ...] = ()
     """What drafts tokens, where something does."""
 
-    def matches(self, asked: Asked) -> bool:
+    def matches(self, case: Case) -> bool:
         """Whether a scenario is meant."""
-        version = order_of(asked.version)
+        version = order_of(case.version)
         return (
-            (not self.models or any(fnmatch(asked.model, pattern) for pattern in self.models))
-            and (not self.attention or asked.attention in self.attention)
-            and (not self.devices or any(fnmatch(asked.device, pattern) for pattern in self.devices))
-            and not any(fnmatch(asked.device, pattern) for pattern in self.not_devices)
-            and (self.memory_gb_from is None or asked.memory_gb >= self.memory_gb_from)
-            and (self.memory_gb_below is None or asked.memory_gb < self.memory_gb_below)
+            (not self.models or any(fnmatch(case.model, pattern) for pattern in self.models))
+            and (not self.attention or case.attention in self.attention)
+            and (not self.devices or any(fnmatch(case.device, pattern) for pattern in self.devices))
+            and not any(fnmatch(case.device, pattern) for pattern in self.not_devices)
+            and (self.memory_gb_from is None or case.memory_gb >= self.memory_gb_from)
+            and (self.memory_gb_below is None or case.memory_gb < self.memory_gb_below)
             and (self.version_from is None or version >= order_of(self.version_from))
             and (self.version_below is None or version < order_of(self.version_below))
-            and (not self.drafting or asked.drafting in self.drafting)
+            and (not self.drafting or case.drafting in self.drafting)
         )
 
 
@@ -119,9 +119,9 @@ class EnginePreset(Config):
         values = {key: setting.value for key, setting in self.settings.items()}
         name, attention = _known_model(model)
         gpu, memory_gb = _known_device(device)
-        asked = Asked(name, attention, gpu, memory_gb, version, drafting)
+        case = Case(name, attention, gpu, memory_gb, version, drafting)
         for variant in self.variants:
-            if variant.when.matches(asked):
+            if variant.when.matches(case):
                 values |= variant.settings
         return nested(values)
 

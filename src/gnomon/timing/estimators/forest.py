@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from gnomon.core.arrays import Floats
-from gnomon.core.cache_folder import cache_home, said_once
+from gnomon.core.cache_folder import cache_home, warn_once
 from gnomon.core.errors import ConfigError, MissingExtraError
 from gnomon.core.files import written_whole
 from gnomon.timing.estimators.interface import ESTIMATORS, Bound
@@ -60,7 +60,7 @@ class Forest:
                 with written_whole(path) as temporary:
                     temporary.write_bytes(pickle.dumps(self._model))
             except ConfigError as error:
-                said_once(f"{error} The forest is trained again next time.")
+                warn_once(f"{error} The forest is trained again next time.")
         return self
 
     def _trained(self, x: Floats, y: Floats) -> Any:
