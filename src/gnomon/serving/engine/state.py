@@ -350,7 +350,7 @@ class Cluster(NamedTuple):
     """[replica, slot] `ADAPTER_SLOT` records: the LoRA adapters that are loaded; no slots where there are none."""
     # Where requests' time goes (`gnomon.serving.features.breakdown`); all of size 0 unless it is asked for.
     breakdown: Any
-    """`ENTRY` records of all requests."""
+    """`ENTRY` records, one of each request."""
     parts_ns: Ints
     """[request, before and after its first token, part]"""
     clocks: Ints
