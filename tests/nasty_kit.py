@@ -75,7 +75,6 @@ BASES: dict[str, tuple[str, ...]] = {
     "pipeline plot": ("sweep.csv", "--no-show", "--jobs", "1"),
     "pipeline all": ("-c", "sweep.json", "--step", "0.5", "--no-show", "--jobs", "1"),
     "pipeline convert": ("1f1b",),
-    "pipeline search": ("-n", "4", "--stages", "2"),
     "posttrain run": ("posttrain.yaml",),
     "posttrain compare": ("posttrain.yaml", "--no-oracle", "--policies", "disaggregated"),
     "posttrain place": ("posttrain.yaml", "--rule-only", "--costs", "101,224,10"),

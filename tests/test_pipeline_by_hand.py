@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gnomon.core.config import build
-from gnomon.core.errors import ConfigError, DataError, DoesNotFitError
+from gnomon.core.errors import ConfigError, DataError
 from gnomon.pipeline import pytorch_csv, sweeps
 from gnomon.pipeline.costs import NO_TIER, StepCosts, check_impact, check_priority, priorities
 from gnomon.pipeline.execution import execute, jittered, step_graph
@@ -18,14 +18,12 @@ from gnomon.pipeline.explain import critical_path, faster_links, idle_time, tota
 from gnomon.pipeline.fluid import COMPUTE, FREE, LINK
 from gnomon.pipeline.graph import GraphBuilder, Label
 from gnomon.pipeline.memory import activations, micro_batches_held
-from gnomon.pipeline.schedule import Action, Schedule
-from gnomon.pipeline.schedule_search import Candidate, Found
-from gnomon.pipeline.step import StepRecord, TrainingFigures, _changed, run_step, search_schedules
+from gnomon.pipeline.schedule import Action
+from gnomon.pipeline.step import StepRecord, _changed, run_step
 from gnomon.pipeline.step_config import StepConfig
 from gnomon.pipeline.study import Study, simulate, step_costs, study_plan
 from gnomon.pipeline.sweep_config import Priorities, Range, SweepConfig, priority_grid
 from gnomon.pipeline.sweeps import COLUMNS, Sweep, read_csv, sweep
-from gnomon.pipeline.training import Training, TrainingCosts
 from gnomon.pipeline.validation import validate
 from gnomon.pipeline.zoo import Plan, make, zero_bubble_auto
 from gnomon.pipeline.zoo.packing import Timeline
@@ -96,16 +94,6 @@ def test_when_each_sync_is_done() -> None:
     assert ends(1) == pytest.approx([7.0, 11.0, 15.0])
     assert ends(2) == pytest.approx([17.0, 18.0])
     assert ends(3) == pytest.approx([21.0])
-
-
-def test_schedules_are_searched_by_the_memory_of_the_fullest_rank_in_gigabytes() -> None:
-    given = {"training": {"device": "h200"}, "stages": 2, "n": 4}
-    found = {one.name: one.memory for one in search_schedules(build(StepConfig, given)).candidates}
-    for name in ("1f1b", "gpipe"):
-        figures = run_step(build(StepConfig, {**given, "schedule": name})).training
-        assert figures is not None
-        assert found[name] == pytest.approx(figures.peak_bytes.max() / 1e9)
-    assert found["gpipe"] > found["1f1b"] > 50.0, "18 bytes for each of 4 billion parameters"
 
 
 @pytest.mark.parametrize(
@@ -395,34 +383,12 @@ def test_models_in_more_than_two_chunks_have_more_passes() -> None:
         Plan(25, 10_000, chunks=3)
 
 
-def test_gradients_are_synchronised_after_every_divisor() -> None:
-    schedule, costs = make("1f1b", Plan(4, 8)), TrainingCosts(Training(data_parallel=2), 4)
-    assert [costs.step_costs(schedule, every).sync_freq for every in (None, 1, 2, 8)] == [8, 1, 2, 8]
-    for every in (0, 3, 16):
-        with pytest.raises(ConfigError, match=f"sync_freq {every} does not divide the 8"):
-            costs.step_costs(schedule, every)
-
-
 def test_passes_are_bounded() -> None:
     check_passes(25, 10_000)
     check_passes(5, 10_000, 5)
     for given in ((25, 10_001), (5, 10_001, 5)):
         with pytest.raises(ConfigError, match="at most 250,000"):
             check_passes(*given)
-
-
-def test_the_fastest_within_the_limit() -> None:
-    schedule = Schedule("none", ())
-    made = [Candidate(name, schedule, time, 0.0, memory) for name, time, memory in (("a", 1, 4), ("b", 2, 3))]
-    assert [Found(made, {}, limit).best.name for limit in (None, 4.0, 3.9, 3.0)] == ["a", "a", "b", "b"]  # type: ignore[union-attr]
-    assert Found(made, {}, 2.9).best is None
-
-
-def test_packed_schedules_are_tried_from_one_to_three_activations_per_rank() -> None:
-    tried = zero_bubble_auto._limits("zb-auto", Plan(4, 8))
-    assert {name: plan.memory_limit for name, plan in tried.items()} == {
-        f"zb-auto {limit}": limit for limit in (4, 5, 6, 7, 8, 10, 12)
-    }
 
 
 @pytest.mark.parametrize(("clock", "filled"), [(0.0, True), (0.5, True), (1.0, False), (1.5, False)])
@@ -445,17 +411,6 @@ def test_zb_v_needs_the_memory_of_1f1b_and_two_micro_batches_a_rank() -> None:
         make("zb-v", Plan(4, 7))
 
 
-def test_a_search_over_schedules_says_which_are_on_the_front() -> None:
-    found = search_schedules(build(StepConfig, {"stages": 2, "n": 4, "prop_len": 0.0, "sync_base_len": 0.0}))
-    times = [one.total_time for one in found.candidates]
-    assert times == sorted(times)
-    best = {one.name: one for one in found.candidates}
-    assert best["1f1b"].total_time == best["gpipe"].total_time == 15.0
-    assert (best["1f1b"].memory, best["gpipe"].memory) == (2.0, 4.0)
-    assert not best["gpipe"].is_on_front
-    assert found.candidates[0].is_on_front
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -465,7 +420,6 @@ def test_a_search_over_schedules_says_which_are_on_the_front() -> None:
         ({"schedule": "1f1b", "chunks": 3}, "chunks has no effect"),
         ({"schedule": "1f1b", "draws": 3}, "draws has no effect"),
         ({"schedule": "1f1b", "dispatch": "greedy"}, "greedy dispatch"),
-        ({"training": {}, "fwd_len": 2.0}, "fwd_len has no effect with a model"),
         ({"costs": {}, "sync_freq": 2}, "sync_freq has no effect with costs"),
         ({"schedule": "x.csv", "n": 4}, "n has no effect with a schedule from a file"),
         ({"sync_freq": 9}, "more than the 8"),
@@ -485,7 +439,6 @@ def test_what_has_an_effect_is_not_refused() -> None:
         draws = ran(**jitter, draws=3).draws
         assert draws is not None and len(set(draws)) == 3
     assert ran(sync_freq=8).run.total_time > ran().run.total_time
-    assert ran(training={"data_parallel": 2}, sync_freq=2).run.total_time > ran(training={}).run.total_time
     plain, strict, same = ran(schedule="1f1b"), ran(schedule="1f1b", dispatch="strict"), {"grad_prop_len": None}
     assert plain.run.total_time == strict.run.total_time == ran(schedule="1f1b", **same).run.total_time
 
@@ -543,88 +496,3 @@ def test_a_table_of_a_sweep(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(DataError, match=message):
             read_csv(path)
-
-
-def test_the_costs_of_a_model_by_hand() -> None:
-    """Llama-3-8B: what a layer keeps of 4,096 tokens, and what a rank holds of its parameters."""
-    costs = TrainingCosts(Training(), 4)
-    h, ffn, kv = 4096, 14336, 1024
-    layer = (4 * h + (h + 2 * kv + h) + 3 * ffn) * 2 * 4096
-    assert costs.activation_bytes().tolist() == [8 * layer] * 4
-    again = TrainingCosts(Training(recompute=True), 4)
-    assert again.activation_bytes().tolist() == [8 * h * 2 * 4096] * 4
-    assert again.stages[1].input_grad == pytest.approx(costs.stages[1].input_grad + costs.stages[1].forward)
-    schedule = make("1f1b", Plan(4, 8))
-    each = 32 * (h * h * 2 + 2 * h * kv + 3 * h * ffn + 2 * h) / 4
-    assert costs.stages[1].parameters == each
-    assert costs.static_bytes(schedule)[1] == each * 18
-    shared = TrainingCosts(Training(data_parallel=4, shard_optimizer=True), 4)
-    assert shared.static_bytes(schedule)[1] == each * (2 + 4 + 12 / 4)
-    assert costs.step_flops(8) == pytest.approx(2 * costs.step_flops(4))
-    halves = TrainingCosts(Training(tensor_parallel=2), 4)
-    assert halves.activation_bytes()[0] == 8 * (4 * h + ((h + 2 * kv + h) + 3 * ffn) / 2) * 2 * 4096
-    synced = TrainingCosts(Training(data_parallel=2), 4).step_costs(schedule)
-    often = TrainingCosts(Training(data_parallel=2), 4).step_costs(schedule, 2)
-    assert np.array(often.sync) == pytest.approx(4 * np.array(synced.sync))
-    with pytest.raises(ConfigError, match="does not divide"):
-        costs.step_costs(schedule, 3)
-
-
-def test_links_inside_a_node_are_faster_than_the_slowest_between_two() -> None:
-    """Four ranks of four GPUs on nodes of eight: 0 and 1 share a node, 2 and 3 another."""
-    costs = TrainingCosts(Training(tensor_parallel=4), 4)
-    step = costs.step_costs(make("1f1b", Plan(4, 8)))
-    (latency, across), (_, inside) = costs._send_s(1, 2), costs._send_s(0, 1)
-    assert across > 2 * inside
-    assert (step.latency, step.send) == (latency, across)
-    assert step.link_speed == {pair: pytest.approx(across / inside) for pair in ("0-1", "1-0", "2-3", "3-2")}
-
-
-def test_a_single_rank_sends_nothing() -> None:
-    step = TrainingCosts(Training(), 1).step_costs(make("1f1b", Plan(1, 2)))
-    assert (step.latency, step.send, step.link_speed) == (0.0, 0.0, {})
-
-
-def test_a_step_fits_where_its_fullest_rank_does() -> None:
-    def figures(device_bytes: float) -> TrainingFigures:
-        return TrainingFigures(1.0, 1.0, 1.0, 0.5, np.array([1e9, 3e9, 2e9]), [], device_bytes)
-
-    assert figures(3e9).fits
-    figures(3e9).check()
-    assert not figures(2.9e9).fits
-    with pytest.raises(DoesNotFitError, match=r"rank 1 needs 3\.0 GB of the GPU's 2\.9 GB: 0\.1 GB too many"):
-        figures(2.9e9).check()
-    with pytest.raises(DoesNotFitError, match="over 3 times as many GPUs"):
-        figures(1.1e9).check()
-
-
-def test_a_model_is_cut_over_nodes_from_three_ranks_per_node_on() -> None:
-    """Eight ranks of two GPUs on nodes of eight: 3-4 and 4-3 cross the network, and 0-2 carries nothing."""
-    step = run_step(build(StepConfig, {"training": {"tensor_parallel": 2}, "stages": 8, "n": 16}))
-    assert step.training is not None
-    costs = TrainingCosts(Training(tensor_parallel=2), 8).step_costs(make("1f1b", Plan(8, 16)))
-    inside = {f"{a}-{b}" for a in range(8) for b in (a - 1, a + 1) if 0 <= b < 8} - {"3-4", "4-3"}
-    assert set(costs.link_speed) == inside
-
-
-def test_a_step_that_does_not_fit_is_refused() -> None:
-    given = {"training": {"model": "llama-3-70b", "device": "h100"}, "stages": 4, "n": 16}
-    with pytest.raises(DoesNotFitError, match=r"needs 416\.9 GB of the GPU's 85\.0 GB: 331\.8 GB too many"):
-        run_step(build(StepConfig, given))
-
-
-def test_figures_of_a_training_step_by_hand() -> None:
-    """Four ranks of two GPUs, three copies, eight micro-batches of two sequences."""
-    training = Training(tensor_parallel=2, data_parallel=3, micro_batch=2, sequence=1024)
-    done = run_step(build(StepConfig, {"training": training.model_dump(), "schedule": "gpipe", "n": 8}))
-    found, costs = done.training, TrainingCosts(training, 4)
-    assert found is not None
-    assert found.step_s == done.run.total_time
-    assert found.samples_per_s * found.step_s == pytest.approx(8 * 2 * 3)
-    assert found.tokens_per_s == pytest.approx(found.samples_per_s * 1024)
-    assert found.mfu == pytest.approx(costs.step_flops(8) / (found.step_s * 8 * costs.device.flops("bf16")))
-    schedule = make("gpipe", Plan(4, 8))
-    held = costs.static_bytes(schedule) + 8 * costs.activation_bytes()
-    assert found.peak_bytes == pytest.approx(held), "GPipe holds all eight"
-    assert [curve.peak for curve in done.memory] == pytest.approx(held / 1e9)
-    assert done.memory_unit == "GB"

@@ -12,7 +12,6 @@ import pytest
 
 import gnomon
 from conftest import CommandLine
-from gnomon.api.pipeline import search_schedules
 
 pytest.importorskip("matplotlib")
 
@@ -60,19 +59,6 @@ def test_run_draws_any_schedule(cli: CommandLine, tmp_path: Path, schedule: str)
     assert (tmp_path / "step.html").stat().st_size > 1_000_000
 
 
-def test_a_model_is_answered_with_the_command_that_times_it(cli: CommandLine) -> None:
-    words = "--model llama-3-8b --device h100 --tensor-parallel 2 --data-parallel 3 --micro-batch 2 --stages 8 -n 16"
-    output = " ".join(cli("pipeline", "run", *words.split(), "--recompute", code=2).output.split())
-    expected = (
-        "gnomon train step --model llama-3-8b --gpu h100 --gpus 48 --batch 96 --sequence 4096 --tp 2 --pp 8"
-        " --micro-batch 2 --sharding none --recompute full"
-    )
-    assert expected in output
-    assert cli(*expected.split()[1:]).output.startswith("step ")
-    planned = " ".join(cli("pipeline", "search", *words.split(), code=2).output.split())
-    assert "gnomon train plan --model llama-3-8b --gpu h100 --gpus 48 --batch 96 --sequence 4096" in planned
-
-
 def test_run_reads_costs_and_schedules_from_files(cli: CommandLine, tmp_path: Path) -> None:
     costs = tmp_path / "costs.yaml"
     costs.write_text("forward: [1, 1, 2, 1]\ninput_grad: 1\nweight_grad: 1\nsend: 0.1\nstragglers: {0: 1.5}\n")
@@ -104,7 +90,6 @@ def test_the_example_files_run(cli: CommandLine) -> None:
         (["--schedule", "1f1b", "--dispatch", "greedy"], "order of its own"),
         (["--straggler", "1=2"], "needs a schedule"),
         (["--model", "llama-3-8b"], "gnomon train step --model llama-3-8b"),
-        (["--tp", "2"], "no effect without --model"),
         (["--schedule", "examples/pipeline/overlap.csv", "-n", "9"], "no effect with a schedule from a file"),
         (["--schedule", "zb-h2", "--memory-limit", "5"], "more than the limit of 5"),
         (["--schedule", "zb-v", "--memory-limit", "3"], "zb-v needs 4 activations"),
@@ -181,16 +166,6 @@ def test_schedules_and_convert(cli: CommandLine, tmp_path: Path) -> None:
     assert not (tmp_path / "out.csv").exists()
 
 
-def test_search(cli: CommandLine, tmp_path: Path) -> None:
-    words = ["--stages", "4", "-n", "16", "--prop-len", "0.1", "--sync-base-len", "0", "--memory-limit", "3"]
-    output = cli("pipeline", "search", *words, "--json").output
-    found = json.loads(output[output.index("{\n") :])
-    best = next(row for row in found["schedules"] if row["schedule"] == found["best"])
-    assert best["memory (micro-batches)"] <= 3
-    assert "Best within 3 micro-batches" in cli("pipeline", "search", *words, "--out", str(tmp_path / "f.html")).output
-    assert (tmp_path / "f.html").stat().st_size > 1_000_000
-
-
 def test_verify_accepts_the_reference(cli: CommandLine, reference: Path) -> None:
     files = sorted(str(path) for path in (reference / "pipeline").iterdir())
     output = cli("verify", "pipeline", *files).output
@@ -262,5 +237,3 @@ def test_a_step_is_a_file_too(tmp_path: Path) -> None:
     slow = gnomon.pipeline(path)
     assert slow.step.schedule is not None and slow.step.schedule.num_microbatches == 8
     assert slow.run.total_time > gnomon.pipeline(path, stragglers={}).run.total_time
-    found = search_schedules(stages=4, n=8, memory_limit=3)
-    assert found.summary is not None and found.summary.memory <= 3

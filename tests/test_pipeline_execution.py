@@ -10,17 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gnomon.core.errors import ConfigError, DoesNotFitError
+from gnomon.core.errors import ConfigError
 from gnomon.pipeline.costs import StepCosts
 from gnomon.pipeline.execution import execute, monte_carlo
 from gnomon.pipeline.explain import critical_path, faster_links, idle_time, total
 from gnomon.pipeline.memory import activations
 from gnomon.pipeline.run import Run
-from gnomon.pipeline.schedule_search import search
-from gnomon.pipeline.step import training_figures, training_plan
 from gnomon.pipeline.study import Study, simulate, step_costs
-from gnomon.pipeline.training import Training, TrainingCosts
-from gnomon.pipeline.zoo import SCHEDULES, Plan, make
+from gnomon.pipeline.zoo import Plan, make
 
 CONTENDED = StepCosts(send=0.4, latency=0.05, sync=0.7, sync_freq=2, bwd_impact=0.3)
 RUNS = st.builds(
@@ -147,118 +144,3 @@ def test_bad_costs(given: dict[str, Any], message: str) -> None:
 
     with pytest.raises(ConfigError, match=message):
         execute(make("1f1b", Plan(2, 2)), build(StepCosts, given))
-
-
-# A real model on a real GPU.
-
-LLAMA = Training(model="llama-3-8b", device="h100", tensor_parallel=8)
-
-
-def test_costs_of_a_model_follow_its_flops() -> None:
-    costs = TrainingCosts(LLAMA, 4)
-    tokens = 4096
-    parameters = costs.model.num_parameters - costs.model.num_embedding_parameters
-    attention = 2 * 2 * 0.5 * tokens**2 * costs.model.hidden_size * costs.model.num_layers
-    assert costs.step_flops(1) == pytest.approx(3 * (2 * parameters * tokens + attention), rel=0.01)
-    for stage in costs.stages:
-        assert stage.input_grad > stage.weight_grad > 0
-        assert 1.0 < (stage.input_grad + stage.weight_grad) / stage.forward < 3.0
-
-
-def test_activations_are_those_of_the_paper() -> None:
-    """A GELU MLP of 4h: sbh(8 + 24/t) bytes per layer, arXiv 2205.05198 without dropout."""
-    from gnomon import catalog
-
-    training = Training(model="phi-2", device="h100", sequence=2048, tensor_parallel=2)
-    costs = TrainingCosts(training, 4)
-    model = catalog.model("phi-2")
-    assert not model.is_gated
-    assert model.ffn_size == 4 * model.hidden_size
-    # Phi's attention and MLP share one norm: two tensors of h fewer.
-    expected = 2048 * model.hidden_size * (4 + 24 / 2)
-    assert costs.stages[1].activation_bytes / 8 == pytest.approx(expected)
-
-
-def test_figures_of_a_training_step() -> None:
-    schedule = make("1f1b", Plan(4, 16))
-    costs = TrainingCosts(LLAMA, schedule.num_stages)
-    run = execute(schedule, costs.step_costs(schedule))
-    figures = training_figures(costs, schedule, run)
-    assert figures.samples_per_s == pytest.approx(16 / run.total_time)
-    assert 0.1 < figures.mfu < 0.9
-    assert figures.mfu < costs.step_flops(1) * 4 / (8 * 4 * costs.device.flops("bf16") * sum(
-        s.forward + s.input_grad + s.weight_grad for s in costs.stages)) * 1.01  # fmt: skip
-    parameters = sum(stage.parameters for stage in costs.stages) * 8
-    assert parameters == pytest.approx(costs.model.num_parameters, rel=0.02)
-    assert figures.fits
-    # The first rank holds the most micro-batches.
-    assert figures.memory[0].peak == max(curve.peak for curve in figures.memory)
-
-
-def test_recomputation_trades_time_for_memory() -> None:
-    plain, again = TrainingCosts(LLAMA, 4), TrainingCosts(LLAMA.model_copy(update={"recompute": True}), 4)
-    assert again.stages[0].activation_bytes < 0.2 * plain.stages[0].activation_bytes
-    assert again.stages[0].input_grad == pytest.approx(plain.stages[0].input_grad + plain.stages[0].forward)
-
-
-def test_data_parallel_pipelines_synchronise() -> None:
-    schedule = make("1f1b", Plan(4, 8))
-    alone = TrainingCosts(LLAMA, 4).step_costs(schedule)
-    many = TrainingCosts(LLAMA.model_copy(update={"data_parallel": 4}), 4).step_costs(schedule)
-    assert alone.sync == (0.0,) * 4
-    assert min(np.atleast_1d(many.sync)) > 0
-    assert execute(schedule, many).total_time > execute(schedule, alone).total_time
-
-
-def test_a_model_that_is_too_large_is_refused() -> None:
-    schedule = make("1f1b", Plan(2, 4))
-    costs = TrainingCosts(Training(model="llama-3-70b", device="h100"), 2)
-    figures = training_figures(costs, schedule, execute(schedule, costs.step_costs(schedule)))
-    assert not figures.fits
-    with pytest.raises(DoesNotFitError, match="rank 0 needs"):
-        figures.check()
-
-
-def test_links_inside_a_node_are_faster_than_between_nodes() -> None:
-    schedule = make("1f1b", Plan(4, 4))
-    costs = TrainingCosts(Training(device="h100", tensor_parallel=4), 4).step_costs(schedule)
-    assert costs.speed_of(0, 1) > 1.0
-    assert costs.speed_of(1, 2) == 1.0
-
-
-# Search.
-
-
-def test_search_finds_the_best_within_the_limit() -> None:
-    costs = StepCosts(forward=1.0, input_grad=1.0, weight_grad=1.0)
-
-    def costs_of(schedule: Any) -> StepCosts:
-        pieces = schedule.num_stages / schedule.num_ranks
-        return costs.model_copy(update=dict.fromkeys(("forward", "input_grad", "weight_grad"), 1.0 / pieces))
-
-    roomy, tight = (search(Plan(4, 16), costs_of, limit=limit) for limit in (8.0, 3.0))
-    assert roomy.best is not None
-    assert roomy.best.name in ("zb-v", "zb-h2", "zb-auto 8")
-    assert tight.best is not None
-    assert tight.best.memory <= 3.0
-    assert tight.best.total_time >= roomy.best.total_time
-    front = [one for one in roomy.candidates if one.is_on_front]
-    assert [one.memory for one in front] == sorted((one.memory for one in front), reverse=True)
-    for one in roomy.candidates:
-        beaten = any(a.total_time <= one.total_time and a.memory < one.memory - 1e-9 for a in roomy.candidates)
-        assert not (one.is_on_front and beaten)
-    assert search(Plan(4, 16), costs_of, limit=0.5).best is None
-
-
-def test_search_says_what_it_leaves_out() -> None:
-    found = search(Plan(4, 6), lambda schedule: StepCosts())
-    assert "dualpipe" in found.skipped
-    assert "interleaved v=2" in found.skipped
-
-
-def test_schedules_are_made_to_a_model_s_measure() -> None:
-    plan = training_plan(LLAMA, Plan(4, 16))
-    assert plan.forward < 1.0
-    assert plan.hop > 0.0
-    for name in SCHEDULES:
-        make(name, plan)

@@ -120,11 +120,6 @@ def _workload(found: dict[str, Any]) -> Iterator[str]:
         yield from (cell(value) for value in row.values())
 
 
-def _schedules(found: dict[str, Any]) -> Iterator[str]:
-    for row in found["schedules"]:
-        yield from (row["schedule"], cell(row["total_time"]))
-
-
 def _cells(*names: str) -> Callable[[Any], Iterator[str]]:
     """These values of every row, as a table shows them."""
 
@@ -161,7 +156,6 @@ COMMANDS: dict[str, Callable[[Any], Iterator[str]]] = {
     "time --gpu h100 --tp 2 --source roofline --source auto": _time,
     SEARCH: _search,
     "pipeline run --schedule zb-h1": _pipeline,
-    "pipeline search --stages 4 -n 8": _schedules,
     "posttrain run examples/posttrain/small.yaml --num-steps 1": _posttrain,
     "posttrain compare examples/posttrain/small.yaml --num-steps 1 --no-oracle": _policies,
     "route compare chat --routers round_robin,least_outstanding --num-seeds 2 --num-requests 60 --jobs 1": _routers,

@@ -10,8 +10,6 @@ import pytest
 from gnomon import catalog
 from gnomon.catalog import Parallelism
 from gnomon.core.errors import ConfigError
-from gnomon.pipeline import Plan, make
-from gnomon.pipeline.training import Training, TrainingCosts
 from gnomon.posttrain.config import ActorConfig, Posttrain
 from gnomon.posttrain.costs import LENGTHS, Costs
 from gnomon.timing import HostConfig, TimingConfig
@@ -64,14 +62,6 @@ def test_sequences_attend_to_themselves_only() -> None:
     assert two.forward[0] < double.forward[0]
 
 
-def test_pipelines_and_post_training_time_the_same_pass() -> None:
-    training = Training(model="qwen2.5-7b", device="h100", tensor_parallel=2, sequence=int(TOKENS))
-    stage = TrainingCosts(training, 1).stages[0]
-    costs = Costs(Posttrain(model="qwen2.5-7b", device="h100", actor=ActorConfig(tensor_parallel=2)))
-    whole = stage.forward + stage.input_grad + stage.weight_grad
-    assert costs.train_s(np.array([int(TOKENS)]))[0] == pytest.approx(whole)
-
-
 def test_stages_hand_over_in_both_directions() -> None:
     timer = timer_of("qwen2.5-7b", pipeline_parallel=2)
     first, last = (stage_passes(timer, stage, np.array([TOKENS])) for stage in (0, 1))
@@ -88,30 +78,6 @@ def test_training_is_in_bf16_whatever_the_checkpoint_is() -> None:
     assert timer_of(config=TimingConfig(dtype="fp8")).context.dtype == "fp8"
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"host": HostConfig(per_iteration_s=0.01)}, {"graph_sizes": "vllm"}, {"graph_attention": True},
-        {"overlap_tokens": 64}, {"separate_attention": True}, {"expert_exchange": "all_gather"}, {"kv_dtype": "fp8"},
-    ],
-)  # fmt: skip
-def test_what_only_engines_have_is_refused(given: dict[str, object]) -> None:
-    training = Training(device="h100", timing=TimingConfig(**given))
-    with pytest.raises(ConfigError, match=f"timing.{next(iter(given))}.*no serving engine"):
-        TrainingCosts(training, 4)
-
-
-def test_a_lower_clock_slows_what_computes() -> None:
-    full, slow = (TrainingCosts(Training(device="h100", timing=TimingConfig(clock=clock)), 4) for clock in (1.0, 0.5))
-    for a, b in zip(full.stages, slow.stages, strict=True):
-        assert 1.5 * a.forward < b.forward < 2.0 * a.forward
-        assert 1.5 * a.weight_grad < b.weight_grad < 2.1 * a.weight_grad
-    cut = {"tensor_parallel": 8}
-    norms = [one for one in timer_of(**cut).operators(0) if one.name == "attn_norm"]
-    at_half = timer_of(config=TimingConfig(clock=0.5), **cut)
-    assert at_half.seconds(norms[0], np.array([64.0])) == timer_of(**cut).seconds(norms[0], np.array([64.0]))
-
-
 def test_slow_experts_take_longer_beyond_256_tokens_only() -> None:
     plain, slow = (timer_of("mixtral-8x7b", TimingConfig(expert_speed=speed)) for speed in (1.0, 0.5))
     tokens = np.array([1.0, 64.0, 256.0, 4096.0])
@@ -124,23 +90,6 @@ def test_slow_experts_take_longer_beyond_256_tokens_only() -> None:
     experts = next(o for o in plain.operators(0) if o.name == "experts")
     one, many = plain.seconds(experts, tokens[:1]), slow.seconds(experts, tokens[3:])
     assert both.seconds(experts, tokens[3:]) == pytest.approx(one + 2 * (many - one))
-
-
-def test_gradients_are_reduced_in_float32_by_both() -> None:
-    schedule = make("1f1b", Plan(1, 4))
-    training = Training(model="qwen2.5-7b", device="h100", data_parallel=4)
-    pipeline = TrainingCosts(training, 1)
-    link = pipeline.node.link
-    per_rank = 7_615_616_512 * 4.0
-    expected = link.latency_s + 2 * link.step_s + 2 * 3 / 4 * per_rank / link.bandwidth_bytes_s
-    sync = pipeline.step_costs(schedule).sync
-    assert np.atleast_1d(sync)[0] * 4 == pytest.approx(expected)  # Spread over four micro-batches.
-    costs = Costs(Posttrain(model="qwen2.5-7b", device="h100"))
-    tokens = np.full((4, 1), 1000)
-    slowest = costs.train_s(np.array([1000]))[0]
-    assert costs.train_at_once(tokens, 4)[0] == pytest.approx(slowest + expected)
-    static = pipeline.static_bytes(schedule)[0]
-    assert static == pytest.approx((2 + 4 + 12) * 7_615_616_512)
 
 
 def test_the_cluster_says_how_many_gpus_a_node_has() -> None:
@@ -159,3 +108,35 @@ def test_a_pass_multiplies_every_active_weight_once_per_token(name: str) -> None
     model = timer.context.model
     weights = model.num_active_parameters - (0 if model.tied_embeddings else model.num_embedding_parameters)
     assert stage_passes(timer, 0, np.array([tokens])).flops[0] == pytest.approx(2 * weights * tokens, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"host": HostConfig(per_iteration_s=0.01)}, {"graph_sizes": "vllm"}, {"graph_attention": True},
+        {"overlap_tokens": 64}, {"separate_attention": True}, {"expert_exchange": "all_gather"}, {"kv_dtype": "fp8"},
+    ],
+)  # fmt: skip
+def test_what_only_engines_have_is_refused(given: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=f"timing.{next(iter(given))}.*no serving engine"):
+        timer_of(config=TimingConfig(**given))
+
+
+def test_a_lower_clock_slows_what_computes() -> None:
+    full, slow = (
+        stage_passes(timer_of(config=TimingConfig(clock=clock)), 0, np.array([4096.0])) for clock in (1.0, 0.5)
+    )
+    assert 1.5 * full.forward[0] < slow.forward[0] < 2.0 * full.forward[0]
+    assert 1.5 * full.weight_grad[0] < slow.weight_grad[0] < 2.1 * full.weight_grad[0]
+    cut = {"tensor_parallel": 8}
+    norms = [one for one in timer_of(**cut).operators(0) if one.name == "attn_norm"]
+    at_half = timer_of(config=TimingConfig(clock=0.5), **cut)
+    assert at_half.seconds(norms[0], np.array([64.0])) == timer_of(**cut).seconds(norms[0], np.array([64.0]))
+
+
+def test_gradients_are_reduced_in_float32() -> None:
+    link = catalog.default_node(catalog.device("h100")).link
+    expected = link.latency_s + 2 * link.step_s + 2 * 3 / 4 * 7_615_616_512 * 4.0 / link.bandwidth_bytes_s
+    costs = Costs(Posttrain(model="qwen2.5-7b", device="h100"))
+    slowest = costs.train_s(np.array([1000]))[0]
+    assert costs.train_at_once(np.full((4, 1), 1000), 4)[0] == pytest.approx(slowest + expected)

@@ -15,7 +15,7 @@ from gnomon.training.constants import constants
 from gnomon.training.exchange import Exchange
 from gnomon.training.layers import stages_of
 from gnomon.training.memory import in_flight
-from gnomon.training.pipelines import span
+from gnomon.training.pipelines import StageSeconds, span
 from gnomon.training.state import stage_parameters, state_bytes
 
 H200: dict[str, Any] = {"device": "h200", "gpus": 1, "framework": "transformers", "sharding": "none"}
@@ -161,12 +161,16 @@ def test_state_by_sharding_and_precision() -> None:
 
 def test_many_micro_batches_take_what_a_few_more_of_them_show() -> None:
     """1F1B of equal stages: m + p - 1 passes forward and backward, exactly."""
-    seconds = np.array([[1.0] * 4, [1.0] * 4, [1.0] * 4])
+
+    def total(count: int, chunks: int = 1) -> float:
+        one, none = np.full(4 * chunks, 1.0 / chunks), np.zeros(4 * chunks)
+        seconds = StageSeconds(one, one, one, 0.0, 0.0, none, none, none, none)
+        given = config(gpus=4, pipeline_parallel=4, virtual_stages=chunks, batch=count, sequence=128)
+        return span(given, seconds)[0]
+
     for count in (8, 16, 64, 200):
-        total, _ = span("1f1b", 4, 1, count, seconds, 0.0, 0.0)
-        assert total == pytest.approx(3.0 * (count + 3), rel=1e-6)
-    total, _ = span("interleaved", 4, 2, 64, np.full((3, 8), 0.5), 0.0, 0.0)
-    assert total == pytest.approx(64 * 3.0 + 3 * 1.5, rel=1e-6)
+        assert total(count) == pytest.approx(3.0 * (count + 3), rel=1e-6)
+    assert total(64, chunks=2) == pytest.approx(64 * 3.0 + 3 * 1.5, rel=1e-6)
 
 
 def test_releases_and_devices_that_nobody_named() -> None:

@@ -53,7 +53,7 @@ def click_cell(tab: Tab, fwd: str, grad: str) -> None:
 
 
 def test_the_step_is_the_one_that_python_runs(tab: Tab) -> None:
-    tab.open("/pipeline?stages=3&n=5")
+    tab.open("/pipeline?tab=schedules&stages=3&n=5")
     costs = step_costs(Study(stages=3, n=5))
     expected = execute(make("1f1b", Plan(3, 5)), costs).total_time
     assert make_span(tab) == pytest.approx(expected, rel=1e-5)
@@ -62,18 +62,18 @@ def test_the_step_is_the_one_that_python_runs(tab: Tab) -> None:
 
 
 def test_the_training_page_answers_as_python_does(tab: Tab) -> None:
-    tab.open("/train?model=llama-3-8b&gpus=8&batch=16&tensor_parallel=2&pipeline_parallel=1&micro_batch=1")
+    tab.open("/pipeline?model=llama-3-8b&gpus=8&batch=16&tensor_parallel=2&pipeline_parallel=1&micro_batch=1")
     asked = {"model": "llama-3-8b", "gpus": 8, "batch": 16, "sequence": 8192, "tensor_parallel": 2}
     step = gnomon.train(asked).step
-    assert tab.page.inner_text("#train-cards .card b") == f"{step.step_s:.4g} s"
-    assert tab.page.locator("#train-memory .split i").count() == len(step.memory.parts) + 2  # Allocator, free.
-    assert "--tensor-parallel 2" in tab.page.inner_text("#train-command")
-    tab.open("/train?gpus=8&batch=16&tensor_parallel=1&pipeline_parallel=1")
-    assert "GB more than the" in tab.page.inner_text("#train-notes .error")
+    assert tab.page.inner_text("#pipeline-cards .card b") == f"{step.step_s:.4g} s"
+    assert tab.page.locator("#pipeline-memory .split i").count() == len(step.memory.parts) + 2  # Allocator, free.
+    assert "--tensor-parallel 2" in tab.page.inner_text("#pipeline-command")
+    tab.open("/pipeline?gpus=8&batch=16&tensor_parallel=1&pipeline_parallel=1")
+    assert "GB more than the" in tab.page.inner_text("#pipeline-notes .error")
 
 
 def test_sliders_and_schedules_change_the_gantt(tab: Tab) -> None:
-    tab.open("/pipeline?sync=0&prop=0")
+    tab.open("/pipeline?tab=schedules&sync=0&prop=0")
     before = make_span(tab)
     assert before == pytest.approx(execute(make("1f1b", Plan(4, 8)), StepCosts()).total_time)
     tab.page.focus("#pipeline-n-slider")
@@ -87,7 +87,7 @@ def test_sliders_and_schedules_change_the_gantt(tab: Tab) -> None:
 
 
 def test_a_click_in_the_heat_map_shows_that_run(tab: Tab) -> None:
-    tab.open("/pipeline?schedule=study&grid=0.25")
+    tab.open("/pipeline?tab=schedules&schedule=study&grid=0.25")
     assert make_span(tab) == pytest.approx(simulate(Study()).total_time, rel=1e-5)
     click_cell(tab, "a", "0.25")
     chosen = simulate(Study(fwd_prop="a", grad_prop=0.25, grad_sync=0.75)).total_time
@@ -101,7 +101,7 @@ def test_a_click_in_the_heat_map_shows_that_run(tab: Tab) -> None:
 
 
 def test_mistakes_are_said_beside_their_control(tab: Tab) -> None:
-    tab.open("/pipeline?schedule=interleaved&n=6")
+    tab.open("/pipeline?tab=schedules&schedule=interleaved&n=6")
     assert "multiples of the 4 ranks" in tab.text("pipeline-n-error")
     tab.type("pipeline-n", "8")
     assert tab.text("pipeline-n-error") == ""
@@ -116,11 +116,12 @@ def test_mistakes_are_said_beside_their_control(tab: Tab) -> None:
 
 
 def test_controls_without_effect_are_out_of_sight(tab: Tab) -> None:
-    tab.open("/pipeline?costs=model&n=4")
+    tab.open("/pipeline")
     assert not tab.page.is_visible("#pipeline-fwd")
     assert tab.page.is_visible("#pipeline-sequence")
-    assert "tokens/s" in tab.text("pipeline-cards")
-    tab.choose("pipeline-schedule", "1f1b, greedy")
+    assert "tokens/s/GPU" in tab.text("pipeline-cards")
+    assert {one["name"] for one in tab.traces("pipeline-over_time")} >= {"weights", "optimizer", "activations"}
+    tab.choose("pipeline-tab", "schedules and priorities")
     assert tab.page.is_visible("#pipeline-fwd")
     assert not tab.page.is_visible("#pipeline-sequence")
 
@@ -300,7 +301,7 @@ def test_nothing_overflows_and_nothing_jumps(tab: Tab, width: int) -> None:
 
 
 def test_the_keyboard_is_enough(tab: Tab) -> None:
-    tab.open("/pipeline?n=4")
+    tab.open("/pipeline?tab=schedules&n=4")
     tab.page.focus("#pipeline-schedule-select")
     tab.page.keyboard.press("Tab")
     assert tab.page.evaluate("document.activeElement.id") == "pipeline-stages-slider"

@@ -61,7 +61,7 @@ def test_the_link_of_the_page_itself_opens_it_afresh(tab: Tab) -> None:
 
 
 def test_back_goes_to_the_state_before(tab: Tab) -> None:
-    tab.open("/pipeline")
+    tab.open("/pipeline?tab=schedules")
     tab.page.evaluate("window.kept = document.getElementById('pipeline-gantt')")
     tab.type("pipeline-fwd", "3")
     tab.page.wait_for_timeout(1100)
@@ -101,7 +101,7 @@ DRAG = """async () => {
 def test_a_drag_is_one_state(tab: Tab) -> None:
     for _ in range(5):
         tab.open("/runs")
-        tab.open("/pipeline")
+        tab.open("/pipeline?tab=schedules")
         pause_ms = tab.page.evaluate(DRAG)
         tab.idle()
         if pause_ms < 900:  # A busy machine may take longer than a second, which ends a gesture.
@@ -115,7 +115,7 @@ def test_a_drag_is_one_state(tab: Tab) -> None:
 
 
 def test_a_mistake_does_not_move_the_form(tab: Tab) -> None:
-    tab.open("/pipeline")
+    tab.open("/pipeline?tab=schedules")
     tops = "[...document.querySelectorAll('.control')].map((one) => one.getBoundingClientRect().top)"
     before = tab.page.evaluate(tops)
     tab.type("pipeline-fwd", "three")
@@ -144,7 +144,7 @@ def test_the_panel_scrolls_with_the_page_and_is_a_sheet_on_a_phone(tab: Tab) -> 
     high, seen = tab.page.evaluate(inner)
     assert high == seen, "the panel scrolls on its own"
     tab.page.set_viewport_size({"width": 390, "height": 844})
-    tab.open("/pipeline")
+    tab.open("/pipeline?tab=schedules")
     assert not tab.page.is_visible("#pipeline-fwd")
     tab.page.click(".panel > summary")
     assert tab.page.is_visible("#pipeline-stages-slider")

@@ -1,4 +1,4 @@
-"""Training pipelines: one step, schedules against each other, and sweeps of priorities."""
+"""Training pipelines: one step of a schedule, and sweeps of priorities."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from gnomon.pipeline.costs import StepCosts
     from gnomon.pipeline.explain import WhatIf
     from gnomon.pipeline.run import Run
-    from gnomon.pipeline.schedule_search import Candidate, Found
     from gnomon.pipeline.step import StepRecord
     from gnomon.pipeline.step_config import StepConfig
     from gnomon.pipeline.sweep_config import SweepConfig
@@ -37,7 +36,8 @@ def pipeline(given: StepConfig | Mapping[str, Any] | str | Path | None = None, *
     """Run one training step: a YAML file, a mapping, a `StepConfig`, or the default study, with overrides on top.
 
     gnomon.pipeline(schedule="zb-v", stages=8, n=32, prop_len=0.1).summary["bubble"]
-    gnomon.pipeline(training={"model": "llama-3-8b", "tensor_parallel": 8}, n=32).summary["training"]["mfu"]
+
+    A model on GPUs is `gnomon.train`.
     """
     from gnomon.pipeline.step import run_step
     from gnomon.pipeline.step_config import StepConfig
@@ -62,9 +62,9 @@ class PipelineStep(Result):
     @property
     def cards(self) -> dict[str, str]:
         """The figures that stand above a picture of it."""
-        from gnomon.report.pipeline.html import cards
+        from gnomon.report.pipeline.figures import step_cards
 
-        return cards(self.step)
+        return step_cards(self.run)
 
     @cached_property
     def what_if(self) -> list[WhatIf]:
@@ -116,7 +116,7 @@ class PipelineStep(Result):
         """The Gantt chart with memory and links below; `view`, `show_throttling`, `show_completion_time` change it."""
         from gnomon.report.pipeline.figures import step_figure
 
-        return step_figure(self.run, memory=self.step.memory, memory_unit=self.step.memory_unit, **look)
+        return step_figure(self.run, memory=self.step.memory, **look)
 
     def priorities_drawn(self, grid: float = 0.1, chosen: tuple[str, str] | None = None) -> Drawing:
         """The total time of the same step under every priority of its transfers, as a heat map."""
@@ -153,66 +153,6 @@ class PipelineStep(Result):
             write_frame(temporary / "step.csv", self.frames["tasks"])
             write_text(temporary / "step.json", json.dumps(self.to_dict(), indent=1))
         return Path(folder)
-
-
-def search_schedules(
-    given: StepConfig | Mapping[str, Any] | str | Path | None = None, **overrides: Any
-) -> ScheduleSearch:
-    """Execute every built-in schedule, and name the fastest whose memory stays within `memory_limit`."""
-    from gnomon.pipeline.step import search_schedules as search
-    from gnomon.pipeline.step_config import StepConfig
-
-    config = read(StepConfig, given, overrides)
-    return ScheduleSearch(search(config), "GB" if config.training else "micro-batches")
-
-
-@dataclass(frozen=True, eq=False)
-class ScheduleSearch(Result):
-    """Schedules by time and memory."""
-
-    found: Found = field(repr=False)
-    unit: str
-    """Of memory."""
-
-    @property
-    def summary(self) -> Candidate | None:
-        """The best within the limit."""
-        return self.found.best
-
-    def to_dict(self) -> dict[str, Any]:
-        """The best, the limit, every schedule, and those left out."""
-        from gnomon.report.pipeline.text import schedule_rows
-
-        best, rows = self.found.best, schedule_rows(self.found, self.unit)
-        named = best.name if best else None
-        return {"best": named, "limit": self.found.limit, "schedules": rows, "skipped": self.found.skipped}
-
-    def text(self) -> list[Block]:
-        """Schedules by time."""
-        from gnomon.report.pipeline.text import schedule_blocks
-
-        return schedule_blocks(self.found, self.unit)
-
-    def _frames(self) -> Mapping[str, Callable[[], pl.DataFrame]]:
-        import polars as pl
-
-        return {"schedules": lambda: pl.DataFrame(self.to_dict()["schedules"])}
-
-    def _drawings(self) -> Mapping[str, Callable[[], Drawing]]:
-        from gnomon.report.pipeline.front import front_figure
-
-        return {"front": partial(front_figure, self.found, self.unit)}
-
-    def save(self, folder: str | Path) -> Path:
-        """Write front.html and schedules.json."""
-        self.write_front(Path(folder) / "front.html")
-        return write_text(Path(folder) / "schedules.json", json.dumps(self.to_dict(), indent=1)).parent
-
-    def write_front(self, path: str | Path) -> Path:
-        """Draw time against memory into one HTML file."""
-        from gnomon.report.pipeline.front import write_front
-
-        return write_front(self.found, path, self.unit)
 
 
 def sweep(

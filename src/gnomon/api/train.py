@@ -96,9 +96,17 @@ class TrainResult(Result):
 
         return {name: lambda name=name: pl.DataFrame(self.summary[name]) for name in ("time", "memory")}  # type: ignore[misc]
 
+    def _drawings(self) -> Mapping[str, Callable[[], dict[str, Any]]]:
+        from gnomon.report.training import memory_figure
+
+        return {"memory": lambda: memory_figure(self.step)}
+
     def save(self, folder: str | Path) -> Path:
-        """Write config.yaml and step.json."""
+        """Write config.yaml, step.json and report.html."""
+        from gnomon.report.training import write_step
+
         save(self.step.config, Path(folder) / "config.yaml")
+        write_step(self.step, Path(folder) / "report.html")
         return write_text(Path(folder) / "step.json", json.dumps(self.to_dict(), indent=1)).parent
 
 

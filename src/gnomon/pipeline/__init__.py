@@ -15,12 +15,10 @@ from gnomon.pipeline.explain import critical_path, faster_links, idle_time
 from gnomon.pipeline.memory import activations
 from gnomon.pipeline.run import Run
 from gnomon.pipeline.schedule import Action, Schedule
-from gnomon.pipeline.schedule_search import search
-from gnomon.pipeline.step import load_schedule, training_figures
+from gnomon.pipeline.step import load_schedule
 from gnomon.pipeline.study import Study, simulate
 from gnomon.pipeline.sweep_config import SweepConfig
 from gnomon.pipeline.sweeps import sweep
-from gnomon.pipeline.training import Training, TrainingCosts
 from gnomon.pipeline.validation import validate
 from gnomon.pipeline.zoo import SCHEDULES, Plan, make
 
@@ -33,8 +31,6 @@ __all__ = [
     "StepCosts",
     "Study",
     "SweepConfig",
-    "Training",
-    "TrainingCosts",
     "activations",
     "critical_path",
     "execute",
@@ -43,9 +39,7 @@ __all__ = [
     "load_schedule",
     "make",
     "monte_carlo",
-    "search",
     "simulate",
     "sweep",
-    "training_figures",
     "validate",
 ]

@@ -40,6 +40,14 @@ class StepCosts(Config):
     """Synchronising the gradients of one micro-batch on a stage over an idle link; 0 for none."""
     sync_freq: int | None = None
     """Synchronise after every this many micro-batches; once, at the end, unless given."""
+    gather: PerStage = 0.0
+    """Gathering the weights of a stage over an idle link before its first forward; 0 for none."""
+    buckets: int = 1
+    """Pieces in which weights are gathered and gradients synchronised, beside the pass that they belong to."""
+    fully_sharded: bool = False
+    """Weights are gathered before every pass, at most one piece ahead, instead of before the first forward alone."""
+    own_links: bool = False
+    """Weights and gradients use links of their own, one piece after the other, and share none with activations."""
     fwd_impact: float = 0.0
     """Share of its rate that a forward loses while grad_sync has the whole link."""
     bwd_impact: float = 0.0
@@ -71,6 +79,7 @@ class StepCosts(Config):
             "jitter",
             "overlapped",
             "send_grad",
+            "gather",
         )
         for name in (name for name in lengths if getattr(self, name) is not None):
             values = np.atleast_1d(np.asarray(getattr(self, name), dtype=np.float64))
@@ -84,6 +93,8 @@ class StepCosts(Config):
             check_priority(name, getattr(self, name))
         if self.sync_freq is not None and self.sync_freq < 1:
             raise ConfigError(f"sync_freq must be at least 1 (given: {self.sync_freq}).")
+        if not 1 <= self.buckets <= 1000:
+            raise ConfigError(f"buckets must be from 1 to 1,000 (given: {self.buckets}).")
         for name in ("stragglers", "link_speed"):
             for key, factor in getattr(self, name).items():
                 if not 0.0 < factor < np.inf:

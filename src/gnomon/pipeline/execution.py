@@ -88,7 +88,7 @@ class _StepGraph:
     def __init__(self, schedule: Schedule, costs: StepCosts, wrap_for: int | None) -> None:
         self.schedule, self.costs, self.wrap_for = schedule, costs, wrap_for
         self.num_stages = schedule.num_stages
-        names = ("forward", "input_grad", "weight_grad", "send", "sync")
+        names = ("forward", "input_grad", "weight_grad", "send", "sync", "gather")
         self.times = {name: costs.per_stage(name, self.num_stages) for name in names}
         back = "send" if costs.send_grad is None else "send_grad"
         self.times["send_grad"] = costs.per_stage(back, self.num_stages)
@@ -102,25 +102,79 @@ class _StepGraph:
         self.builder = GraphBuilder()
         self.home: dict[tuple[str, int, int], tuple[int, int]] = {}
         """(rank, task) of every result."""
+        self.pieces: dict[tuple[int, int, int], list[int]] = {}
+        """Tasks of the pass that makes a weight gradient, by rank, stage and micro-batch."""
+        self.last_of: dict[int, int] = {}
+        """The last gathering or synchronisation of a rank that has links of their own."""
 
     def build(self) -> tuple[TaskGraph, list[Label]]:
         tasks: list[tuple[Action, int]] = []
         for rank, actions in enumerate(self.schedule.ranks):
-            mine = [(action, self._pass(rank, at, action)) for at, action in enumerate(actions) if action.computes]
-            for (_, before), (_, task) in pairwise(mine):
-                self.builder.after(task, before)
-            tasks += mine
+            ends = self._ends(rank)
+            mine = [
+                (action, self._pass(rank, at, action, ends)) for at, action in enumerate(actions) if action.computes
+            ]
+            for (_, before), (_, after) in pairwise(mine):
+                self.builder.after(after[0], before[-1])
+            self._gather(rank, mine)
+            tasks += [(action, pieces[0]) for action, pieces in mine]
         for action, task in tasks:
             for part in action.computes:
                 for need in upstream(part, self.num_stages):
                     self._wait(task, part, need)
         for rank in range(self.schedule.num_ranks):
-            for stage in self.schedule.stages_of(rank):
+            self.last_of.pop(rank, None)
+            stages = self.schedule.stages_of(rank)
+            for stage in stages[::-1] if self.costs.own_links else stages:  # By when their gradients are ready.
                 if self.times["sync"][stage] > 0.0:
                     self._synchronise(rank, stage)
         return self.builder.build(), self.builder.labels
 
-    def _pass(self, rank: int, at: int, action: Action) -> int:
+    def _ends(self, rank: int) -> set[tuple[str, int, int]]:
+        """Passes of a rank that are cut into pieces: those that wait for weights or whose gradients are sent."""
+        if self.costs.buckets == 1:
+            return set()
+        found: set[tuple[str, int, int]] = set()
+        for stage in self.schedule.stages_of(rank):
+            passes = [part for a in self.schedule.ranks[rank] for part in a.computes if part.stage == stage]
+            gathers = [one for one in passes if one.kind != "W" and self._is_gathered(one, passes)]
+            found |= {(one.kind, stage, one.microbatch) for one in gathers}
+            if self.times["sync"][stage] > 0.0:
+                done, groups = self._gradient_groups(rank, stage)
+                found |= {(kind, stage, done[group[-1]]) for group in groups for kind in "WB"}
+        return found
+
+    def _is_gathered(self, one: Action, passes: list[Action]) -> bool:
+        if self.times["gather"][one.stage] <= 0.0:
+            return False
+        return self.costs.fully_sharded or one == next(part for part in passes if part.kind == "F")
+
+    def _gather(self, rank: int, mine: list[tuple[Action, list[int]]]) -> None:
+        """Weights of a stage, piece by piece, each before the piece of the pass that computes with it."""
+        seen: set[int] = set()
+        before: list[int] = []
+        previous = None
+        for action, pieces in mine:
+            wants = action.kind != "W" and self.times["gather"][action.stage] > 0.0 and not action.parts
+            if wants and (self.costs.fully_sharded or action.stage not in seen):
+                seen.add(action.stage)
+                for at, piece in enumerate(pieces):
+                    label = Label("gather", action.microbatch, action.stage, share=1 / len(pieces))
+                    work = self.times["gather"][action.stage] / len(pieces)
+                    task = self._transfer(label, rank, -1, GRAD_SYNC, work, action.microbatch, self.costs.own_links)
+                    if previous is not None:
+                        self.builder.after(task, previous)
+                    ahead = 1 if at == 0 and action.kind == "F" else 2  # A forward's first piece is not fetched ahead.
+                    if self.costs.fully_sharded and len(before) >= ahead:
+                        self.builder.after(task, before[-ahead])
+                    self.builder.after(piece, task)
+                    previous = task
+                    before.append(piece)
+            else:
+                before += pieces
+
+    def _pass(self, rank: int, at: int, action: Action, ends: set[tuple[str, int, int]]) -> list[int]:
+        """The task of a pass, or the tasks of its pieces."""
         parts = [Label(KIND[part.kind], part.microbatch, part.stage) for part in action.computes]
         label = parts[0] if len(parts) == 1 else Label("overlap", *parts[0][1:3], other=parts[1])
         work = sum(self._seconds(part) for part in action.computes)
@@ -128,12 +182,17 @@ class _StepGraph:
             work = self.costs.per_stage("overlapped", self.num_stages)[action.stage]
         forward = all(part.kind == "F" for part in action.computes)
         impact = self.costs.fwd_impact if forward else self.costs.bwd_impact
-        task = self.builder.compute(label, rank, work * self.costs.stragglers.get(rank, 1.0), at, impact)
+        count = self.costs.buckets if (action.kind, action.stage, action.microbatch) in ends else 1
+        work *= self.costs.stragglers.get(rank, 1.0) / count
+        label = label._replace(share=1 / count)
+        tasks = [self.builder.compute(label, rank, work, at, impact) for _ in range(count)]
+        for before, after in pairwise(tasks):
+            self.builder.after(after, before)
         for part in action.computes:
-            self.home[provides(part)] = (rank, task)
-            if part.kind == "B":
-                self.home["W", part.stage, part.microbatch] = (rank, task)
-        return task
+            self.home[provides(part)] = (rank, tasks[-1])
+            if part.kind in "WB":
+                self.pieces[rank, part.stage, part.microbatch] = tasks
+        return tasks
 
     def _seconds(self, part: Action) -> float:
         if part.kind == "B":
@@ -168,8 +227,10 @@ class _StepGraph:
             last = latency
         self.builder.after(task, last)
 
-    def _transfer(self, label: Label, sender: int, receiver: int, kind: int, seconds: float, number: int) -> int:
-        if not self.costs.contention:
+    def _transfer(
+        self, label: Label, sender: int, receiver: int, kind: int, seconds: float, number: int, alone: bool = False
+    ) -> int:
+        if alone or not self.costs.contention:
             return self.builder.free(label, sender, seconds, kind, receiver)
         return self.builder.transfer(label, sender, receiver, kind, seconds, number * NUM_TYPES + kind)
 
@@ -182,14 +243,20 @@ class _StepGraph:
         done, groups = self._gradient_groups(rank, stage)
         previous = None
         for group in groups:
-            label = Label("grad_sync", done[group[-1]], stage)
-            work = self.times["sync"][stage] * len(group)
-            sync = self._transfer(label, rank, -1, GRAD_SYNC, work, done[group[-1]])
-            self.builder.after(sync, self.home["W", stage, done[group[-1]]][1])
+            pieces = self.pieces[rank, stage, done[group[-1]]]
             leftover = self.costs.sync_freq is not None and len(group) < self.costs.sync_freq
-            if previous is not None and not leftover:
-                self.builder.after(sync, previous)
-            previous = sync
+            for piece in pieces:
+                label = Label("grad_sync", done[group[-1]], stage, share=1 / len(pieces))
+                work = self.times["sync"][stage] * len(group) / len(pieces)
+                sync = self._transfer(label, rank, -1, GRAD_SYNC, work, done[group[-1]], self.costs.own_links)
+                self.builder.after(sync, piece)
+                if previous is not None and not leftover:
+                    self.builder.after(sync, previous)
+                if self.costs.own_links:
+                    if rank in self.last_of:
+                        self.builder.after(sync, self.last_of[rank])
+                    self.last_of[rank] = sync
+                previous = sync
 
     def _gradient_groups(self, rank: int, stage: int) -> tuple[list[int], list[range]]:
         """Micro-batches in the order their weight gradients are ready, and which of them sync together."""

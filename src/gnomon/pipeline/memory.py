@@ -38,7 +38,7 @@ def activations(run: Run, *, per_stage: Floats | None = None, weight_grad_memory
             for part in (label, label.other) if label.other else (label,):
                 size = 1.0 if per_stage is None else float(per_stage[part.stage])
                 at = start if part.kind in ("forward", "overlap") else end
-                changes.append((at, size * _change(part, weight_grad_memory)))
+                changes.append((at, label.share * size * _change(part, weight_grad_memory)))
         curves.append(_curve(changes))
     return curves
 

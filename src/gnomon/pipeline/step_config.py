@@ -1,4 +1,4 @@
-"""One training step as it is asked for: a schedule, and costs as lengths, per stage, or of a model on a GPU."""
+"""One training step as it is asked for: a schedule, and costs as lengths or per stage."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 from gnomon.core.errors import ConfigError
 from gnomon.pipeline.costs import MAX_LENGTH, StepCosts
 from gnomon.pipeline.study import Study, check_sync_freq
-from gnomon.pipeline.training import Training
 from gnomon.pipeline.zoo import SCHEDULES
 
 LENGTHS = ("fwd_len", "bwd_len", "prop_len", "grad_prop_len", "sync_base_len")
@@ -18,15 +17,13 @@ OF_A_SCHEDULE = (
 
 
 class StepConfig(Study):
-    """A training step. Without a schedule, costs and model it is the communication-priority study: 1F1B whose ranks
+    """A training step. Without a schedule and costs it is the communication-priority study: 1F1B whose ranks
     take whatever is ready. With a schedule the same lengths apply, in its strict order."""
 
     schedule: str | None = None
-    """A name of `gnomon pipeline schedules`, or a PyTorch CSV file; 1f1b for costs and models unless given."""
+    """A name of `gnomon pipeline schedules`, or a PyTorch CSV file; 1f1b for costs unless given."""
     costs: StepCosts | None = None
     """Costs per stage, instead of lengths."""
-    training: Training | None = None
-    """A model on a GPU, instead of lengths."""
     chunks: PositiveInt = 2
     """Stages per rank, for interleaved."""
     weight_grad_len: float | None = None
@@ -46,14 +43,14 @@ class StepConfig(Study):
     seed: NonNegativeInt = 0
     """Of the jitter."""
     memory_limit: float | None = None
-    """Activations a rank may hold, in micro-batches; in a search with a model, GB per GPU."""
+    """Activations a rank may hold, in micro-batches."""
     what_if: PositiveFloat | None = None
     """Also say what each link would bring if it were so many times as fast."""
 
     @property
     def is_study(self) -> bool:
         """Whether ranks take whatever is ready, instead of following a schedule."""
-        return self.schedule is None and self.costs is None and self.training is None
+        return self.schedule is None and self.costs is None
 
     def is_given(self, name: str) -> bool:
         """Whether a field was set, be it to its default."""
@@ -79,13 +76,11 @@ class StepConfig(Study):
             raise ConfigError(
                 "greedy dispatch is the study's: a schedule has an order of its own.", fix="Leave out the schedule."
             )
-        if self.training is not None:
-            self._refuse("a model", (*LENGTHS, "weight_grad_len", "costs"))
-        elif self.costs is not None:
+        if self.costs is not None:
             self._refuse("costs per stage", (*LENGTHS, "weight_grad_len", "sync_freq"))
         if self.is_from_file:
             self._refuse("a schedule from a file", ("n", "stages", "chunks"))
-        return self if self.training or self.costs else self._checked_lengths()
+        return self if self.costs else self._checked_lengths()
 
     @property
     def is_from_file(self) -> bool:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import html
+from pathlib import Path
 from typing import Any
 
 from gnomon.core.units import GB
 from gnomon.report import look
 from gnomon.report.blocks import Block, Line, Table, lines
-from gnomon.report.splits import Causes, SplitRow
+from gnomon.report.page import table, write_whole_page
+from gnomon.report.splits import Causes, SplitRow, split_table
+from gnomon.training.memory import memory_over_time
 from gnomon.training.step import TrainStep
 
 ABOUT = {
@@ -22,6 +26,7 @@ ABOUT = {
     "adapters": "low-rank adapters",
     "loss": "embedding, head and loss",
     "recomputation": "forward passes run again",
+    "offload": "activations to the host and back that nothing hides",
     "tensor": "tensor-parallel communication that nothing hides",
     "context": "context-parallel communication that nothing hides",
     "expert_exchange": "tokens to their experts and back",
@@ -29,6 +34,7 @@ ABOUT = {
     "bubble": "waiting for other pipeline stages",
     "data": "gradients and weights between copies that nothing hides",
     "optimizer": "optimizer and gradient norm",
+    "loading": "waiting for data",
 }
 
 
@@ -100,3 +106,67 @@ def memory_bars(step: TrainStep) -> tuple[Causes, list[SplitRow]]:
     causes["free"] = ("free", "#E6E9EE")
     words = f"{memory.reserved_bytes / GB:.1f} of {memory.device_bytes / GB:.1f} GB"
     return causes, [SplitRow(f"rank {memory.fullest}", sizes, whole, words, " GB")]
+
+
+def memory_figure(step: TrainStep) -> dict[str, Any]:
+    """Memory of the fullest pipeline rank over the step by part, the totals of the others, and the GPU's memory."""
+    assert step.run is not None
+    curves = memory_over_time(step.config, step.run)
+    fullest = curves[step.memory.fullest]
+    colours = dict(zip(fullest.parts, look.COLOURS, strict=False))
+    traces: list[dict[str, Any]] = [
+        {
+            "type": "scatter", "mode": "lines", "name": part, "stackgroup": "fullest", "x": _short(fullest.times),
+            "y": _short(sizes / GB), "line": {"width": 0, "color": colours[part]}, "fillcolor": colours[part],
+            "hovertemplate": f"{part}: %{{y:.1f}} GB<extra></extra>",
+        }
+        for part, sizes in fullest.parts.items() if sizes.max() > 0.0
+    ]  # fmt: skip
+    others = [(rank, curve) for rank, curve in enumerate(curves) if rank != step.memory.fullest]
+    for rank, curve in others:
+        traces.append(
+            {
+                "type": "scatter", "mode": "lines", "name": "other ranks", "showlegend": rank == others[0][0],
+                "x": _short(curve.times), "y": _short(curve.total / GB), "line": {"width": 1, "color": "#7A8594"},
+                "hovertemplate": f"rank {rank}: %{{y:.1f}} GB<extra></extra>",
+            }
+        )  # fmt: skip
+    limit = step.memory.device_bytes / GB
+    line = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": limit, "y1": limit,
+            "line": {"color": look.COLOURS[3], "dash": "dash", "width": 1.5}}  # fmt: skip
+    ran = 1 + max(label.microbatch for label in step.run.labels)
+    every = ran == step.config.num_microbatches
+    words = "seconds" if every else f"seconds of a step with {ran} of {step.config.num_microbatches} micro-batches"
+    layout = look.LOOK | {
+        "height": 360,
+        "margin": {"l": 64, "r": 16, "t": 44, "b": 48},
+        "xaxis": look.AXIS | {"title": {"text": words}},
+        "yaxis": look.AXIS | {"title": {"text": f"GB of a GPU of rank {step.memory.fullest}"}, "rangemode": "tozero"},
+        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
+        "shapes": [line],
+    }
+    return {"data": traces, "layout": layout}
+
+
+def _short(values: Any) -> list[float]:
+    """Numbers as a page needs them."""
+    return [float(f"{value:.5g}") for value in values]
+
+
+def write_step(step: TrainStep, path: str | Path) -> Path:
+    """The page of a step: figures, time by part, memory by part and over time."""
+    head, *_ = step_blocks(step)
+    assert isinstance(head, Line)
+    data = step_data(step)
+    rows = table([row | {"share": f"{100 * row['share']:.1f} %"} for row in data["time"]], ("part", ""), "Time by part")
+    rows += table(data["memory"], ("part",), f"Memory of a GPU of pipeline rank {step.memory.fullest} at its peak, GB")
+    bars = "".join(
+        f"<h3>{name}</h3>{split_table(*made, 'figure')}"
+        for name, made in (("Where the time goes", time_bars(step)), ("Memory of the fullest GPU", memory_bars(step)))
+    )
+    parts = {
+        "@TITLE@": html.escape(f"{step.config.shape.name} on {step.config.gpus:,} x {step.config.device}"),
+        "@LEDE@": html.escape(head.text),
+        "@PLOTS@": f"<section>{bars}<h3>Memory over the step</h3><div id=memory class=plot></div>{rows}</section>",
+    }
+    return write_whole_page(path, parts, {"memory": memory_figure(step)})

@@ -47,11 +47,28 @@ def plan_data(found: TrainPlan, job: Job | None, commands: dict[str, str]) -> di
         "fitting": found.num_fitting,
         "best": [layout_row(step) | {"step_s": step.step_s} for step in found.best],
         "front": [layout_row(step) | {"step_s": step.step_s} for step in found.front],
+        "schedules": schedule_rows(found),
         "limits": limits(found.winner),
         "commands": commands,
         "job": vars(job) if job else None,
         "notes": found.notes,
     }
+
+
+def schedule_rows(found: TrainPlan) -> list[dict[str, Any]]:
+    """The best layout under every schedule."""
+    return [
+        {
+            "schedule": step.config.schedule,
+            "VP": step.config.num_stages // step.config.pipeline_parallel,
+            "step s": f"{step.step_s:.4g}",
+            "tokens/s/GPU": f"{step.tokens_per_gpu_s:,.0f}",
+            "bubble": f"{100 * step.parts.get('bubble', 0.0) / step.step_s:.1f} %",
+            "GB": f"{step.memory.peak_bytes / GB:.1f}",
+            "fits": step.fits,
+        }
+        for step in found.schedules
+    ]
 
 
 def limits(step: TrainStep) -> str:
@@ -73,6 +90,8 @@ def plan_blocks(found: TrainPlan, job: Job | None, commands: dict[str, str]) -> 
     rows = [{name: cell for name, cell in row.items() if name not in unused} for row in rows]
     caption = f"{found.num_fitting:,} of {found.num_layouts:,} layouts fit into {win.memory.device_bytes / GB:.0f} GB."
     blocks: list[Block] = [Table(rows, _title(found), caption, left=LEFT), Line(limits(win))]
+    if found.schedules:
+        blocks.append(Table(schedule_rows(found), "The best layout under other schedules", left=("schedule",)))
     if job is not None:
         blocks.append(
             Line(
@@ -144,6 +163,8 @@ def write_plan(found: TrainPlan, job: Job | None, commands: dict[str, str], path
     )
     rows = table([layout_row(step) for step in found.best], LEFT, "Fastest layouts")
     rows += table([layout_row(step) for step in found.front], LEFT, "Front of memory and speed")
+    if found.schedules:
+        rows += table(schedule_rows(found), ("schedule",), "The best layout under other schedules")
     parts = {
         "@TITLE@": html.escape(_title(found)),
         "@LEDE@": html.escape(" ".join(told)),

@@ -11,6 +11,7 @@ from gnomon.catalog import Model, Node
 from gnomon.core.config import Config
 from gnomon.core.errors import ConfigError
 from gnomon.core.sizes import Count, CountOrNone, Degree, Sequences, Tokens
+from gnomon.pipeline.zoo import SCHEDULES
 from gnomon.timing import TimingConfig
 
 Sharding = Literal["none", "optimizer", "gradients", "parameters"]
@@ -76,7 +77,9 @@ class TrainConfig(Config):
     recompute_layers: CountOrNone | None = None
     """Layers of each stage that are recomputed in full; all unless given."""
     offload: bool = False
-    """Kept activations wait in the host's memory."""
+    """Kept activations wait in the host's memory, to which they are copied beside the passes."""
+    loading_tokens_s: NonNegativeFloat = 0.0
+    """Tokens per second that all loaders of data deliver together, beside the step; 0 for as many as it takes."""
     lora_rank: CountOrNone = 0
     """Train adapters of this rank on frozen weights; 0 trains all weights."""
     framework: Literal["megatron", "fsdp", "transformers"] = "megatron"
@@ -112,9 +115,17 @@ class TrainConfig(Config):
         return self.gpus // self.copy_gpus
 
     @property
+    def schedule_name(self) -> str:
+        """The order of passes."""
+        if self.pipeline_parallel == 1:
+            return "1f1b"
+        return self.schedule or ("interleaved" if self.virtual_stages > 1 else "1f1b")
+
+    @property
     def num_stages(self) -> int:
         """Pieces of the model."""
-        return self.pipeline_parallel * self.virtual_stages
+        spec = SCHEDULES[self.schedule_name]
+        return self.pipeline_parallel * (self.virtual_stages if spec.takes_chunks else spec.stages_per_rank)
 
     @property
     def batch_size(self) -> int:
@@ -174,6 +185,12 @@ class TrainConfig(Config):
             )
         if self.virtual_stages > 1 and self.pipeline_parallel == 1:
             raise ConfigError("virtual stages need pipeline parallelism.", where="virtual_stages", fix="Leave it out.")
+        if self.virtual_stages > 1 and not SCHEDULES[self.schedule_name].takes_chunks:
+            raise ConfigError(
+                f"virtual_stages has no effect with the schedule {self.schedule}.",
+                where="virtual_stages",
+                fix="Leave one of them out.",
+            )
         if self.sequence % (2 * self.context_parallel) and self.context_parallel > 1:
             raise ConfigError(
                 f"{self.sequence} tokens do not divide into two chunks for each of {self.context_parallel} GPUs.",

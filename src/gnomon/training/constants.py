@@ -97,6 +97,8 @@ class Constants(Config):
     """Launching a layer's kernels in forward without CUDA graphs (megatron); backward twice that."""
     layer_s: dict[str, float]
     """Gaps between the kernels of a layer in forward, by framework; backward twice that."""
+    host_bandwidth: dict[str, float]
+    """Bytes per second between a GPU and its host, by device; `any` for those that are not named."""
     recurrence_rate: float
     """Rate of linear attention over the timing source's."""
     releases: dict[str, Release]
@@ -108,6 +110,10 @@ class Constants(Config):
         """What holds for a release: the last entry not after it; the newest where none is given."""
         known = sorted(self.releases)
         return self.releases[max((one for one in known if one <= name), default=known[0]) if name else known[-1]]
+
+    def host_link(self, device: str) -> float:
+        """Bytes per second between a GPU and its host."""
+        return self.host_bandwidth.get(device, self.host_bandwidth["any"])
 
     def rates(self, device: str) -> Rates:
         """Of a device."""

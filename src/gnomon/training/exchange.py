@@ -133,11 +133,21 @@ class Exchange:
         latency = self.seconds("send_recv", 0.0, group)
         return latency, self.seconds("send_recv", message, group) - latency
 
+    @property
+    def has_own_links(self) -> bool:
+        """Whether copies exchange gradients over other links than stages exchange activations: one of them inside a
+        node, the other between nodes."""
+        c = self.config
+        apart = c.gpus // c.pipeline_parallel
+        stages = Group(range(0, 2 * apart, apart), copies=apart).on(self.node).num_nodes
+        copies = self.replicas(c.data_parallel * c.context_parallel, c.tensor_parallel).on(self.node).num_nodes
+        return (stages > 1) != (copies > 1)
+
     def gradient_s(self, parameters: float, grad_bytes: float, ranks: int, apart: int) -> float:
         """Adding up gradients over the GPUs that hold the same weights, `apart` from each other; each keeps its part
         where state is divided."""
         c = self.config
-        if ranks == 1:
+        if ranks == 1 or not parameters:
             return 0.0
         shards = min(c.num_sharding, ranks) if c.sharding != "none" else 1
         if shards == 1:
@@ -152,7 +162,7 @@ class Exchange:
     def gather_s(self, parameters: float, weight_bytes: float, ranks: int, apart: int) -> float:
         """Gathering weights from the GPUs over which they (or their optimizer) are divided."""
         shards = min(self.config.num_sharding, ranks) if self.config.sharding != "none" else 1
-        if shards == 1:
+        if shards == 1 or not parameters:
             return 0.0
         return self.seconds("all_gather", parameters * weight_bytes / shards, self.replicas(shards, apart))
 

@@ -9,11 +9,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from gnomon import catalog
 from gnomon.catalog import Model
+from gnomon.core.arrays import Floats
 from gnomon.core.units import GB
+from gnomon.pipeline.run import Run
 from gnomon.training.config import TrainConfig
-from gnomon.training.layers import LayerKind, Stage, stages_of
+from gnomon.training.layers import LayerKind, stages_of
+from gnomon.training.pipelines import in_flight, stages_of_rank
 from gnomon.training.state import RECIPES, Parameters, recipe_of, stage_parameters, state_bytes
 
 CONTEXT_BYTES = 0.7e9
@@ -66,12 +71,8 @@ class Memory:
 
 def memory_of(config: TrainConfig) -> Memory:
     """The memory of a checked configuration."""
-    model, device = config.shape, catalog.device(config.device)
-    stages = stages_of(model, config.num_stages)
-    ranks = []
-    for rank in range(config.pipeline_parallel):
-        mine = [stages[rank + chunk * config.pipeline_parallel] for chunk in range(config.virtual_stages)]
-        ranks.append(_rank_memory(config, model, rank, mine))
+    device = catalog.device(config.device)
+    ranks = [_rank_memory(config, rank) for rank in range(config.pipeline_parallel)]
     peaks = [max(sum(parts.values()) for parts in moments.values()) for moments in ranks]
     fullest = max(range(len(peaks)), key=peaks.__getitem__)
     moments = ranks[fullest]
@@ -80,35 +81,111 @@ def memory_of(config: TrainConfig) -> Memory:
     return Memory(parts, fullest, tuple(peaks), totals, float(device.memory_bytes))
 
 
-def _rank_memory(config: TrainConfig, model: Model, rank: int, stages: list[Stage]) -> dict[str, dict[str, float]]:
-    """What a rank holds at each moment, by part."""
-    parameters = [stage_parameters(config, stage) for stage in stages]
+@dataclass(frozen=True)
+class RankBytes:
+    """What fills a GPU of one pipeline rank."""
+
+    state: dict[str, float]
+    """Weights, gradients, optimizer, and buffers."""
+    kept: dict[int, float]
+    """What each of its stages keeps of one micro-batch."""
+    inside: float
+    """Beside that, inside the backward of a layer."""
+    logits: float
+    """At the loss."""
+    is_dropped: bool
+    """Gradients are made anew in every backward (set_to_none), rather than kept."""
+    num_layers: int
+
+
+def rank_bytes(config: TrainConfig, rank: int) -> RankBytes:
+    """Of a checked configuration."""
+    model = config.shape
+    all_stages = stages_of(model, config.num_stages)
+    mine = {at: all_stages[at] for at in stages_of_rank(config, rank)}
+    parameters = [stage_parameters(config, stage) for stage in mine.values()]
     whole = Parameters(*(sum(getattr(p, f) for p in parameters) for f in ("dense", "experts", "root", "adapters")))
-    state = state_bytes(config, whole)
-    kinds = [kind for stage in stages for kind in stage.kinds(model).elements()]
-    layer = max((layer_bytes(config, model, kind) for kind in kinds), default=0.0)
-    kept = sum(_kept_bytes(config, model, kind, at, len(kinds)) for at, kind in enumerate(kinds))
-    flights = in_flight(config, rank)
-    held = {
-        **state,
-        "activations": kept * flights,
-        "buffers": WORKSPACES[config.framework] + _gathered_bytes(config, whole, len(kinds)),
-    }
-    late = config.framework == "transformers"
-    is_dropped = late and config.num_microbatches == 1  # set_to_none: gradients come with backward.
-    start = held | {"gradients": 0.0 if is_dropped else state["gradients"]}
-    head = any(stage.has_head for stage in stages)
-    logits = _logit_bytes(config, model) if head else 0.0
-    inside = BACKWARD_LAYER * layer if config.recompute == "full" else (BACKWARD_LAYER - 1.0) * layer
+    kinds = {at: list(stage.kinds(model).elements()) for at, stage in mine.items()}
+    count = sum(map(len, kinds.values()))
+    layer = max((layer_bytes(config, model, kind) for each in kinds.values() for kind in each), default=0.0)
+    kept, before = {}, 0
+    for at, each in kinds.items():
+        kept[at] = sum(_kept_bytes(config, model, kind, before + n, count) for n, kind in enumerate(each))
+        before += len(each)
+    buffers = WORKSPACES[config.framework] + _gathered_bytes(config, whole, count)
+    return RankBytes(
+        state_bytes(config, whole) | {"buffers": buffers},
+        kept,
+        BACKWARD_LAYER * layer if config.recompute == "full" else (BACKWARD_LAYER - 1.0) * layer,
+        _logit_bytes(config, model) if any(stage.has_head for stage in mine.values()) else 0.0,
+        config.framework == "transformers" and config.num_microbatches == 1,
+        count,
+    )
+
+
+def _rank_memory(config: TrainConfig, rank: int) -> dict[str, dict[str, float]]:
+    """What a rank holds at each moment, by part."""
+    held = rank_bytes(config, rank)
+    copies = config.pipeline_parallel * len(held.kept) / config.num_stages
+    kept = sum(held.kept.values())
+    full = held.state | {"activations": kept * in_flight(config, rank) / copies}
+    start = full | ({"gradients": 0.0} if held.is_dropped else {})
     moments = {
-        "loss": start | {"logits": logits},
-        "layer": start | {"layer": inside},
-        "end": held | {"activations": 0.0},
+        "loss": start | {"logits": held.logits},
+        "layer": start | {"layer": held.inside},
+        "end": full | {"activations": 0.0},
     }
-    if is_dropped and config.recompute == "full":
+    if held.is_dropped and config.recompute == "full":
         # The last layers to be recomputed find the gradients of all others.
-        moments["last layer"] = held | {"activations": kept / max(1, len(kinds)), "layer": inside}
+        moments["last layer"] = full | {"activations": kept / max(1, held.num_layers), "layer": held.inside}
     return moments
+
+
+@dataclass(frozen=True)
+class MemoryCurve:
+    """A GPU of one pipeline rank over the step: bytes of each part at the given seconds, straight lines between."""
+
+    times: Floats
+    parts: dict[str, Floats]
+
+    @property
+    def total(self) -> Floats:
+        """All parts."""
+        return np.sum(list(self.parts.values()), axis=0)
+
+
+def memory_over_time(config: TrainConfig, run: Run) -> list[MemoryCurve]:
+    """Every pipeline rank's memory as the passes of a run go on: a forward adds what its stage keeps, a backward needs
+    a layer or the logits beside it and gives it back."""
+    return [_curve(rank_bytes(config, rank), run, rank) for rank in range(config.pipeline_parallel)]
+
+
+def _curve(held: RankBytes, run: Run, rank: int) -> MemoryCurve:
+    rows: list[tuple[float, float, float, float]] = [(0.0, 0.0, 0.0, 0.0)]
+    active = made = 0.0
+    backwards = {"backward": 1.0, "input_grad": 0.0, "weight_grad": 1.0}
+    for task in run.computes[rank]:
+        label = run.labels[task]
+        start, end = float(run.trace.tasks.start[task]), float(run.trace.tasks.end[task])
+        after, beside, logits = active, 0.0, 0.0
+        for part in (label, label.other) if label.other else (label,):
+            share = backwards.get(part.kind)
+            if share is None:
+                after += label.share * held.kept[part.stage]
+            else:
+                after -= label.share * share * held.kept[part.stage]
+                is_last = part.stage == max(held.kept) and held.logits > 0.0
+                beside, logits = held.inside, held.logits if is_last and part.kind != "weight_grad" else 0.0
+        grown = made + (label.share if label.kind == "backward" else 0.0)
+        rows += [(start, active, 0.0, made), (start, active, max(beside, logits), made)]
+        rows += [(end, after, beside, grown), (end, after, 0.0, grown)]
+        active, made = after, grown
+    rows.append((run.total_time, active, 0.0, made))
+    times, activations, temporary, done = np.array(rows).T
+    parts = {name: np.full(times.size, size) for name, size in held.state.items()}
+    if held.is_dropped:
+        parts["gradients"] = parts["gradients"] * np.minimum(1.0, done)
+    return MemoryCurve(times, parts | {"activations": activations, "layer and logits": temporary})
 
 
 def layer_bytes(config: TrainConfig, model: Model, kind: LayerKind) -> float:
@@ -157,13 +234,20 @@ def _attention_elements(model: Model, kind: LayerKind, low: float, eager: bool) 
     return 2.0 * (elements + heads * v + 2 * latent) + kept * normed + (low if low < 2.0 else 0.0) * heads * v
 
 
+def offloaded_bytes(config: TrainConfig, model: Model, kind: LayerKind) -> float:
+    """What a layer keeps, where it waits on the host: its input, or all of it."""
+    if config.recompute != "full":
+        return layer_bytes(config, model, kind)
+    return 2.0 * model.hidden_size * config.tokens / (config.tensor_parallel if config.sequence_parallel else 1)
+
+
 def _kept_bytes(config: TrainConfig, model: Model, kind: LayerKind, at: int, count: int) -> float:
     """What a layer keeps from its forward to its backward."""
     whole = layer_bytes(config, model, kind)
     norms_t = config.tensor_parallel if config.sequence_parallel else 1
     only_input = 2.0 * model.hidden_size * config.tokens / norms_t
     if config.offload:
-        return only_input / count if config.recompute == "full" else whole / count
+        return offloaded_bytes(config, model, kind) / count
     if config.recompute == "full":
         given = config.recompute_layers
         return only_input if given is None or at < given else whole
@@ -179,19 +263,6 @@ def _kept_bytes(config: TrainConfig, model: Model, kind: LayerKind, at: int, cou
             only_input, whole - config.tokens * low * (ffn / config.tensor_parallel + 2 * model.hidden_size / norms_t)
         )
     return whole
-
-
-def in_flight(config: TrainConfig, rank: int) -> float:
-    """Micro-batches whose activations a pipeline rank holds at once, as many whole ranks' worth."""
-    p, v, m = config.pipeline_parallel, config.virtual_stages, config.num_microbatches
-    if p == 1:
-        return 1.0
-    if config.schedule == "gpipe":
-        return float(m)
-    if v == 1:
-        return float(min(m, p - rank))
-    chunks = min(m * v, (p - rank - 1) * 2 + (v - 1) * p + 1)
-    return chunks / v
 
 
 def _gathered_bytes(config: TrainConfig, whole: Parameters, num_layers: int) -> float:

@@ -17,6 +17,7 @@ from gnomon import catalog
 from gnomon.core.errors import DoesNotFitError, GnomonError
 from gnomon.core.parallel import Map, shared_workers
 from gnomon.core.units import GB
+from gnomon.pipeline.zoo import SCHEDULES
 from gnomon.training.config import TrainConfig
 from gnomon.training.memory import memory_of
 from gnomon.training.step import TrainStep, least_s, train_step
@@ -52,6 +53,8 @@ class TrainPlan:
     """Fastest first."""
     front: list[TrainStep]
     """No other takes less time with less memory; the fullest first."""
+    schedules: list[TrainStep]
+    """The best layout under every schedule that can run it, fastest first; empty without stages."""
     num_layouts: int
     num_fitting: int
     notes: list[str] = field(default_factory=list)
@@ -76,8 +79,10 @@ def plan(
         if not fitting:
             raise _nothing_fits(asked, layouts)
         timed = _timed(fitting, shown, workers)
-    best = sorted(timed, key=lambda step: step.step_s)
-    return TrainPlan(asked, _told_apart(best)[:shown], _front(best), len(layouts), len(fitting), _notes(best))
+        found = sorted(timed, key=lambda step: step.step_s)
+        best = [train_step(one.config, check=False) for one in _told_apart(found)[:shown]]
+        schedules = _schedules(best[0].config, workers)
+    return TrainPlan(asked, best, _front(found), schedules, len(layouts), len(fitting), _notes(found))
 
 
 # What there is to try
@@ -173,7 +178,7 @@ def _timed(fitting: list[Bounded], count: int, workers: Map) -> list[TrainStep]:
         if one.memory_bytes < 0.97 * least:
             front.append(one)
             least = one.memory_bytes
-    time = partial(train_step, check=False)
+    time = partial(train_step, check=False, in_detail=False)
     steps = {
         id(one): outcome.unwrap() for one, outcome in zip(front, workers(time, [f.config for f in front]), strict=True)
     }
@@ -189,6 +194,26 @@ def _timed(fitting: list[Bounded], count: int, workers: Map) -> list[TrainStep]:
             id(one): outcome.unwrap() for one, outcome in zip(now, workers(time, [n.config for n in now]), strict=True)
         }
     return list(steps.values())
+
+
+def _schedules(layout: TrainConfig, workers: Map) -> list[TrainStep]:
+    """The layout under every schedule: those with their own number of stages per rank, and with the layout's."""
+    if layout.pipeline_parallel == 1 or layout.schedule:
+        return []
+    tried = []
+    for name in SCHEDULES:
+        stages = layout.virtual_stages if SCHEDULES[name].takes_chunks else 1
+        if name != "interleaved" or stages > 1:
+            tried.append(layout.model_copy(update={"schedule": name, "virtual_stages": stages}))
+    outcomes = [outcome.unwrap() for outcome in workers(_if_possible, tried)]
+    return sorted((one for one in outcomes if one is not None), key=lambda step: step.step_s)
+
+
+def _if_possible(layout: TrainConfig) -> TrainStep | None:
+    try:
+        return train_step(layout, check=False)
+    except GnomonError:
+        return None
 
 
 def _told_apart(steps: list[TrainStep]) -> list[TrainStep]:

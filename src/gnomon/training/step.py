@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from gnomon.core.arrays import Floats
 from gnomon.core.errors import ConfigError, DoesNotFitError
 from gnomon.core.units import GB
 from gnomon.pipeline.run import Run
+from gnomon.pipeline.zoo import SCHEDULES
 from gnomon.training.compute import Compute, Pass, Seconds
 from gnomon.training.config import SHARDED, TrainConfig
 from gnomon.training.exchange import Exchange
 from gnomon.training.layers import SCHEMES, LayerKind, Stage, stages_of
-from gnomon.training.memory import Memory, memory_of
-from gnomon.training.pipelines import span
+from gnomon.training.memory import Memory, memory_of, offloaded_bytes
+from gnomon.training.pipelines import StageSeconds, span, stages_of_rank
 from gnomon.training.state import expert_ranks, recipe_of, stage_parameters
 
 PARTS = ("products", "attention", "recurrence", "elementwise", "casts", "accumulation", "experts",
-         "permutation", "adapters", "loss", "recomputation", "tensor",
-         "context", "expert_exchange", "host", "bubble", "data", "optimizer")  # fmt: skip
+         "permutation", "adapters", "loss", "recomputation", "offload", "tensor",
+         "context", "expert_exchange", "host", "bubble", "data", "optimizer", "loading")  # fmt: skip
 """Where a step's time goes, in the order in which tables show it."""
+EXCHANGE = "expert_exchange"
+LEAST_BUCKET, BUCKET_PER_RANK = 40e6, 1e6
+"""Parameters whose gradients Megatron-LM sends at once: so many, or so many per data-parallel rank."""
 
 
 @dataclass(frozen=True)
@@ -103,9 +109,10 @@ def what_would_fit(config: TrainConfig) -> str:
     return "Use more GPUs, a smaller micro_batch or shorter sequences, with recompute full and sharding parameters."
 
 
-def train_step(config: TrainConfig, *, check: bool = True) -> TrainStep:
-    """The step of a configuration; refused if it does not fit, unless `check` is false."""
-    step = _Step(config.check()).run()
+def train_step(config: TrainConfig, *, check: bool = True, in_detail: bool = True) -> TrainStep:
+    """The step of a configuration; refused if it does not fit, unless `check` is false. Without detail what copies
+    exchange counts as bubble."""
+    step = _Step(config.check()).run(in_detail=in_detail)
     return step.check() if check else step
 
 
@@ -141,8 +148,11 @@ class _Step:
                 least = self.compute.release.expert_layer_least_s
                 waits = max(0.0, least - made.forward_s), max(0.0, 2.0 * least - made.backward_s)
                 made.add("host", *waits)
+        if c.offload:  # Out beside the forward, back beside the backward.
+            copied = offloaded_bytes(c, m, kind) / self.compute.constants.host_link(c.device)
+            made.add("offload", max(0.0, copied - made.forward_s), max(0.0, copied - made.backward_s))
         if c.recompute == "full":
-            made.add("recomputation", 0.0, sum(made.forward.values()))
+            made.add("recomputation", 0.0, sum(v for part, v in made.forward.items() if part != "offload"))
         elif c.recompute == "selective":
             made.add("recomputation", 0.0, forward.get("elementwise", 0.0))
         return made
@@ -153,7 +163,8 @@ class _Step:
         release, c = self.compute.release, self.config
         is_far = self.exchange.experts.on(self.exchange.node).num_nodes > 1
         share = release.exchange_far if is_far else release.exchange
-        return share * (release.exchange_interleaved if c.virtual_stages > 1 else 1.0)
+        is_hidden = c.virtual_stages > 1 and not SCHEDULES[c.schedule_name].overlaps_exchange
+        return share * (release.exchange_interleaved if is_hidden else 1.0)
 
     def _stage(self, stage: Stage) -> Pass:
         total = Pass()
@@ -169,41 +180,58 @@ class _Step:
         """A rank's own work, the way of the first micro-batch to it and of the last gradients from it (as in 1F1B and
         interleaved 1F1B), and the end of the step."""
         c, p = self.config, self.config.pipeline_parallel
-        forward, backward = [one.forward_s for one in self.passes], [one.backward_s for one in self.passes]
-        each = [f + b for f, b in zip(forward, backward, strict=True)]
-        way = 0.0 if c.schedule else 1.0
-        span = max(c.num_microbatches * sum(each[rank::p]) + way * sum(each[:rank]) for rank in range(p))
-        return span + self._data_s(forward, backward) + self._optimizer_s()
-
-    def run(self) -> TrainStep:
-        """Everything."""
-        c = self.config
-        forward = [one.forward_s for one in self.passes]
-        backward = [one.backward_s for one in self.passes]
-        busy, span, run = self._pipeline(forward, backward)
-        data = self._data_s(forward, backward)
+        each = np.array([one.forward_s + one.backward_s for one in self.passes])
         optimizer = self._optimizer_s()
+        if SCHEDULES[c.schedule_name].overlaps_exchange:
+            hidden = [one.forward.get(EXCHANGE, 0.0) + one.input_grad.get(EXCHANGE, 0.0) for one in self.passes]
+            return float(max(self._busy(each - np.array(hidden)))) + optimizer
+        way = 0.0 if c.schedule else 1.0
+        busy = self._busy(each)
+        span = max(float(busy[rank]) + way * float(each[:rank].sum()) for rank in range(p))
+        sync, gather = (float(one.sum()) for one in self._data_s())
+        if c.sharding == "parameters":
+            return max(span, c.num_microbatches * (sync + 2.0 * gather) / p) + optimizer
+        return span + (sync + gather) / (self._buckets * c.num_stages) + optimizer
+
+    def run(self, *, in_detail: bool = True) -> TrainStep:
+        """Everything; what copies exchange is told from the bubble only `in_detail`."""
+        c = self.config
+        seconds = self._seconds()
+        each = seconds.forward + seconds.input_grad + seconds.weight_grad
+        busy = self._busy(each)
         slowest = int(np.argmax(busy))
+        mine = stages_of_rank(c, slowest)
+        times = c.num_microbatches / self._copies
         parts: Seconds = {}
-        for at in range(slowest, c.num_stages, c.pipeline_parallel):
+        for at in mine:
             one = self.passes[at]
             for where in (one.forward, one.input_grad, one.weight_grad):
-                for part, seconds in where.items():
-                    parts[part] = parts.get(part, 0.0) + c.num_microbatches * seconds
-        parts["bubble"] = span - sum(parts.values())
+                for part, value in where.items():
+                    parts[part] = parts.get(part, 0.0) + times * value
+        total, run = span(c, seconds)
+        bare = total
+        if seconds.has_data and in_detail:
+            bare = float(busy[0]) if c.pipeline_parallel == 1 else span(c, seconds, with_data=False)[0]
+        if SCHEDULES[c.schedule_name].overlaps_exchange and EXCHANGE in parts:
+            parts[EXCHANGE] -= self._hidden_s(run, seconds, slowest)
+        parts["bubble"] = bare - sum(parts.values())
         start = self.compute.constants.start_s[c.framework]
+        optimizer = self._optimizer_s()
         parts["host"] = parts.get("host", 0.0) + start
-        parts["data"], parts["optimizer"] = data, optimizer
-        mine = range(slowest, c.num_stages, c.pipeline_parallel)
+        parts["data"], parts["optimizer"] = total - bare, optimizer
+        step_s = start + total + optimizer
+        if c.loading_tokens_s:
+            parts["loading"] = max(0.0, c.tokens_per_step / c.loading_tokens_s - step_s)
+            step_s += parts["loading"]
         phases = {
-            "forward": sum(forward[at] for at in mine) + start,
-            "backward": sum(backward[at] for at in mine),
+            "forward": float(seconds.forward[mine].sum()) + start,
+            "backward": float((seconds.input_grad + seconds.weight_grad)[mine].sum()),
             "optimizer": optimizer,
         }
         flops = sum(one.flops for one in self.passes) * 3.0 * c.num_microbatches * (c.gpus // c.pipeline_parallel)
         return TrainStep(
             c,
-            start + span + data + optimizer,
+            step_s,
             {part: parts[part] for part in PARTS if abs(parts.get(part, 0.0)) > 1e-9},
             flops,
             self.compute.device.flops(SCHEMES[c.precision]),
@@ -213,45 +241,84 @@ class _Step:
             run,
         )
 
-    def _pipeline(self, forward: list[float], backward: list[float]) -> tuple[list[float], float, Run | None]:
-        """Busy seconds of every rank, the make-span, and the run of a schedule."""
-        c, m, p = self.config, self.config.num_microbatches, self.config.pipeline_parallel
-        busy = [m * sum(forward[at] + backward[at] for at in range(r, c.num_stages, p)) for r in range(p)]
-        if p == 1:
-            return busy, busy[0], None
-        name = c.schedule or ("interleaved" if c.virtual_stages > 1 else "1f1b")
-        latency, send = self.exchange.handover_s()
-        half = 0.5 * np.array(backward)
-        seconds = np.vstack([np.array(forward), half, half])
-        total, run = span(name, p, c.virtual_stages, m, seconds, send, latency)
-        return busy, total, run
+    @property
+    def _copies(self) -> float:
+        """Ranks that hold each stage of one pipeline."""
+        return self.config.pipeline_parallel * len(stages_of_rank(self.config, 0)) / self.config.num_stages
 
-    def _data_s(self, forward: list[float], backward: list[float]) -> float:
-        """What of gradients' reduction and weights' gathering nothing hides, on the slowest rank."""
+    def _busy(self, each: Floats) -> Floats:
+        """Seconds of every rank's passes."""
         c = self.config
-        return max(self._rank_data_s(rank, forward, backward) for rank in range(c.pipeline_parallel))
+        ranks = range(c.pipeline_parallel)
+        return c.num_microbatches / self._copies * np.array([each[stages_of_rank(c, rank)].sum() for rank in ranks])
 
-    def _rank_data_s(self, rank: int, forward: list[float], backward: list[float]) -> float:
-        c, recipe = self.config, recipe_of(self.config)
-        mine = range(rank, c.num_stages, c.pipeline_parallel)
-        p = [self.parameters[at] for at in mine]
-        layers = max(1, sum(len(self.stages[at].layers) for at in mine))
-        f, b, m = sum(forward[at] for at in mine), sum(backward[at] for at in mine), c.num_microbatches
+    def _seconds(self) -> StageSeconds:
+        c = self.config
+        sync, gather = self._data_s()
+        latency, send = self.exchange.handover_s() if c.pipeline_parallel > 1 else (0.0, 0.0)
+
+        def per_stage(part: Callable[[Pass], float]) -> Floats:
+            return np.array([part(one) for one in self.passes])
+
+        return StageSeconds(
+            per_stage(lambda one: one.forward_s),
+            per_stage(lambda one: sum(one.input_grad.values())),
+            per_stage(lambda one: sum(one.weight_grad.values())),
+            send,
+            latency,
+            sync,
+            gather,
+            per_stage(lambda one: one.forward.get(EXCHANGE, 0.0)),
+            per_stage(lambda one: one.input_grad.get(EXCHANGE, 0.0)),
+            self._buckets,
+            c.sharding == "parameters",
+            c.pipeline_parallel > 1 and self.exchange.has_own_links,
+        )
+
+    def _hidden_s(self, run: Run, s: StageSeconds, rank: int) -> float:
+        """What a rank saves where passes run together, from those that ran to all of the step."""
+        c, back = self.config, s.input_grad + s.weight_grad
+        labels = [run.labels[task] for task in run.computes[rank]]
+        pairs = [label for label in labels if label.other]
+        if not pairs:
+            return 0.0
+        saved = sum(float(s.forward[one.stage] + back[one.other.stage]) for one in pairs if one.other)
+        tasks = run.trace.tasks
+        saved -= sum(float(tasks.work[task]) for task in run.computes[rank] if run.labels[task].other)
+        ran = 1 + max(label.microbatch for label in labels)
+        return saved * (1.0 + (c.num_microbatches - ran) * c.virtual_stages / len(pairs))
+
+    @property
+    def _buckets(self) -> int:
+        """Pieces in which a stage's weights and gradients are exchanged: layers of FSDP, buckets of Megatron-LM."""
+        c = self.config
+        layers = max(1, -(-self.model.num_layers // c.num_stages))
+        if c.sharding == "parameters" or c.framework != "megatron":
+            return layers
+        largest = max(one.total for one in self.parameters)
+        bucket = max(LEAST_BUCKET, BUCKET_PER_RANK * c.data_parallel * c.context_parallel)
+        return max(1, min(layers, round(largest / bucket)))
+
+    def _data_s(self) -> tuple[Floats, Floats]:
+        """Reduction of gradients and gathering of weights, by stage."""
+        c, recipe, x = self.config, recipe_of(self.config), self.exchange
         ranks, experts = c.data_parallel * c.context_parallel, expert_ranks(c) if self.model.is_moe else 1
-        dense = sum(one.adapters if c.lora_rank else one.dense for one in p)
-        routed = 0.0 if c.lora_rank else sum(one.experts for one in p)
         near, far = c.tensor_parallel, c.expert_parallel * c.expert_tensor_parallel
-        x = self.exchange
-        reduce = x.gradient_s(dense, recipe.gradient, ranks, near) + x.gradient_s(routed, recipe.gradient, experts, far)
         each = recipe.computed or min(2.0, recipe.weight)
-        gather = x.gather_s(dense, each, ranks, near) + x.gather_s(routed, each, experts, far)
-        if c.sharding == "parameters" and ranks > 1:  # Every micro-batch gathers layers twice.
-            gather = x.gather_s(sum(one.dense for one in p), each, ranks, near)
-            gather += x.gather_s(sum(one.experts for one in p), each, experts, far)
-            first = gather / layers
-            return m * (first + max(0.0, gather - first - f) + max(0.0, gather + reduce - b)) + reduce / layers
-        bucket = max(1.0, layers / 2)
-        return max(reduce / bucket, reduce - b) + max(gather / bucket, gather - f)
+        buckets = self._buckets
+        sync, gather = [], []
+        for one in self.parameters:
+            dense, routed = (one.adapters, 0.0) if c.lora_rank else (one.dense, one.experts)
+            sync.append(
+                x.gradient_s(dense / buckets, recipe.gradient, ranks, near)
+                + x.gradient_s(routed / buckets, recipe.gradient, experts, far)
+            )
+            if c.sharding == "parameters":
+                dense, routed = one.dense, one.experts
+            gather.append(
+                x.gather_s(dense / buckets, each, ranks, near) + x.gather_s(routed / buckets, each, experts, far)
+            )
+        return buckets * np.array(sync), buckets * np.array(gather)
 
     def _optimizer_s(self) -> float:
         """Reading and writing the state of all trained parameters on the fullest rank, and the norm of gradients."""

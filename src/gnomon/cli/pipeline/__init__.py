@@ -13,7 +13,6 @@ COMMANDS = {
     "all": "Sweep and heat maps in one go.",
     "schedules": "The schedules that are built in.",
     "convert": "Write a schedule as PyTorch CSV, or check one.",
-    "search": "The best schedule within a memory limit, and the Pareto front.",
 }
 
 
@@ -21,11 +20,12 @@ COMMANDS = {
 def command() -> None:
     """Pipeline-parallel training: schedules, contention, priorities.
 
+    A model on GPUs, and which schedule and layout is best for it: gnomon train.
+
     \b
     Examples:
       gnomon pipeline run                                  the communication-priority study
       gnomon pipeline run --tier grad_prop=a --open        gradients first, and look at it
       gnomon pipeline run --schedule zb-h1 --stages 8 -n 32
       gnomon pipeline all -c examples/pipeline/sweep.json  every configuration, with heat maps
-      gnomon pipeline search --stages 8 -n 32 --memory-limit 8
     """

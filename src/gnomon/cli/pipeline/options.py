@@ -17,8 +17,6 @@ STEP = (
     "memory_limit", "what_if",
 )  # fmt: skip
 """Options that are fields of a step."""
-TRAINING = ("model", "device", "node", "tensor_parallel", "data_parallel", "micro_batch", "sequence", "recompute",
-            "shard_optimizer")  # fmt: skip
 
 SPELLING = {"token_normalize_func": lambda token: token.replace("_", "-")}
 """Context settings under which `--num_groups` is `--num-groups`, as older scripts write it."""
@@ -46,37 +44,6 @@ study_options = together(
 """The parameters of the study, which every schedule understands."""
 
 
-training_options = together(
-    option("--model", default=None, hidden=True),
-    option("--device", "--gpu", default="h100", hidden=True),
-    option("--node", default=None, hidden=True),
-    option("--tensor-parallel", "--tp", type=int, default=1, hidden=True),
-    option("--data-parallel", "--dp", type=int, default=1, hidden=True),
-    option("--micro-batch", type=int, default=1, hidden=True),
-    option("--sequence", type=int, default=4096, hidden=True),
-    option("--recompute", is_flag=True, hidden=True),
-    option("--shard-optimizer", is_flag=True, hidden=True),
-    option("--source", default="auto", hidden=True),
-    option("--path", default=None, hidden=True),
-)
-"""A model on a GPU, which `gnomon train` took over: older commands are answered with the new one."""
-
-
-def train_command(given: dict[str, Any]) -> str:
-    """The `gnomon train` command for a model that was given to `gnomon pipeline`."""
-    tensor, copies, stages = given["tensor_parallel"], given["data_parallel"], given["stages"]
-    words = [f"--model {given['model']} --gpu {given['device']} --gpus {tensor * copies * stages}"]
-    words.append(f"--batch {given['n'] * given['micro_batch'] * copies} --sequence {given['sequence']}")
-    if click.get_current_context().info_name == "search":
-        return f"gnomon train plan {' '.join(words)}"
-    words.append(f"--tp {tensor} --pp {stages} --micro-batch {given['micro_batch']}")
-    if given.get("schedule"):
-        words.append(f"--schedule {given['schedule']}")
-    words += [] if given["shard_optimizer"] else ["--sharding none"]
-    words += ["--recompute full"] if given["recompute"] else []
-    return f"gnomon train step {' '.join(words)}"
-
-
 def step_of(given: dict[str, Any]) -> dict[str, Any]:
     """The step that the options describe: only what was given, so that what has no effect can be told."""
     step = {name: given[name] for name in STEP if _is_given(name)} | _priorities_of(given)
@@ -86,15 +53,11 @@ def step_of(given: dict[str, Any]) -> dict[str, Any]:
     if given.get("link_speed"):
         pairs = (pair(text, "--link") for text in given["link_speed"])
         step["link_speed"] = {name: number(speed, "--link") for name, speed in pairs}
+    if given.get("model"):
+        fix = f"Run: gnomon train step --model {given['model']} --pp {given['stages']}, or gnomon train plan."
+        raise ConfigError("a model's step is timed by gnomon train.", where="--model", fix=fix)
     if given.get("costs"):
         step["costs"] = read_costs(given["costs"])
-    if given["model"]:
-        raise ConfigError(
-            "a model's step is timed by gnomon train.", where="--model", fix=f"Run: {train_command(given)}"
-        )
-    for name in (*TRAINING, "source", "path"):
-        if _is_given(name) and given[name] is not None:
-            raise ConfigError(f"--{name.replace('_', '-')} has no effect without --model.", fix="Leave it out.")
     return step
 
 

@@ -14,7 +14,6 @@ from gnomon.cli.pipeline.options import (
     option,
     step_of,
     study_options,
-    training_options,
     warn_of_legacy,
 )
 from gnomon.cli.printing import json_option, print_json, show
@@ -36,8 +35,8 @@ from gnomon.cli.progress import progress
 @option("--draws", type=int, default=200, help="Steps to draw when there is jitter.")
 @option("--seed", type=int, default=0, help="Of the jitter.")
 @option("--memory-limit", type=float, default=None, help="Activations a rank may hold, in micro-batches.")
+@option("--model", default=None, hidden=True)
 @option("--costs", type=click.Path(exists=True, dir_okay=False), default=None, help="YAML file of costs per stage.")
-@training_options
 @click.option(
     "--view", "--simulator", "view", type=click.Choice(["single_channel", "dual_channel"]), default="single_channel"
 )

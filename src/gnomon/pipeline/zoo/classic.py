@@ -1,11 +1,9 @@
-"""GPipe, 1F1B and interleaved 1F1B: backward passes in one piece."""
+"""GPipe, 1F1B, interleaved 1F1B and that with forwards beside backwards: backward passes in one piece."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from gnomon.core.errors import ConfigError
-from gnomon.pipeline.schedule import Action, Schedule
+from gnomon.pipeline.schedule import Action, Schedule, overlapped
 from gnomon.pipeline.zoo.plan import Plan, pipeline_schedule
 
 
@@ -49,27 +47,54 @@ def alternate(forwards: list[Action], backwards: list[Action], warm_up: int) -> 
     return tuple(order)
 
 
-def _two_to_four_chunks(name: str, plan: Plan) -> dict[str, Plan]:
-    return {f"{name} v={chunks}": replace(plan, chunks=chunks) for chunks in (2, 3, 4)}
-
-
 @pipeline_schedule(
     "interleaved", summary="1F1B over v chunks per rank.", source="arXiv 2104.04473", bubble="(p-1)(F+B)/v",
-    memory="more than 1F1B", takes_chunks=True, variants=_two_to_four_chunks,
+    memory="more than 1F1B", takes_chunks=True,
 )  # fmt: skip
 def interleaved(plan: Plan) -> Schedule:
     """1F1B over `chunks` stages per rank: groups of `ranks` micro-batches pass through one chunk after the other."""
-    p, m, chunks = plan.ranks, plan.microbatches, plan.chunks
+    _check_groups(plan, "interleaved 1F1B")
+    return Schedule("interleaved", tuple(alternate(*_chunk_order(plan, rank)) for rank in range(plan.ranks)))
+
+
+def _chunk_order(plan: Plan, rank: int) -> tuple[list[Action], list[Action], int]:
+    """Forwards and backwards of a rank in groups of as many micro-batches as there are ranks, and its warm-up."""
+    p, chunks = plan.ranks, plan.chunks
+    order = [
+        (chunk, i)
+        for group in range(0, plan.microbatches, p)
+        for chunk in range(chunks)
+        for i in range(group, group + p)
+    ]
+    forwards = [Action("F", chunk * p + rank, i) for chunk, i in order]
+    backwards = [Action("B", (chunks - 1 - chunk) * p + rank, i) for chunk, i in order]
+    return forwards, backwards, 2 * (p - rank - 1) + (chunks - 1) * p
+
+
+@pipeline_schedule(
+    "1f1b-a2a", summary="Interleaved 1F1B whose forwards run beside backwards: experts' exchange is hidden.",
+    source="Megatron-LM, overlap_moe_expert_parallel_comm", bubble="(p-1)(F+B)/v, with F and B alone",
+    memory="one more chunk than interleaved", takes_chunks=True, overlaps_exchange=True,
+)  # fmt: skip
+def overlapped_exchange(plan: Plan) -> Schedule:
+    """One forward more in the warm-up, then every forward together with the backward of an earlier micro-batch: while
+    one of them exchanges tokens, the other computes."""
+    _check_groups(plan, "1f1b-a2a")
+    return Schedule("1f1b-a2a", tuple(_in_pairs(*_chunk_order(plan, rank)) for rank in range(plan.ranks)))
+
+
+def _in_pairs(forwards: list[Action], backwards: list[Action], warm_up: int) -> tuple[Action, ...]:
+    ahead = min(warm_up + 1, len(forwards))
+    together = len(forwards) - ahead
+    pairs = [overlapped(f, b) for f, b in zip(forwards[ahead:], backwards[:together], strict=True)]
+    return (*forwards[:ahead], *pairs, *backwards[together:])
+
+
+def _check_groups(plan: Plan, name: str) -> None:
+    p, m = plan.ranks, plan.microbatches
     if m % p:
         raise ConfigError(
-            f"interleaved 1F1B needs micro-batches in multiples of the {p} ranks (given: {m}).",
+            f"{name} needs micro-batches in multiples of the {p} ranks (given: {m}).",
             where="microbatches",
             fix=f"Choose {f'{m - m % p} or ' if m > p else ''}{m - m % p + p} micro-batches.",
         )
-    lists = []
-    for rank in range(p):
-        order = [(chunk, group + i) for group in range(0, m, p) for chunk in range(chunks) for i in range(p)]
-        forwards = [Action("F", chunk * p + rank, i) for chunk, i in order]
-        backwards = [Action("B", (chunks - 1 - chunk) * p + rank, i) for chunk, i in order]
-        lists.append(alternate(forwards, backwards, 2 * (p - rank - 1) + (chunks - 1) * p))
-    return Schedule("interleaved", tuple(lists))

@@ -21,7 +21,9 @@ from gnomon.pipeline.zoo.plan import Plan, pipeline_schedule
 PERIOD = 6
 """Slots per micro-batch: two chunks of forward, input gradient and weight gradient."""
 F_DOWN, F_UP, B_DOWN, B_UP, WEIGHTS = range(5)
-_ALIKE: dict[str, Any] = {"source": "arXiv 2405.15362", "is_packed": True, "counts_spans": True}
+_ALIKE: dict[str, Any] = {
+    "source": "arXiv 2405.15362", "is_packed": True, "counts_spans": True, "stages_per_rank": 2,
+}  # fmt: skip
 Offsets = Callable[[int, int], tuple[int, int, int, int]]
 
 

@@ -88,7 +88,7 @@ def _eight_steps(distance: int, length: int, microbatches: int, make: MakeAction
 @pipeline_schedule(
     "dualpipe-v", summary="DualPipe folded into a V: one copy of the weights.",
     source="github.com/deepseek-ai/DualPipe", bubble="(p-1)(f&b+b-3w) per chunk", memory="2p+1 chunks",
-    counts_spans=True,
+    counts_spans=True, stages_per_rank=2,
 )  # fmt: skip
 def dualpipe_v(plan: Plan) -> Schedule:
     """A V of 2p stages: rank r holds stage r and stage 2p-1-r."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from gnomon.core.errors import ConfigError
@@ -55,10 +55,6 @@ class Plan:
             raise ConfigError(f"memory_limit must be positive (given: {self.memory_limit}).")
 
 
-def _as_it_is(name: str, plan: Plan) -> dict[str, Plan]:
-    return {name: replace(plan, memory_limit=None)}
-
-
 @dataclass(frozen=True)
 class ScheduleSpec:
     """A registered schedule with all its traits."""
@@ -75,18 +71,20 @@ class ScheduleSpec:
     """Peak activations, in those of one micro-batch on one rank."""
     takes_chunks: bool = False
     """It reads `Plan.chunks`."""
+    stages_per_rank: int = 1
+    """Pieces of the model over ranks, where it does not read `Plan.chunks`."""
+    overlaps_exchange: bool = False
+    """Experts' tokens of a forward are exchanged while a backward computes, and the other way round."""
     keeps_limit: bool = False
     """It keeps `Plan.memory_limit` by itself, counting exactly what stays for the weight gradient."""
     is_packed: bool = False
     """A heuristic packs its passes: two implementations of it may differ a little."""
     counts_spans: bool = False
     """Its papers count the longest span of a rank, not the make-span: the next step begins where a rank is done."""
-    variants: Callable[[str, Plan], Mapping[str, Plan]] = _as_it_is
-    """What a search tries, by the name to show: plans that differ in what this schedule can choose."""
 
 
 _IN = {
-    "classic": ("1f1b", "gpipe", "interleaved"),
+    "classic": ("1f1b", "1f1b-a2a", "gpipe", "interleaved"),
     "controllable_memory": ("v-half", "v-min"),
     "dualpipe": ("dualpipe", "dualpipe-v"),
     "zero_bubble": ("zb-h1", "zb-h2"),

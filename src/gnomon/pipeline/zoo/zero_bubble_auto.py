@@ -22,23 +22,12 @@ FORWARD, BACKWARD = 0, 1
 LEGS = (Leg("F", 1, lambda rank: rank), Leg("I", -1, lambda rank: rank))
 
 
-def _limits(name: str, plan: Plan) -> dict[str, Plan]:
-    """Packed for several memory limits, in activations per rank."""
-    limits = [factor * plan.ranks for factor in (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0)]
-    return {f"{name} {limit:g}": replace(plan, memory_limit=limit) for limit in limits}
-
-
-def _none(name: str, plan: Plan) -> dict[str, Plan]:
-    """It is zb-auto at one of those limits."""
-    return {}
-
-
 _ALIKE: dict[str, Any] = {"source": "arXiv 2401.10241", "is_packed": True, "counts_spans": True}
 
 
 @pipeline_schedule(
     "zb-auto", summary="Packed within --memory-limit.", bubble="by the limit", memory="the limit", keeps_limit=True,
-    variants=_limits, **_ALIKE,
+    **_ALIKE,
 )  # fmt: skip
 def zero_bubble(plan: Plan) -> Schedule:
     """The best variant within `plan.memory_limit` activations per rank."""
@@ -131,7 +120,7 @@ def _is_ahead(timeline: Timeline, rank: int) -> bool:
 
 
 @pipeline_schedule(
-    "zb-1p", summary="Packed within the memory of 1F1B.", bubble="as ZB-H1 or less", memory="p", variants=_none,
+    "zb-1p", summary="Packed within the memory of 1F1B.", bubble="as ZB-H1 or less", memory="p",
     **_ALIKE,
 )  # fmt: skip
 def zb_1p(plan: Plan) -> Schedule:
@@ -139,9 +128,7 @@ def zb_1p(plan: Plan) -> Schedule:
     return replace(zero_bubble(replace(plan, memory_limit=float(plan.ranks))), name="zb-1p")
 
 
-@pipeline_schedule(
-    "zb-2p", summary="Packed within twice that memory.", bubble="near 0", memory="2p", variants=_none, **_ALIKE
-)
+@pipeline_schedule("zb-2p", summary="Packed within twice that memory.", bubble="near 0", memory="2p", **_ALIKE)
 def zb_2p(plan: Plan) -> Schedule:
     """Twice the memory of 1F1B."""
     return replace(zero_bubble(replace(plan, memory_limit=2.0 * plan.ranks)), name="zb-2p")

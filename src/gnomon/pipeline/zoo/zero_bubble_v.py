@@ -21,7 +21,7 @@ F_DOWN, F_UP, B_DOWN, B_UP = 0, 1, 2, 3
 
 @pipeline_schedule(
     "zb-v", summary="Two chunks per rank in a V, packed.", source="arXiv 2401.10241", bubble="0 where F=I=W",
-    memory="p", keeps_limit=True, is_packed=True, counts_spans=True,
+    memory="p", keeps_limit=True, is_packed=True, counts_spans=True, stages_per_rank=2,
 )  # fmt: skip
 def zb_v(plan: Plan) -> Schedule:
     """The best variant within the memory of 1F1B (or `plan.memory_limit`, if that is more)."""

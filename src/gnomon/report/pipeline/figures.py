@@ -10,8 +10,6 @@ import numpy as np
 from gnomon.pipeline.explain import idle_time, total
 from gnomon.pipeline.memory import Curve, micro_batches_held
 from gnomon.pipeline.run import Run
-from gnomon.pipeline.step import TrainingFigures
-from gnomon.pipeline.training import Training
 from gnomon.report.look import TIME_LINE, TIME_LINE_AXIS
 from gnomon.report.pipeline.dense import drawn_together
 from gnomon.report.pipeline.timeline import COLOURS, COMPLETION, NAMES, Timeline, View, bandwidth, timeline
@@ -219,16 +217,4 @@ def step_cards(run: Run) -> dict[str, str]:
         "idle": f"{100 * run.bubble:.1f} %",
         "micro-batches": str(1 + max(label.microbatch for label in run.labels)),
         "GPUs": str(run.num_ranks),
-    }
-
-
-def training_cards(figures: TrainingFigures, training: Training, num_ranks: int) -> dict[str, str]:
-    """The figures that stand above a step of a real model, in place of those of lengths."""
-    return {
-        "make-span": f"{figures.step_s:.4g} s",
-        "GPUs": str(num_ranks * training.tensor_parallel * training.data_parallel),
-        "samples/s": f"{figures.samples_per_s:.4g}",
-        "tokens/s": f"{figures.tokens_per_s:,.0f}",
-        "MFU": f"{100 * figures.mfu:.1f} %",
-        "peak memory": f"{figures.peak_bytes.max() / 1e9:.1f} GB",
     }

@@ -11,7 +11,7 @@ from gnomon.pipeline.memory import Curve
 from gnomon.pipeline.run import Run
 from gnomon.pipeline.step import StepRecord
 from gnomon.report.page import write_time_line
-from gnomon.report.pipeline.figures import CAUSES, cause_rows, step_cards, step_figure, training_cards
+from gnomon.report.pipeline.figures import CAUSES, cause_rows, step_cards, step_figure
 from gnomon.report.pipeline.perfetto import write_trace
 from gnomon.report.pipeline.png import write_gantt
 from gnomon.report.pipeline.timeline import View
@@ -26,22 +26,19 @@ def write_html(
     show_throttling: bool = False,
     show_completion_time: bool = False,
     memory: list[Curve] | None = None,
-    memory_unit: str = "micro-batches",
-    facts: dict[str, str] | None = None,
 ) -> Path:
-    """Write the page. `memory` replaces the count of activations; `facts` are further figures for its head."""
+    """Write the page. `memory` replaces the count of activations."""
     figure = step_figure(
         run,
         view=view,
         show_throttling=show_throttling,
         show_completion_time=show_completion_time,
         memory=memory,
-        memory_unit=memory_unit,
     )
     return write_time_line(
         path,
         title=run.title,
-        cards=step_cards(run) | (facts or {}),
+        cards=step_cards(run),
         figure=figure,
         heading="Where the time goes",
         causes=split_table(CAUSES, cause_rows(run), "figure"),
@@ -50,15 +47,7 @@ def write_html(
 
 def write_step(step: StepRecord, folder: Path, **look: Any) -> None:
     """Write step.html, step.perfetto.json, and step.png where matplotlib is installed."""
-    memory: dict[str, Any] = {"memory": step.memory, "memory_unit": step.memory_unit}
-    write_html(step.run, folder / "step.html", **look, **memory, facts=cards(step))
+    write_html(step.run, folder / "step.html", **look, memory=step.memory)
     write_trace(step.run, folder / "step.perfetto.json", memory=step.memory)
     with suppress(MissingExtraError):
-        write_gantt(step.run, folder / "step.png", **look, **memory)
-
-
-def cards(step: StepRecord) -> dict[str, str]:
-    """The figures that stand above a step."""
-    if step.training is None or step.config.training is None:
-        return step_cards(step.run)
-    return step_cards(step.run) | training_cards(step.training, step.config.training, step.run.num_ranks)
+        write_gantt(step.run, folder / "step.png", **look, memory=step.memory)

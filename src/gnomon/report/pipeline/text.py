@@ -1,4 +1,4 @@
-"""A training step, and a search of schedules, in words and plain data."""
+"""A training step in words and plain data."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import numpy as np
 
 from gnomon.pipeline.explain import WhatIf, critical_path, idle_time, total
 from gnomon.pipeline.run import Run
-from gnomon.pipeline.schedule_search import Found
-from gnomon.pipeline.step import StepRecord, TrainingFigures
+from gnomon.pipeline.step import StepRecord
 from gnomon.report.blocks import Block, Line, Table, lines
 
 COLUMNS = ("busy", "warm_up", "dependency", "communication", "contention", "cool_down")
@@ -18,14 +17,9 @@ COLUMNS = ("busy", "warm_up", "dependency", "communication", "contention", "cool
 
 def step_blocks(step: StepRecord, what_if: list[WhatIf]) -> list[Block]:
     """Where the time of a step goes."""
-    run, training = step.run, step.training
+    run = step.run
     ranks, peaks = idle_time(run), [curve.peak for curve in step.memory]
-    blocks: list[Block] = [
-        Line(f"total_time {run.total_time:.6f}{' s' if training else ''}   idle {100 * run.bubble:.2f} %")
-    ]
-    if training:
-        figures = training_figures_data(training)
-        blocks.append(Line("   ".join(f"{name} {value:.4g}" for name, value in figures.items() if name != "fits")))
+    blocks: list[Block] = [Line(f"total_time {run.total_time:.6f}   idle {100 * run.bubble:.2f} %")]
     if step.draws is not None:
         said = percentiles(step.draws).items()
         blocks += lines(f"  {name} of {step.config.draws} draws: {value:.6g}" for name, value in said)
@@ -34,8 +28,7 @@ def step_blocks(step: StepRecord, what_if: list[WhatIf]) -> list[Block]:
         for at, (rank, peak) in enumerate(zip(ranks, peaks, strict=True))
     ]
     rows.append({"rank": "all", **{c: asdict(total(ranks))[c] for c in COLUMNS}, "peak memory": max(peaks)})
-    caption = f"Rows add up to the make-span. Memory in {step.memory_unit}."
-    blocks.append(Table(rows, "Where the time goes", caption))
+    blocks.append(Table(rows, "Where the time goes", "Rows add up to the make-span. Memory in micro-batches."))
     path = ", ".join(f"{kind} {value:.4g}" for kind, value in path_by_kind(run).items())
     blocks.append(Line(f"Critical path: {path}"))
     if what_if:
@@ -59,7 +52,6 @@ def step_data(step: StepRecord, what_if: list[WhatIf]) -> dict[str, Any]:
         "critical_path": path_by_kind(run),
         "throttled": run.throttled,
         "what_if": [asdict(row) for row in what_if],
-        **({"training": training_figures_data(step.training)} if step.training else {}),
         "notes": step.notes,
     }
 
@@ -78,45 +70,10 @@ def path_by_kind(run: Run) -> dict[str, float]:
     return path
 
 
-def training_figures_data(figures: TrainingFigures) -> dict[str, Any]:
-    """What a step of a real model comes to."""
-    return {
-        "step_s": figures.step_s,
-        "samples_per_s": figures.samples_per_s,
-        "tokens_per_s": figures.tokens_per_s,
-        "mfu": figures.mfu,
-        "peak_memory_gb": float(figures.peak_bytes.max()) / 1e9,
-        "fits": figures.fits,
-    }
-
-
 def percentiles(times: Any) -> dict[str, float]:
     """What is said about many drawn steps."""
     values = np.percentile(times, (5, 50, 95, 99))
     return {"mean": float(times.mean()), **dict(zip(("p5", "p50", "p95", "p99"), map(float, values), strict=True))}
-
-
-def schedule_rows(found: Found, unit: str) -> list[dict[str, Any]]:
-    """Schedules by time."""
-    return [
-        {
-            "schedule": one.name,
-            "total_time": one.total_time,
-            "idle %": 100 * one.bubble,
-            f"memory ({unit})": one.memory,
-            "fits": found.limit is None or one.memory <= found.limit,
-            "front": one.is_on_front,
-        }
-        for one in found.candidates
-    ]
-
-
-def schedule_blocks(found: Found, unit: str) -> list[Block]:
-    """Schedules by time, those left out, and the best."""
-    within = "" if found.limit is None else f" within {found.limit:.4g} {unit}"
-    best = found.best.name if found.best else "none fits"
-    left_out = lines((f"left out {name}: {why}" for name, why in found.skipped.items()), "aside")
-    return [Table(schedule_rows(found, unit), "Schedules by time"), *left_out, Line(f"Best{within}: {best}")]
 
 
 _IDLE_WORDS = {
@@ -130,6 +87,7 @@ _PATH_WORDS = {
     "fwd_prop": "activations sent on",
     "grad_prop": "gradients sent back",
     "grad_sync": "synchronised gradients",
+    "gather": "weights gathered",
 }
 
 

@@ -28,6 +28,7 @@ COLOURS = {
     "fwd_prop": "#8CB8E0",
     "grad_prop": "#F2A65A",
     "grad_sync": "#E45756",
+    "gather": "#B279A2",
     "latency": "#C9C9C9",
 }
 NAMES = {
@@ -39,11 +40,12 @@ NAMES = {
     "fwd_prop": "activations",
     "grad_prop": "gradients of activations",
     "grad_sync": "gradient synchronisation",
+    "gather": "weights gathered",
     "latency": "latency",
 }
 LANES: dict[View, tuple[tuple[str, tuple[str, ...]], ...]] = {
-    "single_channel": (("link", ("fwd_prop", "grad_prop", "grad_sync", "latency")),),
-    "dual_channel": (("down", ("fwd_prop",)), ("up", ("grad_prop", "grad_sync"))),
+    "single_channel": (("link", ("fwd_prop", "grad_prop", "grad_sync", "gather", "latency")),),
+    "dual_channel": (("down", ("fwd_prop",)), ("up", ("grad_prop", "grad_sync", "gather"))),
 }
 
 

@@ -6,7 +6,7 @@ from importlib import import_module
 
 from gnomon.ui.site_page import Page
 
-NAMES = ("serve", "fleet", "plan", "train", "pipeline", "posttrain", "routing", "runs")
+NAMES = ("serve", "fleet", "plan", "pipeline", "posttrain", "routing", "runs")
 
 
 def all_pages() -> list[Page]:

@@ -1,25 +1,55 @@
-"""Pipeline: one training step, live: its Gantt chart with memory, and its time under every priority of transfers."""
+"""Pipeline: a model on GPUs, and schedules by themselves: Gantt chart, memory, time under every priority."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from dash import Dash, Input, Output, State, html, no_update
 from dash.development.base_component import Component
 
-from gnomon import catalog
-from gnomon.api.pipeline import Priority, cell_texts, check_priority, priorities_at, schedules, takes_chunks
+from gnomon.api.pipeline import (
+    TRANSFERS,
+    PipelineStep,
+    Priority,
+    cell_texts,
+    check_priority,
+    pipeline,
+    priorities_at,
+    schedules,
+    takes_chunks,
+)
 from gnomon.core.errors import GnomonError
 from gnomon.report.pipeline.figures import CAUSES, cause_rows
 from gnomon.ui.blocks import cards, graph, notice, section
 from gnomon.ui.callbacks import callback
-from gnomon.ui.controls import Choice, Control, Number, Slider, Switch, Text
-from gnomon.ui.pages.pieces import draw_live, register_boxes, split_bars, tall, tall_graph, tall_outputs, view_of
-from gnomon.ui.pages.pipeline_step import MODEL, STUDY, step_of
-from gnomon.ui.site_page import Page
+from gnomon.ui.controls import Choice, Control, ControlError, Number, Slider, Switch, Text
+from gnomon.ui.pages import pipeline_model
+from gnomon.ui.pages.pieces import (
+    draw_live,
+    not_tall,
+    register_boxes,
+    split_bars,
+    tall,
+    tall_graph,
+    tall_outputs,
+    view_of,
+)
+from gnomon.ui.site_page import HIDDEN, SHOWN, Page
 
-GANTT_PX, HEAT_PX = 640, 460
+GANTT_PX, HEAT_PX, MEMORY_PX = 640, 460, 360
+MODEL, SCHEDULES = "model", "schedules"
+"""The tabs: a model on GPUs, and schedules with given times."""
+STUDY = "study"
+"""The schedule of the priority study: 1F1B whose ranks take whatever is ready."""
+MAX_PASSES = 1024
+"""Stages x micro-batches that a page can still draw in a second."""
+LENGTHS = {
+    "fwd": "fwd_len", "bwd": "bwd_len", "prop": "prop_len", "sync": "sync_base_len", "sync_freq": "sync_freq",
+    "fwd_impact": "fwd_impact", "bwd_impact": "bwd_impact",
+}  # fmt: skip
+"""The field of a step behind each control of lengths."""
 
 
 @dataclass(frozen=True)
@@ -45,15 +75,14 @@ def _length(name: str, label: str, default: float | str, **more: Any) -> Number:
     return Number(name, label, default, group="Times of one micro-batch on one GPU", most=1e6, **more)
 
 
-CONTROLS: tuple[Control, ...] = (
+OF_SCHEDULES: tuple[Control, ...] = (
     Choice("schedule", "Schedule", "1f1b", options=_schedules, wide=True),
     Slider("stages", "Pipeline stages (GPUs)", 4, least=1, most=32, step=1, whole=True,
-           field=("stages", "ranks", "pipeline_parallel")),
+           field=("stages", "ranks")),
     Slider("n", "Micro-batches", 8, least=1, most=128, step=1, whole=True, field=("n", "microbatches")),
     Number("chunks", "Stages per GPU", 2, least=1, most=16, whole=True, field="chunks"),
     Number("limit", "Memory limit", "", optional=True, least=0.5, most=1e4, field=("memory_limit", "DataError"),
            help="Activations a GPU may hold, in micro-batches"),
-    Choice("costs", "Costs from", "lengths", options={"lengths": "given times", MODEL: "a model on GPUs"}, wide=True),
     _length("fwd", "Forward", 1.0, field="fwd_len"),
     _length("bwd", "Backward", 2.0, field="bwd_len"),
     _length("wgrad", "Weight gradient", "", optional=True, field=("weight_grad_len", "a weight gradient"),
@@ -65,15 +94,6 @@ CONTROLS: tuple[Control, ...] = (
            group="Times of one micro-batch on one GPU"),
     Number("fwd_impact", "Sync slows forward by", 0.2, most=1, group="Times of one micro-batch on one GPU"),
     Number("bwd_impact", "Sync slows backward by", 0.2, most=1, group="Times of one micro-batch on one GPU"),
-    Choice("model", "Model", "llama-3-8b", options=catalog.model_names, field="model", wide=True, group="Model"),
-    Choice("device", "GPU", "h100", options=catalog.device_names, field="device", group="Model"),
-    Number("tensor_parallel", "Tensor parallel", 1, least=1, most=64, whole=True, field="tensor_parallel",
-           group="Model"),
-    Number("data_parallel", "Data parallel", 1, least=1, most=4096, whole=True, field="data_parallel", group="Model"),
-    Number("micro_batch", "Sequences", 1, least=1, most=512, whole=True, group="Model", help="per micro-batch"),
-    Number("sequence", "Tokens", 4096, least=1, most=1e6, whole=True, group="Model", help="per sequence"),
-    Switch("recompute", "Recompute activations", group="Model"),
-    Switch("shard_optimizer", "Shard the optimizer", group="Model"),
     PriorityText("fwd_prop", "Activations", "0.5", group="Priorities on the links"),
     PriorityText("grad_prop", "Gradients", "0.5", group="Priorities on the links"),
     PriorityText("grad_sync", "Gradient sync", "0.5", group="Priorities on the links",
@@ -83,23 +103,45 @@ CONTROLS: tuple[Control, ...] = (
            options={"single_channel": "one", "dual_channel": "down and up"}),
     Choice("grid", "Heat map in steps of", "0.1", options=("0.05", "0.1", "0.2", "0.25"), group="Picture"),
 )  # fmt: skip
-FOR_LENGTHS = tuple(one.name for one in CONTROLS if one.group.startswith("Times"))
-FOR_MODEL = tuple(one.name for one in CONTROLS if one.group == "Model")
-OPTIONAL = ("chunks", "limit", "costs", *FOR_LENGTHS, *FOR_MODEL)
+CONTROLS: tuple[Control, ...] = (
+    Choice("tab", "Show", MODEL, wide=True,
+           options={MODEL: "a model on GPUs", SCHEDULES: "schedules and priorities, with given times"}),
+    *pipeline_model.CONTROLS,
+    *OF_SCHEDULES,
+)  # fmt: skip
+OF_TABS = {MODEL: pipeline_model.NAMES, SCHEDULES: tuple(one.name for one in OF_SCHEDULES)}
+BLANK = dict.fromkeys(("cards", "notes", "time", "memory", "command", "causes", "heat"), no_update)
 
 
 def body(state: dict[str, Any]) -> list[Component]:
-    """Figures, the Gantt chart, where the time goes, the heat map."""
+    """Figures; of a model its time and memory by part and over the step; of a schedule its Gantt chart, where the time
+    goes, and the heat map of priorities."""
     return [
         view_of(PAGE),
         html.Div(id=PAGE.id("cards"), className="card-space"),
         html.Div(id=PAGE.id("notes")),
-        section("Timeline", tall_graph(PAGE.id("gantt"), GANTT_PX, "Gantt chart with memory and links below")),
-        section("Where the time goes", html.Div(id=PAGE.id("causes"), style={"minHeight": "154px"})),
-        section(
-            "Total time by priority",
-            html.P("The same step under other priorities. Click a cell to see its step above.", className="more"),
-            graph(PAGE.id("heat"), HEAT_PX, label="Total time over the priorities of transfers"),
+        html.Div(
+            [
+                section("Where the time goes", html.Div(id=PAGE.id("time"), style={"minHeight": "120px"})),
+                section("Memory of the fullest GPU", html.Div(id=PAGE.id("memory"), style={"minHeight": "120px"})),
+                section("Memory over the step", tall_graph(PAGE.id("over_time"), MEMORY_PX, "Memory of a GPU by part")),
+                section("The same in the terminal", html.Pre(id=PAGE.id("command"), tabIndex=0)),
+            ],
+            id=PAGE.id("tab", MODEL),
+        ),
+        html.Div(
+            [
+                section("Timeline", tall_graph(PAGE.id("gantt"), GANTT_PX, "Gantt chart with memory and links below")),
+                section("Where the time goes", html.Div(id=PAGE.id("causes"), style={"minHeight": "154px"})),
+                section(
+                    "Total time by priority",
+                    html.P(
+                        "The same step under other priorities. Click a cell to see its step above.", className="more"
+                    ),
+                    graph(PAGE.id("heat"), HEAT_PX, label="Total time over the priorities of transfers"),
+                ),
+            ],
+            id=PAGE.id("tab", SCHEDULES),
         ),
     ]
 
@@ -107,11 +149,10 @@ def body(state: dict[str, Any]) -> list[Component]:
 def register(app: Dash) -> None:
     """Draw at every change; a click in the heat map sets the priorities."""
     outputs = {
-        "gantt": tall_outputs(PAGE.id("gantt")),
-        "cards": Output(PAGE.id("cards"), "children"),
-        "notes": Output(PAGE.id("notes"), "children"),
-        "causes": Output(PAGE.id("causes"), "children"),
+        **{name: tall_outputs(PAGE.id(name)) for name in ("gantt", "over_time")},
+        **{name: Output(PAGE.id(name), "children") for name in BLANK if name != "heat"},
         "heat": Output(PAGE.id("heat"), "figure"),
+        "tabs": {name: Output(PAGE.id("tab", name), "style") for name in OF_TABS},
     }
     draw_live(app, PAGE, outputs, _drawn)
 
@@ -128,19 +169,41 @@ def register(app: Dash) -> None:
         point = click["points"][0] if click else {"x": "", "y": ""}
         return priorities_at(float(step), (str(point["y"]), str(point["x"]))) or (no_update,) * 3
 
-    register_boxes(app, PAGE, ("schedule", "costs"), OPTIONAL)
+    register_boxes(app, PAGE, ("schedule", "tab"), (*OF_TABS[MODEL], *OF_TABS[SCHEDULES]))
 
 
 def without_effect(state: dict[str, Any]) -> set[str]:
-    """Controls that the schedule and the source of costs leave without a meaning."""
-    name = state["schedule"]
-    hidden = set() if takes_chunks(name) else {"chunks"}
-    if state["schedule"] == STUDY:
-        return hidden | {"limit", "costs", "wgrad", "latency", *FOR_MODEL}
-    return hidden | {*(FOR_LENGTHS if state["costs"] == MODEL else FOR_MODEL)}
+    """Controls of the other tab, and those that the schedule leaves without a meaning."""
+    if state["tab"] == MODEL:
+        return set(OF_TABS[SCHEDULES])
+    hidden = {*OF_TABS[MODEL], *(() if takes_chunks(state["schedule"]) else ("chunks",))}
+    return hidden | ({"limit", "wgrad", "latency"} if state["schedule"] == STUDY else set())
+
+
+def step_of(values: Mapping[str, Any]) -> PipelineStep:
+    """Run the step that the controls describe."""
+    if values["stages"] * values["n"] > MAX_PASSES:
+        most = MAX_PASSES // values["stages"]
+        raise ControlError("n", f"A page draws at most {most:,} micro-batches of {values['stages']} stages.")
+    step = {name: values[name] for name in ("n", "stages", "ideal", *TRANSFERS)}
+    step |= {field: values[name] for name, field in LENGTHS.items()}
+    if values["schedule"] != STUDY:
+        step |= {"schedule": values["schedule"], "memory_limit": values["limit"]}
+        step |= {"weight_grad_len": values["wgrad"], "latency": values["latency"]}
+        if takes_chunks(values["schedule"]):
+            step["chunks"] = values["chunks"]
+    return pipeline(step)
 
 
 def _drawn(values: dict[str, Any]) -> dict[str, Any]:
+    shown = {"tabs": {name: SHOWN if name == values["tab"] else HIDDEN for name in OF_TABS}}
+    kept = BLANK | {name: not_tall() for name in ("gantt", "over_time")}
+    if values["tab"] == MODEL:
+        return kept | shown | pipeline_model.drawn(values)
+    return kept | shown | _schedule_drawn(values)
+
+
+def _schedule_drawn(values: dict[str, Any]) -> dict[str, Any]:
     step = step_of(values)
     figure = step.drawn(view=values["view"])
     # The place that someone has zoomed into stays when a priority changes, but not when the step itself does.

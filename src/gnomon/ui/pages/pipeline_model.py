@@ -1,24 +1,26 @@
-"""Training: a step of a model on GPUs, live: its speed, where its time goes, and what fills a GPU's memory."""
+"""The Pipeline page's model on GPUs: controls, and their answer: speed, time by part, memory by part and over time."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from dash import Dash, Output, html
-from dash.development.base_component import Component
-
 from gnomon import catalog
+from gnomon.api.pipeline import schedules
 from gnomon.api.train import PRECISIONS, SHARDINGS, train
-from gnomon.ui.blocks import cards, notice, section
+from gnomon.ui.blocks import cards, notice
 from gnomon.ui.controls import Choice, Control, Number, Switch
-from gnomon.ui.pages.pieces import draw_live, split_bars, view_of
-from gnomon.ui.site_page import Page
+from gnomon.ui.pages.pieces import split_bars, tall
 
 
 def _degree(name: str, label: str, most: int = 4096, **more: Any) -> Number:
     return Number(name, label, 1, least=1, most=most, whole=True, field=name, group="Layout", **more)
 
 
+def _orders() -> dict[str, str]:
+    return {USUAL: "1f1b or interleaved"} | {row["name"]: row["name"] for row in schedules()}
+
+
+USUAL = "usual"
 CONTROLS: tuple[Control, ...] = (
     Choice("model", "Model", "llama-3-70b", options=catalog.model_names, field="model", wide=True),
     Choice("device", "GPU", "h100", options=catalog.device_names, field="device"),
@@ -31,6 +33,7 @@ CONTROLS: tuple[Control, ...] = (
     Number("pipeline_parallel", "Pipeline parallel", 4, least=1, most=512, whole=True, group="Layout",
            field=("pipeline_parallel", "microbatches")),
     _degree("virtual_stages", "Virtual stages", 64),
+    Choice("order", "Schedule", USUAL, options=_orders, field="schedule", group="Layout"),
     _degree("context_parallel", "Context parallel"),
     _degree("expert_parallel", "Expert parallel"),
     _degree("micro_batch", "Micro-batch", 1024, help="sequences"),
@@ -42,26 +45,15 @@ CONTROLS: tuple[Control, ...] = (
 )  # fmt: skip
 
 
-def body(state: dict[str, Any]) -> list[Component]:
-    """Figures, time by part, memory by part against the card, the same as a command."""
-    return [
-        view_of(PAGE),
-        html.Div(id=PAGE.id("cards"), className="card-space"),
-        html.Div(id=PAGE.id("notes")),
-        section("Where the time goes", html.Div(id=PAGE.id("time"), style={"minHeight": "120px"})),
-        section("Memory of the fullest GPU", html.Div(id=PAGE.id("memory"), style={"minHeight": "120px"})),
-        section("The same in the terminal", html.Pre(id=PAGE.id("command"), tabIndex=0)),
-    ]
+NAMES = tuple(one.name for one in CONTROLS)
 
 
-def register(app: Dash) -> None:
-    """Answer at every change."""
-    names = ("cards", "notes", "time", "memory", "command")
-    draw_live(app, PAGE, {name: Output(PAGE.id(name), "children") for name in names}, _drawn)
-
-
-def _drawn(values: dict[str, Any]) -> dict[str, Any]:
-    result = train(values, check=False)
+def drawn(values: dict[str, Any]) -> dict[str, Any]:
+    """Figures, time and memory by part, memory over the step, the same as a command."""
+    asked = {name: values[name] for name in NAMES if name != "order"}
+    if values["order"] != USUAL:
+        asked["schedule"] = values["order"]
+    result = train(asked, check=False)
     shown = result.summary
     memory = f"{shown['peak_memory_gb']:.1f} GB"
     room = (
@@ -76,12 +68,13 @@ def _drawn(values: dict[str, Any]) -> dict[str, Any]:
         ("peak memory", memory, room),
     )
     told = [] if shown["fits"] else [notice(result.misfit, "error")]
-    flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in values.items() if _matters(name, value))
+    flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in asked.items() if _matters(name, value))
     return {
         "cards": cards(figures),
         "notes": [*told, *(notice(text) for text in shown["notes"])],
         "time": split_bars(*result.time_bars),
         "memory": split_bars(*result.memory_bars),
+        "over_time": tall(result.figures["memory"]),
         "command": f"gnomon train step {flags}",
     }
 
@@ -89,6 +82,3 @@ def _drawn(values: dict[str, Any]) -> dict[str, Any]:
 def _matters(name: str, value: Any) -> bool:
     defaults = {"virtual_stages": 1, "context_parallel": 1, "expert_parallel": 1, "micro_batch": 1, "lora_rank": 0}
     return value is not False and defaults.get(name) != value
-
-
-PAGE = Page(name="train", title="Training", controls=CONTROLS, body=body, register=register)
