@@ -1,6 +1,9 @@
 """`gnomon serve` under load: how late its tokens are, and what clients see against `gnomon simulate`.
 
-python -m benchmarks.serve [--streams 256] [--seconds 20]
+python -m benchmarks.serve [--streams 256] [--tokens 600] [--requests 150]
+
+The server has one core, its client another. On a machine that does other things, too, both need real-time priority
+(`chrt -f 1 python -m benchmarks.serve`), or others' work is measured.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from typing import Any
 import numpy as np
 
 SCENARIO = {"model": "llama-3-8b", "device": "h100", "workload": {"rate": 5, "num_requests": 100}}
+LATE_S = ("0.001", "0.002", "0.003", "0.005")
 
 
 class Server:
@@ -82,19 +86,26 @@ async def metric(port: int, name: str) -> dict[str, float]:
 
 
 async def load(server: Server, streams: int, tokens: int) -> dict[str, Any]:
-    """So many streams at once, each of so many tokens."""
+    """So many streams at once, each of so many tokens, begun within two seconds."""
     port, start, cpu_s = server.ports[0], time.monotonic(), server.cpu_s()
     prompts = [[1000 * i + k for k in range(64)] for i in range(streams)]
-    found = await asyncio.gather(*(stream(port, prompt, tokens) for prompt in prompts))
+
+    async def one(i: int) -> tuple[float, list[float]]:
+        await asyncio.sleep(2.0 * i / streams)
+        return await stream(port, prompts[i], tokens)
+
+    found = await asyncio.gather(*(one(i) for i in range(streams)))
     seconds = time.monotonic() - start
+    begun, ended = max(came[0] for _, came in found), min(came[-1] for _, came in found)
+    steady = sum(sum(begun <= at <= ended for at in came) for _, came in found)
     late = await metric(port, "gnomon:token_lateness_seconds")
     total = late["+Inf"]
     return {
         "streams": streams,
         "tokens_per_s": round(sum(len(came) for _, came in found) / seconds),
+        "tokens_per_s_when_all_are_there": round(steady / (ended - begun)),
         "cpu_us_per_token": round((server.cpu_s() - cpu_s) * 1e6 / total, 1),
-        "late_at_most_2_ms": round(late["0.002"] / total, 4),
-        "late_at_most_5_ms": round(late["0.005"] / total, 4),
+        **{f"late_at_most_{float(bound) * 1e3:g}_ms": round(late[bound] / total, 4) for bound in LATE_S},
     }
 
 
@@ -122,16 +133,26 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=600)
     parser.add_argument("--requests", type=int, default=150)
     given = parser.parse_args()
-    chosen = scenario(SCENARIO, rate=8, requests=given.requests)
-    requests = generate(chosen.workload, chosen.seed)
-    outputs = np.minimum(requests.output_tokens, 200)
-    ours = gnomon.simulate(chosen, requests=replace(requests, output_tokens=outputs), intervals=False).summary.latency
-    with Server(SCENARIO) as server:
-        print("load:", asyncio.run(load(server, given.streams, given.tokens)))
-        seen = asyncio.run(agreement(server.ports[0], requests.arrival_s, requests.prompt_tokens, outputs))
-    simulated = {"ttft_mean_s": ours.ttft_s.mean, "ttft_p99_s": ours.ttft_s.p99, "tpot_mean_s": ours.tpot_s.mean}
-    for name, value in seen.items():
-        print(f"{name}: client {value:.5f}, simulate {simulated[name]:.5f}, {value / simulated[name] - 1:+.1%}")
+    for engine in (None, "vllm"):
+        served = SCENARIO if engine is None else SCENARIO | {"engine": engine}
+        chosen = scenario(served, rate=8, requests=given.requests)
+        requests = generate(chosen.workload, chosen.seed)
+        outputs = np.minimum(requests.output_tokens, 200)
+        latency = gnomon.simulate(
+            chosen, requests=replace(requests, output_tokens=outputs), intervals=False
+        ).summary.latency
+        with Server(served) as server:
+            print(f"engine {engine or 'not given'}:", asyncio.run(load(server, given.streams, given.tokens)))
+            seen = asyncio.run(agreement(server.ports[0], requests.arrival_s, requests.prompt_tokens, outputs))
+        ours = {
+            "ttft_mean_s": latency.ttft_s.mean,
+            "ttft_p99_s": latency.ttft_s.p99,
+            "tpot_mean_s": latency.tpot_s.mean,
+        }
+        for name, value in seen.items():
+            off = value - ours[name]
+            verdict = "met" if abs(off) <= 0.05 * ours[name] + 0.002 else "missed"
+            print(f"  {name}: client {value:.5f}, simulate {ours[name]:.5f}, {off / ours[name]:+.1%}, {verdict}")
 
 
 if __name__ == "__main__":

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import uvicorn
-
 from gnomon.api.serving import scenario
 from gnomon.live.app import App
 from gnomon.live.cluster import LiveCluster
-from gnomon.live.server import open_sockets
+from gnomon.live.server import open_sockets, server_of
 from gnomon.live.text import Pieces
 
 SMALL = {"model": "llama-3-8b", "device": "h100", "workload": {"rate": 5, "num_requests": 100}}
@@ -31,10 +30,15 @@ def served(
     ports = [one.getsockname()[1] for one in sockets]
     replicas = {port: number for number, port in enumerate(ports)} if num_ports > 1 else None
     app = App(live, Pieces(), model_name="sim", speed=speed, token=token, replica_of_port=replicas)
-    config = uvicorn.Config(app, log_level="error", lifespan="off", timeout_graceful_shutdown=5)
-    server = uvicorn.Server(config)
+    server = server_of(app, 5)
     thread = threading.Thread(target=server.run, kwargs={"sockets": sockets}, daemon=True)
     thread.start()
+    errors: list[str] = []
+    handler = logging.Handler(logging.ERROR)
+    handler.emit = lambda record: errors.append(record.getMessage())  # type: ignore[method-assign]
+    loggers = [logging.getLogger(name) for name in ("asyncio", "uvicorn.error")]
+    for one in loggers:
+        one.addHandler(handler)
     try:
         for _ in range(500):
             if server.started:
@@ -44,6 +48,9 @@ def served(
     finally:
         server.should_exit = True
         thread.join(30)
+        for one in loggers:
+            one.removeHandler(handler)
+    assert not errors
 
 
 def is_empty(live: LiveCluster) -> bool:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
+import signal
+import subprocess
+import sys
 import time
 
 import httpx
@@ -16,7 +20,7 @@ from gnomon.api.live import serve
 from gnomon.calibration.prometheus import counters, is_scrape
 from gnomon.core.errors import ConfigError
 from gnomon.live.prefixes import Room, block_hashes
-from gnomon.live.text import FromFile, Pieces, answer, chat_text
+from gnomon.live.text import FromFile, Pieces, answer, chat_text, up_to_stop
 from live_kit import is_empty, served, small_cluster
 
 
@@ -82,6 +86,25 @@ def test_a_conversation_finds_its_kv_again(server):
     assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == before // 16 * 16
 
 
+def test_stop_strings_end_an_answer_and_are_not_said(server):
+    _, client = server
+    asked = {"prompt": "Where does it stop?", "max_tokens": 30, "ignore_eos": True}
+    words = client.post("/v1/completions", json=asked).json()["choices"][0]["text"].split()
+    where = next(i for i in range(4, 30) if f" {words[i]}" not in "".join(f" {one}" for one in words[:i]))
+    for stop in (f" {words[where]}", ["nothing of it", f" {words[where]}"]):
+        one = client.post("/v1/completions", json=asked | {"stop": stop}).json()
+        assert one["choices"][0]["text"].split() == words[:where]
+        assert one["choices"][0]["finish_reason"] == "stop"
+        assert one["usage"]["completion_tokens"] == where + 1  # It is computed.
+
+
+def test_up_to_stop_by_hand():
+    assert up_to_stop([" a", " bc", " d"], []) == [" a", " bc", " d"]
+    assert up_to_stop([" a", " bc", " d"], ["c d", "x"]) == [" a", " b", ""]
+    assert up_to_stop([" a", " bc", " d"], [" d", "b"]) == [" a", " "]
+    assert up_to_stop([" a"], [" a"]) == [""]
+
+
 def test_several_prompts_and_several_choices(server):
     _, client = server
     asked = {"prompt": ["one sun", "two suns"], "n": 2, "max_tokens": 3, "ignore_eos": True}
@@ -108,6 +131,8 @@ def test_several_prompts_and_several_choices(server):
         (b'{"prompt": ""}', 400, "prompt"),
         (b'{"prompt": []}', 400, "prompt"),
         (b'{"prompt": "x", "n": 99}', 400, "n"),
+        (b'{"prompt": "x", "stop": ""}', 400, "stop"),
+        (b'{"prompt": "x", "stop": ["a", "b", "c", "d", "e"]}', 400, "stop"),
         (b'{"prompt": "x", "logprobs": 5}', 400, "logprobs"),
         (b'{"prompt": "x", "model": "gpt"}', 404, "model"),
         (b'{"prompt": "x", "max_tokens": 999999}', 400, "prompt"),
@@ -159,6 +184,37 @@ def test_a_client_that_leaves_frees_its_blocks(server):
         next(response.iter_lines())
         assert app.live.num_live == 1
     assert wait_until_empty(app.live)
+
+
+@pytest.mark.slow
+def test_sigterm_lets_answers_end():
+    """In a process of its own: the answer that has begun is sent whole, nobody new gets one, the process ends."""
+    command = [
+        sys.executable,
+        "-m",
+        "gnomon.cli.main",
+        "serve",
+        "--model",
+        "llama-3-8b",
+        "--gpu",
+        "h100",
+        "--port",
+        "0",
+    ]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        url = re.search(r"http://[\d.:]+", process.stderr.readline()).group()
+        asked = {"prompt": "word", "max_tokens": 200, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", f"{url}/v1/completions", json=asked, timeout=30) as response:
+            lines = response.iter_lines()
+            first = next(lines)
+            process.terminate()
+            rest = [line for line in lines if line]
+        assert rest.pop() == "data: [DONE]"
+        said = "".join(json.loads(line.removeprefix("data: "))["choices"][0]["text"] for line in (first, *rest))
+        assert len(said.split()) == 200
+        assert process.wait(30) in (0, -signal.SIGTERM)
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{url}/health")
 
 
 def test_a_port_for_each_replica():

@@ -6,19 +6,18 @@ import asyncio
 import hmac
 import json
 import time
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
 from gnomon import __version__
-from gnomon.core.arrays import Ints
 from gnomon.live.cluster import Asked, Full, LiveCluster
 from gnomon.live.driver import Driver
 from gnomon.live.metrics import Metrics
 from gnomon.live.protocol import Chat, Completion, Refused, Writer, event, parse, usage
 from gnomon.live.stream import Stream
-from gnomon.live.text import Tokenizer, answer, chat_text
+from gnomon.live.text import Tokenizer, answer, chat_text, up_to_stop
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -28,6 +27,8 @@ MAX_BODY_BYTES = 32 << 20
 BODY_TIMEOUT_S = 60.0
 MAX_REQUESTS = 8192
 """Requests that may be there at once."""
+CONNECTION = "gnomon.connection"
+"""The extension of a scope that holds uvicorn's connection."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,8 @@ class Choice:
     """One answer that is being made."""
 
     stream: Stream
-    words: Ints
+    texts: list[str]
+    """Of its tokens."""
     reason: str
     """Why it ends where it does: `stop` or `length`."""
 
@@ -159,9 +161,11 @@ class App:
                 for number in range(asked.n or 1):
                     choices.append(self._begin(scope, asked, prompt, number))
             if asked.stream:
-                await self._send_stream(receive, send, asked, choices, writer)
-            else:
-                await self._send_whole(receive, send, choices, writer)
+                connection = scope.get("extensions", {}).get(CONNECTION)
+                for index, choice in enumerate(choices):
+                    choice.stream.read([text.encode() for text in choice.texts], writer.chunk_frame(index), connection)
+            sending = self._send_chunks if asked.stream else self._send_whole
+            await _unless_left(receive, sending(send, asked, choices, writer))
         finally:
             for choice in choices:
                 if not choice.stream.is_done:
@@ -187,8 +191,9 @@ class App:
         natural = int(drawn[int(answer(self.tokenizer, prompt, 1, seed + 1)[0] * 7919 % len(drawn))])
         wanted = limit if asked.ignore_eos else min(limit, max(natural, asked.min_tokens))
         words = answer(self.tokenizer, prompt, wanted, seed)
+        texts = up_to_stop([self.tokenizer.words[word] for word in words], asked.stops)
         one = Asked(
-            [*prompt, *self.tokenizer.word_tokens[words].tolist()],
+            [*prompt, *self.tokenizer.word_tokens[words[: len(texts)]].tolist()],
             len(prompt),
             adapter=self._adapters.get(asked.model or "", -1),
             user_class=self._classes.get(asked.user or "", 0),
@@ -196,79 +201,40 @@ class App:
         )
         if session:
             one = replace(one, session=hash(tuple(session)) & 0x7FFFFFFF)
-        return Choice(self.driver.send(one), words, "length" if wanted == limit and natural >= limit else "stop")
+        is_cut = wanted == limit <= natural and len(texts) == wanted
+        return Choice(self.driver.send(one), texts, "length" if is_cut else "stop")
 
-    def _text(self, choice: Choice, first: int, last: int) -> str:
-        return "".join(map(self.tokenizer.words.__getitem__, choice.words[first:last]))
-
-    async def _send_whole(self, receive: Receive, send: Send, choices: list[Choice], writer: Writer) -> None:
-        left = asyncio.ensure_future(_left(receive))
-        done = asyncio.ensure_future(_all_done(choices))
-        try:
-            await asyncio.wait((left, done), return_when=asyncio.FIRST_COMPLETED)
-            if not done.done():
-                return
-        finally:
-            left.cancel()
-            done.cancel()
+    async def _send_whole(self, send: Send, asked: Completion | Chat, choices: list[Choice], writer: Writer) -> None:
         for choice in choices:
+            await choice.stream.end()
             _check_verdict(choice.stream)
-        texts = [(self._text(one, 0, len(one.words)), one.reason) for one in choices]
-        await _send_json(send, writer.whole(texts, _usage(choices)))
-
-    async def _send_stream(
-        self, receive: Receive, send: Send, asked: Completion | Chat, choices: list[Choice], writer: Writer
-    ) -> None:
-        sender = asyncio.ensure_future(self._send_chunks(send, asked, choices, writer))
-        left = asyncio.ensure_future(_left(receive))
-        try:
-            await asyncio.wait((left, sender), return_when=asyncio.FIRST_COMPLETED)
-            if sender.done():
-                sender.result()
-        finally:
-            left.cancel()
-            sender.cancel()
+        await _send_json(send, writer.whole([("".join(one.texts), one.reason) for one in choices], _usage(choices)))
 
     async def _send_chunks(self, send: Send, asked: Completion | Chat, choices: list[Choice], writer: Writer) -> None:
-        await choices[0].stream.more(0)
+        await choices[0].stream.more()
         _check_verdict(choices[0].stream)
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        if len(choices) == 1:
-            await self._send_choice(send, choices[0], 0, writer)
-        else:
-            lock = asyncio.Lock()  # Their chunks go through one connection.
-
-            async def in_turn(message: MutableMapping[str, Any]) -> None:
-                async with lock:
-                    await send(message)
-
-            await asyncio.gather(*(self._send_choice(in_turn, one, i, writer) for i, one in enumerate(choices)))
+        await asyncio.gather(*(self._send_choice(send, one, i, writer) for i, one in enumerate(choices)))
         tail = b"data: [DONE]\n\n"
         if asked.stream_options is not None and asked.stream_options.include_usage:
             tail = writer.usage_chunk(_usage(choices)) + tail
         await send({"type": "http.response.body", "body": tail, "more_body": False})
 
     async def _send_choice(self, send: Send, choice: Choice, index: int, writer: Writer) -> None:
-        stream, texts = choice.stream, [self.tokenizer.words[word].encode() for word in choice.words]
-        before, behind = writer.chunk_frame(index)
-        body, sent = writer.first(index), 0
-        while True:
-            await stream.more(sent)
+        stream, body, is_done = choice.stream, writer.first(index), False
+        while not is_done:
+            await stream.more()
+            stream.is_direct, is_done, is_first = False, stream.is_done, not stream.num_sent
+            body += stream.take()
             if stream.verdict:
                 body += event(Refused(500, f"the request was {stream.verdict}.").body)
-            elif stream.num_tokens == sent + 1:
-                body += before + texts[sent] + behind
-            elif stream.num_tokens > sent:
-                body += before + b"".join(texts[sent : stream.num_tokens]) + behind
-            sent = stream.num_tokens
-            if stream.is_done and not stream.verdict:
+            elif is_done:
                 body += writer.last(index, choice.reason)
             await send({"type": "http.response.body", "body": body, "more_body": True})
-            self.metrics.lateness.add(time.monotonic() - stream.due_s)
-            if stream.is_done:
-                return
-            body = b""
+            if is_first:
+                self.metrics.lateness.add(0, max(0.0, time.monotonic() - stream.due_s))
+            body, stream.is_direct = b"", True
 
 
 async def _body(receive: Receive) -> bytes:
@@ -290,16 +256,21 @@ async def _body(receive: Receive) -> bytes:
         raise Refused(408, "the body did not come in time.") from None
 
 
-async def _left(receive: Receive) -> None:
-    """Wait until the client has left."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
+async def _unless_left(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Do it, unless the client leaves meanwhile."""
 
+    async def leave() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
 
-async def _all_done(choices: list[Choice]) -> None:
-    for choice in choices:
-        while not choice.stream.is_done:
-            await choice.stream.more(choice.stream.num_tokens)
+    left, done = asyncio.ensure_future(leave()), asyncio.ensure_future(work)
+    try:
+        await asyncio.wait((left, done), return_when=asyncio.FIRST_COMPLETED)
+        if done.done():
+            done.result()
+    finally:
+        left.cancel()
+        done.cancel()
 
 
 def _check_verdict(stream: Stream) -> None:
@@ -315,7 +286,7 @@ def _check_verdict(stream: Stream) -> None:
 def _usage(choices: list[Choice]) -> dict[str, Any]:
     prompts = {id(one.stream.asked): one.stream.asked.prompt_tokens for one in choices}
     cached = sum(one.stream.cached_tokens for one in choices)
-    return usage(sum(prompts.values()), cached, sum(len(one.words) for one in choices))
+    return usage(sum(prompts.values()), cached, sum(len(one.texts) for one in choices))
 
 
 async def _send_json(send: Send, data: Mapping[str, Any], status: int = 200) -> None:

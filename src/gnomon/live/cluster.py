@@ -77,12 +77,15 @@ class LiveCluster:
         if self.num_adapters:
             report_ends(self.opened.env.calendar, cluster)
         self._blank = cluster.requests[0].copy()
+        self._fields = {name: cluster.requests[name].view(np.ndarray) for name in cluster.requests.dtype.names}
+        """Of the requests; many records are not to be copied whole."""
         self._room, self._held = Room(room), dict[int, tuple[int, int]]()
         self._next, self._leaving = 0, set[int]()
         noise = scenario.router.length_noise if scenario.router.lengths == "noisy" else 0.0
         self._length_errors = np.exp(noise * stream(scenario.seed, "length predictions").standard_normal(slots))
         # A shared hash is multiplied by the blocks it covers, within 64 bits.
         self._limit = (1 << 62) // int(cluster.replicas.blocks_per_hash.max())
+        self._go_on(0.0)  # The first time takes a tenth of a second.
 
     @property
     def num_live(self) -> int:
@@ -145,36 +148,37 @@ class LiveCluster:
     def next_s(self) -> float:
         """When something happens next, if nobody sends anything."""
         calendar = self.opened.env.calendar
-        book = calendar.book[0]
-        event_s = calendar.events[0].time_s if book.num_events else math.inf
-        return min(float(self.cluster.next_end_s.min()), float(event_s), float(book.next_drain_s))
+        event_s = calendar.events["time_s"][0] if calendar.book["num_events"][0] else math.inf
+        return float(min(self.cluster.next_end_s.min(), event_s, calendar.book["next_drain_s"][0]))
 
     def produced(self, ids: Ints) -> Ints:
         """[request]: output tokens so far."""
-        q = self.cluster.requests[ids]
-        steps = self.cluster.replicas.steps[np.maximum(q.replica, 0)]
-        is_decoding = q.processed > q.prefill_tokens
-        computed = q.processed + np.where((q.status == IN_FLIGHT) & is_decoding, steps - q.joined, 0)
-        tokens = np.where(is_decoding, computed, q.prefill_tokens) - q.prompt_tokens
-        count = np.where(q.first_token_s >= 0.0, np.maximum(tokens, 1), 0)
-        return np.where(q.status == FINISHED, q.output_tokens, count).astype(np.int64)
+        q, processed, prefill = self._fields, self._fields["processed"][ids], self._fields["prefill_tokens"][ids]
+        status = q["status"][ids]
+        steps = self.cluster.replicas["steps"][np.maximum(q["replica"][ids], 0)]
+        is_decoding = processed > prefill
+        computed = processed + np.where((status == IN_FLIGHT) & is_decoding, steps - q["joined"][ids], 0)
+        tokens = np.where(is_decoding, computed, prefill) - q["prompt_tokens"][ids]
+        count = np.where(q["first_token_s"][ids] >= 0.0, np.maximum(tokens, 1), 0)
+        return np.where(status == FINISHED, q["output_tokens"][ids], count).astype(np.int64)
 
     def ended(self, ids: Ints) -> NDArray[np.bool_]:
         """[request]: whether it has ended, in one way or another."""
-        status = self.cluster.requests.status[ids]
+        status = self._fields["status"][ids]
         return (status == FINISHED) | (status == REJECTED) | (status == SHED)
 
     def newest_s(self, ids: Ints) -> Floats:
         """[request]: when its newest token came, or when it ended."""
-        q = self.cluster.requests[ids]
-        replicas = self.cluster.replicas[np.maximum(q.replica, 0)]
-        steps = (q.status == IN_FLIGHT) & (q.processed > q.prefill_tokens) & (replicas.steps > q.joined)
-        newest_s = np.where(steps, replicas.last_step_s, q.last_token_s)
-        return np.where(newest_s >= 0.0, newest_s, q.finished_s)
+        q, replicas = self._fields, self.cluster.replicas
+        r = np.maximum(q["replica"][ids], 0)
+        is_decoding = (q["status"][ids] == IN_FLIGHT) & (q["processed"][ids] > q["prefill_tokens"][ids])
+        steps = is_decoding & (replicas["steps"][r] > q["joined"][ids])
+        newest_s = np.where(steps, replicas["last_step_s"][r], q["last_token_s"][ids])
+        return np.where(newest_s >= 0.0, newest_s, q["finished_s"][ids])
 
     def reply_s(self, ids: Ints) -> Floats:
         """[request]: seconds from its newest token to the client."""
-        return self.cluster.replicas.reply_s[np.maximum(self.cluster.requests.replica[ids], 0)]
+        return self.cluster.replicas["reply_s"][np.maximum(self._fields["replica"][ids], 0)]
 
     def leave(self, request_id: int, now_s: float) -> None:
         """The client of a request has left, with all tokens or before: it ends as soon as the engine can let go of it,

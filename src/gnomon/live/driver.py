@@ -6,10 +6,12 @@ import asyncio
 import heapq
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from gnomon.core.arrays import Ints
 from gnomon.live.cluster import Asked, LiveCluster
 from gnomon.live.metrics import Metrics
 from gnomon.live.stream import Stream
@@ -17,6 +19,17 @@ from gnomon.serving.engine.state import REJECTED, SHED
 
 _SPIN_S = 0.001
 """Timers of an event loop come up to a millisecond late: the rest is waited for by looking at the clock."""
+
+
+@dataclass(frozen=True, order=True)
+class Burst:
+    """Tokens that come to their clients at one moment."""
+
+    start_s: float
+    """When the first is written. Writing all takes a while: half of it lies before they are due, if that is known."""
+    due_s: float
+    tokens: list[tuple[Stream, int, bool]] = field(compare=False)
+    """Streams, how many tokens each has then, and whether that is all."""
 
 
 class Driver:
@@ -28,8 +41,16 @@ class Driver:
         self.live, self.metrics, self.speed, self._clock = live, metrics, speed, clock
         self._start_s = clock()
         self._streams: dict[int, Stream] = {}
-        self._replies: list[tuple[float, int, Stream, int, bool]] = []
-        self._count = 0
+        self._ids: Ints | None = None
+        """Of these; None where some have come or gone."""
+        self._produced = np.zeros(live.cluster.requests.size, np.int64)
+        self._last_s = np.zeros(live.cluster.requests.size)
+        self._bursts: list[Burst] = []
+        """A heap."""
+        self._next_s = float("inf")
+        """When something happens in the cluster."""
+        self._write_s = 0.0
+        """Real seconds of writing a token."""
         self._timer: Any = None
         self.failed: Exception | None = None
 
@@ -41,15 +62,19 @@ class Driver:
         """Send a request now."""
         now_s = self.now_s()
         stream = Stream(self.live.send(now_s, asked), asked, now_s)
-        self._streams[stream.id] = stream
+        self._streams[stream.id], self._ids = stream, None
+        self._produced[stream.id] = 0
+        self._next_s = now_s
         self._tick()
         return stream
 
     def cancel(self, stream: Stream) -> None:
         """The client of a request has left."""
         if self._streams.pop(stream.id, None) is not None and self.failed is None:
-            self.metrics.count_end(stream, "abort", self.now_s())
+            self._ids = None
+            self.metrics.count_end(stream, "abort", self.now_s(), 0)
             self.live.leave(stream.id, self.now_s())
+            self._next_s = self.live.next_s()
             self._tick()
 
     def _tick(self) -> None:
@@ -57,23 +82,42 @@ class Driver:
         if self.failed is not None:
             return
         now_s = self.now_s()
-        try:
-            self.live.advance(now_s)
-            self._collect(now_s)
-        except Exception as error:
-            self._fail(error)
-            raise
-        while self._replies and self._replies[0][0] <= now_s:
-            due_s, _, stream, count, is_done = heapq.heappop(self._replies)
-            stream.deliver(count, is_done, self._start_s + due_s / self.speed)
-        next_s = min(self.live.next_s(), self._replies[0][0] if self._replies else float("inf"))
+        self._deliver(now_s)
+        if self._next_s <= now_s:
+            try:
+                self.live.advance(now_s)
+                self._collect(now_s)
+            except Exception as error:
+                self._fail(error)
+                raise
+            self._next_s = self.live.next_s()
+        next_s = min(self._next_s, self._bursts[0].start_s if self._bursts else float("inf"))
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if next_s < float("inf"):
-            wait_s = (next_s - now_s) / self.speed - _SPIN_S
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(max(0.0, wait_s), self._spin, self._clock() + wait_s + _SPIN_S)
+            due_s = self._start_s + next_s / self.speed
+            wait_s = max(0.0, due_s - _SPIN_S - self._clock())
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._spin, due_s)
+
+    def _deliver(self, now_s: float) -> None:
+        """Pass on the tokens that are due."""
+        while self._bursts and self._bursts[0].start_s <= now_s:
+            burst, start_s = heapq.heappop(self._bursts), self._clock()
+            due_s = self._start_s + burst.due_s / self.speed
+            num_sent = sum([stream.deliver(count, is_done, due_s) for stream, count, is_done in burst.tokens])
+            if num_sent:
+                # What is written goes out when the event loop has come round, at the latest.
+                asyncio.get_running_loop().call_soon(self._after, burst, num_sent, start_s, due_s)
+
+    def _after(self, burst: Burst, num_sent: int, start_s: float, due_s: float) -> None:
+        """What can wait until a burst is written."""
+        each_s = (self._clock() - start_s) / num_sent
+        self._write_s += (each_s - self._write_s) * min(1.0, num_sent / 1000)
+        late_s = start_s - due_s + each_s * np.arange(1, num_sent + 1)
+        self.metrics.lateness.add(0, np.maximum(0.0, late_s))
+        for stream, _, _ in burst.tokens:
+            stream.prepare()
 
     def _spin(self, due_s: float) -> None:
         if self._clock() >= due_s:
@@ -84,48 +128,48 @@ class Driver:
 
     def _collect(self, now_s: float) -> None:
         """Look which requests have got tokens or have ended. There may be ten thousand tokens a second: whatever can be
-        done for all of them at once is."""
-        if not self._streams:
-            return
-        live, streams = self.live, list(self._streams.values())
-        ids = np.fromiter(self._streams, np.int64, len(streams))
+        done for all of them at once is, and what is due is sent before it is counted."""
+        if self._ids is None:
+            self._ids = np.fromiter(self._streams, np.int64, len(self._streams))
+        live, ids = self.live, self._ids
         produced, ended = live.produced(ids), live.ended(ids)
-        before = np.fromiter((stream.num_produced for stream in streams), np.int64, len(streams))
-        changed = np.flatnonzero((produced > before) | ended)
+        changed = np.flatnonzero((produced > self._produced[ids]) | ended)
         if not changed.size:
             return
-        some = ids[changed]
-        done = ended[changed] | (produced[changed] >= live.cluster.requests.output_tokens[some])
-        came_s = live.newest_s(some)
-        columns = (produced[changed], done, came_s, came_s + live.reply_s(some), live.cluster.requests.replica[some])
-        for i, count, is_done, at_s, due_s, r in zip(changed, *(one.tolist() for one in columns), strict=True):
-            stream = streams[i]
-            if count and not stream.num_produced:
-                self._begin(stream, r)
-            if count > stream.num_produced:
-                self.metrics.count_tokens(stream, count - stream.num_produced, at_s)
-            stream.num_produced, stream.last_s = count, at_s
-            if is_done:
-                self._end(stream, at_s)
-            if due_s <= now_s:
-                stream.deliver(count, is_done, self._start_s + due_s / self.speed)
-            else:
-                self._count += 1
-                heapq.heappush(self._replies, (due_s, self._count, stream, count, is_done))
+        ids, produced, ended = ids[changed], produced[changed], ended[changed]
+        done = ended | (produced >= live.cluster.requests["output_tokens"][ids])
+        came_s = live.newest_s(ids)
+        due_s = came_s + live.reply_s(ids)
+        for moment_s in sorted(set(due_s.tolist())):
+            now = due_s == moment_s
+            streams = map(self._streams.__getitem__, ids[now].tolist())
+            burst = list(zip(streams, produced[now].tolist(), done[now].tolist(), strict=True))
+            start_s = moment_s - len(burst) / 2 * self._write_s * self.speed
+            heapq.heappush(self._bursts, Burst(start_s, moment_s, burst))
+        self._deliver(now_s)
+        for request_id in ids[(self._produced[ids] == 0) & (produced > 0)].tolist():
+            self._begin(self._streams[request_id])
+        more = produced - self._produced[ids]
+        some = more > 0
+        gaps_s = (came_s - self._last_s[ids])[some] / more[some]
+        self.metrics.count_tokens(live.cluster.requests["replica"][ids[some]], more[some], gaps_s)
+        self._produced[ids], self._last_s[ids] = produced, came_s
+        for request_id, ended_s in zip(ids[done].tolist(), came_s[done].tolist(), strict=True):
+            self._end(self._streams.pop(request_id), ended_s)
 
-    def _begin(self, stream: Stream, replica: int) -> None:
+    def _begin(self, stream: Stream) -> None:
         """A request has its first token."""
         request = self.live.cluster.requests[stream.id]
-        stream.cached_tokens, stream.num_produced, stream.replica = int(request.cached_tokens), 1, replica
-        stream.last_s = float(request.first_token_s)
-        self.metrics.count_first(stream, stream.last_s + float(request.first_reply_s))
+        stream.cached_tokens, stream.replica = int(request.cached_tokens), int(request.replica)
+        self._produced[stream.id], self._last_s[stream.id] = 1, request.first_token_s
+        self.metrics.count_first(stream, float(request.first_token_s + request.first_reply_s))
 
     def _end(self, stream: Stream, now_s: float) -> None:
-        del self._streams[stream.id]
+        self._ids = None
         status = self.live.cluster.requests[stream.id].status
         if status in (SHED, REJECTED):
             stream.verdict = "shed" if status == SHED else "rejected"
-        self.metrics.count_end(stream, stream.verdict or "stop", now_s)
+        self.metrics.count_end(stream, stream.verdict or "stop", now_s, int(self._produced[stream.id]))
         self.live.leave(stream.id, now_s)
 
     def _fail(self, error: Exception) -> None:

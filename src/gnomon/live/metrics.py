@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+
+from gnomon.core.arrays import Floats, Ints
 from gnomon.live.cluster import LiveCluster
 from gnomon.live.stream import Stream
 
@@ -26,20 +28,18 @@ _HISTOGRAMS = {
 
 
 class _Histogram:
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self.bounds, self.counts, self.sum = bounds, [0] * (len(bounds) + 1), 0.0
+    def __init__(self, bounds: tuple[float, ...], num_replicas: int) -> None:
+        self.bounds = np.array(bounds)
+        self.counts, self.sums = np.zeros((num_replicas, len(bounds) + 1), np.int64), np.zeros(num_replicas)
 
-    def add(self, value: float, count: int = 1) -> None:
-        self.counts[bisect_left(self.bounds, value)] += count
-        self.sum += value * count
+    def add(self, replica: int | Ints, value: float | Floats, count: int | Ints = 1) -> None:
+        replicas, places, counts = np.broadcast_arrays(replica, np.searchsorted(self.bounds, value), count)
+        np.add.at(self.counts, (replicas, places), counts)
+        np.add.at(self.sums, replicas, value * counts)
 
-    def buckets(self) -> list[tuple[str, float]]:
+    def buckets(self, replica: int) -> list[tuple[str, float]]:
         """As Prometheus has them: how many are at most so large."""
-        total, found = 0, []
-        for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
-            total += count
-            found.append((bound, float(total)))
-        return found
+        return list(zip((*map(str, self.bounds), "+Inf"), self.counts[replica].cumsum().astype(float), strict=True))
 
 
 class Metrics:
@@ -47,35 +47,33 @@ class Metrics:
 
     def __init__(self, live: LiveCluster, model_name: str) -> None:
         self.live, self.model_name = live, model_name
-        self._of_replica = [
-            {name: _Histogram(what[3]) for name, what in _HISTOGRAMS.items()} for _ in range(live.cluster.replicas.size)
-        ]
-        self._tokens = [[0, 0] for _ in self._of_replica]
+        size = live.cluster.replicas.size
+        self._histograms = {name: _Histogram(what[3], size) for name, what in _HISTOGRAMS.items()}
+        self._prompt_tokens, self._output_tokens = np.zeros(size, np.int64), np.zeros(size, np.int64)
         self._ends: dict[tuple[int, str], int] = {}
-        self.lateness = _Histogram(_LATE_S)
+        self.lateness = _Histogram(_LATE_S, 1)
         """Real seconds from when tokens were due to when they were handed to the network."""
 
     def count_first(self, stream: Stream, came_s: float) -> None:
         """A request has got its first token."""
         r = stream.replica
-        self._of_replica[r]["ttft"].add(came_s - stream.sent_s)
-        self._of_replica[r]["prompt"].add(stream.asked.prompt_tokens)
-        self._tokens[r][0] += stream.asked.prompt_tokens
-        self._tokens[r][1] += 1
+        self._histograms["ttft"].add(r, came_s - stream.sent_s)
+        self._histograms["prompt"].add(r, stream.asked.prompt_tokens)
+        self._prompt_tokens[r] += stream.asked.prompt_tokens
+        self._output_tokens[r] += 1
 
-    def count_tokens(self, stream: Stream, count: int, came_s: float) -> None:
-        """It has got more."""
-        r = stream.replica
-        self._of_replica[r]["itl"].add((came_s - stream.last_s) / count, count)
-        self._tokens[r][1] += count
+    def count_tokens(self, replicas: Ints, counts: Ints, gaps_s: Floats) -> None:
+        """Requests have got more."""
+        self._histograms["itl"].add(replicas, gaps_s, counts)
+        np.add.at(self._output_tokens, replicas, counts)
 
-    def count_end(self, stream: Stream, why: str, ended_s: float) -> None:
+    def count_end(self, stream: Stream, why: str, ended_s: float, num_tokens: int) -> None:
         """A request has ended."""
         r = stream.replica
         self._ends[r, why] = self._ends.get((r, why), 0) + 1
         if why == "stop":
-            self._of_replica[r]["e2e"].add(ended_s - stream.sent_s)
-            self._of_replica[r]["output"].add(stream.num_produced)
+            self._histograms["e2e"].add(r, ended_s - stream.sent_s)
+            self._histograms["output"].add(r, num_tokens)
 
     def collect(self) -> Iterable[Any]:
         """Every metric, for `prometheus_client`."""
@@ -97,7 +95,7 @@ class Metrics:
              (replicas.num_blocks - replicas.free_blocks) * replicas.block_size),
             ("sglang:cache_hit_rate", "Share of the prompt tokens that was found.", hits),
         )  # fmt: skip
-        prompt, output = zip(*self._tokens, strict=True)
+        prompt, output = self._prompt_tokens, self._output_tokens
         counters = (
             ("vllm:prompt_tokens", "Prompt tokens.", prompt),
             ("vllm:generation_tokens", "Output tokens.", output),
@@ -117,11 +115,11 @@ class Metrics:
             for name in (f"vllm:{vllm}", f"sglang:{sglang}"):
                 histogram = HistogramMetricFamily(name, text, labels=_labels(name))
                 for r in ranks:
-                    found = self._of_replica[r][key]
-                    histogram.add_metric([self.model_name, str(r)], found.buckets(), found.sum)
+                    found = self._histograms[key]
+                    histogram.add_metric([self.model_name, str(r)], found.buckets(r), float(found.sums[r]))
                 yield histogram
         late = HistogramMetricFamily("gnomon:token_lateness_seconds", "Seconds that tokens were sent late.")
-        late.add_metric([], self.lateness.buckets(), self.lateness.sum)
+        late.add_metric([], self.lateness.buckets(0), float(self.lateness.sums[0]))
         yield late
         ends = CounterMetricFamily(
             "vllm:request_success", "Requests that ended.", labels=[*_labels("vllm:"), "finished_reason"]

@@ -26,6 +26,9 @@ class Refused(Exception):
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
 
+Word = Annotated[str, Field(min_length=1)]
+
+
 class StreamOptions(BaseModel):
     """What a stream says beside its text."""
 
@@ -45,11 +48,17 @@ class Common(BaseModel):
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     user: str | None = None
+    stop: Word | Annotated[list[Word], Field(max_length=4)] | None = None
 
     @property
     def limit(self) -> int | None:
         """Most output tokens."""
         return self.max_tokens
+
+    @property
+    def stops(self) -> list[str]:
+        """What ends an answer."""
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
 
 class Completion(Common):

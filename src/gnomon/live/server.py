@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 from collections.abc import Callable
 from ipaddress import ip_address
@@ -10,6 +11,8 @@ from typing import TYPE_CHECKING
 from gnomon.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    import uvicorn
+
     from gnomon.live.app import App
 
 
@@ -46,9 +49,18 @@ def open_sockets(host: str, port: int, count: int) -> list[socket.socket]:
     return opened
 
 
-def serve_forever(app: App, sockets: list[socket.socket], drain_s: int, on_start: Callable[[], None]) -> None:
-    """Answer until SIGTERM or Ctrl-C; then requests that are there get their answers, for at most `drain_s`."""
+def server_of(app: App, drain_s: int, on_start: Callable[[], None] = lambda: None) -> uvicorn.Server:
+    """uvicorn with the application, which may write to its connections itself: a task that wakes for every token of
+    every client would make most of them late."""
     import uvicorn
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+    from gnomon.live.app import CONNECTION
+
+    class Protocol(HttpToolsProtocol):
+        def on_message_begin(self) -> None:
+            super().on_message_begin()
+            self.scope["extensions"] = {CONNECTION: self}  # type: ignore[dict-item]
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -57,10 +69,18 @@ def serve_forever(app: App, sockets: list[socket.socket], drain_s: int, on_start
 
     config = uvicorn.Config(
         app,
+        http=Protocol,
         log_level="warning",
         access_log=False,
         lifespan="off",
         timeout_keep_alive=75,
         timeout_graceful_shutdown=drain_s,
     )
-    Server(config).run(sockets)
+    return Server(config)
+
+
+def serve_forever(app: App, sockets: list[socket.socket], drain_s: int, on_start: Callable[[], None]) -> None:
+    """Answer until SIGTERM or Ctrl-C; then requests that are there get their answers, for at most `drain_s`."""
+    gc.collect()
+    gc.freeze()  # What is there stays: looking through it would take a tenth of a second now and then.
+    server_of(app, drain_s, on_start).run(sockets)

@@ -86,6 +86,20 @@ def answer(tokenizer: Tokenizer, prompt: Sequence[int], count: int, seed: int) -
     return np.random.default_rng(start).integers(0, len(tokenizer.words), count)
 
 
+def up_to_stop(texts: list[str], stops: Sequence[str]) -> list[str]:
+    """The tokens of an answer up to the first of `stops` that is complete, which is computed but not said."""
+    whole = "".join(texts)
+    found = [(whole.index(stop) + len(stop), whole.index(stop)) for stop in stops if stop in whole]
+    last, first = min(found, default=(len(whole) + 1, len(whole)))
+    said, place = [], 0
+    for text in texts:
+        said.append(text[: max(0, first - place)])
+        place += len(text)
+        if place >= last:
+            break
+    return said
+
+
 def chat_text(messages: Sequence[tuple[str, str]]) -> str:
     """A conversation as one text, with the start of the answer; no model's own template."""
     return "".join(f"<|{role}|>{content}\n" for role, content in messages) + "<|assistant|>"
