@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import re
 import traceback
+import warnings
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,24 +54,33 @@ def drawn(seed: int, number: int, folder: str) -> tuple[Data, list[str]]:
     refusals: list[str] = []
     for _ in range(TRIES):
         try:
-            simulated(data)
+            with warnings.catch_warnings(action="error"):
+                simulated(data)
             break
         except GnomonError as error:
             refusals.append(str(error))
-            if not _mend(data, error, chance):
+            if not _mend(data, str(error), chance):
                 break
         except Exception:
             break  # The checks will say.
     return data, refusals
 
 
-def _mend(data: Data, error: GnomonError, chance: random.Random) -> bool:
+KEPT = {("workload",), ("workload", "num_requests"), ("timing",), ("timing", "source"), ("timing", "table")}
+"""What no scenario can be without."""
+TAGS = ("num_requests", "source", "distribution", "process", "name", "policy")
+"""Keys that are not taken out by themselves: the rest of their section hangs on them."""
+
+
+def _mend(data: Data, text: str, chance: random.Random) -> bool:
     """Take out what the error names, or else something; returns whether there was anything."""
-    named = _paths_named(data, str(error))
+    if "no request to serve" in text:
+        named = [path for path in _paths(data) if path[-1] in ("max_tokens", "max_request_tokens")]
+    else:
+        named = _paths_named(data, text)
     if named == [("workload", "num_requests")]:
         named = [("workload", "agents")] if "agents" in data["workload"] else []
-    kept = {("workload", "num_requests"), ("timing", "source"), ("timing", "table"), ("workload",), ("timing",)}
-    choices = named or [path for path in _paths(data) if path not in kept and len(path) <= 2]
+    choices = named or [path for path in _paths(data) if path not in KEPT and len(path) <= 2]
     if not choices:
         return False
     path = chance.choice(choices)
@@ -96,22 +107,38 @@ def _paths(data: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 def _paths_named(data: Data, text: str) -> list[tuple[Any, ...]]:
-    """The longest keys of the scenario that a text names, dotted or by their last part."""
-    found = []
-    for path in _paths(data):
-        names = [key for key in path if isinstance(key, str)]
-        dotted = ".".join(names)
-        if text.startswith(f"{dotted}:") and dotted not in ("workload", "timing"):
-            return [path]
-        if len(names) > 1 and isinstance(path[-1], str) and (f"{dotted}" in text or f"{names[-1]}" in text.split()):
-            found.append(path)
-    longest = max((len(path) for path in found), default=0)
-    kept = ("num_requests", "source", "distribution", "process", "name", "policy")
-    return [path for path in found if len(path) == longest and path[-1] not in kept]
+    """What a refusal is about: the key that it starts with, wherever it is given (a pool has its own sections), or else
+    the values that it names, or else the keys."""
+    paths = [path for path in _paths(data) if path not in KEPT]
+    dotted = {path: ".".join(key for key in path if isinstance(key, str)) for path in paths}
+    about = text.split(":")[0] if ":" in text else ""
+    if same := [path for path in paths if dotted[path] == about or dotted[path].endswith(f".{about}")]:
+        return same[:1] if dotted[same[0]] == about else same
+    words = set(re.findall(r"[\w-]+", text))
+    named = [path for path in paths if _value(data, path) in words]
+    keys = [path for path in paths if isinstance(path[-1], str) and path[-1] in words and path[-1] not in TAGS]
+    longest = max((len(path) for path in keys), default=0)
+    return [_section(data, path) for path in named] or [path for path in keys if len(path) == longest]
+
+
+def _value(data: Any, path: tuple[Any, ...]) -> str | None:
+    for key in path:
+        data = data[key]
+    return data if isinstance(data, str) else None
+
+
+def _section(data: Data, path: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A name is taken out with its options."""
+    return path[:-1] if path[-1] in TAGS and len(path) > 1 and path[:-1] not in KEPT else path
 
 
 def examined(data: Data, checks: tuple[str, ...] = CHECKS, *, seed: int = 0) -> Ended:
-    """Run a scenario with some checks."""
+    """Run a scenario with some checks; a warning is a violation, too."""
+    with warnings.catch_warnings(action="error"):
+        return _examined(data, checks, seed)
+
+
+def _examined(data: Data, checks: tuple[str, ...], seed: int) -> Ended:
     ended = Ended("ok", data=data)
     done = []
     try:

@@ -63,12 +63,13 @@ OFTEN = {
 RANGES: dict[str, tuple[float, float]] = {
     "Scenario.num_replicas": (1, 4), "PoolConfig.num_replicas": (1, 2), "Scenario.seed": (0, 1000),
     "Scenario.time_limit_s": (0.05, 20), "WorkloadConfig.num_requests": (1, 50), "WorkloadConfig.rate": (0.3, 100),
-    "WorkloadConfig.warmup_requests": (1, 6), "WorkloadConfig.max_tokens": (20, 400),
+    "WorkloadConfig.warmup_requests": (1, 6), "WorkloadConfig.max_tokens": (60, 400),
     "WorkloadConfig.prompt_scale": (0.5, 2), "WorkloadConfig.output_scale": (0.5, 2),
     "ReplicaConfig.tensor_parallel": (1, 2), "ReplicaConfig.pipeline_parallel": (1, 3),
-    "ReplicaConfig.data_parallel": (1, 3), "ReplicaConfig.num_kv_blocks": (4, 800),
+    "ReplicaConfig.data_parallel": (1, 2), "ReplicaConfig.num_kv_blocks": (4, 800),
     "ReplicaConfig.max_request_tokens": (100, 2000), "ReplicaConfig.memory_utilization": (0.5, 0.95),
-    "SpeculativeConfig.num_tokens": (1, 5), "SpeculativeConfig.draft_layers": (0, 2),
+    "SpeculativeConfig.acceptance": (0, 1), "SpeculativeConfig.num_tokens": (1, 5),
+    "SpeculativeConfig.draft_layers": (0, 2),
     "BatchingConfig.max_sequences": (1, 40), "BatchingConfig.max_batch_tokens": (8, 2048),
     "BatchingConfig.max_chunk_tokens": (4, 512), "BatchingConfig.block_size": (1, 64),
     "BatchingConfig.watermark": (0, 0.3), "ClosedLoop.concurrency": (1, 12), "ClientConfig.concurrency": (1, 8),
@@ -179,6 +180,11 @@ def _small_models() -> list[str]:
     return [name for name, size in sizes.items() if size < 35e9]
 
 
+@cache
+def _models_with_experts() -> list[str]:
+    return [name for name in _small_models() if catalog.model(name).num_experts]
+
+
 NAMES: dict[str, Callable[[], list[str]]] = {
     "Scenario.model": _small_models,
     "Scenario.device": lambda: ["h200", "h100", "a100-80gb", "b200", "l40s"],
@@ -191,7 +197,7 @@ NAMES: dict[str, Callable[[], list[str]]] = {
     "LoraConfig.slowdown": lambda: ["none", *measured_curves()],
     "TimingConfig.source": lambda: ["roofline", *["table"] * 7],
     "TimingConfig.dtype": lambda: ["auto", "bf16", "fp8"],
-    "ClassConfig.name": lambda: [f"class {number}" for number in range(9)],
+    "ClassConfig.name": lambda: ["a class"],
 }
 """Texts that are names of something, but of no registry."""
 
@@ -323,6 +329,9 @@ class Drawer:
                 timing.pop("table", None)
         if "pools" in data:
             data.pop("num_replicas", None)
+        replicas = [data["replica"], *(pool.get("replica", {}) for pool in data.get("pools", []))]
+        if any(one.get("data_parallel", 1) > 1 or one.get("expert_parallel") for one in replicas):
+            data["model"] = self.chance.choice(_models_with_experts())
         if not any(pool.get("role", "both") != "both" for pool in data.get("pools", [])):
             data.pop("disaggregation", None)
         workload = data["workload"]
@@ -348,7 +357,8 @@ class Drawer:
             workload["num_requests"] = max(workload["num_requests"], least)
         if "classes" in workload:
             workload.pop("priority_shares", None)
-        for one in workload.get("classes", []):
+        for number, one in enumerate(workload.get("classes", [])):
+            one["name"] = f"class {number}"
             if "lengths" in one:
                 one["lengths"] = self._drawn_lengths(one["lengths"])
 

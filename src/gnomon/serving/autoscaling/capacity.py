@@ -47,6 +47,12 @@ def measured_rate(scenario: Scenario, pool: int, measure: Measure) -> float:
 def _holds(scenario: Scenario, pool: int, measure: Measure, rate: float) -> bool:
     requests, records = measure(scenario, pool, rate, NUM_REQUESTS)
     done = np.flatnonzero(records.status == FINISHED)  # type: ignore[attr-defined]
+    if not done.size:
+        raise ConfigError(
+            "one replica alone serves none of the requests: they are all rejected.",
+            where="fleet.controller",
+            fix="Give replicas that hold a request (replica.num_kv_blocks, replica.max_request_tokens).",
+        )
     check = slo_check(scenario.slo, requests, records)
     q = records[done]  # type: ignore[index]
     if check is None:
