@@ -5,17 +5,20 @@ from __future__ import annotations
 
 import random
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from combinations import cases, checks
 from combinations.cases import examined
 from combinations.checks import Violation, check_same
 from combinations.draw import LEFT_OUT, RANGES, Drawer, models, registries, unknown_texts
 from combinations.hunt import Hunt
 from combinations.shrink import shrunk
 from combinations.worker import Worker
+from gnomon.serving.engine.state import RUNNING
 
 
 def found(folder: Path, seed: int, count: int) -> tuple[list[str], float]:
@@ -71,24 +74,148 @@ def test_a_run_that_differs_in_one_bit_is_not_the_same() -> None:
     check_same({"a": [float("nan")]}, {"a": [float("nan")]}, "alike")
 
 
-def test_what_a_run_lacks_is_a_violation_and_what_gnomon_refuses_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    from combinations import cases
+TABLE = {"source": "table", "table": {"per_iteration": 0.01}}
+SMALL: dict[str, Any] = {
+    "workload": {"num_requests": 5, "rate": 2.0, "lengths": {"distribution": "fixed", "prompt": 9, "output": 4}},
+    "front_end": {"per_request_s": 0.001},
+    "timing": TABLE,
+}
 
-    table = {"timing": {"source": "table", "table": {"per_iteration": 0.01}}}
-    small: dict[str, Any] = {"workload": {"num_requests": 5, "lengths": {"distribution": "fixed", "prompt": 9,
-                             "output": 4}}, **table}  # fmt: skip
-    assert examined(small).status == "ok"
-    assert examined({**small, "router": "nobody"}).status == "refused"
-    real = cases.simulated
 
-    def losing(data: Any, **changes: Any) -> Any:
-        done = real(data, **changes)
-        done.cluster.requests.processed[3] -= 1
+def test_what_gnomon_refuses_is_no_violation() -> None:
+    assert examined(SMALL).status == "ok"
+    assert examined({**SMALL, "router": "nobody"}).status == "refused"
+
+
+SUMMARY = "AssertionError in summary.py:check_summary"
+"""Shares above 1 are noticed by the run's own summary."""
+
+
+def _unending(done: Any) -> None:
+    done.cluster.requests.status[3] = RUNNING
+
+
+def _ended_twice(done: Any) -> None:
+    done.cluster.replicas.num_finished += 1
+
+
+def _token_lost(done: Any) -> None:
+    done.cluster.requests.processed[3] -= 1
+
+
+def _token_too_many(done: Any) -> None:
+    done.cluster.replicas.num_produced += 1
+
+
+def _block_lost(done: Any) -> None:
+    done.cluster.replicas.free_blocks -= 1
+
+
+def _more_than_there_is(done: Any) -> None:
+    done.cluster.replicas.peak_blocks = done.cluster.replicas.num_blocks + 1
+
+
+def _still_waiting(done: Any) -> None:
+    done.cluster.replicas.num_waiting += 1
+
+
+def _token_before_its_batch(done: Any) -> None:
+    done.cluster.requests.scheduled_s[2] = done.cluster.requests.first_token_s[2] + 1e-3
+
+
+def _gap_missing(done: Any) -> None:
+    done.log.gap_count[0] -= 1
+
+
+def _two_batches_at_a_time(done: Any) -> None:
+    done.log.iterations.start_s[1] = done.log.iterations.start_s[0]
+
+
+def _kept_by_nobody(done: Any) -> None:
+    done.cluster.requests.front_s[3] += 0.1
+
+
+def _busier_than_time(done: Any) -> None:
+    done.cluster.replicas.busy_s *= 1000.0
+
+
+@pytest.mark.parametrize(
+    ("spoil", "kind"),
+    [
+        (_unending, "ends once"), (_ended_twice, "ends once"), (_token_lost, "tokens"), (_token_too_many, "tokens"),
+        (_block_lost, "blocks"), (_more_than_there_is, SUMMARY), (_still_waiting, "books"),
+        (_token_before_its_batch, "stamps"), (_gap_missing, "gaps"), (_two_batches_at_a_time, "iterations"),
+        (_kept_by_nobody, "front end"), (_busier_than_time, SUMMARY),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_in_one_run_is_noticed(monkeypatch: pytest.MonkeyPatch, spoil: Any, kind: str) -> None:
+    """The first run of a case is spoiled by hand."""
+    assert _examined_with(monkeypatch, spoil, runs={1}).kind == kind
+
+
+def test_a_part_of_a_latency_below_zero_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def owe(done: Any) -> None:
+        done.cluster.parts_ns[1, 0, 3] -= 5_000
+        done.cluster.parts_ns[1, 0, 4] += 5_000
+
+    assert _examined_with(monkeypatch, owe, runs={2}).kind == "parts"
+
+
+def test_runs_that_should_be_alike_and_are_not_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def later(done: Any) -> None:
+        done.cluster.requests.finished_s[4] += 1e-12
+
+    assert _examined_with(monkeypatch, later, runs={2}).kind == "explained"
+    assert _examined_with(monkeypatch, later, runs={3}).kind == "same seed"
+
+
+def test_runs_that_should_be_easier_and_take_longer_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def longer(done: Any) -> None:
+        done.cluster.requests.finished_s += 10.0
+
+    ended = _examined_with(monkeypatch, longer, runs={4})
+    assert (ended.kind, ended.what[:13]) == ("worse", "half the load")
+    ended = _examined_with(monkeypatch, longer, runs={5})
+    assert (ended.kind, ended.what[:16]) == ("worse", "one more replica")
+
+
+def test_a_replica_that_keeps_something_of_its_former_life_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = {**SMALL, "workload": {**SMALL["workload"], "rate": 100.0, "num_requests": 12}}
+    real = checks.run
+
+    def keeping(scenario: Any, **changes: Any) -> Any:
+        done = real(scenario, **changes)
+        if scenario.fleet is not None and scenario.fleet.events[0].at_s > 0.0:
+            done.cluster.requests.finished_s += 1e-3
         return done
 
-    monkeypatch.setattr(cases, "simulated", losing)
-    ended = examined(small)
-    assert (ended.status, ended.kind) == ("violation", "tokens")
+    assert checks.check_restarted(busy, 0.3)
+    monkeypatch.setattr(checks, "run", keeping)
+    with pytest.raises(Violation, match="restarted"):
+        checks.check_restarted(busy, 0.3)
+
+
+def test_a_warning_is_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
+    def warn(done: Any) -> None:
+        warnings.warn("mean of nothing", RuntimeWarning, stacklevel=1)
+
+    assert "RuntimeWarning" in _examined_with(monkeypatch, warn, runs={1}).kind
+
+
+def _examined_with(monkeypatch: pytest.MonkeyPatch, spoil: Any, runs: set[int]) -> Any:
+    """What becomes of the small case where some of its runs are spoiled, by number."""
+    count = 0
+    with monkeypatch.context() as patch:
+
+        def spoiling(data: Any, **changes: Any) -> Any:
+            nonlocal count
+            done, count = checks.simulated(data, **changes), count + 1
+            if count in runs:
+                spoil(done)
+            return done
+
+        patch.setattr(cases, "simulated", spoiling)
+        return examined(SMALL, checks=("explained", "again", "easier"))
 
 
 def test_a_case_that_never_ends_is_given_up_and_the_next_one_is_answered() -> None:

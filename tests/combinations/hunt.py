@@ -12,9 +12,9 @@ import yaml
 
 from combinations.worker import Worker
 
-PLAIN_TOKENS = 400
+PLAIN_TOKENS = 150
 """Cases up to this size are run in plain Python, too."""
-PLAIN_S = 20.0
+PLAIN_S = 6.0
 MOST_SHRUNK = 3
 """Cases of one kind of violation that are made smaller; the others are much like them."""
 
