@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import time
 import traceback
 import warnings
 from dataclasses import asdict, dataclass, field
@@ -43,6 +44,8 @@ class Ended:
     """Why the draw had to be mended."""
     tokens: int = 0
     """Of all requests: what a run in plain Python costs."""
+    seconds: float = 0.0
+    """Of the processor, for one run by itself."""
     done: tuple[str, ...] = ()
     """Checks that were made."""
 
@@ -154,7 +157,10 @@ def _examined(data: Data, checks: tuple[str, ...], seed: int) -> Ended:
             check_same(said, digest(explained), "explained")
             check_accounts(explained)
         if "again" in checks:
-            check_same(said, digest(simulated(data)), "same seed")
+            start = time.process_time()
+            again = simulated(data)
+            ended.seconds = time.process_time() - start
+            check_same(said, digest(again), "same seed")
         if "restarted" in checks and check_restarted(data, random.Random(seed).uniform(0.1, 0.9)):
             done.append("restarted")
         if "easier" in checks and is_steady(data):

@@ -1,0 +1,211 @@
+"""What controllers answer, and what a replica is measured to serve, worked out by hand."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gnomon.core.errors import ConfigError
+from gnomon.serving.autoscaling.capacity import measured_rate
+from gnomon.serving.autoscaling.controllers import CONTROLLERS, View
+from gnomon.serving.autoscaling.slo import slo_check
+from gnomon.serving.engine.state import FINISHED, REJECTED
+from gnomon.workload.slo import SloConfig, UserClass
+
+
+def view(name: str, options: dict[str, float] | None = None, **changes: Any) -> View:
+    """What a controller sees: two replicas that are up, of at most ten."""
+    seen: dict[str, Any] = {
+        "now_s": 100.0, "interval_s": 10.0, "ready": 2, "starting": 0, "draining": 0, "desired": 2, "min_replicas": 0,
+        "max_replicas": 10, "arrival_rate": 4.0, "waiting": 0, "running": 0, "utilization": 0.5, "kv_use": 0.1,
+        "slo_met": None, "cold_start_s": 20.0, "replica_rate": 2.0, "steps": (), "memory": {}, "future": None,
+    }  # fmt: skip
+    return View(**{**seen, **changes, "options": {**CONTROLLERS[name].options, **(options or {})}})
+
+
+def answer(name: str, options: dict[str, float] | None = None, **changes: Any) -> int:
+    return CONTROLLERS[name].decide(view(name, options, **changes))
+
+
+def test_fixed() -> None:
+    assert answer("fixed", desired=7) == 7
+
+
+@pytest.mark.parametrize(
+    ("seen", "wanted"),
+    [
+        ({"waiting": 11}, 3),  # Five wait for a replica.
+        ({"waiting": 10}, 2),
+        ({"running": 129}, 3),  # 64 run on a replica.
+        ({"ready": 4, "kv_use": 0.81}, 5),  # 4 x 0.81 / 0.8.
+        ({"ready": 4, "kv_use": 0.8}, 4),
+        ({"waiting": 11, "running": 500}, 8),  # The largest one counts.
+        ({"ready": 1, "starting": 2, "waiting": 1}, 3),  # Fewer than are there or start: not before the cooldown.
+    ],
+)
+def test_queue_driven(seen: dict[str, Any], wanted: int) -> None:
+    assert answer("queue_driven", **seen) == wanted
+
+
+def test_queue_driven_shrinks_after_its_cooldown() -> None:
+    memory: dict[str, Any] = {}
+    assert answer("queue_driven", ready=3, waiting=14, memory=memory) == 3
+    assert answer("queue_driven", ready=3, waiting=1, memory=memory, now_s=399.0) == 3
+    assert answer("queue_driven", ready=3, waiting=1, memory=memory, now_s=400.0) == 1
+
+
+@pytest.mark.parametrize(
+    ("seen", "wanted"),
+    [
+        ({"utilization": 0.76}, 2),  # Less than 10 % above 0.7: within the tolerance.
+        ({"utilization": 0.78}, 3),  # ceil(2 x 0.78 / 0.7)
+        ({"utilization": 1.0, "ready": 4}, 6),
+        ({"utilization": 0.64}, 2),
+        ({"utilization": 0.3}, 1),  # ceil(2 x 0.3 / 0.7), and nothing else was wanted of late.
+        ({"utilization": 1.0, "ready": 0, "starting": 1}, 2),  # At least one is taken to be there.
+    ],
+)
+def test_target_utilization(seen: dict[str, Any], wanted: int) -> None:
+    assert answer("target_utilization", **seen) == wanted
+
+
+def test_target_utilization_goes_down_when_all_answers_of_a_while_were_lower() -> None:
+    memory: dict[str, Any] = {}
+    assert answer("target_utilization", utilization=1.0, ready=2, memory=memory) == 3
+    assert answer("target_utilization", utilization=0.1, ready=3, memory=memory, now_s=399.0) == 3
+    assert answer("target_utilization", utilization=0.1, ready=3, memory=memory, now_s=400.0) == 1
+
+
+@pytest.mark.parametrize(("now_s", "wanted"), [(5.0, 4), (10.0, 2), (49.0, 2), (50.0, 4), (86_400.0 + 12.0, 2)])
+def test_schedule(now_s: float, wanted: int) -> None:
+    assert answer("schedule", steps=((10.0, 2), (50.0, 4)), now_s=now_s) == wanted
+
+
+def test_a_schedule_without_steps_is_refused() -> None:
+    with pytest.raises(ConfigError, match="a schedule needs steps"):
+        answer("schedule")
+
+
+def test_oracle_takes_the_busiest_window_until_a_replica_would_be_ready() -> None:
+    """At 100 s, with 20 s for a start and 10 s between decisions: windows of 8 s that start at 100, 104, ..., 128."""
+    asked: list[tuple[float, float]] = []
+
+    def future(start_s: float, end_s: float) -> float:
+        asked.append((start_s, end_s))
+        return 56.0 if start_s == 112.0 else 16.0
+
+    assert answer("oracle", {"window_s": 8.0}, future=future) == 4  # ceil(56 / 8 / 2)
+    assert asked == [(100.0 + 4 * i, 108.0 + 4 * i) for i in range(8)]
+    assert answer("oracle", {"window_s": 8.0, "margin": 0.2}, future=future) == 5  # ceil(7 x 1.2 / 2)
+
+
+def test_slo_planner_forecasts_on_a_line() -> None:
+    """4, 6 and 8 per second at 80, 90 and 100 s: 12 at 120 s, when a replica would be ready; 12 x 1.1 / 2 = 6.6."""
+    memory: dict[str, Any] = {}
+    asked = [answer("slo_planner", now_s=80.0 + 10 * i, arrival_rate=4.0 + 2 * i, memory=memory) for i in range(3)]
+    assert asked == [3, 3, 7]  # 4 x 1.1 / 2 = 2.2; the mean of 4 and 6, 5 x 1.1 / 2 = 2.75.
+
+
+def test_slo_planner_goes_down_when_fewer_were_wanted_for_a_while() -> None:
+    memory: dict[str, Any] = {}
+    options = {"history": 1.0}
+    assert answer("slo_planner", options, arrival_rate=8.0, memory=memory) == 5
+    assert answer("slo_planner", options, arrival_rate=2.0, memory=memory, now_s=399.0) == 5
+    assert answer("slo_planner", options, arrival_rate=2.0, memory=memory, now_s=400.0) == 2
+
+
+def test_slo_planner_corrects_what_was_measured() -> None:
+    """5 % less a replica whenever the SLO is missed while more wait than there are replicas; a quarter of it back."""
+    memory: dict[str, Any] = {}
+
+    def corrected(number: int, slo_met: float, waiting: int = 3) -> float:
+        answer("slo_planner", now_s=10.0 * number, slo_met=slo_met, waiting=waiting, memory=memory)
+        return float(memory["correction"])
+
+    assert corrected(1, 0.98) == pytest.approx(0.95)
+    assert corrected(2, 0.98, waiting=2) == pytest.approx(0.95 * 1.0125)
+    assert corrected(3, 0.99) == pytest.approx(0.95 * 1.0125**2)
+    assert [corrected(number, 1.0) for number in range(4, 14)][-1] == 1.0
+    assert [corrected(number, 0.5) for number in range(14, 44)][-1] == pytest.approx(0.3)
+
+
+# What one replica serves.
+
+
+def records(count: int, **changes: Any) -> Any:
+    """Finished requests that waited for nothing."""
+    columns = {"status": FINISHED, "user_class": 0, "output_tokens": 11, "arrival_s": 0.0, "scheduled_s": 0.0,
+               "first_token_s": 0.1, "finished_s": 1.1}  # fmt: skip
+    made = np.zeros(count, [(name, np.int64 if isinstance(one, int) else np.float64) for name, one in columns.items()])
+    for name, value in (columns | changes).items():
+        made[name] = value
+    return made.view(np.recarray)
+
+
+def of(slo: dict[str, float]) -> Any:
+    return SimpleNamespace(slo=SloConfig(**slo))
+
+
+NOBODY = SimpleNamespace(classes=())
+
+
+def test_the_queue_decides_where_no_slo_does() -> None:
+    """Up to 37 per second half of the requests wait for less than half a second: 64 is too much, and seven halvings
+    between 32 and 64 find 37."""
+    rates: list[float] = []
+
+    def measure(_: Any, pool: int, rate: float, count: int) -> Any:
+        rates.append(rate)
+        assert (pool, count) == (1, 2000)
+        waits = [0.0, 0.49, 9.0] if rate <= 37.0 else [0.0, 0.5, 0.5]
+        return NOBODY, records(3, scheduled_s=waits)
+
+    assert measured_rate(of({}), 1, measure) == 37.0
+    assert rates[:7] == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0] and rates[7:10] == [48.0, 40.0, 36.0]
+    assert len(rates) == 14
+
+
+@pytest.mark.parametrize(("late", "holds"), [(range(25), True), (range(26), True), (range(27), False), ([5, 99], True)])
+def test_all_but_one_in_a_hundred_meet_their_slo_once_it_has_settled(late: Any, holds: bool) -> None:
+    """The first fifth of 125 does not count: of the other 100 one may be late."""
+
+    def measure(_: Any, pool: int, rate: float, count: int) -> Any:
+        first_s = np.where(np.isin(np.arange(125), list(late)), 0.3, 0.1) if rate <= 1.0 else np.full(125, 0.3)
+        return NOBODY, records(125, first_token_s=first_s)
+
+    if holds:
+        assert measured_rate(of({"ttft_s": 0.2}), 0, measure) == 1.0
+    else:
+        with pytest.raises(ConfigError, match=r"cannot serve 0.01 requests per second"):
+            measured_rate(of({"ttft_s": 0.2}), 0, measure)
+
+
+def test_a_replica_that_serves_nobody_or_everybody_has_no_rate() -> None:
+    with pytest.raises(ConfigError, match="serves none of the requests: they are all rejected"):
+        measured_rate(of({}), 0, lambda *_: (NOBODY, records(3, status=REJECTED)))
+    with pytest.raises(ConfigError, match="serves any load"):
+        measured_rate(of({}), 0, lambda *_: (NOBODY, records(3)))
+
+
+@pytest.mark.parametrize(
+    ("limits", "met"),
+    [
+        ({"ttft_s": 0.1}, 1.0), ({"ttft_s": 0.099}, 0.0), ({"tpot_s": 0.1001}, 1.0), ({"tpot_s": 0.099}, 0.0),
+        ({"e2e_s": 1.1}, 1.0), ({"e2e_s": 1.09}, 0.0), ({"ttft_s": 0.2, "tpot_s": 0.2, "e2e_s": 2.0}, 1.0),
+    ],
+)  # fmt: skip
+def test_who_meets_an_slo(limits: dict[str, float], met: float) -> None:
+    """The first token after 0.1 s, ten more within a second."""
+    check = slo_check(SloConfig(**limits), NOBODY, records(1))  # type: ignore[arg-type]
+    assert check is not None and check(np.array([0])).tolist() == [met]
+
+
+def test_classes_have_their_own_slo_and_who_was_rejected_meets_none() -> None:
+    classes = SimpleNamespace(classes=(UserClass("any"), UserClass("strict", slo=SloConfig(ttft_s=0.05))))
+    found = records(3, user_class=[0, 1, 0], status=[FINISHED, FINISHED, REJECTED])
+    check = slo_check(SloConfig(ttft_s=0.1), classes, found)  # type: ignore[arg-type]
+    assert check is not None and check(np.arange(3)).tolist() == [1.0, 0.0, 0.0]
+    assert slo_check(SloConfig(), NOBODY, found) is None  # type: ignore[arg-type]
