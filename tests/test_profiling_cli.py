@@ -14,12 +14,14 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from gnomon import catalog  # noqa: E402
+from gnomon.calibration.replay import STATISTICS, Latencies  # noqa: E402
 from gnomon.core.errors import DataError  # noqa: E402
 from gnomon.measure.profiling import bundle, collectives, overhead, quality  # noqa: E402
 from gnomon.timing import TimingConfig, iteration_tables  # noqa: E402
 from gnomon.timing.host import COLUMNS  # noqa: E402
 from gnomon.timing.sources import shipped_profile  # noqa: E402
 from gnomon.verify import h200  # noqa: E402
+from gnomon.verify.findings import latency_errors  # noqa: E402
 
 
 def test_shapes_are_shared_between_models_and_degrees(cli, tmp_path: Path) -> None:
@@ -145,14 +147,16 @@ def test_one_run_of_the_engine_is_predicted() -> None:
     [repeats] = [run for run in h200.runs_in() if run[0].name == "llama-3-8b-write-30"]
     assert len(repeats) == 2
     found = h200.compare(repeats, host)
-    assert found.num_requests == sum(len(one.requests) for one in repeats)
+    assert found.num_requests == sum(len(one.stamps.requests) for one in repeats)
     assert len(found.errors) == 12
     assert not [error for error in found.errors if error.is_beyond]
 
 
 def test_means_and_p99_are_judged() -> None:
-    def is_beyond(simulated: float, statistic: str = "p99", metric: h200.Metric = "tpot") -> bool:
-        return h200.Error(metric, statistic, 1.0, simulated).is_beyond
+    def is_beyond(simulated: float, statistic: str = "p99", metric: str = "tpot") -> bool:
+        real, ours = (Latencies(*(np.full(3, value) for _ in range(3))) for value in (1.0, simulated))
+        found = latency_errors([real], [[ours]], STATISTICS, h200.TOLERANCES, h200.GATED)
+        return next(one.is_beyond for one in found if (one.metric, one.statistic) == (metric, statistic))
 
     assert not is_beyond(1.029)
     assert is_beyond(1.031)
@@ -188,7 +192,7 @@ def test_a_capped_clock_slows_what_computes() -> None:
 @pytest.mark.slow
 def test_all_runs_of_the_engine_are_predicted(cli, tmp_path: Path) -> None:
     cli("verify", "h200", "--svg", str(tmp_path / "cdf.svg"))
-    assert (tmp_path / "cdf.svg").read_text().count("<polyline") == 2 * 3 * len(h200.runs_in())
+    assert (tmp_path / "cdf.svg").read_text().count('id="axes_') == 3 * len(h200.runs_in())
     cli("verify", "h200", "--only", "llama-3-8b-chat-90", "--full-clock", code=1)
 
 

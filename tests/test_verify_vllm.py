@@ -13,7 +13,7 @@ import pytest
 from gnomon import catalog
 from gnomon.calibration.replay import Latencies
 from gnomon.core.errors import ConfigError, DataError
-from gnomon.verify.vllm import TOLERANCES, Comparison, compare, device_of, scenario_of
+from gnomon.verify.vllm import Comparison, compare, device_of, scenario_of
 from gnomon.verify.vllm_page import write_page
 from gnomon.verify.vllm_recording import read_recording, shared_prefixes
 
@@ -171,7 +171,7 @@ def tensor_parallel(reference: Path) -> Comparison:
 def test_two_gpus_without_kv_counts_are_within_tolerance(tensor_parallel: Comparison) -> None:
     """The run that the PCIe link was fitted to."""
     assert tensor_parallel.device == "rtx-pro-6000"
-    assert tensor_parallel.beyond(TOLERANCES) == []
+    assert tensor_parallel.beyond == []
     assert tensor_parallel.recording.peer_errors["e2e", "p99"] == pytest.approx(0.013)
 
 

@@ -83,14 +83,11 @@ def simulated_steps(done: Run) -> dict[str, Floats]:
     rows = rows[(rows["stage"] == 0) & (rows["replica"] == 0)]
     prefill, decodes = rows["prefill_tokens"], rows["decodes"]
     return {
-        "start": rows["start_s"].copy(),
-        "seconds": rows["end_s"] - rows["start_s"],
-        "sequences": rows["size"].astype(float),
-        "prefill": prefill.astype(float),
+        "start": rows["start_s"].copy(), "seconds": rows["end_s"] - rows["start_s"],
+        "sequences": rows["size"].astype(float), "prefill": prefill.astype(float),
         "phase": np.where((prefill > 0) & (decodes > 0), 2, np.where(prefill > 0, 0, 1)),
-        "blocks": rows["used_blocks"].astype(float),
-        "waiting": rows["waiting"].astype(float),
-    }
+        "blocks": rows["used_blocks"].astype(float), "waiting": rows["waiting"].astype(float),
+    }  # fmt: skip
 
 
 def _step_differences(steps: Steps, ours: Floats) -> list[Difference]:

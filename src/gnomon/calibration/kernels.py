@@ -50,6 +50,14 @@ def _iteration_s(tables: IterationTables, rows: Floats, gpu: Floats, out: Floats
         out[i] = with_host_s(tables, 0, gpu[i], shape)
 
 
+def kernel_seconds(scenario: Scenario, log: Log) -> Floats:
+    """The GPU's part of a log's iterations, at the scenario's own clock and factor."""
+    assert log.steps is not None
+    out = np.empty(len(log.steps))
+    _stage_s(_tables(scenario, [log], scenario.timing.clock), _rows(log.steps), out)
+    return scenario.timing.scale * out
+
+
 def iterations_of(scenario: Scenario, log: Log) -> tuple[Kernels, Floats]:
     """What a scenario makes of recorded iterations: the GPU's part at its clock and scale, and all of it."""
     assert log.steps is not None

@@ -86,17 +86,13 @@ def _engine_facts(about: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(engine, dict) or not isinstance(model, dict):
         return {}
     given = {
-        "model": model.get("name"),
-        "device": "h200" if "H200" in str(about.get("device_name")) else None,
-        "replica.num_kv_blocks": engine.get("num_kv_blocks"),
-        "replica.max_request_tokens": engine.get("max_model_len"),
+        "model": model.get("name"), "device": "h200" if "H200" in str(about.get("device_name")) else None,
+        "replica.num_kv_blocks": engine.get("num_kv_blocks"), "replica.max_request_tokens": engine.get("max_model_len"),
         "batching.max_sequences": engine.get("max_num_seqs"),
         "batching.max_batch_tokens": engine.get("max_num_batched_tokens"),
-        "batching.block_size": engine.get("block_size"),
-        "batching.prefix_cache": False,
-        "batching.reserve_full_prompt": False,
-        "timing.graph_sizes": _graph_sizes(engine),
-    }
+        "batching.block_size": engine.get("block_size"), "batching.prefix_cache": False,
+        "batching.reserve_full_prompt": False, "timing.graph_sizes": _graph_sizes(engine),
+    }  # fmt: skip
     return {name: value for name, value in given.items() if value is not None}
 
 

@@ -93,20 +93,14 @@ def steps_from_columns(table: Mapping[str, Any], where: str) -> Steps:
         decode_kv = decode_kv + decodes
         longest = None if longest is None else longest + (decodes > 0)
     steps = Steps(
-        seconds=seconds,
-        tokens=(prefill + decodes).astype(np.int64),
-        sequences=(decodes + chunks).astype(np.int64),
+        seconds=seconds, tokens=(prefill + decodes).astype(np.int64), sequences=(decodes + chunks).astype(np.int64),
         chunks_squared=squared,
         chunks_kv=found["chunks_kv"] if found["chunks_kv"] is not None else np.zeros_like(squared),
-        decodes=decodes.astype(np.int64),
-        decode_kv=decode_kv,
+        decodes=decodes.astype(np.int64), decode_kv=decode_kv,
         decode_kv_max=longest if longest is not None else decode_kv / np.maximum(decodes, 1.0),
-        felt=_felt(found, decodes, chunks),
-        start_s=found["start"],
-        gpu_s=found["gpu"],
-        preempted=found["preempted"],
+        felt=_felt(found, decodes, chunks), start_s=found["start"], gpu_s=found["gpu"], preempted=found["preempted"],
         knows_kv=knows_kv,
-    )
+    )  # fmt: skip
     kept = (steps.tokens > 0) & (steps.seconds > 0)
     if kept.sum() < 8:
         raise DataError(f"has {int(kept.sum())} iterations with tokens and a time; 8 are needed.", where=where)

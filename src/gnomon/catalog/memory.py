@@ -47,23 +47,11 @@ class MemoryPlan:
 
 
 def plan_memory(
-    model: Model,
-    device: Device,
-    parallelism: Parallelism,
-    *,
-    planner: Planner = "gnomon",
-    dtype: str = "auto",
-    kv_dtype: str = "auto",
-    block_size: int = 16,
-    memory_utilization: float = 0.9,
-    max_tokens: int = 4096,
-    max_batched_tokens: int = 2048,
-    max_sequences: int = 256,
-    sequence_tokens: int | None = None,
-    reserve_bytes: float | None = None,
-    draft: Model | None = None,
-    draft_layers: int = 0,
-) -> MemoryPlan:
+    model: Model, device: Device, parallelism: Parallelism, *, planner: Planner = "gnomon", dtype: str = "auto",
+    kv_dtype: str = "auto", block_size: int = 16, memory_utilization: float = 0.9, max_tokens: int = 4096,
+    max_batched_tokens: int = 2048, max_sequences: int = 256, sequence_tokens: int | None = None,
+    reserve_bytes: float | None = None, draft: Model | None = None, draft_layers: int = 0,
+) -> MemoryPlan:  # fmt: skip
     """Weights, reserve and KV blocks of one replica.
 
     `planner="gnomon"` follows vLLM: memory x utilisation - weights - activations of a full batch. `"sglang"`: weights

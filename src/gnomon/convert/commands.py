@@ -99,12 +99,9 @@ def dynamo_layout(scenario: Scenario) -> dict[str, Any]:
             "args": ["--model", _model(scenario), *flags, *mode],
         }
         services[_WORKERS[pool.role]] = {
-            "componentType": "worker",
-            **role,
-            "replicas": pool.num_replicas,
-            "resources": {"limits": {"gpu": str(pool.replica.num_gpus)}},
-            "extraPodSpec": {"mainContainer": container},
-        }
+            "componentType": "worker", **role, "replicas": pool.num_replicas,
+            "resources": {"limits": {"gpu": str(pool.replica.num_gpus)}}, "extraPodSpec": {"mainContainer": container},
+        }  # fmt: skip
     return {
         "apiVersion": "nvidia.com/v1alpha1",
         "kind": "DynamoGraphDeployment",
@@ -248,12 +245,9 @@ def _model(scenario: Scenario) -> str:
 
 ENGINES = {
     "vllm": Engine(
-        "vLLM",
-        lambda one: shlex.join(vllm_flags(one)),
-        weight_formats=("auto", "bf16", "fp16", "fp8"),
-        has_adapters=True,
-        has_roles=True,
+        "vLLM", lambda one: shlex.join(vllm_flags(one)), weight_formats=("auto", "bf16", "fp16", "fp8"),
+        has_adapters=True, has_roles=True,
     ),
     "sglang": Engine("SGLang", lambda one: shlex.join(sglang_flags(one))),
     "trtllm": Engine("TensorRT-LLM", trtllm_script),
-}
+}  # fmt: skip

@@ -21,11 +21,8 @@ from gnomon.serving.scenario import Scenario
 
 Finisher = Callable[[dict[str, Any], dict[str, Any]], list[str]]
 FINISHERS: dict[str, Finisher] = {
-    "vidur": finish_vidur,
-    "vllm": finish_vllm,
-    "sglang": finish_sglang,
-    "trtllm": finish_trtllm,
-}
+    "vidur": finish_vidur, "vllm": finish_vllm, "sglang": finish_sglang, "trtllm": finish_trtllm,
+}  # fmt: skip
 """What follows from several options together: completes the scenario in place, given all options, and returns notes."""
 
 

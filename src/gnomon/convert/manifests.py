@@ -84,15 +84,12 @@ def _labels(name: str, pool: Pool) -> dict[str, str]:
 
 def _deployment(name: str, pool: Pool, words: list[str], engine: str) -> dict[str, Any]:
     container = {
-        "name": "server",
-        "image": IMAGES[engine],
-        "command": [words[0]],
-        "args": words[1:],
+        "name": "server", "image": IMAGES[engine], "command": [words[0]], "args": words[1:],
         "ports": [{"name": "http", "containerPort": PORT}],
         "readinessProbe": {"httpGet": {"path": "/health", "port": "http"}, "failureThreshold": 360, "periodSeconds": 5},
         "resources": {"limits": {"nvidia.com/gpu": str(pool.replica.num_gpus)}},
         "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
-    }
+    }  # fmt: skip
     pod = {"containers": [container], "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}]}
     labels = _labels(name, pool)
     return {
@@ -185,13 +182,10 @@ def _compose(scenario: Scenario, engine: str) -> Manifest:
         for number in range(pool.num_replicas):
             gpus = {"driver": "nvidia", "count": pool.replica.num_gpus, "capabilities": ["gpu"]}
             services[f"{name}-{number}" if pool.num_replicas > 1 else name] = {
-                "image": IMAGES[engine],
-                "entrypoint": [words[0]],
-                "command": words[1:],
-                "ipc": "host",
+                "image": IMAGES[engine], "entrypoint": [words[0]], "command": words[1:], "ipc": "host",
                 "ports": [f"{PORT + len(services)}:{PORT}"],
                 "deploy": {"resources": {"reservations": {"devices": [gpus]}}},
-            }
+            }  # fmt: skip
     return Manifest({"compose.yaml": _text([{"services": services}], left)}, left)
 
 

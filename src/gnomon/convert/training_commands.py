@@ -26,26 +26,17 @@ UNASKED = {"framework": "megatron", "sharding": "none", "sequence_parallel": Fal
            "cuda_graphs": False}  # fmt: skip
 """What Megatron-LM does without being asked."""
 SIZES = {
-    "tensor_model_parallel_size": "tensor_parallel",
-    "pipeline_model_parallel_size": "pipeline_parallel",
-    "num_virtual_stages_per_pipeline_rank": "virtual_stages",
-    "context_parallel_size": "context_parallel",
-    "expert_model_parallel_size": "expert_parallel",
-    "expert_tensor_parallel_size": "expert_tensor_parallel",
-    "micro_batch_size": "micro_batch",
-    "global_batch_size": "batch",
-    "seq_length": "sequence",
-    "world_size": "gpus",
+    "tensor_model_parallel_size": "tensor_parallel", "pipeline_model_parallel_size": "pipeline_parallel",
+    "num_virtual_stages_per_pipeline_rank": "virtual_stages", "context_parallel_size": "context_parallel",
+    "expert_model_parallel_size": "expert_parallel", "expert_tensor_parallel_size": "expert_tensor_parallel",
+    "micro_batch_size": "micro_batch", "global_batch_size": "batch", "seq_length": "sequence", "world_size": "gpus",
     "recompute_num_layers": "recompute_layers",
-}
+}  # fmt: skip
 """Numbers that mean the same."""
 SHAPE = {
-    "num_layers": "num_layers",
-    "hidden_size": "hidden_size",
-    "ffn_hidden_size": "ffn_size",
-    "num_attention_heads": "num_heads",
-    "num_experts": "num_experts",
-}
+    "num_layers": "num_layers", "hidden_size": "hidden_size", "ffn_hidden_size": "ffn_size",
+    "num_attention_heads": "num_heads", "num_experts": "num_experts",
+}  # fmt: skip
 """By which a command's model is found in the catalog."""
 WORDS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "sequence_parallel": lambda on: {"sequence_parallel": bool(on)},

@@ -19,13 +19,9 @@ def vllm_flags(scenario: Scenario) -> list[str]:
     words = ["vllm", "serve", known.hf_id or scenario.model]
     pool = scenario.all_pools()[0]
     resolved = {
-        "replica": pool.replica,
-        "batching": pool.batching,
-        "timing": pool.timing,
-        "seed": scenario.seed,
-        "front_end": scenario.front_end,
-        "lora": scenario.lora if has_adapters(scenario) else None,
-    }
+        "replica": pool.replica, "batching": pool.batching, "timing": pool.timing, "seed": scenario.seed,
+        "front_end": scenario.front_end, "lora": scenario.lora if has_adapters(scenario) else None,
+    }  # fmt: skip
     for name, option in option_map("vllm").options.items():
         if len(option.targets) != 1 or option.read == "speculative" or option.targets[0] == "model":
             continue

@@ -116,12 +116,8 @@ def _beside(data: Any, folder: Path) -> Any:
 
 
 def build(
-    model: type[C],
-    data: Mapping[str, Any],
-    *,
-    where: str | None = None,
-    places: Mapping[Path_, str] | None = None,
-) -> C:
+    model: type[C], data: Mapping[str, Any], *, where: str | None = None, places: Mapping[Path_, str] | None = None,
+) -> C:  # fmt: skip
     """Validate `data` into `model`; the error names the key and the place where it was given: a line or a flag."""
     try:
         return model.model_validate(data)

@@ -14,15 +14,10 @@ from pydantic import BaseModel
 from gnomon.core.config import fields
 
 SHORT = {
-    "device": ("gpu",),
-    "tensor_parallel": ("tp", "tensor_parallel"),
-    "pipeline_parallel": ("pp", "pipeline_parallel"),
-    "data_parallel": ("dp", "data_parallel"),
-    "context_parallel": ("cp", "context_parallel"),
-    "virtual_stages": ("vp", "virtual_stages"),
-    "rate": ("rate",),
-    "num_requests": ("requests",),
-}
+    "device": ("gpu",), "tensor_parallel": ("tp", "tensor_parallel"), "pipeline_parallel": ("pp", "pipeline_parallel"),
+    "data_parallel": ("dp", "data_parallel"), "context_parallel": ("cp", "context_parallel"),
+    "virtual_stages": ("vp", "virtual_stages"), "rate": ("rate",), "num_requests": ("requests",),
+}  # fmt: skip
 """Short names by the last part of the field's."""
 ALIASED = ("", "replica.", "space.", "workload.")
 """Sections whose fields have short names; in others they would be ambiguous."""

@@ -46,15 +46,9 @@ class App:
     """Answers requests to a simulated cluster; the port that one comes to may name its replica."""
 
     def __init__(
-        self,
-        live: LiveCluster,
-        tokenizer: Tokenizer,
-        *,
-        model_name: str,
-        speed: float = 1.0,
-        token: str | None = None,
+        self, live: LiveCluster, tokenizer: Tokenizer, *, model_name: str, speed: float = 1.0, token: str | None = None,
         replica_of_port: Mapping[int, int] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.live, self.tokenizer, self.model_name, self.speed = live, tokenizer, model_name, speed
         self._token, self._replica_of_port = token, replica_of_port or {}
         self.metrics = Metrics(live, model_name)
@@ -63,14 +57,10 @@ class App:
         self._adapters = {f"adapter-{number}": number for number in range(live.num_adapters)}
         self._classes = {one.name: number for number, one in enumerate(live.drawn.classes)}
         self._pages: dict[tuple[str, str], Callable[[Scope, Receive, Send], Awaitable[None]]] = {
-            ("POST", "/v1/completions"): self._completions,
-            ("POST", "/v1/chat/completions"): self._chat,
-            ("GET", "/v1/models"): self._models,
-            ("GET", "/health"): self._health,
-            ("GET", "/ping"): self._health,
-            ("GET", "/version"): self._version,
-            ("GET", "/metrics"): self._metrics,
-        }
+            ("POST", "/v1/completions"): self._completions, ("POST", "/v1/chat/completions"): self._chat,
+            ("GET", "/v1/models"): self._models, ("GET", "/health"): self._health, ("GET", "/ping"): self._health,
+            ("GET", "/version"): self._version, ("GET", "/metrics"): self._metrics,
+        }  # fmt: skip
 
     @property
     def driver(self) -> Driver:

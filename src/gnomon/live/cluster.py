@@ -218,13 +218,8 @@ def _places(pools: list[Pool], drawn: Requests, slots: int, room: int, longest: 
     if len(adapter):
         adapter[-1] = drawn.adapter.max()
     return Requests(
-        arrival_s=np.full(slots, np.inf),
-        prompt_tokens=np.full(slots, longest - 1, np.int32),
-        output_tokens=np.ones(slots, np.int32),
-        prefix_hashes=np.zeros(room, np.int64),
-        prefix_block_tokens=math.lcm(*(pool.batching.block_size for pool in pools)),
-        concurrency=slots,
-        adapter=adapter,
-        user_class=np.zeros(slots if drawn.classes else 0, np.int8),
-        classes=drawn.classes,
-    )
+        arrival_s=np.full(slots, np.inf), prompt_tokens=np.full(slots, longest - 1, np.int32),
+        output_tokens=np.ones(slots, np.int32), prefix_hashes=np.zeros(room, np.int64),
+        prefix_block_tokens=math.lcm(*(pool.batching.block_size for pool in pools)), concurrency=slots, adapter=adapter,
+        user_class=np.zeros(slots if drawn.classes else 0, np.int8), classes=drawn.classes,
+    )  # fmt: skip

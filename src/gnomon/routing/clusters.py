@@ -76,14 +76,9 @@ def new_clusters(config: RouteConfig, count: int, *, horizon: int, group: int = 
     kinds = kinds_of_traffic(config, horizon)
     parts = [
         VectorClusters(
-            kind,
-            number,
-            horizon=horizon,
-            lengths=config.lengths,
-            queue_depth=config.queue_depth,
-            reward=config.reward,
+            kind, number, horizon=horizon, lengths=config.lengths, queue_depth=config.queue_depth, reward=config.reward,
             group=group,
         )
         for kind, number in zip(kinds, spread(config, count, len(kinds), group), strict=True)
-    ]
+    ]  # fmt: skip
     return parts[0] if len(parts) == 1 else SeveralClusters(parts)

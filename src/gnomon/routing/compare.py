@@ -23,18 +23,9 @@ from gnomon.serving.scenario.config import LengthsKnown, RouterConfig
 from gnomon.timing import SOURCES, TimingConfig
 
 BASELINES = (
-    "random",
-    "round_robin",
-    "least_outstanding",
-    "power_of_two",
-    "least_kv",
-    "least_prefill_tokens",
-    "lmetric",
-    "predicted_latency",
-    "lookahead",
-    "sticky_session",
-    "prefix_aware",
-)
+    "random", "round_robin", "least_outstanding", "power_of_two", "least_kv", "least_prefill_tokens", "lmetric",
+    "predicted_latency", "lookahead", "sticky_session", "prefix_aware",
+)  # fmt: skip
 BOUND = "lookahead, oracle lengths"
 TEACHER = "unselfish"
 """The rule that policies are cloned from: a router made by hand."""
@@ -198,13 +189,9 @@ def _from(timing: TimingConfig, source: str) -> TimingConfig:
 
 
 def compare(
-    config: CompareConfig,
-    against: list[Contender],
-    *,
-    jobs: int | None = None,
-    ray: str | None = None,
+    config: CompareConfig, against: list[Contender], *, jobs: int | None = None, ray: str | None = None,
     on_progress: Callable[[int, int], None] | None = None,
-) -> RouteComparison:
+) -> RouteComparison:  # fmt: skip
     """Run every contender on every scenario and seed."""
     scenarios = {
         Path(name).stem: find_scenario(name, config.source) for name in config.scenarios or built_in_scenarios()
@@ -247,16 +234,9 @@ def one_row(name: str, scenario: Scenario, router: str, requests: Any) -> Row:
     table, tokens = done.cluster.requests, done.cluster.replicas.tokens_computed
     duration_s = float(table.finished_s.max() - table.arrival_s.min())
     return Row(
-        scenario=name,
-        seed=scenario.seed,
-        router=router,
-        e2e_mean_s=float(e2e.mean()),
-        e2e_p50_s=float(np.percentile(e2e, 50)),
-        e2e_p99_s=float(np.percentile(e2e, 99)),
-        ttft_mean_s=float(ttft.mean()),
-        ttft_p50_s=float(np.percentile(ttft, 50)),
-        ttft_p99_s=float(np.percentile(ttft, 99)),
-        requests_per_s=e2e.size / duration_s,
-        imbalance=float(tokens.max() / tokens.mean() - 1),
-        finished=int(e2e.size),
-    )
+        scenario=name, seed=scenario.seed, router=router, e2e_mean_s=float(e2e.mean()),
+        e2e_p50_s=float(np.percentile(e2e, 50)), e2e_p99_s=float(np.percentile(e2e, 99)),
+        ttft_mean_s=float(ttft.mean()), ttft_p50_s=float(np.percentile(ttft, 50)),
+        ttft_p99_s=float(np.percentile(ttft, 99)), requests_per_s=e2e.size / duration_s,
+        imbalance=float(tokens.max() / tokens.mean() - 1), finished=int(e2e.size),
+    )  # fmt: skip

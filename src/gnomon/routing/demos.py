@@ -205,14 +205,9 @@ def _sampled(scorer: Any, rows: Any, mask: Any, temperature: float, random: np.r
 def write(demos: Demos, path: Path, config: RouteConfig) -> Path:
     """Write the arrays and their description as one npz."""
     description = {
-        "features": list(FEATURES),
-        "schema": SCHEMA_HASH,
-        "lengths": config.lengths,
-        "queue_depth": config.queue_depth,
-        "seed": config.seed,
-        "config": config.demos.model_dump(mode="json"),
-        "decisions": len(demos),
-    }
+        "features": list(FEATURES), "schema": SCHEMA_HASH, "lengths": config.lengths, "queue_depth": config.queue_depth,
+        "seed": config.seed, "config": config.demos.model_dump(mode="json"), "decisions": len(demos),
+    }  # fmt: skip
     arrays = {field.name: getattr(demos, field.name) for field in fields(Demos)}
     with written_whole(path) as temporary, temporary.open("wb") as file:
         np.savez(file, description=np.array(json.dumps(description)), **arrays)

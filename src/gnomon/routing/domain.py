@@ -66,17 +66,9 @@ class DomainConfig(Config):
     @model_validator(mode="after")
     def _ordered(self) -> DomainConfig:
         for name in (
-            "num_replicas",
-            "load",
-            "cv",
-            "prompt_median",
-            "output_median",
-            "sigma",
-            "long_share",
-            "long_prompt",
-            "long_output_median",
-            "warm_up",
-        ):
+            "num_replicas", "load", "cv", "prompt_median", "output_median", "sigma", "long_share", "long_prompt",
+            "long_output_median", "warm_up",
+        ):  # fmt: skip
             low, high = getattr(self, name)
             if low > high:
                 raise ValueError(f"{name}: the range [{low}, {high}] is empty")

@@ -61,55 +61,21 @@ def _lane(fleets: Fleet, lane: int, num_replicas: int, memory: Floats) -> Fleet:
     """One lane as the fleet that it is."""
     all_ = fleets.cluster
     cluster = Cluster(
-        first_rows(all_.replicas[lane], num_replicas),
-        all_.requests[lane],
-        all_.flights[lane],
-        all_.running[lane],
-        all_.stepping[lane],
-        all_.growth[lane],
-        all_.flight_requests[lane],
-        all_.flight_tokens[lane],
-        first_rows(all_.next_end_s[lane], num_replicas),
-        all_.soonest_s[lane],
-        all_.stage_free_s[lane],
-        all_.stage_start_s[lane],
-        all_.stage_end_s[lane],
-        all_.parameters[lane],
-        all_.acceptance[lane],
-        all_.block_key[lane],
-        all_.block_users[lane],
-        all_.newer[lane],
-        all_.older[lane],
-        all_.slot_key[lane],
-        all_.slot_block[lane],
-        all_.tables[lane],
-        all_.free_rows[lane],
-        all_.loose_blocks[lane],
-        all_.prefix_hashes[lane],
-        all_.classes[lane],
-        all_.service[lane],
-        all_.recorded_first[lane],
-        all_.recorded_s[lane],
-        all_.control[lane],
-        all_.adapter_slots[lane],
-        all_.breakdown[lane],
-        all_.parts_ns[lane],
-        all_.clocks[lane],
-        all_.flight_ns[lane],
-        all_.floor_ns[lane],
-        all_.context_ns[lane],
-    )
+        first_rows(all_.replicas[lane], num_replicas), all_.requests[lane], all_.flights[lane], all_.running[lane],
+        all_.stepping[lane], all_.growth[lane], all_.flight_requests[lane], all_.flight_tokens[lane],
+        first_rows(all_.next_end_s[lane], num_replicas), all_.soonest_s[lane], all_.stage_free_s[lane],
+        all_.stage_start_s[lane], all_.stage_end_s[lane], all_.parameters[lane], all_.acceptance[lane],
+        all_.block_key[lane], all_.block_users[lane], all_.newer[lane], all_.older[lane], all_.slot_key[lane],
+        all_.slot_block[lane], all_.tables[lane], all_.free_rows[lane], all_.loose_blocks[lane],
+        all_.prefix_hashes[lane], all_.classes[lane], all_.service[lane], all_.recorded_first[lane],
+        all_.recorded_s[lane], all_.control[lane], all_.adapter_slots[lane], all_.breakdown[lane], all_.parts_ns[lane],
+        all_.clocks[lane], all_.flight_ns[lane], all_.floor_ns[lane], all_.context_ns[lane],
+    )  # fmt: skip
     fleet = Fleet(
-        borrow(cluster),
-        fleets.tables,
-        fleets.draws[lane],
-        fleets.parameters,
-        memory[lane],
-        fleets.predicted_output[lane],
-        first_rows(fleets.candidates[lane], num_replicas),
-        fleets.gate,
+        borrow(cluster), fleets.tables, fleets.draws[lane], fleets.parameters, memory[lane],
+        fleets.predicted_output[lane], first_rows(fleets.candidates[lane], num_replicas), fleets.gate,
         fleets.gate_memory[lane],
-    )
+    )  # fmt: skip
     return borrow(fleet)
 
 
@@ -277,13 +243,6 @@ def copy_lane(many: Ensemble, lane: int, copies: Ensemble, into: slice, first: i
     for name in ("draws", "memory", "predicted_output"):
         getattr(copies.fleets, name)[into] = getattr(many.fleets, name)[lane]
     for name in (
-        "num_replicas",
-        "pending",
-        "unwoken",
-        "num_active",
-        "active",
-        "observation",
-        "accounts",
-        "router_memory",
-    ):
+        "num_replicas", "pending", "unwoken", "num_active", "active", "observation", "accounts", "router_memory",
+    ):  # fmt: skip
         getattr(copies, name)[into] = getattr(many, name)[lane]

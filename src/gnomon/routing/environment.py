@@ -64,18 +64,10 @@ class VectorClusters:
     """
 
     def __init__(
-        self,
-        domain: DomainConfig | Traffic | None = None,
-        num_envs: int = 16,
-        *,
-        horizon: int = 512,
-        lengths: LengthsKnown = "none",
-        queue_depth: int = QUEUE_DEPTH,
-        reward: RewardConfig | None = None,
-        group: int = 1,
-        lopsided: bool = True,
-        seed: int = 0,
-    ) -> None:
+        self, domain: DomainConfig | Traffic | None = None, num_envs: int = 16, *, horizon: int = 512,
+        lengths: LengthsKnown = "none", queue_depth: int = QUEUE_DEPTH, reward: RewardConfig | None = None,
+        group: int = 1, lopsided: bool = True, seed: int = 0,
+    ) -> None:  # fmt: skip
         assert num_envs % group == 0, "environments come in whole groups"
         self.traffic: Traffic
         if domain is None or isinstance(domain, DomainConfig):
@@ -221,15 +213,11 @@ class VectorClusters:
     def _new_cluster(self) -> Cluster:
         """The arrays of one lane, with room for whatever the traffic may hold."""
         return new_cluster(
-            num_replicas=self.max_replicas,
-            num_requests=self.num_requests,
-            max_stages=self.traffic.max_stages,
-            max_running=self.traffic.max_running,
-            block_size=self.traffic.block_size,
-            max_in_batch=self.traffic.max_in_batch,
-            cached_blocks=self.traffic.cached_blocks,
+            num_replicas=self.max_replicas, num_requests=self.num_requests, max_stages=self.traffic.max_stages,
+            max_running=self.traffic.max_running, block_size=self.traffic.block_size,
+            max_in_batch=self.traffic.max_in_batch, cached_blocks=self.traffic.cached_blocks,
             blocks_per_request=self.traffic.blocks_per_request,
-        )
+        )  # fmt: skip
 
     def new_ensemble(self, lanes: int) -> Ensemble:
         """Arrays for some clusters of this environment's size."""
@@ -238,26 +226,15 @@ class VectorClusters:
         cluster = Cluster(*(one.view(np.recarray) if one.dtype.names else one for one in arrays))
         foretold = 0 if self.router_config.lengths == "none" else requests
         fleets = Fleet(
-            cluster,
-            self.traffic.tables,
-            np.zeros((lanes, requests, 2)),
-            np.zeros(1),
-            np.zeros((lanes, MEMORY_PER_REPLICA * self.max_replicas + 8)),
-            np.zeros((lanes, foretold)),
-            np.tile(np.arange(self.max_replicas), (lanes, 1)),
-            np.zeros(1),
-            np.zeros((lanes, 1, 2)),
-        )
+            cluster, self.traffic.tables, np.zeros((lanes, requests, 2)), np.zeros(1),
+            np.zeros((lanes, MEMORY_PER_REPLICA * self.max_replicas + 8)), np.zeros((lanes, foretold)),
+            np.tile(np.arange(self.max_replicas), (lanes, 1)), np.zeros(1), np.zeros((lanes, 1, 2)),
+        )  # fmt: skip
         return Ensemble(
-            fleets,
-            num_replicas=np.ones(lanes, np.int64),
-            pending=np.zeros(lanes, np.int64),
-            unwoken=np.zeros(lanes, np.int64),
-            active=np.zeros((lanes, requests), np.int64),
-            num_active=np.zeros(lanes, np.int64),
-            observation=np.zeros((lanes, self.max_replicas, NUM_FEATURES)),
-            accounts=np.zeros((lanes, NUM_ACCOUNTS)),
-            slo_ttft_s=np.array([self.reward.slo_ttft_s or np.inf]),
+            fleets, num_replicas=np.ones(lanes, np.int64), pending=np.zeros(lanes, np.int64),
+            unwoken=np.zeros(lanes, np.int64), active=np.zeros((lanes, requests), np.int64),
+            num_active=np.zeros(lanes, np.int64), observation=np.zeros((lanes, self.max_replicas, NUM_FEATURES)),
+            accounts=np.zeros((lanes, NUM_ACCOUNTS)), slo_ttft_s=np.array([self.reward.slo_ttft_s or np.inf]),
             queue_depth=np.array([self.queue_depth]),
             router_memory=np.zeros((lanes, MEMORY_PER_REPLICA * self.max_replicas + 8)),
-        )
+        )  # fmt: skip

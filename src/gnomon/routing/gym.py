@@ -30,13 +30,9 @@ class RoutingEnv(gymnasium.Env[Observation, np.int64]):  # type: ignore[misc]
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  Gymnasium declares it so.
 
     def __init__(
-        self,
-        domain: DomainConfig | None = None,
-        *,
-        horizon: int = 512,
-        lengths: LengthsKnown = "none",
+        self, domain: DomainConfig | None = None, *, horizon: int = 512, lengths: LengthsKnown = "none",
         reward: RewardConfig | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._clusters = VectorClusters(domain, 1, horizon=horizon, lengths=lengths, reward=reward)
         shape = (self._clusters.max_replicas, self._clusters.num_features)
         self.observation_space = gymnasium.spaces.Box(-BOUND, BOUND, shape, np.float32)

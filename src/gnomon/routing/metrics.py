@@ -20,16 +20,13 @@ SCALARS = {
     "policy/entropy": "Entropy of the choice: 0 is sure, log(replicas) is uniform.",
     "policy/ratio": "Mean probability ratio to the policy that acted; 1 before the first gradient step.",
     "policy/clipped": "Share of decisions whose ratio left the clip range.",
-    "policy/passes": "Gradient steps of this update.",
-    "critic/error": "Smooth L1 error of the critic.",
+    "policy/passes": "Gradient steps of this update.", "critic/error": "Smooth L1 error of the critic.",
     "critic/explained": "Share of the returns' variance that the critic predicts; below 0 it is worse than the mean.",
-    "weights/kl": "Weight of the leash: falls, then holds.",
-    "weights/entropy": "Weight of the entropy.",
+    "weights/kl": "Weight of the leash: falls, then holds.", "weights/entropy": "Weight of the entropy.",
     "cluster/top_share": "Share of the decisions that go to the busiest replica, mean over clusters.",
     "cluster/backlog_growth": "Requests in the system late in the update over those early in it.",
-    "speed/decisions_per_s": "Decisions per second while collecting.",
-    "speed/update_s": "Seconds of the whole update.",
-}
+    "speed/decisions_per_s": "Decisions per second while collecting.", "speed/update_s": "Seconds of the whole update.",
+}  # fmt: skip
 """Every scalar and what it says; the steps of the x axis are updates."""
 
 

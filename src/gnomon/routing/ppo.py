@@ -110,16 +110,12 @@ def collect(
         backlogs.append(float(np.mean(info["backlog"])))
         steps.append(
             {
-                "rows": rows,
-                "mask": mask,
-                "actions": actions,
-                "log_p": log_p.gather(1, actions.unsqueeze(1)).squeeze(1),
-                "values": critic(rows, mask),
-                "rewards": torch.as_tensor(rewards, dtype=torch.float32),
-                "cut": torch.as_tensor(cut),
+                "rows": rows, "mask": mask, "actions": actions,
+                "log_p": log_p.gather(1, actions.unsqueeze(1)).squeeze(1), "values": critic(rows, mask),
+                "rewards": torch.as_tensor(rewards, dtype=torch.float32), "cut": torch.as_tensor(cut),
                 "next_values": critic(*_tensors(followed, followed_mask)),
             }
-        )
+        )  # fmt: skip
         rows, mask = _tensors(next_rows, next_mask)
     stacked = {name: torch.stack([step[name] for step in steps]) for name in steps[0]}
     quarter = max(1, num_steps // 4)
@@ -283,30 +279,19 @@ class Trainer:
         self.decisions += e.actions.numel()
         unexplained = float((returns - e.values).var() / returns.var().clamp(min=1e-12))
         return {
-            "update": self.update,
-            "decisions": self.decisions,
-            "gradient_steps": self.gradient_steps,
-            "reward/mean": float(e.rewards.mean()),
-            "cluster/top_share": e.top_share,
-            "cluster/backlog_growth": e.backlog,
-            **metrics,
-            "critic/explained": 1.0 - unexplained,
-            **self._validate(),
-            "speed/decisions_per_s": e.actions.numel() / collected_s,
-            "speed/update_s": time.perf_counter() - began,
-        }
+            "update": self.update, "decisions": self.decisions, "gradient_steps": self.gradient_steps,
+            "reward/mean": float(e.rewards.mean()), "cluster/top_share": e.top_share,
+            "cluster/backlog_growth": e.backlog, **metrics, "critic/explained": 1.0 - unexplained, **self._validate(),
+            "speed/decisions_per_s": e.actions.numel() / collected_s, "speed/update_s": time.perf_counter() - began,
+        }  # fmt: skip
 
     def _learn(self, e: Experience, merits: Tensor, returns: Tensor) -> dict[str, float]:
         """Epochs of minibatches, until the policy has moved far enough."""
         c, count = self.config, e.actions.numel()
         flat = {
-            "rows": e.rows.flatten(0, 1),
-            "mask": e.mask.flatten(0, 1),
-            "actions": e.actions.flatten(),
-            "log_p": e.log_p.flatten(),
-            "merits": merits.flatten(),
-            "returns": returns.flatten(),
-        }
+            "rows": e.rows.flatten(0, 1), "mask": e.mask.flatten(0, 1), "actions": e.actions.flatten(),
+            "log_p": e.log_p.flatten(), "merits": merits.flatten(), "returns": returns.flatten(),
+        }  # fmt: skip
         sums: dict[str, float] = {}
         passes, stopped = 0, False
         for _ in range(c.epochs):

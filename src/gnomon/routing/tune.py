@@ -83,13 +83,9 @@ class _Trial:
 
 
 def tune(
-    config: TuneConfig,
-    scenarios: list[str],
-    *,
-    jobs: int | None = None,
-    ray: str | None = None,
+    config: TuneConfig, scenarios: list[str], *, jobs: int | None = None, ray: str | None = None,
     on_progress: Callable[[int, int], None] | None = None,
-) -> Tuned:
+) -> Tuned:  # fmt: skip
     """The best weights found. The rule as it comes is a candidate too: the result is never worse on these traces."""
     names = list(ROUTERS[TEACHER].options)
     start = np.log(np.maximum(list(ROUTERS[TEACHER].options.values()), LEAST))

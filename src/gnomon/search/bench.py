@@ -15,12 +15,9 @@ TENSOR_DEGREES = (1, 2, 4, 8)
 
 
 def bench(
-    config: BenchConfig,
-    *,
-    jobs: int | None = None,
-    ray: str | None = None,
+    config: BenchConfig, *, jobs: int | None = None, ray: str | None = None,
     on_progress: Callable[[int, int], None] | None = None,
-) -> list[tuple[str, str, str, Record]]:
+) -> list[tuple[str, str, str, Record]]:  # fmt: skip
     """(model, workload, policy, record) of every combination, in order."""
     asked = [
         (model, workload, policy, _task(config, model, workload, policy))
@@ -51,11 +48,7 @@ def _question(
     config: BenchConfig, model: str, workload: str, policies: tuple[str, ...], degrees: tuple[int, ...]
 ) -> SearchConfig:
     return SearchConfig(
-        model=model,
-        workload=WorkloadConfig(preset=workload),
-        slo=config.slo,
+        model=model, workload=WorkloadConfig(preset=workload), slo=config.slo,
         space={"device": config.device, "tensor_parallel": degrees, "batching": list(policies)},
-        settings=config.settings,
-        effort=config.effort,
-        seed=config.seed,
-    )
+        settings=config.settings, effort=config.effort, seed=config.seed,
+    )  # fmt: skip

@@ -199,13 +199,8 @@ def _out_of_reach(prober: Prober, needed: float, bound: float, search: SearchCon
 
 def _passed_over(candidate: Candidate, reason: str, prober: Prober) -> Record:
     return Record(
-        candidate.label,
-        dict(candidate.overrides),
-        "passed over",
-        reason,
-        runs=prober.runs,
-        simulated=prober.simulated,
-    )
+        candidate.label, dict(candidate.overrides), "passed over", reason, runs=prober.runs, simulated=prober.simulated,
+    )  # fmt: skip
 
 
 def _measured(
@@ -215,23 +210,12 @@ def _measured(
     worth = score(search.objective, found.per_s, found.verdict.good_share, cost) if found.per_s else None
     miss = None if found.per_s else _finite(found.verdict.excess)
     return Record(
-        candidate.label,
-        dict(candidate.overrides),
-        "measured",
-        None if found.per_s else f"the SLO is met at no load: {found.verdict.miss}",
-        capacity_per_s=found.per_s,
-        score=worth,
-        num_gpus=cost.num_gpus,
-        cost_per_hour=cost.per_hour,
-        num_requests=found.num_requests,
-        converged=found.converged,
-        binding=found.binding,
-        good_share=found.verdict.good_share,
-        figures=found.verdict.figures,
-        nearest_miss=miss,
-        runs=prober.runs,
-        simulated=prober.simulated,
-    )
+        candidate.label, dict(candidate.overrides), "measured",
+        None if found.per_s else f"the SLO is met at no load: {found.verdict.miss}", capacity_per_s=found.per_s,
+        score=worth, num_gpus=cost.num_gpus, cost_per_hour=cost.per_hour, num_requests=found.num_requests,
+        converged=found.converged, binding=found.binding, good_share=found.verdict.good_share,
+        figures=found.verdict.figures, nearest_miss=miss, runs=prober.runs, simulated=prober.simulated,
+    )  # fmt: skip
 
 
 def _finite(excess: float | None) -> float | None:
@@ -247,29 +231,14 @@ def _counted_out(task: Task, bound: float) -> Record:
     if isinstance(fleet.outcome, str):
         status: Status = "passed over" if fleet.beaten else "measured"
         return Record(
-            candidate.label,
-            dict(candidate.overrides),
-            status,
-            fleet.outcome,
-            nearest_miss=_finite(fleet.miss),
-            runs=fleet.runs,
-            simulated=fleet.simulated,
-        )
+            candidate.label, dict(candidate.overrides), status, fleet.outcome, nearest_miss=_finite(fleet.miss),
+            runs=fleet.runs, simulated=fleet.simulated,
+        )  # fmt: skip
     chosen, verdict, count = fleet.outcome
     cost = price(scenario_of(search, chosen))
     return Record(
-        chosen.label,
-        dict(chosen.overrides),
-        "measured",
-        capacity_per_s=search.load,
-        score=score(search.objective, search.load, verdict.good_share, cost),
-        num_gpus=cost.num_gpus,
-        cost_per_hour=cost.per_hour,
-        num_requests=count,
-        converged=True,
-        binding=verdict.worst,
-        good_share=verdict.good_share,
-        figures=verdict.figures,
-        runs=fleet.runs,
-        simulated=fleet.simulated,
-    )
+        chosen.label, dict(chosen.overrides), "measured", capacity_per_s=search.load,
+        score=score(search.objective, search.load, verdict.good_share, cost), num_gpus=cost.num_gpus,
+        cost_per_hour=cost.per_hour, num_requests=count, converged=True, binding=verdict.worst,
+        good_share=verdict.good_share, figures=verdict.figures, runs=fleet.runs, simulated=fleet.simulated,
+    )  # fmt: skip

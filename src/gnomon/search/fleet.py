@@ -34,12 +34,9 @@ class Fleet:
 
 
 def smallest_fleet(
-    search: SearchConfig,
-    candidate: Candidate,
-    bound: float,
-    beat: float | None,
+    search: SearchConfig, candidate: Candidate, bound: float, beat: float | None,
     requests_for: Callable[[Scenario], Requests],
-) -> Fleet:
+) -> Fleet:  # fmt: skip
     """Count copies up from the bound of one (`bound`) until the load is carried, then bisect.
 
     `beat` is the negated cost of the cheapest configuration so far: where even that many copies fail, it has won.

@@ -35,13 +35,9 @@ class Matrix:
 
 
 def search_matrix(
-    question: SearchConfig,
-    *,
-    folder: str | Path | None = None,
-    jobs: int | None = None,
-    ray: str | None = None,
+    question: SearchConfig, *, folder: str | Path | None = None, jobs: int | None = None, ray: str | None = None,
     on_progress: Progress | None = None,
-) -> Matrix:
+) -> Matrix:  # fmt: skip
     """Search every model with every workload, then use every workload's winner for the others."""
     asked = questions(question)
     for one in asked.values():

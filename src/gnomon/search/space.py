@@ -113,14 +113,11 @@ def _combinations(search: SearchConfig) -> Iterator[Candidate]:
         space.expert_parallel, space.dtype,
     ):  # fmt: skip
         placed = {
-            "device": device,
-            "node": node,
-            "replica.tensor_parallel": tensor,
-            "replica.pipeline_parallel": pipeline,
+            "device": device, "node": node, "replica.tensor_parallel": tensor, "replica.pipeline_parallel": pipeline,
             "replica.data_parallel": data if len(space.data_parallel) > 1 or data > 1 else None,
             "replica.expert_parallel": experts or None,
             "timing.dtype": dtype if len(space.dtype) > 1 or dtype != "auto" else None,
-        }
+        }  # fmt: skip
         for batching in space.batching:
             for parameters in _parameters(search, batching):
                 for count, router in product(copies, space.router):

@@ -62,13 +62,9 @@ class Found:
 
 
 def search(
-    question: SearchConfig,
-    *,
-    results: str | Path | None = None,
-    jobs: int | None = None,
-    ray: str | None = None,
+    question: SearchConfig, *, results: str | Path | None = None, jobs: int | None = None, ray: str | None = None,
     on_progress: Progress | None = None,
-) -> Found:
+) -> Found:  # fmt: skip
     """Find the best configuration.
 
     `results` names a file (JSON lines) to which every record is appended: a search that was interrupted goes on from

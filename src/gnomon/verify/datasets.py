@@ -53,12 +53,8 @@ def missing(dataset: Dataset, folder: Path) -> list[str]:
 
 
 def fetch(
-    name: str,
-    folder: Path,
-    *,
-    base: str | None = None,
-    on_progress: Callable[[int, int], None] | None = None,
-) -> list[Path]:
+    name: str, folder: Path, *, base: str | None = None, on_progress: Callable[[int, int], None] | None = None,
+) -> list[Path]:  # fmt: skip
     """Fetch what is missing of a set into `folder`; files that are there and right stay. Returns what was written.
 
     `base` is another address to fetch from, such as a mirror.

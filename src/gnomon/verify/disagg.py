@@ -33,13 +33,9 @@ ROUNDS = 10
 # Of September 2025: vLLM uses FlashInfer's all-reduce by default since February 2026 (pull request 34299). Each pod
 # is a server with its own front end.
 SETTINGS: dict[str, Any] = {
-    "model": "llama-3.1-70b",
-    "device": "h100",
-    "engine": "vllm",
-    "sampling": {"temperature": 0},
-    "timing": {"dtype": "bf16", "all_reduce": ""},
-    "front_end": {"per_replica": True},
-}
+    "model": "llama-3.1-70b", "device": "h100", "engine": "vllm", "sampling": {"temperature": 0},
+    "timing": {"dtype": "bf16", "all_reduce": ""}, "front_end": {"per_replica": True},
+}  # fmt: skip
 MEMORY, PICKED_MEMORY, PICKED_BLOCK = 0.95, 0.9, 128
 """Shares of the GPUs' memory: the benchmark's default for aggregated pods (46 requests under way with TP 4 and 2.9 with
 TP 2 need it), and vLLM's for the others, whose commands do not say any; theirs say blocks of 128 tokens."""
@@ -126,16 +122,11 @@ def _measured(row: dict[str, Any]) -> Measured:
         count, degree = name.split(" TP")
         prefill, decode = None, (int(count), int(degree))
     return Measured(
-        layout=name.split(": ")[-1],
-        prefill=prefill,
-        decode=decode,
-        concurrency=int(load["concurrency"]),
-        prompt_tokens=int(load["input_tokens"]),
-        output_tokens=int(load["output_tokens"]),
-        ttft_s=float(figures["ttft"]["mean"]) / 1e3,
-        tpot_s=float(figures["tpot"]) / 1e3,
+        layout=name.split(": ")[-1], prefill=prefill, decode=decode, concurrency=int(load["concurrency"]),
+        prompt_tokens=int(load["input_tokens"]), output_tokens=int(load["output_tokens"]),
+        ttft_s=float(figures["ttft"]["mean"]) / 1e3, tpot_s=float(figures["tpot"]) / 1e3,
         output_tokens_s=float(figures["request_rate"]) * int(load["output_tokens"]),
-    )
+    )  # fmt: skip
 
 
 def scenario_of(

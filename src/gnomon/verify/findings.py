@@ -8,11 +8,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
+from gnomon.calibration.replay import Latencies, statistic
+from gnomon.core import units
 from gnomon.core.errors import ConfigError
 from gnomon.core.registry import Registry
 from gnomon.report.blocks import Block
@@ -69,3 +74,70 @@ def reference(data: str | Path | None) -> Path:
         fix = "Name its folder with --data or $GNOMON_REFERENCE."
         raise ConfigError("no reference data given.", where="--data", fix=fix)
     return Path(data)
+
+
+@dataclass(frozen=True)
+class Error:
+    """One figure of a run, recorded and simulated."""
+
+    metric: str
+    statistic: str
+    recorded: float
+    simulated: float
+    tolerance: float = math.inf
+    """Infinite where it is shown, not judged."""
+    peer: float | None = None
+    """Another simulator's relative error, where known."""
+
+    @property
+    def relative(self) -> float:
+        """(simulated - recorded) / recorded."""
+        return self.simulated / self.recorded - 1.0 if self.recorded > 0 else float(self.simulated > 0)
+
+    @property
+    def is_beyond(self) -> bool:
+        """Whether it misses its tolerance."""
+        return not abs(self.relative) <= self.tolerance
+
+    @property
+    def words(self) -> str:
+        """As a failure names it."""
+        return f"{self.metric} {self.statistic} ({self.relative:+z.1%})"
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """Plain data."""
+        return {"metric": self.metric, "of": self.statistic, "recorded": self.recorded, "simulated": self.simulated,
+                "error": self.relative, "peer": self.peer, "within": not self.is_beyond}  # fmt: skip
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """As a table shows it."""
+        is_rate = self.metric == "throughput"
+        shown = [f"{one:,.2f} tokens/s" if is_rate else units.seconds(one) for one in (self.recorded, self.simulated)]
+        judged = "yes" if not self.is_beyond else f"no ({self.tolerance:.0%})"
+        return {"metric": self.metric, "of": self.statistic, "recorded": shown[0], "simulated": shown[1],
+                "error": f"{self.relative:+z.2%}", "peer": None if self.peer is None else f"{self.peer:+z.1%}",
+                "within": judged if math.isfinite(self.tolerance) else None}  # fmt: skip
+
+
+def latency_errors(
+    recorded: Sequence[Latencies], simulated: Sequence[Sequence[Latencies]], statistics: Mapping[str, float | None],
+    tolerances: Mapping[str, float], judged: Sequence[str] = (), peers: Mapping[tuple[str, str], float] | None = None,
+) -> list[Error]:  # fmt: skip
+    """Errors of latencies: the parts of a recording together beside the mean of several simulations of all of them.
+    Of the statistics all are judged, or those named."""
+    found = []
+    for metric in Latencies._fields:
+        real, *ours = (np.concatenate([getattr(part, metric) for part in one]) for one in (recorded, *simulated))
+        for name, share in statistics.items() if real.size else ():
+            mean = float(np.mean([statistic(values, share) for values in ours]))
+            limit = tolerances[metric] if not judged or name in judged else math.inf
+            peer = (peers or {}).get((metric, name))
+            found.append(Error(metric, name, statistic(real, share), mean, limit, peer))
+    return found
+
+
+def tolerated(usual: Mapping[str, float], given: Mapping[str, float] | None) -> dict[str, float]:
+    """Tolerances: as given, else as usual."""
+    return {metric: (given or {}).get(metric, limit) for metric, limit in usual.items()}

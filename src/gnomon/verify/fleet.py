@@ -163,14 +163,10 @@ def _questions(seed: int = 0) -> Requests:
     blocks = DOCUMENT_TOKENS // 16
     hashes = mixed(np.repeat(document, blocks), np.tile(np.arange(blocks), count))
     return Requests(
-        np.linspace(0.0, 1.0, count),
-        np.full(count, DOCUMENT_TOKENS + 100, np.int32),
-        np.full(count, 16, np.int32),
-        prefix_offsets=np.arange(count + 1, dtype=np.int64) * blocks,
-        prefix_hashes=hashes,
-        user_class=client.astype(np.int8),
-        classes=tuple(UserClass(f"client {i}") for i in range(CLIENTS)),
-    )
+        np.linspace(0.0, 1.0, count), np.full(count, DOCUMENT_TOKENS + 100, np.int32), np.full(count, 16, np.int32),
+        prefix_offsets=np.arange(count + 1, dtype=np.int64) * blocks, prefix_hashes=hashes,
+        user_class=client.astype(np.int8), classes=tuple(UserClass(f"client {i}") for i in range(CLIENTS)),
+    )  # fmt: skip
 
 
 def dlpm_over_vtc() -> list[Effect]:
@@ -229,11 +225,7 @@ def _day(name: str) -> Summary:
         "replica": {"tensor_parallel": 4},
         "timing": {"source": "roofline"},
         "workload": {
-            "rate": 6,
-            "num_requests": 518_400,
-            "prompt_scale": 6,
-            "output_scale": 6,
-            "over_long": "truncate",
+            "rate": 6, "num_requests": 518_400, "prompt_scale": 6, "output_scale": 6, "over_long": "truncate",
             "arrivals": {"process": "diurnal", "peak_to_trough": 4, "cv": 2},
         },
         "slo": {"ttft_s": 2},
@@ -243,7 +235,7 @@ def _day(name: str) -> Summary:
             "controller": {"name": name, "interval_s": 60},
             "cold_start": {"node_s": 300, "image_s": 60},
         },
-    }
+    }  # fmt: skip
     return summarize(run(build(Scenario, setup)))
 
 
@@ -272,11 +264,8 @@ def forecast_saving() -> list[Effect]:
 
 
 EFFECTS: dict[str, Callable[[], list[Effect]]] = {
-    "cold-start": cold_start,
-    "elastic-experts": elastic_experts,
-    "dlpm": dlpm_over_vtc,
-    "forecast": forecast_saving,
-}
+    "cold-start": cold_start, "elastic-experts": elastic_experts, "dlpm": dlpm_over_vtc, "forecast": forecast_saving,
+}  # fmt: skip
 
 
 @proof("fleet")
@@ -299,15 +288,12 @@ def told(found: list[Effect]) -> Findings:
     ]
     shown = [
         {
-            "effect": one.name,
-            "figure": one.figure,
-            "published": f"{one.published:,.4g}",
-            "simulated": f"{one.simulated:,.4g}",
-            "distance": f"{one.distance:+z.1%}",
+            "effect": one.name, "figure": one.figure, "published": f"{one.published:,.4g}",
+            "simulated": f"{one.simulated:,.4g}", "distance": f"{one.distance:+z.1%}",
             "rule": f"within {one.tolerance:.0%}" if one.nothing is None else f"at least {one.least:,.4g}",
         }
         for one in found
-    ]
+    ]  # fmt: skip
     settings = dict.fromkeys(f"{one.name}: {one.setting}. {one.source}." for one in found)
     return Findings(
         records=found,

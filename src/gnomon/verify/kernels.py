@@ -136,15 +136,10 @@ def told(scores: Sequence[TableScore]) -> Findings:
 def _row(device: str, engine: str, name: str, scores: list[TableScore]) -> dict[str, Any]:
     held, formula = ([getattr(one, kind) for one in scores] for kind in ("held_out", "roofline"))
     return {
-        "device": device,
-        "engine": engine,
-        "table": name,
-        "points": sum(len(one) for one in held),
-        "held out": _percent(held, scores, 0.5),
-        "90th": _percent(held, scores, 0.9),
-        "roofline": _percent(formula, scores, 0.5),
-        "left out": sum(one.left_out for one in scores),
-    }
+        "device": device, "engine": engine, "table": name, "points": sum(len(one) for one in held),
+        "held out": _percent(held, scores, 0.5), "90th": _percent(held, scores, 0.9),
+        "roofline": _percent(formula, scores, 0.5), "left out": sum(one.left_out for one in scores),
+    }  # fmt: skip
 
 
 def _percent(errors: list[Floats], scores: list[TableScore], share: float) -> float | None:

@@ -105,20 +105,13 @@ def _study(run: dict[str, Any]) -> Study:
     return config.build(
         Study,
         {
-            "n": run["n"],
-            "stages": run["num_gpus"],
-            "fwd_len": lengths["forward"],
-            "bwd_len": lengths["backward"],
-            "prop_len": lengths["fwd_prop"],
-            "grad_prop_len": lengths["grad_prop"],
-            "sync_base_len": lengths["grad_sync"],
-            "fwd_impact": run["fwd_impact"],
-            "bwd_impact": run["bwd_impact"],
-            "sync_freq": run["sync_freq"],
-            "ideal": run.get("is_ideal", False),
+            "n": run["n"], "stages": run["num_gpus"], "fwd_len": lengths["forward"], "bwd_len": lengths["backward"],
+            "prop_len": lengths["fwd_prop"], "grad_prop_len": lengths["grad_prop"],
+            "sync_base_len": lengths["grad_sync"], "fwd_impact": run["fwd_impact"], "bwd_impact": run["bwd_impact"],
+            "sync_freq": run["sync_freq"], "ideal": run.get("is_ideal", False),
             **{kind: tiers.get(kind) or weights[kind] for kind in ("fwd_prop", "grad_prop", "grad_sync")},
         },
-    )
+    )  # fmt: skip
 
 
 def _sweep(path: Path) -> Iterator[Check]:
@@ -181,15 +174,9 @@ def _table_row(row: dict[str, Any], name: str, where: str) -> Iterator[Check]:
         times = [float(row[key]) for key in ("TF", "TB", "TW")]
         hop = float(row["Tcomm"])
     plan = Plan(
-        int(row["p"]),
-        int(row["m"]),
-        chunks=int(row.get("v", 2)),
-        forward=times[0],
-        input_grad=times[1],
-        weight_grad=times[2],
-        hop=hop,
-        weight_grad_memory=_weight_memory(row),
-    )
+        int(row["p"]), int(row["m"]), chunks=int(row.get("v", 2)), forward=times[0], input_grad=times[1],
+        weight_grad=times[2], hop=hop, weight_grad_memory=_weight_memory(row),
+    )  # fmt: skip
     for schedule, expected in row["bubble"].items():
         kind = {"1f1b-i": "interleaved"}.get(schedule.lower(), schedule.lower())
         if kind not in SCHEDULES:
@@ -316,12 +303,9 @@ def told(found: dict[str, list[Check]], most_rows: int | None) -> Findings:
 def _row(check: Check) -> dict[str, Any]:
     """One value beside what came out."""
     return {
-        "what": check.what,
-        "expected": check.expected,
-        "obtained": check.obtained,
-        "difference": check.difference,
+        "what": check.what, "expected": check.expected, "obtained": check.obtained, "difference": check.difference,
         "ok": check.ok,
-    }
+    }  # fmt: skip
 
 
 def _printed(row: dict[str, Any]) -> dict[str, Any]:

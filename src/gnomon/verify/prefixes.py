@@ -29,14 +29,9 @@ from gnomon.workload import Requests
 from gnomon.workload.requests import first_wave
 
 SETTINGS: dict[str, Any] = {
-    "model": "qwen3-32b",
-    "device": "h100",
-    "engine": "vllm",
-    "sampling": {"temperature": 0},
-    "timing": {"dtype": "bf16"},
-    "num_replicas": 8,
-    "replica": {"tensor_parallel": 2},
-}
+    "model": "qwen3-32b", "device": "h100", "engine": "vllm", "sampling": {"temperature": 0},
+    "timing": {"dtype": "bf16"}, "num_replicas": 8, "replica": {"tensor_parallel": 2},
+}  # fmt: skip
 ROUTERS: dict[str, Any] = {
     "random": "random",
     "load": {"name": "llmd", "options": {"prefix": 0.0}},
@@ -123,25 +118,19 @@ def shared_prompts(
     of_group = start[:, None] + np.arange(common)
     of_user = (start + common + pairs[:, 1] * own)[:, None] + np.arange(own)
     return Requests(
-        np.zeros(count),
-        np.full(count, prefix + question, np.int32),
-        np.full(count, output, np.int32),
+        np.zeros(count), np.full(count, prefix + question, np.int32), np.full(count, output, np.int32),
         prefix_offsets=np.arange(count + 1, dtype=np.int64) * whole,
-        prefix_hashes=np.concatenate([of_group, of_user], axis=1).ravel().astype(np.int64),
-        prefix_block_tokens=block,
-    )
+        prefix_hashes=np.concatenate([of_group, of_user], axis=1).ravel().astype(np.int64), prefix_block_tokens=block,
+    )  # fmt: skip
 
 
 def at_a_time(requests: Requests, under_way: int, num_warmup: int) -> Requests:
     """A client that has so many under way; the first requests warm the caches and are not counted."""
     count = len(requests)
     return replace(
-        requests,
-        arrival_s=first_wave(count, under_way, num_warmup),
-        concurrency=under_way,
-        num_warmup=num_warmup,
+        requests, arrival_s=first_wave(count, under_way, num_warmup), concurrency=under_way, num_warmup=num_warmup,
         think_s=np.zeros(count),
-    )
+    )  # fmt: skip
 
 
 def in_stages(requests: Requests, stages: Sequence[tuple[float, float]]) -> Requests:

@@ -53,15 +53,11 @@ def roofline_errors(data: Path) -> list[dict[str, Any]]:
 def _row(device_name: str, origin: str, kind: str, found: list[Floats]) -> dict[str, Any]:
     pooled = np.concatenate(found)
     return {
-        "device": device_name,
-        "measured by": origin,
-        "operators": kind,
-        "tables": len(found),
-        "points": len(pooled),
+        "device": device_name, "measured by": origin, "operators": kind, "tables": len(found), "points": len(pooled),
         "median": round(100 * float(np.median(np.abs(pooled))), 1),
         "mean": round(100 * float(np.mean(np.abs(pooled))), 1),
         "bias (median)": round(100 * float(np.median(pooled)), 1),
-    }
+    }  # fmt: skip
 
 
 def _kind(operator: Operator) -> str:

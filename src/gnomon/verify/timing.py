@@ -34,12 +34,8 @@ LIMIT = 0.05
 """Largest mean shuffled error of the default estimator on any operator that passes."""
 
 FORESTS = {
-    "mlp": "1.4-3.4",
-    "attention_prefill": "2.2",
-    "attention_decode": "1.1",
-    "all_reduce": "2.7-4.3",
-    "send_recv": None,
-}
+    "mlp": "1.4-3.4", "attention_prefill": "2.2", "attention_decode": "1.1", "all_reduce": "2.7-4.3", "send_recv": None,
+}  # fmt: skip
 """Mean shuffled error in % of Vidur's random forests by group of operators; unshuffled they are at 9-24 %."""
 
 
@@ -129,14 +125,9 @@ def summaries(scores: Iterable[Score]) -> list[Summary]:
 
 def _summary(operator: str, name: str, scores: list[Score]) -> Summary:
     return Summary(
-        operator,
-        scores[0].table.group,
-        name,
-        len(scores),
-        sum(len(one.table.samples.seconds) for one in scores),
-        _mean([one.shuffled for one in scores]),
-        _mean([one.unshuffled for one in scores]),
-    )
+        operator, scores[0].table.group, name, len(scores), sum(len(one.table.samples.seconds) for one in scores),
+        _mean([one.shuffled for one in scores]), _mean([one.unshuffled for one in scores]),
+    )  # fmt: skip
 
 
 def _mean(errors: list[HeldOut]) -> HeldOut:
@@ -206,34 +197,23 @@ def told(scores: list[Score], *, each_table: bool) -> Findings:
     operators, tables = [_row(one) for one in found], [_table_row(one) for one in scores]
     blocks: list[Block] = [Rows(tables if each_table else operators, "Held-out error, %", _CAPTION)]
     return Findings(
-        scores,
-        operators,
-        {"operators": operators, "tables": tables},
-        blocks,
+        scores, operators, {"operators": operators, "tables": tables}, blocks,
         [one.operator for one in found if not one.passes],
-    )
+    )  # fmt: skip
 
 
 def _row(summary: Summary) -> dict[str, Any]:
     return {
-        "operator": summary.operator,
-        "estimator": summary.estimator,
-        "tables": summary.num_tables,
-        "points": summary.num_points,
-        **_errors(summary),
-        "forest": FORESTS[summary.group],
-        "passes": summary.passes,
-    }
+        "operator": summary.operator, "estimator": summary.estimator, "tables": summary.num_tables,
+        "points": summary.num_points, **_errors(summary), "forest": FORESTS[summary.group], "passes": summary.passes,
+    }  # fmt: skip
 
 
 def _table_row(score: Score) -> dict[str, Any]:
     return {
-        "operator": score.table.operator.name,
-        "table": score.table.where,
-        "estimator": score.estimator,
-        "points": len(score.table.samples.seconds),
-        **_errors(score),
-    }
+        "operator": score.table.operator.name, "table": score.table.where, "estimator": score.estimator,
+        "points": len(score.table.samples.seconds), **_errors(score),
+    }  # fmt: skip
 
 
 def _errors(one: Summary | Score) -> dict[str, float]:

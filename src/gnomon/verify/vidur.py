@@ -29,26 +29,13 @@ TOLERANCE_S = 1e-9
 _ROUTERS = {"round_robin": "round_robin", "lor": "vidur_lor", "random": "round_robin"}
 _RUN_KEYS = ("model", "device", "tensor_parallel", "pipeline_parallel", "num_replicas", "router", "scheduler")
 _REQUEST_COLUMNS = (
-    "request_id",
-    "replica_id",
-    "arrived_at_s",
-    "prompt_tokens",
-    "output_tokens",
-    "first_scheduled_at_s",
-    "first_token_at_s",
-    "completed_at_s",
-    "num_restarts",
-)
+    "request_id", "replica_id", "arrived_at_s", "prompt_tokens", "output_tokens", "first_scheduled_at_s",
+    "first_token_at_s", "completed_at_s", "num_restarts",
+)  # fmt: skip
 _BATCH_COLUMNS = (
-    "batch_id",
-    "replica_id",
-    "scheduled_at_s",
-    "completed_at_s",
-    "request_ids",
-    "num_tokens",
-    "allocated_blocks_after",
+    "batch_id", "replica_id", "scheduled_at_s", "completed_at_s", "request_ids", "num_tokens", "allocated_blocks_after",
     "stage_times_s",
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -132,15 +119,10 @@ def compare(folder: str | Path) -> Comparison:
     difference, stamp_error = _compare_requests(recorded, replay, difference, stamp_error)
     name = recorded.setup["scheduler"]["name"]
     return Comparison(
-        name=recorded.folder.name,
-        scheduler=name,
-        num_requests=len(recorded.requests),
-        num_batches=count,
-        first_difference=difference,
-        largest_stamp_error_s=stamp_error,
-        num_block_differences=blocks_off,
+        name=recorded.folder.name, scheduler=name, num_requests=len(recorded.requests), num_batches=count,
+        first_difference=difference, largest_stamp_error_s=stamp_error, num_block_differences=blocks_off,
         blocks_are_compared=name != "faster_transformer",
-    )
+    )  # fmt: skip
 
 
 def scenario_of(recorded: RecordedRun) -> Scenario:
@@ -161,25 +143,19 @@ def scenario_of(recorded: RecordedRun) -> Scenario:
     }
     blocks = setup.get("num_kv_blocks") or scheduler.get("num_blocks")
     replica = {
-        "tensor_parallel": setup["tensor_parallel"],
-        "pipeline_parallel": setup["pipeline_parallel"],
-        "memory_utilization": 1 - setup.get("memory_margin_fraction", 0.1),
-        "planner": "vidur",
-        "num_kv_blocks": blocks,
+        "tensor_parallel": setup["tensor_parallel"], "pipeline_parallel": setup["pipeline_parallel"],
+        "memory_utilization": 1 - setup.get("memory_margin_fraction", 0.1), "planner": "vidur", "num_kv_blocks": blocks,
         "max_request_tokens": setup.get("max_tokens"),
-    }
+    }  # fmt: skip
     return build(
         Scenario,
         {
-            "model": setup["model"],
-            "device": setup["device"],
-            "num_replicas": setup["num_replicas"],
+            "model": setup["model"], "device": setup["device"], "num_replicas": setup["num_replicas"],
             "replica": {k: v for k, v in replica.items() if v is not None},
-            "batching": {k: v for k, v in batching.items() if v is not None},
-            "router": _ROUTERS[router],
+            "batching": {k: v for k, v in batching.items() if v is not None}, "router": _ROUTERS[router],
         },
         where=str(recorded.folder / "run.json"),
-    )
+    )  # fmt: skip
 
 
 def _requests(recorded: RecordedRun) -> Requests:

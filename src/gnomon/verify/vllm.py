@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from gnomon import catalog
-from gnomon.calibration.replay import Latencies, statistic
+from gnomon.calibration.replay import Latencies
 from gnomon.catalog import Model
 from gnomon.catalog.devices import DEVICES, Dtype
 from gnomon.core.errors import ConfigError, DataError
@@ -26,33 +26,15 @@ from gnomon.serving.scenario.engine_presets import engine
 from gnomon.timing import TimingConfig
 from gnomon.timing.config import CAPTURE_SIZES
 from gnomon.timing.sources.profile.servingsim import profiled_devices
-from gnomon.verify.findings import Findings, Progress, each, proof
+from gnomon.verify.findings import Error, Findings, Progress, each, latency_errors, proof, tolerated
 from gnomon.verify.vllm_recording import Recording, read_recording
 
-Metric = Literal["ttft", "tpot", "e2e", "throughput"]
-TOLERANCES: dict[Metric, float] = {"ttft": 0.03, "tpot": 0.01, "e2e": 0.01, "throughput": 0.01}
+TOLERANCES = {"ttft": 0.03, "tpot": 0.01, "e2e": 0.01, "throughput": 0.01}
 STATISTICS = {"mean": None, "median": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0}
 
 # The defaults of vLLM 0.19 for what a recording does not say.
 _MAX_SEQUENCES, _MAX_BATCHED_TOKENS, _MEMORY_UTILIZATION = 256, 2048, 0.9
 _DTYPES: dict[str, Dtype] = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "auto": "bf16", "fp8": "fp8"}
-
-
-@dataclass(frozen=True)
-class Error:
-    """One number of a run, recorded and simulated."""
-
-    metric: Metric
-    statistic: str
-    recorded: float
-    simulated: float
-    peer: float | None
-    """The peer simulator's relative error, where known."""
-
-    @property
-    def relative(self) -> float:
-        """(simulated - recorded) / recorded."""
-        return self.simulated / self.recorded - 1.0 if self.recorded > 0 else float(self.simulated > 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,12 +46,15 @@ class Comparison:
     simulated: Run
     errors: list[Error]
 
-    def beyond(self, tolerances: dict[Metric, float]) -> list[Error]:
+    @property
+    def beyond(self) -> list[Error]:
         """What misses its tolerance."""
-        return [error for error in self.errors if not abs(error.relative) <= tolerances[error.metric]]
+        return [error for error in self.errors if error.is_beyond]
 
 
-def compare(folder: str | Path, profiles: str | Path, device: str | None = None) -> Comparison:
+def compare(
+    folder: str | Path, profiles: str | Path, device: str | None = None, tolerances: Mapping[str, float] = TOLERANCES,
+) -> Comparison:  # fmt: skip
     """Simulate the server recorded in `folder` with the kernels measured in `profiles`."""
     if not Path(profiles).is_dir():
         raise DataError("no such folder.", where=str(profiles), fix="--profiles names a folder of measured kernels.")
@@ -84,7 +69,7 @@ def compare(folder: str | Path, profiles: str | Path, device: str | None = None)
             where=str(recording.folder),
             fix="Check num_gpu_blocks and max_model_len in meta.json.",
         )
-    return Comparison(recording, chosen, simulated, errors_of(recording, simulated))
+    return Comparison(recording, chosen, simulated, errors_of(recording, simulated, tolerances))
 
 
 def device_of(recording: Recording, model: Model, profiles: str | Path, device: str | None) -> str:
@@ -190,20 +175,17 @@ def _graph_sizes(recording: Recording, max_sequences: int) -> tuple[int, ...] | 
     return tuple(cast("list[int]", sizes)) or None
 
 
-def errors_of(recording: Recording, simulated: Run) -> list[Error]:
+def errors_of(recording: Recording, simulated: Run, tolerances: Mapping[str, float] = TOLERANCES) -> list[Error]:
     """Every compared number of a run."""
     requests = simulated.cluster.requests
     arrival_s, outputs = recording.requests.arrival_s, recording.requests.output_tokens
-    both = [Latencies.of(arrival_s, one.first_token_s, one.last_token_s, outputs) for one in (recording, requests)]
-    errors = [
-        Error(metric, name, statistic(real, share), statistic(ours, share), recording.peer_errors.get((metric, name)))
-        for metric, real, ours in zip(TOLERANCES, *both, strict=False)  # The throughput follows.
-        if real.size
-        for name, share in STATISTICS.items()
-    ]
-    total = float(outputs.sum())
+    real, ours = (
+        Latencies.of(arrival_s, one.first_token_s, one.last_token_s, outputs) for one in (recording, requests)
+    )
+    errors = latency_errors([real], [[ours]], STATISTICS, tolerances, peers=recording.peer_errors)
+    total, limit = float(outputs.sum()), tolerances["throughput"]
     real_s, ours_s = float(recording.last_token_s.max()), float(requests.last_token_s.max())
-    return [*errors, Error("throughput", "mean", total / real_s, total / ours_s, None)]
+    return [*errors, Error("throughput", "mean", total / real_s, total / ours_s, limit)]
 
 
 @proof("vllm")
@@ -215,32 +197,21 @@ def prove(
 
     `tolerances` of ttft, tpot, e2e and throughput are relative: 3 % for the first and 1 % for the others if not given.
     """
-    found = [compare(folder, profiles, device) for folder in each(runs, on_progress)]
-    return told(found, {metric: (tolerances or {}).get(metric, usual) for metric, usual in TOLERANCES.items()})
+    allowed = tolerated(TOLERANCES, tolerances)
+    return told([compare(folder, profiles, device, allowed) for folder in each(runs, on_progress)])
 
 
-_UNITS = {"ttft": "s", "tpot": "ms", "e2e": "s", "throughput": "tokens/s"}
-Tolerances = dict[Metric, float]
-
-
-def told(found: list[Comparison], tolerances: Tolerances) -> Findings:
+def told(found: list[Comparison]) -> Findings:
     """A table per run."""
     blocks: list[Block] = []
     for one in found:
-        blocks += [Line(_head(one)), Table(_table(one, tolerances))]
-    runs = [_as_data(one, tolerances) for one in found]
+        blocks += [Line(_head(one)), Table(_table(one))]
+    runs = [_as_data(one) for one in found]
     return Findings(
-        records=found,
-        rows=[{"run": run["run"], **row} for run in runs for row in run["errors"]],
-        data={"runs": runs},
-        blocks=blocks,
-        failures=[
-            f"{one.recording.name} {e.metric} {e.statistic} ({e.relative:+z.1%})"
-            for one in found
-            for e in one.beyond(tolerances)
-        ],
+        records=found, rows=[{"run": run["run"], **row} for run in runs for row in run["errors"]], data={"runs": runs},
+        blocks=blocks, failures=[f"{one.recording.name} {error.words}" for one in found for error in one.beyond],
         pictures={"over_time.html": partial(_write_page, found)},
-    )
+    )  # fmt: skip
 
 
 def _head(one: Comparison) -> str:
@@ -251,50 +222,19 @@ def _head(one: Comparison) -> str:
     )
 
 
-def _table(one: Comparison, tolerances: Tolerances) -> list[dict[str, Any]]:
-    rows = [_row(error, tolerances) for error in one.errors]
-    if not one.recording.peer_errors:
-        for row in rows:
-            del row["peer"]
-    return rows
+def _table(one: Comparison) -> list[dict[str, Any]]:
+    rows = [error.row for error in one.errors]
+    has_peer = bool(one.recording.peer_errors)
+    return [{name: value for name, value in row.items() if has_peer or name != "peer"} for row in rows]
 
 
-def _row(error: Error, tolerances: Tolerances) -> dict[str, Any]:
-    scale = 1e3 if error.metric == "tpot" else 1.0
+def _as_data(one: Comparison) -> dict[str, Any]:
     return {
-        "metric": error.metric,
-        "of": error.statistic,
-        "recorded": f"{scale * error.recorded:,.2f} {_UNITS[error.metric]}",
-        "simulated": f"{scale * error.simulated:,.2f} {_UNITS[error.metric]}",
-        "error": f"{error.relative:+z.2%}",
-        "peer": None if error.peer is None else f"{error.peer:+z.1%}",
-        "within": "yes" if abs(error.relative) <= tolerances[error.metric] else f"no ({tolerances[error.metric]:.0%})",
-    }
-
-
-def _as_data(one: Comparison, tolerances: Tolerances) -> dict[str, Any]:
-    return {
-        "run": one.recording.name,
-        "model": one.recording.model,
-        "device": one.device,
-        "requests": len(one.recording.requests),
-        "num_kv_blocks": one.simulated.pools[0].num_kv_blocks,
-        "preemptions": int(one.simulated.cluster.replicas.num_preemptions.sum()),
-        "within": not one.beyond(tolerances),
-        "notes": one.simulated.notes,
-        "errors": [
-            {
-                "metric": e.metric,
-                "of": e.statistic,
-                "recorded": e.recorded,
-                "simulated": e.simulated,
-                "error": e.relative,
-                "peer": e.peer,
-                "within": abs(e.relative) <= tolerances[e.metric],
-            }
-            for e in one.errors
-        ],
-    }
+        "run": one.recording.name, "model": one.recording.model, "device": one.device,
+        "requests": len(one.recording.requests), "num_kv_blocks": one.simulated.pools[0].num_kv_blocks,
+        "preemptions": int(one.simulated.cluster.replicas.num_preemptions.sum()), "within": not one.beyond,
+        "notes": one.simulated.notes, "errors": [error.data for error in one.errors],
+    }  # fmt: skip
 
 
 def _write_page(found: list[Comparison], path: Path) -> Path:

@@ -125,13 +125,9 @@ def read_recording(folder: str | Path) -> Recording:
     block_size = _block_size(meta, folder)
     offsets, hashes = shared_prefixes([rows[i].get("prompt_token_ids") or [] for i in order], block_size)
     requests = Requests(
-        table["queued_ts"] - start,
-        table["input_toks"].astype(np.int32),
-        table["output_toks"].astype(np.int32),
-        prefix_offsets=offsets,
-        prefix_hashes=hashes,
-        prefix_block_tokens=block_size,
-    )
+        table["queued_ts"] - start, table["input_toks"].astype(np.int32), table["output_toks"].astype(np.int32),
+        prefix_offsets=offsets, prefix_hashes=hashes, prefix_block_tokens=block_size,
+    )  # fmt: skip
     return Recording(folder, meta, requests, table["first_token_ts"] - start, table["last_token_ts"] - start)
 
 

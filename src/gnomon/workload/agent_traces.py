@@ -84,17 +84,9 @@ def sessions_of_requests(table: Table) -> Table:
 
 
 def _add_calls(
-    rows: list[Row],
-    calls: list[Any],
-    parents: list[int],
-    ended_s: float,
-    session: int,
-    block: int,
-    line: int,
-    where: str,
-    *,
-    is_local: bool,
-) -> tuple[list[int], float]:
+    rows: list[Row], calls: list[Any], parents: list[int], ended_s: float, session: int, block: int, line: int,
+    where: str, *, is_local: bool,
+) -> tuple[list[int], float]:  # fmt: skip
     """Append calls that follow one another; returns those that what comes next waits for, and when they ended."""
     waits, free_s = list(parents), ended_s
     beside: list[int] = []
@@ -111,18 +103,13 @@ def _add_calls(
         output = int(_number(one, "out", where))
         rows.append(
             {
-                LINE: line,
-                "call": len(rows),
-                "parents": json.dumps([*waits, *beside]),
-                "session": session,
+                LINE: line, "call": len(rows), "parents": json.dumps([*waits, *beside]), "session": session,
                 "arrival_s": start_s,
                 "think_s": max(0.0, start_s - free_s) if not isinstance(pause, int | float) else float(pause),
-                "prompt_tokens": int(_number(one, "in", where)),
-                "output_tokens": output,
-                "prefix_hashes": json.dumps(hashes),
-                "prefix_block_tokens": block,
+                "prompt_tokens": int(_number(one, "in", where)), "output_tokens": output,
+                "prefix_hashes": json.dumps(hashes), "prefix_block_tokens": block,
             }
-        )
+        )  # fmt: skip
         waits, beside = [len(rows) - 1], []
         free_s = start_s + (_number(one, "api_time", where) if "api_time" in one else 0.0)
     return [*waits, *beside], free_s
@@ -155,18 +142,15 @@ def dynamo_requests(table: Table) -> Table:
         is_after = before is not None and ends[before] <= start_s
         rows.append(
             {
-                LINE: line,
-                "call": len(rows),
-                "parents": json.dumps([before] if is_after else []),
-                "session": rows[last[name]]["session"] if name in last else len(last),
-                "arrival_s": start_s - first_s,
+                LINE: line, "call": len(rows), "parents": json.dumps([before] if is_after else []),
+                "session": rows[last[name]]["session"] if name in last else len(last), "arrival_s": start_s - first_s,
                 "think_s": start_s - ends[before] if is_after and before is not None else 0.0,
                 "prompt_tokens": int(_number(request, "input_length", where)),
                 "output_tokens": max(1, int(_number(request, "output_tokens", where))),
                 "prefix_hashes": json.dumps([int(key) & LARGEST for key in request.get("input_sequence_hashes") or []]),
                 "prefix_block_tokens": int(_number(request, "trace_block_size", where)),
             }
-        )
+        )  # fmt: skip
         ends.append(end_s)
         last[name] = len(rows) - 1
     return _table(table, rows)
@@ -212,15 +196,10 @@ def conversations(table: Table) -> Table:
 
 def _call(line: int, rows: list[Row], text: str, output: int, parents: list[int], session: int) -> Row:
     return {
-        LINE: line,
-        "call": len(rows),
-        "parents": json.dumps(parents),
-        "session": session,
-        "prompt_tokens": max(1, len(text) // CHARACTERS_PER_TOKEN),
-        "output_tokens": output,
-        "prefix_hashes": json.dumps(hashed(text)),
-        "prefix_block_tokens": BLOCK_TOKENS,
-    }
+        LINE: line, "call": len(rows), "parents": json.dumps(parents), "session": session,
+        "prompt_tokens": max(1, len(text) // CHARACTERS_PER_TOKEN), "output_tokens": output,
+        "prefix_hashes": json.dumps(hashed(text)), "prefix_block_tokens": BLOCK_TOKENS,
+    }  # fmt: skip
 
 
 def hashed(text: str) -> list[int]:

@@ -48,17 +48,10 @@ def with_agents(requests: Requests, config: AgentsConfig, seed: int) -> Requests
     note = f"{len(requests):,} calls: {count:,} whole sessions of {per_session}."
     pause_s = stream(seed, "tools").exponential(1.0, len(requests)) * config.tool_s
     return replace(
-        requests,
-        prompt_tokens=prompt,
-        session=session.astype(np.int32),
-        prefix_offsets=offsets,
-        prefix_hashes=hashes,
-        prefix_block_tokens=config.block_tokens,
-        think_s=np.where(call == 0, 0.0, pause_s),
-        parent_offsets=first,
-        parents=parents,
-        notes=(*requests.notes, note),
-    )
+        requests, prompt_tokens=prompt, session=session.astype(np.int32), prefix_offsets=offsets, prefix_hashes=hashes,
+        prefix_block_tokens=config.block_tokens, think_s=np.where(call == 0, 0.0, pause_s), parent_offsets=first,
+        parents=parents, notes=(*requests.notes, note),
+    )  # fmt: skip
 
 
 def _parents(config: AgentsConfig, sessions: int) -> tuple[NDArray[np.int64], Ints]:

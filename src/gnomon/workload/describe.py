@@ -16,18 +16,13 @@ def describe(requests: Requests) -> dict[str, Any]:
     """Counts, rates, percentiles and notes, ready for JSON; rates are None where the server decides arrivals."""
     prompt, output = int(requests.prompt_tokens.sum()), int(requests.output_tokens.sum())
     summary: dict[str, Any] = {
-        "num_requests": len(requests),
-        "num_rejected": requests.num_rejected,
-        "prompt_tokens": prompt,
-        "output_tokens": output,
-        "prompt_to_output": prompt / max(output, 1),
-        "concurrency": requests.concurrency or None,
-        **_rates(requests, prompt, output),
+        "num_requests": len(requests), "num_rejected": requests.num_rejected, "prompt_tokens": prompt,
+        "output_tokens": output, "prompt_to_output": prompt / max(output, 1),
+        "concurrency": requests.concurrency or None, **_rates(requests, prompt, output),
         "num_sessions": len(np.unique(requests.session[requests.session >= 0])),
-        "reusable_prefix_share": _reusable_prefix_share(requests),
-        "percentiles": percentile_rows(requests),
+        "reusable_prefix_share": _reusable_prefix_share(requests), "percentiles": percentile_rows(requests),
         "notes": list(requests.notes),
-    }
+    }  # fmt: skip
     return summary
 
 

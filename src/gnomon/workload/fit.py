@@ -31,13 +31,10 @@ def fit(prompt: Tokens, output: Tokens, *, description: str, source: str) -> Pre
     if len(prompt) < FEWEST:
         raise DataError(f"{len(prompt)} requests are too few for a fit.", where=source, fix=f"Give {FEWEST} or more.")
     return Preset(
-        description=description,
-        source=source,
-        prompt=_quantile_knots(prompt),
-        output=_quantile_knots(output),
+        description=description, source=source, prompt=_quantile_knots(prompt), output=_quantile_knots(output),
         rank_correlation=round(_correlation(_scores(prompt), _scores(output)), 3),
         max_tokens=int((prompt + output).max()),
-    )
+    )  # fmt: skip
 
 
 def preset_yaml(preset: Preset) -> str:

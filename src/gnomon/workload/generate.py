@@ -194,13 +194,9 @@ def _with_classes(requests: Requests, config: WorkloadConfig, seed: int) -> Requ
             prompt[mine], output[mine] = drawn[0][mine], drawn[1][mine]
     priority = np.array([one.priority for one in classes], np.int8)[chosen]
     return replace(
-        requests,
-        prompt_tokens=prompt,
-        output_tokens=output,
-        user_class=chosen,
-        classes=tuple(one.resolved() for one in classes),
-        priority=priority,
-    )
+        requests, prompt_tokens=prompt, output_tokens=output, user_class=chosen,
+        classes=tuple(one.resolved() for one in classes), priority=priority,
+    )  # fmt: skip
 
 
 def _priorities(shares: tuple[float, ...], count: int, seed: int) -> NDArray[np.int8]:

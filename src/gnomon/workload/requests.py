@@ -152,16 +152,10 @@ class Requests:
             )
         columns = ("prompt_tokens", "output_tokens", "session", "priority", "user_class", "adapter", "think_s")
         return replace(
-            self,
-            **{name: values[index] for name in columns if len(values := getattr(self, name))},
-            arrival_s=self._released(index),
-            prefix_offsets=offsets,
-            prefix_hashes=hashes,
-            parent_offsets=first,
-            parents=parents,
-            num_warmup=int(np.count_nonzero(index < self.num_warmup)),
-            shape=shape,
-        )
+            self, **{name: values[index] for name in columns if len(values := getattr(self, name))},
+            arrival_s=self._released(index), prefix_offsets=offsets, prefix_hashes=hashes, parent_offsets=first,
+            parents=parents, num_warmup=int(np.count_nonzero(index < self.num_warmup)), shape=shape,
+        )  # fmt: skip
 
     def _released(self, index: NDArray[np.int64]) -> Floats:
         """Arrivals of the chosen; a closed loop starts with the first `concurrency` of those that are left."""
@@ -233,12 +227,9 @@ def _truncated(requests: Requests, max_tokens: int) -> Requests:
     counts = np.minimum(np.diff(requests.prefix_offsets), kept_blocks)
     offsets, hashes = _rows(requests.prefix_hashes, requests.prefix_offsets[:-1], counts)
     return replace(
-        requests,
-        prompt_tokens=prompt.astype(np.int32),
-        output_tokens=output.astype(np.int32),
-        prefix_offsets=offsets,
+        requests, prompt_tokens=prompt.astype(np.int32), output_tokens=output.astype(np.int32), prefix_offsets=offsets,
         prefix_hashes=hashes,
-    )
+    )  # fmt: skip
 
 
 def gathered(

@@ -30,13 +30,9 @@ def with_sessions(requests: Requests, config: SessionsConfig, seed: int) -> Requ
     prompt = tokens(config.shared_prefix_tokens + sum_before(session, said) + requests.prompt_tokens)
     offsets, hashes = hash_blocks(session, tokens(prompt.astype(np.int64) + requests.output_tokens), config)
     return replace(
-        requests,
-        prompt_tokens=prompt,
-        session=session.astype(np.int32),
-        prefix_offsets=offsets,
-        prefix_hashes=hashes,
+        requests, prompt_tokens=prompt, session=session.astype(np.int32), prefix_offsets=offsets, prefix_hashes=hashes,
         prefix_block_tokens=config.block_tokens,
-    )
+    )  # fmt: skip
 
 
 def _position_within(group: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -9,13 +9,9 @@ from gnomon.catalog.attention import AttentionKind
 from gnomon.core.errors import ConfigError
 
 _KINDS: dict[str, AttentionKind] = {
-    "full_attention": "full",
-    "attention": "full",
-    "deepseek_sparse_attention": "full",
-    "sliding_attention": "sliding",
-    "chunked_attention": "sliding",
-    "linear_attention": "linear",
-}
+    "full_attention": "full", "attention": "full", "deepseek_sparse_attention": "full", "sliding_attention": "sliding",
+    "chunked_attention": "sliding", "linear_attention": "linear",
+}  # fmt: skip
 
 
 def attention_facts(config: Mapping[str, Any], family: str, where: str) -> dict[str, Any]:
@@ -115,50 +111,35 @@ def _ratios(config: Mapping[str, Any]) -> tuple[int, int]:
 def _compressed(config: Mapping[str, Any]) -> dict[str, Any]:
     low, high = _ratios(config)
     return {
-        "q_rank": config["q_lora_rank"],
-        "rope_dim": config["qk_rope_head_dim"],
-        "window": config["sliding_window"],
-        "o_groups": config["o_groups"],
-        "o_rank": config["o_lora_rank"],
-        "ratio": high,
-        "sparse_ratio": low,
-    }
+        "q_rank": config["q_lora_rank"], "rope_dim": config["qk_rope_head_dim"], "window": config["sliding_window"],
+        "o_groups": config["o_groups"], "o_rank": config["o_lora_rank"], "ratio": high, "sparse_ratio": low,
+    }  # fmt: skip
 
 
 def _gated_delta_net(config: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        "kind": "gated_delta_net",
-        "num_key_heads": config.get("linear_num_key_heads"),
-        "num_value_heads": config.get("linear_num_value_heads"),
-        "key_dim": config.get("linear_key_head_dim"),
-        "value_dim": config.get("linear_value_head_dim"),
-        "conv_kernel": config.get("linear_conv_kernel_dim", 4),
+        "kind": "gated_delta_net", "num_key_heads": config.get("linear_num_key_heads"),
+        "num_value_heads": config.get("linear_num_value_heads"), "key_dim": config.get("linear_key_head_dim"),
+        "value_dim": config.get("linear_value_head_dim"), "conv_kernel": config.get("linear_conv_kernel_dim", 4),
         "state_dtype": _state_dtype(config.get("mamba_ssm_dtype")),
-    }
+    }  # fmt: skip
 
 
 def _mamba2(config: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        "kind": "mamba2",
-        "num_key_heads": config.get("n_groups"),
-        "num_value_heads": config.get("mamba_num_heads"),
-        "key_dim": config.get("ssm_state_size"),
-        "value_dim": config.get("mamba_head_dim"),
-        "conv_kernel": config.get("conv_kernel", 4),
-        "state_dtype": _state_dtype(config.get("mamba_ssm_cache_dtype")),
-    }
+        "kind": "mamba2", "num_key_heads": config.get("n_groups"), "num_value_heads": config.get("mamba_num_heads"),
+        "key_dim": config.get("ssm_state_size"), "value_dim": config.get("mamba_head_dim"),
+        "conv_kernel": config.get("conv_kernel", 4), "state_dtype": _state_dtype(config.get("mamba_ssm_cache_dtype")),
+    }  # fmt: skip
 
 
 def _kda(config: Mapping[str, Any]) -> dict[str, Any]:
     own = config["linear_attn_config"]
     return {
-        "kind": "kda",
-        "num_key_heads": own.get("num_heads"),
-        "num_value_heads": own.get("num_heads"),
-        "key_dim": own.get("head_dim"),
-        "value_dim": own.get("head_dim"),
+        "kind": "kda", "num_key_heads": own.get("num_heads"), "num_value_heads": own.get("num_heads"),
+        "key_dim": own.get("head_dim"), "value_dim": own.get("head_dim"),
         "conv_kernel": own.get("short_conv_kernel_size", 4),
-    }
+    }  # fmt: skip
 
 
 _LINEAR = {"nemotron_h": _mamba2, "kimi_linear": _kda}

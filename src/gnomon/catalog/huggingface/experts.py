@@ -24,14 +24,11 @@ def mlp_facts(config: Mapping[str, Any], family: str, where: str) -> dict[str, A
     width = config.get("moe_intermediate_size") or ffn
     return {
         "ffn_size": config.get("intermediate_size_mlp") or config.get("dense_intermediate_size") or ffn,
-        "num_experts": experts,
-        "experts_per_token": active,
-        "expert_ffn_size": width,
+        "num_experts": experts, "experts_per_token": active, "expert_ffn_size": width,
         "expert_hidden_size": config.get("moe_latent_size") or config.get("routed_expert_hidden_size") or 0,
         "shared_ffn_size": _shared(config, family, ffn, width),
-        "num_dense_layers": config.get("first_k_dense_replace") or 0,
-        **_pattern(config),
-    }
+        "num_dense_layers": config.get("first_k_dense_replace") or 0, **_pattern(config),
+    }  # fmt: skip
 
 
 def _shared(config: Mapping[str, Any], family: str, ffn: int, width: int) -> int:

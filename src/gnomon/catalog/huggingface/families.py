@@ -15,12 +15,7 @@ FACTS: dict[str, dict[str, Any]] = {
     "mixtral": {},
     "internlm": {},
     "phi": {
-        "is_gated": False,
-        "qkv_bias": True,
-        "o_bias": True,
-        "mlp_bias": True,
-        "head_bias": True,
-        "norm_bias": True,
+        "is_gated": False, "qkv_bias": True, "o_bias": True, "mlp_bias": True, "head_bias": True, "norm_bias": True,
         "parallel_attention": True,
     },
     "qwen": {"qkv_bias": True},
@@ -48,21 +43,16 @@ FACTS: dict[str, dict[str, Any]] = {
     "nemotron_h": {"is_gated": False, "router_bias": True},
     "gemma3_text": {"qk_norm": True, "post_norm": True},
     "gemma4_text": {"qk_norm": True, "post_norm": True},
-}
+}  # fmt: skip
 """Facts of the model."""
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "gemma3_text": {
-        "vocab_size": 262208,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "max_position_embeddings": 131072,
-        "sliding_window": 4096,
-        "sliding_window_pattern": 6,
+        "vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
+        "max_position_embeddings": 131072, "sliding_window": 4096, "sliding_window_pattern": 6,
         "tie_word_embeddings": True,
     },
     "gemma4_text": {"tie_word_embeddings": True},
     "llama4_text": {"attention_chunk_size": 8192},
-}
+}  # fmt: skip
 """Keys that a `config.json` of the family may leave out."""

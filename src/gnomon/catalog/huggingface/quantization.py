@@ -27,41 +27,28 @@ from gnomon.core.errors import ConfigError
 Modules = Mapping[WeightGroup, tuple[str, ...]]
 
 _MODULES: Modules = {
-    "attention": ("self_attn.q_proj", "self_attn.q_b_proj"),
-    "attention_output": ("self_attn.o_proj",),
-    "indexer": ("self_attn.indexer.wq_b", "self_attn.index_q_proj"),
-    "linear_attention": ("linear_attn.in_proj_qkv",),
-    "dense_mlp": ("mlp.up_proj",),
-    "shared_experts": ("mlp.shared_experts.up_proj", "mlp.shared_expert.up_proj"),
+    "attention": ("self_attn.q_proj", "self_attn.q_b_proj"), "attention_output": ("self_attn.o_proj",),
+    "indexer": ("self_attn.indexer.wq_b", "self_attn.index_q_proj"), "linear_attention": ("linear_attn.in_proj_qkv",),
+    "dense_mlp": ("mlp.up_proj",), "shared_experts": ("mlp.shared_experts.up_proj", "mlp.shared_expert.up_proj"),
     "routed_experts": ("mlp.experts.0.up_proj", "mlp.experts.0.w3", "mlp.experts"),
-}
+}  # fmt: skip
 """What a group's matrices are called in checkpoints, below `layers.N.`; the first of them that is named decides."""
 _MODULES_OF: dict[str, Modules] = {
     "gemma4_text": {**_MODULES, "shared_experts": ("mlp.up_proj",), "routed_experts": ("experts.0.up_proj", "experts")},
     "kimi_linear": {**_MODULES, "linear_attention": ("self_attn.q_proj",)},
     "nemotron_h": {
-        "attention": ("mixer.q_proj",),
-        "attention_output": ("mixer.o_proj",),
-        "linear_attention": ("mixer.in_proj",),
-        "dense_mlp": ("mixer.up_proj",),
-        "shared_experts": ("mixer.shared_experts.up_proj",),
+        "attention": ("mixer.q_proj",), "attention_output": ("mixer.o_proj",), "linear_attention": ("mixer.in_proj",),
+        "dense_mlp": ("mixer.up_proj",), "shared_experts": ("mixer.shared_experts.up_proj",),
         "routed_experts": ("mixer.experts.0.up_proj",),
     },
-}
+}  # fmt: skip
 """Where a family calls them otherwise."""
 
 _ALGORITHMS = {
-    "FP8": "fp8",
-    "FP8_PB_WO": "fp8_block",
-    "FP8_PER_CHANNEL_PER_TOKEN": "fp8",
-    "MXFP8": "mxfp8",
-    "NVFP4": "nvfp4",
-    "W4A16_NVFP4": "nvfp4_weights",
-    "W4A16_MXFP4": "mxfp4",
-    "W4A16_AWQ": "int4",
-    "W4A16": "int4",
+    "FP8": "fp8", "FP8_PB_WO": "fp8_block", "FP8_PER_CHANNEL_PER_TOKEN": "fp8", "MXFP8": "mxfp8", "NVFP4": "nvfp4",
+    "W4A16_NVFP4": "nvfp4_weights", "W4A16_MXFP4": "mxfp4", "W4A16_AWQ": "int4", "W4A16": "int4",
     "W8A16": "int8_weights",
-}
+}  # fmt: skip
 """ModelOpt's and TensorRT-LLM's names."""
 
 _PREFIXES = re.compile(r"^(model\.)?(language_model\.)?(model\.|backbone\.)?")

@@ -38,14 +38,9 @@ class Model:
     """
 
     def __init__(
-        self,
-        shape: ModelShape,
-        config: EngineConfig,
-        num_blocks: int,
-        device: torch.device,
-        dtype: torch.dtype,
+        self, shape: ModelShape, config: EngineConfig, num_blocks: int, device: torch.device, dtype: torch.dtype,
         seed: int = 0,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.shape, self.device = shape, device
         torch.manual_seed(seed)
         self._weights(shape, device, dtype)
@@ -122,13 +117,8 @@ class Model:
         self.final_norm = ones(h)
         self.layers = [
             Layer(
-                attn_norm=ones(h),
-                qkv=weight(shape.qkv_size, h),
-                q_norm=ones(shape.head_dim),
-                out=weight(h, heads),
-                mlp_norm=ones(h),
-                gate_up=weight(2 * shape.ffn_size, h),
-                down=weight(h, shape.ffn_size),
+                attn_norm=ones(h), qkv=weight(shape.qkv_size, h), q_norm=ones(shape.head_dim), out=weight(h, heads),
+                mlp_norm=ones(h), gate_up=weight(2 * shape.ffn_size, h), down=weight(h, shape.ffn_size),
             )
             for _ in range(shape.num_layers)
-        ]
+        ]  # fmt: skip

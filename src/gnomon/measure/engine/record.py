@@ -66,15 +66,11 @@ def _percentiles(ordered: Sequence[float]) -> Iterable[tuple[str, float]]:
 
 def _request_row(request: Any) -> dict[str, Any]:
     return {
-        "request": request.index,
-        "arrived_s": f"{request.arrived_s:.6f}",
-        "prompt_tokens": len(request.prompt),
-        "output_tokens": request.output_tokens,
-        "admitted_s": f"{request.admitted_s:.6f}",
-        "first_token_s": f"{request.stamps[0]:.6f}",
-        "last_token_s": f"{request.stamps[-1]:.6f}",
+        "request": request.index, "arrived_s": f"{request.arrived_s:.6f}", "prompt_tokens": len(request.prompt),
+        "output_tokens": request.output_tokens, "admitted_s": f"{request.admitted_s:.6f}",
+        "first_token_s": f"{request.stamps[0]:.6f}", "last_token_s": f"{request.stamps[-1]:.6f}",
         "preemptions": request.preemptions,
-    }
+    }  # fmt: skip
 
 
 def _step_row(step: Any) -> dict[str, Any]:

@@ -95,16 +95,11 @@ class Runner:
         kv, chunks = position[is_decode].astype(np.int64), num_rows[~is_decode].astype(np.float64)
         return self._with_graphs(
             Iteration(
-                tokens=tokens,
-                sequences=len(num_rows),
-                decodes=len(kv),
-                decode_kv=int(kv.sum()),
-                decode_kv_max=int(kv.max()) if len(kv) else 0,
-                chunks_squared=float((chunks**2).sum()),
-                chunks_kv=float((chunks * position[~is_decode]).sum()),
-                prepare_s=time.perf_counter() - begun,
+                tokens=tokens, sequences=len(num_rows), decodes=len(kv), decode_kv=int(kv.sum()),
+                decode_kv_max=int(kv.max()) if len(kv) else 0, chunks_squared=float((chunks**2).sum()),
+                chunks_kv=float((chunks * position[~is_decode]).sum()), prepare_s=time.perf_counter() - begun,
             )
-        )
+        )  # fmt: skip
 
     def extend(self, prepared: Prepared, batch: Batch) -> Prepared:
         """Add what was admitted to a batch after it was prepared. The GPU may be waiting, so this is kept short."""

@@ -27,16 +27,9 @@ class PagedAttention:
         self._uses_triton = work.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
 
     def __call__(
-        self,
-        qkv: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        tables: torch.Tensor,
-        out: torch.Tensor,
-        *,
-        with_chunks: bool = True,
-        with_decodes: bool = True,
-    ) -> None:
+        self, qkv: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, tables: torch.Tensor, out: torch.Tensor,
+        *, with_chunks: bool = True, with_decodes: bool = True,
+    ) -> None:  # fmt: skip
         """Attend: queries are the first `heads` heads of each row of `qkv`."""
         if not self._uses_triton:
             self._plainly(qkv, k_cache, v_cache, tables, out)

@@ -52,11 +52,8 @@ def elementwise_errors(dtype: torch.dtype, device: str) -> dict[str, float]:
 
     gpu = elementwise.implementation(rand(1))
     qkv, wide, residual, narrow = (
-        rand(tokens, (heads + 2 * kv_heads) * dim),
-        rand(tokens, 5120),
-        rand(tokens, 5120),
-        rand(5120),
-    )
+        rand(tokens, (heads + 2 * kv_heads) * dim), rand(tokens, 5120), rand(tokens, 5120), rand(5120),
+    )  # fmt: skip
     positions = torch.randint(0, 500, (tokens,), device=device, dtype=torch.int32)
     slots = torch.randperm(8 * page, device=device)[:tokens].to(torch.int32)
     slots[3] = -1

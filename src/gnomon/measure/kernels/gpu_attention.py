@@ -149,17 +149,9 @@ def _decode_kernel(
 
 @triton.jit(do_not_specialize=["kv_heads"])
 def _combine_kernel(
-    out,
-    part,
-    part_lse,
-    splits,
-    counts,
-    out_stride,
-    kv_heads,
-    GROUP: tl.constexpr,
-    ROWS: tl.constexpr,
+    out, part, part_lse, splits, counts, out_stride, kv_heads, GROUP: tl.constexpr, ROWS: tl.constexpr,
     DIM: tl.constexpr,
-):
+):  # fmt: skip
     work = tl.load(counts + 2) * kv_heads
     rows = tl.arange(0, ROWS)
     columns = tl.arange(0, DIM)
@@ -192,15 +184,9 @@ _LOG2_E = 1.4426950408889634
 
 
 def prefill(
-    qkv: torch.Tensor,
-    out: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    tables: torch.Tensor,
-    items: torch.Tensor,
-    counts: torch.Tensor,
-    launch: Launch = PREFILL,
-) -> None:
+    qkv: torch.Tensor, out: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, tables: torch.Tensor,
+    items: torch.Tensor, counts: torch.Tensor, launch: Launch = PREFILL,
+) -> None:  # fmt: skip
     """Attention of the prefill chunks in the work list."""
     _, kv_heads, page, dim = k_cache.shape
     group = out.shape[1] // dim // kv_heads
@@ -212,18 +198,10 @@ def prefill(
 
 
 def decode(
-    qkv: torch.Tensor,
-    out: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    tables: torch.Tensor,
-    items: torch.Tensor,
-    splits: torch.Tensor,
-    counts: torch.Tensor,
-    part: torch.Tensor,
-    part_lse: torch.Tensor,
+    qkv: torch.Tensor, out: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, tables: torch.Tensor,
+    items: torch.Tensor, splits: torch.Tensor, counts: torch.Tensor, part: torch.Tensor, part_lse: torch.Tensor,
     launch: Launch = DECODE,
-) -> None:
+) -> None:  # fmt: skip
     """Attention of the decodes in the work list: parts of sequences, then their combination."""
     _, kv_heads, page, dim = k_cache.shape
     group = out.shape[1] // dim // kv_heads

@@ -55,17 +55,9 @@ def _rotary_kernel(qkv, positions, cos_sin, row_stride, num_heads, HALF: tl.cons
 
 @triton.jit
 def _kv_write_kernel(
-    qkv,
-    slots,
-    k_cache,
-    v_cache,
-    row_stride,
-    k_start,
-    kv_heads,
-    PAGE: tl.constexpr,
-    DIM: tl.constexpr,
+    qkv, slots, k_cache, v_cache, row_stride, k_start, kv_heads, PAGE: tl.constexpr, DIM: tl.constexpr,
     HEADS: tl.constexpr,
-):
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row).to(tl.int64)
     if slot < 0:
@@ -147,17 +139,9 @@ def kv_write(
     _, kv_heads, page, dim = k_cache.shape
     grid = (qkv.shape[0], triton.cdiv(kv_heads, HEADS_PER_PROGRAM))
     _kv_write_kernel[grid](
-        qkv,
-        slots,
-        k_cache,
-        v_cache,
-        qkv.stride(0),
-        num_heads * dim,
-        kv_heads,
-        PAGE=page,
-        DIM=dim,
+        qkv, slots, k_cache, v_cache, qkv.stride(0), num_heads * dim, kv_heads, PAGE=page, DIM=dim,
         HEADS=HEADS_PER_PROGRAM,
-    )
+    )  # fmt: skip
 
 
 def activation(gate_up: torch.Tensor, out: torch.Tensor) -> None:

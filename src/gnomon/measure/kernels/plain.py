@@ -66,15 +66,9 @@ def activation(gate_up: torch.Tensor, out: torch.Tensor) -> None:
 
 
 def attend(
-    qkv: torch.Tensor,
-    rows: range,
-    first_position: int,
-    pages: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    num_heads: int,
-    out: torch.Tensor,
-) -> None:
+    qkv: torch.Tensor, rows: range, first_position: int, pages: torch.Tensor, k_cache: torch.Tensor,
+    v_cache: torch.Tensor, num_heads: int, out: torch.Tensor,
+) -> None:  # fmt: skip
     """Causal attention of consecutive `rows` of one sequence, whose keys and values lie in `pages`."""
     _, kv_heads, page, head_dim = k_cache.shape
     end = first_position + len(rows)

@@ -66,15 +66,9 @@ def finish(
 ) -> dict[str, object]:
     """Write CSV files, manifest and quality report from the journal; rows whose repeats disagree are left out."""
     everything = {
-        "device": device_name,
-        "dtype": shapes.dtype,
-        "models": shapes.models,
-        "tensor_parallel": shapes.tensor_parallel,
-        "node": None,
-        **facts(),
-        "method": METHOD,
-        **about,
-    }
+        "device": device_name, "dtype": shapes.dtype, "models": shapes.models,
+        "tensor_parallel": shapes.tensor_parallel, "node": None, **facts(), "method": METHOD, **about,
+    }  # fmt: skip
     bundle.write(out, quality.without_noise(journal.rows), everything)
     verdict = quality.report(journal.rows, session.held_out)
     (out / "quality.json").write_text(json.dumps(verdict, indent=1) + "\n", encoding="utf-8")

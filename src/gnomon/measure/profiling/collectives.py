@@ -156,11 +156,8 @@ def main(options: argparse.Namespace) -> int:
     old = bundle.read_rows(options.out) if (options.out / "manifest.json").exists() else {}
     rows = bundle.merge([old, {"collective": measured}])
     about = {
-        "device": options.device_name,
-        "node": options.node,
-        **facts(),
-        "method": "torch.distributed, median of 20",
-    }
+        "device": options.device_name, "node": options.node, **facts(), "method": "torch.distributed, median of 20",
+    }  # fmt: skip
     bundle.write(options.out, rows, about)
     return 0
 

@@ -10,13 +10,9 @@ Measure = Callable[[Point], float]
 
 
 def refine(
-    measure: Measure,
-    known: Mapping[Point, float],
-    *,
-    most_points: int,
-    tolerance: float = 0.02,
+    measure: Measure, known: Mapping[Point, float], *, most_points: int, tolerance: float = 0.02,
     smallest_step: Callable[[int], int] = lambda size: 1 << max(3, size.bit_length() - 5),
-) -> dict[Point, float]:
+) -> dict[Point, float]:  # fmt: skip
     """Measure up to `most_points` points in all, halving the gap where the interpolation is least to be trusted.
 
     The doubt about a gap is how badly each of its ends is predicted from that end's own neighbours on the line.

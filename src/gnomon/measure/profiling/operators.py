@@ -119,15 +119,9 @@ def _sampler(pool: Pool, tokens: int, width: int, head_dim: int) -> Call:
 
 Builder = Callable[[Pool, int, int, int], Call]
 ELEMENTWISE: dict[str, Builder] = {
-    "embedding": _embedding,
-    "norm": _norm,
-    "add_norm": _add_norm,
-    "qk_norm": _qk_norm,
-    "rotary": _rotary,
-    "kv_write": _kv_write,
-    "activation": _activation,
-    "sampler": _sampler,
-}
+    "embedding": _embedding, "norm": _norm, "add_norm": _add_norm, "qk_norm": _qk_norm, "rotary": _rotary,
+    "kv_write": _kv_write, "activation": _activation, "sampler": _sampler,
+}  # fmt: skip
 
 
 def experts(

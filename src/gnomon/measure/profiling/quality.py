@@ -13,12 +13,9 @@ from gnomon.measure.profiling.bundle import COLUMNS, Key
 Rows = Mapping[str, Mapping[Key, tuple[float, float]]]
 
 GROWING = {
-    "gemm": ("m",),
-    "attention": ("chunk", "kv", "decodes", "decode_kv"),
-    "elementwise": ("tokens",),
-    "moe": ("tokens",),
-    "collective": ("bytes",),
-}
+    "gemm": ("m",), "attention": ("chunk", "kv", "decodes", "decode_kv"), "elementwise": ("tokens",),
+    "moe": ("tokens",), "collective": ("bytes",),
+}  # fmt: skip
 """Columns with which time should not fall."""
 NOISY = 0.10
 FALLING = 0.05
@@ -90,15 +87,11 @@ def _assess(file: str, measured: Mapping[Key, tuple[float, float]]) -> Quality:
         falling += sum(curve[b] < curve[a] * (1 - FALLING) for a, b in pairwise(points))
         errors += list(grid.leave_one_out(curve).values())
     return Quality(
-        file=file,
-        rows=len(measured),
-        spread_median=statistics.median(spreads),
-        spread_p95=spreads[int(0.95 * (len(spreads) - 1))],
-        noisy=sum(spread > NOISY for spread in spreads),
-        falling=falling,
-        left_out_median=statistics.median(errors) if errors else 0.0,
+        file=file, rows=len(measured), spread_median=statistics.median(spreads),
+        spread_p95=spreads[int(0.95 * (len(spreads) - 1))], noisy=sum(spread > NOISY for spread in spreads),
+        falling=falling, left_out_median=statistics.median(errors) if errors else 0.0,
         left_out_mean=statistics.fmean(errors) if errors else 0.0,
-    )
+    )  # fmt: skip
 
 
 def _curves(file: str, measured: Mapping[Key, tuple[float, float]]) -> Iterable[dict[grid.Point, float]]:

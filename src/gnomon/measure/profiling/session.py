@@ -104,15 +104,9 @@ class Session:
         progress.end()
 
     def _curve(
-        self,
-        file: str,
-        before: Key,
-        after: Key,
-        sizes: Iterable[int],
-        build: Callable[[int], tuple[Call, float]],
-        progress: Progress,
-        most_points: int,
-    ) -> None:
+        self, file: str, before: Key, after: Key, sizes: Iterable[int], build: Callable[[int], tuple[Call, float]],
+        progress: Progress, most_points: int,
+    ) -> None:  # fmt: skip
         def measure(point: grid.Point) -> float:
             return self._measured(file, (*before, *point, *after), lambda: build(point[0]), progress)
 
@@ -144,14 +138,9 @@ class Session:
             self.held_out.append((file, (*before, size, *after), abs(predicted - seconds) / seconds))
 
     def _surface(
-        self,
-        key: Key,
-        shape: AttentionShape,
-        first: Iterable[int],
-        second: Iterable[int],
-        batch: Callable[[int, int], AttentionBatch],
-        progress: Progress,
-    ) -> None:
+        self, key: Key, shape: AttentionShape, first: Iterable[int], second: Iterable[int],
+        batch: Callable[[int, int], AttentionBatch], progress: Progress,
+    ) -> None:  # fmt: skip
         def measure(point: grid.Point) -> float:
             return self._attention(key, shape, batch(point[0], point[1]), progress)
 
