@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gnomon.measure.engine import clocks, load, probe, record  # noqa: E402
+from gnomon.measure.engine import load, probe, record  # noqa: E402
 from gnomon.measure.engine.__main__ import main  # noqa: E402
 from gnomon.measure.engine.load import Workload  # noqa: E402
 from gnomon.measure.engine.runner import Runner  # noqa: E402
@@ -178,8 +178,8 @@ def test_arrivals_come_in_order_and_once() -> None:
 
 
 def test_the_clock_is_read_from_lines_of_numbers() -> None:
-    assert clocks.parse("1980, 500.5, 60\n1700, [N/A], 60\n1900, 600, 61\n19") == [(1980, 500.5, 60), (1900, 600, 61)]
-    with clocks.Clocks() as watched:
+    assert record.parse("1980, 500.5, 60\n1700, [N/A], 60\n1900, 600, 61\n19") == [(1980, 500.5, 60), (1900, 600, 61)]
+    with record.Clocks() as watched:
         pass
     assert isinstance(watched.summary(), dict)
 

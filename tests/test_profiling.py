@@ -13,8 +13,11 @@ from gnomon.measure.profiling import bundle, grid, quality  # noqa: E402
 from gnomon.measure.profiling.__main__ import finish, main  # noqa: E402
 from gnomon.measure.profiling.attention import AttentionBatch  # noqa: E402
 from gnomon.measure.profiling.pool import Pool  # noqa: E402
-from gnomon.measure.profiling.progress import Progress  # noqa: E402
-from gnomon.measure.profiling.session import Limits, Session  # noqa: E402
+from gnomon.measure.profiling.session import (  # noqa: E402
+    Limits,
+    Progress,
+    Session,
+)
 from gnomon.measure.profiling.shapes import Shapes  # noqa: E402
 from gnomon.measure.profiling.timer import Timing, summarise  # noqa: E402
 

@@ -16,8 +16,9 @@ from gnomon.core.config import build
 from gnomon.core.errors import ConfigError, DataError
 from gnomon.core.parallel import Outcome
 from gnomon.report.search.text import best_by_device
+from gnomon.search import answers, headroom, load_curve
 from gnomon.search import capacity as capacities
-from gnomon.search import foretold, headroom, load_curve
+from gnomon.search.answers import front, latency_axes
 from gnomon.search.bench import _task
 from gnomon.search.bound import rate_bound
 from gnomon.search.capacity import coarse_bracket, find_capacity, refine
@@ -26,7 +27,6 @@ from gnomon.search.evaluate import Record, Task, bound_of
 from gnomon.search.fleet import _first_met, smallest_fleet
 from gnomon.search.matrix import _part, _path, _share, _worth_elsewhere, questions
 from gnomon.search.objective import Price, price, rate_for, score, shown
-from gnomon.search.pareto import front, latency_axes
 from gnomon.search.results import ResultsFile
 from gnomon.search.slo import Gaps, Verdict, _statistic
 from gnomon.search.space import Candidate, candidates, pools_of, scenario_of
@@ -486,16 +486,16 @@ def test_a_capacity_is_as_sure_as_times_and_sequences_are(monkeypatch: pytest.Mo
         spread = 0.03 / 1.645
 
     seen = []
-    monkeypatch.setattr(foretold, "run", lambda setup: seen.append(setup.workload.num_requests) or Done())
-    monkeypatch.setattr(foretold, "winning_scenario", lambda *_: scenario())
+    monkeypatch.setattr(answers, "run", lambda setup: seen.append(setup.workload.num_requests) or Done())
+    monkeypatch.setattr(answers, "winning_scenario", lambda *_: scenario())
     record = Record("it", {}, "ok", capacity_per_s=100.0)
-    interval = foretold.capacity_interval(Found(), record)  # type: ignore[arg-type]
+    interval = answers.capacity_interval(Found(), record)  # type: ignore[arg-type]
     assert interval is not None
     assert (interval.value, interval.low, interval.high) == (
         100.0, pytest.approx(100 * np.exp(-0.05)), pytest.approx(100 * np.exp(0.05))
     )  # fmt: skip
     assert seen == [20]
-    assert foretold.capacity_interval(Found(), Record("it", {}, "ok")) is None  # type: ignore[arg-type]
+    assert answers.capacity_interval(Found(), Record("it", {}, "ok")) is None  # type: ignore[arg-type]
 
 
 def test_layouts_and_labels() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gnomon.api.search import Search
-from gnomon.convert.winning_commands import winning_commands
+from gnomon.convert.commands import winning_commands
 from gnomon.core.config import build
 from gnomon.core.errors import ConfigError, GnomonError
 from gnomon.search.config import BatchingSpace

@@ -16,6 +16,7 @@ from gnomon.core.config import build
 from gnomon.core.parallel import Outcome
 from gnomon.search import capacity as capacities
 from gnomon.search import study
+from gnomon.search.answers import winning_scenario
 from gnomon.search.config import SearchConfig, SloTargets
 from gnomon.search.evaluate import (
     Estimate,
@@ -33,7 +34,6 @@ from gnomon.search.results import ResultsFile
 from gnomon.search.slo import GROWING, TURNED_AWAY, Verdict, judge
 from gnomon.search.space import candidates, scenario_of
 from gnomon.search.study import search_with
-from gnomon.search.winner import winning_scenario
 from gnomon.serving.engine.state import FINISHED, REJECTED, SHED
 from search_kit import question
 

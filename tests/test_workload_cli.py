@@ -10,8 +10,7 @@ import pytest
 from gnomon.core.config import build
 from gnomon.core.errors import ConfigError
 from gnomon.workload import Requests, WorkloadConfig, generate, presets
-from gnomon.workload.describe import describe, histogram
-from gnomon.workload.export import export
+from gnomon.workload.describe import describe, export, histogram
 from gnomon.workload.fit import NORMAL, fit, ks_distance, preset_yaml, quality
 from gnomon.workload.formats import FORMATS
 from gnomon.workload.lengths import Z90

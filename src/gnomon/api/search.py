@@ -113,7 +113,7 @@ class Search(Result):
 
     def scenario(self, place: int = 0) -> Scenario:
         """The configuration at a place of the ranking, at its capacity: `gnomon.simulate` runs it."""
-        from gnomon.search.winner import winning_scenario
+        from gnomon.search.answers import winning_scenario
 
         ranked = self.found.ranked
         if not 0 <= place < len(ranked):
@@ -124,7 +124,7 @@ class Search(Result):
     @cached_property
     def capacity_interval(self) -> Interval | None:
         """Where a real server's capacity lies with 90 % probability, for the winner."""
-        from gnomon.search.foretold import capacity_interval
+        from gnomon.search.answers import capacity_interval
 
         return capacity_interval(self.found, self.best) if self.best else None
 
@@ -132,7 +132,7 @@ class Search(Result):
     def commands(self) -> dict[str, str]:
         """A command for each engine, the winner's first: the best configuration of every engine that was searched, and
         for the others the winner's layout under a comment that it was not simulated. Empty: `no_command` says why."""
-        from gnomon.convert.winning_commands import winning_commands
+        from gnomon.convert.commands import winning_commands
 
         return winning_commands(self.found)
 

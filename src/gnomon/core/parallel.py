@@ -84,7 +84,7 @@ def shared_workers(*, jobs: int | None = None, ray: str | None = None) -> Iterat
     if ray is not None:
         yield lambda function, items: _on_ray(function, items, ray)
     elif (jobs or default_jobs()) == 1:
-        yield lambda function, items: (_outcome(i, _attempt(function, item)) for i, item in enumerate(items))
+        yield lambda function, items: (Outcome(i, *_attempt(function, item)) for i, item in enumerate(items))
     else:
         pool = _Pool(jobs or default_jobs())
         try:
@@ -102,10 +102,6 @@ def _attempt(function: Callable[[Item], Value], item: Item) -> Attempt:
         return None, str(error), None, False
     except Exception as error:
         return None, f"{type(error).__name__}: {error}", traceback.format_exc(), False
-
-
-def _outcome(index: int, attempt: Attempt) -> Outcome[Value]:
-    return Outcome(index, *attempt)
 
 
 def end_with_parent(end: Callable[[], None] = lambda: os._exit(1)) -> None:
@@ -158,17 +154,28 @@ class _Pending:
     attempts: int = 1
 
 
+def _windowed(
+    items: Iterable[Item], jobs: int, submit: Callable[[Item], None], result: Callable[[], Attempt]
+) -> Iterator[Outcome[Any]]:
+    """Outcomes in order, with a few items of each worker under way."""
+    sent = index = 0
+    for item in items:
+        submit(item)
+        sent += 1
+        if sent - index >= WINDOW * jobs:
+            yield Outcome(index, *result())
+            index += 1
+    for rest in range(index, sent):
+        yield Outcome(rest, *result())
+
+
 def _on_processes(function: Callable[[Item], Value], items: Iterable[Item], pool: _Pool) -> Iterator[Outcome[Value]]:
     pending: deque[_Pending] = deque()
-    index = 0
-    for item in items:
+
+    def submit(item: Item) -> None:
         pending.append(_Pending(item, pool.executor.submit(_attempt, function, item)))
-        if len(pending) >= WINDOW * pool.jobs:
-            yield _outcome(index, _first_result(function, pending, pool))
-            index += 1
-    while pending:
-        yield _outcome(index, _first_result(function, pending, pool))
-        index += 1
+
+    yield from _windowed(items, pool.jobs, submit, lambda: _first_result(function, pending, pool))
 
 
 def _first_result(function: Callable[[Any], Any], pending: deque[_Pending], pool: _Pool) -> Attempt:
@@ -203,18 +210,14 @@ def _on_ray(function: Callable[[Item], Value], items: Iterable[Item], address: s
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise _no_cluster(address, str(error).splitlines()[0]) from None
     remote = ray.remote(_attempt)
-    window = WINDOW * max(int(ray.cluster_resources().get("CPU", 1)), 1)
+    jobs = max(int(ray.cluster_resources().get("CPU", 1)), 1)
     pending: deque[Any] = deque()
-    index = 0
+
+    def submit(item: Item) -> None:
+        pending.append(remote.remote(function, item))
+
     try:
-        for item in items:
-            pending.append(remote.remote(function, item))
-            if len(pending) >= window:
-                yield _outcome(index, _ray_result(ray, pending.popleft()))
-                index += 1
-        while pending:
-            yield _outcome(index, _ray_result(ray, pending.popleft()))
-            index += 1
+        yield from _windowed(items, jobs, submit, lambda: _ray_result(ray, pending.popleft()))
     except BaseException:
         for reference in pending:
             ray.cancel(reference, force=True)

@@ -7,6 +7,7 @@ used in turn; a request that is sent is an event of the calendar, and `advance` 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,7 +19,6 @@ from gnomon.core.errors import ConfigError
 from gnomon.core.streams import stream
 from gnomon.jit import function_arguments
 from gnomon.live.cancel import cancel, forget_own_keys
-from gnomon.live.prefixes import Room, block_hashes
 from gnomon.serving.engine.calendar import BLOCKS_FREED, REQUEST_ARRIVES, REQUEST_SENT, report_ends, schedule_all
 from gnomon.serving.engine.log import new_log
 from gnomon.serving.engine.state import FINISHED, IN_FLIGHT, NONE, REJECTED, SHED
@@ -223,3 +223,44 @@ def _places(pools: list[Pool], drawn: Requests, slots: int, room: int, longest: 
         prefix_block_tokens=math.lcm(*(pool.batching.block_size for pool in pools)), concurrency=slots, adapter=adapter,
         user_class=np.zeros(slots if drawn.classes else 0, np.int8), classes=drawn.classes,
     )  # fmt: skip
+
+
+def block_hashes(tokens: Sequence[int], block_tokens: int, start: int, limit: int) -> list[int]:
+    """A number for every full block: equal where all tokens up to its end, and `start`, are."""
+    hashes, so_far = [], start
+    for first in range(0, len(tokens) - block_tokens + 1, block_tokens):
+        so_far = hash((so_far, *tokens[first : first + block_tokens]))  # Of whole numbers: the same in every process.
+        hashes.append(so_far % limit)
+    return hashes
+
+
+class Room:
+    """Places in one array that are lent out as ranges, those that were not used for longest first."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._starts: list[int] = []
+        self._ends: dict[int, int] = {}
+        self._next = 0
+
+    def take(self, count: int) -> int | None:
+        """The start of `count` free places in a row, or None."""
+        if count == 0:
+            return 0
+        for first, last in ((self._next, self.size), (0, self.size)):
+            start = first
+            for taken in self._starts[bisect_left(self._starts, first) :]:
+                if taken - start >= count:
+                    break
+                start = max(start, self._ends[taken])
+            if start + count <= last:
+                insort(self._starts, start)
+                self._ends[start] = self._next = start + count
+                return start
+        return None
+
+    def give_back(self, start: int, count: int) -> None:
+        """These places are free again."""
+        if count:
+            del self._ends[start]
+            del self._starts[bisect_left(self._starts, start)]

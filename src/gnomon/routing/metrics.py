@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import csv
+import io
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from gnomon.core.errors import MissingExtraError
@@ -28,6 +29,7 @@ SCALARS = {
     "speed/decisions_per_s": "Decisions per second while collecting.", "speed/update_s": "Seconds of the whole update.",
 }  # fmt: skip
 """Every scalar and what it says; the steps of the x axis are updates."""
+COLUMNS = ["update", "decisions", "gradient_steps", *SCALARS]
 
 
 class MetricsLog:
@@ -43,15 +45,13 @@ class MetricsLog:
             raise MissingExtraError("training a router", "learn") from None
         self.path = folder / "metrics.csv"
         self.rows = [row for row in read_metrics(self.path) if row["update"] <= resumed_at] if resumed_at else []
-        write_text(self.path, _as_csv(self.rows))
+        write_text(self.path, as_csv(self.rows, COLUMNS))
         self.board: Any = SummaryWriter(str(folder / "tensorboard"), purge_step=resumed_at + 1 if resumed_at else None)
 
     def __enter__(self) -> MetricsLog:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.board.close()
         if self.rows:
             import polars as pl
@@ -62,10 +62,10 @@ class MetricsLog:
         """Write the metrics of one update."""
         for name in SCALARS.keys() & metrics.keys():
             self.board.add_scalar(name, metrics[name], int(metrics["update"]))
-        row = {name: metrics.get(name) for name in _columns()}
+        row = {name: metrics.get(name) for name in COLUMNS}
         self.rows.append(row)
         with self.path.open("a", encoding="utf-8", newline="") as file:
-            _writer(file).writerow(row)
+            csv.DictWriter(file, COLUMNS, lineterminator="\n").writerow(row)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -76,19 +76,10 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         return [{name: float(value) if value else None for name, value in row.items()} for row in csv.DictReader(file)]
 
 
-def _columns() -> list[str]:
-    return ["update", "decisions", "gradient_steps", *SCALARS]
-
-
-def _writer(file: Any) -> Any:
-    return csv.DictWriter(file, _columns(), lineterminator="\n")
-
-
-def _as_csv(rows: list[dict[str, Any]]) -> str:
-    import io
-
+def as_csv(rows: Sequence[Mapping[str, Any]], columns: list[str]) -> str:
+    """A table as text."""
     text = io.StringIO()
-    writer = _writer(text)
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()

@@ -7,8 +7,6 @@ checkpoints/, metrics.csv, metrics.parquet, tensorboard/, policy.npz       (gnom
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +19,7 @@ from gnomon.core.files import write_text
 from gnomon.core.parallel import map_ordered
 from gnomon.routing import demos as demonstrations
 from gnomon.routing.config import RouteConfig
+from gnomon.routing.metrics import MetricsLog, as_csv
 
 if TYPE_CHECKING:
     from gnomon.routing.network import Scorer
@@ -38,31 +37,12 @@ class Watcher:
     warn: Callable[[str], None] = lambda text: None
 
 
-@dataclass(frozen=True)
 class Folder:
-    """The files of a run."""
+    """The files of a run: demonstrations, the cloned and the trained policy, checkpoints."""
 
-    root: Path
-
-    @property
-    def demos(self) -> Path:
-        """Demonstrations."""
-        return self.root / "demos.npz"
-
-    @property
-    def clone(self) -> Path:
-        """The cloned policy."""
-        return self.root / "clone.npz"
-
-    @property
-    def policy(self) -> Path:
-        """The trained policy."""
-        return self.root / "policy.npz"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Checkpoints of the training run."""
-        return self.root / "checkpoints"
+    def __init__(self, root: Path) -> None:
+        self.root, self.checkpoints = root, root / "checkpoints"
+        self.demos, self.clone, self.policy = (root / f"{name}.npz" for name in ("demos", "clone", "policy"))
 
 
 def use_torch() -> None:
@@ -118,7 +98,7 @@ def clone_teacher(
         found = demonstrations.joined([found, more])
         history += _cloned(scorer, found, config, number, watch)
         save_scorer(scorer, folder.clone, config.lengths, made)
-    write_text(folder.clone.with_suffix(".csv"), _as_csv(history))
+    write_text(folder.clone.with_suffix(".csv"), as_csv(history, list(history[0])))
     return history
 
 
@@ -196,7 +176,6 @@ def train(config: RouteConfig, folder: Folder, watch: Watcher, checkpoint: Path 
     """Train from the clone, or go on from a checkpoint; returns the policy file."""
     use_torch()
     from gnomon.routing import checkpoint as checkpoints
-    from gnomon.routing.metrics import MetricsLog
     from gnomon.routing.network import save_scorer
 
     state = None
@@ -244,11 +223,3 @@ def _same_run(config: RouteConfig, recorded: str, checkpoint: Path) -> None:
 
 def _made(config: RouteConfig, command: str) -> dict[str, Any]:
     return {"gnomon": __version__, "command": command, "seed": config.seed, "config": config.model_dump(mode="json")}
-
-
-def _as_csv(rows: list[dict[str, float]]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()

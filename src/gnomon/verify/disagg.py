@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -84,19 +84,16 @@ class Predicted:
     ttft_s: float
     tpot_s: float
     output_tokens_s: float
-    errors: dict[str, float] = field(init=False)
 
-    def __post_init__(self) -> None:
+    @property
+    def errors(self) -> dict[str, float]:
+        """Relative."""
         m = self.measured
-        object.__setattr__(
-            self,
-            "errors",
-            {
-                "tpot": self.tpot_s / m.tpot_s - 1,
-                "throughput": self.output_tokens_s / m.output_tokens_s - 1,
-                "ttft": self.ttft_s / m.ttft_s - 1,
-            },
-        )
+        return {
+            "tpot": self.tpot_s / m.tpot_s - 1,
+            "throughput": self.output_tokens_s / m.output_tokens_s - 1,
+            "ttft": self.ttft_s / m.ttft_s - 1,
+        }
 
 
 def read_runs(path: str | Path) -> list[Measured]:

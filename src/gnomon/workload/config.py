@@ -10,12 +10,13 @@ from gnomon.core.config import Config, build, submodels
 from gnomon.core.errors import ConfigError, UnknownNameError
 from gnomon.core.sizes import Count, CountOrNone, Requests, Tokens
 from gnomon.workload.arrivals import Arrivals, Poisson
-from gnomon.workload.classes import MAX_CLASSES, ClassConfig
 from gnomon.workload.clients import ClientConfig
 from gnomon.workload.formats import FORMATS, TimeUnit, TraceFormat
 from gnomon.workload.lengths import FromPreset, Lengths
 from gnomon.workload.presets import preset
 from gnomon.workload.requests import OverLong
+from gnomon.workload.sampling import SamplingConfig
+from gnomon.workload.slo import SloConfig, UserClass
 
 DEFAULT_PRESET = "chat-1m"
 DEFAULT_RATE = 31.0
@@ -144,6 +145,37 @@ class AdaptersConfig(Config):
     """Share of the requests (conversations) that ask for one."""
     zipf: Annotated[float, Field(ge=0)] = 1.0
     """How uneven they are: the k-th is asked for 1/k^zipf times as often as the first; 0: all alike."""
+
+
+MAX_CLASSES = 128
+"""Each replica keeps an account for each of them."""
+
+
+class ClassConfig(Config):
+    """Users of one kind. Batching policies (priority, vtc, drr, dlpm), admission control and the summary tell them
+    apart."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    name: Annotated[str, Field(min_length=1)]
+    """What the summary calls them."""
+    share: Annotated[float, Field(ge=0)] = 1.0
+    """Share of the requests, relative to the other classes."""
+    priority: Annotated[int, Field(ge=0, le=127)] = 0
+    """0 is the least urgent."""
+    weight: PositiveFloat = 1.0
+    """Share of the service that fair policies give them, relative to the other classes."""
+    slo: SloConfig | None = None
+    """What they expect; as the scenario says if not given."""
+    lengths: Lengths | None = None
+    """How long their requests are; as the workload says if not given."""
+
+    sampling: SamplingConfig | None = None
+    """What they ask of the sampler, over the scenario's `sampling`."""
+
+    def resolved(self) -> UserClass:
+        """What the simulation knows of them."""
+        return UserClass(self.name, self.priority, self.weight, self.slo)
 
 
 class WorkloadConfig(Config):

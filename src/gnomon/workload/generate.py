@@ -11,12 +11,10 @@ from gnomon.core.errors import ConfigError, DataError
 from gnomon.core.streams import stream
 from gnomon.workload import arrivals as arrival
 from gnomon.workload import lengths as length
-from gnomon.workload.adapters import apart_by_adapter, with_adapters
-from gnomon.workload.agents import num_sessions, with_agents
 from gnomon.workload.config import WorkloadConfig
 from gnomon.workload.presets import preset, preset_lengths
 from gnomon.workload.requests import ArrivalShape, Requests, Tokens, first_wave, limit_lengths
-from gnomon.workload.sessions import with_sessions
+from gnomon.workload.sessions import apart_by_adapter, num_sessions, with_adapters, with_agents, with_sessions
 from gnomon.workload.traces import first_of, read_requests, read_trace
 
 

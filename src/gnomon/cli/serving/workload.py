@@ -90,7 +90,7 @@ def export(scenario: str | None, overrides: dict[str, Any], out: Path) -> None:
     Example:
       gnomon workload export --workload.preset chat-1m --workload.num-requests 1000 --out requests.csv
     """
-    from gnomon.workload.export import export as write
+    from gnomon.workload.describe import export as write
     from gnomon.workload.generate import generate
 
     chosen = _read(scenario, overrides)

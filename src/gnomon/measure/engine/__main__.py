@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from gnomon.measure.engine import load, probe, record
-from gnomon.measure.engine.clocks import Clocks
+from gnomon.measure.engine.record import Clocks
 from gnomon.measure.engine.runner import Runner
 from gnomon.measure.engine.serve import make_requests, serve
 from gnomon.measure.engine.shape import EngineConfig, ModelShape

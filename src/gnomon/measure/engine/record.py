@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
-import io
+import contextlib
 import json
-import os
+import subprocess
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import IO, Any
 
 from gnomon.measure.engine.serve import Served
+from gnomon.measure.profiling.bundle import packed, write_whole
 
 
 def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """A gzipped CSV file, the same bytes for the same rows, whole or not there."""
     rows = list(rows)
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    temporary = path.with_name(f".{path.name}.part")
-    with temporary.open("wb") as raw, gzip.GzipFile("", "wb", 9, raw, mtime=0) as packed:
-        packed.write(text.getvalue().encode())
-    os.replace(temporary, path)
+    write_whole(path, packed(list(rows[0]) if rows else [], [list(row.values()) for row in rows]))
 
 
 def save(served: Served, folder: Path, facts: Mapping[str, Any], *, token_stamps: bool = False) -> None:
@@ -80,3 +74,52 @@ def _step_row(step: Any) -> dict[str, Any]:
     for name in ("chunks_squared", "chunks_kv"):
         row[name] = f"{row[name]:.0f}"
     return row
+
+
+QUERY = ("clocks.sm", "power.draw.instant", "temperature.gpu")
+EVERY_MS = 1000
+
+
+class Clocks:
+    """Watches from entering to leaving; nothing is known where there is no nvidia-smi."""
+
+    def __enter__(self) -> Clocks:
+        self._file: IO[str] = tempfile.TemporaryFile("w+")
+        self._process: subprocess.Popen[str] | None = None
+        command = ["nvidia-smi", f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader,nounits", "--id=0"]
+        with contextlib.suppress(OSError):
+            self._process = subprocess.Popen([*command, f"-lms={EVERY_MS}"], stdout=self._file, text=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait()
+        self._file.seek(0)
+        self._seen = parse(self._file.read())
+        self._file.close()
+
+    def summary(self) -> dict[str, float]:
+        """Means over the run, and the lowest clock; empty where nothing was seen."""
+        if not self._seen:
+            return {}
+        clock, power, temperature = zip(*self._seen, strict=True)
+        return {
+            "sm_mhz_mean": round(fmean(clock), 1),
+            "sm_mhz_least": min(clock),
+            "power_w_mean": round(fmean(power), 1),
+            "temperature_c_most": max(temperature),
+        }
+
+
+def parse(text: str) -> list[tuple[float, ...]]:
+    """Lines of numbers; a line that was cut off or holds something else is left out."""
+    rows = []
+    for line in text.splitlines():
+        try:
+            row = tuple(float(part) for part in line.split(","))
+        except ValueError:
+            continue
+        if len(row) == len(QUERY):
+            rows.append(row)
+    return rows

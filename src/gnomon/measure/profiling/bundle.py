@@ -9,7 +9,7 @@ import io
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,11 +76,11 @@ def write(folder: Path, rows: Mapping[str, Mapping[Key, tuple[float, float]]], f
     for name, measured in rows.items():
         if measured and name in COLUMNS:
             path = folder / f"{name}.csv.gz"
-            _write_whole(path, _packed(name, measured))
+            write_whole(path, packed((*COLUMNS[name], "seconds", "spread"), _cells(measured)))
             (folder / f"{name}.csv").unlink(missing_ok=True)  # What was plain is packed now.
             files[path.name] = {"rows": len(measured), "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
     manifest = {"format": "gnomon-profile", "version": 1, **facts, "files": files, "content_hash": content_hash(files)}
-    _write_whole(folder / "manifest.json", (json.dumps(manifest, indent=1) + "\n").encode())
+    write_whole(folder / "manifest.json", (json.dumps(manifest, indent=1) + "\n").encode())
     return folder / "manifest.json"
 
 
@@ -108,20 +108,21 @@ def read_rows(folder: Path) -> dict[str, dict[Key, tuple[float, float]]]:
     return rows
 
 
-def _packed(name: str, measured: Mapping[Key, tuple[float, float]]) -> bytes:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow((*COLUMNS[name], "seconds", "spread"))
-    for key in sorted(measured):
-        seconds, spread = measured[key]
-        writer.writerow((*key, f"{seconds:.5g}", f"{spread:.3g}"))
-    packed = io.BytesIO()
-    with gzip.GzipFile("", "wb", 9, packed, mtime=0) as file:  # No name, no time: the same rows, the same hash.
+def _cells(measured: Mapping[Key, tuple[float, float]]) -> list[Sequence[Any]]:
+    return [(*key, f"{measured[key][0]:.5g}", f"{measured[key][1]:.3g}") for key in sorted(measured)]
+
+
+def packed(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> bytes:
+    """A gzipped CSV file: no name, no time, so the same bytes for the same rows."""
+    text, content = io.StringIO(), io.BytesIO()
+    csv.writer(text, lineterminator="\n").writerows([columns, *rows])
+    with gzip.GzipFile("", "wb", 9, content, mtime=0) as file:
         file.write(text.getvalue().encode())
-    return packed.getvalue()
+    return content.getvalue()
 
 
-def _write_whole(path: Path, content: bytes) -> None:
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file whole, or not at all."""
     temporary = path.with_name(f".{path.name}.part")
     temporary.write_bytes(content)
     os.replace(temporary, path)

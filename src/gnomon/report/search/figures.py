@@ -9,9 +9,9 @@ from typing import Any
 from gnomon.core import units
 from gnomon.report import look
 from gnomon.report.search.text import gpus, latency_name
+from gnomon.search.answers import is_on_front, latency_axes
 from gnomon.search.evaluate import Record
 from gnomon.search.objective import UNITS, shown
-from gnomon.search.pareto import is_on_front, latency_axes
 from gnomon.search.study import Found
 
 Figure = dict[str, Any]

@@ -12,10 +12,10 @@ from gnomon.core.files import write_text
 from gnomon.report.search.html import write_search_report
 from gnomon.report.search.matrix import write_matrix_report
 from gnomon.report.search.text import question_words
+from gnomon.search.answers import winning_scenario
 from gnomon.search.matrix import Matrix
 from gnomon.search.objective import shown
 from gnomon.search.study import Found
-from gnomon.search.winner import winning_scenario
 from gnomon.serving.results.intervals import Interval
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from gnomon.core.config import dump
 from gnomon.report.page import table, write_whole_page
 from gnomon.report.search import text as words
 from gnomon.report.search.figures import figures
+from gnomon.search.answers import winning_scenario
 from gnomon.search.study import Found
-from gnomon.search.winner import winning_scenario
 from gnomon.serving.results.intervals import Interval
 
 
