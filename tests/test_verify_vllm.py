@@ -13,8 +13,7 @@ import pytest
 from gnomon import catalog
 from gnomon.calibration.replay import Latencies
 from gnomon.core.errors import ConfigError, DataError
-from gnomon.verify.vllm import Comparison, compare, device_of, scenario_of
-from gnomon.verify.vllm_page import write_page
+from gnomon.verify.vllm import Comparison, compare, device_of, scenario_of, write_page
 from gnomon.verify.vllm_recording import read_recording, shared_prefixes
 
 META: dict[str, Any] = {

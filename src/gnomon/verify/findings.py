@@ -44,7 +44,7 @@ class Findings:
 
 
 Proof = Callable[..., Findings]
-_IN = {"silicon": "silicon.say"}
+_IN = {"silicon": "silicon.say", "roofline": "timing"}
 PROOFS: Registry[Proof] = Registry(
     "check",
     built_in={

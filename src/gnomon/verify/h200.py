@@ -61,8 +61,8 @@ class Recording:
     @property
     def stamps(self) -> Stamps:
         """Arrivals, lengths and stamps of its requests."""
-        if self.log.stamps is None or self.log.steps is None:
-            raise DataError("holds no requests or no iterations.", where=str(self.folder))
+        if self.log.stamps is None:
+            raise DataError("holds no requests.", where=str(self.folder))
         return self.log.stamps
 
     @property
@@ -115,7 +115,8 @@ def calibrate(recording: Recording, profile: Path = PROFILE, *, full_clock: bool
     do in the latencies of requests.
     """
     steps, scenario = recording.log.steps, recording.scenario(profile, HostConfig(), full_clock=full_clock)
-    assert steps is not None
+    if steps is None:
+        raise DataError("holds no iterations.", where=str(recording.folder))
     beyond = steps.seconds - kernel_seconds(scenario, recording.log)
     sequences = steps.sequences.astype(float)
     columns, weight = np.stack([np.ones(len(beyond)), sequences], 1), np.sqrt(sequences)

@@ -7,7 +7,7 @@ alone against every measured table there is.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,20 @@ from gnomon.catalog.model_library import model
 from gnomon.catalog.nodes import default_node, node
 from gnomon.catalog.parallelism import Parallelism
 from gnomon.catalog.topology import Group
+from gnomon.core.arrays import Floats
 from gnomon.core.errors import DataError
 from gnomon.report.blocks import Block
 from gnomon.report.blocks import Table as Rows
 from gnomon.timing.estimators import DEFAULT, ESTIMATORS, Estimator
 from gnomon.timing.estimators.validation import HeldOut, shuffled, unshuffled
-from gnomon.timing.operators import Communication, Operator, stage_operators
-from gnomon.timing.sources.profile import vidur
+from gnomon.timing.operators import (
+    Communication,
+    Gemm,
+    Operator,
+    mixed_attention,
+    stage_operators,
+)
+from gnomon.timing.sources.profile import servingsim, vidur
 from gnomon.timing.sources.profile.measured import bound_of
 from gnomon.timing.sources.profile.samples import Samples
 from gnomon.timing.sources.roofline import Roofline
@@ -223,3 +230,62 @@ def _errors(one: Summary | Score) -> dict[str, float]:
         "unshuffled mean": round(100 * one.unshuffled.mean, 2),
         "unsh. median": round(100 * one.unshuffled.median, 2),
     }
+
+
+def roofline_errors(data: Path) -> list[dict[str, Any]]:
+    """One row per device, data set and kind of operator; then one per device over all of its tables."""
+    errors: dict[tuple[str, str, str], list[Floats]] = {}
+    for table, origin in [*((one, "Vidur") for one in vidur_tables(data)), *_servingsim(data)]:
+        key = (table.roofline.device.name, origin, _kind(table.operator))
+        errors.setdefault(key, []).append(_of_roofline(table))
+    rows = [_roofline_row(*key, found) for key, found in sorted(errors.items())]
+    for name in sorted({key[0] for key in errors}):
+        found = [one for key, tables in errors.items() if key[0] == name for one in tables]
+        rows.append(_roofline_row(name, "all", "all", found))
+    return rows
+
+
+def _roofline_row(device_name: str, origin: str, kind: str, found: list[Floats]) -> dict[str, Any]:
+    pooled = np.concatenate(found)
+    return {
+        "device": device_name, "measured by": origin, "operators": kind, "tables": len(found), "points": len(pooled),
+        "median": round(100 * float(np.median(np.abs(pooled))), 1),
+        "mean": round(100 * float(np.mean(np.abs(pooled))), 1),
+        "bias (median)": round(100 * float(np.median(pooled)), 1),
+    }  # fmt: skip
+
+
+def _kind(operator: Operator) -> str:
+    if operator.kind in ("token", "sequence"):
+        return "gemm" if isinstance(operator.work, Gemm) else "elementwise"
+    return operator.kind
+
+
+def _of_roofline(table: Table) -> Floats:
+    operator = replace(table.operator, is_fused=False)
+    predicted = table.roofline.seconds(operator, *table.samples.sizes.T)
+    return predicted / table.samples.seconds - 1.0
+
+
+def _servingsim(data: Path) -> Iterator[tuple[Table, str]]:
+    for path in sorted(data.glob("**/tp*/dense.csv")):
+        *_, device_name, owner, name, _variant, degree, _ = path.parts
+        gpu, shape = device(device_name), model(f"{owner}/{name}")
+        roofline = Roofline(gpu, default_node(gpu))
+        bundle = servingsim.read(path.parents[4], shape, gpu, "bf16", int(degree.removeprefix("tp")))
+        graph = stage_operators(shape, Parallelism(tensor_parallel=int(degree.removeprefix("tp"))))
+        for operator in (*graph, mixed_attention(graph)):
+            samples = bundle.find(operator, roofline.node) if operator else None
+            if operator and samples is not None and operator.name != "experts":
+                yield Table(operator, operator.kind, str(path.parent), samples, roofline), "LLMServingSim"
+
+
+@proof("roofline")
+def prove_roofline(*, data: str | Path | None = None, on_progress: Progress | None = None) -> Findings:
+    """The roofline alone against every measured table below `data`; it has no gate."""
+    rows = [row for folder in each([reference(data)], on_progress) for row in roofline_errors(folder)]
+    title, caption = (
+        "The roofline alone against measured kernels, error in %",
+        "Points of every table count alike within a device and operator.",
+    )
+    return Findings(rows, rows, {"operators": rows}, [Rows(rows, title, caption)], [])
