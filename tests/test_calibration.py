@@ -132,7 +132,7 @@ def test_one_slow_round_does_not_hide_what_is_bound_by_launching(seed: int) -> N
     assert late is not None
     late.seconds[(np.arange(1500) >= 1125) & (late.chunks_squared > 0)] += 4 * TRUTH["launch"]
     found = StepLogs(server(), logs, with_scale=False, with_clock=True).fit(["load-6", "load-40"]).fit.phases[2]
-    assert found.launch + found.constant == pytest.approx(TRUTH["launch"] + TRUTH["mixed"], rel=0.15)
+    assert found.launch + found.constant == pytest.approx(TRUTH["launch"] + TRUTH["mixed"], rel=0.06)
     assert found.launch > 0.5 * TRUTH["launch"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -121,7 +122,7 @@ def calibrate(
         for log in used
     }
     left = _left_error(errors, held, loads)
-    notes = [*final.named[3], *_slow_notes(slow, left_out), *way.notes]
+    notes = [*final.named[3], *_slow_notes(slow, names, is_left_out=bool(left_out)), *way.notes]
     if len(loads) == 1:
         notes = [ONE_LOAD, *notes]
     made = [_calibration(one, base, left) for one in (final, *others.values())]
@@ -146,7 +147,9 @@ def calibrate(
             f"{worst:.0%} off. Record steps: duration_s, prefill_tokens, decodes, decode_kv, running.",
         )
         about = about.model_copy(update={"notes": tuple(notes)})
-        calibration = calibration.model_copy(update={"provenance": about, "error": max(calibration.error, worst)})
+        unsure = {name: one.model_copy(update={"identified": False}) for name, one in calibration.constants.items()}
+        told = {"provenance": about, "error": max(calibration.error, worst), "constants": unsure}
+        calibration = calibration.model_copy(update=told)
     return Calibrated(calibration, with_constants(base, calibration), checks, list(used))
 
 
@@ -195,13 +198,16 @@ def _left_error(errors: Errors, held: set[str], loads: Sequence[str]) -> float:
     return max(LEAST_ERROR, float(np.sqrt(np.mean(np.square(known)))) if known else 0.0)
 
 
-def _slow_notes(slow: dict[str, float], left_out: set[str]) -> list[str]:
+def _slow_notes(slow: dict[str, float], names: Sequence[str], *, is_left_out: bool) -> list[str]:
+    """Which rounds were slow, and what that does to their loads: a simulation has the host of a usual round."""
     if not slow:
         return []
     words = ", ".join(f"{name} ({factor:.2f} times)" for name, factor in slow.items())
-    then = (
-        "They were left out." if left_out else "--leave-out-slow leaves them out; they are part of the constants now."
-    )
+    rounds = Counter(map(load_of, names))
+    parts = ", ".join(f"{load} ({n} of {rounds[load]})" for load, n in Counter(map(load_of, slow)).items())
+    then = "They were left out." if is_left_out else (
+        f"They are part of the constants, and loads with more of them than others are predicted too short: {parts}. "
+        "--leave-out-slow leaves them out.")  # fmt: skip
     return [f"Rounds with a slow host, against the median round: {words}. {then} Record more and shorter rounds, in "
             "turn over the loads."]  # fmt: skip
 

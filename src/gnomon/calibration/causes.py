@@ -165,7 +165,14 @@ def _grows_with(
 
 
 def _slope(column: Floats, missing: Floats, weight: Floats) -> float:
-    return float((weight * column) @ missing / max(float((weight * column) @ column), 1e-300))
+    """The factor that leaves the least absolute error: the weighted median of what is missing over the column."""
+    some = column > 0
+    if not some.any():
+        return 0.0
+    ratio, size = missing[some] / column[some], (weight * column)[some]
+    order = np.argsort(ratio)
+    reached = np.cumsum(size[order])
+    return float(ratio[order][np.searchsorted(reached, 0.5 * reached[-1])])
 
 
 def _left(column: Floats, missing: Floats, weight: Floats) -> float:

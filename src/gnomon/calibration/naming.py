@@ -18,6 +18,8 @@ from gnomon.serving.scenario.calibration import Constant
 Named = tuple[dict[str, Constant], tuple[str, ...], Floats, list[str]]
 LEAST_S, LEAST_SHARE = 1e-6, 0.005
 """Half of an interval is at least this: clocks and formats are not finer."""
+TOO_FAR = 3.0
+"""Means that are so many times further off than chance explains: no constant is identified then."""
 ALIKE = 0.98
 """Correlation beyond which two constants are known by their sum only."""
 
@@ -88,12 +90,13 @@ def of_requests(fit: RequestFit, scenario: Scenario, targets: Sequence[Target]) 
     pairs = _pairs(fit.names, fit.covariance)
     at_bound = {n for n in fit.names if getattr(fit.constants, n) > 0.99 * most[n]}
     at_bound |= {"scale"} if "scale" in fit.names and fit.constants.scale < 1.01 * LEAST["scale"] else set()
+    is_explained = not at_bound and fit.misfit <= TOO_FAR  # Else constants make up for what is not in them.
     constants, order, sizes = {}, [], []
     for name, dotted_names in _REQUEST_FIELDS.items():
         if name == "scale" and name not in half:
             continue
         share, value = layers if name == "launch" else 1, getattr(fit.constants, name)
-        told = name in half and name not in at_bound and not any(name in pair for pair in pairs)
+        told = is_explained and name in half and not any(name in pair for pair in pairs)
         for dotted in dotted_names:
             constants[dotted] = _constant(value / share, half.get(name, 0.0) / share, found=told)
     for name in fit.names:
@@ -113,7 +116,7 @@ def of_requests(fit: RequestFit, scenario: Scenario, targets: Sequence[Target]) 
         notes.append("The launch bound of prompts cannot be identified from these latencies.")
     if len({load_of(target.name) for target in targets}) < 2:
         notes.append("timing.host.per_sequence_s cannot be identified from one load.")
-    if fit.misfit > 3.0:
+    if fit.misfit > TOO_FAR:
         notes.append(
             f"The means are {fit.misfit:.1f} times further off than chance explains: something else differs. "
             "`gnomon explain-gap` lists what."
