@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import csv
+import gzip
+import io
 import json
+import os
 import subprocess
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,13 +17,19 @@ from statistics import fmean
 from typing import IO, Any
 
 from gnomon.measure.engine.serve import Served
-from gnomon.measure.profiling.bundle import packed, write_whole
 
 
 def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """A gzipped CSV file, the same bytes for the same rows, whole or not there."""
     rows = list(rows)
-    write_whole(path, packed(list(rows[0]) if rows else [], [list(row.values()) for row in rows]))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    temporary = path.with_name(f".{path.name}.part")
+    with temporary.open("wb") as raw, gzip.GzipFile("", "wb", 9, raw, mtime=0) as packed:
+        packed.write(text.getvalue().encode())
+    os.replace(temporary, path)
 
 
 def save(served: Served, folder: Path, facts: Mapping[str, Any], *, token_stamps: bool = False) -> None:
