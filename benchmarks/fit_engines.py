@@ -1,19 +1,17 @@
-"""Host and front-end constants of each engine, fitted to measured servers with an even crc32(id) in even sweeps.
+"""Host constants of each engine, fitted to measured servers with an even crc32(id) in even sweeps; and how well such
+constants carry over to what they were not fitted on.
 
-Every server is simulated with the engine's preset and once more with each of four constants moved; between, latencies
-are taken to change in proportion (in proportion to 1 / `expert_speed`). `exposed_per_layer_s`, one value for each
-family of attention, and `draft_sequence_s` act as `exposed_s` for each layer and each drafting sequence; `reply_s` adds
-to the time to the first token. From the preset the constants are chosen in three groups, one after another, until none
-changes. With the result in the preset, the program is run again: the best is then near the preset, where proportions
-hold.
+Every server is simulated with the engine's preset and once more with each of three constants moved; between, latencies
+are taken to change in proportion (in proportion to 1 / `expert_speed`). The times of a collective, layer, sequence and
+drafting sequence act as `exposed_s` does; `reply_s`, the client's own time in it, adds to the time to the first token.
+From the preset the constants are chosen one after another, the best of all values of each, until none changes. What has
+no server is taken from the other engines, or left out. `gnomon verify silicon` scores the result on the other servers.
 
---sweeps takes NVIDIA's servers and fits the time per layer alone: for families of attention that InferenceX has no
-server of. --without prints what each constant is worth, by simulating the same servers with it left out.
---disaggregated fits `expert_speed` of servers with prefill and decode apart, by simulating each value. `gnomon verify
-silicon` scores the result on the other servers.
+--leave-out fits without one model family, engine or version at a time and prints how far off the servers are that were
+left out. --disaggregated simulates servers with prefill and decode apart with several speeds of experts.
 
-python -m benchmarks.fit_engines --engine sglang [--without]
-python -m benchmarks.fit_engines --engine sglang --sweeps
+python -m benchmarks.fit_engines [--servers 40]
+python -m benchmarks.fit_engines --leave-out family
 python -m benchmarks.fit_engines --engine trtllm --disaggregated
 """
 
@@ -21,10 +19,11 @@ from __future__ import annotations
 
 import argparse
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
+from statistics import fmean
+from typing import Any
 
 import numpy as np
 
@@ -36,254 +35,221 @@ from gnomon.core.streams import stream
 from gnomon.serving.results.metrics import summarize
 from gnomon.serving.run.simulate import run
 from gnomon.serving.scenario import Scenario
+from gnomon.timing.operators import num_collectives, stage_operators
 from gnomon.verify.silicon.launch import launch_of
 from gnomon.verify.silicon.scenarios import facts_of, is_in_held_out_sweep, model_of, settings_of
 from gnomon.verify.silicon.servers import Server, servers
 
+ENGINES = ("vllm", "sglang", "trtllm")
 Constants = dict[str, float]
-"""By the names below; the time per layer of a family of attention is called `per_layer_s FAMILY`."""
+"""By the names below, the speed of experts followed by the engines that share it."""
 
 GRID: dict[str, tuple[float, ...]] = {
-    "exposed_s": (0.0, 2e-4, 4e-4, 7e-4, 1e-3, 1.5e-3, 2e-3),
-    "per_layer_s": (0.0, 4e-6, 8e-6, 1.2e-5, 1.6e-5, 2e-5, 2.5e-5, 3e-5, 3.5e-5, 4e-5, 5e-5, 6e-5, 7e-5, 8e-5),
-    "launch_per_kernel_s": (2e-5, 3e-5, 4e-5, 5e-5, 6e-5, 7e-5, 1e-4),
-    "reply_s": (0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.06, 0.085, 0.1, 0.12, 0.15, 0.2),
-    "per_prompt_token_s": (2e-6, 3e-6, 4e-6, 5e-6, 6e-6, 8e-6),
+    "launch_per_kernel_s": (2e-5, 3e-5, 4e-5, 5e-5, 6e-5, 7e-5, 8e-5, 1e-4),
     "expert_speed": (0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.8, 0.9, 1.0),
+    "exposed_per_collective_s": (0.0, 3e-6, 6e-6, 9e-6, 1.2e-5, 1.5e-5),
+    "exposed_per_layer_s": (0.0, 1e-5, 1.5e-5, 2e-5, 2.5e-5, 3e-5, 4e-5, 5e-5, 6e-5),
     "draft_sequence_s": (0.0, 3e-5, 6e-5, 9e-5, 1.2e-4, 1.5e-4, 2e-4),
+    "reply_s": (0.003, 0.005, 0.01, 0.015, 0.02, 0.03),
 }
-"""The values that are tried of each."""
-GROUPS = (("launch_per_kernel_s", "reply_s", "per_prompt_token_s", "expert_speed"), ("draft_sequence_s",))
-"""Constants that are chosen together, after those of every iteration and layer."""
-STEPS = {"exposed_s": 1e-3, "launch_per_kernel_s": 2e-5, "per_prompt_token_s": 2e-6, "expert_speed": 0.4}
+"""The values that are tried of each. The last has the client's time in it. vLLM's launching is measured, not fitted."""
+STEPS = {"exposed_s": 1e-3, "launch_per_kernel_s": 2e-5, "expert_speed": 0.4}
 """How far each constant is moved to see what it does; the speed of experts, in its inverse."""
 FARTHEST = 1.0
 """An error beyond this counts as this much: such a server differs in more than host time."""
 
 
-def fitting_rows(engine: str, count: int, mode: str = "agg", source: str = "inferencex") -> list[Server]:
-    """Servers of one engine from the even half of the even sweeps, each configuration once, as many of every family of
-    attention as there are, or an equal share of `count`."""
-    half = {
+def fitting_rows(engine: str, count: int, mode: str = "agg", *, is_clean: bool = True) -> list[Server]:
+    """InferenceX's servers of one engine, each configuration once, as many of every model as there are, or an equal
+    share of `count`; `is_clean`: from the even half of the even sweeps only."""
+    known = {
         s.key: s
         for s in servers()
-        if s.engine == engine and s.family == source and s.mode == mode and not s.problem
-        and not s.is_held_out and not is_in_held_out_sweep(s) and (s.prefill is None) == (mode == "agg")
+        if s.engine == engine and s.family == "inferencex" and s.mode == mode and not s.problem
+        and not (is_clean and (s.is_held_out or is_in_held_out_sweep(s))) and (s.prefill is None) == (mode == "agg")
     }  # fmt: skip
-    families: dict[str, list[Server]] = defaultdict(list)
-    for server in half.values():
-        families[family_of(server)].append(server)
+    models: dict[str, list[Server]] = defaultdict(list)
+    for server in known.values():
+        models[model_of(server)].append(server)
     chosen: list[Server] = []
-    for left, rows in enumerate(sorted(families.values(), key=len)):
-        share = (count - len(chosen)) // (len(families) - left)
+    for left, rows in enumerate(sorted(models.values(), key=len)):
+        share = (count - len(chosen)) // (len(models) - left)
         drawn = stream(0, "fit engines").permutation(len(rows))[:share]
         chosen += [rows[i] for i in sorted(drawn)]
     return chosen
 
 
-def family_of(server: Server) -> str:
-    """The family of attention of the server's model."""
-    return catalog.model(model_of(server)).attention_family
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Seen:
-    """One server: TTFT and TPOT with the preset, what each moved constant adds per unit, and what was measured."""
+    """One server: TTFT and TPOT with the preset, and what each moved constant adds per unit."""
 
     server: Server
     preset: Constants
     base: Floats
     slopes: dict[str, Floats]
-    num_layers: int
-    num_drafting: float
-    """Sequences of one replica that draft."""
+    counts: dict[str, float]
+    """How often an iteration takes each of the constants that act as `exposed_s` does."""
 
-    @property
-    def measured(self) -> Floats:
-        return np.array([self.server.ttft_s, self.server.tpot_s])
+    def at(self, constants: Constants) -> Floats:
+        """TTFT and TPOT with other constants."""
+        found = self.base + np.array([constants["reply_s"] - self.preset["reply_s"], 0.0])
+        for name, value in self.preset.items():
+            wanted, kind = constants[name], name.partition(" ")[0]
+            if kind == "expert_speed":
+                found = found + self.slopes[kind] * (1.0 / wanted - 1.0 / value)
+            elif kind == "launch_per_kernel_s":
+                found = found + self.slopes[kind] * (wanted - value)
+            elif kind in self.counts:
+                found = found + self.slopes["exposed_s"] * self.counts[kind] * (wanted - value)
+        return found
+
+    def errors(self, constants: Constants) -> Floats:
+        """Of TTFT and TPOT, absolute, those too far off cut."""
+        measured = np.array([self.server.ttft_s, self.server.tpot_s])
+        return np.minimum(np.abs(self.at(constants) / measured - 1.0), FARTHEST)
 
 
 def look(server: Server) -> Seen:
     """Simulate one server with the preset, and with each constant moved."""
-    preset = preset_of(server)
-    base, slopes = latencies(server, {}), {}
-    for name, step in STEPS.items():
-        if name == "expert_speed":
-            if preset[name] < 1.0:
-                slopes[name] = (latencies(server, {name: 1.0 / (1.0 / preset[name] + step)}) - base) / step
-        else:
-            slopes[name] = (latencies(server, {name: preset[name] + step}) - base) / step
-    draft = launch_of(facts_of(server)).draft_tokens
-    drafting = server.concurrency / server.layout.attention_groups if draft else 0.0
-    return Seen(server, preset, base, slopes, catalog.model(model_of(server)).num_layers, drafting)
-
-
-def preset_of(server: Server) -> Constants:
-    """The constants with which `gnomon verify silicon` simulates it."""
     scenario = load(Scenario, None, settings_of(server))
-    host = scenario.timing.host
+    model, host = catalog.model(model_of(server)), scenario.timing.host
     assert host is not None
-    return {
-        "exposed_s": host.exposed_s,
-        f"per_layer_s {family_of(server)}": host.exposed_per_layer_s,
-        "launch_per_kernel_s": host.launch_per_kernel_s,
-        "reply_s": scenario.front_end.reply_s,
-        "per_prompt_token_s": scenario.front_end.per_prompt_token_s,
-        "expert_speed": scenario.timing.expert_speed if catalog.model(model_of(server)).is_moe else 1.0,
-        "draft_sequence_s": host.draft_sequence_s,
+    drafting = server.concurrency / server.layout.attention_groups if launch_of(facts_of(server)).draft_tokens else 0.0
+    counts = {
+        "exposed_per_collective_s": num_collectives(stage_operators(model, scenario.replica.parallelism)),
+        "exposed_per_layer_s": model.num_layers,
+        "draft_sequence_s": drafting,
     }
+    fitted = [name for name in counts if counts[name]] + (["launch_per_kernel_s"] if server.engine != "vllm" else [])
+    preset = {name: getattr(host, name) for name in fitted if getattr(host, name)}
+    preset["reply_s"] = scenario.front_end.reply_s
+    speed = scenario.timing.expert_speed
+    if model.is_moe and speed < 1.0:
+        preset["expert_speed sglang" if server.engine == "sglang" else "expert_speed vllm, trtllm"] = speed
+    base, slopes = latencies(server, {}), {"expert_speed": np.zeros(2)}
+    for name, step in STEPS.items():
+        if name != "expert_speed":
+            slopes[name] = (latencies(server, {name: getattr(host, name) + step}) - base) / step
+        elif model.is_moe and speed < 1.0:
+            slopes[name] = (latencies(server, {name: 1.0 / (1.0 / speed + step)}) - base) / step
+    return Seen(server, preset, base, slopes, counts)
 
 
 def latencies(server: Server, changes: Mapping[str, float]) -> Floats:
     """Mean TTFT and TPOT of the server's simulation with some constants changed."""
     settings = settings_of(server)
-    timing, host, front_end = dict(settings["timing"]), {}, dict(settings["front_end"])
-    for name, value in changes.items():
-        if name in ("reply_s", "per_prompt_token_s"):
-            front_end[name] = value
-        elif name == "expert_speed":
-            timing[name] = value
-        elif name.startswith("per_layer_s"):
-            host["exposed_per_layer_s"] = value
-        else:
-            host[name] = value
-    changed = settings | {"timing": timing | ({"host": host} if host else {}), "front_end": front_end}
-    return _latencies(load(Scenario, None, changed))
-
-
-def _latencies(scenario: Scenario) -> Floats:
-    latency = summarize(run(scenario)).latency
+    host = {name: value for name, value in changes.items() if name != "expert_speed"}
+    timing: dict[str, Any] = {"expert_speed": changes["expert_speed"]} if "expert_speed" in changes else {}
+    timing |= {"host": host} if host else {}
+    if "pools" in settings:
+        pools = [pool | {"timing": pool["timing"] | timing} for pool in settings["pools"]]
+        changed = settings | {"pools": pools}
+    else:
+        changed = settings | {"timing": settings["timing"] | timing}
+    latency = summarize(run(load(Scenario, None, changed))).latency
     return np.array([latency.ttft_s.mean, latency.tpot_s.mean], dtype=np.float64)
 
 
-class Model:
-    """The errors of all servers with any constants."""
-
-    def __init__(self, seen: Sequence[Seen]) -> None:
-        self.preset: Constants = {}
-        for one in seen:
-            slowest = min(one.preset["expert_speed"], self.preset.get("expert_speed", 1.0))
-            self.preset |= one.preset | {"expert_speed": slowest}  # Some servers are as fast as the tables.
-        self.base, self.measured = (np.stack([getattr(one, name) for one in seen]) for name in ("base", "measured"))
-        none = np.zeros(2)
-        self.slopes = {name: np.stack([one.slopes.get(name, none) for one in seen]) for name in STEPS}
-        self.layers = np.array([float(one.num_layers) for one in seen])
-        self.drafting = np.array([one.num_drafting for one in seen])
-        names = [family_of(one.server) for one in seen]
-        self.families = {name: np.array([one == name for one in names]) for name in sorted(set(names))}
-
-    def errors(self, at: Constants) -> Floats:
-        """[server, TTFT and TPOT], those too far off cut."""
-        by = {name: at[name] - self.preset[name] for name in at}
-        waiting = by["exposed_s"] + self.drafting * by["draft_sequence_s"]
-        for name, members in self.families.items():
-            waiting = waiting + members * self.layers * by[f"per_layer_s {name}"]
-        slower = 1.0 / at["expert_speed"] - 1.0 / self.preset["expert_speed"]
-        found = self.base + self.slopes["exposed_s"] * waiting[:, None] + np.array([by["reply_s"], 0.0])
-        found = found + self.slopes["expert_speed"] * slower
-        for name in ("launch_per_kernel_s", "per_prompt_token_s"):
-            found = found + self.slopes[name] * by[name]
-        return np.minimum(np.abs(found / self.measured - 1.0), FARTHEST)
-
-    def fit(self, is_per_layer_only: bool = False) -> Constants:
-        """Groups of constants in turn, the best of all values of each, until nothing changes."""
-        at = dict(self.preset)
-        if is_per_layer_only:
-            return self._best_per_layer(at)
-        while True:
-            before = dict(at)
-            at = min((self._best_per_layer(at | {"exposed_s": s}) for s in GRID["exposed_s"]), key=self._loss)
-            for group in GROUPS:
-                if group != ("draft_sequence_s",) or self.drafting.any():
-                    at = self._best(at, {name: GRID[name] for name in group})
-            if at == before:
-                return at
-
-    def _best_per_layer(self, at: Constants) -> Constants:
-        for family in self.families:
-            at = self._best(at, {f"per_layer_s {family}": GRID["per_layer_s"]})
-        return at
-
-    def _best(self, at: Constants, values: Mapping[str, Iterable[float]]) -> Constants:
-        tried = (at | dict(zip(values, one, strict=True)) for one in product(*values.values()))
-        return min(tried, key=self._loss)
-
-    def _loss(self, at: Constants) -> float:
-        return loss(self.errors(at))
+def errors(seen: Sequence[Seen], at: Constants) -> Floats:
+    """[server, TTFT and TPOT]."""
+    return np.stack([one.errors(at) for one in seen])
 
 
-def loss(errors: Floats) -> float:
+def loss(found: Floats) -> float:
     """What is minimised: TPOT's mean error and half of TTFT's."""
-    ttft, tpot = errors.mean(axis=0)
+    ttft, tpot = found.mean(axis=0)
     return float(tpot + 0.5 * ttft)
 
 
-def words(errors: Floats) -> str:
+def words(found: Floats) -> str:
     """TPOT's and TTFT's mean error."""
-    ttft, tpot = errors.mean(axis=0)
+    ttft, tpot = found.mean(axis=0)
     return f"TPOT {tpot:.1%}, TTFT {ttft:.1%}"
 
 
-def simulated(rows: Sequence[Server], changes: Mapping[str, float]) -> Floats:
-    """The errors of servers, each simulated with the preset but for some constants."""
-    found = np.stack([one.unwrap() for one in map_ordered(partial(latencies, changes=changes), rows)])
-    measured = np.array([[s.ttft_s, s.tpot_s] for s in rows])
-    return np.minimum(np.abs(found / measured - 1.0), FARTHEST)
+def fit(seen: Sequence[Seen]) -> Constants:
+    """Constants in turn, the best of all values of each, until none changes."""
+    at: Constants = {name: value for one in seen for name, value in one.preset.items()}
+    while True:
+        before = dict(at)
+        for name in at:
+            having = [one for one in seen if name in one.preset]
+            tried = [at | {name: value} for value in {*GRID[name.partition(" ")[0]], at[name]}]
+            at = min(sorted(tried, key=lambda one: one[name]), key=lambda one: loss(errors(having, one)))
+        if at == before:
+            return at
 
 
-def fit(rows: Sequence[Server]) -> None:
+def with_missing(at: Constants, wanted: Sequence[Seen]) -> Constants:
+    """Constants with what nothing was fitted for: the same of the other engines, or nothing."""
+    out = dict(at)
+    for name in {name for one in wanted for name in one.preset} - set(at):
+        others = [value for other, value in at.items() if other.partition(" ")[0] == name.partition(" ")[0]]
+        out[name] = fmean(others) if others else 0.0
+    return out
+
+
+GROUPS: dict[str, Callable[[Server], str]] = {
+    "family": lambda s: model_of(s).partition("-")[0],
+    "engine": lambda s: s.engine,
+    "version": lambda s: f"{s.engine} {s.version or s.date[:7]}",
+}
+"""What is left out: a family of models, an engine, a version of one (the month, where the version is not known)."""
+
+
+def print_left_out(seen: Sequence[Seen], by: str) -> None:
+    """Print how far off servers are when constants are fitted on those of the other groups."""
+    groups: dict[str, list[Seen]] = defaultdict(list)
+    for one in seen:
+        groups[GROUPS[by](one.server)].append(one)
+    together, within = [], errors(seen, fit(seen))
+    print(f"| {by} left out | servers | left out | fitted with it |\n|---|---|---|---|")
+    for name, members in sorted(groups.items()):
+        rest = fit([one for one in seen if one not in members])
+        found = errors(members, with_missing(rest, members))
+        together.append(found)
+        own = within[[one in members for one in seen]]
+        print(f"| {name} | {len(members)} | {words(found)} | {words(own)} |", flush=True)
+    print(f"| all | {len(seen)} | {words(np.concatenate(together))} | {words(within)} |")
+
+
+def print_fit(seen: Sequence[Seen]) -> None:
     """Print the best constants."""
-    model = Model([one.unwrap() for one in map_ordered(look, rows)])
-    best = model.fit(is_per_layer_only=rows[0].family == "sweeps")
-    print(f"{len(rows)} servers; preset: {words(model.errors(model.preset))}; best: {words(model.errors(best))}")
+    preset = {name: value for one in seen for name, value in one.preset.items()}
+    best = fit(seen)
+    print(f"{len(seen)} servers; preset: {words(errors(seen, preset))}; best: {words(errors(seen, best))}")
     for name, value in best.items():
-        print(f"  {name}: {model.preset[name]:.3g} -> {value:.3g}")
+        print(f"  {name}: {preset[name]:.3g} -> {value:.3g}")
 
 
-def print_worth(rows: Sequence[Server]) -> None:
-    """Print what the servers' errors are without each constant of the preset, all of them simulated."""
-    errors, presets = simulated(rows, {}), [preset_of(server) for server in rows]
-    print(f"{len(rows)} servers; preset: {words(errors)}")
-    for name in dict.fromkeys(name for preset in presets for name in preset):
-        nothing = 1.0 if name == "expert_speed" else 0.0
-        having = [i for i, preset in enumerate(presets) if preset.get(name, nothing) != nothing]
-        if name == "draft_sequence_s":
-            having = [i for i in having if launch_of(facts_of(rows[i])).draft_tokens]
-        if having:
-            without = simulated([rows[i] for i in having], {name: nothing})
-            print(f"  {name} ({len(having)}): without {words(without)}; with {words(errors[having])}", flush=True)
-
-
-def fit_apart(rows: Sequence[Server]) -> None:
-    """Print the errors of disaggregated servers for each speed of experts."""
-    for speed in (0.35, 0.5, 0.7, 0.85, 1.0):
-        errors = simulated_apart(rows, speed)
-        print(f"{len(rows)} servers; expert_speed {speed}: {words(errors)}, {loss(errors):.4f}")
-
-
-def simulated_apart(rows: Sequence[Server], speed: float) -> Floats:
-    """The errors of disaggregated servers with this speed of experts."""
-    found = np.stack([one.unwrap() for one in map_ordered(partial(_apart, speed=speed), rows)])
-    return np.minimum(np.abs(found / np.array([[s.ttft_s, s.tpot_s] for s in rows]) - 1.0), FARTHEST)
-
-
-def _apart(server: Server, speed: float) -> Floats:
-    settings = settings_of(server)
-    pools = [pool | {"timing": pool["timing"] | {"expert_speed": speed}} for pool in settings["pools"]]
-    return _latencies(load(Scenario, None, settings | {"pools": pools}))
+def print_apart(engine: str, count: int) -> None:
+    """Print the errors of disaggregated servers for several speeds of experts."""
+    rows = fitting_rows(engine, count, "disagg")
+    measured = np.array([[s.ttft_s, s.tpot_s] for s in rows])
+    for speed in (0.35, 0.5, 0.6, 0.7, 0.85, 1.0):
+        outcomes = map_ordered(partial(latencies, changes={"expert_speed": speed}), rows)
+        found = np.minimum(np.abs(np.stack([one.unwrap() for one in outcomes]) / measured - 1.0), FARTHEST)
+        print(f"{len(rows)} servers; expert_speed {speed}: {words(found)}, {loss(found):.4f}", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--engine", required=True, choices=("vllm", "sglang", "trtllm"))
-    parser.add_argument("--servers", type=int, default=150)
-    parser.add_argument("--without", action="store_true", help="What each constant of the preset is worth.")
-    parser.add_argument("--disaggregated", action="store_true", help="Fit the speed of experts of servers apart.")
-    parser.add_argument("--sweeps", action="store_true", help="NVIDIA's servers; the time per layer alone.")
+    parser.add_argument("--engine", choices=ENGINES, help="One engine alone.")
+    parser.add_argument("--servers", type=int, default=40, help="Of each engine.")
+    parser.add_argument("--leave-out", nargs="+", choices=tuple(GROUPS), help="Fit without one at a time.")
+    parser.add_argument("--disaggregated", action="store_true", help="Servers with prefill and decode apart.")
     given = parser.parse_args()
-    source = "sweeps" if given.sweeps else "inferencex"
-    rows = fitting_rows(given.engine, given.servers, "disagg" if given.disaggregated else "agg", source)
-    (fit_apart if given.disaggregated else print_worth if given.without else fit)(rows)
+    engines = (given.engine,) if given.engine else ENGINES
+    if given.disaggregated:
+        for engine in engines:
+            print_apart(engine, given.servers)
+        return
+    rows = [s for engine in engines for s in fitting_rows(engine, given.servers, is_clean=not given.leave_out)]
+    seen = [one.unwrap() for one in map_ordered(look, rows)]
+    for by in given.leave_out or ():
+        print_left_out(seen, by)
+    if not given.leave_out:
+        print_fit(seen)
 
 
 if __name__ == "__main__":

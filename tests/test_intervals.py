@@ -96,7 +96,7 @@ def test_wide_intervals_say_where_the_width_comes_from() -> None:
     from gnomon.serving.results.intervals import Interval
 
     wide = {"latency.tpot_s.mean": Interval(0.010, 0.008, 0.0125)}
-    assert "timing source may be off" in width_words(wide, 0.13) and "13%" in width_words(wide, 0.13)
+    assert "timing source may be off" in width_words(wide, 0.13) and "±21%" in width_words(wide, 0.13)
     assert "other requests" in width_words(wide, 0.05) and "±8%" in width_words(wide, 0.05)
     assert width_words({"latency.tpot_s.mean": Interval(0.010, 0.0095, 0.0105)}, 0.03) == ""
     assert width_words({}, 0.1) == ""

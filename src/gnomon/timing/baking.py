@@ -51,12 +51,16 @@ class Baked:
     def spread(self) -> float:
         """Standard deviation to expect of a real server's iterations around it: the kernels' own error (a median) and
         the server's, together."""
-        return math.hypot(self.uncertainty, traits_of(self.timer.source.name).server_error) if self.timer else 0.0
+        return math.hypot(self.uncertainty, self._errors[0])
 
     @property
     def first_token_spread(self) -> float:
         """Standard deviation to expect of a server's times to the first token, beside its iterations'."""
-        return traits_of(self.timer.source.name).first_token_error if self.timer else 0.0
+        return self._errors[1]
+
+    @property
+    def _errors(self) -> tuple[float, float]:
+        return traits_of(self.timer.source.name).errors(self.timer.context) if self.timer else (0.0, 0.0)
 
 
 def iteration_tables(

@@ -28,6 +28,12 @@ class SourceSpec:
     engines' host times were fitted; no better known."""
     first_token_error: float = 0.49
     """Standard deviation of what times to the first token are off by beside that: front end, clients, admission."""
+    errors_of: Callable[[Any], tuple[float, float]] | None = None
+    """Gives both for a `gnomon.timing.sources.Context`, where it is known which cases are off by more than others."""
+
+    def errors(self, context: Any) -> tuple[float, float]:
+        """Of servers and of their first tokens in this context."""
+        return self.errors_of(context) if self.errors_of else (self.server_error, self.first_token_error)
 
 
 SOURCES: Registry[SourceSpec] = Registry(

@@ -69,12 +69,12 @@ def width_words(found: Intervals, spread: float) -> str:
     alone = Z_95 * spread
     if alone**2 > 0.5 * half**2:
         return (
-            f"Most of the width is what the timing source may be off by on a whole server ({spread:.0%}, one standard "
-            "deviation); `gnomon calibrate` with a server's logs makes it less."
+            f"Most of the width is what the timing source may be off by on a whole server: ±{alone:.0%} in nine of ten "
+            "cases; `gnomon calibrate` with a server's logs makes it less."
         )
     return (
         f"Most of the width is other requests of the same kind, and queues near capacity; the timing source alone "
-        f"gives ±{alone:.0%}. More requests make it less."
+        f"gives ±{alone:.0%}."
     )
 
 

@@ -198,7 +198,7 @@ def timing_words(summary: Summary) -> str:
     """What may be wrong about the iteration times, in one sentence."""
     if not summary.timing_error:
         return "as given"
-    kernels = f"expected error of the kernels {summary.timing_error:.0%}"
+    kernels = f"each kernel within {summary.timing_error:.0%} in the median, a whole server as the intervals say"
     return f"{kernels}; host time included" if summary.has_host_time else f"{kernels}; kernels only: no host time"
 
 

@@ -24,6 +24,7 @@ from gnomon.timing.operators.work import (
     Mixed,
     Operator,
     Prefill,
+    Recurrence,
 )
 
 
@@ -97,10 +98,6 @@ def mixed_attention(operators: list[Operator]) -> Operator | None:
     return replace(prefills[0], name="attention_mixed", kind="attention_mixed", work=work)
 
 
-EXPERT_KERNELS = 7
-"""Kernels of a layer of routed experts: choosing, sorting, quantising, two products, the activation, the sum."""
-
-
 def num_collectives(operators: Iterable[Operator]) -> int:
     """How often the ranks of a stage meet in an iteration."""
     return sum(
@@ -112,4 +109,17 @@ def num_collectives(operators: Iterable[Operator]) -> int:
 def num_kernels(operators: Iterable[Operator]) -> int:
     """Kernels that an iteration with a prompt launches one by one outside a CUDA graph."""
     launched = (one for one in operators if not one.is_fused and one.kind not in ("decode", "attention_decode"))
-    return sum(one.count * (EXPERT_KERNELS if isinstance(one.work, Experts) else 1) for one in launched)
+    return sum(one.count * _launches(one) for one in launched)
+
+
+def _launches(operator: Operator) -> int:
+    """What PyTorch engines launch for one call of an operator."""
+    match operator.work:
+        case Experts():  # Choosing, sorting, quantising, two products, the activation, the sum.
+            return 7
+        case Recurrence():  # Convolution, gates, norms of queries and keys, and six for the chunks of the recurrence.
+            return 10
+        case Prefill(num_heads=heads, num_kv_heads=expanded, qk_dim=qk, v_dim=v) if qk != v:
+            return 8 if heads == expanded else 3  # Latents: split, rotated, joined; expanded and copied for each head.
+    is_quantized = isinstance(operator.work, Gemm) and operator.work.format.name == "fp8_block"
+    return 1 + is_quantized + operator.is_beside  # Blocks are scaled first; another stream waits and is waited for.

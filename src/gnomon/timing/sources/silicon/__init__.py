@@ -27,13 +27,32 @@ def has_device(device: Device) -> bool:
         return False
 
 
+MEASURED = {
+    ("vllm", "grouped"): (0.07, 0.16),
+    ("vllm", "window"): (0.10, 0.20),
+    ("vllm", "latent"): (0.08, 0.36),
+    ("sglang", "latent"): (0.12, 0.40),
+    ("sglang", "sparse"): (0.08, 0.18),
+    ("sglang", "linear"): (0.09, 0.22),
+    ("trtllm", "grouped"): (0.06, 0.14),
+    ("trtllm", "window"): (0.11, 0.24),
+    ("trtllm", "latent"): (0.10, 0.40),
+}
+"""Engine and family of attention -> what iterations are off by beside their kernels, and first tokens beside that
+(standard deviations of the logarithm): such that 90 % of InferenceX's measured servers of the even half lie inside."""
+ELSEWHERE = (0.15, 0.40)
+"""The same of engines and families that no constant was fitted to, from fits that left them out (docs/intervals.md)."""
+
+
+def server_errors(engine: str, attention: str) -> tuple[float, float]:
+    """What a server and its first tokens may be off by, by what is known of such servers."""
+    return MEASURED.get((engine, attention), ELSEWHERE)
+
+
 @timing_source(
     "silicon",
     about="kernels measured in the package aiconfigurator-core (extra [silicon])",
-    # Such that 90 % of the even half of the measured servers lie inside by their time per output token (1,766 of them;
-    # dense models and mixtures of experts alike); coverage is checked on the odd half.
-    server_error=0.12,
-    first_token_error=0.38,
+    errors_of=lambda context: server_errors(context.config.engine, context.model.attention_family),
 )
 def make(context: Context) -> Silicon:
     """The measured kernels of the context's device, in `timing.engine` and `timing.engine_version`."""
