@@ -49,6 +49,9 @@ class Launch:
     """Whether batches were formed while the one before ran; None: as the engine does by default."""
     expert_speed: float = 1.0
     """How fast its version's experts are over prompts beside the tables, which are of newer ones."""
+    compile_s: float = 0.0
+    """How long its first batches compile kernels, where the client sends no warm-up before: all requests of the first
+    wave wait for it."""
     router: str = ""
     """Which worker gets a request, where there are several."""
     batch_wait_iterations: int = 0

@@ -14,7 +14,8 @@ from typing import Any
 import gnomon
 from gnomon.core.cache_folder import cache_home
 from gnomon.core.parallel import map_ordered
-from gnomon.verify.silicon.scenarios import scenario_of
+from gnomon.verify.silicon.launch import launch_of
+from gnomon.verify.silicon.scenarios import facts_of, scenario_of
 from gnomon.verify.silicon.servers import Server
 
 
@@ -57,7 +58,8 @@ def predict(server: Server) -> Prediction:
     latency = summarize(done).latency
     if latency.ttft_s.mean is None or latency.tpot_s.mean is None:
         return Prediction(problem="no request finished in the simulation")
-    return Prediction(latency.ttft_s.mean, latency.tpot_s.mean, tuple(done.notes))
+    cold_s = 0.0 if server.prefill else launch_of(facts_of(server)).compile_s * server.concurrency / len(done.requests)
+    return Prediction(latency.ttft_s.mean + cold_s, latency.tpot_s.mean, tuple(done.notes))
 
 
 def score(
