@@ -117,3 +117,18 @@ def test_figures_that_leap_near_capacity_have_the_range_of_their_runs() -> None:
     assert (leaping.low, leaping.high) == (0.9, 400.0)
     beside = _around(1.0, np.array([1.2, 400.0]), 2.0, math.log(1.5))
     assert beside.low == pytest.approx(1 / 1.5**2) and beside.high == pytest.approx(400 * 1.5**2)
+
+
+def test_servers_of_a_kind_that_was_measured_are_off_by_less() -> None:
+    from gnomon.timing.sources.silicon import ELSEWHERE, MEASURED, server_errors
+
+    assert server_errors("vllm", "grouped") == MEASURED["vllm", "grouped"]
+    assert server_errors("vllm", "linear") == server_errors("another", "grouped") == ELSEWHERE
+    assert all(known[0] <= ELSEWHERE[0] for known in MEASURED.values())
+    pytest.importorskip("aiconfigurator_core")
+    short = {"model": "llama-3.1-8b", "device": "h200", "rate": 2, "requests": 40, "timing.source": "silicon"}
+    widths = []
+    for engine in ("vllm", "sglang"):
+        one = gnomon.simulate(**short, engine=engine).intervals["latency.tpot_s.mean"]
+        widths.append(one.high / one.low)
+    assert widths[0] < widths[1], "grouped attention was measured under vLLM, not under SGLang"

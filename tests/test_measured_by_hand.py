@@ -13,6 +13,7 @@ import pytest
 
 from gnomon import catalog
 from gnomon.catalog import Group
+from gnomon.catalog.quantization import weight_format
 from gnomon.core.config import build
 from gnomon.core.errors import DataError, GnomonError
 from gnomon.timing.config import CAPTURE_SIZES, TimingConfig, captured_sizes
@@ -25,6 +26,7 @@ from gnomon.timing.operators import (
     Gemm,
     Operator,
     Prefill,
+    Recurrence,
     num_kernels,
     stage_operators,
 )
@@ -265,6 +267,21 @@ def test_kernels_that_are_launched_one_by_one() -> None:
         Operator("draft", "decode", 2, Gemm(8, 8)),
     ]
     assert num_kernels(launched + left_out) == 2 + 2 * 7 + 2
+
+
+def test_operators_that_engines_launch_as_several_kernels() -> None:
+    """A product in scaled blocks quantises first (2); one on a second stream waits and is waited for (2), in blocks 3;
+    latents that are expanded for each head take 8, compressed ones 3; the recurrence of linear attention takes 10."""
+    blocks = Gemm(8, 8, weight_format("fp8_block"))
+    several = [
+        (Operator("product", "token", 1, blocks), 2),
+        (Operator("shared", "token", 1, Gemm(8, 8), is_beside=True), 2),
+        (Operator("shared", "token", 1, blocks, is_beside=True), 3),
+        (Operator("attention_prefill", "attention_prefill", 1, Prefill(4, 4, 12, 8, 2.0)), 8),
+        (Operator("attention_prefill", "attention_prefill", 1, Prefill(4, 1, 12, 8, 2.0)), 3),
+        (Operator("linear_prefill", "prompt_token", 1, Recurrence("gdn", 1, 1, 8, 8, 4)), 10),
+    ]
+    assert [num_kernels([operator]) for operator, _ in several] == [count for _, count in several]
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,14 @@ def test_later_rules_override_earlier_ones_and_formulas_are_computed() -> None:
     assert launch_of(facts(concurrency=32)).batch_wait_iterations == 0
 
 
+def test_a_first_wave_beyond_one_batch_compiles_where_nothing_was_warmed_up() -> None:
+    cold = {"engine": "sglang", "precision": "fp4", "date": "2025-11-10"}
+    assert launch_of(facts(**cold, concurrency=16)).compile_s == 0
+    assert launch_of(facts(**cold, concurrency=32)).compile_s == 70
+    assert launch_of(facts(**cold, concurrency=4, prompt=8192)).compile_s == 70
+    assert launch_of(facts(**cold | {"date": "2026-03-25"}, concurrency=32, drafting=False)).compile_s == 0
+
+
 def test_every_model_of_the_file_is_known() -> None:
     assert {s.model for s in servers()} == set(MODELS)
 
