@@ -89,7 +89,7 @@ class Compute:
     def _launches(self, made: Pass) -> None:
         """Gaps between kernels; kernels that are launched one by one keep a layer busy for no less than that takes."""
         c, constants = self.config, self.constants
-        gap = constants.layer_s[c.framework]
+        gap = constants.layer_s[c.family]
         made.add("host", gap, 2.0 * gap)
         least = (0.0, 0.0)
         if self.is_eager:
@@ -122,10 +122,10 @@ class Compute:
 
     def _attention_s(self, operator: Operator, work: Prefill, length: float, flops: float) -> float:
         """One sequence."""
-        if self.config.attention_kernel == "fa2":
-            return flops / self.constants.fa2_rate
-        rate = self.rates.attention * (self.constants.small_heads if work.qk_dim <= 64 else 1.0)
-        return self._s(operator, length, 0.0) / rate
+        fitted = self.rates.attention if self.config.framework == "megatron" else 1.0
+        rate = fitted * (self.constants.small_heads if work.qk_dim <= 64 else 1.0)
+        seconds = self._s(operator, length, 0.0) / rate
+        return max(seconds, flops / self.constants.fa2_rate) if self.config.attention_kernel == "fa2" else seconds
 
     def _product(self, made: Pass, part: str, operator: Operator, tokens: float, precision: Precision) -> None:
         """A product with its two backward ones, and what quantising their inputs takes."""
@@ -146,10 +146,10 @@ class Compute:
         moved = self.constants.casts[precision] * work.batch * tokens
         if moved:
             made.add("casts", self._move_s(moved * work.k), self._move_s(moved * work.n))
-        if rank and operator.name in ADAPTED[self.config.framework]:
-            moves = self.constants.adapter_moves[self.config.framework]
+        if rank and operator.name in ADAPTED[self.config.family]:
+            moves = self.constants.adapter_moves[self.config.family]
             adapter = self._move_s(2.0 * moves * tokens * (work.k + work.n))
-            adapter += self.constants.adapter_s[self.config.framework]
+            adapter += self.constants.adapter_s[self.config.family]
             made.add("adapters", adapter, 2.0 * adapter)
 
     def _experts(self, made: Pass, operator: Operator) -> None:
@@ -188,8 +188,10 @@ class Compute:
         backward = self.constants.backward.elementwise * seconds
         if self.is_eager:
             name = operator.name.replace("attn_norm", "norm").replace("mlp_norm", "norm")
-            seconds *= eager.forward.get(name, eager.forward["other"])
-            backward *= eager.backward.get(name, eager.backward["other"])
+            factors = eager.forward.get(name, eager.forward["other"]), eager.backward.get(name, eager.backward["other"])
+            if self.config.framework == "torchtitan":  # Norms of PyTorch's own, without copies in float32.
+                factors = (1.0 + factors[0]) / 2, (1.0 + factors[1]) / 2
+            seconds, backward = seconds * factors[0], backward * factors[1]
         made.add("elementwise", seconds, backward)
 
     def embedding(self) -> Pass:
@@ -208,7 +210,8 @@ class Compute:
         self._product(inner, "loss", operator, c.tokens, "bf16")
         made.plus(inner)
         logits = vocab * c.tokens
-        loss = self.constants.loss["fsdp" if c.head_chunk else c.framework]
+        kind = "megatron" if c.compiles_loss else "fsdp" if c.head_chunk else c.family
+        loss = self.constants.loss[kind]
         made.add("loss", self._move_s(loss.forward * logits), self._move_s(loss.backward * logits))
         return made
 

@@ -82,10 +82,10 @@ class TrainConfig(Config):
     """Tokens per second that all loaders of data deliver together, beside the step; 0 for as many as it takes."""
     lora_rank: CountOrNone = 0
     """Train adapters of this rank on frozen weights; 0 trains all weights."""
-    framework: Literal["megatron", "fsdp", "transformers"] = "megatron"
+    framework: Literal["megatron", "fsdp", "torchtitan", "transformers"] = "megatron"
     """Whose kernels, buffers and number formats."""
     release: str = ""
-    """The framework's release, e.g. 26.06; the newest known unless given."""
+    """The framework's release, e.g. 26.06 (torchtitan: 2024.12); the newest known unless given."""
     attention_kernel: Literal["newest", "fa2"] = "newest"
     """FlashAttention-3, cuDNN's or later; or FlashAttention-2, which uses half of a Hopper."""
     compile: bool = True
@@ -103,6 +103,16 @@ class TrainConfig(Config):
     def shape(self) -> Model:
         """The model."""
         return catalog.model(self.model)
+
+    @property
+    def family(self) -> str:
+        """The framework under which its constants stand."""
+        return "fsdp" if self.framework == "torchtitan" else self.framework
+
+    @property
+    def compiles_loss(self) -> bool:
+        """Whether the loss is one compiled kernel over bf16 logits: torchtitan since 2025."""
+        return self.framework == "torchtitan" and self.compile and not (self.release and self.release < "2025")
 
     @property
     def copy_gpus(self) -> int:

@@ -69,6 +69,7 @@ class Rates(Config):
     products: dict[Precision, float]
     """By number format: clocks that last under full power, and kernels that the library chooses."""
     attention: float = 1.0
+    """With Megatron-LM's kernels (cuDNN)."""
     fitted_on: str
 
 
@@ -99,6 +100,12 @@ class Constants(Config):
     """Gaps between the kernels of a layer in forward, by framework; backward twice that."""
     host_bandwidth: dict[str, float]
     """Bytes per second between a GPU and its host, by device; `any` for those that are not named."""
+    beside_rate: float
+    """Share of the links' bandwidth that copies reach with few of a GPU's processors, beside passes."""
+    beside_impact: float
+    """Share of its rate that a pass loses while copies exchange gradients or weights."""
+    tensor_impact: float
+    """Share of its time by which a tensor-parallel collective lengthens the product beside it."""
     recurrence_rate: float
     """Rate of linear attention over the timing source's."""
     releases: dict[str, Release]

@@ -12,6 +12,7 @@ from gnomon.timing.communication import collective_s
 from gnomon.timing.operators import ACTIVATION_BYTES, Collective
 from gnomon.training.compute import Pass
 from gnomon.training.config import TrainConfig
+from gnomon.training.constants import constants
 
 LOW = {"bf16": 2.0, "fp8": 1.0, "mxfp8": 1.0, "nvfp4": 1.0}
 """Bytes of a gathered activation: it is quantised before it is sent."""
@@ -80,7 +81,8 @@ class Exchange:
         if not self.config.tensor_overlap:
             return seconds
         first = seconds / self.config.tensor_parallel
-        return first + max(0.0, seconds - first - products)
+        hidden = min(seconds - first, products)
+        return first + (seconds - first - hidden) + constants().tensor_impact * hidden
 
     def add_context(self, made: Pass, kv_elements: float, q_elements: float) -> None:
         """Keys and values of the other GPUs: of `kv_elements` per token on one GPU (and `q_elements` of queries)."""

@@ -112,15 +112,24 @@ def rank_bytes(config: TrainConfig, rank: int) -> RankBytes:
     for at, each in kinds.items():
         kept[at] = sum(_kept_bytes(config, model, kind, before + n, count) for n, kind in enumerate(each))
         before += len(each)
-    buffers = WORKSPACES[config.framework] + _gathered_bytes(config, whole, count)
+    buffers = WORKSPACES[config.family] + _gathered_bytes(config, whole, count)
     return RankBytes(
         state_bytes(config, whole) | {"buffers": buffers},
         kept,
-        BACKWARD_LAYER * layer if config.recompute == "full" else (BACKWARD_LAYER - 1.0) * layer,
+        _inside_bytes(config, model, layer),
         _logit_bytes(config, model) if any(stage.has_head for stage in mine.values()) else 0.0,
         config.framework == "transformers" and config.num_microbatches == 1,
         count,
     )
+
+
+def _inside_bytes(config: TrainConfig, model: Model, layer: float) -> float:
+    """Beside what is kept, inside the backward of a layer. Under DTensor inputs of products are gathered whole, and
+    outputs whole before they are scattered, with their gradients: six of a micro-batch; Megatron-LM frees them."""
+    inside = BACKWARD_LAYER * layer if config.recompute == "full" else (BACKWARD_LAYER - 1.0) * layer
+    if config.framework == "megatron" or config.tensor_parallel == 1:
+        return inside
+    return inside + 6.0 * 2.0 * model.hidden_size * config.tokens
 
 
 def _rank_memory(config: TrainConfig, rank: int) -> dict[str, dict[str, float]]:
@@ -251,6 +260,12 @@ def _kept_bytes(config: TrainConfig, model: Model, kind: LayerKind, at: int, cou
     if config.recompute == "full":
         given = config.recompute_layers
         return only_input if given is None or at < given else whole
+    if config.recompute == "selective" and config.framework != "megatron" and kind[1] == "dense":
+        # Every second product is computed again (torchtitan): kept are the input, queries, values, attention's output,
+        # one of the MLP's two inputs, and its output.
+        q, v = model.q_size, model.num_kv_heads * model.v_head_dim
+        outputs = q + v + model.num_heads * model.v_head_dim + model.ffn_size
+        return 2.0 * config.tokens * (2.0 * model.hidden_size / norms_t + outputs / config.tensor_parallel)
     if config.recompute == "selective":  # The activation and the norms' outputs are computed again.
         ffn = (
             model.ffn_size
@@ -281,4 +296,6 @@ def _logit_bytes(config: TrainConfig, model: Model) -> float:
     vocab = model.vocab_size / config.tensor_parallel
     if config.head_chunk:
         return config.head_chunk * vocab * 4.0 * 1.2
-    return config.tokens * vocab * RECIPES[config.framework].logit
+    if config.framework == "torchtitan":  # By its published memory: compiled, logits and their gradients in bf16.
+        return config.tokens * vocab * (4.0 if config.compiles_loss else 12.0)
+    return config.tokens * vocab * RECIPES[config.family].logit

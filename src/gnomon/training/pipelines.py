@@ -14,6 +14,7 @@ import numpy as np
 from gnomon.core.arrays import Floats, Ints
 from gnomon.pipeline.costs import StepCosts
 from gnomon.pipeline.execution import execute
+from gnomon.pipeline.fluid import COMPUTE
 from gnomon.pipeline.memory import micro_batches_held
 from gnomon.pipeline.run import Run
 from gnomon.pipeline.zoo import SCHEDULES, Plan, make
@@ -46,6 +47,8 @@ class StageSeconds:
     buckets: int = 1
     fully_sharded: bool = False
     own_links: bool = False
+    impact: float = 0.0
+    """Share of its rate that a pass loses while copies exchange over the whole link."""
 
     @property
     def has_data(self) -> bool:
@@ -80,6 +83,7 @@ class Template:
             work[pairs] = np.maximum(both, sent)
         tasks = self.run.graph.tasks.copy()
         tasks.work = tasks.remaining = np.maximum(work, 1e-12)
+        tasks.impact = np.where(tasks.channel == COMPUTE, s.impact, 0.0)
         return self.run.again(self.run.graph._replace(tasks=tasks))
 
 

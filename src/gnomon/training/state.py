@@ -44,7 +44,7 @@ layers gathered in bf16. transformers: everything in bf16; the loss in float32, 
 
 def recipe_of(config: TrainConfig) -> Recipe:
     """The bytes of a configuration: Megatron-LM's depend on the precision and on the format of gradients."""
-    recipe = RECIPES[config.framework]
+    recipe = RECIPES[config.family]
     if config.framework != "megatron":
         return recipe
     gradient = 4.0 if config.gradients == "fp32" else 2.0
@@ -106,6 +106,10 @@ def expert_ranks(config: TrainConfig) -> int:
 def state_bytes(config: TrainConfig, parameters: Parameters) -> dict[str, float]:
     """Weights, gradients and optimizer of a stage on one GPU."""
     recipe, level = recipe_of(config), SHARDED[config.sharding]
+    kept = 0.0
+    if level == 3 and config.pipeline_parallel > 1 and config.num_sharding > 1:
+        # Stages keep gathered weights, and gradients until the last micro-batch.
+        level, kept = 1, (recipe.computed or recipe.weight) * parameters.total
     groups = (
         (parameters.dense, config.num_sharding),
         (parameters.experts, min(config.num_sharding, expert_ranks(config))),
@@ -119,7 +123,7 @@ def state_bytes(config: TrainConfig, parameters: Parameters) -> dict[str, float]
             "optimizer": parameters.adapters * recipe.optimizer / shards,
         }
     return {
-        "weights": sum(count / (ranks if level == 3 else 1) for count, ranks in groups) * recipe.weight,
+        "weights": sum(count / (ranks if level == 3 or kept else 1) for count, ranks in groups) * recipe.weight + kept,
         "gradients": sum(count / (ranks if level >= 2 else 1) for count, ranks in groups) * recipe.gradient,
         "optimizer": sum(count / (ranks if level >= 1 else 1) for count, ranks in groups) * recipe.optimizer,
     }

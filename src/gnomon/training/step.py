@@ -154,7 +154,12 @@ class _Step:
         if c.recompute == "full":
             made.add("recomputation", 0.0, sum(v for part, v in made.forward.items() if part != "offload"))
         elif c.recompute == "selective":
-            made.add("recomputation", 0.0, forward.get("elementwise", 0.0))
+            again = forward.get("elementwise", 0.0)
+            if c.framework != "megatron" and kind[1] == "dense":  # Keys, attention's output, one of the MLP's inputs.
+                keys = m.num_kv_heads * m.qk_head_dim
+                whole = 2 * m.q_size + 2 * keys + m.num_projections * m.ffn_size
+                again += forward.get("products", 0.0) * (keys + m.q_size + m.ffn_size) / whole
+            made.add("recomputation", 0.0, again)
         return made
 
     @property
@@ -189,7 +194,7 @@ class _Step:
         busy = self._busy(each)
         span = max(float(busy[rank]) + way * float(each[:rank].sum()) for rank in range(p))
         sync, gather = (float(one.sum()) for one in self._data_s())
-        if c.sharding == "parameters":
+        if self._is_gathered_anew:
             return max(span, c.num_microbatches * (sync + 2.0 * gather) / p) + optimizer
         return span + (sync + gather) / (self._buckets * c.num_stages) + optimizer
 
@@ -215,7 +220,7 @@ class _Step:
         if SCHEDULES[c.schedule_name].overlaps_exchange and EXCHANGE in parts:
             parts[EXCHANGE] -= self._hidden_s(run, seconds, slowest)
         parts["bubble"] = bare - sum(parts.values())
-        start = self.compute.constants.start_s[c.framework]
+        start = self.compute.constants.start_s[c.family]
         optimizer = self._optimizer_s()
         parts["host"] = parts.get("host", 0.0) + start
         parts["data"], parts["optimizer"] = total - bare, optimizer
@@ -246,6 +251,11 @@ class _Step:
         """Ranks that hold each stage of one pipeline."""
         return self.config.pipeline_parallel * len(stages_of_rank(self.config, 0)) / self.config.num_stages
 
+    @property
+    def _is_gathered_anew(self) -> bool:
+        """Whether every pass gathers its weights; with pipeline stages they stay from the first forward on."""
+        return self.config.sharding == "parameters" and self.config.pipeline_parallel == 1
+
     def _busy(self, each: Floats) -> Floats:
         """Seconds of every rank's passes."""
         c = self.config
@@ -271,8 +281,9 @@ class _Step:
             per_stage(lambda one: one.forward.get(EXCHANGE, 0.0)),
             per_stage(lambda one: one.input_grad.get(EXCHANGE, 0.0)),
             self._buckets,
-            c.sharding == "parameters",
+            self._is_gathered_anew,
             c.pipeline_parallel > 1 and self.exchange.has_own_links,
+            self.compute.constants.beside_impact,
         )
 
     def _hidden_s(self, run: Run, s: StageSeconds, rank: int) -> float:
@@ -318,7 +329,8 @@ class _Step:
             gather.append(
                 x.gather_s(dense / buckets, each, ranks, near) + x.gather_s(routed / buckets, each, experts, far)
             )
-        return buckets * np.array(sync), buckets * np.array(gather)
+        beside = buckets / self.compute.constants.beside_rate
+        return beside * np.array(sync), beside * np.array(gather)
 
     def _optimizer_s(self) -> float:
         """Reading and writing the state of all trained parameters on the fullest rank, and the norm of gradients."""

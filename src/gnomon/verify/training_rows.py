@@ -32,6 +32,7 @@ MODELS = {
     "llama31_405b": "llama-3.1-405b",
     "llama2_70b_lora": "llama-2-70b",
 }
+DATA = Path(__file__).parent / "data"
 PRECISIONS = {"BF16": "bf16", "FP8": "fp8", "FP8-CS": "fp8", "MXFP8": "mxfp8", "FP8-MX": "mxfp8", "NVFP4": "nvfp4"}
 DEVICES = {"H100": "h100", "H200": "h200", "A6000": "a6000", "MI300X": "mi300x", "MI325X": "mi325x", "MI350X": "mi350x",
            "MI355X": "mi355x", "GB300": "gb300", "GB200": "gb200", "B300": "b300", "B200": "b200"}  # fmt: skip
@@ -133,6 +134,22 @@ def _mlperf(file: Path) -> Iterator[Row]:
         gated = r["ambiguous"] == "False" and r["complete"] == "True" and not device.startswith("mi")
         family = "lora" if given["lora_rank"] else "dense"
         yield Row("mlperf", family, name, given, line, float(r["step_s"]), is_gated=gated)
+
+
+def torchtitan_rows() -> Iterator[Row]:
+    """Steps that torchtitan's repository publishes (github.com/pytorch/torchtitan, benchmarks and docs/performance.md):
+    told, not judged. Its H100s run at 500 W, with 96 GB at 2.4 TB/s."""
+    same: dict[str, Any] = {"framework": "torchtitan", "sharding": "parameters", "attention_kernel": "fa2"}
+    for r, line in _records(DATA / "torchtitan.csv"):
+        words = {name: r[name] for name in ("model", "device", "recompute", "precision", "release")}
+        flags = {name: r[name] == "1" for name in ("compile", "tensor_overlap")}
+        beside = (*words, *flags, "tokens_per_gpu_s", "memory_gib", "source")
+        sizes = {name: int(value) for name, value in r.items() if name not in beside}
+        given = same | words | flags | sizes
+        seconds = sizes["batch"] * sizes["sequence"] / (float(r["tokens_per_gpu_s"]) * sizes["gpus"])
+        peak = float(r["memory_gib"]) * GIB if r["memory_gib"] else None
+        name = f"{r['model']} {r['gpus']} x {r['device']} {r['sequence']} {r['precision']}"
+        yield Row("torchtitan", "dense", name, given, line, seconds, peak_bytes=peak, is_gated=False)
 
 
 def _bridge(file: Path) -> Iterator[Row]:
