@@ -200,7 +200,10 @@ def test_short_names_set_what_the_long_ones_do(cli: Any) -> None:
 
 
 def test_help_is_in_sections(cli: Any) -> None:
-    lines = cli("simulate", "--help").output.splitlines()
+    usual = cli("simulate", "--help").output
+    assert "--replica.tensor-parallel, --tp" in usual and "--replica.prefix-cache" not in usual
+    assert "--help-all lists" in usual
+    lines = cli("simulate", "--help-all").output.splitlines()
     heads = [line for line in lines if line.startswith("--")]
     assert [head.split(".")[0] for head in heads][:3] == ["--engine", "--replica", "--batching"]
     at = lines.index(next(head for head in heads if head.startswith("--replica")))

@@ -15,7 +15,7 @@ from conftest import CommandLine
 from gnomon.api.causes import Explanation
 from gnomon.api.serving import Simulation
 from gnomon.core.errors import ConfigError, GnomonError
-from gnomon.report.serving.explain_advice import advice_rows, limit_rows
+from gnomon.report.serving.explanation import advice_rows, limit_rows
 from gnomon.serving.results.counterfactual import advice, changed
 from gnomon.serving.results.explain import delayed_by, waited_behind
 from gnomon.serving.results.latency_breakdown import NAMES

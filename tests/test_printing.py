@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 from click import unstyle
 
+from gnomon.cli import printing
 from gnomon.cli.printing import UNLIMITED, laid_out
-from gnomon.report.blocks import Table
+from gnomon.report.blocks import Card, Command, Facts, Line, Plot, Section, Table
+from gnomon.report.page import html_of, write_page
 
 ROWS = [
     {
@@ -52,3 +57,44 @@ def test_numbers_of_several_words_are_not_wrapped() -> None:
     text = unstyle(laid_out(Table(rows), 36))
     assert "+0.234 ms to +0.567 ms" in text and "+1.234 ms to +1.567 ms" in text
     assert max(map(len, text.splitlines())) <= 36
+
+
+def test_words_are_wrapped_at_the_width_of_the_terminal(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr(printing, "terminal_width", lambda: 40)
+    note = Line("the quick brown fox jumps over the lazy dog and away", "note")
+    printing.print_blocks([note, Facts([("short", "one two three four five six seven"), ("longer", "x")])])
+    assert capsys.readouterr().out == (
+        "Note: the quick brown fox jumps over the\n  lazy dog and away\n"
+        "short   one two three four five six\n        seven\nlonger  x\n"
+    )
+
+
+def test_what_only_a_page_shows_is_not_printed(capsys: Any) -> None:
+    shown = [Card("cost", "$1"), Plot("ttft", dict), Command("With vLLM", "vllm serve x")]
+    printing.print_blocks([Section("How", shown), Command("two", "a\nb")])
+    assert capsys.readouterr().out == "How\nWith vLLM: vllm serve x\ntwo:\na\nb\n"
+
+
+def test_blocks_as_html_are_escaped_and_side_by_side() -> None:
+    table = Table([{"name": "<b>", "n": 1}], "T & U", "small")
+    html = html_of(
+        [Card("a", "<1>", tip="why"), Card("b", "2"), Section("S", [Plot("p", dict), Plot("q", dict), table])]
+    )
+    assert html.count("<div class=cards>") == 1 and html.count("class='plots'") == 1
+    assert "&lt;1&gt;" in html and 'data-tip="why"' in html and "<td class=l>&lt;b&gt;</td><td>1</td>" in html
+    assert "<h3>T &amp; U</h3>" in html and "<p class=more>small</p>" in html
+    assert html_of([Section("nothing", [Table([])]), Line("well", "warning")]) == (
+        "<p class=warning><b>Warning:</b> well</p>"
+    )
+
+
+def test_a_command_has_a_button_that_copies_it() -> None:
+    html = html_of([Command("TensorRT-LLM", "a < b")])
+    assert 'data-copy=copy-tensorrt-llm aria-label="Copy TensorRT-LLM"' in html
+    assert "<pre id=copy-tensorrt-llm tabindex=0>a &lt; b</pre>" in html
+
+
+def test_a_page_refuses_numbers_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="Out of range"):
+        write_page(tmp_path / "page.html", "t", [Plot("p", lambda: {"data": [float("nan")]})])
+    assert not (tmp_path / "page.html").exists()

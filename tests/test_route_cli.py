@@ -128,7 +128,7 @@ def test_a_terminal_is_asked(config, whole, tmp_path, monkeypatch, answer, said)
     import click
     from click.testing import CliRunner
 
-    from gnomon.cli.routing import options as route_options
+    from gnomon.cli import routing
     from gnomon.routing.stages import Folder
 
     folder = Folder(tmp_path)
@@ -137,7 +137,7 @@ def test_a_terminal_is_asked(config, whole, tmp_path, monkeypatch, answer, said)
     @click.command()
     def ask() -> None:
         monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
-        click.echo(str(route_options.checkpoint_to_resume(None, folder, 4)))
+        click.echo(str(routing.checkpoint_to_resume(None, folder, 4)))
 
     result = CliRunner().invoke(ask, input=f"{answer}\n")
     assert result.exit_code == 0

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import gnomon
-from gnomon.cli.routing import COMMANDS
+from gnomon.cli.routing import command
 from gnomon.core.errors import ConfigError, UnknownNameError
 from gnomon.report.routing import files as route_files
 from gnomon.report.routing import text as route_text
@@ -123,7 +123,7 @@ def test_the_documentation_explains_every_scalar_scenario_and_stage():
     page = (Path(__file__).parent.parent / "docs" / "routing.md").read_text(encoding="utf-8")
     for name, words in SCALARS.items():
         assert f"| `{name}` | {words} |" in page
-    for name in (*comparing.built_in_scenarios(), *COMMANDS):
+    for name in (*comparing.built_in_scenarios(), *command.commands):
         assert name in page
 
 

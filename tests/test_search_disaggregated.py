@@ -10,7 +10,7 @@ import yaml
 from gnomon.convert.commands import dynamo_layout, server_command
 from gnomon.core.config import build
 from gnomon.core.errors import ConfigError
-from gnomon.report.search.figures import figures
+from gnomon.report.search.figures import drawers
 from gnomon.search.bound import rate_bound
 from gnomon.search.config import SearchConfig
 from gnomon.search.evaluate import Record
@@ -103,7 +103,8 @@ def test_the_front_tells_layouts_apart_from_others() -> None:
                cost_per_hour=1.0, figures={"ttft_s p90": 1.0, "tbt_s p99": 0.1})
         for place, one in enumerate(both)
     ]  # fmt: skip
-    for figure in figures(Found(search, ranked, [])).values():
+    for draw in drawers(Found(search, ranked, [])).values():
+        figure = draw()
         shown = {one["name"]: one["customdata"] for one in figure["data"] if one["mode"] == "markers"}
         assert shown == {"a100 vllm_v1": [0], "a100 vllm_v1, prefill and decode apart": [1]}
 

@@ -12,7 +12,7 @@ from gnomon.core.config import build
 from gnomon.core.errors import ConfigError, GnomonError
 from gnomon.jit import jit
 from gnomon.jit.borrowing import borrow
-from gnomon.report.serving.transfers import transfer_events
+from gnomon.report.serving.trace import transfer_events
 from gnomon.serving.engine.batch_operations import place
 from gnomon.serving.engine.decode_group import processed_now
 from gnomon.serving.engine.state import FINISHED, REJECTED, RUNNING, Cluster, replica_view

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gnomon.core.errors import GnomonError
-from gnomon.report.serving.transfers import transfer_events
+from gnomon.report.serving.trace import transfer_events
 from gnomon.serving.engine.state import FINISHED
 from gnomon.serving.features.tiers import HOST, PEERS, REMOTE, SSD
 from gnomon.serving.results.metrics import summarize

@@ -9,7 +9,6 @@ import pytest
 
 from gnomon import simulate
 from gnomon.core.config import load
-from gnomon.report.serving.figures import figures
 from gnomon.serving.scenario import Scenario
 
 pytest.importorskip("dash", reason="Dash is not installed (extra ui)")
@@ -27,7 +26,7 @@ SMALL = "/serve?requests=1000&rate=20"
 def test_the_plots_are_those_of_the_report(tab: Tab) -> None:
     tab.open(SMALL)
     result = simulate(**{"workload.num_requests": 1000, "workload.rate": 20, "slo.ttft_s": 0.5, "slo.tpot_s": 0.05})
-    expected = figures(result.run, result.summary)
+    expected = result.drawings
     for name in ("ttft", "tpot", "e2e", "queue", "kv"):
         shown = tab.traces(f"serve-plot-{name}")
         assert [(one["x"], one["y"]) for one in shown] == [(one["x"], one["y"]) for one in expected[name]["data"]]
@@ -159,9 +158,9 @@ def test_results_are_pinned_and_compared(tab: Tab) -> None:
 def test_copies_are_the_scenario(tab: Tab, tmp_path: Path) -> None:
     tab.open(f"{SMALL}&tp=2&policy=sglang")
     texts = {}
-    for name in ("yaml", "command", "server"):
-        tab.page.click(f"#serve-copy-{name}-copy")
-        tab.page.wait_for_selector(f"#serve-copy-{name}-copy:has-text('Copied')")
+    for name, id in {"yaml": "copy-scenario-file", "command": "copy-command-line", "server": "copy-server"}.items():
+        tab.page.click(f"#{id}-copy")
+        tab.page.wait_for_selector(f"#{id}-copy:has-text('Copied')")
         texts[name] = tab.page.evaluate("navigator.clipboard.readText()")
     (tmp_path / "copied.yaml").write_text(texts["yaml"])
     scenario = load(Scenario, tmp_path / "copied.yaml")
@@ -239,5 +238,25 @@ def test_a_drag_shows_previews_and_then_the_whole_answer(tab: Tab) -> None:
     tab.idle()
     rate = float(tab.page.input_value("#serve-rate"))
     result = simulate(**{"workload.num_requests": 3000, "workload.rate": rate, "slo.ttft_s": 0.5, "slo.tpot_s": 0.05})
-    expected = figures(result.run, result.summary)["ttft"]["data"]
+    expected = result.drawings["ttft"]["data"]
     assert tab.traces("serve-plot-ttft")[0]["x"] == expected[0]["x"]
+
+
+def test_a_suggestion_is_a_press_away(tab: Tab) -> None:
+    tab.open("/serve?model=llama-3-70b&device=a100-80gb&requests=200&rate=1")
+    message = tab.page.locator("#serve-tp-error")
+    panel = tab.page.locator("#serve-tp-box").bounding_box()
+    assert "Tensor parallelism 2 would fit." in message.inner_text() and panel is not None and panel["width"] > 200
+    tab.page.get_by_role("button", name="Use 2").click()
+    tab.page.wait_for_selector("#serve-headline h1:has-text('TP 2')")
+    assert tab.text("serve-tp-error") == "" and tab.page.locator(".apply").count() == 0
+
+
+def test_a_plot_is_saved_as_a_table(tab: Tab) -> None:
+    tab.open(SMALL)
+    tab.page.hover("#serve-plot-queue")
+    with tab.page.expect_download() as saved:
+        tab.page.locator("#serve-plot-queue").locator("xpath=ancestor::div[@role]").get_by_text("CSV").click()
+    lines = saved.value.path().read_text().splitlines()
+    assert saved.value.suggested_filename == "requests-in-the-system.csv"
+    assert lines[0] == "trace,x,y,value" and lines[1].startswith("waiting,") and len(lines) > 1000

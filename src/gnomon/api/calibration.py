@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +11,8 @@ from gnomon.api.result import Progress, Result
 from gnomon.api.serving import ScenarioLike, scenario
 
 if TYPE_CHECKING:
-    import polars as pl
-
     from gnomon.calibration.calibrate import Calibrated
     from gnomon.calibration.gap import Gap
-    from gnomon.report.blocks import Block
 
 __all__ = ["Calibration", "GapExplanation", "calibrate", "explain_gap"]
 
@@ -27,34 +23,13 @@ CALIBRATION_FILE = "calibration.yaml"
 class Calibration(Result):
     """The constants of a server with their intervals, and how they do on every load."""
 
+    view = "calibration"
     found: Calibrated = field(repr=False)
 
     @property
     def summary(self) -> dict[str, Any]:
         """The constants, and where they come from."""
         return self.found.calibration.model_dump(mode="json")
-
-    def to_dict(self) -> dict[str, Any]:
-        """The calibration, and each load's errors."""
-        from gnomon.report.calibration import check_row
-
-        return self.summary | {"loads": [check_row(one) for one in self.found.checks]}
-
-    def text(self) -> list[Block]:
-        """Constants, loads, and what the logs cannot tell."""
-        from gnomon.report.calibration import blocks
-
-        return blocks(self.found)
-
-    def _frames(self) -> Mapping[str, Callable[[], pl.DataFrame]]:
-        import polars as pl
-
-        from gnomon.report.calibration import check_row, constant_rows
-
-        return {
-            "constants": partial(pl.DataFrame, constant_rows(self.found.calibration)),
-            "loads": partial(pl.DataFrame, [check_row(one) for one in self.found.checks]),
-        }
 
     def save(self, folder: str | Path) -> Path:
         """Write calibration.yaml into `folder`; returns it."""
@@ -90,23 +65,18 @@ def calibrate(
     from gnomon.calibration.read import read_logs
 
     chosen = scenario(given, **overrides)
-    return Calibration(
-        fit(
-            read_logs(logs),
-            chosen,
-            hold_out=hold_out,
-            leave_out_slow=leave_out_slow,
-            with_scale=kernel_scale,
-            with_clock=clock,
-            on_progress=on_progress,
-        )
-    )
+    found = fit(
+        read_logs(logs), chosen, hold_out=hold_out, leave_out_slow=leave_out_slow, with_scale=kernel_scale,
+        with_clock=clock, on_progress=on_progress,
+    )  # fmt: skip
+    return Calibration(found)
 
 
 @dataclass(frozen=True, eq=False)
 class GapExplanation(Result):
     """A recorded load beside its simulation, with likely causes of what differs."""
 
+    view = "gap"
     gap: Gap = field(repr=False)
 
     @property
@@ -114,36 +84,15 @@ class GapExplanation(Result):
         """The causes, the largest first."""
         return [vars(one) for one in self.gap.causes]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Latencies, iterations, counts and causes."""
-        from gnomon.report.gap import as_data
-
-        return as_data(self.gap)
-
-    def text(self) -> list[Block]:
-        """Tables side by side, then the causes."""
-        from gnomon.report.gap import blocks
-
-        return blocks(self.gap)
-
-    def _drawings(self) -> Mapping[str, Callable[[], dict[str, Any]]]:
-        from gnomon.report.gap import time_lines
-
-        return {"time_lines": lambda: time_lines(self.gap)}
-
     def write_page(self, path: str | Path) -> Path:
         """Write the page with both time lines."""
         from gnomon.report.gap import write_page
 
-        return write_page(self.gap, path)
+        return write_page(self, path)
 
     def save(self, folder: str | Path) -> Path:
         """Write gap.json and gap.html into `folder`; returns it."""
-        import json
-
-        from gnomon.core.files import write_text
-
-        write_text(Path(folder) / "gap.json", json.dumps(self.to_dict(), indent=1))
+        super().save(folder)
         return self.write_page(Path(folder) / "gap.html").parent
 
 

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
-from gnomon.api.result import Drawing, Progress, Result
+from gnomon.api.result import Progress, Result
 from gnomon.core.errors import ConfigError
 from gnomon.core.files import folder_written_whole, write_frame, write_text
 
 if TYPE_CHECKING:
-    import polars as pl
-
-    from gnomon.report.blocks import Block
     from gnomon.serving.results.counterfactual import Outcome
     from gnomon.serving.results.explain import Slow
     from gnomon.serving.results.latency_breakdown import Accounts, Metric
@@ -96,6 +92,7 @@ def _shifted(report: Progress, before: int, total: int, done: int, _: int) -> No
 class Explanation(Result):
     """Why requests of a simulation were slow."""
 
+    view = "serving.explanation"
     simulation: Simulated = field(repr=False)
     accounts: Accounts = field(repr=False)
     """Every request's time in parts, nanoseconds that add up exactly."""
@@ -134,72 +131,15 @@ class Explanation(Result):
     @cached_property
     def sentences(self) -> list[str]:
         """The answer in two or three sentences."""
-        from gnomon.report.serving import explain_advice
-        from gnomon.report.serving import explain_text as words
+        from gnomon.report.serving.explanation import sentences
 
-        if self.request is not None:
-            return words.request_sentences(self.accounts, self.request)
-        found = words.slow_sentences(self.accounts, self.slow)
-        summary = self.simulation.summary
-        if self.advice:
-            found.append(explain_advice.advice_sentence(summary, self.advice, self.metric, self.statistic))
-        if self.limits:
-            found.append(explain_advice.limit_sentence(summary, self.limits))
-        return found
+        return sentences(self)
 
     @cached_property
     def summary(self) -> dict[str, Any]:
         """The sentences, causes and figures, as plain data."""
-        from gnomon.report.serving.explain_data import explanation_data
-
-        return explanation_data(self)
-
-    def story(self, request: int) -> list[Block]:
-        """The story of one request: sentences, its parts, whom it waited behind."""
-        from gnomon.report.serving.explain_text import request_blocks
-
-        return request_blocks(self.accounts, request)
-
-    def text(self) -> list[Block]:
-        """The answer in sentences, then the tables."""
-        from gnomon.report.blocks import Line, Table
-        from gnomon.report.serving import explain_advice
-        from gnomon.report.serving import explain_text as words
-
-        remarks: list[Block] = [Line(self.note, "warning")] if self.note else []
-        if self.request is not None:
-            return [*self.story(self.request), *remarks]
-        summary = self.simulation.summary
-        blocks: list[Block] = [Line(text) for text in self.sentences]
-        blocks += words.missed_blocks(self.accounts)
-        blocks += [one for one in words.slow_blocks(self.accounts, self.slow) if isinstance(one, Table)]
-        if self.advice:
-            rows = explain_advice.advice_rows(summary, self.advice, self.metric, self.statistic)
-            blocks.append(Table(rows, "What would help: each change simulated on the same requests"))
-        if self.limits:
-            limits = explain_advice.limit_rows(summary, self.limits)
-            blocks.append(Table(limits, "What limits it: each resource made free"))
-        return blocks + remarks
-
-    def _frames(self) -> Mapping[str, Callable[[], pl.DataFrame]]:
-        from gnomon.report.serving.explain_data import part_frame
-
-        return {"parts": partial(part_frame, self.accounts)}
-
-    def _drawings(self) -> Mapping[str, Callable[[], Drawing]]:
-        from gnomon.report.serving import explain_figures as figures
-
-        def one() -> Drawing:
-            slowest = int(self.accounts.values_s(self.metric)[self.slow.rows].argmax())
-            row = self.accounts.row(self.request) if self.request is not None else int(self.slow.rows[slowest])
-            return figures.neighbours_figure(self.accounts, row)
-
-        return {
-            "causes": lambda: figures.causes_figure(self.accounts, self.metric),
-            "slowest": lambda: figures.slowest_figure(self.accounts, self.slow),
-            "neighbours": one,
-            "roofline": lambda: figures.roofline_figure(self.simulation.run),
-        }
+        found: dict[str, Any] = self._shown("data")
+        return found
 
     def save(self, folder: str | Path) -> Path:
         """Write explanation.json and parts.parquet: every request's parts in nanoseconds."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from pathlib import Path
@@ -16,14 +14,10 @@ import numpy as np
 from gnomon.api.result import Drawing, Progress, Result
 from gnomon.api.serving import ScenarioLike, Simulation, scenario
 from gnomon.core.errors import ConfigError
-from gnomon.core.files import folder_written_whole, write_text
 from gnomon.serving.scenario import Scenario
 
 if TYPE_CHECKING:
-    import polars as pl
-
     from gnomon.core.arrays import Floats
-    from gnomon.report.blocks import Block
     from gnomon.serving.results.intervals import Intervals
     from gnomon.serving.results.paired import Difference
     from gnomon.serving.results.summary import Summary
@@ -36,6 +30,7 @@ __all__ = ["Comparison", "compare"]
 class Comparison(Result):
     """Several variants on the same requests; the first is the baseline."""
 
+    view = "serving.compare"
     results: dict[str, Simulation]
 
     @property
@@ -102,56 +97,11 @@ class Comparison(Result):
 
         return warnings(self.summary)
 
-    def _frames(self) -> Mapping[str, Callable[[], pl.DataFrame]]:
-        from gnomon.report.serving.frames import difference_frame
-
-        variants = {name: (lambda one=one: one.requests) for name, one in self.results.items()}
-        return {"differences": lambda: difference_frame(self.differences), **variants}
-
-    def _drawings(self) -> Mapping[str, Callable[[], Drawing]]:
-        from gnomon.report.serving.compare import drawers
-
-        return drawers({name: one.run for name, one in self.results.items()}, lambda: self.differences)
-
-    def text(self) -> list[Block]:
-        """The variants side by side, then every difference to the baseline."""
-        from gnomon.report.serving.compare import comparison_blocks
-
-        return comparison_blocks(self.summary, self.differences, self.intervals)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Nested plain data: every variant's summary and the differences."""
-        rows = {
-            name: [asdict(one) | {"difference": one.difference, "relative": one.relative} for one in differences]
-            for name, differences in self.differences.items()
-        }
-        from gnomon.report.serving.compare import regrets
-        from gnomon.report.serving.intervals import as_data
-
-        summaries = {
-            name: summary.to_dict() | {"intervals": as_data(self.intervals[name])}
-            for name, summary in self.summary.items()
-        }
-        found = {name: asdict(one) for name, one in regrets(self.summary).items()}
-        known = {"regret": found} if found else {}
-        return {"baseline": self.baseline, "summaries": summaries, "differences": rows} | known
-
     def save(self, folder: str | Path) -> Path:
         """Write one report of all, comparison.json, and every variant's run into a folder of its own."""
-        from gnomon.report.serving.compare import write_comparison_report
-        from gnomon.report.serving.files import write_run
+        from gnomon.report.serving.compare import write
 
-        places = {name: f"{i}-{re.sub(r'[^A-Za-z0-9._=-]+', '-', name)[:80]}" for i, name in enumerate(self.results)}
-        with folder_written_whole(folder, ("comparison.json", "report.html", "[0-9]*-*")) as temporary:
-            for name, result in self.results.items():
-                write_run(result.run, result.summary, temporary / places[name])
-            write_text(temporary / "comparison.json", json.dumps(self.to_dict(), indent=1))
-            scenarios = {name: one.scenario for name, one in self.results.items()}
-            write_comparison_report(
-                temporary / "report.html", self.summary, self.differences, dict(self.drawings), scenarios, places,
-                self.intervals,
-            )  # fmt: skip
-        return Path(folder)
+        return write(self, folder)
 
 
 def compare(

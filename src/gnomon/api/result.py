@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from gnomon.core.config import Config, load
 from gnomon.core.errors import GnomonError, UnknownNameError
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from gnomon.report.blocks import Block
 
 Value = TypeVar("Value")
+Rows = Sequence[Mapping[str, Any]]
 Drawing = dict[str, Any]
 """A plotly figure as a plain dictionary."""
 Progress = Callable[[int, int], None]
@@ -58,6 +60,17 @@ class Lazy(Mapping[str, Value]):
 class Result(ABC):
     """An answer: its figures at once; text, tables and pictures when they are asked for."""
 
+    view: ClassVar[str] = ""
+    """The module of `gnomon.report` that shows it: functions of a result `text`, and where it has any `data` (what
+    `--json` prints), `tables` (rows or frames by name), `drawers` (functions that draw, by name) and `write`."""
+
+    file: ClassVar[str] = ""
+    """The JSON that `save` writes, if it is not named like the view."""
+
+    def _shown(self, name: str) -> Any:
+        function = getattr(import_module(f"gnomon.report.{self.view}"), name, None) if self.view else None
+        return None if function is None else function(self)
+
     @property
     @abstractmethod
     def summary(self) -> Any:
@@ -65,16 +78,18 @@ class Result(ABC):
 
     def to_dict(self) -> dict[str, Any]:
         """Nested plain data: what `--json` prints."""
-        found: dict[str, Any] = self.summary
+        found: dict[str, Any] = self._shown("data") or self.summary
         return found
 
-    @abstractmethod
     def text(self) -> list[Block]:
         """Lines and tables: what the command line prints."""
+        found: list[Block] = self._shown("text")
+        return found
 
-    @abstractmethod
     def save(self, folder: str | Path) -> Path:
         """Write everything into `folder`, made if missing; returns it."""
+        file = Path(folder) / f"{self.file or self.view.rpartition('.')[2]}.json"
+        return write_text(file, json.dumps(self.to_dict(), indent=1, default=str)).parent
 
     def explain(self) -> Result:
         """Why it is as it is; for results that have an explanation."""
@@ -83,16 +98,16 @@ class Result(ABC):
             fix="Explain one of gnomon.simulate, gnomon.pipeline or gnomon.posttrain.",
         )
 
-    def _frames(self) -> Mapping[str, Callable[[], pl.DataFrame]]:
-        return {}
+    def _frames(self) -> Mapping[str, Callable[[], Rows | pl.DataFrame]]:
+        return self._shown("tables") or {}
 
     def _drawings(self) -> Mapping[str, Callable[[], Drawing]]:
-        return {}
+        return self._shown("drawers") or {}
 
     @cached_property
     def frames(self) -> Mapping[str, pl.DataFrame]:
         """Polars data frames by name."""
-        return Lazy("frame", self._frames())
+        return Lazy("frame", {name: partial(_frame, make) for name, make in self._frames().items()})
 
     @cached_property
     def drawings(self) -> Mapping[str, Drawing]:
@@ -105,9 +120,9 @@ class Result(ABC):
         return Lazy("figure", {name: partial(_figure, self.drawings, name) for name in self.drawings})
 
     def _repr_html_(self) -> str:
-        from gnomon.report.blocks import as_html
+        from gnomon.report.page import notebook_html
 
-        return as_html(self.text())
+        return notebook_html(self.text())
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,14 +146,19 @@ class TableResult(Result):
         """The table."""
         return self.blocks
 
-    def _frames(self) -> Mapping[str, Callable[[], pl.DataFrame]]:
-        import polars as pl
-
-        return {"rows": lambda: pl.DataFrame(self.rows, infer_schema_length=None, strict=False)}
+    def _frames(self) -> Mapping[str, Callable[[], Rows]]:
+        return {"rows": lambda: self.rows}
 
     def save(self, folder: str | Path) -> Path:
         """Write the figures as JSON."""
         return write_text(Path(folder) / f"{self.name}.json", json.dumps(self.data, indent=1, default=str)).parent
+
+
+def _frame(make: Callable[[], Rows | pl.DataFrame]) -> pl.DataFrame:
+    import polars as pl
+
+    found = make()
+    return found if isinstance(found, pl.DataFrame) else pl.DataFrame(found, infer_schema_length=None, strict=False)
 
 
 def _figure(drawings: Mapping[str, Drawing], name: str) -> Any:

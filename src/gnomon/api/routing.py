@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gnomon.api.result import Drawing, Progress, Result, read
+from gnomon.api.result import Progress, Result, read
 from gnomon.routing.compare import TEACHER
 from gnomon.routing.config import CompareConfig, RouteConfig, load_config
 from gnomon.routing.stages import Folder, Watcher
 from gnomon.routing.tune import TuneConfig, Tuned
 
 if TYPE_CHECKING:
-    import polars as pl
-
     from gnomon.report.blocks import Block
     from gnomon.routing.compare import RouteComparison
     from gnomon.routing.goals import Verdict
@@ -60,6 +58,7 @@ def route(
 class Routers(Result):
     """Every router on every scenario and seed."""
 
+    view = "routing.files"
     comparison: RouteComparison = field(repr=False)
 
     def __repr__(self) -> str:
@@ -84,32 +83,6 @@ class Routers(Result):
         return {
             scenario: {name: self.comparison.mean(scenario, name, "e2e_mean_s") for name in names}
             for scenario in self.comparison.scenarios
-        }
-
-    def to_dict(self) -> dict[str, Any]:
-        """Every row, the contenders, the scenarios and the goals."""
-        from gnomon.report.routing.text import goal_rows
-
-        return self.comparison.to_dict() | {"goals": goal_rows(self.goals)}
-
-    def text(self) -> list[Block]:
-        """A table per scenario, then the goals."""
-        from gnomon.report.routing.text import comparison_blocks
-
-        return comparison_blocks(self.comparison, self.goals)
-
-    def _frames(self) -> Mapping[str, Callable[[], pl.DataFrame]]:
-        import polars as pl
-
-        return {"runs": lambda: pl.DataFrame([asdict(row) for row in self.comparison.rows])}
-
-    def _drawings(self) -> Mapping[str, Callable[[], Drawing]]:
-        from gnomon.report.routing.html import FIGURES, bars
-
-        return {
-            f"{scenario} {figure}": partial(bars, self.comparison, scenario, figure)
-            for scenario in self.comparison.scenarios
-            for figure in FIGURES
         }
 
     def save(self, folder: str | Path) -> Path:

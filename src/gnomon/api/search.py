@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gnomon.api.result import Drawing, Progress, Result, read
+from gnomon.api.result import Progress, Result, Rows, read
 from gnomon.core.errors import ConfigError
-from gnomon.core.files import write_text
 from gnomon.search.config import BenchConfig, SearchConfig
 from gnomon.search.objective import UNITS
 
 if TYPE_CHECKING:
-    import polars as pl
-
     from gnomon.report.blocks import Block
     from gnomon.search.evaluate import Record
     from gnomon.search.matrix import Matrix
@@ -90,6 +86,7 @@ def finished_search(folder: str | Path) -> Search:
 class Search(Result):
     """The ranking, the winner, and why the others are not in it."""
 
+    view = "search.files"
     found: Found = field(repr=False)
 
     def __repr__(self) -> str:
@@ -154,27 +151,11 @@ class Search(Result):
         """The command for vLLM; a comment in it says where its scheduler was not the one simulated."""
         return self.commands.get("vllm", "")
 
-    def to_dict(self) -> dict[str, Any]:
-        """The ranking, the winner's scenario, and the rest with their reasons."""
-        from gnomon.report.search.files import answer
-
-        return answer(self.found, self.commands, self.capacity_interval)
-
     def text(self, top: int = TOP) -> list[Block]:
         """The ranking, the reasons, the winner."""
-        from gnomon.report.search.text import found_blocks
+        from gnomon.report.search.files import text
 
-        return found_blocks(self.found, top, self.commands, self.no_command, self.capacity_interval)
-
-    def _frames(self) -> Mapping[str, Callable[[], pl.DataFrame]]:
-        from gnomon.report.search.files import ranking_frame
-
-        return {"ranking": lambda: ranking_frame(self.found)}
-
-    def _drawings(self) -> Mapping[str, Callable[[], Drawing]]:
-        from gnomon.report.search.figures import drawers
-
-        return drawers(self.found) if self.found.ranked else {}
+        return text(self, top)
 
     def save(self, folder: str | Path) -> Path:
         """Write the report, the ranking, the question, and the winner's scenario and command."""
@@ -187,6 +168,7 @@ class Search(Result):
 class SearchMatrix(Result):
     """One search per model and workload, and what each choice is worth elsewhere."""
 
+    view = "search.matrix"
     matrix: Matrix = field(repr=False)
 
     def __repr__(self) -> str:
@@ -201,36 +183,14 @@ class SearchMatrix(Result):
         """One of the searches."""
         return Search(self.matrix.cells[model, workload])
 
-    def to_dict(self) -> dict[str, Any]:
-        """The best of every cell, and what each choice is worth elsewhere."""
-        from gnomon.report.search.files import matrix_answer
-
-        return matrix_answer(self.matrix)
-
-    def text(self) -> list[Block]:
-        """The best of every cell, then what each choice is worth elsewhere."""
-        from gnomon.report.search.text import matrix_blocks
-
-        return matrix_blocks(self.matrix)
-
-    def _frames(self) -> Mapping[str, Callable[[], pl.DataFrame]]:
-        import polars as pl
-
-        return {"worth": lambda: pl.DataFrame(self.to_dict()["worth_elsewhere"])}
-
-    def _drawings(self) -> Mapping[str, Callable[[], Drawing]]:
-        from gnomon.report.search.matrix import heat_map
-
-        return {model: partial(heat_map, self.matrix, model) for model in self.matrix.models}
-
     def save(self, folder: str | Path) -> Path:
         """Write one report of all, and every search into a folder of its own."""
-        from gnomon.report.search.files import write_matrix
+        from gnomon.report.search.matrix import write_matrix
         from gnomon.search.matrix import cell_folder
 
         for cell in self.matrix.cells:
             self.search(*cell).save(cell_folder(folder, *cell))
-        return write_matrix(self.matrix, folder).parent
+        return write_matrix(self, folder).parent
 
 
 def bench(
@@ -252,6 +212,7 @@ def bench(
 class Bench(Result):
     """The suite's table."""
 
+    file = "bench"
     config: BenchConfig
     rows: list[tuple[str, str, str, Record]] = field(repr=False)
     """Model, workload, policy, and what was measured."""
@@ -274,13 +235,7 @@ class Bench(Result):
 
         return bench_blocks(self.rows)
 
-    def _frames(self) -> Mapping[str, Callable[[], pl.DataFrame]]:
-        import polars as pl
-
+    def _frames(self) -> Mapping[str, Callable[[], Rows]]:
         scalars = (str, int, float, bool, type(None))
         rows = [{key: value for key, value in row.items() if isinstance(value, scalars)} for row in self.summary]
-        return {"capacities": lambda: pl.DataFrame(rows, infer_schema_length=None)}
-
-    def save(self, folder: str | Path) -> Path:
-        """Write bench.json."""
-        return write_text(Path(folder) / "bench.json", json.dumps(self.to_dict(), indent=1)).parent
+        return {"capacities": lambda: rows}

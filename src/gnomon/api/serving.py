@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from gnomon.api.result import Drawing, Progress, Result, read
+from gnomon.api.result import Progress, Result, read
 from gnomon.core.errors import UnknownNameError
+from gnomon.serving.autoscaling.controllers import CONTROLLERS
+from gnomon.serving.deciders import DECIDERS
+from gnomon.serving.policies import POLICIES
+from gnomon.serving.routers import ROUTERS
 from gnomon.serving.scenario import Scenario
 from gnomon.workload.config import DEFAULT_RATE
 from gnomon.workload.slo import SloConfig
@@ -19,7 +23,6 @@ if TYPE_CHECKING:
     import polars as pl
 
     from gnomon.api.causes import Asked, Explanation
-    from gnomon.report.blocks import Block
     from gnomon.search.headroom import Headroom
     from gnomon.serving.results.intervals import Intervals as Intervals
     from gnomon.serving.results.summary import Summary as Summary
@@ -28,18 +31,12 @@ if TYPE_CHECKING:
     from gnomon.workload import Requests
 
 __all__ = [
-    "DEFAULT_RATE",
-    "Scenario",
-    "Simulation",
-    "check_policy",
-    "controller_names",
-    "decider_names",
-    "policy_names",
-    "router_names",
-    "scenario",
-    "simulate",
-    "without_slo",
-]
+    "DEFAULT_RATE", "Scenario", "Simulation", "check_policy", "controller_names", "decider_names", "policy_names",
+    "router_names", "scenario", "simulate", "without_slo",
+]  # fmt: skip
+
+policy_names, router_names, decider_names = POLICIES.names, ROUTERS.names, DECIDERS.names
+"""Of what is known, built in or registered."""
 
 _MOST_TO_REPEAT = 50_000
 """Requests of a run that is simulated again for the section of its report that says why."""
@@ -87,13 +84,6 @@ def without_slo(given: Scenario) -> Scenario:
     return given.model_copy(update={"slo": SloConfig()})
 
 
-def policy_names() -> list[str]:
-    """Batching policies that are known."""
-    from gnomon.serving.policies import POLICIES
-
-    return list(POLICIES.names())
-
-
 def check_policy(file: str | Path) -> Iterator[Finding]:
     """Run the contract tests on every batching policy and router that a Python file registers, one after the other."""
     from gnomon.serving.run.check import check_file
@@ -103,29 +93,14 @@ def check_policy(file: str | Path) -> Iterator[Finding]:
 
 def controller_names(*, with_steps: bool = True) -> list[str]:
     """Controllers of fleets that are known; or those that need no steps of a schedule."""
-    from gnomon.serving.autoscaling.controllers import CONTROLLERS
-
     return [name for name in CONTROLLERS if with_steps or not CONTROLLERS[name].needs_steps]
-
-
-def decider_names() -> list[str]:
-    """Deciders that are known: whether a request is prefilled elsewhere."""
-    from gnomon.serving.deciders import DECIDERS
-
-    return list(DECIDERS.names())
-
-
-def router_names() -> list[str]:
-    """Routers that are known."""
-    from gnomon.serving.routers import ROUTERS
-
-    return list(ROUTERS.names())
 
 
 @dataclass(frozen=True, eq=False)
 class Simulation(Result):
     """What a simulation gives: the summary at once, tables and figures when they are asked for."""
 
+    view = "serving.files"
     run: Run = field(repr=False)
     """The engine's records."""
     given_requests: Requests | None = field(default=None, repr=False)
@@ -200,41 +175,6 @@ class Simulation(Result):
     def iterations(self) -> pl.DataFrame:
         """One row per iteration and pipeline stage."""
         return self.frames["iterations"]
-
-    def _frames(self) -> Mapping[str, Callable[[], pl.DataFrame]]:
-        from gnomon.report.serving import frames, operators
-        from gnomon.report.serving.fleet import fleet_frame
-
-        changes = {"fleet": partial(fleet_frame, self.run)} if self.run.fleet is not None else {}
-        return {
-            **changes,
-            "requests": partial(frames.request_frame, self.run),
-            "iterations": partial(frames.iteration_frame, self.run),
-            "operators": partial(operators.operator_frame, self.run),
-            "operators_over_time": partial(operators.operators_over_time, self.run),
-        }
-
-    def _drawings(self) -> Mapping[str, Callable[[], Drawing]]:
-        from gnomon.report.serving.figures import drawers
-
-        return drawers(self.run, self.summary)
-
-    def text(self) -> list[Block]:
-        """The summary as tables, then warnings and notes."""
-        from gnomon.report.serving.text import summary_blocks
-
-        spread = None if self.scenario.calibration else self.run.spread
-        return summary_blocks(self.scenario, self.summary, self.headroom, self.intervals, spread)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The summary, its intervals and the scenario as nested plain data."""
-        from gnomon.report.serving.intervals import as_data
-
-        known = {
-            "capacity": None if self.headroom is None else self.headroom.to_dict(),
-            "intervals": as_data(self.intervals),
-        }
-        return self.summary.to_dict() | known | {"scenario": self.scenario.model_dump(mode="json")}
 
     def explain(self, **asked: Unpack[Asked]) -> Explanation:
         """Why the requests from a percentile of a latency on are slow, or the story of one request; with `advice` what

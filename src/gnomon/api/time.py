@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -11,17 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import PositiveInt, model_validator
 
-from gnomon.api.result import Drawing, Result, read
+from gnomon.api.result import Result, read
 from gnomon.core.config import Config
 from gnomon.core.errors import ConfigError
-from gnomon.core.files import write_text
 from gnomon.workload.sampling import SamplingConfig
 
 if TYPE_CHECKING:
-    import polars as pl
-
     from gnomon.catalog import Model, Parallelism
-    from gnomon.report.blocks import Block
     from gnomon.timing import Batch, OperatorTime, Timer, TimingConfig
     from gnomon.timing.operators import SamplerConfig
 
@@ -151,6 +146,7 @@ def _check_room(model: Model, asked: Iteration, parallelism: Parallelism, config
 class IterationTime(Result):
     """The operators of one iteration, by timing source."""
 
+    view, file = "timing", "time"
     iteration: Iteration
     batch: Batch = field(repr=False)
     timers: list[Timer] = field(repr=False)
@@ -180,33 +176,6 @@ class IterationTime(Result):
         from gnomon.timing.breakdown import expected_error
 
         return {timer.source.name: expected_error(timer, self.batch) for timer in self.timers}
-
-    def to_dict(self) -> dict[str, Any]:
-        """Operators and total by source, and the notes."""
-        from gnomon.report.timing import as_data
-
-        return {name: as_data(rows) for name, rows in self.operators.items()} | {"notes": self.notes}
-
-    def text(self) -> list[Block]:
-        """A table of operators; several sources side by side."""
-        from gnomon.report.timing import blocks
-
-        asked, context = self.iteration.model, self.timers[0].context
-        return blocks(asked, context, self.batch, self.operators, self.expected_error, self.notes)
-
-    def _frames(self) -> Mapping[str, Callable[[], pl.DataFrame]]:
-        from gnomon.report.timing import frame
-
-        return {"operators": lambda: frame(self.operators)}
-
-    def _drawings(self) -> Mapping[str, Callable[[], Drawing]]:
-        from gnomon.report.timing import shares_figure
-
-        return {"operators": lambda: shares_figure(self.operators)}
-
-    def save(self, folder: str | Path) -> Path:
-        """Write time.json."""
-        return write_text(Path(folder) / "time.json", json.dumps(self.to_dict(), indent=1)).parent
 
 
 def source_names() -> dict[str, str]:

@@ -9,15 +9,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from gnomon.api.result import Result, read
+from gnomon.api.result import Result, Rows, read
 from gnomon.core.config import save
 from gnomon.core.errors import DoesNotFitError
 from gnomon.core.files import write_text
 from gnomon.training.config import Precision, Sharding, TrainConfig
 
 if TYPE_CHECKING:
-    import polars as pl
-
     from gnomon.report.blocks import Block
     from gnomon.report.splits import Causes, SplitRow
     from gnomon.training.plan import Job, TrainPlan
@@ -91,10 +89,8 @@ class TrainResult(Result):
 
         return memory_bars(self.step)
 
-    def _frames(self) -> Mapping[str, Callable[[], pl.DataFrame]]:
-        import polars as pl
-
-        return {name: lambda name=name: pl.DataFrame(self.summary[name]) for name in ("time", "memory")}  # type: ignore[misc]
+    def _frames(self) -> Mapping[str, Callable[[], Rows]]:
+        return {"time": lambda: self.summary["time"], "memory": lambda: self.summary["memory"]}
 
     def _drawings(self) -> Mapping[str, Callable[[], dict[str, Any]]]:
         from gnomon.report.training import memory_figure

@@ -8,12 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gnomon.api.result import Progress, Result, TableResult
+from gnomon.api.result import Progress, Result, Rows, TableResult
 from gnomon.core.files import write_text
 
 if TYPE_CHECKING:
-    import polars as pl
-
     from gnomon.report.blocks import Block
     from gnomon.verify.findings import Findings
 
@@ -54,6 +52,11 @@ class Verification(Result):
         return not self.findings.failures
 
     @property
+    def failures(self) -> list[str]:
+        """What is beyond its tolerance."""
+        return self.findings.failures
+
+    @property
     def summary(self) -> dict[str, Any]:
         """The verdict, and what failed."""
         return {"check": self.check, "passed": self.passed, "failures": self.findings.failures}
@@ -66,10 +69,8 @@ class Verification(Result):
         """Every figure beside what it is held against."""
         return self.findings.blocks
 
-    def _frames(self) -> Mapping[str, Callable[[], pl.DataFrame]]:
-        import polars as pl
-
-        return {"rows": lambda: pl.DataFrame(self.findings.rows, infer_schema_length=None, strict=False)}
+    def _frames(self) -> Mapping[str, Callable[[], Rows]]:
+        return {"rows": lambda: self.findings.rows}
 
     def save(self, folder: str | Path) -> Path:
         """Write verification.json and the pictures that there are."""

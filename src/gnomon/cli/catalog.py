@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import copy
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from gnomon import catalog
+from gnomon.cli.lazy import NearGroup
 from gnomon.cli.printing import json_option, print_rows
 
-if TYPE_CHECKING:
-    from gnomon.catalog import Model
+Row = dict[str, Any]
 
 
-@click.group()
+@click.group(cls=NearGroup)
 def command() -> None:
     """List the devices, nodes, models, number formats and timing sources that are built in.
 
@@ -24,122 +26,73 @@ def command() -> None:
     """
 
 
-@command.command()
-@json_option
-def devices(as_json: bool) -> None:
-    """GPUs: peak FLOP/s, memory, bandwidth, price (also: gpus).
+def _listing(
+    name: str, about: str, every: Callable[[], list[Any]], row: Callable[[Any], Row], data: Callable[[Any], Row],
+    caption: str = "",
+) -> None:  # fmt: skip
+    """A command that shows a `row` of everything there is; with --json its `data`."""
 
-    \b
-    Example:
-      gnomon catalog devices
-    """
-    from gnomon import catalog
-
-    rows: list[dict[str, Any]] = []
-    for name in catalog.device_names():
-        d = catalog.device(name)
-        if as_json:
-            rows.append(d.model_dump(mode="json"))
-            continue
-        rows.append(
-            {
-                "device": d.name,
-                "bf16 TFLOP/s": round(d.peak_flops["bf16"] / 1e12),
-                "fp8 TFLOP/s": round(d.peak_flops["fp8"] / 1e12) if "fp8" in d.peak_flops else None,
-                "memory GB": round(d.memory_gb),
-                "GB/s": round(d.bandwidth_bytes_s / 1e9),
-                "SMs": d.num_sms,
-                "$/h": f"{d.price_per_hour:.2f}",
-                "roofline error": f"{d.roofline_error:.0%}" if d.sources.get("roofline") else "not calibrated",
-                "usual node": d.default_node,
-            }
-        )
-    numbers = ("bf16 TFLOP/s", "fp8 TFLOP/s", "memory GB", "GB/s", "SMs", "$/h")
-    print_rows(rows, as_json=as_json, right=numbers, caption="Dense FLOP/s. Sources of every number: --json.")
+    @command.command(name, help=f"{about}\n\n\b\nExample:\n  gnomon catalog {name}")
+    @json_option
+    def show(as_json: bool) -> None:
+        print_rows([data(one) if as_json else row(one) for one in every()], as_json=as_json, caption=caption)
 
 
-gpus = copy(devices)
-gpus.hidden = True  # The same under the word that the flag has.
-command.add_command(gpus, "gpus")
+def _plain(one: Any) -> Row:
+    found: Row = one.model_dump(mode="json")
+    return found
 
 
-@command.command()
-@json_option
-def nodes(as_json: bool) -> None:
-    """Servers: GPUs and the links between them.
-
-    \b
-    Example:
-      gnomon catalog nodes
-    """
-    from gnomon import catalog
-
-    rows: list[dict[str, Any]] = []
-    for name in catalog.node_names():
-        n = catalog.node(name)
-        if as_json:
-            rows.append(n.model_dump(mode="json"))
-            continue
-        rows.append(
-            {
-                "node": n.name,
-                "device": n.device,
-                "GPUs": n.num_gpus,
-                "topology": n.topology,
-                "link GB/s": round(n.link.bandwidth_bytes_s / 1e9, 1),
-                "latency µs": round(n.link.latency_s * 1e6, 1),
-                "far link GB/s": round(n.far_link.bandwidth_bytes_s / 1e9, 1) if n.far_link else None,
-                "network GB/s": round(n.network.bandwidth_bytes_s / 1e9, 1),
-            }
-        )
-    numbers = ("GPUs", "link GB/s", "latency µs", "far link GB/s", "network GB/s")
-    print_rows(rows, as_json=as_json, right=numbers, caption="Bandwidth per GPU and direction that collectives reach.")
+def _device(d: catalog.Device) -> Row:
+    return {
+        "device": d.name,
+        "bf16 TFLOP/s": round(d.peak_flops["bf16"] / 1e12),
+        "fp8 TFLOP/s": round(d.peak_flops["fp8"] / 1e12) if "fp8" in d.peak_flops else None,
+        "memory GB": round(d.memory_gb),
+        "GB/s": round(d.bandwidth_bytes_s / 1e9),
+        "SMs": d.num_sms,
+        "$/h": f"{d.price_per_hour:.2f}",
+        "roofline error": f"{d.roofline_error:.0%}" if d.sources.get("roofline") else "not calibrated",
+        "usual node": d.default_node,
+    }
 
 
-@command.command()
-@json_option
-def models(as_json: bool) -> None:
-    """Language models: shape, parameters, KV cache.
-
-    \b
-    Example:
-      gnomon catalog models
-    """
-    from gnomon import catalog
-
-    rows: list[dict[str, Any]] = []
-    for name in catalog.model_names():
-        m = catalog.model(name)
-        if as_json:
-            weights = m.weight_bytes_per_rank(catalog.Parallelism())
-            sizes = {"weight_bytes": weights, "state_bytes_per_sequence": m.state_bytes_per_sequence()}
-            counts = {"num_parameters": m.num_parameters, "num_active_parameters": m.num_active_parameters}
-            rows.append(m.model_dump(mode="json") | counts | sizes)
-            continue
-        rows.append(
-            {
-                "model": m.name,
-                "billions": f"{m.num_parameters / 1e9:.2f}",
-                "active": f"{m.num_active_parameters / 1e9:.2f}" if m.is_moe else None,
-                "layers": m.num_layers,
-                "hidden": m.hidden_size,
-                "heads": f"{m.num_heads}/{1 if m.mla else m.num_kv_heads}",
-                "attention": _attention(m),
-                "KV KiB": round(m.kv_bytes_per_token("bf16") / 1024, 1),
-                "weights": m.checkpoint.name,
-                "context": m.max_context_tokens,
-            }
-        )
-    numbers = ("billions", "active", "layers", "hidden", "heads", "KV KiB", "context")
-    caption = (
-        "Billions of parameters. Heads: query/KV. KV cache per token in 16 bits, of layers that keep every token. "
-        "Weights: the checkpoint's own number format. Hugging Face names: --json. "
-        "Any other model: give the path of its config.json instead of a name."
-    )
-    print_rows(rows, as_json=as_json, right=numbers, caption=caption)
+def _node(n: catalog.Node) -> Row:
+    return {
+        "node": n.name,
+        "device": n.device,
+        "GPUs": n.num_gpus,
+        "topology": n.topology,
+        "link GB/s": round(n.link.bandwidth_bytes_s / 1e9, 1),
+        "latency µs": round(n.link.latency_s * 1e6, 1),
+        "far link GB/s": round(n.far_link.bandwidth_bytes_s / 1e9, 1) if n.far_link else None,
+        "network GB/s": round(n.network.bandwidth_bytes_s / 1e9, 1),
+    }
 
 
-def _attention(model: Model) -> str:
+def _model(m: catalog.Model) -> Row:
+    return {
+        "model": m.name,
+        "billions": f"{m.num_parameters / 1e9:.2f}",
+        "active": f"{m.num_active_parameters / 1e9:.2f}" if m.is_moe else None,
+        "layers": m.num_layers,
+        "hidden": m.hidden_size,
+        "heads": f"{m.num_heads}/{1 if m.mla else m.num_kv_heads}",
+        "attention": _attention(m),
+        "KV KiB": round(m.kv_bytes_per_token("bf16") / 1024, 1),
+        "weights": m.checkpoint.name,
+        "context": m.max_context_tokens,
+    }
+
+
+def _model_data(m: catalog.Model) -> Row:
+    weights = m.weight_bytes_per_rank(catalog.Parallelism())
+    sizes = {"weight_bytes": weights, "state_bytes_per_sequence": m.state_bytes_per_sequence()}
+    counts = {"num_parameters": m.num_parameters, "num_active_parameters": m.num_active_parameters}
+    return _plain(m) | counts | sizes
+
+
+def _attention(model: catalog.Model) -> str:
     """Kinds of a model's attention, e.g. `latent`, `1:3 linear` (one full layer for three linear ones)."""
     full = "sparse" if model.indexer else "latent" if model.mla else "full"
     others = [kind for kind in ("sliding", "linear") if kind in model.attention_layers]
@@ -150,47 +103,48 @@ def _attention(model: Model) -> str:
     return f"{rest} {full}, {other} {others[0]}"
 
 
-@command.command()
-@json_option
-def quantization(as_json: bool) -> None:
-    """Number formats of weights that `dtype` may name, beside `auto`.
-
-    \b
-    Example:
-      gnomon catalog quantization
-    """
-    from gnomon import catalog
-
-    rows: list[dict[str, Any]] = []
-    for name in catalog.scheme_names():
-        scheme = catalog.scheme(name)
-        if as_json:
-            rows.append(scheme.model_dump(mode="json") | {"source": catalog.scheme_source(name)})
-            continue
-        rows.append(
-            {
-                "dtype": name,
-                "attention": scheme["attention"].name,
-                "dense MLP": scheme["dense_mlp"].name,
-                "routed experts": scheme["routed_experts"].name,
-                "bytes": f"{scheme['routed_experts'].bytes_per_weight:.3f}",
-                "source": catalog.scheme_source(name),
-            }
-        )
-    caption = "Bytes per weight of routed experts, scales included. Embedding, head, router and norms stay in 16 bits."
-    print_rows(rows, as_json=as_json, right=("bytes",), caption=caption)
+def _scheme(name: str) -> Row:
+    scheme = catalog.scheme(name)
+    return {
+        "dtype": name,
+        "attention": scheme["attention"].name,
+        "dense MLP": scheme["dense_mlp"].name,
+        "routed experts": scheme["routed_experts"].name,
+        "bytes": f"{scheme['routed_experts'].bytes_per_weight:.3f}",
+        "source": catalog.scheme_source(name),
+    }
 
 
-@command.command()
-@json_option
-def sources(as_json: bool) -> None:
-    """Where the seconds of operators can come from.
-
-    \b
-    Example:
-      gnomon catalog sources
-    """
+def _sources() -> list[Row]:
     from gnomon.api.time import source_names
 
-    rows = [{"source": name, "what": what} for name, what in source_names().items()]
-    print_rows(rows, as_json=as_json)
+    return [{"source": name, "what": what} for name, what in source_names().items()]
+
+
+_listing(
+    "devices", "GPUs: peak FLOP/s, memory, bandwidth, price (also: gpus).",
+    lambda: [catalog.device(name) for name in catalog.device_names()], _device, _plain,
+    "Dense FLOP/s. Sources of every number: --json.",
+)  # fmt: skip
+_listing(
+    "nodes", "Servers: GPUs and the links between them.",
+    lambda: [catalog.node(name) for name in catalog.node_names()], _node, _plain,
+    "Bandwidth per GPU and direction that collectives reach.",
+)  # fmt: skip
+_listing(
+    "models", "Language models: shape, parameters, KV cache.",
+    lambda: [catalog.model(name) for name in catalog.model_names()], _model, _model_data,
+    "Billions of parameters. Heads: query/KV. KV cache per token in 16 bits, of layers that keep every token. "
+    "Weights: the checkpoint's own number format. Hugging Face names: --json. "
+    "Any other model: give the path of its config.json instead of a name.",
+)  # fmt: skip
+_listing(
+    "quantization", "Number formats of weights that `dtype` may name, beside `auto`.",
+    lambda: list(catalog.scheme_names()), _scheme,
+    lambda name: _plain(catalog.scheme(name)) | {"source": catalog.scheme_source(name)},
+    "Bytes per weight of routed experts, scales included. Embedding, head, router and norms stay in 16 bits.",
+)  # fmt: skip
+_listing("sources", "Where the seconds of operators can come from.", _sources, dict, dict)
+gpus = copy(command.commands["devices"])
+gpus.hidden = True  # The same under the word that the flag has.
+command.add_command(gpus, "gpus")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import click
@@ -19,6 +18,12 @@ class NearGroup(click.Group):
         """The commands, unsorted."""
         return list(self.commands)
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Each command with the first sentence about it, whole."""
+        shown = [(name, one) for name, one in self.commands.items() if not one.hidden]
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, one.get_short_help_str(limit=120)) for name, one in shown])
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
@@ -30,10 +35,8 @@ class NearGroup(click.Group):
 
 
 class LazyGroup(NearGroup):
-    """Commands from a table of names and help lines.
-
-    `<package>.<name>` is the module that holds `command`, unless `places` says where in the package it is.
-    """
+    """Commands from a table of names and help lines; `places` says where in the package each is, as `module` (which
+    holds `command`) or `module:name`, unless it is the module of its own name."""
 
     def __init__(
         self,
@@ -46,21 +49,19 @@ class LazyGroup(NearGroup):
         super().__init__(*arguments, **options)
         self.table, self.package, self.places = table, package, places or {}
 
-    def _module(self, name: str) -> str:
-        return f"{self.package}.{self.places.get(name, name)}"
-
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The commands whose module is there, in the order of the table."""
-        return [name for name in self.table if find_spec(self._module(name))]
+        """The commands, in the order of the table."""
+        return list(self.table)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import the command's module."""
-        if cmd_name not in self.list_commands(ctx):
+        if cmd_name not in self.table:
             return None
-        command: click.Command = import_module(self._module(cmd_name)).command
+        module, _, name = self.places.get(cmd_name, cmd_name).partition(":")
+        command: click.Command = getattr(import_module(f"{self.package}.{module}"), name or "command")
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands without importing them."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, self.table[name]) for name in self.list_commands(ctx)])
+            formatter.write_dl(list(self.table.items()))

@@ -40,21 +40,17 @@ COMMANDS = {
 
 
 MODULES = {
-    "simulate": "serving.simulate",
-    "serve": "serving.serve",
-    "check": "serving.check",
-    "compare": "serving.compare",
-    "check-policy": "serving.check_policy",
-    "calibrate": "serving.calibrate",
-    "explain-gap": "serving.explain_gap",
-    "workload": "serving.workload",
-    "search": "search.search",
-    "bench": "search.bench",
+    **{name: f"serving:{name.replace('-', '_')}" for name in (
+        "simulate", "serve", "compare", "explain", "check", "check-policy", "calibrate", "explain-gap", "manifest",
+        "time",
+    )},
+    **{name: f"search:{name}" for name in ("search", "bench")},
+    **{name: f"tools:{name}" for name in ("convert", "mcp", "ui", "completion")},
     "route": "routing",
     "profile": "measure.profile",
     "engine": "measure.engine",
-}
-"""Modules that are not named like their verb."""
+}  # fmt: skip
+"""Modules that are not named like their verb, and the command in them."""
 
 
 @click.group(

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
-from functools import reduce
+from functools import reduce, wraps
+from pathlib import Path
 from typing import Any, TypeVar, get_origin
 
 import click
 
+from gnomon.cli.printing import json_option, show
+from gnomon.cli.progress import progress
 from gnomon.core.config import Config, Field, fields, submodels
 from gnomon.core.short_names import short_names
 
@@ -17,18 +21,56 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 class SectionedCommand(click.Command):
     """A command whose help lists the flags of a configuration by section, and whose suggestions look at every part of a
-    flag's name."""
+    flag's name. The flags are made when they are first wanted: a module may hold several such commands."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        self._own: list[click.Parameter] = []
+        self._leaves: dict[str, Field] | None = None
+        super().__init__(*arguments, **named)
+        if hasattr(self.callback, "config"):
+            self._own.append(_help_all_option())
+
+    @property
+    def params(self) -> list[click.Parameter]:
+        """What the command takes, the fields of its configuration last."""
+        model, skip = getattr(self.callback, "config", (None, ()))
+        if model is not None and self._leaves is None:
+            leaves = [leaf for leaf in fields(model) if leaf.dotted not in skip]
+            self._leaves = {_name(leaf): leaf for leaf in leaves}
+            taken = {flag for parameter in self._own for flag in parameter.opts}
+            self._own += [_FieldOption(model, leaf, taken) for leaf in leaves]
+        return self._own
+
+    @params.setter
+    def params(self, given: list[click.Parameter]) -> None:
+        self._own = given
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Call the command with `overrides`: the fields that were given, by their dotted names."""
+        if self._leaves:
+            given = {leaf.dotted: _listed(leaf, ctx.params.pop(name)) for name, leaf in self._leaves.items()}
+            ctx.params["overrides"] = {dotted: value for dotted, value in given.items() if value is not None}
+        return super().invoke(ctx)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """First what the command itself takes, then the configuration, section by section."""
+        """First what the command itself takes, then the usual fields; with --help-all all, by section."""
         sections: dict[str, list[tuple[str, str]]] = {}
+        is_whole, left = ctx.meta.get("help_all"), 0
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
-            if record is not None:
-                sections.setdefault(getattr(parameter, "section", "Options"), []).append(record)
+            if record is None:
+                continue
+            if isinstance(parameter, _FieldOption) and not is_whole and not parameter.is_usual:
+                left += 1
+                continue
+            section = getattr(parameter, "section", "Options")
+            sections.setdefault(section if is_whole or section == "Options" else "Usual fields", []).append(record)
         for title, records in sections.items():
             with formatter.section(title):
                 formatter.write_dl(records)
+        if left:
+            formatter.write_paragraph()
+            formatter.write_text(f"--help-all lists {left} more fields, section by section.")
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """As click does, with better suggestions for a flag that there is not."""
@@ -39,6 +81,19 @@ class SectionedCommand(click.Command):
             raise click.NoSuchOption(
                 error.option_name, possibilities=nearest_flags(error.option_name, flags), ctx=ctx
             ) from None
+
+
+def _help_all_option() -> click.Option:
+    def show(ctx: click.Context, option: click.Parameter, is_given: bool) -> None:
+        if is_given:
+            ctx.meta["help_all"] = True
+            click.echo(ctx.get_help(), color=ctx.color)
+            ctx.exit()
+
+    return click.Option(
+        ["--help-all"], is_flag=True, expose_value=False, is_eager=True, callback=show,
+        help="Show every field of the configuration.",
+    )  # fmt: skip
 
 
 def nearest_flags(wrong: str, flags: Iterable[str]) -> list[str]:
@@ -55,38 +110,67 @@ def nearest_flags(wrong: str, flags: Iterable[str]) -> list[str]:
 class _FieldOption(click.Option):
     """A flag of a configuration's field, whose help is looked for when it is wanted."""
 
-    section = "Options"
-    leaf: Field
     help = property(lambda self: _help(self.leaf), lambda self, nothing: None)
+
+    def __init__(self, model: type[Config], leaf: Field, taken: set[str]) -> None:
+        self.leaf, self.section = leaf, _section(model, leaf)
+        short = [f"--{one.replace('_', '-')}" for one in short_names(leaf.dotted)]
+        flags = [leaf.flag, *(one for one in short if one != leaf.flag and one not in taken)]
+        self.is_usual = len(flags) > 1 or "." not in leaf.dotted
+        super().__init__([*flags, _name(leaf)], metavar="VALUE", default=None, show_default=False)
 
 
 def config_options(model: type[Config], *, skip: tuple[str, ...] = ()) -> Callable[[F], F]:
-    """Add one option per leaf field of `model`; the command receives `overrides`, those that were given.
+    """Give a `SectionedCommand` one option per leaf field of `model`; it receives `overrides`, those that were given.
 
     `overrides` goes to `gnomon.core.config.load`, which reads each value as YAML; lists need no brackets.
     Booleans need a value (`--replica.prefix-cache false`), so that every field is set in the same way.
     """
-    leaves = [leaf for leaf in fields(model) if leaf.dotted not in skip]
 
     def decorate(function: F) -> F:
-        def collect(**given: Any) -> Any:
-            overrides = {leaf.dotted: _listed(leaf, given.pop(_name(leaf))) for leaf in leaves}
-            return function(overrides={k: v for k, v in overrides.items() if v is not None}, **given)
+        function.config = (model, skip)  # type: ignore[attr-defined]
+        return function
 
-        collect.__name__ = function.__name__
-        collect.__doc__ = function.__doc__
-        taken = list(getattr(function, "__click_params__", []))
-        collect.__click_params__ = taken  # type: ignore[attr-defined]
-        names = {flag for parameter in taken for flag in parameter.opts}
-        for leaf in reversed(leaves):
-            short = [f"--{one.replace('_', '-')}" for one in short_names(leaf.dotted)]
-            flags = [leaf.flag, *(one for one in short if one != leaf.flag and one not in names)]
-            collect = click.option(
-                *flags, _name(leaf), cls=_FieldOption, metavar="VALUE", default=None, show_default=False
-            )(collect)
-            option: _FieldOption = collect.__click_params__[-1]  # type: ignore[attr-defined]
-            option.section, option.leaf = _section(model, leaf), leaf
-        return collect  # type: ignore[return-value]
+    return decorate
+
+
+def folder_option(help: str) -> Callable[[F], F]:
+    """A folder to write into."""
+    return click.option("--out", type=click.Path(file_okay=False, path_type=Path), help=help)
+
+
+def file_option(flag: str, help: str, name: str | None = None) -> Callable[[F], F]:
+    """A file to write."""
+    names = [flag, name] if name else [flag]
+    return click.option(*names, type=click.Path(dir_okay=False, path_type=Path), help=help)
+
+
+def scenario_argument(metavar: str = "[SCENARIO]") -> Callable[[F], F]:
+    """A file of a configuration, which need not be given."""
+    return click.argument("file", metavar=metavar, required=False, type=click.Path())
+
+
+def answered(doing: str = "simulating", *, out: str = "", said: str = "Written to {}.") -> Callable[[F], F]:
+    """A command whose function takes `on_progress` and returns a result: it is printed (`--json`: as JSON) and, where
+    `out` says what `--out` is good for, written, which is `said`. Exit code 1 where the result has not `passed`."""
+
+    def decorate(function: F) -> F:
+        @wraps(function)
+        def run(as_json: bool, out: Path | None = None, **given: Any) -> None:
+            with progress(doing) as on_progress:
+                found = function(on_progress=on_progress, **given)
+            show(found, as_json=as_json)
+            if out is not None:
+                with progress("writing"):
+                    folder = found.save(out)
+                click.echo(said.format(folder), err=as_json)
+            if not getattr(found, "passed", True):
+                if failures := getattr(found, "failures", ()):
+                    click.echo(f"Beyond tolerance: {', '.join(failures)}.", err=True)
+                sys.exit(1)
+
+        options = [*([folder_option(out)] if out else []), json_option]
+        return together(*options)(run)  # type: ignore[return-value]
 
     return decorate
 

@@ -26,14 +26,19 @@ GAP = "  "
 MIN_WORDS = 16
 """Columns of words are not wrapped to less."""
 UNLIMITED = 1 << 20
+NEW_LINE = "\n"
 
 
 def show(result: Result, *, as_json: bool) -> None:
     """Print an answer: its text for people, or its data as JSON."""
+    from gnomon.cli.progress import progress
+
+    with progress("summing up"):  # Intervals and capacity are found when they are shown.
+        shown: Any = result.to_dict() if as_json else result.text()
     if as_json:
-        print_json(result.to_dict())
+        print_json(shown)
     else:
-        print_blocks(result.text())
+        print_blocks(shown)
 
 
 def print_json(value: Any) -> None:
@@ -60,14 +65,25 @@ def print_rows(
 
 
 def print_blocks(blocks: Iterable[Block]) -> None:
-    """Print lines and tables."""
-    from gnomon.report.blocks import Line
+    """Print what a terminal can show."""
+    from gnomon.report import blocks as kinds
 
+    width = terminal_width()
     for block in blocks:
-        if isinstance(block, Line):
-            _print_line(block)
-        else:
-            click.echo(laid_out(block, terminal_width()))
+        match block:
+            case kinds.Line():
+                _print_line(block, width)
+            case kinds.Table():
+                click.echo(laid_out(block, width))
+            case kinds.Facts(pairs):
+                most = max(len(name) for name, _ in pairs)
+                for name, value in pairs:
+                    click.echo(_filled(f"{name:<{most}}  {value}", width, " " * (most + 2)))
+            case kinds.Command(name, text):
+                click.echo(f"{name}:{NEW_LINE if NEW_LINE in text else ' '}{text}")
+            case kinds.Section(title, inner):
+                click.echo(click.style(title, bold=True))
+                print_blocks(inner)
 
 
 def terminal_width() -> int:
@@ -75,11 +91,17 @@ def terminal_width() -> int:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else UNLIMITED
 
 
-def _print_line(line: Line) -> None:
-    if line.kind == "warning":
-        click.echo(click.style(f"Warning: {line.text}", fg="yellow"))
-    else:
-        click.echo(f"Note: {line.text}" if line.kind == "note" else line.text, err=line.kind == "aside")
+def _print_line(line: Line, width: int) -> None:
+    mark = {"warning": "Warning: ", "note": "Note: "}.get(line.kind, "")
+    text = _filled(mark + line.text, width, "  " if mark else "")
+    click.echo(click.style(text, fg="yellow") if mark == "Warning: " else text, err=line.kind == "aside")
+
+
+def _filled(text: str, width: int, indent: str) -> str:
+    """Words in as many lines as they need; no word is cut."""
+    if len(text) <= width:
+        return text
+    return textwrap.fill(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def laid_out(table: Table, width: int) -> str:

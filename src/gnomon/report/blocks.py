@@ -1,15 +1,19 @@
-"""What a result says, before anyone decides how it looks: lines and tables, for a terminal or a notebook."""
+"""What a result says, before anyone decides how it looks. `report.page` makes HTML of it, `cli.printing` the text of a
+terminal, `ui.blocks` a part of the site."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Any, Literal
 
+from gnomon.core import units
+
 Row = Mapping[str, Any]
-Kind = Literal["plain", "warning", "note", "aside"]
+Figure = dict[str, Any]
+"""A plotly figure as a plain dictionary."""
+Kind = Literal["plain", "warning", "note", "more", "aside"]
 
 
 @dataclass(frozen=True)
@@ -18,7 +22,7 @@ class Line:
 
     text: str
     kind: Kind = "plain"
-    """aside: for the person at the terminal, not for a file."""
+    """more: small print. aside: for the person at the terminal, not for a file."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,61 @@ class Table:
         return column == self.columns[0] or not all(_is_number(row.get(column)) for row in self.rows)
 
 
-Block = Line | Table
+@dataclass(frozen=True)
+class Facts:
+    """Figures that do not make a table: name and value of each."""
+
+    pairs: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Command:
+    """Something to copy: a command, a scenario."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Card:
+    """A figure that is shown first; on pages only."""
+
+    name: str
+    value: str
+    beside: str = ""
+    tip: str = ""
+    """What the name means."""
+    verdict: Literal["", "good", "bad"] = ""
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A figure, drawn when it is wanted; on pages only."""
+
+    name: str
+    draw: Callable[[], Figure]
+    size: Literal["", "short", "tall"] = ""
+    """short: as low as the figure says. tall: a time line to zoom into."""
+
+
+@dataclass(frozen=True)
+class Html:
+    """What only a page can show."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Section:
+    """Blocks under a heading; nothing where all are empty."""
+
+    title: str
+    blocks: Sequence[Block]
+    together: bool = False
+    """Its plots share one time, with one zoom and cursor."""
+
+
+Block = Line | Table | Facts | Command | Card | Plot | Html | Section
 _NUMBER = re.compile(r"[(+\-−±$≈≤]*\d")
 
 
@@ -58,6 +116,25 @@ def lines(texts: Iterable[str], kind: Kind = "plain") -> list[Block]:
     return [Line(text, kind) for text in texts]
 
 
+def plots(drawers: Mapping[str, Callable[[], Figure]], size: Literal["", "short", "tall"] = "") -> list[Block]:
+    """Figures by name."""
+    return [Plot(name, draw, size) for name, draw in drawers.items()]
+
+
+def plots_in(blocks: Iterable[Block]) -> Iterator[Plot]:
+    """Every plot, also those of sections."""
+    for block in blocks:
+        if isinstance(block, Plot):
+            yield block
+        elif isinstance(block, Section):
+            yield from plots_in(block.blocks)
+
+
+def seconds(value: float | None) -> str | None:
+    """A time as it stands in a table; nothing where there is none."""
+    return None if value is None else units.seconds(value)
+
+
 def cell(value: Any) -> str:
     """A value as it stands in a table."""
     if value is None:
@@ -67,28 +144,3 @@ def cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
     return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def as_html(blocks: Iterable[Block]) -> str:
-    """For a notebook: no script, no style sheet."""
-    return "".join(_line(block) if isinstance(block, Line) else _table(block) for block in blocks)
-
-
-def _line(line: Line) -> str:
-    mark = {"warning": "<b>Warning:</b> ", "note": "Note: "}.get(line.kind, "")
-    return f"<div>{mark}{escape(line.text)}</div>"
-
-
-def _table(table: Table) -> str:
-    def one(tag: str, column: str, text: str) -> str:
-        align = "left" if table.is_left(column) else "right"
-        return f"<{tag} style='text-align:{align};white-space:nowrap'>{escape(text)}</{tag}>"
-
-    title = f"<div><b>{escape(table.title)}</b></div>" if table.title else ""
-    head = "".join(one("th", column, column) for column in table.columns)
-    body = "".join(
-        f"<tr>{''.join(one('td', column, cell(row.get(column))) for column in table.columns)}</tr>"
-        for row in table.rows
-    )
-    caption = f"<div><small>{escape(table.caption)}</small></div>" if table.caption else ""
-    return f"{title}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{caption}"

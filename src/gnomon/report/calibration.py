@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from gnomon.calibration.calibrate import Calibrated, Check
@@ -12,8 +13,9 @@ from gnomon.serving.scenario.calibration import Calibration
 METRICS = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E"}
 
 
-def blocks(found: Calibrated) -> list[Block]:
-    """What the terminal shows."""
+def text(result: Any) -> list[Block]:
+    """Constants, loads, and what the logs cannot tell."""
+    found: Calibrated = result.found
     about = found.calibration.provenance
     is_held = any(not one.is_fitted for one in found.checks)
     out: list[Block] = [
@@ -37,6 +39,21 @@ def blocks(found: Calibrated) -> list[Block]:
         out.append(Table([_paced_row(one) for one in paced], caption=caption))
     warned = [note for note in about.notes if note.startswith("Only one load")]
     return [*out, *lines(warned, "warning"), *lines([note for note in about.notes if note not in warned], "note")]
+
+
+def data(result: Any) -> dict[str, Any]:
+    """The calibration, and each load's errors."""
+    loads: dict[str, Any] = {"loads": [check_row(one) for one in result.found.checks]}
+    return result.summary | loads
+
+
+def tables(result: Any) -> dict[str, Callable[[], list[dict[str, Any]]]]:
+    """Constants and loads."""
+    found: Calibrated = result.found
+    return {
+        "constants": lambda: constant_rows(found.calibration),
+        "loads": lambda: [check_row(one) for one in found.checks],
+    }
 
 
 def constant_rows(calibration: Calibration) -> list[dict[str, Any]]:

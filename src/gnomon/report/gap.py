@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import html
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +12,18 @@ from gnomon.calibration.gap import Difference, Gap, simulated_steps
 from gnomon.calibration.replay import latencies, simulated_latencies
 from gnomon.core import units
 from gnomon.core.arrays import Floats
-from gnomon.report.blocks import Block, Line, Table
-from gnomon.report.look import AXIS, COLOURS, LOOK, title
-from gnomon.report.page import write_time_line
+from gnomon.report import page
+from gnomon.report.blocks import Block, Card, Figure, Line, Plot, Section, Table
+from gnomon.report.look import AXIS, COLOURS, figure
 
 NAMES = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E"}
 MOST_POINTS = 4000
 
 
-def blocks(gap: Gap) -> list[Block]:
-    """What the terminal shows: latencies, iterations, counts, causes."""
-    out: list[Block] = [Line(f"{gap.name}: recorded and simulated"), Table(figure_rows(gap))]
+def text(result: Any) -> list[Block]:
+    """Tables side by side, then the causes."""
+    gap: Gap = result.gap
+    out: list[Block] = [Table(figure_rows(gap), title=f"{gap.name}: recorded and simulated")]
     if gap.steps:
         out.append(Table([_row(one, seconds=True) for one in gap.steps], title="Iterations by shape"))
     out.append(Table([_row(one, seconds=False) for one in gap.counts], title="Counts"))
@@ -65,8 +66,9 @@ def _row(one: Difference, *, seconds: bool) -> dict[str, Any]:
             "error": f"{one.relative:+z.1%}" if one.recorded else None}  # fmt: skip
 
 
-def as_data(gap: Gap) -> dict[str, Any]:
-    """A gap as plain data."""
+def data(result: Any) -> dict[str, Any]:
+    """Latencies, iterations, counts and causes."""
+    gap: Gap = result.gap
     return {
         "log": gap.name,
         "latencies": {
@@ -80,43 +82,24 @@ def as_data(gap: Gap) -> dict[str, Any]:
     }
 
 
-def write_page(gap: Gap, path: str | Path) -> Path:
+def drawers(result: Any) -> dict[str, Callable[[], Figure]]:
+    """Both over time."""
+    return {"time_lines": lambda: time_lines(result.gap)}
+
+
+def write_page(result: Any, path: str | Path) -> Path:
     """A page with both runs over time, the causes, and the tables of the terminal."""
-    causes = "".join(
-        f"<li><b>{html.escape(one.name)}</b> ({one.weight:+z.1%}): {html.escape(one.evidence)}. "
-        f"{html.escape(one.try_this)}</li>"
-        for one in gap.causes
-    )
-    causes = f"<ol>{causes}</ol>" if causes else "<p>No cause stands out: what differs is within 2 %.</p>"
-    if gap.first:
-        causes += f"<p>{html.escape(first_words(gap.first))}.</p>"
-    tables = [("Latencies", figure_rows(gap)), ("Counts", [_row(one, seconds=False) for one in gap.counts])]
-    if gap.steps:
-        tables.insert(1, ("Iterations by shape", [_row(one, seconds=True) for one in gap.steps]))
-    cards = {}
-    for metric in gap.figures.values:
-        recorded, simulated = gap.figures.values[metric]["mean"]
-        error = gap.figures.error(metric)
-        cards[f"{NAMES[metric]} mean"] = f"{units.seconds(recorded)}, ours {units.seconds(simulated)} ({error:+z.1%})"
-    return write_time_line(
-        path,
-        title=f"{gap.name}: recorded and simulated",
-        cards=cards,
-        figure=time_lines(gap),
-        heading="Likely causes, the largest first",
-        causes=causes + "".join(_html_table(name, rows) for name, rows in tables),
-    )
+    gap: Gap = result.gap
+    shown: list[Block] = []
+    for metric, statistics in gap.figures.values.items():
+        recorded, simulated = map(units.seconds, statistics["mean"])
+        error = f"ours {simulated} ({gap.figures.error(metric):+z.1%})"
+        shown.append(Card(f"{NAMES[metric]} mean", recorded, error))
+    over_time = Section("Both over time", [Plot("plot", lambda: time_lines(gap), "tall")])
+    return page.write_page(path, f"{gap.name}: recorded and simulated", [*shown, over_time, Section("", text(result))])
 
 
-def _html_table(name: str, rows: list[dict[str, Any]]) -> str:
-    heads = "".join(f"<th>{html.escape(head)}</th>" for head in rows[0])
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(str(cell or '–'))}</td>" for cell in row.values()) + "</tr>" for row in rows
-    )
-    return f"<h2>{name}</h2><table class=both><tr>{heads}</tr>{body}</table>"
-
-
-def time_lines(gap: Gap) -> dict[str, Any]:
+def time_lines(gap: Gap) -> Figure:
     """Iterations and requests over time, the recording and the simulation over each other."""
     assert gap.log.stamps is not None
     ours = simulated_steps(gap.done)
@@ -137,15 +120,13 @@ def time_lines(gap: Gap) -> dict[str, Any]:
         line = {"color": COLOURS[colour], "width": 1.5}
         traces.append({"type": "scatter", "mode": "lines", "x": _list(grid), "y": _list(values), "name": name,
                        "line": line, "xaxis": "x", "yaxis": "y3", "showlegend": False})  # fmt: skip
-    layout = LOOK | {
-        "title": title("Both over time"), "height": 720, "legend": {"orientation": "h", "y": 1.05},
-        "margin": {"l": 70, "r": 20, "t": 70, "b": 50},
-        "xaxis": AXIS | {"title": {"text": "seconds"}, "anchor": "y3"},
-        "yaxis": AXIS | {"domain": [0.70, 1.0], "title": {"text": "iteration, ms"}},
-        "yaxis2": AXIS | {"domain": [0.36, 0.64], "title": {"text": "first token after, ms"}},
-        "yaxis3": AXIS | {"domain": [0.0, 0.30], "title": {"text": "requests in flight"}},
-    }  # fmt: skip
-    return {"data": traces, "layout": layout}
+    return figure(
+        traces, "Both over time", 720, {"l": 70, "r": 20, "t": 70, "b": 50}, legend={"orientation": "h", "y": 1.05},
+        xaxis=AXIS | {"title": {"text": "seconds"}, "anchor": "y3"},
+        yaxis=AXIS | {"domain": [0.70, 1.0], "title": {"text": "iteration, ms"}},
+        yaxis2=AXIS | {"domain": [0.36, 0.64], "title": {"text": "first token after, ms"}},
+        yaxis3=AXIS | {"domain": [0.0, 0.30], "title": {"text": "requests in flight"}},
+    )  # fmt: skip
 
 
 def _dots(at: Floats, values: Floats, name: str, axis: int, colour: int, *, shown: bool = True) -> dict[str, Any]:

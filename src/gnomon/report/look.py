@@ -6,7 +6,8 @@ import math
 from typing import Any
 
 DARK = "#1F2A37"
-COLOURS = ("#2F6FB5", "#E08A2E", "#3E9B6E", "#C8493F", "#7B61A8", "#8A94A3", "#B58A2F", "#2FA0B5", "#D46A9F", "#6B8E23",
+BLUE, ORANGE, GREEN, RED, GREY = "#2F6FB5", "#E08A2E", "#3E9B6E", "#C8493F", "#8A94A3"
+COLOURS = (BLUE, ORANGE, GREEN, RED, "#7B61A8", GREY, "#B58A2F", "#2FA0B5", "#D46A9F", "#6B8E23",
            "#8C564B", DARK, "#9ECAE1", "#FDBF6F", "#B2DF8A", "#FB9A99")  # fmt: skip
 """Of lines side by side."""
 LOOK: dict[str, Any] = {
@@ -57,6 +58,19 @@ TIME_LINE: dict[str, Any] = LOOK | {
     "legend": {"orientation": "h", "x": 0, "y": 1.0, "yanchor": "bottom", "traceorder": "normal"},
 }
 """Of bars over time, with curves below."""
+
+
+def slo_line(at: float, **label: Any) -> dict[str, Any]:
+    """The line of a limit across a plot, from below to above, with its name; `label` says where that stands."""
+    named = {"text": "SLO", "textangle": 0, "font": {"color": RED, "size": 11}} | label
+    line = {"color": RED, "width": 1.5, "dash": "dash"}
+    return {"type": "line", "x0": at, "x1": at, "y0": 0, "y1": 1, "yref": "paper", "line": line, "label": named}
+
+
+def figure(data: list[Any], named: str, height: int, margin: dict[str, int], **layout: Any) -> dict[str, Any]:
+    """Traces in the look that all figures share, with a title and room for labels (`margin`: what is not usual)."""
+    room = {"l": 58, "r": 16, "t": 44, "b": 44} | margin
+    return {"data": data, "layout": LOOK | {"title": title(named), "height": height, "margin": room} | layout}
 
 
 def title(text: str) -> dict[str, Any]:

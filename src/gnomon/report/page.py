@@ -1,81 +1,126 @@
-"""What all pages share: the plotting library inside them, and the page of a time line."""
+"""One page for every result: blocks as HTML in one look, the plotting library inside."""
 
 from __future__ import annotations
 
-import html
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
 from importlib import resources
 from importlib.util import find_spec
+from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 from gnomon import __version__
 from gnomon.core.files import written_whole
-from gnomon.report.blocks import Table, cell
+from gnomon.report.blocks import Block, Card, Command, Facts, Figure, Html, Line, Plot, Section, Table, cell, plots_in
 
 
-def plotly_js() -> bytes:
-    """The library as installed, found without importing plotly: a page needs only its JavaScript."""
+def write_page(
+    path: str | Path, title: str, blocks: Sequence[Block], *, lede: str = "", scenario: str = "",
+    links: Mapping[str, str] | None = None,
+) -> Path:  # fmt: skip
+    """Write a page that needs no network and no other file. `links` are addresses and their words, `scenario` is folded
+    away at its end. A number that is none in a figure is an error."""
+    figures = {one.name: one.draw() for one in plots_in(blocks)}
+    named = "".join(f"<a href='{escape(file)}'>{escape(words)}</a>" for file, words in (links or {}).items())
+    folded = f"<details><summary>Scenario</summary><pre tabindex=0>{escape(scenario)}</pre></details>"
+    parts = {
+        "@TITLE@": escape(title),
+        "@LEDE@": escape(lede),
+        "@LINKS@": f"<nav aria-label=Files>{named}</nav>" if named else "",
+        "@BODY@": html_of(blocks) + (folded if scenario else ""),
+        "@VERSION@": __version__,
+        "@LOOK@": look_css(),
+        "@SCRIPT@": tools_js() + _file("page.js"),
+        "@DATA@": json.dumps(figures, separators=(",", ":"), allow_nan=False).replace("</", "<\\/"),
+    }
+    text = _file("page.html")
+    for mark, content in parts.items():
+        text = text.replace(mark, content)
+    # Only its JavaScript is needed: plotly itself is not imported.
     spec = find_spec("plotly")
     assert spec is not None and spec.origin is not None
-    return (Path(spec.origin).parent / "package_data" / "plotly.min.js").read_bytes()
-
-
-MARKS = (
-    "@TITLE@", "@LEDE@", "@LINKS@", "@CARDS@", "@MESSAGES@", "@PLOTS@", "@REPLICAS@", "@FIGURES@", "@SCENARIO@",
-    "@VERSION@", "@DATA@",
-)  # fmt: skip
-
-FRAMES = {
-    "@FIGURES@": ("<section><h2>Summary</h2>", "</section>"),
-    "@SCENARIO@": ("<details><summary>Scenario</summary><pre tabindex=0>", "</pre></details>"),
-}
-
-
-def page(parts: Mapping[str, str], template: str = "serving.html") -> str:
-    """A page in the look that all share, whole but for the plotting library (see `write_page`); marks of `MARKS`
-    that are not given stay empty."""
-    text = _file(template)
-    given = {mark: parts.get(mark, "") for mark in MARKS} | dict(parts)
-    given["@DATA@"] = given["@DATA@"] or "{}"
-    for mark, (before, after) in FRAMES.items():
-        given[mark] = before + given[mark] + after if given[mark] else ""
-    for mark, content in given.items():
-        text = text.replace(mark, content)
-    return text.replace("@LOOK@", _file("look.css")).replace("@SCRIPT@", _file("page.js"))
-
-
-def write_page(path: str | Path, text: str) -> Path:
-    """Write a `page`, with the plotting library in it."""
+    library = (Path(spec.origin).parent / "package_data" / "plotly.min.js").read_bytes()
     with written_whole(path) as temporary:
-        pieces = (piece.encode(errors="backslashreplace") for piece in text.split("@PLOTLY@"))
-        temporary.write_bytes(plotly_js().join(pieces))
+        temporary.write_bytes(library.join(piece.encode(errors="backslashreplace") for piece in text.split("@PLOTLY@")))
     return Path(path)
 
 
-def write_whole_page(path: str | Path, parts: Mapping[str, str], drawn: Mapping[str, Any] | None = None) -> Path:
-    """Write a page with the plots that are `drawn`, by the ids of their boxes. A number that is none is an error."""
-    data = {} if drawn is None else {"@DATA@": as_script(drawn, allow_nan=False)}
-    return write_page(path, page({**parts, **data, "@VERSION@": __version__}))
+def html_of(blocks: Iterable[Block], *, is_together: bool = False) -> str:
+    """Blocks as HTML; cards and plots that follow each other stand side by side."""
+    found = ""
+    for kind, group in groupby(blocks, type):
+        made = "".join(map(_html, group))
+        if kind is Card:
+            made = f"<div class=cards>{made}</div>"
+        elif kind is Plot:
+            made = f"<div class='plots{' together' * is_together}'>{made}</div>"
+        found += made
+    return found
 
 
-def table(rows: Sequence[Mapping[str, Any]], left: Sequence[str] | None = None, title: str = "") -> str:
-    """Rows as a table of a page, as `Table` aligns them; a column of reasons is wide."""
-    shown = Table(rows, left=left)
-    style = {name: " class=l" if shown.is_left(name) else "" for name in shown.columns}
-    wide = {"why": " style='white-space:normal;min-width:24em'"}
-    head = "".join(f"<th{style[name]}>{html.escape(name)}</th>" for name in shown.columns)
-    body = "".join(
-        "<tr>"
-        + "".join(f"<td{style[n]}{wide.get(n, '')}>{html.escape(cell(row.get(n)))}</td>" for n in shown.columns)
-        + "</tr>"
-        for row in rows
-    )
-    above = f"<h3>{html.escape(title)}</h3>" if title else ""
+def notebook_html(blocks: Iterable[Block]) -> str:
+    """Blocks without plots for a notebook, which has no style sheet."""
+    shown = (one for one in blocks if not isinstance(one, Plot | Card))
+    return html_of(shown).replace(" class=l>", " style='text-align:left'>")
+
+
+def _html(block: Block) -> str:
+    match block:
+        case Line(text, "plain"):
+            return f"<p class=why>{escape(text)}</p>"
+        case Line(text, kind):
+            return f"<p class={kind}>{'<b>Warning:</b> ' if kind == 'warning' else ''}{escape(text)}</p>"
+        case Table():
+            return _table(block) if block.rows else ""
+        case Facts(pairs):
+            return f"<dl>{''.join(f'<dt>{escape(name)}</dt><dd>{escape(value)}</dd>' for name, value in pairs)}</dl>"
+        case Command(name, text):
+            return _command(name, text)
+        case Card():
+            return card(block)
+        case Plot(name, _, size):
+            return f"<div id={name} class='plot {size}'></div>" if size else f"<div id={name} class=plot></div>"
+        case Html(text):
+            return text
+        case Section(title, inner, together):
+            body, head = html_of(inner, is_together=together), f"<h2>{escape(title)}</h2>" if title else ""
+            return f"<section>{head}{body}</section>" if body else ""
+
+
+def card(one: Card) -> str:
+    """A figure with the meaning of its name, and a colour where it is a verdict."""
+    name = escape(one.name)
+    if one.tip:
+        name = f'<span class=term tabindex=0 data-tip="{escape(one.tip)}">{name}</span>'
+    beside = escape(one.beside).replace("–", "\u2060–\u2060")  # No line ends within an interval.
     return (
-        f"{above}<div class=scroll tabindex=0><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+        f"<div class='{f'card {one.verdict}'.strip()}'><span>{name}</span><b>{escape(one.value)}</b>"
+        f"<small>{beside}</small></div>"
     )
+
+
+def _table(table: Table) -> str:
+    style = {name: " class=l" if table.is_left(name) else "" for name in table.columns}
+    style |= {name: " class='l why'" for name in ("why", "how") if name in style}
+    head = "".join(f"<th{style[name]}>{escape(name)}</th>" for name in table.columns)
+    body = "".join(
+        f"<tr>{''.join(f'<td{style[name]}>{escape(cell(row.get(name)))}</td>' for name in table.columns)}</tr>"
+        for row in table.rows
+    )
+    title = f"<h3>{escape(table.title)}</h3>" if table.title else ""
+    caption = f"<p class=more>{escape(table.caption)}</p>" if table.caption else ""
+    rows = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f"{title}<div class=scroll tabindex=0>{rows}</div>{caption}"
+
+
+def _command(name: str, text: str) -> str:
+    """Text with a button that copies it."""
+    id = f"copy-{''.join(letter if letter.isalnum() else '-' for letter in name.lower())}"
+    label = escape(f"Copy {name}")
+    button = f'<button type=button class="button copy" id={id}-copy data-copy={id} aria-label="{label}">Copy</button>'
+    head = f"<div class=copy-head><span>{escape(name)}</span>{button}</div>"
+    return f"<div class=copy-box>{head}<pre id={id} tabindex=0>{escape(text)}</pre></div>"
 
 
 def look_css() -> str:
@@ -83,28 +128,19 @@ def look_css() -> str:
     return _file("look.css")
 
 
+def tools_js() -> str:
+    """What every page can do: copy a text, save a plot."""
+    return _file("tools.js")
+
+
 def _file(name: str) -> str:
     return resources.files("gnomon.report").joinpath(name).read_text(encoding="utf-8")
 
 
-def as_script(figure: Any, *, allow_nan: bool = True) -> str:
-    """A figure as JavaScript that can stand inside a page."""
-    return json.dumps(figure, separators=(",", ":"), allow_nan=allow_nan).replace("</", "<\\/")
-
-
 def write_time_line(
-    path: str | Path, *, title: str, cards: dict[str, str], figure: Any, heading: str, causes: str
+    path: str | Path, *, title: str, cards: Mapping[str, str], figure: Figure, heading: str, causes: str
 ) -> Path:
     """A page with figures on cards, one large plot, and what there is to say about it (`causes`, as HTML)."""
-    shown = "".join(
-        f"<div class=card><span>{html.escape(name)}</span><b>{html.escape(value)}</b></div>"
-        for name, value in cards.items()
-    )
-    parts = {
-        "@TITLE@": html.escape(title),
-        "@CARDS@": shown,
-        "@HEADING@": html.escape(heading),
-        "@CAUSES@": causes,
-        "@FIGURE@": as_script(figure),
-    }
-    return write_page(path, page(parts, "timeline.html"))
+    shown = [Card(name, value) for name, value in cards.items()]
+    plot, said = Section("", [Plot("plot", lambda: figure, "tall")]), Section(heading, [Html(causes)])
+    return write_page(path, title, [*shown, plot, said])

@@ -45,4 +45,4 @@ def split_table(causes: Causes, rows: Sequence[SplitRow], beside: Literal["figur
         )
         name, words = html.escape(row.name), html.escape(row.words)
         body += f"<tr><th>{name}</th><td><div class=split>{pieces}</div></td><td class={beside}>{words}</td></tr>"
-    return f"<ul class=legend>{legend}</ul><table>{body}</table>"
+    return f"<ul class=legend>{legend}</ul><table class=splits>{body}</table>"

@@ -2,34 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gnomon.core import units
 from gnomon.report import look
-from gnomon.report.blocks import Block, Line, Table, lines
+from gnomon.report.blocks import Block, Figure, Line, Table, lines
 from gnomon.timing.breakdown import Batch, OperatorTime, total
 from gnomon.timing.sources import Context
-
-if TYPE_CHECKING:
-    import polars as pl
 
 Times = Mapping[str, list[OperatorTime]]
 
 
-def blocks(
-    asked: str, context: Context, batch: Batch, times: Times, expected_error: Mapping[str, float], notes: list[str]
-) -> list[Block]:
-    """The operators of each source, what to expect of its error, and its notes."""
+def text(result: Any) -> list[Block]:
+    """The operators of each source side by side, what to expect of its error, and its notes."""
+    times: Times = result.operators
     rows = _one(next(iter(times.values()))) if len(times) == 1 else _side_by_side(times)
-    found: list[Block] = [Table(rows, title=title(asked, context, batch))]
-    for name, error in expected_error.items():
+    asked = title(result.iteration.model, result.timers[0].context, result.batch)
+    found: list[Block] = [Table(rows, title=asked)]
+    for name, error in result.expected_error.items():
         by_formula = sum(t.seconds for t in times[name] if t.provenance == "roofline") / total(times[name]).seconds
         if 0.0 < by_formula < 1.0:
             found.append(Line(f"{name}: {by_formula:.1%} of the time is the roofline's."))
         found.append(Line(f"{name}: expected error {error:.0%} per iteration."))
-    return [*found, *lines(notes, "note")]
+    return [*found, *lines(result.notes, "note")]
+
+
+def data(result: Any) -> dict[str, Any]:
+    """Operators and total by source, and the notes."""
+    times: Times = result.operators
+    return {name: as_data(rows) for name, rows in times.items()} | {"notes": result.notes}
+
+
+def tables(result: Any) -> dict[str, Callable[[], list[dict[str, Any]]]]:
+    """One row per source and operator."""
+    times: Times = result.operators
+    return {
+        "operators": lambda: [
+            {"source": name, **row} for name, rows in times.items() for row in as_data(rows)["operators"]
+        ]
+    }
+
+
+def drawers(result: Any) -> dict[str, Callable[[], Figure]]:
+    """The shares of the operators."""
+    return {"operators": lambda: shares_figure(result.operators)}
 
 
 def title(asked: str, context: Context, batch: Batch) -> str:
@@ -89,14 +107,7 @@ def as_data(times: list[OperatorTime]) -> dict[str, Any]:
     return {"operators": [asdict(t) | {"share": t.seconds / whole.seconds} for t in times], "total": asdict(whole)}
 
 
-def frame(times: Times) -> pl.DataFrame:
-    """One row per source and operator."""
-    import polars as pl
-
-    return pl.DataFrame([{"source": name, **row} for name, rows in times.items() for row in as_data(rows)["operators"]])
-
-
-def shares_figure(times: Times) -> dict[str, Any]:
+def shares_figure(times: Times) -> Figure:
     """The seconds of every operator, stacked per source."""
     names = list(dict.fromkeys(t.name for rows in times.values() for t in rows))
     data = [
@@ -108,9 +119,5 @@ def shares_figure(times: Times) -> dict[str, Any]:
         }
         for number, name in enumerate(names)
     ]  # fmt: skip
-    layout = look.LOOK | {
-        "title": look.title("One iteration"), "barmode": "stack", "height": 160 + 60 * len(times),
-        "xaxis": look.AXIS | {"title": {"text": "ms"}}, "yaxis": {"automargin": True},
-        "margin": {"l": 80, "r": 16, "t": 44, "b": 44},
-    }  # fmt: skip
-    return {"data": data, "layout": layout}
+    axes = {"xaxis": look.AXIS | {"title": {"text": "ms"}}, "yaxis": {"automargin": True}}
+    return look.figure(data, "One iteration", 160 + 60 * len(times), {"l": 80}, barmode="stack", **axes)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import html
 from pathlib import Path
 from typing import Any
 
 from gnomon.core.units import GB
 from gnomon.report import look
-from gnomon.report.blocks import Block, Line, Table, lines
-from gnomon.report.page import table, write_whole_page
+from gnomon.report.blocks import Block, Html, Line, Plot, Section, Table, lines
+from gnomon.report.page import write_page
 from gnomon.report.splits import Causes, SplitRow, split_table
 from gnomon.training.memory import memory_over_time
 from gnomon.training.step import TrainStep
@@ -158,15 +157,13 @@ def write_step(step: TrainStep, path: str | Path) -> Path:
     head, *_ = step_blocks(step)
     assert isinstance(head, Line)
     data = step_data(step)
-    rows = table([row | {"share": f"{100 * row['share']:.1f} %"} for row in data["time"]], ("part", ""), "Time by part")
-    rows += table(data["memory"], ("part",), f"Memory of a GPU of pipeline rank {step.memory.fullest} at its peak, GB")
-    bars = "".join(
-        f"<h3>{name}</h3>{split_table(*made, 'figure')}"
-        for name, made in (("Where the time goes", time_bars(step)), ("Memory of the fullest GPU", memory_bars(step)))
-    )
-    parts = {
-        "@TITLE@": html.escape(f"{step.config.shape.name} on {step.config.gpus:,} x {step.config.device}"),
-        "@LEDE@": html.escape(head.text),
-        "@PLOTS@": f"<section>{bars}<h3>Memory over the step</h3><div id=memory class=plot></div>{rows}</section>",
-    }
-    return write_whole_page(path, parts, {"memory": memory_figure(step)})
+    time = [row | {"share": f"{100 * row['share']:.1f} %"} for row in data["time"]]
+    held = f"Memory of a GPU of pipeline rank {step.memory.fullest} at its peak, GB"
+    blocks: list[Block] = [
+        Section("Where the time goes", [Html(split_table(*time_bars(step), "figure")), Table(time, left=("part", ""))]),
+        Section("Memory of the fullest GPU", [Html(split_table(*memory_bars(step), "figure"))]),
+        Section("Memory over the step", [Plot("memory", lambda: memory_figure(step)), Table(data["memory"], held)]),
+        *lines(step.notes, "note"),
+    ]
+    title = f"{step.config.shape.name} on {step.config.gpus:,} x {step.config.device}"
+    return write_page(path, title, blocks, lede=head.text)

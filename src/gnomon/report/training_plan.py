@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import html
 from pathlib import Path
 from typing import Any
 
 from gnomon.core.units import GB
 from gnomon.report import look
-from gnomon.report.blocks import Block, Line, Table, lines
-from gnomon.report.page import table, write_whole_page
+from gnomon.report.blocks import Block, Command, Line, Plot, Section, Table, lines
+from gnomon.report.page import write_page
 from gnomon.report.training import ABOUT
 from gnomon.training.plan import Job, TrainPlan
 from gnomon.training.step import TrainStep
@@ -158,16 +157,12 @@ def _points(steps: list[TrainStep], name: str, colour: str, mode: str) -> dict[s
 def write_plan(found: TrainPlan, job: Job | None, commands: dict[str, str], path: str | Path) -> Path:
     """The page of a plan."""
     told = [block.text for block in plan_blocks(found, job, {}) if isinstance(block, Line) and block.kind == "plain"]
-    shown = "".join(
-        f"<h3>{html.escape(name)}</h3><pre tabindex=0>{html.escape(text)}</pre>" for name, text in commands.items()
-    )
-    rows = table([layout_row(step) for step in found.best], LEFT, "Fastest layouts")
-    rows += table([layout_row(step) for step in found.front], LEFT, "Front of memory and speed")
-    if found.schedules:
-        rows += table(schedule_rows(found), ("schedule",), "The best layout under other schedules")
-    parts = {
-        "@TITLE@": html.escape(_title(found)),
-        "@LEDE@": html.escape(" ".join(told)),
-        "@PLOTS@": f"<section><div class=plots><div id=front class=plot></div></div>{rows}{shown}</section>",
-    }
-    return write_whole_page(path, parts, {"front": front_figure(found)})
+    fastest, front = ([layout_row(step) for step in steps] for steps in (found.best, found.front))
+    blocks: list[Block] = [
+        Plot("front", lambda: front_figure(found)),
+        Table(fastest, "Fastest layouts", left=LEFT),
+        Table(front, "Front of memory and speed", left=LEFT),
+        Table(schedule_rows(found), "The best layout under other schedules", left=("schedule",)),
+        *(Command(name, text) for name, text in commands.items()),
+    ]
+    return write_page(path, _title(found), [Section("", blocks), *lines(found.notes, "note")], lede=" ".join(told))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import html
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from gnomon.report import page
+from gnomon.report.blocks import Figure, Section, plots
 from gnomon.report.look import COLOURS
-from gnomon.report.page import as_script, write_whole_page
 from gnomon.report.serving.lines import plot_layout, short
 from gnomon.workload.describe import gaps_s
 from gnomon.workload.requests import Requests
@@ -17,31 +19,27 @@ from gnomon.workload.requests import Requests
 # Enough points for a smooth curve, few enough for a small page.
 CURVE_POINTS = 500
 MOST_DOTS = 5000
-Figure = dict[str, Any]
 
 
 def write_page(requests: Requests, path: str | Path, title: str) -> Path:
     """Distribution functions of the lengths and gaps, arrivals over time, prompt against output."""
-    drawn = figures(requests)
-    plots = "".join(f"<div id={name} class=plot></div>" for name in drawn)
-    parts = {
-        "@TITLE@": html.escape(title),
-        "@LEDE@": f"{len(requests):,} requests.",
-        "@PLOTS@": f"<section><h2>Workload</h2><div class=plots>{plots}</div></section>",
-        "@DATA@": as_script(drawn),
-    }
-    return write_whole_page(path, parts)
+    drawn = plots(drawers(requests))
+    return page.write_page(path, title, [Section("Workload", drawn)], lede=f"{len(requests):,} requests.")
 
 
-def figures(requests: Requests) -> dict[str, Figure]:
+def drawers(requests: Requests) -> dict[str, Callable[[], Figure]]:
     """The plots by name; those of arrivals only where there is more than one."""
     lengths = {"prompt": requests.prompt_tokens, "output": requests.output_tokens}
-    drawn = {"lengths": _distributions("Lengths", lengths, "tokens"), "both": _dots(requests)}
     gaps = gaps_s(requests)
-    if len(gaps):
-        drawn["arrivals"] = _arrivals(requests)
-        drawn["gaps"] = _distributions("Gaps between arrivals", {"gap": gaps}, "seconds")
-    return drawn
+    arrivals = {
+        "arrivals": partial(_arrivals, requests),
+        "gaps": partial(_distributions, "Gaps between arrivals", {"gap": gaps}, "seconds"),
+    }
+    return {
+        "lengths": partial(_distributions, "Lengths", lengths, "tokens"),
+        "both": partial(_dots, requests),
+        **(arrivals if len(gaps) else {}),
+    }
 
 
 def _distributions(title: str, samples: dict[str, Any], unit: str) -> Figure:

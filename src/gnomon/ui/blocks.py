@@ -8,6 +8,8 @@ from typing import Any, Literal
 from dash import dcc, html
 from dash.development.base_component import Component
 
+from gnomon.report.blocks import cell
+
 QUIET = {"displaylogo": False, "displayModeBar": False, "responsive": True, "showTips": False}
 WITH_TOOLS = {"displaylogo": False, "displayModeBar": "hover", "responsive": True, "showTips": False,
               "modeBarButtonsToRemove": ["select2d", "lasso2d", "sendDataToCloud", "sendChartToCloud"]}  # fmt: skip
@@ -58,20 +60,23 @@ def table(rows: Sequence[Mapping[str, Any]], left: tuple[str, ...] = (), id: str
         return html.P("Nothing to show.", className="more")
     side = {name: "l" if name in left else "" for name in rows[0]}
     head = html.Tr([html.Th(name, className=side[name]) for name in rows[0]])
-    body = [html.Tr([html.Td(_cell(value), className=side.get(name, "")) for name, value in row.items()])
-            for row in rows]  # fmt: skip
+    body = [
+        html.Tr([html.Td(_shown(value), className=side.get(name, "")) for name, value in row.items()]) for row in rows
+    ]
     named = {"id": id} if id else {}
     return html.Div(html.Table([html.Thead(head), html.Tbody(body)], **named), className="scroll", tabIndex=0)
 
 
-def _cell(value: Any) -> Any:
-    if value is None:
-        return "–"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    return f"{value:.4g}" if isinstance(value, float) else value
+def _shown(value: Any) -> Any:
+    return value if isinstance(value, Component) else cell(value)
+
+
+def copy_box(id: str, label: str, text: str) -> Component:
+    """Text with a button that copies it, as reports have it."""
+    named = {"data-copy": id, "aria-label": f"Copy {label}"}
+    button = html.Button("Copy", className="button copy", type="button", **named)
+    head = html.Div([html.Span(label), button], className="copy-head")
+    return html.Div([head, html.Pre(text, id=id, tabIndex=0)], className="copy-box")
 
 
 def notice(text: str, kind: Literal["note", "warning", "error"] = "note") -> Component:

@@ -35,7 +35,7 @@ def register_files(server: Flask) -> None:
         answer = send_file(file, mimetype=kind, as_attachment=kind is None)
         # A page on disk may run its own scripts, but has no part in this site.
         answer.headers["Content-Security-Policy"] = (
-            f"sandbox allow-scripts; default-src 'unsafe-inline' data: blob:; {ONLY_OURS}"
+            f"sandbox allow-scripts allow-downloads; default-src 'unsafe-inline' data: blob:; {ONLY_OURS}"
         )
         answer.headers["X-Content-Type-Options"] = "nosniff"
         return answer

@@ -6,7 +6,7 @@ from dash import Dash, Input, Output, dcc, html
 from dash.development.base_component import Component
 
 from gnomon import __version__
-from gnomon.report.page import look_css
+from gnomon.report.page import look_css, tools_js
 from gnomon.ui.address import state_of
 from gnomon.ui.callbacks import callback
 from gnomon.ui.site_page import Page
@@ -24,6 +24,7 @@ _THEME = "try{document.documentElement.style.colorScheme=localStorage.getItem('g
 INDEX = f"""<!DOCTYPE html>
 <html lang="en">
 <head>{{%metas%}}<script>{_THEME}</script><style>{look_css()}</style>
+<script>{tools_js()}</script>
 <title>{{%title%}}</title><link rel="icon" href="{_ICON}">{{%css%}}</head>
 <body>{{%app_entry%}}<footer>{{%config%}}{{%scripts%}}{{%renderer%}}</footer></body>
 </html>"""

@@ -22,8 +22,8 @@ from gnomon.catalog import Model
 from gnomon.catalog.devices import DEVICES, Dtype
 from gnomon.core.arrays import Floats
 from gnomon.core.errors import ConfigError, DataError
-from gnomon.report.blocks import Block, Line, Table
-from gnomon.report.page import write_whole_page
+from gnomon.report import page
+from gnomon.report.blocks import Block, Html, Line, Table
 from gnomon.serving.engine.state import FINISHED
 from gnomon.serving.run.simulate import Run, run
 from gnomon.serving.scenario import Scenario
@@ -255,12 +255,9 @@ def write_page(comparisons: Sequence[Any], path: str | Path) -> Path:
     """Draw every run below each other; runs without a time series show their errors alone."""
     key = "".join(f"<li><i style='background:{colour}'></i>{name}</li>" for name, colour in _KEY.items())
     sections = "".join(_section(one) for one in comparisons)
-    parts = {
-        "@TITLE@": "Recorded and simulated vLLM servers",
-        "@LEDE@": "How far the simulation is from each recording, and both over time.",
-        "@PLOTS@": f"{_STYLE}<ul class=legend>{key}</ul>{sections}",
-    }
-    return write_whole_page(path, parts)
+    lede = "How far the simulation is from each recording, and both over time."
+    body = Html(f"{_STYLE}<ul class=legend>{key}</ul>{sections}")
+    return page.write_page(path, "Recorded and simulated vLLM servers", [body], lede=lede)
 
 
 def _section(one: Any) -> str:

@@ -9,20 +9,18 @@ from typing import Any
 
 import click
 
+from gnomon.cli.options import together
 from gnomon.core.errors import ConfigError, GnomonError, MissingExtraError
 
-model_option = click.option(
-    "--model", default="llama-3-8b", show_default=True, help="A Llama-shaped model of the catalog."
-)
-tokens_option = click.option(
-    "--max-num-batched-tokens", type=int, default=2048, show_default=True, help="Token budget."
-)
-seqs_option = click.option("--max-num-seqs", type=int, default=128, show_default=True)
-length_option = click.option("--max-model-len", type=int, default=8192, show_default=True)
-blocks_option = click.option("--num-kv-blocks", type=int, help="KV blocks; what fits if not given.")
-eager_option = click.option(
-    "--eager-prefill", is_flag=True, help="Iterations with prompts run without CUDA graphs, as in many engines."
-)
+engine_options = together(
+    click.option("--model", default="llama-3-8b", show_default=True, help="A Llama-shaped model of the catalog."),
+    click.option("--max-num-batched-tokens", type=int, default=2048, show_default=True, help="Token budget."),
+    click.option("--max-num-seqs", type=int, default=128, show_default=True),
+    click.option("--max-model-len", type=int, default=8192, show_default=True),
+    click.option("--num-kv-blocks", type=int, help="KV blocks; what fits if not given."),
+    click.option("--eager-prefill", is_flag=True,
+                 help="Iterations with prompts run without CUDA graphs, as in many engines."),
+)  # fmt: skip
 
 
 @click.group()
@@ -37,31 +35,20 @@ def command() -> None:
 
 
 @command.command()
-@model_option
-@tokens_option
-@seqs_option
-@length_option
-@blocks_option
-@eager_option
+@engine_options
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for the figures as JSON.")
-def probe(model: str, eager_prefill: bool, out: Path | None, **limits: int | None) -> None:
+def probe(model: str, **given: Any) -> None:
     """Single iterations against what the hardware allows.
 
     \b
     Example:
       gnomon engine probe --model llama-3-8b
     """
-    words = ["--out", str(out)] if out else []
-    _run("probe", model, limits, words + (["--eager-prefill"] if eager_prefill else []))
+    _run("probe", model, given)
 
 
 @command.command()
-@model_option
-@tokens_option
-@seqs_option
-@length_option
-@blocks_option
-@eager_option
+@engine_options
 @click.option(
     "--mix", multiple=True, default=("chat",), show_default=True, help="chat, write or summary; may be repeated."
 )
@@ -85,37 +72,14 @@ def probe(model: str, eager_prefill: bool, out: Path | None, **limits: int | Non
 @click.option("--name", help="Name of the run's folder, for a single run.")
 @click.option("--token-stamps", is_flag=True, help="Also write every token's stamp.")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder for what is recorded.")
-def serve(
-    model: str, mix: tuple[str, ...], load: tuple[float, ...], rate: float | None, requests: Path | None,
-    duration_s: float, seed: int, repeats: int, ramp: bool, name: str | None, token_stamps: bool, out: Path,
-    eager_prefill: bool, **limits: int | None,
-) -> None:  # fmt: skip
+def serve(model: str, **given: Any) -> None:
     """Serve open-loop loads and record when every request's tokens came.
 
     \b
     Example:
       gnomon engine serve --model llama-3-8b --mix chat --load 0.5 --out runs/engine
     """
-    words = [
-        "--mix",
-        *mix,
-        "--load",
-        *map(str, load),
-        "--duration-s",
-        str(duration_s),
-        "--seed",
-        str(seed),
-        "--repeats",
-        str(repeats),
-        "--out",
-        str(out),
-    ]
-    words += ["--rate", str(rate)] if rate is not None else []
-    words += ["--requests", str(requests)] if requests is not None else []
-    words += ["--name", name] if name else []
-    flags = {"--ramp": ramp, "--token-stamps": token_stamps, "--eager-prefill": eager_prefill}
-    words += [flag for flag, is_set in flags.items() if is_set]
-    _run("serve", model, limits, words)
+    _run("serve", model, given)
 
 
 def engine_shape(name: str) -> dict[str, Any]:
@@ -136,28 +100,27 @@ def engine_shape(name: str) -> dict[str, Any]:
     ]
     if unlike:
         raise ConfigError(f"{model.name} has {', '.join(unlike)}.", where="--model", fix="Take a Llama-shaped model.")
-    names = (
-        "name",
-        "num_layers",
-        "hidden_size",
-        "num_heads",
-        "num_kv_heads",
-        "head_dim",
-        "ffn_size",
-        "vocab_size",
-        "qk_norm",
-    )
+    names = ("name", "num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "ffn_size", "vocab_size",
+             "qk_norm")  # fmt: skip
     return {field: getattr(model, field) for field in names}
 
 
-def _run(what: str, model: str, limits: dict[str, int | None], words: list[str]) -> None:
+def _run(what: str, model: str, given: dict[str, Any]) -> None:
+    """Run the engine with what was given, as words of its own command line: it stands alone."""
     shape = engine_shape(model)
     try:
         from gnomon.measure.engine import __main__ as engine
     except ImportError:
         raise MissingExtraError("The engine", "gpu") from None
-    for name, value in limits.items():
-        words += [f"--{name.replace('_', '-')}", str(value)] if value is not None else []
+    words = []
+    for name, value in given.items():
+        flag = f"--{name.replace('_', '-')}"
+        if isinstance(value, tuple):
+            words += [flag, *map(str, value)]
+        elif value is True:
+            words.append(flag)
+        elif value is not None and value is not False:
+            words += [flag, str(value)]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.json"
         path.write_text(json.dumps(shape), encoding="utf-8")

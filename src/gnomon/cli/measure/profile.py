@@ -110,17 +110,8 @@ def collectives(
       gnomon profile collectives --collective all_reduce --workers 2,4,8 --device h200 --node h200_hgx --out my-h200
     """
     main, _ = _profiler()
-    words = [
-        "collectives",
-        "--workers",
-        workers,
-        "--max-bytes",
-        str(max_bytes),
-        "--device-name",
-        device,
-        "--out",
-        str(out),
-    ]
+    words = ["collectives", "--workers", workers, "--max-bytes", str(max_bytes), "--device-name", device]
+    words += ["--out", str(out)]
     words += [word for name in wanted for word in ("--collective", name)]
     words += ["--backend", backend] if backend else []
     words += ["--node", node] if node else []

@@ -17,18 +17,8 @@ if TYPE_CHECKING:
     from gnomon.timing.operators import Operator
     from gnomon.timing.sources.profile.samples import Samples
 
-ELEMENTWISE = (
-    "embedding",
-    "norm",
-    "add_norm",
-    "qk_norm",
-    "rotary",
-    "kv_write",
-    "activation",
-    "activation_plain",
-    "add",
-    "sampler",
-)
+ELEMENTWISE = ("embedding", "norm", "add_norm", "qk_norm", "rotary", "kv_write", "activation", "activation_plain",
+               "add", "sampler")  # fmt: skip
 """Operators that docs/profile-format.md knows."""
 
 

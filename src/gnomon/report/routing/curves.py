@@ -66,17 +66,9 @@ def curve_figure(name: str, tables: Mapping[str, pl.DataFrame], smoothing: float
             known = known.with_columns(known[name].ewm_mean(alpha=1 - smoothing, ignore_nulls=True))
         data.append(_line(known[step].to_list(), _finite(known[name]), run, colour))
     axis = " or ".join(dict.fromkeys(step_of(table) for table in tables.values()))
-    layout = look.LOOK | {
-        "title": look.title(name),
-        "height": CURVE_PX,
-        "margin": {"l": 58, "r": 16, "t": 44, "b": 40},
-        "hovermode": "x unified",
-        "showlegend": False,
-        "xaxis": look.AXIS | {"title": {"text": axis}},
-        "yaxis": look.AXIS,
-        "uirevision": name,
-    }  # fmt: skip
-    return {"data": data, "layout": layout}
+    x, y = look.AXIS | {"title": {"text": axis}}, look.AXIS
+    more = {"hovermode": "x unified", "showlegend": False, "uirevision": name}
+    return look.figure(data, name, CURVE_PX, {"b": 40}, xaxis=x, yaxis=y, **more)
 
 
 _FAINT: Figure = {"opacity": 0.3, "hoverinfo": "skip", "hovertemplate": None}

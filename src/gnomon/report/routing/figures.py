@@ -42,17 +42,10 @@ def differences_figure(
             "arrayminus": [-_beyond(one, one.low) for one in found.values()],
         },
     }  # fmt: skip
-    layout = look.LOOK | {
-        "title": look.title(title),
-        "height": differences_height(len(order)),
-        "margin": {"l": 150, "r": 16, "t": 44, "b": 52},
-        "showlegend": False,
-        "bargap": 0.35,
-        "xaxis": look.AXIS
-        | {"title": {"text": f"% against {baseline}"}, "zeroline": True, "zerolinecolor": look.DARK},
-        "yaxis": {"categoryorder": "array", "categoryarray": list(reversed(names)), "fixedrange": True, "ticks": ""},
-    }  # fmt: skip
-    return {"data": [trace], "layout": layout}
+    x = look.AXIS | {"title": {"text": f"% against {baseline}"}, "zeroline": True, "zerolinecolor": look.DARK}
+    y = {"categoryorder": "array", "categoryarray": list(reversed(names)), "fixedrange": True, "ticks": ""}
+    height = differences_height(len(order))
+    return look.figure([trace], title, height, {"l": 150, "b": 52}, showlegend=False, bargap=0.35, xaxis=x, yaxis=y)
 
 
 def _beyond(one: Difference, end: float | None) -> float:
@@ -72,13 +65,8 @@ def distributions_figure(title: str, values: Mapping[str, Floats]) -> Figure:
              "line": {"color": look.COLOURS[number % len(look.COLOURS)], "width": 1.8},
              "hovertemplate": f"{name}: %{{y:.2%}} at most %{{x:.4g}} s<extra></extra>"}
         )  # fmt: skip
-    layout = look.LOOK | {
-        "title": look.title(title),
-        "height": 350,
-        "margin": {"l": 58, "r": 16, "t": 44, "b": 52},
-        "hovermode": "closest",
-        "legend": {"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top"},
-        "xaxis": look.LOG_AXIS | {"title": {"text": "s"}},
-        "yaxis": look.AXIS | {"tickformat": ".0%", "range": [0, 1.02]},
-    }  # fmt: skip
-    return {"data": data, "layout": layout}
+    return look.figure(
+        data, title, 350, {"b": 52}, hovermode="closest",
+        legend={"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top"},
+        xaxis=look.LOG_AXIS | {"title": {"text": "s"}}, yaxis=look.AXIS | {"tickformat": ".0%", "range": [0, 1.02]},
+    )  # fmt: skip

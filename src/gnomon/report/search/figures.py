@@ -8,23 +8,16 @@ from typing import Any
 
 from gnomon.core import units
 from gnomon.report import look
+from gnomon.report.blocks import Figure
 from gnomon.report.search.text import gpus, latency_name
 from gnomon.search.answers import is_on_front, latency_axes
 from gnomon.search.evaluate import Record
 from gnomon.search.objective import UNITS, shown
 from gnomon.search.study import Found
 
-Figure = dict[str, Any]
-RED = "#C8493F"
-
-
-def figures(found: Found) -> dict[str, Figure]:
-    """One scatter per latency, with the front drawn through it; a point's `customdata` is its place in the ranking."""
-    return {name: draw() for name, draw in drawers(found).items()}
-
 
 def drawers(found: Found) -> dict[str, Callable[[], Figure]]:
-    """For each name the function that draws it."""
+    """One scatter per latency, with the front drawn through it; a point's `customdata` is its place in the ranking."""
     names = ("ttft_front", "tbt_front")
     return {name: partial(_scatter, found, axis) for name, axis in zip(names, latency_axes(found.search), strict=True)}
 
@@ -49,20 +42,17 @@ def _scatter(found: Found, axis: str) -> Figure:
              "marker": {"size": 9, "color": look.COLOURS[number % len(look.COLOURS)],
                         "line": {"width": 1, "color": "#fff"}}}
         )  # fmt: skip
-    layout = _layout(latency_name(axis), UNITS[objective])
     metric, _, statistic = axis.partition(" ")
     limit = getattr(found.search.slo, metric).get(statistic)
-    if limit is not None:
-        layout["shapes"] = [
-            {"type": "line", "x0": limit * 1e3, "x1": limit * 1e3, "y0": 0, "y1": 1, "yref": "paper",
-             "line": {"color": RED, "width": 1.5, "dash": "dash"},
-             "label": {"text": "SLO", "textposition": "end", "textangle": 0, "padding": 3, "xanchor": "right",
-                       "font": {"color": RED, "size": 11}}}
-        ]  # fmt: skip
     values = [x for one in data[1:] for x in one["x"] if x > 0] + ([limit * 1e3] if limit is not None else [])
-    if values:
-        layout["xaxis"] = look.log_axis(min(values), max(values)) | {"title": layout["xaxis"]["title"]}
-    return {"data": data, "layout": layout}
+    x = look.log_axis(min(values), max(values)) if values else look.LOG_AXIS
+    return look.figure(
+        data, f"Against {latency_name(axis)} at capacity", 440, {"l": 62, "b": 90}, hovermode="closest",
+        xaxis=x | {"title": {"text": f"{latency_name(axis)} (ms)"}},
+        yaxis=look.AXIS | {"title": {"text": UNITS[objective]}},
+        legend={"orientation": "h", "x": 0, "y": -0.18, "yanchor": "top"},
+        shapes=[] if limit is None else [look.slo_line(limit * 1e3, textposition="end", xanchor="right", padding=3)],
+    )  # fmt: skip
 
 
 def _front_line(ranked: list[Record], axis: str, objective: Any, name: str) -> Figure:
@@ -82,18 +72,6 @@ def _hover(one: Record) -> str:
              f"${one.cost_per_hour:.2f}/h"]  # fmt: skip
     lines += [f"{latency_name(k)} {units.seconds(v)}" for k, v in one.figures.items() if v is not None]
     return "<br>".join(lines)
-
-
-def _layout(latency: str, unit: str) -> Figure:
-    return look.LOOK | {
-        "title": look.title(f"Against {latency} at capacity"),
-        "xaxis": look.LOG_AXIS | {"title": {"text": f"{latency} (ms)"}},
-        "yaxis": look.AXIS | {"title": {"text": unit}},
-        "margin": {"l": 62, "r": 16, "t": 44, "b": 90},
-        "height": 440,
-        "hovermode": "closest",
-        "legend": {"orientation": "h", "x": 0, "y": -0.18, "yanchor": "top"},
-    }  # fmt: skip
 
 
 def _short(value: float) -> float:

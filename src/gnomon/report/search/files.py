@@ -1,25 +1,30 @@
-"""The folder of a search: report, ranking, the winner's scenario and the command that deploys it."""
+"""The folder of a search: page, ranking, the winner's scenario and commands; and its answer as plain data."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gnomon.core.config import save
+from gnomon.convert.commands import ENGINES
+from gnomon.core.config import dump, save
 from gnomon.core.files import write_text
-from gnomon.report.search.html import write_search_report
-from gnomon.report.search.matrix import write_matrix_report
-from gnomon.report.search.text import question_words
+from gnomon.report.blocks import Block, Card, Command, Figure, Line, Section, Table, lines, plots
+from gnomon.report.page import write_page
+from gnomon.report.search import figures
+from gnomon.report.search import text as words
 from gnomon.search.answers import winning_scenario
-from gnomon.search.matrix import Matrix
 from gnomon.search.objective import shown
 from gnomon.search.study import Found
 from gnomon.serving.results.intervals import Interval
 
 if TYPE_CHECKING:
     import polars as pl
+
+SMART = (
+    "The smart strategy measures only configurations that may win: the front is that of the measured ones. "
+    "Use --strategy exhaustive for the whole of it."
+)
 
 
 def write_search(
@@ -38,15 +43,30 @@ def write_search(
     return folder
 
 
-def answer(found: Found, commands: Mapping[str, str], capacity: Interval | None = None) -> dict[str, Any]:
+def text(result: Any, top: int = 15) -> list[Block]:
+    """The ranking, the reasons, the winner and the commands that deploy it."""
+    return words.found_blocks(result.found, top, result.commands, result.no_command, result.capacity_interval)
+
+
+def tables(result: Any) -> dict[str, Callable[[], pl.DataFrame]]:
+    """The ranking."""
+    return {"ranking": lambda: ranking_frame(result.found)}
+
+
+def drawers(result: Any) -> dict[str, Callable[[], Figure]]:
+    """What each configuration gives against its latencies."""
+    return figures.drawers(result.found) if result.found.ranked else {}
+
+
+def data(result: Any) -> dict[str, Any]:
     """The answer as plain data, as `--json` prints it."""
-    best = found.best
+    found, best, capacity = result.found, result.best, result.capacity_interval
     return {
-        "question": question_words(found.search),
+        "question": words.question_words(found.search),
         "strategy": found.search.strategy,
         "best": best.to_dict() if best else None,
         "best_scenario": winning_scenario(found.search, best).model_dump(mode="json") if best else None,
-        "commands": dict(commands),
+        "commands": dict(result.commands),
         "margins_per_s": found.margins,
         "capacity_interval": {"low": capacity.low, "high": capacity.high} if capacity else None,
         "runs": found.runs,
@@ -54,25 +74,6 @@ def answer(found: Found, commands: Mapping[str, str], capacity: Interval | None 
         "ranked": [one.to_dict() for one in found.ranked],
         "others": [one.to_dict() for one in found.others],
     }
-
-
-def write_matrix(matrix: Matrix, folder: str | Path) -> Path:
-    """Write report.html and matrix.json: the best of every cell, and what each choice is worth elsewhere."""
-    write_matrix_report(matrix, Path(folder) / "report.html")
-    return write_text(Path(folder) / "matrix.json", json.dumps(matrix_answer(matrix), indent=1))
-
-
-def matrix_answer(matrix: Matrix) -> dict[str, Any]:
-    """The matrix as plain data."""
-    cells = [
-        {"model": model, "workload": workload, "best": found.best.to_dict() if found.best else None}
-        for (model, workload), found in matrix.cells.items()
-    ]
-    worth = [
-        {"model": model, "chosen_for": chosen, "used_for": used, "share_of_best": share}
-        for (model, chosen, used), share in matrix.worth.items()
-    ]
-    return {"cells": cells, "worth_elsewhere": worth}
 
 
 def ranking_frame(found: Found) -> pl.DataFrame:
@@ -96,3 +97,24 @@ def ranking_frame(found: Found) -> pl.DataFrame:
         for one in (*found.ranked, *found.others)
     ]
     return pl.DataFrame(rows, infer_schema_length=None)
+
+
+def write_search_report(
+    found: Found, path: str | Path, commands: Mapping[str, str], capacity: Interval | None = None
+) -> Path:
+    """Write the page of a search; `commands` start the winner, by engine."""
+    best = found.best
+    notes = [*words.account(found), *([words.capacity_words(capacity)] if capacity else [])]
+    notes += [SMART] if found.search.strategy == "smart" and found.ranked else []
+    blocks: list[Block] = [
+        *(Card(*one) for one in words.cards(found)),
+        *([] if best else [Line(words.nothing_qualifies(found), "warning")]),
+        Section(words.HEADINGS[found.search.objective], plots(figures.drawers(found)) if found.ranked else []),
+        Section("Ranking", [Table(words.ranking_rows(found), left=words.LEFT)]),
+        Section("Commands", [Command(ENGINES[name].name, text) for name, text in commands.items()]),
+        Section("Not in the ranking", [Table(words.reason_rows(found))]),
+        *lines(notes, "note"),
+    ]
+    title = f"Best deployment: {best.label}" if best else "No configuration meets the SLO"
+    scenario = dump(winning_scenario(found.search, best) if best else found.search)
+    return write_page(path, title, blocks, lede=words.question_words(found.search), scenario=scenario)

@@ -1,41 +1,74 @@
-"""The matrix of models and workloads as one self-contained HTML page."""
+"""A matrix of searches, models and workloads: one page, and what a choice is worth elsewhere."""
 
 from __future__ import annotations
 
-import html
+import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from gnomon.core.config import dump
-from gnomon.report.page import table, write_whole_page
+from gnomon.core.files import write_text
+from gnomon.report.blocks import Block, Figure, Section, Table, plots
+from gnomon.report.look import figure
+from gnomon.report.page import write_page
 from gnomon.report.search import text as words
 from gnomon.search.matrix import Matrix, cell_folder
 
 
-def write_matrix_report(matrix: Matrix, path: str | Path) -> Path:
+def write_matrix(result: Any, folder: str | Path) -> Path:
+    """Write report.html and matrix.json: the best of every cell, and what each choice is worth elsewhere."""
+    _write_report(result.matrix, Path(folder) / "report.html")
+    return write_text(Path(folder) / "matrix.json", json.dumps(data(result), indent=1))
+
+
+def text(result: Any) -> list[Block]:
+    """The best of every cell, then what each choice is worth elsewhere."""
+    return words.matrix_blocks(result.matrix)
+
+
+def tables(result: Any) -> dict[str, Callable[[], list[dict[str, Any]]]]:
+    """What each choice is worth elsewhere."""
+    return {"worth": lambda: data(result)["worth_elsewhere"]}
+
+
+def drawers(result: Any) -> dict[str, Callable[[], Figure]]:
+    """A heat map per model."""
+    return {model: partial(heat_map, result.matrix, model) for model in result.matrix.models}
+
+
+def data(result: Any) -> dict[str, Any]:
+    """The best of every cell, and what each choice is worth elsewhere."""
+    matrix: Matrix = result.matrix
+    cells = [
+        {"model": model, "workload": workload, "best": found.best.to_dict() if found.best else None}
+        for (model, workload), found in matrix.cells.items()
+    ]
+    worth = [
+        {"model": model, "chosen_for": chosen, "used_for": used, "share_of_best": share}
+        for (model, chosen, used), share in matrix.worth.items()
+    ]
+    return {"cells": cells, "worth_elsewhere": worth}
+
+
+def _write_report(matrix: Matrix, path: Path) -> None:
     """Write the page: the best per cell, what each choice is worth elsewhere, and the way to every cell's report."""
-    drawn = {f"worth{number}": heat_map(matrix, model) for number, model in enumerate(matrix.models)}
-    plots = "".join(f"<div id={name} class=plot></div>" for name in drawn)
-    rows = [{"model": m, "workload": w, **words.cell_row(found)} for (m, w), found in matrix.cells.items()]
+    drawn = {f"worth{number}": partial(heat_map, matrix, model) for number, model in enumerate(matrix.models)}
+    rows = words.cell_rows(matrix)
     first = next(iter(matrix.cells.values())).search
     chosen = {found.best.label for found in matrix.cells.values() if found.best is not None}
-    parts = {
-        "@TITLE@": "How the best deployment changes with the workload",
-        "@LEDE@": html.escape(f"{words.slo_words(first)}; {len(chosen)} different winners in {len(rows)} searches."),
-        "@PLOTS@": f"<section><h2>A choice's worth elsewhere</h2><div class=plots>{plots}</div></section>",
-        "@REPLICAS@": f"<section><h2>Best per model and workload</h2>{table(rows)}</section>",
-        "@FIGURES@": "<ul>" + "".join(_link(*cell) for cell in matrix.cells) + "</ul>",
-        "@SCENARIO@": html.escape(dump(first)),
-    }
-    return write_whole_page(path, parts, drawn)
+    blocks = [
+        Section("A choice's worth elsewhere", plots(drawn)),
+        Section("Best per model and workload", [Table(rows)]),
+    ]
+    links = {f"{cell_folder('', *cell)}/report.html": ", ".join(cell) for cell in matrix.cells}
+    lede = f"{words.slo_words(first)}; {len(chosen)} different winners in {len(rows)} searches."
+    title = "How the best deployment changes with the workload"
+    write_page(path, title, blocks, lede=lede, links=links, scenario=dump(first))
 
 
-def _link(model: str, workload: str) -> str:
-    there = html.escape(f"{cell_folder('', model, workload)}/report.html")
-    return f"<li><a href='{there}'>{html.escape(f'{model}, {workload}')}</a></li>"
-
-
-def heat_map(matrix: Matrix, model: str) -> dict[str, Any]:
+def heat_map(matrix: Matrix, model: str) -> Figure:
     """Every choice on every workload, as a share of the best there."""
     names = matrix.workloads
     shares = [[matrix.worth.get((model, chosen, used)) for used in names] for chosen in names]
@@ -46,11 +79,8 @@ def heat_map(matrix: Matrix, model: str) -> dict[str, Any]:
         "hovertemplate": "chosen for %{y}, used for %{x}: %{text} of the best there<extra></extra>",
         "xgap": 2, "ygap": 2,
     }  # fmt: skip
-    layout = {
-        "title": {"text": model, "x": 0, "xref": "container", "xanchor": "left", "pad": {"l": 8}},
-        "xaxis": {"title": {"text": "used for"}}, "yaxis": {"title": {"text": "chosen for"}, "autorange": "reversed"},
-        "margin": {"l": 90, "r": 16, "t": 44, "b": 50}, "height": 340,
-        "font": {"family": "Inter, system-ui, sans-serif", "size": 13, "color": "#4A5565"},
-        "plot_bgcolor": "#FFFFFF", "paper_bgcolor": "#FFFFFF",
-    }  # fmt: skip
-    return {"data": [data], "layout": layout}
+    axes = {
+        "xaxis": {"title": {"text": "used for"}},
+        "yaxis": {"title": {"text": "chosen for"}, "autorange": "reversed"},
+    }
+    return figure([data], model, 340, {"l": 90, "b": 50}, **axes)

@@ -9,7 +9,7 @@ from typing import Any
 
 from gnomon.convert.commands import ENGINES
 from gnomon.core import units
-from gnomon.report.blocks import Block, Line, Table, lines
+from gnomon.report.blocks import Block, Command, Line, Table, lines, seconds
 from gnomon.search.answers import front, latency_axes
 from gnomon.search.config import LATENCIES, SearchConfig
 from gnomon.search.evaluate import Record
@@ -24,6 +24,8 @@ WORDS = {
 
 
 MAX_REASONS = 10
+LEFT = ("#", "configuration", "limited by", "front")
+"""Columns of words in a ranking."""
 HEADINGS = {
     "qps_per_dollar": "Throughput per dollar against latency",
     "goodput_per_gpu": "Goodput per GPU against latency",
@@ -39,7 +41,7 @@ def found_blocks(
     blocks: list[Block] = [Line(question_words(found.search))]
     rows = ranking_rows(found, top)
     if rows:
-        blocks.append(Table(rows, left=("configuration", "limited by", "front")))
+        blocks.append(Table(rows, left=LEFT))
     reasons = reason_rows(found, MAX_REASONS)
     if reasons:
         blocks.append(Table(reasons, title="Not in the ranking"))
@@ -49,10 +51,7 @@ def found_blocks(
     blocks += lines([f"Best: {found.best.label}", *([capacity_words(capacity)] if capacity else [])])
     if no_command:
         blocks.append(Line(f"No command: {no_command}"))
-    for name, command in commands.items():
-        gap = "\n" if "\n" in command else " "
-        blocks.append(Line(f"With {ENGINES[name].name}:{gap}{command}"))
-    return blocks
+    return [*blocks, *(Command(f"With {ENGINES[name].name}", text) for name, text in commands.items())]
 
 
 def capacity_words(capacity: Interval) -> str:
@@ -65,8 +64,7 @@ def capacity_words(capacity: Interval) -> str:
 
 def matrix_blocks(matrix: Matrix) -> list[Block]:
     """The best of every cell, then what each choice is worth elsewhere."""
-    rows = [{"model": m, "workload": w, **cell_row(found)} for (m, w), found in matrix.cells.items()]
-    blocks: list[Block] = [Table(rows, title="Best per workload")]
+    blocks: list[Block] = [Table(cell_rows(matrix), title="Best per workload")]
     for model in matrix.models:
         shares = worth_rows(matrix, model)
         if len(shares) > 1:
@@ -158,7 +156,7 @@ def ranking_rows(found: Found, top: int | None = None) -> list[dict[str, Any]]:
                 one, found.margins.get(one.label)
             ),
             UNITS[found.search.objective]: f"{shown(found.search.objective, one.score or 0.0):.4g}",
-            **{latency_name(axis): _seconds(one.figures.get(axis)) for axis in axes},
+            **{latency_name(axis): seconds(one.figures.get(axis)) for axis in axes},
             "limited by": limited_by(one),
         }
         | ({"front": "●" if on_front[number - 1] else ""} if is_whole else {})
@@ -283,12 +281,12 @@ def _with_margin(record: Record, margin: float | None) -> str:
     return f"{capacity} ± {margin:.2g}" if margin is not None else capacity
 
 
-def _seconds(value: float | None) -> str | None:
-    return None if value is None else units.seconds(value)
+def cell_rows(matrix: Matrix) -> list[dict[str, Any]]:
+    """The winner of every cell."""
+    return [{"model": m, "workload": w, **_cell(found)} for (m, w), found in matrix.cells.items()]
 
 
-def cell_row(found: Found) -> dict[str, Any]:
-    """The winner of one cell of a matrix."""
+def _cell(found: Found) -> dict[str, Any]:
     best, objective = found.best, found.search.objective
     if best is None:
         return {"best configuration": "nothing meets the SLO", "capacity/s": None, UNITS[objective]: None}
@@ -319,7 +317,7 @@ def bench_row(record: Record) -> dict[str, Any]:
         "GPUs": record.num_gpus,
         "capacity/s": f"{record.capacity_per_s:.4g}",
         "QPS/($/h)": f"{record.score:.4g}",
-        "TTFT P90": _seconds(record.figures["ttft_s p90"]),
-        "TBT P99": _seconds(record.figures["tbt_s p99"]),
+        "TTFT P90": seconds(record.figures["ttft_s p90"]),
+        "TBT P99": seconds(record.figures["tbt_s p99"]),
         "limited by": limited_by(record),
     }

@@ -2,46 +2,47 @@
 
 from __future__ import annotations
 
-import html
+import json
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from gnomon.core import units
 from gnomon.core.config import dump
-from gnomon.report.blocks import Block, Line, Table
-from gnomon.report.page import table, write_whole_page
+from gnomon.core.files import folder_written_whole, write_text
+from gnomon.report.blocks import Block, Figure, Section, Table, lines, plots, seconds
+from gnomon.report.page import write_page
 from gnomon.report.routing.figures import differences_figure
 from gnomon.report.serving.figures import LATENCIES, latency_cdf, latency_curves
-from gnomon.report.serving.html import message
-from gnomon.report.serving.intervals import CAPTION, variant_rows
+from gnomon.report.serving.files import write_run
+from gnomon.report.serving.intervals import CAPTION, as_data, variant_rows
 from gnomon.report.serving.text import title
 from gnomon.serving.results.fleet import Regret, regret
 from gnomon.serving.results.intervals import Intervals
 from gnomon.serving.results.paired import Difference
 from gnomon.serving.results.summary import Summary
 from gnomon.serving.run.simulate import Run
-from gnomon.serving.scenario import Scenario
 
 WORDS = {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "E2E", "scheduling_delay_s": "scheduling delay"}
 Differences = Mapping[str, list[Difference]]
-Figure = dict[str, Any]
 
 
-def drawers(runs: Mapping[str, Run], differences: Callable[[], Differences]) -> dict[str, Callable[[], Figure]]:
+def drawers(result: Any) -> dict[str, Callable[[], Figure]]:
     """Every latency's distributions over each other, and the change of its mean and P99 against the baseline."""
+    runs: dict[str, Run] = {name: one.run for name, one in result.results.items()}
     curves = cache(lambda: {name: latency_curves(run) for name, run in runs.items()})
-    baseline, slo = next(iter(runs)), next(iter(runs.values())).scenario.slo
+    slo = runs[result.baseline].scenario.slo
 
     def overlay(latency: str) -> Figure:
         return latency_cdf(latency, {name: found[latency] for name, found in curves().items()}, slo)
 
     def change(latency: str, statistic: str) -> Figure:
-        found = {name: _one(rows, f"{latency}_s", statistic) for name, rows in differences().items()}
+        found = {name: _one(rows, f"{latency}_s", statistic) for name, rows in result.differences.items()}
         words = f"{WORDS[f'{latency}_s']} {'P99' if statistic == 'p99' else statistic}"
-        return differences_figure(words, baseline, found, list(found))
+        return differences_figure(words, result.baseline, found, list(found))
 
     drawn: dict[str, Callable[[], Figure]] = {latency: partial(overlay, latency) for latency in LATENCIES}
     for latency in LATENCIES:
@@ -50,26 +51,59 @@ def drawers(runs: Mapping[str, Run], differences: Callable[[], Differences]) -> 
     return drawn
 
 
+def tables(result: Any) -> dict[str, Any]:
+    """Every paired difference, and the requests of every variant."""
+    rows = [
+        {"variant": name, **asdict(one), "difference": one.difference, "relative": one.relative}
+        for name, found in result.differences.items()
+        for one in found
+    ]
+    variants = {name: (lambda one=one: one.requests) for name, one in result.results.items()}
+    return {"differences": lambda: rows, **variants}
+
+
+def data(result: Any) -> dict[str, Any]:
+    """Nested plain data: every variant's summary and the differences."""
+    rows = {
+        name: [asdict(one) | {"difference": one.difference, "relative": one.relative} for one in differences]
+        for name, differences in result.differences.items()
+    }
+    summaries = {
+        name: summary.to_dict() | {"intervals": as_data(result.intervals[name])}
+        for name, summary in result.summary.items()
+    }
+    found = {name: asdict(one) for name, one in regrets(result.summary).items()}
+    known = {"regret": found} if found else {}
+    return {"baseline": result.baseline, "summaries": summaries, "differences": rows} | known
+
+
 def _one(rows: list[Difference], metric: str, statistic: str) -> Difference | None:
     return next((one for one in rows if (one.metric, one.statistic) == (metric, statistic)), None)
 
 
-def comparison_blocks(
-    summaries: Mapping[str, Summary], differences: Differences, intervals: Mapping[str, Intervals] | None = None
-) -> list[Block]:
+def text(result: Any) -> list[Block]:
     """The variants side by side, then every difference to the baseline, request by request."""
-    baseline = next(iter(summaries))
-    blocks: list[Block] = [Table([variant_row(name, one) for name, one in summaries.items()])]
-    if any((intervals or {}).values()):
-        blocks.append(Table(variant_rows(intervals or {}), caption=CAPTION))
-    if rows := regret_rows(summaries):
-        blocks.append(Table(rows, caption=REGRET_CAPTION))
-    for name, found in differences.items():
-        blocks.append(Line(f"{name} against {baseline}, request by request:"))
-        blocks.append(Table([difference_row(one) for one in found]))
-    blocks += [Line(text, "warning") for text in warnings(summaries)]
+    summaries: dict[str, Summary] = result.summary
     notes = dict.fromkeys(note for one in summaries.values() for note in one.notes)
-    return [*blocks, *(Line(note, "note") for note in notes)]
+    paired = _paired_tables(result.baseline, result.differences)
+    warned = lines(warnings(summaries), "warning")
+    return [*_variant_tables(summaries, result.intervals), *paired, *warned, *lines(notes, "note")]
+
+
+def _variant_tables(summaries: Mapping[str, Summary], intervals: Mapping[str, Intervals]) -> list[Block]:
+    tables = [Table([variant_row(name, one) for name, one in summaries.items()])]
+    if any(intervals.values()):
+        tables.append(Table(variant_rows(intervals), caption=CAPTION))
+    regretted = regret_rows(summaries)
+    return [*tables, *([Table(regretted, caption=REGRET_CAPTION)] if regretted else [])]
+
+
+def _paired_tables(baseline: str, differences: Differences) -> list[Block]:
+    return [
+        Table([difference_row(one) for one in found], f"{name} against {baseline}, request by request")
+        for name, found in differences.items()
+        if found
+    ]
 
 
 def warnings(summaries: Mapping[str, Summary]) -> list[str]:
@@ -126,8 +160,8 @@ def variant_row(name: str, summary: Summary) -> dict[str, Any]:
     row: dict[str, Any] = {"variant": name}
     for metric in ("ttft_s", "tpot_s", "e2e_s"):
         spread = getattr(summary.latency, metric)
-        row[f"{WORDS[metric]} mean"] = _seconds(spread.mean)
-        row[f"{WORDS[metric]} P99"] = _seconds(spread.p99)
+        row[f"{WORDS[metric]} mean"] = seconds(spread.mean)
+        row[f"{WORDS[metric]} P99"] = seconds(spread.p99)
     million = summary.cost.per_million_output_tokens
     row |= {
         "requests/s": f"{summary.throughput.requests_per_s:.4g}",
@@ -151,47 +185,34 @@ def difference_row(one: Difference) -> dict[str, Any]:
     }
 
 
-def write_comparison_report(
-    path: Path,
-    summaries: Mapping[str, Summary],
-    differences: Differences,
-    drawings: Mapping[str, Figure],
-    scenarios: Mapping[str, Scenario],
-    places: Mapping[str, str],
-    intervals: Mapping[str, Intervals] | None = None,
-) -> Path:
+def write(result: Any, folder: str | Path) -> Path:
+    """Write one report of all, comparison.json, and every variant's run into a folder of its own."""
+    places = {name: f"{i}-{re.sub(r'[^A-Za-z0-9._=-]+', '-', name)[:80]}" for i, name in enumerate(result.results)}
+    with folder_written_whole(folder, ("comparison.json", "report.html", "[0-9]*-*")) as temporary:
+        for name, one in result.results.items():
+            write_run(one.run, one.summary, temporary / places[name])
+        write_text(temporary / "comparison.json", json.dumps(data(result), indent=1))
+        _write_report(result, temporary / "report.html", places)
+    return Path(folder)
+
+
+def _write_report(result: Any, path: Path, places: Mapping[str, str]) -> None:
     """One page of all variants; `places` names the folder of each, whose own report is linked."""
-    baseline = next(iter(summaries))
-    overlays = "".join(f"<div id={name} class=plot></div>" for name in LATENCIES)
-    changes = "".join(f"<div id={name} class='plot short'></div>" for name in drawings if name not in LATENCIES)
-    paired = "".join(
-        f"<h3>{html.escape(f'{name} against {baseline}')}</h3>{table([difference_row(one) for one in found])}"
-        for name, found in differences.items()
-        if found
-    )
-    links = "".join(
-        f"<li><a href='{html.escape(place)}/report.html'>{html.escape(name)}</a></li>" for name, place in places.items()
-    )
-    rows = table([variant_row(name, one) for name, one in summaries.items()])
-    if any((intervals or {}).values()):
-        rows += table(variant_rows(intervals or {})) + message("note", CAPTION)
-    if told := regret_rows(summaries):
-        rows += table(told) + message("note", REGRET_CAPTION)
-    parts = {
-        "@TITLE@": html.escape(f"{len(summaries)} variants compared"),
-        "@LEDE@": html.escape(f"{title(scenarios[baseline])} and others on the same requests; the first: {baseline}."),
-        "@MESSAGES@": "".join(message("warning", text) for text in warnings(summaries)),
-        "@PLOTS@": f"<section><h2>Latency</h2><div class=plots>{overlays}</div>{rows}</section>"
-        f"<section><h2>Change, request by request</h2><div class=plots>{changes}</div>{paired}</section>",
-        "@FIGURES@": f"<ul>{links}</ul>",
-        "@SCENARIO@": html.escape("\n".join(f"# {name}\n{dump(one)}" for name, one in scenarios.items())),
-    }
-    return write_whole_page(path, parts, drawings)
+    drawn, scenarios = drawers(result), {name: one.scenario for name, one in result.results.items()}
+    overlays = plots({name: draw for name, draw in drawn.items() if name in LATENCIES})
+    changes = plots({name: draw for name, draw in drawn.items() if name not in LATENCIES}, "short")
+    blocks = [
+        *lines(warnings(result.summary), "warning"),
+        Section("Latency", [*overlays, *_variant_tables(result.summary, result.intervals)]),
+        Section("Change, request by request", [*changes, *_paired_tables(result.baseline, result.differences)]),
+    ]
+    first = f"{title(scenarios[result.baseline])} and others on the same requests; the first: {result.baseline}."
+    write_page(
+        path, f"{len(scenarios)} variants compared", blocks, lede=first,
+        links={f"{place}/report.html": name for name, place in places.items()},
+        scenario="\n".join(f"# {name}\n{dump(one)}" for name, one in scenarios.items()),
+    )  # fmt: skip
 
 
 def _signed(value: float | None) -> str:
     return "–" if value is None else f"{'+' if value >= 0 else '−'}{units.seconds(abs(value))}"
-
-
-def _seconds(value: float | None) -> str | None:
-    return units.seconds(value) if value is not None else None

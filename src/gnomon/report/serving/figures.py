@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from itertools import cycle
-from typing import Any
 
 import numpy as np
 
 from gnomon.core import units
 from gnomon.core.arrays import Floats
+from gnomon.report.blocks import Figure
+from gnomon.report.look import BLUE, GREEN, GREY, ORANGE, slo_line
 from gnomon.report.serving.fleet import fleet_drawers
 from gnomon.report.serving.lines import plot_layout, short, time_lines
 from gnomon.report.serving.series import MARKED_SHARES, Curve, Levels, Rates, distribution, levels, rates
@@ -20,9 +21,6 @@ from gnomon.serving.results.summary import Summary
 from gnomon.serving.run.simulate import Run
 from gnomon.workload.slo import SloConfig
 
-Figure = dict[str, Any]
-
-BLUE, ORANGE, GREEN, RED, GREY = "#2F6FB5", "#E08A2E", "#3E9B6E", "#C8493F", "#8A94A3"
 COLOURS = (BLUE, ORANGE, GREEN, "#7B61A8", "#B58A2F", GREY)
 """Of curves side by side."""
 LATENCIES = {"ttft": "Time to first token", "tpot": "Time per output token", "e2e": "End to end"}
@@ -31,11 +29,6 @@ CLIPPED_AT = 0.995
 """The share of the requests up to which a distribution is shown; a few stragglers would squeeze all others."""
 # More than this from the median to the largest value, and only a logarithmic axis shows both.
 _LOG_FROM = 30.0
-
-
-def figures(run: Run, summary: Summary, names: Collection[str] | None = None) -> dict[str, Figure]:
-    """The figures by name (all of them unless `names` says which), each with a title in its layout."""
-    return {name: draw() for name, draw in drawers(run, summary).items() if names is None or name in names}
 
 
 def drawers(run: Run, summary: Summary) -> dict[str, Callable[[], Figure]]:
@@ -105,16 +98,9 @@ def cdf(title: str, curves: Mapping[str, Curve], *, unit: str = "s", target: flo
     if end is not None and largest > 1.15 * end:
         layout |= _clipped(layout, end * factor, shown, _value(largest, unit))
     if target is not None:
-        layout["shapes"] = [_target(target * factor, is_right=target > (end or largest) / 2)]
+        side = "right" if target > (end or largest) / 2 else "left"  # Where there is room for its name.
+        layout["shapes"] = [slo_line(target * factor, textposition="start", xanchor=side, padding=4)]
     return {"data": data, "layout": layout}
-
-
-def _target(at: float, *, is_right: bool) -> Figure:
-    """The SLO's line, with its name on the side where there is room."""
-    label = {"text": "SLO", "textposition": "start", "textangle": 0, "padding": 4,
-             "xanchor": "right" if is_right else "left", "font": {"color": RED, "size": 11}}  # fmt: skip
-    line = {"color": RED, "width": 1.5, "dash": "dash"}
-    return {"type": "line", "x0": at, "x1": at, "y0": 0, "y1": 1, "yref": "paper", "line": line, "label": label}
 
 
 def _end(curves: Mapping[str, Curve], target: float | None) -> float | None:

@@ -9,6 +9,7 @@ import numpy as np
 import polars as pl
 
 from gnomon.core.arrays import Floats
+from gnomon.report.look import BLUE, GREEN, GREY, ORANGE, RED
 from gnomon.report.serving.lines import time_lines
 from gnomon.serving.autoscaling.slo import slo_check
 from gnomon.serving.engine.state import FINISHED, NOT_ARRIVED
@@ -18,7 +19,6 @@ from gnomon.serving.run.simulate import Run
 
 MOST_POINTS = 240
 """Intervals of the time lines: a day in steps of six minutes."""
-BLUE, ORANGE, GREEN, RED, GREY = "#2F6FB5", "#E08A2E", "#3E9B6E", "#C8493F", "#8A94A3"
 COLOURS = (BLUE, ORANGE, GREEN, RED, GREY)
 
 

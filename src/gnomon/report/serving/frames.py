@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 import numpy as np
 import polars as pl
 
@@ -19,7 +17,6 @@ from gnomon.serving.engine.state import (
     WAITING,
 )
 from gnomon.serving.results.latency import request_times
-from gnomon.serving.results.paired import Difference
 from gnomon.serving.run.simulate import Run
 
 STATUS = {
@@ -79,14 +76,3 @@ def _contiguous(values: object) -> object:
     if not isinstance(values, np.ndarray):
         return values
     return np.ascontiguousarray(values, np.int64 if values.dtype.kind == "i" else None)  # As users know them.
-
-
-def difference_frame(differences: dict[str, list[Difference]]) -> pl.DataFrame:
-    """Every paired difference: one row per variant, metric and statistic."""
-    return pl.DataFrame(
-        [
-            {"variant": name, **asdict(one), "difference": one.difference, "relative": one.relative}
-            for name, found in differences.items()
-            for one in found
-        ]
-    )

@@ -85,7 +85,7 @@ def interval_blocks(found: Intervals, spread: float | None = None) -> list[Block
         return []
     others = "; ".join(f"{name} {value}" for name, value in other_words(found))
     why = "" if spread is None else width_words(found, spread)
-    return [Table(rows, caption=" ".join(part for part in (CAPTION, f"{others}.", why) if part))]
+    return [Table(rows, left=("interval",), caption=" ".join(part for part in (CAPTION, f"{others}.", why) if part))]
 
 
 def as_data(found: Intervals) -> dict[str, Any]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from gnomon.report import look
-from gnomon.report.serving.figures import BLUE, GREEN, GREY, ORANGE, RED
+from gnomon.report.blocks import Figure
+from gnomon.report.look import BLUE, GREEN, GREY, ORANGE, RED
 from gnomon.report.serving.lines import plot_layout
 from gnomon.search.headroom import Headroom
 from gnomon.workload.slo import SloConfig
 
-Figure = dict[str, Any]
 SHORT = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E"}
 STATISTICS = {"p50": ("median", BLUE), "p90": ("P90", GREEN), "p99": ("P99", ORANGE)}
 
@@ -57,11 +57,11 @@ def load_figure(
     return {"data": data, "layout": drawn | {"showlegend": True, "shapes": lines, "annotations": notes}}
 
 
-def load_figures(room: Headroom, slo: SloConfig) -> dict[str, Figure]:
+def load_drawers(room: Headroom, slo: SloConfig) -> dict[str, Callable[[], Figure]]:
     """The curves of a run's report, one per latency: names as in `figures`, with `load_` before them."""
     return {
-        f"load_{name}": load_figure(
-            name, room.curve.loads, room.curve.seconds[name], target=getattr(slo, f"{name}_s"),
+        f"load_{name}": partial(
+            load_figure, name, room.curve.loads, room.curve.seconds[name], target=getattr(slo, f"{name}_s"),
             capacity=room.capacity_per_s, load=room.load_per_s, num_requests=room.curve.num_requests,
         )
         for name in ("ttft", "tpot")

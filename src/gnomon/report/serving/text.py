@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gnomon.core import units
-from gnomon.report.blocks import Block, Line, Table, lines
+from gnomon.report.blocks import Block, Facts, Table, lines, seconds
 from gnomon.report.serving.intervals import interval_blocks
 from gnomon.search.headroom import Headroom
 from gnomon.serving.features.adapters import AdapterFigures
@@ -54,7 +54,7 @@ def summary_blocks(
     blocks = lines([title(scenario), f"{workload_words(scenario)}; {policy_words(scenario)}"])
     blocks.append(Table(latency_rows(summary)))
     blocks += interval_blocks(intervals or {}, spread)
-    blocks += [Line(f"{name:<13} {value}") for name, value in figure_rows(summary, room)]
+    blocks.append(Facts(figure_rows(summary, room)))
     if summary.classes:
         blocks.append(Table(class_rows(summary)))
     if len(summary.replicas) > 1:
@@ -290,20 +290,16 @@ def class_rows(summary: Summary) -> list[Row]:
             "requests": one.arrived,
             "finished": one.finished,
             "shed": one.shed,
-            "TTFT P50": _seconds(one.ttft_s.p50),
-            "TTFT P99": _seconds(one.ttft_s.p99),
-            "TPOT P99": _seconds(one.tpot_s.p99),
-            "E2E P99": _seconds(one.e2e_s.p99),
+            "TTFT P50": seconds(one.ttft_s.p50),
+            "TTFT P99": seconds(one.ttft_s.p99),
+            "TPOT P99": seconds(one.tpot_s.p99),
+            "E2E P99": seconds(one.e2e_s.p99),
             "SLO met": f"{one.slo.attainment:.1%}" if one.slo else None,
             "service": f"{one.service_share:.1%}" if one.service_share is not None else None,
             "pre-emptions": one.preemptions,
         }
         for one in summary.classes
     ]
-
-
-def _seconds(value: float | None) -> str | None:
-    return units.seconds(value) if value is not None else None
 
 
 def fairness_words(fairness: Fairness) -> str:

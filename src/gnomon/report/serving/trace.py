@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections import defaultdict
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
+from gnomon.core.arrays import Floats
 from gnomon.core.files import written_whole
-from gnomon.report.perfetto import Event, process_name, thread_name
-from gnomon.report.serving.trace_requests import request_slices
-from gnomon.report.serving.transfers import transfer_events
+from gnomon.report.perfetto import Event, Lanes, microseconds, process_name, slice_event, thread_name
 from gnomon.serving.features import breakdown
+from gnomon.serving.features.tiers import SOURCES
 from gnomon.serving.results.latency_breakdown import NAMES, accounts
 from gnomon.serving.run.simulate import Run
 
@@ -23,6 +25,11 @@ MAX_ROWS = 100_000
 """Iterations (times stages) in a trace: about as many as a browser shows without effort."""
 MAX_COUNTERS = 20_000
 """Points of each counter."""
+MAX_REQUESTS = 2000
+"""Requests in a trace: those that arrive first in the stretch shown."""
+PHASES = ("waiting", "prefill", "decode")
+FIRST_LANE, FIRST_LOAD_LANE = 1000, 2000
+"""Lanes of transfers come below those of pipeline stages, those of loads below them."""
 
 
 def write_trace(run: Run, path: str | Path, max_rows: int = MAX_ROWS) -> Path:
@@ -167,3 +174,94 @@ def _counters(rows: pl.DataFrame) -> list[pl.DataFrame]:
 def _microseconds(column: str) -> pl.Expr:
     """`report.perfetto.microseconds` of a whole column."""
     return (pl.col(column) * 1e6).round().cast(pl.Int64)
+
+
+def request_slices(run: Run, start_s: float, end_s: float, first_process: int) -> tuple[pl.DataFrame, list[Event]]:
+    """Three slices per finished request that was there between two moments, and the names of their lanes; a process per
+    replica."""
+    q = run.cluster.requests
+    stamps = np.stack([q.arrival_s, q.scheduled_s, q.first_token_s, q.finished_s])
+    there = np.isfinite(stamps).all(axis=0) & (stamps[3] > start_s) & (stamps[0] < end_s)
+    found = np.flatnonzero(there)
+    found = found[np.argsort(stamps[0, found], kind="stable")]
+    shown, some = found, ""
+    if found.size > MAX_REQUESTS:
+        shown, some = found[:MAX_REQUESTS], f"; the first {MAX_REQUESTS:,} of {found.size:,}"
+    stamps, replicas = stamps[:, shown], q.replica[shown]
+    lanes: defaultdict[int, Lanes] = defaultdict(Lanes)
+    stays = zip(replicas.tolist(), stamps[0].tolist(), stamps[-1].tolist(), strict=True)
+    taken = np.array([lanes[replica].take(arrival, end) for replica, arrival, end in stays], np.int64)
+    names: list[Event] = []
+    for replica, used in lanes.items():
+        names.append(process_name(first_process + replica, f"requests of replica {replica}{some}"))
+        names += [thread_name(first_process + replica, lane, f"lane {lane}") for lane in range(used.count)]
+    about = {"request": shown, "prompt_tokens": q.prompt_tokens[shown], "output_tokens": q.output_tokens[shown]}
+    columns = {"pid": first_process + replicas, "tid": taken, **about}
+    at = np.rint(stamps * 1e6).astype(np.int64)
+    slices = pl.DataFrame(
+        {
+            "name": PHASES * shown.size,
+            "ts": at[:-1].T.ravel(),
+            "dur": np.diff(at, axis=0).T.ravel(),
+            **{name: np.repeat(column, len(PHASES)) for name, column in columns.items()},
+        }
+    )
+    slices = slices.filter(pl.col("dur") > 0)
+    return slices.select("name", pl.lit("X").alias("ph"), "ts", "dur", "pid", "tid", args=pl.struct(*about)), names
+
+
+def transfer_events(run: Run, start_s: float, end_s: float, max_rows: int) -> list[Event]:
+    """All KV that begins to move in a stretch of the run."""
+    return _between_pools(run, start_s, end_s, max_rows) + _from_tiers(run, start_s, end_s, max_rows)
+
+
+def _from_tiers(run: Run, start_s: float, end_s: float, max_rows: int) -> list[Event]:
+    """Loads from other tiers: slices in the process of the replica that waits for them."""
+    if run.tiers is None:
+        return []
+    q = run.cluster.requests
+    sources = run.tiers.source[-q.size :]
+    begin_s = q.arrival_s + q.front_s
+    events: list[Event] = []
+    lanes: defaultdict[int, Lanes] = defaultdict(Lanes)
+    for i in _first(q.loaded_s >= 0, begin_s, start_s, end_s, max_rows):
+        replica = int(q.replica[i] if q.landed_s[i] < 0 else q.prefill_replica[i])
+        begin, end = float(begin_s[i]), float(q.loaded_s[i])
+        lane = FIRST_LOAD_LANE + lanes[replica].take(begin, end)
+        events.append(slice_event(f"KV from {SOURCES[sources[i]]}", replica, lane, begin, end, args={"request": i}))
+    return _lane_names(lanes, FIRST_LOAD_LANE, "KV loads") + events
+
+
+def _between_pools(run: Run, start_s: float, end_s: float, max_rows: int) -> list[Event]:
+    """Transfers that begin in a stretch of the run: slices in the process of the replica that sends, on as many lanes
+    as run side by side, and arrows to the replica that takes them in."""
+    if run.transfers is None:
+        return []
+    q = run.cluster.requests
+    sizes = run.transfers.flows.bytes[-q.size :]
+    events: list[Event] = []
+    lanes: defaultdict[int, Lanes] = defaultdict(Lanes)
+    for i in _first(q.landed_s >= 0, q.moving_s, start_s, end_s, max_rows):
+        sender, receiver = int(q.prefill_replica[i]), int(q.replica[i])
+        begin, end = float(q.moving_s[i]), float(q.landed_s[i])
+        lane = FIRST_LANE + lanes[sender].take(begin, end)
+        args = {"request": i, "MB": round(float(sizes[i]) / 1e6, 3), "waited_s": begin - float(q.prefilled_s[i])}
+        events.append(slice_event(f"KV to replica {receiver}", sender, lane, begin, end, args=args))
+        arrow = {"name": "KV", "cat": "transfer", "id": i}
+        events.append({**arrow, "ph": "s", "ts": microseconds(begin), "pid": sender, "tid": lane})
+        events.append({**arrow, "ph": "f", "bp": "e", "ts": microseconds(end), "pid": receiver, "tid": 0})
+    return _lane_names(lanes, FIRST_LANE, "KV transfers") + events
+
+
+def _first(moves: NDArray[np.bool_], begin_s: Floats, start_s: float, end_s: float, max_rows: int) -> list[int]:
+    """The requests whose KV moves from a moment of the stretch on, in that order."""
+    shown = np.flatnonzero(moves & (begin_s >= start_s) & (begin_s <= end_s))
+    return shown[np.argsort(begin_s[shown], kind="stable")][:max_rows].tolist()
+
+
+def _lane_names(lanes: dict[int, Lanes], first: int, words: str) -> list[Event]:
+    return [
+        thread_name(replica, first + lane, f"{words} {lane + 1}")
+        for replica, taken in lanes.items()
+        for lane in range(taken.count)
+    ]

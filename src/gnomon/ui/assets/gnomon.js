@@ -1,4 +1,4 @@
-// What must happen in the browser: the address and its history, sliders and lists, copying, the theme, the panel.
+// What must happen in the browser: the address and its history, sliders and lists, the theme, the panel.
 (() => {
   const PAUSE_MS = 60; // Between two values of a slider that is being dragged.
 
@@ -76,21 +76,6 @@
   };
   document.addEventListener("change", refuseLarge, true);
   document.addEventListener("drop", refuseLarge, true);
-
-  document.addEventListener("click", async (event) => {
-    const button = event.target.closest?.("[data-copy]");
-    if (!button) return;
-    const source = document.getElementById(button.dataset.copy);
-    const text = "value" in source ? source.value : source.textContent;
-    try {
-      await navigator.clipboard.writeText(text);
-      button.textContent = "Copied";
-    } catch {
-      getSelection().selectAllChildren(source);
-      button.textContent = "Press Ctrl-C";
-    }
-    setTimeout(() => { button.textContent = "Copy"; }, 1500);
-  });
 
   // The present page's own link opens it afresh. Dash would see no change: it does not know what the controls wrote into
   // the address.
@@ -223,12 +208,31 @@
     }
   };
 
+  // What a message suggests is a press away.
+  const suggest = () => {
+    for (const message of document.querySelectorAll(".control > .message")) {
+      const [, number, name] = message.textContent.match(/(\d+) would fit|Did you mean '([^']+)'/) || [];
+      const box = message.parentElement, value = number || name;
+      let button = box.querySelector(".apply");
+      if (!value) { button?.remove(); continue; }
+      if (!button) {
+        button = Object.assign(document.createElement("button"), {type: "button", className: "button apply"});
+        button.addEventListener("click", () => {
+          dash_clientside.set_props(box.id.replace(/-box$/, ""), {value: button.dataset.value});
+        });
+        box.append(button);
+      }
+      button.dataset.value = value;
+      button.textContent = `Use ${value}`;
+    }
+  };
   const sizes = new ResizeObserver(place);
   let isTidied = true;
   const tidy = () => {
     isTidied = true;
     rename();
     share();
+    suggest();
     // By a class: a rule with :has() is looked at again at every change of a plot.
     const page = document.querySelector(".page");
     page?.classList.toggle("mistaken", !!page.querySelector(".controls .message:not(:empty), .message.own:not(:empty)"));

@@ -10,9 +10,10 @@ from dash.development.base_component import Component
 from gnomon import catalog
 from gnomon.api.serving import Simulation, controller_names, simulate
 from gnomon.core import units
-from gnomon.ui.blocks import cards, graph, notice, plots, section
+from gnomon.ui.blocks import cards, copy_box, graph, notice, plots, section
 from gnomon.ui.controls import Choice, Control, Number, Slider
 from gnomon.ui.pages.pieces import draw_live, view_of
+from gnomon.ui.scenarios import as_command, as_yaml
 from gnomon.ui.site_page import Page
 from gnomon.workload.presets import preset_names
 
@@ -55,6 +56,7 @@ def body(state: dict[str, Any]) -> list[Component]:
         section(
             "The day", plots(*(graph(PAGE.id(name), label=label) for name, label in FIGURES.items()), together=True)
         ),
+        section("Copy", html.Div(id=PAGE.id("copies"), className="copies")),
     ]
 
 
@@ -64,6 +66,7 @@ def register(app: Dash) -> None:
         "cards": Output(PAGE.id("cards"), "children"),
         "notes": Output(PAGE.id("notes"), "children"),
         "figures": {name: Output(PAGE.id(name), "figure") for name in FIGURES},
+        "copies": Output(PAGE.id("copies"), "children"),
     }
     draw_live(app, PAGE, outputs, lambda values: _drawn(simulate(scenario_of(values))))
 
@@ -110,6 +113,10 @@ def _drawn(day: Simulation) -> dict[str, Any]:
         "cards": cards(shown),
         "notes": [notice(text, "warning") for text in summary.warnings if "table of" not in text],
         "figures": {name: day.drawings[name] for name in FIGURES},
+        "copies": [
+            copy_box(PAGE.id("yaml"), "Scenario file", as_yaml(day.scenario)),
+            copy_box(PAGE.id("command"), "Command line", as_command(day.scenario)),
+        ],
     }
 
 

@@ -12,15 +12,17 @@ from dash.development.base_component import Component
 from gnomon import catalog
 from gnomon.api.search import OBJECTIVES, Search
 from gnomon.api.serving import policy_names
+from gnomon.convert.commands import ENGINES
+from gnomon.core.config import dump
 from gnomon.core.errors import GnomonError
 from gnomon.report.search import text as words
 from gnomon.ui import jobs
-from gnomon.ui.blocks import cards, graph, notice, plots, section, table
+from gnomon.ui.blocks import cards, copy_box, graph, notice, plots, section, table
 from gnomon.ui.callbacks import callback
 from gnomon.ui.controls import Choice, Choices, Control, Hidden, Number, Text
 from gnomon.ui.job_panel import job_panel, register_job
 from gnomon.ui.pages.pieces import register_boxes
-from gnomon.ui.pages.plan_search import asked, command_of, opened, run_search, searches
+from gnomon.ui.pages.plan_search import asked, opened, run_search, searches
 from gnomon.ui.pages.serve import link
 from gnomon.ui.site_page import HIDDEN, SHOWN, Page
 from gnomon.workload.presets import preset_names
@@ -205,14 +207,16 @@ def _tables(found: Search) -> list[Component]:
         for place, row in enumerate(words.ranking_rows(found.found, TOP))
     ]
     reasons = words.reason_rows(found.found)
-    command = command_of(found)
     shown = []
     if ranking:
         shown.append(section("Ranking", table(ranking, left=("configuration", "limited by"))))
     if reasons:
         shown.append(section("Not in the ranking", table(reasons, left=tuple(reasons[0]))))
-    if command:
-        shown.append(section("Command for the winner", html.Pre(command, tabIndex="0")))
+    copies = [copy_box(PAGE.id("copy", name), ENGINES[name].name, text) for name, text in found.commands.items()]
+    if found.no_command:
+        copies.insert(0, notice(f"No command for the winner: {found.no_command}"))
+    copies.append(copy_box(PAGE.id("copy", "question"), "This search: gnomon search FILE", dump(found.question)))
+    shown.append(section("Copy", *copies))
     return shown
 
 

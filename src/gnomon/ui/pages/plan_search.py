@@ -78,9 +78,3 @@ def run_search(argument: tuple[SearchConfig, Path], report: jobs.Report) -> Sear
     assert isinstance(found, Search)
     found.save(folder)
     return found
-
-
-def command_of(found: Search) -> str:
-    """The commands that start the best of each engine, and why none starts the winner; empty without a winner."""
-    reason = [f"# No command for the winner: {found.no_command}"] if found.no_command else []
-    return "\n\n".join([*reason, *found.commands.values()])

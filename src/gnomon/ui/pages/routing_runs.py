@@ -9,11 +9,11 @@ from typing import Any
 import polars as pl
 
 from gnomon.api.comparison import Comparison, compare
-from gnomon.api.serving import Scenario, Simulation
+from gnomon.api.serving import Scenario
 from gnomon.api.serving import scenario as new_scenario
-from gnomon.core import units
 from gnomon.core.errors import ConfigError
 from gnomon.report.routing.curves import FILES, read_metrics
+from gnomon.report.serving.compare import variant_row
 from gnomon.ui import jobs
 from gnomon.ui.pages.plan_search import runs_folder
 from gnomon.ui.pages.serve import link
@@ -26,28 +26,6 @@ METRICS = {"e2e_s": "End to end", "ttft_s": "Time to first token", "tpot_s": "Ti
 STATISTICS = {"mean": "mean", "p99": "P99"}
 MAX_REQUESTS = 100_000
 """Requests that every router serves."""
-
-
-@dataclass(frozen=True)
-class Routed:
-    """Routers by name, the baseline first."""
-
-    scenario: Scenario
-    comparison: Comparison
-
-    @property
-    def results(self) -> dict[str, Simulation]:
-        """By router."""
-        return self.comparison.results
-
-    def fastest_first(self, metric: str, statistic: str) -> list[str]:
-        """Routers by one figure."""
-        return sorted(self.results, key=lambda name: self.figure(name, metric, statistic))
-
-    def figure(self, name: str, metric: str, statistic: str) -> float:
-        """One figure of one router; infinite where nothing finished."""
-        value = getattr(getattr(self.results[name].summary.latency, metric), statistic)
-        return float("inf") if value is None else value
 
 
 @dataclass(frozen=True)
@@ -74,19 +52,26 @@ def asked(values: Mapping[str, Any]) -> tuple[Scenario, tuple[str, ...]]:
 
 
 def run_comparison(argument: tuple[Scenario, tuple[str, ...]], report: jobs.Report) -> RoutersCompared:
-    """The job."""
+    """The job: every router on the same requests, and all views of that."""
     scenario, names = argument
-    routed = compare_routers(scenario, names, report)
+    found = compare_routers(scenario, names, report)
     views = {}
     for metric, words in METRICS.items():
         for statistic, short in STATISTICS.items():
-            order = routed.fastest_first(metric, statistic)
+            order = sorted(names, key=lambda name: _figure(found, name, metric, statistic))
             views[metric, statistic] = View(
-                routed.comparison.change_drawn(f"{words}, {short}", metric, statistic, order),
-                routed.comparison.distributions_drawn(f"{words}, all requests", metric, order),
-                router_rows(routed, metric, statistic),
+                found.change_drawn(f"{words}, {short}", metric, statistic, order),
+                found.distributions_drawn(f"{words}, all requests", metric, order),
+                [_row(found, name, metric, statistic) for name in order],
             )
-    return RoutersCompared(views, {name: in_serve(routed, name) for name in names}, routed.comparison.warnings)
+    links = {name: link(new_scenario(scenario, **{"router.name": name})) for name in names}
+    return RoutersCompared(views, links, found.warnings)
+
+
+def _figure(found: Comparison, name: str, metric: str, statistic: str) -> float:
+    """One figure of one router; infinite where nothing finished."""
+    value = getattr(getattr(found.summary[name].latency, metric), statistic)
+    return float("inf") if value is None else value
 
 
 def names_of(values: Mapping[str, Any]) -> tuple[str, ...]:
@@ -110,9 +95,8 @@ def scenario_of(values: Mapping[str, Any]) -> Scenario:
     return scenario
 
 
-def compare_routers(scenario: Scenario, names: Sequence[str], report: jobs.Report) -> Routed:
-    """All routers on the requests of one scenario."""
-
+def compare_routers(scenario: Scenario, names: Sequence[str], report: jobs.Report) -> Comparison:
+    """All routers on the requests of one scenario, by their names."""
     served, last = 0, 0
 
     def tell(done: int, total: int) -> None:
@@ -122,47 +106,23 @@ def compare_routers(scenario: Scenario, names: Sequence[str], report: jobs.Repor
 
     with told_if_too_large():
         compared = compare(scenario, vary={"router.name": list(names)}, on_progress=tell)
-    return Routed(scenario, Comparison(dict(zip(names, compared.results.values(), strict=True))))
+    return Comparison(dict(zip(names, compared.results.values(), strict=True)))
 
 
-def router_rows(routed: Routed, metric: str, statistic: str) -> list[dict[str, Any]]:
-    """One row per router, the fastest first."""
-    against = routed.comparison.against(metric, statistic)
-    rows = []
-    for name in routed.fastest_first(metric, statistic):
-        summary = routed.results[name].summary
-        row: dict[str, Any] = {"router": name}
-        for key in METRICS:
-            spread = getattr(summary.latency, key)
-            row |= {f"{key[:-2].upper()} mean": _seconds(spread.mean), f"{key[:-2].upper()} P99": _seconds(spread.p99)}
-        row["requests/s"] = f"{summary.throughput.requests_per_s:.4g}"
-        row["busiest/mean"] = f"{_imbalance(summary.replicas):.2f}"
-        if summary.prefix_hit_rate is not None:
-            row["prefix hits"] = f"{summary.prefix_hit_rate:.1%}"
-        row[f"against {routed.comparison.baseline}"] = _against(against.get(name))
-        rows.append(row)
-    return rows
-
-
-def in_serve(routed: Routed, router: str) -> str:
-    """The address that opens the scenario with this router in Serve."""
-    return link(new_scenario(routed.scenario, **{"router.name": router}))
-
-
-def _seconds(value: float | None) -> str | None:
-    return None if value is None else units.seconds(value)
-
-
-def _imbalance(replicas: Sequence[Any]) -> float:
-    busy = [one.utilization.busy for one in replicas]
-    return max(busy) * len(busy) / sum(busy) if busy and sum(busy) else 1.0
-
-
-def _against(one: Any) -> str:
-    if one is None or one.relative is None:
-        return "–"
-    sure = "" if one.is_clear else " (not clear)"
-    return f"{one.relative:+z.1%}{sure}"
+def _row(found: Comparison, name: str, metric: str, statistic: str) -> dict[str, Any]:
+    """A router's figures, how evenly it loads the replicas, and what it gains on the baseline."""
+    summary = found.summary[name]
+    busy = [one.utilization.busy for one in summary.replicas]
+    row = {"router": name} | variant_row(name, summary)
+    for column in ("variant", "busy", "$/M output", "output tokens/s"):
+        del row[column]
+    row["busiest/mean"] = f"{max(busy) * len(busy) / sum(busy) if sum(busy) else 1.0:.2f}"
+    if summary.prefix_hit_rate is not None:
+        row["prefix hits"] = f"{summary.prefix_hit_rate:.1%}"
+    one = found.against(metric, statistic).get(name)
+    sure = "" if one is None or one.is_clear else " (not clear)"
+    told = "–" if one is None or one.relative is None else f"{one.relative:+z.1%}{sure}"
+    return row | {f"against {found.baseline}": told}
 
 
 def metric_folders() -> dict[str, str]:

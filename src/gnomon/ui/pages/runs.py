@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,13 @@ from dash.development.base_component import Component
 from flask import current_app
 
 from gnomon.api.serving import Scenario
-from gnomon.core import units
 from gnomon.core.config import load
 from gnomon.core.errors import GnomonError
 from gnomon.ui import blocks
 from gnomon.ui.callbacks import callback
 from gnomon.ui.controls import Hidden, Text
 from gnomon.ui.files import KEPT_BACK, file_address
-from gnomon.ui.run_folders import UNREADABLE, RunFolder, find_runs, open_run
+from gnomon.ui.run_folders import RunFolder, find_runs, open_run
 from gnomon.ui.site_page import Page
 
 CONTROLS = (
@@ -82,15 +80,9 @@ def _opened(one: RunFolder) -> list[Component]:
         className="page-top",
     )  # fmt: skip
     shown = []
-    if one.kind.name == "comparison":
-        try:
-            shown.append(_comparison(one))
-        except UNREADABLE as error:
-            shown.append(blocks.notice(f"comparison.json cannot be read: {type(error).__name__}: {error}", "error"))
     if one.kind.page and (one.path / one.kind.page).is_file():
-        page = html.Iframe(src=file_address(one.name, one.kind.page), sandbox="allow-scripts", className="report",
-                           title=f"Report of {one.name}")  # fmt: skip
-        shown.append(page)
+        src, title = file_address(one.name, one.kind.page), f"Report of {one.name}"
+        shown.append(html.Iframe(src=src, sandbox="allow-scripts allow-downloads", className="report", title=title))
     return [top, *shown, blocks.section("Files", html.Div(files, className="files"))]
 
 
@@ -110,44 +102,6 @@ def _elsewhere(one: RunFolder) -> Component | None:
                 return None
             return dcc.Link("Open in Serve", href=serve.link(scenario), className="button")
     return None
-
-
-def _comparison(one: RunFolder) -> Component:
-    """The variants of `gnomon compare`, and how they differ request by request."""
-    found = json.loads((one.path / "comparison.json").read_text(encoding="utf-8"))
-    rows = []
-    for number, (name, summary) in enumerate(found["summaries"].items()):
-        folder = next(iter(sorted(one.path.glob(f"{number}-*"))), None)
-        shown = dcc.Link(name, href=PAGE.link(run=f"{one.name}/{folder.name}")) if folder else name
-        row: dict[str, Any] = {"variant": shown}
-        for metric, words in (("ttft_s", "TTFT"), ("tpot_s", "TPOT"), ("e2e_s", "E2E")):
-            spread = summary["latency"][metric]
-            row |= {f"{words} {s.upper() if s != 'mean' else s}": _seconds(spread[s]) for s in ("mean", "p99")}
-        row["requests/s"] = f"{summary['throughput']['requests_per_s']:.3g}"
-        rows.append(row)
-    tables = [blocks.section("Variants", blocks.table(rows, left=("variant",)))]
-    for name, differences in found["differences"].items():
-        title = f"{name} against {found['baseline']}, request by request"
-        tables.append(blocks.section(title, blocks.table([_difference(d) for d in differences], left=("figure",))))
-    return html.Div(tables)
-
-
-def _difference(one: dict[str, Any]) -> dict[str, Any]:
-    known = one["low"] is not None and one["high"] is not None
-    return {
-        "figure": f"{one['metric'].removesuffix('_s').replace('_', ' ')} {one['statistic']}",
-        "difference": _signed(one["difference"]),
-        "relative": f"{one['relative']:+z.1%}" if one["relative"] is not None else None,
-        "95 % interval": f"{_signed(one['low'])} to {_signed(one['high'])}" if known else None,
-    }
-
-
-def _signed(value: float) -> str:
-    return f"{'+' if value >= 0 else '−'}{units.seconds(abs(value))}"
-
-
-def _seconds(value: float | None) -> str | None:
-    return units.seconds(value) if value is not None else None
 
 
 PAGE = Page(name="runs", title="Runs", controls=CONTROLS, body=body, register=register, is_stacked=True, is_live=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import Any
 
+import numpy as np
 from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
 from dash.development.base_component import Component
 
@@ -12,8 +13,9 @@ from gnomon import catalog
 from gnomon.api.serving import DEFAULT_RATE, Scenario, policy_names, router_names
 from gnomon.convert.commands import ENGINES
 from gnomon.core.errors import GnomonError
+from gnomon.report.blocks import Table
 from gnomon.report.serving.figures import LATENCIES
-from gnomon.report.serving.terms import TERMS
+from gnomon.report.serving.page import TERMS
 from gnomon.ui import blocks, uploads
 from gnomon.ui.callbacks import callback
 from gnomon.ui.controls import Choice, Control, Hidden, Number, Slider, Text, select_options
@@ -22,10 +24,10 @@ from gnomon.ui.kv_controls import KV_CONTROLS
 from gnomon.ui.pages import serve_answers as answers
 from gnomon.ui.pages import serve_pins as pins
 from gnomon.ui.pages.serve_live import register_live
-from gnomon.ui.pages.serve_story import HINT, story
-from gnomon.ui.scenarios import NO_ENGINE, OF_ENGINE, OTHER, to_values
+from gnomon.ui.scenarios import NO_ENGINE, OF_ENGINE, OTHER, to_scenario, to_values
+from gnomon.ui.serving import simulated
 from gnomon.ui.site_page import Page
-from gnomon.ui.turns import Stale
+from gnomon.ui.turns import Question, Stale
 from gnomon.workload.presets import preset_names
 
 
@@ -38,6 +40,7 @@ def _policies() -> dict[str, str]:
     return {OF_ENGINE: "engine's own"} | {name: name for name in policy_names()}
 
 
+HINT = "Click a point of a latency distribution to see why that request took so long."
 DEPLOYMENT, LOAD, LIMITS = "Deployment", "Load", "SLO"
 CONTROLS: tuple[Control, ...] = (
     Choice("model", "Model", "llama-3-8b", field="model", options=catalog.model_names, wide=True, is_open=True,
@@ -146,11 +149,34 @@ def _register_story(app: Dash) -> None:
         if not point:
             return no_update
         try:
-            return story(PAGE, raw, view, name, float(point[0]["y"]))
+            return _story(raw, view, name, float(point[0]["y"]))
         except GnomonError as error:
             return html.P(str(error), className="more")
         except Stale:
             return no_update
+
+
+def _story(raw: dict[str, Any], view: str, metric: Any, share: float) -> list[Component]:
+    """What the request did that a share of all requests did not exceed in a latency: sentences, parts, neighbours."""
+    scenario = to_scenario(PAGE.read(raw))
+    with Question(f"{view} story").turn():
+        simulation = simulated(scenario).explained()
+        found = simulation.explain(advice=False, metric=metric)
+        values = found.accounts.values_s(metric)
+        order = np.argsort(values, kind="stable")
+        order = order[~np.isnan(values[order])]
+        rank = min(max(int(np.ceil(share * order.size)) - 1, 0), order.size - 1)
+        request = int(found.accounts.ids[order[rank]])
+        told = simulation.explain(advice=False, metric=metric, request=request)
+        drawn = told.drawings["neighbours"]
+    shown: list[Component] = [html.P(" ".join(told.sentences), className="story")]
+    graph = dcc.Graph(figure=drawn, config=blocks.QUIET, style={"height": f"{drawn['layout']['height']}px"})
+    shown.append(html.Div(graph, className="plot"))
+    for block in told.text():
+        if isinstance(block, Table):
+            left = tuple(column for column in block.columns if block.is_left(column))
+            shown += [html.H3(block.title), blocks.table(list(block.rows), left=left)]
+    return shown
 
 
 def _register_pins(app: Dash) -> None:

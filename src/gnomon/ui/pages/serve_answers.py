@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any
+from html import escape
+from typing import TYPE_CHECKING, Any
 
 from dash import html
 from dash.development.base_component import Component
@@ -13,21 +14,28 @@ from dash.development.base_component import Component
 from gnomon.api.comparison import Comparison
 from gnomon.api.serving import Scenario, Simulation
 from gnomon.core.errors import GnomonError
+from gnomon.report.blocks import Block, Card, Command, lines
+from gnomon.report.page import html_of
+from gnomon.report.serving import text as words
 from gnomon.report.serving.figures import LATENCIES
 from gnomon.report.serving.load import load_figure
+from gnomon.report.serving.page import key_figures
 from gnomon.ui import blocks, load_curve, uploads
 from gnomon.ui.foreign import read_scenario
 from gnomon.ui.pages import serve_pins as pins
-from gnomon.ui.pages.serve_texts import figure_texts, texts
-from gnomon.ui.scenarios import to_scenario, to_values
+from gnomon.ui.scenarios import as_command, as_server, as_yaml, to_scenario, to_values
 from gnomon.ui.serving import KEPT, find_intervals, judged, known_intervals, requests_of, simulated
 from gnomon.ui.site_page import Page
 from gnomon.ui.turns import Question
+
+if TYPE_CHECKING:
+    from gnomon.api.serving import Intervals
 
 Raw = Mapping[str, Any]
 Line = dict[str, Any]
 """A part of an answer (`serve_live`)."""
 OVER_TIME = ("queue", "kv")
+COPIES = {"Scenario file": as_yaml, "Command line": as_command, "Server": as_server}
 
 
 PREVIEW_REQUESTS = 1000
@@ -187,3 +195,51 @@ def loaded(name: str, content: str, columns: str = "") -> dict[str, Any]:
     key = uploads.keep_trace(name, data, columns)
     as_recorded = {"rate": ""} if uploads.trace(key).has_arrivals else {}
     return {"workload": key, "requests": "", **as_recorded}
+
+
+# What surrounds the plots, as HTML: sixty components take the browser longer than a plot, at every move of a slider.
+
+
+def texts(result: Simulation, intervals: Intervals | None) -> dict[str, str]:
+    """The HTML of every place on the page, by the place's name."""
+    return {
+        **figure_texts(result, intervals),
+        "headline": _headline(result.scenario),
+        "copies": html_of(Command(name, write(result.scenario)) for name, write in COPIES.items()),
+        "notes": html_of(lines([*_kv(result), *result.summary.notes], "note")),
+    }
+
+
+def figure_texts(result: Simulation, intervals: Intervals | None = None, of: int = 0) -> dict[str, str]:
+    """The key figures, with intervals where they are known; those of a preview `of` so many requests say so."""
+    said = lines([f"Preview: the first {of:,} requests."], "note") if of else _warnings(result)
+    style = "passing" if of else ""
+    return {"figures": f"<div class=strip>{html_of(said)}</div><div class='{style}'>{_cards(result, intervals)}</div>"}
+
+
+def _kv(result: Simulation) -> list[str]:
+    """Where KV came from and went to, where pools have roles or KV has tiers."""
+    rows = dict(words.figure_rows(result.summary))
+    return [f"{name}: {rows[name]}." for name in ("KV moved", "KV tiers") if name in rows]
+
+
+def _headline(scenario: Scenario) -> str:
+    """What is simulated."""
+    lede = f"{words.workload_words(scenario)}; {words.policy_words(scenario)}."
+    return f"<h1>{escape(words.title(scenario))}</h1><p>{escape(lede)}</p>"
+
+
+def _warnings(result: Simulation) -> list[Block]:
+    """What must be known before the figures are believed; else how it went, so that nothing below moves."""
+    if result.summary.warnings:
+        return lines(result.summary.warnings, "warning")
+    rows = dict(words.figure_rows(result.summary))
+    return lines([f"{rows['requests']}; batches: {rows['batches']}. Iteration times: {rows['timing']}."], "note")
+
+
+def _cards(result: Simulation, intervals: Intervals | None) -> str:
+    cost = result.summary.cost
+    gpus = "1 GPU" if cost.num_gpus == 1 else f"{cost.num_gpus} GPUs"
+    thousand = f"${cost.per_thousand_requests:.3g}" if cost.per_thousand_requests is not None else "–"
+    hour = Card(f"{gpus} per hour", f"${cost.per_hour:,.2f}", f"{thousand} per 1,000 requests")
+    return html_of([*key_figures(result.summary, intervals=intervals), hour])

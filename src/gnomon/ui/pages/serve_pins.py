@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gnomon.core import units
 from gnomon.core.errors import GnomonError
+from gnomon.report.serving.compare import variant_row
 from gnomon.report.serving.figures import COLOURS
 from gnomon.ui.address import defaults_of, query_of, state_of
 from gnomon.ui.controls import Control
@@ -61,27 +61,12 @@ def states(controls: Sequence[Control], pins: str, raw: Mapping[str, Any]) -> di
 
 
 def comparison_row(summary: Summary) -> dict[str, Any]:
-    """The figures by which deployments are compared."""
-    latency, cost = summary.latency, summary.cost
-    row: dict[str, Any] = {
-        "TTFT P50": _seconds(latency.ttft_s.p50),
-        "TTFT P99": _seconds(latency.ttft_s.p99),
-        "TPOT P99": _seconds(latency.tpot_s.p99),
-        "E2E P50": _seconds(latency.e2e_s.p50),
-        "E2E P99": _seconds(latency.e2e_s.p99),
-        "requests/s": f"{summary.throughput.requests_per_s:.3g}",
-        "SLO met": f"{summary.slo.attainment:.1%}" if summary.slo else None,
-        "busy": f"{summary.utilization.busy:.0%}",
-        "$/h": f"{cost.per_hour:,.2f}",
-        "$/M output": f"{cost.per_million_output_tokens:.3g}" if cost.per_million_output_tokens else None,
-    }
+    """The figures by which deployments are compared: those of `gnomon compare`, and what an hour costs."""
+    row = variant_row("", summary) | {"$/h": f"{summary.cost.per_hour:,.2f}"}
+    del row["variant"]
     return row
 
 
 def failed_row(error: GnomonError) -> dict[str, Any]:
     """The row of a pinned state that cannot be simulated any more."""
-    return {"TTFT P50": str(error)}
-
-
-def _seconds(value: float | None) -> str | None:
-    return units.seconds(value) if value is not None else None
+    return {"TTFT mean": str(error)}

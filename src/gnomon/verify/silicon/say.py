@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
@@ -10,9 +11,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from gnomon.report import look
-from gnomon.report.blocks import Block, Line, Table, as_html
-from gnomon.report.page import as_script, write_whole_page
+from gnomon.report import look, page
+from gnomon.report.blocks import Block, Card, Html, Line, Plot, Section, Table
 from gnomon.timing.sources.silicon.tables import ENGINES as NAMES
 from gnomon.verify.findings import Findings, Progress, proof
 from gnomon.verify.silicon.choose import chosen
@@ -302,31 +302,29 @@ def write_page(verdict: Verdict, path: str | Path) -> Path:
     """The leaderboard as one self-contained page."""
     scored = verdict.scored
     overall = errors_of(scored)
-    drawn = figures(scored)
-    plots = "".join(f"<div id={name} class=plot></div>" for name in drawn)
+    drawn = [Plot(name, partial(dict, one)) for name, one in figures(scored).items()]
     sweeps = curves(scored)  # None in a small sample.
-    chooser = _CURVES.replace("@CURVES@", as_script(sweeps)) if sweeps else ""
-    tables = "".join(f"<div class=scroll tabindex=0>{as_html([block])}</div>" for block in text(verdict))
+    chooser = _CURVES.replace("@CURVES@", json.dumps(sweeps).replace("</", "<\\/")) if sweeps else ""
     covered = 0 if overall is None else overall.covered
-    parts = {
-        "@TITLE@": "Real servers, measured and predicted",
-        "@LEDE@": html.escape(
-            f"{len(scored):,} measured servers of aiconfigurator-core's silicon_sample.csv, {covered:,} predicted; "
-            "the settings are those of the launch scripts; constants are fitted for each engine on half of them, "
-            "its time per layer for each family of attention."
-        ),
-        "@CARDS@": "" if overall is None else _cards(overall),
-        "@PLOTS@": f"<section><h2>Measured against predicted</h2><div class=plots>{plots}</div></section>{chooser}",
-        "@REPLICAS@": f"<section><h2>Figures</h2>{tables}</section>",
-        "@SCENARIO@": html.escape(rules_text("launch") + "\n" + rules_text("launch_disagg")),
-    }
-    return write_whole_page(path, parts, drawn)
+    blocks: list[Block] = [
+        *([] if overall is None else _cards(overall)),
+        Section("Measured against predicted", drawn),
+        Html(chooser),
+        Section("Figures", text(verdict)),
+    ]
+    lede = (
+        f"{len(scored):,} measured servers of aiconfigurator-core's silicon_sample.csv, {covered:,} predicted; "
+        "the settings are those of the launch scripts; constants are fitted for each engine on half of them, "
+        "its time per layer for each family of attention."
+    )
+    rules = rules_text("launch") + "\n" + rules_text("launch_disagg")
+    return page.write_page(path, "Real servers, measured and predicted", blocks, lede=lede, scenario=rules)
 
 
-def _cards(e: Errors) -> str:
+def _cards(e: Errors) -> list[Block]:
     shown = {"TPOT error, mean": e.tpot_mape, "TPOT error, median": e.tpot_median, "TTFT error, mean": e.ttft_mape,
              "TTFT error, median": e.ttft_median}  # fmt: skip
-    return "".join(f"<div class=card><span>{name}</span><b>{value:.1%}</b></div>" for name, value in shown.items())
+    return [Card(name, f"{value:.1%}") for name, value in shown.items()]
 
 
 _CURVES = """<section><h2>Throughput against interactivity</h2>

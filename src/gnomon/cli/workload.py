@@ -55,7 +55,7 @@ def show(scenario: str | None, overrides: dict[str, Any], html: Path | None, as_
     from gnomon.workload.describe import describe, gaps_s, histogram
     from gnomon.workload.generate import generate
 
-    chosen = _read(scenario, overrides)
+    chosen = load(WorkloadOf, scenario, overrides)
     requests = generate(chosen.workload, chosen.seed)
     summary = describe(requests)
     series = {"prompt tokens": requests.prompt_tokens, "output tokens": requests.output_tokens}
@@ -93,7 +93,7 @@ def export(scenario: str | None, overrides: dict[str, Any], out: Path) -> None:
     from gnomon.workload.describe import export as write
     from gnomon.workload.generate import generate
 
-    chosen = _read(scenario, overrides)
+    chosen = load(WorkloadOf, scenario, overrides)
     requests = generate(chosen.workload, chosen.seed)
     write(requests, out)
     for note in requests.notes:
@@ -191,10 +191,6 @@ def fit(trace: str, out: Path, description: str, source: str | None, as_json: bo
     print_rows(quality(preset, recorded.prompt_tokens, recorded.output_tokens), as_json=as_json)
     if not as_json:
         click.echo(f"Wrote {out}")
-
-
-def _read(scenario: str | None, overrides: dict[str, Any]) -> WorkloadOf:
-    return load(WorkloadOf, scenario, overrides)
 
 
 def _title(workload: WorkloadConfig) -> str:

@@ -1,0 +1,306 @@
+"""`gnomon pipeline`: training steps in schedules, sweeps of priorities, and the schedules themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gnomon.api import pipeline as api
+from gnomon.cli.lazy import NearGroup
+from gnomon.cli.options import SectionedCommand, jobs_option, together, worker_options
+from gnomon.cli.printing import json_option, print_json, print_rows, show
+from gnomon.cli.progress import progress
+from gnomon.core.errors import ConfigError
+from gnomon.core.files import write_text
+
+
+@click.group(cls=NearGroup)
+def command() -> None:
+    """Pipeline-parallel training: schedules, contention, priorities.
+
+    A model on GPUs, and which schedule and layout is best for it: gnomon train.
+
+    \b
+    Examples:
+      gnomon pipeline run                                  the communication-priority study
+      gnomon pipeline run --tier grad_prop=a --open        gradients first, and look at it
+      gnomon pipeline run --schedule zb-h1 --stages 8 -n 32
+      gnomon pipeline all -c examples/pipeline/sweep.json  every configuration, with heat maps
+    """
+
+
+STEP = (
+    "n", "stages", "fwd_len", "bwd_len", "prop_len", "sync_base_len", "fwd_impact", "bwd_impact", "sync_freq",
+    "schedule", "dispatch", "ideal", "chunks", "weight_grad_len", "overlap_len", "latency", "jitter", "draws", "seed",
+    "memory_limit", "what_if",
+)  # fmt: skip
+"""Options that are fields of a step."""
+SPELLING = {"token_normalize_func": lambda token: token.replace("_", "-")}
+"""Context settings under which `--num_groups` is `--num-groups`, as older scripts write it."""
+
+
+def option(*names: str, **settings: Any) -> Callable[[Any], Any]:
+    """An option that shows its default."""
+    return click.option(*names, show_default=settings.get("default") is not None, **settings)
+
+
+study_options = together(
+    option("-n", "--num-groups", "n", type=int, default=8, help="Micro-batches."),
+    option("--stages", "--num-gpus", "--pp", "stages", type=int, default=4, help="Pipeline ranks."),
+    option("--fwd-len", type=float, default=1.0, help="A forward on one GPU."),
+    option("--bwd-len", type=float, default=2.0, help="A full backward on one GPU."),
+    option("--prop-len", type=float, default=1.0, help="Sending activations over an idle link."),
+    option("--sync-base-len", type=float, default=2.0, help="Synchronising one micro-batch's gradients."),
+    option("--fwd-impact", type=float, default=None, help="Rate a forward loses to grad_sync.  [default: 0.2]"),
+    option("--bwd-impact", type=float, default=None, help="Rate a backward loses to grad_sync.  [default: 0.2]"),
+    option("--sync-freq", type=int, default=None, help="Synchronise every this many micro-batches.  [default: 1]"),
+    option("--priority", "priorities", multiple=True, metavar="TYPE=WEIGHT", help="Link share, e.g. fwd_prop=0.5."),
+    option("--tier", "tiers", multiple=True, metavar="TYPE=LETTER", help="Exclusive tier, e.g. grad_prop=a."),
+    option("--sync-solo-w", hidden=True, default=None),
+)
+"""The parameters of the study, which every schedule understands."""
+
+
+def _step_of(given: dict[str, Any]) -> dict[str, Any]:
+    """The step that the options describe: only what was given, so that what has no effect can be told."""
+    if given.get("model"):
+        fix = f"Run: gnomon train step --model {given['model']} --pp {given['stages']}, or gnomon train plan."
+        raise ConfigError("a model's step is timed by gnomon train.", where="--model", fix=fix)
+    step = {name: given[name] for name in STEP if _is_given(name)} | _priorities_of(given)
+    if given.get("stragglers"):
+        pairs = (_pair(text, "--straggler") for text in given["stragglers"])
+        step["stragglers"] = {int(_number(rank, "--straggler")): _number(by, "--straggler") for rank, by in pairs}
+    if given.get("link_speed"):
+        pairs = (_pair(text, "--link") for text in given["link_speed"])
+        step["link_speed"] = {name: _number(speed, "--link") for name, speed in pairs}
+    if given.get("costs"):
+        step["costs"] = api.read_costs(given["costs"])
+    return step
+
+
+def _is_given(name: str) -> bool:
+    context = click.get_current_context()
+    return context.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE
+
+
+def _priorities_of(given: dict[str, Any]) -> dict[str, float | str]:
+    """Weights and tier letters by type of transfer, as far as they are given."""
+    weights = {
+        name: _number(value, "--priority") for name, value in (_pair(t, "--priority") for t in given["priorities"])
+    }
+    letters = dict(_pair(text, "--tier") for text in given["tiers"])
+    for name in (*weights, *letters):
+        if name not in api.TRANSFERS:
+            raise ConfigError(f"there is no transfer {name!r}.", fix=f"Known: {', '.join(api.TRANSFERS)}.")
+    return weights | letters
+
+
+def _warn_of_legacy(given: dict[str, Any]) -> None:
+    if given["sync_solo_w"] is not None:
+        click.echo("--sync-solo-w has no effect: a lone grad_sync always has the whole link.", err=True)
+
+
+def _pair(text: str, option: str) -> tuple[str, str]:
+    name, sign, value = text.partition("=")
+    if not sign:
+        raise ConfigError(f"{text!r} is not NAME=VALUE.", where=option, fix="For example: fwd_prop=0.5")
+    return name.strip(), value.strip()
+
+
+def _number(text: str, option: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(f"{text!r} is not a number.", where=option) from None
+
+
+@command.command(cls=SectionedCommand, context_settings=SPELLING)
+@study_options
+@option("--schedule", default=None, help="A name of `gnomon pipeline schedules`, or a PyTorch CSV file.")
+@option("--dispatch", type=click.Choice(["greedy", "strict"]), default=None, help="Of the study: who goes next.")
+@option("--ideal", is_flag=True, help="Every transfer at full rate.")
+@option("--chunks", type=int, default=2, help="Stages per rank, for interleaved.")
+@option("--weight-grad-len", type=float, default=None, help="Part of a backward that can be put off.  [default: half]")
+@option("--overlap-len", type=float, default=None, help="A forward and a backward together.  [default: their sum]")
+@option("--latency", type=float, default=None, help="Added to every transfer.")
+@option("--straggler", "stragglers", multiple=True, metavar="RANK=FACTOR", help="Slow down a rank.")
+@option("--link", "link_speed", multiple=True, metavar="A-B=SPEED", help="Relative speed of one link.")
+@option("--jitter", type=float, default=None, help="Spread of the passes' times, e.g. 0.05.")
+@option("--draws", type=int, default=200, help="Steps to draw when there is jitter.")
+@option("--seed", type=int, default=0, help="Of the jitter.")
+@option("--memory-limit", type=float, default=None, help="Activations a rank may hold, in micro-batches.")
+@option("--costs", type=click.Path(exists=True, dir_okay=False), default=None, help="YAML file of costs per stage.")
+@option("--model", default=None, hidden=True)
+@click.option(
+    "--view", "--simulator", "view", type=click.Choice(["single_channel", "dual_channel"]), default="single_channel"
+)
+@option("--show-throttling", is_flag=True, help="Mark transfers that their receiver slowed.")
+@option("--show-completion-time", is_flag=True, help="Mark the end of the step with a dashed red line.")
+@option("--what-if", type=float, default=None, metavar="FACTOR", help="What each link would bring if so much faster.")
+@option("--out", type=click.Path(file_okay=False), default=None, help="Write HTML, PNG, Perfetto trace and CSV here.")
+@option("--open", "open_page", is_flag=True, help="Show the page in the browser.")
+@click.option("--no-show", is_flag=True, hidden=True)
+@json_option
+def run(**given: Any) -> None:
+    """Run one training step and show where its time goes.
+
+    Without --schedule this is the communication-priority study: 1F1B with greedy dispatch. With a schedule the same
+    lengths apply, in its strict order. A model on GPUs is timed by `gnomon train step`.
+
+    \b
+    Examples:
+      gnomon pipeline run --sync-freq 2 --tier grad_prop=a
+      gnomon pipeline run --schedule zb-v --stages 8 -n 32 --prop-len 0.1 --out runs/zbv
+      gnomon pipeline run --schedule 1f1b --straggler 2=1.3 --jitter 0.05
+    """
+    _warn_of_legacy(given)
+    with progress("running"):
+        step = api.pipeline(_step_of(given))
+    files = _written(step, given)
+    if given["as_json"]:
+        print_json(step.to_dict() | {"files": [str(file) for file in files]})
+        return
+    show(step, as_json=False)
+    if given["show_throttling"]:
+        click.echo(step.throttled_words())
+    for file in files:
+        click.echo(f"wrote {file}")
+
+
+def _written(step: api.PipelineStep, given: dict[str, Any]) -> list[Path]:
+    """The files of the step, where any are asked for."""
+    if not given["out"] and not given["open_page"]:
+        return []
+    look = {name: given[name] for name in ("view", "show_throttling", "show_completion_time")}
+    folder = step.save(given["out"] or "outputs/pipeline", **look)
+    if given["open_page"]:
+        click.launch((folder / "step.html").resolve().as_uri())
+    return sorted(folder.glob("step.*"))
+
+
+sweep_options = together(
+    click.option("-c", "--config", "config_path", required=True, type=click.Path(dir_okay=False),
+                 help="JSON or YAML."),
+    click.option("--step", "--priority-step", "step", type=float, default=0.1,
+                 show_default=True, help="Of the priorities; must divide 1."),
+    worker_options,
+    click.option("--yes", is_flag=True, help="Run it even if it takes days."),
+    click.option("--view", "--simulator", "view", type=click.Choice(["single_channel", "dual_channel"]),
+                 default="single_channel", help="Both compute the same; accepted for old scripts."),
+    click.option("--sync-solo-w", hidden=True, default=None),
+    click.option("--no-show", is_flag=True, hidden=True),
+)  # fmt: skip
+"""What every sweep takes."""
+
+
+@command.command(context_settings=SPELLING)
+@sweep_options
+@click.option("--output", "-o", type=click.Path(dir_okay=False), default=None,
+              help="CSV file.  [default: outputs/data/CONFIG_TIME.csv]")  # fmt: skip
+def sweep(output: str | None, **given: Any) -> None:
+    """Run the communication-priority study over all combinations of a configuration.
+
+    Every key of the configuration is a value, a list, or {start, stop, step}. A sweep that was interrupted goes on
+    where it stopped when it is run again with the same output folder.
+
+    \b
+    Example:
+      gnomon pipeline sweep -c examples/pipeline/sweep.json --step 0.1 --output sweep.csv
+    """
+    path = Path(output) if output else Path("outputs/data") / f"{_stamped(given['config_path'])}.csv"
+    _run_sweep(given, path)
+
+
+def _stamped(config_path: str) -> str:
+    """The configuration's name and the time, for files that belong to one sweep."""
+    return f"{Path(config_path).stem}_{datetime.now():%Y%m%d-%H%M%S}"
+
+
+def _run_sweep(given: dict[str, Any], path: Path) -> None:
+    _warn_of_legacy(given)
+    chosen = {name: given[name] for name in ("step", "jobs", "ray", "yes")}
+    with progress("sweeping") as on_progress:
+        done = api.sweep(given["config_path"], workspace=path.parent, on_progress=on_progress, **chosen)
+    done.sweep.write(path)
+    click.echo(f"wrote {path}: {done.summary['runs']} runs, best {done.summary['best']:.4f}")
+
+
+def _draw(csv: Path, folder: Path, jobs: int | None) -> None:
+    with progress("drawing") as on_progress:
+        files = api.draw_heat_maps(csv, folder, jobs=jobs, on_progress=on_progress)
+    click.echo(f"wrote {len(files)} heat maps to {folder}")
+
+
+@command.command(context_settings=SPELLING)
+@click.argument("csv", type=click.Path(exists=True, dir_okay=False), metavar="FILE.csv")
+@click.option("-o", "--out", "--output_dir", "folder", type=click.Path(file_okay=False), default="outputs/heatmaps",
+              show_default=True)  # fmt: skip
+@jobs_option
+@click.option("--no-show", is_flag=True, hidden=True)
+def plot(csv: str, folder: str, jobs: int | None, no_show: bool) -> None:
+    """Draw one heat map per configuration of a sweep: priorities of gradients and activations, the best one marked.
+
+    \b
+    Example:
+      gnomon pipeline plot sweep.csv -o heatmaps
+    """
+    _draw(Path(csv), Path(folder), jobs)
+
+
+@command.command("all", context_settings=SPELLING)
+@sweep_options
+@click.option("--out", type=click.Path(file_okay=False), default="outputs", show_default=True, help="Folder.")
+def sweep_and_plot(out: str, **given: Any) -> None:
+    """Sweep a configuration and draw its heat maps: OUT/data/CONFIG_TIME.csv and OUT/heatmaps/CONFIG_TIME/.
+
+    \b
+    Example:
+      gnomon pipeline all -c examples/pipeline/sweep.json --priority-step 0.1
+    """
+    api.require_pictures()
+    name = _stamped(given["config_path"])
+    path = Path(out) / "data" / f"{name}.csv"
+    _run_sweep(given, path)
+    _draw(path, Path(out) / "heatmaps" / name, given["jobs"])
+
+
+@command.command()
+@json_option
+def schedules(as_json: bool) -> None:
+    """List the built-in schedules with their idle time and memory in closed form.
+
+    \b
+    Example:
+      gnomon pipeline schedules
+    """
+    caption = "p ranks, m micro-batches, v chunks; F, I, W, B = I+W: a whole rank's times; no communication."
+    print_rows(api.schedules(), as_json=as_json, caption=caption)
+
+
+@command.command(context_settings=SPELLING)
+@click.argument("schedule", metavar="NAME|FILE.csv")
+@option("-n", "--num-groups", "n", type=int, default=8, help="Micro-batches.")
+@option("--stages", type=int, default=4, help="Pipeline ranks.")
+@option("--chunks", type=int, default=2, help="Stages per rank, for interleaved.")
+@option("--memory-limit", type=float, default=None, help="Activations a rank may hold, in micro-batches.")
+@click.option("-o", "--output", type=click.Path(dir_okay=False), default=None, help="CSV file; prints if not given.")
+def convert(schedule: str, n: int, stages: int, chunks: int, memory_limit: float | None, output: str | None) -> None:
+    """Write a built-in schedule as PyTorch pipelining CSV, or check a CSV file and write it in normal form.
+
+    A file that is no training step, or that would deadlock, is refused; the error names the cycle.
+
+    \b
+    Examples:
+      gnomon pipeline convert dualpipe-v --stages 4 -n 10 -o dualpipev.csv
+      gnomon pipeline convert my_schedule.csv
+    """
+    text = api.schedule_csv(schedule, stages=stages, n=n, chunks=chunks, memory_limit=memory_limit)
+    if output is None:
+        click.echo(text, nl=False)
+        return
+    write_text(output, text)
+    click.echo(f"wrote {output}: {len(text.splitlines())} ranks")

@@ -1,0 +1,88 @@
+"""The commands that search: the best deployment, and the suite of schedulers."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gnomon.api import search as api
+from gnomon.cli.options import SectionedCommand, answered, config_options, file_option, worker_options
+from gnomon.cli.printing import json_option, print_blocks, print_json
+from gnomon.cli.progress import progress
+from gnomon.core.config import load
+from gnomon.core.files import write_text
+
+NOTHING_QUALIFIES = 1
+"""Exit code where no configuration meets the SLO."""
+file_argument = click.argument("file", required=False, type=click.Path(dir_okay=False))
+
+
+@click.command(cls=SectionedCommand)
+@file_argument
+@click.option("--out", type=click.Path(path_type=Path), help="Folder of the results.  [default: runs/search/FILE]")
+@click.option("--fresh", is_flag=True, help="Forget what an earlier run left in the folder.")
+@worker_options
+@click.option("--top", type=click.IntRange(min=1), default=api.TOP, show_default=True, help="Rows of the table.")
+@json_option
+@config_options(api.SearchConfig)
+def search(
+    file: str | None, overrides: dict[str, Any], out: Path | None, top: int, as_json: bool, **given: Any
+) -> None:
+    """Find the best configuration of the space that FILE (YAML) describes; flags override its fields.
+
+    The folder gets a report, the ranking, the winner's scenario (best.yaml, for `gnomon simulate`) and every result as
+    it comes: a search that was interrupted goes on where it stopped when it is run again. With several models or
+    workloads, each is searched, and the choices are compared. Exit code 1: nothing meets the SLO.
+
+    \b
+    Examples:
+      gnomon search examples/search/small.yaml
+      gnomon search examples/search/llama2_70b_chat.yaml --strategy exhaustive --jobs 2
+      gnomon search examples/search/small.yaml --ray head:6379
+    """
+    question = load(api.SearchConfig, file, overrides)
+    folder = out or Path("runs") / "search" / (Path(file).stem if file else Path(question.model).stem)
+    try:
+        with progress("searching") as on_progress:
+            found = api.search(question, folder=folder, on_progress=on_progress, **given)
+    except KeyboardInterrupt:
+        click.echo(f"Interrupted; what was found is in {folder}. The same command goes on from there.", err=True)
+        raise
+    with progress("writing"):
+        found.save(folder)
+        shown = found.text(top) if isinstance(found, api.Search) else found.text()
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        print_blocks(shown)
+    click.echo(f"Everything is in {folder}.", err=True)
+    winners = [found.best] if isinstance(found, api.Search) else found.summary.values()
+    if not any(winners):
+        sys.exit(NOTHING_QUALIFIES)
+
+
+@click.command(cls=SectionedCommand)
+@file_argument
+@file_option("--out", "Write the table as JSON here.", name="path")
+@worker_options
+@answered("measuring")
+@config_options(api.BenchConfig)
+def bench(file: str | None, overrides: dict[str, Any], path: Path | None, **given: Any) -> Any:
+    """Capacity of every scheduler on every workload of the suite, for several models.
+
+    Each model runs on the fewest GPUs of one server on which it fits. The same command gives the same table, to the
+    last digit. FILE (YAML) or flags change the suite.
+
+    \b
+    Examples:
+      gnomon bench
+      gnomon bench --models llama-3-8b --workloads "[chat-1m, azure-code]" --policies "[vllm_v1, sglang]"
+    """
+    found = api.bench(file, **given, **overrides)
+    if path is not None:
+        write_text(path, json.dumps(found.to_dict(), indent=1))
+    return found

@@ -1,0 +1,355 @@
+"""The commands about serving: one scenario, several, why they are as they are, and what a real server left behind."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from gnomon.api import serving as api
+from gnomon.api.serving import Scenario
+from gnomon.api.time import Iteration
+from gnomon.cli.options import (
+    SectionedCommand,
+    answered,
+    config_options,
+    file_option,
+    folder_option,
+    intervals_option,
+    scenario_argument,
+)
+from gnomon.cli.printing import json_option, print_json, show
+from gnomon.cli.progress import progress
+from gnomon.core.errors import ConfigError
+from gnomon.core.files import write_text
+
+REPORT = "The report is {}/report.html; open it in a browser."
+
+
+@click.command(cls=SectionedCommand)
+@scenario_argument()
+@folder_option("Folder for the report, the tables and the scenario.")
+@click.option("--csv", "extras", flag_value="csv", multiple=True, help="Also write the tables as CSV.")
+@click.option("--events", "extras", flag_value="events", multiple=True, help="Also write every request's events.")
+@click.option("--operators", "extras", flag_value="operators", multiple=True, help="Also write operator-level times.")
+@click.option("--export", "formats", multiple=True, metavar="FORMAT",
+              help="Also write llmd-report, inference-perf, aiperf, vllm-bench or guidellm.")  # fmt: skip
+@intervals_option
+@click.option("--wandb", "project", metavar="PROJECT", help="Also log to this project of Weights & Biases.")
+@json_option
+@config_options(Scenario)
+def simulate(
+    file: str | None, overrides: dict[str, Any], out: Path | None, extras: tuple[str, ...], formats: tuple[str, ...],
+    intervals: bool | None, project: str | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Simulate SCENARIO (a YAML file), or what the flags say.
+
+    Without either: Llama-3-8B on one H200 under a chat load of 31 requests per second, about 80 % of what it can take,
+    batched as vLLM v1 does.
+
+    \b
+    Examples:
+      gnomon simulate
+      gnomon simulate --model llama-3-70b --tp 4 --rate 3 --out runs/70b
+      gnomon simulate examples/serving/overload.yaml --json
+    """
+    if (extras or formats) and out is None:
+        flag = f"--{extras[0]}" if extras else "--export"
+        raise ConfigError("there is no folder for it.", where=flag, fix="Give one with --out DIR.")
+    chosen = api.scenario(file, **overrides)
+    with progress() as on_progress:
+        result = api.simulate(chosen, intervals=intervals, explained=out is not None, on_progress=on_progress)
+    show(result, as_json=as_json)
+    if out is not None:
+        with progress("writing"):
+            folder = result.save(out, extras)
+            for name in formats:
+                result.export(name, folder)
+        click.echo(REPORT.format(folder), err=as_json)
+    if project is not None:
+        click.echo(f"Logged to Weights & Biases: {result.log_to_wandb(project)}", err=as_json)
+
+
+@click.command(cls=SectionedCommand)
+@scenario_argument()
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address; others than loopback need a token.")
+@click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0 takes a free one.")
+@click.option("--port-per-replica", is_flag=True, help="Each replica on a port of its own, for a gateway in front.")
+@click.option("--speed", default=1.0, show_default=True, type=click.FloatRange(1.0, 1000.0),
+              help="Faster than real time.")  # fmt: skip
+@click.option("--model-name", help="What clients call the model.  [default: as in the scenario]")
+@click.option("--tokenizer", type=click.Path(path_type=Path), help="A tokenizer.json, or its folder.")
+@click.option("--token", envvar="GNOMON_SERVE_TOKEN", help="Clients must send it (Authorization: Bearer ...).")
+@click.option("--drain-s", default=60, show_default=True, type=click.IntRange(0), help="Seconds to end after SIGTERM.")
+@config_options(Scenario)
+def serve(file: str | None, overrides: dict[str, Any], **options: Any) -> None:
+    """Serve SCENARIO: an OpenAI-compatible server whose tokens come when the simulated engine would produce them.
+
+    \b
+    Examples:
+      gnomon serve --model llama-3-8b --gpu h100
+      gnomon serve examples/serving/chat.yaml --num-replicas 8 --port-per-replica
+      curl localhost:8000/v1/completions -d '{"prompt": "The sun", "max_tokens": 5, "stream": true}'
+    """
+    from gnomon.api import live
+
+    def started(urls: list[str], model: str) -> None:
+        click.echo(f"Serving {model} at {', '.join(urls)} (Ctrl-C to stop)", err=True)
+
+    live.serve(file, on_start=started, **options, **overrides)
+
+
+@click.command(cls=SectionedCommand)
+@click.argument("scenarios", nargs=-1, type=click.Path())
+@click.option("--vary", multiple=True, metavar="FIELD=A,B,...",
+              help="Values of a dotted field; several make all combinations.")  # fmt: skip
+@intervals_option
+@answered(out="Folder for the report, comparison.json and every variant's run.", said=REPORT)
+@config_options(Scenario)
+def compare(scenarios: tuple[str, ...], overrides: dict[str, Any], vary: tuple[str, ...], **given: Any) -> Any:
+    """Run several variants on the same requests and print their paired differences.
+
+    SCENARIOS are YAML files; the first variant is the baseline. Every request meets every variant, so that a difference
+    is not luck of the draw; the 95 % intervals say what is left of it. Other flags change all variants.
+
+    \b
+    Examples:
+      gnomon compare a.yaml b.yaml
+      gnomon compare --vary batching.policy=vllm_v1,sarathi --vary replica.tensor_parallel=1,2
+      gnomon compare --vary router=round_robin,least_outstanding --num-replicas 4 --rate 100
+    """
+    from gnomon.api import comparison
+
+    return comparison.compare(*scenarios, vary=_varied(vary), **given, **overrides)
+
+
+def _varied(vary: tuple[str, ...]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for text in vary:
+        name, equals, values = text.partition("=")
+        chosen = [value.strip() for value in values.split(",") if value.strip()]
+        if not equals or not chosen:
+            fix = "Write FIELD=A,B, e.g. router=random,lmetric."
+            raise ConfigError(f"cannot read {text!r}.", where="--vary", fix=fix)
+        field = name.strip().lstrip("-").replace("-", "_")
+        if field in found:
+            raise ConfigError(f"{field} is varied twice.", where="--vary", fix="List all its values in one --vary.")
+        found[field] = chosen
+    return found
+
+
+@click.command()
+@click.argument("run", metavar="RUN_DIR", type=click.Path(path_type=Path))
+@click.option("--request", type=int, metavar="ID", help="Tell the story of this request.")
+@click.option("--percentile", type=float, default=99.0, show_default=True, help="Explain the requests from here on.")
+@click.option("--metric", type=click.Choice(["e2e", "ttft", "tpot"]), default="e2e", show_default=True,
+              help="Which latency.")  # fmt: skip
+@click.option("--no-advice", is_flag=True, help="Do not simulate what would help and what limits.")
+@answered(out="Folder for explanation.json and every request's parts (parts.parquet).")
+def explain(run: Path, no_advice: bool, on_progress: Any, **asked: Any) -> Any:
+    """Say why requests of a run were slow, or why one request was.
+
+    RUN_DIR is a folder that `gnomon simulate --out` wrote, or a scenario (a YAML file); also one of `gnomon pipeline`
+    or `gnomon posttrain`: what the step waited for. The run is simulated again with accounts of every request's time.
+
+    \b
+    Examples:
+      gnomon explain runs/demo
+      gnomon explain runs/demo --request 812
+      gnomon explain runs/demo --percentile 95 --metric ttft --no-advice
+    """
+    from gnomon.api import explain as explaining
+
+    if not run.exists():
+        fix = f"Make one: gnomon simulate --out {run}" if not run.suffix else "Check the path of the scenario."
+        raise ConfigError("there is no such run.", where=str(run), fix=fix)
+    source = click.get_current_context().get_parameter_source
+    given = {name: value for name, value in asked.items() if source(name) is not ParameterSource.DEFAULT}
+    return explaining.explain(run, advice=not no_advice, on_progress=on_progress, **given)
+
+
+@click.command(cls=SectionedCommand)
+@scenario_argument()
+@click.option("--slo", "limits", multiple=True, metavar="NAME=SECONDS", help="A limit, e.g. ttft_p99=0.5.")
+@click.option("--baseline", type=click.Path(path_type=Path), help="Folder of an earlier `gnomon simulate --out`.")
+@click.option("--tolerance", default=0.05, show_default=True, type=click.FloatRange(0), help="Share it may be worse.")
+@file_option("--junit", "Also write the result as JUnit's XML.")
+@file_option("--markdown", "Also write a table for a pull request.")
+@answered()
+@config_options(Scenario)
+def check(
+    file: str | None, overrides: dict[str, Any], limits: tuple[str, ...], junit: Path | None, markdown: Path | None,
+    **given: Any,
+) -> Any:  # fmt: skip
+    """Simulate SCENARIO and hold it against limits and an earlier run; exit code 1 where it fails.
+
+    \b
+    Examples:
+      gnomon check scenario.yaml --slo ttft_p99=0.5 --slo tpot_p99=0.05
+      gnomon check scenario.yaml --baseline runs/main --junit check.xml --markdown check.md
+    """
+    from gnomon.api import check as checking
+
+    found = checking.check(file, slo=dict(map(_limit, limits)), **given, **overrides)
+    for path, text in ((junit, found.junit()), (markdown, found.markdown())):
+        if path is not None:
+            write_text(path, text)
+    return found
+
+
+def _limit(text: str) -> tuple[str, float]:
+    name, _, value = text.partition("=")
+    try:
+        return name, float(value)
+    except ValueError:
+        raise ConfigError(f"{text!r} is no limit.", where="--slo", fix="Write it as ttft_p99=0.5.") from None
+
+
+@click.command()
+@click.argument("file", type=click.Path())
+@json_option
+def check_policy(file: str, as_json: bool) -> None:
+    """Test the batching policies and routers that FILE (Python) registers against the rules they must keep.
+
+    Small runs under a light load, a long queue, little memory, long prompts and so on. Prints what passed and what
+    failed, with the reason; exit code 1 if anything failed.
+
+    \b
+    Examples:
+      gnomon check-policy examples/own/shortest_first.py
+    """
+    found = []
+    said_by: dict[str, str] = {}
+    for finding in api.check_policy(file):
+        found.append(finding)
+        if as_json:
+            continue
+        mark = click.style("passed", fg="green") if finding.passed else click.style("FAILED", fg="red")
+        click.echo(f"{mark}  {finding.kind} {finding.name}: {finding.test}")
+        if finding.said:
+            first = said_by.setdefault(finding.said, finding.test)
+            click.echo(f"        {finding.said if first == finding.test else f'The same as for {first}.'}")
+    failed = sum(not finding.passed for finding in found)
+    if as_json:
+        print_json([finding.to_dict() for finding in found])
+    else:
+        click.echo(f"{len(found) - failed} of {len(found)} tests passed.")
+    if failed:
+        sys.exit(1)
+
+
+server_option = click.option("--scenario", "file", type=click.Path(), help="Scenario of the server, a YAML file.")
+
+
+@click.command(cls=SectionedCommand)
+@click.argument("logs", metavar="LOG...", nargs=-1, required=True, type=click.Path())
+@server_option
+@click.option("--hold-out", multiple=True, metavar="NAME", help="Predict this log instead of fitting it; repeatable.")
+@click.option("--leave-out-slow", is_flag=True, help="Leave rounds with a slow host out, of the fit and of the checks.")
+@click.option("--kernel-scale", is_flag=True, help="Also fit a factor on all kernel times.")
+@click.option("--no-clock", is_flag=True, help="Do not look for a lower clock of the GPU.")
+@file_option("--out", "File for the calibration (YAML).")
+@json_option
+@config_options(Scenario)
+def calibrate(
+    logs: tuple[str, ...], file: str | None, overrides: dict[str, Any], no_clock: bool, out: Path | None,
+    as_json: bool, **given: Any,
+) -> None:  # fmt: skip
+    """Fit host time, front end and clock to what a real server left behind.
+
+    Each LOG is one load: a step log (CSV or JSON lines: duration_s, prefill_tokens, decodes, decode_kv, running), a
+    table of requests with their stamps, a file of vllm bench serve --save-detailed, SGLang's bench_serving, AIPerf,
+    genai-perf or inference-perf, scrapes of /metrics, or a folder that gnomon wrote. Give logs of several loads. Any
+    command takes the result with --calibration.
+
+    \b
+    Examples:
+      gnomon calibrate steps-20.csv steps-60.csv --scenario server.yaml --out calibration.yaml
+      gnomon calibrate runs/engine/* --hold-out llama-3-8b-chat-70 --out calibration.yaml
+      gnomon simulate server.yaml --calibration calibration.yaml --rate 30
+    """
+    from gnomon.api import calibration
+
+    with progress("fitting") as on_progress:
+        found = calibration.calibrate(logs, file, clock=not no_clock, on_progress=on_progress, **given, **overrides)
+    show(found, as_json=as_json)
+    if out is not None:
+        click.echo(f"Use it with --calibration {found.write(out)}", err=as_json)
+
+
+@click.command(cls=SectionedCommand)
+@click.argument("log", type=click.Path())
+@server_option
+@file_option("--html", "Also draw both over time into this file.")
+@answered(out="Folder for gap.json and gap.html.")
+@config_options(Scenario)
+def explain_gap(log: str, file: str | None, html: Path | None, overrides: dict[str, Any], on_progress: Any) -> Any:
+    """Simulate a recorded load and rank what makes the two differ.
+
+    LOG is a file with requests and their stamps, or a folder with requests and iterations, as for gnomon calibrate.
+    Compared: latencies, iterations by phase and batch size, tokens computed, cache hits, requests in flight, and the
+    first request that is off.
+
+    \b
+    Examples:
+      gnomon explain-gap runs/engine/llama-3-8b-chat-60 --html gap.html
+      gnomon explain-gap bench.json --scenario server.yaml --calibration calibration.yaml
+    """
+    from gnomon.api import calibration
+
+    found = calibration.explain_gap(log, file, **overrides)
+    if html is not None:
+        click.echo(f"The page is {found.write_page(html)}; open it in a browser.", err=True)
+    return found
+
+
+@click.command(cls=SectionedCommand)
+@scenario_argument()
+@click.option("--for", "target", default="kubernetes", show_default=True, help="kubernetes, llm-d or compose.")
+@folder_option("Folder for the files; else they are printed.")
+@config_options(Scenario)
+def manifest(file: str | None, overrides: dict[str, Any], target: str, out: Path | None) -> None:
+    """Write SCENARIO (that of a search's winner, too) as manifests; what they cannot say is named.
+
+    \b
+    Examples:
+      gnomon manifest scenario.yaml --for kubernetes > deployment.yaml
+      gnomon manifest runs/search/best.yaml --for llm-d --out overlay
+    """
+    from gnomon.convert import manifests
+
+    made = manifests.manifest(api.scenario(file, **overrides), target)
+    for name, text in made.files.items():
+        if out is None:
+            click.echo(f"# {name}\n{text}" if len(made.files) > 1 else text, nl=False)
+        else:
+            write_text(out / name, text)
+    for one in made.left:
+        click.echo(f"Not said: {one}", err=True)
+
+
+@click.command(cls=SectionedCommand)
+@click.option("--source", "sources", multiple=True, help="Timing source; give it twice to compare.  [default: auto]")
+@click.option("--expert-parallel", is_flag=True, help="Whole experts per GPU instead of slices of each.")
+@click.option("--sampling", help="What requests ask for, e.g. '{top_p: 0.95, repetition_penalty: 1.1}'.")
+@answered("timing")
+@config_options(Iteration, skip=("sources", "expert_parallel"))
+def time(sources: tuple[str, ...], overrides: dict[str, Any], on_progress: Any, **given: Any) -> Any:
+    """Time one iteration of a batch, operator by operator.
+
+    For every operator: its calls, seconds, share of the iteration, FLOPs and bytes on one GPU, MFU, and what limits it
+    (compute, memory, network, or latency: the mere launch). With two sources, their times stand side by side.
+
+    \b
+    Examples:
+      gnomon time --model llama-3-70b --gpu h100 --tp 8
+      gnomon time --model qwen3-32b --gpu rtxpro6000 --tp 2 --decode 128 --kv 2048
+      gnomon time --model meta-llama/Llama-3.1-8B --device rtx-4090 --source roofline --source profile --path profiles
+    """
+    from gnomon.api import time as timing
+
+    more = {name: value for name, value in given.items() if value} | ({"sources": list(sources)} if sources else {})
+    return timing.time(**overrides, **more)

@@ -1,0 +1,148 @@
+"""Small commands: other tools' command lines, assistants, the web page, shells."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import webbrowser
+from pathlib import Path
+
+import click
+
+from gnomon.cli.options import file_option
+from gnomon.cli.printing import json_option, print_json
+from gnomon.cli.progress import say_if_compiling
+from gnomon.core.errors import MissingExtraError
+
+
+@click.command()
+@click.argument("tool", type=click.Choice(["vidur", "vllm", "sglang", "trtllm", "megatron"]))
+@click.argument("command_line", metavar="COMMAND")
+@click.option("--device", "--gpu", default=None, help="The GPU, which an engine's command line does not say.")
+@click.option("--model", default=None, help="megatron: the model, where the command does not spell out a built-in one.")
+@click.option("--gpus", type=click.IntRange(1), default=None, help="megatron: how many GPUs the job runs on.")
+@file_option("--out", "Write the scenario to this file.")
+@json_option
+def convert(
+    tool: str,
+    command_line: str,
+    device: str | None,
+    model: str | None,
+    gpus: int | None,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Print the scenario that COMMAND of another simulator or engine means.
+
+    Every option is mapped, or named as having no counterpart. COMMAND is one quoted word, or - to read it from the
+    standard input.
+
+    \b
+    Examples:
+      gnomon convert vllm "vllm serve meta-llama/Llama-3.1-8B --tensor-parallel-size 2 --max-num-seqs 256"
+      gnomon convert sglang "python -m sglang.launch_server --model-path deepseek-ai/DeepSeek-R1 --tp 8"
+      gnomon convert trtllm "trtllm-serve openai/gpt-oss-120b --tp_size 4 --extra_llm_api_options extra.yml"
+      gnomon convert vidur "python -m vidur.main --replica_config_device a100" --out scenario.yaml
+      gnomon convert megatron "pretrain_gpt.py --tensor-model-parallel-size 8 ..." --model llama-3-70b --gpus 64
+    """
+    from gnomon import convert as converting
+    from gnomon.core.files import write_text
+
+    given = sys.stdin.read() if command_line == "-" else command_line
+    if tool == "megatron":
+        from gnomon.convert.training_commands import as_train_yaml
+
+        text = as_train_yaml(given, model=model, device=device or "h100", gpus=gpus)
+        if out is not None:
+            write_text(out, text)
+        click.echo(text if out is None else f"Wrote {out}: run it with `gnomon train step {out}`.", nl=out is not None)
+        return
+    conversion = converting.convert(tool, given, device=device)
+    if out is not None:
+        write_text(out, converting.as_yaml(conversion))
+    if as_json:
+        print_json(
+            {
+                "scenario": conversion.values,
+                "mapped": [{"option": given, "keys": keys} for given, keys in conversion.mapped],
+                "without_counterpart": [{"option": given, "why": why} for given, why in conversion.without],
+                "notes": conversion.notes,
+            }
+        )
+    elif out is None:
+        click.echo(converting.as_yaml(conversion), nl=False)
+    else:
+        click.echo(
+            f"Wrote {out}: {len(conversion.mapped)} options mapped, {len(conversion.without)} without counterpart."
+        )
+
+
+@click.command()
+@click.option("--reports", default="gnomon-reports", type=click.Path(path_type=Path), help="Folder for reports.")
+def mcp(reports: Path) -> None:
+    """Answer an assistant over the standard input and output (Model Context Protocol).
+
+    \b
+    Example (in an assistant's configuration):
+      {"mcpServers": {"gnomon": {"command": "gnomon", "args": ["mcp"]}}}
+    """
+    from gnomon.api.mcp import server
+
+    server(reports).run("stdio")
+
+
+@click.command()
+@click.option("--port", default=8300, show_default=True, type=click.IntRange(0, 65535), help="0 takes a free one.")
+@click.option("--host", default="127.0.0.1", show_default=True,
+              help="Address to listen on; this machine only unless given.")  # fmt: skip
+@click.option("--runs", default="runs", show_default=True, type=click.Path(file_okay=False, path_type=Path),
+              help="Folder whose run directories are listed.")  # fmt: skip
+@click.option("--no-browser", is_flag=True, help="Do not open a browser.")
+def ui(port: int, host: str, runs: Path, no_browser: bool) -> None:
+    """Explore in a web page: move a slider, look at the plots.
+
+    \b
+    Examples:
+      gnomon ui
+      gnomon ui --port 8400 --runs results --no-browser
+    """
+    try:
+        import dash  # noqa: F401
+    except ImportError:
+        raise MissingExtraError("the web page", "ui") from None
+    from gnomon.ui import jobs
+    from gnomon.ui.app import LOOPBACK, make_app, make_site
+    from gnomon.ui.serving import warm_up
+
+    site = make_site(make_app(runs), host, port)
+    address = f"http://{f'[{host}]' if ':' in host else host}:{site.server_port}/"
+    click.echo(f"Gnomon is at {address} (Ctrl-C ends it).")
+    say_if_compiling(" The first plots wait for it.")
+    threading.Thread(target=warm_up, daemon=True).start()
+    if host not in LOOPBACK:
+        click.echo("Everyone who can reach this address can use it: there is no password.", err=True)
+    if not no_browser:
+        webbrowser.open(address)
+    try:
+        site.serve_forever()
+    finally:
+        jobs.cancel_all()
+        site.server_close()
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the completion script for SHELL.
+
+    \b
+    Example:
+      gnomon completion bash >> ~/.bashrc
+    """
+    from click.shell_completion import get_completion_class
+
+    from gnomon.cli.main import gnomon
+
+    script = get_completion_class(shell)
+    assert script is not None
+    click.echo(script(gnomon, {}, "gnomon", "_GNOMON_COMPLETE").source())
