@@ -39,8 +39,10 @@ def scarce(seed: int) -> tuple[Any, Any]:
         "block_size": block_size,
         "max_sequences": int(random.integers(1, 20)) * stages,
         "max_batch_tokens": int(random.choice([5, 64, 600])),
-        "reserve_full_prompt": bool(random.integers(2)),
     }
+    reserves = float(random.integers(2))
+    if policy == "vllm_v1":
+        batching["options"] = {"reserve_full_prompt": reserves}
     replica: dict[str, Any] = {"num_kv_blocks": blocks, "pipeline_parallel": stages}
     if random.random() < 0.5 or policy in ("orca", "faster_transformer"):
         replica["max_request_tokens"] = int(longest + output.max())

@@ -76,7 +76,10 @@ def test_vllm_v1_admits_where_the_whole_prompt_fits(whole: bool, expected: list[
     """Three blocks, two of them A's. B's first chunk would fit, its prompt would not: admitted all the same, it has to
     make room for its own second chunk."""
     offered = {"A": (0, 6, 2), "B": (0, 8, 1)}
-    assert batches("vllm_v1", offered, blocks=3, max_batch_tokens=10, reserve_full_prompt=whole) == expected
+    assert (
+        batches("vllm_v1", offered, blocks=3, max_batch_tokens=10, options={"reserve_full_prompt": float(whole)})
+        == expected
+    )
 
 
 def test_vllm_v1_leaves_the_watermark_free() -> None:
@@ -100,7 +103,7 @@ def test_vllm_v1_leaves_the_watermark_free() -> None:
 def test_no_more_than_max_sequences_run_at_once(policy: str, expected: list[str]) -> None:
     """C waits until B has its two tokens; then it joins A's decode, goes before it, or waits for A's end."""
     offered = {"A": (0, 4, 3), "B": (0, 4, 2), "C": (0, 4, 2)}
-    sizes = {"block_size": 1, "max_waiting_iterations": 100} if policy == "lightllm" else {}
+    sizes = {"block_size": 1, "options": {"max_waiting_iterations": 100}} if policy == "lightllm" else {}
     assert batches(policy, offered, longest=16, max_sequences=2, **sizes) == expected
 
 
@@ -411,7 +414,7 @@ def test_reservations_are_for_the_longest_request(policy: str) -> None:
 def test_lightllm_waits_between_prefills() -> None:
     offered = {"A": (0, 4, 6), "B": (0.5, 3, 2)}
     expected = ["A4", "A1", "A1", "B3", "A1 B1", "A1", "A1"]
-    assert batches("lightllm", offered, block_size=1, max_waiting_iterations=2) == expected
+    assert batches("lightllm", offered, block_size=1, options={"max_waiting_iterations": 2}) == expected
 
 
 @pytest.mark.parametrize(("blocks", "first"), [(20, "A4"), (21, "A4 B8")])

@@ -35,7 +35,7 @@ def test_two_thousand_scarce_scenarios_end_with_clean_books() -> None:
 
 def test_a_request_larger_than_the_kv_cache_is_rejected_and_not_pre_empted_for_ever() -> None:
     """1,000 prompt tokens into 20 blocks of 16, admitted by their first chunk alone."""
-    batching = {"reserve_full_prompt": False, "prefix_cache": False, "max_batch_tokens": 64}
+    batching = {"options": {"reserve_full_prompt": 0}, "prefix_cache": False, "max_batch_tokens": 64}
     done = run(
         scenario(batching=batching, replica={"num_kv_blocks": 20}),
         requests=requests_of([0.0, 0.0], [1000, 30], [10, 5]),
@@ -46,7 +46,7 @@ def test_a_request_larger_than_the_kv_cache_is_rejected_and_not_pre_empted_for_e
 
 
 def test_two_requests_larger_than_the_kv_cache_do_not_pre_empt_each_other_for_ever() -> None:
-    batching = {"reserve_full_prompt": False, "max_batch_tokens": 16}
+    batching = {"options": {"reserve_full_prompt": 0}, "max_batch_tokens": 16}
     replica = {"num_kv_blocks": 10, "pipeline_parallel": 2}
     done = run(scenario(batching=batching, replica=replica), requests=requests_of([0.0, 0.0], [300, 310], [10, 5]))
     check_invariants(done)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import fields
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,13 +14,15 @@ import numpy as np
 import pytest
 
 from gnomon import extend
+from gnomon.core.config import build
 from gnomon.core.errors import ConfigError, GnomonError, UnknownNameError
 from gnomon.moved import MOVED
-from gnomon.serving.policies import POLICIES, batching_policy
+from gnomon.serving.policies import POLICIES, PolicySpec, batching_policy
 from gnomon.serving.policies.lightllm import peak_tokens
 from gnomon.serving.routers import ROUTERS, router
+from gnomon.serving.scenario.config import BatchingConfig
 from serving_kit import ROUTERS as ROUTER_NAMES
-from serving_kit import assert_same, check_invariants, outcome, run, scenario
+from serving_kit import assert_same, check_invariants, outcome, requests_of, run, scenario
 
 EXAMPLES = Path(__file__).parent.parent / "examples" / "own"
 
@@ -49,6 +52,43 @@ def test_a_policy_from_a_file_keeps_the_contract() -> None:
 
     assert waited(done) < 0.8 * waited(default), "short prompts wait less"
     assert "shortest_first" in POLICIES
+
+
+def test_a_policy_remembers_from_batch_to_batch() -> None:
+    """A decodes from 1 s on. B comes then and waits alone for two iterations, to be admitted in the third."""
+    own: dict[str, Any] = {"policy": "in_bursts", "file": str(EXAMPLES / "in_bursts.py")}
+    own["options"] = {"burst": 2.0, "patience": 2.0}
+    timing = {"source": "table", "table": {"per_iteration": 1.0}}
+    setup = scenario(batching=own, timing=timing)
+    done = run(setup, requests=requests_of([0.0, 0.5], [10, 10], [9, 2]))
+    check_invariants(done)
+    assert done.cluster.requests.scheduled_s.tolist() == [0.0, 3.0]
+    assert done.cluster.policy_memory[0, 0] > 0
+    at_once = run(setup, requests=requests_of([0.0, 0.5, 0.6], [10, 10, 10], [9, 2, 2]))
+    assert at_once.cluster.requests.scheduled_s.tolist() == [0.0, 1.0, 1.0], "two are a burst"
+
+
+def test_the_how_to_names_every_trait_of_a_policy() -> None:
+    page = (EXAMPLES.parent.parent / "docs" / "how-to" / "add-a-batching-policy.md").read_text(encoding="utf-8")
+    assert [one.name for one in fields(PolicySpec) if f"`{one.name}`" not in page] == ["name", "form_batch"]
+
+
+@pytest.mark.parametrize(
+    ("batching", "options"),
+    [
+        ({"reserve_full_prompt": False}, {"reserve_full_prompt": 0.0}),
+        ({"policy": "lightllm", "max_waiting_iterations": 3}, {"max_waiting_iterations": 3.0}),
+        ({"policy": "lightllm", "reserve_full_prompt": True}, {}),
+        ({"policy": "orca", "max_waiting_iterations": 10}, {}),
+    ],
+)
+def test_settings_of_before_are_options_of_a_policy(batching: dict[str, Any], options: dict[str, float]) -> None:
+    assert build(BatchingConfig, batching).options == options
+
+
+def test_a_setting_of_before_that_the_policy_does_not_read_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"is an option of vllm_v1.*options: {reserve_full_prompt: 0}"):
+        build(BatchingConfig, {"policy": "vtc", "reserve_full_prompt": False})
 
 
 def test_a_plain_router_from_a_file_works(cli: Any) -> None:

@@ -79,7 +79,7 @@ def test_resolved_options_win_over_given_ones(tmp_path: Path) -> None:
     assert scenario.batching.max_sequences == 64
     assert scenario.batching.max_batch_tokens == 512
     assert scenario.batching.block_size == 32
-    assert scenario.batching.reserve_full_prompt is False
+    assert scenario.batching.options["reserve_full_prompt"] == 0
     assert scenario.replica.num_kv_blocks == 99, "one block is vLLM's null block"
     assert scenario.replica.memory_utilization == 0.8
     assert scenario.timing.graph_sizes == (1, 2, 4)

@@ -91,7 +91,7 @@ def _engine_facts(about: Mapping[str, Any]) -> dict[str, Any]:
         "batching.max_sequences": engine.get("max_num_seqs"),
         "batching.max_batch_tokens": engine.get("max_num_batched_tokens"),
         "batching.block_size": engine.get("block_size"), "batching.prefix_cache": False,
-        "batching.reserve_full_prompt": False, "timing.graph_sizes": _graph_sizes(engine),
+        "batching.options.reserve_full_prompt": 0.0, "timing.graph_sizes": _graph_sizes(engine),
     }  # fmt: skip
     return {name: value for name, value in given.items() if value is not None}
 

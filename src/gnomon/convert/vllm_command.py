@@ -64,6 +64,8 @@ def _flag(name: str, value: Any, values: dict[str, Any] | None, is_flag: bool) -
         value = list(value) if isinstance(value, tuple) else value
         value = next((theirs for theirs, ours in values.items() if ours == value), None)
         value = value == "true" if is_flag and value is not None else value
+    if is_flag and isinstance(value, float):  # Options of policies are numbers.
+        value = bool(value)
     spelled = "--" + name.replace("_", "-")
     if value is None or value == _UNSAID.get(name):
         return []

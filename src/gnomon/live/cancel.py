@@ -66,7 +66,6 @@ def _leave_queue(replica: Replica, r: int, now_s: float) -> None:
     state.num_outstanding -= 1
     state.num_rejected += 1
     state.stalled = state.lacks_blocks = 0
-    state.num_received = min(state.num_received, state.num_waiting)
     request.status, request.finished_s = REJECTED, now_s
     if state.reports != 0:
         report(replica, r)

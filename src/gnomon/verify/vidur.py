@@ -139,7 +139,7 @@ def scenario_of(recorded: RecordedRun) -> Scenario:
         "block_size": scheduler["block_size"],
         "watermark": scheduler.get("watermark_blocks_fraction"),
         "max_batch_tokens": scheduler.get("chunk_size") or scheduler.get("max_tokens_in_batch"),
-        "max_waiting_iterations": scheduler.get("max_waiting_iters", 10),
+        "options": {"max_waiting_iterations": iterations} if (iterations := scheduler.get("max_waiting_iters")) else {},
     }
     blocks = setup.get("num_kv_blocks") or scheduler.get("num_blocks")
     replica = {

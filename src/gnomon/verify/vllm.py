@@ -104,6 +104,7 @@ def scenario_of(recording: Recording, model: Model, profiles: str | Path, device
     in_lockstep = model.is_moe and ranks > 1
     preset = engine("vllm").sections(recording.model, device, recording.version)["batching"]
     overlap = recording.option("async_scheduling", "scheduler_config")
+    reserves = recording.option("scheduler_reserve_full_isl", "scheduler_config") is not False
     return Scenario(
         model=recording.model,
         device=device,
@@ -126,7 +127,7 @@ def scenario_of(recording: Recording, model: Model, profiles: str | Path, device
             max_chunk_tokens=recording.option("long_prefill_token_threshold", "scheduler_config") or None,
             block_size=recording.requests.prefix_block_tokens,
             prefix_cache=recording.kv_cache("enable_prefix_caching") is not False,
-            reserve_full_prompt=recording.option("scheduler_reserve_full_isl", "scheduler_config") is not False,
+            options={"reserve_full_prompt": float(reserves)},
         ),
         router=RouterConfig(name="vllm_dp" if ranks > 1 else "round_robin"),
         timing=TimingConfig(

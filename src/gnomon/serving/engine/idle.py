@@ -38,6 +38,7 @@ def renew(cluster: Cluster, r: int) -> None:
     make_idle(state)
     cluster.next_end_s[r] = NEVER
     cluster.growth[r], cluster.stage_free_s[r], cluster.service[r] = 0, 0.0, 0.0
+    cluster.policy_memory[r] = 0.0
     if had_blocks:
         for cache in (cluster.block_key, cluster.block_users, cluster.slot_key, cluster.slot_block):
             cache[r] = 0

@@ -119,8 +119,6 @@ _LIMITS = [
     ("max_batch_tokens", np.int64),
     ("max_request_tokens", np.int64),
     ("max_chunk_tokens", np.int64),  # of one prompt in one iteration
-    ("max_waiting_iterations", np.int64),
-    ("reserve_full_prompt", np.int64),
     ("prefix_cache", np.int64),
     ("blocks_per_hash", np.int64),  # blocks that one prefix hash of the workload covers
     ("num_speculative", np.int64),
@@ -180,12 +178,6 @@ _STATE = [
     # The rest.
     ("writer_free_s", np.float64),  # when all messages so far are written
     ("reply_s", np.float64),  # from the tokens of the batch that ended last to the client, in the mean
-    ("counter", np.int64),  # for policies that count iterations
-    ("num_received", np.int64),  # waiting requests that the scheduler knows of (sglang looks for new ones at times)
-    ("wait_count", np.int64),  # iterations for which prefills have waited, to be fuller
-    ("balance_count", np.int64),  # the same, for the other ranks to have some
-    ("holds_prefills", np.int64),  # the ranks of the group do not prefill in this iteration
-    ("reserve_ratio", np.float64),  # share of outputs to come for which sglang keeps memory
     ("woken", np.int64),  # the last instant it was woken at, by the number of arrivals so far
     ("next_end_s", np.float64),  # end of the oldest in-flight batch, inf if none
     ("waiting_tokens", np.int64),  # prefill tokens of the waiting requests
@@ -271,6 +263,10 @@ class Replica(NamedTuple):
     """How many tokens each of them computes."""
     parameters: Floats
     """Options of the policy, then free parameters (`batching.options` and `batching.parameters` in the scenario)."""
+    memory: Floats
+    """The policy's own memory (`PolicySpec.memory`), zero at the start and after a failure."""
+    group_memory: Floats
+    """That of the first replica of its group."""
     block_key: Ints
     """Prefix cache: the hash of what each block holds, 0 for nothing."""
     block_users: Ints
@@ -323,6 +319,8 @@ class Cluster(NamedTuple):
     """[replica, ring position, stage]"""
     stage_end_s: Floats
     parameters: Floats
+    policy_memory: Floats
+    """[replica, number]"""
     acceptance: Floats
     """[replica, position]"""
     block_key: Ints
@@ -377,6 +375,8 @@ def replica_view(cluster: Cluster, r: int) -> Replica:
         cluster.flight_requests[r, position],
         cluster.flight_tokens[r, position],
         cluster.parameters[r],
+        cluster.policy_memory[r],
+        cluster.policy_memory[state.group_first],
         cluster.block_key[r],
         cluster.block_users[r],
         cluster.newer[r],

@@ -79,6 +79,8 @@ class PolicySpec:
     """Why it may leave a request waiting although there are places, tokens and memory for it; its name goes before."""
     options: Mapping[str, float] = field(default_factory=dict)
     """What `batching.options` may set, with defaults; the policy reads them from `replica.parameters` in this order."""
+    memory: int = 0
+    """Numbers of memory per replica, which it keeps in `replica.memory` from one batch to the next."""
 
     def __post_init__(self) -> None:
         for setting in self.defaults:

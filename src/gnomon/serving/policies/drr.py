@@ -21,6 +21,7 @@ from gnomon.serving.policies.charged import admit_charged, settle_credit
 from gnomon.serving.policies.vllm_v1 import continue_running
 
 _QUANTUM, _PROMPT_PRICE, _OUTPUT_PRICE = range(3)  # the options' places
+_TURN = 0  # in memory: the class after the one whose turn it is, 0 at the start
 
 
 @inlined
@@ -29,15 +30,15 @@ def _next_class(replica: Replica) -> int:
     state, prices, count = replica.state, replica.parameters, replica.classes.shape[0]
     if state.num_waiting == 0:
         return NONE
-    first = max(0, state.counter - 1)  # `counter`: the class after the one whose turn it is, 0 at the start.
+    first = max(0, int(replica.memory[_TURN]) - 1)
     for _ in range(2):
         for i in range(count):
             c = (first + i) % count
             if is_queued(replica, c) and balance(replica, c, prices[_PROMPT_PRICE], prices[_OUTPUT_PRICE]) > 0.0:
-                state.counter = c + 1
+                replica.memory[_TURN] = c + 1
                 return c
         refill(replica, prices[_QUANTUM], prices[_PROMPT_PRICE], prices[_OUTPUT_PRICE])
-        first = state.counter % count
+        first = int(replica.memory[_TURN]) % count
     return NONE
 
 
@@ -47,6 +48,7 @@ def _next_class(replica: Replica) -> int:
     max_batch_tokens_of="iteration",
     speculates=True,
     options={"quantum": 2048.0, "prompt_price": 1.0, "output_price": 2.0},
+    memory=1,
 )
 def drr(replica: Replica) -> None:
     """Running requests first; then waiting ones, class by class in turn, while the class has credit."""

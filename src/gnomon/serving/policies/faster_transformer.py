@@ -12,6 +12,8 @@ from gnomon.serving.engine.state import Replica
 from gnomon.serving.policies import batching_policy
 from gnomon.serving.policies.orca import admit_whole_prompts, is_never_outgrown
 
+_BATCHES = 0  # in memory: how many were admitted so far
+
 
 @batching_policy(
     "faster_transformer",
@@ -23,6 +25,7 @@ from gnomon.serving.policies.orca import admit_whole_prompts, is_never_outgrown
     has_prefix_cache=False,
     has_chunk_cap=False,
     holds_back="admits nobody until the whole batch is done",
+    memory=1,
 )
 def faster_transformer(replica: Replica) -> None:
     """Go on with the batch that has waited longest; admit a new one only when there is none.
@@ -41,7 +44,7 @@ def faster_transformer(replica: Replica) -> None:
         keep_running(replica, size, state.num_running)
     else:
         admit_whole_prompts(replica)
-        state.counter += 1
+        replica.memory[_BATCHES] += 1
         for i in range(state.batch_size):
-            requests[replica.batch[i]].cohort = state.counter
+            requests[replica.batch[i]].cohort = int(replica.memory[_BATCHES])
     state.steppable = 1 if is_never_outgrown(replica) else 0

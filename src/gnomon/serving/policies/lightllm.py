@@ -14,6 +14,9 @@ from gnomon.serving.engine.batch_operations import hold, keep_running, place, po
 from gnomon.serving.engine.state import Replica
 from gnomon.serving.policies import batching_policy
 
+_MAX_WAITING = 0  # the option's place: decode iterations between prefills
+_SINCE = 0  # in memory: decode iterations since the last prefill
+
 
 @inlined
 def peak_tokens(has: Floats, left: Floats) -> float:
@@ -73,7 +76,9 @@ def _admit(replica: Replica) -> None:
     has_prefix_cache=False,
     has_chunk_cap=False,
     has_stages=False,
-    overlaps=False,  # It foretells the peak of memory from requests that have ended by then.
+    overlaps=False,  # It predicts the peak of memory from requests that have ended by then.
+    options={"max_waiting_iterations": 10.0},
+    memory=1,
     holds_back="prefills once in so many decode iterations, and only if the memory of all outputs to come fits",
 )
 def lightllm(replica: Replica) -> None:
@@ -82,10 +87,10 @@ def lightllm(replica: Replica) -> None:
     if state.num_running == 0:
         _admit(replica)
         if state.batch_size > 0:
-            state.counter = 0
+            replica.memory[_SINCE] = 0
         return
-    if state.counter >= state.max_waiting_iterations:
-        state.counter = 0
+    if replica.memory[_SINCE] >= replica.parameters[_MAX_WAITING]:
+        replica.memory[_SINCE] = 0
         _admit(replica)
         if state.batch_size > 0:
             return
@@ -97,4 +102,4 @@ def lightllm(replica: Replica) -> None:
         hold(replica, replica.running[i], 1)
         place(replica, replica.running[i], 1)
     keep_running(replica, state.num_running, state.num_running)
-    state.counter += 1
+    replica.memory[_SINCE] += 1

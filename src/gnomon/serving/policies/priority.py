@@ -45,9 +45,8 @@ def _sort_running(replica: Replica) -> None:
 @inlined
 def _has_room(replica: Replica, r: int) -> bool:
     state = replica.state
-    hits = prefix_cache.count_hits(replica, r)
-    after = hits * state.block_size + 1
-    return state.num_holding < state.max_running and has_memory_for(replica, r, hits, after)
+    hits, prompt = prefix_cache.count_hits(replica, r), replica.requests[r].prefill_tokens
+    return state.num_holding < state.max_running and has_memory_for(replica, r, hits, prompt)
 
 
 @inlined

@@ -47,7 +47,10 @@ from gnomon.serving.policies import batching_policy
 _FIRST_RATIO, _LEAST_RATIO, _FALL_PER_STEP = 0.7, 0.098, 0.602 / 600
 _RETRACT_AHEAD = 20  # Decode steps that the share after a retraction looks ahead.
 _MOST_EXPECTED = 4096  # Output tokens of a request that admission counts (SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION)
-_RECEIVE_INTERVAL, _MAX_PREFILL = 0, 1  # The options' places.
+_RECEIVE_INTERVAL, _MAX_PREFILL = range(2)  # The options' places.
+# In memory: waiting requests that the scheduler knows of, iterations since it looked for new ones, 1 + how many had
+# left when a request did not fit, and the share of outputs to come that KV blocks are kept for.
+_RECEIVED, _SINCE_LOOK, _LEFT_WHEN_FULL, _RATIO = range(4)
 _AT_ONCE = 1 << 30  # Iterations since the last look for new requests that are more than any interval.
 
 
@@ -73,13 +76,14 @@ def _was_idle(replica: Replica) -> bool:
 @inlined
 def _receive(replica: Replica) -> None:
     """Look for new requests, unless the last iterations were decodes and fewer than the interval."""
-    state = replica.state
-    if state.reserve_ratio == 0.0 or (state.num_waiting > 0 and _was_idle(replica)):
-        state.reserve_ratio = _FIRST_RATIO
+    state, memory = replica.state, replica.memory
+    if memory[_RATIO] == 0.0 or (state.num_waiting > 0 and _was_idle(replica)):
+        memory[_RATIO] = _FIRST_RATIO
     is_idle = state.num_running + state.num_stepping == 0
-    if is_idle or state.wait_count >= replica.parameters[_RECEIVE_INTERVAL]:
-        state.num_received = state.num_waiting
-        state.wait_count = 0
+    if is_idle or memory[_SINCE_LOOK] >= replica.parameters[_RECEIVE_INTERVAL]:
+        memory[_RECEIVED] = state.num_waiting
+        memory[_SINCE_LOOK] = 0
+    memory[_RECEIVED] = min(memory[_RECEIVED], state.num_waiting)  # Some may have been rejected or cancelled.
 
 
 @inlined
@@ -98,17 +102,17 @@ def _num_left(state: Any) -> int:
 @inlined
 def _place_prefills(replica: Replica) -> None:
     """The chunk in progress, then new requests, within the chunk and the memory that outputs to come leave free."""
-    state, running = replica.state, replica.running
+    state, running, memory = replica.state, replica.running, replica.memory
     budget = min(state.max_batch_tokens, state.max_chunk_tokens)
     most = int(replica.parameters[_MAX_PREFILL])
     kept = 0
     spare = float(state.free_blocks * state.block_size)
     for i in range(state.num_stepping):
-        spare -= state.reserve_ratio * _output_left(replica, replica.stepping[i, ID])
+        spare -= memory[_RATIO] * _output_left(replica, replica.stepping[i, ID])
     for i in range(state.num_running):
         r = running[i]
         if is_decoding(replica, r):
-            spare -= state.reserve_ratio * _output_left(replica, r)
+            spare -= memory[_RATIO] * _output_left(replica, r)
             running[kept] = r
             kept += 1
             continue
@@ -120,10 +124,9 @@ def _place_prefills(replica: Replica) -> None:
         most -= tokens
     keep_running(replica, 0, kept)
 
-    # `counter` holds how many had left when a request did not fit, plus one.
-    if state.counter == _num_left(state) + 1 and state.num_holding > 0:
+    if memory[_LEFT_WHEN_FULL] == _num_left(state) + 1 and state.num_holding > 0:
         return
-    while min(state.num_received, state.num_waiting) > 0 and budget > 0 and state.num_holding < state.max_running:
+    while memory[_RECEIVED] > 0 and budget > 0 and state.num_holding < state.max_running:
         r = state.first_waiting
         hits = prefix_cache.count_hits(replica, r)
         left = prefill_left(replica, r) - hits * state.block_size
@@ -132,12 +135,12 @@ def _place_prefills(replica: Replica) -> None:
         wanted = left + taken * state.block_size + _output_left(replica, r) + state.block_size
         # An idle replica takes whatever fits at all.
         if needed + taken > state.free_blocks or (wanted >= spare and state.num_holding > 0):
-            state.counter = _num_left(state) + 1
+            memory[_LEFT_WHEN_FULL] = _num_left(state) + 1
             return
         if left >= most and state.batch_size > 0:
             return
         pop_waiting(replica)
-        state.num_received -= 1
+        memory[_RECEIVED] -= 1
         hold_cached(replica, r, hits)
         hold(replica, r, needed)
         tokens = min(left, budget)
@@ -171,7 +174,7 @@ def _first_to_go(replica: Replica) -> int:
 @inlined
 def _retract(replica: Replica) -> None:
     """Retract requests until the others have the blocks they need now, and set the share that admission keeps."""
-    state, running = replica.state, replica.running
+    state, running, memory = replica.state, replica.running, replica.memory
     while state.num_running > 1 and state.free_blocks < _blocks_to_grow(replica):
         at = _first_to_go(replica)
         r = running[at]
@@ -179,13 +182,13 @@ def _retract(replica: Replica) -> None:
             running[i] = running[i + 1]
         state.num_running -= 1
         retract(replica, r)
-        state.num_received += 1
+        memory[_RECEIVED] += 1
     produced, total = 0, 1
     for i in range(state.num_running):
         request = replica.requests[running[i]]
         produced += request.processed - request.prompt_tokens
         total += request.output_tokens
-    state.reserve_ratio = min(1.0, (produced + _RETRACT_AHEAD * state.num_running) / total)
+    memory[_RATIO] = min(1.0, (produced + _RETRACT_AHEAD * state.num_running) / total)
 
 
 @batching_policy(
@@ -196,31 +199,32 @@ def _retract(replica: Replica) -> None:
     speculates=True,
     holds_back="keeps memory for part of the outputs that running requests have yet to produce",
     options={"receive_interval": 1.0, "max_prefill_tokens": 16384.0},
+    memory=4,
     engine="sglang",
 )
 def sglang(replica: Replica) -> None:
     """A prefill-only batch if any request can be prefilled, else one token for every running request."""
-    state, running = replica.state, replica.running
+    state, running, memory = replica.state, replica.running, replica.memory
     _receive(replica)
     _place_prefills(replica)
     if state.batch_size > 0:
-        state.wait_count = _AT_ONCE
+        memory[_SINCE_LOOK] = _AT_ONCE
         return
-    state.wait_count += 1
+    memory[_SINCE_LOOK] += 1
     place_together(replica)
     needed = _blocks_to_grow(replica)
     if needed > state.free_blocks:
         _retract(replica)
         needed = _blocks_to_grow(replica)
     else:
-        state.reserve_ratio = max(_LEAST_RATIO, state.reserve_ratio - _FALL_PER_STEP)
+        memory[_RATIO] = max(_LEAST_RATIO, memory[_RATIO] - _FALL_PER_STEP)
     first = 0
     if needed > state.free_blocks:
         # Even the last one lacks memory: it is given up, unless batches in flight will make room.
         if state.num_holding > state.num_running:
             return
         preempt(replica, running[0])
-        state.num_received += 1
+        memory[_RECEIVED] += 1
         first = 1
     while first < state.num_running and state.batch_size < state.max_in_batch:
         missing = _missing(replica, running[first])

@@ -36,6 +36,8 @@ OPTIONS = {
     "balance_timeout_iterations": 50.0,
 }
 _MAX_UTILIZATION, _CHUNKED, _WAIT, _WAIT_RATIO, _BALANCE, _BALANCE_WAIT, _BALANCE_TIMEOUT = range(7)
+# In memory: iterations that prompts have waited for a fuller batch, and for other ranks; whether the group waits now.
+_WAITED, _WAITED_FOR_RANKS, _HOLDS = range(3)
 
 
 @inlined
@@ -81,13 +83,13 @@ def _prompts_that_fit(replica: Replica, budget: int) -> tuple[int, int]:
 @inlined
 def _waits_for_more(replica: Replica, prompts: int, decodes: int) -> bool:
     """Hold prompts back until they fill the batch, or for so many iterations; never while nothing is generated."""
-    state, given = replica.state, replica.parameters
+    state, given, memory = replica.state, replica.parameters, replica.memory
     if decodes == 0 or prompts == 0:
         return False
-    if state.wait_count >= given[_WAIT] or prompts + decodes >= given[_WAIT_RATIO] * state.max_batch_tokens:
-        state.wait_count = 0
+    if memory[_WAITED] >= given[_WAIT] or prompts + decodes >= given[_WAIT_RATIO] * state.max_batch_tokens:
+        memory[_WAITED] = 0
         return False
-    state.wait_count += 1
+    memory[_WAITED] += 1
     return True
 
 
@@ -95,27 +97,27 @@ def _waits_for_more(replica: Replica, prompts: int, decodes: int) -> bool:
 def _hold_back_group(replica: Replica) -> None:
     """The first rank decides for its group whether any of them prefills: only if all have prompts and places for them,
     then after `balance_wait_iterations`; else after the time-out, or where a rank has nothing to generate."""
-    leader, ranks, given = replica.state, replica.ranks, replica.parameters
+    leader, ranks, given, memory = replica.state, replica.ranks, replica.parameters, replica.memory
     all_prompts, all_decodes, all_places = True, True, True
     for i in range(leader.group_first, leader.group_first + leader.group_size):
         decodes = ranks[i].num_holding
         all_prompts = all_prompts and ranks[i].num_waiting > 0
         all_decodes = all_decodes and decodes > 0
         all_places = all_places and decodes < ranks[i].max_in_batch
-    leader.holds_prefills = 0
+    memory[_HOLDS] = 0
     if all_places and all_prompts:
-        leader.balance_count = 0
-        if all_decodes and leader.wait_count < given[_BALANCE_WAIT]:
-            leader.wait_count += 1
-            leader.holds_prefills = 1
+        memory[_WAITED_FOR_RANKS] = 0
+        if all_decodes and memory[_WAITED] < given[_BALANCE_WAIT]:
+            memory[_WAITED] += 1
+            memory[_HOLDS] = 1
         elif all_decodes:
-            leader.wait_count = 0
+            memory[_WAITED] = 0
         return
-    leader.balance_count += 1
-    if leader.balance_count >= given[_BALANCE_TIMEOUT] or not all_decodes:
-        leader.balance_count = 0
+    memory[_WAITED_FOR_RANKS] += 1
+    if memory[_WAITED_FOR_RANKS] >= given[_BALANCE_TIMEOUT] or not all_decodes:
+        memory[_WAITED_FOR_RANKS] = 0
     else:
-        leader.holds_prefills = 1
+        memory[_HOLDS] = 1
 
 
 @inlined
@@ -128,7 +130,7 @@ def _is_held_back(replica: Replica, prompts: int, decodes: int) -> bool:
         return False
     if state.id == state.group_first:
         _hold_back_group(replica)
-    return bool(replica.ranks[state.group_first].holds_prefills != 0)
+    return bool(replica.group_memory[_HOLDS] != 0)
 
 
 @inlined
@@ -161,6 +163,7 @@ def _admit(replica: Replica, budget: int) -> int:
     has_chunk_cap=False,
     speculates=True,
     options=OPTIONS,
+    memory=3,
     engine="trtllm",
 )
 def trtllm(replica: Replica) -> None:

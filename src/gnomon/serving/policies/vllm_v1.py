@@ -27,7 +27,8 @@ from gnomon.serving.engine.decode_group import dissolve, place_together
 from gnomon.serving.engine.state import Replica
 from gnomon.serving.policies import batching_policy
 
-_PREFILL_INTERVAL = 0  # the option's place
+_PREFILL_INTERVAL, _RESERVES_PROMPT = range(2)  # the options' places
+_SINCE = 0  # in memory: iterations since waiting requests were looked at
 
 
 @inlined
@@ -102,16 +103,16 @@ def continue_in_order(replica: Replica, budget: int, findable_ahead: bool = True
 
 @inlined
 def has_memory_for(replica: Replica, r: int, hits: int, after: int) -> bool:
-    """Whether a waiting request, `hits` blocks of which are cached, can be admitted to compute up to token `after`."""
+    """Whether `after` tokens of a waiting request, `hits` blocks of which are cached, fit beside the watermark."""
     state = replica.state
-    must_fit = replica.requests[r].prefill_tokens if state.reserve_full_prompt != 0 else after
     taken = prefix_cache.count_free_hits(replica, r, hits)
-    return blocks_for(replica, must_fit) - hits + taken <= state.free_blocks - state.watermark_blocks
+    return blocks_for(replica, after) - hits + taken <= state.free_blocks - state.watermark_blocks
 
 
 @inlined
-def admit_first(replica: Replica, budget: int) -> int:
-    """Admit the first waiting request if there are tokens, a place and blocks for it; returns its tokens, or 0."""
+def admit_first(replica: Replica, budget: int, reserves_prompt: bool = True) -> int:
+    """Admit the first waiting request if there are tokens, a place and blocks for it, those of its whole prompt or of
+    its first chunk alone; returns its tokens, or 0."""
     state = replica.state
     if state.num_waiting == 0 or budget <= 0 or state.num_holding >= state.max_running:
         return 0
@@ -121,7 +122,7 @@ def admit_first(replica: Replica, budget: int) -> int:
     hits = prefix_cache.count_hits(replica, r)
     tokens = min(prefill_left(replica, r) - hits * state.block_size, budget, state.max_chunk_tokens)
     after = hits * state.block_size + tokens
-    if not has_memory_for(replica, r, hits, after):
+    if not has_memory_for(replica, r, hits, replica.requests[r].prefill_tokens if reserves_prompt else after):
         if hits > 0:
             state.lacks_blocks, state.lacks_with_budget = r + 1, budget
         return 0
@@ -136,11 +137,11 @@ def admit_first(replica: Replica, budget: int) -> int:
 @inlined
 def _waits_for_its_turn(replica: Replica, budget: int) -> bool:
     """With `prefill_interval` N, new requests are admitted in every Nth iteration only, while others run."""
-    state = replica.state
-    if budget == state.max_batch_tokens or state.wait_count + 1 >= replica.parameters[_PREFILL_INTERVAL]:
-        state.wait_count = 0
+    state, memory = replica.state, replica.memory
+    if budget == state.max_batch_tokens or memory[_SINCE] + 1 >= replica.parameters[_PREFILL_INTERVAL]:
+        memory[_SINCE] = 0
         return False
-    state.wait_count += 1
+    memory[_SINCE] += 1
     return True
 
 
@@ -152,14 +153,16 @@ def _waits_for_its_turn(replica: Replica, budget: int) -> bool:
     speculates=True,
     recomputes_last_token=True,
     holds_back="admits new requests in every Nth iteration only (prefill_interval)",
-    options={"prefill_interval": 1.0},
+    options={"prefill_interval": 1.0, "reserve_full_prompt": 1.0},
+    memory=1,
 )
 def vllm_v1(replica: Replica) -> None:
     """Running requests first; if none had to be pre-empted, waiting ones with what is left of the token budget."""
     if continue_running(replica):
         budget = replica.state.max_batch_tokens - tokens_placed(replica)
-        tokens = 0 if _waits_for_its_turn(replica, budget) else admit_first(replica, budget)
+        reserves = replica.parameters[_RESERVES_PROMPT] != 0.0
+        tokens = 0 if _waits_for_its_turn(replica, budget) else admit_first(replica, budget, reserves)
         while tokens > 0:
             budget -= tokens
-            tokens = admit_first(replica, budget)
+            tokens = admit_first(replica, budget, reserves)
     replica.state.steppable = 2 if replica.parameters[_PREFILL_INTERVAL] <= 1.0 else 1

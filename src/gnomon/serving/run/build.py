@@ -64,6 +64,7 @@ def build_cluster(
         num_classes=max(1, len(requests.classes)),
         adapter_slots=adapter_slots if len(requests.adapter) else 0,
         num_parameters=max(8, *(len(pool.parameters) for pool in pools)),
+        num_memory=max(8, *(pool.policy.memory for pool in pools)),
         prefix_hashes=prefix_keys(requests, smallest_block),
         recorded=(recording.first, recording.stage_s) if recording else None,
     )
@@ -170,8 +171,6 @@ def fill_replicas(cluster: Cluster, pool: Pool, requests: Requests, first: int, 
     table.max_batch_tokens = pool.token_budget
     table.max_chunk_tokens = batching.max_chunk_tokens or pool.token_budget
     table.max_request_tokens = pool.max_request_tokens
-    table.max_waiting_iterations = batching.max_waiting_iterations
-    table.reserve_full_prompt = batching.reserve_full_prompt
     table.prefix_cache = batching.prefix_cache and pool.num_kv_blocks > 0
     table.overlaps = batching.overlap and replica.pipeline_parallel == 1
     if batching.overlap and batching.surplus_token:

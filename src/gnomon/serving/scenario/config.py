@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveFloat, model_validator
 
@@ -68,6 +68,10 @@ class ReplicaConfig(Parallelism):
         return Parallelism(**{name: getattr(self, name) for name in Parallelism.model_fields})
 
 
+_WERE_SETTINGS = {"max_waiting_iterations": ("lightllm", 10), "reserve_full_prompt": ("vllm_v1", True)}
+"""The policy that has it as an option, and what it was where nobody said anything."""
+
+
 class BatchingConfig(Choice):
     """What one iteration of a replica runs. What is not given follows the policy's own defaults."""
 
@@ -88,8 +92,6 @@ class BatchingConfig(Choice):
     """Tokens per KV block."""
     watermark: Annotated[float, Field(ge=0, lt=1)] | None = None
     """Share of the blocks that admission leaves free."""
-    max_waiting_iterations: CountOrNone = 10
-    """lightllm: decode iterations between prefills."""
     prefix_cache: bool | None = None
     """Find KV blocks again by what they hold."""
     overlap: bool = False
@@ -98,12 +100,28 @@ class BatchingConfig(Choice):
     surplus_token: bool = False
     """With `overlap`, a request is in one batch more after its last token: always where a stop token ends it, and in
     engines that do not look ahead for its length either."""
-    reserve_full_prompt: bool = True
-    """vllm_v1: admit a request only if its whole prompt fits, not just its first chunk."""
     options: dict[str, float] = Field(default_factory=dict)
     """Options of the policy, e.g. {wait_iterations: 20} for trtllm (docs/engines.md)."""
     parameters: tuple[float, ...] = ()
     """Numbers for your own policy; they follow its options."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _options_of_before(cls, data: Any) -> Any:
+        """Read what was a setting of all policies and is an option of one, as saved scenarios have it."""
+        if not isinstance(data, dict):
+            return data
+        data = dict(data)
+        for name, (policy, default) in _WERE_SETTINGS.items():
+            if name not in data:
+                continue
+            value = data.pop(name)
+            if data.get("policy", "vllm_v1") == policy:
+                data["options"] = {name: float(value), **(data.get("options") or {})}
+            elif value != default:
+                fix = f"Leave it out, or choose {policy} and write options: {{{name}: {float(value):g}}}."
+                raise ConfigError(f"{name} is an option of {policy}.", where=f"batching.{name}", fix=fix)
+        return data
 
     def resolved(self) -> ResolvedBatching:
         """This section with the policy's defaults filled in."""
