@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from gnomon.jit import ENABLED, feature, jit
-from gnomon.jit.borrowing import borrow
+from gnomon.jit import ENABLED, borrow, feature, jit
 
 pytestmark = pytest.mark.skipif(not ENABLED, reason="nothing is compiled under GNOMON_JIT=0")
 

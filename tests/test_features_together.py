@@ -12,7 +12,7 @@ from gnomon.core.errors import ConfigError
 from gnomon.report.serving.frames import STATUS, request_frame
 from gnomon.serving.autoscaling.evacuation import redirect
 from gnomon.serving.engine import guard
-from gnomon.serving.engine.idle import renew
+from gnomon.serving.engine.allocation import renew
 from gnomon.serving.engine.state import LIMITS, MOVING, NONE, NUM_SHED, NUM_STATUS, RUNNING, STATE, WAITING, Cluster
 from gnomon.serving.results.metrics import summarize
 from gnomon.serving.run.simulate import Run

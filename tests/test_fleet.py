@@ -16,8 +16,7 @@ from gnomon.core.config import build, load
 from gnomon.core.errors import ConfigError, GnomonError
 from gnomon.report.serving.fleet import fleet_frame
 from gnomon.serving.autoscaling.controllers import CONTROLLERS, View
-from gnomon.serving.autoscaling.record import SAMPLES
-from gnomon.serving.autoscaling.replicas import DOWN, DRAINING, OFF, STARTING, UP
+from gnomon.serving.autoscaling.replicas import DOWN, DRAINING, OFF, SAMPLES, STARTING, UP
 from gnomon.serving.engine.state import FINISHED
 from gnomon.serving.results.energy import joules
 from gnomon.serving.results.metrics import summarize

@@ -54,8 +54,8 @@ from gnomon.serving.features.adapters import (
     take_adapter,
     wait_in_line,
 )
-from gnomon.serving.features.block_set import BlockSet, num_slots, put
 from gnomon.serving.features.front_end import leaves_front_end, leaves_replica_front_end, open_front_end
+from gnomon.serving.features.tiers import BlockSet, num_slots, put
 from gnomon.serving.scenario.autoscaling import ControllerConfig, FailureConfig
 from gnomon.serving.scenario.config import FrontEndConfig
 from serving_kit import requests_of as offered

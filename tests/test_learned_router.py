@@ -11,8 +11,7 @@ import pytest
 
 from gnomon.core.config import build
 from gnomon.core.errors import ConfigError, DataError
-from gnomon.jit import jit
-from gnomon.jit.borrowing import borrow
+from gnomon.jit import borrow, jit
 from gnomon.serving.routers.learned import score
 from gnomon.serving.routers.observation import FEATURES, NUM_FEATURES, SCHEMA_HASH, observe
 from gnomon.serving.routers.policy_file import CLIP, Policy, load_policy, packed, save_policy, shapes, shipped_policy

@@ -6,8 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gnomon.jit import function_arguments, jit
-from gnomon.jit.borrowing import borrow
+from gnomon.jit import borrow, function_arguments, jit
 from gnomon.serving.engine.calendar import (
     AN_EVENT,
     CONTROL_TICK,

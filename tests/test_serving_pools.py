@@ -10,8 +10,7 @@ import pytest
 from gnomon import catalog
 from gnomon.core.config import build
 from gnomon.core.errors import ConfigError, GnomonError
-from gnomon.jit import jit
-from gnomon.jit.borrowing import borrow
+from gnomon.jit import borrow, jit
 from gnomon.report.serving.trace import transfer_events
 from gnomon.serving.engine.batch_operations import place
 from gnomon.serving.engine.decode_group import processed_now

@@ -12,8 +12,7 @@ import pytest
 
 from gnomon.core.arrays import Floats
 from gnomon.core.user_files import plain
-from gnomon.jit import jit
-from gnomon.jit.borrowing import borrow
+from gnomon.jit import borrow, jit
 from gnomon.report.serving.frames import iteration_frame
 from gnomon.serving.engine.allocation import new_cluster
 from gnomon.serving.engine.log import Log, log_gap, new_log

@@ -12,7 +12,7 @@ from typing import Any
 
 MOVED = {
     "gnomon.core.jit": "gnomon.extend",
-    "gnomon.serving.accounts": "gnomon.serving.features.service_by_class",
+    "gnomon.serving.accounts": "gnomon.serving.policies.service_by_class",
     "gnomon.serving.fleet": "gnomon.serving.autoscaling",
     "gnomon.serving.fleet.controllers": "gnomon.serving.autoscaling.controllers",
     "gnomon.serving.metrics": "gnomon.serving.results.metrics",

@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from importlib import import_module
 from typing import Any, TypeVar
 
 import numpy as np
@@ -31,6 +32,7 @@ ENABLED = os.environ.get("GNOMON_JIT", "1") != "0"
 def _numba() -> Any:
     import numba
 
+    import_module("gnomon.jit.borrowed_array")  # Code from the disk may meet its types before anything else does.
     return numba
 
 
@@ -215,7 +217,22 @@ def compiled(signature: Any) -> Callable[[F], F]:
     return decorate
 
 
-# What compiled code does otherwise: see `gnomon.jit.borrowing`.
+# Arrays lent to compiled code without reference counts.
+#
+# Numba counts references of every array in a named tuple at every call, which costs more than the work itself when a
+# state of thirty arrays goes through small functions. `borrow(bundle)` turns the arrays of a (nested) named tuple into
+# bare pointers with a shape: they are read and written with `a[i]`, `a[i, j]`, give rows with fewer indices, and have
+# `.size` and `.shape`, but are not counted, not sliced, not checked. Whoever calls keeps the arrays alive. The tuple
+# itself goes by its address: its fields are read by name, and it lives as long as the function that borrowed it.
+# In plain Python these return their argument. Users' own functions get their arrays `checked`: the same pointers, but
+# every index is compared with the shape.
+
+
+def borrowed_type(bundle: Any) -> Any:
+    """The Numba type of `borrow(bundle)` for an example bundle, to write a signature with."""
+    from gnomon.jit.borrowed_array import borrowed
+
+    return borrowed(_numba().typeof(bundle))
 
 
 def borrow(bundle: T) -> T:

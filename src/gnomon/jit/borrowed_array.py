@@ -1,4 +1,4 @@
-"""The Numba types behind `gnomon.jit.borrowing`: a pointer and a shape, and bundles of them that go by their address.
+"""The Numba types behind `gnomon.jit.borrow`: a pointer and a shape, and bundles of them that go by their address.
 Imported only when something is compiled."""
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class Part(JITCodeLibrary):  # type: ignore[misc]
         """Where Numba's runtime finds the globals of a function, by the name that the code calls it."""
 
     def add_ir_module(self, module: Any) -> None:
-        """Add code. Nobody keeps the address of a bundle (see `gnomon.jit.borrowing`): knowing that, the optimiser need
+        """Add code. Nobody keeps the address of a bundle (see `gnomon.jit.borrow`): knowing that, the optimiser need
         not read from it again what it has read once."""
         for function in module.functions:
             for argument in function.args:

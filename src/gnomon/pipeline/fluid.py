@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gnomon.core.arrays import Floats, Ints
-from gnomon.jit import inlined, jit
-from gnomon.jit.borrowing import borrow
+from gnomon.jit import borrow, inlined, jit
 from gnomon.timing.fair_share import NUM_TYPES, share_links
 
 Records = Any

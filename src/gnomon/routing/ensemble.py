@@ -10,8 +10,7 @@ import math
 from typing import NamedTuple
 
 from gnomon.core.arrays import Floats, Ints
-from gnomon.jit import inlined, jit, macro
-from gnomon.jit.borrowing import borrow, first_rows
+from gnomon.jit import borrow, first_rows, inlined, jit, macro
 from gnomon.serving.engine.arrivals import advance_replicas, serve_arrivals, wake_groups
 from gnomon.serving.engine.calendar import NEVER
 from gnomon.serving.engine.context import Engine, Fleet

@@ -11,7 +11,7 @@ import polars as pl
 from gnomon.core.arrays import Floats
 from gnomon.report.look import BLUE, GREEN, GREY, ORANGE, RED
 from gnomon.report.serving.lines import time_lines
-from gnomon.serving.autoscaling.slo import slo_check
+from gnomon.serving.autoscaling.capacity import slo_check
 from gnomon.serving.engine.state import FINISHED, NOT_ARRIVED
 from gnomon.serving.results.energy import joules
 from gnomon.serving.results.fleet import PAID, past

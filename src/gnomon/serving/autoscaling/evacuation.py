@@ -9,13 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnomon.core.arrays import Ints
-from gnomon.jit import jit
-from gnomon.jit.borrowing import borrow
+from gnomon.jit import borrow, jit
+from gnomon.serving.engine.allocation import renew
 from gnomon.serving.engine.batch_operations import let_go
 from gnomon.serving.engine.calendar import BLOCKS_FREED, Calendar, drop, schedule_all
 from gnomon.serving.engine.context import Environment
 from gnomon.serving.engine.decode_group import ID
-from gnomon.serving.engine.idle import renew
 from gnomon.serving.engine.state import (
     FROM_PREFILL,
     IN_FLIGHT,

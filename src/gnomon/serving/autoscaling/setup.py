@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from gnomon.core.errors import ConfigError
-from gnomon.serving.autoscaling.capacity import Measure, measured_rate
+from gnomon.serving.autoscaling.capacity import Measure, measured_rate, slo_check
 from gnomon.serving.autoscaling.controllers import CONTROLLERS
 from gnomon.serving.autoscaling.manager import Manager
 from gnomon.serving.autoscaling.observation import PoolView
-from gnomon.serving.autoscaling.record import FleetRecord
-from gnomon.serving.autoscaling.replicas import replicas_of
-from gnomon.serving.autoscaling.slo import slo_check
+from gnomon.serving.autoscaling.replicas import FleetRecord, replicas_of
 from gnomon.serving.autoscaling.traffic import Traffic
 from gnomon.serving.engine.context import Environment, Fleet
 from gnomon.serving.scenario import Scenario

@@ -22,8 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gnomon.core.arrays import Floats, Ints
-from gnomon.jit import inlined, jit, noinline
-from gnomon.jit.borrowing import borrow
+from gnomon.jit import borrow, inlined, jit, noinline
 from gnomon.serving.engine.state import NO_LIMIT, Cluster
 
 NEVER = math.inf

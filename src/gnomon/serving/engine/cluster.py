@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from gnomon.jit import feature, inlined, jit, noinline
-from gnomon.jit.borrowing import borrow
+from gnomon.jit import borrow, feature, inlined, jit, noinline
 from gnomon.serving.engine.arrivals import (
     advance_replicas,
     load_prefix,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from gnomon.jit import feature, inlined
-from gnomon.jit.borrowing import borrow
+from gnomon.jit import borrow, feature, inlined
 from gnomon.serving.engine import contract
 from gnomon.serving.engine.context import Engine, Environment, Fleet, Router
 from gnomon.serving.engine.state import NONE, NUM_PARKED, NUM_SHED, PARKED, SHED

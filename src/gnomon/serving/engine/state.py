@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gnomon.core.arrays import Floats, Ints
-from gnomon.jit import macro
-from gnomon.jit.borrowing import borrow
+from gnomon.jit import borrow, macro
 
 NONE = -1
 NEIGHBOURS = 32  # replicas that share a `Cluster.soonest_s`

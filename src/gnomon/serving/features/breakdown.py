@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 
 from gnomon.core.arrays import Ints
-from gnomon.jit import inlined, jit, noinline
-from gnomon.jit.borrowing import borrow
+from gnomon.jit import borrow, inlined, jit, noinline
 from gnomon.serving.engine.batch_operations import tokens_placed
 from gnomon.serving.engine.decode_group import ID
 from gnomon.serving.engine.state import FAULT, Cluster, Replica, replica_view

@@ -9,8 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from gnomon.core.arrays import Ints
-from gnomon.jit import inlined, jit, noinline
-from gnomon.jit.borrowing import borrow
+from gnomon.jit import borrow, inlined, jit, noinline
 from gnomon.serving.engine.state import Cluster
 from gnomon.timing.iteration import IterationTables
 from gnomon.timing.lookup import Shape, stage_s

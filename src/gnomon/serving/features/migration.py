@@ -11,12 +11,11 @@ import math
 import numpy as np
 
 from gnomon.core.arrays import Ints
-from gnomon.jit import inlined, jit
-from gnomon.jit.borrowing import borrow
+from gnomon.jit import borrow, inlined, jit
+from gnomon.serving.engine.allocation import renew
 from gnomon.serving.engine.calendar import NEVER
 from gnomon.serving.engine.context import Engine, Fleet
 from gnomon.serving.engine.decode_group import ID
-from gnomon.serving.engine.idle import renew
 from gnomon.serving.engine.log import Log
 from gnomon.serving.engine.loop import enqueue
 from gnomon.serving.engine.state import FINISHED, NONE, NOT_ARRIVED, REJECTED

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gnomon.core.arrays import Floats, Ints
-from gnomon.jit import feature, inlined, jit, noinline
-from gnomon.jit.borrowing import borrow
+from gnomon.jit import borrow, feature, inlined, jit, noinline
 from gnomon.serving.engine.calendar import NEVER, Calendar
 from gnomon.serving.engine.state import NONE
 from gnomon.timing.fair_share import LINK, NO_TIER, NUM_TYPES, share_links

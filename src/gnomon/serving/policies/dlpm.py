@@ -12,14 +12,15 @@ from gnomon.jit import inlined
 from gnomon.serving.engine import prefix_cache
 from gnomon.serving.engine.batch_operations import tokens_placed
 from gnomon.serving.engine.state import NONE, Replica
-from gnomon.serving.features.service_by_class import (
+from gnomon.serving.policies import batching_policy
+from gnomon.serving.policies.service_by_class import (
+    admit_charged,
     balance,
     is_queued,
     move_to_front,
     refill,
+    settle_credit,
 )
-from gnomon.serving.policies import batching_policy
-from gnomon.serving.policies.charged import admit_charged, settle_credit
 from gnomon.serving.policies.vllm_v1 import continue_running
 
 _QUANTUM, _PROMPT_PRICE, _OUTPUT_PRICE, _DEPTH = range(4)  # the options' places

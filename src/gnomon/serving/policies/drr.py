@@ -10,14 +10,15 @@ from __future__ import annotations
 from gnomon.jit import inlined
 from gnomon.serving.engine.batch_operations import tokens_placed
 from gnomon.serving.engine.state import NONE, Replica
-from gnomon.serving.features.service_by_class import (
+from gnomon.serving.policies import batching_policy
+from gnomon.serving.policies.service_by_class import (
+    admit_charged,
     balance,
     bring_forward,
     is_queued,
     refill,
+    settle_credit,
 )
-from gnomon.serving.policies import batching_policy
-from gnomon.serving.policies.charged import admit_charged, settle_credit
 from gnomon.serving.policies.vllm_v1 import continue_running
 
 _QUANTUM, _PROMPT_PRICE, _OUTPUT_PRICE = range(3)  # the options' places

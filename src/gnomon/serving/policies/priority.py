@@ -12,8 +12,8 @@ from gnomon.serving.engine import prefix_cache
 from gnomon.serving.engine.batch_operations import keep_running, preempt, tokens_placed
 from gnomon.serving.engine.decode_group import dissolve, place_together
 from gnomon.serving.engine.state import NONE, PRIORITY, Replica
-from gnomon.serving.features.service_by_class import bring_forward, most_urgent
 from gnomon.serving.policies import batching_policy
+from gnomon.serving.policies.service_by_class import bring_forward, most_urgent
 from gnomon.serving.policies.vllm_v1 import admit_first, continue_in_order, has_memory_for
 
 _PREEMPTS = 0  # the option's place

@@ -10,9 +10,15 @@ from __future__ import annotations
 from gnomon.jit import inlined
 from gnomon.serving.engine.batch_operations import tokens_placed
 from gnomon.serving.engine.state import CREDIT, NONE, WAS_QUEUED, WEIGHT, Replica
-from gnomon.serving.features.service_by_class import bring_forward, charge_outputs, is_queued, note_queued, spent
 from gnomon.serving.policies import batching_policy
-from gnomon.serving.policies.charged import admit_charged
+from gnomon.serving.policies.service_by_class import (
+    admit_charged,
+    bring_forward,
+    charge_outputs,
+    is_queued,
+    note_queued,
+    spent,
+)
 from gnomon.serving.policies.vllm_v1 import continue_running
 
 _PROMPT_PRICE, _OUTPUT_PRICE = range(2)  # the options' places

@@ -10,8 +10,7 @@ from gnomon.catalog import Model
 from gnomon.core.arrays import Floats, Ints
 from gnomon.core.errors import ConfigError
 from gnomon.core.streams import stream
-from gnomon.serving.engine.allocation import new_cluster
-from gnomon.serving.engine.idle import make_idle
+from gnomon.serving.engine.allocation import make_idle, new_cluster
 from gnomon.serving.engine.state import NONE, SURPLUS_ALWAYS, SURPLUS_AMONG_DECODES, Cluster
 from gnomon.serving.features import breakdown
 from gnomon.serving.features.adapters import Adapters, new_adapters

@@ -19,8 +19,7 @@ import numpy as np
 
 from gnomon.core.cache_folder import compiled_code_folder
 from gnomon.core.user_files import is_own, plain
-from gnomon.jit import ENABLED, compiled, inlined, is_compiled_already, own_jit
-from gnomon.jit.borrowing import borrowed_type
+from gnomon.jit import ENABLED, borrowed_type, compiled, inlined, is_compiled_already, own_jit
 from gnomon.jit.typing_errors import cannot_be_compiled
 from gnomon.serving.admission import ADMISSIONS, AdmissionSpec, Admit
 from gnomon.serving.deciders import DeciderSpec

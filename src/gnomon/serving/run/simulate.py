@@ -18,7 +18,7 @@ from gnomon.core.streams import stream
 from gnomon.core.user_files import is_own
 from gnomon.jit import bound, function_arguments
 from gnomon.serving.admission import ADMISSIONS, AdmissionSpec
-from gnomon.serving.autoscaling.record import FleetRecord
+from gnomon.serving.autoscaling.replicas import FleetRecord
 from gnomon.serving.autoscaling.setup import new_manager, record_of
 from gnomon.serving.deciders import DECIDERS, DeciderSpec
 from gnomon.serving.engine.calendar import NEVER, Calendar, new_calendar, report_ends
@@ -28,8 +28,7 @@ from gnomon.serving.engine.guard import Guard
 from gnomon.serving.engine.log import Log, new_log
 from gnomon.serving.engine.state import NO_LIMIT, NOT_ARRIVED, Cluster
 from gnomon.serving.features.adapters import Adapters
-from gnomon.serving.features.dependent_calls import send_first
-from gnomon.serving.features.followers import followers_of
+from gnomon.serving.features.dependent_calls import followers_of, send_first
 from gnomon.serving.features.front_end import as_client_sees, open_front_end
 from gnomon.serving.features.tiers import Tiers
 from gnomon.serving.features.tool_cache import open_tool_cache
@@ -44,9 +43,8 @@ from gnomon.serving.run.warmup import begin_measuring, without_warmup
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.scenario.calibration import foreign
 from gnomon.serving.scenario.config import AdmissionConfig, DeciderConfig, RouterConfig
-from gnomon.serving.scenario.footprint import check_size
 from gnomon.serving.scenario.pool import Pool
-from gnomon.serving.scenario.pools import Times, accepted, bake, no_times, policies_of, resolve
+from gnomon.serving.scenario.pools import Times, accepted, bake, check_size, no_times, policies_of, resolve
 from gnomon.timing.iteration import IterationTables
 from gnomon.workload import Requests, WorkloadConfig, generate
 from gnomon.workload.requests import with_classes

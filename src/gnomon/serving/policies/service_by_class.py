@@ -19,6 +19,7 @@ from gnomon.serving.engine.state import (
     WEIGHT,
     Replica,
 )
+from gnomon.serving.policies.vllm_v1 import admit_first
 
 
 @inlined
@@ -128,3 +129,22 @@ def note_queued(replica: Replica) -> None:
     """Remember which classes wait, until the policy is asked again."""
     for c in range(replica.classes.shape[0]):
         replica.service[c, WAS_QUEUED] = 1.0 if is_queued(replica, c) else 0.0
+
+
+@inlined
+def settle_credit(replica: Replica, prompt_price: float, output_price: float) -> None:
+    """Charge for what was produced since, and forget the credit of classes that do not wait."""
+    if replica.state.num_waiting > 0:
+        charge_outputs(replica)
+        forget_idle_credit(replica, prompt_price, output_price)
+
+
+@inlined
+def admit_charged(replica: Replica, budget: int, cached_are_free: bool) -> int:
+    """`admit_first`, and its class pays for the prompt, or for what of it is computed; returns its tokens, or 0."""
+    r = replica.state.first_waiting
+    tokens = admit_first(replica, budget)
+    if tokens > 0:
+        request = replica.requests[r]
+        charge_prompt(replica, r, request.prompt_tokens - (request.cached_tokens if cached_are_free else 0))
+    return tokens
