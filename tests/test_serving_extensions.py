@@ -198,7 +198,7 @@ def test_imports_of_the_release_before_still_work_and_say_where_to_go(monkeypatc
         monkeypatch.delitem(sys.modules, name, raising=False)
     with pytest.warns(FutureWarning, match=r"gnomon\.serving\.verbs is now .*batch_operations.*gnomon\.extend"):
         from gnomon.serving.verbs import place
-    with pytest.warns(FutureWarning, match=r"gnomon\.jit"):
+    with pytest.warns(FutureWarning, match=r"gnomon\.core\.jit is now gnomon\.extend"):
         from gnomon.core.jit import inner
     assert (place, inner) == (extend.place, extend.inlined)
     assert all(find_spec(new) for new in MOVED.values())
