@@ -31,7 +31,7 @@ class Fleet(NamedTuple):
     memory: Floats
     """The router's own memory, zero at the start."""
     predicted_output: Floats
-    """[request]: output tokens as foretold at arrival; size 0 where nothing is foretold."""
+    """[request]: output tokens as predicted at arrival; size 0 where nothing is predicted."""
     candidates: Ints
     """The replicas that may be chosen: those that are up and take requests, in order of their numbers."""
     gate: Floats

@@ -63,9 +63,9 @@ FEATURES = (
     # The request on the replica.
     "prefix_hit_share",
     "new_tokens",  # log1p of prompt tokens that are not cached
-    "first_token",  # log of the foretold time to the first token over that alone
+    "first_token",  # log of the predicted time to the first token over that alone
     "first_token_vs_best",
-    "finish",  # log of the foretold time to finish over that alone
+    "finish",  # log of the predicted time to finish over that alone
     "finish_vs_best",
     "step_vs_best",  # decode step once it has joined
     "stall",  # how long its prefill holds up those who decode there, all together

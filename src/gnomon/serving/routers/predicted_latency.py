@@ -27,7 +27,7 @@ def predicted_s(fleet: Fleet, r: int, prompt: int, output: float) -> float:
 
 @router("predicted_latency", predicts=True)
 def predicted_latency(fleet: Fleet, request_id: int) -> int:
-    """Smallest foretold time to finish; ties to the lowest id."""
+    """Smallest predicted time to finish; ties to the lowest id."""
     prompt = fleet.cluster.requests[request_id].prompt_tokens
     output = expected_output(fleet, request_id, mean_output(fleet))
     best, least = fleet.candidates[0], math.inf

@@ -1,4 +1,4 @@
-"""What a router can foretell without knowing the future: output lengths, and the time that work will take.
+"""What a router can predict without knowing the future: output lengths, and the time that work will take.
 
 Only what is known at arrival enters: how far requests have come, and `fleet.predicted_output`. Where that is empty,
 every output is expected to go on for the mean found so far, however long it is already (true output lengths, and
@@ -65,7 +65,7 @@ def mean_output(fleet: Fleet) -> float:
 
 @inlined
 def expected_output(fleet: Fleet, request_id: int, mean: float) -> float:
-    """Output tokens foretold for a request; `mean` where nothing is foretold."""
+    """Output tokens predicted for a request; `mean` where nothing is predicted."""
     return fleet.predicted_output[request_id] if fleet.predicted_output.size > 0 else mean
 
 
@@ -116,7 +116,7 @@ def iteration_s(fleet: Fleet, r: int, prefill: int, decodes: int, kv: float) -> 
 
 @inlined
 def prefill_room(state: Any, decodes: int) -> int:
-    """Prompt tokens that an iteration of a replica has room for beside so many decodes, as routers foretell it."""
+    """Prompt tokens that an iteration of a replica has room for beside so many decodes, as routers predict it."""
     budget = state.max_batch_tokens if state.max_batch_tokens < UNBOUNDED else _WITHOUT_BUDGET
     return max(1, budget - decodes)
 

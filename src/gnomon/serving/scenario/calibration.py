@@ -33,13 +33,13 @@ class Constant(Config):
 
 
 class Load(Config):
-    """One log, and how well the constants foretell it."""
+    """One log, and how well the constants predict it."""
 
     name: str
     steps: int = 0
     requests: int = 0
     fitted: bool = True
-    """False: it was left out of the fit, and foretold."""
+    """False: it was left out of the fit, and predicted."""
     error: float
     """Of the mean (simulated over recorded, less one): steps where there are any, else time per output token."""
 
