@@ -19,6 +19,7 @@ ROUTERS = (
     "learned",
 )  # fmt: skip
 MODERN = ("vllm_v1", "sglang")
+RESERVING = ("vllm_v1", "priority", "vtc", "drr", "dlpm")
 
 
 def scarce(seed: int) -> tuple[Any, Any]:
@@ -41,7 +42,7 @@ def scarce(seed: int) -> tuple[Any, Any]:
         "max_batch_tokens": int(random.choice([5, 64, 600])),
     }
     reserves = float(random.integers(2))
-    if policy == "vllm_v1":
+    if policy in RESERVING:
         batching["options"] = {"reserve_full_prompt": reserves}
     replica: dict[str, Any] = {"num_kv_blocks": blocks, "pipeline_parallel": stages}
     if random.random() < 0.5 or policy in ("orca", "faster_transformer"):

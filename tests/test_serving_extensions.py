@@ -88,7 +88,7 @@ def test_settings_of_before_are_options_of_a_policy(batching: dict[str, Any], op
 
 def test_a_setting_of_before_that_the_policy_does_not_read_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"is an option of vllm_v1.*options: {reserve_full_prompt: 0}"):
-        build(BatchingConfig, {"policy": "vtc", "reserve_full_prompt": False})
+        build(BatchingConfig, {"policy": "sglang", "reserve_full_prompt": False})
 
 
 def test_a_plain_router_from_a_file_works(cli: Any) -> None:

@@ -23,7 +23,7 @@ from gnomon.serving.policies.service_by_class import (
 )
 from gnomon.serving.policies.vllm_v1 import continue_running
 
-_QUANTUM, _PROMPT_PRICE, _OUTPUT_PRICE, _DEPTH = range(4)  # the options' places
+_QUANTUM, _PROMPT_PRICE, _OUTPUT_PRICE, _DEPTH, _RESERVES_PROMPT = range(5)  # the options' places
 
 
 @inlined
@@ -66,7 +66,7 @@ def _best_to_front(replica: Replica) -> None:
     defaults={"max_sequences": 256, "max_batch_tokens": 8192, "watermark": 0.0, "prefix_cache": True},
     max_batch_tokens_of="iteration",
     speculates=True,
-    options={"quantum": 4096.0, "prompt_price": 1.0, "output_price": 2.0, "depth": 128.0},
+    options={"quantum": 4096.0, "prompt_price": 1.0, "output_price": 2.0, "depth": 128.0, "reserve_full_prompt": 1.0},
 )
 def dlpm(replica: Replica) -> None:
     """Running requests first; then, of the classes with credit, the request with the longest cached prefix."""
@@ -78,6 +78,6 @@ def dlpm(replica: Replica) -> None:
         while tokens > 0 and state.num_waiting > 0:
             _ensure_credit(replica)
             _best_to_front(replica)
-            tokens = admit_charged(replica, budget, True)
+            tokens = admit_charged(replica, budget, True, prices[_RESERVES_PROMPT] != 0.0)
             budget -= tokens
     state.steppable = 2

@@ -21,7 +21,7 @@ from gnomon.serving.policies.service_by_class import (
 )
 from gnomon.serving.policies.vllm_v1 import continue_running
 
-_QUANTUM, _PROMPT_PRICE, _OUTPUT_PRICE = range(3)  # the options' places
+_QUANTUM, _PROMPT_PRICE, _OUTPUT_PRICE, _RESERVES_PROMPT = range(4)  # the options' places
 _TURN = 0  # in memory: the class after the one whose turn it is, 0 at the start
 
 
@@ -48,7 +48,7 @@ def _next_class(replica: Replica) -> int:
     defaults={"max_sequences": 256, "max_batch_tokens": 8192, "watermark": 0.0, "prefix_cache": True},
     max_batch_tokens_of="iteration",
     speculates=True,
-    options={"quantum": 2048.0, "prompt_price": 1.0, "output_price": 2.0},
+    options={"quantum": 2048.0, "prompt_price": 1.0, "output_price": 2.0, "reserve_full_prompt": 1.0},
     memory=1,
 )
 def drr(replica: Replica) -> None:
@@ -60,7 +60,7 @@ def drr(replica: Replica) -> None:
         tokens, c = 1, _next_class(replica)
         while tokens > 0 and c != NONE:
             bring_forward(replica, c)
-            tokens = admit_charged(replica, budget, False)
+            tokens = admit_charged(replica, budget, False, prices[_RESERVES_PROMPT] != 0.0)
             budget -= tokens
             c = _next_class(replica) if tokens > 0 else NONE
     state.steppable = 2

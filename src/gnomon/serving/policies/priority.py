@@ -16,12 +16,17 @@ from gnomon.serving.policies import batching_policy
 from gnomon.serving.policies.service_by_class import bring_forward, most_urgent
 from gnomon.serving.policies.vllm_v1 import admit_first, continue_in_order, has_memory_for
 
-_PREEMPTS = 0  # the option's place
+_PREEMPTS, _RESERVES_PROMPT = range(2)  # the options' places
 
 
 @inlined
 def _priority(replica: Replica, r: int) -> float:
     return replica.classes[replica.requests[r].user_class, PRIORITY]
+
+
+@inlined
+def _reserves_prompt(replica: Replica) -> bool:
+    return replica.parameters[_RESERVES_PROMPT] != 0.0
 
 
 @inlined
@@ -45,8 +50,10 @@ def _sort_running(replica: Replica) -> None:
 @inlined
 def _has_room(replica: Replica, r: int) -> bool:
     state = replica.state
-    hits, prompt = prefix_cache.count_hits(replica, r), replica.requests[r].prefill_tokens
-    return state.num_holding < state.max_running and has_memory_for(replica, r, hits, prompt)
+    hits = prefix_cache.count_hits(replica, r)
+    prompt, first = replica.requests[r].prefill_tokens, hits * state.block_size + 1
+    tokens = prompt if _reserves_prompt(replica) else first
+    return state.num_holding < state.max_running and has_memory_for(replica, r, hits, tokens)
 
 
 @inlined
@@ -69,7 +76,7 @@ def _push_others_out(replica: Replica, c: int) -> None:
     keep_running(replica, 0, last)
     if _has_room(replica, urgent):
         bring_forward(replica, c)  # Those pushed out went to the front.
-        admit_first(replica, state.max_batch_tokens)
+        admit_first(replica, state.max_batch_tokens, _reserves_prompt(replica))
 
 
 @batching_policy(
@@ -77,7 +84,7 @@ def _push_others_out(replica: Replica, c: int) -> None:
     defaults={"max_sequences": 256, "max_batch_tokens": 8192, "watermark": 0.0, "prefix_cache": True},
     max_batch_tokens_of="iteration",
     speculates=True,
-    options={"preempts": 1.0},
+    options={"preempts": 1.0, "reserve_full_prompt": 1.0},
 )
 def priority(replica: Replica) -> None:
     """Running requests, most urgent first; then waiting ones, most urgent first, with what is left of the budget."""
@@ -95,7 +102,7 @@ def priority(replica: Replica) -> None:
         tokens, c = 1, most_urgent(replica)
         while tokens > 0 and c != NONE:
             bring_forward(replica, c)
-            tokens = admit_first(replica, budget)
+            tokens = admit_first(replica, budget, _reserves_prompt(replica))
             budget -= tokens
             c = most_urgent(replica)
     state.steppable = 2

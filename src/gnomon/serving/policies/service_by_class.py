@@ -140,10 +140,10 @@ def settle_credit(replica: Replica, prompt_price: float, output_price: float) ->
 
 
 @inlined
-def admit_charged(replica: Replica, budget: int, cached_are_free: bool) -> int:
+def admit_charged(replica: Replica, budget: int, cached_are_free: bool, reserves_prompt: bool) -> int:
     """`admit_first`, and its class pays for the prompt, or for what of it is computed; returns its tokens, or 0."""
     r = replica.state.first_waiting
-    tokens = admit_first(replica, budget)
+    tokens = admit_first(replica, budget, reserves_prompt)
     if tokens > 0:
         request = replica.requests[r]
         charge_prompt(replica, r, request.prompt_tokens - (request.cached_tokens if cached_are_free else 0))

@@ -21,7 +21,7 @@ from gnomon.serving.policies.service_by_class import (
 )
 from gnomon.serving.policies.vllm_v1 import continue_running
 
-_PROMPT_PRICE, _OUTPUT_PRICE = range(2)  # the options' places
+_PROMPT_PRICE, _OUTPUT_PRICE, _RESERVES_PROMPT = range(3)  # the options' places
 
 
 @inlined
@@ -64,7 +64,7 @@ def _lift_newcomers(replica: Replica) -> None:
     defaults={"max_sequences": 256, "max_batch_tokens": 8192, "watermark": 0.0, "prefix_cache": True},
     max_batch_tokens_of="iteration",
     speculates=True,
-    options={"prompt_price": 1.0, "output_price": 2.0},
+    options={"prompt_price": 1.0, "output_price": 2.0, "reserve_full_prompt": 1.0},
 )
 def vtc(replica: Replica) -> None:
     """Running requests first; then the first of the class with the smallest counter, again and again."""
@@ -77,7 +77,7 @@ def vtc(replica: Replica) -> None:
         tokens, c = 1, _served_least(replica, False)
         while tokens > 0 and c != NONE:
             bring_forward(replica, c)
-            tokens = admit_charged(replica, budget, False)
+            tokens = admit_charged(replica, budget, False, replica.parameters[_RESERVES_PROMPT] != 0.0)
             budget -= tokens
             c = _served_least(replica, False)
     note_queued(replica)

@@ -68,8 +68,11 @@ class ReplicaConfig(Parallelism):
         return Parallelism(**{name: getattr(self, name) for name in Parallelism.model_fields})
 
 
-_WERE_SETTINGS = {"max_waiting_iterations": ("lightllm", 10), "reserve_full_prompt": ("vllm_v1", True)}
-"""The policy that has it as an option, and what it was where nobody said anything."""
+_WERE_SETTINGS = {
+    "max_waiting_iterations": (("lightllm",), 10),
+    "reserve_full_prompt": (("vllm_v1", "priority", "vtc", "drr", "dlpm"), True),
+}
+"""The policies that have it as an option, and what it was where nobody said anything."""
 
 
 class BatchingConfig(Choice):
@@ -112,15 +115,15 @@ class BatchingConfig(Choice):
         if not isinstance(data, dict):
             return data
         data = dict(data)
-        for name, (policy, default) in _WERE_SETTINGS.items():
+        for name, (policies, default) in _WERE_SETTINGS.items():
             if name not in data:
                 continue
             value = data.pop(name)
-            if data.get("policy", "vllm_v1") == policy:
+            if data.get("policy", "vllm_v1") in policies:
                 data["options"] = {name: float(value), **(data.get("options") or {})}
             elif value != default:
-                fix = f"Leave it out, or choose {policy} and write options: {{{name}: {float(value):g}}}."
-                raise ConfigError(f"{name} is an option of {policy}.", where=f"batching.{name}", fix=fix)
+                fix = f"Leave it out, or choose {policies[0]} and write options: {{{name}: {float(value):g}}}."
+                raise ConfigError(f"{name} is an option of {', '.join(policies)}.", where=f"batching.{name}", fix=fix)
         return data
 
     def resolved(self) -> ResolvedBatching:
