@@ -144,12 +144,9 @@ def _part(function: F, is_inlined: bool, error_model: str = "numpy") -> F:
     from gnomon.jit.linked_code import PartCompiler, PartDispatcher
 
     dispatcher = _numba().njit(
-        error_model=error_model,
-        no_cpython_wrapper=True,
-        no_cfunc_wrapper=True,
-        forceinline=is_inlined,
+        error_model=error_model, no_cpython_wrapper=True, no_cfunc_wrapper=True, forceinline=is_inlined,
         pipeline_class=PartCompiler,
-    )(function)
+    )(function)  # fmt: skip
     dispatcher.__class__ = PartDispatcher
     return dispatcher
 

@@ -144,12 +144,10 @@ class Lives:
                 f"there is no replica {i}.", where="fleet.events", fix=f"Use 0 to {len(self.replicas.members) - 1}."
             )
         acts: dict[str, Callable[[float], None]] = {
-            "start": lambda now_s: self.start(i, now_s),
-            "drain": lambda now_s: self.drain(i, now_s),
-            "fail": lambda now_s: self.fail(i, now_s),
-            "repair": lambda now_s: self.repair(i, now_s),
+            "start": lambda now_s: self.start(i, now_s), "drain": lambda now_s: self.drain(i, now_s),
+            "fail": lambda now_s: self.fail(i, now_s), "repair": lambda now_s: self.repair(i, now_s),
             "slow": lambda now_s: self.slow(i, factor),
-        }
+        }  # fmt: skip
         return acts[what]
 
     # Trouble at random.

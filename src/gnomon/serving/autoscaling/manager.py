@@ -51,14 +51,9 @@ class Manager:
             self.config.controller, self.spec, self.replicas, self.traffic, self.pools, self.met_slo
         )
         self.lives = Lives(
-            self.config,
-            self.replicas,
-            self.traffic,
-            self.agenda,
-            stream(self.seed, "fleet"),
-            [pool.cold_start_s for pool in self.pools],
-            self._reconcile,
-        )
+            self.config, self.replicas, self.traffic, self.agenda, stream(self.seed, "fleet"),
+            [pool.cold_start_s for pool in self.pools], self._reconcile,
+        )  # fmt: skip
         self.traffic.admit(0.0)
         if self.config.controller.interval_s < self.stop_s:
             self.agenda.tick_at(self.config.controller.interval_s)

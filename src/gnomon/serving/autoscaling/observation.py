@@ -74,27 +74,17 @@ class Observer:
         blocks = max(int(replicas.num_blocks[ranks].sum()), 1)
         waiting = int(replicas.num_waiting[mine].sum())
         return View(
-            now_s=now_s,
-            interval_s=span_s,
-            ready=len(ready),
-            starting=len(self.replicas.of(number, STARTING)),
-            draining=len(self.replicas.of(number, DRAINING)),
-            desired=pool.desired,
-            min_replicas=pool.min_replicas,
-            max_replicas=pool.max_replicas,
-            arrival_rate=max(arrived, 0) / span_s,
-            waiting=waiting + parked,
+            now_s=now_s, interval_s=span_s, ready=len(ready), starting=len(self.replicas.of(number, STARTING)),
+            draining=len(self.replicas.of(number, DRAINING)), desired=pool.desired, min_replicas=pool.min_replicas,
+            max_replicas=pool.max_replicas, arrival_rate=max(arrived, 0) / span_s, waiting=waiting + parked,
             running=int(replicas.num_outstanding[mine].sum()) - waiting,
             utilization=min(max(used_s / (span_s * max(len(ranks), 1)), 0.0), 1.0),
             kv_use=1.0 - int(replicas.free_blocks[ranks].sum()) / blocks if ranks.size else 0.0,
             slo_met=float(self.met_slo(ended).mean()) if self.met_slo is not None and ended.size else None,
-            cold_start_s=pool.cold_start_s,
-            replica_rate=pool.replica_rate,
-            options={**self.spec.options, **self.config.options},
-            steps=self.config.steps,
-            memory=pool.memory,
+            cold_start_s=pool.cold_start_s, replica_rate=pool.replica_rate,
+            options={**self.spec.options, **self.config.options}, steps=self.config.steps, memory=pool.memory,
             future=partial(self._arrivals_between, self._share(number)) if self.spec.sees_future else None,
-        )
+        )  # fmt: skip
 
     def take_samples(self, now_s: float) -> None:
         """A row of `record.SAMPLES` for every pool; what is seen next is counted from here on."""

@@ -59,15 +59,11 @@ def new_manager(
         )
     replicas = replicas_of(pools, up)
     return Manager(
-        config=config,
-        spec=spec,
-        replicas=replicas,
-        pools=views,
+        config=config, spec=spec, replicas=replicas, pools=views,
         traffic=Traffic(config.failures, fleet, env, replicas),
-        met_slo=slo_check(scenario.slo, requests, fleet.cluster.requests),
-        seed=scenario.seed,
+        met_slo=slo_check(scenario.slo, requests, fleet.cluster.requests), seed=scenario.seed,
         stop_s=float(env.calendar.book[0].stop_s),
-    )
+    )  # fmt: skip
 
 
 def record_of(manager: Manager, pools: list[Pool]) -> FleetRecord:
@@ -79,16 +75,10 @@ def record_of(manager: Manager, pools: list[Pool]) -> FleetRecord:
             "a thousand decisions."
         )
     return FleetRecord(
-        controller=manager.spec.name,
-        members=manager.replicas.members,
-        changes=manager.replicas.changes,
+        controller=manager.spec.name, members=manager.replicas.members, changes=manager.replicas.changes,
         decisions=[pool.decisions for pool in manager.pools],
         cold_start=[manager.config.cold_start.parts(pool.weight_bytes) for pool in pools],
-        replica_rate=[pool.replica_rate for pool in manager.pools],
-        failures=manager.lives.failures,
-        retries=manager.traffic.retries,
-        samples=manager.observer.sampled(),
-        sees_future=manager.spec.sees_future,
-        warnings=warnings,
-        gave_up=manager.gave_up,
-    )
+        replica_rate=[pool.replica_rate for pool in manager.pools], failures=manager.lives.failures,
+        retries=manager.traffic.retries, samples=manager.observer.sampled(), sees_future=manager.spec.sees_future,
+        warnings=warnings, gave_up=manager.gave_up,
+    )  # fmt: skip

@@ -74,15 +74,10 @@ def _constants(tables: IterationTables, state: Any, pace: float) -> Constants:
     exposed_s, least_s = host_times(tables, row, _shape(count, state.step_kv, state.step_kv_max), pace)
     work, measured = tables.work[row], tables.measured[row]
     return Constants(
-        row,
-        state.slowdown,
-        without_attention_s(tables, row, count, count, count, count),
-        exposed_s,
-        least_s,
-        weight_bytes_of(tables, row, count),
-        (work[0], work[1], work[2], work[3], work[4]),
+        row, state.slowdown, without_attention_s(tables, row, count, count, count, count), exposed_s, least_s,
+        weight_bytes_of(tables, row, count), (work[0], work[1], work[2], work[3], work[4]),
         (measured[0], measured[1], measured[2], measured[3], measured[4]),
-    )
+    )  # fmt: skip
 
 
 @inlined

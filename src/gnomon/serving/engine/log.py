@@ -80,14 +80,10 @@ def new_log(
     """An empty log. Memory is taken as it is written."""
     gap_s = np.empty(max(max_gaps, 2 * _NUM_BINS))  # Merging leaves at most one gap per bin.
     return Log(
-        np.empty(max(max_iterations, 64), ITERATION).view(np.recarray),
-        np.empty((max_members, 2), np.int64),
-        gap_s,
-        np.empty(gap_s.size, np.int64),
-        gap_s.view(np.int64),
-        np.array([0, 0, 0, 1, 0, 0], np.int64),
+        np.empty(max(max_iterations, 64), ITERATION).view(np.recarray), np.empty((max_members, 2), np.int64), gap_s,
+        np.empty(gap_s.size, np.int64), gap_s.view(np.int64), np.array([0, 0, 0, 1, 0, 0], np.int64),
         np.empty(max_chunks, CHUNK).view(np.recarray),
-    )
+    )  # fmt: skip
 
 
 @inlined

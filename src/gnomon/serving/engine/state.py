@@ -366,29 +366,11 @@ def replica_view(cluster: Cluster, r: int) -> Replica:
     state = cluster.replicas[r]
     position = (state.oldest + state.num_in_flight) % cluster.flights.shape[1]
     view = Replica(
-        state,
-        cluster.requests,
-        cluster.running[r],
-        cluster.stepping[r],
-        cluster.growth[r],
-        cluster.flight_requests[r, position],
-        cluster.flight_tokens[r, position],
-        cluster.parameters[r],
-        cluster.policy_memory[r],
-        cluster.policy_memory[state.group_first],
-        cluster.block_key[r],
-        cluster.block_users[r],
-        cluster.newer[r],
-        cluster.older[r],
-        cluster.slot_key[r],
-        cluster.slot_block[r],
-        cluster.tables[r],
-        cluster.free_rows[r],
-        cluster.loose_blocks[r],
-        cluster.prefix_hashes,
-        cluster.acceptance[r],
-        cluster.classes,
-        cluster.service[r],
-        cluster.replicas,
-    )
+        state, cluster.requests, cluster.running[r], cluster.stepping[r], cluster.growth[r],
+        cluster.flight_requests[r, position], cluster.flight_tokens[r, position], cluster.parameters[r],
+        cluster.policy_memory[r], cluster.policy_memory[state.group_first], cluster.block_key[r],
+        cluster.block_users[r], cluster.newer[r], cluster.older[r], cluster.slot_key[r], cluster.slot_block[r],
+        cluster.tables[r], cluster.free_rows[r], cluster.loose_blocks[r], cluster.prefix_hashes,
+        cluster.acceptance[r], cluster.classes, cluster.service[r], cluster.replicas,
+    )  # fmt: skip
     return borrow(view)

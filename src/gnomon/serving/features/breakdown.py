@@ -278,10 +278,8 @@ def join(cluster: Cluster, r: int, request_id: int) -> None:
 def _leave(cluster: Cluster, r: int, request_id: int, steps: int) -> None:
     """A request ends to step with the others, after so many steps of the replica."""
     request, entry, parts = (
-        cluster.requests[request_id],
-        cluster.breakdown[request_id],
-        cluster.parts_ns[request_id, AFTER],
-    )
+        cluster.requests[request_id], cluster.breakdown[request_id], cluster.parts_ns[request_id, AFTER],
+    )  # fmt: skip
     clock = cluster.clocks[r]
     for part in range(_METER, NUM_PARTS):
         parts[part] += clock[part]

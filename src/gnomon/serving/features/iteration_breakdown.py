@@ -45,15 +45,9 @@ def _all_stages_s(tables: IterationTables, row: int, num_stages: int, shape: Sha
 
 @inlined
 def divide(
-    cluster: Cluster,
-    tables: IterationTables,
-    r: int,
-    position: int,
-    shape: Shape,
-    group_tokens: int,
-    row: int,
+    cluster: Cluster, tables: IterationTables, r: int, position: int, shape: Shape, group_tokens: int, row: int,
     num_stages: int,
-) -> None:
+) -> None:  # fmt: skip
     """Fill in the columns of a batch in flight. Its time is held against a replica whose tables start at `row`."""
     state, flight, columns = cluster.replicas[r], cluster.flights[r, position], cluster.flight_ns[r, position]
     own_s, host_s, busy_s, between_ns = flight.gpu_s, flight.host_s, flight.end_s - flight.start_s, 0

@@ -136,32 +136,19 @@ def new_tiers(num_replicas: int, num_requests: int, max_keys: int, blocks_per_re
         return np.zeros(shape, np.int64)
 
     return Tiers(
-        np.zeros(NUM_SOURCES, TIER).view(np.recarray),
-        ints(count, max_keys),
-        ints(count, max_keys + 1),
-        ints(count, max_keys + 1),
-        ints(count, slots),
-        ints(count, slots),
-        ints(count, 1),
-        ints(num_requests if max_keys else 0, blocks_per_request),
-        ints(num_requests if max_keys else 0),
-        ints(num_requests if max_keys else 0),
-        ints(num_replicas, NUM_SOURCES + 1),
-        np.zeros(num_replicas),
-        ints(1),
-    )
+        np.zeros(NUM_SOURCES, TIER).view(np.recarray), ints(count, max_keys), ints(count, max_keys + 1),
+        ints(count, max_keys + 1), ints(count, slots), ints(count, slots), ints(count, 1),
+        ints(num_requests if max_keys else 0, blocks_per_request), ints(num_requests if max_keys else 0),
+        ints(num_requests if max_keys else 0), ints(num_replicas, NUM_SOURCES + 1), np.zeros(num_replicas), ints(1),
+    )  # fmt: skip
 
 
 @inlined
 def _blocks(tiers: Tiers, number: int) -> BlockSet:
     return BlockSet(
-        tiers.block_key[number],
-        tiers.newer[number],
-        tiers.older[number],
-        tiers.slot_key[number],
-        tiers.slot_block[number],
-        tiers.used[number],
-    )
+        tiers.block_key[number], tiers.newer[number], tiers.older[number], tiers.slot_key[number],
+        tiers.slot_block[number], tiers.used[number],
+    )  # fmt: skip
 
 
 @inlined
@@ -258,15 +245,9 @@ def _prefill_s(tables: IterationTables, replica: Replica, tokens: int, before: i
 
 @feature
 def begin_load(
-    cluster: Cluster,
-    tables: IterationTables,
-    tiers: Tiers,
-    transfers: Transfers,
-    book: Any,
-    r: int,
-    request_id: int,
+    cluster: Cluster, tables: IterationTables, tiers: Tiers, transfers: Transfers, book: Any, r: int, request_id: int,
     now: float,
-) -> bool:
+) -> bool:  # fmt: skip
     """Start to load what other places hold of a request's prefix beyond replica `r`'s GPU, from the place that has most
     of it; returns whether anything is loaded."""
     request, state = cluster.requests[request_id], cluster.replicas[r]

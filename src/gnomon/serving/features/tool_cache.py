@@ -53,12 +53,9 @@ def open_tool_cache(config: ToolCacheConfig, requests: Requests, cluster: Cluste
     if not cluster.replicas.prefix_cache.all():
         raise ConfigError("there is no prefix cache.", where="tool_cache", fix="Set batching.prefix_cache.")
     return ToolCache(
-        np.array([config.keep_s or 0.0, config.expire_s or 0.0]),
-        requests.parent_offsets.astype(np.int64),
-        requests.parents.astype(np.int64),
-        np.zeros(len(requests), np.int64),
-        np.zeros(cluster.block_key.shape),
-    )
+        np.array([config.keep_s or 0.0, config.expire_s or 0.0]), requests.parent_offsets.astype(np.int64),
+        requests.parents.astype(np.int64), np.zeros(len(requests), np.int64), np.zeros(cluster.block_key.shape),
+    )  # fmt: skip
 
 
 @feature

@@ -64,15 +64,10 @@ layer has; and whether nothing moves between replicas now."""
 def new_transfers(num_requests: int, num_replicas: int, num_links: int) -> Transfers:
     """Nothing under way, links without capacity."""
     return Transfers(
-        np.zeros(num_requests, TRANSFER).view(np.recarray),
-        np.zeros(num_links, LINK).view(np.recarray),
-        np.zeros(num_requests, np.int64),
-        np.zeros((num_links, NUM_TYPES), np.int64),
-        np.zeros(NUM_TYPES),
-        np.full(NUM_TYPES, NO_TIER, np.int64),
-        np.zeros(num_replicas),
-        np.zeros(6),
-    )
+        np.zeros(num_requests, TRANSFER).view(np.recarray), np.zeros(num_links, LINK).view(np.recarray),
+        np.zeros(num_requests, np.int64), np.zeros((num_links, NUM_TYPES), np.int64), np.zeros(NUM_TYPES),
+        np.full(NUM_TYPES, NO_TIER, np.int64), np.zeros(num_replicas), np.zeros(6),
+    )  # fmt: skip
 
 
 @feature

@@ -27,14 +27,9 @@ from gnomon.serving.policies import batching_policy
 from gnomon.serving.policies.vllm_v1 import continue_running
 
 OPTIONS = {
-    "max_utilization": 0.0,
-    "chunked_prefill": 0.0,
-    "wait_iterations": 0.0,
-    "wait_tokens_ratio": 0.0,
-    "balance": 0.0,
-    "balance_wait_iterations": 10.0,
-    "balance_timeout_iterations": 50.0,
-}
+    "max_utilization": 0.0, "chunked_prefill": 0.0, "wait_iterations": 0.0, "wait_tokens_ratio": 0.0, "balance": 0.0,
+    "balance_wait_iterations": 10.0, "balance_timeout_iterations": 50.0,
+}  # fmt: skip
 _MAX_UTILIZATION, _CHUNKED, _WAIT, _WAIT_RATIO, _BALANCE, _BALANCE_WAIT, _BALANCE_TIMEOUT = range(7)
 # In memory: iterations that prompts have waited for a fuller batch, and for other ranks; whether the group waits now.
 _WAITED, _WAITED_FOR_RANKS, _HOLDS = range(3)

@@ -93,18 +93,10 @@ def _compared(accounts: Accounts, metric: Metric, percentile: float | None, rows
     typical = np.flatnonzero((values >= low) & (values <= high))
     slow, usual = parts[rows].mean(axis=0), parts[typical].mean(axis=0)
     return Slow(
-        metric,
-        percentile,
-        rows,
-        typical,
-        threshold,
-        float(values[rows].mean()),
-        float(values[typical].mean()),
-        slow,
-        usual,
-        _causes(slow, usual),
+        metric, percentile, rows, typical, threshold, float(values[rows].mean()), float(values[typical].mean()), slow,
+        usual, _causes(slow, usual),
         _circumstances(accounts, rows, parts, float(values[rows].mean() - values[typical].mean())),
-    )
+    )  # fmt: skip
 
 
 def by_cause(parts: Floats) -> dict[str, Floats]:
@@ -132,11 +124,9 @@ def _causes(slow: Floats, typical: Floats) -> list[Cause]:
 
 def _circumstances(accounts: Accounts, rows: Ints, parts: Floats, more_s: float) -> list[Circumstance]:
     found = [
-        _slow_replicas(accounts, rows, parts),
-        _routing(accounts, rows, parts),
-        _giant_prompt(accounts, rows, more_s),
+        _slow_replicas(accounts, rows, parts), _routing(accounts, rows, parts), _giant_prompt(accounts, rows, more_s),
         _burst(accounts, rows, parts),
-    ]
+    ]  # fmt: skip
     return [one for one in found if one is not None]
 
 
@@ -172,12 +162,9 @@ def _routing(accounts: Accounts, rows: Ints, parts: Floats) -> Circumstance | No
     of_all = np.bincount(accounts.requests.replica, minlength=count) / accounts.ids.size
     busiest = int(of_slow.argmax())
     facts = {
-        "router": accounts.run.scenario.router.name,
-        "waited": share,
-        "busiest": busiest,
-        "of_slow": float(of_slow[busiest]),
-        "of_all": float(of_all[busiest]),
-    }
+        "router": accounts.run.scenario.router.name, "waited": share, "busiest": busiest,
+        "of_slow": float(of_slow[busiest]), "of_all": float(of_all[busiest]),
+    }  # fmt: skip
     return Circumstance("routing", float((routed > 0).mean()), facts)
 
 
@@ -203,12 +190,10 @@ def _giant_prompt(accounts: Accounts, rows: Ints, more_s: float) -> Circumstance
         return None
     giant = giants[best]
     facts = {
-        "request": int(accounts.ids[giant]),
-        "prompt_tokens": int(q.prompt_tokens[giant]),
+        "request": int(accounts.ids[giant]), "prompt_tokens": int(q.prompt_tokens[giant]),
         "times_median": float(q.prompt_tokens[giant] / max(1.0, float(np.median(q.prompt_tokens)))),
-        "prefill_s": float(q.first_token_s[giant] - q.scheduled_s[giant]),
-        "num_giants": int(giants.size),
-    }
+        "prefill_s": float(q.first_token_s[giant] - q.scheduled_s[giant]), "num_giants": int(giants.size),
+    }  # fmt: skip
     return Circumstance("giant prompt", float(share), facts)
 
 

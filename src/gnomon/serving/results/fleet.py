@@ -57,20 +57,13 @@ def fleet_summary(record: FleetRecord, gpus: Floats, end_s: float) -> FleetSumma
     states = [state for _, _, state in record.changes]
     started = states.count(STARTING)
     return FleetSummary(
-        controller=record.controller,
-        mean_up=float((up * lasts_s).sum() / max(lasts_s.sum(), 1e-12)),
-        peak_up=int(up.max()),
-        least_up=int(up[lasts_s > 0].min()) if (lasts_s > 0).any() else int(up.min()),
+        controller=record.controller, mean_up=float((up * lasts_s).sum() / max(lasts_s.sum(), 1e-12)),
+        peak_up=int(up.max()), least_up=int(up[lasts_s > 0].min()) if (lasts_s > 0).any() else int(up.min()),
         gpu_hours=float((seen.seconds[:, PAID].sum(axis=1) * gpus).sum() / 3600),
-        starting_gpu_hours=float((seen.seconds[:, STARTING] * gpus).sum() / 3600),
-        cold_starts=started,
-        cold_start_s=sum(record.cold_start[0].values()),
-        drains=states.count(DRAINING),
-        failures=record.failures,
-        retries=record.retries,
-        decisions=sum(len(one) for one in record.decisions),
-        sees_future=record.sees_future,
-    )
+        starting_gpu_hours=float((seen.seconds[:, STARTING] * gpus).sum() / 3600), cold_starts=started,
+        cold_start_s=sum(record.cold_start[0].values()), drains=states.count(DRAINING), failures=record.failures,
+        retries=record.retries, decisions=sum(len(one) for one in record.decisions), sees_future=record.sees_future,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

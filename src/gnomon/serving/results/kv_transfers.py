@@ -77,11 +77,9 @@ def moves(run: Run, duration_s: float) -> Moves | None:
     sent = float(flows.bytes[landed].sum())
     was_sent_away = (q.prefill_replica != NONE) & (q.prefill_replica != q.replica)
     return Moves(
-        moved=int(np.count_nonzero(landed)),
-        stayed=int(np.count_nonzero((q.replica != NONE) & ~was_sent_away)),
+        moved=int(np.count_nonzero(landed)), stayed=int(np.count_nonzero((q.replica != NONE) & ~was_sent_away)),
         dropped=int(np.count_nonzero(was_sent_away & ~landed & (q.num_restarts > 0) & (q.prefilled_s >= 0))),
-        bytes=sent,
-        wait_s=percentiles((q.moving_s - q.prefilled_s)[landed]),
+        bytes=sent, wait_s=percentiles((q.moving_s - q.prefilled_s)[landed]),
         transfer_s=percentiles((q.landed_s - q.moving_s)[landed]),
         link_use=sent / max(capacity * duration_s, 1e-12) if senders.size else 0.0,
-    )
+    )  # fmt: skip

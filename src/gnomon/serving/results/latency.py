@@ -99,10 +99,7 @@ def slo_met(slo: SloConfig, times: RequestTimes, done: Any, arrived: int, durati
     good = np.logical_and.reduce(list(met.values()))
     shares = {name: float(m.sum()) / max(arrived, 1) for name, m in met.items()}
     return Slo(
-        **{f"{name}_s": limit for name, limit in limits.items()},
-        attainment=float(good.sum()) / max(arrived, 1),
-        ttft_attainment=shares.get("ttft"),
-        tpot_attainment=shares.get("tpot"),
-        e2e_attainment=shares.get("e2e"),
+        **{f"{name}_s": limit for name, limit in limits.items()}, attainment=float(good.sum()) / max(arrived, 1),
+        ttft_attainment=shares.get("ttft"), tpot_attainment=shares.get("tpot"), e2e_attainment=shares.get("e2e"),
         goodput_requests_per_s=float(good.sum()) / max(duration_s, 1e-12),
-    )
+    )  # fmt: skip

@@ -65,22 +65,13 @@ assert len(PARTS) == breakdown.NUM_PARTS
 NAMES = tuple(part.name for part in PARTS)
 
 CAUSES = {
-    "routing": "routing",
-    "iteration": "the iteration under way",
-    "batch cap": "the batch cap",
-    "KV memory": "too little KV memory",
-    "prefills": "prefills of others",
-    "policy": "the batching policy's own rule",
-    "own prefill": "the length of the prompt itself",
-    "own decode": "the length of the answer itself",
-    "batch": "sharing the batch",
-    "pipeline": "pipeline stages",
-    "transfers": "moving the KV cache",
-    "host": "the host",
-    "slow replica": "a slow replica",
-    "outages": "outages",
+    "routing": "routing", "iteration": "the iteration under way", "batch cap": "the batch cap",
+    "KV memory": "too little KV memory", "prefills": "prefills of others", "policy": "the batching policy's own rule",
+    "own prefill": "the length of the prompt itself", "own decode": "the length of the answer itself",
+    "batch": "sharing the batch", "pipeline": "pipeline stages", "transfers": "moving the KV cache",
+    "host": "the host", "slow replica": "a slow replica", "outages": "outages",
     "adapters": "waiting for a LoRA adapter",
-}
+}  # fmt: skip
 """Groups of parts with one cure, in words."""
 
 

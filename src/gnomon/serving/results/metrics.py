@@ -37,32 +37,21 @@ def summarize(run: Run) -> Summary:
     counts = _counts(run, times.status)
     classes, fairness = class_summaries(run, times, duration_s)
     summary = Summary(
-        duration_s=duration_s,
-        requests=counts,
-        latency=_latency(run, times, done),
+        duration_s=duration_s, requests=counts, latency=_latency(run, times, done),
         throughput=_throughput(run, done, duration_s, arrived),
         slo=slo_met(run.scenario.slo, times, done, arrived + counts.too_long, duration_s),
         utilization=overall(uses, seconds_on(run, start_s, end_s) if run.fleet else None),
-        cost=_cost(run, done, duration_s, end_s),
-        energy=_energy(run, done, duration_s, start_s, end_s),
+        cost=_cost(run, done, duration_s, end_s), energy=_energy(run, done, duration_s, start_s, end_s),
         fleet=fleet_summary(run.fleet, _gpus_of_replicas(run), end_s) if run.fleet else None,
-        iterations=_iterations(run),
-        prompt_tokens=percentiles(q.prompt_tokens.astype(np.float64)),
+        iterations=_iterations(run), prompt_tokens=percentiles(q.prompt_tokens.astype(np.float64)),
         output_tokens=percentiles(q.output_tokens.astype(np.float64)),
         prompt_to_output=float(q.prompt_tokens.sum() / q.output_tokens.sum()),
         prompt_to_output_per_request=percentiles(q.prompt_tokens / q.output_tokens),
-        prefix_hit_rate=prefix_hit_rate(run.cluster.replicas),
-        saturation=trend,
-        moves=moves(run, duration_s),
-        tiers=tier_hits(run),
-        adapters=adapter_figures(run.adapters) if run.adapters is not None else None,
-        timing_error=0.0,
-        has_host_time=bool(run.tables.host_s.any()),
-        classes=classes,
-        fairness=fairness,
-        replicas=uses,
-        notes=list(run.notes),
-    )
+        prefix_hit_rate=prefix_hit_rate(run.cluster.replicas), saturation=trend, moves=moves(run, duration_s),
+        tiers=tier_hits(run), adapters=adapter_figures(run.adapters) if run.adapters is not None else None,
+        timing_error=0.0, has_host_time=bool(run.tables.host_s.any()), classes=classes, fairness=fairness,
+        replicas=uses, notes=list(run.notes),
+    )  # fmt: skip
     summary.warnings.extend(_warnings(run, summary))
     check_summary(summary)
     return summary
@@ -89,30 +78,23 @@ def _counts(run: Run, status: Any) -> Counts:
         int(np.count_nonzero(status == s)) for s in (FINISHED, REJECTED, SHED, NOT_ARRIVED)
     )
     return Counts(
-        offered=q.size + run.requests.num_rejected,
-        finished=finished,
-        rejected=rejected,
-        shed=shed,
-        too_long=run.requests.num_rejected,
-        unfinished=q.size - finished - rejected - shed - not_arrived,
-        not_arrived=not_arrived,
-        preempted=int(np.count_nonzero(q.num_preemptions)),
+        offered=q.size + run.requests.num_rejected, finished=finished, rejected=rejected, shed=shed,
+        too_long=run.requests.num_rejected, unfinished=q.size - finished - rejected - shed - not_arrived,
+        not_arrived=not_arrived, preempted=int(np.count_nonzero(q.num_preemptions)),
         preemptions=int(run.cluster.replicas.num_preemptions.sum()),
-    )
+    )  # fmt: skip
 
 
 def _latency(run: Run, times: RequestTimes, done: Any) -> Latency:
     q, log = run.cluster.requests, run.log
     gaps = log.used[2]
     return Latency(
-        ttft_s=percentiles(times.ttft_s[done]),
-        tbt_s=weighted_percentiles(log.gap_s[:gaps], log.gap_count[:gaps]),
-        tpot_s=percentiles(times.tpot_s[done]),
-        e2e_s=percentiles(times.e2e_s[done]),
+        ttft_s=percentiles(times.ttft_s[done]), tbt_s=weighted_percentiles(log.gap_s[:gaps], log.gap_count[:gaps]),
+        tpot_s=percentiles(times.tpot_s[done]), e2e_s=percentiles(times.e2e_s[done]),
         scheduling_delay_s=percentiles(times.scheduling_delay_s[done]),
         normalized_s=percentiles(times.normalized_s[done]),
         preempted_s=percentiles(q.preempted_s[done & (q.num_preemptions > 0)]),
-    )
+    )  # fmt: skip
 
 
 def _throughput(run: Run, done: Any, duration_s: float, arrived: int) -> Throughput:
@@ -123,13 +105,11 @@ def _throughput(run: Run, done: Any, duration_s: float, arrived: int) -> Through
     arrivals_s = q.arrival_s[np.isfinite(q.arrival_s)][:arrived] if not run.requests.concurrency else np.zeros(1)
     spread = float(np.ptp(arrivals_s)) if arrivals_s.size else 0.0
     return Throughput(
-        requests_per_s=float(np.count_nonzero(done)) / span,
-        output_tokens_per_s=output / span,
-        prompt_tokens_per_s=prompt / span,
-        tokens_per_s=(prompt + output) / span,
+        requests_per_s=float(np.count_nonzero(done)) / span, output_tokens_per_s=output / span,
+        prompt_tokens_per_s=prompt / span, tokens_per_s=(prompt + output) / span,
         output_tokens_per_s_per_gpu=output / span / num_gpus,
         offered_requests_per_s=(arrived - 1) / spread if spread > 0 else None,
-    )
+    )  # fmt: skip
 
 
 def _gpus_of_replicas(run: Run) -> Floats:
@@ -183,14 +163,12 @@ def _iterations(run: Run) -> Iterations:
     first = rows[rows.stage == 0]
     count = int(replicas.num_iterations.sum())
     return Iterations(
-        count=count,
-        mean_size=float(first["size"].mean()) if len(first) else 0.0,
+        count=count, mean_size=float(first["size"].mean()) if len(first) else 0.0,
         mean_tokens=float(replicas.tokens_computed.sum()) / max(count, 1),
         mean_duration_s=float(replicas.busy_s.sum()) / max(count, 1),
-        beyond_measured=int(replicas.num_beyond_measured.sum()),
-        kept_one_in=int(log.used[3]),
+        beyond_measured=int(replicas.num_beyond_measured.sum()), kept_one_in=int(log.used[3]),
         gaps_merged=int(log.used[4]),
-    )
+    )  # fmt: skip
 
 
 def _warnings(run: Run, summary: Summary) -> list[str]:

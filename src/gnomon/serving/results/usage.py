@@ -127,14 +127,10 @@ def overall(uses: list[ReplicaUse], share_on: Floats | None = None) -> Utilizati
 
     known = all(use.utilization.idle is not None for use in uses)
     return Utilization(
-        mfu=mean("mfu", gpus),
-        hbm=mean("hbm", gpus),
-        busy=mean("busy", gpus),
-        bubble=mean("bubble", gpus) if known else None,
-        idle=mean("idle", gpus) if known else None,
-        kv_mean=mean("kv_mean", blocks),
-        kv_peak=max(use.utilization.kv_peak for use in uses),
-    )
+        mfu=mean("mfu", gpus), hbm=mean("hbm", gpus), busy=mean("busy", gpus),
+        bubble=mean("bubble", gpus) if known else None, idle=mean("idle", gpus) if known else None,
+        kv_mean=mean("kv_mean", blocks), kv_peak=max(use.utilization.kv_peak for use in uses),
+    )  # fmt: skip
 
 
 def _cut_off(run: Run, end_s: float) -> Floats:

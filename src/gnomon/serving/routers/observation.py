@@ -210,16 +210,11 @@ def predict(fleet: Fleet, r: int, new: int, at: Arrival) -> Prediction:
     window = fleet.memory[MEMORY_PER_REPLICA * fleet.cluster.replicas.size + _WINDOW_S]
     prefilling = fleet.memory[MEMORY_PER_REPLICA * r + _PREFILL_S] / window if window > 0.0 else 0.0
     return Prediction(
-        step,
-        joined_step,
-        first_token,
-        first_token + at.output * joined_step,
+        step, joined_step, first_token, first_token + at.output * joined_step,
         new / chunk * max(0.0, mixed - step) * held,
-        max(0.0, joined_step - step) * held * at.output if held > 0 else 0.0,
-        prefilling * at.output * joined_step,
-        _prefill_alone_s(fleet, r, new),
-        iteration_s(fleet, r, 0, 1, float(at.prompt)),
-    )
+        max(0.0, joined_step - step) * held * at.output if held > 0 else 0.0, prefilling * at.output * joined_step,
+        _prefill_alone_s(fleet, r, new), iteration_s(fleet, r, 0, 1, float(at.prompt)),
+    )  # fmt: skip
 
 
 @inlined

@@ -65,11 +65,8 @@ def queue_depth_of(made: Any) -> Any:
 def shapes(hidden: int) -> dict[str, tuple[int, ...]]:
     """The shape of every array of a network of that width."""
     sizes = {
-        "phi0": (NUM_FEATURES, hidden),
-        "phi1": (hidden, hidden),
-        "rho0": (3 * hidden, hidden),
-        "rho1": (hidden, 1),
-    }
+        "phi0": (NUM_FEATURES, hidden), "phi1": (hidden, hidden), "rho0": (3 * hidden, hidden), "rho1": (hidden, 1),
+    }  # fmt: skip
     return {
         f"{layer}.{part}": (out, into) if part == "weight" else (out,)
         for layer, (into, out) in sizes.items()
@@ -78,22 +75,13 @@ def shapes(hidden: int) -> dict[str, tuple[int, ...]]:
 
 
 def save_policy(
-    path: str | Path,
-    arrays: dict[str, Any],
-    mean: Any,
-    std: Any,
-    lengths: str,
-    made: dict[str, Any],
-) -> Path:
+    path: str | Path, arrays: dict[str, Any], mean: Any, std: Any, lengths: str, made: dict[str, Any],
+) -> Path:  # fmt: skip
     """Write a policy; `made` says how it came about and must be plain data."""
     about = {
-        "format": FORMAT,
-        "schema": SCHEMA_HASH,
-        "features": FEATURES,
-        "hidden": int(np.asarray(arrays["phi0.bias"]).size),
-        "lengths": lengths,
-        "made": made,
-    }
+        "format": FORMAT, "schema": SCHEMA_HASH, "features": FEATURES,
+        "hidden": int(np.asarray(arrays["phi0.bias"]).size), "lengths": lengths, "made": made,
+    }  # fmt: skip
     stored: dict[str, Any] = {name: np.asarray(array, np.float32) for name, array in arrays.items()}
     stored |= {"about": np.array(json.dumps(about)), "mean": np.asarray(mean, float), "std": np.asarray(std, float)}
     with written_whole(path) as temporary, temporary.open("wb") as file:

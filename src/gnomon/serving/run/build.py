@@ -40,33 +40,25 @@ class Recording:
 
 
 def build_cluster(
-    pools: list[Pool],
-    requests: Requests,
-    seed: int,
-    recording: Recording | None = None,
-    adapter_slots: int = 0,
-) -> Cluster:
+    pools: list[Pool], requests: Requests, seed: int, recording: Recording | None = None, adapter_slots: int = 0,
+) -> Cluster:  # fmt: skip
     """Arrays for all replicas and requests, with their limits filled in."""
     caches = [pool.num_kv_blocks for pool in pools if pool.batching.prefix_cache]
     smallest_block = min(pool.batching.block_size for pool in pools)
     cluster = new_cluster(
-        num_replicas=sum(pool.num_ranks for pool in pools),
-        num_requests=len(requests),
+        num_replicas=sum(pool.num_ranks for pool in pools), num_requests=len(requests),
         max_stages=max(pool.replica.pipeline_parallel for pool in pools),
-        max_running=max(pool.max_running for pool in pools),
-        max_in_batch=max(pool.max_in_batch for pool in pools),
-        block_size=max(pool.batching.block_size for pool in pools),
-        cached_blocks=max(caches, default=0),
+        max_running=max(pool.max_running for pool in pools), max_in_batch=max(pool.max_in_batch for pool in pools),
+        block_size=max(pool.batching.block_size for pool in pools), cached_blocks=max(caches, default=0),
         blocks_per_request=int(requests.total_tokens.max()) // smallest_block + 2,
         max_moving=max(map(max_moving, pools)) if any(pool.role != "both" for pool in pools) else 0,
-        num_drafted=max(pool.tokens_per_decode for pool in pools),
-        num_classes=max(1, len(requests.classes)),
+        num_drafted=max(pool.tokens_per_decode for pool in pools), num_classes=max(1, len(requests.classes)),
         adapter_slots=adapter_slots if len(requests.adapter) else 0,
         num_parameters=max(8, *(len(pool.parameters) for pool in pools)),
         num_memory=max(8, *(pool.policy.memory for pool in pools)),
         prefix_hashes=prefix_keys(requests, smallest_block),
         recorded=(recording.first, recording.stage_s) if recording else None,
-    )
+    )  # fmt: skip
     fill_requests(cluster, requests, seed)
     policies = policies_of(pools)
     first, row = 0, 0

@@ -151,11 +151,9 @@ def _router_tests(name: str) -> dict[str, Callable[[], str]]:
 
 def _sessions(chosen: dict[str, Any]) -> Callable[..., Run]:
     workload = {
-        "rate": 20.0,
-        "num_requests": 60,
-        "lengths": {"distribution": "fixed", "prompt": 30, "output": 20},
+        "rate": 20.0, "num_requests": 60, "lengths": {"distribution": "fixed", "prompt": 30, "output": 20},
         "sessions": {"num_active": 5, "turns": 4},
-    }
+    }  # fmt: skip
     timing = {"source": "table", "table": _TIMES}
     whole = {"model": "llama-2-7b", "timing": timing, "workload": workload, "num_replicas": 3, **chosen}
     scenario = build(Scenario, whole)

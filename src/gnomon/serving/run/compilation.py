@@ -35,13 +35,9 @@ from gnomon.timing.iteration import blank
 
 
 def engine_of(
-    policies: list[str],
-    router: RouterSpec,
-    admission: str = "everyone",
-    decode_router: RouterSpec | None = None,
-    decider: DeciderSpec | None = None,
-    beside: BackgroundCompilation | None = None,
-) -> Engine:
+    policies: list[str], router: RouterSpec, admission: str = "everyone", decode_router: RouterSpec | None = None,
+    decider: DeciderSpec | None = None, beside: BackgroundCompilation | None = None,
+) -> Engine:  # fmt: skip
     """The compiled engine with these batching policies, which replicas refer to by their place in the list. Only fleets
     with roles ask the `decode_router` and the `decider`. While the loop of a replica is compiled `beside`, something of
     its kind is in its place."""
@@ -50,13 +46,10 @@ def engine_of(
     run = (_stand_in() if beside and beside.is_compiling else _compiled_proceed()) if ENABLED else proceed
     route = callable_router(router)
     return Engine(
-        run,
-        tuple(_policy_entry(one) for one in functions),
-        route,
-        callable_admission(ADMISSIONS[admission]),
+        run, tuple(_policy_entry(one) for one in functions), route, callable_admission(ADMISSIONS[admission]),
         callable_router(decode_router) if decode_router else route,
         _router_entry(decider.decide, True) if decider else route,
-    )
+    )  # fmt: skip
 
 
 def callable_router(spec: RouterSpec) -> Any:
@@ -207,11 +200,6 @@ def _policy_signature() -> Any:
 def _example() -> Fleet:
     """The smallest fleet there is: only the types of its arrays matter."""
     return Fleet(
-        new_cluster(1, 1, 1, 1, 1, 1),
-        blank(1),
-        np.zeros((1, 2)),
-        *(np.zeros(1),) * 3,
-        np.zeros(1, np.int64),
-        np.zeros(1),
-        np.zeros((1, 2)),
-    )
+        new_cluster(1, 1, 1, 1, 1, 1), blank(1), np.zeros((1, 2)), *(np.zeros(1),) * 3, np.zeros(1, np.int64),
+        np.zeros(1), np.zeros((1, 2)),
+    )  # fmt: skip

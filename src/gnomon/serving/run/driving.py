@@ -54,16 +54,9 @@ class OpenCluster:
 
 
 def _drive(
-    go_on: Callable[..., None],
-    fleet: Fleet,
-    engine: Engine,
-    env: Environment,
-    log: Log,
-    manager: Manager | None,
-    last: int,
-    *,
-    route: Router | None,
-) -> None:
+    go_on: Callable[..., None], fleet: Fleet, engine: Engine, env: Environment, log: Log, manager: Manager | None,
+    last: int, *, route: Router | None,
+) -> None:  # fmt: skip
     """`serve`, with the choices of a router in plain Python, which answers with 1 + the replica, and with what happens
     to the replicas of a fleet."""
     cluster, book = fleet.cluster, env.calendar.book[0]

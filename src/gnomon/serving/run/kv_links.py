@@ -85,14 +85,9 @@ def max_events(scenario: Scenario, requests: Requests, num_replicas: int) -> int
 
 
 def open_tiers(
-    scenario: Scenario,
-    model: Model,
-    pools: list[Pool],
-    cluster: Cluster,
-    calendar: Calendar,
-    transfers: Transfers,
+    scenario: Scenario, model: Model, pools: list[Pool], cluster: Cluster, calendar: Calendar, transfers: Transfers,
     requests: Requests,
-) -> Tiers:
+) -> Tiers:  # fmt: skip
     """Empty shelves for KV beyond the GPUs; every replica reports what ends in it. Nothing where no tier is given."""
     config, num_replicas = scenario.kv_tiers, cluster.replicas.size
     if not config.is_used:

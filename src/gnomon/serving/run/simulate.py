@@ -90,17 +90,11 @@ class Run:
 
 
 def run(
-    scenario: Scenario,
-    *,
-    requests: Requests | None = None,
-    recording: Recording | None = None,
-    forced_replicas: Ints | None = None,
-    keep_members: int = 0,
-    keep_chunks: int = 0,
-    explained: bool = False,
+    scenario: Scenario, *, requests: Requests | None = None, recording: Recording | None = None,
+    forced_replicas: Ints | None = None, keep_members: int = 0, keep_chunks: int = 0, explained: bool = False,
     adjust: Callable[[IterationTables], IterationTables] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
-) -> Run:
+) -> Run:  # fmt: skip
     """Simulate a scenario. `requests` replaces its workload (paired comparisons, recorded runs), `recording` its
     timing, and `forced_replicas` the choices of its router. `keep_members` > 0 records who was in which batch, up to
     that many entries; decodes are then handled one by one, which is slower. `keep_chunks` > 0 records the parts that
@@ -138,12 +132,10 @@ def run(
     model, fleet = catalog.model(scenario.model), record_of(manager, pools) if manager else None
     made = (scenario, model, pools, offered, cluster, log, times.tables, notes, times)
     return Run(
-        *made,
-        transfers=env.transfers if scenario.has_roles else None,
-        fleet=fleet,
+        *made, transfers=env.transfers if scenario.has_roles else None, fleet=fleet,
         tiers=env.tiers if scenario.kv_tiers.is_used else None,
         adapters=env.adapters if env.adapters.load_s.size else None,
-    )
+    )  # fmt: skip
 
 
 def _serve(
@@ -174,15 +166,9 @@ def _serve(
 
 
 def open_cluster(
-    scenario: Scenario,
-    pools: list[Pool],
-    requests: Requests,
-    cluster: Cluster,
-    tables: IterationTables,
-    log: Log,
-    forced_replicas: Ints | None = None,
-    on_progress: Callable[[int, int], None] | None = None,
-) -> OpenCluster:
+    scenario: Scenario, pools: list[Pool], requests: Requests, cluster: Cluster, tables: IterationTables, log: Log,
+    forced_replicas: Ints | None = None, on_progress: Callable[[int, int], None] | None = None,
+) -> OpenCluster:  # fmt: skip
     """A cluster with all that is outside its replicas, at its start."""
     spec, total, num_replicas = _find_router(scenario.router), len(requests), cluster.replicas.size
     gate = ADMISSIONS.chosen(scenario.admission)
@@ -252,14 +238,9 @@ def open_cluster(
 
 
 def _router_inputs(
-    scenario: Scenario,
-    config: RouterConfig,
-    spec: RouterSpec,
-    requests: Requests,
-    cluster: Cluster,
-    candidates: Ints,
-    *others: Callable[..., Any],
-) -> RouterInputs:
+    scenario: Scenario, config: RouterConfig, spec: RouterSpec, requests: Requests, cluster: Cluster,
+    candidates: Ints, *others: Callable[..., Any],
+) -> RouterInputs:  # fmt: skip
     """What a router gets beside the replicas: its draws, options and memory, and the replicas it may choose. There are
     no draws where neither it nor `others`, which see the same, can look at them."""
     numbers = spec.numbers(config) if spec.numbers else np.zeros(0)
@@ -293,12 +274,8 @@ def _measured(
         counts = [1 if number == pool else AMPLE_REPLICAS for number in range(len(scenario.pools))]
         pools = [one.model_copy(update={"num_replicas": n}) for one, n in zip(scenario.pools, counts, strict=True)]
     plain = {
-        "fleet": None,
-        "num_replicas": 1,
-        "pools": tuple(pools),
-        "time_limit_s": None,
-        "admission": AdmissionConfig(),
-    }
+        "fleet": None, "num_replicas": 1, "pools": tuple(pools), "time_limit_s": None, "admission": AdmissionConfig(),
+    }  # fmt: skip
     others = {"trace", "arrivals", "rate", "num_requests", "warmup_requests"}
     given = scenario.workload.model_dump(exclude=others, exclude_none=True)
     trace = scenario.workload.trace

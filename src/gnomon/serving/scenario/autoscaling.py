@@ -61,12 +61,9 @@ class ColdStartConfig(Config):
         """Seconds of each part for a replica whose weights take so many bytes."""
         weights_s = weight_bytes / self.weights_bytes_per_s if self.weights_s is None else self.weights_s
         return {
-            "node": self.node_s,
-            "image": self.image_s,
-            "weights": weights_s,
-            "compile": self.compile_s,
+            "node": self.node_s, "image": self.image_s, "weights": weights_s, "compile": self.compile_s,
             "warm-up": self.warmup_s,
-        }
+        }  # fmt: skip
 
 
 Seconds = Annotated[float, Field(ge=1.0)]

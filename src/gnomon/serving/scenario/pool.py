@@ -63,14 +63,9 @@ class Pool:
     def as_written(self) -> PoolConfig:
         """It as a section of a scenario."""
         return PoolConfig(
-            num_replicas=self.num_replicas,
-            role=self.role,
-            device=self.device_name,
-            node=self.node,
-            replica=self.replica,
-            batching=self.given_batching,
-            timing=self.timing,
-        )
+            num_replicas=self.num_replicas, role=self.role, device=self.device_name, node=self.node,
+            replica=self.replica, batching=self.given_batching, timing=self.timing,
+        )  # fmt: skip
 
     @cached_property
     def device(self) -> Device:
@@ -122,21 +117,14 @@ class Pool:
         if replica.num_kv_blocks is not None and self.policy.reserves != "longest":
             return None
         return catalog.plan_memory(
-            catalog.model(self.model),
-            self.device,
-            replica.parallelism,
-            planner=replica.planner,
-            dtype=self.timing.dtype,
-            kv_dtype=self.timing.kv_dtype,
-            block_size=batching.block_size,
-            memory_utilization=replica.memory_utilization,
-            max_tokens=self.max_request_tokens,
-            max_batched_tokens=batching.max_batch_tokens,
-            max_sequences=batching.max_sequences,
+            catalog.model(self.model), self.device, replica.parallelism, planner=replica.planner,
+            dtype=self.timing.dtype, kv_dtype=self.timing.kv_dtype, block_size=batching.block_size,
+            memory_utilization=replica.memory_utilization, max_tokens=self.max_request_tokens,
+            max_batched_tokens=batching.max_batch_tokens, max_sequences=batching.max_sequences,
             sequence_tokens=self.typical_tokens,
             draft=catalog.model(replica.draft_model) if replica.draft_model else None,
             draft_layers=replica.speculative.draft_layers if replica.speculative else 0,
-        )
+        )  # fmt: skip
 
     @cached_property
     def num_kv_blocks(self) -> int:

@@ -127,10 +127,8 @@ def _check(pool: Pool) -> None:
         )
     policy.numbers(batching.options)
     has = {
-        "prefix_cache": policy.has_prefix_cache,
-        "max_chunk_tokens": policy.has_chunk_cap,
-        "overlap": policy.overlaps,
-    }
+        "prefix_cache": policy.has_prefix_cache, "max_chunk_tokens": policy.has_chunk_cap, "overlap": policy.overlaps,
+    }  # fmt: skip
     for setting, is_read in has.items():
         if getattr(batching, setting) and not is_read:
             raise ConfigError(f"{policy.name} has no {setting}.", where=f"batching.{setting}", fix="Leave it out.")
@@ -240,15 +238,8 @@ def _bake(place: _Place, max_tokens: int, max_sequences: int, max_kv_tokens: int
     """`iteration_tables`, remembered: a search simulates the same replica many times."""
     is_given = timing.SOURCES[place.config.source].gives_iterations
     return timing.iteration_tables(
-        catalog.model(place.model),
-        catalog.device(place.device),
-        place.parallelism,
-        node=catalog.node(place.node) if place.node else None,
-        config=place.config,
-        max_tokens=max_tokens,
-        max_sequences=max_sequences,
-        max_kv_tokens=max_kv_tokens,
-        tokens_per_decode=each,
-        source=None if is_given else _source(place),
-        known=_known(place),
-    )
+        catalog.model(place.model), catalog.device(place.device), place.parallelism,
+        node=catalog.node(place.node) if place.node else None, config=place.config, max_tokens=max_tokens,
+        max_sequences=max_sequences, max_kv_tokens=max_kv_tokens, tokens_per_decode=each,
+        source=None if is_given else _source(place), known=_known(place),
+    )  # fmt: skip

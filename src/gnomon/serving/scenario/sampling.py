@@ -61,13 +61,11 @@ def sampler(asked: list[SamplingConfig], era: SamplerEra | None, requests: Reque
     kept = "search" if searches else "sort_top_k" if has_top_k and has_top_p else "sort" if has_top_p else "top_k"
     penalties = (era.penalties if era else "kept") if any(one.has_penalties for one in asked) else ""
     return SamplerConfig(
-        is_random=any(one.is_random for one in asked),
-        filter=kept if has_top_p or has_top_k else "",
-        sorts_below=era.sorts_below if era and (has_top_p or has_top_k) else 0,
-        penalties=penalties,
+        is_random=any(one.is_random for one in asked), filter=kept if has_top_p or has_top_k else "",
+        sorts_below=era.sorts_below if era and (has_top_p or has_top_k) else 0, penalties=penalties,
         logprobs=any(one.logprobs for one in asked),
         copied_tokens=_said_so_far(requests) if penalties == "recount" and requests is not None else 0.0,
-    )
+    )  # fmt: skip
 
 
 def _said_so_far(requests: Requests) -> float:
