@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from gnomon.core.errors import ConfigError
-from gnomon.serving.autoscaling.capacity import measured_rate
+from gnomon.serving.autoscaling.capacity import measured_rate, slo_check
 from gnomon.serving.autoscaling.controllers import CONTROLLERS, View
-from gnomon.serving.autoscaling.slo import slo_check
 from gnomon.serving.engine.state import FINISHED, REJECTED
 from gnomon.workload.slo import SloConfig, UserClass
 

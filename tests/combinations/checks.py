@@ -152,7 +152,7 @@ def check_accounts(done: Run) -> None:
     """The parts of every latency add up (which `accounts` checks itself), and none is negative."""
     booked = accounts(done)
     worst = int(booked.parts_ns.min(initial=0))
-    if all(kind.timing.source == "table" for kind in done.kinds):
+    if all(pool.timing.source == "table" for pool in done.pools):
         # As they were booked: `accounts` lets the largest part bear what is below 0, which rounding alone should make.
         # Not so for the front end after the first token: the last one may be written sooner than the first one was.
         ledger = done.cluster.parts_ns[booked.ids]

@@ -130,7 +130,7 @@ _LIMITS = [
     ("max_moving", np.int64),
     ("reports", np.int64),  # whether requests that end here are listed for the loop outside
 ]
-# ... how it is now: all of it is as new when the replica dies (`engine.idle`), ...
+# ... how it is now: all of it is as new when the replica dies (`engine.allocation`), ...
 _STATE = [
     ("forms_s", np.float64),  # when the batch after the one in flight is formed
     ("num_deferred", np.int64),  # what it hears of after that; a list
