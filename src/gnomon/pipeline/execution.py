@@ -182,12 +182,15 @@ class _StepGraph:
             work = self.costs.per_stage("overlapped", self.num_stages)[action.stage]
         forward = all(part.kind == "F" for part in action.computes)
         impact = self.costs.fwd_impact if forward else self.costs.bwd_impact
-        count = self.costs.buckets if (action.kind, action.stage, action.microbatch) in ends else 1
-        work *= self.costs.stragglers.get(rank, 1.0) / count
-        label = label._replace(share=1 / count)
-        tasks = [self.builder.compute(label, rank, work, at, impact) for _ in range(count)]
-        for before, after in pairwise(tasks):
-            self.builder.after(after, before)
+        work *= self.costs.stragglers.get(rank, 1.0)
+        if (action.kind, action.stage, action.microbatch) in ends:
+            count = self.costs.buckets
+            label = label._replace(share=1 / count)
+            tasks = [self.builder.compute(label, rank, work / count, at, impact) for _ in range(count)]
+            for before, after in pairwise(tasks):
+                self.builder.after(after, before)
+        else:
+            tasks = [self.builder.compute(label, rank, work, at, impact)]
         for part in action.computes:
             self.home[provides(part)] = (rank, tasks[-1])
             if part.kind in "WB":

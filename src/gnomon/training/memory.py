@@ -7,7 +7,9 @@ kept), and at the end of backward (all gradients).
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +19,7 @@ from gnomon.core.arrays import Floats
 from gnomon.core.units import GB
 from gnomon.pipeline.run import Run
 from gnomon.training.config import TrainConfig
-from gnomon.training.layers import LayerKind, stages_of
+from gnomon.training.layers import LayerKind, Stage, stages_of
 from gnomon.training.pipelines import in_flight, stages_of_rank
 from gnomon.training.state import RECIPES, Parameters, recipe_of, stage_parameters, state_bytes
 
@@ -72,7 +74,16 @@ class Memory:
 def memory_of(config: TrainConfig) -> Memory:
     """The memory of a checked configuration."""
     device = catalog.device(config.device)
-    ranks = [_rank_memory(config, rank) for rank in range(config.pipeline_parallel)]
+    stages = stages_of(config.shape, config.num_stages)
+    is_uniform = len(config.shape.kinds()) == 1
+    known: dict[tuple[Any, ...], RankBytes] = {}
+    ranks = []
+    for rank in range(config.pipeline_parallel):
+        mine = {at: stages[at] for at in stages_of_rank(config, rank)}
+        key = tuple((len(one.layers), one.has_embedding, one.has_head) for one in mine.values())
+        if key not in known or not is_uniform:  # Equal stages hold the same, where layers are all alike.
+            known[key] = _rank_bytes(config, mine)
+        ranks.append(_rank_memory(config, rank, known[key]))
     peaks = [max(sum(parts.values()) for parts in moments.values()) for moments in ranks]
     fullest = max(range(len(peaks)), key=peaks.__getitem__)
     moments = ranks[fullest]
@@ -100,17 +111,24 @@ class RankBytes:
 
 def rank_bytes(config: TrainConfig, rank: int) -> RankBytes:
     """Of a checked configuration."""
+    stages = stages_of(config.shape, config.num_stages)
+    return _rank_bytes(config, {at: stages[at] for at in stages_of_rank(config, rank)})
+
+
+def _rank_bytes(config: TrainConfig, mine: dict[int, Stage]) -> RankBytes:
     model = config.shape
-    all_stages = stages_of(model, config.num_stages)
-    mine = {at: all_stages[at] for at in stages_of_rank(config, rank)}
     parameters = [stage_parameters(config, stage) for stage in mine.values()]
     whole = Parameters(*(sum(getattr(p, f) for p in parameters) for f in ("dense", "experts", "root", "adapters")))
     kinds = {at: list(stage.kinds(model).elements()) for at, stage in mine.items()}
     count = sum(map(len, kinds.values()))
-    layer = max((layer_bytes(config, model, kind) for each in kinds.values() for kind in each), default=0.0)
+    different = {kind for each in kinds.values() for kind in each}
+    layer = max((layer_bytes(config, model, kind) for kind in different), default=0.0)
     kept, before = {}, 0
     for at, each in kinds.items():
-        kept[at] = sum(_kept_bytes(config, model, kind, before + n, count) for n, kind in enumerate(each))
+        if config.recompute_layers is None:
+            kept[at] = sum(n * _kept_bytes(config, model, kind, 0, count) for kind, n in Counter(each).items())
+        else:
+            kept[at] = sum(_kept_bytes(config, model, kind, before + n, count) for n, kind in enumerate(each))
         before += len(each)
     buffers = WORKSPACES[config.family] + _gathered_bytes(config, whole, count)
     return RankBytes(
@@ -132,9 +150,8 @@ def _inside_bytes(config: TrainConfig, model: Model, layer: float) -> float:
     return inside + 6.0 * 2.0 * model.hidden_size * config.tokens
 
 
-def _rank_memory(config: TrainConfig, rank: int) -> dict[str, dict[str, float]]:
+def _rank_memory(config: TrainConfig, rank: int, held: RankBytes) -> dict[str, dict[str, float]]:
     """What a rank holds at each moment, by part."""
-    held = rank_bytes(config, rank)
     copies = config.pipeline_parallel * len(held.kept) / config.num_stages
     kept = sum(held.kept.values())
     full = held.state | {"activations": kept * in_flight(config, rank) / copies}

@@ -202,6 +202,8 @@ def _schedules(layout: TrainConfig, workers: Map) -> list[TrainStep]:
         return []
     tried = []
     for name in SCHEDULES:
+        if name == "zb-auto" or (SCHEDULES[name].overlaps_exchange and not layout.shape.is_moe):
+            continue  # zb-1p and zb-2p are zb-auto at two limits; there is nothing to hide without experts.
         stages = layout.virtual_stages if SCHEDULES[name].takes_chunks else 1
         if name != "interleaved" or stages > 1:
             tried.append(layout.model_copy(update={"schedule": name, "virtual_stages": stages}))

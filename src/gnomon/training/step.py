@@ -19,7 +19,7 @@ from gnomon.training.exchange import Exchange
 from gnomon.training.layers import SCHEMES, LayerKind, Stage, stages_of
 from gnomon.training.memory import Memory, memory_of, offloaded_bytes
 from gnomon.training.pipelines import StageSeconds, span, stages_of_rank
-from gnomon.training.state import expert_ranks, recipe_of, stage_parameters
+from gnomon.training.state import Parameters, expert_ranks, recipe_of, stage_parameters
 
 PARTS = ("products", "attention", "recurrence", "elementwise", "casts", "accumulation", "experts",
          "permutation", "adapters", "loss", "recomputation", "offload", "tensor",
@@ -130,7 +130,15 @@ class _Step:
         self.stages = stages_of(self.model, config.num_stages)
         self.layers = {kind: self._layer(kind) for kind in self.model.kinds()}
         self.passes = [self._stage(stage) for stage in self.stages]
-        self.parameters = [stage_parameters(config, stage) for stage in self.stages]
+        alike: dict[Any, Parameters] = {}
+        for stage in self.stages:
+            key = self._key(stage)
+            alike[key] = alike.get(key) or stage_parameters(config, stage)
+        self.parameters = [alike[self._key(stage)] for stage in self.stages]
+
+    def _key(self, stage: Stage) -> tuple[Any, ...]:
+        """What makes stages alike."""
+        return (tuple(sorted(stage.kinds(self.model).items())), stage.has_embedding, stage.has_head)
 
     def _layer(self, kind: LayerKind) -> Pass:
         """One layer with its communication and what it computes again."""
@@ -317,20 +325,20 @@ class _Step:
         near, far = c.tensor_parallel, c.expert_parallel * c.expert_tensor_parallel
         each = recipe.computed or min(2.0, recipe.weight)
         buckets = self._buckets
-        sync, gather = [], []
+        known: dict[Parameters, tuple[float, float]] = {}
         for one in self.parameters:
+            if one in known:
+                continue
             dense, routed = (one.adapters, 0.0) if c.lora_rank else (one.dense, one.experts)
-            sync.append(
-                x.gradient_s(dense / buckets, recipe.gradient, ranks, near)
-                + x.gradient_s(routed / buckets, recipe.gradient, experts, far)
-            )
+            sync = x.gradient_s(dense / buckets, recipe.gradient, ranks, near)
+            sync += x.gradient_s(routed / buckets, recipe.gradient, experts, far)
             if c.sharding == "parameters":
                 dense, routed = one.dense, one.experts
-            gather.append(
-                x.gather_s(dense / buckets, each, ranks, near) + x.gather_s(routed / buckets, each, experts, far)
-            )
+            gather = x.gather_s(dense / buckets, each, ranks, near)
+            known[one] = sync, gather + x.gather_s(routed / buckets, each, experts, far)
         beside = buckets / self.compute.constants.beside_rate
-        return beside * np.array(sync), beside * np.array(gather)
+        both = beside * np.array([known[one] for one in self.parameters])
+        return both[:, 0], both[:, 1]
 
     def _optimizer_s(self) -> float:
         """Reading and writing the state of all trained parameters on the fullest rank, and the norm of gradients."""
