@@ -93,9 +93,13 @@ class TrainResult(Result):
         return {"time": lambda: self.summary["time"], "memory": lambda: self.summary["memory"]}
 
     def _drawings(self) -> Mapping[str, Callable[[], dict[str, Any]]]:
+        return {"memory": self.memory_drawn}
+
+    def memory_drawn(self) -> dict[str, Any]:
+        """Memory of the fullest rank over the step, part by part."""
         from gnomon.report.training import memory_figure
 
-        return {"memory": lambda: memory_figure(self.step)}
+        return memory_figure(self.step)
 
     def save(self, folder: str | Path) -> Path:
         """Write config.yaml, step.json and report.html."""

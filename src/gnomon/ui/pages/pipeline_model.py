@@ -74,7 +74,7 @@ def drawn(values: dict[str, Any]) -> dict[str, Any]:
         "notes": [*told, *(notice(text) for text in shown["notes"])],
         "time": split_bars(*result.time_bars),
         "memory": split_bars(*result.memory_bars),
-        "over_time": tall(result.figures["memory"]),
+        "over_time": tall(result.memory_drawn()),
         "command": f"gnomon train step {flags}",
     }
 
