@@ -20,6 +20,7 @@ NAMES = (
         "pipeline",
         "train_plan",
         "search",
+        "calibration",
         "posttrain",
         "silicon",
     ),

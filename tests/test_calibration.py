@@ -9,48 +9,22 @@ from typing import Any
 import numpy as np
 import pytest
 
+from calibration_kit import TABLE, TRUTH, recorded, recorded_folder, recorded_log, server, steps
 from gnomon import simulate
 from gnomon.api.serving import scenario
 from gnomon.calibration import drift, naming, request_fit
 from gnomon.calibration.calibrate import calibrate
 from gnomon.calibration.from_steps import StepLogs
+from gnomon.calibration.gap import explain
 from gnomon.calibration.kernels import kernels_of
 from gnomon.calibration.logs import Log, Stamps, Steps, load_of
 from gnomon.calibration.read import read_log, read_logs
 from gnomon.calibration.step_files import steps_from_columns
+from gnomon.core.config import build, load
 from gnomon.core.errors import ConfigError, DataError
 from gnomon.serving.run.simulate import run
+from gnomon.serving.scenario import Scenario
 from gnomon.serving.scenario.calibration import read_calibration
-from gnomon.workload import Requests, generate
-
-TABLE = {
-    "timing.source": "table",
-    "timing.table": {"per_iteration": 0.004, "per_token": 2e-5, "per_decode_kv_token": 1e-8},
-    "batching.max_batch_tokens": 2048,
-    "batching.max_sequences": 64,
-    "batching.prefix_cache": False,
-    "replica.num_kv_blocks": 20_000,
-}
-"""Kernels by a formula: nothing is baked from measurements."""
-
-
-def server(**given):
-    return scenario(None, **{**TABLE, **given})
-
-
-def steps(rng: np.random.Generator, count: int, batch: float, truth: dict[str, float], noise: float) -> Steps:
-    """Iterations of a server with known constants; what is slow stays slow for a while."""
-    decodes = np.clip(rng.poisson(batch, count), 1, 60)
-    chunk = np.where(rng.random(count) < 0.3, rng.integers(16, 1500, count), 0).astype(float)
-    kv = decodes * rng.uniform(200, 800, count)
-    gpu = 0.004 + 2e-5 * (chunk + decodes) + 1e-8 * kv
-    sequences = decodes + (chunk > 0)
-    host = np.where(chunk > 0, truth["mixed"], truth["decode"]) + truth["per_sequence"] * sequences
-    drift = np.repeat(rng.normal(1.0, noise, count // 50 + 1), 50)[:count]
-    seconds = host * drift + np.maximum(gpu, np.where(chunk > 0, truth["launch"], 0.0))
-    seconds = seconds * np.exp(rng.normal(0.0, noise / 4, count))
-    return Steps(seconds, (chunk + decodes).astype(np.int64), sequences.astype(np.int64), chunk**2, np.zeros(count),
-                 decodes.astype(np.int64), kv, kv / decodes, sequences.astype(float))  # fmt: skip
 
 
 def fitted(truth: dict[str, float], seed: int, noise: float = 0.1, batches: tuple[float, ...] = (6, 40)):
@@ -59,7 +33,6 @@ def fitted(truth: dict[str, float], seed: int, noise: float = 0.1, batches: tupl
     return calibrate(logs, server())
 
 
-TRUTH = {"decode": 0.002, "mixed": 0.003, "per_sequence": 4e-5, "launch": 0.015}
 NAMES = {
     "timing.host.decode.per_iteration_s": TRUTH["decode"],
     "timing.host.decode.per_sequence_s": TRUTH["per_sequence"],
@@ -166,16 +139,6 @@ def test_a_held_out_load_is_foretold() -> None:
     assert [one.fitted for one in found.calibration.provenance.loads] == [True, False, True]
     with pytest.raises(ConfigError, match="no log is called"):
         calibrate(logs, server(), hold_out=["load-99"])
-
-
-def recorded(rate: float, seed: int, num_requests: int = 500, **truth: float) -> Log:
-    """Stamps of a simulated server with host constants."""
-    true = {f"timing.host.{name}": value for name, value in truth.items() if name != "reply"}
-    chosen = server(**true, **{"front_end.reply_s": truth.get("reply", 0.0), "workload.rate": rate,
-                               "workload.num_requests": num_requests})  # fmt: skip
-    q = run(chosen, requests=generate(chosen.workload, seed)).cluster.requests
-    known = Requests(q.arrival_s, q.prompt_tokens, q.output_tokens)
-    return Log(f"rate-{rate:g}", stamps=Stamps(known, q.first_token_s.copy(), q.last_token_s.copy()))
 
 
 def test_constants_of_requests_are_found_again() -> None:
@@ -543,20 +506,6 @@ def test_repeats_of_a_load() -> None:
 # Why a simulation differs
 
 
-def recorded_folder(folder: Path, **truth: float) -> Path:
-    """A server with host time, as `gnomon simulate --out` leaves it, and its settings without that host time."""
-    true = {f"timing.host.{name}": value for name, value in truth.items() if name != "reply"}
-    chosen = server(**true, **{"front_end.reply_s": truth.get("reply", 0.0), "workload.rate": 4.0,
-                               "workload.num_requests": 150})  # fmt: skip
-    result = simulate(chosen, intervals=False)
-    folder.mkdir(parents=True)
-    result.requests.write_parquet(folder / "requests.parquet")
-    result.iterations.write_parquet(folder / "iterations.parquet")
-    settings = server().model_dump(mode="json", exclude_unset=True)
-    (folder / "scenario.yaml").write_text(json.dumps(settings))
-    return folder
-
-
 def test_the_cause_that_was_put_in_comes_first(tmp_path: Path, cli) -> None:
     run_ = recorded_folder(tmp_path / "slow-host", per_iteration_s=0.004)
     words = ["explain-gap", str(run_), "--scenario", str(run_ / "scenario.yaml")]
@@ -568,6 +517,48 @@ def test_the_cause_that_was_put_in_comes_first(tmp_path: Path, cli) -> None:
     assert "No cause stands out" in said
     page = (tmp_path / "gap" / "gap.html").read_text()
     assert all(words in page for words in ("Both over time", "Iterations by shape", "Counts", "TTFT P99"))
+
+
+KERNELS = {"timing.source": "roofline", "timing.table": None, "replica.num_kv_blocks": 4000,
+           "workload.lengths": {"distribution": "lognormal", "prompt_median": 600, "prompt_p90": 1800,
+                                "output_median": 60, "output_p90": 120}}  # fmt: skip
+WRONG = {
+    "right": ({}, ""),
+    "scheduler": ({"batching.policy": "vllm_v1"}, "scheduler: how prompts and decodes share iterations"),
+    "cap": ({"batching.max_sequences": 6}, "batch cap"),
+    "KV blocks": ({"replica.num_kv_blocks": 500}, "KV blocks"),
+    "clock": ({"timing.clock": 0.5}, "clock in prefill iterations"),
+    "sampling": ({"timing.host.decode.per_sequence_s": 1e-3}, "sampling, or host time by the sequence, in decode"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_of_five_wrong_scenarios_each_is_named_first(wrong: str) -> None:
+    """A server that does not mix prompts and decodes, beside scenarios that are wrong in one thing each."""
+    true = {**KERNELS, "batching.policy": "vllm", "timing.host.per_iteration_s": 0.001, "workload.rate": 14.0,
+            "workload.num_requests": 120}  # fmt: skip
+    given, first = WRONG[wrong]
+    log = recorded_log("five", server(**true))
+    causes = explain(server(**{**true, **given}), log).causes
+    assert [one.name for one in causes][:1] == [] if not first else causes[0].name.startswith(first)
+
+
+@pytest.mark.slow
+def test_wrong_scenarios_of_a_foreign_engine(reference: Path) -> None:
+    """nano-vllm on an H200, at 65 % of its capacity: calibrated, then wrong in one thing each."""
+    place = reference / "nano_vllm"
+    logs = read_logs([place / "qwen3-8b" / f"qwen3-8b-chat-{name}" for name in ("25.3", "65.3", "65.4")])
+    base = load(Scenario, place / "scenario" / "server8.yaml")
+    right = calibrate(logs, base).scenario.model_dump(mode="json", exclude_unset=True)
+    wrong = {
+        "scheduler": ({"batching.policy": "vllm_v1", "batching.file": None, "batching.options": {}}, "scheduler"),
+        "cap": ({"batching.options": {"max_num_seqs": 24}}, "batch cap"),
+        "KV blocks": ({"replica.num_kv_blocks": 110}, "KV blocks"),
+        "clock": ({"timing.clock": 0.5}, "clock in prefill"),
+        "sampling": ({"timing.host.decode.per_sequence_s": 6e-5}, "sampling"),
+    }
+    for given, first in wrong.values():
+        assert explain(scenario(build(Scenario, right), **given), logs[1]).causes[0].name.startswith(first)
 
 
 def test_a_slow_front_end_is_told_from_slow_iterations(tmp_path: Path, cli) -> None:
