@@ -203,7 +203,7 @@ def test_the_policy_routes_any_simulation(cli, whole):
 
 
 def test_training_without_a_clone_says_so_before_anything_is_compiled(cli, config, monkeypatch):
-    monkeypatch.setattr("gnomon.routing.clusters.new_clusters", lambda *_, **__: pytest.fail("made clusters first"))
+    monkeypatch.setattr("gnomon.routing.environment.new_clusters", lambda *_, **__: pytest.fail("made clusters first"))
     said = cli("route", "train", "--config", str(config), "--out", str(config.parent / "empty"), code=2).output
     assert "there is no clone" in said
 

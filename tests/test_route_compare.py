@@ -16,10 +16,19 @@ from gnomon.core.errors import ConfigError, UnknownNameError
 from gnomon.report.routing import files as route_files
 from gnomon.report.routing import text as route_text
 from gnomon.routing import compare as comparing
-from gnomon.routing.compare import Contender, RouteComparison, Row, built_in_scenarios, find_scenario, paired
+from gnomon.routing.compare import (
+    BEST,
+    GOALS,
+    Contender,
+    RouteComparison,
+    Row,
+    built_in_scenarios,
+    find_scenario,
+    judge,
+    paired,
+)
 from gnomon.routing.config import CompareConfig, RouteConfig, load_config
 from gnomon.routing.domain import DomainConfig
-from gnomon.routing.goals import BEST, GOALS, judge
 from gnomon.routing.metrics import SCALARS
 from gnomon.serving.routers import ROUTERS
 from gnomon.serving.scenario import Scenario

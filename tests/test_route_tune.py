@@ -10,8 +10,8 @@ import pytest
 from gnomon.core.config import build, load
 from gnomon.core.errors import ConfigError
 from gnomon.routing import requests as windows
-from gnomon.routing.clusters import spread
 from gnomon.routing.config import RouteConfig
+from gnomon.routing.environment import spread
 from gnomon.routing.tune import TuneConfig, tune
 from gnomon.serving.scenario import Scenario
 from gnomon.workload.config import WorkloadConfig

@@ -19,13 +19,12 @@ from gnomon.report.search.text import best_by_device
 from gnomon.search import answers, headroom, load_curve
 from gnomon.search import capacity as capacities
 from gnomon.search.answers import front, latency_axes
-from gnomon.search.bench import _task
 from gnomon.search.bound import rate_bound
 from gnomon.search.capacity import coarse_bracket, find_capacity, refine
 from gnomon.search.config import BenchConfig, EffortConfig, SearchConfig
 from gnomon.search.evaluate import Record, Task, bound_of
 from gnomon.search.fleet import _first_met, smallest_fleet
-from gnomon.search.matrix import _part, _path, _share, _worth_elsewhere, questions
+from gnomon.search.matrix import _part, _path, _share, _task, _worth_elsewhere, questions
 from gnomon.search.objective import Price, price, rate_for, score, shown
 from gnomon.search.results import ResultsFile
 from gnomon.search.slo import Gaps, Verdict, _statistic

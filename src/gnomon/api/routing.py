@@ -16,8 +16,7 @@ from gnomon.routing.tune import TuneConfig, Tuned
 
 if TYPE_CHECKING:
     from gnomon.report.blocks import Block
-    from gnomon.routing.compare import RouteComparison
-    from gnomon.routing.goals import Verdict
+    from gnomon.routing.compare import RouteComparison, Verdict
 
 __all__ = [
     "CompareConfig", "Folder", "RouteConfig", "Routers", "TuneConfig", "TunedRouter", "Watcher", "clone_teacher",
@@ -67,7 +66,7 @@ class Routers(Result):
     @cached_property
     def goals(self) -> list[Verdict]:
         """Which goals each trained policy meets."""
-        from gnomon.routing.goals import judge
+        from gnomon.routing.compare import judge
 
         return [verdict for policy in self.comparison.policies for verdict in judge(self.comparison, policy)]
 

@@ -202,7 +202,7 @@ def bench(
     **overrides: Any,
 ) -> Bench:
     """Capacity of every scheduler on every workload of the suite, for several models."""
-    from gnomon.search.bench import bench as measure
+    from gnomon.search.matrix import bench as measure
 
     config = read(BenchConfig, given, overrides)
     return Bench(config, measure(config, jobs=jobs, ray=ray, on_progress=on_progress))

@@ -13,7 +13,7 @@ from gnomon.calibration import drift, naming
 from gnomon.calibration.from_steps import StepLogs
 from gnomon.calibration.logs import Log, load_of
 from gnomon.calibration.naming import Named
-from gnomon.calibration.promise import Promises, promises
+from gnomon.calibration.replay import Promises, promises
 from gnomon.calibration.request_fit import fit_requests, simulated, target_of
 from gnomon.core.arrays import Floats
 from gnomon.core.config import build

@@ -128,8 +128,7 @@ def presets(as_json: bool) -> None:
     Example:
       gnomon workload presets
     """
-    from gnomon.workload.fit import statistics
-    from gnomon.workload.presets import preset_lengths
+    from gnomon.workload.presets import preset_lengths, statistics
     from gnomon.workload.presets import presets as known
 
     rows: list[dict[str, Any]] = []
@@ -177,8 +176,8 @@ def fit(trace: str, out: Path, description: str, source: str | None, as_json: bo
       gnomon simulate --workload.preset ours.yaml
     """
     from gnomon.core.files import write_text
-    from gnomon.workload.fit import fit as fitted
-    from gnomon.workload.fit import preset_yaml, quality
+    from gnomon.workload.presets import fit as fitted
+    from gnomon.workload.presets import preset_yaml, quality
     from gnomon.workload.traces import read_requests
 
     if out.suffix != ".yaml":

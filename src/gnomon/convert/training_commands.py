@@ -10,7 +10,7 @@ import yaml
 
 from gnomon import catalog
 from gnomon.catalog import Model
-from gnomon.convert.command_line import value_of
+from gnomon.convert.options import value_of
 from gnomon.core.config import build
 from gnomon.core.errors import ConfigError
 from gnomon.training.config import TrainConfig

@@ -105,8 +105,7 @@ def check_names(config: RouteConfig) -> None:
 
 def collect(order: Collection) -> Demos:
     """Let the driver act, and label every decision."""
-    from gnomon.routing.clusters import kinds_of_traffic, spread
-    from gnomon.routing.environment import VectorClusters
+    from gnomon.routing.environment import VectorClusters, kinds_of_traffic, spread
 
     config, demos = order.config, order.config.demos
     kinds = kinds_of_traffic(config, demos.steps_per_driver)

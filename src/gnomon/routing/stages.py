@@ -114,7 +114,7 @@ def _cloned(
 
 def new_trainer(config: RouteConfig, folder: Folder, state: dict[str, Any] | None = None) -> Trainer:
     """A trainer that starts from the clone, or goes on from the state of a checkpoint (and needs no clone then)."""
-    from gnomon.routing.clusters import new_clusters
+    from gnomon.routing.environment import new_clusters
     from gnomon.routing.network import Scorer
     from gnomon.routing.ppo import Trainer
     from gnomon.serving.routers.observation import NUM_FEATURES

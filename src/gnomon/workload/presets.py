@@ -1,9 +1,12 @@
-"""Named length distributions: fitted once, shipped as small data files, so that they need no download."""
+"""Named length distributions: fitted once, to recorded lengths, shipped as small data files without a download."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from statistics import NormalDist
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field, field_validator
@@ -11,6 +14,7 @@ from pydantic import Field, field_validator
 from gnomon.catalog.library import Library
 from gnomon.core.arrays import Floats
 from gnomon.core.config import Config
+from gnomon.core.errors import DataError
 from gnomon.workload.lengths import Correlation, normal_scores, tokens
 from gnomon.workload.requests import Tokens
 
@@ -74,3 +78,82 @@ def marginal(knots: Knots, scores: Floats) -> Tokens:
     """Tokens of normal scores; beyond the last knots the length stays at the last knot's."""
     at, size = np.array(knots, dtype=np.float64).T
     return tokens(np.exp(np.interp(scores, at, np.log(size))))
+
+
+NORMAL = NormalDist()
+# Denser towards the ends, where the tails are decided.
+PROBABILITIES = (
+    *(0.001, 0.005, 0.01),
+    *(round(0.02 * k, 2) for k in range(1, 50)),
+    *(0.99, 0.995, 0.999),
+)
+# Fewer requests say little about a distribution.
+FEWEST = 20
+PERCENTILES = (1, 10, 25, 50, 75, 90, 95, 99)
+
+
+def fit(prompt: Tokens, output: Tokens, *, description: str, source: str) -> Preset:
+    """A preset whose marginals follow the quantiles of recorded lengths, with their correlation."""
+    if len(prompt) < FEWEST:
+        raise DataError(f"{len(prompt)} requests are too few for a fit.", where=source, fix=f"Give {FEWEST} or more.")
+    return Preset(
+        description=description, source=source, prompt=_quantile_knots(prompt), output=_quantile_knots(output),
+        rank_correlation=round(_correlation(_scores(prompt), _scores(output)), 3),
+        max_tokens=int((prompt + output).max()),
+    )  # fmt: skip
+
+
+def preset_yaml(preset: Preset) -> str:
+    """A preset as the YAML that `--workload.preset FILE.yaml` reads, one line of knots per marginal."""
+    lines = [f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in preset.model_dump(mode="json").items()]
+    return "\n".join(lines) + "\n"
+
+
+def quality(preset: Preset, prompt: Tokens, output: Tokens, num_draws: int = 200_000) -> list[dict[str, Any]]:
+    """How close draws of a preset are to recorded lengths: Kolmogorov-Smirnov distance, mean, percentiles."""
+    drawn = preset_lengths(preset, num_draws, seed=0)
+    rows: list[dict[str, Any]] = []
+    for name, recorded, fitted in (("prompt", prompt, drawn[0]), ("output", output, drawn[1])):
+        distance = ks_distance(recorded, fitted)
+        rows.append({"length": name, "of": "recorded", "KS": None, **statistics(recorded)})
+        rows.append({"length": name, "of": "preset", "KS": round(distance, 4), **statistics(fitted)})
+    return rows
+
+
+def statistics(lengths: Tokens) -> Mapping[str, float]:
+    """Mean and percentiles."""
+    return {
+        "mean": round(float(lengths.mean()), 1),
+        **{f"p{q}": float(np.percentile(lengths, q)) for q in PERCENTILES},
+    }
+
+
+def ks_distance(one: Tokens, other: Tokens) -> float:
+    """Largest difference of the two empirical distribution functions."""
+    one, other = np.sort(one), np.sort(other)
+    at = np.union1d(one, other)
+    difference = np.searchsorted(one, at, side="right") / len(one) - np.searchsorted(other, at, side="right") / len(
+        other
+    )
+    return float(np.abs(difference).max())
+
+
+def _quantile_knots(lengths: Tokens) -> Knots:
+    inner = [(NORMAL.inv_cdf(p), float(np.quantile(lengths, p))) for p in PROBABILITIES]
+    edge = NORMAL.inv_cdf(0.5 / len(lengths))
+    ends = [(edge, float(lengths.min())), (-edge, float(lengths.max()))]
+    inside = [(z, x) for z, x in inner if edge < z < -edge]
+    return tuple((round(z, 4), round(x, 1)) for z, x in [ends[0], *inside, ends[1]])
+
+
+def _correlation(one: Floats, other: Floats) -> float:
+    """Correlation; 0 where one of the two never varies."""
+    return float(np.corrcoef(one, other)[0, 1]) if one.std() and other.std() else 0.0
+
+
+def _scores(lengths: Tokens) -> Floats:
+    """Normal scores of mean ranks (equal lengths share a score)."""
+    _, where, counts = np.unique(lengths, return_inverse=True, return_counts=True)
+    ranks = np.cumsum(counts) - counts / 2
+    at = np.array([NORMAL.inv_cdf(r / len(lengths)) for r in ranks])
+    return at[where]

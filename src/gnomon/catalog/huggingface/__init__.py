@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import yaml
 from pydantic import ValidationError
 
 from gnomon.catalog.huggingface.attention import attention_facts
 from gnomon.catalog.huggingface.experts import mlp_facts
-from gnomon.catalog.huggingface.families import DEFAULTS, FACTS
 from gnomon.catalog.huggingface.quantization import parse_quantization
+from gnomon.catalog.library import DATA
 from gnomon.catalog.models import Model
 from gnomon.core.errors import ConfigError
 
+_FAMILIES: dict[str, dict[str, dict[str, Any]]] = yaml.safe_load((DATA / "families.yaml").read_text(encoding="utf-8"))
+FACTS, DEFAULTS = _FAMILIES["facts"], _FAMILIES["defaults"]
+"""What a family's code fixes without saying it, and keys that its files may leave out, by `model_type`."""
 _REQUIRED = {
     "num_hidden_layers": "number of layers",
     "hidden_size": "width of the residual stream",

@@ -6,8 +6,7 @@ from typing import Any
 
 from gnomon.core import units
 from gnomon.report.blocks import Block, Table
-from gnomon.routing.compare import Paired, RouteComparison
-from gnomon.routing.goals import LEAST_OUTSTANDING, Verdict
+from gnomon.routing.compare import LEAST_OUTSTANDING, Paired, RouteComparison, Verdict
 
 COLUMNS = {
     "E2E mean": "e2e_mean_s",
