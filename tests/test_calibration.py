@@ -520,13 +520,14 @@ def test_the_cause_that_was_put_in_comes_first(tmp_path: Path, cli) -> None:
 
 
 KERNELS = {"timing.source": "roofline", "timing.table": None, "replica.num_kv_blocks": 4000,
-           "workload.lengths": {"distribution": "lognormal", "prompt_median": 600, "prompt_p90": 1800,
-                                "output_median": 60, "output_p90": 120}}  # fmt: skip
+           "workload.lengths": {"distribution": "lognormal", "prompt_median": 600, "prompt_p90": 1200,
+                                "output_median": 60, "output_p90": 120},
+           "workload.max_tokens": 2000, "workload.over_long": "truncate"}  # fmt: skip
 WRONG = {
     "right": ({}, ""),
     "scheduler": ({"batching.policy": "vllm_v1"}, "scheduler: how prompts and decodes share iterations"),
     "cap": ({"batching.max_sequences": 6}, "batch cap"),
-    "KV blocks": ({"replica.num_kv_blocks": 500}, "KV blocks"),
+    "KV blocks": ({"replica.num_kv_blocks": 250}, "KV blocks"),
     "clock": ({"timing.clock": 0.5}, "clock in prefill iterations"),
     "sampling": ({"timing.host.decode.per_sequence_s": 1e-3}, "sampling, or host time by the sequence, in decode"),
 }

@@ -210,9 +210,10 @@ def decided_otherwise(log: Log, done: Run, ours: dict[str, Floats]) -> list[Caus
             f"iterations recorded: {words[0]}; simulated: {words[1]}",
             "Set batching.policy (or batching.file) as the server schedules.",
         ))  # fmt: skip
+    full = float(np.mean((ours["blocks"] > 0.9 * done.pools[0].num_kv_blocks) & (ours["waiting"] > 0)))
     if not found:
-        found += _cap(steps, ours)
-    found += _blocks(steps, done, ours, has_cap=bool(found))
+        found += _cap(steps, ours, full)
+    found += _blocks(steps, done, full, has_cap=bool(found))
     prompts = float(log.stamps.requests.prompt_tokens.sum())
     hits = max(0.0, prompts - float((steps.tokens - steps.decodes).sum()))
     here = float(done.cluster.requests.cached_tokens.sum())
@@ -225,14 +226,14 @@ def decided_otherwise(log: Log, done: Run, ours: dict[str, Floats]) -> list[Caus
     return found
 
 
-def _cap(steps: Steps, ours: dict[str, Floats]) -> list[Cause]:
-    """One side's batches stop at a size that the other's exceed."""
+def _cap(steps: Steps, ours: dict[str, Floats], full: float) -> list[Cause]:
+    """One side's batches stop at a size that the other's exceed, more often than ours wait for KV."""
     theirs, mine = steps.sequences[steps.decodes > 0].astype(float), ours["sequences"][ours["phase"] > 0]
     if not theirs.size or not mine.size:
         return []
     for limited, other, where in ((mine, theirs, "simulated"), (theirs, mine, "recorded")):
         most, share = float(limited.max()), float(np.mean(limited == limited.max()))
-        if share > OFTEN and most > 1 and float(other.max()) > 1.1 * most:
+        if share > max(OFTEN, full) and most > 1 and float(other.max()) > 1.1 * most:
             return [Cause(
                 "batch cap", float(mine.max() / theirs.max() - 1.0),
                 f"{share:.0%} of the {where} batches with decodes have {most:,.0f} sequences and none has more; "
@@ -242,12 +243,11 @@ def _cap(steps: Steps, ours: dict[str, Floats]) -> list[Cause]:
     return []
 
 
-def _blocks(steps: Steps, done: Run, ours: dict[str, Floats], *, has_cap: bool) -> list[Cause]:
+def _blocks(steps: Steps, done: Run, full: float, *, has_cap: bool) -> list[Cause]:
     """KV is short on one side only."""
     lost, theirs = int(done.cluster.replicas.num_preemptions.sum()), 0.0
     if steps.preempted is not None:
         theirs = float(steps.preempted.sum())
-    full = float(np.mean((ours["blocks"] > 0.9 * done.pools[0].num_kv_blocks) & (ours["waiting"] > 0)))
     fix = "Set replica.num_kv_blocks to what the server reports at its start."
     if (lost and not theirs) or (full > OFTEN and not has_cap):
         words = f"{lost:,} pre-emptions in the simulation, {theirs:,.0f} recorded; {full:.0%} of its iterations have "

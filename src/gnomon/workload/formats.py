@@ -1,4 +1,4 @@
-"""Trace formats: which column means what. Adding one is one entry in formats.yaml, or `FORMATS.add` in your own file."""
+"""Trace formats: which column means what. Adding one is an entry in formats.yaml, or `FORMATS.add` in your own file."""
 
 from __future__ import annotations
 
