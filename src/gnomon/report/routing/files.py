@@ -15,8 +15,7 @@ from gnomon.report import look
 from gnomon.report.blocks import Block, Card, Figure, Plot, Section, Table, plots
 from gnomon.report.page import write_page
 from gnomon.report.routing import text as words
-from gnomon.routing.compare import RouteComparison
-from gnomon.routing.compare import Verdict
+from gnomon.routing.compare import RouteComparison, Verdict
 
 COLOURS = {"policy": "#B4512B", "teacher": "#D9A441", "heuristic": "#5B7C99", "bound": "#B9C2CC"}
 
