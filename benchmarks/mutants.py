@@ -44,6 +44,7 @@ _DATA = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="u
 TESTS: dict[str, list[str]] = _DATA["tests"]
 OUTSIDE_FUNCTIONS: list[str] = _DATA["outside_functions"]
 EQUIVALENT: dict[str, str] = {one["change"]: one["why"] for one in _DATA["equivalent"]}
+FILES = {path.stem: path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "tests").rglob("test_*.py"))}
 LONGEST_S = 300.0
 BUSY = 20.0
 """How many times as long it may take by the clock."""
@@ -60,8 +61,7 @@ def tests_of(module: str) -> tuple[str, ...]:
     parts = module.removesuffix(".py").split("/")
     for end in range(len(parts), 0, -1):
         if found := TESTS.get("/".join(parts[:end])):
-            names = (f"tests/test_{name}.py" for name in (*found, *OUTSIDE_FUNCTIONS))
-            return tuple(name for name in names if (ROOT / name).is_file())
+            return tuple(FILES[f"test_{name}"] for name in (*found, *OUTSIDE_FUNCTIONS))
     return ()
 
 
@@ -150,7 +150,7 @@ def choose_tests(mutant: Mutant, files: tuple[str, ...], notes: dict[str, Any]) 
         lambda calls: True,
     ]
     known = [(one["seconds"], test, one["calls"]) for name in files for test, one in notes[name]["tests"].items()]
-    outside = tuple(f"tests/test_{name}.py" for name in OUTSIDE_FUNCTIONS)
+    outside = tuple(FILES[f"test_{name}"] for name in OUTSIDE_FUNCTIONS)
     chosen: list[tuple[float, str]] = []
     for is_right in ways:
         chosen = chosen or [(seconds, test) for seconds, test, calls in known if is_right(calls)]

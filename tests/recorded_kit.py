@@ -1,6 +1,6 @@
 """Results that were recorded once: whoever changes one says so, by recording it anew and in the CHANGELOG.
 
-Hand-worked tables say what is right; these notice what changes. `GNOMON_RECORD=1 pytest tests/test_recorded_*.py -n 0`
+Hand-worked tables say what is right; these notice what changes. `GNOMON_RECORD=1 pytest tests/recorded -n 0`
 writes them anew; the difference of `tests/recorded/` is then for a reader to judge.
 """
 

@@ -1,0 +1,152 @@
+"""What the simulator says about workloads: gains where there is a tail, none where there is none; lengths and costs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gnomon.core.config import load
+from gnomon.core.errors import ConfigError, DataError
+from gnomon.posttrain.advise import StageCosts, advise
+from gnomon.posttrain.calibrate import calibrate, colocated_costs, with_efficiency
+from gnomon.posttrain.config import LengthsConfig, Posttrain
+from gnomon.posttrain.costs import Costs
+from gnomon.posttrain.lengths import draw
+from gnomon.posttrain.placement_search import place
+from gnomon.posttrain.policies import make_policy
+from gnomon.posttrain.simulate import run
+from gnomon.posttrain.sweep import sweep
+from gnomon.verify.posttrain import Check
+from posttrain_kit import small
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "posttrain"
+
+
+def test_elastic_saves_20_to_50_percent_on_a_long_tail() -> None:
+    config = load(Posttrain, EXAMPLES / "elastic.yaml")
+    static, elastic = run(config, make_policy("disaggregated")), run(config, make_policy("elastic"))
+    assert 0.2 < 1 - elastic.step_s / static.step_s < 0.5
+    assert elastic.shares()["tail"] < static.shares()["tail"]
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_safe_policy_loses_to_static_in_no_example(path: Path) -> None:
+    """`payback` is what `auto_scheduler` runs unless flags name another: at most 1 % behind, ahead on a long tail."""
+    config = load(Posttrain, path)
+    static, safe = run(config, make_policy("disaggregated")), run(config, make_policy("payback"))
+    assert safe.step_s <= 1.01 * static.step_s
+    assert (safe.step_s < 0.9 * static.step_s) == (path.stem == "elastic")
+
+
+@pytest.mark.parametrize("pre_process", [False, True])
+@pytest.mark.parametrize("mean", [1500, 2000, 2500])
+def test_elastic_gains_nothing_on_a_flat_workload_and_loses_at_most_transitions(pre_process: bool, mean: int) -> None:
+    config = load(Posttrain, EXAMPLES / "flat.yaml")
+    config = config.model_copy(update={"lengths": config.lengths.model_copy(update={"mean": mean})})
+    static = run(config, make_policy("disaggregated"))
+    elastic = run(config, make_policy("elastic", {"use_pre_process_policy": pre_process}))
+    transitions = config.transitions.migration_s + 2 * Costs(config).reshard_s + config.transitions.check_interval_s
+    assert -0.01 * static.step_s < elastic.step_s - static.step_s < transitions
+
+
+def test_a_gate_can_fail() -> None:
+    assert not Check("B", "x", 100.0, 111.0, "gate").ok and Check("B", "x", 100.0, 109.0, "gate").ok
+    assert Check("B", "x", 100.0, 150.0, "reported").ok
+    assert not Check("speed", "x", 1.0, 1.1, "gate", is_bound=True).ok
+
+
+def test_calibration_recovers_the_efficiencies_behind_measured_times() -> None:
+    truth = small()
+    for name, efficiency in (("rollout", 0.8), ("inference", 0.4), ("actor", 0.3)):
+        truth = with_efficiency(truth, name, efficiency)
+    found = calibrate(small(), colocated_costs(truth))
+    assert found.efficiencies == pytest.approx({"rollout": 0.8, "inference": 0.4, "actor": 0.3}, rel=1e-3)
+
+
+def test_the_advisor_takes_turns_when_that_is_shorter() -> None:
+    config = small()
+    assert advise(config, StageCosts(actor=100, rollout=1, inference=1)).is_colocated
+    report = place(config, num_simulated=2)
+    assert len(report.tried) == 2 and report.best_static_s > 0
+    assert report.tried[0].static.step_s <= report.tried[1].static.step_s
+    assert report.tried[0].actor + report.tried[0].rollout + report.tried[0].inference == 8
+
+
+def test_a_sweep_scales_the_placement() -> None:
+    rows = sweep(small(), [1, 2], ("disaggregated", "elastic"))
+    assert [row["GPUs"] for row in rows] == [8, 8, 16, 16]
+    assert rows[2]["actor/rollout/inference"] == "4/8/4"
+    assert rows[2]["step s"] < rows[0]["step s"]
+
+
+@pytest.mark.parametrize("distribution", ["gamma", "lognormal", "fixed"])
+def test_lengths_have_the_mean_that_was_asked_for(distribution: str) -> None:
+    config = LengthsConfig(distribution=distribution, mean=9000.0)  # type: ignore[arg-type]
+    lengths = draw(config, 4000, 4, seed=1, step=0)
+    assert lengths.response.mean() == pytest.approx(9000, rel=0.03)
+    assert lengths.response.max() <= config.max_response and lengths.prompt.max() <= config.max_prompt
+
+
+def test_lengths_are_correlated_inside_a_group_only() -> None:
+    response = draw(LengthsConfig(group_correlation=0.6), 4000, 2, seed=1, step=0).response
+    assert np.corrcoef(response[:, 0], response[:, 1])[0, 1] == pytest.approx(0.6, abs=0.06)
+    assert abs(np.corrcoef(response[:-1, 0], response[1:, 0])[0, 1]) < 0.05
+
+
+def test_lengths_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "lengths.txt"
+    file.write_text("100\n200\n600\n")
+    config = LengthsConfig(distribution="empirical", file=str(file), mean=300.0)
+    assert set(np.unique(draw(config, 200, 4, 0, 0).response)) <= set(range(100, 601))
+    with pytest.raises(DataError, match="no such file"):
+        draw(LengthsConfig(distribution="empirical"), 1, 1, 0, 0)
+
+
+def test_costs_follow_the_work() -> None:
+    config = small((1, 6, 1))
+    costs = Costs(config)
+    tokens = np.full((4, 4), 1000)
+    one, four = (costs.train_at_once(tokens, n)[0] for n in (1, 4))
+    assert 3.5 < one / four < 4.0  # The gradients' all-reduce is on top.
+    assert costs.logprob_s(tokens.ravel()) < one / 3
+    forward = float(costs.forward_s(tokens).sum()) / 0.2
+    recomputing = Costs(small((1, 6, 1), actor={"efficiency": 0.2, "recompute": 1.0}))
+    assert recomputing.train_at_once(tokens, 1)[0] == pytest.approx(one + forward)
+    assert 2.5 < one / forward < 3.2
+    evenly = np.zeros(4)  # All there at once: ranks take one group each, and nobody waits.
+    assert costs.train_stream(tokens, evenly, 5.0, 4)[0] == pytest.approx(5.0 + four)
+    late = np.array([0.0, 0.0, 0.0, 100.0])  # The optimiser's step waits for the last group, and for nothing else.
+    end, busy = costs.train_stream(tokens, late, 5.0, 4)
+    assert end == pytest.approx(100.0 + four) and busy == pytest.approx(four)
+    uneven = np.concatenate([np.full((2, 4), 2000), np.full((2, 4), 100)])
+    balanced = Costs(small((1, 6, 1), actor={"efficiency": 0.2, "balance": True}))
+    assert balanced.train_at_once(uneven, 2)[0] < 0.65 * costs.train_at_once(uneven, 2)[0]
+
+
+def test_a_sequence_that_can_never_fit_is_refused_up_front() -> None:
+    config = small(model="qwen2.5-32b", lengths={"max_response": 200_000})
+    with pytest.raises(ConfigError, match="KV cache of an instance holds"):
+        run(config)
+
+
+def test_plain_python_gives_the_same_result() -> None:
+    program = (
+        "import sys; sys.path.insert(0, 'tests')\n"
+        "from posttrain_kit import small\n"
+        "from gnomon.posttrain.policies import make_policy\n"
+        "from gnomon.posttrain.simulate import run\n"
+        "c = small(lengths={'mean': 60}, algorithm={'rollout_batch_size': 8})\n"
+        "print(repr(run(c, make_policy('elastic')).step_s))\n"
+    )
+    folder = Path(__file__).parents[2]
+    environment = os.environ | {"GNOMON_JIT": "0"}
+    plain = subprocess.run(
+        [sys.executable, "-c", program], cwd=folder, env=environment, capture_output=True, text=True, check=True
+    )
+    config = small(lengths={"mean": 60}, algorithm={"rollout_batch_size": 8})
+    assert float(plain.stdout) == pytest.approx(run(config, make_policy("elastic")).step_s, rel=1e-12)

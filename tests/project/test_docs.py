@@ -1,0 +1,102 @@
+"""What the README and the how-to pages show works as it stands there."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serving_kit import check_invariants, run, scenario
+
+ROOT = Path(__file__).parents[2]
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
+
+
+def readme_commands() -> list[str]:
+    """The commands of the README's first table that can be run as they are."""
+    found = re.findall(r"\| `(gnomon [^`]+)` \|", (ROOT / "README.md").read_text(encoding="utf-8"))
+    return [command for command in found if "trace.csv" not in command and "verify" not in command]
+
+
+@pytest.mark.parametrize("page", ["README.md", "README.zh-CN.md"])
+def test_the_python_of_the_readme_runs(page: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for block in blocks(page, "python"):
+        exec(compile(block, page, "exec"), {})
+    assert "shape" in capsys.readouterr().out
+
+
+def test_there_are_commands_to_check() -> None:
+    assert len(readme_commands()) >= 5
+
+
+@pytest.mark.parametrize("command", readme_commands())
+def test_the_commands_of_the_readme_run(command: str, cli: Any, tmp_path: Path) -> None:
+    words = shlex.split(command)[1:]
+    if words[0] in ("simulate", "compare"):
+        words += ["--workload.num-requests", "60", "--out", str(tmp_path / "run")]
+    if words[0] in ("search", "posttrain"):
+        words = [*words[:-1], "--help"]
+    if words[0] in ("route", "ui", "explain", "check"):
+        words.append("--help")
+    if words[0] == "pipeline":
+        words += ["--out", str(tmp_path / "run")]
+    if words[0] == "convert":
+        words[-1] = "vllm serve meta-llama/Meta-Llama-3-8B --tensor-parallel-size 2"
+        words += ["--device", "h100"]
+    assert cli(*words).output
+
+
+def test_the_readmes_show_the_same_commands() -> None:
+    english, chinese = (
+        re.findall(r"`(gnomon [^`]+)`", (ROOT / p).read_text()) for p in ("README.md", "README.zh-CN.md")
+    )
+    assert english == chinese
+
+
+@pytest.mark.parametrize(
+    ("page", "changes"),
+    [
+        ("docs/how-to/add-a-batching-policy.md", {"batching": {"policy": "one_by_one"}}),
+        ("docs/how-to/add-a-router.md", {"router": {"name": "most_free_blocks"}, "num_replicas": 3}),
+    ],
+)
+def test_what_the_how_to_pages_show_keeps_the_contract(page: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(blocks(page, "python")[0])
+    runpy.run_path(str(file))
+    done = run(scenario(**changes, workload={"num_requests": 20}))
+    check_invariants(done)
+    if "batching" in changes:
+        assert done.log.iterations[: done.log.used[0]]["size"].max() == 1
+
+
+def test_the_drawing_of_the_rooms_is_true_to_the_code() -> None:
+    """Every module that docs/architecture.md names is there, and so is every name that it says a module has."""
+    sources = ROOT / "src" / "gnomon"
+    modules = {path.relative_to(sources).with_suffix("").as_posix(): path for path in sources.rglob("*.py")}
+    modules |= {name.removesuffix("/__init__"): path for name, path in modules.items() if name.endswith("/__init__")}
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([a-z_]+(?:[/.][A-Za-z_]+)+)`", text)) - {"pyproject.toml", "state.max_running"}
+    named |= set(
+        re.findall(r"^ +((?:scenario|run|engine|results|timing|workload|api|report)/[a-z_]+)", text, re.MULTILINE)
+    )
+    assert len(named) > 25
+    for one in named:
+        whole = one.replace(".", "/")
+        if any(name == whole or name.endswith(f"/{whole}") for name in modules):
+            continue
+        module, _, thing = one.rpartition(".")
+        found = [path for name, path in modules.items() if f"/{name}".endswith(f"/{module.replace('.', '/')}")]
+        text_of = "\n".join(path.read_text(encoding="utf-8") for path in found)
+        assert re.search(rf"\b{thing}\b", text_of), one
+    drawn = re.findall(r"^ {10,}([a-z]+(?: {5,}[a-z]+)?) {5,}\w", text.split("```")[1], re.MULTILINE)
+    rooms = {room for line in drawn for room in line.split()}
+    folders = {path.parent.name for path in sources.glob("*/__init__.py")} - {"measure"}
+    assert rooms == folders
