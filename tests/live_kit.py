@@ -13,7 +13,7 @@ from gnomon.api.serving import scenario
 from gnomon.live.app import App
 from gnomon.live.cluster import LiveCluster
 from gnomon.live.server import open_sockets, server_of
-from gnomon.live.text import Pieces
+from gnomon.live.text import Pieces, Tokenizer
 
 SMALL = {"model": "llama-3-8b", "device": "h100", "workload": {"rate": 5, "num_requests": 100}}
 
@@ -24,12 +24,18 @@ def small_cluster(**overrides: Any) -> LiveCluster:
 
 @contextmanager
 def served(
-    live: LiveCluster, *, num_ports: int = 1, speed: float = 1.0, token: str | None = None
+    live: LiveCluster,
+    *,
+    num_ports: int = 1,
+    speed: float = 1.0,
+    token: str | None = None,
+    tokenizer: Tokenizer | None = None,
+    model_name: str = "sim",
 ) -> Iterator[tuple[App, list[str]]]:
     sockets = open_sockets("127.0.0.1", 0, num_ports)
     ports = [one.getsockname()[1] for one in sockets]
     replicas = {port: number for number, port in enumerate(ports)} if num_ports > 1 else None
-    app = App(live, Pieces(), model_name="sim", speed=speed, token=token, replica_of_port=replicas)
+    app = App(live, tokenizer or Pieces(), model_name=model_name, speed=speed, token=token, replica_of_port=replicas)
     server = server_of(app, 5)
     thread = threading.Thread(target=server.run, kwargs={"sockets": sockets}, daemon=True)
     thread.start()

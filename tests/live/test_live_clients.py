@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+
 import pytest
 
 pytest.importorskip("uvicorn")
 pytest.importorskip("prometheus_client")
 openai = pytest.importorskip("openai", reason="the openai package is not installed")
 
+from benchmarks.clients import CLIENTS, OUTPUT_TOKENS, PROMPT_TOKENS, write_tokenizer  # noqa: E402
+from gnomon.live.text import FromFile  # noqa: E402
 from live_kit import served, small_cluster  # noqa: E402
 
 
@@ -44,3 +49,18 @@ def test_openai_errors(client):
     with pytest.raises(openai.BadRequestError, match="maximum context length") as raised:
         client.completions.create(model="sim", prompt="x " * 9000, max_tokens=5)
     assert raised.value.code == "context_length_exceeded"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(CLIENTS))
+def test_load_generators_get_what_they_ask_for(name, tmp_path):
+    command = os.environ.get(f"GNOMON_{name.upper()}") or shutil.which(name)
+    if not command:
+        pytest.skip(f"{name} is not installed; $GNOMON_{name.upper()} may name its command")
+    tokenizer = write_tokenizer(tmp_path / "tokenizer")
+    with served(small_cluster(), tokenizer=FromFile(tokenizer), model_name="llama-3-8b") as (app, urls):
+        sent = CLIENTS[name](command, int(urls[0].rpartition(":")[2]), tokenizer, tmp_path, 5, 20.0)
+        assert app.live.num_live == 0
+    assert list(sent.output_tokens) == [OUTPUT_TOKENS] * 5
+    assert (sent.prompt_tokens >= PROMPT_TOKENS).all()
+    assert (sent.ttft_s > 0).all() and (sent.itl_s > 0).all()
