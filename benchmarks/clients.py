@@ -101,7 +101,9 @@ def aiperf(command: str, port: int, tokenizer: Path, folder: Path, requests: int
          "--artifact-dir", f"{folder}/aiperf", "--ui", "none", "--export-level", "records"],
         folder,
     )  # fmt: skip
-    records = [json.loads(line) for line in next(Path(folder).glob("aiperf/**/profile_export.jsonl")).open()]
+    records = [
+        json.loads(line) for line in next(folder.glob("aiperf/**/profile_export.jsonl")).read_text().splitlines()
+    ]
     start = np.array([one["metadata"]["request_start_ns"] for one in records], float) / 1e9
     columns = ("input_sequence_length", "output_sequence_length", "time_to_first_token", "inter_token_latency")
     prompt, output, ttft, itl = (np.array([one["metrics"][name]["value"] for one in records]) for name in columns)

@@ -322,3 +322,52 @@ def test_requests_are_always_well_formed(seed, num_requests, lengths, arrivals, 
     assert (blocks * requests.prefix_block_tokens < requests.total_tokens + requests.prefix_block_tokens).all()
     for name in ("output_tokens", "session", "priority"):
         assert len(getattr(requests, name)) == count
+
+
+def test_prefix_hits_by_cache_size_by_hand(monkeypatch):
+    """Blocks 1 2, then 3 4 5, then 1 2 again: four others were used since; a cache of five blocks finds both."""
+    from gnomon.workload import describe
+
+    requests = Requests(
+        arrival_s=np.arange(3.0),
+        prompt_tokens=np.array([32, 48, 40], np.int32),
+        output_tokens=np.ones(3, np.int32),
+        prefix_offsets=np.array([0, 2, 5, 7]),
+        prefix_hashes=np.array([1, 2, 3, 4, 5, 1, 2]),
+        prefix_block_tokens=16,
+    )
+    monkeypatch.setattr(describe, "CACHE_TOKENS", (48, 79, 80, 1000))
+    found = describe.describe(requests)["prefix_hits_by_cache"]
+    assert [row["cache_tokens"] for row in found] == [48, 79, 80]
+    assert [row["hit_rate"] for row in found] == [0.0, 0.0, 32 / 120]
+
+
+def test_prefix_hits_of_a_sample_are_those_of_all(monkeypatch):
+    from gnomon.workload import describe
+
+    config = WorkloadConfig(num_requests=800, sessions={"num_active": 50, "turns": 4, "shared_prefix_tokens": 64})
+    requests = generate(config, 0)
+    all_of_them = describe.hits_by_cache_size(requests)
+    monkeypatch.setattr(describe, "MOST_BLOCKS", len(requests.prefix_hashes) // 5)
+    sample = describe.hits_by_cache_size(requests)
+    assert all_of_them[-1]["hit_rate"] == pytest.approx(describe._reusable_prefix_share(requests))
+    for one, other in zip(all_of_them, sample, strict=False):
+        assert one["hit_rate"] == pytest.approx(other["hit_rate"], abs=0.05)
+
+
+def test_turns_and_waits_are_told():
+    from gnomon.workload.describe import describe
+
+    config = WorkloadConfig(num_requests=400, agents={"calls": 4, "tool_s": 1.5})
+    summary = describe(generate(config, 0))
+    assert summary["turns"] == 4 and summary["wait_s"] == pytest.approx(1.5, rel=0.2)
+    assert describe(generate(WorkloadConfig(num_requests=40), 0))["turns"] is None
+
+
+def test_normal_lengths_stay_within_their_bounds():
+    config = {"distribution": "normal", "prompt": [100, 30, 60, 140], "output": [10, 0, 10, 10]}
+    drawn = generate(WorkloadConfig(num_requests=4000, lengths=config), 0)
+    assert drawn.prompt_tokens.min() == 60 and drawn.prompt_tokens.max() == 140
+    assert abs(drawn.prompt_tokens.mean() - 100) < 1.5 and set(drawn.output_tokens) == {10}
+    with pytest.raises(ConfigError, match="is empty"):
+        build(WorkloadConfig, {"lengths": config | {"output": [10, 1, 20, 5]}})

@@ -14,9 +14,11 @@ from gnomon.cli.printing import json_option, print_json
 from gnomon.cli.progress import say_if_compiling
 from gnomon.core.errors import MissingExtraError
 
+TOOLS = ("vidur", "vllm", "sglang", "trtllm", "megatron", "inference-perf", "guidellm")
+
 
 @click.command()
-@click.argument("tool", type=click.Choice(["vidur", "vllm", "sglang", "trtllm", "megatron"]))
+@click.argument("tool", type=click.Choice(TOOLS))
 @click.argument("command_line", metavar="COMMAND")
 @click.option("--device", "--gpu", default=None, help="The GPU, which an engine's command line does not say.")
 @click.option("--model", default=None, help="megatron: the model, where the command does not spell out a built-in one.")
@@ -32,10 +34,10 @@ def convert(
     out: Path | None,
     as_json: bool,
 ) -> None:
-    """Print the scenario that COMMAND of another simulator or engine means.
+    """Print the scenario that COMMAND of another simulator, engine or load generator means.
 
     Every option is mapped, or named as having no counterpart. COMMAND is one quoted word, or - to read it from the
-    standard input.
+    standard input. Of inference-perf and guidellm it may be the path of a file with a load.
 
     \b
     Examples:
@@ -43,6 +45,8 @@ def convert(
       gnomon convert sglang "python -m sglang.launch_server --model-path deepseek-ai/DeepSeek-R1 --tp 8"
       gnomon convert trtllm "trtllm-serve openai/gpt-oss-120b --tp_size 4 --extra_llm_api_options extra.yml"
       gnomon convert vidur "python -m vidur.main --replica_config_device a100" --out scenario.yaml
+      gnomon convert inference-perf config.yml --model llama-3-8b --device h100 --out scenario.yaml
+      gnomon convert guidellm "guidellm run --profile kind=poisson,rate=2 --data prompt_tokens=256,output_tokens=128"
       gnomon convert megatron "pretrain_gpt.py --tensor-model-parallel-size 8 ..." --model llama-3-70b --gpus 64
     """
     from gnomon import convert as converting
@@ -57,7 +61,13 @@ def convert(
             write_text(out, text)
         click.echo(text if out is None else f"Wrote {out}: run it with `gnomon train step {out}`.", nl=out is not None)
         return
-    conversion = converting.convert(tool, given, device=device)
+    if tool in ("inference-perf", "guidellm"):
+        from gnomon.convert.load_definitions import convert_load
+
+        conversion = convert_load(tool, given)
+        conversion.values |= {key: value for key, value in (("model", model), ("device", device)) if value}
+    else:
+        conversion = converting.convert(tool, given, device=device)
     if out is not None:
         write_text(out, converting.as_yaml(conversion))
     if as_json:

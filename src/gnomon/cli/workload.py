@@ -73,6 +73,10 @@ def show(scenario: str | None, overrides: dict[str, Any], html: Path | None, as_
     print_rows(summary["percentiles"], right=list(summary["percentiles"][0])[1:] if summary["percentiles"] else [])
     for name, bins in histograms.items():
         _print_histogram(name, bins)
+    if summary["prefix_hits_by_cache"]:
+        click.echo("\nprompt tokens found in a prefix cache of so many tokens")
+        for row in summary["prefix_hits_by_cache"]:
+            click.echo(f"{row['cache_tokens']:>21,} {row['hit_rate']:6.1%} {'█' * round(50 * row['hit_rate'])}")
     for note in summary["notes"]:
         click.echo(f"Note: {note}")
     if html is not None:
@@ -210,6 +214,10 @@ def _sentence(summary: dict[str, Any]) -> str:
     parts.append(f"P:D {summary['prompt_to_output']:.3g}")
     if summary["num_sessions"]:
         parts.append(f"{summary['num_sessions']:,} sessions")
+    if summary["turns"]:
+        parts.append(f"{summary['turns']:.3g} requests each")
+    if summary["wait_s"] is not None:
+        parts.append(f"{summary['wait_s']:.3g} s from an answer to what waits for it")
     if summary["reusable_prefix_share"]:
         parts.append(f"{summary['reusable_prefix_share']:.1%} of prompt tokens were sent before")
     return "; ".join(parts) + "."

@@ -13,7 +13,7 @@ from gnomon.report import page
 from gnomon.report.blocks import Figure, Section, plots
 from gnomon.report.look import COLOURS
 from gnomon.report.serving.lines import plot_layout, short
-from gnomon.workload.describe import gaps_s
+from gnomon.workload.describe import gaps_s, hits_by_cache_size
 from gnomon.workload.requests import Requests
 
 # Enough points for a smooth curve, few enough for a small page.
@@ -39,7 +39,16 @@ def drawers(requests: Requests) -> dict[str, Callable[[], Figure]]:
         "lengths": partial(_distributions, "Lengths", lengths, "tokens"),
         "both": partial(_dots, requests),
         **(arrivals if len(gaps) else {}),
+        **({"prefixes": partial(_prefix_hits, requests)} if len(requests.prefix_hashes) else {}),
     }
+
+
+def _prefix_hits(requests: Requests) -> Figure:
+    rows = hits_by_cache_size(requests)
+    sizes, rates = ([row[key] for row in rows] for key in ("cache_tokens", "hit_rate"))
+    line = {"type": "scatter", "mode": "lines+markers", "x": sizes, "y": rates, "line": {"color": COLOURS[0]}}
+    axes = {"title": {"text": "tokens in the cache"}, "type": "log"}, {"tickformat": ".0%", "rangemode": "tozero"}
+    return {"data": [line], "layout": plot_layout("Prompt tokens found in a prefix cache", *axes)}
 
 
 def _distributions(title: str, samples: dict[str, Any], unit: str) -> Figure:

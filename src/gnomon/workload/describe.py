@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gnomon.core.arrays import Floats
 from gnomon.core.errors import ConfigError
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     import polars as pl
 
 PERCENTILES = (1, 10, 25, 50, 75, 90, 95, 99)
+CACHE_TOKENS = tuple(10**power * step for power in range(3, 10) for step in (1, 3))
+MOST_BLOCKS = 200_000
 
 
 def describe(requests: Requests) -> dict[str, Any]:
@@ -26,7 +29,8 @@ def describe(requests: Requests) -> dict[str, Any]:
         "output_tokens": output, "prompt_to_output": prompt / max(output, 1),
         "concurrency": requests.concurrency or None, **_rates(requests, prompt, output),
         "num_sessions": len(np.unique(requests.session[requests.session >= 0])),
-        "reusable_prefix_share": _reusable_prefix_share(requests), "percentiles": percentile_rows(requests),
+        "reusable_prefix_share": _reusable_prefix_share(requests), "prefix_hits_by_cache": hits_by_cache_size(requests),
+        **_turns(requests), "percentiles": percentile_rows(requests),
         "notes": list(requests.notes),
     }  # fmt: skip
     return summary
@@ -47,10 +51,11 @@ def percentile_rows(requests: Requests) -> list[dict[str, Any]]:
 
 
 def gaps_s(requests: Requests) -> Floats:
-    """Seconds between arrivals; empty for a batch or a closed loop."""
-    if requests.concurrency or not len(requests) or requests.arrival_s[-1] == 0:
+    """Seconds between arrivals, of calls that wait for none; empty for a batch or a closed loop."""
+    starts_s = requests.arrival_s[np.isfinite(requests.arrival_s)]
+    if requests.concurrency or not len(starts_s) or starts_s[-1] == 0:
         return np.empty(0)
-    return np.diff(requests.arrival_s)
+    return np.diff(starts_s)
 
 
 def histogram(values: Any, num_bins: int = 12) -> list[tuple[float, float, int]]:
@@ -82,11 +87,82 @@ def _rates(requests: Requests, prompt: int, output: int) -> dict[str, float | No
     names = ("duration_s", "requests_per_s", "gap_cv", "prompt_tokens_per_s", "output_tokens_per_s")
     if not len(gaps) or gaps.sum() == 0:
         return dict.fromkeys(names)
-    duration_s = float(requests.arrival_s[-1])
-    cv = float(gaps.std() / gaps.mean())
-    return dict(
-        zip(names, (duration_s, 1 / float(gaps.mean()), cv, prompt / duration_s, output / duration_s), strict=True)
-    )
+    duration_s, cv = float(requests.arrival_s[len(gaps)]), float(gaps.std() / gaps.mean())
+    rate = len(requests) / (len(gaps) + 1) / float(gaps.mean())
+    return dict(zip(names, (duration_s, rate, cv, prompt / duration_s, output / duration_s), strict=True))
+
+
+def _turns(requests: Requests) -> dict[str, float | None]:
+    """Requests of a session, and seconds between the end of a call and those that wait for it (tools, people)."""
+    if len(requests.parents):
+        waits = requests.think_s[np.diff(requests.parent_offsets) > 0]
+        return {
+            "turns": len(requests) / max(1, requests.num_starts),
+            "wait_s": float(waits.mean()) if len(waits) else None,
+        }
+    sessions = requests.session[requests.session >= 0]
+    return {"turns": len(sessions) / len(np.unique(sessions)) if len(sessions) else None, "wait_s": None}
+
+
+def hits_by_cache_size(requests: Requests) -> list[dict[str, float]]:
+    """Share of the prompt tokens that one prefix cache of so many tokens finds, which forgets what was used least
+    recently; requests come one after another, and what runs at the same time takes no room."""
+    total, found = int(requests.prompt_tokens.sum()), []
+    if not len(requests.prefix_hashes):
+        return []
+    block = requests.prefix_block_tokens
+    distances, each = _reuse_distances(requests)
+    for size in CACHE_TOKENS:
+        hits = int(np.count_nonzero(distances < size // block)) * each
+        found.append({"cache_tokens": size, "hit_rate": min(1.0, hits * block / total)})
+        if hits == len(distances) * each:
+            break
+    return found
+
+
+def _reuse_distances(requests: Requests) -> tuple[NDArray[np.int64], int]:
+    """Of every block of a prompt that was there before: how many others were used since (the stack distance). Of many
+    blocks a sample is looked at, chosen by their hashes; the second number says how many each stands for."""
+    hashes, counts = requests.prefix_hashes, np.diff(requests.prefix_offsets)
+    position = np.arange(len(hashes)) - np.repeat(requests.prefix_offsets[:-1], counts)
+    of_prompt = position < np.repeat(-(-requests.prompt_tokens // requests.prefix_block_tokens), counts)
+    each = -(-len(hashes) // MOST_BLOCKS)
+    chosen = (hashes.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(32)) % np.uint64(each) == 0
+    hashes, of_prompt = hashes[chosen], of_prompt[chosen]
+    _, same = np.unique(hashes, return_inverse=True)
+    order = np.argsort(same, kind="stable")
+    before = np.full(len(hashes), -1)
+    again = same[order][1:] == same[order][:-1]
+    before[order[1:][again]] = order[:-1][again]
+    # Blocks since then, less those that came again in between: a tree of sums over the places that are the last of
+    # their block so far.
+    return _counted(before, of_prompt & (before >= 0)) * each, each
+
+
+def _counted(before: NDArray[np.int64], wanted: NDArray[np.bool_]) -> NDArray[np.int64]:
+    tree = [0] * (len(before) + 1)
+
+    def add(place: int, value: int) -> None:
+        place += 1
+        while place < len(tree):
+            tree[place] += value
+            place += place & -place
+
+    def up_to(place: int) -> int:
+        total = 0
+        while place > 0:
+            total += tree[place]
+            place -= place & -place
+        return total
+
+    found = []
+    for now, (last, is_wanted) in enumerate(zip(before.tolist(), wanted.tolist(), strict=True)):
+        if is_wanted:
+            found.append(up_to(now) - up_to(last + 1))
+        if last >= 0:
+            add(last, -1)
+        add(now, 1)
+    return np.array(found, np.int64)
 
 
 def _reusable_prefix_share(requests: Requests) -> float:

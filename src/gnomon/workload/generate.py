@@ -25,7 +25,7 @@ def generate(config: WorkloadConfig, seed: int) -> Requests:
     moves the same requests closer together, changing the lengths leaves arrivals alone, and fewer requests are the
     first of more.
     """
-    trace = read_trace(config.trace) if config.trace is not None else None
+    trace = read_trace(config.trace, seed) if config.trace is not None else None
     count = _count(config, trace)
     if trace is not None and config.lengths.distribution == "trace":
         first = first_of(trace, count)
@@ -70,7 +70,7 @@ def _count(config: WorkloadConfig, trace: Requests | None) -> int:
 
 def _drawn_lengths(lengths: length.Lengths, config: WorkloadConfig, count: int, seed: int) -> tuple[Tokens, Tokens]:
     match lengths:
-        case length.Fixed() | length.Uniform() | length.Zipf() | length.Lognormal():
+        case length.Fixed() | length.Uniform() | length.Zipf() | length.Lognormal() | length.Normal():
             return length.drawn_lengths(lengths, count, seed)
         case length.Mixture():
             return length.mixture_lengths(lengths, count, seed)

@@ -14,6 +14,7 @@ from gnomon.core.streams import stream
 from gnomon.workload.requests import Tokens
 
 Range = tuple[Length, Length]
+Bell = tuple[PositiveFloat, Annotated[float, Field(ge=0)], Length, Length]
 Correlation = Annotated[float, Field(ge=-1, le=1)]
 
 # The standard normal's 90th percentile.
@@ -34,7 +35,7 @@ class Fixed(Distribution):
     """Every request alike."""
 
     distribution: Literal["fixed"] = "fixed"
-    """How lengths vary: fixed, uniform, zipf, lognormal, mixture, empirical, preset or trace."""
+    """How lengths vary: fixed, uniform, zipf, lognormal, normal, mixture, empirical, preset or trace."""
     prompt: Length
     """Prompt tokens."""
     output: Length
@@ -109,6 +110,23 @@ class Lognormal(Distribution):
         return self
 
 
+class Normal(Distribution):
+    """Normal prompts and outputs, cut at bounds: what guidellm and inference-perf draw."""
+
+    distribution: Literal["normal"] = "normal"
+    prompt: Bell
+    """Prompt tokens: mean, standard deviation, least, most."""
+    output: Bell
+    """Output tokens: mean, standard deviation, least, most."""
+
+    @model_validator(mode="after")
+    def _some_range(self) -> Normal:
+        for _, _, low, high in (self.prompt, self.output):
+            if low > high:
+                raise ValueError(f"the range [{low}, {high}] is empty")
+        return self
+
+
 class Empirical(Distribution):
     """Pairs of lengths drawn again and again from a file of requests, whatever their recorded arrivals."""
 
@@ -131,7 +149,7 @@ class Recorded(Distribution):
     distribution: Literal["trace"] = "trace"
 
 
-Drawn = Annotated[Fixed | Uniform | Zipf | Lognormal, Field(discriminator="distribution")]
+Drawn = Annotated[Fixed | Uniform | Zipf | Lognormal | Normal, Field(discriminator="distribution")]
 
 
 class Part(Config):
@@ -152,12 +170,14 @@ class Mixture(Distribution):
 
 
 Lengths = Annotated[
-    Fixed | Uniform | Zipf | Lognormal | Mixture | Empirical | FromPreset | Recorded,
+    Fixed | Uniform | Zipf | Lognormal | Normal | Mixture | Empirical | FromPreset | Recorded,
     Field(discriminator="distribution"),
 ]
 
 
-def drawn_lengths(config: Fixed | Uniform | Zipf | Lognormal, num_requests: int, seed: int) -> tuple[Tokens, Tokens]:
+def drawn_lengths(
+    config: Fixed | Uniform | Zipf | Lognormal | Normal, num_requests: int, seed: int
+) -> tuple[Tokens, Tokens]:
     """Draw pairs of one distribution."""
     match config:
         case Fixed():
@@ -168,6 +188,10 @@ def drawn_lengths(config: Fixed | Uniform | Zipf | Lognormal, num_requests: int,
             return zipf_lengths(config, num_requests, seed)
         case Lognormal():
             return lognormal_lengths(config, num_requests, seed)
+        case Normal():
+            scores = zip((config.prompt, config.output), normal_scores(num_requests, seed, 0.0), strict=True)
+            prompt, output = (tokens(np.clip(mean + std * z, low, high)) for (mean, std, low, high), z in scores)
+            return prompt, output
 
 
 def mixture_lengths(config: Mixture, num_requests: int, seed: int) -> tuple[Tokens, Tokens]:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from gnomon.core.arrays import Floats
 from gnomon.core.errors import DataError
+from gnomon.workload.client_pools import is_client_pool, read_client_pool
 from gnomon.workload.config import TraceConfig
 from gnomon.workload.formats import FORMATS, TimeUnit, TraceFormat, guessed
 from gnomon.workload.requests import Requests
@@ -31,9 +32,14 @@ def first_of(trace: Requests, count: int) -> Requests:
     return trace.take(np.flatnonzero(start < sessions), whole_sessions=True)
 
 
-def read_trace(config: TraceConfig) -> Requests:
-    """The part of a trace that a workload uses, in order of arrival; the window's start becomes time 0."""
-    trace = read_requests(config.file, config.format, None if config.columns is None else config.columns.as_format())
+def read_trace(config: TraceConfig, seed: int = 0) -> Requests:
+    """The part of a trace that a workload uses, in order of arrival; the window's start becomes time 0. What a file
+    says of clients is drawn."""
+    if is_client_pool(config.file):
+        trace = read_client_pool(config.file, config.start_s, config.end_s, seed)
+    else:
+        own = None if config.columns is None else config.columns.as_format()
+        trace = read_requests(config.file, config.format, own)
     if config.think_s is not None and len(trace.parents):
         trace = replace(trace, think_s=np.where(np.diff(trace.parent_offsets) > 0, config.think_s, 0.0))
     if not len(trace.arrival_s):
