@@ -126,6 +126,7 @@ COMPANIONS: dict[str, dict[str, tuple[str, ...]]] = {
             "--workload.lengths.prompt-median", "10", "--workload.lengths.prompt-p90", "20",
             "--workload.lengths.output-median", "5", "--workload.lengths.output-p90", "6",
         ),
+        "normal": ("--workload.lengths.prompt", "[9, 2, 5, 20]", "--workload.lengths.output", "[5, 1, 1, 9]"),
         "mixture": ("--workload.lengths.parts", "[{share: 1, lengths: {distribution: fixed, prompt: 9, output: 9}}]"),
         "empirical": ("--workload.lengths.file", "trace.csv"),
     },
