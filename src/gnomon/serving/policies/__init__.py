@@ -101,22 +101,12 @@ POLICIES: Registry[PolicySpec] = Registry(
     built_in={
         name: f"gnomon.serving.policies.{name}"
         for name in (
-            "vllm_v1",
-            "sglang",
-            "trtllm",
-            "vllm",
-            "sarathi",
-            "orca",
-            "faster_transformer",
-            "lightllm",
-            "priority",
-            "vtc",
-            "drr",
-            "dlpm",
+            "vllm_v1", "sglang", "trtllm", "vllm", "sarathi", "orca", "faster_transformer", "lightllm", "priority",
+            "vtc", "drr", "dlpm",
         )
     },
     where="batching.policy",
-)
+)  # fmt: skip
 
 
 def batching_policy(name: str, **traits: Any) -> Callable[[BatchingPolicy], BatchingPolicy]:
