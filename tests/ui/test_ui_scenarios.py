@@ -29,7 +29,7 @@ from gnomon.ui.scenarios import as_command, as_server, as_yaml, to_scenario, to_
 from gnomon.ui.serving import requests_of, simulated
 from gnomon.ui.turns import Question, Stale
 from gnomon.workload import generate
-from gnomon.workload.presets import FOLDER
+from gnomon.workload.presets import PRESETS
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples" / "serving").glob("*.yaml"))
 
@@ -261,7 +261,7 @@ def test_drawn_arrivals_of_a_trace_stay_drawn(tmp_path: Path, monkeypatch: pytes
 
 def test_a_preset_that_is_a_file_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("mine.yaml").write_text((FOLDER / "chat-1m.yaml").read_text())
+    Path("mine.yaml").write_text((PRESETS.folder / "chat-1m.yaml").read_text())
     scenario = load(Scenario, None, {"workload.preset": "mine.yaml"})
     assert from_controls(scenario) == scenario
 

@@ -150,18 +150,20 @@ def scenario_argument(metavar: str = "[SCENARIO]") -> Callable[[F], F]:
     return click.argument("file", metavar=metavar, required=False, type=click.Path())
 
 
-def answered(doing: str = "simulating", *, out: str = "", said: str = "Written to {}.") -> Callable[[F], F]:
+def answered(
+    doing: str = "simulating", *, out: str = "", said: str = "Written to {}.", compiles: bool = True
+) -> Callable[[F], F]:
     """A command whose function takes `on_progress` and returns a result: it is printed (`--json`: as JSON) and, where
     `out` says what `--out` is good for, written, which is `said`. Exit code 1 where the result has not `passed`."""
 
     def decorate(function: F) -> F:
         @wraps(function)
         def run(as_json: bool, out: Path | None = None, **given: Any) -> None:
-            with progress(doing) as on_progress:
+            with progress(doing, compiles=compiles) as on_progress:
                 found = function(on_progress=on_progress, **given)
             show(found, as_json=as_json)
             if out is not None:
-                with progress("writing"):
+                with progress("writing", compiles=False):
                     folder = found.save(out)
                 click.echo(said.format(folder), err=as_json)
             if not getattr(found, "passed", True):

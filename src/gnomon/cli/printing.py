@@ -33,7 +33,7 @@ def show(result: Result, *, as_json: bool) -> None:
     """Print an answer: its text for people, or its data as JSON."""
     from gnomon.cli.progress import progress
 
-    with progress("summing up"):  # Intervals and capacity are found when they are shown.
+    with progress("summing up", compiles=False):  # Intervals and capacity are found when they are shown.
         shown: Any = result.to_dict() if as_json else result.text()
     if as_json:
         print_json(shown)

@@ -30,9 +30,10 @@ def say_if_compiling(more: str = "") -> None:
 
 
 @contextmanager
-def progress(words: str = "simulating") -> Iterator[Report]:
+def progress(words: str = "simulating", *, compiles: bool = True) -> Iterator[Report]:
     """Yield what `on_progress` wants. Also what never reports is seen to be alive."""
-    say_if_compiling()
+    if compiles:
+        say_if_compiling()
     with _Bar(words) if sys.stderr.isatty() else _Lines(words) as report:
         yield report
 

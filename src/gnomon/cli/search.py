@@ -52,7 +52,7 @@ def search(
     except KeyboardInterrupt:
         click.echo(f"Interrupted; what was found is in {folder}. The same command goes on from there.", err=True)
         raise
-    with progress("writing"):
+    with progress("writing", compiles=False):
         found.save(folder)
         shown = found.text(top) if isinstance(found, api.Search) else found.text()
     if as_json:

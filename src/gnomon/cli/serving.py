@@ -64,7 +64,7 @@ def simulate(
         result = api.simulate(chosen, intervals=intervals, explained=out is not None, on_progress=on_progress)
     show(result, as_json=as_json)
     if out is not None:
-        with progress("writing"):
+        with progress("writing", compiles=False):
             folder = result.save(out, extras)
             for name in formats:
                 result.export(name, folder)
@@ -335,7 +335,7 @@ def manifest(file: str | None, overrides: dict[str, Any], target: str, out: Path
 @click.option("--source", "sources", multiple=True, help="Timing source; give it twice to compare.  [default: auto]")
 @click.option("--expert-parallel", is_flag=True, help="Whole experts per GPU instead of slices of each.")
 @click.option("--sampling", help="What requests ask for, e.g. '{top_p: 0.95, repetition_penalty: 1.1}'.")
-@answered("timing")
+@answered("timing", compiles=False)
 @config_options(Iteration, skip=("sources", "expert_parallel"))
 def time(sources: tuple[str, ...], overrides: dict[str, Any], on_progress: Any, **given: Any) -> Any:
     """Time one iteration of a batch, operator by operator.
