@@ -77,7 +77,7 @@ BASES: dict[str, tuple[str, ...]] = {
     "pipeline convert": ("1f1b",),
     "posttrain run": ("posttrain.yaml",),
     "posttrain compare": ("posttrain.yaml", "--no-oracle", "--policies", "disaggregated"),
-    "posttrain place": ("posttrain.yaml", "--rule-only", "--costs", "101,224,10"),
+    "posttrain plan": ("posttrain.yaml", "--max-lag", "0"),
     "posttrain sweep": ("posttrain.yaml", "--nodes", "1", "--policies", "disaggregated"),
     "posttrain calibrate": ("posttrain.yaml", "--rollout-s", "10", "--inference-s", "2", "--actor-s", "5"),
     "posttrain decide": ("text.txt", "--policy", "disaggregated"),

@@ -30,7 +30,7 @@ REPORTED = [
     "workload export --workload.num-requests 20 --out /dev/full",
     "pipeline sweep -c sweep.json --step 5e-324",
     "pipeline convert deep.json",
-    "posttrain place posttrain.yaml --costs nan,2,3",
+    "posttrain plan posttrain.yaml --max-lag -1",
     "posttrain calibrate posttrain.yaml --rollout-s nan --inference-s 2 --actor-s 5",
     "posttrain calibrate posttrain.yaml --rollout-s 1e-308 --inference-s 2 --actor-s 5",
     "posttrain calibrate posttrain.yaml --rollout-s 10 --inference-s 2 --actor-s 5 --lengths.shape 1e30",

@@ -135,11 +135,6 @@ def _bench(found: dict[str, Any]) -> Iterator[str]:
         yield from (row["workload"], f"{row['capacity_per_s']:.4g}")
 
 
-def _placements(found: dict[str, Any]) -> Iterator[str]:
-    yield from (str(found["rule"][name]) for name in ("actor", "rollout", "inference"))
-    yield from _cells("static step s", "elastic step s", "speed-up")(found["placements"])
-
-
 def _sweep(found: dict[str, Any]) -> Iterator[str]:
     yield from _cells("policy", "step s", "tokens/s", "tokens/s/GPU")(found["sizes"])
 
@@ -172,14 +167,14 @@ COMMANDS: dict[str, Callable[[Any], Iterator[str]]] = {
     "pipeline schedules": _cells("name"),
     "check-policy examples/own/shortest_first.py": _cells("test"),
     "bench --models llama-2-7b --workloads [chat-1m] --policies [vllm_v1] --effort.max-requests 1000 --jobs 1": _bench,
-    "posttrain place examples/posttrain/small.yaml --top 2": _placements,
     "posttrain sweep examples/posttrain/small.yaml --nodes 1 --policies disaggregated --num-steps 1": _sweep,
     "convert vllm 'vllm serve meta-llama/Llama-3.1-8B -tp 2'": _converted,
     "verify fetch": lambda found: _cells("data set", "here")(found["sets"]),
 }
 """Not among them: what trains, measures on a GPU or takes minutes (`route` but compare, `profile`, `engine`, the other
 checks of `verify`, `calibrate`, `explain-gap`), what only writes files (`workload export` and `fit`, `pipeline sweep`,
-`plot`, `convert` and `all`), and what prints no table (`ui`, `completion`, `posttrain decide` and `calibrate`)."""
+`plot`, `convert` and `all`), what prints no table (`ui`, `completion`, `posttrain decide` and
+`calibrate`), and `posttrain plan`, which has its own test."""
 
 
 def _arguments(out: Path, more: str = "") -> list[str]:

@@ -33,11 +33,18 @@ def test_compare_prints_regret(cli: CommandLine) -> None:
     assert all(row["regret"] >= 0 for row in rows)
 
 
-def test_place_sweep_and_calibrate(cli: CommandLine, tmp_path: Path) -> None:
-    placed = json.loads(cli("posttrain", "place", SMALL, "--top", "2", "--num-steps", "1", "--json").output)
-    assert len(placed["placements"]) == 2 and isinstance(placed["elastic_pays"], bool)
-    rule = cli("posttrain", "place", SMALL, "--costs", "10,20,1", "--rule-only").output
-    assert rule.startswith("the rule:")
+@pytest.mark.slow
+def test_a_plan_names_mode_split_and_flags(cli: CommandLine) -> None:
+    found = json.loads(cli("posttrain", "plan", SMALL, "--json").output)
+    rows = found["plans"]
+    assert {row["mode"] for row in rows} == {"colocated", "disaggregated", "one step off", "asynchronous"}
+    assert [row["samples/s"] for row in rows] == sorted((row["samples/s"] for row in rows), reverse=True)
+    assert max(row["lag"] for row in rows) <= 1 and any("staleness_threshold" in flag for flag in found["verl"])
+    synchronous = json.loads(cli("posttrain", "plan", SMALL, "--max-lag", "0", "--json").output)["plans"]
+    assert {row["lag"] for row in synchronous} == {0}
+
+
+def test_sweep_and_calibrate(cli: CommandLine, tmp_path: Path) -> None:
     rows = json.loads(
         cli("posttrain", "sweep", SMALL, "--nodes", "1,2", "--policies", "elastic", "--num-steps", "1", "--json").output
     )["sizes"]
@@ -68,8 +75,8 @@ def test_published_stage_seconds_at_unseen_scales(cli: CommandLine) -> None:
         ("run", "nowhere.yaml"),
         ("run", SMALL, "--algorithm.n-minibatches", "5"),
         ("run", SMALL, "--policy", "elastc"),
-        ("place", SMALL, "--rule-only"),
-        ("place", SMALL, "--costs", "1,2"),
+        ("plan", SMALL, "--max-lag", "-1"),
+        ("run", SMALL, "--algorithm.mode", "sync", "--algorithm.staleness", "0.5"),
         ("sweep", SMALL, "--nodes", "two"),
         ("sweep", SMALL, "--nodes", "0"),
         ("calibrate", SMALL),

@@ -7,7 +7,7 @@ import pytest
 from gnomon.core.config import build
 from gnomon.core.errors import ConfigError, DoesNotFitError
 from gnomon.posttrain.config import Posttrain
-from gnomon.posttrain.costs import check_actor_memory
+from gnomon.posttrain.costs import check_actor_memory, recompute_of
 from gnomon.posttrain.placement import placement_of, valid_actor_sizes
 from gnomon.posttrain.simulate import run
 
@@ -100,21 +100,28 @@ def test_without_the_scheduler_components_may_share_all_gpus_or_none() -> None:
 
 
 def test_an_actor_that_no_gpu_holds_is_refused() -> None:
-    """Llama-2-70B on one card: (2 + 4 + 12) bytes for each of 69.0 billion parameters."""
+    """Llama-2-70B on one card: 2 + 4 + 12 bytes for each of 69.0 billion parameters, 1,241.6 GB, and activations."""
     config = build(Posttrain, {"model": "llama-2-70b", "cluster": {"gpus_per_node": 1}})
-    with pytest.raises(DoesNotFitError, match=r"take 1241\.6 GB on each GPU, 1156\.6 GB more than a h100"):
+    with pytest.raises(DoesNotFitError, match=r"weights 138\.0, gradients 275\.9, optimizer 827\.7") as caught:
         check_actor_memory(config, 1)
-    with pytest.raises(DoesNotFitError, match="Cut a copy over 16 GPUs"):
-        check_actor_memory(config, 1)
-    cut = {"model": "llama-2-70b", "device": "h200", "actor": {"tensor_parallel": 8}}
+    assert "1251.8 GB more than a h100 has" in caught.value.what
+    assert caught.value.fix == "Use tensor_parallel 8 x pipeline_parallel 4 on 32 GPUs, recompute 1."
+    short = {"model": "llama-2-70b", "device": "h200", "lengths": {"max_response": 2048}}
     with pytest.raises(DoesNotFitError):
-        check_actor_memory(build(Posttrain, cut), 8)  # 18 bytes / 8
-    check_actor_memory(build(Posttrain, cut), 32)  # (6 + 12 / 4) / 8: 77.6 GB
+        check_actor_memory(build(Posttrain, short | {"actor": {"tensor_parallel": 8}}), 8)  # 18 bytes / 8: 155 GB
+    check_actor_memory(build(Posttrain, short | {"actor": {"tensor_parallel": 8}}), 64)  # (6 + 12 / 8) / 8: 65 GB
+
+
+def test_activations_are_recomputed_where_they_would_not_fit() -> None:
+    actor = {"actor": {"tensor_parallel": 4}}
+    assert recompute_of(build(Posttrain, {"lengths": {"max_response": 4096}} | actor), 8) == 0.0
+    assert recompute_of(build(Posttrain, {"lengths": {"max_response": 120_000}} | actor), 8) == 1.0
+    assert recompute_of(build(Posttrain, {"actor": {"recompute": 0.5}}), 8) == 0.5
 
 
 def test_a_run_asks_whether_its_actor_fits() -> None:
     placement = {"actor": "0-3", "rollout": "4-7"}
     given = {"model": "qwen2.5-32b", "cluster": {"component_placement": placement}, "rollout": {"tensor_parallel": 4}}
     config = build(Posttrain, given | {"algorithm": {"recompute_logprobs": False}})
-    with pytest.raises(DoesNotFitError, match="the actor's weights"):
+    with pytest.raises(DoesNotFitError, match="the actor needs"):
         run(config)

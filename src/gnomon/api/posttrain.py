@@ -1,4 +1,4 @@
-"""RL post-training: one policy, policies side by side, placements, cluster sizes, calibration."""
+"""RL post-training: one policy, policies side by side, plans, cluster sizes, calibration."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from gnomon.api.result import Drawing, Progress, Result, TableResult, read
 from gnomon.core.config import save
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PolicyComparison", "Posttrain", "PosttrainRun", "calibrate", "compare_policies", "compared_policies", "decide",
-    "place", "policy_names", "posttrain", "stage_costs", "sweep_sizes", "takes_cluster_flags",
+    "plan_posttrain", "policy_names", "posttrain", "stage_costs", "sweep_sizes", "takes_cluster_flags",
 ]  # fmt: skip
 
 PosttrainLike = Posttrain | Mapping[str, Any] | str | Path | None
@@ -177,33 +177,29 @@ def stage_costs(actor: float = 0.0, rollout: float = 0.0, inference: float = 0.0
     return StageCosts(actor, rollout, inference)
 
 
-def place(
+def plan_posttrain(
     given: PosttrainLike = None,
     *,
-    costs: StageCosts | None = None,
-    num_simulated: int = 6,
-    rule_only: bool = False,
+    goal: Literal["samples", "dollars"] = "samples",
+    max_lag: int = 1,
+    top: int = 10,
     on_progress: Progress | None = None,
     **overrides: Any,
 ) -> TableResult:
-    """The best static placement, by the published rule and by simulation, and whether moving GPUs pays on top.
+    """Layouts, split, mode and staleness for a GPU budget, the best first by samples/s or by dollars.
 
-    `costs` are measured stage seconds (simulated unless given); with `rule_only` nothing else is simulated.
+    `max_lag` bounds the weight updates between a group's first token and its training.
     """
-    from gnomon.posttrain import advise
-    from gnomon.posttrain.placement_search import place as find
-    from gnomon.report.blocks import Line
-    from gnomon.report.posttrain import text
+    from gnomon.posttrain.plan import plan, reasons, rlinf_yaml, verl_flags
+    from gnomon.report.posttrain.text import plan_blocks
 
+    if max_lag < 0 or top < 1:
+        raise ConfigError("a lag below 0, or no plan to show.", where="--max-lag", fix="Give 0 and more, and --top 1.")
     config = read(Posttrain, given, overrides)
-    if rule_only:
-        if costs is None:
-            raise ConfigError("the rule needs stage costs.", where="--costs", fix="Give for example 101,224,10.")
-        advice = advise.advise(config, costs)
-        return TableResult("rule", advice, [vars(advice)], vars(advice), [Line(text.rule_words(advice))])
-    found = find(config, costs=costs, num_simulated=num_simulated, on_progress=_report(on_progress))
-    data = text.placement_data(found)
-    return TableResult("placements", found, data["placements"], data, text.placement_blocks(found))
+    found = plan(config, goal=goal, max_lag=max_lag, on_progress=_report(on_progress))
+    rows = [one.row() for one in found]
+    data = {"plans": rows, "reasons": reasons(found), "verl": verl_flags(found[0]), "rlinf": rlinf_yaml(found[0])}
+    return TableResult("plans", found, rows[:top], data, plan_blocks(found, top))
 
 
 def sweep_sizes(

@@ -165,14 +165,17 @@ Example:
 )  # fmt: skip
 _proof(
     "posttrain", "verifying", """\
-Hold the post-training simulator against published results A-E; exit code 1 outside the gates.
+Hold the post-training simulator against published results; exit code 1 outside the gates.
+
+A-E: an elastic system. V, W, Y: verl. N: NeMo-RL. R: elastic over static with defaults. S: speed.
 
 \b
 Examples:
   gnomon verify posttrain
   gnomon verify posttrain --only BE --json
 """,
-    option("--only", default="ABCDES", metavar="LETTERS", help="Which sources, e.g. BE."),
+    option("--only", default="ABCDERSVWYN", metavar="LETTERS", help="Which sources, e.g. BE."),
+    option("--data", type=click.Path(), envvar="GNOMON_REFERENCE", help="Folder of reference data (W and N)."),
     option("--calibrate-on", type=click.Choice([64, 128, 256]), default=64,
            help="B: the scale whose 7B stage seconds set the efficiencies."),
     option("--seed", default=0, help="Of the response lengths."),

@@ -168,7 +168,7 @@ class Allocation:
             self.owners.hand_over(gpus, "free", stop)
             return max(clock, stop)
         if name == "inference":
-            if self.inference.last_end_s > clock + 1e-9:
+            if self.inference.last_end_s > clock + 1e-9 and not self.config.algorithm.carries:
                 raise PolicyError(
                     f"policy {self.policy.name!r} finishes inference while it has work.", fix="Wait first."
                 )
@@ -186,7 +186,7 @@ class Allocation:
             raise PolicyError(
                 f"policy {self.policy.name!r} gives GPU {busy[0]} to {name}, but {self.owners.owner(busy[0])} has it."
             )
-        switch = self.config.transitions.switch_s if self.policy.spec.takes_turns and not is_start else 0.0
+        switch = self.costs.switch_s(name) if self.policy.spec.takes_turns and not is_start else 0.0
         if name == "rollout":
             self._start_instances(taken, clock)
             return clock

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from gnomon.core.config import Choice, Config
-from gnomon.core.sizes import Degree, Nodes, Seed, Sequences, Steps, Tokens
+from gnomon.core.sizes import CountOrNone, Degree, Nodes, Seed, Sequences, Steps, Tokens
+from gnomon.serving.scenario.config import SpeculativeConfig
 from gnomon.timing import HostConfig
 
 Share = Annotated[float, Field(gt=0, le=1)]
 GpuRange = int | str | tuple[int, ...]
+
+
+Pause = Annotated[float, Field(ge=0, le=1e6)]
+"""Seconds; beside longer ones everything else is lost in rounding."""
 
 
 class PlacementConfig(Config):
@@ -52,12 +58,13 @@ MIN_EFFICIENCY, MAX_EFFICIENCY = 1e-6, 1e6
 
 
 class ComponentConfig(Config):
-    """How one copy of the model is spread over GPUs, and how well it runs there."""
+    """How one copy of the model is spread over GPUs."""
 
     tensor_parallel: Degree = 1
     pipeline_parallel: Degree = 1
     efficiency: Annotated[float, Field(ge=MIN_EFFICIENCY, le=MAX_EFFICIENCY)] = 1.0
-    """Share of the operators' speed that is reached end to end (`gnomon posttrain calibrate`)."""
+    """Speed over what is computed (`gnomon posttrain calibrate`); 1 is the speed of `gnomon train step` and of the
+    serving engine, whose constants are measured."""
 
     @property
     def num_gpus(self) -> int:
@@ -68,29 +75,64 @@ class ComponentConfig(Config):
 class RolloutConfig(ComponentConfig):
     """The generation engines."""
 
+    expert_parallel: bool = False
+    """Whole experts on each GPU of an instance instead of slices of all."""
     max_running_requests: Sequences = 256
     """Sequences that one instance runs at once."""
     memory_utilization: Share = 0.85
     """Share of each GPU's memory for weights and KV cache."""
     engine: str = "vllm_v1"
     """Batching policy of the serving engine."""
+    preset: str | None = None
+    """vllm, sglang or trtllm: host time and kernels as measured on that engine's servers; `host` alone if not given."""
+    dtype: str = "auto"
+    """Number format of the weights, e.g. fp8: the actor's are quantised on their way."""
+    kv_dtype: Literal["auto", "bf16", "fp8"] = "auto"
+    speculative: SpeculativeConfig | None = None
+    """Speculative decoding."""
     host: HostConfig = HostConfig()
     """Time of the engine's own code per iteration."""
     migration: Literal["reprefill", "kv_transfer"] = "reprefill"
     """How a moved sequence goes on: prefill its prompt and output again, or take its KV cache along."""
 
 
-class ActorConfig(ComponentConfig):
+class TrainingConfig(ComponentConfig):
+    """A layout of training, or of its forward pass alone."""
+
+    context_parallel: Degree = 1
+    """GPUs that share every sequence."""
+    expert_parallel: Degree = 1
+    """GPUs over which whole experts are spread; they may belong to several copies."""
+    framework: Literal["megatron", "fsdp"] = "megatron"
+    """fsdp: parameters are sharded over `shard_gpus`, and sequences over context_parallel GPUs by heads (Ulysses)."""
+    shard_gpus: Degree | None = None
+    """fsdp: GPUs over which parameters are divided; all of them unless given."""
+    max_tokens: Tokens | None = None
+    """Tokens that pass a copy at once: sequences are packed up to this; one sequence at a time unless given."""
+    precision: Literal["bf16", "fp8"] = "bf16"
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of one copy."""
+        return self.tensor_parallel * self.pipeline_parallel * self.context_parallel
+
+
+class ActorConfig(TrainingConfig):
     """Training."""
 
-    recompute: NonNegativeFloat = 0.0
-    """Share of the forward pass that the backward pass runs again (1: full activation recomputation)."""
+    recompute: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Share of the forward pass that the backward pass runs again (1: full activation recomputation). Unless given,
+    none if that fits into the memory, else all."""
+    offload: bool = False
+    """The optimizer's states wait in the host's memory while others use the GPU."""
     balance: bool = False
     """Deal the groups of a mini-batch to data-parallel ranks by length, longest first, instead of in order."""
+    deal: Literal["groups", "sequences"] = "groups"
+    """What is dealt to data-parallel ranks: whole groups, or sequences one by one."""
 
 
 class AlgorithmConfig(Config):
-    """What one step is made of."""
+    """What one step is made of, and how far generation may run ahead of training."""
 
     rollout_batch_size: Steps = 64
     """Prompts per step."""
@@ -98,13 +140,99 @@ class AlgorithmConfig(Config):
     """Samples per prompt."""
     n_minibatches: Sequences = 4
     """Training updates per step."""
+    fetch_minibatches: CountOrNone = 0
+    """Mini-batches that the actor takes at once, when all their groups are there (verl: require_batches); 0: it starts
+    each with its first group."""
     recompute_logprobs: bool = True
     """Run the inference component over the finished sequences."""
+    actor_passes: CountOrNone = 0
+    """Forward passes that the actor itself runs over the sequences before it trains: old log-probabilities, those of a
+    reference model."""
+    critic: bool = False
+    """The actor's GPUs also train a critic of the same size."""
+    mode: Literal["sync", "one_step_off", "async"] | None = None
+    """sync: every step trains on what its own weights generated. one_step_off: a step trains on what was generated
+    during the step before. async: generation goes on beside training. Unless given, async where `staleness` is above
+    0."""
+    staleness: NonNegativeFloat = 0.0
+    """async: prompts that may be in flight or wait to be trained beyond those of one period between weight syncs, as a
+    share of these (verl: staleness_threshold)."""
+    max_lag: CountOrNone | None = None
+    """async: most weight updates between a group's first token and its training."""
+    stale: Literal["wait", "drop"] = "wait"
+    """What happens to a group that would become older: the step waits for it, or it is dropped for a new prompt."""
+    interrupt: bool = True
+    """async: sequences stop for a weight sync and go on with the new weights (verl: partial_rollout); else a sync waits
+    until all that run are complete."""
+    keep_kv: bool = False
+    """async: interrupted sequences keep their KV cache (weights are updated in flight); else they are prefilled
+    again."""
+    sync_every: Sequences = 1
+    """Steps between two syncs of the weights."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> AlgorithmConfig:
+        if self.staleness and self.mode not in (None, "async"):
+            raise ValueError(f"staleness is not used: the mode is {self.mode}, not async")
+        if self.fetch_minibatches and self.n_minibatches % self.fetch_minibatches:
+            raise ValueError(f"{self.n_minibatches} mini-batches cannot be taken {self.fetch_minibatches} at a time")
+        if self.sync_every > 1 and not self.is_async:
+            raise ValueError("sync_every is for the mode async: a synchronous step begins with a sync")
+        return self
+
+    @property
+    def is_async(self) -> bool:
+        """Whether generation goes on while its weights are outdated."""
+        return self.mode == "async" or (self.mode is None and self.staleness > 0)
+
+    @property
+    def carries(self) -> bool:
+        """Whether work goes from step to step."""
+        return self.is_async or self.mode == "one_step_off"
+
+    @property
+    def num_fetches(self) -> int:
+        """How often the actor takes groups in a step."""
+        return self.n_minibatches // max(1, self.fetch_minibatches)
+
+    def allowed(self, step: int) -> int:
+        """Prompts that may be in flight or wait to be trained when a step begins."""
+        n, k = self.rollout_batch_size, self.sync_every
+        if self.mode == "one_step_off":
+            return 2 * n
+        if not self.is_async:
+            return n
+        ahead = math.ceil((1.0 + self.staleness) * k * n) - step % k * n
+        if self.max_lag is not None and self.stale == "wait":
+            ahead = min(ahead, (1 + self.max_lag) * n)
+        return max(n, ahead)
 
     @property
     def num_sequences(self) -> int:
         """Sequences of one step."""
         return self.rollout_batch_size * self.group_size
+
+
+class EnvironmentConfig(Config):
+    """Turns of a rollout: the model calls a tool or an environment, and goes on with what comes back."""
+
+    turns: Sequences = 1
+    """Turns of a response, equally long."""
+    tool_s: Pause = 1.0
+    """Mean seconds of a call."""
+    tool_shape: Annotated[float, Field(ge=0.01, le=1e6)] = 1.0
+    """k of the gamma distribution of a call's seconds; 1 is exponential."""
+    tool_tokens: CountOrNone = 0
+    """Tokens that a call adds to the sequence."""
+    concurrency: Sequences | None = None
+    """Calls that run at once; all unless given."""
+    failure: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of calls that fail, and are repeated after `timeout_s`."""
+    timeout_s: Pause = 30.0
+    keep_kv: bool = True
+    """The KV cache is found again after a call; else the whole sequence is prefilled again."""
+    reward_s: Pause = 0.0
+    """Mean seconds from a response's last token to its reward: a judge elsewhere, or tests that are run."""
 
 
 class LengthsConfig(Config):
@@ -133,25 +261,28 @@ class LengthsConfig(Config):
         return self
 
 
-Pause = Annotated[float, Field(ge=0, le=1e6)]
-"""Seconds; beside longer ones everything else is lost in rounding."""
-
-
 class TransitionConfig(Config):
     """Seconds of everything that is neither generation nor training."""
 
-    sync_bandwidth_bytes_s: PositiveFloat = 20e9
-    """Weights from the actor to rollout and inference, per receiving copy."""
-    sync_fixed_s: Pause = 1.0
-    """Of each of the two weight syncs."""
+    sync: Literal["nccl", "checkpoint_engine", "rdma", "shared_memory", "disk"] = "nccl"
+    """How weights go from the actor to rollout and inference: tensor by tensor, in buckets, written straight into the
+    receivers' memory, handed over inside a GPU or a node, or as a file."""
+    sync_bandwidth_bytes_s: PositiveFloat | None = None
+    """Of that path; by `sync` and the links between the GPUs unless given."""
+    sync_fixed_s: Pause = 0.0
+    """Of each weight sync, on top: stopping and waking the engines."""
     reshard_s: Pause | None = None
     """Change of the actor's size. If not given: 0.5 / 1.3 / 2.8 s for 1.5B / 7B / 32B, and on the line between."""
     migration_s: Pause = 4.0
     """From the stop of rollout instances to their sequences' going on elsewhere (published medians: 3.7-5.0 s)."""
-    switch_s: Pause = 5.0
-    """colocated: off-load one component and load the next."""
+    switch_s: Pause | None = None
+    """colocated: off-load one component and load the next. If not given: what moves, over the host's link."""
+    host_bandwidth_bytes_s: PositiveFloat = 20e9
+    """Between a GPU's memory and the host's, all GPUs at once."""
     kv_bandwidth_bytes_s: PositiveFloat = 20e9
     """KV transfer between two instances."""
+    dispatch_s: Pause = 0.0
+    """colocated: handing a whole batch from one stage to the next through the framework's controller."""
     check_interval_s: PositiveFloat = 1.0
     """How often a policy looks between mini-batches."""
 
@@ -179,11 +310,14 @@ class Posttrain(Config):
     node: str | None = None
     algorithm: AlgorithmConfig = AlgorithmConfig()
     rollout: RolloutConfig = RolloutConfig()
-    inference: ComponentConfig = ComponentConfig()
+    inference: TrainingConfig = TrainingConfig()
     actor: ActorConfig = ActorConfig()
     lengths: LengthsConfig = LengthsConfig()
+    environment: EnvironmentConfig = EnvironmentConfig()
     transitions: TransitionConfig = TransitionConfig()
     policy: PolicyConfig = PolicyConfig()
+    price_per_gpu_hour: NonNegativeFloat | None = None
+    """US dollars; the catalog's price if not given."""
     num_steps: Sequences = 1
     seed: Seed = 0
     """Every random draw follows from it."""

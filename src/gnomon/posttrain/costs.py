@@ -1,28 +1,30 @@
-"""Seconds of everything but generation: log-probabilities, training, weight sync, resharding.
+"""Seconds of everything but generation: log-probabilities, training, and what moves in between.
 
-Sequences pass a copy of the model one after another (`gnomon.timing.passes`): log-probabilities are a forward pass,
-training is a forward and a backward pass and what is recomputed. `efficiency` of the component divides both.
+Training and its forward pass are those of `gnomon.training`: a micro-batch takes what its tokens take, and what
+attention takes for the length of each of its sequences. `efficiency` of the component divides both.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import numpy as np
 
 from gnomon import catalog
-from gnomon.catalog import Node, Parallelism, replicas
 from gnomon.core.arrays import Floats, Ints
-from gnomon.core.errors import DoesNotFitError
+from gnomon.core.errors import ConfigError, DoesNotFitError
 from gnomon.core.units import GB
-from gnomon.posttrain.config import ComponentConfig, Posttrain
-from gnomon.timing.communication import collective_s
-from gnomon.timing.passes import GRADIENT_BYTES, OPTIMIZER_BYTES, WEIGHT_BYTES, stage_passes, training_timer
+from gnomon.posttrain.config import ActorConfig, Posttrain, TrainingConfig
+from gnomon.posttrain.passes import PassGrid, pass_grid, update_s
+from gnomon.posttrain.weights import sync_s
+from gnomon.timing.passes import WEIGHT_BYTES
+from gnomon.training import TrainConfig
+from gnomon.training.memory import memory_of
 
-LENGTHS = np.unique(np.rint(np.concatenate([[1.0], np.geomspace(16, 262_144, 240)])))
-"""Tokens of the sequences for which passes are timed; those between lie on a straight line."""
+HEAD_CHUNK = 1024
+"""Tokens whose logits exist at a time: RL needs one log-probability of each."""
 RESHARD_PARAMETERS = (1.54e9, 7.6e9, 32.8e9)
 RESHARD_S = (0.5, 1.3, 2.8)
 """Published resharding times of the actor by model size (Qwen2.5 1.5B, 7B, 32B)."""
@@ -31,102 +33,119 @@ RESHARD_S = (0.5, 1.3, 2.8)
 class Costs:
     """The seconds of one configuration."""
 
-    def __init__(self, config: Posttrain) -> None:
+    def __init__(self, config: Posttrain, num_actor: int | None = None) -> None:
         self.config = config
         self.model = catalog.model(config.model)
-        self.node = _node(config.device, config.node, config.cluster.gpus_per_node)
-        self._logprob, _ = self._passes(config.inference)
-        forward, backward = self._passes(config.actor)
-        self._train = (1.0 + config.actor.recompute) * forward + backward
-
-    def _passes(self, part: ComponentConfig) -> tuple[Floats, Floats]:
-        c = self.config
-        return _pass_grid(
-            c.model, c.device, c.node, c.cluster.gpus_per_node, part.tensor_parallel, part.pipeline_parallel
+        self.num_actor = num_actor or config.actor.num_gpus
+        self.recompute = recompute_of(config, self.num_actor)
+        self._train = pass_grid(train_config(config, config.actor, self.num_actor, self.recompute))
+        self._forward = (
+            pass_grid(train_config(config, config.inference, config.inference.num_gpus))
+            if config.algorithm.recompute_logprobs
+            else self._train
         )
-
-    def forward_s(self, tokens: Ints) -> Floats:
-        """Seconds of a forward pass of each sequence on one copy for inference, all stages in turn."""
-        return np.interp(tokens, LENGTHS, self._logprob)
-
-    def train_s(self, tokens: Ints) -> Floats:
-        """Seconds of forward, recomputation and backward of each sequence on one copy of the actor."""
-        return np.interp(tokens, LENGTHS, self._train)
 
     def logprob_s(self, tokens: Ints) -> float:
         """Log-probabilities of these sequences on one copy, as one batch."""
-        return self._rank_s(self.config.inference, self.forward_s(tokens))
+        return self._passes_s(self.config.inference, self._forward, tokens, 1, 0)
 
     def logprob_each_s(self, tokens: Ints) -> list[float]:
         """Log-probabilities of each of these sequences alone on one copy."""
-        each: list[float] = (self.forward_s(tokens) / self.config.inference.efficiency).tolist()
+        each: list[float] = (self._forward.each_s(tokens, 1, 0) / self.config.inference.efficiency).tolist()
         return each
 
-    def train_at_once(self, tokens: Ints, num_gpus: int) -> tuple[float, float]:
-        """One mini-batch ([group, sample] tokens) that is there as a whole, dealt to the ranks beforehand.
+    def train_s(self, tokens: Ints) -> float:
+        """A copy of the actor over these sequences: its forward passes, and training (of a critic, too)."""
+        a = self.config.algorithm
+        times = 2 if a.critic else 1
+        return self._passes_s(self.config.actor, self._train, tokens, a.actor_passes + times - 1, times, self.recompute)
 
-        Seconds of the slowest rank and of the gradients' all-reduce; seconds in which a GPU computes, on average.
+    def train_flops(self, tokens: Ints) -> float:
+        """Model FLOPs of training on these sequences, without recomputation."""
+        times = 2 if self.config.algorithm.critic else 1
+        return times * self._train.flops_of(tokens)
+
+    @property
+    def peak_flops(self) -> float:
+        """Of one GPU in the number format of training."""
+        return catalog.device(self.config.device).flops(self.config.actor.precision)
+
+    def train_at_once(self, tokens: Ints, num_gpus: int, updates: int = 1) -> tuple[float, float]:
+        """Mini-batches ([group, sample] tokens) that are there as a whole, dealt to the ranks beforehand.
+
+        Seconds of the slowest rank of each and of the updates; seconds in which a GPU computes, on average.
         """
-        actor = self.config.actor
-        copies = num_gpus // actor.num_gpus
-        busy = [self._rank_s(actor, rank) for rank in self._deal(self.train_s(tokens), copies)]
-        gradients = self._gradient_s(copies)
-        return max(busy) + gradients, sum(busy) / copies + gradients
+        copies = num_gpus // self.config.actor.num_gpus
+        whole_s = busy_s = 0.0
+        for part in np.array_split(tokens, updates):
+            ranks = [self.train_s(rank) for rank in self._deal(part, copies)]
+            update = self._update_s(num_gpus)
+            whole_s += max(ranks) + update
+            busy_s += sum(ranks) / copies + update
+        return whole_s, busy_s
 
     def train_stream(self, tokens: Ints, ready_s: Floats, start_s: float, num_gpus: int) -> tuple[float, float]:
         """One mini-batch whose groups come one after another: a rank that is free takes the next one.
 
         Every rank takes equally many. Returns the end, and the seconds in which a GPU computes, on average.
         """
-        actor = self.config.actor
-        copies = num_gpus // actor.num_gpus
+        copies = num_gpus // self.config.actor.num_gpus
         share = -(-len(tokens) // copies)
         ranks = [(start_s, rank, share) for rank in range(copies)]
         end_s = busy_s = 0.0
         for group in np.argsort(ready_s, kind="stable"):
             free_s, rank, room = heapq.heappop(ranks)
-            seconds = self._rank_s(actor, self.train_s(tokens[group]))
+            seconds = self.train_s(tokens[group])
             done_s = max(free_s, float(ready_s[group])) + seconds
             busy_s += seconds
             end_s = max(end_s, done_s)
             if room > 1:
                 heapq.heappush(ranks, (done_s, rank, room - 1))
-        gradients = self._gradient_s(copies)
-        return end_s + gradients, busy_s / copies + gradients
+        update = self._update_s(num_gpus)
+        return end_s + update, busy_s / copies + update
 
-    def _deal(self, each_s: Floats, copies: int) -> list[Floats]:
-        """Whole groups to data-parallel ranks: in order, or the longest to the least loaded rank with room."""
+    def _deal(self, tokens: Ints, copies: int) -> list[Ints]:
+        """Groups or sequences to data-parallel ranks: in order, or the longest to the least loaded rank with room."""
+        items = tokens if self.config.actor.deal == "groups" else tokens.T.reshape(-1, 1)
         if not self.config.actor.balance:
-            return [part.ravel() for part in np.array_split(each_s, copies)]
-        room = -(-len(each_s) // copies)
+            return [part.ravel() for part in np.array_split(items, copies)]
+        room = -(-len(items) // copies)
         ranks: list[list[int]] = [[] for _ in range(copies)]
         load = np.zeros(copies)
-        weight = each_s.sum(axis=1)
-        for group in np.argsort(-weight, kind="stable"):
+        weight = self._train.each_s(items, 0, 1).sum(axis=1)
+        for item in np.argsort(-weight, kind="stable"):
             open_ranks = [r for r in range(copies) if len(ranks[r]) < room]
             rank = min(open_ranks, key=lambda r: (load[r], r))
-            ranks[rank].append(int(group))
-            load[rank] += weight[group]
-        return [each_s[rank].ravel() for rank in ranks]
+            ranks[rank].append(int(item))
+            load[rank] += weight[item]
+        return [items[rank].ravel() for rank in ranks]
 
-    def _rank_s(self, part: ComponentConfig, each_s: Floats) -> float:
-        """Sequences one after another through the stages of one copy, with the pipeline's fill and drain."""
-        if not each_s.size:
+    def _passes_s(
+        self, part: TrainingConfig, grid: PassGrid, tokens: Ints, forwards: int, trainings: int, again: float = 0.0
+    ) -> float:
+        """Micro-batches one after another through the stages of one copy, with the pipeline's fill and drain."""
+        if not tokens.size:
             return 0.0
-        stages = part.pipeline_parallel
-        bubble = 1.0 + (stages - 1) / each_s.size
-        return float(each_s.sum()) / stages * bubble / part.efficiency
+        total = float(tokens.sum())
+        count = math.ceil(total / part.max_tokens) if part.max_tokens else tokens.size
+        count = max(1, min(count, tokens.size))
+        if part.max_tokens:
+            seconds = count * grid.base_s(total / count, forwards, trainings, again)
+            seconds += float(grid.attention_s(tokens, forwards, trainings, again).sum())
+        else:
+            seconds = float(grid.each_s(tokens, forwards, trainings, again).sum())
+        return seconds * (1.0 + (part.pipeline_parallel - 1) / count) / part.efficiency
 
-    def _gradient_s(self, copies: int) -> float:
-        actor = self.config.actor
-        per_rank = np.array([self.model.num_parameters * GRADIENT_BYTES / actor.num_gpus])
-        return float(collective_s("all_reduce", per_rank, replicas(copies, actor.num_gpus), self.node)[0])
+    def _update_s(self, num_gpus: int) -> float:
+        """Gradients' reduction, the optimizer's step, parameters gathered again."""
+        update = update_s(train_config(self.config, self.config.actor, num_gpus, self.recompute))
+        return update * (2 if self.config.algorithm.critic else 1)
 
-    def sync_s(self, has_inference: bool) -> float:
-        """The blocking weight syncs actor -> inference and actor -> rollout."""
-        t = self.config.transitions
+    def sync_s(self, has_inference: bool, num_rollout: int | None = None) -> float:
+        """The blocking weight syncs actor -> rollout and, where there is one, actor -> inference."""
         count = 2 if has_inference else 1
-        return count * (t.sync_fixed_s + self.model.num_parameters * WEIGHT_BYTES / t.sync_bandwidth_bytes_s)
+        rollout = num_rollout or self.config.rollout.num_gpus
+        return count * sync_s(self.config, self.model, self.num_actor, rollout)
 
     @cached_property
     def reshard_s(self) -> float:
@@ -136,6 +155,18 @@ class Costs:
             return given
         return float(np.interp(self.model.num_parameters, RESHARD_PARAMETERS, RESHARD_S))
 
+    def switch_s(self, component: str) -> float:
+        """Components that take turns: what the one before leaves, and what this one loads, over the host's link."""
+        t = self.config.transitions
+        if t.switch_s is not None:
+            return t.switch_s + t.dispatch_s
+        if component == "actor":
+            parts = memory_of(train_config(self.config, self.config.actor, self.num_actor, self.recompute)).parts
+            moved = parts["weights"] + (parts["optimizer"] if self.config.actor.offload else 0.0)
+            return 2.0 * moved / t.host_bandwidth_bytes_s + t.dispatch_s
+        weights = WEIGHT_BYTES * self.model.num_parameters / self.config.inference.num_gpus
+        return weights / t.host_bandwidth_bytes_s + t.dispatch_s
+
     def migration_s(self, kv_tokens: int) -> float:
         """From the stop of instances to their sequences' going on elsewhere."""
         t = self.config.transitions
@@ -144,36 +175,76 @@ class Costs:
         return t.migration_s + kv_tokens * self.model.kv_bytes_per_token("bf16", 1) / t.kv_bandwidth_bytes_s
 
 
+def train_config(config: Posttrain, part: TrainingConfig, num_gpus: int, recompute: float = 0.0) -> TrainConfig:
+    """A layout as `gnomon train step` knows it. Its micro-batch is the longest sequence, or what is packed of a rank's
+    share of a mini-batch."""
+    longest, a = config.lengths.max_prompt + config.lengths.max_response, config.algorithm
+    share = (
+        a.num_sequences
+        / a.n_minibatches
+        * part.num_gpus
+        / num_gpus
+        * (config.lengths.mean + config.lengths.prompt_mean)
+    )
+    tokens = max(longest, min(part.max_tokens or 0, round(share)))
+    unit = 2 * part.context_parallel
+    is_sharded = part.framework == "fsdp"
+    layers = catalog.model(config.model).num_layers
+    experts = math.gcd(part.expert_parallel, num_gpus // part.pipeline_parallel)
+    return TrainConfig(
+        model=config.model,
+        device=config.device,
+        node=config.node,
+        gpus=num_gpus,
+        sequence=-(-tokens // unit) * unit,
+        packed_length=-(-longest // unit) * unit,
+        tensor_parallel=part.tensor_parallel,
+        pipeline_parallel=part.pipeline_parallel,
+        context_parallel=part.context_parallel,
+        context_exchange="all_to_all" if is_sharded else "ring",
+        expert_parallel=experts,
+        sharding="parameters" if is_sharded else "optimizer",
+        shard_gpus=part.shard_gpus,
+        precision=part.precision,
+        recompute="full" if recompute else "none",
+        recompute_layers=round(recompute * layers / part.pipeline_parallel) if 0 < recompute < 1 else None,
+        framework=part.framework,
+        head_chunk=HEAD_CHUNK,
+    )
+
+
+def recompute_of(config: Posttrain, num_gpus: int) -> float:
+    """The share that is recomputed: the given one, or none if that fits, else all."""
+    if config.actor.recompute is not None:
+        return config.actor.recompute
+    return 0.0 if memory_of(train_config(config, config.actor, num_gpus).check()).fits else 1.0
+
+
 def check_actor_memory(config: Posttrain, num_gpus: int) -> None:
-    """Refuse an actor whose weights, gradients and optimizer (spread over its copies) no GPU holds."""
-    model, device, actor = catalog.model(config.model), catalog.device(config.device), config.actor
-    copies = num_gpus // actor.num_gpus
-    each = model.num_parameters * (WEIGHT_BYTES + GRADIENT_BYTES + OPTIMIZER_BYTES / copies)
-    held, room = each / actor.num_gpus, float(device.memory_bytes)
-    if held > room:
-        least = 2 ** math.ceil(math.log2(each / room))
-        raise DoesNotFitError(
-            f"the actor's weights, gradients and optimizer take {held / GB:.1f} GB on each GPU,"
-            f" {(held - room) / GB:.1f} GB more than a {device.name} has.",
-            where="actor.tensor_parallel",
-            fix=f"Cut a copy over {least} GPUs (tensor_parallel x pipeline_parallel), or give the actor more GPUs.",
-        )
+    """Refuse an actor that no GPU holds: state, activations of the longest sequence, buffers."""
+    memory = memory_of(train_config(config, config.actor, num_gpus, recompute_of(config, num_gpus)).check())
+    if memory.fits:
+        return
+    raise DoesNotFitError(
+        f"the actor needs {memory.reserved_bytes / GB:.1f} GB on each GPU ({memory.words}),"
+        f" {(memory.reserved_bytes - memory.device_bytes) / GB:.1f} GB more than a {config.device} has.",
+        where="actor.tensor_parallel",
+        fix=_what_fits(config, num_gpus),
+    )
 
 
-def _node(device: str, node: str | None, gpus_per_node: int) -> Node:
-    """A node of the cluster: the named (or the device's usual) one with as many GPUs as the cluster has in each."""
-    found = catalog.node(node) if node else catalog.default_node(catalog.device(device))
-    return found.model_copy(update={"num_gpus": gpus_per_node})
-
-
-@lru_cache(maxsize=64)
-def _pass_grid(
-    model: str, device: str, node: str | None, gpus_per_node: int, tensor: int, pipeline: int
-) -> tuple[Floats, Floats]:
-    """Seconds of a forward and of a backward pass of one sequence of each of `LENGTHS`."""
-    cut = Parallelism(tensor_parallel=tensor, pipeline_parallel=pipeline)
-    timer = training_timer(catalog.model(model), catalog.device(device), _node(device, node, gpus_per_node), cut)
-    stages = [stage_passes(timer, stage, LENGTHS) for stage in range(pipeline)]
-    forward = np.sum([one.forward + one.handover for one in stages], axis=0)
-    backward = np.sum([one.input_grad + one.weight_grad + one.handover for one in stages], axis=0)
-    return forward, backward
+def _what_fits(config: Posttrain, num_gpus: int) -> str:
+    """The smallest copy that fits with everything recomputed; more GPUs where none does."""
+    for size in (2**i for i in range(12)):
+        gpus = max(num_gpus, size)
+        for tensor in (min(size, 8), 1):
+            update = {"tensor_parallel": tensor, "pipeline_parallel": size // tensor, "context_parallel": 1}
+            actor = ActorConfig(**{**config.actor.model_dump(), **update, "recompute": 1.0})
+            try:
+                fits = memory_of(train_config(config, actor, gpus // size * size, 1.0).check()).fits
+            except ConfigError:
+                continue
+            if fits:
+                more = f" on {gpus} GPUs" if gpus > num_gpus else ""
+                return f"Use tensor_parallel {tensor} x pipeline_parallel {size // tensor}{more}, recompute 1."
+    return "Use more GPUs, or shorter sequences."

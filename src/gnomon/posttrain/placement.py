@@ -27,10 +27,12 @@ class Placement:
 
 
 def valid_actor_sizes(config: Posttrain) -> list[int]:
-    """GPUs that the actor may have: whole copies, over which the groups of a mini-batch divide evenly."""
+    """GPUs that the actor may have: whole copies, over which what a mini-batch deals out divides evenly."""
     algorithm, copy = config.algorithm, config.actor.num_gpus
-    groups = algorithm.rollout_batch_size // algorithm.n_minibatches
-    return [d * copy for d in range(1, config.cluster.num_gpus // copy + 1) if groups % d == 0]
+    dealt = algorithm.rollout_batch_size // algorithm.n_minibatches
+    if config.actor.deal == "sequences":
+        dealt *= algorithm.group_size
+    return [d * copy for d in range(1, config.cluster.num_gpus // copy + 1) if dealt % d == 0]
 
 
 def placement_of(config: Posttrain) -> Placement:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,15 +23,15 @@ class Prompts:
     age: Ints
     """[group]: weight updates since the first token."""
     num_carried: int = 0
+    num_complete: int = 0
+    """Of those carried over, groups that need only be trained."""
 
-    def sequences(self, count: int) -> Sequences:
-        """Of the first `count` groups."""
-        return Sequences(
-            np.repeat(np.arange(count), self.prompt.shape[1]),
-            self.prompt[:count].ravel(),
-            self.response[:count].ravel(),
-            self.generated[:count].ravel(),
-        )
+    def sequences(self, count: int, *, keep_kv: bool = False) -> Sequences:
+        """Of the first `count` groups; with `keep_kv` those that have begun go on with their KV cache."""
+        prompt, response = self.prompt[:count].ravel(), self.response[:count].ravel()
+        generated = self.generated[:count].ravel()
+        kept = np.where((generated > 0) & (generated < response), prompt + generated - 1, 0) if keep_kv else None
+        return Sequences(np.repeat(np.arange(count), self.prompt.shape[1]), prompt, response, generated, kept)
 
     def left_over(self, is_trained: NDArray[np.bool_], produced: Ints, *, keep_tokens: bool) -> Prompts:
         """Groups for later steps: submitted ones that were not trained, and carried ones that were not submitted.
@@ -45,4 +45,20 @@ class Prompts:
         rows = np.concatenate([again, waiting])
         generated = np.concatenate([kept, self.generated[waiting]])
         age = np.where(generated.sum(axis=1) > 0, self.age[rows] + 1, 0)
-        return Prompts(self.prompt[rows], self.response[rows], generated, age, len(rows))
+        return Prompts(self.prompt[rows], self.response[rows], generated, age, len(rows)).counted()
+
+    def counted(self) -> Prompts:
+        """With the number of those that are complete."""
+        mine = slice(0, self.num_carried)
+        is_complete = (self.generated[mine] >= self.response[mine]).all(axis=1)
+        return replace(self, num_complete=int(is_complete.sum()))
+
+    def without_stale(self, max_lag: int) -> tuple[Prompts, Prompts]:
+        """Carried groups that may still be trained, and those that are too old."""
+        is_old = self.age > max_lag
+        return self._rows(~is_old), self._rows(is_old)
+
+    def _rows(self, chosen: NDArray[np.bool_]) -> Prompts:
+        rows = np.flatnonzero(chosen)
+        kept = Prompts(self.prompt[rows], self.response[rows], self.generated[rows], self.age[rows], len(rows))
+        return kept.counted()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
@@ -35,6 +36,11 @@ class Work:
     end_s: float
     busy_s: float
     """Seconds in which a GPU computed, on average: a mini-batch waits for groups and for its slowest rank."""
+
+    def until(self, end_s: float) -> Work:
+        """What of it is done by then."""
+        over_s = max(0.0, self.end_s - end_s)
+        return replace(self, end_s=self.end_s - over_s, busy_s=max(0.0, self.busy_s - over_s)) if over_s else self
 
 
 @dataclass(frozen=True)
@@ -76,6 +82,12 @@ class StepRecord:
     num_moved: int = 0
     """Sequences that changed their instance."""
     num_preemptions: int = 0
+    num_dropped: int = 0
+    """Groups that became too old."""
+    groups_s: float = 0.0
+    """Groups generated per second."""
+    flops: float = 0.0
+    """Model FLOPs of training."""
     ages: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     """Of the trained groups: weight updates between their first token and their training."""
 
@@ -96,13 +108,8 @@ class StepRecord:
         wait for data or for the slowest rank, or by nobody although a larger actor would be valid. transition: weights,
         work or memory are moved. unusable: nobody's, since no valid size fits.
         """
-        owned = dict.fromkeys(OWNERS, 0.0)
-        for span in self.spans:
-            owned[span.owner] += span.end_s - span.start_s
-        generating = sum(self.instance_busy_s.values())
-        working = {"actor": 0.0, "inference": 0.0}
-        for one in self.work:
-            working[one.component] += one.busy_s * len(one.gpus)
+        owned, working = self.owned(), self.working()
+        generating = working.pop("rollout")
         indivisible = self._indivisible_gpu_s()
         return {
             "busy": generating + sum(working.values()),
@@ -111,6 +118,20 @@ class StepRecord:
             "transition": owned["transition"],
             "unusable": indivisible,
         }
+
+    def owned(self) -> dict[str, float]:
+        """GPU seconds in each hand."""
+        owned = dict.fromkeys(OWNERS, 0.0)
+        for span in self.spans:
+            owned[span.owner] += span.end_s - span.start_s
+        return owned
+
+    def working(self) -> dict[str, float]:
+        """GPU seconds in which each component computed."""
+        working = {"rollout": sum(self.instance_busy_s.values()), "actor": 0.0, "inference": 0.0}
+        for one in self.work:
+            working[one.component] += one.busy_s * len(one.gpus)
+        return working
 
     def waited_for(self) -> dict[str, float]:
         """The step's seconds by what it waited for; they add up to its duration.
@@ -160,6 +181,10 @@ class RunRecord:
     steps: list[StepRecord]
     follows: str = ""
     """Of an oracle: the policy that it chose."""
+    peak_flops: float = math.inf
+    """Of one GPU in the number format of training."""
+    price_per_hour: float = 0.0
+    """Of one GPU, US dollars."""
 
     @property
     def notes(self) -> list[str]:
@@ -186,6 +211,33 @@ class RunRecord:
         whole = self.num_gpus * self.duration_s
         parts = [step.idle() for step in self.steps]
         return {cause: sum(part[cause] for part in parts) / whole for cause in CAUSES}
+
+    def bubbles(self) -> dict[str, float]:
+        """Share of the GPU time that each component owns in which it does not compute."""
+        owned, working = [step.owned() for step in self.steps], [step.working() for step in self.steps]
+        totals = {name: sum(one[name] for one in owned) for name in working[0]}
+        return {name: 1.0 - sum(one[name] for one in working) / total for name, total in totals.items() if total > 0}
+
+    def lags(self) -> dict[int, float]:
+        """Share of the trained groups by the weight updates between their first token and their training."""
+        ages, counts = np.unique(np.concatenate([step.ages for step in self.steps]), return_counts=True)
+        return {int(age): count / counts.sum() for age, count in zip(ages, counts.tolist(), strict=True)}
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs of training over what the actor's GPUs could do at their peak while they are its own."""
+        owned = sum(step.owned()["actor"] for step in self.steps)
+        return sum(step.flops for step in self.steps) / (owned * self.peak_flops) if owned else 0.0
+
+    @property
+    def dollars_per_step(self) -> float:
+        """At the price of all GPUs."""
+        return self.num_gpus * self.price_per_hour * self.step_s / 3600.0
+
+    @property
+    def num_dropped(self) -> int:
+        """Groups that became too old."""
+        return sum(step.num_dropped for step in self.steps)
 
     def allocation(self) -> tuple[tuple[frozenset[Span], int], ...]:
         """Who has which GPU when, and the tokens trained, step by step: equal where policies decided alike."""

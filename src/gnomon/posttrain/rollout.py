@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from gnomon.core.arrays import Floats, Ints
+from gnomon.core.config import build
 from gnomon.core.errors import ConfigError
 from gnomon.jit import bound, function_arguments
 from gnomon.posttrain.config import Posttrain
@@ -23,10 +24,8 @@ from gnomon.serving.routers import ROUTERS
 from gnomon.serving.run.build import build_cluster
 from gnomon.serving.run.compilation import engine_of
 from gnomon.serving.scenario import Scenario
-from gnomon.serving.scenario.config import BatchingConfig, ReplicaConfig
 from gnomon.serving.scenario.pool import Pool
 from gnomon.serving.scenario.pools import bake, resolve
-from gnomon.timing import TimingConfig
 from gnomon.timing.iteration import IterationTables
 from gnomon.workload import Requests
 
@@ -37,8 +36,12 @@ _LOG_ROWS_EACH, _LOG_GAPS = 8, 1 << 16
 class Sequences:
     """The sequences of one step: which group, how long, how much of it an earlier step has generated."""
 
-    def __init__(self, group: Ints, prompt: Ints, response: Ints, generated: Ints) -> None:
+    def __init__(
+        self, group: Ints, prompt: Ints, response: Ints, generated: Ints, processed: Ints | None = None
+    ) -> None:
         self.group, self.prompt, self.response, self.generated = group, prompt, response, generated
+        self.processed = processed
+        """Tokens whose KV cache is still there; none unless given."""
 
     def __len__(self) -> int:
         return len(self.group)
@@ -51,10 +54,12 @@ class Rollouts:
         self.sequences = sequences
         self._moves_kv = config.rollout.migration == "kv_transfer"
         pool, tables = _pool_and_tables(
-            config.model, config.device, config.node, config.rollout, num_instances, _longest(config)
+            config.model, config.device, config.node, config.rollout, num_instances, longest(config)
         )
         cluster = build_cluster([pool], _requests(sequences), config.seed)
         cluster.requests.prefill_tokens += sequences.generated
+        if sequences.processed is not None:
+            cluster.requests.processed[:] = sequences.processed
         self._fleet = Fleet(
             cluster, tables, np.zeros((1, 2)), np.zeros(1), np.zeros(8), np.zeros(0), *open_to_all(cluster)
         )
@@ -84,7 +89,7 @@ class Rollouts:
         with function_arguments():
             ids, stop = withdraw(self._fleet, self._engine, self._log, instance, now)
         if self._moves_kv:
-            started = ids[self.generated(ids) > 0]
+            started = ids[Rollouts.generated(self, ids) > 0]
             # All KV but that of the newest token comes along.
             self._requests.processed[started] = self._requests.prefill_tokens[started] - 1
         self.instance_of[ids] = -1
@@ -140,17 +145,19 @@ class Rollouts:
         return int(self._replicas.num_preemptions.sum())
 
 
-def _longest(config: Posttrain) -> int:
-    return config.lengths.max_prompt + config.lengths.max_response
+def longest(config: Posttrain) -> int:
+    """Tokens of the longest sequence, with what tools add."""
+    environment = config.environment
+    return config.lengths.max_prompt + config.lengths.max_response + (environment.turns - 1) * environment.tool_tokens
 
 
 def check_memory(config: Posttrain) -> None:
     """Refuse a rollout instance whose KV cache does not hold the longest sequence."""
-    pool, _ = _pool_and_tables(config.model, config.device, config.node, config.rollout, 1, _longest(config))
+    pool, _ = _pool_and_tables(config.model, config.device, config.node, config.rollout, 1, longest(config))
     room = pool.num_kv_blocks * pool.batching.block_size
-    if room < _longest(config):
+    if room < longest(config):
         raise ConfigError(
-            f"the KV cache of an instance holds {room:,} tokens, the longest sequence has {_longest(config):,}.",
+            f"the KV cache of an instance holds {room:,} tokens, the longest sequence has {longest(config):,}.",
             where="rollout.tensor_parallel",
             fix=f"Use {2 * config.rollout.tensor_parallel}, or set lengths.max_response to"
             f" {max(1, room - config.lengths.max_prompt)}.",
@@ -161,20 +168,31 @@ def check_memory(config: Posttrain) -> None:
 def _pool_and_tables(
     model: str, device: str, node: str | None, rollout: Any, num_instances: int, longest: int
 ) -> tuple[Pool, IterationTables]:
-    scenario = Scenario(
-        model=model,
-        device=device,
-        node=node,
-        num_replicas=num_instances,
-        replica=ReplicaConfig(
-            tensor_parallel=rollout.tensor_parallel,
-            pipeline_parallel=rollout.pipeline_parallel,
-            memory_utilization=rollout.memory_utilization,
-            max_request_tokens=longest,
-        ),
-        batching=BatchingConfig(policy=rollout.engine, max_sequences=rollout.max_running_requests, prefix_cache=False),
-        timing=TimingConfig(scale=1.0 / rollout.efficiency, host=rollout.host),
-    )
+    given = {
+        "model": model,
+        "device": device,
+        "node": node,
+        "num_replicas": num_instances,
+        "engine": rollout.preset,
+        "replica": {
+            "tensor_parallel": rollout.tensor_parallel,
+            "pipeline_parallel": rollout.pipeline_parallel,
+            "expert_parallel": rollout.expert_parallel,
+            "memory_utilization": rollout.memory_utilization,
+            "max_request_tokens": longest,
+            "speculative": rollout.speculative,
+        },
+        "batching": {
+            "policy": rollout.engine,
+            "max_sequences": rollout.max_running_requests,
+            "prefix_cache": False,
+            "overlap": False,
+        },
+        "timing": {"scale": 1.0 / rollout.efficiency, "dtype": rollout.dtype, "kv_dtype": rollout.kv_dtype},
+    }
+    if rollout.preset is None or rollout.host.model_fields_set:
+        given["timing"]["host"] = rollout.host.model_dump(exclude_unset=True)
+    scenario = build(Scenario, given)
     pool = resolve(scenario)[0]
     # The tables cover the longest sequence, whatever is drawn, so that they are baked once.
     cap = pool.max_in_batch

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from gnomon import catalog
 from gnomon.core.errors import ConfigError
 from gnomon.core.user_files import load_user_file
 from gnomon.posttrain.config import Posttrain
@@ -15,7 +16,7 @@ from gnomon.posttrain.lengths import draw
 from gnomon.posttrain.placement import Placement, check_movable, placement_of
 from gnomon.posttrain.policies import POLICIES, Policy, make_policy
 from gnomon.posttrain.prompts import Prompts
-from gnomon.posttrain.record import RunRecord
+from gnomon.posttrain.record import RunRecord, StepRecord
 from gnomon.posttrain.rollout import check_memory
 from gnomon.posttrain.step import Step
 
@@ -62,28 +63,36 @@ def run(
     policy = policy or policy_of(config, placement)
     if policy.spec.needs_order:
         check_movable(config, placement, "actor" in policy.lent, "inference" in policy.lent)
-    costs = Costs(config)
-    steps, left = [], None
+    costs = Costs(config, len(placement.actor))
+    steps: list[StepRecord] = []
+    left = None
     for number in range(config.num_steps):
         on_progress(number, config.num_steps)
         prompts = _prompts(config, number, left)
-        step = Step(config, placement, costs, policy, prompts, number, keep_decisions=keep_decisions)
+        before = steps[-1] if steps else None
+        step = Step(config, placement, costs, policy, prompts, number, before=before, keep_decisions=keep_decisions)
         steps.append(step.run())
         left = step.left_over
-    return RunRecord(policy.name, config.cluster.num_gpus, steps)
+    device = catalog.device(config.device)
+    price = device.price_per_hour if config.price_per_gpu_hour is None else config.price_per_gpu_hour
+    return RunRecord(policy.name, config.cluster.num_gpus, steps, peak_flops=costs.peak_flops, price_per_hour=price)
 
 
 def _prompts(config: Posttrain, number: int, left: Prompts | None) -> Prompts:
     """Those left over, then this step's own draw."""
     needed, size = config.algorithm.rollout_batch_size, config.algorithm.group_size
-    new = draw(config.lengths, int(needed * OVER_SUBMISSION), size, config.seed, number)
+    allowed = config.algorithm.allowed(number) - (left.num_carried if left else 0)
+    wanted = max(0, allowed) if config.algorithm.carries else int(needed * OVER_SUBMISSION)
+    new = draw(config.lengths, wanted, size, config.seed, number)
     zeros = np.zeros_like(new.prompt)
+    lag = number % config.algorithm.sync_every
     if left is None:
         return Prompts(new.prompt, new.response, zeros, zeros[:, 0])
     return Prompts(
         np.concatenate([left.prompt, new.prompt]),
         np.concatenate([left.response, new.response]),
         np.concatenate([left.generated, zeros]),
-        np.concatenate([left.age, zeros[:, 0]]),
+        np.concatenate([np.where(left.generated.sum(axis=1) > 0, left.age, lag), zeros[:, 0] + lag]),
         left.num_carried,
+        left.num_complete,
     )

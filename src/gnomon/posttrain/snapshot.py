@@ -73,6 +73,8 @@ class Snapshot(Config):
     sequences_unfinished: int
     sequences_waiting: int = 0
     """Of the unfinished ones, those that no instance has yet."""
+    groups_complete: int = 0
+    """Groups that came complete from earlier steps."""
     carried: int
     """Prompts left over from earlier steps, not submitted yet."""
     stalest: int
@@ -89,7 +91,7 @@ class Snapshot(Config):
     @property
     def inference_pending(self) -> bool:
         """Whether groups are still to go through inference."""
-        return self.inference_gpus > 0 and self.groups_ready < self.groups_needed
+        return self.inference_gpus > 0 and self.groups_ready < max(self.groups_needed, self.groups_submitted)
 
 
 class Submit(Config):

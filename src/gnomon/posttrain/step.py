@@ -17,9 +17,9 @@ from gnomon.core.arrays import Floats, Ints
 from gnomon.posttrain.allocation import PolicyError
 from gnomon.posttrain.feed import PromptQueue
 from gnomon.posttrain.record import Decision, StepRecord, Work
-from gnomon.posttrain.rollout import Rollouts
 from gnomon.posttrain.snapshot import Finish, Migrate, Point, Report, Scale, Submit, Wait
 from gnomon.posttrain.step_state import StepState
+from gnomon.posttrain.turns import rollouts_of
 from gnomon.posttrain.view import snapshot_of
 
 KV_HISTORY = 30
@@ -30,7 +30,9 @@ class Step(StepState):
 
     def run(self) -> StepRecord:
         """From the weight sync to the last mini-batch."""
-        self.now = self.costs.sync_s(self.has_inference)
+        a, rollout = self.config.algorithm, len(self.placement.rollout)
+        self.is_synced = self.record.number % a.sync_every == 0
+        self.now = self.costs.sync_s(self.has_inference, rollout) if self.is_synced else 0.0
         self.allocation.owners.hand_over(range(self.config.cluster.num_gpus), "free", self.now, meanwhile="transition")
         self._ask("start")
         self._submit()
@@ -40,6 +42,7 @@ class Step(StepState):
 
     def _advance(self) -> None:
         """To the next moment at which somebody may act, and let them."""
+        self._train_if_ready()
         until = self._next_moment()
         self.allocation.generate(until)
         if until < math.inf:
@@ -47,7 +50,8 @@ class Step(StepState):
         self._collect()
         self._train_if_ready()
         if self.waiting_for is not None:
-            self._end_wait()
+            if not self._must_wait():
+                self._end_wait()
         elif self.actor_end_s < math.inf and self.actor_end_s <= max(until, self.now):
             self._end_minibatch()
         elif until < math.inf:
@@ -56,7 +60,10 @@ class Step(StepState):
             self._ask("stalled")
 
     def _next_moment(self) -> float:
-        if self.waiting_for is not None or self.policy.spec.is_static or not self.allocation.has_rollout_work:
+        is_through = self.policy.spec.is_static or self.waiting_for is not None
+        if (is_through and not self.is_async) or self.waiting_for == "inference":
+            return self.actor_end_s
+        if not self.allocation.has_rollout_work:
             return self.actor_end_s
         if self.actor_end_s < math.inf and self.policy.spec.checks != "always":
             return self.actor_end_s
@@ -71,9 +78,14 @@ class Step(StepState):
             raise PolicyError(
                 f"policy {self.policy.name!r} starts no rollout instance.", fix="Scale rollout at 'start'."
             )
-        sequences = self.prompts.sequences(self.submitted)
+        keep_kv = self.config.algorithm.keep_kv or not self.is_synced
+        sequences = self.prompts.sequences(self.submitted, keep_kv=keep_kv)
+        if sequences.processed is None:
+            is_begun = (sequences.generated > 0) & (sequences.generated < sequences.response)
+            again = (sequences.prompt + sequences.generated)[is_begun]
+            self.record.tokens_prefilled_again += int(again.sum())
         count = self.config.cluster.num_gpus // self.config.rollout.num_gpus
-        rollouts = Rollouts(self.config, count, sequences)
+        rollouts = rollouts_of(self.config, count, sequences, self.record.number)
         self.is_generated = np.zeros(self.submitted, bool)
         self.came_complete = sequences.generated >= sequences.response
         self.started_s = self.generated_s = self.now
@@ -123,26 +135,31 @@ class Step(StepState):
         groups as they come: training starts with the first one, and the step of the optimiser waits for the last.
         """
         tokens = self.tokens[groups]
-        if self.policy.spec.takes_turns:
+        fetched = self.config.algorithm.fetch_minibatches
+        self.record.flops += self.costs.train_flops(tokens)
+        if self.policy.spec.takes_turns or fetched:
             start = max(float(ready_s.max()), self.actor_free_s)
-            seconds, busy = self.costs.train_at_once(tokens, num_gpus)
+            seconds, busy = self.costs.train_at_once(tokens, num_gpus, max(1, fetched))
             return start, start + seconds, busy
         start = max(float(ready_s.min()), self.actor_free_s)
         return (start, *self.costs.train_stream(tokens, ready_s, start, num_gpus))
 
     def _pick(self) -> tuple[Ints, Floats] | None:
-        """The first groups that are ready, with room left for those that must not get older; and when each is."""
-        limit = math.inf if self.max_age is None else self.max_age
-        is_old = self.prompts.age[: self.submitted] >= limit
-        for groups in self.trained:
-            is_old[groups] = False
-        room_for_others = self.needed - self.num_trained - int(is_old.sum())
+        """The first groups that are ready, with room left for those that must not get older; and when each is.
+
+        One step off, they are those of the step before.
+        """
+        age = self.prompts.age[: self.submitted]
+        bounds = self._room_by_age()
+        is_ordered = self.config.algorithm.mode == "one_step_off"
         picked: list[int] = []
         ready_s: list[float] = []
         for at, group in sorted(self.ready):
-            if not is_old[group] and room_for_others == 0:
+            younger = [bound for bound in bounds if age[group] < bound[0]]
+            if (is_ordered and group >= self.needed) or any(bound[1] <= 0 for bound in younger):
                 continue
-            room_for_others -= not is_old[group]
+            for bound in younger:
+                bound[1] -= 1
             picked.append(group)
             ready_s.append(at)
             if len(picked) == self.per_minibatch:
@@ -152,13 +169,55 @@ class Step(StepState):
                 return np.array(picked, np.int64), np.array(ready_s)
         return None
 
+    def _room_by_age(self) -> list[list[int]]:
+        """For every age that counts: how many groups below it the step may still train.
+
+        Groups of the largest age are trained in this step, those one below in this or the next, and so on: what the
+        steps to come cannot train must be trained now.
+        """
+        if self.max_age is None:
+            return []
+        age = self.prompts.age[: self.submitted].copy()
+        for groups in self.trained:
+            age[groups] = -1
+        left = self.needed - self.num_trained
+        found = []
+        for later in range(self.max_age):
+            must = int((age >= self.max_age - later).sum()) - later * self.needed
+            found.append([self.max_age - later, left - max(0, must)])
+        return found
+
     # Moments at which the policy is asked.
 
     def _end_minibatch(self) -> None:
         self.now = self.actor_free_s = max(self.now, self.actor_end_s)
         self.actor_end_s = math.inf
+        is_last = len(self.trained) == self.num_minibatches
+        if is_last and self.carries:
+            self._drain_or_go_on()
         self._ask("boundary")
         self.is_over = len(self.trained) == self.num_minibatches
+
+    def _drain_or_go_on(self) -> None:
+        """Before a sync: what cannot be interrupted is completed; no other prompts are begun."""
+        algorithm = self.config.algorithm
+        if self.is_async and (algorithm.interrupt or (self.record.number + 1) % algorithm.sync_every):
+            return
+        if self.is_async and self.allocation.prompts:
+            self.allocation.prompts.clear()
+        self.allocation.generate(math.inf)
+        self._collect()
+        self.now = self.actor_free_s = max(self.now, self.generated_s)
+
+    def _must_wait(self) -> bool:
+        """Whether generation goes on although the others wait: asynchronous ones only need enough for the step."""
+        if self.waiting_for != "rollout" or not self.is_async or not self.allocation.has_rollout_work:
+            return False
+        if not self.config.algorithm.interrupt:
+            return True
+        oldest = math.inf if self.max_age is None else self.max_age
+        is_needed = (self.prompts.age[: self.submitted] >= oldest) & ~self.is_generated
+        return int(self.is_generated.sum()) < self.needed or bool(is_needed.any())
 
     def _end_wait(self) -> None:
         """Generation ran out: the awaited component has no work left from this moment on."""
@@ -205,6 +264,9 @@ class Step(StepState):
             self._collect()
 
     def _plan_submission(self, action: Submit) -> None:
+        if self.carries and action.groups == self.needed:  # A plan for the prompts of one step: the mode has its own.
+            self.balance = action.balance
+            return
         if self.allocation.rollouts is not None or not self.needed <= action.groups <= len(self.prompts.age):
             raise PolicyError(
                 f"policy {self.policy.name!r} submits {action.groups} prompts at {self.now:.1f} s.",
@@ -226,7 +288,13 @@ class Step(StepState):
         """Close the books: the step lasts until the actor is back where it started."""
         record, rollouts, sequences = self.record, self.rollouts, self.rollouts.sequences
         record.work += self.minibatches
-        record.duration_s = max(self.actor_free_s, self.now)
+        if self.carries and self.allocation.instances:
+            self.allocation.finish(Finish(component="rollout"), max(self.now, self.allocation.owners.settled_s))
+            self._collect()
+        left_s = self.allocation.left_s if self.carries else math.inf
+        record.duration_s = max(self.actor_free_s, self.now, left_s if left_s < math.inf else 0.0)
+        if self.carries:  # What inference has not done by now is for the next step.
+            record.work = [one.until(record.duration_s) for one in record.work if one.start_s < record.duration_s]
         self.allocation.owners.close(record.duration_s)
         record.finished_s = self._finished_s()
         record.rollout_end_s = min(self.allocation.left_s, float(np.max(record.finished_s)))
@@ -244,8 +312,16 @@ class Step(StepState):
         record.response_tokens_trained = int(self.prompts.response[trained].sum())
         record.tokens_trained = int(self.tokens[trained].sum())
         of_groups = produced.reshape(self.submitted, self.group_size)
-        keep = self.allocation.keep_tokens
+        keep = self.allocation.keep_tokens or self.carries
         left = int(of_groups[~is_trained].sum())
         record.tokens_carried, record.tokens_discarded = (left, 0) if keep else (0, left)
         self.left_over = self.prompts.left_over(is_trained, of_groups, keep_tokens=keep)
+        new = int(self.is_generated.sum()) - self.prompts.num_complete
+        record.groups_s = new / max(1e-9, record.duration_s - self.started_s)
+        lag = self.config.algorithm.max_lag
+        if self.is_async and lag is not None and self.config.algorithm.stale == "drop":
+            self.left_over, dropped = self.left_over.without_stale(lag)
+            record.num_dropped = dropped.num_carried
+            record.tokens_discarded += int(dropped.generated.sum())
+            record.tokens_carried -= int(dropped.generated.sum())
         return record

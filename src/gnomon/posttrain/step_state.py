@@ -29,22 +29,26 @@ class StepState:
         prompts: Prompts,
         number: int,
         *,
+        before: StepRecord | None = None,
         keep_decisions: bool = False,
     ) -> None:
+        self.before = before
         self.config, self.placement, self.costs, self.policy = config, placement, costs, policy
         self.prompts, self.tokens = prompts, prompts.prompt + prompts.response
         self.record, self.keep_decisions = StepRecord(number), keep_decisions
         self.record.valid_actor_sizes = tuple(valid_actor_sizes(config))
         algorithm = config.algorithm
         self.group_size, self.needed = algorithm.group_size, algorithm.rollout_batch_size
-        self.num_minibatches = algorithm.n_minibatches
+        self.num_minibatches = algorithm.num_fetches
         self.per_minibatch = self.needed // self.num_minibatches
         self.has_inference = algorithm.recompute_logprobs
         self.allocation = Allocation(config, costs, policy, self.record)
         self.now = 0.0
         # Submission.
-        self.submitted, self.balance = self.needed, False
-        self.max_age: int | None = None
+        self.carries, self.is_async = algorithm.carries, algorithm.is_async
+        allowed = max(algorithm.allowed(number), prompts.num_carried) if self.carries else self.needed
+        self.submitted, self.balance = min(allowed, len(prompts.age)), False
+        self.max_age = algorithm.max_lag if self.is_async and algorithm.stale == "wait" else None
         self.started_s = self.generated_s = 0.0
         self.is_generated = np.zeros(0, bool)
         self.num_collected = -1

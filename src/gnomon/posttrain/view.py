@@ -35,6 +35,7 @@ def snapshot_of(step: StepState, point: Point) -> Snapshot:
         groups_ready=step.num_trained + sum(at <= step.now for at, _ in step.ready),
         sequences_unfinished=sum(one.unfinished for one in instances) + allocation.num_waiting,
         sequences_waiting=allocation.prompts.num_sequences if allocation.prompts else 0,
+        groups_complete=step.prompts.num_complete,
         carried=step.prompts.num_carried,
         stalest=_stalest(step),
         rates=_rates(step, generated),
@@ -71,8 +72,10 @@ def _rates(step: StepState, generated: int) -> Rates:
     trained = [one for one in step.minibatches if one.end_s <= step.now]
     gpu_s = sum(one.busy_s * len(one.gpus) for one in trained)
     passed = step.now - step.started_s if step.allocation.rollouts else 0.0
+    new = generated - step.prompts.num_complete
+    before = step.before.groups_s if step.before and not step.allocation.rollouts else 0.0
     return Rates(
-        rollout_groups_s=generated / passed if passed > 0 else 0.0,
+        rollout_groups_s=new / passed if passed > 0 else before,
         inference_groups_s=step.allocation.inference.groups_s,
         train_groups_s_per_gpu=step.per_minibatch * len(trained) / gpu_s if gpu_s > 0 else 0.0,
     )

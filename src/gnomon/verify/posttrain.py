@@ -1,4 +1,4 @@
-"""The post-training simulator against published results A-E.
+"""The post-training simulator against published results A-E, verl, NeMo-RL and RLinf.
 
 Gates: B, stage seconds of 7B at the two scales that were not used for calibration, within 10 %; D, speed-up of moving
 GPUs, within 10 %; E, the placement exactly; a step of 8,192 sequences in under a second. The rest is reported.
@@ -7,22 +7,31 @@ GPUs, within 10 %; E, the placement exactly; a step of 8,192 sequences in under 
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from gnomon import catalog
+from gnomon.core.config import build
 from gnomon.core.errors import ConfigError
-from gnomon.posttrain.advise import StageCosts, advise
+from gnomon.posttrain.advise import StageCosts, advise, candidates
 from gnomon.posttrain.calibrate import calibrate, colocated_costs, with_efficiency
+from gnomon.posttrain.compare import placed
 from gnomon.posttrain.config import Posttrain
-from gnomon.posttrain.placement_search import place
+from gnomon.posttrain.costs import Costs
+from gnomon.posttrain.lengths import draw
 from gnomon.posttrain.policies import make_policy
+from gnomon.posttrain.record import RunRecord
 from gnomon.posttrain.simulate import run
+from gnomon.posttrain.weights import sync_s
 from gnomon.report.blocks import Block, Line, Table
+from gnomon.verify import posttrain_frameworks as frameworks
 from gnomon.verify import posttrain_published as published
 from gnomon.verify.findings import Findings, Progress, proof
 
@@ -34,6 +43,9 @@ C_PLACEMENTS = 4
 LOGPROB_OVER_TRAINING = 36 / 30
 """Efficiency of log-probabilities over that of training: B's published MFUs at 64 GPUs. D has no such figure."""
 MAX_SECANTS, CALIBRATED_TO = 6, 0.001
+RATIO_POINTS = 0.08
+"""verl v1: ratios of its three modes, gates."""
+VERL_TOLERANCE, NEMO_MEDIAN, NEMO_POINTS, ELASTIC_GAIN = 0.15, 0.20, 0.10, 1.2
 NUM_STEPS = 8
 """Every value is a mean over so many steps: one draw of the lengths moves a stage by several per cent."""
 STAGES = ("rollout", "inference", "actor")
@@ -67,14 +79,15 @@ class Check:
 
 
 def verify(
-    sources: str = "ABCDES",
+    sources: str = "ABCDERSVWYN",
     *,
+    folder: Path | None = None,
     calibrated_on: int = B_CALIBRATED_ON,
     seed: int = 0,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Iterator[Check]:
     """Compare the chosen sources, one after the other; `on_progress(done, total)` counts them."""
-    study = Study(calibrated_on, seed)
+    study = Study(calibrated_on, seed, folder or Path())
     for done, source in enumerate(sources):
         if on_progress:
             on_progress(done, len(sources))
@@ -87,6 +100,7 @@ class Study:
 
     calibrated_on: int
     seed: int
+    folder: Path = Path()
 
     def _averaged(self, config: Posttrain) -> Posttrain:
         return config.model_copy(update={"seed": self.seed, "num_steps": NUM_STEPS})
@@ -132,8 +146,10 @@ class Study:
         """C is unlabelled: only the gain of standing side by side is compared, with the best placement we find."""
         for (size, num_gpus), (turns, side_by_side) in published.C_TOKENS_S.items():
             config = _with(self._b_configuration(size, num_gpus), self._b_efficiencies)
-            found = place(config.model_copy(update={"num_steps": 1}), num_simulated=C_PLACEMENTS)
-            ours = found.tried[0].static.tokens_s / found.colocated.tokens_s
+            config = config.model_copy(update={"num_steps": 1})
+            taking_turns = run(config, make_policy("colocated"))
+            apart = [run(placed(config, *sizes), make_policy("disaggregated")) for sizes in _balanced(config)]
+            ours = max(one.tokens_s for one in apart) / taking_turns.tokens_s
             yield Check("C", f"{size}@{num_gpus} pipelined / colocated", side_by_side / turns, ours, "reported")
 
     # D.
@@ -192,6 +208,70 @@ class Study:
         for name, expected in published.E_PLACEMENT.items():
             yield Check("E", f"{name} GPUs", expected, getattr(advice, name), "gate", limit=0.0)
 
+    # verl and NeMo-RL, and the described system's own YAML.
+
+    def check_y(self) -> Iterator[Check]:
+        """Weight syncs that verl measured, on which the paths' constants are fitted."""
+        for (model, ranks), measured in frameworks.VERL_SYNCS.items():
+            for path, seconds in zip(("nccl", "checkpoint_engine"), measured, strict=True):
+                config = build(Posttrain, {"model": model, "device": "h20", "transitions": {"sync": path}})
+                ours = sync_s(config, catalog.model(model), ranks, ranks)
+                yield Check("Y", f"{model} {path} s", seconds, ours, "calibrated")
+
+    def check_r(self) -> Iterator[Check]:
+        """The described system's placement (7B, 64 GPUs, 16/40/8) with defaults: elastic over static."""
+        config = published.side_by_side("7B", 64, published.D_MEAN).model_copy(update={"seed": self.seed})
+        ratio = run(config, make_policy("elastic")).tokens_s / run(config, make_policy("disaggregated")).tokens_s
+        yield Check("R", "7B@64 static / elastic (at most)", 1 / ELASTIC_GAIN, 1 / ratio, "gate", is_bound=True)
+
+    def check_v(self) -> Iterator[Check]:
+        """verl's tables: one mean length per run from its training time; the rest is predicted."""
+        for one in frameworks.VERL_RUNS:
+            steps = 3 if one.rollout else 2
+            record = run(frameworks.verl_configuration(one, self._verl_mean(one), self.seed, steps))
+            counted = record.steps[1:] if one.rollout else record.steps
+            ours = sum(step.duration_s for step in counted) / len(counted)
+            role = "gate" if one.name.startswith(("colocated", "async")) else "reported"
+            yield Check("V", f"{one.name} step s", one.step_s, ours, role, limit=VERL_TOLERANCE)
+
+    def _verl_mean(self, one: frameworks.VerlRun) -> float:
+        """The mean length with which training takes as long as published, by bisection."""
+        low, high = 200.0, 10_000.0
+        for _ in range(9):
+            mean = math.sqrt(low * high)
+            config = frameworks.verl_configuration(one, mean, self.seed, 1)
+            lengths = draw(config.lengths, 2 * 512, 16, self.seed, 0)
+            tokens = lengths.prompt + lengths.response
+            costs = Costs(config, one.trainer)
+            seconds = sum(costs.train_at_once(part, one.trainer)[0] for part in np.array_split(tokens, 32)) / 2
+            low, high = (mean, high) if seconds < one.training_s else (low, mean)
+        return math.sqrt(low * high)
+
+    def check_w(self) -> Iterator[Check]:
+        """verl's v1 trainer: the two asynchronous modes over the synchronous one."""
+        rows = frameworks.verl_v1_rows(self.folder)
+        ours = {mode: _settled_s(run(config)) for mode, _, config in rows}
+        theirs = {mode: seconds for mode, seconds, _ in rows}
+        for mode in list(ours)[1:]:
+            ratio, limit = theirs[mode] / theirs["sync"], RATIO_POINTS
+            yield Check("W", f"{mode} / sync", ratio, ours[mode] / ours["sync"], "gate", limit=limit / ratio)
+
+    def check_n(self) -> Iterator[Check]:
+        """NeMo-RL: every step, their median error, and asynchronous over synchronous."""
+        rows = frameworks.nemo_rows(self.folder)
+        ours: dict[str, float] = {}
+        for row in rows:
+            ours[row.name] = _settled_s(run(row.config))
+            yield Check("N", f"{row.name} step s", row.step_s, ours[row.name], "reported")
+        errors = [abs(ours[row.name] / row.step_s - 1.0) for row in rows]
+        yield Check("N", "median error", NEMO_MEDIAN, float(np.median(errors)), "gate", is_bound=True)
+        for row in rows:
+            sync = [one for one in rows if (one.model, one.gpu, one.gpus, one.off) == (row.model, row.gpu, row.gpus, 0)]
+            if row.off and sync and "BF16" in row.name:
+                ratio = sync[0].step_s / row.step_s
+                got = ours[sync[0].name] / ours[row.name]
+                yield Check("N", f"{row.name} speed-up", ratio, got, "gate", limit=NEMO_POINTS / ratio)
+
     def check_s(self) -> Iterator[Check]:
         """CPU seconds, the best of three after one run that compiles: others may use the machine meanwhile."""
         config = self._d_configuration("7B", 64, 1.0, 0.5).model_copy(update={"num_steps": 1})
@@ -206,6 +286,24 @@ class Study:
         yield Check("S", what, MAX_STEP_S, min(seconds), "gate", is_bound=True)
 
 
+def _settled_s(record: RunRecord) -> float:
+    """Mean seconds of the steps but the first, which finds nothing generated."""
+    steps = record.steps[1:] or record.steps
+    return sum(step.duration_s for step in steps) / len(steps)
+
+
+def _balanced(config: Posttrain) -> list[tuple[int, int, int]]:
+    """Static placements whose shares are nearest to those of the stages' seconds."""
+    costs = colocated_costs(config)
+    shares = [getattr(costs, name) / costs.colocated_s for name in ("actor", "rollout", "inference")]
+    total = config.cluster.num_gpus
+
+    def distance(sizes: tuple[int, int, int]) -> float:
+        return sum(abs(size / total - share) for size, share in zip(sizes, shares, strict=True))
+
+    return sorted(candidates(config), key=distance)[:C_PLACEMENTS]
+
+
 def _with(config: Posttrain, efficiencies: dict[str, float]) -> Posttrain:
     for name, efficiency in efficiencies.items():
         config = with_efficiency(config, name, efficiency)
@@ -214,13 +312,29 @@ def _with(config: Posttrain, efficiencies: dict[str, float]) -> Posttrain:
 
 @proof("posttrain")
 def prove(
-    *, only: str = "ABCDES", calibrate_on: int = 64, seed: int = 0, on_progress: Progress | None = None
+    *,
+    only: str = "ABCDERSVWYN",
+    data: str | None = None,
+    calibrate_on: int = 64,
+    seed: int = 0,
+    on_progress: Progress | None = None,
 ) -> Findings:
-    """RL post-training: published results A-E, and the simulator's own speed (S)."""
+    """RL post-training: published results A-E, verl (V, W, Y), NeMo-RL (N), RLinf's YAML (R), and our own speed (S)."""
     letters = only.upper()
     if not letters or set(letters) - set(NOTES):
         raise ConfigError(f"unknown source in {only!r}.", where="--only", fix=f"Known: {', '.join(NOTES)}.")
-    return told(list(verify(letters, calibrated_on=calibrate_on, seed=seed, on_progress=on_progress)), letters)
+    return told(
+        list(
+            verify(
+                letters,
+                folder=Path(data or os.environ.get("GNOMON_REFERENCE") or "reference"),
+                calibrated_on=calibrate_on,
+                seed=seed,
+                on_progress=on_progress,
+            )
+        ),
+        letters,
+    )
 
 
 NOTES = {
@@ -230,7 +344,12 @@ NOTES = {
     "D": "Calibrated: rollout on 1.5B's median decode time, training on each model's static throughput at 64 GPUs."
     " No ratio is calibrated.",
     "E": "The published rule with its published inputs.",
+    "R": "The described system's placement with the simulator's defaults; nothing calibrated.",
     "S": "Speed of the simulator itself.",
+    "V": f"verl, Qwen2.5-Math-7B on H20; constants {frameworks.VERL}; one mean length per run from its training time.",
+    "W": "verl v1 on 32 GPUs that are not named (H100 here); no constant of its own.",
+    "Y": "verl's measured weight syncs; the paths' constants are fitted to them.",
+    "N": f"NeMo-RL 0.6; constants {frameworks.NEMO}, none fitted.",
 }
 
 

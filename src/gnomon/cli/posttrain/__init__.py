@@ -9,7 +9,7 @@ from gnomon.cli.lazy import LazyGroup
 COMMANDS = {
     "run": "Simulate the steps of one policy and show where the time goes.",
     "compare": "Policies on the same lengths, with regret against the oracle.",
-    "place": "The best static placement, and whether elastic scheduling pays.",
+    "plan": "Split, mode, staleness and layouts for a GPU budget; flags for verl and RLinf.",
     "sweep": "Policies over cluster sizes.",
     "calibrate": "Fit efficiencies to measured stage times.",
     "decide": "Feed recorded snapshots through a policy, without the simulator.",
@@ -24,5 +24,5 @@ def command() -> None:
     Examples:
       gnomon posttrain run examples/posttrain/elastic.yaml --out runs/elastic
       gnomon posttrain compare examples/posttrain/elastic.yaml
-      gnomon posttrain place examples/posttrain/elastic.yaml
+      gnomon posttrain plan examples/posttrain/small.yaml --max-lag 1
     """

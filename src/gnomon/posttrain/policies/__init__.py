@@ -70,6 +70,7 @@ _IN = {
     "elastic": "elastic",
     "utilization": "utilization",
     "payback": "payback",
+    "switching": "switching",
     "tail_batching": "leftover",
     "partial_rollout": "leftover",
 }

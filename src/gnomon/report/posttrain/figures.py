@@ -119,12 +119,20 @@ def _layout(record: RunRecord) -> Figure:
         }
         for at in starts(record)[1:]
     ]  # fmt: skip
+    versions = [
+        {
+            "x": at, "y": 1, "yref": "paper", "yanchor": "bottom", "xanchor": "left", "showarrow": False,
+            "text": f"v{step.number}", "font": {"size": 10, "color": LEFT},
+        }
+        for at, step in zip(starts(record), record.steps, strict=True)
+    ]  # fmt: skip
     return {
         **TIME_LINE,
         "uniformtext": {"minsize": 8, "mode": "hide"},
         "height": 760,
         "margin": {"l": 76, "r": 18, "t": 46, "b": 44},
         "shapes": lines,
+        "annotations": versions if len(record.steps) > 1 else [],
         "xaxis": TIME_LINE_AXIS | {"range": [0, record.duration_s], "title": {"text": "seconds"}, "anchor": "y3"},
         "yaxis": {
             "domain": [0.46, 1],
@@ -172,6 +180,8 @@ def run_cards(record: RunRecord) -> dict[str, str]:
         "idle": f"{100 * (1 - record.shares()['busy']):.1f} %",
         "sequences moved": f"{sum(step.num_moved for step in record.steps):,}",
         "staleness": str(record.staleness),
+        "training MFU": f"{100 * record.mfu:.0f} %",
+        "dollars a step": f"{record.dollars_per_step:,.2f}",
     }
 
 

@@ -1,12 +1,11 @@
-"""Post-training in words and plain data: one run, policies side by side, placements."""
+"""Post-training in words and plain data: one run, policies side by side, plans."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from gnomon.posttrain.advise import Advice
 from gnomon.posttrain.compare import BASELINE, Outcome
-from gnomon.posttrain.placement_search import Report
+from gnomon.posttrain.plan import Planned, reasons, rlinf_yaml, verl_flags
 from gnomon.posttrain.record import RunRecord, StepRecord
 from gnomon.report.blocks import Block, Line, Table, lines
 from gnomon.report.posttrain.figures import policy_rows
@@ -22,7 +21,13 @@ def run_data(record: RunRecord) -> dict[str, Any]:
         "policy": record.policy,
         "step_s": record.step_s,
         "tokens_s": record.tokens_s,
+        "tokens_s_per_gpu": record.tokens_s / record.num_gpus,
+        "mfu": record.mfu,
+        "dollars_per_step": record.dollars_per_step,
         "staleness": record.staleness,
+        "lags": {str(lag): share for lag, share in record.lags().items()},
+        "dropped": record.num_dropped,
+        "bubbles": record.bubbles(),
         "gpu_time": record.shares(),
         "steps": [step_row(step) for step in record.steps],
         "notes": record.notes,
@@ -32,9 +37,16 @@ def run_data(record: RunRecord) -> dict[str, Any]:
 def run_blocks(record: RunRecord) -> list[Block]:
     """Every step, then where the GPU time goes."""
     shares = ", ".join(f"{cause} {100 * share:.1f} %" for cause, share in record.shares().items())
+    bubbles = ", ".join(f"{name} {share:.0%}" for name, share in record.bubbles().items())
+    lags = ", ".join(f"{lag}: {share:.0%} of groups" for lag, share in record.lags().items())
     return [
         Table([step_row(step) for step in record.steps], f"{record.policy} on {record.num_gpus} GPUs"),
         Line(f"step {record.step_s:.1f} s   {record.tokens_s:,.0f} tokens/s   GPU time: {shares}"),
+        Line(
+            f"{record.tokens_s / record.num_gpus:,.0f} tokens/s/GPU   training MFU {record.mfu:.0%}"
+            f"   ${record.dollars_per_step:,.2f} a step   idle while owned: {bubbles}"
+        ),
+        Line(f"version lag: {lags}" + (f"   {record.num_dropped} groups dropped" if record.num_dropped else "")),
         *lines(record.notes),
     ]
 
@@ -51,6 +63,7 @@ def step_row(step: StepRecord) -> dict[str, Any]:
         "sequences moved": step.num_moved,
         "pre-empted": step.num_preemptions,
         "staleness": int(step.ages.max(initial=0)),
+        "dropped": step.num_dropped,
     }
 
 
@@ -86,58 +99,15 @@ def _and(names: list[str]) -> str:
     return " and ".join((", ".join(names[:-1]), names[-1])) if len(names) > 1 else names[0]
 
 
-def placement_rows(report: Report) -> list[dict[str, Any]]:
-    """The placements that were simulated, the shortest static step first."""
+def plan_blocks(plans: list[Planned], top: int) -> list[Block]:
+    """The best plans, why, and how to run the first."""
+    best = plans[0]
     return [
-        {
-            "actor": one.actor,
-            "rollout": one.rollout,
-            "inference": one.inference,
-            "static step s": one.static.step_s,
-            "elastic step s": one.elastic.step_s if one.elastic else None,
-            "speed-up": one.speedup,
-        }
-        for one in report.tried
+        Table([one.row() for one in plans[:top]], "Plans, the best first"),
+        *lines(reasons(plans)),
+        Line("verl: " + " ".join(verl_flags(best))),
+        Line("RLinf: " + rlinf_yaml(best)),
     ]
-
-
-def placement_data(report: Report) -> dict[str, Any]:
-    """What the advisor found."""
-    return {
-        "costs": vars(report.costs),
-        "rule": vars(report.rule),
-        "colocated_step_s": report.colocated.step_s,
-        "placements": placement_rows(report),
-        "elastic_pays": report.elastic_pays,
-    }
-
-
-def placement_blocks(report: Report) -> list[Block]:
-    """The rule's answer, the placements that were simulated, and whether elastic scheduling pays."""
-    c, best = report.costs, report.best_elastic
-    if report.elastic_pays and best.elastic:
-        verdict = (
-            f"Elastic pays: {best.elastic.step_s:.1f} s from actor {best.actor}, rollout {best.rollout}, inference"
-            f" {best.inference}; the best static choice takes {report.best_static_s:.1f} s."
-        )
-    else:
-        verdict = f"Elastic does not pay here: the best static choice takes {report.best_static_s:.1f} s."
-    caption = f"Taking turns: {report.colocated.step_s:.1f} s."
-    return [
-        Line(f"taking turns: actor {c.actor:.1f} s, rollout {c.rollout:.1f} s, inference {c.inference:.1f} s"),
-        Line(rule_words(report.rule)),
-        Table(placement_rows(report), "Simulated placements", caption, left=()),
-        Line(verdict),
-    ]
-
-
-def rule_words(advice: Advice) -> str:
-    """The rule's answer in a line."""
-    where = "taking turns on all GPUs" if advice.is_colocated else "side by side"
-    return (
-        f"the rule: {where}, rollout {advice.rollout}, inference {advice.inference}, actor {advice.actor}"
-        f" (step {advice.step_s:.1f} s)"
-    )
 
 
 def explanation(record: RunRecord) -> tuple[list[dict[str, Any]], dict[str, Any], list[Block]]:

@@ -1,0 +1,219 @@
+"""A plan for a GPU budget: layouts, split, mode and staleness, by simulation.
+
+Layouts are those that fit: the actor's fastest per GPU, rollout's smallest. The split follows the seconds that the
+stages take on all GPUs. Every mode within the bound on lag is then simulated with the layouts and splits that are left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, Literal
+
+import numpy as np
+
+from gnomon.core.errors import ConfigError, GnomonError
+from gnomon.posttrain.calibrate import colocated_costs
+from gnomon.posttrain.compare import placed
+from gnomon.posttrain.config import Posttrain
+from gnomon.posttrain.costs import Costs, check_actor_memory
+from gnomon.posttrain.placement import placement_of, valid_actor_sizes
+from gnomon.posttrain.record import RunRecord
+from gnomon.posttrain.rollout import check_memory
+from gnomon.posttrain.simulate import run
+
+Goal = Literal["samples", "dollars"]
+TENSOR = (1, 2, 4, 8)
+STALENESS = (0.5, 1.0, 2.0)
+NUM_STEPS = 4
+"""Steps of each simulation; the first, which finds nothing generated, does not count where more follow."""
+
+
+@dataclass(frozen=True, eq=False)
+class Planned:
+    """One plan, simulated."""
+
+    mode: str
+    config: Posttrain
+    record: RunRecord
+
+    @property
+    def steps(self) -> list[Any]:
+        """Without the first, where others follow."""
+        return self.record.steps[1:] or self.record.steps
+
+    @property
+    def step_s(self) -> float:
+        """Mean seconds of a step."""
+        return sum(step.duration_s for step in self.steps) / len(self.steps)
+
+    @property
+    def samples_s(self) -> float:
+        """Sequences trained per second."""
+        return self.config.algorithm.num_sequences / self.step_s
+
+    @property
+    def dollars(self) -> float:
+        """Of 1,000 steps."""
+        return 1000.0 * self.record.num_gpus * self.record.price_per_hour * self.step_s / 3600.0
+
+    @property
+    def limit(self) -> str:
+        """What a step waits for most."""
+        waited = [step.waited_for() for step in self.steps]
+        return max(waited[0], key=lambda name: sum(one[name] for one in waited))
+
+    def row(self) -> dict[str, Any]:
+        """In figures."""
+        c, sizes = self.config, placement_of(self.config)
+        return {
+            "mode": self.mode,
+            "actor": f"{len(sizes.actor)} (TP {c.actor.tensor_parallel}, PP {c.actor.pipeline_parallel})",
+            "rollout": f"{len(sizes.rollout)} (TP {c.rollout.tensor_parallel})",
+            "staleness": c.algorithm.staleness,
+            "step s": self.step_s,
+            "samples/s": self.samples_s,
+            "dollars/1,000 steps": self.dollars,
+            "lag": self.record.staleness,
+            "MFU %": 100 * self.record.mfu,
+            "limit": self.limit,
+        }
+
+
+def plan(
+    config: Posttrain,
+    *,
+    goal: Goal = "samples",
+    max_lag: int = 1,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[Planned]:
+    """Every plan that runs, the best first; `config` gives model, algorithm, lengths and GPUs, not a placement."""
+    if config.algorithm.recompute_logprobs:  # Nobody but the actor has weights to compute them with.
+        config = _with(config, "algorithm", recompute_logprobs=False, actor_passes=config.algorithm.actor_passes + 1)
+    chosen = [(mode, one) for layout in _layouts(config) for mode, one in _modes(layout, max_lag) if _is_valid(one)]
+    found = []
+    for done, (mode, one) in enumerate(chosen):
+        on_progress(done, len(chosen))
+        found.append(Planned(mode, one, run(one.model_copy(update={"num_steps": NUM_STEPS}))))
+    return sorted(found, key=lambda one: one.dollars if goal == "dollars" else -one.samples_s)
+
+
+def _with(config: Posttrain, section: str, **values: Any) -> Posttrain:
+    part = getattr(config, section)
+    return config.model_copy(update={section: type(part)(**{**part.model_dump(exclude_unset=True), **values})})
+
+
+def _layouts(config: Posttrain) -> list[Posttrain]:
+    """The actor's two fastest layouts per GPU, with rollout's two smallest."""
+    total = config.cluster.num_gpus
+    tokens = np.full(8, round(config.lengths.mean + config.lengths.prompt_mean))
+    speeds: list[tuple[float, int, Posttrain]] = []
+    for tensor, stages in product(TENSOR, (1, 2, 4, 8)):
+        one = _with(config, "actor", tensor_parallel=tensor, pipeline_parallel=stages, deal="sequences")
+        if total % one.actor.num_gpus or not valid_actor_sizes(one):
+            continue
+        try:
+            half = max(size for size in valid_actor_sizes(one) if size <= max(one.actor.num_gpus, total // 2))
+            check_actor_memory(one, half)
+            speeds.append((Costs(one, half).train_s(tokens) * one.actor.num_gpus, len(speeds), one))
+        except GnomonError:
+            continue
+    rollouts = [one for one in (_with(config, "rollout", tensor_parallel=t) for t in TENSOR) if _holds(one, total)]
+    if not speeds or not rollouts:
+        what = "training" if not speeds else "generation"
+        raise ConfigError(f"no layout of {what} fits {total} GPUs.", where="cluster", fix="Add nodes.")
+    return [
+        one.model_copy(update={"rollout": other.rollout}) for _, _, one in sorted(speeds)[:2] for other in rollouts[:2]
+    ]
+
+
+def _holds(config: Posttrain, total: int) -> bool:
+    if total % config.rollout.num_gpus:
+        return False
+    try:
+        check_memory(config)
+    except GnomonError:
+        return False
+    return True
+
+
+def _modes(config: Posttrain, max_lag: int) -> Iterator[tuple[str, Posttrain]]:
+    """Taking turns; then every mode side by side, on the two splits nearest to the stages' needs."""
+    turns = config.cluster.component_placement.model_copy(update={"actor": "all", "rollout": "all", "inference": None})
+    shared = config.model_copy(
+        update={"cluster": config.cluster.model_copy(update={"component_placement": turns, "auto_scheduler": False})}
+    )
+    yield "colocated", shared
+    costs, total = colocated_costs(shared.model_copy(update={"num_steps": 1})), config.cluster.num_gpus
+    share = costs.actor / (costs.actor + costs.rollout)
+    sizes = [one for one in valid_actor_sizes(config) if (total - one) >= config.rollout.num_gpus]
+    sizes = [one for one in sizes if (total - one) % config.rollout.num_gpus == 0]
+    for actor in sorted(sizes, key=lambda one: abs(one / total - share))[:2]:
+        apart = placed(shared, actor, total - actor, 0)
+        yield "disaggregated", apart
+        if max_lag >= 1:
+            yield "one step off", _with(apart, "algorithm", mode="one_step_off")
+        for staleness in STALENESS:
+            if staleness <= max_lag:
+                bounded = {"mode": "async", "staleness": staleness, "max_lag": max_lag}
+                yield "asynchronous", _with(apart, "algorithm", **bounded)
+
+
+def _is_valid(config: Posttrain) -> bool:
+    try:
+        check_actor_memory(config, len(placement_of(config).actor))
+    except GnomonError:
+        return False
+    return True
+
+
+def reasons(plans: list[Planned]) -> list[str]:
+    """Why the first is the best, and what limits it."""
+    best = plans[0]
+    bubbles = best.record.bubbles()
+    words = [f"{best.mode} is limited by {best.limit}; idle: {', '.join(f'{k} {v:.0%}' for k, v in bubbles.items())}."]
+    others = {one.mode: one for one in reversed(plans) if one.mode != best.mode}
+    for mode, one in others.items():
+        words.append(
+            f"{mode} takes {one.step_s / best.step_s:.2f} times as long at its best ({one.step_s:.1f} s), limited by"
+            f" {one.limit}."
+        )
+    return words
+
+
+def verl_flags(plan: Planned) -> list[str]:
+    """The plan as options of verl."""
+    c, sizes = plan.config, placement_of(plan.config)
+    a, per_node = c.algorithm, c.cluster.gpus_per_node
+    minibatch = a.rollout_batch_size // a.n_minibatches
+    flags = [
+        f"actor_rollout_ref.rollout.n={a.group_size}",
+        f"actor_rollout_ref.actor.ppo_mini_batch_size={minibatch}",
+        f"actor_rollout_ref.actor.megatron.tensor_model_parallel_size={c.actor.tensor_parallel}",
+        f"actor_rollout_ref.actor.megatron.pipeline_model_parallel_size={c.actor.pipeline_parallel}",
+        f"actor_rollout_ref.rollout.tensor_model_parallel_size={c.rollout.tensor_parallel}",
+        f"data.max_response_length={c.lengths.max_response}",
+    ]
+    if plan.mode == "colocated":
+        return [*flags, f"data.train_batch_size={a.rollout_batch_size}", f"trainer.nnodes={c.cluster.num_nodes}"]
+    fetch = max(1, a.fetch_minibatches)
+    return [
+        *flags,
+        "actor_rollout_ref.hybrid_engine=False",
+        f"trainer.nnodes={max(1, len(sizes.actor) // per_node)}",
+        f"trainer.n_gpus_per_node={min(per_node, len(sizes.actor))}",
+        f"rollout.nnodes={max(1, len(sizes.rollout) // per_node)}",
+        f"rollout.n_gpus_per_node={min(per_node, len(sizes.rollout))}",
+        f"async_training.staleness_threshold={1.0 if plan.mode == 'one step off' else a.staleness:g}",
+        f"async_training.require_batches={fetch}",
+        f"async_training.trigger_parameter_sync_step={a.n_minibatches // fetch}",
+        f"async_training.partial_rollout={a.interrupt and a.is_async}",
+    ]
+
+
+def rlinf_yaml(plan: Planned) -> str:
+    """The plan's placement as RLinf writes it."""
+    sizes = placement_of(plan.config)
+    last = [f"{name}: {gpus[0]}-{gpus[-1]}" for name, gpus in sizes.by_name().items() if gpus]
+    return f"cluster: {{num_nodes: {plan.config.cluster.num_nodes}, component_placement: {{{', '.join(last)}}}}}"

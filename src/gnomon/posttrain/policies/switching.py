@@ -1,0 +1,55 @@
+"""Trainer GPUs that help to roll out between steps, as verl's switching does."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from gnomon.posttrain.policies import Policy, scheduling_policy
+from gnomon.posttrain.policies.static import side_by_side
+from gnomon.posttrain.snapshot import Actions, Migrate, Scale, Snapshot
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+@scheduling_policy("switching", checks="before_training", needs_order=True)
+class Switching(Policy):
+    """At the start of a step rollout takes the actor's GPUs, too, if too few groups are ready and it pays; it gives
+    them back when enough are."""
+
+    ratio: Share = 0.4
+    """Groups that must be ready for the actor to train, as a share of a step's; at least one mini-batch. verl adapts it
+    from step to step, starting here."""
+
+    @property
+    def lent(self) -> tuple[str, ...]:
+        """The actor's."""
+        return ("actor",)
+
+    def threshold(self, snapshot: Snapshot) -> int:
+        """Groups with which training begins."""
+        minibatch = snapshot.groups_needed // snapshot.num_minibatches
+        return max(minibatch, min(round(self.ratio * snapshot.groups_needed), snapshot.groups_needed))
+
+    def decide(self, snapshot: Snapshot) -> Actions:
+        """At the start, and at checks until the actor has its GPUs."""
+        initial = snapshot.initial
+        if snapshot.point == "start":
+            helped = side_by_side(snapshot)[:-1]
+            helped[0] = Scale(component="rollout", gpus=initial["actor"] + initial["rollout"])
+            return helped if self._pays(snapshot) else side_by_side(snapshot)
+        is_ready = snapshot.groups_ready >= self.threshold(snapshot) or snapshot.point == "stalled"
+        if snapshot.actor or snapshot.point == "boundary" or not is_ready:
+            return []
+        leave = tuple(one.id for one in snapshot.instances if set(one.gpus) & set(initial["actor"]))
+        return [Migrate(leave=leave), Scale(component="actor", gpus=initial["actor"])]
+
+    def _pays(self, snapshot: Snapshot) -> bool:
+        """Whether the missing groups come sooner by more than switching costs, at the rate of the last step."""
+        missing = self.threshold(snapshot) - snapshot.groups_complete
+        rate = snapshot.rates.rollout_groups_s
+        if missing <= 0 or rate <= 0:
+            return missing > 0
+        own, more = len(snapshot.initial["rollout"]), len(snapshot.initial["actor"])
+        return missing / rate * more / (own + more) > snapshot.migration_s + snapshot.reshard_s

@@ -1,0 +1,215 @@
+"""Modes of generation and training, on time lines worked out on paper.
+
+The engine is a stand-in that gives every sequence one token a second, whatever else runs; training takes one second a
+group. One actor, one rollout GPU, two prompts a step (one sample each), one mini-batch, a weight sync of half a second.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gnomon.core.arrays import Floats, Ints
+from gnomon.core.config import build
+from gnomon.core.errors import ConfigError
+from gnomon.posttrain import simulate, step
+from gnomon.posttrain.config import AlgorithmConfig, Posttrain
+from gnomon.posttrain.costs import Costs
+from gnomon.posttrain.lengths import Lengths
+from gnomon.posttrain.policies import make_policy
+from gnomon.posttrain.record import RunRecord
+from gnomon.posttrain.rollout import Sequences
+from gnomon.posttrain.simulate import run
+from posttrain_kit import assert_owned_once, assert_tokens_conserved, small
+
+SYNC_S = 0.5
+
+
+class OneTokenASecond:
+    """The rollouts of one step."""
+
+    def __init__(self, config: Posttrain, num_instances: int, sequences: Sequences, number: int) -> None:
+        self.sequences, count = sequences, len(sequences)
+        self.left = (sequences.response - sequences.generated).astype(float)
+        self.since, self.done_s = np.full(count, np.inf), np.full(count, np.inf)
+        self.again_s = np.where(sequences.generated > 0, 1.0, 0.0) if sequences.processed is None else np.zeros(count)
+        self.instance_of, self.num_preemptions, self.count = np.full(count, -1), 0, num_instances
+
+    def submit(self, ids: Ints, instances: Ints, now: float) -> None:
+        self.instance_of[ids] = instances
+        self.since[ids] = now + self.again_s[ids]  # A second to prefill again what had begun.
+
+    def advance(self, until: float) -> None:
+        ends = self.since + self.left
+        is_done = (ends <= until) & (self.done_s == math.inf)
+        self.done_s[is_done] = ends[is_done]
+
+    def withdraw(self, instance: int, now: float) -> tuple[Ints, float]:
+        self.advance(now)
+        ids = np.flatnonzero((self.instance_of == instance) & (self.done_s == math.inf))
+        self.left[ids] -= np.maximum(0.0, now - self.since[ids])
+        self.instance_of[ids], self.since[ids] = -1, np.inf
+        return ids, now
+
+    def generated(self, ids: Ints) -> Ints:
+        return np.asarray(self.sequences.response[ids] - np.ceil(self.left[ids] - 1e-9)).astype(np.int64)
+
+    @property
+    def finished_s(self) -> Floats:
+        return self.done_s
+
+    @property
+    def num_finished(self) -> int:
+        return int(np.isfinite(self.done_s).sum())
+
+    @property
+    def unfinished(self) -> Ints:
+        running = self.instance_of[(self.instance_of >= 0) & (self.done_s == math.inf)]
+        return np.bincount(running, minlength=self.count)
+
+    @property
+    def kv_use(self) -> Floats:
+        return np.zeros(self.count)
+
+    @property
+    def next_event_s(self) -> float:
+        ends = (self.since + self.left)[self.done_s == math.inf]
+        return float(ends.min(initial=math.inf))
+
+    @property
+    def busy_s(self) -> Floats:
+        return np.zeros(self.count)
+
+
+@pytest.fixture
+def paper(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Run steps on the given responses: every step's own prompts, in order."""
+
+    def run_on(responses: list[list[int]], policy: str = "disaggregated", **algorithm: Any) -> RunRecord:
+        queue = [length for step_lengths in responses for length in step_lengths]
+
+        def draw(config: Any, num_groups: int, size: int, seed: int, number: int) -> Lengths:
+            taken = [queue.pop(0) for _ in range(num_groups)]
+            lengths = np.array(taken, np.int64).reshape(-1, 1)
+            return Lengths(np.ones_like(lengths), lengths)
+
+        monkeypatch.setattr(simulate, "draw", draw)
+        monkeypatch.setattr(step, "rollouts_of", OneTokenASecond)
+        monkeypatch.setattr(Costs, "train_s", lambda self, tokens: float(tokens.size))
+        monkeypatch.setattr(Costs, "_update_s", lambda self, num_gpus: 0.0)
+        monkeypatch.setattr(Costs, "sync_s", lambda self, has_inference, num_rollout=None: SYNC_S)
+        given = {"rollout_batch_size": 2, "group_size": 1, "n_minibatches": 1, "fetch_minibatches": 1}
+        config = small((1, 1, 0), algorithm=given | algorithm, num_steps=len(responses))
+        record = run(config, make_policy(policy))
+        assert_owned_once(record)
+        assert_tokens_conserved(record)
+        return record
+
+    return run_on
+
+
+def seconds(record: RunRecord) -> list[float]:
+    return [round(one.duration_s, 3) for one in record.steps]
+
+
+def lags(record: RunRecord) -> list[list[int]]:
+    return [sorted(one.ages.tolist()) for one in record.steps]
+
+
+def test_a_synchronous_step_waits_for_its_longest(paper: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simulate, "OVER_SUBMISSION", 1.0)
+    record = paper([[4, 8], [3, 5]])
+    # Sync 0.5, the longest 8, two groups trained one after the other.
+    assert seconds(record) == [10.5, 7.5] and lags(record) == [[0, 0], [0, 0]]
+
+
+def test_one_step_off_generates_the_next_batch_meanwhile(paper: Any) -> None:
+    record = paper([[4, 8, 3, 9], [5, 2], [6, 1]], mode="one_step_off")
+    # Step 0 fills the pipe: both batches are generated, the first is trained until 0.5 + 8 + 2. Then a step lasts as
+    # long as the longer of two seconds of training and the longest of the next batch.
+    assert seconds(record) == [10.5, 5.5, 6.5] and lags(record) == [[0, 0], [1, 1], [1, 1]]
+
+
+def test_asynchronous_sequences_are_interrupted_and_go_on(paper: Any) -> None:
+    record = paper([[4, 8, 20], [3, 30]], staleness=0.5)
+    # Three may be in flight. Step 0: 4 and 8 are there at 8.5, trained until 10.5; the third has 10 of its 20 tokens.
+    # Step 1: it is prefilled again for 1 s, and ends at 0.5 + 1 + 10 = 11.5; the new one of 3 at 3.5 (that
+    # of 30 does not matter); trained until 13.5.
+    assert seconds(record) == [10.5, 13.5]
+    assert lags(record) == [[0, 0], [0, 1]] and record.steps[0].tokens_carried == 10
+    assert record.steps[1].tokens_prefilled_again == 11
+
+
+def test_a_kept_kv_cache_saves_the_second_prefill(paper: Any) -> None:
+    record = paper([[4, 8, 20], [3, 30]], staleness=0.5, keep_kv=True)
+    assert seconds(record)[1] == 12.5 and record.steps[1].tokens_prefilled_again == 0
+
+
+def test_what_is_not_interrupted_is_completed_before_the_sync(paper: Any) -> None:
+    record = paper([[4, 8, 20], [3, 4]], staleness=0.5, interrupt=False)
+    # The third ends at 20.5, and only then weights are synced; step 1 has it at once and waits for the one of 3;
+    # that of 4 is complete before training is.
+    assert seconds(record)[:2] == [20.5, 5.5] and lags(record)[1] == [0, 1]
+
+
+def test_a_bound_on_the_lag_waits_or_drops(paper: Any) -> None:
+    lengths = [[1, 2, 30, 40], [1, 2], [1, 2], [1, 2]]
+    free = paper(lengths, staleness=1.0)
+    # Two long ones keep two places; the short ones of every step are trained at once: 0.5 + 2 + 2.
+    assert seconds(free)[:3] == [4.5, 4.5, 4.5] and lags(free)[:3] == [[0, 0]] * 3
+    waits = paper(lengths, staleness=1.0, max_lag=1)
+    # In step 1 they may not get older: 40 less the 4 tokens of step 0, a second to prefill, sync, training.
+    assert seconds(waits)[:2] == [4.5, 0.5 + 1 + 36 + 2] and lags(waits)[1] == [1, 1]
+    drops = paper([*lengths[:2], [1, 2, 1, 2], [1, 2]], staleness=1.0, max_lag=1, stale="drop")
+    # After step 1 both would be two updates old: dropped, with the 4 + 3 tokens of each, and two new prompts come.
+    assert seconds(drops)[:2] == [4.5, 4.5] and [one.num_dropped for one in drops.steps[:2]] == [0, 2]
+    assert drops.steps[1].tokens_discarded == 14
+
+
+def test_weights_are_synced_every_other_step(paper: Any) -> None:
+    record = paper([[1, 2, 3, 4, 9, 9], [], [1, 2, 1, 2]], staleness=0.5, sync_every=2)
+    # Six may be in flight at a sync. Step 1 begins without one, with groups complete or going on: 1 s and 2 s more.
+    assert [one.owned()["transition"] for one in record.steps] == [2 * SYNC_S, 0.0, 2 * SYNC_S]
+    assert lags(record)[0] == [0, 0] and lags(record)[1] == [1, 1]
+
+
+def test_taking_turns_asynchronously_stops_when_enough_is_there(paper: Any) -> None:
+    record = paper([[4, 8, 20]], policy="colocated", staleness=0.5)
+    # Enough at 8.5; it is seen at the next check, a tenth of a second later at most; then the actor takes the GPUs.
+    assert seconds(record)[0] == pytest.approx(8.5 + 0.3 + 2, abs=0.11)
+    assert record.steps[0].tokens_carried == 8
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        ({"mode": "sync", "staleness": 0.5}, "staleness is not used"),
+        ({"n_minibatches": 4, "fetch_minibatches": 3}, "cannot be taken 3 at a time"),
+        ({"sync_every": 2}, "sync_every is for the mode async"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(given: dict[str, Any], what: str) -> None:
+    with pytest.raises(ConfigError, match=what):
+        build(AlgorithmConfig, given)
+
+
+def test_prompts_in_flight_are_bounded() -> None:
+    """(1 + staleness) x a period's prompts, less those that it has trained; no more than the lag allows."""
+    algorithm = AlgorithmConfig(rollout_batch_size=64, staleness=0.5, sync_every=2)
+    assert [algorithm.allowed(step) for step in range(4)] == [192, 128, 192, 128]
+    assert AlgorithmConfig(rollout_batch_size=64, staleness=3.0, max_lag=1).allowed(0) == 128
+    assert AlgorithmConfig(rollout_batch_size=64).allowed(3) == 64
+
+
+def test_turns_wait_for_their_tools_and_keep_their_tokens() -> None:
+    plain = run(small(), make_policy("disaggregated"))
+    calls = run(small(environment={"turns": 4, "tool_s": 0.5, "tool_tokens": 8}), make_policy("disaggregated"))
+    few = run(small(environment={"turns": 4, "tool_s": 0.5, "concurrency": 2}), make_policy("disaggregated"))
+    assert_tokens_conserved(calls)
+    assert calls.steps[0].tokens_generated == plain.steps[0].tokens_generated
+    assert plain.steps[0].rollout_end_s < calls.steps[0].rollout_end_s < few.steps[0].rollout_end_s
+    # 64 sequences x 3 calls of 0.5 s on average, two at a time.
+    assert few.steps[0].rollout_end_s > 0.7 * 64 * 3 * 0.5 / 2
