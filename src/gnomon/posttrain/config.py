@@ -282,7 +282,8 @@ class TransitionConfig(Config):
     kv_bandwidth_bytes_s: PositiveFloat = 20e9
     """KV transfer between two instances."""
     dispatch_s: Pause = 0.0
-    """colocated: handing a whole batch from one stage to the next through the framework's controller."""
+    """Handing a step's batch from one stage to the next through the framework's controller; in parts where the actor
+    takes mini-batches as they come (`fetch_minibatches`)."""
     check_interval_s: PositiveFloat = 1.0
     """How often a policy looks between mini-batches."""
 

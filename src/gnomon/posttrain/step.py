@@ -139,6 +139,8 @@ class Step(StepState):
         self.record.flops += self.costs.train_flops(tokens)
         if self.policy.spec.takes_turns or fetched:
             start = max(float(ready_s.max()), self.actor_free_s)
+            if not self.policy.spec.takes_turns:
+                start += self.config.transitions.dispatch_s / self.num_minibatches
             seconds, busy = self.costs.train_at_once(tokens, num_gpus, max(1, fetched))
             return start, start + seconds, busy
         start = max(float(ready_s.min()), self.actor_free_s)

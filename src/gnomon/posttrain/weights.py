@@ -33,14 +33,14 @@ class Path:
 PATHS = {
     "nccl": Path(2.0e-4, 6.0e-4, 0.34),
     "checkpoint_engine": Path(5.0e-5, 9.5e-5, 0.64),
-    "rdma": Path(5.0e-5, 9.5e-5, 0.9),
+    "rdma": Path(2.0e-4, 8.0e-4, 0.9),
     "shared_memory": Path(2.0e-4, 1.5e-3, 1.0),
     "disk": Path(2.0e-4, 2.0e-4, 1.0),
 }
 """nccl and checkpoint_engine: fitted to verl's six measured syncs (7B, 30B-A3B and 235B-A22B on H20); in a node the
-whole link is reached. rdma: the engine's times per tensor, every node of the actor sends its share over its own links,
-an assumption. shared_memory: gathered, converted and handed over tensor by tensor where both are on the same GPUs,
-fitted to the five synchronous steps of NeMo-RL on H100. disk: an assumption."""
+whole link is reached. rdma: every node of the actor sends its share over its own links; fitted to three asynchronous
+steps of NeMo-RL on H100. shared_memory: gathered, converted and handed over where both are on the same GPUs; fitted to
+its five synchronous steps there. disk: an assumption."""
 DISK_BYTES_S = 5e9
 """Of a shared file system, written once and read by all: an assumption."""
 

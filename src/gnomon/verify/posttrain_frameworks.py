@@ -12,13 +12,14 @@ from gnomon.core.config import build
 from gnomon.core.errors import DataError
 from gnomon.posttrain.config import Posttrain
 
-VERL = {"dispatch_s": 30.0, "launch_per_layer_s": 3.4e-4, "shape": 0.7, "efficiency": 1.3}
+VERL = {"dispatch_s": 20.0, "launch_per_layer_s": 3.4e-4, "shape": 0.7, "efficiency": 1.3}
 """dispatch_s: a padded batch of 8,192 x 30,720 through the single controller, fitted to the log-probabilities' seconds
-of the three colocated runs. launch_per_layer_s: eager decoding (verl's default), 11 ms for 32 layers on an H100 host.
-shape (log-normal) and efficiency (H20, whose training was not measured) fitted to the generation of the same runs."""
+of the colocated runs and to what the asynchronous trainers wait. launch_per_layer_s: eager decoding (verl's default),
+11 ms for 32 layers on an H100 host. shape (log-normal) and efficiency (H20, whose training was not measured): fitted to
+the generation of the colocated runs."""
 NEMO = {"shape": 3.1, "prompt": 150, "efficiency": 0.5}
-"""efficiency of training, and the refit of `shared_memory`, are fitted to the five synchronous steps on H100; the shape
-is the simulator's default; prompts of OpenMathInstruct-2 are an estimate."""
+"""efficiency of training and the refit of `shared_memory` are fitted to the five synchronous steps on H100, that of
+`rdma` to three asynchronous ones; the shape is the simulator's default; prompts of OpenMathInstruct-2 an estimate."""
 VERL_SYNCS = {
     ("qwen2.5-7b", 4): (0.12, 0.02), ("qwen3-30b-a3b", 16): (15.76, 4.38), ("qwen3-235b-a22b", 64): (58.57, 23.70),
 }  # fmt: skip
@@ -59,7 +60,12 @@ VERL_RUNS = (
 def verl_configuration(run: VerlRun, mean: float, seed: int, steps: int) -> Posttrain:
     """As verl's scripts set it up: FSDP2 with Ulysses over 4 GPUs, vLLM with TP 4, full recomputation."""
     total = run.trainer + run.rollout
-    layout = {"framework": "fsdp", "context_parallel": 4, "shard_gpus": 2, "efficiency": VERL["efficiency"]}
+    layout = {
+        "framework": "fsdp",
+        "context_parallel": 4,
+        "shard_gpus": 8 if run.rollout else 2,
+        "efficiency": VERL["efficiency"],
+    }
     algorithm: dict[str, Any] = {"rollout_batch_size": 512, "group_size": 16, "n_minibatches": 16}
     if run.rollout:
         placement = {"actor": f"0-{run.trainer - 1}", "rollout": f"{run.trainer}-{total - 1}"}

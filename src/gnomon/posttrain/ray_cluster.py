@@ -1,0 +1,251 @@
+"""Policies on a cluster of real actors: the object that decides in the simulator decides here, on Ray (extra `ray`).
+
+Every rollout instance, and the actor's group, is a Ray actor that does synthetic work on a CPU: an instance gives each
+of its sequences a token every `token_s`, the trainer takes `train_s` GPU seconds a group. Migration and resharding are
+messages. Snapshots and answers are recorded as `gnomon posttrain run --record` does, so that they replay in the
+simulator. Prompts go from rollout to the actor; there is no inference component here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from gnomon.core.errors import ConfigError
+from gnomon.posttrain.config import Posttrain
+from gnomon.posttrain.lengths import draw
+from gnomon.posttrain.placement import placement_of, valid_actor_sizes
+from gnomon.posttrain.policies import Policy
+from gnomon.posttrain.record import Decision
+from gnomon.posttrain.snapshot import Finish, Instance, Migrate, Point, Rates, Scale, Snapshot, Wait
+
+Sequence = tuple[int, float]
+"""Its number, and the tokens it still needs."""
+
+
+class Generator:
+    """One rollout instance."""
+
+    def __init__(self, token_s: float) -> None:
+        self._token_s, self._running = token_s, dict[int, float]()
+
+    def submit(self, sequences: list[Sequence]) -> None:
+        """Take these on."""
+        now = time.monotonic()
+        self._running |= {number: now + left * self._token_s for number, left in sequences}
+
+    def finished(self) -> list[int]:
+        """Sequences that have ended since the last call."""
+        now = time.monotonic()
+        ended = [number for number, end in self._running.items() if end <= now]
+        for number in ended:
+            del self._running[number]
+        return ended
+
+    def withdraw(self) -> list[Sequence]:
+        """Give up what is not finished."""
+        now, left = time.monotonic(), self._running
+        self._running = {}
+        return [(number, max(0.0, end - now) / self._token_s) for number, end in left.items()]
+
+
+class Trainer:
+    """The actor's group."""
+
+    def train(self, groups: int, num_gpus: int, train_s: float) -> int:
+        """One mini-batch."""
+        time.sleep(groups * train_s / num_gpus)
+        return groups
+
+
+@dataclass
+class LiveRun:
+    """One step on the cluster."""
+
+    config: Posttrain
+    policy: Policy
+    token_s: float = 1e-4
+    train_s: float = 0.05
+    decisions: list[Decision] = field(default_factory=list)
+    deaths: int = 0
+    """Rollout workers that were lost and replaced."""
+
+    def __post_init__(self) -> None:
+        if self.config.algorithm.recompute_logprobs or self.policy.spec.takes_turns:
+            raise ConfigError(
+                "a live cluster has rollout and actor side by side.",
+                where="algorithm.recompute_logprobs",
+                fix="Set it to false, and use a policy that moves GPUs or leaves them.",
+            )
+        import ray
+
+        self._ray = ray
+        self._generator, self._trainer = ray.remote(num_cpus=0)(Generator), ray.remote(num_cpus=0)(Trainer).remote()
+        self._placement, a = placement_of(self.config), self.config.algorithm
+        lengths = draw(self.config.lengths, a.rollout_batch_size, a.group_size, self.config.seed, 0)
+        self._response = lengths.response.ravel()
+        self._waiting = deque(range(a.num_sequences))
+        self._seats: dict[int, dict[int, None]] = {}
+        self.workers: dict[int, Any] = {}
+        self._gpus: dict[int, tuple[int, ...]] = {}
+        self._done = [0] * a.rollout_batch_size
+        self._actor: tuple[int, ...] = ()
+        self._left = {number: float(self._response[number]) for number in self._waiting}
+        self._trained, self._job, self._busy_s = 0, None, 0.0
+        self._start_s = time.monotonic()
+
+    def run(self, timeout_s: float = 60.0, on_check: Callable[[LiveRun], None] = lambda live: None) -> LiveRun:
+        """Until every mini-batch is trained; `on_check` sees the cluster at every check interval."""
+        a = self.config.algorithm
+        self._ask("start")
+        while self._trained < a.n_minibatches:
+            if time.monotonic() - self._start_s > timeout_s:
+                raise ConfigError(f"the step is not over after {timeout_s:g} s.", fix="Give a longer timeout_s.")
+            time.sleep(self.config.transitions.check_interval_s)
+            self._feed()
+            on_check(self)
+            self._collect()
+            self._train()
+            if self._job is None and self._trained < a.n_minibatches:
+                self._ask("check")
+        return self
+
+    def _feed(self) -> None:
+        cap, size = self.config.rollout.max_running_requests, self.config.algorithm.group_size
+        while self._waiting and self.workers:
+            least = min(self.workers, key=lambda one: (len(self._seats[one]), one))
+            if len(self._seats[least]) >= cap:
+                return
+            self._send(least, [self._waiting.popleft() for _ in range(min(size, len(self._waiting)))])
+
+    def _send(self, one: int, numbers: list[int]) -> None:
+        self._seats[one] |= dict.fromkeys(numbers)
+        self.workers[one].submit.remote([(number, self._left[number]) for number in numbers])
+
+    def _collect(self) -> None:
+        for one in list(self.workers):
+            try:
+                ended = self._ray.get(self.workers[one].finished.remote())
+            except self._ray.exceptions.RayActorError:
+                self._replace(one)
+                continue
+            for number in ended:
+                del self._seats[one][number]
+                self._done[number // self.config.algorithm.group_size] += 1
+
+    def _replace(self, one: int) -> None:
+        """A worker has died: a new one generates what it had from the beginning."""
+        self.deaths += 1
+        lost = list(self._seats[one])
+        for number in lost:
+            self._left[number] = float(self._response[number])
+        self.workers[one], self._seats[one] = self._generator.remote(self.token_s), {}
+        self._send(one, lost)
+
+    @property
+    def _ready(self) -> int:
+        return sum(done == self.config.algorithm.group_size for done in self._done)
+
+    def _train(self) -> None:
+        a = self.config.algorithm
+        size = a.rollout_batch_size // a.n_minibatches
+        if self._job is not None:
+            done, _ = self._ray.wait([self._job], timeout=0)
+            if done:
+                self._job, self._trained = None, self._trained + 1
+                self._busy_s += size * self.train_s
+                self._ask("boundary")
+        is_next = self._trained < a.n_minibatches and self._ready >= (self._trained + 1) * size
+        if self._job is None and self._actor and is_next:
+            self._job = self._trainer.train.remote(size, len(self._actor), self.train_s)
+
+    def _ask(self, point: Point) -> None:
+        snapshot = self._snapshot(point)
+        actions = self.policy.decide(snapshot)
+        self.decisions.append(Decision(snapshot, actions))
+        for action in actions:
+            match action:
+                case Migrate():
+                    self._migrate(action.leave)
+                case Finish(component="rollout"):
+                    self._stop(tuple(self.workers))
+                case Scale(component="rollout"):
+                    self._start_instances(action.gpus)
+                case Scale(component="actor"):
+                    time.sleep(self.config.transitions.reshard_s or 0.0)
+                    self._actor = tuple(sorted(action.gpus))
+                case Wait():
+                    raise ConfigError(f"policy {self.policy.name} waits, which a live cluster does not.")
+                case _:
+                    pass
+
+    def _start_instances(self, gpus: tuple[int, ...]) -> None:
+        size = self.config.rollout.num_gpus
+        for i in range(0, len(gpus) // size * size, size):
+            one = gpus[i] // size
+            if one not in self.workers:
+                self.workers[one], self._seats[one] = self._generator.remote(self.token_s), {}
+                self._gpus[one] = gpus[i : i + size]
+
+    def _stop(self, leave: tuple[int, ...]) -> list[int]:
+        """These instances give up their sequences and their GPUs."""
+        self._collect()
+        moved = []
+        for one in leave:
+            for number, left in self._ray.get(self.workers[one].withdraw.remote()):
+                self._left[number] = left
+                moved.append(number)
+            self._ray.kill(self.workers.pop(one))
+            del self._seats[one], self._gpus[one]
+        return moved
+
+    def _migrate(self, leave: tuple[int, ...]) -> None:
+        for number in sorted(self._stop(leave)):
+            least = min(self.workers, key=lambda one: (len(self._seats[one]), one))
+            self._send(least, [number])
+
+    def _snapshot(self, point: Point) -> Snapshot:
+        a, c = self.config.algorithm, self.config
+        passed = time.monotonic() - self._start_s
+        held = {gpu for gpus in self._gpus.values() for gpu in gpus} | set(self._actor)
+        instances = tuple(
+            Instance(id=one, gpus=self._gpus[one], unfinished=len(self._seats[one]), kv_use=0.0)
+            for one in sorted(self.workers)
+        )
+        groups = self._trained * a.rollout_batch_size // a.n_minibatches
+        return Snapshot(
+            point=point,
+            time_s=passed,
+            step=0,
+            minibatch=self._trained - 1,
+            num_minibatches=a.n_minibatches,
+            group_size=a.group_size,
+            num_gpus=c.cluster.num_gpus,
+            rollout_gpus=c.rollout.num_gpus,
+            inference_gpus=0,
+            max_running=c.rollout.max_running_requests,
+            valid_actor_sizes=tuple(valid_actor_sizes(c)),
+            initial=self._placement.by_name(),
+            actor=self._actor,
+            inference=(),
+            free=tuple(gpu for gpu in range(c.cluster.num_gpus) if gpu not in held),
+            instances=instances,
+            groups_needed=a.rollout_batch_size,
+            groups_submitted=a.rollout_batch_size,
+            groups_generated=self._ready,
+            groups_ready=self._ready,
+            sequences_unfinished=sum(one.unfinished for one in instances) + len(self._waiting),
+            sequences_waiting=len(self._waiting),
+            carried=0,
+            stalest=-1,
+            rates=Rates(
+                rollout_groups_s=self._ready / passed if passed > 0 else 0.0,
+                inference_groups_s=0.0,
+                train_groups_s_per_gpu=groups / self._busy_s if self._busy_s else 0.0,
+            ),
+            reshard_s=c.transitions.reshard_s or 0.0,
+            migration_s=c.transitions.migration_s,
+        )

@@ -1,0 +1,46 @@
+"""A policy on real actors: it moves GPUs, survives a dead worker, and decides as it does in the simulator."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gnomon.posttrain.policies import make_policy
+from gnomon.posttrain.ray_cluster import LiveRun
+from gnomon.posttrain.replay import replay
+from gnomon.posttrain.snapshot import Scale, write_actions
+from posttrain_kit import small
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def cluster() -> Any:
+    ray = pytest.importorskip("ray")
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    yield ray
+    ray.shutdown()
+
+
+def test_the_same_object_decides_on_real_actors(cluster: Any) -> None:
+    pauses = {"check_interval_s": 0.1, "reshard_s": 0.01}
+    config = small((2, 6, 0), lengths={"mean": 3000, "max_response": 8000}, transitions=pauses)
+    policy = make_policy("elastic")
+    killed: list[int] = []
+
+    def kill_one(live: LiveRun) -> None:
+        if not killed:
+            killed.append(max(live.workers))
+            cluster.kill(live.workers[killed[0]])
+
+    live = LiveRun(config, policy, token_s=3e-4, train_s=0.1).run(on_check=kill_one)
+    assert live.deaths == 1
+    moves = [one for decision in live.decisions for one in decision.actions if isinstance(one, Scale)]
+    assert any(one.component == "actor" and len(one.gpus) > 2 for one in moves), "the actor grew"
+    lines = [
+        json.dumps({"snapshot": one.snapshot.model_dump(mode="json"), "actions": write_actions(one.actions)})
+        for one in live.decisions
+    ]
+    assert all(answer.agrees for answer in replay(policy, lines)) and len(lines) > 4
