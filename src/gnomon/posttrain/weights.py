@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from gnomon import catalog
 from gnomon.catalog import Model
 from gnomon.posttrain.config import Posttrain
-from gnomon.timing.passes import WEIGHT_BYTES
 from gnomon.training.layers import stages_of
 
+WEIGHT_BYTES = 2
+"""Of a parameter as it is sent: bf16."""
 DENSE_TENSORS = 10
 """Of a layer: projections, norms and biases; a router or shared experts take the places of others."""
 
