@@ -178,7 +178,7 @@ def test_weights_are_synced_every_other_step(paper: Any) -> None:
 
 def test_taking_turns_asynchronously_stops_when_enough_is_there(paper: Any) -> None:
     record = paper([[4, 8, 20]], policy="colocated", staleness=0.5)
-    # Enough at 8.5; it is seen at the next check, a tenth of a second later at most; then the actor takes both GPUs, and
+    # Enough at 8.5; it is seen at the next check, a tenth of a second later at most; then the actor takes both GPUs and
     # trains a group on each.
     assert seconds(record)[0] == pytest.approx(8.5 + 0.3 + 1, abs=0.11)
     assert record.steps[0].tokens_carried == 8

@@ -18,8 +18,7 @@ from gnomon.core.errors import ConfigError, DoesNotFitError
 from gnomon.core.units import GB
 from gnomon.posttrain.config import ActorConfig, Posttrain, TrainingConfig
 from gnomon.posttrain.passes import PassGrid, pass_grid, update_s
-from gnomon.posttrain.weights import sync_s
-from gnomon.posttrain.weights import WEIGHT_BYTES
+from gnomon.posttrain.weights import WEIGHT_BYTES, sync_s
 from gnomon.training import TrainConfig
 from gnomon.training.memory import memory_of
 
