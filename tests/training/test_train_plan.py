@@ -12,6 +12,7 @@ from gnomon.core.errors import ConfigError, DoesNotFitError
 from gnomon.training.config import TrainConfig
 from gnomon.training.plan import bounded, candidates, job, plan
 from gnomon.training.step import least_s, train_step
+from gnomon.verify.training_rows import read_rows
 
 ASKED = TrainConfig(model="llama-3-8b", device="h100", gpus=8, batch=16, sequence=8192, context_parallel=1)
 
@@ -124,3 +125,30 @@ def test_command(cli, tmp_path):
     ).output  # fmt: skip
     assert "Megatron-LM: --tensor-model-parallel-size 2" in printed and "tokens take" in printed
     assert {path.name for path in out.iterdir()} == {"best.yaml", "plan.json", "report.html"}
+
+
+def test_the_best_layout_is_shown_under_other_schedules(found):
+    assert (found.schedules == []) is (found.winner.config.pipeline_parallel == 1)
+    staged = plan(ASKED.model_copy(update={"pipeline_parallel": 4, "batch": 64}), jobs=1, shown=1)
+    names = [step.config.schedule for step in staged.schedules]
+    assert {"1f1b", "zb-v", "zb-h1", "gpipe"} <= set(names) and "1f1b-a2a" not in names, "there are no experts"
+    assert [step.step_s for step in staged.schedules] == sorted(step.step_s for step in staged.schedules)
+
+
+@pytest.mark.slow
+def test_no_published_layout_is_faster_than_the_plan_s(reference):
+    """Of every question of at most 8 GPUs in the reference; `python -m benchmarks.plan_check` asks all."""
+    winners = {}
+    for row in read_rows(reference / "training"):
+        if int(row.config["gpus"]) > 8 or row.source != "bridge":
+            continue
+        try:
+            published = train_step(TrainConfig(**row.config))
+        except (ConfigError, DoesNotFitError):
+            continue
+        asked = ("model", "device", "gpus", "batch", "sequence", "precision", "gradients", "lora_rank", "release")
+        question = TrainConfig(**{name: row.config[name] for name in asked})
+        if question not in winners:
+            winners[question] = min(step.step_s for step in plan(question, jobs=1, shown=1).best)
+        assert winners[question] <= 1.001 * published.step_s, row.name
+    assert len(winners) > 5

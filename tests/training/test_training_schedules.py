@@ -85,6 +85,16 @@ def test_forwards_beside_backwards(chunks: int) -> None:
         make("1f1b-a2a", Plan(4, 6))
 
 
+@pytest.mark.parametrize(("ranks", "chunks", "forward"), [(4, 2, 1.0), (8, 2, 1.0), (8, 4, 1.0), (4, 2, 3.0)])
+def test_forwards_beside_backwards_idle_as_interleaved_ones(ranks: int, chunks: int, forward: float) -> None:
+    """Where a pair takes as long as its passes: (p - 1)(F + B) / v, with one chunk more in flight."""
+    costs = StepCosts(forward=forward / chunks, input_grad=1.0 / chunks, weight_grad=1.0 / chunks)
+    pairs, alone = (execute(make(name, Plan(ranks, 32, chunks)), costs) for name in ("1f1b-a2a", "interleaved"))
+    assert pairs.total_time - 32 * (forward + 2.0) == pytest.approx((ranks - 1) * (forward + 2.0) / chunks)
+    held, less = (max(curve.peak for curve in micro_batches_held(run)) for run in (pairs, alone))
+    assert held == pytest.approx(less + 1 / chunks)
+
+
 def test_pairs_take_the_longer_of_computing_and_exchanging() -> None:
     made = template("1f1b-a2a", 1, 3, 1)
 

@@ -73,7 +73,7 @@ def _chunk_order(plan: Plan, rank: int) -> tuple[list[Action], list[Action], int
 
 @pipeline_schedule(
     "1f1b-a2a", summary="Interleaved 1F1B whose forwards run beside backwards: experts' exchange is hidden.",
-    source="Megatron-LM, overlap_moe_expert_parallel_comm", bubble="(p-1)(F+B)/v, with F and B alone",
+    source="Megatron-LM, overlap_moe_expert_parallel_comm", bubble="(p-1)(F+B)/v",
     memory="one more chunk than interleaved", takes_chunks=True, overlaps_exchange=True,
 )  # fmt: skip
 def overlapped_exchange(plan: Plan) -> Schedule:
