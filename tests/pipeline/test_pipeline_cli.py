@@ -90,6 +90,7 @@ def test_the_example_files_run(cli: CommandLine) -> None:
         (["--schedule", "1f1b", "--dispatch", "greedy"], "order of its own"),
         (["--straggler", "1=2"], "needs a schedule"),
         (["--model", "llama-3-8b"], "gnomon train step --model llama-3-8b"),
+        (["--model", "llama-3-8b", "--gpu", "h200", "--tp", "2", "--stages", "8"], "--gpus 16 --tp 2 --pp 8"),
         (["--schedule", "examples/pipeline/overlap.csv", "-n", "9"], "no effect with a schedule from a file"),
         (["--schedule", "zb-h2", "--memory-limit", "5"], "more than the limit of 5"),
         (["--schedule", "zb-v", "--memory-limit", "3"], "zb-v needs 4 activations"),

@@ -68,7 +68,9 @@ study_options = together(
 def _step_of(given: dict[str, Any]) -> dict[str, Any]:
     """The step that the options describe: only what was given, so that what has no effect can be told."""
     if given.get("model"):
-        fix = f"Run: gnomon train step --model {given['model']} --pp {given['stages']}, or gnomon train plan."
+        asked = {"model": given["model"], "gpu": given["gpu"], "gpus": given["tp"] * given["stages"], "tp": given["tp"]}
+        words = " ".join(f"--{name} {value}" for name, value in asked.items())
+        fix = f"Run: gnomon train step {words} --pp {given['stages']}, or gnomon train plan."
         raise ConfigError("a model's step is timed by gnomon train.", where="--model", fix=fix)
     step = {name: given[name] for name in STEP if _is_given(name)} | _priorities_of(given)
     if given.get("stragglers"):
@@ -135,6 +137,8 @@ def _number(text: str, option: str) -> float:
 @option("--memory-limit", type=float, default=None, help="Activations a rank may hold, in micro-batches.")
 @option("--costs", type=click.Path(exists=True, dir_okay=False), default=None, help="YAML file of costs per stage.")
 @option("--model", default=None, hidden=True)
+@option("--tp", type=int, default=1, hidden=True)
+@option("--gpu", default="h100", hidden=True)
 @click.option(
     "--view", "--simulator", "view", type=click.Choice(["single_channel", "dual_channel"]), default="single_channel"
 )
