@@ -1,22 +1,28 @@
 """How long `gnomon verify silicon` takes: a sample of 200 servers, and with --whole the whole file with its figures.
 
 python -m benchmarks silicon
-python -m benchmarks.silicon --whole     # minutes on two idle cores; prints recorded.yaml and docs/accuracy.md's tables
+python -m benchmarks.silicon --whole     # minutes on two idle cores; recorded.yaml, docs/accuracy.md's tables, coverage
 python -m benchmarks.silicon --whole --picture docs/images/accuracy.png
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import resource
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 
+import numpy as np
+
+from gnomon import catalog
+from gnomon.timing.sources.silicon import server_errors
 from gnomon.verify.silicon.choose import chosen
 from gnomon.verify.silicon.predict import Scored, predict, score
 from gnomon.verify.silicon.say import ENGINES, error_row
-from gnomon.verify.silicon.scenarios import is_in_held_out_sweep
+from gnomon.verify.silicon.scenarios import is_in_held_out_sweep, model_of
 from gnomon.verify.silicon.scores import GROUPS, errors_by, errors_of, ranking
 from gnomon.verify.silicon.verdict import FIGURES, RECORDED, Verdict
 
@@ -42,6 +48,7 @@ def main() -> None:
     if given.whole:
         _print_record(scored)
         _print_tables(scored)
+        _print_coverage(scored)
     if given.picture:
         _draw([s for s in scored if s.server.mode == "agg" and s.server.family == "inferencex"], given.picture)
 
@@ -81,6 +88,42 @@ def _print_tables(scored: Sequence[Scored]) -> None:
                 _print_row(value, (s for s in group if GROUPS[name](s) == value))
     print(ranking(scored), {reason: count for reason, count in verdict.missing.items() if "workers" not in reason})
     print(f"{len({s.server.key for s in scored if s.server.problem is None}):,} configurations; worse: {verdict.worse}")
+
+
+KERNELS_ERROR, STUDENT, RESPONSES = 0.037, 1.89, (0.95, 0.91)
+"""What kernels are off by themselves; Student's t of eight runs; how far TPOT and TTFT follow iterations (medians)."""
+
+
+def _print_coverage(scored: Sequence[Scored]) -> None:
+    """How many servers of the odd half lie inside the stated 90 % intervals, how wide these are, and the errors with
+    which 90 % of the even half would."""
+    groups: dict[tuple[str, str], list[Scored]] = defaultdict(list)
+    for one in scored:
+        if one.prediction.problem is None and one.server.mode == "agg" and one.server.family == "inferencex":
+            groups[one.server.engine, catalog.model(model_of(one.server)).attention_family].append(one)
+    print("\n| engine, attention | TPOT inside | reach | TTFT inside | reach | errors by the even half |")
+    print("|---|---|---|---|---|---|")
+    inside = []
+    for (engine, attention), members in sorted(groups.items()):
+        server, first = server_errors(engine, attention)
+        spread = math.hypot(KERNELS_ERROR, server)
+        reach = (STUDENT * RESPONSES[0] * spread, STUDENT * math.hypot(RESPONSES[1] * spread, first))
+        odd, even = (
+            np.array([_off(one) for one in members if one.server.is_held_out is half]) for half in (True, False)
+        )
+        inside.append(odd <= reach)
+        tpot, ttft = np.quantile(even, 0.9, axis=0) / STUDENT
+        needed = math.sqrt(max(0.0, (tpot / RESPONSES[0]) ** 2 - KERNELS_ERROR**2))
+        beside = math.sqrt(max(0.0, ttft**2 - (RESPONSES[1] * math.hypot(KERNELS_ERROR, needed)) ** 2))
+        print(
+            f"| {engine}, {attention} ({len(odd)}) | {inside[-1][:, 0].mean():.0%} | ±{math.expm1(reach[0]):.0%} "
+            f"| {inside[-1][:, 1].mean():.0%} | x{math.exp(reach[1]):.2f} | {needed:.2f}, {beside:.2f} |"
+        )
+    print("all: TPOT {:.0%}, TTFT {:.0%}".format(*np.concatenate(inside).mean(axis=0)))
+
+
+def _off(one: Scored) -> tuple[float, float]:
+    return abs(math.log1p(one.tpot_error)), abs(math.log1p(one.ttft_error))
 
 
 def _print_row(name: str, group: Iterable[Scored]) -> None:

@@ -32,7 +32,7 @@ from gnomon.workload import generate
 NUM_RUNS = 8
 MOST_REQUESTS = 20_000
 """Runs with more requests get intervals only where they are asked for: they would take as long again eight times."""
-_T_95 = {4: 2.35, 8: 1.89, 16: 1.75, 32: 1.70}
+T_95 = {4: 2.35, 8: 1.89, 16: 1.75, 32: 1.70}
 """Student's t at 95 % by the number of runs."""
 STATISTICS = ("mean", "p50", "p90", "p99")
 LATENCIES = ("ttft_s", "tbt_s", "tpot_s", "e2e_s")
@@ -82,7 +82,7 @@ def intervals(
     for _ in range(count):
         with turn():
             runs.append(figures_of(summarize(next(perturbed_runs))))
-    quantile = _T_95.get(count, 1.89)
+    quantile = T_95.get(count, 1.89)
     beside = _first_token_errors(done, summary)
     found = {}
     for name, value in figures_of(summary).items():

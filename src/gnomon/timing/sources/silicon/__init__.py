@@ -7,6 +7,8 @@ roofline.
 
 from __future__ import annotations
 
+import math
+
 from gnomon.catalog.devices import Device
 from gnomon.core.errors import DataError, MissingExtraError
 from gnomon.timing.sources import Context, timing_source
@@ -44,15 +46,29 @@ ELSEWHERE = (0.15, 0.40)
 """The same of engines and families that no constant was fitted to, from fits that left them out (docs/intervals.md)."""
 
 
-def server_errors(engine: str, attention: str) -> tuple[float, float]:
-    """What a server and its first tokens may be off by, by what is known of such servers."""
-    return MEASURED.get((engine, attention), ELSEWHERE)
+DRAWING = (0.06, 0.24)
+"""Beside that, where tokens are drawn, on Hopper GPUs (sampling was measured on one) and on others: all servers above
+choose the likeliest. Such that 85 % of ML.ENERGY's servers with an even crc32 lie inside (docs/servers.md)."""
+
+
+def server_errors(engine: str, attention: str, *, drawn_on: str = "") -> tuple[float, float]:
+    """What a server and its first tokens may be off by, by what is known of such servers; `drawn_on`: the GPU, where
+    tokens are drawn."""
+    server, first = MEASURED.get((engine, attention), ELSEWHERE)
+    drawing = DRAWING[not drawn_on.startswith(("h", "gh"))] if drawn_on else 0.0
+    return math.hypot(server, drawing), first
+
+
+def _errors_of(context: Context) -> tuple[float, float]:
+    config = context.config
+    drawn_on = context.device.name if config.sampler.is_random else ""
+    return server_errors(config.engine, context.model.attention_family, drawn_on=drawn_on)
 
 
 @timing_source(
     "silicon",
     about="kernels measured in the package aiconfigurator-core (extra [silicon])",
-    errors_of=lambda context: server_errors(context.config.engine, context.model.attention_family),
+    errors_of=_errors_of,
 )
 def make(context: Context) -> Silicon:
     """The measured kernels of the context's device, in `timing.engine` and `timing.engine_version`."""
