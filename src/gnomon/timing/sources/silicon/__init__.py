@@ -30,14 +30,14 @@ def has_device(device: Device) -> bool:
 
 
 MEASURED = {
-    ("vllm", "grouped"): (0.07, 0.16),
-    ("vllm", "window"): (0.10, 0.20),
+    ("vllm", "grouped"): (0.07, 0.23),
+    ("vllm", "window"): (0.08, 0.16),
     ("vllm", "latent"): (0.08, 0.36),
-    ("sglang", "latent"): (0.12, 0.40),
+    ("sglang", "latent"): (0.14, 0.42),
     ("sglang", "sparse"): (0.08, 0.18),
     ("sglang", "linear"): (0.09, 0.22),
-    ("trtllm", "grouped"): (0.06, 0.14),
-    ("trtllm", "window"): (0.11, 0.24),
+    ("trtllm", "grouped"): (0.05, 0.12),
+    ("trtllm", "window"): (0.14, 0.24),
     ("trtllm", "latent"): (0.10, 0.40),
 }
 """Engine and family of attention -> what iterations are off by beside their kernels, and first tokens beside that
@@ -46,9 +46,9 @@ ELSEWHERE = (0.15, 0.40)
 """The same of engines and families that no constant was fitted to, from fits that left them out (docs/intervals.md)."""
 
 
-DRAWING = (0.06, 0.24)
+DRAWING = (0.07, 0.26)
 """Beside that, where tokens are drawn, on Hopper GPUs (sampling was measured on one) and on others: all servers above
-choose the likeliest. Such that 85 % of ML.ENERGY's servers with an even crc32 lie inside (docs/servers.md)."""
+choose the likeliest. Such that 90 % of ML.ENERGY's servers with an even crc32 lie inside (docs/servers.md)."""
 
 
 def server_errors(engine: str, attention: str, *, drawn_on: str = "") -> tuple[float, float]:
