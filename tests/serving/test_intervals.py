@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -120,15 +121,19 @@ def test_figures_that_leap_near_capacity_have_the_range_of_their_runs() -> None:
 
 
 def test_servers_of_a_kind_that_was_measured_are_off_by_less() -> None:
-    from gnomon.timing.sources.silicon import ELSEWHERE, MEASURED, server_errors
+    from gnomon import catalog
+    from gnomon.timing import TimingConfig
+    from gnomon.timing.source_registry import traits_of
+    from gnomon.timing.sources.silicon import DRAWING, ELSEWHERE, MEASURED
 
-    assert server_errors("vllm", "grouped") == MEASURED["vllm", "grouped"]
-    assert server_errors("vllm", "linear") == server_errors("another", "grouped") == ELSEWHERE
-    assert all(known[0] <= ELSEWHERE[0] for known in MEASURED.values())
-    pytest.importorskip("aiconfigurator_core")
-    short = {"model": "llama-3.1-8b", "device": "h200", "rate": 2, "requests": 40, "timing.source": "silicon"}
-    widths = []
-    for engine in ("vllm", "sglang"):
-        one = gnomon.simulate(**short, engine=engine).intervals["latency.tpot_s.mean"]
-        widths.append(one.high / one.low)
-    assert widths[0] < widths[1], "grouped attention was measured under vLLM, not under SGLang"
+    def errors(engine: str, device: str, **sampler: Any) -> tuple[float, float]:
+        config = TimingConfig(source="silicon", engine=engine, sampler=sampler)
+        model = catalog.model("llama-3.1-8b")
+        context = SimpleNamespace(config=config, model=model, device=catalog.device(device))
+        return traits_of("silicon").errors(context)
+
+    known = MEASURED["vllm", "grouped"]
+    assert errors("vllm", "h200") == known and errors("sglang", "h200") == ELSEWHERE
+    assert errors("vllm", "h200", is_random=True) == (math.hypot(known[0], DRAWING[0]), known[1])
+    assert errors("vllm", "b200", is_random=True) == (math.hypot(known[0], DRAWING[1]), known[1])
+    assert all(one[0] < ELSEWHERE[0] for one in MEASURED.values())
