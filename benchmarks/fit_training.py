@@ -22,15 +22,14 @@ from scipy.optimize import least_squares
 from gnomon.core.config import build
 from gnomon.core.errors import GnomonError
 from gnomon.training import TrainConfig, TrainStep, constants, train_step
-from gnomon.training.exchange import Exchange
 from gnomon.verify.training_rows import Row, read_rows
 
 PRIOR = {"fp8": 0.88, "mxfp8": 0.78, "nvfp4": 0.52, "attention": 1.2, "layer_s": 2e-4, "fsdp_s": 1.3e-3,
          "beside_rate": 0.6, "beside_impact": 0.2, "tensor_impact": 0.1, "experts": 0.7, "permutation": 0.6,
-         "exchange": 1.0, "exchange_far": 1.5, "exchange_interleaved": 0.3, "recurrence": 0.7}  # fmt: skip
+         "exchange": 1.0, "exchange_interleaved": 0.3, "recurrence": 0.7}  # fmt: skip
 """Where a constant is without any row."""
 SPREAD = {"layer_s": 0.5, "fsdp_s": 0.5, "beside_rate": 0.4, "beside_impact": 0.5, "tensor_impact": 0.7,
-          "experts": 0.5, "permutation": 1.0, "exchange": 0.7, "exchange_far": 0.7, "exchange_interleaved": 0.7,
+          "experts": 0.5, "permutation": 1.0, "exchange": 0.7, "exchange_interleaved": 0.7,
           "recurrence": 0.3}  # fmt: skip
 """How far a logarithm may be from it; 0.15 for the rates of devices."""
 SOFT = 0.04
@@ -136,9 +135,7 @@ def _dense(row: Row) -> dict[Key, tuple[str, ...]]:
 def _experts(row: Row) -> dict[Key, tuple[str, ...]]:
     known = constants.constants().releases
     era = max((one for one in known if one <= str(row.config["release"])), default=min(known))
-    exchange: dict[Key, tuple[str, ...]] = {
-        ("releases", era, "exchange_far" if _is_far(row) else "exchange"): ("*expert_exchange",)
-    }
+    exchange = {("releases", era, "exchange"): ("*expert_exchange",)}
     if row.config["virtual_stages"] > 1:
         exchange["releases", era, "exchange_interleaved"] = ("*expert_exchange",)
     return {
@@ -147,12 +144,6 @@ def _experts(row: Row) -> dict[Key, tuple[str, ...]]:
         ("recurrence_rate",): ("recurrence",),
         **exchange,
     }
-
-
-def _is_far(row: Row) -> bool:
-    """Whether experts are spread over nodes."""
-    links = Exchange(build(TrainConfig, row.config))
-    return links.experts.on(links.node).num_nodes > 1
 
 
 def _possible(row: Row) -> bool:
