@@ -31,7 +31,7 @@ CONTROLS: tuple[Control, ...] = (
     Number("tensor_parallel", "Tensor parallel", 8, least=1, most=64, whole=True, field="tensor_parallel",
            group="Layout"),
     Number("pipeline_parallel", "Pipeline parallel", 4, least=1, most=512, whole=True, group="Layout",
-           field=("pipeline_parallel", "microbatches")),
+           field="pipeline_parallel"),
     _degree("virtual_stages", "Virtual stages", 64),
     Choice("order", "Schedule", USUAL, options=_orders, field="schedule", group="Layout"),
     _degree("context_parallel", "Context parallel"),
