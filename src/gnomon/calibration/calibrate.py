@@ -147,9 +147,7 @@ def calibrate(
             f"{worst:.0%} off. Record steps: duration_s, prefill_tokens, decodes, decode_kv, running.",
         )
         about = about.model_copy(update={"notes": tuple(notes)})
-        unsure = {name: one.model_copy(update={"identified": False}) for name, one in calibration.constants.items()}
-        told = {"provenance": about, "error": max(calibration.error, worst), "constants": unsure}
-        calibration = calibration.model_copy(update=told)
+        calibration = calibration.model_copy(update={"provenance": about, "error": max(calibration.error, worst)})
     return Calibrated(calibration, with_constants(base, calibration), checks, list(used))
 
 

@@ -19,7 +19,7 @@ Named = tuple[dict[str, Constant], tuple[str, ...], Floats, list[str]]
 LEAST_S, LEAST_SHARE = 1e-6, 0.005
 """Half of an interval is at least this: clocks and formats are not finer."""
 TOO_FAR = 3.0
-"""Means that are so many times further off than chance explains: no constant is identified then."""
+"""Means that are so many times further off than chance explains: no reply time is identified then."""
 ALIKE = 0.98
 """Correlation beyond which two constants are known by their sum only."""
 
@@ -90,13 +90,14 @@ def of_requests(fit: RequestFit, scenario: Scenario, targets: Sequence[Target]) 
     pairs = _pairs(fit.names, fit.covariance)
     at_bound = {n for n in fit.names if getattr(fit.constants, n) > 0.99 * most[n]}
     at_bound |= {"scale"} if "scale" in fit.names and fit.constants.scale < 1.01 * LEAST["scale"] else set()
-    is_explained = not at_bound and fit.misfit <= TOO_FAR  # Else constants make up for what is not in them.
+    is_explained = not at_bound and fit.misfit <= TOO_FAR  # Else a reply time makes up for what is not in the others.
     constants, order, sizes = {}, [], []
     for name, dotted_names in _REQUEST_FIELDS.items():
         if name == "scale" and name not in half:
             continue
         share, value = layers if name == "launch" else 1, getattr(fit.constants, name)
-        told = is_explained and name in half and not any(name in pair for pair in pairs)
+        told = name in half and name not in at_bound and not any(name in pair for pair in pairs)
+        told = told and (is_explained or name != "reply")
         for dotted in dotted_names:
             constants[dotted] = _constant(value / share, half.get(name, 0.0) / share, found=told)
     for name in fit.names:

@@ -100,9 +100,14 @@ class Error:
         return not abs(self.relative) <= self.tolerance
 
     @property
+    def name(self) -> str:
+        """The metric as people write it."""
+        return self.metric if self.metric == "throughput" else self.metric.upper()
+
+    @property
     def words(self) -> str:
         """As a failure names it."""
-        return f"{self.metric} {self.statistic} ({self.relative:+z.1%})"
+        return f"{self.name} {self.statistic} ({self.relative:+z.1%})"
 
     @property
     def data(self) -> dict[str, Any]:
@@ -116,7 +121,7 @@ class Error:
         is_rate = self.metric == "throughput"
         shown = [f"{one:,.2f} tokens/s" if is_rate else units.seconds(one) for one in (self.recorded, self.simulated)]
         judged = "yes" if not self.is_beyond else f"no ({self.tolerance:.0%})"
-        return {"metric": self.metric, "of": self.statistic, "recorded": shown[0], "simulated": shown[1],
+        return {"metric": self.name, "of": self.statistic, "recorded": shown[0], "simulated": shown[1],
                 "error": f"{self.relative:+z.2%}", "peer": None if self.peer is None else f"{self.peer:+z.1%}",
                 "within": judged if math.isfinite(self.tolerance) else None}  # fmt: skip
 
