@@ -11,7 +11,7 @@ from click import unstyle
 from gnomon.cli import printing
 from gnomon.cli.printing import UNLIMITED, laid_out
 from gnomon.report.blocks import Card, Command, Facts, Line, Plot, Section, Table
-from gnomon.report.page import html_of, write_page
+from gnomon.report.page import html_of, notebook_html, write_page
 
 ROWS = [
     {
@@ -83,9 +83,9 @@ def test_blocks_as_html_are_escaped_and_side_by_side() -> None:
     assert html.count("<div class=cards>") == 1 and html.count("class='plots'") == 1
     assert "&lt;1&gt;" in html and 'data-tip="why"' in html and "<td class=l>&lt;b&gt;</td><td>1</td>" in html
     assert "<h3>T &amp; U</h3>" in html and "<p class=more>small</p>" in html
-    assert html_of([Section("nothing", [Table([])]), Line("well", "warning")]) == (
-        "<p class=warning><b>Warning:</b> well</p>"
-    )
+    said = [Section("nothing", [Table([])]), Line("well", "warning")]
+    assert html_of(said) == "<p class=warning>well</p>"
+    assert notebook_html([*said, Plot("p", dict)]) == "<p><b>Warning:</b> well</p>"
 
 
 def test_a_command_has_a_button_that_copies_it() -> None:

@@ -62,7 +62,8 @@ def html_of(blocks: Iterable[Block], *, is_together: bool = False) -> str:
 def notebook_html(blocks: Iterable[Block]) -> str:
     """Blocks without plots for a notebook, which has no style sheet."""
     shown = (one for one in blocks if not isinstance(one, Plot | Card))
-    return html_of(shown).replace(" class=l>", " style='text-align:left'>")
+    plain = html_of(shown).replace(" class=l>", " style='text-align:left'>")
+    return plain.replace("<p class=warning>", "<p><b>Warning:</b> ").replace("<p class=note>", "<p>Note: ")
 
 
 def _html(block: Block) -> str:
@@ -70,7 +71,7 @@ def _html(block: Block) -> str:
         case Line(text, "plain"):
             return f"<p class=why>{escape(text)}</p>"
         case Line(text, kind):
-            return f"<p class={kind}>{'<b>Warning:</b> ' if kind == 'warning' else ''}{escape(text)}</p>"
+            return f"<p class={kind}>{escape(text)}</p>"
         case Table():
             return _table(block) if block.rows else ""
         case Facts(pairs):
