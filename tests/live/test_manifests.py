@@ -87,6 +87,49 @@ def test_prefill_and_decode_apart_for_llmd():
     assert all(wanted <= one["spec"]["template"]["metadata"]["labels"].items() for one in servers)
 
 
+KINDS = {
+    "plain": {},
+    "sglang": {"batching": "sglang"},
+    "fleet": {"fleet": {"controller": {"name": "queue_driven", "options": {}}, "min_replicas": 2, "max_replicas": 7}},
+    "apart": {"model": "llama-3-8b", "pools": [{"role": "prefill", "num_replicas": 2}, {"role": "decode"}],
+              "num_replicas": 1, "replica.tensor_parallel": 1},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("target", ["kubernetes", "llm-d"])
+@pytest.mark.parametrize("given", KINDS.values(), ids=KINDS)
+def test_objects_of_kubernetes_fit_its_schemas(given, target):
+    """Strictly: a key that Kubernetes does not have is an error. Objects of others' APIs have no schema there."""
+    checker = pytest.importorskip("kubernetes_validate")
+    made = manifest(scenario({**GIVEN, **given}), target)
+    checked = []
+    for name, text in made.files.items():
+        for one in yaml.safe_load_all(text):
+            if one["apiVersion"].partition("/")[0] in ("v1", "apps", "autoscaling"):
+                checker.validate(one, checker.latest_version(), strict=True)
+                checked.append(one["kind"])
+            else:
+                assert target == "llm-d" and name in ("kustomization.yaml", "inferencepool.yaml")
+    assert "Deployment" in checked and ("HorizontalPodAutoscaler" in checked) == ("fleet" in given)
+
+
+def test_a_key_that_kubernetes_does_not_have_is_noticed():
+    checker = pytest.importorskip("kubernetes_validate")
+    _, (deployment, _) = documents(GIVEN, "kubernetes", "deployment.yaml")
+    deployment["spec"]["replica"] = 3
+    with pytest.raises(checker.ValidationError):
+        checker.validate(deployment, checker.latest_version(), strict=True)
+
+
+@pytest.mark.parametrize("given", [KINDS["plain"], KINDS["sglang"], KINDS["apart"]], ids=["plain", "sglang", "apart"])
+def test_compose_files_fit_the_specification(given):
+    PyCompose = pytest.importorskip("compose_spec").PyCompose
+    text = manifest(scenario({**GIVEN, **given}), "compose").files["compose.yaml"]
+    PyCompose.from_yaml(text)
+    with pytest.raises(ValueError, match="unknown field|services"):
+        PyCompose.from_yaml(text.replace("command:", "comand:"))
+
+
 def test_compose_has_a_service_for_each_replica():
     _, (made,) = documents({**GIVEN, "batching": "sglang"}, "compose", "compose.yaml")
     assert len(made["services"]) == 3
