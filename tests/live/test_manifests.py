@@ -126,7 +126,7 @@ def test_compose_files_fit_the_specification(given):
     PyCompose = pytest.importorskip("compose_spec").PyCompose
     text = manifest(scenario({**GIVEN, **given}), "compose").files["compose.yaml"]
     PyCompose.from_yaml(text)
-    with pytest.raises(ValueError, match="unknown field|services"):
+    with pytest.raises(ValueError, match=r"unknown field|services"):
         PyCompose.from_yaml(text.replace("command:", "comand:"))
 
 
@@ -149,3 +149,13 @@ def test_what_cannot_be_written_is_refused(cli, tmp_path):
         manifest(scenario({**GIVEN, "batching": "trtllm"}), "kubernetes")
     cli("manifest", "--model", "llama-3-8b", "--for", "compose", "--out", str(tmp_path / "made"))
     assert (tmp_path / "made" / "compose.yaml").is_file()
+
+
+def test_the_winner_of_a_search_by_its_folder(cli, tmp_path):
+    from gnomon.api.search import search
+    from search_kit import question
+
+    found = search(question(space={"device": ["h100"], "tensor_parallel": [2], "batching": ["vllm_v1"]}), jobs=1)
+    found.save(tmp_path / "search")
+    text = cli("manifest", str(tmp_path / "search"), "--for", "kubernetes").output
+    assert "nvidia.com/gpu: '2'" in text and "--tensor-parallel-size" in text

@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("mcp", reason="the mcp package is not installed")
 
 from gnomon.api.mcp import server
+from search_kit import QUICK, TABLE, question
 
 
 def call(made, name, **given):
@@ -25,7 +26,7 @@ def made(tmp_path_factory):
 
 def test_tools_have_typed_inputs(made):
     tools = {one.name: one for one in asyncio.run(made.list_tools())}
-    assert set(tools) == {"simulate_serving", "compare_serving", "time_iteration", "list_catalog"}
+    assert set(tools) == {"simulate_serving", "compare_serving", "time_iteration", "list_catalog", "search_deployment"}
     schema = getattr(tools["simulate_serving"], "input_schema", None) or tools["simulate_serving"].inputSchema
     assert schema["properties"]["replicas"]["minimum"] == 1
     assert all(one.description for one in tools.values())
@@ -43,6 +44,22 @@ def test_an_iteration_and_the_catalog(made):
     assert told["seconds"] > 0 and len(told["slowest"]) == 5
     (known,), _ = call(made, "list_catalog")
     assert "llama-3-8b" in known["models"] and "h100" in known["gpus"]
+
+
+def test_a_search_answers_with_the_best_and_its_command(made, monkeypatch):
+    """The real search of a question whose iterations take explicit times, so that it is quick."""
+    from gnomon.api import search as searching
+
+    real = searching.search
+    quick = {"settings": TABLE, "effort": QUICK, "workload": question().workload}
+    monkeypatch.setattr(searching, "search", lambda given: real(given | quick, jobs=1))
+    (told,), _ = call(made, "search_deployment", model="llama-2-7b", gpus=["a100", "h100"], tensor_parallel=[1])
+    assert told["requests_per_s"] > 0 and told["gpus"] == 1 and told["commands"]
+    assert list(told["ranking"][0]) == [told["best"]]
+    (told,), _ = call(made, "search_deployment", model="llama-2-7b", gpus=["a100"], ttft_p90_s=1e-6)
+    assert told["best"] is None
+    with pytest.raises(Exception, match="a100"):
+        call(made, "search_deployment", model="llama-2-7b", gpus=["a1000"])
 
 
 def test_a_mistake_is_answered_with_what_would_be_right(made):

@@ -107,6 +107,40 @@ def server(reports: str | Path = "gnomon-reports") -> MCPServer:
             raise ToolError(str(error)) from None
 
     @made.tool()
+    def search_deployment(
+        model: Model = "llama-3-8b",
+        gpus: Annotated[list[str], Field(min_length=1, max_length=6, description="GPUs to choose from")] = ["h100"],  # noqa: B006
+        tensor_parallel: Annotated[list[int], Field(min_length=1, max_length=4)] = [1, 2],  # noqa: B006
+        ttft_p90_s: Annotated[float, Field(gt=0, description="Nine in ten first tokens come within")] = 1.0,
+        tbt_p99_s: Annotated[float, Field(gt=0, description="99 in 100 tokens follow one another within")] = 0.1,
+        workload: Annotated[str, Field(description="A preset of lengths, e.g. chat-1m or arxiv-4k")] = "chat-1m",
+    ) -> dict[str, Any]:
+        """The deployment with the most requests per second and dollar under an SLO: capacity and command. Takes a
+        minute or more; capacities are of short runs."""
+        from gnomon.api.search import Search, search
+
+        try:
+            found = search(
+                {"model": model, "workload": {"preset": workload},
+                 "slo": {"ttft_s": {"p90": ttft_p90_s}, "tbt_s": {"p99": tbt_p99_s}},
+                 "space": {"device": gpus, "tensor_parallel": tensor_parallel},
+                 "effort": {"min_requests": 300, "max_requests": 1500}},
+            )  # fmt: skip
+            assert isinstance(found, Search)
+            if found.best is None:
+                return {"best": None, "why": "nothing meets the SLO"}
+            interval = found.capacity_interval
+            return {
+                "best": found.best.label, "requests_per_s": found.best.capacity_per_s, "gpus": found.best.num_gpus,
+                "capacity_90": None if interval is None else [interval.low, interval.high],
+                "usd_per_hour": found.best.cost_per_hour, "limited_by": found.best.binding,
+                "commands": found.commands or found.no_command,
+                "ranking": [{one.label: one.capacity_per_s} for one in found.found.ranked[:5]],
+            }  # fmt: skip
+        except GnomonError as error:
+            raise ToolError(str(error)) from None
+
+    @made.tool()
     def list_catalog() -> dict[str, list[str]]:
         """Models, GPUs, batching policies and routers that are built in."""
         from gnomon import catalog

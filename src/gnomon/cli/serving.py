@@ -312,15 +312,17 @@ def explain_gap(log: str, file: str | None, html: Path | None, overrides: dict[s
 @folder_option("Folder for the files; else they are printed.")
 @config_options(Scenario)
 def manifest(file: str | None, overrides: dict[str, Any], target: str, out: Path | None) -> None:
-    """Write SCENARIO (that of a search's winner, too) as manifests; what they cannot say is named.
+    """Write SCENARIO, or the winner in the folder of a search, as manifests; what they cannot say is named.
 
     \b
     Examples:
       gnomon manifest scenario.yaml --for kubernetes > deployment.yaml
-      gnomon manifest runs/search/best.yaml --for llm-d --out overlay
+      gnomon manifest runs/search --for llm-d --out overlay
     """
     from gnomon.convert import manifests
 
+    if file is not None and (Path(file) / "best.yaml").is_file():
+        file = str(Path(file) / "best.yaml")
     made = manifests.manifest(api.scenario(file, **overrides), target)
     for name, text in made.files.items():
         if out is None:
