@@ -43,14 +43,16 @@ def test_the_safe_policy_loses_to_static_in_no_example(path: Path) -> None:
 
 
 @pytest.mark.parametrize("pre_process", [False, True])
-@pytest.mark.parametrize("mean", [1500, 2000, 2500])
-def test_elastic_gains_nothing_on_a_flat_workload_and_loses_at_most_transitions(pre_process: bool, mean: int) -> None:
+@pytest.mark.parametrize("mean", [2500, 3000, 3500])
+def test_elastic_gains_little_on_a_flat_workload_and_loses_at_most_transitions(pre_process: bool, mean: int) -> None:
+    """Its actor helps with the first responses, before which it has nothing to train; that is all there is to gain."""
     config = load(Posttrain, EXAMPLES / "flat.yaml")
     config = config.model_copy(update={"lengths": config.lengths.model_copy(update={"mean": mean})})
     static = run(config, make_policy("disaggregated"))
     elastic = run(config, make_policy("elastic", {"use_pre_process_policy": pre_process}))
     transitions = config.transitions.migration_s + 2 * Costs(config).reshard_s + config.transitions.check_interval_s
-    assert -0.01 * static.step_s < elastic.step_s - static.step_s < transitions
+    first_s = float(static.steps[0].finished_s.min())
+    assert -first_s < elastic.step_s - static.step_s < transitions
 
 
 def test_a_gate_can_fail() -> None:
@@ -117,7 +119,7 @@ def test_costs_follow_the_work() -> None:
     late = np.array([0.0, 0.0, 0.0, 100.0])  # The optimiser's step waits for the last group, and for nothing else.
     end, busy = costs.train_stream(tokens, late, 5.0, 4)
     assert end == pytest.approx(100.0 + four) and busy == pytest.approx(four)
-    uneven = np.concatenate([np.full((2, 4), 2000), np.full((2, 4), 100)])
+    uneven = np.concatenate([np.full((2, 4), 16_000), np.full((2, 4), 100)])
     balanced = Costs(small((1, 6, 1), actor={"efficiency": 0.2, "balance": True}))
     assert balanced.train_at_once(uneven, 2)[0] < 0.65 * costs.train_at_once(uneven, 2)[0]
 

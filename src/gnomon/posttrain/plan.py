@@ -60,9 +60,12 @@ class Planned:
 
     @property
     def limit(self) -> str:
-        """What a step waits for most."""
-        waited = [step.waited_for() for step in self.steps]
-        return max(waited[0], key=lambda name: sum(one[name] for one in waited))
+        """What a step waits for most; side by side, the component that idles least."""
+        if self.mode == "colocated":
+            waited = [step.waited_for() for step in self.steps]
+            return max(waited[0], key=lambda name: sum(one[name] for one in waited))
+        bubbles = self.record.bubbles()
+        return {"rollout": "generation", "actor": "training"}[min(bubbles, key=lambda name: bubbles[name])]
 
     def row(self) -> dict[str, Any]:
         """In figures."""

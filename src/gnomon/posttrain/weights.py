@@ -34,7 +34,7 @@ class Path:
 PATHS = {
     "nccl": Path(2.0e-4, 6.0e-4, 0.34),
     "checkpoint_engine": Path(5.0e-5, 9.5e-5, 0.64),
-    "rdma": Path(2.0e-4, 8.0e-4, 0.9),
+    "rdma": Path(2.0e-4, 9.0e-4, 0.9),
     "shared_memory": Path(2.0e-4, 1.5e-3, 1.0),
     "disk": Path(2.0e-4, 2.0e-4, 1.0),
 }
