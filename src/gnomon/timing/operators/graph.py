@@ -117,8 +117,8 @@ def _launches(operator: Operator) -> int:
     match operator.work:
         case Experts():  # Choosing, sorting, quantising, two products, the activation, the sum.
             return 7
-        case Recurrence():  # Convolution, gates, norms of queries and keys, six for the chunks of the recurrence: ten of
-            return 20  # Triton's, whose launcher and wrappers in Python take twice as long as a call into a library.
+        case Recurrence():  # Convolution, gates, norms of queries and keys, six for the chunks of the recurrence: ten
+            return 20  # of Triton's, whose launcher and wrappers in Python take twice as long as a call into a library.
         case Prefill(num_heads=heads, num_kv_heads=expanded, qk_dim=qk, v_dim=v) if qk != v:
             return 8 if heads == expanded else 3  # Latents: split, rotated, joined; expanded and copied for each head.
     is_quantized = isinstance(operator.work, Gemm) and operator.work.format.name == "fp8_block"
