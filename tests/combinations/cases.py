@@ -117,7 +117,7 @@ def _paths_named(data: Data, text: str) -> list[tuple[Any, ...]]:
     about = text.split(":")[0] if ":" in text else ""
     if same := [path for path in paths if dotted[path] == about or dotted[path].endswith(f".{about}")]:
         return same[:1] if dotted[same[0]] == about else same
-    words = set(re.findall(r"[\w-]+", text))
+    words = set(re.findall(r"[\w-]+", text.split("(given:")[0]))
     named = [path for path in paths if _value(data, path) in words]
     keys = [path for path in paths if isinstance(path[-1], str) and path[-1] in words and path[-1] not in TAGS]
     longest = max((len(path) for path in keys), default=0)
