@@ -100,7 +100,7 @@ def _attention_at(
     return total, near
 
 
-@noinline
+@inlined
 def attention_near(
     tables: IterationTables, stage: int, shape: Shape, near: tuple[int, int]
 ) -> tuple[float, tuple[int, int]]:
@@ -151,7 +151,7 @@ def stage_s(tables: IterationTables, stage: int, shape: Shape, group_tokens: int
     return rest_s + attention_s(tables, stage, shape)
 
 
-@noinline
+@inlined
 def is_beyond_measured(measured: Any, shape: Shape) -> bool:
     """Whether an iteration is larger in some way than the source covers (`IterationTables.measured` of its stage, an
     array or a tuple).
@@ -168,7 +168,7 @@ def is_beyond_measured(measured: Any, shape: Shape) -> bool:
     )
 
 
-@noinline
+@inlined
 def host_pace(tables: IterationTables, replica: int, at_s: float) -> float:
     """How many times longer a replica's host takes at a moment; hosts are slow at different times."""
     if tables.host_pace.size == 0:

@@ -102,7 +102,7 @@ def fast_forward(cluster: Cluster, tables: IterationTables, log: Log, r: int, un
         breakdown.end_batch(cluster, r, 0)
         there, num_stages = cluster.clocks[r, breakdown.REFERENCE_ROW], cluster.clocks[r, breakdown.REFERENCE_STAGES]
     host_ns, lost_ns, step_host_ns, step_lost_ns = 0, 0, 0, 0
-    forms_s, host_s = state.forms_s, flight.host_s
+    overlaps, forms_s, host_s = state.overlaps != 0, state.forms_s, flight.host_s
     while end_s < until and budget > 0 and steps < last_step and needed + 1 <= state.free_blocks:
         # The end of the step in flight.
         host_ns += step_host_ns
@@ -122,7 +122,7 @@ def fast_forward(cluster: Cluster, tables: IterationTables, log: Log, r: int, un
         attention_s, near = attention_near(tables, constants.row, shape, near)
         gpu_s = constants.gpu_s + attention_s
         least_s = constants.least_s
-        if state.overlaps != 0:
+        if overlaps:
             launched_s = forms_s + least_s
             forms_s, least_s = max(launched_s, last_s), launched_s - last_s
         seconds = constants.exposed_s + max(gpu_s, least_s)
