@@ -42,7 +42,7 @@ def test_it_stands_in_the_text_the_data_and_the_report(tmp_path) -> None:
     assert data["load_per_s"] == 500 and data["headroom"] == pytest.approx(1 - 500 / data["capacity_per_s"])
     page = (result.save(tmp_path / "run") / "report.html").read_text()
     assert "id=load_ttft" in page and '"load_ttft":' in page
-    assert "href=trace.json.gz" in page and "href=requests.parquet" in page
+    assert "href='trace.json.gz'" in page and "href='requests.parquet'" in page
 
 
 def test_arrivals_without_a_rate_have_no_capacity() -> None:

@@ -68,7 +68,7 @@ def client(saved: Path) -> Any:
 def test_pages_of_runs_are_given_in_a_sandbox(client: Any) -> None:
     with client.get("/run-files/chat/report.html") as answer:
         assert answer.status_code == 200
-        assert "sandbox allow-scripts;" in answer.headers["Content-Security-Policy"]
+        assert "sandbox allow-scripts allow-downloads;" in answer.headers["Content-Security-Policy"]
 
 
 @pytest.mark.parametrize(

@@ -114,10 +114,13 @@ def test_a_drag_is_one_state(tab: Tab) -> None:
     assert "n=" not in tab.page.url
 
 
-def test_a_mistake_does_not_move_the_form(tab: Tab) -> None:
+def test_a_mistake_moves_nothing_above_it(tab: Tab) -> None:
     tab.open("/pipeline?tab=schedules")
-    tops = "[...document.querySelectorAll('.control')].map((one) => one.getBoundingClientRect().top)"
+    tops = """() => { const all = [...document.querySelectorAll('.control')],
+                            here = all.findIndex((one) => one.contains(document.querySelector('#pipeline-fwd')));
+                      return all.slice(0, here + 1).map((one) => one.getBoundingClientRect().top); }"""
     before = tab.page.evaluate(tops)
+    assert len(before) > 5 and max(before) > 300
     tab.type("pipeline-fwd", "three")
     assert "not a number" in tab.text("pipeline-fwd-error")
     assert tab.page.evaluate(tops) == before

@@ -21,9 +21,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from gnomon.core.cache_folder import compiled_code_folder
+from gnomon.jit.markers import borrow as borrow
+from gnomon.jit.markers import first_rows as first_rows
+from gnomon.jit.markers import is_checked as is_checked
 
 F = TypeVar("F", bound=Callable[..., Any])
-T = TypeVar("T")
 
 ENABLED = os.environ.get("GNOMON_JIT", "1") != "0"
 
@@ -230,19 +232,3 @@ def borrowed_type(bundle: Any) -> Any:
     from gnomon.jit.borrowed_array import borrowed
 
     return borrowed(_numba().typeof(bundle))
-
-
-def borrow(bundle: T) -> T:
-    """A named tuple with its arrays borrowed; to be called in compiled code."""
-    return bundle
-
-
-def is_checked(bundle: Any) -> bool:
-    """Whether whoever got this bundle may make mistakes: a user's own function, or anybody in plain Python. Compiled
-    code knows it beforehand, so that a check for others costs Gnomon's own functions nothing."""
-    return True
-
-
-def first_rows(view: T, count: int) -> T:
-    """The first `count` rows of a (borrowed) array."""
-    return view[:count]  # type: ignore[index]

@@ -24,7 +24,7 @@ from numba.extending import (
     register_model,
 )  # fmt: skip
 
-from gnomon.jit import borrow, first_rows, is_checked
+from gnomon.jit.markers import borrow, first_rows, is_checked
 
 
 class Borrowed(types.Type):  # type: ignore[misc]

@@ -122,7 +122,7 @@ def body(state: dict[str, Any]) -> list[Component]:
         html.Div(id=PAGE.id("notes")),
         html.Div(
             [
-                section("Where the time goes", html.Div(id=PAGE.id("time"), style={"minHeight": "120px"})),
+                section("Where the time goes", html.Div(id=PAGE.id("time"), className="time-by-part")),
                 section("Memory of the fullest GPU", html.Div(id=PAGE.id("memory"), style={"minHeight": "120px"})),
                 section("Memory over the step", tall_graph(PAGE.id("over_time"), MEMORY_PX, "Memory of a GPU by part")),
                 section("The same in the terminal", html.Pre(id=PAGE.id("command"), tabIndex=0)),

@@ -31,13 +31,12 @@ MAX_SEQUENCES = 65_536
 EXAMPLES: dict[str, dict[str, Any]] = {
     "8 GPUs, 1.5B": {"steps": 2},
     "8 GPUs, equal lengths": {
-        "rollout": "2-6", "inference": "7", "prompts": 256, "minibatches": 8, "running": 32, "actor_share": 0.6,
-        "lengths": "fixed", "mean": 2000,
+        "prompts": 256, "minibatches": 8, "running": 32, "lengths": "fixed", "mean": 3000,
     },
     "64 GPUs, 7B, long tail": {
         "model": "qwen2.5-7b", "nodes": 8, "actor": "0-15", "rollout": "16-55", "inference": "56-63", "prompts": 512,
         "samples": 16, "mean": 9000, "longest": 27_648, "rollout_tp": 2, "running": 128, "actor_tp": 4,
-        "inference_tp": 2, "inference_share": 0.5,
+        "inference_tp": 2,
     },
 }  # fmt: skip
 """What differs from the page's defaults; the same as examples/posttrain/{small,flat,elastic}.yaml."""
