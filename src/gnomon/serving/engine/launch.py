@@ -66,7 +66,9 @@ def _shape(replica: Replica) -> Shape:
 def weight_bytes_of(tables: IterationTables, row: int, tokens: int) -> float:
     """Bytes of weights that an iteration of so many tokens reads: some experts are asked by none of them."""
     work = tables.work[row]
-    return work[3] + work[7] * (1.0 - (1.0 - work[8]) ** tokens)
+    if work[7] == 0.0:
+        return work[3]
+    return work[3] + work[7] * (1.0 - (1.0 - work[8]) ** float(tokens))  # Compiled powers of integers round otherwise.
 
 
 class Work(NamedTuple):
