@@ -148,7 +148,8 @@ def _lend(context: Any, builder: Any, kind: Any, value: Any) -> Any:
         view.shape = array.shape
         return view._getvalue()
     if isinstance(kind, types.BaseTuple) and hasattr(kind, "instance_class"):
-        bundle = cgutils.alloca_once(builder, _layout(context, borrowed(kind)))
+        with builder.goto_entry_block():  # Not filled with zeros: every field is written below.
+            bundle = builder.alloca(_layout(context, borrowed(kind)))
         for i, inner in enumerate(kind.types):
             item = _lend(context, builder, inner, builder.extract_value(value, i))
             builder.store(item, cgutils.gep_inbounds(builder, bundle, 0, i))

@@ -83,7 +83,7 @@ def _mixed_s(tables: IterationTables, stage: int, chunk: float, kv: float, decod
     return total
 
 
-@noinline
+@inlined
 def _attention_at(
     tables: IterationTables, stage: int, chunk: float, kv: float, decodes: int, decode_kv: float, near: int
 ) -> tuple[float, int]:

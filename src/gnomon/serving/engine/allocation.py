@@ -19,6 +19,7 @@ from gnomon.serving.engine.state import (
     REQUEST,
     STATE,
     Cluster,
+    ring_position,
 )
 from gnomon.serving.features.adapters import new_slots
 from gnomon.serving.features.breakdown import ENTRY
@@ -67,9 +68,7 @@ def new_cluster(
 
 
 def make_idle(records: Any) -> None:
-    """Let the state of these `REPLICA` records be that of new replicas with the same limits."""
-    for name in STATE:
-        records[name] = 0
+    """Let these `REPLICA` records, whose state is zero, be those of new replicas with their limits."""
     records["free_blocks"] = records["reported_free"] = records["num_blocks"]
     records["first_waiting"] = records["last_waiting"] = NONE
     records["next_finish"] = NEVER_STEP
@@ -81,7 +80,7 @@ def renew(cluster: Cluster, r: int) -> None:
     """Let replica `r` be as new, but for its accounts; a batch that was launched is taken back from those."""
     state = cluster.replicas[r]
     for i in range(state.num_in_flight):
-        position = (state.oldest + i) % cluster.flights.shape[1]
+        position = ring_position(cluster, r, i)
         flight = cluster.flights[r, position]
         state.busy_s -= cluster.stage_end_s[r, position, 0] - cluster.stage_start_s[r, position, 0]
         state.num_iterations -= 1
@@ -90,6 +89,8 @@ def renew(cluster: Cluster, r: int) -> None:
         for name in ("flops", "bytes", "kv_block_s"):
             state[name] -= flight[name]
     had_blocks = state.tracks_blocks != 0
+    for name in STATE:
+        state[name] = 0
     make_idle(state)
     cluster.next_end_s[r] = NEVER
     cluster.growth[r], cluster.stage_free_s[r], cluster.service[r] = 0, 0.0, 0.0

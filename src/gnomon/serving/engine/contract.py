@@ -18,6 +18,7 @@ from gnomon.serving.engine.state import (
     Cluster,
     Replica,
     replica_view,
+    ring_position,
 )
 
 # Faults.
@@ -81,7 +82,7 @@ def check_batch(cluster: Cluster, r: int) -> None:
             stop(cluster, NOT_TAKEN_OUT, r, replica.running[i])
     under_way = state.num_running + state.batch_size + state.num_stepping - together
     for i in range(state.num_in_flight):
-        under_way += cluster.flights[r, (state.oldest + i) % cluster.flights.shape[1]].num_requests
+        under_way += cluster.flights[r, ring_position(cluster, r, i)].num_requests
     if state.num_waiting + state.num_deferred + under_way != state.num_outstanding:
         stop(cluster, NOT_COUNTED, r, NONE)
     elif under_way > replica.running.size:

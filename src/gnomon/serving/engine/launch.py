@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from gnomon.jit import inlined, noinline
 from gnomon.serving.engine import contract
-from gnomon.serving.engine.state import BUDGET, NEIGHBOURS, NONE, Cluster, Replica, replica_view
+from gnomon.serving.engine.state import BUDGET, NEIGHBOURS, NONE, Cluster, Replica, replica_view, ring_position
 from gnomon.serving.features import breakdown
 from gnomon.timing.iteration import IterationTables
 from gnomon.timing.lookup import Shape, host_pace, host_times, is_beyond_measured, stage_s
@@ -180,7 +180,7 @@ def _take_off(cluster: Cluster, tables: IterationTables, r: int, position: int, 
 def launch(cluster: Cluster, tables: IterationTables, r: int, now: float) -> None:
     """Send the batch that replica `r` formed through its stages."""
     state = cluster.replicas[r]
-    position = (state.oldest + state.num_in_flight) % cluster.flights.shape[1]
+    position = ring_position(cluster, r, state.num_in_flight)
     shape = _shape(replica_view(cluster, r))
     at = now
     for stage in range(state.num_stages):
@@ -196,7 +196,7 @@ def launch_together(cluster: Cluster, tables: IterationTables, first: int, now: 
     """Send the batches of a group through the stages in step: each stage takes as long as its slowest member."""
     leader = cluster.replicas[first]
     members = range(first, first + leader.group_size)
-    position = (leader.oldest + leader.num_in_flight) % cluster.flights.shape[1]
+    position = ring_position(cluster, first, leader.num_in_flight)
     group_tokens = 0
     for r in members:
         group_tokens += _shape(replica_view(cluster, r)).tokens

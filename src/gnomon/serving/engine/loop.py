@@ -34,6 +34,7 @@ from gnomon.serving.engine.state import (
     Cluster,
     Replica,
     replica_view,
+    ring_position,
 )
 from gnomon.serving.features import breakdown
 from gnomon.serving.features.handover import hand_over, leaves
@@ -168,7 +169,7 @@ def _end_oldest_batch(cluster: Cluster, tables: IterationTables, log: Log, r: in
         log_iteration(cluster, log, r, position)
     state.reported_waiting, state.reported_free = state.formed_waiting, state.free_blocks
     state.num_in_flight -= 1
-    state.oldest = (position + 1) % cluster.flights.shape[1]
+    state.oldest = ring_position(cluster, r, 1)
     note_next_end(cluster, r, cluster.flights[r, state.oldest].end_s if state.num_in_flight > 0 else NEVER)
 
 
@@ -273,25 +274,24 @@ def _form_batches(cluster: Cluster, tables: IterationTables, policies: Policies,
 
 
 @inlined
-def _wake(cluster: Cluster, tables: IterationTables, policies: Policies, log: Log, first: int, now: float) -> None:
-    """Handle the group's batch ends up to `now`, and form batches at `now`."""
+def _wake(cluster: Cluster, tables: IterationTables, policies: Policies, log: Log, first: int, now: float) -> bool:
+    """Handle the group's batch ends up to `now`, and form batches at `now`; returns whether to do so once more."""
     leader = cluster.replicas[first]
     members, is_ahead = range(first, first + leader.group_size), leader.overlaps != 0 and leader.next_end_s <= now
     for r in members:
         while cluster.replicas[r].next_end_s <= now:
             _end_oldest_batch(cluster, tables, log, r)
-    is_ready = leader.num_in_flight < leader.num_stages
-    while is_ready:
-        if not is_ahead:
-            for r in members:
-                cluster.replicas[r].forms_s = now
-        _form_batches(cluster, tables, policies, first, now)
-        is_ready = False
-        if is_ahead:
-            for r in members:
-                apply_deferred(replica_view(cluster, r), now)
-            is_ready = leader.num_in_flight == 0  # Nothing to do, as far as it knew.
-            is_ahead = False
+    if leader.num_in_flight >= leader.num_stages:
+        return False
+    if not is_ahead:
+        for r in members:
+            cluster.replicas[r].forms_s = now
+    _form_batches(cluster, tables, policies, first, now)
+    if not is_ahead:
+        return False
+    for r in members:
+        apply_deferred(replica_view(cluster, r), now)
+    return bool(leader.num_in_flight == 0)  # Nothing to do, as far as it knew.
 
 
 def proceed(
@@ -310,8 +310,7 @@ def proceed(
                 fast_forward(cluster, tables, log, first, until)
                 continue
             at = cluster.replicas[first].next_end_s
-        _wake(cluster, tables, policies, log, first, at)  # The only place, so that it is compiled once.
-        wakes = False
+        wakes = _wake(cluster, tables, policies, log, first, at)  # The only place, so that it is compiled once.
 
 
 @inlined

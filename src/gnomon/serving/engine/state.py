@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gnomon.core.arrays import Floats, Ints
-from gnomon.jit import borrow, macro
+from gnomon.jit import borrow, inlined, macro
 
 NONE = -1
 NEIGHBOURS = 32  # replicas that share a `Cluster.soonest_s`
@@ -360,11 +360,18 @@ class Cluster(NamedTuple):
     """[row of the tables, length]: what contexts add to a decode alone, summed over all lengths below."""
 
 
+@inlined
+def ring_position(cluster: Cluster, r: int, after: int) -> int:
+    """Where the batch `after` the oldest in flight of replica `r` is, or will be. (A division would take longer.)"""
+    position = cluster.replicas[r].oldest + after
+    return position - cluster.flights.shape[1] if position >= cluster.flights.shape[1] else position
+
+
 @macro
 def replica_view(cluster: Cluster, r: int) -> Replica:
     """The views that belong to replica `r`, with the next free ring position as the batch to form."""
     state = cluster.replicas[r]
-    position = (state.oldest + state.num_in_flight) % cluster.flights.shape[1]
+    position = ring_position(cluster, r, state.num_in_flight)
     view = Replica(
         state, cluster.requests, cluster.running[r], cluster.stepping[r], cluster.growth[r],
         cluster.flight_requests[r, position], cluster.flight_tokens[r, position], cluster.parameters[r],

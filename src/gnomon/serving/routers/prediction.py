@@ -13,7 +13,7 @@ from gnomon.core.arrays import Ints
 from gnomon.jit import inlined
 from gnomon.serving.engine.context import Fleet
 from gnomon.serving.engine.decode_group import ID, processed_now
-from gnomon.serving.engine.state import Cluster, replica_view
+from gnomon.serving.engine.state import Cluster, replica_view, ring_position
 from gnomon.serving.policies import UNBOUNDED
 from gnomon.timing import lookup
 from gnomon.timing.lookup import Shape
@@ -77,7 +77,7 @@ def outstanding(cluster: Cluster, r: int, ids: Ints) -> int:
         ids[count] = cluster.stepping[r, i, ID]
         count += 1
     for k in range(state.num_in_flight):
-        position = (state.oldest + k) % cluster.flights.shape[1]
+        position = ring_position(cluster, r, k)
         flight = cluster.flights[r, position]
         for i in range(flight.num_stepping, flight.num_requests):
             ids[count] = cluster.flight_requests[r, position, i]

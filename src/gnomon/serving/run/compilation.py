@@ -145,7 +145,8 @@ class BackgroundCompilation:
 
     def __init__(self) -> None:
         self._process: Any = None
-        if ENABLED and not is_compiled_already() and compiled_code_folder() and (os.cpu_count() or 1) > 1:
+        is_there = _compiled_proceed.cache_info().currsize > 0 or is_compiled_already()
+        if ENABLED and not is_there and compiled_code_folder() and (os.cpu_count() or 1) > 1:
             words = [sys.executable, "-c", f"from {__name__} import _compiled_proceed as run; run()"]
             quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
             with suppress(OSError):

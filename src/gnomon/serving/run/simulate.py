@@ -294,9 +294,11 @@ LATEST_S = 1e12
 def _check_clock(cluster: Cluster, requests: Requests) -> None:
     """Refuse a run whose times have grown beyond what can be told apart: nothing ends after the last batch. Requests
     that would be sent when others end have no time where those did not."""
-    follows = np.diff(requests.parent_offsets) > 0 if len(requests.parents) else bool(requests.concurrency)
-    known = ~(follows & (cluster.requests.status == NOT_ARRIVED))
-    times = (cluster.requests.arrival_s[known], cluster.stage_free_s, cluster.replicas.busy_s)
+    arrival_s = cluster.requests.arrival_s
+    if len(requests.parents) or requests.concurrency:
+        follows = np.diff(requests.parent_offsets) > 0 if len(requests.parents) else True
+        arrival_s = arrival_s[~(follows & (cluster.requests.status == NOT_ARRIVED))]
+    times = (arrival_s, cluster.stage_free_s, cluster.replicas.busy_s)
     if not all(np.all(one < LATEST_S) for one in times):
         raise ConfigError(
             "an iteration or a gap between arrivals takes longer than can be simulated.",

@@ -105,7 +105,7 @@ class Pool:
         per_gpu = catalog.model(self.model).weight_bytes_per_rank(self.replica.parallelism, self.timing.dtype)
         return per_gpu * self.replica.num_gpus
 
-    @property
+    @cached_property
     def max_request_tokens(self) -> int:
         """The longest request that is accepted."""
         return self.replica.max_request_tokens or catalog.model(self.model).max_context_tokens
