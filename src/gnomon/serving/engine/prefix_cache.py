@@ -55,6 +55,8 @@ def key_of(replica: Replica, r: int, position: int) -> int:
     request = replica.requests[r]
     per_hash = replica.state.blocks_per_hash
     if position < request.prefix_count * per_hash:
+        if per_hash == 1:  # As below, without divisions.
+            return -replica.prefix_hashes[request.prefix_first + position] - 1
         shared = replica.prefix_hashes[request.prefix_first + position // per_hash]
         return -(shared * per_hash + position % per_hash) - 1
     return (int(r) + 1) * 16_777_216 + int(position) + 1  # Plain Python would stay in their 32 bits.
