@@ -223,6 +223,9 @@ def restarted(data: Data, at_share: float) -> tuple[Data, Data] | None:
     for replica in [plain.get("replica", {}), *(pool.get("replica", {}) for pool in plain.get("pools", []))]:
         if "speculative" in replica:
             replica["speculative"]["acceptance"] = 1.0  # Draws go by a request's number.
+    for part in [plain, *plain.get("pools", [])]:
+        for key in ("slow_share", "slow_factor", "slow_spell_s"):  # Spells are drawn for all of a run.
+            part.get("timing", {}).get("host", {}).pop(key, None)
     for router in [plain.get("router", {}), plain.get("disaggregation", {}).get("decode_router", {})]:
         router.clear()
     front = plain.setdefault("front_end", {})
