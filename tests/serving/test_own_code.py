@@ -49,7 +49,7 @@ def outcomes(folder: Path, jit: bool) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize("jit", [True, False])
+@pytest.mark.parametrize("jit", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_mistakes_in_own_code_are_said_in_one_sentence(tmp_path: Path, jit: bool) -> None:
     found = outcomes(tmp_path, jit)
     wrong = {}
