@@ -1,7 +1,8 @@
 """Published effects of fleets beside their simulation: what is published, the setting that stands for it, the distance.
 
-Settings are small enough to run in a minute or two. What a source leaves open is chosen once and said in `setting`;
-what was fitted on the very figure is said, too.
+Settings are small enough to run in a minute or two. What a source leaves open and what decides the figure is simulated
+in several ways, and the published figure must lie among them; what was fitted on the very figure is said. A figure of a
+system that is not simulated as a whole is told, and only its direction is judged.
 """
 
 from __future__ import annotations
@@ -28,44 +29,42 @@ from gnomon.workload import Requests
 from gnomon.workload.sessions import mixed
 from gnomon.workload.slo import UserClass
 
-LEAST_SHARE = 1 / 3
-"""Of a published effect that is the best of several: how much of it must come out."""
-
 
 @dataclass(frozen=True)
 class Effect:
-    """One published figure beside the simulated one."""
+    """One published figure beside the simulated ones."""
 
     name: str
     figure: str
     published: float
-    simulated: float
-    tolerance: float
-    """Of the simulated figure, as a share of the published one."""
+    simulated: tuple[float, ...]
+    """One for each way in which what is not published was chosen."""
     setting: str
     source: str
+    tolerance: float | None = 0.1
+    """How far the published figure may lie outside of the simulated ones, as a share of it; None: only the direction is
+    judged, since the system is simulated in part."""
+    nothing: float = 0.0
+    """What the figure would be without the effect: every simulated one is above it."""
     holds: bool = True
     """Whether what must be so beside the figure is so."""
-    nothing: float | None = None
-    """Where the figure is the best of several workloads ("up to"): what it would be without the effect."""
 
     @property
     def distance(self) -> float:
-        """Relative to what is published."""
-        return self.simulated / self.published - 1
+        """Of the nearest simulated figure, relative to what is published; 0 where that lies among them."""
+        low, high = min(self.simulated), max(self.simulated)
+        return min(max(self.published, low), high) / self.published - 1
 
     @property
-    def least(self) -> float:
-        """The least figure that reproduces it: within the tolerance, or of one that is the best of several a third of
-        the published effect."""
-        if self.nothing is not None:
-            return self.nothing + LEAST_SHARE * (self.published - self.nothing)
-        return self.published * (1 - self.tolerance)
+    def rule(self) -> str:
+        """What is asked of it, in words."""
+        return f"above {self.nothing:g}" if self.tolerance is None else f"within {self.tolerance:.0%}"
 
     @property
     def is_reproduced(self) -> bool:
-        """Whether it lies between the least and the tolerance above, and what must be so beside it is so."""
-        return self.holds and self.least <= self.simulated <= self.published * (1 + self.tolerance)
+        """Whether the rule is kept, and what must be so beside it is so."""
+        is_near = self.tolerance is None or abs(self.distance) <= self.tolerance
+        return self.holds and is_near and min(self.simulated) > self.nothing
 
 
 # Cold start.
@@ -81,8 +80,8 @@ def cold_start() -> list[Effect]:
     setting = "kimi-k2 in its own FP8, default cold start (2 GB/s, from the published 495 s for 1 TB)"
     source = "cold start of a 1T-parameter FP8 model: 527 s, 495 of them weights"
     return [
-        Effect("cold start", "seconds in all", COLD_START_S, sum(parts.values()), 0.1, setting, source),
-        Effect("cold start", "seconds for weights", WEIGHTS_S, parts["weights"], 0.1, setting, source),
+        Effect("cold start", "seconds in all", COLD_START_S, (sum(parts.values()),), setting, source),
+        Effect("cold start", "seconds for weights", WEIGHTS_S, (parts["weights"],), setting, source),
     ]
 
 
@@ -98,7 +97,16 @@ def per_rank(lost: int) -> int:
     return round(TOKENS_S_BY_LOST[lost] * TPOT_S_BY_LOST[lost] / (RANKS - lost))
 
 
-def _group_tpot_s(ranks: int, requests: int) -> float:
+LENGTHS: dict[str, dict[str, object]] = {
+    "1,024 and 512 tokens each": {"distribution": "fixed", "prompt": 1024, "output": 512},
+    "medians of 600 and 350, P90 of 1,200 and 700": {
+        "distribution": "lognormal", "prompt_median": 600, "prompt_p90": 1200, "output_median": 350, "output_p90": 700,
+    },
+}  # fmt: skip
+"""Not published: where all are alike, all of a rank prefill together and TPOT hardly has prefills in it."""
+
+
+def _group_tpot_s(ranks: int, requests: int, lengths: str) -> float:
     """Mean TPOT of a group of so many ranks, each of which runs so many requests."""
     setup = {
         "model": "deepseek-v3.2",
@@ -108,7 +116,7 @@ def _group_tpot_s(ranks: int, requests: int) -> float:
         "batching": {"policy": "sglang", "max_sequences": requests},
         "workload": {
             "num_requests": 4 * ranks * requests,
-            "lengths": {"distribution": "fixed", "prompt": 1024, "output": 512},
+            "lengths": LENGTHS[lengths],
             "arrivals": {"process": "closed_loop", "concurrency": ranks * requests},
         },
     }
@@ -124,21 +132,21 @@ def elastic_experts() -> list[Effect]:
     row of their own: how many requests a rank runs comes from them."""
     group_s = cache(_group_tpot_s)
 
-    def tpot_s(lost: int) -> float:
+    def tpot_s(lost: int, lengths: str) -> float:
         left, requests = RANKS - lost, per_rank(lost)
-        whole_s, half_s = group_s(RANKS, requests), group_s(RANKS // 2, requests)
+        whole_s, half_s = group_s(RANKS, requests, lengths), group_s(RANKS // 2, requests, lengths)
         return whole_s + (half_s - whole_s) * (RANKS / left - 1)
 
-    scale = TPOT_S_BY_LOST[1] / tpot_s(1)
+    scales = {lengths: TPOT_S_BY_LOST[1] / tpot_s(1, lengths) for lengths in LENGTHS}
     return [
         Effect(
             "elastic experts",
             f"TPOT in ms, {lost} of {RANKS} ranks lost",
             published * 1e3,
-            tpot_s(lost) * scale * 1e3,
-            0.1,
+            tuple(tpot_s(lost, lengths) * scale * 1e3 for lengths, scale in scales.items()),
             f"groups of {RANKS} and {RANKS // 2} ranks on H200 by the roofline, {per_rank(lost)} requests a rank (the "
-            "published tokens/s times TPOT), between them by experts per rank; scaled to the figure for one lost rank",
+            "published tokens/s times TPOT), between them by experts per rank; scaled to the figure for one lost rank; "
+            f"lengths are not published: {'; '.join(LENGTHS)}",
             "Elastic EP in SGLang, LMSYS, March 2026: DeepSeek V3.2, 32 GPUs, 256 redundant experts; TPOT from its "
             "draft of March 17",
         )
@@ -152,6 +160,8 @@ def elastic_experts() -> list[Effect]:
 DLPM_OVER_VTC = 2.87
 CLIENTS, DOCUMENTS, QUESTIONS = 8, 2, 24
 DOCUMENT_TOKENS = 8000
+CACHED = (3, 5, 9)
+"""Documents that the KV memory holds, of sixteen: not published, and what decides the effect."""
 
 
 def _questions(seed: int = 0) -> Requests:
@@ -169,31 +179,28 @@ def _questions(seed: int = 0) -> Requests:
     )  # fmt: skip
 
 
+def _requests_per_s(policy: str, cached: int) -> float:
+    setup = {
+        "model": "llama-3.1-8b",
+        "device": "a100-80gb",
+        "timing": {"source": "roofline"},
+        "batching": {"policy": policy, "max_sequences": 16},
+        "replica": {"num_kv_blocks": cached * DOCUMENT_TOKENS // 16},
+    }
+    return summarize(run(build(Scenario, setup), requests=_questions())).throughput.requests_per_s
+
+
 def dlpm_over_vtc() -> list[Effect]:
-    """Throughput of the two policies where the cache holds a few of the documents."""
-    offered = _questions()
-    rates = {}
-    for policy in ("vtc", "dlpm"):
-        setup = build(
-            Scenario,
-            {
-                "model": "llama-3.1-8b",
-                "device": "a100-80gb",
-                "timing": {"source": "roofline"},
-                "batching": {"policy": policy, "max_sequences": 16},
-                "replica": {"num_kv_blocks": 5 * DOCUMENT_TOKENS // 16},
-            },
-        )
-        rates[policy] = summarize(run(setup, requests=offered)).throughput.requests_per_s
+    """Throughput of the two policies where the cache holds some of the documents."""
     return [
         Effect(
             "DLPM over VTC",
             "throughput, times",
             DLPM_OVER_VTC,
-            rates["dlpm"] / rates["vtc"],
-            0.25,
-            f"{CLIENTS} clients with {DOCUMENTS} documents of {DOCUMENT_TOKENS:,} tokens each, KV for five documents; "
-            "documents, questions and memory were chosen here, the published figure is the best of several workloads",
+            tuple(_requests_per_s("dlpm", cached) / _requests_per_s("vtc", cached) for cached in CACHED),
+            f"{CLIENTS} clients with {DOCUMENTS} documents of {DOCUMENT_TOKENS:,} tokens each, KV for "
+            f"{', '.join(map(str, CACHED))} of them; documents and questions were chosen here, the published figure is "
+            "the best of several workloads",
             "Locality-aware Fair Scheduling in LLM Serving, arXiv 2501.14312: up to 2.87 times",
             nothing=1.0,
         )
@@ -240,8 +247,7 @@ def _day(name: str) -> Summary:
 
 
 def forecast_saving() -> list[Effect]:
-    """GPU hours that a planner with a forecast saves of those of reactive scaling, where the planner meets the SLO for
-    no more than one percent of the requests less."""
+    """GPU hours that a planner with a forecast saves of those of reactive scaling, where it meets the SLO as often."""
     reactive, planned = _day("memory_thresholds"), _day("slo_planner")
     assert reactive.fleet is not None and planned.fleet is not None
     assert reactive.slo is not None and planned.slo is not None
@@ -251,14 +257,14 @@ def forecast_saving() -> list[Effect]:
             "forecast scaling",
             "GPU hours saved, share",
             SAVED_BY_FORECAST,
-            1 - planned.fleet.gpu_hours / reactive.fleet.gpu_hours,
-            0.25,
+            (1 - planned.fleet.gpu_hours / reactive.fleet.gpu_hours,),
             "a diurnal day of Llama-3-70B on 4 H100 each, slo_planner against one replica more above 50 % of the KV "
             f"memory and one less below 30 %; {planned.fleet.gpu_hours:,.0f} and {reactive.fleet.gpu_hours:,.0f} GPU "
-            f"hours, {met}; models, load and thresholds were chosen here",
+            f"hours, {met}; models, load and thresholds were chosen here, and "
+            "three regions and four models, between which the published system moves load, are not simulated",
             "SageServe, arXiv 2502.14617: up to 25 % less GPU hours than reactive scaling; three regions, four models",
-            holds=planned.slo.attainment >= reactive.slo.attainment - 0.01,
-            nothing=0.0,
+            tolerance=None,
+            holds=planned.slo.attainment >= reactive.slo.attainment,
         )
     ]
 
@@ -282,15 +288,14 @@ def told(found: list[Effect]) -> Findings:
     """A row for every figure; those beyond their tolerance fail."""
     rows = [asdict(one) | {"distance": one.distance, "is_reproduced": one.is_reproduced} for one in found]
     failures = [
-        f"{one.name}, {one.figure}: {one.simulated:.4g}, published {one.published:.4g} ({one.distance:+z.0%})"
+        f"{one.name}, {one.figure}: {_figures(one)}, published {one.published:.4g} ({one.distance:+z.0%})"
         for one in found
         if not one.is_reproduced
     ]
     shown = [
         {
             "effect": one.name, "figure": one.figure, "published": f"{one.published:,.4g}",
-            "simulated": f"{one.simulated:,.4g}", "distance": f"{one.distance:+z.1%}",
-            "rule": f"within {one.tolerance:.0%}" if one.nothing is None else f"at least {one.least:,.4g}",
+            "simulated": _figures(one), "distance": f"{one.distance:+z.1%}", "rule": one.rule,
         }
         for one in found
     ]  # fmt: skip
@@ -302,3 +307,7 @@ def told(found: list[Effect]) -> Findings:
         blocks=[Table(shown, "Published effects"), *lines(list(settings)), *lines(failures, "warning")],
         failures=failures,
     )
+
+
+def _figures(one: Effect) -> str:
+    return " / ".join(f"{value:,.4g}" for value in one.simulated)
