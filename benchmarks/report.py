@@ -51,7 +51,7 @@ def _children_s() -> float:
 def stage_shares() -> dict[str, float]:
     """Seconds of each step within one process."""
     from gnomon.api.serving import Simulation, scenario
-    from gnomon.report.serving.frames import iteration_frame, request_frame
+    from gnomon.report.serving.files import iteration_frame, request_frame
     from gnomon.report.serving.page import write_report
     from gnomon.report.serving.trace import write_trace
     from gnomon.serving.results.metrics import summarize

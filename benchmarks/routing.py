@@ -11,7 +11,7 @@ import numpy as np
 
 from gnomon.core.config import build
 from gnomon.routing.environment import VectorClusters
-from gnomon.routing.teachers import HeuristicTeacher, RolloutTeacher
+from gnomon.routing.demos import HeuristicTeacher, RolloutTeacher
 from gnomon.serving.run.simulate import run
 from gnomon.serving.scenario import Scenario
 from gnomon.workload import generate

@@ -17,7 +17,7 @@ from gnomon.routing.compare import built_in_scenarios, find_scenario, paired
 from gnomon.routing.domain import RewardConfig
 from gnomon.routing.ensemble import IN_SYSTEM_S
 from gnomon.routing.environment import VectorClusters
-from gnomon.routing.teachers import HeuristicTeacher, RolloutTeacher
+from gnomon.routing.demos import HeuristicTeacher, RolloutTeacher
 from gnomon.routing.traffic import ScenarioTraffic
 
 TRACES, ARRIVALS, SEED = 6, 400, 11

@@ -10,9 +10,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from gnomon.api.serving import scenario
-from gnomon.live.app import App
+from gnomon.live.app import App, open_sockets, server_of
 from gnomon.live.cluster import LiveCluster
-from gnomon.live.server import open_sockets, server_of
 from gnomon.live.text import Pieces, Tokenizer
 
 SMALL = {"model": "llama-3-8b", "device": "h100", "workload": {"rate": 5, "num_requests": 100}}

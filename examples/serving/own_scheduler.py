@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import gnomon
-from gnomon.api.step import StepTimer
+from gnomon.api.time import StepTimer
 
 MAX_RUNNING, CHUNK = 64, 2048
 

@@ -24,7 +24,7 @@ _LAZY: dict[str, str] = {
     "route": "gnomon.api.routing",
     "serve": "gnomon.api.live",
     "simulate": "gnomon.api.serving",
-    "step_timer": "gnomon.api.step",
+    "step_timer": "gnomon.api.time",
     "time": "gnomon.api.time",
     "train": "gnomon.api.train",
     "train_plan": "gnomon.api.train",

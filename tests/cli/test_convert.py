@@ -668,7 +668,7 @@ def test_the_forks_first_stages():
 
 def test_a_converted_command_runs_with_what_is_installed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("gnomon.convert.finishers.find_spec", lambda name: None)
+    monkeypatch.setattr("gnomon.convert.readers.find_spec", lambda name: None)
     command = VIDUR.replace("TRACE", "data/processed_traces/splitwise_conv.csv")
     found = convert("vidur", command)
     assert "estimator" not in found.values["timing"]

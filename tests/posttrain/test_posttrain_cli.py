@@ -111,7 +111,8 @@ def test_elastic_wins_in_the_small_example_and_equal_digits_are_explained() -> N
 def test_causes_have_one_name_everywhere(tmp_path: Path) -> None:
     """The record, the terminal, the page and the documentation."""
     from gnomon.posttrain.record import CAUSES
-    from gnomon.report.posttrain import text, timeline
+    from gnomon.report.posttrain import figures as timeline
+    from gnomon.report.posttrain import text
 
     assert tuple(timeline.CAUSES) == CAUSES == tuple(name for name, _ in timeline.CAUSES.values())
     assert text.SHARES[1:] == CAUSES and tuple(text._IDLE) == CAUSES[1:]

@@ -11,10 +11,9 @@ from gnomon.pipeline.memory import Curve as Steps
 from gnomon.pipeline.step import run_step
 from gnomon.pipeline.step_config import StepConfig
 from gnomon.report import look
-from gnomon.report.pipeline.dense import drawn_together
 from gnomon.report.pipeline.figures import LINK_BINS, RANK_COLOURS, binned, step_figure
 from gnomon.report.pipeline.heat_map import HeatGrid, heat_map_figure
-from gnomon.report.pipeline.timeline import COLOURS, COMPLETION, Bar, Lane, Timeline
+from gnomon.report.pipeline.timeline import COLOURS, COMPLETION, Bar, Lane, Timeline, drawn_together
 from gnomon.report.serving.figures import cdf
 from gnomon.report.serving.series import distribution
 

@@ -238,7 +238,7 @@ def test_weights_and_biases_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_what_is_logged_is_every_number() -> None:
-    from gnomon.report.serving.wandb import flat, series_rows
+    from gnomon.report.serving.files import flat, series_rows
 
     figures = dict(flat(chat().summary.to_dict()))
     assert figures["latency.ttft_s.p99"] == chat().summary.latency.ttft_s.p99

@@ -14,8 +14,9 @@ import gnomon
 from gnomon.cli.routing import command
 from gnomon.core.errors import ConfigError, UnknownNameError
 from gnomon.report.routing import files as route_files
-from gnomon.report.routing import text as route_text
+from gnomon.report.routing import files as route_text
 from gnomon.routing import compare as comparing
+from gnomon.routing.checkpoint import SCALARS
 from gnomon.routing.compare import (
     BEST,
     GOALS,
@@ -29,7 +30,6 @@ from gnomon.routing.compare import (
 )
 from gnomon.routing.config import CompareConfig, RouteConfig, load_config
 from gnomon.routing.domain import DomainConfig
-from gnomon.routing.metrics import SCALARS
 from gnomon.serving.routers import ROUTERS
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.scenario.config import RouterConfig

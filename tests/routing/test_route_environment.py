@@ -192,7 +192,7 @@ def test_scenarios_that_cannot_be_played_are_refused() -> None:
 
 
 def test_heuristic_teachers_are_the_routers() -> None:
-    from gnomon.routing.teachers import HeuristicTeacher
+    from gnomon.routing.demos import HeuristicTeacher
 
     envs = VectorClusters(SMALL, 6, horizon=30)
     envs.reset(1)
@@ -208,7 +208,7 @@ def test_heuristic_teachers_are_the_routers() -> None:
 
 
 def test_the_rollout_teacher_leaves_the_clusters_alone_and_repeats_itself() -> None:
-    from gnomon.routing.teachers import RolloutTeacher
+    from gnomon.routing.demos import RolloutTeacher
 
     teacher = RolloutTeacher("least_outstanding", horizon=10)
     other = VectorClusters(SMALL.model_copy(update={"num_replicas": (2, 2)}), 1, horizon=20)
@@ -228,7 +228,7 @@ def test_the_rollout_teacher_leaves_the_clusters_alone_and_repeats_itself() -> N
 
 def test_the_cost_of_a_rollout_is_what_happens() -> None:
     """Following the base after the choice leads to exactly the latencies that the rollout foretold."""
-    from gnomon.routing.teachers import HeuristicTeacher, RolloutTeacher
+    from gnomon.routing.demos import HeuristicTeacher, RolloutTeacher
 
     envs = VectorClusters(SMALL, 3, horizon=60)
     envs.reset(2)
@@ -250,7 +250,7 @@ def test_the_cost_of_a_rollout_is_what_happens() -> None:
 
 def test_rollouts_improve_on_their_base() -> None:
     """Mixed lengths on unequal replicas: one step of policy improvement over round robin must be worth a lot."""
-    from gnomon.routing.teachers import HeuristicTeacher, RolloutTeacher
+    from gnomon.routing.demos import HeuristicTeacher, RolloutTeacher
 
     short = {"output_median": (10.0, 20.0), "long_traces": 0.0, "max_sequences": (8,)}
     domain = SMALL.model_copy(update={"unequal_share": 1.0, "session_share": 0.0, "load": (0.8, 0.8), **short})

@@ -9,7 +9,7 @@ import pytest
 
 from gnomon.core.config import build, load
 from gnomon.core.errors import ConfigError
-from gnomon.routing import requests as windows
+from gnomon.routing import traffic as windows
 from gnomon.routing.config import RouteConfig
 from gnomon.routing.environment import spread
 from gnomon.routing.tune import TuneConfig, tune

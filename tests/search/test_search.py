@@ -12,10 +12,9 @@ import pytest
 from gnomon.core.errors import ConfigError, UnknownNameError
 from gnomon.report.search.text import nothing_qualifies
 from gnomon.search import study
-from gnomon.search.answers import front, is_on_front, winning_scenario
-from gnomon.search.bound import rate_bound
-from gnomon.search.capacity import Prober, find_capacity
+from gnomon.search.capacity import Prober, find_capacity, rate_bound
 from gnomon.search.evaluate import Record, Task, evaluate, sequence
+from gnomon.search.results import front, is_on_front, winning_scenario
 from gnomon.search.slo import Gaps
 from gnomon.search.space import candidates, scenario_of
 from gnomon.search.study import Found, search

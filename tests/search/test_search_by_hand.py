@@ -16,18 +16,16 @@ from gnomon.core.config import build
 from gnomon.core.errors import ConfigError, DataError
 from gnomon.core.parallel import Outcome
 from gnomon.report.search.text import best_by_device
-from gnomon.search import answers, headroom, load_curve
 from gnomon.search import capacity as capacities
-from gnomon.search.answers import front, latency_axes
-from gnomon.search.bound import rate_bound
-from gnomon.search.capacity import coarse_bracket, find_capacity, refine
+from gnomon.search import load_curve
+from gnomon.search import load_curve as headroom
+from gnomon.search import results as answers
+from gnomon.search.capacity import coarse_bracket, find_capacity, rate_bound, refine
 from gnomon.search.config import BenchConfig, EffortConfig, SearchConfig
-from gnomon.search.evaluate import Record, Task, bound_of
-from gnomon.search.fleet import _first_met, smallest_fleet
+from gnomon.search.evaluate import Record, Task, _first_met, bound_of, smallest_fleet
 from gnomon.search.matrix import _part, _path, _share, _task, _worth_elsewhere, questions
-from gnomon.search.objective import Price, price, rate_for, score, shown
-from gnomon.search.results import ResultsFile
-from gnomon.search.slo import Gaps, Verdict, _statistic
+from gnomon.search.results import ResultsFile, front, latency_axes
+from gnomon.search.slo import Gaps, Price, Verdict, _statistic, price, rate_for, score, shown
 from gnomon.search.space import Candidate, candidates, pools_of, scenario_of
 from gnomon.search.study import Found, _half_widths, _repeats, finished_search
 from gnomon.serving.scenario import Scenario

@@ -10,8 +10,8 @@ import yaml
 from gnomon.convert.commands import dynamo_layout, server_command
 from gnomon.core.config import build
 from gnomon.core.errors import ConfigError
-from gnomon.report.search.figures import drawers
-from gnomon.search.bound import rate_bound
+from gnomon.report.search.files import front_drawers as drawers
+from gnomon.search.capacity import rate_bound
 from gnomon.search.config import SearchConfig
 from gnomon.search.evaluate import Record
 from gnomon.search.space import candidates, pools_of, scenario_of

@@ -16,7 +16,6 @@ from gnomon.core.config import build
 from gnomon.core.parallel import Outcome
 from gnomon.search import capacity as capacities
 from gnomon.search import study
-from gnomon.search.answers import winning_scenario
 from gnomon.search.config import SearchConfig, SloTargets
 from gnomon.search.evaluate import (
     Estimate,
@@ -29,9 +28,8 @@ from gnomon.search.evaluate import (
     pilot,
     sequence,
 )
-from gnomon.search.objective import price
-from gnomon.search.results import ResultsFile
-from gnomon.search.slo import GROWING, TURNED_AWAY, Verdict, judge
+from gnomon.search.results import ResultsFile, winning_scenario
+from gnomon.search.slo import GROWING, TURNED_AWAY, Verdict, judge, price
 from gnomon.search.space import candidates, scenario_of
 from gnomon.search.study import search_with
 from gnomon.serving.engine.state import FINISHED, REJECTED, SHED

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gnomon.core.errors import ConfigError
-from gnomon.report.serving.frames import STATUS, request_frame
+from gnomon.report.serving.files import STATUS, request_frame
 from gnomon.serving.autoscaling.evacuation import redirect
 from gnomon.serving.engine import guard
 from gnomon.serving.engine.allocation import renew

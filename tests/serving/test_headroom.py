@@ -9,8 +9,7 @@ import pytest
 
 import gnomon
 from gnomon.report.serving.text import headroom_words, timing_words
-from gnomon.search.headroom import Headroom
-from gnomon.search.load_curve import LoadCurve
+from gnomon.search.load_curve import Headroom, LoadCurve
 
 ONE_MS = {"timing": {"source": "table", "table": {"per_iteration": 0.001}}, "model": "llama-3-8b", "device": "h200"}
 

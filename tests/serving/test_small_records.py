@@ -13,7 +13,7 @@ import pytest
 from gnomon.core.arrays import Floats
 from gnomon.core.user_files import plain
 from gnomon.jit import borrow, jit
-from gnomon.report.serving.frames import iteration_frame
+from gnomon.report.serving.files import iteration_frame
 from gnomon.serving.engine.allocation import new_cluster
 from gnomon.serving.engine.log import Log, log_gap, new_log
 from gnomon.serving.engine.state import REQUEST, Cluster

@@ -17,7 +17,7 @@ pytest.importorskip("dash", reason="Dash is not installed (extra ui)")
 from gnomon.core.errors import ConfigError, GnomonError
 from gnomon.ui import jobs
 from gnomon.ui.controls import ControlError, Hidden, Number
-from gnomon.ui.job_panel import start_anew
+from gnomon.ui.jobs import start_anew
 from gnomon.ui.site_page import Page
 
 

@@ -22,7 +22,7 @@ from gnomon.search.study import finished_search
 from gnomon.ui import jobs
 from gnomon.ui.app import make_app
 from gnomon.ui.pages import NAMES, all_pages, posttrain
-from gnomon.ui.pages.posttrain_config import EXAMPLES, config_of
+from gnomon.ui.pages.posttrain import EXAMPLES, config_of
 
 if TYPE_CHECKING:
     from ui_kit import Tab

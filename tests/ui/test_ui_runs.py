@@ -15,8 +15,8 @@ from gnomon.report.search.files import write_search
 from gnomon.search.config import EffortConfig, SearchConfig
 from gnomon.search.study import search
 from gnomon.ui.app import make_app
-from gnomon.ui.pages.plan_search import searches
-from gnomon.ui.pages.routing_runs import metric_folders
+from gnomon.ui.pages.plan import searches
+from gnomon.ui.pages.routing import metric_folders
 from gnomon.ui.pages.runs import PAGE
 from gnomon.ui.run_folders import find_runs, open_run
 

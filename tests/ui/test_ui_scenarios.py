@@ -17,10 +17,8 @@ from gnomon.api.serving import simulate
 from gnomon.core.config import load
 from gnomon.core.errors import ConfigError, DataError, GnomonError
 from gnomon.serving.scenario import Scenario
-from gnomon.ui import foreign, load_curve, uploads
-from gnomon.ui.address import query_of, state_of
-from gnomon.ui.controls import Choices, ControlError, Number, Switch
-from gnomon.ui.foreign import check_is_data
+from gnomon.ui import serving, uploads
+from gnomon.ui.controls import Choices, ControlError, Number, Switch, query_of, state_of
 from gnomon.ui.pages import serve_answers
 from gnomon.ui.pages.serve import CONTROLS, PAGE
 from gnomon.ui.pages.serve_answers import loaded
@@ -28,6 +26,7 @@ from gnomon.ui.pages.serve_pins import MAX_PINS, colours, pinned, states, with_p
 from gnomon.ui.scenarios import as_command, as_server, as_yaml, to_scenario, to_values
 from gnomon.ui.serving import requests_of, simulated
 from gnomon.ui.turns import Question, Stale
+from gnomon.ui.uploads import check_is_data
 from gnomon.workload import generate
 from gnomon.workload.presets import PRESETS
 
@@ -60,11 +59,11 @@ def test_what_is_copied_is_the_same_scenario(file: Path, tmp_path: Path) -> None
 
 def test_another_thread_may_push_out_what_was_just_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Here all is pushed out at once."""
-    monkeypatch.setattr(load_curve, "KEPT", 0)
-    monkeypatch.setattr(serve_answers, "KEPT", 0)
+    monkeypatch.setattr(serving._known, "most", 0)
+    monkeypatch.setattr(serve_answers._scenarios, "most", 0)
     scenario = serve_answers.scenario_of(PAGE, state_of(PAGE.controls, "?rate=7"))
     assert scenario.workload.rate == 7
-    assert load_curve._kept("capacity", scenario, lambda: 0.0) == 0.0
+    assert serving._kept("capacity", scenario, lambda: 0.0) == 0.0
 
 
 def test_vllm_flags_are_one_command() -> None:
@@ -104,7 +103,7 @@ def test_an_engine_is_chosen_as_in_a_file(engine: str, more: str) -> None:
 
 def test_figures_and_plots_come_before_the_timing_sources_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     from gnomon.serving.results import mean_iteration
-    from gnomon.ui.pages import serve_live
+    from gnomon.ui.pages import serve_answers as serve_live
 
     asked = []
     judged = mean_iteration.judged
@@ -125,7 +124,7 @@ def test_figures_and_plots_come_before_the_timing_sources_are_asked(monkeypatch:
 
 
 def test_an_answer_ends_when_the_same_view_asks_again() -> None:
-    from gnomon.ui.pages import serve_live
+    from gnomon.ui.pages import serve_answers as serve_live
 
     raw = state_of(PAGE.controls, "?rate=7.7&requests=1500")
     first = serve_live.lines(PAGE, raw, Question("view"), is_dragged=False)
@@ -382,7 +381,7 @@ def test_a_link_stands_for_no_more_than_it_says() -> None:
 
 def test_the_post_training_page_takes_no_more_than_it_is_told() -> None:
     from gnomon.ui.pages.posttrain import PAGE as POSTTRAIN
-    from gnomon.ui.pages.posttrain_config import config_of
+    from gnomon.ui.pages.posttrain import config_of
 
     with pytest.raises(GnomonError):
         config_of(POSTTRAIN.read(state_of(POSTTRAIN.controls, "") | {"actor": f"{{{BOMB}}}"}))
@@ -415,7 +414,7 @@ def test_too_little_memory_is_told() -> None:
 
 
 def test_a_trace_is_no_longer_than_a_page_can_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(foreign, "MAX_REQUESTS", 10)
+    monkeypatch.setattr(uploads, "MAX_REQUESTS", 10)
     state = state_of(PAGE.controls, "") | loaded(
         "long.csv", as_upload(b"prompt_tokens,output_tokens\n" + b"9,9\n" * 11)
     )

@@ -14,9 +14,8 @@ from gnomon.core.config import load
 from gnomon.core.errors import GnomonError
 from gnomon.serving.scenario import Scenario
 from gnomon.ui import turns
-from gnomon.ui.kept import Kept
 from gnomon.ui.serving import simulated
-from gnomon.ui.turns import Question, Stale
+from gnomon.ui.turns import Kept, Question, Stale
 
 SOON_S = 30.0
 """For a machine that is busy; nothing here takes longer than a moment."""

@@ -37,9 +37,8 @@ def serve(
         raise ConfigError(
             f"serving needs the package {error.name}.", where="serve", fix="pip install 'gnomon-sim[serve]'"
         ) from None
-    from gnomon.live.app import App
+    from gnomon.live.app import App, check_host, open_sockets, serve_forever
     from gnomon.live.cluster import LiveCluster
-    from gnomon.live.server import check_host, open_sockets, serve_forever
     from gnomon.live.text import FromFile, Pieces
 
     chosen = scenario(given, **overrides)

@@ -105,7 +105,7 @@ class PipelineStep(Result):
         return throttled_words(self.run)
 
     def _frames(self) -> Mapping[str, Callable[[], pl.DataFrame]]:
-        from gnomon.report.pipeline.frames import rank_frame, task_frame
+        from gnomon.report.pipeline.text import rank_frame, task_frame
 
         return {"tasks": partial(task_frame, self.run), "ranks": partial(rank_frame, self.step)}
 
@@ -143,7 +143,7 @@ class PipelineStep(Result):
         show_completion_time: bool = False,
     ) -> Path:
         """Write step.html, step.perfetto.json, step.csv, step.json, and step.png where matplotlib is installed."""
-        from gnomon.report.pipeline.html import write_step
+        from gnomon.report.pipeline.figures import write_step
 
         look: dict[str, Any] = {
             "view": view, "show_throttling": show_throttling, "show_completion_time": show_completion_time,
@@ -206,7 +206,7 @@ class PrioritySweep(Result):
         return [Line(f"{self.summary['runs']} runs, best {self.summary['best']:.4f}")]
 
     def _frames(self) -> Mapping[str, Callable[[], pl.DataFrame]]:
-        from gnomon.report.pipeline.frames import sweep_frame
+        from gnomon.report.pipeline.text import sweep_frame
 
         return {"runs": partial(sweep_frame, self.sweep)}
 

@@ -93,8 +93,7 @@ class PosttrainRun(Result):
     def save(self, folder: str | Path) -> Path:
         """Write config.yaml, timeline.html, timeline.perfetto.json, and decisions.jsonl where they were kept."""
         from gnomon.posttrain.replay import write_decisions
-        from gnomon.report.posttrain.html import write_html
-        from gnomon.report.posttrain.perfetto import write_trace
+        from gnomon.report.posttrain.figures import write_html, write_trace
 
         folder = Path(folder)
         save(self.config, folder / "config.yaml")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from gnomon.api.result import Progress, Result, Rows, read
 from gnomon.core.errors import ConfigError
 from gnomon.search.config import BenchConfig, SearchConfig
-from gnomon.search.objective import UNITS
+from gnomon.search.slo import UNITS
 
 if TYPE_CHECKING:
     from gnomon.report.blocks import Block
@@ -110,7 +110,7 @@ class Search(Result):
 
     def scenario(self, place: int = 0) -> Scenario:
         """The configuration at a place of the ranking, at its capacity: `gnomon.simulate` runs it."""
-        from gnomon.search.answers import winning_scenario
+        from gnomon.search.results import winning_scenario
 
         ranked = self.found.ranked
         if not 0 <= place < len(ranked):
@@ -121,7 +121,7 @@ class Search(Result):
     @cached_property
     def capacity_interval(self) -> Interval | None:
         """Where a real server's capacity lies with 90 % probability, for the winner."""
-        from gnomon.search.answers import capacity_interval
+        from gnomon.search.results import capacity_interval
 
         return capacity_interval(self.found, self.best) if self.best else None
 

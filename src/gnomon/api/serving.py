@@ -22,8 +22,8 @@ from gnomon.workload.slo import SloConfig
 if TYPE_CHECKING:
     import polars as pl
 
-    from gnomon.api.causes import Asked, Explanation
-    from gnomon.search.headroom import Headroom
+    from gnomon.api.explain import Asked, Explanation
+    from gnomon.search.load_curve import Headroom
     from gnomon.serving.results.intervals import Intervals as Intervals
     from gnomon.serving.results.summary import Summary as Summary
     from gnomon.serving.run.check import Finding
@@ -142,7 +142,7 @@ class Simulation(Result):
     @cached_property
     def headroom(self) -> Headroom | None:
         """The capacity beside the load, by about twenty short simulations; None where the arrivals have no rate."""
-        from gnomon.search.headroom import headroom
+        from gnomon.search.load_curve import headroom
         from gnomon.workload import generate
 
         given = self.given_requests
@@ -179,7 +179,7 @@ class Simulation(Result):
     def explain(self, **asked: Unpack[Asked]) -> Explanation:
         """Why the requests from a percentile of a latency on are slow, or the story of one request; with `advice` what
         would help and what limits, each really simulated."""
-        from gnomon.api.causes import explain_simulation
+        from gnomon.api.explain import explain_simulation
 
         return explain_simulation(self.explained(), **asked)
 
@@ -193,7 +193,7 @@ class Simulation(Result):
 
     def log_to_wandb(self, project: str) -> str:
         """Log the scenario, the figures and the time series to Weights & Biases; returns where."""
-        from gnomon.report.serving.wandb import log_run
+        from gnomon.report.serving.files import log_run
 
         return log_run(self.run, self.summary, project)
 

@@ -149,24 +149,24 @@ class TrainPlanResult(Result):
     @cached_property
     def summary(self) -> dict[str, Any]:
         """Layouts, the front of memory and speed, what limits the best, its flags, days and dollars."""
-        from gnomon.report.training_plan import plan_data
+        from gnomon.report.training import plan_data
 
         return plan_data(self.plan, self.job, self.commands)
 
     def text(self) -> list[Block]:
         """The layouts, what limits the best, its commands, days and dollars."""
-        from gnomon.report.training_plan import plan_blocks
+        from gnomon.report.training import plan_blocks
 
         return plan_blocks(self.plan, self.job, self.commands)
 
     def _drawings(self) -> Mapping[str, Callable[[], dict[str, Any]]]:
-        from gnomon.report.training_plan import front_figure
+        from gnomon.report.training import front_figure
 
         return {"front": lambda: front_figure(self.plan)}
 
     def save(self, folder: str | Path) -> Path:
         """Write plan.json, the best layout as best.yaml, and report.html."""
-        from gnomon.report.training_plan import write_plan
+        from gnomon.report.training import write_plan
 
         save(self.plan.winner.config, Path(folder) / "best.yaml")
         write_text(Path(folder) / "plan.json", json.dumps(self.to_dict(), indent=1))

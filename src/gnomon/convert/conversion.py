@@ -10,9 +10,8 @@ from typing import Any
 
 import yaml
 
-from gnomon.convert.finishers import finish_sglang, finish_trtllm, finish_vidur, finish_vllm
 from gnomon.convert.options import Given, Option, OptionMap, option_map, read_command_line, stage_of, value_of
-from gnomon.convert.readers import READERS, whole_number
+from gnomon.convert.readers import READERS, finish_sglang, finish_trtllm, finish_vidur, finish_vllm, whole_number
 from gnomon.core.config import build
 from gnomon.core.errors import ConfigError
 from gnomon.core.text import parse_yaml, read_text

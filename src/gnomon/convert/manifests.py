@@ -14,8 +14,7 @@ from typing import Any
 import yaml
 
 from gnomon import catalog
-from gnomon.convert.commands import ENGINES, server_command, sglang_flags
-from gnomon.convert.vllm_command import vllm_flags
+from gnomon.convert.commands import ENGINES, server_command, sglang_flags, vllm_flags
 from gnomon.core.errors import ConfigError, UnknownNameError
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.scenario.pool import Pool

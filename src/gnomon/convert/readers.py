@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
-from gnomon.core.errors import ConfigError
+from gnomon import catalog
+from gnomon.core.errors import ConfigError, GnomonError
 from gnomon.core.registry import Registry
+from gnomon.serving.policies import POLICIES
+from gnomon.serving.routers import ROUTERS
+from gnomon.serving.scenario import Scenario
+from gnomon.serving.scenario.engine_presets import engine
 from gnomon.timing.config import CAPTURED, captured_sizes
+from gnomon.timing.source_registry import SOURCES
 
 READERS: Registry[Callable[[Any], Any]] = Registry("reader of option values")
 
@@ -142,3 +150,160 @@ def override_generation(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ConfigError("--override-generation-config needs a mapping.", where="the command", fix="Give it as JSON.")
     return {key: value[key] for key in NEUTRAL if key in value}
+
+
+Values = dict[str, Any]
+
+MAX_PREFILL_TOKENS = 16384
+"""SGLang's own `max_prefill_tokens`."""
+VIDUR_NODE = "a100_pairwise_nvlink"
+VIDUR_TRACES = {"splitwise_conv": "azure-conv", "splitwise_code": "azure-code", "arxiv_summarization": "arxiv-4k"}
+"""Traces that Vidur ships, by how their names begin, and the presets made from their quantiles."""
+
+
+def finish_vidur(values: Values, given: Values) -> list[str]:
+    """Complete a converted scenario in place; return notes for the reader."""
+    # Vidur's default network is that of its default device.
+    if "node" not in values and catalog.device(values["device"]).name == catalog.device("a100").name:
+        values["node"] = VIDUR_NODE
+    notes = []
+    if ROUTERS[values.setdefault("router", {"name": "round_robin"})["name"]].numbers is not None:
+        notes.append("the router is the policy that comes with Gnomon until router.checkpoint names another.")
+    if values["workload"].get("arrivals", {}).get("process") == "poisson":
+        notes.append("Vidur caps Poisson gaps at 3 / qps, which sends about 5 % more load; Gnomon does not.")
+    if not SOURCES[values["timing"].get("source", "auto")].reads_path:
+        notes.append(
+            "times are measured kernels where the extra [silicon] is installed, else the roofline's; for Vidur's own "
+            "measurements set timing.source: profile and timing.path."
+        )
+    return [*notes, *_estimator_at_hand(values["timing"]), *_lengths_at_hand(values["workload"])]
+
+
+def _estimator_at_hand(timing: Values) -> list[str]:
+    """Vidur's random forest needs an extra: without it the scenario must run all the same."""
+    if timing.get("estimator") != "forest" or find_spec("sklearn"):
+        return []
+    del timing["estimator"]
+    return ["timing.estimator: forest needs the extra [forest]: the default estimator is used instead."]
+
+
+def _lengths_at_hand(workload: Values) -> list[str]:
+    """A trace that Vidur ships and that is not here: the preset with its statistics takes its place."""
+    lengths = workload.get("lengths", {})
+    name = lengths.get("file", "")
+    if not name or Path(name).exists():
+        return []
+    preset = next((preset for start, preset in VIDUR_TRACES.items() if Path(name).name.startswith(start)), None)
+    if preset is None:
+        return [f"{name} is not here: set workload.lengths.file, or a preset (`gnomon workload presets`)."]
+    del workload["lengths"]
+    workload["preset"] = preset
+    return [f"{name} is not here: the preset {preset}, made from that trace's quantiles, takes its place."]
+
+
+def finish_vllm(values: Values, given: Values) -> list[str]:
+    """A `vllm serve` command: data-parallel ranks share the experts, or are copies."""
+    notes = _assumed(values)
+    replica = values.get("replica", {})
+    if replica.get("data_parallel", 1) > 1:
+        values["router"] = {"name": "vllm_dp"}
+    return [*notes, *_dense(values), *_finished(values)]
+
+
+def finish_sglang(values: Values, given: Values) -> list[str]:
+    """A `sglang.launch_server` command: with attention data parallelism, dp_size cuts tp_size; else it makes copies."""
+    notes = _assumed(values)
+    replica = values.setdefault("replica", {})
+    tensor, data = replica.get("tensor_parallel", 1), replica.get("data_parallel", 1)
+    if data > 1 and not given.get("enable_dp_attention"):
+        values["num_replicas"] = replica.pop("data_parallel")
+    elif data > 1:
+        if tensor % data:
+            raise ConfigError(f"dp_size {data} does not divide tp_size {tensor}.", where="the command")
+        replica["tensor_parallel"] = tensor // data
+    notes += _partial_experts(replica, given.get("ep_size", 1))
+    if "max_total_tokens" in given:
+        replica["num_kv_blocks"] = given["max_total_tokens"] // values.get("batching", {}).get("block_size", 1)
+    drafted = given.get("speculative_num_draft_tokens", given.get("speculative_num_steps", 0) + 1) - 1
+    if drafted > 0:
+        drafts = drafter(given.get("speculative_algorithm", ""), given.get("speculative_draft_model_path"))
+        replica["speculative"] = {"num_tokens": drafted, **drafts}
+    if given.get("chunked_prefill_size", 1) <= 0:
+        batching = values.setdefault("batching", {})
+        batching["max_batch_tokens"] = batching.get("options", {}).get("max_prefill_tokens", MAX_PREFILL_TOKENS)
+        notes.append("prompts are not chunked: max_prefill_tokens is what an iteration takes (longer ones are cut).")
+    return [*notes, *_dense(values), *_finished(values)]
+
+
+def finish_trtllm(values: Values, given: Values) -> list[str]:
+    """A `trtllm-serve` command: with attention data parallelism, every GPU of tp_size has its own requests."""
+    notes = _assumed(values)
+    replica = values.setdefault("replica", {})
+    if given.get("enable_attention_dp"):
+        replica["data_parallel"] = replica.pop("tensor_parallel", 1)
+    notes += _partial_experts(replica, given.get("ep_size", 1))
+    if "kv_cache_config.max_tokens" in given:
+        block_size = values.get("batching", {}).get("block_size", 32)
+        replica["num_kv_blocks"] = given["kv_cache_config.max_tokens"] // block_size
+    return [*notes, *_dense(values), *_finished(values)]
+
+
+def _assumed(values: Values) -> list[str]:
+    """The GPU and the model, where the command does not say them."""
+    notes = []
+    for key, what in (("device", "which GPU"), ("model", "which model")):
+        if key not in values:
+            values[key] = getattr(Scenario(), key)
+            notes.append(f"the command does not say {what}: {values[key]} is assumed (set {key}).")
+    return notes
+
+
+def _partial_experts(replica: Values, degree: int) -> list[str]:
+    ranks = replica.get("tensor_parallel", 1) * replica.get("data_parallel", 1)
+    if not 1 < degree < ranks:
+        return []
+    return [f"ep_size {degree} is less than the {ranks} GPUs: experts are taken to be spread over all of them."]
+
+
+def _dense(values: Values) -> list[str]:
+    """Data-parallel ranks of a dense model are independent copies, which a scenario calls replicas."""
+    replica = values.get("replica", {})
+    if catalog.model(values["model"]).is_moe:
+        return []
+    notes = []
+    if replica.pop("expert_parallel", False):
+        notes.append("the model has no experts: expert parallelism changes nothing.")
+    if replica.get("data_parallel", 1) > 1:
+        values["num_replicas"] = replica["data_parallel"]
+        notes.append("the data-parallel ranks of a dense model are replicas (num_replicas).")
+    replica.pop("data_parallel", None)
+    return notes
+
+
+def _finished(values: Values) -> list[str]:
+    """What holds for every engine: number formats, drafts, the load."""
+    model, timing = catalog.model(values["model"]), values.get("timing", {})
+    notes = []
+    if not model.checkpoint.is_plain:
+        timing.pop("dtype", None)  # Of activations, or how the checkpoint is quantised anyway.
+    if timing.get("dtype", "auto") == "auto" and not model.checkpoint.is_plain:
+        notes.append(f"weights are in {model.checkpoint.name}, the checkpoint's own precision.")
+    replica = values.get("replica", {})
+    policy = engine(values["engine"]).settings["batching.policy"].value
+    if replica.get("speculative") and not POLICIES[policy].speculates:
+        del replica["speculative"]
+        notes.append(f"speculative decoding is not part of the policy {policy}: left out.")
+    notes += _known_draft(replica.get("speculative", {}))
+    notes.append("the command says nothing of the load: the default workload is used (set workload).")
+    return notes
+
+
+def _known_draft(speculative: Values) -> list[str]:
+    """Forget a draft model that the catalog does not know (EAGLE heads, say)."""
+    try:
+        catalog.model(speculative.get("draft_model", Scenario().model))
+    except GnomonError:
+        return [
+            f"the draft model {speculative.pop('draft_model')} is not in the catalog: drafting is taken to be free."
+        ]
+    return []

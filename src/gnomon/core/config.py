@@ -6,12 +6,18 @@ A model's field doc strings are its help texts; every leaf field is a dotted fla
 
 from __future__ import annotations
 
+import ast
+import inspect
+import re
 import reprlib
+import sys
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin
 
@@ -20,10 +26,49 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from gnomon.core.errors import ConfigError, DataError, GnomonError, nearest
-from gnomon.core.field_docs import field_doc
 from gnomon.core.files import write_text
 from gnomon.core.text import parse_yaml, parse_yaml_with_nodes, read_text
 from gnomon.core.units import duration
+
+
+def field_doc(cls: type, name: str) -> str:
+    """The doc string under the field `name` of a class, or of the base that has it; empty where there is none."""
+    for one in cls.__mro__:
+        if name in inspect.get_annotations(one):
+            return _with_names(_docs_in(one.__module__).get((one.__qualname__, name), ""))
+    return ""
+
+
+def _with_names(text: str) -> str:
+    """The text with every `{module.REGISTRY}` in it replaced by the names that are registered there."""
+    return re.sub(r"\{([\w.]+)\.([A-Z]+)\}", lambda m: ", ".join(getattr(import_module(m[1]), m[2]).names()), text)
+
+
+@cache
+def _docs_in(module: str) -> dict[tuple[str, str], str]:
+    """Doc strings in a module, by class and field."""
+    try:
+        tree = ast.parse(inspect.getsource(sys.modules[module]))
+    except (OSError, TypeError):  # A session without a file, or a program without its sources.
+        return {}
+    return {
+        (qualified, field.target.id): inspect.cleandoc(text.value.value)
+        for qualified, cls in _classes(tree)
+        for field, text in pairwise(cls.body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
+    }
+
+
+def _classes(tree: ast.AST, prefix: str = "") -> list[tuple[str, ast.ClassDef]]:
+    """Every class in a tree with its qualified name."""
+    found: list[tuple[str, ast.ClassDef]] = []
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.ClassDef):
+            found += [(prefix + node.name, node), *_classes(node, f"{prefix}{node.name}.")]
+        elif isinstance(node, ast.FunctionDef):
+            found += _classes(node, f"{prefix}{node.name}.<locals>.")
+    return found
 
 
 class Config(BaseModel):

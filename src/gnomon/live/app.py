@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import hmac
 import json
+import socket
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping
 from dataclasses import dataclass, replace
+from ipaddress import ip_address
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gnomon import __version__
+from gnomon.core.errors import ConfigError
 from gnomon.live.cluster import Asked, Full, LiveCluster
 from gnomon.live.driver import Driver
 from gnomon.live.metrics import Metrics
-from gnomon.live.protocol import Chat, Completion, Refused, Writer, event, parse, usage
-from gnomon.live.stream import Stream
+from gnomon.live.protocol import Chat, Completion, Refused, Stream, Writer, event, parse, usage
 from gnomon.live.text import Tokenizer, answer, chat_text, up_to_stop
+
+if TYPE_CHECKING:
+    import uvicorn
+
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -287,3 +294,73 @@ async def _send_body(send: Send, body: bytes, status: int, kind: str) -> None:
     headers = [(b"content-type", kind.encode()), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
+
+
+def check_host(host: str, token: str | None) -> None:
+    """Refuse to answer others than this machine without a token."""
+    try:
+        is_loopback = host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        is_loopback = False
+    if not is_loopback and not token:
+        raise ConfigError(
+            f"{host} can be reached from other machines.",
+            where="--host",
+            fix="Give a token with --token or $GNOMON_SERVE_TOKEN, or stay with 127.0.0.1.",
+        )
+
+
+def open_sockets(host: str, port: int, count: int) -> list[socket.socket]:
+    """`count` listening sockets from `port` on; 0 takes any that are free."""
+    opened: list[socket.socket] = []
+    try:
+        for number in range(count):
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            one = socket.socket(family, socket.SOCK_STREAM)
+            opened.append(one)
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            one.bind((host, port + number if port else 0))
+    except OSError as error:
+        for one in opened:
+            one.close()
+        raise ConfigError(
+            f"port {port + len(opened) - 1} of {host} cannot be opened: {error.strerror}.", where="--port"
+        ) from None
+    return opened
+
+
+def server_of(app: App, drain_s: int, on_start: Callable[[], None] = lambda: None) -> uvicorn.Server:
+    """uvicorn with the application, which may write to its connections itself: a task that wakes for every token of
+    every client would make most of them late."""
+    import uvicorn
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+    from gnomon.live.app import CONNECTION
+
+    class Protocol(HttpToolsProtocol):
+        def on_message_begin(self) -> None:
+            super().on_message_begin()
+            self.scope["extensions"] = {CONNECTION: self}  # type: ignore[dict-item]
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            on_start()
+
+    config = uvicorn.Config(
+        app,
+        http=Protocol,
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=drain_s,
+    )
+    return Server(config)
+
+
+def serve_forever(app: App, sockets: list[socket.socket], drain_s: int, on_start: Callable[[], None]) -> None:
+    """Answer until SIGTERM or Ctrl-C; then requests that are there get their answers, for at most `drain_s`."""
+    gc.collect()
+    gc.freeze()  # What is there stays: looking through it would take a tenth of a second now and then.
+    server_of(app, drain_s, on_start).run(sockets)

@@ -14,7 +14,7 @@ import numpy as np
 from gnomon.core.arrays import Ints
 from gnomon.live.cluster import Asked, LiveCluster
 from gnomon.live.metrics import Metrics
-from gnomon.live.stream import Stream
+from gnomon.live.protocol import Stream
 from gnomon.serving.engine.state import REJECTED, SHED
 
 _SPIN_S = 0.001

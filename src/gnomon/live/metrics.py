@@ -9,7 +9,7 @@ import numpy as np
 
 from gnomon.core.arrays import Floats, Ints
 from gnomon.live.cluster import LiveCluster
-from gnomon.live.stream import Stream
+from gnomon.live.protocol import Stream
 
 _SHORT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0)
 _LONG_S = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from gnomon.core.arrays import Floats
+
 DARK = "#1F2A37"
 BLUE, ORANGE, GREEN, RED, GREY = "#2F6FB5", "#E08A2E", "#3E9B6E", "#C8493F", "#8A94A3"
 COLOURS = (BLUE, ORANGE, GREEN, RED, "#7B61A8", GREY, "#B58A2F", "#2FA0B5", "#D46A9F", "#6B8E23",
@@ -79,3 +81,50 @@ def title(text: str) -> dict[str, Any]:
         "text": text, "x": 0, "xref": "container", "xanchor": "left", "pad": {"l": 8},
         "font": {"size": 14, "color": DARK},
     }  # fmt: skip
+
+
+# Labels that neither turn nor hide need no measuring, which is half of what drawing a small plot takes.
+_AXIS = AXIS | {"tickangle": 0, "ticklabeloverflow": "allow", "automargin": False}
+
+
+def plot_layout(title: str, x: dict[str, Any], y: dict[str, Any]) -> dict[str, Any]:
+    """The look that all figures of serving share."""
+    return LOOK | {
+        "title": {"text": title, "x": 0, "xref": "container", "xanchor": "left", "pad": {"l": 8, "t": 4},
+                  "y": 1, "yref": "container", "yanchor": "top", "font": {"size": 14, "color": "#1F2A37"}},
+        "xaxis": _AXIS | x,
+        "yaxis": _AXIS | y,
+        "margin": {"l": 58, "r": 16, "t": 44, "b": 44},
+        "height": 300,
+        "hovermode": "x unified",
+        "legend": {"orientation": "h", "x": 1, "xanchor": "right", "y": 1.0, "yanchor": "bottom"},
+        "showlegend": False,
+    }  # fmt: skip
+
+
+def time_lines(
+    title: str,
+    x: Floats,
+    lines: list[tuple[str, Floats, str]],
+    y_axis: dict[str, Any],
+    unit: str = "seconds",
+    hover: str = ".4g",
+) -> dict[str, Any]:
+    """Several quantities over time: (name, values, colour) each."""
+    data = [
+        {"type": "scatter", "mode": "lines", "name": name, "x": short(x), "y": _gaps(short(y)),
+         "line": {"color": colour, "width": 1.6}, "hovertemplate": f"{name} %{{y:{hover}}}<extra></extra>"}
+        for name, y, colour in lines
+    ]  # fmt: skip
+    layout = plot_layout(title, {"title": {"text": unit}}, {"rangemode": "tozero"} | y_axis)
+    return {"data": data, "layout": layout | {"showlegend": len(lines) > 1}}
+
+
+def _gaps(values: list[float]) -> list[float | None]:
+    """Nothing is drawn where nothing is known."""
+    return [None if value != value else value for value in values]
+
+
+def short(values: Floats) -> list[float]:
+    """Five significant digits: enough for a screen, half the bytes."""
+    return [float(f"{value:.5g}") for value in values.tolist()]

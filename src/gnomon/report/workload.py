@@ -11,8 +11,7 @@ import numpy as np
 
 from gnomon.report import page
 from gnomon.report.blocks import Figure, Section, plots
-from gnomon.report.look import COLOURS
-from gnomon.report.serving.lines import plot_layout, short
+from gnomon.report.look import COLOURS, plot_layout, short
 from gnomon.workload.describe import gaps_s, hits_by_cache_size
 from gnomon.workload.requests import Requests
 

@@ -16,7 +16,7 @@ from gnomon.core.config import load
 from gnomon.core.errors import ConfigError, UnknownNameError
 from gnomon.core.parallel import map_ordered
 from gnomon.routing.config import CompareConfig
-from gnomon.routing.requests import held_out_requests
+from gnomon.routing.traffic import held_out_requests
 from gnomon.serving.routers import ROUTERS
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.scenario.config import LengthsKnown, RouterConfig

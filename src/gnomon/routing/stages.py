@@ -18,11 +18,11 @@ from gnomon.core.errors import ConfigError, MissingExtraError
 from gnomon.core.files import write_text
 from gnomon.core.parallel import map_ordered
 from gnomon.routing import demos as demonstrations
+from gnomon.routing.checkpoint import MetricsLog, as_csv
 from gnomon.routing.config import RouteConfig
-from gnomon.routing.metrics import MetricsLog, as_csv
 
 if TYPE_CHECKING:
-    from gnomon.routing.network import Scorer
+    from gnomon.routing.clone import Scorer
     from gnomon.routing.ppo import Trainer
 
 
@@ -83,7 +83,7 @@ def clone_teacher(
 ) -> list[dict[str, float]]:
     """Clone the teacher from the demonstrations, then let the clone act and learn from its own mistakes (DAgger)."""
     use_torch()
-    from gnomon.routing.network import Scorer, initialize, save_scorer
+    from gnomon.routing.clone import Scorer, initialize, save_scorer
 
     found = demonstrations.read(folder.demos, config)
     scorer = Scorer(found.rows.shape[-1], config.network.hidden)
@@ -114,8 +114,8 @@ def _cloned(
 
 def new_trainer(config: RouteConfig, folder: Folder, state: dict[str, Any] | None = None) -> Trainer:
     """A trainer that starts from the clone, or goes on from the state of a checkpoint (and needs no clone then)."""
+    from gnomon.routing.clone import Scorer
     from gnomon.routing.environment import new_clusters
-    from gnomon.routing.network import Scorer
     from gnomon.routing.ppo import Trainer
     from gnomon.serving.routers.observation import NUM_FEATURES
 
@@ -136,7 +136,7 @@ def new_trainer(config: RouteConfig, folder: Folder, state: dict[str, Any] | Non
 
 def _first_policy(config: RouteConfig, folder: Folder, clusters: Any) -> Scorer:
     """The policy that training starts from: the folder's clone, one at random, or that of a file."""
-    from gnomon.routing.network import Scorer, initialize, load_scorer
+    from gnomon.routing.clone import Scorer, initialize, load_scorer
 
     if config.start == "nothing":
         rows, mask = clusters.reset(config.seed)
@@ -176,7 +176,7 @@ def train(config: RouteConfig, folder: Folder, watch: Watcher, checkpoint: Path 
     """Train from the clone, or go on from a checkpoint; returns the policy file."""
     use_torch()
     from gnomon.routing import checkpoint as checkpoints
-    from gnomon.routing.network import save_scorer
+    from gnomon.routing.clone import save_scorer
 
     state = None
     if checkpoint is not None:

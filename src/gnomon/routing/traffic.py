@@ -11,18 +11,61 @@ import numpy as np
 from gnomon.core.arrays import Floats
 from gnomon.core.config import build
 from gnomon.core.errors import ConfigError
+from gnomon.core.streams import stream
 from gnomon.routing.domain import DomainConfig, Episode
-from gnomon.routing.requests import training_requests
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.scenario.pool import Pool
 from gnomon.serving.scenario.pools import bake, policies_of, resolve
 from gnomon.timing.iteration import IterationTables
 from gnomon.timing.lookup import Shape, iteration_s
-from gnomon.workload import Requests
-from gnomon.workload.config import SessionsConfig
+from gnomon.workload import Requests, generate
+from gnomon.workload.config import SessionsConfig, WorkloadConfig
 from gnomon.workload.lengths import tokens
 from gnomon.workload.requests import Profile, limit_lengths
 from gnomon.workload.sessions import with_sessions
+
+TRAINING_SHARE = 0.7
+"""Of a trace, by requests."""
+
+
+def training_requests(workload: WorkloadConfig, count: int, seed: int) -> Requests:
+    """`count` requests to train on."""
+    if not _is_recorded(workload):
+        return generate(workload.model_copy(update={"num_requests": count}), seed)
+    whole = _recorded(workload)
+    return _window(whole, 0, max(1, int(TRAINING_SHARE * len(whole))), count, seed)
+
+
+def held_out_requests(workload: WorkloadConfig, seed: int) -> Requests:
+    """The requests of a comparison. Of a trace, `num_requests` of its last part; all of that part unless given."""
+    if not _is_recorded(workload):
+        return generate(workload, seed)
+    whole = _recorded(workload)
+    first = min(len(whole) - 1, int(TRAINING_SHARE * len(whole)))
+    return _window(whole, first, len(whole) - first, workload.num_requests or len(whole) - first, seed)
+
+
+def _is_recorded(workload: WorkloadConfig) -> bool:
+    return "trace" in (workload.arrivals.process, workload.lengths.distribution)
+
+
+@lru_cache(maxsize=8)
+def _recorded(workload: WorkloadConfig) -> Requests:
+    return generate(workload.model_copy(update={"num_requests": None}), 0)
+
+
+def _window(whole: Requests, first: int, length: int, count: int, seed: int) -> Requests:
+    """`count` requests of the part [first, first + length), from a place that the seed chooses; where the part is too
+    short it begins anew, after a mean gap."""
+    start = int(stream(seed, "window of a trace").integers(length))
+    places = start + np.arange(count)
+    index, rounds = first + places % length, places // length
+    times = whole.arrival_s[first : first + length]
+    span_s = float(times[-1] - times[0]) * length / max(1, length - 1)
+    found = replace(whole, shape=None, num_rejected=0, notes=()).take(index)
+    arrival_s = times[places % length] + rounds * span_s
+    return replace(found, arrival_s=arrival_s - arrival_s[0])
+
 
 BLOCK_TOKENS = 16
 CACHED_BLOCKS, SESSION_TOKENS, SESSION_SEQUENCES = 4096, 4096, 64

@@ -21,7 +21,7 @@ from gnomon.core.parallel import Map, shared_workers
 from gnomon.core.sizes import Requests, Seed, Seeds, Steps
 from gnomon.core.streams import stream
 from gnomon.routing.compare import TEACHER, find_scenario, one_row
-from gnomon.routing.requests import training_requests
+from gnomon.routing.traffic import training_requests
 from gnomon.serving.routers import ROUTERS
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.scenario.config import LengthsKnown, RouterConfig

@@ -15,8 +15,8 @@ from gnomon.core.parallel import Map, shared_workers
 from gnomon.search.compiling import compile_for
 from gnomon.search.config import SearchConfig
 from gnomon.search.evaluate import Estimate, Record, Task, bound_of, capacity_with_seed, check_rated, evaluate, pilot
-from gnomon.search.objective import price, rate_for
 from gnomon.search.results import ResultsFile, record_from
+from gnomon.search.slo import price, rate_for
 from gnomon.search.space import Candidate, candidates, scenario_of
 
 PLACEMENT = ("batching.", "router.", "num_replicas")

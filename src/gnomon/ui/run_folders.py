@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import yaml
+from flask import Flask, Response, abort, current_app, send_file
 
 from gnomon.core import units
 from gnomon.core.errors import DataError, GnomonError
@@ -175,3 +177,37 @@ def inside(root: Path, name: str) -> Path | None:
         return None
     is_shown = path.is_relative_to(root) and not any(part.startswith(".") for part in path.relative_to(root).parts)
     return path if is_shown else None
+
+
+ROUTE = "/run-files/"
+SHOWN = {".html": "text/html", ".png": "image/png", ".svg": "image/svg+xml", ".json": "application/json",
+         ".csv": "text/plain", ".yaml": "text/plain", ".jsonl": "text/plain", ".sh": "text/plain"}  # fmt: skip
+"""Files that a browser shows; others are downloaded."""
+ONLY_OURS = "frame-ancestors 'self'"
+"""Shown within pages of this site only: another site may not have it in a frame."""
+KEPT_BACK = (".pt", ".npz", ".npy", ".py")
+
+
+def file_address(run: str, file: str) -> str:
+    """Where the browser finds a file of a run."""
+    return f"{ROUTE}{quote(run)}/{quote(file)}"
+
+
+def register_files(server: Flask) -> None:
+    """Serve what lies in the folder of runs."""
+
+    def give(path: str) -> Response:
+        root: Path = current_app.config["GNOMON_RUNS"]
+        file = inside(root, path)
+        if file is None or not file.is_file() or file.suffix in KEPT_BACK:
+            abort(404)
+        kind = SHOWN.get(file.suffix)
+        answer = send_file(file, mimetype=kind, as_attachment=kind is None)
+        # A page on disk may run its own scripts, but has no part in this site.
+        answer.headers["Content-Security-Policy"] = (
+            f"sandbox allow-scripts allow-downloads; default-src 'unsafe-inline' data: blob:; {ONLY_OURS}"
+        )
+        answer.headers["X-Content-Type-Options"] = "nosniff"
+        return answer
+
+    server.add_url_rule(f"{ROUTE}<path:path>", "run_file", give)

@@ -6,14 +6,22 @@ import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeVar
 
 from dash import Dash, Input, Output, dcc, html
 from dash.development.base_component import Component
 
 from gnomon.core.errors import GnomonError
-from gnomon.ui.address import defaults_of, query_of
-from gnomon.ui.controls import Control, Switch
+from gnomon.ui.controls import Control, Switch, defaults_of, query_of
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def callback(app: Dash, *arguments: Any, **named: Any) -> Callable[[F], F]:
+    """`@callback(app, output=..., inputs=...)`: the function answers when an input changes."""
+    decorate: Callable[[F], F] = app.callback(*arguments, **named)
+    return decorate
+
 
 State = dict[str, Any]
 HIDDEN, SHOWN = {"display": "none"}, {"display": "block"}

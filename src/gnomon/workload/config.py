@@ -12,10 +12,9 @@ from gnomon.core.sizes import Count, CountOrNone, Requests, Tokens
 from gnomon.workload.arrivals import Arrivals, Poisson
 from gnomon.workload.clients import ClientConfig
 from gnomon.workload.formats import FORMATS, TimeUnit, TraceFormat
-from gnomon.workload.lengths import FromPreset, Lengths
+from gnomon.workload.lengths import FromPreset, Lengths, SamplingConfig
 from gnomon.workload.presets import preset
 from gnomon.workload.requests import OverLong
-from gnomon.workload.sampling import SamplingConfig
 from gnomon.workload.slo import SloConfig, UserClass
 
 DEFAULT_PRESET = "chat-1m"

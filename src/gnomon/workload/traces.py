@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from gnomon.core.arrays import Floats
 from gnomon.core.errors import DataError
-from gnomon.workload.client_pools import is_client_pool, read_client_pool
+from gnomon.workload.clients import is_client_pool, read_client_pool
 from gnomon.workload.config import TraceConfig
 from gnomon.workload.formats import FORMATS, TimeUnit, TraceFormat, guessed
 from gnomon.workload.requests import Requests

@@ -2,13 +2,108 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from gnomon.posttrain.compare import Outcome
-from gnomon.posttrain.record import RunRecord
+from gnomon.posttrain.record import RunRecord, StepRecord
 from gnomon.report.look import TIME_LINE, TIME_LINE_AXIS
-from gnomon.report.posttrain.timeline import CAUSES, COLOURS, NAMES, bars, counts, starts, unfinished
-from gnomon.report.splits import SplitRow
+from gnomon.report.page import write_time_line
+from gnomon.report.perfetto import Event, counter_event, process_name, slice_event, thread_name, write_events
+from gnomon.report.splits import SplitRow, split_table
+
+COLOURS = {
+    "rollout": "#54A24B",
+    "inference": "#F2B134",
+    "actor": "#4C78A8",
+    "transition": "#9D7CBF",
+    "free": "#E8E3DA",
+}
+NAMES = {
+    "rollout": "rollout",
+    "inference": "inference",
+    "actor": "actor",
+    "transition": "transition",
+    "free": "free",
+}
+CAUSES = {
+    "busy": ("busy", "#4C78A8"),
+    "tail": ("tail", "#B9DDB4"),
+    "waiting": ("waiting", "#C7D3E3"),
+    "transition": ("transition", "#9D7CBF"),
+    "unusable": ("unusable", "#E8E3DA"),
+}
+
+
+@dataclass(frozen=True)
+class Bar:
+    """GPUs `first` to `last` in one hand from `start_s` to `end_s`, seconds of the whole run."""
+
+    owner: str
+    first: int
+    last: int
+    start_s: float
+    end_s: float
+    step: int
+
+
+def starts(record: RunRecord) -> list[float]:
+    """When each step begins."""
+    at, found = 0.0, []
+    for step in record.steps:
+        found.append(at)
+        at += step.duration_s
+    return found
+
+
+def bars(record: RunRecord) -> list[Bar]:
+    """Neighbouring GPUs with the same owner over the same time are one bar."""
+    return [bar for step, start in zip(record.steps, starts(record), strict=True) for bar in _bars_of_step(step, start)]
+
+
+def _bars_of_step(step: StepRecord, start: float) -> list[Bar]:
+    found: list[Bar] = []
+    for span in sorted(step.spans, key=lambda one: (one.owner, one.start_s, one.end_s, one.gpu)):
+        last = found[-1] if found else None
+        begin, end = start + span.start_s, start + span.end_s
+        if last and (last.owner, last.start_s, last.end_s, last.last) == (span.owner, begin, end, span.gpu - 1):
+            found[-1] = Bar(span.owner, last.first, span.gpu, begin, end, step.number)
+        else:
+            found.append(Bar(span.owner, span.gpu, span.gpu, begin, end, step.number))
+    return found
+
+
+def counts(record: RunRecord) -> tuple[list[float], dict[str, list[int]]]:
+    """GPUs of each owner as steps over time: moments, and the number from each moment on."""
+    changes: dict[float, dict[str, int]] = {}
+    for bar in bars(record):
+        size = bar.last - bar.first + 1
+        for moment, sign in ((bar.start_s, 1), (bar.end_s, -1)):
+            at = changes.setdefault(round(moment, 6), {})
+            at[bar.owner] = at.get(bar.owner, 0) + sign * size
+    moments = sorted(changes)
+    series: dict[str, list[int]] = {}
+    for owner in COLOURS:
+        level, values = 0, []
+        for moment in moments:
+            level += changes[moment].get(owner, 0)
+            values.append(level)
+        series[owner] = values
+    return moments, series
+
+
+def unfinished(record: RunRecord, points: int = 400) -> tuple[list[float], list[int]]:
+    """Sequences not generated yet over the run."""
+    moments: list[float] = []
+    values: list[int] = []
+    for step, start in zip(record.steps, starts(record), strict=True):
+        for i in range(points + 1):
+            at = step.duration_s * i / points
+            moments.append(start + at)
+            values.append(int((step.finished_s > at).sum()) if at < step.rollout_end_s else 0)
+    return moments, values
+
 
 Figure = dict[str, Any]
 LEFT = "#6B7A8C"
@@ -254,3 +349,38 @@ def policy_rows(outcomes: list[Outcome], *, with_oracle: bool) -> list[dict[str,
         }
         for one in outcomes
     ]
+
+
+def write_html(record: RunRecord, path: str | Path) -> Path:
+    """Write the page; it needs no network and no other file."""
+    return write_time_line(
+        path,
+        title=f"RL post-training: {record.policy} on {record.num_gpus} GPUs",
+        cards=run_cards(record),
+        figure=allocation_figure(record),
+        heading="Where the GPU time goes",
+        causes=split_table(CAUSES, cause_rows(record), "words"),
+    )
+
+
+OWNER, WORK = 0, 1
+
+
+def write_trace(record: RunRecord, path: str | Path) -> Path:
+    """Write the trace events: per GPU a track of owners and one of work, and counters of GPUs by owner."""
+    events: list[Event] = []
+    for step, start in zip(record.steps, starts(record), strict=True):
+        for span in step.spans:
+            events.append(slice_event(NAMES[span.owner], span.gpu, OWNER, start + span.start_s, start + span.end_s))
+        for one in step.work:
+            name = f"mini-batch {one.number}" if one.component == "actor" else "log-probabilities"
+            for gpu in one.gpus:
+                events.append(slice_event(name, gpu, WORK, start + one.start_s, start + one.end_s))
+    for gpu in range(record.num_gpus):
+        events.append(process_name(gpu, f"GPU {gpu}"))
+        events += [thread_name(gpu, OWNER, "owner"), thread_name(gpu, WORK, "work")]
+    moments, series = counts(record)
+    for i, moment in enumerate(moments):
+        values = {NAMES[owner]: numbers[i] for owner, numbers in series.items()}
+        events.append(counter_event("GPUs", 0, moment, values))
+    return write_events(events, path)

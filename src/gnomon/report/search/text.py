@@ -10,11 +10,11 @@ from typing import Any
 from gnomon.convert.commands import ENGINES
 from gnomon.core import units
 from gnomon.report.blocks import Block, Command, Line, Table, lines, seconds
-from gnomon.search.answers import front, latency_axes
 from gnomon.search.config import LATENCIES, SearchConfig
 from gnomon.search.evaluate import Record
 from gnomon.search.matrix import Matrix
-from gnomon.search.objective import UNITS, shown
+from gnomon.search.results import front, latency_axes
+from gnomon.search.slo import UNITS, shown
 from gnomon.search.study import Found
 from gnomon.serving.results.intervals import Interval
 

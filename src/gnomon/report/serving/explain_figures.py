@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from gnomon.core import units
-from gnomon.report.serving.lines import plot_layout
+from gnomon.report.look import plot_layout
 from gnomon.report.serving.operators import operator_frame
 from gnomon.serving.results.explain import Neighbour, Slow, by_cause, delayed_by, waited_behind
 from gnomon.serving.results.latency_breakdown import CAUSES, Accounts, Metric

@@ -3,31 +3,106 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from gnomon import catalog
 from gnomon.core.config import save
+from gnomon.core.errors import GnomonError, MissingExtraError
 from gnomon.core.files import folder_written_whole, write_frame, write_text
 from gnomon.report.blocks import Block, Figure
 from gnomon.report.serving import figures
+from gnomon.report.serving import text as words
 from gnomon.report.serving.exports import EXPORTS
 from gnomon.report.serving.fleet import fleet_frame
-from gnomon.report.serving.frames import iteration_frame, request_frame
 from gnomon.report.serving.intervals import as_data
 from gnomon.report.serving.operators import operator_frame, operators_over_time
 from gnomon.report.serving.page import write_report
+from gnomon.report.serving.series import levels, rates
 from gnomon.report.serving.text import summary_blocks
 from gnomon.report.serving.trace import write_trace
-from gnomon.search.headroom import Headroom
+from gnomon.search.load_curve import Headroom
+from gnomon.serving.engine.state import (
+    FINISHED,
+    IN_FLIGHT,
+    MOVING,
+    NOT_ARRIVED,
+    PARKED,
+    REJECTED,
+    RUNNING,
+    SHED,
+    WAITING,
+)
 from gnomon.serving.results.intervals import Intervals
+from gnomon.serving.results.latency import request_times
 from gnomon.serving.results.summary import Summary
 from gnomon.serving.run.simulate import Run
 from gnomon.serving.scenario import Scenario
+
+STATUS = {
+    NOT_ARRIVED: "not_arrived",
+    WAITING: "waiting",
+    RUNNING: "running",
+    IN_FLIGHT: "running",
+    FINISHED: "finished",
+    REJECTED: "rejected",
+    SHED: "shed",
+    PARKED: "waiting",
+    MOVING: "moving",
+}
+
+
+def request_frame(run: Run) -> pl.DataFrame:
+    """Every request: lengths, where it ran, stamps and latencies; null where something did not happen."""
+    q, times = run.cluster.requests, request_times(run)
+    scheduled = (q.scheduled_s >= 0) & ((q.status != REJECTED) | (q.num_restarts > 0))
+    stamps = ("first_token_s", "finished_s")
+    names = np.array([STATUS[code] for code in sorted(STATUS)])
+    columns = {
+        "request": np.arange(q.size),
+        "status": pl.Series(names[q.status], dtype=pl.Categorical),
+        "replica": q.replica,
+        "arrival_s": np.where(np.isfinite(q.arrival_s), q.arrival_s, np.nan),
+        "prompt_tokens": q.prompt_tokens,
+        "output_tokens": q.output_tokens,
+        "scheduled_s": np.where(scheduled, q.scheduled_s, np.nan),
+        **{stamp: np.where(q[stamp] >= 0, q[stamp], np.nan) for stamp in stamps},
+        "scheduling_delay_s": times.scheduling_delay_s,
+        "ttft_s": times.ttft_s,
+        "tpot_s": times.tpot_s,
+        "e2e_s": times.e2e_s,
+        "normalized_s": times.normalized_s,
+        "preempted_s": q.preempted_s,
+        "num_restarts": q.num_restarts,
+        "cached_tokens": q.cached_tokens,
+        "session": q.session,
+    }
+    if run.requests.classes:
+        names = np.array([one.name for one in run.requests.classes])
+        columns["class"] = pl.Series(names[q.user_class], dtype=pl.Categorical)
+    frame = pl.DataFrame({name: _contiguous(values) for name, values in columns.items()}, nan_to_null=True)
+    return frame.with_columns(pl.col("replica", "session").replace(-1, None))
+
+
+def iteration_frame(run: Run) -> pl.DataFrame:
+    """Every iteration that was kept, one row per pipeline stage."""
+    rows = run.log.iterations[: run.log.used[0]]
+    names = [name for name in rows.dtype.names or () if name != "first_member"]
+    frame = pl.DataFrame({name: _contiguous(rows[name]) for name in names})
+    return frame.rename({"number": "iteration"}).with_columns(duration_s=pl.col("end_s") - pl.col("start_s"))
+
+
+def _contiguous(values: object) -> object:
+    if not isinstance(values, np.ndarray):
+        return values
+    return np.ascontiguousarray(values, np.int64 if values.dtype.kind == "i" else None)  # As users know them.
+
 
 EXTRAS = ("csv", "events", "operators")
 """What is written only on request: the tables as CSV, every request's events as JSON, operator-level times."""
@@ -130,3 +205,51 @@ def spelled_out(scenario: Scenario) -> Scenario:
     if node is None and not pools:
         node = catalog.default_node(catalog.device(scenario.device)).name
     return scenario.model_copy(update={"batching": scenario.batching.resolved(), "pools": pools, "node": node})
+
+
+_RATES = ("arrivals_per_s", "finished_per_s", "prompt_tokens_per_s", "output_tokens_per_s")
+_LEVELS = ("waiting", "running", "kv_mean", "kv_max")
+
+
+def log_run(run: Run, summary: Summary, project: str) -> str:
+    """Log the scenario as the config, every number of the summary, and the time series; returns the run's address."""
+    try:
+        import wandb
+    except ImportError:
+        raise MissingExtraError("Logging to Weights & Biases", "wandb") from None
+    figures = {key: value for key, value in flat(summary.to_dict()) if not key.startswith("replicas")}
+    config = run.scenario.model_dump(mode="json")
+    try:
+        started = wandb.init(project=project, config=config, notes=words.title(run.scenario))
+    except wandb.errors.Error as error:
+        fix = "Run `wandb login`, or set WANDB_MODE=offline."
+        raise GnomonError(f"Weights & Biases does not take the run: {error}.", where="--wandb", fix=fix) from None
+    with started as logged:
+        logged.define_metric("*", step_metric="time_s")
+        for row in series_rows(run, summary):
+            logged.log(row)
+        logged.summary.update(figures)
+        return str(logged.url or logged.dir)
+
+
+def series_rows(run: Run, summary: Summary) -> list[dict[str, float]]:
+    """The time series, one row per bin of its rates."""
+    start = float(run.cluster.requests.arrival_s.min())
+    span = (start, start + summary.duration_s)
+    series = asdict(levels(run, *span)) | asdict(rates(run, *span))
+    at = series["middle_s"]
+    columns = {name: series[name] for name in _RATES}
+    columns |= {name: np.interp(at, series["at_s"], series[name]) for name in _LEVELS}
+    return [
+        {"time_s": float(moment)} | {name: float(values[i]) for name, values in columns.items()}
+        for i, moment in enumerate(at)
+    ]
+
+
+def flat(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    """Every number of nested data, by its dotted name."""
+    for key, value in data.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{prefix}{key}.")
+        elif isinstance(value, int | float):
+            yield f"{prefix}{key}", value

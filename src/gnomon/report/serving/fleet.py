@@ -9,8 +9,7 @@ import numpy as np
 import polars as pl
 
 from gnomon.core.arrays import Floats
-from gnomon.report.look import BLUE, GREEN, GREY, ORANGE, RED
-from gnomon.report.serving.lines import time_lines
+from gnomon.report.look import BLUE, GREEN, GREY, ORANGE, RED, time_lines
 from gnomon.serving.autoscaling.capacity import slo_check
 from gnomon.serving.engine.state import FINISHED, NOT_ARRIVED
 from gnomon.serving.results.energy import joules

@@ -15,12 +15,11 @@ from gnomon.report.page import write_page
 from gnomon.report.serving import explain_figures as pictures
 from gnomon.report.serving import explain_text as explained
 from gnomon.report.serving import text as words
-from gnomon.report.serving.figures import drawers
+from gnomon.report.serving.figures import drawers, load_drawers
 from gnomon.report.serving.intervals import interval_blocks
 from gnomon.report.serving.intervals import words as interval_words
-from gnomon.report.serving.load import load_drawers
 from gnomon.report.serving.operators import operator_frame
-from gnomon.search.headroom import Headroom
+from gnomon.search.load_curve import Headroom
 from gnomon.serving.results.explain import slowest
 from gnomon.serving.results.intervals import Intervals
 from gnomon.serving.results.latency_breakdown import accounts

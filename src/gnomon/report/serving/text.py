@@ -9,7 +9,7 @@ from typing import Any
 from gnomon.core import units
 from gnomon.report.blocks import Block, Facts, Table, lines, seconds
 from gnomon.report.serving.intervals import interval_blocks
-from gnomon.search.headroom import Headroom
+from gnomon.search.load_curve import Headroom
 from gnomon.serving.features.adapters import AdapterFigures
 from gnomon.serving.results.class_metrics import Fairness
 from gnomon.serving.results.energy import Energy

@@ -30,7 +30,7 @@ from gnomon.serving.scenario.power import PowerConfig
 from gnomon.timing import TimingConfig
 from gnomon.workload import WorkloadConfig
 from gnomon.workload.clients import client_sampling
-from gnomon.workload.sampling import SamplingConfig
+from gnomon.workload.lengths import SamplingConfig
 from gnomon.workload.slo import SloConfig
 
 

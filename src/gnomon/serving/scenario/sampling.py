@@ -10,7 +10,7 @@ from gnomon.catalog.generation import generation_config
 from gnomon.core.config import Config
 from gnomon.timing.operators import SamplerConfig
 from gnomon.workload import Requests
-from gnomon.workload.sampling import SamplingConfig
+from gnomon.workload.lengths import SamplingConfig
 
 GREEDY = SamplingConfig(temperature=0.0)
 """What is simulated where neither an engine nor `sampling` is given."""

@@ -13,8 +13,7 @@ from dash.development.base_component import Component
 from gnomon.core.errors import GnomonError
 from gnomon.report.splits import Causes, SplitRow
 from gnomon.ui.blocks import WITH_TOOLS, blank
-from gnomon.ui.callbacks import callback
-from gnomon.ui.site_page import HIDDEN, SHOWN, Page
+from gnomon.ui.site_page import HIDDEN, SHOWN, Page, callback
 from gnomon.ui.turns import Question, Stale
 
 ABOVE_PX = 10

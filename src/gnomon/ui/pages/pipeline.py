@@ -9,6 +9,7 @@ from typing import Any
 from dash import Dash, Input, Output, State, html, no_update
 from dash.development.base_component import Component
 
+from gnomon import catalog
 from gnomon.api.pipeline import (
     TRANSFERS,
     PipelineStep,
@@ -20,12 +21,11 @@ from gnomon.api.pipeline import (
     schedules,
     takes_chunks,
 )
+from gnomon.api.train import PRECISIONS, SHARDINGS, train
 from gnomon.core.errors import GnomonError
 from gnomon.report.pipeline.figures import CAUSES, cause_rows
 from gnomon.ui.blocks import cards, graph, notice, section
-from gnomon.ui.callbacks import callback
 from gnomon.ui.controls import Choice, Control, ControlError, Number, Slider, Switch, Text
-from gnomon.ui.pages import pipeline_model
 from gnomon.ui.pages.pieces import (
     draw_live,
     not_tall,
@@ -36,7 +36,80 @@ from gnomon.ui.pages.pieces import (
     tall_outputs,
     view_of,
 )
-from gnomon.ui.site_page import HIDDEN, SHOWN, Page
+from gnomon.ui.site_page import HIDDEN, SHOWN, Page, callback
+
+
+def _degree(name: str, label: str, most: int = 4096, **more: Any) -> Number:
+    return Number(name, label, 1, least=1, most=most, whole=True, field=name, group="Layout", **more)
+
+
+def _orders() -> dict[str, str]:
+    return {USUAL: "1f1b or interleaved"} | {row["name"]: row["name"] for row in schedules()}
+
+
+USUAL = "usual"
+OF_MODEL: tuple[Control, ...] = (
+    Choice("model", "Model", "llama-3-70b", options=catalog.model_names, field="model", wide=True),
+    Choice("device", "GPU", "h100", options=catalog.device_names, field="device"),
+    Number("gpus", "GPUs", 64, least=1, most=1e6, whole=True, field="gpus"),
+    Number("batch", "Batch", 128, least=1, most=1e6, whole=True, field="batch", help="sequences per step"),
+    Number("sequence", "Tokens", 8192, least=1, most=1e7, whole=True, field="sequence", help="per sequence"),
+    Choice("precision", "Products in", "bf16", options=PRECISIONS, field="precision"),
+    Number("tensor_parallel", "Tensor parallel", 8, least=1, most=64, whole=True, field="tensor_parallel",
+           group="Layout"),
+    Number("pipeline_parallel", "Pipeline parallel", 4, least=1, most=512, whole=True, group="Layout",
+           field="pipeline_parallel"),
+    _degree("virtual_stages", "Virtual stages", 64),
+    Choice("order", "Schedule", USUAL, options=_orders, field="schedule", group="Layout"),
+    _degree("context_parallel", "Context parallel"),
+    _degree("expert_parallel", "Expert parallel"),
+    _degree("micro_batch", "Micro-batch", 1024, help="sequences"),
+    Choice("sharding", "Copies divide", "optimizer", options=SHARDINGS, field=("sharding", "shard_gpus"),
+           group="Memory"),
+    Choice("recompute", "Recompute", "none", options=("none", "selective", "full"), field="recompute", group="Memory"),
+    Switch("offload", "Activations wait on the host", group="Memory"),
+    Number("lora_rank", "LoRA rank", 0, least=0, most=1024, whole=True, help="0 trains all weights", group="Memory"),
+)  # fmt: skip
+
+
+MODEL_NAMES = tuple(one.name for one in OF_MODEL)
+
+
+def _model_drawn(values: dict[str, Any]) -> dict[str, Any]:
+    """Figures, time and memory by part, memory over the step, the same as a command."""
+    asked = {name: values[name] for name in MODEL_NAMES if name != "order"}
+    if values["order"] != USUAL:
+        asked["schedule"] = values["order"]
+    result = train(asked, check=False)
+    shown = result.summary
+    memory = f"{shown['peak_memory_gb']:.1f} GB"
+    room = (
+        f"of {shown['device_memory_gb']:.1f} GB"
+        if shown["fits"]
+        else f"does not fit {shown['device_memory_gb']:.1f} GB"
+    )
+    figures = (
+        ("step", f"{shown['step_s']:.4g} s", f"{shown['micro_batches']} micro-batches"),
+        ("tokens/s/GPU", f"{shown['tokens_per_gpu_s']:,.0f}", f"{shown['tokens_per_s']:,.0f} in all"),
+        ("MFU", f"{100 * shown['mfu']:.1f} %", f"{shown['tflops_per_gpu_s']:,.0f} TFLOP/s/GPU"),
+        ("peak memory", memory, room),
+    )
+    told = [] if shown["fits"] else [notice(result.misfit, "error")]
+    flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in asked.items() if _matters(name, value))
+    return {
+        "cards": cards(figures),
+        "notes": [*told, *(notice(text) for text in shown["notes"])],
+        "time": split_bars(*result.time_bars),
+        "memory": split_bars(*result.memory_bars),
+        "over_time": tall(result.memory_drawn()),
+        "command": f"gnomon train step {flags}",
+    }
+
+
+def _matters(name: str, value: Any) -> bool:
+    defaults = {"virtual_stages": 1, "context_parallel": 1, "expert_parallel": 1, "micro_batch": 1, "lora_rank": 0}
+    return value is not False and defaults.get(name) != value
+
 
 GANTT_PX, HEAT_PX, MEMORY_PX = 640, 460, 360
 MODEL, SCHEDULES = "model", "schedules"
@@ -106,10 +179,10 @@ OF_SCHEDULES: tuple[Control, ...] = (
 CONTROLS: tuple[Control, ...] = (
     Choice("tab", "Show", MODEL, wide=True,
            options={MODEL: "a model on GPUs", SCHEDULES: "schedules and priorities, with given times"}),
-    *pipeline_model.CONTROLS,
+    *OF_MODEL,
     *OF_SCHEDULES,
 )  # fmt: skip
-OF_TABS = {MODEL: pipeline_model.NAMES, SCHEDULES: tuple(one.name for one in OF_SCHEDULES)}
+OF_TABS = {MODEL: MODEL_NAMES, SCHEDULES: tuple(one.name for one in OF_SCHEDULES)}
 BLANK = dict.fromkeys(("cards", "notes", "time", "memory", "command", "causes", "heat"), no_update)
 
 
@@ -199,7 +272,7 @@ def _drawn(values: dict[str, Any]) -> dict[str, Any]:
     shown = {"tabs": {name: SHOWN if name == values["tab"] else HIDDEN for name in OF_TABS}}
     kept = BLANK | {name: not_tall() for name in ("gantt", "over_time")}
     if values["tab"] == MODEL:
-        return kept | shown | pipeline_model.drawn(values)
+        return kept | shown | _model_drawn(values)
     return kept | shown | _schedule_drawn(values)
 
 

@@ -13,11 +13,9 @@ from gnomon.api.serving import Scenario
 from gnomon.core.config import load
 from gnomon.core.errors import GnomonError
 from gnomon.ui import blocks
-from gnomon.ui.callbacks import callback
 from gnomon.ui.controls import Hidden, Text
-from gnomon.ui.files import KEPT_BACK, file_address
-from gnomon.ui.run_folders import RunFolder, find_runs, open_run
-from gnomon.ui.site_page import Page
+from gnomon.ui.run_folders import KEPT_BACK, RunFolder, file_address, find_runs, open_run
+from gnomon.ui.site_page import Page, callback
 
 CONTROLS = (
     Text("find", "Find", "", wide=True, help="Part of a name, a kind, a model, …"),

@@ -17,17 +17,15 @@ from gnomon.report.blocks import Table
 from gnomon.report.serving.figures import LATENCIES
 from gnomon.report.serving.page import TERMS
 from gnomon.ui import blocks, uploads
-from gnomon.ui.callbacks import callback
 from gnomon.ui.controls import Choice, Control, Hidden, Number, Slider, Text, select_options
-from gnomon.ui.foreign import MAX_REQUESTS
-from gnomon.ui.kv_controls import KV_CONTROLS
 from gnomon.ui.pages import serve_answers as answers
 from gnomon.ui.pages import serve_pins as pins
-from gnomon.ui.pages.serve_live import register_live
-from gnomon.ui.scenarios import NO_ENGINE, OF_ENGINE, OTHER, to_scenario, to_values
+from gnomon.ui.pages.serve_answers import register_live
+from gnomon.ui.scenarios import KV_CONTROLS, NO_ENGINE, OF_ENGINE, OTHER, to_scenario, to_values
 from gnomon.ui.serving import simulated
-from gnomon.ui.site_page import Page
+from gnomon.ui.site_page import Page, callback
 from gnomon.ui.turns import Question, Stale
+from gnomon.ui.uploads import MAX_REQUESTS
 from gnomon.workload.presets import preset_names
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from dash import html
+from dash import Dash, Output, State, html
 from dash.development.base_component import Component
+from flask import Response, abort, request
+from plotly.io.json import to_json_plotly
 
 from gnomon.api.comparison import Comparison
 from gnomon.api.serving import Scenario, Simulation
@@ -17,40 +20,47 @@ from gnomon.core.errors import GnomonError
 from gnomon.report.blocks import Block, Card, Command, lines
 from gnomon.report.page import html_of
 from gnomon.report.serving import text as words
-from gnomon.report.serving.figures import LATENCIES
-from gnomon.report.serving.load import load_figure
+from gnomon.report.serving.figures import LATENCIES, load_figure
 from gnomon.report.serving.page import key_figures
-from gnomon.ui import blocks, load_curve, uploads
-from gnomon.ui.foreign import read_scenario
+from gnomon.ui import blocks, uploads
 from gnomon.ui.pages import serve_pins as pins
 from gnomon.ui.scenarios import as_command, as_server, as_yaml, to_scenario, to_values
-from gnomon.ui.serving import KEPT, find_intervals, judged, known_intervals, requests_of, simulated
-from gnomon.ui.site_page import Page
-from gnomon.ui.turns import Question
+from gnomon.ui.serving import (
+    KEPT,
+    capacity,
+    find_intervals,
+    is_rated,
+    judged,
+    known_intervals,
+    load_curve,
+    requests_of,
+    simulated,
+)
+from gnomon.ui.site_page import OWN, Page
+from gnomon.ui.turns import Kept, Question, Stale
+from gnomon.ui.uploads import read_scenario
 
 if TYPE_CHECKING:
     from gnomon.api.serving import Intervals
 
+
 Raw = Mapping[str, Any]
 Line = dict[str, Any]
-"""A part of an answer (`serve_live`)."""
+"""A part of an answer: `plots` by name, `texts` (HTML) by place, `messages` by slot (none: no mistake), `blank` for
+plots without answer."""
 OVER_TIME = ("queue", "kv")
 COPIES = {"Scenario file": as_yaml, "Command line": as_command, "Server": as_server}
 
 
 PREVIEW_REQUESTS = 1000
-_scenarios: OrderedDict[str, Scenario] = OrderedDict()
+_scenarios: Kept[Scenario] = Kept(KEPT)
 
 
 def scenario_of(page: Page, raw: Raw) -> Scenario:
     """What the controls describe; the answers to one change ask for it one after the other."""
-    key = json.dumps(raw, sort_keys=True)
-    found = None if uploads.is_trace(str(raw["workload"])) else _scenarios.get(key)
-    if found is None:
-        _scenarios[key] = found = to_scenario(page.read(raw))
-        while len(_scenarios) > KEPT:  # Maybe in several threads: it need not be there any more.
-            _scenarios.popitem(last=False)
-    return found
+    if uploads.is_trace(str(raw["workload"])):
+        return to_scenario(page.read(raw))
+    return _scenarios.found(json.dumps(raw, sort_keys=True), lambda: to_scenario(page.read(raw)))
 
 
 def preview(raw: Raw, scenario: Scenario, *, is_drawn: bool) -> Line:
@@ -173,15 +183,15 @@ def curve(name: str, scenario: Scenario, question: Question) -> Line:
 
 
 def _curve(name: str, scenario: Scenario, question: Question) -> dict[str, Any]:
-    if not load_curve.is_rated(scenario):
+    if not is_rated(scenario):
         return blocks.blank(300, "These arrivals have no rate to change.")
-    found = load_curve.load_curve(scenario, question)
+    found = load_curve(scenario, question)
     return load_figure(
         name,
         found.loads,
         found.seconds[name],
         target=getattr(scenario.slo, f"{name}_s"),
-        capacity=load_curve.capacity(scenario, question),
+        capacity=capacity(scenario, question),
         load=scenario.workload.rate,
         num_requests=found.num_requests,
     )
@@ -243,3 +253,62 @@ def _cards(result: Simulation, intervals: Intervals | None) -> str:
     thousand = f"${cost.per_thousand_requests:.3g}" if cost.per_thousand_requests is not None else "–"
     hour = Card(f"{gpus} per hour", f"${cost.per_hour:,.2f}", f"{thousand} per 1,000 requests")
     return html_of([*key_figures(result.summary, intervals=intervals), hour])
+
+
+ROUTE = "/serve/answers"
+
+
+def register_live(app: Dash, page: Page) -> None:
+    """Answer every change of a control."""
+    names = json.dumps([one.name for one in page.controls])
+    app.clientside_callback(
+        f"function(...values) {{ return dash_clientside.gnomon.ask('{ROUTE}', 'serve', {names}, values); }}",
+        Output(page.id("asked"), "data"),
+        [*page.inputs().values(), State(page.id("view"), "data")],
+    )
+
+    def answer() -> Response:
+        asked = request.get_json(silent=True)
+        if not isinstance(asked, dict) or not isinstance(raw := asked.get("raw"), dict):
+            abort(400)
+        if {one.name for one in page.controls} - raw.keys():
+            abort(400)
+        lines = _told(page, raw, str(asked.get("view")), is_dragged=bool(asked.get("isDragged")))
+        return Response((f"{to_json_plotly(line)}\n" for line in lines), mimetype="application/x-ndjson")
+
+    app.server.add_url_rule(ROUTE, "serve_answers", answer, methods=["POST"])
+
+
+def _told(page: Page, raw: Raw, view: str, *, is_dragged: bool) -> Iterator[Line]:
+    """The lines of an answer; a mistake is one of them, and nothing follows it."""
+    try:
+        yield from _lines(page, raw, Question(f"{view} serve"), is_dragged=is_dragged)
+    except Stale:
+        return
+    except GnomonError as error:
+        yield {"messages": page.explain(error), "blank": blocks.blank()}
+    except Exception:
+        logging.getLogger(__name__).exception("the Serve page could not answer")
+        said = "This could not be answered. The terminal in which gnomon ui runs says why."
+        yield {"messages": page.explain(None) | {OWN: said}, "blank": blocks.blank()}
+
+
+def _lines(page: Page, raw: Raw, question: Question, *, is_dragged: bool) -> Iterator[Line]:
+    """A preview; unless this is one of many states of a drag, the plots, what surrounds them, and what takes longer.
+    Each in a turn of its own; raises `Stale` where a newer question of the same view has come."""
+    scenario = scenario_of(page, raw)
+    with question.turn():
+        line = preview(raw, scenario, is_drawn=is_dragged)
+    yield {**line, "messages": {}}
+    if is_dragged:
+        return
+    with question.turn():
+        plots = latency_plots(page, raw, scenario)
+    yield {"plots": plots}
+    with question.turn():
+        line = surroundings(page, raw, scenario)
+        plots = plots_over_time(scenario)
+    yield {**line, "plots": plots}
+    with suppress(GnomonError):
+        yield judged_texts(scenario, question)
+    yield curve(page.read(raw)["curve"], scenario, question)

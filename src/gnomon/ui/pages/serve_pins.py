@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from gnomon.core.errors import GnomonError
 from gnomon.report.serving.compare import variant_row
 from gnomon.report.serving.figures import COLOURS
-from gnomon.ui.address import defaults_of, query_of, state_of
-from gnomon.ui.controls import Control
+from gnomon.ui.controls import Control, defaults_of, query_of, state_of
 
 if TYPE_CHECKING:
     from gnomon.api.serving import Summary
