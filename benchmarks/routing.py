@@ -10,8 +10,8 @@ import time
 import numpy as np
 
 from gnomon.core.config import build
-from gnomon.routing.environment import VectorClusters
 from gnomon.routing.demos import HeuristicTeacher, RolloutTeacher
+from gnomon.routing.environment import VectorClusters
 from gnomon.serving.run.simulate import run
 from gnomon.serving.scenario import Scenario
 from gnomon.workload import generate

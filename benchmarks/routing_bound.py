@@ -14,10 +14,10 @@ import sys
 import numpy as np
 
 from gnomon.routing.compare import built_in_scenarios, find_scenario, paired
+from gnomon.routing.demos import HeuristicTeacher, RolloutTeacher
 from gnomon.routing.domain import RewardConfig
 from gnomon.routing.ensemble import IN_SYSTEM_S
 from gnomon.routing.environment import VectorClusters
-from gnomon.routing.demos import HeuristicTeacher, RolloutTeacher
 from gnomon.routing.traffic import ScenarioTraffic
 
 TRACES, ARRIVALS, SEED = 6, 400, 11
