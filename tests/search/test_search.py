@@ -14,10 +14,9 @@ from gnomon.report.search.text import nothing_qualifies
 from gnomon.search import study
 from gnomon.search.capacity import Prober, find_capacity, rate_bound
 from gnomon.search.evaluate import Record, Task, evaluate, sequence
-from gnomon.search.results import front, is_on_front, winning_scenario
 from gnomon.search.slo import Gaps
 from gnomon.search.space import candidates, scenario_of
-from gnomon.search.study import Found, search
+from gnomon.search.study import Found, front, is_on_front, search, winning_scenario
 from gnomon.serving.results.metrics import summarize
 from gnomon.serving.results.percentiles import weighted_percentiles
 from gnomon.serving.run.simulate import run

@@ -24,10 +24,10 @@ from gnomon.search.capacity import coarse_bracket, find_capacity, rate_bound, re
 from gnomon.search.config import BenchConfig, EffortConfig, SearchConfig
 from gnomon.search.evaluate import Record, Task, _first_met, bound_of, smallest_fleet
 from gnomon.search.matrix import _part, _path, _share, _task, _worth_elsewhere, questions
-from gnomon.search.results import ResultsFile, front, latency_axes
+from gnomon.search.results import ResultsFile
 from gnomon.search.slo import Gaps, Price, Verdict, _statistic, price, rate_for, score, shown
 from gnomon.search.space import Candidate, candidates, pools_of, scenario_of
-from gnomon.search.study import Found, _half_widths, _repeats, finished_search
+from gnomon.search.study import Found, _half_widths, _repeats, finished_search, front, latency_axes
 from gnomon.serving.scenario import Scenario
 from gnomon.workload import generate
 from gnomon.workload.requests import ArrivalShape

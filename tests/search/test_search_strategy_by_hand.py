@@ -28,10 +28,10 @@ from gnomon.search.evaluate import (
     pilot,
     sequence,
 )
-from gnomon.search.results import ResultsFile, winning_scenario
+from gnomon.search.results import ResultsFile
 from gnomon.search.slo import GROWING, TURNED_AWAY, Verdict, judge, price
 from gnomon.search.space import candidates, scenario_of
-from gnomon.search.study import search_with
+from gnomon.search.study import search_with, winning_scenario
 from gnomon.serving.engine.state import FINISHED, REJECTED, SHED
 from search_kit import question
 

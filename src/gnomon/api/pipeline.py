@@ -143,7 +143,7 @@ class PipelineStep(Result):
         show_completion_time: bool = False,
     ) -> Path:
         """Write step.html, step.perfetto.json, step.csv, step.json, and step.png where matplotlib is installed."""
-        from gnomon.report.pipeline.figures import write_step
+        from gnomon.report.pipeline.files import write_step
 
         look: dict[str, Any] = {
             "view": view, "show_throttling": show_throttling, "show_completion_time": show_completion_time,
@@ -224,7 +224,7 @@ def draw_heat_maps(
     """One PNG per configuration of a sweep CSV."""
     from gnomon.core.parallel import map_ordered
     from gnomon.pipeline.sweeps import read_csv
-    from gnomon.report.pipeline.png import draw_heat_map
+    from gnomon.report.pipeline.files import draw_heat_map
 
     tables = read_csv(csv)
     # Starting processes pays only for many pictures.
@@ -239,7 +239,7 @@ def draw_heat_maps(
 
 def require_pictures() -> None:
     """Raise where PNG files cannot be drawn, before work is spent on what they show."""
-    from gnomon.report.pipeline.png import require_matplotlib
+    from gnomon.report.pipeline.files import require_matplotlib
 
     require_matplotlib()
 

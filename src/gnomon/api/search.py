@@ -110,7 +110,7 @@ class Search(Result):
 
     def scenario(self, place: int = 0) -> Scenario:
         """The configuration at a place of the ranking, at its capacity: `gnomon.simulate` runs it."""
-        from gnomon.search.results import winning_scenario
+        from gnomon.search.study import winning_scenario
 
         ranked = self.found.ranked
         if not 0 <= place < len(ranked):
@@ -121,7 +121,7 @@ class Search(Result):
     @cached_property
     def capacity_interval(self) -> Interval | None:
         """Where a real server's capacity lies with 90 % probability, for the winner."""
-        from gnomon.search.results import capacity_interval
+        from gnomon.search.study import capacity_interval
 
         return capacity_interval(self.found, self.best) if self.best else None
 

@@ -14,9 +14,8 @@ from gnomon import catalog
 from gnomon.convert.options import option_map
 from gnomon.core.errors import ConfigError
 from gnomon.search.evaluate import Record
-from gnomon.search.results import winning_scenario
 from gnomon.search.slo import UNITS, shown
-from gnomon.search.study import Found
+from gnomon.search.study import Found, winning_scenario
 from gnomon.serving.policies import POLICIES
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.scenario.config import ReplicaConfig, ResolvedBatching

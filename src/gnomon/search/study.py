@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,11 @@ from gnomon.search.evaluate import Estimate, Record, Task, bound_of, capacity_wi
 from gnomon.search.results import ResultsFile, record_from
 from gnomon.search.slo import price, rate_for
 from gnomon.search.space import Candidate, candidates, scenario_of
+from gnomon.serving.results.intervals import Interval
+from gnomon.serving.run.simulate import run
+from gnomon.serving.scenario import Scenario
+from gnomon.serving.scenario.calibration import read_calibration
+from gnomon.workload.slo import SloConfig
 
 PLACEMENT = ("batching.", "router.", "num_replicas")
 """Fields that do not say where the model runs."""
@@ -257,3 +263,78 @@ def finished_search(folder: str | Path) -> Found:
     beside = sum(one["runs"] for one in estimates), sum(one["simulated"] for one in estimates)
     others = [one for one in records if one.score is None]
     return Found(question, ranked, others, _half_widths(question, best, rates), beside)
+
+
+def is_on_front(points: Sequence[tuple[float, ...]]) -> list[bool]:
+    """For each point (smaller is better in every coordinate): whether no other is at least as good and once better."""
+    return [
+        not any(all(a <= b for a, b in zip(other, point, strict=True)) and other != point for other in points)
+        for point in points
+    ]
+
+
+def latency_axes(search: SearchConfig) -> tuple[str, str]:
+    """The figures of interest of the first token and of those after it: those of the SLO (TBT, or else TPOT), or else
+    TTFT P90 and TBT P99."""
+    slo = search.slo
+    after = (
+        f"tpot_s {next(iter(slo.tpot_s))}" if slo.tpot_s and not slo.tbt_s else f"tbt_s {next(iter(slo.tbt_s), 'p99')}"
+    )
+    return f"ttft_s {next(iter(slo.ttft_s), 'p90')}", after
+
+
+def front(search: SearchConfig, ranked: Sequence[Record]) -> list[bool]:
+    """Which of the ranked are on the front of score (high) against both latencies at capacity (low)."""
+    axes = latency_axes(search)
+    points = [(-(one.score or 0.0), *(_latency(one, axis) for axis in axes)) for one in ranked]
+    return is_on_front(points)
+
+
+def _latency(record: Record, axis: str) -> float:
+    value = record.figures.get(axis)
+    return float("inf") if value is None else value
+
+
+def winning_scenario(search: SearchConfig, record: Record) -> Scenario:
+    """The configuration at its capacity, on the very requests on which it was measured."""
+    scenario = scenario_of(search, record.candidate)
+    load = {"rate": record.capacity_per_s}
+    if search.workload.trace is None:
+        load["num_requests"] = record.num_requests
+    return scenario.model_copy(
+        update={"workload": scenario.workload.model_copy(update=load), "slo": _per_request(search)}
+    )
+
+
+def _per_request(search: SearchConfig) -> SloConfig:
+    """The limits that a single request can meet or miss, so that the run counts who does."""
+    good = search.slo.goodput
+    limits = {}
+    for name in ("ttft_s", "tpot_s", "e2e_s"):
+        given = getattr(good, name) if good is not None else next(iter(getattr(search.slo, name).values()), None)
+        limits[name] = given
+    return SloConfig(**limits)
+
+
+_NORMAL_95, _NORMAL_975 = 1.645, 1.960
+_FEW = 20
+
+
+def capacity_interval(found: Found, record: Record) -> Interval | None:
+    """90 % interval of a capacity: the timing source's error (or a calibration's) and other sequences of requests.
+
+    A server whose iterations all take so much longer carries as much less.
+    """
+    if not record.capacity_per_s or found.search.objective == "cost":
+        return None
+    scenario = winning_scenario(found.search, record)
+    if scenario.calibration is not None:
+        spread = read_calibration(scenario.calibration).error
+    else:
+        load = scenario.workload.model_copy(update={"num_requests": _FEW})
+        few = scenario if scenario.workload.trace is not None else scenario.model_copy(update={"workload": load})
+        spread = run(few).spread
+    margin = found.margins.get(record.label, 0.0) / record.capacity_per_s
+    half = math.hypot(_NORMAL_95 * spread, margin * _NORMAL_95 / _NORMAL_975)
+    value = record.capacity_per_s
+    return Interval(value, value * math.exp(-half), value * math.exp(half))

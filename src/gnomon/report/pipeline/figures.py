@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from gnomon.core.errors import MissingExtraError
 from gnomon.pipeline.explain import idle_time, total
 from gnomon.pipeline.memory import Curve, micro_batches_held
 from gnomon.pipeline.run import Run
-from gnomon.pipeline.step import StepRecord
 from gnomon.report.look import TIME_LINE, TIME_LINE_AXIS
-from gnomon.report.page import write_time_line
-from gnomon.report.pipeline.png import write_gantt, write_trace
 from gnomon.report.pipeline.timeline import (
     COLOURS,
     COMPLETION,
@@ -27,7 +21,7 @@ from gnomon.report.pipeline.timeline import (
     drawn_together,
     timeline,
 )
-from gnomon.report.splits import SplitRow, split_table
+from gnomon.report.splits import SplitRow
 
 Figure = dict[str, Any]
 
@@ -232,38 +226,3 @@ def step_cards(run: Run) -> dict[str, str]:
         "micro-batches": str(1 + max(label.microbatch for label in run.labels)),
         "GPUs": str(run.num_ranks),
     }
-
-
-def write_html(
-    run: Run,
-    path: str | Path,
-    *,
-    view: View = "single_channel",
-    show_throttling: bool = False,
-    show_completion_time: bool = False,
-    memory: list[Curve] | None = None,
-) -> Path:
-    """Write the page. `memory` replaces the count of activations."""
-    figure = step_figure(
-        run,
-        view=view,
-        show_throttling=show_throttling,
-        show_completion_time=show_completion_time,
-        memory=memory,
-    )
-    return write_time_line(
-        path,
-        title=run.title,
-        cards=step_cards(run),
-        figure=figure,
-        heading="Where the time goes",
-        causes=split_table(CAUSES, cause_rows(run), "figure"),
-    )
-
-
-def write_step(step: StepRecord, folder: Path, **look: Any) -> None:
-    """Write step.html, step.perfetto.json, and step.png where matplotlib is installed."""
-    write_html(step.run, folder / "step.html", **look, memory=step.memory)
-    write_trace(step.run, folder / "step.perfetto.json", memory=step.memory)
-    with suppress(MissingExtraError):
-        write_gantt(step.run, folder / "step.png", **look, memory=step.memory)

@@ -17,9 +17,8 @@ from gnomon.report.page import write_page
 from gnomon.report.search import text as words
 from gnomon.report.search.text import gpus, latency_name
 from gnomon.search.evaluate import Record
-from gnomon.search.results import is_on_front, latency_axes, winning_scenario
 from gnomon.search.slo import UNITS, shown
-from gnomon.search.study import Found
+from gnomon.search.study import Found, is_on_front, latency_axes, winning_scenario
 from gnomon.serving.results.intervals import Interval
 
 if TYPE_CHECKING:

@@ -13,9 +13,8 @@ from gnomon.report.blocks import Block, Command, Line, Table, lines, seconds
 from gnomon.search.config import LATENCIES, SearchConfig
 from gnomon.search.evaluate import Record
 from gnomon.search.matrix import Matrix
-from gnomon.search.results import front, latency_axes
 from gnomon.search.slo import UNITS, shown
-from gnomon.search.study import Found
+from gnomon.search.study import Found, front, latency_axes
 from gnomon.serving.results.intervals import Interval
 
 WORDS = {

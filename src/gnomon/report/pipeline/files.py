@@ -1,8 +1,9 @@
-"""Pictures of pipelines as PNG: the Gantt chart of a step, and heat maps of a sweep."""
+"""The files of a training step and of a sweep: a page, a trace for Perfetto, and pictures as PNG."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gnomon.core.errors import MissingExtraError
 from gnomon.core.files import written_whole
 from gnomon.pipeline.memory import Curve, micro_batches_held
 from gnomon.pipeline.run import Run
+from gnomon.pipeline.step import StepRecord
 from gnomon.pipeline.sweeps import SweepTable
+from gnomon.report.page import write_time_line
 from gnomon.report.perfetto import Event, Lanes, counter_event, process_name, slice_event, thread_name, write_events
-from gnomon.report.pipeline.figures import DENSE, GAP, RANK_COLOURS, binned
+from gnomon.report.pipeline.figures import CAUSES, DENSE, GAP, RANK_COLOURS, binned, cause_rows, step_cards, step_figure
 from gnomon.report.pipeline.heat_map import heat_grid
 from gnomon.report.pipeline.timeline import (
     COLOURS,
@@ -27,6 +31,7 @@ from gnomon.report.pipeline.timeline import (
     link_use,
     timeline,
 )
+from gnomon.report.splits import split_table
 
 
 def write_trace(run: Run, path: str | Path, *, memory: list[Curve] | None = None) -> Path:
@@ -67,6 +72,41 @@ def write_trace(run: Run, path: str | Path, *, memory: list[Curve] | None = None
 
 
 INK, FAINT = "#2B3440", "#D5DAE1"
+
+
+def write_html(
+    run: Run,
+    path: str | Path,
+    *,
+    view: View = "single_channel",
+    show_throttling: bool = False,
+    show_completion_time: bool = False,
+    memory: list[Curve] | None = None,
+) -> Path:
+    """Write the page. `memory` replaces the count of activations."""
+    figure = step_figure(
+        run,
+        view=view,
+        show_throttling=show_throttling,
+        show_completion_time=show_completion_time,
+        memory=memory,
+    )
+    return write_time_line(
+        path,
+        title=run.title,
+        cards=step_cards(run),
+        figure=figure,
+        heading="Where the time goes",
+        causes=split_table(CAUSES, cause_rows(run), "figure"),
+    )
+
+
+def write_step(step: StepRecord, folder: Path, **look: Any) -> None:
+    """Write step.html, step.perfetto.json, and step.png where matplotlib is installed."""
+    write_html(step.run, folder / "step.html", **look, memory=step.memory)
+    write_trace(step.run, folder / "step.perfetto.json", memory=step.memory)
+    with suppress(MissingExtraError):
+        write_gantt(step.run, folder / "step.png", **look, memory=step.memory)
 
 
 def write_gantt(
