@@ -19,7 +19,7 @@ from gnomon.report.search.text import best_by_device
 from gnomon.search import capacity as capacities
 from gnomon.search import load_curve
 from gnomon.search import load_curve as headroom
-from gnomon.search import results as answers
+from gnomon.search import study as answers
 from gnomon.search.capacity import coarse_bracket, find_capacity, rate_bound, refine
 from gnomon.search.config import BenchConfig, EffortConfig, SearchConfig
 from gnomon.search.evaluate import Record, Task, _first_met, bound_of, smallest_fleet

@@ -103,14 +103,14 @@ def test_an_engine_is_chosen_as_in_a_file(engine: str, more: str) -> None:
 
 def test_figures_and_plots_come_before_the_timing_sources_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     from gnomon.serving.results import mean_iteration
-    from gnomon.ui.pages import serve_answers as serve_live
+    from gnomon.ui.pages.serve_answers import answer_lines
 
     asked = []
     judged = mean_iteration.judged
     monkeypatch.setattr(mean_iteration, "judged", lambda run: asked.append(run) or judged(run))
     raw = state_of(PAGE.controls, "?rate=7.5&requests=1500")
     found = [(sorted(one.get("plots", {})), "copies" in one.get("texts", {}), len(asked))
-             for one in serve_live.lines(PAGE, raw, Question("view"), is_dragged=False)]  # fmt: skip
+             for one in answer_lines(PAGE, raw, Question("view"), is_dragged=False)]  # fmt: skip
     assert found == [
         ([], False, 0),
         (["e2e", "tpot", "ttft"], False, 0),
@@ -118,16 +118,16 @@ def test_figures_and_plots_come_before_the_timing_sources_are_asked(monkeypatch:
         ([], True, 1),
         (["curve"], False, 1),
     ]
-    (preview,) = serve_live.lines(PAGE, raw | {"rate": "7.6"}, Question("view"), is_dragged=True)
+    (preview,) = answer_lines(PAGE, raw | {"rate": "7.6"}, Question("view"), is_dragged=True)
     assert sorted(preview["plots"]) == ["e2e", "tpot", "ttft"] and "first 1,000" in preview["texts"]["figures"]
     assert len(asked) == 1
 
 
 def test_an_answer_ends_when_the_same_view_asks_again() -> None:
-    from gnomon.ui.pages import serve_answers as serve_live
+    from gnomon.ui.pages.serve_answers import answer_lines
 
     raw = state_of(PAGE.controls, "?rate=7.7&requests=1500")
-    first = serve_live.lines(PAGE, raw, Question("view"), is_dragged=False)
+    first = answer_lines(PAGE, raw, Question("view"), is_dragged=False)
     next(first)
     other, newer = Question("another view"), Question("view")
     with pytest.raises(Stale):

@@ -282,7 +282,7 @@ def register_live(app: Dash, page: Page) -> None:
 def _told(page: Page, raw: Raw, view: str, *, is_dragged: bool) -> Iterator[Line]:
     """The lines of an answer; a mistake is one of them, and nothing follows it."""
     try:
-        yield from _lines(page, raw, Question(f"{view} serve"), is_dragged=is_dragged)
+        yield from answer_lines(page, raw, Question(f"{view} serve"), is_dragged=is_dragged)
     except Stale:
         return
     except GnomonError as error:
@@ -293,7 +293,7 @@ def _told(page: Page, raw: Raw, view: str, *, is_dragged: bool) -> Iterator[Line
         yield {"messages": page.explain(None) | {OWN: said}, "blank": blocks.blank()}
 
 
-def _lines(page: Page, raw: Raw, question: Question, *, is_dragged: bool) -> Iterator[Line]:
+def answer_lines(page: Page, raw: Raw, question: Question, *, is_dragged: bool) -> Iterator[Line]:
     """A preview; unless this is one of many states of a drag, the plots, what surrounds them, and what takes longer.
     Each in a turn of its own; raises `Stale` where a newer question of the same view has come."""
     scenario = scenario_of(page, raw)
