@@ -19,8 +19,8 @@ def run():
 
 
 def written(run, name, folder):
-    path = run.export(name, folder)
-    assert path.name == EXPORTS[name][0]
+    (path,) = run.export(name, folder)
+    assert [path.name] == list(EXPORTS[name])
     return path.read_text()
 
 

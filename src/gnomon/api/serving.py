@@ -210,13 +210,22 @@ class Simulation(Result):
         run = self._eventful_run() if "events" in extras else self._explained_run()
         return write_run(run, self.summary, folder, extras, self.headroom, self.intervals)
 
-    def export(self, name: str, folder: str | Path) -> Path:
-        """Write the run in another tool's format: llmd-report, inference-perf, aiperf, vllm-bench or guidellm."""
+    def export(self, name: str, folder: str | Path) -> list[Path]:
+        """Write the run in another tool's format (llmd-report, inference-perf, aiperf, vllm-bench, guidellm, vidur), as
+        the files that the tool itself writes."""
         from gnomon.core.files import write_text
-        from gnomon.report.serving.exports import exported
+        from gnomon.report.serving.exports import NEEDS_MEMBERS, exported
 
-        file, text = exported(self.run, self.summary, name)
-        return write_text(Path(folder) / file, text)
+        run = self._run_with_members() if name in NEEDS_MEMBERS else self.run
+        return [write_text(Path(folder) / file, text) for file, text in exported(run, self.summary, name).items()]
+
+    def _run_with_members(self) -> Run:
+        """The run once more, with who was in which batch and where every request's time went."""
+        from gnomon.report.serving.vidur import num_members
+        from gnomon.serving.run.simulate import run
+
+        room = num_members(self.run)
+        return run(self.scenario, requests=self.given_requests, keep_members=room, explained=True)
 
     def _eventful_run(self) -> Run:
         """The run once more, with the parts that prompts were computed in."""

@@ -36,7 +36,7 @@ REPORT = "The report is {}/report.html; open it in a browser."
 @click.option("--events", "extras", flag_value="events", multiple=True, help="Also write every request's events.")
 @click.option("--operators", "extras", flag_value="operators", multiple=True, help="Also write operator-level times.")
 @click.option("--export", "formats", multiple=True, metavar="FORMAT",
-              help="Also write llmd-report, inference-perf, aiperf, vllm-bench or guidellm.")  # fmt: skip
+              help="Also write llmd-report, inference-perf, aiperf, vllm-bench, guidellm or vidur.")  # fmt: skip
 @intervals_option
 @click.option("--wandb", "project", metavar="PROJECT", help="Also log to this project of Weights & Biases.")
 @json_option

@@ -12,6 +12,7 @@ import numpy as np
 from gnomon import __version__
 from gnomon.core.arrays import Floats
 from gnomon.core.errors import UnknownNameError
+from gnomon.report.serving import vidur
 from gnomon.serving.engine.state import FINISHED
 from gnomon.serving.results.latency import request_times
 from gnomon.serving.results.summary import Summary
@@ -207,19 +208,26 @@ def _guidellm(f: _Figures) -> str:
     return json.dumps({"metadata": {"version": 2, "note": NOTE}, "benchmarks": [one]}, indent=1)
 
 
-EXPORTS: dict[str, tuple[str, Callable[[_Figures], str]]] = {
-    "llmd-report": ("llmd_report.json", _llmd_report),
-    "inference-perf": ("summary_lifecycle_metrics.json", _inference_perf),
-    "aiperf": ("profile_export.jsonl", _aiperf),
-    "vllm-bench": ("vllm_bench.json", _vllm_bench),
-    "guidellm": ("benchmarks.json", _guidellm),
+EXPORTS: dict[str, dict[str, Callable[[_Figures], str]]] = {
+    "llmd-report": {"llmd_report.json": _llmd_report},
+    "inference-perf": {"summary_lifecycle_metrics.json": _inference_perf},
+    "aiperf": {"profile_export.jsonl": _aiperf},
+    "vllm-bench": {"vllm_bench.json": _vllm_bench},
+    "guidellm": {"benchmarks.json": _guidellm},
+    "vidur": {
+        "request_metrics.csv": lambda f: vidur.request_metrics(f.run),
+        "batch_metrics.csv": lambda f: vidur.batch_metrics(f.run),
+        "chrome_trace.json": lambda f: vidur.chrome_trace(f.run),
+    },
 }
-"""By name: the file that it is usually in, and what writes it."""
+"""By name: the files that the tool itself writes, and what writes each."""
+NEEDS_MEMBERS = ("vidur",)
+"""Formats that say who was in which batch."""
 
 
-def exported(run: Run, summary: Summary, name: str) -> tuple[str, str]:
-    """A run in another tool's format: the usual name of the file, and what is in it."""
+def exported(run: Run, summary: Summary, name: str) -> dict[str, str]:
+    """A run in another tool's format: the usual names of the files, and what is in each."""
     if name not in EXPORTS:
         raise UnknownNameError("format", name, list(EXPORTS), where="--export")
-    file, write = EXPORTS[name]
-    return file, write(_Figures(run, summary))
+    figures = _Figures(run, summary)
+    return {file: write(figures) for file, write in EXPORTS[name].items()}

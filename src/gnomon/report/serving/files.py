@@ -119,7 +119,7 @@ FILES = (
     "events.json",
     "trace.json.gz",
     "report.html",
-    *(file for file, _ in EXPORTS.values()),
+    *(file for files in EXPORTS.values() for file in files),
 )
 """What the folder of a run holds: nothing else."""
 

@@ -1,4 +1,5 @@
-"""Operator-level times of a run: where the seconds of its mean iterations go, in all and over time."""
+"""Operator-level times of a run: where the seconds of its iterations go, how they vary from batch to batch, and over
+time."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import polars as pl
 
 from gnomon.serving.results.mean_iteration import first_stages, mean_iterations
 from gnomon.serving.run.simulate import Run
-from gnomon.timing import Timer, breakdown
+from gnomon.timing import Batch, Timer, breakdown
 
 NUM_SLICES = 20
 """Parts of a run for operators over time."""
@@ -20,18 +21,39 @@ _SCHEMA = {
     "limit": pl.String, "provenance": pl.String,
 }  # fmt: skip
 _OVER_TIME = {"start_s": pl.Float64, "end_s": pl.Float64, **_SCHEMA}
+_SPREAD = {"p50_s": 50, "p90_s": 90, "p99_s": 99, "max_s": 100}
+"""Percentiles of an operator's seconds over batches."""
 
 
 def operator_frame(run: Run) -> pl.DataFrame:
     """One row per pool, kind of iteration (prefill, mixed, decode) and operator.
 
-    The times are those of one iteration of the mean shape: mean prompt tokens, decodes and KV length. A source that
-    gives whole iterations (`table`) has no operators: the frame is empty.
+    `seconds` is of one iteration of the mean shape: mean prompt tokens, decodes and KV length. Beside it are
+    percentiles over batches of the whole run, each as it was. A source that gives whole iterations (`table`) has no
+    operators: the frame is empty.
     """
     rows: list[dict[str, Any]] = []
     for number, timer in _timers(run):
-        rows += _operators(run, number, timer, first_stages(run, number))
-    return pl.DataFrame(rows, schema=_SCHEMA)
+        iterations = first_stages(run, number)
+        spread = {one.sort: _spread(timer, one.some) for one in mean_iterations(iterations)}
+        rows += [
+            row | spread[row["iteration"]].get(row["operator"], {})
+            for row in _operators(run, number, timer, iterations)
+        ]
+    return pl.DataFrame(rows, schema=_SCHEMA | dict.fromkeys(_SPREAD, pl.Float64))
+
+
+def _spread(timer: Timer, batches: list[Batch]) -> dict[str, dict[str, float]]:
+    """Percentiles of every operator's seconds over batches; one that a batch does not need takes none there."""
+    seconds: dict[str, list[float]] = {}
+    for batch in batches:
+        for one in breakdown(timer, batch):
+            seconds.setdefault(one.name, []).append(one.seconds)
+    found = {}
+    for name, known in seconds.items():
+        at = np.percentile(known + [0.0] * (len(batches) - len(known)), list(_SPREAD.values()))
+        found[name] = dict(zip(_SPREAD, at.tolist(), strict=True))
+    return found
 
 
 def operators_over_time(run: Run) -> pl.DataFrame:

@@ -21,6 +21,12 @@ class MeanIteration:
     sort: str
     batch: Batch
     count: int
+    some: list[Batch]
+    """Iterations of this sort from the whole run, evenly."""
+
+
+NUM_SOME = 64
+"""Iterations of each sort that stand for how their operators vary."""
 
 
 def first_stages(run: Run, pool: int) -> Any:
@@ -36,11 +42,15 @@ def mean_iterations(rows: Any) -> list[MeanIteration]:
     sorts = {
         "prefill": has_prefill & ~has_decodes, "mixed": has_prefill & has_decodes, "decode": ~has_prefill & has_decodes,
     }  # fmt: skip
-    return [
-        MeanIteration(sort, _mean(prefill[those], decodes[those], decode_kv[those]), int(those.sum()))
-        for sort, those in sorts.items()
-        if those.any()
-    ]
+    found = []
+    for sort, those in sorts.items():
+        at = np.flatnonzero(those)
+        if at.size:
+            mean = _mean(prefill[at], decodes[at], decode_kv[at])
+            even = at[np.unique(np.linspace(0, at.size - 1, NUM_SOME).round().astype(np.int64))]
+            some = [_mean(prefill[i : i + 1], decodes[i : i + 1], decode_kv[i : i + 1]) for i in even]
+            found.append(MeanIteration(sort, mean, at.size, some))
+    return found
 
 
 def _mean(prefill: Ints, decodes: Ints, decode_kv: Ints) -> Batch:
