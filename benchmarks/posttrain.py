@@ -13,10 +13,10 @@ EXAMPLE = Path(__file__).parent.parent / "examples" / "posttrain" / "elastic.yam
 
 def main() -> None:
     from gnomon.core.config import load
-    from gnomon.posttrain.config import Posttrain
     from gnomon.posttrain.policies import make_policy
-    from gnomon.posttrain.record import RunRecord
-    from gnomon.posttrain.simulate import run
+    from gnomon.posttrain.scenario.config import Posttrain
+    from gnomon.posttrain.simulator.record import RunRecord
+    from gnomon.posttrain.simulator.simulate import run
 
     config = load(Posttrain, EXAMPLE)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from gnomon.core.config import build
-from gnomon.posttrain.config import Posttrain
 from gnomon.posttrain.policies import Policy, make_policy
-from gnomon.posttrain.record import RunRecord
+from gnomon.posttrain.scenario.config import Posttrain
+from gnomon.posttrain.simulator.record import RunRecord
 
 EVERY_POLICY: tuple[tuple[str, dict[str, Any]], ...] = (
     ("colocated", {}),

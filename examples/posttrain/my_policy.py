@@ -6,8 +6,8 @@ gnomon posttrain run examples/posttrain/small.yaml --policy.name late --policy.f
 from gnomon.posttrain.policies import Policy, scheduling_policy
 from gnomon.posttrain.policies.elastic import end_of_step
 from gnomon.posttrain.policies.payback import proposal
+from gnomon.posttrain.policies.snapshot import Actions, Snapshot
 from gnomon.posttrain.policies.static import side_by_side
-from gnomon.posttrain.snapshot import Actions, Snapshot
 
 
 @scheduling_policy("late")

@@ -13,7 +13,7 @@ from gnomon.core import sizes
 from gnomon.core.config import load
 from gnomon.core.errors import ConfigError
 from gnomon.pipeline.sweep_config import SweepConfig, priority_grid
-from gnomon.posttrain.config import Posttrain
+from gnomon.posttrain.scenario.config import Posttrain
 from gnomon.serving.scenario import Scenario
 
 

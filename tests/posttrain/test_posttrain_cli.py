@@ -4,10 +4,15 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 import gnomon
 from conftest import CommandLine
 from gnomon.api.posttrain import compare_policies
+from gnomon.convert.rl_commands import read_verl, rlinf_yaml, verl_flags
+from gnomon.core.config import build
+from gnomon.posttrain.scenario.config import Posttrain
+from gnomon.posttrain.scenario.placement import placement_of
 
 SMALL = str(Path(__file__).parents[2] / "examples" / "posttrain" / "small.yaml")
 
@@ -39,21 +44,59 @@ def test_a_plan_names_mode_split_and_flags(cli: CommandLine) -> None:
     rows = found["plans"]
     assert {row["mode"] for row in rows} == {"colocated", "disaggregated", "one step off", "asynchronous"}
     assert [row["samples/s"] for row in rows] == sorted((row["samples/s"] for row in rows), reverse=True)
-    assert max(row["lag"] for row in rows) <= 1 and any("staleness_threshold" in flag for flag in found["verl"])
+    assert max(row["lag"] for row in rows) <= 1 and "staleness_threshold" in found["commands"]["verl"]
     synchronous = json.loads(cli("posttrain", "plan", SMALL, "--max-lag", "0", "--json").output)["plans"]
     assert {row["lag"] for row in synchronous} == {0}
 
 
-def test_sweep_and_calibrate(cli: CommandLine, tmp_path: Path) -> None:
-    rows = json.loads(
-        cli("posttrain", "sweep", SMALL, "--nodes", "1,2", "--policies", "elastic", "--num-steps", "1", "--json").output
-    )["sizes"]
-    assert [row["GPUs"] for row in rows] == [8, 16]
+def test_calibrate(cli: CommandLine, tmp_path: Path) -> None:
     file = tmp_path / "calibrated.yaml"
     found = cli("posttrain", "calibrate", SMALL, "--actor-s", "30", "--num-steps", "1", "--out", str(file), "--json")
     actor = json.loads(found.output)["components"][-1]
     assert actor["simulated s"] == pytest.approx(30, rel=1e-3)
     assert "efficiency" in file.read_text()
+
+
+VERL = (
+    "python3 -m verl.experimental.fully_async_policy.fully_async_main data.max_response_length=28672 "
+    "data.max_prompt_length=2048 actor_rollout_ref.model.path=Qwen/Qwen2.5-7B +actor_rollout_ref.actor.strategy=fsdp2 "
+    "actor_rollout_ref.actor.ulysses_sequence_parallel_size=4 actor_rollout_ref.actor.ppo_mini_batch_size=32 "
+    "actor_rollout_ref.actor.use_dynamic_bsz=True actor_rollout_ref.actor.ppo_max_token_len_per_gpu=30720 "
+    "actor_rollout_ref.rollout.n=16 actor_rollout_ref.rollout.tensor_model_parallel_size=4 "
+    "algorithm.adv_estimator=grpo trainer.nnodes=2 trainer.n_gpus_per_node=8 rollout.nnodes=2 "
+    "rollout.n_gpus_per_node=8 async_training.require_batches=4 async_training.trigger_parameter_sync_step=4 "
+    "async_training.staleness_threshold=0.5 async_training.partial_rollout=True trainer.logger=console"
+)
+
+
+def test_a_verl_command_is_a_set_up_and_back(cli: CommandLine, tmp_path: Path) -> None:
+    """512 prompts in 16 mini-batches of 32, taken four at a time; tokens of a micro-batch over four GPUs."""
+    config, without = read_verl(VERL)
+    a = config.algorithm
+    assert (a.rollout_batch_size, a.n_minibatches, a.fetch_minibatches, a.group_size) == (512, 16, 4, 16)
+    assert (a.mode, a.staleness, a.interrupt, a.critic, a.actor_passes) == ("async", 0.5, True, False, 0)
+    assert (config.actor.framework, config.actor.context_parallel, config.actor.max_tokens) == ("fsdp", 4, 122_880)
+    assert config.cluster.component_placement.rollout == "16-31" and config.cluster.num_gpus == 32
+    assert list(without) == ["trainer.logger"] and config.lengths.mean == 7168
+    flags = verl_flags(config)
+    assert read_verl(" ".join(flags))[0].model_dump(exclude={"lengths"}) == config.model_dump(exclude={"lengths"})
+    file = tmp_path / "verl.yaml"
+    actor = {"ppo_mini_batch_size": 16, "use_kl_loss": True}
+    parts = {"model": {"path": "qwen2.5-1.5b"}, "rollout": {"n": 8}, "actor": actor}
+    given = {"data": {"train_batch_size": 64}, "actor_rollout_ref": parts, "trainer": {"experiment_name": "${x}"}}
+    file.write_text(yaml.safe_dump(given))
+    made = cli("convert", "verl", str(file)).output
+    shared = build(Posttrain, yaml.safe_load(made))
+    assert placement_of(shared).is_shared and shared.algorithm.critic and shared.algorithm.actor_passes == 2
+    assert "Without a counterpart" not in made and shared.rollout.memory_utilization == 0.5
+    for wrong in ("trainer.nnodes=2", "ls", "actor_rollout_ref.model.path=qwen2.5-7b data.train_batch_size=100"):
+        assert "Traceback" not in cli("convert", "verl", wrong, code=2).output
+
+
+def test_a_set_up_in_rlinf_s_sections() -> None:
+    data = yaml.safe_load(rlinf_yaml(build(Posttrain, yaml.safe_load(Path(SMALL).read_text()))))
+    assert data["cluster"]["component_placement"] == {"actor": "0-1", "rollout": "2-6", "inference": "7-7"}
+    assert data["data"]["rollout_batch_size"] == 64 and data["algorithm"]["group_size"] == 8
 
 
 def test_verify_says_what_is_a_gate(cli: CommandLine) -> None:
@@ -77,8 +120,6 @@ def test_published_stage_seconds_at_unseen_scales(cli: CommandLine) -> None:
         ("run", SMALL, "--policy", "elastc"),
         ("plan", SMALL, "--max-lag", "-1"),
         ("run", SMALL, "--algorithm.mode", "sync", "--algorithm.staleness", "0.5"),
-        ("sweep", SMALL, "--nodes", "two"),
-        ("sweep", SMALL, "--nodes", "0"),
         ("calibrate", SMALL),
         ("decide", "--policy", "elastic", "--option", "gamma"),
     ],
@@ -110,7 +151,7 @@ def test_elastic_wins_in_the_small_example_and_equal_digits_are_explained() -> N
 
 def test_causes_have_one_name_everywhere(tmp_path: Path) -> None:
     """The record, the terminal, the page and the documentation."""
-    from gnomon.posttrain.record import CAUSES
+    from gnomon.posttrain.simulator.record import CAUSES
     from gnomon.report.posttrain import figures as timeline
     from gnomon.report.posttrain import text
 

@@ -7,6 +7,7 @@ group. One actor, one rollout GPU, two prompts a step (one sample each), one min
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,15 +17,16 @@ from gnomon import catalog
 from gnomon.core.arrays import Floats, Ints
 from gnomon.core.config import build
 from gnomon.core.errors import ConfigError
-from gnomon.posttrain import simulate, step
-from gnomon.posttrain.config import AlgorithmConfig, Posttrain
-from gnomon.posttrain.costs import Costs
-from gnomon.posttrain.lengths import Lengths
+from gnomon.posttrain.costs.training import Costs, reward_copies, reward_s
+from gnomon.posttrain.costs.weights import num_tensors, sync_s
 from gnomon.posttrain.policies import make_policy
-from gnomon.posttrain.record import RunRecord
-from gnomon.posttrain.rollout import Sequences
-from gnomon.posttrain.simulate import run
-from gnomon.posttrain.weights import num_tensors, sync_s
+from gnomon.posttrain.scenario.config import AlgorithmConfig, Posttrain
+from gnomon.posttrain.scenario.lengths import Lengths
+from gnomon.posttrain.simulator import simulate, step
+from gnomon.posttrain.simulator.record import RunRecord
+from gnomon.posttrain.simulator.rollout import Rollouts, Sequences
+from gnomon.posttrain.simulator.simulate import run
+from gnomon.report.posttrain.figures import bars
 from posttrain_kit import assert_owned_once, assert_tokens_conserved, small
 
 SYNC_S = 0.5
@@ -66,6 +68,10 @@ class OneTokenASecond:
     @property
     def num_finished(self) -> int:
         return int(np.isfinite(self.done_s).sum())
+
+    @property
+    def seats(self) -> Ints:
+        return self.instance_of
 
     @property
     def unfinished(self) -> Ints:
@@ -216,6 +222,62 @@ def test_turns_wait_for_their_tools_and_keep_their_tokens() -> None:
     assert plain.steps[0].rollout_end_s < calls.steps[0].rollout_end_s < few.steps[0].rollout_end_s
     # 64 sequences x 3 calls of 0.5 s on average, two at a time.
     assert few.steps[0].rollout_end_s > 0.7 * 64 * 3 * 0.5 / 2
+
+
+def test_a_reward_model_reads_sequences_one_after_another_on_its_gpus() -> None:
+    """Rewards queue for the copies: with one, the last comes no sooner than all are read."""
+    given = {"reward_model": "qwen2.5-7b", "reward_gpus": 1}
+    plain, judged, more = (
+        run(small((2, 6, 0), algorithm={"recompute_logprobs": False}, environment=one))
+        for one in ({}, given, given | {"reward_gpus": 4})
+    )
+    assert judged.steps[0].rollout_end_s > more.steps[0].rollout_end_s > plain.steps[0].rollout_end_s
+    least = len(plain.steps[0].finished_s) * reward_s(small(environment=given), 2)
+    assert judged.steps[0].rollout_end_s > least, "every sequence is read by the one copy"
+    assert more.dollars_per_step / more.step_s == pytest.approx(12 / 8 * plain.dollars_per_step / plain.step_s)
+    with pytest.raises(ConfigError, match="do not hold whole copies"):
+        reward_copies(small(environment=given | {"reward_tensor_parallel": 2}))
+
+
+def test_a_group_prefills_its_prompt_once_per_instance() -> None:
+    """One instance, groups of four, prompts of 64 tokens in blocks of 16: three of four prompts are found."""
+    lengths = {"distribution": "fixed", "mean": 40, "max_prompt": 64, "prompt_mean": 4000}
+    sequences = Sequences(*(np.array(row) for row in ([0, 0, 0, 0, 1, 1], [64] * 6, [40] * 6, [0] * 6)))
+    computed = []
+    for shared in (False, True):
+        config = small((2, 1, 0), lengths=lengths, rollout={"prefix_cache": shared, "max_running_requests": 2})
+        rollouts = Rollouts(config, 1, sequences)
+        rollouts.submit(np.arange(6), np.zeros(6, np.int64), 0.0)
+        rollouts.advance(math.inf)
+        assert rollouts.num_finished == 6
+        computed.append(rollouts.tokens_computed)
+    assert computed[0] - computed[1] in (3 * 48, 4 * 48), "two run at once: the second of a pair may miss the first"
+
+
+def test_switching_trains_with_more_groups_after_idle_steps_and_with_fewer_after_calm_ones() -> None:
+    """0.4, after two idle steps 0.45, after two calm ones 0.42; an idle and a calm one in turn change nothing."""
+    policy = make_policy("switching")
+    base = {"migration_s": 4.0, "reshard_s": 1.0}
+
+    def ratio(*waited: float) -> float:
+        return policy.adapted(SimpleNamespace(actor_waited_s=waited, **base))
+
+    assert ratio() == ratio(9.0) == ratio(9.0, 1.0, 9.0) == 0.4
+    assert ratio(9.0, 9.0) == pytest.approx(0.45) and ratio(9.0, 9.0, 1.0, 1.0) == pytest.approx(0.42)
+    assert ratio(*[9.0] * 40) == 1.0 and ratio(*[0.0] * 40) == 0.0
+
+
+def test_idle_rollout_is_drawn_apart_from_busy() -> None:
+    record = run(small((2, 4, 2)), make_policy("disaggregated"))
+    found = bars(record)
+    step = record.steps[0]
+    size = {owner: sum((b.last - b.first + 1) * (b.end_s - b.start_s) for b in found if b.owner == owner)
+            for owner in ("rollout", "idle rollout")}  # fmt: skip
+    assert size["rollout"] + size["idle rollout"] == pytest.approx(step.owned()["rollout"])
+    for gpu in (2, 3, 4, 5):
+        idle = next(b for b in found if b.owner == "idle rollout" and b.first <= gpu <= b.last)
+        assert idle.start_s == step.instance_end_s[gpu] and idle.end_s == pytest.approx(step.duration_s)
+    assert max(step.instance_end_s.values()) == pytest.approx(float(step.finished_s.max()))
 
 
 def test_a_weight_sync_takes_its_tensors_and_its_bytes() -> None:

@@ -6,10 +6,10 @@ import pytest
 
 from gnomon.core.config import build
 from gnomon.core.errors import ConfigError, DoesNotFitError
-from gnomon.posttrain.config import Posttrain
-from gnomon.posttrain.costs import check_actor_memory, recompute_of
-from gnomon.posttrain.placement import placement_of, valid_actor_sizes
-from gnomon.posttrain.simulate import run
+from gnomon.posttrain.costs.training import check_actor_memory, recompute_of
+from gnomon.posttrain.scenario.config import Posttrain
+from gnomon.posttrain.scenario.placement import placement_of, valid_actor_sizes
+from gnomon.posttrain.simulator.simulate import run
 
 
 def configured(placement: dict[str, Any], **more: Any) -> Posttrain:

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from gnomon.core.errors import ConfigError, DataError, GnomonError, UnknownNameError
-from gnomon.posttrain.config import Posttrain
-from gnomon.posttrain.placement import placement_of
+from gnomon.posttrain.live.replay import replay, write_decisions
 from gnomon.posttrain.policies import POLICIES, Policy, make_policy, scheduling_policy
 from gnomon.posttrain.policies.payback import rollout_left_s, step_left_s
-from gnomon.posttrain.replay import replay, write_decisions
-from gnomon.posttrain.simulate import policy_of, run
-from gnomon.posttrain.snapshot import Finish, Instance, Migrate, Rates, Scale, Snapshot, Wait
+from gnomon.posttrain.policies.snapshot import Finish, Instance, Migrate, Rates, Scale, Snapshot, Wait
+from gnomon.posttrain.scenario.config import Posttrain
+from gnomon.posttrain.scenario.placement import placement_of
+from gnomon.posttrain.simulator.simulate import policy_of, run
 from posttrain_kit import policies, small
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from gnomon.posttrain.live.ray_cluster import LiveRun
+from gnomon.posttrain.live.replay import replay
 from gnomon.posttrain.policies import make_policy
-from gnomon.posttrain.ray_cluster import LiveRun
-from gnomon.posttrain.replay import replay
-from gnomon.posttrain.snapshot import Scale, write_actions
+from gnomon.posttrain.policies.snapshot import Scale, write_actions
 from posttrain_kit import small
 
 pytestmark = pytest.mark.slow

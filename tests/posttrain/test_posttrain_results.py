@@ -12,14 +12,13 @@ import pytest
 
 from gnomon.core.config import load
 from gnomon.core.errors import ConfigError, DataError
-from gnomon.posttrain.advise import StageCosts, advise
-from gnomon.posttrain.calibrate import calibrate, colocated_costs, with_efficiency
-from gnomon.posttrain.config import LengthsConfig, Posttrain
-from gnomon.posttrain.costs import Costs
-from gnomon.posttrain.lengths import draw
+from gnomon.posttrain.costs.training import Costs
 from gnomon.posttrain.policies import make_policy
-from gnomon.posttrain.simulate import run
-from gnomon.posttrain.sweep import sweep
+from gnomon.posttrain.scenario.config import LengthsConfig, Posttrain
+from gnomon.posttrain.scenario.lengths import draw
+from gnomon.posttrain.simulator.simulate import run
+from gnomon.posttrain.studies.calibrate import calibrate, colocated_costs, with_efficiency
+from gnomon.posttrain.studies.placement_rule import StageCosts, advise
 from gnomon.verify.posttrain import Check
 from posttrain_kit import small
 
@@ -71,13 +70,6 @@ def test_calibration_recovers_the_efficiencies_behind_measured_times() -> None:
 
 def test_the_advisor_takes_turns_when_that_is_shorter() -> None:
     assert advise(small(), StageCosts(actor=100, rollout=1, inference=1)).is_colocated
-
-
-def test_a_sweep_scales_the_placement() -> None:
-    rows = sweep(small(), [1, 2], ("disaggregated", "elastic"))
-    assert [row["GPUs"] for row in rows] == [8, 8, 16, 16]
-    assert rows[2]["actor/rollout/inference"] == "4/8/4"
-    assert rows[2]["step s"] < rows[0]["step s"]
 
 
 @pytest.mark.parametrize("distribution", ["gamma", "lognormal", "fixed"])
@@ -135,7 +127,7 @@ def test_plain_python_gives_the_same_result() -> None:
         "import sys; sys.path.insert(0, 'tests')\n"
         "from posttrain_kit import small\n"
         "from gnomon.posttrain.policies import make_policy\n"
-        "from gnomon.posttrain.simulate import run\n"
+        "from gnomon.posttrain.simulator.simulate import run\n"
         "c = small(lengths={'mean': 60}, algorithm={'rollout_batch_size': 8})\n"
         "print(repr(run(c, make_policy('elastic')).step_s))\n"
     )

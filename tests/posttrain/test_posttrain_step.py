@@ -9,16 +9,15 @@ from hypothesis import strategies as st
 
 from gnomon.core.config import load
 from gnomon.core.errors import ConfigError
-from gnomon.posttrain import allocation
-from gnomon.posttrain.advise import StageCosts
-from gnomon.posttrain.calibrate import calibrate
-from gnomon.posttrain.compare import compare, run_chosen
-from gnomon.posttrain.config import LengthsConfig, Posttrain
-from gnomon.posttrain.feed import PromptQueue
-from gnomon.posttrain.lengths import quantile
 from gnomon.posttrain.policies import make_policy
-from gnomon.posttrain.rollout import Rollouts, Sequences
-from gnomon.posttrain.simulate import run
+from gnomon.posttrain.scenario.config import LengthsConfig, Posttrain
+from gnomon.posttrain.scenario.lengths import quantile
+from gnomon.posttrain.simulator import allocation
+from gnomon.posttrain.simulator.rollout import PromptQueue, Rollouts, Sequences
+from gnomon.posttrain.simulator.simulate import run
+from gnomon.posttrain.studies.calibrate import calibrate
+from gnomon.posttrain.studies.compare import compare, run_chosen
+from gnomon.posttrain.studies.placement_rule import StageCosts
 from posttrain_kit import (
     EVERY_POLICY,
     assert_owned_once,

@@ -27,11 +27,11 @@ def config(**given: Any) -> TrainConfig:
 
 def test_embedding_and_loss_count_as_layers_where_layers_do_not_divide() -> None:
     """126 layers on 64 stages: 128 slots of two, of which embedding and loss take one each."""
-    sizes = [len(stage.layers) for stage in stages_of(catalog.model("llama-3.1-405b"), 64)]
+    sizes = [stage.num_layers for stage in stages_of(catalog.model("llama-3.1-405b"), 64)]
     assert sizes == [1, *[2] * 62, 1]
-    sizes = [len(stage.layers) for stage in stages_of(catalog.model("llama-3-70b"), 20)]
+    sizes = [stage.num_layers for stage in stages_of(catalog.model("llama-3-70b"), 20)]
     assert sizes == [4] * 20
-    sizes = [len(stage.layers) for stage in stages_of(catalog.model("deepseek-v3"), 16)]
+    sizes = [stage.num_layers for stage in stages_of(catalog.model("deepseek-v3"), 16)]
     assert sum(sizes) == 61 and sizes[0] == 3 and sizes[-1] == 2
 
 
@@ -81,6 +81,24 @@ def test_recomputation_trades_time_for_memory() -> None:
     assert again.memory.parts["activations"] < 0.1 * plain.memory.parts["activations"]
     assert again.phases["backward"] > plain.phases["backward"] + 0.8 * plain.parts["products"] / 3
     assert again.phases["forward"] == pytest.approx(plain.phases["forward"])
+
+
+def test_only_the_given_layers_are_computed_again() -> None:
+    """Of 28 layers, seven: a quarter of the time, and three quarters of what layers keep beside the inputs of seven."""
+    given = {"model": "qwen3-1.7b", "recompute": "full", **H200}
+    steps = {n: train_step(config(**given, recompute_layers=n)) for n in (0, 7, 28)}
+    whole = train_step(config(**given))
+    assert steps[28].parts == whole.parts and "recomputation" not in steps[0].parts
+    assert steps[7].parts["recomputation"] == pytest.approx(whole.parts["recomputation"] / 4)
+    kept = {n: step.memory.moments["loss"] - step.memory.moments["end"] for n, step in steps.items()}
+    assert kept[7] == pytest.approx(0.75 * kept[0] + 0.25 * kept[28])
+
+
+def test_layers_are_computed_again_in_every_virtual_stage() -> None:
+    """80 layers in 4 x 5 stages of four: one of each is a quarter."""
+    given = {"model": "llama-3-70b", "gpus": 64, "tensor_parallel": 8, "pipeline_parallel": 4, "virtual_stages": 5}
+    some, all_ = (train_step(config(**given, recompute="full", recompute_layers=n), check=False) for n in (1, 4))
+    assert some.parts["recomputation"] == pytest.approx(all_.parts["recomputation"] / 4)
 
 
 def test_what_does_not_fit_is_refused_with_what_would() -> None:

@@ -16,8 +16,8 @@ from gnomon.pipeline.costs import StepCosts
 from gnomon.pipeline.execution import execute
 from gnomon.pipeline.study import Study, simulate, step_costs
 from gnomon.pipeline.zoo import Plan, make
-from gnomon.posttrain.config import PolicyConfig, Posttrain
-from gnomon.posttrain.simulate import run
+from gnomon.posttrain.scenario.config import PolicyConfig, Posttrain
+from gnomon.posttrain.simulator.simulate import run
 from gnomon.search.study import finished_search
 from gnomon.ui import jobs
 from gnomon.ui.app import make_app

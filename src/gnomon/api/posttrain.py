@@ -1,4 +1,4 @@
-"""RL post-training: one policy, policies side by side, plans, cluster sizes, calibration."""
+"""RL post-training: one policy, policies side by side, plans, calibration."""
 
 from __future__ import annotations
 
@@ -13,21 +13,23 @@ from gnomon.api.result import Drawing, Progress, Result, TableResult, read
 from gnomon.core.config import save
 from gnomon.core.errors import ConfigError
 from gnomon.core.files import write_text
-from gnomon.posttrain.config import Posttrain
+from gnomon.posttrain.scenario.config import Posttrain
 
 if TYPE_CHECKING:
     import polars as pl
 
-    from gnomon.posttrain.advise import StageCosts
-    from gnomon.posttrain.calibrate import Calibrated
-    from gnomon.posttrain.compare import Outcome
-    from gnomon.posttrain.record import RunRecord
-    from gnomon.posttrain.replay import Replayed
+    from gnomon.posttrain.live.replay import Replayed
+    from gnomon.posttrain.simulator.record import RunRecord
+    from gnomon.posttrain.studies.calibrate import Calibrated
+    from gnomon.posttrain.studies.compare import Outcome
+    from gnomon.posttrain.studies.placement_rule import StageCosts
+    from gnomon.posttrain.studies.plan import Planned
     from gnomon.report.blocks import Block
 
 __all__ = [
-    "PolicyComparison", "Posttrain", "PosttrainRun", "calibrate", "compare_policies", "compared_policies", "decide",
-    "plan_posttrain", "policy_names", "posttrain", "stage_costs", "sweep_sizes", "takes_cluster_flags",
+    "PolicyComparison", "Posttrain", "PosttrainPlan", "PosttrainRun", "calibrate", "compare_policies",
+    "compared_policies", "decide", "plan_posttrain", "policy_names", "posttrain", "stage_costs",
+    "takes_cluster_flags",
 ]  # fmt: skip
 
 PosttrainLike = Posttrain | Mapping[str, Any] | str | Path | None
@@ -48,7 +50,7 @@ def posttrain(
 
     `keep_decisions` records every snapshot that the policy saw, and its answer.
     """
-    from gnomon.posttrain.compare import run_chosen
+    from gnomon.posttrain.studies.compare import run_chosen
 
     config = read(Posttrain, given, overrides)
     return PosttrainRun(config, run_chosen(config, keep_decisions=keep_decisions, on_progress=_report(on_progress)))
@@ -92,7 +94,7 @@ class PosttrainRun(Result):
 
     def save(self, folder: str | Path) -> Path:
         """Write config.yaml, timeline.html, timeline.perfetto.json, and decisions.jsonl where they were kept."""
-        from gnomon.posttrain.replay import write_decisions
+        from gnomon.posttrain.live.replay import write_decisions
         from gnomon.report.posttrain.figures import write_html, write_trace
 
         folder = Path(folder)
@@ -113,7 +115,7 @@ def compare_policies(
     **overrides: Any,
 ) -> PolicyComparison:
     """Policies (all built-in ones unless given) on the same lengths, and what a clairvoyant would have done."""
-    from gnomon.posttrain.compare import COMPARED, compare, policies_to_compare
+    from gnomon.posttrain.studies.compare import COMPARED, compare, policies_to_compare
 
     config = read(Posttrain, given, overrides)
     chosen = policies_to_compare(config, tuple(policies or COMPARED))
@@ -168,7 +170,7 @@ class PolicyComparison(Result):
 
 def stage_costs(actor: float = 0.0, rollout: float = 0.0, inference: float = 0.0) -> StageCosts:
     """Measured seconds of each stage, all components taking turns on all GPUs; 0 for what was not measured."""
-    from gnomon.posttrain.advise import StageCosts
+    from gnomon.posttrain.studies.placement_rule import StageCosts
 
     for name, seconds in (("actor", actor), ("rollout", rollout), ("inference", inference)):
         if not 0.0 <= seconds < 1e12:
@@ -184,42 +186,69 @@ def plan_posttrain(
     top: int = 10,
     on_progress: Progress | None = None,
     **overrides: Any,
-) -> TableResult:
+) -> PosttrainPlan:
     """Layouts, split, mode and staleness for a GPU budget, the best first by samples/s or by dollars.
 
     `max_lag` bounds the weight updates between a group's first token and its training.
     """
-    from gnomon.posttrain.plan import plan, reasons, rlinf_yaml, verl_flags
-    from gnomon.report.posttrain.text import plan_blocks
+    from gnomon.posttrain.studies.plan import plan
 
     if max_lag < 0 or top < 1:
         raise ConfigError("a lag below 0, or no plan to show.", where="--max-lag", fix="Give 0 and more, and --top 1.")
     config = read(Posttrain, given, overrides)
     found = plan(config, goal=goal, max_lag=max_lag, on_progress=_report(on_progress))
-    rows = [one.row() for one in found]
-    data = {"plans": rows, "reasons": reasons(found), "verl": verl_flags(found[0]), "rlinf": rlinf_yaml(found[0])}
-    return TableResult("plans", found, rows[:top], data, plan_blocks(found, top))
+    return PosttrainPlan(found, top)
 
 
-def sweep_sizes(
-    given: PosttrainLike = None,
-    *,
-    nodes: Sequence[int],
-    policies: Sequence[str] = ("colocated", "disaggregated", "elastic"),
-    on_progress: Progress | None = None,
-    **overrides: Any,
-) -> TableResult:
-    """Policies on clusters of several sizes; the placement is scaled to each."""
-    from gnomon.posttrain.sweep import sweep
-    from gnomon.report.blocks import Table
+@dataclass(frozen=True, eq=False)
+class PosttrainPlan(Result):
+    """Plans for a GPU budget, the best first."""
 
-    rows = sweep(read(Posttrain, given, overrides), list(nodes), tuple(policies), _report(on_progress))
-    return TableResult("sizes", rows, rows, {"sizes": rows}, [Table(rows, "Cluster sizes")])
+    plans: list[Planned] = field(repr=False)
+    top: int = 10
+
+    @cached_property
+    def commands(self) -> dict[str, str]:
+        """The best plan as options of frameworks."""
+        from gnomon.convert.rl_commands import rlinf_yaml, verl_flags
+
+        best = self.plans[0].config
+        return {"verl": " ".join(verl_flags(best)), "RLinf": rlinf_yaml(best)}
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """Every plan, why the first is the best, and how frameworks are told."""
+        from gnomon.posttrain.studies.plan import reasons
+
+        rows = [one.row() for one in self.plans]
+        return {"plans": rows, "reasons": reasons(self.plans), "commands": self.commands}
+
+    def text(self) -> list[Block]:
+        """The best plans, why, and how to run the first."""
+        from gnomon.report.posttrain.text import plan_blocks
+
+        return plan_blocks(self.plans, self.top, self.commands)
+
+    def _frames(self) -> Mapping[str, Callable[[], Any]]:
+        return {"plans": lambda: self.summary["plans"]}
+
+    def _drawings(self) -> Mapping[str, Callable[[], Drawing]]:
+        from gnomon.report.posttrain.text import plan_figure
+
+        return {"plans": partial(plan_figure, self.plans)}
+
+    def save(self, folder: str | Path) -> Path:
+        """Write plans.json, the best as config.yaml, and report.html."""
+        from gnomon.report.posttrain.text import write_plan
+
+        save(self.plans[0].config, Path(folder) / "config.yaml")
+        write_text(Path(folder) / "plans.json", json.dumps(self.summary, indent=1))
+        return write_plan(self.plans, self.commands, Path(folder) / "report.html").parent
 
 
 def calibrate(given: PosttrainLike = None, *, measured: StageCosts, **overrides: Any) -> Efficiencies:
     """Fit the efficiency of each component to its measured seconds."""
-    from gnomon.posttrain.calibrate import calibrate as fit
+    from gnomon.posttrain.studies.calibrate import calibrate as fit
     from gnomon.report.blocks import Table
 
     if measured.colocated_s <= 0:
@@ -247,9 +276,13 @@ class Efficiencies(TableResult):
         found: Calibrated = self.records
         return found.config
 
+    def save_config(self, path: str | Path) -> Path:
+        """Write the calibrated configuration."""
+        return save(self.config, path)
+
     def save(self, folder: str | Path) -> Path:
         """Write the figures as JSON, and the configuration."""
-        save(self.config, Path(folder) / "config.yaml")
+        self.save_config(Path(folder) / "config.yaml")
         return super().save(folder)
 
 
@@ -259,8 +292,8 @@ def decide(
 ) -> Iterator[Replayed]:  # fmt: skip
     """Feed recorded snapshots (JSON lines) to a policy, without the simulator."""
     from gnomon.core.user_files import load_user_file
+    from gnomon.posttrain.live.replay import replay
     from gnomon.posttrain.policies import make_policy
-    from gnomon.posttrain.replay import replay
 
     if file:
         load_user_file(file)
@@ -269,7 +302,7 @@ def decide(
 
 def check_policies(config: Posttrain, policies: Sequence[str]) -> None:
     """Refuse policies or options that are not known."""
-    from gnomon.posttrain.compare import policies_to_compare
+    from gnomon.posttrain.studies.compare import policies_to_compare
 
     policies_to_compare(config, tuple(policies))
 
@@ -290,6 +323,6 @@ def takes_cluster_flags(policy: str) -> bool:
 
 def compared_policies() -> tuple[str, ...]:
     """The policies of a comparison unless others are given."""
-    from gnomon.posttrain.compare import COMPARED
+    from gnomon.posttrain.studies.compare import COMPARED
 
     return COMPARED

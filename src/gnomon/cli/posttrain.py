@@ -1,23 +1,20 @@
-"""`gnomon posttrain`: policies of RL post-training, one by one and side by side, plans, and cluster sizes."""
+"""`gnomon posttrain`: post-training simulated, compared, planned, calibrated; policies on recorded snapshots."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
 
 from gnomon.api import posttrain as api
 from gnomon.cli.lazy import NearGroup
-from gnomon.cli.options import SectionedCommand, answered, config_options, together
-from gnomon.cli.printing import json_option, print_json, show
-from gnomon.cli.progress import progress
-from gnomon.core.config import save
+from gnomon.cli.options import SectionedCommand, answered, config_options, file_option
 from gnomon.core.errors import ConfigError
 
-option = click.option
+config_argument = click.argument("config", type=click.Path(dir_okay=False))
 
 
 @click.group(cls=NearGroup)
@@ -32,22 +29,12 @@ def command() -> None:
     """
 
 
-def _configured(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A command on CONFIG, whose fields are flags, too."""
-    config = click.argument("config", type=click.Path(dir_okay=False))
-    return together(command.command(cls=SectionedCommand), config, *options, config_options(api.Posttrain))
-
-
-def _names(text: str | None) -> list[str] | None:
-    return [name.strip() for name in text.split(",")] if text else None
-
-
-@_configured(
-    option("--out", type=click.Path(file_okay=False), help="Write the time line, a trace and the rest."),
-    option("--record", "keep", is_flag=True, help="With --out: also write every snapshot and its actions."),
-    json_option,
-)
-def run(config: str, out: str | None, keep: bool, as_json: bool, overrides: dict[str, Any]) -> None:
+@command.command(cls=SectionedCommand)
+@config_argument
+@click.option("--record", "keep_decisions", is_flag=True, help="With --out: also write every snapshot and its actions.")
+@answered(out="Write the time line, a trace and the rest.", said="wrote {}")
+@config_options(api.Posttrain)
+def run(config: str, overrides: dict[str, Any], **given: Any) -> Any:
     """Simulate the steps of CONFIG under its policy, and show where the time goes.
 
     \b
@@ -56,24 +43,17 @@ def run(config: str, out: str | None, keep: bool, as_json: bool, overrides: dict
       gnomon posttrain run examples/posttrain/elastic.yaml --num-steps 5 --out runs/elastic
       gnomon posttrain run examples/posttrain/elastic.yaml --policy disaggregated
     """
-    with progress() as on_progress:
-        result = api.posttrain(config, keep_decisions=keep and out is not None, on_progress=on_progress, **overrides)
-    files = sorted(result.save(out).iterdir()) if out else []
-    if as_json:
-        print_json(result.to_dict() | {"files": list(map(str, files))})
-        return
-    show(result, as_json=False)
-    for file in files:
-        click.echo(f"wrote {file}")
+    return api.posttrain(config, **given, **overrides)
 
 
-@_configured(
-    option("--policies", metavar="NAMES", help="Comma-separated; all built-in ones if not given."),
-    option("--no-oracle", is_flag=True, help="Leave out the oracle (about forty runs)."),
-    answered("comparing"),
-)
+@command.command(cls=SectionedCommand)
+@config_argument
+@click.option("--policies", default=None, metavar="NAMES", help="Comma-separated; all built-in ones if not given.")
+@click.option("--no-oracle", is_flag=True, help="Leave out the oracle (about forty runs).")
+@answered("comparing", out="Write every policy's time line.", said="wrote {}")
+@config_options(api.Posttrain)
 def compare(config: str, policies: str | None, no_oracle: bool, overrides: dict[str, Any], on_progress: Any) -> Any:
-    """Run policies on the same lengths: step time, throughput, where GPU time goes, regret against the oracle.
+    """Policies on the same lengths, with regret against the oracle: step time, throughput, where GPU time goes.
 
     The oracle knows every length, deals prompts by them, and takes the best of all policies and of a grid of plans.
     Ratio is of tokens/s, over the static placement side by side.
@@ -83,20 +63,22 @@ def compare(config: str, policies: str | None, no_oracle: bool, overrides: dict[
       gnomon posttrain compare examples/posttrain/elastic.yaml
       gnomon posttrain compare examples/posttrain/elastic.yaml --policies elastic,disaggregated --num-steps 3
     """
-    asked = {"policies": _names(policies), "with_oracle": not no_oracle, "on_progress": on_progress}
-    return api.compare_policies(config, **asked, **overrides)
+    names = _names(policies) if policies else None
+    return api.compare_policies(config, policies=names, with_oracle=not no_oracle, on_progress=on_progress, **overrides)
 
 
-@_configured(
-    option("--goal", type=click.Choice(["samples", "dollars"]), default="samples", show_default=True),
-    option("--max-lag", default=1, show_default=True, help="Most weight updates from a first token to its training."),
-    option("--top", default=10, show_default=True, help="Plans to show."),
-    answered("planning"),
-)
+@command.command(cls=SectionedCommand)
+@config_argument
+@click.option("--goal", type=click.Choice(["samples", "dollars"]), default="samples", show_default=True)
+@click.option("--max-lag", default=1, show_default=True, help="Most weight updates from a first token to its training.")
+@click.option("--top", default=10, show_default=True, help="Plans to show.")
+@answered("planning", out="Write the report, the plans, and the best as config.yaml.", said="wrote {}")
+@config_options(api.Posttrain)
 def plan(config: str, overrides: dict[str, Any], **given: Any) -> Any:
-    """Simulate modes, splits and layouts of CONFIG's model, algorithm and lengths on its GPUs, and name the best.
+    """Split, mode, staleness and layouts for a GPU budget; flags for verl and RLinf.
 
-    Its placement and layouts are not used. --max-lag 0 leaves the synchronous modes.
+    Modes, splits and layouts of CONFIG's model, algorithm and lengths are simulated on its GPUs; its placement and
+    layouts are not used. --max-lag 0 leaves the synchronous modes.
 
     \b
     Examples:
@@ -106,33 +88,22 @@ def plan(config: str, overrides: dict[str, Any], **given: Any) -> Any:
     return api.plan_posttrain(config, **given, **overrides)
 
 
-@_configured(
-    option("--nodes", required=True, metavar="LIST", help="Numbers of nodes, e.g. 4,8,16."),
-    option("--policies", default="colocated,disaggregated,elastic", show_default=True, metavar="NAMES"),
-    answered("sweeping"),
-)
-def sweep(config: str, nodes: str, policies: str, overrides: dict[str, Any], on_progress: Any) -> Any:
-    """Run policies on clusters of several sizes; the placement of CONFIG is scaled to each.
-
-    \b
-    Example:
-      gnomon posttrain sweep examples/posttrain/elastic.yaml --nodes 4,8,16
-    """
-    try:
-        sizes = [int(part) for part in nodes.split(",")]
-    except ValueError:
-        raise ConfigError(f"cannot read {nodes!r}.", where="--nodes", fix="Give numbers: 4,8,16.") from None
-    return api.sweep_sizes(config, nodes=sizes, policies=_names(policies) or (), on_progress=on_progress, **overrides)
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",")]
 
 
-@_configured(
-    option("--rollout-s", "rollout", type=float, default=0.0, help="Measured seconds of generation."),
-    option("--inference-s", "inference", type=float, default=0.0, help="Measured seconds of log-probabilities."),
-    option("--actor-s", "actor", type=float, default=0.0, help="Measured seconds of training."),
-    option("--out", type=click.Path(dir_okay=False), help="Write the calibrated configuration."),
-    json_option,
-)
-def calibrate(config: str, out: str | None, as_json: bool, overrides: dict[str, Any], **measured: float) -> None:
+@command.command(cls=SectionedCommand)
+@config_argument
+@click.option("--rollout-s", type=float, default=0.0, help="Measured seconds of generation.")
+@click.option("--inference-s", type=float, default=0.0, help="Measured seconds of log-probabilities.")
+@click.option("--actor-s", type=float, default=0.0, help="Measured seconds of training.")
+@file_option("--out", "Write the calibrated configuration.", "file")
+@answered("calibrating")
+@config_options(api.Posttrain)
+def calibrate(
+    config: str, rollout_s: float, inference_s: float, actor_s: float, file: Path | None, overrides: dict[str, Any],
+    on_progress: Any,
+) -> Any:  # fmt: skip
     """Fit the efficiency of each component to its measured seconds, with components taking turns on all GPUs.
 
     A stage without a measurement keeps its efficiency.
@@ -142,25 +113,23 @@ def calibrate(config: str, out: str | None, as_json: bool, overrides: dict[str, 
       gnomon posttrain calibrate examples/posttrain/elastic.yaml --rollout-s 340 --inference-s 60 --actor-s 210 \\
         --out calibrated.yaml
     """
-    with progress("calibrating"):
-        found = api.calibrate(config, measured=api.stage_costs(**measured), **overrides)
-    if out:
-        save(found.config, out)
-    show(found, as_json=as_json)
-    if out and not as_json:
-        click.echo(f"wrote {out}")
+    found = api.calibrate(config, measured=api.stage_costs(actor_s, rollout_s, inference_s), **overrides)
+    if file:
+        found.save_config(file)
+    return found
 
 
 @command.command()
 @click.argument("snapshots", type=click.File("r"), default="-")
-@option("--policy", required=True, help="Name of the policy.")
-@option("--file", help="Python file that registers your own policy.")
-@option("--option", "options", multiple=True, metavar="KEY=VALUE", help="Option of the policy; repeatable.")
-@option("--check", is_flag=True, help="Exit code 1 where an answer differs from the recorded one.")
+@click.option("--policy", required=True, help="Name of the policy.")
+@click.option("--file", default=None, help="Python file that registers your own policy.")
+@click.option("--option", "options", multiple=True, metavar="KEY=VALUE", help="Option of the policy; repeatable.")
+@click.option("--check", is_flag=True, help="Exit code 1 where an answer differs from the recorded one.")
 def decide(snapshots: Any, policy: str, file: str | None, options: tuple[str, ...], check: bool) -> None:
-    """Feed SNAPSHOTS (JSON lines, standard input if not given) to a policy and print its actions, one line each.
+    """Feed recorded snapshots through a policy, without the simulator; its actions are printed, one line each.
 
-    A line is a snapshot, or an object with `snapshot` and the recorded `actions`, as `run --record` writes them.
+    SNAPSHOTS are JSON lines (standard input if not given). A line is a snapshot, or an object with `snapshot` and the
+    recorded `actions`, as `run --record` writes them.
 
     \b
     Examples:

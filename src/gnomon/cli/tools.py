@@ -14,14 +14,16 @@ from gnomon.cli.printing import json_option, print_json
 from gnomon.cli.progress import say_if_compiling
 from gnomon.core.errors import MissingExtraError
 
-TOOLS = ("vidur", "vllm", "sglang", "trtllm", "megatron", "inference-perf", "guidellm")
+TOOLS = ("vidur", "vllm", "sglang", "trtllm", "megatron", "verl", "inference-perf", "guidellm")
+JOBS = {"megatron": "train step", "verl": "posttrain run"}
+"""Tools whose commands are jobs of training, and what runs them here."""
 
 
 @click.command()
 @click.argument("tool", type=click.Choice(TOOLS))
 @click.argument("command_line", metavar="COMMAND")
 @click.option("--device", "--gpu", default=None, help="The GPU, which an engine's command line does not say.")
-@click.option("--model", default=None, help="megatron: the model, where the command does not spell out a built-in one.")
+@click.option("--model", default=None, help="The model, where a command does not name one.")
 @click.option("--gpus", type=click.IntRange(1), default=None, help="megatron: how many GPUs the job runs on.")
 @file_option("--out", "Write the scenario to this file.")
 @json_option
@@ -48,18 +50,25 @@ def convert(
       gnomon convert inference-perf config.yml --model llama-3-8b --device h100 --out scenario.yaml
       gnomon convert guidellm "guidellm run --profile kind=poisson,rate=2 --data prompt_tokens=256,output_tokens=128"
       gnomon convert megatron "pretrain_gpt.py --tensor-model-parallel-size 8 ..." --model llama-3-70b --gpus 64
+      gnomon convert verl "actor_rollout_ref.model.path=Qwen/Qwen2.5-7B trainer.nnodes=4 ..." --out posttrain.yaml
     """
     from gnomon import convert as converting
     from gnomon.core.files import write_text
 
     given = sys.stdin.read() if command_line == "-" else command_line
-    if tool == "megatron":
+    if tool in JOBS:
+        from gnomon.convert.rl_commands import as_posttrain_yaml
         from gnomon.convert.training_commands import as_train_yaml
 
-        text = as_train_yaml(given, model=model, device=device or "h100", gpus=gpus)
+        gpu = device or "h100"
+        if tool == "verl":
+            text = as_posttrain_yaml(given, model=model, device=gpu)
+        else:
+            text = as_train_yaml(given, model=model, device=gpu, gpus=gpus)
         if out is not None:
             write_text(out, text)
-        click.echo(text if out is None else f"Wrote {out}: run it with `gnomon train step {out}`.", nl=out is not None)
+        said = f"Wrote {out}: run it with `gnomon {JOBS[tool]} {out}`."
+        click.echo(text if out is None else said, nl=out is not None)
         return
     if tool in ("inference-perf", "guidellm"):
         from gnomon.convert.load_definitions import convert_load

@@ -14,6 +14,7 @@ from gnomon.convert.options import value_of
 from gnomon.core.config import build
 from gnomon.core.errors import ConfigError
 from gnomon.training.config import TrainConfig
+from gnomon.training.layers import stages_of
 
 EXCHANGES = {"p2p": "ring", "all_gather": "all_gather", "a2a": "all_to_all"}
 """Megatron-LM's `--cp-comm-type`."""
@@ -38,6 +39,8 @@ SHAPE = {
     "num_attention_heads": "num_heads", "num_experts": "num_experts",
 }  # fmt: skip
 """By which a command's model is found in the catalog."""
+STAGES = ("num_layers_per_virtual_pipeline_stage", "pipeline_model_parallel_layout")
+"""Other ways to say how many virtual stages there are."""
 WORDS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "sequence_parallel": lambda on: {"sequence_parallel": bool(on)},
     "use_distributed_optimizer": lambda on: {"sharding": "optimizer" if on else "none"},
@@ -68,7 +71,10 @@ def megatron_command(config: TrainConfig) -> str:
     words = [f"--{name} {size}" for name, size in degrees.items() if size > 1]
     if c.virtual_stages > 1:
         words.append(f"--num-virtual-stages-per-pipeline-rank {c.virtual_stages}")
-    if c.shape.num_layers % c.num_stages:
+    if (c.shape.num_layers + 2) % c.num_stages and c.shape.num_layers % c.num_stages:
+        stages = ["t" * stage.num_layers for stage in stages_of(c.shape, c.num_stages)]
+        words.append(f'--pipeline-model-parallel-layout "E{"|".join(stages)}L"')
+    elif c.shape.num_layers % c.num_stages:
         words += ["--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split"]
     words += [
         f"--micro-batch-size {c.micro_batch}",
@@ -134,8 +140,11 @@ def read_megatron(
                 raise ConfigError(
                     f"--{name.replace('_', '-')} {value} is not known here.", where="the command"
                 ) from None
-        elif name not in SHAPE and name != "num_layers_per_virtual_pipeline_stage":
+        elif name not in (*SHAPE, *STAGES):
             without[name] = "nothing that a step's time depends on, or not known here"
+    if "pipeline_model_parallel_layout" in given:
+        stages = 1 + str(given["pipeline_model_parallel_layout"]).count("|")
+        values["virtual_stages"] = stages // values.get("pipeline_parallel", 1)
     if "num_layers_per_virtual_pipeline_stage" in given:
         layers = catalog.model(values["model"]).num_layers // values.get("pipeline_parallel", 1)
         values["virtual_stages"] = layers // int(given["num_layers_per_virtual_pipeline_stage"])

@@ -75,7 +75,7 @@ class TrainConfig(Config):
     recompute: Literal["none", "selective", "full"] = "none"
     """What backward computes again: nothing, attention and activations, or whole layers from their inputs."""
     recompute_layers: CountOrNone | None = None
-    """Layers of each stage that are recomputed in full; all unless given."""
+    """Layers of each (virtual) stage that are recomputed in full; all unless given."""
     offload: bool = False
     """Kept activations wait in the host's memory, to which they are copied beside the passes."""
     loading_tokens_s: NonNegativeFloat = 0.0

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from gnomon.catalog import Model, Parallelism
 from gnomon.catalog.attention import AttentionKind, MlpKind
@@ -26,16 +27,19 @@ LayerKind = tuple[AttentionKind, MlpKind]
 class Stage:
     """A piece of the model: its layers, and whether it has the embedding and the head with the loss."""
 
-    layers: range
+    kinds: tuple[tuple[LayerKind, int], ...]
+    """How many of its layers are of which kind."""
     has_embedding: bool
     has_head: bool
 
-    def kinds(self, model: Model) -> Counter[LayerKind]:
-        """How many of its layers are of which kind."""
-        return model.kinds(self.layers)
+    @property
+    def num_layers(self) -> int:
+        """Layers of all kinds."""
+        return sum(count for _, count in self.kinds)
 
 
-def stages_of(model: Model, num_stages: int) -> list[Stage]:
+@lru_cache(maxsize=1024)
+def stages_of(model: Model, num_stages: int) -> tuple[Stage, ...]:
     """Layers in equal pieces; where they do not divide, embedding and loss count as a layer each (as Megatron-LM's
     account_for_embedding_in_pipeline_split and account_for_loss_in_pipeline_split), and what is left over goes to
     stages in the middle."""
@@ -50,10 +54,17 @@ def stages_of(model: Model, num_stages: int) -> list[Stage]:
     sizes[0] -= ends
     sizes[-1] -= ends
     starts = [sum(sizes[:stage]) for stage in range(num_stages)]
-    return [
-        Stage(range(start, start + size), at == 0, at == num_stages - 1)
-        for at, (start, size) in enumerate(zip(starts, sizes, strict=True))
-    ]
+    kinds = [tuple(sorted(model.kinds(range(s, s + size)).items())) for s, size in zip(starts, sizes, strict=True)]
+    return tuple(Stage(each, at == 0, at == num_stages - 1) for at, each in enumerate(kinds))
+
+
+def recomputed(config: TrainConfig, stage: Stage) -> Iterator[tuple[LayerKind, int, int]]:
+    """Layers of every kind, and how many of those backward computes again: the first of the stage."""
+    left = config.recompute_layers if config.recompute == "full" else None
+    for kind, count in stage.kinds:
+        again = count if left is None else min(count, left)
+        left = None if left is None else left - again
+        yield kind, count, 0 if config.recompute == "none" else again
 
 
 def layer_operators(config: TrainConfig, model: Model, kind: LayerKind) -> list[Operator]:

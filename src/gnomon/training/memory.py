@@ -7,9 +7,7 @@ kept), and at the end of backward (all gradients).
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -19,9 +17,9 @@ from gnomon.core.arrays import Floats
 from gnomon.core.units import GB
 from gnomon.pipeline.run import Run
 from gnomon.training.config import TrainConfig
-from gnomon.training.layers import LayerKind, Stage, stages_of
+from gnomon.training.layers import LayerKind, Stage, recomputed, stages_of
 from gnomon.training.pipelines import in_flight, stages_of_rank
-from gnomon.training.state import RECIPES, Parameters, recipe_of, stage_parameters, state_bytes
+from gnomon.training.state import RECIPES, Parameters, parameters_of, recipe_of, state_bytes
 
 CONTEXT_BYTES = 0.7e9
 """CUDA's context and libraries, which the allocator does not see."""
@@ -75,13 +73,12 @@ def memory_of(config: TrainConfig) -> Memory:
     """The memory of a checked configuration."""
     device = catalog.device(config.device)
     stages = stages_of(config.shape, config.num_stages)
-    is_uniform = len(config.shape.kinds()) == 1
-    known: dict[tuple[Any, ...], RankBytes] = {}
+    known: dict[tuple[Stage, ...], RankBytes] = {}
     ranks = []
     for rank in range(config.pipeline_parallel):
         mine = {at: stages[at] for at in stages_of_rank(config, rank)}
-        key = tuple((len(one.layers), one.has_embedding, one.has_head) for one in mine.values())
-        if key not in known or not is_uniform:  # Equal stages hold the same, where layers are all alike.
+        key = tuple(mine.values())
+        if key not in known:  # Ranks with equal stages hold the same.
             known[key] = _rank_bytes(config, mine)
         ranks.append(_rank_memory(config, rank, known[key]))
     peaks = [max(sum(parts.values()) for parts in moments.values()) for moments in ranks]
@@ -117,19 +114,16 @@ def rank_bytes(config: TrainConfig, rank: int) -> RankBytes:
 
 def _rank_bytes(config: TrainConfig, mine: dict[int, Stage]) -> RankBytes:
     model = config.shape
-    parameters = [stage_parameters(config, stage) for stage in mine.values()]
+    parameters = parameters_of(config, mine.values())
     whole = Parameters(*(sum(getattr(p, f) for p in parameters) for f in ("dense", "experts", "root", "adapters")))
-    kinds = {at: list(stage.kinds(model).elements()) for at, stage in mine.items()}
-    count = sum(map(len, kinds.values()))
-    different = {kind for each in kinds.values() for kind in each}
+    count = sum(stage.num_layers for stage in mine.values())
+    different = {kind for stage in mine.values() for kind, _ in stage.kinds}
     layer = max((layer_bytes(config, model, kind) for kind in different), default=0.0)
-    kept, before = {}, 0
-    for at, each in kinds.items():
-        if config.recompute_layers is None:
-            kept[at] = sum(n * _kept_bytes(config, model, kind, 0, count) for kind, n in Counter(each).items())
-        else:
-            kept[at] = sum(_kept_bytes(config, model, kind, before + n, count) for n, kind in enumerate(each))
-        before += len(each)
+    kept = dict.fromkeys(mine, 0.0)
+    for at, stage in mine.items():
+        for kind, n, again in recomputed(config, stage):
+            for layers, recompute in ((again, config.recompute), (n - again, "none")):
+                kept[at] += layers * _kept_bytes(config, model, kind, recompute, count) if layers else 0.0
     buffers = WORKSPACES[config.family] + _gathered_bytes(config, whole, count)
     return RankBytes(
         state_bytes(config, whole) | {"buffers": buffers},
@@ -267,23 +261,22 @@ def offloaded_bytes(config: TrainConfig, model: Model, kind: LayerKind) -> float
     return 2.0 * model.hidden_size * config.tokens / (config.tensor_parallel if config.sequence_parallel else 1)
 
 
-def _kept_bytes(config: TrainConfig, model: Model, kind: LayerKind, at: int, count: int) -> float:
+def _kept_bytes(config: TrainConfig, model: Model, kind: LayerKind, recompute: str, count: int) -> float:
     """What a layer keeps from its forward to its backward."""
     whole = layer_bytes(config, model, kind)
     norms_t = config.tensor_parallel if config.sequence_parallel else 1
     only_input = 2.0 * model.hidden_size * config.tokens / norms_t
     if config.offload:
         return offloaded_bytes(config, model, kind) / count
-    if config.recompute == "full":
-        given = config.recompute_layers
-        return only_input if given is None or at < given else whole
-    if config.recompute == "selective" and config.framework != "megatron" and kind[1] == "dense":
+    if recompute == "full":
+        return only_input
+    if recompute == "selective" and config.framework != "megatron" and kind[1] == "dense":
         # Every second product is computed again (torchtitan): kept are the input, queries, values, attention's output,
         # one of the MLP's two inputs, and its output.
         q, v = model.q_size, model.num_kv_heads * model.v_head_dim
         outputs = q + v + model.num_heads * model.v_head_dim + model.ffn_size
         return 2.0 * config.tokens * (2.0 * model.hidden_size / norms_t + outputs / config.tensor_parallel)
-    if config.recompute == "selective":  # The activation and the norms' outputs are computed again.
+    if recompute == "selective":  # The activation and the norms' outputs are computed again.
         ffn = (
             model.ffn_size
             if kind[1] == "dense"

@@ -32,7 +32,7 @@ RECOMPUTE = ["none", "selective", "full"]
 SHOWN = 10
 """Layouts of the answer, best first."""
 SAME = 1.005
-"""Layouts within this factor of each other are told apart by their memory: the model is not more exact."""
+"""Layouts within this factor of the fastest are as good: the model is not more exact."""
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,17 @@ def plan(
         fitting = list(_fitting(layouts, workers, on_progress))
         if not fitting:
             raise _nothing_fits(asked, layouts)
-        timed = _timed(fitting, shown, workers)
-        found = sorted(timed, key=lambda step: step.step_s)
-        best = [train_step(one.config, check=False) for one in _told_apart(found)[:shown]]
+        found = sorted(_timed(fitting, shown, workers), key=lambda step: step.step_s)
+        in_detail = partial(train_step, check=False)
+        best = [outcome.unwrap() for outcome in workers(in_detail, [one.config for one in found[:shown]])]
         schedules = _schedules(best[0].config, workers)
     return TrainPlan(asked, best, _front(found), schedules, len(layouts), len(fitting), _notes(found))
+
+
+def fastest(asked: TrainConfig, workers: Map) -> TrainStep:
+    """The winner alone."""
+    fitting = list(_fitting(list(candidates(asked)), workers, None))
+    return min(_timed(fitting, 1, workers, with_front=False), key=lambda step: step.step_s)
 
 
 # What there is to try
@@ -93,7 +99,7 @@ def candidates(asked: TrainConfig) -> Iterator[TrainConfig]:
     model = asked.shape
     for tensor in _given(asked, "tensor_parallel", _powers(min(MOST_TENSOR, asked.where.num_gpus, asked.gpus))):
         for pipeline in _given(asked, "pipeline_parallel", _divisors(asked.gpus, model.num_layers)):
-            for context in _given(asked, "context_parallel", _powers(max(1, asked.sequence // LEAST_TOKENS // 2))):
+            for context in _given(asked, "context_parallel", _powers(max(1, asked.sequence // LEAST_TOKENS))):
                 experts = _powers(asked.gpus // pipeline) if model.is_moe else [1]
                 for expert in _given(asked, "expert_parallel", [e for e in experts if model.num_experts % e == 0]):
                     layout = {
@@ -139,12 +145,14 @@ def _divisors(number: int, most: int) -> list[int]:
 
 
 def _chunks(one: TrainConfig) -> list[int]:
-    """Virtual stages that divide the layers evenly, embedding and loss counted as layers or not."""
+    """Virtual stages that divide the layers evenly, embedding and loss counted as layers or not; and powers of two,
+    whose stages differ by a layer."""
     layers, p = one.shape.num_layers, one.pipeline_parallel
     if p == 1:
         return [1]
     most = -(-layers // p)
-    return [v for v in range(1, most + 1) if v == 1 or layers % (p * v) == 0 or (layers + 2) % (p * v) == 0]
+    even = [v for v in range(1, most + 1) if layers % (p * v) == 0 or (layers + 2) % (p * v) == 0]
+    return sorted({*even, *_powers(most)})
 
 
 # What fits, and how fast it is
@@ -170,12 +178,12 @@ def bounded(layout: TrainConfig) -> Bounded | None:
     return Bounded(one, least_s(one), memory_of(one).reserved_bytes)
 
 
-def _timed(fitting: list[Bounded], count: int, workers: Map) -> list[TrainStep]:
+def _timed(fitting: list[Bounded], count: int, workers: Map, *, with_front: bool = True) -> list[TrainStep]:
     """Steps of the layouts that can be among the `count` fastest, and of those on the front of memory and speed."""
     order = sorted(fitting, key=lambda one: one.least_s)
     front, least = [], float("inf")
     for one in order:
-        if one.memory_bytes < 0.97 * least:
+        if with_front and one.memory_bytes < 0.97 * least:
             front.append(one)
             least = one.memory_bytes
     time = partial(train_step, check=False, in_detail=False)
@@ -218,12 +226,6 @@ def _if_possible(layout: TrainConfig) -> TrainStep | None:
         return None
 
 
-def _told_apart(steps: list[TrainStep]) -> list[TrainStep]:
-    """Steps in order, but of layouts that are as fast as the fastest the one with the most room left comes first."""
-    same = [step for step in steps if step.step_s <= SAME * steps[0].step_s]
-    return sorted(same, key=lambda step: step.memory.reserved_bytes) + steps[len(same) :]
-
-
 def _front(steps: list[TrainStep]) -> list[TrainStep]:
     """Of steps in order of their time, those that need less memory than every faster one."""
     found: list[TrainStep] = []
@@ -234,11 +236,13 @@ def _front(steps: list[TrainStep]) -> list[TrainStep]:
 
 
 def _notes(steps: list[TrainStep]) -> list[str]:
-    same = sum(step.step_s <= SAME * steps[0].step_s for step in steps)
-    if same == 1:
+    same = [step.memory.reserved_bytes for step in steps if step.step_s <= SAME * steps[0].step_s]
+    if len(same) == 1:
         return []
+    room = (same[0] - min(same)) / GB
     return [
-        f"{same} layouts are within {SAME - 1:.1%} of the fastest: of those, the one with the most room comes first."
+        f"{len(same)} layouts are within {SAME - 1:.1%} of the fastest"
+        + (f"; the one with the most room has {room:.1f} GB more." if room > 0.1 else ".")
     ]
 
 

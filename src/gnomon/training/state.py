@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from gnomon.catalog import Model
@@ -72,7 +73,7 @@ def stage_parameters(config: TrainConfig, stage: Stage) -> Parameters:
     """Parameters of a stage on one GPU, before data-parallel ranks divide them."""
     model, tensor = config.shape, config.tensor_parallel
     dense = experts = adapters = 0.0
-    for (attention, mlp), count in stage.kinds(model).items():
+    for (attention, mlp), count in stage.kinds:
         for one in layer_weights(model, attention, mlp):
             if one.group == "routed_experts":
                 experts += count * one.count / (config.expert_parallel * config.expert_tensor_parallel)
@@ -81,6 +82,13 @@ def stage_parameters(config: TrainConfig, stage: Stage) -> Parameters:
         adapters += count * _adapter_parameters(config, model) / tensor
     root = _root(model, stage) / tensor
     return Parameters(dense + root, experts, root, adapters)
+
+
+def parameters_of(config: TrainConfig, stages: Iterable[Stage]) -> list[Parameters]:
+    """Of every stage; of those that are alike once."""
+    stages = list(stages)
+    known = {stage: stage_parameters(config, stage) for stage in set(stages)}
+    return [known[stage] for stage in stages]
 
 
 def _root(model: Model, stage: Stage) -> float:

@@ -16,10 +16,10 @@ from gnomon.pipeline.zoo import SCHEDULES
 from gnomon.training.compute import Compute, Pass, Seconds
 from gnomon.training.config import SHARDED, TrainConfig
 from gnomon.training.exchange import Exchange
-from gnomon.training.layers import SCHEMES, LayerKind, Stage, stages_of
+from gnomon.training.layers import SCHEMES, LayerKind, Stage, recomputed, stages_of
 from gnomon.training.memory import Memory, memory_of, offloaded_bytes
 from gnomon.training.pipelines import StageSeconds, span, stages_of_rank
-from gnomon.training.state import Parameters, expert_ranks, recipe_of, stage_parameters
+from gnomon.training.state import Parameters, expert_ranks, parameters_of, recipe_of
 
 PARTS = ("products", "attention", "recurrence", "elementwise", "casts", "accumulation", "experts",
          "permutation", "adapters", "loss", "recomputation", "offload", "tensor",
@@ -128,17 +128,12 @@ class _Step:
         self.config, self.model = config, config.shape
         self.compute, self.exchange = Compute(config), Exchange(config)
         self.stages = stages_of(self.model, config.num_stages)
+        self.again: dict[LayerKind, float] = {}
+        """A layer's recomputation, by kind."""
         self.layers = {kind: self._layer(kind) for kind in self.model.kinds()}
-        self.passes = [self._stage(stage) for stage in self.stages]
-        alike: dict[Any, Parameters] = {}
-        for stage in self.stages:
-            key = self._key(stage)
-            alike[key] = alike.get(key) or stage_parameters(config, stage)
-        self.parameters = [alike[self._key(stage)] for stage in self.stages]
-
-    def _key(self, stage: Stage) -> tuple[Any, ...]:
-        """What makes stages alike."""
-        return (tuple(sorted(stage.kinds(self.model).items())), stage.has_embedding, stage.has_head)
+        alike = {stage: self._stage(stage) for stage in set(self.stages)}
+        self.passes = [alike[stage] for stage in self.stages]
+        self.parameters = parameters_of(config, self.stages)
 
     def _layer(self, kind: LayerKind) -> Pass:
         """One layer with its communication and what it computes again."""
@@ -160,14 +155,14 @@ class _Step:
             copied = offloaded_bytes(c, m, kind) / self.compute.constants.host_link(c.device)
             made.add("offload", max(0.0, copied - made.forward_s), max(0.0, copied - made.backward_s))
         if c.recompute == "full":
-            made.add("recomputation", 0.0, sum(v for part, v in made.forward.items() if part != "offload"))
+            self.again[kind] = sum(v for part, v in made.forward.items() if part != "offload")
         elif c.recompute == "selective":
             again = forward.get("elementwise", 0.0)
             if c.framework != "megatron" and kind[1] == "dense":  # Keys, attention's output, one of the MLP's inputs.
                 keys = m.num_kv_heads * m.qk_head_dim
                 whole = 2 * m.q_size + 2 * keys + m.num_projections * m.ffn_size
                 again += forward.get("products", 0.0) * (keys + m.q_size + m.ffn_size) / whole
-            made.add("recomputation", 0.0, again)
+            self.again[kind] = again
         return made
 
     @property
@@ -181,8 +176,9 @@ class _Step:
 
     def _stage(self, stage: Stage) -> Pass:
         total = Pass()
-        for kind, count in stage.kinds(self.model).items():
+        for kind, count, again in recomputed(self.config, stage):
             total.plus(self.layers[kind], count)
+            total.add("recomputation", 0.0, again * self.again[kind] if again else 0.0)
         if stage.has_embedding:
             total.plus(self.compute.embedding())
         if stage.has_head:

@@ -20,14 +20,14 @@ import numpy as np
 from gnomon import catalog
 from gnomon.core.config import build
 from gnomon.core.errors import ConfigError
-from gnomon.posttrain.advise import StageCosts, advise, candidates
-from gnomon.posttrain.calibrate import calibrate, colocated_costs, with_efficiency
-from gnomon.posttrain.compare import placed
-from gnomon.posttrain.config import Posttrain
+from gnomon.posttrain.costs.weights import sync_s
 from gnomon.posttrain.policies import make_policy
-from gnomon.posttrain.record import RunRecord
-from gnomon.posttrain.simulate import run
-from gnomon.posttrain.weights import sync_s
+from gnomon.posttrain.scenario.config import Posttrain
+from gnomon.posttrain.simulator.record import RunRecord
+from gnomon.posttrain.simulator.simulate import run
+from gnomon.posttrain.studies.calibrate import calibrate, colocated_costs, with_efficiency
+from gnomon.posttrain.studies.compare import placed
+from gnomon.posttrain.studies.placement_rule import StageCosts, advise, candidates
 from gnomon.report.blocks import Block, Line, Table
 from gnomon.verify import posttrain_frameworks as frameworks
 from gnomon.verify import posttrain_published as published
@@ -224,20 +224,20 @@ class Study:
 
     def check_v(self) -> Iterator[Check]:
         """verl's tables: one mean length per run from its training time; the rest is predicted."""
+        means: dict[str, float] = {}
         for one in frameworks.VERL_RUNS:
-            record = self._verl_run(one)
-            role = "gate" if one.name.startswith(("colocated", "async")) else "reported"
-            yield Check("V", f"{one.name} step s", one.step_s, _settled_s(record), role, limit=VERL_TOLERANCE)
+            means[one.name] = means[one.same_lengths_as] if one.same_lengths_as else self._verl_mean(one)
+            record = run(frameworks.verl_configuration(one, means[one.name], self.seed, 3))
+            yield Check("V", f"{one.name} step s", one.step_s, _settled_s(record), one.role, limit=VERL_TOLERANCE)
 
-    def _verl_run(self, one: frameworks.VerlRun) -> RunRecord:
-        """With the mean length with which training takes as long as published: nearly proportional, so three rounds."""
+    def _verl_mean(self, one: frameworks.VerlRun) -> float:
+        """The mean length with which training takes as long as published: nearly proportional, so two rounds."""
         mean = 2000.0
-        for _ in range(3):
-            record = run(frameworks.verl_configuration(one, mean, self.seed, 3))
-            steps = record.steps[1:]
+        for _ in range(2):
+            steps = run(frameworks.verl_configuration(one, mean, self.seed, 3)).steps[1:]
             work = [w.end_s - w.start_s for step in steps for w in step.work if w.component == "actor"]
             mean *= one.training_s * len(steps) / sum(work)
-        return record
+        return mean
 
     def check_w(self) -> Iterator[Check]:
         """verl's v1 trainer: the two asynchronous modes over the synchronous one."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gnomon.core.config import build
-from gnomon.posttrain.config import Posttrain
+from gnomon.posttrain.scenario.config import Posttrain
 
 MODELS = {"1.5B": ("qwen2.5-1.5b", 2, 1), "7B": ("qwen2.5-7b", 4, 2), "32B": ("qwen2.5-32b", 8, 4)}
 """Model, trainer's and rollout's tensor parallelism."""
@@ -59,6 +59,10 @@ D_MEAN = 9_100
 """Tokens per sequence: tokens/s x seconds of the 7B time line, 8.8k static and 9.4k dynamic."""
 D_DECODE_MEDIAN_S = 59.8
 """Median time to the end of a response, 1.5B."""
+D_MEMORY = 0.65
+"""Share of the memory for rollout: RLinf's example files have 0.40 to 0.65 (this one in the name of a run of 7B)."""
+D_RECOMPUTED = {"1.5B": 20 / 28, "7B": 20 / 28, "32B": 50 / 64}
+"""Layers, from the same files (examples/reasoning/config/math/*-dynamic.yaml)."""
 
 # E: the placement rule.
 E_PLACEMENT = {"actor": 32, "rollout": 80, "inference": 16}
@@ -85,7 +89,8 @@ def side_by_side(size: str, num_gpus: int, mean_tokens: float) -> Posttrain:
         "inference": f"{ends[1]}-{num_gpus - 1}",
     }
     cluster = {"auto_scheduler": True, "component_placement": placement}
-    return _configuration(size, num_gpus, mean_tokens, cluster, {})
+    more = {"rollout": {"memory_utilization": D_MEMORY}, "actor": {"recompute": D_RECOMPUTED[size]}}
+    return _configuration(size, num_gpus, mean_tokens, cluster, more)
 
 
 def _configuration(

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 from gnomon.core.config import Config, build
 from gnomon.core.errors import GnomonError
 from gnomon.core.registry import Registry
-from gnomon.posttrain.snapshot import Actions, Snapshot
+from gnomon.posttrain.policies.snapshot import Actions, Snapshot
 
 
 class Policy(Config):

@@ -7,8 +7,8 @@ import math
 from pydantic import PositiveFloat
 
 from gnomon.posttrain.policies import Policy, scheduling_policy
+from gnomon.posttrain.policies.snapshot import Actions, Finish, Migrate, Scale, Snapshot, Submit, Wait
 from gnomon.posttrain.policies.static import side_by_side
-from gnomon.posttrain.snapshot import Actions, Finish, Migrate, Scale, Snapshot, Submit, Wait
 
 
 def largest_valid(snapshot: Snapshot, gpus: int) -> int:

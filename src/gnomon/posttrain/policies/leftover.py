@@ -7,8 +7,8 @@ import math
 from pydantic import NonNegativeFloat, NonNegativeInt
 
 from gnomon.posttrain.policies import Policy, scheduling_policy
+from gnomon.posttrain.policies.snapshot import Actions, Finish, Snapshot, Submit
 from gnomon.posttrain.policies.static import side_by_side
-from gnomon.posttrain.snapshot import Actions, Finish, Snapshot, Submit
 
 
 @scheduling_policy("tail_batching", checks="always")

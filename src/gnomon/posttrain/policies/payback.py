@@ -8,8 +8,8 @@ from pydantic import PositiveFloat
 
 from gnomon.posttrain.policies import Policy, scheduling_policy
 from gnomon.posttrain.policies.elastic import end_of_step, gpus_of, grown_actor, instances_to_release
+from gnomon.posttrain.policies.snapshot import Actions, Finish, Migrate, Scale, Snapshot
 from gnomon.posttrain.policies.static import side_by_side
-from gnomon.posttrain.snapshot import Actions, Finish, Migrate, Scale, Snapshot
 
 
 def proposal(snapshot: Snapshot) -> Actions:

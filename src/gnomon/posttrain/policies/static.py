@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gnomon.posttrain.policies import Policy, scheduling_policy
-from gnomon.posttrain.snapshot import Actions, Finish, Scale, Snapshot, Submit, Wait
+from gnomon.posttrain.policies.snapshot import Actions, Finish, Scale, Snapshot, Submit, Wait
 
 
 def side_by_side(snapshot: Snapshot) -> Actions:

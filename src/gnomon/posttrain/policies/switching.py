@@ -7,8 +7,8 @@ from typing import Annotated
 from pydantic import Field
 
 from gnomon.posttrain.policies import Policy, scheduling_policy
+from gnomon.posttrain.policies.snapshot import Actions, Migrate, Scale, Snapshot
 from gnomon.posttrain.policies.static import side_by_side
-from gnomon.posttrain.snapshot import Actions, Migrate, Scale, Snapshot
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -19,18 +19,34 @@ class Switching(Policy):
     them back when enough are."""
 
     ratio: Share = 0.4
-    """Groups that must be ready for the actor to train, as a share of a step's; at least one mini-batch. verl adapts it
-    from step to step, starting here."""
+    """Groups that must be ready for the actor to train, as a share of a step's; at least one mini-batch. From here it
+    adapts."""
+    more: Share = 0.05
+    """Added after two steps in a row in which the actor waited for longer than switching takes."""
+    less: Share = 0.03
+    """Taken away after two in which it did not."""
 
     @property
     def lent(self) -> tuple[str, ...]:
         """The actor's."""
         return ("actor",)
 
+    def adapted(self, snapshot: Snapshot) -> float:
+        """The ratio after the steps so far: it follows from what they waited, so that nothing need be remembered."""
+        ratio, idle, calm = self.ratio, 0, 0
+        for waited_s in snapshot.actor_waited_s:
+            is_idle = waited_s > snapshot.migration_s + snapshot.reshard_s
+            idle, calm = (idle + 1, 0) if is_idle else (0, calm + 1)
+            if idle == 2:
+                ratio, idle = min(1.0, ratio + self.more), 0
+            elif calm == 2:
+                ratio, calm = max(0.0, ratio - self.less), 0
+        return ratio
+
     def threshold(self, snapshot: Snapshot) -> int:
         """Groups with which training begins."""
         minibatch = snapshot.groups_needed // snapshot.num_minibatches
-        return max(minibatch, min(round(self.ratio * snapshot.groups_needed), snapshot.groups_needed))
+        return max(minibatch, min(round(self.adapted(snapshot) * snapshot.groups_needed), snapshot.groups_needed))
 
     def decide(self, snapshot: Snapshot) -> Actions:
         """At the start, and at checks until the actor has its GPUs."""

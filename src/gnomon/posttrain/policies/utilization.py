@@ -9,7 +9,7 @@ from pydantic import Field, PositiveInt
 
 from gnomon.posttrain.policies import scheduling_policy
 from gnomon.posttrain.policies.payback import AtBoundaries, actor_size_after, proposal
-from gnomon.posttrain.snapshot import Actions, Migrate, Snapshot
+from gnomon.posttrain.policies.snapshot import Actions, Migrate, Snapshot
 
 Share = Annotated[float, Field(ge=0, le=1)]
 

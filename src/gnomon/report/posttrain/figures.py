@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gnomon.posttrain.compare import Outcome
-from gnomon.posttrain.record import RunRecord, StepRecord
+from gnomon.posttrain.simulator.record import RunRecord, Span, StepRecord
+from gnomon.posttrain.studies.compare import Outcome
 from gnomon.report.look import TIME_LINE, TIME_LINE_AXIS
 from gnomon.report.page import write_time_line
 from gnomon.report.perfetto import Event, counter_event, process_name, slice_event, thread_name, write_events
@@ -15,18 +16,13 @@ from gnomon.report.splits import SplitRow, split_table
 
 COLOURS = {
     "rollout": "#54A24B",
+    "idle rollout": "#B9DDB4",
     "inference": "#F2B134",
     "actor": "#4C78A8",
     "transition": "#9D7CBF",
     "free": "#E8E3DA",
 }
-NAMES = {
-    "rollout": "rollout",
-    "inference": "inference",
-    "actor": "actor",
-    "transition": "transition",
-    "free": "free",
-}
+NAMES = {owner: owner for owner in COLOURS}
 CAUSES = {
     "busy": ("busy", "#4C78A8"),
     "tail": ("tail", "#B9DDB4"),
@@ -64,7 +60,8 @@ def bars(record: RunRecord) -> list[Bar]:
 
 def _bars_of_step(step: StepRecord, start: float) -> list[Bar]:
     found: list[Bar] = []
-    for span in sorted(step.spans, key=lambda one: (one.owner, one.start_s, one.end_s, one.gpu)):
+    spans = [part for span in step.spans for part in _with_idle(step, span)]
+    for span in sorted(spans, key=lambda one: (one.owner, one.start_s, one.end_s, one.gpu)):
         last = found[-1] if found else None
         begin, end = start + span.start_s, start + span.end_s
         if last and (last.owner, last.start_s, last.end_s, last.last) == (span.owner, begin, end, span.gpu - 1):
@@ -72,6 +69,16 @@ def _bars_of_step(step: StepRecord, start: float) -> list[Bar]:
         else:
             found.append(Bar(span.owner, span.gpu, span.gpu, begin, end, step.number))
     return found
+
+
+def _with_idle(step: StepRecord, span: Span) -> Iterator[Span]:
+    """What rollout owns in two parts: while it generates, and while it has nothing left to."""
+    end_s = step.instance_end_s.get(span.gpu, span.end_s)
+    if span.owner != "rollout" or not span.start_s < end_s < span.end_s:
+        yield span
+        return
+    yield replace(span, end_s=end_s)
+    yield Span(span.gpu, "idle rollout", end_s, span.end_s)
 
 
 def counts(record: RunRecord) -> tuple[list[float], dict[str, list[int]]]:

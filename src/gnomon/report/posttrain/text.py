@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from gnomon.posttrain.compare import BASELINE, Outcome
-from gnomon.posttrain.plan import Planned, reasons, rlinf_yaml, verl_flags
-from gnomon.posttrain.record import RunRecord, StepRecord
-from gnomon.report.blocks import Block, Line, Table, lines
+from gnomon.posttrain.simulator.record import RunRecord, StepRecord
+from gnomon.posttrain.studies.compare import BASELINE, Outcome
+from gnomon.posttrain.studies.plan import Planned, reasons
+from gnomon.report import look
+from gnomon.report.blocks import Block, Command, Line, Plot, Section, Table, cell, lines
+from gnomon.report.page import write_page
 from gnomon.report.posttrain.figures import policy_rows
 
 SHARES = ("regret", "busy", "tail", "waiting", "transition", "unusable")
@@ -99,15 +102,43 @@ def _and(names: list[str]) -> str:
     return " and ".join((", ".join(names[:-1]), names[-1])) if len(names) > 1 else names[0]
 
 
-def plan_blocks(plans: list[Planned], top: int) -> list[Block]:
+def plan_blocks(plans: list[Planned], top: int, commands: dict[str, str]) -> list[Block]:
     """The best plans, why, and how to run the first."""
-    best = plans[0]
-    return [
-        Table([one.row() for one in plans[:top]], "Plans, the best first"),
-        *lines(reasons(plans)),
-        Line("verl: " + " ".join(verl_flags(best))),
-        Line("RLinf: " + rlinf_yaml(best)),
-    ]
+    table = Table([one.row() for one in plans[:top]], "Plans, the best first", left=("mode", "limit"))
+    return [table, *lines(reasons(plans)), *(Command(name, text) for name, text in commands.items())]
+
+
+def plan_figure(plans: list[Planned]) -> dict[str, Any]:
+    """Samples per second against the mean lag of what is trained, by mode."""
+    modes = list(dict.fromkeys(one.mode for one in plans))
+    marks = []
+    for colour, mode in zip(look.COLOURS, modes, strict=False):
+        mine = [one for one in plans if one.mode == mode]
+        marks.append(
+            {
+                "type": "scatter", "mode": "markers", "name": mode, "marker": {"color": colour, "size": 10},
+                "x": [round(one.mean_lag, 3) for one in mine], "y": [round(one.samples_s, 3) for one in mine],
+                "text": ["<br>".join(f"{name} {cell(value)}" for name, value in one.row().items()) for one in mine],
+                "hovertemplate": "%{text}<extra></extra>",
+            }
+        )  # fmt: skip
+    layout = look.LOOK | {
+        "title": {"text": "Samples per second and lag of plans", "x": 0, "font": {"size": 14}},
+        "height": 420,
+        "margin": {"l": 64, "r": 16, "t": 60, "b": 48},
+        "xaxis": look.AXIS | {"title": {"text": "weight updates from a first token to its training, mean"}},
+        "yaxis": look.AXIS | {"title": {"text": "samples/s"}, "rangemode": "tozero"},
+        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
+    }
+    return {"data": marks, "layout": layout}
+
+
+def write_plan(plans: list[Planned], commands: dict[str, str], path: str | Path) -> Path:
+    """The page of a plan."""
+    config = plans[0].config
+    title = f"{config.model} on {config.cluster.num_gpus} x {config.device}: plans of post-training"
+    plot = Plot("plans", lambda: plan_figure(plans))
+    return write_page(path, title, [Section("", [plot, *plan_blocks(plans, len(plans), commands)])])
 
 
 def explanation(record: RunRecord) -> tuple[list[dict[str, Any]], dict[str, Any], list[Block]]:

@@ -12,16 +12,19 @@ from gnomon import catalog
 from gnomon.api.posttrain import (
     PolicyComparison,
     Posttrain,
+    PosttrainPlan,
     PosttrainRun,
     check_policies,
     compare_policies,
     compared_policies,
+    plan_posttrain,
     policy_names,
     posttrain,
     takes_cluster_flags,
 )
 from gnomon.core.config import load
 from gnomon.core.errors import GnomonError
+from gnomon.report.blocks import cell
 from gnomon.report.posttrain.figures import CAUSES, cause_rows, policies_height, run_cards
 from gnomon.report.posttrain.text import RATIO
 from gnomon.report.splits import SplitRow
@@ -48,7 +51,8 @@ KEYS = {
     "inference": "cluster.component_placement.inference", "policy": "policy.name",
     "pre": "cluster.use_pre_process_policy", "wait": "cluster.use_wait_before_last_iter_policy",
     "lend": "cluster.lend_inference", "prompts": "algorithm.rollout_batch_size", "samples": "algorithm.group_size",
-    "minibatches": "algorithm.n_minibatches", "logprobs": "algorithm.recompute_logprobs",
+    "minibatches": "algorithm.n_minibatches", "staleness": "algorithm.staleness",
+    "logprobs": "algorithm.recompute_logprobs",
     "lengths": "lengths.distribution", "mean": "lengths.mean", "shape": "lengths.shape",
     "correlation": "lengths.group_correlation", "longest": "lengths.max_response",
     "rollout_tp": "rollout.tensor_parallel", "running": "rollout.max_running_requests",
@@ -86,6 +90,8 @@ def config_of(values: Mapping[str, Any]) -> Posttrain:
 
 
 ALLOCATION_PX = 760
+COMPARE, PLAN = "compare", "plan"
+QUESTIONS = {COMPARE: "Policies on this placement", PLAN: "Modes, splits and layouts for these GPUs"}
 PLACEMENT = "cluster.component_placement"
 
 
@@ -116,6 +122,7 @@ CONTROLS: tuple[Control, ...] = (
     _count("samples", "Samples per prompt", 8, "Step", most=512),
     _count("minibatches", "Mini-batches", 4, "Step", most=256),
     _count("steps", "Steps", 1, "Step", most=20),
+    _number("staleness", "Staleness", 0, "Step", most=8, help="Above 0: generation goes on beside training"),
     Choice("lengths", "Distribution", "gamma", options=("gamma", "lognormal", "fixed"), group="Lengths"),
     _number("shape", "Shape", 3.1, "Lengths", least=0.05, most=1000, help="Small: a long tail"),
     Slider("mean", "Mean tokens", 8000, least=100, most=30_000, log=True, field=KEYS["mean"], group="Lengths"),
@@ -130,6 +137,9 @@ CONTROLS: tuple[Control, ...] = (
     _number("migration", "Migration", 4.0, "Components", most=1e4, unit="s"),
     _number("switch", "Switch", "", "Components", most=1e4, unit="s", optional=True, help="Empty: by the actor's size"),
     _number("seed", "Seed", 0, "Components", most=2**31, whole=True),
+    Choice("question", "Question", COMPARE, options=QUESTIONS, wide=True, group="Comparison"),
+    Number("lag", "Most lag of a plan", 1, most=8, least=0, whole=True, group="Comparison",
+           help="Weight updates from a first token to its training"),
     Choices("policies", "Policies", compared_policies(), options=policy_names, wide=True, group="Comparison"),
     Switch("oracle", "With the oracle, which knows every length", wide=True, group="Comparison"),
     Hidden("job"),
@@ -151,12 +161,12 @@ def body(state: dict[str, Any]) -> list[Component]:
         section("GPU allocation", tall_graph(PAGE.id("allocation"), ALLOCATION_PX, "Allocation of GPUs over time")),
         section("Where the GPU time goes", html.Div(id=PAGE.id("causes"), style={"minHeight": "56px"})),
         section(
-            "Policies compared",
-            job_panel(PAGE, "Compare policies"),
+            "Compared and planned",
+            job_panel(PAGE, "Compare"),
             html.Div(id=PAGE.id("stale")),
             html.Div(
                 [
-                    html.P("On the same lengths. Click a policy to see its time line above.", className="more"),
+                    html.P("On the same lengths. A click on a policy shows its time line above.", className="more"),
                     tall_graph(
                         PAGE.id("compared"), policies_height(len(compared_policies())), "GPUs by owner, per policy"
                     ),
@@ -222,7 +232,9 @@ def _register_comparison(app: Dash) -> None:
     def show(job: str | None) -> dict[str, Any]:
         if not job:
             return {"style": HIDDEN, "plot": not_tall(), "rows": no_update}
-        found: PolicyComparison = jobs.result(job)
+        found = jobs.result(job)
+        if isinstance(found, PosttrainPlan):
+            return {"style": SHOWN, "plot": tall(found.drawings["plans"]), "rows": _planned(found)}
         return {"style": SHOWN, "plot": tall(found.drawings["policies"]), "rows": _rows(found)}
 
     @callback(
@@ -239,7 +251,8 @@ def _register_comparison(app: Dash) -> None:
             asked = _compared(config_of(PAGE.read(raw)))
         except GnomonError:
             return []
-        same = asked == jobs.result(job).config
+        found = jobs.result(job)
+        same = isinstance(found, PosttrainPlan) or asked == found.config
         return [] if same else notice("This comparison was made with other settings than the present ones.", "warning")
 
     @callback(
@@ -253,8 +266,14 @@ def _register_comparison(app: Dash) -> None:
         return policy if policy in policy_names() else no_update
 
 
-def asked(values: dict[str, Any]) -> tuple[Posttrain, tuple[str, ...], bool]:
-    """What is compared, and whether with the oracle."""
+Asked = tuple[Posttrain, tuple[str, ...] | int, bool]
+"""A configuration with policies, or with the most lag of a plan; and whether with the oracle."""
+
+
+def asked(values: dict[str, Any]) -> Asked:
+    """What is compared, and whether with the oracle; or what is planned."""
+    if values["question"] == PLAN:
+        return config_of(values), int(values["lag"]), False
     if not values["policies"]:
         raise ControlError("policies", "Choose at least one.")
     config = config_of(values)
@@ -267,14 +286,22 @@ def _compared(config: Posttrain) -> Posttrain:
     return config.model_copy(update={"policy": type(config.policy)()})
 
 
-def run_comparison(asked: tuple[Posttrain, tuple[str, ...], bool], report: jobs.Report) -> PolicyComparison:
-    """The job: every policy on the same lengths."""
+def run_comparison(asked: Asked, report: jobs.Report) -> PolicyComparison | PosttrainPlan:
+    """The job: every policy on the same lengths, or a plan."""
     config, names, with_oracle = asked
 
     def tell(done: int, total: int) -> None:
         report(done, total, f"{done} of {total} runs")
 
+    if isinstance(names, int):
+        return plan_posttrain(config, max_lag=names, on_progress=tell)
     return compare_policies(config, policies=names, with_oracle=with_oracle, on_progress=tell)
+
+
+def _planned(found: PosttrainPlan) -> list[Component]:
+    rows = [{name: cell(value) for name, value in row.items()} for row in found.summary["plans"][: found.top]]
+    commands = [part for name, text in found.commands.items() for part in (html.H3(name), html.Pre(text))]
+    return [table(rows, left=("mode", "limit")), *map(notice, found.summary["reasons"]), *commands]
 
 
 def _rows(found: PolicyComparison) -> list[Component]:

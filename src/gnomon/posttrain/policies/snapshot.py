@@ -80,6 +80,8 @@ class Snapshot(Config):
     stalest: int
     """Most weight updates since the start of a group that is not generated yet; -1 where there is none."""
     rates: Rates
+    actor_waited_s: tuple[float, ...] = ()
+    """Seconds for which the actor had GPUs and no groups in each step before, newest last."""
     reshard_s: float
     migration_s: float
 

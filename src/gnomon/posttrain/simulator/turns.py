@@ -13,14 +13,15 @@ import numpy as np
 
 from gnomon.core.arrays import Floats, Ints
 from gnomon.core.streams import stream
-from gnomon.posttrain.config import Posttrain
-from gnomon.posttrain.rollout import Rollouts, Sequences
+from gnomon.posttrain.costs.training import reward_copies, reward_s
+from gnomon.posttrain.scenario.config import Posttrain
+from gnomon.posttrain.simulator.rollout import Rollouts, Sequences
 
 
 def rollouts_of(config: Posttrain, num_instances: int, sequences: Sequences, step: int) -> Rollouts:
     """Generation of one step, with turns where there are any."""
     environment = config.environment
-    plain = environment.turns == 1 and environment.reward_s == 0.0
+    plain = environment.turns == 1 and environment.reward_s == 0.0 and environment.reward_model is None
     return Rollouts(config, num_instances, sequences) if plain else TurnRollouts(config, num_instances, sequences, step)
 
 
@@ -49,6 +50,7 @@ class TurnRollouts(Rollouts):
         self._ends_s = np.full(count, np.inf)
         self._seat = np.full(count, -1, np.int64)
         self._is_live, self._calls = np.zeros(count, bool), [0.0] * (config.environment.concurrency or 0)
+        self._config, self._judges = config, [0.0] * reward_copies(config)
         self._returns: list[tuple[float, int]] = []
         self._now, self._seen = 0.0, -1
 
@@ -89,9 +91,18 @@ class TurnRollouts(Rollouts):
             one, end_s = int(live[i]), float(ends[i])
             self._is_live[one] = False
             if self._turn[one] + 1 == self._turns[one]:
-                self._ends_s[one] = end_s + self._rng.exponential(1.0) * environment.reward_s
+                self._ends_s[one] = self._rewarded_s(one, end_s + self._rng.exponential(1.0) * environment.reward_s)
                 continue
             heapq.heappush(self._returns, (self._call(end_s), one))
+
+    def _rewarded_s(self, one: int, at: float) -> float:
+        """When the reward model, if there is one, has read a sequence: on the copy that is free first."""
+        if not self._judges:
+            return at
+        tokens = self.sequences.prompt[one] + self.sequences.response[one]
+        end_s = max(at, heapq.heappop(self._judges)) + reward_s(self._config, int(tokens))
+        heapq.heappush(self._judges, end_s)
+        return end_s
 
     def _call(self, at: float) -> float:
         """When a call that is made at `at` comes back; failed ones are repeated."""
@@ -133,6 +144,11 @@ class TurnRollouts(Rollouts):
     def finished_s(self) -> Floats:
         """When each sequence had its reward; inf where it has not yet."""
         return self._ends_s
+
+    @property
+    def seats(self) -> Ints:
+        """The instance that each sequence is or was last on; -1 where it has left."""
+        return self._seat
 
     @property
     def num_finished(self) -> int:

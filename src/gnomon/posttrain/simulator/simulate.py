@@ -10,15 +10,15 @@ import numpy as np
 from gnomon import catalog
 from gnomon.core.errors import ConfigError
 from gnomon.core.user_files import load_user_file
-from gnomon.posttrain.config import Posttrain
-from gnomon.posttrain.costs import Costs, check_actor_memory
-from gnomon.posttrain.lengths import draw
-from gnomon.posttrain.placement import Placement, check_movable, placement_of
+from gnomon.posttrain.costs.training import Costs, check_actor_memory, reward_copies
 from gnomon.posttrain.policies import POLICIES, Policy, make_policy
-from gnomon.posttrain.prompts import Prompts
-from gnomon.posttrain.record import RunRecord, StepRecord
-from gnomon.posttrain.rollout import check_memory
-from gnomon.posttrain.step import Step
+from gnomon.posttrain.scenario.config import Posttrain
+from gnomon.posttrain.scenario.lengths import draw
+from gnomon.posttrain.scenario.placement import Placement, check_movable, placement_of
+from gnomon.posttrain.simulator.prompts import Prompts
+from gnomon.posttrain.simulator.record import RunRecord, StepRecord
+from gnomon.posttrain.simulator.rollout import check_memory
+from gnomon.posttrain.simulator.step import Step
 
 OVER_SUBMISSION = 3.0
 """Prompts drawn per step, over those needed: room for policies that submit more."""
@@ -75,7 +75,9 @@ def run(
         left = step.left_over
     device = catalog.device(config.device)
     price = device.price_per_hour if config.price_per_gpu_hour is None else config.price_per_gpu_hour
-    return RunRecord(policy.name, config.cluster.num_gpus, steps, peak_flops=costs.peak_flops, price_per_hour=price)
+    judges = config.environment.reward_gpus if reward_copies(config) else 0
+    gpus = config.cluster.num_gpus
+    return RunRecord(policy.name, gpus, steps, peak_flops=costs.peak_flops, price_per_hour=price, num_judges=judges)
 
 
 def _prompts(config: Posttrain, number: int, left: Prompts | None) -> Prompts:

@@ -14,8 +14,8 @@ from gnomon.core.errors import DataError
 from gnomon.core.files import write_text
 from gnomon.core.text import parse_json
 from gnomon.posttrain.policies import Policy
-from gnomon.posttrain.record import RunRecord
-from gnomon.posttrain.snapshot import Actions, read_actions, read_snapshot, write_actions
+from gnomon.posttrain.policies.snapshot import Actions, read_actions, read_snapshot, write_actions
+from gnomon.posttrain.simulator.record import RunRecord
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ import math
 import numpy as np
 
 from gnomon.core.arrays import Ints
-from gnomon.posttrain.costs import Costs
-from gnomon.posttrain.record import Work
+from gnomon.posttrain.costs.training import Costs
+from gnomon.posttrain.simulator.record import Work
 
 
 class InferenceQueue:

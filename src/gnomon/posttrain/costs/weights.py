@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from gnomon import catalog
 from gnomon.catalog import Model
-from gnomon.posttrain.config import Posttrain
+from gnomon.posttrain.scenario.config import Posttrain
 from gnomon.training.layers import stages_of
 
 WEIGHT_BYTES = 2
@@ -48,7 +48,7 @@ DISK_BYTES_S = 5e9
 
 def num_tensors(model: Model) -> tuple[int, int]:
     """Dense tensors and those of experts."""
-    kinds = stages_of(model, 1)[0].kinds(model)
+    kinds = dict(stages_of(model, 1)[0].kinds)
     routed = sum(count for kind, count in kinds.items() if kind[1] == "experts")
     return DENSE_TENSORS * model.num_layers + 3, routed * model.num_experts * model.num_projections
 
@@ -61,6 +61,8 @@ def sync_s(config: Posttrain, model: Model, num_actor: int, num_rollout: int) ->
     bandwidth = node.link.bandwidth_bytes_s if is_near else path.share * node.network.bandwidth_bytes_s
     if t.sync == "rdma" and not is_near:
         bandwidth *= max(1, num_actor // node.num_gpus)
+    if t.sync == "checkpoint_engine" and is_near:  # Every rank sends the part that it holds.
+        bandwidth *= min(num_actor, num_rollout)
     if t.sync == "disk":
         bandwidth = DISK_BYTES_S / 2.0
     dense, experts = num_tensors(model)

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from gnomon.posttrain.config import Posttrain
-from gnomon.posttrain.placement import placement_of
 from gnomon.posttrain.policies import Policy, make_policy
-from gnomon.posttrain.record import RunRecord
-from gnomon.posttrain.simulate import cluster_options, run
+from gnomon.posttrain.scenario.config import Posttrain
+from gnomon.posttrain.scenario.placement import placement_of
+from gnomon.posttrain.simulator.record import RunRecord
+from gnomon.posttrain.simulator.simulate import cluster_options, run
 
 COMPARED = ("colocated", "disaggregated", "elastic", "utilization", "payback", "tail_batching", "partial_rollout")
 BASELINE, ORACLE = "disaggregated", "oracle"

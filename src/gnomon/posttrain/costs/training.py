@@ -16,9 +16,9 @@ from gnomon import catalog
 from gnomon.core.arrays import Floats, Ints
 from gnomon.core.errors import ConfigError, DoesNotFitError
 from gnomon.core.units import GB
-from gnomon.posttrain.config import ActorConfig, Posttrain, TrainingConfig
-from gnomon.posttrain.passes import PassGrid, pass_grid, update_s
-from gnomon.posttrain.weights import WEIGHT_BYTES, sync_s
+from gnomon.posttrain.costs.passes import PassGrid, pass_grid, update_s
+from gnomon.posttrain.costs.weights import WEIGHT_BYTES, sync_s
+from gnomon.posttrain.scenario.config import ActorConfig, Posttrain, TrainingConfig
 from gnomon.training import TrainConfig
 from gnomon.training.memory import memory_of
 
@@ -210,6 +210,28 @@ def train_config(config: Posttrain, part: TrainingConfig, num_gpus: int, recompu
         framework=part.framework,
         head_chunk=HEAD_CHUNK,
     )
+
+
+def reward_copies(config: Posttrain) -> int:
+    """Copies of the reward model; 0 where there is none."""
+    environment = config.environment
+    if environment.reward_model is None:
+        return 0
+    if environment.reward_gpus % environment.reward_tensor_parallel:
+        raise ConfigError(
+            f"{environment.reward_gpus} GPUs do not hold whole copies of {environment.reward_tensor_parallel} GPUs.",
+            where="environment.reward_gpus",
+            fix=f"Use a multiple of {environment.reward_tensor_parallel}.",
+        )
+    return environment.reward_gpus // environment.reward_tensor_parallel
+
+
+def reward_s(config: Posttrain, tokens: int) -> float:
+    """The reward model over one sequence: a forward pass on one copy."""
+    tensor = config.environment.reward_tensor_parallel
+    judge = config.model_copy(update={"model": config.environment.reward_model})
+    grid = pass_grid(train_config(judge, TrainingConfig(tensor_parallel=tensor), tensor))
+    return float(grid.each_s(np.array([tokens]), 1, 0)[0])
 
 
 def recompute_of(config: Posttrain, num_gpus: int) -> float:

@@ -14,13 +14,12 @@ import math
 import numpy as np
 
 from gnomon.core.arrays import Floats, Ints
-from gnomon.posttrain.allocation import PolicyError
-from gnomon.posttrain.feed import PromptQueue
-from gnomon.posttrain.record import Decision, StepRecord, Work
-from gnomon.posttrain.snapshot import Finish, Migrate, Point, Report, Scale, Submit, Wait
-from gnomon.posttrain.step_state import StepState
-from gnomon.posttrain.turns import rollouts_of
-from gnomon.posttrain.view import snapshot_of
+from gnomon.posttrain.policies.snapshot import Finish, Migrate, Point, Report, Scale, Submit, Wait
+from gnomon.posttrain.simulator.allocation import PolicyError
+from gnomon.posttrain.simulator.record import Decision, StepRecord, Work
+from gnomon.posttrain.simulator.rollout import PromptQueue
+from gnomon.posttrain.simulator.state import StepState, snapshot_of
+from gnomon.posttrain.simulator.turns import rollouts_of
 
 KV_HISTORY = 30
 
@@ -265,6 +264,15 @@ class Step(StepState):
         if point != "start":
             self._collect()
 
+    def _instance_ends_s(self) -> dict[int, float]:
+        """By GPU, when the last sequence of its instance was complete, or left it."""
+        ends, size = np.full(self.config.cluster.num_gpus, -math.inf), self.config.rollout.num_gpus
+        left_s = min(self.allocation.left_s, self.record.duration_s)
+        seats, done = self.rollouts.seats, self._finished_s()
+        for instance in np.unique(seats[seats >= 0]).tolist():
+            ends[instance * size : (instance + 1) * size] = np.minimum(done[seats == instance], left_s).max()
+        return {gpu: float(end) for gpu, end in enumerate(ends) if end > -math.inf}
+
     def _plan_submission(self, action: Submit) -> None:
         if self.carries and action.groups == self.needed:  # A plan for the prompts of one step: the mode has its own.
             self.balance = action.balance
@@ -303,6 +311,10 @@ class Step(StepState):
         size = self.config.rollout.num_gpus
         record.instance_busy_s = {i: busy * size for i, busy in enumerate(rollouts.busy_s.tolist()) if busy > 0.0}
         record.num_preemptions = rollouts.num_preemptions
+        record.instance_end_s = self._instance_ends_s()
+        waited = record.owned()["actor"] - record.working()["actor"]
+        so_far = self.before.actor_waited_s if self.before else ()
+        record.actor_waited_s = (*so_far, waited / max(1, len(self.placement.actor)))
         is_done = np.isfinite(record.finished_s)
         produced = np.where(is_done, sequences.response, rollouts.generated(np.arange(len(sequences))))
         record.tokens_brought = int(sequences.generated.sum())

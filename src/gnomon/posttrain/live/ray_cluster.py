@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gnomon.core.errors import ConfigError
-from gnomon.posttrain.config import Posttrain
-from gnomon.posttrain.lengths import draw
-from gnomon.posttrain.placement import placement_of, valid_actor_sizes
 from gnomon.posttrain.policies import Policy
-from gnomon.posttrain.record import Decision
-from gnomon.posttrain.snapshot import Finish, Instance, Migrate, Point, Rates, Scale, Snapshot, Wait
+from gnomon.posttrain.policies.snapshot import Finish, Instance, Migrate, Point, Rates, Scale, Snapshot, Wait
+from gnomon.posttrain.scenario.config import Posttrain
+from gnomon.posttrain.scenario.lengths import draw
+from gnomon.posttrain.scenario.placement import placement_of, valid_actor_sizes
+from gnomon.posttrain.simulator.record import Decision
 
 Sequence = tuple[int, float]
 """Its number, and the tokens it still needs."""

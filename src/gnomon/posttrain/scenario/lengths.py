@@ -12,7 +12,7 @@ import numpy as np
 from gnomon.core.arrays import Floats, Ints
 from gnomon.core.errors import DataError
 from gnomon.core.streams import stream
-from gnomon.posttrain.config import LengthsConfig
+from gnomon.posttrain.scenario.config import LengthsConfig
 
 _PROBABILITIES = 65_536
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gnomon.core.errors import ConfigError
-from gnomon.posttrain.config import GpuRange, Posttrain
+from gnomon.posttrain.scenario.config import GpuRange, Posttrain
 
 
 @dataclass(frozen=True)

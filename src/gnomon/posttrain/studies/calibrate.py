@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from gnomon.core.errors import ConfigError
-from gnomon.posttrain.advise import StageCosts
-from gnomon.posttrain.config import MAX_EFFICIENCY, MIN_EFFICIENCY, Posttrain
 from gnomon.posttrain.policies import make_policy
-from gnomon.posttrain.record import RunRecord
-from gnomon.posttrain.simulate import run
+from gnomon.posttrain.scenario.config import MAX_EFFICIENCY, MIN_EFFICIENCY, Posttrain
+from gnomon.posttrain.simulator.record import RunRecord
+from gnomon.posttrain.simulator.simulate import run
+from gnomon.posttrain.studies.placement_rule import StageCosts
 
 MAX_ROUNDS, CLOSE_ENOUGH = 8, 1e-4
 """Times are nearly, not exactly, inverse to the efficiencies: gradients' all-reduce and host time do not change."""

@@ -14,14 +14,14 @@ from typing import Any, Literal
 import numpy as np
 
 from gnomon.core.errors import ConfigError, GnomonError
-from gnomon.posttrain.calibrate import colocated_costs
-from gnomon.posttrain.compare import placed
-from gnomon.posttrain.config import Posttrain
-from gnomon.posttrain.costs import Costs, check_actor_memory
-from gnomon.posttrain.placement import placement_of, valid_actor_sizes
-from gnomon.posttrain.record import RunRecord
-from gnomon.posttrain.rollout import check_memory
-from gnomon.posttrain.simulate import run
+from gnomon.posttrain.costs.training import Costs, check_actor_memory
+from gnomon.posttrain.scenario.config import Posttrain
+from gnomon.posttrain.scenario.placement import placement_of, valid_actor_sizes
+from gnomon.posttrain.simulator.record import RunRecord
+from gnomon.posttrain.simulator.rollout import check_memory
+from gnomon.posttrain.simulator.simulate import run
+from gnomon.posttrain.studies.calibrate import colocated_costs
+from gnomon.posttrain.studies.compare import placed
 
 Goal = Literal["samples", "dollars"]
 TENSOR = (1, 2, 4, 8)
@@ -56,7 +56,13 @@ class Planned:
     @property
     def dollars(self) -> float:
         """Of 1,000 steps."""
-        return 1000.0 * self.record.num_gpus * self.record.price_per_hour * self.step_s / 3600.0
+        gpus = self.record.num_gpus + self.record.num_judges
+        return 1000.0 * gpus * self.record.price_per_hour * self.step_s / 3600.0
+
+    @property
+    def mean_lag(self) -> float:
+        """Weight updates between a group's first token and its training."""
+        return sum(lag * share for lag, share in self.record.lags().items())
 
     @property
     def limit(self) -> str:
@@ -183,40 +189,3 @@ def reasons(plans: list[Planned]) -> list[str]:
             f" {one.limit}."
         )
     return words
-
-
-def verl_flags(plan: Planned) -> list[str]:
-    """The plan as options of verl."""
-    c, sizes = plan.config, placement_of(plan.config)
-    a, per_node = c.algorithm, c.cluster.gpus_per_node
-    minibatch = a.rollout_batch_size // a.n_minibatches
-    flags = [
-        f"actor_rollout_ref.rollout.n={a.group_size}",
-        f"actor_rollout_ref.actor.ppo_mini_batch_size={minibatch}",
-        f"actor_rollout_ref.actor.megatron.tensor_model_parallel_size={c.actor.tensor_parallel}",
-        f"actor_rollout_ref.actor.megatron.pipeline_model_parallel_size={c.actor.pipeline_parallel}",
-        f"actor_rollout_ref.rollout.tensor_model_parallel_size={c.rollout.tensor_parallel}",
-        f"data.max_response_length={c.lengths.max_response}",
-    ]
-    if plan.mode == "colocated":
-        return [*flags, f"data.train_batch_size={a.rollout_batch_size}", f"trainer.nnodes={c.cluster.num_nodes}"]
-    fetch = max(1, a.fetch_minibatches)
-    return [
-        *flags,
-        "actor_rollout_ref.hybrid_engine=False",
-        f"trainer.nnodes={max(1, len(sizes.actor) // per_node)}",
-        f"trainer.n_gpus_per_node={min(per_node, len(sizes.actor))}",
-        f"rollout.nnodes={max(1, len(sizes.rollout) // per_node)}",
-        f"rollout.n_gpus_per_node={min(per_node, len(sizes.rollout))}",
-        f"async_training.staleness_threshold={1.0 if plan.mode == 'one step off' else a.staleness:g}",
-        f"async_training.require_batches={fetch}",
-        f"async_training.trigger_parameter_sync_step={a.n_minibatches // fetch}",
-        f"async_training.partial_rollout={a.interrupt and a.is_async}",
-    ]
-
-
-def rlinf_yaml(plan: Planned) -> str:
-    """The plan's placement as RLinf writes it."""
-    sizes = placement_of(plan.config)
-    last = [f"{name}: {gpus[0]}-{gpus[-1]}" for name, gpus in sizes.by_name().items() if gpus]
-    return f"cluster: {{num_nodes: {plan.config.cluster.num_nodes}, component_placement: {{{', '.join(last)}}}}}"

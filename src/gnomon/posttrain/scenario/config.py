@@ -88,6 +88,8 @@ class RolloutConfig(ComponentConfig):
     dtype: str = "auto"
     """Number format of the weights, e.g. fp8: the actor's are quantised on their way."""
     kv_dtype: Literal["auto", "bf16", "fp8"] = "auto"
+    prefix_cache: bool = False
+    """Samples of a group share their prompt's KV cache: it is prefilled once on an instance (not with tools)."""
     speculative: SpeculativeConfig | None = None
     """Speculative decoding."""
     host: HostConfig = HostConfig()
@@ -233,6 +235,12 @@ class EnvironmentConfig(Config):
     """The KV cache is found again after a call; else the whole sequence is prefilled again."""
     reward_s: Pause = 0.0
     """Mean seconds from a response's last token to its reward: a judge elsewhere, or tests that are run."""
+    reward_model: str | None = None
+    """A reward model that reads every sequence, on GPUs of its own beside the cluster's."""
+    reward_gpus: Degree = 1
+    """GPUs that it has, of the cluster's kind."""
+    reward_tensor_parallel: Degree = 1
+    """GPUs of one copy of it."""
 
 
 class LengthsConfig(Config):

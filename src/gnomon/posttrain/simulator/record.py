@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from gnomon.core.arrays import Floats, Ints
-from gnomon.posttrain.snapshot import Actions, Snapshot
+from gnomon.posttrain.policies.snapshot import Actions, Snapshot
 
 OWNERS = ("actor", "rollout", "inference", "transition", "free")
 CAUSES = ("busy", "tail", "waiting", "transition", "unusable")
@@ -63,7 +63,11 @@ class StepRecord:
     work: list[Work] = field(default_factory=list)
     decisions: list[Decision] = field(default_factory=list)
     instance_busy_s: dict[int, float] = field(default_factory=dict)
-    """GPU seconds of generation by GPU."""
+    """GPU seconds of generation by instance."""
+    instance_end_s: dict[int, float] = field(default_factory=dict)
+    """When each GPU of rollout had generated all that it was given."""
+    actor_waited_s: tuple[float, ...] = ()
+    """Seconds for which the actor had GPUs and no groups, of this step and those before."""
     valid_actor_sizes: tuple[int, ...] = ()
     finished_s: Floats = field(default_factory=lambda: np.empty(0))
     """When each sequence was generated; inf where it was left over."""
@@ -185,6 +189,8 @@ class RunRecord:
     """Of one GPU in the number format of training."""
     price_per_hour: float = 0.0
     """Of one GPU, US dollars."""
+    num_judges: int = 0
+    """GPUs of a reward model, beside those of the cluster."""
 
     @property
     def notes(self) -> list[str]:
@@ -232,7 +238,7 @@ class RunRecord:
     @property
     def dollars_per_step(self) -> float:
         """At the price of all GPUs."""
-        return self.num_gpus * self.price_per_hour * self.step_s / 3600.0
+        return (self.num_gpus + self.num_judges) * self.price_per_hour * self.step_s / 3600.0
 
     @property
     def num_dropped(self) -> int:

@@ -12,8 +12,8 @@ import math
 from dataclasses import dataclass
 
 from gnomon.core.errors import ConfigError
-from gnomon.posttrain.config import Posttrain
-from gnomon.posttrain.placement import valid_actor_sizes
+from gnomon.posttrain.scenario.config import Posttrain
+from gnomon.posttrain.scenario.placement import valid_actor_sizes
 
 LARGE_BATCH = 128
 LARGE_BATCH_FILL = 0.9

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Iterable
 
 import numpy as np
 
 from gnomon.core.arrays import Ints
 from gnomon.core.errors import ConfigError, GnomonError
-from gnomon.posttrain.config import Posttrain
-from gnomon.posttrain.costs import Costs
-from gnomon.posttrain.feed import PromptQueue
-from gnomon.posttrain.inference import InferenceQueue
-from gnomon.posttrain.ownership import Ownership
-from gnomon.posttrain.placement import valid_actor_sizes
+from gnomon.posttrain.costs.training import Costs
 from gnomon.posttrain.policies import Policy
-from gnomon.posttrain.record import StepRecord
-from gnomon.posttrain.rollout import Rollouts
-from gnomon.posttrain.snapshot import Finish, Scale
+from gnomon.posttrain.policies.snapshot import Finish, Scale
+from gnomon.posttrain.scenario.config import Posttrain
+from gnomon.posttrain.scenario.placement import valid_actor_sizes
+from gnomon.posttrain.simulator.inference import InferenceQueue
+from gnomon.posttrain.simulator.record import Span, StepRecord
+from gnomon.posttrain.simulator.rollout import PromptQueue, Rollouts
 
 MAX_LOOKS = 10_000
 """Check intervals in one step: at the default of a second, nearly three hours."""
@@ -213,3 +212,49 @@ class Allocation:
             held = tuple(gpus[i : i + size])
             self.instances[held[0] // size] = held
             self.owners.hand_over(held, "rollout", clock)
+
+
+class Ownership:
+    """The present owner of every GPU. Changes of one GPU come in order of time, and may lie in the near future."""
+
+    def __init__(self, num_gpus: int, spans: list[Span]) -> None:
+        self._owner = ["transition"] * num_gpus
+        self._since = [0.0] * num_gpus
+        self._spans = spans
+        self.settled_s = 0.0
+        """From here on every GPU is with its present owner."""
+
+    def owner(self, gpu: int) -> str:
+        """The owner once everything has settled."""
+        return self._owner[gpu]
+
+    def of(self, owner: str) -> tuple[int, ...]:
+        """The GPUs of one owner."""
+        return tuple(gpu for gpu, name in enumerate(self._owner) if name == owner)
+
+    def hand_over(
+        self,
+        gpus: Iterable[int],
+        owner: str,
+        when: float,
+        *,
+        meanwhile: str | None = None,
+        at: float | None = None,
+    ) -> None:
+        """`owner` has the GPUs from `when` on; from `at` until then they are `meanwhile`'s."""
+        for gpu in gpus:
+            if meanwhile is not None:
+                self._change(gpu, meanwhile, self._since[gpu] if at is None else at)
+            self._change(gpu, owner, when)
+            self.settled_s = max(self.settled_s, when)
+
+    def _change(self, gpu: int, owner: str, when: float) -> None:
+        when = max(when, self._since[gpu])
+        if when > self._since[gpu]:
+            self._spans.append(Span(gpu, self._owner[gpu], self._since[gpu], when))
+        self._owner[gpu], self._since[gpu] = owner, when
+
+    def close(self, end_s: float) -> None:
+        """The step is over."""
+        for gpu in range(len(self._owner)):
+            self._change(gpu, "free", end_s)

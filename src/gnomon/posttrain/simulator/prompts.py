@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnomon.core.arrays import Ints
-from gnomon.posttrain.rollout import Sequences
+from gnomon.posttrain.simulator.rollout import Sequences
 
 
 @dataclass(eq=False)

@@ -5,6 +5,8 @@ Every GPU range that could hold an instance is a replica of one cluster; instanc
 
 from __future__ import annotations
 
+from collections import deque
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -14,7 +16,7 @@ from gnomon.core.arrays import Floats, Ints
 from gnomon.core.config import build
 from gnomon.core.errors import ConfigError
 from gnomon.jit import bound, function_arguments
-from gnomon.posttrain.config import Posttrain
+from gnomon.posttrain.scenario.config import Posttrain
 from gnomon.serving.engine.cluster import advance_all
 from gnomon.serving.engine.context import Fleet, open_to_all
 from gnomon.serving.engine.log import Log, new_log
@@ -56,7 +58,8 @@ class Rollouts:
         pool, tables = _pool_and_tables(
             config.model, config.device, config.node, config.rollout, num_instances, longest(config)
         )
-        cluster = build_cluster([pool], _requests(sequences), config.seed)
+        shares = config.rollout.prefix_cache and config.environment.turns == 1 and sequences.processed is None
+        cluster = build_cluster([pool], _requests(sequences, shares=shares), config.seed)
         cluster.requests.prefill_tokens += sequences.generated
         if sequences.processed is not None:
             cluster.requests.processed[:] = sequences.processed
@@ -108,6 +111,11 @@ class Rollouts:
     def generated(self, ids: Ints) -> Ints:
         """Tokens produced for withdrawn sequences, in this step and before."""
         return np.asarray(self._requests.prefill_tokens[ids] - self._requests.prompt_tokens[ids])
+
+    @property
+    def seats(self) -> Ints:
+        """The instance that each sequence is or was last on; -1 where it has left."""
+        return self.instance_of
 
     @property
     def unfinished(self) -> Ints:
@@ -185,7 +193,7 @@ def _pool_and_tables(
         "batching": {
             "policy": rollout.engine,
             "max_sequences": rollout.max_running_requests,
-            "prefix_cache": False,
+            "prefix_cache": rollout.prefix_cache,
             "overlap": False,
         },
         "timing": {"scale": 1.0 / rollout.efficiency, "dtype": rollout.dtype, "kv_dtype": rollout.kv_dtype},
@@ -200,5 +208,52 @@ def _pool_and_tables(
     return pool, bake(model, [pool], _requests(widest)).tables
 
 
-def _requests(sequences: Sequences) -> Requests:
-    return Requests(np.zeros(len(sequences)), sequences.prompt.astype(np.int32), sequences.response.astype(np.int32))
+def _requests(sequences: Sequences, *, shares: bool = False) -> Requests:
+    """As the engine takes them; where a group `shares` its prompt, with the hashes of its blocks."""
+    made = Requests(np.zeros(len(sequences)), sequences.prompt.astype(np.int32), sequences.response.astype(np.int32))
+    if not shares:
+        return made
+    blocks = sequences.prompt // made.prefix_block_tokens
+    offsets = np.concatenate([[0], np.cumsum(blocks)])
+    place = np.arange(offsets[-1]) - np.repeat(offsets[:-1], blocks)
+    return replace(made, prefix_offsets=offsets, prefix_hashes=np.repeat(sequences.group + 1, blocks) << 20 | place)
+
+
+class PromptQueue:
+    """Groups that no instance has yet, in the order in which they are handed out."""
+
+    def __init__(self, rollouts: Rollouts, ids: Ints, *, longest_first: bool) -> None:
+        """`ids` are the sequences to generate; only a clairvoyant can take the longest groups first."""
+        sequences = rollouts.sequences
+        self._rollouts = rollouts
+        groups, first = np.unique(sequences.group[ids], return_index=True)
+        parts = np.split(ids, first[1:])
+        order = np.arange(len(groups))
+        if longest_first:
+            left = sequences.response - sequences.generated
+            order = np.argsort([-int(left[part].sum()) for part in parts], kind="stable")
+        self._waiting = deque(parts[i] for i in order)
+        self.num_sequences = len(ids)
+        """Sequences that no instance has yet."""
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def feed(self, instances: list[int], cap: int, now: float) -> None:
+        """Hand out groups until every instance has `cap` sequences to run; everything before `now` has happened."""
+        load = self._rollouts.unfinished[instances].copy()
+        parts, targets = [], []
+        while self._waiting and load.min(initial=cap) < cap:
+            least = int(load.argmin())
+            part = self._waiting.popleft()
+            load[least] += len(part)
+            self.num_sequences -= len(part)
+            parts.append(part)
+            targets.append(np.full(len(part), instances[least]))
+        if parts:
+            self._rollouts.submit(np.concatenate(parts), np.concatenate(targets), now)
+
+    def clear(self) -> None:
+        """Nobody will generate the rest in this step."""
+        self._waiting.clear()
+        self.num_sequences = 0

@@ -1,0 +1,241 @@
+"""A post-training set-up as options of verl and RLinf, and verl's options as a set-up."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gnomon.core.config import build
+from gnomon.core.errors import ConfigError, DataError
+from gnomon.core.text import parse_yaml, read_text
+from gnomon.posttrain.scenario.config import Posttrain
+from gnomon.posttrain.scenario.placement import placement_of
+
+MODEL, ACTOR, ROLLOUT = (f"actor_rollout_ref.{name}" for name in ("model", "actor", "rollout"))
+SAME = {
+    f"{MODEL}.path": "model",
+    "data.max_prompt_length": "lengths.max_prompt",
+    "data.max_response_length": "lengths.max_response",
+    f"{ROLLOUT}.n": "algorithm.group_size",
+    f"{ROLLOUT}.name": "rollout.preset",
+    f"{ROLLOUT}.tensor_model_parallel_size": "rollout.tensor_parallel",
+    f"{ROLLOUT}.pipeline_model_parallel_size": "rollout.pipeline_parallel",
+    f"{ROLLOUT}.gpu_memory_utilization": "rollout.memory_utilization",
+    f"{ROLLOUT}.max_num_seqs": "rollout.max_running_requests",
+    f"{ROLLOUT}.quantization": "rollout.dtype",
+    f"{ACTOR}.ulysses_sequence_parallel_size": "actor.context_parallel",
+    f"{ACTOR}.megatron.tensor_model_parallel_size": "actor.tensor_parallel",
+    f"{ACTOR}.megatron.pipeline_model_parallel_size": "actor.pipeline_parallel",
+    f"{ACTOR}.megatron.context_parallel_size": "actor.context_parallel",
+    f"{ACTOR}.megatron.expert_model_parallel_size": "actor.expert_parallel",
+    "trainer.nnodes": "cluster.num_nodes",
+    "trainer.n_gpus_per_node": "cluster.gpus_per_node",
+    "async_training.staleness_threshold": "algorithm.staleness",
+    "async_training.partial_rollout": "algorithm.interrupt",
+    "trainer.total_training_steps": "num_steps",
+}
+"""Options that mean the same as a field here."""
+TOGETHER = (
+    "data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size", f"{ACTOR}.strategy", f"{ACTOR}.fsdp_config.fsdp_size",
+    f"{ACTOR}.fsdp_config.optimizer_offload", f"{ACTOR}.megatron.optimizer_offload", f"{ACTOR}.use_kl_loss",
+    f"{ACTOR}.use_dynamic_bsz", f"{ACTOR}.ppo_max_token_len_per_gpu", f"{ROLLOUT}.log_prob_max_token_len_per_gpu",
+    f"{MODEL}.enable_gradient_checkpointing", "algorithm.use_kl_in_reward", "algorithm.adv_estimator",
+    "actor_rollout_ref.hybrid_engine", f"{ACTOR}.use_rollout_log_probs", "rollout.nnodes", "rollout.n_gpus_per_node",
+    "async_training.require_batches", "async_training.trigger_parameter_sync_step",
+)  # fmt: skip
+"""Options of which several make a field."""
+DEFAULTS: dict[str, Any] = {
+    "data.train_batch_size": 1024, f"{ACTOR}.ppo_mini_batch_size": 256, f"{ROLLOUT}.n": 1, f"{ROLLOUT}.name": "vllm",
+    f"{ROLLOUT}.tensor_model_parallel_size": 2, f"{ROLLOUT}.gpu_memory_utilization": 0.5,
+    f"{ROLLOUT}.max_num_seqs": 1024, f"{ACTOR}.ppo_max_token_len_per_gpu": 16384, "data.max_prompt_length": 512,
+    "data.max_response_length": 512, "trainer.nnodes": 1, "trainer.n_gpus_per_node": 8,
+}  # fmt: skip
+"""What verl takes where nothing is said (its ppo_trainer.yaml)."""
+MEAN_SHARE = 0.25
+"""Mean response over the longest, which no option says."""
+
+
+def read_verl(text: str, *, device: str = "h100", model: str | None = None) -> tuple[Posttrain, dict[str, str]]:
+    """The set-up of a verl command, of its options, or of a YAML file; and options that say nothing about it."""
+    options = _options(text)
+    given = DEFAULTS | options | ({f"{MODEL}.path": model} if model else {})
+    values: dict[str, Any] = {"device": device}
+    without = {}
+    for name, value in given.items():
+        if name in SAME and value is not None:
+            _put(values, SAME[name], value)
+        elif name not in (*SAME, *TOGETHER):
+            without[name] = "not known here, or nothing that a step's time depends on"
+    if not given.get(f"{MODEL}.path"):
+        raise ConfigError(f"{MODEL}.path is not given.", where="the command", fix="Give it, or --model NAME.")
+    _finish(values, given)
+    return build(Posttrain, values), without
+
+
+def _finish(values: dict[str, Any], given: dict[str, Any]) -> None:
+    """What follows from several options together."""
+    a, actor, minibatch = values.setdefault("algorithm", {}), values.setdefault("actor", {}), given[TOGETHER[1]]
+    is_apart = "rollout.nnodes" in given
+    fetch, rounds = (int(given.get(f"async_training.{name}") or 1) for name in (
+        "require_batches", "trigger_parameter_sync_step"))  # fmt: skip
+    prompts = minibatch * fetch * rounds if is_apart else given["data.train_batch_size"]
+    if prompts % minibatch:
+        raise ConfigError(f"mini-batches of {minibatch} prompts do not divide {prompts}.", where=TOGETHER[1])
+    a |= {"rollout_batch_size": prompts, "n_minibatches": prompts // minibatch}
+    a["critic"] = given.get("algorithm.adv_estimator", "gae") == "gae"
+    is_referred = bool(given.get(f"{ACTOR}.use_kl_loss") or given.get("algorithm.use_kl_in_reward"))
+    a |= {"recompute_logprobs": False, "actor_passes": int(not is_apart) + int(is_referred)}
+    is_fsdp = str(given.get(f"{ACTOR}.strategy", "fsdp")).startswith("fsdp")
+    actor |= {"framework": "fsdp" if is_fsdp else "megatron", "deal": "sequences"}
+    size = int(given.get(f"{ACTOR}.fsdp_config.fsdp_size") or -1)
+    if is_fsdp and size > 0:
+        actor["shard_gpus"] = size
+    kind = "fsdp_config" if is_fsdp else "megatron"
+    actor["offload"] = bool(given.get(f"{ACTOR}.{kind}.optimizer_offload"))
+    if f"{MODEL}.enable_gradient_checkpointing" in given:
+        actor["recompute"] = float(given[f"{MODEL}.enable_gradient_checkpointing"])
+    if given.get(f"{ACTOR}.use_dynamic_bsz"):
+        actor["max_tokens"] = given[f"{ACTOR}.ppo_max_token_len_per_gpu"] * actor.get("context_parallel", 1)
+    lengths = values.setdefault("lengths", {})
+    lengths["mean"] = MEAN_SHARE * lengths["max_response"]
+    lengths["prompt_mean"] = max(1, lengths["max_prompt"] // 4)
+    if is_apart:
+        _place(values, given)
+        a |= {"fetch_minibatches": fetch, "mode": "async" if a.get("staleness") else "sync"}
+
+
+def _place(values: dict[str, Any], given: dict[str, Any]) -> None:
+    """The trainer's GPUs, then those of rollout, on nodes of one size."""
+    trainer = given["trainer.nnodes"] * given["trainer.n_gpus_per_node"]
+    rollout = given["rollout.nnodes"] * given.get("rollout.n_gpus_per_node", given["trainer.n_gpus_per_node"])
+    per_node = min(given["trainer.n_gpus_per_node"] + given.get("rollout.n_gpus_per_node", 0), 8)
+    while (trainer + rollout) % per_node:
+        per_node -= 1
+    placement = {"actor": f"0-{trainer - 1}", "rollout": f"{trainer}-{trainer + rollout - 1}"}
+    values["cluster"] = {
+        "num_nodes": (trainer + rollout) // per_node, "gpus_per_node": per_node, "component_placement": placement,
+    }  # fmt: skip
+
+
+def _put(values: dict[str, Any], dotted: str, value: Any) -> None:
+    *sections, last = dotted.split(".")
+    for section in sections:
+        values = values.setdefault(section, {})
+    values[last] = value
+
+
+def _options(text: str) -> dict[str, Any]:
+    """Hydra's `key=value` words of a command, or the leaves of a YAML file."""
+    if "=" not in text and Path(text.strip()).is_file():
+        where = text.strip()
+        data = parse_yaml(read_text(where), where)
+        if not isinstance(data, dict):
+            raise DataError("is no configuration of verl.", where=where, fix="Give a YAML file, or key=value words.")
+        return dict(_leaves(data))
+    try:
+        words = shlex.split(text.replace("\\\n", " "), comments=True)
+    except ValueError as error:
+        raise ConfigError(f"cannot be read as a command line: {error}.", where="the command") from None
+    pairs = [word.lstrip("+").partition("=") for word in words if "=" in word and not word.startswith("-")]
+    found = {name: parse_yaml(value, name) if value else None for name, _, value in pairs if "." in name}
+    if not found:
+        raise ConfigError("has no options of verl.", where="the command", fix="Give words such as trainer.nnodes=2.")
+    return found
+
+
+def _leaves(data: dict[str, Any], prefix: str = "") -> Any:
+    for name, value in data.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{name}.")
+        elif not (isinstance(value, str) and "${" in value):
+            yield f"{prefix}{name}", value
+
+
+def as_posttrain_yaml(text: str, *, device: str = "h100", model: str | None = None) -> str:
+    """A verl set-up as YAML for `gnomon posttrain run`, with what was not read as comments."""
+    config, without = read_verl(text, device=device, model=model)
+    told = "".join(f"#   {name}: {why}\n" for name, why in without.items())
+    head = f"# From verl. Its options do not say lengths: the mean is {MEAN_SHARE:g} of the longest; set your own.\n"
+    head += f"# Without a counterpart:\n{told}" if told else ""
+    return head + yaml.safe_dump(config.model_dump(mode="json", exclude_unset=True), sort_keys=False)
+
+
+def verl_flags(config: Posttrain) -> list[str]:
+    """The set-up as options of verl."""
+    a, actor, sizes = config.algorithm, config.actor, placement_of(config)
+    minibatch = a.rollout_batch_size // a.n_minibatches
+    flags = {
+        f"{MODEL}.path": config.model,
+        "data.max_prompt_length": config.lengths.max_prompt,
+        "data.max_response_length": config.lengths.max_response,
+        f"{ROLLOUT}.n": a.group_size,
+        f"{ROLLOUT}.tensor_model_parallel_size": config.rollout.tensor_parallel,
+        f"{ROLLOUT}.gpu_memory_utilization": config.rollout.memory_utilization,
+        f"{ROLLOUT}.max_num_seqs": config.rollout.max_running_requests,
+        f"{ACTOR}.ppo_mini_batch_size": minibatch,
+        f"{ACTOR}.strategy": actor.framework,
+        "algorithm.adv_estimator": "gae" if a.critic else "grpo",
+    }
+    if actor.framework == "megatron":
+        flags |= {
+            f"{ACTOR}.megatron.tensor_model_parallel_size": actor.tensor_parallel,
+            f"{ACTOR}.megatron.pipeline_model_parallel_size": actor.pipeline_parallel,
+            f"{ACTOR}.megatron.context_parallel_size": actor.context_parallel,
+            f"{ACTOR}.megatron.expert_model_parallel_size": actor.expert_parallel,
+        }
+    else:
+        flags |= {f"{ACTOR}.ulysses_sequence_parallel_size": actor.context_parallel}
+    if actor.max_tokens:
+        each = actor.max_tokens // actor.context_parallel
+        flags |= {f"{ACTOR}.use_dynamic_bsz": True, f"{ACTOR}.ppo_max_token_len_per_gpu": each}
+    if sizes.is_shared:
+        flags |= {"data.train_batch_size": a.rollout_batch_size, "trainer.nnodes": config.cluster.num_nodes}
+        flags |= {"trainer.n_gpus_per_node": config.cluster.gpus_per_node}
+    else:
+        flags |= _apart(config, len(sizes.actor), len(sizes.rollout))
+    return [f"{name}={value}" for name, value in flags.items()]
+
+
+def _apart(config: Posttrain, trainer: int, rollout: int) -> dict[str, Any]:
+    """Trainer and rollout on GPUs of their own."""
+    a, per_node = config.algorithm, config.cluster.gpus_per_node
+    fetch = max(1, a.fetch_minibatches)
+    return {
+        "actor_rollout_ref.hybrid_engine": False,
+        "trainer.nnodes": max(1, trainer // per_node),
+        "trainer.n_gpus_per_node": min(per_node, trainer),
+        "rollout.nnodes": max(1, rollout // per_node),
+        "rollout.n_gpus_per_node": min(per_node, rollout),
+        "async_training.staleness_threshold": f"{1.0 if a.mode == 'one_step_off' else a.staleness:g}",
+        "async_training.require_batches": fetch,
+        "async_training.trigger_parameter_sync_step": a.n_minibatches // fetch,
+        "async_training.partial_rollout": a.interrupt and a.is_async,
+    }
+
+
+def rlinf_yaml(config: Posttrain) -> str:
+    """The set-up in the sections of RLinf's YAML."""
+    a, actor, rollout = config.algorithm, config.actor, config.rollout
+    sizes = placement_of(config).by_name().items()
+    placement = {name: f"{gpus[0]}-{gpus[-1]}" for name, gpus in sizes if gpus}
+    longest = config.lengths.max_prompt + config.lengths.max_response
+    data = {
+        "cluster": {"num_nodes": config.cluster.num_nodes, "component_placement": placement},
+        "runner": {"seq_length": longest},
+        "algorithm": {
+            "group_size": a.group_size, "n_minibatches": a.n_minibatches, "recompute_logprobs": a.recompute_logprobs,
+        },
+        "data": {"rollout_batch_size": a.rollout_batch_size, "max_prompt_length": config.lengths.max_prompt},
+        "rollout": {
+            "tensor_parallel_size": rollout.tensor_parallel, "max_running_requests": rollout.max_running_requests,
+            "gpu_memory_utilization": rollout.memory_utilization,
+        },
+        "actor": {"model": {
+            "tensor_model_parallel_size": actor.tensor_parallel,
+            "pipeline_model_parallel_size": actor.pipeline_parallel,
+        }},
+    }  # fmt: skip
+    return yaml.safe_dump(data, sort_keys=False)

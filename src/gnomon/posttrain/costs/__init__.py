@@ -1,0 +1,1 @@
+"""Seconds of everything but generation: training, log-probabilities, weight sync."""

@@ -1,0 +1,1 @@
+"""Policies outside the simulator: on recorded snapshots, and on a cluster of real actors."""

@@ -1,0 +1,1 @@
+"""Questions that take several runs: policies compared, a plan for a budget, efficiencies from measured stages."""
