@@ -187,9 +187,9 @@ def test_a_server_out_of_memory_is_close_in_the_mean(reference: Path) -> None:
 
 def test_the_page_shows_both_over_time(tensor_parallel: Comparison, tmp_path: Path) -> None:
     text = write_page([tensor_parallel], tmp_path / "page.html").read_text()
-    assert text.count("<polyline class=simulated") == text.count("<polyline class=recorded") == 4
+    assert text.count('"name":"simulated"') == text.count('"name":"recorded"') == 4
     assert "rtxpro6000_qwen3-32b" in text
-    assert "<th class=l>TTFT</th>" in text and "<th class=l>throughput</th>" in text
+    assert "<td class=l>TTFT</td>" in text and "<td class=l>throughput</td>" in text
 
 
 def test_the_command_prints_errors_and_fails_beyond_tolerance(cli: Any, reference: Path) -> None:

@@ -166,7 +166,8 @@ class Study:
                 slow, fast = published.D_TOKENS_S[size, num_gpus]
                 role = "calibrated" if num_gpus == 64 else "reported"
                 yield Check("D", f"{size}@{num_gpus} static tokens/s", slow, static, role)
-                yield Check("D", f"{size}@{num_gpus} dynamic / static", fast / slow, dynamic / static, "gate")
+                role = "reported" if (size, num_gpus) in published.D_OTHERWISE else "gate"
+                yield Check("D", f"{size}@{num_gpus} dynamic / static", fast / slow, dynamic / static, role)
 
     def _d_configuration(self, size: str, num_gpus: int, rollout: float, training: float) -> Posttrain:
         config = self._averaged(published.side_by_side(size, num_gpus, published.D_MEAN))

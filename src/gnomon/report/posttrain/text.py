@@ -122,15 +122,9 @@ def plan_figure(plans: list[Planned]) -> dict[str, Any]:
                 "hovertemplate": "%{text}<extra></extra>",
             }
         )  # fmt: skip
-    layout = look.LOOK | {
-        "title": {"text": "Samples per second and lag of plans", "x": 0, "font": {"size": 14}},
-        "height": 420,
-        "margin": {"l": 64, "r": 16, "t": 60, "b": 48},
-        "xaxis": look.AXIS | {"title": {"text": "weight updates from a first token to its training, mean"}},
-        "yaxis": look.AXIS | {"title": {"text": "samples/s"}, "rangemode": "tozero"},
-        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
-    }
-    return {"data": marks, "layout": layout}
+    lag = {"title": {"text": "weight updates from a first token to its training, mean"}, "rangemode": "tozero"}
+    layout = look.plot_layout("Samples per second and lag of plans", lag, {"rangemode": "tozero"})
+    return {"data": marks, "layout": layout | {"showlegend": True, "hovermode": "closest", "height": 420}}
 
 
 def write_plan(plans: list[Planned], commands: dict[str, str], path: str | Path) -> Path:
