@@ -14,7 +14,7 @@ from gnomon.training import TrainConfig, train_step
 from gnomon.training.constants import constants
 from gnomon.training.exchange import Exchange
 from gnomon.training.layers import stages_of
-from gnomon.training.memory import in_flight
+from gnomon.training.memory import in_flight, rank_bytes
 from gnomon.training.pipelines import StageSeconds, span
 from gnomon.training.state import stage_parameters, state_bytes
 
@@ -81,6 +81,16 @@ def test_recomputation_trades_time_for_memory() -> None:
     assert again.memory.parts["activations"] < 0.1 * plain.memory.parts["activations"]
     assert again.phases["backward"] > plain.phases["backward"] + 0.8 * plain.parts["products"] / 3
     assert again.phases["forward"] == pytest.approx(plain.phases["forward"])
+
+
+def test_pytorch_s_stages_hold_what_they_receive_and_their_outputs() -> None:
+    """Four micro-batches of 4,096 tokens on two stages: received activations (hidden 4,096) and outputs (128,256) in
+    bf16 on the last, received gradients on the first."""
+    given = {"model": "llama-3-8b", "gpus": 2, "batch": 4, "pipeline_parallel": 2, "sharding": "parameters"}
+    first, last = (rank_bytes(config(**given, framework="torchtitan"), rank).state["buffers"] for rank in (0, 1))
+    plain = [rank_bytes(config(**given, framework="fsdp"), rank).state["buffers"] for rank in (0, 1)]
+    assert first - plain[0] == 4 * 2 * 4096 * 4096
+    assert last - plain[1] == 4 * 2 * 4096 * (4096 + 128256)
 
 
 def test_only_the_given_layers_are_computed_again() -> None:

@@ -7,6 +7,7 @@ kept), and at the end of backward (all gradients).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -124,7 +125,7 @@ def _rank_bytes(config: TrainConfig, mine: dict[int, Stage]) -> RankBytes:
         for kind, n, again in recomputed(config, stage):
             for layers, recompute in ((again, config.recompute), (n - again, "none")):
                 kept[at] += layers * _kept_bytes(config, model, kind, recompute, count) if layers else 0.0
-    buffers = WORKSPACES[config.family] + _gathered_bytes(config, whole, count)
+    buffers = WORKSPACES[config.family] + _gathered_bytes(config, whole, count) + _stage_buffers(config, mine.values())
     return RankBytes(
         state_bytes(config, whole) | {"buffers": buffers},
         kept,
@@ -133,6 +134,18 @@ def _rank_bytes(config: TrainConfig, mine: dict[int, Stage]) -> RankBytes:
         config.framework == "transformers" and config.num_microbatches == 1,
         count,
     )
+
+
+def _stage_buffers(config: TrainConfig, stages: Iterable[Stage]) -> float:
+    """PyTorch's pipeline stages have room to receive what every micro-batch of a step sends, activations and gradients,
+    and the last one keeps all outputs (logits in bf16) until the step ends."""
+    if config.framework != "torchtitan" or config.pipeline_parallel == 1:
+        return 0.0
+    model, divided = config.shape, config.tensor_parallel if config.sequence_parallel else 1
+    sent = 2.0 * config.tokens * model.hidden_size / divided
+    logits = 2.0 * config.tokens * model.vocab_size / config.tensor_parallel
+    each = sum((not one.has_embedding) * sent + (logits if one.has_head else sent) for one in stages)
+    return config.num_microbatches * each
 
 
 def _inside_bytes(config: TrainConfig, model: Model, layer: float) -> float:
