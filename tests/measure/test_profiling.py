@@ -129,7 +129,7 @@ def test_a_bundle_is_written_hashed_and_read_back(session: Session, tmp_path: Pa
     session.compute(SHAPES)
     session.attention(SHAPES)
     out = tmp_path / "bundle"
-    verdict = finish(session.journal, session, SHAPES, out, "h200", {"took_s": 1.0})
+    verdict = finish(session.journal, session.held_out, SHAPES, out, "h200", {"took_s": 1.0})
     manifest = json.loads((out / "manifest.json").read_text())
     assert manifest["content_hash"] == bundle.content_hash(manifest["files"])
     assert manifest["files"]["gemm.csv.gz"]["rows"] == len(session.journal.rows["gemm"])
@@ -168,7 +168,7 @@ def test_what_does_not_repeat_is_measured_again_and_left_out(session: Session, t
         session._measured("gemm", ("fp32", tokens, 8, 8), lambda: (lambda index: None, 1e-5), Progress("test", 2))
     rows = session.journal.rows["gemm"]
     assert [spread for _, spread in rows.values()] == [0.02, 0.4]
-    finish(session.journal, session, SHAPES, tmp_path / "bundle", "h200", {})
+    finish(session.journal, session.held_out, SHAPES, tmp_path / "bundle", "h200", {})
     assert list(bundle.read_rows(tmp_path / "bundle")["gemm"]) == [("fp32", 1, 8, 8)]
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,8 +17,12 @@ torch = pytest.importorskip("torch")
 
 from gnomon import catalog  # noqa: E402
 from gnomon.calibration.replay import STATISTICS, Latencies  # noqa: E402
+from gnomon.cli.measure.profile import measured_by_many  # noqa: E402
 from gnomon.core.errors import DataError  # noqa: E402
+from gnomon.core.parallel import Outcome  # noqa: E402
+from gnomon.measure.profiling import __main__ as profiler  # noqa: E402
 from gnomon.measure.profiling import bundle, collectives, overhead, quality  # noqa: E402
+from gnomon.measure.profiling.shapes import Shapes  # noqa: E402
 from gnomon.timing import TimingConfig, iteration_tables  # noqa: E402
 from gnomon.timing.host import COLUMNS  # noqa: E402
 from gnomon.timing.sources import shipped_profile  # noqa: E402
@@ -72,6 +78,113 @@ def test_collectives_under_torchrun(tmp_path: Path) -> None:
     assert {key[:3] for key in measured} == {("all_reduce", 2, 2), ("send_recv", 2, 2)}
     assert sorted({key[3] for key in measured}) == [1024, 2048, 4096]
     assert all(seconds > 0 for seconds, _ in measured.values())
+
+
+@pytest.mark.slow
+def test_collectives_on_a_ray_cluster(tmp_path: Path) -> None:
+    """Two ranks as tasks of Ray on this machine, gloo between them."""
+    pytest.importorskip("ray")
+    words = ["collectives", "--ray", "local", "--backend", "gloo", "--workers", "2", "--max-bytes", "2048"]
+    words += ["--collective", "all_reduce", "--device-name", "h200", "--out", str(tmp_path)]
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+    command = [sys.executable, "-m", "gnomon.measure.profiling", *words]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180, check=False)
+    assert done.returncode == 0, done.stderr
+    measured = bundle.read_rows(tmp_path)["collective"]
+    assert {key[:3] for key in measured} == {("all_reduce", 2, 2)}
+    assert all(seconds > 0 for seconds, _ in measured.values())
+
+
+def test_several_nodes_without_ray_get_the_commands(tmp_path: Path, cli) -> None:
+    words = ["profile", "collectives", "--nodes", "2", "--num-gpus", "8", "--device", "h200", "--out", str(tmp_path)]
+    assert "--dry-run" in cli(*words, code=2).output
+    lines = cli(*words, "--dry-run", "--collective", "all_reduce", "--backend", "nccl").output.splitlines()
+    assert len(lines) == 2 and "--nnodes 2 --nproc-per-node 8 --node-rank 1" in lines[1]
+    # What is printed is what the ranks understand.
+    rest = lines[0].split(" -m gnomon.measure.profiling ")[1].split()
+    options = profiler._parser().parse_args(rest)
+    assert (options.collective, options.backend, options.out) == (["all_reduce"], "nccl", tmp_path)
+    assert "whole numbers" in cli(*words[:4], "--num-gpus", "x", *words[6:], "--dry-run", code=2).output
+
+
+def test_shapes_are_dealt_out_to_gpus() -> None:
+    whole = Shapes(gemm=[(1, 2), (3, 4), (5, 6)], attention=[(8, 8, 128)], models=["m"])
+    first, second = whole.split(2)
+    assert (first.gemm, second.gemm) == ([(1, 2), (5, 6)], [(3, 4)])
+    assert (first.attention, second.attention, second.models) == ([(8, 8, 128)], [], ["m"])
+    assert len(whole.split(8)) == 3, "no GPU without work"
+    assert len(Shapes().split(2)) == 1
+
+
+def test_parts_of_several_gpus_become_one_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each GPU measures its part into a journal of its own; nothing is left of these when all are there."""
+
+    def session_on(gpu: int, what: str, shapes: Shapes, out: Path, limits: object) -> SimpleNamespace:
+        journal = bundle.Journal(out)
+        for n, k in shapes.gemm:
+            journal.add("gemm", ("bf16", 16, n, k), 1e-6 * (gpu + 1), 0.0)
+        return SimpleNamespace(journal=journal, held_out=[("gemm", ("bf16", 16, 1, 1), 0.01)])
+
+    monkeypatch.setattr(profiler, "session_on", session_on)
+
+    def in_turn(function, items, **_):
+        return [Outcome(i, function(item)) for i, item in enumerate(items)]
+
+    monkeypatch.setattr("gnomon.core.parallel.map_ordered", in_turn)
+    out = tmp_path / "out"
+    parts = Shapes(gemm=[(8, 16), (32, 64), (8, 64)]).split(2)
+    verdict = measured_by_many("compute", parts, out, "h200", None)
+    rows = bundle.read_rows(out)["gemm"]
+    assert rows == {
+        ("bf16", 16, 8, 16): (1e-6, 0.0), ("bf16", 16, 32, 64): (2e-6, 0.0), ("bf16", 16, 8, 64): (1e-6, 0.0),
+    }  # fmt: skip
+    assert json.loads((out / "manifest.json").read_text())["num_gpus"] == 2
+    assert not list(out.glob("gpu-*")) and verdict["held_out"]["points"] == 2
+
+
+def test_a_gpu_that_is_not_there_is_named(tmp_path: Path, cli) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    result = cli("profile", "compute", "--num-gpus", "2", "--device", "h200", "--out", str(tmp_path / "o"), code=2)
+    assert "profiling needs a GPU" in result.output
+
+
+OVERHEADS = """model_name,batch_size,tensor_parallel_degree,schedule_median,sampler_e2e_median,\
+prepare_inputs_e2e_median,process_model_outputs_median,model_execution_e2e_median,ray_comm_time_mean
+m,1,1,0.1,9,0.2,0.1,20,0.1
+m,101,1,0.2,9,0.3,0.2,20,0.3
+m,1,2,0.1,9,0.2,0.1,20,1.1
+m,101,2,0.2,9,0.3,0.2,20,1.3
+""".replace("\\\n", "")
+
+
+def test_vidurs_cpu_overheads(tmp_path: Path, cli) -> None:
+    """0.5 ms at one sequence and 1.0 ms at 101: 5 us each; tensor parallelism 2 adds a millisecond."""
+    path = tmp_path / "cpu_overheads.csv"
+    path.write_text(OVERHEADS)
+    rows = json.loads(cli("profile", "overhead", str(path), "--json").output)
+    assert [row["tensor_parallel"] for row in rows] == [1, 2]
+    assert [row["per_sequence_s"] for row in rows] == pytest.approx([5e-6, 5e-6])
+    assert [row["per_iteration_s"] for row in rows] == pytest.approx([0.495e-3, 1.495e-3])
+    assert "several degrees" in cli("profile", "overhead", str(path), "--out", str(tmp_path), code=2).output
+    path.write_text("model_name,batch_size\nm,1\n")
+    assert "schedule_median" in cli("profile", "overhead", str(path), code=2).output
+
+
+def test_the_steps_for_a_bare_machine(tmp_path: Path) -> None:
+    """As docs/profiling.md says: copy one folder, and the profiler runs with nothing else of Gnomon."""
+    text = (Path(__file__).parents[2] / "docs" / "profiling.md").read_text()
+    assert "copy the folder `gnomon/measure`" in text
+    shutil.copytree(Path(profiler.__file__).parents[1], tmp_path / "gnomon" / "measure")
+    command = next(line for line in text.splitlines() if line.startswith("python -m gnomon.measure.profiling all"))
+    words = command.split("#")[0].replace("python", "", 1).split()
+    (tmp_path / "shapes.json").write_text(json.dumps({"gemm": [[8, 16]]}))
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [sys.executable, *words], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 2 and "profiling needs a GPU" in done.stderr, done.stderr
 
 
 def test_host_time_is_a_constant_and_a_part_per_sequence(tmp_path: Path) -> None:

@@ -64,14 +64,16 @@ def default_jobs() -> int:
 
 
 def map_ordered(
-    function: Callable[[Item], Value], items: Iterable[Item], *, jobs: int | None = None, ray: str | None = None
-) -> Iterator[Outcome[Value]]:
+    function: Callable[[Item], Value], items: Iterable[Item], *, jobs: int | None = None, ray: str | None = None,
+    num_gpus: int = 0,
+) -> Iterator[Outcome[Value]]:  # fmt: skip
     """Yield the outcome of `function(item)` for every item, in order.
 
     `jobs` local processes (all cores unless given; with 1, this process). `ray` names a cluster instead: `auto`,
-    `local`, or an address such as `ray://head:10001`. For processes, `function` must be importable.
+    `local`, or an address such as `ray://head:10001`; every item gets `num_gpus` GPUs of it. For processes,
+    `function` must be importable.
     """
-    with shared_workers(jobs=jobs, ray=ray) as workers:
+    with shared_workers(jobs=jobs, ray=ray, num_gpus=num_gpus) as workers:
         yield from workers(function, items)
 
 
@@ -79,10 +81,10 @@ Map = Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Outcome[Any]]]
 
 
 @contextmanager
-def shared_workers(*, jobs: int | None = None, ray: str | None = None) -> Iterator[Map]:
+def shared_workers(*, jobs: int | None = None, ray: str | None = None, num_gpus: int = 0) -> Iterator[Map]:
     """`map_ordered` several times on the same workers: they start once, and keep what they have cached."""
     if ray is not None:
-        yield lambda function, items: _on_ray(function, items, ray)
+        yield lambda function, items: _on_ray(function, items, ray, num_gpus)
     elif (jobs or default_jobs()) == 1:
         yield lambda function, items: (Outcome(i, *_attempt(function, item)) for i, item in enumerate(items))
     else:
@@ -198,7 +200,9 @@ def _first_result(function: Callable[[Any], Any], pending: deque[_Pending], pool
         return result
 
 
-def _on_ray(function: Callable[[Item], Value], items: Iterable[Item], address: str) -> Iterator[Outcome[Value]]:
+def _on_ray(
+    function: Callable[[Item], Value], items: Iterable[Item], address: str, num_gpus: int
+) -> Iterator[Outcome[Value]]:
     try:
         import ray
     except ImportError:
@@ -209,7 +213,9 @@ def _on_ray(function: Callable[[Item], Value], items: Iterable[Item], address: s
             ray.init(address=address, log_to_driver=False, include_dashboard=False if address == "local" else None)
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise _no_cluster(address, str(error).splitlines()[0]) from None
-    remote = ray.remote(_attempt)
+    if num_gpus > ray.cluster_resources().get("GPU", 0):
+        raise _no_cluster(address, "the one there has no GPU")
+    remote = ray.remote(num_gpus=num_gpus)(_attempt)
     jobs = max(int(ray.cluster_resources().get("CPU", 1)), 1)
     pending: deque[Any] = deque()
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from contextlib import suppress
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,15 +68,28 @@ def _measuring(what: str, summary: str) -> None:
     @dtype_option
     @device_option
     @out_option
+    @click.option(
+        "--num-gpus",
+        default=1,
+        show_default=True,
+        type=click.IntRange(1, 4096),
+        help="GPUs that measure side by side, each a part of the shapes.",
+    )
+    @click.option("--ray", metavar="ADDRESS", help="GPUs of a Ray cluster instead of this machine's: auto, HOST:PORT.")
     @json_option
-    def run(models: str, degrees: str, dtype: str, device: str, out: Path, as_json: bool) -> None:
+    def run(
+        models: str, degrees: str, dtype: str, device: str, out: Path, num_gpus: int, ray: str | None, as_json: bool
+    ) -> None:  # fmt: skip
         from gnomon.catalog import device as known_device
 
         known_device(device)
         wanted = shapes_of(models.split(","), degrees_of(degrees), dtype)
         main, limits = _profiler()
         try:
-            verdict = main.measure(what, wanted, out, device, limits())
+            if num_gpus == 1 and ray is None:
+                verdict = main.measure(what, wanted, out, device, limits())
+            else:
+                verdict = measured_by_many(what, wanted.split(num_gpus), out, device, ray)
         except RuntimeError as error:
             raise GnomonError(
                 str(error), fix="Run it on a machine with an NVIDIA GPU and a CUDA build of PyTorch."
@@ -83,6 +97,47 @@ def _measuring(what: str, summary: str) -> None:
         print_rows(
             verdict["files"], as_json=as_json, title=f"{out}: held-out error {verdict['held_out']['median']:.1%}"
         )
+
+
+def measured_by_many(what: str, parts: list[Any], out: Path, device: str, ray: str | None) -> dict[str, Any]:
+    """Every part on a GPU of its own, into one bundle. A part keeps a journal in a folder of its own until all are
+    there, so that what was interrupted goes on."""
+    main, limits = _profiler()
+    from gnomon.core.parallel import map_ordered
+    from gnomon.measure.profiling.bundle import JOURNAL, Journal
+
+    jobs = [(i, what, part, out / f"gpu-{i}", limits(), ray is not None) for i, part in enumerate(parts)]
+    outcomes = list(map_ordered(_one_part, jobs, jobs=len(jobs), ray=ray, num_gpus=1))
+    if failed := next((one for one in outcomes if one.error is not None), None):
+        raise RuntimeError(f"GPU {failed.index}: {failed.error}")
+    journal, held_out = Journal(out), []
+    for rows, errors, _ in (one.unwrap() for one in outcomes):
+        for file, key, seconds, spread in rows:
+            if journal.get(file, key) is None:
+                journal.add(file, key, seconds, spread)
+        held_out += errors
+    whole = replace(parts[0], **{k: [one for part in parts for one in getattr(part, k)] for k in KINDS})
+    about = {**outcomes[0].unwrap()[2], "num_gpus": len(parts)}
+    verdict: dict[str, Any] = main.finish(journal, held_out, whole, out, device, about)
+    for _, _, _, folder, _, _ in jobs:
+        (folder / JOURNAL).unlink(missing_ok=True)
+        with suppress(OSError):
+            folder.rmdir()
+    return verdict
+
+
+KINDS = ("gemm", "head", "elementwise", "attention", "moe")
+
+
+def _one_part(job: tuple[int, str, Any, Path, Any, bool]) -> tuple[list[Any], list[Any], dict[str, Any]]:
+    """What one GPU measured: rows, held-out errors, facts of its machine. On Ray a task sees one GPU, its own."""
+    gpu, what, part, folder, limits, is_on_ray = job
+    main, _ = _profiler()
+    from gnomon.measure.profiling.machine import facts
+
+    session = main.session_on(0 if is_on_ray else gpu, what, part, folder, limits)
+    rows = [(file, key, *row) for file, kept in session.journal.rows.items() for key, row in kept.items()]
+    return rows, session.held_out, facts()
 
 
 _measuring("compute", "Token-level operators: GEMMs, norms, activations, experts, at every tensor-parallel degree.")
@@ -94,23 +149,36 @@ _measuring("all", "Compute and attention.")
 @click.option(
     "--collective", "wanted", multiple=True, help="all_reduce, all_gather, all_to_all, send_recv; may be repeated."
 )
-@click.option("--workers", default="2,4,8", show_default=True, help="Numbers of ranks on this node, by commas.")
+@click.option(
+    "--workers", "--num-gpus", default="2,4,8", show_default=True, help="Numbers of ranks on every node, by commas."
+)
+@click.option("--nodes", default=1, show_default=True, type=click.IntRange(1), help="Nodes, with --ray or --dry-run.")
+@click.option("--ray", metavar="ADDRESS", help="Start the ranks on the nodes of a Ray cluster: auto, local, HOST:PORT.")
+@click.option("--dry-run", is_flag=True, help="Print what to start on every node with torchrun instead.")
 @click.option("--backend", type=click.Choice(["nccl", "gloo"]), help="nccl where there is a GPU, else gloo.")
 @click.option("--node", help="The node's name in the catalog, e.g. h200_hgx.")
 @click.option("--max-bytes", type=int, default=1 << 28, show_default=True)
 @device_option
 @out_option
 def collectives(
-    wanted: tuple[str, ...], workers: str, backend: str | None, node: str | None, max_bytes: int, device: str, out: Path
-) -> None:
+    wanted: tuple[str, ...], workers: str, nodes: int, ray: str | None, dry_run: bool, backend: str | None,
+    node: str | None, max_bytes: int, device: str, out: Path,
+) -> None:  # fmt: skip
     """Collectives between this node's GPUs (torch.distributed); under torchrun, between those of several nodes.
 
     \b
     Example:
-      gnomon profile collectives --collective all_reduce --workers 2,4,8 --device h200 --node h200_hgx --out my-h200
+      gnomon profile collectives --collective all_reduce --num-gpus 2,4,8 --device h200 --node h200_hgx --out my-h200
+      gnomon profile collectives --nodes 2 --num-gpus 8 --ray auto --device h200 --out my-h200
+      gnomon profile collectives --nodes 2 --num-gpus 8 --dry-run --device h200 --out my-h200
     """
+    if nodes > 1 and ray is None and not dry_run:
+        raise ConfigError("several nodes need a launcher.", where="--nodes",
+                          fix="Add --ray ADDRESS, or --dry-run for the torchrun commands.")  # fmt: skip
+    degrees_of(workers, "--num-gpus")
     main, _ = _profiler()
-    words = ["collectives", "--workers", workers, "--max-bytes", str(max_bytes), "--device-name", device]
+    words = ["collectives", "--nodes", str(nodes), *(["--ray", ray] if ray else []), *["--dry-run"][: int(dry_run)]]
+    words += ["--workers", workers, "--max-bytes", str(max_bytes), "--device-name", device]
     words += ["--out", str(out)]
     words += [word for name in wanted for word in ("--collective", name)]
     words += ["--backend", backend] if backend else []
@@ -146,24 +214,37 @@ def sampling(vocabularies: str, out: Path) -> None:
 @click.option("--out", type=click.Path(path_type=Path), help="Bundle to which the host's rows are added.")
 @json_option
 def overhead(runs: tuple[Path, ...], out: Path | None, as_json: bool) -> None:
-    """Host time per iteration, from RUNS that `gnomon engine serve` recorded.
+    """Host time per iteration, from RUNS that `gnomon engine serve` recorded, or from Vidur's `cpu_overheads.csv`.
+
+    A row's `per_iteration_s` and `per_sequence_s` are the fields of `timing.host`.
 
     \b
     Example:
       gnomon engine serve --model llama-3-8b --mix chat --load 0.5 --out runs/engine
       gnomon profile overhead runs/engine/llama-3-8b-chat-50
+      gnomon profile overhead cpu_overhead/a100/llama-2-7b/cpu_overheads.csv
     """
     from gnomon.measure.profiling import overhead as fitted
 
-    recorded = []
+    recorded: list[Any] = []
+    by_degree: dict[int, Any] = {}
     for run in runs:
-        with readable(run, "Give a folder that `gnomon engine serve` wrote."):
-            recorded.append(fitted.read(run))
-    fit = fitted.fit(recorded)
+        with readable(run, "Give a folder that `gnomon engine serve` wrote, or Vidur's cpu_overheads.csv."):
+            if run.is_file():
+                by_degree |= fitted.read_vidur(run)
+            else:
+                recorded.append(fitted.read(run))
+    if recorded and by_degree:
+        raise ConfigError("runs and tables of Vidur do not mix.", where="RUNS", fix="Read one kind at a time.")
+    fits = {degree: fitted.fit([rows], share=1.0) for degree, rows in by_degree.items()} or {0: fitted.fit(recorded)}
     if out is not None:
+        if len(fits) > 1:
+            raise ConfigError("the table has several degrees of tensor parallelism, a bundle one host.", where="--out",
+                              fix="Leave --out away and write the row you need into timing.host.")  # fmt: skip
         with readable(out, "Give the folder of a bundle."):
-            fitted.add_to(out, fit)
-    print_rows([asdict(fit)], as_json=as_json, title="Host time outside the GPU's work")
+            fitted.add_to(out, next(iter(fits.values())))
+    rows = [({"tensor_parallel": degree} if degree else {}) | asdict(fit) for degree, fit in fits.items()]
+    print_rows(rows, as_json=as_json, title="Host time outside the GPU's work")
 
 
 @command.command()

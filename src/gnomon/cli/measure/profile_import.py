@@ -50,11 +50,11 @@ def command(source: Path, model: str, device: str, node: str | None, degrees: st
     rows: dict[str, dict[bundle.Key, tuple[float, float]]] = {}
     report: list[dict[str, Any]] = []
     allowed = catalog.tensor_degrees(about)
+    where = catalog.node(node) if node else catalog.default_node(card)
     for degree in degrees_of(degrees):
         if degree not in allowed:
             continue
         split = catalog.Parallelism(tensor_parallel=degree)
-        where = catalog.node(node) if node else catalog.default_node(card)
         try:
             found = read_bundle(source, Context(about, card, where, split, TimingConfig()))
         except DataError as error:
@@ -79,6 +79,22 @@ def command(source: Path, model: str, device: str, node: str | None, degrees: st
         facts = {"device": card.name, "dtype": "bf16", "models": [about.name], "method": f"imported from {source.name}"}
         bundle.write(out, bundle.merge([old, rows]), facts)
     print_rows(report, title=str(out))
+    if others := _other_nodes(source, where):
+        click.echo(
+            f"Collectives of {', '.join(others)} were left out: those of {where.name} were looked for. "
+            "Give --node for others.",
+            err=True,
+        )
+
+
+def _other_nodes(source: Path, node: Node) -> list[str]:
+    """Nodes of Vidur's layout whose collectives are not of `node`."""
+    from gnomon.catalog.nodes import NODES
+    from gnomon.timing.sources.profile.vidur import find_root
+
+    root = find_root(source)
+    folders = sorted((root / "network").glob("*/")) if root else []
+    return [folder.name for folder in folders if NODES.resolve(folder.name) != node.name]
 
 
 def _rows(operator: Operator, samples: Samples, node: Node) -> Iterator[tuple[str, tuple[Any, ...], float]]:

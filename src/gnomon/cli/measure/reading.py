@@ -29,15 +29,15 @@ def readable(path: Path, fix: str) -> Iterator[None]:
         ) from None
 
 
-def degrees_of(text: str) -> list[int]:
-    """Degrees of tensor parallelism, by commas."""
+def degrees_of(text: str, where: str = "--tensor-parallel") -> list[int]:
+    """Degrees of tensor parallelism, or numbers of GPUs, by commas."""
     try:
         numbers = [int(part) for part in text.split(",")]
     except ValueError:
         numbers = []
     if not numbers or min(numbers) < 1:
         raise ConfigError(
-            f"cannot read {text[:100]!r}.", where="--tensor-parallel", fix="Give whole numbers from 1 on, e.g. 1,2,4,8."
+            f"cannot read {text[:100]!r}.", where=where, fix="Give whole numbers from 1 on, e.g. 1,2,4,8."
         )
     return numbers
 

@@ -36,21 +36,30 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def measure(what: str, shapes: Shapes, out: Path, device_name: str, limits: Limits) -> dict[str, object]:
-    """Measure `shapes` (`what`: compute, attention, all) into the bundle `out`; returns the quality report."""
+def session_on(gpu: int, what: str, shapes: Shapes, out: Path, limits: Limits) -> Session:
+    """Measure `shapes` on one of this machine's GPUs into the journal of the folder `out`."""
     import torch
 
     from gnomon.measure.profiling.pool import Pool
-    from gnomon.measure.profiling.timer import GraphTimer, sustained
+    from gnomon.measure.profiling.timer import GraphTimer
 
-    timer = GraphTimer()
-    journal = bundle.Journal(out)
-    session = Session(Pool(torch.device("cuda"), shapes.dtype), timer, journal, limits)
-    begun = time.monotonic()
+    if gpu >= torch.cuda.device_count():
+        raise RuntimeError(f"no CUDA device {gpu}: profiling needs a GPU (PyTorch sees {torch.cuda.device_count()})")
+    torch.cuda.set_device(gpu)
+    session = Session(Pool(torch.device("cuda", gpu), shapes.dtype), GraphTimer(), bundle.Journal(out), limits)
     if what in ("compute", "all"):
         session.compute(shapes)
     if what in ("attention", "all"):
         session.attention(shapes)
+    return session
+
+
+def measure(what: str, shapes: Shapes, out: Path, device_name: str, limits: Limits) -> dict[str, object]:
+    """Measure `shapes` (`what`: compute, attention, all) into the bundle `out`; returns the quality report."""
+    from gnomon.measure.profiling.timer import sustained
+
+    begun = time.monotonic()
+    session = session_on(0, what, shapes, out, limits)
     machine = facts()  # Before the clock is driven down on purpose.
     took_s = round(time.monotonic() - begun, 1)
     slowdown = {}
@@ -58,11 +67,11 @@ def measure(what: str, shapes: Shapes, out: Path, device_name: str, limits: Limi
         call, _ = operators.gemm(session.pool, m, 28672, 4096, normal=normal)
         slowdown[f"gemm {m}x28672x4096, {'normal' if normal else 'sign'} weights"] = round(sustained(call), 3)
     about = {**machine, "took_s": took_s, "sustained_slowdown": slowdown}
-    return finish(journal, session, shapes, out, device_name, about)
+    return finish(session.journal, session.held_out, shapes, out, device_name, about)
 
 
 def finish(
-    journal: bundle.Journal, session: Session, shapes: Shapes, out: Path, device_name: str, about: Mapping[str, Any]
+    journal: bundle.Journal, held_out: list[Any], shapes: Shapes, out: Path, device_name: str, about: Mapping[str, Any]
 ) -> dict[str, object]:
     """Write CSV files, manifest and quality report from the journal; rows whose repeats disagree are left out."""
     everything = {
@@ -70,7 +79,7 @@ def finish(
         "tensor_parallel": shapes.tensor_parallel, "node": None, **facts(), "method": METHOD, **about,
     }  # fmt: skip
     bundle.write(out, quality.without_noise(journal.rows), everything)
-    verdict = quality.report(journal.rows, session.held_out)
+    verdict = quality.report(journal.rows, held_out)
     (out / "quality.json").write_text(json.dumps(verdict, indent=1) + "\n", encoding="utf-8")
     return verdict
 

@@ -1,12 +1,14 @@
 """Collectives between GPUs (NCCL) or, for tests, between processes (gloo), through torch.distributed.
 
-Alone on a node the ranks are started here; under `torchrun` (several nodes) this process is one of them.
+Alone on a node the ranks are started here; under `torchrun` (several nodes) this process is one of them; on a Ray
+cluster every rank is a task.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import socket
 import statistics
 import sys
@@ -90,16 +92,81 @@ def _rank(
     """One rank of a group on this node; rank 0 writes what was measured."""
     if backend == "nccl":
         torch.cuda.set_device(rank)
-    dist.init_process_group(backend, init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks)
+    measured = _as_rank(rank, ranks, ranks, f"127.0.0.1:{port}", backend, wanted, sizes)
+    if rank == 0:
+        journal = bundle.Journal(Path(out))
+        for key, (seconds, spread) in measured.items():
+            journal.add("collective", key, seconds, spread)
+
+
+def _as_rank(
+    rank: int, ranks: int, ranks_per_node: int, address: str, backend: str, wanted: Sequence[str], sizes: Sequence[int]
+) -> Samples:
+    """Join the group that meets at `address`, and measure."""
+    dist.init_process_group(backend, init_method=f"tcp://{address}", rank=rank, world_size=ranks)
     try:
+        measured: Samples = {}
         for collective in wanted:
-            measured = measure_here(collective, sizes, ranks)
-            if rank == 0:
-                journal = bundle.Journal(Path(out))
-                for key, (seconds, spread) in measured.items():
-                    journal.add("collective", key, seconds, spread)
+            measured |= measure_here(collective, sizes, ranks_per_node)
+        return measured
     finally:
         dist.destroy_process_group()
+
+
+def measure_on_ray(
+    wanted: Sequence[str], num_nodes: int, ranks_per_node: int, sizes: Sequence[int], backend: str, address: str
+) -> Samples:
+    """Ranks on the nodes of a Ray cluster, a GPU (gloo: a core) each; the nodes differ."""
+    import ray
+    from ray.util.placement_group import placement_group, remove_placement_group
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    ranks, own = num_nodes * ranks_per_node, {"CPU": 1} | ({"GPU": 1} if backend == "nccl" else {})
+    names = [name for name in wanted if name != "send_recv" or ranks == 2]
+    if not ray.is_initialized():
+        ray.init(address=address, log_to_driver=False, include_dashboard=False if address == "local" else None)
+    nodes = placement_group(
+        [{kind: float(count * ranks_per_node) for kind, count in own.items()}] * num_nodes, strategy="STRICT_SPREAD"
+    )
+    try:
+        if not nodes.wait(RAY_WAIT_S):
+            raise RuntimeError(f"the Ray cluster has no {num_nodes} nodes with room for {ranks_per_node} ranks each")
+
+        def task(function: Callable[..., Any], rank: int) -> Any:
+            place = PlacementGroupSchedulingStrategy(nodes, placement_group_bundle_index=rank // ranks_per_node)
+            return ray.remote(num_cpus=1, num_gpus=own.get("GPU", 0), scheduling_strategy=place)(function)
+
+        where = ray.get(task(_meeting_point, 0).remote())
+        found = [
+            task(_as_rank, rank).remote(rank, ranks, ranks_per_node, where, backend, names, sizes)
+            for rank in range(ranks)
+        ]
+        measured: Samples = ray.get(found)[0]
+        return measured
+    except ray.exceptions.RayError as error:
+        raise RuntimeError(str(error).splitlines()[-1]) from None
+    finally:
+        remove_placement_group(nodes)
+
+
+RAY_WAIT_S = 60
+"""How long a cluster may take to find room for the ranks."""
+
+
+def _meeting_point() -> str:
+    """An address of the node this runs on, with a free port."""
+    import ray
+
+    return f"{ray.util.get_node_ip_address()}:{_free_port('')}"
+
+
+def torchrun_commands(num_nodes: int, ranks_per_node: int, arguments: Sequence[str]) -> list[str]:
+    """What to start on each node, where there is no Ray: the same line, with the node's number."""
+    return [
+        f"torchrun --nnodes {num_nodes} --nproc-per-node {ranks_per_node} --node-rank {node} "
+        f"--rdzv-backend c10d --rdzv-endpoint HEAD:29500 -m gnomon.measure.profiling {shlex.join(arguments)}"
+        for node in range(num_nodes)
+    ]
 
 
 def measure_on_node(
@@ -121,9 +188,9 @@ def measure_on_node(
     return measured
 
 
-def _free_port() -> int:
+def _free_port(host: str = "127.0.0.1") -> int:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((host, 0))
         return int(probe.getsockname()[1])
 
 
@@ -131,6 +198,9 @@ def add_parser(commands: Any) -> None:
     """The sub-command `collectives`."""
     command = commands.add_parser("collectives")
     command.add_argument("--collective", action="append", choices=COLLECTIVES, help="may be repeated; default: all")
+    command.add_argument("--nodes", type=int, default=1, help="with --ray: nodes of the cluster")
+    command.add_argument("--ray", metavar="ADDRESS", help="auto, local, or the address of a Ray cluster")
+    command.add_argument("--dry-run", action="store_true", help="print the torchrun command of every node")
     command.add_argument("--workers", type=lambda text: [int(n) for n in text.split(",")], default=[2, 4, 8])
     command.add_argument("--backend", choices=("nccl", "gloo"))
     command.add_argument("--max-bytes", type=int, default=max(SIZES))
@@ -143,14 +213,23 @@ def main(options: argparse.Namespace) -> int:
     """Measure and write a bundle of collectives."""
     wanted = options.collective or list(COLLECTIVES)
     sizes = [size for size in SIZES if size <= options.max_bytes]
+    if options.dry_run:
+        print("\n".join(torchrun_commands(options.nodes, max(options.workers), _passed_on(options))))
+        return 0
+    measured: Samples = {}
     try:
-        if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-            measured = _under_torchrun(wanted, sizes, options.backend)
-            if measured is None:
+        if options.ray is not None:
+            backend = options.backend or ("nccl" if torch.cuda.is_available() else "gloo")
+            for ranks in options.workers:
+                measured |= measure_on_ray(wanted, options.nodes, ranks, sizes, backend, options.ray)
+        elif "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+            alone = _under_torchrun(wanted, sizes, options.backend)
+            if alone is None:
                 return 0
+            measured = alone
         else:
             measured = measure_on_node(wanted, options.workers, sizes, options.backend)
-    except RuntimeError as error:
+    except (RuntimeError, ImportError, ConnectionError) as error:
         print(f"gnomon.measure.profiling: {error}", file=sys.stderr)
         return 2
     old = bundle.read_rows(options.out) if (options.out / "manifest.json").exists() else {}
@@ -160,6 +239,16 @@ def main(options: argparse.Namespace) -> int:
     }  # fmt: skip
     bundle.write(options.out, rows, about)
     return 0
+
+
+def _passed_on(options: argparse.Namespace) -> list[str]:
+    """The arguments of every rank that torchrun starts."""
+    words = ["collectives", "--device-name", options.device_name, "--out", str(options.out)]
+    words += [word for name in options.collective or () for word in ("--collective", name)]
+    for name in ("backend", "node", "max_bytes"):
+        if getattr(options, name) is not None:
+            words += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
+    return words
 
 
 def _under_torchrun(wanted: Sequence[str], sizes: Sequence[int], backend: str | None) -> Samples | None:

@@ -44,10 +44,31 @@ def read(run: Path) -> tuple[Floats, Floats]:
     return sequences, seconds
 
 
-def fit(runs: Sequence[tuple[Floats, Floats]]) -> HostTime:
-    """One fit over all runs: least squares after dropping the slowest 2 % (interruptions by the operating system)."""
+VIDUR_PARTS = ("schedule_median", "prepare_inputs_e2e_median", "process_model_outputs_median", "ray_comm_time_mean")
+"""Milliseconds of Vidur's `cpu_overheads.csv` that are the host's. Its sampler is not among them: choosing tokens is an
+operator here."""
+
+
+def read_vidur(path: Path) -> dict[int, tuple[Floats, Floats]]:
+    """(sequences, host seconds) of every row of Vidur's `cpu_overheads.csv`, by tensor parallelism."""
+    found: dict[int, list[tuple[float, float]]] = {}
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        for row in csv.DictReader(file):
+            seconds = sum(float(row[name]) for name in VIDUR_PARTS) * 1e-3
+            found.setdefault(int(float(row["tensor_parallel_degree"])), []).append((float(row["batch_size"]), seconds))
+    if not found or min(map(len, found.values())) < 2:
+        raise ValueError("fewer than two batch sizes")
+    each = {degree: np.array(rows).T for degree, rows in sorted(found.items())}
+    if not all(np.isfinite(rows).all() for rows in each.values()):
+        raise ValueError("a time or a batch size is not finite")
+    return {degree: (rows[0], rows[1]) for degree, rows in each.items()}
+
+
+def fit(runs: Sequence[tuple[Floats, Floats]], share: float = 0.98) -> HostTime:
+    """One fit over all runs: least squares of this share of the iterations, without the slowest ones (interruptions by
+    the operating system)."""
     sequences, seconds = (np.concatenate(part) for part in zip(*runs, strict=True))
-    kept = seconds <= np.quantile(seconds, 0.98)
+    kept = seconds <= np.quantile(seconds, share)
     columns = np.stack([np.ones(kept.sum()), sequences[kept]], 1)
     (constant, slope), *_ = np.linalg.lstsq(columns, seconds[kept], rcond=None)
     error = float(np.median(np.abs(constant + slope * sequences - seconds)))

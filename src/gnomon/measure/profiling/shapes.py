@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,12 @@ class Shapes:
     """Token counts to measure besides those of the grid, e.g. those for which an engine captures CUDA graphs."""
     models: list[str] = field(default_factory=list)
     tensor_parallel: list[int] = field(default_factory=list)
+
+    def split(self, parts: int) -> list[Shapes]:
+        """The same shapes dealt out to several GPUs, those of each kind in turn; none is empty unless all are."""
+        kinds = ("gemm", "head", "elementwise", "attention", "moe")
+        found = [replace(self, **{kind: getattr(self, kind)[i::parts] for kind in kinds}) for i in range(parts)]
+        return [one for one in found if any(getattr(one, kind) for kind in kinds)] or found[:1]
 
     @classmethod
     def read(cls, path: Path) -> Shapes:
