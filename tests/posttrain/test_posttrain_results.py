@@ -17,8 +17,7 @@ from gnomon.posttrain.policies import make_policy
 from gnomon.posttrain.scenario.config import LengthsConfig, Posttrain
 from gnomon.posttrain.scenario.lengths import draw
 from gnomon.posttrain.simulator.simulate import run
-from gnomon.posttrain.studies.calibrate import calibrate, colocated_costs, with_efficiency
-from gnomon.posttrain.studies.placement_rule import StageCosts, advise
+from gnomon.posttrain.studies.stages import StageCosts, advise, calibrate, colocated_costs, with_efficiency
 from gnomon.verify.posttrain import Check
 from posttrain_kit import small
 

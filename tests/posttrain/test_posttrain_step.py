@@ -15,9 +15,8 @@ from gnomon.posttrain.scenario.lengths import quantile
 from gnomon.posttrain.simulator import allocation
 from gnomon.posttrain.simulator.rollout import PromptQueue, Rollouts, Sequences
 from gnomon.posttrain.simulator.simulate import run
-from gnomon.posttrain.studies.calibrate import calibrate
 from gnomon.posttrain.studies.compare import compare, run_chosen
-from gnomon.posttrain.studies.placement_rule import StageCosts
+from gnomon.posttrain.studies.stages import StageCosts, calibrate
 from posttrain_kit import (
     EVERY_POLICY,
     assert_owned_once,

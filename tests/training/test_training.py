@@ -13,10 +13,9 @@ from gnomon.core.errors import ConfigError, DoesNotFitError
 from gnomon.training import TrainConfig, train_step
 from gnomon.training.constants import constants
 from gnomon.training.exchange import Exchange
-from gnomon.training.layers import stages_of
 from gnomon.training.memory import in_flight, rank_bytes
 from gnomon.training.pipelines import StageSeconds, span
-from gnomon.training.state import stage_parameters, state_bytes
+from gnomon.training.stages import stage_parameters, stages_of, state_bytes
 
 H200: dict[str, Any] = {"device": "h200", "gpus": 1, "framework": "transformers", "sharding": "none"}
 

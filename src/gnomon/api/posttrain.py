@@ -20,10 +20,9 @@ if TYPE_CHECKING:
 
     from gnomon.posttrain.live.replay import Replayed
     from gnomon.posttrain.simulator.record import RunRecord
-    from gnomon.posttrain.studies.calibrate import Calibrated
     from gnomon.posttrain.studies.compare import Outcome
-    from gnomon.posttrain.studies.placement_rule import StageCosts
     from gnomon.posttrain.studies.plan import Planned
+    from gnomon.posttrain.studies.stages import Calibrated, StageCosts
     from gnomon.report.blocks import Block
 
 __all__ = [
@@ -170,7 +169,7 @@ class PolicyComparison(Result):
 
 def stage_costs(actor: float = 0.0, rollout: float = 0.0, inference: float = 0.0) -> StageCosts:
     """Measured seconds of each stage, all components taking turns on all GPUs; 0 for what was not measured."""
-    from gnomon.posttrain.studies.placement_rule import StageCosts
+    from gnomon.posttrain.studies.stages import StageCosts
 
     for name, seconds in (("actor", actor), ("rollout", rollout), ("inference", inference)):
         if not 0.0 <= seconds < 1e12:
@@ -248,7 +247,7 @@ class PosttrainPlan(Result):
 
 def calibrate(given: PosttrainLike = None, *, measured: StageCosts, **overrides: Any) -> Efficiencies:
     """Fit the efficiency of each component to its measured seconds."""
-    from gnomon.posttrain.studies.calibrate import calibrate as fit
+    from gnomon.posttrain.studies.stages import calibrate as fit
     from gnomon.report.blocks import Table
 
     if measured.colocated_s <= 0:

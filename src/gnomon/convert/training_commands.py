@@ -14,7 +14,7 @@ from gnomon.convert.options import value_of
 from gnomon.core.config import build
 from gnomon.core.errors import ConfigError
 from gnomon.training.config import TrainConfig
-from gnomon.training.layers import stages_of
+from gnomon.training.stages import stages_of
 
 EXCHANGES = {"p2p": "ring", "all_gather": "all_gather", "a2a": "all_to_all"}
 """Megatron-LM's `--cp-comm-type`."""

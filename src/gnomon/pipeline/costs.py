@@ -112,7 +112,7 @@ class StepCosts(Config):
 
     def speed_of(self, sender: int, receiver: int) -> float:
         """Relative speed of one link."""
-        return self.link_speed.get(f"{sender}-{receiver}", 1.0)
+        return self.link_speed.get(f"{sender}-{receiver}", 1.0) if self.link_speed else 1.0
 
 
 def priorities(*values: Priority) -> tuple[Floats, Ints]:

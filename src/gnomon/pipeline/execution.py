@@ -100,6 +100,13 @@ class _StepGraph:
         if costs.link_speed:
             _check_links(schedule, costs.link_speed)
         self.builder = GraphBuilder()
+        self.passes: list[dict[int, list[Action]]] = [{} for _ in schedule.ranks]
+        """Of every rank, by stage, in their order."""
+        for rank, part in schedule.passes():
+            self.passes[rank].setdefault(part.stage, []).append(part)
+        ranks = enumerate(schedule.ranks)
+        self.reducing = {rank for rank, actions in ranks if any(one.kind == "REDUCE_GRAD" for one in actions)}
+        """Ranks that say themselves when gradients are added up."""
         self.home: dict[tuple[str, int, int], tuple[int, int]] = {}
         """(rank, task) of every result."""
         self.pieces: dict[tuple[int, int, int], list[int]] = {}
@@ -124,7 +131,7 @@ class _StepGraph:
                     self._wait(task, part, need)
         for rank in range(self.schedule.num_ranks):
             self.last_of.pop(rank, None)
-            stages = self.schedule.stages_of(rank)
+            stages = sorted(self.passes[rank])
             for stage in stages[::-1] if self.costs.own_links else stages:  # By when their gradients are ready.
                 if self.times["sync"][stage] > 0.0:
                     self._synchronise(rank, stage)
@@ -135,19 +142,14 @@ class _StepGraph:
         if self.costs.buckets == 1:
             return set()
         found: set[tuple[str, int, int]] = set()
-        for stage in self.schedule.stages_of(rank):
-            passes = [part for a in self.schedule.ranks[rank] for part in a.computes if part.stage == stage]
-            gathers = [one for one in passes if one.kind != "W" and self._is_gathered(one, passes)]
-            found |= {(one.kind, stage, one.microbatch) for one in gathers}
+        for stage, passes in self.passes[rank].items():
+            if self.times["gather"][stage] > 0.0:
+                gathers = passes if self.costs.fully_sharded else [next(part for part in passes if part.kind == "F")]
+                found |= {(one.kind, stage, one.microbatch) for one in gathers if one.kind != "W"}
             if self.times["sync"][stage] > 0.0:
                 done, groups = self._gradient_groups(rank, stage)
                 found |= {(kind, stage, done[group[-1]]) for group in groups for kind in "WB"}
         return found
-
-    def _is_gathered(self, one: Action, passes: list[Action]) -> bool:
-        if self.times["gather"][one.stage] <= 0.0:
-            return False
-        return self.costs.fully_sharded or one == next(part for part in passes if part.kind == "F")
 
     def _gather(self, rank: int, mine: list[tuple[Action, list[int]]]) -> None:
         """Weights of a stage, piece by piece, each before the piece of the pass that computes with it."""
@@ -263,15 +265,21 @@ class _StepGraph:
 
     def _gradient_groups(self, rank: int, stage: int) -> tuple[list[int], list[range]]:
         """Micro-batches in the order their weight gradients are ready, and which of them sync together."""
-        done: list[int] = []
-        cuts: list[int] = []
-        for action in self.schedule.ranks[rank]:
-            done += [part.microbatch for part in action.computes if part.stage == stage and part.kind in "WB"]
-            if action.kind == "REDUCE_GRAD" and action.stage == stage and done:
-                cuts.append(len(done))
+        done = [part.microbatch for part in self.passes[rank][stage] if part.kind in "WB"]
+        cuts = self._told_cuts(rank, stage)
         if not cuts:
             every = self.costs.sync_freq or len(done)
             cuts = list(range(every, len(done) + 1, every))
             if len(done) % every:
                 cuts.append(len(done))
         return done, [range(start, end) for start, end in pairwise([0, *cuts])]
+
+    def _told_cuts(self, rank: int, stage: int) -> list[int]:
+        """How many of a stage's weight gradients are ready at each of its REDUCE_GRAD actions."""
+        cuts: list[int] = []
+        ready = 0
+        for action in self.schedule.ranks[rank] if rank in self.reducing else ():
+            ready += sum(part.stage == stage and part.kind in "WB" for part in action.computes)
+            if action.kind == "REDUCE_GRAD" and action.stage == stage and ready:
+                cuts.append(ready)
+        return cuts

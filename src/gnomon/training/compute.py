@@ -12,8 +12,7 @@ from gnomon.timing import Context, Timer
 from gnomon.timing.operators import Elementwise, Experts, Gemm, Operator, Prefill, Recurrence
 from gnomon.training.config import Precision, TrainConfig
 from gnomon.training.constants import constants
-from gnomon.training.layers import SCHEMES, LayerKind, layer_operators
-from gnomon.training.state import recipe_of
+from gnomon.training.stages import SCHEMES, LayerKind, layer_operators, recipe_of
 
 ATTENTION_PRODUCTS = ("qkv_proj", "o_proj", "q_proj", "q_b_proj", "qkv_a_proj")
 ADAPTED = {

@@ -18,9 +18,18 @@ from gnomon.core.arrays import Floats
 from gnomon.core.units import GB
 from gnomon.pipeline.run import Run
 from gnomon.training.config import TrainConfig
-from gnomon.training.layers import LayerKind, Stage, recomputed, stages_of
 from gnomon.training.pipelines import in_flight, stages_of_rank
-from gnomon.training.state import RECIPES, Parameters, parameters_of, recipe_of, state_bytes
+from gnomon.training.stages import (
+    RECIPES,
+    LayerKind,
+    Parameters,
+    Stage,
+    parameters_of,
+    recipe_of,
+    recomputed,
+    stages_of,
+    state_bytes,
+)
 
 CONTEXT_BYTES = 0.7e9
 """CUDA's context and libraries, which the allocator does not see."""

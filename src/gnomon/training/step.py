@@ -16,10 +16,19 @@ from gnomon.pipeline.zoo import SCHEDULES
 from gnomon.training.compute import Compute, Pass, Seconds
 from gnomon.training.config import SHARDED, TrainConfig
 from gnomon.training.exchange import Exchange
-from gnomon.training.layers import SCHEMES, LayerKind, Stage, recomputed, stages_of
 from gnomon.training.memory import Memory, memory_of, offloaded_bytes
 from gnomon.training.pipelines import StageSeconds, span, stages_of_rank
-from gnomon.training.state import Parameters, expert_ranks, parameters_of, recipe_of
+from gnomon.training.stages import (
+    SCHEMES,
+    LayerKind,
+    Parameters,
+    Stage,
+    expert_ranks,
+    parameters_of,
+    recipe_of,
+    recomputed,
+    stages_of,
+)
 
 PARTS = ("products", "attention", "recurrence", "elementwise", "casts", "accumulation", "experts",
          "permutation", "adapters", "loss", "recomputation", "offload", "tensor",

@@ -25,11 +25,9 @@ from gnomon.posttrain.policies import make_policy
 from gnomon.posttrain.scenario.config import Posttrain
 from gnomon.posttrain.simulator.record import RunRecord
 from gnomon.posttrain.simulator.simulate import run
-from gnomon.posttrain.studies.calibrate import calibrate, colocated_costs, with_efficiency
 from gnomon.posttrain.studies.compare import placed
-from gnomon.posttrain.studies.placement_rule import StageCosts, advise, candidates
+from gnomon.posttrain.studies.stages import StageCosts, advise, calibrate, candidates, colocated_costs, with_efficiency
 from gnomon.report.blocks import Block, Line, Table
-from gnomon.verify import posttrain_frameworks as frameworks
 from gnomon.verify import posttrain_published as published
 from gnomon.verify.findings import Findings, Progress, proof
 
@@ -211,7 +209,7 @@ class Study:
 
     def check_y(self) -> Iterator[Check]:
         """Weight syncs that verl measured, on which the paths' constants are fitted."""
-        for (model, ranks), measured in frameworks.VERL_SYNCS.items():
+        for (model, ranks), measured in published.VERL_SYNCS.items():
             for path, seconds in zip(("nccl", "checkpoint_engine"), measured, strict=True):
                 config = build(Posttrain, {"model": model, "device": "h20", "transitions": {"sync": path}})
                 ours = sync_s(config, catalog.model(model), ranks, ranks)
@@ -226,23 +224,23 @@ class Study:
     def check_v(self) -> Iterator[Check]:
         """verl's tables: one mean length per run from its training time; the rest is predicted."""
         means: dict[str, float] = {}
-        for one in frameworks.VERL_RUNS:
+        for one in published.VERL_RUNS:
             means[one.name] = means[one.same_lengths_as] if one.same_lengths_as else self._verl_mean(one)
-            record = run(frameworks.verl_configuration(one, means[one.name], self.seed, 3))
+            record = run(published.verl_configuration(one, means[one.name], self.seed, 3))
             yield Check("V", f"{one.name} step s", one.step_s, _settled_s(record), one.role, limit=VERL_TOLERANCE)
 
-    def _verl_mean(self, one: frameworks.VerlRun) -> float:
+    def _verl_mean(self, one: published.VerlRun) -> float:
         """The mean length with which training takes as long as published: nearly proportional, so two rounds."""
         mean = 2000.0
         for _ in range(2):
-            steps = run(frameworks.verl_configuration(one, mean, self.seed, 3)).steps[1:]
+            steps = run(published.verl_configuration(one, mean, self.seed, 3)).steps[1:]
             work = [w.end_s - w.start_s for step in steps for w in step.work if w.component == "actor"]
             mean *= one.training_s * len(steps) / sum(work)
         return mean
 
     def check_w(self) -> Iterator[Check]:
         """verl's v1 trainer: the two asynchronous modes over the synchronous one."""
-        rows = frameworks.verl_v1_rows(self.folder)
+        rows = published.verl_v1_rows(self.folder)
         ours = {mode: _settled_s(run(config)) for mode, _, config in rows}
         theirs = {mode: seconds for mode, seconds, _ in rows}
         for mode in list(ours)[1:]:
@@ -251,7 +249,7 @@ class Study:
 
     def check_n(self) -> Iterator[Check]:
         """NeMo-RL: every step, their median error, and asynchronous over synchronous."""
-        rows = frameworks.nemo_rows(self.folder)
+        rows = published.nemo_rows(self.folder)
         ours: dict[str, float] = {}
         for row in rows:
             ours[row.name] = _settled_s(run(row.config))
@@ -340,10 +338,10 @@ NOTES = {
     "E": "The published rule with its published inputs.",
     "R": "The described system's placement with the simulator's defaults; nothing calibrated.",
     "S": "Speed of the simulator itself.",
-    "V": f"verl, Qwen2.5-Math-7B on H20; constants {frameworks.VERL}; one mean length per run from its training time.",
+    "V": f"verl, Qwen2.5-Math-7B on H20; constants {published.VERL}; one mean length per run from its training time.",
     "W": "verl v1 on 32 GPUs that are not named (H100 here); no constant of its own.",
     "Y": "verl's measured weight syncs; the paths' constants are fitted to them.",
-    "N": f"NeMo-RL 0.6; constants {frameworks.NEMO}; efficiency and weight syncs are fitted on eight of the H100 rows.",
+    "N": f"NeMo-RL 0.6; constants {published.NEMO}; efficiency and weight syncs are fitted on eight of the H100 rows.",
 }
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from gnomon import catalog
 from gnomon.catalog import Model
 from gnomon.posttrain.scenario.config import Posttrain
-from gnomon.training.layers import stages_of
+from gnomon.training.stages import stages_of
 
 WEIGHT_BYTES = 2
 """Of a parameter as it is sent: bf16."""

@@ -20,8 +20,8 @@ from gnomon.posttrain.scenario.placement import placement_of, valid_actor_sizes
 from gnomon.posttrain.simulator.record import RunRecord
 from gnomon.posttrain.simulator.rollout import check_memory
 from gnomon.posttrain.simulator.simulate import run
-from gnomon.posttrain.studies.calibrate import colocated_costs
 from gnomon.posttrain.studies.compare import placed
+from gnomon.posttrain.studies.stages import colocated_costs
 
 Goal = Literal["samples", "dollars"]
 TENSOR = (1, 2, 4, 8)
