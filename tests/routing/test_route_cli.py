@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from gnomon.routing.checkpoint import SCALARS, read_metrics  # noqa: E402
+from gnomon.routing.stages import SCALARS, read_metrics  # noqa: E402
 from gnomon.serving.routers.policy_file import load_policy  # noqa: E402
 
 TINY = """

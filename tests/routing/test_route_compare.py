@@ -16,7 +16,6 @@ from gnomon.core.errors import ConfigError, UnknownNameError
 from gnomon.report.routing import files as route_files
 from gnomon.report.routing import files as route_text
 from gnomon.routing import compare as comparing
-from gnomon.routing.checkpoint import SCALARS
 from gnomon.routing.compare import (
     BEST,
     GOALS,
@@ -30,6 +29,7 @@ from gnomon.routing.compare import (
 )
 from gnomon.routing.config import CompareConfig, RouteConfig, load_config
 from gnomon.routing.domain import DomainConfig
+from gnomon.routing.stages import SCALARS
 from gnomon.serving.routers import ROUTERS
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.scenario.config import RouterConfig

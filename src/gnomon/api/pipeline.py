@@ -49,6 +49,7 @@ def pipeline(given: StepConfig | Mapping[str, Any] | str | Path | None = None, *
 class PipelineStep(Result):
     """A training step that has run, and where its time goes."""
 
+    view = "pipeline.text:step_"
     step: StepRecord = field(repr=False)
 
     def __repr__(self) -> str:
@@ -59,13 +60,6 @@ class PipelineStep(Result):
         """The engine's records."""
         return self.step.run
 
-    @property
-    def cards(self) -> dict[str, str]:
-        """The figures that stand above a picture of it."""
-        from gnomon.report.pipeline.figures import step_cards
-
-        return step_cards(self.run)
-
     @cached_property
     def what_if(self) -> list[WhatIf]:
         """What each link would bring if it alone were faster, best first; empty unless asked for."""
@@ -74,22 +68,9 @@ class PipelineStep(Result):
         factor = self.step.config.what_if
         return faster_links(self.run, factor) if factor else []
 
-    @cached_property
-    def summary(self) -> dict[str, Any]:
-        """The make-span, the idle share, every rank's time by cause, the critical path."""
-        from gnomon.report.pipeline.text import step_data
-
-        return step_data(self.step, self.what_if)
-
     def to_dict(self) -> dict[str, Any]:
         """The summary and the question."""
         return self.summary | {"config": self.step.config.model_dump(mode="json", exclude_unset=True)}
-
-    def text(self) -> list[Block]:
-        """Where the time goes, rank by rank."""
-        from gnomon.report.pipeline.text import step_blocks
-
-        return step_blocks(self.step, self.what_if)
 
     def explain(self) -> TableResult:
         """What the step waited for: the critical path by kind, idle time by cause, what a faster link would bring."""
@@ -103,11 +84,6 @@ class PipelineStep(Result):
         from gnomon.report.pipeline.text import throttled_words
 
         return throttled_words(self.run)
-
-    def _frames(self) -> Mapping[str, Callable[[], pl.DataFrame]]:
-        from gnomon.report.pipeline.text import rank_frame, task_frame
-
-        return {"tasks": partial(task_frame, self.run), "ranks": partial(rank_frame, self.step)}
 
     def _drawings(self) -> Mapping[str, Callable[[], Drawing]]:
         return {"step": self.drawn, "priorities": self.priorities_drawn}

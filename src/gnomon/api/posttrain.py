@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from gnomon.api.result import Drawing, Progress, Result, TableResult, read
+from gnomon.api.result import Progress, Result, TableResult, read
 from gnomon.core.config import save
 from gnomon.core.errors import ConfigError
 from gnomon.core.files import write_text
 from gnomon.posttrain.scenario.config import Posttrain
 
 if TYPE_CHECKING:
-    import polars as pl
-
     from gnomon.posttrain.live.replay import Replayed
     from gnomon.posttrain.simulator.record import RunRecord
     from gnomon.posttrain.studies.compare import Outcome
     from gnomon.posttrain.studies.plan import Planned
     from gnomon.posttrain.studies.stages import Calibrated, StageCosts
-    from gnomon.report.blocks import Block
 
 __all__ = [
     "PolicyComparison", "Posttrain", "PosttrainPlan", "PosttrainRun", "calibrate", "compare_policies",
@@ -59,37 +56,15 @@ def posttrain(
 class PosttrainRun(Result):
     """The steps of one policy, and where the GPU time goes."""
 
+    view = "posttrain.text:run_"
     config: Posttrain
     record: RunRecord = field(repr=False)
-
-    @cached_property
-    def summary(self) -> dict[str, Any]:
-        """Step time, throughput, shares of GPU time, every step."""
-        from gnomon.report.posttrain.text import run_data
-
-        return run_data(self.record)
-
-    def text(self) -> list[Block]:
-        """Every step, then where the GPU time goes."""
-        from gnomon.report.posttrain.text import run_blocks
-
-        return run_blocks(self.record)
 
     def explain(self) -> TableResult:
         """What every step waited for: generation, its tail, log-probabilities, training, transitions."""
         from gnomon.report.posttrain.text import explanation
 
         return TableResult("explanation", self.record, *explanation(self.record))
-
-    def _frames(self) -> Mapping[str, Callable[[], pl.DataFrame]]:
-        import polars as pl
-
-        return {"steps": lambda: pl.DataFrame(self.summary["steps"])}
-
-    def _drawings(self) -> Mapping[str, Callable[[], Drawing]]:
-        from gnomon.report.posttrain.figures import allocation_figure
-
-        return {"allocation": partial(allocation_figure, self.record)}
 
     def save(self, folder: str | Path) -> Path:
         """Write config.yaml, timeline.html, timeline.perfetto.json, and decisions.jsonl where they were kept."""
@@ -126,6 +101,7 @@ def compare_policies(
 class PolicyComparison(Result):
     """Policies on the same lengths; the ratio is of tokens/s, over the static placement side by side."""
 
+    view = "posttrain.text:comparison_"
     config: Posttrain
     outcomes: list[Outcome] = field(repr=False)
     with_oracle: bool = True
@@ -136,28 +112,6 @@ class PolicyComparison(Result):
         from gnomon.report.posttrain.figures import policy_rows
 
         return policy_rows(self.outcomes, with_oracle=self.with_oracle)
-
-    def to_dict(self) -> dict[str, Any]:
-        """One row per policy, what the oracle did, and why some give the same digits."""
-        from gnomon.report.posttrain.text import comparison_notes
-
-        return {"policies": self.summary, "notes": comparison_notes(self.outcomes)}
-
-    def text(self) -> list[Block]:
-        """Policies side by side."""
-        from gnomon.report.posttrain.text import comparison_blocks
-
-        return comparison_blocks(self.outcomes, with_oracle=self.with_oracle)
-
-    def _frames(self) -> Mapping[str, Callable[[], pl.DataFrame]]:
-        import polars as pl
-
-        return {"policies": lambda: pl.DataFrame(self.summary)}
-
-    def _drawings(self) -> Mapping[str, Callable[[], Drawing]]:
-        from gnomon.report.posttrain.figures import policies_figure
-
-        return {"policies": partial(policies_figure, self.outcomes)}
 
     def save(self, folder: str | Path) -> Path:
         """Write policies.json, and every policy's time line into a folder of its own."""
@@ -203,6 +157,7 @@ def plan_posttrain(
 class PosttrainPlan(Result):
     """Plans for a GPU budget, the best first."""
 
+    view = "posttrain.text:plan_"
     plans: list[Planned] = field(repr=False)
     top: int = 10
 
@@ -213,28 +168,6 @@ class PosttrainPlan(Result):
 
         best = self.plans[0].config
         return {"verl": " ".join(verl_flags(best)), "RLinf": rlinf_yaml(best)}
-
-    @cached_property
-    def summary(self) -> dict[str, Any]:
-        """Every plan, why the first is the best, and how frameworks are told."""
-        from gnomon.posttrain.studies.plan import reasons
-
-        rows = [one.row() for one in self.plans]
-        return {"plans": rows, "reasons": reasons(self.plans), "commands": self.commands}
-
-    def text(self) -> list[Block]:
-        """The best plans, why, and how to run the first."""
-        from gnomon.report.posttrain.text import plan_blocks
-
-        return plan_blocks(self.plans, self.top, self.commands)
-
-    def _frames(self) -> Mapping[str, Callable[[], Any]]:
-        return {"plans": lambda: self.summary["plans"]}
-
-    def _drawings(self) -> Mapping[str, Callable[[], Drawing]]:
-        from gnomon.report.posttrain.text import plan_figure
-
-        return {"plans": partial(plan_figure, self.plans)}
 
     def save(self, folder: str | Path) -> Path:
         """Write plans.json, the best as config.yaml, and report.html."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -57,24 +56,26 @@ class Lazy(Mapping[str, Value]):
         return f"<{self._kind}s: {', '.join(self._makers) or 'none'}>"
 
 
-class Result(ABC):
+class Result:
     """An answer: its figures at once; text, tables and pictures when they are asked for."""
 
     view: ClassVar[str] = ""
     """The module of `gnomon.report` that shows it: functions of a result `text`, and where it has any `data` (what
-    `--json` prints), `tables` (rows or frames by name), `drawers` (functions that draw, by name) and `write`."""
+    `--json` prints), `tables` (rows or frames by name), `drawers` (functions that draw, by name) and `write`; after a
+    colon, what their names begin with where several results share a module."""
 
     file: ClassVar[str] = ""
     """The JSON that `save` writes, if it is not named like the view."""
 
     def _shown(self, name: str) -> Any:
-        function = getattr(import_module(f"gnomon.report.{self.view}"), name, None) if self.view else None
+        module, _, prefix = self.view.partition(":")
+        function = getattr(import_module(f"gnomon.report.{module}"), prefix + name, None) if module else None
         return None if function is None else function(self)
 
     @property
-    @abstractmethod
     def summary(self) -> Any:
         """The figures, as plain data."""
+        return self._shown("data")
 
     def to_dict(self) -> dict[str, Any]:
         """Nested plain data: what `--json` prints."""

@@ -9,15 +9,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from gnomon.api.result import Result, Rows, read
+from gnomon.api.result import Result, read
 from gnomon.core.config import save
 from gnomon.core.errors import DoesNotFitError
 from gnomon.core.files import write_text
 from gnomon.training.config import Precision, Sharding, TrainConfig
 
 if TYPE_CHECKING:
-    from gnomon.report.blocks import Block
-    from gnomon.report.splits import Causes, SplitRow
     from gnomon.training.plan import Job, TrainPlan
     from gnomon.training.step import TrainStep
 
@@ -44,27 +42,15 @@ def train(
 class TrainResult(Result):
     """A training step: its seconds, its parts, its memory."""
 
+    view = "training:step_"
     step: TrainStep = field(repr=False)
 
     def __repr__(self) -> str:
         return f"TrainResult({self.step.step_s:.4g} s, {self.step.tokens_per_gpu_s:,.0f} tokens/s/GPU)"
 
-    @cached_property
-    def summary(self) -> dict[str, Any]:
-        """Seconds, tokens per second, MFU, parts of the time and of the memory."""
-        from gnomon.report.training import step_data
-
-        return step_data(self.step)
-
     def to_dict(self) -> dict[str, Any]:
         """The summary and the question."""
         return self.summary | {"config": self.step.config.model_dump(mode="json", exclude_unset=True)}
-
-    def text(self) -> list[Block]:
-        """Figures, time by part, memory by part."""
-        from gnomon.report.training import step_blocks
-
-        return step_blocks(self.step)
 
     @property
     def misfit(self) -> str:
@@ -75,38 +61,12 @@ class TrainResult(Result):
             return str(error)
         return ""
 
-    @property
-    def time_bars(self) -> tuple[Causes, list[SplitRow]]:
-        """The parts of a step as a bar."""
-        from gnomon.report.training import time_bars
-
-        return time_bars(self.step)
-
-    @property
-    def memory_bars(self) -> tuple[Causes, list[SplitRow]]:
-        """What fills a GPU, as a bar against its memory."""
-        from gnomon.report.training import memory_bars
-
-        return memory_bars(self.step)
-
-    def _frames(self) -> Mapping[str, Callable[[], Rows]]:
-        return {"time": lambda: self.summary["time"], "memory": lambda: self.summary["memory"]}
-
-    def _drawings(self) -> Mapping[str, Callable[[], dict[str, Any]]]:
-        return {"memory": self.memory_drawn}
-
-    def memory_drawn(self) -> dict[str, Any]:
-        """Memory of the fullest rank over the step, part by part."""
-        from gnomon.report.training import memory_figure
-
-        return memory_figure(self.step)
-
     def save(self, folder: str | Path) -> Path:
         """Write config.yaml, step.json and report.html."""
         from gnomon.report.training import write_step
 
         save(self.step.config, Path(folder) / "config.yaml")
-        write_step(self.step, Path(folder) / "report.html")
+        write_step(self, Path(folder) / "report.html")
         return write_text(Path(folder) / "step.json", json.dumps(self.to_dict(), indent=1)).parent
 
 
@@ -135,6 +95,7 @@ def train_plan(
 class TrainPlanResult(Result):
     """Layouts of a training job, the fastest first."""
 
+    view = "training:plan_"
     plan: TrainPlan = field(repr=False)
     job: Job | None = None
 
@@ -146,28 +107,10 @@ class TrainPlanResult(Result):
         config = self.plan.winner.config
         return {"Megatron-LM": megatron_command(config), "torchtitan": torchtitan_command(config)}
 
-    @cached_property
-    def summary(self) -> dict[str, Any]:
-        """Layouts, the front of memory and speed, what limits the best, its flags, days and dollars."""
-        from gnomon.report.training import plan_data
-
-        return plan_data(self.plan, self.job, self.commands)
-
-    def text(self) -> list[Block]:
-        """The layouts, what limits the best, its commands, days and dollars."""
-        from gnomon.report.training import plan_blocks
-
-        return plan_blocks(self.plan, self.job, self.commands)
-
-    def _drawings(self) -> Mapping[str, Callable[[], dict[str, Any]]]:
-        from gnomon.report.training import front_figure
-
-        return {"front": lambda: front_figure(self.plan)}
-
     def save(self, folder: str | Path) -> Path:
         """Write plan.json, the best layout as best.yaml, and report.html."""
         from gnomon.report.training import write_plan
 
         save(self.plan.winner.config, Path(folder) / "best.yaml")
         write_text(Path(folder) / "plan.json", json.dumps(self.to_dict(), indent=1))
-        return write_plan(self.plan, self.job, self.commands, Path(folder) / "report.html").parent
+        return write_plan(self, Path(folder) / "report.html").parent

@@ -12,38 +12,3 @@ from gnomon.catalog.nodes import Link, Node, default_node, node, node_names
 from gnomon.catalog.parallelism import Parallelism, tensor_degrees
 from gnomon.catalog.quantization import Quantization, WeightFormat, WeightGroup, scheme, scheme_names, scheme_source
 from gnomon.catalog.topology import Group, replicas
-
-__all__ = [
-    "DTYPE_BYTES",
-    "AttentionKind",
-    "Device",
-    "Dtype",
-    "Group",
-    "Indexer",
-    "LatentAttention",
-    "LinearAttention",
-    "Link",
-    "MemoryPlan",
-    "MlpKind",
-    "Model",
-    "Node",
-    "Parallelism",
-    "Quantization",
-    "RooflineConstants",
-    "SlidingWindow",
-    "WeightFormat",
-    "WeightGroup",
-    "default_node",
-    "device",
-    "device_names",
-    "model",
-    "model_names",
-    "node",
-    "node_names",
-    "plan_memory",
-    "replicas",
-    "scheme",
-    "scheme_names",
-    "scheme_source",
-    "tensor_degrees",
-]

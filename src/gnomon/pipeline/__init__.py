@@ -21,25 +21,3 @@ from gnomon.pipeline.sweep_config import SweepConfig
 from gnomon.pipeline.sweeps import sweep
 from gnomon.pipeline.validation import validate
 from gnomon.pipeline.zoo import SCHEDULES, Plan, make
-
-__all__ = [
-    "SCHEDULES",
-    "Action",
-    "Plan",
-    "Run",
-    "Schedule",
-    "StepCosts",
-    "Study",
-    "SweepConfig",
-    "activations",
-    "critical_path",
-    "execute",
-    "faster_links",
-    "idle_time",
-    "load_schedule",
-    "make",
-    "monte_carlo",
-    "simulate",
-    "sweep",
-    "validate",
-]

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from gnomon.core.units import GB
 from gnomon.report import look
-from gnomon.report.blocks import Block, Command, Html, Line, Plot, Section, Table, lines
+from gnomon.report.blocks import Block, Command, Figure, Html, Line, Plot, Section, Table, lines
 from gnomon.report.page import write_page
 from gnomon.report.splits import Causes, SplitRow, split_table
 from gnomon.training.memory import memory_over_time
-from gnomon.training.plan import Job, TrainPlan
+from gnomon.training.plan import TrainPlan
 from gnomon.training.step import TrainStep
 
 ABOUT = {
@@ -38,8 +40,9 @@ ABOUT = {
 }
 
 
-def step_data(step: TrainStep) -> dict[str, Any]:
+def step_data(result: Any) -> dict[str, Any]:
     """Everything as plain data."""
+    step: TrainStep = result.step
     memory = step.memory
     return {
         "step_s": step.step_s,
@@ -63,9 +66,10 @@ def step_data(step: TrainStep) -> dict[str, Any]:
     }
 
 
-def step_blocks(step: TrainStep) -> list[Block]:
+def step_text(result: Any) -> list[Block]:
     """Figures, then tables of time and memory."""
-    data, c = step_data(step), step.config
+    step: TrainStep = result.step
+    data, c = step_data(result), step.config
     head = (
         f"step {step.step_s:.4g} s   {step.tokens_per_gpu_s:,.0f} tokens/s/GPU"
         f"   {data['tflops_per_gpu_s']:,.0f} TFLOP/s/GPU   MFU {100 * step.mfu:.1f} %"
@@ -85,6 +89,16 @@ def step_blocks(step: TrainStep) -> list[Block]:
         Table(data["memory"], f"Memory of a GPU of pipeline rank {step.memory.fullest} at its peak"),
         *lines(step.notes, "note"),
     ]
+
+
+def step_tables(result: Any) -> dict[str, Callable[[], list[dict[str, Any]]]]:
+    """Time and memory by part."""
+    return {name: partial(result.summary.get, name) for name in ("time", "memory")}
+
+
+def step_drawers(result: Any) -> dict[str, Callable[[], Figure]]:
+    """Memory over the step."""
+    return {"memory": partial(memory_figure, result.step)}
 
 
 def time_bars(step: TrainStep) -> tuple[Causes, list[SplitRow]]:
@@ -153,11 +167,11 @@ def _short(values: Any) -> list[float]:
     return [float(f"{value:.5g}") for value in values]
 
 
-def write_step(step: TrainStep, path: str | Path) -> Path:
+def write_step(result: Any, path: str | Path) -> Path:
     """The page of a step: figures, time by part, memory by part and over time."""
-    head, *_ = step_blocks(step)
+    step, (head, *_) = result.step, step_text(result)
     assert isinstance(head, Line)
-    data = step_data(step)
+    data = result.summary
     time = [row | {"share": f"{100 * row['share']:.1f} %"} for row in data["time"]]
     held = f"Memory of a GPU of pipeline rank {step.memory.fullest} at its peak, GB"
     blocks: list[Block] = [
@@ -196,8 +210,9 @@ def layout_row(step: TrainStep) -> dict[str, Any]:
     }
 
 
-def plan_data(found: TrainPlan, job: Job | None, commands: dict[str, str]) -> dict[str, Any]:
+def plan_data(result: Any) -> dict[str, Any]:
     """Everything as plain data."""
+    found, job = result.plan, result.job
     return {
         "layouts": found.num_layouts,
         "fitting": found.num_fitting,
@@ -205,7 +220,7 @@ def plan_data(found: TrainPlan, job: Job | None, commands: dict[str, str]) -> di
         "front": [layout_row(step) | {"step_s": step.step_s} for step in found.front],
         "schedules": schedule_rows(found),
         "limits": limits(found.winner),
-        "commands": commands,
+        "commands": result.commands,
         "job": vars(job) if job else None,
         "notes": found.notes,
     }
@@ -238,8 +253,9 @@ def limits(step: TrainStep) -> str:
     )
 
 
-def plan_blocks(found: TrainPlan, job: Job | None, commands: dict[str, str]) -> list[Block]:
+def plan_text(result: Any) -> list[Block]:
     """The layouts, what limits the best, its commands, days and dollars."""
+    found, job = result.plan, result.job
     win = found.winner
     rows = [layout_row(step) for step in found.best]
     unused = [name for name in DEGREES if all(row[name] == 1 for row in rows) and name in ("VP", "CP", "EP")]
@@ -255,13 +271,18 @@ def plan_blocks(found: TrainPlan, job: Job | None, commands: dict[str, str]) -> 
                 f" {job.p50_s:.4g} s in the median and {job.p99_s:.4g} s at P99 of GPUs that vary."
             )
         )
-    blocks += [Line(f"{name}: {command}") for name, command in commands.items()]
+    blocks += [Line(f"{name}: {command}") for name, command in result.commands.items()]
     return [*blocks, *lines(found.notes, "note")]
 
 
 def _title(found: TrainPlan) -> str:
     c = found.asked
     return f"{c.shape.name} on {c.gpus:,} x {c.device}, {c.batch_size:,} x {c.sequence:,} tokens a step, {c.precision}"
+
+
+def plan_drawers(result: Any) -> dict[str, Callable[[], Figure]]:
+    """Memory against speed."""
+    return {"front": partial(front_figure, result.plan)}
 
 
 def front_figure(found: TrainPlan) -> dict[str, Any]:
@@ -311,15 +332,17 @@ def _points(steps: list[TrainStep], name: str, colour: str, mode: str) -> dict[s
     }  # fmt: skip
 
 
-def write_plan(found: TrainPlan, job: Job | None, commands: dict[str, str], path: str | Path) -> Path:
+def write_plan(result: Any, path: str | Path) -> Path:
     """The page of a plan."""
-    told = [block.text for block in plan_blocks(found, job, {}) if isinstance(block, Line) and block.kind == "plain"]
+    found, commands = result.plan, {f"{name}: {text}" for name, text in result.commands.items()}
+    plain = [one.text for one in plan_text(result) if isinstance(one, Line) and one.kind == "plain"]
+    told = [text for text in plain if text not in commands]
     fastest, front = ([layout_row(step) for step in steps] for steps in (found.best, found.front))
     blocks: list[Block] = [
         Plot("front", lambda: front_figure(found)),
         Table(fastest, "Fastest layouts", left=LEFT),
         Table(front, "Front of memory and speed", left=LEFT),
         Table(schedule_rows(found), "The best layout under other schedules", left=("schedule",)),
-        *(Command(name, text) for name, text in commands.items()),
+        *(Command(name, text) for name, text in result.commands.items()),
     ]
     return write_page(path, _title(found), [Section("", blocks), *lines(found.notes, "note")], lede=" ".join(told))

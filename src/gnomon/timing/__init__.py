@@ -8,24 +8,3 @@ from gnomon.timing.operators import Operator, stage_operators
 from gnomon.timing.source_registry import SOURCES
 from gnomon.timing.sources import Context, Source, make_source, timing_source
 from gnomon.timing.timer import Timer
-
-__all__ = [
-    "SOURCES",
-    "Baked",
-    "Batch",
-    "Context",
-    "HostConfig",
-    "HostPhase",
-    "Known",
-    "Operator",
-    "OperatorTime",
-    "Source",
-    "TableConfig",
-    "Timer",
-    "TimingConfig",
-    "breakdown",
-    "iteration_tables",
-    "make_source",
-    "stage_operators",
-    "timing_source",
-]

@@ -3,7 +3,7 @@
     @proof("mine")
     def prove(*files, on_progress=None) -> Findings: ...
 
-`gnomon.verify("mine", ...)` runs it; `gnomon.cli.verify` has its options on the command line.
+`gnomon.verify("mine", ...)` runs it; `cli/verify.yaml` has its options on the command line.
 """
 
 from __future__ import annotations

@@ -7,15 +7,3 @@ from gnomon.workload.config import SessionsConfig, TraceConfig, WorkloadConfig
 from gnomon.workload.generate import generate
 from gnomon.workload.presets import Preset, presets
 from gnomon.workload.requests import Requests, limit_lengths, with_rate
-
-__all__ = [
-    "Preset",
-    "Requests",
-    "SessionsConfig",
-    "TraceConfig",
-    "WorkloadConfig",
-    "generate",
-    "limit_lengths",
-    "presets",
-    "with_rate",
-]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,9 +20,10 @@ from gnomon.report.blocks import Block, Line, Table, lines
 COLUMNS = ("busy", "warm_up", "dependency", "communication", "contention", "cool_down")
 
 
-def step_blocks(step: StepRecord, what_if: list[WhatIf]) -> list[Block]:
+def step_text(result: Any) -> list[Block]:
     """Where the time of a step goes."""
-    run = step.run
+    step: StepRecord = result.step
+    run, what_if = step.run, result.what_if
     ranks, peaks = idle_time(run), [curve.peak for curve in step.memory]
     blocks: list[Block] = [Line(f"total_time {run.total_time:.6f}   idle {100 * run.bubble:.2f} %")]
     if step.draws is not None:
@@ -42,8 +45,9 @@ def step_blocks(step: StepRecord, what_if: list[WhatIf]) -> list[Block]:
     return [*blocks, *lines(step.notes, "note")]
 
 
-def step_data(step: StepRecord, what_if: list[WhatIf]) -> dict[str, Any]:
-    """A step as plain data."""
+def step_data(result: Any) -> dict[str, Any]:
+    """A step as plain data: the make-span, the idle share, every rank's time by cause, the critical path."""
+    step: StepRecord = result.step
     run = step.run
     ranks = zip(idle_time(run), step.memory, strict=True)
     return {
@@ -54,7 +58,7 @@ def step_data(step: StepRecord, what_if: list[WhatIf]) -> dict[str, Any]:
         "ranks": [asdict(rank) | {"peak_memory": curve.peak} for rank, curve in ranks],
         "critical_path": path_by_kind(run),
         "throttled": run.throttled,
-        "what_if": [asdict(row) for row in what_if],
+        "what_if": [asdict(row) for row in result.what_if],
         "notes": step.notes,
     }
 
@@ -137,6 +141,11 @@ def explanation(run: Run, what_if: list[WhatIf]) -> tuple[list[dict[str, Any]], 
         "faster_links": [asdict(one) for one in what_if],
     }
     return rows, data, blocks
+
+
+def step_tables(result: Any) -> dict[str, Callable[[], pl.DataFrame]]:
+    """Passes and transfers; ranks."""
+    return {"tasks": partial(task_frame, result.run), "ranks": partial(rank_frame, result.step)}
 
 
 def task_frame(run: Run) -> pl.DataFrame:

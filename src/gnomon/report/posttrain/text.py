@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +11,18 @@ from gnomon.posttrain.simulator.record import RunRecord, StepRecord
 from gnomon.posttrain.studies.compare import BASELINE, Outcome
 from gnomon.posttrain.studies.plan import Planned, reasons
 from gnomon.report import look
-from gnomon.report.blocks import Block, Command, Line, Plot, Section, Table, cell, lines
+from gnomon.report.blocks import Block, Command, Figure, Line, Plot, Section, Table, cell, lines
 from gnomon.report.page import write_page
-from gnomon.report.posttrain.figures import policy_rows
+from gnomon.report.posttrain.figures import allocation_figure, policies_figure
 
 SHARES = ("regret", "busy", "tail", "waiting", "transition", "unusable")
 
 RATIO = f"Ratio: tokens/s over those of {BASELINE}; a shorter step that trains on fewer tokens can be below 1."
 
 
-def run_data(record: RunRecord) -> dict[str, Any]:
-    """A run in figures."""
+def run_data(result: Any) -> dict[str, Any]:
+    """A run in figures: step time, throughput, shares of GPU time, every step."""
+    record: RunRecord = result.record
     return {
         "policy": record.policy,
         "step_s": record.step_s,
@@ -37,8 +40,19 @@ def run_data(record: RunRecord) -> dict[str, Any]:
     }
 
 
-def run_blocks(record: RunRecord) -> list[Block]:
+def run_tables(result: Any) -> dict[str, Callable[[], list[dict[str, Any]]]]:
+    """Every step."""
+    return {"steps": partial(result.summary.get, "steps")}
+
+
+def run_drawers(result: Any) -> dict[str, Callable[[], Figure]]:
+    """Who has which GPU when."""
+    return {"allocation": partial(allocation_figure, result.record)}
+
+
+def run_text(result: Any) -> list[Block]:
     """Every step, then where the GPU time goes."""
+    record: RunRecord = result.record
     shares = ", ".join(f"{cause} {100 * share:.1f} %" for cause, share in record.shares().items())
     bubbles = ", ".join(f"{name} {share:.0%}" for name, share in record.bubbles().items())
     lags = ", ".join(f"{lag}: {share:.0%} of groups" for lag, share in record.lags().items())
@@ -70,13 +84,28 @@ def step_row(step: StepRecord) -> dict[str, Any]:
     }
 
 
-def comparison_blocks(outcomes: list[Outcome], *, with_oracle: bool) -> list[Block]:
+def comparison_data(result: Any) -> dict[str, Any]:
+    """One row per policy, what the oracle did, and why some give the same digits."""
+    return {"policies": result.summary, "notes": comparison_notes(result.outcomes)}
+
+
+def comparison_tables(result: Any) -> dict[str, Callable[[], list[dict[str, Any]]]]:
+    """One row per policy."""
+    return {"policies": lambda: result.summary}
+
+
+def comparison_drawers(result: Any) -> dict[str, Callable[[], Figure]]:
+    """GPUs by owner, policy under policy."""
+    return {"policies": partial(policies_figure, result.outcomes)}
+
+
+def comparison_text(result: Any) -> list[Block]:
     """Policies side by side, shares in per cent."""
     rows = [
         {key: f"{100 * value:.1f} %" if key in SHARES else value for key, value in row.items()}
-        for row in policy_rows(outcomes, with_oracle=with_oracle)
+        for row in result.summary
     ]
-    caption = " ".join([RATIO, "Shares of GPU time: busy, then idle by cause.", *comparison_notes(outcomes)])
+    caption = " ".join([RATIO, "Shares of GPU time: busy, then idle by cause.", *comparison_notes(result.outcomes)])
     return [Table(rows, "Policies on the same lengths", caption)]
 
 
@@ -100,6 +129,27 @@ def comparison_notes(outcomes: list[Outcome]) -> list[str]:
 
 def _and(names: list[str]) -> str:
     return " and ".join((", ".join(names[:-1]), names[-1])) if len(names) > 1 else names[0]
+
+
+def plan_data(result: Any) -> dict[str, Any]:
+    """Every plan, why the first is the best, and how frameworks are told."""
+    rows = [one.row() for one in result.plans]
+    return {"plans": rows, "reasons": reasons(result.plans), "commands": result.commands}
+
+
+def plan_tables(result: Any) -> dict[str, Callable[[], list[dict[str, Any]]]]:
+    """Every plan."""
+    return {"plans": partial(result.summary.get, "plans")}
+
+
+def plan_drawers(result: Any) -> dict[str, Callable[[], Figure]]:
+    """Samples per second against lag."""
+    return {"plans": partial(plan_figure, result.plans)}
+
+
+def plan_text(result: Any) -> list[Block]:
+    """The best plans, why, and how to run the first."""
+    return plan_blocks(result.plans, result.top, result.commands)
 
 
 def plan_blocks(plans: list[Planned], top: int, commands: dict[str, str]) -> list[Block]:

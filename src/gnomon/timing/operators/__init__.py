@@ -18,26 +18,3 @@ from gnomon.timing.operators.work import (
     Recurrence,
     Work,
 )
-
-__all__ = [
-    "ACTIVATION_BYTES",
-    "Attention",
-    "Collective",
-    "Communication",
-    "Decode",
-    "Elementwise",
-    "Experts",
-    "Gemm",
-    "Kind",
-    "Mixed",
-    "Operator",
-    "Prefill",
-    "Recurrence",
-    "SamplerConfig",
-    "Sampling",
-    "Work",
-    "mixed_attention",
-    "num_collectives",
-    "num_kernels",
-    "stage_operators",
-]

@@ -23,7 +23,8 @@ from gnomon.api.pipeline import (
 )
 from gnomon.api.train import PRECISIONS, SHARDINGS, train
 from gnomon.core.errors import GnomonError
-from gnomon.report.pipeline.figures import CAUSES, cause_rows
+from gnomon.report.pipeline.figures import CAUSES, cause_rows, step_cards
+from gnomon.report.training import memory_bars, time_bars
 from gnomon.ui.blocks import cards, graph, notice, section
 from gnomon.ui.controls import Choice, Control, ControlError, Number, Slider, Switch, Text
 from gnomon.ui.pages.pieces import (
@@ -99,9 +100,9 @@ def _model_drawn(values: dict[str, Any]) -> dict[str, Any]:
     return {
         "cards": cards(figures),
         "notes": [*told, *(notice(text) for text in shown["notes"])],
-        "time": split_bars(*result.time_bars),
-        "memory": split_bars(*result.memory_bars),
-        "over_time": tall(result.memory_drawn()),
+        "time": split_bars(*time_bars(result.step)),
+        "memory": split_bars(*memory_bars(result.step)),
+        "over_time": tall(result.drawings["memory"]),
         "command": f"gnomon train step {flags}",
     }
 
@@ -286,7 +287,7 @@ def _schedule_drawn(values: dict[str, Any]) -> dict[str, Any]:
     is_on_grid = priorities_at(grid, chosen[:2]) == chosen
     return {
         "gantt": tall(figure),
-        "cards": cards((name, value, "") for name, value in step.cards.items()),
+        "cards": cards((name, value, "") for name, value in step_cards(step.run).items()),
         "notes": [notice(text, "warning") for text in step.step.notes],
         "causes": split_bars(CAUSES, cause_rows(step.run)),
         "heat": step.priorities_drawn(grid, chosen[:2] if is_on_grid else None),
