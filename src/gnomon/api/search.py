@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from gnomon.api.result import Progress, Result, Rows, read
 from gnomon.core.errors import ConfigError
-from gnomon.search.config import BenchConfig, SearchConfig
-from gnomon.search.slo import UNITS
+from gnomon.search.config import UNITS, BenchConfig, SearchConfig
 
 if TYPE_CHECKING:
     from gnomon.report.blocks import Block

@@ -13,8 +13,9 @@ import yaml
 from gnomon import catalog
 from gnomon.convert.options import option_map
 from gnomon.core.errors import ConfigError
+from gnomon.search.config import UNITS
 from gnomon.search.evaluate import Record
-from gnomon.search.slo import UNITS, shown
+from gnomon.search.slo import shown
 from gnomon.search.study import Found, winning_scenario
 from gnomon.serving.policies import POLICIES
 from gnomon.serving.scenario import Scenario

@@ -178,6 +178,11 @@ class EffortConfig(Config):
 
 
 Objective = Literal["qps_per_dollar", "cost", "goodput_per_gpu"]
+UNITS: dict[Objective, str] = {
+    "qps_per_dollar": "requests/s per $/h",
+    "cost": "$/h",
+    "goodput_per_gpu": "good requests/s per GPU",
+}
 
 
 class SearchConfig(Config):

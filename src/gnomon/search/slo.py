@@ -15,12 +15,6 @@ from gnomon.serving.results.saturation import MIN_SHARE, saturation
 from gnomon.serving.run.simulate import Run
 from gnomon.serving.scenario import Scenario
 
-UNITS: dict[Objective, str] = {
-    "qps_per_dollar": "requests/s per $/h",
-    "cost": "$/h",
-    "goodput_per_gpu": "good requests/s per GPU",
-}
-
 
 @dataclass(frozen=True)
 class Price:

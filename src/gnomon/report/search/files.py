@@ -16,8 +16,9 @@ from gnomon.report.blocks import Block, Card, Command, Figure, Line, Section, Ta
 from gnomon.report.page import write_page
 from gnomon.report.search import text as words
 from gnomon.report.search.text import gpus, latency_name
+from gnomon.search.config import UNITS
 from gnomon.search.evaluate import Record
-from gnomon.search.slo import UNITS, shown
+from gnomon.search.slo import shown
 from gnomon.search.study import Found, is_on_front, latency_axes, winning_scenario
 from gnomon.serving.results.intervals import Interval
 

@@ -10,10 +10,10 @@ from typing import Any
 from gnomon.convert.commands import ENGINES
 from gnomon.core import units
 from gnomon.report.blocks import Block, Command, Line, Table, lines, seconds
-from gnomon.search.config import LATENCIES, SearchConfig
+from gnomon.search.config import LATENCIES, UNITS, SearchConfig
 from gnomon.search.evaluate import Record
 from gnomon.search.matrix import Matrix
-from gnomon.search.slo import UNITS, shown
+from gnomon.search.slo import shown
 from gnomon.search.study import Found, front, latency_axes
 from gnomon.serving.results.intervals import Interval
 
