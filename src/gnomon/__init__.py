@@ -15,6 +15,7 @@ _LAZY: dict[str, str] = {
     "Result": "gnomon.api.result",
     "bench": "gnomon.api.search",
     "calibrate": "gnomon.api.calibration",
+    "capacity": "gnomon.api.load",
     "explain_gap": "gnomon.api.calibration",
     "Scenario": "gnomon.api.serving",
     "Simulation": "gnomon.api.serving",

@@ -21,7 +21,7 @@ from gnomon.search import load_curve
 from gnomon.search import load_curve as headroom
 from gnomon.search import study as answers
 from gnomon.search.capacity import coarse_bracket, find_capacity, rate_bound, refine
-from gnomon.search.config import BenchConfig, EffortConfig, SearchConfig
+from gnomon.search.config import BenchConfig, EffortConfig, SearchConfig, SloTargets
 from gnomon.search.evaluate import Record, Task, _first_met, bound_of, smallest_fleet
 from gnomon.search.matrix import _part, _path, _share, _task, _worth_elsewhere, questions
 from gnomon.search.results import ResultsFile
@@ -401,64 +401,87 @@ def test_headroom_is_what_is_left() -> None:
     assert headroom.Headroom(6.0, 0.0, True, curve).share is None
 
 
+def rated(count: int, rate: float = 1.0) -> Any:
+    times = np.arange(count) / rate
+    return replace(requests_of(times, [9] * count, [2] * count), shape=ArrivalShape(times, rate))
+
+
+def foretold(monkeypatch: pytest.MonkeyPatch, most: float = 10.0, *, is_sure: bool = True) -> list[int]:
+    """Capacities without simulations; the counts of requests that were asked about."""
+    seen: list[int] = []
+    monkeypatch.setattr(capacities, "saturation", lambda _, some: seen.append(len(some)) or (most, is_sure))
+    monkeypatch.setattr(headroom, "highest_load", lambda prober: most if prober.targets == SloTargets() else 8.0)
+    monkeypatch.setattr(headroom, "load_curve", lambda *_: load_curve.LoadCurve((), {}, 0))
+    return seen
+
+
 def test_the_load_of_a_trace_is_its_requests_over_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """400 requests from second 100 to second 200: 4 a second."""
-    curve = load_curve.LoadCurve((), {}, 0)
-    monkeypatch.setattr(headroom, "saturation", lambda *_: 10.0)
-    monkeypatch.setattr(headroom, "capacity", lambda *_: 8.0)
-    monkeypatch.setattr(headroom, "load_curve", lambda *_: curve)
+    foretold(monkeypatch)
     times = np.linspace(100.0, 200.0, 400)
     offered = replace(requests_of(times, [9] * 400, [2] * 400), shape=ArrivalShape(times, 4.0))
     setup = scenario().model_copy(update={"workload": scenario().workload.model_copy(update={"rate": None})})
     found = headroom.headroom(setup, offered)
-    assert found is not None
     assert (found.load_per_s, found.capacity_per_s, found.has_limits) == (4.0, 10.0, False)
     strict = setup.model_copy(update={"slo": setup.slo.model_copy(update={"e2e_s": 3.0})})
     found = headroom.headroom(strict, offered)
-    assert found is not None
     assert (found.capacity_per_s, found.has_limits) == (8.0, True)
-    assert headroom.headroom(setup, offered.take(np.arange(199))) is None, "fewer than 200"
-    assert headroom.headroom(setup, replace(offered, shape=None)) is None
+
+
+def test_where_no_capacity_is_named_it_is_said_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    foretold(monkeypatch)
+    found = headroom.headroom(scenario(), replace(rated(400), shape=None))
+    assert "no rate to raise" in found.why_unknown and found.share is None
+    assert found.to_dict() == {"capacity_per_s": None, "why_unknown": found.why_unknown}
 
 
 @pytest.mark.parametrize(
     ("count", "replicas", "used", "is_rough"),
-    [(999, 1, 999, True), (1000, 1, 1000, False), (1999, 2, 1999, True), (2000, 2, 2000, False),
-     (5001, 1, 5000, False), (10_001, 2, 10_000, False), (20_001, 5, 20_000, False), (399, 2, None, False),
-     (400, 2, 400, True)],
+    [(199, 1, 199, True), (999, 1, 999, True), (1000, 1, 1000, False), (1999, 2, 1999, True), (2000, 2, 2000, False),
+     (5001, 1, 5000, False), (10_001, 2, 10_000, False), (20_001, 5, 20_000, False), (20_001, 50, 20_000, False)],
 )  # fmt: skip
 def test_how_many_requests_a_headroom_takes(
-    monkeypatch: pytest.MonkeyPatch, count: int, replicas: int, used: int | None, is_rough: bool
+    monkeypatch: pytest.MonkeyPatch, count: int, replicas: int, used: int, is_rough: bool
 ) -> None:
-    """At least 200 a replica, rough below 1,000, at most 5,000, and 20,000 for all."""
-    seen = []
-    monkeypatch.setattr(headroom, "saturation", lambda _, some, __: seen.append(len(some)) or 10.0)
-    monkeypatch.setattr(headroom, "load_curve", lambda *_: load_curve.LoadCurve((), {}, 0))
-    times = np.arange(float(count))
-    offered = replace(requests_of(times, [9] * count, [2] * count), shape=ArrivalShape(times, 1.0))
-    found = headroom.headroom(scenario(num_replicas=replicas), offered)
-    assert seen == ([] if used is None else [used])
-    assert (found is None) is (used is None)
-    assert found is None or (found.is_rough, found.load_per_s) == (is_rough, 20.0)
+    """Rough below 1,000 a replica, at most 5,000, and 20,000 for all."""
+    seen = foretold(monkeypatch)
+    found = headroom.headroom(scenario(num_replicas=replicas), rated(count))
+    assert (seen, found.is_rough, found.load_per_s) == ([used], is_rough, 20.0)
+    foretold(monkeypatch, is_sure=False)
+    assert headroom.headroom(scenario(num_replicas=replicas), rated(count)).is_rough
 
 
 def test_nobody_waits_for_a_headroom_longer_than_20_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    def slow(seconds: float) -> Any:
-        def found(_: Any, __: Any, turn: Any) -> float:
-            clock[0] += seconds
-            with turn():
-                return 10.0
-
-        return found
-
+    foretold(monkeypatch)
     clock = [5.0]
     monkeypatch.setattr(headroom, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    monkeypatch.setattr(headroom, "load_curve", lambda *_: load_curve.LoadCurve((), {}, 0))
-    times = np.arange(400.0)
-    offered = replace(requests_of(times, [9] * 400, [2] * 400), shape=ArrivalShape(times, 1.0))
     for seconds, is_found in ((20.0, True), (20.5, False)):
-        monkeypatch.setattr(headroom, "saturation", slow(seconds))
-        assert (headroom.headroom(scenario(), offered) is not None) is is_found
+
+        def slow(*given: Any, seconds: float = seconds) -> Any:
+            clock[0] += seconds
+            with given[-1]():
+                return load_curve.LoadCurve((), {}, 0)
+
+        monkeypatch.setattr(headroom, "load_curve", slow)
+        assert (headroom.headroom(scenario(), rated(400)).why_unknown == "") is is_found
+
+
+@pytest.mark.parametrize("copies", [1, 3])
+def test_a_backlog_is_worked_off_at_a_rate(copies: int) -> None:
+    """A batch of up to 32 sequences takes 10 ms, and 1 ms for each: 32 tokens in 42 ms. Requests of 1 + 9 tokens are in
+    9 iterations: 32 / (9 x 0.042 s) a second from each replica, whether 50 or 3,000 of them say so."""
+    table = {"source": "table", "table": {"per_iteration": 0.01, "per_sequence": 0.001}}
+    setup = scenario(timing=table, batching={"max_sequences": 32}, num_replicas=copies)
+    for count in (50, 3000):
+        offered = requests_of(np.arange(count) / 20, [1] * count, [9] * count)
+        found, is_sure = capacities.saturation(setup, offered)
+        assert found == pytest.approx(copies * 32 / (9 * 0.042), rel=0.01)
+        assert is_sure
+
+
+def test_where_the_rest_is_turned_away_nothing_piles_up() -> None:
+    setup = scenario(admission={"name": "queue_limit", "options": {"max_waiting": 5}})
+    assert capacities.saturation(setup, rated(400)) == (np.inf, True)
 
 
 def test_loads_of_a_curve(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ from gnomon.search.evaluate import (
     sequence,
 )
 from gnomon.search.results import ResultsFile
-from gnomon.search.slo import GROWING, TURNED_AWAY, Verdict, judge, price
+from gnomon.search.slo import TURNED_AWAY, Verdict, judge, price
 from gnomon.search.space import candidates, scenario_of
 from gnomon.search.study import search_with, winning_scenario
 from gnomon.serving.engine.state import FINISHED, REJECTED, SHED
@@ -122,13 +122,6 @@ def test_more_than_two_in_a_hundred_turned_away_are_too_many(shed: int, met: boo
     found = judge(ended(rows), targets())
     assert (found.met, found.worst, found.turned_away) == (met, "" if met else TURNED_AWAY, shed / 100)
     assert judge(ended(rows), targets(goodput={"ttft_s": 1.0, "share": 0.9})).met, "goodput says how many may be lost"
-
-
-def test_a_growing_queue_is_no_capacity() -> None:
-    """One a second arrives, and one every two seconds is begun."""
-    rows = [(float(k), 2.0 * k, 2.0 * k + 1, 2.0 * k + 2, 2, FINISHED) for k in range(200)]
-    found = judge(ended(rows), targets(ttft_s={"max": 1000.0}))
-    assert (found.excess, found.worst, found.miss) == (np.inf, GROWING, GROWING)
 
 
 class Table:

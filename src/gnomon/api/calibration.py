@@ -65,6 +65,8 @@ def calibrate(
     from gnomon.calibration.read import read_logs
 
     chosen = scenario(given, **overrides)
+    if "engine" not in chosen.model_fields_set:
+        chosen = scenario(given, engine="none", **overrides)  # What is fitted takes the place of an engine's constants.
     found = fit(
         read_logs(logs), chosen, hold_out=hold_out, leave_out_slow=leave_out_slow, with_scale=kernel_scale,
         with_clock=clock, on_progress=on_progress,

@@ -178,7 +178,7 @@ def _told(found: Simulation, reports: Path | None) -> dict[str, Any]:
     source = next((timer.source.name for timer in timers if timer is not None), "given")
     answer = _figures(found) | {
         "intervals_90": as_data(found.intervals),
-        "capacity": None if found.headroom is None else found.headroom.to_dict(),
+        "capacity": found.headroom.to_dict(),
         "times_are": _basis(source, found.scenario.calibration),
         "warnings": found.summary.warnings,
         "notes": found.summary.notes,

@@ -140,8 +140,8 @@ class Simulation(Result):
         return replace(found, timing_error=said.error)
 
     @cached_property
-    def headroom(self) -> Headroom | None:
-        """The capacity beside the load, by about twenty short simulations; None where the arrivals have no rate."""
+    def headroom(self) -> Headroom:
+        """The capacity beside the load, by about twenty short simulations, or why there is none to name."""
         from gnomon.search.load_curve import headroom
         from gnomon.workload import generate
 

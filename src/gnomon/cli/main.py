@@ -12,6 +12,7 @@ from gnomon.core.errors import GnomonError
 
 COMMANDS = {
     "simulate": "Simulate a serving deployment: latency, throughput, utilisation, cost.",
+    "capacity": "How many users or requests per second within an SLO, and what a million tokens costs.",
     "serve": "Serve a scenario to OpenAI clients: tokens come when the simulated engine would give them.",
     "compare": "Run several variants on the same requests and print paired differences.",
     "explain": "Say why requests were slow, what would help, and what limits a deployment.",
@@ -41,8 +42,8 @@ COMMANDS = {
 
 MODULES = {
     **{name: f"serving:{name.replace('-', '_')}" for name in (
-        "simulate", "serve", "compare", "explain", "check", "check-policy", "calibrate", "explain-gap", "manifest",
-        "time",
+        "simulate", "capacity", "serve", "compare", "explain", "check", "check-policy", "calibrate", "explain-gap",
+        "manifest", "time",
     )},
     **{name: f"search:{name}" for name in ("search", "bench")},
     **{name: f"tools:{name}" for name in ("convert", "mcp", "ui", "completion")},

@@ -48,7 +48,7 @@ def simulate(
     """Simulate SCENARIO (a YAML file), or what the flags say.
 
     Without either: Llama-3-8B on one H200 under a chat load of 31 requests per second, about 80 % of what it can take,
-    batched as vLLM v1 does.
+    as vLLM serves it. `--engine none`: kernels only.
 
     \b
     Examples:
@@ -71,6 +71,23 @@ def simulate(
         click.echo(REPORT.format(folder), err=as_json)
     if project is not None:
         click.echo(f"Logged to Weights & Biases: {result.log_to_wandb(project)}", err=as_json)
+
+
+@click.command(cls=SectionedCommand)
+@scenario_argument()
+@answered(out="Folder for capacity.json.")
+@config_options(Scenario)
+def capacity(file: str | None, overrides: dict[str, Any], on_progress: Any) -> Any:
+    """How much load SCENARIO takes within its SLO: requests per second, users at once, $ per million tokens.
+
+    \b
+    Examples:
+      gnomon capacity --model llama-3-8b --gpu h100 --slo.ttft-s 500ms --slo.tpot-s 50ms
+      gnomon capacity examples/serving/closed_loop.yaml --json
+    """
+    from gnomon.api import load
+
+    return load.capacity(file, on_progress=on_progress, **overrides)
 
 
 @click.command(cls=SectionedCommand)

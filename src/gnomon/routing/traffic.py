@@ -82,7 +82,7 @@ def _pools_and_tables(domain: DomainConfig) -> tuple[list[Pool], IterationTables
         for slowdown in domain.slowdowns
     ]
     batching = {"max_sequences": max(domain.max_sequences), "max_batch_tokens": max(domain.max_batch_tokens)}
-    scenario = build(Scenario, {"model": domain.model, "pools": written, "batching": batching})
+    scenario = build(Scenario, {"model": domain.model, "engine": "none", "pools": written, "batching": batching})
     pools = resolve(scenario)
     count = max(domain.max_sequences)  # As many as a batch may hold.
     longest = _requests(np.full(count, domain.max_tokens - 1), np.ones(count))

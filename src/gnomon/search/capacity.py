@@ -8,14 +8,17 @@ doubling the length no longer changes the answer.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
 from gnomon.core.errors import ConfigError
 from gnomon.search.config import EffortConfig, SloTargets
-from gnomon.search.slo import Verdict, judge
+from gnomon.search.slo import GROWING, Verdict, judge
 from gnomon.serving.deciders import DECIDERS
+from gnomon.serving.engine.state import FINISHED, SHED
 from gnomon.serving.run.simulate import run
 from gnomon.serving.scenario import Scenario
 from gnomon.serving.scenario.pool import Pool
@@ -82,6 +85,8 @@ def _least_decode(tables: IterationTables, stage: int) -> float:
     return float((tables.decode_s[stage, 1:, 1:] / (count * tables.kv_axis[None, 1:])).min())
 
 
+Turn = Callable[[], AbstractContextManager[None]]
+"""Entered for every simulation, so that others can have the machine between two."""
 COARSE = 1.1
 """Width of the bracket that short runs find."""
 IDLE = 0.01
@@ -95,6 +100,51 @@ TURNOVERS = 50
 the first requests find an empty machine (measured: 3 % too high at 25, within 2 % from 50 on)."""
 MIN_QUARTER = 1000
 """Requests that a quarter must have to say something."""
+OVERLOAD = 10.0
+"""Times a load that cannot be sustained: the backlog is there at once."""
+FULL = 4
+"""Times as many requests as it holds at once: filling and emptying are at both ends of a run, and cancel out."""
+BASE_REQUESTS, MOST_REQUESTS = 10_000, 80_000
+"""Of one lot, and of one run."""
+
+
+def saturation(scenario: Scenario, requests: Requests) -> tuple[float, bool]:
+    """The load beyond which requests pile up without end: the rate at which a backlog is worked off, and whether there
+    were enough requests to tell. Infinite where admission control turns the rest away.
+
+    A queue that grows for a while tells nothing: a server that takes everyone into its batch fills up for minutes at a
+    load that it can carry, and a short run ends before the queue of a load that is too high has grown. So more requests
+    than it can hold are sent at once, and twice as many: what the second half adds to the time is what it takes when
+    the deployment is full from the first to the last."""
+    copies, bound = 1, rate_bound(scenario, requests)
+    if not scenario.pools and (scenario.front_end.per_replica or scenario.front_end.takes_no_time):
+        copies = scenario.num_replicas  # With a backlog, each works as if it were alone.
+        scenario = scenario.model_copy(update={"num_replicas": 1})
+    scenario = scenario.model_copy(update={"time_limit_s": None})
+    requests = requests.take(np.arange(min(len(requests), BASE_REQUESTS)))
+    count, before_s, can_repeat = len(requests), 0.0, not len(requests.prefix_hashes)
+    if not can_repeat:
+        count //= 2  # A prompt that comes again is found in the cache.
+    while True:
+        lot = requests.take(np.resize(np.arange(len(requests)), count))
+        at_once = np.arange(count) / (OVERLOAD * bound)
+        done = run(scenario, requests=replace(lot, arrival_s=at_once, shape=None)).cluster.requests
+        served = done.status == FINISHED
+        if (done.status == SHED).any() or not served.any():
+            return np.inf, True
+        end_s = float(done.finished_s[served].max())
+        is_full = count >= FULL * _most_at_once(done.scheduled_s[served], done.finished_s[served])
+        is_last = 2 * count > (MOST_REQUESTS if can_repeat else len(requests))
+        if before_s and (is_full or is_last):
+            return copies * count / 2 / max(end_s - before_s, 1e-12), bool(is_full)
+        count, before_s = 2 * count, end_s
+
+
+def _most_at_once(start_s: np.ndarray, end_s: np.ndarray) -> int:
+    """The most that were being served at the same time."""
+    started = np.sort(start_s)
+    ended = np.searchsorted(np.sort(end_s), started, side="right")
+    return int((np.arange(1, started.size + 1) - ended).max())
 
 
 @dataclass(frozen=True)
@@ -121,6 +171,7 @@ class Prober:
     requests: Requests
     """As many as the longest run may need."""
     targets: SloTargets
+    turn: Turn = nullcontext
     runs: int = 0
     simulated: int = 0
     _known: dict[tuple[float, int], Verdict] = field(default_factory=dict)
@@ -140,11 +191,21 @@ class Prober:
                 return early
         return self(rate, count)
 
+    @cached_property
+    def saturation(self) -> tuple[float, bool]:
+        """The load beyond which requests pile up, and whether there are enough of them to tell."""
+        with self.turn():
+            return saturation(self.scenario, self.requests)
+
     def _simulate(self, rate: float, count: int) -> Verdict:
         self.runs += 1
         self.simulated += count
         chosen = self.requests if count == len(self.requests) else self.requests.take(np.arange(count))
-        return judge(run(self.scenario, requests=with_rate(chosen, rate)), self.targets)
+        with self.turn():
+            verdict = judge(run(self.scenario, requests=with_rate(chosen, rate)), self.targets)
+        if verdict.met and rate > self.saturation[0]:
+            return replace(verdict, excess=np.inf, worst=GROWING)
+        return verdict
 
 
 def find_capacity(prober: Prober, bound: float, effort: EffortConfig, num_ranks: int) -> Capacity:

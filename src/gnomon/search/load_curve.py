@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
 
-from gnomon.core.errors import GnomonError
-from gnomon.search.capacity import Prober, coarse_bracket, rate_bound, refine
+from gnomon.search.capacity import Prober, Turn, coarse_bracket, rate_bound, refine
 from gnomon.search.config import SloTargets
-from gnomon.search.slo import Verdict
 from gnomon.serving.engine.state import FINISHED
 from gnomon.serving.results.latency import request_times
 from gnomon.serving.run.simulate import run
@@ -28,9 +26,6 @@ PRECISION = 0.02
 """Relative width to which a capacity is bracketed."""
 SLO_STATISTIC = "p99"
 """A limit counts as met where this share of the requests meets it."""
-
-Turn = Callable[[], AbstractContextManager[None]]
-"""Entered for every simulation, so that others can have the machine between two."""
 
 
 @dataclass(frozen=True)
@@ -54,31 +49,25 @@ def load_curve(scenario: Scenario, requests: Requests, saturation: float, turn: 
     return LoadCurve(loads, seconds, len(requests))
 
 
-def saturation(scenario: Scenario, requests: Requests, turn: Turn = nullcontext) -> float:
-    """The highest load at which the queue does not grow."""
-    return capacity(scenario.model_copy(update={"slo": SloConfig()}), requests, turn)
+def targets_of(slo: SloConfig) -> SloTargets:
+    """The limits of a scenario, for 99 % of the requests."""
+    limits = {f"{name}_s": getattr(slo, f"{name}_s") for name in LATENCIES}
+    return SloTargets(**{name: {SLO_STATISTIC: limit} for name, limit in limits.items() if limit is not None})
 
 
 def capacity(scenario: Scenario, requests: Requests, turn: Turn = nullcontext) -> float:
-    """The highest load at which 99 % of the requests meet each limit and the queue does not grow; 0 for none."""
-    limits = {f"{name}_s": getattr(scenario.slo, f"{name}_s") for name in LATENCIES}
-    targets = SloTargets(**{name: {SLO_STATISTIC: limit} for name, limit in limits.items() if limit is not None})
-    prober = _PatientProber(scenario, requests, targets)
-    prober.turn = turn
-    with turn():
-        bound = rate_bound(scenario, requests)
-    low, _ = coarse_bracket(prober, bound, len(requests))
-    return refine(prober, low, len(requests), PRECISION)[0] if low else 0.0
+    """The highest load at which 99 % of the requests meet each limit and they do not pile up; 0 for none."""
+    return highest_load(Prober(scenario, requests, targets_of(scenario.slo), turn))
 
 
-class _PatientProber(Prober):
-    """A prober that lets others have their turn between two runs."""
-
-    turn: Turn
-
-    def _simulate(self, rate: float, count: int) -> Verdict:
-        with self.turn():
-            return super()._simulate(rate, count)
+def highest_load(prober: Prober) -> float:
+    """The highest load that meets the targets, on all requests of a prober; 0 for none."""
+    most, _ = prober.saturation
+    is_bounded, count = bool(np.isfinite(most)), len(prober.requests)
+    if is_bounded and prober(most, count).met:
+        return most
+    low, _ = coarse_bracket(prober, most if is_bounded else rate_bound(prober.scenario, prober.requests), count)
+    return refine(prober, low, count, PRECISION)[0] if low else 0.0
 
 
 def _latencies(scenario: Scenario, requests: Requests, turn: Turn) -> dict[tuple[str, str], float | None]:
@@ -97,11 +86,8 @@ def _latencies(scenario: Scenario, requests: Requests, turn: Turn) -> dict[tuple
 REQUESTS_PER_RANK = 5000
 MAX_REQUESTS = 20_000
 """Requests of one run: enough for a P99, few enough to answer in about a second."""
-MIN_PER_RANK = 200
-"""With fewer on every replica a run has begun and ended before its queue could grow."""
 SURE_PER_RANK = 1000
-"""With fewer the capacity may be far off: half of it with 400 of the default workload. Where requests are drawn, twice
-as many are."""
+"""With fewer a P99 says little. Where requests are drawn, twice as many are."""
 PATIENCE_S = 20.0
 
 
@@ -111,55 +97,65 @@ class Headroom:
 
     load_per_s: float
     capacity_per_s: float
-    """The highest load within the limits of the SLO (99 % of the requests) and without a growing queue; 0 for none."""
+    """The highest load within the limits of the SLO (99 % of the requests) at which requests do not pile up; 0 for
+    none, not a number where `why_unknown` says why."""
     has_limits: bool
     curve: LoadCurve
-    """Latencies up to beyond the load at which the queue grows."""
+    """Latencies up to beyond the load at which requests pile up."""
     is_rough: bool = False
     """Found with so few requests that the capacity may be far off."""
+    why_unknown: str = ""
+    """Why there is no capacity to name; empty where there is."""
 
     @property
     def share(self) -> float | None:
-        """How much of the capacity is left; negative above it; None where no load meets the SLO."""
-        return 1.0 - self.load_per_s / self.capacity_per_s if self.capacity_per_s else None
+        """How much of the capacity is left; negative above it; None where no load meets the SLO, or none is known."""
+        return 1.0 - self.load_per_s / self.capacity_per_s if self.capacity_per_s and not self.why_unknown else None
 
-    def to_dict(self) -> dict[str, float | None]:
+    def to_dict(self) -> dict[str, float | str | None]:
         """Plain data."""
+        if self.why_unknown:
+            return {"capacity_per_s": None, "why_unknown": self.why_unknown}
         return {"load_per_s": self.load_per_s, "capacity_per_s": self.capacity_per_s, "headroom": self.share}
 
 
-def headroom(scenario: Scenario, requests: Requests) -> Headroom | None:
-    """None where arrivals have no rate, the fleet changes, there are too few requests to tell, or it takes too long."""
+def headroom(scenario: Scenario, requests: Requests) -> Headroom:
+    """The capacity of a deployment beside its load, or why there is none to name."""
     if scenario.fleet is not None:
-        return None
+        return _unknown("of a fleet whose replicas change there is none: see its hours")
+    if requests.shape is None:
+        return _unknown("these arrivals have no rate to raise: gnomon capacity finds the users at once")
     ranks = sum(pool.num_ranks for pool in scenario.all_pools())
     count = min(len(requests), REQUESTS_PER_RANK * ranks, MAX_REQUESTS)
-    if requests.shape is None or count < MIN_PER_RANK * ranks:
-        return None
     load = scenario.workload.rate or len(requests) / max(float(requests.arrival_s[-1] - requests.arrival_s[0]), 1e-9)
-    some = requests if count == len(requests) else requests.take(np.arange(count))
     is_drawn = scenario.workload.trace is None and len(requests) == scenario.workload.num_requests
     if is_drawn and count < SURE_PER_RANK * ranks:
         count = min(2 * SURE_PER_RANK * ranks, MAX_REQUESTS)
-        some = generate(scenario.workload.model_copy(update={"num_requests": count}), scenario.seed)
+        requests = generate(scenario.workload.model_copy(update={"num_requests": count}), scenario.seed)
+    some = requests if count == len(requests) else requests.take(np.arange(count))
     end = time.monotonic() + PATIENCE_S
 
     @contextmanager
     def turn() -> Iterator[None]:
         if time.monotonic() > end:
-            raise _TooLong("the capacity was not found in time.")
+            raise _TooLong
         yield
 
+    targets = targets_of(scenario.slo)
+    prober = Prober(scenario, some, targets, turn)
     try:
-        full = saturation(scenario, some, turn)
-        limits = scenario.slo
-        has_limits = any(limit is not None for limit in (limits.ttft_s, limits.tpot_s, limits.e2e_s))
-        most = capacity(scenario, some, turn) if has_limits else full
-        curve = load_curve(scenario, some, full, turn)
-        return Headroom(load, most, has_limits, curve, is_rough=count < SURE_PER_RANK * ranks)
+        full, is_sure = prober.saturation
+        most = highest_load(prober)
+        curve = load_curve(scenario, some, full if np.isfinite(full) else most, turn)
     except _TooLong:
-        return None
+        return _unknown(f"not found within {PATIENCE_S:.0f} seconds: gnomon capacity looks longer")
+    is_rough = not is_sure or count < SURE_PER_RANK * min(ranks, MAX_REQUESTS // SURE_PER_RANK)
+    return Headroom(load, most, targets != SloTargets(), curve, is_rough)
 
 
-class _TooLong(GnomonError):
+def _unknown(why: str) -> Headroom:
+    return Headroom(np.nan, np.nan, False, LoadCurve((), {}, 0), why_unknown=why)
+
+
+class _TooLong(Exception):
     """Nobody waits longer."""

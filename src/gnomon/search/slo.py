@@ -11,7 +11,6 @@ from gnomon.core.arrays import Floats, Ints
 from gnomon.search.config import LATENCIES, GoodputConfig, Objective, SloTargets
 from gnomon.serving.engine.state import FINISHED, SHED
 from gnomon.serving.results.latency import RequestTimes, request_times
-from gnomon.serving.results.saturation import MIN_SHARE, saturation
 from gnomon.serving.run.simulate import Run
 from gnomon.serving.scenario import Scenario
 
@@ -61,6 +60,8 @@ GROWING = "growing queue"
 UNSERVED = "no request is served"
 TURNED_AWAY = "requests turned away"
 """By admission control, so that the queue does not grow."""
+MIN_TURNED_AWAY = 0.02
+"""Share of the requests."""
 
 _SHOWN = (("ttft_s", "p50"), ("ttft_s", "p90"), ("ttft_s", "p99"), ("tbt_s", "p50"), ("tbt_s", "p99"), ("e2e_s", "p50"))
 """Latencies that are reported whatever the SLO says."""
@@ -108,13 +109,10 @@ def judge(run: Run, targets: SloTargets) -> Verdict:
     if targets.goodput is not None:
         good_share = _good_share(targets.goodput, times, done)
         excesses["goodput"] = targets.goodput.share / max(good_share, 1e-9)
-    trend = saturation(run.cluster.requests, done.size, counts_running=True)
-    if trend is not None and trend.is_saturated:
-        excesses[GROWING] = np.inf
     if not done.any():
         excesses[UNSERVED] = np.inf
     turned_away = float((run.cluster.requests.status == SHED).mean())
-    if turned_away > MIN_SHARE and targets.goodput is None:  # That says itself how many may be lost.
+    if turned_away > MIN_TURNED_AWAY and targets.goodput is None:  # That says itself how many may be lost.
         excesses[TURNED_AWAY] = np.inf
     worst = max(excesses, key=lambda name: excesses[name], default="")
     named = {f"{metric} {stat}": value for (metric, stat), value in figures.items()}

@@ -13,6 +13,7 @@ from gnomon.api.serving import Scenario, decider_names, router_names
 from gnomon.core.config import Field, fields, load
 from gnomon.core.errors import DataError, GnomonError
 from gnomon.core.text import parse_yaml
+from gnomon.serving.scenario.engine_presets import NO_ENGINE
 from gnomon.ui import uploads
 from gnomon.ui.controls import Choice, Control, ControlError, Number
 from gnomon.workload.presets import preset_names
@@ -81,8 +82,6 @@ KEYS = {
 """The field behind each control whose value it takes as it is."""
 LIMITS = {"ttft": ("slo.ttft_s", 1e3), "tpot": ("slo.tpot_s", 1e3), "e2e": ("slo.e2e_s", 1.0)}
 """Limits: the field, and how many of the control's units a second has."""
-NO_ENGINE = "none"
-"""Without the preset of an engine."""
 OF_ENGINE = "engine"
 """The batching policy of the engine; without one, a scenario's default."""
 OTHER = "other"
@@ -111,15 +110,13 @@ def _as_given(values: Mapping[str, Any]) -> dict[str, Any]:
     flat = {key: values[name] for name, key in KEYS.items() if values.get(name) is not None}
     if flat.get("batching.policy") == OF_ENGINE:
         del flat["batching.policy"]
-    return flat if values.get("engine", NO_ENGINE) == NO_ENGINE else flat | {"engine.name": values["engine"]}
+    return flat | ({"engine.name": values["engine"]} if values.get("engine") else {})
 
 
 def _usual(scenario: Scenario) -> Scenario:
-    """The default scenario; with an engine, as that runs this model on this device."""
-    if scenario.engine is None:
-        return Scenario()
-    same = {"model": scenario.model, "device": scenario.device, "engine.name": scenario.engine.name}
-    return load(Scenario, None, same)
+    """The default scenario, as the engine runs this model on this device."""
+    name = scenario.engine.name if scenario.engine else NO_ENGINE
+    return load(Scenario, None, {"model": scenario.model, "device": scenario.device, "engine.name": name})
 
 
 def _workload(values: Mapping[str, Any]) -> dict[str, Any]:

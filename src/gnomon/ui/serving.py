@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from gnomon.api.load import MAX_REQUESTS, REQUESTS_PER_RANK, LoadCurve
-from gnomon.api.load import capacity as find_capacity
+from gnomon.api.load import highest_load as find_capacity
 from gnomon.api.load import load_curve as find_curve
 from gnomon.api.serving import Scenario, Simulation, simulate, without_slo
 from gnomon.core.config import load

@@ -45,7 +45,9 @@ def compare(name: str, repeats: list[tuple[Log, Scenario]], tolerances: Mapping[
 def _scenario_of(run: Path, given: str | Path | None, calibration: str | None) -> Scenario:
     beside = run / SCENARIO if run.is_dir() else run.with_name(SCENARIO)
     path = given if given is not None else beside if beside.is_file() else None
-    return load(Scenario, path, {"calibration": calibration} if calibration else None)
+    # Settings are those recorded; without a scenario nothing says that the engine was vLLM.
+    more = {"calibration": calibration} if calibration else {} if path is not None else {"engine": "none"}
+    return load(Scenario, path, more)
 
 
 @proof("engine")

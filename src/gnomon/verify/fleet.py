@@ -110,6 +110,7 @@ def _group_tpot_s(ranks: int, requests: int, lengths: str) -> float:
     """Mean TPOT of a group of so many ranks, each of which runs so many requests."""
     setup = {
         "model": "deepseek-v3.2",
+        "engine": "none",
         "device": "h200",
         "timing": {"source": "roofline"},
         "replica": {"data_parallel": ranks, "expert_parallel": True},
@@ -182,6 +183,7 @@ def _questions(seed: int = 0) -> Requests:
 def _requests_per_s(policy: str, cached: int) -> float:
     setup = {
         "model": "llama-3.1-8b",
+        "engine": "none",
         "device": "a100-80gb",
         "timing": {"source": "roofline"},
         "batching": {"policy": policy, "max_sequences": 16},
@@ -227,6 +229,7 @@ def _day(name: str) -> Summary:
     """A day of Llama-3-70B under one controller: long requests, so that the peak needs about ten replicas."""
     setup = {
         "model": "llama-3-70b",
+        "engine": "none",
         "device": "h100",
         "num_replicas": 4,
         "replica": {"tensor_parallel": 4},

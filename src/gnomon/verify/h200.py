@@ -79,7 +79,8 @@ class Recording:
     def scenario(self, profile: Path, host: HostConfig, *, full_clock: bool = False) -> Scenario:
         """The recorded engine as a scenario: kernels of the profile at the run's clock (or full clock)."""
         timing = {"source": "profile", "path": str(profile), "clock": 1.0 if full_clock else self.clock(profile)}
-        given = {"batching": {"policy": "vllm_v1"}, "timing": timing | {"host": host.model_dump(exclude_unset=True)}}
+        timing |= {"host": host.model_dump(exclude_unset=True)}
+        given = {"engine": "none", "batching": {"policy": "vllm_v1"}, "timing": timing}
         return with_facts(build(Scenario, given), [self.log])
 
 

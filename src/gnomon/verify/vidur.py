@@ -150,7 +150,8 @@ def scenario_of(recorded: RecordedRun) -> Scenario:
     return build(
         Scenario,
         {
-            "model": setup["model"], "device": setup["device"], "num_replicas": setup["num_replicas"],
+            "model": setup["model"], "engine": "none", "device": setup["device"],
+            "num_replicas": setup["num_replicas"],
             "replica": {k: v for k, v in replica.items() if v is not None},
             "batching": {k: v for k, v in batching.items() if v is not None}, "router": _ROUTERS[router],
         },

@@ -105,6 +105,7 @@ def scenario_of(recording: Recording, model: Model, profiles: str | Path, device
     overlap = recording.option("async_scheduling", "scheduler_config")
     reserves = recording.option("scheduler_reserve_full_isl", "scheduler_config") is not False
     return Scenario(
+        engine=None,  # Its settings are those recorded, and its host time is in the profiles.
         model=recording.model,
         device=device,
         num_replicas=1 if in_lockstep else ranks,

@@ -208,25 +208,20 @@ def _group_table(name: str, accounts: Accounts, metric: Metric, slow: Slow, bins
     return Table(shown[:_MOST_ROWS], f"By {name}" if name != "arrival" else "Over time, by arrival", caption)
 
 
-def missed_blocks(accounts: Accounts) -> list[Block]:
-    """For each missed target, what the requests that miss it suffer from."""
-    blocks: list[Block] = []
-    slo = accounts.run.scenario.slo
+def missed_sentences(accounts: Accounts) -> list[str]:
+    """For each missed target, what the requests that miss it suffer from; the one that most miss first."""
+    told: list[tuple[float, str]] = []
     metric: Metric
     for metric in ("ttft", "tpot", "e2e"):
-        target = getattr(slo, f"{metric}_s")
+        target = getattr(accounts.run.scenario.slo, f"{metric}_s")
         found = missed(accounts, metric, target) if target is not None else None
         if found is None:
             continue
         share = found.rows.size / accounts.ids.size
         causes = [f"{cause.words} {cause.share:.0%}" for cause in found.causes[:3] if cause.share >= 0.05]
-        blocks.append(
-            Line(
-                f"{share:.1%} of the requests miss {SHORT[metric]} ≤ {_s(target)}; what they take more than typical"
-                f" ones: {', '.join(causes) or 'nothing that stands out'}."
-            )
-        )
-    return blocks
+        because = f"what they take more than typical ones: {', '.join(causes) or 'nothing that stands out'}"
+        told.append((share, f"{share:.1%} of the requests miss {SHORT[metric]} ≤ {_s(target)}; {because}."))
+    return [text for _, text in sorted(told, key=lambda one: -one[0])]
 
 
 # One request.

@@ -14,7 +14,7 @@ from gnomon.core import units
 from gnomon.report.blocks import Block, Figure, Table, lines, seconds
 from gnomon.report.serving import explain_figures as figures
 from gnomon.report.serving import explain_text as words
-from gnomon.serving.results.counterfactual import Outcome
+from gnomon.serving.results.counterfactual import MIN_GAIN, MIN_MISSED, Outcome, gain, ranked
 from gnomon.serving.results.explain import Slow, delayed_by, waited_behind
 from gnomon.serving.results.latency_breakdown import NAMES, Accounts, Metric
 from gnomon.serving.results.summary import Summary
@@ -36,7 +36,8 @@ def sentences(result: Any) -> list[str]:
     """The answer in two or three sentences."""
     if result.request is not None:
         return words.request_sentences(result.accounts, result.request)
-    found, before = words.slow_sentences(result.accounts, result.slow), result.simulation.summary
+    before = result.simulation.summary
+    found = [*words.missed_sentences(result.accounts), *words.slow_sentences(result.accounts, result.slow)]
     found += [advice_sentence(before, result.advice, result.metric, result.statistic)] if result.advice else []
     return found + ([limit_sentence(before, result.limits)] if result.limits else [])
 
@@ -47,7 +48,7 @@ def text(result: Any) -> list[Block]:
     if result.request is not None:
         return [*words.request_blocks(result.accounts, result.request), *remarks]
     before = result.simulation.summary
-    blocks = [*lines(result.sentences), *words.missed_blocks(result.accounts)]
+    blocks: list[Block] = [*lines(result.sentences)]
     blocks += [one for one in words.slow_blocks(result.accounts, result.slow) if isinstance(one, Table)]
     if result.advice:
         rows = advice_rows(before, result.advice, result.metric, result.statistic)
@@ -125,52 +126,64 @@ def _slow_data(accounts: Accounts, slow: Slow) -> dict[str, Any]:
 
 
 def advice_rows(before: Summary, outcomes: Sequence[Outcome], metric: Metric, statistic: str) -> list[words.Row]:
-    """Changes, the one that helps most first, with the gain and the cost; each was simulated."""
-    rows = [(_gain(before, one, metric, statistic), one) for one in outcomes]
+    """Changes in the order in which to try them, with the gain and the cost; each was simulated."""
     shown = []
-    for gain, one in sorted(rows, key=lambda pair: -pair[0]):
+    for one in ranked(before, outcomes, metric, statistic):
         row: words.Row = {"change": one.change.words}
         for name in ("ttft", "tpot", "e2e"):
             row[f"{words.SHORT[name]} {statistic.upper()}"] = seconds(one.figure(name, statistic))
-        row[f"gain in {words.SHORT[metric]}"] = f"{gain:+z.1%}"
+        row[f"gain in {words.SHORT[metric]}"] = f"{gain(before, one, metric, statistic):+z.1%}"
         if before.slo is not None and one.summary.slo is not None:
             row["SLO met by"] = f"{one.summary.slo.attainment:.1%}"
-        more = one.summary.cost.per_hour - before.cost.per_hour
-        row["cost per hour"] = f"+${more:,.2f}" if more > 0.005 else (one.change.needs.split(":")[0] or "nothing")
+        row["cost per hour"] = _cost(before, one) or (one.change.needs.split(":")[0] or "nothing")
         shown.append(row)
     return shown
 
 
-def _gain(before: Summary, one: Outcome, metric: Metric, statistic: str) -> float:
-    was = getattr(getattr(before.latency, f"{metric}_s"), statistic)
-    now = one.figure(metric, statistic)
-    return 1.0 - now / was if was and now is not None else 0.0
+def _cost(before: Summary, one: Outcome) -> str:
+    more = one.summary.cost.per_hour - before.cost.per_hour
+    return f"{'+' if more > 0 else '−'}${abs(more):,.2f}" if abs(more) > 0.005 else ""
 
 
 def advice_sentence(before: Summary, outcomes: Sequence[Outcome], metric: Metric, statistic: str) -> str:
-    """The best advice in a sentence."""
-    best = max(outcomes, key=lambda one: _gain(before, one, metric, statistic), default=None)
-    was = getattr(getattr(before.latency, f"{metric}_s"), statistic)
-    gain = _gain(before, best, metric, statistic) if best else 0.0
-    if best is None or was is None or gain < 0.01:
+    """What to try first, and what money would buy."""
+    order = ranked(before, outcomes, metric, statistic)
+    helping = [one for one in order if _said(before, one, metric, statistic)]
+    if not helping:
         return "None of the changes that were simulated helps by more than 1 %."
-    now = best.figure(metric, statistic)
-    assert now is not None
-    more = best.summary.cost.per_hour - before.cost.per_hour
-    cost = f", for ${more:,.2f} more per hour" if more > 0.005 else ""
+    first = helping[0]
+    paid = next((one for one in helping[1:] if _cost(before, one).startswith("+")), None)
+    dollars = _cost(before, first)
+    cost = f", for {dollars} per hour" if dollars else "" if first.change.needs else " for free"
+    told = f"Try {first.change.words} first: {_said(before, first, metric, statistic)}{cost}."
+    if paid is None:
+        return told
+    said = f"{paid.change.words}: {_said(before, paid, metric, statistic)}, for {_cost(before, paid)} per hour"
+    return f"{told} For money, {said}."
+
+
+def _said(before: Summary, one: Outcome, metric: Metric, statistic: str) -> str:
+    """What a change does, in words; nothing where it does not help."""
+    slo, now = before.slo, one.summary.slo
+    if slo is not None and now is not None and 1.0 - slo.attainment > MIN_MISSED:
+        is_better = now.attainment - slo.attainment > MIN_GAIN * (1.0 - slo.attainment)
+        return f"the SLO is met by {now.attainment:.1%} instead of {slo.attainment:.1%}" if is_better else ""
+    share = gain(before, one, metric, statistic)
+    if share < MIN_GAIN:
+        return ""
+    was, then = getattr(getattr(before.latency, f"{metric}_s"), statistic), one.figure(metric, statistic)
     name = f"{statistic.upper()} of {words.SHORT[metric]}"
-    falls = f"falls from {units.seconds(was)} to {units.seconds(now)} ({gain:.0%} less)"
-    return f"What helps most is {best.change.words}: the {name} {falls}{cost}."
+    return f"the {name} falls from {units.seconds(was)} to {units.seconds(then or 0.0)} ({share:.0%} less)"
 
 
 def limit_rows(before: Summary, outcomes: Sequence[Outcome]) -> list[words.Row]:
     """How much faster things would be if each resource were free, the one that matters most first."""
     rows = []
-    for one in sorted(outcomes, key=lambda one: -_gain(before, one, "e2e", "mean")):
+    for one in sorted(outcomes, key=lambda one: -gain(before, one, "e2e", "mean")):
         row: words.Row = {"if free": one.change.words}
         for name in ("ttft", "tpot", "e2e"):
-            row[f"mean {words.SHORT[name]}"] = f"{-_gain(before, one, name, 'mean'):+z.1%}"
-        row["E2E P99"] = f"{-_gain(before, one, 'e2e', 'p99'):+z.1%}"
+            row[f"mean {words.SHORT[name]}"] = f"{-gain(before, one, name, 'mean'):+z.1%}"
+        row["E2E P99"] = f"{-gain(before, one, 'e2e', 'p99'):+z.1%}"
         row["GPUs busy"] = f"{one.summary.utilization.busy:.1%}"
         rows.append(row)
     return rows
@@ -178,9 +191,9 @@ def limit_rows(before: Summary, outcomes: Sequence[Outcome]) -> list[words.Row]:
 
 def limit_sentence(before: Summary, outcomes: Sequence[Outcome]) -> str:
     """What limits the deployment."""
-    best = max(outcomes, key=lambda one: _gain(before, one, "e2e", "mean"), default=None)
-    gain = _gain(before, best, "e2e", "mean") if best else 0.0
-    if best is None or gain < 0.02:
+    best = max(outcomes, key=lambda one: gain(before, one, "e2e", "mean"), default=None)
+    share = gain(before, best, "e2e", "mean") if best else 0.0
+    if best is None or share < 0.02:
         return "No single resource limits this deployment: none of them, made free, helps by more than 2 %."
     what = f"What limits this deployment is {best.change.words}"
-    return f"{what}: if it cost nothing, the mean E2E would be {gain:.0%} lower."
+    return f"{what}: if it cost nothing, the mean E2E would be {share:.0%} lower."

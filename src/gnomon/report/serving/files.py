@@ -133,7 +133,7 @@ def text(result: Any) -> list[Block]:
 def data(result: Any) -> dict[str, Any]:
     """The summary, its intervals and the scenario as nested plain data."""
     known = {
-        "capacity": None if result.headroom is None else result.headroom.to_dict(),
+        "capacity": result.headroom.to_dict(),
         "intervals": as_data(result.intervals),
         "scenario": result.scenario.model_dump(mode="json"),
     }

@@ -143,9 +143,8 @@ def _why(run: Run) -> list[Block]:
     ]
     if not SOURCES[run.pools[0].timing.source].gives_iterations:
         drawn.append(Plot("why_roofline", lambda: pictures.roofline_figure(run)))
-    missed = [line.text for line in explained.missed_blocks(found) if isinstance(line, Line)]
     return [
-        Line(" ".join([*explained.slow_sentences(found, slow), *missed])),
+        Line(" ".join([*explained.missed_sentences(found), *explained.slow_sentences(found, slow)])),
         Line(" ".join(explained.request_sentences(found, int(found.ids[worst])))),
         *drawn,
         *(one for one in explained.slow_blocks(found, slow) if isinstance(one, Table)),

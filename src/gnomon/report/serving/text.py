@@ -186,7 +186,9 @@ def figure_rows(summary: Summary, room: Headroom | None = None) -> list[tuple[st
 
 def headroom_words(room: Headroom) -> str:
     """The capacity beside the load: "≈ 38 requests/s, headroom 19 %"."""
-    within = "at which 99 % of the requests meet the SLO" if room.has_limits else "without a growing queue"
+    within = "at which 99 % of the requests meet the SLO" if room.has_limits else "before requests pile up"
+    if room.why_unknown:
+        return room.why_unknown
     if room.share is None:
         return "no load meets the SLO"
     left = f"headroom {room.share:.0%}" if room.share >= 0 else f"the load is {-room.share:.0%} above it"

@@ -37,11 +37,8 @@ class Saturation:
         return self.arrivals_per_s - self.growth_per_s
 
 
-def saturation(requests: Any, arrived: int, *, counts_running: bool = False) -> Saturation | None:
-    """Look at the queue of the first `arrived` requests (sorted by arrival); None where there is no trend to see.
-
-    Where a batch has a place for everyone nobody waits, however many there are: with `counts_running` those that are
-    being served count, too. In a short run their number grows until the first of them end, whatever the load."""
+def saturation(requests: Any, arrived: int) -> Saturation | None:
+    """Look at the queue of the first `arrived` requests (sorted by arrival); None where there is no trend to see."""
     if arrived < MIN_REQUESTS:
         return None
     arrival_s = requests.arrival_s[:arrived]
@@ -49,19 +46,19 @@ def saturation(requests: Any, arrived: int, *, counts_running: bool = False) -> 
     window_s = float(arrival_s[-1] - arrival_s[half])
     if window_s <= 0.0:
         return None
-    waiting = _waiting_at_arrivals(requests[:arrived], half, "finished_s" if counts_running else "scheduled_s")
+    waiting = _waiting_at_arrivals(requests[:arrived], half)
     rate = (arrived - 1 - half) / window_s
     growth = float(waiting[-1] - waiting[0]) / window_s
     grows = growth > MIN_SHARE * rate and _trend(waiting) >= _MIN_TREND
     return Saturation(grows, rate, growth, int(waiting[-1]))
 
 
-def _waiting_at_arrivals(requests: Any, first: int, until: str) -> Floats:
-    """How many requests wait for their first batch, or their end, right after each arrival from `first` on."""
+def _waiting_at_arrivals(requests: Any, first: int) -> Floats:
+    """How many requests wait for their first batch right after each arrival from `first` on."""
     refused = (requests.status == REJECTED) | (requests.status == SHED)
-    started = (requests[until] >= 0.0) & ~refused
+    started = (requests.scheduled_s >= 0.0) & ~refused
     left_s = np.full(requests.size, np.inf)
-    np.copyto(left_s, requests[until], where=started)
+    np.copyto(left_s, requests.scheduled_s, where=started)
     np.copyto(left_s, requests.finished_s, where=refused)
     left_s.sort()
     arrived = np.arange(first + 1, requests.size + 1)

@@ -22,7 +22,15 @@ from gnomon.serving.scenario.config import (
     SpeculativeConfig,
     ToolCacheConfig,
 )
-from gnomon.serving.scenario.engine_presets import Drafting, EngineConfig, engine, filled_in, nested
+from gnomon.serving.scenario.engine_presets import (
+    NO_ENGINE,
+    Drafting,
+    EngineConfig,
+    Sections,
+    engine,
+    filled_in,
+    nested,
+)
 from gnomon.serving.scenario.engine_versions import check_version
 from gnomon.serving.scenario.lora import LoraConfig
 from gnomon.serving.scenario.pool import Pool, PoolConfig
@@ -45,8 +53,10 @@ class Scenario(Config):
     """How the GPUs are linked (`gnomon catalog nodes`); the usual one for the device if not given."""
     num_replicas: Replicas = 1
     """Copies of the model."""
-    engine: EngineConfig | None = None
-    """vllm, sglang or trtllm: sets what is not given of batching, replica, timing and front_end as that engine does."""
+    engine: EngineConfig | None = EngineConfig(name="vllm")
+    """vllm, sglang or trtllm: sets what is not given of batching, replica, timing and front_end as that engine does;
+    none: kernels only, without host time or front end. If not given, vllm; none where a calibration, a batching policy
+    from a file or `timing.source: table` describes another server."""
     calibration: str | None = None
     """File of `gnomon calibrate`: constants of a real server for what is not given of timing and front_end."""
     replica: ReplicaConfig = ReplicaConfig()
@@ -136,26 +146,43 @@ def _with_calibration(data: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(path, str):
         return data
     sections = nested(read_calibration(path).settings)
-    return {**data, **{name: filled_in(_keys(_SECTIONS[name], data.get(name)), at) for name, at in sections.items()}}
+    return _completed(data, sections)
+
+
+def _completed(data: dict[str, Any], sections: Sections) -> dict[str, Any]:
+    """The scenario with values for its sections where it gives none; what is no section is left for validation."""
+    full = {}
+    for name, values in sections.items():
+        given = data.get(name)
+        if given is None or isinstance(given, dict | Config) or _keys(_SECTIONS[name], given):
+            full[name] = filled_in(_keys(_SECTIONS[name], given), values)
+    return {**data, **full}
 
 
 def _with_engine(data: dict[str, Any]) -> dict[str, Any]:
     """The scenario with its engine's settings where it gives none. Another batching policy than the engine's keeps its
     own defaults."""
-    given = data.get("engine")
-    if given is None:
-        return data
-    chosen = given if isinstance(given, EngineConfig) else build(EngineConfig, _keys(EngineConfig, given))
+    given = data["engine"] if "engine" in data else _usual_engine(data)
+    chosen = given if isinstance(given, EngineConfig) else build(EngineConfig, _keys(EngineConfig, given or NO_ENGINE))
+    if chosen.name == NO_ENGINE:
+        return {**data, "engine": None}
     preset = engine(chosen.name)
     check_version(chosen.name, chosen.version, preset.versions)
-    model, device = data.get("model") or "", data.get("device") or "h200"
+    named = {"model": "", "device": "h200"} | {key: one for key, one in data.items() if isinstance(one, str)}
+    model, device = named["model"], named["device"]
     sections = preset.sections(model, device, chosen.version, _drafting(_keys(ReplicaConfig, data.get("replica"))))
     sections["timing"] |= {"engine": chosen.name, "engine_version": chosen.version}
     batching = _keys(BatchingConfig, data.get("batching"))
     if batching.get("policy") not in (None, sections["batching"]["policy"]):
         del sections["batching"]
-    full = {name: filled_in(_keys(_SECTIONS[name], data.get(name)), preset) for name, preset in sections.items()}
-    return {**data, **full}
+    return _completed(data, sections)
+
+
+def _usual_engine(data: dict[str, Any]) -> str:
+    """The engine that is meant where none is named: none where something else says what the server is like."""
+    source = _keys(TimingConfig, data.get("timing")).get("source")
+    is_other = data.get("calibration") or _keys(BatchingConfig, data.get("batching")).get("file") or source == "table"
+    return NO_ENGINE if is_other else "vllm"
 
 
 def _with_client_sampling(data: dict[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,8 @@ from gnomon.serving.scenario.sampling import SamplerEra
 
 FOLDER = files("gnomon.serving.scenario") / "data" / "engines"
 
+NO_ENGINE = "none"
+"""Kernels only."""
 Sections = dict[str, dict[str, Any]]
 Drafting = Literal["head", "model", "free"]
 """What drafts tokens: layers of the model's own kind (multi-token prediction, EAGLE), a model, or something whose time
@@ -35,7 +37,7 @@ class EngineConfig(Config):
     shorthand: ClassVar[str] = "name"
 
     name: str
-    """vllm, sglang or trtllm."""
+    """vllm, sglang or trtllm; none: kernels only."""
     version: str = ""
     """Its version, e.g. 0.19.0: decides defaults, overlapped scheduling and the kernels of the source silicon; the
     newest if not given."""
@@ -175,6 +177,6 @@ def _known_model(name: str) -> tuple[str, AttentionFamily | None]:
     attention."""
     try:
         known = catalog.model(name)
-    except GnomonError:
+    except (GnomonError, OSError):
         return name, None
     return known.name.lower(), known.attention_family

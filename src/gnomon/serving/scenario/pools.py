@@ -18,6 +18,7 @@ from gnomon.serving.scenario.pool import Pool
 from gnomon.serving.scenario.power import PowerConfig
 from gnomon.serving.scenario.sampling import asked_for, era_of, sampler
 from gnomon.timing.iteration import IterationTables, blank, stack
+from gnomon.timing.operators.sampling import SamplerConfig
 from gnomon.timing.speculative import draft_head, with_draft
 from gnomon.workload import Requests, limit_lengths
 
@@ -71,7 +72,7 @@ def resolve(scenario: Scenario, requests: Requests | None = None) -> list[Pool]:
 def _capped(pool: Pool, power: PowerConfig) -> Pool:
     """A pool whose GPUs keep to the power cap by a lower clock, unless the scenario says at which one they run."""
     facts = power.facts(pool.device.name)
-    if power.cap_w is None or "clock" in pool.timing.model_fields_set:
+    if power.cap_w is None or pool.timing.clock != 1.0:
         return pool
     if facts is None:
         raise ConfigError(
@@ -85,7 +86,7 @@ def _capped(pool: Pool, power: PowerConfig) -> Pool:
 
 def _sampling(pool: Pool, scenario: Scenario, requests: Requests | None) -> Pool:
     """A pool whose timing knows how its engine chooses the tokens that requests ask for, unless the scenario says."""
-    if "sampler" in pool.timing.model_fields_set:
+    if pool.timing.sampler != SamplerConfig():
         return pool
     eras = engine(scenario.engine.name).sampling if scenario.engine else ()
     era = era_of(eras, pool.timing.engine_version) if eras else None
