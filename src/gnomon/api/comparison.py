@@ -115,6 +115,7 @@ def compare(
 
         gnomon.compare("a.yaml", "b.yaml")
         gnomon.compare(vary={"batching.policy": ["vllm_v1", "sarathi"], "replica.tensor_parallel": [1, 2]})
+        gnomon.compare(vary={"layout": [{"tp": 4}, {"num_replicas": 4}]})  # each a variant of its own
 
     The requests must be the same: what varies may be the arrival rate, but not the lengths or the number of requests.
     """
@@ -139,7 +140,9 @@ def _variants(
     for number, one in enumerate(given):
         label = Path(one).stem if isinstance(one, str | Path) else f"scenario {number + 1}"
         for values in product(*vary.values()):
-            changed = dict(zip(vary, values, strict=True))
+            changed: dict[str, Any] = {}
+            for key, value in zip(vary, values, strict=True):
+                changed |= value if isinstance(value, Mapping) else {key: value}
             parts = [label] * (len(given) > 1) + [f"{key.split('.')[-1]}={value}" for key, value in changed.items()]
             name = ", ".join(parts) or label
             if name in found:

@@ -122,7 +122,7 @@ def serve(file: str | None, overrides: dict[str, Any], **options: Any) -> None:
 @click.command(cls=SectionedCommand)
 @click.argument("scenarios", nargs=-1, type=click.Path())
 @click.option("--vary", multiple=True, metavar="FIELD=A,B,...",
-              help="Values of a dotted field; several make all combinations.")  # fmt: skip
+              help="Values of a field; several make all combinations. FIELD=A+FIELD=B,...: variants.")  # fmt: skip
 @intervals_option
 @answered(out="Folder for the report, comparison.json and every variant's run.", said=REPORT)
 @config_options(Scenario)
@@ -137,25 +137,36 @@ def compare(scenarios: tuple[str, ...], overrides: dict[str, Any], vary: tuple[s
       gnomon compare a.yaml b.yaml
       gnomon compare --vary batching.policy=vllm_v1,sarathi --vary replica.tensor_parallel=1,2
       gnomon compare --vary router=round_robin,least_outstanding --num-replicas 4 --rate 100
+      gnomon compare --vary tp=4,num_replicas=4,tp=2+num_replicas=2
     """
     from gnomon.api import comparison
 
     return comparison.compare(*scenarios, vary=_varied(vary), **given, **overrides)
 
 
-def _varied(vary: tuple[str, ...]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+def _varied(vary: tuple[str, ...]) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = {}
     for text in vary:
-        name, equals, values = text.partition("=")
-        chosen = [value.strip() for value in values.split(",") if value.strip()]
+        _, equals, values = text.partition("=")
+        chosen: list[Any] = [value.strip() for value in values.split(",") if value.strip()]
+        if "=" in values:
+            chosen = [dict(_setting(part) for part in one.split("+")) for one in text.split(",")]
         if not equals or not chosen:
-            fix = "Write FIELD=A,B, e.g. router=random,lmetric."
+            fix = "Write FIELD=A,B, e.g. router=random,lmetric; or variants of several fields: tp=4,num_replicas=4."
             raise ConfigError(f"cannot read {text!r}.", where="--vary", fix=fix)
-        field = name.strip().lstrip("-").replace("-", "_")
+        field = text if "=" in values else _setting(text)[0]
         if field in found:
             raise ConfigError(f"{field} is varied twice.", where="--vary", fix="List all its values in one --vary.")
         found[field] = chosen
     return found
+
+
+def _setting(text: str) -> tuple[str, str]:
+    """FIELD=VALUE, with the field as a configuration calls it."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ConfigError(f"cannot read {text!r}.", where="--vary", fix="Write FIELD=VALUE, joined by +.")
+    return name.strip().lstrip("-").replace("-", "_"), value.strip()
 
 
 @click.command()

@@ -137,8 +137,14 @@ def load(model: type[C], path: str | Path | None = None, overrides: Mapping[str,
     data: dict[str, Any] = {}
     places: dict[Path_, str] = {}
     if path is not None:
+        from gnomon.core.short_names import spelled_out
+
         data, places = _read(Path(path))
         data = _beside(data, Path(path).parent)
+        for short in list(data):
+            (name,) = spelled_out(model, {short: None})
+            if name != short:
+                _override(model, data, name, data.pop(short))
     for dotted, value in sorted((overrides or {}).items(), key=lambda item: item[0].count(".")):
         keys = _override(model, data, dotted, value)
         if path is not None:

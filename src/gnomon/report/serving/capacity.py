@@ -2,53 +2,51 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from gnomon.core import units
-from gnomon.report.blocks import Block, Line, Table
+from gnomon.report.blocks import Block, Line, Table, lines
+from gnomon.search.users import Loops
 
-LIMITS = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E"}
+LIMITS = {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "E2E"}
 
 
-def text(result: Any) -> list[Block]:
-    """Both loops with what a million tokens costs, and why the two differ."""
-    slo = result.scenario.slo
-    limits = [f"{name} ≤ {units.seconds(value)}" for key, name in LIMITS.items() if (value := getattr(slo, f"{key}_s"))]
-    within = f"99 % of the requests within {', '.join(limits)}" if limits else "no limit: before requests pile up"
-    rows = [_row(result, "open: requests come at random", f"{result.requests_per_s:.3g}", result.requests_per_s)]
-    if result.users:
-        name = f"closed: {result.users.count:,} users at once"
-        rows.append(_row(result, name, f"{result.users.requests_per_s:.3g}", result.users.requests_per_s))
-    gpus, dollars = result.price.num_gpus, result.price.per_hour
-    lengths = f"{result.prompt_tokens:,.0f} input and {result.output_tokens:,.0f} output tokens a request"
+def rows(found: Loops) -> list[dict[str, str]]:
+    """Both loops with what a million tokens costs."""
+    loops = {"open: requests come at random": found.open_per_s}
+    if found.users is not None:
+        loops |= {f"closed: {found.users:,} users at once": found.closed_per_s}
+    tokens = {"input": found.prompt_tokens, "output": found.output_tokens}
+    tokens |= {"total": sum(tokens.values())}
     return [
-        Line(f"{result.scenario.model} on {gpus} x {result.scenario.device}, ${dollars:,.2f} per hour; {within}"),
-        Table(rows, caption=f"All dollars over the tokens of one kind, or over both: {lengths} in the mean."),
-        *(Line(one) for one in _why(result)),
+        {"loop": name, "requests/s": f"{rate:.3g}"}
+        | {f"$ per million {kind}": _dollars(found, rate * count) for kind, count in tokens.items()}
+        for name, rate in loops.items()
     ]
 
 
-def _row(result: Any, loop: str, rate: str, per_s: float) -> dict[str, str]:
-    row = {"loop": loop, "requests/s": rate}
-    for per in ("input", "output", "total"):
-        dollars = result.dollars(per, per_s)
-        row[f"$ per million {per}"] = "–" if dollars is None else f"{dollars:.3g}"
-    return row
+def _dollars(found: Loops, tokens_per_s: float) -> str:
+    return f"{found.price.per_hour / 3600 / tokens_per_s * 1e6:.3g}" if tokens_per_s else "–"
 
 
-def _why(result: Any) -> list[str]:
-    """What limits each, and why they differ."""
-    full = f"Requests pile up beyond {result.saturation_per_s:.3g} per second, whatever the limits."
-    if not result.requests_per_s:
-        return [f"No load meets the limits: {result.binding}. {full}"]
-    told = [f"Just above {result.requests_per_s:.3g} per second: {result.binding}. {full}"]
-    if result.users is None:
+def blocks(found: Loops) -> list[Block]:
+    """The two loops, what limits each, and why they differ."""
+    limits = [f"{LIMITS[name]} ≤ {units.seconds(limit)}" for name, limit in found.limits.items()]
+    within = f"99 % of the requests within {', '.join(limits)}" if limits else "no limits"
+    place = f"{found.model} on {found.price.num_gpus} x {found.device}, ${found.price.per_hour:,.2f} per hour"
+    lengths = f"{found.prompt_tokens:,.0f} input and {found.output_tokens:,.0f} output tokens"
+    caption = f"All dollars over the tokens of one kind, or of both; a request has {lengths} in the mean."
+    return [Line(f"{place}; {within}"), Table(rows(found), caption=caption), *lines(_why(found))]
+
+
+def _why(found: Loops) -> list[str]:
+    full = f"Requests pile up beyond {found.saturation_per_s:.3g} per second, whatever the limits."
+    if not found.open_per_s:
+        return [f"No load meets the limits: {found.open_binding}. {full}"]
+    told = [f"Just above {found.open_per_s:.3g} per second: {found.open_binding}. {full}"]
+    if found.users is None:
         return [*told, "Without limits any number of users is served, only slower: give --slo.ttft-s or --slo.tpot-s."]
-    closed, is_more = result.users.requests_per_s, result.users.requests_per_s > result.requests_per_s
     because = (
-        "random arrivals come in bunches that must wait, users wait for their answers and never come in bunches"
-        if is_more
+        "requests that come at random come in bunches, which wait; users wait for their answers first"
+        if found.closed_per_s > found.open_per_s
         else "all users begin at once and come again as soon as they are answered, so that their prompts meet"
     )
-    differs = f"The loops differ ({closed:.3g} per second closed): {because}."
-    return [*told, f"With more users: {result.users.binding}. {differs}"]
+    return [*told, f"With more users: {found.closed_binding}. The loops differ: {because}."]
