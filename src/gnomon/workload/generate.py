@@ -44,6 +44,12 @@ def generate(config: WorkloadConfig, seed: int) -> Requests:
         requests = with_sessions(requests, config.sessions, seed)
     if config.agents is not None:
         requests = with_agents(requests, config.agents, seed)
+        if config.num_requests and count < config.num_requests:
+            each = config.agents.calls_per_session
+            note = (
+                f"A session has {each} calls: {count:,} of {config.num_requests:,} make whole sessions, and are sent."
+            )
+            requests = replace(requests, notes=(*requests.notes, note))
     if config.adapters is not None:
         requests = with_adapters(requests, config.adapters, seed)
     if config.warmup_requests:
