@@ -36,10 +36,36 @@ def test_there_are_commands_to_check() -> None:
     assert len(readme_commands()) >= 5
 
 
+@pytest.fixture(params=[80, 200])
+def width(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """A terminal of so many columns."""
+    monkeypatch.setattr("gnomon.cli.printing.terminal_width", lambda: request.param)
+    return int(request.param)
+
+
+def check_width(output: str, width: int) -> None:
+    wide = [line for line in output.splitlines() if len(line) > width and " " in line.strip()[: width // 2]]
+    assert not wide, f"wider than {width} columns: {wide}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [one for one in readme_commands() if one.split()[1] not in ("ui", "convert")])
+def test_the_commands_of_the_readme_run_as_written(
+    command: str, width: int, cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a folder as a fresh clone is, at the width of a terminal."""
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    monkeypatch.chdir(tmp_path)
+    if "runs/demo" in command or "runs/main" in command:
+        cli("simulate", "--out", command.split()[-1])
+    (tmp_path / "scenario.yaml").write_text("model: llama-3-8b\n")
+    check_width(cli(*shlex.split(command)[1:]).output, width)
+
+
 @pytest.mark.parametrize("command", readme_commands())
 def test_the_commands_of_the_readme_run(command: str, cli: Any, tmp_path: Path) -> None:
     words = shlex.split(command)[1:]
-    if words[0] in ("simulate", "compare"):
+    if words[0] in ("simulate", "compare", "capacity"):
         words += ["--workload.num-requests", "60", "--out", str(tmp_path / "run")]
     if words[0] in ("search", "posttrain"):
         words = [*words[:-1], "--help"]

@@ -16,6 +16,7 @@ from gnomon.serving.deciders import DECIDERS
 from gnomon.serving.policies import POLICIES
 from gnomon.serving.routers import ROUTERS
 from gnomon.serving.scenario import Scenario
+from gnomon.serving.scenario.engine_presets import NO_ENGINE
 from gnomon.workload.config import DEFAULT_RATE
 from gnomon.workload.slo import SloConfig
 
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
     from gnomon.workload import Requests
 
 __all__ = [
-    "DEFAULT_RATE", "Scenario", "Simulation", "check_policy", "controller_names", "decider_names", "policy_names",
-    "router_names", "scenario", "simulate", "without_slo",
+    "DEFAULT_RATE", "NO_ENGINE", "Scenario", "Simulation", "check_policy", "controller_names", "decider_names",
+    "policy_names", "router_names", "scenario", "simulate", "without_slo",
 ]  # fmt: skip
 
 policy_names, router_names, decider_names = POLICIES.names, ROUTERS.names, DECIDERS.names

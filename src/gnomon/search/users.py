@@ -100,7 +100,7 @@ def most_users(scenario: Scenario, targets: SloTargets, on_progress: Progress) -
 
     def met(users: int) -> bool:
         on_progress(len(known) + 1, EXPECTED_RUNS)
-        more = {"rate": None, "arrivals": loop.model_copy(update={"concurrency": users})}
+        more: dict[str, Any] = {"rate": None, "arrivals": loop.model_copy(update={"concurrency": users})}
         if scenario.workload.trace is None:
             more["num_requests"] = max(REQUESTS, TURNS * users)
         done = run(scenario.model_copy(update={"workload": scenario.workload.model_copy(update=more)}))

@@ -9,11 +9,10 @@ from typing import Any
 
 import yaml
 
-from gnomon.api.serving import Scenario, decider_names, router_names
+from gnomon.api.serving import NO_ENGINE, Scenario, decider_names, router_names
 from gnomon.core.config import Field, fields, load
 from gnomon.core.errors import DataError, GnomonError
 from gnomon.core.text import parse_yaml
-from gnomon.serving.scenario.engine_presets import NO_ENGINE
 from gnomon.ui import uploads
 from gnomon.ui.controls import Choice, Control, ControlError, Number
 from gnomon.workload.presets import preset_names

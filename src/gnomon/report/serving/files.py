@@ -16,11 +16,11 @@ from gnomon import catalog
 from gnomon.core.config import save
 from gnomon.core.errors import GnomonError, MissingExtraError
 from gnomon.core.files import folder_written_whole, write_frame, write_text
-from gnomon.report.blocks import Block, Figure
+from gnomon.report.blocks import Block, Facts, Figure
 from gnomon.report.serving import figures
 from gnomon.report.serving import text as words
 from gnomon.report.serving.exports import EXPORTS
-from gnomon.report.serving.fleet import fleet_frame
+from gnomon.report.serving.fleet import day_tables, fleet_frame
 from gnomon.report.serving.intervals import as_data
 from gnomon.report.serving.operators import operator_frame, operators_over_time
 from gnomon.report.serving.page import write_report
@@ -127,7 +127,10 @@ FILES = (
 def text(result: Any) -> list[Block]:
     """The summary as tables, then warnings and notes."""
     spread = None if result.scenario.calibration else result.run.spread
-    return summary_blocks(result.scenario, result.summary, result.headroom, result.intervals, spread)
+    blocks = summary_blocks(result.scenario, result.summary, result.headroom, result.intervals, spread)
+    day = day_tables(result.run) if result.run.fleet is not None else []
+    place = next((i for i, one in enumerate(blocks) if isinstance(one, Facts)), 0) + 1
+    return [*blocks[:place], *day, *blocks[place:]]
 
 
 def data(result: Any) -> dict[str, Any]:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import polars as pl
 
+from gnomon.core import units
 from gnomon.core.arrays import Floats
+from gnomon.report.blocks import Table
 from gnomon.report.look import BLUE, GREEN, GREY, ORANGE, RED, time_lines
 from gnomon.serving.autoscaling.capacity import slo_check
+from gnomon.serving.autoscaling.replicas import DOWN, DRAINING, STARTING, UP
 from gnomon.serving.engine.state import FINISHED, NOT_ARRIVED
 from gnomon.serving.results.energy import joules
 from gnomon.serving.results.fleet import PAID, past
@@ -18,6 +22,8 @@ from gnomon.serving.run.simulate import Run
 
 MOST_POINTS = 240
 """Intervals of the time lines: a day in steps of six minutes."""
+HOUR_S, AFTER_S = 3600.0, 600.0
+"""Of a row of the day, and after a failure in which its cost shows."""
 COLOURS = (BLUE, ORANGE, GREEN, RED, GREY)
 
 
@@ -77,6 +83,46 @@ def slo_by_class(run: Run, edges: Floats) -> dict[str, Floats]:
         met = np.histogram(q.arrival_s[mine], edges, weights=good[mine])[0]
         found[name] = np.divide(met, all_, out=np.full(all_.size, np.nan), where=all_ > 0)
     return found
+
+
+def day_tables(run: Run) -> list[Table]:
+    """The hours with their load, replicas, scaling and SLO, the worst of them named, and what each failure cost."""
+    record = run.fleet
+    assert record is not None
+    q, seen = run.cluster.requests, past(record, float(run.cluster.requests.finished_s.max()))
+    end_s = max(float(seen.time_s[-1]), float(q.finished_s.max()))
+    edges = np.append(np.arange(0.0, end_s, HOUR_S if end_s > 2 * HOUR_S else end_s / 12), end_s)
+    shares, rows = slo_by_class(run, edges), []
+    for first, last in pairwise(edges):
+        up = seen.counts[_during(seen.time_s, first, last), :, UP].sum(axis=1)
+        new = [state for at_s, _, state in record.changes if first <= at_s < last]
+        came = int(np.count_nonzero((q.arrival_s >= first) & (q.arrival_s < last)))
+        row: dict[str, Any] = {"from": units.seconds(first), "requests/s": f"{came / (last - first):.3g}",
+                               "replicas up": f"{up.min()} to {up.max()}", "started": new.count(STARTING),
+                               "drained": new.count(DRAINING), "failed": new.count(DOWN)}  # fmt: skip
+        met = {name: share[len(rows)] for name, share in shares.items()}
+        rows.append(row | {f"SLO met, {name}": f"{share:.1%}" for name, share in met.items()})
+    worst = "" if not shares else _worst(edges, shares)
+    failures = [
+        {"failure at": units.seconds(at_s), "replica": i, "requests sent again": count}
+        | {f"SLO met, {name}": f"{before:.1%} before, {after:.1%} after"
+           for name, (before, after) in slo_by_class(run, np.array([at_s - AFTER_S, at_s, at_s + AFTER_S])).items()}
+        for at_s, i, count in record.lost
+    ]  # fmt: skip
+    caption = f"SLO: of requests that came within {units.seconds(AFTER_S)}."
+    return [Table(rows, "Over the day", worst), *([Table(failures, "What failures cost", caption)] if failures else [])]
+
+
+def _during(time_s: Floats, first: float, last: float) -> slice:
+    """The stamps that hold between two moments."""
+    return slice(max(0, int(np.searchsorted(time_s, first, side="right")) - 1), int(np.searchsorted(time_s, last)))
+
+
+def _worst(edges: Floats, shares: dict[str, Floats]) -> str:
+    name = min(shares, key=lambda one: float(np.nanmin(shares[one])))
+    place = int(np.nanargmin(shares[name]))
+    start, end = units.seconds(edges[place]), units.seconds(edges[place + 1])
+    return f"Worst: from {start} to {end}, {name} meets its SLO for {shares[name][place]:.1%} of the requests."
 
 
 def _dollars(run: Run, counts: Any) -> Floats:

@@ -140,8 +140,8 @@ class FleetRecord:
     replica_rate: list[float]
     """Of each pool: what one replica serves within the SLO, as measured beforehand; 0 where nobody asked."""
     failures: int
-    retries: int
-    """Requests that were sent again after a failure."""
+    lost: list[tuple[float, int, int]]
+    """(time, replica, requests that were sent again) of each replica that was lost."""
     samples: Floats
     """[sample, pool, column of `SAMPLES`]."""
     sees_future: bool = False
@@ -149,6 +149,11 @@ class FleetRecord:
     warnings: list[str] = field(default_factory=list)
     gave_up: bool = False
     """Requests waited for a replica that nobody started."""
+
+    @property
+    def retries(self) -> int:
+        """Requests that were sent again after a failure."""
+        return sum(count for _, _, count in self.lost)
 
     def column(self, name: str) -> Floats:
         """[sample, pool]: one column of the samples."""

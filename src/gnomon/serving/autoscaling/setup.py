@@ -79,6 +79,6 @@ def record_of(manager: Manager, pools: list[Pool]) -> FleetRecord:
         decisions=[pool.decisions for pool in manager.pools],
         cold_start=[manager.config.cold_start.parts(pool.weight_bytes) for pool in pools],
         replica_rate=[pool.replica_rate for pool in manager.pools], failures=manager.lives.failures,
-        retries=manager.traffic.retries, samples=manager.observer.sampled(), sees_future=manager.spec.sees_future,
+        lost=manager.traffic.lost, samples=manager.observer.sampled(), sees_future=manager.spec.sees_future,
         warnings=warnings, gave_up=manager.gave_up,
     )  # fmt: skip

@@ -30,7 +30,7 @@ class Traffic:
     """Requests that had not ended when somebody asked last."""
     num_watched: int = 0
     """Those before this one had been sent by then."""
-    retries: int = 0
+    lost: list[tuple[float, int, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.can_prefill, self.can_decode = self.fleet.candidates, self.env.decode.candidates
@@ -88,7 +88,7 @@ class Traffic:
         ids = requests_of(self.cluster, ranks, self._under_way)
         keeps = {"keeps_tokens": self.failures.keeps_tokens, "stores_kv": self.failures.stores_kv}
         evacuate(self.cluster, self.env, ranks, ids, now_s=now_s, **keeps)
-        self.retries += ids.size
+        self.lost.append((now_s, i, int(ids.size)))
         self._arrive_again(ids, now_s)
         targets = self.replicas.taking_requests()
         targets = targets[np.isin(targets, self.can_decode)]

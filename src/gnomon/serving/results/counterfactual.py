@@ -123,8 +123,12 @@ def _layouts(done: Run) -> Iterator[Change]:
         if degree != own.tensor_parallel and gpus % degree == 0:
             count = gpus // degree
             words = f"the same GPUs as {count} x TP{degree}" if count > 1 else f"the same GPUs as one TP{degree}"
-            edit = {"replica.tensor_parallel": degree}
-            yield Change(f"tp_{degree}", words, lambda _, edit=edit: edit, replicas={0: count}, group="layout")
+            edit = partial(_with_degree, degree=degree)
+            yield Change(f"tp_{degree}", words, edit, replicas={0: count}, group="layout")
+
+
+def _with_degree(_: Pool, degree: int) -> Mapping[str, Any]:
+    return {"replica.tensor_parallel": degree}
 
 
 def _each(values: set[int], factor: float) -> str:

@@ -10,7 +10,7 @@ from dash import ALL, Dash, Input, Output, State, ctx, dcc, html, no_update
 from dash.development.base_component import Component
 
 from gnomon import catalog
-from gnomon.api.serving import DEFAULT_RATE, Scenario, policy_names, router_names
+from gnomon.api.serving import DEFAULT_RATE, NO_ENGINE, Scenario, policy_names, router_names
 from gnomon.convert.commands import ENGINES
 from gnomon.core.errors import GnomonError
 from gnomon.report.blocks import Table
@@ -21,7 +21,7 @@ from gnomon.ui.controls import Choice, Control, Hidden, Number, Slider, Text, se
 from gnomon.ui.pages import serve_answers as answers
 from gnomon.ui.pages import serve_pins as pins
 from gnomon.ui.pages.serve_answers import register_live
-from gnomon.ui.scenarios import KV_CONTROLS, NO_ENGINE, OF_ENGINE, OTHER, to_scenario, to_values
+from gnomon.ui.scenarios import KV_CONTROLS, OF_ENGINE, OTHER, to_scenario, to_values
 from gnomon.ui.serving import simulated
 from gnomon.ui.site_page import Page, callback
 from gnomon.ui.turns import Question, Stale
