@@ -106,6 +106,8 @@ class Headroom:
     """Found with so few requests that the capacity may be far off."""
     why_unknown: str = ""
     """Why there is no capacity to name; empty where there is."""
+    saturation_per_s: float | None = None
+    """Beyond it requests pile up, whatever the limits; None where the rest is turned away."""
 
     @property
     def share(self) -> float | None:
@@ -150,7 +152,8 @@ def headroom(scenario: Scenario, requests: Requests) -> Headroom:
     except _TooLong:
         return _unknown(f"not found within {PATIENCE_S:.0f} seconds: gnomon capacity looks longer")
     is_rough = not is_sure or count < SURE_PER_RANK * min(ranks, MAX_REQUESTS // SURE_PER_RANK)
-    return Headroom(load, most, targets != SloTargets(), curve, is_rough)
+    known = float(full) if np.isfinite(full) else None
+    return Headroom(load, most, targets != SloTargets(), curve, is_rough, saturation_per_s=known)
 
 
 def _unknown(why: str) -> Headroom:

@@ -193,7 +193,8 @@ def headroom_words(room: Headroom) -> str:
         return "no load meets the SLO"
     left = f"headroom {room.share:.0%}" if room.share >= 0 else f"the load is {-room.share:.0%} above it"
     rough = " (rough: too few requests to see whether they pile up)" if room.is_rough else ""
-    return f"≈ {room.capacity_per_s:.3g} requests/s {within}, {left}{rough}"
+    beyond = f"; beyond {room.saturation_per_s:.3g} they pile up" if room.has_limits and room.saturation_per_s else ""
+    return f"≈ {room.capacity_per_s:.3g} requests/s {within}, {left}{rough}{beyond}"
 
 
 def timing_words(summary: Summary) -> str:
