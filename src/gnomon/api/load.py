@@ -6,12 +6,10 @@ from typing import Any
 
 from gnomon.api.result import Progress, TableResult
 from gnomon.api.serving import ScenarioLike, scenario
-from gnomon.search.load_curve import MAX_REQUESTS, REQUESTS_PER_RANK, Headroom, LoadCurve, headroom, load_curve
+from gnomon.search.load_curve import MAX_REQUESTS, REQUESTS_PER_RANK, LoadCurve, load_curve
 from gnomon.search.load_curve import capacity as highest_load
 
-__all__ = [
-    "MAX_REQUESTS", "REQUESTS_PER_RANK", "Headroom", "LoadCurve", "capacity", "headroom", "highest_load", "load_curve",
-]  # fmt: skip
+__all__ = ["MAX_REQUESTS", "REQUESTS_PER_RANK", "LoadCurve", "capacity", "highest_load", "load_curve"]
 
 
 def capacity(given: ScenarioLike = None, *, on_progress: Progress | None = None, **overrides: Any) -> TableResult:
