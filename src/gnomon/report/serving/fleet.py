@@ -92,7 +92,8 @@ def day_tables(run: Run) -> list[Table]:
     q, seen = run.cluster.requests, past(record, float(run.cluster.requests.finished_s.max()))
     end_s = max(float(seen.time_s[-1]), float(q.finished_s.max()))
     edges = np.append(np.arange(0.0, end_s, HOUR_S if end_s > 2 * HOUR_S else end_s / 12), end_s)
-    shares, rows = slo_by_class(run, edges), []
+    shares = slo_by_class(run, edges)
+    rows: list[dict[str, Any]] = []
     for first, last in pairwise(edges):
         up = seen.counts[_during(seen.time_s, first, last), :, UP].sum(axis=1)
         new = [state for at_s, _, state in record.changes if first <= at_s < last]
