@@ -6,11 +6,14 @@ The programs that they record are not installed here: stand-ins have the attribu
 from __future__ import annotations
 
 import importlib.util
+import os
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace as Some
 
 import pytest
 
+from gnomon.convert import convert
 from gnomon.verify.vidur import compare, read_run
 from gnomon.verify.vllm_recording import read_recording
 
@@ -66,3 +69,36 @@ def test_a_recorded_vidur_run_is_replayed(tmp_path):
     found.write(tmp_path, setup)
     assert read_run(tmp_path).batches["stage_times_s"].to_list() == ["1.0", "0.5"]
     assert compare(tmp_path).agrees
+
+
+def test_the_eight_runs_of_vidur_have_flags_that_vidur_knows(tmp_path):
+    """The script is run with a stand-in for Python that writes its arguments down: every command converts."""
+    stand_in = tmp_path / "python"
+    stand_in.write_text('#!/bin/sh\nshift\necho "$RECORD $*" >> commands\n')
+    stand_in.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    subprocess.run(["bash", FOLDER / "record_vidur_runs.sh"], cwd=tmp_path, env=environment, check=True, timeout=30)
+    commands = (tmp_path / "commands").read_text().splitlines()
+    policies = set()
+    for line in commands:
+        record, flags = line.split(" ", 1)
+        assert record.startswith("runs/")
+        converted = convert("vidur", f"python -m vidur.main {flags}")
+        policies.add(converted.scenario.batching.policy)
+    assert len(commands) == 8
+    assert policies == {"faster_transformer", "orca", "lightllm", "vllm", "sarathi"}
+
+
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [("DualPipeV", "0F0,0F1,0F2,0F3"), ("ZBVZeroBubble", "0F0,0F1,0F2,0F3"), ("GPipe", "0F0,0F1,0F2,0F3")],
+)
+def test_schedules_of_pytorch_are_valid(tmp_path, cli, name, first):
+    pytest.importorskip("torch")
+    rows = recorder("pytorch_schedule").order_of(name, 4, 10)
+    assert len(rows) == 4 and ",".join(rows[0]).startswith(first)
+    path = tmp_path / "schedule.csv"
+    path.write_text("".join(",".join(row) + "\n" for row in rows))
+    assert "all agree" in cli("verify", "pipeline", str(path)).output
+    path.write_text("".join(",".join(row[1:]) + "\n" for row in rows))
+    cli("verify", "pipeline", str(path), code=1)
