@@ -41,7 +41,7 @@ def write_tokenizer(folder: Path) -> Path:
     """A tokenizer of bytes and of the words that `gnomon serve` says, as Hugging Face's libraries load one."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    from gnomon.live.text import Pieces
+    from gnomon.live.protocol import Pieces
 
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -12,7 +12,7 @@ from typing import Any
 from gnomon.api.serving import scenario
 from gnomon.live.app import App, open_sockets, server_of
 from gnomon.live.cluster import LiveCluster
-from gnomon.live.text import Pieces, Tokenizer
+from gnomon.live.protocol import Pieces, Tokenizer
 
 SMALL = {"model": "llama-3-8b", "device": "h100", "workload": {"rate": 5, "num_requests": 100}}
 

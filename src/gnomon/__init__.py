@@ -23,7 +23,7 @@ _LAZY: dict[str, str] = {
     "compare": "gnomon.api.comparison",
     "explain": "gnomon.api.explain",
     "route": "gnomon.api.routing",
-    "serve": "gnomon.api.live",
+    "serve": "gnomon.api.serving",
     "simulate": "gnomon.api.serving",
     "step_timer": "gnomon.api.time",
     "time": "gnomon.api.time",

@@ -13,7 +13,7 @@ openai = pytest.importorskip("openai", reason="the openai package is not install
 
 from benchmarks.clients import CLIENTS, OUTPUT_TOKENS, PROMPT_TOKENS, write_tokenizer  # noqa: E402
 
-from gnomon.live.text import FromFile  # noqa: E402
+from gnomon.live.protocol import FromFile  # noqa: E402
 from live_kit import served, small_cluster  # noqa: E402
 
 

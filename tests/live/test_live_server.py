@@ -16,11 +16,11 @@ import pytest
 pytest.importorskip("uvicorn")
 pytest.importorskip("prometheus_client")
 
-from gnomon.api.live import serve
+from gnomon.api.serving import serve
 from gnomon.calibration.prometheus import counters, is_scrape
 from gnomon.core.errors import ConfigError
 from gnomon.live.cluster import Room, block_hashes
-from gnomon.live.text import FromFile, Pieces, answer, chat_text, up_to_stop
+from gnomon.live.protocol import FromFile, Pieces, answer, chat_text, up_to_stop
 from live_kit import is_empty, served, small_cluster
 
 

@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 
 from gnomon.core.errors import ConfigError
-from gnomon.report.serving.events import event_frame
+from gnomon.report.serving.trace import event_frame
 from gnomon.serving.engine.state import FINISHED
 from gnomon.serving.run.simulate import run
 from scarce_kit import scarce

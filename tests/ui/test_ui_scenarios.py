@@ -21,8 +21,15 @@ from gnomon.ui import serving, uploads
 from gnomon.ui.controls import Choices, ControlError, Number, Switch, query_of, state_of
 from gnomon.ui.pages import serve_answers
 from gnomon.ui.pages.serve import CONTROLS, PAGE
-from gnomon.ui.pages.serve_answers import loaded
-from gnomon.ui.pages.serve_pins import MAX_PINS, colours, pinned, states, with_pin, without_pin
+from gnomon.ui.pages.serve_answers import (
+    MAX_PINS,
+    loaded,
+    pin_colours,
+    pinned_queries,
+    pinned_states,
+    with_pin,
+    without_pin,
+)
 from gnomon.ui.scenarios import as_command, as_server, as_yaml, to_scenario, to_values
 from gnomon.ui.serving import requests_of, simulated
 from gnomon.ui.turns import Question, Stale
@@ -202,14 +209,14 @@ def test_pins_are_at_most_four_and_named_by_what_differs() -> None:
     pins = ""
     for rate in (10, 20, 20, 30, 40, 50):
         pins = with_pin(CONTROLS, pins, state_of(CONTROLS, f"?rate={rate}"))
-    assert len(pinned(pins)) == MAX_PINS == 4
-    names = list(states(CONTROLS, pins, state_of(CONTROLS, "?rate=5&tp=2")))
+    assert len(pinned_queries(pins)) == MAX_PINS == 4
+    names = list(pinned_states(CONTROLS, pins, state_of(CONTROLS, "?rate=5&tp=2")))
     assert names == ["now: tp 2, rate 5", *(f"tp 1, rate {rate}" for rate in (10, 20, 30, 40))]
     fewer = without_pin(pins, 1)
-    assert pinned(fewer) == {place: query for place, query in pinned(pins).items() if place != 1}
-    assert colours(fewer) == [one for place, one in enumerate(colours(pins)) if place != 2]
-    again = pinned(with_pin(CONTROLS, fewer, state_of(CONTROLS, "?rate=60")))
-    assert again == pinned(pins) | {1: "?rate=60"}
+    assert pinned_queries(fewer) == {place: query for place, query in pinned_queries(pins).items() if place != 1}
+    assert pin_colours(fewer) == [one for place, one in enumerate(pin_colours(pins)) if place != 2]
+    again = pinned_queries(with_pin(CONTROLS, fewer, state_of(CONTROLS, "?rate=60")))
+    assert again == pinned_queries(pins) | {1: "?rate=60"}
 
 
 def as_upload(data: bytes) -> str:

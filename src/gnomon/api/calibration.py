@@ -78,7 +78,7 @@ def calibrate(
 class GapExplanation(Result):
     """A recorded load beside its simulation, with likely causes of what differs."""
 
-    view = "gap"
+    view, file = "calibration:gap_", "gap"
     gap: Gap = field(repr=False)
 
     @property
@@ -88,9 +88,9 @@ class GapExplanation(Result):
 
     def write_page(self, path: str | Path) -> Path:
         """Write the page with both time lines."""
-        from gnomon.report.gap import write_page
+        from gnomon.report.calibration import write_gap_page
 
-        return write_page(self, path)
+        return write_gap_page(self, path)
 
     def save(self, folder: str | Path) -> Path:
         """Write gap.json and gap.html into `folder`; returns it."""

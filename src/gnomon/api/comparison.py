@@ -79,13 +79,13 @@ class Comparison(Result):
 
     def change_drawn(self, title: str, metric: str, statistic: str, order: Sequence[str]) -> Drawing:
         """The change of one figure against the baseline, in an order of one's own."""
-        from gnomon.report.routing.curves import differences_figure
+        from gnomon.report.routing.files import differences_figure
 
         return differences_figure(title, self.baseline, self.against(metric, statistic), order)
 
     def distributions_drawn(self, title: str, metric: str, order: Sequence[str]) -> Drawing:
         """A latency's distributions over each other on a logarithmic axis, in an order of one's own."""
-        from gnomon.report.routing.curves import distributions_figure
+        from gnomon.report.routing.files import distributions_figure
 
         times = self.times(metric)
         return distributions_figure(title, {name: times[name] for name in order})

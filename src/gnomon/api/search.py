@@ -167,7 +167,7 @@ class Search(Result):
 class SearchMatrix(Result):
     """One search per model and workload, and what each choice is worth elsewhere."""
 
-    view = "search.matrix"
+    view = "search.files:matrix_"
     matrix: Matrix = field(repr=False)
 
     def __repr__(self) -> str:
@@ -184,7 +184,7 @@ class SearchMatrix(Result):
 
     def save(self, folder: str | Path) -> Path:
         """Write one report of all, and every search into a folder of its own."""
-        from gnomon.report.search.matrix import write_matrix
+        from gnomon.report.search.files import write_matrix
         from gnomon.search.matrix import cell_folder
 
         for cell in self.matrix.cells:

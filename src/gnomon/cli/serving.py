@@ -111,7 +111,7 @@ def serve(file: str | None, overrides: dict[str, Any], **options: Any) -> None:
       gnomon serve examples/serving/chat.yaml --num-replicas 8 --port-per-replica
       curl localhost:8000/v1/completions -d '{"prompt": "The sun", "max_tokens": 5, "stream": true}'
     """
-    from gnomon.api import live
+    from gnomon.api import serving as live
 
     def started(urls: list[str], model: str) -> None:
         click.echo(f"Serving {model} at {', '.join(urls)} (Ctrl-C to stop)", err=True)

@@ -17,10 +17,21 @@ from typing import TYPE_CHECKING, Any
 from gnomon import __version__
 from gnomon.core.errors import ConfigError
 from gnomon.live.cluster import Asked, Full, LiveCluster
-from gnomon.live.driver import Driver
-from gnomon.live.metrics import Metrics
-from gnomon.live.protocol import Chat, Completion, Refused, Stream, Writer, event, parse, usage
-from gnomon.live.text import Tokenizer, answer, chat_text, up_to_stop
+from gnomon.live.driver import Driver, Metrics
+from gnomon.live.protocol import (
+    Chat,
+    Completion,
+    Refused,
+    Stream,
+    Tokenizer,
+    Writer,
+    answer,
+    chat_text,
+    event,
+    parse,
+    up_to_stop,
+    usage,
+)
 
 if TYPE_CHECKING:
     import uvicorn

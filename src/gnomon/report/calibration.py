@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from gnomon.calibration.calibrate import Calibrated, Check
+from gnomon.calibration.gap import Difference, Gap, simulated_steps
+from gnomon.calibration.replay import latencies, simulated_latencies
 from gnomon.core import units
-from gnomon.report.blocks import Block, Line, Table, lines
+from gnomon.core.arrays import Floats
+from gnomon.report.blocks import Block, Card, Figure, Line, Plot, Section, Table, lines
+from gnomon.report.look import AXIS, COLOURS, figure
+from gnomon.report.page import write_page
 from gnomon.serving.scenario.calibration import Calibration
 
 METRICS = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E"}
@@ -118,3 +126,137 @@ def check_row(one: Check) -> dict[str, Any]:
 
 def _percent(value: float | None) -> str | None:
     return None if value is None else f"{value:+z.1%}"
+
+
+MOST_POINTS = 4000
+
+
+def gap_text(result: Any) -> list[Block]:
+    """Tables side by side, then the causes."""
+    gap: Gap = result.gap
+    out: list[Block] = [Table(figure_rows(gap), title=f"{gap.name}: recorded and simulated")]
+    if gap.steps:
+        out.append(Table([_row(one, seconds=True) for one in gap.steps], title="Iterations by shape"))
+    out.append(Table([_row(one, seconds=False) for one in gap.counts], title="Counts"))
+    if gap.first:
+        out.append(Line(first_words(gap.first)))
+    if not gap.causes:
+        return [*out, Line("No cause stands out: what differs is within 2 %.")]
+    out.append(Line("Likely causes, the largest first:"))
+    for number, one in enumerate(gap.causes, 1):
+        out.append(Line(f"{number}. {one.name} ({one.weight:+z.1%}): {one.evidence}. {one.try_this}"))
+    return out
+
+
+def first_words(first: dict[str, Any]) -> str:
+    """The first request that is off."""
+    return (
+        f"First to differ: request {first['request']}, sent at {first['sent_s']:.2f} s: first token at "
+        f"{first['recorded_first_token_s']:.3f} s, ours at {first['simulated_first_token_s']:.3f} s "
+        f"({first['waiting_before']} requests were waiting or in prefill)"
+    )
+
+
+def figure_rows(gap: Gap) -> list[dict[str, Any]]:
+    """Every latency at its statistics: both, and the error."""
+    return [
+        {
+            "latency": f"{METRICS[metric]} {name if name == 'mean' else name.upper()}",
+            "recorded": units.seconds(both[0]),
+            "simulated": units.seconds(both[1]),
+            "error": f"{gap.figures.error(metric, name):+z.1%}",
+        }
+        for metric, statistics in gap.figures.values.items()
+        for name, both in statistics.items()
+    ]
+
+
+def _row(one: Difference, *, seconds: bool) -> dict[str, Any]:
+    words = units.seconds if seconds else units.count
+    return {"what": one.what, "recorded": words(one.recorded), "simulated": words(one.simulated),
+            "error": f"{one.relative:+z.1%}" if one.recorded else None}  # fmt: skip
+
+
+def gap_data(result: Any) -> dict[str, Any]:
+    """Latencies, iterations, counts and causes."""
+    gap: Gap = result.gap
+    return {
+        "log": gap.name,
+        "latencies": {
+            metric: {name: {"recorded": a, "simulated": b} for name, (a, b) in statistics.items()}
+            for metric, statistics in gap.figures.values.items()
+        },
+        "iterations": [vars(one) | {"relative": one.relative} for one in gap.steps],
+        "counts": [vars(one) | {"relative": one.relative} for one in gap.counts],
+        "first_difference": gap.first,
+        "causes": [vars(one) for one in gap.causes],
+    }
+
+
+def gap_drawers(result: Any) -> dict[str, Callable[[], Figure]]:
+    """Both over time."""
+    return {"time_lines": lambda: time_lines(result.gap)}
+
+
+def write_gap_page(result: Any, path: str | Path) -> Path:
+    """A page with both runs over time, the causes, and the tables of the terminal."""
+    gap: Gap = result.gap
+    shown: list[Block] = []
+    for metric, statistics in gap.figures.values.items():
+        recorded, simulated = map(units.seconds, statistics["mean"])
+        error = f"ours {simulated} ({gap.figures.error(metric):+z.1%})"
+        shown.append(Card(f"{METRICS[metric]} mean", recorded, error))
+    over_time = Section("Both over time", [Plot("plot", lambda: time_lines(gap), "tall")])
+    return write_page(path, f"{gap.name}: recorded and simulated", [*shown, over_time, Section("", gap_text(result))])
+
+
+def time_lines(gap: Gap) -> Figure:
+    """Iterations and requests over time, the recording and the simulation over each other."""
+    assert gap.log.stamps is not None
+    ours = simulated_steps(gap.done)
+    traces: list[dict[str, Any]] = []
+    steps = gap.log.steps
+    if steps is not None:
+        at = steps.start_s if steps.start_s is not None else np.cumsum(steps.seconds) - steps.seconds
+        traces.append(_dots(at - at[0], 1e3 * steps.seconds, "recorded iterations", 1, 0))
+    traces.append(_dots(ours["start"], 1e3 * ours["seconds"], "simulated iterations", 1, 1))
+    recorded, simulated = latencies(gap.log.stamps), simulated_latencies(gap.done)
+    q = gap.done.cluster.requests
+    sent = q.arrival_s if gap.log.stamps.closed_loop else gap.log.stamps.requests.arrival_s
+    traces.append(_dots(sent, 1e3 * recorded.ttft, "recorded", 2, 0, shown=steps is None))
+    traces.append(_dots(q.arrival_s, 1e3 * simulated.ttft, "simulated", 2, 1, shown=False))
+    grid, theirs = _running(sent, sent + recorded.e2e)
+    _, mine = _running(q.arrival_s, q.last_token_s, grid)
+    for name, values, colour in (("recorded", theirs, 0), ("simulated", mine, 1)):
+        line = {"color": COLOURS[colour], "width": 1.5}
+        traces.append({"type": "scatter", "mode": "lines", "x": _list(grid), "y": _list(values), "name": name,
+                       "line": line, "xaxis": "x", "yaxis": "y3", "showlegend": False})  # fmt: skip
+    return figure(
+        traces, "Both over time", 720, {"l": 70, "r": 20, "t": 70, "b": 50}, legend={"orientation": "h", "y": 1.05},
+        xaxis=AXIS | {"title": {"text": "seconds"}, "anchor": "y3"},
+        yaxis=AXIS | {"domain": [0.70, 1.0], "title": {"text": "iteration, ms"}},
+        yaxis2=AXIS | {"domain": [0.36, 0.64], "title": {"text": "first token after, ms"}},
+        yaxis3=AXIS | {"domain": [0.0, 0.30], "title": {"text": "requests in flight"}},
+    )  # fmt: skip
+
+
+def _dots(at: Floats, values: Floats, name: str, axis: int, colour: int, *, shown: bool = True) -> dict[str, Any]:
+    step = max(1, -(-len(at) // MOST_POINTS))
+    suffix = "" if axis == 1 else str(axis)
+    return {
+        "type": "scattergl", "mode": "markers", "x": _list(at[::step]), "y": _list(values[::step]), "name": name,
+        "marker": {"size": 3, "color": COLOURS[colour], "opacity": 0.6}, "xaxis": "x", "yaxis": f"y{suffix}",
+        "showlegend": shown,
+    }  # fmt: skip
+
+
+def _running(begun: Floats, ended: Floats, grid: Floats | None = None) -> tuple[Floats, Floats]:
+    """Requests in flight at each moment of a grid."""
+    grid = np.linspace(0.0, float(ended.max()), 400) if grid is None else grid
+    return grid, (
+        np.searchsorted(np.sort(begun), grid, "right") - np.searchsorted(np.sort(ended), grid, "right")
+    ).astype(np.float64)
+
+
+def _list(values: Floats) -> list[float]:
+    return [round(float(value), 5) for value in values]

@@ -9,9 +9,21 @@ from typing import Any
 
 from gnomon.core.units import GB
 from gnomon.report import look
-from gnomon.report.blocks import Block, Command, Figure, Html, Line, Plot, Section, Table, lines
+from gnomon.report.blocks import (
+    Block,
+    Causes,
+    Command,
+    Figure,
+    Html,
+    Line,
+    Plot,
+    Section,
+    SplitRow,
+    Table,
+    lines,
+    split_table,
+)
 from gnomon.report.page import write_page
-from gnomon.report.splits import Causes, SplitRow, split_table
 from gnomon.training.memory import memory_over_time
 from gnomon.training.plan import TrainPlan
 from gnomon.training.step import TrainStep

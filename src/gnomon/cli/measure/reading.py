@@ -9,10 +9,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
+
+from gnomon.cli.printing import print_rows
 from gnomon.core.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
+    from gnomon.catalog.nodes import Node
     from gnomon.measure.profiling.shapes import Shapes
+    from gnomon.timing.operators import Operator
+    from gnomon.timing.sources.profile.samples import Samples
 
 
 @contextmanager
@@ -85,3 +91,102 @@ def shapes_of(models: list[str], degrees: list[int], dtype: str = "bf16") -> Sha
         attention=list(found["attention"]),
         moe=list(found["moe"]),
     )
+
+
+ELEMENTWISE = ("embedding", "norm", "add_norm", "qk_norm", "rotary", "kv_write", "activation", "activation_plain",
+               "add", "sampler")  # fmt: skip
+"""Operators that docs/profile-format.md knows."""
+
+
+@click.command(name="import")
+@click.argument("source", type=click.Path(path_type=Path, exists=True))
+@click.option("--model", required=True, help="The model that was measured.")
+@click.option("--device", required=True, help="The device it was measured on.")
+@click.option("--node", help="The node of the collectives; the usual one for the device if not given.")
+@click.option("--tensor-parallel", "degrees", default="1,2,4,8", show_default=True, help="Degrees to look for.")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="The bundle; rows are added to an old one.")
+def import_command(source: Path, model: str, device: str, node: str | None, degrees: str, out: Path) -> None:
+    """Turn measurements in SOURCE (Vidur's or LLMServingSim's layout) into a bundle keyed by shapes.
+
+    Each operator's rows are kept under the shape that the model gives it at each degree. Operators whose measurement is
+    part of another's cannot be told apart by shape and are left to the roofline; they are listed.
+
+    \b
+    Example:
+      gnomon profile import vidur/profiling --model llama-2-70b --device a100-80gb --tensor-parallel 4 --out my-a100
+    """
+    from gnomon import catalog
+    from gnomon.measure.profiling import bundle
+    from gnomon.timing.config import TimingConfig
+    from gnomon.timing.operators import stage_operators
+    from gnomon.timing.sources import Context
+    from gnomon.timing.sources.profile import read_bundle
+
+    about, card = catalog.model(model), catalog.device(device)
+    rows: dict[str, dict[bundle.Key, tuple[float, float]]] = {}
+    report: list[dict[str, Any]] = []
+    allowed = catalog.tensor_degrees(about)
+    where = catalog.node(node) if node else catalog.default_node(card)
+    for degree in degrees_of(degrees):
+        if degree not in allowed:
+            continue
+        split = catalog.Parallelism(tensor_parallel=degree)
+        try:
+            found = read_bundle(source, Context(about, card, where, split, TimingConfig()))
+        except DataError as error:
+            report.append({"tensor parallel": degree, "rows": 0, "left out": str(error)})
+            continue
+        count, left_out = 0, []
+        for operator in stage_operators(about, split):
+            samples = None if operator.name in found.included else found.find(operator, where)
+            new = list(_rows(operator, samples, where)) if samples is not None else []
+            for file, key, seconds in new:
+                rows.setdefault(file, {})[key] = (seconds, 0.0)
+            count += len(new)
+            left_out += [] if new or operator.is_fused else [operator.name]
+        report.append({"tensor parallel": degree, "rows": count, "left out": ", ".join(left_out)})
+    if not report:
+        fix = f"Use some of {', '.join(map(str, allowed))}."
+        raise ConfigError(f"{about.name} cannot be split so.", where="--tensor-parallel", fix=fix)
+    if "gemm" not in rows:
+        raise DataError("has no matrix products of this model.", where=str(source), fix=str(report[0]["left out"]))
+    with readable(out, "Give another folder with --out."):
+        old = bundle.read_rows(out) if (out / "manifest.json").exists() else {}
+        facts = {"device": card.name, "dtype": "bf16", "models": [about.name], "method": f"imported from {source.name}"}
+        bundle.write(out, bundle.merge([old, rows]), facts)
+    print_rows(report, title=str(out))
+    if others := _other_nodes(source, where):
+        click.echo(
+            f"Collectives of {', '.join(others)} were left out: those of {where.name} were looked for. "
+            "Give --node for others.",
+            err=True,
+        )
+
+
+def _other_nodes(source: Path, node: Node) -> list[str]:
+    """Nodes of Vidur's layout whose collectives are not of `node`."""
+    from gnomon.catalog.nodes import NODES
+    from gnomon.timing.sources.profile.vidur import find_root
+
+    root = find_root(source)
+    folders = sorted((root / "network").glob("*/")) if root else []
+    return [folder.name for folder in folders if NODES.resolve(folder.name) != node.name]
+
+
+def _rows(operator: Operator, samples: Samples, node: Node) -> Iterator[tuple[str, tuple[Any, ...], float]]:
+    """(file, key, seconds) of every sample of an operator, in the profile format."""
+    from gnomon.timing.sources.profile.samples import shape_keys
+
+    kind, *shape = shape_keys(operator, node)[0]
+    for sizes, seconds in zip(samples.sizes.astype(int).tolist(), samples.seconds.tolist(), strict=True):
+        match kind:
+            case "gemm":
+                yield "gemm", ("bf16", *sizes, *shape), seconds
+            case "attention_prefill" if len(shape) == 3:
+                yield "attention", ("bf16", *shape, *sizes, 0, 0), seconds
+            case "attention_decode" if len(shape) == 3:
+                yield "attention", ("bf16", *shape, 0, 0, *sizes), seconds
+            case "all_reduce" | "send_recv" | "reduce_scatter" | "all_to_all":
+                yield "collective", (kind, shape[0], shape[-1], *sizes), seconds
+            case name if name in ELEMENTWISE:
+                yield "elementwise", ("bf16", name, *sizes, *shape), seconds

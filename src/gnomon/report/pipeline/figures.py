@@ -10,6 +10,7 @@ import numpy as np
 from gnomon.pipeline.explain import idle_time, total
 from gnomon.pipeline.memory import Curve, micro_batches_held
 from gnomon.pipeline.run import Run
+from gnomon.report.blocks import SplitRow
 from gnomon.report.look import TIME_LINE, TIME_LINE_AXIS
 from gnomon.report.pipeline.timeline import (
     COLOURS,
@@ -21,7 +22,6 @@ from gnomon.report.pipeline.timeline import (
     drawn_together,
     timeline,
 )
-from gnomon.report.splits import SplitRow
 
 Figure = dict[str, Any]
 

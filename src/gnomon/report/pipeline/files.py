@@ -17,6 +17,7 @@ from gnomon.pipeline.memory import Curve, micro_batches_held
 from gnomon.pipeline.run import Run
 from gnomon.pipeline.step import StepRecord
 from gnomon.pipeline.sweeps import SweepTable
+from gnomon.report.blocks import split_table
 from gnomon.report.page import write_time_line
 from gnomon.report.perfetto import Event, Lanes, counter_event, process_name, slice_event, thread_name, write_events
 from gnomon.report.pipeline.figures import CAUSES, DENSE, GAP, RANK_COLOURS, binned, cause_rows, step_cards, step_figure
@@ -31,7 +32,6 @@ from gnomon.report.pipeline.timeline import (
     link_use,
     timeline,
 )
-from gnomon.report.splits import split_table
 
 
 def write_trace(run: Run, path: str | Path, *, memory: list[Curve] | None = None) -> Path:

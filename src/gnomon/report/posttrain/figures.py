@@ -9,10 +9,10 @@ from typing import Any
 
 from gnomon.posttrain.simulator.record import RunRecord, Span, StepRecord
 from gnomon.posttrain.studies.compare import Outcome
+from gnomon.report.blocks import SplitRow, split_table
 from gnomon.report.look import TIME_LINE, TIME_LINE_AXIS
 from gnomon.report.page import write_time_line
 from gnomon.report.perfetto import Event, counter_event, process_name, slice_event, thread_name, write_events
-from gnomon.report.splits import SplitRow, split_table
 
 COLOURS = {
     "rollout": "#54A24B",

@@ -15,7 +15,7 @@ from gnomon.core.config import dump
 from gnomon.core.files import folder_written_whole, write_text
 from gnomon.report.blocks import Block, Figure, Section, Table, lines, plots, seconds
 from gnomon.report.page import write_page
-from gnomon.report.routing.curves import differences_figure
+from gnomon.report.routing.files import differences_figure
 from gnomon.report.serving.figures import LATENCIES, latency_cdf, latency_curves
 from gnomon.report.serving.files import write_run
 from gnomon.report.serving.intervals import CAPTION, as_data, variant_rows

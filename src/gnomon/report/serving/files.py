@@ -177,7 +177,7 @@ def write_run(
 def _write_files(
     run: Run, summary: Summary, folder: Path, extras: tuple[str, ...], room: Headroom | None, intervals: Intervals
 ) -> None:
-    from gnomon.report.serving.events import write_events
+    from gnomon.report.serving.trace import write_events
 
     requests, iterations = request_frame(run), iteration_frame(run)
     save(spelled_out(run.scenario), folder / "scenario.yaml")

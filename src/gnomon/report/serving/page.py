@@ -12,8 +12,8 @@ from gnomon.core import units
 from gnomon.core.config import dump
 from gnomon.report.blocks import Block, Card, Facts, Line, Plot, Section, Table, lines, plots
 from gnomon.report.page import write_page
-from gnomon.report.serving import explain_figures as pictures
 from gnomon.report.serving import explain_text as explained
+from gnomon.report.serving import explanation as pictures
 from gnomon.report.serving import text as words
 from gnomon.report.serving.figures import drawers, load_drawers
 from gnomon.report.serving.fleet import day_tables

@@ -11,7 +11,7 @@ from dash import Dash, Input, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
 
 from gnomon.core.errors import GnomonError
-from gnomon.report.splits import Causes, SplitRow
+from gnomon.report.blocks import Causes, SplitRow
 from gnomon.ui.blocks import WITH_TOOLS, blank
 from gnomon.ui.site_page import HIDDEN, SHOWN, Page, callback
 from gnomon.ui.turns import Question, Stale

@@ -24,10 +24,9 @@ from gnomon.api.posttrain import (
 )
 from gnomon.core.config import load
 from gnomon.core.errors import GnomonError
-from gnomon.report.blocks import cell
+from gnomon.report.blocks import SplitRow, cell
 from gnomon.report.posttrain.figures import CAUSES, cause_rows, policies_height, run_cards
 from gnomon.report.posttrain.text import RATIO
-from gnomon.report.splits import SplitRow
 from gnomon.ui import jobs
 from gnomon.ui.blocks import cards, notice, section, table
 from gnomon.ui.controls import Choice, Choices, Control, ControlError, Hidden, Number, Slider, Switch, Text

@@ -15,7 +15,7 @@ from gnomon.api.comparison import Comparison, compare
 from gnomon.api.serving import Scenario, policy_names, router_names
 from gnomon.api.serving import scenario as new_scenario
 from gnomon.core.errors import ConfigError, GnomonError
-from gnomon.report.routing.curves import (
+from gnomon.report.routing.files import (
     CURVE_PX,
     FILES,
     curve_figure,

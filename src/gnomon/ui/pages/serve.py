@@ -19,7 +19,6 @@ from gnomon.report.serving.page import TERMS
 from gnomon.ui import blocks, uploads
 from gnomon.ui.controls import Choice, Control, Hidden, Number, Slider, Text, select_options
 from gnomon.ui.pages import serve_answers as answers
-from gnomon.ui.pages import serve_pins as pins
 from gnomon.ui.pages.serve_answers import register_live
 from gnomon.ui.scenarios import KV_CONTROLS, OF_ENGINE, OTHER, to_scenario, to_values
 from gnomon.ui.serving import simulated
@@ -193,9 +192,9 @@ def _register_pins(app: Dash) -> None:
     def change(pin: int, unpin: list[int], raw: dict[str, Any], kept: str) -> Any:
         asked = ctx.triggered_id
         if asked == PAGE.id("pin") and pin:
-            return pins.with_pin(CONTROLS, kept, raw)
+            return answers.with_pin(CONTROLS, kept, raw)
         if isinstance(asked, dict) and any(unpin):
-            return pins.without_pin(kept, asked["index"])
+            return answers.without_pin(kept, asked["index"])
         return no_update
 
 

@@ -20,10 +20,11 @@ from gnomon.core.errors import GnomonError
 from gnomon.report.blocks import Block, Card, Command, lines
 from gnomon.report.page import html_of
 from gnomon.report.serving import text as words
-from gnomon.report.serving.figures import LATENCIES, load_figure
+from gnomon.report.serving.compare import variant_row
+from gnomon.report.serving.figures import COLOURS, LATENCIES, load_figure
 from gnomon.report.serving.page import key_figures
 from gnomon.ui import blocks, uploads
-from gnomon.ui.pages import serve_pins as pins
+from gnomon.ui.controls import Control, defaults_of, query_of, state_of
 from gnomon.ui.scenarios import as_command, as_server, as_yaml, to_scenario, to_values
 from gnomon.ui.serving import (
     KEPT,
@@ -41,7 +42,65 @@ from gnomon.ui.turns import Kept, Question, Stale
 from gnomon.ui.uploads import read_scenario
 
 if TYPE_CHECKING:
-    from gnomon.api.serving import Intervals
+    from gnomon.api.serving import Intervals, Summary
+
+
+MAX_PINS = 4
+_BETWEEN = ";"
+"""Never part of a query, which spells it %3B."""
+NOW = "now"
+
+
+def pinned_queries(pins: str | None) -> dict[int, str]:
+    """The queries of the pinned results by their places; a place gives a colour, and stays when another is emptied."""
+    return {place: query for place, query in enumerate((pins or "").split(_BETWEEN)[:MAX_PINS]) if query}
+
+
+def with_pin(controls: Sequence[Control], pins: str, raw: Mapping[str, Any]) -> str:
+    """The pins and the present state in the first free place, unless it is pinned already or there is no room."""
+    query, found = query_of(controls, raw) or "?", pinned_queries(pins)
+    free = next((place for place in range(MAX_PINS) if place not in found), None)
+    return _joined(found if query in found.values() or free is None else found | {free: query})
+
+
+def without_pin(pins: str, place: int) -> str:
+    """The pins without one of them."""
+    return _joined({other: query for other, query in pinned_queries(pins).items() if other != place})
+
+
+def _joined(found: Mapping[int, str]) -> str:
+    return _BETWEEN.join(found.get(place, "") for place in range(max(found, default=-1) + 1))
+
+
+def pin_colours(pins: str) -> list[str]:
+    """Of the present result, always the same, and of the pinned ones by their places."""
+    return [COLOURS[0], *(COLOURS[1 + place] for place in pinned_queries(pins))]
+
+
+def pinned_states(controls: Sequence[Control], pins: str, raw: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The present state and the pinned ones, each under a name that says what tells it apart."""
+    shown = [raw, *(state_of(controls, query) for query in pinned_queries(pins).values())]
+    texts = [{one.name: one.to_query(state[one.name]) for one in controls} for state in shown]
+    usual = defaults_of(controls)
+    varying = [name for name in usual if len({text[name] for text in texts}) > 1]
+    named: dict[str, Mapping[str, Any]] = {}
+    for number, (state, text) in enumerate(zip(shown, texts, strict=True)):
+        words = ", ".join(f"{name} {text[name] or '–'}" for name in varying)
+        label = (f"{NOW}: {words}" if words else NOW) if number == 0 else words or f"pin {number}"
+        named[label if label not in named else f"{label} ({number})"] = state
+    return named
+
+
+def comparison_row(summary: Summary) -> dict[str, Any]:
+    """The figures by which deployments are compared: those of `gnomon compare`, and what an hour costs."""
+    row = variant_row("", summary) | {"$/h": f"{summary.cost.per_hour:,.2f}"}
+    del row["variant"]
+    return row
+
+
+def failed_row(error: GnomonError) -> dict[str, Any]:
+    """The row of a pinned state that cannot be simulated any more."""
+    return {"TTFT mean": str(error)}
 
 
 Raw = Mapping[str, Any]
@@ -82,7 +141,7 @@ def latency_plots(page: Page, raw: Raw, scenario: Scenario) -> Line:
     runs = {_name_of_now(page, raw) if pinned else "": result}
     runs |= {name: one for name, one in pinned.items() if isinstance(one, Simulation)}
     drawings = Comparison(runs).drawings
-    colours = [one for one, name in zip(pins.colours(raw["pins"]), ("", *pinned), strict=True)
+    colours = [one for one, name in zip(pin_colours(raw["pins"]), ("", *pinned), strict=True)
                if not name or isinstance(pinned[name], Simulation)]  # fmt: skip
     return {latency: _coloured(drawings[latency], colours) for latency in LATENCIES}
 
@@ -134,7 +193,7 @@ def _name_of_now(page: Page, raw: Raw) -> str:
 
 def _states(page: Page, raw: Raw) -> dict[str, Raw]:
     """The present state and the pinned ones by name; what is not shown tells none apart."""
-    return dict(pins.states([one for one in page.controls if not one.is_hidden], raw["pins"], raw))
+    return dict(pinned_states([one for one in page.controls if not one.is_hidden], raw["pins"], raw))
 
 
 def _pinned(page: Page, raw: Raw) -> dict[str, Simulation | GnomonError]:
@@ -151,11 +210,11 @@ def _pinned(page: Page, raw: Raw) -> dict[str, Simulation | GnomonError]:
 
 def _comparison(page: Page, raw: Raw, now: Simulation, pinned: Mapping[str, Simulation | GnomonError]) -> Component:
     """A table of the present result and the pinned ones."""
-    first, *others = pins.colours(raw["pins"])
+    first, *others = pin_colours(raw["pins"])
     named = _entry(_name_of_now(page, raw), first)
-    rows: list[dict[str, Any]] = [{"result": named, **pins.comparison_row(now.summary), "": None}]
-    for (name, one), colour, index in zip(pinned.items(), others, pins.pinned(raw["pins"]), strict=True):
-        figures_ = pins.comparison_row(one.summary) if isinstance(one, Simulation) else pins.failed_row(one)
+    rows: list[dict[str, Any]] = [{"result": named, **comparison_row(now.summary), "": None}]
+    for (name, one), colour, index in zip(pinned.items(), others, pinned_queries(raw["pins"]), strict=True):
+        figures_ = comparison_row(one.summary) if isinstance(one, Simulation) else failed_row(one)
         unpin = html.Button(
             "×", id={"type": page.id("unpin"), "index": index}, className="button unpin", n_clicks=0, type="button",
             **{"aria-label": f"Unpin {name}"},
