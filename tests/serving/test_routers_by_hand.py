@@ -16,10 +16,12 @@ import pytest
 
 from gnomon import jit
 from gnomon.serving.engine.context import Fleet
+from gnomon.serving.engine.state import IN_FLIGHT, RUNNING, WAITING
 from gnomon.serving.policies import UNBOUNDED
 from gnomon.serving.routers import learned, llmd, lookahead, observation, predicted_latency, prediction
 from gnomon.serving.routers.prediction import PRIOR_OUTPUT, PRIOR_WEIGHT
 from gnomon.timing.iteration import blank, geometric_axis
+from serving_kit import run, scenario
 from test_router_decisions import choice, fleet_of
 
 plain = pytest.mark.skipif(jit.ENABLED, reason="helpers of compiled code cannot be called from Python")
@@ -393,6 +395,35 @@ def test_lookahead_runs_a_chunk_or_decodes_until_one_is_done() -> None:
     assert lookahead._run_iterations(capped, 0, left, 0, 2) == pytest.approx(0.130)
     assert left.prefill.tolist() == [150, 0]
     assert left.output.tolist() == [6, 1]
+
+
+@plain
+def test_what_routers_look_at_is_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests that a replica has yet to hear of are there; those that a batch computes a token too many of are not."""
+    seen: list[int] = []
+    listed = lookahead.outstanding
+
+    def compared(cluster: Any, r: int, ids: Any) -> int:
+        count = listed(cluster, r, ids)
+        q = cluster.requests
+        there = np.flatnonzero((q.replica == r) & np.isin(q.status, (WAITING, RUNNING, IN_FLIGHT)))
+        assert sorted(ids[:count]) == there.tolist()
+        seen.append(int(cluster.replicas[r].num_deferred))
+        return count
+
+    monkeypatch.setattr(lookahead, "outstanding", compared)
+    batching = {"max_sequences": 8, "overlap": True, "surplus_token": True}
+    workload = {
+        "num_requests": 60,
+        "rate": 40.0,
+        "lengths": {"distribution": "uniform", "prompt": [5, 30], "output": [1, 20]},
+    }
+    run(
+        scenario(
+            num_replicas=2, router={"name": "lookahead", "lengths": "oracle"}, batching=batching, workload=workload
+        )
+    )
+    assert max(seen) > 0
 
 
 @plain

@@ -50,7 +50,7 @@ def _gather(fleet: Fleet, r: int, request_id: int, mean: float) -> Work:
     replica = replica_view(cluster, r)
     for i in range(outstanding(cluster, r, ids)):
         request = cluster.requests[ids[i]]
-        processed = processed_now(replica, ids[i])
+        processed = max(processed_now(replica, ids[i]), request.foreseen)
         work.prefill[i] = max(0.0, float(request.prefill_tokens - processed))
         work.output[i] = math.ceil(output_left(fleet, r, ids[i], mean))
         work.held[i] = processed

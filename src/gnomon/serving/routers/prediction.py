@@ -13,7 +13,7 @@ from gnomon.core.arrays import Ints
 from gnomon.jit import inlined
 from gnomon.serving.engine.context import Fleet
 from gnomon.serving.engine.decode_group import ID, processed_now
-from gnomon.serving.engine.state import Cluster, replica_view, ring_position
+from gnomon.serving.engine.state import FINISHED, Cluster, replica_view, ring_position
 from gnomon.serving.policies import UNBOUNDED
 from gnomon.timing import lookup
 from gnomon.timing.lookup import Shape
@@ -71,7 +71,8 @@ def expected_output(fleet: Fleet, request_id: int, mean: float) -> float:
 
 @inlined
 def outstanding(cluster: Cluster, r: int, ids: Ints) -> int:
-    """Write the requests of replica `r` into `ids`, running ones before waiting ones; returns how many."""
+    """Write the requests of replica `r` into `ids`, running ones before waiting ones, and those that it has yet to hear
+    of last; returns how many. The token too many of one that has ended (`features.overlap`) is not one."""
     state, count = cluster.replicas[r], 0
     for i in range(state.num_stepping):
         ids[count] = cluster.stepping[r, i, ID]
@@ -80,16 +81,19 @@ def outstanding(cluster: Cluster, r: int, ids: Ints) -> int:
         position = ring_position(cluster, r, k)
         flight = cluster.flights[r, position]
         for i in range(flight.num_stepping, flight.num_requests):
-            ids[count] = cluster.flight_requests[r, position, i]
-            count += 1
+            member = cluster.flight_requests[r, position, i]
+            if cluster.requests[member].status != FINISHED:
+                ids[count] = member
+                count += 1
     for i in range(state.num_running):
         ids[count] = cluster.running[r, i]
         count += 1
-    waiting = state.first_waiting
-    for _ in range(state.num_waiting):
-        ids[count] = waiting
-        count += 1
-        waiting = cluster.requests[waiting].next_waiting
+    for listed, waiting in ((state.num_waiting, state.first_waiting), (state.num_deferred, state.first_deferred)):
+        for _ in range(listed):
+            ids[count] = waiting
+            count += 1
+            waiting = cluster.requests[waiting].next_waiting
+    assert count == state.num_outstanding
     return count
 
 
