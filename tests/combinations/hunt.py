@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from combinations.worker import Worker
+from combinations.worker import FIRST_S, Worker
 
 PLAIN_TOKENS = 200
 COMPILED_S = 0.08
@@ -56,7 +56,10 @@ class Hunt:
         from combinations.cases import draw_and_examine
 
         try:
-            data, refusals, ended = self.compiled.ask(draw_and_examine, seed, number, self.folder)
+            try:
+                data, refusals, ended = self.compiled.ask(draw_and_examine, seed, number, self.folder)
+            except TimeoutError:  # It may have had to compile, which is on the disk now.
+                data, refusals, ended = self.compiled.ask(draw_and_examine, seed, number, self.folder, limit_s=FIRST_S)
         except (TimeoutError, RuntimeError) as error:
             data, refusals = self._only_drawn(seed, number), []
             ended = {"status": "violation", "kind": _kind_of(error), "what": str(error), "done": ()}

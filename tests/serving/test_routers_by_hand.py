@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,10 +19,10 @@ from gnomon import jit
 from gnomon.serving.engine.context import Fleet
 from gnomon.serving.engine.state import IN_FLIGHT, RUNNING, WAITING
 from gnomon.serving.policies import UNBOUNDED
-from gnomon.serving.routers import learned, llmd, lookahead, observation, predicted_latency, prediction
+from gnomon.serving.routers import ROUTERS, learned, llmd, lookahead, observation, predicted_latency, prediction
 from gnomon.serving.routers.prediction import PRIOR_OUTPUT, PRIOR_WEIGHT
 from gnomon.timing.iteration import blank, geometric_axis
-from serving_kit import run, scenario
+from serving_kit import requests_of, run, scenario
 from test_router_decisions import choice, fleet_of
 
 plain = pytest.mark.skipif(jit.ENABLED, reason="helpers of compiled code cannot be called from Python")
@@ -346,21 +347,24 @@ def test_late_replicas_are_not_chosen_unless_all_are_late() -> None:
         assert scores.tolist() == expected
 
 
-def work(*rows: tuple[float, float, float]) -> lookahead.Work:
+def work(*rows: tuple[float, float, float]) -> Any:
     """Of each request: prompt tokens and output tokens to come, KV tokens held."""
-    return lookahead.Work(*(np.array(column) for column in np.array(rows, float).T))
+    return np.array(rows, float)
 
 
 @plain
 def test_lookahead_admits_while_places_and_memory_last() -> None:
     two = fleet("lookahead", max_running=[2, 8], num_blocks=[10, 100])
-    end = lookahead._end_of_admitted
-    assert end(two, 0, work((10, 5, 0), (10, 5, 0), (10, 5, 0)), 0) == 2
-    assert end(two, 0, work((0, 0, 0), (10, 5, 0), (10, 5, 0)), 1) == 3, "one has ended"
-    assert end(two, 0, work((60, 5, 0), (40, 5, 0), (1, 5, 0)), 0) == 2, "100 tokens of memory"
-    assert end(two, 0, work((60, 5, 0), (41, 5, 0)), 0) == 1
-    assert end(two, 0, work((200, 5, 0), (1, 5, 0)), 0) == 1, "the first goes in anyhow"
-    assert end(two, 1, work((1, 5, 30), (1, 5, 30)), 0) == 2
+
+    def end(r: int, left: Any, first: int) -> int:
+        return lookahead._admitted(two, r, left, first, len(left), 0, 0, 1.0)[0]
+
+    assert end(0, work((10, 5, 0), (10, 5, 0), (10, 5, 0)), 0) == 2
+    assert end(0, work((0, 0, 0), (10, 5, 0), (10, 5, 0)), 1) == 3, "one has ended"
+    assert end(0, work((60, 5, 0), (40, 5, 0), (1, 5, 0)), 0) == 2, "100 tokens of memory"
+    assert end(0, work((60, 5, 0), (41, 5, 0)), 0) == 1
+    assert end(0, work((200, 5, 0), (1, 5, 0)), 0) == 1, "the first goes in anyhow"
+    assert end(1, work((1, 5, 30), (1, 5, 30)), 0) == 2
 
 
 @plain
@@ -368,9 +372,7 @@ def test_lookahead_looks_no_more_at_what_has_ended() -> None:
     """Of those before the fourth, which is not in the batch, the first and the third go on."""
     left = work((1, 5, 10), (0, 0, 20), (2, 6, 30), (3, 7, 40))
     assert lookahead._drop_ended(left, 0, 3) == 1
-    assert left.prefill[1:].tolist() == [1, 2, 3]
-    assert left.output[1:].tolist() == [5, 6, 7]
-    assert left.held[1:].tolist() == [10, 30, 40]
+    assert left[1:].tolist() == [[1, 5, 10], [2, 6, 30], [3, 7, 40]]
 
 
 @plain
@@ -379,22 +381,52 @@ def test_lookahead_runs_a_chunk_or_decodes_until_one_is_done() -> None:
     seen = fleet("lookahead", kv_s=1e-5)
     left = work((0, 4, 30), (0, 9, 50), (250, 6, 0))
     assert lookahead._run_iterations(seen, 0, left, 0, 3) == pytest.approx(0.200 + 2 * 40 * 1e-5)
-    assert left.prefill.tolist() == [0, 0, 52]
-    assert left.output.tolist() == [3, 8, 6]
-    assert left.held.tolist() == [31, 51, 198]
+    assert left.tolist() == [[0, 3, 31], [0, 8, 51], [52, 6, 198]]
     assert lookahead._run_iterations(seen, 0, left, 0, 3) == pytest.approx(0.054 + 2 * 41 * 1e-5)
-    assert left.prefill.tolist() == [0, 0, 0]
-    assert left.output.tolist() == [2, 7, 5], "its first token"
-    assert left.held.tolist() == [32, 52, 251]
+    assert left.tolist() == [[0, 2, 32], [0, 7, 52], [0, 5, 251]], "its first token"
     mean = (32 + 52 + 251) / 3 + 0.5
     assert lookahead._run_iterations(seen, 0, left, 0, 3) == pytest.approx(2 * (0.003 + 3 * mean * 1e-5), rel=1e-3)
-    assert left.output.tolist() == [0, 5, 3]
-    assert left.held.tolist() == [34, 54, 253]
+    assert left[:, 1:].tolist() == [[0, 34], [5, 54], [3, 253]]
     capped = fleet("lookahead", max_chunk_tokens=[100, 100])
     left = work((250, 6, 0), (30, 2, 0))
     assert lookahead._run_iterations(capped, 0, left, 0, 2) == pytest.approx(0.130)
-    assert left.prefill.tolist() == [150, 0]
-    assert left.output.tolist() == [6, 1]
+    assert left[:, :2].tolist() == [[150, 6], [0, 1]]
+
+
+@plain
+@pytest.mark.parametrize("others", [0.0, 0.7])
+@pytest.mark.parametrize("batching", [{"max_sequences": 4}, {"max_sequences": 4, "overlap": True}])
+def test_lookahead_goes_on_where_the_arrival_before_left_it(batching: Any, others: float) -> None:
+    """Two bursts over replicas of two sizes: the same choices, seconds and sums as when every play begins anew, and
+    fewer iterations to play."""
+    router = {"name": "lookahead", "lengths": "oracle", "options": {"others": others}}
+    pools = [{"replica": {"num_kv_blocks": 60}}, {"replica": {"num_kv_blocks": 500}}]
+    given = scenario(pools=pools, router=router, batching=batching)
+    chance = np.random.default_rng(3)
+    offered = requests_of(np.repeat((0.0, 0.5), 20), chance.integers(5, 400, 40), chance.integers(1, 60, 40))
+    played: dict[int, list[Any]] = {}
+    for scratch in (0, lookahead.KEPT):
+        with pytest.MonkeyPatch.context() as patch:
+            seen: list[Any] = []
+            steps: list[int] = []
+            play, step = lookahead.play_on, lookahead._run_iterations
+
+            def stepped(*args: Any, steps: list[int] = steps, step: Any = step) -> Any:
+                steps.append(0)
+                return step(*args)
+
+            def noted(*args: Any, seen: list[Any] = seen, play: Any = play) -> Any:
+                own, all_others = play(*args)
+                seen.append((min(own, args[-1]), all_others if args[-2] else 0.0))  # Stopped at the limit.
+                return own, all_others
+
+            patch.setattr(lookahead, "play_on", noted)
+            patch.setattr(lookahead, "_run_iterations", stepped)
+            patch.setitem(ROUTERS._specs, "lookahead", replace(ROUTERS["lookahead"], scratch=scratch))
+            done = run(given, requests=offered)
+            played[scratch] = [done.cluster.requests.replica.tolist(), seen, len(steps)]
+    assert played[0][:2] == played[lookahead.KEPT][:2]
+    assert played[lookahead.KEPT][2] < played[0][2] / 2
 
 
 @plain

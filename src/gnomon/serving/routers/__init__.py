@@ -35,6 +35,8 @@ class RouterSpec:
     """Its options with their defaults, in the order in which `fleet.parameters` holds them."""
     memory: int = 1
     """Numbers of memory per replica."""
+    scratch: int = 0
+    """Numbers per replica behind it, to keep what it would work out again. It does without where there are fewer."""
     sees_state: bool = True
     """It looks at the replicas, so that all of them are brought up to date at every arrival."""
     draws: bool = False

@@ -2,6 +2,8 @@
 
 Plays every replica on from the moment of the arrival, iteration by iteration, with its timing tables, batch cap, token
 budget and memory, as if nothing else arrived. Stretches in which nothing but decodes happen are taken in one step.
+What of that is the same for all requests of one moment, up to where all that were there before are admitted, is played
+once.
 Output lengths are those of `--router.lengths`, or the mean of what was produced so far. With `others` above 0 the time
 that the request costs those who are there already counts too.
 """
@@ -9,7 +11,6 @@ that the request costs those who are there already counts too.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import numpy as np
 
@@ -20,100 +21,145 @@ from gnomon.serving.engine.decode_group import processed_now
 from gnomon.serving.engine.state import NONE, replica_view
 from gnomon.serving.routers import Fleet, router
 from gnomon.serving.routers.prediction import (
-    expected_output,
     iteration_s,
     mean_output,
+    next_queued,
     output_left,
-    outstanding,
     prefill_room,
+    under_way,
 )
 
+# What a replica has to do, a row for each request in the order in which they are served: prompt tokens to compute yet,
+# output tokens to produce yet, tokens in its KV cache. Those in the queue are filled in as they are looked at.
+PREFILL, OUTPUT, HELD = range(3)
 
-class Work(NamedTuple):
-    """Requests of a replica in the order in which they are served."""
-
-    prefill: Floats
-    """Prompt tokens to compute yet."""
-    output: Floats
-    """Output tokens to produce yet."""
-    held: Floats
-    """Tokens in its KV cache."""
+# What is kept of a play without the arriving request: when and of what it was, where it had come to, the rows there.
+_KEY, _AT, _ROWS, PLACES = 0, 6, 11, 1024
+KEPT = _ROWS + 3 * PLACES
 
 
 @inlined
-def _gather(fleet: Fleet, r: int, request_id: int, mean: float) -> Work:
-    """What replica `r` has to do, with the arriving request (unless NONE) at the end."""
-    cluster = fleet.cluster
-    count = cluster.replicas[r].num_outstanding + (0 if request_id == NONE else 1)
-    ids = np.empty(count, np.int64)
-    work = Work(np.empty(count), np.empty(count), np.empty(count))
-    replica = replica_view(cluster, r)
-    for i in range(outstanding(cluster, r, ids)):
-        request = cluster.requests[ids[i]]
-        processed = max(processed_now(replica, ids[i]), request.foreseen)
-        work.prefill[i] = max(0.0, float(request.prefill_tokens - processed))
-        work.output[i] = math.ceil(output_left(fleet, r, ids[i], mean))
-        work.held[i] = processed
-    if request_id != NONE:
-        cached = prefix_cache.count_hits(replica, request_id) * replica.state.block_size
-        work.prefill[count - 1] = cluster.requests[request_id].prompt_tokens - cached
-        work.output[count - 1] = math.ceil(max(1.0, expected_output(fleet, request_id, mean)))
-        work.held[count - 1] = cached
-    return work
+def _fill(fleet: Fleet, r: int, work: Floats, i: int, request_id: int, mean: float) -> None:
+    """Put a request into place `i`. The arriving one has the last place, and finds what is cached now."""
+    request, replica = fleet.cluster.requests[request_id], replica_view(fleet.cluster, r)
+    known = max(processed_now(replica, request_id), request.foreseen)
+    if i == replica.state.num_outstanding:
+        known = prefix_cache.count_hits(replica, request_id) * replica.state.block_size
+    work[i, PREFILL] = max(0.0, float(request.prefill_tokens - known))
+    work[i, OUTPUT] = math.ceil(output_left(fleet, r, request_id, mean))
+    work[i, HELD] = known
 
 
 @inlined
-def _end_of_admitted(fleet: Fleet, r: int, work: Work, first: int) -> int:
-    """One past the last request, from `first` on, that fits the batch cap and the memory."""
+def _admitted(
+    fleet: Fleet, r: int, work: Floats, first: int, filled: int, last: int, request_id: int, mean: float
+) -> tuple[int, int, int]:
+    """One past the last request, from `first` on, that fits the batch cap and the memory; how many places are filled
+    then; and the last request of the queue that is."""
     state, room, end = fleet.cluster.replicas[r], 0.0, first
-    while end < work.output.size:
-        room += work.held[end] + work.prefill[end]
+    while end < work.shape[0]:
+        if end == filled:
+            if end < state.num_outstanding:
+                last = next_queued(fleet.cluster, r, end, last)
+            _fill(fleet, r, work, end, last if end < state.num_outstanding else request_id, mean)
+            filled += 1
+        room += work[end, HELD] + work[end, PREFILL]
         if end > first and (end - first >= state.max_running or room > state.num_blocks * state.block_size):
             break
         end += 1
-    return end
+    return end, filled, last
 
 
 @inlined
-def _run_iterations(fleet: Fleet, r: int, work: Work, first: int, end: int) -> float:
+def _run_iterations(fleet: Fleet, r: int, work: Floats, first: int, end: int) -> float:
     """One iteration if there is prefill to do, else decodes until the first of them is done; returns the seconds."""
     state = fleet.cluster.replicas[r]
     decodes, kv, steps = 0, 0.0, math.inf
     for i in range(first, end):
-        if work.prefill[i] == 0.0:
+        if work[i, PREFILL] == 0.0:
             decodes += 1
-            kv += work.held[i]
-            steps = min(steps, work.output[i])
+            kv += work[i, HELD]
+            steps = min(steps, work[i, OUTPUT])
     budget = float(prefill_room(state, decodes))
     chunk = 0.0
     for i in range(first, end):
-        if work.prefill[i] > 0.0 and chunk < budget:
+        if work[i, PREFILL] > 0.0 and chunk < budget:
             steps = 1.0
-            tokens = min(work.prefill[i], budget - chunk, float(state.max_chunk_tokens))
+            tokens = min(work[i, PREFILL], budget - chunk, float(state.max_chunk_tokens))
             chunk += tokens
-            work.held[i] += tokens
+            work[i, HELD] += tokens
             # One that is through produces its first token, and is told from the decodes of this iteration by its sign.
-            work.prefill[i] = work.prefill[i] - tokens if work.prefill[i] > tokens else -1.0
+            work[i, PREFILL] = work[i, PREFILL] - tokens if work[i, PREFILL] > tokens else -1.0
     mean_kv = kv / decodes + (steps - 1.0) / 2.0 if decodes > 0 else 0.0
     for i in range(first, end):
-        if work.prefill[i] <= 0.0:
-            produced = 1.0 if work.prefill[i] < 0.0 else steps
-            work.prefill[i] = 0.0
-            work.output[i] -= produced
-            work.held[i] += produced
+        if work[i, PREFILL] <= 0.0:
+            produced = 1.0 if work[i, PREFILL] < 0.0 else steps
+            work[i, PREFILL] = 0.0
+            work[i, OUTPUT] -= produced
+            work[i, HELD] += produced
     return steps * iteration_s(fleet, r, int(chunk), decodes, mean_kv)
 
 
 @inlined
-def _drop_ended(work: Work, first: int, end: int) -> int:
+def _drop_ended(work: Floats, first: int, end: int) -> int:
     """Move those that go on up to `end`, in their order; returns the first of them. So none is looked at once it has
     ended, however long the queue is."""
     kept = end
     for i in range(end - 1, first - 1, -1):
-        if work.output[i] > 0.0:
+        if work[i, OUTPUT] > 0.0:
             kept -= 1
-            work.prefill[kept], work.output[kept], work.held[kept] = work.prefill[i], work.output[i], work.held[i]
+            for column in range(3):
+                work[kept, column] = work[i, column]
     return kept
+
+
+@inlined
+def _key(fleet: Fleet, r: int, now: float, mean: float) -> tuple[float, float, float, float, float, float]:
+    """What stays as it is while requests come to a replica and nothing else happens."""
+    state = fleet.cluster.replicas[r]
+    gone = float(state.num_taken - state.num_outstanding)
+    return now, mean, gone, float(state.num_iterations), float(state.num_in_flight), float(state.num_running)
+
+
+@inlined
+def _begin(fleet: Fleet, r: int, now: float, mean: float, work: Floats) -> tuple[int, int, int, float, float]:
+    """Where to begin: the first place, how many are filled, the last of the queue among them, seconds from now, and
+    those of all that have ended. Where the play of an earlier arrival was kept, there; else with what is under way."""
+    memory, mine, state = fleet.memory, KEPT * r, fleet.cluster.replicas[r]
+    is_kept, key = mine + KEPT <= memory.size, _key(fleet, r, now, mean)
+    for i in range(6):
+        is_kept = is_kept and memory[mine + _KEY + i] == key[i]
+    if is_kept:
+        at = mine + _AT
+        first, filled = int(memory[at]), int(memory[at + 1])
+        for i in range(first, filled):
+            for column in range(3):
+                work[i, column] = memory[mine + _ROWS + 3 * (i - first) + column]
+        return first, filled, int(memory[at + 2]), memory[at + 3], memory[at + 4]
+    ids = np.empty(state.num_outstanding, np.int64)
+    filled = under_way(fleet.cluster, r, ids)
+    for i in range(filled):
+        _fill(fleet, r, work, i, ids[i], mean)
+    return 0, filled, NONE, max(0.0, state.next_end_s - now) if state.num_in_flight > 0 else 0.0, 0.0
+
+
+@inlined
+def _keep(
+    fleet: Fleet, r: int, now: float, mean: float, work: Floats, first: int, filled: int, last: int, seconds: float,
+    others: float,
+) -> None:  # fmt: skip
+    """Note where the play of a replica has come to, without the arriving request."""
+    memory, mine = fleet.memory, KEPT * r
+    filled = min(filled, fleet.cluster.replicas[r].num_outstanding)
+    if mine + KEPT > memory.size or filled - first > PLACES:
+        return
+    key, at = _key(fleet, r, now, mean), mine + _AT
+    for i in range(6):
+        memory[mine + _KEY + i] = key[i]
+    memory[at], memory[at + 1], memory[at + 2], memory[at + 3], memory[at + 4] = first, filled, last, seconds, others
+    for i in range(first, filled):
+        for column in range(3):
+            memory[mine + _ROWS + 3 * (i - first) + column] = work[i, column]
 
 
 @inlined
@@ -122,18 +168,20 @@ def play_on(
 ) -> tuple[float, float]:
     """Seconds from `now` until the arriving request (NONE for without it) is done on replica `r`, and the sum of those
     of all others there. Stops with the former unless asked `to_end`, and before that at `limit` seconds."""
-    state = fleet.cluster.replicas[r]
-    work = _gather(fleet, r, request_id, mean)
-    first, count, own, others, seconds = 0, work.output.size, 0.0, 0.0, 0.0
     is_there = request_id != NONE  # While it is, it is the last.
-    if state.num_in_flight > 0:
-        seconds = max(0.0, state.next_end_s - now)
+    count = fleet.cluster.replicas[r].num_outstanding + (1 if is_there else 0)
+    work, own, is_kept = np.empty((count, 3)), 0.0, not is_there
+    first, filled, last, seconds, others = _begin(fleet, r, now, mean, work)
     while first < count:
-        end = _end_of_admitted(fleet, r, work, first)
-        seconds += _run_iterations(fleet, r, work, first, end)
-        if seconds >= limit and not to_end:
+        end, filled, last = _admitted(fleet, r, work, first, filled, last, request_id, mean)
+        is_late = seconds >= limit and not to_end
+        if not is_kept and (end >= count - 1 or is_late):
+            _keep(fleet, r, now, mean, work, first, filled, last, seconds, others)
+            is_kept = True
+        if is_late:
             return seconds, others
-        is_done = is_there and end == count and work.output[count - 1] <= 0.0
+        seconds += _run_iterations(fleet, r, work, first, end)
+        is_done = is_there and end == count and work[count - 1, OUTPUT] <= 0.0
         before, first = first, _drop_ended(work, first, end)
         for _ in range(first - before - (1 if is_done else 0)):
             others += seconds
@@ -144,7 +192,7 @@ def play_on(
     return own, others
 
 
-@router("lookahead", options={"others": 0.0}, predicts=True)
+@router("lookahead", options={"others": 0.0}, scratch=KEPT, predicts=True)
 def lookahead(fleet: Fleet, request_id: int) -> int:
     """Smallest time to finish, plus `others` x the time it adds to those already there; ties to the lowest id."""
     weight, now = fleet.parameters[0], fleet.cluster.requests[request_id].arrival_s

@@ -13,7 +13,7 @@ from gnomon.core.arrays import Ints
 from gnomon.jit import inlined
 from gnomon.serving.engine.context import Fleet
 from gnomon.serving.engine.decode_group import ID, processed_now
-from gnomon.serving.engine.state import FINISHED, Cluster, replica_view, ring_position
+from gnomon.serving.engine.state import FINISHED, NONE, Cluster, replica_view, ring_position
 from gnomon.serving.policies import UNBOUNDED
 from gnomon.timing import lookup
 from gnomon.timing.lookup import Shape
@@ -70,9 +70,9 @@ def expected_output(fleet: Fleet, request_id: int, mean: float) -> float:
 
 
 @inlined
-def outstanding(cluster: Cluster, r: int, ids: Ints) -> int:
-    """Write the requests of replica `r` into `ids`, running ones before waiting ones, and those that it has yet to hear
-    of last; returns how many. The token too many of one that has ended (`features.overlap`) is not one."""
+def under_way(cluster: Cluster, r: int, ids: Ints) -> int:
+    """Write the requests of replica `r` that it runs into `ids`; returns how many. The token too many of one that has
+    ended (`features.overlap`) is not one."""
     state, count = cluster.replicas[r], 0
     for i in range(state.num_stepping):
         ids[count] = cluster.stepping[r, i, ID]
@@ -88,13 +88,29 @@ def outstanding(cluster: Cluster, r: int, ids: Ints) -> int:
     for i in range(state.num_running):
         ids[count] = cluster.running[r, i]
         count += 1
-    for listed, waiting in ((state.num_waiting, state.first_waiting), (state.num_deferred, state.first_deferred)):
-        for _ in range(listed):
-            ids[count] = waiting
-            count += 1
-            waiting = cluster.requests[waiting].next_waiting
-    assert count == state.num_outstanding
+    assert count + state.num_waiting + state.num_deferred == state.num_outstanding
     return count
+
+
+@inlined
+def next_queued(cluster: Cluster, r: int, place: int, before: int) -> int:
+    """Who stands at a place among the requests of replica `r`, behind those under way: who waits, then those that it
+    has yet to hear of. `before` stands at the place before."""
+    state = cluster.replicas[r]
+    if place == state.num_outstanding - state.num_deferred:
+        return int(state.first_deferred)
+    if place == state.num_outstanding - state.num_deferred - state.num_waiting:
+        return int(state.first_waiting)
+    return int(cluster.requests[before].next_waiting)
+
+
+@inlined
+def outstanding(cluster: Cluster, r: int, ids: Ints) -> int:
+    """Write all requests of replica `r` into `ids`, in the order in which they are served; returns how many."""
+    count = under_way(cluster, r, ids)
+    for place in range(count, cluster.replicas[r].num_outstanding):
+        ids[place] = next_queued(cluster, r, place, ids[place - 1] if place > 0 else NONE)
+    return int(cluster.replicas[r].num_outstanding)
 
 
 @inlined

@@ -248,7 +248,7 @@ def _router_inputs(
     return RouterInputs(
         stream(scenario.seed, "router").random((len(requests), 2)) if draws else np.zeros((1, 2)),
         np.concatenate([option_values(config, spec), numbers]) if numbers.size else option_values(config, spec),
-        np.zeros(spec.memory * cluster.replicas.size + 8),
+        np.zeros((spec.memory + spec.scratch) * cluster.replicas.size + 8),
         predicted_outputs(config, requests, scenario.seed),
         candidates,
     )
