@@ -95,6 +95,33 @@ def test_clients_that_leave_leave_nothing_behind(kind):
         assert (live.cluster.block_users == 0).all()
 
 
+@pytest.mark.parametrize("kind", ["vllm_v1", "sarathi", "short of memory", "least outstanding"])
+def test_the_next_token_is_known_while_its_batch_runs(kind):
+    """Said of every token but the first and the last of each request, and never of one that does not come then."""
+    live, known = LiveCluster(scenario(SMALL, **KINDS[kind]), slots=256, room=1 << 18), 0
+    ids = np.array([live.send(0.0, asked(number, 100 + 300 * number, 5 + number)) for number in range(6)])
+    for _ in range(200):
+        now_s, expected_s, produced = live.next_s(), live.next_tokens_s(ids), live.produced(ids)
+        if now_s == math.inf:
+            break
+        live.advance(now_s)
+        came = live.produced(ids) > produced
+        assert (came >= (expected_s == now_s)).all() and (live.newest_s(ids)[expected_s == now_s] == now_s).all()
+        known += int((expected_s == now_s).sum())
+    assert live.ended(ids).all()
+    assert known == sum(5 + number - 2 for number in range(6))
+
+
+@pytest.mark.parametrize("kind", ["overlapped", "stages", "speculative", "front end"])
+def test_no_token_is_foretold_that_takes_time_or_chance_to_come(kind):
+    live = LiveCluster(scenario(SMALL, **KINDS[kind]), slots=256, room=1 << 18)
+    ids = np.array([live.send(0.0, asked(number, 100, 20)) for number in range(3)])
+    for _ in range(12):
+        live.advance(live.next_s())
+        assert (live.next_tokens_s(ids) == math.inf).all()
+    assert live.produced(ids).max() > 1
+
+
 def test_a_client_that_leaves_makes_room_at_once():
     """4 requests of 2,000 tokens need all memory; the fifth waits until one of them leaves."""
     live = small_cluster(**{"replica.num_kv_blocks": 510, "batching.prefix_cache": False})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import resource
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -71,7 +72,7 @@ async def many(port: int, count: int, seed: int) -> list[int]:
     return found
 
 
-def assaulted(count: int, seed: int) -> None:
+def assaulted(count: int, seed: int) -> Counter[int]:
     live = small_cluster(**{"replica.num_kv_blocks": 2000})
     with served(live, speed=50.0) as (app, urls):
         port = int(urls[0].rpartition(":")[2])
@@ -89,12 +90,15 @@ def assaulted(count: int, seed: int) -> None:
         assert app.driver.failed is None
         assert after - before < 100_000  # KiB
     assert (live.cluster.growth == 0).all() and (live.cluster.block_users == 0).all()
+    return Counter(statuses)
 
 
 def test_a_hundred_nasty_requests():
-    assaulted(100, 0)
+    answers = assaulted(100, 0)
+    assert answers.total() == 100 and answers[200] > 10 and answers[400] > 10
 
 
 @pytest.mark.slow
 def test_two_thousand_nasty_requests():
-    assaulted(2000, 7)
+    answers = assaulted(2000, 7)
+    assert answers.total() == 2000 and answers[200] > 200 and answers[400] > 200

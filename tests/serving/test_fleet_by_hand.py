@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gnomon import jit
+from gnomon.core.errors import ConfigError
+from gnomon.serving.autoscaling import evacuation
 from gnomon.serving.autoscaling.controllers import CONTROLLERS
 from gnomon.serving.autoscaling.evacuation import evacuate, freeze, requests_of
 from gnomon.serving.autoscaling.events import Agenda
@@ -26,8 +29,11 @@ from gnomon.serving.autoscaling.replicas import (
     replicas_of,
 )
 from gnomon.serving.autoscaling.traffic import Traffic
+from gnomon.serving.engine import contract, dispatch
 from gnomon.serving.engine.calendar import REQUEST_ARRIVES, new_calendar
 from gnomon.serving.engine.state import (
+    FAULT,
+    FAULT_REPLICA,
     FINISHED,
     IN_FLIGHT,
     MOVING,
@@ -42,6 +48,7 @@ from gnomon.serving.engine.state import (
     WAITING,
     Cluster,
 )
+from gnomon.serving.features import tiers as tiers_of_kv
 from gnomon.serving.features.adapters import (
     FIRST_IN_LINE,
     NUM_IN_LINE,
@@ -55,11 +62,15 @@ from gnomon.serving.features.adapters import (
     wait_in_line,
 )
 from gnomon.serving.features.front_end import leaves_front_end, leaves_replica_front_end, open_front_end
-from gnomon.serving.features.tiers import BlockSet, num_slots, put
+from gnomon.serving.features.tiers import BlockSet, new_tiers, num_slots, put
+from gnomon.serving.features.transfers import new_transfers
 from gnomon.serving.scenario.autoscaling import ControllerConfig, FailureConfig
 from gnomon.serving.scenario.config import FrontEndConfig
+from gnomon.timing.iteration import blank, geometric_axis
 from serving_kit import requests_of as offered
 from serving_kit import run, scenario
+
+plain = pytest.mark.skipif(jit.ENABLED, reason="helpers of compiled code cannot be called from Python")
 
 
 class Bag(SimpleNamespace):
@@ -233,7 +244,170 @@ def test_whether_a_fleet_goes_on() -> None:
     assert one.goes_on
 
 
+def test_all_requests_are_looked_at_where_some_follow_others() -> None:
+    cluster = arrays(3)
+    one = traffic(cluster, members(UP, UP, UP))
+    one.env.calendar.book.num_sent = 2
+    assert one._under_way == slice(0, 2)
+    one.env.followers = np.array([1])
+    assert one._under_way == slice(0, None), "the first, too"
+
+
+@pytest.mark.parametrize("can_go", [True, False])
+def test_requests_at_a_dead_replica_arrive_again_when_another_can_decode(can_go: bool) -> None:
+    """Of three replicas the second is off with requests that come to it; the third is off and has none."""
+    cluster = arrays(4)
+    one, sent = traffic(cluster, members(UP, OFF, DOWN)), list[Any]()
+    stranded: Any = Bag(
+        has_roles=True, cluster=cluster, replicas=one.replicas, send_again=lambda *what: sent.append(what),
+        env=Bag(decode=Bag(candidates=np.arange(2 if can_go else 0))),
+    )  # fmt: skip
+    cluster.replicas.num_coming = [1, 2, 0]
+    Traffic.send_stranded(stranded, 5.0)
+    assert sent == ([(1, 5.0)] if can_go else [])
+    stranded.has_roles = False
+    Traffic.send_stranded(stranded, 6.0)
+    assert len(sent) == can_go
+    stranded.has_roles = True
+    one.replicas.dead.add(1)
+    Traffic.send_stranded(stranded, 6.0)
+    assert len(sent) == can_go, "nobody has noticed"
+
+
+@pytest.mark.parametrize(
+    ("states", "has_roles", "is_stuck", "idle"),
+    [
+        ((OFF, DOWN), False, True, 1),
+        ((OFF, DOWN), False, False, 0),  # nobody waits
+        ((UP, DOWN), False, True, 0),
+        ((OFF, STARTING), False, True, 0),
+        ((UP, DOWN), True, True, 1),  # one pool of each role is needed
+        ((UP, STARTING), True, True, 0),
+    ],
+)
+def test_a_fleet_gives_up_when_requests_wait_and_nobody_comes(
+    states: tuple[int, int], has_roles: bool, is_stuck: bool, idle: int
+) -> None:
+    manager: Any = Bag(
+        pools=[0, 1], replicas=members(*states, pools=(0, 1)), idle_ticks=0,
+        traffic=Bag(is_stuck=is_stuck, has_roles=has_roles, goes_on=True),
+    )  # fmt: skip
+    assert Manager._goes_on(manager) and manager.idle_ticks == idle
+    manager.idle_ticks = 1000
+    assert Manager._goes_on(manager) is (idle == 0) and manager.gave_up is (idle == 1)
+    manager.idle_ticks, manager.traffic.goes_on = 0, False
+    assert not Manager._goes_on(manager)
+
+
+def _said(counts: list[int], gap_s: float = 1.0) -> list[str]:
+    decisions = [(gap_s * i, count) for i, count in enumerate(counts)]
+    manager: Any = Bag(
+        pools=[Bag(decisions=[], cold_start_s=3.0), Bag(decisions=decisions, cold_start_s=3.0)],
+        spec=Bag(name="mine"), config=Bag(controller=Bag(interval_s=2.0)),
+    )  # fmt: skip
+    manager._undoes_quickly = lambda pool: Manager._undoes_quickly(manager, pool)
+    return Manager.flaps(manager)
+
+
+def test_a_controller_flaps_that_undoes_a_quarter_of_its_changes_within_a_cold_start() -> None:
+    up_and_down = [1, 2, 1, 2, 1, 2, 1, 2]
+    assert "mine flaps: 6 of its 8 changes in pool 1" in _said(up_and_down)[0]
+    assert len(_said(up_and_down, 4.0)) == 1 and not _said(up_and_down, 4.1), "twice its interval, or a cold start"
+    assert not _said(up_and_down[:7]), "seven changes are few"
+    assert not _said([1, 2, 1, 2, 1, 2, 3, 4]), "four turns are few"
+    assert _said([1, 2, 1, 2, 1, 2, 1, 3])
+    assert not _said([*range(1, 18), 16, 17, 16, 17, 16]), "5 of 22 are no quarter"
+    assert _said([*range(1, 14), 12, 13, 12, 13, 12]), "5 of 18 are"
+
+
+@pytest.mark.parametrize(("seconds", "is_refused"), [(86_400.0, False), (86_401.0, True)])
+def test_a_replica_that_starts_for_more_than_a_day_is_refused(seconds: float, is_refused: bool) -> None:
+    cold_start = {"node_s": seconds, "weights_s": 0.0, "compile_s": 0.0, "warmup_s": 0.0}
+    given = scenario(fleet={"cold_start": cold_start}, time_limit_s=1e-9)
+    if is_refused:
+        with pytest.raises(ConfigError, match="86,401 s: a replica that takes longer than a day is never ready"):
+            run(given)
+    else:
+        assert run(given).fleet is not None
+
+
+@plain
+@pytest.mark.parametrize("answer", [-1, 0, 2, 3, 4])
+def test_the_engine_stops_at_a_replica_that_is_not_there(answer: int) -> None:
+    """Of three; a router answers with 1 + the replica."""
+    cluster = arrays(1)
+    fleet: Any = Bag(cluster=cluster)
+    is_there = 1 <= answer <= 3
+    assert dispatch._ask(fleet, lambda fleet, request_id: answer, 0) == (answer - 1 if is_there else 0)
+    assert cluster.control[FAULT] == (0 if is_there else contract.NO_SUCH_REPLICA)
+    assert is_there or cluster.control[FAULT_REPLICA] == answer - 1
+
+
+@plain
+def test_what_others_keep_for_lost_requests_is_taken_back() -> None:
+    """The first was to be decoded in 2; the second loads KV into 1; the third waits there for its adapter; the fourth
+    is where it is decoded."""
+    cluster = arrays(4)
+    q, replicas, tiers = cluster.requests, cluster.replicas, new_tiers(3, 4, 8, 1)
+    q.status[:], q.replica[:] = [WAITING, MOVING, MOVING, RUNNING], [0, 1, 1, 2]
+    q.decode_replica[:], q.held_blocks[:] = [2, NONE, NONE, 2], 0
+    replicas.num_coming, replicas.num_landing, tiers.num_loading[:] = [5, 5, 5], [3, 3, 3], [0, 2, 0, 0]
+    stopped: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evacuation, "stop_transfer", lambda flows, book, r, now_s: stopped.append(int(r)))
+        freed = evacuation._take_back(cluster, new_transfers(4, 3, 1), tiers, new_calendar(3, 8), np.arange(4), 2.0)
+    assert freed == set() and stopped == [1]
+    assert replicas.num_coming.tolist() == [5, 3, 4] and replicas.num_landing.tolist() == [3, 2, 3]
+    assert not tiers.num_loading.any()
+
+
+@plain
+def test_kv_that_is_loaded_is_held_against_a_prefill_alone() -> None:
+    """500 tokens in chunks of 200, 1 ms a token, 0.5 s a sequence: 0.7 s for each 200."""
+    cluster = arrays(1, replicas=1)
+    cluster.replicas.max_batch_tokens, cluster.replicas.num_stages, cluster.replicas.row = 200, 1, 0
+    axis = geometric_axis(4096.0)
+    tables = blank(1)._replace(
+        token_s=np.arange(1001.0)[None] * 1e-3, sequence_s=np.arange(65.0)[None] * 0.5, expert_s=np.zeros((1, 0)),
+        prompt_s=np.zeros((1, 0)), prefill_s=np.zeros((1, axis.size, axis.size)), mixed_s=np.zeros((1, 0, 1, 1, 1)),
+        decode_s=np.zeros((1, 65, axis.size)), skew=np.zeros((1, 0, 1)), chunk_axis=axis, kv_axis=axis,
+        decodes_axis=axis,
+    )  # fmt: skip
+    replica: Any = Bag(state=cluster.replicas[0])
+    assert tiers_of_kv._prefill_s(tables, replica, 500, 0) == pytest.approx(0.7 * 2.5)
+    assert tiers_of_kv._prefill_s(tables, replica, 100, 0) == pytest.approx(0.6)
+
+
+def test_every_iteration_is_logged_also_of_one_request() -> None:
+    for explained in (False, True):
+        done = run(scenario(), requests=offered([0.0], [10], [4]), explained=explained)
+        assert done.log.used[0] == 4 and done.cluster.replicas.num_iterations[0] == 4
+    parts = done.cluster.parts_ns.sum() * 1e-9
+    assert parts == pytest.approx(float(done.cluster.requests.finished_s[0]))
+
+
 # What a controller sees.
+
+
+def test_what_is_seen_of_a_pool_that_is_not_there() -> None:
+    """Nobody is up; what is booked for ever, of one that died, was no time in use."""
+    cluster = arrays(4, replicas=2)
+    one, a = traffic(cluster, members(OFF, DOWN)), cluster.replicas
+    pool = PoolView(min_replicas=1, max_replicas=2, desired=2, cold_start_s=1.0, replica_rate=3.0)
+    seen = Observer(ControllerConfig(), CONTROLLERS["fixed"], one.replicas, one, [pool], None)
+    assert seen.sampled().shape == (0, 1, 0)
+    a.busy_s, cluster.stage_free_s[:, 0] = [1.0, 1.0], [np.inf, 1.0]
+    view = seen.view(0, 4.0, np.zeros(0, np.int64))
+    assert (view.ready, view.kv_use, view.utilization, view.slo_met) == (0, 0.0, 0.5, None)
+    pool.taken, pool.busy_s = 9, 9.0
+    view = seen.view(0, 5.0, np.zeros(0, np.int64))
+    assert (view.arrival_rate, view.utilization) == (0.0, 0.0), "never below"
+    pool.busy_s = -9.0
+    assert seen.view(0, 6.0, np.zeros(0, np.int64)).utilization == 1.0, "nor above"
+    met = Observer(
+        ControllerConfig(), CONTROLLERS["fixed"], one.replicas, one, [pool], lambda ids: np.isin(ids, [2, 3, 4])
+    )
+    assert met.view(0, 7.0, np.array([1, 2, 3, 5])).slo_met == 0.5
 
 
 def test_what_is_seen_of_a_pool() -> None:

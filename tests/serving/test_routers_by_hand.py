@@ -433,17 +433,17 @@ def test_lookahead_goes_on_where_the_arrival_before_left_it(batching: Any, other
 def test_what_routers_look_at_is_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests that a replica has yet to hear of are there; those that a batch computes a token too many of are not."""
     seen: list[int] = []
-    listed = lookahead.outstanding
+    begin = lookahead._begin
 
-    def compared(cluster: Any, r: int, ids: Any) -> int:
-        count = listed(cluster, r, ids)
-        q = cluster.requests
+    def compared(fleet: Any, r: int, *rest: Any) -> Any:
+        state, q = fleet.cluster.replicas[r], fleet.cluster.requests
+        ids = np.empty(state.num_outstanding, np.int64)
         there = np.flatnonzero((q.replica == r) & np.isin(q.status, (WAITING, RUNNING, IN_FLIGHT)))
-        assert sorted(ids[:count]) == there.tolist()
-        seen.append(int(cluster.replicas[r].num_deferred))
-        return count
+        assert sorted(ids[: prediction.outstanding(fleet.cluster, r, ids)]) == there.tolist()
+        seen.append(int(state.num_deferred))
+        return begin(fleet, r, *rest)
 
-    monkeypatch.setattr(lookahead, "outstanding", compared)
+    monkeypatch.setattr(lookahead, "_begin", compared)
     batching = {"max_sequences": 8, "overlap": True, "surplus_token": True}
     workload = {
         "num_requests": 60,

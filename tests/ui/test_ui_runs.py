@@ -133,7 +133,9 @@ def test_runs_are_listed_found_and_opened(tab: Tab, saved: Path) -> None:
 def test_a_comparison_is_a_table(tab: Tab, saved: Path) -> None:
     tab.open("/runs?run=policies")
     report = tab.page.frame_locator("iframe.report")
-    report.get_by_text("policy=sarathi against policy=vllm_v1, request by request").wait_for()
+    title = report.get_by_text("policy=sarathi against policy=vllm_v1, request by request")
+    title.wait_for()
+    assert title.count() == 1 and report.locator("table", has_text="sarathi").count() > 0
 
 
 def test_a_search_is_opened_in_plan(tab: Tab, saved: Path) -> None:

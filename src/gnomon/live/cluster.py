@@ -300,6 +300,17 @@ class LiveCluster:
         newest_s = np.where(steps, replicas["last_step_s"][r], q["last_token_s"][ids])
         return np.where(newest_s >= 0.0, newest_s, q["finished_s"][ids])
 
+    def next_tokens_s(self, ids: Ints) -> Floats:
+        """[request]: when the next token of one that decodes comes to its client; inf where that is not known, or it is
+        the last."""
+        q, replicas = self._fields, self.cluster.replicas
+        is_known = (replicas["num_in_flight"] == 1) & (replicas["num_speculative"] == 0)
+        is_known &= (replicas["base_reply_s"] == 0.0) & (replicas["message_s"] == 0.0)
+        end_s = np.where(is_known, self.cluster.next_end_s[replicas["group_first"]], np.inf)
+        is_coming = (q["status"][ids] == IN_FLIGHT) & (q["processed"][ids] > q["prefill_tokens"][ids])
+        is_coming &= self.produced(ids) + 1 < q["output_tokens"][ids]
+        return np.where(is_coming, end_s[np.maximum(q["replica"][ids], 0)], np.inf)
+
     def reply_s(self, ids: Ints) -> Floats:
         """[request]: seconds from its newest token to the client."""
         return self.cluster.replicas["reply_s"][np.maximum(self._fields["replica"][ids], 0)]

@@ -212,6 +212,7 @@ class Driver:
                 self._fail(error)
                 raise
             self._next_s = self.live.next_s()
+            self._foresee()
         next_s = min(self._next_s, self._bursts[0].start_s if self._bursts else float("inf"))
         if self._timer is not None:
             self._timer.cancel()
@@ -277,6 +278,19 @@ class Driver:
         self._produced[ids], self._last_s[ids] = produced, came_s
         for request_id, ended_s in zip(ids[done].tolist(), came_s[done].tolist(), strict=True):
             self._end(self._streams.pop(request_id), ended_s)
+
+    def _foresee(self) -> None:
+        """Where a reply takes no time, tokens are due when their batch ends: those that the batches in flight will give
+        requests which had some before are known already, so that half of them can be written before."""
+        if self._ids is None:
+            self._ids = np.fromiter(self._streams, np.int64, len(self._streams))
+        ids, end_s = self._ids, self.live.next_tokens_s(self._ids)
+        for moment_s in sorted(set(end_s[end_s < np.inf].tolist())):
+            coming = ids[end_s == moment_s]
+            start_s = moment_s - len(coming) / 2 * self._write_s * self.speed
+            counts = (self._produced[coming] + 1).tolist()
+            burst = [(self._streams[one], count, False) for one, count in zip(coming.tolist(), counts, strict=True)]
+            heapq.heappush(self._bursts, Burst(start_s, moment_s, burst))
 
     def _begin(self, stream: Stream) -> None:
         """A request has its first token."""

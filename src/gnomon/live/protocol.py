@@ -337,14 +337,15 @@ class Stream:
             if self.is_read or is_done:
                 self._wake_up()
             return False
+        is_new = num_tokens > self.num_sent
         if self._next and num_tokens == self.num_sent + 1:
             connection.transport.write(self._next)
             self.num_sent, self._next = num_tokens, b""
-        elif num_tokens > self.num_sent:
+        elif is_new:
             connection.transport.write(_chunk(self.take()))
         if is_done:
             self._wake_up()
-        return True
+        return is_new
 
     def take(self) -> bytes:
         """The tokens that are not sent, to be sent now."""

@@ -147,8 +147,7 @@ class Manager:
         said = []
         for number, pool in enumerate(self.pools):
             counts = [count for _, count in pool.decisions]
-            turns = np.diff(np.sign(np.diff(counts))) if len(counts) > 2 else np.zeros(0)
-            undone = int(np.count_nonzero(np.abs(turns) == 2))
+            undone = int(np.count_nonzero(np.abs(np.diff(np.sign(np.diff(counts)))) == 2))
             if len(counts) >= 8 and undone > max(FLAPS * len(counts), 4) and self._undoes_quickly(pool):
                 said.append(
                     f"The controller {self.spec.name} flaps: {undone} of its {len(counts)} changes in pool {number} "
