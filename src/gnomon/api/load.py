@@ -1,7 +1,5 @@
 """How much load a deployment takes: requests per second, users at once, and what a token costs then."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from gnomon.api.result import Progress, TableResult

@@ -1,7 +1,5 @@
 """`gnomon catalog`: what is built in."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from copy import copy
 from typing import Any

@@ -1,7 +1,5 @@
 """A group of commands whose modules are imported only when they are called, so that help stays fast."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any

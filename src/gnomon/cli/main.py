@@ -1,7 +1,5 @@
 """The `gnomon` command: a table of verbs, each imported only when it is called."""
 
-from __future__ import annotations
-
 import sys
 
 import click

@@ -1,7 +1,5 @@
 """Dotted flags for every field of a configuration, in sections, with short names for the usual ones."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches

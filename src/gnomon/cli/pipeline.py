@@ -1,7 +1,5 @@
 """`gnomon pipeline`: training steps in schedules, sweeps of priorities, and the schedules themselves."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`gnomon posttrain`: post-training simulated, compared, planned, calibrated; policies on recorded snapshots."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

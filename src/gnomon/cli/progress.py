@@ -1,7 +1,5 @@
 """Progress of everything that takes long: a bar on a terminal, now and then a line elsewhere."""
 
-from __future__ import annotations
-
 import sys
 import threading
 import time

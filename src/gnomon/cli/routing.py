@@ -1,7 +1,5 @@
 """`gnomon route`: train a router inside the simulator, tune one, compare all."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The commands that search: the best deployment, and the suite of schedulers."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The commands about serving: one scenario, several, why they are as they are, and what a real server left behind."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

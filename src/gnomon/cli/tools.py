@@ -1,7 +1,5 @@
 """Small commands: other tools' command lines, assistants, the web page, shells."""
 
-from __future__ import annotations
-
 import sys
 import threading
 import webbrowser

@@ -1,7 +1,5 @@
 """`gnomon train`: a training step, and the layout that is fastest."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import click

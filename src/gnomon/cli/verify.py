@@ -1,7 +1,5 @@
 """`gnomon verify`: one command for every proof, with its options."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from importlib.resources import files

@@ -1,7 +1,5 @@
 """`gnomon workload`: look at, export and fit requests."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

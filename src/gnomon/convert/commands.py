@@ -1,7 +1,5 @@
 """A scenario as the command that starts such a server: with vLLM, SGLang or TensorRT-LLM."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Another tool's command line as a scenario, with an account of every option."""
 
-from __future__ import annotations
-
 import difflib
 import shlex
 from collections.abc import Callable

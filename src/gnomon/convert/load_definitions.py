@@ -1,7 +1,5 @@
 """Load definitions of inference-perf and guidellm as a scenario's workload, with an account of every key."""
 
-from __future__ import annotations
-
 import math
 import shlex
 from pathlib import Path

@@ -4,8 +4,6 @@ The servers are those that `gnomon.convert.commands` writes a command for; the r
 how many GPUs each, and how they scale where a fleet was simulated. What a format cannot say is in `Manifest.left`.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from dataclasses import dataclass, replace

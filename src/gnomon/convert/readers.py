@@ -1,7 +1,5 @@
 """Values that need more than another name."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from importlib.util import find_spec

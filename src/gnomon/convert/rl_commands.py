@@ -1,7 +1,5 @@
 """A post-training set-up as options of verl and RLinf, and verl's options as a set-up."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 from typing import Any

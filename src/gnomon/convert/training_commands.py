@@ -1,7 +1,5 @@
 """A training layout as flags of Megatron-LM and torchtitan, and Megatron-LM's flags as a layout."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The array types that the simulators pass around."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

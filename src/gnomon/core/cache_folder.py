@@ -1,7 +1,5 @@
 """Where Gnomon keeps what it can make again: $GNOMON_CACHE, the user's cache, a temporary folder, or nowhere."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import sys

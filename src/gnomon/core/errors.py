@@ -4,8 +4,6 @@ The command line prints a `GnomonError` as one paragraph and exits with code 2. 
 `AssertionError`s instead: those are our faults, not the user's.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 

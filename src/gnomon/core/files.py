@@ -1,7 +1,5 @@
 """Files and folders that are either whole or not there."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

@@ -4,8 +4,6 @@ Results come in the order of the items, failures are values, and Ctrl-C stops th
 worker are under way, so that an endless stream of items needs no more memory than a short one.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

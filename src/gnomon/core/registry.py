@@ -9,8 +9,6 @@ a decorator beside the thing fills it in; nothing elsewhere compares names.
     def hey(who): ...
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from importlib import import_module

@@ -3,8 +3,6 @@
 `gnomon simulate --gpu h100 --tp 4` and `gnomon.simulate(gpu="h100", tp=4)` say the same.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cache
 from typing import Any

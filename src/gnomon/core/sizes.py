@@ -4,8 +4,6 @@ Configurations use these types for whole numbers that arrays or loops are sized 
 What depends on several numbers is estimated instead: `check_memory` and `check_duration`, which can be overridden.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from pathlib import Path

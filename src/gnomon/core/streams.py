@@ -4,8 +4,6 @@ Every draw comes from a stream named after what it decides, so that adding a new
 changes the draws of the others, and two runs with the same seed are identical.
 """
 
-from __future__ import annotations
-
 import zlib
 
 import numpy as np

@@ -5,8 +5,6 @@ digits can take minutes: `parse_yaml` and `parse_json` refuse what nobody writes
 DataError; whoever reads a configuration turns it into one of its own.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Numbers as people write and read them."""
 
-from __future__ import annotations
-
 import re
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30

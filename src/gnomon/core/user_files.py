@@ -4,8 +4,6 @@ Loops of a function in such a file end with an error after `MAX_TURNS` turns: co
 not be stopped.
 """
 
-from __future__ import annotations
-
 import ast
 import linecache
 import sys

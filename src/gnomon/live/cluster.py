@@ -4,8 +4,6 @@ It is the cluster of `gnomon simulate`, with its compiled loops. Requests live i
 used in turn; a request that is sent is an event of the calendar, and `advance` lets happen what happens up to a moment.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left, insort
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The clock: the simulated cluster is brought up to the present whenever something happens in it or is sent to it."""
 
-from __future__ import annotations
-
 import asyncio
 import heapq
 import time

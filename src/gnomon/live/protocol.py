@@ -1,7 +1,5 @@
 """OpenAI's requests and answers: what is read of the former, and how the latter are written."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

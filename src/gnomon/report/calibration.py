@@ -1,7 +1,5 @@
 """A calibration in words: constants with their intervals, loads with their errors, what cannot be told."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The look that plotly figures (plain dictionaries) share: colours, letters, axes."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

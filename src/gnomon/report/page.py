@@ -1,7 +1,5 @@
 """One page for every result: blocks as HTML in one look, the plotting library inside."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape

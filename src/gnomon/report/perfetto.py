@@ -5,8 +5,6 @@ microseconds, from which lengths are taken, so that no reader's rounding makes n
 side goes on lanes of its own (`Lanes`).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from heapq import heappop, heappush

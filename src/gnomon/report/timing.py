@@ -1,7 +1,5 @@
 """One iteration, operator by operator: as text, as a table, as a picture."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any

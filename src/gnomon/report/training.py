@@ -1,7 +1,5 @@
 """A training step in words and tables."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A workload as one self-contained HTML page."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

@@ -4,8 +4,6 @@ A file is a mark, the SHA-256 of what follows, and what `torch.save` wrote. One 
 with a reason, and the one before it is used. `latest` holds the name of the newest.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import pickle

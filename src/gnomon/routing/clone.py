@@ -7,8 +7,6 @@ known. Cross-entropy makes no difference between a choice that hardly matters an
 loss is their weighted sum.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Mapping
 from pathlib import Path

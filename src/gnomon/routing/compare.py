@@ -1,7 +1,5 @@
 """Routers on the same held-out traces, seed by seed, and what a policy must reach on the built-in scenarios."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial

@@ -9,8 +9,6 @@ matter less than others.
 The file is an npz of arrays with a JSON description; nothing in it is ever unpickled.
 """
 
-from __future__ import annotations
-
 import json
 import zipfile
 from collections.abc import Callable

@@ -4,8 +4,6 @@ An ensemble is a `Fleet` whose arrays have one more axis in front: the lane. Eac
 everything that serves one cluster (the engine, the routers, the observation) serves a lane unchanged.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Clusters to learn routing in: many at once, one decision per arrival."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """One cluster of `VectorClusters` as a Gymnasium environment, for learners from elsewhere."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import gymnasium

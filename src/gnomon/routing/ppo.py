@@ -13,8 +13,6 @@ What differs from the textbook, and why:
 * KL(policy || reference) is part of the loss; its weight decays and then holds, so that the leash is never let go.
 """
 
-from __future__ import annotations
-
 import copy
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Clusters and requests for training: drawn from a domain, or those of one scenario."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any

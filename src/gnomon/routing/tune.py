@@ -5,8 +5,6 @@ same traces, move the centre to the mean of the best, draw the next one closer. 
 so that even small differences are merit, not luck.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache

@@ -5,8 +5,6 @@ changes nothing but the arrival times. Short runs find the neighbourhood, runs o
 doubling the length no longer changes the answer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace

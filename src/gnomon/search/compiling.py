@@ -1,7 +1,5 @@
 """Compile once in the parent, so that workers find the code on disk."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from gnomon.core.config import load

@@ -1,7 +1,5 @@
 """One configuration, looked at in a worker: from a task to a record that goes into the results file."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field

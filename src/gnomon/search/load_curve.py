@@ -1,7 +1,5 @@
 """Latency at a dozen loads up to beyond the capacity, and the capacity itself."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext

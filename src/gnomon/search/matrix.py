@@ -1,7 +1,5 @@
 """How the best choice changes with the model and the workload, and the capacities of a few schedulers as a table."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path

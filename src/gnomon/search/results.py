@@ -4,8 +4,6 @@ A line is on disk before the search goes on. What an interrupted write left behi
 again. The first line says which search it belongs to.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The search itself: all configurations, or only those that may win."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field

@@ -4,8 +4,6 @@ Open loop: requests come at random, whether others are answered or not. Closed l
 request when one is answered.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The site and its server: everything from this machine, for this machine unless told otherwise."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

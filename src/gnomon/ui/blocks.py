@@ -1,7 +1,5 @@
 """The pieces that pages are built from."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 

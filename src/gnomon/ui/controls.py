@@ -1,7 +1,5 @@
 """Labelled inputs. A control knows its name in the address, how to read what was typed, and which mistakes are its."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

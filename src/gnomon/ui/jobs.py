@@ -1,7 +1,5 @@
 """Long work in a process of its own, with progress and cancel; known by an id that can stand in an address."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import signal

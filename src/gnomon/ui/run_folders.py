@@ -1,7 +1,5 @@
 """Run directories on disk: what kind of run each holds, read from its files, never by running again."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

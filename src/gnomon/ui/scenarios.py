@@ -1,7 +1,5 @@
 """Between the controls of the Serve page and a scenario, both ways, and a scenario as text to copy."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterator, Mapping
 from functools import cache

@@ -1,7 +1,5 @@
 """A page: its controls, its body, its callbacks. A module of `gnomon.ui.pages` ends in one constant `PAGE`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """One simulation at a time for each view, the newest first: a slider that is dragged asks faster than anyone can
 answer. Views do not wait for each other, and none waits for ever: what takes too long is given up."""
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import threading

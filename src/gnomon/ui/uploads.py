@@ -1,7 +1,5 @@
 """Files that a user gives to the page: limited in size, read as data, the newest kept until the server ends."""
 
-from __future__ import annotations
-
 import base64
 import binascii
 import hashlib

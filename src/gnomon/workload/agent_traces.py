@@ -4,8 +4,6 @@ A reader takes the lines of a file and gives rows with the columns of `CALLS`. P
 measured by their characters, and hashed block by block, so that what calls share is found again in the prefix cache.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

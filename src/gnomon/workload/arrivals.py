@@ -1,7 +1,5 @@
 """When requests arrive: processes of a mean rate, batches, closed loops."""
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Benchmark clients: the traffic that a load generator of the field sends, from its few numbers."""
 
-from __future__ import annotations
-
 import ast
 import json
 import math

@@ -1,7 +1,5 @@
 """From a workload's description and a seed to its requests."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Named length distributions: fitted once, to recorded lengths, shipped as small data files without a download."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

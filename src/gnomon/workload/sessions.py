@@ -7,8 +7,6 @@ so far (prompts, answers, what tools returned), and the drawn prompt: what the l
 conversation of its own that starts after the session's first call; the second call waits for all of them.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What users expect, and who they are."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Recorded requests: read, checked, cut to a window."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar

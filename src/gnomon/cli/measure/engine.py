@@ -1,7 +1,5 @@
 """`gnomon engine`: the reference engine on this machine's GPU."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`gnomon profile`: measure operators on a GPU, or say what to measure on a machine without Gnomon."""
 
-from __future__ import annotations
-
 import json
 from contextlib import suppress
 from dataclasses import asdict, replace

@@ -1,7 +1,5 @@
 """A training step as plotly figures (plain dictionaries), and where its time goes: for reports and for live pages."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The files of a training step and of a sweep: a page, a trace for Perfetto, and pictures as PNG."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from contextlib import suppress
 from importlib import import_module

@@ -1,7 +1,5 @@
 """The total time of a step over the priorities of its transfers, as a grid and as a plotly figure."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A training step in words and plain data."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial

@@ -1,7 +1,5 @@
 """A finished training step as bars and curves, for every kind of picture."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """A post-training run as plotly figures (plain dictionaries), and where its GPU time goes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Post-training in words and plain data: one run, policies side by side, plans."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A search's answer in words and rows, for the terminal and the page alike."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """How much load a deployment takes, in words."""
 
-from __future__ import annotations
-
 from gnomon.core import units
 from gnomon.report.blocks import Block, Line, Table, lines
 from gnomon.search.users import Loops

@@ -1,7 +1,5 @@
 """Variants on the same requests: side by side in words, over each other in figures, and on one page."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Why requests were slow, in words: two or three sentences that a person would write, then tables."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any

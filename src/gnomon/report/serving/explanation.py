@@ -1,7 +1,5 @@
 """An explanation: the answer in sentences and tables, as plain data, as pictures; what would help, and what limits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -143,7 +141,7 @@ def _different(neighbours: list[Neighbour]) -> list[Neighbour]:
 
 def roofline_figure(run: Run) -> Figure:
     """Operators of the mean iterations: FLOP/s over FLOPs per byte, under the roof of the (first) device."""
-    frame = operator_frame(run)
+    frame = operator_frame(run, with_spread=False)
     device, pool = run.pools[0].device, run.pools[0]
     peak = device.flops(run.model.precision(pool.timing.dtype).dtype)
     bandwidth = device.bandwidth_bytes_s

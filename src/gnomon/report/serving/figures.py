@@ -1,7 +1,5 @@
 """The figures of a serving run as plain plotly dictionaries: the report embeds them, `Result.figures` wraps them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from itertools import cycle

@@ -1,7 +1,5 @@
 """The folder of a run: the scenario to run it again, the summary, the tables, the report, the trace."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """A fleet over the day: load, replicas, SLO attainment, cost and power, as a table and as figures."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any

@@ -1,7 +1,5 @@
 """Prediction intervals in words: `205 ms, 190–223`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

@@ -1,8 +1,6 @@
 """Operator-level times of a run: where the seconds of its iterations go, how they vary from batch to batch, and over
 time."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -25,19 +23,20 @@ _SPREAD = {"p50_s": 50, "p90_s": 90, "p99_s": 99, "max_s": 100}
 """Percentiles of an operator's seconds over batches."""
 
 
-def operator_frame(run: Run) -> pl.DataFrame:
+def operator_frame(run: Run, *, with_spread: bool = True) -> pl.DataFrame:
     """One row per pool, kind of iteration (prefill, mixed, decode) and operator.
 
     `seconds` is of one iteration of the mean shape: mean prompt tokens, decodes and KV length. Beside it are
-    percentiles over batches of the whole run, each as it was. A source that gives whole iterations (`table`) has no
-    operators: the frame is empty.
+    percentiles over batches of the whole run, each as it was: unless they are not wanted, for each of those batches is
+    timed. A source that gives whole iterations (`table`) has no operators: the frame is empty.
     """
     rows: list[dict[str, Any]] = []
     for number, timer in _timers(run):
         iterations = first_stages(run, number)
-        spread = {one.sort: _spread(timer, one.some) for one in mean_iterations(iterations)}
+        sorts = mean_iterations(iterations) if with_spread else ()
+        spread = {one.sort: _spread(timer, one.some) for one in sorts}
         rows += [
-            row | spread[row["iteration"]].get(row["operator"], {})
+            row | spread.get(row["iteration"], {}).get(row["operator"], {})
             for row in _operators(run, number, timer, iterations)
         ]
     return pl.DataFrame(rows, schema=_SCHEMA | dict.fromkeys(_SPREAD, pl.Float64))

@@ -1,7 +1,5 @@
 """A serving run as a page: key figures, why requests were slow, plots, tables, what to know of them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -157,7 +155,11 @@ def _why(run: Run) -> list[Block]:
 def _operator_rows(run: Run) -> list[words.Row]:
     """Where the GPUs' time goes, operator by operator, and where each one's time comes from."""
     weight = pl.col("seconds") * pl.col("num_iterations")
-    frame = operator_frame(run).group_by("operator", "provenance", maintain_order=True).agg(s=weight.sum())
+    frame = (
+        operator_frame(run, with_spread=False)
+        .group_by("operator", "provenance", maintain_order=True)
+        .agg(s=weight.sum())
+    )
     total = frame["s"].sum()
     return [
         {"operator": one["operator"], "share of GPU time": f"{one['s'] / total:.1%}", "from": one["provenance"] or "–"}

@@ -1,7 +1,5 @@
 """Curves of a serving run, thinned to what a screen can show: distribution functions and time series."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import pairwise
 

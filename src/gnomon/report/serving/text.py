@@ -1,7 +1,5 @@
 """A serving run in words: the scenario in a sentence, the summary as tables for a terminal."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A serving run as a trace for Perfetto (ui.perfetto.dev) or chrome://tracing: a lane per replica and stage."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections import defaultdict

@@ -4,8 +4,6 @@ Vidur books a request's time by the batches that it was in: execution is the tim
 pre-emption the time between them, whatever the reason. So the run must have kept who was in which batch.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

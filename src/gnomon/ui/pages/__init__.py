@@ -1,7 +1,5 @@
 """The pages, in the order of the navigation. A page is one module that ends in `PAGE`."""
 
-from __future__ import annotations
-
 from importlib import import_module
 
 from gnomon.ui.site_page import Page

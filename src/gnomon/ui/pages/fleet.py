@@ -1,7 +1,5 @@
 """Fleet: a day of load over replicas that a controller starts and drains and that fail, live."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from dash import Dash, Output, html

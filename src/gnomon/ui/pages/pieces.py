@@ -1,8 +1,6 @@
 """Pieces that several pages share: answers at every change, plots as high as their figure, bars of where time goes,
 controls out of sight."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Callable, Collection, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Pipeline: a model on GPUs, and schedules by themselves: Gantt chart, memory, time under every priority."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

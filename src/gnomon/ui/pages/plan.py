@@ -1,7 +1,5 @@
 """Plan: which deployment is best? A search as a job, or one from disk; a click opens a point in Serve."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Post-training: who has which GPU when under one policy, live; and policies side by side."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

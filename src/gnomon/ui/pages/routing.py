@@ -1,7 +1,5 @@
 """Routing: every router on the same requests; and the training curves of run directories."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Runs: run directories on disk, opened without running again."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

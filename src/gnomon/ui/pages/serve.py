@@ -1,7 +1,5 @@
 """Serve: a deployment under a load, answered while a slider moves."""
 
-from __future__ import annotations
-
 import secrets
 from typing import Any
 
