@@ -289,5 +289,8 @@ def test_a_weight_sync_takes_its_tensors_and_its_bytes() -> None:
     assert sync_s(config, model, 16, 16) == pytest.approx(far)
     near = 483 * 2e-4 + 18_432 * 6e-4 + 2 * model.num_parameters / 300e9
     assert sync_s(config, model, 4, 4) == pytest.approx(near)
+    engine = build(Posttrain, {"device": "h20", "transitions": {"sync": "checkpoint_engine"}})
+    every = 483 * 5e-5 + 18_432 * 9.5e-5 + 2 * model.num_parameters / (4 * 300e9)  # Inside a node all four ranks send.
+    assert sync_s(engine, model, 4, 4) == pytest.approx(every)
     quantised = build(Posttrain, {"model": "qwen3-30b-a3b", "device": "h20", "rollout": {"dtype": "fp8"}})
     assert far - sync_s(quantised, model, 16, 16) == pytest.approx(model.num_parameters / (0.34 * 36e9))

@@ -10,7 +10,7 @@ import pytest
 from gnomon.posttrain.live.ray_cluster import LiveRun
 from gnomon.posttrain.live.replay import replay
 from gnomon.posttrain.policies import make_policy
-from gnomon.posttrain.policies.snapshot import Scale, write_actions
+from gnomon.posttrain.policies.snapshot import Finish, Scale, write_actions
 from posttrain_kit import small
 
 pytestmark = pytest.mark.slow
@@ -24,21 +24,28 @@ def cluster() -> Any:
     ray.shutdown()
 
 
-def test_the_same_object_decides_on_real_actors(cluster: Any) -> None:
+@pytest.mark.parametrize(("sizes", "waits"), [((2, 6, 0), False), ((2, 4, 2), True)])
+def test_the_same_object_decides_on_real_actors(cluster: Any, sizes: tuple[int, int, int], waits: bool) -> None:
+    """Without and with inference; before the last mini-batch the second waits until rollout and inference are done."""
     pauses = {"check_interval_s": 0.1, "reshard_s": 0.01}
-    config = small((2, 6, 0), lengths={"mean": 3000, "max_response": 8000}, transitions=pauses)
-    policy = make_policy("elastic")
-    killed: list[int] = []
+    config = small(sizes, lengths={"mean": 3000, "max_response": 8000}, transitions=pauses)
+    policy = make_policy("elastic", {"use_wait_before_last_iter_policy": waits})
+    killed: list[Any] = []
 
-    def kill_one(live: LiveRun) -> None:
+    def kill_one_of_each(live: LiveRun) -> None:
         if not killed:
-            killed.append(max(live.workers))
-            cluster.kill(live.workers[killed[0]])
+            killed.append(live.workers[max(live.workers)])
+            killed.extend(live.scorers[:1])
+            for worker in killed:
+                cluster.kill(worker)
 
-    live = LiveRun(config, policy, token_s=3e-4, train_s=0.1).run(on_check=kill_one)
-    assert live.deaths == 1
-    moves = [one for decision in live.decisions for one in decision.actions if isinstance(one, Scale)]
+    live = LiveRun(config, policy, token_s=3e-4, train_s=0.1).run(on_check=kill_one_of_each)
+    assert live.deaths == len(killed) == (2 if waits else 1)
+    actions = [one for decision in live.decisions for one in decision.actions]
+    moves = [one for one in actions if isinstance(one, Scale)]
     assert any(one.component == "actor" and len(one.gpus) > 2 for one in moves), "the actor grew"
+    assert any(isinstance(one, Finish) and one.component == "inference" for one in actions) is waits
+    assert any(decision.snapshot.point == "waited" for decision in live.decisions) is waits
     lines = [
         json.dumps({"snapshot": one.snapshot.model_dump(mode="json"), "actions": write_actions(one.actions)})
         for one in live.decisions

@@ -15,7 +15,7 @@ from gnomon.training.constants import constants
 from gnomon.training.exchange import Exchange
 from gnomon.training.memory import in_flight, rank_bytes
 from gnomon.training.pipelines import StageSeconds, span
-from gnomon.training.stages import stage_parameters, stages_of, state_bytes
+from gnomon.training.stages import recomputed, stage_parameters, stages_of, state_bytes
 
 H200: dict[str, Any] = {"device": "h200", "gpus": 1, "framework": "transformers", "sharding": "none"}
 
@@ -101,6 +101,13 @@ def test_only_the_given_layers_are_computed_again() -> None:
     assert steps[7].parts["recomputation"] == pytest.approx(whole.parts["recomputation"] / 4)
     kept = {n: step.memory.moments["loss"] - step.memory.moments["end"] for n, step in steps.items()}
     assert kept[7] == pytest.approx(0.75 * kept[0] + 0.25 * kept[28])
+
+
+def test_the_first_layers_of_a_stage_are_computed_again_whatever_their_kinds() -> None:
+    """DeepSeek-V3 has three dense layers, then experts: of the first stage's 31, four are three dense ones and one."""
+    given = config(model="deepseek-v3", gpus=2, pipeline_parallel=2, recompute="full", recompute_layers=4)
+    counts = {mlp: (count, again) for (_, mlp), count, again in recomputed(given, stages_of(given.shape, 2)[0])}
+    assert counts == {"dense": (3, 3), "experts": (28, 1)}
 
 
 def test_layers_are_computed_again_in_every_virtual_stage() -> None:

@@ -298,34 +298,16 @@ def plan_drawers(result: Any) -> dict[str, Callable[[], Figure]]:
 def front_figure(found: TrainPlan) -> dict[str, Any]:
     """Memory of a GPU against tokens per second, with the front drawn through it."""
     front = sorted(found.front, key=lambda step: step.memory.peak_bytes)
-    other = [step for step in found.best if step not in found.front]
+    known = [step.config for step in front]
     marks = [
-        _points(front, "front: no other is faster with less memory", look.COLOURS[0], "lines+markers"),
-        _points(other, "others", look.COLOURS[5], "markers"),
+        _points(front, "front: no other is faster with less memory", look.BLUE, "lines+markers"),
+        _points([step for step in found.best if step.config not in known], "others", look.GREY, "markers"),
     ]
-    limit = found.winner.memory.device_bytes / GB
-    line = {"type": "line", "x0": limit, "x1": limit, "yref": "paper", "y0": 0, "y1": 1,
-            "line": {"color": look.COLOURS[3], "dash": "dash", "width": 1.5}}  # fmt: skip
-    layout = look.LOOK | {
-        "title": {"text": "Memory and speed of layouts", "x": 0, "font": {"size": 14}},
-        "height": 420,
-        "margin": {"l": 64, "r": 16, "t": 44, "b": 48},
-        "xaxis": look.AXIS | {"title": {"text": "peak memory of the fullest GPU, GB"}, "rangemode": "tozero"},
-        "yaxis": look.AXIS | {"title": {"text": "tokens/s/GPU"}, "rangemode": "tozero"},
-        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
-        "shapes": [line],
-        "annotations": [
-            {
-                "x": limit,
-                "y": 1,
-                "yref": "paper",
-                "text": "memory of a GPU",
-                "xanchor": "right",
-                "showarrow": False,
-                "font": {"size": 11, "color": look.COLOURS[3]},
-            }
-        ],
-    }
+    limit = look.slo_line(found.winner.memory.device_bytes / GB, text="memory of a GPU", textposition="end")
+    memory = {"title": {"text": "peak memory of the fullest GPU, GB"}, "rangemode": "tozero"}
+    speed = {"title": {"text": "tokens/s/GPU"}, "rangemode": "tozero"}
+    layout = look.plot_layout("Memory and speed of layouts", memory, speed)
+    layout |= {"height": 420, "showlegend": True, "hovermode": "closest", "shapes": [limit]}
     return {"data": [one for one in marks if one["x"]], "layout": layout}
 
 

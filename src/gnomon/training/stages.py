@@ -29,7 +29,7 @@ class Stage:
     """A piece of the model: its layers, and whether it has the embedding and the head with the loss."""
 
     kinds: tuple[tuple[LayerKind, int], ...]
-    """How many of its layers are of which kind."""
+    """How many of its layers are of which kind, in the order in which kinds come."""
     has_embedding: bool
     has_head: bool
 
@@ -55,7 +55,7 @@ def stages_of(model: Model, num_stages: int) -> tuple[Stage, ...]:
     sizes[0] -= ends
     sizes[-1] -= ends
     starts = [sum(sizes[:stage]) for stage in range(num_stages)]
-    kinds = [tuple(sorted(model.kinds(range(s, s + size)).items())) for s, size in zip(starts, sizes, strict=True)]
+    kinds = [tuple(model.kinds(range(s, s + size)).items()) for s, size in zip(starts, sizes, strict=True)]
     return tuple(Stage(each, at == 0, at == num_stages - 1) for at, each in enumerate(kinds))
 
 

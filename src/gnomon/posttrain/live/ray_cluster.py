@@ -1,9 +1,9 @@
 """Policies on a cluster of real actors: the object that decides in the simulator decides here, on Ray (extra `ray`).
 
-Every rollout instance, and the actor's group, is a Ray actor that does synthetic work on a CPU: an instance gives each
-of its sequences a token every `token_s`, the trainer takes `train_s` GPU seconds a group. Migration and resharding are
-messages. Snapshots and answers are recorded as `gnomon posttrain run --record` does, so that they replay in the
-simulator. Prompts go from rollout to the actor; there is no inference component here.
+Every rollout instance, every copy of the inference component, and the actor's group, is a Ray actor that does synthetic
+work on a CPU: an instance gives each of its sequences a token every `token_s`, a scorer takes `score_s` a group, the
+trainer `train_s` GPU seconds a group. Migration and resharding are messages. Snapshots and answers are recorded as
+`gnomon posttrain run --record` does, so that they replay in the simulator.
 """
 
 from __future__ import annotations
@@ -52,6 +52,15 @@ class Generator:
         return [(number, max(0.0, end - now) / self._token_s) for number, end in left.items()]
 
 
+class Scorer:
+    """One copy of the inference component."""
+
+    def score(self, group: int, score_s: float) -> int:
+        """Log-probabilities of one group."""
+        time.sleep(score_s)
+        return group
+
+
 class Trainer:
     """The actor's group."""
 
@@ -69,21 +78,23 @@ class LiveRun:
     policy: Policy
     token_s: float = 1e-4
     train_s: float = 0.05
+    score_s: float = 0.02
     decisions: list[Decision] = field(default_factory=list)
     deaths: int = 0
-    """Rollout workers that were lost and replaced."""
+    """Workers that were lost and replaced."""
 
     def __post_init__(self) -> None:
-        if self.config.algorithm.recompute_logprobs or self.policy.spec.takes_turns:
+        if self.policy.spec.takes_turns:
             raise ConfigError(
-                "a live cluster has rollout and actor side by side.",
-                where="algorithm.recompute_logprobs",
-                fix="Set it to false, and use a policy that moves GPUs or leaves them.",
+                "a live cluster has its components side by side.",
+                where="policy.name",
+                fix="Use a policy that moves GPUs or leaves them.",
             )
         import ray
 
         self._ray = ray
-        self._generator, self._trainer = ray.remote(num_cpus=0)(Generator), ray.remote(num_cpus=0)(Trainer).remote()
+        self._generator, self._scorer, trainer = (ray.remote(num_cpus=0)(one) for one in (Generator, Scorer, Trainer))
+        self._trainer = trainer.remote()
         self._placement, a = placement_of(self.config), self.config.algorithm
         lengths = draw(self.config.lengths, a.rollout_batch_size, a.group_size, self.config.seed, 0)
         self._response = lengths.response.ravel()
@@ -93,6 +104,10 @@ class LiveRun:
         self._gpus: dict[int, tuple[int, ...]] = {}
         self._done = [0] * a.rollout_batch_size
         self._actor: tuple[int, ...] = ()
+        self._inference: tuple[int, ...] = ()
+        self.scorers: list[Any] = []
+        self._scored, self._jobs = set[int](), dict[Any, tuple[Any, int]]()
+        self._waiting_for = ""
         self._left = {number: float(self._response[number]) for number in self._waiting}
         self._trained, self._job, self._busy_s = 0, None, 0.0
         self._start_s = time.monotonic()
@@ -108,10 +123,20 @@ class LiveRun:
             self._feed()
             on_check(self)
             self._collect()
+            self._score()
+            if self._waiting_for and self._is_drained(self._waiting_for):
+                self._waiting_for = ""
+                self._ask("waited")
             self._train()
-            if self._job is None and self._trained < a.n_minibatches:
+            if self._job is None and not self._waiting_for and self._trained < a.n_minibatches:
                 self._ask("check")
         return self
+
+    def _is_drained(self, component: str) -> bool:
+        """Whether a component has nothing left to do."""
+        if component == "rollout":
+            return not self._waiting and not any(self._seats.values())
+        return self._ready == self._generated
 
     def _feed(self) -> None:
         cap, size = self.config.rollout.max_running_requests, self.config.algorithm.group_size
@@ -146,8 +171,30 @@ class LiveRun:
         self._send(one, lost)
 
     @property
-    def _ready(self) -> int:
+    def _generated(self) -> int:
         return sum(done == self.config.algorithm.group_size for done in self._done)
+
+    @property
+    def _ready(self) -> int:
+        """Groups that can be trained on: also scored, where there is inference."""
+        return len(self._scored) if self.config.algorithm.recompute_logprobs else self._generated
+
+    def _score(self) -> None:
+        """Hand complete groups to scorers that are free, and take what they have done; a lost one is replaced."""
+        done, _ = self._ray.wait(list(self._jobs), num_returns=len(self._jobs), timeout=0) if self._jobs else ([], [])
+        for job in done:
+            worker, group = self._jobs.pop(job)
+            try:
+                self._scored.add(self._ray.get(job))
+            except self._ray.exceptions.RayActorError:
+                self.deaths += 1
+                self.scorers[self.scorers.index(worker)] = self._scorer.remote()
+        busy = [worker for worker, _ in self._jobs.values()]
+        under_way = {group for _, group in self._jobs.values()} | self._scored
+        size = self.config.algorithm.group_size
+        todo = [group for group, count in enumerate(self._done) if count == size and group not in under_way]
+        for worker, group in zip([one for one in self.scorers if one not in busy], todo, strict=False):
+            self._jobs[worker.score.remote(group, self.score_s)] = worker, group
 
     def _train(self) -> None:
         a = self.config.algorithm
@@ -159,7 +206,7 @@ class LiveRun:
                 self._busy_s += size * self.train_s
                 self._ask("boundary")
         is_next = self._trained < a.n_minibatches and self._ready >= (self._trained + 1) * size
-        if self._job is None and self._actor and is_next:
+        if self._job is None and self._actor and is_next and not self._waiting_for:
             self._job = self._trainer.train.remote(size, len(self._actor), self.train_s)
 
     def _ask(self, point: Point) -> None:
@@ -172,15 +219,30 @@ class LiveRun:
                     self._migrate(action.leave)
                 case Finish(component="rollout"):
                     self._stop(tuple(self.workers))
+                case Finish(component="inference"):
+                    self._scale_inference(())
+                case Scale(component="inference"):
+                    self._scale_inference(tuple(sorted(action.gpus)))
                 case Scale(component="rollout"):
                     self._start_instances(action.gpus)
                 case Scale(component="actor"):
                     time.sleep(self.config.transitions.reshard_s or 0.0)
                     self._actor = tuple(sorted(action.gpus))
                 case Wait():
-                    raise ConfigError(f"policy {self.policy.name} waits, which a live cluster does not.")
+                    self._waiting_for = action.component
+                    break
                 case _:
                     pass
+
+    def _scale_inference(self, gpus: tuple[int, ...]) -> None:
+        """As many copies as these GPUs hold; those that are too many go."""
+        count = len(gpus) // self.config.inference.num_gpus
+        kept, gone = self.scorers[:count], self.scorers[count:]
+        for worker in gone:
+            self._ray.kill(worker)
+        self._jobs = {job: work for job, work in self._jobs.items() if work[0] in kept}
+        self.scorers = kept + [self._scorer.remote() for _ in range(count - len(kept))]
+        self._inference = gpus
 
     def _start_instances(self, gpus: tuple[int, ...]) -> None:
         size = self.config.rollout.num_gpus
@@ -210,7 +272,7 @@ class LiveRun:
     def _snapshot(self, point: Point) -> Snapshot:
         a, c = self.config.algorithm, self.config
         passed = time.monotonic() - self._start_s
-        held = {gpu for gpus in self._gpus.values() for gpu in gpus} | set(self._actor)
+        held = {gpu for gpus in self._gpus.values() for gpu in gpus} | set(self._actor) | set(self._inference)
         instances = tuple(
             Instance(id=one, gpus=self._gpus[one], unfinished=len(self._seats[one]), kv_use=0.0)
             for one in sorted(self.workers)
@@ -225,24 +287,24 @@ class LiveRun:
             group_size=a.group_size,
             num_gpus=c.cluster.num_gpus,
             rollout_gpus=c.rollout.num_gpus,
-            inference_gpus=0,
+            inference_gpus=c.inference.num_gpus if a.recompute_logprobs else 0,
             max_running=c.rollout.max_running_requests,
             valid_actor_sizes=tuple(valid_actor_sizes(c)),
             initial=self._placement.by_name(),
             actor=self._actor,
-            inference=(),
+            inference=self._inference,
             free=tuple(gpu for gpu in range(c.cluster.num_gpus) if gpu not in held),
             instances=instances,
             groups_needed=a.rollout_batch_size,
             groups_submitted=a.rollout_batch_size,
-            groups_generated=self._ready,
+            groups_generated=self._generated,
             groups_ready=self._ready,
             sequences_unfinished=sum(one.unfinished for one in instances) + len(self._waiting),
             sequences_waiting=len(self._waiting),
             carried=0,
             stalest=-1,
             rates=Rates(
-                rollout_groups_s=self._ready / passed if passed > 0 else 0.0,
+                rollout_groups_s=self._generated / passed if passed > 0 else 0.0,
                 inference_groups_s=0.0,
                 train_groups_s_per_gpu=groups / self._busy_s if self._busy_s else 0.0,
             ),

@@ -171,7 +171,8 @@ def plan_figure(plans: list[Planned]) -> dict[str, Any]:
             }
         )  # fmt: skip
     lag = {"title": {"text": "weight updates from a first token to its training, mean"}, "rangemode": "tozero"}
-    layout = look.plot_layout("Samples per second and lag of plans", lag, {"rangemode": "tozero"})
+    speed = {"title": {"text": "samples/s"}, "rangemode": "tozero"}
+    layout = look.plot_layout("Samples per second and lag of plans", lag, speed)
     return {"data": marks, "layout": layout | {"showlegend": True, "hovermode": "closest", "height": 420}}
 
 
@@ -179,8 +180,10 @@ def write_plan(plans: list[Planned], commands: dict[str, str], path: str | Path)
     """The page of a plan."""
     config = plans[0].config
     title = f"{config.model} on {config.cluster.num_gpus} x {config.device}: plans of post-training"
-    plot = Plot("plans", lambda: plan_figure(plans))
-    return write_page(path, title, [Section("", [plot, *plan_blocks(plans, len(plans), commands)])])
+    told = [Command(name, text) for name, text in commands.items()]
+    table = plan_blocks(plans, len(plans), {})[0]
+    blocks = [Plot("plans", lambda: plan_figure(plans)), *told, table]
+    return write_page(path, title, [Section("", blocks)], lede=" ".join(reasons(plans)))
 
 
 def explanation(record: RunRecord) -> tuple[list[dict[str, Any]], dict[str, Any], list[Block]]:
