@@ -16,6 +16,7 @@ from gnomon.core.config import build
 from gnomon.core.errors import ConfigError, DataError
 from gnomon.core.parallel import Outcome
 from gnomon.report.search.text import best_by_device
+from gnomon.report.serving.capacity import rows
 from gnomon.search import capacity as capacities
 from gnomon.search import load_curve
 from gnomon.search import load_curve as headroom
@@ -28,6 +29,7 @@ from gnomon.search.results import ResultsFile
 from gnomon.search.slo import Gaps, Price, Verdict, _statistic, price, rate_for, score, shown
 from gnomon.search.space import Candidate, candidates, pools_of, scenario_of
 from gnomon.search.study import Found, _half_widths, _repeats, finished_search, front, latency_axes
+from gnomon.search.users import both_loops
 from gnomon.serving.scenario import Scenario
 from gnomon.workload import generate
 from gnomon.workload.requests import ArrivalShape
@@ -477,6 +479,26 @@ def test_a_backlog_is_worked_off_at_a_rate(copies: int) -> None:
         found, is_sure = capacities.saturation(setup, offered)
         assert found == pytest.approx(copies * 32 / (9 * 0.042), rel=0.01)
         assert is_sure
+
+
+def test_users_at_once_and_what_a_million_tokens_costs() -> None:
+    """A batch of n sequences takes 10 + n ms: 40 users get a token every 50 ms. Requests of 1 + 9 tokens are in 9
+    iterations: 40 / (9 x 0.05 s) a second, at 3.6 dollars an hour a millionth of a thousand dollars a second."""
+    table = {"source": "table", "table": {"per_iteration": 0.01, "per_sequence": 0.001}}
+    lengths = {"distribution": "fixed", "prompt": 1, "output": 9}
+    setup = scenario(
+        timing=table, batching={"max_sequences": 512}, slo={"tpot_s": 0.0505}, price_per_gpu_hour=3.6,
+        workload={"lengths": lengths, "rate": 20.0, "num_requests": 100},
+    )  # fmt: skip
+    found = both_loops(setup, lambda done, total: None)
+    assert (found.users, found.limits) == (40, {"tpot_s": 0.0505})
+    assert found.closed_per_s == pytest.approx(40 / 0.45, rel=0.03)
+    assert found.closed_binding.startswith("tpot_s p99 is 1.0")
+    assert found.open_per_s < found.closed_per_s, "bunches"
+    assert found.saturation_per_s == pytest.approx(512 / (9 * 0.522), rel=0.01)
+    shown = rows(replace(found, open_per_s=10.0))
+    assert shown[0]["$ per million output"] == f"{1000 / 90:.3g}"
+    assert shown[0]["$ per million total"] == f"{1000 / 100:.3g}"
 
 
 def test_where_the_rest_is_turned_away_nothing_piles_up() -> None:

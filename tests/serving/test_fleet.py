@@ -439,6 +439,9 @@ def test_the_day_of_the_example(tmp_path: Path) -> None:
     assert summary.energy is not None and summary.energy.kwh > 0 and summary.energy.carbon_kg is not None
     assert summary.fleet is not None and summary.fleet.gpu_hours > 0
     assert {"time_s", "arrivals_per_s", "up", "dollars_per_hour", "kw"} <= set(frame.columns)
+    hours = next(one for one in day.text() if getattr(one, "title", "") == "Over the day")
+    assert len(hours.rows) == 12 and hours.caption.startswith("Worst: from ")
+    assert {"requests/s", "replicas up", "started", "drained", "failed", "SLO met, chat"} <= set(hours.rows[0])
     assert {"slo_met_chat", "slo_met_batch"} <= set(frame.columns)
     assert frame["arrivals_per_s"].max() > 2.0 and frame["kw"].min() > 0
     day.save(tmp_path / "day")

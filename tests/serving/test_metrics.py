@@ -340,3 +340,16 @@ def test_priorities_are_classes_of_users() -> None:
     assert sum(one.finished for one in both.summary.classes) == 50
     plain = simulate(**given, **{"workload.priority_shares": [1]})
     assert plain.summary.classes == [] and plain.summary.fairness is None
+
+
+def test_a_mean_agrees_with_its_parts() -> None:
+    """Two replicas hold 20 and 40 % while they are there, one for the whole time and one for half of it; a third is never
+    there: (0.2 x 1 + 0.4 x 0.5) / 1.5."""
+    from gnomon.serving.results.usage import ReplicaUse, Utilization, overall
+
+    def use(kv: float) -> ReplicaUse:
+        shares = Utilization(mfu=kv, hbm=kv, busy=kv, bubble=0.0, idle=0.0, kv_mean=kv, kv_peak=kv)
+        return ReplicaUse(0, "both", "h100", 1, 100, 0, 0, 0, 0, 0, None, shares)
+
+    found = overall([use(0.2), use(0.4), use(0.0)], np.array([1.0, 0.5, 0.0]))
+    assert found.kv_mean == pytest.approx(0.4 / 1.5) == found.mfu

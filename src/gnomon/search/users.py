@@ -5,7 +5,7 @@ request when one is answered.
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from gnomon.workload import WorkloadConfig, generate
 from gnomon.workload.arrivals import ClosedLoop
 
 MOST_USERS = 65_536
-REQUESTS, TURNS = 2000, 8
+REQUESTS, TURNS = 4000, 16
 """Of one run: so many requests at least, and so many of every user."""
 PRECISION, ABOVE = 0.02, 1.05
 EXPECTED_RUNS = 30
@@ -95,14 +95,20 @@ def most_users(scenario: Scenario, targets: SloTargets, on_progress: Progress) -
     given = scenario.workload.arrivals
     loop = given if isinstance(given, ClosedLoop) else ClosedLoop(concurrency=1)
     known: dict[int, tuple[Verdict, float]] = {}
+    takes_s = [0.0]
 
     def met(users: int) -> bool:
         on_progress(len(known) + 1, EXPECTED_RUNS)
         more: dict[str, Any] = {"rate": None, "arrivals": loop.model_copy(update={"concurrency": users})}
         if scenario.workload.trace is None:
             more["num_requests"] = max(REQUESTS, TURNS * users)
-        done = run(scenario.model_copy(update={"workload": scenario.workload.model_copy(update=more)}))
+        sent = generate(scenario.workload.model_copy(update=more), scenario.seed)
+        # Users do not all begin at the same moment: their first requests come over the time that one takes.
+        first = np.arange(len(sent)) < users
+        sent = replace(sent, arrival_s=np.where(first, np.arange(len(sent)) / users * takes_s[0], np.inf))
+        done = run(scenario, requests=sent)
         served = done.cluster.requests
+        takes_s[0] = max(float(np.mean(served.finished_s - served.arrival_s)), 0.0)
         known[users] = judge(done, targets), len(served) / max(float(served.finished_s.max()), 1e-9)
         return known[users][0].met
 

@@ -45,6 +45,6 @@ def _why(found: Loops) -> list[str]:
     because = (
         "requests that come at random come in bunches, which wait; users wait for their answers first"
         if found.closed_per_s > found.open_per_s
-        else "all users begin at once and come again as soon as they are answered, so that their prompts meet"
+        else "requests that come at random leave gaps in which the rest is worked off; users are always there"
     )
     return [*told, f"With more users: {found.closed_binding}. The loops differ: {because}."]

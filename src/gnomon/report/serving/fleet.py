@@ -107,6 +107,7 @@ def day_tables(run: Run) -> list[Table]:
         | {f"SLO met, {name}": f"{before:.1%} before, {after:.1%} after"
            for name, (before, after) in slo_by_class(run, np.array([at_s - AFTER_S, at_s, at_s + AFTER_S])).items()}
         for at_s, i, count in record.lost
+        if (at_s, i, DOWN) in record.changes
     ]  # fmt: skip
     caption = f"SLO: of requests that came within {units.seconds(AFTER_S)}."
     return [Table(rows, "Over the day", worst), *([Table(failures, "What failures cost", caption)] if failures else [])]

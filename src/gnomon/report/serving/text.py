@@ -279,8 +279,10 @@ def cost_words(summary: Summary) -> str:
     cost = summary.cost
     million = cost.per_million_output_tokens
     per = f", ${million:.3g} per million output tokens" if million is not None else ""
-    gpus = "GPU" if cost.num_gpus == 1 else "GPUs"
-    return f"{cost.num_gpus} {gpus}, ${cost.per_hour:,.2f} per hour{per}"
+    gpus = f"{cost.num_gpus} {'GPU' if cost.num_gpus == 1 else 'GPUs'}"
+    if summary.fleet is not None:
+        gpus = f"{summary.fleet.gpu_hours / max(summary.duration_s / 3600, 1e-9):.3g} GPUs in the mean"
+    return f"{gpus}, ${cost.per_hour:,.2f} per hour{per}"
 
 
 def class_rows(summary: Summary) -> list[Row]:

@@ -118,9 +118,9 @@ def overall(uses: list[ReplicaUse], share_on: Floats | None = None) -> Utilizati
     """The fleet's shares: the mean over GPUs (and the time they were there); for the KV cache over blocks, and the
     highest peak of any replica."""
     gpus = np.array([use.num_gpus for use in uses], dtype=np.float64)
-    if share_on is not None and share_on.any():
-        gpus *= share_on
     blocks = np.array([max(use.num_kv_blocks, 1) for use in uses], dtype=np.float64)
+    if share_on is not None and share_on.any():
+        gpus, blocks = gpus * share_on, blocks * share_on
 
     def mean(name: str, weights: Floats) -> float:
         return float(np.average([getattr(use.utilization, name) for use in uses], weights=weights))
