@@ -343,7 +343,7 @@ def test_priorities_are_classes_of_users() -> None:
 
 
 def test_a_mean_agrees_with_its_parts() -> None:
-    """Two replicas hold 20 and 40 % while they are there, one for the whole time and one for half of it; a third is never
+    """Two replicas hold 20 and 40 % while they are there, one all the time and one half of it; a third is never
     there: (0.2 x 1 + 0.4 x 0.5) / 1.5."""
     from gnomon.serving.results.usage import ReplicaUse, Utilization, overall
 
