@@ -24,7 +24,7 @@ from gnomon.core.config import build, load
 from gnomon.core.errors import ConfigError, DataError
 from gnomon.serving.run.simulate import run
 from gnomon.serving.scenario import Scenario
-from gnomon.serving.scenario.calibration import read_calibration
+from gnomon.serving.scenario.calibration import Calibration, Constant, Provenance, read_calibration
 
 
 def fitted(truth: dict[str, float], seed: int, noise: float = 0.1, batches: tuple[float, ...] = (6, 40)):
@@ -603,3 +603,15 @@ def test_files_that_do_not_hold_what_is_needed_say_what_is(tmp_path: Path) -> No
     (tmp_path / "x.csv").write_text("iteration,took\n1,2\n")
     with pytest.raises(DataError, match=r"duration_s .*prefill_tokens and decodes"):
         read_log(tmp_path / "x.csv")
+
+
+def test_nothing_impossible_is_drawn() -> None:
+    """A share near one is as often above it as below: it stays one."""
+    names = ("timing.host.decode.further_share", "timing.clock", "timing.host.per_sequence_s")
+    constants = {name: Constant(value=0.99, low=0.5, high=1.0) for name in names}
+    about = Provenance(gnomon="1", model="llama-3-8b", device="h200", source="table", loads=())
+    known = Calibration(
+        format="gnomon-calibration", constants=constants, names=names, spread=((1.0,),) * 3, provenance=about
+    )
+    assert list(known.drawn(np.array([5.0])).values()) == [1.0, 1.0, 5.99]
+    assert list(known.drawn(np.array([-5.0])).values()) == [0.0, 0.0, 0.0]

@@ -93,12 +93,14 @@ class Calibration(Config):
         return values
 
     def drawn(self, normals: Floats) -> dict[str, float]:
-        """The constants moved within their common uncertainty by standard normal numbers, none below zero."""
+        """The constants moved within their common uncertainty by standard normal numbers, none below zero, and no share
+        or clock beyond one."""
         if not self.names:
             return {}
         spread = np.array(self.spread)
         at = np.array([self.constants[name].value for name in self.names])
-        moved = np.maximum(0.0, at + spread @ np.resize(normals, spread.shape[1]))
+        most = [1.0 if name.endswith(("share", "clock")) else np.inf for name in self.names]
+        moved = np.clip(at + spread @ np.resize(normals, spread.shape[1]), 0.0, most)
         return dict(zip(self.names, moved.tolist(), strict=True))
 
 
