@@ -31,6 +31,9 @@ CLUSTERS = 6
 """From so many logs on a log counts as one observation, else a part of one: neighbours err together."""
 BLOCKS = 12
 """Parts of a log in time."""
+FOLLOWED = 1.4
+"""How many times larger than those of least squares the errors of constants are, because the pace of the host is found
+with them: chosen on 12 simulated servers (`benchmarks.calibration`, seeds 0 to 11), held against 12 others."""
 ENOUGH = 800
 """Iterations of a phase of one log; more of them tell no more."""
 FEW = 20
@@ -411,4 +414,4 @@ def covariance(fit: Fit, data: Data, names: Sequence[tuple[int, str]]) -> tuple[
     inverse = np.linalg.pinv(scaled, rcond=1e-9) / np.outer(size, size)
     free = max(1, parts - 1)
     factor = QUANTILE_90[min(free, len(QUANTILE_90)) - 1]
-    return inverse @ meat @ inverse * (parts / free), factor
+    return inverse @ meat @ inverse * (FOLLOWED**2 * parts / free), factor
