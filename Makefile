@@ -1,6 +1,8 @@
 # Every target does its own set-up in .venv; the second time it is fast.
 PYTHON ?= python3
 BIN := .venv/bin
+# Not compiled in advance: most of what is installed is never imported, and plotly alone has thousands of modules.
+INSTALL := $(BIN)/python -m pip install --quiet --no-compile
 WORKERS ?= auto
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow check bench docs clean
@@ -10,12 +12,12 @@ help:  ## This list
 
 .venv/base: pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --editable '.[silicon,ui]' || $(BIN)/python -m pip install --quiet --editable .
+	$(INSTALL) --editable '.[silicon,ui]' || $(INSTALL) --editable .
 	@touch $@
 
 .venv/dev: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(INSTALL) --constraint constraints.txt --editable '.[dev]'
 	@touch .venv/base $@
 
 demo: .venv/base  ## Simulate Llama-3-8B under a chat load and write a report
@@ -37,7 +39,7 @@ bench: .venv/dev  ## Speed and memory figures, as ratios measured in one run
 	$(BIN)/python -m benchmarks
 
 docs: .venv/dev  ## The documentation site, in site/
-	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	$(INSTALL) --editable '.[docs]'
 	$(BIN)/mkdocs build --strict
 
 clean:  ## Forget the environment and everything made

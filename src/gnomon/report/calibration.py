@@ -12,7 +12,7 @@ from gnomon.calibration.replay import latencies, simulated_latencies
 from gnomon.core import units
 from gnomon.core.arrays import Floats
 from gnomon.report.blocks import Block, Card, Figure, Line, Plot, Section, Table, lines
-from gnomon.report.look import AXIS, COLOURS, figure
+from gnomon.report.look import AXIS, COLOURS, figure, line
 from gnomon.report.page import write_page
 from gnomon.serving.scenario.calibration import Calibration
 
@@ -226,9 +226,8 @@ def time_lines(gap: Gap) -> Figure:
     grid, theirs = _running(sent, sent + recorded.e2e)
     _, mine = _running(q.arrival_s, q.last_token_s, grid)
     for name, values, colour in (("recorded", theirs, 0), ("simulated", mine, 1)):
-        line = {"color": COLOURS[colour], "width": 1.5}
-        traces.append({"type": "scatter", "mode": "lines", "x": _list(grid), "y": _list(values), "name": name,
-                       "line": line, "xaxis": "x", "yaxis": "y3", "showlegend": False})  # fmt: skip
+        axes = {"xaxis": "x", "yaxis": "y3", "showlegend": False}
+        traces.append(line(_list(grid), _list(values), COLOURS[colour], 1.5, name=name, **axes))
     return figure(
         traces, "Both over time", 720, {"l": 70, "r": 20, "t": 70, "b": 50}, legend={"orientation": "h", "y": 1.05},
         xaxis=AXIS | {"title": {"text": "seconds"}, "anchor": "y3"},

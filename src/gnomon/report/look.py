@@ -63,8 +63,30 @@ TIME_LINE: dict[str, Any] = LOOK | {
 def slo_line(at: float, **label: Any) -> dict[str, Any]:
     """The line of a limit across a plot, from below to above, with its name; `label` says where that stands."""
     named = {"text": "SLO", "textangle": 0, "font": {"color": RED, "size": 11}} | label
-    line = {"color": RED, "width": 1.5, "dash": "dash"}
-    return {"type": "line", "x0": at, "x1": at, "y0": 0, "y1": 1, "yref": "paper", "line": line, "label": named}
+    return rule("x", at, RED) | {"label": named}
+
+
+def line(x: Any, y: Any, colour: str, width: float = 1.6, **more: Any) -> dict[str, Any]:
+    """A line through points; `more` as plotly calls it."""
+    return {"type": "scatter", "mode": "lines", "x": x, "y": y, "line": {"color": colour, "width": width}} | more
+
+
+def bars(x: Any, y: Any, colour: str, **more: Any) -> dict[str, Any]:
+    """Bars that lie; `more` as plotly calls it."""
+    return {"type": "bar", "orientation": "h", "x": x, "y": y, "marker": {"color": colour}} | more
+
+
+def rule(axis: str, at: float, colour: str, dash: str = "dash", width: float = 1.5) -> dict[str, Any]:
+    """A line across the plot where an axis has a value."""
+    other = "y" if axis == "x" else "x"
+    ends = {f"{axis}0": at, f"{axis}1": at, f"{other}0": 0, f"{other}1": 1, f"{other}ref": "paper"}
+    return {"type": "line", "line": {"color": colour, "width": width, "dash": dash}, **ends}
+
+
+def note(x: float, y: float, text: str, colour: str, size: int = 11, **more: Any) -> dict[str, Any]:
+    """Words at a place: `y` from the foot of the plot (0) to its head (1)."""
+    font = {"size": size, "color": colour}
+    return {"x": x, "y": y, "yref": "paper", "text": text, "showarrow": False, "font": font} | more
 
 
 def figure(data: list[Any], named: str, height: int, margin: dict[str, int], **layout: Any) -> dict[str, Any]:
@@ -110,10 +132,9 @@ def time_lines(
 ) -> dict[str, Any]:
     """Several quantities over time: (name, values, colour) each."""
     data = [
-        {"type": "scatter", "mode": "lines", "name": name, "x": short(x), "y": _gaps(short(y)),
-         "line": {"color": colour, "width": 1.6}, "hovertemplate": f"{name} %{{y:{hover}}}<extra></extra>"}
+        line(short(x), _gaps(short(y)), colour, name=name, hovertemplate=f"{name} %{{y:{hover}}}<extra></extra>")
         for name, y, colour in lines
-    ]  # fmt: skip
+    ]
     layout = plot_layout(title, {"title": {"text": unit}}, {"rangemode": "tozero"} | y_axis)
     return {"data": data, "layout": layout | {"showlegend": len(lines) > 1}}
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from itertools import cycle
 from typing import Any
 
 from gnomon.core import units
@@ -109,13 +110,11 @@ def shares_figure(times: Times) -> Figure:
     """The seconds of every operator, stacked per source."""
     names = list(dict.fromkeys(t.name for rows in times.values() for t in rows))
     data = [
-        {
-            "type": "bar", "orientation": "h", "name": name, "y": list(times),
-            "x": [sum(t.seconds for t in rows if t.name == name) * 1e3 for rows in times.values()],
-            "marker": {"color": look.COLOURS[number % len(look.COLOURS)]},
-            "hovertemplate": f"{name} %{{x:.4g}} ms<extra></extra>",
-        }
-        for number, name in enumerate(names)
+        look.bars(
+            [sum(t.seconds for t in rows if t.name == name) * 1e3 for rows in times.values()], list(times), colour,
+            name=name, hovertemplate=f"{name} %{{x:.4g}} ms<extra></extra>",
+        )
+        for name, colour in zip(names, cycle(look.COLOURS), strict=False)
     ]  # fmt: skip
     axes = {"xaxis": look.AXIS | {"title": {"text": "ms"}}, "yaxis": {"automargin": True}}
     return look.figure(data, "One iteration", 160 + 60 * len(times), {"l": 80}, barmode="stack", **axes)

@@ -139,25 +139,18 @@ def memory_figure(step: TrainStep) -> dict[str, Any]:
     fullest = curves[step.memory.fullest]
     colours = dict(zip(fullest.parts, look.COLOURS, strict=False))
     traces: list[dict[str, Any]] = [
-        {
-            "type": "scatter", "mode": "lines", "name": part, "stackgroup": "fullest", "x": _short(fullest.times),
-            "y": _short(sizes / GB), "line": {"width": 0, "color": colours[part]}, "fillcolor": colours[part],
-            "hovertemplate": f"{part}: %{{y:.1f}} GB<extra></extra>",
-        }
+        look.line(
+            look.short(fullest.times), look.short(sizes / GB), colours[part], 0, name=part, stackgroup="fullest",
+            fillcolor=colours[part], hovertemplate=f"{part}: %{{y:.1f}} GB<extra></extra>",
+        )
         for part, sizes in fullest.parts.items() if sizes.max() > 0.0
     ]  # fmt: skip
     others = [(rank, curve) for rank, curve in enumerate(curves) if rank != step.memory.fullest]
     for rank, curve in others:
-        traces.append(
-            {
-                "type": "scatter", "mode": "lines", "name": "other ranks", "showlegend": rank == others[0][0],
-                "x": _short(curve.times), "y": _short(curve.total / GB), "line": {"width": 1, "color": "#7A8594"},
-                "hovertemplate": f"rank {rank}: %{{y:.1f}} GB<extra></extra>",
-            }
-        )  # fmt: skip
+        said = {"name": "other ranks", "hovertemplate": f"rank {rank}: %{{y:.1f}} GB<extra></extra>"}
+        drawn = look.line(look.short(curve.times), look.short(curve.total / GB), "#7A8594", 1, **said)
+        traces.append(drawn | {"showlegend": rank == others[0][0]})
     limit = step.memory.device_bytes / GB
-    line = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": limit, "y1": limit,
-            "line": {"color": look.COLOURS[3], "dash": "dash", "width": 1.5}}  # fmt: skip
     ran = 1 + max(label.microbatch for label in step.run.labels)
     every = ran == step.config.num_microbatches
     words = "seconds" if every else f"seconds of a step with {ran} of {step.config.num_microbatches} micro-batches"
@@ -167,14 +160,9 @@ def memory_figure(step: TrainStep) -> dict[str, Any]:
         "xaxis": look.AXIS | {"title": {"text": words}},
         "yaxis": look.AXIS | {"title": {"text": f"GB of a GPU of rank {step.memory.fullest}"}, "rangemode": "tozero"},
         "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
-        "shapes": [line],
+        "shapes": [look.rule("y", limit, look.COLOURS[3])],
     }
     return {"data": traces, "layout": layout}
-
-
-def _short(values: Any) -> list[float]:
-    """Numbers as a page needs them."""
-    return [float(f"{value:.5g}") for value in values]
 
 
 def write_step(result: Any, path: str | Path) -> Path:

@@ -9,7 +9,7 @@ import numpy as np
 
 from gnomon.report import page
 from gnomon.report.blocks import Figure, Section, plots
-from gnomon.report.look import COLOURS, plot_layout, short
+from gnomon.report.look import COLOURS, line, plot_layout, short
 from gnomon.workload.describe import gaps_s, hits_by_cache_size
 from gnomon.workload.requests import Requests
 
@@ -43,19 +43,18 @@ def drawers(requests: Requests) -> dict[str, Callable[[], Figure]]:
 def _prefix_hits(requests: Requests) -> Figure:
     rows = hits_by_cache_size(requests)
     sizes, rates = ([row[key] for row in rows] for key in ("cache_tokens", "hit_rate"))
-    line = {"type": "scatter", "mode": "lines+markers", "x": sizes, "y": rates, "line": {"color": COLOURS[0]}}
+    curve = {"type": "scatter", "mode": "lines+markers", "x": sizes, "y": rates, "line": {"color": COLOURS[0]}}
     axes = {"title": {"text": "tokens in the cache"}, "type": "log"}, {"tickformat": ".0%", "rangemode": "tozero"}
-    return {"data": [line], "layout": plot_layout("Prompt tokens found in a prefix cache", *axes)}
+    return {"data": [curve], "layout": plot_layout("Prompt tokens found in a prefix cache", *axes)}
 
 
 def _distributions(title: str, samples: dict[str, Any], unit: str) -> Figure:
     """Empirical distribution functions at evenly spaced shares, on a logarithmic axis."""
-    shares = np.linspace(0, 1, CURVE_POINTS)
+    shares, said = np.linspace(0, 1, CURVE_POINTS), f"%{{y:.1%}} at most %{{x:.4g}} {unit}<extra></extra>"
     data = [
-        {"type": "scatter", "mode": "lines", "name": name, "x": short(np.quantile(values, shares)), "y": short(shares),
-         "line": {"color": colour, "width": 2}, "hovertemplate": f"%{{y:.1%}} at most %{{x:.4g}} {unit}<extra></extra>"}
+        line(short(np.quantile(values, shares)), short(shares), colour, 2, name=name, hovertemplate=said)
         for (name, values), colour in zip(samples.items(), COLOURS, strict=False)
-    ]  # fmt: skip
+    ]
     layout = plot_layout(title, {"title": {"text": unit}, "type": "log"}, {"tickformat": ".0%"})
     return {"data": data, "layout": layout | {"showlegend": len(data) > 1, "hovermode": "closest"}}
 

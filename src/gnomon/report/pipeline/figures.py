@@ -8,6 +8,7 @@ import numpy as np
 from gnomon.pipeline.explain import idle_time, total
 from gnomon.pipeline.memory import Curve, micro_batches_held
 from gnomon.pipeline.run import Run
+from gnomon.report import look
 from gnomon.report.blocks import SplitRow
 from gnomon.report.look import TIME_LINE, TIME_LINE_AXIS
 from gnomon.report.pipeline.timeline import (
@@ -59,13 +60,8 @@ def step_figure(
         traces.append(_steps(curve, run.total_time, "y2", colour, hover))
     use = bandwidth(run)
     for kind, curve in use.items():
-        steps = _steps(
-            binned(curve, run.total_time),
-            run.total_time,
-            "y3",
-            COLOURS[kind],
-            f"{NAMES[kind]}: %{{y:.1%}} of all links",
-        )
+        said = f"{NAMES[kind]}: %{{y:.1%}} of all links"
+        steps = _steps(binned(curve, run.total_time), run.total_time, "y3", COLOURS[kind], said)
         flat = {"shape": "hv", "width": 0, "color": COLOURS[kind]}
         traces.append(steps | {"stackgroup": "links", "line": flat, "fillcolor": COLOURS[kind]})
     end = run.total_time * (1.07 if show_completion_time else 1.01)
@@ -76,27 +72,16 @@ def step_figure(
 def _marks(lanes: Timeline, total_time: float, show_completion_time: bool) -> Figure:
     """Lines between the GPUs, and where the step ends."""
     shapes: list[Figure] = [
-        {
-            "type": "line", "x0": 0, "x1": 1, "xref": "paper", "y0": row - 0.5, "y1": row - 0.5,
-            "line": {"color": "#D5DAE1", "width": 1},
-        }
+        look.rule("y", row - 0.5, "#D5DAE1", "solid", 1)
         for row, lane in enumerate(lanes.lanes)
         if row and lane.name == "compute"
-    ]  # fmt: skip
+    ]
     notes: list[Figure] = []
     if show_completion_time:
-        shapes.append(
-            {
-                "type": "line", "x0": total_time, "x1": total_time, "y0": -0.5, "y1": len(lanes.lanes) - 0.5,
-                "line": {"color": COMPLETION, "width": 2, "dash": "dash"},
-            }
-        )  # fmt: skip
-        notes.append(
-            {
-                "x": total_time, "y": 0, "text": f"<b>{total_time:.4f}</b>", "xanchor": "left", "xshift": 4,
-                "showarrow": False, "font": {"size": 12, "color": COMPLETION}, "bgcolor": "rgba(255,255,255,0.85)",
-            }
-        )  # fmt: skip
+        ends = {"y0": -0.5, "y1": len(lanes.lanes) - 0.5, "yref": "y"}
+        shapes.append(look.rule("x", total_time, COMPLETION, width=2) | ends)
+        beside = {"yref": "y", "xanchor": "left", "xshift": 4, "bgcolor": "rgba(255,255,255,0.85)"}
+        notes.append(look.note(total_time, 0, f"<b>{total_time:.4f}</b>", COMPLETION, 12, **beside))
     return {"shapes": shapes, "annotations": notes}
 
 
@@ -111,12 +96,7 @@ def _layout(lanes: Timeline, end: float, memory_unit: str, has_links: bool) -> F
         "uniformtext": {"minsize": 8, "mode": "hide"},
         "height": whole,
         "margin": {"l": 92, "r": 18, "t": 46, "b": 44},
-        "xaxis": TIME_LINE_AXIS
-        | {
-            "range": [0, end],
-            "title": {"text": "time"},
-            "anchor": "y3" if has_links else "y2",
-        },
+        "xaxis": TIME_LINE_AXIS | {"range": [0, end], "title": {"text": "time"}, "anchor": "y3" if has_links else "y2"},
         "yaxis": {
             "domain": [(below + 20) / whole, 1],
             "range": [count - 0.5, -0.5],
@@ -178,16 +158,9 @@ def _bars(lanes: Timeline, kind: str, show_throttling: bool) -> Figure:
 
 
 def _steps(curve: Curve, end: float, axis: str, colour: str, hover: str) -> Figure:
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "line": {"shape": "hv", "width": 1.6, "color": colour},
-        "x": [*curve.times.tolist(), end],
-        "y": [*curve.values.tolist(), float(curve.values[-1])],
-        "yaxis": axis,
-        "showlegend": False,
-        "hovertemplate": f"{hover}<extra></extra>",
-    }
+    x, y = [*curve.times.tolist(), end], [*curve.values.tolist(), float(curve.values[-1])]
+    drawn = look.line(x, y, colour, yaxis=axis, showlegend=False, hovertemplate=f"{hover}<extra></extra>")
+    return drawn | {"line": {"shape": "hv", "width": 1.6, "color": colour}}
 
 
 def binned(curve: Curve, end: float) -> Curve:

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from gnomon.pipeline.costs import Priority
 from gnomon.pipeline.sweeps import SweepTable
+from gnomon.report.look import LOOK, TIME_LINE
 
 Figure = dict[str, Any]
 Cell = tuple[str, str]
@@ -87,12 +88,10 @@ def heat_map_figure(grid: HeatGrid, chosen: Cell | None = None) -> Figure:
     if size <= 14:
         trace |= {"texttemplate": "%{z:.2f}", "textfont": {"size": 10}}
     plain = {"type": "category", "showgrid": False, "zeroline": False, "fixedrange": True, "ticks": ""}
-    layout = {
+    layout = LOOK | {
         "height": 460,
         "margin": {"l": 56, "r": 8, "t": 12, "b": 48},
-        "font": {"family": "Inter, system-ui, sans-serif", "size": 12, "color": "#2B3440"},
-        "plot_bgcolor": "#FFFFFF",
-        "paper_bgcolor": "#FFFFFF",
+        "font": TIME_LINE["font"],
         "xaxis": plain | {"title": {"text": "priority of grad_prop (a: exclusive)"}},
         "yaxis": plain | {"title": {"text": "priority of fwd_prop (a: exclusive)"}},
         "shapes": shapes,

@@ -7,6 +7,7 @@ from typing import Any
 
 from gnomon.posttrain.simulator.record import RunRecord, Span, StepRecord
 from gnomon.posttrain.studies.compare import Outcome
+from gnomon.report import look
 from gnomon.report.blocks import SplitRow, split_table
 from gnomon.report.look import TIME_LINE, TIME_LINE_AXIS
 from gnomon.report.page import write_time_line
@@ -129,32 +130,20 @@ def allocation_figure(record: RunRecord) -> Figure:
         if any(values):
             traces.append(_count_trace(moments, values, NAMES[owner], COLOURS[owner]))
     at, left = unfinished(record)
-    traces.append(
-        {
-            "type": "scatter", "mode": "lines", "x": at, "y": left, "yaxis": "y3", "showlegend": False,
-            "line": {"color": LEFT, "width": 1.6},
-            "hovertemplate": "%{y:,} sequences at %{x:.0f} s<extra></extra>",
-        }
-    )  # fmt: skip
+    said = "%{y:,} sequences at %{x:.0f} s<extra></extra>"
+    traces.append(look.line(at, left, LEFT, yaxis="y3", showlegend=False, hovertemplate=said))
     return {"data": traces, "layout": _layout(record)}
 
 
 def _bar_trace(mine: list[Any], name: str, colour: str) -> Figure:
-    return {
-        "type": "bar",
-        "orientation": "h",
-        "name": name,
-        "base": [bar.start_s for bar in mine],
-        "x": [bar.end_s - bar.start_s for bar in mine],
-        "y": [(bar.first + bar.last) / 2 for bar in mine],
-        "width": [bar.last - bar.first + 1 for bar in mine],
-        "marker": {"color": colour, "line": {"width": 0}},
-        "hovertext": [
-            f"<b>{name}</b><br>GPU {bar.first}-{bar.last}<br>{bar.start_s:.1f} to {bar.end_s:.1f} s, step {bar.step}"
-            for bar in mine
-        ],
-        "hoverinfo": "text",
-    }
+    said = [
+        f"<b>{name}</b><br>GPU {bar.first}-{bar.last}<br>{bar.start_s:.1f} to {bar.end_s:.1f} s, step {bar.step}"
+        for bar in mine
+    ]
+    lengths, middles = [bar.end_s - bar.start_s for bar in mine], [(bar.first + bar.last) / 2 for bar in mine]
+    drawn = look.bars(lengths, middles, colour, name=name, base=[bar.start_s for bar in mine], hovertext=said)
+    heights = [bar.last - bar.first + 1 for bar in mine]
+    return drawn | {"width": heights, "marker": {"color": colour, "line": {"width": 0}}, "hoverinfo": "text"}
 
 
 def _minibatches(record: RunRecord) -> list[Figure]:
@@ -197,35 +186,17 @@ def _ranges(gpus: tuple[int, ...]) -> list[tuple[int, int]]:
 
 
 def _count_trace(moments: list[float], values: list[int], name: str, colour: str) -> Figure:
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "x": moments,
-        "y": values,
-        "yaxis": "y2",
-        "stackgroup": "gpus",
-        "line": {"shape": "hv", "width": 0, "color": colour},
-        "fillcolor": colour,
-        "showlegend": False,
-        "hovertemplate": f"{name}: %{{y}} GPUs<extra></extra>",
-    }
+    said, flat = f"{name}: %{{y}} GPUs<extra></extra>", {"shape": "hv", "width": 0, "color": colour}
+    drawn = look.line(moments, values, colour, yaxis="y2", stackgroup="gpus", fillcolor=colour, hovertemplate=said)
+    return drawn | {"line": flat, "showlegend": False}
 
 
 def _layout(record: RunRecord) -> Figure:
-    lines = [
-        {
-            "type": "line", "x0": at, "x1": at, "yref": "paper", "y0": 0, "y1": 1,
-            "line": {"color": LEFT, "width": 1, "dash": "dot"},
-        }
-        for at in starts(record)[1:]
-    ]  # fmt: skip
+    lines = [look.rule("x", at, LEFT, "dot", 1) for at in starts(record)[1:]]
     versions = [
-        {
-            "x": at, "y": 1, "yref": "paper", "yanchor": "bottom", "xanchor": "left", "showarrow": False,
-            "text": f"v{step.number}", "font": {"size": 10, "color": LEFT},
-        }
+        look.note(at, 1, f"v{step.number}", LEFT, 10, yanchor="bottom", xanchor="left")
         for at, step in zip(starts(record), record.steps, strict=True)
-    ]  # fmt: skip
+    ]
     return {
         **TIME_LINE,
         "uniformtext": {"minsize": 8, "mode": "hide"},
@@ -314,29 +285,20 @@ def policies_figure(outcomes: list[Outcome]) -> Figure:
             "domain": [max(bottom, 0.0), top], "range": [0, one.record.num_gpus], "fixedrange": True,
             "nticks": 3, "showgrid": False, "zeroline": False, "linecolor": "#C5CCD6",
         }  # fmt: skip
-        notes.append(
-            {
-                "x": 0, "xref": "paper", "xanchor": "left", "y": top, "yref": "paper", "yanchor": "bottom",
-                "text": f"<b>{one.policy}</b>  step {one.record.step_s:,.1f} s, {one.speedup:.2f}x the tokens/s",
-                "showarrow": False, "font": {"size": 12, "color": "#2B3440"},
-            }
-        )  # fmt: skip
-    layout = {
+        said = f"<b>{one.policy}</b>  step {one.record.step_s:,.1f} s, {one.speedup:.2f}x the tokens/s"
+        notes.append(look.note(0, top, said, "#2B3440", 12, xref="paper", xanchor="left", yanchor="bottom"))
+    seconds = {"range": [0, max(one.record.duration_s for one in outcomes)], "title": {"text": "seconds"}}
+    seconds |= {"anchor": f"y{len(outcomes) if len(outcomes) > 1 else ''}", "fixedrange": True}
+    layout = look.LOOK | {
         "height": policies_height(len(outcomes)),
         "margin": {"l": 40, "r": 12, "t": ABOVE_PX, "b": BELOW_PX},
-        "font": {"family": "Inter, system-ui, sans-serif", "size": 12, "color": "#2B3440"},
-        "plot_bgcolor": "#FFFFFF",
-        "paper_bgcolor": "#FFFFFF",
+        "font": TIME_LINE["font"],
         "hovermode": "closest",
-        "legend": {"orientation": "h", "x": 0, "y": 1.0, "yanchor": "bottom", "traceorder": "normal"},
+        "legend": TIME_LINE["legend"],
         "annotations": notes,
-        "xaxis": {
-            "range": [0, max(one.record.duration_s for one in outcomes)], "title": {"text": "seconds"},
-            "anchor": f"y{len(outcomes) if len(outcomes) > 1 else ''}", "fixedrange": True,
-            "showgrid": True, "gridcolor": "#EEF1F4", "zeroline": False, "linecolor": "#C5CCD6", "ticks": "outside",
-        },
+        "xaxis": TIME_LINE_AXIS | seconds,
         **axes,
-    }  # fmt: skip
+    }
     return {"data": traces, "layout": layout}
 
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,10 +92,7 @@ def run_colours(names: Iterable[str]) -> dict[str, str]:
 
 
 def _line(steps: list[float], values: list[float | None], run: str, colour: str) -> Figure:
-    return {
-        "type": "scatter", "mode": "lines", "name": run, "x": steps, "y": values,
-        "line": {"color": colour, "width": 1.6}, "hovertemplate": f"{run} %{{y:.5g}}<extra></extra>",
-    }  # fmt: skip
+    return look.line(steps, values, colour, name=run, hovertemplate=f"{run} %{{y:.5g}}<extra></extra>")
 
 
 def _finite(column: pl.Series) -> list[float | None]:
@@ -147,15 +145,10 @@ def _beyond(one: Difference, end: float | None) -> float:
 def distributions_figure(title: str, values: Mapping[str, Floats]) -> Figure:
     """One distribution function per variant, in seconds on a logarithmic axis."""
     data = []
-    for number, (name, seconds) in enumerate(values.items()):
-        curve = distribution(seconds)
-        shown = curve.x > 0
-        data.append(
-            {"type": "scatter", "mode": "lines", "name": name,
-             "x": [float(f"{one:.5g}") for one in curve.x[shown]], "y": [float(f"{one:.5g}") for one in curve.y[shown]],
-             "line": {"color": look.COLOURS[number % len(look.COLOURS)], "width": 1.8},
-             "hovertemplate": f"{name}: %{{y:.2%}} at most %{{x:.4g}} s<extra></extra>"}
-        )  # fmt: skip
+    for (name, seconds), colour in zip(values.items(), cycle(look.COLOURS), strict=False):
+        curve, said = distribution(seconds), f"{name}: %{{y:.2%}} at most %{{x:.4g}} s<extra></extra>"
+        x, y = (look.short(some[curve.x > 0]) for some in (curve.x, curve.y))
+        data.append(look.line(x, y, colour, 1.8, name=name, hovertemplate=said))
     return look.figure(
         data, title, 350, {"b": 52}, hovermode="closest",
         legend={"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top"},

@@ -11,7 +11,7 @@ import polars as pl
 
 from gnomon.core import units
 from gnomon.report.blocks import Block, Figure, Table, lines, seconds
-from gnomon.report.look import plot_layout
+from gnomon.report.look import bars, line, plot_layout, rule, short
 from gnomon.report.serving import explain_text as words
 from gnomon.report.serving.operators import operator_frame
 from gnomon.serving.results.counterfactual import MIN_GAIN, MIN_MISSED, Outcome, gain, ranked
@@ -48,9 +48,8 @@ def causes_figure(accounts: Accounts, metric: Metric = "e2e") -> Figure:
     causes = by_cause(mean)
     unit, factor = ("ms", 1e3) if float(mean.sum(axis=1).max(initial=0.0)) < 2 else ("s", 1.0)
     data = [
-        {"type": "scatter", "mode": "lines", "stackgroup": "one", "name": _short_name(name), "x": middle,
-         "y": [float(f"{v * factor:.5g}") for v in causes[name]], "line": {"width": 0.5, "color": colour},
-         "fillcolor": colour, "hovertemplate": f"{_short_name(name)} %{{y:.3g}} {unit}<extra></extra>"}
+        line(middle, short(causes[name] * factor), colour, 0.5, stackgroup="one", fillcolor=colour,
+             name=_short_name(name), hovertemplate=f"{_short_name(name)} %{{y:.3g}} {unit}<extra></extra>")
         for name, colour in CAUSE_COLOURS.items()
         if causes[name].any()
     ]  # fmt: skip
@@ -75,9 +74,8 @@ def slowest_figure(accounts: Accounts, slow: Slow) -> Figure:
     causes = by_cause(parts[rows])
     names = [f"request {int(accounts.ids[row]):,}" for row in rows]
     data = [
-        {"type": "bar", "orientation": "h", "name": _short_name(name), "y": names,
-         "x": [float(f"{v:.5g}") for v in causes[name]], "marker": {"color": colour},
-         "hovertemplate": f"{_short_name(name)} %{{x:.3g}} s<extra>%{{y}}</extra>"}
+        bars(short(causes[name]), names, colour, name=_short_name(name),
+             hovertemplate=f"{_short_name(name)} %{{x:.3g}} s<extra>%{{y}}</extra>")
         for name, colour in CAUSE_COLOURS.items()
         if causes[name].any()
     ]  # fmt: skip
@@ -118,11 +116,7 @@ def neighbours_figure(accounts: Accounts, row: int) -> Figure:
         {"title": {"text": "seconds since its arrival"}},
         {"automargin": True},
     )
-    lines = [
-        {"type": "line", "x0": at, "x1": at, "y0": 0, "y1": 1, "yref": "paper",
-         "line": {"color": "#4A5565", "width": 1, "dash": "dot"}}
-        for at in (0.0, float(q.finished_s[row]) - start)
-    ]  # fmt: skip
+    lines = [rule("x", at, "#4A5565", "dot", 1) for at in (0.0, float(q.finished_s[row]) - start)]
     return {
         "data": data,
         "layout": drawn | {
@@ -163,13 +157,9 @@ def roofline_figure(run: Run) -> Figure:
                       zip(some["operator"], some["seconds"], some["limit"], strict=True)],
              "hovertemplate": "%{text}<extra>" + name + "</extra>"}
         )  # fmt: skip
-    ends = [0.1, peak / bandwidth, 1e5]
-    data.insert(
-        0,
-        {"type": "scatter", "mode": "lines", "name": f"roof of {device.name}", "x": [float(f"{v:.4g}") for v in ends],
-         "y": [float(f"{min(peak, v * bandwidth):.4g}") for v in ends], "line": {"color": "#4A5565", "width": 1.5},
-         "hoverinfo": "skip"},
-    )  # fmt: skip
+    ends = np.array([0.1, peak / bandwidth, 1e5])
+    roof = np.minimum(peak, ends * bandwidth)
+    data.insert(0, line(short(ends), short(roof), "#4A5565", 1.5, name=f"roof of {device.name}", hoverinfo="skip"))
     drawn = plot_layout(
         "Operators under the roofline (larger: longer)",
         {"title": {"text": "FLOPs per byte"}, "type": "log", "dtick": 1},

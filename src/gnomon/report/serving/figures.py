@@ -81,10 +81,7 @@ def cdf(title: str, curves: Mapping[str, Curve], *, unit: str = "s", target: flo
         positive = curve.x > 0 if is_log else np.full(curve.x.size, True)
         x, y = curve.x[positive] * factor, curve.y[positive]
         words = f"{name} %{{x:.4g}} {shown}" if name else f"%{{y:.2%}} at most %{{x:.4g}} {shown}"
-        data.append(
-            {"type": "scatter", "mode": "lines", "name": name, "x": short(x), "y": short(y),
-             "line": {"color": colour, "width": 2}, "hovertemplate": f"{words}<extra></extra>"}
-        )  # fmt: skip
+        data.append(look.line(short(x), short(y), colour, 2, name=name, hovertemplate=f"{words}<extra></extra>"))
         if len(curves) == 1:
             data.append(_marks(x, y, factor, unit, (largest if end is None else end) * factor))
     layout = plot_layout(
@@ -196,14 +193,14 @@ def load_figure(
     end = max((*loads, capacity, load or 0.0))
     lines, notes = [], []
     if target is not None:
-        lines.append(_line("y", target * factor, RED, "dash") | {"label": _words("SLO", RED)})
+        lines.append(look.rule("y", target * factor, RED) | {"label": _words("SLO", RED)})
     if capacity:
-        lines.append(_line("x", capacity, RED, "dot"))
+        lines.append(look.rule("x", capacity, RED, "dot"))
         notes.append(_note(capacity, f"capacity {capacity:.3g}/s", RED, is_left=capacity > end / 2))
     if load is not None:
         is_left = load <= capacity or load > 0.9 * end
         # From above the name of the capacity, which it would cross.
-        lines.append(_line("x", load, GREY, "solid") | {"y0": 0.09 if capacity else 0})
+        lines.append(look.rule("x", load, GREY, "solid", 1) | {"y0": 0.09 if capacity else 0})
         notes.append(_note(load, "now", GREY, is_left=is_left, above=14 if capacity else 0))
     return {"data": data, "layout": drawn | {"showlegend": True, "shapes": lines, "annotations": notes}}
 
@@ -228,14 +225,6 @@ def _log(values: Sequence[float]) -> Figure:
     return axis | {"range": [low - 0.2 * (high - low), high]}
 
 
-def _line(axis: str, at: float, colour: str, dash: str) -> Figure:
-    """A line across the plot."""
-    other = "y" if axis == "x" else "x"
-    line = {"color": colour, "width": 1.5 if dash != "solid" else 1, "dash": dash}
-    ends = {f"{axis}0": at, f"{axis}1": at, f"{other}0": 0, f"{other}1": 1, f"{other}ref": "paper"}
-    return {"type": "line", "line": line, **ends}
-
-
 def _words(text: str, colour: str) -> Figure:
     """At the beginning of a line across."""
     return {"text": text, "font": {"color": colour, "size": 11}, "padding": 2, "textposition": "start",
@@ -244,5 +233,5 @@ def _words(text: str, colour: str) -> Figure:
 
 def _note(at: float, text: str, colour: str, *, is_left: bool, above: int = 0) -> Figure:
     """Words beside a line upwards, below the curves, on the side where there is room."""
-    return {"text": text, "showarrow": False, "x": at, "xanchor": "right" if is_left else "left", "y": 0,
-            "yref": "paper", "yanchor": "bottom", "yshift": above, "font": {"color": colour, "size": 11}}  # fmt: skip
+    side = "right" if is_left else "left"
+    return look.note(at, 0, text, colour, xanchor=side, yanchor="bottom", yshift=above)
