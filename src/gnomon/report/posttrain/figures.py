@@ -287,7 +287,7 @@ def policies_figure(outcomes: list[Outcome]) -> Figure:
         }  # fmt: skip
         said = f"<b>{one.policy}</b>  step {one.record.step_s:,.1f} s, {one.speedup:.2f}x the tokens/s"
         notes.append(look.note(0, top, said, "#2B3440", 12, xref="paper", xanchor="left", yanchor="bottom"))
-    seconds = {"range": [0, max(one.record.duration_s for one in outcomes)], "title": {"text": "seconds"}}
+    seconds: Figure = {"range": [0, max(one.record.duration_s for one in outcomes)], "title": {"text": "seconds"}}
     seconds |= {"anchor": f"y{len(outcomes) if len(outcomes) > 1 else ''}", "fixedrange": True}
     layout = look.LOOK | {
         "height": policies_height(len(outcomes)),
