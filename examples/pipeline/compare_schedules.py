@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from gnomon.pipeline import Plan, Training, TrainingCosts, execute, idle_time, make, training_figures
-from gnomon.pipeline.explain import total
-from gnomon.pipeline.step import training_plan
+import gnomon
 
 
 def main() -> None:
-    training = Training(model="llama-3-70b", device="h100", tensor_parallel=8, data_parallel=2, sequence=4096)
-    plan = training_plan(training, Plan(ranks=8, microbatches=32))
-    print("schedule      tokens/s    MFU  memory   idle: wait  transfers  contention")
+    job = {"model": "llama-3-70b", "gpu": "h100", "gpus": 128, "tp": 8, "pp": 8, "batch": 64, "sequence": 4096}
+    print("schedule      tokens/s    MFU  memory  bubble")
     for name in ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "v-half", "dualpipe"):
-        schedule = make(name, plan)
-        costs = TrainingCosts(training, schedule.num_stages)
-        run = execute(schedule, costs.step_costs(schedule))
-        figures = training_figures(costs, schedule, run)
-        idle = total(idle_time(run))
-        waits = idle.warm_up + idle.dependency + idle.cool_down
-        shares = [
-            100 * part / (run.total_time * run.num_ranks) for part in (waits, idle.communication, idle.contention)
-        ]
-        memory = figures.peak_bytes.max() / 1e9
-        print(f"{name:<12}{figures.tokens_per_s:>10,.0f} {figures.mfu:>6.1%} {memory:>5.0f} GB", end="")
-        print("".join(f"{share:>11.1f}%" for share in shares))
+        step = gnomon.train(job, schedule=name, check=False).step
+        memory, bubble = step.memory.peak_bytes / 1e9, step.parts.get("bubble", 0.0) / step.step_s
+        print(f"{name:<12}{step.tokens_per_s:>10,.0f} {step.mfu:>6.1%} {memory:>5.0f} GB {bubble:>7.1%}")
 
 
 if __name__ == "__main__":

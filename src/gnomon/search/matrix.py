@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gnomon.core.parallel import Map, map_ordered, shared_workers
-from gnomon.search.compiling import compile_for
+from gnomon.search.space import compile_for
 from gnomon.search.config import BenchConfig, SearchConfig
 from gnomon.search.evaluate import Record, Task, bound_of, evaluate
 from gnomon.search.results import ResultsFile, record_from

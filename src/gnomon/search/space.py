@@ -14,6 +14,7 @@ from gnomon.core.errors import ConfigError, UnknownNameError
 from gnomon.search.config import BatchingSpace, DisaggregatedSpace, SearchConfig
 from gnomon.serving.policies import POLICIES
 from gnomon.serving.routers import ROUTERS
+from gnomon.serving.run.simulate import run
 from gnomon.serving.scenario import Scenario
 
 _SHORT = {
@@ -201,3 +202,23 @@ def _nested(settings: dict[str, Any], dotted: str) -> Any:
     section, name = dotted.split(".")
     given = settings.get(section)
     return given.get(name) if isinstance(given, dict) else given
+
+
+_SMALL = {
+    "model": "llama-2-7b",
+    "device": "a100",
+    "timing": {"source": "table", "table": {"per_iteration": 0.01}},
+    "workload": {"num_requests": 2, "lengths": {"distribution": "fixed", "prompt": 8, "output": 2}},
+}
+
+
+def compile_for(search: SearchConfig) -> None:
+    """Run two requests under every policy and router of the space."""
+
+    def own(section: str) -> dict[str, Any]:
+        return {key: value for key, value in search.settings.items() if key == f"{section}.file"}
+
+    for policy in {scheduler_of(search, one)[1] for one in search.space.batching}:
+        run(load(Scenario, None, {**_SMALL, **own("batching"), "batching.policy": policy}))
+    for router in search.space.router:
+        run(load(Scenario, None, {**_SMALL, **own("router"), "router.name": router, "num_replicas": 2}))

@@ -11,7 +11,7 @@ import numpy as np
 from gnomon.core.config import load
 from gnomon.core.errors import DataError
 from gnomon.core.parallel import Map, shared_workers
-from gnomon.search.compiling import compile_for
+from gnomon.search.space import compile_for
 from gnomon.search.config import SearchConfig
 from gnomon.search.evaluate import Estimate, Record, Task, bound_of, capacity_with_seed, check_rated, evaluate, pilot
 from gnomon.search.results import ResultsFile, record_from
