@@ -14,8 +14,7 @@ from gnomon.report import look
 from gnomon.report.pipeline.figures import LINK_BINS, RANK_COLOURS, binned, step_figure
 from gnomon.report.pipeline.heat_map import HeatGrid, heat_map_figure
 from gnomon.report.pipeline.timeline import COLOURS, COMPLETION, Bar, Lane, Timeline, drawn_together
-from gnomon.report.serving.figures import cdf
-from gnomon.report.serving.series import distribution
+from gnomon.report.serving.figures import cdf, distribution
 
 
 def test_a_straggler_does_not_squeeze_the_distribution() -> None:

@@ -16,8 +16,8 @@ import pytest
 from gnomon.api.serving import simulate
 from gnomon.report.perfetto import Lanes
 from gnomon.report.serving.compare import warnings
+from gnomon.report.serving.figures import distribution, levels, rates
 from gnomon.report.serving.files import write_run
-from gnomon.report.serving.series import distribution, levels, rates
 from gnomon.report.serving.text import policy_words, title, workload_words
 from gnomon.report.serving.trace import write_trace
 from serving_results import chat, one_server, pipeline

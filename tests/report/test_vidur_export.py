@@ -11,8 +11,8 @@ import polars as pl
 import pytest
 
 import gnomon
+from gnomon.report.serving.exports import batch_metrics, chrome_trace, request_metrics
 from gnomon.report.serving.operators import operator_frame
-from gnomon.report.serving.vidur import batch_metrics, chrome_trace, request_metrics
 from gnomon.serving.run.simulate import run
 from serving_kit import requests_of, scenario
 

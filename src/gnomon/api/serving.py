@@ -223,7 +223,7 @@ class Simulation(Result):
 
     def _run_with_members(self) -> Run:
         """The run once more, with who was in which batch and where every request's time went."""
-        from gnomon.report.serving.vidur import num_members
+        from gnomon.report.serving.exports import num_members
         from gnomon.serving.run.simulate import run
 
         room = num_members(self.run)

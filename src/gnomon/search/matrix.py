@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from gnomon.core.parallel import Map, map_ordered, shared_workers
-from gnomon.search.space import compile_for
 from gnomon.search.config import BenchConfig, SearchConfig
 from gnomon.search.evaluate import Record, Task, bound_of, evaluate
 from gnomon.search.results import ResultsFile, record_from
-from gnomon.search.space import candidates
+from gnomon.search.space import candidates, compile_for
 from gnomon.search.study import Found, Progress, check, search_with
 from gnomon.workload import WorkloadConfig
 

@@ -11,12 +11,11 @@ import numpy as np
 from gnomon.core.config import load
 from gnomon.core.errors import DataError
 from gnomon.core.parallel import Map, shared_workers
-from gnomon.search.space import compile_for
 from gnomon.search.config import SearchConfig
 from gnomon.search.evaluate import Estimate, Record, Task, bound_of, capacity_with_seed, check_rated, evaluate, pilot
 from gnomon.search.results import ResultsFile, record_from
 from gnomon.search.slo import price, rate_for
-from gnomon.search.space import Candidate, candidates, scenario_of
+from gnomon.search.space import Candidate, candidates, compile_for, scenario_of
 from gnomon.serving.results.intervals import Interval
 from gnomon.serving.run.simulate import run
 from gnomon.serving.scenario import Scenario

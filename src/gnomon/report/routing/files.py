@@ -18,7 +18,7 @@ from gnomon.core.files import folder_written_whole, write_frame, write_text
 from gnomon.report import look
 from gnomon.report.blocks import Block, Card, Figure, Plot, Section, Table, plots
 from gnomon.report.page import write_page
-from gnomon.report.serving.series import distribution
+from gnomon.report.serving.figures import distribution
 from gnomon.routing.compare import LEAST_OUTSTANDING, Paired, RouteComparison, Verdict
 from gnomon.serving.results.paired import Difference
 

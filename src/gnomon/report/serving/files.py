@@ -18,11 +18,11 @@ from gnomon.report.blocks import Block, Facts, Figure
 from gnomon.report.serving import figures
 from gnomon.report.serving import text as words
 from gnomon.report.serving.exports import EXPORTS
+from gnomon.report.serving.figures import levels, rates
 from gnomon.report.serving.fleet import day_tables, fleet_frame
 from gnomon.report.serving.intervals import as_data
 from gnomon.report.serving.operators import operator_frame, operators_over_time
 from gnomon.report.serving.page import write_report
-from gnomon.report.serving.series import levels, rates
 from gnomon.report.serving.text import summary_blocks
 from gnomon.report.serving.trace import write_trace
 from gnomon.search.load_curve import Headroom
