@@ -19,13 +19,6 @@ from gnomon.core.errors import ConfigError, GnomonError
 
 MAX_TURNS = 10_000_000
 """Turns of all loops together in one call of a user's function."""
-MOVED = {
-    "gnomon.serving.state": "gnomon.serving.engine.state",
-    "gnomon.serving.verbs": "gnomon.serving.engine.batch_operations",
-    "gnomon.serving.prefix_cache": "gnomon.serving.engine.prefix_cache",
-    "gnomon.core.jit": "gnomon.jit",
-}
-"""Modules that files of users import by the names they once had."""
 
 
 def load_user_file(path: str | Path) -> None:
@@ -43,7 +36,7 @@ def _load(path: str) -> None:
     sys.modules[module.__name__] = module
     try:
         tree = ast.parse(Path(path).read_bytes(), path)
-        tree = ast.fix_missing_locations(_BoundLoops().visit(_Moved().visit(tree)))
+        tree = ast.fix_missing_locations(_BoundLoops().visit(tree))
         exec(compile(tree, path, "exec"), module.__dict__)
     except (GnomonError, KeyboardInterrupt):
         raise
@@ -54,21 +47,6 @@ def _load(path: str) -> None:
             where=f"{path}:{line}" if line else path,
             fix="Run it with python to see more.",
         ) from error
-
-
-class _Moved(ast.NodeTransformer):
-    """Import modules that moved from where they are."""
-
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> list[ast.ImportFrom]:
-        """One import for each name: `from gnomon.serving import prefix_cache` names a module that moved."""
-        return [ast.copy_location(self._one(node, name), node) for name in node.names]
-
-    def _one(self, node: ast.ImportFrom, name: ast.alias) -> ast.ImportFrom:
-        moved = MOVED.get(f"{node.module}.{name.name}")
-        if moved is None:
-            return ast.ImportFrom(MOVED.get(node.module or "", node.module), [name], node.level)
-        parent, _, own = moved.rpartition(".")
-        return ast.ImportFrom(parent, [ast.alias(own, name.asname or name.name)], 0)
 
 
 class _BoundLoops(ast.NodeTransformer):
